@@ -1,0 +1,106 @@
+"""The exception tree, and the one table that turns an exception into a message and an exit status.
+
+Statuses of 64 and up (after sysexits.h) are ours and are used only where no sbatch or srun ran;
+where one ran, its own status is returned.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+
+
+class SlurmdlError(Exception):
+    """Base of all errors that a user may see. The text is one line: culprit first, then what is valid."""
+
+    exit_status = 70
+
+
+class UsageError(SlurmdlError):
+    """A wrong option, value or place to call a command from."""
+
+    exit_status = 64
+
+
+class InputError(SlurmdlError):
+    """A file that does not hold what it should.
+
+    Parameters
+    ----------
+    message : what is wrong, and what is valid.
+    file, line, text : where it stands; `line` counts from 1.
+    """
+
+    exit_status = 65
+
+    def __init__(self, message: str, file: str | None = None, line: int | None = None,
+                 text: str | None = None) -> None:
+        where = "".join([file or "", f":{line}" if line is not None else ""])
+        what = f": {_one_line(text)!r}" if text is not None else ""
+        super().__init__(f"{where}{what}: {message}" if where else message)
+        self.file, self.line, self.text = file, line, text
+
+
+class UnavailableError(SlurmdlError):
+    """Something that is needed is not there, does not answer in time, or refuses: Slurm, an MPI, a package."""
+
+    exit_status = 69
+
+
+class PlacementError(SlurmdlError):
+    """No placement fulfils the request (an error only with --dl-strict)."""
+
+    exit_status = 75
+
+
+class SandboxError(SlurmdlError):
+    """The sandbox could not be brought up, entered or taken down."""
+
+    exit_status = 71
+
+
+class TrainError(SlurmdlError):
+    """The training run cannot start or cannot go on."""
+
+    exit_status = 76
+
+
+#: exit status -> meaning; the documentation prints this table
+EXIT_STATUS = {
+    64: "wrong usage: unknown option or value, or a command called outside its place",
+    65: "malformed input file",
+    69: "something needed is missing or does not answer (Slurm, MPI, a package)",
+    70: "internal error (SLURMDL_DEBUG=1 shows the traceback)",
+    71: "the sandbox failed",
+    75: "no placement fulfils the request (--dl-strict)",
+    76: "training cannot start or go on",
+}
+
+
+def _one_line(text: str, limit: int = 120) -> str:
+    flat = " ".join(text.split())
+    return flat if len(flat) <= limit else flat[: limit - 3] + "..."
+
+
+def warn(message: str) -> None:
+    """One line on stderr, in the voice of the project. stdout belongs to Slurm."""
+    print(f"slurmdl: {' '.join(message.split())}", file=sys.stderr, flush=True)
+
+
+def report(error: BaseException) -> int:
+    """Print `error` as one line on stderr and return the exit status for it.
+
+    With SLURMDL_DEBUG=1 the traceback is printed before the line.
+    """
+    if os.environ.get("SLURMDL_DEBUG") == "1":
+        traceback.print_exception(error)
+    if isinstance(error, SlurmdlError):
+        warn(str(error))
+        return error.exit_status
+    if isinstance(error, KeyboardInterrupt):
+        return 130
+    if isinstance(error, BrokenPipeError):
+        return 141
+    warn(f"internal error: {type(error).__name__}: {error} (SLURMDL_DEBUG=1 shows where)")
+    return 70
