@@ -1,0 +1,85 @@
+"""What placement answers: the nodes, the rank of every task, what it costs, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Predicted cost of one iteration.
+
+    Attributes
+    ----------
+    seconds : summed over the phases, the most loaded link of each.
+    bytes_across_nodes, bytes_across_zones : all phases, all links, counted once per byte that crosses.
+    busiest : name of the link that bounds the cost, "" where nothing is sent.
+    """
+
+    seconds: float
+    bytes_across_nodes: float
+    bytes_across_zones: float
+    busiest: str = ""
+
+
+@dataclass(frozen=True)
+class RankMap:
+    """The order of the tasks over given slots.
+
+    Attributes
+    ----------
+    nodes : entry i is the node of rank i.
+    roles : entry i is the role of rank i, one of plan.ROLES.
+    cost : predicted cost of one iteration in this order.
+    order : name of the order that won ("depth-first", "leaf", "alphabetical", "roles").
+    """
+
+    nodes: tuple[str, ...]
+    roles: tuple[str, ...]
+    cost: Cost
+    order: str = ""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One choice of nodes that was considered.
+
+    Attributes
+    ----------
+    label : the zone or zones, e.g. "leafA" or "leafA x3 + leafB x1".
+    verdict : "chosen", or why it lost.
+    cost : None where it was refused before it was scored.
+    """
+
+    label: str
+    verdict: str
+    cost: Cost | None = None
+
+
+@dataclass(frozen=True)
+class Placement:
+    """The answer for one job.
+
+    Attributes
+    ----------
+    nodes : the chosen nodes, in Slurm's order (sorted as the snapshot lists them); () where none were chosen.
+    map : the rank map that the job would get on exactly these nodes; None where none were chosen.
+    zones : node -> zone path, root first, for the chosen nodes.
+    zones_used : leaf zones of the chosen nodes -> number of nodes.
+    free_now : every chosen node can start its tasks now.
+    candidates : what was considered, the chosen one first.
+    reason : one sentence: why this choice, or why none.
+    """
+
+    nodes: tuple[str, ...] = ()
+    map: RankMap | None = None
+    zones: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    zones_used: Mapping[str, int] = field(default_factory=dict)
+    free_now: bool = False
+    candidates: tuple[Candidate, ...] = ()
+    reason: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)

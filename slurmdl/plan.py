@@ -1,0 +1,113 @@
+"""What reaches the tasks: the one versioned schema between launch (writes) and train (reads).
+
+A plan travels in the step's environment as SLURMDL_PLAN: JSON, deflated, base64; where that is longer
+than 96 KiB it is a file in a shared directory and the variable holds `file:PATH`.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import os
+import zlib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from slurmdl.errors import InputError
+
+VERSION = 1
+#: longest value of SLURMDL_PLAN, bytes (the kernel allows 128 KiB for one string)
+MAX_ENV_BYTES = 96 * 1024
+
+ROLES = ("ps", "worker")
+STRATEGIES = ("allreduce", "gossip", "adaptive-gossip", "ps")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The rank map of one step with its roles and zones.
+
+    Attributes
+    ----------
+    strategy : one of STRATEGIES.
+    nodes : entry i is the node of rank i.
+    roles : entry i is the role of rank i, one of ROLES.
+    zones : node -> zone path, root first, leaf last; () for a node without a zone.
+    costs : "leafA|leafB" (names sorted) -> seconds per byte between two leaf zones, "leaf|leaf" inside one.
+    """
+
+    strategy: str
+    nodes: tuple[str, ...]
+    roles: tuple[str, ...]
+    zones: Mapping[str, tuple[str, ...]]
+    costs: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if len(self.nodes) != len(self.roles):
+            raise InputError(f"plan: {len(self.nodes)} ranks but {len(self.roles)} roles")
+        for role in self.roles:
+            if role not in ROLES:
+                raise InputError(f"plan: role {role!r} is not one of {', '.join(ROLES)}")
+        if self.strategy not in STRATEGIES:
+            raise InputError(f"plan: strategy {self.strategy!r} is not one of {', '.join(STRATEGIES)}")
+
+    def __len__(self) -> int:
+        return len(self.nodes)
+
+    def zone(self, rank: int) -> str:
+        """Leaf zone of a rank, "" where the node has none."""
+        path = self.zones.get(self.nodes[rank], ())
+        return path[-1] if path else ""
+
+    def role_rank(self, rank: int) -> int:
+        """Index of a rank among the ranks of its role."""
+        return sum(role == self.roles[rank] for role in self.roles[:rank])
+
+    def to_json(self) -> dict[str, Any]:
+        return {"version": VERSION, **asdict(self)}
+
+    @classmethod
+    def from_json(cls, data: Any) -> Plan:
+        """Read the parsed JSON of a plan; InputError names what is missing or of another version."""
+        if not isinstance(data, dict):
+            raise InputError(f"plan: expected an object, found {type(data).__name__}")
+        if data.get("version") != VERSION:
+            raise InputError(f"plan: version {data.get('version')!r} is not {VERSION}")
+        try:
+            return cls(strategy=str(data["strategy"]),
+                       nodes=tuple(map(str, data["nodes"])),
+                       roles=tuple(map(str, data["roles"])),
+                       zones={str(node): tuple(map(str, path)) for node, path in data["zones"].items()},
+                       costs={str(pair): float(cost) for pair, cost in data.get("costs", {}).items()})
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise InputError(f"plan: malformed ({type(error).__name__}: {error})") from error
+
+
+def encode(plan: Plan) -> str:
+    """The text of SLURMDL_PLAN (its length is not bounded here; see MAX_ENV_BYTES)."""
+    text = json.dumps(plan.to_json(), separators=(",", ":"))
+    return base64.b64encode(zlib.compress(text.encode(), 9)).decode()
+
+
+def decode(text: str) -> Plan:
+    """The plan behind a value of SLURMDL_PLAN. InputError where it is not one."""
+    if text.startswith("file:"):
+        path = text[len("file:"):]
+        try:
+            with open(path, encoding="utf-8") as file:
+                text = file.read()
+        except OSError as error:
+            raise InputError(f"cannot read the plan: {error.strerror}", file=path) from error
+    try:
+        data = json.loads(zlib.decompress(base64.b64decode(text, validate=True)))
+    except (binascii.Error, zlib.error, ValueError) as error:
+        raise InputError("SLURMDL_PLAN is not a plan (expected base64 of deflated JSON)") from error
+    return Plan.from_json(data)
+
+
+def from_environment(environ: Mapping[str, str] = os.environ) -> Plan | None:
+    """The plan of this step, or None where the step has none."""
+    text = environ.get("SLURMDL_PLAN")
+    return decode(text) if text else None
