@@ -73,8 +73,8 @@ class ClusterSnapshot:
     def from_json(cls, data: Any) -> ClusterSnapshot:
         """The inverse of `to_json`; InputError names the field that does not fit."""
         try:
-            nodes = tuple(
-                Node(**{k: tuple(v) if isinstance(v, list) else v for k, v in n.items()}) for n in data["nodes"])
-            return cls(nodes, tuple(Partition(**p) for p in data.get("partitions", [])))
+            nodes: list[dict[str, Any]] = [
+                {k: tuple(v) if isinstance(v, list) else v for k, v in n.items()} for n in data["nodes"]]
+            return cls(tuple(Node(**n) for n in nodes), tuple(Partition(**p) for p in data.get("partitions", [])))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise InputError(f"cluster JSON: malformed ({type(error).__name__}: {error})") from error
