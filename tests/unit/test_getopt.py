@@ -1,0 +1,87 @@
+"""Command lines are read as getopt_long reads them."""
+
+from __future__ import annotations
+
+import getopt as reference
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurmdl.getopt import Takes, parse
+
+SHORT = {"n": "ntasks", "N": "nodes", "l": "label", "u": "unbuffered", "K": "kill-on-bad-exit"}
+LONG: dict[str, Takes] = {"ntasks": "yes", "ntasks-per-node": "yes", "nodes": "yes", "nodelist": "yes",
+                          "label": "no", "unbuffered": "no", "kill-on-bad-exit": "optional"}
+
+
+def read(*argv: str) -> list[tuple[str, str | None]]:
+    return [(o.name, o.value) for o in parse(argv, SHORT, LONG).options]
+
+
+@pytest.mark.parametrize(("argv", "options", "operands"), [
+    (["-n", "4", "prog", "-N2"], [("ntasks", "4")], ["prog", "-N2"]),
+    (["-lun4", "prog"], [("label", None), ("unbuffered", None), ("ntasks", "4")], ["prog"]),
+    (["-lun", "4", "prog"], [("label", None), ("unbuffered", None), ("ntasks", "4")], ["prog"]),
+    (["--ntasks=4", "--", "-prog"], [("ntasks", "4")], ["-prog"]),
+    (["--ntasks", "-4", "-"], [("ntasks", "-4")], ["-"]),
+    (["--ntasks=", "p"], [("ntasks", "")], ["p"]),
+    (["--lab", "p"], [("label", None)], ["p"]),
+    (["--ntasks-per=2", "p"], [("ntasks-per-node", "2")], ["p"]),
+    (["-K", "p"], [("kill-on-bad-exit", None)], ["p"]),
+    (["-K0", "p"], [("kill-on-bad-exit", "0")], ["p"]),
+    (["--kill-on-bad-exit", "p"], [("kill-on-bad-exit", None)], ["p"]),
+    ([], [], []),
+])
+def test_forms(argv: list[str], options: list[tuple[str, str | None]], operands: list[str]) -> None:
+    line = parse(argv, SHORT, LONG)
+    assert [(o.name, o.value) for o in line.options] == options
+    assert list(line.operands) == operands
+    assert all(o.known and o.complete for o in line.options)
+
+
+def test_unknown_and_ambiguous_options_are_kept() -> None:
+    line = parse(["--new=1", "--node", "-lZ", "prog"], SHORT, LONG)
+    assert [(o.name, o.known) for o in line.options] == [
+        ("new", False), ("node", False), ("label", True), ("Z", False)]
+    assert line.without(()) == ("--new=1", "--node", "-l", "-Z")
+    assert line.operands == ("prog",)
+
+
+def test_missing_value() -> None:
+    assert not parse(["--ntasks"], SHORT, LONG).options[0].complete
+    assert not parse(["-ln"], SHORT, LONG).options[1].complete
+
+
+def test_without_drops_out_of_a_cluster() -> None:
+    line = parse(["-lun4", "-N", "2", "--nodes=3", "-u", "prog"], SHORT, LONG)
+    assert line.without(["nodes", "ntasks"]) == ("-l", "-u", "-u")
+    assert line.last("nodes") == "3" and line.has("ntasks") and not line.has("nodelist")
+
+
+words = st.lists(st.sampled_from(["-n", "4", "-l", "-lu", "-un3", "--label", "--ntasks", "--ntasks=2", "--nodes",
+                                  "--", "-", "prog", "--unbuf", "-N1"]), max_size=8)
+
+
+@given(words)
+def test_agrees_with_pythons_getopt(argv: list[str]) -> None:
+    """Python's getopt is an independent reading of the same convention (without optional values)."""
+    try:
+        options, operands = reference.getopt(argv, "n:N:lu", ["ntasks=", "nodes=", "label", "unbuffered"])
+    except reference.GetoptError:
+        return
+    full = {"-n": "ntasks", "-N": "nodes", "-l": "label", "-u": "unbuffered"}
+    long: dict[str, Takes] = {"ntasks": "yes", "nodes": "yes", "label": "no", "unbuffered": "no"}
+    line = parse(argv, SHORT, long)
+    assert [(o.name, o.value or "") for o in line.options] == \
+        [(full.get(name, name.removeprefix("--")), value) for name, value in options]
+    assert list(line.operands) == operands
+
+
+@given(words)
+def test_options_spelled_alone_read_the_same(argv: list[str]) -> None:
+    line = parse(argv, SHORT, LONG)
+    again = parse([*line.without(()), "--", *line.operands], SHORT, LONG)
+    if all(o.complete for o in line.options):
+        assert [(o.name, o.value) for o in again.options] == [(o.name, o.value) for o in line.options]
+        assert again.operands == line.operands
