@@ -1,0 +1,131 @@
+"""a real Slurm cluster on this machine, several hosts, shaped links"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from slurmdl.cli.parser import Parser
+from slurmdl.errors import UsageError
+
+if TYPE_CHECKING:
+    from slurmdl.sandbox.cluster import Sandbox
+    from slurmdl.sandbox.spec import Spec
+
+
+def parser() -> argparse.ArgumentParser:
+    top = Parser(prog="slurmdl sandbox", description=__doc__)
+    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    def command(name: str, text: str) -> argparse.ArgumentParser:
+        sub = commands.add_parser(name, help=text, description=text)
+        sub.add_argument("--name", default="sandbox", help="name of the sandbox (default: %(default)s)")
+        return sub
+
+    up = command("up", "bring a cluster up; returns when all nodes are idle")
+    up.add_argument("--nodes", type=int, default=8, metavar="N", help="number of nodes (default: %(default)s)")
+    up.add_argument("--zones", type=int, default=2, metavar="N",
+                    help="leaf switches that the nodes are dealt to in turn (default: %(default)s)")
+    up.add_argument("--topology", metavar="FILE", help="zones and nodes from a topology.conf instead")
+    up.add_argument("--node-bandwidth", default="1gbit", metavar="RATE",
+                    help="of a node's link (default: %(default)s)")
+    up.add_argument("--zone-bandwidth", default="50mbit", metavar="RATE",
+                    help="between a zone and the one above (default: %(default)s)")
+    up.add_argument("--cpus", type=int, default=2, metavar="N", help="of each node (default: %(default)s)")
+    up.add_argument("--memory", type=int, default=4000, metavar="MB", help="of each node (default: %(default)s)")
+    up.add_argument("--gres", default="", help="of each node, e.g. gpu:2 (counted only)")
+    up.add_argument("--features", action="append", default=[], metavar="[NODE=]LIST",
+                    help="further features of all nodes or of one")
+    up.add_argument("--no-zone-features", action="store_true", help="nodes do not carry their zone as a feature")
+    up.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a line of slurm.conf")
+    up.add_argument("--share", action="append", default=[], metavar="DIR",
+                    help="a directory that every host sees under its own path")
+    command("status", "hosts, zones, links and the bytes that crossed zones").add_argument(
+        "--json", action="store_true")
+    link = command("link", "change the link of a node or the uplink of a zone")
+    link.add_argument("target", metavar="NODE|ZONE")
+    link.add_argument("--bandwidth", metavar="RATE", help="e.g. 10mbit; 0 takes the limit away")
+    link.add_argument("--loss", type=float, metavar="FRACTION", help="share of packets lost (zones only)")
+    shell = command("shell", "a shell on a host, as the ordinary user")
+    run = command("run", "run a command on a host, as the ordinary user")
+    for sub in (shell, run):
+        sub.add_argument("--host", default="login", help="where (default: %(default)s)")
+        sub.add_argument("--as-root", action="store_true", help="as root, e.g. for scontrol update")
+    run.add_argument("argv", nargs=argparse.REMAINDER, metavar="CMD ...")
+    command("down", "end the cluster and leave nothing of it")
+    return top
+
+
+def run(argv: list[str]) -> int:
+    options = parser().parse_args(argv)
+    # these imports need numpy, which the parser and its help do not
+    from slurmdl.sandbox import cluster
+
+    if options.command == "up":
+        box = cluster.up(_spec(options))
+        zones = len(box.spec.leaves())
+        print(f"sandbox {box.spec.name}: {len(box.spec.topology.nodes)} nodes in {zones} zone{'s' * (zones != 1)} "
+              f"are idle; jobs run as {box.user.name}; shared directory {box.shared}")
+        return 0
+    if options.command == "down":
+        print(f"sandbox {options.name}: {'down' if cluster.down(options.name) else 'was not up'}")
+        return 0
+    box = cluster.find(options.name)
+    if options.command == "status":
+        return _status(box, options.json)
+    if options.command == "link":
+        rate = None if options.bandwidth is None else _rate(options.bandwidth)
+        box.change_link(options.target, rate=rate, loss=options.loss)
+        return 0
+    words = ["bash", "-i"] if options.command == "shell" else options.argv
+    words = words[1:] if words[:1] == ["--"] else words
+    if not words:
+        raise UsageError("slurmdl sandbox run: no command given, e.g. `slurmdl sandbox run sinfo`")
+    line = box.command(words, options.host, as_root=options.as_root)
+    sys.stdout.flush()
+    os.execvp(line[0], line)
+
+
+def _rate(text: str) -> float:
+    from slurmdl.sandbox.spec import parse_rate
+    return 0.0 if text == "0" else parse_rate(text)
+
+
+def _spec(options: argparse.Namespace) -> Spec:
+    from slurmdl.sandbox.spec import Spec, alternating, parse_rate
+
+    if options.topology:
+        from slurmdl.topology import conf
+        topology = conf.parse_file(options.topology)
+    else:
+        topology = alternating(options.nodes, options.zones)
+    features: dict[str, str] = {}
+    for text in options.features:
+        node, _, names = text.rpartition("=")
+        features[node] = ",".join(filter(None, (features.get(node), names)))
+    for line in options.set:
+        if "=" not in line:
+            raise UsageError(f"--set {line!r}: KEY=VALUE of slurm.conf expected")
+    return Spec(options.name, topology, node_rate=parse_rate(options.node_bandwidth),
+                zone_rate=parse_rate(options.zone_bandwidth), cpus=options.cpus, memory=options.memory,
+                zone_features=not options.no_zone_features, features=features, gres=options.gres,
+                settings=tuple(options.set), shares=tuple(options.share))
+
+
+def _status(box: Sandbox, as_json: bool) -> int:
+    topology, counters, states = box.spec.topology, box.counters(), box.node_states()
+    if as_json:
+        print(json.dumps({"name": box.spec.name, "user": box.user.name, "shared": str(box.shared),
+                          "topology": topology.to_json(), "states": states, "counters": counters}))
+        return 0
+    print(f"sandbox {box.spec.name}: user {box.user.name}, shared directory {box.shared}, "
+          f"node links {box.spec.node_rate / 1e6:g} Mbit/s, zone uplinks {box.spec.zone_rate / 1e6:g} Mbit/s")
+    for index, zone in enumerate(topology.zones):
+        nodes = [n for n, leaf in zip(topology.nodes, topology.leaf, strict=True) if leaf == index]
+        if nodes:
+            line = " ".join(f"{n}({states.get(n, 'off')})" for n in nodes)
+            print(f"  {zone}: {line}  out {counters[zone]['out']:,} B  in {counters[zone]['in']:,} B")
+    return 0

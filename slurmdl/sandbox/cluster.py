@@ -1,0 +1,205 @@
+"""Bring a sandbox up, run commands on it, change it, take it down."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pwd
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import slurmdl
+from slurmdl.errors import SandboxError, UsageError
+from slurmdl.sandbox import fabric, hosts, slurm
+from slurmdl.sandbox.spec import LOGIN, Spec, check_name
+
+_BASE = Path("/var/lib/slurmdl-sandbox")
+#: the account that the sandbox makes up (on its hosts only) where root has no sudo user behind it
+_USER = ("researcher", 20001)
+
+
+class Sandbox:
+    """A sandbox that is up. `up` and `find` make one."""
+
+    def __init__(self, spec: Spec, pids: dict[str, int], user: slurm.User) -> None:
+        self.spec, self.pids, self.user = spec, pids, user
+        self.root = _BASE / spec.name
+
+    @property
+    def shared(self) -> Path:
+        """The directory that all hosts share; every user may write to it."""
+        return self.root / "shared"
+
+    def command(self, argv: Sequence[str], host: str = LOGIN, *, as_root: bool = False,
+                directory: str | None = None) -> list[str]:
+        """The command line that runs `argv` on a host, as the ordinary user, in `directory`.
+
+        Where the user may not enter the directory (default: the current one), the command starts in the home.
+        Variables of an outer Slurm are taken away.
+        """
+        if host not in self.pids:
+            raise UsageError(f"sandbox {self.spec.name} has no host {host!r} (hosts: {', '.join(self.pids)})")
+        user = slurm.User("root", 0, 0, "/root") if as_root else self.user
+        foreign = [f"--unset={name}" for name in os.environ
+                   if name.startswith(("SLURM_", "SBATCH_", "SRUN_", "SUDO_"))]
+        venv = os.path.join(sys.prefix, "bin")
+        environ = [f"HOME={user.home}", f"USER={user.name}", f"LOGNAME={user.name}", "SHELL=/bin/bash",
+                   f"PATH={venv}:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"]
+        drop = [] if as_root else ["setpriv", f"--reuid={user.uid}", f"--regid={user.gid}", "--init-groups"]
+        # Slurm writes a job's output where it was submitted, and loses the job where it cannot
+        start = ('cd -- "$1" 2>/dev/null || cd "$HOME" || exit 71; shift; '
+                 '[ -w . ] || export SBATCH_OUTPUT="${SBATCH_OUTPUT-$HOME/slurm-%j.out}"; exec "$@"')
+        return hosts.enter(self.pids[host], [
+            "env", *foreign, *environ, *drop, "sh", "-c", start, "sh", directory or os.getcwd(), *argv])
+
+    def node_states(self) -> dict[str, str]:
+        """State of every node as sinfo words it; empty while the controller does not answer."""
+        return slurm.node_states(self.pids)
+
+    def counters(self) -> dict[str, dict[str, int]]:
+        """Bytes between zones as the zones' routers counted them: zone -> {"out": bytes, "in": bytes}."""
+        return fabric.counters(self.pids, self.spec.topology.zones)
+
+    def change_link(self, name: str, *, rate: float | None = None, loss: float | None = None) -> None:
+        """Change a node's link or a zone's uplink: `rate` bits/s (0: unshaped), `loss` a fraction of packets."""
+        fabric.change(self.spec, self.pids, name, rate=rate, loss=loss)
+
+    def daemon_pid(self, host: str) -> int:
+        """Process id (seen from here) of slurmctld on the login host, of slurmd on a node."""
+        daemon = "slurmctld" if host == LOGIN else "slurmd"
+        inside = os.stat(f"/proc/{self.pids[host]}/ns/pid")
+        for entry in os.scandir("/proc"):
+            with contextlib.suppress(OSError):
+                if (entry.name.isdigit() and Path(entry.path, "comm").read_text().strip() == daemon
+                        and os.stat(f"{entry.path}/ns/pid") == inside):
+                    return int(entry.name)
+        raise SandboxError(f"no {daemon} runs on {host}")
+
+    def start_daemon(self, host: str) -> None:
+        """Start the Slurm daemon of a host again after it was stopped, munged too where it is gone."""
+        daemon = ["slurmctld"] if host == LOGIN else ["slurmd", "-N", host]
+        hosts.run(self.pids[host], daemon)
+
+    def power_off(self, node: str) -> None:
+        """End a node as a loss of power would: all its processes at once, and its link."""
+        hosts.stop(self.spec.name, [node])
+        self.pids.pop(node, None)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"spec": self.spec.to_json(), "user": vars(self.user)}
+
+
+def up(spec: Spec) -> Sandbox:
+    """Bring a sandbox up and return when Slurm calls all its nodes idle.
+
+    What an earlier, broken start of the same name left is cleared first; a running one is an error.
+
+    Raises
+    ------
+    SandboxError : no root, a program is missing (with its package), the name is taken, a host or daemon fails.
+    """
+    _check_machine()
+    root = _BASE / spec.name
+    if (root / "ready").exists() and hosts.find(spec.name):
+        raise SandboxError(f"sandbox {spec.name} is up already; `slurmdl sandbox down --name {spec.name}` ends it")
+    down(spec.name)
+    user = _ordinary_user(root)
+    shares = _shares(spec)
+    try:
+        for directory in ("spool/ctld", "log", "shared/home", *(f"stage/{i}" for i in range(len(shares)))):
+            (root / directory).mkdir(parents=True)
+        for node in spec.topology.nodes:
+            (root / "spool" / node).mkdir()
+        (root / "shared").chmod(0o1777)
+        if user.home.startswith(str(root)):
+            os.mkdir(user.home, 0o755)
+            os.chown(user.home, user.uid, user.gid)
+        slurm.write_files(spec, root, user)
+        private = hosts.mount_script(True, shares, slurm.binds(root), f"{root}/stage")
+        names = [LOGIN, *spec.topology.nodes, *spec.topology.zones]
+        mounts = {name: private if name not in spec.topology.zones else "" for name in names}
+        pids = hosts.start(spec.name, names, mounts)
+        fabric.lay(spec, pids)
+        slurm.start_daemons(spec, root, pids)
+        slurm.wait_ready(pids)
+        sandbox = Sandbox(spec, pids, user)
+        (root / "state.json").write_text(json.dumps(sandbox.to_json()))
+        (root / "ready").touch()
+    except BaseException:
+        down(spec.name)
+        raise
+    return sandbox
+
+
+def find(name: str) -> Sandbox:
+    """The running sandbox of a name; SandboxError where there is none."""
+    check_name(name)
+    _check_root()
+    root, pids = _BASE / name, hosts.find(name)
+    if not pids or not (root / "ready").exists():
+        others = sorted(hosts.sandboxes())
+        raise SandboxError(f"no sandbox {name} is up" + (f" (up: {', '.join(others)})" if others else "")
+                           + f"; `slurmdl sandbox up --name {name}` starts it")
+    state = json.loads((root / "state.json").read_text())
+    return Sandbox(Spec.from_json(state["spec"]), pids, slurm.User(**state["user"]))
+
+
+def down(name: str) -> bool:
+    """End a sandbox, whole or half-made, and remove all that is left of it. False where there was nothing."""
+    check_name(name)
+    _check_root()
+    root = _BASE / name
+    existed = bool(hosts.find(name)) or root.exists()
+    hosts.stop(name)
+    if root.exists():
+        shutil.rmtree(root)
+    with contextlib.suppress(OSError):
+        _BASE.rmdir()
+    return existed
+
+
+def _check_root() -> None:
+    if os.geteuid():
+        raise SandboxError("the sandbox needs root to make network namespaces: run it with sudo")
+
+
+def _check_machine() -> None:
+    if not sys.platform.startswith("linux"):
+        raise SandboxError("the sandbox needs Linux: its hosts are Linux namespaces")
+    _check_root()
+    path = os.environ.get("PATH", "") + ":/usr/sbin:/sbin"
+    missing = [program for program in slurm.PROGRAMS if not shutil.which(program, path=path)]
+    if missing:
+        packages = sorted({slurm.PROGRAMS[program] for program in missing})
+        raise SandboxError(f"missing: {', '.join(missing)}; on Debian: apt-get install {' '.join(packages)}")
+
+
+def _ordinary_user(root: Path) -> slurm.User:
+    """The user behind sudo, else an account that exists on the sandbox's hosts only."""
+    uid = int(os.environ.get("SUDO_UID", "0") or 0)
+    if uid:
+        entry = pwd.getpwuid(uid)
+        return slurm.User(entry.pw_name, uid, entry.pw_gid, entry.pw_dir)
+    name, number = _USER
+    return slurm.User(name, number, number, f"{root}/shared/home/{name}")
+
+
+def _shares(spec: Spec) -> list[str]:
+    """Directories to keep visible: those asked for, this package, and the Python that runs it."""
+    package = str(Path(slurmdl.__file__).resolve().parent.parent)
+    wanted = [*spec.shares, package, os.path.abspath(sys.prefix), os.path.abspath(sys.base_prefix)]
+    kept: list[str] = []
+    for path in (os.path.abspath(p) for p in wanted):
+        if not os.path.isdir(path):
+            raise SandboxError(f"--share {path}: not a directory")
+        if path == "/" or path.startswith("/usr") or any(path == k or path.startswith(k + "/") for k in kept):
+            continue
+        kept = [k for k in kept if not k.startswith(path + "/")] + [path]
+    for path in kept:
+        if not os.stat(path).st_mode & 0o005 == 0o005:
+            raise SandboxError(f"{path}: an ordinary user may not read it; `chmod o+rx {path}` lets the nodes see it")
+    return kept

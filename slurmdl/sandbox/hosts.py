@@ -1,0 +1,147 @@
+"""Hosts made of namespaces: each has its own network, host name, mounts and process ids.
+
+A host lives as long as its first process, a sleeper that a variable in its environment marks with the
+names of sandbox and host. It is the host's process 1, so the kernel ends every process of the host with
+it, and with them go the mounts, the links and the rules of the host: nothing has to be remembered to be
+taken away, and a sandbox whose making was cut off is found by the same mark.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from slurmdl.errors import SandboxError
+
+_MARK = "SLURMDL_SANDBOX_HOST"
+#: directories that every host has for itself, with their modes
+_OWN = {"/tmp": "1777", "/var/tmp": "1777", "/run": "755", "/dev/shm": "1777"}
+
+
+def find(sandbox: str) -> dict[str, int]:
+    """The living hosts of a sandbox: host name -> process id of its first process, seen from here."""
+    hosts = {}
+    prefix = f"{_MARK}={sandbox}/".encode()
+    for entry in os.scandir("/proc"):
+        if not entry.name.isdigit():
+            continue
+        with contextlib.suppress(OSError):
+            environ = Path(entry.path, "environ").read_bytes()
+            if environ.startswith(prefix):
+                hosts[environ.split(b"\0", 1)[0][len(prefix):].decode()] = int(entry.name)
+    return hosts
+
+
+def sandboxes() -> set[str]:
+    """Names of all sandboxes that have a living host."""
+    names = set()
+    for entry in os.scandir("/proc"):
+        with contextlib.suppress(OSError):
+            if entry.name.isdigit() and (environ := Path(entry.path, "environ").read_bytes()).startswith(
+                    f"{_MARK}=".encode()):
+                names.add(environ.split(b"=", 1)[1].split(b"/", 1)[0].decode())
+    return names
+
+
+def start(sandbox: str, names: Sequence[str], mounts: Mapping[str, str], timeout: float = 20.0) -> dict[str, int]:
+    """Start the hosts `names`; `mounts[name]` is the shell text that lays the host's file systems.
+
+    Returns the process ids as `find` does. SandboxError names the host that did not come up.
+    """
+    starters = {}
+    for name in names:
+        script = (f"mount --make-rprivate /\nhostname {shlex.quote(name)}\nip link set lo up\n{mounts[name]}\n"
+                  f"exec env -i --ignore-signal=CHLD {_MARK}={sandbox}/{name} sleep infinity")
+        # SIGCHLD is ignored so that the kernel reaps the daemons' orphans, which fall to process 1
+        starters[name] = subprocess.Popen(
+            ["unshare", "--net", "--uts", "--mount", "--pid", "--fork", "--mount-proc", "--kill-child=KILL",
+             "sh", "-euc", script],
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, cwd="/",
+            start_new_session=True)
+    deadline = time.monotonic() + timeout
+    while True:
+        up = find(sandbox)
+        missing = [name for name in names if name not in up]
+        dead = [name for name in missing if starters[name].poll() is not None]
+        if dead:
+            error = starters[dead[0]].stderr
+            text = error.read().decode(errors="replace").strip() if error else ""
+            raise SandboxError(f"host {dead[0]} did not start: {' '.join(text.split()) or 'no message'}")
+        if not missing:
+            return {name: up[name] for name in names}
+        if time.monotonic() > deadline:
+            raise SandboxError(f"host {missing[0]} did not start within {timeout:g} s")
+        time.sleep(0.01)
+
+
+def stop(sandbox: str, names: Sequence[str] | None = None, timeout: float = 10.0) -> None:
+    """End hosts (all of them by default) and every process on them; returns when they are gone."""
+    deadline = time.monotonic() + timeout
+    while True:
+        left = {name: pid for name, pid in find(sandbox).items() if names is None or name in names}
+        if not left:
+            return
+        for pid in left.values():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        if time.monotonic() > deadline:
+            raise SandboxError(f"host {min(left)} of sandbox {sandbox} does not end")
+        time.sleep(0.02)
+
+
+def enter(pid: int, argv: Sequence[str], *, directory: str | None = None) -> list[str]:
+    """The command line that runs `argv` as root on the host whose first process is `pid`."""
+    where = [f"--wdns={directory}"] if directory else []
+    return ["nsenter", "--target", str(pid), "--net", "--uts", "--mount", "--pid", *where, "--", *argv]
+
+
+def run(pid: int, argv: Sequence[str], *, stdin: str = "", timeout: float = 20.0) -> str:
+    """Run a command as root on a host and return its stdout; SandboxError quotes it where it fails."""
+    try:
+        done = subprocess.run(enter(pid, argv), input=stdin, capture_output=True, text=True, timeout=timeout,
+                              check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise SandboxError(f"{argv[0]}: {error}") from error
+    if done.returncode:
+        raise SandboxError(f"{argv[0]}: exit status {done.returncode}: {' '.join(done.stderr.split())[-300:]}")
+    return done.stdout
+
+
+def mount_script(own: bool, shares: Sequence[str], binds: Mapping[str, str], stage: str) -> str:
+    """Shell text that lays the file systems of a host; the host's root file system is the machine's.
+
+    Parameters
+    ----------
+    own : the host has a /tmp, /var/tmp, /run and /dev/shm for itself.
+    shares : directories that keep their path. Where one lies under a directory that the host has for itself,
+        or that an ordinary user may not enter (a home of root, a `mktemp -d`), an empty directory is put over
+        that one and the share is laid back into it.
+    binds : target -> source of further bind mounts.
+    stage : an existing directory with one entry per share ("0", "1", ...), where they wait meanwhile.
+    """
+    lines = [f"mount --bind {shlex.quote(share)} {stage}/{i}" for i, share in enumerate(shares)]
+    covers = list(_OWN) if own else []
+    covers += sorted({closed for share in shares if (closed := _closed_ancestor(share))})
+    for cover in covers:
+        if not any(cover.startswith(other + "/") for other in covers):
+            lines.append(f"mount -t tmpfs -o mode={_OWN.get(cover, '755')} tmpfs {shlex.quote(cover)}")
+    for i, share in enumerate(shares):
+        if any(share == cover or share.startswith(cover + "/") for cover in covers):
+            lines += [f"mkdir -p {shlex.quote(share)}", f"mount --bind {stage}/{i} {shlex.quote(share)}"]
+        lines.append(f"umount {stage}/{i}")
+    lines += [f"mount --bind {shlex.quote(source)} {shlex.quote(target)}" for target, source in binds.items()]
+    return "\n".join(lines)
+
+
+def _closed_ancestor(path: str) -> str | None:
+    """The topmost directory above `path` that others may not enter, None where all may be."""
+    for ancestor in reversed(Path(path).parents):
+        if not ancestor.stat().st_mode & 0o001:
+            return str(ancestor)
+    return None

@@ -1,0 +1,177 @@
+"""Slurm inside a sandbox: its files, its daemons, and when it is ready."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from slurmdl.errors import SandboxError
+from slurmdl.sandbox import fabric, hosts
+from slurmdl.sandbox.spec import LOGIN, Spec
+
+#: program -> Debian package that has it
+PROGRAMS = {"slurmctld": "slurmctld", "slurmd": "slurmd", "scontrol": "slurm-client", "munged": "munge",
+            "ip": "iproute2", "tc": "iproute2", "nft": "nftables", "nsenter": "util-linux",
+            "unshare": "util-linux", "setpriv": "util-linux", "sysctl": "procps"}
+
+_PMIX_MCA = """\
+# more ranks than cores: yield, and stay on the shaped interface
+mpi_yield_when_idle = 1
+pml = ob1
+btl = tcp,self
+btl_tcp_if_include = eth0
+oob_tcp_if_include = eth0
+hwloc_base_binding_policy = none
+"""
+
+
+@dataclass(frozen=True)
+class User:
+    """The ordinary user who submits jobs."""
+
+    name: str
+    uid: int
+    gid: int
+    home: str
+
+
+def write_files(spec: Spec, root: Path, user: User) -> None:
+    """Write all configuration files of the cluster under `root`/etc."""
+    etc, address = root / "etc", fabric.addresses(spec)
+    (etc / "slurm").mkdir(parents=True)
+    (etc / "slurm/slurm.conf").write_text(_slurm_conf(spec, root, address))
+    (etc / "slurm/topology.conf").write_text(_topology_conf(spec))
+    (etc / "slurm/cgroup.conf").write_text("CgroupAutomount=no\n")
+    if spec.gres:
+        kinds = {kind.split(":")[0]: kind for kind in spec.gres.split(",")}
+        lines = []
+        for name, kind in kinds.items():
+            parts = kind.split(":")
+            of_type = f" Type={parts[1]}" if len(parts) > 2 else ""
+            lines.append(f"Name={name}{of_type} Count={parts[-1]} Flags=CountOnly\n")
+        (etc / "slurm/gres.conf").write_text("".join(lines))
+    (etc / "hosts").write_text("127.0.0.1 localhost\n" + "".join(f"{a} {h}\n" for h, a in address.items()))
+    (etc / "openmpi-mca-params.conf").write_text(_PMIX_MCA)
+    key = etc / "munge.key"
+    key.touch(0o400)
+    key.write_bytes(secrets.token_bytes(1024))
+    passwd, group = Path("/etc/passwd").read_text(), Path("/etc/group").read_text()
+    if not any(line.split(":")[0] == user.name for line in passwd.splitlines()):
+        passwd += f"{user.name}:x:{user.uid}:{user.gid}::{user.home}:/bin/bash\n"
+        group += f"{user.name}:x:{user.gid}:\n"
+    (etc / "passwd").write_text(passwd)
+    (etc / "group").write_text(group)
+
+
+def binds(root: Path) -> dict[str, str]:
+    """Bind mounts (target -> source) by which a host finds the cluster's files at their usual places."""
+    etc = root / "etc"
+    found = {"/etc/slurm": str(etc / "slurm"), "/etc/hosts": str(etc / "hosts"),
+             "/etc/passwd": str(etc / "passwd"), "/etc/group": str(etc / "group")}
+    mca = "/etc/openmpi/openmpi-mca-params.conf"
+    return found | ({mca: str(etc / "openmpi-mca-params.conf")} if os.path.exists(mca) else {})
+
+
+def _slurm_conf(spec: Spec, root: Path, address: Mapping[str, str]) -> str:
+    chosen = {line.split("=", 1)[0].lower() for line in spec.settings}
+    settings = {
+        "ClusterName": spec.name,
+        "SlurmctldHost": f"{LOGIN}({address[LOGIN]})",
+        "SlurmUser": "root",
+        "AuthType": "auth/munge",
+        "StateSaveLocation": root / "spool/ctld",
+        "SlurmdSpoolDir": f"{root}/spool/%n",
+        "SlurmctldPidFile": "/run/slurmctld.pid",
+        "SlurmdPidFile": "/run/slurmd.pid",
+        "SlurmctldLogFile": root / "log/slurmctld.log",
+        "SlurmdLogFile": f"{root}/log/%n.log",
+        "ProctrackType": "proctrack/linuxproc",
+        "TaskPlugin": "task/none",
+        "JobAcctGatherType": "jobacct_gather/none",
+        "MpiDefault": "none",
+        "SelectType": "select/cons_tres",
+        "SelectTypeParameters": "CR_CPU_Memory",
+        "DefMemPerCPU": 100,
+        "SlurmdParameters": "config_overrides",  # nodes have the CPUs that the spec says, not the machine's
+        "TopologyPlugin": "topology/tree",
+        "ReturnToService": 2,
+        "SlurmdTimeout": 15,
+        "KillWait": 5,
+        "MessageTimeout": 10,
+        **({"GresTypes": ",".join(sorted({g.split(":")[0] for g in spec.gres.split(",")}))} if spec.gres else {}),
+    }
+    lines = [f"{key}={value}" for key, value in settings.items() if key.lower() not in chosen]
+    lines += spec.settings
+    for node in spec.topology.nodes:
+        features = spec.node_features(node)
+        lines.append(f"NodeName={node} NodeAddr={address[node]} CPUs={spec.cpus} RealMemory={spec.memory}"
+                     + (f" Features={features}" if features else "") + (f" Gres={spec.gres}" if spec.gres else ""))
+    lines.append("PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP")
+    return "\n".join(map(str, lines)) + "\n"
+
+
+def _topology_conf(spec: Spec) -> str:
+    topology, lines = spec.topology, []
+    for zone, name in enumerate(topology.zones):
+        nodes = [n for n, leaf in zip(topology.nodes, topology.leaf, strict=True) if leaf == zone]
+        below = [topology.zones[i] for i in range(len(topology.zones)) if topology.parent[i] == zone]
+        lines.append(f"SwitchName={name} " + (f"Switches={','.join(below)}" if below else f"Nodes={','.join(nodes)}"))
+    return "\n".join(lines) + "\n"
+
+
+def start_daemons(spec: Spec, root: Path, pids: Mapping[str, int], only: Sequence[str] | None = None) -> None:
+    """Start munged on each host, slurmctld on the login host and a slurmd on each node (of `only`, if given)."""
+    wanted = [h for h in (LOGIN, *spec.topology.nodes) if only is None or h in only]
+    script = {
+        "munged": "mkdir -p -m 755 /run/munge && exec munged --force --key-file={root}/etc/munge.key"
+                  " --log-file=/run/munge/munged.log --seed-file=/run/munge/munged.seed --num-threads=2",
+        "slurmctld": "exec slurmctld",
+        "slurmd": "exec slurmd -N {host}",
+    }
+
+    def begin(names: Sequence[str], daemon: str) -> None:
+        started = [(name, subprocess.Popen(
+            hosts.enter(pids[name], ["sh", "-c", script[daemon].format(root=root, host=name)]),
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+            text=True, env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"})) for name in names]
+        for name, child in started:
+            try:
+                _, text = child.communicate(timeout=20)
+            except subprocess.TimeoutExpired as error:
+                child.kill()
+                raise SandboxError(f"{daemon} on {name} does not come up within 20 s") from error
+            if child.returncode:
+                raise SandboxError(f"{daemon} on {name}: {' '.join(text.split())[-300:] or 'failed'}")
+
+    begin(wanted, "munged")
+    if LOGIN in wanted:
+        begin([LOGIN], "slurmctld")
+    begin([h for h in wanted if h != LOGIN], "slurmd")
+
+
+def node_states(pids: Mapping[str, int]) -> dict[str, str]:
+    """Node -> state as sinfo words it ("idle", "down*", ...); empty while the controller does not answer."""
+    try:
+        text = hosts.run(pids[LOGIN], ["sinfo", "-h", "-N", "-o", "%N %T"], timeout=5)
+    except SandboxError:
+        return {}
+    return {node: state for node, state in (line.split() for line in text.splitlines())}
+
+
+def wait_ready(pids: Mapping[str, int], timeout: float = 30.0) -> None:
+    """Return when the controller calls every node idle; SandboxError names those that are not."""
+    deadline = time.monotonic() + timeout
+    while True:
+        states = node_states(pids)
+        late = [node for node, state in states.items() if state != "idle"]
+        if states and not late:
+            return
+        if time.monotonic() > deadline:
+            what = f"not idle: {', '.join(late[:8])}" if late else "the controller does not answer"
+            raise SandboxError(f"Slurm is not ready after {timeout:g} s ({what})")
+        time.sleep(0.05)
