@@ -1,0 +1,161 @@
+"""What a rank knows of its surroundings: the other ranks, their nodes, zones and roles."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from slurmdl import plan as plans
+from slurmdl.errors import SlurmdlError, TrainError, UnavailableError, warn
+from slurmdl.train.options import Options
+from slurmdl.train.strategies import STRATEGIES
+
+
+class Refused(TrainError):
+    """Found by every rank alike, so that the first alone reports it."""
+
+
+@dataclass(frozen=True)
+class World:
+    """All ranks of a run, as each of them sees it.
+
+    Attributes
+    ----------
+    comm : mpi4py communicator of all ranks.
+    rank : this one.
+    strategy : key of STRATEGIES.
+    nodes, zones, roles : entry i belongs to rank i; the leaf zone is "" where none is known.
+    """
+
+    comm: Any
+    rank: int
+    strategy: str
+    nodes: tuple[str, ...]
+    zones: tuple[str, ...]
+    roles: tuple[str, ...]
+
+    def ranks(self, role: str) -> tuple[int, ...]:
+        return tuple(rank for rank, its in enumerate(self.roles) if its == role)
+
+    def levels(self) -> tuple[str, ...]:
+        """Entry i: how far a message to rank i goes (messages.LEVELS). Nodes without a zone share one."""
+        def level(peer: int) -> str:
+            if self.nodes[peer] == self.nodes[self.rank]:
+                return "node"
+            return "zone" if self.zones[peer] == self.zones[self.rank] else "across"
+        return tuple(level(peer) for peer in range(len(self.nodes)))
+
+    def __str__(self) -> str:
+        return ", ".join(f"{rank} {node} ({zone} {role})" if zone else f"{rank} {node} ({role})" for rank, (
+            node, zone, role) in enumerate(zip(self.nodes, self.zones, self.roles, strict=True)))
+
+
+def is_first(environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether the launcher started this process as rank 0; known without MPI."""
+    for name in ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID"):
+        if name in environ:
+            return environ[name] == "0"
+    return True
+
+
+def node_name(environ: Mapping[str, str] = os.environ) -> str:
+    """Slurm's name of this node, else its host name without the domain."""
+    return environ.get("SLURMD_NODENAME") or socket.gethostname().partition(".")[0]
+
+
+def zone_path(environ: Mapping[str, str] = os.environ) -> tuple[str, ...]:
+    """Zones of this node, root first, from the address that Slurm gives to each task; () where there is none.
+
+    `SLURM_TOPOLOGY_ADDR` is e.g. `core.leafA.n1` under the pattern `switch.switch.node` (srun(1), OUTPUT
+    ENVIRONMENT VARIABLES); levels that a branch of the tree lacks are empty.
+    """
+    kinds = environ.get("SLURM_TOPOLOGY_ADDR_PATTERN", "").split(".")
+    names = environ.get("SLURM_TOPOLOGY_ADDR", "").split(".", len(kinds) - 1)
+    return tuple(name for kind, name in zip(kinds, names, strict=False) if kind != "node" and name)
+
+
+def expected_tasks(environ: Mapping[str, str] = os.environ) -> int:
+    """How many tasks Slurm says that this step has; 1 outside of Slurm."""
+    for name in ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"):
+        if environ.get(name, "").isdigit():
+            return int(environ[name])
+    return 1
+
+
+def connect(environ: Mapping[str, str] = os.environ) -> Any:
+    """The communicator of all ranks.
+
+    Raises
+    ------
+    UnavailableError : no MPI.
+    Refused : every task is alone in an MPI world of its own, as under srun with a PMI that this MPI lacks.
+    """
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        raise UnavailableError(f"no MPI: {error} (needed: an MPI library, pip install 'slurmdl[train]')") from error
+    tasks = expected_tasks(environ)
+    if MPI.COMM_WORLD.Get_size() == 1 and tasks > 1:
+        raise Refused(f"MPI has 1 rank where Slurm has {tasks} tasks: srun and this MPI do not share a PMI; "
+                      "start it with `slurmdl srun`, or `srun --mpi=pmix` (`srun --mpi=list` shows what is there)")
+    return MPI.COMM_WORLD
+
+
+def join(options: Options, comm: Any, environ: Mapping[str, str] = os.environ) -> World:
+    """Meet the other ranks and agree on nodes, zones, strategy and roles.
+
+    The plan of the step serves where it is for this number of ranks on these nodes; else it is left aside with
+    one line on stderr, and zones come from the tasks themselves. An option wins over the plan.
+
+    Raises
+    ------
+    Refused : ranks with different options, a strategy or roles that cannot be.
+    """
+    tasks = comm.allgather((node_name(environ), zone_path(environ), options.shared()))
+    first = tasks[0][2]
+    for rank, (_, _, theirs) in enumerate(tasks):
+        for name, value in theirs.items():
+            if value != first[name]:
+                raise Refused(f"rank {rank} has --{name.replace('_', '-')} {value} but rank 0 has {first[name]}: "
+                              "all ranks need the same options")
+    nodes = tuple(node for node, _, _ in tasks)
+    plan = comm.bcast(_plan(nodes, environ) if comm.Get_rank() == 0 else None)
+    if plan:
+        zones = tuple(plan.zone(rank) for rank in range(len(nodes)))
+    else:
+        zones = tuple(path[-1] if path else "" for _, path, _ in tasks)
+    strategy = options.strategy or (plan.strategy if plan else "allreduce")
+    return World(comm, comm.Get_rank(), strategy, nodes, zones, _roles(strategy, options.ps, plan, len(nodes)))
+
+
+def _plan(nodes: tuple[str, ...], environ: Mapping[str, str]) -> plans.Plan | None:
+    try:
+        plan = plans.from_environment(environ)
+    except SlurmdlError as error:
+        warn(f"train: the plan is left aside: {error}")
+        return None
+    if plan and plan.nodes != nodes:
+        warn(f"train: the plan is left aside: it is for {len(plan)} ranks on {','.join(plan.nodes)}, "
+             f"these are {len(nodes)} on {','.join(nodes)}")
+        return None
+    return plan
+
+
+def _roles(strategy: str, ps: int | None, plan: plans.Plan | None, size: int) -> tuple[str, ...]:
+    """Role of every rank. The plan's, where its count of servers is the one asked for; else servers come first."""
+    if strategy not in STRATEGIES:
+        raise Refused(f"strategy {strategy!r} is not one of {', '.join(STRATEGIES)}")
+    if strategy != "ps":
+        if ps:
+            raise Refused(f"--ps {ps}: strategy {strategy} has no parameter servers; --strategy ps has")
+        return ("worker",) * size
+    planned = plan.roles.count("ps") if plan else 0
+    servers = ps if ps is not None else planned or 1
+    if not 0 < servers < size:
+        raise Refused(f"{servers} parameter servers in {size} ranks: at least 1 server and 1 worker are needed")
+    if plan and servers == planned:
+        return plan.roles
+    return ("ps",) * servers + ("worker",) * (size - servers)
