@@ -2,38 +2,26 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-PLACES = ("pack", "balance", "spread")
-BINDS = ("auto", "pin", "zone", "late", "off")
+from slurmdl.dl_options import BINDS, PLACES, DlOptions
+from slurmdl.errors import InputError
 
+__all__ = ["BINDS", "PLACES", "DlOptions", "JobRequest", "from_settings"]
 
-@dataclass(frozen=True)
-class DlOptions:
-    """The --dl-* options after precedence (script < environment < command line).
-
-    Attributes
-    ----------
-    strategy : one of plan.STRATEGIES.
-    ps : number of parameter servers (0 unless the strategy is ps).
-    place : one of PLACES.
-    bind : one of BINDS.
-    zone : zones that the job may use; () for any.
-    model_bytes : bytes that one replica of the parameters takes.
-    traffic, scores : files or URLs, None / "auto" where not given.
-    """
-
-    strategy: str = "allreduce"
-    ps: int = 0
-    place: str = "pack"
-    bind: str = "auto"
-    zone: tuple[str, ...] = ()
-    model_bytes: float = 100e6
-    traffic: str | None = None
-    scores: str = "auto"
-    explain: bool = False
-    dry_run: bool = False
-    strict: bool = False
+#: options by which users choose nodes themselves, and options that take the job out of our sight
+_OWN_CHOICE = {"nodelist": "-w", "nodefile": "-F", "prefer": "--prefer", "switches": "--switches",
+               "contiguous": "--contiguous", "spread-job": "--spread-job", "segment": "--segment",
+               "clusters": "-M", "cluster-constraint": "--cluster-constraint", "external": "--external"}
+#: options that say when the job may start
+_LATER = ("hold", "dependency", "begin", "licenses", "bb", "bbf")
+#: options that ask for resources which placement does not model
+_NOT_MODELLED = ("reservation", "sockets-per-node", "cores-per-socket", "threads-per-core", "extra-node-info",
+                 "hint", "mincpus", "tmp", "core-spec", "thread-spec", "ntasks-per-core", "ntasks-per-socket",
+                 "ntasks-per-gpu", "ntasks-per-tres", "cpus-per-gpu", "mem-per-gpu", "gpus-per-socket",
+                 "tres-per-task", "resources", "overcommit", "oversubscribe", "batch", "network", "reboot")
 
 
 @dataclass(frozen=True)
@@ -50,7 +38,9 @@ class JobRequest:
     exclude, nodelist : hostlists, already expanded.
     gres_per_node : name or name:type -> count.
     exclusive : the job wants whole nodes.
-    unpinnable : why the node choice cannot be pinned or preferred ("job array", "heterogeneous job", ...), "" else.
+    unpinnable : why no node choice can be made for it ("job array", "heterogeneous job", ...), "" else.
+    uncertain : why it is not known whether the job starts at once on nodes that are free (it is held, waits for
+        another job, or asks for what placement does not model), "" else.
     requeue : the job may be requeued (Slurm's default).
     """
 
@@ -69,4 +59,129 @@ class JobRequest:
     exclusive: bool = False
     reservation: str | None = None
     unpinnable: str = ""
+    uncertain: str = ""
     requeue: bool = True
+
+
+def from_settings(settings: Mapping[str, str], dl: DlOptions, unpinnable: str = "") -> JobRequest:
+    """The request behind sbatch's options.
+
+    Parameters
+    ----------
+    settings : long name of an option of sbatch -> its value, "" for a flag, after precedence.
+    unpinnable : why no node choice can be made, where that is known already.
+
+    A value that sbatch itself would refuse makes the request unpinnable; the refusal is left to sbatch.
+    """
+    try:
+        return JobRequest(
+            dl=dl,
+            nodes=_nodes(settings["nodes"]) if "nodes" in settings else None,
+            ntasks=_count(settings, "ntasks"),
+            ntasks_per_node=_count(settings, "ntasks-per-node"),
+            cpus_per_task=_count(settings, "cpus-per-task"),
+            memory_per_node=_megabytes(settings, "mem"),
+            memory_per_cpu=_megabytes(settings, "mem-per-cpu"),
+            partitions=tuple(filter(None, settings.get("partition", "").split(","))),
+            constraint=settings.get("constraint") or None,
+            exclude=_hosts(settings.get("exclude", "")),
+            nodelist=_hosts(settings.get("nodelist", "")),
+            gres_per_node=_gres(settings),
+            exclusive=settings.get("exclusive", "oversubscribe") != "oversubscribe",
+            reservation=settings.get("reservation") or None,
+            unpinnable=unpinnable or _unpinnable(settings),
+            uncertain=_uncertain(settings),
+            requeue="no-requeue" not in settings)
+    except InputError as error:
+        return JobRequest(dl=dl, unpinnable=unpinnable or str(error))
+
+
+def _unpinnable(settings: Mapping[str, str]) -> str:
+    if "array" in settings:
+        return "a job array chooses nodes per array task"
+    if "arbitrary" in settings.get("distribution", ""):
+        return "--distribution=arbitrary brings its own node list"
+    return next((f"{short} is given" for name, short in _OWN_CHOICE.items() if name in settings), "")
+
+
+def _uncertain(settings: Mapping[str, str]) -> str:
+    for name in _LATER:
+        if name in settings:
+            return f"--{name} decides when the job starts"
+    for name in _NOT_MODELLED:
+        if name in settings:
+            return f"--{name} is not modelled"
+    if ("gpus" in settings or "gpus-per-task" in settings) and not _gres(settings):
+        return "GPUs per node are not known without --gpus-per-node"
+    return ""
+
+
+def _nodes(text: str) -> tuple[int, int | None]:
+    """(least, most) of -N: `N`, `MIN-MAX` or `MIN-`, each with k (1024) or m (1024 x 1024) behind it."""
+    match = re.fullmatch(r"\s*([0-9]+[kK]?[mM]?)?\s*(-)?\s*([0-9]+[kK]?[mM]?)?\s*", text)
+    if not match or not (match[1] or match[3]):
+        raise InputError(f"--nodes={text} is not understood")
+    least = _scaled(match[1]) if match[1] else 1
+    return least, (_scaled(match[3]) if match[3] else None) if match[2] else least
+
+
+def _scaled(text: str) -> int:
+    factor = 1024 ** ("k" in text.lower()) * (1024 * 1024) ** ("m" in text.lower())
+    return int(text.rstrip("kKmM")) * factor
+
+
+def _count(settings: Mapping[str, str], name: str) -> int | None:
+    text = settings.get(name)
+    if text is None:
+        return None
+    if not re.fullmatch(r"\s*\+?[0-9]{1,9}\s*", text):
+        raise InputError(f"--{name}={text} is not understood")
+    return int(text) or None
+
+
+def _megabytes(settings: Mapping[str, str], name: str) -> int | None:
+    text = settings.get(name)
+    if text is None:
+        return None
+    match = re.fullmatch(r"\s*([0-9]{1,15})(?:([kKmMgGtT])[bB]?)?", text)
+    if not match:
+        raise InputError(f"--{name}={text} is not understood")
+    number, unit = int(match[1]), (match[2] or "m").lower()
+    return -(-number // 1024) if unit == "k" else number * 1024 ** "mgt".index(unit)
+
+
+def _hosts(text: str) -> tuple[str, ...]:
+    if not text:
+        return ()
+    if "/" in text:
+        raise InputError(f"the node list file {text} is not read")
+    from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet, NodeSetException
+
+    try:
+        return tuple(NodeSet(text, resolver=RESOLVER_NOGROUP))
+    except NodeSetException as error:
+        raise InputError(f"node list {text}: {error}") from error
+
+
+def _gres(settings: Mapping[str, str]) -> dict[str, int]:
+    """Generic resources per node: name or name:type -> count, from --gres, --gpus-per-node and --gpus-per-task."""
+    wanted: dict[str, int] = {}
+    for item in filter(None, settings.get("gres", "").split(",")):
+        _add_gres(wanted, item.removeprefix("gres:").removeprefix("gres/"))
+    for item in filter(None, settings.get("gpus-per-node", "").split(",")):
+        _add_gres(wanted, f"gpu:{item}")
+    tasks = _count(settings, "ntasks-per-node")
+    if tasks and "gpus-per-node" not in settings:
+        for item in filter(None, settings.get("gpus-per-task", "").split(",")):
+            _add_gres(wanted, f"gpu:{item}", tasks)
+    return {name: count for name, count in wanted.items() if count}
+
+
+def _add_gres(wanted: dict[str, int], item: str, times: int = 1) -> None:
+    match = re.fullmatch(r"([A-Za-z_][\w.+-]*)(?::([A-Za-z_][\w.+-]*))?(?:[:=]([0-9]{1,9}))?", item)
+    if item.lower() == "none":
+        return
+    if not match:
+        raise InputError(f"the generic resource {item} is not understood")
+    name = f"{match[1]}:{match[2]}" if match[2] else match[1]
+    wanted[name] = wanted.get(name, 0) + int(match[3] or 1) * times

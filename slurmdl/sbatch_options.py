@@ -1,0 +1,141 @@
+"""The options of sbatch: which take a value, which variable sets them, and how a script gives them.
+
+The tables hold what the man page sbatch(1) of Slurm 22.05 to 26.05 and `sbatch --help` list. They serve to
+find where the options end and what placement depends on; nothing is refused for standing outside them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from slurmdl.dl_options import is_set
+from slurmdl.errors import InputError
+from slurmdl.getopt import Takes
+
+_VALUE = """account acctg-freq array autocomplete batch bb bbf begin chdir cluster cluster-constraint clusters
+    comment constraint container container-id context core-spec cores-per-socket cpu-freq cpus-per-gpu
+    cpus-per-task deadline delay-boot dependency distribution error exclude export export-file extra
+    extra-node-info gid gpu-bind gpu-freq gpus gpus-per-node gpus-per-socket gpus-per-task gres gres-flags hint
+    input job-name kill-on-invalid-dep licenses mail-type mail-user mcs-label mem mem-bind mem-per-cpu
+    mem-per-gpu mem-update mincpus network nodefile nodelist nodes ntasks ntasks-per-core ntasks-per-gpu
+    ntasks-per-node ntasks-per-socket ntasks-per-tres open-mode output partition power prefer priority profile
+    qos reservation resources runtime segment signal sockets-per-node switches tasks-per-node thread-spec
+    threads-per-core time time-min tmp tres-bind tres-per-task uid wait-all-nodes wckey wrap"""
+_OPTIONAL = "exclusive get-user-env nice no-kill oom-kill-step propagate requeue resv-ports"
+_FLAGS = """consolidate-segments contiguous external help hold ignore-pbs no-requeue overcommit oversubscribe
+    parsable quiet reboot spread-job spread-segments stepmgr test-only usage use-min-nodes verbose version wait"""
+
+#: long name -> whether it takes a value
+LONG: dict[str, Takes] = {
+    **{name: "yes" for name in _VALUE.split()},
+    **{name: "optional" for name in _OPTIONAL.split()},
+    **{name: "no" for name in _FLAGS.split()},
+}
+
+#: letter -> long name
+SHORT = {
+    "A": "account", "a": "array", "b": "begin", "B": "extra-node-info", "C": "constraint", "c": "cpus-per-task",
+    "D": "chdir", "d": "dependency", "e": "error", "F": "nodefile", "G": "gpus", "H": "hold", "h": "help",
+    "i": "input", "J": "job-name", "k": "no-kill", "L": "licenses", "M": "clusters", "m": "distribution",
+    "N": "nodes", "n": "ntasks", "O": "overcommit", "o": "output", "p": "partition", "Q": "quiet", "q": "qos",
+    "S": "core-spec", "s": "oversubscribe", "t": "time", "V": "version", "v": "verbose", "W": "wait",
+    "w": "nodelist", "x": "exclude",
+}
+
+#: names that mean the same option
+SYNONYMS = {"tasks-per-node": "ntasks-per-node", "cluster": "clusters"}
+
+#: the variables that sbatch reads and placement depends on; the later of two for one option wins
+VARIABLES = {
+    "SBATCH_IGNORE_PBS": "ignore-pbs", "SBATCH_ARRAY_INX": "array", "SBATCH_CLUSTERS": "clusters",
+    "SLURM_CLUSTERS": "clusters", "SBATCH_CONSTRAINT": "constraint", "SBATCH_CORE_SPEC": "core-spec",
+    "SBATCH_CPUS_PER_GPU": "cpus-per-gpu", "SBATCH_DISTRIBUTION": "distribution", "SBATCH_EXCLUSIVE": "exclusive",
+    "SBATCH_EXPORT": "export", "SBATCH_GRES": "gres", "SBATCH_GPUS": "gpus",
+    "SBATCH_GPUS_PER_NODE": "gpus-per-node", "SBATCH_GPUS_PER_SOCKET": "gpus-per-socket",
+    "SBATCH_GPUS_PER_TASK": "gpus-per-task", "SLURM_HINT": "hint", "SBATCH_HINT": "hint",
+    "SBATCH_MEM_PER_CPU": "mem-per-cpu", "SBATCH_MEM_PER_GPU": "mem-per-gpu", "SBATCH_MEM_PER_NODE": "mem",
+    "SBATCH_NO_REQUEUE": "no-requeue", "SBATCH_PARTITION": "partition", "SBATCH_REQ_SWITCH": "switches",
+    "SBATCH_REQUEUE": "requeue", "SBATCH_RESERVATION": "reservation", "SBATCH_SEGMENT_SIZE": "segment",
+    "SBATCH_SPREAD_JOB": "spread-job", "SBATCH_THREAD_SPEC": "thread-spec",
+    "SBATCH_THREADS_PER_CORE": "threads-per-core", "SBATCH_TRES_PER_TASK": "tres-per-task",
+}
+
+
+def from_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """The options that the environment sets: long name -> value ("" for a flag)."""
+    settings: dict[str, str] = {}
+    for variable, name in VARIABLES.items():
+        value = environ.get(variable)
+        if value is not None and (LONG[name] == "yes" or name == "exclusive" or is_set(value)):
+            settings[name] = value
+    return settings
+
+
+@dataclass(frozen=True)
+class Directive:
+    """The words of one `#SBATCH` or `#DL` line; `line` counts from 1.
+
+    A line for another scheduler (`#PBS`, `#BSUB`), which sbatch translates, has its keyword and no words.
+    """
+
+    keyword: str
+    words: tuple[str, ...]
+    line: int
+
+
+def directives(body: bytes, file: str) -> Iterator[Directive]:
+    """The directive lines of a batch script, up to its first line that is neither blank nor a comment.
+
+    A `#SBATCH` keyword begins its line and needs no blank after it, as sbatch reads it; `#DL` needs one, so
+    that a comment like `#DLang` stays a comment.
+
+    Raises
+    ------
+    InputError : a quote in a `#DL` line is not closed.
+    """
+    for number, raw in enumerate(body.decode(errors="surrogateescape").split("\n"), start=1):
+        if raw.startswith("#SBATCH"):
+            yield Directive("#SBATCH", tuple(_words(raw[len("#SBATCH"):])), number)
+        elif raw.startswith("#SLURM"):
+            yield Directive("#SBATCH", tuple(_words(raw[len("#SLURM"):])), number)
+        elif raw.startswith("#DL") and raw[3:4] in ("", " ", "\t", "\r"):
+            try:
+                yield Directive("#DL", tuple(_words(raw[3:], strict=True)), number)
+            except ValueError as error:
+                raise InputError(str(error), file, number, raw) from error
+        elif raw.startswith(("#PBS", "#BSUB")):
+            yield Directive(raw.split(maxsplit=1)[0], (), number)
+        elif raw.strip() and not raw.lstrip().startswith("#"):
+            return
+
+
+def _words(text: str, strict: bool = False) -> Iterator[str]:
+    """Split a directive as sbatch does: blanks, either quote, a backslash before any character, `#` ends it."""
+    word, quote, escaped, begun = "", "", False, False
+    for letter in text:
+        if escaped:
+            word, escaped = word + letter, False
+        elif letter == "\\":
+            escaped = begun = True
+        elif quote:
+            if letter == quote:
+                quote = ""
+            else:
+                word += letter
+        elif letter in "\"'":
+            quote, begun = letter, True
+        elif letter == "#":
+            break
+        elif letter.isspace():
+            if begun and not word:  # sbatch takes an empty word for the end of the line
+                return
+            if begun:
+                yield word
+            word, begun = "", False
+        else:
+            word, begun = word + letter, True
+    if quote and strict:
+        raise ValueError(f"the quote {quote} is not closed")
+    if word:
+        yield word
