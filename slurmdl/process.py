@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from slurmdl.errors import UnavailableError
 
@@ -18,16 +19,46 @@ _FORMAT_VARIABLES = ("SINFO_FORMAT", "SQUEUE_FORMAT", "SLURM_TOPO_LEN", "SLURM_T
                      "SCONTROL_FUTURE", "SCONTROL_ALL")
 
 
+@dataclass(frozen=True)
+class Answer:
+    """What a query command gave back."""
+
+    command: str
+    status: int
+    out: str
+    err: str
+
+    @property
+    def first_error(self) -> str:
+        """First line of its stderr, "" where it wrote none."""
+        return next((line.strip() for line in self.err.splitlines() if line.strip()), "")
+
+
 def query(argv: Sequence[str], *, stdin: str = "", timeout: float = QUERY_TIMEOUT,
           env: Mapping[str, str] | None = None) -> str:
     """Run a query command and return its stdout.
+
+    Raises
+    ------
+    UnavailableError : as `ask`, and where the command fails (its last line of stderr is quoted).
+    """
+    answer = ask(argv, stdin=stdin, timeout=timeout, env=env)
+    if answer.status:
+        lines = answer.err.strip().splitlines() or answer.out.splitlines()
+        raise UnavailableError(f"{answer.command}: exit status {answer.status}: {lines[-1] if lines else 'no message'}")
+    return answer.out
+
+
+def ask(argv: Sequence[str], *, stdin: str = "", timeout: float = QUERY_TIMEOUT,
+        env: Mapping[str, str] | None = None) -> Answer:
+    """Run a query command and return all that it gave, whatever its exit status.
 
     The command runs in a process group of its own, which is killed when `timeout` seconds are over, so
     that a hanging controller costs no more than that.
 
     Raises
     ------
-    UnavailableError : the program is missing, hangs, or fails (its last line of stderr is quoted).
+    UnavailableError : the program is missing or hangs.
     """
     name = os.path.basename(argv[0])
     clean = {k: v for k, v in (os.environ if env is None else env).items() if k not in _FORMAT_VARIABLES}
@@ -42,7 +73,4 @@ def query(argv: Sequence[str], *, stdin: str = "", timeout: float = QUERY_TIMEOU
         os.killpg(child.pid, signal.SIGKILL)
         child.communicate()
         raise UnavailableError(f"{name}: no answer within {timeout:g} s") from error
-    if child.returncode:
-        lines = err.decode(errors="replace").strip().splitlines() or out.decode(errors="replace").splitlines()
-        raise UnavailableError(f"{name}: exit status {child.returncode}: {lines[-1] if lines else 'no message'}")
-    return out.decode(errors="replace")
+    return Answer(name, child.returncode, out.decode(errors="replace"), err.decode(errors="replace"))

@@ -1,0 +1,93 @@
+"""From lines that declare zones to the canonical Topology, with the checks that Slurm itself makes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from slurmdl.errors import InputError
+from slurmdl.topology.model import Topology
+
+#: bytes/s behind one unit of LinkSpeed. Slurm leaves the unit open (topology.conf(5)); Mbit/s is assumed here.
+LINK_SPEED_UNIT = 1e6 / 8
+
+
+@dataclass(frozen=True)
+class Declared:
+    """One zone as a source declares it.
+
+    Attributes
+    ----------
+    children : names of the zones below; () for a leaf.
+    nodes : names of its own nodes; read for a leaf only.
+    link_speed : LinkSpeed, None where not given. Slurm's default, 1, also counts as not given.
+    file, line, text : where it stands.
+    """
+
+    name: str
+    children: tuple[str, ...] = ()
+    nodes: tuple[str, ...] = ()
+    link_speed: int | None = None
+    file: str | None = None
+    line: int | None = None
+    text: str | None = None
+
+    def error(self, message: str) -> InputError:
+        return InputError(message, self.file, self.line, self.text)
+
+
+def build(declared: Sequence[Declared], *, kind: str, source: str) -> Topology:
+    """The canonical form of the declared zones.
+
+    A node on two leaves belongs to the first, a zone with two parents to the first.
+
+    Raises
+    ------
+    InputError : duplicate names, undefined children, a zone above itself.
+    """
+    index: dict[str, int] = {}
+    for i, zone in enumerate(declared):
+        if zone.name in index:
+            raise zone.error(f"zone {zone.name!r} is declared twice; each name may stand once")
+        index[zone.name] = i
+    parent = np.full(len(declared), -1, np.int32)
+    leaf: dict[str, int] = {}
+    for i, zone in enumerate(declared):
+        for child in zone.children:
+            if child not in index:
+                raise zone.error(f"zone {child!r} below {zone.name!r} is not declared; "
+                                 f"a line SwitchName={child} is needed")
+            if parent[index[child]] < 0:
+                parent[index[child]] = i
+        if not zone.children:
+            for node in zone.nodes:
+                leaf.setdefault(node, i)
+    speed = np.array([z.link_speed * LINK_SPEED_UNIT if z.link_speed not in (None, 0, 1) else np.nan
+                      for z in declared], float)
+    return Topology(tuple(index), parent, _levels(declared, index), speed, tuple(leaf),
+                    np.fromiter(leaf.values(), np.int32, len(leaf)), kind, source)
+
+
+def _levels(declared: Sequence[Declared], index: dict[str, int]) -> np.typing.NDArray[np.int32]:
+    """Height of each zone; InputError at a cycle."""
+    level = np.full(len(declared), -1, np.int32)
+    open_children = [len(set(zone.children)) for zone in declared]
+    parents: list[list[int]] = [[] for _ in declared]
+    for i, zone in enumerate(declared):
+        for child in set(zone.children):
+            parents[index[child]].append(i)
+    ready = [i for i, count in enumerate(open_children) if not count]
+    level[ready] = 0
+    while ready:
+        i = ready.pop()
+        for above in parents[i]:
+            level[above] = max(level[above], level[i] + 1)
+            open_children[above] -= 1
+            if not open_children[above]:
+                ready.append(above)
+    for i, count in enumerate(open_children):
+        if count:
+            raise declared[i].error(f"zone {declared[i].name!r} lies above itself; the zones must be a forest")
+    return level
