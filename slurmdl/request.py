@@ -126,7 +126,7 @@ def _nodes(text: str) -> tuple[int, int | None]:
 
 
 def _scaled(text: str) -> int:
-    factor = 1024 ** ("k" in text.lower()) * (1024 * 1024) ** ("m" in text.lower())
+    factor = (1024 if "k" in text.lower() else 1) * (1024 * 1024 if "m" in text.lower() else 1)
     return int(text.rstrip("kKmM")) * factor
 
 
@@ -147,7 +147,7 @@ def _megabytes(settings: Mapping[str, str], name: str) -> int | None:
     if not match:
         raise InputError(f"--{name}={text} is not understood")
     number, unit = int(match[1]), (match[2] or "m").lower()
-    return -(-number // 1024) if unit == "k" else number * 1024 ** "mgt".index(unit)
+    return -(-number // 1024) if unit == "k" else number * {"m": 1, "g": 1024, "t": 1024 * 1024}[unit]
 
 
 def _hosts(text: str) -> tuple[str, ...]:

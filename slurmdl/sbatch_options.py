@@ -28,9 +28,9 @@ _FLAGS = """consolidate-segments contiguous external help hold ignore-pbs no-req
 
 #: long name -> whether it takes a value
 LONG: dict[str, Takes] = {
-    **{name: "yes" for name in _VALUE.split()},
-    **{name: "optional" for name in _OPTIONAL.split()},
-    **{name: "no" for name in _FLAGS.split()},
+    **dict.fromkeys(_VALUE.split(), "yes"),
+    **dict.fromkeys(_OPTIONAL.split(), "optional"),
+    **dict.fromkeys(_FLAGS.split(), "no"),
 }
 
 #: letter -> long name
