@@ -45,7 +45,8 @@ def query(argv: Sequence[str], *, stdin: str = "", timeout: float = QUERY_TIMEOU
     answer = ask(argv, stdin=stdin, timeout=timeout, env=env)
     if answer.status:
         lines = answer.err.strip().splitlines() or answer.out.splitlines()
-        raise UnavailableError(f"{answer.command}: exit status {answer.status}: {lines[-1] if lines else 'no message'}")
+        message = lines[-1] if lines else "no message"
+        raise UnavailableError(f"{answer.command}: exit status {answer.status}: {message}")
     return answer.out
 
 

@@ -8,17 +8,9 @@ from slurmdl import process
 from slurmdl.cluster.model import ClusterSnapshot, Node, Partition
 from slurmdl.errors import UnavailableError
 
-#: keys of `scontrol -o -d show nodes`, 22.05 to 26.05. Values may hold blanks (OS, Reason, Comment, Extra),
-#: so a value ends where the next of these begins, and of a key that stands twice the first counts: what
-#: users and administrators may write freely comes last in the line.
-_NODE_KEYS = frozenset("""
-    NodeName Arch CoresPerSocket CPUAlloc CPUEfctv CPUTot CPULoad AvailableFeatures ActiveFeatures Gres GresDrain
-    GresUsed NodeAddr NodeHostName Port Version OS RealMemory AllocMem FreeMem Sockets Boards CoreSpecCount
-    CPUSpecList MemSpecLimit State NextState ThreadsPerCore TmpDisk Weight Owner MCS_label Partitions BootTime
-    SlurmdStartTime LastBusyTime ResumeAfterTime CfgTRES AllocTRES CapWatts CurrentWatts AveWatts ExtSensorsJoules
-    ExtSensorsWatts ExtSensorsTemp Reason Comment Extra InstanceId InstanceType ReservationName BcastAddr
-    Topology CertFlags GpuSpec RestrictedCoresPerGPU Parameters DynamicNode""".split())
-_KEY = re.compile(r"(?:^|\s)(\w+)=")
+#: KEY=VALUE at the begin of the line or after a blank. The values read here hold no blanks; those that do (OS,
+#: Reason, Comment, Extra) are not read, and what people may write freely comes after all that is.
+_PAIR = re.compile(r"(?:^|\s)(\w+)=(\S*)")
 _SUFFIXES = "*~#!%$@+^-"
 
 
@@ -58,19 +50,17 @@ def parse(text: str) -> ClusterSnapshot:
     nodes, partitions = [], []
     for line in text.splitlines():
         if line.startswith("NodeName="):
-            nodes.append(_node(_fields(line, _NODE_KEYS)))
+            nodes.append(_node(_fields(line)))
         elif line.startswith("PartitionName="):
             partitions.append(_partition(_fields(line)))
     return ClusterSnapshot(tuple(nodes), tuple(partitions))
 
 
-def _fields(line: str, known: frozenset[str] = frozenset()) -> dict[str, str]:
-    """Key -> value; where `known` is given a value reaches to the next known key, else to the next key."""
-    keys = [match for match in _KEY.finditer(line) if not known or match[1] in known]
+def _fields(line: str) -> dict[str, str]:
+    """Key -> value. Of a key that stands twice the first counts: `Reason=broken State=IDLE` is no state."""
     fields: dict[str, str] = {}
-    for match, following in zip(keys, [*keys[1:], None], strict=True):
-        value = line[match.end():following.start() if following else len(line)].strip()
-        fields.setdefault(match[1], "" if value in ("(null)", "N/A", "n/a") else value)
+    for key, value in _PAIR.findall(line):
+        fields.setdefault(key, "" if value in ("(null)", "N/A", "n/a") else value)
     return fields
 
 
