@@ -155,12 +155,9 @@ def _hosts(text: str) -> tuple[str, ...]:
         return ()
     if "/" in text:
         raise InputError(f"the node list file {text} is not read")
-    from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet, NodeSetException
+    from slurmdl.topology import hostlist
 
-    try:
-        return tuple(NodeSet(text, resolver=RESOLVER_NOGROUP))
-    except NodeSetException as error:
-        raise InputError(f"node list {text}: {error}") from error
+    return tuple(hostlist.expand(text))
 
 
 def _gres(settings: Mapping[str, str]) -> dict[str, int]:

@@ -1,0 +1,146 @@
+"""slurmdl.yaml: what a site or a user sets once. First /etc/slurmdl, then the user's own, key by key.
+
+The keys, all optional::
+
+    options:              # defaults of the --dl-* options, weaker than #DL lines, SLURMDL_OPT_* and options
+      strategy: gossip
+      bind: auto
+    links:                # assumed where nothing is measured
+      node: 1.25e9        # bytes/s of a node's link
+      zone: [6.25e8]      # bytes/s of a zone's uplink, by level, leaf first; the last serves all above
+      delay: 2.0e-5       # seconds that a message takes at each level crossed
+    query_timeout: 5      # seconds that a query of Slurm may take
+    plan_dir: /home/shared/slurmdl    # a directory that all nodes share, for plans too long for the environment
+
+Without a file nothing is read and no YAML reader is imported.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from slurmdl import dl_options
+from slurmdl.errors import InputError, UsageError
+
+SITE_FILE = "/etc/slurmdl/slurmdl.yaml"
+
+
+@dataclass(frozen=True)
+class Config:
+    """What the files set; the defaults where they are silent.
+
+    Attributes
+    ----------
+    options : settings of --dl-* options, field -> value as text (see dl_options.merge).
+    node_speed : bytes/s of a node's link; None for the default of network.model.LinkScores.
+    zone_speed : bytes/s of a zone's uplink by level, () for that default.
+    delay : seconds, None for that default.
+    query_timeout : seconds.
+    plan_dir : directory that all nodes share, None where not given.
+    """
+
+    options: Mapping[str, str] = field(default_factory=dict)
+    node_speed: float | None = None
+    zone_speed: tuple[float, ...] = ()
+    delay: float | None = None
+    query_timeout: float = 5.0
+    plan_dir: str | None = None
+
+
+def files(environ: Mapping[str, str]) -> tuple[str, str]:
+    """The site's file and the user's file (XDG Base Directory Specification)."""
+    base = environ.get("XDG_CONFIG_HOME") or os.path.join(environ.get("HOME") or os.path.expanduser("~"), ".config")
+    return SITE_FILE, os.path.join(base, "slurmdl", "slurmdl.yaml")
+
+
+def load(paths: Sequence[str] | None = None) -> Config:
+    """Read the files that exist, the later before the earlier.
+
+    Raises
+    ------
+    InputError : a file cannot be read, is not YAML, or holds an unknown key or a value that is not valid.
+    """
+    config = Config()
+    for path in files(os.environ) if paths is None else paths:
+        if os.path.exists(path):
+            config = _merge(config, _read(path), path)
+    return config
+
+
+def _read(path: str) -> dict[str, Any]:
+    import yaml
+
+    try:
+        with open(path, encoding="utf-8") as file:
+            data = yaml.safe_load(file)
+    except OSError as error:
+        raise InputError(f"cannot be read ({error.strerror})", path) from error
+    except UnicodeDecodeError as error:
+        raise InputError("is not UTF-8 text", path) from error
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        raise InputError(f"is not YAML ({getattr(error, 'problem', None) or error})", path,
+                         mark.line + 1 if mark else None) from error
+    return _keys(data or {}, ("options", "links", "query_timeout", "plan_dir"), path, "")
+
+
+def _merge(below: Config, data: dict[str, Any], path: str) -> Config:
+    links = _keys(data.get("links") or {}, ("node", "zone", "delay"), path, "links.")
+    zone = links.get("zone", below.zone_speed)
+    plan_dir = data.get("plan_dir", below.plan_dir)
+    if plan_dir is not None and not (isinstance(plan_dir, str) and os.path.isabs(plan_dir)):
+        raise InputError(f"plan_dir: {plan_dir!r} is not valid; valid: an absolute path", path)
+    return Config(
+        options={**below.options, **_options(data.get("options") or {}, path)},
+        node_speed=_positive(links["node"], "links.node", path) if "node" in links else below.node_speed,
+        zone_speed=tuple(_positive(speed, "links.zone", path)
+                         for speed in (zone if isinstance(zone, (list, tuple)) else [zone])),
+        delay=_positive(links["delay"], "links.delay", path) if "delay" in links else below.delay,
+        query_timeout=_positive(data.get("query_timeout", below.query_timeout), "query_timeout", path),
+        plan_dir=plan_dir)
+
+
+def _options(data: Any, path: str) -> dict[str, str]:
+    named = {option.name: option for option in dl_options.OPTIONS}
+    found = {}
+    for name, value in _keys(data, tuple(named), path, "options.").items():
+        option = named[name]
+        # YAML takes a bare `off` for False: the options know it as a word
+        word = {True: "on", False: "off"}.get(value, str(value)) if isinstance(value, bool) else str(value)
+        text = ",".join(map(str, value)) if isinstance(value, list) else word
+        if option.kind == "flag":
+            if value is True:
+                found[option.field] = ""
+            elif value is not False:
+                raise InputError(f"options.{name}: {value!r} is not valid; valid: true, false", path)
+            continue
+        try:
+            option.read(text, f"options.{name}")
+        except UsageError as error:
+            raise InputError(str(error), path) from error
+        found[option.field] = text
+    return found
+
+
+def _keys(data: Any, valid: tuple[str, ...], path: str, prefix: str) -> dict[str, Any]:
+    if not isinstance(data, dict):
+        raise InputError(f"{prefix.rstrip('.') or 'the file'} must hold keys with values, "
+                         f"not {type(data).__name__}", path)
+    for key in data:
+        if key not in valid:
+            near = dl_options.nearest_first(str(key), valid)
+            raise InputError(f"unknown key {prefix}{key}; valid: {', '.join(prefix + name for name in near)}", path)
+    return data
+
+
+def _positive(value: Any, name: str, path: str) -> float:
+    try:
+        number = float(value)  # YAML 1.1 reads 1e9, which has no point, as text
+    except (TypeError, ValueError):
+        number = 0.0
+    if isinstance(value, bool) or not 0 < number < float("inf"):
+        raise InputError(f"{name}: {value!r} is not valid; valid: a number above 0", path)
+    return number
