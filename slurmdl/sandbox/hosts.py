@@ -14,12 +14,13 @@ import shlex
 import signal
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from slurmdl.errors import SandboxError
 
 _MARK = "SLURMDL_SANDBOX_HOST"
+_SLEEPER = "sleep"
 #: directories that every host has for itself, with their modes
 _OWN = {"/tmp": "1777", "/var/tmp": "1777", "/run": "755", "/dev/shm": "1777"}
 
@@ -27,26 +28,28 @@ _OWN = {"/tmp": "1777", "/var/tmp": "1777", "/run": "755", "/dev/shm": "1777"}
 def find(sandbox: str) -> dict[str, int]:
     """The living hosts of a sandbox: host name -> process id of its first process, seen from here."""
     hosts = {}
-    prefix = f"{_MARK}={sandbox}/".encode()
-    for entry in os.scandir("/proc"):
-        if not entry.name.isdigit():
-            continue
+    for pid, name, host in _marked():
         with contextlib.suppress(OSError):
-            environ = Path(entry.path, "environ").read_bytes()
-            if environ.startswith(prefix):
-                hosts[environ.split(b"\0", 1)[0][len(prefix):].decode()] = int(entry.name)
+            if name == sandbox and Path(f"/proc/{pid}/comm").read_text().strip() == _SLEEPER:
+                hosts[host] = pid
     return hosts
 
 
-def sandboxes() -> set[str]:
-    """Names of all sandboxes that have a living host."""
-    names = set()
+def _marked() -> Iterator[tuple[int, str, str]]:
+    """(process id, sandbox, host) of all processes with the mark: the sleepers, and what starts them."""
+    prefix = f"{_MARK}=".encode()
     for entry in os.scandir("/proc"):
-        with contextlib.suppress(OSError):
-            if entry.name.isdigit() and (environ := Path(entry.path, "environ").read_bytes()).startswith(
-                    f"{_MARK}=".encode()):
-                names.add(environ.split(b"=", 1)[1].split(b"/", 1)[0].decode())
-    return names
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                environ = Path(entry.path, "environ").read_bytes()
+                if environ.startswith(prefix):
+                    sandbox, _, host = environ[len(prefix):].split(b"\0", 1)[0].decode().partition("/")
+                    yield int(entry.name), sandbox, host
+
+
+def sandboxes() -> set[str]:
+    """Names of all sandboxes of which anything lives."""
+    return {sandbox for _, sandbox, _ in _marked()}
 
 
 def start(sandbox: str, names: Sequence[str], mounts: Mapping[str, str], timeout: float = 20.0) -> dict[str, int]:
@@ -57,13 +60,13 @@ def start(sandbox: str, names: Sequence[str], mounts: Mapping[str, str], timeout
     starters = {}
     for name in names:
         script = (f"mount --make-rprivate /\nhostname {shlex.quote(name)}\nip link set lo up\n{mounts[name]}\n"
-                  f"exec env -i --ignore-signal=CHLD {_MARK}={sandbox}/{name} sleep infinity")
+                  f"exec env -i --ignore-signal=CHLD {_MARK}={sandbox}/{name} {_SLEEPER} infinity")
         # SIGCHLD is ignored so that the kernel reaps the daemons' orphans, which fall to process 1
         starters[name] = subprocess.Popen(
             ["unshare", "--net", "--uts", "--mount", "--pid", "--fork", "--mount-proc", "--kill-child=KILL",
              "sh", "-euc", script],
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, cwd="/",
-            start_new_session=True)
+            env={_MARK: f"{sandbox}/{name}", "PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}, start_new_session=True)
     deadline = time.monotonic() + timeout
     while True:
         up = find(sandbox)
@@ -83,16 +86,25 @@ def start(sandbox: str, names: Sequence[str], mounts: Mapping[str, str], timeout
 def stop(sandbox: str, names: Sequence[str] | None = None, timeout: float = 10.0) -> None:
     """End hosts (all of them by default) and every process on them; returns when they are gone."""
     deadline = time.monotonic() + timeout
+    ended: set[int] = set()
     while True:
-        left = {name: pid for name, pid in find(sandbox).items() if names is None or name in names}
-        if not left:
-            return
-        for pid in left.values():
+        left = {pid for pid, name, host in _marked() if name == sandbox and (names is None or host in names)}
+        for pid in left:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+        # a killed process has lost its mark, but process 1 of a host ends only after all others of the host
+        ended = {pid for pid in ended | left if _runs(pid)}
+        if not left and not ended:
+            return
         if time.monotonic() > deadline:
-            raise SandboxError(f"host {min(left)} of sandbox {sandbox} does not end")
-        time.sleep(0.02)
+            raise SandboxError(f"sandbox {sandbox}: processes {sorted(ended)} do not end")
+        time.sleep(0.01)
+
+
+def _runs(pid: int) -> bool:
+    with contextlib.suppress(ChildProcessError):
+        return os.waitpid(pid, os.WNOHANG) == (0, 0)  # our own child: nobody else will collect it
+    return Path(f"/proc/{pid}").exists()
 
 
 def enter(pid: int, argv: Sequence[str], *, directory: str | None = None) -> list[str]:

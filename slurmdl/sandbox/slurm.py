@@ -160,7 +160,8 @@ def node_states(pids: Mapping[str, int]) -> dict[str, str]:
         text = hosts.run(pids[LOGIN], ["sinfo", "-h", "-N", "-o", "%N %T"], timeout=5)
     except SandboxError:
         return {}
-    return {node: state for node, state in (line.split() for line in text.splitlines())}
+    rows = (line.split() for line in text.splitlines())
+    return {row[0]: row[1] for row in rows}
 
 
 def wait_ready(pids: Mapping[str, int], timeout: float = 30.0) -> None:

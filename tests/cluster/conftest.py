@@ -1,0 +1,212 @@
+"""The one way in which the cluster tests reach a cluster: submit, run on a host, stop a daemon, change a link.
+
+`Cluster` is what a test may use; `SandboxCluster` gives it on the sandbox. Another kind of cluster takes the
+sandbox's place by another subclass. Every command runs as an ordinary user unless `as_root` says otherwise.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from slurmdl.errors import SandboxError
+from slurmdl.sandbox import cluster as sandbox
+from slurmdl.sandbox.spec import LOGIN, Spec, alternating
+from slurmdl.topology.model import Topology
+
+_numbers = itertools.count()
+FINAL = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "PREEMPTED"}
+
+
+class Cluster:
+    """A real Slurm cluster. Attributes: `topology`; `shared`, a directory that all hosts share."""
+
+    topology: Topology
+    shared: Path
+
+    def run(self, argv: Sequence[str], *, host: str = LOGIN, as_root: bool = False, stdin: str = "",
+            directory: Path | None = None, env: dict[str, str] | None = None,
+            timeout: float = 60) -> subprocess.CompletedProcess[str]:
+        """Run a command on a host; stdout and stderr are kept apart."""
+        raise NotImplementedError
+
+    def stop_daemon(self, host: str) -> None:
+        """Kill slurmctld (login host) or slurmd (node)."""
+        raise NotImplementedError
+
+    def start_daemon(self, host: str) -> None:
+        """Start it again, and wait until Slurm uses the host."""
+        raise NotImplementedError
+
+    def freeze_daemon(self, host: str, frozen: bool) -> None:
+        """Let a daemon hang (SIGSTOP), or go on."""
+        raise NotImplementedError
+
+    def power_off(self, node: str) -> None:
+        """End a node as a loss of power would."""
+        raise NotImplementedError
+
+    def change_link(self, name: str, *, rate: float | None = None, loss: float | None = None) -> None:
+        """Change a node's link or a zone's uplink: bits/s, fraction of packets."""
+        raise NotImplementedError
+
+    def bytes_between_zones(self) -> int:
+        """Bytes that nodes have sent across zones so far, as the routers counted them."""
+        raise NotImplementedError
+
+    # --- what follows from the above, the same on every kind of cluster ---
+
+    def directory(self, name: str = "job") -> Path:
+        """A new directory on the shared file system that belongs to the ordinary user."""
+        path = self.shared / f"{name}-{next(_numbers)}"
+        self.run(["mkdir", "-m", "755", str(path)]).check_returncode()
+        return path
+
+    def script(self, text: str, name: str = "job.sh") -> Path:
+        """A script in a new directory, with a first line of its own where `text` has none."""
+        path = self.directory() / name
+        path.write_text(text if text.startswith("#!") else f"#!/bin/sh\n{text}")
+        path.chmod(0o755)
+        return path
+
+    def submit(self, argv: Sequence[str], **keywords: object) -> int:
+        """Submit (argv as `["sbatch", ...]` or `["slurmdl", "sbatch", ...]`) and return the job id."""
+        done = self.run(argv, **keywords)  # type: ignore[arg-type]
+        assert done.returncode == 0, done.stderr
+        words = done.stdout.split()
+        return int(words[3] if words[:3] == ["Submitted", "batch", "job"] else words[0].split(";")[0])
+
+    def job(self, job: int | str) -> dict[str, str]:
+        """The controller's record of a job, as `scontrol show job` words it."""
+        text = self.run(["scontrol", "-o", "show", "job", str(job)]).stdout
+        return dict(word.split("=", 1) for word in text.split() if "=" in word)
+
+    def wait_for(self, job: int | str, states: set[str], timeout: float = 60) -> dict[str, str]:
+        """The record of a job once it is in one of `states`."""
+        deadline = time.monotonic() + timeout
+        while (record := self.job(job)).get("JobState") not in states:
+            assert time.monotonic() < deadline, f"job {job} is {record.get('JobState')} ({record.get('Reason')})"
+            time.sleep(0.1)
+        return record
+
+    def wait(self, job: int | str, timeout: float = 60) -> dict[str, str]:
+        """The record of a job once it has ended."""
+        return self.wait_for(job, FINAL, timeout)
+
+    def output(self, job: int, timeout: float = 60) -> str:
+        """What a job that completed wrote (its standard output file, read on the login host)."""
+        record = self.wait(job, timeout)
+        text = self.run(["cat", record["StdOut"]]).stdout
+        assert record["JobState"] == "COMPLETED", f"{record['JobState']} {record['ExitCode']}: {text}"
+        return text
+
+    def cancel_all(self) -> None:
+        """End all jobs and wait until every node is free again."""
+        self.run(["scancel", "--state=PENDING"], as_root=True)
+        self.run(["scancel", "--user=root"], as_root=True)
+        self.run(["sh", "-c", "squeue -h -o %A | sort -u | xargs -r scancel"], as_root=True)
+        deadline = time.monotonic() + 30
+        while self.run(["squeue", "-h"]).stdout.strip():
+            assert time.monotonic() < deadline, "jobs do not end"
+            time.sleep(0.1)
+
+
+class SandboxCluster(Cluster):
+    def __init__(self, box: sandbox.Sandbox) -> None:
+        self.box, self.topology, self.shared = box, box.spec.topology, box.shared
+
+    def run(self, argv: Sequence[str], *, host: str = LOGIN, as_root: bool = False, stdin: str = "",
+            directory: Path | None = None, env: dict[str, str] | None = None,
+            timeout: float = 60) -> subprocess.CompletedProcess[str]:
+        line = self.box.command(argv, host, as_root=as_root, directory=str(directory or self.shared / "home"))
+        return subprocess.run(line, input=stdin, capture_output=True, text=True, timeout=timeout,
+                              env={**os.environ, **(env or {})}, check=False)
+
+    def stop_daemon(self, host: str) -> None:
+        pid = self.box.daemon_pid(host)
+        os.kill(pid, signal.SIGKILL)
+        while Path(f"/proc/{pid}").exists():
+            time.sleep(0.01)
+
+    def start_daemon(self, host: str) -> None:
+        self.box.start_daemon(host)
+        deadline = time.monotonic() + 30
+        while True:
+            states = self.box.node_states()
+            if states and (host == LOGIN or states.get(host) in ("idle", "mixed", "allocated")):
+                return
+            assert time.monotonic() < deadline, f"{host} does not come back"
+            time.sleep(0.1)
+
+    def freeze_daemon(self, host: str, frozen: bool) -> None:
+        os.kill(self.box.daemon_pid(host), signal.SIGSTOP if frozen else signal.SIGCONT)
+
+    def power_off(self, node: str) -> None:
+        self.box.power_off(node)
+
+    def change_link(self, name: str, *, rate: float | None = None, loss: float | None = None) -> None:
+        self.box.change_link(name, rate=rate, loss=loss)
+
+    def bytes_between_zones(self) -> int:
+        return sum(counter["out"] for counter in self.box.counters().values())
+
+
+def _up(**options: object) -> SandboxCluster:
+    """A sandbox of 8 nodes in 2 zones, or as `options` (fields of Spec; nodes, zones) say."""
+    nodes, zones = int(options.pop("nodes", 8)), int(options.pop("zones", 2))  # type: ignore[call-overload]
+    spec = Spec(f"test-{os.getpid()}-{next(_numbers)}", alternating(nodes, zones), **options)  # type: ignore[arg-type]
+    try:
+        return SandboxCluster(sandbox.up(spec))
+    except SandboxError as error:
+        if os.environ.get("SLURMDL_REQUIRE_CLUSTER") == "1":
+            raise
+        pytest.skip(f"no real Slurm cluster: {error}")
+
+
+@pytest.fixture(scope="session")
+def _shared_cluster() -> Iterator[SandboxCluster]:
+    cluster = _up()
+    try:
+        yield cluster
+    finally:
+        sandbox.down(cluster.box.spec.name)
+
+
+@pytest.fixture
+def cluster(_shared_cluster: SandboxCluster) -> Iterator[Cluster]:
+    """The common cluster: 8 nodes n1..n8 with 2 CPUs, odd ones in zoneA, even ones in zoneB; empty of jobs."""
+    yield _shared_cluster
+    _shared_cluster.cancel_all()
+
+
+@pytest.fixture
+def new_cluster() -> Iterator[Callable[..., Cluster]]:
+    """A function that brings up a cluster of this test's own, e.g. `new_cluster(zone_features=False)`."""
+    made: list[SandboxCluster] = []
+
+    def make(**options: object) -> Cluster:
+        made.append(_up(**options))
+        return made[-1]
+
+    yield make
+    for each in made:
+        sandbox.down(each.box.spec.name)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if Path(item.path).parent == Path(__file__).parent:
+            item.add_marker("cluster")
+
+
+def lines_of(text: str) -> list[dict[str, str]]:
+    """The JSON objects, one a line, that tasks printed."""
+    return [json.loads(line) for line in text.splitlines() if line.startswith("{")]

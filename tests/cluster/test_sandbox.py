@@ -1,0 +1,130 @@
+"""The sandbox itself: separate hosts, shaped links, and nothing left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from slurmdl.sandbox import cluster as sandbox
+from slurmdl.sandbox.spec import Spec, alternating
+
+
+def traces(name: str) -> list[str]:
+    """What is left of a sandbox on the machine: processes (which hold namespaces), mounts, links, rules, files."""
+    found = []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):
+            # the mark of a host's first process; the mounts that all other processes of a host see
+            for file in ("environ", "mountinfo"):
+                if int(pid) != os.getpid() and name.encode() in Path(f"/proc/{pid}/{file}").read_bytes():
+                    found.append(f"process {pid} {Path(f'/proc/{pid}/comm').read_text().strip()}")
+    for kind, argv in (("mount", ["findmnt", "-rno", "TARGET"]), ("link", ["ip", "-br", "link"]),
+                       ("rule", ["nft", "list", "ruleset"]), ("namespace", ["ip", "netns"])):
+        text = subprocess.run(argv, capture_output=True, text=True, check=False).stdout
+        found += [f"{kind} {line}" for line in text.splitlines() if name in line or "slurmdl" in line]
+    return found + [f"file {path}" for path in Path("/var/lib").glob(f"slurmdl*/{name}")]
+
+
+def test_hosts_are_apart_and_share_one_directory(cluster):
+    for host in ("n1", "n2", "login"):
+        seen = cluster.run(["sh", "-c", "hostname; id -un; touch /dev/shm/mine /run/mine 2>/dev/null; "
+                            "echo $$ > /tmp/only-here; ls /tmp /dev/shm"], host=host).stdout.split()
+        assert seen == [host, "researcher", "/dev/shm:", "mine", "/tmp:", "only-here"]
+    assert not Path("/tmp/only-here").exists()
+    cluster.run(["touch", str(cluster.shared / "common")], host="n1")
+    assert cluster.run(["test", "-e", str(cluster.shared / "common")], host="n2").returncode == 0
+
+
+def test_zones_are_known_to_slurm_and_to_the_tasks(cluster):
+    seen = cluster.run(["srun", "-N8", "sh", "-c", "echo $SLURM_TOPOLOGY_ADDR"]).stdout.split()
+    assert sorted(seen) == sorted(f"core.zone{'AB'[i % 2]}.n{i + 1}" for i in range(8))
+    assert "ActiveFeatures=zoneB" in cluster.run(["scontrol", "show", "node", "n2"]).stdout
+
+
+TRANSFER = """
+import socket, sys, time
+if sys.argv[1] == "receive":
+    server = socket.create_server(("", 5001))
+    print("ready", flush=True)
+    connection, count = server.accept()[0], 0
+    start = time.monotonic()
+    while data := connection.recv(1 << 20):
+        count += len(data)
+    print(count / (time.monotonic() - start))
+else:
+    connection = socket.create_connection((sys.argv[1], 5001))
+    connection.sendall(bytes(int(sys.argv[2])))
+"""
+
+
+def transfer(cluster, source: str, target: str, count: int) -> float:
+    """Bytes/s of one TCP stream."""
+    program = cluster.directory() / "transfer.py"
+    program.write_text(TRANSFER)
+    receiver = subprocess.Popen(cluster.box.command(["python3", str(program), "receive"], target),
+                                stdout=subprocess.PIPE, text=True)
+    assert receiver.stdout.readline() == "ready\n"
+    cluster.run(["python3", str(program), target, str(count)], host=source).check_returncode()
+    return float(receiver.communicate(timeout=30)[0])
+
+
+def test_traffic_between_zones_crosses_the_shaped_uplinks_and_is_counted(new_cluster):
+    cluster = new_cluster(nodes=4)
+    before = cluster.bytes_between_zones()
+    inside = transfer(cluster, "n1", "n3", 20_000_000)
+    assert cluster.bytes_between_zones() - before < 20_000
+    across = transfer(cluster, "n1", "n2", 4_000_000)
+    assert 4_000_000 <= cluster.bytes_between_zones() - before < 4_200_000
+    assert inside > 5 * across
+    cluster.change_link("zoneB", rate=10e6)
+    assert transfer(cluster, "n1", "n2", 1_000_000) < 0.5 * across
+
+
+def test_down_leaves_nothing():
+    first, second = (Spec(f"trace-{os.getpid()}-{i}", alternating(4, 2)) for i in (1, 2))
+    try:
+        boxes = [sandbox.up(first), sandbox.up(second)]  # two side by side
+        for box in boxes:
+            line = box.command(["srun", "-N4", "hostname"])
+            done = subprocess.run(line, capture_output=True, text=True, timeout=30, check=False)
+            assert sorted(done.stdout.split()) == ["n1", "n2", "n3", "n4"], done.stderr
+        subprocess.run(boxes[0].command(["sbatch", "-N2", "--wrap", "sleep 300"]), check=True,
+                       stdout=subprocess.DEVNULL)  # a running job goes with its cluster
+        assert all(any(kind in trace for trace in traces(first.name))
+                   for kind in ("slurmd", "slurmctld", "munged", "sleep", "file"))
+    finally:
+        sandbox.down(first.name)
+        sandbox.down(second.name)
+    assert traces(first.name) + traces(second.name) == []
+
+
+@pytest.mark.parametrize("seconds", [0.05, 0.15, 0.25])
+def test_a_start_that_was_cut_off_is_cleared_by_down_and_by_up(seconds):
+    name = f"cut-{os.getpid()}"
+    code = ("from slurmdl.sandbox import cluster, spec;"
+            f"print(1, flush=True); cluster.up(spec.Spec({name!r}, spec.alternating(8, 2)))")
+
+    def cut() -> None:
+        child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        child.stdout.readline()
+        time.sleep(seconds)
+        child.kill()
+        child.wait()
+
+    cut()
+    try:
+        sandbox.down(name)
+        assert traces(name) == []
+        cut()
+        (sandbox._BASE / name / "ready").unlink(missing_ok=True)
+        box = sandbox.up(Spec(name, alternating(8, 2)))
+        assert set(box.node_states().values()) == {"idle"}
+    finally:
+        sandbox.down(name)
+    assert traces(name) == []
