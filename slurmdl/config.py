@@ -9,7 +9,6 @@ The keys, all optional::
       node: 1.25e9        # bytes/s of a node's link
       zone: [6.25e8]      # bytes/s of a zone's uplink, by level, leaf first; the last serves all above
       delay: 2.0e-5       # seconds that a message takes at each level crossed
-    query_timeout: 5      # seconds that a query of Slurm may take
     plan_dir: /home/shared/slurmdl    # a directory that all nodes share, for plans too long for the environment
 
 Without a file nothing is read and no YAML reader is imported.
@@ -38,7 +37,6 @@ class Config:
     node_speed : bytes/s of a node's link; None for the default of network.model.LinkScores.
     zone_speed : bytes/s of a zone's uplink by level, () for that default.
     delay : seconds, None for that default.
-    query_timeout : seconds.
     plan_dir : directory that all nodes share, None where not given.
     """
 
@@ -46,7 +44,6 @@ class Config:
     node_speed: float | None = None
     zone_speed: tuple[float, ...] = ()
     delay: float | None = None
-    query_timeout: float = 5.0
     plan_dir: str | None = None
 
 
@@ -84,7 +81,7 @@ def _read(path: str) -> dict[str, Any]:
         mark = getattr(error, "problem_mark", None)
         raise InputError(f"is not YAML ({getattr(error, 'problem', None) or error})", path,
                          mark.line + 1 if mark else None) from error
-    return _keys(data or {}, ("options", "links", "query_timeout", "plan_dir"), path, "")
+    return _keys(data or {}, ("options", "links", "plan_dir"), path, "")
 
 
 def _merge(below: Config, data: dict[str, Any], path: str) -> Config:
@@ -99,7 +96,6 @@ def _merge(below: Config, data: dict[str, Any], path: str) -> Config:
         zone_speed=tuple(_positive(speed, "links.zone", path)
                          for speed in (zone if isinstance(zone, (list, tuple)) else [zone])),
         delay=_positive(links["delay"], "links.delay", path) if "delay" in links else below.delay,
-        query_timeout=_positive(data.get("query_timeout", below.query_timeout), "query_timeout", path),
         plan_dir=plan_dir)
 
 

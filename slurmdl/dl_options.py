@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from slurmdl import getopt
-from slurmdl.errors import UsageError
+from slurmdl.errors import InputError, UsageError
 from slurmdl.plan import STRATEGIES
 
 PLACES = ("pack", "balance", "spread")
@@ -41,6 +41,33 @@ class DlOptions:
     explain: bool = False
     dry_run: bool = False
     strict: bool = False
+
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Any) -> DlOptions:
+        """The inverse of `to_json`; fields that another version wrote are passed over.
+
+        Raises
+        ------
+        InputError : it is no object, or a field has another type than here.
+        """
+        if not isinstance(data, dict):
+            raise InputError(f"--dl-* options: expected an object, found {type(data).__name__}")
+        values: dict[str, Any] = {}
+        for known in fields(cls):
+            if known.name in data:
+                value = data[known.name]
+                default = getattr(cls, known.name)
+                value = tuple(map(str, value)) if isinstance(value, list) else value
+                kinds = (str, type(None)) if default is None else (int, float) if isinstance(default, float) \
+                    else (type(default),)
+                if not isinstance(value, kinds):
+                    raise InputError(f"--dl-* options: {known.name}={value!r} is not valid")
+                values[known.name] = value
+        return cls(**values)
 
 
 @dataclass(frozen=True)

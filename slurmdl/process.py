@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NoReturn
 
 from slurmdl.errors import UnavailableError
 
@@ -75,3 +77,71 @@ def ask(argv: Sequence[str], *, stdin: str = "", timeout: float = QUERY_TIMEOUT,
         child.communicate()
         raise UnavailableError(f"{name}: no answer within {timeout:g} s") from error
     return Answer(name, child.returncode, out.decode(errors="replace"), err.decode(errors="replace"))
+
+
+def become(argv: Sequence[str], env: Mapping[str, str], stdin: bytes | None = None) -> NoReturn:
+    """Replace this process by a program, so that signals, terminal and exit status are its own.
+
+    Parameters
+    ----------
+    argv : the first word is the program's path.
+    stdin : what it reads on its standard input; None leaves that as it is.
+
+    Raises
+    ------
+    UnavailableError : the program cannot be run.
+    """
+    if stdin is not None:
+        os.dup2(_readable(stdin), 0)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    try:
+        os.execve(argv[0], list(argv), dict(env))
+    except OSError as error:
+        raise UnavailableError(f"{argv[0]}: {error.strerror}") from error
+
+
+def relay(argv: Sequence[str], env: Mapping[str, str], stdin: bytes | None,
+          first_line: Callable[[bytes], None]) -> int:
+    """Run a program to its end, hand its stdout through byte for byte, and return its exit status.
+
+    Signals that end programs are passed on to it. Once its first line has been handed through, `first_line` is
+    called with it, while the program goes on.
+
+    Raises
+    ------
+    UnavailableError : the program cannot be run.
+    """
+    try:
+        child = subprocess.Popen(argv, stdin=None if stdin is None else _readable(stdin), stdout=subprocess.PIPE,
+                                 env=dict(env))
+    except OSError as error:
+        raise UnavailableError(f"{argv[0]}: {error.strerror}") from error
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, lambda received, _: child.send_signal(received))
+    assert child.stdout is not None
+    seen, called = b"", False
+    while chunk := os.read(child.stdout.fileno(), 65536):
+        _write(1, chunk)
+        seen += b"" if called else chunk
+        if not called and b"\n" in seen:
+            called = True
+            first_line(seen.partition(b"\n")[0])
+    status = child.wait()
+    if status < 0:
+        signal.signal(-status, signal.SIG_DFL)
+        os.kill(os.getpid(), -status)
+    return status
+
+
+def _readable(data: bytes) -> int:
+    """A file descriptor from which `data` can be read."""
+    fd = os.memfd_create("stdin")
+    _write(fd, data)
+    os.lseek(fd, 0, os.SEEK_SET)
+    return fd
+
+
+def _write(fd: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(fd, data):]

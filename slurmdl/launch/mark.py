@@ -1,0 +1,71 @@
+"""SLURMDL_REQUEST: how a submission tells the job what was asked for, and that a choice was made already.
+
+Slurm keeps every variable whose name begins with SLURM under `--export=NONE` and `NIL`; under a list of names
+it keeps only those that begin with `SLURM_`, so there the name is added to the list (env.c of Slurm 22.05).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from slurmdl.dl_options import DlOptions
+from slurmdl.errors import InputError
+
+VARIABLE = "SLURMDL_REQUEST"
+VERSION = 1
+
+#: what is the user's own among the variables that begin with SLURMDL_
+_INPUTS = ("SLURMDL_OPT_", "SLURMDL_DEBUG")
+#: what `slurmdl srun` gives to its tasks beside variables that begin with SLURMDL_
+_TASK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",
+                   "SLURM_HOSTFILE")
+
+
+@dataclass(frozen=True)
+class Mark:
+    """What one submission decided.
+
+    Attributes
+    ----------
+    dl : the --dl-* options after precedence.
+    submitter : SLURM_JOB_ID of the job that the submission ran in, "" where it ran in none.
+    pid : process that submitted; sbatch has the same or is its child.
+    """
+
+    dl: DlOptions
+    submitter: str
+    pid: int
+
+    def text(self) -> str:
+        """The value of SLURMDL_REQUEST."""
+        return json.dumps({"version": VERSION, "submitter": self.submitter, "pid": self.pid,
+                           "dl": self.dl.to_json()}, separators=(",", ":"))
+
+
+def make(dl: DlOptions, environ: Mapping[str, str]) -> Mark:
+    return Mark(dl, environ.get("SLURM_JOB_ID", ""), os.getpid())
+
+
+def read(environ: Mapping[str, str]) -> Mark | None:
+    """The mark in an environment, None where there is none. InputError where it is malformed."""
+    text = environ.get(VARIABLE)
+    if not text:
+        return None
+    try:
+        data = json.loads(text)
+        if data["version"] != VERSION:
+            raise InputError(f"{VARIABLE}: version {data['version']!r} is not {VERSION}")
+        return Mark(DlOptions.from_json(data["dl"]), str(data["submitter"]), int(data["pid"]))
+    except (ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{VARIABLE} is malformed ({type(error).__name__}: {error})") from error
+
+
+def clean(environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment without what an outer job or step was given by slurmdl: a submission decides anew."""
+    inherited = {name for name in environ if name.startswith("SLURMDL_") and not name.startswith(_INPUTS)}
+    if "SLURMDL_PLAN" in environ:
+        inherited.update(_TASK_VARIABLES)
+    return {name: value for name, value in environ.items() if name not in inherited}

@@ -1,0 +1,212 @@
+"""One call of sbatch as it was typed: its words, its script, and the request that both make."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import stat
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import BinaryIO
+
+from slurmdl import dl_options, getopt, request, sbatch_options
+from slurmdl.errors import UsageError
+from slurmdl.request import JobRequest
+
+_LONG = {**sbatch_options.LONG, **dl_options.LONG}
+
+#: of two options that set the same, the later one counts
+_REPLACES = {"nodelist": "nodefile", "nodefile": "nodelist", "requeue": "no-requeue", "no-requeue": "requeue",
+             "exclusive": "oversubscribe", "oversubscribe": "exclusive"}
+
+
+@dataclass(frozen=True)
+class Script:
+    """A batch script: its name for messages, its bytes, and whether they came from standard input."""
+
+    name: str
+    body: bytes
+    from_stdin: bool = False
+
+
+@dataclass(frozen=True)
+class Submission:
+    """What is to be submitted.
+
+    Attributes
+    ----------
+    argv : the user's words without the --dl-* options.
+    end : index in argv where sbatch's options end and further ones can be put.
+    settings : long name of an option of sbatch -> its value, "" for a flag, after precedence.
+    script : None with --wrap, and where the script cannot be read.
+    request : what placement needs of all this.
+    """
+
+    argv: tuple[str, ...]
+    end: int
+    settings: Mapping[str, str]
+    script: Script | None
+    request: JobRequest
+
+    @property
+    def quiet(self) -> bool:
+        return "quiet" in self.settings
+
+    @property
+    def program(self) -> str:
+        """The text that the job will run, as far as it is known."""
+        body = self.script.body.decode(errors="replace") if self.script else ""
+        return body + self.settings.get("wrap", "")
+
+
+@dataclass(frozen=True)
+class Words:
+    """argv, split. `line` holds no `:` of heterogeneous jobs, but its indexes count in argv."""
+
+    argv: tuple[str, ...]
+    line: getopt.CommandLine
+    heterogeneous: bool
+
+    @classmethod
+    def split(cls, argv: Sequence[str]) -> Words:
+        places = [i for i, word in enumerate(argv) if word != ":"]
+        line = getopt.parse([argv[i] for i in places], sbatch_options.SHORT, _LONG)
+        moved = tuple(getopt.Option(o.name, o.value, o.words, places[o.index], o.known, o.complete)
+                      for o in line.options)
+        return cls(tuple(argv), getopt.CommandLine(moved, line.operands), len(places) < len(argv))
+
+    @property
+    def asks_for_help(self) -> bool:
+        return any(self.line.has(name) for name in ("help", "usage", "version"))
+
+    def passed_on(self) -> tuple[tuple[str, ...], int]:
+        """The words for sbatch, and the index among them where the options end."""
+        ours = {i for option in self.line.options if option.name.startswith("dl-")
+                for i in range(option.index, option.index + len(option.words))}
+        words = tuple(word for i, word in enumerate(self.argv) if i not in ours)
+        end = len(words) - len(self.line.operands)
+        last = self.line.options[-1] if self.line.options else None
+        value_ends = last.index + len(last.words) if last else 0
+        if value_ends < len(self.argv) and self.argv[value_ends] == "--":
+            end -= 1
+        return words, end
+
+
+def read(argv: Sequence[str], environ: Mapping[str, str], defaults: Mapping[str, str],
+         stdin: BinaryIO | None = None) -> Submission:
+    """Read one call of sbatch: script before environment before command line, the last counts.
+
+    Parameters
+    ----------
+    argv : the words after `sbatch`.
+    defaults : settings of --dl-* options that are weaker than all others.
+    stdin : where a script without a name is read from; sys.stdin where None. It is read to its end.
+
+    Raises
+    ------
+    UsageError : an unknown --dl-* option, or a value that is not valid.
+    InputError : a `#DL` line cannot be split into words.
+    """
+    words = Words.split(argv)
+    typed = dl_options.settings(words.line.options)
+    script = _script(words.line, stdin)
+    given, directed, doubt = _directives(script) if script else ({}, {}, "")
+    settings = given
+    for layer in (sbatch_options.from_environment(environ), _settings(words.line.options)):
+        settings = _overlay(settings, layer)
+    dl = dl_options.merge(defaults, directed, dl_options.from_environment(environ), typed)
+    unpinnable = _doubt(words, settings, script, environ) or doubt
+    passed, end = words.passed_on()
+    return Submission(passed, end, settings, script, request.from_settings(settings, dl, unpinnable))
+
+
+def _settings(options: Iterable[getopt.Option]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for option in options:
+        if option.known and not option.name.startswith("dl-"):
+            name = sbatch_options.SYNONYMS.get(option.name, option.name)
+            found = _overlay(found, {name: option.value or ""})
+    return found
+
+
+def _overlay(below: Mapping[str, str], above: Mapping[str, str]) -> dict[str, str]:
+    merged = dict(below)
+    for name, value in above.items():
+        merged.pop(_REPLACES.get(name, ""), None)
+        merged[name] = value
+    return merged
+
+
+def _directives(script: Script) -> tuple[dict[str, str], dict[str, str], str]:
+    """sbatch's settings, the --dl-* settings, and what of the directives is not understood ("" for nothing)."""
+    words: list[str] = []
+    directed: dict[str, str] = {}
+    doubt = ""
+    for directive in sbatch_options.directives(script.body, script.name):
+        where = f"{script.name}:{directive.line}: "
+        if directive.keyword == "#DL":
+            directed.update(dl_options.directive(directive.words, where))
+            continue
+        for word in directive.words:
+            if word.startswith("--dl-"):
+                raise UsageError(f"{where}{word!r} in a #SBATCH line needs slurmdl's plugin in Slurm; valid: #DL {word}")
+        if directive.keyword != "#SBATCH":
+            doubt = doubt or f"{where}{directive.keyword} lines are translated by sbatch"
+        elif directive.words and directive.words[0].lower() in ("hetjob", "packjob"):
+            doubt = "a heterogeneous job chooses nodes per component"
+            break
+        words += directive.words
+    line = getopt.parse(words, sbatch_options.SHORT, sbatch_options.LONG)
+    settings = _settings(line.options)
+    if "ignore-pbs" in settings and "translated" in doubt:
+        doubt = ""
+    return settings, directed, doubt or _not_understood(line)
+
+
+def _doubt(words: Words, settings: Mapping[str, str], script: Script | None, environ: Mapping[str, str]) -> str:
+    if words.heterogeneous:
+        return "a heterogeneous job chooses nodes per component"
+    if script is None and "wrap" not in settings:
+        return f"the script {words.line.operands[0]} cannot be read"
+    if "SLURM_HOSTFILE" in environ and not {"nodelist", "nodefile"} & settings.keys():
+        return "SLURM_HOSTFILE brings its own node list"
+    return _not_understood(words.line)
+
+
+def _not_understood(line: getopt.CommandLine) -> str:
+    for option in line.options:
+        if not option.known and option.value is None:
+            return f"the option {option.words[0]} is not understood"
+    return ""
+
+
+def _script(line: getopt.CommandLine, stdin: BinaryIO | None) -> Script | None:
+    if line.has("wrap"):
+        return None
+    if not line.operands:
+        return Script("standard input", (stdin or sys.stdin.buffer).read(), from_stdin=True)
+    name = line.operands[0]
+    path = _find(name, line.last("chdir"))
+    try:
+        # a pipe can be read only once, and sbatch must read it
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            return None
+        with open(path, "rb") as file:
+            return Script(name, file.read())
+    except OSError:
+        return None
+
+
+def _find(name: str, chdir: str | None) -> str:
+    """Where sbatch finds a script (sbatch(1), SCRIPT PATH RESOLUTION)."""
+    here = os.path.join(chdir or "", name)
+    if name.startswith((".", "/")) or os.path.exists(here):
+        return here
+    return shutil.which(name, mode=os.R_OK) or here
+
+
+def applies_rank_map(text: str) -> bool:
+    """Whether a script starts its tasks so that a rank map is applied."""
+    return re.search(r"\bslurmdl(\s+|['\"],?\s*['\"])srun\b|--dl-map\b", text) is not None
