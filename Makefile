@@ -1,0 +1,43 @@
+# make demo    a real Slurm cluster on this machine, and what placement gains on it
+# make test    all tests, those on a real Slurm cluster included
+# make lint    ruff and mypy
+# make bench-demo   the demo's figures, repeated, into results/demo.json
+# make nightly      what takes longer than CI may
+
+PYTHON ?= $(or $(wildcard /usr/bin/python3),python3)
+BIN := .venv/bin
+# The sandbox makes network namespaces, which needs root; everything else runs as the user.
+SUDO := $(if $(filter 0,$(shell id -u)),,$(shell command -v sudo))
+PYTEST = $(SUDO) env PYTHONDONTWRITEBYTECODE=1 $(BIN)/pytest -p no:cacheprovider
+
+.PHONY: demo test lint install system nightly bench-demo clean
+
+demo: install
+	@$(SUDO) $(BIN)/slurmdl bench demo
+
+test: install
+	$(PYTEST) $(TESTS)
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+bench-demo: install
+	$(SUDO) $(BIN)/slurmdl bench demo --repeats 3 --results results/demo.json
+
+nightly: lint test bench-demo
+
+install: system .venv/installed
+
+system:
+	@tools/install-debian
+
+.venv/installed: requirements.txt pyproject.toml | system
+	@echo "installing Python packages into .venv"
+	@$(PYTHON) -m venv .venv
+	@$(BIN)/pip install --quiet --disable-pip-version-check -r requirements.txt
+	@$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --editable .
+	@touch $@
+
+clean:
+	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
