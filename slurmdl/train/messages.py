@@ -22,7 +22,7 @@ LEVELS = ("node", "zone", "across")
 #: elements in one chunk of a streamed message (1 MiB)
 CHUNK = 1 << 18
 #: seconds of polling before a wait begins to sleep, and the longest sleep
-_SPIN, _LONGEST = 2e-4, 5e-4
+_SPIN, _LONGEST = 1e-3, 2e-4
 
 
 class Messages:

@@ -61,7 +61,8 @@ def summarise(reports: Sequence[Report], roles: Sequence[str], batch: int) -> di
     Returns
     -------
     steps : number of steps.
-    seconds_per_step : the slowest rank's seconds in each step, of these the median over the steps.
+    seconds : the slowest rank's sum over the steps.
+    seconds_per_step : the slowest rank's median over the steps.
     images_per_second : images of all workers in one step / seconds_per_step.
     compute_seconds, comm_seconds : of the whole run, mean over the workers.
     bytes : level -> payload bytes sent, all ranks, all steps, the final average included.
@@ -72,10 +73,10 @@ def summarise(reports: Sequence[Report], roles: Sequence[str], batch: int) -> di
     workers = [report for report, role in zip(reports, roles, strict=True) if role == "worker"]
     wall = np.array([report.meter.wall for report in reports])
     comm = np.array([report.meter.comm for report in workers])
-    seconds = float(np.median(wall.max(0)))
+    seconds_per_step = float(np.median(wall, axis=1).max())
     loss, accuracy = next(report.score for report in reports if report.score)
-    return {"steps": wall.shape[1], "seconds_per_step": seconds,
-            "images_per_second": len(workers) * batch / seconds,
+    return {"steps": wall.shape[1], "seconds": float(wall.sum(1).max()), "seconds_per_step": seconds_per_step,
+            "images_per_second": len(workers) * batch / seconds_per_step,
             "compute_seconds": float(np.mean([sum(report.meter.wall) for report in workers]) - comm.sum(1).mean()),
             "comm_seconds": float(comm.sum(1).mean()),
             "bytes": {level: sum(report.sent[level] for report in reports) for level in LEVELS},

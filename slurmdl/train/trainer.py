@@ -11,7 +11,7 @@ from typing import Any, TextIO
 import numpy as np
 import numpy.typing as npt
 
-from slurmdl.errors import TrainError, UnavailableError, UsageError
+from slurmdl.errors import TrainError, UnavailableError
 from slurmdl.train import meters, models
 from slurmdl.train.data import DATA, Data
 from slurmdl.train.messages import Messages, ring_sum
@@ -48,7 +48,8 @@ def train(options: Options) -> None:
     messages = Messages(comm, world.levels())
     strategy = STRATEGIES[world.strategy](Setting(messages, workers, servers, replica.parameters, replica.gradients,
                                                   options.lr, options.momentum, options.seed))
-    steps = options.steps or (options.epochs or 0) * data.steps_per_epoch(len(workers), options.batch) or STEPS
+    per_epoch = data.steps_per_epoch(len(workers), options.batch)
+    steps = options.steps or (options.epochs or 0) * per_epoch or STEPS
     meter = meters.Meter()
     messages.meet()
     if world.rank in servers:
@@ -62,9 +63,8 @@ def train(options: Options) -> None:
             if world.rank == workers[0]:
                 log = Log(options, files.enter_context(_open(options.metrics)) if options.metrics else None)
             for number in range(steps):
-                images, labels = next(batches)
                 with meter.step(messages):
-                    loss = replica.backward(images, labels)
+                    loss = replica.backward(*next(batches))
                     strategy.step(number)
                 if not np.isfinite(loss):
                     raise TrainError(f"step {number + 1}: the loss is {loss}; a smaller --lr may help")
@@ -160,7 +160,7 @@ def _open(path: str) -> TextIO:
     try:
         return open(path, "w", encoding="utf-8")
     except OSError as error:
-        raise UsageError(f"train: {path}: {error.strerror}") from error
+        raise TrainError(f"{path}: {error.strerror}") from error
 
 
 def _check_writable(path: str) -> None:

@@ -1,0 +1,39 @@
+"""Starts MPI programs for tests, on this machine, with more ranks than cores if need be."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+
+import pytest
+
+needs_mpi = pytest.mark.skipif(shutil.which("mpirun") is None,
+                               reason="mpirun is missing (Debian: openmpi-bin libopenmpi-dev)")
+
+#: ranks outnumber cores here: a rank that waits must let others run; root may be the one who tests
+_OPEN_MPI = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_pml": "ob1",
+             "OMPI_MCA_btl": "tcp,self", "OMPI_MCA_mpi_yield_when_idle": "1",
+             "OMPI_MCA_rmaps_base_oversubscribe": "1"}
+
+
+def python(*arguments: str, environ: Mapping[str, str] | None = None,
+           timeout: float = 60) -> subprocess.CompletedProcess[str]:
+    """Run Python as one process, with no variable of Slurm or slurmdl but those given."""
+    return _run([sys.executable, *arguments], environ, timeout)
+
+
+def mpirun(ranks: int, *arguments: str, environ: Mapping[str, str] | None = None,
+           per_rank: str = "", timeout: float = 60) -> subprocess.CompletedProcess[str]:
+    """Run Python with `arguments` on `ranks` ranks; `per_rank` is shell text run before it ($R is the rank)."""
+    script = f'R=$OMPI_COMM_WORLD_RANK; {per_rank}\nexec "$0" "$@"'
+    return _run(["mpirun", "-n", str(ranks), "sh", "-c", script, sys.executable, *arguments], environ, timeout)
+
+
+def _run(argv: Sequence[str], environ: Mapping[str, str] | None,
+         timeout: float) -> subprocess.CompletedProcess[str]:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("SLURM")}
+    return subprocess.run(argv, env={**clean, **_OPEN_MPI, **(environ or {})}, capture_output=True, text=True,
+                          timeout=timeout, check=False)

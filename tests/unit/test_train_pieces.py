@@ -1,0 +1,195 @@
+"""The pieces of the training runtime that need no second rank."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pytest
+from mpi import python
+
+from slurmdl.errors import UnavailableError, UsageError
+from slurmdl.plan import Plan
+from slurmdl.train import models, runtime
+from slurmdl.train.data import digits
+from slurmdl.train.messages import bounds
+from slurmdl.train.meters import Meter, Report, summarise
+from slurmdl.train.options import Options, parse
+from slurmdl.train.replica import Replica
+from slurmdl.train.sgd import Sgd
+from slurmdl.train.strategies import STRATEGIES
+from slurmdl.train.strategies.gossip import partner
+
+
+@pytest.mark.parametrize("count", range(1, 18))
+def test_partners_are_a_matching(count: int) -> None:
+    seen = set()
+    for step in range(5):
+        pairs = [partner(place, count, 1, step) for place in range(count)]
+        seen.add(tuple(pairs))
+        assert pairs.count(None) == count % 2
+        for place, other in enumerate(pairs):
+            assert other is None or (other != place and pairs[other] == place)
+    assert len(seen) > 1 or count <= 2
+
+
+def test_digits_are_split_and_standardised() -> None:
+    data = digits(1)
+    assert (len(data.train_y), len(data.test_y), data.classes) == (1437, 360, 10)
+    assert data.train_x.dtype == np.float32
+    assert np.abs(data.train_x.mean(0)).max() < 1e-4
+    varying = data.train_x.std(0) > 0
+    assert np.allclose(data.train_x.std(0)[varying], 1, atol=1e-3)
+    assert not np.array_equal(data.test_y, digits(2).test_y)
+    assert np.array_equal(data.test_x, digits(1).test_x)
+
+
+def test_digits_are_those_of_scikit_learn() -> None:
+    from sklearn.datasets import load_digits
+    bunch = load_digits()
+    data = digits(1)
+    assert np.array_equal(np.bincount(np.concatenate([data.train_y, data.test_y])), np.bincount(bunch.target))
+    aside = np.random.default_rng(1).permutation(1797)[:360]
+    assert np.array_equal(data.test_y, bunch.target[aside])
+
+
+def test_digits_without_scikit_learn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [])
+    monkeypatch.delitem(sys.modules, "sklearn", raising=False)
+    with pytest.raises(UnavailableError, match="scikit-learn"):
+        digits(1)
+
+
+def test_shares_of_the_workers_are_disjoint_and_used_once_in_an_epoch() -> None:
+    data = digits(1)
+    workers, batch = 4, 16
+    steps = data.steps_per_epoch(workers, batch)
+    seen = []
+    for worker in range(workers):
+        batches = data.batches(worker, workers, batch, 1)
+        seen += [image.tobytes() for _ in range(steps) for image in next(batches)[0]]
+    assert len(seen) == workers * batch * steps
+    assert len(set(seen)) == len(seen)
+
+
+def test_batch_larger_than_a_share() -> None:
+    with pytest.raises(UsageError, match="only 359 images"):
+        digits(1).steps_per_epoch(4, 360)
+
+
+def test_sgd_is_that_of_torch() -> None:
+    torch = pytest.importorskip("torch")
+    random = np.random.default_rng(1)
+    mine = random.standard_normal(50).astype(np.float32)
+    theirs = torch.nn.Parameter(torch.from_numpy(mine.copy()))
+    sgd, optimizer = Sgd(50, 0.1, 0.9), torch.optim.SGD([theirs], lr=0.1, momentum=0.9)
+    for _ in range(10):
+        gradient = random.standard_normal(50).astype(np.float32)
+        theirs.grad = torch.from_numpy(gradient.copy())
+        optimizer.step()
+        sgd.update(mine, gradient)
+    assert np.allclose(mine, theirs.detach().numpy(), atol=1e-6)
+
+
+def test_replica_trains_through_its_flat_buffers() -> None:
+    data = digits(1)
+    replica = Replica(models.build("mlp:32", 64, 10, 1))
+    assert replica.parameters.size == 64 * 32 + 32 + 32 * 10 + 10
+    first = replica.evaluate(data.test_x, data.test_y)
+    for _ in range(30):
+        replica.backward(data.train_x, data.train_y)
+        replica.parameters -= np.float32(0.5) * replica.gradients
+    last = replica.evaluate(data.test_x, data.test_y)
+    assert last[0] < first[0]
+    assert last[1] > 0.85 > first[1]
+
+
+def test_models_start_alike_by_seed() -> None:
+    one, same, other = (Replica(models.build("mlp:8", 64, 10, seed)).parameters for seed in (1, 1, 2))
+    assert np.array_equal(one, same)
+    assert not np.array_equal(one, other)
+
+
+@pytest.mark.parametrize("spec", ["cnn", "mlp:a", "mlp:0", "mlp:16,-2"])
+def test_unknown_models(spec: str) -> None:
+    with pytest.raises(UsageError, match="mlp"):
+        models.build(spec, 64, 10, 1)
+
+
+@pytest.mark.parametrize("argv, culprit", [
+    (["--strategy", "adaptive-gossip"], "'adaptive-gossip' is not one of allreduce, gossip, ps"),
+    (["--ps", "-1"], "--ps: '-1'"), (["--steps", "0"], "--steps: '0'"), (["--batch", "x"], "--batch: 'x'"),
+    (["--lr", "nan"], "--lr: 'nan'"), (["--momentum", "1"], "--momentum: '1'"), (["--data", "mnist"], "'mnist'"),
+    (["--step", "3"], "--step"), (["more"], "more")])
+def test_wrong_options(argv: list[str], culprit: str) -> None:
+    with pytest.raises(UsageError) as raised:
+        parse(argv)
+    assert culprit in str(raised.value)
+
+
+def test_options_default_to_those_of_the_class() -> None:
+    assert parse([]) == Options()
+    assert parse(["--ps", "2", "--lr", "0.5"]) == Options(ps=2, lr=0.5)
+
+
+@pytest.mark.parametrize("address, pattern, path", [
+    ("core.leafA.n1", "switch.switch.node", ("core", "leafA")), (".leafA.n1", "switch.switch.node", ("leafA",)),
+    ("b1.n1", "block.node", ("b1",)), ("n1", "node", ()), ("core.leafA.n1.site", "switch.switch.node",
+                                                          ("core", "leafA"))])
+def test_zone_path_of_a_task(address: str, pattern: str, path: tuple[str, ...]) -> None:
+    environ = {"SLURM_TOPOLOGY_ADDR": address, "SLURM_TOPOLOGY_ADDR_PATTERN": pattern}
+    assert runtime.zone_path(environ) == path
+    assert runtime.zone_path({}) == ()
+
+
+def test_levels_of_messages() -> None:
+    world = runtime.World(None, 0, "gossip", ("n1", "n1", "n2", "n3", "n4"), ("A", "A", "A", "B", ""),
+                          ("worker",) * 5)
+    assert world.levels() == ("node", "node", "zone", "across", "across")
+    assert str(world).startswith("0 n1 (A worker), 1 n1 (A worker)")
+
+
+def test_roles() -> None:
+    plan = Plan("ps", ("a", "b", "c"), ("worker", "ps", "worker"), {})
+    assert runtime._roles("ps", None, plan, 3) == plan.roles
+    assert runtime._roles("ps", 1, plan, 3) == plan.roles
+    assert runtime._roles("ps", 2, plan, 3) == ("ps", "ps", "worker")
+    assert runtime._roles("ps", None, None, 3) == ("ps", "worker", "worker")
+    assert runtime._roles("gossip", None, plan, 3) == ("worker",) * 3
+    for strategy, ps, size in (("ps", 3, 3), ("ps", 0, 3), ("ps", None, 1), ("gossip", 1, 3)):
+        with pytest.raises(runtime.Refused):
+            runtime._roles(strategy, ps, None, size)
+    with pytest.raises(runtime.Refused, match="allreduce, gossip, ps"):
+        runtime._roles("adaptive-gossip", None, None, 3)
+
+
+def test_summary_figures() -> None:
+    server = Report(Meter([1.0, 3.0, 2.0], [1.0, 3.0, 2.0]), {"node": 1, "zone": 2, "across": 3})
+    worker = Report(Meter([2.0, 2.0, 5.0], [1.0, 1.0, 1.0], [9.0, 8.0, 7.0]), {"node": 10, "zone": 20, "across": 30},
+                    0.5, (0.25, 0.75))
+    summary = summarise([server, worker], ["ps", "worker"], 8)
+    assert summary == {"steps": 3, "seconds": 9.0, "seconds_per_step": 2.0, "images_per_second": 4.0,
+                       "compute_seconds": 6.0, "comm_seconds": 3.0, "bytes": {"node": 11, "zone": 22, "across": 33},
+                       "train_loss": 7.0, "loss": 0.25, "accuracy": 0.75, "consensus": 0.5}
+
+
+@pytest.mark.parametrize("size, parts", [(10, 3), (2, 5), (0, 2)])
+def test_bounds(size: int, parts: int) -> None:
+    edge = bounds(size, parts)
+    lengths = np.diff(edge)
+    assert (edge[0], edge[-1], len(lengths)) == (0, size, parts)
+    assert lengths.min() >= 0
+    assert np.ptp(lengths) <= 1
+
+
+def test_every_strategy_is_one_of_the_plans() -> None:
+    from slurmdl import plan
+    assert set(STRATEGIES) < set(plan.STRATEGIES)
+
+
+def test_train_imports_nothing_else_of_slurmdl() -> None:
+    """Neither at once nor on a rank that trains: the tasks need torch, MPI and these files alone."""
+    code = ("import sys; from slurmdl.train import trainer; print(*sorted(m for m in sys.modules if "
+            "m.startswith('slurmdl.') and not m.startswith('slurmdl.train')), 'sklearn' in sys.modules)")
+    done = python("-c", code)
+    assert done.stdout.split() == ["slurmdl.errors", "slurmdl.plan", "False"], done.stderr

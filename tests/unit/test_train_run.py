@@ -1,0 +1,130 @@
+"""The trainer as users start it: several ranks, real training, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from mpi import mpirun, needs_mpi, python
+
+from slurmdl.plan import Plan, encode
+
+TRAIN = ("-m", "slurmdl.train")
+#: four nodes whose names alternate between two leaves, as Slurm tells each of its tasks
+ON_NODES = ("export SLURMD_NODENAME=n$R SLURM_TOPOLOGY_ADDR_PATTERN=switch.switch.node;"
+            "case $R in 0|2) SLURM_TOPOLOGY_ADDR=core.leafA.n$R;; *) SLURM_TOPOLOGY_ADDR=core.leafB.n$R;; esac;"
+            "export SLURM_TOPOLOGY_ADDR")
+PARAMETERS = 64 * 64 + 64 + 64 * 10 + 10
+
+
+def lines(text: str) -> list[str]:
+    """What slurmdl itself said on stderr."""
+    return [line for line in text.splitlines() if line.startswith("slurmdl:")]
+
+
+@needs_mpi
+@pytest.mark.parametrize("strategy", ["allreduce", "gossip", "ps"])
+def test_training_on_digits(strategy: str, tmp_path: Path) -> None:
+    steps = 80
+    done = mpirun(4, *TRAIN, "--strategy", strategy, "--steps", str(steps), "--model", "mlp:64", "--log-every", "20",
+                  "--metrics", str(tmp_path / "metrics"), "--summary", str(tmp_path / "summary"), per_rank=ON_NODES)
+    assert done.returncode == 0, done.stderr
+    summary = json.loads((tmp_path / "summary").read_text())
+    first = "ps" if strategy == "ps" else "worker"
+    assert done.stdout.splitlines()[0] == (f"ranks: 0 n0 (leafA {first}), 1 n1 (leafB worker), 2 n2 (leafA worker), "
+                                           "3 n3 (leafB worker)")
+    assert f"step {steps}: loss" in done.stdout
+    assert summary["accuracy"] >= 0.9
+    assert (summary["strategy"], summary["nodes"], summary["zones"], summary["steps"]) == (strategy, 4, 2, steps)
+    assert summary["parameters"] == PARAMETERS
+    assert summary["map"][3] == {"rank": 3, "node": "n3", "zone": "leafB", "role": "worker"}
+
+    bytes_ = summary["bytes"]
+    vector = 4 * PARAMETERS
+    assert bytes_["node"] == 0
+    if strategy == "allreduce":  # every hop of the ring 0-1-2-3 changes the leaf
+        assert (bytes_["zone"], bytes_["across"]) == (0, 6 * vector * steps)
+        assert summary["consensus"] == 0
+    if strategy == "gossip":  # the final average goes round the ring once
+        assert bytes_["zone"] + bytes_["across"] == 4 * vector * steps + 6 * vector
+        assert 0 < bytes_["zone"] < bytes_["across"]
+        assert 0 < summary["consensus"] < 1
+    if strategy == "ps":  # of the three workers one shares the server's leaf
+        assert (bytes_["zone"], bytes_["across"]) == (2 * vector * steps, 4 * vector * steps)
+
+    records = [json.loads(line) for line in (tmp_path / "metrics").read_text().splitlines()]
+    assert [record["step"] for record in records] == list(range(1, steps + 1))
+    assert records[-1]["loss"] < records[0]["loss"]
+    for record in records:
+        assert record["compute_seconds"] > 0
+        assert record["compute_seconds"] + record["comm_seconds"] == pytest.approx(record["seconds"])
+
+
+@needs_mpi
+def test_the_plan_gives_strategy_roles_and_zones() -> None:
+    plan = Plan("ps", ("n0", "n1", "n2", "n3"), ("worker", "ps", "worker", "ps"),
+                {f"n{i}": ("top", "left" if i < 2 else "right") for i in range(4)})
+    done = mpirun(4, *TRAIN, "--steps", "2", environ={"SLURMDL_PLAN": encode(plan)}, per_rank=ON_NODES)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[0] == ("ranks: 0 n0 (left worker), 1 n1 (left ps), 2 n2 (right worker), "
+                                           "3 n3 (right ps)")
+    assert not lines(done.stderr)
+
+
+@needs_mpi
+@pytest.mark.parametrize("text, why", [
+    (encode(Plan("ps", ("n0", "n9"), ("ps", "worker"), {})), "it is for 2 ranks on n0,n9, these are 2 on n0,n1"),
+    ("nonsense", "SLURMDL_PLAN is not a plan")])
+def test_a_plan_that_does_not_fit_is_left_aside(text: str, why: str) -> None:
+    done = mpirun(2, *TRAIN, "--steps", "2", environ={"SLURMDL_PLAN": text}, per_rank=ON_NODES)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[0] == "ranks: 0 n0 (leafA worker), 1 n1 (leafB worker)"
+    assert len(lines(done.stderr)) == 1
+    assert why in done.stderr
+
+
+@needs_mpi
+def test_alone_where_slurm_has_more_tasks() -> None:
+    done = python(*TRAIN, "--steps", "2", environ={"SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "0"})
+    assert done.returncode == 76
+    assert len(done.stderr.splitlines()) == 1
+    assert "MPI has 1 rank where Slurm has 4 tasks" in done.stderr
+    assert "--mpi=pmix" in done.stderr
+    quiet = python(*TRAIN, "--steps", "2", environ={"SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "1"})
+    assert (quiet.returncode, quiet.stderr) == (76, "")
+
+
+@needs_mpi
+def test_one_rank_alone_trains() -> None:
+    done = python(*TRAIN, "--steps", "40", "--model", "mlp:32")
+    assert done.returncode == 0, done.stderr
+    assert "accuracy" in done.stdout
+
+
+@needs_mpi
+@pytest.mark.parametrize("arguments, per_rank, status, text", [
+    (("--strategy", "adaptive-gossip"), "", 64, "'adaptive-gossip' is not one of allreduce, gossip, ps"),
+    (("--strategy", "ps", "--ps", "2"), "", 76, "2 parameter servers in 2 ranks"),
+    (("--batch", "800"), "", 64, "only 718 images"),
+    (("--model", "mlp:x"), "", 64, "mlp:256,128"),
+    ((), 'set -- "$@" --lr 0.$((R + 1))', 76, "rank 1 has --lr 0.2 but rank 0 has 0.1")])
+def test_what_all_ranks_refuse_is_said_once(arguments: tuple[str, ...], per_rank: str, status: int,
+                                            text: str) -> None:
+    done = mpirun(2, *TRAIN, "--steps", "2", *arguments, per_rank=per_rank)
+    assert done.returncode == status
+    assert len(lines(done.stderr)) == 1
+    assert text in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@needs_mpi
+@pytest.mark.parametrize("arguments, text", [
+    (("--metrics", "/nowhere/metrics"), "rank 0 on n0: /nowhere/metrics: No such file or directory"),
+    (("--summary", "/nowhere/summary"), "rank 0 on n0: --summary /nowhere/summary: cannot be written"),
+    (("--lr", "1e30"), "the loss is ")])
+def test_a_rank_that_fails_ends_the_others(arguments: tuple[str, ...], text: str) -> None:
+    done = mpirun(3, *TRAIN, "--steps", "1000", *arguments, per_rank=ON_NODES, timeout=30)
+    assert done.returncode == 76
+    assert text in done.stderr
+    assert "Traceback" not in done.stderr
