@@ -21,6 +21,8 @@ _LONG = {**sbatch_options.LONG, **dl_options.LONG}
 _REPLACES = {"nodelist": "nodefile", "nodefile": "nodelist", "requeue": "no-requeue", "no-requeue": "requeue",
              "exclusive": "oversubscribe", "oversubscribe": "exclusive"}
 
+_HETEROGENEOUS = "a heterogeneous job chooses nodes per component"
+
 
 @dataclass(frozen=True)
 class Script:
@@ -143,31 +145,32 @@ def _directives(script: Script) -> tuple[dict[str, str], dict[str, str], str]:
     """sbatch's settings, the --dl-* settings, and what of the directives is not understood ("" for nothing)."""
     words: list[str] = []
     directed: dict[str, str] = {}
-    doubt = ""
+    components, translated = 1, ""
     for directive in sbatch_options.directives(script.body, script.name):
         where = f"{script.name}:{directive.line}: "
         if directive.keyword == "#DL":
             directed.update(dl_options.directive(directive.words, where))
-            continue
-        for word in directive.words:
-            if word.startswith("--dl-"):
-                raise UsageError(f"{where}{word!r} in a #SBATCH line needs slurmdl's plugin in Slurm; valid: #DL {word}")
-        if directive.keyword != "#SBATCH":
-            doubt = doubt or f"{where}{directive.keyword} lines are translated by sbatch"
-        elif directive.words and directive.words[0].lower() in ("hetjob", "packjob"):
-            doubt = "a heterogeneous job chooses nodes per component"
-            break
-        words += directive.words
+        elif directive.keyword != "#SBATCH":
+            translated = translated or f"{where}{directive.keyword} lines are translated by sbatch"
+        else:
+            for word in directive.words:
+                if word.startswith("--dl-"):
+                    raise UsageError(f"{where}{word!r} in a #SBATCH line needs the plugin of slurmdl in Slurm; "
+                                     f"valid: #DL {word}")
+            components += directive.words[:1] in (("hetjob",), ("packjob",))
+            words += directive.words
+    if components > 1:
+        return {}, directed, _HETEROGENEOUS
     line = getopt.parse(words, sbatch_options.SHORT, sbatch_options.LONG)
     settings = _settings(line.options)
-    if "ignore-pbs" in settings and "translated" in doubt:
-        doubt = ""
-    return settings, directed, doubt or _not_understood(line)
+    if "ignore-pbs" in settings:
+        translated = ""
+    return settings, directed, translated or _not_understood(line)
 
 
 def _doubt(words: Words, settings: Mapping[str, str], script: Script | None, environ: Mapping[str, str]) -> str:
     if words.heterogeneous:
-        return "a heterogeneous job chooses nodes per component"
+        return _HETEROGENEOUS
     if script is None and "wrap" not in settings:
         return f"the script {words.line.operands[0]} cannot be read"
     if "SLURM_HOSTFILE" in environ and not {"nodelist", "nodefile"} & settings.keys():

@@ -1,0 +1,310 @@
+"""`slurmdl sbatch`: decide how a job binds to its nodes, and hand it to sbatch.
+
+Nothing may get worse than plain sbatch: where no choice can be made the job is submitted as it was written,
+and one line on stderr says why.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from slurmdl import config, process
+from slurmdl.errors import InputError, PlacementError, SlurmdlError, UnavailableError, warn
+from slurmdl.launch import mark, submission
+from slurmdl.launch.submission import Submission, Words
+
+if TYPE_CHECKING:
+    from slurmdl.launch.survey import Survey
+    from slurmdl.placement.model import Placement
+    from slurmdl.topology.model import Topology
+
+#: seconds from the submission to the one check whether a job with a node list could start
+_PATIENCE = 0.5
+
+
+@dataclass(frozen=True)
+class Decision:
+    """How a job binds to the nodes that were chosen for it.
+
+    Attributes
+    ----------
+    argv : options for sbatch, put behind the user's own.
+    placement : what was chosen, None where nothing was.
+    reason : why nothing binds, "" where something does or nothing was asked for.
+    releases : the node list is taken back where the job cannot start with it at once.
+    """
+
+    argv: tuple[str, ...] = ()
+    placement: Placement | None = None
+    reason: str = ""
+    releases: bool = False
+
+
+@dataclass(frozen=True)
+class Command:
+    """The one command that submits: what a dry run prints, and what is run otherwise."""
+
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    removed: tuple[str, ...] = ()
+    stdin: bytes | None = field(default=None, repr=False)
+
+
+def submit(argv: Sequence[str]) -> int:
+    """Run `slurmdl sbatch ARGV`; return the exit status, unless this process became sbatch.
+
+    Raises
+    ------
+    UsageError : an unknown --dl-* option or a value that is not valid; nothing is submitted.
+    UnavailableError : there is no sbatch.
+    SlurmdlError : with --dl-strict: why no choice can be made; nothing is submitted.
+    """
+    program = find_sbatch(os.environ)
+    if Words.split(argv).asks_for_help:
+        process.become([program, *argv], os.environ)
+    site, complaint = _config()
+    job = submission.read(argv, os.environ, site.options)
+    decision = _without_harm(job, site, complaint)
+    command = render(program, job, decision, os.environ)
+    _speak(job, decision)
+    if job.request.dl.dry_run:
+        print(describe(job, decision, command))
+        return 0
+    if not decision.releases:
+        process.become(command.argv, command.env, command.stdin)
+    return process.relay(command.argv, command.env, command.stdin, _release)
+
+
+def _config() -> tuple[config.Config, SlurmdlError | None]:
+    try:
+        return config.load(), None
+    except InputError as error:
+        return config.Config(), error
+
+
+def _without_harm(job: Submission, site: config.Config, complaint: SlurmdlError | None) -> Decision:
+    """The decision, where whatever goes wrong becomes the reason why there is none (an error if strict)."""
+    dl = job.request.dl
+    try:
+        if complaint is not None:
+            raise complaint
+        if dl.bind == "off":
+            return Decision()
+        if job.request.unpinnable:
+            raise PlacementError(job.request.unpinnable)
+        from slurmdl.launch import survey
+
+        decision = decide(job, survey.take(site, dl.scores))
+        if decision.reason and dl.strict:
+            raise PlacementError(decision.reason)
+        return decision
+    except SlurmdlError as error:
+        if dl.strict:
+            raise
+        return Decision(reason=str(error))
+    except Exception as error:
+        if dl.strict or os.environ.get("SLURMDL_DEBUG") == "1":
+            raise
+        return Decision(reason=f"internal error: {type(error).__name__}: {error} (SLURMDL_DEBUG=1 shows where)")
+
+
+def decide(job: Submission, seen: Survey) -> Decision:
+    """Choose nodes for a job, and how hard the choice binds Slurm.
+
+    `auto` never costs a start: first the zone as a preference, then the node list where the job can neither be
+    requeued nor differ in its number of nodes, else nothing; and neither unless the nodes are free now.
+
+    Raises
+    ------
+    PlacementError, InputError : nothing can be chosen.
+    """
+    from slurmdl.placement.place import place
+
+    placement = place(job.request, seen.cluster, seen.topology, seen.scores)
+    if not placement.nodes:
+        return Decision(reason=placement.reason or "no nodes fit")
+    bind = job.request.dl.bind
+    if bind == "pin":
+        return Decision((_nodelist(placement),), placement)
+    if bind == "zone":
+        return Decision((_hard_zone(job, seen, placement),), placement)
+    if job.request.uncertain:
+        return Decision((), placement, f"{job.request.uncertain}, so the nodes that are free now bind nothing")
+    if not placement.free_now:
+        return Decision((), placement, f"{_zones(placement)} would fit, but not now")
+    feature = _preference(job, seen, placement)
+    if feature:
+        return Decision((f"--prefer={feature}",), placement)
+    certain = job.request.nodes is not None and job.request.nodes[0] == job.request.nodes[1]
+    if certain and not job.request.requeue and not job.quiet:
+        return Decision((_nodelist(placement),), placement, releases="test-only" not in job.settings)
+    return Decision((), placement, f"{_zones(placement)} would fit, but {_why_no_list(job, certain)}")
+
+
+def _why_no_list(job: Submission, certain: bool) -> str:
+    if not certain:
+        what = "the number of nodes is not given (-N)"
+    elif job.request.requeue:
+        what = "the job may be requeued (--no-requeue)"
+    else:
+        what = "-Q hides the job's number"
+    return f"no feature of the nodes can name it, and for a node list {what}"
+
+
+def _zones(placement: Placement) -> str:
+    return " + ".join(placement.zones_used) or "a choice without zones"
+
+
+def _nodelist(placement: Placement) -> str:
+    from slurmdl.topology.hostlist import fold
+
+    return f"--nodelist={fold(placement.nodes)}"
+
+
+def _hard_zone(job: Submission, seen: Survey, placement: Placement) -> str:
+    features = _features(seen, job.request.dl.zone or tuple(placement.zones_used))
+    both = _and(job.request.constraint, features) if features else None
+    if both:
+        return f"--constraint={both}"
+    if seen.topology.kind != "tree":
+        raise PlacementError("--dl-bind=zone: the nodes carry no features that name the zones, and --switches "
+                             "is for trees only")
+    return f"--switches={len(placement.zones_used)}"
+
+
+def _preference(job: Submission, seen: Survey, placement: Placement) -> str | None:
+    """The value of --prefer for the zones of a placement, None where they cannot be named or leave none out."""
+    leaves = {zone for zone in _leaf_of(seen.topology).values() if zone}
+    if leaves == set(placement.zones_used):
+        return None
+    features = _features(seen, tuple(placement.zones_used))
+    return _and(job.request.constraint, features) if features else None
+
+
+def _leaf_of(topology: Topology) -> dict[str, str]:
+    return {node: topology.zones[leaf] if leaf >= 0 else ""
+            for node, leaf in zip(topology.nodes, topology.leaf.tolist(), strict=True)}
+
+
+def _features(seen: Survey, zones: Iterable[str]) -> tuple[str, ...]:
+    """For each zone a feature that exactly its nodes carry, the zone's own name first; () if one has none."""
+    carriers: dict[str, set[str]] = {}
+    for node in seen.cluster.nodes:
+        for feature in node.features:
+            carriers.setdefault(feature, set()).add(node.name)
+    found = []
+    for zone in zones:
+        nodes = {node.name for node in seen.cluster.nodes if zone in seen.topology.path(node.name)}
+        names = [feature for feature, carrying in carriers.items() if carrying == nodes]
+        if not names:
+            return ()
+        found.append(min(names, key=lambda name: (name != zone, name)))
+    return tuple(found)
+
+
+def _and(constraint: str | None, features: Sequence[str]) -> str | None:
+    """The user's constraint and one of `features`; None where the two cannot be joined.
+
+    --prefer stands in for --constraint while it is tried (sbatch(1)), so it must hold both. Only names with
+    `&` between are joined: brackets, counts and alternatives do not nest in every release.
+    """
+    if not constraint:
+        return "|".join(features)
+    if len(features) == 1 and re.fullmatch(r"[\w.:=+-]+(&[\w.:=+-]+)*", constraint):
+        return f"{constraint}&{features[0]}"
+    return None
+
+
+def render(program: str, job: Submission, decision: Decision, environ: Mapping[str, str]) -> Command:
+    """The command that submits: the user's own words, the choice behind their options, and our mark."""
+    added = list(decision.argv)
+    names = [name.strip().upper() for name in job.settings.get("export", "ALL").split(",")]
+    if "ALL" not in names and names not in (["NONE"], ["NIL"], [""]):
+        added.append(f"--export={job.settings['export']},{mark.VARIABLE}")
+    env = mark.clean(environ)
+    removed = tuple(sorted(set(environ) - set(env) - {mark.VARIABLE}))
+    env[mark.VARIABLE] = mark.make(job.request.dl, environ).text()
+    stdin = job.script.body if job.script and job.script.from_stdin else None
+    return Command((program, *job.argv[:job.end], *added, *job.argv[job.end:]), env, removed, stdin)
+
+
+def describe(job: Submission, decision: Decision, command: Command) -> str:
+    """What a dry run prints: the command line, the environment that changes, and the decision."""
+    lines = [f"command: {shlex.join(command.argv)}",
+             f"environment: {mark.VARIABLE}={shlex.quote(command.env[mark.VARIABLE])}"]
+    lines += [f"environment: without {name}" for name in command.removed]
+    if command.stdin is not None:
+        lines.append(f"standard input: the script, {len(command.stdin)} bytes")
+    lines.append(f"decision: {_say(job, decision)}")
+    if decision.placement and decision.placement.nodes:
+        lines.append(f"nodes: {' '.join(decision.placement.nodes)}")
+    return "\n".join(lines)
+
+
+def _say(job: Submission, decision: Decision) -> str:
+    if decision.reason:
+        return f"nothing binds the job: {decision.reason}"
+    if not decision.argv or decision.placement is None:
+        return "nothing binds the job (--dl-bind=off)"
+    return f"{' '.join(decision.argv)}: {decision.placement.reason}"
+
+
+def _speak(job: Submission, decision: Decision) -> None:
+    """What users should know, on stderr; nothing with -Q."""
+    if job.quiet:
+        return
+    if job.request.dl.explain:
+        warn(_say(job, decision))
+        for candidate in decision.placement.candidates if decision.placement else ():
+            warn(f"  {candidate.label}: {candidate.verdict}")
+    elif decision.reason:
+        warn(f"submitted as written: {decision.reason}")
+    if job.program and not submission.applies_rank_map(job.program):
+        warn("the script has no `slurmdl srun`, so its ranks will not be mapped")
+
+
+def find_sbatch(environ: Mapping[str, str]) -> str:
+    """The sbatch on PATH that is not this program under its name.
+
+    Raises
+    ------
+    UnavailableError : there is none, or the one that is there has called this program.
+    """
+    own = os.path.dirname(os.path.realpath(sys.argv[0]))
+    ours = {os.path.realpath(sys.argv[0]), os.path.join(own, "dlsbatch"), os.path.join(own, "slurmdl")}
+    if _called_by_itself(environ):
+        raise UnavailableError("sbatch: the sbatch on PATH calls slurmdl, which calls it again; "
+                               "put Slurm's own before it on PATH")
+    for directory in environ.get("PATH", os.defpath).split(os.pathsep):
+        path = os.path.join(directory or ".", "sbatch")
+        if os.path.isfile(path) and os.access(path, os.X_OK) and os.path.realpath(path) not in ours:
+            return path
+    raise UnavailableError("sbatch: not found on PATH; install Slurm's client commands")
+
+
+def _called_by_itself(environ: Mapping[str, str]) -> bool:
+    try:
+        outer = mark.read(environ)
+    except InputError:
+        return False
+    # inside of a job the process that submitted it is gone, and its number may be anyone's
+    return outer is not None and outer.submitter == environ.get("SLURM_JOB_ID", "") and \
+        outer.pid in (os.getpid(), os.getppid())
+
+
+def _release(first_line: bytes) -> None:
+    """Take the node list of a job back unless it has started: the controller refuses that for a running job."""
+    match = re.search(rb"(?:^Submitted batch job )?\b([0-9]+)\b", first_line)
+    if match:
+        time.sleep(_PATIENCE)
+        try:
+            process.ask(["scontrol", "update", f"JobId={match[1].decode()}", "ReqNodeList="], timeout=_PATIENCE)
+        except UnavailableError as error:
+            warn(f"job {match[1].decode()} keeps its node list: {error}")
