@@ -1,0 +1,29 @@
+"""inside a job: rank map for the real allocation, then srun (or mpirun)"""
+
+from __future__ import annotations
+
+import os
+
+HELP = """usage: slurmdl srun [--dl-*] [--launcher=srun|mpirun] [srun options] program [arguments]
+
+Inside a job or an salloc: orders the ranks of the step by the zones of the nodes that the job was given,
+then becomes srun with all its options as they are given. Tasks per node and CPUs per task are srun's own.
+What cannot be mapped runs as plain srun, with one line on stderr that says why.
+
+  --launcher=srun|mpirun  what starts the tasks (default: srun; mpirun is Open MPI's)
+"""
+
+
+def run(argv: list[str]) -> int:
+    if argv[:1] in (["--help"], ["-h"]):
+        from slurmdl import dl_options
+
+        print(HELP, end="")
+        for option in dl_options.OPTIONS:
+            value = f"={option.values}" if option.values else ""
+            print(f"  --dl-{option.name}{value}\n                          {option.help}")
+        print("\nsrun's own options: srun --help")
+        return 0
+    from slurmdl.launch import srun
+
+    return srun.run(argv, os.environ)

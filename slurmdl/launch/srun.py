@@ -1,0 +1,261 @@
+"""`slurmdl srun`: the rank map of the allocation that Slurm really gave, and the step that starts in that order.
+
+Everything is made anew at each start, so a job that was requeued onto other nodes gets the map of those.
+What cannot be mapped runs as the user wrote it, with one line on stderr that says why.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NoReturn
+
+from slurmdl import config, dl_options, getopt, process
+from slurmdl.dl_options import DlOptions
+from slurmdl.errors import InputError, PlacementError, SlurmdlError, UnavailableError, UsageError, warn
+from slurmdl.launch import allocation, layout, mark, srun_options, step, survey
+from slurmdl.launch.step import Inline, Step
+
+if TYPE_CHECKING:
+    from slurmdl.network.model import LinkScores
+    from slurmdl.placement.model import RankMap
+    from slurmdl.plan import Plan
+    from slurmdl.topology.model import Topology
+
+LAUNCHERS = ("srun", "mpirun")
+_LONG: dict[str, getopt.Takes] = {**srun_options.LONG, **dl_options.LONG, "launcher": "yes"}
+
+
+@dataclass(frozen=True)
+class Controller:
+    """What the controller's configuration says that decides how srun behaves.
+
+    Attributes
+    ----------
+    version : (major, minor), e.g. (22, 5).
+    packs : tasks fill a node before the next one (CR_Pack_Nodes).
+    mpi : MpiDefault.
+    plugins : directories of Slurm's plugins.
+    zones : whether its topology plugin has zones.
+    """
+
+    version: tuple[int, int]
+    packs: bool
+    mpi: str
+    plugins: tuple[str, ...]
+    zones: bool
+
+    @classmethod
+    def parse(cls, text: str) -> Controller:
+        """From the output of `scontrol show config`; InputError where that has no version."""
+        keys = {key.strip(): value.strip() for key, equals, value in
+                (line.partition("=") for line in text.splitlines()) if equals}
+        numbers = keys.get("SLURM_VERSION", "").split(".")
+        if len(numbers) < 2 or not (numbers[0].isdigit() and numbers[1].isdigit()):
+            raise InputError("scontrol show config: no SLURM_VERSION in its answer")
+        return cls((int(numbers[0]), int(numbers[1])), "PACK_NODES" in keys.get("SelectTypeParameters", "").upper(),
+                   keys.get("MpiDefault", ""), tuple(keys.get("PluginDir", "").split(":")),
+                   keys.get("TopologyPlugin", "") not in ("topology/none", "topology/default", "topology/flat"))
+
+    def cpus_per_task(self, environ: Mapping[str, str]) -> int | None:
+        """What srun takes from the environment: SRUN_CPUS_PER_TASK up to 23.02, SLURM_CPUS_PER_TASK since 23.11."""
+        name = "SLURM_CPUS_PER_TASK" if self.version >= (23, 11) else "SRUN_CPUS_PER_TASK"
+        value = environ.get(name, "")
+        return int(value) if value.isdigit() and int(value) else None
+
+
+@dataclass(frozen=True)
+class Mapped:
+    """A step that is mapped, with what the explanation tells of it."""
+
+    step: Step
+    plan: Plan
+    map: RankMap
+    source: str
+
+
+def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Replace this process by srun (or mpirun), so that signals and the exit status are its own.
+
+    Returns only after a dry run.
+
+    Raises
+    ------
+    UsageError : outside a job, or an unknown --dl-* option or value.
+    PlacementError : the step cannot be mapped, and --dl-strict is given.
+    UnavailableError : there is no srun, or no mpirun where that is asked for.
+    """
+    line = getopt.parse(argv, srun_options.SHORT, _LONG)
+    chosen = dl_options.settings(line.options)
+    launcher = line.last("launcher") or "srun"
+    if launcher not in LAUNCHERS:
+        raise UsageError(f"--launcher: {launcher!r} is not valid; valid: {', '.join(LAUNCHERS)}")
+    if not environ.get("SLURM_JOB_ID"):
+        allocation.read(environ)
+    plain = Step(("srun", *_without_ours(argv, line)), unset=step.leftovers(environ))
+    if any(line.has(name) for name in srun_options.PASSED) or line.last("mpi") == "list" or not line.operands:
+        _start(plain, environ)
+    settings, request, complaint = _given(environ)
+    dl = dl_options.merge(settings.options, request, dl_options.from_environment(environ), chosen)
+    chosen_step = plain
+    try:
+        if complaint is not None:
+            raise complaint
+        mapped = _map(line, dl, settings, launcher, environ)
+        chosen_step = mapped.step
+        if dl.explain:
+            _explain(mapped)
+    except SlurmdlError as error:
+        if dl.strict or launcher != "srun":
+            raise
+        warn(f"{error}; the step runs in srun's own order")
+    except Exception as error:
+        # a fault of ours must not cost the user the step
+        if dl.strict or launcher != "srun":
+            raise
+        if environ.get("SLURMDL_DEBUG") == "1":
+            traceback.print_exc()
+        warn(f"internal error: {type(error).__name__}: {error}; the step runs in srun's own order")
+    if dl.dry_run:
+        _show(chosen_step)
+        return 0
+    _start(chosen_step, environ)
+
+
+def _without_ours(argv: Sequence[str], line: getopt.CommandLine) -> list[str]:
+    """The user's words as they stand, without our options."""
+    ours = {option.index + i for option in line.options
+            if option.name.startswith("dl-") or option.name == "launcher" for i in range(len(option.words))}
+    return [word for i, word in enumerate(argv) if i not in ours]
+
+
+def _given(environ: Mapping[str, str]) -> tuple[config.Config, dict[str, str], InputError | None]:
+    """The configuration, the settings that `slurmdl sbatch` left for this job, and what is malformed in them."""
+    try:
+        settings, marked = config.load(), mark.read(environ)
+    except InputError as error:
+        return config.Config(), {}, error
+    if marked is None:
+        return settings, {}, None
+    dl = marked.dl
+    flags = {name: "" for name, on in (("explain", dl.explain), ("strict", dl.strict)) if on}
+    request = {"strategy": dl.strategy, "ps": str(dl.ps), "model_bytes": str(dl.model_bytes), "scores": dl.scores}
+    return settings, {**request, **flags}, None
+
+
+def _map(line: getopt.CommandLine, dl: DlOptions, settings: config.Config, launcher: str,
+         environ: Mapping[str, str]) -> Mapped:
+    given = allocation.read(environ)
+    controller = Controller.parse(process.query(["scontrol", "show", "config"]))
+    if controller.packs:
+        raise PlacementError("SelectTypeParameters has CR_Pack_Nodes: its layout is not mapped")
+    request = layout.read(line, environ, controller.cpus_per_task(environ))
+    laid = layout.layout(given, request)
+    if laid.if_alone and _others_run(given.job):
+        raise PlacementError("other steps of the job run: which nodes and CPUs are left is Slurm's choice")
+    topology = _topology(controller, given.nodes)
+    plan, rank_map = _plan(laid, topology, survey.link_scores(settings, dl.scores), dl)
+    array_task = environ.get("SLURM_ARRAY_TASK_ID", "")
+    variables = step.task_variables(plan, given.job, int(array_task) if array_task.isdigit() else 0,
+                                    settings.plan_dir or ".slurmdl")
+    if launcher == "mpirun":
+        if shutil.which("mpirun", path=environ.get("PATH")) is None:
+            raise UnavailableError("--launcher=mpirun: mpirun is not in PATH")
+        made = step.mpirun(line, plan, variables, environ)
+    else:
+        made = step.srun(line, plan, _mpi(line, controller, environ), variables, environ)
+    return Mapped(made, plan, rank_map, topology.source)
+
+
+def _others_run(job: int) -> bool:
+    """Whether a step other than the batch script and its like runs in the job."""
+    steps = process.query(["squeue", "--noheader", "--steps", f"--jobs={job}", "--format=%i"]).split()
+    return any(name.rpartition(".")[2].isdigit() for name in steps)
+
+
+def _topology(controller: Controller, nodes: Sequence[str]) -> Topology:
+    """The zones, or none with one line that says so: roles and variables are of use without them, too."""
+    from slurmdl.topology import read
+    from slurmdl.topology.model import Topology
+
+    if controller.zones:
+        try:
+            return read.read()
+        except SlurmdlError as error:
+            warn(f"{error}; ranks in the order of the node names")
+    else:
+        warn("the cluster's topology has no zones; ranks in the order of the node names")
+    return Topology.flat(nodes)
+
+
+def _plan(laid: layout.Layout, topology: Topology, scores: LinkScores, dl: DlOptions) -> tuple[Plan, RankMap]:
+    from slurmdl.placement import rankmap
+    from slurmdl.plan import Plan
+
+    if dl.ps >= laid.ntasks:
+        raise PlacementError(f"--dl-ps={dl.ps}: the step has {laid.ntasks} tasks, and at least one must be a worker")
+    found = rankmap.rank_map(laid.slots, topology, scores, strategy=dl.strategy, ps=dl.ps,
+                             model_bytes=dl.model_bytes)
+    zones = {node: topology.path(node) for node, _ in laid.slots}
+    return Plan(dl.strategy, found.nodes, found.roles, zones), found
+
+
+def _mpi(line: getopt.CommandLine, controller: Controller, environ: Mapping[str, str]) -> list[str]:
+    """--mpi for the MPI that PATH has; the wrong one starts every task as a world of its own.
+
+    The user's --mpi and SLURM_MPI_TYPE win, and so does the cluster's default where it is the right one.
+    """
+    found = shutil.which("mpirun", path=environ.get("PATH"))
+    if line.has("mpi") or "SLURM_MPI_TYPE" in environ or found is None:
+        return []
+    launcher = os.path.basename(os.path.realpath(found))
+    wanted = "pmix" if launcher in ("orterun", "prterun", "mpirun.openmpi", "prte") else \
+        "pmi2" if launcher in ("mpiexec.hydra", "mpirun.mpich", "mpiexec.mpich") else ""
+    known = wanted and any(os.path.exists(f"{folder}/mpi_{wanted}.so") for folder in controller.plugins)
+    return [f"--mpi={wanted}"] if known and not controller.mpi.startswith(wanted) else []
+
+
+def _explain(mapped: Mapped) -> None:
+    plan, cost = mapped.plan, mapped.map.cost
+    warn(f"{len(plan)} tasks on {len(set(plan.nodes))} nodes, order {mapped.map.order or 'alphabetical'}, zones from "
+         f"{mapped.source}")
+    warn(f"an iteration of {plan.strategy}: {cost.bytes_across_zones:g} bytes across zones, "
+         f"{cost.bytes_across_nodes:g} across nodes, {cost.seconds:g} s predicted (busiest: {cost.busiest or 'none'})")
+    start = 0
+    for rank in range(1, len(plan) + 1):
+        if rank == len(plan) or plan.nodes[rank] != plan.nodes[start] or plan.roles[rank] != plan.roles[start]:
+            ranks = str(start) if rank == start + 1 else f"{start}-{rank - 1}"
+            warn(f"rank {ranks}: {plan.nodes[start]}, zone {plan.zone(start) or 'none'}, {plan.roles[start]}")
+            start = rank
+
+
+def _show(chosen: Step) -> None:
+    """The dry run: what would be unset and set, the command line, and the text of each file, on stdout."""
+    for name in chosen.unset:
+        if name in os.environ and name not in chosen.set:
+            print(f"unset {name}")
+    for name, value in chosen.set.items():
+        print(f"export {name}={shlex.quote(value)}")
+    print(shlex.join(chosen.words(lambda file: file.name)))
+    for file in chosen.files():
+        print(f"# {file.name}:\n{file.text}", end="")
+
+
+def _start(chosen: Step, environ: Mapping[str, str]) -> NoReturn:
+    """Become the program. Files are anonymous memory behind inherited descriptors: nothing is left to remove."""
+    words = chosen.words(_in_memory)
+    program = shutil.which(words[0], path=environ.get("PATH"))
+    if program is None:
+        raise UnavailableError(f"{words[0]}: not found in PATH; Slurm's client commands are needed")
+    process.become([program, *words[1:]], chosen.environment(environ))
+
+
+def _in_memory(file: Inline) -> str:
+    descriptor = os.memfd_create(file.name, 0)
+    with os.fdopen(os.dup(descriptor), "w", encoding="utf-8", errors="surrogateescape") as stream:
+        stream.write(file.text)
+    return f"/proc/self/fd/{descriptor}"

@@ -1,0 +1,213 @@
+"""A mapped step as a value: its command line, its environment and the files that it reads.
+
+A rank map and a plan go in; the words of an `srun` or of an `mpirun` come out. Nothing is started here.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from slurmdl import plan as plans
+from slurmdl.errors import InputError, PlacementError
+from slurmdl.getopt import CommandLine
+from slurmdl.launch import srun_options
+from slurmdl.plan import Plan
+
+#: what the program of a task is put behind; the text itself is in the environment
+TASK = ("/bin/sh", "-c", 'eval "$SLURMDL_TASK"', "slurmdl")
+#: bash, called as sh, hands on variables whose names are none for the shell (exported functions); dash drops them
+TASK_BASH = ("/bin/bash", "--posix", "-c", *TASK[2:])
+
+#: what the launcher and the tasks' shell set; a step started from inside a task starts without them
+OUTPUTS = ("SLURMDL_PLAN", "SLURMDL_TASK", "SLURMDL_PS_RANKS", "SLURMDL_ZONE_RANKS", "SLURMDL_SIZE", "SLURMDL_MASTER",
+           "SLURMDL_PORT", "SLURMDL_ROLE", "SLURMDL_ROLE_RANK", "SLURMDL_ZONE", "SLURMDL_SET")
+
+
+@dataclass(frozen=True)
+class Inline:
+    """A word of a command line that ends in the path of a file with this text.
+
+    The files are inherited file descriptors when the step starts, so that none is left behind.
+    """
+
+    prefix: str
+    name: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Step:
+    """What is executed.
+
+    Attributes
+    ----------
+    argv : words of the command line, the program first.
+    set, unset : changes to the environment.
+    """
+
+    argv: tuple[str | Inline, ...]
+    set: Mapping[str, str] = field(default_factory=dict)
+    unset: tuple[str, ...] = ()
+
+    def words(self, place: Callable[[Inline], str]) -> list[str]:
+        """The command line, with `place` giving the path of each file."""
+        return [word.prefix + place(word) if isinstance(word, Inline) else word for word in self.argv]
+
+    def files(self) -> list[Inline]:
+        return [word for word in self.argv if isinstance(word, Inline)]
+
+    def environment(self, environ: Mapping[str, str]) -> dict[str, str]:
+        return {**{k: v for k, v in environ.items() if k not in self.unset}, **self.set}
+
+
+def leftovers(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Variables that an enclosing mapped task has from us; those that the user set are not among them."""
+    return (*OUTPUTS, *environ.get("SLURMDL_SET", "").split())
+
+
+def srun(line: CommandLine, plan: Plan, extra: Sequence[str], variables: Mapping[str, str],
+         environ: Mapping[str, str]) -> Step:
+    """The step through srun: `--distribution=arbitrary` over a host file of one line per rank.
+
+    Parameters
+    ----------
+    line : the user's command line; of its options only those that decide the layout give way to the host file.
+    extra : further options for srun, such as --mpi.
+    variables : as `task_variables` gives them.
+    """
+    own = {o.name for o in line.options if o.name.startswith("dl-")} | {"launcher"}
+    words = [*line.without(srun_options.LAYOUT | own), *extra]
+    if not line.has("job-name") and line.operands:
+        # accounting shows the name of the program, not that of the shell before it
+        words.append(f"--job-name={os.path.basename(line.operands[0])}")
+    # the count stands on the command line, as srun cuts the file to SLURM_NTASKS
+    words += [f"--ntasks={len(plan)}", "--distribution=arbitrary"]
+    shell = _shell(environ)
+    if line.has("multi-prog"):
+        programs = Inline("", "PROGRAMS", multi_prog(line.operands[0], shell))
+        rest: list[str | Inline] = [programs, *line.operands[1:]]
+    else:
+        rest = [*shell, *_program(line, environ), *line.operands[1:]]
+    return Step(("srun", *words, Inline("--nodelist=", "HOSTFILE", hostfile(plan)), *rest),
+                {**variables, "SLURMDL_TASK": _task("task_srun.sh")}, leftovers(environ))
+
+
+def mpirun(line: CommandLine, plan: Plan, variables: Mapping[str, str], environ: Mapping[str, str]) -> Step:
+    """The step through Open MPI's mpirun, which starts its daemons by srun inside the allocation.
+
+    Host files are no order for Open MPI but under its sequential mapper (mpirun(1), --map-by seq).
+    """
+    valid = srun_options.LAYOUT | {"cpus-per-task", "launcher"}
+    for option in line.options:
+        if option.name not in valid and not option.name.startswith("dl-"):
+            raise PlacementError(f"{option.words[0]}: mpirun has no such option; valid with --launcher=mpirun: "
+                                 f"{', '.join(sorted('--' + name for name in valid))}")
+    variables = {**variables, "SLURMDL_TASK": _task("task_mpirun.sh")}
+    words: list[str | Inline] = ["mpirun", "-np", str(len(plan)), "--hostfile",
+                                 Inline("", "HOSTFILE", hostfile(plan)), "--map-by", "seq", "--bind-to", "none"]
+    for name in variables:
+        words += ["-x", name]
+    return Step((*words, *_shell(environ), *line.operands), variables, leftovers(environ))
+
+
+def hostfile(plan: Plan) -> str:
+    """Line i is the node of rank i."""
+    return "".join(f"{node}\n" for node in plan.nodes)
+
+
+def task_variables(plan: Plan, job: int, array_task: int, plan_dir: str) -> dict[str, str]:
+    """The variables that all tasks share; a shell before the program makes from them those that differ.
+
+    A plan too long for one variable is written to `plan_dir`, which the nodes must share.
+
+    Raises
+    ------
+    PlacementError : that file cannot be written.
+    """
+    text = plans.encode(plan)
+    if len(text) > plans.MAX_ENV_BYTES:
+        text = "file:" + _write_plan(text, plan_dir, job)
+    zones: dict[str, list[int]] = {}
+    for rank in range(len(plan)):
+        if plan.zone(rank):
+            zones.setdefault(plan.zone(rank), []).append(rank)
+    return {
+        "SLURMDL_PLAN": text,
+        "SLURMDL_SIZE": str(len(plan)),
+        "SLURMDL_PS_RANKS": fold(rank for rank, role in enumerate(plan.roles) if role == "ps"),
+        "SLURMDL_ZONE_RANKS": "".join(f"{zone}:{fold(ranks)};" for zone, ranks in zones.items()),
+        "SLURMDL_MASTER": plan.nodes[0],
+        # below the ports that Linux gives out by itself (32768), above those of services
+        "SLURMDL_PORT": str(10_000 + (job * 37 + array_task) % 20_000),
+    }
+
+
+def _write_plan(text: str, plan_dir: str, job: int) -> str:
+    path = os.path.abspath(os.path.join(plan_dir, f"plan-{job}-{os.getpid()}"))
+    try:
+        os.makedirs(plan_dir, exist_ok=True)
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        raise PlacementError(f"{path}: the plan cannot be written ({error.strerror}); set plan_dir in slurmdl.yaml "
+                             "to a directory that all nodes share") from error
+    return path
+
+
+def fold(ranks: Iterable[int]) -> str:
+    """Ascending ranks as 0,4-5."""
+    runs: list[list[int]] = []
+    for rank in ranks:
+        if runs and runs[-1][1] == rank - 1:
+            runs[-1][1] = rank
+        else:
+            runs.append([rank, rank])
+    return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in runs)
+
+
+def multi_prog(path: str, shell: Sequence[str]) -> str:
+    """The file of `srun --multi-prog` with the tasks' shell before every program.
+
+    The ranks keep their programs: only the nodes of the ranks differ. PlacementError where it cannot be read.
+    """
+    prefix = " ".join(word if word.isalnum() or word[0] in "/-" else f"'{word}'" for word in shell)
+    try:
+        text = Path(path).read_text(encoding="utf-8", errors="surrogateescape")
+    except OSError as error:
+        raise PlacementError(f"--multi-prog: {path}: {error.strerror}") from error
+    lines = []
+    for line in text.replace("\\\n", " ").splitlines():
+        fields = line.split(None, 1)
+        if len(fields) == 2 and not line.startswith("#"):
+            line = f"{fields[0]} {prefix} {fields[1]}"
+        lines.append(line)
+    return "\n".join(lines) + "\n"
+
+
+def _shell(environ: Mapping[str, str]) -> tuple[str, ...]:
+    odd = any(not name.isidentifier() for name in environ)
+    return TASK_BASH if odd and os.path.exists(TASK_BASH[0]) else TASK
+
+
+def _program(line: CommandLine, environ: Mapping[str, str]) -> list[str]:
+    """srun finds a program in the working directory, too, where PATH has none of its name; a shell does not."""
+    import shutil
+
+    program = line.operands[0]
+    here = os.path.join(line.last("chdir") or os.getcwd(), program)
+    if "/" not in program and shutil.which(program, path=environ.get("PATH")) is None and os.path.isfile(here):
+        return [here]
+    return [program]
+
+
+def _task(head: str) -> str:
+    """The text of the tasks' shell without its comments."""
+    folder = Path(__file__).parent
+    try:
+        text = (folder / head).read_text() + (folder / "task.sh").read_text()
+    except OSError as error:
+        raise InputError(f"cannot be read ({error.strerror})", error.filename) from error
+    return "\n".join(line.strip() for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#"))

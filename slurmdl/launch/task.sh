@@ -1,0 +1,49 @@
+# Runs in front of the program of each task: gives it the variables that differ per task, then becomes it.
+# POSIX sh, no process started, every name of its own begins with _dl_ and is taken away again.
+# Set before: _dl_rank, _dl_local_rank and _dl_local_size, from what the launcher tells each task.
+
+# position LIST: _dl_at = index of our rank in a folded list such as 0,4-5, empty where it is not in it;
+# _dl_before = how many of the list are lower
+_dl_position() {
+    _dl_at= _dl_before=0 _dl_list=${1:+$1,}
+    while [ -n "$_dl_list" ]; do
+        _dl_part=${_dl_list%%,*} _dl_list=${_dl_list#*,}
+        _dl_low=${_dl_part%-*} _dl_high=${_dl_part#*-}
+        [ "$_dl_rank" -lt "$_dl_low" ] && return
+        if [ "$_dl_rank" -le "$_dl_high" ]; then
+            _dl_at=$((_dl_before + _dl_rank - _dl_low))
+            return
+        fi
+        _dl_before=$((_dl_before + _dl_high - _dl_low + 1))
+    done
+}
+
+_dl_position "$SLURMDL_PS_RANKS"
+if [ -n "$_dl_at" ]; then
+    SLURMDL_ROLE=ps SLURMDL_ROLE_RANK=$_dl_at
+else
+    SLURMDL_ROLE=worker SLURMDL_ROLE_RANK=$((_dl_rank - _dl_before))
+fi
+
+SLURMDL_ZONE= _dl_zones=$SLURMDL_ZONE_RANKS
+while [ -n "$_dl_zones" ]; do
+    _dl_zone=${_dl_zones%%;*} _dl_zones=${_dl_zones#*;}
+    _dl_position "${_dl_zone#*:}"
+    [ -n "$_dl_at" ] && SLURMDL_ZONE=${_dl_zone%%:*} _dl_zones=
+done
+
+# SLURMDL_SET names what is ours, so that a launch from inside this task does not take it for the user's
+SLURMDL_SET=
+[ -n "${RANK+set}" ] || RANK=$_dl_rank SLURMDL_SET="$SLURMDL_SET RANK"
+[ -n "${WORLD_SIZE+set}" ] || WORLD_SIZE=$SLURMDL_SIZE SLURMDL_SET="$SLURMDL_SET WORLD_SIZE"
+[ -n "${LOCAL_RANK+set}" ] || LOCAL_RANK=$_dl_local_rank SLURMDL_SET="$SLURMDL_SET LOCAL_RANK"
+[ -n "${LOCAL_WORLD_SIZE+set}" ] || LOCAL_WORLD_SIZE=$_dl_local_size SLURMDL_SET="$SLURMDL_SET LOCAL_WORLD_SIZE"
+[ -n "${MASTER_ADDR+set}" ] || MASTER_ADDR=$SLURMDL_MASTER SLURMDL_SET="$SLURMDL_SET MASTER_ADDR"
+[ -n "${MASTER_PORT+set}" ] || MASTER_PORT=$SLURMDL_PORT SLURMDL_SET="$SLURMDL_SET MASTER_PORT"
+export SLURMDL_ROLE SLURMDL_ROLE_RANK SLURMDL_ZONE SLURMDL_SET
+export RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT
+
+unset -f _dl_position
+unset _dl_rank _dl_local_rank _dl_local_size _dl_at _dl_before _dl_list _dl_part _dl_low _dl_high _dl_zone _dl_zones
+unset SLURMDL_TASK
+exec "$@"

@@ -1,0 +1,14 @@
+# What srun tells each task. A step started from inside a task must not inherit our distribution.
+unset SLURM_DISTRIBUTION
+_dl_rank=$SLURM_PROCID _dl_local_rank=$SLURM_LOCALID
+# steps at once in one job may have the same first node
+SLURMDL_PORT=$((SLURMDL_PORT + SLURM_STEP_ID % 1000))
+# tasks per node are folded, as 2(x3),1
+_dl_at=$SLURM_NODEID _dl_list=$SLURM_STEP_TASKS_PER_NODE,
+while [ -n "$_dl_list" ]; do
+    _dl_part=${_dl_list%%,*} _dl_list=${_dl_list#*,}
+    _dl_local_size=${_dl_part%%\(*} _dl_high=1
+    case $_dl_part in *x*) _dl_high=${_dl_part#*x} _dl_high=${_dl_high%\)} ;; esac
+    [ "$_dl_at" -lt "$_dl_high" ] && break
+    _dl_at=$((_dl_at - _dl_high))
+done
