@@ -23,6 +23,12 @@ class Cost:
     bytes_across_zones: float
     busiest: str = ""
 
+    @property
+    def key(self) -> tuple[float, float, float]:
+        """Sort key, free of rounding noise: time first, then bytes across zones, then across nodes."""
+        return (float(f"{self.seconds:.9e}"), float(f"{self.bytes_across_zones:.9e}"),
+                float(f"{self.bytes_across_nodes:.9e}"))
+
 
 @dataclass(frozen=True)
 class RankMap:
@@ -34,12 +40,14 @@ class RankMap:
     roles : entry i is the role of rank i, one of plan.ROLES.
     cost : predicted cost of one iteration in this order.
     order : name of the order that won ("depth-first", "leaf", "alphabetical", "roles").
+    compared : order -> predicted cost, of every order that was compared, the winner included.
     """
 
     nodes: tuple[str, ...]
     roles: tuple[str, ...]
     cost: Cost
     order: str = ""
+    compared: Mapping[str, Cost] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,57 @@
+"""How many nodes a job takes, and how many tasks each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from slurmdl.errors import PlacementError
+from slurmdl.request import JobRequest
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The nodes and tasks of a job.
+
+    Attributes
+    ----------
+    nodes, tasks : counts.
+    """
+
+    nodes: int
+    tasks: int
+
+    @property
+    def most_per_node(self) -> int:
+        return -(-self.tasks // self.nodes)
+
+    def tasks_of(self, i: int) -> int:
+        """Tasks of the i-th node: even, the first ones take what is left, as Slurm deals them out."""
+        return self.tasks // self.nodes + (i < self.tasks % self.nodes)
+
+
+def shape(request: JobRequest) -> Shape:
+    """The shape of the job, where the request settles it.
+
+    Raises
+    ------
+    PlacementError : the node count is left to Slurm, or the counts contradict each other.
+    """
+    per_node, tasks = request.ntasks_per_node, request.ntasks
+    if request.nodes is not None:
+        least, most = request.nodes
+        if least != most:
+            raise PlacementError(f"the node count is not certain (-N {least}-{'' if most is None else most})")
+        nodes = least
+    elif tasks is not None and per_node:
+        nodes = -(-tasks // per_node)
+    elif (tasks or 1) == 1:
+        nodes = 1
+    else:
+        raise PlacementError(f"the node count is not certain (-n {tasks} without -N or --ntasks-per-node)")
+    if tasks is None:
+        tasks = nodes * (per_node or 1)
+    if not 0 < nodes <= tasks:
+        raise PlacementError(f"{tasks} tasks do not fill {nodes} nodes")
+    if per_node and tasks > nodes * per_node:
+        raise PlacementError(f"{tasks} tasks do not fit on {nodes} nodes with {per_node} tasks each")
+    return Shape(nodes, tasks)
