@@ -90,8 +90,9 @@ def table(summary: dict[str, Any]) -> str:
     share = s["comm_seconds"] / (s["comm_seconds"] + s["compute_seconds"])
     roles = Counter(place["role"] for place in s["map"])
     rows = [("strategy", s["strategy"]),
-            ("ranks", f"{s['ranks']} ({', '.join(f'{count} {role}' for role, count in sorted(roles.items()))}) "
-                      f"on {s['nodes']} nodes in {s['zones']} zones"),
+            ("ranks", f"{s['ranks']} ({', '.join(f'{count} {role}' for role, count in sorted(roles.items()))})"),
+            ("nodes", f"{s['nodes']}"),
+            ("zones", f"{s['zones'] or 'none known'}"),
             ("model", f"{s['model']}, {s['parameters']:,} parameters"),
             ("steps", f"{s['steps']} of {s['batch']} images per worker"),
             ("seconds/step", f"{s['seconds_per_step']:.4f}"),

@@ -94,14 +94,26 @@ def connect(environ: Mapping[str, str] = os.environ) -> Any:
     Refused : every task is alone in an MPI world of its own, as under srun with a PMI that this MPI lacks.
     """
     try:
+        import mpi4py
+        mpi4py.rc.initialize, mpi4py.rc.finalize = False, True
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
         raise UnavailableError(f"no MPI: {error} (needed: an MPI library, pip install 'slurmdl[train]')") from error
     tasks = expected_tasks(environ)
+    if not MPI.Is_initialized():
+        if tasks > 1 and is_first(environ) and _lacks_pmix(MPI.Get_library_version(), environ):
+            warn(f"train: Slurm started {tasks} tasks without PMIx, which Open MPI needs in most builds; if MPI "
+                 "cannot start, use `slurmdl srun`, or `srun --mpi=pmix`")
+        MPI.Init_thread()
     if MPI.COMM_WORLD.Get_size() == 1 and tasks > 1:
         raise Refused(f"MPI has 1 rank where Slurm has {tasks} tasks: srun and this MPI do not share a PMI; "
                       "start it with `slurmdl srun`, or `srun --mpi=pmix` (`srun --mpi=list` shows what is there)")
     return MPI.COMM_WORLD
+
+
+def _lacks_pmix(library: str, environ: Mapping[str, str]) -> bool:
+    """Whether Open MPI was started by neither PMIx nor its own mpirun: most builds then end in MPI_Init."""
+    return library.startswith("Open MPI") and not environ.keys() & {"PMIX_NAMESPACE", "OMPI_COMM_WORLD_SIZE"}
 
 
 def join(options: Options, comm: Any, environ: Mapping[str, str] = os.environ) -> World:

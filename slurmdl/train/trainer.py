@@ -147,11 +147,11 @@ def _agree(world: World, messages: Messages, parameters: FloatArray) -> float:
 
 
 def _describe(world: World, options: Options, size: int) -> dict[str, Any]:
-    """What ran, where."""
+    """What ran, where; `nodes` and `zones` are counts (0 zones where none is known)."""
     places = [{"rank": rank, "node": node, "zone": zone, "role": role} for rank, (node, zone, role) in enumerate(
         zip(world.nodes, world.zones, world.roles, strict=True))]
     return {"strategy": world.strategy, "ranks": len(world.nodes), "workers": len(world.ranks("worker")),
-            "ps": len(world.ranks("ps")), "nodes": len(set(world.nodes)), "zones": len(set(world.zones)),
+            "ps": len(world.ranks("ps")), "nodes": len(set(world.nodes)), "zones": len(set(world.zones) - {""}),
             "map": places, "model": options.model, "parameters": size, "data": options.data,
             "batch": options.batch, "lr": options.lr, "momentum": options.momentum, "seed": options.seed}
 

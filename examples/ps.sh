@@ -1,0 +1,14 @@
+#!/bin/bash
+# Two parameter servers and four workers. Submit with
+#
+#     slurmdl sbatch examples/ps.sh
+#
+# Slurm reads the #SBATCH lines, slurmdl the #DL lines; with plain sbatch the job runs too, unplaced.
+#SBATCH --job-name=ps
+#SBATCH --nodes=4-6
+#SBATCH --ntasks=6
+#SBATCH --time=10
+#DL --dl-strategy=ps --dl-ps=2
+
+# slurmdl srun decides which ranks serve; the trainer reads strategy and roles from the plan
+slurmdl srun python -m slurmdl.train --steps 200 --seed 1 --summary "ps-$SLURM_JOB_ID.json"
