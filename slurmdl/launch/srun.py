@@ -224,7 +224,7 @@ def _explain(mapped: Mapped) -> None:
     warn(f"{len(plan)} tasks on {len(set(plan.nodes))} nodes, order {mapped.map.order or 'alphabetical'}, zones from "
          f"{mapped.source}")
     warn(f"an iteration of {plan.strategy}: {cost.bytes_across_zones:g} bytes across zones, "
-         f"{cost.bytes_across_nodes:g} across nodes, {cost.seconds:g} s predicted (busiest: {cost.busiest or 'none'})")
+         f"{cost.bytes_across_nodes:g} across nodes, {cost.seconds:g} s, busiest: {cost.busiest or 'none'}")
     start = 0
     for rank in range(1, len(plan) + 1):
         if rank == len(plan) or plan.nodes[rank] != plan.nodes[start] or plan.roles[rank] != plan.roles[start]:

@@ -23,7 +23,7 @@ TASK_BASH = ("/bin/bash", "--posix", "-c", *TASK[2:])
 
 #: what the launcher and the tasks' shell set; a step started from inside a task starts without them
 OUTPUTS = ("SLURMDL_PLAN", "SLURMDL_TASK", "SLURMDL_PS_RANKS", "SLURMDL_ZONE_RANKS", "SLURMDL_SIZE", "SLURMDL_MASTER",
-           "SLURMDL_PORT", "SLURMDL_ROLE", "SLURMDL_ROLE_RANK", "SLURMDL_ZONE", "SLURMDL_SET")
+           "SLURMDL_PORT", "SLURMDL_JOB_NAME", "SLURMDL_ROLE", "SLURMDL_ROLE_RANK", "SLURMDL_ZONE", "SLURMDL_SET")
 
 
 @dataclass(frozen=True)
@@ -80,9 +80,11 @@ def srun(line: CommandLine, plan: Plan, extra: Sequence[str], variables: Mapping
     """
     own = {o.name for o in line.options if o.name.startswith("dl-")} | {"launcher"}
     words = [*line.without(srun_options.LAYOUT | own), *extra]
-    if not line.has("job-name") and line.operands:
-        # accounting shows the name of the program, not that of the shell before it
+    variables = {**variables, "SLURMDL_TASK": _task("task_srun.sh")}
+    if not line.has("job-name"):
+        # accounting shows the name of the program, not that of the shell before it; the tasks see the job's name
         words.append(f"--job-name={os.path.basename(line.operands[0])}")
+        variables["SLURMDL_JOB_NAME"] = environ.get("SLURM_JOB_NAME", "")
     # the count stands on the command line, as srun cuts the file to SLURM_NTASKS
     words += [f"--ntasks={len(plan)}", "--distribution=arbitrary"]
     shell = _shell(environ)
@@ -92,7 +94,7 @@ def srun(line: CommandLine, plan: Plan, extra: Sequence[str], variables: Mapping
     else:
         rest = [*shell, *_program(line, environ), *line.operands[1:]]
     return Step(("srun", *words, Inline("--nodelist=", "HOSTFILE", hostfile(plan)), *rest),
-                {**variables, "SLURMDL_TASK": _task("task_srun.sh")}, leftovers(environ))
+                variables, leftovers(environ))
 
 
 def mpirun(line: CommandLine, plan: Plan, variables: Mapping[str, str], environ: Mapping[str, str]) -> Step:

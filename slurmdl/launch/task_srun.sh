@@ -1,5 +1,8 @@
 # What srun tells each task. A step started from inside a task must not inherit our distribution.
 unset SLURM_DISTRIBUTION
+# the step has a name, the job keeps its own
+[ -n "$SLURMDL_JOB_NAME" ] && SLURM_JOB_NAME=$SLURMDL_JOB_NAME
+unset SLURMDL_JOB_NAME
 _dl_rank=$SLURM_PROCID _dl_local_rank=$SLURM_LOCALID
 # steps at once in one job may have the same first node
 SLURMDL_PORT=$((SLURMDL_PORT + SLURM_STEP_ID % 1000))
