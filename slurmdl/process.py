@@ -84,7 +84,7 @@ def become(argv: Sequence[str], env: Mapping[str, str], stdin: bytes | None = No
 
     Parameters
     ----------
-    argv : the first word is the program's path.
+    argv : the first word is the program's path; the program is told its name only, as a shell would tell it.
     stdin : what it reads on its standard input; None leaves that as it is.
 
     Raises
@@ -96,7 +96,7 @@ def become(argv: Sequence[str], env: Mapping[str, str], stdin: bytes | None = No
     sys.stdout.flush()
     sys.stderr.flush()
     try:
-        os.execve(argv[0], list(argv), dict(env))
+        os.execve(argv[0], [os.path.basename(argv[0]), *argv[1:]], dict(env))
     except OSError as error:
         raise UnavailableError(f"{argv[0]}: {error.strerror}") from error
 
@@ -113,8 +113,8 @@ def relay(argv: Sequence[str], env: Mapping[str, str], stdin: bytes | None,
     UnavailableError : the program cannot be run.
     """
     try:
-        child = subprocess.Popen(argv, stdin=None if stdin is None else _readable(stdin), stdout=subprocess.PIPE,
-                                 env=dict(env))
+        child = subprocess.Popen([os.path.basename(argv[0]), *argv[1:]], executable=argv[0], env=dict(env),
+                                 stdin=None if stdin is None else _readable(stdin), stdout=subprocess.PIPE)
     except OSError as error:
         raise UnavailableError(f"{argv[0]}: {error.strerror}") from error
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2):

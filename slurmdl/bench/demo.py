@@ -1,0 +1,247 @@
+"""The same two training jobs three ways on a sandbox: plain Slurm, Slurm in leaf order, and placed.
+
+All three run with Slurm's own topology/tree on, on the same free nodes, one after the other in turn. What
+differs is how they are submitted and started:
+
+- plain: `sbatch` and `srun`; ranks in the alphabetical order of the nodes, as Slurm up to 25.11 orders them.
+- leaf order: Slurm's choice of nodes, ranks ordered by leaf switch, as Slurm 26.05 orders them by itself.
+- slurmdl: `slurmdl sbatch` and `slurmdl srun`.
+- control (benchmark only): the worst of 30 random rank orders in the cost model; it must lose.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from slurmdl.bench import results
+from slurmdl.errors import SandboxError
+from slurmdl.sandbox import cluster
+from slurmdl.sandbox.spec import Spec, alternating
+
+MODEL = "mlp:256,128"
+PARAMETERS = 64 * 256 + 256 + 256 * 128 + 128 + 128 * 10 + 10
+RANKS, SERVERS, SEED = 6, 2, 1
+#: nodes that another job holds, so that the free ones are scattered over both zones
+BUSY = ("n2", "n7")
+TRAIN = "python -m slurmdl.train"
+WAYS = ("plain", "leaf order", "slurmdl")
+CONTROL = "control"
+
+
+@dataclass(frozen=True)
+class Job:
+    """One of the two training jobs; `arguments` go to the trainer."""
+
+    strategy: str
+    ps: int
+    steps: int
+    title: str
+
+    @property
+    def arguments(self) -> str:
+        return (f"--strategy {self.strategy} --ps {self.ps} --model {MODEL} --steps {self.steps} "
+                f"--seed {SEED} --log-every {self.steps // 2}")
+
+
+@dataclass
+class Outcome:
+    """What the runs of one job one way gave; bytes as the routers between the zones counted them."""
+
+    nodes: str = ""
+    zones: int = 0
+    accuracy: float = 0.0
+    metered: float = 0.0
+    across: list[float] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+
+
+JOBS = (Job("ps", SERVERS, 40, "parameter server (2 PS, 4 workers)"),
+        Job("allreduce", 0, 40, "allreduce (6 workers)"))
+
+_HEADER = f"#!/bin/sh\n#SBATCH -N {RANKS} --ntasks-per-node=1 -J {{name}} -o {{name}}.log -t 5\n"
+_ORDERED = """\
+python - {order} > hosts.$SLURM_JOB_ID <<'END'
+{program}
+END
+SLURM_HOSTFILE=hosts.$SLURM_JOB_ID exec srun --mpi=pmix -n {ranks} -m arbitrary {train}
+"""
+_ORDER_PROGRAM = """\
+import os, random, sys
+from slurmdl.network.model import LinkScores
+from slurmdl.placement.cost import cost, links
+from slurmdl.placement.rankmap import leaf_order
+from slurmdl.placement.traffic import phases
+from slurmdl.topology import hostlist, read
+network = links(hostlist.expand(os.environ["SLURM_JOB_NODELIST"]), read.from_files(), LinkScores())
+orders = [list(leaf_order(network))]
+if sys.argv[1] != "leaf":
+    strategy, ps = sys.argv[1].split(",")
+    shuffle = random.Random(1)
+    orders = [shuffle.sample(orders[0], len(orders[0])) for _ in range(30)]
+    traffic = phases(strategy, len(orders[0]), 1e6, int(ps))
+    orders.sort(key=lambda order: -cost(traffic, network, __import__("numpy").array(order)).seconds)
+print(*(network.nodes[i] for i in orders[0]), sep="\\n")
+"""
+
+
+def run(repeats: int = 1, results_file: str | None = None, name: str = "demo") -> None:
+    """Bring a sandbox up, run the jobs, print what happens and the table, take the sandbox down."""
+    began = time.monotonic()
+    ways = (*WAYS, CONTROL) if results_file else WAYS
+    box = cluster.up(Spec(name, alternating(8, 2)))
+    try:
+        outcomes = Demo(box).run(ways, repeats)
+    finally:
+        cluster.down(name)
+    print(f"the cluster is down, nothing is left of it; {time.monotonic() - began:.0f} s in all\n")
+    print(table(outcomes, ways))
+    if results_file:
+        _write(results_file, outcomes, repeats)
+
+
+class Demo:
+    """The demo on a sandbox that is up."""
+
+    def __init__(self, box: cluster.Sandbox) -> None:
+        self.box = box
+        self.folder = box.shared / "demo"
+        self._call(["mkdir", "-p", str(self.folder)], directory=str(box.shared))
+
+    def run(self, ways: Sequence[str], repeats: int) -> dict[tuple[str, str], Outcome]:
+        """Run every job every way, the ways in turn; (strategy, way) -> outcome."""
+        spec = self.box.spec
+        print(f"a Slurm cluster of 8 nodes on this machine: {self._version()}; links of "
+              f"{spec.node_rate / 1e9:g} Gbit/s inside a zone, {spec.zone_rate / 1e6:g} Mbit/s between")
+        self._call(["sbatch", "-J", "other", "-o", "/dev/null", "-N", str(len(BUSY)), "-w", ",".join(BUSY),
+                    "--exclusive", "--wrap", "sleep 900"])
+        self._wait_for(lambda: self._call(["squeue", "-h", "-t", "R", "-o", "%j"]).split() == ["other"])
+        print("\nzones, with another user's job on " + " and ".join(BUSY) + ":")
+        print(_indent(self._call(["slurmdl", "topology", "show"])))
+        print(_indent(self._call(["sinfo", "-o", "%6t %N"])))
+        outcomes: dict[tuple[str, str], Outcome] = {}
+        for repeat in range(repeats):
+            for job in JOBS:
+                if not repeat:
+                    print(f"--- {job.title}, {PARAMETERS * 4:,} bytes of parameters: the choice")
+                    print(_indent(self._call(["slurmdl", "place", "--explain", self._script(job, "slurmdl")])))
+                for way in ways:
+                    self._one(job, way, outcomes.setdefault((job.strategy, way), Outcome()), loud=not repeat)
+        return outcomes
+
+    def _one(self, job: Job, way: str, outcome: Outcome, *, loud: bool) -> None:
+        """Submit one job one way, wait for it, and add what it measured."""
+        script = self._script(job, way)
+        before = self._crossed()
+        submit = ["slurmdl", "sbatch"] if way == "slurmdl" else ["sbatch"]
+        words = self._call([*submit, "--wait", script])
+        log = (self.folder / Path(script).with_suffix(".log").name).read_text()
+        summary: dict[str, Any] = json.loads(Path(script).with_suffix(".json").read_text())
+        outcome.across.append(self._crossed() - before)
+        outcome.metered = summary["bytes"]["across"]
+        outcome.seconds.append(summary["seconds_per_step"])
+        outcome.accuracy = summary["accuracy"]
+        outcome.nodes = ",".join(sorted({place["node"] for place in summary["map"]}))
+        outcome.zones = summary["zones"]
+        if loud:
+            print(f"--- {job.strategy}, {way}: {words.strip()}")
+            print(_indent(log))
+
+    def _script(self, job: Job, way: str) -> str:
+        """Write the job script of a way; returns its path."""
+        name = f"{job.strategy}-{way.replace(' ', '-')}"
+        train = f"{TRAIN} {job.arguments} --summary {name}.json"
+        text = _HEADER.format(name=name)
+        if way == "slurmdl":
+            text += f"#DL --dl-strategy={job.strategy} --dl-model-bytes={PARAMETERS * 4}\n"
+            text += f"#DL --dl-ps={job.ps}\n" if job.ps else ""
+            text += f"slurmdl srun {train}\n"
+        elif way == "plain":
+            text += f"exec srun --mpi=pmix {train}\n"
+        else:
+            order = "leaf" if way == "leaf order" else f"{job.strategy},{job.ps}"
+            text += _ORDERED.format(order=order, program=_ORDER_PROGRAM, ranks=RANKS, train=train)
+        path = self.folder / f"{name}.sh"
+        path.write_text(text)
+        return str(path)
+
+    def _crossed(self) -> int:
+        return sum(counter["out"] for counter in self.box.counters().values())
+
+    def _version(self) -> str:
+        return self._call(["sbatch", "--version"]).strip()
+
+    def _wait_for(self, done: Callable[[], bool], timeout: float = 20) -> None:
+        deadline = time.monotonic() + timeout
+        while not done():
+            if time.monotonic() > deadline:
+                raise SandboxError("the demo's other job does not start")
+            time.sleep(0.1)
+
+    def _call(self, argv: Sequence[str], directory: str | None = None) -> str:
+        """Run a command on the login host as the ordinary user; its stdout."""
+        line = self.box.command(argv, directory=directory or str(self.folder))
+        sys.stdout.flush()
+        done = subprocess.run(line, capture_output=True, text=True, timeout=300, check=False)
+        if done.returncode:
+            logs = [p for p in sorted(self.folder.glob("*.log")) if p.stat().st_size]
+            tail = " ".join(logs[-1].read_text().split())[-300:] if logs else ""
+            raise SandboxError(f"{' '.join(argv[:3])}: exit status {done.returncode}: "
+                               f"{' '.join(done.stderr.split())[-300:]} {tail}")
+        if done.stderr:
+            print(_indent(done.stderr))
+        return done.stdout
+
+
+def table(outcomes: dict[tuple[str, str], Outcome], ways: Sequence[str]) -> str:
+    """The closing table; the margin is over leaf order, in time per step and in bytes."""
+    head = ("job", "way", "nodes", "zones", "MB across zones", "s/step", "accuracy", "margin over leaf order")
+    rows = [head]
+    for job in JOBS:
+        leaf = outcomes[job.strategy, "leaf order"]
+        for way in ways:
+            o = outcomes[job.strategy, way]
+            time_margin = 1 - statistics.median(o.seconds) / statistics.median(leaf.seconds)
+            byte_margin = 1 - statistics.median(o.across) / statistics.median(leaf.across)
+            margin = "" if way == "leaf order" else f"{time_margin:+.0%} time, {byte_margin:+.0%} bytes"
+            rows.append((job.strategy, way, o.nodes, str(o.zones), f"{statistics.median(o.across) / 1e6:.1f}",
+                         f"{statistics.median(o.seconds):.3f}", f"{o.accuracy:.1%}", margin))
+    widths = [max(len(r[i]) for r in rows) for i in range(len(head))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(r, widths, strict=True)).rstrip() for r in rows]
+    lines.insert(1, "  ".join("-" * width for width in widths))
+    worst = max(abs(statistics.median(o.across) / o.metered - 1) for o in outcomes.values() if o.metered)
+    return "\n".join([*lines, f"bytes: as the zones' routers counted them; the trainer's own meter agrees "
+                              f"within {worst:.1%}"])
+
+
+def _write(path: str, outcomes: dict[tuple[str, str], Outcome], repeats: int) -> None:
+    rows = []
+    for job in JOBS:
+        leaf, plain = outcomes[job.strategy, "leaf order"], outcomes[job.strategy, "plain"]
+        for metric, unit, field_name, slack in (("seconds per step", "s", "seconds", 1.05),
+                                                ("bytes across zones", "B", "across", 1.01)):
+            base, other = (statistics.median(getattr(outcome, field_name)) for outcome in (leaf, plain))
+            for way in (*WAYS, CONTROL):
+                samples = getattr(outcomes[job.strategy, way], field_name)
+                value, target, met = statistics.median(samples), "", None
+                if way == "slurmdl" and job.ps:
+                    target, met = "below leaf order and plain", value < min(base, other)
+                elif way == "slurmdl":
+                    target, met = f"at most {slack} x leaf order", value <= slack * base
+                elif way == CONTROL:
+                    target, met = "above leaf order", value > base
+                rows.append(results.row(f"{job.strategy}: {metric}, {way}", samples, unit, baseline=base,
+                                        target=target, met=met))
+    results.write(path, rows, seed=SEED, versions={"slurm": "as installed"},
+                  command=f"slurmdl bench demo --repeats {repeats} --results {path}")
+
+
+def _indent(text: str) -> str:
+    return "\n".join("  " + line for line in text.rstrip().splitlines())

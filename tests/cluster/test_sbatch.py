@@ -1,0 +1,333 @@
+"""`slurmdl sbatch` against plain sbatch on a real cluster."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import threading
+import time
+
+import pytest
+
+SHOW = 'for i; do echo "arg <$i>"; done\necho "mark $SLURMDL_REQUEST"\n'
+MAPPED = "slurmdl srun sh -c 'echo rank $SLURM_PROCID $SLURMD_NODENAME $SLURMDL_ROLE'\n"
+
+
+def blank(text: str) -> str:
+    """Text without the numbers of jobs and the times that differ from one submission to the next."""
+    text = re.sub(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d", "TIME", text)
+    return re.sub(r"\b\d+\b", "N", text)
+
+
+def own_lines(stderr: str) -> list[str]:
+    return [line for line in stderr.splitlines() if line.startswith("slurmdl:")]
+
+
+def others(stderr: str) -> list[str]:
+    return [blank(line) for line in stderr.splitlines() if not line.startswith("slurmdl:")]
+
+
+def ranks(text: str) -> list[str]:
+    """Node of each rank, from lines `rank R NODE ROLE`."""
+    found = dict(line.split()[1:3] for line in text.splitlines() if line.startswith("rank "))
+    return [found[str(rank)] for rank in range(len(found))]
+
+
+def zone(node: str) -> str:
+    return "zoneA" if int(node[1:]) % 2 else "zoneB"
+
+
+def zone_changes(nodes: list[str]) -> int:
+    """How often the next rank is in another zone."""
+    return sum(zone(a) != zone(b) for a, b in itertools.pairwise(nodes))
+
+
+FORMS = {
+    "script": (["-N2", "{script}"], ""),
+    "script arguments": (["-N2", "{script}", "--dl-x", "a b", "$(id)", "-N9"], ""),
+    "wrap": (["-N2", "--wrap", "hostname"], ""),
+    "standard input": (["-N2"], "#!/bin/sh\n#SBATCH -J from-stdin\nhostname\n"),
+    "parsable": (["-N2", "--parsable", "{script}"], ""),
+    "quiet": (["-N2", "-Q", "{script}"], ""),
+    "quiet and parsable": (["-N2", "--quiet", "--parsable", "{script}"], ""),
+    "wait": (["-N2", "--wait", "{script}"], ""),
+    "wait, the job fails": (["-N2", "-W", "--wrap", "exit 7"], ""),
+    "test only": (["-N2", "--test-only", "{script}"], ""),
+    "hold": (["-N2", "--hold", "{script}"], ""),
+    "dependency": (["-N2", "--dependency=singleton", "{script}"], ""),
+    "unknown dependency": (["-N2", "--dependency=afterok:99999", "{script}"], ""),
+    "array": (["-N2", "--array=0-2%2", "{script}"], ""),
+    "het job": (["-N1", ":", "-N2", "{script}"], ""),
+    "one node": (["--wrap", "hostname"], ""),
+    "too many nodes": (["-N99", "{script}"], ""),
+    "unknown partition": (["-pnone", "{script}"], ""),
+    "unknown option": (["--no-such-option", "{script}"], ""),
+    "no such script": (["-N2", "/no/such/script"], ""),
+    "not a script": (["-N2", "/etc/hostname"], ""),
+    "a bad count": (["-N", "x", "{script}"], ""),
+    "no requeue": (["-N2", "--no-requeue", "{script}"], ""),
+    "version": (["--version"], ""),
+    "usage": (["--usage"], ""),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_answers_as_sbatch_does(cluster, form):
+    argv, stdin = FORMS[form]
+    script = cluster.script(SHOW)
+    words = [word.format(script=script) if word == "{script}" else word for word in argv]
+    plain = cluster.run(["sbatch", *words], stdin=stdin, directory=script.parent)
+    ours = cluster.run(["slurmdl", "sbatch", *words], stdin=stdin, directory=script.parent)
+    assert ours.returncode == plain.returncode
+    assert blank(ours.stdout) == blank(plain.stdout)
+    assert others(ours.stderr) == others(plain.stderr)
+    if {"-Q", "--quiet"} & set(words):
+        assert not own_lines(ours.stderr)
+
+
+def test_dlsbatch_is_the_same_program(cluster):
+    script = cluster.script(SHOW)
+    done = cluster.run(["dlsbatch", "--parsable", "-N2", str(script), "x  y"], directory=script.parent)
+    assert done.returncode == 0
+    assert "arg <x  y>" in cluster.output(int(done.stdout))
+
+
+def test_the_script_runs_as_written(cluster):
+    script = cluster.script("#SBATCH -J named\n#DL --dl-strategy=gossip\ncat $0; echo $SLURM_JOB_NAME; pwd\n")
+    job = cluster.submit(["slurmdl", "sbatch", "-N2", str(script)], directory=script.parent)
+    assert cluster.output(job) == script.read_text() + f"named\n{script.parent}\n"
+
+
+def test_ranks_of_a_zone_stand_together(cluster):
+    script = cluster.script(MAPPED)
+    job = cluster.submit(["slurmdl", "sbatch", "-N6", "--ntasks-per-node=2", str(script)], directory=script.parent)
+    nodes = ranks(cluster.output(job))
+    assert len(nodes) == 12
+    assert zone_changes(nodes) == 1
+
+
+def test_the_zone_that_fits_is_preferred(cluster):
+    """Three nodes are free in zoneB only."""
+    cluster.submit(["sbatch", "-N3", "-w", "n1,n3,n5", "--wrap", "sleep 60"])
+    script = cluster.script(MAPPED)
+    done = cluster.run(["slurmdl", "sbatch", "--dl-dry-run", "-N3", str(script)])
+    assert "--prefer=zoneB" in done.stdout
+    job = cluster.submit(["slurmdl", "sbatch", "-N3", str(script)], directory=script.parent)
+    assert {zone(node) for node in ranks(cluster.output(job))} == {"zoneB"}
+
+
+def test_the_users_constraint_is_kept_in_the_preference(new_cluster):
+    cluster = new_cluster(features={"": "any", "n2": "big", "n4": "big", "n1": "big"})
+    script = cluster.script(MAPPED)
+    job = cluster.submit(["slurmdl", "sbatch", "-N2", "-C", "big", str(script)], directory=script.parent)
+    assert sorted(ranks(cluster.output(job))) == ["n2", "n4"]
+
+
+def test_a_full_zone_costs_no_start(cluster):
+    """No zone has room for five: the job starts at once on both, as plain sbatch's would."""
+    cluster.submit(["sbatch", "-N3", "-w", "n1,n2,n3", "--wrap", "sleep 60"])
+    script = cluster.script(MAPPED)
+    begin = time.monotonic()
+    job = cluster.submit(["slurmdl", "sbatch", "-N5", str(script)], directory=script.parent)
+    nodes = ranks(cluster.output(job))
+    assert sorted(nodes) == ["n4", "n5", "n6", "n7", "n8"]
+    assert time.monotonic() - begin < 20
+    assert zone_changes(nodes) == 1
+
+
+def test_a_job_for_which_nothing_is_free_waits_as_with_sbatch(cluster):
+    first = cluster.submit(["sbatch", "-N8", "--exclusive", "--wrap", "sleep 2"])
+    script = cluster.script(MAPPED)
+    done = cluster.run(["slurmdl", "sbatch", "-N4", "--parsable", str(script)], directory=script.parent)
+    assert cluster.job(done.stdout.strip())["JobState"] == "PENDING"
+    cluster.wait(first)
+    assert len(ranks(cluster.output(int(done.stdout)))) == 4
+
+
+def test_a_drained_node_is_not_chosen(cluster):
+    cluster.run(["scontrol", "update", "NodeName=n2", "State=DRAIN", "Reason=test"], as_root=True)
+    try:
+        script = cluster.script(MAPPED)
+        done = cluster.run(["slurmdl", "place", "--json", "-N4", str(script)])
+        assert json.loads(done.stdout)["nodes"] == ["n1", "n3", "n5", "n7"]
+        job = cluster.submit(["slurmdl", "sbatch", "-N4", str(script)], directory=script.parent)
+        assert sorted(ranks(cluster.output(job))) == ["n1", "n3", "n5", "n7"]
+    finally:
+        cluster.run(["scontrol", "update", "NodeName=n2", "State=RESUME"], as_root=True)
+
+
+def test_parameter_servers_get_their_role(cluster):
+    script = cluster.script("#DL --dl-strategy=ps --dl-ps=2\n" + MAPPED)
+    job = cluster.submit(["slurmdl", "sbatch", "-N6", str(script)], directory=script.parent)
+    roles = sorted(line.split()[1::2] for line in cluster.output(job).splitlines())
+    assert [role for _, role in roles] == ["ps"] * 2 + ["worker"] * 4
+
+
+def test_array_tasks_are_each_mapped_and_not_pinned(cluster):
+    script = cluster.script("echo task $SLURM_ARRAY_TASK_ID\n" + MAPPED)
+    done = cluster.run(["slurmdl", "sbatch", "--parsable", "--array=1-2", "-N4", "-o", "task-%a.log", str(script)],
+                       directory=script.parent)
+    assert len(own_lines(done.stderr)) == 1
+    assert "array" in done.stderr
+    record = cluster.job(f"{done.stdout.strip()}_1")
+    assert record.get("ReqNodeList", "(null)") == "(null)"
+    for task in (1, 2):
+        cluster.wait(f"{done.stdout.strip()}_{task}")
+        text = (script.parent / f"task-{task}.log").read_text()
+        nodes = ranks(text)
+        assert f"task {task}\n" in text
+        assert zone_changes(nodes) <= 1
+
+
+def test_a_heterogeneous_job_passes_through(cluster):
+    script = cluster.script("env | grep ^SLURM_JOB_NUM_NODES_HET\nsrun hostname\n")
+    done = cluster.run(["slurmdl", "sbatch", "--parsable", "-N1", ":", "-N2", str(script)], directory=script.parent)
+    assert done.returncode == 0
+    assert len(own_lines(done.stderr)) == 1
+    assert "heterogeneous" in done.stderr
+
+
+@pytest.mark.parametrize("export", ["NONE", "NIL", "ALL", "HOME,PATH", "FOO=bar", "ALL,FOO=bar"])
+def test_the_choice_reaches_the_job_whatever_is_exported(cluster, export):
+    script = cluster.script("#DL --dl-strategy=ps --dl-ps=1\nPATH=$1:$PATH\nenv | grep -c ^FOO=\n" + MAPPED)
+    path = cluster.run(["sh", "-c", "dirname $(command -v slurmdl)"]).stdout.strip()
+    job = cluster.submit(["slurmdl", "sbatch", f"--export={export}", "-N4", str(script), path],
+                         directory=script.parent)
+    text = cluster.output(job)
+    assert text.splitlines()[0] == ("1" if "FOO" in export else "0")
+    assert text.count(" ps") == 1
+
+
+def test_a_submission_from_inside_a_job_decides_anew(cluster):
+    inner = cluster.script('echo "inner $SLURMDL_REQUEST"\nslurmdl srun sh -c \'echo role $SLURMDL_ROLE\'\n')
+    outer = cluster.script(
+        "#DL --dl-strategy=ps --dl-ps=1\n"
+        f"slurmdl sbatch --wait -N2 -o inner.log {inner}\n"
+        f"sbatch --wait -N2 -o plain.log {inner}\n")
+    job = cluster.submit(["slurmdl", "sbatch", "-N2", "-s", str(outer)], directory=outer.parent)
+    cluster.output(job)
+    for log in ("inner.log", "plain.log"):
+        text = (outer.parent / log).read_text()
+        assert text.count("role worker") == 2, text
+        assert "role ps" not in text
+
+
+@pytest.mark.parametrize("option", ["--dl-strategi=ps", "--dl-place=near", "--dl-ps=many", "--dl-nothing"])
+def test_a_wrong_option_of_ours_submits_nothing(cluster, option):
+    done = cluster.run(["slurmdl", "sbatch", option, "--wrap", "hostname"])
+    assert done.returncode == 64
+    assert done.stdout == ""
+    assert len(own_lines(done.stderr)) == len(done.stderr.splitlines()) == 1
+    assert option.split("=")[0] in done.stderr
+    assert cluster.run(["squeue", "-h"]).stdout == ""
+
+
+def test_without_features_and_requeue_the_free_nodes_are_pinned(new_cluster):
+    cluster = new_cluster(zone_features=False)
+    cluster.submit(["sbatch", "-N2", "-w", "n2,n4", "--wrap", "sleep 60"])
+    script = cluster.script(MAPPED)
+    requeued = cluster.submit(["slurmdl", "sbatch", "-N3", str(script)], directory=script.parent)
+    assert cluster.job(requeued)["ReqNodeList"] == "(null)"
+    cluster.wait(requeued)
+    pinned = cluster.submit(["slurmdl", "sbatch", "--no-requeue", "-N3", str(script)], directory=script.parent)
+    assert cluster.job(pinned)["ReqNodeList"] != "(null)"
+    assert {zone(node) for node in ranks(cluster.output(pinned))} == {"zoneA"}
+
+
+def test_a_pinned_job_that_cannot_start_is_let_go(new_cluster):
+    """The chosen nodes are taken between the look and the submission: the job starts where it can."""
+    cluster = new_cluster(zone_features=False)
+    script = cluster.script(MAPPED)
+    taker = cluster.script("exec sleep 60\n")
+    # an sbatch that another job overtakes: it takes the chosen nodes, then submits what it was given
+    fake = cluster.directory("bin") / "sbatch"
+    fake.write_text(f"#!/bin/sh\n/usr/bin/sbatch -Q --exclusive -w n1,n3 {taker}\n"
+                    'sleep 1\nexec /usr/bin/sbatch "$@"\n')
+    fake.chmod(0o755)
+    begin = time.monotonic()
+    command = f"PATH={fake.parent}:$PATH exec slurmdl sbatch --no-requeue --parsable -N3 {script}"
+    done = cluster.run(["sh", "-c", command], directory=script.parent)
+    assert done.returncode == 0, done.stderr
+    nodes = ranks(cluster.output(int(done.stdout.split()[-1])))
+    assert not {"n1", "n3"} & set(nodes)
+    assert time.monotonic() - begin < 40
+
+
+def test_a_requeued_job_starts_elsewhere_when_its_node_died(new_cluster):
+    cluster = new_cluster(settings=("AuthInfo=cred_expire=5",))
+    script = cluster.script("echo run $SLURM_RESTART_COUNT\n" + MAPPED + '[ "$SLURM_RESTART_COUNT" ] || sleep 300\n')
+    job = cluster.submit(["slurmdl", "sbatch", "--open-mode=append", "--requeue", "-N3", "-o", "log", str(script)],
+                         directory=script.parent)
+    deadline = time.monotonic() + 20
+    log = script.parent / "log"
+    while not log.exists() or len(ranks(log.read_text())) < 3:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    first = ranks(log.read_text())
+    cluster.power_off(first[1])
+    cluster.run(["scontrol", "update", f"NodeName={first[1]}", "State=DOWN", "Reason=died"], as_root=True)
+    record = cluster.wait(job, timeout=120)
+    assert record["JobState"] == "COMPLETED"
+    again = log.read_text().split("run 1\n")[1]
+    assert first[1] not in ranks(again)
+    assert len(ranks(again)) == 3
+
+
+def test_the_controller_is_stopped(new_cluster):
+    cluster = new_cluster(settings=("MessageTimeout=3",))
+    script = cluster.script(SHOW)
+    cluster.stop_daemon("login")
+    plain = cluster.run(["sbatch", "-N2", str(script)])
+    ours = cluster.run(["slurmdl", "sbatch", "-N2", str(script)])
+    assert (ours.returncode, ours.stdout) == (plain.returncode, plain.stdout)
+    assert others(ours.stderr) == others(plain.stderr)
+    assert any("submitted as written" in line for line in own_lines(ours.stderr))
+    strict = cluster.run(["slurmdl", "sbatch", "--dl-strict", "-N2", str(script)])
+    assert strict.returncode == 69
+    assert len(strict.stderr.splitlines()) == 1
+
+
+def test_a_hanging_controller_costs_five_seconds_and_no_job(cluster):
+    script = cluster.script(SHOW)
+    cluster.freeze_daemon("login", True)
+    thaw = threading.Timer(8, cluster.freeze_daemon, ("login", False))
+    thaw.start()
+    try:
+        done = cluster.run(["slurmdl", "sbatch", "--parsable", "-N2", str(script)], directory=script.parent)
+    finally:
+        thaw.join()
+    assert done.returncode == 0, done.stderr
+    assert any("no answer within 5 s" in line for line in own_lines(done.stderr))
+    assert "mark" in cluster.output(int(done.stdout))
+
+
+@pytest.mark.parametrize("settings", [
+    ("PrivateData=jobs,nodes,partitions,reservations,usage,users",),
+    ("SchedulerParameters=disable_job_shrink",),
+    ("TopologyPlugin=topology/none",),
+])
+def test_a_site_that_hides_or_forbids(new_cluster, settings):
+    cluster = new_cluster(settings=settings)
+    script = cluster.script(MAPPED)
+    job = cluster.submit(["slurmdl", "sbatch", "-N4", str(script)], directory=script.parent)
+    record = cluster.wait(job)
+    assert record["JobState"] == "COMPLETED"
+    assert len(ranks((script.parent / f"slurm-{job}.out").read_text())) == 4
+
+
+def test_place_explains_the_same_choice_that_is_submitted(cluster):
+    script = cluster.script("#SBATCH -N3\n" + MAPPED)
+    told = json.loads(cluster.run(["slurmdl", "place", "--json", str(script)]).stdout)
+    job = cluster.submit(["slurmdl", "sbatch", str(script)], directory=script.parent)
+    nodes = ranks(cluster.output(job))
+    assert {zone(node) for node in nodes} == set(told["zones_used"])
+    assert "zone" in cluster.run(["slurmdl", "place", "--explain", str(script)]).stdout
+
+
+def test_no_slurm_and_no_python_traceback(cluster):
+    slurmdl = cluster.run(["sh", "-c", "command -v slurmdl"]).stdout.strip()
+    done = cluster.run(["env", "PATH=/nowhere", slurmdl, "sbatch", "--wrap", "x"])
+    assert done.returncode == 69
+    assert len(done.stderr.splitlines()) == 1
+    assert "sbatch" in done.stderr
