@@ -62,13 +62,15 @@ VARIABLES = {
 }
 
 
-def from_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """The options that the environment sets: long name -> value ("" for a flag)."""
-    settings: dict[str, str] = {}
+def from_environment(environ: Mapping[str, str]) -> dict[str, str | None]:
+    """What the environment sets: long name -> value, "" for a flag, None for one that it takes back."""
+    settings: dict[str, str | None] = {}
     for variable, name in VARIABLES.items():
         value = environ.get(variable)
-        if value is not None and (LONG[name] == "yes" or name == "exclusive" or is_set(value)):
-            settings[name] = value
+        if value is not None:
+            flag = LONG[name] == "no" or name == "requeue"
+            settings.pop(name, None)  # the order is that of the last word on each
+            settings[name] = value if not flag else "" if is_set(value) else None
     return settings
 
 

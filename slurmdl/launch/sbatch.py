@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from slurmdl import config, process
-from slurmdl.errors import InputError, PlacementError, SlurmdlError, UnavailableError, warn
+from slurmdl.errors import InputError, PlacementError, SlurmdlError, UnavailableError, UsageError, warn
 from slurmdl.launch import mark, submission
 from slurmdl.launch.submission import Submission, Words
 
@@ -105,6 +105,8 @@ def _without_harm(job: Submission, site: config.Config, complaint: SlurmdlError 
         if decision.reason and dl.strict:
             raise PlacementError(decision.reason)
         return decision
+    except UsageError:
+        raise
     except SlurmdlError as error:
         if dl.strict:
             raise

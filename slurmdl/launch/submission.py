@@ -17,9 +17,12 @@ from slurmdl.request import JobRequest
 
 _LONG = {**sbatch_options.LONG, **dl_options.LONG}
 
-#: of two options that set the same, the later one counts
+#: of two options that set the same, the later one counts, and to take one back takes back both
 _REPLACES = {"nodelist": "nodefile", "nodefile": "nodelist", "requeue": "no-requeue", "no-requeue": "requeue",
              "exclusive": "oversubscribe", "oversubscribe": "exclusive"}
+
+#: ways to ask for memory: one in a script or on the command line sets aside whichever the environment asks for
+_MEMORY = frozenset(("mem", "mem-per-cpu", "mem-per-gpu"))
 
 _HETEROGENEOUS = "a heterogeneous job chooses nodes per component"
 
@@ -115,9 +118,11 @@ def read(argv: Sequence[str], environ: Mapping[str, str], defaults: Mapping[str,
     typed = dl_options.settings(words.line.options)
     script = _script(words.line, stdin)
     given, directed, doubt = _directives(script) if script else ({}, {}, "")
-    settings = given
-    for layer in (sbatch_options.from_environment(environ), _settings(words.line.options)):
-        settings = _overlay(settings, layer)
+    typed_settings = _settings(words.line.options)
+    exported = sbatch_options.from_environment(environ)
+    if not _MEMORY.isdisjoint({*given, *typed_settings}):
+        exported = {name: value for name, value in exported.items() if name not in _MEMORY}
+    settings = _overlay(_overlay(given, exported), typed_settings)
     dl = dl_options.merge(defaults, directed, dl_options.from_environment(environ), typed)
     unpinnable = _doubt(words, settings, script, environ) or doubt
     passed, end = words.passed_on()
@@ -133,11 +138,13 @@ def _settings(options: Iterable[getopt.Option]) -> dict[str, str]:
     return found
 
 
-def _overlay(below: Mapping[str, str], above: Mapping[str, str]) -> dict[str, str]:
+def _overlay(below: Mapping[str, str], above: Mapping[str, str | None]) -> dict[str, str]:
     merged = dict(below)
     for name, value in above.items():
         merged.pop(_REPLACES.get(name, ""), None)
-        merged[name] = value
+        merged.pop(name, None)
+        if value is not None:
+            merged[name] = value
     return merged
 
 

@@ -1,0 +1,138 @@
+"""What sbatch itself understood of a submission is the oracle of our reader. No controller is needed for that:
+`sbatch -vv --test-only` prints the options that it took before it fails to reach one."""
+
+import os
+import shutil
+import subprocess
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from slurmdl import sbatch_options
+from slurmdl.launch import submission
+
+pytestmark = pytest.mark.skipif(shutil.which("sbatch") is None, reason="needs the program sbatch (slurm-client)")
+
+LETTER = {name: letter for letter, name in sbatch_options.SHORT.items()}
+VALUES = {
+    "nodes": ["1", "2-4", "16"], "ntasks": ["1", "8"], "ntasks-per-node": ["2", "3"], "cpus-per-task": ["1", "4"],
+    "mem": ["1G", "300"], "mem-per-cpu": ["100", "1G"], "partition": ["p", "p,q"],
+    "constraint": ["fast", "fast&big", "[a|b]", "a b"], "job-name": ["a", "it's", 'say "x"', "#1", "a#b", "-N", ""],
+    "exclude": ["n1", "n[1-2]"], "distribution": ["block", "cyclic:block"], "reservation": ["r"],
+    "comment": ["--wrap", "--", "two  blanks", "back\\slash"], "qos": ["q"], "gpus-per-node": ["2", "a100:1"],
+    "hold": None, "overcommit": None, "contiguous": None, "requeue": None, "no-requeue": None, "wait": None,
+    "spread-job": None, "exclusive": ["user", None], "nice": ["5"], "no-kill": [None], "chdir": ["/tmp"],
+}
+VARIABLES = {"SBATCH_PARTITION": ["q"], "SBATCH_CONSTRAINT": ["slow"], "SBATCH_MEM_PER_NODE": ["77"],
+             "SBATCH_EXCLUSIVE": ["", "user"], "SBATCH_NO_REQUEUE": ["", "no", "1"], "SBATCH_REQUEUE": ["yes", "0"],
+             "SBATCH_SPREAD_JOB": ["", "no"], "SBATCH_RESERVATION": ["s"], "SBATCH_DISTRIBUTION": ["cyclic"],
+             "SLURM_HINT": ["nomultithread"]}
+SHOWN = tuple(VALUES)
+
+
+@st.composite
+def words(draw) -> list[str]:
+    """One option in one of the ways in which getopt_long takes it."""
+    name = draw(st.sampled_from(SHOWN))
+    values = VALUES[name]
+    value = draw(st.sampled_from(values)) if values else None
+    required = sbatch_options.LONG[name] == "yes"
+    letter = LETTER.get(name)
+    if letter and draw(st.booleans()):
+        if value is None:
+            return [f"-{letter}"]
+        return [f"-{letter}{value}"] if value and (not required or draw(st.booleans())) else [f"-{letter}", value]
+    spelled = "--" + name[:draw(st.integers(max(2, len(name) - 3), len(name)))]
+    if value is None:
+        return [spelled]
+    return [spelled, value] if required and draw(st.booleans()) else [f"{spelled}={value}"]
+
+
+def quoted(word: str) -> str:
+    # a blank is not escaped: before 23.02 that ends the word
+    return "".join("\\" + c if c in "\\\"'#" else "' '" if c == " " else c for c in word) if word else '""'
+
+
+@st.composite
+def scripts(draw) -> str:
+    lines = ["#!/bin/sh"]
+    for group in draw(st.lists(st.lists(words(), max_size=2), max_size=4)):
+        lines.append("#SBATCH" + draw(st.sampled_from([" ", "\t ", ""]) if not group else st.just(" "))
+                     + " ".join(quoted(word) for option in group for word in option)
+                     + draw(st.sampled_from(["", " # -N 9", "  "])))
+        lines += draw(st.sampled_from([[], ["# comment"], [""], ["   #SBATCH -N 7"], ["# SBATCH -N 7"]]))
+    return "\n".join([*lines, "true", "#SBATCH --nodes=13", ""])
+
+
+@pytest.fixture(scope="module")
+def unreachable(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("slurm")
+    (directory / "slurm.conf").write_text(
+        "ClusterName=none\nSlurmctldHost=localhost(127.0.0.1)\nSlurmctldPort=1\nMessageTimeout=1\n"
+        "NodeName=n[1-4] CPUs=4\nPartitionName=p Nodes=ALL Default=YES\n")
+    return directory
+
+
+def understood(directory, argv, script, environ) -> dict[str, str] | None:
+    """The options as sbatch prints them, None where it refuses the words."""
+    done = subprocess.run(["sbatch", "-vv", "--test-only", *argv], input=script, text=True, timeout=20, check=False,
+                          capture_output=True, env={"PATH": os.environ["PATH"], "LC_ALL": "C", **environ,
+                                                    "SLURM_CONF": f"{directory}/slurm.conf"})
+    if "defined options" not in done.stderr:
+        return None
+    pairs = (line.removeprefix("sbatch: ").split(": ", 1) for line in done.stderr.splitlines() if " : " in line)
+    # both names of the one setting show what the later of them said
+    names = ((name.strip(), value) for name, value in pairs)
+    return {"requeue" if name == "no-requeue" else name: value for name, value in names
+            if name in SHOWN and value != "unset"}
+
+
+def shown(found: dict[str, str]) -> dict[str, str]:
+    """Our settings as sbatch prints them."""
+    out = {name: value if sbatch_options.LONG[name] == "yes" or value else "set" for name, value in found.items()
+           if name in SHOWN}
+    if out.pop("no-requeue", None):
+        out["requeue"] = "no-requeue"
+    elif "requeue" in out:
+        out["requeue"] = "requeue"
+    if "exclusive" in found:
+        out["exclusive"] = found["exclusive"] or "exclusive"
+    return out
+
+
+@settings(max_examples=150, deadline=None)
+@given(script=scripts(), options=st.lists(words(), max_size=4), arguments=st.sampled_from([[], ["-N", "9"]]),
+       environ=st.fixed_dictionaries({}, optional={k: st.sampled_from(v) for k, v in VARIABLES.items()}))
+def test_same_options_as_sbatch(unreachable, script, options, arguments, environ):
+    path = unreachable / "job.sh"
+    path.write_text(script)
+    argv = [word for option in options for word in option] + [str(path), *arguments]
+    theirs = understood(unreachable, argv, "", environ)
+    ours = submission.read(argv, environ, {})
+    assume(theirs is not None)  # what sbatch refuses it will refuse again
+    assert ours.argv == tuple(argv)
+    if ours.request.unpinnable.endswith("is not understood"):
+        # an abbreviation that newer releases no longer take for this option: we stand aside
+        assert any(word.startswith("--spread") for word in [*argv, *script.split()])
+        return
+    assert shown(dict(ours.settings)) == theirs
+    assert ours.argv[ours.end:] == (str(path), *arguments)
+
+
+@pytest.mark.parametrize("argv", [["--ntasks-per-n", "2"], ["--mem-per-c=1G"], ["-Hc4"], ["-HN", "2-3"],
+                                  ["--exclusi=user"], ["-N2", "--", "job.sh"], ["--tasks-per-node=3"], ["-k", "-N1"]])
+def test_spellings(unreachable, argv, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "job.sh").write_text("#!/bin/sh\ntrue\n")
+    words = argv if argv[-1] == "job.sh" else [*argv, "job.sh"]
+    theirs = understood(unreachable, words, "", {})
+    assert theirs
+    ours = submission.read(words, {}, {})
+    assert shown(dict(ours.settings)) == theirs
+    assert list(ours.argv[ours.end:]) == words[words.index("job.sh") - ("--" in words):]
+
+
+@pytest.mark.parametrize("argv", [["--wrap", "true"], ["--wrap=true", "-N2"], ["-N2", "--wra", "--", "-n4"]])
+def test_wrap_reads_no_script(unreachable, argv):
+    assert shown(dict(submission.read(argv, {}, {}).settings)) == understood(unreachable, argv, "", {})
