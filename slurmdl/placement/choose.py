@@ -63,7 +63,7 @@ def subtree(topology: Topology, top: int) -> npt.NDArray[np.bool_]:
     return inside
 
 
-def free_below(topology: Topology, nodes: IntArray) -> IntArray:
+def count_below(topology: Topology, nodes: IntArray) -> IntArray:
     """How many of the nodes lie below each zone; shape (zones,)."""
     count = np.bincount(topology.leaf[nodes], minlength=len(topology.zones)).astype(np.int64)
     for level in range(int(topology.level.max(initial=0))):
@@ -87,7 +87,7 @@ def choices(topology: Topology, pool: IntArray, wanted: int, place: str) -> Iter
     ------
     PlacementError : no zone holds enough nodes.
     """
-    free = free_below(topology, pool)
+    free = count_below(topology, pool)
     enough = free >= wanted
     if not enough.any():
         most = int(free.argmax()) if len(free) else -1

@@ -124,7 +124,7 @@ def _crossed(phase: Phase, links: Links, source: IntArray, target: IntArray) -> 
 
 def _in_leaf(links: Links, count: FloatArray) -> FloatArray:
     """Sum over the nodes of each leaf; the first entry is that of the nodes without one."""
-    return np.bincount(links.leaf + 1, count, len(links.zones) + 1)
+    return np.bincount(links.leaf + 1, count, len(links.zones) + 1).astype(float)
 
 
 def _below(links: Links, count: FloatArray) -> FloatArray:

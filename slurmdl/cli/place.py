@@ -1,0 +1,134 @@
+"""show which nodes and ranks a job would get, and why"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from slurmdl.errors import PlacementError, UsageError
+
+if TYPE_CHECKING:
+    from slurmdl.config import Config
+    from slurmdl.launch.sbatch import Decision
+    from slurmdl.launch.submission import Submission
+    from slurmdl.launch.survey import Survey
+
+_HELP = """\
+usage: slurmdl place [options] [--dl-*] [sbatch options] [script]
+
+Shows what `slurmdl sbatch` would choose for the same words, and why; submits nothing.
+
+  --explain        the choice, what lost against it, the ranks, the cost (the default)
+  --json           the same as one JSON object
+  --svg FILE       a picture of the zones, the nodes and the ranks, too
+  --topology FILE  zones from a topology.conf, or JSON, instead of the cluster's
+  --cluster FILE   nodes and partitions from JSON, or from the text of
+                   `scontrol -o -d show nodes` and `show partitions`, instead of the cluster's
+  --scores FILE    link scores, as --dl-scores=FILE
+
+Without a script only the options count. Status 0 also where nothing can be chosen (the job would be submitted
+as written), with --dl-strict then 75."""
+
+_FILES = ("svg", "topology", "cluster", "scores")
+
+
+def run(argv: list[str]) -> int:
+    """`slurmdl place`: see _HELP."""
+    from slurmdl import config
+    from slurmdl.launch import submission
+
+    own, words = _split(argv)
+    if "help" in own:
+        print(_HELP)
+        return 0
+    site = config.load()
+    job = submission.read(words, os.environ, site.options, stdin=io.BytesIO())
+    seen = _survey(site, own, job.request.dl.scores)
+    decision = _decide(job, seen)
+    if "svg" in own:
+        _draw(decision, seen, own["svg"])
+    print(_json(decision, job) if "json" in own else _text(decision, seen))
+    return 0
+
+
+def _split(argv: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """This command's own options, and the words that are sbatch's.
+
+    Raises
+    ------
+    UsageError : an option without its file.
+    """
+    from slurmdl import dl_options, getopt, sbatch_options
+
+    flags = ("json", "explain", "help")
+    table: dict[str, getopt.Takes] = {**sbatch_options.LONG, **dl_options.LONG}
+    table.update(dict.fromkeys(flags, "no"))
+    table.update(dict.fromkeys(_FILES, "yes"))
+    line = getopt.parse(argv, sbatch_options.SHORT, table)
+    ours = [option for option in line.options if option.name in (*flags, *_FILES)]
+    for option in ours:
+        if option.name in _FILES and not option.value:
+            raise UsageError(f"--{option.name} needs a file")
+    taken = {i for option in ours for i in range(option.index, option.index + len(option.words))}
+    return ({option.name: option.value or "" for option in ours},
+            [word for i, word in enumerate(argv) if i not in taken])
+
+
+def _survey(site: Config, own: dict[str, str], scores: str) -> Survey:
+    from slurmdl.cluster import read as cluster
+    from slurmdl.launch import survey
+    from slurmdl.topology import read as topology
+
+    if "cluster" not in own and "topology" not in own:
+        return survey.take(site, own.get("scores", scores))
+    from slurmdl.cluster import scontrol
+
+    return survey.Survey(cluster.from_file(own["cluster"]) if "cluster" in own else scontrol.snapshot(),
+                         topology.read(own.get("topology")),
+                         survey.link_scores(site, own.get("scores", scores)))
+
+
+def _decide(job: Submission, seen: Survey) -> Decision:
+    from slurmdl.launch.sbatch import Decision, decide
+
+    try:
+        if job.request.dl.bind == "off":
+            return Decision(reason="--dl-bind=off")
+        decision = decide(job, seen)
+    except PlacementError as error:
+        decision = Decision(reason=str(error))
+    if decision.reason and job.request.dl.strict:
+        raise PlacementError(decision.reason)
+    return decision
+
+
+def _text(decision: Decision, seen: Survey) -> str:
+    from slurmdl.placement.explain import explain
+    from slurmdl.placement.model import Placement
+
+    binding = " ".join(decision.argv) or f"none, the job is submitted as written: {decision.reason}"
+    placement = decision.placement or Placement(reason=decision.reason)
+    return f"{explain(placement, seen.topology, seen.cluster)}\nbinding    {binding}"
+
+
+def _json(decision: Decision, job: Submission) -> str:
+    from dataclasses import asdict
+
+    return json.dumps({"placement": decision.placement.to_json() if decision.placement else None,
+                       "binding": list(decision.argv), "reason": decision.reason,
+                       "request": asdict(job.request)}, indent=2)
+
+
+def _draw(decision: Decision, seen: Survey, path: str) -> None:
+    from slurmdl.placement.model import Placement
+    from slurmdl.placement.svg import svg
+
+    picture = svg(decision.placement or Placement(reason=decision.reason), seen.topology, seen.cluster)
+    try:
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(picture)
+    except OSError as error:
+        raise UsageError(f"--svg={path}: cannot be written ({error.strerror})") from error

@@ -1,0 +1,110 @@
+"""The text that says what was chosen and why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import groupby
+
+import numpy as np
+
+from slurmdl.cluster.model import ClusterSnapshot
+from slurmdl.placement.choose import IntArray, count_below
+from slurmdl.placement.model import Cost, Placement, RankMap
+from slurmdl.topology import tree
+from slurmdl.topology.hostlist import fold
+from slurmdl.topology.model import Topology
+
+#: most ranks that get a line each; more are folded by role and zone
+MAX_RANKS = 16
+#: most zones, and most candidates, that get a line each
+MAX_LINES = 12
+
+_ORDERS = {"roles": "by role", "depth-first": "depth-first", "leaf": "leaf order", "alphabetical": "alphabetical"}
+
+
+def explain(placement: Placement, topology: Topology, cluster: ClusterSnapshot) -> str:
+    """Zones, what was considered, the nodes, the ranks with their roles, and the cost of other orders.
+
+    A few lines where the job is small; ranks, zones and candidates are folded where there are many.
+    """
+    lines = ["zones", *_zones(placement, topology, cluster)]
+    if placement.map is None:
+        return "\n".join([*lines, f"choice     none: {placement.reason}"])
+    lines += [f"choice     {fold(placement.nodes)}: {placement.reason}", "considered", *_candidates(placement),
+              "ranks", *_ranks(placement.map, topology),
+              "cost of one iteration on these nodes, by order of the ranks", *_orders(placement.map)]
+    return "\n".join(lines)
+
+
+def _zones(placement: Placement, topology: Topology, cluster: ClusterSnapshot) -> Iterator[str]:
+    total = _count(topology, [node.name for node in cluster.nodes])
+    idle = _count(topology, [node.name for node in cluster.nodes if node.state == ("IDLE",)])
+    chosen = _count(topology, placement.nodes)
+    order = list(tree.walk(topology))
+    shown = set(sorted(order, key=lambda entry: -int(chosen[entry[0]]))[:MAX_LINES])
+    width = max((len(topology.zones[zone]) + 2 * depth for zone, depth in shown), default=0)
+    nodes = tree.members(topology)
+    for zone, depth in order:
+        if (zone, depth) in shown:
+            name = "  " * depth + topology.zones[zone]
+            mark = f", {chosen[zone]} chosen" if chosen[zone] else ""
+            listed = f"  {fold(nodes[zone])}" if zone in nodes else ""
+            yield f"  {name:{width}}  {idle[zone]} of {total[zone]} nodes idle{mark}{listed}"
+    if len(order) > len(shown):
+        yield f"  and {len(order) - len(shown)} more zones"
+
+
+def _count(topology: Topology, names: Iterable[str]) -> IntArray:
+    """How many of the named nodes lie below each zone."""
+    index = np.array([topology.node_index[name] for name in names if name in topology.node_index], np.int64)
+    return count_below(topology, index[topology.leaf[index] >= 0])
+
+
+def _candidates(placement: Placement) -> Iterator[str]:
+    shown = placement.candidates[:MAX_LINES]
+    width = max(len(_short(candidate.label)) for candidate in shown)
+    for candidate in shown:
+        cost = f"  ({_cost(candidate.cost)})" if candidate.cost else ""
+        yield f"  {_short(candidate.label):{width}}  {candidate.verdict}{cost}"
+    if len(placement.candidates) > len(shown):
+        yield f"  and {len(placement.candidates) - len(shown)} more"
+
+
+def _short(label: str, parts: int = 4) -> str:
+    words = label.split(" + ")
+    return label if len(words) <= parts else f"{' + '.join(words[:parts])} + {len(words) - parts} more zones"
+
+
+def _ranks(ranks: RankMap, topology: Topology) -> Iterator[str]:
+    entries = [(rank, role, node, topology.leaf_of(node) or "no zone")
+               for rank, (role, node) in enumerate(zip(ranks.roles, ranks.nodes, strict=True))]
+    if len(entries) <= MAX_RANKS:
+        for rank, role, node, zone in entries:
+            yield f"  {rank:2d}  {role:6}  {node}  {zone}"
+        return
+    runs = [list(run) for _, run in groupby(entries, key=lambda entry: (entry[1], entry[3]))]
+    for run in runs[:2 * MAX_LINES]:
+        first, role, _, zone = run[0]
+        span = f"{first}-{run[-1][0]}" if len(run) > 1 else str(first)
+        yield f"  {span:11}  {role:6}  {zone}  {fold(dict.fromkeys(entry[2] for entry in run))}"
+    if len(runs) > 2 * MAX_LINES:
+        yield f"  and {len(entries) - runs[2 * MAX_LINES][0][0]} more ranks"
+
+
+def _orders(ranks: RankMap) -> Iterator[str]:
+    for order, cost in ranks.compared.items():
+        chosen = "  chosen" if order == ranks.order else ""
+        yield f"  {_ORDERS[order]:12}  {_cost(cost)}{chosen}"
+
+
+def _cost(cost: Cost) -> str:
+    busiest = f", busiest link {cost.busiest}" if cost.busiest else ""
+    return f"{cost.seconds:.3g} s, {_bytes(cost.bytes_across_zones)} across zones{busiest}"
+
+
+def _bytes(count: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.4g} TB"

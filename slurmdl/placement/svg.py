@@ -1,0 +1,161 @@
+"""A picture of a placement: zones as boxes, nodes as cells with their ranks and roles. Hand-written SVG 1.1."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from xml.sax.saxutils import escape, quoteattr
+
+from slurmdl.cluster.model import ClusterSnapshot
+from slurmdl.placement.model import Placement
+from slurmdl.topology.model import Topology
+
+#: most nodes that are drawn with their names; above that each node is a dot
+MAX_NAMED = 64
+
+_COLOURS = {"ps": "#c2410c", "worker": "#1d4ed8", "free": "#f1f5f9", "busy": "#cbd5e1"}
+_LEGEND = {"ps": "parameter server", "worker": "worker", "free": "idle, not chosen", "busy": "in use or not usable"}
+
+
+@dataclass(frozen=True)
+class _Box:
+    """A zone as it is drawn: position and size in pixels."""
+
+    zone: int
+    x: float
+    y: float
+    width: float
+    height: float
+
+
+@dataclass(frozen=True)
+class _Grid:
+    """Cells of a leaf zone: so many to a row, each so wide and high, with a gap between."""
+
+    columns: int
+    width: float
+    height: float
+    gap: float = 8
+
+    def size(self, cells: int) -> tuple[float, float]:
+        columns, rows = min(cells, self.columns) or 1, -(-cells // self.columns) or 1
+        return columns * (self.width + self.gap) - self.gap, rows * (self.height + self.gap) - self.gap
+
+
+def svg(placement: Placement, topology: Topology, cluster: ClusterSnapshot) -> str:
+    """The SVG document: each zone a box around the zones and nodes below it, the chosen nodes in colour.
+
+    Up to MAX_NAMED nodes carry their names and ranks; above that only the zones with chosen nodes are drawn in
+    full, and nodes are dots.
+    """
+    return _Drawing(placement, topology, cluster).document()
+
+
+class _Drawing:
+    """Layout from the leaves upwards, then the elements from the root downwards."""
+
+    def __init__(self, placement: Placement, topology: Topology, cluster: ClusterSnapshot) -> None:
+        self.placement, self.topology = placement, topology
+        used = set(placement.zones_used)
+        self.named = len(topology.nodes) <= MAX_NAMED
+        self.grid = _Grid(4, 76, 52) if self.named else _Grid(24, 8, 8, 3)
+        self.members: dict[int, list[str]] = {}
+        for node, leaf in zip(topology.nodes, topology.leaf.tolist(), strict=True):
+            if self.named or topology.zones[leaf] in used:
+                self.members.setdefault(leaf, []).append(node)
+        self.below: dict[int, list[int]] = {}
+        drawn = {zone for leaf in self.members if leaf >= 0 for zone in self._path(leaf)}
+        for zone in sorted(drawn):
+            self.below.setdefault(int(topology.parent[zone]), []).append(zone)
+        self.idle = {node.name for node in cluster.nodes if node.state[:1] == ("IDLE",) and node.responding
+                     and not {"DRAIN", "MAINT", "RESERVED"} & set(node.state)}
+        self.ranks: dict[str, list[int]] = {}
+        self.roles: dict[str, set[str]] = {}
+        if placement.map:
+            for rank, (node, role) in enumerate(zip(placement.map.nodes, placement.map.roles, strict=True)):
+                self.ranks.setdefault(node, []).append(rank)
+                self.roles.setdefault(node, set()).add(role)
+
+    def _path(self, zone: int) -> Iterator[int]:
+        while zone >= 0:
+            yield zone
+            zone = int(self.topology.parent[zone])
+
+    def document(self) -> str:
+        body: list[str] = []
+        x, bottom = 24.0, 0.0
+        for root in self.below.get(-1, []):
+            width, height = self._size(root)
+            body += self._zone(_Box(root, x, 64, width, height))
+            x, bottom = x + width + 24, max(bottom, 64 + height)
+        width = max(x, 760.0)
+        legend = list(self._legend(24, bottom + 34))
+        title = f"{len(self.placement.nodes)} nodes: {self.placement.reason}" if self.placement.map else \
+            f"no choice: {self.placement.reason}"
+        return "\n".join([
+            f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:g}" height="{bottom + 56:g}" '
+            f'viewBox="0 0 {width:g} {bottom + 56:g}" font-family="sans-serif" font-size="13">',
+            f'<rect width="{width:g}" height="{bottom + 56:g}" fill="white"/>',
+            _text(24, 36, title, size=15, weight="bold"), *body, *legend, "</svg>", ""])
+
+    def _size(self, zone: int) -> tuple[float, float]:
+        below = self.below.get(zone)
+        if below:
+            sizes = [self._size(child) for child in below]
+            return sum(w for w, _ in sizes) + 16 * (len(sizes) + 1), max(h for _, h in sizes) + 48
+        width, height = self.grid.size(len(self.members.get(zone, ())))
+        return max(width, 9.0 * len(self.topology.zones[zone])) + 24, height + 44
+
+    def _zone(self, box: _Box) -> Iterator[str]:
+        name = self.topology.zones[box.zone]
+        yield (f'<rect x="{box.x:g}" y="{box.y:g}" width="{box.width:g}" height="{box.height:g}" rx="8" '
+               f'fill="none" stroke="#64748b"/>')
+        yield _text(box.x + 12, box.y + 20, name, weight="bold")
+        x = box.x + 16
+        for child in self.below.get(box.zone, ()):
+            width, height = self._size(child)
+            yield from self._zone(_Box(child, x, box.y + 32, width, height))
+            x += width + 16
+        for i, node in enumerate(self.members.get(box.zone, ())):
+            row, column = divmod(i, self.grid.columns)
+            yield from self._node(node, box.x + 12 + column * (self.grid.width + self.grid.gap),
+                                  box.y + 32 + row * (self.grid.height + self.grid.gap))
+
+    def _node(self, node: str, x: float, y: float) -> Iterator[str]:
+        ranks = self.ranks.get(node, [])
+        kind = "ps" if "ps" in self.roles.get(node, ()) else "worker" if ranks else \
+            "free" if node in self.idle else "busy"
+        yield (f'<rect x="{x:g}" y="{y:g}" width="{self.grid.width:g}" height="{self.grid.height:g}" '
+               f'rx="{4 if self.named else 1}" fill={quoteattr(_COLOURS[kind])}><title>{escape(node)}</title></rect>')
+        if self.named:
+            ink = "white" if ranks else "#334155"
+            yield _text(x + 8, y + 20, _fitting(node, 9), fill=ink, weight="bold")
+            if ranks:
+                yield _text(x + 8, y + 40, _fitting(f"{'ranks' if len(ranks) > 1 else 'rank'} {_spans(ranks)}", 11),
+                            fill=ink, size=12)
+
+    def _legend(self, x: float, y: float) -> Iterator[str]:
+        for kind, meaning in _LEGEND.items():
+            yield f'<rect x="{x:g}" y="{y - 11:g}" width="14" height="14" rx="2" fill="{_COLOURS[kind]}"/>'
+            yield _text(x + 20, y, meaning)
+            x += 40 + 7.5 * len(meaning)
+
+
+def _text(x: float, y: float, text: str, *, fill: str = "#0f172a", size: int = 13, weight: str = "normal") -> str:
+    return (f'<text x="{x:g}" y="{y:g}" fill="{fill}" font-size="{size}" font-weight="{weight}">'
+            f'{escape(text)}</text>')
+
+
+def _fitting(text: str, length: int) -> str:
+    return text if len(text) <= length else text[:length - 1] + "…"
+
+
+def _spans(ranks: Sequence[int]) -> str:
+    """1,2,3,7 -> 1-3,7."""
+    spans: list[list[int]] = []
+    for rank in ranks:
+        if spans and rank == spans[-1][1] + 1:
+            spans[-1][1] = rank
+        else:
+            spans.append([rank, rank])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)
