@@ -76,7 +76,7 @@ def from_settings(settings: Mapping[str, str], dl: DlOptions, unpinnable: str = 
     try:
         return JobRequest(
             dl=dl,
-            nodes=_nodes(settings["nodes"]) if "nodes" in settings else None,
+            nodes=_nodes(settings),
             ntasks=_count(settings, "ntasks"),
             ntasks_per_node=_count(settings, "ntasks-per-node"),
             cpus_per_task=_count(settings, "cpus-per-task"),
@@ -116,13 +116,21 @@ def _uncertain(settings: Mapping[str, str]) -> str:
     return ""
 
 
-def _nodes(text: str) -> tuple[int, int | None]:
-    """(least, most) of -N: `N`, `MIN-MAX` or `MIN-`, each with k (1024) or m (1024 x 1024) behind it."""
+def _nodes(settings: Mapping[str, str]) -> tuple[int, int | None] | None:
+    """(least, most) of -N: `N`, `MIN-MAX` or `MIN-`, each with k (1024) or m (1024 x 1024) behind it.
+
+    As sbatch does, no more nodes than tasks.
+    """
+    text = settings.get("nodes")
+    if text is None:
+        return None
     match = re.fullmatch(r"\s*([0-9]+[kK]?[mM]?)?\s*(-)?\s*([0-9]+[kK]?[mM]?)?\s*", text)
     if not match or not (match[1] or match[3]):
         raise InputError(f"--nodes={text} is not understood")
     least = _scaled(match[1]) if match[1] else 1
-    return least, (_scaled(match[3]) if match[3] else None) if match[2] else least
+    most = (_scaled(match[3]) if match[3] else None) if match[2] else least
+    tasks = _count(settings, "ntasks")
+    return (min(least, tasks), min(most, tasks) if most else tasks) if tasks else (least, most)
 
 
 def _scaled(text: str) -> int:

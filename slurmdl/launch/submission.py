@@ -21,7 +21,7 @@ _LONG = {**sbatch_options.LONG, **dl_options.LONG}
 _REPLACES = {"nodelist": "nodefile", "nodefile": "nodelist", "requeue": "no-requeue", "no-requeue": "requeue",
              "exclusive": "oversubscribe", "oversubscribe": "exclusive"}
 
-#: ways to ask for memory: one in a script or on the command line sets aside whichever the environment asks for
+#: ways to ask for memory: what stands in the script or on the command line sets aside what the environment asks for
 _MEMORY = frozenset(("mem", "mem-per-cpu", "mem-per-gpu"))
 
 _HETEROGENEOUS = "a heterogeneous job chooses nodes per component"
@@ -120,9 +120,11 @@ def read(argv: Sequence[str], environ: Mapping[str, str], defaults: Mapping[str,
     given, directed, doubt = _directives(script) if script else ({}, {}, "")
     typed_settings = _settings(words.line.options)
     exported = sbatch_options.from_environment(environ)
-    if not _MEMORY.isdisjoint({*given, *typed_settings}):
-        exported = {name: value for name, value in exported.items() if name not in _MEMORY}
     settings = _overlay(_overlay(given, exported), typed_settings)
+    memory = _MEMORY & settings.keys()
+    from_outside = memory & (exported.keys() - typed_settings.keys())
+    if from_outside != memory:
+        settings = {name: value for name, value in settings.items() if name not in from_outside}
     dl = dl_options.merge(defaults, directed, dl_options.from_environment(environ), typed)
     unpinnable = _doubt(words, settings, script, environ) or doubt
     passed, end = words.passed_on()

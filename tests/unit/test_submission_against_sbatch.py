@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(shutil.which("sbatch") is None, reason="needs th
 
 LETTER = {name: letter for letter, name in sbatch_options.SHORT.items()}
 VALUES = {
-    "nodes": ["1", "2-4", "16"], "ntasks": ["1", "8"], "ntasks-per-node": ["2", "3"], "cpus-per-task": ["1", "4"],
+    "nodes": ["1", "2-4", "16"], "ntasks": ["16", "32"], "ntasks-per-node": ["2", "3"], "cpus-per-task": ["1", "4"],
     "mem": ["1G", "300"], "mem-per-cpu": ["100", "1G"], "partition": ["p", "p,q"],
     "constraint": ["fast", "fast&big", "[a|b]", "a b"], "job-name": ["a", "it's", 'say "x"', "#1", "a#b", "-N", ""],
     "exclude": ["n1", "n[1-2]"], "distribution": ["block", "cyclic:block"], "reservation": ["r"],
@@ -50,7 +50,7 @@ def words(draw) -> list[str]:
 
 
 def quoted(word: str) -> str:
-    # a blank is not escaped: before 23.02 that ends the word
+    # a blank is not escaped: before 24.05 that ends the word
     return "".join("\\" + c if c in "\\\"'#" else "' '" if c == " " else c for c in word) if word else '""'
 
 
@@ -136,3 +136,10 @@ def test_spellings(unreachable, argv, tmp_path, monkeypatch):
 @pytest.mark.parametrize("argv", [["--wrap", "true"], ["--wrap=true", "-N2"], ["-N2", "--wra", "--", "-n4"]])
 def test_wrap_reads_no_script(unreachable, argv):
     assert shown(dict(submission.read(argv, {}, {}).settings)) == understood(unreachable, argv, "", {})
+
+
+@pytest.mark.parametrize(("nodes", "tasks"), [("4", "2"), ("2-4", "3"), ("2-4", "1"), ("2-4", "4"), ("2", "8")])
+def test_no_more_nodes_than_tasks(unreachable, nodes, tasks):
+    argv = ["-N", nodes, "-n", tasks, "--wrap=true"]
+    least, _, most = understood(unreachable, argv, "", {})["nodes"].partition("-")
+    assert submission.read(argv, {}, {}).request.nodes == (int(least), int(most or least))
