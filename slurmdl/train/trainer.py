@@ -102,6 +102,8 @@ class Log:
                               "compute_seconds": meter.wall[-1] - meter.comm[-1], "comm_seconds": meter.comm[-1],
                               "images_per_second": self._batch / meter.wall[-1]}), file=self._metrics)
         if done % self._every == 0:
+            if self._metrics:
+                self._metrics.flush()
             recent = slice(-self._every, None)
             wall, comm = sum(meter.wall[recent]), sum(meter.comm[recent])
             print(f"step {done}: loss {np.mean(meter.loss[recent]):.4f}, {wall / self._every:.4f} s/step, "
@@ -123,9 +125,9 @@ def _compare(world: World, parameters: FloatArray, data: Data) -> None:
     mine = (parameters.size, zlib.crc32(parameters), zlib.crc32(data.train_x), zlib.crc32(data.test_x))
     for rank, theirs in enumerate(world.comm.allgather(mine)):
         if theirs != mine:
-            what = "data" if theirs[:2] == mine[:2] else "model"
+            what = "other data" if theirs[:2] == mine[:2] else "another model"
             other = rank if world.rank == 0 else 0
-            raise Refused(f"rank {other} on {world.nodes[other]} starts with another {what} than rank {world.rank}: "
+            raise Refused(f"rank {other} on {world.nodes[other]} starts with {what} than rank {world.rank}: "
                           "the same versions of slurmdl, torch and the data are needed on all nodes")
 
 
@@ -167,4 +169,4 @@ def _check_writable(path: str) -> None:
     """Say now, not after the training, that a file cannot be written."""
     folder = os.path.dirname(path) or "."
     if path and not os.access(path if os.path.exists(path) else folder, os.W_OK):
-        raise TrainError(f"--summary {path}: cannot be written")
+        raise TrainError(f"--summary {os.path.abspath(path)}: cannot be written")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 from mpi import mpirun, needs_mpi, python
 
@@ -108,7 +109,6 @@ def test_one_rank_alone_trains() -> None:
     (("--strategy", "adaptive-gossip"), "", 64, "'adaptive-gossip' is not one of allreduce, gossip, ps"),
     (("--strategy", "ps", "--ps", "2"), "", 76, "2 parameter servers in 2 ranks"),
     (("--batch", "800"), "", 64, "only 718 images"),
-    (("--model", "mlp:x"), "", 64, "mlp:256,128"),
     ((), 'set -- "$@" --lr 0.$((R + 1))', 76, "rank 1 has --lr 0.2 but rank 0 has 0.1")])
 def test_what_all_ranks_refuse_is_said_once(arguments: tuple[str, ...], per_rank: str, status: int,
                                             text: str) -> None:
@@ -117,6 +117,21 @@ def test_what_all_ranks_refuse_is_said_once(arguments: tuple[str, ...], per_rank
     assert len(lines(done.stderr)) == 1
     assert text in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@needs_mpi
+def test_ranks_with_other_data_are_refused(tmp_path: Path) -> None:
+    """The second rank's scikit-learn has another file of digits, as on a node that was installed by itself."""
+    folder = tmp_path / "sklearn" / "datasets" / "data"
+    folder.mkdir(parents=True)
+    (tmp_path / "sklearn" / "__init__.py").touch()
+    table = np.random.default_rng(1).integers(0, 10, (1797, 65))
+    np.savetxt(folder / "digits.csv.gz", table, delimiter=",", fmt="%d")
+    done = mpirun(2, *TRAIN, "--steps", "2",
+                  per_rank=f"{ON_NODES}; if [ $R = 1 ]; then export PYTHONPATH={tmp_path}; fi")
+    assert done.returncode == 76
+    assert lines(done.stderr) == ["slurmdl: rank 1 on n1 starts with other data than rank 0: the same versions of "
+                                  "slurmdl, torch and the data are needed on all nodes"]
 
 
 @needs_mpi

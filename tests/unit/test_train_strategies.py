@@ -60,7 +60,7 @@ def test_allreduce_equals_one_process_on_the_big_batch(ran: tuple[int, dict[str,
 
 def test_ps_equals_one_process_on_the_big_batch(ran: tuple[int, dict[str, Any]]) -> None:
     size, result = ran
-    assert len(result["ps"]) == size - 1
+    assert len(result["ps"]) == min(size, 3) - 1
     for servers, run in enumerate(result["ps"], start=1):
         workers, edge = size - servers, bounds(run["length"], servers)
         assert run["distance"] < 1e-5

@@ -94,6 +94,6 @@ def against_big_batch(name: str, servers: int) -> dict[str, Any]:
 torch.set_num_threads(1)
 result = {"rings": [ring(length) for length in (0, 1, size - 1, size, size + 1, 1000, size * CHUNK + 3)],
           "gossip": gossip(), "allreduce": against_big_batch("allreduce", 0),
-          "ps": [against_big_batch("ps", servers) for servers in range(1, size)]}
+          "ps": [against_big_batch("ps", servers) for servers in range(1, min(size, 3))]}
 if rank == 0:
     print(json.dumps(result))
