@@ -108,8 +108,10 @@ def mpirun(line: CommandLine, plan: Plan, variables: Mapping[str, str], environ:
             raise PlacementError(f"{option.words[0]}: mpirun has no such option; valid with --launcher=mpirun: "
                                  f"{', '.join(sorted('--' + name for name in valid))}")
     variables = {**variables, "SLURMDL_TASK": _task("task_mpirun.sh")}
-    words: list[str | Inline] = ["mpirun", "-np", str(len(plan)), "--hostfile",
-                                 Inline("", "HOSTFILE", hostfile(plan)), "--map-by", "seq", "--bind-to", "none"]
+    # without --noprefix Open MPI puts the directory of its mpirun before the user's PATH
+    words: list[str | Inline] = ["mpirun", "--noprefix", "-np", str(len(plan)), "--hostfile",
+                                 Inline("", "HOSTFILE", hostfile(plan)), "--map-by", "seq",
+                                 "--bind-to", "none"]
     for name in variables:
         words += ["-x", name]
     return Step((*words, *_shell(environ), *line.operands), variables, leftovers(environ))
@@ -180,12 +182,14 @@ def multi_prog(path: str, shell: Sequence[str]) -> str:
         text = Path(path).read_text(encoding="utf-8", errors="surrogateescape")
     except OSError as error:
         raise PlacementError(f"--multi-prog: {path}: {error.strerror}") from error
-    lines = []
-    for line in text.replace("\\\n", " ").splitlines():
+    lines, continued = [], False
+    for line in text.splitlines():
         fields = line.split(None, 1)
-        if len(fields) == 2 and not line.startswith("#"):
-            line = f"{fields[0]} {prefix} {fields[1]}"
-        lines.append(line)
+        if len(fields) == 2 and not fields[0].startswith("#") and not continued:
+            lines.append(f"{fields[0]} {prefix} {fields[1]}")
+        else:
+            lines.append(line)
+        continued = line.endswith("\\")
     return "\n".join(lines) + "\n"
 
 

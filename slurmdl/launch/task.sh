@@ -46,4 +46,13 @@ export RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT
 unset -f _dl_position
 unset _dl_rank _dl_local_rank _dl_local_size _dl_at _dl_before _dl_list _dl_part _dl_low _dl_high _dl_zone _dl_zones
 unset SLURMDL_TASK
+# where there is no such program the status is that of srun: the number of execve's error
+case $1 in
+    */*) [ -x "$1" ] ;;
+    *) command -v "$1" >/dev/null ;;
+esac || {
+    [ -e "$1" ] && echo "slurmdl: $1: Permission denied" >&2 && exit 13
+    echo "slurmdl: $1: No such file or directory" >&2
+    exit 2
+}
 exec "$@"

@@ -1,0 +1,194 @@
+"""Steps on a real Slurm: tasks per node and CPUs per task are plain srun's, and only the order differs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from itertools import pairwise
+
+import pytest
+
+#: what a task tells of itself: its rank, its node, the CPUs that it may use, and what it was told of them
+TASK = 'echo "$SLURM_PROCID $(hostname) $(nproc) ${SLURM_CPUS_PER_TASK:-none}"'
+
+#: options of the job -> options of steps that are mapped, and of steps that run as srun orders them
+STEPS: dict[str, tuple[list[str], list[str]]] = {
+    "-N 8 --exclusive": (
+        ["", "-n 8", "-n 9", "-n 16", "-N 8 -n 13", "--ntasks-per-node=1", "--ntasks-per-node=2", "-N 8 -c 1",
+         "-c 2", "-n 8 -c 2", "-n 11 -c 1", "-n 12 --exact", "-n 10 --overlap", "-r 5 -N 3", "-r 2 -N 4 -n 6",
+         "-w n1,n4 -N 2 -n 2", "-w n[2-6] -N 5 -n 9", "-x n1 -N 7", "-x n2,n5 -N 6 -n 12", "-n16 -lu"],
+        ["-N 3", "-n 3", "-N 2-5", "-m cyclic", "-O -n 20", "-w n1 -N 2", "-n 8 : -n 8"]),
+    "-N 4 -n 6": (["", "-n 5", "-n 4", "-c 1", "--ntasks-per-node=1 -n 4"], ["-n 2", "-r 1 -N 2 -n 2"]),
+    "-n 4 -c 2": (["", "-n 8", "-c 2", "-c 1"], ["-n 3"]),
+    "-N 4 --ntasks-per-node=2": (["", "-n 8", "-c 1"], ["-N 2"]),
+}
+
+
+def both(options: Sequence[str]) -> str:
+    """A job script that runs each step plain and mapped, and prints what both gave."""
+    lines = []
+    for number, option in enumerate(options):
+        for kind in ("srun", "slurmdl srun"):
+            words = option.replace(":", f"sh -c '{TASK}' :")
+            lines += [f"echo '@ {number} {kind}'", f"{kind} {words} sh -c '{TASK}' 2>&1 | sed 's/^ *[0-9]*: //'"]
+    return "\n".join(lines)
+
+
+def results(text: str) -> dict[tuple[int, str], tuple[list[list[str]], str]]:
+    """(number, program) -> what the tasks told, by rank; and all other lines."""
+    found = {}
+    for part in text.split("@ ")[1:]:
+        head, _, body = part.partition("\n")
+        number, _, kind = head.partition(" ")
+        rows = [line.split() for line in body.splitlines()]
+        tasks = sorted((row for row in rows if len(row) == 4 and row[0].isdigit()), key=lambda row: int(row[0]))
+        found[int(number), kind] = tasks, "\n".join(line for line in body.splitlines() if "slurmdl:" in line)
+    return found
+
+
+def zones_in_turn(cluster, nodes: Sequence[str]) -> bool:
+    """Whether the ranks of each zone stand together."""
+    zones = [cluster.topology.leaf_of(node) for node in nodes]
+    return sum(a != b for a, b in pairwise(zones)) == len(set(zones)) - 1
+
+
+@pytest.mark.parametrize("job", STEPS)
+def test_layout_is_plain_sruns(cluster, job):
+    mapped, unmapped = STEPS[job]
+    script = cluster.script(both(mapped + unmapped))
+    found = results(cluster.output(cluster.submit(["sbatch", *job.split(), str(script)]), timeout=120))
+    for number, options in enumerate(mapped + unmapped):
+        plain, _ = found[number, "srun"]
+        ours, said = found[number, "slurmdl srun"]
+        assert Counter(tuple(row[1:]) for row in ours) == Counter(tuple(row[1:]) for row in plain), options
+        if number < len(mapped):
+            assert ours and said == "", (options, said)
+            assert zones_in_turn(cluster, [row[1] for row in ours]), options
+        else:
+            assert "the step runs in srun's own order" in said and said.count("\n") == 0, (options, said)
+            assert [row[:2] for row in ours] == [row[:2] for row in plain] or "-" in options, options
+
+
+def test_gpus_per_task(new_cluster):
+    cluster = new_cluster(nodes=4, gres="gpu:2")
+    options = ["--gpus-per-task=1 -n 8", "--gpus-per-task=1", "--gres=gpu:1 -n 4"]
+    script = cluster.script(both(options))
+    job = cluster.submit(["sbatch", "-N", "4", "--gres=gpu:2", "--ntasks-per-node=2", str(script)])
+    found = results(cluster.output(job))
+    for number, option in enumerate(options):
+        plain, ours = found[number, "srun"][0], found[number, "slurmdl srun"][0]
+        assert ours and Counter(row[1] for row in ours) == Counter(row[1] for row in plain), option
+        assert zones_in_turn(cluster, [row[1] for row in ours]), option
+
+
+def test_inside_salloc(cluster):
+    for words in ("slurmdl srun", "srun"):
+        done = cluster.run(["salloc", "-N", "8", "sh", "-c", f"{words} sh -c '{TASK}'"])
+        rows = sorted((line.split() for line in done.stdout.splitlines()), key=lambda row: int(row[0]))
+        assert sorted(row[1] for row in rows) == [f"n{i}" for i in range(1, 9)], done.stderr
+        assert zones_in_turn(cluster, [row[1] for row in rows]) == (words == "slurmdl srun")
+
+
+def test_two_steps_at_once(cluster):
+    """Each on its own half by -r; and two that share every node. All run, and none waits for the other."""
+    script = cluster.script(f"""
+slurmdl srun -r 0 -N 4 -n 4 sh -c 'sleep 2; {TASK}' > a & slurmdl srun -r 4 -N 4 -n 4 sh -c 'sleep 2; {TASK}' > b &
+wait; cat a; echo; cat b; echo
+slurmdl srun -n 8 -c 1 sh -c 'sleep 2; {TASK}' > c & slurmdl srun -n 8 -c 1 sh -c 'sleep 2; {TASK}' > d &
+wait; cat c; echo; cat d
+""")
+    directory = cluster.directory()
+    job = cluster.submit(["sbatch", "-N", "8", "--exclusive", str(script)], directory=directory)
+    groups = cluster.output(job).strip().split("\n\n")
+    nodes = [sorted(line.split()[1] for line in group.splitlines()) for group in groups]
+    everywhere = [f"n{i}" for i in range(1, 9)]
+    assert nodes == [everywhere[:4], everywhere[4:], everywhere, everywhere]
+
+
+def test_tasks_find_their_variables(cluster):
+    script = cluster.script("""
+slurmdl srun --dl-ps=2 -n 10 sh -c 'echo $SLURM_PROCID $(hostname) $SLURM_LOCALID $SLURMDL_ROLE $SLURMDL_ROLE_RANK \\
+    $SLURMDL_ZONE $RANK $WORLD_SIZE $LOCAL_RANK $LOCAL_WORLD_SIZE $MASTER_ADDR $MASTER_PORT $SLURM_JOB_NAME'
+""")
+    text = cluster.output(cluster.submit(["sbatch", "-N", "8", "--exclusive", str(script)]))
+    rows = sorted((line.split() for line in text.splitlines()), key=lambda row: int(row[0]))
+    assert [int(row[0]) for row in rows] == list(range(10))
+    counts = Counter(row[1] for row in rows)
+    seen: Counter[str] = Counter()
+    for rank, row in enumerate(rows):
+        _, node, local_id, role, role_rank, zone, global_rank, size, local_rank, local_size, master, port, name = row
+        assert (role, int(role_rank)) == (("ps", rank) if rank < 2 else ("worker", rank - 2))
+        assert zone == cluster.topology.leaf_of(node)
+        assert (int(global_rank), int(size)) == (rank, 10)
+        assert local_id == local_rank and int(local_rank) == seen[node] and int(local_size) == counts[node]
+        assert master == rows[0][1] and 10_000 <= int(port) < 32_768 and name == "job.sh"
+        seen[node] += 1
+
+
+def test_the_users_variables_stay(cluster):
+    script = cluster.script("""#!/bin/bash
+export RANK=mine MASTER_PORT=1234
+f() { echo "function of the shell"; }
+export -f f
+slurmdl srun -n 8 bash -c 'echo $RANK $MASTER_PORT $WORLD_SIZE; f; env | grep -c -e HOSTFILE -e DISTRIBUTION || true'
+""")
+    lines = cluster.output(cluster.submit(["sbatch", "-N", "8", str(script)])).splitlines()
+    assert Counter(lines) == {"mine 1234 8": 8, "function of the shell": 8, "0": 8}
+
+
+def test_arguments_status_and_output_are_sruns(cluster):
+    script = cluster.script("""
+slurmdl srun -n 8 -o said-%x-%t python3 -c 'import sys; print(sys.argv[1:])' 'a  b' "it's" '$(ls) *' '' "two
+lines"
+cat said-job.sh-3
+for kind in srun 'slurmdl srun'; do
+    $kind -n 8 sh -c 'exit $((SLURM_PROCID % 5 * 3))' 2> /dev/null; echo $?
+    $kind -n 8 sh -c 'kill -9 $$' 2> /dev/null; echo $?
+    $kind -n 8 no-such-program 2> /dev/null; echo $?
+    $kind -n 8 /etc/passwd 2> /dev/null; echo $?
+done
+""")
+    directory = cluster.directory()
+    text = cluster.output(cluster.submit(["sbatch", "-N", "8", str(script)], directory=directory))
+    said, *statuses = text.splitlines()
+    assert said == repr(["a  b", "it's", "$(ls) *", "", "two\nlines"])
+    assert statuses[:4] == statuses[4:] == ["12", "137", "2", "13"]
+
+
+def test_multi_prog(cluster):
+    script = cluster.script(f"""
+cat > programs <<'END'
+# one rank apart from the others
+0,5 sh -c '{TASK}' %t %o
+  1-4 sh -c \\
+'{TASK}'
+* sh -c '{TASK}; test -n "$SLURMDL_ROLE"'
+END
+slurmdl srun -n 8 --multi-prog programs
+""")
+    text = cluster.output(cluster.submit(["sbatch", "-N", "8", str(script)], directory=cluster.directory()))
+    rows = sorted((line.split() for line in text.splitlines()), key=lambda row: int(row[0]))
+    assert [int(row[0]) for row in rows] == list(range(8))
+    assert zones_in_turn(cluster, [row[1] for row in rows])
+
+
+def test_mpirun(cluster):
+    program = "echo $OMPI_COMM_WORLD_RANK $(hostname) $RANK $WORLD_SIZE $LOCAL_RANK $LOCAL_WORLD_SIZE $SLURMDL_ROLE"
+    script = cluster.script(f"slurmdl srun --launcher=mpirun --dl-ps=1 -n 10 sh -c '{program}'")
+    text = cluster.output(cluster.submit(["sbatch", "-N", "8", "--exclusive", str(script)]))
+    rows = sorted((line.split() for line in text.splitlines()), key=lambda row: int(row[0]))
+    assert [(row[0], row[2], row[3]) for row in rows] == [(str(i), str(i), "10") for i in range(10)]
+    assert Counter(Counter(row[1] for row in rows).values()) == {1: 6, 2: 2}
+    assert [row[6] for row in rows] == ["ps"] + ["worker"] * 9
+    assert zones_in_turn(cluster, [row[1] for row in rows[1:]])
+
+
+def test_outside_a_job(cluster):
+    done = cluster.run(["slurmdl", "srun", "hostname"])
+    assert (done.returncode, done.stdout) == (64, "") and done.stderr.count("\n") == 1 and "job" in done.stderr
+
+
+def test_strict(cluster):
+    script = cluster.script("slurmdl srun --dl-strict -N 3 hostname 2>&1; echo $?")
+    lines = cluster.output(cluster.submit(["sbatch", "-N", "8", str(script)])).splitlines()
+    assert len(lines) == 2 and "Slurm chooses" in lines[0] and lines[1] == "75"
