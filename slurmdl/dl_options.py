@@ -27,7 +27,7 @@ class DlOptions:
     bind : one of BINDS.
     zone : zones that the job may use; () for any.
     model_bytes : bytes that one replica of the parameters takes.
-    traffic, scores : files or URLs, None / "auto" where not given.
+    scores : "auto", "off" or a file.
     """
 
     strategy: str = "allreduce"
@@ -36,7 +36,6 @@ class DlOptions:
     bind: str = "auto"
     zone: tuple[str, ...] = ()
     model_bytes: float = 100e6
-    traffic: str | None = None
     scores: str = "auto"
     explain: bool = False
     dry_run: bool = False
@@ -62,8 +61,7 @@ class DlOptions:
                 value = data[known.name]
                 default = getattr(cls, known.name)
                 value = tuple(map(str, value)) if isinstance(value, list) else value
-                kinds = (str, type(None)) if default is None else (int, float) if isinstance(default, float) \
-                    else (type(default),)
+                kinds = (int, float) if isinstance(default, float) else (type(default),)
                 if not isinstance(value, kinds):
                     raise InputError(f"--dl-* options: {known.name}={value!r} is not valid")
                 values[known.name] = value
@@ -127,8 +125,7 @@ OPTIONS = (
     DlOption("bind", "choice", "|".join(BINDS), "how hard the choice of nodes binds Slurm"),
     DlOption("zone", "names", "NAME,...", "zones that the job may use"),
     DlOption("model-bytes", "bytes", "N", "bytes of one replica of the parameters, e.g. 400M"),
-    DlOption("traffic", "text", "FILE", "measured traffic from rank to rank"),
-    DlOption("scores", "text", "auto|off|FILE|URL", "link scores"),
+    DlOption("scores", "text", "auto|off|FILE", "link scores: JSON, as LinkScores.to_json writes it"),
     DlOption("explain", "flag", "", "say on stderr what was chosen and why"),
     DlOption("dry-run", "flag", "", "print what would be submitted, submit nothing"),
     DlOption("strict", "flag", "", "fail where no choice can be made, instead of submitting without one"),
@@ -140,6 +137,15 @@ _BY_FIELD = {option.field: option for option in OPTIONS}
 #: long name -> whether it takes a value, for getopt.parse
 LONG: dict[str, getopt.Takes] = {
     name: "no" if option.kind == "flag" else "yes" for name, option in _BY_NAME.items()}
+
+
+def help_text() -> str:
+    """The options with their values and what they do, as `slurmdl sbatch --help` shows them."""
+    heads = [f"--dl-{option.name}{'=' * bool(option.values)}{option.values}" for option in OPTIONS]
+    lines = [f"  {head}\n{'':30}{option.help}" if len(head) > 26 else f"  {head:28}{option.help}"
+             for head, option in zip(heads, OPTIONS, strict=True)]
+    return "\n".join(["Placement options, also in #DL lines of the script and as SLURMDL_OPT_* in the environment:",
+                      *lines, ""])
 
 
 def is_set(value: str) -> bool:

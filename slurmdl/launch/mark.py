@@ -1,7 +1,9 @@
 """SLURMDL_REQUEST: how a submission tells the job what was asked for, and that a choice was made already.
 
-Slurm keeps every variable whose name begins with SLURM under `--export=NONE` and `NIL`; under a list of names
-it keeps only those that begin with `SLURM_`, so there the name is added to the list (env.c of Slurm 22.05).
+Slurm keeps every variable whose name begins with SLURM under `--export=NONE`, and from 23.11 on under
+`--export=NIL`, which older releases take for a list; under a list of names it keeps only those that begin with
+`SLURM_`, so there our name is added (env.c and sbatch.c of Slurm 22.05 to 25.11). NIL is left as it is: with a
+name behind it newer releases would load the user's login environment.
 """
 
 from __future__ import annotations

@@ -12,10 +12,10 @@ import shlex
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from slurmdl import config, process
+from slurmdl import config, dl_options, process
 from slurmdl.errors import InputError, PlacementError, SlurmdlError, UnavailableError, UsageError, warn
 from slurmdl.launch import mark, submission
 from slurmdl.launch.submission import Submission, Words
@@ -25,8 +25,11 @@ if TYPE_CHECKING:
     from slurmdl.placement.model import Placement
     from slurmdl.topology.model import Topology
 
-#: seconds from the submission to the one check whether a job with a node list could start
-_PATIENCE = 0.5
+#: seconds from the submission until the node list of a job that has not started is taken back. The controller
+#: looks at new jobs about once a second; users wait this long for their prompt.
+_PATIENCE = 0.9
+#: seconds that taking it back may take
+_RELEASE_TIMEOUT = 5.0
 
 
 @dataclass(frozen=True)
@@ -38,12 +41,14 @@ class Decision:
     argv : options for sbatch, put behind the user's own.
     placement : what was chosen, None where nothing was.
     reason : why nothing binds, "" where something does or nothing was asked for.
+    explanation : the choice in full, for --dl-explain.
     releases : the node list is taken back where the job cannot start with it at once.
     """
 
     argv: tuple[str, ...] = ()
     placement: Placement | None = None
     reason: str = ""
+    explanation: str = ""
     releases: bool = False
 
 
@@ -67,7 +72,10 @@ def submit(argv: Sequence[str]) -> int:
     SlurmdlError : with --dl-strict: why no choice can be made; nothing is submitted.
     """
     program = find_sbatch(os.environ)
-    if Words.split(argv).asks_for_help:
+    words = Words.split(argv)
+    if words.asks_for_help:
+        if words.line.has("help"):
+            print(dl_options.help_text())
         process.become([program, *argv], os.environ)
     site, complaint = _config()
     job = submission.read(argv, os.environ, site.options)
@@ -101,10 +109,15 @@ def _without_harm(job: Submission, site: config.Config, complaint: SlurmdlError 
             raise PlacementError(job.request.unpinnable)
         from slurmdl.launch import survey
 
-        decision = decide(job, survey.take(site, dl.scores))
+        seen = survey.take(site, dl.scores)
+        decision = decide(job, seen)
         if decision.reason and dl.strict:
             raise PlacementError(decision.reason)
-        return decision
+        if not dl.explain or decision.placement is None:
+            return decision
+        from slurmdl.placement.explain import explain
+
+        return replace(decision, explanation=explain(decision.placement, seen.topology, seen.cluster))
     except UsageError:
         raise
     except SlurmdlError as error:
@@ -263,9 +276,9 @@ def _speak(job: Submission, decision: Decision) -> None:
     if job.quiet:
         return
     if job.request.dl.explain:
+        if decision.explanation:
+            print(decision.explanation, file=sys.stderr)
         warn(_say(job, decision))
-        for candidate in decision.placement.candidates if decision.placement else ():
-            warn(f"  {candidate.label}: {candidate.verdict}")
     elif decision.reason:
         warn(f"submitted as written: {decision.reason}")
     if job.program and not submission.applies_rank_map(job.program):
@@ -307,6 +320,7 @@ def _release(first_line: bytes) -> None:
     if match:
         time.sleep(_PATIENCE)
         try:
-            process.ask(["scontrol", "update", f"JobId={match[1].decode()}", "ReqNodeList="], timeout=_PATIENCE)
+            process.ask(["scontrol", "update", f"JobId={match[1].decode()}", "ReqNodeList="],
+                        timeout=_RELEASE_TIMEOUT)
         except UnavailableError as error:
             warn(f"job {match[1].decode()} keeps its node list: {error}")
