@@ -11,7 +11,7 @@ def run(argv: list[str]) -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     show = commands.add_parser("show", help="print the zones as a tree")
     show.add_argument("--topology", metavar="FILE",
-                      help="a topology.conf, or JSON, instead of the file beside slurm.conf or the controller's answer")
+                      help="a topology.conf or JSON instead of the file beside slurm.conf or the controller's answer")
     show.add_argument("--json", action="store_true", help="print the canonical form instead")
     options = parser.parse_args(argv)
 

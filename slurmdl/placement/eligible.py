@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -28,13 +29,18 @@ class Eligible:
     Attributes
     ----------
     now : shape (nodes of the snapshot,), tasks that fit into what is free.
-    idle : the same, if nothing else ran on the node.
+    once_idle : the same, if nothing else ran on the node.
     refused : why -> number of nodes that are refused for it.
     """
 
     now: IntArray
-    idle: IntArray
+    once_idle: IntArray
     refused: Mapping[str, int]
+
+
+def idle(node: Node) -> bool:
+    """Whether a whole node could start a job now."""
+    return node.responding and "IDLE" in node.state and _STARTS.issuperset(node.state)
 
 
 def partitions(request: JobRequest, cluster: ClusterSnapshot) -> tuple[str, ...]:
@@ -70,19 +76,19 @@ def eligible(request: JobRequest, cluster: ClusterSnapshot, partition: str | Non
         p.name == partition and p.oversubscribe == "EXCLUSIVE" for p in cluster.partitions)
     excluded = frozenset(request.exclude)
     refused: dict[str, int] = {}
-    now, idle = np.zeros((2, len(cluster.nodes)), np.int64)
+    now, once_idle = np.zeros((2, len(cluster.nodes)), np.int64)
     for i, node in enumerate(cluster.nodes):
         reason = _refusal(node, partition, fits, excluded)
         if not reason:
-            idle[i] = _tasks(request, node, node.cpus, node.memory, {})
-            reason = "" if idle[i] else "too small"
+            once_idle[i] = _tasks(request, node, node.cpus, node.memory, {})
+            reason = "" if once_idle[i] else "too small"
         if not reason:
             busy = (exclusive and node.cpus_free < node.cpus) or not _STARTS.issuperset(node.state)
             now[i] = 0 if busy else _tasks(request, node, node.cpus_free, node.memory_free, node.gres_used)
             reason = "" if now[i] else "busy"
         if reason:
             refused[reason] = refused.get(reason, 0) + 1
-    return Eligible(now, idle, refused)
+    return Eligible(now, once_idle, refused)
 
 
 def constraint(text: str | None) -> Callable[[Node], bool]:
@@ -98,8 +104,12 @@ def constraint(text: str | None) -> Callable[[Node], bool]:
     for separator, join in (("&", all), ("|", any)):
         words = text.split(separator)
         if all(re.fullmatch(r"[\w.:/+-]+", word) for word in words):
-            return lambda node, words=words, join=join: join(word in node.features for word in words)  # type: ignore[misc]
+            return partial(_has, words, join)
     raise PlacementError(f"constraint too rich: {text} (features joined by all & or all | can be placed)")
+
+
+def _has(words: Sequence[str], join: Callable[[Iterable[bool]], bool], node: Node) -> bool:
+    return join(word in node.features for word in words)
 
 
 def _refusal(node: Node, partition: str | None, fits: Callable[[Node], bool], excluded: frozenset[str]) -> str:

@@ -9,6 +9,7 @@ import numpy as np
 
 from slurmdl.cluster.model import ClusterSnapshot
 from slurmdl.placement.choose import IntArray, count_below
+from slurmdl.placement.eligible import idle
 from slurmdl.placement.model import Cost, Placement, RankMap
 from slurmdl.topology import tree
 from slurmdl.topology.hostlist import fold
@@ -38,7 +39,7 @@ def explain(placement: Placement, topology: Topology, cluster: ClusterSnapshot) 
 
 def _zones(placement: Placement, topology: Topology, cluster: ClusterSnapshot) -> Iterator[str]:
     total = _count(topology, [node.name for node in cluster.nodes])
-    idle = _count(topology, [node.name for node in cluster.nodes if node.state == ("IDLE",)])
+    quiet = _count(topology, [node.name for node in cluster.nodes if idle(node)])
     chosen = _count(topology, placement.nodes)
     order = list(tree.walk(topology))
     shown = set(sorted(order, key=lambda entry: -int(chosen[entry[0]]))[:MAX_LINES])
@@ -49,7 +50,7 @@ def _zones(placement: Placement, topology: Topology, cluster: ClusterSnapshot) -
             name = "  " * depth + topology.zones[zone]
             mark = f", {chosen[zone]} chosen" if chosen[zone] else ""
             listed = f"  {fold(nodes[zone])}" if zone in nodes else ""
-            yield f"  {name:{width}}  {idle[zone]} of {total[zone]} nodes idle{mark}{listed}"
+            yield f"  {name:{width}}  {quiet[zone]} of {total[zone]} nodes idle{mark}{listed}"
     if len(order) > len(shown):
         yield f"  and {len(order) - len(shown)} more zones"
 

@@ -56,7 +56,7 @@ def _why(error: PlacementError, found: Eligible) -> str:
 
 def _best(request: JobRequest, cluster: ClusterSnapshot, topology: Topology, scores: LinkScores, job: Shape,
           found: Eligible, free_now: bool) -> Placement:
-    room = found.now if free_now else found.idle
+    room = found.now if free_now else found.once_idle
     pool = _pool(request, cluster, topology, scores, np.flatnonzero(room >= job.most_per_node))
     scored = []
     order = {node.name: i for i, node in enumerate(cluster.nodes)}

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from xml.sax.saxutils import escape, quoteattr
 
 from slurmdl.cluster.model import ClusterSnapshot
+from slurmdl.placement.eligible import idle
 from slurmdl.placement.model import Placement
 from slurmdl.topology.model import Topology
 
@@ -61,14 +62,13 @@ class _Drawing:
         self.grid = _Grid(4, 76, 52) if self.named else _Grid(24, 8, 8, 3)
         self.members: dict[int, list[str]] = {}
         for node, leaf in zip(topology.nodes, topology.leaf.tolist(), strict=True):
-            if self.named or topology.zones[leaf] in used:
+            if leaf >= 0 and (self.named or topology.zones[leaf] in used):
                 self.members.setdefault(leaf, []).append(node)
         self.below: dict[int, list[int]] = {}
-        drawn = {zone for leaf in self.members if leaf >= 0 for zone in self._path(leaf)}
+        drawn = {zone for leaf in self.members for zone in self._path(leaf)}
         for zone in sorted(drawn):
             self.below.setdefault(int(topology.parent[zone]), []).append(zone)
-        self.idle = {node.name for node in cluster.nodes if node.state[:1] == ("IDLE",) and node.responding
-                     and not {"DRAIN", "MAINT", "RESERVED"} & set(node.state)}
+        self.idle = {node.name for node in cluster.nodes if idle(node)}
         self.ranks: dict[str, list[int]] = {}
         self.roles: dict[str, set[str]] = {}
         if placement.map:

@@ -1,0 +1,43 @@
+"""Small clusters for the tests of placement."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from slurmdl.cluster.model import ClusterSnapshot, Node, Partition
+from slurmdl.network.model import LinkScores
+from slurmdl.placement.cost import cost, links
+from slurmdl.placement.model import Cost
+from slurmdl.placement.traffic import phases
+from slurmdl.topology.build import Declared, build
+from slurmdl.topology.model import Topology
+
+#: links between zones 20 times slower than inside, no delay, round numbers
+SCORES = LinkScores(node_default=1000.0, zone_default=(50.0,), delay_default=0.0)
+
+
+def two_level(*leaves: Sequence[str]) -> Topology:
+    """A root over leaves z0, z1, ... with these nodes."""
+    names = [f"z{i}" for i in range(len(leaves))]
+    return build([*(Declared(name, nodes=tuple(nodes)) for name, nodes in zip(names, leaves, strict=True)),
+                  Declared("root", children=tuple(names))], kind="tree", source="test")
+
+
+def cluster(*nodes: Node) -> ClusterSnapshot:
+    return ClusterSnapshot(nodes, (Partition("main", True),))
+
+
+def node(name: str, state: str = "IDLE", **more: object) -> Node:
+    given: dict[str, object] = {"cpus": 4, "cpus_free": 4, "memory": 1000, "memory_free": 1000,
+                                "partitions": ("main",), **more}
+    return Node(name, tuple(state.split("+")), **given)  # type: ignore[arg-type]
+
+
+def cost_of(order: Sequence[str], topology: Topology, scores: LinkScores, strategy: str, model_bytes: float,
+            ps: int = 0) -> Cost:
+    """The cost of ranks on these nodes in this order."""
+    names = sorted(set(order))
+    place = np.array([names.index(name) for name in order])
+    return cost(phases(strategy, len(order), model_bytes, ps), links(names, topology, scores), place)

@@ -1,0 +1,124 @@
+"""Properties of rank maps, choices and hostlists on random instances."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+from placing import cluster, cost_of, node, two_level
+
+from slurmdl.errors import PlacementError
+from slurmdl.network.model import LinkScore, LinkScores
+from slurmdl.placement.place import place
+from slurmdl.placement.rankmap import rank_map
+from slurmdl.plan import STRATEGIES
+from slurmdl.request import DlOptions, JobRequest
+from slurmdl.topology.hostlist import expand, fold
+from slurmdl.topology.model import Topology
+
+bounded = settings(max_examples=80, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+
+
+@st.composite
+def topologies(draw: st.DrawFn, zones: int = 4, nodes: int = 4) -> Topology:
+    """Two levels; the names of the nodes are dealt over the leaves in a random order."""
+    sizes = draw(st.lists(st.integers(1, nodes), min_size=1, max_size=zones))
+    names = draw(st.permutations([f"n{i:02d}" for i in range(sum(sizes))]))
+    ends = list(itertools.accumulate(sizes))
+    return two_level(*(names[end - size:end] for size, end in zip(sizes, ends, strict=True)))
+
+
+@st.composite
+def link_scores(draw: st.DrawFn, topology: Topology) -> LinkScores:
+    speeds = st.floats(1.0, 1000.0)
+    return LinkScores(nodes={name: LinkScore(draw(speeds)) for name in topology.nodes if draw(st.booleans())},
+                      zones={name: LinkScore(draw(speeds)) for name in topology.zones if draw(st.booleans())},
+                      node_default=1000.0, zone_default=(50.0,), delay_default=draw(st.sampled_from([0.0, 0.1])))
+
+
+@bounded
+@given(st.data())
+def test_a_rank_map_keeps_the_tasks_and_is_never_worse(data: st.DataObject) -> None:
+    topology = data.draw(topologies())
+    scores = data.draw(link_scores(topology))
+    slots = [(name, data.draw(st.integers(1, 3))) for name in sorted(topology.nodes)]
+    tasks = sum(count for _, count in slots)
+    strategy = data.draw(st.sampled_from(STRATEGIES))
+    assume(strategy != "ps" or tasks > 1)
+    ps = data.draw(st.integers(1, min(4, tasks - 1))) if strategy == "ps" else 0
+    found = rank_map(slots, topology, scores, strategy=strategy, ps=ps, model_bytes=1000.0)
+    assert Counter(found.nodes) == dict(slots)
+    assert found.roles == ("ps",) * ps + ("worker",) * (tasks - ps)
+    plain = [name for name, count in slots for _ in range(count)]
+    by_leaf = sorted(plain, key=lambda name: topology.zone_index[topology.leaf_of(name)])
+    for order in (plain, by_leaf):
+        assert found.cost.key <= cost_of(order, topology, scores, strategy, 1000.0, ps).key
+    assert found.cost.key == cost_of(found.nodes, topology, scores, strategy, 1000.0, ps).key
+
+
+@bounded
+@given(st.data())
+def test_servers_are_near_the_best_of_all_choices(data: st.DataObject) -> None:
+    topology = data.draw(topologies(zones=3, nodes=3))
+    scores = data.draw(link_scores(topology))
+    slots = [(name, data.draw(st.integers(1, 2))) for name in sorted(topology.nodes)]
+    tasks = [name for name, count in slots for _ in range(count)]
+    assume(len(tasks) > 1)
+    ps = data.draw(st.integers(1, min(3, len(tasks) - 1)))
+    found = rank_map(slots, topology, scores, strategy="ps", ps=ps, model_bytes=1000.0)
+    best = min(
+        cost_of([*servers, *(Counter(tasks) - Counter(servers)).elements()], topology, scores, "ps", 1000.0, ps).seconds
+        for servers in set(itertools.combinations(tasks, ps)))
+    assert found.cost.seconds <= 1.15 * best + 1e-9
+
+
+@bounded
+@given(st.data())
+def test_a_choice_takes_free_nodes_of_one_tree_and_repeats(data: st.DataObject) -> None:
+    topology = data.draw(topologies())
+    scores = data.draw(link_scores(topology))
+    states = [data.draw(st.sampled_from(["IDLE", "ALLOCATED", "DOWN", "IDLE+DRAIN"])) for _ in topology.nodes]
+    snapshot = cluster(*(node(name, state, cpus_free=4 * (state == "IDLE"), memory_free=1000 * (state == "IDLE"))
+                         for name, state in zip(sorted(topology.nodes), states, strict=True)))
+    free = sum(state == "IDLE" for state in states)
+    usable = free + sum(state == "ALLOCATED" for state in states)
+    wanted = data.draw(st.integers(1, len(topology.nodes)))
+    request = JobRequest(nodes=(wanted, wanted), ntasks_per_node=2,
+                         dl=DlOptions(place=data.draw(st.sampled_from(["pack", "balance", "spread"]))))
+    try:
+        found = place(request, snapshot, topology, scores)
+    except PlacementError:
+        assert usable < wanted
+        return
+    assert len(set(found.nodes)) == wanted
+    assert found.free_now == (free >= wanted)
+    assert all(found.free_now <= (snapshot.node[name].state == ("IDLE",)) for name in found.nodes)
+    assert found.map is not None
+    assert Counter(found.map.nodes) == dict.fromkeys(found.nodes, 2)
+    assert sum(found.zones_used.values()) == wanted
+    assert place(request, snapshot, topology, scores) == found
+    largest = max(sum(snapshot.node[name].state == ("IDLE",) for name in topology.nodes
+                      if topology.leaf_of(name) == zone) for zone in topology.zones[:-1])
+    if request.dl.place != "spread" and largest >= wanted:
+        assert len(found.zones_used) == 1
+
+
+@bounded
+@given(st.lists(st.from_regex(r"\A[a-z]{1,3}[0-9]{0,3}\Z"), max_size=30))
+def test_fold_and_expand_are_inverse(names: list[str]) -> None:
+    assert sorted(expand(fold(names))) == sorted(set(names))
+
+
+@bounded
+@given(st.text(alphabet="n[]0189-,:{} \t", max_size=24))
+def test_any_text_is_a_hostlist_or_an_error_of_one_line(text: str) -> None:
+    from slurmdl.errors import InputError
+
+    try:
+        names = expand(text)
+    except InputError as error:
+        assert "\n" not in str(error)
+    else:
+        assert all(name and "," not in name for name in names)

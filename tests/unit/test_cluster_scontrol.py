@@ -1,0 +1,109 @@
+"""The snapshot of the nodes from real output of scontrol, and from a scontrol that fails."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from slurmdl.cluster import read, scontrol
+from slurmdl.cluster.model import ClusterSnapshot
+from slurmdl.errors import InputError, UnavailableError
+
+DATA = Path(__file__).parent / "data"
+REAL = (DATA / "scontrol-22.05.8.txt").read_text()
+
+
+def test_real_output() -> None:
+    snapshot = scontrol.parse(REAL)
+    assert [node.name for node in snapshot.nodes] == [f"n{i}" for i in range(1, 10)]
+    n1, n2, n5, n9 = (snapshot.node[name] for name in ("n1", "n2", "n5", "n9"))
+    assert (n1.cpus, n1.cpus_free, n1.memory, n1.memory_free) == (4, 2, 2000, 1500)
+    assert n1.features == ("zoneA", "fast")
+    assert n1.partitions == ("main", "all")
+    assert not n1.responding
+    assert n2.state == ("IDLE", "CLOUD", "DRAIN", "POWERED_DOWN")
+    assert (n5.gres, n5.gres_used, n5.weight) == ({"gpu:a100": 2}, {"gpu:a100": 1}, 5)
+    assert n9.features == ()
+    assert snapshot.default_partition == "main"
+
+
+@pytest.mark.parametrize(("state", "expected", "responding"), [
+    ("IDLE", ("IDLE",), True), ("DOWN*", ("DOWN",), False), ("IDLE*+DRAIN", ("IDLE", "DRAIN"), False),
+    ("IDLE+CLOUD+POWERED_DOWN", ("IDLE", "CLOUD", "POWERED_DOWN"), True), ("MIXED#", ("MIXED",), True),
+    ("IDLE+NOT_RESPONDING", ("IDLE", "NOT_RESPONDING"), False), ("ALLOCATED@", ("ALLOCATED",), True),
+])
+def test_states(state: str, expected: tuple[str, ...], responding: bool) -> None:
+    node = scontrol.parse(f"NodeName=n1 CPUTot=2 State={state} Reason=was State=IDLE before").nodes[0]
+    assert (node.state, node.responding) == (expected, responding)
+
+
+@pytest.mark.parametrize(("gres", "expected"), [
+    ("(null)", {}), ("gpu:2", {"gpu": 2}), ("gpu:a100:4(S:0-1)", {"gpu:a100": 4}), ("tmp:1K", {"tmp": 1024}),
+    ("gpu:a100:1(S:0),gpu:a100:1(S:1),craynetwork", {"gpu:a100": 2, "craynetwork": 1}),
+    ("gpu:a100:2(IDX:0,2-3)", {"gpu:a100": 2}), ("lustre:no_consume:1", {"lustre": 1}),
+])
+def test_gres(gres: str, expected: dict[str, int]) -> None:
+    assert scontrol.parse(f"NodeName=n1 Gres={gres} State=IDLE").nodes[0].gres == expected
+
+
+def test_reserved_memory_and_cpus_are_not_free() -> None:
+    node = scontrol.parse("NodeName=n1 CPUAlloc=1 CPUEfctv=6 CPUTot=8 RealMemory=8000 AllocMem=1000 State=MIXED "
+                          "MemSpecLimit=500").nodes[0]
+    assert (node.cpus, node.cpus_free, node.memory, node.memory_free) == (6, 5, 7500, 6500)
+
+
+def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    path = tmp_path / "scontrol"
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+
+
+def test_a_failing_part_does_not_lose_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program(tmp_path, monkeypatch, f"grep -v -e ^PartitionName -e ^SwitchName {DATA}/scontrol-22.05.8.txt\n"
+                                   "echo 'slurm_load_partitions error: Access/permission denied' >&2\nexit 1")
+    snapshot, zones = scontrol.fetch(with_topology=True)
+    assert len(snapshot.nodes) == 9
+    assert (snapshot.partitions, zones) == ((), "")
+
+
+def test_zones_come_with_the_same_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program(tmp_path, monkeypatch, f"cat > {tmp_path}/stdin; cat {DATA}/scontrol-22.05.8.txt")
+    assert scontrol.fetch(with_topology=True)[1].count("SwitchName=") == 3
+    assert (tmp_path / "stdin").read_text() == "show nodes\nshow partitions\nshow topology\n"
+
+
+@pytest.mark.parametrize(("text", "says"), [
+    ("echo 'slurm_load_node error: Unable to contact slurm controller' >&2; exit 1", "Unable to contact"),
+    ("echo No nodes in the system", "no node"),
+])
+def test_no_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, says: str) -> None:
+    program(tmp_path, monkeypatch, text)
+    with pytest.raises(UnavailableError, match=says):
+        scontrol.fetch()
+
+
+def test_no_scontrol(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UnavailableError, match="scontrol"):
+        scontrol.fetch()
+
+
+def test_json_and_back(tmp_path: Path) -> None:
+    snapshot = scontrol.parse(REAL)
+    path = tmp_path / "cluster.json"
+    path.write_text(json.dumps(snapshot.to_json()))
+    assert read.from_file(str(path)) == snapshot
+    assert ClusterSnapshot.from_json(json.loads(path.read_text())) == snapshot
+    assert read.from_file(str(DATA / "scontrol-22.05.8.txt")) == snapshot
+
+
+@pytest.mark.parametrize("text", ["", "{", "{}", '{"nodes": [{"nmae": "n1"}]}', '{"nodes": []}', "nothing of use"])
+def test_malformed_file(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "cluster"
+    path.write_text(text)
+    with pytest.raises(InputError) as caught:
+        read.from_file(str(path))
+    assert str(path) in str(caught.value)

@@ -1,0 +1,64 @@
+"""Hostlists: Slurm's grammar and order, with `scontrol show hostnames` as the oracle where it is installed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from slurmdl.errors import InputError
+from slurmdl.topology.hostlist import expand, fold
+
+GOOD = ["n1", "n[1-3],m2,n2", "n[3,1-2]", "n[08-11,3]", "n[001-1000]", "[1-010]", "a b", "x,,y", "a[01-2]",
+        "a[1-2]b[3-4]", "a[1-2]b[3-4]c[5-6]", "a[1-2]b[1-2]c[1-2]d[1-2]", "n[9-11],login", "rack-1.n[1-2][3-4]"]
+
+
+@pytest.mark.parametrize("text", GOOD)
+def test_as_scontrol_expands(text: str, tmp_path: Path) -> None:
+    if not shutil.which("scontrol"):
+        pytest.skip("scontrol is not installed")
+    conf = tmp_path / "slurm.conf"
+    conf.write_text("ClusterName=oracle\nSlurmctldHost=localhost\n")
+    oracle = subprocess.run(["scontrol", "show", "hostnames", text], capture_output=True, text=True, timeout=10,
+                            check=True, env={**os.environ, "SLURM_CONF": str(conf)})
+    assert expand(text) == oracle.stdout.split()
+
+
+def test_order_of_three_groups() -> None:
+    assert expand("a[1-2]b[3-4]c[5-6]")[:5] == ["a1b3c5", "a1b3c6", "a2b3c5", "a2b3c6", "a1b4c5"]
+
+
+def test_suffix() -> None:
+    assert expand("n[1-2]x,m[3]-ib") == ["n1x", "n2x", "m3-ib"]
+
+
+@pytest.mark.parametrize("text", ["", ",", " \t\n"])
+def test_empty(text: str) -> None:
+    assert expand(text) == []
+
+
+@pytest.mark.parametrize(("text", "says"), [
+    ("b[3-1]", "low bound"), ("n[1,,2]", "no range"), ("n[]", "no range"), ("n[0-8:2]", "no range"),
+    ("n[a-c]", "no range"), ("n[1-2", "close"), ("n1]", "close"), ("n[1-[2]]", "close"), ("n[1-70000]", "at most"),
+    ("switch{s1}", "controller"), ("block{b[1-2]}", "controller"),
+    ("n[1-" + "9" * 40 + "]", "at most"), ("a[0-65535]b[0-65535]", "more than"),
+])
+def test_refused(text: str, says: str) -> None:
+    with pytest.raises(InputError) as caught:
+        expand(text)
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_groups_are_never_looked_up() -> None:
+    assert expand("@compute") == ["@compute"]
+    assert fold(["@compute", "n2", "n1"]) == "n[1-2],@compute"
+
+
+def test_fold_gives_back_the_same_names() -> None:
+    names = [f"n{i:03d}" for i in range(1, 40)] + ["a1b2", "a1b3", "login"]
+    assert sorted(expand(fold(names))) == sorted(names)
+    assert fold([]) == ""

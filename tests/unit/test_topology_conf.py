@@ -1,0 +1,137 @@
+"""topology.conf: what Slurm reads, and what it refuses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from slurmdl.errors import InputError
+from slurmdl.topology import conf, read, scontrol, tree
+from slurmdl.topology.model import Topology
+
+DATA = Path(__file__).parent / "data"
+EXAMPLE = Path(__file__).parents[2] / "topology" / "topology.conf"
+
+
+def parsed(tmp_path: Path, text: str) -> Topology:
+    path = tmp_path / "topology.conf"
+    path.write_text(text)
+    return conf.parse_file(str(path))
+
+
+def test_the_example() -> None:
+    topology = conf.parse_file(str(EXAMPLE))
+    assert topology.zones == ("zoneA", "zoneB", "core")
+    assert topology.level.tolist() == [0, 0, 1]
+    assert topology.path("n3") == ("core", "zoneA")
+    assert topology.path("n4") == ("core", "zoneB")
+    assert topology.path("elsewhere") == ()
+
+
+def test_lexical_rules(tmp_path: Path) -> None:
+    (tmp_path / "more.conf").write_text("SwitchName=s2 Nodes=n[3-4]\n")
+    topology = parsed(tmp_path, "\n".join([
+        "# a comment",
+        'switchname = s1 NODES="n1, n2" linkspeed=800  # a comment',
+        "Include more.conf",
+        "SwitchName=top Swit\\",
+        "ches=s1,s2 LinkSpeed=1",
+        "SwitchName=s3 Nodes=a Nodes=n5", ""]))
+    assert topology.zones == ("s1", "s2", "top", "s3")
+    assert topology.nodes == ("n1", "n2", "n3", "n4", "n5")
+    assert topology.parent.tolist() == [2, 2, -1, -1]
+    assert topology.speed.tolist()[0] == 1e8
+    assert all(speed != speed for speed in topology.speed.tolist()[1:])
+
+
+def test_levels_of_an_uneven_tree_with_a_forward_reference(tmp_path: Path) -> None:
+    topology = parsed(tmp_path, "SwitchName=root Switches=mid,leaf0\nSwitchName=mid Switches=leaf[1-2]\n"
+                                "SwitchName=leaf0 Nodes=a\nSwitchName=leaf1 Nodes=b\nSwitchName=leaf2 Nodes=c\n")
+    assert topology.level.tolist() == [2, 1, 0, 0, 0]
+    assert topology.path("b") == ("root", "mid", "leaf1")
+
+
+def test_a_node_on_two_leaves_belongs_to_the_first(tmp_path: Path) -> None:
+    topology = parsed(tmp_path, "SwitchName=s1 Nodes=n1\nSwitchName=s2 Nodes=n[1-2]\n")
+    assert topology.leaf_of("n1") == "s1"
+    assert topology.leaf_of("n2") == "s2"
+
+
+def test_blocks(tmp_path: Path) -> None:
+    topology = parsed(tmp_path, "BlockName=b1 Nodes=n[1-2]\nBlockName=b2 Nodes=n[3-4]\nBlockSizes=2,4\n")
+    assert (topology.kind, topology.zones, topology.level.tolist()) == ("block", ("b1", "b2"), [0, 0])
+
+
+@pytest.mark.parametrize(("text", "line", "says"), [
+    ("SwitchName=s1 Nodes=n1\nSwitchName=s1 Nodes=n2\n", 2, "declared twice"),
+    ("SwitchName=top Switches=s1\n", 1, "not declared"),
+    ("SwitchName=a Switches=b\nSwitchName=b Switches=a\n", 1, "above itself"),
+    ("SwitchName=a Switches=a\n", 1, "above itself"),
+    ("SwitchName=s1 Nodes=n1\nSwitchName=s2 Nodes=n2 Switches=s1\n", 2, "both Nodes and Switches"),
+    ("\n\nSwitchName=s1 Node=n1\n", 3, "valid: SwitchName"),
+    ("SwitchName=s1 Nodes=n1 fast\n", 1, "KEY=VALUE"),
+    ("SwitchName=s1 Nodes=n[1-\n", 1, "bracket"),
+    ("SwitchName=s1 Nodes=n[5-1]\n", 1, "low bound"),
+    ("SwitchName=s1 Nodes=switch{x}\n", 1, "controller"),
+    ("SwitchName=s1 Nodes=n1 LinkSpeed=fast\n", 1, "whole number"),
+    ("SwitchName=\"\" Nodes=n1\n", 1, "needs a name"),
+    ("SwitchName=s1\n", 1, "needs Nodes or Switches"),
+    ("Nodes=n1\n", 1, "begins with"),
+    ("BlockName=b1\n", 1, "needs Nodes"),
+    ("BlockName=b1 Nodes=n1\nBlockSizes=some\n", 2, "numbers of nodes"),
+    ("BlockName=b1 Nodes=n1 LinkSpeed=3\n", 1, "does not belong"),
+    ("# a\nSwitchName=s1 \\\n  Nodes=n1 Bogus=2\n", 2, "unknown key"),
+])
+def test_refused_with_file_line_and_text(tmp_path: Path, text: str, line: int, says: str) -> None:
+    with pytest.raises(InputError) as caught:
+        parsed(tmp_path, text)
+    message = str(caught.value)
+    assert message.startswith(f"{tmp_path}/topology.conf:{line}: ")
+    assert says in message
+    assert caught.value.text
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize(("text", "says"), [
+    ("", "declares no zone"), ("# nothing\n", "declares no zone"),
+    ("SwitchName=s1 Nodes=n1\nBlockName=b1 Nodes=n1\n", "either a tree or blocks"),
+    ("Include topology.conf\n", "includes itself"), ("Include missing.conf\n", "cannot be read"),
+])
+def test_refused_as_a_whole(tmp_path: Path, text: str, says: str) -> None:
+    with pytest.raises(InputError, match=says):
+        parsed(tmp_path, text)
+
+
+def test_the_controller_says_the_same_as_the_file(tmp_path: Path) -> None:
+    told = scontrol.parse((DATA / "scontrol-22.05.8.txt").read_text())
+    filed = parsed(tmp_path, "SwitchName=zoneA Nodes=n[1,3,5,7] LinkSpeed=10\nSwitchName=zoneB Nodes=n[2,4,6,8,9]\n"
+                             "SwitchName=core Switches=zoneA,zoneB\n")
+    assert {**told.to_json(), "source": ""} == {**filed.to_json(), "source": ""}
+
+
+def test_no_zone_from_the_controller() -> None:
+    with pytest.raises(InputError, match="no zone"):
+        scontrol.parse("scontrol: show topology\nscontrol: \n")
+
+
+def test_found_beside_slurm_conf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_CONF", str(tmp_path / "slurm.conf"))
+    assert read.from_files() is None
+    (tmp_path / "topology.conf").write_text("SwitchName=s1 Nodes=n1\n")
+    found = read.from_files()
+    assert found is not None
+    assert found.zones == ("s1",)
+    (tmp_path / "topology.yaml").write_text("")
+    assert read.from_files() is None
+
+
+def test_json_and_back(tmp_path: Path) -> None:
+    topology = conf.parse_file(str(EXAMPLE))
+    again = Topology.from_json(topology.to_json())
+    assert again.to_json() == topology.to_json()
+
+
+def test_text_tree() -> None:
+    assert tree.text(conf.parse_file(str(EXAMPLE))).splitlines()[1:] == [
+        "core (level 1)", "  zoneA (level 0)  4 nodes: n[1,3,5,7]", "  zoneB (level 0)  4 nodes: n[2,4,6,8]"]
