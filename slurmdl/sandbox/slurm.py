@@ -53,7 +53,12 @@ def write_files(spec: Spec, root: Path, user: User) -> None:
         for name, kind in kinds.items():
             parts = kind.split(":")
             of_type = f" Type={parts[1]}" if len(parts) > 2 else ""
-            lines.append(f"Name={name}{of_type} Count={parts[-1]} Flags=CountOnly\n")
+            # a gpu needs one file each, or its node counts none of them
+            files = [etc / f"slurm/{name}{i}" for i in range(int(parts[-1]))] if name == "gpu" else []
+            for file in files:
+                file.touch()
+            what = f"File=/etc/slurm/{name}[0-{len(files) - 1}]" if files else "Flags=CountOnly"
+            lines.append(f"Name={name}{of_type} Count={parts[-1]} {what}\n")
         (etc / "slurm/gres.conf").write_text("".join(lines))
     (etc / "hosts").write_text("127.0.0.1 localhost\n" + "".join(f"{a} {h}\n" for h, a in address.items()))
     (etc / "openmpi-mca-params.conf").write_text(_PMIX_MCA)
