@@ -2,8 +2,7 @@
 
 Slurm keeps every variable whose name begins with SLURM under `--export=NONE`, and from 23.11 on under
 `--export=NIL`, which older releases take for a list; under a list of names it keeps only those that begin with
-`SLURM_`, so there our name is added (env.c and sbatch.c of Slurm 22.05 to 25.11). NIL is left as it is: with a
-name behind it newer releases would load the user's login environment.
+`SLURM_`, so there our name is added (env.c and sbatch.c of Slurm 22.05 to 25.11).
 """
 
 from __future__ import annotations
@@ -35,34 +34,62 @@ class Mark:
     dl : the --dl-* options after precedence.
     submitter : SLURM_JOB_ID of the job that the submission ran in, "" where it ran in none.
     pid : process that submitted; sbatch has the same or is its child.
+    host : where it ran, without domain.
     """
 
     dl: DlOptions
     submitter: str
     pid: int
+    host: str
 
     def text(self) -> str:
         """The value of SLURMDL_REQUEST."""
         return json.dumps({"version": VERSION, "submitter": self.submitter, "pid": self.pid,
-                           "dl": self.dl.to_json()}, separators=(",", ":"))
+                           "host": self.host, "dl": self.dl.to_json()}, separators=(",", ":"))
 
 
 def make(dl: DlOptions, environ: Mapping[str, str]) -> Mark:
-    return Mark(dl, environ.get("SLURM_JOB_ID", ""), os.getpid())
+    """The mark of a submission by this process."""
+    return Mark(dl, environ.get("SLURM_JOB_ID", ""), os.getpid(), _short(os.uname().nodename))
 
 
-def read(environ: Mapping[str, str]) -> Mark | None:
-    """The mark in an environment, None where there is none. InputError where it is malformed."""
-    text = environ.get(VARIABLE)
-    if not text:
-        return None
+def parse(text: str) -> Mark:
+    """The mark behind a value of SLURMDL_REQUEST. InputError where it is malformed or of another version."""
     try:
         data = json.loads(text)
         if data["version"] != VERSION:
             raise InputError(f"{VARIABLE}: version {data['version']!r} is not {VERSION}")
-        return Mark(DlOptions.from_json(data["dl"]), str(data["submitter"]), int(data["pid"]))
+        return Mark(DlOptions.from_json(data["dl"]), str(data["submitter"]), int(data["pid"]), str(data["host"]))
     except (ValueError, KeyError, TypeError) as error:
         raise InputError(f"{VARIABLE} is malformed ({type(error).__name__}: {error})") from error
+
+
+def read(environ: Mapping[str, str]) -> Mark | None:
+    """The mark of the submission of this job, None where it has none. InputError where it is malformed.
+
+    A job that was submitted by plain sbatch from inside of another finds the mark of that one; it is told by
+    the host that submitted, which sbatch gives to the job.
+    """
+    text = environ.get(VARIABLE)
+    if not text:
+        return None
+    mark = parse(text)
+    return mark if _short(environ.get("SLURM_SUBMIT_HOST", mark.host)) == mark.host else None
+
+
+def called_by_itself(environ: Mapping[str, str]) -> bool:
+    """Whether this process was started, through sbatch, by a submission of ours."""
+    try:
+        outer = parse(environ[VARIABLE])
+    except (KeyError, InputError):
+        return False
+    # inside of a job the process that submitted it is gone, and its number may be anyone's
+    return (outer.submitter, outer.host) == (environ.get("SLURM_JOB_ID", ""), _short(os.uname().nodename)) \
+        and outer.pid in (os.getpid(), os.getppid())
+
+
+def _short(host: str) -> str:
+    return host.partition(".")[0]
 
 
 def clean(environ: Mapping[str, str]) -> dict[str, str]:

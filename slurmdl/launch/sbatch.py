@@ -240,14 +240,26 @@ def _and(constraint: str | None, features: Sequence[str]) -> str | None:
 def render(program: str, job: Submission, decision: Decision, environ: Mapping[str, str]) -> Command:
     """The command that submits: the user's own words, the choice behind their options, and our mark."""
     added = list(decision.argv)
-    names = [name.strip().upper() for name in job.settings.get("export", "ALL").split(",")]
-    if "ALL" not in names and names not in (["NONE"], ["NIL"], [""]):
+    if not _keeps_mark(program, job.settings.get("export", "ALL")):
         added.append(f"--export={job.settings['export']},{mark.VARIABLE}")
     env = mark.clean(environ)
     removed = tuple(sorted(set(environ) - set(env) - {mark.VARIABLE}))
     env[mark.VARIABLE] = mark.make(job.request.dl, environ).text()
     stdin = job.script.body if job.script and job.script.from_stdin else None
     return Command((program, *job.argv[:job.end], *added, *job.argv[job.end:]), env, removed, stdin)
+
+
+def _keeps_mark(program: str, export: str) -> bool:
+    """Whether the job finds our mark under this value of --export (see slurmdl.launch.mark)."""
+    names = export.upper().split(",")
+    if names == ["NIL"]:
+        # behind a name newer releases would load the user's login environment, which NIL is there to avoid
+        try:
+            version = re.search(r"([0-9]+)\.([0-9]+)", process.query([program, "--version"]))
+        except UnavailableError:
+            return True
+        return version is None or (int(version[1]), int(version[2])) >= (23, 11)
+    return "ALL" in names or names == ["NONE"]
 
 
 def describe(job: Submission, decision: Decision, command: Command) -> str:
@@ -294,7 +306,7 @@ def find_sbatch(environ: Mapping[str, str]) -> str:
     """
     own = os.path.dirname(os.path.realpath(sys.argv[0]))
     ours = {os.path.realpath(sys.argv[0]), os.path.join(own, "dlsbatch"), os.path.join(own, "slurmdl")}
-    if _called_by_itself(environ):
+    if mark.called_by_itself(environ):
         raise UnavailableError("sbatch: the sbatch on PATH calls slurmdl, which calls it again; "
                                "put Slurm's own before it on PATH")
     for directory in environ.get("PATH", os.defpath).split(os.pathsep):
@@ -302,16 +314,6 @@ def find_sbatch(environ: Mapping[str, str]) -> str:
         if os.path.isfile(path) and os.access(path, os.X_OK) and os.path.realpath(path) not in ours:
             return path
     raise UnavailableError("sbatch: not found on PATH; install Slurm's client commands")
-
-
-def _called_by_itself(environ: Mapping[str, str]) -> bool:
-    try:
-        outer = mark.read(environ)
-    except InputError:
-        return False
-    # inside of a job the process that submitted it is gone, and its number may be anyone's
-    return outer is not None and outer.submitter == environ.get("SLURM_JOB_ID", "") and \
-        outer.pid in (os.getpid(), os.getppid())
 
 
 def _release(first_line: bytes) -> None:
