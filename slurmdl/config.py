@@ -104,15 +104,14 @@ def _options(data: Any, path: str) -> dict[str, str]:
     found = {}
     for name, value in _keys(data, tuple(named), path, "options.").items():
         option = named[name]
-        # YAML takes a bare `off` for False: the options know it as a word
-        word = {True: "on", False: "off"}.get(value, str(value)) if isinstance(value, bool) else str(value)
-        text = ",".join(map(str, value)) if isinstance(value, list) else word
         if option.kind == "flag":
             if value is True:
                 found[option.field] = ""
             elif value is not False:
                 raise InputError(f"options.{name}: {value!r} is not valid; valid: true, false", path)
             continue
+        # YAML takes a bare `off` for False: the options know it as a word
+        text = "off" if value is False else ",".join(map(str, value)) if isinstance(value, list) else str(value)
         try:
             option.read(text, f"options.{name}")
         except UsageError as error:
