@@ -25,6 +25,7 @@ from slurmdl.bench import results
 from slurmdl.errors import SandboxError
 from slurmdl.sandbox import cluster
 from slurmdl.sandbox.spec import Spec, alternating
+from slurmdl.topology import hostlist
 
 MODEL = "mlp:256,128"
 PARAMETERS = 64 * 256 + 256 + 256 * 128 + 128 + 128 * 10 + 10
@@ -122,7 +123,8 @@ class Demo:
               f"{spec.node_rate / 1e9:g} Gbit/s inside a zone, {spec.zone_rate / 1e6:g} Mbit/s between")
         self._call(["sbatch", "-J", "other", "-o", "/dev/null", "-N", str(len(BUSY)), "-w", ",".join(BUSY),
                     "--exclusive", "--wrap", "sleep 900"])
-        self._wait_for(lambda: self._call(["squeue", "-h", "-t", "R", "-o", "%j"]).split() == ["other"])
+        self._wait_for(lambda: self._call(["squeue", "-h", "-t", "R", "-o", "%j"]).split() == ["other"],
+                       "the other user's job")
         print("\nzones, with another user's job on " + " and ".join(BUSY) + ":")
         print(_indent(self._call(["slurmdl", "topology", "show"])))
         print(_indent(self._call(["sinfo", "-o", "%6t %N"])))
@@ -141,18 +143,26 @@ class Demo:
         script = self._script(job, way)
         before = self._crossed()
         submit = ["slurmdl", "sbatch"] if way == "slurmdl" else ["sbatch"]
-        words = self._call([*submit, "--wait", script])
+        words = self._call([*submit, script])
+        number = words.split()[-1]
+        self._wait_for(lambda: not self._call(["squeue", "-h", "-j", number]).strip(), f"{job.strategy}, {way}", 240)
         log = (self.folder / Path(script).with_suffix(".log").name).read_text()
-        summary: dict[str, Any] = json.loads(Path(script).with_suffix(".json").read_text())
+        try:
+            summary: dict[str, Any] = json.loads(Path(script).with_suffix(".json").read_text())
+        except OSError as error:
+            raise SandboxError(f"job {number} ({job.strategy}, {way}) failed: {' '.join(log.split())[-400:]}") from error
         outcome.across.append(self._crossed() - before)
         outcome.metered = summary["bytes"]["across"]
         outcome.seconds.append(summary["seconds_per_step"])
         outcome.accuracy = summary["accuracy"]
-        outcome.nodes = ",".join(sorted({place["node"] for place in summary["map"]}))
+        outcome.nodes = hostlist.fold(sorted({place["node"] for place in summary["map"]}))
         outcome.zones = summary["zones"]
         if loud:
             print(f"--- {job.strategy}, {way}: {words.strip()}")
-            print(_indent(log))
+            # the whole log of the placed run; of the others only what differs
+            wanted = log if way == "slurmdl" else "\n".join(
+                line for line in log.splitlines() if line.startswith(("ranks:", "step", "seconds/step")))
+            print(_indent(wanted))
 
     def _script(self, job: Job, way: str) -> str:
         """Write the job script of a way; returns its path."""
@@ -178,12 +188,12 @@ class Demo:
     def _version(self) -> str:
         return self._call(["sbatch", "--version"]).strip()
 
-    def _wait_for(self, done: Callable[[], bool], timeout: float = 20) -> None:
+    def _wait_for(self, done: Callable[[], bool], what: str, timeout: float = 20) -> None:
         deadline = time.monotonic() + timeout
         while not done():
             if time.monotonic() > deadline:
-                raise SandboxError("the demo's other job does not start")
-            time.sleep(0.1)
+                raise SandboxError(f"{what}: not done within {timeout:g} s")
+            time.sleep(0.2)
 
     def _call(self, argv: Sequence[str], directory: str | None = None) -> str:
         """Run a command on the login host as the ordinary user; its stdout."""
@@ -191,10 +201,8 @@ class Demo:
         sys.stdout.flush()
         done = subprocess.run(line, capture_output=True, text=True, timeout=300, check=False)
         if done.returncode:
-            logs = [p for p in sorted(self.folder.glob("*.log")) if p.stat().st_size]
-            tail = " ".join(logs[-1].read_text().split())[-300:] if logs else ""
             raise SandboxError(f"{' '.join(argv[:3])}: exit status {done.returncode}: "
-                               f"{' '.join(done.stderr.split())[-300:]} {tail}")
+                               f"{' '.join(done.stderr.split())[-300:]}")
         if done.stderr:
             print(_indent(done.stderr))
         return done.stdout
