@@ -150,7 +150,8 @@ class Demo:
         try:
             summary: dict[str, Any] = json.loads(Path(script).with_suffix(".json").read_text())
         except OSError as error:
-            raise SandboxError(f"job {number} ({job.strategy}, {way}) failed: {' '.join(log.split())[-400:]}") from error
+            said = " ".join(log.split())[-400:]
+            raise SandboxError(f"job {number} ({job.strategy}, {way}) failed: {said}") from error
         outcome.across.append(self._crossed() - before)
         outcome.metered = summary["bytes"]["across"]
         outcome.seconds.append(summary["seconds_per_step"])

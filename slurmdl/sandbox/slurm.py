@@ -125,7 +125,9 @@ def _topology_conf(spec: Spec) -> str:
     for zone, name in enumerate(topology.zones):
         nodes = [n for n, leaf in zip(topology.nodes, topology.leaf, strict=True) if leaf == zone]
         below = [topology.zones[i] for i in range(len(topology.zones)) if topology.parent[i] == zone]
-        lines.append(f"SwitchName={name} " + (f"Switches={','.join(below)}" if below else f"Nodes={','.join(nodes)}"))
+        speed = f" LinkSpeed={max(1, round(spec.zone_rate / 1e6))}" if topology.parent[zone] >= 0 else ""  # Mbit/s
+        lines.append(f"SwitchName={name} " + (f"Switches={','.join(below)}" if below else f"Nodes={','.join(nodes)}")
+                     + speed)
     return "\n".join(lines) + "\n"
 
 
