@@ -68,10 +68,14 @@ class Submission:
 
 @dataclass(frozen=True)
 class Words:
-    """argv, split. `line` holds no `:` of heterogeneous jobs, but its indexes count in argv."""
+    """argv, split. `line` holds no `:` of heterogeneous jobs, but its indexes count in argv.
+
+    `operands` is the index in argv of the script, or the length of argv.
+    """
 
     argv: tuple[str, ...]
     line: getopt.CommandLine
+    operands: int
     heterogeneous: bool
 
     @classmethod
@@ -80,7 +84,8 @@ class Words:
         line = getopt.parse([argv[i] for i in places], sbatch_options.SHORT, _LONG)
         moved = tuple(getopt.Option(o.name, o.value, o.words, places[o.index], o.known, o.complete)
                       for o in line.options)
-        return cls(tuple(argv), getopt.CommandLine(moved, line.operands), len(places) < len(argv))
+        operands = places[-len(line.operands)] if line.operands else len(argv)
+        return cls(tuple(argv), getopt.CommandLine(moved, line.operands), operands, len(places) < len(argv))
 
     @property
     def asks_for_help(self) -> bool:
@@ -90,13 +95,12 @@ class Words:
         """The words for sbatch, and the index among them where the options end."""
         ours = {i for option in self.line.options if option.name.startswith("dl-")
                 for i in range(option.index, option.index + len(option.words))}
-        words = tuple(word for i, word in enumerate(self.argv) if i not in ours)
-        end = len(words) - len(self.line.operands)
         last = self.line.options[-1] if self.line.options else None
-        value_ends = last.index + len(last.words) if last else 0
-        if value_ends < len(self.argv) and self.argv[value_ends] == "--":
-            end -= 1
-        return words, end
+        end = last.index + len(last.words) if last else 0
+        if self.argv[end:end + 1] != ("--",):
+            end = self.operands
+        return (tuple(word for i, word in enumerate(self.argv) if i not in ours),
+                sum(i not in ours for i in range(end)))
 
 
 def read(argv: Sequence[str], environ: Mapping[str, str], defaults: Mapping[str, str],
@@ -180,11 +184,12 @@ def _directives(script: Script) -> tuple[dict[str, str], dict[str, str], str]:
 def _doubt(words: Words, settings: Mapping[str, str], script: Script | None, environ: Mapping[str, str]) -> str:
     if words.heterogeneous:
         return _HETEROGENEOUS
-    if script is None and "wrap" not in settings:
-        return f"the script {words.line.operands[0]} cannot be read"
     if "SLURM_HOSTFILE" in environ and not {"nodelist", "nodefile"} & settings.keys():
         return "SLURM_HOSTFILE brings its own node list"
-    return _not_understood(words.line)
+    doubt = _not_understood(words.line)
+    if not doubt and script is None and "wrap" not in settings:
+        doubt = f"the script {words.line.operands[0]} cannot be read"
+    return doubt
 
 
 def _not_understood(line: getopt.CommandLine) -> str:

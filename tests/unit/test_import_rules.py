@@ -101,7 +101,8 @@ def slurm(tmp_path) -> dict[str, str]:
     """An environment with an sbatch on PATH and no cluster behind it."""
     (tmp_path / "sbatch").write_text("#!/bin/sh\nexit 1\n")
     (tmp_path / "sbatch").chmod(0o755)
-    return {"PATH": str(tmp_path), "SLURM_CONF": str(tmp_path / "slurm.conf"), "XDG_CONFIG_HOME": str(tmp_path / "xdg")}
+    return {"PATH": str(tmp_path), "SLURM_CONF": str(tmp_path / "slurm.conf"),
+            "XDG_CONFIG_HOME": str(tmp_path / "xdg")}
 
 
 @pytest.mark.parametrize("code", [

@@ -1,0 +1,206 @@
+"""From sbatch's options, `#DL` lines, variables and slurmdl.yaml to a JobRequest."""
+
+import io
+
+import pytest
+
+from slurmdl import config, dl_options
+from slurmdl.errors import InputError, UsageError
+from slurmdl.launch import submission
+from slurmdl.request import DlOptions, from_settings
+
+
+def read(*argv, script="#!/bin/sh\ntrue\n", environ=None, defaults=None):
+    return submission.read(argv, environ or {}, defaults or {}, stdin=io.BytesIO(script.encode()))
+
+
+def dl(*argv, **layers) -> DlOptions:
+    return read(*argv, **layers).request.dl
+
+
+def test_precedence_script_environment_command_line():
+    script = "#!/bin/sh\n#DL --dl-strategy=gossip\n"
+    assert dl(script=script, defaults={"strategy": "adaptive-gossip"}).strategy == "gossip"
+    assert dl(script=script, environ={"SLURMDL_OPT_STRATEGY": "ps"}).strategy == "ps"
+    chosen = dl("--dl-strategy=allreduce", script=script, environ={"SLURMDL_OPT_STRATEGY": "ps"})
+    assert chosen.strategy == "allreduce"
+
+
+def test_every_option_in_every_layer():
+    values = {"strategy": "ps", "ps": "3", "place": "spread", "bind": "pin", "zone": "a,b", "model_bytes": "1.5G",
+              "scores": "off"}
+    expected = DlOptions("ps", 3, "spread", "pin", ("a", "b"), 1.5e9, "off")
+    words = [f"--dl-{name.replace('_', '-')}={value}" for name, value in values.items()]
+    assert dl(*words) == expected
+    assert dl(*(part for word in words for part in word.split("="))) == expected
+    assert dl(script="#!/bin/sh\n" + "\n".join(f"#DL {word}" for word in words)) == expected
+    assert dl(environ={f"SLURMDL_OPT_{name.upper()}": value for name, value in values.items()}) == expected
+    assert set(values) | {"explain", "dry_run", "strict"} == {option.field for option in dl_options.OPTIONS}
+
+
+@pytest.mark.parametrize(("value", "on"), [("", True), ("yes", True), ("1", True), ("no", False), ("0", False)])
+def test_flags_in_the_environment_follow_sbatch(value, on):
+    assert dl(environ={"SLURMDL_OPT_STRICT": value}).strict is on
+
+
+def test_servers_and_strategy():
+    assert dl("--dl-ps=2") == DlOptions(strategy="ps", ps=2)
+    assert dl("--dl-strategy=ps").ps == 1
+    assert dl("--dl-strategy=gossip", environ={"SLURMDL_OPT_PS": "2"}) == DlOptions(strategy="gossip")
+    with pytest.raises(UsageError, match="valid: --dl-strategy=ps"):
+        dl("--dl-ps=2", "--dl-strategy=gossip")
+
+
+@pytest.mark.parametrize(("argv", "message"), [
+    (["--dl-strategi=ps"], r"unknown option --dl-strategi; valid: --dl-strategy, .*--dl-strict"),
+    (["--dl-s=ps"], "unknown option --dl-s;"),
+    (["--dl-bind=piin"], "--dl-bind: 'piin' is not valid; valid: pin, auto, zone, off"),
+    (["--dl-ps=-1"], "--dl-ps: '-1' is not valid; valid: a whole number"),
+    (["--dl-ps"], "--dl-ps needs a value: N"),
+    (["--dl-strict=1"], "--dl-strict takes no value"),
+    (["--dl-model-bytes=0"], "valid: bytes above 0"),
+    (["--dl-model-bytes=1..2"], "valid: bytes above 0"),
+    (["--dl-zone=,"], "valid: names with commas"),
+])
+def test_wrong_options_name_the_valid_ones(argv, message):
+    with pytest.raises(UsageError, match=message):
+        read(*argv)
+
+
+@pytest.mark.parametrize(("script", "error", "message"), [
+    ("#!/bin/sh\n\n#DL --dl-nothing\n", UsageError, "standard input:3: unknown option --dl-nothing; valid:"),
+    ("#!/bin/sh\n#DL strategy=ps\n", UsageError, "standard input:2: 'strategy=ps' is not valid after #DL"),
+    ("#!/bin/sh\n#DL -N 2\n", UsageError, "standard input:2: '-N' is not valid after #DL"),
+    ("#!/bin/sh\n#DL --dl-ps=2 --dl-place='x\n", InputError, "standard input:2: .*quote ' is not closed"),
+    ("#!/bin/sh\n#SBATCH -N 2 --dl-ps=2\n", UsageError, "standard input:2: '--dl-ps=2' in a #SBATCH .* valid: #DL"),
+])
+def test_wrong_directives_name_the_line(script, error, message):
+    with pytest.raises(error, match=message):
+        read(script=script)
+
+
+def test_an_unknown_variable_is_named():
+    with pytest.raises(UsageError, match="unknown variable SLURMDL_OPT_STRATEGI; valid: SLURMDL_OPT_STRATEGY,"):
+        read(environ={"SLURMDL_OPT_STRATEGI": "ps"})
+
+
+def test_directives_end_with_the_first_command_and_comments_stay_comments():
+    script = "#!/bin/sh\n#DLang\n# DL --dl-ps=9\n #DL --dl-ps=9\n\n#DL\t--dl-ps=2 # why\nx=1\n#DL --dl-ps=5\n"
+    assert dl(script=script).ps == 2
+
+
+@pytest.mark.parametrize(("text", "number"), [("1e8", 1e8), ("400M", 4e8), ("1.5Gi", 1.5 * 2**30), ("7kB", 7e3)])
+def test_bytes(text, number):
+    assert dl(f"--dl-model-bytes={text}").model_bytes == number
+
+
+def test_placement_sees_what_it_depends_on():
+    job = read("-N", "2-4", "-n8", "--ntasks-per-node=4", "-c", "2", "--mem=2G", "-p", "a,b", "-C", "x&y", "-x",
+               "n[1-2],n4", "--gres=gpu:a100:2,tmp:1", "--exclusive", "--no-requeue").request
+    assert (job.nodes, job.ntasks, job.ntasks_per_node, job.cpus_per_task) == ((2, 4), 8, 4, 2)
+    assert (job.memory_per_node, job.partitions, job.constraint) == (2048, ("a", "b"), "x&y")
+    assert job.exclude == ("n1", "n2", "n4")
+    assert job.gres_per_node == {"gpu:a100": 2, "tmp": 1}
+    assert job.exclusive
+    assert not job.requeue
+    assert not job.unpinnable
+    assert not job.uncertain
+
+
+@pytest.mark.parametrize(("settings", "gres"), [
+    ({"gpus-per-node": "2"}, {"gpu": 2}), ({"gpus-per-node": "h100:2"}, {"gpu:h100": 2}),
+    ({"gpus-per-task": "1", "ntasks-per-node": "4"}, {"gpu": 4}), ({"gres": "gpu"}, {"gpu": 1}),
+    ({"gres": "none"}, {}),
+])
+def test_gpus_per_node(settings, gres):
+    assert from_settings(settings, DlOptions()).gres_per_node == gres
+
+
+@pytest.mark.parametrize(("settings", "megabytes"), [
+    ({"mem": "1024K"}, 1), ({"mem": "1025K"}, 2), ({"mem": "7"}, 7), ({"mem": "1T"}, 1 << 20), ({"mem": "0"}, 0)])
+def test_memory_units(settings, megabytes):
+    assert from_settings(settings, DlOptions()).memory_per_node == megabytes
+
+
+@pytest.mark.parametrize(("argv", "why"), [
+    (["-a", "1-3"], "array"), (["-N1", ":", "-N2"], "heterogeneous"), (["-w", "n1"], "-w is given"),
+    (["--prefer=a"], "--prefer"), (["--switches=1"], "--switches"), (["-M", "other"], "-M"),
+    (["--container-image", "x.sqsh"], "--container-image is not understood"), (["-Z"], "-Z is not understood"),
+    (["-N", "x"], "--nodes=x is not understood"), (["-m", "arbitrary"], "arbitrary"),
+    (["-x", "n[1-"], "hostlist"), (["/no/such/script"], "cannot be read"),
+])
+def test_what_is_never_pinned_says_why(argv, why):
+    assert why in read(*argv).request.unpinnable
+
+
+@pytest.mark.parametrize("script", ["#SBATCH -N 1\n#SBATCH hetjob\n#SBATCH -N 2\n", "#SBATCH packjob\n",
+                                    "#PBS -l nodes=4\n"])
+def test_scripts_that_are_never_pinned(script):
+    assert read(script="#!/bin/sh\n" + script).request.unpinnable
+
+
+def test_ignored_pbs_lines_do_not_matter():
+    assert not read("--ignore-pbs", script="#!/bin/sh\n#SBATCH --ignore-pbs\n#PBS -l nodes=4\n").request.unpinnable
+
+
+@pytest.mark.parametrize("argv", [["-H"], ["-d", "afterok:1"], ["-b", "now+1hour"], ["--reservation=r"],
+                                  ["--tmp=1G"], ["--gpus=4"]])
+def test_what_may_start_later_is_uncertain(argv):
+    request = read(*argv).request
+    assert request.uncertain
+    assert not request.unpinnable
+
+
+def test_words_pass_on_as_they_are():
+    argv = ["-vN2", "--dl-ps", "2", "--comment", "--dl-ps", "-J=x", "--dl-strict", "--", "/no/script",
+            "--dl-ps=9", ":"]
+    job = read(*argv)
+    assert job.argv == ("-vN2", "--comment", "--dl-ps", "-J=x", "--", "/no/script", "--dl-ps=9", ":")
+    assert job.argv[job.end:] == ("--", "/no/script", "--dl-ps=9", ":")
+
+
+def test_a_pipe_is_left_to_sbatch(tmp_path):
+    import os
+
+    os.mkfifo(tmp_path / "pipe")
+    assert "cannot be read" in read(str(tmp_path / "pipe")).request.unpinnable
+
+
+def test_script_is_found_where_sbatch_finds_it(tmp_path, monkeypatch):
+    (tmp_path / "bin").mkdir()
+    for place in ("bin", "."):
+        (tmp_path / place / f"job{place.strip('.')}").write_text(f"#!/bin/sh\n#DL --dl-zone={place}\n")
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    assert dl("jobbin").zone == ("bin",)
+    assert dl("-D", str(tmp_path), "job").zone == (".",)
+    monkeypatch.chdir(tmp_path)
+    assert dl("job").zone == (".",)
+    assert dl("./bin/jobbin").zone == ("bin",)
+
+
+class TestConfig:
+    def load(self, tmp_path, *texts):
+        paths = [tmp_path / f"{i}.yaml" for i in range(len(texts))]
+        for path, text in zip(paths, texts, strict=True):
+            path.write_text(text)
+        return config.load([*map(str, paths), str(tmp_path / "absent")])
+
+    def test_later_file_wins_key_by_key(self, tmp_path):
+        found = self.load(tmp_path, "options: {strategy: ps, bind: off}\nlinks: {node: 1e9, zone: [1.0e8, 2.0e8]}\n",
+                          "options: {bind: auto, strict: true, zone: [a, b]}\nlinks: {delay: 1.0e-4}\nplan_dir: /x\n")
+        assert found.options == {"strategy": "ps", "bind": "auto", "strict": "", "zone": "a,b"}
+        assert (found.node_speed, found.zone_speed, found.delay, found.plan_dir) == (1e9, (1e8, 2e8), 1e-4, "/x")
+        assert dl(defaults=found.options) == DlOptions("ps", 1, zone=("a", "b"), strict=True)
+
+    @pytest.mark.parametrize(("text", "message"), [
+        ("option: {}\n", r"0.yaml: unknown key option; valid: options, "),
+        ("options: {bnd: off}\n", r"unknown key options.bnd; valid: options.bind, "),
+        ("options: {bind: of}\n", r"options.bind: 'of' is not valid; valid: off, "),
+        ("links: {node: fast}\n", r"links.node: 'fast' is not valid; valid: a number above 0"),
+        ("plan_dir: here\n", "valid: an absolute path"),
+        ("a: [1\nb: 2\n", r"0.yaml:2: is not YAML"),
+        ("- 1\n", "must hold keys"),
+    ])
+    def test_what_is_wrong_is_named(self, tmp_path, text, message):
+        with pytest.raises(InputError, match=message):
+            self.load(tmp_path, text)
