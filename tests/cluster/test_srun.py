@@ -29,7 +29,7 @@ def both(options: Sequence[str]) -> str:
     lines = []
     for number, option in enumerate(options):
         for kind in ("srun", "slurmdl srun"):
-            words = option.replace(":", f"sh -c '{TASK}' :")
+            words = option.replace(" : ", f" sh -c '{TASK}' : ")
             lines += [f"echo '@ {number} {kind}'", f"{kind} {words} sh -c '{TASK}' 2>&1 | sed 's/^ *[0-9]*: //'"]
     return "\n".join(lines)
 

@@ -1,0 +1,131 @@
+"""Tasks per node as plain srun would start them. What a real srun does is compared in tests/cluster/test_srun.py."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurmdl import getopt
+from slurmdl.errors import PlacementError
+from slurmdl.launch import srun_options
+from slurmdl.launch.allocation import Allocation
+from slurmdl.launch.layout import Layout, deal, layout, read
+
+EVEN = Allocation(1, ("n1", "n2", "n3", "n4"), (4, 4, 4, 4), (1, 1, 1, 1))
+UNEVEN = Allocation(1, ("n1", "n2", "n3"), (4, 2, 1), (4, 2, 1))
+
+
+def lay(options: str, given: Allocation = EVEN, environ: dict[str, str] | None = None,
+        cpus_per_task: int | None = None) -> Layout:
+    line = getopt.parse([*options.split(), "program"], srun_options.SHORT, srun_options.LONG)
+    # sbatch and salloc always tell the number of nodes
+    return layout(given, read(line, {"SLURM_NNODES": str(len(given.nodes)), **(environ or {})}, cpus_per_task))
+
+
+def counts(*arguments, **keywords) -> list[int]:
+    return [count for _, count in lay(*arguments, **keywords).slots]
+
+
+@pytest.mark.parametrize(("options", "expected"), [
+    ("", [1, 1, 1, 1]), ("-n 4", [1, 1, 1, 1]), ("-n 6", [2, 2, 1, 1]), ("-n 16", [4, 4, 4, 4]),
+    ("-N 4 -n 5", [2, 1, 1, 1]), ("-N4-4", [1, 1, 1, 1]), ("--ntasks-per-node=3", [3, 3, 3, 3]),
+    ("--tasks-per-node=2", [2, 2, 2, 2]), ("-c 2", [2, 2, 2, 2]), ("-c 3", [1, 1, 1, 1]), ("-c2 -n 5", [2, 1, 1, 1]),
+    ("--label -u --exact -n 7 --mpi=pmix -K", [2, 2, 2, 1])])
+def test_even_nodes(options, expected):
+    assert counts(options) == expected
+
+
+@pytest.mark.parametrize(("options", "expected"), [
+    ("", [1, 1, 1]), ("-n 4", [2, 1, 1]), ("-n 5", [2, 2, 1]), ("-n 6", [3, 2, 1]), ("-n 7", [4, 2, 1])])
+def test_uneven_nodes_fill_in_turn(options, expected):
+    assert counts(options, given=UNEVEN) == expected
+
+
+@pytest.mark.parametrize(("options", "nodes"), [
+    ("-w n2,n4 -N 2", ["n2", "n4"]), ("-w n[2-3] -N2 -n 3", ["n2", "n3"]), ("-w n3", ["n1", "n2", "n3", "n4"]),
+    ("-x n1 -N 3", ["n2", "n3", "n4"]), ("-r 1 -N 3", ["n2", "n3", "n4"]), ("-r 1 -N 2", ["n2", "n3"])])
+def test_nodes(options, nodes):
+    assert [node for node, _ in lay(options).slots] == nodes
+
+
+@pytest.mark.parametrize(("options", "alone"), [
+    ("-n 5", False), ("-n 5 --exact", True), ("-c 1 -n 5", True), ("-c 1 -n 4", False), ("-c 1 -n 16", False),
+    ("-c 1 -n 5 --overlap", False), ("-r 1 -N 3", False), ("-r 1 -N 2", True)])
+def test_what_other_steps_can_change(options, alone):
+    assert lay(options).if_alone == alone
+
+
+@pytest.mark.parametrize(("options", "word"), [
+    ("-N 2", "Slurm chooses"), ("-n 3", "Slurm chooses"), ("-N 2-4", "fixed count"), ("-w n1 -N 2", "Slurm chooses"),
+    ("-x n1", "Slurm chooses"), ("-x n1 -N 2", "Slurm chooses"), ("-w n9 -N1", "n9"), ("-w ./file -N 1", "file"),
+    ("-w n[2-1] -N 1", "nodelist"), ("-w n1 -x n1", "same node"), ("-r 3 -N 2", "relative"), ("-r 2", "relative"),
+    ("-n 17", "do not fit"), ("-c 5", "do not fit"), ("-n 4k", "fixed count"), ("-n 0", "fixed count"),
+    ("-m cyclic", "-m"), ("--distribution=block", "--distribution"), ("-O", "-O"), ("--het-group=1", "--het-group"),
+    ("--bcast", "--bcast"), ("--no-such=1", "--no-such"), ("-F hosts", "-F"), ("--mem-per-cpu=1", "--mem-per-cpu"),
+    ("--ntasks-per-core=1", "--ntasks-per-core"), ("-c 2 -N 2", "-c")])
+def test_what_is_not_mapped(options, word):
+    with pytest.raises(PlacementError, match=word):
+        lay(options)
+
+
+def test_an_option_without_its_value_is_left_to_srun():
+    with pytest.raises(PlacementError, match="-n"):
+        read(getopt.parse(["-n"], srun_options.SHORT, srun_options.LONG), {}, None)
+
+
+def test_heterogeneous_steps_are_not_mapped():
+    line = getopt.parse(["-n4", "a", ":", "b"], srun_options.SHORT, srun_options.LONG)
+    with pytest.raises(PlacementError, match="heterogeneous"):
+        read(line, {}, None)
+    with pytest.raises(PlacementError, match="heterogeneous"):
+        lay("", environ={"SLURM_HET_SIZE": "2"})
+
+
+@pytest.mark.parametrize("variable", srun_options.UNMAPPED_VARIABLES)
+def test_variables_that_are_not_mapped(variable):
+    with pytest.raises(PlacementError, match=variable):
+        lay("", environ={variable: "1"})
+
+
+def test_the_environment_counts_as_options_do():
+    assert counts("", environ={"SLURM_NTASKS": "6"}) == [2, 2, 1, 1]
+    assert counts("-n 5", environ={"SLURM_NTASKS": "6"}) == [2, 1, 1, 1]
+    assert counts("", environ={"SLURM_NTASKS_PER_NODE": "2"}) == [2, 2, 2, 2]
+    assert counts("", cpus_per_task=2) == [2, 2, 2, 2]
+    assert counts("-c 1 -n 6", cpus_per_task=4) == [2, 2, 1, 1]
+    # without a number of nodes the step has no more than tasks
+    assert [n for n, _ in lay("-n 4", environ={"SLURM_NNODES": "4"}).slots] == ["n1", "n2", "n3", "n4"]
+
+
+def test_a_contradicted_ntasks_per_node_is_mapped_where_it_changes_nothing():
+    assert counts("-n 6 --ntasks-per-node=4") == [2, 2, 1, 1]
+    with pytest.raises(PlacementError, match="contradicts"):
+        counts("-n 6 --ntasks-per-node=2", given=Allocation(1, ("n1", "n2"), (8, 1)))
+
+
+@pytest.mark.parametrize("options", ["--gpus-per-task=1", "--gres=gpu:1", "--hint=nomultithread"])
+def test_other_bounds(options):
+    assert counts(f"{options} -n 8") == [2, 2, 2, 2]
+    assert counts(f"{options} -n 7", given=UNEVEN) == [4, 2, 1], "the job's own layout"
+    for n, allocation in ((6, EVEN), (5, UNEVEN)):
+        with pytest.raises(PlacementError, match="bound"):
+            counts(f"{options} -n {n}", given=allocation)
+
+
+def test_gpus_that_a_job_has_unevenly():
+    given = Allocation(1, ("n1", "n2"), (8, 8), (3, 1))
+    assert counts("-n 4", given=given) == [2, 2]
+    with pytest.raises(PlacementError, match="gpus-per-task"):
+        counts("--gpus-per-task=1 -n 4", given=given)
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=12), st.integers(1, 120))
+def test_deal(room, ntasks):
+    tasks = deal(room, ntasks)
+    assert sum(tasks) == ntasks
+    if ntasks <= sum(room):
+        assert all(t <= r for t, r in zip(tasks, room, strict=True))
+        # a node with room left has no fewer tasks than any other, but for the one of the last turn
+        level = max(tasks)
+        assert all(t >= level - 1 for t, r in zip(tasks, room, strict=True) if t < r)

@@ -1,0 +1,220 @@
+"""The step as a value, and the shell that stands before each task. Real steps run in tests/cluster/test_srun.py."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurmdl import dl_options, getopt, plan
+from slurmdl.errors import InputError, PlacementError, UsageError
+from slurmdl.launch import srun, srun_options, step
+from slurmdl.plan import Plan
+
+PLAN = Plan("ps", ("n2", "n1", "n1", "n3", "n2", "n4"), ("ps", "worker", "worker", "worker", "ps", "worker"),
+            {"n1": ("core", "zoneA"), "n3": ("core", "zoneA"), "n2": ("core", "zoneB"), "n4": ("core", "zoneB")})
+
+
+def parse(*words: str) -> getopt.CommandLine:
+    return getopt.parse(words, srun_options.SHORT, {**srun_options.LONG, **dl_options.LONG, "launcher": "yes"})
+
+
+def shown(made: step.Step) -> str:
+    """Command line, one word a line, and the files; variables by name only, as their text is tested by running it."""
+    lines = made.words(lambda file: file.name)
+    files = [f"--- {file.name}\n{file.text}" for file in made.files()]
+    return "\n".join([*lines, "--- variables", *sorted(made.set), *files])
+
+
+def test_command_line_of_srun(golden):
+    line = parse("-lun", "6", "--dl-ps=2", "-N4", "--ntasks-per-node=2", "-c", "2", "-w", "n[1-4]", "--mem", "1G",
+                 "--mpi=pmix", "program", "a  b", "-n", "")
+    made = step.srun(line, PLAN, [], step.task_variables(PLAN, 71, 0, "nowhere"), {"SLURM_JOB_NAME": "mine"})
+    golden("srun/options.txt", shown(made))
+
+
+def test_command_line_of_several_programs(golden, tmp_path):
+    path = tmp_path / "programs"
+    path.write_text("# a comment\n0,2-3 first %t 'quoted  text'\n  4 second \\\n  * of the line before\n\n* third\n")
+    made = step.srun(parse("-n6", "--multi-prog", str(path), "more"), PLAN, ["--mpi=pmix"], {}, {})
+    golden("srun/multi_prog.txt", shown(made))
+
+
+def test_command_line_of_mpirun(golden):
+    line = parse("-n", "6", "--launcher=mpirun", "program", "argument")
+    golden("srun/mpirun.txt", shown(step.mpirun(line, PLAN, step.task_variables(PLAN, 71, 5, "nowhere"), {})))
+
+
+def test_options_that_mpirun_has_not():
+    with pytest.raises(PlacementError, match="--label"):
+        step.mpirun(parse("--label", "program"), PLAN, {}, {})
+
+
+def test_the_step_is_named_for_the_program_unless_the_user_names_it():
+    assert "--job-name=program" in step.srun(parse("/bin/program"), PLAN, [], {}, {}).argv
+    assert step.srun(parse("-J", "mine", "program"), PLAN, [], {}, {}).argv[:3] == ("srun", "-J", "mine")
+
+
+def test_a_missing_file_of_programs():
+    with pytest.raises(PlacementError, match="no-such-file"):
+        step.srun(parse("--multi-prog", "no-such-file"), PLAN, [], {}, {})
+
+
+def test_a_program_of_the_working_directory(tmp_path, monkeypatch):
+    (tmp_path / "program").touch()
+    monkeypatch.chdir(tmp_path)
+    assert step.srun(parse("program"), PLAN, [], {}, {"PATH": "/nowhere"}).argv[-1] == str(tmp_path / "program")
+    assert step.srun(parse("sh"), PLAN, [], {}, {"PATH": "/bin"}).argv[-1] == "sh"
+
+
+def test_a_long_plan_is_a_file(tmp_path):
+    nodes = tuple(f"{os.urandom(6).hex()}" for _ in range(12_000))
+    large = Plan("gossip", nodes, ("worker",) * len(nodes), dict.fromkeys(nodes, ("leaf",)))
+    variables = step.task_variables(large, 71, 0, str(tmp_path / "plans"))
+    assert variables["SLURMDL_PLAN"].startswith("file:")
+    assert plan.from_environment(variables) == large
+    assert variables["SLURMDL_ZONE_RANKS"] == "leaf:0-11999;"
+    (tmp_path / "file").touch()
+    with pytest.raises(PlacementError, match="plan_dir"):
+        step.task_variables(large, 71, 0, str(tmp_path / "file"))
+
+
+@given(st.sets(st.integers(0, 60)))
+def test_fold(ranks):
+    text = step.fold(sorted(ranks))
+    back = [i for part in text.split(",") if part
+            for i in range(int(part.split("-")[0]), int(part.split("-")[-1]) + 1)]
+    assert back == sorted(ranks)
+    assert text.count(",") + 1 <= max(1, len(ranks))
+
+
+SHELLS = [shell for shell in (("/bin/sh",), ("/bin/dash",), ("/bin/bash", "--posix")) if Path(shell[0]).exists()]
+
+
+def task(shell, words: list[str], rank: int, environ: dict[str, str] | None = None) -> subprocess.CompletedProcess:
+    """Run the tasks' shell as srun would run it for one rank of PLAN."""
+    node = sorted(set(PLAN.nodes)).index(PLAN.nodes[rank])
+    made = step.srun(parse("-n6", *words), PLAN, [], step.task_variables(PLAN, 71, 0, "nowhere"),
+                     {"SLURM_JOB_NAME": "mine"})
+    told = {"PATH": os.environ["PATH"], "SLURM_PROCID": str(rank), "SLURM_NODEID": str(node),
+            "SLURM_LOCALID": str(PLAN.nodes[:rank].count(PLAN.nodes[rank])), "SLURM_STEP_ID": "3",
+            "SLURM_STEP_TASKS_PER_NODE": "2(x2),1(x2)", "SLURM_DISTRIBUTION": "arbitrary", "SLURM_JOB_NAME": "sh"}
+    return subprocess.run([*shell, *step.TASK[1:], *words], env={**told, **made.set, **(environ or {})},
+                          capture_output=True, text=True, check=False, timeout=20)
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+@pytest.mark.parametrize("rank", range(len(PLAN)))
+def test_variables_of_each_task(shell, rank):
+    done = task(shell, ["env", "-0"], rank, {"at": "mine"})
+    found = dict(pair.split("=", 1) for pair in done.stdout.split("\0") if pair)
+    node = PLAN.nodes[rank]
+    assert found["SLURMDL_ROLE"] == PLAN.roles[rank] and found["SLURMDL_ROLE_RANK"] == str(PLAN.role_rank(rank))
+    assert found["SLURMDL_ZONE"] == PLAN.zone(rank)
+    assert (found["RANK"], found["WORLD_SIZE"]) == (str(rank), "6")
+    assert found["LOCAL_RANK"] == str(PLAN.nodes[:rank].count(node))
+    assert found["LOCAL_WORLD_SIZE"] == str(PLAN.nodes.count(node))
+    assert found["MASTER_ADDR"] == "n2" and found["MASTER_PORT"] == str(10_000 + 71 * 37 + 3)
+    assert found["SLURM_JOB_NAME"] == "mine" and found["at"] == "mine"
+    assert plan.decode(found["SLURMDL_PLAN"]) == PLAN
+    left = [name for name in found if name.startswith("_dl") or name in ("SLURMDL_TASK", "SLURM_DISTRIBUTION")]
+    assert not left
+    assert done.stderr == ""
+
+
+def test_variables_of_the_user_stay_and_ours_are_known():
+    done = task(("/bin/sh",), ["env"], 3, {"RANK": "7", "MASTER_ADDR": ""})
+    found = dict(line.split("=", 1) for line in done.stdout.splitlines())
+    assert (found["RANK"], found["MASTER_ADDR"], found["WORLD_SIZE"]) == ("7", "", "6")
+    ours = step.leftovers(found)
+    assert "WORLD_SIZE" in ours and "RANK" not in ours and "MASTER_ADDR" not in ours
+    inner = step.Step((), unset=ours).environment(found)
+    assert not [name for name in inner if name.startswith("SLURMDL_")] and inner["RANK"] == "7"
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_the_program_gets_its_words_and_gives_its_status(shell):
+    words = ["a  b", "it's", '"$(ls)"', "*", "", "two\nlines", "-n", "\\"]
+    done = task(shell, [sys.executable, "-c", "import sys; print(sys.argv[1:]); sys.exit(7)", *words], 0)
+    assert done.stdout == f"{words!r}\n" and done.returncode == 7
+    assert task(shell, ["sh", "-c", "kill -9 $$"], 0).returncode == -9
+    missing = task(shell, ["no-such-program"], 0)
+    assert missing.returncode == 2 and missing.stderr == "slurmdl: no-such-program: No such file or directory\n"
+    assert task(shell, ["/etc/passwd"], 0).returncode == 13
+
+
+def test_bash_where_names_are_none_for_the_shell():
+    odd = {"BASH_FUNC_f%%": "() { :; }"}
+    assert step.TASK[0] in step.srun(parse("p"), PLAN, [], {}, {"PLAIN_1": ""}).argv
+    assert ("/bin/bash" in step.srun(parse("p"), PLAN, [], {}, odd).argv) == Path("/bin/bash").exists()
+
+
+CONFIG = """Configuration data as of 2026-01-05T10:00:00
+MpiDefault              = none
+PluginDir               = {plugins}
+SelectTypeParameters    = CR_CORE_MEMORY{packs}
+SLURM_VERSION           = {version}
+TopologyPlugin          = topology/tree
+Slurmctld(primary) at login is UP
+"""
+
+
+def controller(version: str = "22.05.8", packs: str = "", plugins: str = "/lib/slurm") -> srun.Controller:
+    return srun.Controller.parse(CONFIG.format(version=version, packs=packs, plugins=plugins))
+
+
+def test_controller():
+    assert controller() == srun.Controller((22, 5), False, "none", ("/lib/slurm",), True)
+    assert controller(packs=",CR_PACK_NODES").packs
+    with pytest.raises(InputError, match="SLURM_VERSION"):
+        srun.Controller.parse("slurm_load_ctl_conf error")
+
+
+@pytest.mark.parametrize(("version", "environ", "expected"), [
+    ("22.05.8", {"SLURM_CPUS_PER_TASK": "4"}, None), ("22.05.8", {"SRUN_CPUS_PER_TASK": "2"}, 2),
+    ("23.02.1", {"SLURM_CPUS_PER_TASK": "4"}, None), ("23.11.0", {"SLURM_CPUS_PER_TASK": "4"}, 4),
+    ("24.11.5", {"SRUN_CPUS_PER_TASK": "2"}, None), ("26.05.0-rc1", {}, None)])
+def test_cpus_per_task_of_the_environment(version, environ, expected):
+    assert controller(version).cpus_per_task(environ) == expected
+
+
+@pytest.mark.parametrize(("launcher", "option"), [("orterun", "--mpi=pmix"), ("mpiexec.hydra", "--mpi=pmi2"),
+                                                  ("mpirun.of.another", None)])
+def test_mpi_of_the_mpi_in_path(tmp_path, launcher, option):
+    (tmp_path / launcher).write_text("")
+    (tmp_path / launcher).chmod(0o755)
+    (tmp_path / "mpirun").symlink_to(launcher)
+    for name in ("pmix", "pmi2"):
+        (tmp_path / f"mpi_{name}.so").touch()
+    here, environ = controller(plugins=f"/nowhere:{tmp_path}"), {"PATH": str(tmp_path)}
+    assert srun._mpi(parse("p"), here, environ) == ([option] if option else [])
+    assert srun._mpi(parse("--mpi=none", "p"), here, environ) == []
+    assert srun._mpi(parse("p"), here, {**environ, "SLURM_MPI_TYPE": "pmi2"}) == []
+    assert srun._mpi(parse("p"), controller(), environ) == [], "no such plugin"
+
+
+def test_outside_a_job():
+    with pytest.raises(UsageError, match="not inside a job"):
+        srun.run(["hostname"], {})
+
+
+@pytest.mark.parametrize("words", [["--dl-strategy=best", "p"], ["--dl-sort", "p"], ["--launcher=ssh", "p"]])
+def test_wrong_options_of_ours(words):
+    with pytest.raises(UsageError, match="valid"):
+        srun.run(words, {"SLURM_JOB_ID": "1"})
+
+
+@pytest.mark.skipif(shutil.which("srun") is None, reason="no srun")
+@pytest.mark.parametrize("words", [["--version"], ["-V", "--dl-explain"]])
+def test_srun_answers_for_itself(words):
+    call = "import sys; from slurmdl.cli.main import main; sys.exit(main())"
+    done = subprocess.run([sys.executable, "-c", call, "srun", *words], capture_output=True, text=True,
+                          env={**os.environ, "SLURM_JOB_ID": "1"}, check=False, timeout=30)
+    plain = subprocess.run(["srun", "--version"], capture_output=True, text=True, check=False, timeout=30)
+    assert (done.returncode, done.stdout, done.stderr) == (plain.returncode, plain.stdout, plain.stderr)
