@@ -50,7 +50,7 @@ def run(argv: list[str]) -> int:
     decision = _decide(job, seen)
     if "svg" in own:
         _draw(decision, seen, own["svg"])
-    print(_json(decision, job) if "json" in own else _text(decision, seen))
+    print(_json(decision) if "json" in own else _text(decision, seen))
     return 0
 
 
@@ -114,12 +114,9 @@ def _text(decision: Decision, seen: Survey) -> str:
     return f"{explain(placement, seen.topology, seen.cluster)}\nbinding    {binding}"
 
 
-def _json(decision: Decision, job: Submission) -> str:
-    from dataclasses import asdict
-
+def _json(decision: Decision) -> str:
     return json.dumps({"placement": decision.placement.to_json() if decision.placement else None,
-                       "binding": list(decision.argv), "reason": decision.reason,
-                       "request": asdict(job.request)}, indent=2)
+                       "binding": list(decision.argv), "reason": decision.reason}, indent=2)
 
 
 def _draw(decision: Decision, seen: Survey, path: str) -> None:

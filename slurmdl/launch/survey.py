@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from slurmdl.config import Config
-from slurmdl.errors import InputError, UnavailableError
+from slurmdl.errors import UnavailableError
 
 if TYPE_CHECKING:
     from slurmdl.cluster.model import ClusterSnapshot
@@ -55,13 +54,9 @@ def link_scores(config: Config, scores: str) -> LinkScores:
     from slurmdl.network.model import LinkScores
 
     if scores not in ("auto", "off"):
-        try:
-            with open(scores, encoding="utf-8") as file:
-                return LinkScores.from_json(json.load(file))
-        except OSError as error:
-            raise InputError(f"cannot be read ({error.strerror})", scores) from error
-        except ValueError as error:
-            raise InputError(f"is not JSON ({error})", scores) from error
+        from slurmdl.network import read
+
+        return read.from_file(scores)
     default = LinkScores()
     return LinkScores(node_default=config.node_speed or default.node_default,
                       zone_default=config.zone_speed or default.zone_default,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import groupby
 
@@ -10,6 +11,7 @@ import numpy as np
 from slurmdl.cluster.model import ClusterSnapshot
 from slurmdl.placement.choose import IntArray, count_below
 from slurmdl.placement.eligible import idle
+from slurmdl.placement.label import label
 from slurmdl.placement.model import Cost, Placement, RankMap
 from slurmdl.topology import tree
 from slurmdl.topology.hostlist import fold
@@ -31,7 +33,8 @@ def explain(placement: Placement, topology: Topology, cluster: ClusterSnapshot) 
     lines = ["zones", *_zones(placement, topology, cluster)]
     if placement.map is None:
         return "\n".join([*lines, f"choice     none: {placement.reason}"])
-    lines += [f"choice     {fold(placement.nodes)}: {placement.reason}", "considered", *_candidates(placement),
+    names = fold(placement.nodes) if len(placement.nodes) <= MAX_RANKS else f"{len(placement.nodes)} nodes"
+    lines += [f"choice     {names}: {placement.reason}", "considered", *_candidates(placement),
               "ranks", *_ranks(placement.map, topology),
               "cost of one iteration on these nodes, by order of the ranks", *_orders(placement.map)]
     return "\n".join(lines)
@@ -63,33 +66,27 @@ def _count(topology: Topology, names: Iterable[str]) -> IntArray:
 
 def _candidates(placement: Placement) -> Iterator[str]:
     shown = placement.candidates[:MAX_LINES]
-    width = max(len(_short(candidate.label)) for candidate in shown)
+    width = max(len(candidate.label) for candidate in shown)
     for candidate in shown:
         cost = f"  ({_cost(candidate.cost)})" if candidate.cost else ""
-        yield f"  {_short(candidate.label):{width}}  {candidate.verdict}{cost}"
+        yield f"  {candidate.label:{width}}  {candidate.verdict}{cost}"
     if len(placement.candidates) > len(shown):
         yield f"  and {len(placement.candidates) - len(shown)} more"
 
 
-def _short(label: str, parts: int = 4) -> str:
-    words = label.split(" + ")
-    return label if len(words) <= parts else f"{' + '.join(words[:parts])} + {len(words) - parts} more zones"
-
-
 def _ranks(ranks: RankMap, topology: Topology) -> Iterator[str]:
-    entries = [(rank, role, node, topology.leaf_of(node) or "no zone")
+    entries = [(rank, role, topology.leaf_of(node) or "no zone", node)
                for rank, (role, node) in enumerate(zip(ranks.roles, ranks.nodes, strict=True))]
     if len(entries) <= MAX_RANKS:
-        for rank, role, node, zone in entries:
+        for rank, role, zone, node in entries:
             yield f"  {rank:2d}  {role:6}  {node}  {zone}"
         return
-    runs = [list(run) for _, run in groupby(entries, key=lambda entry: (entry[1], entry[3]))]
-    for run in runs[:2 * MAX_LINES]:
-        first, role, _, zone = run[0]
-        span = f"{first}-{run[-1][0]}" if len(run) > 1 else str(first)
-        yield f"  {span:11}  {role:6}  {zone}  {fold(dict.fromkeys(entry[2] for entry in run))}"
-    if len(runs) > 2 * MAX_LINES:
-        yield f"  and {len(entries) - runs[2 * MAX_LINES][0][0]} more ranks"
+    runs = [list(run) for _, run in groupby(entries, key=lambda entry: entry[1:3])]
+    if len(runs) > MAX_LINES:
+        runs = [list(run) for _, run in groupby(entries, key=lambda entry: entry[1])]
+    for run in runs:
+        span = f"{run[0][0]}-{run[-1][0]}" if len(run) > 1 else str(run[0][0])
+        yield f"  {span:11}  {run[0][1]:6}  {label(Counter(zone for _, _, zone, _ in run))}"
 
 
 def _orders(ranks: RankMap) -> Iterator[str]:

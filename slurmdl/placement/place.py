@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -10,13 +12,17 @@ from slurmdl.cluster.model import ClusterSnapshot
 from slurmdl.errors import PlacementError
 from slurmdl.network import capacity
 from slurmdl.network.model import LinkScores
-from slurmdl.placement.choose import Choice, IntArray, allowed, choices
+from slurmdl.placement.choose import Choice, IntArray, allowed, choices, count_below
 from slurmdl.placement.eligible import Eligible, eligible, partitions
+from slurmdl.placement.label import label
 from slurmdl.placement.model import Candidate, Placement, RankMap
 from slurmdl.placement.rankmap import rank_map
 from slurmdl.placement.shape import Shape, shape
 from slurmdl.request import JobRequest
 from slurmdl.topology.model import Topology
+
+#: most zones that are listed as too small
+MAX_REFUSED = 4
 
 
 def place(request: JobRequest, cluster: ClusterSnapshot, topology: Topology, scores: LinkScores) -> Placement:
@@ -37,16 +43,16 @@ def place(request: JobRequest, cluster: ClusterSnapshot, topology: Topology, sco
         raise PlacementError("-w is given: the nodes are chosen already")
     if not topology.zones:
         raise PlacementError("the topology has no zones")
-    job = shape(request)
-    refusals = []
+    instance = _Instance(request, cluster, topology, scores, shape(request))
+    refusal = ""
     for free_now in (True, False):
         for partition in partitions(request, cluster) or (None,):
             found = eligible(request, cluster, partition)
             try:
-                return _best(request, cluster, topology, scores, job, found, free_now)
+                return instance.best(found.now if free_now else found.once_idle, free_now)
             except PlacementError as error:
-                refusals.append(_why(error, found))
-    raise PlacementError(refusals[-1])
+                refusal = _why(error, found)
+    raise PlacementError(refusal)
 
 
 def _why(error: PlacementError, found: Eligible) -> str:
@@ -54,56 +60,97 @@ def _why(error: PlacementError, found: Eligible) -> str:
     return f"{error}{f'; refused: {refused}' if refused else ''}"
 
 
-def _best(request: JobRequest, cluster: ClusterSnapshot, topology: Topology, scores: LinkScores, job: Shape,
-          found: Eligible, free_now: bool) -> Placement:
-    room = found.now if free_now else found.once_idle
-    pool = _pool(request, cluster, topology, scores, np.flatnonzero(room >= job.most_per_node))
-    scored = []
-    order = {node.name: i for i, node in enumerate(cluster.nodes)}
-    for choice in choices(topology, pool, job.nodes, request.dl.place):
-        names = sorted((topology.nodes[i] for i in choice.nodes), key=order.__getitem__)
-        ranks = rank_map([(name, job.tasks_of(i)) for i, name in enumerate(names)], topology, scores,
-                         strategy=request.dl.strategy, ps=request.dl.ps, model_bytes=request.dl.model_bytes)
-        weight = sum(cluster.node[name].weight for name in names)
-        zones = Counter(topology.leaf_of(name) for name in names)
-        scored.append((ranks.cost.key, len(zones), weight, choice.left, zones, names, ranks, choice))
-    winner = min(scored, key=lambda entry: entry[:4])
-    *_, zones, names, ranks, choice = winner
-    candidates = [Candidate(_label(winner[4]), "chosen", ranks.cost)] + [
-        Candidate(_label(entry[4]), _verdict(entry[:4], winner[:4], entry[6], ranks), entry[6].cost)
-        for entry in scored if entry is not winner]
-    return Placement(tuple(names), ranks, {name: topology.path(name) for name in names}, dict(zones), free_now,
-                     tuple(candidates), _reason(topology, choice, zones, free_now))
+@dataclass(frozen=True)
+class _Scored:
+    """One choice of nodes with the rank map that it leads to."""
+
+    choice: Choice
+    nodes: tuple[str, ...]
+    zones: Counter[str]
+    ranks: RankMap
+    weight: int
+
+    @property
+    def key(self) -> tuple[tuple[float, ...], int, int, int]:
+        """Sort key; the names of its parts stand in `verdict`."""
+        return self.ranks.cost.key, len(self.zones), self.weight, self.choice.left
+
+    def verdict(self, winner: _Scored) -> str:
+        """Why this choice lost."""
+        seconds, least = self.ranks.cost.key[0], winner.ranks.cost.key[0]
+        if seconds > least:
+            return f"{seconds / least:.3g} times the time per iteration" if least else "slower"
+        names = ("more bytes", "more zones", "a higher Slurm weight", "leaves a larger rest of the zone unused")
+        return next((name for name, mine, best in zip(names, self.key, winner.key, strict=True) if mine != best),
+                    "the same cost, less even" if self.choice.zone == winner.choice.zone
+                    else "the same cost, later in the order of the topology")
 
 
-def _pool(request: JobRequest, cluster: ClusterSnapshot, topology: Topology, scores: LinkScores,
-          fitting: IntArray) -> IntArray:
-    """Indices in the topology of the nodes that fit, by Slurm's weight, then the best link, then Slurm's order."""
-    inside = allowed(topology, request.dl.zone)
-    nodes = [cluster.nodes[i] for i in fitting]
-    quality, _ = capacity.node_links([node.name for node in nodes], scores)
-    ranked = np.lexsort((-quality, [node.weight for node in nodes])) if nodes else np.zeros(0, int)
-    index = [topology.node_index.get(nodes[i].name, -1) for i in ranked]
-    return np.array([i for i in index if i >= 0 and inside[i]], np.int64)
+@dataclass(frozen=True)
+class _Instance:
+    """One job on one cluster."""
 
+    request: JobRequest
+    cluster: ClusterSnapshot
+    topology: Topology
+    scores: LinkScores
+    job: Shape
 
-def _label(zones: Counter[str]) -> str:
-    return " + ".join(f"{zone} x{count}" for zone, count in zones.most_common())
+    def best(self, room: IntArray, free_now: bool) -> Placement:
+        """The best choice among the nodes with room for their tasks.
 
+        Parameters
+        ----------
+        room : shape (nodes of the cluster,), tasks that each node can take.
 
-def _verdict(key: tuple[object, ...], best: tuple[object, ...], ranks: RankMap, winner: RankMap) -> str:
-    """Why a scored choice lost."""
-    if ranks.cost.key[0] > winner.cost.key[0]:
-        return f"{ranks.cost.seconds / winner.cost.seconds:.3g} times the time per iteration"
-    names = ("more bytes", "more zones", "a higher Slurm weight", "leaves a larger rest of the zone unused")
-    return next((name for name, mine, least in zip(names, key, best, strict=True) if mine != least),
-                "the same cost, later in the order of the topology")
+        Raises
+        ------
+        PlacementError : no zone has enough of them.
+        """
+        pool = self.pool(np.flatnonzero(room >= self.job.most_per_node))
+        scored = list(self.scored(pool))
+        winner = min(scored, key=lambda entry: entry.key)
+        lost = [Candidate(label(entry.zones), entry.verdict(winner), entry.ranks.cost)
+                for entry in scored if entry is not winner]
+        return Placement(
+            winner.nodes, winner.ranks, {name: self.topology.path(name) for name in winner.nodes},
+            dict(winner.zones), free_now,
+            (Candidate(label(winner.zones), "chosen", winner.ranks.cost), *lost, *self.too_small(pool)),
+            self.reason(winner, free_now))
 
+    def pool(self, fitting: IntArray) -> IntArray:
+        """Indices in the topology of the fitting nodes, by Slurm's weight, the best link, then Slurm's order."""
+        inside = allowed(self.topology, self.request.dl.zone)
+        nodes = [self.cluster.nodes[i] for i in fitting]
+        quality, _ = capacity.node_links([node.name for node in nodes], self.scores)
+        ranked = np.lexsort((-quality, np.array([node.weight for node in nodes], np.int64)))
+        index = [self.topology.node_index.get(nodes[i].name, -1) for i in ranked]
+        return np.array([i for i in index if i >= 0 and inside[i]], np.int64)
 
-def _reason(topology: Topology, choice: Choice, zones: Counter[str], free_now: bool) -> str:
-    zone = topology.zones[choice.zone]
-    if len(zones) == 1:
-        text = f"zone {zone} holds all nodes"
-    else:
-        text = f"no smaller zone than {zone} holds all nodes; below it {_label(zones)}"
-    return text if free_now else f"{text}; not all of them are free now"
+    def scored(self, pool: IntArray) -> Iterator[_Scored]:
+        order = {node.name: i for i, node in enumerate(self.cluster.nodes)}
+        dl = self.request.dl
+        for choice in choices(self.topology, pool, self.job.nodes, dl.place):
+            names = sorted((self.topology.nodes[i] for i in choice.nodes), key=order.__getitem__)
+            slots = [(name, self.job.tasks_of(i)) for i, name in enumerate(names)]
+            ranks = rank_map(slots, self.topology, self.scores, strategy=dl.strategy, ps=dl.ps,
+                             model_bytes=dl.model_bytes)
+            yield _Scored(choice, tuple(names), Counter(self.topology.leaf_of(name) for name in names), ranks,
+                          sum(self.cluster.node[name].weight for name in names))
+
+    def too_small(self, pool: IntArray) -> list[Candidate]:
+        """The largest zones among those that have some fitting nodes, but not enough."""
+        free, wanted = count_below(self.topology, pool), self.job.nodes
+        small = [zone for zone in np.argsort(-free, kind="stable") if 0 < free[zone] < wanted]
+        return [Candidate(self.topology.zones[zone], f"too small, {free[zone]} of {wanted} nodes fit")
+                for zone in small[:MAX_REFUSED]]
+
+    def reason(self, winner: _Scored, free_now: bool) -> str:
+        zone = self.topology.zones[winner.choice.zone]
+        if len(winner.zones) == 1:
+            text = f"zone {zone} holds all nodes"
+        elif self.request.dl.place == "spread":
+            text = f"spread over {label(winner.zones)}"
+        else:
+            text = f"no smaller zone than {zone} holds all nodes; below it {label(winner.zones)}"
+        return text if free_now else f"{text}; not all of them are free now"

@@ -14,7 +14,10 @@ from slurmdl.topology.model import Topology
 #: most nodes that are drawn with their names; above that each node is a dot
 MAX_NAMED = 64
 
-_COLOURS = {"ps": "#c2410c", "worker": "#1d4ed8", "free": "#f1f5f9", "busy": "#cbd5e1"}
+#: pixels after which zones go on in the next row
+MAX_WIDTH = 1280
+
+_COLOURS = {"ps": "#c2410c", "worker": "#1d4ed8", "free": "#dbeafe", "busy": "#b6c2d1"}
 _LEGEND = {"ps": "parameter server", "worker": "worker", "free": "idle, not chosen", "busy": "in use or not usable"}
 
 
@@ -27,6 +30,14 @@ class _Box:
     y: float
     width: float
     height: float
+
+    @property
+    def right(self) -> float:
+        return self.x + self.width
+
+    @property
+    def bottom(self) -> float:
+        return self.y + self.height
 
 
 @dataclass(frozen=True)
@@ -82,40 +93,42 @@ class _Drawing:
             zone = int(self.topology.parent[zone])
 
     def document(self) -> str:
-        body: list[str] = []
-        x, bottom = 24.0, 0.0
-        for root in self.below.get(-1, []):
-            width, height = self._size(root)
-            body += self._zone(_Box(root, x, 64, width, height))
-            x, bottom = x + width + 24, max(bottom, 64 + height)
-        width = max(x, 760.0)
-        legend = list(self._legend(24, bottom + 34))
-        title = f"{len(self.placement.nodes)} nodes: {self.placement.reason}" if self.placement.map else \
-            f"no choice: {self.placement.reason}"
+        roots = self._rows(self.below.get(-1, []), 24, 64)
+        width = max([box.right + 24 for box in roots] + [760.0])
+        bottom = max([box.bottom for box in roots] + [64.0])
+        chosen = f"{len(self.placement.nodes)} nodes" if self.placement.map else "no choice"
         return "\n".join([
             f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:g}" height="{bottom + 56:g}" '
             f'viewBox="0 0 {width:g} {bottom + 56:g}" font-family="sans-serif" font-size="13">',
             f'<rect width="{width:g}" height="{bottom + 56:g}" fill="white"/>',
-            _text(24, 36, title, size=15, weight="bold"), *body, *legend, "</svg>", ""])
+            _text(24, 36, _fitting(f"{chosen}: {self.placement.reason}", int(width / 8)), size=15, weight="bold"),
+            *(element for box in roots for element in self._zone(box)), *self._legend(24, bottom + 34), "</svg>", ""])
+
+    def _rows(self, zones: Sequence[int], x: float, y: float) -> list[_Box]:
+        """Boxes beside each other, in rows of at most MAX_WIDTH; x, y is the upper left corner."""
+        boxes: list[_Box] = []
+        left, top = x, y
+        for zone in zones:
+            width, height = self._size(zone)
+            if left > x and left - x + width > MAX_WIDTH:
+                left, top = x, max(box.bottom for box in boxes) + 16
+            boxes.append(_Box(zone, left, top, width, height))
+            left += width + 16
+        return boxes
 
     def _size(self, zone: int) -> tuple[float, float]:
-        below = self.below.get(zone)
-        if below:
-            sizes = [self._size(child) for child in below]
-            return sum(w for w, _ in sizes) + 16 * (len(sizes) + 1), max(h for _, h in sizes) + 48
+        if zone in self.below:
+            boxes = self._rows(self.below[zone], 0, 0)
+            return max(box.right for box in boxes) + 32, max(box.bottom for box in boxes) + 48
         width, height = self.grid.size(len(self.members.get(zone, ())))
         return max(width, 9.0 * len(self.topology.zones[zone])) + 24, height + 44
 
     def _zone(self, box: _Box) -> Iterator[str]:
-        name = self.topology.zones[box.zone]
         yield (f'<rect x="{box.x:g}" y="{box.y:g}" width="{box.width:g}" height="{box.height:g}" rx="8" '
                f'fill="none" stroke="#64748b"/>')
-        yield _text(box.x + 12, box.y + 20, name, weight="bold")
-        x = box.x + 16
-        for child in self.below.get(box.zone, ()):
-            width, height = self._size(child)
-            yield from self._zone(_Box(child, x, box.y + 32, width, height))
-            x += width + 16
+        yield _text(box.x + 12, box.y + 20, self.topology.zones[box.zone], weight="bold")
+        for below in self._rows(self.below.get(box.zone, ()), box.x + 16, box.y + 32):
+            yield from self._zone(below)
         for i, node in enumerate(self.members.get(box.zone, ())):
             row, column = divmod(i, self.grid.columns)
             yield from self._node(node, box.x + 12 + column * (self.grid.width + self.grid.gap),

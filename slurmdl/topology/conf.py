@@ -17,9 +17,9 @@ from slurmdl.topology.build import Declared, build
 from slurmdl.topology.model import Topology
 
 _PAIR = re.compile(r"""\s*(?P<key>\w+)\s*=\s*(?:"(?P<quoted>[^"]*)"|(?P<bare>[^\s"]*))(?=\s|$)""")
-_KEYS = {"SwitchName": {"SwitchName", "Switches", "Nodes", "LinkSpeed"},
-         "BlockName": {"BlockName", "Nodes"},
-         "BlockSizes": {"BlockSizes"}}
+_KEYS = {"SwitchName": ("SwitchName", "Switches", "Nodes", "LinkSpeed"),
+         "BlockName": ("BlockName", "Nodes"),
+         "BlockSizes": ("BlockSizes",)}
 _FULL = {key.lower(): key for keys in _KEYS.values() for key in keys}
 _MAX_INCLUDES = 32
 
@@ -51,7 +51,7 @@ def parse_file(path: str) -> Topology:
             raise line.error(f"a line begins with one of {', '.join(_KEYS)}")
         for key in pairs:
             if key not in _KEYS[kind]:
-                raise line.error(f"{key} does not belong to {kind}; valid: {', '.join(sorted(_KEYS[kind]))}")
+                raise line.error(f"{key} does not belong to {kind}; valid: {', '.join(_KEYS[kind])}")
         if kind == "BlockSizes":
             if not re.fullmatch(r"[1-9]\d*(,[1-9]\d*)*", pairs[kind]):
                 raise line.error("BlockSizes takes numbers of nodes, e.g. BlockSizes=30,120")

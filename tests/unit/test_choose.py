@@ -48,6 +48,9 @@ def test_the_tightest_zone_that_fits() -> None:
 def test_no_zone_fits_then_the_fewest_evenly() -> None:
     found = place(JobRequest(nodes=(6, 6)), IDLE, EIGHT, SCORES)
     assert found.zones_used == {"z0": 3, "z1": 3}
+    assert [(candidate.label, candidate.verdict) for candidate in found.candidates[1:]] == [
+        ("z0 x4 + z1 x2", "the same cost, less even"), ("z0", "too small, 4 of 6 nodes fit"),
+        ("z1", "too small, 4 of 6 nodes fit")]
 
 
 def test_fewest_zones_below_the_root() -> None:
@@ -148,7 +151,8 @@ def test_constraint_too_rich(text: str) -> None:
 
 @pytest.mark.parametrize(("request_", "expected"), [
     (JobRequest(), Shape(1, 1)), (JobRequest(nodes=(3, 3)), Shape(3, 3)),
-    (JobRequest(nodes=(2, 2), ntasks_per_node=4), Shape(2, 8)), (JobRequest(ntasks=8, ntasks_per_node=4), Shape(2, 8)),
+    (JobRequest(nodes=(2, 2), ntasks_per_node=4), Shape(2, 8)),
+    (JobRequest(ntasks=8, ntasks_per_node=4), Shape(2, 8)),
     (JobRequest(ntasks=1), Shape(1, 1)), (JobRequest(nodes=(2, 2), ntasks=5), Shape(2, 5)),
 ])
 def test_shape(request_: JobRequest, expected: Shape) -> None:
@@ -166,7 +170,8 @@ def test_no_shape(request_: JobRequest, says: str) -> None:
 
 
 @pytest.mark.parametrize(("request_", "topology", "says"), [
-    (JobRequest(nodes=(9, 9)), EIGHT, "the most: 8 in root"), (JobRequest(unpinnable="job array"), EIGHT, "job array"),
+    (JobRequest(nodes=(9, 9)), EIGHT, "the most: 8 in root"),
+    (JobRequest(unpinnable="job array"), EIGHT, "job array"),
     (JobRequest(nodelist=("n1",)), EIGHT, "chosen already"), (JobRequest(), Topology.flat(["n1"]), "no zones"),
     (JobRequest(nodes=(2, 2), dl=DlOptions(strategy="ps", ps=2)), EIGHT, "--dl-ps=2"),
 ])

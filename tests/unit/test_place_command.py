@@ -1,0 +1,108 @@
+"""`slurmdl place` away from a cluster: its texts, JSON and pictures as golden files, and what bad input gets."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from placing import cluster, node, two_level
+
+from slurmdl.cli.main import main
+from slurmdl.network.model import LinkScores
+from slurmdl.placement.explain import explain
+from slurmdl.placement.place import place
+from slurmdl.placement.svg import svg
+from slurmdl.request import DlOptions, JobRequest
+
+ROOT = Path(__file__).parents[2]
+FILES = ["--topology=topology/topology.conf", "--cluster=topology/cluster.json", "--scores=topology/scores.json"]
+
+CASES = {
+    "one-zone": ["-N", "3"],
+    "two-zones-ps": ["-N", "6", "--dl-strategy=ps", "--dl-ps=2", "--no-requeue"],
+    "tasks-per-node": ["-N2", "--ntasks-per-node=2", "--dl-strategy=gossip", "--dl-zone=zoneB"],
+    "no-choice": ["-n", "6"],
+    "not-free": ["-N", "8"],
+}
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No configuration of the user, no cluster, and paths as a user in the project's directory types them."""
+    for name in ("SLURM_CONF", "SLURM_JOB_ID", "SLURMDL_REQUEST"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.chdir(ROOT)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_text(case: str, capsys: pytest.CaptureFixture[str], golden: Callable[[str, str], None]) -> None:
+    assert main(["place", *FILES, *CASES[case]]) == 0
+    golden(f"place/{case}.txt", capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("case", ["two-zones-ps", "no-choice"])
+def test_json(case: str, capsys: pytest.CaptureFixture[str], golden: Callable[[str, str], None]) -> None:
+    assert main(["place", *FILES, "--json", *CASES[case]]) == 0
+    out = capsys.readouterr().out
+    json.loads(out)
+    golden(f"place/{case}.json", out)
+
+
+@pytest.mark.parametrize("case", ["two-zones-ps", "no-choice"])
+def test_picture(case: str, tmp_path: Path, golden: Callable[[str, str], None]) -> None:
+    path = tmp_path / "picture.svg"
+    assert main(["place", *FILES, "--svg", str(path), *CASES[case]]) == 0
+    picture = path.read_text()
+    ElementTree.fromstring(picture)
+    golden(f"place/{case}.svg", picture)
+
+
+def test_the_script_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script = tmp_path / "job.sh"
+    script.write_text("#!/bin/sh\n#SBATCH --nodes=2\n#DL --dl-zone=zoneB\nslurmdl srun true\n")
+    assert main(["place", *FILES, "--json", str(script), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["placement"]["zones_used"] == {"zoneB": 2}
+
+
+@pytest.mark.parametrize(("argv", "status", "says"), [
+    (["--topology"], 64, "needs a file"), (["--topology=missing", *FILES[1:]], 65, "cannot be read"),
+    ([*FILES[:1], "--cluster=README"], 65, "README"), ([*FILES[:2], "--scores=missing"], 65, "missing"),
+    ([*FILES, "--dl-zone=zoneC"], 64, "valid: zoneA, zoneB, core"), ([*FILES, "--dl-place=tight"], 64, "valid: "),
+    ([*FILES, "--dl-speed=1"], 64, "valid: "), ([*FILES, "-n", "6", "--dl-strict"], 75, "not certain"),
+    ([*FILES, "-N2", "--svg=/nowhere/a.svg"], 64, "cannot be written"),
+])
+def test_bad_input(argv: list[str], status: int, says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["place", *argv]) == status
+    captured = capsys.readouterr()
+    assert says in captured.err
+    assert captured.err.count("\n") == 1
+    assert captured.out == ""
+
+
+def test_a_thousand_nodes_are_folded(golden: Callable[[str, str], None]) -> None:
+    leaves = [[f"n{z * 32 + i:04d}" for i in range(32)] for z in range(32)]
+    topology = two_level(*leaves)
+    nodes = cluster(*(node(name, "IDLE" if i % 3 else "DOWN") for i, name in enumerate(sorted(topology.nodes))))
+    request = JobRequest(nodes=(256, 256), ntasks_per_node=2, dl=DlOptions(strategy="ps", ps=16))
+    found = place(request, nodes, topology, LinkScores())
+    text = explain(found, topology, nodes)
+    assert len(text.splitlines()) < 40
+    golden("place/thousand.txt", text + "\n")
+    ElementTree.fromstring(svg(found, topology, nodes))
+
+
+def test_the_same_in_every_process() -> None:
+    words = ["place", *FILES, *CASES["two-zones-ps"]]
+    program = "import sys; from slurmdl.cli.main import main; sys.exit(main(sys.argv[1:]))"
+    runs = {subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True, timeout=60,
+                           env={"PATH": "/usr/bin:/bin", "HOME": "/nonexistent", "PYTHONHASHSEED": seed},
+                           cwd=ROOT, check=True).stdout for seed in ("1", "2")}
+    assert len(runs) == 1
