@@ -40,7 +40,8 @@ def zone(node: str) -> str:
 
 def occupy(cluster, *nodes: str) -> None:
     """Another user's job on all of these nodes, running."""
-    job = cluster.submit(["sbatch", "-N", str(len(nodes)), "-w", ",".join(nodes), "--exclusive", "--wrap", "sleep 90"])
+    job = cluster.submit(["sbatch", "-N", str(len(nodes)), "-w", ",".join(nodes), "--exclusive",
+                          "--wrap", "sleep 90"])
     cluster.wait_for(job, {"RUNNING"})
 
 
