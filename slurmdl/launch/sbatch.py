@@ -160,17 +160,20 @@ def decide(job: Submission, seen: Survey) -> Decision:
     certain = job.request.nodes is not None and job.request.nodes[0] == job.request.nodes[1]
     if certain and not job.request.requeue and not job.quiet:
         return Decision((_nodelist(placement),), placement, releases="test-only" not in job.settings)
-    return Decision((), placement, f"{_zones(placement)} would fit, but {_why_no_list(job, certain)}")
+    return Decision((), placement, f"{_why_no_preference(seen, placement)}, and for a node list "
+                                   f"{_why_no_list(job, certain)}")
+
+
+def _why_no_preference(seen: Survey, placement: Placement) -> str:
+    if set(placement.zones_used) == _leaves(seen.topology):
+        return "every zone is needed"
+    return f"{_zones(placement)} would fit, but no feature of the nodes can name it"
 
 
 def _why_no_list(job: Submission, certain: bool) -> str:
     if not certain:
-        what = "the number of nodes is not given (-N)"
-    elif job.request.requeue:
-        what = "the job may be requeued (--no-requeue)"
-    else:
-        what = "-Q hides the job's number"
-    return f"no feature of the nodes can name it, and for a node list {what}"
+        return "the number of nodes is not given (-N)"
+    return "the job may be requeued (--no-requeue)" if job.request.requeue else "-Q hides the job's number"
 
 
 def _zones(placement: Placement) -> str:
@@ -196,16 +199,15 @@ def _hard_zone(job: Submission, seen: Survey, placement: Placement) -> str:
 
 def _preference(job: Submission, seen: Survey, placement: Placement) -> str | None:
     """The value of --prefer for the zones of a placement, None where they cannot be named or leave none out."""
-    leaves = {zone for zone in _leaf_of(seen.topology).values() if zone}
-    if leaves == set(placement.zones_used):
+    if set(placement.zones_used) == _leaves(seen.topology):
         return None
     features = _features(seen, tuple(placement.zones_used))
     return _and(job.request.constraint, features) if features else None
 
 
-def _leaf_of(topology: Topology) -> dict[str, str]:
-    return {node: topology.zones[leaf] if leaf >= 0 else ""
-            for node, leaf in zip(topology.nodes, topology.leaf.tolist(), strict=True)}
+def _leaves(topology: Topology) -> set[str]:
+    """Zones that hold nodes themselves."""
+    return {topology.zones[leaf] for leaf in set(topology.leaf.tolist()) if leaf >= 0}
 
 
 def _features(seen: Survey, zones: Iterable[str]) -> tuple[str, ...]:

@@ -1,0 +1,239 @@
+"""How a job binds to its nodes, the command that submits it, and the mark that reaches it."""
+
+import io
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from slurmdl.cluster.model import ClusterSnapshot, Node, Partition
+from slurmdl.errors import InputError, PlacementError, UnavailableError
+from slurmdl.launch import mark, sbatch, submission
+from slurmdl.launch.survey import Survey
+from slurmdl.network.model import LinkScores
+from slurmdl.request import DlOptions
+from slurmdl.topology import scontrol
+
+SCRIPT = b"#!/bin/sh\n#SBATCH -N 2 --ntasks-per-node=2\nslurmdl srun true\n"
+
+
+def cluster(zones: int = 3, busy: str = "", features: bool = True) -> Survey:
+    """Three nodes a zone, dealt in turn: n1 in z1, n2 in z2, ..."""
+    names = [f"n{i}" for i in range(1, 3 * zones + 1)]
+    zone = {name: f"z{i % zones + 1}" for i, name in enumerate(names)}
+    lines = [f"SwitchName={z} Nodes={','.join(n for n in names if zone[n] == z)}" for z in sorted(set(zone.values()))]
+    nodes = tuple(Node(name, ("ALLOCATED",) if name in busy.split(",") else ("IDLE",), cpus=4,
+                       cpus_free=0 if name in busy.split(",") else 4, memory=1000, memory_free=1000,
+                       features=(zone[name], "big") if features else ("big",), partitions=("main",))
+                  for name in names)
+    text = "\n".join([*lines, f"SwitchName=top Switches=z[1-{zones}]"])
+    return Survey(ClusterSnapshot(nodes, (Partition("main", True),)), scontrol.parse(text), LinkScores())
+
+
+def read(*argv: str, script: bytes = SCRIPT) -> submission.Submission:
+    return submission.read(argv, {}, {}, stdin=io.BytesIO(script))
+
+
+@pytest.mark.parametrize(("argv", "seen", "options", "reason"), [
+    ([], cluster(), ["--prefer=z1"], ""),
+    ([], cluster(busy="n1,n4"), ["--prefer=z2"], ""),
+    (["-C", "big"], cluster(), ["--prefer=big&z1"], ""),
+    (["-C", "[big|small]"], cluster(), [], None),
+    (["-N", "5"], cluster(), ["--prefer=z1|z2"], ""),
+    (["-N", "9"], cluster(), [], "every zone is needed, and for a node list the job may be requeued"),
+    ([], cluster(busy="n1,n2,n3,n4,n5,n6"), ["--prefer=z1|z2"], ""),
+    ([], cluster(busy="n1,n2,n3,n4,n5,n6,n7,n8"), [], "would fit, but not now"),
+    (["--hold"], cluster(), [], "--hold decides when the job starts"),
+    (["--tmp=1G"], cluster(), [], "--tmp is not modelled"),
+    ([], cluster(features=False), [], "can name it, and for a node list the job may be requeued (--no-requeue)"),
+    (["--no-requeue"], cluster(features=False), ["--nodelist=n[1,4]"], ""),
+    (["--no-requeue", "-Q"], cluster(features=False), [], "-Q hides the job's number"),
+    (["--dl-bind=pin"], cluster(), ["--nodelist=n[1,4]"], ""),
+    (["--dl-bind=pin"], cluster(busy="n1,n2,n3,n4,n5,n6,n7,n8"), ["--nodelist=n[1,4]"], ""),
+    (["--dl-bind=zone"], cluster(), ["--constraint=z1"], ""),
+    (["--dl-bind=zone", "-C", "big"], cluster(), ["--constraint=big&z1"], ""),
+    (["--dl-bind=zone", "--dl-zone=z2,z3"], cluster(), ["--constraint=z2|z3"], ""),
+    (["--dl-bind=zone"], cluster(features=False), ["--switches=1"], ""),
+    (["--dl-zone=z3"], cluster(), ["--prefer=z3"], ""),
+])
+def test_how_hard_a_choice_binds(argv, seen, options, reason):
+    if reason is None:
+        with pytest.raises(PlacementError):
+            sbatch.decide(read(*argv), seen)
+        return
+    decision = sbatch.decide(read(*argv), seen)
+    assert list(decision.argv) == options
+    assert reason in decision.reason
+    assert bool(decision.reason) != bool(options)
+
+
+def test_only_an_automatic_node_list_is_taken_back():
+    seen = cluster(features=False)
+    assert sbatch.decide(read("--no-requeue"), seen).releases
+    assert not sbatch.decide(read("--no-requeue", "--test-only"), seen).releases
+    assert not sbatch.decide(read("--dl-bind=pin"), seen).releases
+    assert not sbatch.decide(read(), cluster()).releases
+
+
+def test_a_zone_without_a_feature_of_its_own_is_not_preferred():
+    """A feature that one more node carries, or one node fewer, would let Slurm choose other nodes."""
+    seen = cluster()
+    nodes = list(seen.cluster.nodes)
+    nodes[1] = replace(nodes[1], features=("z1", "z2"))
+    shared = replace(seen, cluster=ClusterSnapshot(tuple(nodes), seen.cluster.partitions))
+    assert sbatch.decide(read(), shared).argv == ()
+
+
+@pytest.mark.parametrize("name", ["script", "wrap", "stdin", "export", "ps"])
+def test_the_command_of_a_dry_run(name, golden, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "job.sh").write_bytes(SCRIPT)
+    argv = {"script": ["-vJ", "a b", "--dl-explain", "job.sh", "x  y", "--dl-ps=1"],
+            "wrap": ["-N2", "--wrap=slurmdl srun true"],
+            "stdin": ["--parsable"],
+            "export": ["--export=A,B=c d", "--", "job.sh"],
+            "ps": ["--dl-strategy=ps", "--dl-ps=2", "--dl-model-bytes=400M", "-N3", "job.sh"]}[name]
+    job = read(*argv)
+    environ = {"HOME": "/home/me", "SLURM_JOB_ID": "7", "SLURMDL_REQUEST": "{}", "SLURMDL_PLAN": "x", "RANK": "3",
+               "SLURMDL_OPT_PLACE": "pack", "MASTER_ADDR": "n9"}
+    decision = sbatch.decide(job, cluster())
+    text = sbatch.describe(job, decision, sbatch.render("/usr/bin/sbatch", job, decision, environ))
+    text = re.sub(r'"pid":\d+,"host":"[^"]*"', '"pid":PID,"host":"HOST"', text)
+    golden(f"sbatch/{name}.txt", text + "\n")
+
+
+class TestMark:
+    DL = DlOptions("ps", 2, zone=("a", "b"), model_bytes=4e8, strict=True)
+
+    def test_round_trip(self):
+        made = mark.make(self.DL, {"SLURM_JOB_ID": "12"})
+        assert mark.read({"SLURMDL_REQUEST": made.text(), "SLURM_SUBMIT_HOST": os.uname().nodename}) == made
+        assert made.submitter == "12"
+
+    def test_a_job_that_another_host_submitted_has_none(self):
+        text = mark.make(self.DL, {}).text()
+        assert mark.read({"SLURMDL_REQUEST": text, "SLURM_SUBMIT_HOST": "another"}) is None
+        assert mark.read({}) is None
+
+    @pytest.mark.parametrize("text", ["{", "[]", "{}", '{"version":9}', '{"version":1,"dl":{"ps":"x"}}'])
+    def test_malformed(self, text):
+        with pytest.raises(InputError, match=r"SLURMDL_REQUEST|--dl-"):
+            mark.read({"SLURMDL_REQUEST": text})
+
+    def test_a_submission_inherits_no_outputs(self):
+        task = {"SLURMDL_PLAN": "x", "SLURMDL_ROLE": "ps", "RANK": "1", "MASTER_ADDR": "n1", "SLURM_HOSTFILE": "h"}
+        own = {"SLURMDL_OPT_PS": "2", "SLURMDL_DEBUG": "1", "HOME": "/", "SLURM_JOB_ID": "3"}
+        assert mark.clean(task | own) == own
+        assert mark.clean({"RANK": "1", "MASTER_ADDR": "mine"}) == {"RANK": "1", "MASTER_ADDR": "mine"}
+
+
+@pytest.mark.parametrize(("export", "added"), [
+    (None, None), ("ALL", None), ("NONE", None), ("A,ALL", None), ("A,B=c", "--export=A,B=c,SLURMDL_REQUEST"),
+])
+def test_the_mark_is_named_where_a_list_is_exported(export, added):
+    job = read(*([f"--export={export}"] if export else []), "--wrap=true")
+    command = sbatch.render("/bin/sbatch", job, sbatch.Decision(), {})
+    assert [word for word in command.argv if "SLURMDL_REQUEST" in word] == ([added] if added else [])
+
+
+@pytest.mark.parametrize(("text", "applies"), [
+    ("slurmdl srun ./a", True), ("exec slurmdl   srun a", True), ("srun --dl-map a", True), ("srun a", False),
+    ("myslurmdl srun", False), ("slurmdl place", False),
+])
+def test_hint_only_where_no_rank_map_is_applied(text, applies):
+    assert submission.applies_rank_map(text) is applies
+
+
+def program(directory: Path, text: str) -> Path:
+    directory.mkdir(exist_ok=True)
+    path = directory / "sbatch"
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return path
+
+
+def test_sbatch_is_found_behind_our_own_name(tmp_path):
+    (tmp_path / "ours").mkdir()
+    (tmp_path / "ours" / "sbatch").symlink_to(Path(sys.executable).parent / "dlsbatch")
+    real = program(tmp_path / "slurm", "exit 0")
+    (tmp_path / "empty").mkdir()
+    code = "import os, sys; sys.argv[0] = sys.argv[1]; from slurmdl.launch.sbatch import find_sbatch as f; " \
+           "print(f(os.environ))"
+    path = os.pathsep.join(str(tmp_path / name) for name in ("empty", "ours", "slurm"))
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "ours" / "sbatch")], text=True, timeout=30,
+                          env={"PATH": path}, capture_output=True, check=True)
+    assert done.stdout.strip() == str(real)
+    with pytest.raises(UnavailableError, match="not found on PATH"):
+        sbatch.find_sbatch({"PATH": str(tmp_path / "empty")})
+
+
+def slurmdl(tmp_path: Path, *argv: str, **more):
+    environ = {"PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin", "SLURM_CONF": str(tmp_path / "none"),
+               "XDG_CONFIG_HOME": str(tmp_path)}
+    return subprocess.run([sys.executable, "-m", "slurmdl", "sbatch", *argv], env=environ, capture_output=True,
+                          timeout=60, check=False, **more)
+
+
+def test_an_sbatch_that_calls_us_is_told_apart(tmp_path):
+    """A site's or a user's own sbatch that is a script around slurmdl: one line, no endless loop."""
+    program(tmp_path / "bin", f'exec {sys.executable} -m slurmdl sbatch "$@"')
+    done = slurmdl(tmp_path, "--dl-bind=off", "--wrap=true")
+    assert done.returncode == 69
+    assert b"calls slurmdl, which calls it again" in done.stderr
+
+
+def test_arguments_input_output_and_status_are_handed_through(tmp_path):
+    program(tmp_path / "bin", 'for i; do printf "<%s>" "$i"; done; cat; printf "\\000\\377"; echo e >&2; exit 7')
+    script = b"#!/bin/sh\nslurmdl srun\n\xff\x00 end"
+    done = slurmdl(tmp_path, "--dl-bind=off", "-J", "a  b", input=script)
+    assert done.returncode == 7
+    assert done.stdout == b"<-J><a  b>" + script + b"\x00\xff"
+    assert done.stderr == b"e\n"
+
+
+def test_nothing_of_ours_is_said_with_quiet(tmp_path):
+    program(tmp_path / "bin", "exit 1").rename(tmp_path / "bin" / "scontrol")
+    program(tmp_path / "bin", "exit 0")
+    assert slurmdl(tmp_path, "-Q", "--wrap=true").stderr == b""
+    loud = slurmdl(tmp_path, "--wrap=true").stderr.decode().splitlines()
+    assert [line.split(":")[1] for line in loud] == [" submitted as written", " the script has no `slurmdl srun`, so "
+                                                    "its ranks will not be mapped"]
+
+
+RELAY = """
+import sys
+from slurmdl import process
+sys.exit(process.relay(["/bin/sh", "-c", {script!r}], {{"PATH": "/usr/bin:/bin"}}, b"in\\n",
+                       lambda line: print("first", line, file=sys.stderr, flush=True)))
+"""
+
+
+def test_relay_hands_bytes_through_and_tells_the_first_line_at_once():
+    script = 'read x; echo "got $x"; sleep 1; printf "more\\377"; exit 3'
+    child = subprocess.Popen([sys.executable, "-c", RELAY.format(script=script)], stdout=subprocess.PIPE,
+                             stderr=subprocess.PIPE)
+    assert child.stderr.readline() == b"first b'got in'\n"
+    assert child.poll() is None
+    out, _ = child.communicate(timeout=30)
+    assert (out, child.returncode) == (b"got in\nmore\xff", 3)
+
+
+@pytest.mark.parametrize(("script", "status"), [
+    ("trap 'echo bye; exit 5' TERM; echo up; while :; do sleep 0.05; done", 5),
+    ("echo up; exec sleep 30", -signal.SIGTERM),
+])
+def test_relay_passes_signals_on(script, status):
+    child = subprocess.Popen([sys.executable, "-c", RELAY.format(script=script)], stdout=subprocess.PIPE,
+                             stderr=subprocess.PIPE)
+    child.stderr.readline()
+    begin = time.monotonic()
+    child.send_signal(signal.SIGTERM)
+    child.communicate(timeout=30)
+    assert child.returncode == status
+    assert time.monotonic() - begin < 10
