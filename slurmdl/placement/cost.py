@@ -79,61 +79,113 @@ def cost(phases: Sequence[Phase], links: Links, place: IntArray) -> Cost:
     slowest, busiest = 0.0, ""
     for phase in phases:
         load = _load(phase, links, place)
-        node_time = np.maximum(load.node_out, load.node_in) / links.node_capacity
-        zone_time = np.maximum(load.zone_out, load.zone_in) / links.zone_capacity
-        times = np.concatenate([node_time, zone_time])
-        worst = int(times.argmax()) if len(times) else 0
+        times = np.concatenate(_times(links, load))
+        worst = int(times.argmax())
         if times[worst] > slowest:
             slowest = float(times[worst])
             busiest = (links.nodes + links.zones)[worst]
-        seconds += float(times[worst]) + phase.rounds * _delay(links, node_time, zone_time)
+        seconds += float(_seconds(phase, links, load))
         across_nodes += float(load.node_out.sum())
-        across_zones += load.across_leaves
+        across_zones += float(load.across_leaves)
     return Cost(seconds, across_nodes, across_zones, busiest)
+
+
+def role_costs(phases: Sequence[Phase], links: Links, servers: IntArray, workers: IntArray) -> FloatArray:
+    """Costs of many ways to deal out two roles at once, where each phase goes from one role to all of the other.
+
+    Parameters
+    ----------
+    phases : crossed phases; the ranks of the servers come before those of the workers.
+    servers, workers : shape (ways, nodes), tasks of each role on each node.
+
+    Returns
+    -------
+    shape (ways, 3): seconds, bytes across zones, bytes across nodes, as `cost` gives them.
+    """
+    total = np.zeros((len(servers), 3))
+    for phase in phases:
+        down = phase.source[0] < phase.target[0]
+        load = _crossed(phase, links, *((servers, workers) if down else (workers, servers)))
+        total += np.stack([_seconds(phase, links, load), load.across_leaves, load.node_out.sum(axis=-1)], axis=-1)
+    return total
 
 
 @dataclass(frozen=True, eq=False)
 class _Load:
-    """Bytes over each link, by direction, and bytes that leave the leaf zone they come from."""
+    """Bytes over each link, by direction, and bytes that leave the leaf zone they come from.
+
+    The arrays may have leading axes, one entry for each of several ways to place the ranks.
+    """
 
     node_out: FloatArray
     node_in: FloatArray
     zone_out: FloatArray
     zone_in: FloatArray
-    across_leaves: float
+    across_leaves: FloatArray
+
+
+def _times(links: Links, load: _Load) -> tuple[FloatArray, FloatArray]:
+    """Seconds that the link of each node and the uplink of each zone are busy."""
+    return (np.maximum(load.node_out, load.node_in) / links.node_capacity,
+            np.maximum(load.zone_out, load.zone_in) / links.zone_capacity)
+
+
+def _seconds(phase: Phase, links: Links, load: _Load) -> FloatArray:
+    """The busiest link, and for each round the delay of the slowest loaded link of each level, up and down."""
+    node_time, zone_time = _times(links, load)
+    delay = np.where(node_time > 0, links.node_delay, 0.0).max(axis=-1, initial=0.0)
+    for level in np.unique(links.zone_level):
+        loaded = (zone_time > 0) & (links.zone_level == level)
+        delay = delay + np.where(loaded, links.zone_delay, 0.0).max(axis=-1, initial=0.0)
+    busiest = np.maximum(node_time.max(axis=-1, initial=0.0), zone_time.max(axis=-1, initial=0.0))
+    return np.asarray(busiest + phase.rounds * 2 * delay, float)
 
 
 def _load(phase: Phase, links: Links, place: IntArray) -> _Load:
-    return (_crossed if phase.crossed else _paired)(phase, links, place[phase.source], place[phase.target])
+    source, target = place[phase.source], place[phase.target]
+    if not phase.crossed:
+        return _paired(phase, links, source, target)
+    return _crossed(phase, links, *(_count(ranks, len(links.nodes)).astype(np.int64) for ranks in (source, target)))
 
 
-def _crossed(phase: Phase, links: Links, source: IntArray, target: IntArray) -> _Load:
-    """Every source to every target: the load of a link depends only on how many of each are below it."""
-    sources, targets = (_count(ranks, len(links.nodes)) for ranks in (source, target))
+def _crossed(phase: Phase, links: Links, sources: IntArray, targets: IntArray) -> _Load:
+    """Every source to every target: the load of a link depends only on how many of each are below it.
+
+    Parameters
+    ----------
+    sources, targets : shape (..., nodes), how many are on each node.
+    """
+    all_sources, all_targets = (count.sum(axis=-1, keepdims=True) for count in (sources, targets))
 
     def both_ways(sources_below: FloatArray, targets_below: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Bytes out of and into parts that hold so many of each."""
-        return (phase.size * sources_below * (len(target) - targets_below),
-                phase.size * targets_below * (len(source) - sources_below))
+        return (phase.size * sources_below * (all_targets - targets_below),
+                phase.size * targets_below * (all_sources - sources_below))
 
-    node_out, node_in = both_ways(sources, targets)
-    zone_out, zone_in = both_ways(_below(links, sources), _below(links, targets))
-    out_of_leaves, _ = both_ways(_in_leaf(links, sources), _in_leaf(links, targets))
-    return _Load(node_out, node_in, zone_out, zone_in, float(out_of_leaves.sum()))
-
-
-def _in_leaf(links: Links, count: FloatArray) -> FloatArray:
-    """Sum over the nodes of each leaf; the first entry is that of the nodes without one."""
-    return np.bincount(links.leaf + 1, count, len(links.zones) + 1).astype(float)
+    node_out, node_in = both_ways(sources.astype(float), targets.astype(float))
+    zones = len(links.zones)
+    zone_out, zone_in = both_ways(*(_sums(links.above, count, zones) for count in (sources, targets)))
+    leaf = np.where(links.leaf >= 0, links.leaf, zones)[:, None]
+    out_of_leaves, _ = both_ways(*(_sums(leaf, count, zones + 1) for count in (sources, targets)))
+    return _Load(node_out, node_in, zone_out, zone_in, out_of_leaves.sum(axis=-1))
 
 
-def _below(links: Links, count: FloatArray) -> FloatArray:
-    """Sum over the nodes below each zone."""
-    total = np.zeros(len(links.zones))
-    for column in links.above.T:
+def _sums(groups: IntArray, count: IntArray, length: int) -> FloatArray:
+    """Sum of the nodes' counts in each group.
+
+    Parameters
+    ----------
+    groups : shape (nodes, groups of a node), -1 for none.
+    count : shape (..., nodes).
+    length : number of groups.
+    """
+    rows = count.reshape(-1, count.shape[-1])
+    first = length * np.arange(len(rows))[:, None]
+    total = np.zeros(length * len(rows))
+    for column in groups.T:
         inside = column >= 0
-        total += np.bincount(column[inside], count[inside], len(links.zones))
-    return total
+        total += np.bincount((first + column[inside]).ravel(), rows[:, inside].ravel(), len(total))
+    return total.reshape(*count.shape[:-1], length)
 
 
 def _paired(phase: Phase, links: Links, source: IntArray, target: IntArray) -> _Load:
@@ -144,7 +196,7 @@ def _paired(phase: Phase, links: Links, source: IntArray, target: IntArray) -> _
     return _Load(size * _count(source, nodes), size * _count(target, nodes),
                  size * _leaving(links.above[source], links.above[target], zones),
                  size * _leaving(links.above[target], links.above[source], zones),
-                 size * float((links.leaf[source] != links.leaf[target]).sum()))
+                 np.asarray(size * (links.leaf[source] != links.leaf[target]).sum()))
 
 
 def _count(index: IntArray, length: int) -> FloatArray:
@@ -157,13 +209,4 @@ def _leaving(here: IntArray, there: IntArray, zones: int) -> FloatArray:
     for column in here.T:
         left = (column >= 0) & ~(there == column[:, None]).any(axis=1)
         total += _count(column[left], zones)
-    return total
-
-
-def _delay(links: Links, node_time: FloatArray, zone_time: FloatArray) -> float:
-    """Delay of one message on the longest way: the slowest loaded link of each level, up and down."""
-    total = 2 * float(links.node_delay[node_time > 0].max(initial=0.0))
-    loaded = zone_time > 0
-    for level in np.unique(links.zone_level[loaded]):
-        total += 2 * float(links.zone_delay[loaded & (links.zone_level == level)].max())
     return total

@@ -8,20 +8,21 @@ servers go to the best links, one to a node as long as there are nodes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
-from slurmdl.placement.cost import IntArray, Links, cost
-from slurmdl.placement.model import Cost
+from slurmdl.placement.cost import FloatArray, IntArray, Links, role_costs
 from slurmdl.placement.traffic import Phase
 
 #: most splits that are tried one by one
-MAX_SPLITS = 256
+MAX_SPLITS = 512
 #: most rounds of moves
 MAX_ROUNDS = 64
+#: most zones that give, and that take, a server in a round
+MAX_ENDS = 8
 #: most moves of a server between two nodes in a round
-MAX_MOVES = 512
+MAX_MOVES = 1024
 
 
 def servers_per_node(network: Links, tasks: IntArray, traffic: Sequence[Phase], ps: int) -> IntArray:
@@ -37,95 +38,100 @@ def servers_per_node(network: Links, tasks: IntArray, traffic: Sequence[Phase], 
     shape (nodes,), sum `ps`, at most `tasks`.
     """
     search = _Search(network, tasks, traffic, ps)
-    servers = search.spread_in_zones(search.best_split())
-    return search.move_between_nodes(servers) if ps * len(tasks) <= MAX_MOVES else servers
+    servers = search.over_zones()
+    return search.over_nodes(servers) if ps * len(tasks) <= MAX_MOVES else servers
 
 
 class _Search:
-    """The splits of one job's servers over its zones, and what each costs."""
+    """The ways to deal out one job's servers, and what each costs."""
 
     def __init__(self, network: Links, tasks: IntArray, traffic: Sequence[Phase], ps: int) -> None:
         self.network, self.tasks, self.traffic, self.ps = network, tasks, traffic, ps
-        self.zones, self.zone = np.unique(network.leaf, return_inverse=True)
-        self.room = np.bincount(self.zone, tasks).astype(np.int64)
-        # the order in which a zone's nodes take servers: one each on the best links, then a second each, ...
-        quality = np.argsort(-network.node_capacity, kind="stable")
-        self.turns = []
-        for z in range(len(self.zones)):
-            nodes = quality[self.zone[quality] == z]
-            self.turns.append(np.array([node for turn in range(int(tasks[nodes].max()))
-                                        for node in nodes if tasks[node] > turn], np.int64))
+        zones, self.zone = np.unique(network.leaf, return_inverse=True)
+        self.room = np.bincount(self.zone, tasks, len(zones)).astype(np.int64)
+        # turn of each task within its zone: one of each node on the best links, then a second of each, ...
+        node = np.repeat(np.arange(len(tasks)), tasks)
+        second = np.arange(len(node)) - np.repeat(np.cumsum(tasks) - tasks, tasks)
+        order = np.lexsort((node, -network.node_capacity[node], second, self.zone[node]))
+        self.node = node[order]
+        self.task_zone = self.zone[self.node]
+        self.turn = np.arange(len(node)) - (np.cumsum(self.room) - self.room)[self.task_zone]
 
-    def spread_in_zones(self, split: tuple[int, ...]) -> IntArray:
-        taken = np.concatenate([turns[:count] for turns, count in zip(self.turns, split, strict=True)])
-        return np.bincount(taken, minlength=len(self.tasks)).astype(np.int64)
+    def spread(self, splits: IntArray) -> IntArray:
+        """Servers per node for servers per zone: (ways, zones) -> (ways, nodes)."""
+        rows, taken = np.nonzero(self.turn < splits[:, self.task_zone])
+        servers = np.zeros((len(splits), len(self.tasks)), np.int64)
+        np.add.at(servers, (rows, self.node[taken]), 1)
+        return servers
 
-    def key(self, servers: IntArray) -> tuple[float, ...]:
-        """Sort key: the cost, then the servers that share a node with another."""
-        return (*self.cost(servers).key, float((servers - 1).clip(min=0).sum()))
+    def keys(self, servers: IntArray) -> FloatArray:
+        """Shape (ways, 4): the cost, then the servers that share a node with another; free of rounding noise."""
+        costs = role_costs(self.traffic, self.network, servers, self.tasks - servers)
+        crowded = (servers - 1).clip(min=0).sum(axis=1)
+        fraction, exponent = np.frexp(np.column_stack([costs, crowded]))
+        return np.asarray(np.ldexp(np.round(fraction * 2**30), exponent))
 
-    def cost(self, servers: IntArray) -> Cost:
-        everyone = np.arange(len(self.tasks))
-        place = np.concatenate([np.repeat(everyone, servers), np.repeat(everyone, self.tasks - servers)])
-        return cost(self.traffic, self.network, place)
+    def best(self, servers: IntArray) -> int:
+        """Index of the best way, the first one where several are."""
+        return int(np.lexsort(self.keys(servers).T[::-1])[0])
 
-    def best_split(self) -> tuple[int, ...]:
-        """Servers per zone, the best that is found."""
-        splits = list(_splits(self.ps, self.room.tolist(), MAX_SPLITS + 1))
-        if len(splits) <= MAX_SPLITS:
-            return min(splits, key=lambda split: self.key(self.spread_in_zones(split)))
-        return min((self._moved(start) for start in (self._fill(), self._proportional())),
-                   key=lambda split: self.key(self.spread_in_zones(split)))
+    def over_zones(self) -> IntArray:
+        """The best split over the leaf zones that is found, spread over the nodes."""
+        splits = np.array(list(_splits(self.ps, self.room.tolist(), MAX_SPLITS + 1)), np.int64)
+        if len(splits) > MAX_SPLITS:
+            splits = np.stack([self.moved(start) for start in (self.filled(), self.proportional())])
+        servers = self.spread(splits)
+        return np.asarray(servers[self.best(servers)])
 
-    def _fill(self) -> tuple[int, ...]:
+    def filled(self) -> IntArray:
         """All in the largest zone, what does not fit in the next, and so on."""
-        split, left = [0] * len(self.room), self.ps
-        for z in np.argsort(-self.room, kind="stable"):
-            split[z] = min(left, int(self.room[z]))
-            left -= split[z]
-        return tuple(split)
-
-    def _proportional(self) -> tuple[int, ...]:
-        """In proportion to the tasks of each zone, by largest remainder."""
-        exact = self.ps * self.room / self.room.sum()
-        split = exact.astype(np.int64)
-        split[np.argsort(split - exact, kind="stable")[:self.ps - int(split.sum())]] += 1
-        return tuple(split.tolist())
-
-    def _moved(self, split: tuple[int, ...]) -> tuple[int, ...]:
-        """Moves of one server between zones, from or to the zones that matter most, until none helps."""
-        best = self.key(self.spread_in_zones(split))
-        for _ in range(MAX_ROUNDS):
-            givers = sorted((z for z in range(len(split)) if split[z]), key=lambda z: -split[z])[:8]
-            takers = sorted((z for z in range(len(split)) if split[z] < self.room[z]),
-                            key=lambda z: split[z] - int(self.room[z]))[:8]
-            moves = [tuple(count - (z == giver) + (z == taker) for z, count in enumerate(split))
-                     for giver in givers for taker in takers if giver != taker]
-            found = min(((self.key(self.spread_in_zones(move)), move) for move in moves), default=(best, split))
-            if found[0] >= best:
-                break
-            best, split = found
+        order = np.argsort(-self.room, kind="stable")
+        before = np.cumsum(self.room[order]) - self.room[order]
+        split = np.zeros_like(self.room)
+        split[order] = np.clip(self.ps - before, 0, self.room[order])
         return split
 
-    def move_between_nodes(self, servers: IntArray) -> IntArray:
-        """Moves of one server between any two nodes, until none helps."""
-        best = self.key(servers)
+    def proportional(self) -> IntArray:
+        """In proportion to the tasks of each zone, by largest remainder."""
+        exact = self.ps * self.room / self.room.sum()
+        split: IntArray = exact.astype(np.int64)
+        split[np.argsort(split - exact, kind="stable")[:self.ps - int(split.sum())]] += 1
+        return split
+
+    def moved(self, split: IntArray) -> IntArray:
+        """Moves of one server between the zones with most servers and those with most room, until none helps."""
         for _ in range(MAX_ROUNDS):
-            moves = []
-            for giver in np.flatnonzero(servers):
-                for taker in np.flatnonzero(servers < self.tasks):
-                    if giver != taker:
-                        move = servers.copy()
-                        move[giver] -= 1
-                        move[taker] += 1
-                        moves.append((self.key(move), move))
-            if not moves:
+            givers = [z for z in np.argsort(-split, kind="stable") if split[z]][:MAX_ENDS]
+            takers = [z for z in np.argsort(split - self.room, kind="stable") if split[z] < self.room[z]][:MAX_ENDS]
+            moves = np.array([split, *_moves(split, givers, takers)])
+            servers = self.spread(moves)
+            best = self.best(servers)
+            if not best:
                 break
-            key, move = min(moves, key=lambda found: found[0])
-            if key >= best:
+            split = moves[best]
+        return split
+
+    def over_nodes(self, servers: IntArray) -> IntArray:
+        """Moves of one server between any two nodes, until none helps."""
+        for _ in range(MAX_ROUNDS):
+            moves = np.array([servers, *_moves(servers, np.flatnonzero(servers),
+                                               np.flatnonzero(servers < self.tasks))])
+            best = self.best(moves)
+            if not best:
                 break
-            best, servers = key, move
+            servers = moves[best]
         return servers
+
+
+def _moves(counts: IntArray, givers: Iterable[int], takers: Sequence[int] | IntArray) -> Iterator[IntArray]:
+    """The counts after each move of one unit."""
+    for giver in givers:
+        for taker in takers:
+            if giver != taker:
+                move = counts.copy()
+                move[giver] -= 1
+                move[taker] += 1
+                yield move
 
 
 def _splits(total: int, room: list[int], limit: int) -> Iterator[tuple[int, ...]]:
