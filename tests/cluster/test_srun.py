@@ -192,3 +192,48 @@ def test_strict(cluster):
     script = cluster.script("slurmdl srun --dl-strict -N 3 hostname 2>&1; echo $?")
     lines = cluster.output(cluster.submit(["sbatch", "-N", "8", str(script)])).splitlines()
     assert len(lines) == 2 and "Slurm chooses" in lines[0] and lines[1] == "75"
+
+
+def test_options_of_the_submission_reach_the_step(cluster):
+    script = cluster.script("""
+#DL --dl-strategy=ps --dl-ps=1
+slurmdl srun sh -c 'echo $SLURMDL_ROLE'
+slurmdl srun --dl-strategy=gossip sh -c 'echo $SLURMDL_ROLE'
+SLURMDL_REQUEST='{' slurmdl srun sh -c 'echo ${SLURMDL_ROLE:-none}' 2> complaint
+cat complaint
+""")
+    directory = cluster.directory()
+    job = cluster.submit(["slurmdl", "sbatch", "--dl-ps=3", "-N", "8", str(script)], directory=directory)
+    *roles, complaint = cluster.output(job).splitlines()
+    assert Counter(roles[:8]) == {"ps": 3, "worker": 5}
+    assert roles[8:] == ["worker"] * 8 + ["none"] * 8
+    assert complaint.startswith("slurmdl: SLURMDL_REQUEST is malformed")
+
+
+def test_a_hanging_controller_delays_the_step_by_seconds_only(cluster):
+    directory = cluster.directory()
+    script = cluster.script("""
+touch ready; while [ ! -e go ]; do sleep 0.1; done
+date +%s; slurmdl srun --dl-dry-run -n 8 hostname; date +%s
+slurmdl srun --dl-dry-run --dl-strict -n 8 hostname; echo $?; touch done
+while [ -e go ]; do sleep 0.1; done
+""")
+    job = cluster.submit(["sbatch", "-N", "8", str(script)], directory=directory)
+    cluster.wait_for(job, {"RUNNING"})
+
+    def wait_for(name: str) -> None:
+        cluster.run(["sh", "-c", f"until [ -e {name} ]; do sleep 0.1; done"], directory=directory).check_returncode()
+
+    wait_for("ready")
+    cluster.freeze_daemon("login", True)
+    try:
+        cluster.run(["touch", "go"], directory=directory)
+        wait_for("done")
+    finally:
+        cluster.freeze_daemon("login", False)
+        cluster.run(["rm", "-f", "go"], directory=directory)
+    lines = cluster.output(job).splitlines()
+    said = [line for line in lines if line.startswith("slurmdl: scontrol: no answer")]
+    assert len(said) == 2 and "the step runs in srun's own order" in said[0] and "69" in lines
+    start, end = (int(line) for line in lines if line.isdigit() and len(line) > 9)
+    assert "srun -n 8 hostname" in lines and 4 <= end - start <= 8
