@@ -1,6 +1,8 @@
 """From sbatch's options, `#DL` lines, variables and slurmdl.yaml to a JobRequest."""
 
 import io
+import os
+from pathlib import Path
 
 import pytest
 
@@ -160,8 +162,6 @@ def test_words_pass_on_as_they_are():
 
 
 def test_a_pipe_is_left_to_sbatch(tmp_path):
-    import os
-
     os.mkfifo(tmp_path / "pipe")
     assert "cannot be read" in read(str(tmp_path / "pipe")).request.unpinnable
 
@@ -184,6 +184,11 @@ class TestConfig:
         for path, text in zip(paths, texts, strict=True):
             path.write_text(text)
         return config.load([*map(str, paths), str(tmp_path / "absent")])
+
+    def test_the_example_is_valid(self):
+        found = config.load([str(Path(__file__).parents[2] / "topology" / "slurmdl.yaml")])
+        assert dl(defaults=found.options) == DlOptions()
+        assert found.zone_speed == (6.25e8, 1.25e9)
 
     def test_later_file_wins_key_by_key(self, tmp_path):
         found = self.load(tmp_path, "options: {strategy: ps, bind: off}\nlinks: {node: 1e9, zone: [1.0e8, 2.0e8]}\n",
