@@ -70,12 +70,13 @@ class Controller:
 
 @dataclass(frozen=True)
 class Mapped:
-    """A step that is mapped, with what the explanation tells of it."""
+    """A step that is mapped, with what the explanation tells of it, and why it has no zones ("" where it has)."""
 
     step: Step
     plan: Plan
     map: RankMap
     source: str
+    complaint: str = ""
 
 
 def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
@@ -101,25 +102,29 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         _start(plain, environ)
     settings, request, complaint = _given(environ)
     dl = dl_options.merge(settings.options, request, dl_options.from_environment(environ), chosen)
+    # nothing of ours is said where the user wants nothing said
+    say = (lambda _: None) if line.has("quiet") else warn
     chosen_step = plain
     try:
         if complaint is not None:
             raise complaint
         mapped = _map(line, dl, settings, launcher, environ)
         chosen_step = mapped.step
+        if mapped.complaint:
+            say(f"{mapped.complaint}; ranks in the order of the node names")
         if dl.explain:
             _explain(mapped)
     except SlurmdlError as error:
         if dl.strict or launcher != "srun":
             raise
-        warn(f"{error}; the step runs in srun's own order")
+        say(f"{error}; the step runs in srun's own order")
     except Exception as error:
         # a fault of ours must not cost the user the step
         if dl.strict or launcher != "srun":
             raise
         if environ.get("SLURMDL_DEBUG") == "1":
             traceback.print_exc()
-        warn(f"internal error: {type(error).__name__}: {error}; the step runs in srun's own order")
+        say(f"internal error: {type(error).__name__}: {error}; the step runs in srun's own order")
     if dl.dry_run:
         _show(chosen_step)
         return 0
@@ -157,7 +162,7 @@ def _map(line: getopt.CommandLine, dl: DlOptions, settings: config.Config, launc
     laid = layout.layout(given, request)
     if laid.if_alone and _others_run(given.job):
         raise PlacementError("other steps of the job run: which nodes and CPUs are left is Slurm's choice")
-    topology = _topology(controller, given.nodes)
+    topology, complaint = _zones(controller, given.nodes, dl.strict)
     plan, rank_map = _plan(laid, topology, survey.link_scores(settings, dl.scores), dl)
     array_task = environ.get("SLURM_ARRAY_TASK_ID", "")
     variables = step.task_variables(plan, given.job, int(array_task) if array_task.isdigit() else 0,
@@ -168,7 +173,7 @@ def _map(line: getopt.CommandLine, dl: DlOptions, settings: config.Config, launc
         made = step.mpirun(line, plan, variables, environ)
     else:
         made = step.srun(line, plan, _mpi(line, controller, environ), variables, environ)
-    return Mapped(made, plan, rank_map, topology.source)
+    return Mapped(made, plan, rank_map, topology.source, complaint)
 
 
 def _others_run(job: int) -> bool:
@@ -177,19 +182,19 @@ def _others_run(job: int) -> bool:
     return any(name.rpartition(".")[2].isdigit() for name in steps)
 
 
-def _topology(controller: Controller, nodes: Sequence[str]) -> Topology:
-    """The zones, or none with one line that says so: roles and variables are of use without them, too."""
+def _zones(controller: Controller, nodes: Sequence[str], strict: bool) -> tuple[Topology, str]:
+    """The zones; or none and the reason, since roles and variables are of use without zones, too."""
     from slurmdl.topology import read
     from slurmdl.topology.model import Topology
 
-    if controller.zones:
-        try:
-            return read.read()
-        except SlurmdlError as error:
-            warn(f"{error}; ranks in the order of the node names")
-    else:
-        warn("the cluster's topology has no zones; ranks in the order of the node names")
-    return Topology.flat(nodes)
+    try:
+        if not controller.zones:
+            raise UnavailableError("the cluster's topology has no zones")
+        return read.read(), ""
+    except SlurmdlError as error:
+        if strict:
+            raise
+        return Topology.flat(nodes), str(error)
 
 
 def _plan(laid: layout.Layout, topology: Topology, scores: LinkScores, dl: DlOptions) -> tuple[Plan, RankMap]:

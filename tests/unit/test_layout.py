@@ -1,4 +1,4 @@
-"""Tasks per node as plain srun would start them. What a real srun does is compared in tests/cluster/test_srun.py."""
+"""Tasks per node as plain srun would start them. What a real srun does is compared in tests/cluster/test_steps.py."""
 
 from __future__ import annotations
 

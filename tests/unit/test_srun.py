@@ -1,4 +1,4 @@
-"""The step as a value, and the shell that stands before each task. Real steps run in tests/cluster/test_srun.py."""
+"""The step as a value, and the shell that stands before each task. Real steps run in tests/cluster/test_steps.py."""
 
 from __future__ import annotations
 

@@ -237,3 +237,18 @@ while [ -e go ]; do sleep 0.1; done
     assert len(said) == 2 and "the step runs in srun's own order" in said[0] and "69" in lines
     start, end = (int(line) for line in lines if line.isdigit() and len(line) > 9)
     assert "srun -n 8 hostname" in lines and 4 <= end - start <= 8
+
+
+def test_a_cluster_without_zones(new_cluster):
+    """Roles and variables are there all the same; the order is that of the names."""
+    cluster = new_cluster(nodes=2, settings=("TopologyPlugin=topology/none",))
+    script = cluster.script("""
+slurmdl srun --dl-ps=1 sh -c 'echo $SLURM_PROCID $(hostname) $SLURMDL_ROLE' 2> complaint | sort
+cat complaint
+slurmdl srun -Q --dl-ps=1 true 2>&1; slurmdl srun --dl-strict hostname 2>&1; echo $?
+""")
+    job = cluster.submit(["sbatch", "-N", "2", str(script)], directory=cluster.directory())
+    assert cluster.output(job).splitlines() == [
+        "0 n1 ps", "1 n2 worker",
+        "slurmdl: the cluster's topology has no zones; ranks in the order of the node names",
+        "slurmdl: the cluster's topology has no zones", "69"]
