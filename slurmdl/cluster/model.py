@@ -43,12 +43,20 @@ class Node:
 
 @dataclass(frozen=True)
 class Partition:
-    """One partition as `scontrol show partition` gives it."""
+    """One partition as `scontrol show partition` gives it.
+
+    Attributes
+    ----------
+    memory_per_cpu, memory_per_node : MB that a job gets which names none (DefMemPerCPU, DefMemPerNode of the
+        partition, else of the cluster); None where neither is known, which may stand for the whole node.
+    """
 
     name: str
     default: bool = False
     state: str = "UP"
     oversubscribe: str = "NO"
+    memory_per_cpu: int | None = None
+    memory_per_node: int | None = None
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,13 @@ from slurmdl.errors import UnavailableError
 #: KEY=VALUE at the begin of the line or after a blank. The values read here hold no blanks; those that do (OS,
 #: Reason, Comment, Extra) are not read, and what people may write freely comes after all that is.
 _PAIR = re.compile(r"(?:^|\s)(\w+)=(\S*)")
+#: in `show config`, KEY = VALUE on a line of its own
+_DEFAULT_MEMORY = re.compile(r"^(DefMemPer(?:CPU|Node)) += (\d+)$", re.MULTILINE)
 _SUFFIXES = "*~#!%$@+^-"
 
 
 def fetch(with_topology: bool = False) -> tuple[ClusterSnapshot, str]:
-    """Nodes and partitions, and the text of `show topology` where wanted, from one call of scontrol.
+    """Nodes, partitions and defaults, and the text of `show topology` where wanted, from one call of scontrol.
 
     The sub-commands are given on its standard input, so that they share one process and one time limit. One
     that fails does not lose the others: without partitions or topology a snapshot of the nodes remains.
@@ -28,7 +30,7 @@ def fetch(with_topology: bool = False) -> tuple[ClusterSnapshot, str]:
     ------
     UnavailableError : scontrol is missing, hangs, or gives no node.
     """
-    wanted = ["show nodes", "show partitions"] + ["show topology"] * with_topology
+    wanted = ["show nodes", "show partitions", "show config"] + ["show topology"] * with_topology
     answer = process.ask(["scontrol", "-o", "-d"], stdin="".join(f"{command}\n" for command in wanted))
     snapshot = parse(answer.out)
     if not snapshot.nodes:
@@ -45,14 +47,15 @@ def snapshot() -> ClusterSnapshot:
 def parse(text: str) -> ClusterSnapshot:
     """The snapshot in the output of `scontrol -o -d show nodes` and `show partitions`, one record a line.
 
-    Lines that are neither (prompts, messages, zones) are passed over.
+    Of `show config` the default memory of jobs is read. Lines that are none of these are passed over.
     """
     nodes, partitions = [], []
+    config = dict(_DEFAULT_MEMORY.findall(text))
     for line in text.splitlines():
         if line.startswith("NodeName="):
             nodes.append(_node(_fields(line)))
         elif line.startswith("PartitionName="):
-            partitions.append(_partition(_fields(line)))
+            partitions.append(_partition(_fields(line), config))
     return ClusterSnapshot(tuple(nodes), tuple(partitions))
 
 
@@ -84,9 +87,13 @@ def _node(fields: dict[str, str]) -> Node:
     )
 
 
-def _partition(fields: dict[str, str]) -> Partition:
+def _partition(fields: dict[str, str], config: dict[str, str]) -> Partition:
+    # a partition shows UNLIMITED where the cluster's own default holds
+    own = {key: value for key, value in fields.items() if key.startswith("DefMemPer") and value.isdigit()}
+    default = own or config
     return Partition(fields["PartitionName"], fields.get("Default") == "YES", fields.get("State", "UP"),
-                     fields.get("OverSubscribe", "NO"))
+                     fields.get("OverSubscribe", "NO"), _number(default.get("DefMemPerCPU", "")) or None,
+                     _number(default.get("DefMemPerNode", "")) or None)
 
 
 def _gres(text: str) -> dict[str, int]:

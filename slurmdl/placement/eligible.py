@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -72,8 +72,13 @@ def eligible(request: JobRequest, cluster: ClusterSnapshot, partition: str | Non
     PlacementError : the constraint is richer than features joined by all `&` or all `|`.
     """
     fits = constraint(request.constraint)
-    exclusive = request.exclusive or any(
-        p.name == partition and p.oversubscribe == "EXCLUSIVE" for p in cluster.partitions)
+    exclusive = request.exclusive
+    for known in cluster.partitions:
+        if known.name == partition:
+            exclusive = exclusive or known.oversubscribe == "EXCLUSIVE"
+            if request.memory_per_cpu is None and request.memory_per_node is None:
+                request = replace(request, memory_per_cpu=known.memory_per_cpu,
+                                  memory_per_node=known.memory_per_node)
     excluded = frozenset(request.exclude)
     refused: dict[str, int] = {}
     now, once_idle = np.zeros((2, len(cluster.nodes)), np.int64)
@@ -134,7 +139,7 @@ def _tasks(request: JobRequest, node: Node, cpus: int, memory: int, gres_used: M
     elif request.memory_per_node:
         tasks = tasks if memory >= request.memory_per_node else 0
     elif memory < node.memory:
-        # without --mem the site's default holds, which may be the whole node: only untouched memory is sure
+        # --mem=0, or no --mem and no default that is known: the job takes, or may take, all of the node's memory
         tasks = 0
     for name, count in request.gres_per_node.items():
         if _gres(node.gres, name) - _gres(gres_used, name) < count:

@@ -143,6 +143,14 @@ def test_what_fits(request_: JobRequest, expected: list[int]) -> None:
     assert eligible(request_, snapshot, "main").now.tolist() == expected
 
 
+def test_default_memory_of_the_partition() -> None:
+    nodes = (node("n1", "MIXED", cpus_free=2, memory_free=500),)
+    for known, expected in ((Partition("main"), 0), (Partition("main", memory_per_cpu=250), 2),
+                            (Partition("main", memory_per_cpu=300), 1), (Partition("main", memory_per_node=600), 0)):
+        assert eligible(JobRequest(), ClusterSnapshot(nodes, (known,)), "main").now.tolist() == [expected]
+    assert eligible(JobRequest(memory_per_node=0), ClusterSnapshot(nodes, (known,)), "main").now.tolist() == [0]
+
+
 @pytest.mark.parametrize("text", ["a&b|c", "[a|b]", "(a&b)|c", "a*2", "!a", "a,b"])
 def test_constraint_too_rich(text: str) -> None:
     with pytest.raises(PlacementError, match="too rich"):

@@ -54,6 +54,18 @@ def test_reserved_memory_and_cpus_are_not_free() -> None:
     assert (node.cpus, node.cpus_free, node.memory, node.memory_free) == (6, 5, 7500, 6500)
 
 
+@pytest.mark.parametrize(("partition", "config", "expected"), [
+    ("DefMemPerNode=UNLIMITED", "DefMemPerNode           = UNLIMITED", (None, None)),
+    ("DefMemPerNode=UNLIMITED", "DefMemPerCPU            = 100", (100, None)),
+    ("DefMemPerNode=2000", "DefMemPerCPU            = 100", (None, 2000)),
+    ("DefMemPerCPU=500", "DefMemPerNode           = UNLIMITED", (500, None)),
+])
+def test_default_memory(partition: str, config: str, expected: tuple[int | None, int | None]) -> None:
+    text = f"PartitionName=main State=UP {partition} MaxMemPerNode=UNLIMITED\nscontrol: show config\n{config}\n"
+    found = scontrol.parse(text).partitions[0]
+    assert (found.memory_per_cpu, found.memory_per_node) == expected
+
+
 def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     path = tmp_path / "scontrol"
     path.write_text(f"#!/bin/sh\n{text}\n")
@@ -72,7 +84,7 @@ def test_a_failing_part_does_not_lose_the_others(tmp_path: Path, monkeypatch: py
 def test_zones_come_with_the_same_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program(tmp_path, monkeypatch, f"cat > {tmp_path}/stdin; cat {DATA}/scontrol-22.05.8.txt")
     assert scontrol.fetch(with_topology=True)[1].count("SwitchName=") == 3
-    assert (tmp_path / "stdin").read_text() == "show nodes\nshow partitions\nshow topology\n"
+    assert (tmp_path / "stdin").read_text() == "show nodes\nshow partitions\nshow config\nshow topology\n"
 
 
 @pytest.mark.parametrize(("text", "says"), [
