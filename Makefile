@@ -8,22 +8,23 @@ PYTHON ?= $(or $(wildcard /usr/bin/python3),python3)
 BIN := .venv/bin
 # The sandbox makes network namespaces, which needs root; everything else runs as the user.
 SUDO := $(if $(filter 0,$(shell id -u)),,$(shell command -v sudo))
-PYTEST = $(SUDO) env PYTHONDONTWRITEBYTECODE=1 $(BIN)/pytest -p no:cacheprovider
+# as root it leaves no files in the user's checkout
+AS_ROOT := $(SUDO) env PYTHONDONTWRITEBYTECODE=1 SLURMDL_REQUIRE_CLUSTER=$(SLURMDL_REQUIRE_CLUSTER)
 
 .PHONY: demo test lint install system nightly bench-demo clean
 
 demo: install
-	@$(SUDO) $(BIN)/slurmdl bench demo
+	@$(AS_ROOT) $(BIN)/slurmdl bench demo
 
 test: install
-	$(PYTEST) $(TESTS)
+	$(AS_ROOT) $(BIN)/pytest -p no:cacheprovider $(TESTS)
 
 lint: install
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
 bench-demo: install
-	$(SUDO) $(BIN)/slurmdl bench demo --repeats 3 --results results/demo.json
+	$(AS_ROOT) $(BIN)/slurmdl bench demo --repeats 3 --results results/demo.json
 
 nightly: lint test bench-demo
 
