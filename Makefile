@@ -7,9 +7,7 @@
 PYTHON ?= $(or $(wildcard /usr/bin/python3),python3)
 BIN := .venv/bin
 # The sandbox makes network namespaces, which needs root; everything else runs as the user.
-SUDO := $(if $(filter 0,$(shell id -u)),,$(shell command -v sudo))
-# as root it leaves no files in the user's checkout
-AS_ROOT := $(SUDO) env PYTHONDONTWRITEBYTECODE=1 SLURMDL_REQUIRE_CLUSTER=$(SLURMDL_REQUIRE_CLUSTER)
+AS_ROOT := tools/as-root
 
 .PHONY: demo test lint install system nightly bench-demo clean
 
