@@ -119,7 +119,7 @@ def up(spec: Spec) -> Sandbox:
             os.mkdir(user.home, 0o755)
             os.chown(user.home, user.uid, user.gid)
         slurm.write_files(spec, root, user)
-        private = hosts.mount_script(True, shares, slurm.binds(root), f"{root}/stage")
+        private = f"{hosts.mount_script(shares, f'{root}/stage')}\n{slurm.mount_script(root)}"
         names = [LOGIN, *spec.topology.nodes, *spec.topology.zones]
         mounts = {name: private if name not in spec.topology.zones else "" for name in names}
         pids = hosts.start(spec.name, names, mounts)

@@ -125,21 +125,18 @@ def run(pid: int, argv: Sequence[str], *, stdin: str = "", timeout: float = 20.0
     return done.stdout
 
 
-def mount_script(own: bool, shares: Sequence[str], binds: Mapping[str, str], stage: str) -> str:
-    """Shell text that lays the file systems of a host; the host's root file system is the machine's.
+def mount_script(shares: Sequence[str], stage: str) -> str:
+    """Shell text that gives a host directories of its own; its root file system is the machine's.
 
     Parameters
     ----------
-    own : the host has a /tmp, /var/tmp, /run and /dev/shm for itself.
     shares : directories that keep their path. Where one lies under a directory that the host has for itself,
         or that an ordinary user may not enter (a home of root, a `mktemp -d`), an empty directory is put over
         that one and the share is laid back into it.
-    binds : target -> source of further bind mounts.
     stage : an existing directory with one entry per share ("0", "1", ...), where they wait meanwhile.
     """
     lines = [f"mount --bind {shlex.quote(share)} {stage}/{i}" for i, share in enumerate(shares)]
-    covers = list(_OWN) if own else []
-    covers += sorted({closed for share in shares if (closed := _closed_ancestor(share))})
+    covers = [*_OWN, *sorted({closed for share in shares if (closed := _closed_ancestor(share))})]
     for cover in covers:
         if not any(cover.startswith(other + "/") for other in covers):
             lines.append(f"mount -t tmpfs -o mode={_OWN.get(cover, '755')} tmpfs {shlex.quote(cover)}")
@@ -147,7 +144,6 @@ def mount_script(own: bool, shares: Sequence[str], binds: Mapping[str, str], sta
         if any(share == cover or share.startswith(cover + "/") for cover in covers):
             lines += [f"mkdir -p {shlex.quote(share)}", f"mount --bind {stage}/{i} {shlex.quote(share)}"]
         lines.append(f"umount {stage}/{i}")
-    lines += [f"mount --bind {shlex.quote(source)} {shlex.quote(target)}" for target, source in binds.items()]
     return "\n".join(lines)
 
 

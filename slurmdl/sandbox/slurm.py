@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import secrets
+import shlex
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
@@ -41,12 +41,14 @@ class User:
 
 
 def write_files(spec: Spec, root: Path, user: User) -> None:
-    """Write all configuration files of the cluster under `root`/etc."""
-    etc, address = root / "etc", fabric.addresses(spec)
-    (etc / "slurm").mkdir(parents=True)
-    (etc / "slurm/slurm.conf").write_text(_slurm_conf(spec, root, address))
-    (etc / "slurm/topology.conf").write_text(_topology_conf(spec))
-    (etc / "slurm/cgroup.conf").write_text("CgroupAutomount=no\n")
+    """Write all configuration files: Slurm's own to `root`/slurm, the others of /etc to `root`/etc."""
+    etc, slurm, address = root / "etc", root / "slurm", fabric.addresses(spec)
+    slurm.mkdir()
+    for directory in ("slurm", "openmpi"):
+        (etc / directory).mkdir(parents=True)
+    (slurm / "slurm.conf").write_text(_slurm_conf(spec, root, address))
+    (slurm / "topology.conf").write_text(_topology_conf(spec))
+    (slurm / "cgroup.conf").write_text("CgroupAutomount=no\n")
     if spec.gres:
         kinds = {kind.split(":")[0]: kind for kind in spec.gres.split(",")}
         lines = []
@@ -54,15 +56,15 @@ def write_files(spec: Spec, root: Path, user: User) -> None:
             parts = kind.split(":")
             of_type = f" Type={parts[1]}" if len(parts) > 2 else ""
             # a gpu needs one file each, or its node counts none of them
-            files = [etc / f"slurm/{name}{i}" for i in range(int(parts[-1]))] if name == "gpu" else []
+            files = [slurm / f"{name}{i}" for i in range(int(parts[-1]))] if name == "gpu" else []
             for file in files:
                 file.touch()
             what = f"File=/etc/slurm/{name}[0-{len(files) - 1}]" if files else "Flags=CountOnly"
             lines.append(f"Name={name}{of_type} Count={parts[-1]} {what}\n")
-        (etc / "slurm/gres.conf").write_text("".join(lines))
+        (slurm / "gres.conf").write_text("".join(lines))
     (etc / "hosts").write_text("127.0.0.1 localhost\n" + "".join(f"{a} {h}\n" for h, a in address.items()))
-    (etc / "openmpi-mca-params.conf").write_text(_PMIX_MCA)
-    key = etc / "munge.key"
+    (etc / "openmpi/openmpi-mca-params.conf").write_text(_PMIX_MCA)
+    key = root / "munge.key"
     key.touch(0o400)
     key.write_bytes(secrets.token_bytes(1024))
     passwd, group = Path("/etc/passwd").read_text(), Path("/etc/group").read_text()
@@ -73,13 +75,14 @@ def write_files(spec: Spec, root: Path, user: User) -> None:
     (etc / "group").write_text(group)
 
 
-def binds(root: Path) -> dict[str, str]:
-    """Bind mounts (target -> source) by which a host finds the cluster's files at their usual places."""
-    etc = root / "etc"
-    found = {"/etc/slurm": str(etc / "slurm"), "/etc/hosts": str(etc / "hosts"),
-             "/etc/passwd": str(etc / "passwd"), "/etc/group": str(etc / "group")}
-    mca = "/etc/openmpi/openmpi-mca-params.conf"
-    return found | ({mca: str(etc / "openmpi-mca-params.conf")} if os.path.exists(mca) else {})
+def mount_script(root: Path) -> str:
+    """Shell text that shows a host the cluster's files in its /etc, over those of the machine.
+
+    An overlay, not a mount on each file: the machine may replace its /etc/passwd at any time (useradd(8) renames
+    a new one over it), and such a mount would then be gone.
+    """
+    etc, slurm = shlex.quote(f"{root}/etc"), shlex.quote(f"{root}/slurm")
+    return f"mount -t overlay -o lowerdir={etc}:/etc overlay /etc\nmount --bind {slurm} /etc/slurm"
 
 
 def _slurm_conf(spec: Spec, root: Path, address: Mapping[str, str]) -> str:
@@ -135,7 +138,7 @@ def start_daemons(spec: Spec, root: Path, pids: Mapping[str, int], only: Sequenc
     """Start munged on each host, slurmctld on the login host and a slurmd on each node (of `only`, if given)."""
     wanted = [h for h in (LOGIN, *spec.topology.nodes) if only is None or h in only]
     script = {
-        "munged": "mkdir -p -m 755 /run/munge && exec munged --force --key-file={root}/etc/munge.key"
+        "munged": "mkdir -p -m 755 /run/munge && exec munged --force --key-file={root}/munge.key"
                   " --log-file=/run/munge/munged.log --seed-file=/run/munge/munged.seed --num-threads=2",
         "slurmctld": "exec slurmctld",
         "slurmd": "exec slurmd -N {host}",

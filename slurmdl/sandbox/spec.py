@@ -28,10 +28,10 @@ def alternating(nodes: int, zones: int) -> Topology:
 
     The alphabetical order of the nodes is thus the worst order of ranks. One zone has no root above it.
     """
-    if not 1 <= zones <= min(nodes, 26):
-        raise UsageError(f"--zones {zones}: 1 to {min(nodes, 26)} expected (at most one zone a node, and 26)")
     if not 1 <= nodes <= MAX_NODES:
         raise UsageError(f"--nodes {nodes}: 1 to {MAX_NODES} expected")
+    if not 1 <= zones <= min(nodes, 26):
+        raise UsageError(f"--zones {zones}: 1 to {min(nodes, 26)} expected (at most one zone a node, and 26)")
     width = len(str(nodes))
     leaves = [f"zone{chr(ord('A') + i)}" for i in range(zones)]
     names = [f"n{i + 1:0{width}d}" for i in range(nodes)]

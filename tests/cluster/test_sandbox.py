@@ -128,3 +128,75 @@ def test_a_start_that_was_cut_off_is_cleared_by_down_and_by_up(seconds):
     finally:
         sandbox.down(name)
     assert traces(name) == []
+
+
+def slurmdl(*argv: str, directory: str = "/") -> subprocess.CompletedProcess[str]:
+    """The command as root types it."""
+    return subprocess.run([sys.executable, "-m", "slurmdl", *argv], capture_output=True, text=True, timeout=60,
+                          check=False, cwd=directory)
+
+
+def test_the_command_line(tmp_path):
+    """A topology of three levels from a file; features, GRES and settings of the nodes; any directory."""
+    conf = tmp_path / "topology.conf"
+    conf.write_text("SwitchName=top Switches=left,right\nSwitchName=left Switches=l[1-2]\n"
+                    "SwitchName=right Switches=r1\nSwitchName=r1 Nodes=c\n"
+                    "SwitchName=l1 Nodes=a[1-2]\nSwitchName=l2 Nodes=b[1-2]\n")
+    name = f"cli-{os.getpid()}"
+    try:
+        done = slurmdl("sandbox", "up", "--name", name, "--topology", str(conf), "--cpus", "4", "--memory", "2000",
+                       "--gres", "gpu:2", "--features", "fast", "--features", "c=old", "--no-zone-features",
+                       "--zone-bandwidth", "80mbit", "--set", "MaxJobCount=77")
+        assert done.returncode == 0, done.stderr
+        assert "5 nodes in 3 zones" in done.stdout
+        again = slurmdl("sandbox", "up", "--name", name)
+        assert (again.returncode, len(again.stderr.splitlines())) == (71, 1)
+        for directory in ("/", "/root", str(tmp_path)):
+            seen = slurmdl("sandbox", "run", "--name", name, "sbatch", "--wait", "-N5", "--gres=gpu:2",
+                           "--wrap", "srun -l sh -c 'echo $SLURM_TOPOLOGY_ADDR'", directory=directory)
+            assert seen.returncode == 0, seen.stderr
+        node = slurmdl("sandbox", "run", "--name", name, "scontrol", "show", "node", "c").stdout
+        assert "ActiveFeatures=fast,old" in node
+        assert "CPUTot=4" in node
+        assert "Gres=gpu:2" in node
+        reached = slurmdl("sandbox", "run", "--name", name, "srun", "-N5", "sh", "-c", "echo $SLURM_TOPOLOGY_ADDR")
+        assert sorted(reached.stdout.split()) == [
+            "top.left.l1.a1", "top.left.l1.a2", "top.left.l2.b1", "top.left.l2.b2", "top.right.r1.c"], reached.stdout
+        assert slurmdl("sandbox", "run", "--name", name, "false").returncode == 1
+        assert "MaxJobCount             = 77" in slurmdl("sandbox", "run", "--name", name, "scontrol", "show",
+                                                         "config").stdout
+        assert "l1: a1(idle) a2(idle)" in slurmdl("sandbox", "status", "--name", name).stdout
+    finally:
+        assert "down" in slurmdl("sandbox", "down", "--name", name).stdout
+    assert traces(name) == []
+
+
+@pytest.mark.parametrize(("argv", "status", "word"), [
+    (["up", "--nodes", "0"], 64, "--nodes"),
+    (["up", "--zones", "9"], 64, "--zones"),
+    (["up", "--zone-bandwidth", "fast"], 64, "50mbit"),
+    (["up", "--name", "No Good"], 64, "--name"),
+    (["up", "--topology", "/no/such/file"], 65, "/no/such/file"),
+    (["up", "--features", "n99=x"], 64, "n99"),
+    (["up", "--set", "nothing"], 64, "KEY=VALUE"),
+    (["up", "--set", "NoSuchKey=1"], 71, "NoSuchKey"),
+    (["run", "--name", "absent", "true"], 71, "absent"),
+    (["sideways"], 64, "sideways"),
+])
+def test_bad_input_is_one_line_and_leaves_nothing(argv, status, word):
+    name = f"bad-{os.getpid()}"
+    named = argv if "--name" in argv or argv[0] == "sideways" else [argv[0], "--name", name, *argv[1:]]
+    done = slurmdl("sandbox", *named)
+    assert done.returncode == status, done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert word in done.stderr
+    assert traces(name) == []
+
+
+def test_a_change_of_the_machines_accounts_does_not_reach_the_hosts(cluster):
+    """useradd(8) renames a new /etc/passwd over the old one."""
+    fresh = Path("/etc/passwd.slurmdl-test")
+    fresh.write_bytes(Path("/etc/passwd").read_bytes())
+    fresh.chmod(0o644)
+    fresh.rename("/etc/passwd")
+    assert cluster.run(["srun", "-N2", "id", "-un"]).stdout.split() == ["researcher"] * 2
