@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from slurmdl.dl_options import DlOptions
 from slurmdl.errors import InputError
@@ -18,11 +18,9 @@ from slurmdl.errors import InputError
 VARIABLE = "SLURMDL_REQUEST"
 VERSION = 1
 
+_OPTIONS = "SLURMDL_OPT_"
 #: what is the user's own among the variables that begin with SLURMDL_
-_INPUTS = ("SLURMDL_OPT_", "SLURMDL_DEBUG")
-#: what `slurmdl srun` gives to its tasks beside variables that begin with SLURMDL_
-_TASK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",
-                   "SLURM_HOSTFILE")
+_INPUTS = (_OPTIONS, "SLURMDL_DEBUG")
 
 
 @dataclass(frozen=True)
@@ -35,22 +33,31 @@ class Mark:
     submitter : SLURM_JOB_ID of the job that the submission ran in, "" where it ran in none.
     pid : process that submitted; sbatch has the same or is its child.
     host : where it ran, without domain.
+    inputs : the SLURMDL_OPT_* variables of the submission, which `dl` holds already.
     """
 
     dl: DlOptions
     submitter: str
     pid: int
     host: str
+    inputs: Mapping[str, str] = field(default_factory=dict)
 
     def text(self) -> str:
         """The value of SLURMDL_REQUEST."""
         return json.dumps({"version": VERSION, "submitter": self.submitter, "pid": self.pid,
-                           "host": self.host, "dl": self.dl.to_json()}, separators=(",", ":"))
+                           "host": self.host, "inputs": dict(self.inputs), "dl": self.dl.to_json()},
+                          separators=(",", ":"))
+
+    def news(self, environ: Mapping[str, str]) -> dict[str, str]:
+        """The environment without the inputs that the submission saw: what the job inherited must not win over
+        the submission's own command line once more, what its script has set since does."""
+        return {name: value for name, value in environ.items() if self.inputs.get(name) != value}
 
 
 def make(dl: DlOptions, environ: Mapping[str, str]) -> Mark:
     """The mark of a submission by this process."""
-    return Mark(dl, environ.get("SLURM_JOB_ID", ""), os.getpid(), _short(os.uname().nodename))
+    inputs = {name: value for name, value in environ.items() if name.startswith(_OPTIONS)}
+    return Mark(dl, environ.get("SLURM_JOB_ID", ""), os.getpid(), _short(os.uname().nodename), inputs)
 
 
 def parse(text: str) -> Mark:
@@ -59,7 +66,8 @@ def parse(text: str) -> Mark:
         data = json.loads(text)
         if data["version"] != VERSION:
             raise InputError(f"{VARIABLE}: version {data['version']!r} is not {VERSION}")
-        return Mark(DlOptions.from_json(data["dl"]), str(data["submitter"]), int(data["pid"]), str(data["host"]))
+        return Mark(DlOptions.from_json(data["dl"]), str(data["submitter"]), int(data["pid"]), str(data["host"]),
+                    dict(data["inputs"]))
     except (ValueError, KeyError, TypeError) as error:
         raise InputError(f"{VARIABLE} is malformed ({type(error).__name__}: {error})") from error
 
@@ -95,6 +103,5 @@ def _short(host: str) -> str:
 def clean(environ: Mapping[str, str]) -> dict[str, str]:
     """The environment without what an outer job or step was given by slurmdl: a submission decides anew."""
     inherited = {name for name in environ if name.startswith("SLURMDL_") and not name.startswith(_INPUTS)}
-    if "SLURMDL_PLAN" in environ:
-        inherited.update(_TASK_VARIABLES)
+    inherited.update(environ.get("SLURMDL_SET", "").split())  # RANK and its like, where the task had none before
     return {name: value for name, value in environ.items() if name not in inherited}

@@ -100,8 +100,9 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     plain = Step(("srun", *_without_ours(argv, line)), unset=step.leftovers(environ))
     if any(line.has(name) for name in srun_options.PASSED) or line.last("mpi") == "list" or not line.operands:
         _start(plain, environ)
-    settings, request, complaint = _given(environ)
-    dl = dl_options.merge(settings.options, request, dl_options.from_environment(environ), chosen)
+    settings, marked, complaint = _given(environ)
+    news = marked.news(environ) if marked else environ
+    dl = dl_options.merge(settings.options, _requested(marked), dl_options.from_environment(news), chosen)
     # nothing of ours is said where the user wants nothing said
     say = (lambda _: None) if line.has("quiet") else warn
     chosen_step = plain
@@ -138,18 +139,22 @@ def _without_ours(argv: Sequence[str], line: getopt.CommandLine) -> list[str]:
     return [word for i, word in enumerate(argv) if i not in ours]
 
 
-def _given(environ: Mapping[str, str]) -> tuple[config.Config, dict[str, str], InputError | None]:
-    """The configuration, the settings that `slurmdl sbatch` left for this job, and what is malformed in them."""
+def _given(environ: Mapping[str, str]) -> tuple[config.Config, mark.Mark | None, InputError | None]:
+    """The configuration, what `slurmdl sbatch` left for this job, and what is malformed in them."""
     try:
-        settings, marked = config.load(), mark.read(environ)
+        return config.load(), mark.read(environ), None
     except InputError as error:
-        return config.Config(), {}, error
+        return config.Config(), None, error
+
+
+def _requested(marked: mark.Mark | None) -> dict[str, str]:
+    """The settings of the submission that hold for its steps."""
     if marked is None:
-        return settings, {}, None
+        return {}
     dl = marked.dl
     flags = {name: "" for name, on in (("explain", dl.explain), ("strict", dl.strict)) if on}
-    request = {"strategy": dl.strategy, "ps": str(dl.ps), "model_bytes": str(dl.model_bytes), "scores": dl.scores}
-    return settings, {**request, **flags}, None
+    return {"strategy": dl.strategy, "ps": str(dl.ps), "model_bytes": str(dl.model_bytes), "scores": dl.scores,
+            **flags}
 
 
 def _map(line: getopt.CommandLine, dl: DlOptions, settings: config.Config, launcher: str,

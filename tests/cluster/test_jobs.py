@@ -174,6 +174,13 @@ def test_parameter_servers_get_their_role(cluster):
     assert [role for _, role in roles] == ["ps"] * 2 + ["worker"] * 4
 
 
+def test_the_command_line_of_the_submission_wins_in_the_job_too(cluster):
+    script = cluster.script("#DL --dl-ps=1\n" + MAPPED)
+    job = cluster.submit(["slurmdl", "sbatch", "--dl-strategy=ps", "-N4", str(script)], directory=script.parent,
+                         env={"SLURMDL_OPT_STRATEGY": "gossip"})
+    assert cluster.output(job).count(" ps") == 1
+
+
 def test_array_tasks_are_each_mapped_and_not_pinned(cluster):
     script = cluster.script("echo task $SLURM_ARRAY_TASK_ID\n" + MAPPED)
     done = cluster.run(["slurmdl", "sbatch", "--parsable", "--array=1-2", "-N4", "-o", "task-%a.log", str(script)],

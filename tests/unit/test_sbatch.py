@@ -100,8 +100,8 @@ def test_the_command_of_a_dry_run(name, golden, tmp_path, monkeypatch):
             "export": ["--export=A,B=c d", "--", "job.sh"],
             "ps": ["--dl-strategy=ps", "--dl-ps=2", "--dl-model-bytes=400M", "-N3", "job.sh"]}[name]
     job = read(*argv)
-    environ = {"HOME": "/home/me", "SLURM_JOB_ID": "7", "SLURMDL_REQUEST": "{}", "SLURMDL_PLAN": "x", "RANK": "3",
-               "SLURMDL_OPT_PLACE": "pack", "MASTER_ADDR": "n9"}
+    environ = {"HOME": "/home/me", "SLURM_JOB_ID": "7", "SLURMDL_REQUEST": "{}", "SLURMDL_PLAN": "x",
+               "RANK": "3", "SLURMDL_SET": " RANK", "SLURMDL_OPT_PLACE": "pack", "MASTER_ADDR": "n9"}
     decision = sbatch.decide(job, cluster())
     text = sbatch.describe(job, decision, sbatch.render("/usr/bin/sbatch", job, decision, environ))
     text = re.sub(r'"pid":\d+,"host":"[^"]*"', '"pid":PID,"host":"HOST"', text)
@@ -126,9 +126,14 @@ class TestMark:
         with pytest.raises(InputError, match=r"SLURMDL_REQUEST|--dl-"):
             mark.read({"SLURMDL_REQUEST": text})
 
+    def test_what_the_submission_saw_is_no_news_to_the_job(self):
+        made = mark.make(self.DL, {"SLURMDL_OPT_STRATEGY": "gossip", "SLURMDL_OPT_PS": "1", "HOME": "/"})
+        inside = {"SLURMDL_OPT_STRATEGY": "gossip", "SLURMDL_OPT_PS": "3", "SLURMDL_OPT_STRICT": "1", "HOME": "/x"}
+        assert made.news(inside) == {"SLURMDL_OPT_PS": "3", "SLURMDL_OPT_STRICT": "1", "HOME": "/x"}
+
     def test_a_submission_inherits_no_outputs(self):
-        task = {"SLURMDL_PLAN": "x", "SLURMDL_ROLE": "ps", "RANK": "1", "MASTER_ADDR": "n1", "SLURM_HOSTFILE": "h"}
-        own = {"SLURMDL_OPT_PS": "2", "SLURMDL_DEBUG": "1", "HOME": "/", "SLURM_JOB_ID": "3"}
+        task = {"SLURMDL_PLAN": "x", "SLURMDL_ROLE": "ps", "RANK": "1", "SLURMDL_SET": " RANK"}
+        own = {"SLURMDL_OPT_PS": "2", "SLURMDL_DEBUG": "1", "HOME": "/", "SLURM_JOB_ID": "3", "MASTER_ADDR": "mine"}
         assert mark.clean(task | own) == own
         assert mark.clean({"RANK": "1", "MASTER_ADDR": "mine"}) == {"RANK": "1", "MASTER_ADDR": "mine"}
 
