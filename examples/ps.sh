@@ -5,7 +5,7 @@
 #
 # Slurm reads the #SBATCH lines, slurmdl the #DL lines; with plain sbatch the job runs too, unplaced.
 #SBATCH --job-name=ps
-#SBATCH --nodes=4-6
+#SBATCH --nodes=6
 #SBATCH --ntasks=6
 #SBATCH --time=10
 #DL --dl-strategy=ps --dl-ps=2
