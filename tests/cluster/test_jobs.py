@@ -332,6 +332,26 @@ def test_a_site_that_hides_or_forbids(new_cluster, settings):
     assert len(ranks((script.parent / f"slurm-{job}.out").read_text())) == 4
 
 
+@pytest.mark.parametrize(("damage", "complaint"), [
+    ("echo 'SwitchName=x Nodez=n1' >> topology.conf", "topology.conf:4"),
+    ("rm topology.conf", ""),  # a login node without the file asks the controller
+])
+def test_a_damaged_or_missing_topology_file(new_cluster, damage, complaint):
+    cluster = new_cluster()
+    cluster.run(["sh", "-c", f"cd /etc/slurm && {damage}"], as_root=True).check_returncode()
+    script = cluster.script(MAPPED)
+    done = cluster.run(["slurmdl", "sbatch", "--parsable", "-N3", str(script)], directory=script.parent)
+    assert done.returncode == 0
+    assert [complaint in line for line in own_lines(done.stderr)] == ([True] if complaint else [])
+    nodes = ranks(cluster.output(int(done.stdout)))
+    assert len(nodes) == 3
+    if complaint:
+        strict = cluster.run(["slurmdl", "sbatch", "--dl-strict", "-N3", str(script)])
+        assert strict.returncode == 65
+        assert "Nodez" in strict.stderr
+        assert len(strict.stderr.splitlines()) == 1
+
+
 def test_place_explains_the_same_choice_that_is_submitted(cluster):
     script = cluster.script("#SBATCH -N3\n" + MAPPED)
     told = json.loads(cluster.run(["slurmdl", "place", "--json", str(script)]).stdout)
