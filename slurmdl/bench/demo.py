@@ -123,7 +123,7 @@ class Demo:
         print(f"a Slurm cluster of 8 nodes on this machine: {self.version()}; links of "
               f"{spec.node_rate / 1e9:g} Gbit/s inside a zone, {spec.zone_rate / 1e6:g} Mbit/s between")
         self._call(["sbatch", "-J", "other", "-o", "/dev/null", "-N", str(len(BUSY)), "-w", ",".join(BUSY),
-                    "--exclusive", "--wrap", "sleep 900"])
+                    "--exclusive", "--wrap", "sleep 86400"])
         self._wait_for(lambda: self._call(["squeue", "-h", "-t", "R", "-o", "%j"]).split() == ["other"],
                        "the other user's job")
         print("\nzones, with another user's job on " + " and ".join(BUSY) + ":")
@@ -143,13 +143,17 @@ class Demo:
         """Submit one job one way, wait for it, and add what it measured."""
         script = self._script(job, way)
         before = self._crossed()
+        if loud:
+            print(f"--- {job.strategy}, {way}")
         submit = ["slurmdl", "sbatch"] if way == "slurmdl" else ["sbatch"]
-        words = self._call([*submit, script])
+        summary_file = Path(script).with_suffix(".json")
+        summary_file.unlink(missing_ok=True)  # of an earlier repeat
+        words = self._call([*submit, script], loud=loud)
         number = words.split()[-1]
         self._wait_for(lambda: not self._call(["squeue", "-h", "-j", number]).strip(), f"{job.strategy}, {way}", 240)
         log = (self.folder / Path(script).with_suffix(".log").name).read_text()
         try:
-            summary: dict[str, Any] = json.loads(Path(script).with_suffix(".json").read_text())
+            summary: dict[str, Any] = json.loads(summary_file.read_text())
         except OSError as error:
             said = " ".join(log.split())[-400:]
             raise SandboxError(f"job {number} ({job.strategy}, {way}) failed: {said}") from error
@@ -160,10 +164,10 @@ class Demo:
         outcome.nodes = hostlist.fold(sorted({place["node"] for place in summary["map"]}))
         outcome.zones = summary["zones"]
         if loud:
-            print(f"--- {job.strategy}, {way}: {words.strip()}")
+            print(_indent(words))
             # the whole log of the placed run; of the others only what differs
             wanted = log if way == "slurmdl" else "\n".join(
-                line for line in log.splitlines() if line.startswith(("ranks:", "step", "seconds/step")))
+                line for line in log.splitlines() if line.startswith(("ranks:", "step ", "seconds/step")))
             print(_indent(wanted))
 
     def _script(self, job: Job, way: str) -> str:
@@ -198,15 +202,15 @@ class Demo:
                 raise SandboxError(f"{what}: not done within {timeout:g} s")
             time.sleep(0.2)
 
-    def _call(self, argv: Sequence[str], directory: str | None = None) -> str:
-        """Run a command on the login host as the ordinary user; its stdout."""
+    def _call(self, argv: Sequence[str], *, directory: str | None = None, loud: bool = True) -> str:
+        """Run a command on the login host as the ordinary user; returns its stdout, shows its stderr."""
         line = self.box.command(argv, directory=directory or str(self.folder))
         sys.stdout.flush()
         done = subprocess.run(line, capture_output=True, text=True, timeout=300, check=False)
         if done.returncode:
             raise SandboxError(f"{' '.join(argv[:3])}: exit status {done.returncode}: "
                                f"{' '.join(done.stderr.split())[-300:]}")
-        if done.stderr:
+        if done.stderr and loud:
             print(_indent(done.stderr))
         return done.stdout
 
@@ -221,7 +225,7 @@ def table(outcomes: dict[tuple[str, str], Outcome], ways: Sequence[str]) -> str:
             o = outcomes[job.strategy, way]
             time_margin = 1 - statistics.median(o.seconds) / statistics.median(leaf.seconds)
             byte_margin = 1 - statistics.median(o.across) / statistics.median(leaf.across)
-            margin = "" if way == "leaf order" else f"{time_margin:+.0%} time, {byte_margin:+.0%} bytes"
+            margin = "" if way == "leaf order" else f"{_percent(time_margin)} time, {_percent(byte_margin)} bytes"
             rows.append((job.strategy, way, o.nodes, str(o.zones), f"{statistics.median(o.across) / 1e6:.1f}",
                          f"{statistics.median(o.seconds):.3f}", f"{o.accuracy:.1%}", margin))
     widths = [max(len(r[i]) for r in rows) for i in range(len(head))]
@@ -253,6 +257,10 @@ def _write(path: str, outcomes: dict[tuple[str, str], Outcome], repeats: int, ve
                                         target=target, met=met))
     results.write(path, rows, seed=SEED, versions={"slurm": version},
                   command=f"slurmdl bench demo --repeats {repeats} --results {path}")
+
+
+def _percent(share: float) -> str:
+    return f"{share:+.0%}" if abs(share) >= 0.005 else "0%"
 
 
 def _indent(text: str) -> str:
