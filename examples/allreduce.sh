@@ -11,4 +11,4 @@
 #DL --dl-strategy=allreduce
 
 # the ranks of the ring follow the zones of the nodes that Slurm gave
-slurmdl srun python -m slurmdl.train --steps 200 --seed 1 --summary "allreduce-$SLURM_JOB_ID.json"
+slurmdl srun python -m slurmdl.train --steps 200 --seed 1

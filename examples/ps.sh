@@ -11,4 +11,4 @@
 #DL --dl-strategy=ps --dl-ps=2
 
 # slurmdl srun decides which ranks serve; the trainer reads strategy and roles from the plan
-slurmdl srun python -m slurmdl.train --steps 200 --seed 1 --summary "ps-$SLURM_JOB_ID.json"
+slurmdl srun python -m slurmdl.train --steps 200 --seed 1
