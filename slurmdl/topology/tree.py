@@ -1,23 +1,37 @@
-"""A topology as a text tree."""
+"""A topology as a text tree that fits a terminal: zones that are alike and beside each other share a line."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
 
 from slurmdl.topology.hostlist import fold
 from slurmdl.topology.model import Topology
 
+#: levels that are folded one by one until the tree fits; what is higher is folded at once
+_MAX_STEPS = 16
+#: widest column of zone names
+_MAX_NAME = 36
+
 
 def walk(topology: Topology) -> Iterator[tuple[int, int]]:
     """(index of the zone, its depth), each zone before those below it, in the order of the source."""
-    below: dict[int, list[int]] = {}
-    for zone, parent in enumerate(topology.parent.tolist()):
-        below.setdefault(parent, []).append(zone)
+    below = children(topology)
     stack = [(zone, 0) for zone in reversed(below.get(-1, []))]
     while stack:
         zone, depth = stack.pop()
         yield zone, depth
         stack += [(child, depth + 1) for child in reversed(below.get(zone, []))]
+
+
+def children(topology: Topology) -> dict[int, list[int]]:
+    """Index of a zone -> the zones below it; -1 -> the roots."""
+    below: dict[int, list[int]] = {}
+    for zone, parent in enumerate(topology.parent.tolist()):
+        below.setdefault(parent, []).append(zone)
+    return below
 
 
 def members(topology: Topology) -> dict[int, list[str]]:
@@ -28,14 +42,102 @@ def members(topology: Topology) -> dict[int, list[str]]:
     return nodes
 
 
-def text(topology: Topology) -> str:
-    """The zones, indented by depth, each leaf with its nodes."""
+def text(topology: Topology, *, width: int = 80, height: int | None = 24) -> str:
+    """The zones, indented by depth, with their nodes.
+
+    Parameters
+    ----------
+    width : characters of a line; longer lists of nodes are cut.
+    height : lines that the tree may take. Where the zones are more, those below one zone that have the same
+        shape share a line, from the leaves up; if that does not do, all that have the same level do.
+        None: every zone has its own line.
+    """
+    lines = [f"{topology.kind}, {_count(len(topology.zones), 'zone')}, {_count(len(topology.nodes), 'node')} "
+             f"({topology.source})"]
     nodes = members(topology)
-    lines = [f"{topology.kind}, {len(topology.zones)} zones, {len(topology.nodes)} nodes ({topology.source})"]
-    for zone, depth in walk(topology):
-        here = nodes.get(zone, [])
-        listed = f"  {len(here)} nodes: {fold(here)}" if here else ""
-        lines.append(f"{'  ' * depth}{topology.zones[zone]} (level {topology.level[zone]}){listed}")
+    rows = _rows(topology, None if height is None else height - 2)
+    inside = nodes_below(topology)
+    below = children(topology)
+    names = ["  " * depth + _cut(fold(topology.zones[zone] for zone in zones), _MAX_NAME) for zones, depth in rows]
+    column = max(map(len, names), default=0)
+    for name, (zones, _) in zip(names, rows, strict=True):
+        listed = fold(node for zone in zones for node in nodes.get(zone, ()))
+        what = _what(topology, zones, [len(below.get(zone, ())) for zone in zones], inside[list(zones)].tolist())
+        lines.append(_cut(f"{name:{column}}  {what}  {listed}".rstrip(), width))
     if -1 in nodes:
-        lines.append(f"without a zone: {fold(nodes[-1])}")
+        lines.append(_cut(f"without a zone: {_count(len(nodes[-1]), 'node')}  {fold(nodes[-1])}", width))
     return "\n".join(lines)
+
+
+def nodes_below(topology: Topology) -> npt.NDArray[np.int64]:
+    """Number of nodes in and below each zone."""
+    count = np.bincount(topology.leaf[topology.leaf >= 0], minlength=len(topology.zones))
+    for level in range(int(topology.level.max(initial=0))):
+        here = np.flatnonzero((topology.level == level) & (topology.parent >= 0))
+        np.add.at(count, topology.parent[here], count[here])
+    return count
+
+
+def _rows(topology: Topology, limit: int | None) -> list[tuple[tuple[int, ...], int]]:
+    """(zones that share a line, depth), the first way of folding that has at most `limit` lines."""
+    below, shapes, top = children(topology), _shapes(topology), int(topology.level.max(initial=0)) + 1
+    rows = _folded(below, range(len(topology.zones)))
+    if limit is None or len(rows) <= limit:
+        return rows
+    for under in [*range(1, min(top, _MAX_STEPS)), top]:
+        for like in (shapes, topology.level.tolist()):
+            keys = [(1, like[zone]) if level < under else (0, zone)
+                    for zone, level in enumerate(topology.level.tolist())]
+            rows = _folded(below, keys)
+            if len(rows) <= limit:
+                return rows
+    return rows
+
+
+def _folded(below: dict[int, list[int]], keys: Sequence[object]) -> list[tuple[tuple[int, ...], int]]:
+    """The tree with siblings of the same key as one; what is below them is below all of them."""
+    rows: list[tuple[tuple[int, ...], int]] = []
+    stack: list[tuple[tuple[int, ...], int]] = [((-1,), -1)]
+    while stack:
+        zones, depth = stack.pop()
+        if depth >= 0:
+            rows.append((zones, depth))
+        groups: dict[object, list[int]] = {}
+        for zone in zones:
+            for child in below.get(zone, ()):
+                groups.setdefault(keys[child], []).append(child)
+        stack += [(tuple(group), depth + 1) for group in reversed(groups.values())]
+    return rows
+
+
+def _shapes(topology: Topology) -> list[int]:
+    """A number for each zone; equal where the zones have as many nodes and zones of the same shapes below them."""
+    own = np.bincount(topology.leaf[topology.leaf >= 0], minlength=len(topology.zones)).tolist()
+    below, known, shape = children(topology), dict[object, int](), [0] * len(topology.zones)
+    for zone in np.argsort(topology.level, kind="stable").tolist():
+        key = own[zone], *sorted(shape[child] for child in below.get(zone, ()))
+        shape[zone] = known.setdefault(key, len(known))
+    return shape
+
+
+def _what(topology: Topology, zones: Sequence[int], below: Sequence[int], nodes: Sequence[int]) -> str:
+    speeds = topology.speed[list(zones)]
+    speed = f", {speeds[0] * 8 / 1e6:g} Mbit/s" if speeds.min() == speeds.max() else ""  # NaN equals nothing
+    if len(zones) == 1:
+        return _count(nodes[0], "node") + speed
+    parts = [_span(below, "zone")] * bool(max(below)) + [_span(nodes, "node")]
+    return f"{_count(len(zones), 'zone')}, {' and '.join(parts)} each{speed}"
+
+
+def _span(counts: Sequence[int], noun: str) -> str:
+    low, high = min(counts), max(counts)
+    return _count(high, noun) if low == high else f"{low} to {_count(high, noun)}"
+
+
+def _count(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'s' * (count != 1)}"
+
+
+def _cut(line: str, width: int) -> str:
+    return line if len(line) <= width else line[:width - 3].rstrip() + "..."
+

@@ -134,4 +134,4 @@ def test_json_and_back(tmp_path: Path) -> None:
 
 def test_text_tree() -> None:
     assert tree.text(conf.parse_file(str(EXAMPLE))).splitlines()[1:] == [
-        "core (level 1)", "  zoneA (level 0)  4 nodes: n[1,3,5,7]", "  zoneB (level 0)  4 nodes: n[2,4,6,8]"]
+        "core     8 nodes", "  zoneA  4 nodes  n[1,3,5,7]", "  zoneB  4 nodes  n[2,4,6,8]"]
