@@ -32,10 +32,14 @@ def traces(name: str) -> list[str]:
 
 
 def test_hosts_are_apart_and_share_one_directory(cluster):
+    # a checkout below /tmp shows there on every host
+    shares = {Path(share).relative_to("/tmp").parts[0] for share in sandbox._shares(cluster.box.spec)
+              if share.startswith("/tmp/")}
     for host in ("n1", "n2", "login"):
         seen = cluster.run(["sh", "-c", "hostname; id -un; touch /dev/shm/mine /run/mine 2>/dev/null; "
-                            "echo $$ > /tmp/only-here; ls /tmp /dev/shm"], host=host).stdout.split()
-        assert seen == [host, "researcher", "/dev/shm:", "mine", "/tmp:", "only-here"]
+                            "echo $$ > /tmp/only-here; ls /dev/shm /tmp"], host=host).stdout.split()
+        assert seen[:5] == [host, "researcher", "/dev/shm:", "mine", "/tmp:"]
+        assert set(seen[5:]) == {"only-here", *shares}
     assert not Path("/tmp/only-here").exists()
     cluster.run(["touch", str(cluster.shared / "common")], host="n1")
     assert cluster.run(["test", "-e", str(cluster.shared / "common")], host="n2").returncode == 0
