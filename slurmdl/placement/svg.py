@@ -1,14 +1,14 @@
-"""A picture of a placement: zones as boxes, nodes as cells with their ranks and roles. Hand-written SVG 1.1."""
+"""A picture of a placement: zones as boxes, nodes as cells with their ranks and roles."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from xml.sax.saxutils import escape, quoteattr
 
 from slurmdl.cluster.model import ClusterSnapshot
 from slurmdl.placement.eligible import idle
 from slurmdl.placement.model import Placement
+from slurmdl.topology.drawing import Box, Grid, Size, document, fitting, layout, text
 from slurmdl.topology.model import Topology
 
 #: most nodes that are drawn with their names; above that each node is a dot
@@ -19,39 +19,6 @@ MAX_WIDTH = 1280
 
 _COLOURS = {"ps": "#c2410c", "worker": "#1d4ed8", "free": "#dbeafe", "busy": "#b6c2d1"}
 _LEGEND = {"ps": "parameter server", "worker": "worker", "free": "idle, not chosen", "busy": "in use or not usable"}
-
-
-@dataclass(frozen=True)
-class _Box:
-    """A zone as it is drawn: position and size in pixels."""
-
-    zone: int
-    x: float
-    y: float
-    width: float
-    height: float
-
-    @property
-    def right(self) -> float:
-        return self.x + self.width
-
-    @property
-    def bottom(self) -> float:
-        return self.y + self.height
-
-
-@dataclass(frozen=True)
-class _Grid:
-    """Cells of a leaf zone: so many to a row, each so wide and high, with a gap between."""
-
-    columns: int
-    width: float
-    height: float
-    gap: float = 8
-
-    def size(self, cells: int) -> tuple[float, float]:
-        columns, rows = min(cells, self.columns) or 1, -(-cells // self.columns) or 1
-        return columns * (self.width + self.gap) - self.gap, rows * (self.height + self.gap) - self.gap
 
 
 def svg(placement: Placement, topology: Topology, cluster: ClusterSnapshot) -> str:
@@ -70,7 +37,7 @@ class _Drawing:
         self.placement, self.topology = placement, topology
         used = set(placement.zones_used)
         self.named = len(topology.nodes) <= MAX_NAMED
-        self.grid = _Grid(4, 76, 52) if self.named else _Grid(24, 8, 8, 3)
+        self.grid = Grid(4, 76, 52) if self.named else Grid(24, 8, 8, 3)
         self.members: dict[int, list[str]] = {}
         for node, leaf in zip(topology.nodes, topology.leaf.tolist(), strict=True):
             if leaf >= 0 and (self.named or topology.zones[leaf] in used):
@@ -93,46 +60,24 @@ class _Drawing:
             zone = int(self.topology.parent[zone])
 
     def document(self) -> str:
-        roots = self._rows(self.below.get(-1, []), 24, 64)
-        width = max([box.right + 24 for box in roots] + [760.0])
-        bottom = max([box.bottom for box in roots] + [64.0])
+        boxes = layout(self.below, self._size, 24, 64, width_of=lambda sizes: MAX_WIDTH)
+        width = max([box.right + 24 for box in boxes] + [760.0])
+        bottom = max([box.bottom for box in boxes] + [64.0])
         chosen = f"{len(self.placement.nodes)} nodes" if self.placement.map else "no choice"
-        return "\n".join([
-            f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:g}" height="{bottom + 56:g}" '
-            f'viewBox="0 0 {width:g} {bottom + 56:g}" font-family="sans-serif" font-size="13">',
-            f'<rect width="{width:g}" height="{bottom + 56:g}" fill="white"/>',
-            _text(24, 36, _fitting(f"{chosen}: {self.placement.reason}", int(width / 8)), size=15, weight="bold"),
-            *(element for box in roots for element in self._zone(box)), *self._legend(24, bottom + 34), "</svg>", ""])
+        return document(width, bottom + 56, [
+            text(24, 36, fitting(f"{chosen}: {self.placement.reason}", int(width / 8)), size=15, weight="bold"),
+            *(element for box in boxes for element in self._zone(box)), *self._legend(24, bottom + 34)])
 
-    def _rows(self, zones: Sequence[int], x: float, y: float) -> list[_Box]:
-        """Boxes beside each other, in rows of at most MAX_WIDTH; x, y is the upper left corner."""
-        boxes: list[_Box] = []
-        left, top = x, y
-        for zone in zones:
-            width, height = self._size(zone)
-            if left > x and left - x + width > MAX_WIDTH:
-                left, top = x, max(box.bottom for box in boxes) + 16
-            boxes.append(_Box(zone, left, top, width, height))
-            left += width + 16
-        return boxes
+    def _size(self, leaf: int) -> Size:
+        width, height = self.grid.size(len(self.members.get(leaf, ())))
+        return max(width, 9.0 * len(self.topology.zones[leaf])) + 24, height + 44
 
-    def _size(self, zone: int) -> tuple[float, float]:
-        if zone in self.below:
-            boxes = self._rows(self.below[zone], 0, 0)
-            return max(box.right for box in boxes) + 32, max(box.bottom for box in boxes) + 48
-        width, height = self.grid.size(len(self.members.get(zone, ())))
-        return max(width, 9.0 * len(self.topology.zones[zone])) + 24, height + 44
-
-    def _zone(self, box: _Box) -> Iterator[str]:
-        yield (f'<rect x="{box.x:g}" y="{box.y:g}" width="{box.width:g}" height="{box.height:g}" rx="8" '
-               f'fill="none" stroke="#64748b"/>')
-        yield _text(box.x + 12, box.y + 20, self.topology.zones[box.zone], weight="bold")
-        for below in self._rows(self.below.get(box.zone, ()), box.x + 16, box.y + 32):
-            yield from self._zone(below)
+    def _zone(self, box: Box) -> Iterator[str]:
+        yield box.outline()
+        yield text(box.x + 12, box.y + 20, self.topology.zones[box.zone], weight="bold")
         for i, node in enumerate(self.members.get(box.zone, ())):
-            row, column = divmod(i, self.grid.columns)
-            yield from self._node(node, box.x + 12 + column * (self.grid.width + self.grid.gap),
-                                  box.y + 32 + row * (self.grid.height + self.grid.gap))
+            x, y = self.grid.at(i)
+            yield from self._node(node, box.x + 12 + x, box.y + 32 + y)
 
     def _node(self, node: str, x: float, y: float) -> Iterator[str]:
         ranks = self.ranks.get(node, [])
@@ -142,25 +87,16 @@ class _Drawing:
                f'rx="{4 if self.named else 1}" fill={quoteattr(_COLOURS[kind])}><title>{escape(node)}</title></rect>')
         if self.named:
             ink = "white" if ranks else "#334155"
-            yield _text(x + 8, y + 20, _fitting(node, 9), fill=ink, weight="bold")
+            yield text(x + 8, y + 20, fitting(node, 9), fill=ink, weight="bold")
             if ranks:
-                yield _text(x + 8, y + 40, _fitting(f"{'ranks' if len(ranks) > 1 else 'rank'} {_spans(ranks)}", 11),
+                yield text(x + 8, y + 40, fitting(f"{'ranks' if len(ranks) > 1 else 'rank'} {_spans(ranks)}", 11),
                             fill=ink, size=12)
 
     def _legend(self, x: float, y: float) -> Iterator[str]:
         for kind, meaning in _LEGEND.items():
             yield f'<rect x="{x:g}" y="{y - 11:g}" width="14" height="14" rx="2" fill="{_COLOURS[kind]}"/>'
-            yield _text(x + 20, y, meaning)
+            yield text(x + 20, y, meaning)
             x += 40 + 7.5 * len(meaning)
-
-
-def _text(x: float, y: float, text: str, *, fill: str = "#0f172a", size: int = 13, weight: str = "normal") -> str:
-    return (f'<text x="{x:g}" y="{y:g}" fill="{fill}" font-size="{size}" font-weight="{weight}">'
-            f'{escape(text)}</text>')
-
-
-def _fitting(text: str, length: int) -> str:
-    return text if len(text) <= length else text[:length - 1] + "…"
 
 
 def _spans(ranks: Sequence[int]) -> str:
