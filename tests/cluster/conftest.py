@@ -27,10 +27,14 @@ FINAL = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEM
 
 
 class Cluster:
-    """A real Slurm cluster. Attributes: `topology`; `shared`, a directory that all hosts share."""
+    """A real Slurm cluster.
+
+    Attributes: `topology`; `shared`, a directory that all hosts share; `user`, the name of the ordinary user.
+    """
 
     topology: Topology
     shared: Path
+    user: str
 
     def run(self, argv: Sequence[str], *, host: str = LOGIN, as_root: bool = False, stdin: str = "",
             directory: Path | None = None, env: dict[str, str] | None = None,
@@ -121,12 +125,14 @@ class Cluster:
 
 class SandboxCluster(Cluster):
     def __init__(self, box: sandbox.Sandbox) -> None:
-        self.box, self.topology, self.shared = box, box.spec.topology, box.shared
+        self.box, self.topology, self.shared, self.user = box, box.spec.topology, box.shared, box.user.name
+        self._start = self.shared
+        self._start = self.directory("start")  # not the home, which may be a real one
 
     def run(self, argv: Sequence[str], *, host: str = LOGIN, as_root: bool = False, stdin: str = "",
             directory: Path | None = None, env: dict[str, str] | None = None,
             timeout: float = 60) -> subprocess.CompletedProcess[str]:
-        line = self.box.command(argv, host, as_root=as_root, directory=str(directory or self.shared / "home"))
+        line = self.box.command(argv, host, as_root=as_root, directory=str(directory or self._start))
         return subprocess.run(line, input=stdin, capture_output=True, text=True, timeout=timeout,
                               env={**os.environ, **(env or {})}, check=False)
 

@@ -38,7 +38,7 @@ def test_hosts_are_apart_and_share_one_directory(cluster):
     for host in ("n1", "n2", "login"):
         seen = cluster.run(["sh", "-c", "hostname; id -un; touch /dev/shm/mine /run/mine 2>/dev/null; "
                             "echo $$ > /tmp/only-here; ls /dev/shm /tmp"], host=host).stdout.split()
-        assert seen[:5] == [host, "researcher", "/dev/shm:", "mine", "/tmp:"]
+        assert seen[:5] == [host, cluster.user, "/dev/shm:", "mine", "/tmp:"]
         assert set(seen[5:]) == {"only-here", *shares}
     assert not Path("/tmp/only-here").exists()
     cluster.run(["touch", str(cluster.shared / "common")], host="n1")
@@ -203,4 +203,4 @@ def test_a_change_of_the_machines_accounts_does_not_reach_the_hosts(cluster):
     fresh.write_bytes(Path("/etc/passwd").read_bytes())
     fresh.chmod(0o644)
     fresh.rename("/etc/passwd")
-    assert cluster.run(["srun", "-N2", "id", "-un"]).stdout.split() == ["researcher"] * 2
+    assert cluster.run(["srun", "-N2", "id", "-un"]).stdout.split() == [cluster.user] * 2
