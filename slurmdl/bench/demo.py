@@ -81,7 +81,7 @@ from slurmdl.placement.cost import cost, links
 from slurmdl.placement.rankmap import leaf_order
 from slurmdl.placement.traffic import phases
 from slurmdl.topology import hostlist, read
-network = links(hostlist.expand(os.environ["SLURM_JOB_NODELIST"]), read.from_files(), LinkScores())
+network = links(hostlist.expand(os.environ["SLURM_JOB_NODELIST"]), read.read(), LinkScores())
 orders = [list(leaf_order(network))]
 if sys.argv[1] != "leaf":
     strategy, ps = sys.argv[1].split(",")

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from slurmdl.launch.sbatch import Decision
     from slurmdl.launch.submission import Submission
     from slurmdl.launch.survey import Survey
+    from slurmdl.request import JobRequest
 
 _HELP = """\
 usage: slurmdl place [options] [--dl-*] [sbatch options] [script]
@@ -24,7 +25,7 @@ Shows what `slurmdl sbatch` would choose for the same words, and why; submits no
   --explain        the choice, what lost against it, the ranks, the cost (the default)
   --json           the same as one JSON object
   --svg FILE       a picture of the zones, the nodes and the ranks, too
-  --topology FILE  zones from a topology.conf, or JSON, instead of the cluster's
+  --topology FILE  zones from a topology.conf, topology.yaml or JSON instead of the cluster's
   --cluster FILE   nodes and partitions from JSON, or from the text of
                    `scontrol -o -d show nodes` and `show partitions`, instead of the cluster's
   --scores FILE    link scores, as --dl-scores=FILE
@@ -46,7 +47,7 @@ def run(argv: list[str]) -> int:
         return 0
     site = config.load()
     job = submission.read(words, os.environ, site.options, stdin=io.BytesIO())
-    seen = _survey(site, own, job.request.dl.scores)
+    seen = _survey(site, own, job.request)
     decision = _decide(job, seen)
     if "svg" in own:
         _draw(decision, seen, own["svg"])
@@ -77,18 +78,19 @@ def _split(argv: Sequence[str]) -> tuple[dict[str, str], list[str]]:
             [word for i, word in enumerate(argv) if i not in taken])
 
 
-def _survey(site: Config, own: dict[str, str], scores: str) -> Survey:
+def _survey(site: Config, own: dict[str, str], request: JobRequest) -> Survey:
     from slurmdl.cluster import read as cluster
     from slurmdl.launch import survey
     from slurmdl.topology import read as topology
 
+    scores = own.get("scores", request.dl.scores)
     if "cluster" not in own and "topology" not in own:
-        return survey.take(site, own.get("scores", scores))
+        return survey.take(site, scores, request.partitions)
     from slurmdl.cluster import scontrol
 
-    return survey.Survey(cluster.from_file(own["cluster"]) if "cluster" in own else scontrol.snapshot(),
-                         topology.read(own.get("topology")),
-                         survey.link_scores(site, own.get("scores", scores)))
+    snapshot = cluster.from_file(own["cluster"]) if "cluster" in own else scontrol.snapshot()
+    return survey.Survey(snapshot, topology.read(own.get("topology"), snapshot.topology_of(request.partitions)),
+                         survey.link_scores(site, scores))
 
 
 def _decide(job: Submission, seen: Survey) -> Decision:

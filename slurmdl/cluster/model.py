@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any
@@ -49,6 +49,7 @@ class Partition:
     ----------
     memory_per_cpu, memory_per_node : MB that a job gets which names none (DefMemPerCPU, DefMemPerNode of the
         partition, else of the cluster); None where neither is known, which may stand for the whole node.
+    topology : name of the topology that it uses (25.05 and newer), "" for the cluster's default.
     """
 
     name: str
@@ -57,6 +58,7 @@ class Partition:
     oversubscribe: str = "NO"
     memory_per_cpu: int | None = None
     memory_per_node: int | None = None
+    topology: str = ""
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,11 @@ class ClusterSnapshot:
     @cached_property
     def default_partition(self) -> str | None:
         return next((p.name for p in self.partitions if p.default), None)
+
+    def topology_of(self, partitions: Sequence[str] = ()) -> str:
+        """Name of the topology that a job's first partition uses, else the default partition; "" for the default."""
+        wanted = partitions[0] if partitions else self.default_partition
+        return next((p.topology for p in self.partitions if p.name == wanted), "")
 
     def to_json(self) -> dict[str, Any]:
         return {"nodes": [asdict(n) for n in self.nodes], "partitions": [asdict(p) for p in self.partitions]}

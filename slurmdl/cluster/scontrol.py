@@ -17,26 +17,28 @@ _SUFFIXES = "*~#!%$@+^-"
 
 
 def fetch(with_topology: bool = False) -> tuple[ClusterSnapshot, str]:
-    """Nodes, partitions and defaults, and the text of `show topology` where wanted, from one call of scontrol.
+    """Nodes, partitions and defaults, and what scontrol says of the zones where wanted, from one call of it.
 
     The sub-commands are given on its standard input, so that they share one process and one time limit. One
     that fails does not lose the others: without partitions or topology a snapshot of the nodes remains.
 
     Returns
     -------
-    the snapshot, and the text of `scontrol show topology` ("" where not wanted or not available).
+    the snapshot, and the text of `scontrol show topoconf` and `show topology` ("" where not wanted or not available).
 
     Raises
     ------
     UnavailableError : scontrol is missing, hangs, or gives no node.
     """
-    wanted = ["show nodes", "show partitions", "show config"] + ["show topology"] * with_topology
+    wanted = ["show nodes", "show partitions", "show config"] + ["show topoconf", "show topology"] * with_topology
     answer = process.ask(["scontrol", "-o", "-d"], stdin="".join(f"{command}\n" for command in wanted))
     snapshot = parse(answer.out)
     if not snapshot.nodes:
         raise UnavailableError(f"scontrol: {answer.first_error or 'gives no node'}")
-    zones = [line for line in answer.out.splitlines() if re.match(r"(SwitchName|BlockName)=", line)]
-    return snapshot, "".join(f"{line}\n" for line in zones)
+    # the zones come last; before them stand nodes, partitions and the configuration, `KEY = VALUE` on its lines
+    lines = answer.out.splitlines() if with_topology else []
+    last = max((i for i, line in enumerate(lines) if re.match(r"(Node|Partition)Name=|\w+ += ", line)), default=-1)
+    return snapshot, "".join(f"{line}\n" for line in lines[last + 1:] if not line.startswith("scontrol:"))
 
 
 def snapshot() -> ClusterSnapshot:
@@ -93,7 +95,7 @@ def _partition(fields: dict[str, str], config: dict[str, str]) -> Partition:
     default = own or config
     return Partition(fields["PartitionName"], fields.get("Default") == "YES", fields.get("State", "UP"),
                      fields.get("OverSubscribe", "NO"), _number(default.get("DefMemPerCPU", "")) or None,
-                     _number(default.get("DefMemPerNode", "")) or None)
+                     _number(default.get("DefMemPerNode", "")) or None, fields.get("Topology", ""))
 
 
 def _gres(text: str) -> dict[str, int]:

@@ -109,7 +109,7 @@ def _without_harm(job: Submission, site: config.Config, complaint: SlurmdlError 
             raise PlacementError(job.request.unpinnable)
         from slurmdl.launch import survey
 
-        seen = survey.take(site, dl.scores)
+        seen = survey.take(site, dl.scores, job.request.partitions)
         decision = decide(job, seen)
         if decision.reason and dl.strict:
             raise PlacementError(decision.reason)

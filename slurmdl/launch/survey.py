@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -23,8 +24,13 @@ class Survey:
     scores: LinkScores
 
 
-def take(config: Config, scores: str) -> Survey:
-    """Look once. `scores` is the value of --dl-scores.
+def take(config: Config, scores: str, partitions: Sequence[str] = ()) -> Survey:
+    """Look once.
+
+    Parameters
+    ----------
+    scores : the value of --dl-scores.
+    partitions : those that the job names; the first decides which of several topologies holds.
 
     Raises
     ------
@@ -35,13 +41,14 @@ def take(config: Config, scores: str) -> Survey:
     from slurmdl.topology import read
     from slurmdl.topology import scontrol as zones
 
-    topology = read.from_files()
-    cluster, text = scontrol.fetch(with_topology=topology is None)
-    if topology is None:
+    topologies = read.from_files()
+    cluster, text = scontrol.fetch(with_topology=topologies is None)
+    if topologies is None:
         if not text.strip():
-            raise UnavailableError("no topology: neither a topology.conf nor an answer of `scontrol show topology`")
-        topology = zones.parse(text)
-    return Survey(cluster, topology, link_scores(config, scores))
+            raise UnavailableError("no topology: neither a topology.yaml or topology.conf nor an answer of "
+                                   "`scontrol show topology`")
+        topologies = zones.parse_all(text)
+    return Survey(cluster, topologies.of(cluster.topology_of(partitions)), link_scores(config, scores))
 
 
 def link_scores(config: Config, scores: str) -> LinkScores:

@@ -49,27 +49,13 @@ def allowed(topology: Topology, zones: Sequence[str]) -> npt.NDArray[np.bool_]:
         return has_zone
     inside = np.zeros(len(topology.nodes), bool)
     for zone in zones:
-        inside |= has_zone & subtree(topology, topology.zone_index[zone])[topology.leaf]
-    return inside
-
-
-def subtree(topology: Topology, top: int) -> npt.NDArray[np.bool_]:
-    """Which zones are `top` or below it; shape (zones,)."""
-    inside = np.zeros(len(topology.zones), bool)
-    inside[top] = True
-    for level in range(int(topology.level[top]) - 1, -1, -1):
-        here = (topology.level == level) & (topology.parent >= 0)
-        inside[here] = inside[topology.parent[here]]
+        inside |= topology.below(topology.zone_index[zone])
     return inside
 
 
 def count_below(topology: Topology, nodes: IntArray) -> IntArray:
     """How many of the nodes lie below each zone; shape (zones,)."""
-    count = np.bincount(topology.leaf[nodes], minlength=len(topology.zones)).astype(np.int64)
-    for level in range(int(topology.level.max(initial=0))):
-        here = np.flatnonzero((topology.level == level) & (topology.parent >= 0))
-        np.add.at(count, topology.parent[here], count[here])
-    return count
+    return topology.sums(np.bincount(nodes, minlength=len(topology.nodes)))
 
 
 def choices(topology: Topology, pool: IntArray, wanted: int, place: str) -> Iterator[Choice]:
@@ -101,7 +87,7 @@ def choices(topology: Topology, pool: IntArray, wanted: int, place: str) -> Iter
         fitting = np.setdiff1d(np.flatnonzero(enough), topology.parent[has_parent])
     tightest = fitting[np.lexsort((free[fitting], topology.level[fitting]))]
     for zone in tightest[:MAX_ZONES]:
-        inside = pool[subtree(topology, int(zone))[topology.leaf[pool]]]
+        inside = pool[topology.below(int(zone))[pool]]
         for nodes in _inside(topology, inside, wanted, place):
             yield Choice(int(zone), nodes, len(inside) - wanted)
 

@@ -47,14 +47,8 @@ class Links:
 def links(nodes: Sequence[str], topology: Topology, scores: LinkScores) -> Links:
     """The links of these nodes, which must be distinct; a node that the topology does not know has no zone."""
     position = np.array([topology.node_index.get(node, -1) for node in nodes], np.int64)
-    leaf = np.full(len(nodes), -1, np.int64)
-    if len(topology.nodes):
-        leaf[position >= 0] = topology.leaf[position[position >= 0]]
-    columns, current = [], leaf
-    while (current >= 0).any():
-        columns.append(current)
-        current = np.where(current >= 0, topology.parent[current], -1) if len(topology.zones) else current
-    above = np.stack(columns, axis=1) if columns else np.full((len(nodes), 0), -1, np.int64)
+    above = topology.above(position)
+    leaf = above[:, 0] if above.shape[1] else position * 0 - 1
     used = np.unique(above[above >= 0])
     renumber = np.full(len(topology.zones) + 1, -1, np.int64)
     renumber[used] = np.arange(len(used))

@@ -61,7 +61,7 @@ def _zones(placement: Placement, topology: Topology, cluster: ClusterSnapshot) -
 def _count(topology: Topology, names: Iterable[str]) -> IntArray:
     """How many of the named nodes lie below each zone."""
     index = np.array([topology.node_index[name] for name in names if name in topology.node_index], np.int64)
-    return count_below(topology, index[topology.leaf[index] >= 0])
+    return count_below(topology, index)
 
 
 def _candidates(placement: Placement) -> Iterator[str]:

@@ -8,10 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from slurmdl.errors import InputError
-from slurmdl.topology.model import Topology
+from slurmdl.topology.model import MAX_LEVELS, Topology
 
 #: bytes/s behind one unit of LinkSpeed. Slurm leaves the unit open (topology.conf(5)); Mbit/s is assumed here.
 LINK_SPEED_UNIT = 1e6 / 8
+
+#: remark on rings and tori, whose distances no tree of zones can hold
+SIMPLIFIED = "each {0} is taken as one zone; where a node stands in its {0} is not used"
 
 
 @dataclass(frozen=True)
@@ -38,14 +41,15 @@ class Declared:
         return InputError(message, self.file, self.line, self.text)
 
 
-def build(declared: Sequence[Declared], *, kind: str, source: str) -> Topology:
+def build(declared: Sequence[Declared], *, kind: str, source: str, name: str = "default",
+          notes: tuple[str, ...] = (), block_sizes: tuple[int, ...] = ()) -> Topology:
     """The canonical form of the declared zones.
 
     A node on two leaves belongs to the first, a zone with two parents to the first.
 
     Raises
     ------
-    InputError : duplicate names, undefined children, a zone above itself.
+    InputError : duplicate names, undefined children, a zone above itself, more than MAX_LEVELS levels.
     """
     index: dict[str, int] = {}
     for i, zone in enumerate(declared):
@@ -67,7 +71,7 @@ def build(declared: Sequence[Declared], *, kind: str, source: str) -> Topology:
     speed = np.array([z.link_speed * LINK_SPEED_UNIT if z.link_speed not in (None, 0, 1) else np.nan
                       for z in declared], float)
     return Topology(tuple(index), parent, _levels(declared, index), speed, tuple(leaf),
-                    np.fromiter(leaf.values(), np.int32, len(leaf)), kind, source)
+                    np.fromiter(leaf.values(), np.int32, len(leaf)), kind, source, name, notes, block_sizes)
 
 
 def _levels(declared: Sequence[Declared], index: dict[str, int]) -> np.typing.NDArray[np.int32]:
@@ -84,6 +88,9 @@ def _levels(declared: Sequence[Declared], index: dict[str, int]) -> np.typing.ND
         i = ready.pop()
         for above in parents[i]:
             level[above] = max(level[above], level[i] + 1)
+            if level[above] >= MAX_LEVELS:
+                raise declared[above].error(f"zone {declared[above].name!r} lies above more than {MAX_LEVELS - 1} "
+                                            "levels of zones")
             open_children[above] -= 1
             if not open_children[above]:
                 ready.append(above)

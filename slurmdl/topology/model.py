@@ -5,14 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from slurmdl.errors import InputError
 
+if TYPE_CHECKING:
+    import networkx
+
 IntArray = npt.NDArray[np.int32]
+#: results and arguments of the queries below
+Indices = npt.NDArray[np.int64]
+
+#: most levels of zones; real networks have three to five, and paths from a node to its root stay short
+MAX_LEVELS = 64
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,8 +35,11 @@ class Topology:
     speed : shape (zones,), bytes/s of the zone's uplink (`LinkSpeed`), NaN where not given.
     nodes : names of the nodes, in the order of the source.
     leaf : shape (nodes,), index of each node's leaf zone, -1 for none.
-    kind : "tree", "block" or "flat".
+    kind : "tree", "block", "ring", "torus3d" or "flat".
     source : where it was read, for messages.
+    name : its name where a source holds several; partitions refer to it.
+    notes : remarks of the reader, one sentence each: what was simplified or passed over.
+    block_sizes : nodes of a base block and of each level of aggregates; () where the source gives none.
     """
 
     zones: tuple[str, ...]
@@ -39,12 +50,17 @@ class Topology:
     leaf: IntArray
     kind: str = "tree"
     source: str = ""
+    name: str = "default"
+    notes: tuple[str, ...] = ()
+    block_sizes: tuple[int, ...] = ()
 
     @classmethod
-    def flat(cls, nodes: Sequence[str], source: str = "no topology") -> Topology:
+    def flat(cls, nodes: Sequence[str], source: str = "no topology", name: str = "default",
+             notes: tuple[str, ...] = ()) -> Topology:
         """A topology with no zones: every node stands alone beside the others."""
         none = np.zeros(0, np.int32)
-        return cls((), none, none, np.zeros(0), tuple(nodes), np.full(len(nodes), -1, np.int32), "flat", source)
+        return cls((), none, none, np.zeros(0), tuple(nodes), np.full(len(nodes), -1, np.int32), "flat", source, name,
+                   notes)
 
     @cached_property
     def node_index(self) -> dict[str, int]:
@@ -53,6 +69,103 @@ class Topology:
     @cached_property
     def zone_index(self) -> dict[str, int]:
         return {name: i for i, name in enumerate(self.zones)}
+
+    @cached_property
+    def size(self) -> Indices:
+        """Nodes below each zone, at any depth; shape (zones,)."""
+        total = np.bincount(self.leaf[self.leaf >= 0], minlength=len(self.zones)).astype(np.int64)
+        for level in range(int(self.level.max(initial=0))):
+            here = np.flatnonzero((self.level == level) & (self.parent >= 0))
+            np.add.at(total, self.parent[here], total[here])
+        return total
+
+    @cached_property
+    def begin(self) -> Indices:
+        """Where each zone's nodes begin in `order`; shape (zones,). Zones below one zone lie side by side."""
+        # sorted by parent, the sizes of the earlier siblings add up to the offset inside the parent
+        siblings = np.argsort(self.parent, kind="stable")
+        before = np.cumsum(self.size[siblings]) - self.size[siblings]
+        above = self.parent[siblings]
+        first = np.searchsorted(above, above)
+        begin = np.empty(len(self.zones), np.int64)
+        begin[siblings] = before - before[first]
+        # nodes that a zone holds itself come before those of the zones below it
+        own = np.bincount(self.leaf[self.leaf >= 0], minlength=len(self.zones))
+        for level in range(int(self.level.max(initial=0)), -1, -1):
+            here = np.flatnonzero((self.level == level) & (self.parent >= 0))
+            begin[here] += begin[self.parent[here]] + own[self.parent[here]]
+        return begin
+
+    @cached_property
+    def order(self) -> Indices:
+        """Indices of the nodes such that the nodes of any zone stand together; shape (nodes,).
+
+        Nodes without a zone stand last. See `members`.
+        """
+        position = np.full(len(self.nodes), len(self.nodes), np.int64)
+        has_zone = self.leaf >= 0
+        position[has_zone] = self.begin[self.leaf[has_zone]]
+        return np.argsort(position, kind="stable")
+
+    def members(self, zone: int) -> Indices:
+        """Indices of the nodes below a zone, at any depth; in a leaf they keep the order of the source."""
+        begin = int(self.begin[zone])
+        return self.order[begin:begin + int(self.size[zone])]
+
+    def below(self, zone: int) -> npt.NDArray[np.bool_]:
+        """Which nodes lie below a zone, at any depth; shape (nodes,)."""
+        inside = np.zeros(len(self.nodes), bool)
+        inside[self.members(zone)] = True
+        return inside
+
+    def sums(self, values: Indices) -> Indices:
+        """Sums of a number per node over the nodes below each zone, all levels at once.
+
+        Parameters
+        ----------
+        values : shape (nodes,).
+
+        Returns
+        -------
+        shape (zones,).
+        """
+        total = np.concatenate([[0], np.cumsum(values[self.order])])
+        return np.asarray(total[self.begin + self.size] - total[self.begin])
+
+    def common(self, one: Indices, other: Indices) -> Indices:
+        """Lowest zone that holds both nodes of each pair.
+
+        Parameters
+        ----------
+        one, other : indices of nodes, of the same shape.
+
+        Returns
+        -------
+        indices of zones in that shape, -1 where no zone holds both.
+        """
+        a, b = self.leaf[one].astype(np.int64), self.leaf[other].astype(np.int64)
+        # the lower of two zones cannot hold the other, so it is the one to raise; -1 is above all
+        height = np.append(self.level, MAX_LEVELS)
+        above = np.append(self.parent, -1)
+        while (apart := a != b).any():
+            raise_a, raise_b = apart & (height[a] <= height[b]), apart & (height[b] <= height[a])
+            a, b = np.where(raise_a, above[a], a), np.where(raise_b, above[b], b)
+        return a
+
+    def above(self, nodes: Indices) -> Indices:
+        """The zones above each node, its leaf first, then -1; shape (nodes, greatest depth among them).
+
+        Parameters
+        ----------
+        nodes : shape (nodes,), indices; -1 for a node that the topology does not know.
+        """
+        parent = np.append(self.parent, -1)
+        current = np.append(self.leaf, -1)[nodes].astype(np.int64)
+        columns = []
+        while (current >= 0).any():
+            columns.append(current)
+            current = parent[current]
+        return np.stack(columns, axis=1) if columns else np.full((len(nodes), 0), -1, np.int64)
 
     def path(self, node: str) -> tuple[str, ...]:
         """Zone path of a node, root first, leaf last; () for a node that is unknown or has no zone."""
@@ -69,9 +182,28 @@ class Topology:
         path = self.path(node)
         return path[-1] if path else ""
 
+    def graph(self) -> networkx.DiGraph[tuple[str, str]]:
+        """A networkx view, edges from a zone to the zones and nodes below it.
+
+        Its nodes are pairs ("zone", name) and ("node", name), since a zone may be named as a node is; zones have
+        the attributes `level` and, where it is known, `speed` (bytes/s).
+        """
+        import networkx
+
+        graph: networkx.DiGraph[tuple[str, str]] = networkx.DiGraph(name=self.name)
+        for zone, level, speed in zip(self.zones, self.level.tolist(), self.speed.tolist(), strict=True):
+            graph.add_node(("zone", zone), level=level, **({} if np.isnan(speed) else {"speed": speed}))
+        graph.add_nodes_from(("node", node) for node in self.nodes)
+        graph.add_edges_from((("zone", self.zones[parent]), ("zone", zone))
+                             for zone, parent in zip(self.zones, self.parent.tolist(), strict=True) if parent >= 0)
+        graph.add_edges_from((("zone", self.zones[leaf]), ("node", node))
+                             for node, leaf in zip(self.nodes, self.leaf.tolist(), strict=True) if leaf >= 0)
+        return graph
+
     def to_json(self) -> dict[str, Any]:
-        return {"kind": self.kind, "source": self.source, "zones": list(self.zones),
-                "parent": self.parent.tolist(), "level": self.level.tolist(),
+        return {"name": self.name, "kind": self.kind, "source": self.source, "notes": list(self.notes),
+                "block_sizes": list(self.block_sizes),
+                "zones": list(self.zones), "parent": self.parent.tolist(), "level": self.level.tolist(),
                 "speed": [None if np.isnan(s) else float(s) for s in self.speed],
                 "nodes": list(self.nodes), "leaf": self.leaf.tolist()}
 
@@ -82,8 +214,10 @@ class Topology:
             speed = np.array([np.nan if s is None else float(s) for s in data["speed"]], float)
             self = cls(tuple(map(str, data["zones"])), np.array(data["parent"], np.int32),
                        np.array(data["level"], np.int32), speed, tuple(map(str, data["nodes"])),
-                       np.array(data["leaf"], np.int32), str(data["kind"]), str(data.get("source", "")))
-        except (KeyError, TypeError, ValueError, OverflowError) as error:
+                       np.array(data["leaf"], np.int32), str(data["kind"]), str(data.get("source", "")),
+                       str(data.get("name", "default")), tuple(map(str, data.get("notes", ()))),
+                       tuple(map(int, data.get("block_sizes", ()))))
+        except (AttributeError, KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
             raise InputError(f"topology JSON: malformed ({type(error).__name__}: {error})") from error
         count = len(self.zones)
         for name, array, length in (("parent", self.parent, count), ("level", self.level, count),
@@ -93,4 +227,12 @@ class Topology:
         for name, array in (("parent", self.parent), ("leaf", self.leaf)):
             if array.size and (array.min() < -1 or array.max() >= count):
                 raise InputError(f"topology JSON: {name} points outside 0..{count - 1}")
+        for what, names in (("zone", self.zones), ("node", self.nodes)):
+            if len(set(names)) < len(names):
+                raise InputError(f"topology JSON: a {what} is named twice")
+        if count and (self.level.min() < 0 or self.level.max() >= MAX_LEVELS):
+            raise InputError(f"topology JSON: level must be in 0..{MAX_LEVELS - 1}")
+        inner = self.parent >= 0
+        if (self.level[self.parent[inner]] <= self.level[inner]).any():
+            raise InputError("topology JSON: a zone must have a higher level than the zones below it")
         return self

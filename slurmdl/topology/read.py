@@ -6,15 +6,27 @@ import json
 import os
 
 from slurmdl import process
-from slurmdl.errors import InputError
+from slurmdl.errors import InputError, UnavailableError
 from slurmdl.topology import conf, scontrol
+from slurmdl.topology.files import text_of
 from slurmdl.topology.model import Topology
+from slurmdl.topology.topologies import Topologies
 
 DEFAULT_SLURM_CONF = "/etc/slurm/slurm.conf"
 
 
-def read(file: str | None = None) -> Topology:
-    """The topology of `file`, else of the file beside slurm.conf, else of one bounded call of scontrol.
+def read(file: str | None = None, name: str | None = None) -> Topology:
+    """One topology of those that `read_all` finds: the one of that name, else the default.
+
+    Raises
+    ------
+    InputError, UnavailableError : as `read_all`; InputError where there is none of that name.
+    """
+    return read_all(file).of(name)
+
+
+def read_all(file: str | None = None) -> Topologies:
+    """The topologies of `file`, else of the file beside slurm.conf, else of one bounded call of scontrol.
 
     Raises
     ------
@@ -23,29 +35,52 @@ def read(file: str | None = None) -> Topology:
     """
     if file is not None:
         return from_file(file)
-    return from_files() or scontrol.parse(process.query(["scontrol", "-o", "show", "topology"]))
+    found = from_files()
+    if found is not None:
+        return found
+    return from_controller()
 
 
-def from_file(path: str) -> Topology:
-    """The topology in a topology.conf, or in a JSON file as `Topology.to_json` writes it."""
+def from_controller() -> Topologies:
+    """The topologies as the controller holds them, from one bounded call of scontrol.
+
+    Raises
+    ------
+    UnavailableError : scontrol is missing, hangs or fails.
+    InputError : its answer is malformed, or holds no zone.
+    """
+    answer = process.ask(["scontrol", "-o"], stdin="show topoconf\nshow topology\n")
+    text = "".join(f"{line}\n" for line in answer.out.splitlines() if not line.startswith("scontrol:"))
+    if not text.strip():
+        raise UnavailableError(f"scontrol show topology: {answer.first_error or 'no answer'}")
+    return scontrol.parse_all(text)
+
+
+def from_file(path: str) -> Topologies:
+    """The topologies in a topology.conf, a topology.yaml, or a JSON file as `to_json` writes it."""
+    if path.endswith((".yaml", ".yml")):
+        # PyYAML is imported only where there is a file for it
+        from slurmdl.topology import yamlfile
+
+        return yamlfile.parse_file(path)
     if not path.endswith(".json"):
-        return conf.parse_file(path)
+        return Topologies.one(conf.parse_file(path))
     try:
-        with open(path, encoding="utf-8") as file:
-            return Topology.from_json(json.load(file))
-    except OSError as error:
-        raise InputError(f"cannot be read ({error.strerror})", file=path) from error
-    except ValueError as error:
+        return Topologies.from_json(json.loads(text_of(path)))
+    except (ValueError, RecursionError) as error:
         raise InputError(f"is not JSON ({error})", file=path) from error
+    except InputError as error:
+        raise InputError(str(error), file=path) if error.file is None else error from error
 
 
-def from_files(slurm_conf: str | None = None) -> Topology | None:
-    """The topology.conf in the directory of slurm.conf, None where it is not there.
+def from_files(slurm_conf: str | None = None) -> Topologies | None:
+    """The topologies in the directory of slurm.conf, None where there is no file of them.
 
-    A topology.yaml in that directory makes Slurm ignore topology.conf, so then it is None, too.
+    A topology.yaml in that directory makes Slurm ignore topology.conf.
     """
     directory = os.path.dirname(slurm_conf or os.environ.get("SLURM_CONF") or DEFAULT_SLURM_CONF)
-    path = os.path.join(directory, "topology.conf")
-    if os.path.exists(os.path.join(directory, "topology.yaml")) or not os.path.exists(path):
-        return None
-    return conf.parse_file(path)
+    for name in ("topology.yaml", "topology.conf"):
+        path = os.path.join(directory, name)
+        if os.path.exists(path):
+            return from_file(path)
+    return None

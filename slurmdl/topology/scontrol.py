@@ -1,39 +1,74 @@
-"""Reader of the text of `scontrol show topology` (trees and blocks)."""
+"""Reader of what the controller says: `scontrol show topology` (every version) and `show topoconf` (25.05+)."""
 
 from __future__ import annotations
 
 import re
 
 from slurmdl.errors import InputError
-from slurmdl.topology import hostlist
+from slurmdl.topology import blocks, hostlist
 from slurmdl.topology.build import Declared, build
 from slurmdl.topology.model import Topology
+from slurmdl.topology.topologies import Topologies
+
+SOURCE = "scontrol show topology"
 
 _PAIR = re.compile(r"(\w+)=(\S*)")
+_KINDS = {"SwitchName": "tree", "BlockName": "block", "RingName": "ring"}
+#: the YAML of `show topoconf` begins with its first topology, and ends where another answer or a prompt begins
+_YAML_BEGIN = re.compile(r"""(-\s+)?["']?topology["']?\s*:""")
+_YAML_END = re.compile(r"scontrol:|\w+\s*=|\.\.\.|[a-zA-Z ]+\.?$")
+
+
+def parse_all(text: str) -> Topologies:
+    """The topologies in the output of `scontrol show topoconf` and `scontrol show topology`, of either or of both.
+
+    Raises
+    ------
+    InputError : no zone is in the text, or it is malformed.
+    """
+    lines = text.splitlines()
+    begin = next((i for i, line in enumerate(lines) if _YAML_BEGIN.match(line)), None)
+    if begin is None:
+        return Topologies.one(parse(text))
+    end = next((i for i in range(begin, len(lines)) if _YAML_END.match(lines[i])), len(lines))
+    from slurmdl.topology import yamlfile
+
+    return yamlfile.parse("\n".join(lines[begin:end]), "scontrol show topoconf")
 
 
 def parse(text: str) -> Topology:
     """The topology in the output of `scontrol show topology`, with or without -o.
 
-    Here a switch above the leaves has both Switches and Nodes; its Nodes repeat those of its leaves.
-    Lines that declare no zone (prompts, messages, the aggregates of blocks) are passed over.
+    Here a switch above the leaves has both Switches and Nodes; its Nodes repeat those of its leaves. Aggregates
+    of blocks follow from the blocks and their sizes. Lines that declare no zone (prompts, messages) are passed
+    over.
 
     Raises
     ------
     InputError : no zone is in the text, or a zone below another is missing.
     """
-    switches: list[Declared] = []
-    blocks: list[Declared] = []
+    found: dict[str, list[Declared]] = {kind: [] for kind in _KINDS.values()}
+    sizes: dict[int, None] = {}
     for number, line in enumerate(text.splitlines(), 1):
         pairs = dict(_PAIR.findall(line))
-        name = pairs.get("SwitchName") or pairs.get("BlockName")
-        if not name:
+        key = next((key for key in _KINDS if pairs.get(key)), None)
+        if (key == "BlockName" or "AggregatedBlock" in pairs) and pairs.get("BlockSize", "").isdigit():
+            sizes[int(pairs["BlockSize"])] = None
+        if key is None:
             continue
         speed = pairs.get("LinkSpeed", "")
-        zone = Declared(name, tuple(hostlist.expand(pairs.get("Switches", ""))),
-                        tuple(hostlist.expand(pairs.get("Nodes") or pairs.get("nodes") or "")),
-                        int(speed) if speed.isdigit() else None, "scontrol show topology", number, line)
-        (switches if "SwitchName" in pairs else blocks).append(zone)
-    if not switches and not blocks:
-        raise InputError("scontrol show topology: lists no zone (TopologyPlugin may be topology/flat or none)")
-    return build(switches or blocks, kind="tree" if switches else "block", source="scontrol show topology")
+        children, nodes = (hostlist.expand(pairs.get(name) or pairs.get(name.lower()) or "")
+                           for name in ("Switches", "Nodes"))
+        found[_KINDS[key]].append(Declared(pairs[key], tuple(children), tuple(nodes),
+                                           int(speed) if speed.isdigit() else None, SOURCE, number, line))
+    kind = next((kind for kind, zones in found.items() if zones), None)
+    if kind is None:
+        raise InputError(f"{SOURCE}: lists no zone (TopologyPlugin may be topology/flat or none)")
+    zones = found[kind]
+    if kind == "block":
+        try:
+            # where no aggregate is listed there is none, as there is one block only or one size
+            zones = [*zones, *blocks.aggregates(zones, blocks.steps([*sizes]) if sizes else ())]
+        except ValueError as error:
+            raise InputError(f"{SOURCE}: {error}") from error
+    return build(zones, kind=kind, source=SOURCE, block_sizes=tuple(sizes))

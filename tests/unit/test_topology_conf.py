@@ -60,7 +60,8 @@ def test_a_node_on_two_leaves_belongs_to_the_first(tmp_path: Path) -> None:
 
 def test_blocks(tmp_path: Path) -> None:
     topology = parsed(tmp_path, "BlockName=b1 Nodes=n[1-2]\nBlockName=b2 Nodes=n[3-4]\nBlockSizes=2,4\n")
-    assert (topology.kind, topology.zones, topology.level.tolist()) == ("block", ("b1", "b2"), [0, 0])
+    assert (topology.kind, topology.zones, topology.level.tolist()) == ("block", ("b1", "b2", "b[1-2]"), [0, 0, 1])
+    assert topology.block_sizes == (2, 4)
 
 
 @pytest.mark.parametrize(("text", "line", "says"), [
@@ -76,7 +77,6 @@ def test_blocks(tmp_path: Path) -> None:
     ("SwitchName=s1 Nodes=switch{x}\n", 1, "controller"),
     ("SwitchName=s1 Nodes=n1 LinkSpeed=fast\n", 1, "whole number"),
     ("SwitchName=\"\" Nodes=n1\n", 1, "needs a name"),
-    ("SwitchName=s1\n", 1, "needs Nodes or Switches"),
     ("Nodes=n1\n", 1, "begins with"),
     ("BlockName=b1\n", 1, "needs Nodes"),
     ("BlockName=b1 Nodes=n1\nBlockSizes=some\n", 2, "numbers of nodes"),
@@ -95,7 +95,7 @@ def test_refused_with_file_line_and_text(tmp_path: Path, text: str, line: int, s
 
 @pytest.mark.parametrize(("text", "says"), [
     ("", "declares no zone"), ("# nothing\n", "declares no zone"),
-    ("SwitchName=s1 Nodes=n1\nBlockName=b1 Nodes=n1\n", "either a tree or blocks"),
+    ("SwitchName=s1 Nodes=n1\nBlockName=b1 Nodes=n1\n", "either a tree, blocks or rings"),
     ("Include topology.conf\n", "includes itself"), ("Include missing.conf\n", "cannot be read"),
 ])
 def test_refused_as_a_whole(tmp_path: Path, text: str, says: str) -> None:
@@ -121,9 +121,11 @@ def test_found_beside_slurm_conf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     (tmp_path / "topology.conf").write_text("SwitchName=s1 Nodes=n1\n")
     found = read.from_files()
     assert found is not None
-    assert found.zones == ("s1",)
-    (tmp_path / "topology.yaml").write_text("")
-    assert read.from_files() is None
+    assert found.of().zones == ("s1",)
+    (tmp_path / "topology.yaml").write_text("topology: new\ntree: {switches: [{switch: s2, nodes: n2}]}\n")
+    found = read.from_files()
+    assert found is not None
+    assert (found.default, found.of("new").zones) == ("new", ("s2",))
 
 
 def test_json_and_back(tmp_path: Path) -> None:

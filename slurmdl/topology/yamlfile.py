@@ -1,0 +1,171 @@
+"""Reader of topology.yaml (topology.yaml(5), Slurm 25.05 and newer) and of `scontrol show topoconf`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from slurmdl.errors import InputError
+from slurmdl.topology import blocks, hostlist
+from slurmdl.topology.build import SIMPLIFIED, Declared, build
+from slurmdl.topology.files import text_of
+from slurmdl.topology.model import Topology
+from slurmdl.topology.topologies import Topologies
+from slurmdl.topology.yamltree import Entry, tree_of
+
+_YES, _NO = ("y", "yes", "t", "true", "on"), ("n", "no", "f", "false", "off")
+_KINDS = ("tree", "block", "flat", "ring", "torus3d")
+
+
+def parse_file(path: str) -> Topologies:
+    """The topologies in a topology.yaml.
+
+    Raises
+    ------
+    InputError : with file, line, text and what is valid, wherever slurmctld would refuse the file, too.
+    """
+    return parse(text_of(path), path)
+
+
+def parse(text: str, source: str) -> Topologies:
+    """The topologies in a text; `source` names it in messages."""
+    top = tree_of(text, source)
+    entries = top.items() if isinstance(top.value, list) else [top]
+    if not entries:
+        raise InputError("declares no topology; an entry `topology: NAME` with tree, block, flat, ring or torus3d "
+                         "is needed", file=source)
+    found: dict[str, Topology] = {}
+    default = ""
+    for entry in entries:
+        reader = _Reader(source, entry)
+        topology = reader.topology()
+        if topology.name in found:
+            raise reader.top["topology"].error(f"topology {topology.name!r} is declared twice")
+        found[topology.name] = topology
+        if reader.is_default and not default:
+            default = topology.name
+    return Topologies(tuple(found.values()), default or next(iter(found)))
+
+
+class _Reader:
+    """One topology of a file; fields that Slurm does not know either are noted and passed over."""
+
+    def __init__(self, source: str, entry: Entry) -> None:
+        self.source = source
+        self.entry = entry
+        self.notes: list[str] = []
+        self.top = self.fields(entry, "a topology", ("topology", "cluster_default", *_KINDS))
+        if "topology" not in self.top or not self.top["topology"].text():
+            raise entry.error("a topology needs a name, `topology: NAME`")
+        default = self.top.get("cluster_default")
+        self.is_default = default is not None and _truth(default)
+
+    def topology(self) -> Topology:
+        used = [kind for kind in _KINDS if kind in self.top and not _unused(self.top[kind])]
+        name = self.top["topology"].text()
+        if len(used) != 1:
+            raise self.entry.error(f"topology {name!r} has {' and '.join(used) or 'no kind'}; "
+                                   f"exactly one of {', '.join(_KINDS)} is needed")
+        kind = used[0]
+        if kind == "flat":
+            return Topology.flat((), self.source, name, tuple(self.notes))
+        body = self.top[kind]
+        if kind == "tree":
+            lists = self.fields(body, "tree", ("switches",))
+            return self.build([self.switch(item) for item in _items(lists, "switches", body)], kind, name)
+        if kind == "block":
+            return self.blocks(body, name)
+        self.notes.append(SIMPLIFIED.format("ring" if kind == "ring" else "torus"))
+        if kind == "ring":
+            lists = self.fields(body, "ring", ("rings",))
+            return self.build([self.leaf(item, "ring") for item in _items(lists, "rings", body)], kind, name)
+        return self.build([_torus(item) for item in _items(body.fields(), "toruses", body)], kind, name)
+
+    def build(self, zones: Sequence[Declared], kind: str, name: str, sizes: tuple[int, ...] = ()) -> Topology:
+        return build(zones, kind=kind, source=self.source, name=name, notes=tuple(self.notes), block_sizes=sizes)
+
+    def switch(self, item: Entry) -> Declared:
+        fields = self.fields(item, "a switch", ("switch", "children", "nodes"))
+        children, nodes = (_expand(fields.get(key)) for key in ("children", "nodes"))
+        if children and nodes:
+            raise item.error("has both nodes and children; a leaf has nodes, a switch above has children")
+        return _declared(item, fields, "switch", nodes, children)
+
+    def leaf(self, item: Entry, key: str) -> Declared:
+        fields = self.fields(item, f"a {key}", (key, "nodes"))
+        return _declared(item, fields, key, _expand(fields.get("nodes")))
+
+    def blocks(self, body: Entry, name: str) -> Topology:
+        lists = self.fields(body, "block", ("block_sizes", "blocks"))
+        base = [self.leaf(item, "block") for item in _items(lists, "blocks", body)]
+        sizes = tuple(_size(item) for item in lists["block_sizes"].items()) if "block_sizes" in lists else ()
+        try:
+            steps = blocks.steps(sizes)
+        except ValueError as error:
+            raise lists["block_sizes"].error(str(error)) from error
+        small = blocks.too_small(base, sizes)
+        if small:
+            raise small[0].error(small[1])
+        return self.build([*base, *blocks.aggregates(base, steps)], "block", name, sizes)
+
+    def fields(self, entry: Entry, what: str, valid: Sequence[str]) -> dict[str, Entry]:
+        fields = entry.fields()
+        for key, value in fields.items():
+            if key not in valid:
+                self.notes.append(f"line {value.line}: unknown field {key!r} of {what} is passed over; "
+                                  f"valid: {', '.join(valid)}")
+        return fields
+
+
+def _unused(kind: Entry) -> bool:
+    """Whether a kind stands there empty, as the controller's dump has those that are not used."""
+    if isinstance(kind.value, str):
+        return not kind.value or not _truth(kind)
+    return not any(value.value for value in kind.fields().values())
+
+
+def _truth(entry: Entry) -> bool:
+    word = entry.text().lower()
+    if word not in _YES + _NO:
+        raise entry.error(f"valid are {', '.join(_YES)} and {', '.join(_NO)}")
+    return word in _YES
+
+
+def _items(fields: dict[str, Entry], key: str, body: Entry) -> list[Entry]:
+    if key not in fields:
+        raise body.error(f"needs a list `{key}`")
+    return fields[key].items()
+
+
+def _size(entry: Entry) -> int:
+    text = entry.text()
+    if not text.isascii() or not text.isdigit() or len(text) > 9 or not int(text):
+        raise entry.error("block_sizes takes numbers of nodes, e.g. [30, 120]")
+    return int(text)
+
+
+def _torus(item: Entry) -> Declared:
+    """A torus with all of its nodes; how they are laid out (dims, regions, placements) is not read."""
+    fields = item.fields()
+    regions = fields["regions"].items() if "regions" in fields else []
+    parts = [fields, *(region.fields() for region in regions)]
+    nodes = [node for part in parts for node in _expand(part.get("nodes"))]
+    return _declared(item, fields, "torus" if "torus" in fields else "name", nodes)
+
+
+def _declared(item: Entry, fields: dict[str, Entry], key: str, nodes: Sequence[str],
+              children: Sequence[str] = ()) -> Declared:
+    name = fields[key].text() if key in fields else ""
+    if not name:
+        raise item.error(f"needs a name, `{key}: NAME`")
+    return Declared(name, tuple(children), tuple(nodes), None, item.file, item.line, f"{key}: {name}")
+
+
+def _expand(entry: Entry | None) -> list[str]:
+    if entry is None:
+        return []
+    if not isinstance(entry.value, str):
+        raise entry.error("takes a hostlist as one string, e.g. n[1-4,7], not a list or a map")
+    try:
+        return hostlist.expand(entry.value)
+    except InputError as error:
+        raise entry.error(str(error)) from error
