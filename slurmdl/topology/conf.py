@@ -13,8 +13,9 @@ from dataclasses import dataclass
 
 from slurmdl.errors import InputError
 from slurmdl.topology import blocks, hostlist
-from slurmdl.topology.build import SIMPLIFIED, Declared, build
-from slurmdl.topology.files import text_of
+from slurmdl.topology.build import SIMPLIFIED, Declared
+from slurmdl.topology.contents import Contents, OnFault, refuse
+from slurmdl.topology.files import MAX_BYTES, text_of
 from slurmdl.topology.model import Topology
 
 # s_p_parse_line's expression: a value is never empty, so the word after `Nodes=` is its value, whatever it is
@@ -28,7 +29,10 @@ _KEYS = {"SwitchName": ("SwitchName", "Switches", "Nodes", "LinkSpeed"),
          "BlockSizes": ("BlockSizes",)}
 _KINDS = {"SwitchName": "tree", "BlockName": "block", "RingName": "ring"}
 _FULL = {key.lower(): key for keys in _KEYS.values() for key in keys}
-_MAX_INCLUDES = 32
+_INCLUDE = re.compile(r"include\s+(\S+)\s*\Z", re.IGNORECASE | re.ASCII)
+#: a `#` after an even number of backslashes begins a comment; the backslashes before it belong to the text
+_COMMENT = re.compile(r"(?<!\\)((?:\\\\)*)#.*", re.DOTALL)
+_MAX_FILES = 1024
 
 
 @dataclass(frozen=True)
@@ -50,54 +54,71 @@ def parse_file(path: str) -> Topology:
     ------
     InputError : with file, line, text and what is valid, wherever slurmctld would refuse the file, too.
     """
+    return declare(path).topology()
+
+
+def declare(path: str, on_fault: OnFault = refuse) -> Contents:
+    """What a topology.conf declares; a line with a fault is passed over where `on_fault` returns.
+
+    Raises
+    ------
+    InputError : from `on_fault`, and where the file as a whole cannot be read or declares no zone.
+    """
     declared: dict[str, list[Declared]] = {key: [] for key in _KINDS}
     notes: list[str] = []
-    sizes, sizes_line = "", Line(path, 0, "")
+    sizes: tuple[int, ...] = ()
+    room = hostlist.MAX_NAMES
     for line in lines(path):
-        pairs = _pairs(line)
-        kind = next(iter(pairs))
-        if kind not in _KEYS:
-            raise line.error(f"a line begins with one of {', '.join(_KEYS)}")
-        for key in pairs:
-            if key not in _KEYS[kind]:
-                raise line.error(f"{key} does not belong to {kind}; valid: {', '.join(_KEYS[kind])}")
-        if kind == "BlockSizes":
-            sizes, sizes_line = pairs[kind], line
+        try:
+            pairs = _pairs(line)
+            kind = _kind(pairs, line)
+            if kind == "BlockSizes":
+                sizes = _sizes(pairs[kind], line)
+                continue
+            zone = _declared(kind, pairs, line, room)
+        except InputError as fault:
+            on_fault(fault)
             continue
-        zone = _declared(kind, pairs, line)
+        room -= len(zone.nodes) + len(zone.children)
         if kind != "BlockName" and not zone.children and not zone.nodes:
             notes.append(f"{line.file}:{line.line}: {zone.name} is empty, which Slurm before 25.05 refuses")
         declared[kind].append(zone)
     used = [key for key, zones in declared.items() if zones]
     if len(used) > 1:
-        raise InputError(f"holds both {' and '.join(used)}; a topology is either a tree, blocks or rings", file=path)
+        on_fault(InputError(f"holds both {' and '.join(used)}; a topology is either a tree, blocks or rings",
+                            file=path))
     if not used:
         raise InputError("declares no zone; a line SwitchName=NAME Nodes=LIST or BlockName=NAME Nodes=LIST "
                          "is needed", file=path)
-    zones, kind = declared[used[0]], _KINDS[used[0]]
-    if kind == "block":
-        return _blocks(zones, sizes, sizes_line, path, notes)
-    if kind == "ring":
+    if used[0] == "RingName":
         notes.append(SIMPLIFIED.format("ring"))
-    return build(zones, kind=kind, source=path, notes=tuple(notes))
+    return Contents(tuple(declared[used[0]]), _KINDS[used[0]], path, notes=tuple(notes),
+                    block_sizes=sizes if used[0] == "BlockName" else ())
 
 
-def _blocks(base: list[Declared], text: str, line: Line, path: str, notes: list[str]) -> Topology:
-    if text and not re.fullmatch(r"[1-9][0-9]{0,8}(, *[1-9][0-9]{0,8})*", text):
+def _kind(pairs: dict[str, str], line: Line) -> str:
+    kind = next(iter(pairs))
+    if kind not in _KEYS:
+        raise line.error(f"a line begins with one of {', '.join(_KEYS)}")
+    for key in pairs:
+        if key not in _KEYS[kind]:
+            raise line.error(f"{key} does not belong to {kind}; valid: {', '.join(_KEYS[kind])}")
+    return kind
+
+
+def _sizes(text: str, line: Line) -> tuple[int, ...]:
+    if not re.fullmatch(r"[1-9][0-9]{0,8}(, *[1-9][0-9]{0,8})*", text):
         raise line.error("BlockSizes takes numbers of nodes, e.g. BlockSizes=30,120")
-    sizes = tuple(int(size) for size in text.split(",") if text)
+    sizes = tuple(map(int, text.split(",")))
     try:
-        steps = blocks.steps(sizes)
+        blocks.steps(sizes)
     except ValueError as error:
         raise line.error(str(error)) from error
-    small = blocks.too_small(base, sizes)
-    if small:
-        raise small[0].error(small[1])
-    return build([*base, *blocks.aggregates(base, steps)], kind="block", source=path, notes=tuple(notes),
-                 block_sizes=sizes)
+    return sizes
 
 
-def _declared(kind: str, pairs: dict[str, str], line: Line) -> Declared:
+def _declared(kind: str, pairs: dict[str, str], line: Line, room: int) -> Declared:
+    """The zone of a line, with at most `room` names."""
     if not pairs[kind]:
         raise line.error(f"{kind} needs a name")
     if "Nodes" in pairs and "Switches" in pairs:
@@ -108,7 +129,7 @@ def _declared(kind: str, pairs: dict[str, str], line: Line) -> Declared:
     if "LinkSpeed" in pairs and speed is None:
         raise line.error("LinkSpeed takes a whole number of at most 32 bits")
     try:
-        children, nodes = (tuple(hostlist.expand(pairs.get(key, ""))) for key in ("Switches", "Nodes"))
+        children, nodes = (tuple(hostlist.expand(pairs.get(key, ""), room)) for key in ("Switches", "Nodes"))
     except InputError as error:
         raise line.error(str(error)) from error
     if "Switches" in pairs and not children:
@@ -153,37 +174,45 @@ def lines(path: str) -> Iterator[Line]:
 
     Raises
     ------
-    InputError : a file cannot be read or includes itself.
+    InputError : a file cannot be read or includes itself, or there are too many files or bytes in all.
     """
-    return _included(path, os.path.dirname(path), ())
-
-
-def _included(path: str, base: str, stack: tuple[str, ...]) -> Iterator[Line]:
-    """Logical lines of a file and of those that it includes, relative to `base`."""
-    if path in stack or len(stack) > _MAX_INCLUDES:
-        raise InputError(f"includes itself ({' -> '.join([*stack, path])})", file=path)
-    raw = text_of(path).split("\n")
-    joined, begin = "", 0
-    for number, part in enumerate(raw, 1):
-        begin = begin or number
-        text = joined + _without_comment(part.partition("\0")[0])  # to Slurm, which is C, a line ends there
-        stripped = text.rstrip(_BLANKS)
-        if (len(stripped) - len(stripped.rstrip("\\"))) % 2:
-            joined = text = stripped[:-1]
-            if number < len(raw):
-                continue
-        line = Line(path, begin, re.sub(r"\\(.)", r"\1", text))
-        joined, begin = "", 0
-        include = re.match(r"include\s+(\S+)\s*\Z", line.text, re.IGNORECASE | re.ASCII)
-        if include:
-            yield from _included(os.path.join(base, include[1]), base, (*stack, path))
-        elif line.text.strip(_BLANKS):
+    base, left, opened = os.path.dirname(path), MAX_BYTES, 1
+    text = text_of(path, left)
+    stack = [(path, _logical(path, text))]
+    while stack:
+        line = next(stack[-1][1], None)
+        if line is None:
+            stack.pop()
+            continue
+        include = _INCLUDE.match(line.text)
+        if not include:
             yield line
+            continue
+        below = os.path.join(base, include[1])
+        if below in [path for path, _ in stack]:
+            raise line.error(f"{below} includes itself")
+        opened, left = opened + 1, left - len(text)
+        if opened > _MAX_FILES or left < 0:
+            raise line.error(f"more than {_MAX_FILES} files, or {MAX_BYTES} bytes in all, are included")
+        text = text_of(below, left)
+        stack.append((below, _logical(below, text)))
 
 
-def _without_comment(text: str) -> str:
-    for match in re.finditer("#", text):
-        before = text[:match.start()]
-        if (len(before) - len(before.rstrip("\\"))) % 2 == 0:
-            return before
-    return text
+def _logical(path: str, text: str) -> Iterator[Line]:
+    """Lines with their continuations, without comments; those that are blank are left out."""
+    parts: list[str] = []
+    raw = text.split("\n")
+    for number, part in enumerate(raw, 1):
+        if not part and not parts:
+            continue
+        kept = _COMMENT.sub(r"\1", part) if "#" in part else part
+        stripped = kept.rstrip(_BLANKS)
+        if stripped.endswith("\\") and (len(stripped) - len(stripped.rstrip("\\"))) % 2:
+            kept = stripped[:-1]
+            if number < len(raw):
+                parts.append(kept)
+                continue
+        whole = "".join([*parts, kept])
+        begin, parts = number - len(parts), []
+        if whole.strip(_BLANKS):
+            yield Line(path, begin, re.sub(r"\\(.)", r"\1", whole) if "\\" in whole else whole)

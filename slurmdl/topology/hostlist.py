@@ -15,14 +15,21 @@ from slurmdl.errors import InputError
 
 #: longest single range, as in Slurm (MAX_RANGE)
 MAX_RANGE = 65_536
-#: most names that one expression may stand for
-MAX_NAMES = 16 * MAX_RANGE
+#: most names that one expression, or all of one topology, may stand for
+MAX_NAMES = 4 * MAX_RANGE
 
 _RANGE = re.compile(r"([0-9]+)(?:-([0-9]+))?")
+#: what stands between commas; an empty part counts, too
+_PART = re.compile(r"(?:^|(?<=,))[^,]*")
+#: what stands between commas and blanks outside of brackets
+_WORD = re.compile(r"(?:[^, \t\r\n\[{]+|\[[^\]]*\]?|\{[^}]*\}?)+")
+_GROUP = re.compile(r"\[([^\[\]]*)\]")
+_SPECIAL = frozenset("[]{}")
+_MAX_GROUPS = 64
 _PLAIN = re.compile(r"[A-Za-z0-9_.\-]+")
 
 
-def expand(text: str) -> list[str]:
+def expand(text: str, limit: int = MAX_NAMES) -> list[str]:
     """The names behind a hostlist, in the order and with the repeats that Slurm gives them.
 
     With two bracket groups the first is the outermost; with more, the last group runs fastest, then the
@@ -30,30 +37,44 @@ def expand(text: str) -> list[str]:
 
     Raises
     ------
-    InputError : a bracket that does not close, an empty or falling range, a step, more names than MAX_NAMES,
+    InputError : a bracket that does not close, an empty or falling range, a step, more names than `limit`,
         or a function such as `switch{s1}`, which only the controller can resolve.
     """
     names: list[str] = []
-    for word in _words(text):
-        if "[" not in word and "]" not in word and "{" not in word:
+    for match in _WORD.finditer(text):
+        word = match[0]
+        if _SPECIAL.isdisjoint(word):
             names.append(word)
-            continue
-        if re.match(r"\w+\{", word):
-            raise _error(word, "functions such as switch{..} and block{..} are resolved by the controller only; "
-                               "give the node names")
-        pieces = re.split(r"\[([^\[\]]*)\]", word)
-        literal, groups = pieces[::2], [list(_group(group, word)) for group in pieces[1::2]]
-        if any(c in part for part in literal for c in "[]{}"):
-            raise _error(word, "brackets must close and may not nest, e.g. n[01-03,7]")
-        if len(names) + math.prod(map(len, groups)) > MAX_NAMES:
-            raise _error(word, f"more than {MAX_NAMES} names")
-        # outermost first: the prefix groups from right to left, then the last group
-        *prefix, last = range(len(groups))
-        order = [*reversed(prefix), last]
-        for values in itertools.product(*(groups[i] for i in order)):
-            chosen = dict(zip(order, values, strict=True))
-            names.append(literal[0] + "".join(chosen[i] + literal[i + 1] for i in range(len(groups))))
+        else:
+            names += _expanded(word, limit - len(names))
+        if len(names) > limit:
+            raise _error(word, f"more than {limit} names")
     return names
+
+
+def _expanded(word: str, limit: int) -> Iterator[str]:
+    """The names behind one word with brackets."""
+    if re.match(r"\w+\{", word):
+        raise _error(word, "functions such as switch{..} and block{..} are resolved by the controller only; "
+                           "give the node names")
+    pieces = _GROUP.split(word, maxsplit=_MAX_GROUPS + 1)
+    literal, inside = pieces[::2], pieces[1::2]
+    if len(inside) > _MAX_GROUPS:
+        raise _error(word, f"more than {_MAX_GROUPS} brackets")
+    if not all(_SPECIAL.isdisjoint(part) for part in literal):
+        raise _error(word, "brackets must close and may not nest, e.g. n[01-03,7]")
+    groups = [_group(group, word, limit) for group in inside]
+    if math.prod(map(len, groups)) > limit:
+        raise _error(word, f"more than {limit} names")
+    if len(groups) == 1:
+        before, after = literal
+        return (f"{before}{number}{after}" for number in groups[0])
+    # outermost first: the prefix groups from right to left, then the last group
+    *prefix, last = range(len(groups))
+    order = [*reversed(prefix), last]
+    place = [order.index(i) for i in range(len(groups))]
+    return (literal[0] + "".join(values[at] + after for at, after in zip(place, literal[1:], strict=True))
+            for values in itertools.product(*(groups[i] for i in order)))
 
 
 def fold(names: Iterable[str]) -> str:
@@ -71,36 +92,29 @@ def fold(names: Iterable[str]) -> str:
     return ",".join(folded + odd)
 
 
-def _words(text: str) -> Iterator[str]:
-    """Parts between commas and blanks, where these stand outside of brackets."""
-    word: list[str] = []
-    depth = 0
-    for c in text:
-        depth += (c in "[{") - (c in "]}")
-        if depth <= 0 and c in ", \t\n\r":
-            if word:
-                yield "".join(word)
-            word = []
-        else:
-            word.append(c)
-    if word:
-        yield "".join(word)
-
-
-def _group(text: str, word: str) -> Iterator[str]:
-    for part in text.split(","):
-        match = _RANGE.fullmatch(part)
-        if not match:
-            raise _error(word, f"{part!r} is no range; valid are N and LOW-HIGH, e.g. [01-03,7]")
-        low = match[1]
-        high = match[2] or low
+def _group(text: str, word: str, limit: int) -> list[str]:
+    """The numbers of one bracket, with their zeros in front; the first ones where they are more than `limit`."""
+    numbers: list[str] = []
+    for match in _PART.finditer(text):
+        part = _RANGE.fullmatch(match[0])
+        if not part:
+            raise _error(word, f"{_short(match[0])!r} is no range; valid are N and LOW-HIGH, e.g. [01-03,7]")
+        low = part[1]
+        high = part[2] or low
         # bounds with many digits are refused before they are made numbers
         if len(low) > 18 or len(high) > 18 or not 0 <= int(high) - int(low) < MAX_RANGE:
-            raise _error(word, f"{part!r}: the low bound comes first, and a range has at most {MAX_RANGE} names")
-        for number in range(int(low), int(high) + 1):
-            yield str(number).zfill(len(low))
+            raise _error(word, f"{_short(match[0])!r}: the low bound comes first, and a range has at most {MAX_RANGE} "
+                               "names")
+        width = len(low)
+        numbers += [str(number).zfill(width) for number in range(int(low), int(high) + 1)]
+        if len(numbers) > limit:
+            break
+    return numbers
 
 
 def _error(word: str, message: str) -> InputError:
-    shown = word if len(word) <= 60 else word[:57] + "..."
-    return InputError(f"hostlist {shown!r}: {message}")
+    return InputError(f"hostlist {_short(word)!r}: {message}")
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from slurmdl.errors import InputError
 from slurmdl.topology import blocks, hostlist
-from slurmdl.topology.build import SIMPLIFIED, Declared, build
+from slurmdl.topology.build import SIMPLIFIED, Declared
+from slurmdl.topology.contents import Contents, OnFault, refuse
 from slurmdl.topology.files import text_of
-from slurmdl.topology.model import Topology
 from slurmdl.topology.topologies import Topologies
 from slurmdl.topology.yamltree import Entry, tree_of
 
@@ -28,30 +28,47 @@ def parse_file(path: str) -> Topologies:
 
 def parse(text: str, source: str) -> Topologies:
     """The topologies in a text; `source` names it in messages."""
+    each, default = declare(text, source)
+    return Topologies(tuple(contents.topology() for contents in each), default)
+
+
+def declare(text: str, source: str, on_fault: OnFault = refuse) -> tuple[list[Contents], str]:
+    """What a text declares, and the name of the default; a zone or topology with a fault is passed over where
+    `on_fault` returns.
+
+    Raises
+    ------
+    InputError : from `on_fault`, and where the text is no YAML or declares no topology.
+    """
     top = tree_of(text, source)
     entries = top.items() if isinstance(top.value, list) else [top]
     if not entries:
         raise InputError("declares no topology; an entry `topology: NAME` with tree, block, flat, ring or torus3d "
                          "is needed", file=source)
-    found: dict[str, Topology] = {}
+    found: dict[str, Contents] = {}
     default = ""
     for entry in entries:
-        reader = _Reader(source, entry)
-        topology = reader.topology()
-        if topology.name in found:
-            raise reader.top["topology"].error(f"topology {topology.name!r} is declared twice")
-        found[topology.name] = topology
+        try:
+            reader = _Reader(source, entry, on_fault)
+            contents = reader.contents()
+            if contents.name in found:
+                raise reader.top["topology"].error(f"topology {contents.name!r} is declared twice")
+        except InputError as fault:
+            on_fault(fault)
+            continue
+        found[contents.name] = contents
         if reader.is_default and not default:
-            default = topology.name
-    return Topologies(tuple(found.values()), default or next(iter(found)))
+            default = contents.name
+    return list(found.values()), default or next(iter(found), "")
 
 
 class _Reader:
     """One topology of a file; fields that Slurm does not know either are noted and passed over."""
 
-    def __init__(self, source: str, entry: Entry) -> None:
+    def __init__(self, source: str, entry: Entry, on_fault: OnFault) -> None:
         self.source = source
         self.entry = entry
+        self.on_fault = on_fault
         self.notes: list[str] = []
         self.top = self.fields(entry, "a topology", ("topology", "cluster_default", *_KINDS))
         if "topology" not in self.top or not self.top["topology"].text():
@@ -59,29 +76,38 @@ class _Reader:
         default = self.top.get("cluster_default")
         self.is_default = default is not None and _truth(default)
 
-    def topology(self) -> Topology:
+    def contents(self) -> Contents:
         used = [kind for kind in _KINDS if kind in self.top and not _unused(self.top[kind])]
         name = self.top["topology"].text()
         if len(used) != 1:
             raise self.entry.error(f"topology {name!r} has {' and '.join(used) or 'no kind'}; "
                                    f"exactly one of {', '.join(_KINDS)} is needed")
-        kind = used[0]
-        if kind == "flat":
-            return Topology.flat((), self.source, name, tuple(self.notes))
-        body = self.top[kind]
+        kind, body = used[0], self.top[used[0]]
+        zones: list[Declared] = []
+        sizes: tuple[int, ...] = ()
         if kind == "tree":
-            lists = self.fields(body, "tree", ("switches",))
-            return self.build([self.switch(item) for item in _items(lists, "switches", body)], kind, name)
-        if kind == "block":
-            return self.blocks(body, name)
-        self.notes.append(SIMPLIFIED.format("ring" if kind == "ring" else "torus"))
-        if kind == "ring":
-            lists = self.fields(body, "ring", ("rings",))
-            return self.build([self.leaf(item, "ring") for item in _items(lists, "rings", body)], kind, name)
-        return self.build([_torus(item) for item in _items(body.fields(), "toruses", body)], kind, name)
+            zones = self.each(body, kind, "switches", self.switch)
+        elif kind == "block":
+            zones = self.each(body, kind, "blocks", lambda item: self.leaf(item, "block"), ("block_sizes",))
+            sizes = _sizes(body.fields().get("block_sizes"))
+        elif kind == "ring":
+            self.notes.append(SIMPLIFIED.format("ring"))
+            zones = self.each(body, kind, "rings", lambda item: self.leaf(item, "ring"))
+        elif kind == "torus3d":
+            self.notes.append(SIMPLIFIED.format("torus"))
+            zones = self.each(body, kind, "toruses", _torus)
+        return Contents(tuple(zones), kind, self.source, name, tuple(self.notes), sizes)
 
-    def build(self, zones: Sequence[Declared], kind: str, name: str, sizes: tuple[int, ...] = ()) -> Topology:
-        return build(zones, kind=kind, source=self.source, name=name, notes=tuple(self.notes), block_sizes=sizes)
+    def each(self, body: Entry, kind: str, key: str, read: Callable[[Entry], Declared],
+             others: tuple[str, ...] = ()) -> list[Declared]:
+        """The zones of the list `key`."""
+        zones = []
+        for item in _items(self.fields(body, kind, (key, *others)), key, body):
+            try:
+                zones.append(read(item))
+            except InputError as fault:
+                self.on_fault(fault)
+        return zones
 
     def switch(self, item: Entry) -> Declared:
         fields = self.fields(item, "a switch", ("switch", "children", "nodes"))
@@ -93,19 +119,6 @@ class _Reader:
     def leaf(self, item: Entry, key: str) -> Declared:
         fields = self.fields(item, f"a {key}", (key, "nodes"))
         return _declared(item, fields, key, _expand(fields.get("nodes")))
-
-    def blocks(self, body: Entry, name: str) -> Topology:
-        lists = self.fields(body, "block", ("block_sizes", "blocks"))
-        base = [self.leaf(item, "block") for item in _items(lists, "blocks", body)]
-        sizes = tuple(_size(item) for item in lists["block_sizes"].items()) if "block_sizes" in lists else ()
-        try:
-            steps = blocks.steps(sizes)
-        except ValueError as error:
-            raise lists["block_sizes"].error(str(error)) from error
-        small = blocks.too_small(base, sizes)
-        if small:
-            raise small[0].error(small[1])
-        return self.build([*base, *blocks.aggregates(base, steps)], "block", name, sizes)
 
     def fields(self, entry: Entry, what: str, valid: Sequence[str]) -> dict[str, Entry]:
         fields = entry.fields()
@@ -134,6 +147,17 @@ def _items(fields: dict[str, Entry], key: str, body: Entry) -> list[Entry]:
     if key not in fields:
         raise body.error(f"needs a list `{key}`")
     return fields[key].items()
+
+
+def _sizes(entry: Entry | None) -> tuple[int, ...]:
+    if entry is None:
+        return ()
+    sizes = tuple(map(_size, entry.items()))
+    try:
+        blocks.steps(sizes)
+    except ValueError as error:
+        raise entry.error(str(error)) from error
+    return sizes
 
 
 def _size(entry: Entry) -> int:
