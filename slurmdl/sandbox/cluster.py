@@ -108,7 +108,7 @@ def up(spec: Spec) -> Sandbox:
         raise SandboxError(f"sandbox {spec.name} is up already; `slurmdl sandbox down --name {spec.name}` ends it")
     down(spec.name)
     user = _ordinary_user(root)
-    shares = _shares(spec)
+    shares = _shares(spec, user)
     try:
         for directory in ("spool/ctld", "log", "shared/home", *(f"stage/{i}" for i in range(len(shares)))):
             (root / directory).mkdir(parents=True)
@@ -119,7 +119,7 @@ def up(spec: Spec) -> Sandbox:
             os.mkdir(user.home, 0o755)
             os.chown(user.home, user.uid, user.gid)
         slurm.write_files(spec, root, user)
-        private = f"{hosts.mount_script(shares, f'{root}/stage')}\n{slurm.mount_script(root)}"
+        private = f"{hosts.mount_script(shares, f'{root}/stage', user.may_enter)}\n{slurm.mount_script(root)}"
         names = [LOGIN, *spec.topology.nodes, *spec.topology.zones]
         mounts = {name: private if name not in spec.topology.zones else "" for name in names}
         pids = hosts.start(spec.name, names, mounts)
@@ -188,7 +188,7 @@ def _ordinary_user(root: Path) -> slurm.User:
     return slurm.User(name, number, number, f"{root}/shared/home/{name}")
 
 
-def _shares(spec: Spec) -> list[str]:
+def _shares(spec: Spec, user: slurm.User) -> list[str]:
     """Directories to keep visible: those asked for, this package, and the Python that runs it."""
     package = str(Path(slurmdl.__file__).resolve().parent.parent)
     wanted = [*spec.shares, package, os.path.abspath(sys.prefix), os.path.abspath(sys.base_prefix)]
@@ -200,6 +200,6 @@ def _shares(spec: Spec) -> list[str]:
             continue
         kept = [k for k in kept if not k.startswith(path + "/")] + [path]
     for path in kept:
-        if not os.stat(path).st_mode & 0o005 == 0o005:
-            raise SandboxError(f"{path}: an ordinary user may not read it; `chmod o+rx {path}` lets the nodes see it")
+        if not user.may_read(Path(path)):
+            raise SandboxError(f"{path}: {user.name} may not read it; `chmod o+rx {path}` lets the nodes see it")
     return kept

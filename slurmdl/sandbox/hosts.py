@@ -14,7 +14,7 @@ import shlex
 import signal
 import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from slurmdl.errors import SandboxError
@@ -125,18 +125,20 @@ def run(pid: int, argv: Sequence[str], *, stdin: str = "", timeout: float = 20.0
     return done.stdout
 
 
-def mount_script(shares: Sequence[str], stage: str) -> str:
+def mount_script(shares: Sequence[str], stage: str, may_enter: Callable[[Path], bool]) -> str:
     """Shell text that gives a host directories of its own; its root file system is the machine's.
 
     Parameters
     ----------
     shares : directories that keep their path. Where one lies under a directory that the host has for itself,
-        or that an ordinary user may not enter (a home of root, a `mktemp -d`), an empty directory is put over
-        that one and the share is laid back into it.
+        or that the user of the jobs may not enter (a home of root, a `mktemp -d`), an empty directory is put
+        over that one and the share is laid back into it.
     stage : an existing directory with one entry per share ("0", "1", ...), where they wait meanwhile.
+    may_enter : whether that user may enter a directory.
     """
     lines = [f"mount --bind {shlex.quote(share)} {stage}/{i}" for i, share in enumerate(shares)]
-    covers = [*_OWN, *sorted({closed for share in shares if (closed := _closed_ancestor(share))})]
+    closed = [next((a for a in reversed(Path(share).parents) if not may_enter(a)), None) for share in shares]
+    covers = [*_OWN, *sorted({str(topmost) for topmost in closed if topmost})]
     for cover in covers:
         if not any(cover.startswith(other + "/") for other in covers):
             lines.append(f"mount -t tmpfs -o mode={_OWN.get(cover, '755')} tmpfs {shlex.quote(cover)}")
@@ -145,11 +147,3 @@ def mount_script(shares: Sequence[str], stage: str) -> str:
             lines += [f"mkdir -p {shlex.quote(share)}", f"mount --bind {stage}/{i} {shlex.quote(share)}"]
         lines.append(f"umount {stage}/{i}")
     return "\n".join(lines)
-
-
-def _closed_ancestor(path: str) -> str | None:
-    """The topmost directory above `path` that others may not enter, None where all may be."""
-    for ancestor in reversed(Path(path).parents):
-        if not ancestor.stat().st_mode & 0o001:
-            return str(ancestor)
-    return None

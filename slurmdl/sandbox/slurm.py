@@ -39,6 +39,22 @@ class User:
     gid: int
     home: str
 
+    def may_enter(self, directory: Path) -> bool:
+        """Whether the mode of a directory lets the user pass it."""
+        return self._may(directory, 0o1)
+
+    def may_read(self, directory: Path) -> bool:
+        """Whether the mode of a directory lets the user list and pass it."""
+        return self._may(directory, 0o5)
+
+    def _may(self, directory: Path, bits: int) -> bool:
+        status = directory.stat()
+        if status.st_uid == self.uid:
+            bits <<= 6
+        elif status.st_gid == self.gid:
+            bits <<= 3
+        return status.st_mode & bits == bits
+
 
 def write_files(spec: Spec, root: Path, user: User) -> None:
     """Write all configuration files: Slurm's own to `root`/slurm, the others of /etc to `root`/etc."""

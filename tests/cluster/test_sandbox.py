@@ -33,7 +33,7 @@ def traces(name: str) -> list[str]:
 
 def test_hosts_are_apart_and_share_one_directory(cluster):
     # a checkout below /tmp shows there on every host
-    shares = {Path(share).relative_to("/tmp").parts[0] for share in sandbox._shares(cluster.box.spec)
+    shares = {Path(share).relative_to("/tmp").parts[0] for share in sandbox._shares(cluster.box.spec, cluster.box.user)
               if share.startswith("/tmp/")}
     for host in ("n1", "n2", "login"):
         seen = cluster.run(["sh", "-c", "hostname; id -un; touch /dev/shm/mine /run/mine 2>/dev/null; "
