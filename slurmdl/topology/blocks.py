@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from slurmdl.topology.build import Declared
-from slurmdl.topology.hostlist import fold
+from slurmdl.topology.hostlist import ranged
 
 #: blocks in the aggregates where the file gives no BlockSizes
 _DEFAULT_STEPS = (2, 4, 8, 16)
@@ -52,7 +52,7 @@ def aggregates(blocks: Sequence[Declared], steps: Sequence[int]) -> list[Declare
                 merged += group
                 continue
             first, last = group[0][0], group[-1][0] + group[-1][1]
-            name = fold(block.name for block in blocks[first:last])
+            name = ranged(block.name for block in blocks[first:last])
             found.append(Declared(name, tuple(name for _, _, name in group)))
             merged.append((first, last - first, name))
         tops = merged

@@ -79,7 +79,7 @@ def declare(path: str, on_fault: OnFault = refuse) -> Contents:
         except InputError as fault:
             on_fault(fault)
             continue
-        room -= len(zone.nodes) + len(zone.children)
+        room -= 1 + len(zone.nodes) + len(zone.children)
         if kind != "BlockName" and not zone.children and not zone.nodes:
             notes.append(f"{line.file}:{line.line}: {zone.name} is empty, which Slurm before 25.05 refuses")
         declared[kind].append(zone)
@@ -204,6 +204,8 @@ def _logical(path: str, text: str) -> Iterator[Line]:
     raw = text.split("\n")
     for number, part in enumerate(raw, 1):
         if not part and not parts:
+            continue
+        if part.startswith("#") and not parts:
             continue
         kept = _COMMENT.sub(r"\1", part) if "#" in part else part
         stripped = kept.rstrip(_BLANKS)

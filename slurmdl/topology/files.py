@@ -7,8 +7,8 @@ import stat
 
 from slurmdl.errors import InputError
 
-#: bytes; a file of 100,000 nodes, each on a line of its own, has 5 MB, and reading must not take a second
-MAX_BYTES = 8 * 2**20
+#: bytes; a file of 100,000 nodes, each on a line of its own, has 3 MB, and reading must not take a second
+MAX_BYTES = 4 * 2**20
 
 
 def text_of(path: str, limit: int = MAX_BYTES) -> str:

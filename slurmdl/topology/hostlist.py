@@ -77,6 +77,36 @@ def _expanded(word: str, limit: int) -> Iterator[str]:
             for values in itertools.product(*(groups[i] for i in order)))
 
 
+def ranged(names: Iterable[str]) -> str:
+    """A hostlist that expands to these names in this order: n3,n1,n2,login -> n[3,1-2],login.
+
+    As Slurm's hostlist_ranged_string; only the digits at the end of a name are folded.
+    """
+    words: list[str] = []
+    for prefix, numbers in itertools.groupby(map(_split, names), key=lambda pair: pair[0]):
+        ranges: list[tuple[str, str]] = []
+        for _, number in numbers:
+            low, high = ranges[-1] if ranges else ("", "")
+            # the width of the low bound is that of all; a range of another width begins anew
+            if high and number == str(int(high) + 1).zfill(len(low)) and int(number) - int(low) < MAX_RANGE:
+                ranges[-1] = (low, number)
+            else:
+                ranges.append((number, number))
+        parts = [low if low == high else f"{low}-{high}" for low, high in ranges]
+        if not ranges[0][0]:
+            words += [prefix] * len(parts)
+        else:
+            words.append(prefix + parts[0] if len(parts) == 1 and "-" not in parts[0]
+                         else f"{prefix}[{','.join(parts)}]")
+    return ",".join(words)
+
+
+def _split(name: str) -> tuple[str, str]:
+    """A name without the digits at its end, and these, at most 18."""
+    digits = len(name) - max(len(name.rstrip("0123456789")), len(name) - 18)
+    return (name[:-digits], name[-digits:]) if digits else (name, "")
+
+
 def fold(names: Iterable[str]) -> str:
     """The shortest hostlist that ClusterShell finds for these names, sorted: `n1,n2,n3` -> `n[1-3]`.
 
@@ -103,8 +133,8 @@ def _group(text: str, word: str, limit: int) -> list[str]:
         high = part[2] or low
         # bounds with many digits are refused before they are made numbers
         if len(low) > 18 or len(high) > 18 or not 0 <= int(high) - int(low) < MAX_RANGE:
-            raise _error(word, f"{_short(match[0])!r}: the low bound comes first, and a range has at most {MAX_RANGE} "
-                               "names")
+            raise _error(word, f"{_short(match[0])!r}: the low bound comes first, and a range has at most "
+                               f"{MAX_RANGE} names")
         width = len(low)
         numbers += [str(number).zfill(width) for number in range(int(low), int(high) + 1)]
         if len(numbers) > limit:

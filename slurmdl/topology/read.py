@@ -12,6 +12,8 @@ from slurmdl.topology.files import text_of
 from slurmdl.topology.model import Topology
 from slurmdl.topology.topologies import Topologies
 
+#: bytes; JSON names every node and is read faster than the other formats
+MAX_JSON_BYTES = 16 * 2**20
 DEFAULT_SLURM_CONF = "/etc/slurm/slurm.conf"
 
 
@@ -56,6 +58,23 @@ def from_controller() -> Topologies:
     return scontrol.parse_all(text)
 
 
+def declared(file: str | None, on_fault: OnFault) -> list[Contents]:
+    """What the source that `read_all` would take declares, with its faults to `on_fault` where reading can go on.
+
+    Raises
+    ------
+    InputError, UnavailableError : as `read_all`, where reading cannot go on.
+    """
+    path = file if file is not None else path_beside()
+    if path is None or path.endswith(".json"):
+        return [Contents.of(topology) for topology in read_all(path).each]
+    if not path.endswith(_YAML):
+        return [conf.declare(path, on_fault)]
+    from slurmdl.topology import yamlfile
+
+    return yamlfile.declare(text_of(path, MAX_JSON_BYTES), path, on_fault)[0]
+
+
 def from_file(path: str) -> Topologies:
     """The topologies in a topology.conf, a topology.yaml, or a JSON file as `to_json` writes it."""
     if path.endswith((".yaml", ".yml")):
@@ -66,7 +85,7 @@ def from_file(path: str) -> Topologies:
     if not path.endswith(".json"):
         return Topologies.one(conf.parse_file(path))
     try:
-        return Topologies.from_json(json.loads(text_of(path)))
+        return Topologies.from_json(json.loads(text_of(path, MAX_JSON_BYTES)))
     except (ValueError, RecursionError) as error:
         raise InputError(f"is not JSON ({error})", file=path) from error
     except InputError as error:
