@@ -38,8 +38,9 @@ class Sandbox:
                 directory: str | None = None) -> list[str]:
         """The command line that runs `argv` on a host, as the ordinary user, in `directory`.
 
-        Where the user may not enter the directory (default: the current one), the command starts in the home.
-        Variables of an outer Slurm are taken away.
+        Where the user may not enter the directory (default: the current one), the command starts in the shared
+        one; where the user may not write to it, the output of jobs goes to the shared one. Variables of an outer
+        Slurm are taken away.
         """
         if host not in self.pids:
             raise UsageError(f"sandbox {self.spec.name} has no host {host!r} (hosts: {', '.join(self.pids)})")
@@ -51,8 +52,8 @@ class Sandbox:
                    f"PATH={venv}:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"]
         drop = [] if as_root else ["setpriv", f"--reuid={user.uid}", f"--regid={user.gid}", "--init-groups"]
         # Slurm writes a job's output where it was submitted, and loses the job where it cannot
-        start = ('cd -- "$1" 2>/dev/null || cd "$HOME" || exit 71; shift; '
-                 '[ -w . ] || export SBATCH_OUTPUT="${SBATCH_OUTPUT-$HOME/slurm-%j.out}"; exec "$@"')
+        start = (f'cd -- "$1" 2>/dev/null || cd {self.shared} || exit 71; shift; '
+                 f'[ -w . ] || export SBATCH_OUTPUT="${{SBATCH_OUTPUT-{self.shared}/slurm-%j.out}}"; exec "$@"')
         return hosts.enter(self.pids[host], [
             "env", *foreign, *environ, *drop, "sh", "-c", start, "sh", directory or os.getcwd(), *argv])
 

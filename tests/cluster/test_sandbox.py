@@ -33,8 +33,8 @@ def traces(name: str) -> list[str]:
 
 def test_hosts_are_apart_and_share_one_directory(cluster):
     # a checkout below /tmp shows there on every host
-    shares = {Path(share).relative_to("/tmp").parts[0] for share in sandbox._shares(cluster.box.spec, cluster.box.user)
-              if share.startswith("/tmp/")}
+    box = cluster.box
+    shares = {Path(share).parts[2] for share in sandbox._shares(box.spec, box.user) if share.startswith("/tmp/")}
     for host in ("n1", "n2", "login"):
         seen = cluster.run(["sh", "-c", "hostname; id -un; touch /dev/shm/mine /run/mine 2>/dev/null; "
                             "echo $$ > /tmp/only-here; ls /dev/shm /tmp"], host=host).stdout.split()
@@ -159,6 +159,9 @@ def test_the_command_line(tmp_path):
             seen = slurmdl("sandbox", "run", "--name", name, "sbatch", "--wait", "-N5", "--gres=gpu:2",
                            "--wrap", "srun -l sh -c 'echo $SLURM_TOPOLOGY_ADDR'", directory=directory)
             assert seen.returncode == 0, seen.stderr
+        outputs = list((sandbox._BASE / name / "shared").glob("slurm-*.out"))
+        assert len(outputs) == 3  # the user may write to none of these directories
+        assert all("top.left.l1.a1" in path.read_text() for path in outputs)
         node = slurmdl("sandbox", "run", "--name", name, "scontrol", "show", "node", "c").stdout
         assert "ActiveFeatures=fast,old" in node
         assert "CPUTot=4" in node
