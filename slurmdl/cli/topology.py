@@ -1,24 +1,179 @@
-"""show and check the zones of the cluster"""
+"""show, check, compare and convert the zones of the cluster"""
 
 from __future__ import annotations
 
+import argparse
+import json
+import os
+import shutil
+import sys
+from typing import TYPE_CHECKING
+
 from slurmdl.cli.parser import Parser
+from slurmdl.errors import InputError, UnavailableError, UsageError, warn
+
+if TYPE_CHECKING:
+    from slurmdl.cluster.model import ClusterSnapshot
+
+_FILE = "a topology.conf, topology.yaml or JSON; without it the file beside slurm.conf, else the controller's answer"
+_CLUSTER = "nodes from JSON, or from the text of `scontrol -o -d show nodes`, instead of the controller's"
+
+
+def parser() -> argparse.ArgumentParser:
+    top = Parser(prog="slurmdl topology", description=__doc__)
+    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    def command(name: str, text: str, file: str = _FILE) -> argparse.ArgumentParser:
+        sub = commands.add_parser(name, help=text, description=text)
+        sub.add_argument("file", nargs="?", metavar="FILE", help=file)
+        sub.add_argument("--name", metavar="TOPOLOGY", help="one of several topologies")
+        return sub
+
+    show = command("show", "print the zones as a tree; those that are alike share a line until it fits the terminal")
+    show.add_argument("--topology", metavar="FILE", dest="file_option", help="the same as FILE")
+    show.add_argument("--all", action="store_true", help="every zone on a line of its own, no line cut")
+    show.add_argument("--svg", metavar="OUT", help="write a picture, too")
+    show.add_argument("--json", action="store_true", help="print the canonical form instead")
+
+    check = command("check", "all that is wrong or odd; status 65 where slurmctld would not start with it")
+    check.add_argument("--cluster", metavar="FILE", help=_CLUSTER)
+    check.add_argument("--offline", action="store_true", help="ask no controller for the nodes of the cluster")
+    check.add_argument("--strict", action="store_true", help="status 65 where there are warnings, too")
+
+    diff = command("diff", "compare a file with the controller, or with a second file; status 1 where they differ",
+                   "a topology.conf, topology.yaml or JSON; without it the file beside slurm.conf")
+    diff.add_argument("other", nargs="?", metavar="FILE2", help="what to compare with instead of the controller")
+
+    convert = command("convert", "write the zones as topology.conf, topology.yaml or JSON; what is lost is told")
+    convert.add_argument("--to", required=True, choices=("conf", "yaml", "json"), help="the form that is written")
+    convert.add_argument("--output", metavar="OUT", help="where to, instead of standard output")
+
+    features = command("features", "print the NodeName lines of slurm.conf with each node's zone as a feature")
+    features.add_argument("--slurm-conf", metavar="FILE",
+                          help="whose lines are rewritten (default: SLURM_CONF, /etc/slurm/slurm.conf)")
+    features.add_argument("--cluster", metavar="FILE", help=_CLUSTER)
+    features.add_argument("--every-level", action="store_true", help="the zones above the leaves as features, too")
+    features.add_argument("--scontrol", action="store_true",
+                          help="commands for the running controller instead, until slurm.conf is read again")
+    return top
 
 
 def run(argv: list[str]) -> int:
-    """`slurmdl topology show [--topology FILE] [--json]`."""
-    parser = Parser(prog="slurmdl topology", description="The zones of the cluster.")
-    commands = parser.add_subparsers(dest="command", required=True)
-    show = commands.add_parser("show", help="print the zones as a tree")
-    show.add_argument("--topology", metavar="FILE",
-                      help="a topology.conf or JSON instead of the file beside slurm.conf or the controller's answer")
-    show.add_argument("--json", action="store_true", help="print the canonical form instead")
-    options = parser.parse_args(argv)
+    """`slurmdl topology`: see `parser`."""
+    options = parser().parse_args(argv)
+    commands = {"show": _show, "check": _check, "diff": _diff, "convert": _convert, "features": _features}
+    return commands[options.command](options)
 
-    import json
 
+def _show(options: argparse.Namespace) -> int:
     from slurmdl.topology import read, tree
 
-    topology = read.read(options.topology)
-    print(json.dumps(topology.to_json()) if options.json else tree.text(topology))
+    if options.file and options.file_option:
+        raise UsageError("slurmdl topology show: FILE and --topology FILE are the same; give one of them")
+    topologies = read.read_all(options.file or options.file_option)
+    chosen = [topologies.of(options.name)] if options.name else list(topologies.each)
+    if options.svg:
+        from slurmdl.topology.svg import svg
+
+        _write(options.svg, "--svg", svg(topologies.of(options.name)))
+    if options.json:
+        print(json.dumps((chosen[0] if len(chosen) == 1 else topologies).to_json()))
+        return 0
+    width, height = (sys.maxsize, None) if options.all else shutil.get_terminal_size()
+    print("\n\n".join(tree.text(topology, width=width, height=height) for topology in chosen))
     return 0
+
+
+def _check(options: argparse.Namespace) -> int:
+    from slurmdl.topology import read
+    from slurmdl.topology.check import Finding, check
+    from slurmdl.topology.tree import count
+
+    faults: list[InputError] = []
+    try:
+        each = read.declared(options.file, faults.append)
+    except InputError as fault:
+        faults.append(fault)
+        each = []
+    if options.name:
+        each = [contents for contents in each if contents.name == options.name]
+    nodes, unasked = None, ""
+    if options.cluster or not options.offline:
+        try:
+            nodes = [node.name for node in _cluster(options.cluster).nodes]
+        except UnavailableError as error:
+            unasked = f"; not compared with the nodes of the cluster ({error})"
+    found = [Finding("error", str(fault)) for fault in faults]
+    for contents in each:
+        found += check(contents, nodes)
+    for finding in found:
+        print(f"{finding.grade}: {finding.text}")
+    grades = [finding.grade for finding in found]
+    counts = ", ".join(count(grades.count(grade), grade) for grade in ("error", "warning", "note"))
+    zones = sum(len(contents.zones) for contents in each)
+    print(f"{counts} in {count(zones, 'zone')}{unasked}")
+    return InputError.exit_status if "error" in grades or (options.strict and "warning" in grades) else 0
+
+
+def _diff(options: argparse.Namespace) -> int:
+    from slurmdl.topology import diff, read
+    from slurmdl.topology.tree import count
+
+    one = read.from_file(options.file) if options.file else read.from_files()
+    if one is None:
+        raise UsageError("slurmdl topology diff: no topology.conf or topology.yaml beside slurm.conf; name a FILE")
+    other = read.from_file(options.other) if options.other else read.from_controller()
+    sides = one.each[0].source, options.other or "the controller"
+    lines = diff.between(one, other, sides, options.name)
+    print("\n".join([*lines, f"{count(len(lines), 'difference')} between {sides[0]} and {sides[1]}"]))
+    return 1 if lines else 0
+
+
+def _convert(options: argparse.Namespace) -> int:
+    from slurmdl.topology import read, write
+
+    topologies = read.read_all(options.file)
+    for loss in write.lost(topologies, options.name, options.to):
+        warn(f"lost: {loss}")
+    text = write.text(topologies, options.name, options.to)
+    if options.output:
+        _write(options.output, "--output", text)
+    else:
+        print(text, end="")
+    return 0
+
+
+def _features(options: argparse.Namespace) -> int:
+    from slurmdl.topology import features, read
+
+    topology = read.read(options.file, options.name)
+    zones = features.of_zones(topology, options.every_level)
+    conf = options.slurm_conf or os.environ.get("SLURM_CONF") or read.DEFAULT_SLURM_CONF
+    if not options.scontrol and (options.slurm_conf or (not options.cluster and os.path.exists(conf))):
+        print(f"# instead of the NodeName lines of {conf} and of the files that it includes")
+        print("\n".join(features.slurm_conf(conf, zones)))
+        return 0
+    present = {node.name: node.features for node in _cluster(options.cluster).nodes}
+    known = {node: names for node, names in zones.items() if node in present}
+    if options.scontrol:
+        for nodes, names in features.groups(known, present):
+            print(f"scontrol update NodeName={nodes} AvailableFeatures={names}")
+        return 0
+    print("# what to put into the NodeName lines of slurm.conf; each node may stand on one such line only")
+    for nodes, names in features.groups(known, present):
+        print(f"NodeName={nodes} Features={names}")
+    return 0
+
+
+def _cluster(path: str | None) -> ClusterSnapshot:
+    from slurmdl.cluster import read, scontrol
+
+    return read.from_file(path) if path else scontrol.snapshot()
+
+
+def _write(path: str, option: str, text: str) -> None:
+    try:
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        raise UsageError(f"{option}={path}: cannot be written ({error.strerror})") from error

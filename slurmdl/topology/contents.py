@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
+
 from slurmdl.errors import InputError
 from slurmdl.topology import blocks
-from slurmdl.topology.build import Declared, build
+from slurmdl.topology.build import LINK_SPEED_UNIT, Declared, build
 from slurmdl.topology.model import Topology
+from slurmdl.topology.tree import children, members
 
 #: called with a fault where the reader can go on; the readers raise it, `check` collects it
 OnFault = Callable[[InputError], None]
@@ -34,6 +37,16 @@ class Contents:
     name: str = "default"
     notes: tuple[str, ...] = ()
     block_sizes: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, topology: Topology) -> Contents:
+        """What a source would declare of this topology, without a place in a file."""
+        nodes, below = members(topology), children(topology)
+        speeds = [None if np.isnan(speed) else max(1, round(speed / LINK_SPEED_UNIT)) for speed in topology.speed]
+        zones = [Declared(name, tuple(topology.zones[child] for child in below.get(zone, ())),
+                          tuple(nodes.get(zone, ())), speeds[zone])
+                 for zone, name in enumerate(topology.zones) if topology.kind != "block" or not topology.level[zone]]
+        return cls(tuple(zones), topology.kind, topology.source, topology.name, topology.notes, topology.block_sizes)
 
     def topology(self) -> Topology:
         """The canonical form.

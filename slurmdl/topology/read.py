@@ -8,12 +8,14 @@ import os
 from slurmdl import process
 from slurmdl.errors import InputError, UnavailableError
 from slurmdl.topology import conf, scontrol
+from slurmdl.topology.contents import Contents, OnFault
 from slurmdl.topology.files import text_of
 from slurmdl.topology.model import Topology
 from slurmdl.topology.topologies import Topologies
 
 #: bytes; JSON names every node and is read faster than the other formats
 MAX_JSON_BYTES = 16 * 2**20
+_YAML = (".yaml", ".yml")
 DEFAULT_SLURM_CONF = "/etc/slurm/slurm.conf"
 
 
@@ -65,7 +67,7 @@ def declared(file: str | None, on_fault: OnFault) -> list[Contents]:
     ------
     InputError, UnavailableError : as `read_all`, where reading cannot go on.
     """
-    path = file if file is not None else path_beside()
+    path = file if file is not None else _beside_slurm_conf(None)
     if path is None or path.endswith(".json"):
         return [Contents.of(topology) for topology in read_all(path).each]
     if not path.endswith(_YAML):
@@ -77,7 +79,7 @@ def declared(file: str | None, on_fault: OnFault) -> list[Contents]:
 
 def from_file(path: str) -> Topologies:
     """The topologies in a topology.conf, a topology.yaml, or a JSON file as `to_json` writes it."""
-    if path.endswith((".yaml", ".yml")):
+    if path.endswith(_YAML):
         # PyYAML is imported only where there is a file for it
         from slurmdl.topology import yamlfile
 
@@ -93,13 +95,16 @@ def from_file(path: str) -> Topologies:
 
 
 def from_files(slurm_conf: str | None = None) -> Topologies | None:
-    """The topologies in the directory of slurm.conf, None where there is no file of them.
+    """The topologies in the directory of slurm.conf, None where there is no file of them."""
+    path = _beside_slurm_conf(slurm_conf)
+    return None if path is None else from_file(path)
 
-    A topology.yaml in that directory makes Slurm ignore topology.conf.
-    """
+
+def _beside_slurm_conf(slurm_conf: str | None) -> str | None:
+    """The file that Slurm reads: a topology.yaml makes it ignore topology.conf."""
     directory = os.path.dirname(slurm_conf or os.environ.get("SLURM_CONF") or DEFAULT_SLURM_CONF)
     for name in ("topology.yaml", "topology.conf"):
         path = os.path.join(directory, name)
         if os.path.exists(path):
-            return from_file(path)
+            return path
     return None

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from slurmdl.topology.hostlist import fold
 from slurmdl.topology.model import Topology
@@ -42,6 +41,13 @@ def members(topology: Topology) -> dict[int, list[str]]:
     return nodes
 
 
+def summary(topology: Topology) -> str:
+    """Kind, size and source, in one line."""
+    named = f"{topology.name}: " if topology.name != "default" else ""
+    return (f"{named}{topology.kind}, {count(len(topology.zones), 'zone')}, {count(len(topology.nodes), 'node')} "
+            f"({topology.source})")
+
+
 def text(topology: Topology, *, width: int = 80, height: int | None = 24) -> str:
     """The zones, indented by depth, with their nodes.
 
@@ -52,30 +58,19 @@ def text(topology: Topology, *, width: int = 80, height: int | None = 24) -> str
         shape share a line, from the leaves up; if that does not do, all that have the same level do.
         None: every zone has its own line.
     """
-    lines = [f"{topology.kind}, {_count(len(topology.zones), 'zone')}, {_count(len(topology.nodes), 'node')} "
-             f"({topology.source})"]
+    lines = [summary(topology)]
     nodes = members(topology)
     rows = _rows(topology, None if height is None else height - 2)
-    inside = nodes_below(topology)
     below = children(topology)
-    names = ["  " * depth + _cut(fold(topology.zones[zone] for zone in zones), _MAX_NAME) for zones, depth in rows]
+    names = ["  " * depth + cut(fold(topology.zones[zone] for zone in zones), _MAX_NAME) for zones, depth in rows]
     column = max(map(len, names), default=0)
     for name, (zones, _) in zip(names, rows, strict=True):
         listed = fold(node for zone in zones for node in nodes.get(zone, ()))
-        what = _what(topology, zones, [len(below.get(zone, ())) for zone in zones], inside[list(zones)].tolist())
-        lines.append(_cut(f"{name:{column}}  {what}  {listed}".rstrip(), width))
+        what = _what(topology, zones, [len(below.get(zone, ())) for zone in zones])
+        lines.append(cut(f"{name:{column}}  {what}  {listed}".rstrip(), width))
     if -1 in nodes:
-        lines.append(_cut(f"without a zone: {_count(len(nodes[-1]), 'node')}  {fold(nodes[-1])}", width))
-    return "\n".join(lines)
-
-
-def nodes_below(topology: Topology) -> npt.NDArray[np.int64]:
-    """Number of nodes in and below each zone."""
-    count = np.bincount(topology.leaf[topology.leaf >= 0], minlength=len(topology.zones))
-    for level in range(int(topology.level.max(initial=0))):
-        here = np.flatnonzero((topology.level == level) & (topology.parent >= 0))
-        np.add.at(count, topology.parent[here], count[here])
-    return count
+        lines.append(cut(f"without a zone: {count(len(nodes[-1]), 'node')}  {fold(nodes[-1])}", width))
+    return "\n".join(lines + [f"note: {note}" for note in topology.notes])
 
 
 def _rows(topology: Topology, limit: int | None) -> list[tuple[tuple[int, ...], int]]:
@@ -120,24 +115,26 @@ def _shapes(topology: Topology) -> list[int]:
     return shape
 
 
-def _what(topology: Topology, zones: Sequence[int], below: Sequence[int], nodes: Sequence[int]) -> str:
-    speeds = topology.speed[list(zones)]
+def _what(topology: Topology, zones: Sequence[int], below: Sequence[int]) -> str:
+    nodes, speeds = topology.size[list(zones)].tolist(), topology.speed[list(zones)]
     speed = f", {speeds[0] * 8 / 1e6:g} Mbit/s" if speeds.min() == speeds.max() else ""  # NaN equals nothing
     if len(zones) == 1:
-        return _count(nodes[0], "node") + speed
+        return count(nodes[0], "node") + speed
     parts = [_span(below, "zone")] * bool(max(below)) + [_span(nodes, "node")]
-    return f"{_count(len(zones), 'zone')}, {' and '.join(parts)} each{speed}"
+    return f"{count(len(zones), 'zone')}, {' and '.join(parts)} each{speed}"
 
 
 def _span(counts: Sequence[int], noun: str) -> str:
     low, high = min(counts), max(counts)
-    return _count(high, noun) if low == high else f"{low} to {_count(high, noun)}"
+    return count(high, noun) if low == high else f"{low} to {count(high, noun)}"
 
 
-def _count(count: int, noun: str) -> str:
-    return f"{count:,} {noun}{'s' * (count != 1)}"
+def count(number: int, noun: str) -> str:
+    """`1 zone`, `10,000 nodes`."""
+    return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
-def _cut(line: str, width: int) -> str:
+def cut(line: str, width: int) -> str:
+    """The begin of a line that is too long, with dots at its end."""
     return line if len(line) <= width else line[:width - 3].rstrip() + "..."
 

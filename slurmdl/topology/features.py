@@ -1,0 +1,110 @@
+"""Zones as node features, for slurm.conf(5): so a job can ask for a zone, and slurmdl can prefer one.
+
+A node may stand on one NodeName line only (slurmctld ends with "Duplicated NodeName"), so the lines that a
+slurm.conf has are written anew, split where their nodes lie in several zones.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+
+from slurmdl.errors import InputError
+from slurmdl.topology import hostlist
+from slurmdl.topology.conf import Line, lines
+from slurmdl.topology.model import Topology
+from slurmdl.topology.write import hostlist as fold
+
+#: constraints (sbatch(1)) give the other signs a meaning
+_FEATURE = re.compile(r"[^\s,&|*()\[\]{}\"'#=\\]+")
+_WORD = re.compile(r"""(\w+)\s*=\s*("[^"]*"|\S+)""")
+#: keys of slurm.conf that hold one value for all nodes of the line, or one for each
+_PER_NODE = ("nodeaddr", "nodehostname", "bcastaddr", "port")
+
+
+def of_zones(topology: Topology, every_level: bool = False) -> dict[str, tuple[str, ...]]:
+    """Node -> the names of its zones, its leaf first; with `every_level` those above, too.
+
+    Names of aggregated blocks are left out where they cannot be a feature.
+
+    Raises
+    ------
+    InputError : the name of a leaf zone cannot be a feature.
+    """
+    features: dict[int, tuple[str, ...]] = {}
+    for leaf in sorted({leaf for leaf in topology.leaf.tolist() if leaf >= 0}):
+        path, zone = [topology.zones[leaf]], int(topology.parent[leaf])
+        if not _FEATURE.fullmatch(path[0]):
+            raise InputError(f"{topology.source}: zone {path[0]!r} cannot be the name of a feature: blanks and "
+                             "signs of constraints are not valid there")
+        while every_level and zone >= 0:
+            path += [topology.zones[zone]] if _FEATURE.fullmatch(topology.zones[zone]) else []
+            zone = int(topology.parent[zone])
+        features[leaf] = tuple(path)
+    return {node: features[leaf] for node, leaf in zip(topology.nodes, topology.leaf.tolist(), strict=True)
+            if leaf >= 0}
+
+
+def slurm_conf(path: str, zones: Mapping[str, tuple[str, ...]]) -> Iterator[str]:
+    """The NodeName lines of a slurm.conf and of what it includes, with the features of `zones` added to theirs.
+
+    Lines of nodes without a zone stay as they are; NodeName=DEFAULT is not repeated.
+
+    Raises
+    ------
+    InputError : the file cannot be read, or a line has lists of different lengths.
+    """
+    default: tuple[str, ...] = ()
+    for line in lines(path):
+        words = {key.lower(): value.strip('"') for key, value in _WORD.findall(line.text)}
+        if "nodename" not in words:
+            continue
+        given = words.get("features") or words.get("feature")
+        present = tuple(filter(None, given.split(","))) if given else default
+        if words["nodename"] == "DEFAULT":
+            default = present
+            continue
+        nodes = _expand(words["nodename"], line)
+        groups: dict[tuple[str, ...], list[int]] = {}
+        for i, node in enumerate(nodes):
+            groups.setdefault(_union(present, zones.get(node, ())), []).append(i)
+        for features, members in groups.items():
+            yield _line(line, nodes, members, features, features != present)
+
+
+def _line(line: Line, nodes: list[str], members: list[int], features: tuple[str, ...], changed: bool) -> str:
+    """The line for some of its nodes."""
+    said = []
+    for key, value in _WORD.findall(line.text):
+        if key.lower() in ("feature", "features") and changed:
+            continue
+        if key.lower() == "nodename":
+            value = fold([nodes[i] for i in members])
+        elif key.lower() in _PER_NODE and len(members) < len(nodes):
+            each = _expand(value.strip('"'), line)
+            if len(each) not in (1, len(nodes)):
+                raise line.error(f"{key} has {len(each)} values for {len(nodes)} nodes")
+            value = fold([each[i] for i in members]) if len(each) > 1 else value
+        said.append(f"{key}={value}")
+    return " ".join(said + [f"Features={','.join(features)}"] * changed)
+
+
+def groups(zones: Mapping[str, tuple[str, ...]], present: Mapping[str, tuple[str, ...]]) \
+        -> Iterator[tuple[str, str]]:
+    """(hostlist, features joined by commas) of the nodes that get the same features, those `present` kept."""
+    found: dict[tuple[str, ...], list[str]] = {}
+    for node, names in zones.items():
+        found.setdefault(_union(present.get(node, ()), names), []).append(node)
+    for features, nodes in found.items():
+        yield fold(nodes), ",".join(features)
+
+
+def _expand(text: str, line: Line) -> list[str]:
+    try:
+        return hostlist.expand(text)
+    except InputError as error:
+        raise line.error(str(error)) from error
+
+
+def _union(one: Iterable[str], other: Iterable[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys((*one, *other)))
