@@ -45,7 +45,7 @@ def build(declared: Sequence[Declared], *, kind: str, source: str, name: str = "
           notes: tuple[str, ...] = (), block_sizes: tuple[int, ...] = ()) -> Topology:
     """The canonical form of the declared zones.
 
-    A node on two leaves belongs to the first, a zone with two parents to the first.
+    A node on two leaves belongs to the first, a zone with several parents to the lowest, then the first.
 
     Raises
     ------
@@ -56,21 +56,24 @@ def build(declared: Sequence[Declared], *, kind: str, source: str, name: str = "
         if zone.name in index:
             raise zone.error(f"zone {zone.name!r} is declared twice; each name may stand once")
         index[zone.name] = i
-    parent = np.full(len(declared), -1, np.int32)
     leaf: dict[str, int] = {}
     for i, zone in enumerate(declared):
         for child in zone.children:
             if child not in index:
                 raise zone.error(f"zone {child!r} below {zone.name!r} is not declared; "
                                  f"a line SwitchName={child} is needed")
-            if parent[index[child]] < 0:
-                parent[index[child]] = i
         if not zone.children:
             for node in zone.nodes:
                 leaf.setdefault(node, i)
+    level = _levels(declared, index)
+    parents: dict[str, int] = {}
+    for i in np.argsort(level, kind="stable").tolist():
+        for child in declared[i].children:
+            parents.setdefault(child, i)
+    parent = np.array([parents.get(zone, -1) for zone in index], np.int32)
     speed = np.array([z.link_speed * LINK_SPEED_UNIT if z.link_speed not in (None, 0, 1) else np.nan
                       for z in declared], float)
-    return Topology(tuple(index), parent, _levels(declared, index), speed, tuple(leaf),
+    return Topology(tuple(index), parent, level, speed, tuple(leaf),
                     np.fromiter(leaf.values(), np.int32, len(leaf)), kind, source, name, notes, block_sizes)
 
 

@@ -48,7 +48,7 @@ def expand(text: str, limit: int = MAX_NAMES) -> list[str]:
         else:
             names += _expanded(word, limit - len(names))
         if len(names) > limit:
-            raise _error(word, f"more than {limit} names")
+            raise _error(word, f"more than {MAX_NAMES} names in all")
     return names
 
 
@@ -65,7 +65,7 @@ def _expanded(word: str, limit: int) -> Iterator[str]:
         raise _error(word, "brackets must close and may not nest, e.g. n[01-03,7]")
     groups = [_group(group, word, limit) for group in inside]
     if math.prod(map(len, groups)) > limit:
-        raise _error(word, f"more than {limit} names")
+        raise _error(word, f"more than {MAX_NAMES} names in all")
     if len(groups) == 1:
         before, after = literal
         return (f"{before}{number}{after}" for number in groups[0])

@@ -49,6 +49,7 @@ def parse(text: str) -> Topology:
     """
     found: dict[str, list[Declared]] = {kind: [] for kind in _KINDS.values()}
     sizes: dict[int, None] = {}
+    room = hostlist.MAX_NAMES
     for number, line in enumerate(text.splitlines(), 1):
         pairs = dict(_PAIR.findall(line))
         key = next((key for key in _KINDS if pairs.get(key)), None)
@@ -57,8 +58,10 @@ def parse(text: str) -> Topology:
         if key is None:
             continue
         speed = pairs.get("LinkSpeed", "")
-        children, nodes = (hostlist.expand(pairs.get(name) or pairs.get(name.lower()) or "")
+        children, nodes = (hostlist.expand(pairs.get(name) or pairs.get(name.lower()) or "", room)
                            for name in ("Switches", "Nodes"))
+        if not children:
+            room -= 1 + len(nodes)  # those of zones above repeat them
         found[_KINDS[key]].append(Declared(pairs[key], tuple(children), tuple(nodes),
                                            int(speed) if speed.isdigit() else None, SOURCE, number, line))
     kind = next((kind for kind, zones in found.items() if zones), None)

@@ -45,11 +45,12 @@ def declare(text: str, source: str, on_fault: OnFault = refuse) -> tuple[list[Co
     if not entries:
         raise InputError("declares no topology; an entry `topology: NAME` with tree, block, flat, ring or torus3d "
                          "is needed", file=source)
+    names = _Names()
     found: dict[str, Contents] = {}
     default = ""
     for entry in entries:
         try:
-            reader = _Reader(source, entry, on_fault)
+            reader = _Reader(source, entry, names, on_fault)
             contents = reader.contents()
             if contents.name in found:
                 raise reader.top["topology"].error(f"topology {contents.name!r} is declared twice")
@@ -65,9 +66,10 @@ def declare(text: str, source: str, on_fault: OnFault = refuse) -> tuple[list[Co
 class _Reader:
     """One topology of a file; fields that Slurm does not know either are noted and passed over."""
 
-    def __init__(self, source: str, entry: Entry, on_fault: OnFault) -> None:
+    def __init__(self, source: str, entry: Entry, names: _Names, on_fault: OnFault) -> None:
         self.source = source
         self.entry = entry
+        self.names = names
         self.on_fault = on_fault
         self.notes: list[str] = []
         self.top = self.fields(entry, "a topology", ("topology", "cluster_default", *_KINDS))
@@ -95,7 +97,7 @@ class _Reader:
             zones = self.each(body, kind, "rings", lambda item: self.leaf(item, "ring"))
         elif kind == "torus3d":
             self.notes.append(SIMPLIFIED.format("torus"))
-            zones = self.each(body, kind, "toruses", _torus)
+            zones = self.each(body, kind, "toruses", self.torus)
         return Contents(tuple(zones), kind, self.source, name, tuple(self.notes), sizes)
 
     def each(self, body: Entry, kind: str, key: str, read: Callable[[Entry], Declared],
@@ -111,14 +113,22 @@ class _Reader:
 
     def switch(self, item: Entry) -> Declared:
         fields = self.fields(item, "a switch", ("switch", "children", "nodes"))
-        children, nodes = (_expand(fields.get(key)) for key in ("children", "nodes"))
+        children, nodes = (self.names.expand(fields.get(key)) for key in ("children", "nodes"))
         if children and nodes:
             raise item.error("has both nodes and children; a leaf has nodes, a switch above has children")
         return _declared(item, fields, "switch", nodes, children)
 
     def leaf(self, item: Entry, key: str) -> Declared:
         fields = self.fields(item, f"a {key}", (key, "nodes"))
-        return _declared(item, fields, key, _expand(fields.get("nodes")))
+        return _declared(item, fields, key, self.names.expand(fields.get("nodes")))
+
+    def torus(self, item: Entry) -> Declared:
+        """A torus with all of its nodes; how they are laid out (dims, regions, placements) is not read."""
+        fields = item.fields()
+        regions = fields["regions"].items() if "regions" in fields else []
+        parts = [fields, *(region.fields() for region in regions)]
+        nodes = [node for part in parts for node in self.names.expand(part.get("nodes"))]
+        return _declared(item, fields, "torus" if "torus" in fields else "name", nodes)
 
     def fields(self, entry: Entry, what: str, valid: Sequence[str]) -> dict[str, Entry]:
         fields = entry.fields()
@@ -167,15 +177,6 @@ def _size(entry: Entry) -> int:
     return int(text)
 
 
-def _torus(item: Entry) -> Declared:
-    """A torus with all of its nodes; how they are laid out (dims, regions, placements) is not read."""
-    fields = item.fields()
-    regions = fields["regions"].items() if "regions" in fields else []
-    parts = [fields, *(region.fields() for region in regions)]
-    nodes = [node for part in parts for node in _expand(part.get("nodes"))]
-    return _declared(item, fields, "torus" if "torus" in fields else "name", nodes)
-
-
 def _declared(item: Entry, fields: dict[str, Entry], key: str, nodes: Sequence[str],
               children: Sequence[str] = ()) -> Declared:
     name = fields[key].text() if key in fields else ""
@@ -184,12 +185,20 @@ def _declared(item: Entry, fields: dict[str, Entry], key: str, nodes: Sequence[s
     return Declared(name, tuple(children), tuple(nodes), None, item.file, item.line, f"{key}: {name}")
 
 
-def _expand(entry: Entry | None) -> list[str]:
-    if entry is None:
-        return []
-    if not isinstance(entry.value, str):
-        raise entry.error("takes a hostlist as one string, e.g. n[1-4,7], not a list or a map")
-    try:
-        return hostlist.expand(entry.value)
-    except InputError as error:
-        raise entry.error(str(error)) from error
+class _Names:
+    """Expands the hostlists of a file, which may stand for so many names in all."""
+
+    def __init__(self) -> None:
+        self.left = hostlist.MAX_NAMES
+
+    def expand(self, entry: Entry | None) -> list[str]:
+        if entry is None:
+            return []
+        if not isinstance(entry.value, str):
+            raise entry.error("takes a hostlist as one string, e.g. n[1-4,7], not a list or a map")
+        try:
+            names = hostlist.expand(entry.value, self.left)
+        except InputError as error:
+            raise entry.error(str(error)) from error
+        self.left -= len(names)
+        return names

@@ -15,7 +15,7 @@ from slurmdl.errors import InputError
 #: nested lists and maps; Slurm's own files have six
 _MAX_DEPTH = 16
 #: lists, maps and scalars of one document; 100,000 nodes on leaves of 20 make 35,000
-_MAX_ENTRIES = 400_000
+_MAX_ENTRIES = 300_000
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
