@@ -7,12 +7,15 @@ import shlex
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+
+import numpy as np
 
 from slurmdl.errors import SandboxError
 from slurmdl.sandbox import fabric, hosts
 from slurmdl.sandbox.spec import LOGIN, Spec
+from slurmdl.topology import write
 
 #: program -> Debian package that has it
 PROGRAMS = {"slurmctld": "slurmctld", "slurmd": "slurmd", "scontrol": "slurm-client", "munged": "munge",
@@ -140,14 +143,8 @@ def _slurm_conf(spec: Spec, root: Path, address: Mapping[str, str]) -> str:
 
 
 def _topology_conf(spec: Spec) -> str:
-    topology, lines = spec.topology, []
-    for zone, name in enumerate(topology.zones):
-        nodes = [n for n, leaf in zip(topology.nodes, topology.leaf, strict=True) if leaf == zone]
-        below = [topology.zones[i] for i in range(len(topology.zones)) if topology.parent[i] == zone]
-        speed = f" LinkSpeed={max(1, round(spec.zone_rate / 1e6))}" if topology.parent[zone] >= 0 else ""  # Mbit/s
-        lines.append(f"SwitchName={name} " + (f"Switches={','.join(below)}" if below else f"Nodes={','.join(nodes)}")
-                     + speed)
-    return "\n".join(lines) + "\n"
+    uplinks = np.where(spec.topology.parent >= 0, spec.zone_rate / 8, np.nan)
+    return write.conf(replace(spec.topology, kind="tree", speed=uplinks))
 
 
 def start_daemons(spec: Spec, root: Path, pids: Mapping[str, int], only: Sequence[str] | None = None) -> None:

@@ -48,7 +48,7 @@ def of_zones(topology: Topology, every_level: bool = False) -> dict[str, tuple[s
 def slurm_conf(path: str, zones: Mapping[str, tuple[str, ...]]) -> Iterator[str]:
     """The NodeName lines of a slurm.conf and of what it includes, with the features of `zones` added to theirs.
 
-    Lines of nodes without a zone stay as they are; NodeName=DEFAULT is not repeated.
+    Lines of NodeName=DEFAULT and of nodes without a zone stay as they are.
 
     Raises
     ------
@@ -63,6 +63,7 @@ def slurm_conf(path: str, zones: Mapping[str, tuple[str, ...]]) -> Iterator[str]
         present = tuple(filter(None, given.split(","))) if given else default
         if words["nodename"] == "DEFAULT":
             default = present
+            yield line.text.strip()
             continue
         nodes = _expand(words["nodename"], line)
         groups: dict[tuple[str, ...], list[int]] = {}
