@@ -167,7 +167,7 @@ def _map(line: getopt.CommandLine, dl: DlOptions, settings: config.Config, launc
     laid = layout.layout(given, request)
     if laid.if_alone and _others_run(given.job):
         raise PlacementError("other steps of the job run: which nodes and CPUs are left is Slurm's choice")
-    topology, complaint = _zones(controller, given.nodes, dl.strict)
+    topology, complaint = _zones(controller, given.nodes, environ.get("SLURM_JOB_PARTITION", ""), dl.strict)
     plan, rank_map = _plan(laid, topology, survey.link_scores(settings, dl.scores), dl)
     array_task = environ.get("SLURM_ARRAY_TASK_ID", "")
     variables = step.task_variables(plan, given.job, int(array_task) if array_task.isdigit() else 0,
@@ -187,19 +187,27 @@ def _others_run(job: int) -> bool:
     return any(name.rpartition(".")[2].isdigit() for name in steps)
 
 
-def _zones(controller: Controller, nodes: Sequence[str], strict: bool) -> tuple[Topology, str]:
-    """The zones; or none and the reason, since roles and variables are of use without zones, too."""
+def _zones(controller: Controller, nodes: Sequence[str], partition: str, strict: bool) -> tuple[Topology, str]:
+    """The zones of the partition; or none and the reason, since roles and variables are of use without, too."""
     from slurmdl.topology import read
     from slurmdl.topology.model import Topology
 
     try:
         if not controller.zones:
             raise UnavailableError("the cluster's topology has no zones")
-        return read.read(), ""
+        several = read.read_all()
+        return several.of(_topology_of(partition) if len(several.each) > 1 else ""), ""
     except SlurmdlError as error:
         if strict:
             raise
         return Topology.flat(nodes), str(error)
+
+
+def _topology_of(partition: str) -> str:
+    """Name of the topology that a partition uses, "" for the default."""
+    from slurmdl.cluster import scontrol
+
+    return scontrol.parse(process.query(["scontrol", "-o", "show", "partition", partition])).topology_of([partition])
 
 
 def _plan(laid: layout.Layout, topology: Topology, scores: LinkScores, dl: DlOptions) -> tuple[Plan, RankMap]:

@@ -1,0 +1,83 @@
+"""Blocks: sizes, aggregates of neighbours, and what the controller says of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from slurmdl.errors import InputError
+from slurmdl.topology import conf, scontrol
+from slurmdl.topology.model import Topology
+
+
+def parsed(tmp_path: Path, blocks: int, sizes: str = "", nodes: int = 4) -> Topology:
+    lines = [f"BlockName=b{i} Nodes=n[{i * nodes}-{i * nodes + nodes - 1}]" for i in range(1, blocks + 1)]
+    path = tmp_path / "topology.conf"
+    path.write_text("\n".join([*lines, f"BlockSizes={sizes}" if sizes else "", ""]))
+    return conf.parse_file(str(path))
+
+
+@pytest.mark.parametrize(("blocks", "sizes", "aggregates"), [
+    (1, "4,8", []),
+    (2, "4", []),
+    (2, "4,8", ["b[1-2]"]),
+    (3, "4,8", ["b[1-2]"]),                    # b3 would be alone
+    (4, "4,16", ["b[1-4]"]),
+    (5, "4,16", ["b[1-4]"]),
+    (6, "4,16", ["b[1-4]", "b[5-6]"]),         # a last aggregate may be short
+    (6, "4,8,16", ["b[1-2]", "b[3-4]", "b[5-6]", "b[1-4]"]),  # b[5-6] stands already
+    (7, "4,8,16", ["b[1-2]", "b[3-4]", "b[5-6]", "b[1-4]", "b[5-7]"]),
+    (3, "4,16,8", ["b[1-2]", "b[1-3]"]),
+    (2, '"2, 4"', ["b[1-2]"]),                   # a block may be larger than the base size
+    (5, "", ["b[1-2]", "b[3-4]", "b[1-4]", "b[1-5]"]),
+])
+def test_aggregates_of_neighbours(tmp_path: Path, blocks: int, sizes: str, aggregates: list[str]) -> None:
+    topology = parsed(tmp_path, blocks, sizes)
+    assert list(topology.zones[blocks:]) == aggregates
+    assert topology.level[:blocks].tolist() == [0] * blocks
+    for name in aggregates:
+        zone = topology.zone_index[name]
+        assert topology.size[zone] % 4 == 0
+        assert topology.level[zone] > 0
+
+
+def test_the_order_of_the_lines_counts(tmp_path: Path) -> None:
+    path = tmp_path / "topology.conf"
+    path.write_text("BlockName=b3 Nodes=c\nBlockName=b1 Nodes=a\nBlockName=b2 Nodes=b\nBlockSizes=1,2\n")
+    assert conf.parse_file(str(path)).path("c") == ("b[3,1]", "b3")
+
+
+@pytest.mark.parametrize("sizes", ["4,12", "4,6", "8,4", "4,131073", f"1,{2**16}"])
+def test_sizes_that_are_no_power_of_two_apart(tmp_path: Path, sizes: str) -> None:
+    with pytest.raises(InputError, match="power of two") as caught:
+        parsed(tmp_path, 2, sizes)
+    assert caught.value.line == 3
+
+
+def test_a_block_smaller_than_the_base_is_refused_an_empty_one_is_not(tmp_path: Path) -> None:
+    path = tmp_path / "topology.conf"
+    path.write_text('BlockName=b1 Nodes=n[1-2]\nBlockName=b2 Nodes=""\nBlockName=b3 Nodes=n3\nBlockSizes=2\n')
+    with pytest.raises(InputError, match="'b3' has 1 nodes; a block has at least the 2 of BlockSizes") as caught:
+        conf.parse_file(str(path))
+    assert caught.value.line == 3
+    path.write_text('BlockName=b1 Nodes=""\nBlockName=b2 Nodes=n[1-2]\nBlockName=b3 Nodes=n3\n')
+    with pytest.raises(InputError, match="the 2 of the first block"):
+        conf.parse_file(str(path))
+
+
+def test_the_controller_says_the_same_as_the_file(tmp_path: Path) -> None:
+    filed = parsed(tmp_path, 4, "4,8")
+    told = scontrol.parse("".join(
+        [f"BlockName=b{i} BlockIndex={i - 1} Nodes=n[{i * 4}-{i * 4 + 3}] BlockSize=4\n" for i in range(1, 5)]
+        + ["AggregatedBlock=b[1-2] BlockIndex=4 Nodes=n[4-11] BlockSize=8\n",
+           "AggregatedBlock=b[3-4] BlockIndex=5 Nodes=n[12-19] BlockSize=8\n"]))
+    assert {**told.to_json(), "source": ""} == {**filed.to_json(), "source": ""}
+
+
+def test_rings(tmp_path: Path) -> None:
+    path = tmp_path / "topology.conf"
+    path.write_text("RingName=r0 Nodes=n[1-4]\nRingName=r1 Nodes=n[5-8]\n")
+    topology = conf.parse_file(str(path))
+    assert (topology.kind, topology.zones, topology.level.tolist()) == ("ring", ("r0", "r1"), [0, 0])
+    assert "each ring is taken as one zone" in topology.notes[0]

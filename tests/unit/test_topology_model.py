@@ -1,0 +1,146 @@
+"""The canonical form: members, sums, lowest common zones, paths and the graph, against plain loops."""
+
+from __future__ import annotations
+
+import networkx
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurmdl.errors import InputError
+from slurmdl.topology.build import Declared, build
+from slurmdl.topology.model import MAX_LEVELS, Topology
+from slurmdl.topology.topologies import Topologies
+
+
+@st.composite
+def forests(draw: st.DrawFn) -> Topology:
+    """Uneven forests in any order of lines, some leaves empty, some nodes without a zone."""
+    count = draw(st.integers(1, 12))
+    above = [draw(st.integers(-1, i - 1)) for i in range(count)]  # zone 0 is a root
+    numbered = iter(range(100))
+    zones = []
+    for i in range(count):
+        below = tuple(f"z{j}" for j in range(count) if above[j] == i)
+        nodes = () if below else tuple(f"n{next(numbered)}" for _ in range(draw(st.integers(0, 3))))
+        zones.append(Declared(f"z{i}", below, nodes))
+    built = build(draw(st.permutations(zones)), kind="tree", source="drawn")
+    alone = draw(st.integers(0, 2))
+    return Topology(built.zones, built.parent, built.level, built.speed,
+                    (*built.nodes, *(f"alone{i}" for i in range(alone))),
+                    np.append(built.leaf, np.full(alone, -1, np.int32)))
+
+
+def names_below(topology: Topology, zone: str) -> set[str]:
+    return {node for node in topology.nodes if zone in topology.path(node)}
+
+
+@given(forests())
+def test_members_and_sums(topology: Topology) -> None:
+    values = np.arange(1, len(topology.nodes) + 1)
+    assert sorted(topology.order.tolist()) == list(range(len(topology.nodes)))
+    for i, zone in enumerate(topology.zones):
+        members = topology.members(i).tolist()
+        assert {topology.nodes[node] for node in members} == names_below(topology, zone)
+        assert np.flatnonzero(topology.below(i)).tolist() == sorted(members)
+        assert topology.sums(values)[i] == sum(values[node] for node in members)
+        assert topology.size[i] == len(members)
+        if topology.level[i] == 0:
+            assert members == sorted(members)
+
+
+@given(forests())
+def test_lowest_common_zone(topology: Topology) -> None:
+    one, other = (pairs.ravel() for pairs in np.indices((len(topology.nodes),) * 2))
+    for i, j, zone in zip(one, other, topology.common(one, other), strict=True):
+        common = [name for name in topology.path(topology.nodes[i]) if name in topology.path(topology.nodes[j])]
+        assert (topology.zones[zone] if zone >= 0 else None) == (common[-1] if common else None)
+
+
+@given(forests())
+def test_zones_above_and_graph(topology: Topology) -> None:
+    above = topology.above(np.append(np.arange(len(topology.nodes)), -1))
+    graph = topology.graph()
+    assert networkx.is_forest(graph)
+    for node, zones in zip((*topology.nodes, "unknown"), above.tolist(), strict=True):
+        path = topology.path(node)
+        assert tuple(topology.zones[zone] for zone in reversed(zones) if zone >= 0) == path
+        if node != "unknown":
+            assert {name for _, name in networkx.ancestors(graph, ("node", node))} == set(path)
+
+
+@given(forests())
+def test_json_and_back(topology: Topology) -> None:
+    assert Topology.from_json(topology.to_json()).to_json() == topology.to_json()
+
+
+def test_common_keeps_the_shape_of_its_arguments() -> None:
+    topology = build([Declared("a", nodes=("n1", "n2")), Declared("b", nodes=("n3",))], kind="tree", source="")
+    pairs = topology.common(np.array([[0, 0], [1, 2]]), np.array([[1, 2], [1, 2]]))
+    assert pairs.tolist() == [[0, -1], [0, 1]]
+
+
+def test_without_zones() -> None:
+    flat = Topology.flat(["n1", "n2"])
+    assert flat.common(np.array([0]), np.array([1])).tolist() == [-1]
+    assert flat.above(np.array([0, -1])).shape == (2, 0)
+    assert flat.sums(np.array([1, 1])).tolist() == []
+    assert sorted(flat.graph()) == [("node", "n1"), ("node", "n2")]
+
+
+def test_the_graph_keeps_levels_and_speeds_and_equal_names_apart() -> None:
+    topology = build([Declared("x", nodes=("x",), link_speed=800), Declared("top", ("x",))], kind="tree", source="")
+    graph = topology.graph()
+    assert graph.nodes["zone", "x"] == {"level": 0, "speed": 1e8}
+    assert graph.nodes["zone", "top"] == {"level": 1}
+    assert set(graph.edges) == {(("zone", "top"), ("zone", "x")), (("zone", "x"), ("node", "x"))}
+
+
+def test_a_redundant_parent_does_not_hide_the_zone_between() -> None:
+    topology = build([Declared("root", ("mid", "leaf")), Declared("mid", ("leaf",)), Declared("leaf", nodes=("n1",))],
+                     kind="tree", source="")
+    assert topology.path("n1") == ("root", "mid", "leaf")
+
+
+def test_the_levels_are_bounded() -> None:
+    chain = [Declared("z0", nodes=("n",)), *(Declared(f"z{i}", (f"z{i - 1}",)) for i in range(1, MAX_LEVELS))]
+    assert len(build(chain, kind="tree", source="").path("n")) == MAX_LEVELS
+    with pytest.raises(InputError, match="levels of zones"):
+        build([*chain, Declared("top", (chain[-1].name,))], kind="tree", source="")
+
+
+@pytest.mark.parametrize(("change", "says"), [
+    ({"parent": [-1, 1]}, "higher level"), ({"parent": [1, 0]}, "higher level"), ({"level": [0, 99]}, "level must"),
+    ({"level": [-1, 1]}, "level must"), ({"zones": ["a", "a"]}, "named twice"),
+    ({"nodes": ["n", "n"]}, "named twice"), ({"leaf": [0, 7]}, "outside"), ({"leaf": [0]}, "entries"), ({"speed": [None]}, "entries"),
+    ({"level": "high"}, "malformed"), ({"notes": 3}, "malformed"), ({"parent": [2**40, 1]}, "malformed"),
+])
+def test_malformed_json(change: dict[str, object], says: str) -> None:
+    good = {"kind": "tree", "zones": ["a", "b"], "parent": [1, -1], "level": [0, 1], "speed": [None, None],
+            "nodes": ["n", "m"], "leaf": [0, 0]}
+    Topology.from_json(good)
+    with pytest.raises(InputError, match=says):
+        Topology.from_json({**good, **change})
+
+
+def test_several_topologies() -> None:
+    one, two = (build([Declared(zone, nodes=("n1",))], kind="tree", source="t.yaml", name=name)
+                for zone, name in (("s1", "old"), ("b1", "new")))
+    several = Topologies((one, two), "new")
+    assert (several.names, several.of(), several.of(""), several.of("old")) == (("old", "new"), two, two, one)
+    with pytest.raises(InputError, match="no topology is named 'none'; valid: old, new"):
+        several.of("none")
+    again = Topologies.from_json(several.to_json())
+    assert again.to_json() == several.to_json()
+    assert Topologies.from_json(one.to_json()).default == "old"
+
+
+@pytest.mark.parametrize(("change", "says"), [
+    ({"topologies": []}, "at least one"), ({"topologies": {}}, "list"), ({"default": "x"}, "valid: default"),
+    ({"topologies": [Topology.flat(()).to_json()] * 2}, "named twice"), ({"topologies": [7]}, "malformed"),
+])
+def test_malformed_json_of_several(change: dict[str, object], says: str) -> None:
+    good = Topologies.one(Topology.flat(())).to_json()
+    with pytest.raises(InputError, match=says):
+        Topologies.from_json({**good, **change})
