@@ -55,13 +55,22 @@ def parser() -> argparse.ArgumentParser:
     features.add_argument("--every-level", action="store_true", help="the zones above the leaves as features, too")
     features.add_argument("--scontrol", action="store_true",
                           help="commands for the running controller instead, until slurm.conf is read again")
+
+    example = commands.add_parser("example", help="print a topology of a shape",
+                                  description="Print a topology of a shape, dealt out evenly.")
+    example.add_argument("shape", metavar="SHAPE", help="zones of each level from the roots down, then nodes, "
+                                                        "e.g. 1x23x394x4992; of blocks BLOCKSxNODES")
+    example.add_argument("--blocks", metavar="SIZES",
+                         help="blocks instead of a tree, with these BlockSizes, e.g. 18,72")
+    example.add_argument("--to", default="conf", choices=("conf", "yaml", "json"), help="the form (default: conf)")
     return top
 
 
 def run(argv: list[str]) -> int:
     """`slurmdl topology`: see `parser`."""
     options = parser().parse_args(argv)
-    commands = {"show": _show, "check": _check, "diff": _diff, "convert": _convert, "features": _features}
+    commands = {"show": _show, "check": _check, "diff": _diff, "convert": _convert, "features": _features,
+                "example": _example}
     return commands[options.command](options)
 
 
@@ -86,14 +95,14 @@ def _show(options: argparse.Namespace) -> int:
 
 def _check(options: argparse.Namespace) -> int:
     from slurmdl.topology import read
-    from slurmdl.topology.check import Finding, check
+    from slurmdl.topology.check import check, fault, ordered
     from slurmdl.topology.tree import count
 
     faults: list[InputError] = []
     try:
         each = read.declared(options.file, faults.append)
-    except InputError as fault:
-        faults.append(fault)
+    except InputError as error:
+        faults.append(error)
         each = []
     if options.name:
         each = [contents for contents in each if contents.name == options.name]
@@ -103,10 +112,10 @@ def _check(options: argparse.Namespace) -> int:
             nodes = [node.name for node in _cluster(options.cluster).nodes]
         except UnavailableError as error:
             unasked = f"; not compared with the nodes of the cluster ({error})"
-    found = [Finding("error", str(fault)) for fault in faults]
+    found = [fault(error) for error in faults]
     for contents in each:
         found += check(contents, nodes)
-    for finding in found:
+    for finding in ordered(found):
         print(f"{finding.grade}: {finding.text}")
     grades = [finding.grade for finding in found]
     counts = ", ".join(count(grades.count(grade), grade) for grade in ("error", "warning", "note"))
@@ -133,9 +142,9 @@ def _convert(options: argparse.Namespace) -> int:
     from slurmdl.topology import read, write
 
     topologies = read.read_all(options.file)
+    text = write.text(topologies, options.name, options.to)
     for loss in write.lost(topologies, options.name, options.to):
         warn(f"lost: {loss}")
-    text = write.text(topologies, options.name, options.to)
     if options.output:
         _write(options.output, "--output", text)
     else:
@@ -150,8 +159,8 @@ def _features(options: argparse.Namespace) -> int:
     zones = features.of_zones(topology, options.every_level)
     conf = options.slurm_conf or os.environ.get("SLURM_CONF") or read.DEFAULT_SLURM_CONF
     if not options.scontrol and (options.slurm_conf or (not options.cluster and os.path.exists(conf))):
-        print(f"# instead of the NodeName lines of {conf} and of the files that it includes")
-        print("\n".join(features.slurm_conf(conf, zones)))
+        lines = list(features.slurm_conf(conf, zones))
+        print("\n".join([f"# instead of the NodeName lines of {conf} and of the files that it includes", *lines]))
         return 0
     present = {node.name: node.features for node in _cluster(options.cluster).nodes}
     known = {node: names for node, names in zones.items() if node in present}
@@ -177,3 +186,13 @@ def _write(path: str, option: str, text: str) -> None:
             file.write(text)
     except OSError as error:
         raise UsageError(f"{option}={path}: cannot be written ({error.strerror})") from error
+
+
+def _example(options: argparse.Namespace) -> int:
+    from slurmdl.topology import example, write
+    from slurmdl.topology.topologies import Topologies
+
+    counts = example.counts(options.shape)
+    made = example.blocks(counts, example.sizes(options.blocks)) if options.blocks else example.tree(counts)
+    print(write.text(Topologies.one(made), None, options.to), end="")
+    return 0

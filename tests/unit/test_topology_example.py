@@ -1,0 +1,79 @@
+"""The example clusters in topology/, and the generator of more."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from slurmdl.cli.main import main
+from slurmdl.errors import UsageError
+from slurmdl.topology import example, read
+
+FOLDER = Path(__file__).parents[2] / "topology"
+MARK = "# made by: slurmdl topology example "
+
+
+@pytest.mark.parametrize("path", [path for path in sorted(FOLDER.glob("*.conf")) if MARK in path.read_text()],
+                         ids=lambda path: path.name)
+def test_the_files_are_what_the_generator_prints(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    head, _, body = path.read_text().partition(MARK)
+    arguments, _, body = body.partition("\n")
+    assert head.startswith("# ")
+    assert main(["topology", "example", *shlex.split(arguments)]) == 0
+    assert capsys.readouterr().out == body
+
+
+@pytest.mark.parametrize(("name", "zones", "nodes"), [
+    ("topology.conf", [2, 1], 8), ("three-level.conf", [16, 4, 1], 256), ("blocks.conf", [40, 10], 720),
+    ("leonardo.conf", [394, 23, 1], 4992), ("jupiter.conf", [368, 25, 1], 5888),
+    ("10000-nodes.conf", [500, 1], 10_000),
+])
+def test_shapes(name: str, zones: list[int], nodes: int) -> None:
+    topology = read.read(str(FOLDER / name))
+    assert np.bincount(topology.level).tolist() == zones
+    assert (len(topology.nodes), len(set(topology.nodes))) == (nodes, nodes)
+    assert topology.notes == ()
+    leaves = topology.size[topology.level == 0]
+    assert leaves.sum() == nodes
+    assert leaves.max() - leaves.min() <= 1
+
+
+def test_two_topologies_in_one_file() -> None:
+    several = read.read_all(str(FOLDER / "several.yaml"))
+    assert (several.names, several.default) == (("fabric", "nvlink"), "fabric")
+    fabric, nvlink = several.each
+    assert fabric.nodes == nvlink.nodes
+    assert (fabric.path("n10"), nvlink.path("n10")) == (("core", "leaf1"), ("b[1-2]", "b2"))
+
+
+def test_uneven_shapes_are_dealt_out() -> None:
+    topology = example.tree(example.counts("2x3x7"))
+    assert topology.zones == ("leaf1", "leaf2", "leaf3", "group1", "group2")
+    assert topology.size.tolist() == [3, 2, 2, 5, 2]
+    assert topology.path("n6") == ("group2", "leaf3")
+
+
+@pytest.mark.parametrize("form", ["conf", "yaml", "json"])
+def test_every_form_reads_as_the_same(form: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = {}
+    for shape in (["1x2x5x40"], ["6x24", "--blocks", "4,8"]):
+        assert main(["topology", "example", *shape, "--to", form]) == 0
+        path = tmp_path / f"topology.{form}"
+        path.write_text(capsys.readouterr().out)
+        made[shape[0]] = {**read.read(str(path)).to_json(), "source": ""}
+    assert made["1x2x5x40"] == {**example.tree((1, 2, 5, 40)).to_json(), "source": ""}
+    assert made["6x24"] == {**example.blocks((6, 24), (4, 8)).to_json(), "source": ""}
+
+
+@pytest.mark.parametrize(("arguments", "says"), [
+    (["8"], "numbers of zones"), (["axb"], "numbers of zones"), (["2x"], "numbers of zones"), (["0x3"], "at least 1"),
+    (["3x2x8"], "the one before"), (["1x999999"], "at most"), (["x".join(["1"] * 70)], "levels"),
+    (["2x3x8", "--blocks", "4"], "BLOCKSxNODES"), (["2x8", "--blocks", "4,x"], "numbers of nodes"),
+    (["2x8", "--blocks", "4,12"], "power of two"), (["2x8", "--blocks", "²"], "numbers of nodes"),
+])
+def test_wrong_shapes(arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["topology", "example", *arguments]) == UsageError.exit_status
+    assert says in capsys.readouterr().err
