@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Literal
+from typing import Literal, get_args
 
 from slurmdl.errors import InputError
-from slurmdl.topology.build import Declared
+from slurmdl.topology.build import SIMPLIFIED, Declared
 from slurmdl.topology.contents import Contents
 from slurmdl.topology.hostlist import fold
 from slurmdl.topology.tree import count, cut
@@ -26,6 +26,10 @@ _MAX_RING = 16
 #: leaves whose sizes differ from the median by more than this factor are told
 _UNEVEN = 2
 _MAX_NAMES = 60
+_SIMPLIFIED = [SIMPLIFIED.format(kind) for kind in ("ring", "torus")]
+
+
+Grade = Literal["error", "warning", "note"]
 
 
 @dataclass(frozen=True)
@@ -37,14 +41,16 @@ class Finding:
     grade : "error" where slurmctld ends (of some release at least), "warning" where it warns or where jobs may
         wait or go astray, "note" for what only looks odd.
     text : where it stands, and what is wrong.
+    line : of the file, 0 for what concerns the whole.
     """
 
-    grade: Literal["error", "warning", "note"]
+    grade: Grade
     text: str
+    line: int = 0
 
 
 def check(contents: Contents, cluster: Sequence[str] | None = None) -> list[Finding]:
-    """All findings on one topology, errors first.
+    """All findings on one topology.
 
     Parameters
     ----------
@@ -53,20 +59,30 @@ def check(contents: Contents, cluster: Sequence[str] | None = None) -> list[Find
     zones, known = contents.zones, {zone.name: zone for zone in reversed(contents.zones)}
     found = [*_names(zones), *_children(zones, known), *_rings(zones, known), *_passes(zones, known),
              *_members(contents), *_twice(zones), *_parents(zones, known), *_roots(contents, known),
-             *(Finding("note" if "one zone" in note else "warning", note) for note in contents.notes),
+             *(Finding("note" if note in _SIMPLIFIED else "warning", note) for note in contents.notes),
              *_cluster(zones, cluster), *_speeds(zones)]
     if not any(finding.grade == "error" for finding in found):
         try:
             contents.topology()
         except InputError as error:
-            found.append(Finding("error", str(error)))
+            found.append(fault(error))
         else:
             found += _shape(zones, known)
-    return sorted(found, key=lambda finding: ("error", "warning", "note").index(finding.grade))
+    return found
 
 
-def _at(grade: Literal["error", "warning", "note"], zone: Declared, message: str) -> Finding:
-    return Finding(grade, str(zone.error(message)) if zone.file else message)
+def fault(error: InputError) -> Finding:
+    """What a reader refused."""
+    return Finding("error", str(error), error.line or 0)
+
+
+def ordered(findings: Iterable[Finding]) -> list[Finding]:
+    """Errors first, then warnings, then notes; each by their lines."""
+    return sorted(findings, key=lambda finding: (get_args(Grade).index(finding.grade), finding.line))
+
+
+def _at(grade: Grade, zone: Declared, message: str) -> Finding:
+    return Finding(grade, str(zone.error(message)) if zone.file else message, zone.line or 0)
 
 
 def _names(zones: Sequence[Declared]) -> Iterator[Finding]:
@@ -149,8 +165,7 @@ def _twice(zones: Sequence[Declared]) -> Iterator[Finding]:
             if other is not zone:
                 doubled.setdefault(other.name, []).append(node)
         for name, nodes in doubled.items():
-            yield _at("warning", zone, f"{_some(nodes)} {'stand' if len(nodes) > 1 else 'stands'} in {name!r}, too; "
-                                       f"slurmdl counts them for {name!r}")
+            yield _at("warning", zone, f"{_some(nodes)}: in zone {name!r}, too, for which slurmdl counts them alone")
 
 
 def _parents(zones: Sequence[Declared], known: dict[str, Declared]) -> Iterator[Finding]:
@@ -159,8 +174,8 @@ def _parents(zones: Sequence[Declared], known: dict[str, Declared]) -> Iterator[
         for child in dict.fromkeys(zone.children):
             other = first.setdefault(child, zone)
             if child in known and other is not zone:
-                yield _at("warning", zone, f"zone {child!r} lies below {other.name!r}, too; slurmdl counts it for "
-                                           f"{other.name!r}")
+                yield _at("warning", zone, f"zone {child!r} lies below {other.name!r}, too, for which slurmdl "
+                                           "counts it alone")
 
 
 def _roots(contents: Contents, known: dict[str, Declared]) -> Iterator[Finding]:

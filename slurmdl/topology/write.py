@@ -160,7 +160,7 @@ def lost(topologies: Topologies, name: str | None, form: str) -> list[str]:
         alone = [topology.nodes[i] for i in np.flatnonzero(topology.leaf < 0)]
         if alone:
             said.append(f"nodes without a zone: {fold(alone)}")
-        said += topology.notes
+        said += [note for note in topology.notes if "passed over" in note]
     return said
 
 

@@ -134,7 +134,7 @@ class _Reader:
         fields = entry.fields()
         for key, value in fields.items():
             if key not in valid:
-                self.notes.append(f"line {value.line}: unknown field {key!r} of {what} is passed over; "
+                self.notes.append(f"{self.source}:{value.line}: unknown field {key!r} of {what} is passed over; "
                                   f"valid: {', '.join(valid)}")
         return fields
 

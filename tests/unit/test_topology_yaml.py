@@ -78,8 +78,8 @@ def test_unknown_fields_are_noted(tmp_path: Path) -> None:
                                 "    speed: 9\n").of()
     assert topology.nodes == ("n1",)
     assert [note.split(";")[0] for note in topology.notes] == [
-        "line 2: unknown field 'rail' of a topology is passed over",
-        "line 7: unknown field 'speed' of a switch is passed over"]
+        f"{tmp_path}/topology.yaml:2: unknown field 'rail' of a topology is passed over",
+        f"{tmp_path}/topology.yaml:7: unknown field 'speed' of a switch is passed over"]
 
 
 def test_empty_maps_of_unused_kinds(tmp_path: Path) -> None:
