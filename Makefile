@@ -2,6 +2,7 @@
 # make test    all tests, those on a real Slurm cluster included
 # make lint    ruff and mypy
 # make bench-demo   the demo's figures, repeated, into results/demo.json
+# make bench-topology   how long topologies take to read and to ask, into results/topology.json
 # make nightly      what takes longer than CI may
 
 PYTHON ?= $(or $(wildcard /usr/bin/python3),python3)
@@ -9,7 +10,7 @@ BIN := .venv/bin
 # The sandbox makes network namespaces, which needs root; everything else runs as the user.
 AS_ROOT := tools/as-root
 
-.PHONY: demo test lint install system nightly bench-demo clean
+.PHONY: demo test lint install system nightly bench-demo bench-topology clean
 
 demo: install
 	@$(AS_ROOT) $(BIN)/slurmdl bench demo
@@ -24,7 +25,11 @@ lint: install
 bench-demo: install
 	$(AS_ROOT) $(BIN)/slurmdl bench demo --repeats 3 --results results/demo.json
 
-nightly: lint test bench-demo
+bench-topology: install
+	@mkdir -p results
+	$(BIN)/slurmdl bench topology --results results/topology.json
+
+nightly: lint test bench-demo bench-topology
 
 install: system .venv/installed
 

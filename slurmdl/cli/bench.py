@@ -1,4 +1,4 @@
-"""the same jobs side by side: plain Slurm, leaf order, placed"""
+"""figures, measured: jobs side by side, and the speed of slurmdl itself"""
 
 from __future__ import annotations
 
@@ -13,10 +13,14 @@ def run(argv: list[str]) -> int:
                                description="Two training jobs three ways on a sandbox of 8 nodes (needs root).")
     demo.add_argument("--repeats", type=int, default=1, metavar="N", help="runs of each (default: %(default)s)")
     demo.add_argument("--results", metavar="FILE", help="write the figures, a control among them, as JSON")
+    topology = commands.add_parser("topology", help="how long topologies take to read and to ask, by size",
+                                   description="How long topologies take to read and to ask, by size.")
+    topology.add_argument("--repeats", type=int, default=5, metavar="N", help="runs of each (default: %(default)s)")
+    topology.add_argument("--results", metavar="FILE", help="write the figures, controls among them, as JSON")
     options = top.parse_args(argv)
     if options.repeats < 1:
         raise UsageError(f"--repeats {options.repeats}: at least 1 expected")
-    from slurmdl.bench import demo as bench
+    from importlib import import_module
 
-    bench.run(options.repeats, options.results)
+    import_module(f"slurmdl.bench.{options.command}").run(options.repeats, options.results)
     return 0

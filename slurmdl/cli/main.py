@@ -14,7 +14,7 @@ COMMANDS = {
     "place": "show which nodes and ranks a job would get, and why",
     "topology": "show and check the zones of the cluster",
     "train": "the built-in trainer, an MPI program",
-    "bench": "the same jobs side by side: plain Slurm, leaf order, placed",
+    "bench": "figures, measured: jobs side by side, and the speed of slurmdl itself",
     "sandbox": "a real Slurm cluster on this machine",
 }
 
