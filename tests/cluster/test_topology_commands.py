@@ -1,0 +1,94 @@
+"""`slurmdl topology` beside a real controller: what it compares, what Slurm says of the same file, lines to paste."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+
+def slurm_files(cluster) -> Path:
+    """The directory that is /etc/slurm on the cluster's hosts."""
+    return cluster.box.root / "slurm"
+
+
+def reconfigured(cluster) -> str:
+    """What slurmctld logs while it reads its files again; it answers, or ends, when it has."""
+    log = cluster.box.root / "log/slurmctld.log"
+    before = len(log.read_text())
+    cluster.run(["scontrol", "reconfigure"], as_root=True)
+    return log.read_text()[before:]
+
+
+def test_diff_with_the_controller(cluster):
+    done = cluster.run(["slurmdl", "topology", "diff"])
+    assert (done.returncode, done.stdout) == (0, "0 differences between /etc/slurm/topology.conf and the controller\n")
+    other = cluster.directory() / "other.conf"
+    other.write_text("SwitchName=zoneA Nodes=n[1,3,5]\nSwitchName=zoneB Nodes=n[2,4,6-8]\n"
+                     "SwitchName=core Switches=zoneA,zoneB\n")
+    done = cluster.run(["slurmdl", "topology", "diff", str(other)])
+    assert done.returncode == 1
+    assert done.stdout.splitlines()[0] == f"node n7: in zoneB in {other}, in zoneA in the controller"
+
+
+def test_check_knows_the_nodes_of_the_cluster(cluster):
+    done = cluster.run(["slurmdl", "topology", "check"])
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "0 errors, 0 warnings, 1 note in 3 zones")
+    less = cluster.directory() / "less.conf"
+    less.write_text("SwitchName=zoneA Nodes=n[1-6,9]\n")
+    done = cluster.run(["slurmdl", "topology", "check", str(less)])
+    assert "warning: 2 nodes of the cluster without a zone: n[7-8]\n" in done.stdout
+    assert "n9: unknown to the cluster\n" in done.stdout
+
+
+def test_slurm_warns_of_the_same(new_cluster):
+    cluster = new_cluster(zone_features=False)
+    file = slurm_files(cluster) / "topology.conf"
+    file.write_text("SwitchName=s1 Nodes=n[1-4]\nSwitchName=s2 Nodes=n[4-6],x9\nSwitchName=s3 Nodes=n7\n"
+                    "SwitchName=left Switches=s1\nSwitchName=right Switches=s[2-3]\n")
+    said = reconfigured(cluster)
+    found = cluster.run(["slurmdl", "topology", "check"]).stdout
+    for slurm, ours in (("switches lack access to 1 nodes: n8", "1 node of the cluster without a zone: n8"),
+                        ("Invalid hostnames in switch configuration: x9", "x9: unknown to the cluster"),
+                        ("Multiple leaf switches contain nodes: n4", "n4: in zone 's1', too"),
+                        ("no switch can reach all nodes", "no switch reaches all nodes; left,right have none")):
+        assert slurm in said
+        assert ours in found
+
+
+def test_slurm_gives_up_on_the_same_depth(new_cluster):
+    cluster = new_cluster(zone_features=False)
+    file = slurm_files(cluster) / "topology.conf"
+
+    def chain(levels: int) -> str:
+        return "".join(f"SwitchName=s{i} Switches=s{i + 1}\n" for i in range(levels)) + \
+            f"SwitchName=s{levels} Nodes=n[1-8]\n"
+
+    file.write_text(chain(21))
+    assert "fatal" not in reconfigured(cluster)
+    assert cluster.run(["slurmdl", "topology", "check"]).returncode == 0
+    file.write_text(chain(22))
+    assert cluster.run(["slurmdl", "topology", "check"]).returncode == 65
+    assert "fatal: Switch configuration is not a tree" in reconfigured(cluster)
+
+
+def test_the_lines_of_features_can_be_pasted(new_cluster):
+    cluster = new_cluster(zone_features=False)
+    features = "scontrol -o show nodes | grep -o 'NodeName=[^ ]*\\|ActiveFeatures=[^ ]*' | paste -sd ' '"
+
+    commands = cluster.run(["slurmdl", "topology", "features", "--scontrol"]).stdout
+    cluster.run(["sh", "-e"], as_root=True, stdin=commands).check_returncode()
+    now = cluster.run(["sh", "-c", features]).stdout
+    assert "NodeName=n1 ActiveFeatures=zoneA NodeName=n2 ActiveFeatures=zoneB" in now
+
+    file = slurm_files(cluster) / "slurm.conf"
+    kept = [line for line in file.read_text().splitlines() if not re.match("NodeName=n[12] ", line)]
+    one = "NodeName=n[1-2] NodeAddr=10.[1-2].0.1 CPUs=2 RealMemory=4000 Features=fast"
+    file.write_text("\n".join([one, *kept]) + "\n")
+    lines = cluster.run(["slurmdl", "topology", "features"]).stdout
+    others = [line for line in file.read_text().splitlines() if not line.startswith("NodeName=")]
+    end = next(i for i, line in enumerate(others) if line.startswith("PartitionName="))
+    file.write_text("\n".join([*others[:end], lines, *others[end:]]) + "\n")
+    assert "fatal" not in reconfigured(cluster)
+    now = cluster.run(["sh", "-c", features]).stdout
+    assert "NodeName=n1 ActiveFeatures=fast,zoneA NodeName=n2 ActiveFeatures=fast,zoneB" in now
+    assert "NodeName=n8 ActiveFeatures=zoneB" in now
