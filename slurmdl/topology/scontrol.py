@@ -13,7 +13,7 @@ from slurmdl.topology.topologies import Topologies
 SOURCE = "scontrol show topology"
 
 _PAIR = re.compile(r"(\w+)=(\S*)")
-_KINDS = {"SwitchName": "tree", "BlockName": "block", "RingName": "ring"}
+_KINDS = {"SwitchName": "tree", "BlockName": "block", "RingName": "ring", "TorusName": "torus3d"}
 #: the YAML of `show topoconf` begins with its first topology, and ends where another answer or a prompt begins
 _YAML_BEGIN = re.compile(r"""(-\s+)?["']?topology["']?\s*:""")
 _YAML_END = re.compile(r"scontrol:|\w+\s*=|\.\.\.|[a-zA-Z ]+\.?$")
@@ -55,7 +55,7 @@ def parse(text: str) -> Topology:
         key = next((key for key in _KINDS if pairs.get(key)), None)
         if (key == "BlockName" or "AggregatedBlock" in pairs) and pairs.get("BlockSize", "").isdigit():
             sizes[int(pairs["BlockSize"])] = None
-        if key is None:
+        if key is None or "PlacementDims" in pairs:
             continue
         speed = pairs.get("LinkSpeed", "")
         children, nodes = (hostlist.expand(pairs.get(name) or pairs.get(name.lower()) or "", room)

@@ -80,14 +80,14 @@ def ask(directory: Path, files: Mapping[str, bytes], plugin: str = "tree") -> Ve
     enter = f"mount --bind {shlex.quote(str(directory))} {shlex.quote(ROOT + _AT)}\n"
     enter += (f"mount -t proc proc {shlex.quote(ROOT)}/proc\nexec chroot {shlex.quote(ROOT)} " if ROOT else "exec ")
     done = subprocess.run(
-        ["timeout", "-k1", "30", "unshare", "--net", "--mount", "--pid", "--uts", "--fork", "--kill-child=KILL",
+        ["timeout", "-k1", "15", "unshare", "--net", "--mount", "--pid", "--uts", "--fork", "--kill-child=KILL",
          "--mount-proc", "sh", "-c", f"{enter}sh -c {shlex.quote(_SCRIPT)}"],
         capture_output=True, text=True, errors="replace", check=False, stdin=subprocess.DEVNULL,
         env={"SLURM_CONF": f"{_AT}/slurm.conf", "PATH": _PATH})
     log = (directory / "log").read_text(errors="replace") if (directory / "log").exists() else ""
     up = "Running as primary controller" in log
-    # it says why it ends, or dies of a signal, as 22.05 does of `Switches=,`
-    refused = "fatal: " in log or "retrying in" in log or done.returncode in (134, 139)
+    # it says why it ends, dies of a signal, as 22.05 does of `Switches=,`, or hangs for ever, as 26.05 does of it
+    refused = "fatal: " in log or "retrying in" in log or done.returncode in (124, 134, 139)
     assert up != refused, f"exit status {done.returncode}: {log[-2000:]}{done.stderr}"
     return Verdict(up, done.stdout, log)
 
