@@ -83,7 +83,7 @@ def ranged(names: Iterable[str]) -> str:
     As Slurm's hostlist_ranged_string; only the digits at the end of a name are folded.
     """
     words: list[str] = []
-    for prefix, numbers in itertools.groupby(map(_split, names), key=lambda pair: pair[0]):
+    for (prefix, bare), numbers in itertools.groupby(map(_split, names), key=lambda pair: (pair[0], not pair[1])):
         ranges: list[tuple[str, str]] = []
         for _, number in numbers:
             low, high = ranges[-1] if ranges else ("", "")
@@ -93,7 +93,7 @@ def ranged(names: Iterable[str]) -> str:
             else:
                 ranges.append((number, number))
         parts = [low if low == high else f"{low}-{high}" for low, high in ranges]
-        if not ranges[0][0]:
+        if bare:
             words += [prefix] * len(parts)
         else:
             words.append(prefix + parts[0] if len(parts) == 1 and "-" not in parts[0]

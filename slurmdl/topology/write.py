@@ -10,7 +10,7 @@ import numpy as np
 
 from slurmdl.errors import InputError
 from slurmdl.topology.contents import Contents
-from slurmdl.topology.hostlist import MAX_RANGE, fold
+from slurmdl.topology.hostlist import fold, ranged
 from slurmdl.topology.model import Topology
 from slurmdl.topology.topologies import Topologies
 
@@ -21,7 +21,6 @@ _PLAIN = re.compile(r"[A-Za-z][A-Za-z0-9_.,\-\[\]]*")
 _WORDS = ("y", "yes", "t", "true", "on", "n", "no", "f", "false", "off", "null")
 _CONF_KEYS = {"tree": "SwitchName", "block": "BlockName", "ring": "RingName"}
 _YAML_KEYS = {"tree": ("switches", "switch"), "block": ("blocks", "block"), "ring": ("rings", "ring")}
-_NUMBERED = re.compile(r"(.*?)([0-9]{1,18})")
 
 
 def hostlist(names: Sequence[str]) -> str:
@@ -33,35 +32,10 @@ def hostlist(names: Sequence[str]) -> str:
     ------
     InputError : a name that no hostlist can hold.
     """
-    words: list[str] = []
-    prefix, ranges = "", list[list[str]]()
-
-    def close() -> None:
-        if len(ranges) == 1 and ranges[0][0] == ranges[0][1]:
-            words.append(prefix + ranges[0][0])
-        elif ranges:
-            words.append(f"{prefix}[{','.join(a if a == b else f'{a}-{b}' for a, b, *_ in ranges)}]")
-        ranges.clear()
-
     for name in names:
         if not _NAME.fullmatch(name):
             raise InputError(f"{name!r} cannot stand in a hostlist; valid is all but blanks , [ ] {{ }} \" ' # = \\")
-        match = _NUMBERED.fullmatch(name)
-        if not match:
-            close()
-            words.append(name)
-            continue
-        if match[1] != prefix:
-            close()
-            prefix = match[1]
-        last = ranges[-1] if ranges else None
-        if last and match[2] == str(int(last[1]) + 1).zfill(len(last[0])) and \
-                int(match[2]) - int(last[0]) < MAX_RANGE:
-            last[1] = match[2]
-        else:
-            ranges.append([match[2], match[2]])
-    close()
-    return ",".join(words)
+    return ranged(names)
 
 
 def text(topologies: Topologies, name: str | None, form: str) -> str:

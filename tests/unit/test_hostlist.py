@@ -8,9 +8,11 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from slurmdl.errors import InputError
-from slurmdl.topology.hostlist import expand, fold
+from slurmdl.topology.hostlist import expand, fold, ranged
 
 GOOD = ["n1", "n[1-3],m2,n2", "n[3,1-2]", "n[08-11,3]", "n[001-1000]", "[1-010]", "a b", "x,,y", "a[01-2]",
         "a[1-2]b[3-4]", "a[1-2]b[3-4]c[5-6]", "a[1-2]b[1-2]c[1-2]d[1-2]", "n[9-11],login", "rack-1.n[1-2][3-4]"]
@@ -56,6 +58,28 @@ def test_refused(text: str, says: str) -> None:
 def test_groups_are_never_looked_up() -> None:
     assert expand("@compute") == ["@compute"]
     assert fold(["@compute", "n2", "n1"]) == "n[1-2],@compute"
+
+
+@pytest.mark.parametrize(("names", "expected"), [
+    ("n1 n2 n3", "n[1-3]"), ("n3 n1 n2", "n[3,1-2]"), ("n1 n1", "n[1,1]"), ("n9 n10", "n[9-10]"), ("n1", "n1"),
+    ("n08 n9 n10", "n[08,9-10]"), ("n n n1 n2 n", "n,n,n[1-2],n"), ("a1 b1", "a1,b1"), ("", ""), ("7 8", "[7-8]"),
+    ("n" + "9" * 18 + " n" + "9" * 19, "n" + "9" * 18 + ",n" + "9" * 19),
+])
+def test_ranged_keeps_the_order(names: str, expected: str) -> None:
+    assert ranged(names.split()) == expected
+    assert expand(expected) == names.split()
+
+
+@given(st.lists(st.from_regex(r"[a-c]?[0-9]{0,3}[a-c]?([0-9]{0,2}|9{17,20})", fullmatch=True).filter(bool)))
+def test_ranged_expands_to_the_same(names: list[str]) -> None:
+    assert expand(ranged(names)) == names
+
+
+def test_the_limit_counts_all_names() -> None:
+    assert len(expand("n[1-5],m[1-5]", 10)) == 10
+    for text in ("n[1-5],m[1-6]", "n[1-6]m[1-2]", "a,b,c,d,e,f,g,h,i,j,k", "n[1,2,3,4,5,6,7,8,9,10,11]"):
+        with pytest.raises(InputError, match="more than"):
+            expand(text, 10)
 
 
 def test_fold_gives_back_the_same_names() -> None:
