@@ -10,6 +10,9 @@ import os
 import sys
 import traceback
 
+#: characters of a message about a file; what goes beyond is cut out of its middle
+_LONGEST = 600
+
 
 class SlurmdlError(Exception):
     """Base of all errors that a user may see. The text is one line: culprit first, then what is valid."""
@@ -38,6 +41,8 @@ class InputError(SlurmdlError):
                  text: str | None = None) -> None:
         where = "".join([file or "", f":{line}" if line is not None else ""])
         what = f": {_one_line(text)!r}" if text is not None else ""
+        if len(message) > _LONGEST:  # a quoted word may be the whole file; what is valid stands at the end
+            message = f"{message[:_LONGEST // 2]}...{message[-_LONGEST // 2:]}"
         super().__init__(f"{where}{what}: {message}" if where else message)
         self.file, self.line, self.text = file, line, text
 
