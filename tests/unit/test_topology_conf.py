@@ -58,6 +58,21 @@ def test_a_node_on_two_leaves_belongs_to_the_first(tmp_path: Path) -> None:
     assert topology.leaf_of("n2") == "s2"
 
 
+def test_several_roots_and_an_empty_leaf(tmp_path: Path) -> None:
+    topology = parsed(tmp_path, "SwitchName=s1 Nodes=a\nSwitchName=s2 Nodes=b\nSwitchName=s3\n")
+    assert topology.parent.tolist() == [-1, -1, -1]
+    assert topology.size.tolist() == [1, 1, 0]
+    assert topology.notes == (f"{tmp_path}/topology.conf:3: s3 is empty, which Slurm before 25.05 refuses",)
+
+
+def test_includes_that_multiply_are_refused(tmp_path: Path) -> None:
+    for i in range(20):
+        (tmp_path / f"{i}.conf").write_text(f"Include {i + 1}.conf\n" * 2)
+    (tmp_path / "20.conf").write_text("# the end\n")
+    with pytest.raises(InputError, match="more than 1024 files"):
+        parsed(tmp_path, "Include 0.conf\n")
+
+
 def test_blocks(tmp_path: Path) -> None:
     topology = parsed(tmp_path, "BlockName=b1 Nodes=n[1-2]\nBlockName=b2 Nodes=n[3-4]\nBlockSizes=2,4\n")
     assert (topology.kind, topology.zones, topology.level.tolist()) == ("block", ("b1", "b2", "b[1-2]"), [0, 0, 1])
