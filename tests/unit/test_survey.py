@@ -9,7 +9,7 @@ import pytest
 
 from slurmdl.config import Config
 from slurmdl.errors import InputError, UnavailableError
-from slurmdl.launch import survey
+from slurmdl.launch import srun, survey
 
 DATA = Path(__file__).parent / "data"
 
@@ -30,13 +30,23 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (("flat",), "flat"), (("unknown",), "leaves"),
 ])
 @pytest.mark.parametrize("from_file", [False, True])
-def test_topology_of_the_partition(cluster: Path, from_file: bool, partitions: tuple[str, ...], expected: str) -> None:
+def test_topology_of_the_partition(cluster: Path, from_file: bool, partitions: tuple[str, ...],
+                                   expected: str) -> None:
     if from_file:
         shutil.copy(DATA / "topology-26.05.5.yaml", cluster / "topology.yaml")
     seen = survey.take(Config(), "auto", partitions)
     assert seen.topology.name == expected
     assert seen.topology.source == (str(cluster / "topology.yaml") if from_file else "scontrol show topoconf")
     assert len(seen.cluster.nodes) == 10
+
+
+@pytest.mark.parametrize(("partition", "expected"), [
+    ("main", ("spine", "leaf01")), ("flat", ()), ("blocks", ("b[1-4]", "b[1-2]", "b2")),
+])
+def test_a_step_takes_the_zones_of_its_partition(cluster: Path, partition: str, expected: tuple[str, ...]) -> None:
+    controller = srun.Controller((26, 5), False, "none", (), True)
+    topology, complaint = srun._zones(controller, ["n3"], partition, True)
+    assert (topology.path("n3"), complaint) == (expected, "")
 
 
 def test_a_topology_that_is_not_there(cluster: Path) -> None:
