@@ -106,12 +106,14 @@ def _inside(topology: Topology, pool: IntArray, wanted: int, place: str) -> Iter
         quotas.append(even(chosen, wanted))
         if place == "pack":
             quotas += [filled(room, wanted), even(room, wanted)]
+    # the nodes leaf by leaf, and the rank of each, best first, in its leaf
+    by_leaf = pool[np.argsort(topology.leaf[pool], kind="stable")]
+    rank = np.arange(len(pool)) - np.repeat(np.cumsum(room) - room, room)
     seen = set()
     for quota in quotas:
         if tuple(quota) not in seen:
             seen.add(tuple(quota))
-            yield np.concatenate([pool[topology.leaf[pool] == leaf][:count]
-                                  for leaf, count in zip(leaves, quota, strict=True)])
+            yield by_leaf[rank < np.repeat(quota, room)]
 
 
 def filled(room: IntArray, wanted: int) -> IntArray:
