@@ -57,7 +57,7 @@ def test_refused(text: str, says: str) -> None:
 
 def test_groups_are_never_looked_up() -> None:
     assert expand("@compute") == ["@compute"]
-    assert fold(["@compute", "n2", "n1"]) == "n[1-2],@compute"
+    assert fold(["@compute", "n2", "n1"]) == "@compute,n[1-2]"
 
 
 @pytest.mark.parametrize(("names", "expected"), [
@@ -86,3 +86,11 @@ def test_fold_gives_back_the_same_names() -> None:
     names = [f"n{i:03d}" for i in range(1, 40)] + ["a1b2", "a1b3", "login"]
     assert sorted(expand(fold(names))) == sorted(names)
     assert fold([]) == ""
+
+
+@pytest.mark.parametrize(("names", "expected"), [
+    ("n10 n2 n1 n3 n1", "n[1-3,10]"), ("n2-ib n1-ib", "n1-ib,n2-ib"), ("a2b1 a1b2 a1b1", "a1b[1-2],a2b1"),
+    ("n9 n10 n11 n08 n09", "n[9,08-11]"), ("login n1", "login,n1")])
+def test_fold_sorts_as_slurm_does(names: str, expected: str) -> None:
+    """Suffixes stay out of brackets, since Slurm 22.05 refuses them there."""
+    assert fold(names.split()) == expected
