@@ -77,6 +77,13 @@ def test_show(file: str, capsys: pytest.CaptureFixture[str], golden: Golden) -> 
     golden(f"topology/show-{file}.txt", out)
 
 
+def test_the_documentation_shows_what_is_printed(capsys: pytest.CaptureFixture[str],
+                                                 monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(EXAMPLES.parent)
+    topology("show", "topology/leonardo.conf")
+    assert capsys.readouterr().out in Path("docs/topology.md").read_text()
+
+
 @pytest.mark.parametrize(("lines", "expected"), [(60, 54), (24, 11), (8, 7), (5, 4)])
 def test_show_folds_no_more_than_it_must(lines: int, expected: int, capsys: pytest.CaptureFixture[str],
                                          monkeypatch: pytest.MonkeyPatch) -> None:
