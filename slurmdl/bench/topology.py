@@ -39,7 +39,7 @@ from slurmdl.topology import read
 began = time.perf_counter()
 topology = read.read(sys.argv[1])
 seconds = time.perf_counter() - began
-peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
 pairs = numpy.random.default_rng(int(sys.argv[2])).integers(0, len(topology.nodes), (2, int(sys.argv[3])))
 began = time.perf_counter()
 topology.begin, topology.order
