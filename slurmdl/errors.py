@@ -41,6 +41,7 @@ class InputError(SlurmdlError):
                  text: str | None = None) -> None:
         where = "".join([file or "", f":{line}" if line is not None else ""])
         what = f": {_one_line(text)!r}" if text is not None else ""
+        message = " ".join(message.splitlines())  # a library's own words may have several
         if len(message) > _LONGEST:  # a quoted word may be the whole file; what is valid stands at the end
             message = f"{message[:_LONGEST // 2]}...{message[-_LONGEST // 2:]}"
         super().__init__(f"{where}{what}: {message}" if where else message)

@@ -27,7 +27,7 @@ def steps(sizes: Sequence[int]) -> tuple[int, ...]:
         return _DEFAULT_STEPS
     found = set()
     for size in sizes:
-        step, rest = divmod(size, sizes[0])
+        step, rest = divmod(size, sizes[0]) if sizes[0] else (0, 0)
         if rest or step & (step - 1) or not 1 <= step <= _MAX_STEP:
             raise ValueError(f"BlockSizes: {size} is not {sizes[0]} times a power of two up to {_MAX_STEP}")
         found.add(step)

@@ -53,17 +53,17 @@ def parse(text: str) -> Topology:
     for number, line in enumerate(text.splitlines(), 1):
         pairs = dict(_PAIR.findall(line))
         key = next((key for key in _KINDS if pairs.get(key)), None)
-        if (key == "BlockName" or "AggregatedBlock" in pairs) and pairs.get("BlockSize", "").isdigit():
-            sizes[int(pairs["BlockSize"])] = None
+        size = _number(pairs.get("BlockSize", ""))
+        if (key == "BlockName" or "AggregatedBlock" in pairs) and size is not None:
+            sizes[size] = None
         if key is None or "PlacementDims" in pairs:
             continue
-        speed = pairs.get("LinkSpeed", "")
         children, nodes = (hostlist.expand(pairs.get(name) or pairs.get(name.lower()) or "", room)
                            for name in ("Switches", "Nodes"))
         if not children:
             room -= 1 + len(nodes)  # those of zones above repeat them
         found[_KINDS[key]].append(Declared(pairs[key], tuple(children), tuple(nodes),
-                                           int(speed) if speed.isdigit() else None, SOURCE, number, line))
+                                           _number(pairs.get("LinkSpeed", "")), SOURCE, number, line))
     kind = next((kind for kind, zones in found.items() if zones), None)
     if kind is None:
         raise InputError(f"{SOURCE}: lists no zone (TopologyPlugin may be topology/flat or none)")
@@ -75,3 +75,7 @@ def parse(text: str) -> Topology:
         except ValueError as error:
             raise InputError(f"{SOURCE}: {error}") from error
     return build(zones, kind=kind, source=SOURCE, block_sizes=tuple(sizes))
+
+
+def _number(text: str) -> int | None:
+    return int(text) if re.fullmatch(r"[0-9]{1,10}", text) else None

@@ -88,8 +88,11 @@ def difference(slurm: oracle.Verdict, found: Topology | InputError) -> str:
         if not match["switches"]:
             for node in expand(match["nodes"] or ""):
                 leaf.setdefault(node, i)
-    if leaf != dict(zip(found.nodes, found.leaf.tolist(), strict=True)):
-        return f"nodes {leaf}"
+    mine = dict(zip(found.nodes, found.leaf.tolist(), strict=True))
+    if leaf.keys() <= set(oracle.NODES):  # newer releases list only nodes that the cluster has
+        mine = {node: zone for node, zone in mine.items() if node in oracle.NODES}
+    if leaf != mine:
+        return f"nodes {leaf} are {mine}"
     parents: dict[str, list[tuple[int, int]]] = {}
     for i, match in enumerate(listed):
         for child in expand(match["switches"] or ""):

@@ -12,6 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from slurmdl.errors import InputError
+from slurmdl.topology import scontrol
+
 SECONDS, MEMORY = 2, 2**30
 
 
@@ -98,7 +101,7 @@ def test_conf(tmp_path: Path, text: str, line: int | None, says: str) -> None:
     ("!!python/object/apply:os.system ['true']\n", 1, ""), ("a: b: c\n", 1, "YAML"), ("\t- x", 1, "YAML"),
     ("--- a\n--- b\n", 2, "second document"), ("- topology: t\n  block: {block_sizes: [0]}\n", 2, ""),
     ("%YAML 9.9\n---\n- a\n", 1, ""), ("a" * 4_000_000, 1, ""), ("'" + "\n" * 4_000_000, None, "YAML"),
-    ("", None, "declares no topology"),
+    ("", None, "declares no topology"), ("- topology: \x1a\n", None, "YAML"),
 ])
 def test_yaml(tmp_path: Path, text: str, line: int | None, says: str) -> None:
     path = tmp_path / "topology.yaml"
@@ -122,7 +125,8 @@ def test_yaml(tmp_path: Path, text: str, line: int | None, says: str) -> None:
                 "nodes": ["n"], "leaf": [0]}),
     json.dumps({"kind": "tree", "zones": ["s"], "parent": [-1], "level": [0], "speed": [None], "nodes": ["n", "n"],
                 "leaf": [0, 0]}),
-    json.dumps({"kind": "tree", "zones": "s", "parent": [-1], "level": [-7], "speed": [{}], "nodes": "n", "leaf": [0]}),
+    json.dumps({"kind": "tree", "zones": "s", "parent": [-1], "level": [-7], "speed": [{}],
+                "nodes": "n", "leaf": [0]}),
 ])
 def test_json(tmp_path: Path, text: str) -> None:
     path = tmp_path / "topology.json"
@@ -151,6 +155,15 @@ def _unreadable(path: Path) -> None:
 def test_what_is_no_file_of_text(tmp_path: Path, make: Callable[[Path], object], says: str, name: str) -> None:
     make(tmp_path / name)
     assert says in refused(tmp_path / name)
+
+
+@pytest.mark.parametrize("size", ["0", "\u00b2", "9" * 5000])
+def test_numbers_of_the_controller_that_are_none(size: str) -> None:
+    text = f"BlockName=b1 Nodes=n[1-2] BlockSize={size}\nBlockName=b2 Nodes=n[3-4] BlockSize=2 LinkSpeed={size}\n"
+    try:
+        assert scontrol.parse(text).zones[:2] == ("b1", "b2")
+    except InputError as error:
+        assert "BlockSizes" in str(error)
 
 
 def test_includes(tmp_path: Path) -> None:

@@ -1,0 +1,52 @@
+"""Each reader is fuzzed for a few seconds; SLURMDL_FUZZ_SECONDS gives each of them longer (`make fuzz`)."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("atheris", reason="atheris has no wheel for this Python")
+
+SECONDS = int(os.environ.get("SLURMDL_FUZZ_SECONDS", "3"))
+ROOT = Path(__file__).parents[2]
+DATA = ROOT / "tests" / "unit" / "data"
+SEEDS = {
+    "conf": [*(ROOT / "topology").glob("*.conf"), *DATA.glob("*.conf")],
+    "check": [*(ROOT / "topology").glob("*.conf"), *DATA.glob("*.conf")],
+    "yaml": [*DATA.glob("topology*.yaml")],
+    "scontrol": [*DATA.glob("scontrol-*.txt")],
+}
+WORDS = ["SwitchName=", "Switches=", "Nodes=", "LinkSpeed=", "BlockName=", "BlockSizes=", "RingName=", "Include ",
+         "topology: ", "tree:", "switches:", "- switch: ", "nodes: ", "children: ", "block_sizes:", "blocks:",
+         "flat: true", "torus3d:", "toruses:", "regions:", "cluster_default: ", "n[1-4]", "[0-65535]", "AggregatedBlock=", "&a", "*a",
+         '"zones":', '"parent":', '"level":', '"speed":', '"leaf":', '"topologies":', '"default":']
+
+
+@pytest.mark.parametrize("reader", ["conf", "yaml", "json", "scontrol", "hostlist", "check"])
+def test_reader(reader: str, tmp_path: Path) -> None:
+    corpus = tmp_path / "corpus"
+    corpus.mkdir()
+    for seed in SEEDS.get(reader, ()):
+        if seed.stat().st_size < 20_000:
+            shutil.copy(seed, corpus)
+    (corpus / "word").write_text("n[1-3],m2")
+    (corpus / "json").write_text('{"kind": "tree", "zones": ["s"], "parent": [-1], "level": [0], "speed": [null], '
+                                 '"nodes": ["n1"], "leaf": [0]}')
+    words = tmp_path / "words"
+    words.write_text("".join('"{}"\n'.format(word.replace('"', '\\"')) for word in WORDS))
+    done = subprocess.run(
+        [sys.executable, str(Path(__file__).with_name("readers.py")), reader, f"-max_total_time={SECONDS}",
+         "-timeout=2", "-rss_limit_mb=1024", "-max_len=4096", f"-dict={words}", f"-artifact_prefix={tmp_path}/",
+         "-print_final_stats=1", str(corpus)],
+        capture_output=True, text=True, errors="replace", timeout=SECONDS + 60, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    executed = re.search(r"number_of_executed_units: (\d+)", done.stderr)
+    assert executed, done.stderr[-1000:]
+    print(f"{reader}: {executed[1]} executions in {SECONDS} s")
+    assert int(executed[1]) > 100
