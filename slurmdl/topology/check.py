@@ -26,6 +26,8 @@ _MAX_RING = 16
 #: leaves whose sizes differ from the median by more than this factor are told
 _UNEVEN = 2
 _MAX_NAMES = 60
+#: zones that are told one by one of nodes that the cluster does not have
+_MAX_LINES = 20
 _SIMPLIFIED = [SIMPLIFIED.format(kind) for kind in ("ring", "torus")]
 
 
@@ -193,10 +195,13 @@ def _cluster(zones: Sequence[Declared], cluster: Sequence[str] | None) -> Iterat
     if cluster is None:
         return
     nodes, inside = set(cluster), {node for zone in zones for node in zone.nodes}
-    for zone in zones:
-        strange = [node for node in dict.fromkeys(zone.nodes) if node not in nodes]
-        if strange:
-            yield _at("warning", zone, f"{_some(strange)}: unknown to the cluster")
+    strange = [(zone, names) for zone in zones
+               if (names := [node for node in dict.fromkeys(zone.nodes) if node not in nodes])]
+    for zone, names in strange[:_MAX_LINES]:
+        yield _at("warning", zone, f"{_some(names)}: unknown to the cluster")
+    more = [name for _, names in strange[_MAX_LINES:] for name in names]
+    if more:
+        yield Finding("warning", f"{count(len(more), 'node')} of further zones unknown to the cluster: {_some(more)}")
     alone = [node for node in cluster if node not in inside]
     if alone:
         yield Finding("warning", f"{count(len(alone), 'node')} of the cluster without a zone: {_some(alone)}")

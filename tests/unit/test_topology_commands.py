@@ -155,6 +155,14 @@ def test_check_against_the_nodes_of_the_cluster(capsys: pytest.CaptureFixture[st
     topology("check", "warned.conf", "--cluster=cluster.json", "--strict", status=65)
 
 
+def test_check_of_a_file_of_another_cluster_stays_short(capsys: pytest.CaptureFixture[str]) -> None:
+    topology("check", "leaves.conf", "--cluster=cluster.json")
+    out = capsys.readouterr().out
+    assert "leaves.conf:20: 'SwitchName=zone019 Nodes=n[00380-00399]': n[00380-00399]: unknown to the cluster\n" in out
+    assert "warning: 9,600 nodes of further zones unknown to the cluster: n[00400-09999]\n" in out
+    assert len(out.splitlines()) == 23
+
+
 def test_check_says_where_it_could_not_compare(capsys: pytest.CaptureFixture[str]) -> None:
     topology("check", "topology.conf")
     assert "not compared with the nodes of the cluster (scontrol: No such file" in capsys.readouterr().out
