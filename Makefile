@@ -3,6 +3,8 @@
 # make lint    ruff and mypy
 # make bench-demo   the demo's figures, repeated, into results/demo.json
 # make bench-topology   how long topologies take to read and to ask, into results/topology.json
+# make fuzz       ten minutes of coverage-guided fuzzing of the readers of topologies
+# make oracle     thousands of random topology.conf files and hostlists against slurmctld and scontrol
 # make nightly      what takes longer than CI may
 
 PYTHON ?= $(or $(wildcard /usr/bin/python3),python3)
@@ -10,7 +12,7 @@ BIN := .venv/bin
 # The sandbox makes network namespaces, which needs root; everything else runs as the user.
 AS_ROOT := tools/as-root
 
-.PHONY: demo test lint install system nightly bench-demo bench-topology clean
+.PHONY: demo test lint install system nightly fuzz oracle bench-demo bench-topology clean
 
 demo: install
 	@$(AS_ROOT) $(BIN)/slurmdl bench demo
@@ -29,7 +31,14 @@ bench-topology: install
 	@mkdir -p results
 	$(BIN)/slurmdl bench topology --results results/topology.json
 
-nightly: lint test bench-demo bench-topology
+fuzz: install
+	SLURMDL_FUZZ_SECONDS=100 $(BIN)/pytest -p no:cacheprovider -s tests/fuzz
+
+oracle: install
+	$(AS_ROOT) env SLURMDL_ORACLE_FILES=5000 SLURMDL_ORACLE_HOSTLISTS=20000 SLURMDL_ORACLE_SEED=$$(date +%j) \
+		$(BIN)/pytest -p no:cacheprovider -s tests/cluster/test_topology_oracle.py
+
+nightly: lint test bench-demo bench-topology fuzz oracle
 
 install: system .venv/installed
 

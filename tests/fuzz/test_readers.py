@@ -24,8 +24,9 @@ SEEDS = {
 }
 WORDS = ["SwitchName=", "Switches=", "Nodes=", "LinkSpeed=", "BlockName=", "BlockSizes=", "RingName=", "Include ",
          "topology: ", "tree:", "switches:", "- switch: ", "nodes: ", "children: ", "block_sizes:", "blocks:",
-         "flat: true", "torus3d:", "toruses:", "regions:", "cluster_default: ", "n[1-4]", "[0-65535]", "AggregatedBlock=", "&a", "*a",
-         '"zones":', '"parent":', '"level":', '"speed":', '"leaf":', '"topologies":', '"default":']
+         "flat: true", "torus3d:", "toruses:", "regions:", "cluster_default: ", "n[1-4]", "[0-65535]",
+         "AggregatedBlock=", "&a", "*a", '"zones":', '"parent":', '"level":', '"speed":', '"leaf":',
+         '"topologies":', '"default":']
 
 
 @pytest.mark.parametrize("reader", ["conf", "yaml", "json", "scontrol", "hostlist", "check"])
