@@ -104,8 +104,11 @@ def _check(options: argparse.Namespace) -> int:
     except InputError as error:
         faults.append(error)
         each = []
-    if options.name:
+    names = [contents.name for contents in each]
+    if options.name and each:
         each = [contents for contents in each if contents.name == options.name]
+        if not each:
+            raise UsageError(f"--name={options.name}: no such topology; valid: {', '.join(names)}")
     nodes, unasked = None, ""
     if options.cluster or not options.offline:
         try:

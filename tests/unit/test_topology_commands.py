@@ -258,6 +258,7 @@ def test_features_of_every_level_and_without_slurm_conf(capsys: pytest.CaptureFi
     (["convert", "topology.conf"], 64, "--to"), (["convert", "topology.conf", "--to=xml"], 64, "conf"),
     (["features", "topology.conf"], 69, "scontrol"),
     (["features", "topology.conf", "--slurm-conf=x"], 65, "x: cannot"),
+    (["check", "two.yaml", "--name=three", "--offline"], 64, "valid: wires, racks, none"),
     (["check", "topology.conf", "--cluster=missing"], 65, "missing: cannot be read"), (["lint"], 64, "valid"),
 ])
 def test_bad_input(words: list[str], status: int, says: str, capsys: pytest.CaptureFixture[str]) -> None:
