@@ -87,8 +87,8 @@ def _read(text: bytes, name: str) -> None:
 texts = st.one_of(st.binary(max_size=300), st.text(max_size=300).map(str.encode),
                   st.lists(st.sampled_from(
                       ["SwitchName=", "s1", "s2", " ", "Nodes=", "n[1-3]", "Switches=", "\n", "\\", "#", '"', "=",
-                       ",", "Include ", "- ", "topology: t", "\n  ", "tree:", "switches:", "- switch: s1", "nodes: n1",
-                       "{", "}", "[", "]", ": ", "&a ", "*a", "flat: true", '"zones": ', "BlockName=",
+                       ",", "Include ", "- ", "topology: t", "\n  ", "tree:", "switches:", "- switch: s1",
+                       "nodes: n1", "{", "}", "[", "]", ": ", "&a ", "*a", "flat: true", '"zones": ', "BlockName=",
                        "BlockSizes=1,2"]),
                       max_size=40).map(lambda words: "".join(words).encode()))
 names = st.sampled_from(["topology.conf", "topology.yaml", "topology.json"])
