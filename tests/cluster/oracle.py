@@ -111,8 +111,11 @@ def hostnames(directory: Path, expressions: Sequence[str], at_once: int = 2) -> 
     env = {"PATH": _PATH, "SLURM_CONF": "/tmp/slurm.conf" if ROOT else str(directory / "slurm.conf")}
 
     def one(expression: str) -> list[str] | None:
-        done = subprocess.run([*prefix, "scontrol", "show", "hostnames", expression], capture_output=True,
-                              text=True, timeout=30, check=False, env=env, stdin=subprocess.DEVNULL)
+        try:
+            done = subprocess.run([*prefix, "scontrol", "show", "hostnames", expression], capture_output=True,
+                                  text=True, timeout=10, check=False, env=env, stdin=subprocess.DEVNULL)
+        except subprocess.TimeoutExpired:  # newer releases hang on a few that are damaged
+            return None
         return None if done.stderr else done.stdout.split("\n")[:-1]
 
     with ThreadPoolExecutor(at_once) as pool:
