@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import hypothesis
 import pytest
+
+# how long an example takes is the machine's affair
+hypothesis.settings.register_profile("slurmdl", hypothesis.settings(), deadline=None)
+hypothesis.settings.load_profile("slurmdl")
 
 GOLDEN = Path(__file__).parent / "golden"
 
