@@ -29,7 +29,7 @@ def parser() -> argparse.ArgumentParser:
     up.add_argument("--nodes", type=int, default=8, metavar="N", help="number of nodes (default: %(default)s)")
     up.add_argument("--zones", type=int, default=2, metavar="N",
                     help="leaf switches that the nodes are dealt to in turn (default: %(default)s)")
-    up.add_argument("--topology", metavar="FILE", help="zones and nodes from a topology.conf instead")
+    up.add_argument("--topology", metavar="FILE", help="zones and nodes from a topology.conf, .yaml or .json instead")
     up.add_argument("--node-bandwidth", default="1gbit", metavar="RATE",
                     help="of a node's link (default: %(default)s)")
     up.add_argument("--zone-bandwidth", default="50mbit", metavar="RATE",
@@ -98,8 +98,8 @@ def _spec(options: argparse.Namespace) -> Spec:
     from slurmdl.sandbox.spec import Spec, alternating, parse_rate
 
     if options.topology:
-        from slurmdl.topology import conf
-        topology = conf.parse_file(options.topology)
+        from slurmdl.topology import read
+        topology = read.read(options.topology)
     else:
         topology = alternating(options.nodes, options.zones)
     features: dict[str, str] = {}
