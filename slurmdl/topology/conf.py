@@ -126,8 +126,6 @@ def _declared(kind: str, pairs: dict[str, str], line: Line, room: int) -> Declar
     if kind == "BlockName" and "Nodes" not in pairs:
         raise line.error("a block needs Nodes, e.g. BlockName=b1 Nodes=n[1-18]")
     speed = _number(pairs["LinkSpeed"]) if "LinkSpeed" in pairs else None
-    if "LinkSpeed" in pairs and speed is None:
-        raise line.error("LinkSpeed takes a whole number of at most 32 bits")
     try:
         children, nodes = (tuple(hostlist.expand(pairs.get(key, ""), room)) for key in ("Switches", "Nodes"))
     except InputError as error:
@@ -151,7 +149,7 @@ def _number(text: str) -> int | None:
 
 
 def _pairs(line: Line) -> dict[str, str]:
-    """Key (in full spelling) -> value; of a key that stands twice the last wins, as in Slurm."""
+    """Key (in full spelling) -> value; of a key that stands twice the last wins, but Slurm checks each."""
     pairs: dict[str, str] = {}
     at, text = 0, line.text.rstrip(_BLANKS)
     while at < len(text):
@@ -165,6 +163,8 @@ def _pairs(line: Line) -> dict[str, str]:
         if pairs and key in _KEYS:
             raise line.error(f"{key} stands only at the beginning of a line, and once")
         pairs[key] = match["quoted"] if match["quoted"] is not None else match["bare"]
+        if key == "LinkSpeed" and _number(pairs[key]) is None:
+            raise line.error("LinkSpeed takes a whole number of at most 32 bits")
         at = match.end()
     return pairs
 

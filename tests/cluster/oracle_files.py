@@ -15,7 +15,9 @@ _SPEEDS = ["0", "1", "800", "0x10", "010", "09", "5K", "5k", "5m", "5kk", "k", "
 _LINES = [
     "SwitchName = s2  Nodes = n2", "SwitchName=s2\tNodes\t=\tn2\r", "  switchNAME=s2 NODES=n2",
     "SwitchName=S1 Nodes=n2",
-    "SwitchName=s2 LinkSpeed=7 Nodes=n2", "SwitchName=s2 Nodes=n2 LinkSpeed=5 LinkSpeed=6", "SwitchName=s2\vNodes=n2",
+    "SwitchName=s2 LinkSpeed=7 Nodes=n2", "SwitchName=s2 Nodes=n2 LinkSpeed=5 LinkSpeed=6",
+    "SwitchName=s2 Nodes=n2 LinkSpeed=-1 LinkSpeed=6", "SwitchName=s2 Nodes=n2 LinkSpeed=09 LinkSpeed=6",
+    "SwitchName=s2\vNodes=n2",
     "SwitchName=s2 Nodes=n2 nodes=n3", "SwitchName=s2 Nodes=n2 SwitchName=s3", "Nodes=n2 SwitchName=s2", "Nodes=n2",
     # values: quoted, empty, and what only looks like it
     'SwitchName=s2 Nodes="n2, n3"', 'SwitchName=s2 Nodes="n2"x', 'SwitchName=s2 Nodes="n2', 'SwitchName=s2 Nodes=n2"',

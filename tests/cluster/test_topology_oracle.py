@@ -18,7 +18,7 @@ import pytest
 from slurmdl.errors import InputError
 from slurmdl.topology import conf
 from slurmdl.topology.build import LINK_SPEED_UNIT
-from slurmdl.topology.hostlist import expand, fold
+from slurmdl.topology.hostlist import MAX_NAMES, expand, fold
 from slurmdl.topology.model import Topology
 
 FILES = int(os.environ.get("SLURMDL_ORACLE_FILES", "300"))
@@ -38,6 +38,7 @@ STRICTER = {
     "holds a NUL byte": "to Slurm a line ends there, and what follows is lost without a word",
     "needs a name": 'SwitchName="" is a switch that nothing can refer to',
     "brackets must close": "22.05 takes n[1- for a host of that name, newer releases refuse it",
+    "-' is no range": "as above, of n[1-]",
     "'Include' is no KEY=VALUE": "22.05 passes over an Include without a file",
     "is no regular file": "what a device or a directory holds is no topology",
     "Is a directory": "as above",
@@ -158,7 +159,8 @@ def test_hostlists(tmp_path: Path) -> None:
         elif answer is None:
             ours_alone = not suffixes and bool(_SUFFIX.search(expression))
         else:
-            ours_alone = found is None and bool(_HALF_READ.search(expression) or _unbalanced(expression))
+            ours_alone = found is None and (len(answer) > MAX_NAMES or bool(
+                _HALF_READ.search(expression) or _unbalanced(expression)))
         if ours_alone:
             skipped += 1
         else:
