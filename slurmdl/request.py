@@ -57,7 +57,6 @@ class JobRequest:
     nodelist: tuple[str, ...] = ()
     gres_per_node: dict[str, int] = field(default_factory=dict)
     exclusive: bool = False
-    reservation: str | None = None
     unpinnable: str = ""
     uncertain: str = ""
     requeue: bool = True
@@ -88,7 +87,6 @@ def from_settings(settings: Mapping[str, str], dl: DlOptions, unpinnable: str = 
             nodelist=_hosts(settings.get("nodelist", "")),
             gres_per_node=_gres(settings),
             exclusive=settings.get("exclusive", "oversubscribe") != "oversubscribe",
-            reservation=settings.get("reservation") or None,
             unpinnable=unpinnable or _unpinnable(settings),
             uncertain=_uncertain(settings),
             requeue="no-requeue" not in settings)

@@ -76,6 +76,7 @@ SLURM_HOSTFILE=hosts.$SLURM_JOB_ID exec srun --mpi=pmix -n {ranks} -m arbitrary 
 """
 _ORDER_PROGRAM = """\
 import os, random, sys
+import numpy
 from slurmdl.network.model import LinkScores
 from slurmdl.placement.cost import cost, links
 from slurmdl.placement.rankmap import leaf_order
@@ -88,7 +89,7 @@ if sys.argv[1] != "leaf":
     shuffle = random.Random(1)
     orders = [shuffle.sample(orders[0], len(orders[0])) for _ in range(30)]
     traffic = phases(strategy, len(orders[0]), 1e6, int(ps))
-    orders.sort(key=lambda order: -cost(traffic, network, __import__("numpy").array(order)).seconds)
+    orders.sort(key=lambda order: -cost(traffic, network, numpy.array(order)).seconds)
 print(*(network.nodes[i] for i in orders[0]), sep="\\n")
 """
 
@@ -142,7 +143,7 @@ class Demo:
     def _one(self, job: Job, way: str, outcome: Outcome, *, loud: bool) -> None:
         """Submit one job one way, wait for it, and add what it measured."""
         script = self._script(job, way)
-        before = self._crossed()
+        before = self.box.bytes_between_zones()
         if loud:
             print(f"--- {job.strategy}, {way}")
         submit = ["slurmdl", "sbatch"] if way == "slurmdl" else ["sbatch"]
@@ -157,7 +158,7 @@ class Demo:
         except OSError as error:
             said = " ".join(log.split())[-400:]
             raise SandboxError(f"job {number} ({job.strategy}, {way}) failed: {said}") from error
-        outcome.across.append(self._crossed() - before)
+        outcome.across.append(self.box.bytes_between_zones() - before)
         outcome.metered = summary["bytes"]["across"]
         outcome.seconds.append(summary["seconds_per_step"])
         outcome.accuracy = summary["accuracy"]
@@ -187,9 +188,6 @@ class Demo:
         path = self.folder / f"{name}.sh"
         path.write_text(text)
         return str(path)
-
-    def _crossed(self) -> int:
-        return sum(counter["out"] for counter in self.box.counters().values())
 
     def version(self) -> str:
         """Slurm's name and release."""

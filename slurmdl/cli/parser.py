@@ -1,4 +1,4 @@
-"""The argument parser of the commands that have options of their own only (not sbatch's or srun's)."""
+"""What commands share: the parser of those that have options of their own only, and the files that they write."""
 
 from __future__ import annotations
 
@@ -6,6 +6,15 @@ import argparse
 from typing import NoReturn
 
 from slurmdl.errors import UsageError
+
+
+def write_file(path: str, option: str, text: str) -> None:
+    """Write the file that an option names; UsageError where that is not possible."""
+    try:
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        raise UsageError(f"{option}={path}: cannot be written ({error.strerror})") from error
 
 
 class Parser(argparse.ArgumentParser):

@@ -8,6 +8,7 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from slurmdl.cli.parser import write_file
 from slurmdl.errors import PlacementError, UsageError
 
 if TYPE_CHECKING:
@@ -126,8 +127,4 @@ def _draw(decision: Decision, seen: Survey, path: str) -> None:
     from slurmdl.placement.svg import svg
 
     picture = svg(decision.placement or Placement(reason=decision.reason), seen.topology, seen.cluster)
-    try:
-        with open(path, "w", encoding="utf-8") as file:
-            file.write(picture)
-    except OSError as error:
-        raise UsageError(f"--svg={path}: cannot be written ({error.strerror})") from error
+    write_file(path, "--svg", picture)

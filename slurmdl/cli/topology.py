@@ -9,7 +9,7 @@ import shutil
 import sys
 from typing import TYPE_CHECKING
 
-from slurmdl.cli.parser import Parser
+from slurmdl.cli.parser import Parser, write_file
 from slurmdl.errors import InputError, UnavailableError, UsageError, warn
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def _show(options: argparse.Namespace) -> int:
     if options.svg:
         from slurmdl.topology.svg import svg
 
-        _write(options.svg, "--svg", svg(topologies.of(options.name)))
+        write_file(options.svg, "--svg", svg(topologies.of(options.name)))
     if options.json:
         print(json.dumps((chosen[0] if len(chosen) == 1 else topologies).to_json()))
         return 0
@@ -149,7 +149,7 @@ def _convert(options: argparse.Namespace) -> int:
     for loss in write.lost(topologies, options.name, options.to):
         warn(f"lost: {loss}")
     if options.output:
-        _write(options.output, "--output", text)
+        write_file(options.output, "--output", text)
     else:
         print(text, end="")
     return 0
@@ -181,14 +181,6 @@ def _cluster(path: str | None) -> ClusterSnapshot:
     from slurmdl.cluster import read, scontrol
 
     return read.from_file(path) if path else scontrol.snapshot()
-
-
-def _write(path: str, option: str, text: str) -> None:
-    try:
-        with open(path, "w", encoding="utf-8") as file:
-            file.write(text)
-    except OSError as error:
-        raise UsageError(f"{option}={path}: cannot be written ({error.strerror})") from error
 
 
 def _example(options: argparse.Namespace) -> int:

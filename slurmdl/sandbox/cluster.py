@@ -65,6 +65,10 @@ class Sandbox:
         """Bytes between zones as the zones' routers counted them: zone -> {"out": bytes, "in": bytes}."""
         return fabric.counters(self.pids, self.spec.topology.zones)
 
+    def bytes_between_zones(self) -> int:
+        """Bytes that nodes have sent out of their zones so far, all zones together."""
+        return sum(counter["out"] for counter in self.counters().values())
+
     def change_link(self, name: str, *, rate: float | None = None, loss: float | None = None) -> None:
         """Change a node's link or a zone's uplink: `rate` bits/s (0: unshaped), `loss` a fraction of packets."""
         fabric.change(self.spec, self.pids, name, rate=rate, loss=loss)
@@ -81,7 +85,7 @@ class Sandbox:
         raise SandboxError(f"no {daemon} runs on {host}")
 
     def start_daemon(self, host: str) -> None:
-        """Start the Slurm daemon of a host again after it was stopped, munged too where it is gone."""
+        """Start the Slurm daemon of a host again after it was stopped."""
         daemon = ["slurmctld"] if host == LOGIN else ["slurmd", "-N", host]
         hosts.run(self.pids[host], daemon)
 

@@ -22,7 +22,7 @@ PROGRAMS = {"slurmctld": "slurmctld", "slurmd": "slurmd", "scontrol": "slurm-cli
             "ip": "iproute2", "tc": "iproute2", "nft": "nftables", "nsenter": "util-linux",
             "unshare": "util-linux", "setpriv": "util-linux", "sysctl": "procps"}
 
-_PMIX_MCA = """\
+_OPEN_MPI_MCA = """\
 # more ranks than cores: yield, and stay on the shaped interface
 mpi_yield_when_idle = 1
 pml = ob1
@@ -82,7 +82,7 @@ def write_files(spec: Spec, root: Path, user: User) -> None:
             lines.append(f"Name={name}{of_type} Count={parts[-1]} {what}\n")
         (slurm / "gres.conf").write_text("".join(lines))
     (etc / "hosts").write_text("127.0.0.1 localhost\n" + "".join(f"{a} {h}\n" for h, a in address.items()))
-    (etc / "openmpi/openmpi-mca-params.conf").write_text(_PMIX_MCA)
+    (etc / "openmpi/openmpi-mca-params.conf").write_text(_OPEN_MPI_MCA)
     key = root / "munge.key"
     key.touch(0o400)
     key.write_bytes(secrets.token_bytes(1024))
@@ -147,9 +147,8 @@ def _topology_conf(spec: Spec) -> str:
     return write.conf(replace(spec.topology, kind="tree", speed=uplinks))
 
 
-def start_daemons(spec: Spec, root: Path, pids: Mapping[str, int], only: Sequence[str] | None = None) -> None:
-    """Start munged on each host, slurmctld on the login host and a slurmd on each node (of `only`, if given)."""
-    wanted = [h for h in (LOGIN, *spec.topology.nodes) if only is None or h in only]
+def start_daemons(spec: Spec, root: Path, pids: Mapping[str, int]) -> None:
+    """Start munged on each host, slurmctld on the login host and a slurmd on each node."""
     script = {
         "munged": "mkdir -p -m 755 /run/munge && exec munged --force --key-file={root}/munge.key"
                   " --log-file=/run/munge/munged.log --seed-file=/run/munge/munged.seed --num-threads=2",
@@ -171,10 +170,9 @@ def start_daemons(spec: Spec, root: Path, pids: Mapping[str, int], only: Sequenc
             if child.returncode:
                 raise SandboxError(f"{daemon} on {name}: {' '.join(text.split())[-300:] or 'failed'}")
 
-    begin(wanted, "munged")
-    if LOGIN in wanted:
-        begin([LOGIN], "slurmctld")
-    begin([h for h in wanted if h != LOGIN], "slurmd")
+    begin([LOGIN, *spec.topology.nodes], "munged")
+    begin([LOGIN], "slurmctld")
+    begin(spec.topology.nodes, "slurmd")
 
 
 def node_states(pids: Mapping[str, int]) -> dict[str, str]:

@@ -88,6 +88,8 @@ class Spec:
             raise UsageError(f"--memory {self.memory}: at least 1 (MB) expected")
         if len(self.topology.nodes) > MAX_NODES:
             raise UsageError(f"{len(self.topology.nodes)} nodes: a sandbox holds at most {MAX_NODES}")
+        if len(self.leaves()) > MAX_LEAVES:
+            raise UsageError(f"{len(self.leaves())} leaf zones: a sandbox holds at most {MAX_LEAVES}")
         homeless = [n for n, leaf in zip(self.topology.nodes, self.topology.leaf, strict=True) if leaf < 0]
         if homeless:
             raise UsageError(f"node {homeless[0]} is in no zone: every node of a sandbox needs one")

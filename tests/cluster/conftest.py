@@ -12,6 +12,7 @@ import os
 import signal
 import subprocess
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -26,7 +27,7 @@ _numbers = itertools.count()
 FINAL = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "PREEMPTED"}
 
 
-class Cluster:
+class Cluster(ABC):
     """A real Slurm cluster.
 
     Attributes: `topology`; `shared`, a directory that all hosts share; `user`, the name of the ordinary user.
@@ -36,35 +37,35 @@ class Cluster:
     shared: Path
     user: str
 
+    @abstractmethod
     def run(self, argv: Sequence[str], *, host: str = LOGIN, as_root: bool = False, stdin: str = "",
             directory: Path | None = None, env: dict[str, str] | None = None,
             timeout: float = 60) -> subprocess.CompletedProcess[str]:
         """Run a command on a host; stdout and stderr are kept apart."""
-        raise NotImplementedError
 
+    @abstractmethod
     def stop_daemon(self, host: str) -> None:
         """Kill slurmctld (login host) or slurmd (node)."""
-        raise NotImplementedError
 
+    @abstractmethod
     def start_daemon(self, host: str) -> None:
         """Start it again, and wait until Slurm uses the host."""
-        raise NotImplementedError
 
+    @abstractmethod
     def freeze_daemon(self, host: str, frozen: bool) -> None:
         """Let a daemon hang (SIGSTOP), or go on."""
-        raise NotImplementedError
 
+    @abstractmethod
     def power_off(self, node: str) -> None:
         """End a node as a loss of power would."""
-        raise NotImplementedError
 
+    @abstractmethod
     def change_link(self, name: str, *, rate: float | None = None, loss: float | None = None) -> None:
         """Change a node's link or a zone's uplink: bits/s, fraction of packets."""
-        raise NotImplementedError
 
+    @abstractmethod
     def bytes_between_zones(self) -> int:
         """Bytes that nodes have sent across zones so far, as the routers counted them."""
-        raise NotImplementedError
 
     # --- what follows from the above, the same on every kind of cluster ---
 
@@ -114,8 +115,6 @@ class Cluster:
 
     def cancel_all(self) -> None:
         """End all jobs and wait until every node is free again."""
-        self.run(["scancel", "--state=PENDING"], as_root=True)
-        self.run(["scancel", "--user=root"], as_root=True)
         self.run(["sh", "-c", "squeue -h -o %A | sort -u | xargs -r scancel"], as_root=True)
         deadline = time.monotonic() + 30
         while self.run(["squeue", "-h"]).stdout.strip():
@@ -162,7 +161,7 @@ class SandboxCluster(Cluster):
         self.box.change_link(name, rate=rate, loss=loss)
 
     def bytes_between_zones(self) -> int:
-        return sum(counter["out"] for counter in self.box.counters().values())
+        return self.box.bytes_between_zones()
 
 
 def _up(**options: object) -> SandboxCluster:
