@@ -10,7 +10,7 @@ from slurmdl.cluster.model import ClusterSnapshot, Node, Partition
 from slurmdl.network.model import LinkScores
 from slurmdl.placement.cost import cost, links
 from slurmdl.placement.model import Cost
-from slurmdl.placement.traffic import phases
+from slurmdl.placement.traffic import Traffic
 from slurmdl.topology.build import Declared, build
 from slurmdl.topology.model import Topology
 
@@ -40,4 +40,4 @@ def cost_of(order: Sequence[str], topology: Topology, scores: LinkScores, strate
     """The cost of ranks on these nodes in this order."""
     names = sorted(set(order))
     place = np.array([names.index(name) for name in order])
-    return cost(phases(strategy, len(order), model_bytes, ps), links(names, topology, scores), place)
+    return cost(Traffic(strategy, model_bytes, ps).phases(len(order)), links(names, topology, scores), place)

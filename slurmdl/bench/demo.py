@@ -80,7 +80,7 @@ import numpy
 from slurmdl.network.model import LinkScores
 from slurmdl.placement.cost import cost, links
 from slurmdl.placement.rankmap import leaf_order
-from slurmdl.placement.traffic import phases
+from slurmdl.placement.traffic import Traffic
 from slurmdl.topology import hostlist, read
 network = links(hostlist.expand(os.environ["SLURM_JOB_NODELIST"]), read.read(), LinkScores())
 orders = [list(leaf_order(network))]
@@ -88,7 +88,7 @@ if sys.argv[1] != "leaf":
     strategy, ps = sys.argv[1].split(",")
     shuffle = random.Random(1)
     orders = [shuffle.sample(orders[0], len(orders[0])) for _ in range(30)]
-    traffic = phases(strategy, len(orders[0]), 1e6, int(ps))
+    traffic = Traffic(strategy, 1e6, int(ps)).phases(len(orders[0]))
     orders.sort(key=lambda order: -cost(traffic, network, numpy.array(order)).seconds)
 print(*(network.nodes[i] for i in orders[0]), sep="\\n")
 """

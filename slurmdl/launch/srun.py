@@ -212,12 +212,12 @@ def _topology_of(partition: str) -> str:
 
 def _plan(laid: layout.Layout, topology: Topology, scores: LinkScores, dl: DlOptions) -> tuple[Plan, RankMap]:
     from slurmdl.placement import rankmap
+    from slurmdl.placement.traffic import Traffic
     from slurmdl.plan import Plan
 
     if dl.ps >= laid.ntasks:
         raise PlacementError(f"--dl-ps={dl.ps}: the step has {laid.ntasks} tasks, and at least one must be a worker")
-    found = rankmap.rank_map(laid.slots, topology, scores, strategy=dl.strategy, ps=dl.ps,
-                             model_bytes=dl.model_bytes)
+    found = rankmap.rank_map(laid.slots, topology, scores, Traffic(dl.strategy, dl.model_bytes, dl.ps))
     zones = {node: topology.path(node) for node, _ in laid.slots}
     return Plan(dl.strategy, found.nodes, found.roles, zones), found
 

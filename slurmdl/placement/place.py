@@ -18,6 +18,7 @@ from slurmdl.placement.label import label
 from slurmdl.placement.model import Candidate, Placement, RankMap
 from slurmdl.placement.rankmap import rank_map
 from slurmdl.placement.shape import Shape, shape
+from slurmdl.placement.traffic import Traffic
 from slurmdl.request import JobRequest
 from slurmdl.topology.model import Topology
 
@@ -133,8 +134,7 @@ class _Instance:
         for choice in choices(self.topology, pool, self.job.nodes, dl.place):
             names = sorted((self.topology.nodes[i] for i in choice.nodes), key=order.__getitem__)
             slots = [(name, self.job.tasks_of(i)) for i, name in enumerate(names)]
-            ranks = rank_map(slots, self.topology, self.scores, strategy=dl.strategy, ps=dl.ps,
-                             model_bytes=dl.model_bytes)
+            ranks = rank_map(slots, self.topology, self.scores, Traffic(dl.strategy, dl.model_bytes, dl.ps))
             yield _Scored(choice, tuple(names), Counter(self.topology.leaf_of(name) for name in names), ranks,
                           sum(self.cluster.node[name].weight for name in names))
 

@@ -11,12 +11,12 @@ from slurmdl.network.model import LinkScores
 from slurmdl.placement import roles
 from slurmdl.placement.cost import IntArray, Links, cost, links
 from slurmdl.placement.model import RankMap
-from slurmdl.placement.traffic import Phase, phases
+from slurmdl.placement.traffic import Phase, Traffic
 from slurmdl.topology.model import Topology
 
 
-def rank_map(slots: Sequence[tuple[str, int]], topology: Topology, scores: LinkScores, *,
-             strategy: str, ps: int = 0, model_bytes: float = 100e6) -> RankMap:
+def rank_map(slots: Sequence[tuple[str, int]], topology: Topology, scores: LinkScores,
+             traffic: Traffic) -> RankMap:
     """The best of the orders that are known for this traffic, never worse in the model than leaf order.
 
     Compared are the alphabetical order (Slurm up to 25.11), leaf order (Slurm 26.05), depth-first order over
@@ -26,7 +26,6 @@ def rank_map(slots: Sequence[tuple[str, int]], topology: Topology, scores: LinkS
     Parameters
     ----------
     slots : (node, tasks on it), distinct nodes in Slurm's order.
-    strategy, ps, model_bytes : as for `traffic.phases`.
 
     Raises
     ------
@@ -35,25 +34,23 @@ def rank_map(slots: Sequence[tuple[str, int]], topology: Topology, scores: LinkS
     tasks = np.array([count for _, count in slots], np.int64)
     if not tasks.sum() or tasks.min() < 0:
         raise PlacementError("a rank map needs at least one task, and no node with less than none")
-    traffic = phases(strategy, int(tasks.sum()), model_bytes, ps)
+    phases = traffic.phases(int(tasks.sum()))
     network = links([node for node, _ in slots], topology, scores)
-    orders = _orders(network, topology, tasks, traffic, ps if strategy == "ps" else 0)
-    costs = {name: cost(traffic, network, order) for name, order in orders.items()}
+    orders = _orders(network, tasks, phases, traffic.ps)
+    costs = {name: cost(phases, network, order) for name, order in orders.items()}
     best = min(costs, key=lambda name: costs[name].key)
-    servers = ps if strategy == "ps" else 0
     return RankMap(tuple(network.nodes[i] for i in orders[best]),
-                   ("ps",) * servers + ("worker",) * (int(tasks.sum()) - servers), costs[best], best, costs)
+                   ("ps",) * traffic.ps + ("worker",) * (int(tasks.sum()) - traffic.ps), costs[best], best, costs)
 
 
-def _orders(network: Links, topology: Topology, tasks: IntArray, traffic: Sequence[Phase],
-            ps: int) -> dict[str, IntArray]:
+def _orders(network: Links, tasks: IntArray, phases: Sequence[Phase], ps: int) -> dict[str, IntArray]:
     """Name -> place of each rank, the preferred first where costs tie."""
     leaf, depth = leaf_order(network), depth_first(network)
     orders = {"depth-first": np.repeat(depth, tasks[depth]), "leaf": np.repeat(leaf, tasks[leaf]),
               "alphabetical": np.repeat(np.arange(len(tasks)), tasks)}
     if not ps:
         return orders
-    servers = roles.servers_per_node(network, tasks, traffic, ps)
+    servers = roles.servers_per_node(network, tasks, phases, ps)
     workers = tasks - servers
     return {"roles": np.concatenate([np.repeat(depth, servers[depth]), np.repeat(depth, workers[depth])]), **orders}
 

@@ -36,31 +36,42 @@ class Phase:
     crossed: bool = False
 
 
-def phases(strategy: str, ranks: int, model_bytes: float, ps: int = 0) -> list[Phase]:
-    """The traffic of one iteration.
+@dataclass(frozen=True, eq=False)
+class Traffic:
+    """What the ranks of one job send, whatever their number.
 
-    Parameters
+    Attributes
     ----------
     strategy : one of plan.STRATEGIES.
-    ranks : number of ranks; with strategy `ps` the ranks below `ps` are the parameter servers.
     model_bytes : bytes of one replica of the parameters (and of its gradient).
-
-    Raises
-    ------
-    PlacementError : strategy `ps` without a server or without a worker.
+    ps : with strategy `ps` the ranks below it are the parameter servers, else 0.
     """
-    everyone = np.arange(ranks)
-    if strategy == "ps":
-        if not 0 < ps < ranks:
-            raise PlacementError(f"--dl-ps={ps}: {ranks} tasks can hold 1 to {ranks - 1} parameter servers"
-                                 if ranks > 1 else "a parameter server needs a worker beside it: 2 tasks at least")
-        servers, workers = everyone[:ps], everyone[ps:]
-        share = model_bytes / ps
-        return [Phase(servers, workers, share, crossed=True), Phase(workers, servers, share, crossed=True)]
-    if ranks < 2:
-        return []
-    if strategy == "allreduce":
-        # reduce-scatter and allgather: n - 1 rounds of 1/n of the model each, to the next rank in the ring
-        return [Phase(everyone, np.roll(everyone, -1), 2 * model_bytes * (ranks - 1) / ranks, rounds=2 * (ranks - 1))]
-    # each rank sends its model to a partner that is drawn evenly from the others
-    return [Phase(everyone, everyone, model_bytes / (ranks - 1), crossed=True)]
+
+    strategy: str
+    model_bytes: float = 100e6
+    ps: int = 0
+
+    def phases(self, ranks: int) -> list[Phase]:
+        """The traffic of one iteration of so many ranks.
+
+        Raises
+        ------
+        PlacementError : strategy `ps` without a server or without a worker.
+        """
+        everyone = np.arange(ranks)
+        if self.strategy == "ps":
+            if not 0 < self.ps < ranks:
+                raise PlacementError(
+                    f"--dl-ps={self.ps}: {ranks} tasks can hold 1 to {ranks - 1} parameter servers"
+                    if ranks > 1 else "a parameter server needs a worker beside it: 2 tasks at least")
+            servers, workers = everyone[:self.ps], everyone[self.ps:]
+            share = self.model_bytes / self.ps
+            return [Phase(servers, workers, share, crossed=True), Phase(workers, servers, share, crossed=True)]
+        if ranks < 2:
+            return []
+        if self.strategy == "allreduce":
+            # reduce-scatter and allgather: n - 1 rounds of 1/n of the model each, to the next rank in the ring
+            return [Phase(everyone, np.roll(everyone, -1), 2 * self.model_bytes * (ranks - 1) / ranks,
+                          rounds=2 * (ranks - 1))]
+        # each rank sends its model to a partner that is drawn evenly from the others
+        return [Phase(everyone, everyone, self.model_bytes / (ranks - 1), crossed=True)]

@@ -13,6 +13,7 @@ from slurmdl.errors import PlacementError
 from slurmdl.network.model import LinkScore, LinkScores
 from slurmdl.placement.place import place
 from slurmdl.placement.rankmap import rank_map
+from slurmdl.placement.traffic import Traffic
 from slurmdl.plan import STRATEGIES
 from slurmdl.request import DlOptions, JobRequest
 from slurmdl.topology.hostlist import expand, fold
@@ -48,7 +49,7 @@ def test_a_rank_map_keeps_the_tasks_and_is_never_worse(data: st.DataObject) -> N
     strategy = data.draw(st.sampled_from(STRATEGIES))
     assume(strategy != "ps" or tasks > 1)
     ps = data.draw(st.integers(1, min(4, tasks - 1))) if strategy == "ps" else 0
-    found = rank_map(slots, topology, scores, strategy=strategy, ps=ps, model_bytes=1000.0)
+    found = rank_map(slots, topology, scores, Traffic(strategy, 1000.0, ps))
     assert Counter(found.nodes) == dict(slots)
     assert found.roles == ("ps",) * ps + ("worker",) * (tasks - ps)
     plain = [name for name, count in slots for _ in range(count)]
@@ -67,7 +68,7 @@ def test_servers_are_near_the_best_of_all_choices(data: st.DataObject) -> None:
     tasks = [name for name, count in slots for _ in range(count)]
     assume(len(tasks) > 1)
     ps = data.draw(st.integers(1, min(3, len(tasks) - 1)))
-    found = rank_map(slots, topology, scores, strategy="ps", ps=ps, model_bytes=1000.0)
+    found = rank_map(slots, topology, scores, Traffic("ps", 1000.0, ps))
     orders = ([*servers, *(Counter(tasks) - Counter(servers)).elements()]
               for servers in set(itertools.combinations(tasks, ps)))
     best = min(cost_of(order, topology, scores, "ps", 1000.0, ps).seconds for order in orders)

@@ -9,7 +9,7 @@ from placing import SCORES, cost_of, two_level
 from slurmdl.errors import PlacementError
 from slurmdl.network.model import LinkScore, LinkScores
 from slurmdl.placement.cost import links
-from slurmdl.placement.traffic import phases
+from slurmdl.placement.traffic import Traffic
 from slurmdl.topology.build import Declared, build
 from slurmdl.topology.model import Topology
 
@@ -112,7 +112,7 @@ def test_dense_formulas_against_a_matrix() -> None:
         order = generator.choice(names, 12).tolist()
         out: dict[str, float] = {}
         across = seconds = 0.0
-        for phase in phases(strategy, 12, N, ps):
+        for phase in Traffic(strategy, N, ps).phases(12):
             out.clear()
             for s in phase.source:
                 for t in phase.target:
@@ -134,4 +134,4 @@ def test_dense_formulas_against_a_matrix() -> None:
 @pytest.mark.parametrize(("ranks", "ps"), [(4, 0), (4, 4), (1, 1)])
 def test_servers_need_workers(ranks: int, ps: int) -> None:
     with pytest.raises(PlacementError):
-        phases("ps", ranks, N, ps)
+        Traffic("ps", N, ps).phases(ranks)

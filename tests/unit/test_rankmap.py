@@ -10,6 +10,7 @@ from placing import SCORES, two_level
 from slurmdl.errors import PlacementError
 from slurmdl.network.model import LinkScore, LinkScores
 from slurmdl.placement.rankmap import rank_map
+from slurmdl.placement.traffic import Traffic
 from slurmdl.topology.build import Declared, build
 from slurmdl.topology.model import Topology
 
@@ -18,13 +19,13 @@ ALL = [(f"n{i}", 1) for i in range(1, 9)]
 
 
 def test_ring_goes_zone_by_zone() -> None:
-    found = rank_map(ALL, ALTERNATING, SCORES, strategy="allreduce")
+    found = rank_map(ALL, ALTERNATING, SCORES, Traffic("allreduce"))
     assert found.nodes == ("n1", "n3", "n5", "n7", "n2", "n4", "n6", "n8")
     assert found.compared["alphabetical"].bytes_across_zones == 4 * found.cost.bytes_across_zones
 
 
 def test_tasks_of_a_node_stand_together() -> None:
-    found = rank_map([("n1", 2), ("n2", 3), ("n3", 1)], ALTERNATING, SCORES, strategy="allreduce")
+    found = rank_map([("n1", 2), ("n2", 3), ("n3", 1)], ALTERNATING, SCORES, Traffic("allreduce"))
     assert found.nodes == ("n1", "n1", "n3", "n2", "n2", "n2")
 
 
@@ -35,13 +36,13 @@ def test_depth_first_beats_leaf_order_where_the_file_scatters_leaves() -> None:
                       Declared("m2", children=("l2", "l4")), Declared("r", children=("m1", "m2"))],
                      kind="tree", source="")
     scores = LinkScores(node_default=1e9, zone_default=(1e9, 1e7), delay_default=0.0)
-    found = rank_map([(name, 1) for name in "abcd"], topology, scores, strategy="allreduce")
+    found = rank_map([(name, 1) for name in "abcd"], topology, scores, Traffic("allreduce"))
     assert found.nodes == ("a", "c", "b", "d")
     assert found.compared["leaf"].seconds == pytest.approx(2 * found.cost.seconds)
 
 
 def test_servers_split_over_two_zones_of_the_same_size() -> None:
-    found = rank_map(ALL[2:], ALTERNATING, SCORES, strategy="ps", ps=2)
+    found = rank_map(ALL[2:], ALTERNATING, SCORES, Traffic("ps", ps=2))
     assert found.roles == ("ps",) * 2 + ("worker",) * 4
     assert {ALTERNATING.leaf_of(name) for name in found.nodes[:2]} == {"z0", "z1"}
     assert found.cost.seconds < found.compared["leaf"].seconds
@@ -49,7 +50,7 @@ def test_servers_split_over_two_zones_of_the_same_size() -> None:
 
 def test_servers_go_to_the_zone_with_most_workers() -> None:
     slots = [("n1", 1), ("n3", 1), ("n5", 1), ("n7", 1), ("n2", 1)]
-    found = rank_map(slots, ALTERNATING, SCORES, strategy="ps", ps=1)
+    found = rank_map(slots, ALTERNATING, SCORES, Traffic("ps", ps=1))
     assert ALTERNATING.leaf_of(found.nodes[0]) == "z0"
 
 
@@ -57,23 +58,23 @@ def test_servers_take_the_best_links_and_keep_apart() -> None:
     scores = LinkScores(nodes={"n5": LinkScore(5000.0), "n7": LinkScore(4000.0)}, node_default=1000.0,
                         zone_default=(50.0,), delay_default=0.0)
     slots = [(name, 2) for name in ("n1", "n3", "n5", "n7")]
-    found = rank_map(slots, ALTERNATING, scores, strategy="ps", ps=2)
+    found = rank_map(slots, ALTERNATING, scores, Traffic("ps", ps=2))
     assert set(found.nodes[:2]) == {"n5", "n7"}
 
 
 def test_without_zones_the_order_is_slurms() -> None:
-    found = rank_map(ALL, Topology.flat([name for name, _ in ALL]), SCORES, strategy="allreduce")
+    found = rank_map(ALL, Topology.flat([name for name, _ in ALL]), SCORES, Traffic("allreduce"))
     assert found.nodes == tuple(name for name, _ in ALL)
 
 
 def test_a_node_that_the_topology_does_not_know_comes_last() -> None:
-    found = rank_map([("alien", 1), *ALL], ALTERNATING, SCORES, strategy="allreduce")
+    found = rank_map([("alien", 1), *ALL], ALTERNATING, SCORES, Traffic("allreduce"))
     assert found.nodes[-1] == "alien"
     assert Counter(found.nodes) == Counter([name for name, _ in ALL] + ["alien"])
 
 
 def test_gossip_keeps_zones_together_all_the_same() -> None:
-    found = rank_map(ALL, ALTERNATING, SCORES, strategy="gossip")
+    found = rank_map(ALL, ALTERNATING, SCORES, Traffic("gossip"))
     assert len({cost.key for cost in found.compared.values()}) == 1
     assert found.order == "depth-first"
 
@@ -81,13 +82,13 @@ def test_gossip_keeps_zones_together_all_the_same() -> None:
 @pytest.mark.parametrize(("slots", "ps"), [([], 0), ([("n1", 0)], 0), ([("n1", 2)], 2), ([("n1", 2)], 0)])
 def test_refused(slots: list[tuple[str, int]], ps: int) -> None:
     with pytest.raises(PlacementError):
-        rank_map(slots, ALTERNATING, SCORES, strategy="ps", ps=ps)
+        rank_map(slots, ALTERNATING, SCORES, Traffic("ps", ps=ps))
 
 
 def test_thousands_of_ranks() -> None:
     leaves = [[f"n{16 * z + i}" for i in range(16)] for z in range(64)]
     topology = two_level(*leaves)
     slots = [(name, 4) for leaf in leaves for name in leaf]
-    found = rank_map(slots, topology, SCORES, strategy="ps", ps=32)
+    found = rank_map(slots, topology, SCORES, Traffic("ps", ps=32))
     assert Counter(found.nodes) == dict(slots)
     assert found.cost.key <= min(cost.key for cost in found.compared.values())
