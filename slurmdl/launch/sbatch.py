@@ -177,7 +177,10 @@ def _why_no_list(job: Submission, certain: bool) -> str:
 
 
 def _zones(placement: Placement) -> str:
-    return " + ".join(placement.zones_used) or "a choice without zones"
+    from slurmdl.placement.label import MAX_ZONES
+
+    names = list(placement.zones_used)
+    return " + ".join(names) if len(names) <= MAX_ZONES else f"{len(names)} zones"
 
 
 def _nodelist(placement: Placement) -> str:

@@ -8,15 +8,24 @@ from slurmdl.topology.hostlist import fold
 
 #: most zones that are named one by one
 MAX_ZONES = 4
+#: longest text that names zones
+MAX_LENGTH = 80
 
 
 def label(zones: Mapping[str, int]) -> str:
-    """`leafA x3 + leafB x1`, most first; many zones are folded by their counts: `z[0-7] x9 + z[8-30] x8`."""
+    """`leafA x3 + leafB x1`, most first.
+
+    Many zones are folded by their counts (`z[0-7] x9 + z[8-30] x8`); where that is still long they are counted
+    (`54 zones x4-13`).
+    """
     counts = sorted(zones.items(), key=lambda entry: -entry[1])
     if len(counts) > MAX_ZONES:
         alike: dict[int, list[str]] = {}
         for zone, count in counts:
             alike.setdefault(count, []).append(zone)
         counts = [(fold(names), count) for count, names in alike.items()]
-    shown = " + ".join(f"{zone} x{count}" for zone, count in counts[:MAX_ZONES])
-    return shown if len(counts) <= MAX_ZONES else f"{shown} + ..."
+    text = " + ".join(f"{zone} x{count}" for zone, count in counts)
+    if len(counts) <= MAX_ZONES and (len(text) <= MAX_LENGTH or len(zones) <= MAX_ZONES):
+        return text
+    most, least = counts[0][1], counts[-1][1]
+    return f"{len(zones)} zones x{least}-{most}" if least < most else f"{len(zones)} zones x{most}"
