@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from xml.sax.saxutils import escape, quoteattr
+from xml.sax.saxutils import escape
 
 from slurmdl.cluster.model import ClusterSnapshot
 from slurmdl.placement.eligible import idle
@@ -24,8 +24,9 @@ _LEGEND = {"ps": "parameter server", "worker": "worker", "free": "idle, not chos
 def svg(placement: Placement, topology: Topology, cluster: ClusterSnapshot) -> str:
     """The SVG document: each zone a box around the zones and nodes below it, the chosen nodes in colour.
 
-    Up to MAX_NAMED nodes carry their names and ranks; above that only the zones with chosen nodes are drawn in
-    full, and nodes are dots.
+    A node with tasks of both roles has both colours. Up to MAX_NAMED nodes carry their names and ranks; above
+    that only the zones with chosen nodes are drawn, each with the ranks in it, and nodes are dots (a viewer shows
+    name and ranks of the one below the pointer).
     """
     return _Drawing(placement, topology, cluster).document()
 
@@ -73,30 +74,43 @@ class _Drawing:
         return max(width, 9.0 * len(self.topology.zones[leaf])) + 24, height + 44
 
     def _zone(self, box: Box) -> Iterator[str]:
+        name, members = self.topology.zones[box.zone], self.members.get(box.zone, ())
         yield box.outline()
-        yield text(box.x + 12, box.y + 20, self.topology.zones[box.zone], weight="bold")
-        for i, node in enumerate(self.members.get(box.zone, ())):
+        yield text(box.x + 12, box.y + 20, name, weight="bold")
+        ranks = [] if self.named else sorted(rank for node in members for rank in self.ranks.get(node, ()))
+        if ranks:
+            left = 24 + 9 * len(name)
+            yield text(box.x + left, box.y + 20, fitting(_said(ranks), int((box.width - left) / 7)), fill="#475569",
+                       size=12)
+        for i, node in enumerate(members):
             x, y = self.grid.at(i)
             yield from self._node(node, box.x + 12 + x, box.y + 32 + y)
 
     def _node(self, node: str, x: float, y: float) -> Iterator[str]:
         ranks = self.ranks.get(node, [])
-        kind = "ps" if "ps" in self.roles.get(node, ()) else "worker" if ranks else \
-            "free" if node in self.idle else "busy"
-        yield (f'<rect x="{x:g}" y="{y:g}" width="{self.grid.width:g}" height="{self.grid.height:g}" '
-               f'rx="{4 if self.named else 1}" fill={quoteattr(_COLOURS[kind])}><title>{escape(node)}</title></rect>')
+        kinds = sorted(self.roles.get(node, ())) or ["free" if node in self.idle else "busy"]
+        title = escape(f"{node}: {_said(ranks)} ({' and '.join(kinds)})" if ranks else node)
+        width = self.grid.width / len(kinds)
+        for i, kind in enumerate(kinds):
+            # the corners between two colours stay square
+            yield (f'<rect x="{x + i * width:g}" y="{y:g}" width="{width:g}" height="{self.grid.height:g}" '
+                   f'rx="{0 if len(kinds) > 1 else 4 if self.named else 1}" fill="{_COLOURS[kind]}">'
+                   f'<title>{title}</title></rect>')
         if self.named:
             ink = "white" if ranks else "#334155"
             yield text(x + 8, y + 20, fitting(node, 9), fill=ink, weight="bold")
             if ranks:
-                yield text(x + 8, y + 40, fitting(f"{'ranks' if len(ranks) > 1 else 'rank'} {_spans(ranks)}", 11),
-                            fill=ink, size=12)
+                yield text(x + 8, y + 40, fitting(_said(ranks), 11), fill=ink, size=12)
 
     def _legend(self, x: float, y: float) -> Iterator[str]:
         for kind, meaning in _LEGEND.items():
             yield f'<rect x="{x:g}" y="{y - 11:g}" width="14" height="14" rx="2" fill="{_COLOURS[kind]}"/>'
             yield text(x + 20, y, meaning)
             x += 40 + 7.5 * len(meaning)
+
+
+def _said(ranks: Sequence[int]) -> str:
+    return f"{'ranks' if len(ranks) > 1 else 'rank'} {_spans(ranks)}"
 
 
 def _spans(ranks: Sequence[int]) -> str:
