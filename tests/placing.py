@@ -26,7 +26,7 @@ def two_level(*leaves: Sequence[str]) -> Topology:
 
 
 def cluster(*nodes: Node) -> ClusterSnapshot:
-    return ClusterSnapshot(nodes, (Partition("main", True),))
+    return ClusterSnapshot.of(nodes, (Partition("main", True),))
 
 
 def node(name: str, state: str = "IDLE", **more: object) -> Node:

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
+from slurmdl.cluster.fields import records
 from slurmdl.errors import InputError
+
+IntArray = npt.NDArray[np.int64]
+
+#: what a node has of each, in numbers: the arrays of a snapshot and the fields of a node
+NUMBERS = ("cpus", "cpus_free", "memory", "memory_free", "weight")
 
 
 @dataclass(frozen=True)
@@ -42,6 +52,21 @@ class Node:
 
 
 @dataclass(frozen=True)
+class Kind:
+    """What many nodes have in common, so that it is looked at once; the fields are those of Node.
+
+    Generic resources are pairs of name and count.
+    """
+
+    state: tuple[str, ...]
+    responding: bool = True
+    features: tuple[str, ...] = ()
+    partitions: tuple[str, ...] = ()
+    gres: tuple[tuple[str, int], ...] = ()
+    gres_used: tuple[tuple[str, int], ...] = ()
+
+
+@dataclass(frozen=True)
 class Partition:
     """One partition as `scontrol show partition` gives it.
 
@@ -62,15 +87,72 @@ class Partition:
 
 
 @dataclass(frozen=True)
-class ClusterSnapshot:
-    """The nodes and partitions of one cluster at one moment."""
+class Reservation:
+    """One reservation as `scontrol show reservations` gives it.
 
-    nodes: tuple[Node, ...]
+    Attributes
+    ----------
+    nodes : names of the nodes that it holds.
+    active : whether it holds them now.
+    """
+
+    name: str
+    nodes: tuple[str, ...] = ()
+    active: bool = True
+
+
+@dataclass(frozen=True, eq=False)
+class ClusterSnapshot:
+    """The nodes, partitions and reservations of one cluster at one moment.
+
+    Attributes
+    ----------
+    names : distinct names of the nodes, in Slurm's order.
+    kind : shape (nodes,), index of each node in `kinds`.
+    kinds : what the nodes have in common.
+    cpus, cpus_free, memory, memory_free, weight : shape (nodes,), as in Node.
+    """
+
+    names: tuple[str, ...]
+    kind: npt.NDArray[np.int32]
+    kinds: tuple[Kind, ...]
+    cpus: IntArray
+    cpus_free: IntArray
+    memory: IntArray
+    memory_free: IntArray
+    weight: IntArray
     partitions: tuple[Partition, ...] = ()
+    reservations: tuple[Reservation, ...] = ()
+
+    @classmethod
+    def of(cls, nodes: Iterable[Node], partitions: Sequence[Partition] = (),
+           reservations: Sequence[Reservation] = ()) -> ClusterSnapshot:
+        """The snapshot of nodes that are given one by one."""
+        nodes = tuple(nodes)
+        kinds: dict[Kind, int] = {}
+        kind = [kinds.setdefault(_kind(node), len(kinds)) for node in nodes]
+        numbers = {name: np.array([getattr(node, name) for node in nodes], np.int64) for name in NUMBERS}
+        return cls(tuple(node.name for node in nodes), np.array(kind, np.int32), tuple(kinds), **numbers,
+                   partitions=tuple(partitions), reservations=tuple(reservations))
+
+    @cached_property
+    def index(self) -> dict[str, int]:
+        """Name -> position in the arrays."""
+        return dict(zip(self.names, range(len(self.names)), strict=True))
+
+    @cached_property
+    def nodes(self) -> tuple[Node, ...]:
+        """The nodes one by one: for a few, or for many where time does not matter."""
+        columns = [getattr(self, name).tolist() for name in NUMBERS]
+        shared = [{"state": kind.state, "responding": kind.responding, "features": kind.features,
+                   "partitions": kind.partitions, "gres": dict(kind.gres), "gres_used": dict(kind.gres_used)}
+                  for kind in self.kinds]
+        return tuple(Node(name, **shared[kind], **dict(zip(NUMBERS, numbers, strict=True)))
+                     for name, kind, *numbers in zip(self.names, self.kind.tolist(), *columns, strict=True))
 
     @cached_property
     def node(self) -> dict[str, Node]:
-        return {node.name: node for node in self.nodes}
+        return dict(zip(self.names, self.nodes, strict=True))
 
     @cached_property
     def default_partition(self) -> str | None:
@@ -82,14 +164,21 @@ class ClusterSnapshot:
         return next((p.topology for p in self.partitions if p.name == wanted), "")
 
     def to_json(self) -> dict[str, Any]:
-        return {"nodes": [asdict(n) for n in self.nodes], "partitions": [asdict(p) for p in self.partitions]}
+        return {"nodes": [asdict(n) for n in self.nodes], "partitions": [asdict(p) for p in self.partitions],
+                "reservations": [asdict(r) for r in self.reservations]}
 
     @classmethod
     def from_json(cls, data: Any) -> ClusterSnapshot:
         """The inverse of `to_json`; InputError names the field that does not fit."""
-        try:
-            nodes: list[dict[str, Any]] = [
-                {k: tuple(v) if isinstance(v, list) else v for k, v in n.items()} for n in data["nodes"]]
-            return cls(tuple(Node(**n) for n in nodes), tuple(Partition(**p) for p in data.get("partitions", [])))
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise InputError(f"cluster JSON: malformed ({type(error).__name__}: {error})") from error
+        if not isinstance(data, dict) or "nodes" not in data:
+            raise InputError("cluster JSON: an object with nodes is expected")
+        nodes = records(Node, data, "nodes")
+        twice = next((name for name, count in Counter(node.name for node in nodes).items() if count > 1), None)
+        if twice is not None:
+            raise InputError(f"cluster JSON: node {twice} stands twice")
+        return cls.of(nodes, records(Partition, data, "partitions"), records(Reservation, data, "reservations"))
+
+
+def _kind(node: Node) -> Kind:
+    return Kind(node.state, node.responding, node.features, node.partitions, tuple(node.gres.items()),
+                tuple(node.gres_used.items()))

@@ -27,7 +27,7 @@ def from_file(path: str) -> ClusterSnapshot:
         raise InputError(str(error), file=path) from error
     except ValueError as error:
         raise InputError(f"is neither JSON nor text of scontrol ({error})", file=path) from error
-    if not snapshot.nodes:
+    if not snapshot.names:
         raise InputError("holds no node; valid is JSON with nodes, or the text of "
                          "`scontrol -o -d show nodes` and `show partitions`", file=path)
     return snapshot

@@ -33,7 +33,7 @@ def fetch(with_topology: bool = False) -> tuple[ClusterSnapshot, str]:
     wanted = ["show nodes", "show partitions", "show config"] + ["show topoconf", "show topology"] * with_topology
     answer = process.ask(["scontrol", "-o", "-d"], stdin="".join(f"{command}\n" for command in wanted))
     snapshot = parse(answer.out)
-    if not snapshot.nodes:
+    if not snapshot.names:
         raise UnavailableError(f"scontrol: {answer.first_error or 'gives no node'}")
     # the zones come last; before them stand nodes, partitions and the configuration, `KEY = VALUE` on its lines
     lines = answer.out.splitlines() if with_topology else []
@@ -51,14 +51,16 @@ def parse(text: str) -> ClusterSnapshot:
 
     Of `show config` the default memory of jobs is read. Lines that are none of these are passed over.
     """
-    nodes, partitions = [], []
+    nodes: dict[str, Node] = {}
+    partitions: list[Partition] = []
     config = dict(_DEFAULT_MEMORY.findall(text))
     for line in text.splitlines():
         if line.startswith("NodeName="):
-            nodes.append(_node(_fields(line)))
+            node = _node(_fields(line))
+            nodes.setdefault(node.name, node)
         elif line.startswith("PartitionName="):
             partitions.append(_partition(_fields(line), config))
-    return ClusterSnapshot(tuple(nodes), tuple(partitions))
+    return ClusterSnapshot.of(nodes.values(), partitions)
 
 
 def _fields(line: str) -> dict[str, str]:

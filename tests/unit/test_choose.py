@@ -103,7 +103,7 @@ def test_tasks_are_dealt_out_evenly() -> None:
 
 
 def test_the_partition_that_fits() -> None:
-    snapshot = ClusterSnapshot(
+    snapshot = ClusterSnapshot.of(
         tuple(replace(n, partitions=("small",) if n.name == "n1" else ("big",)) for n in IDLE.nodes),
         (Partition("small", True), Partition("big"), Partition("closed", state="DOWN")))
     assert len(place(JobRequest(nodes=(3, 3), partitions=("small", "big")), snapshot, EIGHT, SCORES).nodes) == 3
@@ -147,8 +147,8 @@ def test_default_memory_of_the_partition() -> None:
     nodes = (node("n1", "MIXED", cpus_free=2, memory_free=500),)
     for known, expected in ((Partition("main"), 0), (Partition("main", memory_per_cpu=250), 2),
                             (Partition("main", memory_per_cpu=300), 1), (Partition("main", memory_per_node=600), 0)):
-        assert eligible(JobRequest(), ClusterSnapshot(nodes, (known,)), "main").now.tolist() == [expected]
-    assert eligible(JobRequest(memory_per_node=0), ClusterSnapshot(nodes, (known,)), "main").now.tolist() == [0]
+        assert eligible(JobRequest(), ClusterSnapshot.of(nodes, (known,)), "main").now.tolist() == [expected]
+    assert eligible(JobRequest(memory_per_node=0), ClusterSnapshot.of(nodes, (known,)), "main").now.tolist() == [0]
 
 
 @pytest.mark.parametrize("text", ["a&b|c", "[a|b]", "(a&b)|c", "a*2", "!a", "a,b"])

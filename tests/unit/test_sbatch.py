@@ -33,7 +33,7 @@ def cluster(zones: int = 3, busy: str = "", features: bool = True) -> Survey:
                        features=(zone[name], "big") if features else ("big",), partitions=("main",))
                   for name in names)
     text = "\n".join([*lines, f"SwitchName=top Switches=z[1-{zones}]"])
-    return Survey(ClusterSnapshot(nodes, (Partition("main", True),)), scontrol.parse(text), LinkScores())
+    return Survey(ClusterSnapshot.of(nodes, (Partition("main", True),)), scontrol.parse(text), LinkScores())
 
 
 def read(*argv: str, script: bytes = SCRIPT) -> submission.Submission:
@@ -86,7 +86,7 @@ def test_a_zone_without_a_feature_of_its_own_is_not_preferred():
     seen = cluster()
     nodes = list(seen.cluster.nodes)
     nodes[1] = replace(nodes[1], features=("z1", "z2"))
-    shared = replace(seen, cluster=ClusterSnapshot(tuple(nodes), seen.cluster.partitions))
+    shared = replace(seen, cluster=ClusterSnapshot.of(tuple(nodes), seen.cluster.partitions))
     assert sbatch.decide(read(), shared).argv == ()
 
 

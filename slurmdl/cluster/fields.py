@@ -1,0 +1,72 @@
+"""Records of a JSON file, checked field by field against the dataclass that they make."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import MISSING, fields
+from typing import Any, TypeVar
+
+from slurmdl.errors import InputError
+
+Record = TypeVar("Record")
+
+#: numbers stay far below what 64 bits hold, so that sums of them do, too
+_MOST = 2 ** 40
+
+
+def records(make: type[Record], data: dict[str, Any], key: str) -> list[Record]:
+    """The list under a key, each entry as `make(**entry)`; an absent key is an empty list.
+
+    Raises
+    ------
+    InputError : names the entry and the field that is unknown, missing or of another type, and what is valid.
+    """
+    entries = data.get(key, [])
+    if not isinstance(entries, list):
+        raise InputError(f"cluster JSON: {key}: a list is expected")
+    return [_record(make, entry, f"{key}[{i}]") for i, entry in enumerate(entries)]
+
+
+def _record(make: type[Record], entry: Any, where: str) -> Record:
+    if not isinstance(entry, dict):
+        raise InputError(f"cluster JSON: {where}: an object is expected")
+    known = {field.name: field for field in fields(make)}  # type: ignore[arg-type]
+    values = {}
+    for name, value in entry.items():
+        if name not in known:
+            raise InputError(f"cluster JSON: {where}: unknown field {name!r}; valid: {', '.join(known)}")
+        holds, kind = _KINDS[str(known[name].type)]
+        if not holds(value):
+            raise InputError(f"cluster JSON: {where}: {name}={value!r} is not valid; valid: {kind}")
+        values[name] = tuple(value) if isinstance(value, list) else value
+    for name, field in known.items():
+        if name not in values and field.default is MISSING and field.default_factory is MISSING:
+            raise InputError(f"cluster JSON: {where}: {name} is missing")
+    return make(**values)
+
+
+def _text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _count(value: Any) -> bool:
+    return type(value) is int and 0 <= value <= _MOST
+
+
+def _texts(value: Any) -> bool:
+    return isinstance(value, list) and all(map(_text, value))
+
+
+def _counts(value: Any) -> bool:
+    return isinstance(value, dict) and all(map(_count, value.values()))
+
+
+#: type of a field as it is written in its dataclass -> whether a value of JSON holds it, and its name for people
+_KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "str": (_text, "a text"),
+    "bool": (lambda value: isinstance(value, bool), "true or false"),
+    "int": (_count, "a whole number, 0 or more"),
+    "int | None": (lambda value: value is None or _count(value), "a whole number, 0 or more, or null"),
+    "tuple[str, ...]": (_texts, "a list of texts"),
+    "Mapping[str, int]": (_counts, "an object of whole numbers, 0 or more"),
+}
