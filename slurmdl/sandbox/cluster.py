@@ -117,7 +117,7 @@ def up(spec: Spec) -> Sandbox:
     try:
         for directory in ("spool/ctld", "log", "shared/home", *(f"stage/{i}" for i in range(len(shares)))):
             (root / directory).mkdir(parents=True)
-        for node in spec.topology.nodes:
+        for node in spec.hosts:
             (root / "spool" / node).mkdir()
         (root / "shared").chmod(0o1777)
         if user.home.startswith(str(root)):
@@ -125,9 +125,9 @@ def up(spec: Spec) -> Sandbox:
             os.chown(user.home, user.uid, user.gid)
         slurm.write_files(spec, root, user)
         private = f"{hosts.mount_script(shares, f'{root}/stage', user.may_enter)}\n{slurm.mount_script(root)}"
-        names = [LOGIN, *spec.topology.nodes, *spec.topology.zones]
-        mounts = {name: private if name not in spec.topology.zones else "" for name in names}
-        pids = hosts.start(spec.name, names, mounts)
+        mounts = dict.fromkeys([LOGIN, *spec.hosts], private)
+        mounts |= {} if spec.cloud else dict.fromkeys(spec.topology.zones, "")
+        pids = hosts.start(spec.name, list(mounts), mounts)
         fabric.lay(spec, pids)
         slurm.start_daemons(spec, root, pids)
         slurm.wait_ready(pids)

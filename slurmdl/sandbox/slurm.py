@@ -15,7 +15,7 @@ import numpy as np
 from slurmdl.errors import SandboxError
 from slurmdl.sandbox import fabric, hosts
 from slurmdl.sandbox.spec import LOGIN, Spec
-from slurmdl.topology import write
+from slurmdl.topology import hostlist, write
 
 #: program -> Debian package that has it
 PROGRAMS = {"slurmctld": "slurmctld", "slurmd": "slurmd", "scontrol": "slurm-client", "munged": "munge",
@@ -31,6 +31,13 @@ btl_tcp_if_include = eth0
 oob_tcp_if_include = eth0
 hwloc_base_binding_policy = none
 """
+
+
+#: Nodes of a cloud boot when they are allocated (ResumeProgram), and these never finish: nothing is sent to them,
+#: they stay with their job until it is cancelled, and serve again once they were powered down (`cloud.give_back`).
+_CLOUD = {"ResumeProgram": "/bin/true", "SuspendProgram": "/bin/true", "SuspendTime": 2**30, "SuspendTimeout": 1,
+          "ResumeTimeout": 65000, "ResumeRate": 0, "SuspendRate": 0, "SlurmdTimeout": 0, "MaxJobCount": 100000,
+          "PrivateData": "cloud"}
 
 
 @dataclass(frozen=True)
@@ -130,13 +137,17 @@ def _slurm_conf(spec: Spec, root: Path, address: Mapping[str, str]) -> str:
         "SlurmdTimeout": 15,
         "KillWait": 5,
         "MessageTimeout": 10,
+        **(_CLOUD if spec.cloud else {}),
         **({"GresTypes": ",".join(sorted({g.split(":")[0] for g in spec.gres.split(",")}))} if spec.gres else {}),
     }
     lines = [f"{key}={value}" for key, value in settings.items() if key.lower() not in chosen]
     lines += spec.settings
+    alike: dict[tuple[str, str], list[str]] = {}
     for node in spec.topology.nodes:
-        features = spec.node_features(node)
-        lines.append(f"NodeName={node} NodeAddr={address[node]} CPUs={spec.cpus} RealMemory={spec.memory}"
+        where = "State=CLOUD" if spec.cloud else f"NodeAddr={address[node]}"
+        alike.setdefault((where, spec.node_features(node)), []).append(node)
+    for (where, features), nodes in alike.items():
+        lines.append(f"NodeName={hostlist.fold(nodes)} {where} CPUs={spec.cpus} RealMemory={spec.memory}"
                      + (f" Features={features}" if features else "") + (f" Gres={spec.gres}" if spec.gres else ""))
     lines.append("PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP")
     return "\n".join(map(str, lines)) + "\n"
@@ -170,9 +181,9 @@ def start_daemons(spec: Spec, root: Path, pids: Mapping[str, int]) -> None:
             if child.returncode:
                 raise SandboxError(f"{daemon} on {name}: {' '.join(text.split())[-300:] or 'failed'}")
 
-    begin([LOGIN, *spec.topology.nodes], "munged")
+    begin([LOGIN, *spec.hosts], "munged")
     begin([LOGIN], "slurmctld")
-    begin(spec.topology.nodes, "slurmd")
+    begin(spec.hosts, "slurmd")
 
 
 def node_states(pids: Mapping[str, int]) -> dict[str, str]:
@@ -190,7 +201,7 @@ def wait_ready(pids: Mapping[str, int], timeout: float = 30.0) -> None:
     deadline = time.monotonic() + timeout
     while True:
         states = node_states(pids)
-        late = [node for node, state in states.items() if state != "idle"]
+        late = [node for node, state in states.items() if state.rstrip("~") != "idle"]
         if states and not late:
             return
         if time.monotonic() > deadline:

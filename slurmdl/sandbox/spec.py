@@ -66,6 +66,7 @@ class Spec:
     gres : Slurm's Gres text for every node, "" for none.
     settings : further lines of slurm.conf.
     shares : directories that stay visible under their own path on every host.
+    cloud : the nodes are names only, of any number: the controller allocates them, but no job ever runs on them.
     """
 
     name: str
@@ -79,6 +80,7 @@ class Spec:
     gres: str = ""
     settings: tuple[str, ...] = ()
     shares: tuple[str, ...] = ()
+    cloud: bool = False
 
     def __post_init__(self) -> None:
         check_name(self.name)
@@ -86,9 +88,9 @@ class Spec:
             raise UsageError(f"--cpus {self.cpus}: 1 to 1024 expected")
         if self.memory < 1:
             raise UsageError(f"--memory {self.memory}: at least 1 (MB) expected")
-        if len(self.topology.nodes) > MAX_NODES:
+        if len(self.topology.nodes) > MAX_NODES and not self.cloud:
             raise UsageError(f"{len(self.topology.nodes)} nodes: a sandbox holds at most {MAX_NODES}")
-        if len(self.leaves()) > MAX_LEAVES:
+        if len(self.leaves()) > MAX_LEAVES and not self.cloud:
             raise UsageError(f"{len(self.leaves())} leaf zones: a sandbox holds at most {MAX_LEAVES}")
         homeless = [n for n, leaf in zip(self.topology.nodes, self.topology.leaf, strict=True) if leaf < 0]
         if homeless:
@@ -102,6 +104,11 @@ class Spec:
         unknown = set(self.features) - {"", *self.topology.nodes}
         if unknown:
             raise UsageError(f"--features: no node {min(unknown)!r} (nodes: {_some(self.topology.nodes)})")
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """The nodes that are hosts of this machine."""
+        return () if self.cloud else self.topology.nodes
 
     def leaves(self) -> list[int]:
         """Indices of the zones that hold nodes, in the order of the topology."""

@@ -1,0 +1,77 @@
+"""Jobs on a sandbox whose nodes are a cloud: a real slurmctld chooses for them, and nothing runs.
+
+A job there stays in CONFIGURING with its nodes until it is cancelled. It is the way to ask Slurm itself what it
+would choose, on clusters of any size.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Sequence
+
+from slurmdl.errors import SandboxError
+from slurmdl.sandbox import hosts
+from slurmdl.sandbox.cluster import Sandbox
+from slurmdl.sandbox.spec import LOGIN
+from slurmdl.topology import hostlist
+
+#: nothing waits for more jobs before the controller looks at a new one (3 s by default, slurm.conf(5)), and a
+#: backfill pass and a look at the nodes that power down come every second
+SETTINGS = ("SchedulerParameters=batch_sched_delay=0,sched_min_interval=0,bf_interval=1",
+            "SlurmctldParameters=power_save_interval=1")
+_SCRIPT = "#!/bin/sh\n"
+
+
+def submit(box: Sandbox, options: Sequence[str]) -> int:
+    """Submit a job as the ordinary user; returns its number. SandboxError quotes sbatch where it refuses it."""
+    done = subprocess.run(box.command(["sbatch", "--parsable", "--output=/dev/null", *options],
+                                      directory=str(box.shared)),
+                          input=_SCRIPT, capture_output=True, text=True, timeout=60, check=False)
+    if done.returncode:
+        raise SandboxError(f"sbatch: {' '.join(done.stderr.split())[-300:]}")
+    return int(done.stdout.split(";")[0])
+
+
+def nodes_of(box: Sandbox, job: int, timeout: float = 20.0) -> tuple[str, ...]:
+    """The nodes of a job once it has some, in Slurm's order.
+
+    Raises
+    ------
+    SandboxError : it still waits after `timeout` seconds.
+    """
+    deadline = time.monotonic() + timeout
+    while True:
+        state, names = running(box, job)
+        if state not in ("PD", ""):
+            return tuple(hostlist.expand(names))
+        if time.monotonic() > deadline:
+            raise SandboxError(f"job {job} has no nodes after {timeout:g} s (state {state or 'unknown'})")
+        time.sleep(0.05)
+
+
+def running(box: Sandbox, job: int) -> tuple[str, str]:
+    """State of a job in squeue's short form ("" where it is gone), and its nodes as a hostlist."""
+    words = hosts.run(box.pids[LOGIN], ["squeue", "-h", "-j", str(job), "-o", "%t %N"]).split()
+    return (words[0], words[1] if len(words) > 1 else "") if words else ("", "")
+
+
+def give_back(box: Sandbox, jobs: Sequence[int], nodes: Sequence[str]) -> None:
+    """Cancel jobs, and power the nodes that they had down, so that they can be chosen again a second or two later."""
+    hosts.run(box.pids[LOGIN], ["scancel", *map(str, jobs)])
+    if nodes:
+        hosts.run(box.pids[LOGIN], ["scontrol", "update", f"NodeName={hostlist.fold(nodes)}",
+                                    "State=POWER_DOWN_FORCE"])
+
+
+def wait_idle(box: Sandbox, nodes: Sequence[str], timeout: float = 20.0) -> None:
+    """Return when all these nodes can be chosen again; SandboxError names one that cannot."""
+    deadline = time.monotonic() + timeout
+    while True:
+        states = box.node_states()
+        late = [node for node in nodes if states.get(node) != "idle~"]
+        if not late:
+            return
+        if time.monotonic() > deadline:
+            raise SandboxError(f"{late[0]} is {states.get(late[0])} after {timeout:g} s")
+        time.sleep(0.1)
