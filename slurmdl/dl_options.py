@@ -13,6 +13,10 @@ from slurmdl.plan import STRATEGIES
 
 PLACES = ("pack", "balance", "spread")
 BINDS = ("auto", "pin", "zone", "off")
+#: strategy -> names of the patterns of its traffic, the default first
+PATTERNS = {"allreduce": ("ring", "hierarchical"), "ps": ("shards",),
+            "gossip": ("random", "hypercube", "exponential"),
+            "adaptive-gossip": ("random", "hypercube", "exponential")}
 
 
 @dataclass(frozen=True)
@@ -27,6 +31,7 @@ class DlOptions:
     bind : one of BINDS.
     zone : zones that the job may use; () for any.
     model_bytes : bytes that one replica of the parameters takes.
+    traffic : one of PATTERNS[strategy], "" for the first of them, else a file of matrices.
     scores : "auto", "off" or a file.
     """
 
@@ -36,11 +41,11 @@ class DlOptions:
     bind: str = "auto"
     zone: tuple[str, ...] = ()
     model_bytes: float = 100e6
+    traffic: str = ""
     scores: str = "auto"
     explain: bool = False
     dry_run: bool = False
     strict: bool = False
-
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -125,6 +130,8 @@ OPTIONS = (
     DlOption("bind", "choice", "|".join(BINDS), "how hard the choice of nodes binds Slurm"),
     DlOption("zone", "names", "NAME,...", "zones that the job may use"),
     DlOption("model-bytes", "bytes", "N", "bytes of one replica of the parameters, e.g. 400M"),
+    DlOption("traffic", "text", "PATTERN|FILE", "what the ranks send: ring or hierarchical; random, hypercube or "
+             "exponential (gossip); shards (ps); or a file of matrices, .npz or CSV"),
     DlOption("scores", "text", "auto|off|FILE", "link scores: JSON, as LinkScores.to_json writes it"),
     DlOption("explain", "flag", "", "say on stderr what was chosen and why"),
     DlOption("dry-run", "flag", "", "print what would be submitted, submit nothing"),
@@ -151,6 +158,11 @@ def help_text() -> str:
 def is_set(value: str) -> bool:
     """Whether a variable switches a flag on: empty, "yes" or a number that is not 0 (sbatch(1))."""
     return value in ("", "yes") or (value.lstrip("+-").isdigit() and int(value) != 0)
+
+
+def is_pattern(traffic: str | None) -> bool:
+    """Whether it is the name of a pattern of any strategy, and no file."""
+    return any(traffic in patterns for patterns in PATTERNS.values())
 
 
 def nearest_first(word: str, valid: Sequence[str]) -> list[str]:
@@ -234,8 +246,8 @@ def _valid(written: str) -> str:
 def merge(*layers: Mapping[str, str]) -> DlOptions:
     """The options from layers of settings, the weakest first.
 
-    A layer that names a strategy sets the parameter servers of the layers below aside, and one that asks for
-    parameter servers alone asks for the strategy ps.
+    A layer that names a strategy sets aside what layers below say of another one, its parameter servers and the
+    pattern of its traffic, and one that asks for parameter servers alone asks for the strategy ps.
 
     Raises
     ------
@@ -252,6 +264,9 @@ def merge(*layers: Mapping[str, str]) -> DlOptions:
         merged.update(layer)
         if servers not in (None, "0"):
             merged["strategy"] = "ps"
+        valid = PATTERNS[merged.get("strategy", DlOptions.strategy)]
+        if "traffic" not in layer and merged.get("traffic") not in valid and is_pattern(merged.get("traffic")):
+            del merged["traffic"]
     if merged.get("strategy") == "ps":
         merged.setdefault("ps", "1")
     return DlOptions(**{field: _BY_FIELD[field].read(value, f"--dl-{_BY_FIELD[field].name}")

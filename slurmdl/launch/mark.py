@@ -10,9 +10,9 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from slurmdl.dl_options import DlOptions
+from slurmdl.dl_options import DlOptions, is_pattern
 from slurmdl.errors import InputError
 
 VARIABLE = "SLURMDL_REQUEST"
@@ -57,6 +57,9 @@ class Mark:
 def make(dl: DlOptions, environ: Mapping[str, str]) -> Mark:
     """The mark of a submission by this process."""
     inputs = {name: value for name, value in environ.items() if name.startswith(_OPTIONS)}
+    if dl.traffic and not is_pattern(dl.traffic):
+        # the job may start in another directory (--chdir)
+        dl = replace(dl, traffic=os.path.abspath(dl.traffic))
     return Mark(dl, environ.get("SLURM_JOB_ID", ""), os.getpid(), _short(os.uname().nodename), inputs)
 
 

@@ -140,9 +140,10 @@ def decide(job: Submission, seen: Survey) -> Decision:
     ------
     PlacementError, InputError : nothing can be chosen.
     """
+    from slurmdl.launch import matrices
     from slurmdl.placement.place import place
 
-    placement = place(job.request, seen.cluster, seen.topology, seen.scores)
+    placement = place(job.request, seen.cluster, seen.topology, seen.scores, matrices.of(job.request.dl))
     if not placement.nodes:
         return Decision(reason=placement.reason or "no nodes fit")
     bind = job.request.dl.bind

@@ -154,7 +154,7 @@ def _requested(marked: mark.Mark | None) -> dict[str, str]:
     dl = marked.dl
     flags = {name: "" for name, on in (("explain", dl.explain), ("strict", dl.strict)) if on}
     return {"strategy": dl.strategy, "ps": str(dl.ps), "model_bytes": str(dl.model_bytes), "scores": dl.scores,
-            **flags}
+            **({"traffic": dl.traffic} if dl.traffic else {}), **flags}
 
 
 def _map(line: getopt.CommandLine, dl: DlOptions, settings: config.Config, launcher: str,
@@ -211,13 +211,14 @@ def _topology_of(partition: str) -> str:
 
 
 def _plan(laid: layout.Layout, topology: Topology, scores: LinkScores, dl: DlOptions) -> tuple[Plan, RankMap]:
+    from slurmdl.launch import matrices
     from slurmdl.placement import rankmap
     from slurmdl.placement.traffic import Traffic
     from slurmdl.plan import Plan
 
     if dl.ps >= laid.ntasks:
         raise PlacementError(f"--dl-ps={dl.ps}: the step has {laid.ntasks} tasks, and at least one must be a worker")
-    found = rankmap.rank_map(laid.slots, topology, scores, Traffic(dl.strategy, dl.model_bytes, dl.ps))
+    found = rankmap.rank_map(laid.slots, topology, scores, Traffic.of(dl, matrices.of(dl)))
     zones = {node: topology.path(node) for node, _ in laid.slots}
     return Plan(dl.strategy, found.nodes, found.roles, zones), found
 

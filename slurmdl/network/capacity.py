@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,12 +15,16 @@ FloatArray = npt.NDArray[np.float64]
 
 def node_links(nodes: Sequence[str], scores: LinkScores) -> tuple[FloatArray, FloatArray]:
     """Capacity (bytes/s) and one-way delay (s) of the link of each node to its leaf, each of shape (nodes,)."""
+    return _measured(nodes, np.full(len(nodes), float(scores.node_default)), scores.nodes, scores)
+
+
+def node_losses(nodes: Sequence[str], scores: LinkScores) -> FloatArray:
+    """Fraction of packets lost on the link of each node, 0 where nothing was measured; shape (nodes,)."""
     measured = [scores.nodes.get(node) for node in nodes]
-    return (np.array([score.throughput if score else scores.node_default for score in measured], float),
-            _delays(measured, scores))
+    return np.array([score.loss if score else 0.0 for score in measured], float)
 
 
-def zone_uplinks(zones: Sequence[str], level: npt.NDArray[np.int32], speed: FloatArray,
+def zone_uplinks(zones: Sequence[str], level: npt.NDArray[np.integer[Any]], speed: FloatArray,
                  scores: LinkScores) -> tuple[FloatArray, FloatArray]:
     """Capacity (bytes/s) and one-way delay (s) of the uplink of each zone, each of shape (zones,).
 
@@ -28,13 +33,20 @@ def zone_uplinks(zones: Sequence[str], level: npt.NDArray[np.int32], speed: Floa
     level : shape (zones,), height of each zone, 0 = leaf.
     speed : shape (zones,), bytes/s that the topology declares, NaN where it declares none.
     """
-    measured = [scores.zones.get(zone) for zone in zones]
     defaults = np.array(scores.zone_default, float)[np.minimum(level, len(scores.zone_default) - 1)]
-    assumed = np.where(np.isnan(speed), defaults, speed)
-    return (np.array([score.throughput if score else speed for score, speed in zip(measured, assumed, strict=True)],
-                     float),
-            _delays(measured, scores))
+    return _measured(zones, np.where(np.isnan(speed), defaults, speed), scores.zones, scores)
 
 
-def _delays(measured: Sequence[LinkScore | None], scores: LinkScores) -> FloatArray:
-    return np.array([score.delay / 2 if score and score.delay else scores.delay_default for score in measured], float)
+def _measured(names: Sequence[str], assumed: FloatArray, measured: Mapping[str, LinkScore],
+              scores: LinkScores) -> tuple[FloatArray, FloatArray]:
+    """Capacity and delay: what is measured of these links, for all others what is assumed."""
+    delay = np.full(len(names), float(scores.delay_default))
+    if measured:
+        # there may be very many links, and few of them measured
+        known = np.fromiter(map(measured.__contains__, names), bool, len(names))
+        for i in np.flatnonzero(known).tolist():
+            score = measured[names[i]]
+            assumed[i] = score.throughput
+            if score.delay:
+                delay[i] = score.delay / 2
+    return assumed, delay

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import repeat
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +13,7 @@ from slurmdl.network import capacity
 from slurmdl.network.model import LinkScores
 from slurmdl.placement.model import Cost
 from slurmdl.placement.traffic import Phase
-from slurmdl.topology.model import Topology
+from slurmdl.topology.model import MAX_LEVELS, Topology
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
@@ -31,6 +32,8 @@ class Links:
     node_capacity, zone_capacity : bytes/s, the same in both directions.
     node_delay, zone_delay : seconds, one way.
     zone_level : shape (zones,), height of each zone.
+    group : shape (nodes, levels), for each level the highest zone above the node that is not higher; the leaf at
+        least, -1 for none. Nodes of one group have no uplink of that level or below between them.
     """
 
     nodes: tuple[str, ...]
@@ -42,21 +45,37 @@ class Links:
     node_delay: FloatArray
     zone_delay: FloatArray
     zone_level: IntArray
+    group: IntArray
 
 
 def links(nodes: Sequence[str], topology: Topology, scores: LinkScores) -> Links:
     """The links of these nodes, which must be distinct; a node that the topology does not know has no zone."""
-    position = np.array([topology.node_index.get(node, -1) for node in nodes], np.int64)
+    index = topology.node_index
+    position = np.fromiter(map(index.get, nodes, repeat(-1)), np.int64, len(nodes))
     above = topology.above(position)
     leaf = above[:, 0] if above.shape[1] else position * 0 - 1
-    used = np.unique(above[above >= 0])
+    is_used = np.zeros(len(topology.zones) + 1, bool)
+    is_used[above] = True
+    used = np.flatnonzero(is_used[:-1])
     renumber = np.full(len(topology.zones) + 1, -1, np.int64)
     renumber[used] = np.arange(len(used))
+    zones = tuple(topology.zones[i] for i in used.tolist())
+    level = topology.level[used].astype(np.int64)
     node_capacity, node_delay = capacity.node_links(nodes, scores)
-    zone_capacity, zone_delay = capacity.zone_uplinks(topology.zones, topology.level, topology.speed, scores)
-    return Links(tuple(nodes), tuple(topology.zones[i] for i in used), renumber[leaf], renumber[above],
-                 node_capacity, zone_capacity[used], node_delay, zone_delay[used],
-                 topology.level[used].astype(np.int64))
+    zone_capacity, zone_delay = capacity.zone_uplinks(zones, level, topology.speed[used], scores)
+    above = renumber[above]
+    return Links(tuple(nodes), zones, renumber[leaf], above, node_capacity, zone_capacity, node_delay, zone_delay,
+                 level, _groups(above, level))
+
+
+def _groups(above: IntArray, level: IntArray) -> IntArray:
+    """`Links.group`."""
+    if not len(level):
+        return np.zeros((len(above), 0), np.int64)
+    height = np.append(level, MAX_LEVELS)[above]
+    # the entries of a row get higher from left to right
+    entry = np.stack([(height <= k).sum(axis=1) - 1 for k in range(int(level.max()) + 1)], axis=1)
+    return np.asarray(np.take_along_axis(above, entry.clip(min=0), axis=1))
 
 
 def cost(phases: Sequence[Phase], links: Links, place: IntArray) -> Cost:
@@ -69,19 +88,37 @@ def cost(phases: Sequence[Phase], links: Links, place: IntArray) -> Cost:
     ----------
     place : shape (ranks,), entry i is the index in `links.nodes` of the node of rank i.
     """
-    seconds = across_nodes = across_zones = 0.0
-    slowest, busiest = 0.0, ""
+    seconds = across_nodes = sent = 0.0
+    across = np.zeros(links.group.shape[1])
+    slowest, busiest = 0.0, -1
     for phase in phases:
         load = _load(phase, links, place)
         times = np.concatenate(_times(links, load))
         worst = int(times.argmax())
         if times[worst] > slowest:
-            slowest = float(times[worst])
-            busiest = (links.nodes + links.zones)[worst]
+            slowest, busiest = float(times[worst]), worst
         seconds += float(_seconds(phase, links, load))
         across_nodes += float(load.node_out.sum())
-        across_zones += float(load.across_leaves)
-    return Cost(seconds, across_nodes, across_zones, busiest)
+        across += load.across
+        sent += _sent(phase)
+    across_zones = float(across[0]) if len(across) else 0.0
+    return Cost(seconds, across_nodes, across_zones,
+                "" if busiest < 0 else links.nodes[busiest] if busiest < len(links.nodes)
+                else links.zones[busiest - len(links.nodes)],
+                tuple(across.tolist()), _share(sent - across_nodes, sent), _share(sent - across_zones, sent),
+                int((np.bincount(links.leaf[place] + 1, minlength=1)[1:] > 0).sum()))
+
+
+def _sent(phase: Phase) -> float:
+    """Bytes of all messages of a phase, those inside a node included."""
+    if not phase.crossed:
+        return float(np.broadcast_to(phase.size, phase.source.shape).sum(where=phase.source != phase.target))
+    return float(phase.size) * (len(phase.source) * len(phase.target)
+                                - len(np.intersect1d(phase.source, phase.target, assume_unique=True)))
+
+
+def _share(part: float, whole: float) -> float:
+    return min(max(part / whole, 0.0), 1.0) if whole else 1.0
 
 
 def role_costs(phases: Sequence[Phase], links: Links, servers: IntArray, workers: IntArray) -> FloatArray:
@@ -99,14 +136,15 @@ def role_costs(phases: Sequence[Phase], links: Links, servers: IntArray, workers
     total = np.zeros((len(servers), 3))
     for phase in phases:
         down = phase.source[0] < phase.target[0]
-        load = _crossed(phase, links, *((servers, workers) if down else (workers, servers)))
-        total += np.stack([_seconds(phase, links, load), load.across_leaves, load.node_out.sum(axis=-1)], axis=-1)
+        load = _crossed(phase, links, links.group[:, :1], *((servers, workers) if down else (workers, servers)))
+        across_zones = load.across[..., 0] if load.across.shape[-1] else np.zeros(len(servers))
+        total += np.stack([_seconds(phase, links, load), across_zones, load.node_out.sum(axis=-1)], axis=-1)
     return total
 
 
 @dataclass(frozen=True, eq=False)
 class _Load:
-    """Bytes over each link, by direction, and bytes that leave the leaf zone they come from.
+    """Bytes over each link, by direction, and bytes between the groups of each level (`Links.group`).
 
     The arrays may have leading axes, one entry for each of several ways to place the ranks.
     """
@@ -115,7 +153,7 @@ class _Load:
     node_in: FloatArray
     zone_out: FloatArray
     zone_in: FloatArray
-    across_leaves: FloatArray
+    across: FloatArray
 
 
 def _times(links: Links, load: _Load) -> tuple[FloatArray, FloatArray]:
@@ -139,14 +177,17 @@ def _load(phase: Phase, links: Links, place: IntArray) -> _Load:
     source, target = place[phase.source], place[phase.target]
     if not phase.crossed:
         return _paired(phase, links, source, target)
-    return _crossed(phase, links, *(_count(ranks, len(links.nodes)).astype(np.int64) for ranks in (source, target)))
+    nodes = len(links.nodes)
+    return _crossed(phase, links, links.group, np.bincount(source, minlength=nodes),
+                    np.bincount(target, minlength=nodes))
 
 
-def _crossed(phase: Phase, links: Links, sources: IntArray, targets: IntArray) -> _Load:
+def _crossed(phase: Phase, links: Links, groups: IntArray, sources: IntArray, targets: IntArray) -> _Load:
     """Every source to every target: the load of a link depends only on how many of each are below it.
 
     Parameters
     ----------
+    groups : columns of `links.group` between which bytes are counted.
     sources, targets : shape (..., nodes), how many are on each node.
     """
     all_sources, all_targets = (count.sum(axis=-1, keepdims=True) for count in (sources, targets))
@@ -159,9 +200,12 @@ def _crossed(phase: Phase, links: Links, sources: IntArray, targets: IntArray) -
     node_out, node_in = both_ways(sources.astype(float), targets.astype(float))
     zones = len(links.zones)
     zone_out, zone_in = both_ways(*(_sums(links.above, count, zones) for count in (sources, targets)))
-    leaf = np.where(links.leaf >= 0, links.leaf, zones)[:, None]
-    out_of_leaves, _ = both_ways(*(_sums(leaf, count, zones + 1) for count in (sources, targets)))
-    return _Load(node_out, node_in, zone_out, zone_in, out_of_leaves.sum(axis=-1))
+    across = []
+    for column in groups.T:
+        leaving, _ = both_ways(*(_sums(column[:, None] + 1, count, zones + 1) for count in (sources, targets)))
+        across.append(leaving.sum(axis=-1))
+    return _Load(node_out, node_in, zone_out, zone_in,
+                 np.stack(across, axis=-1) if across else np.zeros((*sources.shape[:-1], 0)))
 
 
 def _sums(groups: IntArray, count: IntArray, length: int) -> FloatArray:
@@ -184,23 +228,23 @@ def _sums(groups: IntArray, count: IntArray, length: int) -> FloatArray:
 
 def _paired(phase: Phase, links: Links, source: IntArray, target: IntArray) -> _Load:
     apart = source != target
+    size = np.broadcast_to(phase.size, apart.shape)[apart].astype(float)
     source, target = source[apart], target[apart]
-    zones, nodes = len(links.zones), len(links.nodes)
-    size = float(phase.size)
-    return _Load(size * _count(source, nodes), size * _count(target, nodes),
-                 size * _leaving(links.above[source], links.above[target], zones),
-                 size * _leaving(links.above[target], links.above[source], zones),
-                 np.asarray(size * (links.leaf[source] != links.leaf[target]).sum()))
+    nodes, zones = len(links.nodes), len(links.zones)
+    here, there = links.above[source], links.above[target]
+    across = [size.sum(where=group[source] != group[target]) for group in links.group.T]
+    return _Load(_sum(source, size, nodes), _sum(target, size, nodes), _leaving(here, there, size, zones),
+                 _leaving(there, here, size, zones), np.array(across))
 
 
-def _count(index: IntArray, length: int) -> FloatArray:
-    return np.bincount(index, minlength=length).astype(float)
+def _sum(index: IntArray, size: FloatArray, length: int) -> FloatArray:
+    return np.bincount(index, size, length).astype(float)
 
 
-def _leaving(here: IntArray, there: IntArray, zones: int) -> FloatArray:
-    """How many of the pairs leave each zone: those with the zone above `here` and not above `there`."""
+def _leaving(here: IntArray, there: IntArray, size: FloatArray, zones: int) -> FloatArray:
+    """Bytes that leave each zone: those of pairs with the zone above `here` and not above `there`."""
     total = np.zeros(zones)
     for column in here.T:
         left = (column >= 0) & ~(there == column[:, None]).any(axis=1)
-        total += _count(column[left], zones)
+        total += _sum(column[left], size[left], zones)
     return total

@@ -14,14 +14,24 @@ class Cost:
     Attributes
     ----------
     seconds : summed over the phases, the most loaded link of each.
-    bytes_across_nodes, bytes_across_zones : all phases, all links, counted once per byte that crosses.
+    bytes_across_nodes : all phases; messages between tasks of one node are not among them.
+    bytes_across_zones : all phases; messages between ranks of different leaf zones.
     busiest : name of the link that bounds the cost, "" where nothing is sent.
+    bytes_across_levels : the same for the zones of each level, leaf zones first: entry k counts what leaves the
+        highest zones of level k or below. () where the nodes have no zones.
+    aggregation_nodes, aggregation_zones : aggregation degree: shares of all bytes (with parameter servers those
+        between servers and workers) that stay inside a node, and inside a leaf zone; 1 where nothing is sent.
+    zones_used : number of leaf zones with a rank.
     """
 
     seconds: float
     bytes_across_nodes: float
     bytes_across_zones: float
     busiest: str = ""
+    bytes_across_levels: tuple[float, ...] = ()
+    aggregation_nodes: float = 1.0
+    aggregation_zones: float = 1.0
+    zones_used: int = 0
 
     @property
     def key(self) -> tuple[float, float, float]:

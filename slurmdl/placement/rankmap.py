@@ -34,13 +34,15 @@ def rank_map(slots: Sequence[tuple[str, int]], topology: Topology, scores: LinkS
     tasks = np.array([count for _, count in slots], np.int64)
     if not tasks.sum() or tasks.min() < 0:
         raise PlacementError("a rank map needs at least one task, and no node with less than none")
-    phases = traffic.phases(int(tasks.sum()))
+    ranks = int(tasks.sum())
+    phases = traffic.phases(ranks)
     network = links([node for node, _ in slots], topology, scores)
-    orders = _orders(network, tasks, phases, traffic.ps)
-    costs = {name: cost(phases, network, order) for name, order in orders.items()}
+    orders = _orders(network, tasks, phases, 0 if traffic.matrices else traffic.ps)
+    costs = {name: cost(traffic.phases(ranks, network.leaf[order]) if traffic.follows_zones else phases,
+                        network, order) for name, order in orders.items()}
     best = min(costs, key=lambda name: costs[name].key)
     return RankMap(tuple(network.nodes[i] for i in orders[best]),
-                   ("ps",) * traffic.ps + ("worker",) * (int(tasks.sum()) - traffic.ps), costs[best], best, costs)
+                   ("ps",) * traffic.ps + ("worker",) * (ranks - traffic.ps), costs[best], best, costs)
 
 
 def _orders(network: Links, tasks: IntArray, phases: Sequence[Phase], ps: int) -> dict[str, IntArray]:

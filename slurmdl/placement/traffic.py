@@ -1,19 +1,25 @@
 """What one iteration of each strategy sends from rank to rank, as a list of phases.
 
 Ring allreduce: Patarasu and Yuan, Bandwidth optimal all-reduce algorithms for clusters of workstations, 2009.
+Hierarchical allreduce: Cho et al., BlueConnect: decomposing all-reduce for deep learning, MLSys 2019.
 Parameter server: Li et al., Scaling distributed machine learning with the parameter server, OSDI 2014.
 Gossip: Boyd et al., Randomized gossip algorithms, 2006.
+Hypercube and one-peer exponential graph: Ying et al., Exponential graph is provably efficient for decentralized
+deep training, NeurIPS 2021.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from slurmdl.dl_options import PATTERNS, DlOptions
 from slurmdl.errors import PlacementError
 
+FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 
 
@@ -25,14 +31,15 @@ class Phase:
     ----------
     source, target : ranks. Where `crossed` is false, source[i] sends to target[i]; where it is true, every
         source sends to every target other than itself: no n x n matrix is needed for dense traffic.
-    size : bytes that each pair sends.
-    rounds : how many times in the phase a message waits for the one before it.
+    size : bytes that each pair sends; where not crossed it may have shape (pairs,).
+    rounds : how many times in the phase a message waits for the one before it; a fraction where the phase
+        belongs to only a share of the iterations.
     """
 
     source: IntArray
     target: IntArray
-    size: float
-    rounds: int = 1
+    size: float | FloatArray
+    rounds: float = 1
     crossed: bool = False
 
 
@@ -45,33 +52,163 @@ class Traffic:
     strategy : one of plan.STRATEGIES.
     model_bytes : bytes of one replica of the parameters (and of its gradient).
     ps : with strategy `ps` the ranks below it are the parameter servers, else 0.
+    pattern : one of dl_options.PATTERNS[strategy], "" for the first of them; with matrices their file.
+    matrices : the user's own phases instead of a pattern, each of shape (ranks, ranks): entry [i, j] is the
+        bytes that rank i sends to rank j per iteration. What a rank sends to itself does not count.
     """
 
     strategy: str
     model_bytes: float = 100e6
     ps: int = 0
+    pattern: str = ""
+    matrices: tuple[FloatArray, ...] = ()
 
-    def phases(self, ranks: int) -> list[Phase]:
+    @classmethod
+    def of(cls, dl: DlOptions, matrices: tuple[FloatArray, ...] = ()) -> Traffic:
+        """The traffic that the --dl-* options ask for."""
+        return cls(dl.strategy, dl.model_bytes, dl.ps, dl.traffic, matrices)
+
+    @property
+    def follows_zones(self) -> bool:
+        """Whether the phases depend on the zones of the ranks."""
+        return self.pattern == "hierarchical" and not self.matrices
+
+    def phases(self, ranks: int, zone: IntArray | None = None) -> list[Phase]:
         """The traffic of one iteration of so many ranks.
+
+        Parameters
+        ----------
+        zone : shape (ranks,), the leaf zone of each rank; None where all are in one.
 
         Raises
         ------
-        PlacementError : strategy `ps` without a server or without a worker.
+        PlacementError : strategy `ps` without a server or without a worker, a pattern that the strategy does not
+            have or that is not made for this number of ranks, or matrices of another number of ranks.
         """
-        everyone = np.arange(ranks)
-        if self.strategy == "ps":
-            if not 0 < self.ps < ranks:
-                raise PlacementError(
-                    f"--dl-ps={self.ps}: {ranks} tasks can hold 1 to {ranks - 1} parameter servers"
-                    if ranks > 1 else "a parameter server needs a worker beside it: 2 tasks at least")
-            servers, workers = everyone[:self.ps], everyone[self.ps:]
-            share = self.model_bytes / self.ps
-            return [Phase(servers, workers, share, crossed=True), Phase(workers, servers, share, crossed=True)]
+        if self.strategy == "ps" and not 0 < self.ps < ranks:
+            raise PlacementError(
+                f"--dl-ps={self.ps}: {ranks} tasks can hold 1 to {ranks - 1} parameter servers"
+                if ranks > 1 else "a parameter server needs a worker beside it: 2 tasks at least")
+        if self.matrices:
+            return [self._given(matrix, ranks) for matrix in self.matrices]
+        valid = PATTERNS[self.strategy]
+        pattern = self.pattern or valid[0]
+        if pattern not in valid:
+            raise PlacementError(f"--dl-traffic={pattern}: not valid with {self.strategy}; valid: {', '.join(valid)}")
         if ranks < 2:
             return []
-        if self.strategy == "allreduce":
-            # reduce-scatter and allgather: n - 1 rounds of 1/n of the model each, to the next rank in the ring
-            return [Phase(everyone, np.roll(everyone, -1), 2 * self.model_bytes * (ranks - 1) / ranks,
-                          rounds=2 * (ranks - 1))]
+        if pattern == "shards":
+            return list(_shards(ranks, self.ps, self.model_bytes))
+        if pattern == "ring":
+            return list(_ring(ranks, self.model_bytes))
+        if pattern == "hierarchical":
+            return list(_hierarchical(np.zeros(ranks, np.int64) if zone is None else zone, self.model_bytes))
+        if pattern == "hypercube":
+            return list(_hypercube(ranks, self.model_bytes))
+        if pattern == "exponential":
+            return list(_exponential(ranks, self.model_bytes))
         # each rank sends its model to a partner that is drawn evenly from the others
+        everyone = np.arange(ranks)
         return [Phase(everyone, everyone, self.model_bytes / (ranks - 1), crossed=True)]
+
+    def _given(self, matrix: FloatArray, ranks: int) -> Phase:
+        if matrix.shape != (ranks, ranks):
+            raise PlacementError(f"--dl-traffic={self.pattern}: a matrix of {' x '.join(map(str, matrix.shape))}, "
+                                 f"but there are {ranks} ranks; valid: {ranks} x {ranks}")
+        source, target = np.nonzero(matrix)
+        other = source != target
+        source, target = source[other], target[other]
+        return Phase(source, target, matrix[source, target])
+
+
+def _shards(ranks: int, ps: int, model_bytes: float) -> Iterator[Phase]:
+    """Every worker pulls a share of the model from each server, then pushes a share of its gradient to each."""
+    servers, workers = np.arange(ps), np.arange(ps, ranks)
+    yield Phase(servers, workers, model_bytes / ps, crossed=True)
+    yield Phase(workers, servers, model_bytes / ps, crossed=True)
+
+
+def _ring(ranks: int, model_bytes: float) -> Iterator[Phase]:
+    """Reduce-scatter and allgather: n - 1 rounds each of 1/n of the model, to the next rank in the ring."""
+    everyone = np.arange(ranks)
+    yield Phase(everyone, np.roll(everyone, -1), 2 * model_bytes * (ranks - 1) / ranks, rounds=2 * (ranks - 1))
+
+
+def _hierarchical(zone: IntArray, model_bytes: float) -> Iterator[Phase]:
+    """Reduce-scatter in each zone, ring allreduce of every shard between the zones, allgather in each zone.
+
+    The zones stand in the ring in the order of their lowest ranks. Where the next zone has another number of
+    ranks, its shards are of another size, and a rank exchanges with all whose shards overlap its own: over
+    each uplink and direction go 2 N (Z - 1) / Z bytes in any case.
+    """
+    _, first, zone_of, size = np.unique(zone, return_index=True, return_inverse=True, return_counts=True)
+    # number the zones by their lowest rank
+    turn = np.argsort(first, kind="stable")
+    number = np.empty_like(turn)
+    number[turn] = np.arange(len(turn))
+    zone_of, size = number[zone_of], size[turn]
+    by_zone = np.argsort(zone_of, kind="stable")
+    begin = np.cumsum(size) - size
+    inside = np.arange(len(zone)) - begin[zone_of[by_zone]]
+    follower = by_zone[begin[zone_of[by_zone]] + (inside + 1) % size[zone_of[by_zone]]]
+    shared = (1 - 1 / size)[zone_of[by_zone]] * model_bytes
+    alone = by_zone == follower
+    within = Phase(by_zone[~alone], follower[~alone], shared[~alone], rounds=int(size.max()) - 1)
+    if len(within.source):
+        yield within
+    zones = len(size)
+    if zones > 1:
+        source, target, share = _overlaps(size)
+        yield Phase(by_zone[source], by_zone[target], 2 * model_bytes * (zones - 1) / zones * share,
+                    rounds=2 * (zones - 1))
+    if len(within.source):
+        yield within
+
+
+def _overlaps(size: IntArray) -> tuple[IntArray, IntArray, FloatArray]:
+    """Which shards of each zone overlap which of the next one, and how much of the model each pair shares.
+
+    Parameters
+    ----------
+    size : shape (zones,), shards of each zone, which lie one after the other in the model.
+
+    Returns
+    -------
+    indices of the shards, zone by zone, and the shared parts of the model; each of shape (pairs,).
+    """
+    zones = np.arange(len(size))
+    after = np.roll(zones, -1)
+    begin = np.cumsum(size) - size
+    # shard borders of both zones on one scale: the model is size * size-of-the-next units long
+    own, other = np.repeat(zones, size), np.repeat(zones, size[after])
+    borders = np.concatenate([(np.arange(len(own)) - begin[own]) * size[after][own],
+                              (np.arange(len(other)) - np.repeat(np.cumsum(size[after]) - size[after], size[after]))
+                              * size[other]])
+    group = np.concatenate([own, other])
+    order = np.lexsort((borders, group))
+    group, borders = group[order], borders[order]
+    new = np.ones(len(group), bool)
+    new[1:] = (group[1:] != group[:-1]) | (borders[1:] != borders[:-1])
+    group, borders = group[new], borders[new]
+    total = (size * size[after])[group]
+    end = np.append(borders[1:], 0)
+    end[np.append(group[1:] != group[:-1], True)] = total[np.append(group[1:] != group[:-1], True)]
+    return (begin[group] + borders // size[after][group], begin[after][group] + borders // size[group],
+            (end - borders) / total)
+
+
+def _hypercube(ranks: int, model_bytes: float) -> Iterator[Phase]:
+    """In iteration t the partner of rank r is r xor 2^(t mod log2 n); each distance has its share of them."""
+    if ranks & (ranks - 1):
+        raise PlacementError(f"--dl-traffic=hypercube: {ranks} ranks are no power of two; "
+                             "valid for any number: exponential, random")
+    everyone, distances = np.arange(ranks), ranks.bit_length() - 1
+    for bit in range(distances):
+        yield Phase(everyone, everyone ^ (1 << bit), model_bytes / distances, rounds=1 / distances)
+
+
+def _exponential(ranks: int, model_bytes: float) -> Iterator[Phase]:
+    """In iteration t rank r sends to r + 2^(t mod ceil(log2 n)), modulo n; each distance has its share of them."""
+    everyone, distances = np.arange(ranks), (ranks - 1).bit_length()
+    for bit in range(distances):
+        yield Phase(everyone, (everyone + (1 << bit)) % ranks, model_bytes / distances, rounds=1 / distances)

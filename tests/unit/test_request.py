@@ -30,8 +30,8 @@ def test_precedence_script_environment_command_line():
 
 def test_every_option_in_every_layer():
     values = {"strategy": "ps", "ps": "3", "place": "spread", "bind": "pin", "zone": "a,b", "model_bytes": "1.5G",
-              "scores": "off"}
-    expected = DlOptions("ps", 3, "spread", "pin", ("a", "b"), 1.5e9, "off")
+              "traffic": "shards", "scores": "off"}
+    expected = DlOptions("ps", 3, "spread", "pin", ("a", "b"), 1.5e9, "shards", "off")
     words = [f"--dl-{name.replace('_', '-')}={value}" for name, value in values.items()]
     assert dl(*words) == expected
     assert dl(*(part for word in words for part in word.split("="))) == expected
@@ -43,6 +43,15 @@ def test_every_option_in_every_layer():
 @pytest.mark.parametrize(("value", "on"), [("", True), ("yes", True), ("1", True), ("no", False), ("0", False)])
 def test_flags_in_the_environment_follow_sbatch(value, on):
     assert dl(environ={"SLURMDL_OPT_STRICT": value}).strict is on
+
+
+def test_the_pattern_of_another_strategy_is_set_aside():
+    environ = {"SLURMDL_OPT_STRATEGY": "gossip", "SLURMDL_OPT_TRAFFIC": "hypercube"}
+    assert dl(environ=environ) == DlOptions("gossip", traffic="hypercube")
+    assert dl("--dl-strategy=adaptive-gossip", environ=environ).traffic == "hypercube"
+    assert dl("--dl-strategy=allreduce", environ=environ) == DlOptions("allreduce")
+    assert dl("--dl-ps=2", environ=environ) == DlOptions("ps", ps=2)
+    assert dl("--dl-strategy=ps", environ={"SLURMDL_OPT_TRAFFIC": "f.npz"}).traffic == "f.npz", "a file serves any"
 
 
 def test_servers_and_strategy():
