@@ -99,9 +99,9 @@ def _bytes(member: IO[bytes], name: str, path: str) -> int:
     """
     from numpy.lib import format as npy
 
-    version = npy.read_magic(member)  # type: ignore[no-untyped-call]
+    version = npy.read_magic(member)
     header = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
-    shape, _, kind = header(member)  # type: ignore[no-untyped-call]
+    shape, _, kind = header(member)
     if len(shape) != 2 or not all(shape):
         raise InputError(f"{name} has the shape {shape}; {_VALID}", path)
     if kind.kind not in "fiub" or kind.hasobject:
@@ -113,7 +113,7 @@ def _array(member: IO[bytes]) -> Matrix:
     import numpy as np
     from numpy.lib import format as npy
 
-    return np.asarray(npy.read_array(member, allow_pickle=False), np.float64)  # type: ignore[no-untyped-call]
+    return np.asarray(npy.read_array(member, allow_pickle=False), np.float64)
 
 
 def _csv(path: str) -> dict[str, Matrix]:
