@@ -75,6 +75,7 @@ class Partition:
     memory_per_cpu, memory_per_node : MB that a job gets which names none (DefMemPerCPU, DefMemPerNode of the
         partition, else of the cluster); None where neither is known, which may stand for the whole node.
     topology : name of the topology that it uses (25.05 and newer), "" for the cluster's default.
+    priority : PriorityTier; of several partitions Slurm tries the highest first.
     """
 
     name: str
@@ -84,6 +85,7 @@ class Partition:
     memory_per_cpu: int | None = None
     memory_per_node: int | None = None
     topology: str = ""
+    priority: int = 1
 
 
 @dataclass(frozen=True)

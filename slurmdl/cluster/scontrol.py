@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+
+import numpy as np
 
 from slurmdl import process
-from slurmdl.cluster.model import ClusterSnapshot, Node, Partition
+from slurmdl.cluster.model import ClusterSnapshot, IntArray, Kind, Partition, Reservation
 from slurmdl.errors import UnavailableError
+from slurmdl.topology import hostlist
 
 #: KEY=VALUE at the begin of the line or after a blank. The values read here hold no blanks; those that do (OS,
 #: Reason, Comment, Extra) are not read, and what people may write freely comes after all that is.
-_PAIR = re.compile(r"(?:^|\s)(\w+)=(\S*)")
+_PAIR = re.compile(r"(?:^| )(\w+)=([^ ]*)")
 #: in `show config`, KEY = VALUE on a line of its own
 _DEFAULT_MEMORY = re.compile(r"^(DefMemPer(?:CPU|Node)) += (\d+)$", re.MULTILINE)
 _SUFFIXES = "*~#!%$@+^-"
+_NONE = frozenset(("(null)", "N/A", "n/a"))
+#: numbers stay far below what 64 bits hold, so that sums of them do, too
+_MOST = 2 ** 40
 
 
 def fetch(with_topology: bool = False) -> tuple[ClusterSnapshot, str]:
-    """Nodes, partitions and defaults, and what scontrol says of the zones where wanted, from one call of it.
+    """Nodes, partitions, reservations and defaults, and where wanted the zones, from one call of scontrol.
 
     The sub-commands are given on its standard input, so that they share one process and one time limit. One
     that fails does not lose the others: without partitions or topology a snapshot of the nodes remains.
@@ -30,14 +37,16 @@ def fetch(with_topology: bool = False) -> tuple[ClusterSnapshot, str]:
     ------
     UnavailableError : scontrol is missing, hangs, or gives no node.
     """
-    wanted = ["show nodes", "show partitions", "show config"] + ["show topoconf", "show topology"] * with_topology
+    wanted = ["show nodes", "show partitions", "show reservations", "show config"]
+    wanted += ["show topoconf", "show topology"] * with_topology
     answer = process.ask(["scontrol", "-o", "-d"], stdin="".join(f"{command}\n" for command in wanted))
     snapshot = parse(answer.out)
     if not snapshot.names:
         raise UnavailableError(f"scontrol: {answer.first_error or 'gives no node'}")
-    # the zones come last; before them stand nodes, partitions and the configuration, `KEY = VALUE` on its lines
-    lines = answer.out.splitlines() if with_topology else []
-    last = max((i for i, line in enumerate(lines) if re.match(r"(Node|Partition)Name=|\w+ += ", line)), default=-1)
+    # the zones come last; before them stand nodes, partitions, reservations and the configuration, `KEY = VALUE`
+    lines = _nodes_and_rest(answer.out)[1].split("\n")[:-1] if with_topology else []
+    last = max((i for i, line in enumerate(lines)
+                if re.match(r"((Node|Partition|Reservation)Name=|No reservations|\w+ += )", line)), default=-1)
     return snapshot, "".join(f"{line}\n" for line in lines[last + 1:] if not line.startswith("scontrol:"))
 
 
@@ -47,48 +56,74 @@ def snapshot() -> ClusterSnapshot:
 
 
 def parse(text: str) -> ClusterSnapshot:
-    """The snapshot in the output of `scontrol -o -d show nodes` and `show partitions`, one record a line.
+    """The snapshot in the output of `scontrol -o -d show nodes`, `show partitions` and `show reservations`.
 
-    Of `show config` the default memory of jobs is read. Lines that are none of these are passed over.
+    One record a line; of a node that stands twice the first counts. Of `show config` the default memory of jobs is
+    read. Lines that are none of these are passed over.
     """
-    nodes: dict[str, Node] = {}
-    partitions: list[Partition] = []
-    config = dict(_DEFAULT_MEMORY.findall(text))
-    for line in text.splitlines():
-        if line.startswith("NodeName="):
-            node = _node(_fields(line))
-            nodes.setdefault(node.name, node)
-        elif line.startswith("PartitionName="):
+    nodes, rest = _nodes_and_rest(text)
+    config = dict(_DEFAULT_MEMORY.findall(rest))
+    partitions, reservations = [], []
+    for line in rest.split("\n"):
+        if line.startswith("PartitionName="):
             partitions.append(_partition(_fields(line), config))
-    return ClusterSnapshot.of(nodes.values(), partitions)
+        elif line.startswith("ReservationName="):
+            reservations.append(_reservation(_fields(line)))
+    return _snapshot([line for line in nodes.split("\n") if line.startswith("NodeName=")], partitions, reservations)
+
+
+def _nodes_and_rest(text: str) -> tuple[str, str]:
+    """The text up to the last line of a node, and what comes behind it."""
+    last = text.rfind("\nNodeName=")
+    if last < 0 and not text.startswith("NodeName="):
+        return "", text
+    end = text.find("\n", last + 1) + 1 or len(text)
+    return text[:end], text[end:]
+
+
+def _snapshot(lines: Sequence[str], partitions: Sequence[Partition],
+              reservations: Sequence[Reservation]) -> ClusterSnapshot:
+    """The nodes column by column: in a cluster of thousands few texts differ, and each is looked at once."""
+    of_name: dict[str, str] = {}
+    for line in lines:
+        of_name.setdefault(line.partition(" ")[0], line)
+    lines, names = list(of_name.values()), [begin.removeprefix("NodeName=") for begin in of_name]
+    kinds: dict[tuple[str, ...], int] = {}
+    kind = [kinds.setdefault(texts, len(kinds)) for texts in zip(
+        *(_column(lines, key) for key in ("State", "ActiveFeatures", "Gres", "GresUsed", "Partitions")), strict=True)]
+    cpus = _numbers(_column(lines, "CPUEfctv"))
+    cpus = np.where(cpus > 0, cpus, _numbers(_column(lines, "CPUTot")))
+    memory = np.maximum(0, _numbers(_column(lines, "RealMemory")) - _numbers(_column(lines, "MemSpecLimit")))
+    return ClusterSnapshot(
+        tuple(names), np.array(kind, np.int32), tuple(_kind(*texts) for texts in kinds), cpus,
+        np.maximum(0, cpus - _numbers(_column(lines, "CPUAlloc"))), memory,
+        np.maximum(0, memory - _numbers(_column(lines, "AllocMem"))), _numbers(_column(lines, "Weight")),
+        tuple(partitions), tuple(reservations))
+
+
+def _column(lines: Sequence[str], key: str) -> list[str]:
+    """The value of one key in each line, "" where it has none; as `_fields` reads it, for a key within the line."""
+    begin = f" {key}="
+    return [line.partition(begin)[2].partition(" ")[0] for line in lines]
 
 
 def _fields(line: str) -> dict[str, str]:
     """Key -> value. Of a key that stands twice the first counts: `Reason=broken State=IDLE` is no state."""
     fields: dict[str, str] = {}
     for key, value in _PAIR.findall(line):
-        fields.setdefault(key, "" if value in ("(null)", "N/A", "n/a") else value)
+        fields.setdefault(key, "" if value in _NONE else value)
     return fields
 
 
-def _node(fields: dict[str, str]) -> Node:
-    state = tuple(part.rstrip(_SUFFIXES) for part in fields.get("State", "UNKNOWN").split("+") if part)
-    cpus = _number(fields.get("CPUEfctv") or fields.get("CPUTot", ""))
-    memory = _number(fields.get("RealMemory", "")) - _number(fields.get("MemSpecLimit", ""))
-    return Node(
-        name=fields["NodeName"],
-        state=state,
-        responding="*" not in fields.get("State", "") and "NOT_RESPONDING" not in state,
-        cpus=cpus,
-        cpus_free=max(0, cpus - _number(fields.get("CPUAlloc", ""))),
-        memory=memory,
-        memory_free=max(0, memory - _number(fields.get("AllocMem", ""))),
-        features=_words(fields.get("ActiveFeatures", "")),
-        partitions=_words(fields.get("Partitions", "")),
-        gres=_gres(fields.get("Gres", "")),
-        gres_used=_gres(fields.get("GresUsed", "")),
-        weight=_number(fields.get("Weight", "1")),
-    )
+def _kind(state: str, features: str, gres: str, gres_used: str, partitions: str) -> Kind:
+    parts = tuple(part.rstrip(_SUFFIXES) for part in state.split("+") if part) or ("UNKNOWN",)
+    return Kind(parts, "*" not in state and "NOT_RESPONDING" not in parts, _words(features), _words(partitions),
+                tuple(_gres(gres).items()), tuple(_gres(gres_used).items()))
+
+
+def _reservation(fields: dict[str, str]) -> Reservation:
+    return Reservation(fields["ReservationName"], tuple(hostlist.expand(fields.get("Nodes", ""))),
+                       fields.get("State") == "ACTIVE")
 
 
 def _partition(fields: dict[str, str], config: dict[str, str]) -> Partition:
@@ -97,7 +132,8 @@ def _partition(fields: dict[str, str], config: dict[str, str]) -> Partition:
     default = own or config
     return Partition(fields["PartitionName"], fields.get("Default") == "YES", fields.get("State", "UP"),
                      fields.get("OverSubscribe", "NO"), _number(default.get("DefMemPerCPU", "")) or None,
-                     _number(default.get("DefMemPerNode", "")) or None, fields.get("Topology", ""))
+                     _number(default.get("DefMemPerNode", "")) or None, fields.get("Topology", ""),
+                     _number(fields.get("PriorityTier", "1")))
 
 
 def _gres(text: str) -> dict[str, int]:
@@ -106,18 +142,26 @@ def _gres(text: str) -> dict[str, int]:
     The same name and type may stand several times, once for each set of cores; the counts are added.
     """
     counts: dict[str, int] = {}
+    if text in _NONE:
+        return counts
     for part in re.sub(r"\([^)]*\)", "", text).replace(":no_consume", "").split(","):
-        match = re.fullmatch(r"(.+?)(?::(\d+)([KMGTP]?))?", part.strip())
+        match = re.fullmatch(r"(.+?)(?::([0-9]{1,15})([KMGTP]?))?", part.strip())
         if match:
             count = int(match[2] or 1) * 1024 ** " KMGTP".index(match[3] or " ")
-            counts[match[1]] = counts.get(match[1], 0) + count
+            counts[match[1]] = min(_MOST, counts.get(match[1], 0) + count)
     return counts
 
 
 def _words(text: str) -> tuple[str, ...]:
-    return tuple(word for word in text.split(",") if word)
+    return tuple(word for word in text.split(",") if word and word not in _NONE)
+
+
+def _numbers(texts: Sequence[str]) -> IntArray:
+    # few texts differ
+    numbers = {text: _number(text) for text in set(texts)}
+    return np.array([numbers[text] for text in texts], np.int64)
 
 
 def _number(text: str) -> int:
-    match = re.match(r"\d+", text)
-    return int(match[0]) if match else 0
+    match = re.match(r"[0-9]{1,15}", text)
+    return min(_MOST, int(match[0])) if match else 0

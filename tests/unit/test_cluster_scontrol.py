@@ -84,7 +84,7 @@ def test_a_failing_part_does_not_lose_the_others(tmp_path: Path, monkeypatch: py
 def test_zones_come_with_the_same_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program(tmp_path, monkeypatch, f"cat > {tmp_path}/stdin; cat {DATA}/scontrol-22.05.8.txt")
     assert scontrol.fetch(with_topology=True)[1].count("SwitchName=") == 3
-    wanted = ("nodes", "partitions", "config", "topoconf", "topology")
+    wanted = ("nodes", "partitions", "reservations", "config", "topoconf", "topology")
     assert (tmp_path / "stdin").read_text() == "".join(f"show {what}\n" for what in wanted)
 
 

@@ -1,0 +1,68 @@
+"""Properties of the reader of nodes: columns of many lines against each line read pair by pair."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurmdl.cluster import scontrol
+from slurmdl.cluster.model import ClusterSnapshot
+
+KEYS = ("CPUAlloc", "CPUEfctv", "CPUTot", "ActiveFeatures", "Gres", "GresUsed", "RealMemory", "AllocMem",
+        "MemSpecLimit", "State", "Weight", "Partitions", "OS", "Reason", "Comment", "Extra", "XState")
+RECORDED = [line for name in ("22.05.8", "24.11.5-tree", "26.05.5")
+            for line in (Path(__file__).parents[1] / f"unit/data/scontrol-{name}.txt").read_text().splitlines()
+            if line.startswith("NodeName=")]
+
+values = st.one_of(
+    st.sampled_from(["", "(null)", "N/A", "0", "8", "64", "007", "9" * 30, "IDLE", "DOWN*+DRAIN", "MIXED#", "a,b",
+                     "gpu:a100:4(S:0-1)", "gpu:2K", "broken State=IDLE", "x  CPUTot=9 Weight=7", "\tState=IDLE"]),
+    st.text(st.characters(exclude_characters="\n", exclude_categories=["Cs"]), max_size=12))
+
+
+@st.composite
+def lines(draw: st.DrawFn) -> str:
+    """A line with keys in any order, twice or not at all, and values that hold blanks and other keys."""
+    pairs = draw(st.lists(st.tuples(st.sampled_from(KEYS), values), max_size=20))
+    gaps = st.sampled_from([" ", "  "])
+    return f"NodeName=n{draw(st.integers(1, 9))}" + "".join(f"{draw(gaps)}{key}={value}" for key, value in pairs)
+
+
+def first(line: str, key: str) -> str:
+    """The first value of a key, found by looking at every pair."""
+    pairs = [(match[1], match[2]) for match in re.finditer(r"(?:^| )(\w+)=([^ ]*)", line)]
+    return next((value for name, value in pairs if name == key), "")
+
+
+@given(st.lists(st.one_of(lines(), st.sampled_from(RECORDED)), max_size=6))
+def test_each_node_is_what_its_own_first_line_says(drawn: list[str]) -> None:
+    snapshot = scontrol.parse("".join(f"{line}\n" for line in drawn))
+    own = {first(line, "NodeName"): line for line in reversed(drawn)}
+    assert set(snapshot.names) == set(own)
+    for node in snapshot.nodes:
+        line = own[node.name]
+        assert scontrol.parse(line).nodes == (node,)
+        count = {key: min(2 ** 40, int(match[0])) if (match := re.match("[0-9]{1,15}", first(line, key))) else 0
+                 for key in KEYS}
+        cpus = count["CPUEfctv"] or count["CPUTot"]
+        memory = max(0, count["RealMemory"] - count["MemSpecLimit"])
+        assert (node.cpus, node.cpus_free) == (cpus, max(0, cpus - count["CPUAlloc"]))
+        assert (node.memory, node.memory_free) == (memory, max(0, memory - count["AllocMem"]))
+        assert node.weight == count["Weight"]
+        states = [part.rstrip("*~#!%$@+^-") for part in first(line, "State").split("+") if part]
+        assert list(node.state) == (states or ["UNKNOWN"])
+        for key, found in (("ActiveFeatures", node.features), ("Partitions", node.partitions)):
+            assert list(found) == [word for word in first(line, key).split(",")
+                                   if word not in ("", "(null)", "N/A", "n/a")]
+
+
+@given(st.lists(lines(), max_size=6))
+def test_a_snapshot_comes_back_from_its_json(drawn: list[str]) -> None:
+    snapshot = scontrol.parse("\n".join(drawn))
+    found = ClusterSnapshot.from_json(json.loads(json.dumps(snapshot.to_json())))
+    assert found.nodes == snapshot.nodes
+    assert ClusterSnapshot.of(snapshot.nodes).nodes == snapshot.nodes
