@@ -18,7 +18,7 @@ _OWN_CHOICE = {"nodelist": "-w", "nodefile": "-F", "prefer": "--prefer", "switch
 #: options that say when the job may start
 _LATER = ("hold", "dependency", "begin", "licenses", "bb", "bbf")
 #: options that ask for resources which placement does not model
-_NOT_MODELLED = ("reservation", "sockets-per-node", "cores-per-socket", "threads-per-core", "extra-node-info",
+_NOT_MODELLED = ("sockets-per-node", "cores-per-socket", "threads-per-core", "extra-node-info",
                  "hint", "mincpus", "tmp", "core-spec", "thread-spec", "ntasks-per-core", "ntasks-per-socket",
                  "ntasks-per-gpu", "ntasks-per-tres", "cpus-per-gpu", "mem-per-gpu", "gpus-per-socket",
                  "tres-per-task", "resources", "overcommit", "oversubscribe", "batch", "network", "reboot")
@@ -38,10 +38,15 @@ class JobRequest:
     exclude, nodelist : hostlists, already expanded.
     gres_per_node : name or name:type -> count.
     exclusive : the job wants whole nodes.
+    reservation : the text of --reservation, "" for none.
     unpinnable : why no node choice can be made for it ("job array", "heterogeneous job", ...), "" else.
-    uncertain : why it is not known whether the job starts at once on nodes that are free (it is held, waits for
-        another job, or asks for what placement does not model), "" else.
+    uncertain : why it is not known whether the job starts at once on nodes that are free (it is held, or waits for
+        another job), "" else.
+    not_modelled : what it asks for that placement does not look at, so that only Slurm knows whether it starts on
+        nodes that are free, "" for nothing.
     requeue : the job may be requeued (Slurm's default).
+    seed : settles choices among equal nodes, so that many submitters who see the same cluster do not all choose
+        the same ones; 0 for the order of the snapshot.
     """
 
     dl: DlOptions = field(default_factory=DlOptions)
@@ -57,9 +62,12 @@ class JobRequest:
     nodelist: tuple[str, ...] = ()
     gres_per_node: dict[str, int] = field(default_factory=dict)
     exclusive: bool = False
+    reservation: str = ""
     unpinnable: str = ""
     uncertain: str = ""
+    not_modelled: str = ""
     requeue: bool = True
+    seed: int = 0
 
 
 def from_settings(settings: Mapping[str, str], dl: DlOptions, unpinnable: str = "") -> JobRequest:
@@ -86,9 +94,11 @@ def from_settings(settings: Mapping[str, str], dl: DlOptions, unpinnable: str = 
             exclude=_hosts(settings.get("exclude", "")),
             nodelist=_hosts(settings.get("nodelist", "")),
             gres_per_node=_gres(settings),
+            reservation=settings.get("reservation", ""),
             exclusive=settings.get("exclusive", "oversubscribe") != "oversubscribe",
             unpinnable=unpinnable or _unpinnable(settings),
-            uncertain=_uncertain(settings),
+            uncertain=next((f"--{name} decides when the job starts" for name in _LATER if name in settings), ""),
+            not_modelled=_not_modelled(settings),
             requeue="no-requeue" not in settings)
     except InputError as error:
         return JobRequest(dl=dl, unpinnable=unpinnable or str(error))
@@ -102,10 +112,9 @@ def _unpinnable(settings: Mapping[str, str]) -> str:
     return next((f"{short} is given" for name, short in _OWN_CHOICE.items() if name in settings), "")
 
 
-def _uncertain(settings: Mapping[str, str]) -> str:
-    for name in _LATER:
-        if name in settings:
-            return f"--{name} decides when the job starts"
+def _not_modelled(settings: Mapping[str, str]) -> str:
+    if "," in settings.get("reservation", ""):
+        return "--reservation names several"
     for name in _NOT_MODELLED:
         if name in settings:
             return f"--{name} is not modelled"

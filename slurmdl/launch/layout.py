@@ -15,6 +15,7 @@ from slurmdl.errors import InputError, PlacementError
 from slurmdl.getopt import CommandLine
 from slurmdl.launch import srun_options
 from slurmdl.launch.allocation import Allocation
+from slurmdl.placement.shape import deal
 from slurmdl.topology import hostlist
 
 
@@ -182,26 +183,6 @@ def _deal(cpus: Sequence[int], request: StepRequest, ntasks: int) -> list[int]:
         if tasks != capped:
             raise PlacementError(f"--ntasks-per-node={request.ntasks_per_node} contradicts {ntasks} tasks "
                                  f"on {len(cpus)} nodes")
-    return tasks
-
-
-def deal(room: Sequence[int], ntasks: int) -> list[int]:
-    """Tasks per node: one to each node in turn while it has room, regardless of room when all are full.
-
-    Slurm's default (block) distribution counts so, then numbers the tasks node by node.
-    """
-    tasks = [0] * len(room)
-    dealt = turn = 0
-    full = False
-    while dealt < ntasks:
-        more = False
-        for i, r in enumerate(room):
-            if dealt < ntasks and (turn < r or full):
-                tasks[i] += 1
-                dealt += 1
-                more = more or turn + 1 < r
-        full = full or not more
-        turn += 1
     return tasks
 
 

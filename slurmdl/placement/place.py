@@ -11,28 +11,32 @@ import numpy.typing as npt
 
 from slurmdl.cluster.model import ClusterSnapshot
 from slurmdl.errors import PlacementError
-from slurmdl.network import capacity
 from slurmdl.network.model import LinkScores
-from slurmdl.placement.choose import Choice, IntArray, allowed, choices, count_below
+from slurmdl.placement.choose import Choice, choices, starts
 from slurmdl.placement.eligible import Eligible, eligible, partitions
 from slurmdl.placement.label import label
 from slurmdl.placement.model import Candidate, Placement, RankMap
+from slurmdl.placement.pool import IntArray, Pool
+from slurmdl.placement.pool import pool as pool_of
 from slurmdl.placement.rankmap import rank_map
-from slurmdl.placement.shape import Shape, shape
-from slurmdl.placement.traffic import Traffic
+from slurmdl.placement.shape import Shape, deal, shape
+from slurmdl.placement.traffic import Phase, Traffic
+from slurmdl.placement.uneven import uneven
 from slurmdl.request import JobRequest
 from slurmdl.topology.model import Topology
 
 #: most zones that are listed as too small
 MAX_REFUSED = 4
+#: choices of a small job that are compared in any case, so that users see what lost; of larger ones fewer
+MIN_SCORED, MAX_SCORED_TASKS = 2, 2048
 
 
 def place(request: JobRequest, cluster: ClusterSnapshot, topology: Topology, scores: LinkScores,
           matrices: tuple[npt.NDArray[np.float64], ...] = ()) -> Placement:
     """The nodes that serve the job best, and the rank map that it gets on exactly these.
 
-    Every zone that fits is scored with its own rank map; the least cost wins, then the fewest zones, then the
-    least Slurm weight, then the tightest fit. Where too few nodes are free now, the choice is made among the
+    Every choice that may win is scored with its own rank map; the least cost wins, then the fewest zones, then
+    the least Slurm weight, then the tightest fit. Where too few nodes are free now, the choice is made among the
     nodes that fit once they are idle, and `free_now` is false.
 
     Parameters
@@ -50,7 +54,8 @@ def place(request: JobRequest, cluster: ClusterSnapshot, topology: Topology, sco
         raise PlacementError("-w is given: the nodes are chosen already")
     if not topology.zones:
         raise PlacementError("the topology has no zones")
-    instance = _Instance(request, cluster, topology, scores, shape(request), Traffic.of(request.dl, matrices))
+    job, traffic = shape(request), Traffic.of(request.dl, matrices)
+    instance = _Instance(request, cluster, topology, scores, job, traffic, traffic.phases(job.tasks))
     refusal = ""
     for free_now in (True, False):
         for partition in partitions(request, cluster) or (None,):
@@ -103,6 +108,7 @@ class _Instance:
     scores: LinkScores
     job: Shape
     traffic: Traffic
+    phases: list[Phase]
 
     def best(self, room: IntArray, free_now: bool) -> Placement:
         """The best choice among the nodes with room for their tasks.
@@ -115,8 +121,14 @@ class _Instance:
         ------
         PlacementError : no zone has enough of them.
         """
-        pool = self.pool(np.flatnonzero(room >= self.job.most_per_node))
-        scored = list(self.scored(pool))
+        pool = self.pool(np.where(room >= self.job.most_per_node, room, 0))
+        if not (pool.size >= self.job.nodes).any() and not self.request.ntasks_per_node:
+            # nodes with less room than an even share serve where others have more
+            all_nodes = self.pool(room)
+            scored = [self.scored(all_nodes, choice) for choice in uneven(all_nodes, self.job)]
+        else:
+            scored = []
+        scored = scored or self.compared(pool)
         winner = min(scored, key=lambda entry: entry.key)
         lost = [Candidate(label(entry.zones), entry.verdict(winner), entry.ranks.cost)
                 for entry in scored if entry is not winner]
@@ -124,39 +136,62 @@ class _Instance:
             winner.nodes, winner.ranks, {name: self.topology.path(name) for name in winner.nodes},
             dict(winner.zones), free_now,
             (Candidate(label(winner.zones), "chosen", winner.ranks.cost), *lost, *self.too_small(pool)),
-            self.reason(winner, free_now))
+            self.reason(pool, winner, free_now))
 
-    def pool(self, fitting: IntArray) -> IntArray:
-        """Indices in the topology of the fitting nodes, by Slurm's weight, the best link, then Slurm's order."""
-        inside = allowed(self.topology, self.request.dl.zone)
-        nodes = [self.cluster.nodes[i] for i in fitting]
-        quality, _ = capacity.node_links([node.name for node in nodes], self.scores)
-        ranked = np.lexsort((-quality, np.array([node.weight for node in nodes], np.int64)))
-        index = [self.topology.node_index.get(nodes[i].name, -1) for i in ranked]
-        return np.array([i for i in index if i >= 0 and inside[i]], np.int64)
+    def pool(self, room: IntArray) -> Pool:
+        dl = self.request.dl
+        # Slurm does not join trees that no switch connects
+        joined = self.topology.kind != "tree" or dl.place == "spread"
+        return pool_of(self.cluster, self.topology, self.scores, room, dl.zone, joined, self.request.seed)
 
-    def scored(self, pool: IntArray) -> Iterator[_Scored]:
-        order = {node.name: i for i, node in enumerate(self.cluster.nodes)}
-        for choice in choices(self.topology, pool, self.job.nodes, self.request.dl.place):
-            names = sorted((self.topology.nodes[i] for i in choice.nodes), key=order.__getitem__)
-            slots = [(name, self.job.tasks_of(i)) for i, name in enumerate(names)]
-            ranks = rank_map(slots, self.topology, self.scores, self.traffic)
-            yield _Scored(choice, tuple(names), Counter(self.topology.leaf_of(name) for name in names), ranks,
-                          sum(self.cluster.node[name].weight for name in names))
+    def compared(self, pool: Pool) -> list[_Scored]:
+        """The choices that may win, and a few more for those who read what lost."""
+        place, wanted = self.request.dl.place, self.job.nodes
+        if not (pool.size >= wanted).any():
+            most = int(pool.size.argmax()) if len(pool.zone) else -1
+            largest = f" (the most: {pool.size[most]} in {self.name(pool, most)})" if most >= 0 else ""
+            raise PlacementError(f"no zone has {wanted} fitting nodes{largest}")
+        found: list[_Scored] = []
+        for start in starts(pool, self.job, place, self.phases):
+            least = min((entry.ranks.cost.key[0] for entry in found), default=np.inf)
+            spent = len(found) * self.job.tasks > MAX_SCORED_TASKS
+            if start.seconds > least and spent:
+                continue
+            for choice in choices(pool, start, wanted, place):
+                found.append(self.scored(pool, choice))
+        return found
 
-    def too_small(self, pool: IntArray) -> list[Candidate]:
+    def scored(self, pool: Pool, choice: Choice) -> _Scored:
+        """A choice with its rank map; Slurm deals the tasks to the nodes in the order of the snapshot."""
+        nodes = choice.nodes[np.argsort(pool.node[choice.nodes])]
+        names = [self.cluster.names[i] for i in pool.node[nodes].tolist()]
+        room = pool.room[nodes]
+        tasks = [self.job.tasks_of(i) for i in range(len(names))] if room.min() >= self.job.most_per_node else \
+            deal(room.tolist(), self.job.tasks)
+        ranks = rank_map(list(zip(names, tasks, strict=True)), self.topology, self.scores, self.traffic)
+        leaves, counts = np.unique(pool.leaf[nodes], return_counts=True)
+        zones = Counter({self.name(pool, leaf): int(count) for leaf, count in zip(leaves, counts, strict=True)})
+        return _Scored(choice, tuple(names), zones, ranks, int(pool.weight[nodes].sum()))
+
+    def name(self, pool: Pool, zone: int) -> str:
+        index = int(pool.zone[zone])
+        return self.topology.zones[index] if index >= 0 else "the whole cluster"
+
+    def too_small(self, pool: Pool) -> Iterator[Candidate]:
         """The largest zones among those that have some fitting nodes, but not enough."""
-        free, wanted = count_below(self.topology, pool), self.job.nodes
-        small = [zone for zone in np.argsort(-free, kind="stable") if 0 < free[zone] < wanted]
-        return [Candidate(self.topology.zones[zone], f"too small, {free[zone]} of {wanted} nodes fit")
-                for zone in small[:MAX_REFUSED]]
+        small = np.argsort(-np.where(pool.size < self.job.nodes, pool.size, 0), kind="stable")[:MAX_REFUSED]
+        for zone in small:
+            if pool.size[zone] < self.job.nodes:
+                yield Candidate(self.name(pool, zone), f"too small, {pool.size[zone]} of {self.job.nodes} nodes fit")
 
-    def reason(self, winner: _Scored, free_now: bool) -> str:
-        zone = self.topology.zones[winner.choice.zone]
+    def reason(self, pool: Pool, winner: _Scored, free_now: bool) -> str:
+        zone = self.name(pool, winner.choice.zone)
         if len(winner.zones) == 1:
             text = f"zone {zone} holds all nodes"
         elif self.request.dl.place == "spread":
             text = f"spread over {label(winner.zones)}"
-        else:
+        elif winner.choice.smallest:
             text = f"no smaller zone than {zone} holds all nodes; below it {label(winner.zones)}"
+        else:
+            text = f"{label(winner.zones)} below {zone} take less time than any smaller zone"
         return text if free_now else f"{text}; not all of them are free now"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from slurmdl.errors import PlacementError
@@ -55,3 +56,23 @@ def shape(request: JobRequest) -> Shape:
     if per_node and tasks > nodes * per_node:
         raise PlacementError(f"{tasks} tasks do not fit on {nodes} nodes with {per_node} tasks each")
     return Shape(nodes, tasks)
+
+
+def deal(room: Sequence[int], ntasks: int) -> list[int]:
+    """Tasks per node: one to each node in turn while it has room, regardless of room when all are full.
+
+    Slurm's default (block) distribution counts so, then numbers the tasks node by node.
+    """
+    tasks = [0] * len(room)
+    dealt = turn = 0
+    full = False
+    while dealt < ntasks:
+        more = False
+        for i, r in enumerate(room):
+            if dealt < ntasks and (turn < r or full):
+                tasks[i] += 1
+                dealt += 1
+                more = more or turn + 1 < r
+        full = full or not more
+        turn += 1
+    return tasks

@@ -10,7 +10,8 @@ from slurmdl import getopt
 from slurmdl.errors import PlacementError
 from slurmdl.launch import srun_options
 from slurmdl.launch.allocation import Allocation
-from slurmdl.launch.layout import Layout, deal, layout, read
+from slurmdl.launch.layout import Layout, layout, read
+from slurmdl.placement.shape import deal
 
 EVEN = Allocation(1, ("n1", "n2", "n3", "n4"), (4, 4, 4, 4), (1, 1, 1, 1))
 UNEVEN = Allocation(1, ("n1", "n2", "n3"), (4, 2, 1), (4, 2, 1))

@@ -1,0 +1,198 @@
+"""The nodes to choose from and the zones above them, as arrays, with the capacity and delay of every link."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from slurmdl.cluster.model import ClusterSnapshot
+from slurmdl.errors import UsageError
+from slurmdl.network import capacity
+from slurmdl.network.model import LinkScores
+from slurmdl.topology.model import Topology
+
+BoolArray = npt.NDArray[np.bool_]
+FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
+
+#: bits of a figure that count where figures are compared: rounding noise is no difference
+_BITS = 30
+
+
+@dataclass(frozen=True, eq=False)
+class Level:
+    """The zones of one height that have a zone above.
+
+    Attributes
+    ----------
+    zones : indices of the zones, those below one zone side by side.
+    begin : where the zones below each of `parents` begin in `zones`.
+    """
+
+    zones: IntArray
+    parents: IntArray
+    begin: IntArray
+
+
+@dataclass(frozen=True, eq=False)
+class Pool:
+    """The nodes of a snapshot that can take tasks, and the zones above them, numbered anew.
+
+    The nodes of any zone stand together; in a leaf the preferred come first: by Slurm's weight, then by loss,
+    capacity and delay of the link, then in the order of the snapshot or of the seed.
+
+    Attributes
+    ----------
+    node : shape (nodes,), index in the snapshot.
+    room : shape (nodes,), tasks that each can take.
+    weight : shape (nodes,), Slurm's.
+    node_capacity, zone_capacity : bytes/s.
+    node_delay, zone_delay : seconds, one way.
+    above : shape (nodes, depth), the zones above each node from the leaf upwards, -1 where there are no more.
+    zone : shape (zones,), index in the topology; the last one is -1, for all trees together, where they are joined.
+    parent, level : shape (zones,), as in the topology.
+    begin, end : shape (zones,), the nodes of each zone are those from `begin` up to `end`.
+    """
+
+    node: IntArray
+    room: IntArray
+    weight: IntArray
+    node_capacity: FloatArray
+    node_delay: FloatArray
+    above: IntArray
+    zone: IntArray
+    zone_capacity: FloatArray
+    zone_delay: FloatArray
+    parent: IntArray
+    level: IntArray
+    begin: IntArray
+    end: IntArray
+
+    @property
+    def leaf(self) -> IntArray:
+        """Shape (nodes,), the leaf zone of each node."""
+        return self.above[:, 0]
+
+    @property
+    def size(self) -> IntArray:
+        """Shape (zones,), nodes below each zone."""
+        return self.end - self.begin
+
+    @cached_property
+    def leaves(self) -> IntArray:
+        """The zones that hold nodes themselves, in the order of the nodes."""
+        return self.leaf[self.leaf_begin]
+
+    @cached_property
+    def leaf_begin(self) -> IntArray:
+        """Where the nodes of each of `leaves` begin."""
+        return np.flatnonzero(np.r_[True, self.leaf[1:] != self.leaf[:-1]]) if len(self.node) else self.node[:0]
+
+    @cached_property
+    def levels(self) -> tuple[Level, ...]:
+        """The zones height by height, the lowest first, without the roots."""
+        found = []
+        for height in range(int(self.level.max(initial=0))):
+            zones = np.flatnonzero((self.level == height) & (self.parent >= 0))
+            zones = zones[np.argsort(self.parent[zones], kind="stable")]
+            if len(zones):
+                begin = np.flatnonzero(np.r_[True, np.diff(self.parent[zones]) != 0])
+                found.append(Level(zones, self.parent[zones[begin]], begin))
+        return tuple(found)
+
+    def nodes_below(self, zone: int) -> slice:
+        return slice(int(self.begin[zone]), int(self.end[zone]))
+
+    def per_leaf(self, values: npt.NDArray[np.generic]) -> IntArray:
+        """Sums over the nodes of each zone that holds nodes itself: (..., nodes) -> (..., zones)."""
+        total = np.zeros((*values.shape[:-1], len(self.zone)), np.int64)
+        if len(self.node):
+            total[..., self.leaves] = np.add.reduceat(values, self.leaf_begin, axis=-1, dtype=np.int64)
+        return total
+
+
+def rounded(values: FloatArray) -> FloatArray:
+    """The figures without rounding noise."""
+    fraction, exponent = np.frexp(values)
+    return np.asarray(np.ldexp(np.round(fraction * 2.0**_BITS), exponent - _BITS))
+
+
+def allowed(topology: Topology, zones: Sequence[str]) -> BoolArray:
+    """Which nodes lie below one of the named zones, of any level; shape (nodes,).
+
+    Raises
+    ------
+    UsageError : a zone that the topology does not have.
+    """
+    for zone in zones:
+        if zone not in topology.zone_index:
+            shown = ", ".join(topology.zones[:16]) + (", ..." if len(topology.zones) > 16 else "")
+            raise UsageError(f"--dl-zone={zone}: no such zone; valid: {shown}")
+    if not zones:
+        return np.asarray(topology.leaf >= 0)
+    inside = np.zeros(len(topology.nodes), bool)
+    for zone in zones:
+        inside |= topology.below(topology.zone_index[zone])
+    return inside
+
+
+def position(cluster: ClusterSnapshot, topology: Topology) -> IntArray:
+    """Index in the topology of each node of the snapshot, -1 where it does not know the node; shape (nodes,)."""
+    if cluster.names == topology.nodes:
+        return np.arange(len(topology.nodes))
+    index = topology.node_index
+    return np.array([index.get(name, -1) for name in cluster.names], np.int64)
+
+
+def pool(cluster: ClusterSnapshot, topology: Topology, scores: LinkScores, room: IntArray,
+         zones: Sequence[str] = (), joined: bool = False, seed: int = 0) -> Pool:
+    """The nodes with room, below the named zones.
+
+    Parameters
+    ----------
+    room : shape (nodes of the snapshot,), tasks that each node can take.
+    joined : a zone over all trees, for jobs that may span them.
+    seed : settles the order of equal nodes; 0 for that of the snapshot.
+
+    Raises
+    ------
+    UsageError : a zone that the topology does not have.
+    """
+    inside = np.append(allowed(topology, zones), False)
+    where = position(cluster, topology)
+    node = np.flatnonzero((room > 0) & inside[where])
+    where = where[node]
+    names = [cluster.names[i] for i in node.tolist()]
+    (speed, delay), loss = capacity.node_links(names, scores), capacity.node_losses(names, scores)
+    weight = cluster.weight[node]
+    generator = np.random.default_rng(seed)
+    turn = generator.permutation(len(node)) if seed else np.arange(len(node))
+    order = np.lexsort((turn, delay, -speed, loss, weight, topology.begin[topology.leaf[where]]))
+    node, where = node[order], where[order]
+    above = topology.above(where)
+    used = np.zeros(len(topology.zones), bool)
+    used[above[above >= 0]] = True
+    zone = np.flatnonzero(used)
+    number = np.full(len(topology.zones) + 1, -1, np.int64)
+    number[zone] = np.arange(len(zone))
+    zone_speed, zone_delay = capacity.zone_uplinks([topology.zones[i] for i in zone.tolist()], topology.level[zone],
+                                                   topology.speed[zone], scores)
+    above = number[above]
+    begin = np.searchsorted(topology.begin[topology.leaf[where]], topology.begin[zone])
+    end = begin + np.bincount(above[above >= 0], minlength=len(zone))
+    parent, level = number[topology.parent[zone]], topology.level[zone].astype(np.int64)
+    if joined and (parent < 0).sum() > 1:
+        top = len(zone)
+        parent = np.append(np.where(parent < 0, top, parent), -1)
+        level = np.append(level, level.max() + 1)
+        zone, begin, end = np.append(zone, -1), np.append(begin, 0), np.append(end, len(node))
+        zone_speed, zone_delay = np.append(zone_speed, np.inf), np.append(zone_delay, 0.0)
+        depth = (above >= 0).sum(axis=1)
+        above = np.column_stack([above, np.full(len(node), -1)])
+        above[np.arange(len(node)), depth] = top
+    return Pool(node, room[node], weight[order], speed[order], delay[order], above, zone, zone_speed, zone_delay,
+                parent, level, begin, end)
