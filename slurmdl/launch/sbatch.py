@@ -79,7 +79,7 @@ def submit(argv: Sequence[str]) -> int:
         process.become([program, *argv], os.environ)
     site, complaint = _config()
     job = submission.read(argv, os.environ, site.options)
-    decision = _without_harm(job, site, complaint)
+    decision = _without_harm(job, site, complaint, program)
     command = render(program, job, decision, os.environ)
     _speak(job, decision)
     if job.request.dl.dry_run:
@@ -97,7 +97,7 @@ def _config() -> tuple[config.Config, SlurmdlError | None]:
         return config.Config(), error
 
 
-def _without_harm(job: Submission, site: config.Config, complaint: SlurmdlError | None) -> Decision:
+def _without_harm(job: Submission, site: config.Config, complaint: SlurmdlError | None, program: str) -> Decision:
     """The decision, where whatever goes wrong becomes the reason why there is none (an error if strict)."""
     dl = job.request.dl
     try:
@@ -110,7 +110,7 @@ def _without_harm(job: Submission, site: config.Config, complaint: SlurmdlError 
         from slurmdl.launch import survey
 
         seen = survey.take(site, dl.scores, job.request.partitions)
-        decision = decide(job, seen)
+        decision = decide(job, seen, program)
         if decision.reason and dl.strict:
             raise PlacementError(decision.reason)
         if not dl.explain or decision.placement is None:
@@ -130,16 +130,22 @@ def _without_harm(job: Submission, site: config.Config, complaint: SlurmdlError 
         return Decision(reason=f"internal error: {type(error).__name__}: {error} (SLURMDL_DEBUG=1 shows where)")
 
 
-def decide(job: Submission, seen: Survey) -> Decision:
+def decide(job: Submission, seen: Survey, program: str = "") -> Decision:
     """Choose nodes for a job, and how hard the choice binds Slurm.
 
     `auto` never costs a start: first the zone as a preference, then the node list where the job can neither be
-    requeued nor differ in its number of nodes, else nothing; and neither unless the nodes are free now.
+    requeued nor differ in its number of nodes, else nothing; and neither unless the nodes are free now. Where
+    placement does not see all that the job asks for, Slurm is asked whether it starts on these nodes now.
+
+    Parameters
+    ----------
+    program : the sbatch to ask, "" where Slurm cannot be asked.
 
     Raises
     ------
     PlacementError, InputError : nothing can be chosen.
     """
+    from slurmdl.launch import doubt as doubts
     from slurmdl.launch import matrices
     from slurmdl.placement.place import place
 
@@ -155,6 +161,18 @@ def decide(job: Submission, seen: Survey) -> Decision:
         return Decision((), placement, f"{job.request.uncertain}, so the nodes that are free now bind nothing")
     if not placement.free_now:
         return Decision((), placement, f"{_zones(placement)} would fit, but not now")
+    decision = _automatic(job, seen, placement)
+    doubt = doubts.doubt(job.request, seen.cluster, placement.nodes) if decision.argv else ""
+    if doubt:
+        sure = Decision((_nodelist(placement),), placement)
+        why = doubts.ask(render(program, job, sure, os.environ), placement.nodes) if program else "Slurm is not asked"
+        if why:
+            return Decision((), placement, f"{doubt}, and {why}")
+    return decision
+
+
+def _automatic(job: Submission, seen: Survey, placement: Placement) -> Decision:
+    """The softest way to bind a job to nodes that are free now."""
     feature = _preference(job, seen, placement)
     if feature:
         return Decision((f"--prefer={feature}",), placement)

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 
-from slurmdl.cluster.model import ClusterSnapshot, Node
+from slurmdl.cluster.model import ClusterSnapshot, IntArray, Kind, Node
 from slurmdl.errors import PlacementError
+from slurmdl.placement.constraint import Constraint
 from slurmdl.request import JobRequest
 
-IntArray = npt.NDArray[np.int64]
+BoolArray = npt.NDArray[np.bool_]
 
 #: states and flags in which a node can start a job now, or (POWERED_DOWN, POWERING_UP) boots for it
 _STARTS = frozenset(["IDLE", "MIXED", "ALLOCATED", "CLOUD", "POWERED_DOWN", "POWERING_UP", "DYNAMIC_NORM"])
 #: flags that end by themselves: the node can serve the job, only not now
 _PASSES = frozenset(["COMPLETING", "PLANNED", "POWERING_DOWN", "POWER_DOWN", "POWER_UP"])
+#: flags that a reservation sets, for jobs without it
+_RESERVED = frozenset(["RESERVED", "MAINTENANCE"])
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,7 +45,7 @@ def idle(node: Node) -> bool:
 
 
 def partitions(request: JobRequest, cluster: ClusterSnapshot) -> tuple[str, ...]:
-    """The partitions that the job may start in; () where the snapshot knows none.
+    """The partitions that the job may start in, as Slurm tries them; () where the snapshot knows none.
 
     Raises
     ------
@@ -61,17 +62,18 @@ def partitions(request: JobRequest, cluster: ClusterSnapshot) -> tuple[str, ...]
             raise PlacementError(f"partition {name} is unknown; known: {', '.join(known)}")
         if known[name].state != "UP":
             raise PlacementError(f"partition {name} is {known[name].state}")
-    return wanted
+    return tuple(sorted(wanted, key=lambda name: -known[name].priority))
 
 
 def eligible(request: JobRequest, cluster: ClusterSnapshot, partition: str | None) -> Eligible:
     """How many tasks of the job each node can take.
 
+    Each kind of node is looked at once; the numbers of the nodes are arrays.
+
     Raises
     ------
-    PlacementError : the constraint is richer than features joined by all `&` or all `|`.
+    PlacementError : a reservation is unknown or does not hold its nodes now.
     """
-    fits = constraint(request.constraint)
     exclusive = request.exclusive
     for known in cluster.partitions:
         if known.name == partition:
@@ -79,74 +81,114 @@ def eligible(request: JobRequest, cluster: ClusterSnapshot, partition: str | Non
             if request.memory_per_cpu is None and request.memory_per_node is None:
                 request = replace(request, memory_per_cpu=known.memory_per_cpu,
                                   memory_per_node=known.memory_per_node)
-    excluded = frozenset(request.exclude)
-    refused: dict[str, int] = {}
-    now, once_idle = np.zeros((2, len(cluster.nodes)), np.int64)
-    for i, node in enumerate(cluster.nodes):
-        reason = _refusal(node, partition, fits, excluded)
-        if not reason:
-            once_idle[i] = _tasks(request, node, node.cpus, node.memory, {})
-            reason = "" if once_idle[i] else "too small"
-        if not reason:
-            busy = (exclusive and node.cpus_free < node.cpus) or not _STARTS.issuperset(node.state)
-            now[i] = 0 if busy else _tasks(request, node, node.cpus_free, node.memory_free, node.gres_used)
-            reason = "" if now[i] else "busy"
-        if reason:
-            refused[reason] = refused.get(reason, 0) + 1
-    return Eligible(now, once_idle, refused)
+    reserved = _reserved(request, cluster)
+    fits = Constraint(request.constraint) if request.constraint else None
+    refusals = _Refusals(cluster)
+    refusals.of_kinds([_refusal(kind, partition, fits, reserved is not None) for kind in cluster.kinds])
+    refusals.of_nodes("excluded", request.exclude)
+    if reserved is not None:
+        refusals.of_others("not in the reservation", reserved)
+    refusals.of_nodes("reserved", {name for other in cluster.reservations if other.active
+                                   and other.name not in request.reservation.split(",") for name in other.nodes})
+    whole = _tasks(request, cluster, cluster.cpus, cluster.memory, used=False)
+    once_idle = np.where(refusals.none(), whole, 0)
+    refusals.where("too small", once_idle == 0)
+    starts = np.array([_STARTS.issuperset(set(kind.state) - (_RESERVED if reserved else set()))
+                       for kind in cluster.kinds], bool)[cluster.kind]
+    if exclusive:
+        starts &= cluster.cpus_free == cluster.cpus
+    free = _tasks(request, cluster, cluster.cpus_free, cluster.memory_free, used=True)
+    now = np.where(refusals.none() & starts, np.minimum(free, once_idle), 0)
+    refusals.where("busy", now == 0)
+    return Eligible(now, once_idle, refusals.counts())
 
 
-def constraint(text: str | None) -> Callable[[Node], bool]:
-    """Whether a node has the features of --constraint.
+class _Refusals:
+    """Why each node is refused: of several reasons the first that was told."""
 
-    Raises
-    ------
-    PlacementError : counts, brackets, parentheses, negation, or `&` and `|` mixed.
-    """
-    if not text:
-        return lambda node: True
-    text = text.strip()
-    for separator, join in (("&", all), ("|", any)):
-        words = text.split(separator)
-        if all(re.fullmatch(r"[\w.:/+-]+", word) for word in words):
-            return partial(_has, words, join)
-    raise PlacementError(f"constraint too rich: {text} (features joined by all & or all | can be placed)")
+    def __init__(self, cluster: ClusterSnapshot) -> None:
+        self.cluster = cluster
+        self.reasons = [""]
+        self.code = np.zeros(len(cluster.names), np.int64)
+
+    def none(self) -> BoolArray:
+        return np.asarray(self.code == 0)
+
+    def where(self, reason: str, refused: BoolArray) -> None:
+        self.code[refused & self.none()] = self._code(reason)
+
+    def of_kinds(self, reasons: Sequence[str]) -> None:
+        """One reason for each kind of node, "" for none."""
+        if reasons:
+            self.code = np.array([self._code(reason) for reason in reasons], np.int64)[self.cluster.kind]
+
+    def of_nodes(self, reason: str, names: Iterable[str]) -> None:
+        self.where(reason, self._named(names))
+
+    def of_others(self, reason: str, names: Iterable[str]) -> None:
+        self.where(reason, ~self._named(names))
+
+    def counts(self) -> dict[str, int]:
+        count = np.bincount(self.code, minlength=len(self.reasons)).tolist()
+        return {reason: nodes for reason, nodes in zip(self.reasons, count, strict=True) if reason and nodes}
+
+    def _code(self, reason: str) -> int:
+        if reason not in self.reasons:
+            self.reasons.append(reason)
+        return self.reasons.index(reason)
+
+    def _named(self, names: Iterable[str]) -> BoolArray:
+        named: BoolArray = np.zeros(len(self.cluster.names), bool)
+        found = [self.cluster.index[name] for name in names if name in self.cluster.index]
+        named[found] = True
+        return named
 
 
-def _has(words: Sequence[str], join: Callable[[Iterable[bool]], bool], node: Node) -> bool:
-    return join(word in node.features for word in words)
+def _reserved(request: JobRequest, cluster: ClusterSnapshot) -> tuple[str, ...] | None:
+    """Nodes of the reservations that the job names and that hold them now; None where it names none."""
+    if not request.reservation:
+        return None
+    known = {reservation.name: reservation for reservation in cluster.reservations}
+    nodes: list[str] = []
+    for name in request.reservation.split(","):
+        if name not in known:
+            raise PlacementError(f"reservation {name} is unknown; known: {', '.join(known) or 'none'}")
+        nodes += known[name].nodes if known[name].active else ()
+    if not nodes:
+        raise PlacementError(f"reservation {request.reservation} holds no nodes now")
+    return tuple(nodes)
 
 
-def _refusal(node: Node, partition: str | None, fits: Callable[[Node], bool], excluded: frozenset[str]) -> str:
-    if partition is not None and partition not in node.partitions:
+def _refusal(kind: Kind, partition: str | None, fits: Constraint | None, reserved: bool) -> str:
+    if partition is not None and partition not in kind.partitions:
         return "not in the partition"
-    if node.name in excluded:
-        return "excluded"
-    if not fits(node):
+    if fits and not fits.fits(kind.features):
         return "without the features"
-    if not node.responding:
+    if not kind.responding:
         return "not responding"
-    bad = next((flag for flag in node.state if flag not in _STARTS and flag not in _PASSES), None)
+    good = _STARTS | _PASSES | (_RESERVED if reserved else frozenset())
+    bad = next((flag for flag in kind.state if flag not in good), None)
     return bad.lower() if bad else ""
 
 
-def _tasks(request: JobRequest, node: Node, cpus: int, memory: int, gres_used: Mapping[str, int]) -> int:
-    """Tasks that fit into so many CPUs and MB of a node."""
+def _tasks(request: JobRequest, cluster: ClusterSnapshot, cpus: IntArray, memory: IntArray, used: bool) -> IntArray:
+    """Tasks that fit into so many CPUs and MB of each node, and into its generic resources, or those not in use."""
     cpus_per_task = request.cpus_per_task or 1
     tasks = cpus // cpus_per_task
     if request.memory_per_cpu:
-        tasks = min(tasks, memory // (request.memory_per_cpu * cpus_per_task))
+        tasks = np.minimum(tasks, memory // (request.memory_per_cpu * cpus_per_task))
     elif request.memory_per_node:
-        tasks = tasks if memory >= request.memory_per_node else 0
-    elif memory < node.memory:
+        tasks = np.where(memory >= request.memory_per_node, tasks, 0)
+    else:
         # --mem=0, or no --mem and no default that is known: the job takes, or may take, all of the node's memory
-        tasks = 0
-    for name, count in request.gres_per_node.items():
-        if _gres(node.gres, name) - _gres(gres_used, name) < count:
-            tasks = 0
-    return tasks
+        tasks = np.where(memory == cluster.memory, tasks, 0)
+    if request.gres_per_node:
+        enough = [all(_gres(kind.gres, name) - (_gres(kind.gres_used, name) if used else 0) >= count
+                      for name, count in request.gres_per_node.items()) for kind in cluster.kinds]
+        tasks = np.where(np.array(enough, bool)[cluster.kind], tasks, 0)
+    return np.asarray(tasks, np.int64)
 
 
-def _gres(counts: Mapping[str, int], name: str) -> int:
+def _gres(counts: Iterable[tuple[str, int]], name: str) -> int:
     """Count of a generic resource; a name without a type stands for all types."""
-    return sum(count for key, count in counts.items() if key == name or key.startswith(f"{name}:"))
+    return sum(count for key, count in counts if key == name or key.startswith(f"{name}:"))

@@ -151,12 +151,6 @@ def test_default_memory_of_the_partition() -> None:
     assert eligible(JobRequest(memory_per_node=0), ClusterSnapshot.of(nodes, (known,)), "main").now.tolist() == [0]
 
 
-@pytest.mark.parametrize("text", ["a&b|c", "[a|b]", "(a&b)|c", "a*2", "!a", "a,b"])
-def test_constraint_too_rich(text: str) -> None:
-    with pytest.raises(PlacementError, match="too rich"):
-        eligible(JobRequest(constraint=text), IDLE, "main")
-
-
 @pytest.mark.parametrize(("request_", "expected"), [
     (JobRequest(), Shape(1, 1)), (JobRequest(nodes=(3, 3)), Shape(3, 3)),
     (JobRequest(nodes=(2, 2), ntasks_per_node=4), Shape(2, 8)),

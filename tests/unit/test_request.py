@@ -154,12 +154,24 @@ def test_ignored_pbs_lines_do_not_matter():
     assert not read("--ignore-pbs", script="#!/bin/sh\n#SBATCH --ignore-pbs\n#PBS -l nodes=4\n").request.unpinnable
 
 
-@pytest.mark.parametrize("argv", [["-H"], ["-d", "afterok:1"], ["-b", "now+1hour"], ["--reservation=r"],
-                                  ["--tmp=1G"], ["--gpus=4"]])
+@pytest.mark.parametrize("argv", [["-H"], ["-d", "afterok:1"], ["-b", "now+1hour"]])
 def test_what_may_start_later_is_uncertain(argv):
     request = read(*argv).request
     assert request.uncertain
     assert not request.unpinnable
+
+
+@pytest.mark.parametrize("argv", [["--reservation=r,s"], ["--tmp=1G"], ["--gpus=4"], ["--hint=nomultithread"]])
+def test_what_only_slurm_knows(argv):
+    request = read(*argv).request
+    assert request.not_modelled
+    assert not request.uncertain
+    assert not request.unpinnable
+
+
+def test_one_reservation_is_modelled():
+    request = read("--reservation=r").request
+    assert (request.reservation, request.not_modelled) == ("r", "")
 
 
 def test_words_pass_on_as_they_are():

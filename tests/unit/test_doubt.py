@@ -1,0 +1,71 @@
+"""What placement does not model, and the answer of `sbatch --test-only`."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from placing import cluster, node
+
+from slurmdl.cluster.model import Reservation
+from slurmdl.launch import doubt
+from slurmdl.launch.sbatch import Command
+from slurmdl.request import JobRequest
+
+ANSWER = "sbatch: Job 250 to start at {} using 2 processors on nodes n[1-2] in partition main\n"
+
+
+def test_the_answer_of_22_05() -> None:
+    start = doubt.parse("sbatch: Warning: first\n" + ANSWER.format("2026-11-21T15:57:42"))
+    assert start is not None
+    assert start.nodes == ("n1", "n2")
+    assert time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(start.at)) == "2026-11-21T15:57:42"
+
+
+@pytest.mark.parametrize("text", [
+    "", "allocation failure: Requested node configuration is not available", ANSWER.format("tomorrow"),
+    ANSWER.format("9999999-01-01T00:00:00"), "Job 1 to start at 2026-11-21T15:57:42 using 2 processors on nodes n[1-",
+])
+def test_any_other_answer_is_none(text: str) -> None:
+    assert doubt.parse(text) is None
+
+
+@pytest.mark.parametrize(("request_", "says"), [
+    (JobRequest(), ""), (JobRequest(constraint="a&(b|c)"), ""), (JobRequest(reservation="later"), ""),
+    (JobRequest(not_modelled="--tmp is not modelled"), "--tmp"),
+    (JobRequest(constraint="[a|b]"), "all nodes together"),
+])
+def test_doubts(request_: JobRequest, says: str) -> None:
+    seen = replace(cluster(node("n1"), node("n2")),
+                   reservations=(Reservation("now", ("n1",)), Reservation("later", ("n2",), active=False)))
+    found = doubt.doubt(request_, seen, ("n1",))
+    assert (says in found) and bool(says) == bool(found)
+    if not request_.reservation:
+        assert doubt.doubt(request_, seen, ("n1", "n2"))
+
+
+def asked(tmp_path: Path, shell: str) -> str:
+    program = tmp_path / "sbatch"
+    program.write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" > {tmp_path}/argv\ncat > {tmp_path}/stdin\n{shell}\n')
+    program.chmod(0o755)
+    command = Command((str(program), "-N2", "--nodelist=n[1-2]"), {"PATH": "/usr/bin:/bin"}, stdin=b"#!/bin/sh\n\xff")
+    return doubt.ask(command, ("n1", "n2"))
+
+
+@pytest.mark.parametrize(("seconds", "nodes", "says"), [
+    (0, "n[1-2]", ""), (0, "n[1,3]", "Slurm would take n[1,3]"), (90, "n[1-2]", "Slurm would start it there in"),
+])
+def test_slurm_is_asked(tmp_path: Path, seconds: int, nodes: str, says: str) -> None:
+    answer = ANSWER.replace("n[1-2]", nodes).format(f"$(date -d +{seconds}seconds +%Y-%m-%dT%H:%M:%S)")
+    found = asked(tmp_path, f'echo "{answer}" >&2')
+    assert found == says or (says and found.startswith(says))
+    assert (tmp_path / "argv").read_text().split() == ["--test-only", "-N2", "--nodelist=n[1-2]"]
+    assert (tmp_path / "stdin").read_bytes().startswith(b"#!/bin/sh\n")
+
+
+def test_slurm_says_no(tmp_path: Path) -> None:
+    assert asked(tmp_path, "echo 'allocation failure: Invalid feature specification' >&2; exit 1") == \
+        "Slurm says: allocation failure: Invalid feature specification"
+    assert asked(tmp_path, "exit 1") == "Slurm says: nothing"
