@@ -73,6 +73,11 @@ class Traffic:
         """Whether the phases depend on the zones of the ranks."""
         return self.pattern == "hierarchical" and not self.matrices
 
+    @property
+    def searched(self) -> bool:
+        """Whether no rule gives the best order of the ranks, so that one is searched."""
+        return bool(self.matrices) or self.pattern in ("hypercube", "exponential")
+
     def phases(self, ranks: int, zone: IntArray | None = None) -> list[Phase]:
         """The traffic of one iteration of so many ranks.
 

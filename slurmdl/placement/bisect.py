@@ -1,0 +1,138 @@
+"""Ranks onto the zone tree so that those that send each other much are close: recursive bisection.
+
+The slots stand in depth-first order. They are cut at the border of zones that is highest and nearest to their
+middle, the ranks are split accordingly, and both halves are cut again, down to the nodes. A split follows the
+Fiedler vector of the ranks' traffic and is then improved by swaps.
+
+Pothen, Simon, Liou: Partitioning sparse matrices with eigenvectors of graphs, SIAM J. Matrix Anal. Appl. 11, 1990.
+Kernighan, Lin: An efficient heuristic procedure for partitioning graphs, Bell System Technical Journal 49, 1970.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from slurmdl.placement.cost import FloatArray, IntArray, Links
+
+#: most ranks whose eigenvectors are computed exactly
+MAX_EXACT = 384
+#: steps of the iteration that approximates them where there are more
+LANCZOS_STEPS = 64
+#: swaps without a gain after which a pass of improvement ends
+MAX_IDLE = 16
+#: most passes of improvement
+MAX_PASSES = 4
+#: ranks of each half that a swap is chosen from
+MAX_ENDS = 6
+
+
+def order(flow: FloatArray, links: Links, slots: IntArray) -> IntArray:
+    """The rank of each slot.
+
+    Parameters
+    ----------
+    flow : shape (ranks, ranks), symmetric, bytes between two ranks; the diagonal is 0.
+    slots : shape (ranks,), the node of each slot, in depth-first order.
+    """
+    height = _heights(links, slots)
+    ranks = np.arange(len(slots))
+    parts = [(0, len(slots))]
+    while parts:
+        begin, end = parts.pop()
+        inner = height[begin:end - 1]
+        if not len(inner) or inner.max() < 0:
+            continue
+        borders = np.flatnonzero(inner == inner.max()) + 1
+        cut = int(borders[np.abs(borders - len(inner) / 2).argmin()])
+        here = ranks[begin:end]
+        ranks[begin:end] = here[_split(flow[np.ix_(here, here)], cut)]
+        parts += [(begin, begin + cut), (begin + cut, end)]
+    return ranks
+
+
+def _heights(links: Links, slots: IntArray) -> IntArray:
+    """Height of the border between each slot and the next: -1 inside a node, else how many levels of zones end."""
+    here, after = slots[:-1], slots[1:]
+    ending = (links.group[here] != links.group[after]).sum(axis=1)
+    return np.where(here == after, -1, ending)
+
+
+def _split(flow: FloatArray, cut: int) -> IntArray:
+    """An order of the ranks of which the first `cut` belong together, and the others."""
+    line = np.argsort(_fiedler(flow), kind="stable")
+    other = np.ones(len(flow), bool)
+    # either end of the line can be the first part
+    ways = []
+    for first in (line[:cut], line[len(line) - cut:]):
+        other[:] = True
+        other[first] = False
+        _improve(flow, other)
+        ways.append((float(flow[np.ix_(~other, other)].sum()), np.argsort(other, kind="stable")))
+        if 2 * cut == len(line):
+            break
+    return min(ways, key=lambda way: way[0])[1]
+
+
+def _fiedler(flow: FloatArray) -> FloatArray:
+    """The eigenvector of the second smallest eigenvalue of the Laplacian of the flow."""
+    ranks = len(flow)
+    degree = flow.sum(axis=1)
+    if ranks <= MAX_EXACT:
+        laplacian = -flow
+        laplacian[np.diag_indices(ranks)] = degree
+        return np.asarray(np.linalg.eigh(laplacian)[1][:, min(1, ranks - 1)])
+    # Lanczos, orthogonal to the constant vector, all directions kept
+    generator = np.random.default_rng(0)
+    basis = np.empty((LANCZOS_STEPS, ranks))
+    projected = np.zeros((LANCZOS_STEPS, LANCZOS_STEPS))
+    vector = generator.standard_normal(ranks)
+    for step in range(LANCZOS_STEPS):
+        vector -= vector.mean()
+        vector -= basis[:step].T @ (basis[:step] @ vector)
+        norm = float(np.linalg.norm(vector))
+        if norm <= 1e-9 * (1 + degree.max()):
+            basis, projected = basis[:step], projected[:step, :step]
+            break
+        basis[step] = vector / norm
+        vector = degree * basis[step] - flow @ basis[step]
+        projected[:step + 1, step] = projected[step, :step + 1] = basis[:step + 1] @ vector
+    return np.asarray(basis.T @ np.linalg.eigh(projected)[1][:, 0])
+
+
+def _improve(flow: FloatArray, other: npt.NDArray[np.bool_]) -> None:
+    """Swap ranks between the halves, in passes that go on past losses and keep their best moment."""
+    ranks = len(flow)
+    ends = min(MAX_ENDS, int(other.sum()), int((~other).sum()))
+    for _ in range(MAX_PASSES):
+        sign = np.where(other, -1.0, 1.0)
+        # what is gained if a rank alone changed sides: its flow to the other half less that to its own
+        gain = -sign * (flow @ sign)
+        free = np.ones(ranks, bool)
+        swaps: list[tuple[int, int]] = []
+        total = best = 0.0
+        kept = 0
+        while len(swaps) - kept < MAX_IDLE:
+            one, two = np.flatnonzero(free & ~other), np.flatnonzero(free & other)
+            if not len(one) or not len(two):
+                break
+            one, two = (_largest(gain, side, ends) for side in (one, two))
+            pairs = gain[one][:, None] + gain[two] - 2 * flow[np.ix_(one, two)]
+            row, column = divmod(int(pairs.argmax()), pairs.shape[1])
+            a, b = int(one[row]), int(two[column])
+            total += float(pairs[row, column])
+            gain += 2 * sign * (flow[a] - flow[b])
+            free[[a, b]] = False
+            swaps.append((a, b))
+            if total > best * (1 + 1e-12) + 1e-12:
+                best, kept = total, len(swaps)
+        for a, b in swaps[:kept]:
+            other[a], other[b] = True, False
+        if not kept:
+            break
+
+
+def _largest(gain: FloatArray, among: IntArray, count: int) -> IntArray:
+    if len(among) <= count:
+        return among
+    return np.asarray(among[np.argpartition(-gain[among], count - 1)[:count]])
