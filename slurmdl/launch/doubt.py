@@ -37,14 +37,9 @@ class Start:
 
 
 def doubt(request: JobRequest, cluster: ClusterSnapshot, nodes: Sequence[str]) -> str:
-    """Why it is not known whether Slurm starts the job on these nodes, which are free; "" where nothing speaks
-    against it."""
-    from slurmdl.placement.constraint import Constraint
-
+    """Why only Slurm knows whether the job starts now on these nodes, which are free; "" where it is known."""
     if request.not_modelled:
         return request.not_modelled
-    if request.constraint and not Constraint(request.constraint).exact:
-        return f"--constraint={request.constraint} speaks of all nodes together"
     for known in cluster.reservations:
         if not known.active and known.name != request.reservation and not set(known.nodes).isdisjoint(nodes):
             return f"the reservation {known.name} will hold some of the nodes"

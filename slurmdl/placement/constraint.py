@@ -4,46 +4,43 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
-from dataclasses import dataclass
+
+from slurmdl.errors import PlacementError
 
 _FEATURE = r"[\w.:/+=-]+"
 #: a feature, or a group: groups do not nest
 _TERM = rf"(?:{_FEATURE}|\({_FEATURE}(?:[&|]{_FEATURE})*\))"
-_EXACT = re.compile(rf"{_TERM}(?:[&|]{_TERM})*")
+_PLAIN = re.compile(rf"{_TERM}(?:[&|]{_TERM})*")
+#: one of these for all nodes of the job
+_MATCHING = re.compile(rf"\[{_TERM}(?:\|{_TERM})*\]")
 _JOINED = re.compile(rf"([&|]?)({_TERM})")
 
 
-@dataclass(frozen=True)
-class Constraint:
-    """What --constraint asks of nodes.
+def alternatives(text: str) -> tuple[str, ...]:
+    """Expressions of features of which all nodes of the job must fulfil the same one.
 
-    Attributes
-    ----------
-    text : the value; of old a comma is the same as `&`.
+    `[a|b]` has two, an expression without brackets one: itself. A comma is the same as `&`.
+
+    Raises
+    ------
+    PlacementError : counts, other brackets, or what is no expression. Slurm 22.05 does not hold a node list against
+        them either: with -w it starts `[a*1&b*1]` on two nodes that have only a.
     """
-
-    text: str
-
-    @property
-    def exact(self) -> bool:
-        """Whether `fits` is the whole truth: counts and brackets speak of all nodes of a job together."""
-        return _EXACT.fullmatch(self._text) is not None
-
-    def fits(self, features: Collection[str]) -> bool:
-        """Whether a node with these features may serve; where that is not exact, whether it has one that is named."""
-        if self.exact:
-            return _holds(self._text, features)
-        return not set(re.findall(_FEATURE, self.text)).isdisjoint(features)
-
-    @property
-    def _text(self) -> str:
-        return self.text.strip().replace(",", "&")
+    text = text.strip().replace(",", "&")
+    if _PLAIN.fullmatch(text):
+        return (text,)
+    if _MATCHING.fullmatch(text):
+        return tuple(re.findall(_TERM, text))
+    raise PlacementError(f"constraint too rich: {text} (features, &, |, parentheses and [a|b] can be placed)")
 
 
-def _holds(text: str, features: Collection[str]) -> bool:
-    """From the left to the right, `&` before `|` or not, as slurmctld reads it."""
+def fulfils(features: Collection[str], text: str) -> bool:
+    """Whether a node with these features fulfils one of the `alternatives`.
+
+    From the left to the right, `&` before `|` or not, as slurmctld reads it.
+    """
     value = True
     for join, term in _JOINED.findall(text):
-        here = _holds(term[1:-1], features) if term.startswith("(") else term in features
+        here = fulfils(features, term[1:-1]) if term.startswith("(") else term in features
         value = value or here if join == "|" else value and here
     return value

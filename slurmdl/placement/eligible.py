@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from slurmdl.cluster.model import ClusterSnapshot, IntArray, Kind, Node
 from slurmdl.errors import PlacementError
-from slurmdl.placement.constraint import Constraint
+from slurmdl.placement.constraint import alternatives, fulfils
 from slurmdl.request import JobRequest
 
 BoolArray = npt.NDArray[np.bool_]
@@ -68,12 +68,20 @@ def partitions(request: JobRequest, cluster: ClusterSnapshot) -> tuple[str, ...]
 def eligible(request: JobRequest, cluster: ClusterSnapshot, partition: str | None) -> Eligible:
     """How many tasks of the job each node can take.
 
-    Each kind of node is looked at once; the numbers of the nodes are arrays.
+    Of several alternatives of the constraint it is the one that leaves most room now.
 
     Raises
     ------
-    PlacementError : a reservation is unknown or does not hold its nodes now.
+    PlacementError : the constraint is richer than placement reads; a reservation is unknown or holds no nodes now.
     """
+    if not request.constraint:
+        return _eligible(request, cluster, partition, "")
+    found = [_eligible(request, cluster, partition, text) for text in alternatives(request.constraint)]
+    return max(found, key=lambda each: (int(each.now.sum()), int(each.once_idle.sum())))
+
+
+def _eligible(request: JobRequest, cluster: ClusterSnapshot, partition: str | None, constraint: str) -> Eligible:
+    """Each kind of node is looked at once; the numbers of the nodes are arrays."""
     exclusive = request.exclusive
     for known in cluster.partitions:
         if known.name == partition:
@@ -82,9 +90,8 @@ def eligible(request: JobRequest, cluster: ClusterSnapshot, partition: str | Non
                 request = replace(request, memory_per_cpu=known.memory_per_cpu,
                                   memory_per_node=known.memory_per_node)
     reserved = _reserved(request, cluster)
-    fits = Constraint(request.constraint) if request.constraint else None
     refusals = _Refusals(cluster)
-    refusals.of_kinds([_refusal(kind, partition, fits, reserved is not None) for kind in cluster.kinds])
+    refusals.of_kinds([_refusal(kind, partition, constraint, reserved is not None) for kind in cluster.kinds])
     refusals.of_nodes("excluded", request.exclude)
     if reserved is not None:
         refusals.of_others("not in the reservation", reserved)
@@ -159,10 +166,10 @@ def _reserved(request: JobRequest, cluster: ClusterSnapshot) -> tuple[str, ...] 
     return tuple(nodes)
 
 
-def _refusal(kind: Kind, partition: str | None, fits: Constraint | None, reserved: bool) -> str:
+def _refusal(kind: Kind, partition: str | None, constraint: str, reserved: bool) -> str:
     if partition is not None and partition not in kind.partitions:
         return "not in the partition"
-    if fits and not fits.fits(kind.features):
+    if constraint and not fulfils(kind.features, constraint):
         return "without the features"
     if not kind.responding:
         return "not responding"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 
 import pytest
@@ -10,7 +9,7 @@ from placing import cluster, node
 
 from slurmdl.cluster.model import ClusterSnapshot, Partition, Reservation
 from slurmdl.errors import PlacementError
-from slurmdl.placement.constraint import Constraint
+from slurmdl.placement.constraint import alternatives, fulfils
 from slurmdl.placement.eligible import eligible, partitions
 from slurmdl.request import JobRequest
 
@@ -26,18 +25,22 @@ FEATURES = ("", "a", "b", "ab", "c", "ac", "bc", "abc")
     ("z&a", "1357"),
 ])
 def test_a_constraint_is_read_as_slurmctld_does(text: str, accepted: str) -> None:
-    constraint = Constraint(text)
-    assert constraint.exact
-    assert "".join(str(i) for i, letters in enumerate(FEATURES) if constraint.fits({"z", *letters})) == accepted
+    (only,) = alternatives(text)
+    assert "".join(str(i) for i, letters in enumerate(FEATURES) if fulfils({"z", *letters}, only)) == accepted
 
 
-@pytest.mark.parametrize("text", ["a*1", "[a|b]", "[(a|b)*1&(c)*2]", "!a", "((a))", "a&&b", "a&", "|a", "(a&b", "a)",
-                                  "()", "a b", ""])
-def test_what_is_not_read_leaves_out_only_nodes_without_any_of_the_features(text: str) -> None:
-    constraint = Constraint(text)
-    assert not constraint.exact
-    for letters in FEATURES:
-        assert constraint.fits({"z", *letters}) == bool(set(letters) & set(re.findall("[a-z]", text)))
+@pytest.mark.parametrize("text", ["a*1", "[a*1&b*1]", "[(a|b)*1&(c)*2]", "[a&b]", "z&[a|b]", "!a", "((a))", "a&&b",
+                                  "a&", "|a", "(a&b", "a)", "()", "a b", "", "[]"])
+def test_constraint_too_rich(text: str) -> None:
+    with pytest.raises(PlacementError, match="constraint too rich"):
+        alternatives(text)
+
+
+def test_one_alternative_holds_for_all_nodes() -> None:
+    nodes = cluster(*(node(f"n{i}", features=tuple(letters)) for i, letters in enumerate(FEATURES)))
+    found = eligible(JobRequest(constraint="[d|(a&b)|c]"), nodes, "main")
+    assert found.now.tolist() == [0, 0, 0, 0, 4, 4, 4, 4]
+    assert found.refused == {"without the features": 4}
 
 
 SNAPSHOT = ClusterSnapshot.of(

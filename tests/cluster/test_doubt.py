@@ -1,0 +1,68 @@
+"""Where placement does not see all that a job asks for, a real Slurm is asked, and its word holds."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+
+@pytest.fixture
+def reserve(cluster):
+    """A function that reserves nodes for the ordinary user: name, nodes, begin."""
+    made = []
+
+    def make(name: str, nodes: str, begin: str) -> None:
+        done = cluster.run(["scontrol", "create", "reservation", f"reservationname={name}", f"starttime={begin}",
+                            "duration=60", f"nodes={nodes}", f"users={cluster.user}"], as_root=True)
+        assert done.returncode == 0, done.stderr
+        made.append(name)
+
+    yield make
+    cluster.cancel_all()
+    for name in made:
+        cluster.run(["scontrol", "delete", f"reservationname={name}"], as_root=True)
+
+
+def decided(cluster, *words: str) -> str:
+    """What a dry run says that it decided."""
+    done = cluster.run(["slurmdl", "sbatch", "--dl-dry-run", *words, "--wrap=true"])
+    assert done.returncode == 0, done.stderr
+    return re.search("^decision: (.*)$", done.stdout, re.MULTILINE)[1]
+
+
+@pytest.mark.parametrize(("words", "says"), [
+    (["-N2", "--hint=nomultithread"], "--prefer=zone"), (["-N2", "--mincpus=2"], "--prefer=zone"),
+    (["-N2", "--mincpus=3"], "--mincpus is not modelled, and Slurm says: "),
+    (["-N2", "--tmp=1T"], "--tmp is not modelled, and Slurm says: "),
+    (["-N2", "--no-requeue", "-C", "[zoneA|zoneB]"], "--nodelist=n["),
+    (["-N2", "--no-requeue", "-C", "[zoneA*1&zoneB*1]"], "nothing binds the job: constraint too rich"),
+    (["-N2", "--no-requeue", "-C", "(zoneA|zoneB)&zoneB"], "--nodelist=n[2,4]"),
+    (["-N2", "-C", "zoneA,zoneB"], "nothing binds the job: no zone has 2 fitting nodes"),
+    (["-N2", "--reservation=none"], "nothing binds the job: reservation none is unknown; known: none"),
+])
+def test_slurm_is_asked(cluster, words, says):
+    assert says in decided(cluster, *words)
+
+
+def test_a_job_of_which_slurm_was_asked_starts_where_it_was_placed(cluster):
+    job = cluster.submit(["slurmdl", "sbatch", "-N2", "--hint=nomultithread", "--no-requeue", "-C", "[zoneA|zoneB]",
+                          "--wrap", "sleep 5"])
+    record = cluster.wait_for(job, {"RUNNING"}, timeout=30)
+    assert record["NodeList"] in ("n[1,3]", "n[2,4]")
+
+
+def test_reserved_nodes_are_for_the_reservation(cluster, reserve):
+    reserve("course", "n[1,3,5]", "now")
+    assert "--prefer=zoneB" in decided(cluster, "-N3")
+    assert "--nodelist=n[1,3,5]" in decided(cluster, "-N3", "--no-requeue", "-C", "(zoneA)", "--reservation=course")
+    job = cluster.submit(["slurmdl", "sbatch", "-N2", "--no-requeue", "-C", "(zoneA)", "--reservation=course",
+                          "--wrap", "sleep 5"])
+    assert cluster.wait_for(job, {"RUNNING"}, timeout=30)["NodeList"] == "n[1,3]"
+
+
+def test_nodes_that_will_be_reserved_are_slurms_to_give(cluster, reserve):
+    """Whether a job may still start there depends on how long it may run."""
+    reserve("service", "n[1-8]", "now+1hour")
+    assert "--prefer=zone" in decided(cluster, "-N2", "-t", "10")
+    assert "the reservation service will hold some of the nodes, and Slurm " in decided(cluster, "-N2", "-t", "120")
