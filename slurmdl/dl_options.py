@@ -12,7 +12,7 @@ from slurmdl.errors import InputError, UsageError
 from slurmdl.plan import STRATEGIES
 
 PLACES = ("pack", "balance", "spread")
-BINDS = ("auto", "pin", "zone", "off")
+BINDS = ("auto", "pin", "zone", "late", "off")
 #: strategy -> names of the patterns of its traffic, the default first
 PATTERNS = {"allreduce": ("ring", "hierarchical"), "ps": ("shards",),
             "gossip": ("random", "hypercube", "exponential"),

@@ -53,11 +53,15 @@ def query(argv: Sequence[str], *, stdin: str = "", timeout: float = QUERY_TIMEOU
 
 
 def ask(argv: Sequence[str], *, stdin: str = "", timeout: float = QUERY_TIMEOUT,
-        env: Mapping[str, str] | None = None) -> Answer:
+        env: Mapping[str, str] | None = None, directory: str | None = None) -> Answer:
     """Run a query command and return all that it gave, whatever its exit status.
 
     The command runs in a process group of its own, which is killed when `timeout` seconds are over, so
     that a hanging controller costs no more than that.
+
+    Parameters
+    ----------
+    directory : where it runs, None for the current one.
 
     Raises
     ------
@@ -67,7 +71,7 @@ def ask(argv: Sequence[str], *, stdin: str = "", timeout: float = QUERY_TIMEOUT,
     clean = {k: v for k, v in (os.environ if env is None else env).items() if k not in _FORMAT_VARIABLES}
     try:
         child = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                                 env=clean, start_new_session=True)
+                                 env=clean, start_new_session=True, cwd=directory)
     except OSError as error:
         raise UnavailableError(f"{name}: {error.strerror or error}") from error
     try:
@@ -77,6 +81,12 @@ def ask(argv: Sequence[str], *, stdin: str = "", timeout: float = QUERY_TIMEOUT,
         child.communicate()
         raise UnavailableError(f"{name}: no answer within {timeout:g} s") from error
     return Answer(name, child.returncode, out.decode(errors="replace"), err.decode(errors="replace"))
+
+
+def later(argv: Sequence[str], seconds: float) -> None:
+    """Start a command after so many seconds, whatever becomes of this process and its terminal until then."""
+    subprocess.Popen(["/bin/sh", "-c", 'sleep "$0"; exec "$@"', str(seconds), *argv], cwd="/", start_new_session=True,
+                     stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
 def become(argv: Sequence[str], env: Mapping[str, str], stdin: bytes | None = None) -> NoReturn:

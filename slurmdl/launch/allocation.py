@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import groupby
 
 from slurmdl.errors import InputError, PlacementError, UsageError
 from slurmdl.topology import hostlist
@@ -28,6 +29,17 @@ class Allocation:
     nodes: tuple[str, ...]
     cpus: tuple[int, ...]
     tasks: tuple[int, ...] = ()
+
+    def only(self, nodes: Collection[str]) -> Allocation:
+        """The part of it on these nodes, whose tasks are not known."""
+        kept = [(node, cpus) for node, cpus in zip(self.nodes, self.cpus, strict=True) if node in nodes]
+        return Allocation(self.job, tuple(node for node, _ in kept), tuple(cpus for _, cpus in kept))
+
+
+def fold(counts: Iterable[int]) -> str:
+    """(2, 2, 2, 1) -> `2(x3),1`, the inverse of `unfold`."""
+    runs = [(count, len(list(run))) for count, run in groupby(counts)]
+    return ",".join(f"{count}(x{length})" if length > 1 else f"{count}" for count, length in runs)
 
 
 def unfold(text: str) -> tuple[int, ...]:

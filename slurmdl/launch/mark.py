@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 
 from slurmdl.dl_options import DlOptions, is_pattern
 from slurmdl.errors import InputError
@@ -24,6 +24,15 @@ _INPUTS = (_OPTIONS, "SLURMDL_DEBUG")
 
 
 @dataclass(frozen=True)
+class Asked:
+    """What the user asked for, where the submission asked for more nodes: counts, None where not given."""
+
+    nodes: int
+    tasks: int | None = None
+    tasks_per_node: int | None = None
+
+
+@dataclass(frozen=True)
 class Mark:
     """What one submission decided.
 
@@ -34,6 +43,7 @@ class Mark:
     pid : process that submitted; sbatch has the same or is its child.
     host : where it ran, without domain.
     inputs : the SLURMDL_OPT_* variables of the submission, which `dl` holds already.
+    asked : what was asked for, where the submission asked for more nodes (--dl-bind=late).
     """
 
     dl: DlOptions
@@ -41,11 +51,13 @@ class Mark:
     pid: int
     host: str
     inputs: Mapping[str, str] = field(default_factory=dict)
+    asked: Asked | None = None
 
     def text(self) -> str:
         """The value of SLURMDL_REQUEST."""
+        late = {"asked": asdict(self.asked)} if self.asked else {}
         return json.dumps({"version": VERSION, "submitter": self.submitter, "pid": self.pid,
-                           "host": self.host, "inputs": dict(self.inputs), "dl": self.dl.to_json()},
+                           "host": self.host, "inputs": dict(self.inputs), "dl": self.dl.to_json(), **late},
                           separators=(",", ":"))
 
     def news(self, environ: Mapping[str, str]) -> dict[str, str]:
@@ -54,13 +66,13 @@ class Mark:
         return {name: value for name, value in environ.items() if self.inputs.get(name) != value}
 
 
-def make(dl: DlOptions, environ: Mapping[str, str]) -> Mark:
+def make(dl: DlOptions, environ: Mapping[str, str], asked: Asked | None = None) -> Mark:
     """The mark of a submission by this process."""
     inputs = {name: value for name, value in environ.items() if name.startswith(_OPTIONS)}
     if dl.traffic and not is_pattern(dl.traffic):
         # the job may start in another directory (--chdir)
         dl = replace(dl, traffic=os.path.abspath(dl.traffic))
-    return Mark(dl, environ.get("SLURM_JOB_ID", ""), os.getpid(), _short(os.uname().nodename), inputs)
+    return Mark(dl, environ.get("SLURM_JOB_ID", ""), os.getpid(), _short(os.uname().nodename), inputs, asked)
 
 
 def parse(text: str) -> Mark:
@@ -70,7 +82,7 @@ def parse(text: str) -> Mark:
         if data["version"] != VERSION:
             raise InputError(f"{VARIABLE}: version {data['version']!r} is not {VERSION}")
         return Mark(DlOptions.from_json(data["dl"]), str(data["submitter"]), int(data["pid"]), str(data["host"]),
-                    dict(data["inputs"]))
+                    dict(data["inputs"]), Asked(**data["asked"]) if "asked" in data else None)
     except (ValueError, KeyError, TypeError) as error:
         raise InputError(f"{VARIABLE} is malformed ({type(error).__name__}: {error})") from error
 

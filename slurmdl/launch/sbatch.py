@@ -10,26 +10,19 @@ import os
 import re
 import shlex
 import sys
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from slurmdl import config, dl_options, process
 from slurmdl.errors import InputError, PlacementError, SlurmdlError, UnavailableError, UsageError, warn
-from slurmdl.launch import mark, submission
+from slurmdl.launch import mark, release, submission
 from slurmdl.launch.submission import Submission, Words
 
 if TYPE_CHECKING:
     from slurmdl.launch.survey import Survey
     from slurmdl.placement.model import Placement
     from slurmdl.topology.model import Topology
-
-#: seconds from the submission until the node list of a job that has not started is taken back. The controller
-#: looks at new jobs about once a second; users wait this long for their prompt.
-_PATIENCE = 0.9
-#: seconds that taking it back may take
-_RELEASE_TIMEOUT = 5.0
 
 
 @dataclass(frozen=True)
@@ -42,7 +35,8 @@ class Decision:
     placement : what was chosen, None where nothing was.
     reason : why nothing binds, "" where something does or nothing was asked for.
     explanation : the choice in full, for --dl-explain.
-    releases : the node list is taken back where the job cannot start with it at once.
+    releases : the node list is taken back where the job does not start with it.
+    asked : what the user asked for, where the options ask for more nodes.
     """
 
     argv: tuple[str, ...] = ()
@@ -50,6 +44,7 @@ class Decision:
     reason: str = ""
     explanation: str = ""
     releases: bool = False
+    asked: mark.Asked | None = None
 
 
 @dataclass(frozen=True)
@@ -87,7 +82,7 @@ def submit(argv: Sequence[str]) -> int:
         return 0
     if not decision.releases:
         process.become(command.argv, command.env, command.stdin)
-    return process.relay(command.argv, command.env, command.stdin, _release)
+    return process.relay(command.argv, command.env, command.stdin, release.release)
 
 
 def _config() -> tuple[config.Config, SlurmdlError | None]:
@@ -157,6 +152,8 @@ def decide(job: Submission, seen: Survey, program: str = "") -> Decision:
         return Decision((_nodelist(placement),), placement)
     if bind == "zone":
         return Decision((_hard_zone(job, seen, placement),), placement)
+    if bind == "late":
+        return _late(job, placement)
     if job.request.uncertain:
         return Decision((), placement, f"{job.request.uncertain}, so the nodes that are free now bind nothing")
     if not placement.free_now:
@@ -171,16 +168,30 @@ def decide(job: Submission, seen: Survey, program: str = "") -> Decision:
     return decision
 
 
+def _late(job: Submission, placement: Placement) -> Decision:
+    """A few nodes more than the job needs, the worst of which `slurmdl srun` drops."""
+    if job.request.not_modelled:
+        raise PlacementError(f"--dl-bind=late: {job.request.not_modelled}")
+    if not submission.applies_rank_map(job.program):
+        raise PlacementError("--dl-bind=late: the script has no `slurmdl srun` that could drop nodes")
+    from slurmdl.launch import late
+
+    options, asked = late.over_ask(job.request)
+    return Decision(options, placement, asked=asked)
+
+
 def _automatic(job: Submission, seen: Survey, placement: Placement) -> Decision:
     """The softest way to bind a job to nodes that are free now."""
     feature = _preference(job, seen, placement)
     if feature:
         return Decision((f"--prefer={feature}",), placement)
+    # what looks after the job later would end with the job that this is
+    inside = "SLURM_JOB_ID" in os.environ
     certain = job.request.nodes is not None and job.request.nodes[0] == job.request.nodes[1]
-    if certain and not job.request.requeue and not job.quiet:
+    if certain and not job.request.requeue and not job.quiet and not inside:
         return Decision((_nodelist(placement),), placement, releases="test-only" not in job.settings)
     return Decision((), placement, f"{_why_no_preference(seen, placement)}, and for a node list "
-                                   f"{_why_no_list(job, certain)}")
+                                   f"{_why_no_list(job, certain, inside)}")
 
 
 def _why_no_preference(seen: Survey, placement: Placement) -> str:
@@ -189,10 +200,12 @@ def _why_no_preference(seen: Survey, placement: Placement) -> str:
     return f"{_zones(placement)} would fit, but no feature of the nodes can name it"
 
 
-def _why_no_list(job: Submission, certain: bool) -> str:
+def _why_no_list(job: Submission, certain: bool, inside: bool) -> str:
     if not certain:
         return "the number of nodes is not given (-N)"
-    return "the job may be requeued (--no-requeue)" if job.request.requeue else "-Q hides the job's number"
+    if job.request.requeue:
+        return "the job may be requeued (--no-requeue)"
+    return "this is inside of a job" if inside else "-Q hides the job's number"
 
 
 def _zones(placement: Placement) -> str:
@@ -268,7 +281,7 @@ def render(program: str, job: Submission, decision: Decision, environ: Mapping[s
         added.append(f"--export={job.settings['export']},{mark.VARIABLE}")
     env = mark.clean(environ)
     removed = tuple(sorted(set(environ) - set(env) - {mark.VARIABLE}))
-    env[mark.VARIABLE] = mark.make(job.request.dl, environ).text()
+    env[mark.VARIABLE] = mark.make(job.request.dl, environ, decision.asked).text()
     stdin = job.script.body if job.script and job.script.from_stdin else None
     return Command((program, *job.argv[:job.end], *added, *job.argv[job.end:]), env, removed, stdin)
 
@@ -338,15 +351,3 @@ def find_sbatch(environ: Mapping[str, str]) -> str:
         if os.path.isfile(path) and os.access(path, os.X_OK) and os.path.realpath(path) not in ours:
             return path
     raise UnavailableError("sbatch: not found on PATH; install Slurm's client commands")
-
-
-def _release(first_line: bytes) -> None:
-    """Take the node list of a job back unless it has started: the controller refuses that for a running job."""
-    match = re.search(rb"(?:^Submitted batch job )?\b([0-9]+)\b", first_line)
-    if match:
-        time.sleep(_PATIENCE)
-        try:
-            process.ask(["scontrol", "update", f"JobId={match[1].decode()}", "ReqNodeList="],
-                        timeout=_RELEASE_TIMEOUT)
-        except UnavailableError as error:
-            warn(f"job {match[1].decode()} keeps its node list: {error}")

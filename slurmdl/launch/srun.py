@@ -10,14 +10,14 @@ import os
 import shlex
 import shutil
 import traceback
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NoReturn
 
 from slurmdl import config, dl_options, getopt, process
 from slurmdl.dl_options import DlOptions
 from slurmdl.errors import InputError, PlacementError, SlurmdlError, UnavailableError, UsageError, warn
-from slurmdl.launch import allocation, layout, mark, srun_options, step, survey
+from slurmdl.launch import allocation, late, layout, mark, srun_options, step, survey
 from slurmdl.launch.step import Inline, Step
 
 if TYPE_CHECKING:
@@ -104,11 +104,14 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     news = marked.news(environ) if marked else environ
     dl = dl_options.merge(settings.options, _requested(marked), dl_options.from_environment(news), chosen)
     # nothing of ours is said where the user wants nothing said
-    say = (lambda _: None) if line.has("quiet") else warn
+    say: Callable[[str], None] = (lambda _: None) if line.has("quiet") else warn
     chosen_step = plain
     try:
         if complaint is not None:
             raise complaint
+        if marked and marked.asked:
+            environ = late.unchosen(environ, marked.asked)
+            environ = _trimmed(marked, marked.asked, dl, settings, environ, say)
         mapped = _map(line, dl, settings, launcher, environ)
         chosen_step = mapped.step
         if mapped.complaint:
@@ -179,6 +182,24 @@ def _map(line: getopt.CommandLine, dl: DlOptions, settings: config.Config, launc
     else:
         made = step.srun(line, plan, _mpi(line, controller, environ), variables, environ)
     return Mapped(made, plan, rank_map, topology.source, complaint)
+
+
+def _trimmed(marked: mark.Mark, asked: mark.Asked, dl: DlOptions, settings: config.Config,
+             environ: Mapping[str, str], say: Callable[[str], None]) -> dict[str, str]:
+    """The environment of a job that asked for more nodes than it needs, on the best of its nodes (see late)."""
+    def choose(held: late.Held) -> Sequence[str]:
+        from slurmdl.launch import matrices
+        from slurmdl.placement.keep import keep
+        from slurmdl.request import JobRequest
+
+        controller = Controller.parse(process.query(["scontrol", "show", "config"]))
+        topology, _ = _zones(controller, held.nodes, environ.get("SLURM_JOB_PARTITION", ""), dl.strict)
+        wanted = JobRequest(replace(dl, place=marked.dl.place), (asked.nodes, asked.nodes), asked.tasks,
+                            asked.tasks_per_node)
+        return keep(held.nodes, wanted, held.batch, topology, survey.link_scores(settings, dl.scores),
+                    matrices.of(dl))
+
+    return late.trim(environ, asked, choose, _others_run, say, dry_run=dl.dry_run)
 
 
 def _others_run(job: int) -> bool:

@@ -65,7 +65,7 @@ def test_servers_and_strategy():
 @pytest.mark.parametrize(("argv", "message"), [
     (["--dl-strategi=ps"], r"unknown option --dl-strategi; valid: --dl-strategy, .*--dl-strict"),
     (["--dl-s=ps"], "unknown option --dl-s;"),
-    (["--dl-bind=piin"], "--dl-bind: 'piin' is not valid; valid: pin, auto, zone, off"),
+    (["--dl-bind=piin"], "--dl-bind: 'piin' is not valid; valid: pin, auto, zone, late, off"),
     (["--dl-ps=-1"], "--dl-ps: '-1' is not valid; valid: a whole number"),
     (["--dl-ps"], "--dl-ps needs a value: N"),
     (["--dl-strict=1"], "--dl-strict takes no value"),

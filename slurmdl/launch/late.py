@@ -1,0 +1,141 @@
+"""`--dl-bind=late`: ask for some nodes more than the job needs, and drop the worst from inside the job.
+
+The submission asks for a range, `--nodes=N-(N+k)`: Slurm gives what is free, from N nodes on, so the job waits no
+longer than for N (Slurm 22.05 tries the largest number first). Inside the job the first `slurmdl srun` knows the
+nodes and the links as they are now, keeps the N best and gives the others back to the cluster, by `scontrol update
+NodeList=` (scontrol(1), "resize"), which every user may do with an own job. The node of the batch script stays.
+
+The commands of the script keep the environment of the larger job, as no program can change its caller's. So each
+`slurmdl srun` asks the controller which nodes the job has by now; a plain `srun` needs `-N` and `-n`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from slurmdl import process
+from slurmdl.errors import InputError, PlacementError, UnavailableError
+from slurmdl.launch import allocation
+from slurmdl.launch.mark import Asked
+from slurmdl.topology import hostlist
+
+if TYPE_CHECKING:
+    from slurmdl.request import JobRequest
+
+
+#: what Slurm told of the tasks of the larger job
+_TASKS = ("SLURM_NPROCS", "SLURM_NTASKS", "SLURM_TASKS_PER_NODE", "SLURM_NTASKS_PER_NODE")
+
+
+def _larger(nodes: int) -> int:
+    return nodes + math.ceil(nodes / 8)
+
+
+def over_ask(request: JobRequest) -> tuple[tuple[str, ...], Asked]:
+    """The options that ask for a few nodes more: one for each eight or part of eight.
+
+    Slurm gives no more nodes than there are tasks, and CPUs for the tasks that are asked for; so where `-n` is
+    given it is raised to the number of nodes where it is less, and every node gets room for its share of the
+    tasks. The job's own steps still have the tasks that were asked for.
+
+    Raises
+    ------
+    PlacementError : the number of nodes is not certain.
+    """
+    nodes, most = request.nodes or (0, None)
+    if not nodes or nodes != most:
+        raise PlacementError("--dl-bind=late: the number of nodes is not given (-N)")
+    asked = Asked(nodes, request.ntasks, request.ntasks_per_node)
+    larger = _larger(nodes)
+    options = [f"--nodes={nodes}-{larger}"]
+    if request.ntasks is not None:
+        tasks = max(request.ntasks, larger)
+        per_node = max(request.ntasks_per_node or 0, -(-tasks // nodes))
+        options += [f"--ntasks={tasks}", f"--ntasks-per-node={per_node}"]
+    return tuple(options), asked
+
+
+@dataclass(frozen=True)
+class Held:
+    """What the controller says of a running job: its nodes, in Slurm's order, and that of the batch script."""
+
+    nodes: tuple[str, ...]
+    batch: str
+
+    @classmethod
+    def parse(cls, record: str) -> Held:
+        """From `scontrol -o show job`; InputError where that names no nodes."""
+        fields = dict(re.findall(r"(?:^|\s)(NodeList|BatchHost)=(\S+)", record))
+        nodes = tuple(hostlist.expand(fields.get("NodeList", "").replace("(null)", "")))
+        if not nodes:
+            raise InputError("scontrol show job: no NodeList in its answer")
+        return cls(nodes, fields.get("BatchHost", nodes[0]))
+
+
+def trim(environ: Mapping[str, str], asked: Asked, choose: Callable[[Held], Sequence[str]],
+         others_run: Callable[[int], bool], say: Callable[[str], None], *, dry_run: bool) -> dict[str, str]:
+    """Reduce the job to the nodes that were asked for, and return the environment of the job as it is then.
+
+    Where the job cannot be reduced, its steps run on the nodes that would have been kept, and one line says so.
+
+    Parameters
+    ----------
+    environ : as `unchosen` gives it.
+    choose : the nodes to keep.
+    others_run : whether other steps of a job run; their tasks would be lost.
+    dry_run : everything but the reduction.
+
+    Raises
+    ------
+    SlurmdlError : the nodes of the job are not known.
+    """
+    given = allocation.read(environ)
+    held = Held.parse(process.query(["scontrol", "-o", "show", "job", str(given.job)]))
+    kept: Sequence[str] = held.nodes
+    # a job of more nodes than were asked for is another one, that inherited our mark
+    if asked.nodes < len(held.nodes) <= _larger(asked.nodes):
+        try:
+            kept = choose(held)
+        except PlacementError as error:
+            kept = [held.batch, *(node for node in held.nodes if node != held.batch)][:asked.nodes]
+            say(f"{error}; the first {asked.nodes} nodes of the job are kept")
+        problem = "" if dry_run else "other steps run" if others_run(given.job) else _resize(given.job, kept)
+        if problem:
+            say(f"the job keeps its {len(held.nodes)} nodes ({problem}); the step runs on {asked.nodes} of them")
+    return environment(environ, given.only(kept))
+
+
+def _resize(job: int, nodes: Sequence[str]) -> str:
+    """Give back all other nodes; why that failed, "" where it did not."""
+    # scontrol leaves scripts in its working directory that set the variables which `environment` sets
+    with tempfile.TemporaryDirectory(prefix="slurmdl-") as folder:
+        try:
+            answer = process.ask(["scontrol", "update", f"JobId={job}", f"NodeList={','.join(nodes)}"],
+                                 directory=folder)
+        except UnavailableError as error:
+            return str(error)
+    return answer.first_error or f"exit status {answer.status}" if answer.status else ""
+
+
+def environment(environ: Mapping[str, str], kept: allocation.Allocation) -> dict[str, str]:
+    """The environment of the job on these nodes only, as Slurm's own script for a resized job makes it."""
+    count, nodes = str(len(kept.nodes)), hostlist.fold(kept.nodes)
+    return {**environ, "SLURM_NNODES": count, "SLURM_JOB_NUM_NODES": count, "SLURM_NODELIST": nodes,
+            "SLURM_JOB_NODELIST": nodes, "SLURM_JOB_CPUS_PER_NODE": allocation.fold(kept.cpus)}
+
+
+def unchosen(environ: Mapping[str, str], asked: Asked) -> dict[str, str]:
+    """The environment with the number of nodes and the tasks that were asked for, whichever nodes they will be."""
+    count = str(asked.nodes)
+    changed = {name: value for name, value in environ.items() if name not in _TASKS}
+    changed |= {"SLURM_NNODES": count, "SLURM_JOB_NUM_NODES": count}
+    if asked.tasks is not None:
+        changed |= {"SLURM_NPROCS": str(asked.tasks), "SLURM_NTASKS": str(asked.tasks)}
+    if asked.tasks_per_node is not None:
+        changed["SLURM_NTASKS_PER_NODE"] = str(asked.tasks_per_node)
+    return changed

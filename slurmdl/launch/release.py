@@ -1,0 +1,41 @@
+"""The node list of a job that `auto` pinned is taken back where the job does not start with it.
+
+What the controller does, tried on Slurm 22.05 with its default SchedulerParameters: before sbatch gets its answer
+the new job has been tried against its nodes once. Where they are free its reason is None, and it starts at the
+scheduler's next pass, here 0.4 to 2.2 s later (slurm.conf(5), batch_sched_delay: 3 s); no update of the job brings
+that pass forward. Where they were taken meanwhile it is Resources or ReqNodeNotAvail, where other jobs go first
+Priority. So the one look comes at once, and costs no patience: what is pending for a reason is let go.
+
+With None one gap is left: nodes that are lost before that pass. For it a shell that outlives this process takes the
+list back after the pass; the controller refuses that for a job that runs, so it needs no further look.
+"""
+
+from __future__ import annotations
+
+import re
+
+from slurmdl import process
+from slurmdl.errors import UnavailableError, warn
+
+#: seconds that the look, and taking the list back, may take
+_TIMEOUT = 1.0
+#: seconds after which the scheduler has passed: batch_sched_delay and a tick of the controller's clock
+_PASSED = 4.0
+
+
+def release(first_line: bytes) -> None:
+    """Look after the job that sbatch names on this line of its stdout."""
+    match = re.search(rb"(?:^Submitted batch job )?\b([0-9]+)\b", first_line)
+    if not match:
+        return
+    job = match[1].decode()
+    update = ["scontrol", "update", f"JobId={job}", "ReqNodeList="]
+    try:
+        record = process.ask(["scontrol", "-o", "show", "job", job], timeout=_TIMEOUT).out
+        if re.search(r"\bJobState=PENDING Reason=None\b", record):
+            process.later(update, _PASSED)
+        elif not re.search(r"\bJobState=(?!PENDING)", record):
+            process.ask(update, timeout=_TIMEOUT)
+    except UnavailableError as error:
+        process.later(update, _PASSED)
+        warn(f"job {job} keeps its node list for {_PASSED:g} s: {error}")

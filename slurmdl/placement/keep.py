@@ -1,0 +1,64 @@
+"""Which nodes of an allocation to keep, where it has more than the job was asked to run on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from slurmdl.cluster.model import ClusterSnapshot, Node
+from slurmdl.network import capacity
+from slurmdl.network.model import LinkScores
+from slurmdl.placement.place import place
+from slurmdl.placement.rankmap import rank_map
+from slurmdl.placement.traffic import Traffic
+from slurmdl.request import JobRequest
+from slurmdl.topology.model import Topology
+
+
+def keep(allocated: Sequence[str], request: JobRequest, stays: str, topology: Topology, scores: LinkScores,
+         matrices: tuple[npt.NDArray[np.float64], ...] = ()) -> tuple[str, ...]:
+    """The nodes of an allocation that serve the job best, by the one decision that also places jobs.
+
+    Where that leaves out the node that has to stay, it takes the place of the kept node whose loss costs least.
+
+    Parameters
+    ----------
+    allocated : the nodes to choose from, in Slurm's order; each can take its share of the tasks.
+    request : its number of nodes is the number to keep; of the rest only tasks and the --dl-* options count.
+    stays : one of the nodes, e.g. that of the batch script.
+
+    Raises
+    ------
+    PlacementError : the counts contradict each other, or the topology has no zones.
+    """
+    nodes, _ = request.nodes or (1, None)
+    tasks = request.ntasks or nodes * (request.ntasks_per_node or 1)
+    each = -(-tasks // nodes)
+    asked = JobRequest(replace(request.dl, zone=()), request.nodes, tasks)
+    free = ClusterSnapshot.of([Node(name, ("IDLE",), cpus=each, cpus_free=each) for name in allocated])
+    best = place(asked, free, topology, scores, matrices).nodes
+    if stays in best:
+        return best
+    traffic = Traffic.of(request.dl, matrices)
+    slots = [tasks // nodes + (i < tasks % nodes) for i in range(nodes)]
+
+    def cost(kept: tuple[str, ...]) -> tuple[float, ...]:
+        return rank_map(list(zip(kept, slots, strict=True)), topology, scores, traffic).cost.key
+
+    ways = [tuple(name for name in allocated if name == stays or (name in best and name != lost))
+            for lost in _worst(best, topology, scores)]
+    return min(ways, key=cost)
+
+
+def _worst(nodes: Sequence[str], topology: Topology, scores: LinkScores) -> Iterator[str]:
+    """Of each leaf zone the node with the slowest link: nodes of a zone differ in nothing else."""
+    speed, _ = capacity.node_links(nodes, scores)
+    seen = set()
+    for i in np.argsort(speed, kind="stable"):
+        zone = topology.path(nodes[i])
+        if zone not in seen:
+            seen.add(zone)
+            yield nodes[i]
