@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import sys
-import traceback
 
 #: characters of a message about a file; what goes beyond is cut out of its middle
 _LONGEST = 600
@@ -100,6 +99,8 @@ def report(error: BaseException) -> int:
     With SLURMDL_DEBUG=1 the traceback is printed before the line.
     """
     if os.environ.get("SLURMDL_DEBUG") == "1":
+        import traceback
+
         traceback.print_exception(error)
     if isinstance(error, SlurmdlError):
         warn(str(error))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import stat
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -221,6 +220,8 @@ def _find(name: str, chdir: str | None) -> str:
     here = os.path.join(chdir or "", name)
     if name.startswith((".", "/")) or os.path.exists(here):
         return here
+    import shutil
+
     return shutil.which(name, mode=os.R_OK) or here
 
 
