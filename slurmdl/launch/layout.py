@@ -74,7 +74,7 @@ def read(line: CommandLine, environ: Mapping[str, str], cpus_per_task: int | Non
     """
     understood = srun_options.LAYOUT | srun_options.READ | srun_options.BOUNDING | srun_options.NEUTRAL
     for option in line.options:
-        if option.name.startswith("dl-") or option.name == "launcher":
+        if option.name.startswith("dl-") or option.name in srun_options.OURS:
             continue
         if not option.known or not option.complete or option.name not in understood:
             raise PlacementError(f"{option.words[0].partition('=')[0]}: steps with it are not mapped")

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NoReturn
 from slurmdl import config, dl_options, getopt, process
 from slurmdl.dl_options import DlOptions
 from slurmdl.errors import InputError, PlacementError, SlurmdlError, UnavailableError, UsageError, warn
-from slurmdl.launch import allocation, late, layout, mark, srun_options, step, survey
+from slurmdl.launch import allocation, dialects, late, layout, mark, srun_options, step, survey
 from slurmdl.launch.step import Inline, Step
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from slurmdl.topology.model import Topology
 
 LAUNCHERS = ("srun", "mpirun")
-_LONG: dict[str, getopt.Takes] = {**srun_options.LONG, **dl_options.LONG, "launcher": "yes"}
+_LONG: dict[str, getopt.Takes] = {**srun_options.LONG, **dl_options.LONG, **dict.fromkeys(srun_options.OURS, "yes")}
 
 
 @dataclass(frozen=True)
@@ -70,9 +70,13 @@ class Controller:
 
 @dataclass(frozen=True)
 class Mapped:
-    """A step that is mapped, with what the explanation tells of it, and why it has no zones ("" where it has)."""
+    """A step that is mapped, with what the explanation tells of it, and why it has no zones ("" where it has).
+
+    `text` is the map as --print-map wants it, "" where it is not asked for.
+    """
 
     step: Step
+    text: str
     plan: Plan
     map: RankMap
     source: str
@@ -82,11 +86,11 @@ class Mapped:
 def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     """Replace this process by srun (or mpirun), so that signals and the exit status are its own.
 
-    Returns only after a dry run.
+    Returns only after a dry run, and after --print-map, which starts nothing.
 
     Raises
     ------
-    UsageError : outside a job, or an unknown --dl-* option or value.
+    UsageError : outside a job, or an unknown --dl-* option, launcher, format or value.
     PlacementError : the step cannot be mapped, and --dl-strict is given.
     UnavailableError : there is no srun, or no mpirun where that is asked for.
     """
@@ -95,10 +99,15 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     launcher = line.last("launcher") or "srun"
     if launcher not in LAUNCHERS:
         raise UsageError(f"--launcher: {launcher!r} is not valid; valid: {', '.join(LAUNCHERS)}")
+    form = line.last("print-map")
+    if line.has("print-map") and form not in dialects.FORMATS:
+        valid = dl_options.nearest_first(form or "", list(dialects.FORMATS))
+        raise UsageError(f"--print-map: {form or ''!r} is not valid; valid: {', '.join(valid)}")
     if not environ.get("SLURM_JOB_ID"):
         allocation.read(environ)
     plain = Step(("srun", *_without_ours(argv, line)), unset=step.leftovers(environ))
-    if any(line.has(name) for name in srun_options.PASSED) or line.last("mpi") == "list" or not line.operands:
+    asks_srun = any(line.has(name) for name in srun_options.PASSED) or line.last("mpi") == "list"
+    if asks_srun or not (line.operands or form):
         _start(plain, environ)
     settings, marked, complaint = _given(environ)
     news = marked.news(environ) if marked else environ
@@ -118,13 +127,16 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
             say(f"{mapped.complaint}; ranks in the order of the node names")
         if dl.explain:
             _explain(mapped)
+        if form:
+            print(mapped.text, end="")
+            return 0
     except SlurmdlError as error:
-        if dl.strict or launcher != "srun":
+        if dl.strict or launcher != "srun" or form:
             raise
         say(f"{error}; the step runs in srun's own order")
     except Exception as error:
         # a fault of ours must not cost the user the step
-        if dl.strict or launcher != "srun":
+        if dl.strict or launcher != "srun" or form:
             raise
         if environ.get("SLURMDL_DEBUG") == "1":
             traceback.print_exc()
@@ -138,7 +150,7 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
 def _without_ours(argv: Sequence[str], line: getopt.CommandLine) -> list[str]:
     """The user's words as they stand, without our options."""
     ours = {option.index + i for option in line.options
-            if option.name.startswith("dl-") or option.name == "launcher" for i in range(len(option.words))}
+            if option.name.startswith("dl-") or option.name in srun_options.OURS for i in range(len(option.words))}
     return [word for i, word in enumerate(argv) if i not in ours]
 
 
@@ -172,16 +184,21 @@ def _map(line: getopt.CommandLine, dl: DlOptions, settings: config.Config, launc
         raise PlacementError("other steps of the job run: which nodes and CPUs are left is Slurm's choice")
     topology, complaint = _zones(controller, given.nodes, environ.get("SLURM_JOB_PARTITION", ""), dl.strict)
     plan, rank_map = _plan(laid, topology, survey.link_scores(settings, dl.scores), dl)
-    array_task = environ.get("SLURM_ARRAY_TASK_ID", "")
-    variables = step.task_variables(plan, given.job, int(array_task) if array_task.isdigit() else 0,
-                                    settings.plan_dir or ".slurmdl")
+    text = environ.get("SLURM_ARRAY_TASK_ID", "")
+    array_task = int(text) if text.isdigit() else 0
+    form = line.last("print-map")
+    if form:
+        tasks = dialects.Tasks(plan, [node for node, _ in laid.slots], request.cpus_per_task or 1,
+                               step.port(given.job, array_task))
+        return Mapped(Step(()), dialects.render(form, tasks), plan, rank_map, topology.source, complaint)
+    variables = step.task_variables(plan, given.job, array_task, settings.plan_dir or ".slurmdl")
     if launcher == "mpirun":
         if shutil.which("mpirun", path=environ.get("PATH")) is None:
             raise UnavailableError("--launcher=mpirun: mpirun is not in PATH")
         made = step.mpirun(line, plan, variables, environ)
     else:
         made = step.srun(line, plan, _mpi(line, controller, environ), variables, environ)
-    return Mapped(made, plan, rank_map, topology.source, complaint)
+    return Mapped(made, "", plan, rank_map, topology.source, complaint)
 
 
 def _trimmed(marked: mark.Mark, asked: mark.Asked, dl: DlOptions, settings: config.Config,
@@ -233,7 +250,9 @@ def _topology_of(partition: str) -> str:
 
 def _plan(laid: layout.Layout, topology: Topology, scores: LinkScores, dl: DlOptions) -> tuple[Plan, RankMap]:
     from slurmdl.launch import matrices
+    from slurmdl.launch.zone_costs import zone_costs
     from slurmdl.placement import rankmap
+    from slurmdl.placement.cost import links
     from slurmdl.placement.traffic import Traffic
     from slurmdl.plan import Plan
 
@@ -241,7 +260,8 @@ def _plan(laid: layout.Layout, topology: Topology, scores: LinkScores, dl: DlOpt
         raise PlacementError(f"--dl-ps={dl.ps}: the step has {laid.ntasks} tasks, and at least one must be a worker")
     found = rankmap.rank_map(laid.slots, topology, scores, Traffic.of(dl, matrices.of(dl)))
     zones = {node: topology.path(node) for node, _ in laid.slots}
-    return Plan(dl.strategy, found.nodes, found.roles, zones), found
+    costs = zone_costs(links(list(zones), topology, scores))
+    return Plan(dl.strategy, found.nodes, found.roles, zones, costs), found
 
 
 def _mpi(line: getopt.CommandLine, controller: Controller, environ: Mapping[str, str]) -> list[str]:

@@ -40,6 +40,9 @@ LONG: dict[str, Takes] = {
 #: with these srun starts no step of its own choosing: it is called as it is
 PASSED = frozenset({"help", "usage", "version", "test-only", "autocomplete"})
 
+#: what is ours and none of srun's, beside --dl-*
+OURS = frozenset({"launcher", "print-map"})
+
 #: these decide the layout; the hostfile takes their place
 LAYOUT = frozenset({"ntasks", "nodes", "ntasks-per-node", "tasks-per-node", "relative", "nodelist", "exclude"})
 

@@ -14,6 +14,7 @@ from slurmdl import plan as plans
 from slurmdl.errors import InputError, PlacementError
 from slurmdl.getopt import CommandLine
 from slurmdl.launch import srun_options
+from slurmdl.launch.dialects import hostfile
 from slurmdl.plan import Plan
 
 #: what the program of a task is put behind; the text itself is in the environment
@@ -78,7 +79,7 @@ def srun(line: CommandLine, plan: Plan, extra: Sequence[str], variables: Mapping
     extra : further options for srun, such as --mpi.
     variables : as `task_variables` gives them.
     """
-    own = {o.name for o in line.options if o.name.startswith("dl-")} | {"launcher"}
+    own = {o.name for o in line.options if o.name.startswith("dl-")} | srun_options.OURS
     words = [*line.without(srun_options.LAYOUT | own), *extra]
     variables = {**variables, "SLURMDL_TASK": _task("task_srun.sh")}
     if not line.has("job-name"):
@@ -117,11 +118,6 @@ def mpirun(line: CommandLine, plan: Plan, variables: Mapping[str, str], environ:
     return Step((*words, *_shell(environ), *line.operands), variables, leftovers(environ))
 
 
-def hostfile(plan: Plan) -> str:
-    """Line i is the node of rank i."""
-    return "".join(f"{node}\n" for node in plan.nodes)
-
-
 def task_variables(plan: Plan, job: int, array_task: int, plan_dir: str) -> dict[str, str]:
     """The variables that all tasks share; a shell before the program makes from them those that differ.
 
@@ -144,9 +140,13 @@ def task_variables(plan: Plan, job: int, array_task: int, plan_dir: str) -> dict
         "SLURMDL_PS_RANKS": fold(rank for rank, role in enumerate(plan.roles) if role == "ps"),
         "SLURMDL_ZONE_RANKS": "".join(f"{zone}:{fold(ranks)};" for zone, ranks in zones.items()),
         "SLURMDL_MASTER": plan.nodes[0],
-        # below the ports that Linux gives out by itself (32768), above those of services
-        "SLURMDL_PORT": str(10_000 + (job * 37 + array_task) % 20_000),
+        "SLURMDL_PORT": str(port(job, array_task)),
     }
+
+
+def port(job: int, array_task: int) -> int:
+    """The port of the master: below those that Linux gives out by itself (32768), above those of services."""
+    return 10_000 + (job * 37 + array_task) % 20_000
 
 
 def _write_plan(text: str, plan_dir: str, job: int) -> str:

@@ -252,3 +252,44 @@ slurmdl srun -Q --dl-ps=1 true 2>&1; slurmdl srun --dl-strict hostname 2>&1; ech
         "0 n1 ps", "1 n2 worker",
         "slurmdl: the cluster's topology has no zones; ranks in the order of the node names",
         "slurmdl: the cluster's topology has no zones", "69"]
+
+
+def mapped_nodes(text: str) -> list[str]:
+    """The node of each rank, from lines `RANK NODE` in any order."""
+    rows = sorted((line.split() for line in text.splitlines()), key=lambda row: int(row[0]))
+    assert [int(row[0]) for row in rows] == list(range(len(rows)))
+    return [row[1] for row in rows]
+
+
+def test_printed_maps_start_every_rank_on_its_node(cluster):
+    """The map of a step, and what srun and Open MPI make of the printed files; torchrun's options, by its rule."""
+    task = "sh -c 'echo $SLURM_PROCID $(hostname)'"
+    mpi_task = "sh -c 'echo $OMPI_COMM_WORLD_RANK $(hostname)'"
+    forms = ("slurm-hostfile", "openmpi-rankfile", "openmpi-seq", "intel-machinefile")
+    script = cluster.script(f"""
+options='--dl-ps=2 -n 10'
+slurmdl srun $options {task} > mapped
+for form in {' '.join(forms)}; do slurmdl srun $options --print-map=$form > $form || echo failed; done
+SLURM_HOSTFILE=$PWD/slurm-hostfile srun -n 10 -m arbitrary {task} > 0
+mpirun -np 10 --rankfile openmpi-rankfile {mpi_task} > 1
+mpirun -np 10 --hostfile openmpi-seq --map-by seq --bind-to none {mpi_task} > 2
+slurmdl srun -n 16 --print-map=torchrun > torchrun
+slurmdl srun -n 16 sh -c 'echo $RANK $(hostname) $MASTER_ADDR' > even
+slurmdl srun -n 10 --print-map=torchrun; echo $?
+""")
+    directory = cluster.directory()
+    job = cluster.submit(["sbatch", "-N", "8", "--exclusive", str(script)], directory=directory)
+    said = cluster.output(job).splitlines()
+    expected = mapped_nodes((directory / "mapped").read_text())
+    assert (directory / "slurm-hostfile").read_text().split() == expected
+    for number in range(3):
+        assert mapped_nodes((directory / str(number)).read_text()) == expected, forms[number]
+    counts = [line.split(":") for line in (directory / "intel-machinefile").read_text().split()]
+    assert [node for node, count in counts for _ in range(int(count))] == expected
+    even = mapped_nodes((directory / "even").read_text())
+    for line in (directory / "torchrun").read_text().splitlines():
+        node, *options = line.split()
+        given = dict(option.removeprefix("--").split("=") for option in options)
+        assert {even[int(given["node_rank"]) * 2 + local] for local in range(int(given["nproc_per_node"]))} == {node}
+        assert (given["nnodes"], given["master_addr"]) == ("8", even[0])
+    assert said[-1] == "75" and "tasks; valid: the same number" in said[-2]

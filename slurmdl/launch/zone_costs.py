@@ -1,0 +1,35 @@
+"""What a byte costs between two zones, for the plan: training weighs its partners by it."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from slurmdl.placement.cost import Links
+
+#: most leaf zones whose pairs are told; beyond that the plan has no costs
+MAX_ZONES = 64
+
+
+def zone_costs(network: Links) -> dict[str, float]:
+    """Seconds per byte over the slowest link of the way between two leaf zones.
+
+    The links of the zones' own nodes count with their median, so that one bad node does not stand for its zone.
+    With more than MAX_ZONES leaf zones, and with nodes in none, there are no costs: {}.
+
+    Returns
+    -------
+    "leafA|leafB" (names sorted) -> s/byte, "leaf|leaf" inside one; three significant digits.
+    """
+    leaves, first = np.unique(network.leaf, return_index=True)
+    if not len(leaves) or len(leaves) > MAX_ZONES or leaves[0] < 0:
+        return {}
+    inside = np.array([np.median(network.node_capacity[network.leaf == leaf]) for leaf in leaves])
+    path = network.above[first]
+    uplink = np.append(network.zone_capacity, np.inf)
+    shared = (path[:, None, :, None] == path[None, :, None, :]) & (path >= 0)[:, None, :, None]
+    # over the uplinks of one zone's path that are not on the other's
+    up = np.where(shared.any(axis=3), np.inf, uplink[path][:, None, :]).min(axis=2)
+    slowest = np.minimum(np.minimum(up, up.T), np.minimum(inside[:, None], inside))
+    names = [network.zones[leaf] for leaf in leaves]
+    return {"|".join(sorted((names[i], names[j]))): float(f"{1 / slowest[i, j]:.3g}")
+            for i in range(len(names)) for j in range(i, len(names))}

@@ -1,0 +1,56 @@
+"""Rank maps in the words of launchers; what is read from each text stands in tests/golden/launchers."""
+
+from __future__ import annotations
+
+import pytest
+
+from slurmdl.errors import PlacementError, UsageError
+from slurmdl.launch import dialects, srun
+from slurmdl.launch.dialects import Tasks
+from slurmdl.plan import Plan
+
+#: servers on n2 and n1, workers by zone; n1 has two runs of ranks
+PLAN = Plan("ps", ("n2", "n1", "n1", "n3", "n3", "n2", "n4"), ("ps",) * 2 + ("worker",) * 5, {})
+NODES = ["n1", "n2", "n3", "n4"]
+EVEN = Plan("allreduce", ("n3", "n3", "n1", "n1", "n2", "n2"), ("worker",) * 6, {})
+
+
+@pytest.mark.parametrize("form", [form for form in dialects.FORMATS if form != "torchrun"])
+def test_text(form, golden):
+    golden(f"launchers/{form}.txt", dialects.render(form, Tasks(PLAN, NODES)))
+
+
+def test_text_of_torchrun(golden):
+    golden("launchers/torchrun.txt", dialects.render("torchrun", Tasks(EVEN, NODES[:3], port=12345)))
+
+
+def test_tasks_of_several_cpus_do_not_share_them():
+    text = dialects.render("openmpi-rankfile", Tasks(PLAN, NODES, cpus_per_task=2))
+    assert text.splitlines()[:3] == ["rank 0=n2 slot=0-1", "rank 1=n1 slot=0-1", "rank 2=n1 slot=2-3"]
+    assert text.splitlines()[5] == "rank 5=n2 slot=2-3"
+
+
+def test_the_rank_order_names_the_rank_of_each_slot():
+    """intro_mpi(3): ranks that are listed first are placed on the first node. Slots: n1 n1 | n2 n2 | n3 n3."""
+    assert dialects.render("mpich-rank-order", Tasks(EVEN, NODES[:3])) == "2,3\n4,5\n0,1\n"
+
+
+@pytest.mark.parametrize(("nodes", "message"), [
+    (("n1", "n2", "n1", "n2"), "do not stand together"), (("n1", "n1", "n2"), "nodes with 1 and with 2 tasks")])
+def test_what_torchrun_cannot_express(nodes, message):
+    plan = Plan("allreduce", nodes, ("worker",) * len(nodes), {})
+    with pytest.raises(PlacementError, match=message):
+        dialects.render("torchrun", Tasks(plan, NODES[:2]))
+
+
+def test_a_text_that_does_not_lead_back_to_the_map_is_not_handed_out(monkeypatch):
+    write, read = dialects.FORMATS["hydra-hostfile"]
+    monkeypatch.setitem(dialects.FORMATS, "hydra-hostfile", (lambda tasks: write(tasks).replace("n4:1\n", ""), read))
+    with pytest.raises(PlacementError, match="would not put every rank"):
+        dialects.render("hydra-hostfile", Tasks(PLAN, NODES))
+
+
+@pytest.mark.parametrize("words", [["--print-map=rankfile"], ["--print-map"], ["--print-map="]])
+def test_an_unknown_format(words):
+    with pytest.raises(UsageError, match=r"valid: .*openmpi-rankfile"):
+        srun.run(words, {"SLURM_JOB_ID": "1"})
