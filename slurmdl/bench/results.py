@@ -52,8 +52,13 @@ def write(path: str, rows: Sequence[Row], *, seed: int, versions: Mapping[str, s
     with open(path, "w", encoding="utf-8") as file:
         json.dump(document, file, indent=1)
         file.write("\n")
+    print(closing(rows))
+
+
+def closing(rows: Sequence[Row]) -> str:
+    """The last line that a benchmark prints."""
     judged = [r for r in rows if r.met is not None]
-    print(f"met {sum(bool(r.met) for r in judged)} of {len(judged)}")
+    return f"met {sum(bool(r.met) for r in judged)} of {len(judged)}"
 
 
 def _machine() -> dict[str, Any]:

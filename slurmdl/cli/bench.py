@@ -17,7 +17,18 @@ def run(argv: list[str]) -> int:
                                    description="How long topologies take to read and to ask, by size.")
     topology.add_argument("--repeats", type=int, default=5, metavar="N", help="runs of each (default: %(default)s)")
     topology.add_argument("--results", metavar="FILE", help="write the figures, controls among them, as JSON")
+    placement = commands.add_parser("placement", help="speed, quality and herding of placement",
+                                    description="How fast and how good placement is, beside Slurm's own choice, graph "
+                                                "mappers and many submitters at once (parts need root).")
+    placement.add_argument("--only", default="", metavar="PART,...", help="these parts only (default: all)")
+    placement.add_argument("--seed", type=int, default=0, metavar="N", help="of all traces (default: %(default)s)")
+    placement.add_argument("--results", metavar="FILE", help="write the figures, controls among them, as JSON")
     options = top.parse_args(argv)
+    if options.command == "placement":
+        from slurmdl.bench import placement as bench
+
+        bench.run([part for part in options.only.split(",") if part], options.results, options.seed)
+        return 0
     if options.repeats < 1:
         raise UsageError(f"--repeats {options.repeats}: at least 1 expected")
     from importlib import import_module

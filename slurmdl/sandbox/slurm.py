@@ -189,11 +189,12 @@ def start_daemons(spec: Spec, root: Path, pids: Mapping[str, int]) -> None:
 def node_states(pids: Mapping[str, int]) -> dict[str, str]:
     """Node -> state as sinfo words it ("idle", "down*", ...); empty while the controller does not answer."""
     try:
-        text = hosts.run(pids[LOGIN], ["sinfo", "-h", "-N", "-o", "%N %T"], timeout=5)
+        # by state: a line for each node (-N) would take sinfo a second for 10,000
+        text = hosts.run(pids[LOGIN], ["sinfo", "-h", "-o", "%T %N"], timeout=5)
     except SandboxError:
         return {}
     rows = (line.split() for line in text.splitlines())
-    return {row[0]: row[1] for row in rows}
+    return {node: row[0] for row in rows if len(row) > 1 for node in hostlist.expand(row[1])}
 
 
 def wait_ready(pids: Mapping[str, int], timeout: float = 30.0) -> None:

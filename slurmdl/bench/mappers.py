@@ -1,0 +1,208 @@
+"""Rank maps by general graph mappers, to compare with: Scotch's gmap, and KaHIP's kaffpa along the zones.
+
+Both are given what a rank map is made from: which ranks talk how much, the slots, and how far these are apart.
+
+Pellegrini and Roman, SCOTCH: a software package for static mapping by dual recursive bipartitioning of process and
+architecture graphs, HPCN 1996. Sanders and Schulz, Think locally, act globally: highly balanced graph
+partitioning, SEA 2013.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from slurmdl.placement.cost import Links
+from slurmdl.placement.traffic import Phase
+
+FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
+
+#: Debian's name of gmap
+GMAP = "scotch_gmap"
+#: seconds that gmap may take
+LIMIT = 120
+#: greatest weight of an edge or distance: the mappers take whole numbers
+STEPS = 1000
+
+
+def missing() -> dict[str, str]:
+    """Mapper -> how to get it, of those that are not installed."""
+    found = {}
+    if not shutil.which(GMAP):
+        found["gmap"] = f"{GMAP} is not installed (Debian package scotch)"
+    if importlib.util.find_spec("kahip") is None:
+        found["KaHIP"] = "kahip is not installed (pip install slurmdl[bench])"
+    return found
+
+
+def volumes(phases: Sequence[Phase], ranks: int) -> FloatArray:
+    """Bytes between each two ranks, both directions and all phases together; shape (ranks, ranks), symmetric."""
+    total = np.zeros((ranks, ranks))
+    for phase in phases:
+        if phase.crossed:
+            total[np.ix_(phase.source, phase.target)] += phase.size
+        else:
+            np.add.at(total, (phase.source, phase.target), phase.size)
+    np.fill_diagonal(total, 0.0)
+    return total + total.T
+
+
+def distances(network: Links, slots: IntArray) -> FloatArray:
+    """Seconds per byte of the links between each two slots, one after the other; shape (slots, slots).
+
+    Parameters
+    ----------
+    slots : shape (slots,), node of each.
+    """
+    own = 1 / network.node_capacity
+    zone = np.append(1 / network.zone_capacity, 0.0)
+    # up from each node to its root, less twice what the two have in common
+    climb = own + zone[network.above].sum(axis=1)
+    shared = np.zeros((len(own), len(own)))
+    for column in network.above.T:
+        both = (column[:, None, None] == network.above[None]).any(axis=2) & (column >= 0)[:, None]
+        shared += both * zone[column][:, None]
+    between = climb[:, None] + climb[None] - 2 * shared
+    np.fill_diagonal(between, 0.0)
+    return np.asarray(between[np.ix_(slots, slots)])
+
+
+def paths(network: Links) -> IntArray:
+    """Zones above each node from the root down, -1 below its leaf, and the node itself last; (nodes, levels)."""
+    depth = (network.above >= 0).sum(axis=1)
+    turned = depth[:, None] - 1 - np.arange(network.above.shape[1])
+    zones = np.where(turned >= 0, np.take_along_axis(network.above, np.maximum(turned, 0), axis=1), -1)
+    return np.column_stack([zones, np.arange(len(depth))])
+
+
+def gmap(traffic: FloatArray, far: FloatArray) -> tuple[IntArray, float]:
+    """Slot of each rank by Scotch, and the seconds that it took.
+
+    Parameters
+    ----------
+    traffic, far : as `volumes` and `distances` give them; slots that are neighbours in the network stand together.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        source, target, out = (Path(folder) / name for name in ("source.grf", "target.tgt", "out.map"))
+        source.write_text(_graph(traffic))
+        target.write_text(_architecture(far))
+        began = time.perf_counter()
+        subprocess.run([GMAP, str(source), str(target), str(out)], check=True, timeout=LIMIT, capture_output=True)
+        seconds = time.perf_counter() - began
+        _, *lines = out.read_text().splitlines()
+    slot = np.zeros(len(traffic), np.int64)
+    for line in lines:
+        rank, where = map(int, line.split())
+        slot[rank] = where
+    return _one_each(slot), seconds
+
+
+def _graph(traffic: FloatArray) -> str:
+    """Scotch's graph format: no labels, weights of edges, none of vertices."""
+    weight = _whole(traffic)
+    rows = []
+    for row in weight:
+        there = np.flatnonzero(row)
+        pairs = " ".join(f"{w} {v}" for v, w in zip(there.tolist(), row[there].tolist(), strict=True))
+        rows.append(f"{len(there)} {pairs}")
+    return f"0\n{len(weight)} {np.count_nonzero(weight)}\n0 010\n" + "\n".join(rows) + "\n"
+
+
+def _architecture(far: FloatArray) -> str:
+    """Scotch's `deco 0`: the slots as leaves of a tree of halves, and how far each two are apart."""
+    number = np.zeros(len(far), np.int64)
+
+    def halve(begin: int, end: int, label: int) -> None:
+        if end - begin == 1:
+            number[begin] = label
+        else:
+            middle = (begin + end + 1) // 2
+            halve(begin, middle, 2 * label)
+            halve(middle, end, 2 * label + 1)
+
+    halve(0, len(far), 1)
+    weight = np.maximum(_whole(far), 1)
+    lines = [f"{i} 1 {label}" for i, label in enumerate(number.tolist())]
+    lines += [" ".join(map(str, weight[i, :i].tolist())) for i in range(1, len(far))]
+    return f"deco 0\n{len(far)} {number.max()}\n" + "\n".join(lines) + "\n"
+
+
+def kahip(traffic: FloatArray, zones: IntArray) -> tuple[IntArray, float]:
+    """Slot of each rank by KaHIP, and the seconds that it took.
+
+    The zones of the highest level are split into two halves, the ranks with them, and so on down to the slots of
+    a leaf. KaHIP splits evenly: a heavy rank that talks to nobody makes up for what one half is larger.
+
+    Parameters
+    ----------
+    traffic : as `volumes` gives it.
+    zones : shape (slots, levels), zone of each slot from the root down to its node; slots of a zone stand together.
+    """
+    weight = _whole(traffic)
+    slot = np.zeros(len(weight), np.int64)
+    began = time.perf_counter()
+    _split(weight, np.arange(len(weight)), 0, zones, slot)
+    return slot, time.perf_counter() - began
+
+
+def _split(weight: IntArray, ranks: IntArray, first: int, zones: IntArray, slot: IntArray) -> None:
+    """Give `ranks` the slots from `first` on."""
+    here = zones[first:first + len(ranks)]
+    column = next((level for level in range(zones.shape[1]) if (here[:, level] != here[0, level]).any()), None)
+    if column is None:
+        slot[ranks] = np.arange(first, first + len(ranks))
+        return
+    borders = np.flatnonzero(here[1:, column] != here[:-1, column]) + 1
+    middle = int(borders[np.abs(borders - len(ranks) / 2).argmin()])
+    inside = _half(weight[np.ix_(ranks, ranks)], middle)
+    _split(weight, ranks[inside], first, zones, slot)
+    _split(weight, ranks[~inside], first + middle, zones, slot)
+
+
+def _half(weight: IntArray, size: int) -> npt.NDArray[np.bool_]:
+    """Which `size` of the ranks kaffpa puts together."""
+    import kahip as library
+
+    ranks = len(weight)
+    source, target = np.nonzero(weight)
+    offsets = np.searchsorted(source, np.arange(ranks + 1))
+    more = abs(ranks - 2 * size)
+    loads = [1] * ranks + [more] * (more > 0)
+    starts = offsets.tolist() + [len(target)] * (more > 0)
+    _, blocks = library.kaffpa(loads, starts, weight[source, target].tolist(), target.tolist(), 2, 0.0, True, 1,
+                               library.ECO)
+    block = np.array(blocks[:ranks], np.int64)
+    # the filler stands with the smaller half
+    inside = block == (block[0] if not more else blocks[ranks] if 2 * size < ranks else 1 - blocks[ranks])
+    # where it could not balance: those with least traffic into the half leave it, or the others join
+    over = int(inside.sum()) - size
+    if over:
+        pull = weight @ inside
+        candidates = np.flatnonzero(inside if over > 0 else ~inside)
+        order = np.argsort(pull[candidates] if over > 0 else -pull[candidates], kind="stable")
+        inside[candidates[order[:abs(over)]]] = over < 0
+    return np.asarray(inside)
+
+
+def _one_each(slot: IntArray) -> IntArray:
+    """One rank a slot: of those that share one, all but the first take the free slots in turn."""
+    order = np.argsort(slot, kind="stable")
+    repeated = order[1:][slot[order[1:]] == slot[order[:-1]]]
+    fixed = slot.copy()
+    fixed[repeated] = np.setdiff1d(np.arange(len(slot)), slot)[:len(repeated)]
+    return fixed
+
+
+def _whole(values: FloatArray) -> IntArray:
+    """In whole numbers up to STEPS; what is above 0 stays so."""
+    top = float(values.max(initial=0.0)) or 1.0
+    return np.ceil(values / top * STEPS).astype(np.int64)

@@ -1,0 +1,330 @@
+"""What a placement costs, against other ways to choose the nodes and to map the ranks of the same jobs.
+
+On each cluster a trace of other people's jobs is replayed until its free nodes are scattered. Then jobs that ring,
+gossip or use parameter servers are placed one by one, each on the same free nodes:
+
+- Slurm: the nodes that a real slurmctld with topology/tree gives the job (a cloud sandbox), with ranks in the order
+  of their names, as up to 25.11, and by leaf, as from 26.05 on.
+- depth-first: the first free nodes in depth-first order over the tree, and ranks in that order.
+- gmap, KaHIP: our nodes, and ranks as Scotch or KaHIP map them.
+- random: random free nodes, and random ranks on our nodes; the negative controls.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from slurmdl.bench import load, mappers, results
+from slurmdl.bench.results import Row
+from slurmdl.cluster import scontrol
+from slurmdl.cluster.model import ClusterSnapshot, Node, Partition
+from slurmdl.errors import PlacementError, SandboxError
+from slurmdl.network.model import LinkScores
+from slurmdl.placement.cost import cost, links
+from slurmdl.placement.model import Cost
+from slurmdl.placement.place import place
+from slurmdl.placement.rankmap import rank_map
+from slurmdl.placement.traffic import Traffic
+from slurmdl.request import DlOptions, JobRequest
+from slurmdl.sandbox import cloud, hosts
+from slurmdl.sandbox import cluster as sandbox
+from slurmdl.sandbox.spec import LOGIN, Spec
+from slurmdl.topology import example, hostlist
+from slurmdl.topology.model import Indices, Topology
+
+CPUS = 4
+MODEL_BYTES = 100e6
+#: nodes of the jobs
+SIZES = (8, 16, 32, 64, 128, 256, 512)
+#: share of the nodes that is busy, and the seed of the trace that made it so
+LOADS = ((0.7, 1), (0.85, 2))
+#: Two kinds of network. The default ones have uplinks half as fast as the link of one node, which bound almost all
+#: jobs; behind fast ones, half of what the nodes of a leaf of 20 can send, the nodes' own links bound, so that the
+#: time is often the same and bytes across zones decide.
+LINKS = {"thin uplinks": LinkScores(), "fast uplinks": LinkScores(zone_default=(1.25e10, 1.25e11))}
+#: stands for a ratio to nothing: JSON has no infinity
+INFINITE = 1e9
+#: rounding that a comparison of predictions forgives
+SLACK = 1e-6
+#: ways to choose nodes and ranks that ours may never be above
+WAYS = ("Slurm, names", "Slurm, leaves", "depth-first", "gmap", "KaHIP")
+CONTROLS = ("random nodes", "random ranks")
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """What a job sends, and how many tasks its nodes have."""
+
+    name: str
+    strategy: str
+    per_node: int = 1
+    nodes_per_server: int = 0
+
+    def request(self, nodes: int) -> JobRequest:
+        servers = nodes // self.nodes_per_server if self.nodes_per_server else 0
+        return JobRequest(DlOptions(strategy=self.strategy, ps=servers, model_bytes=MODEL_BYTES), (nodes, nodes),
+                          ntasks_per_node=self.per_node, exclusive=True, requeue=False)
+
+
+PATTERNS = (Pattern("ring", "allreduce"), Pattern("gossip", "gossip"), Pattern("PS", "ps", 2, 4))
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One cluster to place on; a tree can be given to slurmctld."""
+
+    name: str
+    topology: Topology
+
+
+def shapes() -> tuple[Shape, ...]:
+    """The clusters: a wide tree, two shapes of real networks (their nodes are made up), and blocks."""
+    return (Shape("500 leaves of 20", example.tree((1, 500, 10_000))),
+            Shape("Leonardo's shape", example.tree((1, 23, 394, 4_992))),
+            Shape("JUPITER's shape", example.tree((1, 25, 368, 5_888))),
+            Shape("blocks of 18", example.blocks((192, 3_456), (18, 72, 576))))
+
+
+@dataclass
+class Found:
+    """What the ways made of one job: way -> cost, and way -> seconds that mapping took."""
+
+    pattern: str
+    links: str
+    nodes: int
+    least_bytes: float = 0.0
+    costs: dict[str, Cost] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+
+class Bench:
+    """One cluster under one load."""
+
+    def __init__(self, shape: Shape, share: float, seed: int) -> None:
+        self.topology = shape.topology
+        self.busy = load.busy_nodes(self.topology, share, seed)
+        self.generator = np.random.default_rng(seed)
+
+    def modelled(self) -> ClusterSnapshot:
+        """The cluster as it would be read, without a controller."""
+        whole = (CPUS, CPUS * 1000)
+        return ClusterSnapshot.of(
+            [Node(name, ("ALLOCATED",) if busy else ("IDLE",), True, whole[0], 0 if busy else whole[0], whole[1],
+                  0 if busy else whole[1], partitions=("main",))
+             for name, busy in zip(self.topology.nodes, self.busy.tolist(), strict=True)],
+            (Partition("main", True),))
+
+    def run(self, pattern: Pattern, network: str, nodes: int, cluster: ClusterSnapshot,
+            slurm: Sequence[str]) -> Found:
+        """Place one job every way.
+
+        Parameters
+        ----------
+        network : one of LINKS.
+        slurm : nodes that Slurm gave such a job; () where it was not asked.
+
+        Raises
+        ------
+        PlacementError : `place` finds no nodes.
+        """
+        request = pattern.request(nodes)
+        scores = LINKS[network]
+        ours = place(request, cluster, self.topology, scores)
+        assert ours.map is not None
+        traffic = Traffic(pattern.strategy, MODEL_BYTES, request.dl.ps)
+        found = Found(pattern.name, network, nodes, self.least_bytes(pattern, nodes), {"ours": ours.map.cost})
+
+        def add(way: str, names: Sequence[str]) -> None:
+            """The cost of ranks on these nodes in this order."""
+            found.costs[way] = self.cost(traffic, names, scores)
+
+        if slurm:
+            add("Slurm, names", np.repeat(slurm, pattern.per_node).tolist())
+            add("Slurm, leaves", np.repeat(self.by_leaf(slurm), pattern.per_node).tolist())
+        free = self.topology.order[~self.busy[self.topology.order]]
+        add("depth-first", np.repeat(self.names(free[:nodes]), pattern.per_node).tolist())
+        drawn = self.generator.permutation(np.repeat(self.generator.choice(free, nodes, False), pattern.per_node))
+        add("random nodes", self.names(drawn))
+        add("random ranks", self.generator.permutation(np.array(ours.map.nodes)).tolist())
+        self.map(found, traffic, ours.nodes, pattern.per_node, scores)
+        return found
+
+    def names(self, nodes: Indices) -> list[str]:
+        return [self.topology.nodes[i] for i in nodes.tolist()]
+
+    def by_leaf(self, nodes: Sequence[str]) -> list[str]:
+        """Sorted by leaf, then as they stood: Slurm's order from 26.05 on."""
+        return sorted(nodes, key=lambda name: int(self.topology.leaf[self.topology.node_index[name]]))
+
+    def cost(self, traffic: Traffic, order: Sequence[str], scores: LinkScores) -> Cost:
+        names = sorted(set(order))
+        index = {name: i for i, name in enumerate(names)}
+        return cost(traffic.phases(len(order)), links(names, self.topology, scores),
+                    np.array([index[name] for name in order]))
+
+    def map(self, found: Found, traffic: Traffic, nodes: Sequence[str], per_node: int,
+            scores: LinkScores) -> None:
+        """Map the ranks over the same nodes: ourselves, and with the mappers that are there."""
+        slots = [(name, per_node) for name in nodes]
+        began = time.perf_counter()
+        rank_map(slots, self.topology, scores, traffic)
+        found.seconds["ours"] = time.perf_counter() - began
+        network = links(nodes, self.topology, scores)
+        path = mappers.paths(network)
+        slot = np.repeat(np.lexsort(path.T[::-1]), per_node)
+        volume = mappers.volumes(traffic.phases(len(slot)), len(slot))
+        absent = mappers.missing()
+        if "gmap" not in absent:
+            where, found.seconds["gmap"] = mappers.gmap(volume, mappers.distances(network, slot))
+            found.costs["gmap"] = self.cost(traffic, [nodes[i] for i in slot[where].tolist()], scores)
+        if "KaHIP" not in absent:
+            where, found.seconds["KaHIP"] = mappers.kahip(volume, path[slot])
+            found.costs["KaHIP"] = self.cost(traffic, [nodes[i] for i in slot[where].tolist()], scores)
+
+    def least_bytes(self, pattern: Pattern, nodes: int) -> float:
+        """Least bytes that servers and workers can send across leaves, over all choices of nodes and ranks."""
+        if pattern.strategy != "ps":
+            return 0.0
+        room = np.bincount(self.topology.leaf[~self.busy], minlength=len(self.topology.zones))
+        return least_ps_bytes(room, nodes, pattern.per_node, nodes // pattern.nodes_per_server, MODEL_BYTES)
+
+
+def least_ps_bytes(room: Indices, nodes: int, per_node: int, servers: int, model_bytes: float) -> float:
+    """Least bytes of one iteration across leaves, exactly: over all nodes and all deals of the servers.
+
+    What stays inside is the sum of p (t - p) over the leaves, with p servers among the t tasks of a leaf, and the
+    most of it over p is a symmetric, convex function of the t: it is greatest where the t are least even, and no
+    choice is less even than the roomiest leaves filled one after the other. There each further server goes where
+    it adds most, t - 2 p - 1, which falls with p.
+
+    Parameters
+    ----------
+    room : free nodes of each leaf.
+    """
+    taken = np.diff(np.minimum(np.cumsum(np.sort(room)[::-1]), nodes), prepend=0)
+    tasks = taken[taken > 0] * per_node
+    count = np.zeros_like(tasks)
+    for _ in range(servers):
+        count[np.where(count < tasks, tasks - 2 * count - 1, -10**9).argmax()] += 1
+    inside = int((count * (tasks - count)).sum())
+    workers = nodes * per_node - servers
+    return 2 * model_bytes / servers * (servers * workers - inside)
+
+
+def rows(seed: int = 0) -> Iterator[Row]:
+    """All clusters and loads; `seed` is added to those of the traces. Says in one line what is left out."""
+    for why in mappers.missing().values():
+        print(f"without a mapper: {why}", flush=True)
+    for shape in shapes():
+        found: list[Found] = []
+        refused = 0
+        for share, number in LOADS:
+            bench = Bench(shape, share, seed + number)
+            sizes = [size for size in SIZES if size <= (~bench.busy).sum()]
+            for size, cluster, slurm in _asked(shape, bench, sizes):
+                for pattern, network in itertools.product(PATTERNS, LINKS):
+                    try:
+                        found.append(bench.run(pattern, network, size, cluster, slurm))
+                    except PlacementError:
+                        refused += 1
+        yield results.row(f"{shape.name}: jobs that find no zone, of {len(found) + refused}", [refused], "jobs")
+        for network in LINKS:
+            yield from judged(f"{shape.name}, {network}", [f for f in found if f.links == network])
+
+
+def _asked(shape: Shape, bench: Bench,
+           sizes: Sequence[int]) -> Iterator[tuple[int, ClusterSnapshot, tuple[str, ...]]]:
+    """(nodes of a job, the cluster before it, the nodes that Slurm gives it); () where there is no Slurm to ask."""
+    why = "Slurm 22.05 knows no blocks" if shape.topology.kind != "tree" else \
+        "a controller needs root" if os.geteuid() else ""
+    box = None
+    if not why:
+        try:
+            box = sandbox.up(Spec(f"quality-{os.getpid()}", shape.topology, cpus=CPUS, cloud=True,
+                                  zone_features=False, settings=cloud.SETTINGS))
+        except SandboxError as error:
+            why = str(error)
+    if box is None:
+        print(f"{shape.name}: not against Slurm: {why}", flush=True)
+        modelled = bench.modelled()
+        yield from ((size, modelled, ()) for size in sizes)
+        return
+    try:
+        yield from _of_slurm(box, bench, sizes)
+    finally:
+        sandbox.down(box.spec.name)
+
+
+def _of_slurm(box: sandbox.Sandbox, bench: Bench,
+              sizes: Sequence[int]) -> Iterator[tuple[int, ClusterSnapshot, tuple[str, ...]]]:
+    held = bench.names(np.flatnonzero(bench.busy))
+    others = cloud.submit(box, ["-N", str(len(held)), "--exclusive", "-w", hostlist.fold(held)])
+    assert len(cloud.nodes_of(box, others)) == len(held)
+    for size in sizes:
+        text = hosts.run(box.pids[LOGIN], ["scontrol", "-o", "-d"],
+                         stdin="show nodes\nshow partitions\nshow config\n")
+        job = cloud.submit(box, ["-N", str(size), "--exclusive"])
+        given = cloud.nodes_of(box, job)
+        cloud.give_back(box, [job], given)
+        yield size, scontrol.parse(text), given
+        cloud.wait_idle(box, given)
+
+
+def judged(name: str, found: Sequence[Found]) -> Iterator[Row]:
+    """The rows of one cluster: ratios of ours to each way, savings of bytes, and the controls."""
+    for pattern in PATTERNS:
+        here = [f for f in found if f.pattern == pattern.name]
+        for way in WAYS:
+            pairs = [(f.costs["ours"], f.costs[way]) for f in here if way in f.costs]
+            if pairs:
+                seconds = [_ratio(ours.seconds, other.seconds) for ours, other in pairs]
+                worst = max(seconds)
+                yield results.row(f"{name}, {pattern.name}: predicted seconds over those of {way}", seconds, "times",
+                                  baseline=1.0, target=f"at most 1 for each job (worst {worst:.4g})",
+                                  met=worst <= 1 + SLACK)
+                yield results.row(f"{name}, {pattern.name}: bytes across leaves over those of {way}",
+                                  [_ratio(o.bytes_across_zones, p.bytes_across_zones) for o, p in pairs], "times",
+                                  baseline=1.0)
+        for way in ("gmap", "KaHIP"):
+            times = [f.seconds["ours"] / f.seconds[way] for f in here if way in f.seconds]
+            if times:
+                yield results.row(f"{name}, {pattern.name}: seconds to map over those of {way}", times, "times",
+                                  baseline=1.0, target="at most 1", met=float(np.median(times)) <= 1)
+        for control in CONTROLS:
+            # ranks of uniform gossip are all alike
+            if not (control == "random ranks" and pattern.strategy == "gossip"):
+                lost = [_excess(f.costs[control], f.costs["ours"]) for f in here]
+                metric = f"control: {name}, {pattern.name}: {control}, predicted seconds over ours, or bytes"
+                yield results.row(metric, lost, "times", baseline=1.0, target="above 1",
+                                  met=float(np.median(lost)) > 1 + SLACK)
+    yield from _saved(name, [f for f in found if f.least_bytes and "Slurm, leaves" in f.costs])
+
+
+def _saved(name: str, found: Sequence[Found]) -> Iterator[Row]:
+    """What of the bytes of parameter servers is saved that could be, against Slurm's nodes by leaf."""
+    plain = [f.costs["Slurm, leaves"].bytes_across_zones for f in found]
+    could = [p - f.least_bytes for p, f in zip(plain, found, strict=True)]
+    did = [p - f.costs["ours"].bytes_across_zones for p, f in zip(plain, found, strict=True)]
+    if sum(could) > 0:
+        shares = [d / c for d, c in zip(did, could, strict=True) if c > 0]
+        share = sum(did) / sum(could)
+        yield results.row(f"{name}, PS: share saved of the bytes across leaves that any choice could save", shares,
+                          "share", baseline=1.0, target=f"at least 0.95 of all bytes together (is {share:.3f})",
+                          met=share >= 0.95)
+        yield results.row(f"{name}, PS: bytes across leaves saved in an iteration", did, "B",
+                          baseline=float(np.median(plain)))
+
+
+def _excess(control: Cost, ours: Cost) -> float:
+    seconds = _ratio(control.seconds, ours.seconds)
+    return seconds if abs(seconds - 1) > SLACK else _ratio(control.bytes_across_zones, ours.bytes_across_zones)
+
+
+def _ratio(one: float, other: float) -> float:
+    return one / other if other else 1.0 if one <= 0 else INFINITE

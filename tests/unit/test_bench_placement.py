@@ -1,0 +1,112 @@
+"""The benchmark of placement at a small size: its rows, its controls, its bounds, and the file it writes."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from slurmdl.bench import load, mappers, placement, quality, speed
+from slurmdl.cli.main import main
+from slurmdl.errors import UsageError
+from slurmdl.network.model import LinkScores
+from slurmdl.placement.cost import links
+from slurmdl.placement.traffic import Traffic
+from slurmdl.topology import example
+
+
+def test_speed_writes_its_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                               capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(speed, "SIZES", (400, 800))
+    monkeypatch.setattr(speed, "TARGETS", {800: 1e-9})
+    monkeypatch.setattr(speed, "LARGEST", 40)
+    monkeypatch.setattr(speed, "RANKS", 64)
+    monkeypatch.setattr(speed, "REPEATS", 1)
+    file = tmp_path / "results.json"
+    assert main(["bench", "placement", "--only", "speed", "--results", str(file)]) == 0
+    rows = {row["metric"]: row for row in json.loads(file.read_text())["rows"]}
+    assert rows["place, ps, 64 ranks, 800 nodes"]["met"] is False
+    assert rows["place, allreduce, 64 ranks, 400 nodes"]["met"] is None
+    assert rows["peak memory, gossip, 800 nodes"]["value"] > 10
+    assert rows["place, gossip, 40 ranks, 40 nodes"]["met"] is True
+    assert capsys.readouterr().out.splitlines()[-1].startswith("met ")
+
+
+def test_a_part_that_does_not_exist() -> None:
+    with pytest.raises(UsageError, match="valid: speed"):
+        placement.run(["sped"])
+
+
+def test_quality_on_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = quality.Shape("blocks", example.blocks((8, 64), (8, 64)))
+    monkeypatch.setattr(quality, "shapes", lambda: (shape,))
+    monkeypatch.setattr(quality, "SIZES", (4, 16))
+    monkeypatch.setattr(quality, "LOADS", ((0.5, 1),))
+    found = {row.metric: row for row in quality.rows()}
+    for pattern, links_ in itertools.product(quality.PATTERNS, quality.LINKS):
+        assert found[f"blocks, {links_}, {pattern.name}: predicted seconds over those of depth-first"].met is not None
+    controls = [row for metric, row in found.items() if metric.startswith("control: ") and "ring" in metric]
+    assert len(controls) == 2 * len(quality.LINKS)
+    # what can be lost on so few nodes is lost with the ranks
+    assert all(row.value > 1 for row in controls if "thin" in row.metric and "random ranks" in row.metric)
+    assert not any("Slurm" in metric for metric in found)
+
+
+def test_least_bytes_of_servers_against_every_choice() -> None:
+    """All ways to take nodes from three leaves, and all ways to deal the servers over their tasks."""
+    generator = np.random.default_rng(1)
+    for _ in range(40):
+        room = generator.integers(0, 5, 3)
+        nodes = int(generator.integers(2, max(3, room.sum() + 1)))
+        per_node, servers = int(generator.integers(1, 3)), int(generator.integers(1, 4))
+        if room.sum() < nodes or servers >= nodes * per_node:
+            continue
+        workers, least = nodes * per_node - servers, np.inf
+        for taken in itertools.product(*(range(r + 1) for r in room)):
+            if sum(taken) == nodes:
+                tasks = [count * per_node for count in taken]
+                for deal in itertools.product(*(range(t + 1) for t in tasks)):
+                    if sum(deal) == servers:
+                        inside = sum(p * (t - p) for p, t in zip(deal, tasks, strict=True))
+                        least = min(least, 2 * 90.0 / servers * (servers * workers - inside))
+        assert quality.least_ps_bytes(room, nodes, per_node, servers, 90.0) == pytest.approx(least)
+
+
+def test_the_load_leaves_what_it_was_asked_for() -> None:
+    topology = example.tree((1, 20, 400))
+    busy = load.busy_nodes(topology, 0.7, 3)
+    assert 0.5 < busy.mean() <= 0.7
+    assert (busy == load.busy_nodes(topology, 0.7, 3)).all()
+    free = np.bincount(topology.leaf[~busy], minlength=20)
+    assert len(set(free.tolist())) > 2  # scattered
+
+
+@pytest.mark.parametrize("mapper", ["gmap", "KaHIP"])
+def test_mappers_find_the_pairs_that_talk(mapper: str) -> None:
+    """Ranks 0-2, 1-3, ... talk in two groups of unequal zones; each group fits one zone exactly."""
+    if why := mappers.missing().get(mapper):
+        pytest.skip(why)
+    topology = example.tree((1, 3, 9))
+    network = links(topology.nodes[:5], topology, LinkScores())
+    slots = np.arange(5)
+    traffic = np.zeros((5, 5))
+    for group in ([0, 2, 4], [1, 3]):
+        for one, other in itertools.permutations(group, 2):
+            traffic[one, other] = 1000
+    slot, seconds = mappers.gmap(traffic, mappers.distances(network, slots)) if mapper == "gmap" else \
+        mappers.kahip(traffic, mappers.paths(network))
+    assert sorted(slot.tolist()) == [0, 1, 2, 3, 4]
+    assert {int(s) for s in slot[[1, 3]]} == {3, 4}
+    assert seconds > 0
+
+
+def test_distances_and_volumes_by_hand() -> None:
+    topology = example.tree((1, 2, 4))
+    network = links(topology.nodes, topology, LinkScores(node_default=2.0, zone_default=(1.0, 1.0)))
+    far = mappers.distances(network, np.array([0, 0, 1, 2]))
+    assert far[0].tolist() == [0, 0, 1, 3]
+    total = mappers.volumes(Traffic("allreduce", 4.0).phases(2), 2)
+    assert total.tolist() == [[0, 8], [8, 0]]
