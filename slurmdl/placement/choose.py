@@ -9,6 +9,7 @@ import numpy as np
 
 from slurmdl.placement.floors import Limit, bottlenecks, limits, widths
 from slurmdl.placement.pool import IntArray, Pool, rounded
+from slurmdl.placement.quota import quotas, take
 from slurmdl.placement.shape import Shape
 from slurmdl.placement.traffic import Phase
 from slurmdl.topology.model import Topology
@@ -61,7 +62,8 @@ def count_below(topology: Topology, nodes: IntArray) -> IntArray:
 def starts(pool: Pool, job: Shape, place: str, phases: Sequence[Phase]) -> list[Start]:
     """The zones to choose in, the most promising first.
 
-    With `spread` these are the highest that fit. Else a zone stands back behind one below it that is as good.
+    With `spread` these are the highest that fit. Else, where only the worst link counts, a zone stands back behind
+    one below it that is as good.
     """
     volume, rounds = least_load(phases, job), sum(phase.rounds for phase in phases)
     seconds = np.full(len(pool.zone), np.inf)
@@ -81,28 +83,41 @@ def starts(pool: Pool, job: Shape, place: str, phases: Sequence[Phase]) -> list[
     found = seconds < np.inf
     if place == "spread":
         found &= pool.parent < 0
-    else:
+    elif not crossed(phases):
         best_below = np.full(len(pool.zone), np.inf)
         for level in pool.levels:
             np.minimum.at(best_below, pool.parent[level.zones],
                           np.minimum(seconds, best_below)[level.zones])
         found &= seconds < best_below
     zones = np.flatnonzero(found)
-    zones = zones[np.lexsort((zones, pool.size[zones], pool.level[zones], seconds[zones]))][:MAX_ZONES]
+    zones = zones[np.lexsort((zones, pool.size[zones], pool.level[zones], seconds[zones]))]
+    kept = np.concatenate([zones[pool.level[zones] == level][:MAX_ZONES] for level in np.unique(pool.level[zones])])
+    zones = zones[np.isin(zones, kept)]
     return [Start(int(zone), float(seconds[zone]), float(floor[zone]), tried[which[zone]]) for zone in zones]
 
 
+def crossed(phases: Sequence[Phase]) -> bool:
+    """Whether the time depends on how many ranks are below each link, not only on which links are used."""
+    return bool(phases) and all(phase.crossed for phase in phases)
+
+
 def least_load(phases: Sequence[Phase], job: Shape) -> float:
-    """Bytes that every link in use carries at least, in one direction, summed over the phases."""
+    """Bytes that the busiest link of every node in use carries at least, summed over the phases."""
+    if job.nodes == 1:
+        return 0.0
     total = 0.0
     for phase in phases:
+        held = np.array([job.tasks // job.nodes, job.most_per_node])
         if not phase.crossed:
-            total += float(np.mean(phase.size))
+            total += float(np.mean(phase.size)) * bool(len(phase.source))
+        elif phase.source[0] == phase.target[0]:
+            total += float(np.min(phase.size * held * (job.tasks - held)))
         else:
-            few, many = sorted((len(phase.source), len(phase.target)))
-            each = job.tasks // job.nodes
-            total += float(phase.size) * min(each * (few if few != many else many - each), many)
-    return total if job.nodes > 1 else 0.0
+            servers, workers = len(phase.source), len(phase.target)
+            mine = np.arange(min(servers, job.most_per_node) + 1)
+            others = np.clip(held[:, None] - mine, 0, workers)
+            total += float(np.min(phase.size * np.maximum(mine * (workers - others), others * (servers - mine))))
+    return total
 
 
 def choices(pool: Pool, start: Start, wanted: int, place: str) -> Iterator[Choice]:
@@ -118,71 +133,3 @@ def choices(pool: Pool, start: Start, wanted: int, place: str) -> Iterator[Choic
     smallest = not (pool.size[pool.parent == start.zone] >= wanted).any()
     for quota in quotas(np.bincount(pool.leaf[inside], minlength=len(pool.zone)), wanted, place):
         yield Choice(start.zone, take(pool, inside, quota), int(pool.size[start.zone]) - wanted, smallest)
-
-
-def quotas(room: IntArray, wanted: int, place: str) -> Iterator[IntArray]:
-    """Nodes per zone, from the room of each: shape (zones,) as `room`."""
-    leaves = np.flatnonzero(room)
-    sizes = room[leaves]
-    found: list[IntArray] = []
-    if place == "spread" or len(leaves) == 1:
-        found.append(even(sizes, wanted))
-    else:
-        fullest = np.argsort(-sizes, kind="stable")
-        fewest = int(np.searchsorted(np.cumsum(sizes[fullest]), wanted) + 1)
-        chosen = np.zeros_like(sizes)
-        chosen[fullest[:fewest]] = sizes[fullest[:fewest]]
-        found.append(even(chosen, wanted))
-        if place == "pack":
-            found += [filled(sizes, wanted), even(sizes, wanted)]
-    seen = set()
-    for quota in found:
-        if quota.tobytes() not in seen:
-            seen.add(quota.tobytes())
-            total = np.zeros_like(room)
-            total[leaves] = quota
-            yield total
-
-
-def take(pool: Pool, nodes: IntArray, quota: IntArray) -> IntArray:
-    """Of the given nodes the first ones in each leaf.
-
-    Parameters
-    ----------
-    nodes : indices in the pool, ascending.
-    quota : shape (zones,), how many of each leaf.
-    """
-    leaf = pool.leaf[nodes]
-    begin = np.flatnonzero(np.r_[True, leaf[1:] != leaf[:-1]])
-    turn = np.arange(len(nodes)) - np.repeat(begin, np.diff(np.r_[begin, len(nodes)]))
-    return nodes[turn < quota[leaf]]
-
-
-def filled(room: IntArray, wanted: int) -> IntArray:
-    """Full zones in descending order, and for the rest the zone that it fits best."""
-    quota, left = np.zeros_like(room), wanted
-    for zone in np.argsort(-room, kind="stable"):
-        if left <= room[zone]:
-            open_zones = np.flatnonzero((quota == 0) & (room >= left))
-            quota[open_zones[room[open_zones].argmin()]] = left
-            break
-        quota[zone] = room[zone]
-        left -= int(room[zone])
-    return quota
-
-
-def even(room: IntArray, wanted: int) -> IntArray:
-    """As even as the room allows: the level of water that `wanted` units reach."""
-    quota, left = np.zeros_like(room), wanted
-    while left > 0:
-        open_zones = np.flatnonzero(quota < room)
-        step = left // len(open_zones)
-        if step == 0:
-            # the last units go to the roomiest zones
-            last = open_zones[np.argsort(quota[open_zones] - room[open_zones], kind="stable")[:left]]
-            quota[last] += 1
-            break
-        taken = np.minimum(step, room[open_zones] - quota[open_zones])
-        quota[open_zones] += taken
-        left -= int(taken.sum())
-    return quota

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +12,8 @@ import numpy.typing as npt
 from slurmdl.cluster.model import ClusterSnapshot
 from slurmdl.errors import PlacementError
 from slurmdl.network.model import LinkScores
-from slurmdl.placement.choose import Choice, choices, starts
+from slurmdl.placement.choose import Choice, Start, choices, crossed, starts
+from slurmdl.placement.crossed import choices as by_counts
 from slurmdl.placement.eligible import Eligible, eligible, partitions
 from slurmdl.placement.label import label
 from slurmdl.placement.model import Candidate, Placement, RankMap
@@ -27,8 +28,10 @@ from slurmdl.topology.model import Topology
 
 #: most zones that are listed as too small
 MAX_REFUSED = 4
-#: choices of a small job that are compared in any case, so that users see what lost; of larger ones fewer
-MIN_SCORED, MAX_SCORED_TASKS = 2, 2048
+#: tasks of all choices that are compared for those who read what lost, where they cannot win
+MAX_SCORED_TASKS = 2048
+#: tasks above which the plain choices are tried in so few zones beside those that the counts lead to
+MAX_TASKS, MAX_PLAIN = 256, 1
 
 
 def place(request: JobRequest, cluster: ClusterSnapshot, topology: Topology, scores: LinkScores,
@@ -130,8 +133,13 @@ class _Instance:
             scored = []
         scored = scored or self.compared(pool)
         winner = min(scored, key=lambda entry: entry.key)
-        lost = [Candidate(label(entry.zones), entry.verdict(winner), entry.ranks.cost)
-                for entry in scored if entry is not winner]
+        # of choices with the same nodes per zone the first one tells enough
+        losers = {label(entry.zones): entry for entry in reversed(scored) if entry.zones != winner.zones}
+        lost = [Candidate(name, entry.verdict(winner), entry.ranks.cost) for name, entry in reversed(losers.items())]
+        if self.traffic.searched:
+            tasks = Counter(winner.ranks.nodes)
+            winner = replace(winner, ranks=rank_map([(name, tasks[name]) for name in winner.nodes], self.topology,
+                                                    self.scores, self.traffic))
         return Placement(
             winner.nodes, winner.ranks, {name: self.topology.path(name) for name in winner.nodes},
             dict(winner.zones), free_now,
@@ -146,20 +154,32 @@ class _Instance:
 
     def compared(self, pool: Pool) -> list[_Scored]:
         """The choices that may win, and a few more for those who read what lost."""
-        place, wanted = self.request.dl.place, self.job.nodes
+        wanted = self.job.nodes
         if not (pool.size >= wanted).any():
             most = int(pool.size.argmax()) if len(pool.zone) else -1
             largest = f" (the most: {pool.size[most]} in {self.name(pool, most)})" if most >= 0 else ""
             raise PlacementError(f"no zone has {wanted} fitting nodes{largest}")
         found: list[_Scored] = []
-        for start in starts(pool, self.job, place, self.phases):
+        seen: set[bytes] = set()
+        for start, choice in self.ways(pool):
             least = min((entry.ranks.cost.key[0] for entry in found), default=np.inf)
-            spent = len(found) * self.job.tasks > MAX_SCORED_TASKS
-            if start.seconds > least and spent:
+            nodes = np.sort(choice.nodes).tobytes()
+            if nodes in seen or (start.seconds > least and len(found) * self.job.tasks > MAX_SCORED_TASKS):
                 continue
-            for choice in choices(pool, start, wanted, place):
-                found.append(self.scored(pool, choice))
+            seen.add(nodes)
+            found.append(self.scored(pool, choice))
         return found
+
+    def ways(self, pool: Pool) -> Iterator[tuple[Start, Choice]]:
+        """The choices that may win, each with the zone that it was made in."""
+        place, wanted = self.request.dl.place, self.job.nodes
+        promising = starts(pool, self.job, place, self.phases)
+        if place == "pack" and crossed(self.phases):
+            yield from by_counts(pool, self.job, promising, self.phases)
+            promising = promising[:MAX_PLAIN] if self.job.tasks > MAX_TASKS else promising
+        for start in promising:
+            for choice in choices(pool, start, wanted, place):
+                yield start, choice
 
     def scored(self, pool: Pool, choice: Choice) -> _Scored:
         """A choice with its rank map; Slurm deals the tasks to the nodes in the order of the snapshot."""
@@ -168,7 +188,7 @@ class _Instance:
         room = pool.room[nodes]
         tasks = [self.job.tasks_of(i) for i in range(len(names))] if room.min() >= self.job.most_per_node else \
             deal(room.tolist(), self.job.tasks)
-        ranks = rank_map(list(zip(names, tasks, strict=True)), self.topology, self.scores, self.traffic)
+        ranks = rank_map(list(zip(names, tasks, strict=True)), self.topology, self.scores, self.traffic, search=False)
         leaves, counts = np.unique(pool.leaf[nodes], return_counts=True)
         zones = Counter({self.name(pool, leaf): int(count) for leaf, count in zip(leaves, counts, strict=True)})
         return _Scored(choice, tuple(names), zones, ranks, int(pool.weight[nodes].sum()))

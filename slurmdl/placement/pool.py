@@ -196,3 +196,25 @@ def pool(cluster: ClusterSnapshot, topology: Topology, scores: LinkScores, room:
         above[np.arange(len(node)), depth] = top
     return Pool(node, room[node], weight[order], speed[order], delay[order], above, zone, zone_speed, zone_delay,
                 parent, level, begin, end)
+
+
+def part(pool: Pool, nodes: IntArray, top: int) -> Pool:
+    """Some of the nodes below one zone, and no zone above it.
+
+    Parameters
+    ----------
+    nodes : indices in the pool, ascending.
+    """
+    above = np.where(pool.level[pool.above[nodes]] <= pool.level[top], pool.above[nodes], -1)
+    used = np.unique(above[above >= 0])
+    number = np.full(len(pool.zone) + 1, -1, np.int64)
+    number[used] = np.arange(len(used))
+    above = number[above]
+    begin = np.full(len(used), len(nodes))
+    for column in above.T[::-1]:
+        inside = column >= 0
+        np.minimum.at(begin, column[inside], np.flatnonzero(inside))
+    end = begin + np.bincount(above[above >= 0], minlength=len(used))
+    return Pool(pool.node[nodes], pool.room[nodes], pool.weight[nodes], pool.node_capacity[nodes],
+                pool.node_delay[nodes], above, pool.zone[used], pool.zone_capacity[used], pool.zone_delay[used],
+                number[pool.parent[used]], pool.level[used], begin, end)
