@@ -85,8 +85,11 @@ def _npz(path: str) -> dict[str, Matrix]:
                     raise InputError(f"holds more than {MAX_BYTES} bytes of numbers", path)
                 with archive.open(name) as member:
                     found[array] = _array(member)
-    except (zipfile.BadZipFile, ValueError, EOFError, NotImplementedError, RuntimeError) as error:
-        raise InputError(f"is not .npz ({error}); {_VALID}", path) from error
+    except InputError:
+        raise
+    except Exception as error:
+        # what zipfile, its decompressors and numpy raise for damaged bytes has no other base
+        raise InputError(f"is not .npz ({error or type(error).__name__}); {_VALID}", path) from error
     return found
 
 

@@ -1,0 +1,187 @@
+"""Properties of traffic, cost and the mapper on random instances."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import numpy.typing as npt
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from placing import SCORES, two_level
+from test_placement import link_scores, topologies
+
+from slurmdl.dl_options import PATTERNS
+from slurmdl.launch import dialects
+from slurmdl.launch.dialects import Tasks
+from slurmdl.network.model import LinkScores
+from slurmdl.placement import mapper
+from slurmdl.placement.cost import cost, links
+from slurmdl.placement.rankmap import depth_first, largest_first, leaf_order, rank_map
+from slurmdl.placement.traffic import Phase, Traffic
+from slurmdl.plan import Plan
+
+bounded = settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+zonings = st.lists(st.integers(0, 5), min_size=2, max_size=40).map(lambda zones: np.array(zones))
+
+
+def matrix(phase: Phase, ranks: int) -> npt.NDArray[np.float64]:
+    """Bytes from rank to rank, message by message."""
+    total = np.zeros((ranks, ranks))
+    if phase.crossed:
+        total[np.ix_(phase.source, phase.target)] += phase.size
+    else:
+        np.add.at(total, (phase.source, phase.target), phase.size)
+    np.fill_diagonal(total, 0)
+    return total
+
+
+@st.composite
+def sparse(draw: st.DrawFn, ranks: int) -> npt.NDArray[np.float64]:
+    """Bytes from rank to rank; each rank sends to few others."""
+    generator = np.random.default_rng(draw(st.integers(0, 2**32)))
+    chosen = generator.random((ranks, ranks)) < draw(st.sampled_from([1, 3])) / ranks
+    return np.where(chosen, generator.integers(1, 10, (ranks, ranks)), 0.0)
+
+
+@bounded
+@given(st.sampled_from([(s, p) for s in ("allreduce", "gossip") for p in PATTERNS[s]]), zonings)
+def test_every_rank_gets_as_much_as_it_sends_and_the_strategy_says_how_much(
+        which: tuple[str, str], zone: npt.NDArray[np.int64]) -> None:
+    strategy, pattern = which
+    ranks = 1 << (len(zone).bit_length() - 1) if pattern == "hypercube" else len(zone)
+    phases = Traffic(strategy, 60.0, pattern=pattern).phases(ranks, zone[:ranks])
+    total = sum(matrix(phase, ranks) for phase in phases)
+    if pattern == "hierarchical":
+        # reduce-scatter and allgather in each zone of m: 2 N (m - 1), and 2 N (Z - 1) between the zones
+        _, sizes = np.unique(zone, return_counts=True)
+        expected = 2 * 60 * ((sizes - 1).sum() + len(sizes) - 1)
+        assert np.isclose(np.sum(total), expected)
+    else:
+        each = 2 * 60 * (ranks - 1) / ranks if pattern == "ring" else 60
+        assert np.allclose(np.sum(total, axis=1), each)
+    if pattern != "hierarchical":
+        assert np.allclose(np.sum(total, axis=0), np.sum(total, axis=1))
+
+
+@bounded
+@given(zonings)
+def test_uplinks_of_hierarchical_allreduce(zone: npt.NDArray[np.int64]) -> None:
+    """2 N (Z - 1) / Z over each uplink and direction, whatever the sizes of the zones."""
+    zones = np.unique(zone)
+    total = np.asarray(sum(matrix(phase, len(zone)) for phase in
+                           Traffic("allreduce", 60.0, pattern="hierarchical").phases(len(zone), zone)))
+    for name in zones:
+        inside = zone == name
+        for bytes_of_uplink in (total[np.ix_(inside, ~inside)].sum(), total[np.ix_(~inside, inside)].sum()):
+            assert np.isclose(bytes_of_uplink, 2 * 60 * (len(zones) - 1) / len(zones))
+        # and a rank sends no more to other zones than its shard's part of that
+        most = 2 * 60 * (len(zones) - 1) / len(zones) / inside.sum()
+        assert (total[np.ix_(inside, ~inside)].sum(axis=1) <= most + 1e-9).all()
+
+
+@bounded
+@given(st.data())
+def test_aggregation_degree_and_levels_against_single_messages(data: st.DataObject) -> None:
+    topology = data.draw(topologies())
+    names = sorted(topology.nodes)
+    order = data.draw(st.lists(st.sampled_from(names), min_size=2, max_size=12))
+    strategy, pattern = data.draw(st.sampled_from([(s, p) for s, ps in PATTERNS.items() for p in ps
+                                                   if p != "hypercube"]))
+    ps = data.draw(st.integers(1, len(order) - 1)) if strategy == "ps" else 0
+    network = links(names, topology, SCORES)
+    place = np.array([names.index(name) for name in order])
+    phases = Traffic(strategy, 60.0, ps, pattern).phases(len(order), network.leaf[place])
+    found = cost(phases, network, place)
+    sent = node = zone = 0.0
+    for phase in phases:
+        for (i, j), size in np.ndenumerate(matrix(phase, len(order))):
+            sent += size
+            node += size * (order[i] == order[j])
+            zone += size * (topology.leaf_of(order[i]) == topology.leaf_of(order[j]))
+    assert np.isclose(found.bytes_across_nodes, sent - node) and np.isclose(found.bytes_across_zones, sent - zone)
+    assert np.isclose(found.aggregation_nodes, node / sent) and np.isclose(found.aggregation_zones, zone / sent)
+    assert 0 <= found.aggregation_nodes <= found.aggregation_zones <= 1
+    assert found.bytes_across_levels == (found.bytes_across_zones, 0.0)
+    assert found.zones_used == len({topology.leaf_of(name) for name in order})
+
+
+@bounded
+@given(st.data())
+def test_a_searched_map_keeps_the_tasks_and_is_never_worse(data: st.DataObject) -> None:
+    topology = data.draw(topologies())
+    scores = data.draw(link_scores(topology))
+    slots = [(name, data.draw(st.integers(1, 3))) for name in sorted(topology.nodes)]
+    ranks = sum(count for _, count in slots)
+    given_phases = data.draw(st.booleans())
+    matrices = tuple(data.draw(sparse(ranks)) for _ in range(data.draw(st.integers(1, 3)))) if given_phases else ()
+    traffic = Traffic("gossip", 60.0, pattern="m.npz" if matrices else "exponential", matrices=matrices)
+    found, quick = (rank_map(slots, topology, scores, traffic, search=search) for search in (True, False))
+    assert Counter(found.nodes) == dict(slots) == Counter(quick.nodes)
+    network = links([name for name, _ in slots], topology, scores)
+    tasks = np.array([count for _, count in slots])
+    for nodes in (depth_first(network), leaf_order(network), largest_first(network, tasks), np.arange(len(tasks))):
+        plain = cost(traffic.phases(ranks), network, np.repeat(nodes, tasks[nodes]))
+        assert found.cost.key <= quick.cost.key <= plain.key
+    place = np.array([network.nodes.index(name) for name in found.nodes])
+    assert cost(traffic.phases(ranks), network, place).key == found.cost.key
+
+
+@bounded
+@given(st.data())
+def test_swaps_keep_account_of_every_link(data: st.DataObject) -> None:
+    """What the search believes of the links after its swaps is what they carry."""
+    topology = data.draw(topologies())
+    scores = data.draw(link_scores(topology))
+    names = sorted(topology.nodes)
+    place = np.repeat(np.arange(len(names)), [data.draw(st.integers(1, 3)) for _ in names])
+    network = links(names, topology, scores)
+    flow = np.stack([data.draw(sparse(len(place))) for _ in range(2)])
+    for phase in flow:
+        np.fill_diagonal(phase, 0)
+    search = mapper._Swaps(flow, network, place)
+    for power in mapper.POWERS:
+        search.reduce(power, 20)
+    fresh = mapper._Swaps(flow, network, search.place)
+    for name in ("sent", "received", "out", "into"):
+        assert np.allclose(getattr(search, name), getattr(fresh, name), atol=1e-6)
+    assert Counter(search.place.tolist()) == Counter(place.tolist())
+
+
+def test_a_ring_with_scrambled_ranks_is_found() -> None:
+    """Ranks of a ring in random order on 4 zones of 8: the map found costs what a ring in order costs."""
+    topology = two_level(*[[f"n{8 * z + i:02d}" for i in range(8)] for z in range(4)])
+    label = np.random.default_rng(3).permutation(32)
+    ring = np.zeros((32, 32))
+    ring[label, np.roll(label, -1)] = 50.0
+    slots = [(name, 1) for name in sorted(topology.nodes)]
+    found = rank_map(slots, topology, SCORES, Traffic("gossip", matrices=(ring,)))
+    assert found.cost.seconds == 1.0 < found.compared["depth-first"].seconds
+    assert found.cost.bytes_across_zones == 4 * 50
+
+
+def test_a_stencil_with_scrambled_ranks_is_cut_well() -> None:
+    """8 x 8 in 4 zones of 16: squares of 4 x 4 have 8 edges to their neighbours, twice 32 messages in all."""
+    index = np.arange(64).reshape(8, 8)
+    stencil = np.zeros((64, 64))
+    for one, two in ((index[:-1], index[1:]), (index[:, :-1], index[:, 1:])):
+        stencil[one, two] = stencil[two, one] = 1.0
+    label = np.random.default_rng(5).permutation(64)
+    topology = two_level(*[[f"n{16 * z + i:02d}" for i in range(16)] for z in range(4)])
+    found = rank_map([(name, 1) for name in sorted(topology.nodes)], topology,
+                     LinkScores(node_default=1e6, zone_default=(1.0,), delay_default=0.0),
+                     Traffic("gossip", matrices=(stencil[np.ix_(label, label)],)))
+    assert found.cost.bytes_across_zones == 32
+    assert found.cost.seconds == 8
+
+
+@bounded
+@given(st.data())
+def test_every_launchers_text_leads_back_to_the_map(data: st.DataObject) -> None:
+    nodes = [f"n{i}" for i in range(data.draw(st.integers(1, 6)))]
+    extra = data.draw(st.lists(st.sampled_from(nodes), max_size=12))
+    order = tuple(data.draw(st.permutations(nodes + extra)))
+    tasks = Tasks(Plan("allreduce", order, ("worker",) * len(order), {}), nodes, data.draw(st.integers(1, 4)))
+    for form, (_, read) in dialects.FORMATS.items():
+        if form != "torchrun":
+            assert tuple(read(dialects.render(form, tasks), tasks)) == order
