@@ -1,28 +1,31 @@
 """Which nodes hold the parameter servers.
 
 The cost of synchronous parameter-server traffic depends only on how many servers and workers stand below each
-link. So the state that is searched is the number of servers per leaf zone: every split of the servers over the
-zones where there are few, else moves of one server at a time from several starting points. Inside a zone the
-servers go to the best links, one to a node as long as there are nodes.
+link, and on given nodes the number of servers settles that of the workers. The time of a link then falls and rises
+again with its servers, so a time T leaves each zone an interval of servers, and intervals add up: the least T is
+found by bisection. Among the splits that keep it, bytes between zones are a separable convex function, which one
+server after the other where it costs least minimises (Federgruen and Groenevelt, The greedy procedure for resource
+allocation problems, 1986). Inside a zone the servers go to the best links, one to a node as long as there are nodes.
+Where there are few ways they are all tried.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import itertools
+import math
+from collections.abc import Sequence
 
 import numpy as np
 
 from slurmdl.placement.cost import FloatArray, IntArray, Links, role_costs
 from slurmdl.placement.traffic import Phase
 
-#: most splits that are tried one by one
-MAX_SPLITS = 512
-#: most rounds of moves
-MAX_ROUNDS = 64
-#: most zones that give, and that take, a server in a round
-MAX_ENDS = 8
-#: most moves of a server between two nodes in a round
-MAX_MOVES = 1024
+#: most ways over the nodes that are all tried
+MAX_WAYS = 2000
+#: most moves of a server between two nodes that are tried in a round, and most rounds
+MAX_MOVES, MAX_ROUNDS = 256, 16
+#: bisections of the time: a part in a million of what the first interval spans
+BISECTIONS = 50
 
 
 def servers_per_node(network: Links, tasks: IntArray, traffic: Sequence[Phase], ps: int) -> IntArray:
@@ -37,115 +40,177 @@ def servers_per_node(network: Links, tasks: IntArray, traffic: Sequence[Phase], 
     -------
     shape (nodes,), sum `ps`, at most `tasks`.
     """
-    search = _Search(network, tasks, traffic, ps)
-    servers = search.over_zones()
-    return search.over_nodes(servers) if ps * len(tasks) <= MAX_MOVES else servers
+    ways = _Ways(network, tasks, traffic, ps)
+    if math.comb(len(tasks) + ps - 1, ps) <= MAX_WAYS:
+        return ways.best(ways.every())
+    servers = _Split(network, tasks, ps).servers()
+    while ways.rounds and ps * len(tasks) <= MAX_MOVES:
+        better = ways.best(ways.moves(servers))
+        if (better == servers).all():
+            break
+        servers = better
+        ways.rounds -= 1
+    return servers
 
 
-class _Search:
-    """The ways to deal out one job's servers, and what each costs."""
+class _Ways:
+    """Ways to deal out the servers of one job over the nodes, compared by their whole cost."""
 
     def __init__(self, network: Links, tasks: IntArray, traffic: Sequence[Phase], ps: int) -> None:
         self.network, self.tasks, self.traffic, self.ps = network, tasks, traffic, ps
-        zones, self.zone = np.unique(network.leaf, return_inverse=True)
-        self.room = np.bincount(self.zone, tasks, len(zones)).astype(np.int64)
-        # turn of each task within its zone: one of each node on the best links, then a second of each, ...
-        node = np.repeat(np.arange(len(tasks)), tasks)
-        second = np.arange(len(node)) - np.repeat(np.cumsum(tasks) - tasks, tasks)
-        order = np.lexsort((node, -network.node_capacity[node], second, self.zone[node]))
-        self.node = node[order]
-        self.task_zone = self.zone[self.node]
-        self.turn = np.arange(len(node)) - (np.cumsum(self.room) - self.room)[self.task_zone]
+        self.rounds = MAX_ROUNDS
 
-    def spread(self, splits: IntArray) -> IntArray:
-        """Servers per node for servers per zone: (ways, zones) -> (ways, nodes)."""
-        rows, taken = np.nonzero(self.turn < splits[:, self.task_zone])
-        servers = np.zeros((len(splits), len(self.tasks)), np.int64)
-        np.add.at(servers, (rows, self.node[taken]), 1)
-        return servers
+    def best(self, servers: IntArray) -> IntArray:
+        """The best of these ways, the first one where several are: (ways, nodes) -> (nodes,).
 
-    def keys(self, servers: IntArray) -> FloatArray:
-        """Shape (ways, 4): the cost, then the servers that share a node with another; free of rounding noise."""
+        The cost decides, then how many servers share a node with another.
+        """
         costs = role_costs(self.traffic, self.network, servers, self.tasks - servers)
         crowded = (servers - 1).clip(min=0).sum(axis=1)
+        # free of rounding noise
         fraction, exponent = np.frexp(np.column_stack([costs, crowded]))
-        return np.asarray(np.ldexp(np.round(fraction * 2**30), exponent))
+        keys = np.ldexp(np.round(fraction * 2**30), exponent)
+        return np.asarray(servers[np.lexsort(keys.T[::-1])[0]])
 
-    def best(self, servers: IntArray) -> int:
-        """Index of the best way, the first one where several are."""
-        return int(np.lexsort(self.keys(servers).T[::-1])[0])
+    def every(self) -> IntArray:
+        """All ways; shape (ways, nodes)."""
+        # those on the best links come first, so that they win a tie
+        order = np.argsort(-self.network.node_capacity, kind="stable")
+        hosts = order[np.array(list(itertools.combinations_with_replacement(range(len(order)), self.ps)), np.int64)]
+        ways = np.zeros((len(hosts), len(order)), np.int64)
+        np.add.at(ways, (np.arange(len(hosts))[:, None], hosts), 1)
+        return ways[(ways <= self.tasks).all(axis=1)]
 
-    def over_zones(self) -> IntArray:
-        """The best split over the leaf zones that is found, spread over the nodes."""
-        splits = np.array(list(_splits(self.ps, self.room.tolist(), MAX_SPLITS + 1)), np.int64)
-        if len(splits) > MAX_SPLITS:
-            splits = np.stack([self.moved(start) for start in (self.filled(), self.proportional())])
-        servers = self.spread(splits)
-        return np.asarray(servers[self.best(servers)])
+    def moves(self, servers: IntArray) -> IntArray:
+        """The servers as they are, and after each move of one between two nodes; shape (ways, nodes)."""
+        givers, takers = np.flatnonzero(servers), np.flatnonzero(servers < self.tasks)
+        giver, taker = (ends.ravel() for ends in np.meshgrid(givers, takers, indexing="ij"))
+        giver, taker = giver[giver != taker], taker[giver != taker]
+        ways = np.repeat(servers[None], len(giver) + 1, axis=0)
+        row = 1 + np.arange(len(giver))
+        ways[row, giver] -= 1
+        ways[row, taker] += 1
+        return ways
 
-    def filled(self) -> IntArray:
-        """All in the largest zone, what does not fit in the next, and so on."""
-        order = np.argsort(-self.room, kind="stable")
-        before = np.cumsum(self.room[order]) - self.room[order]
-        split = np.zeros_like(self.room)
-        split[order] = np.clip(self.ps - before, 0, self.room[order])
-        return split
 
-    def proportional(self) -> IntArray:
-        """In proportion to the tasks of each zone, by largest remainder."""
-        exact = self.ps * self.room / self.room.sum()
-        split: IntArray = exact.astype(np.int64)
-        split[np.argsort(split - exact, kind="stable")[:self.ps - int(split.sum())]] += 1
-        return split
+class _Split:
+    """Servers per leaf zone, on nodes that are given; nodes without a zone are each a leaf of their own."""
 
-    def moved(self, split: IntArray) -> IntArray:
-        """Moves of one server between the zones with most servers and those with most room, until none helps."""
-        for _ in range(MAX_ROUNDS):
-            givers = [z for z in np.argsort(-split, kind="stable") if split[z]][:MAX_ENDS]
-            takers = [z for z in np.argsort(split - self.room, kind="stable") if split[z] < self.room[z]][:MAX_ENDS]
-            moves = np.array([split, *_moves(split, givers, takers)])
-            servers = self.spread(moves)
-            best = self.best(servers)
-            if not best:
-                break
-            split = moves[best]
-        return split
+    def __init__(self, network: Links, tasks: IntArray, ps: int) -> None:
+        self.network, self.tasks, self.ps = network, tasks, ps
+        self.workers = int(tasks.sum()) - ps
+        leaf = np.where(network.leaf >= 0, network.leaf, len(network.zones) + np.arange(len(tasks)))
+        self.leaf = np.unique(leaf, return_inverse=True)[1]
+        self.room = np.bincount(self.leaf, tasks).astype(np.int64)
+        self.nodes = _groups(self.leaf, np.arange(len(tasks)), len(self.room))
+        # the leaves below each zone: those of lone nodes have no uplink of their own
+        first = network.above[[nodes[0] for nodes in self.nodes]]
+        below = [(zone, leaf) for leaf, zones in enumerate(first.tolist()) for zone in zones if zone >= 0]
+        zone_of, leaf_of = np.array(below, np.int64).reshape(-1, 2).T
+        self.members = _groups(zone_of, leaf_of, len(network.zones))
+        node = np.repeat(np.arange(len(tasks)), tasks)
+        turn = np.arange(len(node)) - np.repeat(np.cumsum(tasks) - tasks, tasks)
+        order = np.lexsort((node, -network.node_capacity[node], turn, self.leaf[node]))
+        self.hosts = np.split(node[order], np.cumsum(self.room)[:-1])
 
-    def over_nodes(self, servers: IntArray) -> IntArray:
-        """Moves of one server between any two nodes, until none helps."""
-        for _ in range(MAX_ROUNDS):
-            moves = np.array([servers, *_moves(servers, np.flatnonzero(servers),
-                                               np.flatnonzero(servers < self.tasks))])
-            best = self.best(moves)
-            if not best:
-                break
-            servers = moves[best]
+    def load(self, servers: IntArray, tasks: IntArray | int) -> FloatArray:
+        """Shares of the model over a link with so many servers among so many tasks on one side."""
+        workers = tasks - servers
+        busier = np.maximum(servers * (self.workers - workers), workers * (self.ps - servers))
+        return np.asarray(busier, float)
+
+    def node_times(self, leaf: int, most: int) -> FloatArray:
+        """Time of the busiest node of a leaf with 0, 1, ..., `most` servers."""
+        nodes = self.nodes[leaf]
+        hosts = np.searchsorted(nodes, self.hosts[leaf][:most])
+        held = np.zeros((most + 1, len(nodes)), np.int64)
+        held[np.arange(1, most + 1), hosts] = 1
+        held = np.cumsum(held, axis=0)
+        times: FloatArray = self.load(held, self.tasks[nodes]) / self.network.node_capacity[nodes]
+        return np.asarray(times.max(axis=1), float)
+
+    def times(self) -> FloatArray:
+        """Time of each leaf's links by its servers, infinite where it has no room; shape (leaves, servers + 1)."""
+        count = np.arange(self.ps + 1)
+        found = np.full((len(self.room), self.ps + 1), np.inf)
+        for leaf, room in enumerate(self.room.tolist()):
+            most = min(self.ps, room)
+            found[leaf, :most + 1] = self.node_times(leaf, most)
+        for zone, members in enumerate(self.members):
+            if len(members) == 1:
+                leaf = members[0]
+                own = self.load(count, int(self.room[leaf])) / self.network.zone_capacity[zone]
+                found[leaf] = np.maximum(found[leaf], own)
+        return found
+
+    def servers(self) -> IntArray:
+        """Servers per node: the least time, then the fewest bytes between zones."""
+        times = self.times()
+        count = np.arange(self.ps + 1)
+        upper = [(members, self.load(count, int(self.room[members].sum())) / self.network.zone_capacity[zone])
+                 for zone, members in enumerate(self.members) if len(members) > 1]
+        upper.sort(key=lambda entry: len(entry[0]))
+        low, high = 0.0, float(times[np.isfinite(times)].max()) + sum(float(time.max()) for _, time in upper)
+        best = self.bounds(times, upper, high)
+        assert best is not None
+        for _ in range(BISECTIONS):
+            middle = (low + high) / 2
+            found = self.bounds(times, upper, middle)
+            if found is None:
+                low = middle
+            else:
+                high, best = middle, found
+        split = self.cheapest(*best)
+        servers = np.zeros(len(self.tasks), np.int64)
+        for leaf, count in enumerate(split.tolist()):
+            np.add.at(servers, self.hosts[leaf][:count], 1)
         return servers
 
+    def bounds(self, times: FloatArray, upper: list[tuple[IntArray, FloatArray]],
+               most: float) -> tuple[IntArray, IntArray, list[tuple[IntArray, int, int]]] | None:
+        """Fewest and most servers of each leaf, and of each zone above, within a time; None where none fit."""
+        fits = times <= most
+        if not fits.any(axis=1).all():
+            return None
+        low, high = fits.argmax(axis=1), self.ps - fits[:, ::-1].argmax(axis=1)
+        zones: list[tuple[IntArray, int, int]] = []
+        fewest, largest = low.copy(), high.copy()
+        for members, time in upper:
+            allowed = np.flatnonzero(time <= most)
+            # sums over the members stand at the first of each zone that is counted already
+            least, top = int(fewest[members].sum()), int(largest[members].sum())
+            if not len(allowed) or max(least, allowed[0]) > min(top, allowed[-1]):
+                return None
+            zones.append((members, max(least, int(allowed[0])), min(top, int(allowed[-1]))))
+            fewest[members], largest[members] = 0, 0
+            fewest[members[0]], largest[members[0]] = zones[-1][1:]
+        if not fewest.sum() <= self.ps <= largest.sum():
+            return None
+        return low, high, zones
 
-def _moves(counts: IntArray, givers: Iterable[int], takers: Sequence[int] | IntArray) -> Iterator[IntArray]:
-    """The counts after each move of one unit."""
-    for giver in givers:
-        for taker in takers:
-            if giver != taker:
-                move = counts.copy()
-                move[giver] -= 1
-                move[taker] += 1
-                yield move
+    def cheapest(self, low: IntArray, high: IntArray, zones: list[tuple[IntArray, int, int]]) -> IntArray:
+        """One server after the other where it adds the fewest bytes between leaves, within all bounds."""
+        split = low.copy()
+        full = [(members, top) for members, _, top in zones if top < high[members].sum()]
+
+        def add(members: IntArray, wanted: int) -> None:
+            open_ = np.zeros(len(split), bool)
+            open_[members] = True
+            for _ in range(wanted):
+                free = open_ & (split < high)
+                for inside, top in full:
+                    if split[inside].sum() >= top:
+                        free[inside] = False
+                # bytes of a leaf are s (W - w) + w (P - s) with w = room - s
+                split[np.where(free, 4 * split - 2 * self.room, np.iinfo(np.int64).max).argmin()] += 1
+
+        for members, least, _ in zones:
+            add(members, least - int(split[members].sum()))
+        add(np.arange(len(split)), self.ps - int(split.sum()))
+        return split
 
 
-def _splits(total: int, room: list[int], limit: int) -> Iterator[tuple[int, ...]]:
-    """Ways to put `total` over parts with so much room each, at most `limit` of them."""
-    def extend(done: tuple[int, ...], left: int) -> Iterator[tuple[int, ...]]:
-        if len(done) == len(room):
-            if not left:
-                yield done
-            return
-        behind = sum(room[len(done) + 1:])
-        for count in range(max(0, left - behind), min(left, room[len(done)]) + 1):
-            yield from extend((*done, count), left - count)
-
-    for number, split in enumerate(extend((), total)):
-        if number == limit:
-            return
-        yield split
+def _groups(group: IntArray, values: IntArray, count: int) -> list[IntArray]:
+    """The values of each group, in their order."""
+    order = np.argsort(group, kind="stable")
+    return np.split(values[order], np.searchsorted(group[order], np.arange(1, count)))
