@@ -1,0 +1,54 @@
+"""A user's own traffic on a real Slurm: the file reaches the job, and what is wrong with it costs no start."""
+
+from __future__ import annotations
+
+import pytest
+
+#: ranks 0, 2, 4, 6 talk to one another, and so do 1, 3, 5, 7
+PAIRED = "\n".join(",".join("9e6" if i != j and (i - j) % 2 == 0 else "0" for j in range(8)) for i in range(8))
+
+PROGRAM = "slurmdl srun -n 8 sh -c 'echo $SLURM_PROCID $SLURMDL_ZONE'"
+
+
+def zones(text: str) -> list[str]:
+    return [row[1] for row in sorted((line.split() for line in text.splitlines()), key=lambda row: int(row[0]))]
+
+
+def test_ranks_that_talk_get_one_zone(cluster):
+    """The file is named relative to where the job is submitted; the job starts in another directory."""
+    directory = cluster.directory()
+    cluster.run(["sh", "-c", f"echo '{PAIRED}' > traffic.csv; mkdir elsewhere"], directory=directory)
+    script = cluster.script(PROGRAM)
+    words = ["slurmdl", "sbatch", "-N8", "-D", "elsewhere", "--output", f"{directory}/slurm-%j.out"]
+    plain, mapped = (zones(cluster.output(cluster.submit([*words, *more, str(script)], directory=directory)))
+                     for more in ([], ["--dl-traffic=traffic.csv"]))
+    assert len(set(plain[:4])) == len(set(plain[4:])) == 1, "a ring"
+    assert len(set(mapped[::2])) == len(set(mapped[1::2])) == 1 and mapped[0] != mapped[1]
+
+
+def test_gossip_on_a_hypercube(cluster):
+    script = cluster.script(f"{PROGRAM} 2>&1")
+    found = zones(cluster.output(cluster.submit(
+        ["slurmdl", "sbatch", "-N8", "--dl-strategy=gossip", "--dl-traffic=hypercube", str(script)])))
+    bits = [bit for bit in (1, 2, 4) if any(found[rank] != found[rank ^ bit] for rank in range(8))]
+    assert len(bits) == 1, "one of the three distances crosses the zones"
+
+
+@pytest.mark.parametrize(("text", "complaint"), [
+    ("0,1\n1,0", "a matrix of 2 x 2, but there are 8 ranks"), ("0,1,2\n1,0,2", "is not square"),
+    ("0,x\n1,0", "no row of"), ("0,nan\n1,0", "is nan")])
+def test_a_wrong_file_costs_no_start(cluster, text, complaint):
+    directory = cluster.directory()
+    cluster.run(["sh", "-c", f"echo '{text}' > traffic.csv"], directory=directory)
+    script = cluster.script("srun hostname")
+    words = ["slurmdl", "sbatch", "-N8", "--dl-traffic=traffic.csv"]
+    done = cluster.run([*words, str(script)], directory=directory)
+    first, *others = done.stderr.splitlines()
+    assert done.returncode == 0 and done.stdout.startswith("Submitted batch job ")
+    assert first.startswith("slurmdl: submitted as written: ") and complaint in first and "traffic.csv" in first
+    assert all("ranks will not be mapped" in line for line in others)
+    strict = cluster.run([*words, "--dl-strict", str(script)], directory=directory)
+    assert (strict.stdout, strict.stderr.count("\n")) == ("", 1)
+    assert strict.returncode == (75 if "ranks" in complaint else 65) and complaint in strict.stderr
+    shown = cluster.run(["slurmdl", "place", *words[2:]], directory=directory)
+    assert complaint in shown.stdout + shown.stderr and "Traceback" not in shown.stderr
