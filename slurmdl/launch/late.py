@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 import re
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -113,6 +112,8 @@ def trim(environ: Mapping[str, str], asked: Asked, choose: Callable[[Held], Sequ
 def _resize(job: int, nodes: Sequence[str]) -> str:
     """Give back all other nodes; why that failed, "" where it did not."""
     # scontrol leaves scripts in its working directory that set the variables which `environment` sets
+    import tempfile
+
     with tempfile.TemporaryDirectory(prefix="slurmdl-") as folder:
         try:
             answer = process.ask(["scontrol", "update", f"JobId={job}", f"NodeList={','.join(nodes)}"],

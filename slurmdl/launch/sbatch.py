@@ -12,6 +12,7 @@ import shlex
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from slurmdl import config, dl_options, process
@@ -35,7 +36,7 @@ class Decision:
     placement : what was chosen, None where nothing was.
     reason : why nothing binds, "" where something does or nothing was asked for.
     explanation : the choice in full, for --dl-explain.
-    releases : the node list is taken back where the job does not start with it.
+    releases : what is taken back where the job does not start with it (see release), "" for nothing.
     asked : what the user asked for, where the options ask for more nodes.
     """
 
@@ -43,7 +44,7 @@ class Decision:
     placement: Placement | None = None
     reason: str = ""
     explanation: str = ""
-    releases: bool = False
+    releases: str = ""
     asked: mark.Asked | None = None
 
 
@@ -82,7 +83,8 @@ def submit(argv: Sequence[str]) -> int:
         return 0
     if not decision.releases:
         process.become(command.argv, command.env, command.stdin)
-    return process.relay(command.argv, command.env, command.stdin, release.release)
+    return process.relay(command.argv, command.env, command.stdin,
+                         partial(release.release, decision.releases))
 
 
 def _config() -> tuple[config.Config, SlurmdlError | None]:
@@ -182,14 +184,15 @@ def _late(job: Submission, placement: Placement) -> Decision:
 
 def _automatic(job: Submission, seen: Survey, placement: Placement) -> Decision:
     """The softest way to bind a job to nodes that are free now."""
+    numbered = not job.quiet and "test-only" not in job.settings
     feature = _preference(job, seen, placement)
     if feature:
-        return Decision((f"--prefer={feature}",), placement)
+        return Decision((f"--prefer={feature}",), placement, releases="Prefer" if numbered else "")
     # what looks after the job later would end with the job that this is
     inside = "SLURM_JOB_ID" in os.environ
     certain = job.request.nodes is not None and job.request.nodes[0] == job.request.nodes[1]
     if certain and not job.request.requeue and not job.quiet and not inside:
-        return Decision((_nodelist(placement),), placement, releases="test-only" not in job.settings)
+        return Decision((_nodelist(placement),), placement, releases="ReqNodeList" if numbered else "")
     return Decision((), placement, f"{_why_no_preference(seen, placement)}, and for a node list "
                                    f"{_why_no_list(job, certain, inside)}")
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import re
 import threading
 import time
 
 import pytest
+from jobs import MAPPED, occupy, own_lines, ranks, zone, zone_changes
 
 SHOW = 'for i; do echo "arg <$i>"; done\necho "mark $SLURMDL_REQUEST"\n'
-MAPPED = "slurmdl srun sh -c 'echo rank $SLURM_PROCID $SLURMD_NODENAME $SLURMDL_ROLE'\n"
 
 
 def blank(text: str) -> str:
@@ -20,38 +19,9 @@ def blank(text: str) -> str:
     return re.sub(r"\b\d+\b", "N", text)
 
 
-def own_lines(stderr: str) -> list[str]:
-    return [line for line in stderr.splitlines() if line.startswith("slurmdl:")]
-
-
 def others(stderr: str) -> list[str]:
     return [blank(line) for line in stderr.splitlines() if not line.startswith("slurmdl:")]
 
-
-def ranks(text: str) -> list[str]:
-    """Node of each rank, from lines `rank R NODE ROLE`."""
-    found = dict(line.split()[1:3] for line in text.splitlines() if line.startswith("rank "))
-    return [found[str(rank)] for rank in range(len(found))]
-
-
-def zone(node: str) -> str:
-    return "zoneA" if int(node[1:]) % 2 else "zoneB"
-
-
-def occupy(cluster, *nodes: str) -> None:
-    """Another user's job on all of these nodes, running."""
-    job = cluster.submit(["sbatch", "-N", str(len(nodes)), "-w", ",".join(nodes), "--exclusive",
-                          "--wrap", "sleep 90"])
-    cluster.wait_for(job, {"RUNNING"})
-
-
-def zone_changes(nodes: list[str]) -> int:
-    """How often the next rank is in another zone."""
-    return sum(zone(a) != zone(b) for a, b in itertools.pairwise(nodes))
-
-
-#: a controller that looks at every new job at once, not within its usual 3 s
-AT_ONCE = ("SchedulerParameters=batch_sched_delay=0,sched_min_interval=0",)
 
 FORMS = {
     "script": (["-N2", "{script}"], ""),
@@ -237,57 +207,6 @@ def test_a_wrong_option_of_ours_submits_nothing(cluster, option):
     assert len(own_lines(done.stderr)) == len(done.stderr.splitlines()) == 1
     assert option.split("=")[0] in done.stderr
     assert cluster.run(["squeue", "-h"]).stdout == ""
-
-
-def test_without_features_and_requeue_the_free_nodes_are_pinned(new_cluster):
-    cluster = new_cluster(zone_features=False, settings=AT_ONCE)
-    occupy(cluster, "n2", "n4")
-    script = cluster.script(MAPPED)
-    requeued = cluster.submit(["slurmdl", "sbatch", "-N3", str(script)], directory=script.parent)
-    assert cluster.job(requeued)["ReqNodeList"] == "(null)"
-    cluster.wait(requeued)
-    pinned = cluster.submit(["slurmdl", "sbatch", "--no-requeue", "-N3", str(script)], directory=script.parent)
-    assert cluster.job(pinned)["ReqNodeList"] != "(null)"
-    assert {zone(node) for node in ranks(cluster.output(pinned))} == {"zoneA"}
-
-
-def test_a_pinned_job_that_cannot_start_is_let_go(new_cluster):
-    """The chosen nodes are taken between the look and the submission: the job starts where it can."""
-    cluster = new_cluster(zone_features=False, settings=AT_ONCE)
-    script = cluster.script(MAPPED)
-    taker = cluster.script("exec sleep 60\n")
-    # an sbatch that another job overtakes: it takes the chosen nodes, then submits what it was given
-    fake = cluster.directory("bin") / "sbatch"
-    fake.write_text(f"#!/bin/sh\n/usr/bin/sbatch -Q --exclusive -w n1,n3 {taker}\n"
-                    'sleep 1\nexec /usr/bin/sbatch "$@"\n')
-    fake.chmod(0o755)
-    begin = time.monotonic()
-    command = f"PATH={fake.parent}:$PATH exec slurmdl sbatch --no-requeue --parsable -N3 {script}"
-    done = cluster.run(["sh", "-c", command], directory=script.parent)
-    assert done.returncode == 0, done.stderr
-    nodes = ranks(cluster.output(int(done.stdout.split()[-1])))
-    assert not {"n1", "n3"} & set(nodes)
-    assert time.monotonic() - begin < 40
-
-
-def test_a_requeued_job_starts_elsewhere_when_its_node_died(new_cluster):
-    cluster = new_cluster(settings=("AuthInfo=cred_expire=5",))
-    script = cluster.script("echo run $SLURM_RESTART_COUNT\n" + MAPPED + '[ "$SLURM_RESTART_COUNT" ] || sleep 300\n')
-    job = cluster.submit(["slurmdl", "sbatch", "--open-mode=append", "--requeue", "-N3", "-o", "log", str(script)],
-                         directory=script.parent)
-    deadline = time.monotonic() + 20
-    log = script.parent / "log"
-    while not log.exists() or log.read_text().count("rank ") < 3:
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-    first = ranks(log.read_text())
-    cluster.power_off(first[1])
-    cluster.run(["scontrol", "update", f"NodeName={first[1]}", "State=DOWN", "Reason=died"], as_root=True)
-    record = cluster.wait(job, timeout=120)
-    assert record["JobState"] == "COMPLETED"
-    again = log.read_text().split("run 1\n")[1]
-    assert first[1] not in ranks(again)
-    assert len(ranks(again)) == 3
 
 
 def test_the_controller_is_stopped(new_cluster):

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from slurmdl.cluster.model import ClusterSnapshot, Node, Partition
-from slurmdl.errors import InputError, UnavailableError
+from slurmdl.errors import InputError, PlacementError, UnavailableError
 from slurmdl.launch import mark, sbatch, submission
 from slurmdl.launch.survey import Survey
 from slurmdl.network.model import LinkScores
@@ -71,12 +71,46 @@ def test_how_hard_a_choice_binds(argv, seen, options, reason):
     assert bool(decision.reason) != bool(options)
 
 
-def test_only_an_automatic_node_list_is_taken_back():
-    seen = cluster(features=False)
-    assert sbatch.decide(read("--no-requeue"), seen).releases
-    assert not sbatch.decide(read("--no-requeue", "--test-only"), seen).releases
-    assert not sbatch.decide(read("--dl-bind=pin"), seen).releases
-    assert not sbatch.decide(read(), cluster()).releases
+def test_only_an_automatic_choice_is_taken_back():
+    plain = cluster(features=False)
+    assert sbatch.decide(read("--no-requeue"), plain).releases == "ReqNodeList"
+    assert sbatch.decide(read(), cluster()).releases == "Prefer"
+    assert not sbatch.decide(read("--no-requeue", "--test-only"), plain).releases
+    assert not sbatch.decide(read("-Q"), cluster()).releases
+    assert not sbatch.decide(read("--dl-bind=pin"), plain).releases
+
+
+def test_a_job_is_not_pinned_from_inside_of_another(monkeypatch):
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    decision = sbatch.decide(read("--no-requeue"), cluster(features=False))
+    assert not decision.argv
+    assert "inside of a job" in decision.reason
+
+
+@pytest.mark.parametrize(("argv", "options"), [
+    ([], ["--nodes=2-3"]),  # the script has --ntasks-per-node=2
+    (["-n", "4"], ["--nodes=2-3", "--ntasks=4", "--ntasks-per-node=2"]),
+    (["-n", "2"], ["--nodes=2-3", "--ntasks=3", "--ntasks-per-node=2"]),
+    (["-N", "9"], ["--nodes=9-11"]),
+    (["--hold"], ["--nodes=2-3"]),
+])
+def test_late_asks_for_a_range(argv, options):
+    job = read("--dl-bind=late", *argv)
+    decision = sbatch.decide(job, cluster())
+    assert list(decision.argv) == options
+    command = sbatch.render("/bin/sbatch", job, decision, {})
+    least = int(options[0].partition("=")[2].partition("-")[0])
+    tasks = int(argv[1]) if argv[:1] == ["-n"] else None
+    assert mark.parse(command.env[mark.VARIABLE]).asked == mark.Asked(least, tasks, 2)
+
+
+@pytest.mark.parametrize(("argv", "reason"), [
+    (["-N", "2-3"], "not certain"), (["--wrap=srun true"], "no `slurmdl srun`"), (["--tmp=1G"], "--tmp"),
+    (["--array=1-2"], "array"),
+])
+def test_late_where_it_cannot_be(argv, reason):
+    with pytest.raises(PlacementError, match=reason):
+        sbatch.decide(read("--dl-bind=late", *argv), cluster())
 
 
 def test_a_zone_without_a_feature_of_its_own_is_not_preferred():
