@@ -19,6 +19,8 @@ from slurmdl.placement.cost import FloatArray, IntArray, Links
 MAX_EXACT = 384
 #: steps of the iteration that approximates them where there are more
 LANCZOS_STEPS = 64
+#: eigenvectors of which each is tried for a split
+VECTORS = 2
 #: swaps without a gain after which a pass of improvement ends
 MAX_IDLE = 16
 #: most passes of improvement
@@ -60,28 +62,28 @@ def _heights(links: Links, slots: IntArray) -> IntArray:
 
 def _split(flow: FloatArray, cut: int) -> IntArray:
     """An order of the ranks of which the first `cut` belong together, and the others."""
-    line = np.argsort(_fiedler(flow), kind="stable")
-    other = np.ones(len(flow), bool)
-    # either end of the line can be the first part
     ways = []
-    for first in (line[:cut], line[len(line) - cut:]):
-        other[:] = True
-        other[first] = False
-        _improve(flow, other)
-        ways.append((float(flow[np.ix_(~other, other)].sum()), np.argsort(other, kind="stable")))
-        if 2 * cut == len(line):
-            break
+    for line in np.argsort(_fiedler(flow), axis=1, kind="stable"):
+        # either end of the line can be the first part
+        for first in (line[:cut], line[len(line) - cut:])[:1 if 2 * cut == len(line) else 2]:
+            other = np.ones(len(flow), bool)
+            other[first] = False
+            _improve(flow, other)
+            ways.append((float(flow[np.ix_(~other, other)].sum()), np.argsort(other, kind="stable")))
     return min(ways, key=lambda way: way[0])[1]
 
 
 def _fiedler(flow: FloatArray) -> FloatArray:
-    """The eigenvector of the second smallest eigenvalue of the Laplacian of the flow."""
+    """Eigenvectors of the smallest eigenvalues of the Laplacian of the flow but the first; shape (VECTORS, ranks).
+
+    Where the traffic has symmetries, as in a grid, these eigenvalues are alike, and any of the vectors may be best.
+    """
     ranks = len(flow)
     degree = flow.sum(axis=1)
     if ranks <= MAX_EXACT:
         laplacian = -flow
         laplacian[np.diag_indices(ranks)] = degree
-        return np.asarray(np.linalg.eigh(laplacian)[1][:, min(1, ranks - 1)])
+        return np.asarray(np.linalg.eigh(laplacian)[1][:, 1:1 + VECTORS].T)
     # Lanczos, orthogonal to the constant vector, all directions kept
     generator = np.random.default_rng(0)
     basis = np.empty((LANCZOS_STEPS, ranks))
@@ -97,7 +99,7 @@ def _fiedler(flow: FloatArray) -> FloatArray:
         basis[step] = vector / norm
         vector = degree * basis[step] - flow @ basis[step]
         projected[:step + 1, step] = projected[step, :step + 1] = basis[:step + 1] @ vector
-    return np.asarray(basis.T @ np.linalg.eigh(projected)[1][:, 0])
+    return np.asarray(np.linalg.eigh(projected)[1][:, :VECTORS].T @ basis)
 
 
 def _improve(flow: FloatArray, other: npt.NDArray[np.bool_]) -> None:

@@ -21,8 +21,9 @@ def rank_map(slots: Sequence[tuple[str, int]], topology: Topology, scores: LinkS
 
     Compared are the alphabetical order (Slurm up to 25.11), leaf order (Slurm 26.05), depth-first order over
     all levels of the topology, and with parameter servers the orders that `roles` finds. For traffic that no rule
-    fits there are also depth-first order with the largest zones first, and where the work is bounded
-    recursive bisection and swaps (see `mapper`). Tasks per node stay as given.
+    fits there are also depth-first order with the largest zones first, recursive bisection for the user's own
+    matrices, and swaps in the best of these, both where the work is bounded (see `mapper`). Tasks per node stay as
+    given.
 
     Parameters
     ----------
@@ -60,7 +61,7 @@ def _orders(network: Links, tasks: IntArray, phases: Sequence[Phase], traffic: T
     if traffic.searched:
         largest = largest_first(network, tasks)
         orders["largest-first"] = np.repeat(largest, tasks[largest])
-        if mapper.fits(phases, network, int(tasks.sum())):
+        if traffic.matrices and mapper.fits(phases, network, int(tasks.sum())):
             orders["bisection"] = mapper.bisected(phases, network, orders["depth-first"])
     elif traffic.ps:
         servers = roles.servers_per_node(network, tasks, phases, traffic.ps)
