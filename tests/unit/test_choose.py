@@ -172,7 +172,7 @@ def test_no_shape(request_: JobRequest, says: str) -> None:
 
 
 @pytest.mark.parametrize(("request_", "topology", "says"), [
-    (JobRequest(nodes=(9, 9)), EIGHT, "the most: 8 in root"),
+    (JobRequest(nodes=(8, 8), exclude=("n1",)), EIGHT, "the most: 7 in root"),
     (JobRequest(unpinnable="job array"), EIGHT, "job array"),
     (JobRequest(nodelist=("n1",)), EIGHT, "chosen already"), (JobRequest(), Topology.flat(["n1"]), "no zones"),
     (JobRequest(nodes=(2, 2), dl=DlOptions(strategy="ps", ps=2)), EIGHT, "--dl-ps=2"),
