@@ -11,10 +11,12 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from placing import SCORES, two_level
 
 from slurmdl import dl_options, getopt, plan
+from slurmdl.dl_options import DlOptions
 from slurmdl.errors import InputError, PlacementError, UsageError
-from slurmdl.launch import srun, srun_options, step
+from slurmdl.launch import layout, srun, srun_options, step
 from slurmdl.plan import Plan
 
 PLAN = Plan("ps", ("n2", "n1", "n1", "n3", "n2", "n4"), ("ps", "worker", "worker", "worker", "ps", "worker"),
@@ -197,6 +199,12 @@ def test_mpi_of_the_mpi_in_path(tmp_path, launcher, option):
     assert srun._mpi(parse("--mpi=none", "p"), here, environ) == []
     assert srun._mpi(parse("p"), here, {**environ, "SLURM_MPI_TYPE": "pmi2"}) == []
     assert srun._mpi(parse("p"), controller(), environ) == [], "no such plugin"
+
+
+def test_the_plan_tells_what_a_byte_costs_between_zones():
+    laid = layout.Layout((("n1", 2), ("n2", 1)))
+    made, _ = srun._plan(laid, two_level(["n1"], ["n2"]), SCORES, DlOptions())
+    assert made.costs == {"z0|z0": 1e-3, "z0|z1": 0.02, "z1|z1": 1e-3}
 
 
 def test_outside_a_job():
