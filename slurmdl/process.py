@@ -1,10 +1,12 @@
-"""The one module that starts other programs and waits for their answers, bounded in time."""
+"""The one module that starts other programs and waits for their answers, bounded in time.
+
+Where this process only becomes another, `subprocess` is not needed, and not imported.
+"""
 
 from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -67,6 +69,8 @@ def ask(argv: Sequence[str], *, stdin: str = "", timeout: float = QUERY_TIMEOUT,
     ------
     UnavailableError : the program is missing or hangs.
     """
+    import subprocess
+
     name = os.path.basename(argv[0])
     clean = {k: v for k, v in (os.environ if env is None else env).items() if k not in _FORMAT_VARIABLES}
     try:
@@ -85,6 +89,8 @@ def ask(argv: Sequence[str], *, stdin: str = "", timeout: float = QUERY_TIMEOUT,
 
 def later(argv: Sequence[str], seconds: float) -> None:
     """Start a command after so many seconds, whatever becomes of this process and its terminal until then."""
+    import subprocess
+
     subprocess.Popen(["/bin/sh", "-c", 'sleep "$0"; exec "$@"', str(seconds), *argv], cwd="/", start_new_session=True,
                      stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
@@ -122,6 +128,8 @@ def relay(argv: Sequence[str], env: Mapping[str, str], stdin: bytes | None,
     ------
     UnavailableError : the program cannot be run.
     """
+    import subprocess
+
     try:
         child = subprocess.Popen([os.path.basename(argv[0]), *argv[1:]], executable=argv[0], env=dict(env),
                                  stdin=None if stdin is None else _readable(stdin), stdout=subprocess.PIPE)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from slurmdl.cli.parser import write_file
-from slurmdl.errors import PlacementError, UsageError
+from slurmdl.errors import PlacementError, UnavailableError, UsageError
 
 if TYPE_CHECKING:
     from slurmdl.config import Config
@@ -49,7 +49,7 @@ def run(argv: list[str]) -> int:
     site = config.load()
     job = submission.read(words, os.environ, site.options, stdin=io.BytesIO())
     seen = _survey(site, own, job.request)
-    decision = _decide(job, seen)
+    decision = _decide(job, seen, live=not {"cluster", "topology"} & own.keys())
     if "svg" in own:
         _draw(decision, seen, own["svg"])
     print(_json(decision) if "json" in own else _text(decision, seen))
@@ -94,18 +94,27 @@ def _survey(site: Config, own: dict[str, str], request: JobRequest) -> Survey:
                          survey.link_scores(site, scores))
 
 
-def _decide(job: Submission, seen: Survey) -> Decision:
+def _decide(job: Submission, seen: Survey, live: bool) -> Decision:
     from slurmdl.launch.sbatch import Decision, decide
 
     try:
         if job.request.dl.bind == "off":
             return Decision(reason="--dl-bind=off")
-        decision = decide(job, seen)
+        decision = decide(job, seen, _sbatch() if live else "")
     except PlacementError as error:
         decision = Decision(reason=str(error))
     if decision.reason and job.request.dl.strict:
         raise PlacementError(decision.reason)
     return decision
+
+
+def _sbatch() -> str:
+    from slurmdl.launch.sbatch import find_sbatch
+
+    try:
+        return find_sbatch(os.environ)
+    except UnavailableError:
+        return ""
 
 
 def _text(decision: Decision, seen: Survey) -> str:

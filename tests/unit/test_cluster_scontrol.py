@@ -120,3 +120,49 @@ def test_malformed_file(tmp_path: Path, text: str) -> None:
     with pytest.raises(InputError) as caught:
         read.from_file(str(path))
     assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize(("data", "says"), [
+    ({"nodes": {}}, "nodes: a list is expected"), ({"nodes": [1]}, "nodes[0]: an object is expected"),
+    ([], "an object with nodes is expected"), ({}, "an object with nodes is expected"),
+    ({"nodes": [{"name": "n1", "state": ["IDLE"]}, {"name": "n2"}]}, "nodes[1]: state is missing"),
+    ({"nodes": [{"nmae": "n1"}]}, "nodes[0]: unknown field 'nmae'; valid: name, state, responding"),
+    ({"nodes": [{"name": "n1", "state": "IDLE"}]}, "nodes[0]: state='IDLE' is not valid; valid: a list of texts"),
+    ({"nodes": [{"name": "n1", "state": ["IDLE"], "cpus": -1}]}, "cpus=-1 is not valid; valid: a whole number, 0"),
+    ({"nodes": [{"name": "n1", "state": ["IDLE"], "memory": 1e300}]}, "memory=1e+300 is not valid"),
+    ({"nodes": [{"name": "n1", "state": ["IDLE"], "weight": 10 ** 30}]}, "is not valid; valid: a whole number"),
+    ({"nodes": [{"name": "n1", "state": ["IDLE"], "cpus": True}]}, "cpus=True is not valid"),
+    ({"nodes": [{"name": "n1", "state": ["IDLE"], "gres": {"gpu": "2"}}]}, "valid: an object of whole numbers"),
+    ({"nodes": [{"name": ["n1"], "state": ["IDLE"]}]}, "name=['n1'] is not valid; valid: a text"),
+    ({"nodes": [{"name": "n1", "state": ["IDLE"]}] * 2}, "node n1 stands twice"),
+    ({"nodes": [], "partitions": [{"name": "a", "memory_per_cpu": "1"}]}, "partitions[0]: memory_per_cpu='1' is not"),
+    ({"nodes": [], "reservations": [{"name": "a", "nodes": [1]}]}, "reservations[0]: nodes=[1] is not valid"),
+])
+def test_a_snapshot_of_the_wrong_shape(data: object, says: str) -> None:
+    with pytest.raises(InputError) as caught:
+        ClusterSnapshot.from_json(data)
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_numbers_and_hostlists_out_of_bounds() -> None:
+    """What people may write into a file for `slurmdl place --cluster`: bounded, never a traceback."""
+    huge = scontrol.parse(f"NodeName=n1 CPUTot={'9' * 5000} RealMemory=-5 State= Gres=gpu:{'9' * 40}\n").nodes[0]
+    assert (huge.cpus, huge.memory, huge.state, huge.gres) == (2 ** 40, 0, ("UNKNOWN",), {"gpu:" + "9" * 40: 1})
+    with pytest.raises(InputError, match="65536"):
+        scontrol.parse("NodeName=n1 State=IDLE\nReservationName=r Nodes=n[1-1000000] State=ACTIVE\n")
+
+
+def test_reservations() -> None:
+    text = ("ReservationName=r1 StartTime=2026-11-21T15:57:41 EndTime=2026-11-21T16:57:41 Duration=01:00:00 "
+            "Nodes=n[1-2] NodeCnt=2 Flags=SPEC_NODES Users=root State=ACTIVE BurstBuffer=(null)\n"
+            "ReservationName=r2 StartTime=2026-11-21T16:57:41 Nodes=n3 NodeCnt=1 Flags=MAINT State=INACTIVE\n"
+            "ReservationName=licences Nodes=(null) NodeCnt=0 Licenses=a:1 State=ACTIVE\n")
+    found = scontrol.parse(f"NodeName=n1 State=IDLE\n{text}").reservations
+    assert [(r.name, r.nodes, r.active) for r in found] == [
+        ("r1", ("n1", "n2"), True), ("r2", ("n3",), False), ("licences", (), True)]
+
+
+def test_without_reservations_the_zones_are_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program(tmp_path, monkeypatch, "echo NodeName=n1 State=IDLE; echo No reservations in the system")
+    assert scontrol.fetch(with_topology=True)[1] == ""
