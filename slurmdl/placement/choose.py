@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from slurmdl.placement.floors import Limit, bottlenecks, limits, widths
-from slurmdl.placement.pool import IntArray, Pool, rounded
+from slurmdl.placement.pool import FloatArray, IntArray, Pool, rounded
 from slurmdl.placement.quota import quotas, take
 from slurmdl.placement.shape import Shape
 from slurmdl.placement.traffic import Phase
@@ -81,6 +81,9 @@ def starts(pool: Pool, job: Shape, place: str, phases: Sequence[Phase]) -> list[
         seconds[better], floor[better], which[better] = time[better], widest[better], len(tried)
         tried.append(limit)
     found = seconds < np.inf
+    if roles(phases):
+        # an uplink with servers and workers on both sides may carry less than a node's link
+        seconds = np.where(found, least_seconds(pool, job, volume), np.inf)
     if place == "spread":
         found &= pool.parent < 0
     elif not crossed(phases):
@@ -94,6 +97,19 @@ def starts(pool: Pool, job: Shape, place: str, phases: Sequence[Phase]) -> list[
     kept = np.concatenate([zones[pool.level[zones] == level][:MAX_ZONES] for level in np.unique(pool.level[zones])])
     zones = zones[np.isin(zones, kept)]
     return [Start(int(zone), float(seconds[zone]), float(floor[zone]), tried[which[zone]]) for zone in zones]
+
+
+def least_seconds(pool: Pool, job: Shape, volume: float) -> FloatArray:
+    """Seconds that so many bytes take over the k-th best node's link alone; shape (zones,)."""
+    nodes_only = replace(pool, zone_capacity=np.full(len(pool.zone), np.inf))
+    widest = bottlenecks(nodes_only, job.nodes, Limit(np.inf, ()))
+    seconds = np.full(len(widest), np.inf)
+    return np.asarray(np.divide(volume, widest, out=seconds, where=widest > 0))
+
+
+def roles(phases: Sequence[Phase]) -> bool:
+    """Whether the phases go between two roles, as with parameter servers."""
+    return crossed(phases) and bool(phases[0].source[0] != phases[0].target[0])
 
 
 def crossed(phases: Sequence[Phase]) -> bool:
@@ -110,7 +126,7 @@ def least_load(phases: Sequence[Phase], job: Shape) -> float:
         held = np.array([job.tasks // job.nodes, job.most_per_node])
         if not phase.crossed:
             total += float(np.mean(phase.size)) * bool(len(phase.source))
-        elif phase.source[0] == phase.target[0]:
+        elif not roles([phase]):
             total += float(np.min(phase.size * held * (job.tasks - held)))
         else:
             servers, workers = len(phase.source), len(phase.target)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from slurmdl.placement.choose import Choice, Start
+from slurmdl.placement.choose import Choice, Start, roles
 from slurmdl.placement.floors import Limit, limits
 from slurmdl.placement.mesh import Mesh, usable
 from slurmdl.placement.pool import IntArray, Pool, part
@@ -21,8 +22,8 @@ MAX_LIMITS = 64
 MIN_SHARE = 1e-4
 #: most leaves over which the servers are split
 MAX_LEAVES = 16
-#: most zones in which a choice is made
-MAX_STARTS = 6
+#: most zones in which a choice is made, for peers and for servers
+MAX_STARTS, MAX_ZONES = 6, 12
 
 
 def relevant(pool: Pool, seconds: float, rounds: float) -> list[Limit]:
@@ -40,41 +41,75 @@ def choices(pool: Pool, job: Shape, starts: Sequence[Start],
     if job.nodes == 1:
         return
     best = np.inf
-    found = _meshes(pool, job, starts, phases) if phases[0].source[0] == phases[0].target[0] else \
-        _shards(pool, job, starts, phases)
+    found = _shards(pool, job, starts, phases) if roles(phases) else _meshes(pool, job, starts, phases)
     for seconds, start, choice in found:
         if seconds < best * 2:
             best = min(best, seconds)
             yield start, choice
 
 
+@dataclass(frozen=True, eq=False)
+class _Peers:
+    """What a zone can do if all ranks were peers, within one limit of delay.
+
+    Attributes
+    ----------
+    low, high : seconds between which the least time lies, without delays.
+    latency : seconds of the delays.
+    """
+
+    mesh: Mesh
+    low: float
+    high: float
+    latency: float
+
+    @property
+    def least(self) -> float:
+        return self.low + self.latency
+
+    def refined(self, zone: int) -> _Peers:
+        low, high = (float(bound[zone]) for bound in self.mesh.bracket(self.low, self.high, zone))
+        return _Peers(self.mesh, low, high, self.latency)
+
+
 def _meshes(pool: Pool, job: Shape, starts: Sequence[Start],
             phases: Sequence[Phase]) -> Iterator[tuple[float, Start, Choice]]:
-    rounds = sum(phase.rounds for phase in phases)
-    for start, (seconds, low, high, mesh) in _ranked(pool, job, starts, _as_one(phases), rounds):
-        low, high = (float(bound[start.zone]) for bound in mesh.bracket(low, high, start.zone))
-        if high < np.inf:
-            quota, nodes = mesh.quota(high, start.zone)
-            yield seconds, start, _choice(pool, job, start, take(pool, nodes, quota))
+    for start, peers in _ranked(pool, job, starts, _as_one(phases), sum(phase.rounds for phase in phases)):
+        quota, nodes = peers.mesh.quota(peers.high, start.zone)
+        yield peers.high + peers.latency, start, _choice(pool, job, start, take(pool, nodes, quota))
 
 
 def _ranked(pool: Pool, job: Shape, starts: Sequence[Start], phase: Phase,
-            rounds: float) -> list[tuple[Start, tuple[float, float, float, Mesh]]]:
-    """The most promising zones, each with its time, an interval that holds it, and the mesh over its best links."""
-    lowest = max(min(start.seconds for start in starts), 1e-12)
+            rounds: float) -> list[tuple[Start, _Peers]]:
+    """The most promising zones, each with the best limit of delay, the least time first."""
     load = float(phase.size) * job.tasks * job.tasks
     slowest = min(float(pool.node_capacity.min()), float(pool.zone_capacity.min()))
-    best: dict[int, tuple[float, float, float, Mesh]] = {}
-    for limit in relevant(pool, lowest, rounds):
+    share = (job.tasks // job.nodes) / job.tasks
+    least = load * share * (1 - share) / float(pool.node_capacity.max())
+    tried: dict[int, list[_Peers]] = {start.zone: [] for start in starts}
+    for limit in relevant(pool, least, rounds):
         mesh = Mesh(pool, job, phase, limit, usable(pool, limit))
-        least = load * (job.tasks // job.nodes) * (1 - (job.tasks // job.nodes) / job.tasks) / job.tasks
-        low, high = mesh.bracket(least / float(pool.node_capacity.max()), load / slowest)
-        total = high + 2 * rounds * limit.latency(pool)
-        for start in starts:
-            if total[start.zone] < best.get(start.zone, (np.inf,))[0]:
-                best[start.zone] = float(total[start.zone]), float(low[start.zone]), float(high[start.zone]), mesh
-    ranked = sorted((start for start in starts if start.zone in best), key=lambda start: best[start.zone][0])
-    return [(start, best[start.zone]) for start in ranked[:MAX_STARTS]]
+        low, high = mesh.bracket(least, load / slowest)
+        latency = 2 * rounds * limit.latency(pool)
+        for zone, found in tried.items():
+            if high[zone] < np.inf:
+                found.append(_Peers(mesh, float(low[zone]), float(high[zone]), float(latency[zone])))
+    promising = sorted((min(peers.least for peers in found), i, start) for i, start in enumerate(starts)
+                       if (found := tried[start.zone]))[:MAX_STARTS]
+    ranked = [(start, _best(tried[start.zone], start.zone)) for _, _, start in promising]
+    return sorted(ranked, key=lambda entry: entry[1].high + entry[1].latency)
+
+
+def _best(tried: Sequence[_Peers], zone: int) -> _Peers:
+    """The best limit for a zone: each is looked at closely until the rest cannot win."""
+    best: _Peers | None = None
+    for peers in sorted(tried, key=lambda peers: peers.least):
+        if best is None or peers.least < best.high + best.latency:
+            close = peers.refined(zone)
+            if best is None or close.high + close.latency < best.high + best.latency:
+                best = close
+    assert best is not None
+    return best
 
 
 def _as_one(phases: Sequence[Phase]) -> Phase:
@@ -95,7 +130,7 @@ def _shards(pool: Pool, job: Shape, starts: Sequence[Start],
         len(phases[0].source)
     best = np.inf
     ranked = {start.zone: entry for start, entry in _ranked(pool, job, starts, _as_one(phases), rounds)}
-    for start in sorted(starts, key=lambda start: (start.seconds, ranked.get(start.zone, (np.inf,))[0]))[:12]:
+    for start in sorted(starts, key=lambda start: (start.zone not in ranked, start.seconds))[:MAX_ZONES]:
         if start.seconds > best * (1 + 1e-6):
             continue
         found: tuple[float, IntArray] | None = None
@@ -127,15 +162,15 @@ def _interval(pool: Pool, job: Shape, start: Start, phases: Sequence[Phase]) -> 
     return load / job.tasks**2 / widest, load / slowest
 
 
-def _few_leaves(pool: Pool, nodes: IntArray, ranked: tuple[float, float, float, Mesh] | None, start: Start,
+def _few_leaves(pool: Pool, nodes: IntArray, peers: _Peers | None, start: Start,
                 job: Shape) -> IntArray:
     """The nodes of the leaves that would serve peers best, and of the largest."""
     room = np.bincount(pool.leaf[nodes], minlength=len(pool.zone))
     if (room > 0).sum() <= MAX_LEAVES:
         return nodes
     kept = np.zeros(len(room), bool)
-    if ranked is not None:
-        quota, _ = ranked[3].quota(ranked[2], start.zone)
+    if peers is not None:
+        quota, _ = peers.mesh.quota(peers.high, start.zone)
         kept |= quota > 0
     order = np.argsort(-room, kind="stable")
     fewest = int(np.searchsorted(np.cumsum(room[order]), job.nodes) + 1)

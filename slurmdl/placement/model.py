@@ -89,6 +89,8 @@ class Placement:
     free_now : every chosen node can start its tasks now.
     candidates : what was considered, the chosen one first.
     reason : one sentence: why this choice, or why none.
+    bound : seconds that no placement of the job on the eligible nodes can undercut, None where none is known.
+    bound_basis : what the bound rests on, "" where there is none.
     """
 
     nodes: tuple[str, ...] = ()
@@ -98,6 +100,15 @@ class Placement:
     free_now: bool = False
     candidates: tuple[Candidate, ...] = ()
     reason: str = ""
+    bound: float | None = None
+    bound_basis: str = ""
+
+    @property
+    def gap(self) -> float | None:
+        """How much longer than the bound the placement takes at most, as a fraction; None without a bound."""
+        if self.bound is None or self.map is None or (not self.bound and self.map.cost.seconds):
+            return None
+        return max(0.0, self.map.cost.seconds / self.bound - 1) if self.bound else 0.0
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        return {**asdict(self), "gap": self.gap}

@@ -13,6 +13,7 @@ from slurmdl.cluster.model import ClusterSnapshot
 from slurmdl.errors import PlacementError
 from slurmdl.network.model import LinkScores
 from slurmdl.placement import impossible
+from slurmdl.placement.bound import bound
 from slurmdl.placement.choose import Choice, Start, choices, crossed, starts
 from slurmdl.placement.crossed import choices as by_counts
 from slurmdl.placement.eligible import Eligible, eligible, partitions
@@ -131,6 +132,7 @@ class _Instance:
             scored = [self.scored(all_nodes, choice) for choice in uneven(all_nodes, self.job)]
         else:
             scored = []
+        even = not scored
         scored = scored or self.compared(pool)
         winner = min(scored, key=lambda entry: entry.key)
         # of choices with the same nodes per zone the first one tells enough
@@ -140,11 +142,17 @@ class _Instance:
             tasks = Counter(winner.ranks.nodes)
             winner = replace(winner, ranks=rank_map([(name, tasks[name]) for name in winner.nodes], self.topology,
                                                     self.scores, self.traffic))
+        least = bound(pool, self.job, self.phases, winner.ranks.cost.seconds) if even and self.has_bound else None
         return Placement(
             winner.nodes, winner.ranks, {name: self.topology.path(name) for name in winner.nodes},
             dict(winner.zones), free_now,
             (Candidate(label(winner.zones), "chosen", winner.ranks.cost), *lost, *self.too_small(pool)),
-            self.reason(pool, winner, free_now))
+            self.reason(pool, winner, free_now), least.seconds if least else None, least.basis if least else "")
+
+    @property
+    def has_bound(self) -> bool:
+        """Whether the phases say all: not where they follow the zones, or are what the user gave."""
+        return not self.traffic.follows_zones and not self.traffic.matrices
 
     def pool(self, room: IntArray) -> Pool:
         dl = self.request.dl

@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 
 from slurmdl.bench.exact import Case, case, outcome, rows
+from slurmdl.errors import PlacementError
 from slurmdl.placement import exact
 from slurmdl.placement.cost import cost, links
 from slurmdl.placement.eligible import eligible
+from slurmdl.placement.place import place
 from slurmdl.placement.shape import shape
 from slurmdl.placement.traffic import Traffic
 
@@ -56,6 +58,21 @@ def test_place_is_never_better_than_the_optimum_and_close_to_it() -> None:
     assert min(counted) >= 1 - 1e-6
     assert np.median(counted) == pytest.approx(1.0, abs=1e-6)
     assert max(counted) <= 1.25
+
+
+@pytest.mark.parametrize("seed", range(30_000, 30_040))
+def test_no_choice_undercuts_the_bound(seed: int) -> None:
+    given = case(seed)
+    try:
+        found = place(given.request, given.cluster, given.topology, given.scores)
+    except PlacementError:
+        return
+    assert found.map is not None and found.bound is not None and found.gap is not None
+    best = exact.solve(given.request, given.cluster, given.topology, given.scores, 20.0).cost.seconds
+    assert found.bound <= best * (1 + 1e-6)
+    assert best <= found.map.cost.seconds * (1 + 1e-6)
+    if given.request.dl.strategy == "allreduce":
+        assert found.bound == pytest.approx(best, rel=1e-6)
 
 
 def test_leaf_order_and_chance_lose() -> None:
