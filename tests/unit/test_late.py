@@ -1,0 +1,117 @@
+"""Which nodes a job keeps that got more than it needs, and the environment of its steps then."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from placing import SCORES, two_level
+
+from slurmdl.errors import InputError, PlacementError
+from slurmdl.launch import allocation, late
+from slurmdl.launch.mark import Asked
+from slurmdl.network.model import LinkScore, LinkScores
+from slurmdl.placement.keep import keep
+from slurmdl.placement.rankmap import rank_map
+from slurmdl.placement.traffic import Traffic
+from slurmdl.request import DlOptions, JobRequest
+
+EIGHT = two_level(["n1", "n3", "n5", "n7"], ["n2", "n4", "n6", "n8"])
+ENVIRON = {"HOME": "/", "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-3,5]", "SLURM_NODELIST": "n[1-3,5]",
+           "SLURM_NNODES": "4", "SLURM_JOB_NUM_NODES": "4", "SLURM_JOB_CPUS_PER_NODE": "2(x3),4", "SLURM_NTASKS": "8",
+           "SLURM_NPROCS": "8", "SLURM_NTASKS_PER_NODE": "2", "SLURM_TASKS_PER_NODE": "2(x4)"}
+RECORD = "JobId=7 JobName=x JobState=RUNNING NodeList=n[1-3,5] BatchHost=n1 NumNodes=4 ReqNodeList=(null)\n"
+
+
+def wanted(nodes: int, tasks: int | None = None, **dl: object) -> JobRequest:
+    return JobRequest(DlOptions(**dl), (nodes, nodes), tasks)  # type: ignore[arg-type]
+
+
+def test_the_node_of_another_zone_goes():
+    assert keep(["n1", "n2", "n3", "n5"], wanted(3), "n1", EIGHT, SCORES) == ("n1", "n3", "n5")
+
+
+def test_the_node_with_a_slow_link_goes():
+    slow = LinkScores(nodes={"n3": LinkScore(10.0)}, node_default=1000.0, zone_default=(50.0,))
+    assert keep(["n1", "n3", "n5", "n7"], wanted(3), "n1", EIGHT, slow) == ("n1", "n5", "n7")
+
+
+def test_the_node_of_the_batch_script_stays():
+    assert keep(["n1", "n2", "n3", "n5"], wanted(3), "n2", EIGHT, SCORES).count("n2") == 1
+
+
+@given(st.lists(st.sampled_from(EIGHT.nodes), min_size=3, max_size=6, unique=True), st.integers(0, 5),
+       st.lists(st.sampled_from([100.0, 400.0, 1000.0]), min_size=8, max_size=8))
+def test_no_other_nodes_that_keep_the_batch_host_are_much_better(names, stays, speeds):
+    """Against all ways; keeping a host that the best choice leaves out is done by one exchange."""
+    allocated = sorted(names)
+    host = allocated[stays % len(allocated)]
+    scores = LinkScores(nodes={n: LinkScore(s) for n, s in zip(EIGHT.nodes, speeds, strict=True)},
+                        zone_default=(50.0,), delay_default=0.0)
+    kept = keep(allocated, wanted(len(allocated) - 1), host, EIGHT, scores)
+    assert host in kept and len(kept) == len(allocated) - 1 and list(kept) == [n for n in allocated if n in kept]
+
+    def seconds(nodes: tuple[str, ...]) -> float:
+        return rank_map([(n, 1) for n in nodes], EIGHT, scores, Traffic("allreduce")).cost.seconds
+
+    best = min(seconds(way) for way in itertools.combinations(allocated, len(kept)) if host in way)
+    assert seconds(kept) <= best * (1 + 1e-9)
+
+
+def test_of_the_controllers_record():
+    assert late.Held.parse(RECORD) == late.Held(("n1", "n2", "n3", "n5"), "n1")
+    with pytest.raises(InputError, match="NodeList"):
+        late.Held.parse("slurm_load_jobs error: Invalid job id specified")
+
+
+@pytest.mark.parametrize(("asked", "tasks", "per_node"), [
+    (Asked(3), None, None), (Asked(3, 5), "5", None), (Asked(3, None, 2), None, "2"), (Asked(3, 6, 2), "6", "2")])
+def test_environment(asked, tasks, per_node):
+    kept = allocation.read(ENVIRON).only(("n1", "n2", "n5"))
+    found = late.environment(late.unchosen(ENVIRON, asked), kept)
+    assert allocation.read(found) == allocation.Allocation(7, ("n1", "n2", "n5"), (2, 2, 4))
+    assert found["SLURM_NNODES"] == found["SLURM_JOB_NUM_NODES"] == "3" and found["HOME"] == "/"
+    assert (found.get("SLURM_NTASKS"), found.get("SLURM_NPROCS")) == (tasks, tasks)
+    assert found.get("SLURM_NTASKS_PER_NODE") == per_node and "SLURM_TASKS_PER_NODE" not in found
+
+
+@given(st.lists(st.integers(1, 4), min_size=1))
+def test_counts_fold_and_unfold(counts):
+    assert allocation.unfold(allocation.fold(counts)) == tuple(counts)
+
+
+def scontrol(monkeypatch, record: str) -> list[list[str]]:
+    """Answer `scontrol show job` with a record; returns the other commands that are run."""
+    ran: list[list[str]] = []
+    monkeypatch.setattr(late.process, "query", lambda argv: record)
+    monkeypatch.setattr(late, "_resize", lambda job, nodes: ran.append([str(job), *nodes]) or "")
+    return ran
+
+
+@pytest.mark.parametrize(("asked", "dry_run", "resized"), [
+    (3, False, [["7", "n1", "n3", "n5"]]),
+    (3, True, []),
+    (4, False, []),  # no more nodes than needed
+    (2, False, []),  # more than a job of two would have asked for: another job that inherited the mark
+])
+def test_when_a_job_is_reduced(monkeypatch, asked, dry_run, resized):
+    ran = scontrol(monkeypatch, RECORD)
+    said: list[str] = []
+    found = late.trim(ENVIRON, Asked(asked), lambda held: ("n1", "n3", "n5"), lambda job: False, said.append,
+                      dry_run=dry_run)
+    assert ran == resized and not said
+    assert found["SLURM_JOB_NODELIST"] == ("n[1,3,5]" if asked == 3 else "n[1-3,5]")
+
+
+def test_without_zones_the_first_nodes_are_kept(monkeypatch):
+    ran = scontrol(monkeypatch, RECORD.replace("BatchHost=n1", "BatchHost=n5"))
+    said: list[str] = []
+
+    def choose(held: late.Held) -> tuple[str, ...]:
+        raise PlacementError("the topology has no zones")
+
+    late.trim(ENVIRON, Asked(3), choose, lambda job: False, said.append, dry_run=False)
+    assert ran == [["7", "n5", "n1", "n2"]]
+    assert said == ["the topology has no zones; the first 3 nodes of the job are kept"]
