@@ -20,8 +20,11 @@ def node_links(nodes: Sequence[str], scores: LinkScores) -> tuple[FloatArray, Fl
 
 def node_losses(nodes: Sequence[str], scores: LinkScores) -> FloatArray:
     """Fraction of packets lost on the link of each node, 0 where nothing was measured; shape (nodes,)."""
-    measured = [scores.nodes.get(node) for node in nodes]
-    return np.array([score.loss if score else 0.0 for score in measured], float)
+    loss = np.zeros(len(nodes))
+    for i, node in enumerate(nodes if scores.nodes else ()):
+        if node in scores.nodes:
+            loss[i] = scores.nodes[node].loss
+    return loss
 
 
 def zone_uplinks(zones: Sequence[str], level: npt.NDArray[np.integer[Any]], speed: FloatArray,

@@ -15,7 +15,7 @@ import numpy as np
 from slurmdl.placement.choose import crossed, least_load, least_seconds, roles
 from slurmdl.placement.floors import Limit, bottlenecks, limits
 from slurmdl.placement.mesh import STEPS, Mesh, usable
-from slurmdl.placement.pool import BoolArray, FloatArray, Pool
+from slurmdl.placement.pool import BoolArray, FloatArray, IntArray, Pool
 from slurmdl.placement.shape import Shape
 from slurmdl.placement.traffic import Phase
 
@@ -129,17 +129,25 @@ def _roles(pool: Pool, job: Shape, phases: Sequence[Phase]) -> Callable[[FloatAr
     size, load = float(phases[0].size), least_load(phases[:1], job)
     mine = np.arange(servers + 1.0)
 
+    def most(room: IntArray, carries: FloatArray) -> IntArray:
+        """Tasks that fit behind links which carry so many shares, with so much room: two arrays of one shape."""
+        with np.errstate(divide="ignore"):
+            others = np.minimum(workers, np.floor(carries[:, None] / (servers - mine)))
+            others = np.minimum(others, room[:, None] - mine)
+            needed = np.where(mine > 0, np.maximum(workers - carries[:, None] / mine, 0.0), 0.0)
+        return np.asarray(np.where(others >= np.ceil(needed - 1e-9), mine + others, 0.0).max(axis=1), np.int64)
+
     def holds(times: FloatArray) -> BoolArray:
         inside = pool.per_leaf(pool.node_capacity >= load / times[:, None] * (1 - 1e-9)) * job.most_per_node
         for level in pool.levels:
-            zones = level.zones
-            carries = times[:, None, None] * pool.zone_capacity[zones, None] / size * (1 + 1e-9)
-            with np.errstate(divide="ignore"):
-                others = np.minimum(workers, np.floor(carries / (servers - mine)))
-                others = np.minimum(others, inside[:, zones, None] - mine)
-                enough = others >= np.ceil(np.where(mine > 0, np.maximum(workers - carries / mine, 0.0), 0.0) - 1e-9)
-            most = np.where(enough, mine + others, 0.0).max(axis=2)
-            held = np.minimum(inside[:, zones], most).astype(np.int64)
+            # many zones are alike in room and uplink: each kind is worked out once
+            capacity, kind = np.unique(pool.zone_capacity[level.zones], return_inverse=True)
+            turn = np.arange(len(times))[:, None] * len(capacity) + kind
+            below = np.minimum(inside[:, level.zones], job.tasks)
+            kinds, alike = np.unique(turn * (job.tasks + 1) + below, return_inverse=True)
+            turn, room = np.divmod(kinds, job.tasks + 1)
+            carries = times[turn // len(capacity)] * capacity[turn % len(capacity)] / size * (1 + 1e-9)
+            held = most(room, carries)[alike.reshape(below.shape)]
             inside[:, level.parents] += np.add.reduceat(held, level.begin, axis=1)
         return np.asarray(inside >= job.tasks)
 

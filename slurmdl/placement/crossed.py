@@ -36,15 +36,20 @@ def relevant(pool: Pool, seconds: float, rounds: float) -> list[Limit]:
 
 
 def choices(pool: Pool, job: Shape, starts: Sequence[Start],
-            phases: Sequence[Phase]) -> Iterator[tuple[Start, Choice]]:
-    """The choice of the least time in each of the most promising zones."""
+            phases: Sequence[Phase], almost: float) -> Iterator[tuple[Start, Choice]]:
+    """The choice of the least time in each of the most promising zones.
+
+    Parameters
+    ----------
+    almost : choices that take more than so many times the least time are left out.
+    """
     if job.nodes == 1:
         return
-    best = np.inf
     found = _shards(pool, job, starts, phases) if roles(phases) else _meshes(pool, job, starts, phases)
-    for seconds, start, choice in found:
-        if seconds < best * 2:
-            best = min(best, seconds)
+    ways = list(found)
+    least = min((seconds for seconds, _, _ in ways), default=0.0)
+    for seconds, start, choice in ways:
+        if seconds <= almost * least:
             yield start, choice
 
 
@@ -67,6 +72,10 @@ class _Peers:
     def least(self) -> float:
         return self.low + self.latency
 
+    @property
+    def most(self) -> float:
+        return self.high + self.latency
+
     def refined(self, zone: int) -> _Peers:
         low, high = (float(bound[zone]) for bound in self.mesh.bracket(self.low, self.high, zone))
         return _Peers(self.mesh, low, high, self.latency)
@@ -76,12 +85,17 @@ def _meshes(pool: Pool, job: Shape, starts: Sequence[Start],
             phases: Sequence[Phase]) -> Iterator[tuple[float, Start, Choice]]:
     for start, peers in _ranked(pool, job, starts, _as_one(phases), sum(phase.rounds for phase in phases)):
         quota, nodes = peers.mesh.quota(peers.high, start.zone)
-        yield peers.high + peers.latency, start, _choice(pool, job, start, take(pool, nodes, quota))
+        yield peers.most, start, _choice(pool, job, start, take(pool, nodes, quota))
 
 
 def _ranked(pool: Pool, job: Shape, starts: Sequence[Start], phase: Phase,
-            rounds: float) -> list[tuple[Start, _Peers]]:
-    """The most promising zones, each with the best limit of delay, the least time first."""
+            rounds: float, close: bool = True) -> list[tuple[Start, _Peers]]:
+    """The most promising zones, each with the best limit of delay, the least time first.
+
+    Parameters
+    ----------
+    close : divide the interval of the least time until it is short.
+    """
     load = float(phase.size) * job.tasks * job.tasks
     slowest = min(float(pool.node_capacity.min()), float(pool.zone_capacity.min()))
     share = (job.tasks // job.nodes) / job.tasks
@@ -96,17 +110,18 @@ def _ranked(pool: Pool, job: Shape, starts: Sequence[Start], phase: Phase,
                 found.append(_Peers(mesh, float(low[zone]), float(high[zone]), float(latency[zone])))
     promising = sorted((min(peers.least for peers in found), i, start) for i, start in enumerate(starts)
                        if (found := tried[start.zone]))[:MAX_STARTS]
-    ranked = [(start, _best(tried[start.zone], start.zone)) for _, _, start in promising]
-    return sorted(ranked, key=lambda entry: entry[1].high + entry[1].latency)
+    ranked = [(start, _best(tried[start.zone], start.zone) if close else
+               min(tried[start.zone], key=lambda peers: peers.most)) for _, _, start in promising]
+    return sorted(ranked, key=lambda entry: entry[1].most)
 
 
 def _best(tried: Sequence[_Peers], zone: int) -> _Peers:
     """The best limit for a zone: each is looked at closely until the rest cannot win."""
     best: _Peers | None = None
     for peers in sorted(tried, key=lambda peers: peers.least):
-        if best is None or peers.least < best.high + best.latency:
+        if best is None or peers.least < best.most:
             close = peers.refined(zone)
-            if best is None or close.high + close.latency < best.high + best.latency:
+            if best is None or close.most < best.most:
                 best = close
     assert best is not None
     return best
@@ -129,7 +144,7 @@ def _shards(pool: Pool, job: Shape, starts: Sequence[Start],
     ps = min(len(phases[0].source), len(phases[0].target)) if phases[0].target[0] < phases[0].source[0] else \
         len(phases[0].source)
     best = np.inf
-    ranked = {start.zone: entry for start, entry in _ranked(pool, job, starts, _as_one(phases), rounds)}
+    ranked = {start.zone: entry for start, entry in _ranked(pool, job, starts, _as_one(phases), rounds, False)}
     for start in sorted(starts, key=lambda start: (start.zone not in ranked, start.seconds))[:MAX_ZONES]:
         if start.seconds > best * (1 + 1e-6):
             continue

@@ -32,7 +32,11 @@ from slurmdl.topology.model import Topology
 MAX_REFUSED = 4
 #: tasks of all choices that are compared for those who read what lost, where they cannot win
 MAX_SCORED_TASKS = 2048
-#: tasks above which the plain choices are tried in so few zones beside those that the counts lead to
+#: how many times as many where they can at most take the same time
+MAX_TIES = 2
+#: choices by counts are scored up to so many times the least time, by their own figures
+ALMOST = 2.0
+#: tasks above which only the best of them is scored, and the plain choices are tried in so few zones
 MAX_TASKS, MAX_PLAIN = 256, 1
 
 
@@ -172,7 +176,8 @@ class _Instance:
         for start, choice in self.ways(pool):
             least = min((entry.ranks.cost.key[0] for entry in found), default=np.inf)
             nodes = np.sort(choice.nodes).tobytes()
-            if nodes in seen or (start.seconds > least and len(found) * self.job.tasks > MAX_SCORED_TASKS):
+            spent = len(found) * self.job.tasks / MAX_SCORED_TASKS
+            if nodes in seen or (start.seconds > least and spent > 1) or (start.seconds >= least and spent > MAX_TIES):
                 continue
             seen.add(nodes)
             found.append(self.scored(pool, choice))
@@ -183,8 +188,9 @@ class _Instance:
         place, wanted = self.request.dl.place, self.job.nodes
         promising = starts(pool, self.job, place, self.phases)
         if place == "pack" and crossed(self.phases):
-            yield from by_counts(pool, self.job, promising, self.phases)
-            promising = promising[:MAX_PLAIN] if self.job.tasks > MAX_TASKS else promising
+            large = self.job.tasks > MAX_TASKS
+            yield from by_counts(pool, self.job, promising, self.phases, 1.0 if large else ALMOST)
+            promising = promising[:MAX_PLAIN] if large else promising
         for start in promising:
             for choice in choices(pool, start, wanted, place):
                 yield start, choice
