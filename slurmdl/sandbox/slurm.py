@@ -34,7 +34,7 @@ hwloc_base_binding_policy = none
 
 
 #: Nodes of a cloud boot when they are allocated (ResumeProgram), and these never finish: nothing is sent to them,
-#: they stay with their job until it is cancelled, and serve again once they were powered down (`cloud.give_back`).
+#: they stay with their job until it is cancelled, and serve again once they were powered down (`cloud.end`).
 _CLOUD = {"ResumeProgram": "/bin/true", "SuspendProgram": "/bin/true", "SuspendTime": 2**30, "SuspendTimeout": 1,
           "ResumeTimeout": 65000, "ResumeRate": 0, "SuspendRate": 0, "SlurmdTimeout": 0, "MaxJobCount": 100000,
           "PrivateData": "cloud"}
@@ -75,6 +75,8 @@ def write_files(spec: Spec, root: Path, user: User) -> None:
     (slurm / "slurm.conf").write_text(_slurm_conf(spec, root, address))
     (slurm / "topology.conf").write_text(_topology_conf(spec))
     (slurm / "cgroup.conf").write_text("CgroupAutomount=no\n")
+    if spec.plugstack:
+        (slurm / "plugstack.conf").write_text(spec.plugstack)
     if spec.gres:
         kinds = {kind.split(":")[0]: kind for kind in spec.gres.split(",")}
         lines = []
@@ -144,7 +146,8 @@ def _slurm_conf(spec: Spec, root: Path, address: Mapping[str, str]) -> str:
     lines += spec.settings
     alike: dict[tuple[str, str], list[str]] = {}
     for node in spec.topology.nodes:
-        where = "State=CLOUD" if spec.cloud else f"NodeAddr={address[node]}"
+        # a name that no host has would let the controller wait seconds for the resolver: here nobody listens
+        where = f"NodeAddr={address[LOGIN]} State=CLOUD" if spec.cloud else f"NodeAddr={address[node]}"
         alike.setdefault((where, spec.node_features(node)), []).append(node)
     for (where, features), nodes in alike.items():
         lines.append(f"NodeName={hostlist.fold(nodes)} {where} CPUs={spec.cpus} RealMemory={spec.memory}"

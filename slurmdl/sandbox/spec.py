@@ -65,6 +65,7 @@ class Spec:
     features : node -> further features; "" as the node stands for all nodes.
     gres : Slurm's Gres text for every node, "" for none.
     settings : further lines of slurm.conf.
+    plugstack : text of plugstack.conf, "" for no such file.
     shares : directories that stay visible under their own path on every host.
     cloud : the nodes are names only, of any number: the controller allocates them, but no job ever runs on them.
     """
@@ -79,6 +80,7 @@ class Spec:
     features: dict[str, str] = field(default_factory=dict)
     gres: str = ""
     settings: tuple[str, ...] = ()
+    plugstack: str = ""
     shares: tuple[str, ...] = ()
     cloud: bool = False
 

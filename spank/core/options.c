@@ -1,0 +1,143 @@
+#define _GNU_SOURCE
+#include "options.h"
+
+#include <locale.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+const struct dl_option dl_options[DL_OPTIONS] = {
+#define DL_OPTION(upper, lower, kind, name, values, usage)                                                  \
+	[DL_OPT_##upper] = {name, "SLURMDL_OPT_" #upper, "SLURM_SPANK__SLURM_SPANK_OPTION_slurmdl_dl_" #lower, \
+			    kind, values, usage},
+#include "options.inc"
+#undef DL_OPTION
+};
+
+static const char digits[] = "0123456789";
+
+bool dl_number(const char *text, unsigned *number)
+{
+	size_t length = strspn(text, digits);
+	if (length < 1 || length > 9 || text[length])
+		return false;
+	*number = (unsigned)strtoul(text, NULL, 10);
+	return true;
+}
+
+bool dl_is_set(const char *value)
+{
+	if (!*value || !strcmp(value, "yes"))
+		return true;
+	value += strspn(value, "+-");
+	size_t length = strspn(value, digits);
+	return length && !value[length] && strspn(value, "0") < length;
+}
+
+const char *dl_shown(const char *text, size_t length, char room[DL_SHOWN])
+{
+	bool cut = length > DL_SHOWN - 4;
+	size_t end = cut ? DL_SHOWN - 4 : length;
+	for (size_t i = 0; i < end; i++)
+		room[i] = text[i] >= ' ' && text[i] < 127 ? text[i] : '?';
+	strcpy(room + end, cut ? "..." : "");
+	return room;
+}
+
+static bool is_choice(const char *values, const char *value)
+{
+	size_t length = strlen(value);
+	while (length) {
+		size_t each = strcspn(values, "|");
+		if (each == length && !memcmp(values, value, length))
+			return true;
+		if (!values[each])
+			return false;
+		values += each + 1;
+	}
+	return false;
+}
+
+/* A decimal number above 0 and finite, then k, K, M, G or T, then i, then B; all but the number may lack. */
+static bool is_bytes(const char *value)
+{
+	const char *at = value + strspn(value, "0123456789.");
+	if (at == value)
+		return false;
+	if (*at == 'e' || *at == 'E') {
+		const char *exponent = at + 1 + (at[1] == '+' || at[1] == '-');
+		size_t length = strspn(exponent, digits);
+		if (!length)
+			return false;
+		at = exponent + length;
+	}
+	/* the point is a point in every locale of the user's */
+	locale_t c = newlocale(LC_ALL_MASK, "C", (locale_t)0);
+	if (!c)
+		return false;
+	char *end;
+	double number = strtod_l(value, &end, c);
+	freelocale(c);
+	if (end != at || !(number > 0) || isinf(number))
+		return false;
+	if (*at && strchr("kKMGT", *at))
+		at += 1 + (at[1] == 'i');
+	at += *at == 'B';
+	return !*at;
+}
+
+static void list_choices(const char *values, char *room, size_t size)
+{
+	size_t at = 0;
+	for (; *values && at + 3 < size; values++) {
+		room[at++] = *values == '|' ? ',' : *values;
+		if (*values == '|')
+			room[at++] = ' ';
+	}
+	room[at] = '\0';
+}
+
+bool dl_option_check(const struct dl_option *option, const char *value, const char *source, char message[DL_MESSAGE])
+{
+	bool valid = true;
+	unsigned number;
+	const char *rule = option->values;
+	char choices[128], shown[DL_SHOWN];
+	size_t length = strnlen(value, DL_VALUE_MAX + 1);
+
+	switch (option->kind) {
+	case DL_CHOICE:
+		valid = is_choice(option->values, value);
+		list_choices(option->values, choices, sizeof(choices));
+		rule = choices;
+		break;
+	case DL_COUNT:
+		valid = dl_number(value, &number);
+		rule = "a whole number, 0 or more";
+		break;
+	case DL_BYTES:
+		valid = length <= DL_VALUE_MAX && is_bytes(value);
+		rule = "bytes above 0, e.g. 1e8, 400M, 1.5Gi";
+		break;
+	case DL_NAMES:
+		valid = value[strspn(value, ",")] != '\0';
+		rule = "names with commas between";
+		break;
+	case DL_TEXT:
+		valid = *value != '\0';
+		break;
+	case DL_FLAG:
+		return true;
+	}
+	if (length > DL_VALUE_MAX) {
+		valid = false;
+		rule = "a shorter value";
+	}
+	if (!valid && !length)
+		snprintf(message, DL_MESSAGE, "%s: an empty value is not valid; valid: %s", source, rule);
+	else if (!valid)
+		snprintf(message, DL_MESSAGE, "%s: '%s' is not valid; valid: %s", source,
+			 dl_shown(value, length, shown), rule);
+	return valid;
+}

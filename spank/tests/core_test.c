@@ -1,0 +1,263 @@
+/* The core, one line a case: what is expected, and what is found where it differs. */
+#include "../core/options.h"
+#include "../core/task.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static int failures, checks;
+
+#define CHECK(condition, ...)                                              \
+	do {                                                               \
+		checks++;                                                  \
+		if (!(condition)) {                                        \
+			failures++;                                        \
+			printf("%s:%d: %s: ", __FILE__, __LINE__, #condition); \
+			printf(__VA_ARGS__);                               \
+			putchar('\n');                                     \
+		}                                                          \
+	} while (0)
+
+static void options(void)
+{
+	static const struct {
+		int option;
+		const char *value;
+		bool valid;
+	} cases[] = {
+		{DL_OPT_STRATEGY, "ps", true}, {DL_OPT_STRATEGY, "adaptive-gossip", true},
+		{DL_OPT_STRATEGY, "", false}, {DL_OPT_STRATEGY, "gossi", false}, {DL_OPT_STRATEGY, "gossip|ps", false},
+		{DL_OPT_STRATEGY, "PS", false}, {DL_OPT_STRATEGY, "ps ", false}, {DL_OPT_STRATEGY, "|", false},
+		{DL_OPT_PS, "0", true}, {DL_OPT_PS, "999999999", true}, {DL_OPT_PS, "007", true},
+		{DL_OPT_PS, "1000000000", false}, {DL_OPT_PS, "-1", false}, {DL_OPT_PS, "+1", false},
+		{DL_OPT_PS, " 1", false}, {DL_OPT_PS, "1x", false}, {DL_OPT_PS, "", false},
+		{DL_OPT_ZONE, "a,b", true}, {DL_OPT_ZONE, ",a", true}, {DL_OPT_ZONE, ",,", false}, {DL_OPT_ZONE, "", false},
+		{DL_OPT_MODEL_BYTES, "1", true}, {DL_OPT_MODEL_BYTES, ".5", true}, {DL_OPT_MODEL_BYTES, "5.", true},
+		{DL_OPT_MODEL_BYTES, "1e8", true}, {DL_OPT_MODEL_BYTES, "1.5Gi", true}, {DL_OPT_MODEL_BYTES, "1kB", true},
+		{DL_OPT_MODEL_BYTES, "4E+2TiB", true}, {DL_OPT_MODEL_BYTES, "0", false}, {DL_OPT_MODEL_BYTES, "0.0e9", false},
+		{DL_OPT_MODEL_BYTES, "1e999", false}, {DL_OPT_MODEL_BYTES, "1e-999", false},
+		{DL_OPT_MODEL_BYTES, "1.2.3", false}, {DL_OPT_MODEL_BYTES, ".", false}, {DL_OPT_MODEL_BYTES, "1e", false},
+		{DL_OPT_MODEL_BYTES, "0x10", false}, {DL_OPT_MODEL_BYTES, "inf", false}, {DL_OPT_MODEL_BYTES, "nan", false},
+		{DL_OPT_MODEL_BYTES, "1m", false}, {DL_OPT_MODEL_BYTES, "1i", false}, {DL_OPT_MODEL_BYTES, "1BB", false},
+		{DL_OPT_MODEL_BYTES, "-1", false}, {DL_OPT_MODEL_BYTES, "", false},
+		{DL_OPT_SCORES, "any text\n", true}, {DL_OPT_SCORES, "", false}, {DL_OPT_STRICT, "whatever", true},
+	};
+	char message[DL_MESSAGE];
+	for (size_t i = 0; i < sizeof(cases) / sizeof(*cases); i++)
+		CHECK(dl_option_check(&dl_options[cases[i].option], cases[i].value, "x", message) == cases[i].valid,
+		      "%s=%s", dl_options[cases[i].option].name, cases[i].value);
+
+	dl_option_check(&dl_options[DL_OPT_BIND], "\033[31mx\n", "--dl-bind", message);
+	CHECK(!strcmp(message, "--dl-bind: '?[31mx?' is not valid; valid: auto, pin, zone, late, off"), "%s", message);
+
+	static char longest[DL_VALUE_MAX + 2];
+	memset(longest, '1', sizeof(longest) - 1);
+	for (int i = 0; i < DL_OPTIONS; i++)
+		CHECK(dl_options[i].kind == DL_FLAG || !dl_option_check(&dl_options[i], longest, "x", message), "%s",
+		      dl_options[i].name);
+	longest[DL_VALUE_MAX] = '\0';
+	CHECK(dl_option_check(&dl_options[DL_OPT_SCORES], longest, "x", message), "%s", message);
+
+	static const char *const on[] = {"", "yes", "1", "007", "-1", "+2"}, *const off[] = {"0", "no", "00", "x", "Yes", "1x"};
+	for (int i = 0; i < 6; i++) {
+		CHECK(dl_is_set(on[i]), "%s", on[i]);
+		CHECK(!dl_is_set(off[i]), "%s", off[i]);
+	}
+}
+
+static void lists(void)
+{
+	static const struct {
+		const char *list;
+		uint32_t rank;
+		enum dl_error error;
+		bool in;
+		uint32_t index, count;
+	} cases[] = {
+		{"", 3, DL_OK, false, 0, 0}, {"0", 0, DL_OK, true, 0, 1}, {"0,4-5", 0, DL_OK, true, 0, 3},
+		{"0,4-5", 3, DL_OK, false, 1, 3}, {"0,4-5", 5, DL_OK, true, 2, 3}, {"0,4-5", 9, DL_OK, false, 3, 3},
+		{"0-9", 9, DL_OK, true, 9, 10}, {"3-3", 3, DL_OK, true, 0, 1}, {"00,01", 1, DL_OK, true, 1, 2},
+		{"10", 0, DL_BAD_RANK, false, 0, 0}, {"0-10", 0, DL_BAD_RANK, false, 0, 0},
+		{"5-4", 0, DL_BAD_ORDER, false, 0, 0}, {"4,4", 0, DL_BAD_ORDER, false, 0, 0},
+		{"0-3,2", 0, DL_BAD_ORDER, false, 0, 0}, {"2,1", 0, DL_BAD_ORDER, false, 0, 0},
+		{",", 0, DL_BAD_NUMBER, false, 0, 0}, {"1,", 0, DL_BAD_ITEM, false, 0, 0}, {"1,,2", 0, DL_BAD_NUMBER, false, 0, 0},
+		{"a", 0, DL_BAD_NUMBER, false, 0, 0}, {"1-", 0, DL_BAD_NUMBER, false, 0, 0}, {"-1", 0, DL_BAD_NUMBER, false, 0, 0},
+		{"1-2-3", 0, DL_BAD_ITEM, false, 0, 0}, {"1 2", 0, DL_BAD_ITEM, false, 0, 0},
+		{"1234567890", 0, DL_TOO_LONG, false, 0, 0}, {"0-4294967296", 0, DL_TOO_LONG, false, 0, 0},
+		{"$(reboot)", 0, DL_BAD_NUMBER, false, 0, 0},
+	};
+	for (size_t i = 0; i < sizeof(cases) / sizeof(*cases); i++) {
+		struct dl_position found;
+		struct dl_span list = {cases[i].list, strlen(cases[i].list)};
+		enum dl_error error = dl_find_rank(list, 10, cases[i].rank, &found);
+		CHECK(error == cases[i].error, "'%s': %s", cases[i].list, dl_error_text(error));
+		CHECK(error || (found.in == cases[i].in && found.rank == cases[i].index && found.count == cases[i].count),
+		      "'%s' %u: %d %u %u", cases[i].list, cases[i].rank, found.in, found.rank, found.count);
+	}
+	static char longest[DL_TEXT_MAX + 1];
+	memset(longest, '0', sizeof(longest));
+	struct dl_position found;
+	CHECK(dl_find_rank((struct dl_span){longest, sizeof(longest)}, 10, 0, &found) == DL_TOO_LONG, "accepted");
+}
+
+static void zones(void)
+{
+	static const struct {
+		const char *text;
+		uint32_t rank;
+		enum dl_error error;
+		const char *zone;
+	} cases[] = {
+		{"", 0, DL_OK, ""}, {"A:0-3;B:4-7", 3, DL_OK, "A"}, {"A:0-3;B:4-7;", 4, DL_OK, "B"},
+		{"A:0-3;B:4-7", 8, DL_OK, ""}, {"A:0;B:0", 0, DL_OK, "A"}, {"A:", 0, DL_OK, ""},
+		{"A", 0, DL_BAD_ITEM, ""}, {"A;B:0", 0, DL_BAD_ITEM, ""}, {":0", 0, DL_BAD_NAME, ""}, {";", 0, DL_BAD_ITEM, ""},
+		{"A:0;;", 0, DL_BAD_ITEM, ""}, {"A:x", 0, DL_BAD_NUMBER, ""}, {"A:0;B:99", 0, DL_BAD_RANK, ""},
+		{"A:B:0", 0, DL_BAD_NUMBER, ""},
+	};
+	for (size_t i = 0; i < sizeof(cases) / sizeof(*cases); i++) {
+		struct dl_span zone;
+		enum dl_error error = dl_zone_of(cases[i].text, 10, cases[i].rank, &zone);
+		CHECK(error == cases[i].error, "'%s': %s", cases[i].text, dl_error_text(error));
+		CHECK(error || dl_span_is(zone, cases[i].zone), "'%s' %u: %.*s", cases[i].text, cases[i].rank,
+		      (int)zone.length, zone.at);
+	}
+	static char longest[DL_TEXT_MAX + 2];
+	struct dl_span zone;
+	memset(longest, 'a', sizeof(longest) - 1);
+	CHECK(dl_zone_of(longest, 10, 0, &zone) == DL_TOO_LONG, "accepted");
+	strcpy(longest + DL_NAME_MAX + 1, ":0");
+	CHECK(dl_zone_of(longest, 10, 0, &zone) == DL_TOO_LONG, "a name of 256 characters is accepted");
+	CHECK(dl_zone_of(longest + 1, 10, 0, &zone) == DL_OK, "a name of 255 characters is not accepted");
+}
+
+static void nodes(void)
+{
+	static const struct {
+		const char *text;
+		enum dl_error error;
+		uint32_t size, rank;
+		const char *node;
+	} cases[] = {
+		{"n1", DL_OK, 1, 0, "n1"}, {"n2,n1(x2),n3", DL_OK, 4, 2, "n1"}, {"n2,n1(x2),n3", DL_OK, 4, 3, "n3"},
+		{"n1", DL_OK, 1, 1, ""}, {"a.b-c_1(x1000000)", DL_OK, 1000000, 999999, "a.b-c_1"},
+		{"", DL_BAD_NAME, 0, 0, ""}, {",n1", DL_BAD_NAME, 0, 0, ""}, {"n1,", DL_BAD_ITEM, 0, 0, ""},
+		{"n1,,n2", DL_BAD_NAME, 0, 0, ""}, {"n1(2)", DL_BAD_ITEM, 0, 0, ""}, {"n1(x)", DL_BAD_NUMBER, 0, 0, ""},
+		{"n1(x0)", DL_BAD_ITEM, 0, 0, ""}, {"n1(x2", DL_BAD_ITEM, 0, 0, ""}, {"n1(x2)n2", DL_BAD_ITEM, 0, 0, ""},
+		{"n1(x1000001)", DL_TOO_LONG, 0, 0, ""}, {"n1(x999999),n2(x2)", DL_TOO_LONG, 0, 0, ""},
+		{"n1(x99999999999)", DL_TOO_LONG, 0, 0, ""}, {"n[1-2]", DL_BAD_ITEM, 0, 0, ""}, {"n1\nn2", DL_BAD_ITEM, 0, 0, ""},
+		{"n1 n2", DL_BAD_ITEM, 0, 0, ""}, {"$(id)", DL_BAD_NAME, 0, 0, ""}, {"/etc/passwd", DL_BAD_NAME, 0, 0, ""},
+		{"n1;n2", DL_BAD_ITEM, 0, 0, ""}, {"'n1'", DL_BAD_NAME, 0, 0, ""},
+	};
+	for (size_t i = 0; i < sizeof(cases) / sizeof(*cases); i++) {
+		struct dl_span node;
+		uint32_t size;
+		enum dl_error error = dl_count_nodes(cases[i].text, &size);
+		CHECK(error == cases[i].error, "'%s': %s", cases[i].text, dl_error_text(error));
+		CHECK(error || size == cases[i].size, "'%s': %u", cases[i].text, size);
+		CHECK(dl_node_of(cases[i].text, cases[i].rank, &node) == error, "'%s': another error", cases[i].text);
+		CHECK(error || dl_span_is(node, cases[i].node), "'%s' %u: %.*s", cases[i].text, cases[i].rank,
+		      (int)node.length, node.at);
+	}
+}
+
+/* a mapped task that is right; each case changes one field */
+static struct dl_task mapped(void)
+{
+	return (struct dl_task){.rank = 4, .size = 6, .step = 1003, .mapped = true, .map_size = "6", .ps_ranks = "0,3",
+				.zone_ranks = "A:0-2;B:3-5;", .master = "n3", .port = "10149", .nodes = "n3(x2),n1,n4,n2(x2)",
+				.node = "n2", .address = "core.B.n2", .distribution = "arbitrary"};
+}
+
+static void tasks(void)
+{
+	struct dl_told told;
+	struct dl_task task = mapped();
+	dl_tell(&task, &told);
+	CHECK(told.mapped && !strcmp(told.role, "worker") && told.role_rank == 2 && !strcmp(told.zone, "B") &&
+		      !strcmp(told.master, "n3") && told.port == 10152 && !told.doubt[0],
+	      "%d %s %u %s %s %u %s", told.mapped, told.role, told.role_rank, told.zone, told.master, told.port, told.doubt);
+	task.rank = 3, task.nodes = NULL, task.ps_ranks = "0,3", task.step = 0;
+	dl_tell(&task, &told);
+	CHECK(!strcmp(told.role, "ps") && told.role_rank == 1 && told.port == 10149 && !told.doubt[0], "%s %u %s", told.role,
+	      told.role_rank, told.doubt);
+	task.ps_ranks = NULL;
+	dl_tell(&task, &told);
+	CHECK(!strcmp(told.role, "worker") && told.role_rank == 3, "%s %u", told.role, told.role_rank);
+
+	struct dl_task wrong[9];
+	for (int i = 0; i < 9; i++)
+		wrong[i] = mapped();
+	wrong[0].map_size = "5";
+	wrong[1].map_size = "x";
+	wrong[2].ps_ranks = "6";
+	wrong[3].zone_ranks = "A";
+	wrong[4].master = NULL;
+	wrong[5].port = "70000";
+	wrong[6].port = NULL;
+	wrong[7].nodes = "n3(x";
+	wrong[8].distribution = "block";
+	for (int i = 0; i < 9; i++) {
+		dl_tell(&wrong[i], &told);
+		CHECK(!told.mapped && told.doubt[0] && !told.local, "case %d: %s", i, told.doubt);
+		CHECK(!strcmp(told.role, "worker") && told.role_rank == 4 && !strcmp(told.zone, "B") && !told.master[0],
+		      "case %d: %s %u %s %s", i, told.role, told.role_rank, told.zone, told.master);
+	}
+
+	task = mapped();
+	task.node = "n9", task.address = NULL;
+	dl_tell(&task, &told);
+	CHECK(told.mapped && told.local && !strcmp(told.doubt, "rank 4 is on n9, and on n2 in the map"), "%s", told.doubt);
+	task = mapped();
+	task.address = "core.xB.n2";
+	dl_tell(&task, &told);
+	CHECK(told.mapped && told.local && !strcmp(told.doubt, "rank 4 is in core.xB, and in zone B in the map"), "%s",
+	      told.doubt);
+	task.address = "n2"; /* a cluster without zones */
+	dl_tell(&task, &told);
+	CHECK(told.mapped && !told.doubt[0], "%s", told.doubt);
+}
+
+static void roles_without_a_map(void)
+{
+	static const struct {
+		const char *strategy, *servers;
+		uint32_t rank;
+		const char *role;
+		uint32_t role_rank;
+	} cases[] = {
+		{NULL, NULL, 2, "worker", 2}, {"ps", NULL, 0, "ps", 0}, {"ps", NULL, 1, "worker", 0}, {NULL, "2", 1, "ps", 1},
+		{NULL, "2", 2, "worker", 0}, {"ps", "0", 0, "worker", 0}, {"gossip", "2", 0, "worker", 0},
+		{NULL, "0", 0, "worker", 0}, {"ps", "3", 3, "worker", 0}, {"ps", "4", 0, NULL, 0}, {NULL, "999999999", 0, NULL, 0},
+	};
+	for (size_t i = 0; i < sizeof(cases) / sizeof(*cases); i++) {
+		struct dl_task task = {.rank = cases[i].rank, .size = 4, .strategy = cases[i].strategy,
+				       .servers = cases[i].servers, .node = "n1", .address = "core.A.n1"};
+		struct dl_told told;
+		dl_tell(&task, &told);
+		CHECK(!told.role == !cases[i].role && (!told.role || !strcmp(told.role, cases[i].role)), "case %zu: %s", i,
+		      told.role ? told.role : "none");
+		CHECK(told.role_rank == cases[i].role_rank, "case %zu: %u", i, told.role_rank);
+		CHECK(!cases[i].role == !!told.doubt[0], "case %zu: %s", i, told.doubt);
+		CHECK(!strcmp(told.zone, "A") && !told.mapped, "case %zu: %s", i, told.zone);
+	}
+}
+
+static void ports(void)
+{
+	CHECK(dl_port(71, 0) == 12627 && dl_port(71, 5) == 12632, "%u", dl_port(71, 0));
+	CHECK(dl_port(4294967295u, 4294967295u) < 30000, "%u", dl_port(4294967295u, 4294967295u));
+}
+
+int main(void)
+{
+	options();
+	lists();
+	zones();
+	nodes();
+	tasks();
+	roles_without_a_map();
+	ports();
+	printf("%d checks, %d failed\n", checks, failures);
+	return failures != 0;
+}
