@@ -93,7 +93,7 @@ def starts(pool: Pool, job: Shape, place: str, phases: Sequence[Phase]) -> list[
                           np.minimum(seconds, best_below)[level.zones])
         found &= seconds < best_below
     zones = np.flatnonzero(found)
-    zones = zones[np.lexsort((zones, pool.size[zones], pool.level[zones], seconds[zones]))]
+    zones = zones[np.lexsort((pool.turn[zones], pool.size[zones], pool.level[zones], seconds[zones]))]
     kept = np.concatenate([zones[pool.level[zones] == level][:MAX_ZONES] for level in np.unique(pool.level[zones])])
     zones = zones[np.isin(zones, kept)]
     return [Start(int(zone), float(seconds[zone]), float(floor[zone]), tried[which[zone]]) for zone in zones]
@@ -147,5 +147,5 @@ def choices(pool: Pool, start: Start, wanted: int, place: str) -> Iterator[Choic
         (widths(pool, start.zone) >= start.floor) & start.limit.holds(pool, start.zone)
     inside = nodes.start + np.flatnonzero(fits)
     smallest = not (pool.size[pool.parent == start.zone] >= wanted).any()
-    for quota in quotas(np.bincount(pool.leaf[inside], minlength=len(pool.zone)), wanted, place):
+    for quota in quotas(np.bincount(pool.leaf[inside], minlength=len(pool.zone)), pool.turn, wanted, place):
         yield Choice(start.zone, take(pool, inside, quota), int(pool.size[start.zone]) - wanted, smallest)

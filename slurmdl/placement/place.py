@@ -177,7 +177,8 @@ class _Instance:
             least = min((entry.ranks.cost.key[0] for entry in found), default=np.inf)
             nodes = np.sort(choice.nodes).tobytes()
             spent = len(found) * self.job.tasks / MAX_SCORED_TASKS
-            if nodes in seen or (start.seconds > least and spent > 1) or (start.seconds >= least and spent > MAX_TIES):
+            hopeless = start.seconds > least if spent <= MAX_TIES else start.seconds >= least
+            if nodes in seen or (spent > 1 and hopeless):
                 continue
             seen.add(nodes)
             found.append(self.scored(pool, choice))

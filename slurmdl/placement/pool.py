@@ -56,6 +56,7 @@ class Pool:
     zone : shape (zones,), index in the topology; the last one is -1, for all trees together, where they are joined.
     parent, level : shape (zones,), as in the topology.
     begin, end : shape (zones,), the nodes of each zone are those from `begin` up to `end`.
+    turn : shape (zones,), settles the order of equal zones.
     """
 
     node: IntArray
@@ -71,6 +72,7 @@ class Pool:
     level: IntArray
     begin: IntArray
     end: IntArray
+    turn: IntArray
 
     @property
     def leaf(self) -> IntArray:
@@ -156,7 +158,7 @@ def pool(cluster: ClusterSnapshot, topology: Topology, scores: LinkScores, room:
     ----------
     room : shape (nodes of the snapshot,), tasks that each node can take.
     joined : a zone over all trees, for jobs that may span them.
-    seed : settles the order of equal nodes; 0 for that of the snapshot.
+    seed : settles the order of equal nodes and zones; 0 for that of the snapshot and the topology.
 
     Raises
     ------
@@ -194,8 +196,9 @@ def pool(cluster: ClusterSnapshot, topology: Topology, scores: LinkScores, room:
         depth = (above >= 0).sum(axis=1)
         above = np.column_stack([above, np.full(len(node), -1)])
         above[np.arange(len(node)), depth] = top
+    zones_turn = generator.permutation(len(zone)) if seed else np.arange(len(zone))
     return Pool(node, room[node], weight[order], speed[order], delay[order], above, zone, zone_speed, zone_delay,
-                parent, level, begin, end)
+                parent, level, begin, end, zones_turn)
 
 
 def part(pool: Pool, nodes: IntArray, top: int) -> Pool:
@@ -217,4 +220,4 @@ def part(pool: Pool, nodes: IntArray, top: int) -> Pool:
     end = begin + np.bincount(above[above >= 0], minlength=len(used))
     return Pool(pool.node[nodes], pool.room[nodes], pool.weight[nodes], pool.node_capacity[nodes],
                 pool.node_delay[nodes], above, pool.zone[used], pool.zone_capacity[used], pool.zone_delay[used],
-                number[pool.parent[used]], pool.level[used], begin, end)
+                number[pool.parent[used]], pool.level[used], begin, end, pool.turn[used])

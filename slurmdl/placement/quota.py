@@ -9,9 +9,10 @@ import numpy as np
 from slurmdl.placement.pool import IntArray, Pool
 
 
-def quotas(room: IntArray, wanted: int, place: str) -> Iterator[IntArray]:
-    """Nodes per zone, from the room of each: shape (zones,) as `room`."""
+def quotas(room: IntArray, turn: IntArray, wanted: int, place: str) -> Iterator[IntArray]:
+    """Nodes per zone, from the room of each: shape (zones,) as `room`; `turn` is the order of equal zones."""
     leaves = np.flatnonzero(room)
+    leaves = leaves[np.argsort(turn[leaves], kind="stable")]
     sizes = room[leaves]
     found: list[IntArray] = []
     if place == "spread" or len(leaves) == 1:
