@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -82,36 +83,39 @@ def test_counts_fold_and_unfold(counts):
     assert allocation.unfold(allocation.fold(counts)) == tuple(counts)
 
 
-def scontrol(monkeypatch, record: str) -> list[list[str]]:
-    """Answer `scontrol show job` with a record; returns the other commands that are run."""
-    ran: list[list[str]] = []
-    monkeypatch.setattr(late.process, "query", lambda argv: record)
-    monkeypatch.setattr(late, "_resize", lambda job, nodes: ran.append([str(job), *nodes]) or "")
-    return ran
+def scontrol(tmp_path: Path, monkeypatch, batch: str = "n1") -> Path:
+    """An scontrol on PATH that shows the job and writes down what else it is called with, in the file returned."""
+    log, program = tmp_path / "log", tmp_path / "scontrol"
+    record = RECORD.strip().replace("BatchHost=n1", f"BatchHost={batch}")
+    program.write_text(f"#!/bin/sh\ncase $* in *show*) echo '{record}';; *) echo $* >> {log};; esac\n")
+    program.chmod(0o755)
+    log.touch()
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    return log
 
 
 @pytest.mark.parametrize(("asked", "dry_run", "resized"), [
-    (3, False, [["7", "n1", "n3", "n5"]]),
-    (3, True, []),
-    (4, False, []),  # no more nodes than needed
-    (2, False, []),  # more than a job of two would have asked for: another job that inherited the mark
+    (3, False, "update JobId=7 NodeList=n1,n3,n5\n"),
+    (3, True, ""),
+    (4, False, ""),  # no more nodes than needed
+    (2, False, ""),  # more than a job of two would have asked for: another job that inherited the mark
 ])
-def test_when_a_job_is_reduced(monkeypatch, asked, dry_run, resized):
-    ran = scontrol(monkeypatch, RECORD)
+def test_when_a_job_is_reduced(tmp_path, monkeypatch, asked, dry_run, resized):
+    log = scontrol(tmp_path, monkeypatch)
     said: list[str] = []
     found = late.trim(ENVIRON, Asked(asked), lambda held: ("n1", "n3", "n5"), lambda job: False, said.append,
                       dry_run=dry_run)
-    assert ran == resized and not said
+    assert log.read_text() == resized and not said
     assert found["SLURM_JOB_NODELIST"] == ("n[1,3,5]" if asked == 3 else "n[1-3,5]")
 
 
-def test_without_zones_the_first_nodes_are_kept(monkeypatch):
-    ran = scontrol(monkeypatch, RECORD.replace("BatchHost=n1", "BatchHost=n5"))
+def test_without_zones_the_first_nodes_are_kept(tmp_path, monkeypatch):
+    log = scontrol(tmp_path, monkeypatch, batch="n5")
     said: list[str] = []
 
     def choose(held: late.Held) -> tuple[str, ...]:
         raise PlacementError("the topology has no zones")
 
     late.trim(ENVIRON, Asked(3), choose, lambda job: False, said.append, dry_run=False)
-    assert ran == [["7", "n5", "n1", "n2"]]
+    assert log.read_text() == "update JobId=7 NodeList=n5,n1,n2\n"
     assert said == ["the topology has no zones; the first 3 nodes of the job are kept"]
