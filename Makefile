@@ -4,6 +4,7 @@
 # make bench-demo   the demo's figures, repeated, into results/demo.json
 # make bench-topology   how long topologies take to read and to ask, into results/topology.json
 # make bench-placement  how fast and how good placement is, into results/placement.json
+# make bench-model   predicted against measured communication of random placements, into results/model.json
 # make fuzz       ten minutes of coverage-guided fuzzing of the readers of topologies
 # make oracle     thousands of random topology.conf files and hostlists against slurmctld and scontrol
 # make nightly      what takes longer than CI may
@@ -13,7 +14,7 @@ BIN := .venv/bin
 # The sandbox makes network namespaces, which needs root; everything else runs as the user.
 AS_ROOT := tools/as-root
 
-.PHONY: demo test lint install system nightly fuzz oracle bench-demo bench-topology bench-placement clean
+.PHONY: demo test lint install system nightly fuzz oracle bench-demo bench-model bench-topology bench-placement clean
 
 demo: install
 	@$(AS_ROOT) $(BIN)/slurmdl bench demo
@@ -36,6 +37,10 @@ bench-placement: install
 	@mkdir -p results
 	-@tools/install-debian scotch
 	$(AS_ROOT) $(BIN)/slurmdl bench placement --results results/placement.json
+
+bench-model: install
+	@mkdir -p results
+	$(AS_ROOT) $(BIN)/slurmdl bench model --results results/model.json
 
 fuzz: install
 	SLURMDL_FUZZ_SECONDS=100 $(BIN)/pytest -p no:cacheprovider -s tests/fuzz

@@ -17,13 +17,28 @@ def run(argv: list[str]) -> int:
                                    description="How long topologies take to read and to ask, by size.")
     topology.add_argument("--repeats", type=int, default=5, metavar="N", help="runs of each (default: %(default)s)")
     topology.add_argument("--results", metavar="FILE", help="write the figures, controls among them, as JSON")
+    model = commands.add_parser("model", help="predicted against measured communication of random placements",
+                                description="Predicted against measured communication of random placements on a "
+                                            "sandbox (needs root).")
+    model.add_argument("--repeats", type=int, default=1, metavar="N", help="runs of each (default: %(default)s)")
+    model.add_argument("--results", metavar="FILE", help="write the figures, controls among them, as JSON")
     placement = commands.add_parser("placement", help="speed, quality and herding of placement",
-                                    description="How fast and how good placement is, beside Slurm's own choice, graph "
+                                    description="How fast and how good placement is, beside Slurm's choice, graph "
                                                 "mappers and many submitters at once (parts need root).")
     placement.add_argument("--only", default="", metavar="PART,...", help="these parts only (default: all)")
     placement.add_argument("--seed", type=int, default=0, metavar="N", help="of all traces (default: %(default)s)")
     placement.add_argument("--results", metavar="FILE", help="write the figures, controls among them, as JSON")
+    exact = commands.add_parser("exact", help="the choice of nodes beside the exact optimum",
+                                description="The choice of nodes beside the exact optimum, on small random clusters.")
+    exact.add_argument("--clusters", type=int, default=2000, metavar="N", help="cases that count (%(default)s)")
+    exact.add_argument("--seed", type=int, default=1, metavar="N", help="of the clusters (default: %(default)s)")
+    exact.add_argument("--results", metavar="FILE", help="write the figures, a control among them, as JSON")
     options = top.parse_args(argv)
+    if options.command == "exact":
+        from slurmdl.bench import exact as bench_exact
+
+        bench_exact.run(max(1, options.clusters), options.results, options.seed)
+        return 0
     if options.command == "placement":
         from slurmdl.bench import placement as bench
 

@@ -226,7 +226,7 @@ def test_the_controller_is_stopped(new_cluster):
 def test_a_hanging_controller_costs_five_seconds_and_no_job(cluster):
     script = cluster.script(SHOW)
     cluster.freeze_daemon("login", True)
-    thaw = threading.Timer(8, cluster.freeze_daemon, ("login", False))
+    thaw = threading.Timer(11, cluster.freeze_daemon, ("login", False))
     thaw.start()
     try:
         done = cluster.run(["slurmdl", "sbatch", "--parsable", "-N2", str(script)], directory=script.parent)
