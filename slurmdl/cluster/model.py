@@ -138,11 +138,6 @@ class ClusterSnapshot:
                    partitions=tuple(partitions), reservations=tuple(reservations))
 
     @cached_property
-    def index(self) -> dict[str, int]:
-        """Name -> position in the arrays."""
-        return dict(zip(self.names, range(len(self.names)), strict=True))
-
-    @cached_property
     def nodes(self) -> tuple[Node, ...]:
         """The nodes one by one: for a few, or for many where time does not matter."""
         columns = [getattr(self, name).tolist() for name in NUMBERS]

@@ -146,8 +146,9 @@ class _Refusals:
 
     def _named(self, names: Iterable[str]) -> BoolArray:
         named: BoolArray = np.zeros(len(self.cluster.names), bool)
-        found = [self.cluster.index[name] for name in names if name in self.cluster.index]
-        named[found] = True
+        wanted = frozenset(names)
+        if wanted:
+            named[[i for i, name in enumerate(self.cluster.names) if name in wanted]] = True
         return named
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import repeat
 
 import numpy as np
 import numpy.typing as npt
@@ -146,8 +147,8 @@ def position(cluster: ClusterSnapshot, topology: Topology) -> IntArray:
     """Index in the topology of each node of the snapshot, -1 where it does not know the node; shape (nodes,)."""
     if cluster.names == topology.nodes:
         return np.arange(len(topology.nodes))
-    index = topology.node_index
-    return np.array([index.get(name, -1) for name in cluster.names], np.int64)
+    found = map(topology.node_index.get, cluster.names, repeat(-1))
+    return np.fromiter(found, np.int64, len(cluster.names))
 
 
 def pool(cluster: ClusterSnapshot, topology: Topology, scores: LinkScores, room: IntArray,

@@ -64,7 +64,7 @@ class Topology:
 
     @cached_property
     def node_index(self) -> dict[str, int]:
-        return {name: i for i, name in enumerate(self.nodes)}
+        return dict(zip(self.nodes, range(len(self.nodes)), strict=True))
 
     @cached_property
     def zone_index(self) -> dict[str, int]:
