@@ -10,6 +10,7 @@ import os
 import re
 import shlex
 import sys
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -75,6 +76,10 @@ def submit(argv: Sequence[str]) -> int:
         process.become([program, *argv], os.environ)
     site, complaint = _config()
     job = submission.read(argv, os.environ, site.options)
+    if not job.request.dl.dry_run:
+        # many who submit at once see the same cluster; they should not all choose the same of equal nodes
+        seed = 1 + (time.time_ns() ^ os.getpid()) % 2**32
+        job = replace(job, request=replace(job.request, seed=seed))
     decision = _without_harm(job, site, complaint, program)
     command = render(program, job, decision, os.environ)
     _speak(job, decision)
