@@ -139,6 +139,8 @@ def test_memory_units(settings, megabytes):
     (["--container-image", "x.sqsh"], "--container-image is not understood"), (["-Z"], "-Z is not understood"),
     (["-N", "x"], "--nodes=x is not understood"), (["-m", "arbitrary"], "arbitrary"),
     (["-x", "n[1-"], "hostlist"), (["/no/such/script"], "cannot be read"),
+    (["-x", "n[1-1000000]"], "a range has at most 65536 names"),
+    (["-w", ",".join(f"n{i}x[1-50000]" for i in range(20))], "more than 262144 names in all"),
 ])
 def test_what_is_never_pinned_says_why(argv, why):
     assert why in read(*argv).request.unpinnable
