@@ -35,7 +35,7 @@ def busy_nodes(topology: Topology, share: float, seed: int) -> npt.NDArray[np.bo
             free[ended] = True
         nodes = first_fit(topology, free, size)
         free[nodes] = False
-        duration = float(np.exp(generator.uniform(*np.log(DURATIONS))))
+        duration = float(np.exp(generator.uniform(np.log(DURATIONS[0]), np.log(DURATIONS[1]))))
         heapq.heappush(ends, (now + duration, number, nodes))
         number, started = number + 1, started + size
     return ~free

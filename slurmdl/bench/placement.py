@@ -16,7 +16,9 @@ from slurmdl.bench.results import Row
 from slurmdl.errors import UsageError
 
 #: part -> its module, which has `rows(seed)`
-PARTS = {"speed": "slurmdl.bench.speed", "quality": "slurmdl.bench.quality"}
+PARTS = {"speed": "slurmdl.bench.speed", "quality": "slurmdl.bench.quality",
+         "herding": "slurmdl.bench.herding", "overhead": "slurmdl.bench.overhead",
+         "exact": "slurmdl.bench.exact"}
 SEED = 0
 
 
@@ -50,7 +52,7 @@ def run(only: Sequence[str] = (), results_file: str | None = None, seed: int = S
 
 
 def _rows(part: str, seed: int) -> Iterator[Row]:
-    yield from import_module(PARTS[part]).rows(seed)
+    yield from import_module(PARTS[part]).rows(seed=seed)
 
 
 def line(row: Row) -> str:

@@ -271,7 +271,7 @@ def _of_slurm(box: sandbox.Sandbox, bench: Bench,
                          stdin="show nodes\nshow partitions\nshow config\n")
         job = cloud.submit(box, ["-N", str(size), "--exclusive"])
         given = cloud.nodes_of(box, job)
-        cloud.give_back(box, [job], given)
+        cloud.end(box, job, given)
         yield size, scontrol.parse(text), given
         cloud.wait_idle(box, given)
 

@@ -65,4 +65,4 @@ def _machine() -> dict[str, Any]:
     import os
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return {"system": platform.system(), "kernel": platform.release(), "cores": os.cpu_count(),
-            "memory_gib": round(memory / 2**30, 1)}
+            "load": [round(value, 1) for value in os.getloadavg()], "memory_gib": round(memory / 2**30, 1)}

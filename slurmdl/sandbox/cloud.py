@@ -25,7 +25,7 @@ _SCRIPT = "#!/bin/sh\n"
 
 def submit(box: Sandbox, options: Sequence[str]) -> int:
     """Submit a job as the ordinary user; returns its number. SandboxError quotes sbatch where it refuses it."""
-    done = subprocess.run(box.command(["sbatch", "--parsable", "--output=/dev/null", *options],
+    done = subprocess.run(box.command(["sbatch", "--parsable", "--no-requeue", "--output=/dev/null", *options],
                                       directory=str(box.shared)),
                           input=_SCRIPT, capture_output=True, text=True, timeout=60, check=False)
     if done.returncode:
@@ -56,12 +56,17 @@ def running(box: Sandbox, job: int) -> tuple[str, str]:
     return (words[0], words[1] if len(words) > 1 else "") if words else ("", "")
 
 
-def give_back(box: Sandbox, jobs: Sequence[int], nodes: Sequence[str]) -> None:
-    """Cancel jobs, and power the nodes that they had down, so that they can be chosen again a second or two later."""
-    hosts.run(box.pids[LOGIN], ["scancel", *map(str, jobs)])
+def end(box: Sandbox, job: int, nodes: Sequence[str]) -> None:
+    """End a job that may not be requeued; the nodes that it has can be chosen again some seconds later.
+
+    Powering its nodes down ends it. To cancel it first would set them free for a moment, and the job that gets them
+    in it would be ended, too.
+    """
     if nodes:
         hosts.run(box.pids[LOGIN], ["scontrol", "update", f"NodeName={hostlist.fold(nodes)}",
                                     "State=POWER_DOWN_FORCE"])
+    else:
+        hosts.run(box.pids[LOGIN], ["scancel", str(job)])
 
 
 def wait_idle(box: Sandbox, nodes: Sequence[str], timeout: float = 20.0) -> None:

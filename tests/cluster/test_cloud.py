@@ -32,7 +32,7 @@ def test_jobs_get_nodes_and_give_them_back():
         snapshot = scontrol.parse(text)
         assert len(snapshot.nodes) == 600
         assert all(snapshot.node[node].cpus_free == 0 for node in nodes)
-        cloud.give_back(box, [one], nodes)
+        cloud.end(box, one, nodes)
         cloud.wait_idle(box, nodes)
         assert cloud.running(box, one) == ("", "")
     finally:

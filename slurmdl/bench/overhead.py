@@ -1,0 +1,104 @@
+"""What `slurmdl sbatch` adds to `sbatch`: paired runs on a real controller, as an ordinary user.
+
+Time runs until the line with the job's number is there, which is what scripts wait for; what a pinned job's check
+takes after it is told apart. So is the time of processors, which says what remains on a machine that is not busy.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from slurmdl.bench import results
+from slurmdl.bench.results import Row
+from slurmdl.errors import SandboxError
+from slurmdl.sandbox import cluster as sandbox
+from slurmdl.sandbox.cluster import Sandbox
+from slurmdl.sandbox.spec import Spec, alternating
+from slurmdl.topology import example
+
+REPEATS = 15
+#: nodes of the large cluster, on leaves of 20; its nodes are a cloud, so jobs stay there with theirs
+LARGE = 10_000
+CHECK_TARGET = 1.0
+
+
+@dataclass(frozen=True)
+class Case:
+    """One way to submit: the options for both commands, and those for ours alone."""
+
+    name: str
+    target: float
+    options: tuple[str, ...]
+    ours: tuple[str, ...] = ()
+    pinned: bool = False
+
+
+SMALL_CASES = (
+    Case("nothing placed, --dl-bind=off", 0.060, ("-N2",), ("--dl-bind=off",)),
+    Case("nothing placed, a job array", 0.060, ("-N2", "--array=1-2")),
+    Case("placed on 8 nodes, zone preferred", 0.250, ("-N2",)),
+)
+PINNED_CASES = (Case("placed on 8 nodes, pinned", 0.250, ("-N2", "--no-requeue"), pinned=True),)
+LARGE_CASES = (Case(f"placed at {LARGE} nodes, pinned", 0.450, ("-N8", "--no-requeue"), pinned=True),)
+
+
+def rows(seed: int = 0) -> Iterator[Row]:
+    """All cases; `seed` changes nothing here. Says in one line where there is no cluster to submit to."""
+    name = f"overhead-{os.getpid()}"
+    for spec, cases in ((Spec(name, alternating(8, 2)), SMALL_CASES),
+                        (Spec(name, alternating(8, 2), zone_features=False), PINNED_CASES),
+                        (Spec(name, example.tree((1, LARGE // 20, LARGE)), zone_features=False, cloud=True),
+                         LARGE_CASES)):
+        try:
+            box = sandbox.up(spec)
+        except SandboxError as error:
+            print(f"no overhead measured on {len(spec.topology.nodes)} nodes: {error}", flush=True)
+            continue
+        try:
+            for case in cases:
+                yield from _measured(box, case)
+        finally:
+            sandbox.down(name)
+
+
+def _measured(box: Sandbox, case: Case) -> Iterator[Row]:
+    plain, more, checks, work = [], [], [], []
+    words = ["-o", "/dev/null", *case.options, "--wrap=true"]
+    for command in (["sbatch"], ["slurmdl", "sbatch"]):  # once unmeasured, so that all files are in memory
+        _submit(box, [*command, *words])
+    for _ in range(REPEATS):
+        base, _, little = _submit(box, ["sbatch", *words])
+        ours, rest, much = _submit(box, ["slurmdl", "sbatch", *case.ours, *words])
+        plain.append(base)
+        more.append(ours - base)
+        checks.append(rest)
+        work.append(much - little)
+    yield results.row(f"slurmdl sbatch over sbatch, {case.name}", more, "s", baseline=float(np.median(plain)),
+                      target=f"at most {case.target:g} s more", met=float(np.median(more)) <= case.target)
+    yield results.row(f"processor time of slurmdl sbatch over sbatch, {case.name}", work, "s")
+    if case.pinned:
+        yield results.row(f"from the job's number to the end of slurmdl sbatch, {case.name}", checks, "s",
+                          target=f"at most {CHECK_TARGET:g} s", met=float(np.median(checks)) <= CHECK_TARGET)
+
+
+def _submit(box: Sandbox, argv: Sequence[str]) -> tuple[float, float, float]:
+    """Seconds until the first line of stdout, from there to the end, and of processors; SandboxError if it fails."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    began = time.perf_counter()
+    child = subprocess.Popen(box.command(argv, directory=str(box.shared)), stdin=subprocess.DEVNULL,
+                             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert child.stdout is not None
+    first = child.stdout.readline()
+    told = time.perf_counter()
+    _, said = child.communicate(timeout=60)
+    if child.returncode or not first:
+        raise SandboxError(f"{' '.join(argv)}: {' '.join(said.split())[-300:]}")
+    rest, after = time.perf_counter() - told, resource.getrusage(resource.RUSAGE_CHILDREN)
+    return told - began, rest, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime

@@ -1,0 +1,66 @@
+"""The parts of the benchmark of placement that need a real controller, at a small size."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from slurmdl.bench import herding, overhead, quality
+from slurmdl.errors import SandboxError
+from slurmdl.sandbox import cluster as sandbox
+from slurmdl.sandbox.spec import Spec, alternating
+from slurmdl.topology import example
+
+
+@pytest.fixture(autouse=True)
+def _controller() -> None:
+    """Skip where no sandbox comes up; the benchmark itself would only say so."""
+    try:
+        sandbox.up(Spec(f"cloud-{os.getpid()}", alternating(2, 1), cloud=True))
+    except SandboxError as error:
+        if os.environ.get("SLURMDL_REQUIRE_CLUSTER") == "1":
+            raise
+        pytest.skip(f"no real Slurm cluster: {error}")
+    sandbox.down(f"cloud-{os.getpid()}")
+
+
+def test_quality_against_a_real_controller(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quality, "shapes", lambda: (quality.Shape("tree", example.tree((1, 8, 80))),))
+    monkeypatch.setattr(quality, "SIZES", (12,))
+    monkeypatch.setattr(quality, "LOADS", ((0.5, 1),))
+    found = {row.metric: row for row in quality.rows()}
+    for pattern in quality.PATTERNS:
+        for order in ("names", "leaves"):
+            row = found[f"tree, thin uplinks, {pattern.name}: predicted seconds over those of Slurm, {order}"]
+            assert row.repeats == 1
+            assert row.value > 0
+    assert any("could save" in metric for metric in found)
+
+
+def test_herding(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(herding, "NODES", 40)
+    monkeypatch.setattr(herding, "LEAVES", 4)
+    monkeypatch.setattr(herding, "SUBMITTERS", 3)
+    monkeypatch.setattr(herding, "JOBS", 4)
+    monkeypatch.setattr(herding, "SIZES", (1, 8))
+    monkeypatch.setattr(herding, "ARRIVALS", 1.0)
+    monkeypatch.setattr(herding, "DURATIONS", (1.0, 2.0))
+    found = {row.metric: row for row in herding.rows(seed=1)}
+    assert found["burst: jobs that never start, slurmdl"].value == 0
+    assert found["burst: wait until start, slurmdl"].repeats == 3
+    assert found["trace: jobs that the controller ended"].value == 0
+    queue = found["trace of 4 jobs: completion of the queue, slurmdl"]
+    assert queue.value > 1
+    assert queue.baseline is not None
+    assert queue.baseline > 1
+
+
+def test_overhead(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(overhead, "REPEATS", 1)
+    monkeypatch.setattr(overhead, "LARGE", 200)
+    found = {row.metric: row for row in overhead.rows()}
+    assert len([metric for metric in found if metric.startswith("slurmdl sbatch over sbatch")]) == 5
+    assert all(row.baseline is not None and row.baseline > 0 for metric, row in found.items()
+               if metric.startswith("slurmdl sbatch over sbatch"))
+    assert len([metric for metric in found if metric.startswith("from the job's number")]) == 2
