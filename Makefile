@@ -6,6 +6,9 @@
 # make bench-placement  how fast and how good placement is, into results/placement.json
 # make bench-model   predicted against measured communication of random placements, into results/model.json
 # make fuzz       ten minutes of coverage-guided fuzzing of the readers of topologies
+# make plugin     the SPANK plugin, build/spank/slurmdl.so (spank/README.md)
+# make fuzz-plugin  libFuzzer on the plugin's parsers, SECONDS in all, and the plugin as clang builds it
+# make memcheck-plugin  every callback of the plugin in every context under valgrind
 # make oracle     thousands of random topology.conf files and hostlists against slurmctld and scontrol
 # make nightly      what takes longer than CI may
 
@@ -14,7 +17,7 @@ BIN := .venv/bin
 # The sandbox makes network namespaces, which needs root; everything else runs as the user.
 AS_ROOT := tools/as-root
 
-.PHONY: demo test lint install system nightly fuzz oracle bench-demo bench-model bench-topology bench-placement clean
+.PHONY: demo test lint install system nightly fuzz oracle plugin fuzz-plugin memcheck-plugin bench-demo bench-model bench-topology bench-placement clean
 
 demo: install
 	@$(AS_ROOT) $(BIN)/slurmdl bench demo
@@ -49,7 +52,20 @@ oracle: install
 	$(AS_ROOT) env SLURMDL_ORACLE_FILES=5000 SLURMDL_ORACLE_HOSTLISTS=20000 SLURMDL_ORACLE_SEED=$$(date +%j) \
 		$(BIN)/pytest -p no:cacheprovider -s tests/cluster/test_topology_oracle.py
 
-nightly: lint test bench-demo bench-topology fuzz oracle
+plugin: system
+	$(MAKE) -C spank
+
+fuzz-plugin: system
+	@tools/install-debian clang libclang-rt-dev
+	$(MAKE) -C spank CC=clang build=../build/clang
+	$(MAKE) -C spank fuzz
+
+memcheck-plugin: system
+	@tools/install-debian valgrind
+	$(MAKE) -C spank memcheck
+
+nightly: lint test bench-demo bench-topology fuzz oracle memcheck-plugin
+	$(MAKE) fuzz-plugin SECONDS=600
 
 install: system .venv/installed
 

@@ -36,9 +36,12 @@ static void settle(int index, const char *value)
 {
 	const char *strategy = getenv(dl_options[DL_OPT_STRATEGY].variable);
 	const char *servers = getenv(dl_options[DL_OPT_PS].variable);
+	char message[DL_MESSAGE];
 	unsigned count = 0;
 	if (!strategy || !strcmp(strategy, "ps") || !servers || !dl_number(servers, &count) || !count)
 		return;
+	if (!dl_option_check(&dl_options[DL_OPT_STRATEGY], strategy, "", message))
+		return; /* the environment's own; it is refused when its turn comes */
 	if (index == DL_OPT_STRATEGY) {
 		slurm_spank_log("slurmdl: --dl-strategy=%s has no parameter servers: --dl-ps=%u is set aside", value, count);
 		unsetenv(dl_options[DL_OPT_PS].variable);

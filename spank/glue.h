@@ -13,6 +13,7 @@ void dl_client_init(int srun);
 int dl_client_option(int index, const char *value);
 void dl_client_post_opt(void);
 
+void dl_remote_init(void);
 void dl_remote_option(int index, const char *value);
 void dl_remote_task(spank_t spank);
 

@@ -40,7 +40,9 @@ int slurm_spank_init(spank_t spank, int ac, char **av)
 		offer(spank, i, dl_options[i].name, dl_options[i].values, dl_options[i].usage);
 	if (context != S_CTX_ALLOCATOR)
 		offer(spank, DL_OPT_MAP, "dl-map", "", "start the tasks in the order of the job's rank map");
-	if (context != S_CTX_REMOTE)
+	if (context == S_CTX_REMOTE)
+		dl_remote_init();
+	else
 		dl_client_init(context == S_CTX_LOCAL);
 	return 0;
 }

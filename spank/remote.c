@@ -11,6 +11,11 @@
 static char given[DL_OPTIONS + 1][DL_VALUE_MAX + 1];
 static bool is_given[DL_OPTIONS + 1];
 
+void dl_remote_init(void)
+{
+	memset(is_given, 0, sizeof(is_given));
+}
+
 void dl_remote_option(int index, const char *value)
 {
 	char message[DL_MESSAGE];

@@ -169,6 +169,12 @@ def test_only_what_slurm_looks_for_is_exported(plugin):
         "slurm_spank_init", "slurm_spank_init_post_opt", "slurm_spank_task_init"}
 
 
+def test_every_callback_in_every_context(tmp_path):
+    """Under AddressSanitizer and UBSan; tests/harness.c says what is checked."""
+    needs(HEADER.exists(), "libslurm-dev")
+    assert "10000 rounds in 6 contexts" in make("harness", tmp_path)
+
+
 def test_it_is_hardened(plugin):
     needs(bool(shutil.which("readelf")), "readelf")
     dynamic = subprocess.run(["readelf", "-dlW", plugin], capture_output=True, text=True, check=True).stdout
