@@ -59,8 +59,9 @@ def line(row: Row) -> str:
     """One line of the table: whether the target is met, the figure, what it is, its range and its target."""
     verdict = {None: "", True: "met", False: "MISSED"}[row.met]
     spread = f" ({min(row.samples):.4g} to {max(row.samples):.4g})" if row.repeats > 1 else ""
+    beside = f", beside {row.baseline:.4g}" if row.baseline is not None else ""
     target = f"; {row.target}" if row.target else ""
-    return f"{verdict:7}{row.value:10.4g} {row.unit:6} {row.metric}{spread}{target}"
+    return f"{verdict:7}{row.value:10.4g} {row.unit:6} {row.metric}{spread}{beside}{target}"
 
 
 def _versions() -> dict[str, str]:
