@@ -16,8 +16,8 @@ from slurmdl.placement.traffic import Phase
 
 #: most numbers in an array: phases x links x ranks
 MAX_NUMBERS = 2**22
-#: most pairs of ranks that are looked at for a swap, over all rounds
-MAX_PAIRS = 2**25
+#: most rounds of swaps, and most pairs of ranks that are looked at in all of them
+MAX_ROUNDS, MAX_PAIRS = 512, 2**25
 #: powers of the norm that swaps reduce, in this order
 POWERS = (1, 4, 16)
 #: most swaps in a round
@@ -49,7 +49,7 @@ def swapped(phases: Sequence[Phase], links: Links, place: IntArray) -> IntArray:
     """A place of each rank that swaps of two lead to from this one, by the predicted cost never a worse one."""
     found = [place]
     search = _Swaps(_flow(phases, len(place)), links, place)
-    rounds = max(4, MAX_PAIRS // len(place)**2)
+    rounds = min(MAX_ROUNDS, max(4, MAX_PAIRS // len(place)**2))
     for power in POWERS:
         rounds = search.reduce(power, rounds)
         found.append(search.place.copy())
@@ -106,9 +106,9 @@ class _Swaps:
 
     def _round(self, power: int) -> int:
         """One swap for each of the ranks that gain most; how many were made."""
-        unit = np.where(self.scale > 0, self.scale, 1.0)[:, None] * self.capacity
+        unit = self._unit()[:, None] * self.capacity
         # the norm's gradient, by direction; a phase counts as much as it takes
-        norm = self._powers(power).sum(axis=1) ** (1 / power)
+        norm = self._powers(power, self.out, self.into).sum(axis=1) ** (1 / power)
         steep = [np.where(norm[:, None] > 0, (load / unit / np.maximum(norm, 1e-300)[:, None]) ** (power - 1), 0.0)
                  / self.capacity for load in (self.out, self.into)]
         sides = sum(steep)
@@ -132,9 +132,15 @@ class _Swaps:
                 made += 1
         return made
 
-    def _powers(self, power: int) -> FloatArray:
-        unit = np.where(self.scale > 0, self.scale, 1.0)[:, None] * self.capacity
-        return np.asarray((self.out / unit) ** power + (self.into / unit) ** power)
+    def _unit(self) -> FloatArray:
+        """What the times of each phase are divided by."""
+        return np.where(self.scale > 0, self.scale, 1.0)
+
+    def _powers(self, power: int, out: FloatArray, into: FloatArray,
+                links: IntArray | slice = slice(None)) -> FloatArray:
+        """Powers of the times of links; shape (phases, links)."""
+        unit = self._unit()[:, None] * self.capacity[links]
+        return np.asarray((out / unit) ** power + (into / unit) ** power)
 
     def _apart(self, weight: FloatArray, one: IntArray, two: IntArray) -> FloatArray:
         """Weight of the links on the way between nodes; shape (phases, pairs)."""
@@ -152,13 +158,11 @@ class _Swaps:
             return False
         out, into = (np.concatenate(pair, axis=1) for pair in zip(
             self._moved(own, i, j), self._moved(other, j, i), strict=True))
-        scale = np.where(self.scale > 0, self.scale, 1.0)[:, None]
-        unit = scale * self.capacity[links]
-        old = ((self.out[:, links] / unit) ** power + (self.into[:, links] / unit) ** power).sum(axis=1)
-        new = ((out / unit) ** power + (into / unit) ** power).sum(axis=1)
-        before = self._powers(power).sum(axis=1)
-        after = np.maximum(before - old + new, 0.0)
-        change = (scale[:, 0] * (after ** (1 / power) - before ** (1 / power))).sum()
+        # summed anew, not by differences: at high powers small terms would be lost beside a large one that goes
+        powers = self._powers(power, self.out, self.into)
+        before = powers.sum(axis=1)
+        powers[:, links] = self._powers(power, out, into, links)
+        change = (self._unit() * (powers.sum(axis=1) ** (1 / power) - before ** (1 / power))).sum()
         if change >= -1e-9 * self.scale.sum():
             return False
         self.out[:, links], self.into[:, links] = out, into
