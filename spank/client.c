@@ -31,23 +31,25 @@ void dl_client_init(int srun)
 	}
 }
 
-/* Parameter servers and another strategy exclude each other: what is said later counts. */
+/* Parameter servers and another strategy exclude each other: what is said later counts, and of two variables in the
+ * environment the strategy. What is set aside stays so in the job, to which Slurm hands on all that was given. */
 static void settle(int index, const char *value)
 {
 	const char *strategy = getenv(dl_options[DL_OPT_STRATEGY].variable);
 	const char *servers = getenv(dl_options[DL_OPT_PS].variable);
+	const char *shown = getenv(dl_options[DL_OPT_PS].slurms);
 	char message[DL_MESSAGE];
 	unsigned count = 0;
 	if (!strategy || !strcmp(strategy, "ps") || !servers || !dl_number(servers, &count) || !count)
 		return;
 	if (!dl_option_check(&dl_options[DL_OPT_STRATEGY], strategy, "", message))
 		return; /* the environment's own; it is refused when its turn comes */
-	if (index == DL_OPT_STRATEGY) {
-		slurm_spank_log("slurmdl: --dl-strategy=%s has no parameter servers: --dl-ps=%u is set aside", value, count);
-		unsetenv(dl_options[DL_OPT_PS].variable);
-	} else if (index == DL_OPT_PS) {
+	if (index == DL_OPT_PS && !(shown && !strcmp(shown, value))) {
 		slurm_spank_log("slurmdl: --dl-ps=%u: the strategy is ps, not %s", count, strategy);
 		setenv(dl_options[DL_OPT_STRATEGY].variable, "ps", 1);
+	} else {
+		slurm_spank_log("slurmdl: --dl-strategy=%s has no parameter servers: --dl-ps=%u is set aside", strategy, count);
+		setenv(dl_options[DL_OPT_PS].variable, "0", 1);
 	}
 }
 
@@ -147,7 +149,8 @@ int dl_client_option(int index, const char *value)
 		return -1;
 	}
 	setenv(option->variable, value, 1);
-	settle(index, value);
+	if (index == DL_OPT_STRATEGY || index == DL_OPT_PS)
+		settle(index, value);
 	return 0;
 }
 

@@ -1,0 +1,328 @@
+"""The plugin in a real Slurm: what tasks get, what is refused, and that nothing is lost where it is not there."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+PLUGIN = Path(__file__).parents[2] / "build/spank/slurmdl.so"
+NAMES = ("SLURM_PROCID", "SLURMD_NODENAME", "SLURMDL_ROLE", "SLURMDL_ROLE_RANK", "SLURMDL_ZONE", "RANK", "WORLD_SIZE",
+         "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "SLURMDL_PLAN", "SLURM_DISTRIBUTION",
+         "SLURM_HOSTFILE", "SLURMDL_SET")
+#: what a task has of NAMES, one line a task
+TASK = "echo " + " ".join(f"${{{name}:--}}" for name in NAMES)
+STEP = f"srun sh -c '{TASK}'"
+#: a map of six tasks on four nodes, for a script
+MAP = """
+export SLURMDL_MAP_JOB=$SLURM_JOB_ID SLURMDL_MAP_NODES='n3(x2),n1,n4,n2(x2)' SLURMDL_MAP_PLAN=plan
+export SLURMDL_MAP_PS_RANKS=0,3 SLURMDL_MAP_ZONE_RANKS='zoneA:0-2;zoneB:3-5;'
+"""
+MAPPED = ["n3", "n3", "n1", "n4", "n2", "n2"]
+PLAIN = ["n1", "n1", "n2", "n3", "n3", "n4"]
+
+
+@pytest.fixture(scope="module")
+def plugin() -> Path:
+    if not Path("/usr/include/slurm/spank.h").exists():
+        assert os.environ.get("SLURMDL_REQUIRE_CLUSTER") != "1", "libslurm-dev is missing"
+        pytest.skip("libslurm-dev is missing")
+    subprocess.run(["make", "-C", PLUGIN.parents[2] / "spank"], check=True, capture_output=True, timeout=120)
+    return PLUGIN
+
+
+@pytest.fixture
+def plugged(new_cluster, plugin) -> Callable[..., object]:
+    """A cluster of four nodes whose plugstack.conf names the plugin."""
+    def make(**options):
+        return new_cluster(nodes=4, plugstack=f"optional {plugin}\n", **options)
+    return make
+
+
+def tasks(text: str) -> list[dict[str, str]]:
+    """What the tasks told, by rank."""
+    rows = [line.split(maxsplit=len(NAMES) - 1) for line in text.splitlines() if line[:1].isdigit()]
+    found = [dict(zip(NAMES, row, strict=True)) for row in rows if len(row) == len(NAMES)]
+    return sorted(found, key=lambda task: int(task["SLURM_PROCID"]))
+
+
+def column(text: str, name: str) -> list[str]:
+    return [task[name] for task in tasks(text)]
+
+
+def sections(text: str) -> dict[str, str]:
+    """What stands under each line `@ title`."""
+    return {part.partition("\n")[0]: part.partition("\n")[2] for part in text.split("@ ")[1:]}
+
+
+def own(text: str) -> list[str]:
+    return [line for line in text.splitlines() if "slurmdl:" in line]
+
+
+def nothing_is_broken(cluster) -> None:
+    assert set(cluster.box.node_states().values()) <= {"idle", "mixed", "allocated", "completing"}
+
+
+def roles(text: str) -> list[str]:
+    return [f"{task['SLURMDL_ROLE']}{task['SLURMDL_ROLE_RANK']}" for task in tasks(text)]
+
+
+def test_options_of_every_command_reach_the_tasks(plugged):
+    cluster = plugged()
+
+    one, two = ["ps0", "worker0", "worker1", "worker2"], ["ps0", "ps1", "worker0", "worker1"]
+    three, none = ["ps0", "ps1", "ps2", "worker0"], ["worker0", "worker1", "worker2", "worker3"]
+    #: words of sbatch, a #SBATCH line, SLURMDL_OPT_PS, how the script starts its step, the roles
+    cases: list[tuple[str, str, str, str, list[str]]] = [
+        ("--dl-strategy=ps", "", "", "srun", one), ("", "--dl-ps=2", "", "srun", two), ("", "", "2", "srun", two),
+        # script < environment < command line
+        ("", "--dl-ps=1", "2", "srun", two), ("--dl-ps=3", "--dl-ps=1", "2", "srun", three),
+        ("--dl-strategy=gossip", "--dl-ps=1", "", "srun", none),
+        # under a list of names Slurm hands on only what begins with SLURM_
+        ("--export=PATH --dl-ps=2", "", "", "srun", two),
+        ("--export=PATH --dl-strategy=gossip", "--dl-ps=1", "", "srun", none),
+        ("--dl-ps=2", "", "", "SLURMDL_OPT_PS=1 srun", one), ("--dl-ps=2", "", "", "srun --dl-ps=3", three)]
+    jobs = []
+    for words, line, servers, start, _ in cases:
+        script = cluster.script(f"#SBATCH {line}\n{STEP.replace('srun', start)}")
+        jobs.append(cluster.submit(["sbatch", "-n4", *words.split(), str(script)],
+                                   env={"SLURMDL_OPT_PS": servers} if servers else None))
+    for job, case in zip(jobs, cases, strict=True):
+        assert roles(cluster.output(job)) == case[-1], case
+    for words in (["salloc", "-N4", "--dl-ps=2", "srun"], ["srun", "-N4", "--dl-ps=2"],
+                  ["salloc", "-N4", "srun", "--dl-ps=2"]):
+        done = cluster.run([*words, "sh", "-c", TASK])
+        assert roles(done.stdout) == two, done.stderr
+    words = ["--dl-place=spread", "--dl-zone=zoneA", "--dl-model-bytes=1M", "--dl-strict"]
+    assert cluster.output(cluster.submit(["sbatch", *words, "--wrap=env | grep SLURMDL_OPT | sort"])).split() == [
+        "SLURMDL_OPT_MODEL_BYTES=1M", "SLURMDL_OPT_PLACE=spread", "SLURMDL_OPT_STRICT=", "SLURMDL_OPT_ZONE=zoneA"]
+
+
+def test_tasks_find_their_variables(plugged):
+    cluster = plugged()
+    text = cluster.output(cluster.submit(["sbatch", "-N4", "-n6", "--dl-ps=1", str(cluster.script(STEP))]))
+    for rank, task in enumerate(tasks(text)):
+        assert task["SLURMDL_ZONE"] == cluster.topology.leaf_of(task["SLURMD_NODENAME"])
+        assert (task["RANK"], task["WORLD_SIZE"]) == (str(rank), "6")
+        assert task["LOCAL_WORLD_SIZE"] == str(PLAIN.count(PLAIN[rank]))
+        assert task["LOCAL_RANK"] == str(PLAIN[:rank].count(PLAIN[rank]))
+        assert {task[name] for name in ("MASTER_ADDR", "MASTER_PORT", "SLURMDL_PLAN")} == {"-"}
+    assert len(tasks(text)) == 6
+    # the user's stay; where nothing is asked for there is nothing; batch scripts are no tasks
+    script = cluster.script(f"""
+echo "@ mine"; RANK=mine srun --dl-ps=1 sh -c '{TASK}'
+echo "@ nothing"; env -u SLURMDL_OPT_PS srun sh -c '{TASK}'
+echo "@ batch"; env | grep -c -e ^RANK -e ^SLURMDL || true
+""")
+    found = sections(cluster.output(cluster.submit(["sbatch", "-N4", str(script)])))
+    assert set(column(found["mine"], "RANK")) == {"mine"}
+    assert set(column(found["mine"], "SLURMDL_SET")) == {"WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE"}
+    ours = ("SLURMDL_ROLE", "RANK", "SLURMDL_SET")
+    assert {task[name] for task in tasks(found["nothing"]) for name in ours} == {"-"}
+    assert found["batch"].split() == ["0"]
+
+
+def test_a_step_inside_a_task_gets_its_own(plugged):
+    cluster = plugged()
+    inner = cluster.script(f"srun --overlap --mem=0 -n4 sh -c '{TASK}'", "inner.sh")
+    outer = cluster.script(f"{MAP}\nsrun --mem=0 --dl-map sh -c '[ $SLURM_PROCID != 2 ] || {inner}'")
+    text = cluster.output(cluster.submit(["sbatch", "-N4", "-n6", "--dl-ps=1", str(outer)]))
+    assert column(text, "RANK") == ["0", "1", "2", "3"] and set(column(text, "WORLD_SIZE")) == {"4"}
+    assert roles(text) == ["ps0", "worker0", "worker1", "worker2"]
+    assert {task[name] for task in tasks(text) for name in ("MASTER_ADDR", "MASTER_PORT", "SLURMDL_PLAN")} == {"-"}
+
+
+def test_the_wrapper_beside_the_plugin(plugged):
+    """`slurmdl srun` and the plugin do not count twice."""
+    cluster = plugged()
+    script = cluster.script(f"#DL --dl-ps=2\nslurmdl srun sh -c '{TASK}'")
+    text = cluster.output(cluster.submit(["slurmdl", "sbatch", "-N4", str(script)]))
+    assert roles(text) == ["ps0", "ps1", "worker0", "worker1"] and column(text, "RANK") == ["0", "1", "2", "3"]
+    assert all("RANK" in task["SLURMDL_SET"].split() and task["MASTER_ADDR"] != "-" for task in tasks(text))
+    plain = cluster.script("#SBATCH --dl-ps=2\nslurmdl srun sh -c 'echo $SLURMDL_ROLE'")
+    text = cluster.output(cluster.submit(["sbatch", "-N4", str(plain)]))
+    assert sorted(text.split()) == ["ps"] * 2 + ["worker"] * 2
+
+
+@pytest.fixture(scope="module")
+def bad_values() -> list[tuple[str, str, str]]:
+    """option, value, and what the message must name."""
+    return [("strategy", "gosip", "adaptive-gossip"), ("ps", "two", "whole number"), ("ps", "-1", "whole number"),
+            ("place", "", "balance"), ("bind", "hard", "late"), ("zone", ",", "names with commas"),
+            ("model-bytes", "0", "400M"), ("scores", "", "FILE"), ("traffic", "", "PATTERN")]
+
+
+def test_values_that_are_not_valid_end_the_submission(plugged, bad_values):
+    cluster = plugged()
+
+    def refused(done: subprocess.CompletedProcess[str], valid: str, option: str) -> None:
+        assert done.returncode != 0 and done.stdout == "", option
+        assert len(own(done.stderr)) == 1 and valid in own(done.stderr)[0], done.stderr
+        assert f"--dl-{option}" in own(done.stderr)[0]
+
+    for option, value, valid in bad_values:
+        word = f"--dl-{option}={value}"
+        refused(cluster.run(["sbatch", word, "--wrap=true"]), valid, option)
+    option, value, valid = bad_values[0]
+    word = f"--dl-{option}={value}"
+    refused(cluster.run(["sbatch", str(cluster.script(f"#SBATCH {word}\ntrue"))]), valid, option)
+    refused(cluster.run(["sbatch", "--wrap=true"], env={"SLURMDL_OPT_STRATEGY": value}), valid, option)
+    refused(cluster.run(["srun", word, "hostname"]), valid, option)
+    refused(cluster.run(["salloc", word, "hostname"]), valid, option)
+    # a map is of a step: sbatch and salloc have no such option
+    assert cluster.run(["sbatch", "--dl-map", "--wrap=true"]).returncode != 0
+    assert cluster.run(["sbatch", str(cluster.script("#SBATCH --dl-map\ntrue"))]).returncode != 0
+    assert cluster.run(["salloc", "--dl-map", "true"]).returncode != 0
+    assert cluster.run(["squeue", "-h"]).stdout == ""
+
+
+def test_help(plugged):
+    cluster = plugged()
+    for command, maps in (("sbatch", 0), ("salloc", 0), ("srun", 1)):
+        text = cluster.run([command, "--help"]).stdout
+        assert text.count("[slurmdl]") == 9 + maps and ("--dl-map" in text) == bool(maps)
+
+
+def test_a_map_is_applied_to_its_step_and_to_no_other(plugged):
+    cluster = plugged()
+    script = cluster.script(f"""{MAP}
+echo "@ before"; {STEP}
+echo "@ mapped"; srun --dl-map sh -c '{TASK}'
+echo "@ after"; {STEP}
+echo "@ counted"; srun --dl-map -n6 sh -c '{TASK}'
+echo "@ few"; srun --export=SLURMDL_MAP_JOB --dl-map /bin/sh -c '{TASK}'
+echo "@ inherited"; SLURM_SPANK__SLURM_SPANK_OPTION_slurmdl_dl_map= _SLURM_SPANK_OPTION_slurmdl_dl_map= {STEP}
+""")
+    found = sections(cluster.output(job := cluster.submit(["sbatch", "-N4", "-n6", "--dl-ps=2", str(script)])))
+    for title in ("before", "after", "inherited"):
+        assert column(found[title], "SLURMD_NODENAME") == PLAIN
+        assert roles(found[title]) == ["ps0", "ps1", "worker0", "worker1", "worker2", "worker3"]
+        assert {task[name] for task in tasks(found[title]) for name in ("MASTER_ADDR", "SLURMDL_PLAN")} == {"-"}
+    for number, title in ((1, "mapped"), (3, "counted"), (4, "few")):
+        told = tasks(found[title])
+        assert [task["SLURMD_NODENAME"] for task in told] == MAPPED
+        assert roles(found[title]) == ["ps0", "worker0", "worker1", "ps1", "worker2", "worker3"]
+        assert [task["SLURMDL_ZONE"] for task in told] == ["zoneA"] * 3 + ["zoneB"] * 3
+        assert {task["MASTER_ADDR"] for task in told} == {"n3"}
+        assert {task["MASTER_PORT"] for task in told} == {str(10_000 + job * 37 % 20_000 + number)}
+        assert {task["SLURMDL_PLAN"] for task in told} == {"plan"}
+        # a step that is started from a task has an order of its own
+        assert {task[name] for task in told for name in ("SLURM_DISTRIBUTION", "SLURM_HOSTFILE")} == {"-"}
+        assert own(found[title]) == []
+
+
+#: what is wrong with a map -> the change to the script, and what the one line says
+WRONG_MAPS = {
+    "another job": ("SLURMDL_MAP_JOB=99", "another job"),
+    "no map": ("unset SLURMDL_MAP_NODES", "no map"),
+    "foreign host": ("SLURMDL_MAP_NODES='n9(x2),n1,n4,n2(x2)'", "not of the job"),
+    "host list": ("SLURMDL_MAP_NODES='n[1-4],n1,n2'", "malformed"),
+    "line end": ("SLURMDL_MAP_NODES=\"n1\n/etc/passwd\"", "malformed"),
+    "substitution": ("SLURMDL_MAP_NODES='$(touch /tmp/executed)'", "malformed"),
+    "too long": ("SLURMDL_MAP_NODES=$(printf 'n1,%.0s' $(seq 30000))", "malformed"),
+    "empty": ("SLURMDL_MAP_NODES=", "malformed"),
+}
+
+
+def test_a_map_that_does_not_hold_is_not_applied(plugged):
+    cluster = plugged()
+    lines = [f"echo '@ {title}'; ( {change}; srun --dl-map sh -c '{TASK}' ) 2>&1"
+             for title, (change, _) in WRONG_MAPS.items()]
+    strict = f"echo '@ strict'; ( SLURMDL_MAP_JOB=99; srun --dl-strict --dl-map sh -c '{TASK}'; echo status $? ) 2>&1"
+    script = cluster.script("\n".join([MAP, *lines, strict]))
+    found = sections(cluster.output(cluster.submit(["sbatch", "-N4", "-n6", str(script)])))
+    for title, (_, said) in WRONG_MAPS.items():
+        assert column(found[title], "SLURMD_NODENAME") == PLAIN, title
+        assert set(column(found[title], "MASTER_ADDR")) == {"-"}
+        assert len(own(found[title])) == 1 and said in own(found[title])[0], (title, own(found[title]))
+    assert tasks(found["strict"]) == [] and len(own(found["strict"])) == 1
+    assert "status 0" not in found["strict"] and "status " in found["strict"]
+    nothing_is_broken(cluster)
+
+
+def test_a_map_that_the_step_does_not_follow_is_warned_of_once(plugged):
+    cluster = plugged()
+    script = cluster.script(f"""{MAP}
+echo "@ fewer"; srun --dl-map -n5 sh -c '{TASK}' 2>&1
+echo "@ nodelist"; srun --dl-map -w n[1-4] sh -c '{TASK}' 2>&1
+echo "@ more"; srun --dl-map -O -n7 sh -c '{TASK}' 2>&1 || true
+echo "@ servers"; SLURMDL_MAP_PS_RANKS=0,x srun --dl-map sh -c '{TASK}' 2>&1
+echo "@ zones"; SLURMDL_MAP_ZONE_RANKS='zoneB:0-1;zoneA:2;zoneB:3-5' srun --dl-map sh -c '{TASK}' 2>&1
+echo "@ after"; {STEP}
+""")
+    found = sections(cluster.output(cluster.submit(["sbatch", "-N4", "-n6", "--dl-ps=1", str(script)])))
+    for title, said in (("fewer", "of 6 tasks and the step has 5"), ("nodelist", "not followed"),
+                        ("servers", "PS_RANKS")):
+        assert len(own(found[title])) == 1 and said in own(found[title])[0], found[title]
+        assert set(column(found[title], "MASTER_ADDR")) == {"-"}
+        assert roles(found[title])[:2] == ["ps0", "worker0"]
+    assert own(found["zones"]) == ["slurmdl: rank 0 is in core.zoneA, and in zone zoneB in the map"]
+    assert set(column(found["zones"], "MASTER_ADDR")) == {"n3"}
+    assert tasks(found["more"]) == [] and "Too few NodeNames" in found["more"]
+    assert len(tasks(found["after"])) == 6
+
+
+def hide(cluster, host: str) -> None:
+    """Take the plugin away from a host."""
+    cluster.run(["mount", "-t", "tmpfs", "none", str(PLUGIN.parent)], host=host, as_root=True).check_returncode()
+
+
+def test_missing_on_a_node(plugged):
+    cluster = plugged()
+    hide(cluster, "n2")
+    text = cluster.output(cluster.submit(["sbatch", "-N4", "--dl-ps=1", str(cluster.script(STEP))]))
+    assert column(text, "SLURMDL_ROLE") == ["ps", "-", "worker", "worker"]
+    nothing_is_broken(cluster)
+
+
+def test_missing_on_the_login_node(plugged):
+    cluster = plugged()
+    hide(cluster, "login")
+    done = cluster.run(["sbatch", "-N4", "--dl-ps=1", "--wrap=true"])
+    assert done.returncode != 0 and "unrecognized option" in done.stderr
+    assert roles(cluster.output(cluster.submit(["sbatch", "-N4", str(cluster.script(STEP))]))) == ["--"] * 4
+    script = cluster.script("slurmdl srun sh -c 'echo $SLURMDL_ROLE'")
+    text = cluster.output(cluster.submit(["slurmdl", "sbatch", "-N4", "--dl-ps=1", str(script)]))
+    assert sorted(text.split()) == ["ps", "worker", "worker", "worker"]
+    nothing_is_broken(cluster)
+
+
+@pytest.mark.parametrize("broken", ["another release", "no plugin"])
+def test_a_plugin_that_slurm_cannot_load(new_cluster, plugin, broken):
+    """`optional` keeps the site running."""
+    directory = PLUGIN.parents[1] / f"spank-{os.getpid()}"
+    directory.mkdir(exist_ok=True)
+    path = directory / "slurmdl.so"
+    try:
+        data = bytearray(plugin.read_bytes())
+        if broken == "another release":
+            symbols = subprocess.run(["nm", "-D", plugin], capture_output=True, text=True, check=True).stdout
+            at = int(next(line for line in symbols.splitlines() if line.endswith(" plugin_version")).split()[0], 16)
+            release = int.from_bytes(data[at:at + 4], "little")
+            assert 22 <= release >> 16 < 40, "plugin_version stands elsewhere in the file"
+            data[at:at + 4] = (release + 0x20000).to_bytes(4, "little")
+        path.write_bytes(b"no plugin" if broken == "no plugin" else bytes(data))
+        cluster = new_cluster(nodes=2, plugstack=f"optional {path}\n")
+        done = cluster.run(["srun", "-N2", "hostname"])
+        assert sorted(done.stdout.split()) == ["n1", "n2"] and done.returncode == 0
+        assert "slurmdl.so" in done.stderr
+        cluster.output(cluster.submit(["sbatch", "-N2", "--wrap=srun -N2 true"]))
+        nothing_is_broken(cluster)
+    finally:
+        path.unlink(missing_ok=True)
+        directory.rmdir()
+
+
+def test_hostile_names_and_a_huge_environment(plugged):
+    cluster = plugged()
+    name = "a'b\"c;$(touch /tmp/executed)`touch /tmp/executed`\nd"
+    huge = {"SLURMDL_MAP_NODES": "n" * 120_000, "SLURMDL_PS_RANKS": "9" * 120_000, "SLURMDL_SET": " RANK" * 20_000}
+    script = cluster.script(STEP)
+    text = cluster.output(cluster.submit(["sbatch", "-N4", "-J", name, "--dl-ps=1", str(script)], env=huge))
+    assert roles(text) == ["ps0", "worker0", "worker1", "worker2"]
+    for host in ("login", "n1", "n2", "n3", "n4"):
+        assert cluster.run(["test", "-e", "/tmp/executed"], host=host).returncode == 1
+    nothing_is_broken(cluster)
