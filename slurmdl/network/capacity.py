@@ -21,9 +21,8 @@ def node_links(nodes: Sequence[str], scores: LinkScores) -> tuple[FloatArray, Fl
 def node_losses(nodes: Sequence[str], scores: LinkScores) -> FloatArray:
     """Fraction of packets lost on the link of each node, 0 where nothing was measured; shape (nodes,)."""
     loss = np.zeros(len(nodes))
-    for i, node in enumerate(nodes if scores.nodes else ()):
-        if node in scores.nodes:
-            loss[i] = scores.nodes[node].loss
+    for i in _known(nodes, scores.nodes):
+        loss[i] = scores.nodes[nodes[i]].loss
     return loss
 
 
@@ -44,12 +43,16 @@ def _measured(names: Sequence[str], assumed: FloatArray, measured: Mapping[str, 
               scores: LinkScores) -> tuple[FloatArray, FloatArray]:
     """Capacity and delay: what is measured of these links, for all others what is assumed."""
     delay = np.full(len(names), float(scores.delay_default))
-    if measured:
-        # there may be very many links, and few of them measured
-        known = np.fromiter(map(measured.__contains__, names), bool, len(names))
-        for i in np.flatnonzero(known).tolist():
-            score = measured[names[i]]
-            assumed[i] = score.throughput
-            if score.delay:
-                delay[i] = score.delay / 2
+    for i in _known(names, measured):
+        score = measured[names[i]]
+        assumed[i] = score.throughput
+        if score.delay:
+            delay[i] = score.delay / 2
     return assumed, delay
+
+
+def _known(names: Sequence[str], measured: Mapping[str, LinkScore]) -> list[int]:
+    """Which of the names are measured; there may be very many, and few of them measured."""
+    if not measured:
+        return []
+    return np.flatnonzero(np.fromiter(map(measured.__contains__, names), bool, len(names))).tolist()
