@@ -3,6 +3,7 @@
 #define SLURMDL_GLUE_H
 
 #include "core/options.h"
+#include "core/task.h"
 
 #include <slurm/spank.h>
 
@@ -11,10 +12,17 @@
 
 void dl_client_init(int srun);
 int dl_client_option(int index, const char *value);
-void dl_client_post_opt(void);
+
+int dl_map_apply(void);
+int dl_map_strict(void);
+void dl_map_done(void);
 
 void dl_remote_init(void);
 void dl_remote_option(int index, const char *value);
 void dl_remote_task(spank_t spank);
+
+const char *dl_find(spank_t spank, const char *name);
+uint32_t dl_item(spank_t spank, spank_item_t which);
+void dl_set_all(spank_t spank, const struct dl_task *task, const struct dl_told *told);
 
 #endif

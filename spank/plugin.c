@@ -54,7 +54,7 @@ int slurm_spank_init_post_opt(spank_t spank, int ac, char **av)
 	(void)ac;
 	(void)av;
 	if (spank_context() == S_CTX_LOCAL)
-		dl_client_post_opt();
+		dl_map_done();
 	return 0;
 }
 

@@ -135,6 +135,15 @@ def test_a_step_inside_a_task_gets_its_own(plugged):
     assert {task[name] for task in tasks(text) for name in ("MASTER_ADDR", "MASTER_PORT", "SLURMDL_PLAN")} == {"-"}
 
 
+def test_a_heterogeneous_step_is_one(plugged):
+    cluster = plugged()
+    component = f"sh -c '{TASK}'"
+    script = cluster.script(f"srun --mem=0 -N2 -n2 {component} : -N1 -n1 {component}")
+    text = cluster.output(cluster.submit(["sbatch", "-N4", "-n4", "--dl-ps=2", str(script)]))
+    assert roles(text) == ["ps0", "ps1", "worker0"] and column(text, "RANK") == ["0", "1", "2"]
+    assert set(column(text, "WORLD_SIZE")) == {"3"} and own(text) == []
+
+
 def test_the_wrapper_beside_the_plugin(plugged):
     """`slurmdl srun` and the plugin do not count twice."""
     cluster = plugged()
@@ -231,15 +240,17 @@ def test_a_map_that_does_not_hold_is_not_applied(plugged):
     cluster = plugged()
     lines = [f"echo '@ {title}'; ( {change}; srun --dl-map sh -c '{TASK}' ) 2>&1"
              for title, (change, _) in WRONG_MAPS.items()]
-    strict = f"echo '@ strict'; ( SLURMDL_MAP_JOB=99; srun --dl-strict --dl-map sh -c '{TASK}'; echo status $? ) 2>&1"
-    script = cluster.script("\n".join([MAP, *lines, strict]))
+    strict = [f"echo '@ {words}'; ( SLURMDL_MAP_JOB=99; srun {words} sh -c '{TASK}'; echo status $? ) 2>&1"
+              for words in ("--dl-strict --dl-map", "--dl-map --dl-strict")]
+    script = cluster.script("\n".join([MAP, *lines, *strict]))
     found = sections(cluster.output(cluster.submit(["sbatch", "-N4", "-n6", str(script)])))
     for title, (_, said) in WRONG_MAPS.items():
         assert column(found[title], "SLURMD_NODENAME") == PLAIN, title
         assert set(column(found[title], "MASTER_ADDR")) == {"-"}
         assert len(own(found[title])) == 1 and said in own(found[title])[0], (title, own(found[title]))
-    assert tasks(found["strict"]) == [] and len(own(found["strict"])) == 1
-    assert "status 0" not in found["strict"] and "status " in found["strict"]
+    for words in ("--dl-strict --dl-map", "--dl-map --dl-strict"):
+        assert tasks(found[words]) == [] and "status 0" not in found[words] and "status " in found[words]
+        assert "another job" in own(found[words])[0]
     nothing_is_broken(cluster)
 
 
