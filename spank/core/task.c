@@ -34,7 +34,8 @@ static struct dl_span leaf_of(struct dl_span zones)
 	const char *start = zones.at + zones.length;
 	while (start > zones.at && start[-1] != '.')
 		start--;
-	return (struct dl_span){start, (size_t)(zones.at + zones.length - start)};
+	size_t length = (size_t)(zones.at + zones.length - start);
+	return (struct dl_span){start, length <= DL_NAME_MAX ? length : 0};
 }
 
 static bool ends_with(struct dl_span zones, struct dl_span zone)
@@ -48,6 +49,24 @@ static bool malformed(struct dl_told *told, const char *variable, const char *wh
 {
 	snprintf(told->doubt, sizeof(told->doubt), "%s is malformed (%s); the step runs without its map", variable, why);
 	return false;
+}
+
+/* Where no map says otherwise the first ranks are the parameter servers. */
+static void from_rank(const struct dl_task *task, struct dl_told *told)
+{
+	unsigned servers = 0;
+	bool wanted = task->strategy ? !strcmp(task->strategy, "ps") : task->servers != NULL;
+	if (wanted && !(task->servers && dl_number(task->servers, &servers)))
+		servers = 1;
+	if (servers && servers >= task->size) {
+		if (!told->doubt[0])
+			snprintf(told->doubt, sizeof(told->doubt),
+				 "--dl-ps=%u: the step has %u tasks, and at least one must be a worker; none has a role",
+				 servers, task->size);
+		return;
+	}
+	told->role = task->rank < servers ? "ps" : "worker";
+	told->role_rank = task->rank < servers ? task->rank : task->rank - servers;
 }
 
 /* Role, zone and master from the map; false where it does not hold for this step. */
@@ -87,9 +106,13 @@ static bool from_map(const struct dl_task *task, struct dl_told *told)
 	if (error)
 		return malformed(told, "SLURMDL_MAP_NODES", dl_error_text(error));
 
-	told->role = servers.in ? "ps" : "worker";
-	told->role_rank = servers.in ? servers.rank : task->rank - servers.rank;
-	copy(told->zone, zone);
+	if (task->ps_ranks) {
+		told->role = servers.in ? "ps" : "worker";
+		told->role_rank = servers.in ? servers.rank : task->rank - servers.rank;
+	} else {
+		from_rank(task, told);
+	}
+	copy(told->zone, task->zone_ranks ? zone : leaf_of(zones_of(task)));
 	copy(told->master, master);
 	told->port = port + task->step % DL_PORT_STEPS;
 
@@ -101,26 +124,10 @@ static bool from_map(const struct dl_task *task, struct dl_told *told)
 	else if (zone.length && real.length && !ends_with(real, zone))
 		snprintf(told->doubt, sizeof(told->doubt), "rank %u is in %s, and in zone %s in the map", task->rank,
 			 dl_shown(real.at, real.length, shown[0]), dl_shown(zone.at, zone.length, shown[1]));
-	told->local = told->doubt[0] != '\0';
+	else
+		return true;
+	told->local = true;
 	return true;
-}
-
-/* Without a map the first ranks are the parameter servers. */
-static void from_rank(const struct dl_task *task, struct dl_told *told)
-{
-	unsigned servers = 0;
-	bool wanted = task->strategy ? !strcmp(task->strategy, "ps") : task->servers != NULL;
-	if (wanted && !(task->servers && dl_number(task->servers, &servers)))
-		servers = 1;
-	if (servers && servers >= task->size) {
-		if (!told->doubt[0])
-			snprintf(told->doubt, sizeof(told->doubt),
-				 "--dl-ps=%u: the step has %u tasks, and at least one must be a worker; none has a role",
-				 servers, task->size);
-		return;
-	}
-	told->role = task->rank < servers ? "ps" : "worker";
-	told->role_rank = task->rank < servers ? task->rank : task->rank - servers;
 }
 
 void dl_tell(const struct dl_task *task, struct dl_told *told)
@@ -131,7 +138,5 @@ void dl_tell(const struct dl_task *task, struct dl_told *told)
 	if (told->mapped)
 		return;
 	from_rank(task, told);
-	struct dl_span leaf = leaf_of(zones_of(task));
-	if (leaf.length <= DL_NAME_MAX)
-		copy(told->zone, leaf);
+	copy(told->zone, leaf_of(zones_of(task)));
 }

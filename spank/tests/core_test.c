@@ -185,6 +185,11 @@ static void tasks(void)
 	dl_tell(&task, &told);
 	CHECK(!strcmp(told.role, "worker") && told.role_rank == 3, "%s %u", told.role, told.role_rank);
 
+	task.strategy = "ps", task.rank = 0, task.zone_ranks = NULL; /* what the map leaves out follows as without one */
+	dl_tell(&task, &told);
+	CHECK(told.mapped && !strcmp(told.role, "ps") && !strcmp(told.zone, "B") && !told.doubt[0], "%s %s %s", told.role,
+	      told.zone, told.doubt);
+
 	struct dl_task wrong[9];
 	for (int i = 0; i < 9; i++)
 		wrong[i] = mapped();

@@ -223,6 +223,22 @@ echo "@ inherited"; SLURM_SPANK__SLURM_SPANK_OPTION_slurmdl_dl_map= _SLURM_SPANK
         assert own(found[title]) == []
 
 
+def test_the_map_that_slurmdl_prints(plugged):
+    """The order, the roles and the address of rank 0 are those of `slurmdl srun`."""
+    cluster = plugged()
+    script = cluster.script(f"""
+export SLURMDL_MAP_JOB=$SLURM_JOB_ID SLURMDL_MAP_NODES=$(slurmdl srun --print-map=slurm-hostfile | paste -sd,)
+echo "@ plugin"; srun --dl-map sh -c '{TASK}'
+echo "@ slurmdl"; slurmdl srun sh -c '{TASK}'
+""")
+    found = sections(cluster.output(cluster.submit(["sbatch", "-N4", "-n6", "--dl-ps=1", str(script)])))
+    same = ("SLURMD_NODENAME", "SLURMDL_ROLE", "SLURMDL_ROLE_RANK", "SLURMDL_ZONE", "RANK", "WORLD_SIZE",
+            "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR")
+    for name in same:
+        assert column(found["plugin"], name) == column(found["slurmdl"], name), name
+    assert len(tasks(found["plugin"])) == 6 and column(found["plugin"], "SLURMD_NODENAME") != PLAIN
+
+
 #: what is wrong with a map -> the change to the script, and what the one line says
 WRONG_MAPS = {
     "another job": ("SLURMDL_MAP_JOB=99", "another job"),
