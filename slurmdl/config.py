@@ -7,7 +7,7 @@ The keys, all optional::
       bind: auto
     links:                # assumed where nothing is measured
       node: 1.25e9        # bytes/s of a node's link
-      zone: [6.25e8]      # bytes/s of a zone's uplink, by level, leaf first; the last serves all above
+      zone: [1.25e10]     # bytes/s of a zone's uplink, by level, leaf first; the last serves all above
       delay: 2.0e-5       # seconds that a message takes at each level crossed
     plan_dir: /home/shared/slurmdl    # a directory that all nodes share, for plans too long for the environment
 

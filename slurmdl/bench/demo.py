@@ -79,7 +79,7 @@ import os, random, sys
 import numpy
 from slurmdl.network.model import LinkScores
 from slurmdl.placement.cost import cost, links
-from slurmdl.placement.rankmap import leaf_order
+from slurmdl.placement.ranks.rankmap import leaf_order
 from slurmdl.placement.traffic import Traffic
 from slurmdl.topology import hostlist, read
 network = links(hostlist.expand(os.environ["SLURM_JOB_NODELIST"]), read.read(), LinkScores())

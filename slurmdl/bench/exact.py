@@ -16,7 +16,7 @@ from slurmdl.errors import SlurmdlError
 from slurmdl.network.model import LinkScore, LinkScores
 from slurmdl.placement import exact
 from slurmdl.placement.cost import cost, links
-from slurmdl.placement.eligible import eligible
+from slurmdl.placement.nodes.eligible import eligible
 from slurmdl.placement.place import place
 from slurmdl.placement.shape import shape
 from slurmdl.placement.traffic import Traffic

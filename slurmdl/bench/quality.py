@@ -29,7 +29,7 @@ from slurmdl.network.model import LinkScores
 from slurmdl.placement.cost import cost, links
 from slurmdl.placement.model import Cost
 from slurmdl.placement.place import place
-from slurmdl.placement.rankmap import rank_map
+from slurmdl.placement.ranks.rankmap import rank_map
 from slurmdl.placement.traffic import Traffic
 from slurmdl.request import DlOptions, JobRequest
 from slurmdl.sandbox import cloud, hosts
@@ -44,10 +44,10 @@ MODEL_BYTES = 100e6
 SIZES = (8, 16, 32, 64, 128, 256, 512)
 #: share of the nodes that is busy, and the seed of the trace that made it so
 LOADS = ((0.7, 1), (0.85, 2))
-#: Two kinds of network. The default ones have uplinks half as fast as the link of one node, which bound almost all
-#: jobs; behind fast ones, half of what the nodes of a leaf of 20 can send, the nodes' own links bound, so that the
-#: time is often the same and bytes across zones decide.
-LINKS = {"thin uplinks": LinkScores(), "fast uplinks": LinkScores(zone_default=(1.25e10, 1.25e11))}
+#: Two kinds of network. Behind the default uplinks, half of what the nodes below can send, the nodes' own links bound
+#: most jobs, so that the time is often the same and bytes across zones decide; thin ones, half as fast as the link of
+#: one node, bound almost all jobs.
+LINKS = {"2:1 uplinks": LinkScores(), "thin uplinks": LinkScores(zone_default=(6.25e8,))}
 #: stands for a ratio to nothing: JSON has no infinity
 INFINITE = 1e9
 #: rounding that a comparison of predictions forgives

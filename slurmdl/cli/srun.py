@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-HELP = """usage: slurmdl srun [--dl-*] [--launcher=srun|mpirun] [--print-map=FORMAT] [srun options] program [arguments]
+HELP = """usage: slurmdl srun [--dl-*] [--launcher=srun|mpirun] [--print-map=FORMAT] [srun options] program [args]
 
 Inside a job or an salloc: orders the ranks of the step by the zones of the nodes that the job was given,
 then becomes srun with all its options as they are given. Tasks per node and CPUs per task are srun's own.

@@ -251,8 +251,8 @@ def _topology_of(partition: str) -> str:
 def _plan(laid: layout.Layout, topology: Topology, scores: LinkScores, dl: DlOptions) -> tuple[Plan, RankMap]:
     from slurmdl.launch import matrices
     from slurmdl.launch.zone_costs import zone_costs
-    from slurmdl.placement import rankmap
     from slurmdl.placement.cost import links
+    from slurmdl.placement.ranks import rankmap
     from slurmdl.placement.traffic import Traffic
     from slurmdl.plan import Plan
 

@@ -12,6 +12,10 @@ from slurmdl.network.model import LinkScore, LinkScores
 
 FloatArray = npt.NDArray[np.float64]
 
+#: how many times the links of its nodes a zone's uplink is taken to fall short, where nothing is known of it; but
+#: it is never taken for slower than one of them
+OVERSUBSCRIPTION = 2.0
+
 
 def node_links(nodes: Sequence[str], scores: LinkScores) -> tuple[FloatArray, FloatArray]:
     """Capacity (bytes/s) and one-way delay (s) of the link of each node to its leaf, each of shape (nodes,)."""
@@ -26,16 +30,20 @@ def node_losses(nodes: Sequence[str], scores: LinkScores) -> FloatArray:
     return loss
 
 
-def zone_uplinks(zones: Sequence[str], level: npt.NDArray[np.integer[Any]], speed: FloatArray,
-                 scores: LinkScores) -> tuple[FloatArray, FloatArray]:
+def zone_uplinks(zones: Sequence[str], level: npt.NDArray[np.integer[Any]], size: npt.NDArray[np.integer[Any]],
+                 speed: FloatArray, scores: LinkScores) -> tuple[FloatArray, FloatArray]:
     """Capacity (bytes/s) and one-way delay (s) of the uplink of each zone, each of shape (zones,).
 
     Parameters
     ----------
     level : shape (zones,), height of each zone, 0 = leaf.
+    size : shape (zones,), nodes of the topology below each zone.
     speed : shape (zones,), bytes/s that the topology declares, NaN where it declares none.
     """
-    defaults = np.array(scores.zone_default, float)[np.minimum(level, len(scores.zone_default) - 1)]
+    if scores.zone_default:
+        defaults = np.array(scores.zone_default, float)[np.minimum(level, len(scores.zone_default) - 1)]
+    else:
+        defaults = scores.node_default * np.maximum(size / OVERSUBSCRIPTION, 1.0)
     return _measured(zones, np.where(np.isnan(speed), defaults, speed), scores.zones, scores)
 
 

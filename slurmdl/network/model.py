@@ -39,14 +39,15 @@ class LinkScores:
     ----------
     nodes, zones : name -> LinkScore; empty where nothing was measured.
     node_default : bytes/s of a node's link.
-    zone_default : bytes/s of a zone's uplink, by level (index 0 = leaf); the last entry serves all above.
+    zone_default : bytes/s of a zone's uplink, by level (index 0 = leaf); the last entry serves all above. ()
+        where nothing is set: half of what the nodes below can send together, a 2:1 oversubscribed tree.
     delay_default : seconds that one message takes at each level crossed.
     """
 
     nodes: Mapping[str, LinkScore] = field(default_factory=dict)
     zones: Mapping[str, LinkScore] = field(default_factory=dict)
     node_default: float = 1.25e9
-    zone_default: tuple[float, ...] = (6.25e8,)
+    zone_default: tuple[float, ...] = ()
     delay_default: float = 2e-5
 
     def to_json(self) -> dict[str, Any]:

@@ -62,7 +62,8 @@ def links(nodes: Sequence[str], topology: Topology, scores: LinkScores) -> Links
     zones = tuple(topology.zones[i] for i in used.tolist())
     level = topology.level[used].astype(np.int64)
     node_capacity, node_delay = capacity.node_links(nodes, scores)
-    zone_capacity, zone_delay = capacity.zone_uplinks(zones, level, topology.speed[used], scores)
+    zone_capacity, zone_delay = capacity.zone_uplinks(zones, level, topology.size[used], topology.speed[used],
+                                                      scores)
     above = renumber[above]
     return Links(tuple(nodes), zones, renumber[leaf], above, node_capacity, zone_capacity, node_delay, zone_delay,
                  level, _groups(above, level))

@@ -17,8 +17,8 @@ from slurmdl.cluster.model import ClusterSnapshot
 from slurmdl.errors import PlacementError, UnavailableError
 from slurmdl.network.model import LinkScores
 from slurmdl.placement.cost import FloatArray, Links, cost, links
-from slurmdl.placement.eligible import eligible, partitions
 from slurmdl.placement.model import Cost
+from slurmdl.placement.nodes.eligible import eligible, partitions
 from slurmdl.placement.shape import Shape, shape
 from slurmdl.placement.traffic import Phase, Traffic
 from slurmdl.request import JobRequest

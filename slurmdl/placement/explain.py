@@ -9,11 +9,11 @@ from itertools import groupby
 import numpy as np
 
 from slurmdl.cluster.model import ClusterSnapshot
-from slurmdl.placement.choose import count_below
-from slurmdl.placement.eligible import idle
+from slurmdl.placement.choice.choose import count_below
 from slurmdl.placement.label import label
 from slurmdl.placement.model import Cost, Placement, RankMap
-from slurmdl.placement.pool import IntArray
+from slurmdl.placement.nodes.eligible import idle
+from slurmdl.placement.nodes.pool import IntArray
 from slurmdl.topology import tree
 from slurmdl.topology.hostlist import fold
 from slurmdl.topology.model import Topology

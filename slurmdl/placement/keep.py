@@ -12,7 +12,7 @@ from slurmdl.cluster.model import ClusterSnapshot, Node
 from slurmdl.network import capacity
 from slurmdl.network.model import LinkScores
 from slurmdl.placement.place import place
-from slurmdl.placement.rankmap import rank_map
+from slurmdl.placement.ranks.rankmap import rank_map
 from slurmdl.placement.traffic import Traffic
 from slurmdl.request import JobRequest
 from slurmdl.topology.model import Topology

@@ -12,19 +12,19 @@ import numpy.typing as npt
 from slurmdl.cluster.model import ClusterSnapshot
 from slurmdl.errors import PlacementError
 from slurmdl.network.model import LinkScores
-from slurmdl.placement import impossible
-from slurmdl.placement.bound import bound
-from slurmdl.placement.choose import Choice, Start, choices, crossed, starts
-from slurmdl.placement.crossed import choices as by_counts
-from slurmdl.placement.eligible import Eligible, eligible, partitions
+from slurmdl.placement.choice.bound import bound
+from slurmdl.placement.choice.choose import Choice, Start, choices, crossed, starts
+from slurmdl.placement.choice.crossed import choices as by_counts
+from slurmdl.placement.choice.uneven import uneven
 from slurmdl.placement.label import label
 from slurmdl.placement.model import Candidate, Placement, RankMap
-from slurmdl.placement.pool import IntArray, Pool
-from slurmdl.placement.pool import pool as pool_of
-from slurmdl.placement.rankmap import rank_map
+from slurmdl.placement.nodes import impossible
+from slurmdl.placement.nodes.eligible import Eligible, eligible, partitions
+from slurmdl.placement.nodes.pool import IntArray, Pool
+from slurmdl.placement.nodes.pool import pool as pool_of
+from slurmdl.placement.ranks.rankmap import rank_map
 from slurmdl.placement.shape import Shape, deal, shape
 from slurmdl.placement.traffic import Phase, Traffic
-from slurmdl.placement.uneven import uneven
 from slurmdl.request import JobRequest
 from slurmdl.topology.model import Topology
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from xml.sax.saxutils import escape
 
 from slurmdl.cluster.model import ClusterSnapshot
-from slurmdl.placement.eligible import idle
 from slurmdl.placement.model import Placement
+from slurmdl.placement.nodes.eligible import idle
 from slurmdl.topology.drawing import Box, Grid, Size, document, fitting, layout, text
 from slurmdl.topology.model import Topology
 

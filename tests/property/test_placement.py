@@ -12,7 +12,7 @@ from placing import cluster, cost_of, node, two_level
 from slurmdl.errors import PlacementError
 from slurmdl.network.model import LinkScore, LinkScores
 from slurmdl.placement.place import place
-from slurmdl.placement.rankmap import rank_map
+from slurmdl.placement.ranks.rankmap import rank_map
 from slurmdl.placement.traffic import Traffic
 from slurmdl.plan import STRATEGIES
 from slurmdl.request import DlOptions, JobRequest

@@ -15,9 +15,9 @@ from slurmdl.dl_options import PATTERNS
 from slurmdl.launch import dialects
 from slurmdl.launch.dialects import Tasks
 from slurmdl.network.model import LinkScores
-from slurmdl.placement import mapper
 from slurmdl.placement.cost import cost, links
-from slurmdl.placement.rankmap import depth_first, largest_first, leaf_order, rank_map
+from slurmdl.placement.ranks import mapper
+from slurmdl.placement.ranks.rankmap import depth_first, largest_first, leaf_order, rank_map
 from slurmdl.placement.traffic import Phase, Traffic
 from slurmdl.plan import Plan
 

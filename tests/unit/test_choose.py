@@ -12,9 +12,9 @@ from placing import SCORES, cluster, node, two_level
 from slurmdl.cluster.model import ClusterSnapshot, Partition
 from slurmdl.errors import PlacementError, UsageError
 from slurmdl.network.model import LinkScore, LinkScores
-from slurmdl.placement.eligible import eligible
+from slurmdl.placement.choice.quota import even, filled
+from slurmdl.placement.nodes.eligible import eligible
 from slurmdl.placement.place import place
-from slurmdl.placement.quota import even, filled
 from slurmdl.placement.shape import Shape, shape
 from slurmdl.request import DlOptions, JobRequest
 from slurmdl.topology.build import Declared, build

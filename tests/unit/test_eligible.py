@@ -9,8 +9,8 @@ from placing import cluster, node
 
 from slurmdl.cluster.model import ClusterSnapshot, Partition, Reservation
 from slurmdl.errors import PlacementError
-from slurmdl.placement.constraint import alternatives, fulfils
-from slurmdl.placement.eligible import eligible, partitions
+from slurmdl.placement.nodes.constraint import alternatives, fulfils
+from slurmdl.placement.nodes.eligible import eligible, partitions
 from slurmdl.request import JobRequest
 
 #: nodes with these features, one letter each, besides z, in the order of the answers below

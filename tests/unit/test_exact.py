@@ -11,7 +11,7 @@ from slurmdl.bench.exact import Case, case, outcome, rows
 from slurmdl.errors import PlacementError
 from slurmdl.placement import exact
 from slurmdl.placement.cost import cost, links
-from slurmdl.placement.eligible import eligible
+from slurmdl.placement.nodes.eligible import eligible
 from slurmdl.placement.place import place
 from slurmdl.placement.shape import shape
 from slurmdl.placement.traffic import Traffic

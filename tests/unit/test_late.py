@@ -15,7 +15,7 @@ from slurmdl.launch import allocation, late
 from slurmdl.launch.mark import Asked
 from slurmdl.network.model import LinkScore, LinkScores
 from slurmdl.placement.keep import keep
-from slurmdl.placement.rankmap import rank_map
+from slurmdl.placement.ranks.rankmap import rank_map
 from slurmdl.placement.traffic import Traffic
 from slurmdl.request import DlOptions, JobRequest
 

@@ -9,7 +9,7 @@ from placing import SCORES, two_level
 
 from slurmdl.errors import PlacementError
 from slurmdl.network.model import LinkScore, LinkScores
-from slurmdl.placement.rankmap import rank_map
+from slurmdl.placement.ranks.rankmap import rank_map
 from slurmdl.placement.traffic import Traffic
 from slurmdl.topology.build import Declared, build
 from slurmdl.topology.model import Topology

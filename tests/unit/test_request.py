@@ -211,7 +211,7 @@ class TestConfig:
     def test_the_example_is_valid(self):
         found = config.load([str(Path(__file__).parents[2] / "topology" / "slurmdl.yaml")])
         assert dl(defaults=found.options) == DlOptions()
-        assert found.zone_speed == (6.25e8, 1.25e9)
+        assert found.zone_speed == (1.25e10, 1e11)
 
     def test_later_file_wins_key_by_key(self, tmp_path):
         found = self.load(tmp_path, "options: {strategy: ps, bind: off}\nlinks: {node: 1e9, zone: [1.0e8, 2.0e8]}\n",

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from slurmdl.placement.choose import Choice
-from slurmdl.placement.pool import Pool
+from slurmdl.placement.choice.choose import Choice
+from slurmdl.placement.nodes.pool import Pool
 from slurmdl.placement.shape import Shape
 
 #: most zones that are looked at

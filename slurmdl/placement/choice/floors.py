@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from slurmdl.placement.pool import BoolArray, FloatArray, IntArray, Pool
+from slurmdl.placement.nodes.pool import BoolArray, FloatArray, IntArray, Pool
 
 #: most limits of delay that are tried, and most of their product with the nodes
 MAX_LIMITS, MAX_WORK = 512, 1_000_000

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from slurmdl.placement import bisect
 from slurmdl.placement.cost import FloatArray, IntArray, Links, cost
+from slurmdl.placement.ranks import bisect
 from slurmdl.placement.traffic import Phase
 
 #: most numbers in an array: phases x links x ranks

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from slurmdl.placement.floors import Limit, bottlenecks, limits, widths
-from slurmdl.placement.pool import FloatArray, IntArray, Pool, rounded
-from slurmdl.placement.quota import quotas, take
+from slurmdl.placement.choice.floors import Limit, bottlenecks, limits, widths
+from slurmdl.placement.choice.quota import quotas, take
+from slurmdl.placement.nodes.pool import FloatArray, IntArray, Pool, rounded
 from slurmdl.placement.shape import Shape
 from slurmdl.placement.traffic import Phase
 from slurmdl.topology.model import Topology

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from slurmdl.placement.floors import Limit
-from slurmdl.placement.pool import BoolArray, FloatArray, IntArray, Pool
+from slurmdl.placement.choice.floors import Limit
+from slurmdl.placement.nodes.pool import BoolArray, FloatArray, IntArray, Pool
 from slurmdl.placement.shape import Shape
 from slurmdl.placement.traffic import Phase
 

@@ -183,7 +183,7 @@ def pool(cluster: ClusterSnapshot, topology: Topology, scores: LinkScores, room:
     number = np.full(len(topology.zones) + 1, -1, np.int64)
     number[zone] = np.arange(len(zone))
     zone_speed, zone_delay = capacity.zone_uplinks([topology.zones[i] for i in zone.tolist()], topology.level[zone],
-                                                   topology.speed[zone], scores)
+                                                   topology.size[zone], topology.speed[zone], scores)
     above = number[above]
     begin = np.searchsorted(topology.begin[topology.leaf[where]], topology.begin[zone])
     end = begin + np.bincount(above[above >= 0], minlength=len(zone))

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from slurmdl.placement.choose import Choice, Start, roles
-from slurmdl.placement.floors import Limit, limits
-from slurmdl.placement.mesh import Mesh, usable
-from slurmdl.placement.pool import IntArray, Pool, part
-from slurmdl.placement.quota import take
+from slurmdl.placement.choice.choose import Choice, Start, roles
+from slurmdl.placement.choice.floors import Limit, limits
+from slurmdl.placement.choice.mesh import Mesh, usable
+from slurmdl.placement.choice.quota import take
+from slurmdl.placement.choice.shards import Shards
+from slurmdl.placement.nodes.pool import IntArray, Pool, part
 from slurmdl.placement.shape import Shape
-from slurmdl.placement.shards import Shards
 from slurmdl.placement.traffic import Phase
 
 #: most limits of delay that are tried

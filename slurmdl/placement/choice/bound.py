@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from slurmdl.placement.choose import crossed, least_load, least_seconds, roles
-from slurmdl.placement.floors import Limit, bottlenecks, limits
-from slurmdl.placement.mesh import STEPS, Mesh, usable
-from slurmdl.placement.pool import BoolArray, FloatArray, IntArray, Pool
+from slurmdl.placement.choice.choose import crossed, least_load, least_seconds, roles
+from slurmdl.placement.choice.floors import Limit, bottlenecks, limits
+from slurmdl.placement.choice.mesh import STEPS, Mesh, usable
+from slurmdl.placement.nodes.pool import BoolArray, FloatArray, IntArray, Pool
 from slurmdl.placement.shape import Shape
 from slurmdl.placement.traffic import Phase
 

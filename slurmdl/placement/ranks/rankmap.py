@@ -8,9 +8,9 @@ import numpy as np
 
 from slurmdl.errors import PlacementError
 from slurmdl.network.model import LinkScores
-from slurmdl.placement import mapper, roles
 from slurmdl.placement.cost import IntArray, Links, cost, links
 from slurmdl.placement.model import RankMap
+from slurmdl.placement.ranks import mapper, roles
 from slurmdl.placement.traffic import Phase, Traffic
 from slurmdl.topology.model import Topology
 

@@ -16,7 +16,7 @@ from functools import cached_property
 
 import numpy as np
 
-from slurmdl.placement.pool import BoolArray, FloatArray, IntArray, Pool
+from slurmdl.placement.nodes.pool import BoolArray, FloatArray, IntArray, Pool
 from slurmdl.placement.shape import Shape
 
 #: most splits of the servers that are tried one by one; above that some are, and moves from the best of them
@@ -179,7 +179,7 @@ class Shards:
 
     def starts(self) -> Iterator[IntArray]:
         """All servers in one of the largest leaves, or in proportion to the room of the largest ones."""
-        from slurmdl.placement.quota import filled
+        from slurmdl.placement.choice.quota import filled
 
         room = self.room * math.ceil(self.each)
         order = np.argsort(-self.room, kind="stable")

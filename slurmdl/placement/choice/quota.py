@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from slurmdl.placement.pool import IntArray, Pool
+from slurmdl.placement.nodes.pool import IntArray, Pool
 
 
 def quotas(room: IntArray, turn: IntArray, wanted: int, place: str) -> Iterator[IntArray]:

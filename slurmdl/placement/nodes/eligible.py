@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from slurmdl.cluster.model import ClusterSnapshot, IntArray, Kind, Node
 from slurmdl.errors import PlacementError
-from slurmdl.placement.constraint import alternatives, fulfils
+from slurmdl.placement.nodes.constraint import alternatives, fulfils
 from slurmdl.request import JobRequest
 
 BoolArray = npt.NDArray[np.bool_]

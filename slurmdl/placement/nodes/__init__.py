@@ -1,0 +1,1 @@
+"""Which nodes can serve a job, and the arrays over them."""
