@@ -190,8 +190,8 @@ static void tasks(void)
 	CHECK(told.mapped && !strcmp(told.role, "ps") && !strcmp(told.zone, "B") && !told.doubt[0], "%s %s %s", told.role,
 	      told.zone, told.doubt);
 
-	struct dl_task wrong[9];
-	for (int i = 0; i < 9; i++)
+	struct dl_task wrong[10];
+	for (int i = 0; i < 10; i++)
 		wrong[i] = mapped();
 	wrong[0].map_size = "5";
 	wrong[1].map_size = "x";
@@ -202,7 +202,8 @@ static void tasks(void)
 	wrong[6].port = NULL;
 	wrong[7].nodes = "n3(x";
 	wrong[8].distribution = "block";
-	for (int i = 0; i < 9; i++) {
+	wrong[9].map_size = "7";
+	for (int i = 0; i < 10; i++) {
 		dl_tell(&wrong[i], &told);
 		CHECK(!told.mapped && told.doubt[0] && !told.local, "case %d: %s", i, told.doubt);
 		CHECK(!strcmp(told.role, "worker") && told.role_rank == 4 && !strcmp(told.zone, "B") && !told.master[0],
