@@ -6,7 +6,8 @@ import io
 import json
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
 
 from slurmdl.cli.parser import write_file
 from slurmdl.errors import PlacementError, UnavailableError, UsageError
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from slurmdl.launch.sbatch import Decision
     from slurmdl.launch.submission import Submission
     from slurmdl.launch.survey import Survey
+    from slurmdl.placement.exact import Exact
+    from slurmdl.placement.model import Placement
     from slurmdl.request import JobRequest
 
 _HELP = """\
@@ -25,6 +28,7 @@ Shows what `slurmdl sbatch` would choose for the same words, and why; submits no
 
   --explain        the choice, what lost against it, the ranks, the cost (the default)
   --json           the same as one JSON object
+  --exact          beside it the optimum of a small job by a solver (pip install 'slurmdl[exact]'), at most 10 s
   --svg FILE       a picture of the zones, the nodes and the ranks, too
   --topology FILE  zones from a topology.conf, topology.yaml or JSON instead of the cluster's
   --cluster FILE   nodes and partitions from JSON, or from the text of
@@ -52,7 +56,8 @@ def run(argv: list[str]) -> int:
     decision = _decide(job, seen, live=not {"cluster", "topology"} & own.keys())
     if "svg" in own:
         _draw(decision, seen, own["svg"])
-    print(_json(decision) if "json" in own else _text(decision, seen))
+    exact = _exact(job.request, seen) if "exact" in own else None
+    print(_json(decision, exact) if "json" in own else _text(decision, seen, exact))
     return 0
 
 
@@ -65,7 +70,7 @@ def _split(argv: Sequence[str]) -> tuple[dict[str, str], list[str]]:
     """
     from slurmdl import dl_options, getopt, sbatch_options
 
-    flags = ("json", "explain", "help")
+    flags = ("json", "explain", "exact", "help")
     table: dict[str, getopt.Takes] = {**sbatch_options.LONG, **dl_options.LONG}
     table.update(dict.fromkeys(flags, "no"))
     table.update(dict.fromkeys(_FILES, "yes"))
@@ -117,18 +122,46 @@ def _sbatch() -> str:
         return ""
 
 
-def _text(decision: Decision, seen: Survey) -> str:
+def _exact(request: JobRequest, seen: Survey) -> Exact | str:
+    """The solver's answer, or why it has none.
+
+    Raises
+    ------
+    UnavailableError : the solver is not installed.
+    """
+    from slurmdl.placement import exact
+
+    try:
+        return exact.solve(request, seen.cluster, seen.topology, seen.scores)
+    except PlacementError as error:
+        return str(error)
+
+
+def _text(decision: Decision, seen: Survey, exact: Exact | str | None) -> str:
     from slurmdl.placement.explain import explain
     from slurmdl.placement.model import Placement
 
     binding = " ".join(decision.argv) or f"none, the job is submitted as written: {decision.reason}"
     placement = decision.placement or Placement(reason=decision.reason)
-    return f"{explain(placement, seen.topology, seen.cluster)}\nbinding    {binding}"
+    solved = f"\nexact      {_solved(exact, placement)}" if exact is not None else ""
+    return f"{explain(placement, seen.topology, seen.cluster)}{solved}\nbinding    {binding}"
 
 
-def _json(decision: Decision) -> str:
-    return json.dumps({"placement": decision.placement.to_json() if decision.placement else None,
-                       "binding": list(decision.argv), "reason": decision.reason}, indent=2)
+def _solved(exact: Exact | str, placement: Placement) -> str:
+    if isinstance(exact, str):
+        return f"none: {exact}"
+    found = f"{exact.cost.seconds:.3g} s, {'proven' if exact.proven else 'the best that was found in time'}"
+    if not placement.map or not exact.cost.seconds:
+        return found
+    return f"{found}; this choice takes {placement.map.cost.seconds / exact.cost.seconds:.4g} times that"
+
+
+def _json(decision: Decision, exact: Exact | str | None) -> str:
+    found: dict[str, Any] = {"placement": decision.placement.to_json() if decision.placement else None,
+                             "binding": list(decision.argv), "reason": decision.reason}
+    if exact is not None:
+        found["exact"] = {"reason": exact} if isinstance(exact, str) else asdict(exact)
+    return json.dumps(found, indent=2)
 
 
 def _draw(decision: Decision, seen: Survey, path: str) -> None:

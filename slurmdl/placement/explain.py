@@ -38,7 +38,8 @@ def explain(placement: Placement, topology: Topology, cluster: ClusterSnapshot) 
     names = fold(placement.nodes) if len(placement.nodes) <= MAX_RANKS else f"{len(placement.nodes)} nodes"
     lines += [f"choice     {names}: {placement.reason}", "considered", *_candidates(placement),
               "ranks", *_ranks(placement.map, topology),
-              "cost of one iteration on these nodes, by order of the ranks", *_orders(placement.map)]
+              "cost of one iteration on these nodes, by order of the ranks", *_orders(placement.map),
+              *_traffic(placement.map.cost), f"bound      {_bound(placement)}"]
     return "\n".join(lines)
 
 
@@ -95,6 +96,22 @@ def _orders(ranks: RankMap) -> Iterator[str]:
     for order, cost in ranks.compared.items():
         chosen = "  chosen" if order == ranks.order else ""
         yield f"  {_ORDERS[order]:12}  {_cost(cost)}{chosen}"
+
+
+def _traffic(cost: Cost) -> Iterator[str]:
+    """What crosses what. Where zones of one level only are left, the cost of the order has said it already."""
+    yield (f"traffic    {_bytes(cost.bytes_across_nodes)} across nodes; of all bytes {cost.aggregation_nodes:.0%} "
+           f"stay inside a node, {cost.aggregation_zones:.0%} inside a leaf zone")
+    levels = [f"{_bytes(count)} at level {level}" for level, count in enumerate(cost.bytes_across_levels) if count]
+    if len(levels) > 1:
+        yield f"{'':10} out of zones: {', '.join(levels)}"
+
+
+def _bound(placement: Placement) -> str:
+    if placement.bound is None or placement.gap is None:
+        return "none is known for this traffic"
+    above = "which is reached" if placement.gap < 5e-4 else f"this one takes at most {placement.gap:.1%} more"
+    return f"no choice takes less than {placement.bound:.3g} s ({placement.bound_basis}); {above}"
 
 
 def _cost(cost: Cost) -> str:

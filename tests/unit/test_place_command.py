@@ -55,6 +55,18 @@ def test_json(case: str, capsys: pytest.CaptureFixture[str], golden: Callable[[s
     golden(f"place/{case}.json", out)
 
 
+@pytest.mark.parametrize(("case", "says"), [
+    ("two-zones-ps", "3.33 s, proven; this choice takes 1 times that"), ("one-zone", "0.11 s, proven"),
+    ("no-choice", "none: the node count is not certain"), ("not-free", "none: "),
+])
+def test_the_exact_optimum_beside_it(case: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["place", *FILES, "--exact", *CASES[case]]) == 0
+    assert f"exact      {says}" in capsys.readouterr().out
+    assert main(["place", *FILES, "--exact", "--json", *CASES[case]]) == 0
+    found = json.loads(capsys.readouterr().out)["exact"]
+    assert found.get("proven") or found["reason"] in says or says.removeprefix("none: ") in found["reason"]
+
+
 @pytest.mark.parametrize("case", ["two-zones-ps", "no-choice"])
 def test_picture(case: str, tmp_path: Path, golden: Callable[[str, str], None]) -> None:
     path = tmp_path / "picture.svg"
@@ -87,16 +99,18 @@ def test_bad_input(argv: list[str], status: int, says: str, capsys: pytest.Captu
     assert captured.out == ""
 
 
-def test_a_thousand_nodes_are_folded(golden: Callable[[str, str], None]) -> None:
+def test_512_nodes_are_folded(golden: Callable[[str, str], None]) -> None:
     leaves = [[f"n{z * 32 + i:04d}" for i in range(32)] for z in range(32)]
     topology = two_level(*leaves)
     nodes = cluster(*(node(name, "IDLE" if i % 3 else "DOWN") for i, name in enumerate(sorted(topology.nodes))))
-    request = JobRequest(nodes=(256, 256), ntasks_per_node=2, dl=DlOptions(strategy="ps", ps=16))
+    request = JobRequest(nodes=(512, 512), ntasks_per_node=2, dl=DlOptions(strategy="ps", ps=16))
     found = place(request, nodes, topology, LinkScores())
     text = explain(found, topology, nodes)
     assert len(text.splitlines()) < 40
-    golden("place/thousand.txt", text + "\n")
-    ElementTree.fromstring(svg(found, topology, nodes))
+    golden("place/512-nodes.txt", text + "\n")
+    picture = svg(found, topology, nodes)
+    ElementTree.fromstring(picture)
+    golden("place/512-nodes.svg", picture)
 
 
 def test_the_same_in_every_process() -> None:

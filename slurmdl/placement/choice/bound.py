@@ -7,6 +7,7 @@ as if servers and workers did not have to come out even. Where neither holds the
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -48,7 +49,10 @@ def bound(pool: Pool, job: Shape, phases: Sequence[Phase], placed: float) -> Bou
     latency = 2 * sum(phase.rounds for phase in phases) * _shortest(pool)
     volume = least_load(phases, job)
     if roles(phases):
-        seconds, basis = least_seconds(pool, job, volume) + latency, f"the {job.nodes} best links of nodes"
+        by_nodes, by_servers = least_seconds(pool, job, volume), _serving(pool, job, phases)
+        seconds = np.maximum(by_nodes, by_servers) + latency
+        basis = "the best links of nodes for the servers" if by_servers > by_nodes.min(initial=np.inf) else \
+            f"the {job.nodes} best links of nodes"
     else:
         widest = bottlenecks(pool, job.nodes, Limit(np.inf, ()))
         seconds = np.divide(volume, widest, out=np.full(len(widest), np.inf), where=widest > 0) + latency
@@ -65,6 +69,30 @@ def bound(pool: Pool, job: Shape, phases: Sequence[Phase], placed: float) -> Bou
     better = min(by_level, default=np.inf)
     return Bound(max(found, better), "what each zone can hold within the time") if better > found else \
         Bound(found, basis)
+
+
+def _serving(pool: Pool, job: Shape, phases: Sequence[Phase]) -> float:
+    """Seconds after which the links of the nodes can serve so many workers, wherever these nodes are.
+
+    A node with s servers among its t tasks carries max(s (W - t + s), (t - s) (P - s)) shares of the model each way.
+    """
+    capacity = np.sort(pool.node_capacity)[::-1][:job.nodes]
+    servers, workers = len(phases[0].source), len(phases[0].target)
+    loads = []
+    for tasks in {job.tasks // job.nodes, job.most_per_node}:
+        mine = np.arange(min(tasks, servers) + 1.0)
+        load = np.maximum(mine * (workers - tasks + mine), (tasks - mine) * (servers - mine))
+        # with more servers than this the load may fall again: what counts is how many fit, by the time
+        loads.append(np.minimum.accumulate(load[::-1])[::-1] * float(phases[0].size))
+    least = np.array([min(load[i] for load in loads if i < len(load)) for i in range(max(map(len, loads)))])
+    times = np.unique(least[1:, None] / np.unique(capacity)) if len(least) > 1 else np.zeros(0)
+
+    def served(time: float) -> bool:
+        held = np.searchsorted(least, time * capacity * (1 + 1e-9), side="right") - 1
+        return bool(held.clip(0).sum() >= servers)
+
+    first = bisect_left(times.tolist(), True, key=served)
+    return float(times[first]) * len(phases) if first < len(times) else 0.0
 
 
 def _shortest(pool: Pool) -> FloatArray:
