@@ -14,7 +14,7 @@ from slurmdl.topology import hostlist
 
 if TYPE_CHECKING:
     from slurmdl.cluster.model import ClusterSnapshot
-    from slurmdl.launch.sbatch import Command
+    from slurmdl.launch.submission import Command
     from slurmdl.request import JobRequest
 
 #: seconds between the two clocks, and between the question and the answer, that still count as now

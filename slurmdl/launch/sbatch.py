@@ -12,14 +12,14 @@ import shlex
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from slurmdl import config, dl_options, process
 from slurmdl.errors import InputError, PlacementError, SlurmdlError, UnavailableError, UsageError, warn
 from slurmdl.launch import mark, release, submission
-from slurmdl.launch.submission import Submission, Words
+from slurmdl.launch.submission import Command, Submission, Words
 
 if TYPE_CHECKING:
     from slurmdl.launch.survey import Survey
@@ -47,16 +47,6 @@ class Decision:
     explanation: str = ""
     releases: str = ""
     asked: mark.Asked | None = None
-
-
-@dataclass(frozen=True)
-class Command:
-    """The one command that submits: what a dry run prints, and what is run otherwise."""
-
-    argv: tuple[str, ...]
-    env: Mapping[str, str]
-    removed: tuple[str, ...] = ()
-    stdin: bytes | None = field(default=None, repr=False)
 
 
 def submit(argv: Sequence[str]) -> int:

@@ -7,7 +7,7 @@ import re
 import stat
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import BinaryIO
 
 from slurmdl import dl_options, getopt, request, sbatch_options
@@ -100,6 +100,16 @@ class Words:
             end = self.operands
         return (tuple(word for i, word in enumerate(self.argv) if i not in ours),
                 sum(i not in ours for i in range(end)))
+
+
+@dataclass(frozen=True)
+class Command:
+    """The one command that submits: what a dry run prints, and what is run otherwise."""
+
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    removed: tuple[str, ...] = ()
+    stdin: bytes | None = field(default=None, repr=False)
 
 
 def read(argv: Sequence[str], environ: Mapping[str, str], defaults: Mapping[str, str],

@@ -11,7 +11,7 @@ from placing import cluster, node
 
 from slurmdl.cluster.model import Reservation
 from slurmdl.launch import doubt
-from slurmdl.launch.sbatch import Command
+from slurmdl.launch.submission import Command
 from slurmdl.request import JobRequest
 
 ANSWER = "sbatch: Job 250 to start at {} using 2 processors on nodes n[1-2] in partition main\n"
