@@ -7,6 +7,8 @@ gossip or use parameter servers are placed one by one, each on the same free nod
   of their names, as up to 25.11, and by leaf, as from 26.05 on.
 - depth-first: the first free nodes in depth-first order over the tree, and ranks in that order.
 - gmap, KaHIP: our nodes, and ranks as Scotch or KaHIP map them.
+- least bytes, for parameter servers only: the choice of nodes and ranks that sends least across leaves, however long
+  it takes. It is what the savings are judged against.
 - random: random free nodes, and random ranks on our nodes; the negative controls.
 """
 
@@ -15,7 +17,7 @@ from __future__ import annotations
 import itertools
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -48,6 +50,14 @@ LOADS = ((0.7, 1), (0.85, 2))
 #: most jobs, so that the time is often the same and bytes across zones decide; thin ones, half as fast as the link of
 #: one node, bound almost all jobs.
 LINKS = {"2:1 uplinks": LinkScores(), "thin uplinks": LinkScores(zone_default=(6.25e8,))}
+#: Where savings of bytes are judged. Behind thin uplinks the least bytes, all servers in the fullest leaves, and the
+#: least time, no uplink busier than the others, are different choices, and time is the objective.
+BYTES_JUDGED = "2:1 uplinks"
+SAVED_TARGET = 0.95
+#: A mapping is timed so many times, a slow one once. Ours counts with its median and the others with their best: a
+#: noisy machine only makes us look worse.
+TIMINGS, SLOW = 3, 1.0
+LEAST = "least bytes"
 #: stands for a ratio to nothing: JSON has no infinity
 INFINITE = 1e9
 #: rounding that a comparison of predictions forgives
@@ -98,7 +108,6 @@ class Found:
     pattern: str
     links: str
     nodes: int
-    least_bytes: float = 0.0
     costs: dict[str, Cost] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
 
@@ -138,7 +147,7 @@ class Bench:
         ours = place(request, cluster, self.topology, scores)
         assert ours.map is not None
         traffic = Traffic(pattern.strategy, MODEL_BYTES, request.dl.ps)
-        found = Found(pattern.name, network, nodes, self.least_bytes(pattern, nodes), {"ours": ours.map.cost})
+        found = Found(pattern.name, network, nodes, {"ours": ours.map.cost})
 
         def add(way: str, names: Sequence[str]) -> None:
             """The cost of ranks on these nodes in this order."""
@@ -152,6 +161,8 @@ class Bench:
         drawn = self.generator.permutation(np.repeat(self.generator.choice(free, nodes, False), pattern.per_node))
         add("random nodes", self.names(drawn))
         add("random ranks", self.generator.permutation(np.array(ours.map.nodes)).tolist())
+        if traffic.ps:
+            add(LEAST, self.least_bytes(nodes, pattern.per_node, traffic.ps))
         self.map(found, traffic, ours.nodes, pattern.per_node, scores)
         return found
 
@@ -172,31 +183,45 @@ class Bench:
             scores: LinkScores) -> None:
         """Map the ranks over the same nodes: ourselves, and with the mappers that are there."""
         slots = [(name, per_node) for name in nodes]
-        began = time.perf_counter()
-        rank_map(slots, self.topology, scores, traffic)
-        found.seconds["ours"] = time.perf_counter() - began
+        ours = [_timed(lambda: rank_map(slots, self.topology, scores, traffic)) for _ in range(TIMINGS)]
+        found.seconds["ours"] = float(np.median(ours))
         network = links(nodes, self.topology, scores)
         path = mappers.paths(network)
         slot = np.repeat(np.lexsort(path.T[::-1]), per_node)
         volume = mappers.volumes(traffic.phases(len(slot)), len(slot))
-        absent = mappers.missing()
-        if "gmap" not in absent:
-            where, found.seconds["gmap"] = mappers.gmap(volume, mappers.distances(network, slot))
-            found.costs["gmap"] = self.cost(traffic, [nodes[i] for i in slot[where].tolist()], scores)
-        if "KaHIP" not in absent:
-            where, found.seconds["KaHIP"] = mappers.kahip(volume, path[slot])
-            found.costs["KaHIP"] = self.cost(traffic, [nodes[i] for i in slot[where].tolist()], scores)
+        far = mappers.distances(network, slot)
+        ways: dict[str, Callable[[], tuple[Indices, float]]] = {
+            "gmap": lambda: mappers.gmap(volume, far), "KaHIP": lambda: mappers.kahip(volume, path[slot])}
+        for way in ways.keys() - mappers.missing().keys():
+            where, took = ways[way]()
+            for _ in range(TIMINGS - 1 if took < SLOW else 0):
+                took = min(took, ways[way]()[1])
+            found.seconds[way] = took
+            found.costs[way] = self.cost(traffic, [nodes[i] for i in slot[where].tolist()], scores)
 
-    def least_bytes(self, pattern: Pattern, nodes: int) -> float:
-        """Least bytes that servers and workers can send across leaves, over all choices of nodes and ranks."""
-        if pattern.strategy != "ps":
-            return 0.0
-        room = np.bincount(self.topology.leaf[~self.busy], minlength=len(self.topology.zones))
-        return least_ps_bytes(room, nodes, pattern.per_node, nodes // pattern.nodes_per_server, MODEL_BYTES)
+    def least_bytes(self, nodes: int, per_node: int, servers: int) -> list[str]:
+        """Ranks of servers and workers, servers first, so that they send least bytes across leaves."""
+        free = self.topology.order[~self.busy[self.topology.order]]
+        leaf = self.topology.leaf[free]
+        room = np.bincount(leaf, minlength=len(self.topology.zones))
+        first: list[str] = []
+        last: list[str] = []
+        for zone, taken, count in least_ps_deal(room, nodes, per_node, servers):
+            # one server on each node, then a second one: apart from each other
+            tasks = self.names(np.tile(free[leaf == zone][:taken], per_node))
+            first += tasks[:count]
+            last += tasks[count:]
+        return first + last
 
 
-def least_ps_bytes(room: Indices, nodes: int, per_node: int, servers: int, model_bytes: float) -> float:
-    """Least bytes of one iteration across leaves, exactly: over all nodes and all deals of the servers.
+def _timed(work: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
+
+
+def least_ps_deal(room: Indices, nodes: int, per_node: int, servers: int) -> list[tuple[int, int, int]]:
+    """(leaf, nodes in it, servers in it) with the least bytes across leaves, over all nodes and all deals of servers.
 
     What stays inside is the sum of p (t - p) over the leaves, with p servers among the t tasks of a leaf, and the
     most of it over p is a symmetric, convex function of the t: it is greatest where the t are least even, and no
@@ -207,14 +232,14 @@ def least_ps_bytes(room: Indices, nodes: int, per_node: int, servers: int, model
     ----------
     room : free nodes of each leaf.
     """
-    taken = np.diff(np.minimum(np.cumsum(np.sort(room)[::-1]), nodes), prepend=0)
-    tasks = taken[taken > 0] * per_node
+    leaves = np.argsort(-room, kind="stable")
+    taken = np.diff(np.minimum(np.cumsum(room[leaves]), nodes), prepend=0)
+    leaves, taken = leaves[taken > 0], taken[taken > 0]
+    tasks = taken * per_node
     count = np.zeros_like(tasks)
     for _ in range(servers):
         count[np.where(count < tasks, tasks - 2 * count - 1, -10**9).argmax()] += 1
-    inside = int((count * (tasks - count)).sum())
-    workers = nodes * per_node - servers
-    return 2 * model_bytes / servers * (servers * workers - inside)
+    return list(zip(leaves.tolist(), taken.tolist(), count.tolist(), strict=True))
 
 
 def rows(seed: int = 0) -> Iterator[Row]:
@@ -235,7 +260,9 @@ def rows(seed: int = 0) -> Iterator[Row]:
                         refused += 1
         yield results.row(f"{shape.name}: jobs that find no zone, of {len(found) + refused}", [refused], "jobs")
         for network in LINKS:
-            yield from judged(f"{shape.name}, {network}", [f for f in found if f.links == network])
+            here = [f for f in found if f.links == network]
+            yield from judged(f"{shape.name}, {network}", here)
+            yield from saved(f"{shape.name}, {network}", here, network == BYTES_JUDGED)
 
 
 def _asked(shape: Shape, bench: Bench,
@@ -277,7 +304,7 @@ def _of_slurm(box: sandbox.Sandbox, bench: Bench,
 
 
 def judged(name: str, found: Sequence[Found]) -> Iterator[Row]:
-    """The rows of one cluster: ratios of ours to each way, savings of bytes, and the controls."""
+    """The rows of one cluster: ratios of ours to each way, and the controls."""
     for pattern in PATTERNS:
         here = [f for f in found if f.pattern == pattern.name]
         for way in WAYS:
@@ -294,8 +321,10 @@ def judged(name: str, found: Sequence[Found]) -> Iterator[Row]:
         for way in ("gmap", "KaHIP"):
             times = [f.seconds["ours"] / f.seconds[way] for f in here if way in f.seconds]
             if times:
+                slower = sum(time > 1 for time in times)
                 yield results.row(f"{name}, {pattern.name}: seconds to map over those of {way}", times, "times",
-                                  baseline=1.0, target="at most 1", met=float(np.median(times)) <= 1)
+                                  baseline=1.0, target=f"median at most 1 (above for {slower} of {len(times)} jobs)",
+                                  met=float(np.median(times)) <= 1)
         for control in CONTROLS:
             # ranks of uniform gossip are all alike
             if not (control == "random ranks" and pattern.strategy == "gossip"):
@@ -303,22 +332,34 @@ def judged(name: str, found: Sequence[Found]) -> Iterator[Row]:
                 metric = f"control: {name}, {pattern.name}: {control}, predicted seconds over ours, or bytes"
                 yield results.row(metric, lost, "times", baseline=1.0, target="above 1",
                                   met=float(np.median(lost)) > 1 + SLACK)
-    yield from _saved(name, [f for f in found if f.least_bytes and "Slurm, leaves" in f.costs])
 
 
-def _saved(name: str, found: Sequence[Found]) -> Iterator[Row]:
-    """What of the bytes of parameter servers is saved that could be, against Slurm's nodes by leaf."""
-    plain = [f.costs["Slurm, leaves"].bytes_across_zones for f in found]
-    could = [p - f.least_bytes for p, f in zip(plain, found, strict=True)]
-    did = [p - f.costs["ours"].bytes_across_zones for p, f in zip(plain, found, strict=True)]
-    if sum(could) > 0:
-        shares = [d / c for d, c in zip(did, could, strict=True) if c > 0]
-        share = sum(did) / sum(could)
-        yield results.row(f"{name}, PS: share saved of the bytes across leaves that any choice could save", shares,
-                          "share", baseline=1.0, target=f"at least 0.95 of all bytes together (is {share:.3f})",
-                          met=share >= 0.95)
-        yield results.row(f"{name}, PS: bytes across leaves saved in an iteration", did, "B",
-                          baseline=float(np.median(plain)))
+def saved(name: str, found: Sequence[Found], is_judged: bool) -> Iterator[Row]:
+    """What of the bytes of parameter servers is saved that could be, against Slurm's nodes by leaf.
+
+    Where time and bytes contradict each other the share says little: how much longer the least bytes take stands
+    beside it.
+    """
+    here = [(f.costs["ours"], f.costs["Slurm, leaves"], f.costs[LEAST]) for f in found
+            if LEAST in f.costs and "Slurm, leaves" in f.costs]
+    did = [slurm.bytes_across_zones - ours.bytes_across_zones for ours, slurm, _ in here]
+    could = [slurm.bytes_across_zones - least.bytes_across_zones for _, slurm, least in here]
+    if sum(could) <= 0:
+        return
+    share = sum(did) / sum(could)
+    yield results.row(f"{name}, PS: of the bytes across leaves that any choice could save against Slurm, leaves, "
+                      "share saved, all jobs together", [share], "share", baseline=1.0,
+                      target=f"at least {SAVED_TARGET:g}" if is_judged else "",
+                      met=share >= SAVED_TARGET if is_judged else None)
+    yield results.row(f"{name}, PS: the same share, job by job",
+                      [d / c for d, c in zip(did, could, strict=True) if c > 0], "share", baseline=1.0)
+    yield results.row(f"{name}, PS: GB across leaves saved in an iteration, beside what could be", [
+        sum(did) / 1e9], "GB", baseline=sum(could) / 1e9)
+    yield results.row(f"{name}, PS: ms saved in an iteration, beside what Slurm, leaves, takes",
+                      [1e3 * (slurm.seconds - ours.seconds) for ours, slurm, _ in here], "ms",
+                      baseline=1e3 * float(np.median([slurm.seconds for _, slurm, _ in here])))
+    yield results.row(f"{name}, PS: predicted seconds of the choice with least bytes over ours",
+                      [_ratio(least.seconds, ours.seconds) for ours, _, least in here], "times", baseline=1.0)
 
 
 def _excess(control: Cost, ours: Cost) -> float:

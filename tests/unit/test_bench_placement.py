@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from slurmdl.cli.main import main
 from slurmdl.errors import UsageError
 from slurmdl.network.model import LinkScores
 from slurmdl.placement.cost import links
+from slurmdl.placement.model import Cost
 from slurmdl.placement.traffic import Traffic
 from slurmdl.topology import example
 
@@ -72,7 +74,35 @@ def test_least_bytes_of_servers_against_every_choice() -> None:
                     if sum(deal) == servers:
                         inside = sum(p * (t - p) for p, t in zip(deal, tasks, strict=True))
                         least = min(least, 2 * 90.0 / servers * (servers * workers - inside))
-        assert quality.least_ps_bytes(room, nodes, per_node, servers, 90.0) == pytest.approx(least)
+        deal = quality.least_ps_deal(room, nodes, per_node, servers)
+        inside = sum(count * (taken * per_node - count) for _, taken, count in deal)
+        assert 2 * 90.0 / servers * (servers * workers - inside) == pytest.approx(least)
+        assert all(taken <= room[leaf] for leaf, taken, _ in deal)
+
+
+def test_the_choice_with_least_bytes_is_a_choice() -> None:
+    """Its cost in the model is that of its deal, on free nodes, with each node's tasks."""
+    bench = quality.Bench(quality.Shape("tree", example.tree((1, 8, 80))), 0.5, 1)
+    order = bench.least_bytes(12, 2, 3)
+    assert sorted(Counter(order).values()) == [2] * 12
+    assert not any(bench.busy[bench.topology.node_index[name]] for name in order)
+    leaf = [bench.topology.leaf_of(name) for name in order]
+    sent = sum(leaf[server] != leaf[worker] for server in range(3) for worker in range(3, 24))
+    found = bench.cost(Traffic("ps", 90.0, 3), order, LinkScores())
+    assert found.bytes_across_zones == pytest.approx(2 * 30.0 * sent)
+
+
+def test_savings_are_judged_where_bytes_and_time_agree() -> None:
+    def costs(ours: float, plain: float, least: float) -> dict[str, Cost]:
+        return {way: Cost(1.0, value, value)
+                for way, value in (("ours", ours), ("Slurm, leaves", plain), (quality.LEAST, least))}
+
+    found = [quality.Found("PS", "", 8, costs(*values)) for values in ((60.0, 100.0, 50.0), (10.0, 10.0, 10.0))]
+    share, *_ = quality.saved("x", found, True)
+    assert (share.value, share.met) == (pytest.approx(0.8), False)
+    share, *_ = quality.saved("x", found, False)
+    assert (share.value, share.met, share.target) == (pytest.approx(0.8), None, "")
+    assert not list(quality.saved("x", found[1:], True))
 
 
 def test_the_load_leaves_what_it_was_asked_for() -> None:
