@@ -10,6 +10,9 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+/* hostlist_t, and since Slurm 23.11 a pointer to it */
+typedef __typeof__(slurm_hostlist_create("")) hostlist;
+
 /* the map as a file in memory, while srun reads its options */
 static int hostfile = -1;
 static bool refused;
@@ -35,7 +38,7 @@ static const char *map_of_job(const char *nodes, uint32_t *size)
 		return "SLURMDL_MAP_NODES is the map of another job";
 	if (dl_count_nodes(nodes, size))
 		return "SLURMDL_MAP_NODES is malformed: NODE,NODE(xTASKS),... was expected";
-	hostlist_t given = slurm_hostlist_create(getenv("SLURM_JOB_NODELIST"));
+	hostlist given = slurm_hostlist_create(getenv("SLURM_JOB_NODELIST"));
 	const char *why = given ? NULL : "SLURM_JOB_NODELIST is not set";
 	while (*nodes && !why) {
 		struct dl_span node;

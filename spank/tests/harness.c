@@ -176,13 +176,16 @@ void slurm_error(const char *format, ...)
 	va_end(arguments);
 }
 
+/* hostlist_t, and since Slurm 23.11 a pointer to it */
+typedef __typeof__(slurm_hostlist_create("")) hostlist;
+
 /* names with commas between are all that the harness hands in */
-hostlist_t slurm_hostlist_create(const char *list)
+hostlist slurm_hostlist_create(const char *list)
 {
-	return list ? (hostlist_t)text(list) : NULL;
+	return list ? (hostlist)text(list) : NULL;
 }
 
-int slurm_hostlist_find(hostlist_t list, const char *name)
+int slurm_hostlist_find(hostlist list, const char *name)
 {
 	const char *at = (const char *)list;
 	size_t length = strlen(name);
@@ -195,7 +198,7 @@ int slurm_hostlist_find(hostlist_t list, const char *name)
 	return -1;
 }
 
-void slurm_hostlist_destroy(hostlist_t list)
+void slurm_hostlist_destroy(hostlist list)
 {
 	free(list);
 }
