@@ -90,7 +90,8 @@ def _one_line(text: str, limit: int = 120) -> str:
 
 def warn(message: str) -> None:
     """One line on stderr, in the voice of the project. stdout belongs to Slurm."""
-    print(f"slurmdl: {' '.join(message.split())}", file=sys.stderr, flush=True)
+    if sys.stderr is not None:  # closed (2>&-): print would take stdout, which scripts evaluate
+        print(f"slurmdl: {' '.join(message.split())}", file=sys.stderr, flush=True)
 
 
 def report(error: BaseException) -> int:
