@@ -12,8 +12,9 @@ What cannot be mapped runs as plain srun, with one line on stderr that says why.
 
   --launcher=srun|mpirun  what starts the tasks (default: srun; mpirun is Open MPI's)
   --print-map=FORMAT      print the map and start nothing; no program is needed. FORMAT is slurm-hostfile,
-                          openmpi-rankfile, openmpi-seq, mpich-rank-order, intel-machinefile, hydra-hostfile
-                          or torchrun
+                          openmpi-rankfile, openmpi-seq, mpich-rank-order, intel-machinefile, hydra-hostfile,
+                          torchrun, or shell: the variables of `srun --dl-map`, for a Slurm with slurmdl's plugin:
+                              eval "$(slurmdl srun --print-map=shell)"
 """
 
 

@@ -3,6 +3,8 @@
 Each text is read back before it is handed out: it must give every rank the node of the plan, rank 0 that of the
 master among them.
 
+`shell` is for the plugin of slurmdl in Slurm: what `srun --dl-map` reads, for `eval` in a job script.
+
 Sources: srun(1), SLURM_HOSTFILE; mpirun(1) of Open MPI, --rankfile and --map-by seq; intro_mpi(3) of HPE Cray MPI,
 MPICH_RANK_REORDER_METHOD; Intel MPI Library Developer Reference, -machinefile; MPICH, Using the Hydra Process
 Manager, host files; PyTorch, torchrun.
@@ -11,8 +13,9 @@ Manager, host files; PyTorch, torchrun.
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
 
 from slurmdl.errors import PlacementError
@@ -29,12 +32,16 @@ class Tasks:
     nodes : distinct nodes in Slurm's order, in which launchers number the tasks by default.
     cpus_per_task : CPUs of each task.
     port : port on the node of rank 0, the master.
+    job : number of the job whose map it is.
+    variables : what the tasks are given, as step.task_variables makes it.
     """
 
     plan: Plan
     nodes: Sequence[str]
     cpus_per_task: int = 1
     port: int = 0
+    job: int = 0
+    variables: Mapping[str, str] = field(default_factory=dict)
 
     def ranks(self) -> dict[str, list[int]]:
         """Node -> its ranks, in the order of `nodes`."""
@@ -134,6 +141,33 @@ def _read_torchrun(text: str, tasks: Tasks) -> list[str]:
     return [node for node, _, count in sorted(lines, key=lambda line: int(line[1])) for _ in range(int(count))]
 
 
+#: longest value of one variable, with its name before it (execve(2), MAX_ARG_STRLEN)
+_MAX_VARIABLE = 128 * 1024
+#: variable of a map -> that of the step's tasks which it becomes
+_OF_MAP = {"SLURMDL_MAP_PS_RANKS": "SLURMDL_PS_RANKS", "SLURMDL_MAP_ZONE_RANKS": "SLURMDL_ZONE_RANKS",
+           "SLURMDL_MAP_PLAN": "SLURMDL_PLAN"}
+
+
+def _shell(tasks: Tasks) -> str:
+    """Exports of one map; what it does not have is unset, so that nothing of a map before stays."""
+    runs = [(node, len(list(run))) for node, run in groupby(tasks.plan.nodes)]
+    values = {"SLURMDL_MAP_JOB": str(tasks.job),
+              "SLURMDL_MAP_NODES": ",".join(node if count == 1 else f"{node}(x{count})" for node, count in runs)}
+    values.update({name: tasks.variables[of] for name, of in _OF_MAP.items() if of in tasks.variables})
+    for name, value in values.items():
+        if len(name) + len(value) + 2 > _MAX_VARIABLE:
+            raise PlacementError(f"--print-map=shell: {name} is longer than a variable can be; valid: every other "
+                                 "format")
+    lines = [f"export {name}={shlex.quote(value)}\n" for name, value in values.items()]
+    return "".join([*lines, *(f"unset {name}\n" for name in _OF_MAP if name not in values)])
+
+
+def _read_shell(text: str, tasks: Tasks) -> list[str]:
+    values = dict(word.split("=", 1) for word in shlex.split(text) if "=" in word)
+    pairs = re.findall(r"([^,(]+)(?:\(x([0-9]+)\))?(?:,|$)", values["SLURMDL_MAP_NODES"])
+    return [node for node, count in pairs for _ in range(int(count or 1))]
+
+
 #: name -> how the text is written, and how the node of each rank is read from it
 FORMATS: Mapping[str, tuple[Callable[[Tasks], str], Callable[[str, Tasks], list[str]]]] = {
     "slurm-hostfile": (_lines, _read_lines),
@@ -143,4 +177,5 @@ FORMATS: Mapping[str, tuple[Callable[[Tasks], str], Callable[[str, Tasks], list[
     "intel-machinefile": (_machinefile, _read_machinefile),
     "hydra-hostfile": (_machinefile, _read_machinefile),
     "torchrun": (_torchrun, _read_torchrun),
+    "shell": (_shell, _read_shell),
 }

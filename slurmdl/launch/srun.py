@@ -187,11 +187,12 @@ def _map(line: getopt.CommandLine, dl: DlOptions, settings: config.Config, launc
     text = environ.get("SLURM_ARRAY_TASK_ID", "")
     array_task = int(text) if text.isdigit() else 0
     form = line.last("print-map")
+    variables = step.task_variables(plan, given.job, array_task, settings.plan_dir or ".slurmdl") \
+        if form in (None, "shell") else {}
     if form:
         tasks = dialects.Tasks(plan, [node for node, _ in laid.slots], request.cpus_per_task or 1,
-                               step.port(given.job, array_task))
+                               step.port(given.job, array_task), given.job, variables)
         return Mapped(Step(()), dialects.render(form, tasks), plan, rank_map, topology.source, complaint)
-    variables = step.task_variables(plan, given.job, array_task, settings.plan_dir or ".slurmdl")
     if launcher == "mpirun":
         if shutil.which("mpirun", path=environ.get("PATH")) is None:
             raise UnavailableError("--launcher=mpirun: mpirun is not in PATH")

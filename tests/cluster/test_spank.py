@@ -224,19 +224,29 @@ echo "@ inherited"; SLURM_SPANK__SLURM_SPANK_OPTION_slurmdl_dl_map= _SLURM_SPANK
 
 
 def test_the_map_that_slurmdl_prints(plugged):
-    """The order, the roles and the address of rank 0 are those of `slurmdl srun`."""
+    """The order, the roles, the address of rank 0 and the plan are those of `slurmdl srun`."""
     cluster = plugged()
+    step = f"sh -c '{TASK}'"
     script = cluster.script(f"""
-export SLURMDL_MAP_JOB=$SLURM_JOB_ID SLURMDL_MAP_NODES=$(slurmdl srun --print-map=slurm-hostfile | paste -sd,)
-echo "@ plugin"; srun --dl-map sh -c '{TASK}'
-echo "@ slurmdl"; slurmdl srun sh -c '{TASK}'
+echo "@ plugin 0"; eval "$(slurmdl srun --print-map=shell -n 6 true)"; srun --dl-map -n 6 {step}
+echo "@ slurmdl 1"; slurmdl srun -n 6 {step}
+echo "@ plugin 2"; eval "$(slurmdl srun --print-map=shell --dl-strategy=gossip)"; srun --dl-map {step}
+echo "@ slurmdl 3"; slurmdl srun --dl-strategy=gossip {step}
+unset SLURMDL_MAP_NODES; eval "$(slurmdl srun --print-map=shell -n 99 2>&-)"
+echo "@ none"; srun --dl-map {step} 2>&1
 """)
-    found = sections(cluster.output(cluster.submit(["sbatch", "-N4", "-n6", "--dl-ps=1", str(script)])))
-    same = ("SLURMD_NODENAME", "SLURMDL_ROLE", "SLURMDL_ROLE_RANK", "SLURMDL_ZONE", "RANK", "WORLD_SIZE",
-            "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR")
-    for name in same:
-        assert column(found["plugin"], name) == column(found["slurmdl"], name), name
-    assert len(tasks(found["plugin"])) == 6 and column(found["plugin"], "SLURMD_NODENAME") != PLAIN
+    found = sections(cluster.output(cluster.submit(["sbatch", "-N4", "-n6", "--dl-ps=2", str(script)])))
+    same = set(NAMES) - {"MASTER_PORT", "SLURMDL_SET"}
+    for one, other in (("plugin 0", "slurmdl 1"), ("plugin 2", "slurmdl 3")):
+        for name in sorted(same):
+            assert column(found[one], name) == column(found[other], name), name
+        first, second = ({int(port) - int(title[-1]) for port in column(found[title], "MASTER_PORT")}
+                         for title in (one, other))
+        assert first == second and len(first) == 1, "a port is the step's own"
+        assert {len(tasks(found[one])), len(tasks(found[other]))} == {6} and own(found[one]) == []
+    assert column(found["plugin 0"], "SLURMD_NODENAME") != PLAIN and "ps1" in roles(found["plugin 0"])
+    assert set(column(found["plugin 2"], "SLURMDL_ROLE")) == {"worker"}
+    assert column(found["none"], "SLURMD_NODENAME") == PLAIN and "no map" in own(found["none"])[0]
 
 
 #: what is wrong with a map -> the change to the script, and what the one line says

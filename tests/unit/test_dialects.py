@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 from slurmdl.errors import PlacementError, UsageError
@@ -15,13 +18,37 @@ NODES = ["n1", "n2", "n3", "n4"]
 EVEN = Plan("allreduce", ("n3", "n3", "n1", "n1", "n2", "n2"), ("worker",) * 6, {})
 
 
-@pytest.mark.parametrize("form", [form for form in dialects.FORMATS if form != "torchrun"])
+@pytest.mark.parametrize("form", [form for form in dialects.FORMATS if form not in ("torchrun", "shell")])
 def test_text(form, golden):
     golden(f"launchers/{form}.txt", dialects.render(form, Tasks(PLAN, NODES)))
 
 
 def test_text_of_torchrun(golden):
     golden("launchers/torchrun.txt", dialects.render("torchrun", Tasks(EVEN, NODES[:3], port=12345)))
+
+
+def test_text_of_the_shell(golden):
+    variables = {"SLURMDL_PS_RANKS": "", "SLURMDL_ZONE_RANKS": "a'b:0-6;", "SLURMDL_PLAN": "file:/a b/plan",
+                 "SLURMDL_PORT": "1"}
+    golden("launchers/shell.txt", dialects.render("shell", Tasks(PLAN, NODES, job=7, variables=variables)))
+
+
+def test_a_shell_reads_what_was_meant_and_nothing_of_a_map_before():
+    variables = {"SLURMDL_PLAN": "$(echo executed) `echo executed` '\"\n;"}
+    text = dialects.render("shell", Tasks(PLAN, NODES, job=7, variables=variables))
+    before = {"SLURMDL_MAP_PS_RANKS": "0", "SLURMDL_MAP_JOB": "6"}
+    names = ("JOB", "NODES", "PS_RANKS", "PLAN")
+    show = "; ".join(f'printf "%s\\0" "${{SLURMDL_MAP_{name}-unset}}"' for name in names)
+    done = subprocess.run(["sh", "-c", f'eval "$1"; {show}', "sh", text], env=before, capture_output=True, text=True,
+                          check=True)
+    assert done.stdout.split("\0") == ["7", "n2,n1(x2),n3(x2),n2,n4", "unset", variables["SLURMDL_PLAN"], ""]
+
+
+def test_a_map_that_is_too_long_for_a_variable():
+    nodes = tuple(f"a-rather-long-name-of-a-node-{i}" for i in range(4000))
+    plan = Plan("allreduce", nodes, ("worker",) * len(nodes), {})
+    with pytest.raises(PlacementError, match="SLURMDL_MAP_NODES is longer"):
+        dialects.render("shell", Tasks(plan, nodes))
 
 
 def test_tasks_of_several_cpus_do_not_share_them():
@@ -54,3 +81,10 @@ def test_a_text_that_does_not_lead_back_to_the_map_is_not_handed_out(monkeypatch
 def test_an_unknown_format(words):
     with pytest.raises(UsageError, match=r"valid: .*openmpi-rankfile"):
         srun.run(words, {"SLURM_JOB_ID": "1"})
+
+
+def test_where_stderr_is_closed_nothing_of_ours_goes_to_stdout():
+    """A script evaluates what --print-map=shell prints."""
+    done = subprocess.run(["sh", "-c", 'exec "$0" -m slurmdl srun --print-map=shell 2>&-', sys.executable],
+                          env={}, stdout=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stdout) == (64, "")
