@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from slurmdl.network import capacity
 from slurmdl.network.model import LinkScores
+from slurmdl.placement.arrays import distinct
 from slurmdl.placement.model import Cost
 from slurmdl.placement.traffic import Phase
 from slurmdl.topology.model import MAX_LEVELS, Topology
@@ -167,7 +168,7 @@ def _seconds(phase: Phase, links: Links, load: _Load) -> FloatArray:
     """The busiest link, and for each round the delay of the slowest loaded link of each level, up and down."""
     node_time, zone_time = _times(links, load)
     delay = np.where(node_time > 0, links.node_delay, 0.0).max(axis=-1, initial=0.0)
-    for level in np.unique(links.zone_level):
+    for level in distinct(links.zone_level):
         loaded = (zone_time > 0) & (links.zone_level == level)
         delay = delay + np.where(loaded, links.zone_delay, 0.0).max(axis=-1, initial=0.0)
     busiest = np.maximum(node_time.max(axis=-1, initial=0.0), zone_time.max(axis=-1, initial=0.0))

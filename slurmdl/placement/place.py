@@ -204,8 +204,8 @@ class _Instance:
         tasks = [self.job.tasks_of(i) for i in range(len(names))] if room.min() >= self.job.most_per_node else \
             deal(room.tolist(), self.job.tasks)
         ranks = rank_map(list(zip(names, tasks, strict=True)), self.topology, self.scores, self.traffic, search=False)
-        leaves, counts = np.unique(pool.leaf[nodes], return_counts=True)
-        zones = Counter({self.name(pool, leaf): int(count) for leaf, count in zip(leaves, counts, strict=True)})
+        zones = Counter({self.name(pool, leaf): count
+                         for leaf, count in enumerate(np.bincount(pool.leaf[nodes]).tolist()) if count})
         return _Scored(choice, tuple(names), zones, ranks, int(pool.weight[nodes].sum()))
 
     def name(self, pool: Pool, zone: int) -> str:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from slurmdl.placement.arrays import distinct
 from slurmdl.placement.choice.choose import crossed, least_load, least_seconds, roles
 from slurmdl.placement.choice.floors import Limit, bottlenecks, limits
 from slurmdl.placement.choice.mesh import STEPS, Mesh, usable
@@ -65,7 +66,7 @@ def bound(pool: Pool, job: Shape, phases: Sequence[Phase], placed: float) -> Bou
     holds = _roles(pool, job, phases) if roles(phases) else _peers(pool, job, phases)
     if holds is None:
         return Bound(found, basis)
-    by_level = [_least(pool, holds, level, seconds, latency, placed, len(phases)) for level in np.unique(pool.level)]
+    by_level = [_least(pool, holds, level, seconds, latency, placed, len(phases)) for level in distinct(pool.level)]
     better = min(by_level, default=np.inf)
     return Bound(max(found, better), "what each zone can hold within the time") if better > found else \
         Bound(found, basis)
@@ -85,7 +86,7 @@ def _serving(pool: Pool, job: Shape, phases: Sequence[Phase]) -> float:
         # with more servers than this the load may fall again: what counts is how many fit, by the time
         loads.append(np.minimum.accumulate(load[::-1])[::-1] * float(phases[0].size))
     least = np.array([min(load[i] for load in loads if i < len(load)) for i in range(max(map(len, loads)))])
-    times = np.unique(least[1:, None] / np.unique(capacity)) if len(least) > 1 else np.zeros(0)
+    times = distinct(least[1:, None] / distinct(capacity)) if len(least) > 1 else np.zeros(0)
 
     def served(time: float) -> bool:
         held = np.searchsorted(least, time * capacity * (1 + 1e-9), side="right") - 1
@@ -109,7 +110,7 @@ def _shortest(pool: Pool) -> FloatArray:
 def _with_delays(pool: Pool, job: Shape, phase: Phase) -> FloatArray:
     """The least time of a ring in each zone over all limits of delay; 0 where these are too many to try."""
     tried = list(limits(pool))
-    count = [len(np.unique(pool.node_delay))] + [len(np.unique(pool.zone_delay[level.zones]))
+    count = [len(distinct(pool.node_delay))] + [len(distinct(pool.zone_delay[level.zones]))
                                                  for level in pool.levels]
     full = np.prod(count, dtype=float) == len(tried) <= MAX_LIMITS
     if not full or (pool.level[pool.leaf] != 0).any():
@@ -169,13 +170,15 @@ def _roles(pool: Pool, job: Shape, phases: Sequence[Phase]) -> Callable[[FloatAr
         inside = pool.per_leaf(pool.node_capacity >= load / times[:, None] * (1 - 1e-9)) * job.most_per_node
         for level in pool.levels:
             # many zones are alike in room and uplink: each kind is worked out once
-            capacity, kind = np.unique(pool.zone_capacity[level.zones], return_inverse=True)
+            capacity = distinct(pool.zone_capacity[level.zones])
+            kind = np.searchsorted(capacity, pool.zone_capacity[level.zones])
             turn = np.arange(len(times))[:, None] * len(capacity) + kind
             below = np.minimum(inside[:, level.zones], job.tasks)
-            kinds, alike = np.unique(turn * (job.tasks + 1) + below, return_inverse=True)
+            each = turn * (job.tasks + 1) + below
+            kinds = distinct(each)
             turn, room = np.divmod(kinds, job.tasks + 1)
             carries = times[turn // len(capacity)] * capacity[turn % len(capacity)] / size * (1 + 1e-9)
-            held = most(room, carries)[alike.reshape(below.shape)]
+            held = most(room, carries)[np.searchsorted(kinds, each)]
             inside[:, level.parents] += np.add.reduceat(held, level.begin, axis=1)
         return np.asarray(inside >= job.tasks)
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from slurmdl.placement.arrays import distinct
 from slurmdl.placement.choice.floors import Limit, bottlenecks, limits, widths
 from slurmdl.placement.choice.quota import quotas, take
 from slurmdl.placement.nodes.pool import FloatArray, IntArray, Pool, rounded
@@ -94,7 +95,7 @@ def starts(pool: Pool, job: Shape, place: str, phases: Sequence[Phase]) -> list[
         found &= seconds < best_below
     zones = np.flatnonzero(found)
     zones = zones[np.lexsort((pool.turn[zones], pool.size[zones], pool.level[zones], seconds[zones]))]
-    kept = np.concatenate([zones[pool.level[zones] == level][:MAX_ZONES] for level in np.unique(pool.level[zones])])
+    kept = np.concatenate([zones[pool.level[zones] == level][:MAX_ZONES] for level in distinct(pool.level[zones])])
     zones = zones[np.isin(zones, kept)]
     return [Start(int(zone), float(seconds[zone]), float(floor[zone]), tried[which[zone]]) for zone in zones]
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from slurmdl.placement.arrays import distinct
 from slurmdl.placement.choice.choose import Choice, Start, roles
 from slurmdl.placement.choice.floors import Limit, limits
 from slurmdl.placement.choice.mesh import Mesh, usable
@@ -32,7 +33,7 @@ def relevant(pool: Pool, seconds: float, rounds: float) -> list[Limit]:
     longest = float(found[-1].latency(pool).max())
     if 2 * rounds * longest < MIN_SHARE * seconds:
         return found[-1:]
-    return [found[i] for i in np.unique(np.linspace(0, len(found) - 1, MAX_LIMITS).astype(int))]
+    return [found[i] for i in distinct(np.linspace(0, len(found) - 1, MAX_LIMITS).astype(int))]
 
 
 def choices(pool: Pool, job: Shape, starts: Sequence[Start],

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from slurmdl.placement.arrays import begins, distinct
 from slurmdl.placement.nodes.pool import BoolArray, FloatArray, IntArray, Pool
 
 #: most limits of delay that are tried, and most of their product with the nodes
@@ -54,12 +55,12 @@ def limits(pool: Pool) -> Iterator[Limit]:
     """
     per_level = [pool.zone_delay[(pool.level == level) & (pool.parent >= 0)]
                  for level in range(int(pool.level.max(initial=0)))]
-    values = [np.unique(delays) for delays in (pool.node_delay, *per_level)]
+    values = [distinct(delays) for delays in (pool.node_delay, *per_level)]
     values = [delays if len(delays) else np.zeros(1) for delays in values]
     most = max(2, min(MAX_LIMITS, MAX_WORK // max(1, len(pool.node))))
     count = int(np.prod([len(delays) for delays in values], dtype=float) > most) and \
         max(2, int(most ** (1 / max(1, sum(len(delays) > 1 for delays in values)))))
-    kept = [delays[np.unique(np.linspace(0, len(delays) - 1, count).astype(int))] if count else delays
+    kept = [delays[distinct(np.linspace(0, len(delays) - 1, count).astype(int))] if count else delays
             for delays in values]
     found = [Limit(each[0], each[1:]) for each in itertools.product(*(delays.tolist() for delays in kept))]
     yield from sorted(found, key=lambda limit: limit.node + sum(limit.zone))
@@ -88,11 +89,12 @@ def bottlenecks(pool: Pool, wanted: int, limit: Limit) -> FloatArray:
     for level in range(int(pool.level.max(initial=-1)) + 1):
         at = np.flatnonzero((here >= 0) & (pool.level[here] == level))
         if len(at):
-            zones, begin = here[at], np.flatnonzero(np.r_[True, np.diff(here[at]) != 0])
+            zones = here[at]
+            begin = begins(zones)
             # the nodes of a zone stand together; where all are alike there is nothing to sort
             alike = width[at].min() == width[at].max()
             order = at if alike else at[np.lexsort((-width[at], zones))]
-            enough = np.diff(np.r_[begin, len(at)]) >= wanted
+            enough = np.diff(np.append(begin, len(at))) >= wanted
             found[zones[begin[enough]]] = width[order][begin[enough] + wanted - 1]
             longest = limit.zone[level] if level < len(limit.zone) else np.inf
             passing = np.where(pool.zone_delay[zones] <= longest, pool.zone_capacity[zones], 0.0)

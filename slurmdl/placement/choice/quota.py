@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from slurmdl.placement.arrays import begins
 from slurmdl.placement.nodes.pool import IntArray, Pool
 
 
@@ -43,8 +44,8 @@ def take(pool: Pool, nodes: IntArray, quota: IntArray) -> IntArray:
     quota : shape (zones,), how many of each leaf.
     """
     leaf = pool.leaf[nodes]
-    begin = np.flatnonzero(np.r_[True, leaf[1:] != leaf[:-1]])
-    turn = np.arange(len(nodes)) - np.repeat(begin, np.diff(np.r_[begin, len(nodes)]))
+    begin = begins(leaf)
+    turn = np.arange(len(nodes)) - np.repeat(begin, np.diff(np.append(begin, len(nodes))))
     return nodes[turn < quota[leaf]]
 
 

@@ -16,6 +16,7 @@ from functools import cached_property
 
 import numpy as np
 
+from slurmdl.placement.arrays import distinct
 from slurmdl.placement.nodes.pool import BoolArray, FloatArray, IntArray, Pool
 from slurmdl.placement.shape import Shape
 
@@ -59,7 +60,7 @@ class Shards:
     @cached_property
     def capacities(self) -> FloatArray:
         """Capacities of the nodes' links that differ, ascending."""
-        return np.unique(self.pool.node_capacity)
+        return distinct(self.pool.node_capacity)
 
     @cached_property
     def at_least(self) -> IntArray:
@@ -153,7 +154,7 @@ class Shards:
         if math.comb(self.ps + len(self.room) - 1, self.ps) <= MAX_SPLITS:
             found = self.fastest(self.every(), low, high)
         else:
-            found = self.fastest(np.unique(np.stack(list(self.starts())), axis=0), low, high)
+            found = self.fastest(np.array(sorted({tuple(split.tolist()) for split in self.starts()})), low, high)
             for _ in range(MAX_ROUNDS if found else 0):
                 assert found is not None
                 moves = self.moves(found[1][0])

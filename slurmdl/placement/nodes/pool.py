@@ -14,6 +14,7 @@ from slurmdl.cluster.model import ClusterSnapshot
 from slurmdl.errors import UsageError
 from slurmdl.network import capacity
 from slurmdl.network.model import LinkScores
+from slurmdl.placement.arrays import begins, distinct, shuffled
 from slurmdl.topology.model import Topology
 
 BoolArray = npt.NDArray[np.bool_]
@@ -93,7 +94,7 @@ class Pool:
     @cached_property
     def leaf_begin(self) -> IntArray:
         """Where the nodes of each of `leaves` begin."""
-        return np.flatnonzero(np.r_[True, self.leaf[1:] != self.leaf[:-1]]) if len(self.node) else self.node[:0]
+        return begins(self.leaf)
 
     @cached_property
     def levels(self) -> tuple[Level, ...]:
@@ -103,7 +104,7 @@ class Pool:
             zones = np.flatnonzero((self.level == height) & (self.parent >= 0))
             zones = zones[np.argsort(self.parent[zones], kind="stable")]
             if len(zones):
-                begin = np.flatnonzero(np.r_[True, np.diff(self.parent[zones]) != 0])
+                begin = begins(self.parent[zones])
                 found.append(Level(zones, self.parent[zones[begin]], begin))
         return tuple(found)
 
@@ -172,9 +173,7 @@ def pool(cluster: ClusterSnapshot, topology: Topology, scores: LinkScores, room:
     names = [cluster.names[i] for i in node.tolist()]
     (speed, delay), loss = capacity.node_links(names, scores), capacity.node_losses(names, scores)
     weight = cluster.weight[node]
-    generator = np.random.default_rng(seed)
-    turn = generator.permutation(len(node)) if seed else np.arange(len(node))
-    order = np.lexsort((turn, delay, -speed, loss, weight, topology.begin[topology.leaf[where]]))
+    order = np.lexsort((shuffled(len(node), seed), delay, -speed, loss, weight, topology.begin[topology.leaf[where]]))
     node, where = node[order], where[order]
     above = topology.above(where)
     used = np.zeros(len(topology.zones), bool)
@@ -197,9 +196,8 @@ def pool(cluster: ClusterSnapshot, topology: Topology, scores: LinkScores, room:
         depth = (above >= 0).sum(axis=1)
         above = np.column_stack([above, np.full(len(node), -1)])
         above[np.arange(len(node)), depth] = top
-    zones_turn = generator.permutation(len(zone)) if seed else np.arange(len(zone))
     return Pool(node, room[node], weight[order], speed[order], delay[order], above, zone, zone_speed, zone_delay,
-                parent, level, begin, end, zones_turn)
+                parent, level, begin, end, shuffled(len(zone), seed))
 
 
 def part(pool: Pool, nodes: IntArray, top: int) -> Pool:
@@ -210,7 +208,7 @@ def part(pool: Pool, nodes: IntArray, top: int) -> Pool:
     nodes : indices in the pool, ascending.
     """
     above = np.where(pool.level[pool.above[nodes]] <= pool.level[top], pool.above[nodes], -1)
-    used = np.unique(above[above >= 0])
+    used = distinct(above[above >= 0])
     number = np.full(len(pool.zone) + 1, -1, np.int64)
     number[used] = np.arange(len(used))
     above = number[above]

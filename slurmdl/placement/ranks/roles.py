@@ -17,6 +17,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from slurmdl.placement.arrays import distinct
 from slurmdl.placement.cost import FloatArray, IntArray, Links, role_costs
 from slurmdl.placement.traffic import Phase
 
@@ -100,7 +101,7 @@ class _Split:
         self.network, self.tasks, self.ps = network, tasks, ps
         self.workers = int(tasks.sum()) - ps
         leaf = np.where(network.leaf >= 0, network.leaf, len(network.zones) + np.arange(len(tasks)))
-        self.leaf = np.unique(leaf, return_inverse=True)[1]
+        self.leaf = np.searchsorted(distinct(leaf), leaf)
         self.room = np.bincount(self.leaf, tasks).astype(np.int64)
         self.nodes = _groups(self.leaf, np.arange(len(tasks)), len(self.room))
         # the leaves below each zone: those of lone nodes have no uplink of their own
