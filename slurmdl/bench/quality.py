@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -245,13 +246,14 @@ def least_ps_deal(room: Indices, nodes: int, per_node: int, servers: int) -> lis
 def rows(seed: int = 0) -> Iterator[Row]:
     """All clusters and loads; `seed` is added to those of the traces. Says in one line what is left out."""
     for why in mappers.missing().values():
-        print(f"without a mapper: {why}", flush=True)
+        print(f"without a mapper: {why}", file=sys.stderr, flush=True)
     for shape in shapes():
         found: list[Found] = []
         refused = 0
         for share, number in LOADS:
             bench = Bench(shape, share, seed + number)
             sizes = [size for size in SIZES if size <= (~bench.busy).sum()]
+            print(f"quality: {shape.name}, {share:.0%} busy", file=sys.stderr, flush=True)
             for size, cluster, slurm in _asked(shape, bench, sizes):
                 for pattern, network in itertools.product(PATTERNS, LINKS):
                     try:
@@ -278,7 +280,7 @@ def _asked(shape: Shape, bench: Bench,
         except SandboxError as error:
             why = str(error)
     if box is None:
-        print(f"{shape.name}: not against Slurm: {why}", flush=True)
+        print(f"quality: {shape.name}: not against Slurm: {why}", file=sys.stderr, flush=True)
         modelled = bench.modelled()
         yield from ((size, modelled, ()) for size in sizes)
         return

@@ -1,7 +1,9 @@
 """How long `place` takes, by nodes of the cluster, and how much memory; every call in a fresh process.
 
 What is placed from is made before the clock starts, as the readers make it: arrays of the cluster, the topology as
-it was read, with nothing looked up in it yet.
+it was read, with nothing looked up in it yet. The repeats go round all cases, so that a busy spell of the machine
+meets a few repeats of each case and not all of one. Targets are judged by wall time; the time of processors stands
+beside it.
 """
 
 from __future__ import annotations
@@ -10,7 +12,9 @@ import itertools
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -58,44 +62,72 @@ print(json.dumps({"seconds": seconds, "work": work, "peak": peak}))
 """
 
 
+@dataclass(frozen=True)
+class Case:
+    """One job on one cluster; `share` of the nodes is busy."""
+
+    strategy: str
+    nodes: int
+    ranks: int
+    per_node: int
+    share: float
+
+    @property
+    def name(self) -> str:
+        return f"{self.strategy}, {self.ranks} ranks, {self.nodes} nodes"
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One call: seconds, seconds of processors, and the peak MB of its process."""
+
+    seconds: float
+    work: float
+    peak: float
+
+
 def rows(seed: int = 0) -> Iterator[Row]:
     """Times by strategy and size, their growth, the largest job, and the peak memory of the largest cluster."""
-    median: dict[tuple[str, int], float] = {}
-    peak: list[float] = []
+    plain = {(strategy, nodes): Case(strategy, nodes, RANKS, PER_NODE, 0.4)
+             for strategy in STRATEGIES for nodes in SIZES}
+    largest = {strategy: Case(strategy, LARGEST, LARGEST, 1, 0.0) for strategy in STRATEGIES}
+    found: dict[Case, list[Sample]] = defaultdict(list)
+    for number in range(REPEATS):
+        print(f"speed: repeat {number + 1} of {REPEATS}", file=sys.stderr, flush=True)
+        for case in (*plain.values(), *largest.values()):
+            found[case].append(_sample(case, seed))
     for strategy in STRATEGIES:
         for nodes in SIZES:
-            seconds, work, memory = _samples(nodes, RANKS, PER_NODE, 0.4, strategy, seed)
-            median[strategy, nodes] = float(np.median(seconds))
-            peak = memory if nodes == SIZES[-1] else peak
-            target = TARGETS.get(nodes)
-            yield results.row(f"place, {strategy}, {RANKS} ranks, {nodes} nodes", seconds, "s",
-                              target=f"at most {target:g} s" if target else "",
-                              met=median[strategy, nodes] <= target if target else None)
-            yield results.row(f"processor time of place, {strategy}, {RANKS} ranks, {nodes} nodes", work, "s")
+            yield from _times(plain[strategy, nodes], found[plain[strategy, nodes]], TARGETS.get(nodes))
         for less, more in itertools.pairwise(SIZES):
-            growth, linear = median[strategy, more] / median[strategy, less], more / less
-            yield results.row(f"growth of place, {strategy}, {less} to {more} nodes", [growth], "times",
-                              baseline=linear, target=f"at most {linear:g}", met=growth <= linear)
+            growth = [after.seconds / before.seconds for before, after in
+                      zip(found[plain[strategy, less]], found[plain[strategy, more]], strict=True)]
+            yield results.row(f"growth of place, {strategy}, {less} to {more} nodes", growth, "times",
+                              baseline=more / less, target=f"at most {more / less:g}",
+                              met=float(np.median(growth)) <= more / less)
+        peak = [sample.peak for sample in found[plain[strategy, SIZES[-1]]]]
         yield results.row(f"peak memory, {strategy}, {SIZES[-1]} nodes", peak, "MB",
                           target=f"under {MEMORY_TARGET:g} MB", met=max(peak) < MEMORY_TARGET)
-        seconds, *_ = _samples(LARGEST, LARGEST, 1, 0.0, strategy, seed)
-        yield results.row(f"place, {strategy}, {LARGEST} ranks, {LARGEST} nodes", seconds, "s",
-                          target=f"at most {LARGEST_TARGET:g} s", met=float(np.median(seconds)) <= LARGEST_TARGET)
+        yield from _times(largest[strategy], found[largest[strategy]], LARGEST_TARGET)
 
 
-def _samples(nodes: int, ranks: int, per_node: int, share: float, strategy: str,
-             seed: int) -> tuple[list[float], list[float], list[float]]:
-    """Seconds, seconds of processors and peak MB of calls in processes of their own."""
-    job = json.dumps([nodes, nodes // 20, ranks, per_node, share, strategy, seed])
-    found = []
-    for _ in range(REPEATS):
-        try:
-            done = subprocess.run([sys.executable, "-c", _PROGRAM, job], capture_output=True, text=True,
-                                  timeout=LIMIT, check=False)
-        except subprocess.TimeoutExpired:
-            print(f"{strategy}, {ranks} ranks, {nodes} nodes: given up after {LIMIT:g} s", flush=True)
-            return [LIMIT], [LIMIT], [0.0]
-        if done.returncode:
-            raise RuntimeError(f"place of {job}: {done.stderr.strip().splitlines()[-1]}")
-        found.append(json.loads(done.stdout))
-    return [f["seconds"] for f in found], [f["work"] for f in found], [f["peak"] for f in found]
+def _times(case: Case, found: Sequence[Sample], target: float | None) -> Iterator[Row]:
+    seconds = [sample.seconds for sample in found]
+    yield results.row(f"place, {case.name}", seconds, "s", target=f"at most {target:g} s" if target else "",
+                      met=float(np.median(seconds)) <= target if target else None)
+    yield results.row(f"processor time of place, {case.name}", [sample.work for sample in found], "s")
+
+
+def _sample(case: Case, seed: int) -> Sample:
+    """One call in a process of its own."""
+    job = json.dumps([case.nodes, case.nodes // 20, case.ranks, case.per_node, case.share, case.strategy, seed])
+    try:
+        done = subprocess.run([sys.executable, "-c", _PROGRAM, job], capture_output=True, text=True, timeout=LIMIT,
+                              check=False)
+    except subprocess.TimeoutExpired:
+        print(f"speed: {case.name}: given up after {LIMIT:g} s", file=sys.stderr, flush=True)
+        # its memory is unknown; at the target it misses it
+        return Sample(LIMIT, LIMIT, MEMORY_TARGET)
+    if done.returncode:
+        raise RuntimeError(f"place of {job}: {done.stderr.strip().splitlines()[-1]}")
+    return Sample(**json.loads(done.stdout))

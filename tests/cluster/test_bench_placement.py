@@ -46,9 +46,14 @@ def test_herding(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(herding, "SIZES", (1, 8))
     monkeypatch.setattr(herding, "ARRIVALS", 1.0)
     monkeypatch.setattr(herding, "DURATIONS", (1.0, 2.0))
+    monkeypatch.setattr(herding, "SNAPSHOTS", 2)
+    monkeypatch.setattr(herding, "BURSTS", 1)
+    monkeypatch.setattr(herding, "TRACES", 1)
     found = {row.metric: row for row in herding.rows(seed=1)}
     assert found["burst: jobs that never start, slurmdl"].value == 0
-    assert found["burst: wait until start, slurmdl"].repeats == 3
+    assert found["burst: longest wait, slurmdl"].repeats == 1
+    assert found["one snapshot: pairs of 3 choices that share a node"].repeats == 2
+    assert found["trace: longest wait of other users' jobs, slurmdl"].met is not None
     assert found["trace: jobs that the controller ended"].value == 0
     queue = found["trace of 4 jobs: completion of the queue, slurmdl"]
     assert queue.value > 1

@@ -5,14 +5,16 @@ from __future__ import annotations
 import itertools
 import json
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from slurmdl.bench import load, mappers, placement, quality, speed
+from slurmdl.bench import herding, load, mappers, placement, quality, results, speed
 from slurmdl.cli.main import main
-from slurmdl.errors import UsageError
+from slurmdl.cluster.model import ClusterSnapshot, Node, Partition
+from slurmdl.errors import SandboxError, UsageError
 from slurmdl.network.model import LinkScores
 from slurmdl.placement.cost import links
 from slurmdl.placement.model import Cost
@@ -40,6 +42,46 @@ def test_speed_writes_its_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
 def test_a_part_that_does_not_exist() -> None:
     with pytest.raises(UsageError, match="valid: speed"):
         placement.run(["sped"])
+
+
+def test_the_table_names_what_missed_and_a_part_that_broke(monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
+                                                           capsys: pytest.CaptureFixture[str]) -> None:
+    def rows(part: str, seed: int) -> Iterator[results.Row]:
+        yield results.row(f"{part} of it", [1.0, 3.0, 2.0], "s", baseline=4.0, target="at most 1 s",
+                          met=part == "quality")
+        if part == "exact":
+            raise SandboxError("no more disk")
+
+    monkeypatch.setattr(placement, "_rows", rows)
+    placement.run(["quality", "exact"], str(tmp_path / "results.json"), 7)
+    out, err = capsys.readouterr()
+    assert out.splitlines() == [
+        "           median     beside unit   what (smallest to largest): target",
+        "",
+        "quality",
+        "met             2          4 s      quality of it (1 to 3): at most 1 s",
+        "",
+        "exact",
+        "MISSED          2          4 s      exact of it (1 to 3): at most 1 s",
+        "MISSED          0                   exact: measured to its end: 1",
+        "",
+        "missed",
+        "MISSED          2          4 s      exact of it (1 to 3): at most 1 s",
+        "MISSED          0                   exact: measured to its end: 1",
+        "met 1 of 3"]
+    assert "exact: broken off: no more disk" in err
+    written = json.loads((tmp_path / "results.json").read_text())
+    assert (written["seed"], len(written["rows"])) == (7, 3)
+
+
+def test_choices_on_one_snapshot_meet_less_with_seeds() -> None:
+    topology = example.tree((1, 8, 80))
+    nodes = (Node(name, ("IDLE",), True, 4, 4, 4000, 4000, partitions=("main",)) for name in topology.nodes)
+    cluster = ClusterSnapshot.of(nodes, (Partition("main", True),))
+    with_seeds, without = herding.collisions([herding.trace(6, (1, 8), 0.0, 1)], cluster, topology)
+    assert without.pairs[0] == 15
+    assert with_seeds.pairs[0] < 15
+    assert with_seeds.late[0] <= 5 == without.late[0]
 
 
 def test_quality_on_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
