@@ -138,12 +138,24 @@ OPTIONS = (
     DlOption("strict", "flag", "", "fail where no choice can be made, instead of submitting without one"),
 )
 
+#: what the wrapper says or shows instead of submitting, and has no meaning to sbatch itself
+WRAPPER_ONLY = ("explain", "dry-run")
+
 _BY_NAME = {f"dl-{option.name}": option for option in OPTIONS}
 _BY_FIELD = {option.field: option for option in OPTIONS}
 
 #: long name -> whether it takes a value, for getopt.parse
 LONG: dict[str, getopt.Takes] = {
     name: "no" if option.kind == "flag" else "yes" for name, option in _BY_NAME.items()}
+#: those that sbatch, salloc and srun have by the plugin
+PLUGIN: dict[str, getopt.Takes] = {
+    name: takes for name, takes in LONG.items() if _BY_NAME[name].name not in WRAPPER_ONLY}
+
+
+def variables(settings: Mapping[str, str]) -> dict[str, str]:
+    """Settings as the variables SLURMDL_OPT_* by which the plugin hands them to the job."""
+    return {_BY_FIELD[field].variable: value for field, value in settings.items()
+            if _BY_FIELD[field].name not in WRAPPER_ONLY}
 
 
 def help_text() -> str:

@@ -65,7 +65,7 @@ def submit(argv: Sequence[str]) -> int:
             print(dl_options.help_text())
         process.become([program, *argv], os.environ)
     site, complaint = _config()
-    job = submission.read(argv, os.environ, site.options)
+    job = submission.read(argv, os.environ, site.options, has_plugin=partial(_has_plugin, program))
     if not job.request.dl.dry_run:
         # many who submit at once see the same cluster; they should not all choose the same of equal nodes
         seed = 1 + (time.time_ns() ^ os.getpid()) % 2**32
@@ -80,6 +80,14 @@ def submit(argv: Sequence[str]) -> int:
         process.become(command.argv, command.env, command.stdin)
     return process.relay(command.argv, command.env, command.stdin,
                          partial(release.release, decision.releases))
+
+
+def _has_plugin(program: str) -> bool:
+    """Whether sbatch has the options of the plugin. Where it does not say, it is left to sbatch to refuse them."""
+    try:
+        return "--dl-" in process.query([program, "--help"])
+    except UnavailableError:
+        return True
 
 
 def _config() -> tuple[config.Config, SlurmdlError | None]:
@@ -277,9 +285,10 @@ def render(program: str, job: Submission, decision: Decision, environ: Mapping[s
     added = list(decision.argv)
     if not _keeps_mark(program, job.settings.get("export", "ALL")):
         added.append(f"--export={job.settings['export']},{mark.VARIABLE}")
-    env = mark.clean(environ)
+    # to the plugin the environment is stronger than the script, as what was typed is
+    env = {**mark.clean(environ), **job.told}
     removed = tuple(sorted(set(environ) - set(env) - {mark.VARIABLE}))
-    env[mark.VARIABLE] = mark.make(job.request.dl, environ, decision.asked).text()
+    env[mark.VARIABLE] = mark.make(job.request.dl, {**job.plugged, **environ, **job.told}, decision.asked).text()
     stdin = job.script.body if job.script and job.script.from_stdin else None
     return Command((program, *job.argv[:job.end], *added, *job.argv[job.end:]), env, removed, stdin)
 
@@ -301,6 +310,7 @@ def describe(job: Submission, decision: Decision, command: Command) -> str:
     """What a dry run prints: the command line, the environment that changes, and the decision."""
     lines = [f"command: {shlex.join(command.argv)}",
              f"environment: {mark.VARIABLE}={shlex.quote(command.env[mark.VARIABLE])}"]
+    lines += [f"environment: {name}={shlex.quote(value)}" for name, value in job.told.items()]
     lines += [f"environment: without {name}" for name in command.removed]
     if command.stdin is not None:
         lines.append(f"standard input: the script, {len(command.stdin)} bytes")

@@ -6,7 +6,7 @@ import os
 import re
 import stat
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import BinaryIO
 
@@ -15,6 +15,8 @@ from slurmdl.errors import UsageError
 from slurmdl.request import JobRequest
 
 _LONG = {**sbatch_options.LONG, **dl_options.LONG}
+#: what a #SBATCH line may have where Slurm has the plugin
+_PLUGGED = {**sbatch_options.LONG, **dl_options.PLUGIN}
 
 #: of two options that set the same, the later one counts, and to take one back takes back both
 _REPLACES = {"nodelist": "nodefile", "nodefile": "nodelist", "requeue": "no-requeue", "no-requeue": "requeue",
@@ -46,6 +48,8 @@ class Submission:
     settings : long name of an option of sbatch -> its value, "" for a flag, after precedence.
     script : None with --wrap, and where the script cannot be read.
     request : what placement needs of all this.
+    told : the variables SLURMDL_OPT_* that tell the plugin of what was typed, where it reads the script, too.
+    plugged : those that it makes of the #SBATCH lines.
     """
 
     argv: tuple[str, ...]
@@ -53,6 +57,8 @@ class Submission:
     settings: Mapping[str, str]
     script: Script | None
     request: JobRequest
+    told: Mapping[str, str] = field(default_factory=dict)
+    plugged: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def quiet(self) -> bool:
@@ -113,7 +119,7 @@ class Command:
 
 
 def read(argv: Sequence[str], environ: Mapping[str, str], defaults: Mapping[str, str],
-         stdin: BinaryIO | None = None) -> Submission:
+         stdin: BinaryIO | None = None, has_plugin: Callable[[], bool] = lambda: True) -> Submission:
     """Read one call of sbatch: script before environment before command line, the last counts.
 
     Parameters
@@ -121,6 +127,7 @@ def read(argv: Sequence[str], environ: Mapping[str, str], defaults: Mapping[str,
     argv : the words after `sbatch`.
     defaults : settings of --dl-* options that are weaker than all others.
     stdin : where a script without a name is read from; sys.stdin where None. It is read to its end.
+    has_plugin : whether sbatch knows --dl-* in #SBATCH lines; asked only where there are some.
 
     Raises
     ------
@@ -130,7 +137,7 @@ def read(argv: Sequence[str], environ: Mapping[str, str], defaults: Mapping[str,
     words = Words.split(argv)
     typed = dl_options.settings(words.line.options)
     script = _script(words.line, stdin)
-    given, directed, doubt = _directives(script) if script else ({}, {}, "")
+    given, directed, plugged, doubt = _directives(script, has_plugin) if script else ({}, {}, {}, "")
     typed_settings = _settings(words.line.options)
     exported = sbatch_options.from_environment(environ)
     settings = _overlay(_overlay(given, exported), typed_settings)
@@ -138,10 +145,11 @@ def read(argv: Sequence[str], environ: Mapping[str, str], defaults: Mapping[str,
     from_outside = memory & (exported.keys() - typed_settings.keys())
     if from_outside != memory:
         settings = {name: value for name, value in settings.items() if name not in from_outside}
-    dl = dl_options.merge(defaults, directed, dl_options.from_environment(environ), typed)
+    dl = dl_options.merge(defaults, plugged, directed, dl_options.from_environment(environ), typed)
     unpinnable = _doubt(words, settings, script, environ) or doubt
     passed, end = words.passed_on()
-    return Submission(passed, end, settings, script, request.from_settings(settings, dl, unpinnable))
+    return Submission(passed, end, settings, script, request.from_settings(settings, dl, unpinnable),
+                      dl_options.variables(typed) if plugged else {}, dl_options.variables(plugged))
 
 
 def _settings(options: Iterable[getopt.Option]) -> dict[str, str]:
@@ -163,11 +171,13 @@ def _overlay(below: Mapping[str, str], above: Mapping[str, str | None]) -> dict[
     return merged
 
 
-def _directives(script: Script) -> tuple[dict[str, str], dict[str, str], str]:
-    """sbatch's settings, the --dl-* settings, and what of the directives is not understood ("" for nothing)."""
+def _directives(script: Script, has_plugin: Callable[[], bool]) -> tuple[dict[str, str], dict[str, str],
+                                                                          dict[str, str], str]:
+    """sbatch's settings, the --dl-* settings of #DL lines and those of #SBATCH lines, and what of the directives is
+    not understood ("" for nothing)."""
     words: list[str] = []
     directed: dict[str, str] = {}
-    components, translated = 1, ""
+    components, translated, first = 1, "", ""
     for directive in sbatch_options.directives(script.body, script.name):
         where = f"{script.name}:{directive.line}: "
         if directive.keyword == "#DL":
@@ -175,19 +185,24 @@ def _directives(script: Script) -> tuple[dict[str, str], dict[str, str], str]:
         elif directive.keyword != "#SBATCH":
             translated = translated or f"{where}{directive.keyword} lines are translated by sbatch"
         else:
-            for word in directive.words:
-                if word.startswith("--dl-"):
-                    raise UsageError(f"{where}{word!r} in a #SBATCH line needs the plugin of slurmdl in Slurm; "
-                                     f"valid: #DL {word}")
+            if any(word.startswith("--dl-") for word in directive.words):
+                first = first or where
             components += directive.words[:1] in (("hetjob",), ("packjob",))
             words += directive.words
+    line = getopt.parse(words, sbatch_options.SHORT, _PLUGGED)
+    ours = [option for option in line.options if option.name.startswith("dl-")]
+    stranger = next((option for option in ours if option.name not in dl_options.PLUGIN), None)
+    if stranger or (ours and not has_plugin()):
+        word = (stranger or ours[0]).words[0]
+        why = "is no option of sbatch" if stranger else "in a #SBATCH line needs the plugin of slurmdl in Slurm"
+        raise UsageError(f"{first}{word!r} {why}; valid: #DL {word}")
+    plugged = dl_options.settings(ours, first)
     if components > 1:
-        return {}, directed, _HETEROGENEOUS
-    line = getopt.parse(words, sbatch_options.SHORT, sbatch_options.LONG)
+        return {}, directed, plugged, _HETEROGENEOUS
     settings = _settings(line.options)
     if "ignore-pbs" in settings:
         translated = ""
-    return settings, directed, translated or _not_understood(line)
+    return settings, directed, plugged, translated or _not_understood(line)
 
 
 def _doubt(words: Words, settings: Mapping[str, str], script: Script | None, environ: Mapping[str, str]) -> str:

@@ -151,6 +151,14 @@ def test_the_wrapper_beside_the_plugin(plugged):
     text = cluster.output(cluster.submit(["slurmdl", "sbatch", "-N4", str(script)]))
     assert roles(text) == ["ps0", "ps1", "worker0", "worker1"] and column(text, "RANK") == ["0", "1", "2", "3"]
     assert all("RANK" in task["SLURMDL_SET"].split() and task["MASTER_ADDR"] != "-" for task in tasks(text))
+    # with the plugin lines of sbatch are good under the wrapper, too; what is typed is stronger for both
+    lines = cluster.script(f"#SBATCH --dl-ps=1 --dl-model-bytes=1M\n{STEP}\necho '@ mapped'\n"
+                           f"slurmdl srun sh -c '{TASK}'")
+    text = cluster.output(cluster.submit(["slurmdl", "sbatch", "-N4", "--dl-ps=2", str(lines)]))
+    mapped = sections(text)["mapped"]
+    assert roles(text.replace(mapped, "")) == roles(mapped) == ["ps0", "ps1", "worker0", "worker1"]
+    refused = cluster.run(["slurmdl", "sbatch", "-N4", str(cluster.script("#SBATCH --dl-explain\ntrue"))])
+    assert refused.returncode == 64 and "#DL --dl-explain" in own(refused.stderr)[0]
     plain = cluster.script("#SBATCH --dl-ps=2\nslurmdl srun sh -c 'echo $SLURMDL_ROLE'")
     text = cluster.output(cluster.submit(["sbatch", "-N4", str(plain)]))
     assert sorted(text.split()) == ["ps"] * 2 + ["worker"] * 2
@@ -324,6 +332,9 @@ def test_missing_on_the_login_node(plugged):
     script = cluster.script("slurmdl srun sh -c 'echo $SLURMDL_ROLE'")
     text = cluster.output(cluster.submit(["slurmdl", "sbatch", "-N4", "--dl-ps=1", str(script)]))
     assert sorted(text.split()) == ["ps", "worker", "worker", "worker"]
+    # sbatch would refuse the line, too, but cannot say what to write
+    done = cluster.run(["slurmdl", "sbatch", str(cluster.script("#SBATCH --dl-ps=1\ntrue"))])
+    assert done.returncode == 64 and "#DL --dl-ps=1" in own(done.stderr)[0]
     nothing_is_broken(cluster)
 
 
