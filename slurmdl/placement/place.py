@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -17,12 +17,12 @@ from slurmdl.placement.choice.choose import Choice, Start, choices, crossed, sta
 from slurmdl.placement.choice.crossed import choices as by_counts
 from slurmdl.placement.choice.uneven import uneven
 from slurmdl.placement.label import label
-from slurmdl.placement.model import Candidate, Placement, RankMap
+from slurmdl.placement.model import Candidate, Placement
 from slurmdl.placement.nodes import impossible
 from slurmdl.placement.nodes.eligible import Eligible, eligible, partitions
 from slurmdl.placement.nodes.pool import IntArray, Pool
 from slurmdl.placement.nodes.pool import pool as pool_of
-from slurmdl.placement.ranks.rankmap import rank_map
+from slurmdl.placement.ranks.rankmap import Orders
 from slurmdl.placement.shape import Shape, deal, shape
 from slurmdl.placement.traffic import Phase, Traffic
 from slurmdl.request import JobRequest
@@ -82,12 +82,12 @@ def _why(error: PlacementError, found: Eligible) -> str:
 
 @dataclass(frozen=True)
 class _Scored:
-    """One choice of nodes with the rank map that it leads to."""
+    """One choice of nodes with the orders of the ranks that it leads to."""
 
     choice: Choice
     nodes: tuple[str, ...]
     zones: Counter[str]
-    ranks: RankMap
+    ranks: Orders
     weight: int
 
     @property
@@ -139,18 +139,15 @@ class _Instance:
         even = not scored
         scored = scored or self.compared(pool)
         winner = min(scored, key=lambda entry: entry.key)
+        ranks = winner.ranks.best()
         # of choices with the same nodes per zone the first one tells enough
         losers = {label(entry.zones): entry for entry in reversed(scored) if entry.zones != winner.zones}
         lost = [Candidate(name, entry.verdict(winner), entry.ranks.cost) for name, entry in reversed(losers.items())]
-        if self.traffic.searched:
-            tasks = Counter(winner.ranks.nodes)
-            winner = replace(winner, ranks=rank_map([(name, tasks[name]) for name in winner.nodes], self.topology,
-                                                    self.scores, self.traffic))
-        least = bound(pool, self.job, self.phases, winner.ranks.cost.seconds) if even and self.has_bound else None
+        least = bound(pool, self.job, self.phases, ranks.cost.seconds) if even and self.has_bound else None
         return Placement(
-            winner.nodes, winner.ranks, {name: self.topology.path(name) for name in winner.nodes},
+            winner.nodes, ranks, {name: self.topology.path(name) for name in winner.nodes},
             dict(winner.zones), free_now,
-            (Candidate(label(winner.zones), "chosen", winner.ranks.cost), *lost, *self.too_small(pool)),
+            (Candidate(label(winner.zones), "chosen", ranks.cost), *lost, *self.too_small(pool)),
             self.reason(pool, winner, free_now), least.seconds if least else None, least.basis if least else "")
 
     @property
@@ -203,7 +200,7 @@ class _Instance:
         room = pool.room[nodes]
         tasks = [self.job.tasks_of(i) for i in range(len(names))] if room.min() >= self.job.most_per_node else \
             deal(room.tolist(), self.job.tasks)
-        ranks = rank_map(list(zip(names, tasks, strict=True)), self.topology, self.scores, self.traffic, search=False)
+        ranks = Orders(list(zip(names, tasks, strict=True)), self.topology, self.scores, self.traffic)
         zones = Counter({self.name(pool, leaf): count
                          for leaf, count in enumerate(np.bincount(pool.leaf[nodes]).tolist()) if count})
         return _Scored(choice, tuple(names), zones, ranks, int(pool.weight[nodes].sum()))

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 
 import numpy as np
 
 from slurmdl.errors import PlacementError
 from slurmdl.network.model import LinkScores
 from slurmdl.placement.cost import IntArray, Links, cost, links
-from slurmdl.placement.model import RankMap
+from slurmdl.placement.model import Cost, RankMap
 from slurmdl.placement.ranks import mapper, roles
-from slurmdl.placement.traffic import Phase, Traffic
+from slurmdl.placement.traffic import Traffic
 from slurmdl.topology.model import Topology
 
 
 def rank_map(slots: Sequence[tuple[str, int]], topology: Topology, scores: LinkScores,
-             traffic: Traffic, search: bool = True) -> RankMap:
+             traffic: Traffic) -> RankMap:
     """The best of the orders that are known for this traffic, never worse in the model than leaf order.
 
     Compared are the alphabetical order (Slurm up to 25.11), leaf order (Slurm 26.05), depth-first order over
@@ -28,47 +29,76 @@ def rank_map(slots: Sequence[tuple[str, int]], topology: Topology, scores: LinkS
     Parameters
     ----------
     slots : (node, tasks on it), distinct nodes in Slurm's order.
-    search : False where many choices of nodes are compared: no swaps are tried, which take most of the time.
 
     Raises
     ------
     PlacementError : no task at all, or what `Traffic.phases` refuses.
     """
-    tasks = np.array([count for _, count in slots], np.int64)
-    if not tasks.sum() or tasks.min() < 0:
-        raise PlacementError("a rank map needs at least one task, and no node with less than none")
-    ranks = int(tasks.sum())
-    phases = traffic.phases(ranks)
-    network = links([node for node, _ in slots], topology, scores)
-    orders = _orders(network, tasks, phases, traffic)
-    costs = {name: cost(traffic.phases(ranks, network.leaf[order]) if traffic.follows_zones else phases,
-                        network, order) for name, order in orders.items()}
-    best = min(costs, key=lambda name: costs[name].key)
-    if search and traffic.searched and mapper.fits(phases, network, ranks):
-        place = mapper.swapped(phases, network, orders[best])
-        after = cost(phases, network, place)
-        if after.key < costs[best].key:
-            best, orders["swaps"], costs["swaps"] = "swaps", place, after
-    return RankMap(tuple(network.nodes[i] for i in orders[best].tolist()),
-                   ("ps",) * traffic.ps + ("worker",) * (ranks - traffic.ps), costs[best], best, costs)
+    return Orders(slots, topology, scores, traffic).best()
 
 
-def _orders(network: Links, tasks: IntArray, phases: Sequence[Phase], traffic: Traffic) -> dict[str, IntArray]:
-    """Name -> place of each rank, the preferred first where costs tie."""
-    leaf, depth = leaf_order(network), depth_first(network)
-    orders = {"depth-first": np.repeat(depth, tasks[depth]), "leaf": np.repeat(leaf, tasks[leaf]),
-              "alphabetical": np.repeat(np.arange(len(tasks)), tasks)}
-    if traffic.searched:
-        largest = largest_first(network, tasks)
-        orders["largest-first"] = np.repeat(largest, tasks[largest])
-        if traffic.matrices and mapper.fits(phases, network, int(tasks.sum())):
-            orders["bisection"] = mapper.bisected(phases, network, orders["depth-first"])
-    elif traffic.ps:
-        servers = roles.servers_per_node(network, tasks, phases, traffic.ps)
-        workers = tasks - servers
-        orders = {"roles": np.concatenate([np.repeat(depth, servers[depth]), np.repeat(depth, workers[depth])]),
-                  **orders}
-    return orders
+class Orders:
+    """The orders of the ranks of one job over given slots; see `rank_map` for the parameters."""
+
+    def __init__(self, slots: Sequence[tuple[str, int]], topology: Topology, scores: LinkScores,
+                 traffic: Traffic) -> None:
+        self.tasks = np.array([count for _, count in slots], np.int64)
+        if not self.tasks.sum() or self.tasks.min() < 0:
+            raise PlacementError("a rank map needs at least one task, and no node with less than none")
+        self.traffic, self.ranks = traffic, int(self.tasks.sum())
+        self.phases = traffic.phases(self.ranks)
+        self.network = links([node for node, _ in slots], topology, scores)
+
+    @cached_property
+    def ruled(self) -> dict[str, IntArray]:
+        """The order that a rule makes for this traffic, else several: name -> node of each rank."""
+        depth, tasks = depth_first(self.network), self.tasks
+        if not self.traffic.searched and self.traffic.ps:
+            servers = roles.servers_per_node(self.network, tasks, self.phases, self.traffic.ps)
+            workers = tasks - servers
+            return {"roles": np.concatenate([np.repeat(depth, servers[depth]), np.repeat(depth, workers[depth])])}
+        if not self.traffic.searched:
+            return {"depth-first": np.repeat(depth, tasks[depth])}
+        largest = largest_first(self.network, tasks)
+        found = {**self.plain, "largest-first": np.repeat(largest, tasks[largest])}
+        if self.traffic.matrices and mapper.fits(self.phases, self.network, self.ranks):
+            found["bisection"] = mapper.bisected(self.phases, self.network, found["depth-first"])
+        return found
+
+    @property
+    def plain(self) -> dict[str, IntArray]:
+        """The orders that fit any traffic: name -> node of each rank, the preferred first."""
+        nodes = {"depth-first": depth_first(self.network), "leaf": leaf_order(self.network),
+                 "alphabetical": np.arange(len(self.tasks))}
+        return {name: np.repeat(order, self.tasks[order]) for name, order in nodes.items()}
+
+    @cached_property
+    def _ruled_costs(self) -> dict[str, Cost]:
+        return {name: self._cost(order) for name, order in self.ruled.items()}
+
+    @cached_property
+    def cost(self) -> Cost:
+        """Of the best order that a rule makes: quick enough to compare many choices of nodes."""
+        return min(self._ruled_costs.values(), key=lambda cost: cost.key)
+
+    def best(self) -> RankMap:
+        """The best of all orders, the preferred one where several are."""
+        orders = {**self.ruled, **self.plain}
+        costs = {name: self._ruled_costs.get(name) or self._cost(order) for name, order in orders.items()}
+        best = min(costs, key=lambda name: costs[name].key)
+        if self.traffic.searched and mapper.fits(self.phases, self.network, self.ranks):
+            place = mapper.swapped(self.phases, self.network, orders[best])
+            after = self._cost(place)
+            if after.key < costs[best].key:
+                best, orders["swaps"], costs["swaps"] = "swaps", place, after
+        servers = self.traffic.ps
+        return RankMap(tuple(self.network.nodes[i] for i in orders[best].tolist()),
+                       ("ps",) * servers + ("worker",) * (self.ranks - servers), costs[best], best, costs)
+
+    def _cost(self, order: IntArray) -> Cost:
+        phases = self.traffic.phases(self.ranks, self.network.leaf[order]) if self.traffic.follows_zones else \
+            self.phases
+        return cost(phases, self.network, order)
 
 
 def leaf_order(network: Links) -> IntArray:

@@ -13,20 +13,20 @@ from __future__ import annotations
 
 import itertools
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
 
 import numpy as np
 
 from slurmdl.placement.arrays import distinct
 from slurmdl.placement.cost import FloatArray, IntArray, Links, role_costs
+from slurmdl.placement.nodes.pool import rounded
 from slurmdl.placement.traffic import Phase
 
 #: most ways over the nodes that are all tried
 MAX_WAYS = 2000
 #: most moves of a server between two nodes that are tried in a round, and most rounds
 MAX_MOVES, MAX_ROUNDS = 256, 16
-#: bisections of the time: a part in a million of what the first interval spans
-BISECTIONS = 50
 
 
 def servers_per_node(network: Links, tasks: IntArray, traffic: Sequence[Phase], ps: int) -> IntArray:
@@ -146,21 +146,17 @@ class _Split:
 
     def servers(self) -> IntArray:
         """Servers per node: the least time, then the fewest bytes between zones."""
-        times = self.times()
+        times = rounded(self.times())
         count = np.arange(self.ps + 1)
-        upper = [(members, self.load(count, int(self.room[members].sum())) / self.network.zone_capacity[zone])
+        capacity = self.network.zone_capacity
+        upper = [(members, rounded(self.load(count, int(self.room[members].sum())) / capacity[zone]))
                  for zone, members in enumerate(self.members) if len(members) > 1]
         upper.sort(key=lambda entry: len(entry[0]))
-        low, high = 0.0, float(times[np.isfinite(times)].max()) + sum(float(time.max()) for _, time in upper)
-        best = self.bounds(times, upper, high)
+        # the least time is that of a link
+        tried = distinct(np.concatenate([times[np.isfinite(times)], *(time for _, time in upper)]))
+        least = bisect_left(tried, True, key=lambda time: self.bounds(times, upper, time) is not None)
+        best = self.bounds(times, upper, tried[least])
         assert best is not None
-        for _ in range(BISECTIONS):
-            middle = (low + high) / 2
-            found = self.bounds(times, upper, middle)
-            if found is None:
-                low = middle
-            else:
-                high, best = middle, found
         split = self.cheapest(*best)
         servers = np.zeros(len(self.tasks), np.int64)
         for leaf, count in enumerate(split.tolist()):
