@@ -1,0 +1,163 @@
+"""A cluster of another release of Slurm: all of it on one host, in the root of the Debian that has the release.
+
+The host is made of namespaces (network, mounts, processes, host name), as those of the sandbox are, and all ends with
+its first process. It holds munged, slurmctld and a slurmd for each node, each on a port of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shlex
+import subprocess
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from conftest import Cluster
+
+from slurmdl.sandbox.spec import LOGIN, alternating
+from slurmdl.topology import write
+
+USER, NUMBER = "dluser", 31415
+_PATH = "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
+#: Slurm resolves names only where an address beside 127.0.0.1 is there
+_ADDRESS = "10.9.9.9"
+_SLURM_CONF = """\
+ClusterName=other
+SlurmctldHost=login({address})
+SlurmUser=root
+AuthType=auth/munge
+StateSaveLocation={here}/spool/ctld
+SlurmdSpoolDir={here}/spool/%n
+SlurmctldPidFile=/run/slurmctld.pid
+SlurmdPidFile=/run/slurmd-%n.pid
+SlurmctldLogFile={here}/slurmctld.log
+SlurmdLogFile={here}/%n.log
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+JobAcctGatherType=jobacct_gather/none
+MpiDefault=none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_CPU_Memory
+DefMemPerCPU=100
+SlurmdParameters=config_overrides
+TopologyPlugin=topology/tree
+ReturnToService=2
+KillWait=5
+NodeName=n[1-{nodes}] NodeHostname=login NodeAddr={address} Port=[17001-{last}] CPUs=2 RealMemory=4000
+PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
+"""
+
+_MAKE = """\
+ip link set lo up
+ip addr add {address}/32 dev lo
+hostname login
+mount -t proc proc {root}/proc
+mount --rbind /sys {root}/sys
+mount --rbind /dev {root}/dev
+mount -t tmpfs tmpfs {root}/run
+mount -t tmpfs -o mode=1777 tmpfs {root}/tmp
+mkdir -p {root}{here} {root}/etc/slurm
+mount --bind {here} {root}{here}
+mount --bind {here}/slurm {root}/etc/slurm
+for file in passwd shadow group hosts; do touch {root}/etc/$file; mount --bind {here}/$file {root}/etc/$file; done
+chroot {root} sh -euc '
+    mkdir -p -m 755 /run/munge
+    munged --force --key-file={here}/munge.key --log-file=/run/munge/log --seed-file=/run/munge/seed --num-threads=2
+    slurmctld
+    for i in $(seq {nodes}); do slurmd -N n$i; done'
+exec env -i --ignore-signal=CHLD sleep infinity
+"""
+
+
+class RootCluster(Cluster):
+    """`nodes` nodes n1, n2, ... in two zones, of the Slurm in `root`; `here` is a new directory for its files."""
+
+    def __init__(self, root: Path, here: Path, nodes: int, plugin: Path) -> None:
+        self.topology, self.shared, self.user = alternating(nodes, 2), here / "shared", USER
+        self._root, self._here, self.box = root, here, self
+        for name in ("slurm", "spool/ctld", "shared", *(f"spool/n{i + 1}" for i in range(nodes))):
+            (here / name).mkdir(parents=True)
+        here.chmod(0o755)
+        self.shared.chmod(0o1777)
+        etc = here / "slurm"
+        (etc / "slurm.conf").write_text(_SLURM_CONF.format(here=here, nodes=nodes, last=17000 + nodes,
+                                                           address=_ADDRESS))
+        (etc / "topology.conf").write_text(write.conf(self.topology))
+        (etc / "cgroup.conf").write_text("CgroupPlugin=disabled\n")
+        (etc / "slurmdl.so").write_bytes(plugin.read_bytes())
+        (etc / "plugstack.conf").write_text("optional /etc/slurm/slurmdl.so\n")
+        (here / "hosts").write_text(f"127.0.0.1 localhost\n{_ADDRESS} login\n")
+        (here / "passwd").write_text((root / "etc/passwd").read_text()
+                                     + f"{USER}:x:{NUMBER}:{NUMBER}::{self.shared}:/bin/sh\n")
+        (here / "group").write_text((root / "etc/group").read_text() + f"{USER}:x:{NUMBER}:\n")
+        shadow = here / "shadow"  # su(1), by which slurmd asks for a user's environment, wants the user there
+        shadow.touch(0o600)
+        shadow.write_text((root / "etc/shadow").read_text() + f"{USER}:*:20000::::::\n")
+        key = here / "munge.key"
+        key.touch(0o400)
+        key.write_bytes(secrets.token_bytes(1024))
+        script = _MAKE.format(root=shlex.quote(str(root)), here=here, nodes=nodes, address=_ADDRESS)
+        with open(here / "make.log", "w", encoding="utf-8") as log:
+            self._process = subprocess.Popen(
+                ["unshare", "--net", "--mount", "--pid", "--uts", "--fork", "--mount-proc", "--kill-child=KILL",
+                 "sh", "-euc", script], stdin=subprocess.DEVNULL, stdout=log, stderr=log, env={"PATH": _PATH})
+        self._pid = 0
+        try:
+            self._wait_ready(nodes)
+        except BaseException:
+            self.down()
+            raise
+
+    def _wait_ready(self, nodes: int) -> None:
+        deadline = time.monotonic() + 60
+        children = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children")
+        while True:
+            said = (self._here / "make.log").read_text()
+            assert self._process.poll() is None, said
+            self._pid = int((children.read_text().split() or ["0"])[0])
+            ready = self._pid and Path(f"/proc/{self._pid}/comm").read_text().strip() == "sleep"
+            if ready and list(self.node_states().values()) == ["idle"] * nodes:
+                return
+            assert time.monotonic() < deadline, f"Slurm is not ready: {self.node_states() if ready else said}"
+            time.sleep(0.1)
+
+    def down(self) -> None:
+        """End the host and all that runs on it."""
+        self._process.kill()
+        self._process.wait()
+
+    def node_states(self) -> dict[str, str]:
+        """State of every node as sinfo words it."""
+        text = self.run(["sinfo", "-h", "-N", "-o", "%N %T"]).stdout
+        return {line.split()[0]: line.split()[1] for line in text.splitlines()}
+
+    def run(self, argv: Sequence[str], *, host: str = LOGIN, as_root: bool = False, stdin: str = "",
+            directory: Path | None = None, env: dict[str, str] | None = None,
+            timeout: float = 60) -> subprocess.CompletedProcess[str]:
+        drop = [] if as_root else ["setpriv", f"--reuid={NUMBER}", f"--regid={NUMBER}", "--init-groups"]
+        enter = ["nsenter", "--target", str(self._pid), "--net", "--uts", "--mount", "--pid", "--", "chroot",
+                 str(self._root), *drop, "sh", "-c", 'cd -- "$1"; shift; exec "$@"', "sh",
+                 str(directory or self.shared), *argv]
+        return subprocess.run(enter, input=stdin, capture_output=True, text=True, timeout=timeout, check=False,
+                              env={"PATH": _PATH, "HOME": str(self.shared), "USER": USER, "LOGNAME": USER,
+                                   "SHELL": "/bin/sh", "LC_ALL": "C", **(env or {})})
+
+    def _no(self, *_: object, **__: object) -> None:
+        raise NotImplementedError("all of this cluster is one host")
+
+    stop_daemon = start_daemon = freeze_daemon = power_off = change_link = bytes_between_zones = _no
+
+
+def missing(suite: str) -> str:
+    """Why there is no cluster of the Slurm of a Debian here, "" where there is one."""
+    if os.geteuid():
+        return "needs root, to make namespaces"
+    return "" if (root_of(suite) / ".slurmdl").exists() else f"no Debian {suite} here: make plugin-releases makes it"
+
+
+def root_of(suite: str) -> Path:
+    """Where tools/debian-root puts the root of a Debian."""
+    cache = os.environ.get("XDG_CACHE_HOME") or Path(os.environ.get("HOME", "/root")) / ".cache"
+    return Path(cache) / "slurmdl/debian" / suite
