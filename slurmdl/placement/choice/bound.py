@@ -50,7 +50,7 @@ def bound(pool: Pool, job: Shape, phases: Sequence[Phase], placed: float) -> Bou
     latency = 2 * sum(phase.rounds for phase in phases) * _shortest(pool)
     volume = least_load(phases, job)
     if roles(phases):
-        by_nodes, by_servers = least_seconds(pool, job, volume), _serving(pool, job, phases)
+        by_nodes, by_servers = least_seconds(pool, job, volume), serving(pool, job, phases)
         seconds = np.maximum(by_nodes, by_servers) + latency
         basis = "the best links of nodes for the servers" if by_servers > by_nodes.min(initial=np.inf) else \
             f"the {job.nodes} best links of nodes"
@@ -72,7 +72,7 @@ def bound(pool: Pool, job: Shape, phases: Sequence[Phase], placed: float) -> Bou
         Bound(found, basis)
 
 
-def _serving(pool: Pool, job: Shape, phases: Sequence[Phase]) -> float:
+def serving(pool: Pool, job: Shape, phases: Sequence[Phase]) -> float:
     """Seconds after which the links of the nodes can serve so many workers, wherever these nodes are.
 
     A node with s servers among its t tasks carries max(s (W - t + s), (t - s) (P - s)) shares of the model each way.

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from slurmdl.placement.arrays import distinct
+from slurmdl.placement.choice.bound import serving
 from slurmdl.placement.choice.choose import Choice, Start, roles
 from slurmdl.placement.choice.floors import Limit, limits
 from slurmdl.placement.choice.mesh import Mesh, usable
@@ -144,7 +145,10 @@ def _shards(pool: Pool, job: Shape, starts: Sequence[Start],
     rounds, times = sum(phase.rounds for phase in phases), len(phases)
     ps = min(len(phases[0].source), len(phases[0].target)) if phases[0].target[0] < phases[0].source[0] else \
         len(phases[0].source)
-    best = np.inf
+    best, served = np.inf, serving(pool, job, phases)
+    # any choice keeps the time of all traffic over the slowest link
+    high = float(phases[0].size) * len(phases[0].source) * len(phases[0].target) / min(
+        float(pool.node_capacity.min()), float(pool.zone_capacity.min()))
     ranked = {start.zone: entry for start, entry in _ranked(pool, job, starts, _as_one(phases), rounds, False)}
     for start in sorted(starts, key=lambda start: (start.zone not in ranked, start.seconds))[:MAX_ZONES]:
         if start.seconds > best * (1 + 1e-6):
@@ -152,7 +156,7 @@ def _shards(pool: Pool, job: Shape, starts: Sequence[Start],
         found: tuple[float, IntArray] | None = None
         for limit in relevant(pool, start.seconds, rounds):
             latency = 2 * rounds * float(limit.latency(pool)[start.zone])
-            low, high = _interval(pool, job, start, phases)
+            low = max(start.seconds, served) / times
             bound = (best - latency) / times
             if bound <= low:
                 continue
@@ -168,14 +172,6 @@ def _shards(pool: Pool, job: Shape, starts: Sequence[Start],
                 found = best, inside[search.take(deal)]
         if found is not None:
             yield found[0], start, _choice(pool, job, start, found[1])
-
-
-def _interval(pool: Pool, job: Shape, start: Start, phases: Sequence[Phase]) -> tuple[float, float]:
-    """A time of one phase that no choice undercuts, and one that any choice keeps."""
-    load = float(phases[0].size) * len(phases[0].source) * len(phases[0].target)
-    slowest = min(float(pool.node_capacity.min()), float(pool.zone_capacity.min()))
-    widest = max(float(pool.node_capacity.max()), slowest)
-    return load / job.tasks**2 / widest, load / slowest
 
 
 def _few_leaves(pool: Pool, nodes: IntArray, peers: _Peers | None, start: Start,

@@ -133,9 +133,15 @@ class Shards:
         Parameters
         ----------
         splits : shape (ways, leaves), servers of each leaf.
-        low : a time in which none fits, or the least that matters.
+        low : a time that no split undercuts.
         """
+        if high < low:
+            return None
         servers = self.sums(splits)
+        # most large jobs need no more than the links of their nodes
+        fits = self.fits(low * (1 + TOLERANCE), servers)
+        if fits.any():
+            return min(low * (1 + TOLERANCE), high), splits[fits]
         fits = self.fits(high, servers)
         if not fits.any():
             return None

@@ -101,18 +101,19 @@ class _Split:
         self.network, self.tasks, self.ps = network, tasks, ps
         self.workers = int(tasks.sum()) - ps
         leaf = np.where(network.leaf >= 0, network.leaf, len(network.zones) + np.arange(len(tasks)))
-        self.leaf = np.searchsorted(distinct(leaf), leaf)
-        self.room = np.bincount(self.leaf, tasks).astype(np.int64)
-        self.nodes = _groups(self.leaf, np.arange(len(tasks)), len(self.room))
-        # the leaves below each zone: those of lone nodes have no uplink of their own
-        first = network.above[[nodes[0] for nodes in self.nodes]]
-        below = [(zone, leaf) for leaf, zones in enumerate(first.tolist()) for zone in zones if zone >= 0]
-        zone_of, leaf_of = np.array(below, np.int64).reshape(-1, 2).T
-        self.members = _groups(zone_of, leaf_of, len(network.zones))
+        leaf = np.searchsorted(distinct(leaf), leaf)
+        self.room = np.bincount(leaf, tasks).astype(np.int64)
+        #: nodes leaf by leaf, how many each leaf has, and which of them each node is
+        self.nodes, self.size = np.argsort(leaf, kind="stable"), np.bincount(leaf)
+        self.position = np.empty_like(leaf)
+        self.position[self.nodes] = _turns(self.size)
+        # one host for each task, leaf by leaf, in the order in which they take servers
         node = np.repeat(np.arange(len(tasks)), tasks)
-        turn = np.arange(len(node)) - np.repeat(np.cumsum(tasks) - tasks, tasks)
-        order = np.lexsort((node, -network.node_capacity[node], turn, self.leaf[node]))
-        self.hosts = np.split(node[order], np.cumsum(self.room)[:-1])
+        self.hosts = node[np.lexsort((node, -network.node_capacity[node], _turns(tasks), leaf[node]))]
+        # the leaves below each zone: those of lone nodes have no uplink of their own
+        first = network.above[self.nodes[np.cumsum(self.size) - self.size]]
+        self.leaf_of, column = np.nonzero(first >= 0)
+        self.zone_of = first[self.leaf_of, column]
 
     def load(self, servers: IntArray, tasks: IntArray | int) -> FloatArray:
         """Shares of the model over a link with so many servers among so many tasks on one side."""
@@ -120,37 +121,41 @@ class _Split:
         busier = np.maximum(servers * (self.workers - workers), workers * (self.ps - servers))
         return np.asarray(busier, float)
 
-    def node_times(self, leaf: int, most: int) -> FloatArray:
-        """Time of the busiest node of a leaf with 0, 1, ..., `most` servers."""
-        nodes = self.nodes[leaf]
-        hosts = np.searchsorted(nodes, self.hosts[leaf][:most])
-        held = np.zeros((most + 1, len(nodes)), np.int64)
-        held[np.arange(1, most + 1), hosts] = 1
-        held = np.cumsum(held, axis=0)
-        times: FloatArray = self.load(held, self.tasks[nodes]) / self.network.node_capacity[nodes]
-        return np.asarray(times.max(axis=1), float)
+    def node_times(self, leaves: IntArray, most: int) -> FloatArray:
+        """Time of the busiest node with 0, 1, ..., `most` servers in each leaf, all with as many nodes and as much
+        room; shape (leaves, servers + 1).
+        """
+        node = (np.cumsum(self.size) - self.size)[leaves, None] + np.arange(self.size[leaves[0]])
+        host = (np.cumsum(self.room) - self.room)[leaves, None] + np.arange(most)
+        nodes, hosts = self.nodes[node][:, None], self.position[self.hosts[host]]
+        held = np.zeros((len(leaves), most + 1, nodes.shape[-1]), np.int64)
+        held[np.arange(len(leaves))[:, None], np.arange(1, most + 1), hosts] = 1
+        times = self.load(held.cumsum(axis=1), self.tasks[nodes]) / self.network.node_capacity[nodes]
+        return np.asarray(times.max(axis=2), float)
 
     def times(self) -> FloatArray:
         """Time of each leaf's links by its servers, infinite where it has no room; shape (leaves, servers + 1)."""
-        count = np.arange(self.ps + 1)
         found = np.full((len(self.room), self.ps + 1), np.inf)
-        for leaf, room in enumerate(self.room.tolist()):
-            most = min(self.ps, room)
-            found[leaf, :most + 1] = self.node_times(leaf, most)
-        for zone, members in enumerate(self.members):
-            if len(members) == 1:
-                leaf = members[0]
-                own = self.load(count, int(self.room[leaf])) / self.network.zone_capacity[zone]
-                found[leaf] = np.maximum(found[leaf], own)
+        alike = self.size * (self.room.max() + 1) + self.room
+        for kind in distinct(alike):
+            leaves = np.flatnonzero(alike == kind)
+            most = min(self.ps, int(self.room[leaves[0]]))
+            found[leaves, :most + 1] = self.node_times(leaves, most)
+        alone = np.bincount(self.zone_of)[self.zone_of] == 1
+        leaf, zone = self.leaf_of[alone], self.zone_of[alone]
+        own = self.load(np.arange(self.ps + 1), self.room[leaf, None]) / self.network.zone_capacity[zone, None]
+        np.maximum.at(found, leaf, own)
         return found
 
     def servers(self) -> IntArray:
         """Servers per node: the least time, then the fewest bytes between zones."""
         times = rounded(self.times())
         count = np.arange(self.ps + 1)
-        capacity = self.network.zone_capacity
-        upper = [(members, rounded(self.load(count, int(self.room[members].sum())) / capacity[zone]))
-                 for zone, members in enumerate(self.members) if len(members) > 1]
+        upper = []
+        for zone in np.flatnonzero(np.bincount(self.zone_of) > 1):
+            members = self.leaf_of[self.zone_of == zone]
+            time = self.load(count, int(self.room[members].sum())) / self.network.zone_capacity[zone]
+            upper.append((members, rounded(time)))
         upper.sort(key=lambda entry: len(entry[0]))
         # the least time is that of a link
         tried = distinct(np.concatenate([times[np.isfinite(times)], *(time for _, time in upper)]))
@@ -158,10 +163,7 @@ class _Split:
         best = self.bounds(times, upper, tried[least])
         assert best is not None
         split = self.cheapest(*best)
-        servers = np.zeros(len(self.tasks), np.int64)
-        for leaf, count in enumerate(split.tolist()):
-            np.add.at(servers, self.hosts[leaf][:count], 1)
-        return servers
+        return np.bincount(self.hosts[_turns(self.room) < np.repeat(split, self.room)], minlength=len(self.tasks))
 
     def bounds(self, times: FloatArray, upper: list[tuple[IntArray, FloatArray]],
                most: float) -> tuple[IntArray, IntArray, list[tuple[IntArray, int, int]]] | None:
@@ -207,7 +209,6 @@ class _Split:
         return split
 
 
-def _groups(group: IntArray, values: IntArray, count: int) -> list[IntArray]:
-    """The values of each group, in their order."""
-    order = np.argsort(group, kind="stable")
-    return np.split(values[order], np.searchsorted(group[order], np.arange(1, count)))
+def _turns(count: IntArray) -> IntArray:
+    """0, 1, ... up to each count, one after the other: (3, 1) -> (0, 1, 2, 0)."""
+    return np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
