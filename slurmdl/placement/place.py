@@ -184,7 +184,7 @@ class _Instance:
     def ways(self, pool: Pool) -> Iterator[tuple[Start, Choice]]:
         """The choices that may win, each with the zone that it was made in."""
         place, wanted = self.request.dl.place, self.job.nodes
-        promising = starts(pool, self.job, place, self.phases)
+        promising = starts(pool, self.job, place, self.phases, self.traffic.follows_zones)
         if place == "pack" and crossed(self.phases):
             large = self.job.tasks > MAX_TASKS
             yield from by_counts(pool, self.job, promising, self.phases, 1.0 if large else ALMOST)

@@ -64,3 +64,15 @@ def test_a_degraded_node_loses_to_a_clean_one_of_its_zone(worse: LinkScore) -> N
     for strategy, ps in (("allreduce", 0), ("gossip", 0), ("ps", 1)):
         request = JobRequest(nodes=(3, 3), dl=DlOptions(strategy=strategy, ps=ps, zone=("z0",)))
         assert place(request, IDLE, FOUR, scores).nodes == ("n01", "n02", "n03")
+
+
+def test_a_large_hierarchical_job_takes_more_zones_where_rounds_cost_more_than_bytes() -> None:
+    topology = two_level([f"a{i:03d}" for i in range(256)], *([f"b{z}{i:02d}" for i in range(64)] for z in range(4)))
+    idle = cluster(*(node(name, cpus=16, cpus_free=16) for name in topology.nodes))
+    scores = LinkScores(node_default=1e10, zone_default=(1e10,), delay_default=1e-3)
+    requests = [JobRequest(nodes=(256, 256), ntasks_per_node=16, dl=DlOptions(traffic="hierarchical", zone=zone))
+                for zone in ((), ("z0",))]
+    found, alone = (place(request, idle, topology, scores) for request in requests)
+    assert found.map is not None and alone.map is not None
+    assert len(found.zones_used) > 1
+    assert found.map.cost.seconds < alone.map.cost.seconds

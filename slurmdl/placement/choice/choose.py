@@ -60,11 +60,15 @@ def count_below(topology: Topology, nodes: IntArray) -> IntArray:
     return topology.sums(np.bincount(nodes, minlength=len(topology.nodes)))
 
 
-def starts(pool: Pool, job: Shape, place: str, phases: Sequence[Phase]) -> list[Start]:
+def starts(pool: Pool, job: Shape, place: str, phases: Sequence[Phase], follows_zones: bool = False) -> list[Start]:
     """The zones to choose in, the most promising first.
 
     With `spread` these are the highest that fit. Else, where only the worst link counts, a zone stands back behind
     one below it that is as good.
+
+    Parameters
+    ----------
+    follows_zones : ranks in more zones send other phases than these: less over the uplinks, and in fewer rounds.
     """
     volume, rounds = least_load(phases, job), sum(phase.rounds for phase in phases)
     seconds = np.full(len(pool.zone), np.inf)
@@ -82,12 +86,12 @@ def starts(pool: Pool, job: Shape, place: str, phases: Sequence[Phase]) -> list[
         seconds[better], floor[better], which[better] = time[better], widest[better], len(tried)
         tried.append(limit)
     found = seconds < np.inf
-    if roles(phases):
-        # an uplink with servers and workers on both sides may carry less than a node's link
+    if roles(phases) or follows_zones:
+        # an uplink, e.g. with servers and workers on both sides, may carry less than a node's link
         seconds = np.where(found, least_seconds(pool, job, volume), np.inf)
     if place == "spread":
         found &= pool.parent < 0
-    elif not crossed(phases):
+    elif not crossed(phases) and not follows_zones:
         best_below = np.full(len(pool.zone), np.inf)
         for level in pool.levels:
             np.minimum.at(best_below, pool.parent[level.zones],
