@@ -5,9 +5,11 @@
 # make bench-topology   how long topologies take to read and to ask, into results/topology.json
 # make bench-placement  how fast and how good placement is, into results/placement.json
 # make bench-model   predicted against measured communication of random placements, into results/model.json
+# make bench-spank   what the SPANK plugin adds to a task's launch, into results/spank.json
 # make fuzz       ten minutes of coverage-guided fuzzing of the readers of topologies
 # make plugin     the SPANK plugin, build/spank/slurmdl.so (spank/README.md)
 # make fuzz-plugin  libFuzzer on the plugin's parsers, SECONDS in all, and the plugin as clang builds it
+# make plugin-releases  the plugin built for and run with other releases of Slurm, in roots of other Debians
 # make memcheck-plugin  every callback of the plugin in every context under valgrind
 # make oracle     thousands of random topology.conf files and hostlists against slurmctld and scontrol
 # make nightly      what takes longer than CI may
@@ -17,7 +19,7 @@ BIN := .venv/bin
 # The sandbox makes network namespaces, which needs root; everything else runs as the user.
 AS_ROOT := tools/as-root
 
-.PHONY: demo test lint install system nightly fuzz oracle plugin fuzz-plugin memcheck-plugin bench-demo bench-model bench-topology bench-placement clean
+.PHONY: demo test lint install system nightly fuzz oracle plugin fuzz-plugin memcheck-plugin bench-demo bench-model bench-topology bench-placement bench-spank plugin-releases clean
 
 demo: install
 	@$(AS_ROOT) $(BIN)/slurmdl bench demo
@@ -45,6 +47,11 @@ bench-model: install
 	@mkdir -p results
 	$(AS_ROOT) $(BIN)/slurmdl bench model --results results/model.json
 
+bench-spank: install plugin
+	@mkdir -p results
+	$(MAKE) -C spank timed
+	$(AS_ROOT) $(BIN)/slurmdl bench spank --results results/spank.json
+
 fuzz: install
 	SLURMDL_FUZZ_SECONDS=100 $(BIN)/pytest -p no:cacheprovider -s tests/fuzz
 
@@ -60,11 +67,16 @@ fuzz-plugin: system
 	$(MAKE) -C spank CC=clang build=../build/clang
 	$(MAKE) -C spank fuzz
 
+plugin-releases: install
+	-@tools/install-debian debootstrap
+	$(AS_ROOT) tools/plugin-releases
+	$(AS_ROOT) $(BIN)/pytest -p no:cacheprovider tests/cluster/test_spank_releases.py
+
 memcheck-plugin: system
 	@tools/install-debian valgrind
 	$(MAKE) -C spank memcheck
 
-nightly: lint test bench-demo bench-topology fuzz oracle memcheck-plugin
+nightly: lint test bench-demo bench-topology fuzz oracle memcheck-plugin bench-spank plugin-releases
 	$(MAKE) fuzz-plugin SECONDS=600
 
 install: system .venv/installed

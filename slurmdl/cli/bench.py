@@ -22,6 +22,11 @@ def run(argv: list[str]) -> int:
                                             "sandbox (needs root).")
     model.add_argument("--repeats", type=int, default=1, metavar="N", help="runs of each (default: %(default)s)")
     model.add_argument("--results", metavar="FILE", help="write the figures, controls among them, as JSON")
+    spank = commands.add_parser("spank", help="what the SPANK plugin adds to a task's launch",
+                                description="What the SPANK plugin adds to the launch of a task, on sandboxes "
+                                            "(needs root, and the plugin built).")
+    spank.add_argument("--repeats", type=int, default=1000, metavar="N", help="steps of each kind (%(default)s)")
+    spank.add_argument("--results", metavar="FILE", help="write the figures, controls among them, as JSON")
     placement = commands.add_parser("placement", help="speed, quality and herding of placement",
                                     description="How fast and how good placement is, beside Slurm's choice, graph "
                                                 "mappers and many submitters at once (parts need root).")
