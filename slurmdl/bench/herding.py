@@ -211,13 +211,15 @@ def _snapshots(box: Sandbox, bursts: Sequence[Sequence[Job]]) -> Iterator[Row]:
     text = hosts.run(box.pids[LOGIN], ["scontrol", "-o", "-d"], stdin="show nodes\nshow partitions\n")
     seeded, plain = collisions(bursts, scontrol.parse(text), box.spec.topology)
     count = len(bursts[0])
-    for what, unit, ours, control in (
-            (f"pairs of {count} choices that share a node", "pairs", seeded.pairs, plain.pairs),
-            (f"of {count} choices, those that share a node with an earlier one", "jobs", seeded.late, plain.late)):
-        middle, lost = float(np.median(ours)), float(np.median(control))
-        yield results.row(f"one snapshot: {what}", ours, unit, baseline=lost)
-        yield results.row(f"control: one snapshot: {what}, without seeds", control, unit, baseline=middle,
-                          target="above those with seeds", met=lost > middle)
+    yield results.row(f"one snapshot: pairs of {count} choices that share a node", seeded.pairs, "pairs",
+                      baseline=float(np.median(plain.pairs)))
+    yield results.row(f"control: one snapshot: pairs of {count} choices that share a node, without seeds",
+                      plain.pairs, "pairs", baseline=float(np.median(seeded.pairs)),
+                      target="above those with seeds",
+                      met=float(np.median(plain.pairs)) > float(np.median(seeded.pairs)))
+    # no control: where the jobs want most of the free nodes, almost every choice meets one before it
+    yield results.row(f"one snapshot: of {count} choices, those that share a node with an earlier one, beside those "
+                      "without seeds", seeded.late, "jobs", baseline=float(np.median(plain.late)))
 
 
 def _bursts(box: Sandbox, bursts: Sequence[Sequence[Job]]) -> Iterator[Row]:
