@@ -83,7 +83,8 @@ def test_wrong_options_name_the_valid_ones(argv, message):
     ("#!/bin/sh\n#DL strategy=ps\n", UsageError, "standard input:2: 'strategy=ps' is not valid after #DL"),
     ("#!/bin/sh\n#DL -N 2\n", UsageError, "standard input:2: '-N' is not valid after #DL"),
     ("#!/bin/sh\n#DL --dl-ps=2 --dl-place='x\n", InputError, "standard input:2: .*quote ' is not closed"),
-    ("#!/bin/sh\n#SBATCH -N 2 --dl-ps=2\n", UsageError, "standard input:2: '--dl-ps=2' in a #SBATCH .* valid: #DL"),
+    ("#!/bin/sh\n#SBATCH -N 2 --dl-dry-run\n", UsageError,
+     "standard input:2: '--dl-dry-run' is no option of sbatch; .*DL"),
 ])
 def test_wrong_directives_name_the_line(script, error, message):
     with pytest.raises(error, match=message):
