@@ -6,7 +6,7 @@ import io
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from slurmdl.cli.parser import write_file
@@ -34,11 +34,15 @@ Shows what `slurmdl sbatch` would choose for the same words, and why; submits no
   --cluster FILE   nodes and partitions from JSON, or from the text of
                    `scontrol -o -d show nodes` and `show partitions`, instead of the cluster's
   --scores FILE    link scores, as --dl-scores=FILE
+  --seed N         settles the choice among equal nodes, so that many who ask at once do not all get the same
+                   ones; 0, the default: the first of them
 
 Without a script only the options count. Status 0 also where nothing can be chosen (the job would be submitted
 as written), with --dl-strict then 75."""
 
 _FILES = ("svg", "topology", "cluster", "scores")
+#: largest seed
+_MAX_SEED = 2**32
 
 
 def run(argv: list[str]) -> int:
@@ -52,6 +56,7 @@ def run(argv: list[str]) -> int:
         return 0
     site = config.load()
     job = submission.read(words, os.environ, site.options, stdin=io.BytesIO())
+    job = replace(job, request=replace(job.request, seed=_seed(own.get("seed", "0"))))
     seen = _survey(site, own, job.request)
     decision = _decide(job, seen, live=not {"cluster", "topology"} & own.keys())
     if "svg" in own:
@@ -73,15 +78,21 @@ def _split(argv: Sequence[str]) -> tuple[dict[str, str], list[str]]:
     flags = ("json", "explain", "exact", "help")
     table: dict[str, getopt.Takes] = {**sbatch_options.LONG, **dl_options.LONG}
     table.update(dict.fromkeys(flags, "no"))
-    table.update(dict.fromkeys(_FILES, "yes"))
+    table.update(dict.fromkeys((*_FILES, "seed"), "yes"))
     line = getopt.parse(argv, sbatch_options.SHORT, table)
-    ours = [option for option in line.options if option.name in (*flags, *_FILES)]
+    ours = [option for option in line.options if option.name in (*flags, *_FILES, "seed")]
     for option in ours:
         if option.name in _FILES and not option.value:
             raise UsageError(f"--{option.name} needs a file")
     taken = {i for option in ours for i in range(option.index, option.index + len(option.words))}
     return ({option.name: option.value or "" for option in ours},
             [word for i, word in enumerate(argv) if i not in taken])
+
+
+def _seed(text: str) -> int:
+    if not text.isdecimal() or int(text) > _MAX_SEED:
+        raise UsageError(f"--seed: {text!r} is not valid; valid: 0 to {_MAX_SEED}")
+    return int(text)
 
 
 def _survey(site: Config, own: dict[str, str], request: JobRequest) -> Survey:
@@ -158,7 +169,7 @@ def _solved(exact: Exact | str, placement: Placement) -> str:
 
 def _json(decision: Decision, exact: Exact | str | None) -> str:
     found: dict[str, Any] = {"placement": decision.placement.to_json() if decision.placement else None,
-                             "binding": list(decision.argv), "reason": decision.reason}
+                             "binding": list(decision.argv), "releases": decision.releases, "reason": decision.reason}
     if exact is not None:
         found["exact"] = {"reason": exact} if isinstance(exact, str) else asdict(exact)
     return json.dumps(found, indent=2)

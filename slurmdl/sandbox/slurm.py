@@ -77,6 +77,8 @@ def write_files(spec: Spec, root: Path, user: User) -> None:
     (slurm / "cgroup.conf").write_text("CgroupAutomount=no\n")
     if spec.plugstack:
         (slurm / "plugstack.conf").write_text(spec.plugstack)
+    for name, text in spec.files.items():
+        (slurm / name).write_text(text)
     if spec.gres:
         kinds = {kind.split(":")[0]: kind for kind in spec.gres.split(",")}
         lines = []

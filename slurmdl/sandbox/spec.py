@@ -66,6 +66,7 @@ class Spec:
     gres : Slurm's Gres text for every node, "" for none.
     settings : further lines of slurm.conf.
     plugstack : text of plugstack.conf, "" for no such file.
+    files : further files beside slurm.conf, name -> text.
     shares : directories that stay visible under their own path on every host.
     cloud : the nodes are names only, of any number: the controller allocates them, but no job ever runs on them.
     """
@@ -81,6 +82,7 @@ class Spec:
     gres: str = ""
     settings: tuple[str, ...] = ()
     plugstack: str = ""
+    files: dict[str, str] = field(default_factory=dict)
     shares: tuple[str, ...] = ()
     cloud: bool = False
 

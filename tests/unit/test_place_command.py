@@ -120,3 +120,12 @@ def test_the_same_in_every_process() -> None:
                            env={"PATH": "/usr/bin:/bin", "HOME": "/nonexistent", "PYTHONHASHSEED": seed},
                            cwd=ROOT, check=True).stdout for seed in ("1", "2")}
     assert len(runs) == 1
+
+
+def test_a_seed_chooses_among_equal_nodes_only(capsys: pytest.CaptureFixture[str]) -> None:
+    found = {}
+    for seed in range(8):
+        assert main(["place", *FILES, "--json", f"--seed={seed}", "-N2"]) == 0
+        placement = json.loads(capsys.readouterr().out)["placement"]
+        found[tuple(placement["nodes"])] = placement["map"]["cost"]["seconds"]
+    assert len(found) > 1 and len(set(found.values())) == 1

@@ -1,0 +1,171 @@
+"""The filters of topology/ in a real Slurm: plain `sbatch --dl-*` gets the nodes that the wrapper would."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from jobs import AT_ONCE, occupy
+from test_spank import PLUGIN, own, plugin  # noqa: F401
+
+TOPOLOGY = Path(__file__).parents[2] / "topology"
+
+
+def with_line(text: str, old: str, new: str) -> str:
+    assert text.count(old) == 1
+    return text.replace(old, new)
+
+
+@pytest.fixture
+def filtered(new_cluster, plugin) -> Callable[..., object]:  # noqa: F811
+    """A cluster with the plugin and the filter, which waits longer for slurmdl: this machine may be busy."""
+    def make(seconds: str = "30", program: str = "slurmdl", **options):
+        text = with_line((TOPOLOGY / "cli_filter.lua").read_text(), 'SECONDS = "2"', f'SECONDS = "{seconds}"')
+        text = with_line(text, 'SLURMDL = "slurmdl"', f"SLURMDL = {json.dumps(program)}")
+        return new_cluster(plugstack=f"optional {PLUGIN}\n", files={"cli_filter.lua": text},
+                           settings=("CliFilterPlugins=lua", *AT_ONCE), **options)
+    return make
+
+
+def asked_for(cluster, *words: str, stdin: str = "", **environ: str) -> dict[str, str]:
+    """What the controller was asked for; the job does not start."""
+    done = cluster.run(["sbatch", *words], env=environ, stdin=stdin)
+    assert done.returncode == 0, done.stderr
+    record = cluster.job(done.stdout.split()[-1])
+    cluster.cancel_all()
+    return {"said": done.stderr, **{name: record.get(name, "(null)") for name in FREE}}
+
+
+FREE = {"ReqNodeList": "(null)", "Prefer": "(null)", "Features": "(null)"}
+
+
+def bound(record: dict[str, str]) -> dict[str, str]:
+    return {name: record[name] for name in FREE}
+
+
+def test_plain_sbatch_gets_the_choice_of_the_wrapper(filtered):
+    cluster = filtered()
+    occupy(cluster, "n2", "n4")  # Slurm itself takes the smaller rest, that of zoneB
+    for words, nodes in ((["--dl-zone=zoneA"], {"n1", "n3", "n5", "n7"}), ([], {"n6", "n8"})):
+        job = cluster.submit(["sbatch", "-N2", *words, "--wrap=scontrol show hostnames; sleep 1"])
+        assert set(cluster.output(job).split()) <= nodes
+    cluster.cancel_all()
+    pinned = ["--dl-bind=pin", "-N4", "--dl-zone=zoneB", "--hold", "--wrap=true"]
+    expected = cluster.run(["slurmdl", "sbatch", "--dl-dry-run", *pinned]).stdout
+    record = asked_for(cluster, *pinned)
+    assert record["ReqNodeList"] == "n[2,4,6,8]" and "--nodelist=n[2,4,6,8]" in expected
+    script = "#!/bin/sh\n#SBATCH -N2 --dl-zone=zoneA --dl-bind=zone\ntrue\n"
+    record = asked_for(cluster, stdin=script)
+    assert record["Features"] == "zoneA" and record["said"] == ""
+    assert asked_for(cluster, "--dl-bind=zone", stdin=script, SLURMDL_OPT_ZONE="zoneB")["Features"] == "zoneB"
+
+
+def test_jobs_that_are_submitted_as_they_are_written(filtered):
+    cluster = filtered()
+    wrap = "--wrap=true"
+    pin = ["-N2", "--dl-bind=pin"]
+    cases: list[tuple[list[str], dict[str, str], str]] = [
+        (["-N2"], {}, ""), (["-N2", "--dl-zone=zoneA", "--dl-bind=off"], {}, ""),
+        (pin, {"SLURMDL_REQUEST": "{}"}, ""), (pin, {"SLURM_JOB_ID": "1"}, ""),
+        ([*pin, "--array=1-2"], {}, "job array"), ([*pin, "--contiguous"], {}, "--contiguous"),
+        ([*pin, "--switches=1"], {}, "--switches"),
+        (["-N2", "--dl-bind=late"], {}, "slurmdl srun"), (["-N2", "--dl-ps=1"], {}, "--hold")]
+    assert bound(asked_for(cluster, "--hold", *pin, wrap)) != FREE
+    for words, environ, said in cases:
+        record = asked_for(cluster, "--hold", *words, wrap, **environ)
+        assert bound(record) == FREE, words
+        lines = own(record["said"])
+        assert (said in lines[0] if said else not lines), (words, record["said"])
+    # heterogeneous jobs, by the command line and by the script, as a file and from standard input
+    script = cluster.script("#SBATCH -N1 --dl-bind=pin\n#SBATCH hetjob\n#SBATCH -N1\ntrue")
+    assert bound(asked_for(cluster, "--hold", str(script))) == FREE
+    plain = cluster.script("true")
+    assert bound(asked_for(cluster, "--hold", "-N1", "--dl-bind=pin", ":", "-N1", str(plain))) == FREE
+    done = cluster.run(["sh", "-c", f"sbatch --hold <{script}"])
+    assert cluster.job(done.stdout.split()[-1])["ReqNodeList"] == "(null)"
+    strict = cluster.run(["sbatch", *pin, "--array=1-2", "--dl-strict", wrap])
+    assert strict.returncode != 0 and strict.stdout == "" and len(own(strict.stderr)) == 1
+
+
+#: out of single quotes and evaluated; and all that a shell could stumble over
+HOSTILE = ("'$(touch /tmp/executed)'", "$(touch /tmp/executed)`touch /tmp/executed`",
+           "'; touch /tmp/executed; $(touch /tmp/executed) \" | & \\' \n touch /tmp/executed #")
+
+
+def test_nothing_that_users_write_is_executed(filtered):
+    cluster = filtered()
+    for value in HOSTILE:
+        for option in ("dl-zone", "dl-traffic", "constraint", "partition", "exclude", "dependency", "account"):
+            cluster.run(["sbatch", "-N2", "--dl-place=pack", f"--{option}={value}", "--wrap=true"])
+        cluster.run(["sbatch", "-N2", "--dl-place=pack", value, value, "--dl-x"])
+    assert cluster.run(["test", "-e", "/tmp/executed"]).returncode == 1
+    directory = cluster.directory()
+    script = directory / "a'$(touch executed)'"
+    script.write_text("#!/bin/sh\ntrue\n")
+    pin = ["sbatch", "-N2", "--dl-bind=pin", f"--account={HOSTILE[-1]}", "-J", HOSTILE[-1], script.name]
+    assert cluster.job(cluster.submit(pin, directory=directory))["ReqNodeList"].startswith("n[")
+    assert not (directory / "executed").exists()
+    assert cluster.run(["test", "-e", "/tmp/executed"]).returncode == 1
+
+
+#: what stands in the place of slurmdl -> its text, None where it is missing
+IMPOSTORS = {
+    "missing": None, "silent": "exit 0", "failing": "echo '{\"binding\": [\"--nodelist=n2\"]' ; exit 1",
+    "hanging": "trap '' TERM; sleep 600", "endless": "exec yes '\"binding\": ['",
+    "binary": "head -c 100000 /dev/urandom", "number": "echo '{\"binding\": [7]}'",
+    "option": "echo '{\"binding\": [\"--wrap=true\"]}'",
+    "shell": "echo '{\"binding\": [\"--nodelist=$(touch /tmp/executed)\"]}'",
+    "foreign": "echo '{\"binding\": [\"--prefer=zoneA\", \"--nodes=7\"]}'"}
+
+
+def test_whatever_slurmdl_does_the_job_is_submitted(filtered):
+    directory = "/tmp/impostor"
+    cluster = filtered(seconds="1", program=f"{directory}/slurmdl", nodes=2)
+    cluster.run(["mkdir", directory]).check_returncode()
+    for title, text in IMPOSTORS.items():
+        make = f"cat > {directory}/slurmdl; chmod 755 {directory}/slurmdl" if text else "true"
+        cluster.run(["sh", "-c", make], stdin=f"#!/bin/sh\n{text}\n").check_returncode()
+        record = asked_for(cluster, "--hold", "-N2", "--dl-ps=1", "--wrap=true")
+        assert bound(record) == FREE, title
+        assert len(own(record["said"])) == 1, (title, record["said"])
+    assert cluster.run(["test", "-e", "/tmp/executed"]).returncode == 1
+    assert cluster.run(["pgrep", "-f", "sleep 600"]).returncode == 1
+
+
+@pytest.mark.parametrize(("releases", "stays"), [("Prefer", "(null)"), ("", "zoneA")])
+def test_a_choice_is_taken_back_where_the_job_does_not_start_with_it(filtered, releases, stays):
+    cluster = filtered(nodes=4, program="/tmp/slurmdl")
+    answer = json.dumps({"binding": ["--prefer=zoneA"], "releases": releases})
+    cluster.run(["sh", "-c", "cat > /tmp/slurmdl; chmod 755 /tmp/slurmdl"],
+                stdin=f"#!/bin/sh\necho '{answer}'\n").check_returncode()
+    occupy(cluster, "n1", "n3")
+    # exclusive jobs on all nodes: what is pending shows what it asks for
+    occupy(cluster, "n2", "n4")
+    assert asked_for(cluster, "-N2", "--dl-ps=1", "--wrap=true")["Prefer"] == stays
+
+
+def test_the_controllers_side(new_cluster, plugin):  # noqa: F811
+    survey = Path("/etc/slurm/survey")
+    text = with_line((TOPOLOGY / "job_submit.lua").read_text(), '"/run/slurmdl/survey"', f'"{survey}"')
+    text = with_line(text, 'SECONDS = "1"', 'SECONDS = "8"')
+    text = with_line(text, "MAX_AGE = 15 ", "MAX_AGE = 100 ")
+    # the controller's PATH is that of its service
+    program = Path(subprocess.run(["sh", "-c", "command -v slurmdl || echo .venv/bin/slurmdl"], capture_output=True,
+                                  text=True, check=True).stdout.strip()).absolute()
+    text = with_line(text, 'SLURMDL = "slurmdl"', f'SLURMDL = "{program}"')
+    cluster = new_cluster(plugstack=f"optional {PLUGIN}\n", files={"job_submit.lua": text},
+                          settings=("JobSubmitPlugins=lua", *AT_ONCE))
+    pin = ["-N2", "--hold", "--dl-bind=pin", "--dl-zone=zoneB", "--wrap=true"]
+    assert bound(asked_for(cluster, *pin)) == FREE  # no survey
+    write = f"(scontrol -o -d show nodes; scontrol -o show partitions) > {survey}.new; mv {survey}.new {survey}"
+    cluster.run(["sh", "-c", write], as_root=True).check_returncode()
+    assert asked_for(cluster, *pin[:1], *pin[2:])["ReqNodeList"] == "n[2,4]"
+    assert bound(asked_for(cluster, "-N2", "--hold", "--wrap=true")) == FREE
+    for value in HOSTILE:
+        assert bound(asked_for(cluster, "-N2", f"--dl-zone={value}", "--wrap=true")) == FREE
+    assert cluster.run(["test", "-e", "/tmp/executed"]).returncode == 1
+    cluster.run(["touch", "-d", "-200 seconds", str(survey)], as_root=True).check_returncode()
+    assert bound(asked_for(cluster, *pin[:1], *pin[2:])) == FREE  # too old
