@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -318,8 +319,13 @@ def hide(cluster, host: str) -> None:
 def test_missing_on_a_node(plugged):
     cluster = plugged()
     hide(cluster, "n2")
-    text = cluster.output(cluster.submit(["sbatch", "-N4", "--dl-ps=1", str(cluster.script(STEP))]))
-    assert column(text, "SLURMDL_ROLE") == ["ps", "-", "worker", "worker"]
+    script = cluster.script(f"{STEP}\n{MAP}\necho '@ mapped'; srun --dl-map -n6 --overcommit sh -c '{TASK}' 2>&1")
+    text = cluster.output(cluster.submit(["sbatch", "-N4", "--dl-ps=1", str(script)]))
+    mapped = sections(text)["mapped"]
+    assert column(text.replace(mapped, ""), "SLURMDL_ROLE") == ["ps", "-", "worker", "worker"]
+    # srun applies the order; only the tasks of that node lack their variables
+    assert column(mapped, "SLURMD_NODENAME") == MAPPED and own(mapped) == []
+    assert column(mapped, "SLURMDL_ROLE") == ["ps", "worker", "worker", "ps", "-", "-"]
     nothing_is_broken(cluster)
 
 
@@ -335,6 +341,29 @@ def test_missing_on_the_login_node(plugged):
     # sbatch would refuse the line, too, but cannot say what to write
     done = cluster.run(["slurmdl", "sbatch", str(cluster.script("#SBATCH --dl-ps=1\ntrue"))])
     assert done.returncode == 64 and "#DL --dl-ps=1" in own(done.stderr)[0]
+    nothing_is_broken(cluster)
+
+
+def test_hostile_node_names_and_a_plugstack_that_nobody_may_read(plugged):
+    cluster = plugged()
+    hostile = ["n1,$(touch /tmp/executed)", "n[1-", "n[0-99999999]", "'; touch /tmp/executed #", "%s%n%s", "x" * 5000]
+    lines = [f"export SLURM_JOB_NODELIST={shlex.quote(value)}; srun --dl-map true 2>&1 || true" for value in hostile]
+    lines += [f"export SLURM_TOPOLOGY_ADDR={shlex.quote(value)}; srun --dl-ps=1 true || true" for value in hostile]
+    names = [f"export SLURMDL_MAP_NODES={shlex.quote(value)}; srun --dl-map true 2>&1" for value in hostile]
+    script = cluster.script("\n".join([MAP, *(f"( {line} )" for line in lines + names), "echo @ last", STEP]))
+    text = cluster.output(cluster.submit(["sbatch", "-N4", "-n6", "--dl-ps=1", str(script)]))
+    assert roles(sections(text)["last"])[:2] == ["ps0", "worker0"] and len(tasks(text)) == 6
+    for host in ("login", "n1", "n2", "n3", "n4"):
+        assert cluster.run(["test", "-e", "/tmp/executed"], host=host).returncode == 1
+
+    waits = cluster.submit(["sbatch", "-N4", "--dl-ps=1", f"--wrap=sleep 2; {STEP}"])
+    cluster.run(["chmod", "000", "/etc/slurm/plugstack.conf"], as_root=True).check_returncode()
+    refused = cluster.run(["sbatch", "-N4", "--wrap=true"])
+    assert refused.returncode != 0 and "plugstack.conf" in refused.stderr and refused.stdout == ""
+    cluster.run(["chmod", "644", "/etc/slurm/plugstack.conf"], as_root=True).check_returncode()
+    # the job that was there is not lost, and no node is
+    for job in (waits, cluster.submit(["sbatch", "-N4", "--dl-ps=1", str(cluster.script(STEP))])):
+        assert roles(cluster.output(job)) == ["ps0", "worker0", "worker1", "worker2"]
     nothing_is_broken(cluster)
 
 
