@@ -19,7 +19,10 @@ BIN := .venv/bin
 # The sandbox makes network namespaces, which needs root; everything else runs as the user.
 AS_ROOT := tools/as-root
 
-.PHONY: demo test lint install system nightly fuzz oracle plugin fuzz-plugin memcheck-plugin bench-demo bench-model bench-topology bench-placement bench-spank plugin-releases clean
+BENCHES := bench-demo bench-topology bench-placement bench-model bench-spank
+
+.PHONY: demo test lint install system nightly fuzz oracle plugin fuzz-plugin memcheck-plugin plugin-releases clean \
+	$(BENCHES)
 
 demo: install
 	@$(AS_ROOT) $(BIN)/slurmdl bench demo
@@ -76,7 +79,7 @@ memcheck-plugin: system
 	@tools/install-debian valgrind
 	$(MAKE) -C spank memcheck
 
-nightly: lint test bench-demo bench-topology fuzz oracle memcheck-plugin bench-spank plugin-releases
+nightly: lint test $(BENCHES) fuzz oracle memcheck-plugin plugin-releases
 	$(MAKE) fuzz-plugin SECONDS=600
 
 install: system .venv/installed
