@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +16,7 @@ from slurmdl.network.model import LinkScores
 from slurmdl.placement.choice.bound import bound
 from slurmdl.placement.choice.choose import Choice, Start, choices, crossed, starts
 from slurmdl.placement.choice.crossed import choices as by_counts
+from slurmdl.placement.choice.exchange import exchanges
 from slurmdl.placement.choice.uneven import uneven
 from slurmdl.placement.label import label
 from slurmdl.placement.model import Candidate, Placement
@@ -38,6 +40,8 @@ MAX_TIES = 2
 ALMOST = 2.0
 #: tasks above which only the best of them is scored, and the plain choices are tried in so few zones
 MAX_TASKS, MAX_PLAIN = 256, 1
+#: where counts do not tell the time: exchanges of a node in a round, rounds, and most tasks of such a job
+MAX_EXCHANGES, MAX_ROUNDS, MAX_EXCHANGED = 32, 4, 64
 
 
 def place(request: JobRequest, cluster: ClusterSnapshot, topology: Topology, scores: LinkScores,
@@ -139,6 +143,8 @@ class _Instance:
         even = not scored
         scored = scored or self.compared(pool)
         winner = min(scored, key=lambda entry: entry.key)
+        if even and not self.traffic.counted and self.request.dl.place == "pack" and self.job.tasks <= MAX_EXCHANGED:
+            winner = self.exchanged(pool, winner)
         ranks = winner.ranks.best()
         # of choices with the same nodes per zone the first one tells enough
         losers = {label(entry.zones): entry for entry in reversed(scored) if entry.zones != winner.zones}
@@ -192,6 +198,16 @@ class _Instance:
         for start in promising:
             for choice in choices(pool, start, wanted, place):
                 yield start, choice
+
+    def exchanged(self, pool: Pool, best: _Scored) -> _Scored:
+        """The choice after exchanges of one node for another, the best of each round, while one helps."""
+        for _ in range(MAX_ROUNDS):
+            found = [self.scored(pool, choice) for choice in islice(exchanges(pool, best.choice), MAX_EXCHANGES)]
+            better = min(found, key=lambda entry: entry.key, default=best)
+            if better.key >= best.key:
+                break
+            best = better
+        return best
 
     def scored(self, pool: Pool, choice: Choice) -> _Scored:
         """A choice with its rank map; Slurm deals the tasks to the nodes in the order of the snapshot."""

@@ -78,6 +78,11 @@ class Traffic:
         """Whether no rule gives the best order of the ranks, so that one is searched."""
         return bool(self.matrices) or self.pattern in ("hypercube", "exponential")
 
+    @property
+    def counted(self) -> bool:
+        """Whether the time depends only on how many ranks, or servers and workers, are below each link."""
+        return not self.searched and not self.follows_zones
+
     def phases(self, ranks: int, zone: IntArray | None = None) -> list[Phase]:
         """The traffic of one iteration of so many ranks.
 

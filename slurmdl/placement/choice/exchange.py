@@ -1,0 +1,42 @@
+"""Choices that differ from one by a single node: for traffic whose time is not told by counts per zone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from slurmdl.placement.arrays import begins
+from slurmdl.placement.choice.choose import Choice
+from slurmdl.placement.nodes.pool import IntArray, Pool
+
+
+def exchanges(pool: Pool, choice: Choice) -> Iterator[Choice]:
+    """One node of the choice for one of the same tree that is not in it.
+
+    Of each leaf the last node that is in gives way, and the first one that is out comes in: the others of a leaf are
+    no better. Leaves that are in use come first.
+    """
+    used = np.zeros(len(pool.node), bool)
+    used[choice.nodes] = True
+    root = choice.zone
+    while pool.parent[root] >= 0:
+        root = int(pool.parent[root])
+    free = ~used
+    free[:pool.begin[root]] = free[pool.end[root]:] = False
+    inside, outside = np.flatnonzero(used), np.flatnonzero(free)
+    leaving = inside[np.append(begins(pool.leaf[inside])[1:], len(inside)) - 1]
+    coming = outside[begins(pool.leaf[outside])] if len(outside) else outside
+    near = np.isin(pool.leaf[coming], pool.leaf[inside])
+    for new in np.concatenate([coming[near], coming[~near]]):
+        for old in leaving:
+            yield _choice(pool, np.append(inside[inside != old], new))
+
+
+def _choice(pool: Pool, nodes: IntArray) -> Choice:
+    """The choice of these nodes, which are in one tree."""
+    first, last, zone = int(nodes.min()), int(nodes.max()), int(pool.leaf[nodes[0]])
+    while not pool.begin[zone] <= first <= last < pool.end[zone]:
+        zone = int(pool.parent[zone])
+    below = (pool.begin >= pool.begin[zone]) & (pool.end <= pool.end[zone]) & (pool.level < pool.level[zone])
+    return Choice(zone, nodes, int(pool.size[zone]) - len(nodes), not (pool.size[below] >= len(nodes)).any())

@@ -1,0 +1,59 @@
+"""Exchanges of single nodes, for traffic whose time is not told by counts per zone."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+from placing import cluster, node, two_level
+
+from slurmdl.dl_options import DlOptions
+from slurmdl.network.model import LinkScore, LinkScores
+from slurmdl.placement.place import place
+from slurmdl.placement.ranks.rankmap import rank_map
+from slurmdl.placement.traffic import Traffic
+from slurmdl.request import JobRequest
+from slurmdl.topology.model import Topology
+
+
+def unequal(seed: int) -> tuple[Topology, LinkScores]:
+    """Two to four leaves of up to four nodes with unequal links and delays."""
+    draw = random.Random(seed)
+    sizes = [draw.randint(2, 4) for _ in range(draw.randint(2, 4))]
+    topology = two_level(*([f"n{z}{i}" for i in range(size)] for z, size in enumerate(sizes)))
+
+    def score() -> LinkScore:
+        return LinkScore(draw.uniform(2e9, 12.5e9), delay=draw.choice([0.0, 1e-4, 1e-3]))
+
+    return topology, LinkScores(nodes={name: score() for name in topology.nodes if draw.random() < 0.5},
+                                zones={zone: score() for zone in topology.zones if draw.random() < 0.6},
+                                node_default=12.5e9, delay_default=1e-4)
+
+
+@pytest.mark.parametrize(("strategy", "pattern"), [
+    ("allreduce", "hierarchical"), ("gossip", "hypercube"), ("gossip", "exponential")])
+def test_small_jobs_are_near_the_best_of_all_choices(strategy: str, pattern: str) -> None:
+    ratios = []
+    for seed in range(12):
+        topology, scores = unequal(seed)
+        request = JobRequest(DlOptions(strategy=strategy, traffic=pattern), (4, 4), ntasks_per_node=1)
+        found = place(request, cluster(*map(node, topology.nodes)), topology, scores)
+        assert found.map is not None
+        assert len(set(found.nodes)) == 4
+        best = min(rank_map([(name, 1) for name in names], topology, scores, Traffic.of(request.dl)).cost.seconds
+                   for names in itertools.combinations(topology.nodes, 4))
+        ratios.append(found.map.cost.seconds / best)
+    assert sum(ratio < 1 + 1e-9 for ratio in ratios) >= 10
+    assert max(ratios) <= 1.3
+
+
+def test_a_choice_stays_in_its_tree() -> None:
+    """Two trees that no switch joins: the better nodes of the other one are out of reach."""
+    from slurmdl.topology.build import Declared, build
+
+    topology = build([Declared("a", nodes=("a1", "a2", "a3")), Declared("b", nodes=("b1",))], kind="tree", source="")
+    scores = LinkScores(nodes={name: LinkScore(1e6) for name in ("a1", "a2", "a3")})
+    request = JobRequest(DlOptions(strategy="gossip", traffic="exponential"), (3, 3), ntasks_per_node=1)
+    found = place(request, cluster(*map(node, topology.nodes)), topology, scores)
+    assert found.nodes == ("a1", "a2", "a3")
