@@ -9,14 +9,10 @@ from typing import Any
 
 from slurmdl import getopt
 from slurmdl.errors import InputError, UsageError
-from slurmdl.plan import STRATEGIES
+from slurmdl.plan import PATTERNS, STRATEGIES
 
 PLACES = ("pack", "balance", "spread")
 BINDS = ("auto", "pin", "zone", "late", "off")
-#: strategy -> names of the patterns of its traffic, the default first
-PATTERNS = {"allreduce": ("ring", "hierarchical"), "ps": ("shards",),
-            "gossip": ("random", "hypercube", "exponential"),
-            "adaptive-gossip": ("random", "hypercube", "exponential")}
 
 
 @dataclass(frozen=True)
@@ -31,7 +27,7 @@ class DlOptions:
     bind : one of BINDS.
     zone : zones that the job may use; () for any.
     model_bytes : bytes that one replica of the parameters takes.
-    traffic : one of PATTERNS[strategy], "" for the first of them, else a file of matrices.
+    traffic : one of plan.PATTERNS[strategy], "" for the first of them, else a file of matrices.
     scores : "auto", "off" or a file.
     """
 

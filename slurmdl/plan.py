@@ -23,6 +23,10 @@ MAX_ENV_BYTES = 96 * 1024
 
 ROLES = ("ps", "worker")
 STRATEGIES = ("allreduce", "gossip", "adaptive-gossip", "ps")
+#: strategy -> names of the patterns of its traffic, the default first
+PATTERNS = {"allreduce": ("ring", "hierarchical"), "ps": ("shards",),
+            "gossip": ("random", "hypercube", "exponential"),
+            "adaptive-gossip": ("random", "hypercube", "exponential")}
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,8 @@ class Plan:
     roles : entry i is the role of rank i, one of ROLES.
     zones : node -> zone path, root first, leaf last; () for a node without a zone.
     costs : "leafA|leafB" (names sorted) -> seconds per byte between two leaf zones, "leaf|leaf" inside one.
+    traffic : the pattern for which the ranks are mapped, one of PATTERNS[strategy]; "" where they are mapped for
+        none of them, but for matrices of the user's own.
     """
 
     strategy: str
@@ -43,6 +49,7 @@ class Plan:
     roles: tuple[str, ...]
     zones: Mapping[str, tuple[str, ...]]
     costs: Mapping[str, float] = field(default_factory=dict)
+    traffic: str = ""
 
     def __post_init__(self) -> None:
         if len(self.nodes) != len(self.roles):
@@ -52,6 +59,8 @@ class Plan:
                 raise InputError(f"plan: role {role!r} is not one of {', '.join(ROLES)}")
         if self.strategy not in STRATEGIES:
             raise InputError(f"plan: strategy {self.strategy!r} is not one of {', '.join(STRATEGIES)}")
+        if self.traffic not in ("", *PATTERNS[self.strategy]):
+            raise InputError(f"plan: traffic {self.traffic!r} is not one of {', '.join(PATTERNS[self.strategy])}")
 
     def __len__(self) -> int:
         return len(self.nodes)
@@ -80,7 +89,8 @@ class Plan:
                        nodes=tuple(map(str, data["nodes"])),
                        roles=tuple(map(str, data["roles"])),
                        zones={str(node): tuple(map(str, path)) for node, path in data["zones"].items()},
-                       costs={str(pair): float(cost) for pair, cost in data.get("costs", {}).items()})
+                       costs={str(pair): float(cost) for pair, cost in data.get("costs", {}).items()},
+                       traffic=str(data.get("traffic", "")))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise InputError(f"plan: malformed ({type(error).__name__}: {error})") from error
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from slurmdl.plan import PATTERNS
 from slurmdl.train import runtime
 from slurmdl.train.messages import Messages
 from slurmdl.train.meters import Meter
@@ -59,7 +60,9 @@ def measure(comm: Any, job: Mapping[str, Any], parameters: int) -> list[float]:
     servers, workers = tuple(range(job["ps"])), tuple(range(job["ps"], size))
     gradients = np.full(parameters, 1e-3, np.float32)
     strategy = STRATEGIES[job["strategy"]](Setting(messages, workers, servers, np.zeros_like(gradients), gradients,
-                                                   lr=0.01, momentum=0.9, seed=SEED))
+                                                   lr=0.01, momentum=0.9, seed=SEED,
+                                                   traffic=PATTERNS[job["strategy"]][0],
+                                                   zones=("",) * size))
     meter = Meter()
     messages.meet()
     for number in range(job["warm_up"] + blocks * steps):

@@ -7,8 +7,9 @@ import stat
 import zipfile
 from typing import IO, TYPE_CHECKING
 
-from slurmdl.dl_options import PATTERNS, DlOptions
+from slurmdl.dl_options import DlOptions
 from slurmdl.errors import InputError
+from slurmdl.plan import PATTERNS
 
 if TYPE_CHECKING:
     import numpy as np

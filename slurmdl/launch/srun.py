@@ -255,14 +255,15 @@ def _plan(laid: layout.Layout, topology: Topology, scores: LinkScores, dl: DlOpt
     from slurmdl.placement.cost import links
     from slurmdl.placement.ranks import rankmap
     from slurmdl.placement.traffic import Traffic
-    from slurmdl.plan import Plan
+    from slurmdl.plan import PATTERNS, Plan
 
     if dl.ps >= laid.ntasks:
         raise PlacementError(f"--dl-ps={dl.ps}: the step has {laid.ntasks} tasks, and at least one must be a worker")
     found = rankmap.rank_map(laid.slots, topology, scores, Traffic.of(dl, matrices.of(dl)))
     zones = {node: topology.path(node) for node, _ in laid.slots}
     costs = zone_costs(links(list(zones), topology, scores))
-    return Plan(dl.strategy, found.nodes, found.roles, zones, costs), found
+    traffic = dl.traffic if dl.traffic in PATTERNS[dl.strategy] else ""
+    return Plan(dl.strategy, found.nodes, found.roles, zones, costs, traffic), found
 
 
 def _mpi(line: getopt.CommandLine, controller: Controller, environ: Mapping[str, str]) -> list[str]:

@@ -16,8 +16,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from slurmdl.dl_options import PATTERNS, DlOptions
+from slurmdl.dl_options import DlOptions
 from slurmdl.errors import PlacementError
+from slurmdl.plan import PATTERNS
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
@@ -52,7 +53,7 @@ class Traffic:
     strategy : one of plan.STRATEGIES.
     model_bytes : bytes of one replica of the parameters (and of its gradient).
     ps : with strategy `ps` the ranks below it are the parameter servers, else 0.
-    pattern : one of dl_options.PATTERNS[strategy], "" for the first of them; with matrices their file.
+    pattern : one of plan.PATTERNS[strategy], "" for the first of them; with matrices their file.
     matrices : the user's own phases instead of a pattern, each of shape (ranks, ranks): entry [i, j] is the
         bytes that rank i sends to rank j per iteration. What a rank sends to itself does not count.
     """
@@ -117,9 +118,9 @@ class Traffic:
             return list(_hypercube(ranks, self.model_bytes))
         if pattern == "exponential":
             return list(_exponential(ranks, self.model_bytes))
-        # each rank sends its model to a partner that is drawn evenly from the others
+        # partners are paired off at random: all others are equally likely, and one of an odd number rests
         everyone = np.arange(ranks)
-        return [Phase(everyone, everyone, self.model_bytes / (ranks - 1), crossed=True)]
+        return [Phase(everyone, everyone, self.model_bytes / (ranks - 1 + ranks % 2), crossed=True)]
 
     def _given(self, matrix: FloatArray, ranks: int) -> Phase:
         if matrix.shape != (ranks, ranks):

@@ -54,18 +54,22 @@ class Messages:
         self._wait(requests)
         self.seconds += time.perf_counter() - start
 
-    def stream(self, to: int, out: FloatArray, source: int, into: FloatArray) -> Iterator[slice]:
-        """Send `out` and receive `into` in chunks; yields the slice of each chunk received, when it is there.
+    def stream(self, sends: Sequence[tuple[int, FloatArray]],
+               receives: Sequence[tuple[int, FloatArray]]) -> Iterator[tuple[int, slice]]:
+        """Send and receive contiguous arrays (peer, array), all at once, in chunks.
 
-        What the caller does with a chunk overlaps with the transfer of the next ones.
+        Yields the index in `receives` and the slice of each chunk received, when it is there: what the caller does
+        with a chunk overlaps with the transfer of the next ones. Of several arrays between the same two ranks both
+        name them in the same order.
         """
         start = time.perf_counter()
-        arriving = [(part, self._comm.Irecv(into[part], source)) for part in _chunks(into.size)]
-        leaving = [self._send(to, out[part]) for part in _chunks(out.size)]
-        for part, request in arriving:
+        arriving = [(index, part, self._comm.Irecv(array[part], peer))
+                    for index, (peer, array) in enumerate(receives) for part in _chunks(array.size)]
+        leaving = [self._send(peer, array[part]) for peer, array in sends for part in _chunks(array.size)]
+        for index, part, request in arriving:
             self._wait([request])
             self.seconds += time.perf_counter() - start
-            yield part
+            yield index, part
             start = time.perf_counter()
         self._wait(leaving)
         self.seconds += time.perf_counter() - start
@@ -98,35 +102,3 @@ def bounds(size: int, parts: int) -> list[int]:
 
 def _chunks(size: int) -> list[slice]:
     return [slice(start, min(start + CHUNK, size)) for start in range(0, size, CHUNK)]
-
-
-def ring_sum(messages: Messages, ranks: Sequence[int], vector: FloatArray) -> None:
-    """Replace `vector` by the sum over `ranks` (the same sequence on each of them), bit for bit alike on all.
-
-    A reduce-scatter and an allgather round the ring of `ranks` in their order: each sends 2 (n - 1) / n of
-    the vector, which no algorithm can do with less. In rank-map order each zone is entered once per turn.
-
-    References
-    ----------
-    P. Patarasuk, X. Yuan: Bandwidth optimal all-reduce algorithms for clusters of workstations.
-    J. Parallel Distrib. Comput. 69 (2009). doi:10.1016/j.jpdc.2008.09.002
-    """
-    count = len(ranks)
-    if count == 1:
-        return
-    place = ranks.index(messages.rank)
-    right, left = ranks[(place + 1) % count], ranks[place - 1]
-    edge = bounds(vector.size, count)
-
-    def part(index: int) -> FloatArray:
-        return vector[edge[index % count]:edge[index % count + 1]]
-
-    arrived = np.empty(-(-vector.size // count), np.float32)
-    for turn in range(count - 1):
-        mine = part(place - turn - 1)
-        into = arrived[:mine.size]
-        for chunk in messages.stream(right, part(place - turn), left, into):
-            mine[chunk] += into[chunk]
-    for turn in range(count - 1):
-        for _ in messages.stream(right, part(place - turn + 1), left, part(place - turn)):
-            pass

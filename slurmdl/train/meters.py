@@ -89,7 +89,7 @@ def table(summary: dict[str, Any]) -> str:
     s = summary
     share = s["comm_seconds"] / (s["comm_seconds"] + s["compute_seconds"])
     roles = Counter(place["role"] for place in s["map"])
-    rows = [("strategy", s["strategy"]),
+    rows = [("strategy", f"{s['strategy']}, {s['traffic']}"),
             ("ranks", f"{s['ranks']} ({', '.join(f'{count} {role}' for role, count in sorted(roles.items()))})"),
             ("nodes", f"{s['nodes']}"),
             ("zones", f"{s['zones'] or 'none known'}"),

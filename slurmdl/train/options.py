@@ -19,6 +19,7 @@ class Options:
     Attributes
     ----------
     strategy : key of STRATEGIES; None: the plan's, else allreduce.
+    traffic : one of plan.PATTERNS of the strategy; None: the plan's, else the strategy's first.
     ps : number of parameter servers; None: the plan's, else 1 where the strategy is ps.
     steps, epochs : length of the run; steps wins, 200 steps where neither is given.
     batch : images per worker and step.
@@ -30,6 +31,7 @@ class Options:
     """
 
     strategy: str | None = None
+    traffic: str | None = None
     ps: int | None = None
     steps: int | None = None
     epochs: int | None = None
@@ -108,6 +110,9 @@ def parse(argv: Sequence[str]) -> Options:
     add = parser.add_argument
     add("--strategy", type=_strategy, metavar="NAME",
         help=f"how replicas are kept together: {', '.join(STRATEGIES)} (default: the plan's, else allreduce)")
+    add("--traffic", metavar="NAME",
+        help="who sends what to whom: ring or hierarchical (allreduce), random, hypercube or exponential (gossip), "
+             "shards (ps) (default: the plan's, else the first)")
     add("--ps", type=_natural, metavar="N", help="parameter servers (default: the plan's, else 1 with --strategy ps)")
     add("--steps", type=_positive, metavar="N", help="steps to train (default: 200)")
     add("--epochs", type=_positive, metavar="N", help="passes over the data, where --steps is not given")

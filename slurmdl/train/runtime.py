@@ -28,6 +28,7 @@ class World:
     rank : this one.
     strategy : key of STRATEGIES.
     nodes, zones, roles : entry i belongs to rank i; the leaf zone is "" where none is known.
+    traffic : who sends what to whom, one of plan.PATTERNS[strategy].
     """
 
     comm: Any
@@ -36,6 +37,7 @@ class World:
     nodes: tuple[str, ...]
     zones: tuple[str, ...]
     roles: tuple[str, ...]
+    traffic: str
 
     def ranks(self, role: str) -> tuple[int, ...]:
         return tuple(rank for rank, its in enumerate(self.roles) if its == role)
@@ -117,14 +119,14 @@ def _lacks_pmix(library: str, environ: Mapping[str, str]) -> bool:
 
 
 def join(options: Options, comm: Any, environ: Mapping[str, str] = os.environ) -> World:
-    """Meet the other ranks and agree on nodes, zones, strategy and roles.
+    """Meet the other ranks and agree on nodes, zones, strategy, roles and traffic.
 
     The plan of the step serves where it is for this number of ranks on these nodes; else it is left aside with
     one line on stderr, and zones come from the tasks themselves. An option wins over the plan.
 
     Raises
     ------
-    Refused : ranks with different options, a strategy or roles that cannot be.
+    Refused : ranks with different options, a strategy, roles or a traffic that cannot be.
     """
     tasks = comm.allgather((node_name(environ), zone_path(environ), options.shared()))
     first = tasks[0][2]
@@ -140,7 +142,9 @@ def join(options: Options, comm: Any, environ: Mapping[str, str] = os.environ) -
     else:
         zones = tuple(path[-1] if path else "" for _, path, _ in tasks)
     strategy = options.strategy or (plan.strategy if plan else "allreduce")
-    return World(comm, comm.Get_rank(), strategy, nodes, zones, _roles(strategy, options.ps, plan, len(nodes)))
+    roles = _roles(strategy, options.ps, plan, len(nodes))
+    return World(comm, comm.Get_rank(), strategy, nodes, zones, roles,
+                 _traffic(strategy, options.traffic, plan, roles.count("worker")))
 
 
 def _plan(nodes: tuple[str, ...], environ: Mapping[str, str]) -> plans.Plan | None:
@@ -171,3 +175,16 @@ def _roles(strategy: str, ps: int | None, plan: plans.Plan | None, size: int) ->
     if plan and servers == planned:
         return plan.roles
     return ("ps",) * servers + ("worker",) * (size - servers)
+
+
+def _traffic(strategy: str, asked: str | None, plan: plans.Plan | None, workers: int) -> str:
+    """The pattern asked for, else the one of a plan for this strategy, else the strategy's first."""
+    valid = plans.PATTERNS[strategy]
+    planned = plan.traffic if plan and plan.strategy == strategy else ""
+    traffic = asked or planned or valid[0]
+    if traffic not in valid:
+        raise Refused(f"--traffic {traffic}: strategy {strategy} has {', '.join(valid)}")
+    if traffic == "hypercube" and workers & (workers - 1):
+        raise Refused(f"--traffic hypercube: {workers} workers are no power of two; "
+                      "for any number: exponential, random")
+    return traffic

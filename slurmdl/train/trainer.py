@@ -14,11 +14,12 @@ import numpy.typing as npt
 from slurmdl.errors import TrainError, UnavailableError
 from slurmdl.train import meters, models
 from slurmdl.train.data import DATA, Data
-from slurmdl.train.messages import Messages, ring_sum
+from slurmdl.train.messages import Messages
 from slurmdl.train.options import Options
 from slurmdl.train.replica import Replica
 from slurmdl.train.runtime import Refused, World, connect, join
 from slurmdl.train.strategies import STRATEGIES, Setting
+from slurmdl.train.sums import Sum
 
 FloatArray = npt.NDArray[np.float32]
 
@@ -47,7 +48,8 @@ def train(options: Options) -> None:
     workers, servers = world.ranks("worker"), world.ranks("ps")
     messages = Messages(comm, world.levels())
     strategy = STRATEGIES[world.strategy](Setting(messages, workers, servers, replica.parameters, replica.gradients,
-                                                  options.lr, options.momentum, options.seed))
+                                                  options.lr, options.momentum, options.seed, world.traffic,
+                                                  world.zones))
     per_epoch = data.steps_per_epoch(len(workers), options.batch)
     steps = options.steps or (options.epochs or 0) * per_epoch or STEPS
     meter = meters.Meter()
@@ -141,7 +143,7 @@ def _agree(world: World, messages: Messages, parameters: FloatArray) -> float:
     if world.rank not in workers or len({marks[worker] for worker in workers}) == 1:
         return 0.0
     mean = parameters.copy()
-    ring_sum(messages, workers, mean)
+    Sum(messages, [workers], mean).run()
     mean /= np.float32(len(workers))
     distance = float(np.linalg.norm(parameters - mean) / np.linalg.norm(mean))
     parameters[:] = mean
@@ -152,8 +154,9 @@ def _describe(world: World, options: Options, size: int) -> dict[str, Any]:
     """What ran, where; `nodes` and `zones` are counts (0 zones where none is known)."""
     places = [{"rank": rank, "node": node, "zone": zone, "role": role} for rank, (node, zone, role) in enumerate(
         zip(world.nodes, world.zones, world.roles, strict=True))]
-    return {"strategy": world.strategy, "ranks": len(world.nodes), "workers": len(world.ranks("worker")),
-            "ps": len(world.ranks("ps")), "nodes": len(set(world.nodes)), "zones": len(set(world.zones) - {""}),
+    return {"strategy": world.strategy, "traffic": world.traffic, "ranks": len(world.nodes),
+            "workers": len(world.ranks("worker")), "ps": len(world.ranks("ps")),
+            "nodes": len(set(world.nodes)), "zones": len(set(world.zones) - {""}),
             "map": places, "model": options.model, "parameters": size, "data": options.data,
             "batch": options.batch, "lr": options.lr, "momentum": options.momentum, "seed": options.seed}
 

@@ -31,6 +31,21 @@ def test_it_learns_and_its_meter_agrees_with_the_routers(cluster, strategy, more
     assert crossed == pytest.approx(summary["bytes"]["across"], rel=0.05)
 
 
+def test_hierarchical_allreduce_crosses_the_zones_as_modelled(cluster):
+    """The plan brings the pattern to the trainer: 2 N (Z - 1) / Z over each of Z = 2 uplinks and step."""
+    script = cluster.script(JOB.format(strategy="allreduce", more="#DL --dl-traffic=hierarchical", steps=40,
+                                       launcher=""))
+    before = cluster.bytes_between_zones()
+    job = cluster.submit(["slurmdl", "sbatch", str(script)], directory=script.parent)
+    text = cluster.output(job, timeout=120)
+    crossed = cluster.bytes_between_zones() - before
+    summary = json.loads((script.parent / "summary.json").read_text())
+    assert (summary["traffic"], summary["zones"], summary["ranks"]) == ("hierarchical", 2, 6), text
+    modelled = 40 * 2 * 4 * summary["parameters"]
+    assert summary["bytes"]["across"] == modelled
+    assert crossed == pytest.approx(modelled, rel=0.05)
+
+
 def test_mpirun_gives_the_same_map(cluster):
     script = cluster.script(JOB.format(strategy="allreduce", more="", steps=20, launcher="--launcher=mpirun"))
     job = cluster.submit(["slurmdl", "sbatch", str(script)], directory=script.parent)

@@ -207,6 +207,21 @@ def test_the_plan_tells_what_a_byte_costs_between_zones():
     assert made.costs == {"z0|z0": 1e-3, "z0|z1": 0.02, "z1|z1": 1e-3}
 
 
+def test_the_plan_tells_the_pattern_but_no_file():
+    laid, topology = layout.Layout((("n1", 2), ("n2", 1))), two_level(["n1"], ["n2"])
+    asked = DlOptions("gossip", traffic="exponential")
+    assert srun._plan(laid, topology, SCORES, asked)[0].traffic == "exponential"
+    assert srun._plan(laid, topology, SCORES, DlOptions())[0].traffic == ""
+
+
+def test_the_plan_of_matrices_names_no_pattern(tmp_path):
+    file = tmp_path / "flow.csv"
+    file.write_text("0,1,0\n0,0,1\n1,0,0\n")
+    laid = layout.Layout((("n1", 2), ("n2", 1)))
+    made, _ = srun._plan(laid, two_level(["n1"], ["n2"]), SCORES, DlOptions("gossip", traffic=str(file)))
+    assert made.traffic == ""
+
+
 def test_outside_a_job():
     with pytest.raises(UsageError, match="not inside a job"):
         srun.run(["hostname"], {})

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from placing import SCORES, two_level
 
-from slurmdl.dl_options import PATTERNS
 from slurmdl.errors import PlacementError
 from slurmdl.network.model import LinkScores
 from slurmdl.placement.cost import cost, links
 from slurmdl.placement.model import Cost
 from slurmdl.placement.traffic import Traffic
+from slurmdl.plan import PATTERNS
 from slurmdl.topology.build import Declared, build
 from slurmdl.topology.model import Topology
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from mpi import python
 
-from slurmdl.errors import UnavailableError, UsageError
-from slurmdl.plan import Plan
+from slurmdl.errors import InputError, UnavailableError, UsageError
+from slurmdl.plan import Plan, decode, encode
 from slurmdl.train import models, runtime
 from slurmdl.train.data import digits
 from slurmdl.train.messages import bounds
@@ -18,19 +18,6 @@ from slurmdl.train.options import Options, parse
 from slurmdl.train.replica import Replica
 from slurmdl.train.sgd import Sgd
 from slurmdl.train.strategies import STRATEGIES
-from slurmdl.train.strategies.gossip import partner
-
-
-@pytest.mark.parametrize("count", range(1, 18))
-def test_partners_are_a_matching(count: int) -> None:
-    seen = set()
-    for step in range(5):
-        pairs = [partner(place, count, 1, step) for place in range(count)]
-        seen.add(tuple(pairs))
-        assert pairs.count(None) == count % 2
-        for place, other in enumerate(pairs):
-            assert other is None or (other != place and pairs[other] == place)
-    assert len(seen) > 1 or count <= 2
 
 
 def test_digits_are_split_and_standardised() -> None:
@@ -144,7 +131,7 @@ def test_zone_path_of_a_task(address: str, pattern: str, path: tuple[str, ...]) 
 
 def test_levels_of_messages() -> None:
     world = runtime.World(None, 0, "gossip", ("n1", "n1", "n2", "n3", "n4"), ("A", "A", "A", "B", ""),
-                          ("worker",) * 5)
+                          ("worker",) * 5, "random")
     assert world.levels() == ("node", "node", "zone", "across", "across")
     assert str(world).startswith("0 n1 (A worker), 1 n1 (A worker)")
 
@@ -161,6 +148,30 @@ def test_roles() -> None:
             runtime._roles(strategy, ps, None, size)
     with pytest.raises(runtime.Refused, match="allreduce, gossip, ps"):
         runtime._roles("adaptive-gossip", None, None, 3)
+
+
+def test_traffic_of_option_plan_and_strategy() -> None:
+    nodes, roles = ("a", "b", "c", "d"), ("worker",) * 4
+    plan = Plan("gossip", nodes, roles, {}, traffic="hypercube")
+    assert runtime._traffic("gossip", None, plan, 4) == "hypercube"
+    assert runtime._traffic("gossip", "exponential", plan, 4) == "exponential"
+    assert runtime._traffic("allreduce", None, plan, 4) == "ring"
+    assert runtime._traffic("gossip", None, Plan("gossip", nodes, roles, {}), 4) == "random"
+    assert runtime._traffic("allreduce", "hierarchical", None, 4) == "hierarchical"
+    with pytest.raises(runtime.Refused, match="--traffic hypercube: strategy allreduce has ring, hierarchical"):
+        runtime._traffic("allreduce", "hypercube", None, 4)
+    with pytest.raises(runtime.Refused, match="6 workers are no power of two"):
+        runtime._traffic("gossip", "hypercube", None, 6)
+
+
+def test_plans_with_and_without_traffic() -> None:
+    plan = Plan("gossip", ("a", "b"), ("worker",) * 2, {"a": ("core", "leaf")}, traffic="exponential")
+    assert decode(encode(plan)) == plan
+    older = plan.to_json()
+    del older["traffic"]
+    assert Plan.from_json(older).traffic == ""
+    with pytest.raises(InputError, match="traffic 'ring' is not one of random, hypercube, exponential"):
+        Plan.from_json({**older, "traffic": "ring"})
 
 
 def test_summary_figures() -> None:

@@ -74,6 +74,23 @@ def test_the_plan_gives_strategy_roles_and_zones() -> None:
 
 
 @needs_mpi
+def test_the_plan_gives_the_traffic(tmp_path: Path) -> None:
+    """The zones differ in size: 2 N (Z - 1) cross them in each step, with a flat ring 2 N (Z - 1) 3 / 2."""
+    steps = 3
+    plan = Plan("allreduce", ("n0", "n1", "n2", "n3"), ("worker",) * 4,
+                {f"n{i}": ("top", "left" if i < 3 else "right") for i in range(4)}, traffic="hierarchical")
+    done = mpirun(4, *TRAIN, "--steps", str(steps), "--model", "mlp:64", "--summary", str(tmp_path / "summary"),
+                  environ={"SLURMDL_PLAN": encode(plan)}, per_rank=ON_NODES)
+    assert done.returncode == 0, done.stderr
+    summary = json.loads((tmp_path / "summary").read_text())
+    assert (summary["strategy"], summary["traffic"]) == ("allreduce", "hierarchical")
+    vector = 4 * PARAMETERS
+    assert summary["bytes"] == {"node": 0, "zone": 4 * vector * steps, "across": 2 * vector * steps}
+    assert summary["consensus"] == 0
+    assert "allreduce, hierarchical" in done.stdout
+
+
+@needs_mpi
 @pytest.mark.parametrize("text, why", [
     (encode(Plan("ps", ("n0", "n9"), ("ps", "worker"), {})), "it is for 2 ranks on n0,n9, these are 2 on n0,n1"),
     ("nonsense", "SLURMDL_PLAN is not a plan")])
@@ -108,6 +125,7 @@ def test_one_rank_alone_trains() -> None:
 @pytest.mark.parametrize("arguments, per_rank, status, text", [
     (("--strategy", "adaptive-gossip"), "", 64, "'adaptive-gossip' is not one of allreduce, gossip, ps"),
     (("--strategy", "ps", "--ps", "2"), "", 76, "2 parameter servers in 2 ranks"),
+    (("--strategy", "gossip", "--traffic", "ring"), "", 76, "strategy gossip has random, hypercube, exponential"),
     (("--batch", "800"), "", 64, "only 718 images"),
     ((), 'set -- "$@" --lr 0.$((R + 1))', 76, "rank 1 has --lr 0.2 but rank 0 has 0.1")])
 def test_what_all_ranks_refuse_is_said_once(arguments: tuple[str, ...], per_rank: str, status: int,

@@ -1,11 +1,13 @@
 """An MPI program for test_train_strategies.py: runs each strategy for real and prints what happened as JSON.
 
-Two ranks to a node and four to a zone are pretended, so that every level of the byte meter is used.
+Zones of three ranks are pretended, two of them on one node, so that zones differ in size and every level of the byte
+meter is used.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,25 +16,26 @@ from mpi4py import MPI
 
 from slurmdl.train import models
 from slurmdl.train.data import digits
-from slurmdl.train.messages import CHUNK, Messages, ring_sum
+from slurmdl.train.messages import CHUNK, Messages
 from slurmdl.train.replica import Replica
 from slurmdl.train.runtime import World
 from slurmdl.train.strategies import STRATEGIES, Setting
+from slurmdl.train.sums import Sum, by_zone
 
 STEPS, BATCH, LR, MOMENTUM = 12, 16, 0.1, 0.9
 comm = MPI.COMM_WORLD
 rank, size = comm.Get_rank(), comm.Get_size()
 ranks = tuple(range(size))
-world = World(comm, rank, "allreduce", tuple(f"n{r // 2}" for r in ranks), tuple(f"leaf{r // 4}" for r in ranks),
-              ("worker",) * size)
+world = World(comm, rank, "allreduce", tuple(f"n{r // 3}{r % 3 // 2}" for r in ranks),
+              tuple(f"leaf{r // 3}" for r in ranks), ("worker",) * size, "ring")
 
 
-def ring(length: int) -> dict[str, Any]:
+def summed(groups: Sequence[Sequence[int]], length: int) -> dict[str, Any]:
     random = np.random.default_rng(length)
     inputs = random.standard_normal((size, length)).astype(np.float32)
     messages = Messages(comm, world.levels())
     vector = inputs[rank].copy()
-    ring_sum(messages, ranks, vector)
+    Sum(messages, groups, vector).run()
     everyone = comm.gather(vector)
     sent = comm.gather(messages.sent)
     if rank:
@@ -41,30 +44,31 @@ def ring(length: int) -> dict[str, Any]:
             "error": float(np.abs(vector - inputs.sum(0, dtype=np.float64)).max(initial=0))}
 
 
-def setting(messages: Messages, replica: Replica, servers: int = 0) -> Setting:
-    return Setting(messages, ranks[servers:], ranks[:servers], replica.parameters, replica.gradients, LR, MOMENTUM, 7)
+def setting(messages: Messages, replica: Replica, traffic: str, servers: int = 0) -> Setting:
+    return Setting(messages, ranks[servers:], ranks[:servers], replica.parameters, replica.gradients, LR, MOMENTUM, 7,
+                   traffic, world.zones)
 
 
-def gossip() -> dict[str, Any]:
+def gossip(traffic: str) -> dict[str, Any]:
     """Different models, no gradients: only the averaging is left."""
     messages = Messages(comm, world.levels())
     replica = Replica(models.build("mlp:16", 64, 10, rank))
-    strategy = STRATEGIES["gossip"](setting(messages, replica))
+    strategy = STRATEGIES["gossip"](setting(messages, replica, traffic))
     before = np.array(comm.allgather(replica.parameters.copy()))
     for number in range(STEPS):
         strategy.step(number)
     after = np.array(comm.allgather(replica.parameters.copy()))
-    sent = sum(sum(s.values()) for s in comm.allgather(messages.sent))
+    sent = comm.allgather(messages.sent)
     return {"sum_error": float(np.abs(before.sum(0) - after.sum(0)).max()), "sent": sent, "length": before.shape[1],
             "spread": float(np.ptp(after, axis=0).max() / np.ptp(before, axis=0).max())}
 
 
-def against_big_batch(name: str, servers: int) -> dict[str, Any]:
+def against_big_batch(name: str, traffic: str, servers: int = 0) -> dict[str, Any]:
     """Train on digits, and again in one process on the workers' batches together, with torch's own optimizer."""
     data = digits(3)
     messages = Messages(comm, world.levels())
     replica = Replica(models.build("mlp:32", 64, 10, 5))
-    its = setting(messages, replica, servers)
+    its = setting(messages, replica, traffic, servers)
     strategy = STRATEGIES[name](its)
     workers = len(its.workers)
     mine = None if rank in its.servers else data.batches(its.workers.index(rank), workers, BATCH, 1)
@@ -72,7 +76,7 @@ def against_big_batch(name: str, servers: int) -> dict[str, Any]:
         if mine:
             replica.backward(*next(mine))
         strategy.step(number)
-    sent = [sum(s.values()) for s in comm.allgather(messages.sent)]
+    sent = comm.allgather(messages.sent)
     distance = 0.0
     if rank in its.workers:
         module = models.build("mlp:32", 64, 10, 5)
@@ -92,8 +96,13 @@ def against_big_batch(name: str, servers: int) -> dict[str, Any]:
 
 
 torch.set_num_threads(1)
-result = {"rings": [ring(length) for length in (0, 1, size - 1, size, size + 1, 1000, size * CHUNK + 3)],
-          "gossip": gossip(), "allreduce": against_big_batch("allreduce", 0),
-          "ps": [against_big_batch("ps", servers) for servers in range(1, min(size, 3))]}
+lengths = (0, 1, size - 1, size, size + 1, 1000, size * CHUNK + 3)
+graphs = ["random", "exponential"] + ["hypercube"] * (size & size - 1 == 0)
+result = {"zones": world.zones, "nodes": world.nodes,
+          "ring": [summed([ranks], length) for length in lengths],
+          "hierarchical": [summed(by_zone(ranks, world.zones), length) for length in lengths],
+          "gossip": {graph: gossip(graph) for graph in graphs},
+          "allreduce": {traffic: against_big_batch("allreduce", traffic) for traffic in ("ring", "hierarchical")},
+          "ps": [against_big_batch("ps", "shards", servers) for servers in range(1, min(size, 3))]}
 if rank == 0:
     print(json.dumps(result))

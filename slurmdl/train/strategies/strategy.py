@@ -25,6 +25,8 @@ class Setting:
     parameters, gradients : shape (D,), the replica's flat buffers; parameters start alike on all ranks.
     lr, momentum : of SGD.
     seed : the same on all ranks.
+    traffic : who sends what to whom, one of plan.PATTERNS of the strategy.
+    zones : entry i is the leaf zone of rank i.
     """
 
     messages: Messages
@@ -35,6 +37,8 @@ class Setting:
     lr: float
     momentum: float
     seed: int
+    traffic: str
+    zones: tuple[str, ...]
 
     def sgd(self) -> Sgd:
         """An optimizer for the whole of the parameters."""

@@ -1,0 +1,169 @@
+"""Who sends what to whom: the trainer's partners and rings against their definitions and against the model."""
+
+from __future__ import annotations
+
+import itertools
+import queue
+import threading
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from slurmdl.placement.traffic import Traffic
+from slurmdl.plan import PATTERNS
+from slurmdl.train.graphs import GRAPHS
+from slurmdl.train.sums import Sum, by_zone
+
+FloatArray = npt.NDArray[np.float32]
+EVERY = [(name, count) for name in GRAPHS for count in range(1, 18) if name != "hypercube" or not count & count - 1]
+
+
+def mixing(name: str, count: int, step: int) -> npt.NDArray[np.float64]:
+    """The matrix that a step multiplies the workers' models with."""
+    received = np.zeros((count, count))
+    received[GRAPHS[name](count, 3, step), np.arange(count)] = 1
+    return (np.eye(count) + received) / 2
+
+
+def modelled(strategy: str, pattern: str, ranks: int, model_bytes: float,
+             zone: npt.NDArray[np.int64] | None = None) -> npt.NDArray[np.float64]:
+    """Bytes from rank to rank per iteration, as placement models them."""
+    total = np.zeros((ranks, ranks))
+    for phase in Traffic(strategy, model_bytes, pattern=pattern).phases(ranks, zone):
+        if phase.crossed:
+            total[np.ix_(phase.source, phase.target)] += phase.size
+        else:
+            np.add.at(total, (phase.source, phase.target), phase.size)
+    np.fill_diagonal(total, 0)
+    return total
+
+
+@pytest.mark.parametrize(("name", "count"), EVERY)
+def test_graphs_keep_the_sum_and_draw_the_models_together(name: str, count: int) -> None:
+    models = np.random.default_rng(count).standard_normal((count, 5))
+    start = models - models.mean(0)
+    for step in range(60):
+        matrix = mixing(name, count, step)
+        assert (matrix.sum(0) == 1).all()
+        assert (matrix.sum(1) == 1).all()
+        models = matrix @ models
+    assert np.abs(models - models.mean(0)).max() <= 1e-3 * np.abs(start).max()
+
+
+@pytest.mark.parametrize("count", [2, 4, 8, 16])
+@pytest.mark.parametrize("name", ["hypercube", "exponential"])
+def test_powers_of_two_reach_the_exact_average_in_k_rounds_and_not_before(name: str, count: int) -> None:
+    rounds = count.bit_length() - 1
+    for first in range(rounds):
+        after = np.eye(count)
+        for step in range(first, first + rounds):
+            assert not (after == 1 / count).all()
+            after = mixing(name, count, step) @ after
+        assert (after == 1 / count).all()
+
+
+@pytest.mark.parametrize("count", range(1, 18))
+def test_random_partners_are_a_new_matching_in_each_step(count: int) -> None:
+    seen = set()
+    for step in range(5):
+        target = GRAPHS["random"](count, 1, step)
+        seen.add(tuple(target))
+        assert (target[target] == np.arange(count)).all()
+        assert (target == np.arange(count)).sum() == count % 2
+    assert len(seen) > 1 or count <= 2
+
+
+@pytest.mark.parametrize(("name", "count"), EVERY)
+def test_partners_are_those_of_the_model(name: str, count: int) -> None:
+    """Over a period of the turns exactly; random partners in the mean of many steps."""
+    steps = 4000 if name == "random" else max(1, (count - 1).bit_length())
+    sent = np.zeros((count, count))
+    for step in range(steps):
+        sent[np.arange(count), GRAPHS[name](count, 3, step)] += 1
+    np.fill_diagonal(sent, 0)
+    tolerance = 0.05 if name == "random" else 1e-12
+    assert np.allclose(sent / steps, modelled("gossip", name, count, 1.0), rtol=0, atol=tolerance)
+    if name == "random":
+        assert np.isclose(sent.sum() / steps, modelled("gossip", name, count, 1.0).sum())
+
+
+class Local:
+    """Messages between threads of this process, with the bytes from rank to rank.
+
+    A message waits for nobody; what is received comes in the order in which the same sender sent it.
+    """
+
+    def __init__(self, rank: int, mail: dict[tuple[int, int], queue.Queue[FloatArray]],
+                 sent: npt.NDArray[np.int64]) -> None:
+        self.rank, self._mail, self._sent = rank, mail, sent
+
+    def stream(self, sends: Sequence[tuple[int, FloatArray]],
+               receives: Sequence[tuple[int, FloatArray]]) -> Iterator[tuple[int, slice]]:
+        for peer, array in sends:
+            self._sent[self.rank, peer] += array.nbytes
+            self._mail[self.rank, peer].put(array.copy())
+        for index, (peer, array) in enumerate(receives):
+            array[:] = self._mail[peer, self.rank].get(timeout=10)
+            yield index, slice(0, array.size)
+
+
+def summed(vectors: FloatArray, groups: Sequence[Sequence[int]]) -> tuple[FloatArray, npt.NDArray[np.int64]]:
+    """What each rank has after the sum, shape (ranks, elements), and the bytes from rank to rank."""
+    ranks = len(vectors)
+    result, sent = vectors.copy(), np.zeros((ranks, ranks), np.int64)
+    mail = {pair: queue.Queue() for pair in itertools.product(range(ranks), repeat=2)}
+    threads = [threading.Thread(target=Sum(Local(rank, mail, sent), groups, result[rank]).run)
+               for rank in range(ranks)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return result, sent
+
+
+def layouts() -> Iterator[tuple[int, ...]]:
+    """Zone of each rank: every number of ranks, in zones of any size and order; one zone, and a zone for each."""
+    random = np.random.default_rng(5)
+    for ranks in range(1, 18):
+        for zones in {1, 2, 3, ranks}:
+            yield tuple(random.integers(0, zones, ranks).tolist()) if zones < ranks else tuple(range(ranks))
+
+
+@pytest.mark.parametrize("zone", list(layouts()), ids=str)
+def test_hierarchical_sum_and_its_bytes_are_those_of_the_definition(zone: tuple[int, ...]) -> None:
+    ranks, zones = len(zone), len(set(zone))
+    # divisible by the shards of every zone and the parts of every piece: no rounding is in the bytes
+    sizes = [zone.count(name) for name in set(zone)]
+    length = int(np.lcm.reduce(sizes)) * zones
+    vectors = np.random.default_rng(ranks).standard_normal((ranks, length)).astype(np.float32)
+    result, sent = summed(vectors, by_zone(range(ranks), [str(name) for name in zone]))
+    assert (result == result[0]).all(), "all ranks hold the same"
+    assert np.allclose(result[0], vectors.sum(0, dtype=np.float64), rtol=0, atol=1e-5)
+    assert np.array_equal(sent, np.rint(modelled("allreduce", "hierarchical", ranks, 4.0 * length, np.array(zone))))
+    for name in set(zone):
+        inside = np.array(zone) == name
+        uplink = 2 * 4 * length * (zones - 1) // zones
+        assert (sent[np.ix_(inside, ~inside)].sum(), sent[np.ix_(~inside, inside)].sum()) == (uplink, uplink)
+
+
+@pytest.mark.parametrize("length", [0, 1, 2, 7, 1000])
+def test_vectors_that_no_zone_divides(length: int) -> None:
+    vectors = np.random.default_rng(length).standard_normal((7, length)).astype(np.float32)
+    result, sent = summed(vectors, [[0, 4, 5, 6], [1], [2, 3]])
+    assert (result == result[0]).all()
+    assert np.allclose(result[0], vectors.sum(0, dtype=np.float64), rtol=0, atol=1e-5)
+    assert sent.sum() == 2 * 4 * length * (3 + 0 + 1 + 2), "2 N (m - 1) in a zone of m, 2 N (Z - 1) between the zones"
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 5, 8])
+def test_flat_ring_is_that_of_the_model(ranks: int) -> None:
+    vectors = np.ones((ranks, 2 * ranks), np.float32)
+    result, sent = summed(vectors, [range(ranks)])
+    assert (result == ranks).all()
+    assert np.array_equal(sent, modelled("allreduce", "ring", ranks, 8.0 * ranks))
+
+
+def test_every_pattern_of_gossip_has_its_graph() -> None:
+    assert tuple(GRAPHS) == PATTERNS["gossip"]
