@@ -60,11 +60,32 @@ def exponential(count: int, seed: int, step: int) -> IntArray:
 
 def _distance(count: int, step: int) -> int:
     """The turn's distance, of those below `count`; 0 for a worker alone."""
-    distances = (count - 1).bit_length()
-    return 1 << step % distances if distances else 0
+    return 1 << step % _distances(count) if count > 1 else 0
+
+
+def _distances(count: int) -> int:
+    return (count - 1).bit_length()
 
 
 #: pattern -> graph(count, seed, step) -> shape (count,): entry i is the worker that worker i sends to, and where it
 #: rests i itself
 GRAPHS: dict[str, Callable[[int, int, int], IntArray]] = {
     "random": random, "hypercube": hypercube, "exponential": exponential}
+
+
+def spectral_gap(pattern: str, count: int) -> float:
+    """The share of the models' distance from their mean that a step of a graph takes away, 0 to 1.
+
+    For graphs with turns it is 1 - s^(1/k), s the largest singular value of the product of a period's k mixing
+    matrices besides that of the mean. For random partners it is 1 - s^(1/2), s the second eigenvalue of the mean
+    mixing matrix, whose steps shrink the squared distance by s in the mean (Boyd et al. 2006).
+    """
+    if pattern == "random" and count > 1:
+        # two workers are partners with probability 1 / (count - 1 + count % 2)
+        return float(1 - (1 - count / (count - 1 + count % 2) / 2) ** 0.5)
+    period = max(_distances(count), 1)
+    product = np.eye(count)
+    for step in range(period):
+        source = np.argsort(GRAPHS[pattern](count, 0, step))
+        product = (product + product[source]) / 2
+    return float(1 - np.linalg.norm(product - 1 / count, 2) ** (1 / period))

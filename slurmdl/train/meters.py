@@ -90,6 +90,7 @@ def table(summary: dict[str, Any]) -> str:
     share = s["comm_seconds"] / (s["comm_seconds"] + s["compute_seconds"])
     roles = Counter(place["role"] for place in s["map"])
     rows = [("strategy", f"{s['strategy']}, {s['traffic']}"),
+            *([] if s["spectral_gap"] is None else [("spectral gap", f"{s['spectral_gap']:.3f}")]),
             ("ranks", f"{s['ranks']} ({', '.join(f'{count} {role}' for role, count in sorted(roles.items()))})"),
             ("nodes", f"{s['nodes']}"),
             ("zones", f"{s['zones'] or 'none known'}"),

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from slurmdl.errors import TrainError, UnavailableError
 from slurmdl.train import meters, models
 from slurmdl.train.data import DATA, Data
+from slurmdl.train.graphs import GRAPHS, spectral_gap
 from slurmdl.train.messages import Messages
 from slurmdl.train.options import Options
 from slurmdl.train.replica import Replica
@@ -151,11 +152,16 @@ def _agree(world: World, messages: Messages, parameters: FloatArray) -> float:
 
 
 def _describe(world: World, options: Options, size: int) -> dict[str, Any]:
-    """What ran, where; `nodes` and `zones` are counts (0 zones where none is known)."""
+    """What ran, where; `nodes` and `zones` are counts (0 zones where none is known).
+
+    `spectral_gap` is that of the graph of gossip, None for other strategies.
+    """
     places = [{"rank": rank, "node": node, "zone": zone, "role": role} for rank, (node, zone, role) in enumerate(
         zip(world.nodes, world.zones, world.roles, strict=True))]
-    return {"strategy": world.strategy, "traffic": world.traffic, "ranks": len(world.nodes),
-            "workers": len(world.ranks("worker")), "ps": len(world.ranks("ps")),
+    workers = len(world.ranks("worker"))
+    gap = spectral_gap(world.traffic, workers) if world.traffic in GRAPHS else None
+    return {"strategy": world.strategy, "traffic": world.traffic, "spectral_gap": gap, "ranks": len(world.nodes),
+            "workers": workers, "ps": len(world.ranks("ps")),
             "nodes": len(set(world.nodes)), "zones": len(set(world.zones) - {""}),
             "map": places, "model": options.model, "parameters": size, "data": options.data,
             "batch": options.batch, "lr": options.lr, "momentum": options.momentum, "seed": options.seed}

@@ -51,6 +51,8 @@ def test_training_on_digits(strategy: str, tmp_path: Path) -> None:
         assert bytes_["zone"] + bytes_["across"] == 4 * vector * steps + 6 * vector
         assert 0 < bytes_["zone"] < bytes_["across"]
         assert 0 < summary["consensus"] < 1
+        assert summary["spectral_gap"] == pytest.approx(1 - 3 ** -0.5)
+        assert "spectral gap  0.423" in done.stdout
     if strategy == "ps":  # of the three workers one shares the server's leaf
         assert (bytes_["zone"], bytes_["across"]) == (2 * vector * steps, 4 * vector * steps)
 

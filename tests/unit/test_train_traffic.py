@@ -13,7 +13,7 @@ import pytest
 
 from slurmdl.placement.traffic import Traffic
 from slurmdl.plan import PATTERNS
-from slurmdl.train.graphs import GRAPHS
+from slurmdl.train.graphs import GRAPHS, spectral_gap
 from slurmdl.train.sums import Sum, by_zone
 
 FloatArray = npt.NDArray[np.float32]
@@ -87,6 +87,21 @@ def test_partners_are_those_of_the_model(name: str, count: int) -> None:
     assert np.allclose(sent / steps, modelled("gossip", name, count, 1.0), rtol=0, atol=tolerance)
     if name == "random":
         assert np.isclose(sent.sum() / steps, modelled("gossip", name, count, 1.0).sum())
+
+
+@pytest.mark.parametrize("count", range(2, 18))
+def test_spectral_gap_is_what_the_steps_take_away(count: int) -> None:
+    # the exponential graph's matrices are circulant: eigenvalues (1 + w^d) / 2 for a distance d, w^count = 1
+    distances = [1 << bit for bit in range((count - 1).bit_length())]
+    cosines = np.abs(np.cos(np.pi * np.outer(np.arange(1, count), distances) / count)).prod(1)
+    assert (1 - spectral_gap("exponential", count)) ** len(distances) == pytest.approx(cosines.max(), abs=1e-9)
+    if not count & count - 1:
+        assert spectral_gap("hypercube", count) == spectral_gap("exponential", count) == 1
+    models = np.random.default_rng(count).standard_normal((count, 50))
+    models -= models.mean(0)
+    left = [(np.linalg.norm(mixing("random", count, step) @ models) / np.linalg.norm(models)) ** 2
+            for step in range(500)]
+    assert 1 - np.mean(left) ** 0.5 == pytest.approx(spectral_gap("random", count), abs=0.02)
 
 
 class Local:
@@ -163,6 +178,10 @@ def test_flat_ring_is_that_of_the_model(ranks: int) -> None:
     result, sent = summed(vectors, [range(ranks)])
     assert (result == ranks).all()
     assert np.array_equal(sent, modelled("allreduce", "ring", ranks, 8.0 * ranks))
+
+
+def test_a_worker_alone_has_no_distance_from_the_mean() -> None:
+    assert [spectral_gap(name, 1) for name in GRAPHS] == [1, 1, 1]
 
 
 def test_every_pattern_of_gossip_has_its_graph() -> None:
