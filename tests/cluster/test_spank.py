@@ -116,7 +116,7 @@ def test_tasks_find_their_variables(plugged):
     script = cluster.script(f"""
 echo "@ mine"; RANK=mine srun --dl-ps=1 sh -c '{TASK}'
 echo "@ nothing"; env -u SLURMDL_OPT_PS srun sh -c '{TASK}'
-echo "@ batch"; env | grep -c -e ^RANK -e ^SLURMDL || true
+echo "@ batch"; env | grep -c -e ^RANK= -e ^SLURMDL_ROLE -e ^SLURMDL_SET= || true
 """)
     found = sections(cluster.output(cluster.submit(["sbatch", "-N4", str(script)])))
     assert set(column(found["mine"], "RANK")) == {"mine"}
