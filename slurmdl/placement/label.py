@@ -19,13 +19,14 @@ def label(zones: Mapping[str, int]) -> str:
     (`54 zones x4-13`).
     """
     counts = sorted(zones.items(), key=lambda entry: -entry[1])
+    most, least = counts[0][1], counts[-1][1]
+    many = f"{len(zones)} zones x{least}-{most}" if least < most else f"{len(zones)} zones x{most}"
     if len(counts) > MAX_ZONES:
         alike: dict[int, list[str]] = {}
         for zone, count in counts:
             alike.setdefault(count, []).append(zone)
+        if len(alike) > MAX_ZONES:
+            return many
         counts = [(fold(names), count) for count, names in alike.items()]
     text = " + ".join(f"{zone} x{count}" for zone, count in counts)
-    if len(counts) <= MAX_ZONES and (len(text) <= MAX_LENGTH or len(zones) <= MAX_ZONES):
-        return text
-    most, least = counts[0][1], counts[-1][1]
-    return f"{len(zones)} zones x{least}-{most}" if least < most else f"{len(zones)} zones x{most}"
+    return text if len(text) <= MAX_LENGTH or len(zones) <= MAX_ZONES else many

@@ -170,12 +170,19 @@ class Topology:
     def path(self, node: str) -> tuple[str, ...]:
         """Zone path of a node, root first, leaf last; () for a node that is unknown or has no zone."""
         i = self.node_index.get(node)
-        zone = int(self.leaf[i]) if i is not None else -1
-        path: list[str] = []
-        while zone >= 0:
-            path.append(self.zones[zone])
-            zone = int(self.parent[zone])
-        return tuple(reversed(path))
+        return self.path_to(int(self.leaf[i])) if i is not None else ()
+
+    def path_to(self, zone: int) -> tuple[str, ...]:
+        """Names from the root down to a zone, which is the last; () for -1."""
+        path = self._paths.get(zone)
+        if path is None:
+            path = self._paths[zone] = (*self.path_to(int(self.parent[zone])), self.zones[zone])
+        return path
+
+    @cached_property
+    def _paths(self) -> dict[int, tuple[str, ...]]:
+        """Those that were asked for: the nodes of a leaf share one."""
+        return {-1: ()}
 
     def leaf_of(self, node: str) -> str:
         """Leaf zone of a node, "" where it has none."""
