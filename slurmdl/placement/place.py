@@ -175,10 +175,11 @@ class _Instance:
             largest = f" (the most: {pool.size[most]} in {self.name(pool, most)})" if most >= 0 else ""
             raise PlacementError(f"no zone has {wanted} fitting nodes{largest}")
         found: list[_Scored] = []
-        seen: set[bytes] = set()
+        seen: set[tuple[bytes, int]] = set()
         for start, choice in self.ways(pool):
             least = min((entry.ranks.cost.key[0] for entry in found), default=np.inf)
-            nodes = np.sort(choice.nodes).tobytes()
+            # of choices that no figure tells apart one is enough
+            nodes = pool.signature(choice.nodes), choice.left
             spent = len(found) * self.job.tasks / MAX_SCORED_TASKS
             hopeless = start.seconds > least if spent <= MAX_TIES else start.seconds >= least
             if nodes in seen or (spent > 1 and hopeless):

@@ -97,6 +97,31 @@ class Pool:
         return begins(self.leaf)
 
     @cached_property
+    def _leaf_kind(self) -> IntArray | None:
+        """Shape (zones,), equal for leaves below one zone with equal uplinks; None where nodes differ."""
+        figures = (self.node_capacity, self.node_delay, self.room, self.weight)
+        if any((figure != figure[0]).any() for figure in figures):
+            return None
+        keys = np.stack([self.parent.astype(float), self.zone_capacity, self.zone_delay])
+        order = np.lexsort(keys)
+        kind = np.empty(len(order), np.int64)
+        kind[order] = np.cumsum(np.append(0, (np.diff(keys[:, order], axis=1) != 0).any(axis=0)))
+        return kind
+
+    def signature(self, nodes: IntArray) -> bytes:
+        """Equal for choices that no figure tells apart: the same nodes, or as many of leaves that are alike.
+
+        Parameters
+        ----------
+        nodes : indices in the pool.
+        """
+        if self._leaf_kind is None:
+            return np.sort(nodes).tobytes()
+        count = np.bincount(self.leaf[nodes], minlength=len(self.zone))
+        used = np.flatnonzero(count)
+        return np.sort(self._leaf_kind[used] * (len(self.node) + 1) + count[used]).tobytes()
+
+    @cached_property
     def levels(self) -> tuple[Level, ...]:
         """The zones height by height, the lowest first, without the roots."""
         found = []
