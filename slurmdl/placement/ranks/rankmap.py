@@ -84,7 +84,11 @@ class Orders:
     def best(self) -> RankMap:
         """The best of all orders, the preferred one where several are."""
         orders = {**self.ruled, **self.plain}
-        costs = {name: self._ruled_costs.get(name) or self._cost(order) for name, order in orders.items()}
+        costs: dict[str, Cost] = {}
+        for name, order in orders.items():
+            # in many trees leaf order is depth-first, and the alphabet follows the leaves
+            same = next((known for known in costs if np.array_equal(orders[known], order)), name)
+            costs[name] = costs.get(same) or self._ruled_costs.get(name) or self._cost(order)
         best = min(costs, key=lambda name: costs[name].key)
         if self.traffic.searched and mapper.fits(self.phases, self.network, self.ranks):
             place = mapper.swapped(self.phases, self.network, orders[best])
