@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
+import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from slurmdl.topology.model import Topology
 
 LAUNCHERS = ("srun", "mpirun")
+#: how often, and seconds between, it is looked whether other steps of the job run
+_LOOKS, _BETWEEN_LOOKS = 3, 0.3
 _LONG: dict[str, getopt.Takes] = {**srun_options.LONG, **dl_options.LONG, **dict.fromkeys(srun_options.OURS, "yes")}
 
 
@@ -221,9 +224,17 @@ def _trimmed(marked: mark.Mark, asked: mark.Asked, dl: DlOptions, settings: conf
 
 
 def _others_run(job: int) -> bool:
-    """Whether a step other than the batch script and its like runs in the job."""
-    steps = process.query(["squeue", "--noheader", "--steps", f"--jobs={job}", "--format=%i"]).split()
-    return any(name.rpartition(".")[2].isdigit() for name in steps)
+    """Whether a step other than the batch script and its like runs in the job.
+
+    One whose srun has just ended is listed a moment longer on a busy controller, so a step that is seen is looked
+    for again.
+    """
+    for look in range(_LOOKS):
+        time.sleep(_BETWEEN_LOOKS if look else 0.0)
+        steps = process.query(["squeue", "--noheader", "--steps", f"--jobs={job}", "--format=%i"]).split()
+        if not any(name.rpartition(".")[2].isdigit() for name in steps):
+            return False
+    return True
 
 
 def _zones(controller: Controller, nodes: Sequence[str], partition: str, strict: bool) -> tuple[Topology, str]:
