@@ -8,7 +8,7 @@
 # make bench-spank   what the SPANK plugin adds to a task's launch, into results/spank.json
 # make fuzz       ten minutes of coverage-guided fuzzing of the readers of topologies
 # make plugin     the SPANK plugin, build/spank/slurmdl.so (spank/README.md)
-# make fuzz-plugin  libFuzzer on the plugin's parsers, SECONDS in all, and the plugin as clang builds it
+# make fuzz-plugin  libFuzzer on each parser of the plugin for SECONDS, side by side, and the plugin as clang builds it
 # make plugin-releases  the plugin built for and run with other releases of Slurm, in roots of other Debians
 # make memcheck-plugin  every callback of the plugin in every context under valgrind
 # make oracle     thousands of random topology.conf files and hostlists against slurmctld and scontrol
@@ -68,7 +68,7 @@ plugin: system
 fuzz-plugin: system
 	@tools/install-debian clang libclang-rt-dev
 	$(MAKE) -C spank CC=clang build=../build/clang
-	$(MAKE) -C spank fuzz
+	$(MAKE) -C spank -j fuzz
 
 plugin-releases: install
 	-@tools/install-debian debootstrap
