@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from slurmdl.cluster.model import ClusterSnapshot, Node, Partition
 from slurmdl.network.model import LinkScores
 from slurmdl.placement.cost import cost, links
 from slurmdl.placement.model import Cost
-from slurmdl.placement.traffic import Traffic
+from slurmdl.placement.traffic import Phase, Traffic
 from slurmdl.topology.build import Declared, build
 from slurmdl.topology.model import Topology
 
@@ -33,6 +34,17 @@ def node(name: str, state: str = "IDLE", **more: object) -> Node:
     given: dict[str, object] = {"cpus": 4, "cpus_free": 4, "memory": 1000, "memory_free": 1000,
                                 "partitions": ("main",), **more}
     return Node(name, tuple(state.split("+")), **given)  # type: ignore[arg-type]
+
+
+def matrix(phase: Phase, ranks: int) -> npt.NDArray[np.float64]:
+    """Bytes from rank to rank, message by message; shape (ranks, ranks)."""
+    total = np.zeros((ranks, ranks))
+    if phase.crossed:
+        total[np.ix_(phase.source, phase.target)] += phase.size
+    else:
+        np.add.at(total, (phase.source, phase.target), phase.size)
+    np.fill_diagonal(total, 0)
+    return total
 
 
 def cost_of(order: Sequence[str], topology: Topology, scores: LinkScores, strategy: str, model_bytes: float,

@@ -50,6 +50,10 @@ class Tasks:
             found[node].append(rank)
         return found
 
+    def runs(self) -> list[tuple[str, int]]:
+        """The node and the length of each run of ranks on one node."""
+        return [(node, len(list(run))) for node, run in groupby(self.plan.nodes)]
+
 
 def render(form: str, tasks: Tasks) -> str:
     """The text for a launcher.
@@ -113,7 +117,7 @@ def _read_rank_order(text: str, tasks: Tasks) -> list[str]:
 
 def _machinefile(tasks: Tasks) -> str:
     """NODE:COUNT for each run of ranks on one node; Hydra, which Intel MPI uses too, gives out ranks line by line."""
-    return "".join(f"{node}:{len(list(run))}\n" for node, run in groupby(tasks.plan.nodes))
+    return "".join(f"{node}:{count}\n" for node, count in tasks.runs())
 
 
 def _read_machinefile(text: str, tasks: Tasks) -> list[str]:
@@ -123,7 +127,7 @@ def _read_machinefile(text: str, tasks: Tasks) -> list[str]:
 
 def _torchrun(tasks: Tasks) -> str:
     """For each node a line `NODE OPTIONS`: rank = node_rank * nproc_per_node + local rank."""
-    runs = [(node, len(list(run))) for node, run in groupby(tasks.plan.nodes)]
+    runs = tasks.runs()
     counts = sorted({count for _, count in runs})
     if len(runs) > len(set(tasks.plan.nodes)):
         raise PlacementError("--print-map=torchrun: the ranks of a node do not stand together; valid: every other "
@@ -150,9 +154,8 @@ _OF_MAP = {"SLURMDL_MAP_PS_RANKS": "SLURMDL_PS_RANKS", "SLURMDL_MAP_ZONE_RANKS":
 
 def _shell(tasks: Tasks) -> str:
     """Exports of one map; what it does not have is unset, so that nothing of a map before stays."""
-    runs = [(node, len(list(run))) for node, run in groupby(tasks.plan.nodes)]
-    values = {"SLURMDL_MAP_JOB": str(tasks.job),
-              "SLURMDL_MAP_NODES": ",".join(node if count == 1 else f"{node}(x{count})" for node, count in runs)}
+    nodes = ",".join(node if count == 1 else f"{node}(x{count})" for node, count in tasks.runs())
+    values = {"SLURMDL_MAP_JOB": str(tasks.job), "SLURMDL_MAP_NODES": nodes}
     values.update({name: tasks.variables[of] for name, of in _OF_MAP.items() if of in tasks.variables})
     for name, value in values.items():
         if len(name) + len(value) + 2 > _MAX_VARIABLE:

@@ -95,11 +95,12 @@ def cost(phases: Sequence[Phase], links: Links, place: IntArray) -> Cost:
     slowest, busiest = 0.0, -1
     for phase in phases:
         load = _load(phase, links, place)
-        times = np.concatenate(_times(links, load))
+        node_time, zone_time = _times(links, load)
+        times = np.concatenate((node_time, zone_time))
         worst = int(times.argmax())
         if times[worst] > slowest:
             slowest, busiest = float(times[worst]), worst
-        seconds += float(_seconds(phase, links, load))
+        seconds += float(_seconds(phase, links, node_time, zone_time))
         across_nodes += float(load.node_out.sum())
         across += load.across
         sent += _sent(phase)
@@ -140,7 +141,8 @@ def role_costs(phases: Sequence[Phase], links: Links, servers: IntArray, workers
         down = phase.source[0] < phase.target[0]
         load = _crossed(phase, links, links.group[:, :1], *((servers, workers) if down else (workers, servers)))
         across_zones = load.across[..., 0] if load.across.shape[-1] else np.zeros(len(servers))
-        total += np.stack([_seconds(phase, links, load), across_zones, load.node_out.sum(axis=-1)], axis=-1)
+        seconds = _seconds(phase, links, *_times(links, load))
+        total += np.stack([seconds, across_zones, load.node_out.sum(axis=-1)], axis=-1)
     return total
 
 
@@ -164,9 +166,13 @@ def _times(links: Links, load: _Load) -> tuple[FloatArray, FloatArray]:
             np.maximum(load.zone_out, load.zone_in) / links.zone_capacity)
 
 
-def _seconds(phase: Phase, links: Links, load: _Load) -> FloatArray:
-    """The busiest link, and for each round the delay of the slowest loaded link of each level, up and down."""
-    node_time, zone_time = _times(links, load)
+def _seconds(phase: Phase, links: Links, node_time: FloatArray, zone_time: FloatArray) -> FloatArray:
+    """The busiest link, and for each round the delay of the slowest loaded link of each level, up and down.
+
+    Parameters
+    ----------
+    node_time, zone_time : as `_times` gives them.
+    """
     delay = np.where(node_time > 0, links.node_delay, 0.0).max(axis=-1, initial=0.0)
     for level in distinct(links.zone_level):
         loaded = (zone_time > 0) & (links.zone_level == level)

@@ -9,7 +9,6 @@ from itertools import groupby
 import numpy as np
 
 from slurmdl.cluster.model import ClusterSnapshot
-from slurmdl.placement.choice.choose import count_below
 from slurmdl.placement.label import label
 from slurmdl.placement.model import Cost, Placement, RankMap
 from slurmdl.placement.nodes.eligible import idle
@@ -64,7 +63,7 @@ def _zones(placement: Placement, topology: Topology, cluster: ClusterSnapshot) -
 def _count(topology: Topology, names: Iterable[str]) -> IntArray:
     """How many of the named nodes lie below each zone."""
     index = np.array([topology.node_index[name] for name in names if name in topology.node_index], np.int64)
-    return count_below(topology, index)
+    return topology.sums(np.bincount(index, minlength=len(topology.nodes)))
 
 
 def _candidates(placement: Placement) -> Iterator[str]:

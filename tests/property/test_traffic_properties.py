@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from placing import SCORES, two_level
+from placing import SCORES, matrix, two_level
 from test_placement import link_scores, topologies
 
 from slurmdl.launch import dialects
@@ -17,22 +17,11 @@ from slurmdl.network.model import LinkScores
 from slurmdl.placement.cost import cost, links
 from slurmdl.placement.ranks import mapper
 from slurmdl.placement.ranks.rankmap import Orders, depth_first, largest_first, leaf_order, rank_map
-from slurmdl.placement.traffic import Phase, Traffic
+from slurmdl.placement.traffic import Traffic
 from slurmdl.plan import PATTERNS, Plan
 
 bounded = settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 zonings = st.lists(st.integers(0, 5), min_size=2, max_size=40).map(lambda zones: np.array(zones))
-
-
-def matrix(phase: Phase, ranks: int) -> npt.NDArray[np.float64]:
-    """Bytes from rank to rank, message by message."""
-    total = np.zeros((ranks, ranks))
-    if phase.crossed:
-        total[np.ix_(phase.source, phase.target)] += phase.size
-    else:
-        np.add.at(total, (phase.source, phase.target), phase.size)
-    np.fill_diagonal(total, 0)
-    return total
 
 
 @st.composite

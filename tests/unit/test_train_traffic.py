@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 import pytest
+from placing import matrix
 
 from slurmdl.placement.traffic import Traffic
 from slurmdl.plan import PATTERNS
@@ -30,14 +31,8 @@ def mixing(name: str, count: int, step: int) -> npt.NDArray[np.float64]:
 def modelled(strategy: str, pattern: str, ranks: int, model_bytes: float,
              zone: npt.NDArray[np.int64] | None = None) -> npt.NDArray[np.float64]:
     """Bytes from rank to rank per iteration, as placement models them."""
-    total = np.zeros((ranks, ranks))
-    for phase in Traffic(strategy, model_bytes, pattern=pattern).phases(ranks, zone):
-        if phase.crossed:
-            total[np.ix_(phase.source, phase.target)] += phase.size
-        else:
-            np.add.at(total, (phase.source, phase.target), phase.size)
-    np.fill_diagonal(total, 0)
-    return total
+    phases = Traffic(strategy, model_bytes, pattern=pattern).phases(ranks, zone)
+    return sum((matrix(phase, ranks) for phase in phases), np.zeros((ranks, ranks)))
 
 
 @pytest.mark.parametrize(("name", "count"), EVERY)

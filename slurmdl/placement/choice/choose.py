@@ -13,7 +13,6 @@ from slurmdl.placement.choice.quota import quotas, take
 from slurmdl.placement.nodes.pool import FloatArray, IntArray, Pool, rounded
 from slurmdl.placement.shape import Shape
 from slurmdl.placement.traffic import Phase
-from slurmdl.topology.model import Topology
 
 #: most zones of one level that are looked at: the best by their links, then those that fit tightest
 MAX_ZONES = 8
@@ -55,9 +54,10 @@ class Start:
     limit: Limit
 
 
-def count_below(topology: Topology, nodes: IntArray) -> IntArray:
-    """How many of the nodes lie below each zone; shape (zones,)."""
-    return topology.sums(np.bincount(nodes, minlength=len(topology.nodes)))
+def chosen(pool: Pool, zone: int, nodes: IntArray) -> Choice:
+    """The choice of these nodes, all below `zone`."""
+    smallest = not (pool.size[pool.parent == zone] >= len(nodes)).any()
+    return Choice(zone, nodes, int(pool.size[zone]) - len(nodes), smallest)
 
 
 def starts(pool: Pool, job: Shape, place: str, phases: Sequence[Phase], follows_zones: bool = False) -> list[Start]:
@@ -151,6 +151,5 @@ def choices(pool: Pool, start: Start, wanted: int, place: str) -> Iterator[Choic
     fits = np.ones(int(pool.size[start.zone]), bool) if place == "spread" else \
         (widths(pool, start.zone) >= start.floor) & start.limit.holds(pool, start.zone)
     inside = nodes.start + np.flatnonzero(fits)
-    smallest = not (pool.size[pool.parent == start.zone] >= wanted).any()
     for quota in quotas(np.bincount(pool.leaf[inside], minlength=len(pool.zone)), pool.turn, wanted, place):
-        yield Choice(start.zone, take(pool, inside, quota), int(pool.size[start.zone]) - wanted, smallest)
+        yield chosen(pool, start.zone, take(pool, inside, quota))

@@ -9,7 +9,7 @@ import numpy as np
 
 from slurmdl.placement.arrays import distinct
 from slurmdl.placement.choice.bound import serving
-from slurmdl.placement.choice.choose import Choice, Start, roles
+from slurmdl.placement.choice.choose import Choice, Start, chosen, roles
 from slurmdl.placement.choice.floors import Limit, limits
 from slurmdl.placement.choice.mesh import Mesh, usable
 from slurmdl.placement.choice.quota import take
@@ -87,7 +87,7 @@ def _meshes(pool: Pool, job: Shape, starts: Sequence[Start],
             phases: Sequence[Phase]) -> Iterator[tuple[float, Start, Choice]]:
     for start, peers in _ranked(pool, job, starts, _as_one(phases), sum(phase.rounds for phase in phases)):
         quota, nodes = peers.mesh.quota(peers.high, start.zone)
-        yield peers.most, start, _choice(pool, job, start, take(pool, nodes, quota))
+        yield peers.most, start, chosen(pool, start.zone, take(pool, nodes, quota))
 
 
 def _ranked(pool: Pool, job: Shape, starts: Sequence[Start], phase: Phase,
@@ -171,7 +171,7 @@ def _shards(pool: Pool, job: Shape, starts: Sequence[Start],
                 best = times * deal.seconds + latency
                 found = best, inside[search.take(deal)]
         if found is not None:
-            yield found[0], start, _choice(pool, job, start, found[1])
+            yield found[0], start, chosen(pool, start.zone, found[1])
 
 
 def _few_leaves(pool: Pool, nodes: IntArray, peers: _Peers | None, start: Start,
@@ -188,8 +188,3 @@ def _few_leaves(pool: Pool, nodes: IntArray, peers: _Peers | None, start: Start,
     fewest = int(np.searchsorted(np.cumsum(room[order]), job.nodes) + 1)
     kept[order[:fewest + 2]] = True
     return nodes[kept[pool.leaf[nodes]]]
-
-
-def _choice(pool: Pool, job: Shape, start: Start, nodes: IntArray) -> Choice:
-    smallest = not (pool.size[pool.parent == start.zone] >= job.nodes).any()
-    return Choice(start.zone, nodes, int(pool.size[start.zone]) - job.nodes, smallest)

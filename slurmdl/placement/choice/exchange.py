@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from slurmdl.placement.arrays import begins
-from slurmdl.placement.choice.choose import Choice
+from slurmdl.placement.choice.choose import Choice, chosen
 from slurmdl.placement.nodes.pool import IntArray, Pool
 
 
@@ -30,13 +30,13 @@ def exchanges(pool: Pool, choice: Choice) -> Iterator[Choice]:
     near = np.isin(pool.leaf[coming], pool.leaf[inside])
     for new in np.concatenate([coming[near], coming[~near]]):
         for old in leaving:
-            yield _choice(pool, np.append(inside[inside != old], new))
+            nodes = np.append(inside[inside != old], new)
+            yield chosen(pool, _around(pool, nodes), nodes)
 
 
-def _choice(pool: Pool, nodes: IntArray) -> Choice:
-    """The choice of these nodes, which are in one tree."""
+def _around(pool: Pool, nodes: IntArray) -> int:
+    """The smallest zone that holds all these nodes, which are in one tree."""
     first, last, zone = int(nodes.min()), int(nodes.max()), int(pool.leaf[nodes[0]])
     while not pool.begin[zone] <= first <= last < pool.end[zone]:
         zone = int(pool.parent[zone])
-    below = (pool.begin >= pool.begin[zone]) & (pool.end <= pool.end[zone]) & (pool.level < pool.level[zone])
-    return Choice(zone, nodes, int(pool.size[zone]) - len(nodes), not (pool.size[below] >= len(nodes)).any())
+    return zone

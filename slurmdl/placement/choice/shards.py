@@ -17,6 +17,7 @@ from functools import cached_property
 import numpy as np
 
 from slurmdl.placement.arrays import distinct
+from slurmdl.placement.choice.quota import filled
 from slurmdl.placement.nodes.pool import BoolArray, FloatArray, IntArray, Pool
 from slurmdl.placement.shape import Shape
 
@@ -186,8 +187,6 @@ class Shards:
 
     def starts(self) -> Iterator[IntArray]:
         """All servers in one of the largest leaves, or in proportion to the room of the largest ones."""
-        from slurmdl.placement.choice.quota import filled
-
         room = self.room * math.ceil(self.each)
         order = np.argsort(-self.room, kind="stable")
         for leaf in order[:MAX_ENDS]:

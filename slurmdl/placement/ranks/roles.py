@@ -45,12 +45,11 @@ def servers_per_node(network: Links, tasks: IntArray, traffic: Sequence[Phase], 
     if math.comb(len(tasks) + ps - 1, ps) <= MAX_WAYS:
         return ways.best(ways.every())
     servers = _Split(network, tasks, ps).servers()
-    while ways.rounds and ps * len(tasks) <= MAX_MOVES:
+    for _ in range(MAX_ROUNDS if ps * len(tasks) <= MAX_MOVES else 0):
         better = ways.best(ways.moves(servers))
         if (better == servers).all():
             break
         servers = better
-        ways.rounds -= 1
     return servers
 
 
@@ -59,7 +58,6 @@ class _Ways:
 
     def __init__(self, network: Links, tasks: IntArray, traffic: Sequence[Phase], ps: int) -> None:
         self.network, self.tasks, self.traffic, self.ps = network, tasks, traffic, ps
-        self.rounds = MAX_ROUNDS
 
     def best(self, servers: IntArray) -> IntArray:
         """The best of these ways, the first one where several are: (ways, nodes) -> (nodes,).
@@ -68,9 +66,7 @@ class _Ways:
         """
         costs = role_costs(self.traffic, self.network, servers, self.tasks - servers)
         crowded = (servers - 1).clip(min=0).sum(axis=1)
-        # free of rounding noise
-        fraction, exponent = np.frexp(np.column_stack([costs, crowded]))
-        keys = np.ldexp(np.round(fraction * 2**30), exponent)
+        keys = rounded(np.column_stack([costs, crowded]))
         return np.asarray(servers[np.lexsort(keys.T[::-1])[0]])
 
     def every(self) -> IntArray:
