@@ -17,9 +17,13 @@ import numpy as np
 
 from slurmdl.plan import PATTERNS
 from slurmdl.train import runtime
+from slurmdl.train.courier import Courier
 from slurmdl.train.messages import Messages
 from slurmdl.train.meters import Meter
+from slurmdl.train.method import Method
 from slurmdl.train.strategies import STRATEGIES, Setting
+from slurmdl.train.transports.mpi import Mpi
+from slurmdl.train.transports.transport import Transport
 
 SEED = 1
 
@@ -31,45 +35,51 @@ def main() -> None:
     a list: for each job the figures of its blocks, as `measure` gives them.
     """
     work_file, result_file = sys.argv[1:]
-    comm = runtime.connect()
+    everyone = runtime.connect()
+    from mpi4py import MPI
     with open(work_file, encoding="utf-8") as file:
         work = json.load(file)
     here = runtime.node_name()
-    everyone = Messages(comm, ("zone",) * comm.Get_size())
     found = []
     for job in work["jobs"]:
         mine = job["nodes"].index(here) if here in job["nodes"] else None
         # 1: the ranks of the job, in its order; the others wait at the end of the loop
-        part = comm.Split(int(mine is not None), mine or 0)
-        figures = None if mine is None else measure(part, job, work["parameters"])
+        part = MPI.COMM_WORLD.Split(int(mine is not None), mine or 0)
+        figures = None if mine is None else measure(Mpi(part), job, work["parameters"])
         everyone.meet()
-        found.append(next(figure for figure in comm.allgather(figures) if figure))
+        found.append(next(figure for figure in everyone.allgather(figures) if figure))
         part.Free()
-    if comm.Get_rank() == 0:
+    if everyone.rank == 0:
         with open(result_file, "w", encoding="utf-8") as file:
             json.dump(found, file)
 
 
-def measure(comm: Any, job: Mapping[str, Any], parameters: int) -> list[float]:
+def measure(transport: Transport, job: Mapping[str, Any], size: int) -> list[float]:
     """Seconds of communication per iteration, one figure for each block of steps: the slowest worker's mean.
 
     A mean, since the partners of gossip, and with them the links in use, differ from step to step.
     """
-    size, blocks, steps = comm.Get_size(), job["blocks"], job["steps"]
-    messages = Messages(comm, ("zone",) * size)
-    servers, workers = tuple(range(job["ps"])), tuple(range(job["ps"], size))
-    gradients = np.full(parameters, 1e-3, np.float32)
-    strategy = STRATEGIES[job["strategy"]](Setting(messages, workers, servers, np.zeros_like(gradients), gradients,
-                                                   lr=0.01, momentum=0.9, seed=SEED,
-                                                   traffic=PATTERNS[job["strategy"]][0],
-                                                   zones=("",) * size))
+    ranks, blocks, steps = transport.size, job["blocks"], job["steps"]
+    messages, courier = Messages(transport, ("zone",) * ranks), Courier(transport.threaded)
+    servers, workers = tuple(range(job["ps"])), tuple(range(job["ps"], ranks))
+    gradients = np.full(size, 1e-3, np.float32)
+    parameters = np.zeros_like(gradients)
+    method = Method(job["strategy"], PATTERNS[job["strategy"]][0])
+    strategy = STRATEGIES[job["strategy"]](Setting(
+        messages, courier, workers, servers, parameters, gradients, (size,), method, SEED, job["nodes"],
+        ("",) * ranks, {}, lambda: 0.01, lambda part: lambda: None))
     meter = Meter()
-    messages.meet()
+    courier.do(transport.meet)
     for number in range(job["warm_up"] + blocks * steps):
-        with meter.step(messages):
-            strategy.step(number)
+        with meter.step(courier):
+            if transport.rank in servers:
+                strategy.serve(number)
+            else:
+                strategy.before_update(number)
+                strategy.after_update(number)
+    courier.close()
     communication = np.array(meter.comm[job["warm_up"]:]).reshape(blocks, steps).mean(axis=1)
-    told = comm.allgather(communication if messages.rank in workers else np.zeros(blocks))
+    told = transport.allgather(communication if transport.rank in workers else np.zeros(blocks))
     return [float(figure) for figure in np.max(told, axis=0)]
 
 

@@ -12,6 +12,7 @@ COMMANDS = {
     "sbatch": "place a job and submit it with sbatch (also installed as dlsbatch)",
     "srun": "inside a job: run a program with its ranks placed",
     "place": "show which nodes and ranks a job would get, and why",
+    "score": "measure, store and look at the state of links",
     "topology": "show and check the zones of the cluster",
     "train": "the built-in trainer, an MPI program",
     "bench": "figures, measured: jobs side by side, and the speed of slurmdl itself",

@@ -6,13 +6,14 @@ bytes crossed which link.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from slurmdl.train.transports.transport import Transport
 
 FloatArray = npt.NDArray[np.float32]
 
@@ -21,8 +22,6 @@ LEVELS = ("node", "zone", "across")
 
 #: elements in one chunk of a streamed message (1 MiB)
 CHUNK = 1 << 18
-#: seconds of polling before a wait begins to sleep, and the longest sleep
-_SPIN, _LONGEST = 1e-3, 2e-4
 
 
 class Messages:
@@ -30,7 +29,6 @@ class Messages:
 
     Parameters
     ----------
-    comm : an mpi4py communicator.
     levels : entry i is the level, one of LEVELS, of a message from this rank to rank i.
 
     Attributes
@@ -39,19 +37,19 @@ class Messages:
     seconds : time spent in posting messages and in waiting for them.
     """
 
-    def __init__(self, comm: Any, levels: Sequence[str]) -> None:
-        self._comm = comm
+    def __init__(self, transport: Transport, levels: Sequence[str]) -> None:
+        self.transport = transport
         self._levels = tuple(levels)
-        self.rank: int = comm.Get_rank()
+        self.rank = transport.rank
         self.sent = dict.fromkeys(LEVELS, 0)
         self.seconds = 0.0
 
-    def exchange(self, sends: Sequence[tuple[int, FloatArray]], receives: Sequence[tuple[int, FloatArray]]) -> None:
+    def exchange(self, sends: Sequence[tuple[int, Any]], receives: Sequence[tuple[int, Any]], tag: int = 0) -> None:
         """Send and receive contiguous arrays (peer, array), all at once, and wait until all are done."""
         start = time.perf_counter()
-        requests = [self._comm.Irecv(array, peer) for peer, array in receives]
-        requests += [self._send(peer, array) for peer, array in sends]
-        self._wait(requests)
+        requests = [self.transport.receive(peer, array, tag) for peer, array in receives]
+        requests += [self.send(peer, array, tag) for peer, array in sends]
+        self.transport.wait(requests)
         self.seconds += time.perf_counter() - start
 
     def stream(self, sends: Sequence[tuple[int, FloatArray]],
@@ -63,36 +61,21 @@ class Messages:
         name them in the same order.
         """
         start = time.perf_counter()
-        arriving = [(index, part, self._comm.Irecv(array[part], peer))
+        arriving = [(index, part, self.transport.receive(peer, array[part]))
                     for index, (peer, array) in enumerate(receives) for part in _chunks(array.size)]
-        leaving = [self._send(peer, array[part]) for peer, array in sends for part in _chunks(array.size)]
+        leaving = [self.send(peer, array[part]) for peer, array in sends for part in _chunks(array.size)]
         for index, part, request in arriving:
-            self._wait([request])
+            self.transport.wait([request])
             self.seconds += time.perf_counter() - start
             yield index, part
             start = time.perf_counter()
-        self._wait(leaving)
+        self.transport.wait(leaving)
         self.seconds += time.perf_counter() - start
 
-    def meet(self) -> None:
-        """Wait for all ranks, asleep: where ranks outnumber cores, a barrier that spins starves the late ones."""
-        self._wait([self._comm.Ibarrier()])
-
-    def _send(self, peer: int, array: FloatArray) -> Any:
+    def send(self, peer: int, array: Any, tag: int = 0) -> Any:
+        """Begin to send an array, as Transport.send, and count its bytes."""
         self.sent[self._levels[peer]] += array.nbytes
-        return self._comm.Isend(array, peer)
-
-    def _wait(self, requests: list[Any]) -> None:
-        from mpi4py import MPI
-
-        spin = time.perf_counter() + _SPIN
-        pause = 2e-5
-        while not MPI.Request.Testall(requests):
-            if time.perf_counter() < spin:
-                os.sched_yield()
-            else:
-                time.sleep(pause)
-                pause = min(2 * pause, _LONGEST)
+        return self.transport.send(peer, array, tag)
 
 
 def bounds(size: int, parts: int) -> list[int]:

@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from slurmdl.train.messages import LEVELS, Messages
+from slurmdl.train.courier import Courier
+from slurmdl.train.messages import LEVELS
 
 
 @dataclass
@@ -21,7 +22,7 @@ class Meter:
     Attributes
     ----------
     wall : the whole step.
-    comm : posting messages and waiting for them; the rest of `wall` is computation.
+    comm : waiting for messages that were not hidden behind computation; the rest of `wall` is computation.
     loss : of the rank's own batch; empty on a server.
     """
 
@@ -30,12 +31,12 @@ class Meter:
     loss: list[float] = field(default_factory=list)
 
     @contextmanager
-    def step(self, messages: Messages) -> Iterator[None]:
+    def step(self, courier: Courier) -> Iterator[None]:
         """Time what stands in the `with` block as one step."""
-        before, start = messages.seconds, time.perf_counter()
+        before, start = courier.seconds, time.perf_counter()
         yield
         self.wall.append(time.perf_counter() - start)
-        self.comm.append(messages.seconds - before)
+        self.comm.append(courier.seconds - before)
 
 
 @dataclass(frozen=True)

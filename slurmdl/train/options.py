@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
-from dataclasses import dataclass
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import NoReturn
 
 from slurmdl.errors import UsageError
+from slurmdl.train import method
 from slurmdl.train.data import DATA
-from slurmdl.train.strategies import STRATEGIES
 
 
 @dataclass(frozen=True)
@@ -18,9 +19,7 @@ class Options:
 
     Attributes
     ----------
-    strategy : key of STRATEGIES; None: the plan's, else allreduce.
-    traffic : one of plan.PATTERNS of the strategy; None: the plan's, else the strategy's first.
-    ps : number of parameter servers; None: the plan's, else 1 where the strategy is ps.
+    method : how the replicas are kept together.
     steps, epochs : length of the run; steps wins, 200 steps where neither is given.
     batch : images per worker and step.
     model : NAME:ARGUMENTS, see slurmdl.train.models.
@@ -30,9 +29,7 @@ class Options:
     log_every : steps between two lines of the log.
     """
 
-    strategy: str | None = None
-    traffic: str | None = None
-    ps: int | None = None
+    method: method.Method = field(default_factory=method.Method)
     steps: int | None = None
     epochs: int | None = None
     batch: int = 32
@@ -47,7 +44,8 @@ class Options:
 
     def shared(self) -> dict[str, object]:
         """The options that every rank must have alike."""
-        return {name: value for name, value in vars(self).items() if name not in ("metrics", "summary", "log_every")}
+        return {**vars(self.method), **{name: value for name, value in vars(self).items()
+                                        if name not in ("method", "metrics", "summary", "log_every")}}
 
 
 class _Parser(argparse.ArgumentParser):
@@ -91,14 +89,8 @@ def _fraction(text: str) -> float:
     return _number(0.0, 1.0, text)
 
 
-def _strategy(text: str) -> str:
-    if text not in STRATEGIES:
-        raise argparse.ArgumentTypeError(f"{text!r} is not one of {', '.join(STRATEGIES)}")
-    return text
-
-
-def parse(argv: Sequence[str]) -> Options:
-    """Options from the command line.
+def parse(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> Options:
+    """Options from the command line, those of the method also from SLURMDL_TRAIN_* of the environment.
 
     Raises
     ------
@@ -108,12 +100,7 @@ def parse(argv: Sequence[str]) -> Options:
     parser = _Parser(prog="slurmdl train", allow_abbrev=False,
                      description="Train a network with MPI: one replica per rank, kept together by a strategy.")
     add = parser.add_argument
-    add("--strategy", type=_strategy, metavar="NAME",
-        help=f"how replicas are kept together: {', '.join(STRATEGIES)} (default: the plan's, else allreduce)")
-    add("--traffic", metavar="NAME",
-        help="who sends what to whom: ring or hierarchical (allreduce), random, hypercube or exponential (gossip), "
-             "shards (ps) (default: the plan's, else the first)")
-    add("--ps", type=_natural, metavar="N", help="parameter servers (default: the plan's, else 1 with --strategy ps)")
+    method.add_options(add)
     add("--steps", type=_positive, metavar="N", help="steps to train (default: 200)")
     add("--epochs", type=_positive, metavar="N", help="passes over the data, where --steps is not given")
     add("--batch", type=_positive, metavar="N", help="images per worker and step (default: %(default)s)")
@@ -125,5 +112,7 @@ def parse(argv: Sequence[str]) -> Options:
     add("--metrics", metavar="FILE", help="write one JSON object per step (the first worker's)")
     add("--summary", metavar="FILE", help="write the closing summary as JSON")
     add("--log-every", type=_positive, metavar="N", help="steps between two lines of the log (default: %(default)s)")
-    parser.set_defaults(**vars(default))
-    return Options(**vars(parser.parse_args(argv)))
+    parser.set_defaults(**{name: value for name, value in vars(default).items() if name != "method"})
+    found = vars(parser.parse_args(argv))
+    asked = method.of(found, environ)
+    return Options(method=asked, **{name: value for name, value in found.items() if not hasattr(asked, name)})

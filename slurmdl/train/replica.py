@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ class Replica:
     Attributes
     ----------
     parameters, gradients : shape (D,), float32; write to them only between two calls of `backward`.
+    sizes : elements of each tensor, in the order of the buffers.
     """
 
     def __init__(self, module: Any) -> None:
@@ -34,6 +36,8 @@ class Replica:
             tensor.data = flat[start:end].view_as(tensor)
             tensor.grad = slope[start:end].view_as(tensor)
             start = end
+        self._flat, self._slope = flat, slope
+        self.sizes = tuple(tensor.numel() for tensor in tensors)
         self.parameters: FloatArray = flat.numpy()
         self.gradients: FloatArray = slope.numpy()
 
@@ -45,6 +49,15 @@ class Replica:
         loss = torch.nn.functional.cross_entropy(self._module(torch.from_numpy(images)), torch.from_numpy(labels))
         loss.backward()
         return float(loss.detach())
+
+    def optimizer(self, part: slice, lr: float, momentum: float) -> Callable[[], None]:
+        """SGD for a part of the buffers; each call makes a step."""
+        import torch
+
+        shard = torch.nn.Parameter(self._flat[part])
+        shard.grad = self._slope[part]
+        step: Callable[[], None] = torch.optim.SGD([shard], lr=lr, momentum=momentum).step
+        return step
 
     def evaluate(self, images: FloatArray, labels: IntArray) -> tuple[float, float]:
         """(mean cross-entropy, fraction of images classified rightly)."""

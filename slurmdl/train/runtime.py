@@ -6,12 +6,13 @@ import os
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from slurmdl import plan as plans
 from slurmdl.errors import SlurmdlError, TrainError, UnavailableError, warn
 from slurmdl.train.options import Options
 from slurmdl.train.strategies import STRATEGIES
+from slurmdl.train.transports.mpi import Mpi
+from slurmdl.train.transports.transport import Transport
 
 
 class Refused(TrainError):
@@ -24,20 +25,24 @@ class World:
 
     Attributes
     ----------
-    comm : mpi4py communicator of all ranks.
-    rank : this one.
+    transport : between all ranks; its rank is this one.
     strategy : key of STRATEGIES.
     nodes, zones, roles : entry i belongs to rank i; the leaf zone is "" where none is known.
     traffic : who sends what to whom, one of plan.PATTERNS[strategy].
+    costs : as plan.Plan has them, {} where there is no plan.
     """
 
-    comm: Any
-    rank: int
+    transport: Transport
     strategy: str
     nodes: tuple[str, ...]
     zones: tuple[str, ...]
     roles: tuple[str, ...]
     traffic: str
+    costs: Mapping[str, float]
+
+    @property
+    def rank(self) -> int:
+        return self.transport.rank
 
     def ranks(self, role: str) -> tuple[int, ...]:
         return tuple(rank for rank, its in enumerate(self.roles) if its == role)
@@ -87,8 +92,8 @@ def expected_tasks(environ: Mapping[str, str] = os.environ) -> int:
     return 1
 
 
-def connect(environ: Mapping[str, str] = os.environ) -> Any:
-    """The communicator of all ranks.
+def connect(environ: Mapping[str, str] = os.environ) -> Transport:
+    """MPI between all ranks.
 
     Raises
     ------
@@ -110,7 +115,7 @@ def connect(environ: Mapping[str, str] = os.environ) -> Any:
     if MPI.COMM_WORLD.Get_size() == 1 and tasks > 1:
         raise Refused(f"MPI has 1 rank where Slurm has {tasks} tasks: srun and this MPI do not share a PMI; "
                       "start it with `slurmdl srun`, or `srun --mpi=pmix` (`srun --mpi=list` shows what is there)")
-    return MPI.COMM_WORLD
+    return Mpi(MPI.COMM_WORLD)
 
 
 def _lacks_pmix(library: str, environ: Mapping[str, str]) -> bool:
@@ -118,7 +123,7 @@ def _lacks_pmix(library: str, environ: Mapping[str, str]) -> bool:
     return library.startswith("Open MPI") and not environ.keys() & {"PMIX_NAMESPACE", "OMPI_COMM_WORLD_SIZE"}
 
 
-def join(options: Options, comm: Any, environ: Mapping[str, str] = os.environ) -> World:
+def join(options: Options, transport: Transport, environ: Mapping[str, str] = os.environ) -> World:
     """Meet the other ranks and agree on nodes, zones, strategy, roles and traffic.
 
     The plan of the step serves where it is for this number of ranks on these nodes; else it is left aside with
@@ -128,7 +133,7 @@ def join(options: Options, comm: Any, environ: Mapping[str, str] = os.environ) -
     ------
     Refused : ranks with different options, a strategy, roles or a traffic that cannot be.
     """
-    tasks = comm.allgather((node_name(environ), zone_path(environ), options.shared()))
+    tasks = transport.allgather((node_name(environ), zone_path(environ), options.shared()))
     first = tasks[0][2]
     for rank, (_, _, theirs) in enumerate(tasks):
         for name, value in theirs.items():
@@ -136,15 +141,16 @@ def join(options: Options, comm: Any, environ: Mapping[str, str] = os.environ) -
                 raise Refused(f"rank {rank} has --{name.replace('_', '-')} {value} but rank 0 has {first[name]}: "
                               "all ranks need the same options")
     nodes = tuple(node for node, _, _ in tasks)
-    plan = comm.bcast(_plan(nodes, environ) if comm.Get_rank() == 0 else None)
+    plan = transport.broadcast(_plan(nodes, environ) if transport.rank == 0 else None)
     if plan:
         zones = tuple(plan.zone(rank) for rank in range(len(nodes)))
     else:
         zones = tuple(path[-1] if path else "" for _, path, _ in tasks)
-    strategy = options.strategy or (plan.strategy if plan else "allreduce")
-    roles = _roles(strategy, options.ps, plan, len(nodes))
-    return World(comm, comm.Get_rank(), strategy, nodes, zones, roles,
-                 _traffic(strategy, options.traffic, plan, roles.count("worker")))
+    asked = options.method
+    strategy = asked.strategy or (plan.strategy if plan else "allreduce")
+    roles = _roles(strategy, asked.ps, plan, len(nodes))
+    traffic = _traffic(strategy, asked.traffic, plan, roles.count("worker"))
+    return World(transport, strategy, nodes, zones, roles, traffic, plan.costs if plan else {})
 
 
 def _plan(nodes: tuple[str, ...], environ: Mapping[str, str]) -> plans.Plan | None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import zlib
+from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any, TextIO
 
 import numpy as np
@@ -13,6 +15,7 @@ import numpy.typing as npt
 
 from slurmdl.errors import TrainError, UnavailableError
 from slurmdl.train import meters, models
+from slurmdl.train.courier import Courier
 from slurmdl.train.data import DATA, Data
 from slurmdl.train.graphs import GRAPHS, spectral_gap
 from slurmdl.train.messages import Messages
@@ -35,11 +38,11 @@ def train(options: Options) -> None:
     ------
     SlurmdlError : the run cannot start or cannot go on.
     """
-    comm = connect()
+    transport = connect()
     _load_torch()
     data = DATA[options.data](options.seed)
-    Messages(comm, ()).meet()
-    world = join(options, comm)
+    transport.meet()
+    world = join(options, transport)
     if world.rank == 0:
         _check_writable(options.summary)
         print(f"ranks: {world}", flush=True)
@@ -47,39 +50,50 @@ def train(options: Options) -> None:
     replica = Replica(models.build(options.model, data.train_x.shape[1], data.classes, options.seed))
     _compare(world, replica.parameters, data)
     workers, servers = world.ranks("worker"), world.ranks("ps")
-    messages = Messages(comm, world.levels())
-    strategy = STRATEGIES[world.strategy](Setting(messages, workers, servers, replica.parameters, replica.gradients,
-                                                  options.lr, options.momentum, options.seed, world.traffic,
-                                                  world.zones))
+    messages = Messages(transport, world.levels())
+    courier = Courier(transport.threaded)
+
+    def updater(part: slice) -> Callable[[], None]:
+        return replica.optimizer(part, options.lr, options.momentum)
+
+    method = replace(options.method, strategy=world.strategy, traffic=world.traffic)
+    strategy = STRATEGIES[world.strategy](Setting(
+        messages, courier, workers, servers, replica.parameters, replica.gradients, replica.sizes, method,
+        options.seed, world.nodes, world.zones, world.costs, lambda: options.lr, updater))
     per_epoch = data.steps_per_epoch(len(workers), options.batch)
     steps = options.steps or (options.epochs or 0) * per_epoch or STEPS
     meter = meters.Meter()
-    messages.meet()
+    courier.do(transport.meet)
     if world.rank in servers:
         for number in range(steps):
-            with meter.step(messages):
-                strategy.step(number)
+            with meter.step(courier):
+                strategy.serve(number)
     else:
+        update = updater(slice(None)) if strategy.updates else lambda: None
         batches = data.batches(workers.index(world.rank), len(workers), options.batch, options.seed)
         with ExitStack() as files:
             log = None
             if world.rank == workers[0]:
                 log = Log(options, files.enter_context(_open(options.metrics)) if options.metrics else None)
             for number in range(steps):
-                with meter.step(messages):
+                with meter.step(courier):
                     loss = replica.backward(*next(batches))
-                    strategy.step(number)
+                    strategy.before_update(number)
+                    update()
+                    strategy.after_update(number)
                 if not np.isfinite(loss):
                     raise TrainError(f"step {number + 1}: the loss is {loss}; a smaller --lr may help")
                 meter.loss.append(loss)
                 if log:
                     log.step(meter)
+    strategy.finish()
+    courier.close()
 
-    messages.meet()
+    transport.meet()
     consensus = _agree(world, messages, replica.parameters)
     score = replica.evaluate(data.test_x, data.test_y) if world.rank == workers[0] else None
-    reports = comm.gather(meters.Report(meter, messages.sent, consensus, score))
-    if world.rank == 0:
+    reports = transport.gather(meters.Report(meter, messages.sent, consensus, score))
+    if reports is not None:
         summary = _describe(world, options, replica.parameters.size) | meters.summarise(
             reports, world.roles, options.batch)
         print(meters.table(summary), flush=True)
@@ -126,7 +140,7 @@ def _load_torch() -> None:
 def _compare(world: World, parameters: FloatArray, data: Data) -> None:
     """Refuse ranks whose first parameters or data differ, as with different library versions on the nodes."""
     mine = (parameters.size, zlib.crc32(parameters), zlib.crc32(data.train_x), zlib.crc32(data.test_x))
-    for rank, theirs in enumerate(world.comm.allgather(mine)):
+    for rank, theirs in enumerate(world.transport.allgather(mine)):
         if theirs != mine:
             what = "other data" if theirs[:2] == mine[:2] else "another model"
             other = rank if world.rank == 0 else 0
@@ -140,7 +154,7 @@ def _agree(world: World, messages: Messages, parameters: FloatArray) -> float:
     Returns the distance of this rank's model from the mean, relative to the mean's norm.
     """
     workers = world.ranks("worker")
-    marks = world.comm.allgather(zlib.crc32(parameters))
+    marks = world.transport.allgather(zlib.crc32(parameters))
     if world.rank not in workers or len({marks[worker] for worker in workers}) == 1:
         return 0.0
     mean = parameters.copy()

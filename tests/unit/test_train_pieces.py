@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,9 +15,9 @@ from slurmdl.train import models, runtime
 from slurmdl.train.data import digits
 from slurmdl.train.messages import bounds
 from slurmdl.train.meters import Meter, Report, summarise
+from slurmdl.train.method import Method
 from slurmdl.train.options import Options, parse
 from slurmdl.train.replica import Replica
-from slurmdl.train.sgd import Sgd
 from slurmdl.train.strategies import STRATEGIES
 
 
@@ -64,20 +65,6 @@ def test_batch_larger_than_a_share() -> None:
         digits(1).steps_per_epoch(4, 360)
 
 
-def test_sgd_is_that_of_torch() -> None:
-    torch = pytest.importorskip("torch")
-    random = np.random.default_rng(1)
-    mine = random.standard_normal(50).astype(np.float32)
-    theirs = torch.nn.Parameter(torch.from_numpy(mine.copy()))
-    sgd, optimizer = Sgd(50, 0.1, 0.9), torch.optim.SGD([theirs], lr=0.1, momentum=0.9)
-    for _ in range(10):
-        gradient = random.standard_normal(50).astype(np.float32)
-        theirs.grad = torch.from_numpy(gradient.copy())
-        optimizer.step()
-        sgd.update(mine, gradient)
-    assert np.allclose(mine, theirs.detach().numpy(), atol=1e-6)
-
-
 def test_replica_trains_through_its_flat_buffers() -> None:
     data = digits(1)
     replica = Replica(models.build("mlp:32", 64, 10, 1))
@@ -104,7 +91,7 @@ def test_unknown_models(spec: str) -> None:
 
 
 @pytest.mark.parametrize("argv, culprit", [
-    (["--strategy", "adaptive-gossip"], "'adaptive-gossip' is not one of allreduce, gossip, ps"),
+    (["--strategy", "gosip"], "'gosip' is not one of allreduce, ps, gossip, adaptive-gossip"),
     (["--ps", "-1"], "--ps: '-1'"), (["--steps", "0"], "--steps: '0'"), (["--batch", "x"], "--batch: 'x'"),
     (["--lr", "nan"], "--lr: 'nan'"), (["--momentum", "1"], "--momentum: '1'"), (["--data", "mnist"], "'mnist'"),
     (["--step", "3"], "--step"), (["more"], "more")])
@@ -116,7 +103,7 @@ def test_wrong_options(argv: list[str], culprit: str) -> None:
 
 def test_options_default_to_those_of_the_class() -> None:
     assert parse([]) == Options()
-    assert parse(["--ps", "2", "--lr", "0.5"]) == Options(ps=2, lr=0.5)
+    assert parse(["--ps", "2", "--lr", "0.5"]) == Options(method=Method(ps=2), lr=0.5)
 
 
 @pytest.mark.parametrize("address, pattern, path", [
@@ -130,8 +117,8 @@ def test_zone_path_of_a_task(address: str, pattern: str, path: tuple[str, ...]) 
 
 
 def test_levels_of_messages() -> None:
-    world = runtime.World(None, 0, "gossip", ("n1", "n1", "n2", "n3", "n4"), ("A", "A", "A", "B", ""),
-                          ("worker",) * 5, "random")
+    world = runtime.World(SimpleNamespace(rank=0), "gossip", ("n1", "n1", "n2", "n3", "n4"), ("A", "A", "A", "B", ""),
+                          ("worker",) * 5, "random", {})
     assert world.levels() == ("node", "node", "zone", "across", "across")
     assert str(world).startswith("0 n1 (A worker), 1 n1 (A worker)")
 
@@ -147,7 +134,7 @@ def test_roles() -> None:
         with pytest.raises(runtime.Refused):
             runtime._roles(strategy, ps, None, size)
     with pytest.raises(runtime.Refused, match="allreduce, gossip, ps"):
-        runtime._roles("adaptive-gossip", None, None, 3)
+        runtime._roles("none", None, None, 3)
 
 
 def test_traffic_of_option_plan_and_strategy() -> None:

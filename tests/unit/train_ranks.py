@@ -15,25 +15,29 @@ import torch
 from mpi4py import MPI
 
 from slurmdl.train import models
+from slurmdl.train.courier import Courier
 from slurmdl.train.data import digits
 from slurmdl.train.messages import CHUNK, Messages
+from slurmdl.train.method import Method
 from slurmdl.train.replica import Replica
 from slurmdl.train.runtime import World
 from slurmdl.train.strategies import STRATEGIES, Setting
 from slurmdl.train.sums import Sum, by_zone
+from slurmdl.train.transports.mpi import Mpi
 
 STEPS, BATCH, LR, MOMENTUM = 12, 16, 0.1, 0.9
 comm = MPI.COMM_WORLD
-rank, size = comm.Get_rank(), comm.Get_size()
+transport = Mpi(comm)
+rank, size = transport.rank, transport.size
 ranks = tuple(range(size))
-world = World(comm, rank, "allreduce", tuple(f"n{r // 3}{r % 3 // 2}" for r in ranks),
-              tuple(f"leaf{r // 3}" for r in ranks), ("worker",) * size, "ring")
+world = World(transport, "allreduce", tuple(f"n{r // 3}{r % 3 // 2}" for r in ranks),
+              tuple(f"leaf{r // 3}" for r in ranks), ("worker",) * size, "ring", {})
 
 
 def summed(groups: Sequence[Sequence[int]], length: int) -> dict[str, Any]:
     random = np.random.default_rng(length)
     inputs = random.standard_normal((size, length)).astype(np.float32)
-    messages = Messages(comm, world.levels())
+    messages = Messages(transport, world.levels())
     vector = inputs[rank].copy()
     Sum(messages, groups, vector).run()
     everyone = comm.gather(vector)
@@ -44,19 +48,22 @@ def summed(groups: Sequence[Sequence[int]], length: int) -> dict[str, Any]:
             "error": float(np.abs(vector - inputs.sum(0, dtype=np.float64)).max(initial=0))}
 
 
-def setting(messages: Messages, replica: Replica, traffic: str, servers: int = 0) -> Setting:
-    return Setting(messages, ranks[servers:], ranks[:servers], replica.parameters, replica.gradients, LR, MOMENTUM, 7,
-                   traffic, world.zones)
+def setting(messages: Messages, replica: Replica, strategy: str, traffic: str, servers: int = 0) -> Setting:
+    return Setting(messages, Courier(transport.threaded), ranks[servers:], ranks[:servers], replica.parameters,
+                   replica.gradients, replica.sizes, Method(strategy, traffic), 7, world.nodes, world.zones, {},
+                   lambda: LR, lambda part: replica.optimizer(part, LR, MOMENTUM))
 
 
 def gossip(traffic: str) -> dict[str, Any]:
     """Different models, no gradients: only the averaging is left."""
-    messages = Messages(comm, world.levels())
+    messages = Messages(transport, world.levels())
     replica = Replica(models.build("mlp:16", 64, 10, rank))
-    strategy = STRATEGIES["gossip"](setting(messages, replica, traffic))
+    its = setting(messages, replica, "gossip", traffic)
+    strategy = STRATEGIES["gossip"](its)
     before = np.array(comm.allgather(replica.parameters.copy()))
     for number in range(STEPS):
-        strategy.step(number)
+        strategy.after_update(number)
+    its.courier.close()
     after = np.array(comm.allgather(replica.parameters.copy()))
     sent = comm.allgather(messages.sent)
     return {"sum_error": float(np.abs(before.sum(0) - after.sum(0)).max()), "sent": sent, "length": before.shape[1],
@@ -66,16 +73,22 @@ def gossip(traffic: str) -> dict[str, Any]:
 def against_big_batch(name: str, traffic: str, servers: int = 0) -> dict[str, Any]:
     """Train on digits, and again in one process on the workers' batches together, with torch's own optimizer."""
     data = digits(3)
-    messages = Messages(comm, world.levels())
+    messages = Messages(transport, world.levels())
     replica = Replica(models.build("mlp:32", 64, 10, 5))
-    its = setting(messages, replica, traffic, servers)
+    its = setting(messages, replica, name, traffic, servers)
     strategy = STRATEGIES[name](its)
+    update = its.updater(slice(None)) if strategy.updates else lambda: None
     workers = len(its.workers)
     mine = None if rank in its.servers else data.batches(its.workers.index(rank), workers, BATCH, 1)
     for number in range(STEPS):
-        if mine:
-            replica.backward(*next(mine))
-        strategy.step(number)
+        if not mine:
+            strategy.serve(number)
+            continue
+        replica.backward(*next(mine))
+        strategy.before_update(number)
+        update()
+        strategy.after_update(number)
+    its.courier.close()
     sent = comm.allgather(messages.sent)
     distance = 0.0
     if rank in its.workers:

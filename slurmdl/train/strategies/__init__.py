@@ -11,5 +11,5 @@ from slurmdl.train.strategies.strategy import Setting, Strategy
 
 __all__ = ["STRATEGIES", "Setting", "Strategy"]
 
-#: name -> what makes this rank's part in it from a Setting
+#: name, one of plan.STRATEGIES -> what makes this rank's part in it from a Setting
 STRATEGIES: dict[str, Callable[[Setting], Strategy]] = {"allreduce": Allreduce, "gossip": Gossip, "ps": ps}

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from slurmdl.train.graphs import GRAPHS
-from slurmdl.train.strategies.strategy import Setting
+from slurmdl.train.strategies.strategy import Setting, Strategy
 
 
-class Gossip:
+class Gossip(Strategy):
     """The mean of two models in every step, whose the traffic says (see graphs); keeps the sum of the models.
 
     References
@@ -17,19 +17,19 @@ class Gossip:
     """
 
     def __init__(self, setting: Setting) -> None:
-        self._its = setting
-        self._sgd = setting.sgd()
-        self._graph = GRAPHS[setting.traffic]
-        self._place = setting.workers.index(setting.messages.rank)
+        super().__init__(setting)
+        self._graph = GRAPHS[setting.method.traffic or ""]
+        self._place = setting.place
         self._theirs = np.empty_like(setting.parameters)
 
-    def step(self, number: int) -> None:
+    def after_update(self, number: int) -> None:
         its, mine = self._its, self._its.parameters
-        self._sgd.update(mine, its.gradients)
         target = self._graph(len(its.workers), its.seed, number)
         to, source = int(target[self._place]), int(np.flatnonzero(target == self._place)[0])
         if to == self._place:
             return
-        its.messages.exchange([(its.workers[to], mine)], [(its.workers[source], self._theirs)])
+        sent, received = (its.workers[to], mine), (its.workers[source], self._theirs)
+        its.courier.do(lambda: its.messages.exchange([sent], [received]))
         mine += self._theirs
         mine *= np.float32(0.5)
+        self.fired += 1

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from slurmdl.train.courier import Courier
 from slurmdl.train.messages import Messages
-from slurmdl.train.sgd import Sgd
+from slurmdl.train.method import Method
 
 FloatArray = npt.NDArray[np.float32]
 
@@ -20,36 +21,68 @@ class Setting:
 
     Attributes
     ----------
-    messages : of this rank.
+    messages : of this rank; once the training runs, only the courier's errands use them.
+    courier : the communication thread.
     workers, servers : ranks by role, each in rank order.
-    parameters, gradients : shape (D,), the replica's flat buffers; parameters start alike on all ranks.
-    lr, momentum : of SGD.
+    parameters, gradients : shape (D,), the replica's flat buffers; parameters start alike on all ranks. Written to
+        by the training thread only, between the update and the next forward pass.
+    sizes : elements of each tensor, in the order of the buffers.
+    method : how the replicas are kept together; its strategy and traffic are set.
     seed : the same on all ranks.
-    traffic : who sends what to whom, one of plan.PATTERNS of the strategy.
-    zones : entry i is the leaf zone of rank i.
+    nodes, zones : entry i is the node and the leaf zone of rank i, "" where the zone is not known.
+    costs : "leafA|leafB" (names sorted) -> seconds per byte between two leaf zones, as plan.Plan has them.
+    rate : the optimizer's learning rate now.
+    updater : makes an optimizer of the user's kind for a part of the parameters; each call of what it returns turns
+        that part of `gradients` into new parameters. For servers.
     """
 
     messages: Messages
+    courier: Courier
     workers: tuple[int, ...]
     servers: tuple[int, ...]
     parameters: FloatArray
     gradients: FloatArray
-    lr: float
-    momentum: float
+    sizes: tuple[int, ...]
+    method: Method
     seed: int
-    traffic: str
+    nodes: tuple[str, ...]
     zones: tuple[str, ...]
+    costs: Mapping[str, float]
+    rate: Callable[[], float]
+    updater: Callable[[slice], Callable[[], None]]
 
-    def sgd(self) -> Sgd:
-        """An optimizer for the whole of the parameters."""
-        return Sgd(self.parameters.size, self.lr, self.momentum)
+    @property
+    def place(self) -> int:
+        """This rank's index among the workers."""
+        return self.workers.index(self.messages.rank)
 
 
-class Strategy(Protocol):
-    """One rank's part in a strategy."""
+class Strategy:
+    """One rank's part in a strategy; a new one overrides what it needs. Steps are counted from 0.
 
-    def step(self, number: int) -> None:
-        """Turn the gradients of step `number` (from 0) into new parameters, by talking to the other ranks.
+    Attributes
+    ----------
+    updates : whether the worker's own optimizer updates the parameters; else servers do.
+    fired, skipped : exchanges made, and exchanges that a trigger held back.
+    """
 
-        A server, which has no gradients of its own, serves the workers' step of this number.
-        """
+    updates = True
+
+    def __init__(self, setting: Setting) -> None:
+        self._its = setting
+        self.fired = self.skipped = 0
+
+    def ready(self, start: int) -> None:
+        """The gradients from index `start` on are complete: the backward pass goes from the last to the first."""
+
+    def before_update(self, number: int) -> None:
+        """All gradients of step `number` are there; the optimizer is about to use them."""
+
+    def after_update(self, number: int) -> None:
+        """The optimizer has turned the gradients of step `number` into new parameters."""
+
+    def serve(self, number: int) -> None:
+        """A server's part in the workers' step `number`."""
+
+    def finish(self) -> None:
+        """After the last step: end what is still under way, so that nothing is lost and nobody waits."""

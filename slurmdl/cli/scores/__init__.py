@@ -1,0 +1,1 @@
+"""The subcommands of `slurmdl score`, one file each."""

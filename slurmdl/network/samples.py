@@ -1,0 +1,93 @@
+"""Samples of links: what was measured once, as the collector stores it and as everything that measures writes it.
+
+Samples travel as JSON lines, one object each; a key that is not known of a link is absent.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from slurmdl.errors import InputError
+
+#: a node's link to its leaf; a zone's uplink; the way between two leaf zones
+KINDS = ("node", "zone", "trunk")
+SOURCES = ("probe", "serve", "job", "counters", "prometheus", "file")
+
+
+@dataclass(frozen=True)
+class LinkSample:
+    """One measurement of one link.
+
+    Attributes
+    ----------
+    kind : one of KINDS.
+    name : of the node or zone; of a trunk the names of its two leaf zones, sorted, joined with "|".
+    time : seconds since the epoch.
+    source : one of SOURCES.
+    throughput : bytes/s that the link carries; None where it was not measured.
+    delay, delay_tail : round trip in s, median and 99th percentile.
+    loss : fraction of packets lost, 0 to 1.
+    rdma : whether it is of an RDMA fabric, where no TCP stands behind the figures.
+    """
+
+    kind: str
+    name: str
+    time: float
+    source: str
+    throughput: float | None = None
+    delay: float | None = None
+    delay_tail: float | None = None
+    loss: float | None = None
+    rdma: bool = False
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise InputError(f"sample: kind {self.kind!r} is not one of {', '.join(KINDS)}")
+        if self.source not in SOURCES:
+            raise InputError(f"sample of {self.name}: source {self.source!r} is not one of {', '.join(SOURCES)}")
+        if not self.name or (self.kind == "trunk" and self.name.split("|") != sorted(self.name.split("|"))[:2]):
+            raise InputError(f"sample: name {self.name!r} is not valid; valid: a {self.kind}'s name"
+                             + (", as A|B in sorted order" if self.kind == "trunk" else ""))
+        _check("time", self.time, self.name, 0, math.inf)
+        for key, low, high in (("throughput", 0, math.inf), ("delay", 0, 60), ("delay_tail", 0, 60), ("loss", 0, 1)):
+            value = getattr(self, key)
+            if value is not None:
+                _check(key, value, self.name, low, high)
+
+    def to_json(self) -> dict[str, Any]:
+        return {key: value for key, value in asdict(self).items() if value is not None and value is not False}
+
+    @classmethod
+    def from_json(cls, data: Any) -> LinkSample:
+        """The inverse of `to_json`; InputError names what does not fit."""
+        try:
+            return cls(**data)
+        except TypeError as error:
+            raise InputError(f"sample: malformed ({error})") from error
+
+
+def _check(key: str, value: Any, name: str, low: float, high: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) \
+            or not low <= value <= high:
+        raise InputError(f"sample of {name}: {key} {value!r} is not valid; valid: a number from {low:g} to {high:g}")
+
+
+def to_lines(samples: Iterable[LinkSample]) -> str:
+    return "".join(json.dumps(sample.to_json(), separators=(",", ":")) + "\n" for sample in samples)
+
+
+def from_lines(lines: Iterable[str]) -> Iterator[LinkSample | InputError]:
+    """Each line's sample; an InputError, not raised, for a line that holds none, so that the rest is kept."""
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            yield LinkSample.from_json(json.loads(line))
+        except (ValueError, RecursionError) as error:
+            yield InputError(f"is not JSON ({type(error).__name__})", line=number, text=line[:80])
+        except InputError as error:
+            yield InputError(str(error), line=number)

@@ -1,0 +1,86 @@
+"""The communication thread: messages go on while the training thread computes."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+
+class Courier:
+    """Carries out errands, one after the other, in the order in which they are given.
+
+    After the start of the training it alone talks to the transport. Where the transport may not be called from
+    another thread, an errand is carried out at once, where it is given.
+
+    Parameters
+    ----------
+    threaded : see transports.Transport.
+    idle : called again and again while there is nothing to do, with a pause of `PAUSE` seconds where it returns
+        False; for strategies that others may address at any time.
+
+    Attributes
+    ----------
+    seconds : time for which the training thread has waited here, in s.
+    """
+
+    PAUSE = 2e-4
+
+    def __init__(self, threaded: bool, idle: Callable[[], bool] | None = None) -> None:
+        self.seconds = 0.0
+        self._idle = idle
+        self._errands: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="courier", daemon=True) if threaded else None
+        if self._thread:
+            self._thread.start()
+
+    def give(self, errand: Callable[[], Any]) -> Future[Any]:
+        """Begin an errand."""
+        future: Future[Any] = Future()
+        if self._thread:
+            self._errands.put((errand, future))
+        else:
+            start = time.perf_counter()
+            _carry_out(errand, future)
+            self.seconds += time.perf_counter() - start
+        return future
+
+    def wait(self, future: Future[Any]) -> Any:
+        """The result of an errand, or what it raised."""
+        start = time.perf_counter()
+        try:
+            return future.result()
+        finally:
+            self.seconds += time.perf_counter() - start
+
+    def do(self, errand: Callable[[], Any]) -> Any:
+        """Carry out an errand and wait for it."""
+        return self.wait(self.give(errand))
+
+    def close(self) -> None:
+        """Carry out what was given, and end the thread."""
+        if self._thread:
+            self._errands.put(None)
+            self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            try:
+                given = self._errands.get(block=self._idle is None)
+            except queue.Empty:
+                if self._idle and not self._idle():
+                    time.sleep(self.PAUSE)
+                continue
+            if given is None:
+                return
+            _carry_out(*given)
+
+
+def _carry_out(errand: Callable[[], Any], future: Future[Any]) -> None:
+    try:
+        future.set_result(errand())
+    except BaseException as error:
+        future.set_exception(error)

@@ -1,0 +1,130 @@
+"""How replicas are kept together: every choice that a user has, in one table.
+
+Each field is an option of `slurmdl train` (`--comm-budget`) and, for scripts of the user's own, a variable of the
+environment (`SLURMDL_TRAIN_COMM_BUDGET`).
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from slurmdl.errors import UsageError
+from slurmdl.plan import PATTERNS
+
+PREFIX = "SLURMDL_TRAIN_"
+COMPRESSORS = ("none", "fp16", "int8", "int4", "sign", "topk")
+TRIGGERS = ("period", "drift")
+
+
+def _whole(least: int) -> Callable[[str], int]:
+    def read(text: str) -> int:
+        if not text.strip().isdecimal() or int(text) < least:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of {least} or more")
+        return int(text)
+    return read
+
+
+def _number(low: float, high: float, percent: bool = False) -> Callable[[str], float]:
+    def read(text: str) -> float:
+        word, scale = (text[:-1], 100.0) if percent and text.endswith("%") else (text, 1.0)
+        try:
+            value = float(word) / scale
+        except ValueError:
+            value = float("nan")
+        if not low <= value < high:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a number from {low:g} to below {high:g}")
+        return value
+    return read
+
+
+def _word(*valid: str) -> Callable[[str], str]:
+    def read(text: str) -> str:
+        if text not in valid:
+            raise argparse.ArgumentTypeError(f"{text!r} is not one of {', '.join(valid)}")
+        return text
+    return read
+
+
+def _switch(text: str) -> bool:
+    valid = {"1": True, "yes": True, "true": True, "0": False, "no": False, "false": False, "": False}
+    if text.lower() not in valid:
+        raise argparse.ArgumentTypeError(f"{text!r} is not one of yes, no")
+    return valid[text.lower()]
+
+
+def _knob(read: Callable[[str], Any], default: Any, metavar: str, text: str) -> Any:
+    return field(default=default, metadata={"read": read, "metavar": metavar, "help": text})
+
+
+@dataclass(frozen=True)
+class Method:
+    """One way of keeping replicas together; None where nothing was asked."""
+
+    strategy: str | None = _knob(_word(*PATTERNS), None, "NAME",
+                                 f"{', '.join(PATTERNS)} (default: the plan's, else allreduce)")
+    traffic: str | None = _knob(str, None, "NAME",
+                                "who sends what to whom: " + "; ".join(f"{', '.join(names)} ({strategy})" for
+                                strategy, names in PATTERNS.items()) + " (default: the plan's, else the first)")
+    ps: int | None = _knob(_whole(0), None, "N", "parameter servers (default: the plan's, else 1 with ps)")
+    library: bool = _knob(_switch, False, "", "allreduce by the MPI library's own call, which follows no zones")
+    compress: str = _knob(_word(*COMPRESSORS), "none", "NAME", f"of what is sent: {', '.join(COMPRESSORS)}")
+    trigger: str | None = _knob(_word(*TRIGGERS), None, "NAME",
+                                "when to exchange: every --period steps, or when the model has drifted by "
+                                "--threshold (default: period; adaptive-gossip: drift)")
+    period: int | None = _knob(_whole(1), None, "STEPS",
+                               "steps from exchange to exchange (default: 1; local-sgd and elastic: 32)")
+    threshold: float | None = _knob(_number(0, float("inf")), None, "X",
+                                    "drift that makes a rank exchange, relative to its model, at the first learning "
+                                    "rate; it is scaled with the rate (default: 0.05)")
+    comm_budget: float | None = _knob(_number(0, 1, percent=True), None, "SHARE",
+                                      "bytes, as a share of those of fp32 gossip at every step, e.g. 1%%; sets the "
+                                      "threshold by itself")
+    warm_up: int = _knob(_whole(0), 30, "STEPS", "first steps, with an exchange in each, whatever the trigger says")
+    silence: int = _knob(_whole(1), 64, "STEPS", "longest time without an exchange that a trigger may leave")
+    asynchronous: bool = _knob(_switch, False, "", "wait for nobody (gossip, ps)")
+    shared_memory: bool = _knob(_switch, False, "",
+                                "gossip inside a node through shared memory, and one leader per node outside")
+    global_every: int = _knob(_whole(0), 0, "STEPS", "gossip: an average over all ranks now and then (0: never)")
+    staleness: int | None = _knob(_whole(0), None, "STEPS",
+                                  "ps: how far the fastest worker may be ahead of the slowest (default: 0, in step)")
+    outer_lr: float = _knob(_number(0, 10), 0.7, "X", "local-sgd: step along the mean change")
+    outer_momentum: float = _knob(_number(0, 1), 0.5, "X", "local-sgd: momentum of the mean change")
+
+
+def add_options(add: Callable[..., Any]) -> None:
+    """Declare an option for each field to an argparse parser, by its `add_argument`; absent ones stay None."""
+    for knob in fields(Method):
+        name = "--" + ("async" if knob.name == "asynchronous" else knob.name.replace("_", "-"))
+        shown = "" if knob.default in (None, False) else f" (default: {knob.default})"
+        if knob.metadata["read"] is _switch:
+            add(name, dest=knob.name, action="store_true", default=None, help=knob.metadata["help"])
+        else:
+            add(name, dest=knob.name, type=knob.metadata["read"], metavar=knob.metadata["metavar"],
+                help=knob.metadata["help"] + shown)
+
+
+def of(given: Mapping[str, Any], environ: Mapping[str, str]) -> Method:
+    """The method that options and variables ask for; an option wins.
+
+    Parameters
+    ----------
+    given : field -> value, None where nothing was given; other keys are left aside.
+
+    Raises
+    ------
+    UsageError : a variable's value is not valid.
+    """
+    found: dict[str, Any] = {}
+    for knob in fields(Method):
+        variable = PREFIX + ("ASYNC" if knob.name == "asynchronous" else knob.name.upper())
+        if given.get(knob.name) is not None:
+            found[knob.name] = given[knob.name]
+        elif environ.get(variable):
+            try:
+                found[knob.name] = knob.metadata["read"](environ[variable])
+            except argparse.ArgumentTypeError as error:
+                raise UsageError(f"{variable}: {error}") from error
+    return Method(**found)

@@ -1,0 +1,60 @@
+"""Messages by MPI, point to point."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from typing import Any
+
+#: seconds of polling before a wait begins to sleep, and the longest sleep
+_SPIN, _LONGEST = 1e-3, 2e-4
+
+
+class Mpi:
+    """The ranks of an mpi4py communicator; see `transport.Transport`."""
+
+    def __init__(self, comm: Any) -> None:
+        from mpi4py import MPI
+
+        self._comm, self._mpi = comm, MPI
+        self.rank: int = comm.Get_rank()
+        self.size: int = comm.Get_size()
+        self.threaded: bool = MPI.Query_thread() >= MPI.THREAD_SERIALIZED
+
+    def send(self, peer: int, array: Any, tag: int = 0) -> Any:
+        return self._comm.Isend(array, peer, tag)
+
+    def receive(self, peer: int, array: Any, tag: int = 0) -> Any:
+        return self._comm.Irecv(array, peer, tag)
+
+    def probe(self, tag: int) -> int | None:
+        status = self._mpi.Status()
+        return status.Get_source() if self._comm.Iprobe(self._mpi.ANY_SOURCE, tag, status) else None
+
+    def test(self, requests: Sequence[Any]) -> bool:
+        return bool(self._mpi.Request.Testall(list(requests)))
+
+    def wait(self, requests: Sequence[Any]) -> None:
+        requests = list(requests)
+        spin = time.perf_counter() + _SPIN
+        pause = 2e-5
+        while not self._mpi.Request.Testall(requests):
+            if time.perf_counter() < spin:
+                os.sched_yield()
+            else:
+                time.sleep(pause)
+                pause = min(2 * pause, _LONGEST)
+
+    def meet(self) -> None:
+        self.wait([self._comm.Ibarrier()])
+
+    def allgather(self, thing: Any) -> list[Any]:
+        return list(self._comm.allgather(thing))
+
+    def gather(self, thing: Any) -> list[Any] | None:
+        found = self._comm.gather(thing)
+        return None if found is None else list(found)
+
+    def broadcast(self, thing: Any) -> Any:
+        return self._comm.bcast(thing)

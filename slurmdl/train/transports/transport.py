@@ -1,0 +1,48 @@
+"""What every transport offers to the ranks of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+
+class Transport(Protocol):
+    """Messages between `size` ranks, seen from one of them. Arrays are contiguous numpy arrays of any type.
+
+    Messages of one tag between the same two ranks arrive in the order in which they were sent.
+
+    Attributes
+    ----------
+    threaded : whether a thread of its own may make all calls (MPI_THREAD_SERIALIZED or better). Never two at once.
+    """
+
+    rank: int
+    size: int
+    threaded: bool
+
+    def send(self, peer: int, array: Any, tag: int = 0) -> Any:
+        """Begin to send an array, which must stay as it is until the returned request is done."""
+
+    def receive(self, peer: int, array: Any, tag: int = 0) -> Any:
+        """Begin to receive into an array, exactly filled by the message; returns a request."""
+
+    def probe(self, tag: int) -> int | None:
+        """A rank of which a message with this tag is waiting to be received, None where there is none."""
+
+    def test(self, requests: Sequence[Any]) -> bool:
+        """Whether all these requests are done; helps them on."""
+
+    def wait(self, requests: Sequence[Any]) -> None:
+        """Return when all these requests are done, asleep where it takes long."""
+
+    def meet(self) -> None:
+        """Wait for all ranks, asleep: where ranks outnumber cores, a barrier that spins starves the late ones."""
+
+    def allgather(self, thing: Any) -> list[Any]:
+        """What every rank gives, in rank order. For a few bytes at start and end, never for training data."""
+
+    def gather(self, thing: Any) -> list[Any] | None:
+        """As `allgather`, for rank 0 alone; None on the others."""
+
+    def broadcast(self, thing: Any) -> Any:
+        """What rank 0 gives."""
