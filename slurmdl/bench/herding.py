@@ -8,7 +8,10 @@ controller is real, its nodes are a cloud, and time is scaled: jobs of seconds s
 - burst: 20 submissions at once on such a cluster, with sbatch, with `slurmdl sbatch`, and as the negative control
   with node lists that are never taken back.
 - trace: 200 jobs that come one after the other, every second one placed, beside the same trace with sbatch alone.
-  Each trace is played with sbatch before and after: what these two differ by is noise.
+  Submitters, controller and the clock that ends the jobs share this machine: a choice of 0.1 s of CPU time, which on
+  a cluster costs no other job anything, makes all jobs a little longer here. So the trace is judged beside sbatch
+  under the same load, where each choice is made and thrown away; that is played before and after, and what these
+  two differ by is noise.
 """
 
 from __future__ import annotations
@@ -52,6 +55,8 @@ SLACK, PASS = 1.05, 1.0
 #: snapshots, bursts and traces, each with a seed of its own
 SNAPSHOTS, BURSTS, TRACES = 10, 2, 2
 WAYS = ("sbatch", "slurmdl", "control")
+#: the ways of a trace, in the order in which they are played
+TRACE_WAYS = ("sbatch", "thrown away", "slurmdl", "thrown away")
 
 
 @dataclass(frozen=True)
@@ -70,8 +75,12 @@ class Job:
                    "--no-requeue", "--wrap=true"]
         if way == "sbatch" or not self.placed:
             return ["sbatch", *options]
+        strategy = f"--dl-strategy={self.strategy}"
+        if way == "thrown away":
+            both = 'slurmdl place "$@" >/dev/null 2>&1; shift; exec sbatch "$@"'
+            return ["sh", "-c", both, "sh", strategy, *options]
         bind = ["--dl-bind=pin"] if way == "control" else []
-        return ["slurmdl", "sbatch", *bind, f"--dl-strategy={self.strategy}", *options]
+        return ["slurmdl", "sbatch", *bind, strategy, *options]
 
 
 def trace(jobs: int, sizes: tuple[int, int], arrivals: float, seed: int, every: int = 1) -> list[Job]:
@@ -244,9 +253,10 @@ def _bursts(box: Sandbox, bursts: Sequence[Sequence[Job]]) -> Iterator[Row]:
 
 @dataclass(frozen=True)
 class _Played:
-    """One trace, played with sbatch, with slurmdl, and with sbatch again."""
+    """One trace, played in each of TRACE_WAYS."""
 
     jobs: Sequence[Job]
+    plain: Run
     before: Run
     ours: Run
     after: Run
@@ -256,14 +266,15 @@ def _traces(box: Sandbox, traces: Sequence[Sequence[Job]]) -> Iterator[Row]:
     played = []
     for number, jobs in enumerate(traces):
         runs = []
-        for way in ("sbatch", "slurmdl", "sbatch"):
+        for way in TRACE_WAYS:
             print(f"herding: trace {number + 1} of {len(traces)}, {way}", file=sys.stderr, flush=True)
             runs.append(play(box, jobs, way))
         played.append(_Played(jobs, *runs))
-    yield _compared(f"trace of {len(traces[0])} jobs: completion of the queue", played,
-                    lambda run, _: run.completion, "s", 0.0)
+    yield from _compared(f"trace of {len(traces[0])} jobs: completion of the queue", played,
+                         lambda run, _: run.completion, "s", 0.0)
     yield results.row("trace: jobs that the controller ended",
-                      [sum(run.lost for one in played for run in (one.before, one.ours, one.after))], "jobs")
+                      [sum(run.lost for one in played for run in (one.plain, one.before, one.ours, one.after))],
+                      "jobs")
     for who, mine in (("placed jobs", True), ("other users' jobs", False)):
         yield from _of_users(box.spec.topology, who, mine, played)
 
@@ -275,28 +286,32 @@ def _of_users(topology: Topology, who: str, placed: bool, played: Sequence[_Play
     def leaves(run: Run, jobs: Sequence[Job]) -> float:
         return float(np.mean(theirs([_leaves(topology, nodes) for nodes in run.nodes], jobs)))
 
-    yield _compared(f"trace: median seconds to submit {who}", played,
-                    lambda run, jobs: float(np.median(theirs(run.submissions, jobs))), "s")
-    yield _compared(f"trace: mean wait of {who}", played,
-                    lambda run, jobs: float(np.mean(theirs(run.waits, jobs))), "s", 0.0)
-    yield _compared(f"trace: median wait of {who}", played,
-                    lambda run, jobs: float(np.median(theirs(run.waits, jobs))), "s", PASS)
-    yield _compared(f"trace: longest wait of {who}", played,
-                    lambda run, jobs: max(theirs(run.waits, jobs)), "s", PASS)
-    yield _compared(f"trace: mean leaves of {who}", played, leaves, "leaves")
+    yield from _compared(f"trace: median seconds to submit {who}", played,
+                         lambda run, jobs: float(np.median(theirs(run.submissions, jobs))), "s")
+    yield from _compared(f"trace: mean wait of {who}", played,
+                         lambda run, jobs: float(np.mean(theirs(run.waits, jobs))), "s", 0.0)
+    yield from _compared(f"trace: median wait of {who}", played,
+                         lambda run, jobs: float(np.median(theirs(run.waits, jobs))), "s", PASS)
+    yield from _compared(f"trace: longest wait of {who}", played,
+                         lambda run, jobs: max(theirs(run.waits, jobs)), "s", PASS)
+    yield from _compared(f"trace: mean leaves of {who}", played, leaves, "leaves")
 
 
 def _compared(metric: str, played: Sequence[_Played], figure: Callable[[Run, Sequence[Job]], float], unit: str,
-              more: float | None = None) -> Row:
-    """A figure with slurmdl beside that with sbatch; judged where it is said how much more is forgiven."""
+              more: float | None = None) -> Iterator[Row]:
+    """A figure with slurmdl beside sbatch's under the same load, judged where it is said how much more is forgiven;
+    and that of sbatch alone."""
     ours = [figure(one.ours, one.jobs) for one in played]
     pairs = [(figure(one.before, one.jobs), figure(one.after, one.jobs)) for one in played]
-    plain = float(np.median(pairs))
+    loaded = float(np.median(pairs))
+    yield results.row(f"{metric}, sbatch alone", [figure(one.plain, one.jobs) for one in played], unit,
+                      baseline=loaded)
     if more is None:
-        return results.row(f"{metric}, slurmdl", ours, unit, baseline=plain)
-    most, noise = SLACK * plain + more, max(abs(first - second) for first, second in pairs)
-    return results.row(f"{metric}, slurmdl", ours, unit, baseline=plain, met=float(np.median(ours)) <= most,
-                       target=f"at most {most:.4g} {unit} (sbatch twice: up to {noise:.3g} {unit} apart)")
+        yield results.row(f"{metric}, slurmdl", ours, unit, baseline=loaded)
+        return
+    most, noise = SLACK * loaded + more, max(abs(first - second) for first, second in pairs)
+    yield results.row(f"{metric}, slurmdl", ours, unit, baseline=loaded, met=float(np.median(ours)) <= most,
+                      target=f"at most {most:.4g} {unit} (sbatch twice: up to {noise:.3g} {unit} apart)")
 
 
 def _leaves(topology: Topology, nodes: Sequence[str]) -> int:
