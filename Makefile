@@ -19,6 +19,9 @@ BIN := .venv/bin
 # The sandbox makes network namespaces, which needs root; everything else runs as the user.
 AS_ROOT := tools/as-root
 
+# test files side by side: many of them wait for Slurm
+WORKERS ?= 2
+
 BENCHES := bench-demo bench-topology bench-placement bench-model bench-spank
 
 .PHONY: demo test lint install system nightly fuzz oracle plugin fuzz-plugin memcheck-plugin plugin-releases clean \
@@ -28,7 +31,7 @@ demo: install
 	@$(AS_ROOT) $(BIN)/slurmdl bench demo
 
 test: install
-	$(AS_ROOT) $(BIN)/pytest -p no:cacheprovider $(TESTS)
+	$(AS_ROOT) $(BIN)/pytest -p no:cacheprovider -n $(WORKERS) --dist loadfile $(TESTS)
 
 lint: install
 	$(BIN)/ruff check .
