@@ -1,0 +1,252 @@
+"""Virtual ranks: a whole run in one process, always the same, on a clock of its own.
+
+Each rank is a thread, of which one runs at a time: the rank whose clock is behind all others goes on, the lowest rank
+where clocks are equal. It hands on where it waits, computes, or asks in vain. So strategies in which nobody waits for
+anybody can be repeated exactly, too.
+"""
+
+from __future__ import annotations
+
+import math
+import pickle
+import threading
+from collections import defaultdict, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+
+from slurmdl.errors import TrainError
+
+Result = TypeVar("Result")
+
+#: seconds on the clock that it costs to ask for a message that is not there
+ASKING = 1e-5
+
+
+class Network(Protocol):
+    """How long messages take."""
+
+    def arrival(self, source: int, target: int, size: int, clock: float) -> tuple[float, float]:
+        """When a message of `size` bytes, sent at `clock`, has left its sender, and when it is there."""
+
+
+@dataclass
+class Request:
+    """Something that a rank may wait for.
+
+    Attributes
+    ----------
+    what : in words.
+    into : the array to be filled, None for a send.
+    done : time on the clock at which it is done; infinite as long as that is not known.
+    """
+
+    what: str
+    into: Any = None
+    done: float = math.inf
+
+
+class _Ended(BaseException):
+    """Ends the threads of the other ranks when the run has failed."""
+
+
+class Virtual:
+    """One of the ranks of `run`; see `transport.Transport`.
+
+    Attributes
+    ----------
+    clock : seconds since the start, as this rank sees it.
+    """
+
+    threaded = False
+
+    def __init__(self, rank: int, stage: _Stage) -> None:
+        self.rank, self.size = rank, stage.size
+        self.clock = 0.0
+        self._stage = stage
+        self._mail: defaultdict[tuple[int, int], deque[tuple[float, Any]]] = defaultdict(deque)
+        self._open: defaultdict[tuple[int, int], deque[Request]] = defaultdict(deque)
+        self._gatherings = 0
+        self.waits: Sequence[Request] = ()
+        self.turn = threading.Semaphore(0)
+        self.ended = False
+
+    def compute(self, seconds: float) -> None:
+        """Let time go by on the clock."""
+        self.clock += seconds
+        self._stage.hand_on(self)
+
+    def send(self, peer: int, array: Any, tag: int = 0) -> Request:
+        left, there = self._stage.arrival(self.rank, peer, array.nbytes, self.clock)
+        self._stage.ranks[peer].deliver(self.rank, tag, array, there)
+        return Request(f"its message to rank {peer}", done=left)
+
+    def deliver(self, source: int, tag: int, array: Any, there: float) -> None:
+        """Put a message of another rank where this one expects or will look for it."""
+        waiting = self._open[source, tag]
+        if waiting:
+            request = waiting.popleft()
+            _fill(request, array, there)
+        else:
+            self._mail[source, tag].append((there, array.copy()))
+
+    def receive(self, peer: int, array: Any, tag: int = 0) -> Request:
+        request = Request(f"a message of rank {peer} with tag {tag}", into=array)
+        mail = self._mail[peer, tag]
+        if mail:
+            there, message = mail.popleft()
+            _fill(request, message, there)
+        else:
+            self._open[peer, tag].append(request)
+        return request
+
+    def probe(self, tag: int) -> int | None:
+        found = [(mail[0][0], source) for (source, its), mail in self._mail.items() if its == tag and mail]
+        if found and min(found)[0] <= self.clock:
+            return min(found)[1]
+        self.compute(ASKING)
+        return None
+
+    def test(self, requests: Sequence[Request]) -> bool:
+        if all(request.done <= self.clock for request in requests):
+            return True
+        self.compute(ASKING)
+        return False
+
+    def wait(self, requests: Sequence[Request]) -> None:
+        self.waits = requests
+        self._stage.hand_on(self)
+        self.clock, self.waits = self.ready(), ()
+
+    def ready(self) -> float:
+        """When this rank can go on; infinite as long as that is not known."""
+        return max([self.clock, *(request.done for request in self.waits)])
+
+    def __str__(self) -> str:
+        if self.ended:
+            return f"rank {self.rank} has ended"
+        return f"rank {self.rank} waits for " + next(its.what for its in self.waits if its.done == math.inf)
+
+    def meet(self) -> None:
+        self.allgather(None)
+
+    def allgather(self, thing: Any) -> list[Any]:
+        gathering = self._stage.gatherings[self._gatherings]
+        self._gatherings += 1
+        gathering.things[self.rank] = pickle.dumps(thing)
+        gathering.latest = max(gathering.latest, self.clock)
+        if len(gathering.things) == self.size:
+            gathering.all.done = gathering.latest
+        self.wait([gathering.all])
+        return [pickle.loads(gathering.things[rank]) for rank in range(self.size)]
+
+    def gather(self, thing: Any) -> list[Any] | None:
+        found = self.allgather(thing)
+        return found if self.rank == 0 else None
+
+    def broadcast(self, thing: Any) -> Any:
+        return self.allgather(thing if self.rank == 0 else None)[0]
+
+
+def _fill(request: Request, message: Any, there: float) -> None:
+    if message.nbytes != request.into.nbytes:
+        raise TrainError(f"{request.what} has {message.nbytes} bytes where {request.into.nbytes} were expected")
+    request.into.reshape(-1).view(np.uint8)[:] = message.reshape(-1).view(np.uint8)
+    request.done = there
+
+
+@dataclass
+class _Gathering:
+    """What ranks have given so far, and a request that is done when all have."""
+
+    things: dict[int, bytes] = field(default_factory=dict)
+    latest: float = 0.0
+    all: Request = field(default_factory=lambda: Request("all ranks to meet"))
+
+
+class _Stage:
+    """All ranks, and whose turn it is."""
+
+    def __init__(self, size: int, network: Network | None) -> None:
+        self.size = size
+        self.ranks = [Virtual(rank, self) for rank in range(size)]
+        self.failure: BaseException | None = None
+        self._network = network
+        self.gatherings: defaultdict[int, _Gathering] = defaultdict(_Gathering)
+
+    def arrival(self, source: int, target: int, size: int, clock: float) -> tuple[float, float]:
+        return self._network.arrival(source, target, size, clock) if self._network else (clock, clock)
+
+    def hand_on(self, rank: Virtual) -> None:
+        """Let that rank go on which can do so first, and return when it is `rank`'s turn again."""
+        if not self.failure:
+            following = self._following()
+            if following is not rank:
+                following.turn.release()
+                rank.turn.acquire()
+        if self.failure:
+            raise _Ended
+
+    def play(self, rank: Virtual, program: Callable[[], None]) -> None:
+        """The life of a rank's thread."""
+        rank.turn.acquire()
+        try:
+            if not self.failure:
+                program()
+            rank.ended = True
+            if not (self.failure or all(its.ended for its in self.ranks)):
+                self._following().turn.release()
+        except BaseException as error:
+            self.fail(error)
+
+    def fail(self, error: BaseException) -> None:
+        """End all ranks, for the reason that was given first."""
+        if self.failure is None:
+            self.failure = error
+            for its in self.ranks:
+                its.turn.release()
+
+    def _following(self) -> Virtual:
+        going = min((rank for rank in self.ranks if not rank.ended), key=Virtual.ready)
+        if going.ready() == math.inf:
+            raise TrainError("deadlock: " + "; ".join(map(str, self.ranks)))
+        return going
+
+
+def run(count: int, program: Callable[[Virtual], Result], network: Network | None = None) -> list[Result]:
+    """What a program returns in each of `count` virtual ranks, in rank order.
+
+    Parameters
+    ----------
+    program : called once per rank, with its transport. What computes calls `Virtual.compute`; a rank that neither
+        computes nor waits keeps the others from going on.
+    network : how long messages take; None where they take no time.
+
+    Raises
+    ------
+    TrainError : no rank can go on; the message names what each of them waits for.
+    BaseException : what the first rank that failed has raised.
+    """
+    stage = _Stage(count, network)
+    results: dict[int, Result] = {}
+
+    def begin(rank: Virtual) -> threading.Thread:
+        def live() -> None:
+            results[rank.rank] = program(rank)
+        return threading.Thread(target=stage.play, args=(rank, live), name=f"rank {rank.rank}", daemon=True)
+
+    threads = [begin(rank) for rank in stage.ranks]
+    for thread in threads:
+        thread.start()
+    stage.ranks[0].turn.release()
+    try:
+        for thread in threads:
+            thread.join()
+    except BaseException as error:
+        stage.fail(error)
+        raise
+    if stage.failure:
+        raise stage.failure
+    return [results[rank] for rank in range(count)]
