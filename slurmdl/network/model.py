@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from functools import cached_property
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from slurmdl.errors import InputError
+from slurmdl.network.samples import SOURCES, is_trunk
+
+FloatArray = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -15,33 +23,122 @@ class LinkScore:
 
     Attributes
     ----------
-    throughput : bytes/s.
-    delay : seconds, round trip.
+    throughput : bytes/s; None where it was not measured.
+    delay : seconds, round trip, median; 0 where it was not measured.
     loss : fraction of packets lost, 0 to 1.
     age : seconds since the newest sample.
     samples : how many samples stand behind it.
+    delay_tail : seconds, round trip, 99th percentile; 0 where it was not measured.
+    rdma : whether it is of an RDMA fabric, where no TCP answers losses.
+    source : where the newest sample is from, one of samples.SOURCES, "" where that is not said.
     """
 
-    throughput: float
+    throughput: float | None = None
     delay: float = 0.0
     loss: float = 0.0
     age: float = 0.0
     samples: int = 1
+    delay_tail: float = 0.0
+    rdma: bool = False
+    source: str = ""
+
+    @classmethod
+    def from_json(cls, name: str, data: Any) -> LinkScore:
+        """The score of the link of that name; InputError names what does not fit."""
+        if not isinstance(data, dict):
+            raise InputError(f"scores: {name}: an object expected, not {type(data).__name__}")
+        for key in data:
+            if key not in _RANGES:
+                raise InputError(f"scores: {name}: unknown key {key!r}; valid: {', '.join(_RANGES)}")
+        for key, value in data.items():
+            valid, fits = _RANGES[key]
+            if not fits(value):
+                raise InputError(f"scores: {name}: {key} {str(value)[:40]!r} is not valid; valid: {valid}")
+        return cls(**data)
+
+
+def _within(low: float, high: float, above: bool = False) -> Callable[[Any], bool]:
+    """Whether a value is a finite number of the range; one so large that no float holds it is none."""
+    def fits(value: Any) -> bool:
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
+            return False
+        return math.isfinite(value) and (not above or value > low)
+
+    return fits
+
+
+#: bytes/s that no link has, seconds that no round trip takes, and seconds after which a measurement is history
+_MOST, _LONGEST, _OLDEST = 1e15, 60.0, 1e10
+
+_positive = _within(0, _MOST, above=True)
+_delay = f"a number from 0 to {_LONGEST:g}", _within(0, _LONGEST)
+#: key of a score -> what is valid in words, and whether a value is
+_RANGES: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
+    "throughput": (f"a number above 0, at most {_MOST:g}, or null", lambda value: value is None or _positive(value)),
+    "delay": _delay, "delay_tail": _delay,
+    "loss": ("a number from 0 to 1", _within(0, 1)),
+    "age": (f"a number from 0 to {_OLDEST:g}", _within(0, _OLDEST)),
+    "samples": ("a whole number from 1", lambda value: type(value) is int and 1 <= value < 2**53),
+    "rdma": ("true, false", lambda value: isinstance(value, bool)),
+    "source": (", ".join(SOURCES), lambda value: isinstance(value, str) and value in ("", *SOURCES)),
+}
+
+
+@dataclass(frozen=True)
+class Weights:
+    """How much each figure counts in the weighted sum (see figure.weighted)."""
+
+    throughput: float = 1.0
+    delay: float = 1.0
+    loss: float = 1.0
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """The scores of links of one kind as arrays, each of shape (links,).
+
+    Attributes
+    ----------
+    index : name of the link -> its place in the arrays.
+    throughput : bytes/s, NaN where it was not measured.
+    delay : seconds, round trip, NaN where it was not measured.
+    loss, age : as in LinkScore.
+    rdma : whether no TCP answers its losses.
+    """
+
+    index: Mapping[str, int]
+    throughput: FloatArray
+    delay: FloatArray
+    loss: FloatArray
+    age: FloatArray
+    rdma: npt.NDArray[np.bool_]
+
+    @classmethod
+    def of(cls, scores: Mapping[str, LinkScore]) -> Table:
+        rows = [(math.nan if score.throughput is None else score.throughput, score.delay or math.nan, score.loss,
+                 score.age, score.rdma) for score in scores.values()]
+        throughput, delay, loss, age, rdma = np.array(rows, float).reshape(-1, 5).T
+        return cls(dict(zip(scores, range(len(scores)), strict=True)), throughput, delay, loss, age, rdma > 0)
 
 
 @dataclass(frozen=True)
 class LinkScores:
-    """Scores of the links of nodes (node <-> its leaf) and of zones (zone <-> the zone above).
+    """Scores of the links of nodes (node <-> its leaf), of zones (zone <-> the zone above), and of the ways between
+    pairs of leaf zones.
 
     A link that is missing here has `LinkSpeed` of the topology, else the default of its level.
 
     Attributes
     ----------
     nodes, zones : name -> LinkScore; empty where nothing was measured.
+    trunks : "leafA|leafB", the names sorted -> LinkScore of the way from one leaf zone to the other.
     node_default : bytes/s of a node's link.
     zone_default : bytes/s of a zone's uplink, by level (index 0 = leaf); the last entry serves all above. ()
         where nothing is set: half of what the nodes below can send together, a 2:1 oversubscribed tree.
     delay_default : seconds that one message takes at each level crossed.
+    time : seconds since the epoch when the ages were right; 0 where they are right now.
+    half_life : seconds after which a score counts half as much as the default of its link; None for no decay.
+    weights : of the weighted sum; None where the figures count by what they do to a transfer (see capacity).
     """
 
     nodes: Mapping[str, LinkScore] = field(default_factory=dict)
@@ -49,6 +146,27 @@ class LinkScores:
     node_default: float = 1.25e9
     zone_default: tuple[float, ...] = ()
     delay_default: float = 2e-5
+    trunks: Mapping[str, LinkScore] = field(default_factory=dict)
+    time: float = 0.0
+    half_life: float | None = None
+    weights: Weights | None = None
+
+    @cached_property
+    def node_table(self) -> Table:
+        return Table.of(self.nodes)
+
+    @cached_property
+    def zone_table(self) -> Table:
+        return Table.of(self.zones)
+
+    @cached_property
+    def trunk_table(self) -> Table:
+        return Table.of(self.trunks)
+
+    @property
+    def measured(self) -> int:
+        """Number of links with a score."""
+        return len(self.nodes) + len(self.zones) + len(self.trunks)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -56,17 +174,55 @@ class LinkScores:
     @classmethod
     def from_json(cls, data: Any) -> LinkScores:
         """The inverse of `to_json`; every key may be absent. InputError names what does not fit."""
-        try:
-            known = {k: v for k, v in data.items() if k not in ("nodes", "zones", "zone_default")}
-            scores = cls(nodes={k: LinkScore(**v) for k, v in data.get("nodes", {}).items()},
-                         zones={k: LinkScore(**v) for k, v in data.get("zones", {}).items()},
-                         zone_default=tuple(data.get("zone_default", cls.zone_default)), **known)
-        except (TypeError, AttributeError) as error:
-            raise InputError(f"scores JSON: malformed ({type(error).__name__}: {error})") from error
-        for kind in (scores.nodes, scores.zones):
-            for name, score in kind.items():
-                numbers = (score.throughput, score.delay, score.loss, score.age)
-                if not all(isinstance(n, (int, float)) for n in numbers) or not (
-                        score.throughput > 0 and score.delay >= 0 and 0 <= score.loss <= 1):
-                    raise InputError(f"scores JSON: {name}: throughput > 0, delay >= 0 and 0 <= loss <= 1 expected")
-        return scores
+        if not isinstance(data, dict):
+            raise InputError(f"scores: an object expected, not {type(data).__name__}")
+        known = {entry.name for entry in fields(cls)}
+        for key in data:
+            if key not in known:
+                raise InputError(f"scores: unknown key {key!r}; valid: {', '.join(sorted(known))}")
+        found: dict[str, Any] = {key: _links(key, data[key]) for key in ("nodes", "zones", "trunks") if key in data}
+        for key in ("node_default", "delay_default", "time", "half_life"):
+            if key in data:
+                found[key] = _number(key, data[key], zero=key in ("delay_default", "time"), none=key == "half_life")
+        if "zone_default" in data:
+            if not isinstance(data["zone_default"], (list, tuple)):
+                raise InputError("scores: zone_default: a list expected")
+            found["zone_default"] = tuple(_number("zone_default", each) for each in data["zone_default"])
+        if data.get("weights") is not None:
+            found["weights"] = _weights(data["weights"])
+        return cls(**found)
+
+
+def trunk(one: str, other: str) -> str:
+    """Name of the way between two leaf zones."""
+    return "|".join(sorted((one, other)))
+
+
+def _links(key: str, data: Any) -> dict[str, LinkScore]:
+    if not isinstance(data, dict):
+        raise InputError(f"scores: {key}: an object expected, not {type(data).__name__}")
+    for name in data:
+        if not name or not name.isprintable():
+            raise InputError(f"scores: {key}: {name!r} is no name")
+        if key == "trunks" and not is_trunk(name):
+            raise InputError(f"scores: trunks: {name!r} is not valid; valid: two leaf zones as A|B in sorted order")
+    return {name: LinkScore.from_json(name, score) for name, score in data.items()}
+
+
+def _number(key: str, value: Any, zero: bool = False, none: bool = False) -> float | None:
+    if none and value is None:
+        return None
+    if not _within(0, _MOST, above=not zero)(value):
+        raise InputError(f"scores: {key} {str(value)[:40]!r} is not valid; valid: a number "
+                         f"{'from' if zero else 'above'} 0")
+    return float(value)
+
+
+def _weights(data: Any) -> Weights:
+    try:
+        weights = Weights(**data)
+    except TypeError as error:
+        raise InputError(f"scores: weights: {error}") from error
+    for key, value in asdict(weights).items():
+        _number(f"weights.{key}", value, zero=True)
+    return weights

@@ -49,7 +49,8 @@ class LinkSample:
             raise InputError(f"sample: kind {self.kind!r} is not one of {', '.join(KINDS)}")
         if self.source not in SOURCES:
             raise InputError(f"sample of {self.name}: source {self.source!r} is not one of {', '.join(SOURCES)}")
-        if not self.name or (self.kind == "trunk" and self.name.split("|") != sorted(self.name.split("|"))[:2]):
+        if not isinstance(self.name, str) or not self.name.isprintable() or not self.name or \
+                (self.kind == "trunk" and not is_trunk(self.name)):
             raise InputError(f"sample: name {self.name!r} is not valid; valid: a {self.kind}'s name"
                              + (", as A|B in sorted order" if self.kind == "trunk" else ""))
         _check("time", self.time, self.name, 0, math.inf)
@@ -74,6 +75,12 @@ def _check(key: str, value: Any, name: str, low: float, high: float) -> None:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) \
             or not low <= value <= high:
         raise InputError(f"sample of {name}: {key} {value!r} is not valid; valid: a number from {low:g} to {high:g}")
+
+
+def is_trunk(name: str) -> bool:
+    """Whether it names a way between two leaf zones."""
+    parts = name.split("|")
+    return len(parts) == 2 and all(parts) and parts == sorted(parts)
 
 
 def to_lines(samples: Iterable[LinkSample]) -> str:

@@ -1,0 +1,84 @@
+"""What loss, delay and throughput of a link do to a transfer: one figure in bytes/s, one in seconds per message.
+
+A message of n bytes over a link takes n / `carried` + the link's delay + `stall`. Three measured figures become
+seconds by what TCP does, so that none of them needs a weight.
+
+References
+----------
+Padhye, Firoiu, Towsley, Kurose: Modeling TCP throughput, SIGCOMM 1998, doi:10.1145/285237.285291.
+RFC 6298 (retransmission timer), RFC 8985 (RACK-TLP loss detection).
+Lee et al., Electronics 2023, 12(14):3021 (the weighted sum).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from slurmdl.network.model import Weights
+
+FloatArray = npt.NDArray[np.float64]
+
+#: bytes of payload in a segment, on Ethernet with 1500 bytes
+SEGMENT = 1448.0
+#: segments that one acknowledgement answers
+PER_ACK = 2.0
+#: least retransmission timeout in seconds, Linux's TCP_RTO_MIN; RFC 6298 would have 1 s
+LEAST_TIMEOUT = 0.2
+#: seconds beyond two round trips after which the loss of a flight's end is probed, two ticks of Linux's timer
+PROBE_TICKS = 4e-3
+#: loss above which no formula holds; so much stands for a link that carries hardly anything
+MOST_LOSS = 0.9
+
+
+def carried(throughput: FloatArray, loss: FloatArray, round_trip: FloatArray, rdma: npt.NDArray[np.bool_]) -> FloatArray:
+    """Bytes/s that a link carries: what was measured, or less where TCP cannot fill it at that loss.
+
+    Parameters
+    ----------
+    throughput : bytes/s, measured.
+    loss : fraction of packets lost.
+    round_trip : seconds, above 0.
+    rdma : links without TCP: their losses are repaired by the adapter and show in the throughput alone.
+    """
+    return np.asarray(np.where(rdma, throughput, np.minimum(throughput, tcp(loss, round_trip))))
+
+
+def tcp(loss: FloatArray, round_trip: FloatArray) -> FloatArray:
+    """Bytes/s of one TCP connection that only losses bound; infinity without loss. Padhye et al., equation 32.
+
+    Their T0 is the time that passes where no duplicate acknowledgements tell of a loss. Inside a bulk transfer
+    that is a tail loss probe's (RFC 8985), not the retransmission timeout's; what the latter does to the end of a
+    message is in `stall`.
+    """
+    p = np.minimum(loss, MOST_LOSS)
+    timeout = 2 * round_trip + PROBE_TICKS
+    by_acks = round_trip * np.sqrt(2 * PER_ACK * p / 3)
+    by_timeouts = timeout * np.minimum(1.0, 3 * np.sqrt(3 * PER_ACK * p / 8)) * p * (1 + 32 * p**2)
+    with np.errstate(divide="ignore"):
+        return np.asarray(SEGMENT / (by_acks + by_timeouts))
+
+
+def stall(loss: FloatArray, round_trip: FloatArray, rdma: npt.NDArray[np.bool_]) -> FloatArray:
+    """Seconds that a message is expected to wait for a retransmission timeout, since its last packet was lost.
+
+    A lost timeout's retransmission doubles the timeout (RFC 6298), which adds up to p / (1 - 2p), here bounded.
+    """
+    p = np.minimum(loss, MOST_LOSS / 2)
+    return np.asarray(np.where(rdma, 0.0, p / (1 - 2 * p) * np.maximum(LEAST_TIMEOUT, 2 * round_trip)))
+
+
+def weighted(throughput: FloatArray, loss: FloatArray, round_trip: FloatArray, best: FloatArray, least: FloatArray,
+             weights: Weights) -> FloatArray:
+    """Score of a link from above 0 to 1 by a weighted sum of its figures, each beside that of a good link.
+
+    Parameters
+    ----------
+    throughput, loss, round_trip : as in `carried`.
+    best : bytes/s of a good link.
+    least : seconds, round trip of a good link.
+    """
+    total = weights.throughput + weights.delay + weights.loss
+    score = (weights.throughput * np.minimum(throughput / best, 1.0)
+             + weights.delay * np.minimum(least / round_trip, 1.0) + weights.loss * (1 - loss))
+    return np.asarray(np.maximum(score / total if total else np.ones_like(score), 1e-6))
