@@ -3,7 +3,7 @@
 A link that was measured carries what its loss, delay and throughput allow (figure.carried), and each message over it
 waits half its round trip and what its lost tails cost (figure.stall). With weights (Lee et al., Electronics 2023,
 12(14):3021) it carries the share of its default that its weighted score says. What is older counts less beside the
-default: half after each half-life.
+default: half after each half-life. Differences below the margin are no differences: noise must not scatter a job.
 """
 
 from __future__ import annotations
@@ -23,21 +23,13 @@ FloatArray = npt.NDArray[np.float64]
 #: how many times the links of its nodes a zone's uplink is taken to fall short, where nothing is known of it; but
 #: it is never taken for slower than one of them
 OVERSUBSCRIPTION = 2.0
-#: seconds of a round trip where neither a measurement nor a default says anything, for TCP's formula
+#: seconds, shorter than any message: where neither a measurement nor a default says anything
 _SHORTEST = 1e-6
 
 
 def node_links(nodes: Sequence[str], scores: LinkScores) -> tuple[FloatArray, FloatArray]:
     """Capacity (bytes/s) and one-way delay (s) of the link of each node to its leaf, each of shape (nodes,)."""
     return _measured(nodes, np.full(len(nodes), float(scores.node_default)), scores.node_table, scores)
-
-
-def node_losses(nodes: Sequence[str], scores: LinkScores) -> FloatArray:
-    """Fraction of packets lost on the link of each node, 0 where nothing was measured; shape (nodes,)."""
-    loss = np.zeros(len(nodes))
-    known, row = _known(nodes, scores.node_table)
-    loss[known] = scores.node_table.loss[row]
-    return loss
 
 
 def zone_uplinks(zones: Sequence[str], level: npt.NDArray[np.integer[Any]], size: npt.NDArray[np.integer[Any]],
@@ -92,7 +84,9 @@ def _measured(names: Sequence[str], capacity: FloatArray, table: Table,
         # figures of links span orders of magnitude: the mean of their logarithms
         carried = prior * (carried / prior) ** trust
         waits = delay[known] + trust * (waits - delay[known])
-    capacity[known], delay[known] = carried, waits
+    capacity[known] = figure.stepped(carried, prior, scores.margin)
+    delay[known] = figure.stepped(np.maximum(waits, _SHORTEST), np.maximum(delay[known], _SHORTEST), scores.margin) \
+        if scores.margin else waits
     return capacity, delay
 
 

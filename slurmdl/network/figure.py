@@ -18,6 +18,7 @@ import numpy.typing as npt
 from slurmdl.network.model import Weights
 
 FloatArray = npt.NDArray[np.float64]
+BoolArray = npt.NDArray[np.bool_]
 
 #: bytes of payload in a segment, on Ethernet with 1500 bytes
 SEGMENT = 1448.0
@@ -31,7 +32,7 @@ PROBE_TICKS = 4e-3
 MOST_LOSS = 0.9
 
 
-def carried(throughput: FloatArray, loss: FloatArray, round_trip: FloatArray, rdma: npt.NDArray[np.bool_]) -> FloatArray:
+def carried(throughput: FloatArray, loss: FloatArray, round_trip: FloatArray, rdma: BoolArray) -> FloatArray:
     """Bytes/s that a link carries: what was measured, or less where TCP cannot fill it at that loss.
 
     Parameters
@@ -59,7 +60,7 @@ def tcp(loss: FloatArray, round_trip: FloatArray) -> FloatArray:
         return np.asarray(SEGMENT / (by_acks + by_timeouts))
 
 
-def stall(loss: FloatArray, round_trip: FloatArray, rdma: npt.NDArray[np.bool_]) -> FloatArray:
+def stall(loss: FloatArray, round_trip: FloatArray, rdma: BoolArray) -> FloatArray:
     """Seconds that a message is expected to wait for a retransmission timeout, since its last packet was lost.
 
     A lost timeout's retransmission doubles the timeout (RFC 6298), which adds up to p / (1 - 2p), here bounded.
@@ -82,3 +83,19 @@ def weighted(throughput: FloatArray, loss: FloatArray, round_trip: FloatArray, b
     score = (weights.throughput * np.minimum(throughput / best, 1.0)
              + weights.delay * np.minimum(least / round_trip, 1.0) + weights.loss * (1 - loss))
     return np.asarray(np.maximum(score / total if total else np.ones_like(score), 1e-6))
+
+
+def stepped(value: FloatArray, usual: FloatArray, margin: float) -> FloatArray:
+    """The value, in steps of so many times the usual one that noise below the margin makes no difference.
+
+    What lies within the margin of the usual value is the usual value.
+
+    Parameters
+    ----------
+    value, usual : above 0.
+    margin : a fraction of the value, 0 for none.
+    """
+    if margin <= 0:
+        return value
+    step = 2 * np.log1p(margin)
+    return np.asarray(usual * np.exp(step * np.round(np.log(value / usual) / step)))

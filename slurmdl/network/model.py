@@ -138,6 +138,7 @@ class LinkScores:
     delay_default : seconds that one message takes at each level crossed.
     time : seconds since the epoch when the ages were right; 0 where they are right now.
     half_life : seconds after which a score counts half as much as the default of its link; None for no decay.
+    margin : fraction; links whose figures differ by less count as equal. 0 for the exact figures.
     weights : of the weighted sum; None where the figures count by what they do to a transfer (see capacity).
     """
 
@@ -149,6 +150,7 @@ class LinkScores:
     trunks: Mapping[str, LinkScore] = field(default_factory=dict)
     time: float = 0.0
     half_life: float | None = None
+    margin: float = 0.0
     weights: Weights | None = None
 
     @cached_property
@@ -181,9 +183,10 @@ class LinkScores:
             if key not in known:
                 raise InputError(f"scores: unknown key {key!r}; valid: {', '.join(sorted(known))}")
         found: dict[str, Any] = {key: _links(key, data[key]) for key in ("nodes", "zones", "trunks") if key in data}
-        for key in ("node_default", "delay_default", "time", "half_life"):
+        for key in ("node_default", "delay_default", "time", "half_life", "margin"):
             if key in data:
-                found[key] = _number(key, data[key], zero=key in ("delay_default", "time"), none=key == "half_life")
+                found[key] = _number(key, data[key], zero=key in ("delay_default", "time", "margin"),
+                                     none=key == "half_life")
         if "zone_default" in data:
             if not isinstance(data["zone_default"], (list, tuple)):
                 raise InputError("scores: zone_default: a list expected")

@@ -44,8 +44,8 @@ class Level:
 class Pool:
     """The nodes of a snapshot that can take tasks, and the zones above them, numbered anew.
 
-    The nodes of any zone stand together; in a leaf the preferred come first: by Slurm's weight, then by loss,
-    capacity and delay of the link, then in the order of the snapshot or of the seed.
+    The nodes of any zone stand together; in a leaf the preferred come first: by Slurm's weight, then by capacity
+    and delay of the link, then in the order of the snapshot or of the seed.
 
     Attributes
     ----------
@@ -196,9 +196,9 @@ def pool(cluster: ClusterSnapshot, topology: Topology, scores: LinkScores, room:
     node = np.flatnonzero((room > 0) & inside[where])
     where = where[node]
     names = [cluster.names[i] for i in node.tolist()]
-    (speed, delay), loss = capacity.node_links(names, scores), capacity.node_losses(names, scores)
+    speed, delay = capacity.node_links(names, scores)
     weight = cluster.weight[node]
-    order = np.lexsort((shuffled(len(node), seed), delay, -speed, loss, weight, topology.begin[topology.leaf[where]]))
+    order = np.lexsort((shuffled(len(node), seed), delay, -speed, weight, topology.begin[topology.leaf[where]]))
     node, where = node[order], where[order]
     above = topology.above(where)
     used = np.zeros(len(topology.zones), bool)
