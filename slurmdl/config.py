@@ -9,6 +9,18 @@ The keys, all optional::
       node: 1.25e9        # bytes/s of a node's link
       zone: [1.25e10]     # bytes/s of a zone's uplink, by level, leaf first; the last serves all above
       delay: 2.0e-5       # seconds that a message takes at each level crossed
+    scores:               # of links, see docs/scores.md
+      file: /shared/slurmdl/scores.json    # what the collector publishes
+      owner: slurmdl      # the user that may write it, beside root
+      max_age: 900        # seconds after which scores are not read any more
+      half_life: 300      # seconds after which a score counts half as much as what is assumed; 0: for no decay
+      margin: 0.25        # links whose figures differ by less count as equal
+      scoring: physical   # or weighted, by
+      weights: {throughput: 1, delay: 1, loss: 1}
+      prometheus:
+        url: http://prometheus:9090
+        label: instance   # that names the node
+        queries: {throughput: ..., delay: ..., loss: ...}    # PromQL; node_exporter's metrics where not given
     plan_dir: /home/shared/slurmdl    # a directory that all nodes share, for plans too long for the environment
 
 Without a file nothing is read and no YAML reader is imported.
@@ -17,14 +29,48 @@ Without a file nothing is read and no YAML reader is imported.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from slurmdl import dl_options
 from slurmdl.errors import InputError, UsageError
 
 SITE_FILE = "/etc/slurmdl/slurmdl.yaml"
+SCORES_FILE = "/var/lib/slurmdl/scores.json"
+SCORINGS = ("physical", "weighted")
+#: what is measured of a link, by the names of the weights and of the queries
+FIGURES = ("throughput", "delay", "loss")
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Where scores of links are found, whom to trust with them, and how they count.
+
+    Attributes
+    ----------
+    file : what the collector publishes.
+    owner : name or number of the user that may write it beside root, "" for no other.
+    max_age : seconds after which scores are not read any more.
+    half_life : seconds after which a score counts half as much as what is assumed of its link; 0 for no decay.
+    margin : fraction; links whose figures differ by less count as equal.
+    scoring : "physical" or "weighted".
+    weights : figure -> its weight, where scoring is weighted.
+    url : of a Prometheus server, "" for none.
+    label : of its answers, that names the node.
+    queries : figure -> PromQL, for those that are not the shipped ones.
+    """
+
+    file: str = SCORES_FILE
+    owner: str = ""
+    max_age: float = 900.0
+    half_life: float = 300.0
+    margin: float = 0.25
+    scoring: str = "physical"
+    weights: Mapping[str, float] = field(default_factory=dict)
+    url: str = ""
+    label: str = "instance"
+    queries: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -38,6 +84,7 @@ class Config:
     zone_speed : bytes/s of a zone's uplink by level, () for that default.
     delay : seconds, None for that default.
     plan_dir : directory that all nodes share, None where not given.
+    scores : see Scores.
     """
 
     options: Mapping[str, str] = field(default_factory=dict)
@@ -45,6 +92,7 @@ class Config:
     zone_speed: tuple[float, ...] = ()
     delay: float | None = None
     plan_dir: str | None = None
+    scores: Scores = field(default_factory=Scores)
 
 
 def files(environ: Mapping[str, str]) -> tuple[str, str]:
@@ -81,7 +129,7 @@ def _read(path: str) -> dict[str, Any]:
         mark = getattr(error, "problem_mark", None)
         raise InputError(f"is not YAML ({getattr(error, 'problem', None) or error})", path,
                          mark.line + 1 if mark else None) from error
-    return _keys(data or {}, ("options", "links", "plan_dir"), path, "")
+    return _keys(data or {}, ("options", "links", "plan_dir", "scores"), path, "")
 
 
 def _merge(below: Config, data: dict[str, Any], path: str) -> Config:
@@ -96,7 +144,46 @@ def _merge(below: Config, data: dict[str, Any], path: str) -> Config:
         zone_speed=tuple(_positive(speed, "links.zone", path)
                          for speed in (zone if isinstance(zone, (list, tuple)) else [zone])),
         delay=_positive(links["delay"], "links.delay", path) if "delay" in links else below.delay,
-        plan_dir=plan_dir)
+        plan_dir=plan_dir, scores=_scores(below.scores, data.get("scores") or {}, path))
+
+
+def _scores(below: Scores, data: Any, path: str) -> Scores:
+    data = _keys(data, ("file", "owner", "max_age", "half_life", "margin", "scoring", "weights", "prometheus"), path,
+                 "scores.")
+    found: dict[str, Any] = {}
+    if "file" in data:
+        found["file"] = _text(data["file"], "scores.file", path, os.path.isabs, "an absolute path")
+    if "owner" in data:
+        found["owner"] = _text(str(data["owner"]), "scores.owner", path, str.strip, "a user's name or number")
+    for key, zero in (("max_age", False), ("half_life", True), ("margin", True)):
+        if key in data:
+            found[key] = _positive(data[key], f"scores.{key}", path, zero)
+    if "scoring" in data:
+        found["scoring"] = _text(data["scoring"], "scores.scoring", path, SCORINGS.__contains__, ", ".join(SCORINGS))
+    if "weights" in data:
+        weights = _keys(data["weights"], FIGURES, path, "scores.weights.")
+        found["weights"] = {**below.weights, **{key: _positive(value, f"scores.weights.{key}", path, zero=True)
+                                                for key, value in weights.items()}}
+        if not any(found["weights"].get(key, 1.0) for key in FIGURES):
+            raise InputError("scores.weights: all are 0; valid: one at least above 0", path)
+    prometheus = _keys(data.get("prometheus") or {}, ("url", "label", "queries"), path, "scores.prometheus.")
+    if "url" in prometheus:
+        found["url"] = _text(prometheus["url"], "scores.prometheus.url", path,
+                             lambda url: url.startswith(("http://", "https://")), "http://HOST[:PORT]")
+    if "label" in prometheus:
+        found["label"] = _text(prometheus["label"], "scores.prometheus.label", path, str.isidentifier, "a label")
+    if "queries" in prometheus:
+        queries = _keys(prometheus["queries"], FIGURES, path, "scores.prometheus.queries.")
+        found["queries"] = {**below.queries, **{
+            key: _text(value, f"scores.prometheus.queries.{key}", path, str.strip, "PromQL")
+            for key, value in queries.items()}}
+    return replace(below, **found)
+
+
+def _text(value: Any, name: str, path: str, fits: Callable[[str], object], valid: str) -> str:
+    if not isinstance(value, str) or not fits(value):
+        raise InputError(f"{name}: {value!r} is not valid; valid: {valid}", path)
+    return value
 
 
 def _options(data: Any, path: str) -> dict[str, str]:
@@ -131,11 +218,11 @@ def _keys(data: Any, valid: tuple[str, ...], path: str, prefix: str) -> dict[str
     return data
 
 
-def _positive(value: Any, name: str, path: str) -> float:
+def _positive(value: Any, name: str, path: str, zero: bool = False) -> float:
     try:
         number = float(value)  # YAML 1.1 reads 1e9, which has no point, as text
-    except (TypeError, ValueError):
-        number = 0.0
-    if isinstance(value, bool) or not 0 < number < float("inf"):
-        raise InputError(f"{name}: {value!r} is not valid; valid: a number above 0", path)
+    except (TypeError, ValueError, OverflowError):
+        number = -1.0
+    if isinstance(value, bool) or not 0 <= number < float("inf") or (not number and not zero):
+        raise InputError(f"{name}: {value!r} is not valid; valid: a number {'from' if zero else 'above'} 0", path)
     return number
