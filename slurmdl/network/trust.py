@@ -1,0 +1,87 @@
+"""Whose scores are believed: the reader's own, root's, and those of the user that the site names.
+
+Scores steer the jobs of everybody, so a file that another user could have written or replaced is not read. It is
+judged after it was opened, so that it cannot be exchanged between look and use.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+
+from slurmdl.errors import InputError
+
+#: bytes; scores of 100,000 nodes have 15 MB
+MAX_BYTES = 64 * 2**20
+_OTHERS = stat.S_IWGRP | stat.S_IWOTH
+
+
+def trusted_text(path: str, owner: str = "") -> str:
+    """The text of a file of scores.
+
+    Its owner, and that of every directory on the way to it, must be root, the reader, or `owner`; nobody else may
+    write there. In a directory with the sticky bit others may write, since they cannot replace what is not theirs.
+
+    Parameters
+    ----------
+    owner : name or number of a user, "" for no other.
+
+    Raises
+    ------
+    InputError : it cannot be read, is no regular file, is not UTF-8, is too large, or others could have written it.
+    """
+    try:
+        # a pipe without a writer would hang in open
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):
+                raise InputError("is no regular file", file=path)
+            where = os.path.realpath(f"/proc/self/fd/{file.fileno()}")
+            _check(where, status, owner, path)
+            data = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise InputError(f"cannot be read ({error.strerror})", file=path) from error
+    except ValueError as error:
+        raise InputError("cannot be read (its name holds a NUL byte)", file=path.replace("\0", "?")) from error
+    if len(data) > MAX_BYTES:
+        raise InputError(f"has more than {MAX_BYTES} bytes", file=path)
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise InputError("is not text in UTF-8", file=path) from error
+
+
+def _check(where: str, status: os.stat_result, owner: str, path: str) -> None:
+    """InputError where another than the trusted users could have written the file, or put it there."""
+    users = {0, os.geteuid()} | _number(owner)
+    if status.st_uid not in users:
+        raise InputError(f"is ignored: user {status.st_uid} owns it; valid: root, yourself, or scores.owner", file=path)
+    if status.st_mode & _OTHERS:
+        raise InputError(f"is ignored: others may write it (mode {stat.S_IMODE(status.st_mode):o}); "
+                         "valid: writable by its owner alone", file=path)
+    directory = os.path.dirname(where)
+    while True:
+        status = os.stat(directory)
+        if status.st_uid not in users:
+            raise InputError(f"is ignored: user {status.st_uid} owns {directory}; valid: root, yourself, or "
+                             "scores.owner", file=path)
+        if status.st_mode & _OTHERS and not status.st_mode & stat.S_ISVTX:
+            raise InputError(f"is ignored: others may write {directory} (mode {stat.S_IMODE(status.st_mode):o})",
+                             file=path)
+        if directory == os.path.dirname(directory):
+            return
+        directory = os.path.dirname(directory)
+
+
+def _number(owner: str) -> set[int]:
+    """The user's number; none for a name that the machine does not know."""
+    if owner.isdecimal():
+        return {int(owner)}
+    if not owner:
+        return set()
+    import pwd
+
+    try:
+        return {pwd.getpwnam(owner).pw_uid}
+    except KeyError:
+        return set()
