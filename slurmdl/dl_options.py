@@ -126,8 +126,8 @@ OPTIONS = (
     DlOption("bind", "choice", "|".join(BINDS), "how hard the choice of nodes binds Slurm"),
     DlOption("zone", "names", "NAME,...", "zones that the job may use"),
     DlOption("model-bytes", "bytes", "N", "bytes of one replica of the parameters, e.g. 400M"),
-    DlOption("traffic", "text", "PATTERN|FILE", "what the ranks send: ring or hierarchical; random, hypercube or "
-             "exponential (gossip); shards (ps); or a file of matrices, .npz or CSV"),
+    DlOption("traffic", "text", "PATTERN|FILE", "what the ranks send: ring or hierarchical; random, hypercube, "
+             "exponential, base, zones or links (gossip); shards (ps); or a file of matrices, .npz or CSV"),
     DlOption("scores", "text", "auto|off|FILE", "link scores: JSON, as LinkScores.to_json writes it"),
     DlOption("explain", "flag", "", "say on stderr what was chosen and why"),
     DlOption("dry-run", "flag", "", "print what would be submitted, submit nothing"),

@@ -22,11 +22,12 @@ VERSION = 1
 MAX_ENV_BYTES = 96 * 1024
 
 ROLES = ("ps", "worker")
-STRATEGIES = ("allreduce", "gossip", "adaptive-gossip", "ps")
+STRATEGIES = ("allreduce", "gossip", "adaptive-gossip", "local-sgd", "elastic", "ps")
 #: strategy -> names of the patterns of its traffic, the default first
 PATTERNS = {"allreduce": ("ring", "hierarchical"), "ps": ("shards",),
-            "gossip": ("random", "hypercube", "exponential"),
-            "adaptive-gossip": ("random", "hypercube", "exponential")}
+            "gossip": ("random", "hypercube", "exponential", "base", "zones", "links"),
+            "adaptive-gossip": ("base", "random", "hypercube", "exponential", "zones", "links"),
+            "local-sgd": ("ring", "hierarchical"), "elastic": ("ring", "hierarchical")}
 
 
 @dataclass(frozen=True)

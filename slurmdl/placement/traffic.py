@@ -3,9 +3,7 @@
 Ring allreduce: Patarasu and Yuan, Bandwidth optimal all-reduce algorithms for clusters of workstations, 2009.
 Hierarchical allreduce: Cho et al., BlueConnect: decomposing all-reduce for deep learning, MLSys 2019.
 Parameter server: Li et al., Scaling distributed machine learning with the parameter server, OSDI 2014.
-Gossip: Boyd et al., Randomized gossip algorithms, 2006.
-Hypercube and one-peer exponential graph: Ying et al., Exponential graph is provably efficient for decentralized
-deep training, NeurIPS 2021.
+Gossip: see slurmdl.graphs.
 """
 
 from __future__ import annotations
@@ -18,6 +16,7 @@ import numpy.typing as npt
 
 from slurmdl.dl_options import DlOptions
 from slurmdl.errors import PlacementError
+from slurmdl.graphs import GRAPHS, Members
 from slurmdl.plan import PATTERNS
 
 FloatArray = npt.NDArray[np.float64]
@@ -70,14 +69,19 @@ class Traffic:
         return cls(dl.strategy, dl.model_bytes, dl.ps, dl.traffic, matrices)
 
     @property
+    def name(self) -> str:
+        """Of the pattern."""
+        return self.pattern or PATTERNS[self.strategy][0]
+
+    @property
     def follows_zones(self) -> bool:
         """Whether the phases depend on the zones of the ranks."""
-        return self.pattern == "hierarchical" and not self.matrices
+        return self.name in ("hierarchical", "zones") and not self.matrices
 
     @property
     def searched(self) -> bool:
         """Whether no rule gives the best order of the ranks, so that one is searched."""
-        return bool(self.matrices) or self.pattern in ("hypercube", "exponential")
+        return bool(self.matrices) or self.name in ("hypercube", "exponential", "base")
 
     @property
     def counted(self) -> bool:
@@ -103,24 +107,19 @@ class Traffic:
         if self.matrices:
             return [self._given(matrix, ranks) for matrix in self.matrices]
         valid = PATTERNS[self.strategy]
-        pattern = self.pattern or valid[0]
+        pattern = self.name
         if pattern not in valid:
             raise PlacementError(f"--dl-traffic={pattern}: not valid with {self.strategy}; valid: {', '.join(valid)}")
         if ranks < 2:
             return []
+        zone = np.zeros(ranks, np.int64) if zone is None else zone
         if pattern == "shards":
             return list(_shards(ranks, self.ps, self.model_bytes))
         if pattern == "ring":
             return list(_ring(ranks, self.model_bytes))
         if pattern == "hierarchical":
-            return list(_hierarchical(np.zeros(ranks, np.int64) if zone is None else zone, self.model_bytes))
-        if pattern == "hypercube":
-            return list(_hypercube(ranks, self.model_bytes))
-        if pattern == "exponential":
-            return list(_exponential(ranks, self.model_bytes))
-        # partners are paired off at random: all others are equally likely, and one of an odd number rests
-        everyone = np.arange(ranks)
-        return [Phase(everyone, everyone, self.model_bytes / (ranks - 1 + ranks % 2), crossed=True)]
+            return list(_hierarchical(zone, self.model_bytes))
+        return list(_gossip(pattern, zone, self.model_bytes))
 
     def _given(self, matrix: FloatArray, ranks: int) -> Phase:
         if matrix.shape != (ranks, ranks):
@@ -208,18 +207,21 @@ def _overlaps(size: IntArray) -> tuple[IntArray, IntArray, FloatArray]:
             (end - borders) / total)
 
 
-def _hypercube(ranks: int, model_bytes: float) -> Iterator[Phase]:
-    """In iteration t the partner of rank r is r xor 2^(t mod log2 n); each distance has its share of them."""
-    if ranks & (ranks - 1):
-        raise PlacementError(f"--dl-traffic=hypercube: {ranks} ranks are no power of two; "
-                             "valid for any number: exponential, random")
-    everyone, distances = np.arange(ranks), ranks.bit_length() - 1
-    for bit in range(distances):
-        yield Phase(everyone, everyone ^ (1 << bit), model_bytes / distances, rounds=1 / distances)
+def _gossip(pattern: str, zone: IntArray, model_bytes: float) -> Iterator[Phase]:
+    """Each round of the graph is a phase, for its share of the iterations.
 
-
-def _exponential(ranks: int, model_bytes: float) -> Iterator[Phase]:
-    """In iteration t rank r sends to r + 2^(t mod ceil(log2 n)), modulo n; each distance has its share of them."""
-    everyone, distances = np.arange(ranks), (ranks - 1).bit_length()
-    for bit in range(distances):
-        yield Phase(everyone, (everyone + (1 << bit)) % ranks, model_bytes / distances, rounds=1 / distances)
+    Where partners are drawn, all others are equally likely, and one of an odd number rests. How much drawn partners
+    keep to quick links (`links`) is known only while training: this is what they send at worst.
+    """
+    ranks = len(zone)
+    graph = GRAPHS[pattern]
+    if graph.unfit(ranks):
+        raise PlacementError(f"--dl-traffic={pattern}: {ranks} ranks are {graph.unfit(ranks)}; "
+                             "valid for any number: base, exponential, random")
+    everyone = np.arange(ranks)
+    turns = graph(Members(tuple(map(str, zone.tolist())))).turns()
+    for turn, share in turns:
+        awake = turn.target != everyone
+        yield Phase(everyone[awake], turn.target[awake], model_bytes * share, rounds=share)
+    if not turns:
+        yield Phase(everyone, everyone, model_bytes / (ranks - 1 + ranks % 2), crossed=True)

@@ -46,9 +46,12 @@ def test_every_rank_gets_as_much_as_it_sends_and_the_strategy_says_how_much(
         expected = 2 * 60 * ((sizes - 1).sum() + len(sizes) - 1)
         assert np.isclose(np.sum(total), expected)
     else:
-        resting = 1 / ranks if pattern == "random" and ranks % 2 else 0
+        resting = 1 / ranks if pattern in ("random", "links") and ranks % 2 else 0
         each = 2 * 60 * (ranks - 1) / ranks if pattern == "ring" else 60 * (1 - resting)
-        assert np.allclose(np.sum(total, axis=1), each)
+        if pattern in ("base", "zones"):  # some rest in some of the steps
+            assert (np.sum(total, axis=1) <= each + 1e-9).all()
+        else:
+            assert np.allclose(np.sum(total, axis=1), each)
     if pattern != "hierarchical":
         assert np.allclose(np.sum(total, axis=0), np.sum(total, axis=1))
 

@@ -91,7 +91,7 @@ def test_unknown_models(spec: str) -> None:
 
 
 @pytest.mark.parametrize("argv, culprit", [
-    (["--strategy", "gosip"], "'gosip' is not one of allreduce, ps, gossip, adaptive-gossip"),
+    (["--strategy", "gosip"], "'gosip' is not one of allreduce, ps, gossip, adaptive-gossip, local-sgd, elastic"),
     (["--ps", "-1"], "--ps: '-1'"), (["--steps", "0"], "--steps: '0'"), (["--batch", "x"], "--batch: 'x'"),
     (["--lr", "nan"], "--lr: 'nan'"), (["--momentum", "1"], "--momentum: '1'"), (["--data", "mnist"], "'mnist'"),
     (["--step", "3"], "--step"), (["more"], "more")])
@@ -157,7 +157,7 @@ def test_plans_with_and_without_traffic() -> None:
     older = plan.to_json()
     del older["traffic"]
     assert Plan.from_json(older).traffic == ""
-    with pytest.raises(InputError, match="traffic 'ring' is not one of random, hypercube, exponential"):
+    with pytest.raises(InputError, match="traffic 'ring' is not one of random, hypercube, exponential, base"):
         Plan.from_json({**older, "traffic": "ring"})
 
 
@@ -190,4 +190,4 @@ def test_train_imports_nothing_else_of_slurmdl() -> None:
     code = ("import sys; from slurmdl.train import trainer; print(*sorted(m for m in sys.modules if "
             "m.startswith('slurmdl.') and not m.startswith('slurmdl.train')), 'sklearn' in sys.modules)")
     done = python("-c", code)
-    assert done.stdout.split() == ["slurmdl.errors", "slurmdl.plan", "False"], done.stderr
+    assert done.stdout.split() == ["slurmdl.errors", "slurmdl.graphs", "slurmdl.plan", "False"], done.stderr

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from slurmdl.train.graphs import GRAPHS
+from slurmdl.train.graphs import GRAPHS, Members
 from slurmdl.train.strategies.strategy import Setting, Strategy
 
 
@@ -18,18 +18,21 @@ class Gossip(Strategy):
 
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
-        self._graph = GRAPHS[setting.method.traffic or ""]
+        zones = [setting.zones[worker] for worker in setting.workers]
+        self._graph = GRAPHS[setting.method.traffic or ""](Members(zones, setting.seed, setting.costs))
         self._place = setting.place
         self._theirs = np.empty_like(setting.parameters)
 
     def after_update(self, number: int) -> None:
         its, mine = self._its, self._its.parameters
-        target = self._graph(len(its.workers), its.seed, number)
-        to, source = int(target[self._place]), int(np.flatnonzero(target == self._place)[0])
+        turn = self._graph.round(number)
+        to, source = int(turn.target[self._place]), int(turn.source[self._place])
         if to == self._place:
             return
         sent, received = (its.workers[to], mine), (its.workers[source], self._theirs)
         its.courier.do(lambda: its.messages.exchange([sent], [received]))
+        weight = np.float32(turn.weight[self._place])
+        mine *= 1 - weight
+        self._theirs *= weight
         mine += self._theirs
-        mine *= np.float32(0.5)
         self.fired += 1
