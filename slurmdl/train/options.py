@@ -108,7 +108,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> Optio
     add("--lr", type=_rate, metavar="X", help="learning rate (default: %(default)s)")
     add("--momentum", type=_fraction, metavar="X", help="momentum of SGD (default: %(default)s)")
     add("--seed", type=_natural, metavar="N", help="seed of everything random (default: %(default)s)")
-    add("--data", choices=sorted(DATA), help="data set (default: %(default)s)")
+    add("--data", metavar="SPEC", help=f"data set: {', '.join(DATA)}, see docs/train.md (default: %(default)s)")
     add("--metrics", metavar="FILE", help="write one JSON object per step (the first worker's)")
     add("--summary", metavar="FILE", help="write the closing summary as JSON")
     add("--log-every", type=_positive, metavar="N", help="steps between two lines of the log (default: %(default)s)")

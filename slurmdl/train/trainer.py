@@ -7,7 +7,6 @@ import os
 import zlib
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import replace
 from typing import Any, TextIO
 
 import numpy as np
@@ -16,8 +15,8 @@ import numpy.typing as npt
 from slurmdl.errors import TrainError, UnavailableError
 from slurmdl.train import meters, models
 from slurmdl.train.courier import Courier
-from slurmdl.train.data import DATA, Data
-from slurmdl.train.graphs import GRAPHS, spectral_gap
+from slurmdl.train.data import Data, read
+from slurmdl.train.graphs import GRAPHS, Members, spectral_gap
 from slurmdl.train.messages import Messages
 from slurmdl.train.options import Options
 from slurmdl.train.replica import Replica
@@ -40,25 +39,25 @@ def train(options: Options) -> None:
     """
     transport = connect()
     _load_torch()
-    data = DATA[options.data](options.seed)
+    data = read(options.data, options.seed)
     transport.meet()
-    world = join(options, transport)
+    world = join(options.method, transport, alike=options.shared())
     if world.rank == 0:
         _check_writable(options.summary)
         print(f"ranks: {world}", flush=True)
 
-    replica = Replica(models.build(options.model, data.train_x.shape[1], data.classes, options.seed))
+    replica = Replica(models.build(options.model, data.shape, data.classes, options.seed))
     _compare(world, replica.parameters, data)
     workers, servers = world.ranks("worker"), world.ranks("ps")
     messages = Messages(transport, world.levels())
     courier = Courier(transport.threaded)
 
-    def updater(part: slice) -> Callable[[], None]:
-        return replica.optimizer(part, options.lr, options.momentum)
+    def updater(part: slice) -> Callable[[FloatArray], None]:
+        step = replica.optimizer(part, options.lr, options.momentum)
+        return lambda numbers: step()
 
-    method = replace(options.method, strategy=world.strategy, traffic=world.traffic)
     strategy = STRATEGIES[world.strategy](Setting(
-        messages, courier, workers, servers, replica.parameters, replica.gradients, replica.sizes, method,
+        messages, courier, workers, servers, replica.parameters, replica.gradients, replica.sizes, world.method,
         options.seed, world.nodes, world.zones, world.costs, lambda: options.lr, updater))
     per_epoch = data.steps_per_epoch(len(workers), options.batch)
     steps = options.steps or (options.epochs or 0) * per_epoch or STEPS
@@ -69,7 +68,7 @@ def train(options: Options) -> None:
             with meter.step(courier):
                 strategy.serve(number)
     else:
-        update = updater(slice(None)) if strategy.updates else lambda: None
+        update = replica.optimizer(slice(None), options.lr, options.momentum) if strategy.updates else lambda: None
         batches = data.batches(workers.index(world.rank), len(workers), options.batch, options.seed)
         with ExitStack() as files:
             log = None
@@ -173,7 +172,8 @@ def _describe(world: World, options: Options, size: int) -> dict[str, Any]:
     places = [{"rank": rank, "node": node, "zone": zone, "role": role} for rank, (node, zone, role) in enumerate(
         zip(world.nodes, world.zones, world.roles, strict=True))]
     workers = len(world.ranks("worker"))
-    gap = spectral_gap(world.traffic, workers) if world.traffic in GRAPHS else None
+    members = Members([world.zones[rank] for rank in world.ranks("worker")], options.seed, world.costs)
+    gap = spectral_gap(world.traffic, members) if world.traffic in GRAPHS else None
     return {"strategy": world.strategy, "traffic": world.traffic, "spectral_gap": gap, "ranks": len(world.nodes),
             "workers": workers, "ps": len(world.ranks("ps")),
             "nodes": len(set(world.nodes)), "zones": len(set(world.zones) - {""}),

@@ -15,10 +15,12 @@ from pathlib import Path
 
 import atheris
 
-with atheris.instrument_imports(include=["slurmdl.topology"]):
+with atheris.instrument_imports(include=["slurmdl.topology", "slurmdl.train.data"]):
     from slurmdl.errors import InputError
     from slurmdl.topology import check, conf, hostlist, read, scontrol, write
     from slurmdl.topology.topologies import Topologies
+    from slurmdl.train.data.cifar import read as read_cifar
+    from slurmdl.train.data.idx import read as read_idx
 
 _DIRECTORY = tempfile.TemporaryDirectory()
 
@@ -50,10 +52,24 @@ def _hostlist(data: bytes) -> None:
         assert hostlist.expand(write.hostlist(names)) == names
 
 
+def _idx(data: bytes) -> None:
+    path = Path(_DIRECTORY.name, "images.gz" if data[:2] == b"\x1f\x8b" else "images")
+    path.write_bytes(data)
+    assert read_idx(str(path), 3).ndim == 3
+
+
+def _cifar(data: bytes) -> None:
+    """Shorter files of shorter images, so that whole ones are found."""
+    path = Path(_DIRECTORY.name, "train.bin")
+    path.write_bytes(data)
+    labels, images = read_cifar(str(path), 1, 10, image=(3, 1, 1))
+    assert len(labels) == len(images) == len(data) // 4
+
+
 READERS: dict[str, Callable[[bytes], Topologies | None]] = {
     "conf": _file("topology.conf"), "yaml": _file("topology.yaml"), "json": _file("topology.json"),
     "scontrol": lambda data: scontrol.parse_all(data.decode(errors="replace")), "hostlist": _hostlist,
-    "check": _check,
+    "check": _check, "idx": _idx, "cifar": _cifar,
 }
 
 

@@ -29,7 +29,7 @@ WORDS = ["SwitchName=", "Switches=", "Nodes=", "LinkSpeed=", "BlockName=", "Bloc
          '"topologies":', '"default":']
 
 
-@pytest.mark.parametrize("reader", ["conf", "yaml", "json", "scontrol", "hostlist", "check"])
+@pytest.mark.parametrize("reader", ["conf", "yaml", "json", "scontrol", "hostlist", "check", "idx", "cifar"])
 def test_reader(reader: str, tmp_path: Path) -> None:
     corpus = tmp_path / "corpus"
     corpus.mkdir()

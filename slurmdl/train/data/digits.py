@@ -1,0 +1,62 @@
+"""Handwritten digits, as scikit-learn ships them, small and as a harder task of the shape of CIFAR-10."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import numpy as np
+
+from slurmdl.errors import UnavailableError, UsageError
+from slurmdl.train.data.dataset import Labelled
+
+
+def digits(arguments: str = "", seed: int = 1) -> Labelled:
+    """Handwritten digits, 1,797 images of 8 x 8.
+
+    The file is read directly: importing scikit-learn costs seconds of start-up on every rank.
+
+    Raises
+    ------
+    UnavailableError : scikit-learn is not installed.
+
+    References
+    ----------
+    E. Alpaydin, C. Kaynak: Optical Recognition of Handwritten Digits. UCI, 1998. doi:10.24432/C50P49
+    """
+    if arguments:
+        raise UsageError(f"train: --data digits:{arguments}: digits has no arguments")
+    spec = importlib.util.find_spec("sklearn")
+    if spec is None or not spec.submodule_search_locations:
+        raise UnavailableError("the data set digits needs the package scikit-learn: pip install 'slurmdl[train]'")
+    file = Path(spec.submodule_search_locations[0], "datasets", "data", "digits.csv.gz")
+    if file.exists():
+        table = np.loadtxt(file, delimiter=",", dtype=np.float32)
+    else:
+        from sklearn.datasets import load_digits
+        bunch = load_digits()
+        table = np.column_stack([bunch.data, bunch.target]).astype(np.float32)
+    return Labelled(table[:, :-1].reshape(-1, 1, 8, 8), table[:, -1].astype(np.int64), 10, pixelwise=True)
+
+
+def cifar_shaped(arguments: str = "", seed: int = 1) -> Labelled:
+    """The digits as 3 x 32 x 32: each twice as large, in a random colour, on a random spot of a noisy ground.
+
+    The pictures are the same for every seed; only their split depends on it.
+    """
+    if arguments:
+        raise UsageError(f"train: --data cifar-shaped:{arguments}: cifar-shaped has no arguments")
+    small = digits()
+    random = np.random.default_rng(0)
+    count = len(small.labels)
+    images = NOISE * random.standard_normal((count, 3, 32, 32)).astype(np.float32)
+    large = small.images.repeat(2, 2).repeat(2, 3) / 16
+    colours = random.uniform(0.3, 1.0, (count, 3, 1, 1)) * random.choice([-1, 1], (count, 1, 1, 1))
+    for image, digit, colour, (down, right) in zip(
+            images, large, colours, random.integers(0, 2 * SHIFT + 1, (count, 2)) + 8 - SHIFT, strict=True):
+        image[:, down:down + 16, right:right + 16] += digit * colour
+    return Labelled(images, small.labels, 10)
+
+
+#: of the pictures of `cifar_shaped`: deviation of the ground's noise, and pixels by which a digit is off the middle
+NOISE, SHIFT = 0.3, 3

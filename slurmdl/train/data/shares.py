@@ -1,0 +1,43 @@
+"""Which images are whose."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+IntArray = npt.NDArray[np.int64]
+
+
+def shares(labels: IntArray, workers: int, skew: float | None, seed: int) -> list[IntArray]:
+    """Indices of each worker's images; all shares have the same size, and no image is in two.
+
+    Parameters
+    ----------
+    skew : None deals the images out one by one. A number alpha draws, for each worker, the shares of the labels from
+        a Dirichlet distribution, alpha each where all labels are equally frequent; the smaller alpha, the fewer
+        labels has a worker. Where a label runs out, the others stand in.
+
+    References
+    ----------
+    T. Hsu, H. Qi, M. Brown: Measuring the effects of non-identical data distribution for federated visual
+    classification. 2019. arXiv:1909.06335
+    """
+    size = len(labels) // workers
+    if skew is None:
+        return [np.arange(worker, size * workers, workers) for worker in range(workers)]
+    random = np.random.default_rng((seed, 1))
+    stock = [random.permutation(np.flatnonzero(labels == label)) for label in range(int(labels.max()) + 1)]
+    frequency = np.bincount(labels) / len(labels)
+    found = []
+    for _ in range(workers):
+        left = np.array([len(its) for its in stock])
+        wanted = np.zeros(len(stock), np.int64)
+        # a label may have frequency 0; a tiny parameter instead never draws it
+        liking = random.dirichlet(np.maximum(skew * len(stock) * frequency, 1e-9))
+        while wanted.sum() < size:
+            some = np.where(left > wanted, np.maximum(liking, 1e-12), 0)
+            more = random.multinomial(size - wanted.sum(), some / some.sum())
+            wanted = np.minimum(wanted + more, left)
+        found.append(np.concatenate([its[:count] for its, count in zip(stock, wanted, strict=True)]))
+        stock = [its[count:] for its, count in zip(stock, wanted, strict=True)]
+    return found

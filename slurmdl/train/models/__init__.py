@@ -1,0 +1,37 @@
+"""The networks of the built-in trainer. A new one is one file here and one line in MODELS."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from slurmdl.errors import UsageError
+from slurmdl.train.models.cnn import cnn
+from slurmdl.train.models.mlp import mlp
+from slurmdl.train.models.resnet import resnet18, resnet50
+from slurmdl.train.models.transformer import transformer
+
+#: name -> builder(arguments, shape, classes): the torch module for images of a shape; `arguments` is what follows
+#: the name, "" where nothing does
+MODELS: dict[str, Callable[[str, tuple[int, ...], int], Any]] = {
+    "mlp": mlp, "cnn": cnn, "resnet18": resnet18, "resnet50": resnet50, "transformer": transformer}
+
+
+def build(spec: str, shape: int | Sequence[int], classes: int, seed: int) -> Any:
+    """The torch module that NAME:ARGUMENTS stands for; the same seed gives the same parameters on every rank.
+
+    Parameters
+    ----------
+    shape : of one image: (channels, height, width), or (features,) or just their number.
+
+    Raises
+    ------
+    UsageError : unknown name, or arguments or a shape that the model does not know.
+    """
+    import torch
+
+    name, _, arguments = spec.partition(":")
+    if name not in MODELS:
+        raise UsageError(f"train: --model {spec}: {name!r} is not one of {', '.join(MODELS)}")
+    torch.manual_seed(seed)
+    return MODELS[name](arguments, (shape,) if isinstance(shape, int) else tuple(shape), classes)
