@@ -13,7 +13,6 @@ from slurmdl.errors import InputError
 
 #: bytes; scores of 100,000 nodes have 15 MB
 MAX_BYTES = 64 * 2**20
-_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
 def trusted_text(path: str, owner: str = "") -> str:
@@ -55,8 +54,9 @@ def _check(where: str, status: os.stat_result, owner: str, path: str) -> None:
     """InputError where another than the trusted users could have written the file, or put it there."""
     users = {0, os.geteuid()} | _number(owner)
     if status.st_uid not in users:
-        raise InputError(f"is ignored: user {status.st_uid} owns it; valid: root, yourself, or scores.owner", file=path)
-    if status.st_mode & _OTHERS:
+        raise InputError(f"is ignored: user {status.st_uid} owns it; valid: root, yourself, or scores.owner",
+                         file=path)
+    if _open_to_others(status):
         raise InputError(f"is ignored: others may write it (mode {stat.S_IMODE(status.st_mode):o}); "
                          "valid: writable by its owner alone", file=path)
     directory = os.path.dirname(where)
@@ -65,12 +65,26 @@ def _check(where: str, status: os.stat_result, owner: str, path: str) -> None:
         if status.st_uid not in users:
             raise InputError(f"is ignored: user {status.st_uid} owns {directory}; valid: root, yourself, or "
                              "scores.owner", file=path)
-        if status.st_mode & _OTHERS and not status.st_mode & stat.S_ISVTX:
+        if _open_to_others(status) and not status.st_mode & stat.S_ISVTX:
             raise InputError(f"is ignored: others may write {directory} (mode {stat.S_IMODE(status.st_mode):o})",
                              file=path)
         if directory == os.path.dirname(directory):
             return
         directory = os.path.dirname(directory)
+
+
+def _open_to_others(status: os.stat_result) -> bool:
+    """Whether another than its owner may write; a group that is the owner's alone is the owner."""
+    if status.st_mode & stat.S_IWGRP and status.st_mode & stat.S_IWOTH == 0:
+        import grp
+        import pwd
+
+        try:
+            name, group = pwd.getpwuid(status.st_uid).pw_name, grp.getgrgid(status.st_gid)
+        except KeyError:
+            return True
+        return group.gr_name != name or not set(group.gr_mem) <= {name}
+    return bool(status.st_mode & stat.S_IWOTH)
 
 
 def _number(owner: str) -> set[int]:

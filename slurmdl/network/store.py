@@ -1,0 +1,143 @@
+"""The collector's history of samples, in SQLite on a local disk, and the files that it publishes.
+
+What is stored was committed with fsync before it is said to be stored: a power failure loses nothing of it, and a
+full disk or a lock refuses new samples and leaves the old ones. The history is bounded in age, rows and bytes.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Iterable, Iterator
+from contextlib import closing, contextmanager, suppress
+from dataclasses import astuple, fields
+
+from slurmdl.errors import InputError, UnavailableError
+from slurmdl.network.samples import LinkSample
+
+#: seconds that a writer waits for another one
+LOCK_TIMEOUT = 5.0
+#: seconds and samples that are kept, and bytes that the file may have
+KEEP, MOST_ROWS, MOST_BYTES = 7 * 86400.0, 20_000_000, 4 * 2**30
+_PAGE = 4096
+
+_COLUMNS = tuple(entry.name for entry in fields(LinkSample))
+_SCHEMA = f"""
+CREATE TABLE IF NOT EXISTS samples (
+    {', '.join(_COLUMNS)}, PRIMARY KEY (time, kind, name, source)) WITHOUT ROWID
+"""
+
+
+class Store:
+    """An open history. One process writes; a second one waits, then is refused."""
+
+    def __init__(self, connection: sqlite3.Connection, path: str) -> None:
+        self._connection, self._path = connection, path
+
+    @classmethod
+    @contextmanager
+    def open(cls, path: str) -> Iterator[Store]:
+        """The history in a file, which is made where there is none.
+
+        Raises
+        ------
+        UnavailableError : the file cannot be opened or is locked.
+        InputError : it is no history.
+        """
+        with _told(path), closing(sqlite3.connect(path, timeout=LOCK_TIMEOUT, isolation_level=None)) as connection:
+            # a write-ahead log that is synced at every commit: readers do not wait, nothing that was committed goes
+            connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
+            connection.execute("PRAGMA journal_mode = WAL")
+            connection.execute("PRAGMA synchronous = FULL")
+            connection.execute(f"PRAGMA journal_size_limit = {64 * 2**20}")
+            connection.execute(f"PRAGMA max_page_count = {MOST_BYTES // _PAGE}")
+            connection.execute(_SCHEMA)
+            yield cls(connection, path)
+
+    def add(self, samples: Iterable[LinkSample]) -> int:
+        """Store samples, all or none of them; those that are there already are passed over.
+
+        Returns
+        -------
+        how many were new.
+
+        Raises
+        ------
+        UnavailableError : the disk is full, or another process holds the lock.
+        """
+        marks = ", ".join("?" * len(_COLUMNS))
+        with _told(self._path), self._transaction():
+            before = self._connection.total_changes
+            self._connection.executemany(f"INSERT OR IGNORE INTO samples VALUES ({marks})", map(astuple, samples))
+            return self._connection.total_changes - before
+
+    def since(self, time: float) -> list[LinkSample]:
+        """The samples of that time (seconds since the epoch) and later."""
+        with _told(self._path):
+            rows = self._connection.execute(f"SELECT {', '.join(_COLUMNS)} FROM samples WHERE time >= ?", (time,))
+            return [LinkSample(*figures, bool(rdma)) for *figures, rdma in rows]
+
+    def prune(self, now: float, keep: float = KEEP, rows: int = MOST_ROWS) -> int:
+        """Forget what is older than `keep` seconds, and the oldest of more samples than `rows`; returns how many."""
+        with _told(self._path), self._transaction():
+            gone = self._connection.execute("DELETE FROM samples WHERE time < ?", (now - keep,)).rowcount
+            gone += self._connection.execute(
+                "DELETE FROM samples WHERE time <= (SELECT time FROM samples ORDER BY time DESC LIMIT 1 OFFSET ?)",
+                (rows,)).rowcount
+        if gone:
+            with _told(self._path):
+                self._connection.execute("PRAGMA incremental_vacuum").fetchall()
+        return gone
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        self._connection.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+            self._connection.execute("COMMIT")
+        except BaseException:
+            with suppress(sqlite3.Error):
+                self._connection.execute("ROLLBACK")
+            raise
+
+
+@contextmanager
+def _told(path: str) -> Iterator[None]:
+    """SQLite's errors in our words."""
+    try:
+        yield
+    except sqlite3.OperationalError as error:
+        raise UnavailableError(f"{path}: {error}; what was stored before is kept") from error
+    except sqlite3.DatabaseError as error:
+        raise InputError(f"{error}; valid: a history that `slurmdl score ingest` made", file=path) from error
+
+
+def publish(path: str, text: str) -> None:
+    """Put a file in its place at once: readers see the old or the new text, also after a power failure.
+
+    Raises
+    ------
+    UnavailableError : it cannot be written; the old one stays.
+    """
+    folder, name = os.path.split(os.path.abspath(path))
+    beside = os.path.join(folder, f".{name}.{os.getpid()}")
+    try:
+        try:
+            with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644),
+                      "w", encoding="utf-8") as file:
+                os.fchmod(file.fileno(), 0o644)
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(beside, path)
+        except BaseException:
+            with suppress(OSError):
+                os.unlink(beside)
+            raise
+        directory = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+    except OSError as error:
+        raise UnavailableError(f"{path}: cannot be written ({error.strerror}); the old one stays") from error
