@@ -84,7 +84,9 @@ def test_idx_with_and_without_test_images(mnist: Path) -> None:
 def broken(mnist: Path, fault: str) -> None:
     images, labels = mnist / "train-images-idx3-ubyte", mnist / "train-labels-idx1-ubyte.gz"
     whole = images.read_bytes()
-    if fault == "truncated":
+    if fault == "nothing":
+        idx(images, np.zeros((0, 5, 6)))
+    elif fault == "truncated":
         images.write_bytes(whole[:-1])
     elif fault == "longer":
         images.write_bytes(whole + b"x")
@@ -109,7 +111,7 @@ def broken(mnist: Path, fault: str) -> None:
 
 
 @pytest.mark.parametrize(("fault", "message"), [
-    ("truncated", "its header says 20 x 5 x 6 bytes, it is shorter"), ("longer", "it is longer"),
+    ("nothing", "0 x 5 x 6 bytes: nothing"), ("truncated", "its header says 20 x 5 x 6 bytes, it is shorter"), ("longer", "it is longer"),
     ("header", "ends within its header"), ("empty", "begins with nothing"), ("type", "begins with 00 00 0d 03"),
     ("count", "20 images but 19 labels"), ("gzip", "cannot be unpacked"), ("missing", "holds no train-images"),
     ("folder", "Is a directory"), ("test", "(6, 6) pixels")])

@@ -75,6 +75,8 @@ def read(path: str, dimensions: int) -> npt.NDArray[np.uint8]:
         raise InputError("ends within its header", file=path)
     shape = np.frombuffer(head, ">u4", dimensions, 4).tolist()
     size = math.prod(shape)
+    if not size:
+        raise InputError(f"its header says {' x '.join(map(str, shape))} bytes: nothing", file=path)
     room = os.path.getsize(path) * (PACKED if path.endswith(".gz") else 1)
     # a header may promise more than any memory holds: nothing is read before the file may keep its word
     found = len(head) + size <= room and content(path, len(head) + size + 1)
