@@ -67,7 +67,7 @@ def measure(transport: Transport, job: Mapping[str, Any], size: int) -> list[flo
     method = Method(job["strategy"], PATTERNS[job["strategy"]][0])
     strategy = STRATEGIES[job["strategy"]](Setting(
         messages, courier, workers, servers, parameters, gradients, (size,), method, SEED, job["nodes"],
-        ("",) * ranks, {}, lambda: 0.01, lambda part: lambda: None))
+        ("",) * ranks, {}, lambda: 0.01, lambda part: lambda numbers: None))
     meter = Meter()
     courier.do(transport.meet)
     for number in range(job["warm_up"] + blocks * steps):

@@ -1,45 +1,146 @@
-"""One rank's copy of the network, its parameters and gradients laid out flat."""
+"""One rank's copy of the network, its trained parameters and their gradients laid out flat."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from slurmdl.errors import TrainError
 
 FloatArray = npt.NDArray[np.float32]
 IntArray = npt.NDArray[np.int64]
 
 
 class Replica:
-    """A torch module whose parameters are views of one flat buffer, and their gradients of another.
+    """A torch module whose trained parameters are views of one flat buffer, and their gradients of another.
 
-    A strategy sends and changes the buffers in place: nothing is packed, copied or unpacked.
+    A strategy sends and changes the buffers in place: nothing is packed, copied or unpacked. Parameters on another
+    device than the CPU have their flat buffers there; what a strategy sees is a copy in pinned memory of the host,
+    which `fetch` and `store` bring up to date.
+
+    Parameters
+    ----------
+    chosen : ids of the parameters that are trained; None for all.
+    staged : whether the strategies' buffers are copies; None: only where the parameters are not on the CPU.
 
     Attributes
     ----------
-    parameters, gradients : shape (D,), float32; write to them only between two calls of `backward`.
-    sizes : elements of each tensor, in the order of the buffers.
+    parameters, gradients : shape (D,), float32, on the host; write to them only between two calls of `backward`.
+    names, tensors, sizes : of each trained parameter, in the order of the buffers.
+    starts : index of the first element of each parameter in the buffers.
+
+    Raises
+    ------
+    TrainError : parameters that cannot be laid out flat, named.
     """
 
-    def __init__(self, module: Any) -> None:
+    def __init__(self, module: Any, chosen: Collection[int] | None = None, staged: bool | None = None) -> None:
         import torch
 
         self._module = module
-        tensors = list(module.parameters())
-        flat = torch.cat([tensor.detach().reshape(-1) for tensor in tensors]).float()
+        named = [(name, tensor) for name, tensor in module.named_parameters()
+                 if chosen is None or id(tensor) in chosen]
+        _check(named)
+        self.names = tuple(name for name, _ in named)
+        self.tensors = tuple(tensor for _, tensor in named)
+        self.sizes = tuple(tensor.numel() for tensor in self.tensors)
+        self.starts = tuple(sum(self.sizes[:index]) for index in range(len(self.sizes)))
+        flat = torch.cat([tensor.detach().reshape(-1) for tensor in self.tensors])
         slope = torch.zeros_like(flat)
-        start = 0
-        for tensor in tensors:
-            end = start + tensor.numel()
-            tensor.data = flat[start:end].view_as(tensor)
-            tensor.grad = slope[start:end].view_as(tensor)
-            start = end
+        self._views = []
+        for tensor, start, size in zip(self.tensors, self.starts, self.sizes, strict=True):
+            tensor.data = flat[start:start + size].view_as(tensor)
+            view = slope[start:start + size].view_as(tensor)
+            self._views.append(view)
+            tensor.grad = view
+        self._places = tuple(tensor.data_ptr() for tensor in self.tensors)
         self._flat, self._slope = flat, slope
-        self.sizes = tuple(tensor.numel() for tensor in tensors)
-        self.parameters: FloatArray = flat.numpy()
-        self.gradients: FloatArray = slope.numpy()
+        self.staged = flat.device.type != "cpu" if staged is None else staged
+        self._flat_here, self._slope_here = (_pinned(flat), _pinned(slope)) if self.staged else (flat, slope)
+        self.parameters: FloatArray = self._flat_here.numpy()
+        self.gradients: FloatArray = self._slope_here.numpy()
+
+    def fetch_parameters(self) -> None:
+        """Bring `parameters` up to date with the device's."""
+        if self.staged:
+            self._flat_here.copy_(self._flat)
+
+    def store_parameters(self) -> None:
+        """Bring the device's parameters up to date with `parameters`."""
+        if self.staged:
+            self._flat.copy_(self._flat_here)
+
+    def store_gradients(self) -> None:
+        """Bring the device's gradients up to date with `gradients`."""
+        if self.staged:
+            self._slope.copy_(self._slope_here)
+
+    def watch(self, gathered: Callable[[int], None]) -> None:
+        """Call `gathered(index)` whenever a backward pass has completed the gradient of parameter `index`."""
+        for index, tensor in enumerate(self.tensors):
+            tensor.register_post_accumulate_grad_hook(partial(self._gather, index, gathered))
+
+    def _gather(self, index: int, gathered: Callable[[int], None], tensor: Any) -> None:
+        self.gather(index)
+        gathered(index)
+
+    def gather(self, index: int) -> None:
+        """Bring the gradient of one parameter into the flat buffer, if autograd or the user laid it elsewhere.
+
+        A parameter without a gradient, as `zero_grad` leaves it and a pass that does not use it, has a gradient of 0:
+        what one rank does not use another may.
+
+        Raises
+        ------
+        TrainError : a sparse gradient.
+        """
+        tensor, view = self.tensors[index], self._views[index]
+        if tensor.grad is not view:
+            if tensor.grad is None:
+                view.zero_()
+            elif tensor.grad.is_sparse:
+                raise TrainError(f"the gradient of {self.names[index]} is sparse; valid: dense (sparse=False)")
+            else:
+                view.copy_(tensor.grad.detach())
+            tensor.grad = view
+        if self.staged:
+            part = self.part(index)
+            self._slope_here[part].copy_(self._slope[part])
+
+    def scale(self, index: int, factor: float) -> None:
+        """Multiply the gradient of one parameter."""
+        self._slope_here[self.part(index)] *= factor
+
+    def part(self, index: int) -> slice:
+        """Where a parameter lies in the buffers."""
+        return slice(self.starts[index], self.starts[index] + self.sizes[index])
+
+    def hide_gradients(self) -> None:
+        """Let the optimizer find no gradients, so that its step leaves all as it is."""
+        for tensor in self.tensors:
+            tensor.grad = None
+
+    def show_gradients(self) -> None:
+        """The gradients are those of the flat buffer again."""
+        for tensor, view in zip(self.tensors, self._views, strict=True):
+            tensor.grad = view
+
+    def moved(self) -> str:
+        """Name of a parameter that is no longer a view of the flat buffer, "" where all are."""
+        for name, tensor, place in zip(self.names, self.tensors, self._places, strict=True):
+            if tensor.data_ptr() != place:
+                return str(name)
+        return ""
+
+    def faulty(self, index: int) -> bool:
+        """Whether the gradient of a parameter holds an infinity or no number."""
+        slope = self._slope_here[self.part(index)]
+        # infinite where an element is, or where the sum of squares is beyond float32; only then look closer
+        return not np.isfinite(float(slope.dot(slope))) and not bool(slope.isfinite().all())
 
     def backward(self, images: FloatArray, labels: IntArray) -> float:
         """Fill `gradients` with those of the mean cross-entropy of a batch, and return that loss."""
@@ -68,3 +169,29 @@ class Replica:
             target = torch.from_numpy(labels)
             loss = torch.nn.functional.cross_entropy(scores, target)
             return float(loss), float((scores.argmax(1) == target).float().mean())
+
+
+def _check(named: list[tuple[str, Any]]) -> None:
+    import torch
+
+    if not named:
+        raise TrainError("the optimizer trains no parameter of the model; give it model.parameters()")
+    devices = {tensor.device for _, tensor in named}
+    if len(devices) > 1:
+        raise TrainError(f"the parameters are on {', '.join(sorted(map(str, devices)))}; valid: one device per rank")
+    owners: dict[int, str] = {}
+    for name, tensor in named:
+        if tensor.dtype != torch.float32:
+            raise TrainError(f"parameter {name} is {str(tensor.dtype).removeprefix('torch.')}; valid: float32 "
+                             "(torch.autocast computes with less where that is wanted)")
+        other = owners.setdefault(tensor.data_ptr(), name) if tensor.numel() else name
+        if other != name:
+            raise TrainError(f"parameters {other} and {name} share their memory; to tie them, use one "
+                             "torch.nn.Parameter in both places")
+
+
+def _pinned(tensor: Any) -> Any:
+    """A copy on the host, in memory from which a GPU copies without a detour."""
+    import torch
+
+    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.device.type == "cuda").copy_(tensor)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from slurmdl import plan as plans
 from slurmdl.errors import SlurmdlError, TrainError, UnavailableError, warn
-from slurmdl.train.options import Options
+from slurmdl.train.method import Method
 from slurmdl.train.strategies import STRATEGIES
 from slurmdl.train.transports.mpi import Mpi
 from slurmdl.train.transports.transport import Transport
@@ -26,23 +26,30 @@ class World:
     Attributes
     ----------
     transport : between all ranks; its rank is this one.
-    strategy : key of STRATEGIES.
+    method : how the replicas are kept together; its strategy, a key of STRATEGIES, and its traffic are set.
     nodes, zones, roles : entry i belongs to rank i; the leaf zone is "" where none is known.
-    traffic : who sends what to whom, one of plan.PATTERNS[strategy].
     costs : as plan.Plan has them, {} where there is no plan.
     """
 
     transport: Transport
-    strategy: str
+    method: Method
     nodes: tuple[str, ...]
     zones: tuple[str, ...]
     roles: tuple[str, ...]
-    traffic: str
     costs: Mapping[str, float]
 
     @property
     def rank(self) -> int:
         return self.transport.rank
+
+    @property
+    def strategy(self) -> str:
+        return self.method.strategy or ""
+
+    @property
+    def traffic(self) -> str:
+        """Who sends what to whom, one of plan.PATTERNS[strategy]."""
+        return self.method.traffic or ""
 
     def ranks(self, role: str) -> tuple[int, ...]:
         return tuple(rank for rank, its in enumerate(self.roles) if its == role)
@@ -123,17 +130,22 @@ def _lacks_pmix(library: str, environ: Mapping[str, str]) -> bool:
     return library.startswith("Open MPI") and not environ.keys() & {"PMIX_NAMESPACE", "OMPI_COMM_WORLD_SIZE"}
 
 
-def join(options: Options, transport: Transport, environ: Mapping[str, str] = os.environ) -> World:
+def join(method: Method, transport: Transport, environ: Mapping[str, str] = os.environ,
+         alike: Mapping[str, object] | None = None) -> World:
     """Meet the other ranks and agree on nodes, zones, strategy, roles and traffic.
 
     The plan of the step serves where it is for this number of ranks on these nodes; else it is left aside with
-    one line on stderr, and zones come from the tasks themselves. An option wins over the plan.
+    one line on stderr, and zones come from the tasks themselves. The method asked for wins over the plan.
+
+    Parameters
+    ----------
+    alike : further options, by name, that all ranks must have alike.
 
     Raises
     ------
     Refused : ranks with different options, a strategy, roles or a traffic that cannot be.
     """
-    tasks = transport.allgather((node_name(environ), zone_path(environ), options.shared()))
+    tasks = transport.allgather((node_name(environ), zone_path(environ), {**vars(method), **(alike or {})}))
     first = tasks[0][2]
     for rank, (_, _, theirs) in enumerate(tasks):
         for name, value in theirs.items():
@@ -146,11 +158,11 @@ def join(options: Options, transport: Transport, environ: Mapping[str, str] = os
         zones = tuple(plan.zone(rank) for rank in range(len(nodes)))
     else:
         zones = tuple(path[-1] if path else "" for _, path, _ in tasks)
-    asked = options.method
-    strategy = asked.strategy or (plan.strategy if plan else "allreduce")
-    roles = _roles(strategy, asked.ps, plan, len(nodes))
-    traffic = _traffic(strategy, asked.traffic, plan, roles.count("worker"))
-    return World(transport, strategy, nodes, zones, roles, traffic, plan.costs if plan else {})
+    strategy = method.strategy or (plan.strategy if plan else "allreduce")
+    roles = _roles(strategy, method.ps, plan, len(nodes))
+    traffic = _traffic(strategy, method.traffic, plan, roles.count("worker"))
+    return World(transport, replace(method, strategy=strategy, traffic=traffic), nodes, zones, roles,
+                 plan.costs if plan else {})
 
 
 def _plan(nodes: tuple[str, ...], environ: Mapping[str, str]) -> plans.Plan | None:

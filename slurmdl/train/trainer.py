@@ -22,6 +22,7 @@ from slurmdl.train.options import Options
 from slurmdl.train.replica import Replica
 from slurmdl.train.runtime import Refused, World, connect, join
 from slurmdl.train.strategies import STRATEGIES, Setting
+from slurmdl.train.strategies.strategy import Numbers
 from slurmdl.train.sums import Sum
 
 FloatArray = npt.NDArray[np.float32]
@@ -52,7 +53,7 @@ def train(options: Options) -> None:
     messages = Messages(transport, world.levels())
     courier = Courier(transport.threaded)
 
-    def updater(part: slice) -> Callable[[FloatArray], None]:
+    def updater(part: slice) -> Callable[[Numbers], None]:
         step = replica.optimizer(part, options.lr, options.momentum)
         return lambda numbers: step()
 
@@ -67,6 +68,7 @@ def train(options: Options) -> None:
         for number in range(steps):
             with meter.step(courier):
                 strategy.serve(number)
+        strategy.serve(steps)  # the workers say that they have ended
     else:
         update = replica.optimizer(slice(None), options.lr, options.momentum) if strategy.updates else lambda: None
         batches = data.batches(workers.index(world.rank), len(workers), options.batch, options.seed)

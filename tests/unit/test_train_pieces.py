@@ -117,8 +117,8 @@ def test_zone_path_of_a_task(address: str, pattern: str, path: tuple[str, ...]) 
 
 
 def test_levels_of_messages() -> None:
-    world = runtime.World(SimpleNamespace(rank=0), "gossip", ("n1", "n1", "n2", "n3", "n4"), ("A", "A", "A", "B", ""),
-                          ("worker",) * 5, "random", {})
+    world = runtime.World(SimpleNamespace(rank=0), Method("gossip", "random"), ("n1", "n1", "n2", "n3", "n4"),
+                          ("A", "A", "A", "B", ""), ("worker",) * 5, {})
     assert world.levels() == ("node", "node", "zone", "across", "across")
     assert str(world).startswith("0 n1 (A worker), 1 n1 (A worker)")
 

@@ -108,7 +108,7 @@ def test_ps_equals_one_process_on_the_big_batch(ran: tuple[int, dict[str, Any]])
     size, result = ran
     assert len(result["ps"]) == min(size, 3) - 1
     for servers, run in enumerate(result["ps"], start=1):
-        workers, edge = size - servers, bounds(run["length"], servers)
+        workers, edge, header = size - servers, bounds(run["length"], servers), 8
         assert run["distance"] < 1e-5
         assert total(run["sent"]) == [STEPS * workers * (edge[i + 1] - edge[i]) * FLOAT for i in range(servers)] + [
-            STEPS * run["length"] * FLOAT] * workers
+            STEPS * (run["length"] * FLOAT + servers * header)] * workers

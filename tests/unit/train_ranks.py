@@ -7,7 +7,7 @@ meter is used.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,8 +30,8 @@ comm = MPI.COMM_WORLD
 transport = Mpi(comm)
 rank, size = transport.rank, transport.size
 ranks = tuple(range(size))
-world = World(transport, "allreduce", tuple(f"n{r // 3}{r % 3 // 2}" for r in ranks),
-              tuple(f"leaf{r // 3}" for r in ranks), ("worker",) * size, "ring", {})
+world = World(transport, Method("allreduce", "ring"), tuple(f"n{r // 3}{r % 3 // 2}" for r in ranks),
+              tuple(f"leaf{r // 3}" for r in ranks), ("worker",) * size, {})
 
 
 def summed(groups: Sequence[Sequence[int]], length: int) -> dict[str, Any]:
@@ -48,10 +48,15 @@ def summed(groups: Sequence[Sequence[int]], length: int) -> dict[str, Any]:
             "error": float(np.abs(vector - inputs.sum(0, dtype=np.float64)).max(initial=0))}
 
 
+def updater(replica: Replica, part: slice) -> Callable[[Any], None]:
+    step = replica.optimizer(part, LR, MOMENTUM)
+    return lambda numbers: step()
+
+
 def setting(messages: Messages, replica: Replica, strategy: str, traffic: str, servers: int = 0) -> Setting:
     return Setting(messages, Courier(transport.threaded), ranks[servers:], ranks[:servers], replica.parameters,
                    replica.gradients, replica.sizes, Method(strategy, traffic), 7, world.nodes, world.zones, {},
-                   lambda: LR, lambda part: replica.optimizer(part, LR, MOMENTUM))
+                   lambda: LR, lambda part: updater(replica, part))
 
 
 def gossip(traffic: str) -> dict[str, Any]:
@@ -77,7 +82,7 @@ def against_big_batch(name: str, traffic: str, servers: int = 0) -> dict[str, An
     replica = Replica(models.build("mlp:32", 64, 10, 5))
     its = setting(messages, replica, name, traffic, servers)
     strategy = STRATEGIES[name](its)
-    update = its.updater(slice(None)) if strategy.updates else lambda: None
+    update = replica.optimizer(slice(None), LR, MOMENTUM) if strategy.updates else lambda: None
     workers = len(its.workers)
     mine = None if rank in its.servers else data.batches(its.workers.index(rank), workers, BATCH, 1)
     for number in range(STEPS):

@@ -2,24 +2,56 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
+from typing import Any
+
 import numpy as np
 
 from slurmdl.train.strategies.strategy import Setting, Strategy
 from slurmdl.train.sums import Sum, by_zone
 
+#: elements summed at a time (4 MB), while the backward pass goes on to the ones before them
+BUCKET = 1 << 20
+
 
 class Allreduce(Strategy):
-    """Equal to one process on the workers' batches together; traffic `ring` or `hierarchical`."""
+    """Equal to one process on the workers' batches together; traffic `ring` or `hierarchical`.
+
+    The gradients are summed in buckets, from the last, whose gradients are there first, to the first: in the same
+    order on all workers, whatever the order in which their gradients come in.
+
+    References
+    ----------
+    S. Li et al.: PyTorch distributed: experiences on accelerating data parallel training. VLDB 13 (2020).
+    doi:10.14778/3415478.3415530
+    """
+
+    in_step = True
+    overlaps = True
 
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
         # in rank-map order a ring enters each zone once
         hierarchical = setting.method.traffic == "hierarchical"
         groups = by_zone(setting.workers, setting.zones) if hierarchical else [setting.workers]
-        self._sum = Sum(setting.messages, groups, setting.gradients)
+        size = setting.gradients.size
+        self._starts = list(range(0, max(size, 1), BUCKET))
+        self._sums = [Sum(setting.messages, groups, setting.gradients[start:start + BUCKET])
+                      for start in self._starts]
+        self._given: list[Future[Any]] = []
+
+    def ready(self, start: int) -> None:
+        while len(self._given) < len(self._sums):
+            bucket = len(self._sums) - 1 - len(self._given)
+            if self._starts[bucket] < start:
+                return
+            self._given.append(self._its.courier.give(self._sums[bucket].run))
 
     def before_update(self, number: int) -> None:
-        self._its.courier.do(self._sum.run)
+        self.ready(0)
+        for future in self._given:
+            self._its.courier.wait(future)
+        self._given.clear()
         gradients = self._its.gradients
         gradients /= np.float32(len(self._its.workers))
         self.fired += 1

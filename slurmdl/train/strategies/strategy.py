@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +13,7 @@ from slurmdl.train.messages import Messages
 from slurmdl.train.method import Method
 
 FloatArray = npt.NDArray[np.float32]
+Numbers = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -32,8 +33,9 @@ class Setting:
     nodes, zones : entry i is the node and the leaf zone of rank i, "" where the zone is not known.
     costs : "leafA|leafB" (names sorted) -> seconds per byte between two leaf zones, as plan.Plan has them.
     rate : the optimizer's learning rate now.
-    updater : makes an optimizer of the user's kind for a part of the parameters; each call of what it returns turns
-        that part of `gradients` into new parameters. For servers.
+    updater : makes an optimizer of the user's kind for a part of the parameters; each call of what it returns, with
+        a worker's `numbers`, turns that part of `gradients` into new parameters. For servers.
+    numbers : the numbers of the optimizer now, as learning rates and betas, always as many.
     """
 
     messages: Messages
@@ -49,7 +51,8 @@ class Setting:
     zones: tuple[str, ...]
     costs: Mapping[str, float]
     rate: Callable[[], float]
-    updater: Callable[[slice], Callable[[], None]]
+    updater: Callable[[slice], Callable[[Numbers], None]]
+    numbers: Callable[[], Numbers] = field(default=lambda: np.zeros(0))
 
     @property
     def place(self) -> int:
@@ -63,10 +66,15 @@ class Strategy:
     Attributes
     ----------
     updates : whether the worker's own optimizer updates the parameters; else servers do.
+    in_step : whether each step uses the mean of all workers' gradients, so that their models stay the same.
+    overlaps : whether gradients are sent as they come in (`ready`); then `before_update` is called at the end of the
+        backward pass, else right before the optimizer's step.
     fired, skipped : exchanges made, and exchanges that a trigger held back.
     """
 
     updates = True
+    in_step = False
+    overlaps = False
 
     def __init__(self, setting: Setting) -> None:
         self._its = setting
@@ -81,8 +89,9 @@ class Strategy:
     def after_update(self, number: int) -> None:
         """The optimizer has turned the gradients of step `number` into new parameters."""
 
-    def serve(self, number: int) -> None:
-        """A server's part in the workers' step `number`."""
+    def serve(self, number: int) -> bool:
+        """A server's part in the workers' step `number`; False where all workers have ended."""
+        return False
 
     def finish(self) -> None:
         """After the last step: end what is still under way, so that nothing is lost and nobody waits."""

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
+
+from slurmdl.errors import TrainError
+from slurmdl.train.transports.window import Memory, Shared
 
 #: seconds of polling before a wait begins to sleep, and the longest sleep
 _SPIN, _LONGEST = 1e-3, 2e-4
@@ -37,17 +40,30 @@ class Mpi:
 
     def wait(self, requests: Sequence[Any]) -> None:
         requests = list(requests)
+        self._until(lambda: bool(self._mpi.Request.Testall(requests)))
+
+    def _until(self, true: Callable[[], bool], watch: Callable[[], None] | None = None) -> None:
         spin = time.perf_counter() + _SPIN
         pause = 2e-5
-        while not self._mpi.Request.Testall(requests):
+        while not true():
             if time.perf_counter() < spin:
                 os.sched_yield()
             else:
                 time.sleep(pause)
                 pause = min(2 * pause, _LONGEST)
+                if watch:
+                    watch()
 
-    def meet(self) -> None:
-        self.wait([self._comm.Ibarrier()])
+    def meet(self, watch: Callable[[], None] | None = None) -> None:
+        request = self._comm.Ibarrier()
+        self._until(lambda: bool(request.Test()), watch)
+
+    def share(self, ranks: Sequence[int], size: int) -> Memory:
+        try:
+            return Shared(self._comm, ranks, size, self._until)
+        except self._mpi.Exception as error:
+            raise TrainError(f"--shared-memory: ranks {', '.join(map(str, ranks))} cannot share memory, {size:,} bytes "
+                             f"of each (MPI: {error}); they must be on one node with room in /dev/shm") from error
 
     def allgather(self, thing: Any) -> list[Any]:
         return list(self._comm.allgather(thing))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
+
+from slurmdl.train.transports.window import Memory
 
 
 class Transport(Protocol):
@@ -35,8 +37,19 @@ class Transport(Protocol):
     def wait(self, requests: Sequence[Any]) -> None:
         """Return when all these requests are done, asleep where it takes long."""
 
-    def meet(self) -> None:
-        """Wait for all ranks, asleep: where ranks outnumber cores, a barrier that spins starves the late ones."""
+    def meet(self, watch: Callable[[], None] | None = None) -> None:
+        """Wait for all ranks, asleep: where ranks outnumber cores, a barrier that spins starves the late ones.
+
+        While it waits it may call `watch` again and again, which raises where nobody will come.
+        """
+
+    def share(self, ranks: Sequence[int], size: int) -> Memory:
+        """Memory into which each of these ranks, all on one node, brings `size` bytes, all 0; a call of all of them.
+
+        Raises
+        ------
+        TrainError : there is not as much, or they are on different nodes.
+        """
 
     def allgather(self, thing: Any) -> list[Any]:
         """What every rank gives, in rank order. For a few bytes at start and end, never for training data."""

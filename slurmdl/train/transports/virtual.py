@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from slurmdl.errors import TrainError
 
@@ -129,8 +130,15 @@ class Virtual:
             return f"rank {self.rank} has ended"
         return f"rank {self.rank} waits for " + next(its.what for its in self.waits if its.done == math.inf)
 
-    def meet(self) -> None:
+    def meet(self, watch: Callable[[], None] | None = None) -> None:
         self.allgather(None)
+
+    def share(self, ranks: Sequence[int], size: int) -> Together:
+        memory = self._stage.memories.setdefault(tuple(ranks), _Memory())
+        memory.parts[self.rank] = np.zeros(size, np.uint8)
+        its = Together(self, memory)
+        its.until(lambda: len(memory.parts) == len(ranks), "the ranks that share memory")
+        return its
 
     def allgather(self, thing: Any) -> list[Any]:
         gathering = self._stage.gatherings[self._gatherings]
@@ -157,6 +165,39 @@ def _fill(request: Request, message: Any, there: float) -> None:
     request.done = there
 
 
+class Together:
+    """One rank's sight of memory that virtual ranks share; see `window.Memory`."""
+
+    def __init__(self, rank: Virtual, memory: _Memory) -> None:
+        self._rank, self._memory = rank, memory
+        self.fence()
+
+    def part(self, rank: int) -> npt.NDArray[np.uint8]:
+        return self._memory.parts[rank]
+
+    def fence(self) -> None:
+        for request, true in [(request, true) for request, true in self._memory.waiting if true()]:
+            request.done = self._rank.clock
+            self._memory.waiting.remove((request, true))
+
+    def until(self, true: Callable[[], bool], what: str) -> None:
+        if not true():
+            request = Request(what)
+            self._memory.waiting.append((request, true))
+            self._rank.wait([request])
+
+    def close(self) -> None:
+        """The parts go with those who hold them."""
+
+
+@dataclass
+class _Memory:
+    """The parts of the ranks, and what ranks wait for that do not yet see it there."""
+
+    parts: dict[int, npt.NDArray[np.uint8]] = field(default_factory=dict)
+    waiting: list[tuple[Request, Callable[[], bool]]] = field(default_factory=list)
+
+
 @dataclass
 class _Gathering:
     """What ranks have given so far, and a request that is done when all have."""
@@ -175,6 +216,7 @@ class _Stage:
         self.failure: BaseException | None = None
         self._network = network
         self.gatherings: defaultdict[int, _Gathering] = defaultdict(_Gathering)
+        self.memories: dict[tuple[int, ...], _Memory] = {}
 
     def arrival(self, source: int, target: int, size: int, clock: float) -> tuple[float, float]:
         return self._network.arrival(source, target, size, clock) if self._network else (clock, clock)

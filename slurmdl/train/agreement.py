@@ -1,0 +1,114 @@
+"""What ranks agree on: the same model at the start, the same data, one model at the end."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from slurmdl.errors import SlurmdlError, TrainError
+from slurmdl.train.messages import Messages
+from slurmdl.train.runtime import Refused, World
+from slurmdl.train.sums import Sum
+
+FloatArray = npt.NDArray[np.float32]
+Thing = TypeVar("Thing")
+
+
+def on_all(world: World, make: Callable[[], Thing]) -> Thing:
+    """What `make` gives, where it gives something on all ranks; a collective call of all ranks.
+
+    Raises
+    ------
+    Refused : it raises on one rank or more.
+    """
+    found: list[Thing] = []
+    fault = ""
+    try:
+        found.append(make())
+    except SlurmdlError as error:
+        fault = str(error)
+    faults = world.transport.allgather(fault)
+    for rank, its in enumerate(faults):
+        if its:
+            where = "" if len(set(faults)) == 1 else f"rank {rank} on {world.nodes[rank]}: "
+            raise Refused(f"{where}{its}")
+    return found[0]
+
+
+def compare(world: World, mine: Sequence[tuple[str, str]]) -> None:
+    """Refuse ranks that differ; a collective call of all ranks.
+
+    Parameters
+    ----------
+    mine : (name, what belongs to it), e.g. of each parameter, in the same order on all ranks.
+
+    Raises
+    ------
+    Refused : names the rank and the first thing in which it differs from rank 0.
+    """
+    marks = world.transport.allgather(zlib.crc32(repr(mine).encode()))
+    if len(set(marks)) == 1:
+        return
+    lists = world.transport.allgather(list(mine))
+    for rank, theirs in enumerate(lists):
+        for index in range(max(len(theirs), len(lists[0]))):
+            first, other = (" ".join(its[index]) if index < len(its) else "nothing" for its in (lists[0], theirs))
+            if first != other:
+                raise Refused(f"rank {rank} on {world.nodes[rank]} has {other} where rank 0 has {first}: "
+                              "all ranks need the same model and optimizer")
+
+
+def compare_workers(world: World, messages: Messages, what: str, mark: tuple[int, ...]) -> None:
+    """Refuse workers whose marks differ from the first worker's; by messages, since servers may be serving.
+
+    Raises
+    ------
+    TrainError : on the first worker that differs.
+    """
+    workers = world.ranks("worker")
+    mine = np.array(mark, np.int64)
+    first = mine.copy()
+    hand_on(messages, workers, first)
+    if not np.array_equal(mine, first):
+        raise TrainError(f"its {what} is not that of rank {workers[0]} on {world.nodes[workers[0]]}: "
+                         "all workers need the same")
+
+
+def hand_on(messages: Messages, ranks: Sequence[int], vector: npt.NDArray[Any]) -> None:
+    """Replace the vector of all these ranks by that of the first of them; it goes from rank to rank in chunks."""
+    place = ranks.index(messages.rank)
+    right = ranks[place + 1] if place + 1 < len(ranks) else None
+    if place == 0:
+        for _ in messages.stream([(right, vector)] if right is not None else [], []):
+            pass
+        return
+    leaving = []
+    for _, part in messages.stream([], [(ranks[place - 1], vector)]):
+        if right is not None:
+            leaving.append(messages.send(right, vector[part]))
+    messages.transport.wait(leaving)
+
+
+def start_alike(world: World, messages: Messages, vector: npt.NDArray[Any]) -> None:
+    """Give all ranks rank 0's vector where any differ; a collective call of all ranks."""
+    if len(set(world.transport.allgather(zlib.crc32(vector)))) > 1:
+        hand_on(messages, range(len(world.nodes)), vector)
+
+
+def average(world: World, messages: Messages, parameters: FloatArray) -> float:
+    """Replace the workers' models by their mean; a call of all workers.
+
+    Returns the distance of this rank's model from the mean, relative to the mean's norm.
+    """
+    workers = world.ranks("worker")
+    mean = parameters.copy()
+    Sum(messages, [workers], mean).run()
+    mean /= np.float32(len(workers))
+    norm = float(np.linalg.norm(mean))
+    distance = float(np.linalg.norm(parameters - mean)) / norm if norm else 0.0
+    parameters[:] = mean
+    return distance

@@ -1,0 +1,144 @@
+"""Deals out the samples of a data set to the workers, batch by batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from slurmdl.errors import TrainError
+
+IntArray = npt.NDArray[np.int64]
+
+
+class Deal:
+    """Which samples each worker takes in each step: every sample once in an epoch, over all workers together.
+
+    All workers make the same number of steps. Batches are full but for the last step's, where the workers share what
+    is left as evenly as can be; where that is less than one sample each, the step before takes it.
+
+    Parameters
+    ----------
+    count : samples.
+    batch : samples per worker and step.
+    shuffle : in an order drawn anew for each epoch from the seed, the same on all workers; else in the data's.
+
+    Raises
+    ------
+    TrainError : fewer samples than workers.
+    """
+
+    def __init__(self, count: int, workers: int, batch: int, shuffle: bool, seed: int) -> None:
+        if batch < 1:
+            raise TrainError(f"a batch of {batch} samples; valid: 1 or more")
+        if count < workers:
+            raise TrainError(f"{count} samples for {workers} workers; each needs at least one")
+        self._count, self._workers, self._batch = count, workers, batch
+        self._shuffle, self._seed = shuffle, seed
+        rest = count % (workers * batch)
+        self.steps = count // (workers * batch) + (rest >= workers or count < workers * batch)
+
+    def total(self, step: int) -> int:
+        """Samples of all workers in a step."""
+        whole = self._workers * self._batch
+        return self._count - step * whole if step == self.steps - 1 else whole
+
+    def size(self, step: int, worker: int) -> int:
+        """Samples of one worker in a step."""
+        start, stop = self._span(step, worker)
+        return stop - start
+
+    def epoch(self, number: int, worker: int) -> Iterator[IntArray]:
+        """Indices of one worker's samples, for each step of an epoch."""
+        order = np.random.default_rng((self._seed, number)).permutation(self._count) if self._shuffle \
+            else np.arange(self._count)
+        for step in range(self.steps):
+            start, stop = self._span(step, worker)
+            yield order[start:stop]
+
+    def _span(self, step: int, worker: int) -> tuple[int, int]:
+        begin, total = step * self._workers * self._batch, self.total(step)
+        return begin + total * worker // self._workers, begin + total * (worker + 1) // self._workers
+
+
+class Loader:
+    """This worker's batches; each iteration over it is an epoch.
+
+    Parameters
+    ----------
+    batches : makes the batches of the samples whose indices it is given, one after the other.
+    begins : called with the weight of each batch when it is handed out: the worker's share of the step's samples,
+        times the number of workers.
+    fetching : called whenever a batch is asked for.
+
+    Attributes
+    ----------
+    epoch : number of the next epoch, from which its order is drawn; counts by itself.
+    """
+
+    def __init__(self, deal: Deal, worker: int, workers: int, batches: Callable[[Iterator[IntArray]], Iterator[Any]],
+                 begins: Callable[[float], None], fetching: Callable[[], None]) -> None:
+        self._deal, self._worker, self._workers = deal, worker, workers
+        self._batches, self._begins, self._fetching = batches, begins, fetching
+        self.epoch = 0
+
+    def __len__(self) -> int:
+        """Steps in an epoch, the same for all workers."""
+        return self._deal.steps
+
+    def __iter__(self) -> Iterator[Any]:
+        number, self.epoch = self.epoch, self.epoch + 1
+        self._fetching()
+        for step, batch in enumerate(self._batches(self._deal.epoch(number, self._worker))):
+            self._begins(self._deal.size(step, self._worker) * self._workers / self._deal.total(step))
+            yield batch
+            self._fetching()
+
+
+def source(data: Any, options: dict[str, Any]) -> tuple[int, Callable[[Iterator[IntArray]], Iterator[Any]]]:
+    """The number of samples of a data set, and what makes batches of samples of it.
+
+    Parameters
+    ----------
+    data : a torch Dataset with a length, an array or tensor, or a sequence of them with the same length; of arrays
+        a batch is the same sequence of tensors.
+    options : of torch.utils.data.DataLoader, for a Dataset.
+
+    Raises
+    ------
+    TrainError : data that cannot be dealt out.
+    """
+    import torch
+    from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+    if isinstance(data, IterableDataset) or not hasattr(data, "__len__"):
+        raise TrainError(f"{type(data).__name__} has no length and no samples by number; valid: a Dataset with "
+                         "__len__ and __getitem__, arrays, tensors")
+    alone = _is_array(data)
+    arrays = data.tensors if isinstance(data, TensorDataset) else (data,) if alone else data
+    if isinstance(arrays, Sequence) and arrays and all(map(_is_array, arrays)):
+        if options:
+            raise TrainError(f"{', '.join(options)}: for a Dataset, not for arrays")
+        if len({len(array) for array in arrays}) > 1:
+            raise TrainError(f"arrays of {', '.join(str(len(array)) for array in arrays)} samples; valid: as many in "
+                             "each")
+        tensors = [torch.as_tensor(array) for array in arrays]
+
+        def batches(indices: Iterator[IntArray]) -> Iterator[Any]:
+            for index in indices:
+                chosen = torch.from_numpy(index)
+                batch = tuple(tensor[chosen] for tensor in tensors)
+                yield batch[0] if alone else batch
+
+        return len(tensors[0]), batches
+
+    def loaded(indices: Iterator[IntArray]) -> Iterator[Any]:
+        return iter(DataLoader(data, batch_sampler=[index.tolist() for index in indices], **options))
+
+    return len(data), loaded
+
+
+def _is_array(thing: Any) -> bool:
+    return hasattr(thing, "shape") and hasattr(thing, "dtype") and len(thing.shape) > 0

@@ -1,0 +1,338 @@
+"""The library: a training script of the user's own, run by many ranks that keep their replicas together.
+
+    from slurmdl.train import init
+
+    run = init()
+    model, opt = run.wrap(model, opt)
+    for epoch in range(5):
+        for images, labels in run.loader(dataset, batch=32):
+            opt.zero_grad()
+            loss_of(model(images), labels).backward()
+            opt.step()
+    run.close()
+
+The strategy is chosen from outside: by the plan of `slurmdl srun`, by variables SLURMDL_TRAIN_*, or by `init`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import zlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from slurmdl.errors import TrainError
+from slurmdl.train import agreement, ending, method, runtime, shards
+from slurmdl.train.backward import Backward, Listener
+from slurmdl.train.courier import Courier
+from slurmdl.train.loader import Deal, Loader, source
+from slurmdl.train.messages import Messages
+from slurmdl.train.method import Method
+from slurmdl.train.replica import Replica
+from slurmdl.train.strategies import STRATEGIES, Setting, Strategy
+from slurmdl.train.transports.transport import Transport
+
+
+def init(asked: Method | None = None, *, seed: int = 1, passes: int = 1, alike: Mapping[str, object] | None = None,
+         environ: Mapping[str, str] = os.environ, transport: Transport | None = None) -> Run:
+    """Meet the other ranks; a call of all of them.
+
+    Parameters
+    ----------
+    asked : how the replicas are kept together; None: as the variables SLURMDL_TRAIN_* and the plan say.
+    seed : of the order of the samples and of everything random in a strategy.
+    passes : backward passes for each step of the optimizer, whose gradients add up.
+    alike : further options of the script, by name, that all ranks must have alike.
+    transport : between the ranks. None: MPI; then an exception that the script does not catch ends all ranks, and
+        the end of the script closes the run.
+
+    Raises
+    ------
+    SlurmdlError : the run cannot start; one line says why.
+    """
+    if passes < 1:
+        raise TrainError(f"passes={passes}: not valid; valid: 1 or more")
+    own = transport is None
+    if own:
+        ending.end_together()
+    found = runtime.connect(environ) if transport is None else transport
+    world = runtime.join(asked or method.of({}, environ), found, environ,
+                         {**(alike or {}), "seed": seed, "passes": passes})
+    run = Run(world, seed, passes)
+    if own:
+        atexit.register(_close_at_exit, run)
+    return run
+
+
+def _close_at_exit(run: Run) -> None:
+    try:
+        run.close()
+    except BaseException as error:
+        sys.excepthook(type(error), error, error.__traceback__)
+
+
+class Run:
+    """One rank's part in a run.
+
+    Attributes
+    ----------
+    world : the other ranks, their nodes, zones and roles.
+    messages, courier, strategy, replica : what `attach` has made; see there.
+    consensus : distance of this rank's model from the mean of all when the run finished, relative to the mean's norm.
+    """
+
+    replica: Replica
+    strategy: Strategy
+    courier: Courier
+
+    def __init__(self, world: runtime.World, seed: int, passes: int) -> None:
+        self.world = world
+        self.messages = Messages(world.transport, world.levels())
+        self.consensus = 0.0
+        self._seed, self._passes = seed, passes
+        self._attached = self._finished = self._closed = False
+
+    @property
+    def rank(self) -> int:
+        return self.world.rank
+
+    @property
+    def workers(self) -> int:
+        """How many workers there are."""
+        return len(self.world.ranks("worker"))
+
+    @property
+    def worker(self) -> int | None:
+        """Index of this rank among the workers, None for a server."""
+        return None if self.serves else self.world.ranks("worker").index(self.rank)
+
+    @property
+    def serves(self) -> bool:
+        """Whether this rank is a parameter server."""
+        return self.world.roles[self.rank] == "ps"
+
+    @property
+    def first(self) -> bool:
+        """Whether this rank is the first worker: the one that logs, evaluates and saves."""
+        return self.worker == 0
+
+    @property
+    def step(self) -> int:
+        """Steps that the optimizer has made."""
+        return self._backward.step if self._attached else 0
+
+    def wrap(self, model: Any, optimizer: Any) -> tuple[Any, Any]:
+        """Keep the model together with those of the other ranks from now on; a call of all ranks.
+
+        Model and optimizer stay the objects that they are. On a parameter server this call serves until all workers
+        have ended, and then ends the process with status 0.
+
+        Raises
+        ------
+        TrainError : as `attach`.
+        """
+        self.attach(model, optimizer)
+        if self.serves:
+            self.serve()
+            self.close()
+            ending.leave(0)
+        return model, optimizer
+
+    def attach(self, model: Any, optimizer: Any) -> None:
+        """As `wrap`, but leaves it to the caller to `serve`.
+
+        The parameters that the optimizer trains become views of one flat buffer (Replica). All parameters and buffers
+        begin as those of rank 0; parameters that are not trained, and buffers, as BatchNorm's statistics, are each
+        rank's own from then on.
+
+        Raises
+        ------
+        TrainError : a model or an optimizer that cannot be trained so; ranks whose models or optimizers differ.
+        """
+        if self._attached:
+            raise TrainError("wrap() was called before; one model and one optimizer belong to a run "
+                             "(torch.nn.ModuleDict holds several models)")
+        world = self.world
+        chosen = agreement.on_all(world, lambda: _trained(model, optimizer))
+        agreement.compare(world, _description(model, optimizer))
+        self.replica = agreement.on_all(world, lambda: Replica(model, chosen))
+        agreement.start_alike(world, self.messages, self.replica.parameters)
+        self.replica.store_parameters()
+        _begin_alike(world, self.messages, model, chosen)
+        self.courier = Courier(world.transport.threaded)
+        setting = Setting(
+            self.messages, self.courier, world.ranks("worker"), world.ranks("ps"), self.replica.parameters,
+            self.replica.gradients, self.replica.sizes, world.method, self._seed, world.nodes, world.zones,
+            world.costs, lambda: float(optimizer.param_groups[0]["lr"]),
+            lambda part: shards.updater(optimizer, self.replica, part), lambda: shards.numbers(optimizer))
+        self.strategy = agreement.on_all(world, lambda: STRATEGIES[world.strategy](setting))
+        self._backward = Backward(self.replica, self._passes, self.strategy.in_step,
+                                  Listener(lambda: None, self._ready, self._passes_over))
+        self._groups = len(optimizer.param_groups)
+        optimizer.register_step_pre_hook(self._before_step)
+        optimizer.register_step_post_hook(self._after_step)
+        self._attached = True
+
+    def loader(self, data: Any, batch: int, shuffle: bool = True, **options: Any) -> Loader:
+        """This worker's batches of a data set: over all workers every sample once per epoch; a call of all workers.
+
+        Parameters
+        ----------
+        data : a torch Dataset with a length, an array or tensor, or a sequence of them with the same length.
+        batch : samples per worker and step; see loader.Deal for the end of an epoch.
+        options : of torch.utils.data.DataLoader, for a Dataset, e.g. num_workers.
+
+        Raises
+        ------
+        TrainError : data that cannot be dealt out, or that differ between the workers.
+        """
+        count, batches = source(data, options)
+        worker = self.worker or 0
+        deal = Deal(count, self.workers, batch, shuffle, self._seed)
+        if not self.serves:
+            mark = zlib.crc32(repr(next(batches(iter([np.array([0, count // 2, count - 1])])))).encode())
+            self._do(lambda: agreement.compare_workers(self.world, self.messages, "data", (count, batch, mark)))
+        return Loader(deal, worker, self.workers, batches, self._weigh, lambda: None)
+
+    def log(self, *things: Any) -> None:
+        """Print, on the first worker alone."""
+        if self.first:
+            print(*things, flush=True)
+
+    def serve(self) -> None:
+        """A parameter server's part, until all workers have ended."""
+        number = 0
+        while self.strategy.serve(number):
+            number += 1
+
+    def finish(self) -> None:
+        """After the last step: all workers' models become their mean, where they are not the same; all workers call.
+
+        Raises
+        ------
+        TrainError : another worker makes more steps than this one.
+        """
+        if self._finished or not self._attached:
+            return
+        self._finished = True
+        self.replica.fetch_parameters()
+        self.strategy.finish()
+        self.courier.close()
+        self.world.transport.meet(self._others_go_on)
+        if not self.serves and not self.strategy.in_step:
+            self.consensus = agreement.average(self.world, self.messages, self.replica.parameters)
+        self.replica.store_parameters()
+
+    def close(self) -> None:
+        """Finish the run; a call of all ranks, at the latest at the end of the script."""
+        self.finish()
+        self._closed = True
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        if error is None:
+            self.close()
+
+    def _do(self, errand: Callable[[], Any]) -> Any:
+        """Carry out what needs messages: by the courier, once there is one."""
+        return self.courier.do(errand) if self._attached and not self._finished else errand()
+
+    def _weigh(self, weight: float) -> None:
+        if self._attached and self._passes == 1 and self.strategy.in_step:
+            self._backward.weight = weight
+
+    def _ready(self, start: int) -> None:
+        if self.strategy.overlaps:
+            self.strategy.ready(start)
+
+    def _passes_over(self) -> None:
+        if self.strategy.overlaps:
+            self._complete()
+
+    def _complete(self) -> None:
+        self._backward.end()
+        self.strategy.before_update(self.step)
+        self.replica.store_gradients()
+
+    def _before_step(self, optimizer: Any, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> None:
+        if self._finished:
+            raise TrainError("opt.step() after the run was finished; valid: run.finish() after the last step")
+        if named.get("closure") or any(argument is not None for argument in arguments[1:]):
+            raise TrainError("opt.step(closure): not supported; valid: loss.backward(), then opt.step()")
+        moved = self.replica.moved()
+        if moved or len(optimizer.param_groups) != self._groups:
+            what = f"parameter {moved} was laid elsewhere" if moved else "the optimizer got another group"
+            raise TrainError(f"step {self.step + 1}: {what} after run.wrap(); move, load (with assign=True) and add "
+                             "parameters before it")
+        if not self._backward.over:
+            self._complete()
+        if not self.strategy.updates:
+            self.replica.store_parameters()
+            self.replica.hide_gradients()
+
+    def _after_step(self, optimizer: Any, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> None:
+        if not self.strategy.updates:
+            self.replica.show_gradients()
+        if self.strategy.in_step:
+            self.strategy.after_update(self.step)
+        else:
+            self.replica.fetch_parameters()
+            self.strategy.after_update(self.step)
+            self.replica.store_parameters()
+        self._backward.next_step()
+
+    def _others_go_on(self) -> None:
+        peer = self.world.transport.probe(0)
+        if peer is not None:
+            raise TrainError(f"rank {peer} goes on while this one has ended after {self.step} steps: every worker "
+                             "needs as many steps as the others (run.loader gives them)")
+
+
+def _trained(model: Any, optimizer: Any) -> set[int]:
+    """Ids of the parameters that are trained."""
+    import torch
+
+    if not isinstance(model, torch.nn.Module) or not isinstance(optimizer, torch.optim.Optimizer):
+        raise TrainError(f"wrap({type(model).__name__}, {type(optimizer).__name__}): not valid; valid: a "
+                         "torch.nn.Module and a torch.optim.Optimizer")
+    its = {id(tensor) for tensor in model.parameters()}
+    for group in optimizer.param_groups:
+        for tensor in group["params"]:
+            if id(tensor) not in its:
+                raise TrainError(f"the optimizer trains a tensor of shape {tuple(tensor.shape)} that is no parameter "
+                                 "of the model; valid: one model that holds all (torch.nn.ModuleList)")
+    return {id(tensor) for group in optimizer.param_groups for tensor in group["params"] if tensor.requires_grad}
+
+
+def _description(model: Any, optimizer: Any) -> list[tuple[str, str]]:
+    """What all ranks must have alike, by name; devices may differ."""
+    tensors = [*((f"parameter {name}", tensor) for name, tensor in model.named_parameters()),
+               *((f"buffer {name}", tensor) for name, tensor in model.named_buffers())]
+    return [*((name, f"{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
+               f"{' trained' if tensor.requires_grad else ''}") for name, tensor in tensors),
+            ("optimizer", type(optimizer).__name__),
+            *((f"{key} of parameter group {index}", str(group[key])) for index, group in
+              enumerate(optimizer.param_groups) for key in sorted(group) if shards.holds_numbers(group[key]))]
+
+
+def _begin_alike(world: runtime.World, messages: Messages, model: Any, chosen: set[int]) -> None:
+    """Give parameters that are not trained, and buffers, rank 0's values."""
+    import torch
+
+    others = [tensor for tensor in [*model.parameters(), *model.buffers()] if id(tensor) not in chosen]
+    if not others:
+        return
+    blob = torch.cat([tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8) for tensor in others])
+    agreement.start_alike(world, messages, blob.numpy())
+    start = 0
+    with torch.no_grad():
+        for tensor in others:
+            end = start + tensor.numel() * tensor.element_size()
+            tensor.copy_(blob[start:end].clone().view(tensor.dtype).view(tensor.shape))
+            start = end

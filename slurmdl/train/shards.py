@@ -1,0 +1,112 @@
+"""The user's optimizer over a part of the flat buffers, as a parameter server needs it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from slurmdl.errors import TrainError
+from slurmdl.train.replica import Replica
+
+Numbers = npt.NDArray[np.float64]
+
+#: those of torch.optim whose step looks at more than one element at a time
+_WHOLE = ("Adafactor", "LBFGS", "Muon", "SparseAdam")
+
+#: what only a GPU's optimizers may be asked for; a shard lies on the host
+_ON_HOST = {"capturable": False, "fused": None}
+
+
+def numbers(optimizer: Any) -> Numbers:
+    """The numbers of all parameter groups, as learning rates and betas, in the order of `set_numbers`."""
+    return np.array([number for group in optimizer.param_groups for key in sorted(group)
+                     for number in _numbers(group[key])], np.float64)
+
+
+def set_numbers(optimizer: Any, values: Numbers) -> None:
+    """Give the groups of an optimizer of the same kind these numbers."""
+    queue = iter(values.tolist())
+    for group in optimizer.param_groups:
+        for key in sorted(group):
+            count = len(_numbers(group[key]))
+            new = [next(queue) for _ in range(count)]
+            if count:
+                group[key] = tuple(new) if isinstance(group[key], tuple) else new[0]
+
+
+def updater(optimizer: Any, replica: Replica, part: slice) -> Callable[[Numbers], None]:
+    """An optimizer of the same class for a part of the buffers.
+
+    Each call of what is returned takes the `numbers` of a worker's optimizer, so that its schedules of learning rates
+    hold here, and turns that part of `replica.gradients` into new parameters. The part is cut where the group of
+    parameters changes; that tensors are cut makes no difference to an optimizer which works element by element.
+
+    Raises
+    ------
+    TrainError : an optimizer that cannot work on a part.
+    """
+    kind = type(optimizer)
+    if kind.__name__ in _WHOLE:
+        raise TrainError(f"--strategy ps: {kind.__name__} needs whole tensors, not shards; valid: optimizers that "
+                         "work element by element, as SGD, Adam, AdamW, RMSprop, Adagrad")
+    import torch
+
+    host = torch.from_numpy(replica.parameters), torch.from_numpy(replica.gradients)
+    pieces: list[list[Any]] = [[] for _ in optimizer.param_groups]
+    for group, piece in _pieces(optimizer, replica, part):
+        shard = torch.nn.Parameter(host[0][piece])
+        shard.grad = host[1][piece]
+        pieces[group].append(shard)
+    # torch refuses a group without parameters only where all are, which a shard's may be
+    groups = [{**group, **{key: value for key, value in _ON_HOST.items() if key in group},
+               "params": pieces[index] or [torch.nn.Parameter(torch.zeros(0))]}
+              for index, group in enumerate(optimizer.param_groups)]
+    takes = inspect.signature(kind).parameters
+    try:
+        twin = kind(groups, **{key: _ON_HOST.get(key, value) for key, value in optimizer.defaults.items()
+                               if key in takes})
+    except (TypeError, ValueError) as error:
+        raise TrainError(f"--strategy ps: {kind.__name__} cannot be built for a shard: {error}") from error
+
+    def update(values: Numbers) -> None:
+        set_numbers(twin, values)
+        twin.step()
+
+    return update
+
+
+def holds_numbers(value: Any) -> bool:
+    """Whether a value of a parameter group is one of those that `numbers` gives."""
+    return bool(_numbers(value))
+
+
+def _numbers(value: Any) -> list[float]:
+    """The numbers that a value of a group holds; none in flags, words and parameters."""
+    if isinstance(value, tuple):
+        return [float(item) for item in value]
+    if isinstance(value, bool) or not (isinstance(value, (int, float)) or getattr(value, "ndim", None) == 0):
+        return []
+    return [float(value)]
+
+
+def _pieces(optimizer: Any, replica: Replica, part: slice) -> Iterator[tuple[int, slice]]:
+    """The part, cut where the group of parameters changes."""
+    group_of = {id(tensor): index for index, group in enumerate(optimizer.param_groups)
+                for tensor in group["params"]}
+    open_group, begin, end = -1, part.start, part.start
+    for tensor, start, size in zip(replica.tensors, replica.starts, replica.sizes, strict=True):
+        low, high = max(start, part.start), min(start + size, part.stop)
+        if low >= high:
+            continue
+        group = group_of[id(tensor)]
+        if group != open_group:
+            if end > begin:
+                yield open_group, slice(begin, end)
+            open_group, begin = group, low
+        end = high
+    if end > begin:
+        yield open_group, slice(begin, end)
