@@ -14,7 +14,7 @@ The keys, all optional::
       owner: slurmdl      # the user that may write it, beside root
       max_age: 900        # seconds after which scores are not read any more
       half_life: 300      # seconds after which a score counts half as much as what is assumed; 0: for no decay
-      margin: 0.25        # links whose figures differ by less count as equal
+      margin: 0.25        # links whose measured figures differ by less count as equal
       scoring: physical   # or weighted, by
       weights: {throughput: 1, delay: 1, loss: 1}
       prometheus:

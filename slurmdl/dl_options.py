@@ -28,7 +28,7 @@ class DlOptions:
     zone : zones that the job may use; () for any.
     model_bytes : bytes that one replica of the parameters takes.
     traffic : one of plan.PATTERNS[strategy], "" for the first of them, else a file of matrices.
-    scores : "auto", "off" or a file.
+    scores : "auto", "off", a file, or the URL of a Prometheus server.
     """
 
     strategy: str = "allreduce"
@@ -128,7 +128,7 @@ OPTIONS = (
     DlOption("model-bytes", "bytes", "N", "bytes of one replica of the parameters, e.g. 400M"),
     DlOption("traffic", "text", "PATTERN|FILE", "what the ranks send: ring or hierarchical; random, hypercube, "
              "exponential, base, zones or links (gossip); shards (ps); or a file of matrices, .npz or CSV"),
-    DlOption("scores", "text", "auto|off|FILE", "link scores: JSON, as LinkScores.to_json writes it"),
+    DlOption("scores", "text", "auto|off|FILE|URL", "link scores: JSON, CSV, or a Prometheus server"),
     DlOption("explain", "flag", "", "say on stderr what was chosen and why"),
     DlOption("dry-run", "flag", "", "print what would be submitted, submit nothing"),
     DlOption("strict", "flag", "", "fail where no choice can be made, instead of submitting without one"),

@@ -100,14 +100,14 @@ def _survey(site: Config, own: dict[str, str], request: JobRequest) -> Survey:
     from slurmdl.launch import survey
     from slurmdl.topology import read as topology
 
-    scores = own.get("scores", request.dl.scores)
+    scores, strict = own.get("scores", request.dl.scores), request.dl.strict or "scores" in own
     if "cluster" not in own and "topology" not in own:
-        return survey.take(site, scores, request.partitions)
+        return survey.take(site, scores, request.partitions, strict=strict)
     from slurmdl.cluster import scontrol
 
     snapshot = cluster.from_file(own["cluster"]) if "cluster" in own else scontrol.snapshot()
     return survey.Survey(snapshot, topology.read(own.get("topology"), snapshot.topology_of(request.partitions)),
-                         survey.link_scores(site, scores))
+                         survey.link_scores(site, scores, strict=strict))
 
 
 def _decide(job: Submission, seen: Survey, live: bool) -> Decision:

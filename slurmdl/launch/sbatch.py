@@ -11,7 +11,7 @@ import re
 import shlex
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -109,7 +109,8 @@ def _without_harm(job: Submission, site: config.Config, complaint: SlurmdlError 
             raise PlacementError(job.request.unpinnable)
         from slurmdl.launch import survey
 
-        seen = survey.take(site, dl.scores, job.request.partitions)
+        say: Callable[[str], None] = (lambda _: None) if job.quiet else warn
+        seen = survey.take(site, dl.scores, job.request.partitions, say, dl.strict)
         decision = decide(job, seen, program)
         if decision.reason and dl.strict:
             raise PlacementError(decision.reason)

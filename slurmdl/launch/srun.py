@@ -124,7 +124,7 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         if marked and marked.asked:
             environ = late.unchosen(environ, marked.asked)
             environ = _trimmed(marked, marked.asked, dl, settings, environ, say)
-        mapped = _map(line, dl, settings, launcher, environ)
+        mapped = _map(line, dl, settings, launcher, environ, say)
         chosen_step = mapped.step
         if mapped.complaint:
             say(f"{mapped.complaint}; ranks in the order of the node names")
@@ -176,7 +176,7 @@ def _requested(marked: mark.Mark | None) -> dict[str, str]:
 
 
 def _map(line: getopt.CommandLine, dl: DlOptions, settings: config.Config, launcher: str,
-         environ: Mapping[str, str]) -> Mapped:
+         environ: Mapping[str, str], say: Callable[[str], None]) -> Mapped:
     given = allocation.read(environ)
     controller = Controller.parse(process.query(["scontrol", "show", "config"]))
     if controller.packs:
@@ -186,7 +186,7 @@ def _map(line: getopt.CommandLine, dl: DlOptions, settings: config.Config, launc
     if laid.if_alone and _others_run(given.job):
         raise PlacementError("other steps of the job run: which nodes and CPUs are left is Slurm's choice")
     topology, complaint = _zones(controller, given.nodes, environ.get("SLURM_JOB_PARTITION", ""), dl.strict)
-    plan, rank_map = _plan(laid, topology, survey.link_scores(settings, dl.scores), dl)
+    plan, rank_map = _plan(laid, topology, survey.link_scores(settings, dl.scores, say, dl.strict), dl)
     text = environ.get("SLURM_ARRAY_TASK_ID", "")
     array_task = int(text) if text.isdigit() else 0
     form = line.last("print-map")
@@ -217,7 +217,7 @@ def _trimmed(marked: mark.Mark, asked: mark.Asked, dl: DlOptions, settings: conf
         topology, _ = _zones(controller, held.nodes, environ.get("SLURM_JOB_PARTITION", ""), dl.strict)
         wanted = JobRequest(replace(dl, place=marked.dl.place), (asked.nodes, asked.nodes), asked.tasks,
                             asked.tasks_per_node)
-        return keep(held.nodes, wanted, held.batch, topology, survey.link_scores(settings, dl.scores),
+        return keep(held.nodes, wanted, held.batch, topology, survey.link_scores(settings, dl.scores, say, dl.strict),
                     matrices.of(dl))
 
     return late.trim(environ, asked, choose, _others_run, say, dry_run=dl.dry_run)

@@ -1,13 +1,14 @@
-"""All that a placement is made from, looked up once: nodes and zones in one query of Slurm, scores from a file."""
+"""All that a placement is made from, looked up once: nodes and zones in one query of Slurm, and scores."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from slurmdl.config import Config
-from slurmdl.errors import UnavailableError
+from slurmdl.errors import InputError, UnavailableError, warn
 
 if TYPE_CHECKING:
     from slurmdl.cluster.model import ClusterSnapshot
@@ -24,18 +25,20 @@ class Survey:
     scores: LinkScores
 
 
-def take(config: Config, scores: str, partitions: Sequence[str] = ()) -> Survey:
+def take(config: Config, scores: str, partitions: Sequence[str] = (), say: Callable[[str], None] = warn,
+         strict: bool = False) -> Survey:
     """Look once.
 
     Parameters
     ----------
     scores : the value of --dl-scores.
     partitions : those that the job names; the first decides which of several topologies holds.
+    say, strict : see `link_scores`.
 
     Raises
     ------
     UnavailableError : scontrol is missing, hangs or fails, or there is no topology.
-    InputError : the topology or the scores are malformed.
+    InputError : the topology is malformed.
     """
     from slurmdl.cluster import scontrol
     from slurmdl.topology import read
@@ -48,23 +51,30 @@ def take(config: Config, scores: str, partitions: Sequence[str] = ()) -> Survey:
             raise UnavailableError("no topology: neither a topology.yaml or topology.conf nor an answer of "
                                    "`scontrol show topology`")
         topologies = zones.parse_all(text)
-    return Survey(cluster, topologies.of(cluster.topology_of(partitions)), link_scores(config, scores))
+    return Survey(cluster, topologies.of(cluster.topology_of(partitions)), link_scores(config, scores, say, strict))
 
 
-def link_scores(config: Config, scores: str) -> LinkScores:
-    """The scores of a file, or the defaults of the configuration where `scores` is "auto" or "off".
+def link_scores(config: Config, scores: str, say: Callable[[str], None] = warn, strict: bool = False) -> LinkScores:
+    """What is known of the links, from the sources that --dl-scores names, in at most a second.
+
+    Scores that cannot be used are no fault: without them the topology decides, and one line says why.
+
+    Parameters
+    ----------
+    scores : the value of --dl-scores.
+    say : takes that line.
+    strict : scores that cannot be used are an error.
 
     Raises
     ------
-    InputError : the file cannot be read or is malformed.
+    InputError : strict, and scores that were asked for cannot be used.
     """
-    from slurmdl.network.model import LinkScores
+    from slurmdl.network.live import live
 
-    if scores not in ("auto", "off"):
-        from slurmdl.network import read
-
-        return read.from_file(scores)
-    default = LinkScores()
-    return LinkScores(node_default=config.node_speed or default.node_default,
-                      zone_default=config.zone_speed or default.zone_default,
-                      delay_default=config.delay or default.delay_default)
+    found = live(config, scores, os.environ)
+    if found.remarks and strict:
+        raise InputError(found.remarks[0])
+    if found.remarks:
+        rest = "the other scores decide" if found.scores.measured else "the topology alone decides"
+        say(f"scores: {'; '.join(found.remarks)}; {rest}")
+    return found.scores

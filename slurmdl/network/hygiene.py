@@ -39,12 +39,21 @@ class Rules:
     ----------
     window : seconds after which a sample is forgotten.
     half_life : seconds after which a sample counts half as much; 0 for no decay.
-    margin : fraction by which a figure must leave the published one.
+    margin : fraction below which figures of two links count as equal; half of it is what a figure must leave the
+        published one by, so that those on the edge do not come and go.
     """
 
     window: float = 900.0
     half_life: float = 300.0
-    margin: float = 0.125
+    margin: float = 0.25
+
+    @property
+    def deadband(self) -> float:
+        return self.margin / 2
+
+
+#: the usual ones
+USUAL = Rules()
 
 
 @dataclass(frozen=True)
@@ -56,7 +65,7 @@ class Made:
 
 
 def scores(samples: Iterable[LinkSample], now: float, previous: LinkScores | None = None,
-           rules: Rules = Rules()) -> Made:
+           rules: Rules = USUAL) -> Made:
     """The scores that these samples make.
 
     Parameters
@@ -77,14 +86,14 @@ def scores(samples: Iterable[LinkSample], now: float, previous: LinkScores | Non
     before = {"node": previous.nodes, "zone": previous.zones, "trunk": previous.trunks}
     nodes, zones, trunks = ({name: _score(found[kind][name], now, before[kind].get(name), rules)
                              for name in sorted(found[kind])} for kind in ("node", "zone", "trunk"))
-    made = LinkScores(nodes=nodes, zones=zones, trunks=trunks, time=now)
+    made = LinkScores(nodes=nodes, zones=zones, trunks=trunks, time=now, margin=rules.margin)
     speeds = [score.throughput for score in nodes.values() if score.throughput is not None]
     if len(speeds) >= ENOUGH:
-        made = replace(made, node_default=_settled(median(speeds), previous.node_default, rules.margin))
+        made = replace(made, node_default=_settled(median(speeds), previous.node_default, rules.deadband))
     delays = [score.delay / 2 for score in nodes.values() if score.delay]
     if len(delays) >= ENOUGH:
-        made = replace(made, delay_default=_settled(median(delays), previous.delay_default, rules.margin))
-    return Made(replace(made, zones={**uplinks(made, 1 - 2 * rules.margin), **zones}), refused)
+        made = replace(made, delay_default=_settled(median(delays), previous.delay_default, rules.deadband))
+    return Made(replace(made, zones={**uplinks(made, 1 - rules.margin), **zones}), refused)
 
 
 def uplinks(scores: LinkScores, least: float) -> dict[str, LinkScore]:
@@ -142,20 +151,21 @@ def _score(samples: Sequence[LinkSample], now: float, before: LinkScore | None, 
     speeds = active or ([(bound, 1.0)] if bound else [])
     delays, losses = values(lambda sample: sample.delay), values(lambda sample: sample.loss)
     tails = values(lambda sample: sample.delay_tail) or delays
-    newest = max(samples, key=lambda sample: (sample.time, sample.source))
+    newest = max(sample.time for sample in samples)
+    best = max(samples, key=lambda sample: (sample.source != "counters", sample.time, sample.source))
     old = before or LinkScore(samples=1)
     throughput = None
     if speeds:
         # the lower quartile must be better, too
         middle, low = _quantile(speeds, 0.5), _quantile(speeds, 0.25)
-        throughput = max(LEAST, -_kept(-middle, -low, -(old.throughput or 0.0), rules.margin))
-    delay = _kept(_quantile(delays, 0.5), _quantile(delays, 0.75), old.delay, rules.margin) if delays else 0.0
+        throughput = max(LEAST, -_kept(-middle, -low, -(old.throughput or 0.0), rules.deadband))
+    delay = _kept(_quantile(delays, 0.5), _quantile(delays, 0.75), old.delay, rules.deadband) if delays else 0.0
     loss = _mean(losses) if losses else 0.0
-    if before is not None and abs(loss - before.loss) < max(LOSS_MARGIN, rules.margin * before.loss):
+    if before is not None and abs(loss - before.loss) < max(LOSS_MARGIN, rules.deadband * before.loss):
         loss = before.loss
-    return LinkScore(throughput=throughput, delay=delay, loss=loss, age=max(0.0, now - newest.time),
+    return LinkScore(throughput=throughput, delay=delay, loss=loss, age=max(0.0, now - newest),
                      samples=len(samples), delay_tail=max(delay, _quantile(tails, 0.99)) if tails else 0.0,
-                     rdma=newest.rdma, source=newest.source)
+                     rdma=best.rdma, source=best.source)
 
 
 def _weight(sample: LinkSample, now: float, rules: Rules) -> float:

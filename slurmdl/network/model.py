@@ -30,7 +30,8 @@ class LinkScore:
     samples : how many samples stand behind it.
     delay_tail : seconds, round trip, 99th percentile; 0 where it was not measured.
     rdma : whether it is of an RDMA fabric, where no TCP answers losses.
-    source : where the newest sample is from, one of samples.SOURCES, "" where that is not said.
+    source : where it was measured last, one of samples.SOURCES, "counters" only where nothing else is known; ""
+        where that is not said.
     """
 
     throughput: float | None = None
@@ -138,7 +139,8 @@ class LinkScores:
     delay_default : seconds that one message takes at each level crossed.
     time : seconds since the epoch when the ages were right; 0 where they are right now.
     half_life : seconds after which a score counts half as much as the default of its link; None for no decay.
-    margin : fraction; links whose figures differ by less count as equal. 0 for the exact figures.
+    margin : fraction; links whose figures differ by less count as equal, since they are that noisy. 0 for the exact
+        figures.
     weights : of the weighted sum; None where the figures count by what they do to a transfer (see capacity).
     """
 

@@ -1,26 +1,109 @@
-"""Reader of a file of link scores."""
+"""Readers of files of link scores: JSON, CSV, and JSON lines of samples."""
 
 from __future__ import annotations
 
+import csv
+import io
 import json
+from typing import Any
 
 from slurmdl.errors import InputError
-from slurmdl.network.model import LinkScores
+from slurmdl.network import hygiene, trust
+from slurmdl.network.model import LinkScore, LinkScores
+from slurmdl.network.samples import KINDS, from_lines, is_trunk
+
+#: column of a CSV file -> how its text becomes the value of LinkScore
+_COLUMNS = {"throughput": float, "delay": float, "delay_tail": float, "loss": float, "age": float, "samples": int}
 
 
-def from_file(path: str) -> LinkScores:
-    """The scores in a JSON file as `LinkScores.to_json` writes it; every key may be absent.
+def from_file(path: str, now: float, owner: str = "", rules: hygiene.Rules = hygiene.USUAL) -> LinkScores:
+    """The scores in a file that can be trusted (see trust.trusted_text), with the ages that they have now.
+
+    Parameters
+    ----------
+    now : seconds since the epoch.
+    owner : user whose files are trusted beside root's and the reader's own.
 
     Raises
     ------
-    InputError : with the file, where it cannot be read or does not hold scores.
+    InputError : with the file, where it cannot be read or trusted, or does not hold scores.
     """
+    text = trust.trusted_text(path, owner)
     try:
-        with open(path, encoding="utf-8") as file:
-            return LinkScores.from_json(json.load(file))
-    except OSError as error:
-        raise InputError(f"cannot be read ({error.strerror})", file=path) from error
-    except ValueError as error:
-        raise InputError(f"is not JSON ({error})", file=path) from error
+        return from_text(text, now, path.endswith(".csv"), rules)
     except InputError as error:
         raise InputError(str(error), file=path) from error
+
+
+def from_text(text: str, now: float, is_csv: bool = False, rules: hygiene.Rules = hygiene.USUAL) -> LinkScores:
+    """The scores in a text: CSV, one JSON object as `LinkScores.to_json` makes it, or samples as JSON lines."""
+    if is_csv:
+        return _from_csv(text)
+    first = text.lstrip()[:1]
+    if first == "{" and '"kind"' in text.lstrip().partition("\n")[0]:
+        return _from_samples(text, now, rules)
+    found = LinkScores.from_json(_object(text))
+    if found.time > now + hygiene.SKEW:
+        raise InputError(f"scores: were made {found.time - now:.0f} s in the future")
+    return hygiene.decayed(found, now)
+
+
+def _from_samples(text: str, now: float, rules: hygiene.Rules) -> LinkScores:
+    """What is malformed is passed over, as long as something is left."""
+    found = list(from_lines(text.splitlines()))
+    faults = [each for each in found if isinstance(each, InputError)]
+    samples = [each for each in found if not isinstance(each, InputError)]
+    if faults and not samples:
+        raise faults[0]
+    return hygiene.scores(samples, now, rules=rules).scores
+
+
+def _object(text: str) -> Any:
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            names = [name for name, _ in pairs]
+            raise InputError(f"scores: {next(name for name in names if names.count(name) > 1)!r} stands there twice")
+        return found
+
+    try:
+        return json.loads(text, object_pairs_hook=unique)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"is not JSON ({error})") from error
+
+
+def _from_csv(text: str) -> LinkScores:
+    """A header with `name`, and any of `kind` (node where it is absent) and the figures of LinkScore."""
+    try:
+        rows = csv.DictReader(io.StringIO(text), strict=True, skipinitialspace=True)
+        header = rows.fieldnames or ()
+        valid = ("kind", "name", *_COLUMNS)
+        for column in header:
+            if column not in valid:
+                raise InputError(f"unknown column {column!r}; valid: {', '.join(valid)}")
+        if "name" not in header or len(set(header)) < len(header):
+            raise InputError(f"the first line must name the columns, each once, `name` among them; valid: "
+                             f"{', '.join(valid)}")
+        found: dict[str, dict[str, LinkScore]] = {kind: {} for kind in KINDS}
+        for row in rows:
+            kind, name = (row.get("kind") or "node"), row["name"] or ""
+            if None in row or None in row.values():
+                raise InputError(f"line {rows.line_num}: {len(header)} columns expected")
+            if kind not in KINDS or not name.isprintable() or not name or (kind == "trunk" and not is_trunk(name)):
+                raise InputError(f"line {rows.line_num}: {kind} {name!r} is not valid; valid: "
+                                 f"{', '.join(KINDS)} with a name")
+            if name in found[kind]:
+                raise InputError(f"line {rows.line_num}: {kind} {name!r} stands there twice")
+            found[kind][name] = LinkScore.from_json(name, {
+                key: _number(value, read, rows.line_num) for key, read in _COLUMNS.items()
+                if (value := row.get(key) or "").strip()})
+    except csv.Error as error:
+        raise InputError(f"is not CSV ({error})") from error
+    return LinkScores(nodes=found["node"], zones=found["zone"], trunks=found["trunk"])
+
+
+def _number(text: str, read: type[int] | type[float], line: int) -> float:
+    try:
+        return read(text)
+    except ValueError as error:
+        raise InputError(f"line {line}: {text[:40]!r} is no number") from error

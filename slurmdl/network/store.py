@@ -75,7 +75,7 @@ class Store:
         """The samples of that time (seconds since the epoch) and later."""
         with _told(self._path):
             rows = self._connection.execute(f"SELECT {', '.join(_COLUMNS)} FROM samples WHERE time >= ?", (time,))
-            return [LinkSample(*figures, bool(rdma)) for *figures, rdma in rows]
+            return [LinkSample(**{**dict(zip(_COLUMNS, row, strict=True)), "rdma": bool(row[-1])}) for row in rows]
 
     def prune(self, now: float, keep: float = KEEP, rows: int = MOST_ROWS) -> int:
         """Forget what is older than `keep` seconds, and the oldest of more samples than `rows`; returns how many."""
