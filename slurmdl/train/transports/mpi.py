@@ -62,8 +62,8 @@ class Mpi:
         try:
             return Shared(self._comm, ranks, size, self._until)
         except self._mpi.Exception as error:
-            raise TrainError(f"--shared-memory: ranks {', '.join(map(str, ranks))} cannot share memory, {size:,} bytes "
-                             f"of each (MPI: {error}); they must be on one node with room in /dev/shm") from error
+            raise TrainError(f"--shared-memory: ranks {', '.join(map(str, ranks))} cannot share {size:,} bytes each "
+                             f"(MPI: {error}); they must be on one node with room in /dev/shm") from error
 
     def allgather(self, thing: Any) -> list[Any]:
         return list(self._comm.allgather(thing))

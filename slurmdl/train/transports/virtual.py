@@ -136,6 +136,8 @@ class Virtual:
     def share(self, ranks: Sequence[int], size: int) -> Together:
         memory = self._stage.memories.setdefault(tuple(ranks), _Memory())
         memory.parts[self.rank] = np.zeros(size, np.uint8)
+        if len(memory.parts) == len(ranks):
+            del self._stage.memories[tuple(ranks)]
         its = Together(self, memory)
         its.until(lambda: len(memory.parts) == len(ranks), "the ranks that share memory")
         return its

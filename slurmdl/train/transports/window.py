@@ -1,0 +1,211 @@
+"""Models in memory that the ranks of a node share: each is read where it lies, while its owner computes or writes.
+
+Each rank has two slots, for versions of its model by turns, and a stamp for each of them: 2 v + 1 while version v is
+being written, 2 v + 2 when it is whole (a sequence lock). A reader that finds another stamp after it has read than
+before has read halves of two versions, and reads again.
+
+References
+----------
+T. Hoefler et al.: MPI + MPI: a new hybrid approach to parallel programming with MPI plus shared memory. Computing 95
+(2013). doi:10.1007/s00607-013-0324-2
+C. Lameter: Effective synchronization on Linux/NUMA systems. Gelato 2005 (sequence locks).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+FloatArray = npt.NDArray[np.float32]
+IntArray = npt.NDArray[np.int64]
+
+#: bytes of a cache line, so that ranks that look at different words do not disturb each other
+_LINE = 64
+#: elements that are mixed at a time, so that what is between stays in the cache (128 KiB)
+_BLOCK = 1 << 15
+#: times that a model is read anew before it is left for the next step
+_TRIES = 3
+
+
+class Memory(Protocol):
+    """Memory that some ranks share; see transport.Transport.share. Stores of one rank are seen in their order."""
+
+    def part(self, rank: int) -> npt.NDArray[np.uint8]:
+        """The bytes that a rank has brought in."""
+
+    def fence(self) -> None:
+        """What this rank has stored is there for the others from now on, and what they have stored for this one."""
+
+    def until(self, true: Callable[[], bool], what: str) -> None:
+        """Return when something is true that another rank's stores make true, asleep where it takes long.
+
+        `what` says in words what is waited for.
+        """
+
+    def close(self) -> None:
+        """Give the memory back; a call of all ranks that share it, after which nobody may use it."""
+
+
+class Window:
+    """The models of the ranks of a node.
+
+    Parameters
+    ----------
+    share : Transport.share.
+    ranks : those of the node, this one among them; a call of all of them.
+    size : elements of a model.
+
+    Attributes
+    ----------
+    common : shape (size,), a vector in which all of them read and write; the first of them has brought it in.
+    """
+
+    def __init__(self, share: Callable[[Sequence[int], int], Memory], rank: int, ranks: Sequence[int],
+                 size: int) -> None:
+        self._rank, self._ranks = rank, tuple(ranks)
+        # slots begin at pages
+        self._long = -(-4 * size // 4096) * 4096
+        self._memory = share(ranks, 4096 + (3 if rank == ranks[0] else 2) * self._long)
+        self._words = {peer: self._memory.part(peer)[:4 * _LINE].view(np.int64)[::_LINE // 8] for peer in ranks}
+        self._slots = {peer: [self._array(peer, slot, size) for slot in range(2)] for peer in ranks}
+        self.common = self._array(ranks[0], 2, size)
+        # of each own slot: the version in it, and who is to read it
+        self._readers: list[tuple[int, Sequence[int]]] = [(-1, ()), (-1, ())]
+
+    def _array(self, rank: int, slot: int, size: int) -> FloatArray:
+        begin = 4096 + slot * self._long
+        return self._memory.part(rank)[begin:begin + 4 * size].view(np.float32)
+
+    def publish(self, version: int, model: FloatArray, readers: Sequence[int] = ()) -> None:
+        """Write a version of the own model, later than all before, into one of the slots.
+
+        It waits until those who were to read what is in that slot have said so (`tell`).
+        """
+        its = self._words[self._rank]
+        slot = version % 2
+        held, awaited = self._readers[slot]
+        for reader in awaited:
+            self.wait(reader, "read", held)
+        self._readers[slot] = version, tuple(readers)
+        its[slot] = 2 * version + 1
+        self._memory.fence()
+        self._slots[self._rank][slot][:] = model
+        self._memory.fence()
+        its[slot] = 2 * version + 2
+        self._memory.fence()
+
+    def version(self, peer: int, version: int) -> FloatArray:
+        """That version of a peer's model, a view of its slot, as soon as it is whole.
+
+        Its owner must have named this rank as a reader, and leaves it there until this rank has told.
+        """
+        words, slot = self._words[peer], version % 2
+        self._memory.until(lambda: bool(words[slot] >= 2 * version + 2), f"version {version} of rank {peer}")
+        return self._slots[peer][slot]
+
+    def tell(self, word: str, version: int) -> None:
+        """Say that this rank has done something, one of WORDS, with all that it needs of a version."""
+        self._memory.fence()
+        self._words[self._rank][_WORD[word]] = version + 1
+        self._memory.fence()
+
+    def wait(self, peer: int, word: str, version: int) -> None:
+        """Wait until a peer has told that of this version."""
+        words, at = self._words[peer], _WORD[word]
+        self._memory.until(lambda: bool(words[at] > version), f"rank {peer} to have {word} version {version}")
+
+    def blend(self, version: int, model: FloatArray, peer: int, weight: float) -> bool:
+        """Publish (1 - weight) model + weight (newest whole model of a peer), and make it the own model.
+
+        It waits for nobody. False where the peer has no model yet, or writes faster than this rank reads: then the
+        model is published as it is.
+        """
+        words, slot = self._words[peer], version % 2
+        own, stamps = self._slots[self._rank][slot], self._words[self._rank]
+        for _ in range(_TRIES):
+            self._memory.fence()
+            before = words[:2].tolist()
+            whole = [stamp if stamp % 2 == 0 else 0 for stamp in before]
+            newest = int(whole[1] > whole[0])
+            if not whole[newest]:
+                break
+            stamps[slot] = 2 * version + 1
+            self._memory.fence()
+            mix(model, self._slots[peer][newest], weight, own)
+            self._memory.fence()
+            if words[newest] == whole[newest]:
+                stamps[slot] = 2 * version + 2
+                self._memory.fence()
+                model[:] = own
+                return True
+        self.publish(version, model)
+        return False
+
+    def close(self) -> None:
+        """Give the memory back; a call of all ranks of the node."""
+        self._words, self._slots, self.common = {}, {}, np.empty(0, np.float32)
+        self._memory.close()
+
+
+#: what ranks tell each other of a version, and where it stands behind the stamps of the slots
+WORDS = ("read", "arrived")
+_WORD = {word: 2 + index for index, word in enumerate(WORDS)}
+
+
+def mix(mine: FloatArray, theirs: FloatArray, weight: float, out: FloatArray) -> None:
+    """out = mine + weight (theirs - mine), in one pass through memory; `out` may be `mine`."""
+    change = np.empty(min(_BLOCK, mine.size), np.float32)
+    share = np.float32(weight)
+    for begin in range(0, mine.size, _BLOCK):
+        part = slice(begin, begin + _BLOCK)
+        here = mine[part]
+        its = change[:here.size]
+        np.subtract(theirs[part], here, out=its)
+        its *= share
+        np.add(here, its, out=out[part])
+
+
+class Shared:
+    """Memory of ranks of an mpi4py communicator on one node; see `Memory`.
+
+    Parameters
+    ----------
+    wait : called with a condition; returns when it is true.
+    """
+
+    def __init__(self, comm: Any, ranks: Sequence[int], size: int,
+                 wait: Callable[[Callable[[], bool]], None]) -> None:
+        from mpi4py import MPI
+
+        self._comm = comm.Create_group(comm.Get_group().Incl(list(ranks)))
+        self._window = MPI.Win.Allocate_shared(size, 1, comm=self._comm)
+        self._window.Lock_all()
+        self._parts = {rank: np.frombuffer(self._window.Shared_query(place)[0], np.uint8)
+                       for place, rank in enumerate(ranks)}
+        self._parts[comm.Get_rank()].fill(0)
+        self._wait = wait
+        self.fence()
+        self._comm.Barrier()
+        self.fence()
+
+    def part(self, rank: int) -> npt.NDArray[np.uint8]:
+        return self._parts[rank]
+
+    def fence(self) -> None:
+        self._window.Sync()
+
+    def until(self, true: Callable[[], bool], what: str) -> None:
+        def seen() -> bool:
+            self.fence()
+            return true()
+        self._wait(seen)
+        self.fence()
+
+    def close(self) -> None:
+        self._parts = {}
+        self._window.Unlock_all()
+        self._window.Free()
+        self._comm.Free()

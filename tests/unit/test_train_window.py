@@ -1,0 +1,93 @@
+"""Slots of models in shared memory: nobody sees halves of two versions, and what is waited for comes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from mpi import mpirun, needs_mpi
+
+from slurmdl.errors import TrainError
+from slurmdl.train.transports.virtual import Virtual, run
+from slurmdl.train.transports.window import _BLOCK, Window, mix
+
+
+@needs_mpi
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_no_version_is_read_in_halves(ranks: int) -> None:
+    done = mpirun(ranks, str(Path(__file__).with_name("window_ranks.py")))
+    assert done.returncode == 0, done.stderr
+    for rank, found in enumerate(json.loads(done.stdout)):
+        assert found["in_step"]["wrong"] == 0
+        assert found["free"]["torn"] == 0
+        if rank % 2:
+            assert found["free"]["seen"] > 10
+
+
+def test_a_slot_that_is_being_written_is_left_for_the_whole_one() -> None:
+    """The stamps are set as a writer leaves them in the middle of its work."""
+    def program(transport: Virtual) -> list[float]:
+        window = Window(transport.share, transport.rank, (0, 1), 4)
+        if transport.rank == 0:
+            window.publish(1, np.full(4, 1, np.float32))
+            window.publish(2, np.full(4, 2, np.float32))
+            transport.meet()
+            transport.meet()
+            stamps = window._words[0]
+            stamps[1] = 2 * 3 + 1
+            window._slots[0][1][:2] = 3
+            transport.meet()
+            transport.meet()
+            stamps[0] = 2 * 4 + 1
+            transport.meet()
+            transport.meet()
+            return []
+        seen = []
+        for version in range(3):
+            transport.meet()
+            model = np.zeros(4, np.float32)
+            taken = window.blend(version, model, 0, 1.0)
+            assert taken == (version < 2)
+            assert (model == model[0]).all()
+            seen.append(float(model[0]))
+            transport.meet()
+        return seen
+    assert run(2, program)[1] == [2.0, 2.0, 0.0]
+
+
+def test_who_publishes_waits_for_the_readers_of_what_was_there() -> None:
+    def program(transport: Virtual) -> float:
+        window = Window(transport.share, transport.rank, (0, 1), 2)
+        model = np.ones(2, np.float32)
+        if transport.rank == 0:
+            for version in range(3):
+                window.publish(version, model, [1])
+            return transport.clock
+        transport.compute(5.0)
+        window.version(0, 0)
+        window.tell("read", 0)
+        return transport.clock
+    assert run(2, program) == [5.0, 5.0]
+
+
+def test_a_version_that_never_comes_is_a_deadlock_with_a_name() -> None:
+    def program(transport: Virtual) -> None:
+        window = Window(transport.share, transport.rank, (0, 1), 2)
+        if transport.rank:
+            window.version(0, 7)
+    with pytest.raises(TrainError, match="rank 1 waits for version 7 of rank 0"):
+        run(2, program)
+
+
+@pytest.mark.parametrize("size", [0, 1, _BLOCK - 1, _BLOCK, 2 * _BLOCK + 3])
+def test_mixing(size: int) -> None:
+    random = np.random.default_rng(size)
+    mine, theirs = random.standard_normal((2, size)).astype(np.float32)
+    wanted = 0.75 * mine + 0.25 * theirs
+    out = np.empty_like(mine)
+    mix(mine, theirs, 0.25, out)
+    assert out == pytest.approx(wanted, abs=1e-6)
+    mix(mine, theirs, 0.25, mine)
+    assert (mine == out).all()

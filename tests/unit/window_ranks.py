@@ -1,0 +1,71 @@
+"""An MPI program for test_train_window.py: readers and writers of shared slots at full speed, with random delays.
+
+Each version of a model is one number all over, so that halves of two versions are seen as such.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+
+import numpy as np
+from mpi4py import MPI
+
+from slurmdl.train.transports.mpi import Mpi
+from slurmdl.train.transports.window import Window
+
+SIZE, SECONDS = 50_000, 1.5
+comm = MPI.COMM_WORLD
+transport = Mpi(comm)
+rank, ranks = transport.rank, tuple(range(transport.size))
+draw = random.Random(rank)
+
+
+def hunt_without_waiting() -> dict[str, int]:
+    """Even ranks write as fast as they can; odd ones take in the newest whole model of the rank before."""
+    window = Window(transport.share, rank, ranks, SIZE)
+    seen, torn, given_up, version = set(), 0, 0, 0
+    model = np.zeros(SIZE, np.float32)
+    end = time.perf_counter() + SECONDS
+    while time.perf_counter() < end:
+        version += 1
+        if rank % 2 == 0:
+            model.fill(version)
+            window.publish(version, model)
+        else:
+            model.fill(0)
+            given_up += not window.blend(version, model, rank - 1, 1.0)
+            torn += bool((model != model[0]).any())
+            seen.add(float(model[0]))
+        if draw.random() < 0.1:
+            time.sleep(draw.random() * 1e-3)
+    transport.meet()
+    window.close()
+    return {"versions": version, "seen": len(seen - {0.0}), "torn": torn, "given_up": given_up}
+
+
+def hunt_in_step(steps: int) -> dict[str, int]:
+    """Everybody publishes, and reads that very version of a peer that changes from step to step."""
+    window = Window(transport.share, rank, ranks, SIZE)
+    model, wrong = np.empty(SIZE, np.float32), 0
+    for step in range(steps):
+        shift = 1 + step % max(len(ranks) - 1, 1)
+        model.fill(1000 * step + rank)
+        peer, reader = (rank + shift) % len(ranks), (rank - shift) % len(ranks)
+        window.publish(step, model, [reader])
+        slot = window.version(peer, step)
+        before = slot.copy()
+        if draw.random() < 0.2:
+            time.sleep(draw.random() * 1e-3)
+        wrong += bool((before != 1000 * step + peer).any() or (slot != before).any())
+        window.tell("read", step)
+    transport.meet()
+    window.close()
+    return {"wrong": wrong}
+
+
+free, in_step = hunt_without_waiting(), hunt_in_step(300)
+found = comm.gather({"free": free, "in_step": in_step})
+if rank == 0:
+    print(json.dumps(found))
