@@ -93,19 +93,13 @@ class Replica:
 
         A parameter without a gradient, as `zero_grad` leaves it and a pass that does not use it, has a gradient of 0:
         what one rank does not use another may.
-
-        Raises
-        ------
-        TrainError : a sparse gradient.
         """
         tensor, view = self.tensors[index], self._views[index]
         if tensor.grad is not view:
             if tensor.grad is None:
                 view.zero_()
-            elif tensor.grad.is_sparse:
-                raise TrainError(f"the gradient of {self.names[index]} is sparse; valid: dense (sparse=False)")
             else:
-                view.copy_(tensor.grad.detach())
+                view.copy_(tensor.grad.to_dense() if tensor.grad.is_sparse else tensor.grad)
             tensor.grad = view
         if self.staged:
             part = self.part(index)

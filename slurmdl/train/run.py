@@ -157,13 +157,13 @@ class Run:
             raise TrainError("wrap() was called before; one model and one optimizer belong to a run "
                              "(torch.nn.ModuleDict holds several models)")
         world = self.world
+        agreement.compare(world, agreement.on_all(world, lambda: _description(model, optimizer)))
         chosen = agreement.on_all(world, lambda: _trained(model, optimizer))
-        agreement.compare(world, _description(model, optimizer))
         self.replica = agreement.on_all(world, lambda: Replica(model, chosen))
         agreement.start_alike(world, self.messages, self.replica.parameters)
         self.replica.store_parameters()
         _begin_alike(world, self.messages, model, chosen)
-        self.courier = Courier(world.transport.threaded)
+        self.courier = Courier(world.transport.threaded, now=world.transport.now)
         setting = Setting(
             self.messages, self.courier, world.ranks("worker"), world.ranks("ps"), self.replica.parameters,
             self.replica.gradients, self.replica.sizes, world.method, self._seed, world.nodes, world.zones,
@@ -296,11 +296,6 @@ class Run:
 
 def _trained(model: Any, optimizer: Any) -> set[int]:
     """Ids of the parameters that are trained."""
-    import torch
-
-    if not isinstance(model, torch.nn.Module) or not isinstance(optimizer, torch.optim.Optimizer):
-        raise TrainError(f"wrap({type(model).__name__}, {type(optimizer).__name__}): not valid; valid: a "
-                         "torch.nn.Module and a torch.optim.Optimizer")
     its = {id(tensor) for tensor in model.parameters()}
     for group in optimizer.param_groups:
         for tensor in group["params"]:
@@ -312,13 +307,18 @@ def _trained(model: Any, optimizer: Any) -> set[int]:
 
 def _description(model: Any, optimizer: Any) -> list[tuple[str, str]]:
     """What all ranks must have alike, by name; devices may differ."""
+    import torch
+
+    if not isinstance(model, torch.nn.Module) or not isinstance(optimizer, torch.optim.Optimizer):
+        raise TrainError(f"wrap({type(model).__name__}, {type(optimizer).__name__}): not valid; valid: a "
+                         "torch.nn.Module and a torch.optim.Optimizer")
     tensors = [*((f"parameter {name}", tensor) for name, tensor in model.named_parameters()),
                *((f"buffer {name}", tensor) for name, tensor in model.named_buffers())]
     return [*((name, f"{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
                f"{' trained' if tensor.requires_grad else ''}") for name, tensor in tensors),
             ("optimizer", type(optimizer).__name__),
-            *((f"{key} of parameter group {index}", str(group[key])) for index, group in
-              enumerate(optimizer.param_groups) for key in sorted(group) if shards.holds_numbers(group[key]))]
+            *((f"{key} of parameter group {index}", str(value)) for index, key, value in
+              shards.entries(optimizer))]
 
 
 def _begin_alike(world: runtime.World, messages: Messages, model: Any, chosen: set[int]) -> None:

@@ -23,19 +23,21 @@ _ON_HOST = {"capturable": False, "fused": None}
 
 def numbers(optimizer: Any) -> Numbers:
     """The numbers of all parameter groups, as learning rates and betas, in the order of `set_numbers`."""
-    return np.array([number for group in optimizer.param_groups for key in sorted(group)
-                     for number in _numbers(group[key])], np.float64)
+    return np.array([number for _, _, value in entries(optimizer) for number in _numbers(value)], np.float64)
+
+
+def entries(optimizer: Any) -> list[tuple[int, str, Any]]:
+    """Group, name and value of what makes up `numbers`; what schedules keep in the groups is none of it."""
+    return [(index, key, group[key]) for index, group in enumerate(optimizer.param_groups)
+            for key in sorted(optimizer.defaults) if _numbers(group[key])]
 
 
 def set_numbers(optimizer: Any, values: Numbers) -> None:
     """Give the groups of an optimizer of the same kind these numbers."""
     queue = iter(values.tolist())
-    for group in optimizer.param_groups:
-        for key in sorted(group):
-            count = len(_numbers(group[key]))
-            new = [next(queue) for _ in range(count)]
-            if count:
-                group[key] = tuple(new) if isinstance(group[key], tuple) else new[0]
+    for index, key, value in entries(optimizer):
+        new = tuple(next(queue) for _ in _numbers(value))
+        optimizer.param_groups[index][key] = new if isinstance(value, tuple) else new[0]
 
 
 def updater(optimizer: Any, replica: Replica, part: slice) -> Callable[[Numbers], None]:
@@ -79,15 +81,10 @@ def updater(optimizer: Any, replica: Replica, part: slice) -> Callable[[Numbers]
     return update
 
 
-def holds_numbers(value: Any) -> bool:
-    """Whether a value of a parameter group is one of those that `numbers` gives."""
-    return bool(_numbers(value))
-
-
 def _numbers(value: Any) -> list[float]:
-    """The numbers that a value of a group holds; none in flags, words and parameters."""
+    """The numbers that a value of a group holds; none in flags and words."""
     if isinstance(value, tuple):
-        return [float(item) for item in value]
+        return [number for item in value for number in _numbers(item)]
     if isinstance(value, bool) or not (isinstance(value, (int, float)) or getattr(value, "ndim", None) == 0):
         return []
     return [float(value)]

@@ -1,0 +1,417 @@
+"""The library for scripts of the user's own: any model and optimizer, on virtual ranks in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from slurmdl.errors import SlurmdlError, TrainError
+from slurmdl.train import init
+from slurmdl.train.loader import Deal
+from slurmdl.train.method import Method
+from slurmdl.train.replica import Replica
+from slurmdl.train.run import Run
+from slurmdl.train.runtime import Refused
+from slurmdl.train.transports import virtual
+
+SAMPLES, BATCH, EPOCHS = 100, 7, 2
+torch.set_num_threads(1)
+random = np.random.default_rng(3)
+X = torch.from_numpy(random.standard_normal((SAMPLES, 6)).astype(np.float32))
+Y = torch.from_numpy(random.integers(0, 3, SAMPLES))
+
+
+class Net(nn.Module):
+    """Tied, frozen and unused parameters beside usual ones."""
+
+    def __init__(self, seed: int = 1) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.one, self.two, self.out = nn.Linear(6, 8), nn.Linear(8, 8), nn.Linear(8, 3)
+        self.again, self.unused = nn.Linear(8, 8, bias=False), nn.Linear(2, 2)
+        self.again.weight = self.two.weight
+        self.frozen = nn.Parameter(torch.randn(8), requires_grad=False)
+
+    def forward(self, x: Any) -> Any:
+        return self.out(self.again(torch.relu(self.two(torch.relu(self.one(x))))) + self.frozen)
+
+
+def sgd(model: Any) -> Any:
+    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, nesterov=True, weight_decay=1e-3)
+
+
+def groups(model: Any) -> Any:
+    return torch.optim.Adam([{"params": model.one.parameters(), "lr": 0.02, "betas": (0.8, 0.9)},
+                             {"params": [*model.out.parameters(), *model.two.parameters()]}], lr=0.01)
+
+
+def named(thing: Any) -> str | None:
+    return f"{thing.strategy}{thing.ps or ''}" if isinstance(thing, Method) else None
+
+
+OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
+    "sgd": sgd, "groups": groups, "adagrad": lambda model: torch.optim.Adagrad(model.parameters(), lr=0.05),
+    "adamw": lambda model: torch.optim.AdamW(model.parameters(), lr=0.01, amsgrad=True),
+    "rmsprop": lambda model: torch.optim.RMSprop(model.parameters(), lr=0.01, momentum=0.5)}
+
+
+def train(model: Any, opt: Any, batches: Callable[[], Any], none: bool = True, fill: bool = False) -> Any:
+    """What a script of the user's own does; gives all parameters in one vector.
+
+    With `fill` trained parameters that were not used have a gradient of 0, as the library has it.
+    """
+    schedule = torch.optim.lr_scheduler.StepLR(opt, 3, 0.5)
+    for _ in range(EPOCHS):
+        for x, y in batches():
+            opt.zero_grad(set_to_none=none)
+            nn.functional.cross_entropy(model(x), y).backward()
+            for tensor in filter(lambda its: fill and its.requires_grad and its.grad is None, model.parameters()):
+                tensor.grad = torch.zeros_like(tensor)
+            opt.step()
+            schedule.step()
+    return flat(model)
+
+
+def flat(model: Any) -> Any:
+    return torch.cat([tensor.detach().reshape(-1) for tensor in model.parameters()]).clone()
+
+
+def library(count: int, method: Method, program: Callable[[Run], Any]) -> list[Any]:
+    """What the program gives on each of `count` virtual ranks, parameter servers included."""
+    def rank(transport: virtual.Virtual) -> Any:
+        run = init(method, environ={}, transport=transport)
+        result = program(run)
+        run.close()
+        return result
+    return virtual.run(count, rank)
+
+
+def script(optimizer: str, none: bool = True, net: Callable[[Run], Any] = lambda run: Net()) -> Callable[[Run], Any]:
+    def program(run: Run) -> Any:
+        model = net(run)
+        opt = OPTIMIZERS[optimizer](model)
+        run.attach(model, opt)
+        loader = run.loader((X, Y), BATCH)
+        if run.serves:
+            run.serve()
+            return None
+        return train(model, opt, lambda: loader, none)
+    return program
+
+
+def one_process(optimizer: str, workers: int) -> Any:
+    """The same training on the workers' batches together, by torch alone."""
+    model = Net()
+    deal = Deal(SAMPLES, workers, BATCH, True, 1)
+    epochs = iter(range(EPOCHS))
+
+    def batches() -> Any:
+        for parts in zip(*(deal.epoch(number, worker) for worker in range(workers)), strict=True):
+            index = torch.from_numpy(np.concatenate(parts))
+            yield X[index], Y[index]
+
+    def once() -> Any:
+        nonlocal number
+        number = next(epochs)
+        return batches()
+
+    number = 0
+    return train(model, OPTIMIZERS[optimizer](model), once, fill=True)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("method, ranks", [
+    (Method("allreduce"), 1), (Method("allreduce"), 3), (Method("ps", ps=1), 3), (Method("ps", ps=2), 5),
+    (Method("ps", ps=3), 4)], ids=named)
+def test_equal_to_one_process(optimizer: str, method: Method, ranks: int) -> None:
+    workers = ranks - (method.ps or 0)
+    expected = one_process(optimizer, workers)
+    assert (expected - flat(Net())).abs().max() > 1e-2, "the reference did not learn"
+    for mine in library(ranks, method, script(optimizer)):
+        if mine is not None:
+            assert torch.allclose(mine, expected, rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("method", [Method("allreduce"), Method("ps"), Method("gossip")], ids=named)
+def test_gradients_that_are_set_to_zero_or_to_none(method: Method) -> None:
+    kept, made = (library(3, method, script("sgd", none))[-1] for none in (False, True))
+    assert torch.equal(kept, made)
+
+
+@pytest.mark.parametrize("ranks", [1, 3, 5])
+def test_gossip_ends_with_one_model(ranks: int) -> None:
+    def program(run: Run) -> Any:
+        model = Net()
+        opt = sgd(model)
+        run.wrap(model, opt)
+        train(model, opt, lambda: run.loader((X, Y), BATCH))
+        run.finish()
+        return flat(model), run.consensus
+    models = library(ranks, Method("gossip"), program)
+    assert all(torch.equal(model, models[0][0]) for model, _ in models)
+    assert (max(consensus for _, consensus in models) > 0) == (ranks > 1)
+
+
+def test_all_begin_as_rank_0() -> None:
+    def program(run: Run) -> Any:
+        model = nn.Sequential(Net(run.rank), nn.BatchNorm1d(3))
+        model[1].running_mean += run.rank
+        run.wrap(model, sgd(model))
+        return flat(model), model[1].running_mean.clone(), model[1].num_batches_tracked.clone()
+    for model, mean, tracked in library(3, Method("gossip"), program):
+        assert torch.equal(model, flat(nn.Sequential(Net(0), nn.BatchNorm1d(3))))
+        assert not mean.any()
+        assert tracked == 0
+
+
+@pytest.mark.parametrize("method", [Method("allreduce"), Method("ps"), Method("gossip")], ids=named)
+def test_parameters_on_another_device(method: Method, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The copies between device and host, here from CPU to CPU; in one job also mixed with ranks without them."""
+    expected = library(4, method, script("groups"))
+    whole = Replica.__init__
+    made = iter(range(4))
+    monkeypatch.setattr(Replica, "__init__", lambda self, module, chosen: whole(
+        self, module, chosen, staged=next(made) % 2 == 0))
+    for mine, its in zip(library(4, method, script("groups")), expected, strict=True):
+        assert mine is its is None or torch.equal(mine, its)
+
+
+def test_several_passes_in_a_step() -> None:
+    def program(passes: int) -> Callable[[virtual.Virtual], Any]:
+        def rank(transport: virtual.Virtual) -> Any:
+            run = init(Method("allreduce"), environ={}, transport=transport, passes=passes)
+            model = Net()
+            opt = sgd(model)
+            run.wrap(model, opt)
+            mine = X[run.rank::2], Y[run.rank::2]
+            for _ in range(3):
+                opt.zero_grad()
+                for part in range(passes):
+                    nn.functional.cross_entropy(model(mine[0][part::passes]), mine[1][part::passes]).div(
+                        passes).backward()
+                opt.step()
+            return flat(model)
+        return rank
+    whole, parts = (virtual.run(2, program(passes)) for passes in (1, 5))
+    assert torch.equal(parts[0], parts[1])
+    assert torch.allclose(whole[0], parts[0], rtol=0, atol=1e-6)
+
+
+def test_gradients_are_the_mean_when_backward_returns() -> None:
+    """So that clipping by norm means what it does in one process."""
+    def program(run: Run) -> Any:
+        model = Net()
+        run.wrap(model, sgd(model))
+        nn.functional.cross_entropy(model(X[run.rank::2]), Y[run.rank::2]).backward()
+        return torch.cat([tensor.grad.reshape(-1) for tensor in model.parameters() if tensor.grad is not None])
+    model = Net()
+    nn.functional.cross_entropy(model(X), Y).backward()
+    expected = torch.cat([tensor.grad.reshape(-1) for tensor in model.parameters() if tensor.grad is not None])
+    for mine in library(2, Method("allreduce"), program):
+        assert torch.allclose(mine[mine != 0], expected[expected != 0], rtol=0, atol=1e-6)
+
+
+def wrapped(run: Run, change: Callable[[Any, Any], None] = lambda model, opt: None) -> tuple[Any, Any]:
+    model = Net()
+    opt = sgd(model)
+    change(model, opt)
+    return run.wrap(model, opt)
+
+
+def step(model: Any, opt: Any) -> None:
+    model(X).sum().backward()
+    opt.step()
+
+
+def test_models_keep_their_class_and_their_state() -> None:
+    def program(run: Run) -> None:
+        model, opt = Net(), sgd(Net())
+        opt = sgd(model)
+        same, its = run.wrap(model, opt)
+        assert same is model and its is opt and type(its) is torch.optim.SGD
+        model.load_state_dict(Net(5).state_dict())  # in place
+        step(model, opt)
+        assert model.again.weight is model.two.weight
+    library(2, Method("allreduce"), program)
+
+
+def mixed(model: Any, opt: Any) -> None:
+    model.two.half()
+
+
+def tied_by_memory(model: Any, opt: Any) -> None:
+    model.again.weight = nn.Parameter(model.one.weight.data[:6, :6])
+    opt.add_param_group({"params": model.again.weight})
+
+
+def all_frozen(model: Any, opt: Any) -> None:
+    model.requires_grad_(False)
+
+
+def stranger(model: Any, opt: Any) -> None:
+    opt.add_param_group({"params": nn.Parameter(torch.zeros(2, 9))})
+
+
+@pytest.mark.parametrize("change, words", [
+    (mixed, "parameter two.weight is float16; valid: float32"),
+    (tied_by_memory, "parameters one.weight and again.weight share their memory"),
+    (all_frozen, "the optimizer trains no parameter of the model"),
+    (stranger, r"tensor of shape \(2, 9\) that is no parameter of the model")])
+def test_models_that_cannot_be_laid_flat(change: Callable[[Any, Any], None], words: str) -> None:
+    with pytest.raises(Refused, match=words):
+        library(2, Method("allreduce"), lambda run: wrapped(run, change))
+
+
+@pytest.mark.parametrize("differ, words", [
+    (lambda model, opt: setattr(model, "out", nn.Linear(8, 4)),
+     r"rank 1 on \S+ has parameter out.weight \(4, 8\) float32 trained where rank 0 has parameter out.weight "
+     r"\(3, 8\) float32 trained"),
+    (lambda model, opt: setattr(model, "more", nn.Linear(8, 4)), "rank 1 .* has parameter more.weight"),
+    (lambda model, opt: opt.param_groups[0].update(lr=0.3), "rank 1 .* has lr of parameter group 0 0.3 where rank 0 "
+                                                            "has lr of parameter group 0 0.1")])
+def test_ranks_that_differ(differ: Callable[[Any, Any], None], words: str) -> None:
+    def program(run: Run) -> None:
+        wrapped(run, differ if run.rank else lambda model, opt: None)
+    with pytest.raises(Refused, match=words):
+        library(2, Method("allreduce"), program)
+
+
+def moved(model: Any, opt: Any) -> None:
+    model.double().float()
+
+
+def assigned(model: Any, opt: Any) -> None:
+    model.load_state_dict(Net(2).state_dict(), assign=True)
+
+
+def grown(model: Any, opt: Any) -> None:
+    opt.add_param_group({"params": nn.Parameter(torch.zeros(2))})
+
+
+@pytest.mark.parametrize("method", [Method("allreduce"), Method("gossip")], ids=named)
+@pytest.mark.parametrize("change, words", [
+    (moved, "step 1: parameter one.weight was laid elsewhere after run.wrap"),
+    (grown, "step 1: the optimizer got another group after run.wrap")])
+def test_changes_after_the_start(method: Method, change: Callable[[Any, Any], None], words: str) -> None:
+    def program(run: Run) -> None:
+        model, opt = wrapped(run)
+        change(model, opt)
+        step(model, opt)
+    with pytest.raises(TrainError, match=words):
+        library(2, method, program)
+
+
+def twice(model: Any, opt: Any) -> None:
+    model(X).sum().backward()
+    model(X).sum().backward()
+
+
+def broken(model: Any, opt: Any) -> None:
+    step(model, opt)
+    (model(X).sum() * float("nan")).backward()
+
+
+@pytest.mark.parametrize("fault, words", [
+    (twice, r"step 1: the gradient of \S+ comes in a 2. time before opt.step.*init\(passes=...\)"),
+    (broken, r"step 2: the gradient of out.bias has entries that are infinite or no numbers"),
+    (lambda model, opt: opt.step(lambda: None), r"opt.step\(closure\): not supported")])
+def test_faults_in_a_step(fault: Callable[[Any, Any], None], words: str) -> None:
+    with pytest.raises(TrainError, match=words):
+        library(1, Method("allreduce"), lambda run: fault(*wrapped(run)))
+
+
+def test_sparse_gradients_become_dense() -> None:
+    def program(run: Run) -> Any:
+        model = nn.Embedding(5, 3, sparse=True)
+        nn.init.ones_(model.weight)
+        model, opt = run.wrap(model, torch.optim.SGD(model.parameters(), lr=0.5))
+        for _ in range(2):
+            opt.zero_grad()
+            model(torch.tensor([run.rank])).sum().backward()
+            opt.step()
+        return model.weight.detach()[:, 0].tolist()
+    assert library(2, Method("allreduce"), program) == [[0.5, 0.5, 1, 1, 1]] * 2
+
+
+@pytest.mark.parametrize("make", [
+    lambda model: torch.optim.LBFGS(model.parameters()), lambda model: torch.optim.Adafactor(model.parameters())])
+def test_optimizers_that_work_on_no_shard(make: Callable[[Any], Any]) -> None:
+    with pytest.raises(Refused, match=r"--strategy ps: \w+ needs whole tensors"):
+        library(2, Method("ps"), lambda run: run.attach(model := Net(), make(model)))
+
+
+def test_a_worker_that_ends_early_leaves_no_server_waiting() -> None:
+    def program(run: Run) -> int:
+        model = Net()
+        opt = sgd(model)
+        run.attach(model, opt)
+        if run.serves:
+            run.serve()
+        for _ in range(run.worker or 0):
+            step(model, opt)
+        return run.step
+    assert library(4, Method("ps"), program) == [0, 0, 1, 2]
+
+
+@pytest.mark.parametrize("method", [Method("allreduce"), Method("gossip")], ids=named)
+def test_a_worker_that_ends_early_ends_all(method: Method) -> None:
+    def program(run: Run) -> None:
+        model, opt = wrapped(run)
+        for _ in range(2 + run.rank):
+            step(model, opt)
+    with pytest.raises(SlurmdlError):
+        library(2, method, program)
+
+
+@pytest.mark.parametrize("count, workers, batch", [(100, 3, 7), (9, 3, 3), (10, 3, 3), (11, 3, 3), (3, 3, 50),
+                                                   (1437, 8, 32), (5, 1, 2), (17, 16, 1)])
+def test_every_sample_is_dealt_once(count: int, workers: int, batch: int) -> None:
+    deal = Deal(count, workers, batch, True, 4)
+    hands = [list(deal.epoch(2, worker)) for worker in range(workers)]
+    assert {len(hand) for hand in hands} == {deal.steps}
+    assert sorted(np.concatenate([part for hand in hands for part in hand]).tolist()) == list(range(count))
+    for number in range(deal.steps):
+        sizes = [len(hand[number]) for hand in hands]
+        assert sizes == [deal.size(number, worker) for worker in range(workers)]
+        assert sum(sizes) == deal.total(number)
+        assert sizes == [batch] * workers or (number == deal.steps - 1 and max(sizes) - min(sizes) <= 1 <= min(sizes)
+                                              and max(sizes) <= batch + 1)
+    assert not np.array_equal(hands[0][0], next(deal.epoch(3, 0)))
+    assert np.array_equal(next(Deal(count, workers, batch, False, 4).epoch(0, 0)), np.arange(len(hands[0][0])))
+
+
+class Squares(torch.utils.data.Dataset[Any]):
+    def __len__(self) -> int:
+        return 10
+
+    def __getitem__(self, index: int) -> tuple[int, int]:
+        return index, index * index
+
+
+@pytest.mark.parametrize("data", [Squares(), (np.arange(10), np.arange(10) ** 2), torch.utils.data.TensorDataset(
+    torch.arange(10), torch.arange(10) ** 2)], ids=["dataset", "arrays", "tensors"])
+def test_kinds_of_data(data: Any) -> None:
+    def program(run: Run) -> Any:
+        loader = run.loader(data, 2, shuffle=False)
+        assert len(loader) == 3
+        return [pair for x, y in loader for pair in zip(x.tolist(), y.tolist(), strict=True)]
+    found = library(2, Method("allreduce"), program)
+    assert sorted(found[0] + found[1]) == [(number, number * number) for number in range(10)]
+
+
+@pytest.mark.parametrize("data, batch, words", [
+    (iter([1]), 2, "has no length"), ((np.zeros(4), np.zeros(5)), 2, "arrays of 4, 5 samples"),
+    (np.zeros(1), 2, "1 samples for 2 workers"), (np.zeros(4), 0, "a batch of 0 samples")])
+def test_data_that_cannot_be_dealt_out(data: Any, batch: int, words: str) -> None:
+    with pytest.raises(TrainError, match=words):
+        library(2, Method("allreduce"), lambda run: run.loader(data, batch))
+
+
+def test_workers_with_other_data() -> None:
+    with pytest.raises(TrainError, match="its data is not that of rank 0"):
+        library(3, Method("allreduce"), lambda run: run.loader(np.zeros(4 + (run.rank == 2)), 2))
