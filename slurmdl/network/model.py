@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
@@ -174,6 +175,18 @@ class LinkScores:
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
+
+    def to_text(self) -> str:
+        """The scores as a file of JSON, a link on a line; what a score does not say is left out."""
+        def block(links: Mapping[str, LinkScore]) -> str:
+            said = {name: {key: value for key, value in asdict(score).items()
+                           if key == "samples" or value != getattr(LinkScore, key)} for name, score in links.items()}
+            return "{\n" + ",\n".join(f"  {json.dumps(name)}: {json.dumps(said[name])}" for name in said) + "}"
+
+        links = {"nodes": self.nodes, "zones": self.zones, "trunks": self.trunks}
+        rest = {key: value for key, value in self.to_json().items() if key not in links}
+        return "{" + ",\n".join([f"{json.dumps(key)}: {json.dumps(value)}" for key, value in rest.items()]
+                                + [f"{json.dumps(key)}: {block(each)}" for key, each in links.items()]) + "}\n"
 
     @classmethod
     def from_json(cls, data: Any) -> LinkScores:

@@ -1,0 +1,87 @@
+"""Scores as Prometheus text, for node_exporter's textfile collector or over HTTP.
+
+The format is the text exposition format 0.0.4 (https://prometheus.io/docs/instrumenting/exposition_formats/), the
+names follow https://prometheus.io/docs/practices/naming/: base units, the unit last.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from slurmdl.errors import SlurmdlError
+from slurmdl.network.model import LinkScore, LinkScores
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+#: metric -> (help, its value for a score made at a time, None where it was not measured)
+_METRICS: Mapping[str, tuple[str, Callable[[LinkScore, float], float | None]]] = {
+    "slurmdl_link_throughput_bytes_per_second": (
+        "What the link carries, median of the recent samples.", lambda score, _: score.throughput),
+    "slurmdl_link_round_trip_seconds": (
+        "Round trip over the link, median of the recent samples.", lambda score, _: score.delay or None),
+    "slurmdl_link_round_trip_tail_seconds": (
+        "Round trip over the link, 99th percentile.", lambda score, _: score.delay_tail or None),
+    "slurmdl_link_loss_ratio": ("Packets lost on the link, of all.", lambda score, _: score.loss),
+    "slurmdl_link_samples": ("Samples behind the score.", lambda score, _: score.samples),
+    "slurmdl_link_sampled_timestamp_seconds": (
+        "When the newest sample was taken, since the epoch.", lambda score, time: time - score.age),
+}
+
+
+def text(scores: LinkScores) -> str:
+    """All scores, a time series for each figure of each link; what was not measured has none."""
+    kinds = (("node", scores.nodes), ("zone", scores.zones), ("trunk", scores.trunks))
+    lines = []
+    for metric, (meaning, value_of) in _METRICS.items():
+        lines += [f"# HELP {metric} {meaning}", f"# TYPE {metric} gauge"]
+        for kind, links in kinds:
+            for name, score in sorted(links.items()):
+                value = value_of(score, scores.time)
+                if value is not None:
+                    lines.append(f'{metric}{{kind="{kind}",link="{_escaped(name)}"}} {value!r}')
+    metric = "slurmdl_scores_timestamp_seconds"
+    lines += [f"# HELP {metric} When the scores were made, since the epoch.", f"# TYPE {metric} gauge",
+              f"{metric} {scores.time!r}"]
+    return "\n".join(lines) + "\n"
+
+
+def _escaped(label: str) -> str:
+    return re.sub(r'[\\"\n]', lambda found: {"\n": r"\n"}.get(found[0], "\\" + found[0]), label)
+
+
+def server(address: tuple[str, int], read: Callable[[], LinkScores]) -> ThreadingHTTPServer:
+    """An HTTP server, not yet running, whose /metrics is `text(read())`; 503 where the scores cannot be read."""
+    found = ThreadingHTTPServer(address, partial(_Handler, read))
+    found.daemon_threads = True
+    return found
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """One request; a client that says nothing is let go."""
+
+    timeout = 5
+
+    def __init__(self, read: Callable[[], LinkScores], *given: object) -> None:
+        self._read = read
+        super().__init__(*given)  # type: ignore[arg-type]
+
+    def do_GET(self) -> None:
+        if self.path.partition("?")[0] not in ("/", "/metrics"):
+            self.send_error(404)
+            return
+        try:
+            status, body = 200, text(self._read())
+        except SlurmdlError as error:
+            status, body = 503, f"{error}\n"
+        data = body.encode()
+        self.send_response(status)
+        self.send_header("Content-Type", CONTENT_TYPE)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *_: object) -> None:
+        """Scrapes are not news."""
