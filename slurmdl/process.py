@@ -87,6 +87,12 @@ def ask(argv: Sequence[str], *, stdin: str = "", timeout: float = QUERY_TIMEOUT,
     return Answer(name, child.returncode, out.decode(errors="replace"), err.decode(errors="replace"))
 
 
+def pairs(text: str) -> dict[str, str]:
+    """Key -> value of the lines `KEY = VALUE`, as `scontrol show config` has them."""
+    return {key.strip(): value.strip() for key, equals, value in
+            (line.partition("=") for line in text.splitlines()) if equals}
+
+
 def later(argv: Sequence[str], seconds: float) -> None:
     """Start a command after so many seconds, whatever becomes of this process and its terminal until then."""
     import subprocess

@@ -55,14 +55,17 @@ class Controller:
     @classmethod
     def parse(cls, text: str) -> Controller:
         """From the output of `scontrol show config`; InputError where that has no version."""
-        keys = {key.strip(): value.strip() for key, equals, value in
-                (line.partition("=") for line in text.splitlines()) if equals}
+        keys = process.pairs(text)
         numbers = keys.get("SLURM_VERSION", "").split(".")
         if len(numbers) < 2 or not (numbers[0].isdigit() and numbers[1].isdigit()):
             raise InputError("scontrol show config: no SLURM_VERSION in its answer")
         return cls((int(numbers[0]), int(numbers[1])), "PACK_NODES" in keys.get("SelectTypeParameters", "").upper(),
                    keys.get("MpiDefault", ""), tuple(keys.get("PluginDir", "").split(":")),
                    keys.get("TopologyPlugin", "") not in ("topology/none", "topology/default", "topology/flat"))
+
+    def has_pmi(self, name: str) -> bool:
+        """Whether Slurm has the plugin of a PMI here, as mpi_pmix.so."""
+        return any(os.path.exists(f"{folder}/mpi_{name}.so") for folder in self.plugins)
 
     def cpus_per_task(self, environ: Mapping[str, str]) -> int | None:
         """What srun takes from the environment: SRUN_CPUS_PER_TASK up to 23.02, SLURM_CPUS_PER_TASK since 23.11."""
@@ -277,19 +280,22 @@ def _plan(laid: layout.Layout, topology: Topology, scores: LinkScores, dl: DlOpt
     return Plan(dl.strategy, found.nodes, found.roles, zones, costs, traffic), found
 
 
+def pmi(environ: Mapping[str, str]) -> str:
+    """The PMI by which the MPI in PATH learns its ranks from srun, "" where there is none or it is not known."""
+    found = shutil.which("mpirun", path=environ.get("PATH"))
+    launcher = os.path.basename(os.path.realpath(found)) if found else ""
+    return "pmix" if launcher in ("orterun", "prterun", "mpirun.openmpi", "prte") else \
+        "pmi2" if launcher in ("mpiexec.hydra", "mpirun.mpich", "mpiexec.mpich") else ""
+
+
 def _mpi(line: getopt.CommandLine, controller: Controller, environ: Mapping[str, str]) -> list[str]:
     """--mpi for the MPI that PATH has; the wrong one starts every task as a world of its own.
 
     The user's --mpi and SLURM_MPI_TYPE win, and so does the cluster's default where it is the right one.
     """
-    found = shutil.which("mpirun", path=environ.get("PATH"))
-    if line.has("mpi") or "SLURM_MPI_TYPE" in environ or found is None:
-        return []
-    launcher = os.path.basename(os.path.realpath(found))
-    wanted = "pmix" if launcher in ("orterun", "prterun", "mpirun.openmpi", "prte") else \
-        "pmi2" if launcher in ("mpiexec.hydra", "mpirun.mpich", "mpiexec.mpich") else ""
-    known = wanted and any(os.path.exists(f"{folder}/mpi_{wanted}.so") for folder in controller.plugins)
-    return [f"--mpi={wanted}"] if known and not controller.mpi.startswith(wanted) else []
+    wanted = "" if line.has("mpi") or "SLURM_MPI_TYPE" in environ else pmi(environ)
+    fits = not wanted or controller.mpi.startswith(wanted) or not controller.has_pmi(wanted)
+    return [] if fits else [f"--mpi={wanted}"]
 
 
 def _explain(mapped: Mapped) -> None:

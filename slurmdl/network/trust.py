@@ -36,7 +36,8 @@ def trusted_text(path: str, owner: str = "") -> str:
             if not stat.S_ISREG(status.st_mode):
                 raise InputError("is no regular file", file=path)
             where = os.path.realpath(f"/proc/self/fd/{file.fileno()}")
-            _check(where, status, owner, path)
+            if why := doubt(where, status, owner):
+                raise InputError(f"is ignored: {why}", file=path)
             data = file.read(MAX_BYTES + 1)
     except OSError as error:
         raise InputError(f"cannot be read ({error.strerror})", file=path) from error
@@ -50,26 +51,29 @@ def trusted_text(path: str, owner: str = "") -> str:
         raise InputError("is not text in UTF-8", file=path) from error
 
 
-def _check(where: str, status: os.stat_result, owner: str, path: str) -> None:
-    """InputError where another than the trusted users could have written the file, or put it there."""
+def doubt(where: str, status: os.stat_result, owner: str = "") -> str:
+    """Why a file is not believed: another than the trusted users could have written it, or put it there; "" if none.
+
+    Parameters
+    ----------
+    where : its path without symbolic links.
+    status : of the file itself.
+    owner : as in `trusted_text`.
+    """
     users = {0, os.geteuid()} | _number(owner)
     if status.st_uid not in users:
-        raise InputError(f"is ignored: user {status.st_uid} owns it; valid: root, yourself, or scores.owner",
-                         file=path)
+        return f"user {status.st_uid} owns it; valid: root, yourself, or scores.owner"
     if _open_to_others(status):
-        raise InputError(f"is ignored: others may write it (mode {stat.S_IMODE(status.st_mode):o}); "
-                         "valid: writable by its owner alone", file=path)
+        return f"others may write it (mode {stat.S_IMODE(status.st_mode):o}); valid: writable by its owner alone"
     directory = os.path.dirname(where)
     while True:
         status = os.stat(directory)
         if status.st_uid not in users:
-            raise InputError(f"is ignored: user {status.st_uid} owns {directory}; valid: root, yourself, or "
-                             "scores.owner", file=path)
+            return f"user {status.st_uid} owns {directory}; valid: root, yourself, or scores.owner"
         if _open_to_others(status) and not status.st_mode & stat.S_ISVTX:
-            raise InputError(f"is ignored: others may write {directory} (mode {stat.S_IMODE(status.st_mode):o})",
-                             file=path)
+            return f"others may write {directory} (mode {stat.S_IMODE(status.st_mode):o})"
         if directory == os.path.dirname(directory):
-            return
+            return ""
         directory = os.path.dirname(directory)
 
 

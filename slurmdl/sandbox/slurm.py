@@ -70,7 +70,7 @@ def write_files(spec: Spec, root: Path, user: User) -> None:
     """Write all configuration files: Slurm's own to `root`/slurm, the others of /etc to `root`/etc."""
     etc, slurm, address = root / "etc", root / "slurm", fabric.addresses(spec)
     slurm.mkdir()
-    for directory in ("slurm", "openmpi"):
+    for directory in ("slurm", "openmpi", "slurmdl"):
         (etc / directory).mkdir(parents=True)
     (slurm / "slurm.conf").write_text(_slurm_conf(spec, root, address))
     (slurm / "topology.conf").write_text(_topology_conf(spec))
