@@ -48,7 +48,7 @@ class Collector:
         """The samples that can be stored; the others are counted by why they cannot."""
         good = []
         for found in from_lines(lines):
-            why = str(found) if isinstance(found, InputError) else self._stranger(found) or (
+            why = f"line {str(found).lstrip(':')}" if isinstance(found, InputError) else self._stranger(found) or (
                 f"{found.name}: {found.time - now:.0f} s in the future" if found.time > now + hygiene.SKEW else "")
             if isinstance(found, InputError) or why:
                 self.refused[why] += 1

@@ -177,9 +177,10 @@ class LinkScores:
         return asdict(self)
 
     def to_text(self) -> str:
-        """The scores as a file of JSON, a link on a line; what a score does not say is left out."""
+        """The scores as a file of JSON, a link on a line, to six digits; what a score does not say is left out."""
         def block(links: Mapping[str, LinkScore]) -> str:
-            said = {name: {key: value for key, value in asdict(score).items()
+            said = {name: {key: float(f"{value:.6g}") if isinstance(value, float) else value
+                           for key, value in vars(score).items()
                            if key == "samples" or value != getattr(LinkScore, key)} for name, score in links.items()}
             return "{\n" + ",\n".join(f"  {json.dumps(name)}: {json.dumps(said[name])}" for name in said) + "}"
 

@@ -1,0 +1,62 @@
+"""the scores as a table and a heat map, worst links first"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from time import time
+from typing import TYPE_CHECKING
+
+from slurmdl import config
+from slurmdl.cli.parser import Parser, write_file
+from slurmdl.errors import InputError, SlurmdlError, warn
+
+if TYPE_CHECKING:
+    from slurmdl.topology.model import Topology
+
+
+def run(argv: list[str]) -> int:
+    parser = Parser(prog="slurmdl score show", description=__doc__)
+    parser.add_argument("--scores", default="auto", metavar="auto|FILE|URL",
+                        help="what to show, as --dl-scores takes it (default: %(default)s)")
+    parser.add_argument("--topology", metavar="FILE", help="zones of the heat map, instead of the cluster's")
+    parser.add_argument("--all", action="store_true", help="every link; else as many as a screen holds")
+    parser.add_argument("--json", action="store_true", help="the scores as JSON, worst links first")
+    parser.add_argument("--svg", metavar="FILE", help="the heat map as a picture, too")
+    options = parser.parse_args(argv)
+    from slurmdl.network import heat, table
+    from slurmdl.network.live import live
+
+    found = live(config.load(), options.scores, os.environ)
+    for remark in found.remarks:
+        warn(f"scores: {remark}")
+    if not found.scores.measured and options.scores != "auto":
+        return InputError.exit_status
+    topology = _topology(options.topology)
+    rows = table.rows(found.scores, topology)
+    if options.json:
+        print(json.dumps({"links": [row.to_json() for row in rows], "time": time()}, indent=1))
+    else:
+        height = len(rows) if options.all else max(8, shutil.get_terminal_size().lines - 4)
+        print(table.text(rows, height))
+    warmth = heat.of(found.scores, topology)
+    if warmth.zones and not options.json:
+        print(f"\n{heat.text(warmth)}")
+    if options.svg:
+        write_file(options.svg, "--svg", heat.svg(warmth))
+    return 0
+
+
+def _topology(path: str | None) -> Topology:
+    """The cluster's zones, none where they cannot be read and nobody named a file of them."""
+    from slurmdl.topology import read
+    from slurmdl.topology.model import Topology
+
+    try:
+        return read.read(path)
+    except SlurmdlError as error:
+        if path:
+            raise
+        warn(f"no zones: {error}")
+        return Topology.flat(())
