@@ -1,0 +1,144 @@
+"""What loss, delay and throughput of a link come to, worked out by hand, and what placement makes of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from placing import cluster, node, two_level
+
+from slurmdl.network import capacity, figure
+from slurmdl.network.model import LinkScore, LinkScores, Weights
+from slurmdl.placement.place import place
+from slurmdl.request import DlOptions, JobRequest
+
+TCP, RDMA = np.array([False]), np.array([True])
+FOUR = two_level(("n1", "n2", "n3", "n4"), ("n5", "n6", "n7", "n8"))
+IDLE = cluster(*map(node, FOUR.nodes))
+
+
+def test_tcp_by_the_formula() -> None:
+    # Padhye et al., equation 32: b = 2, MSS 1448, RTT 0.1 s, T0 = 0.204 s, p = 0.01
+    by_acks = 0.1 * (2 * 2 * 0.01 / 3) ** 0.5
+    by_timeouts = 0.204 * 3 * (3 * 2 * 0.01 / 8) ** 0.5 * 0.01 * (1 + 32 * 0.0001)
+    assert figure.tcp(np.array([0.01]), np.array([0.1])) == pytest.approx([1448 / (by_acks + by_timeouts)])
+
+
+def test_without_loss_tcp_bounds_nothing() -> None:
+    assert np.isinf(figure.tcp(np.zeros(1), np.array([1e-4])))
+    assert figure.carried(np.array([7e8]), np.zeros(1), np.array([1e-4]), TCP) == [7e8]
+
+
+def test_losses_of_rdma_show_in_its_throughput_alone() -> None:
+    loss, round_trip = np.array([0.3]), np.array([1e-5])
+    assert figure.carried(np.array([1e9]), loss, round_trip, RDMA) == [1e9]
+    assert figure.carried(np.array([1e9]), loss, round_trip, TCP) < 1e6
+    assert figure.stall(loss, round_trip, RDMA) == [0.0]
+
+
+@pytest.mark.parametrize("loss", [1e-4, 0.01, 0.2, 0.5, 1.0])
+def test_the_worse_the_loss_the_worse_the_figures(loss: float) -> None:
+    round_trip = np.array([1e-3])
+    worse, better = (np.array([loss * share]) for share in (1.0, 0.7))
+    assert 0 < figure.tcp(worse, round_trip) < figure.tcp(better, round_trip)
+    assert np.isfinite(figure.stall(worse, round_trip, TCP))
+    assert figure.stall(worse, round_trip, TCP) >= figure.stall(better, round_trip, TCP) > 0
+
+
+def test_a_lost_tail_waits_for_the_timeout() -> None:
+    # 200 ms, then 400 ms, 800 ms: 0.02 * 0.2 + 0.02^2 * 0.4 + ...
+    expected = sum(0.02 ** (k + 1) * 0.2 * 2**k for k in range(40))
+    assert figure.stall(np.array([0.02]), np.array([1e-4]), TCP) == pytest.approx([expected])
+
+
+def test_noise_below_the_margin_is_no_difference() -> None:
+    usual = np.full(4, 100.0)
+    assert (figure.stepped(np.array([81.0, 124.0, 100.0, 99.0]), usual, 0.25) == usual).all()
+    assert (figure.stepped(np.array([10.0]), usual[:1], 0.25) < 15).all()
+    exact = np.array([81.0])
+    assert figure.stepped(exact, usual[:1], 0.0) is exact
+
+
+def test_a_link_that_was_never_measured_has_its_default() -> None:
+    scores = LinkScores(nodes={"a": LinkScore(1e8, 1e-3)}, node_default=1e9, delay_default=2e-5)
+    carried, delay = capacity.node_links(["b", "a"], scores)
+    assert carried.tolist() == [1e9, 1e8]
+    assert delay.tolist() == [2e-5, 5e-4]
+
+
+def test_what_was_measured_of_a_link_in_part_has_defaults_for_the_rest() -> None:
+    lossy, slow = LinkScore(loss=0.05), LinkScore(delay=0.01)
+    carried, delay = capacity.node_links(["l", "s"], LinkScores(nodes={"l": lossy, "s": slow}))
+    assert carried[0] < 1.25e9 and carried[1] == 1.25e9
+    assert delay[0] > 0.05 * 0.2 and delay[1] == 0.005
+
+
+def test_old_scores_count_half_after_each_half_life() -> None:
+    scores = LinkScores(nodes={"a": LinkScore(1e7, age=0), "b": LinkScore(1e7, age=60), "c": LinkScore(1e7, age=1e6)},
+                        node_default=1e9, half_life=60.0)
+    carried, _ = capacity.node_links(["a", "b", "c"], scores)
+    assert carried == pytest.approx([1e7, 1e8, 1e9])
+
+
+@pytest.mark.parametrize(("weights", "worst"), [
+    (Weights(1, 0, 0), "slow"), (Weights(0, 1, 0), "late"), (Weights(0, 0, 1), "lossy")])
+def test_each_weight_alone_finds_its_own_worst(weights: Weights, worst: str) -> None:
+    links = {"slow": LinkScore(1e8, 4e-5), "late": LinkScore(1e9, 4e-3), "lossy": LinkScore(1e9, 4e-5, 0.3)}
+    scores = LinkScores(nodes=links, node_default=1e9, weights=weights)
+    carried, _ = capacity.node_links(list(links), scores)
+    assert list(links)[int(carried.argmin())] == worst
+    assert (carried > 0).all() and (carried <= 1e9).all()
+
+
+BAD = {"slow": LinkScore(1.25e8, 4e-5), "lossy": LinkScore(1.25e9, 4e-5, 0.02), "late": LinkScore(1.25e9, 0.02),
+       "all": LinkScore(1.25e8, 0.02, 0.05)}
+
+
+@pytest.mark.parametrize("bad", BAD.values(), ids=BAD)
+@pytest.mark.parametrize("dl", [DlOptions(), DlOptions(strategy="ps", ps=1), DlOptions(strategy="gossip")],
+                         ids=["allreduce", "ps", "gossip"])
+@pytest.mark.parametrize("margin", [0.0, 0.25])
+def test_a_degraded_node_loses_and_is_used_last(bad: LinkScore, dl: DlOptions, margin: float) -> None:
+    scores = LinkScores(nodes={"n2": bad, "n7": LinkScore(1.2e9, 4.1e-5)}, margin=margin)
+    for wanted in range(2, 8):
+        nodes = place(JobRequest(nodes=(wanted, wanted), dl=dl), IDLE, FOUR, scores).nodes
+        assert "n2" not in nodes, f"{wanted} of 8"
+    assert "n2" in place(JobRequest(nodes=(8, 8), dl=dl), IDLE, FOUR, scores).nodes
+
+
+def test_servers_stand_on_good_links() -> None:
+    scores = LinkScores(nodes={"n1": BAD["slow"], "n2": BAD["lossy"]})
+    request = JobRequest(nodes=(4, 4), dl=DlOptions(strategy="ps", ps=1, zone=("z0",)))
+    ranks = place(request, IDLE, FOUR, scores).map
+    assert ranks is not None
+    assert {name for name, role in zip(ranks.nodes, ranks.roles, strict=True) if role == "ps"} <= {"n3", "n4"}
+
+
+def test_a_zone_behind_a_slow_uplink_is_left_out() -> None:
+    topology = two_level(("a1", "a2"), ("b1", "b2"), ("c1", "c2"))
+    request = JobRequest(nodes=(4, 4))
+    for slow, used in (("z0", {"z1", "z2"}), ("z1", {"z0", "z2"}), ("z2", {"z0", "z1"})):
+        scores = LinkScores(zones={slow: LinkScore(1e8, 1e-4)})
+        found = place(request, cluster(*map(node, topology.nodes)), topology, scores)
+        assert set(found.zones_used) == used
+
+
+def test_scores_of_no_node_change_nothing() -> None:
+    for dl in (DlOptions(), DlOptions(strategy="ps", ps=2)):
+        request = JobRequest(nodes=(5, 5), dl=dl)
+        without = place(request, IDLE, FOUR, LinkScores())
+        assert place(request, IDLE, FOUR, LinkScores(margin=0.25, half_life=300.0)).to_json() == without.to_json()
+        stranger = LinkScores(nodes={"unknown": LinkScore(1.0)})
+        assert place(request, IDLE, FOUR, stranger).to_json() == without.to_json()
+
+
+def test_noise_does_not_scatter_a_job() -> None:
+    topology = two_level(*([f"n{zone}-{i}" for i in range(8)] for zone in range(8)))
+    draw = np.random.default_rng(0)
+    noisy = LinkScores(nodes={name: LinkScore(1.25e9 * draw.uniform(0.85, 1.15), 4e-5 * draw.uniform(0.85, 1.15))
+                              for name in topology.nodes}, margin=0.25)
+    idle = cluster(*map(node, topology.nodes))
+    request = JobRequest(nodes=(16, 16))
+    assert len(place(request, idle, topology, noisy).zones_used) == 2
+    assert len(place(request, idle, topology, replace(noisy, margin=0.0)).zones_used) > 2
