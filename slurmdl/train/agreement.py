@@ -59,7 +59,7 @@ def compare(world: World, mine: Sequence[tuple[str, str]]) -> None:
             first, other = (" ".join(its[index]) if index < len(its) else "nothing" for its in (lists[0], theirs))
             if first != other:
                 raise Refused(f"rank {rank} on {world.nodes[rank]} has {other} where rank 0 has {first}: "
-                              "all ranks need the same model and optimizer")
+                              "all ranks need the same model, optimizer and data")
 
 
 def compare_workers(world: World, messages: Messages, what: str, mark: tuple[int, ...]) -> None:

@@ -21,6 +21,7 @@ class Courier:
     threaded : see transports.Transport.
     idle : called again and again while there is nothing to do, with a pause of `PAUSE` seconds where it returns
         False; for strategies that others may address at any time.
+    now : the clock of the training thread, in s.
 
     Attributes
     ----------
@@ -29,8 +30,10 @@ class Courier:
 
     PAUSE = 2e-4
 
-    def __init__(self, threaded: bool, idle: Callable[[], bool] | None = None) -> None:
+    def __init__(self, threaded: bool, idle: Callable[[], bool] | None = None,
+                 now: Callable[[], float] = time.perf_counter) -> None:
         self.seconds = 0.0
+        self._now = now
         self._idle = idle
         self._errands: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="courier", daemon=True) if threaded else None
@@ -43,22 +46,27 @@ class Courier:
         if self._thread:
             self._errands.put((errand, future))
         else:
-            start = time.perf_counter()
+            start = self._now()
             _carry_out(errand, future)
-            self.seconds += time.perf_counter() - start
+            self.seconds += self._now() - start
         return future
 
     def wait(self, future: Future[Any]) -> Any:
         """The result of an errand, or what it raised."""
-        start = time.perf_counter()
+        start = self._now()
         try:
             return future.result()
         finally:
-            self.seconds += time.perf_counter() - start
+            self.seconds += self._now() - start
 
     def do(self, errand: Callable[[], Any]) -> Any:
         """Carry out an errand and wait for it."""
         return self.wait(self.give(errand))
+
+    def attend(self, idle: Callable[[], bool] | None) -> None:
+        """Call this from now on while there is nothing to do, see `idle`; None for nothing more."""
+        self._idle = idle
+        self.give(lambda: None)  # a thread that waits for errands looks again
 
     def close(self) -> None:
         """Carry out what was given, and end the thread."""

@@ -1,10 +1,10 @@
-"""What a run measured: time and loss of every step of every rank, bytes by level, and the summary of them."""
+"""What a run measured: time, loss and drift of every step of every rank, bytes by level, and the summary of them."""
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,6 +13,12 @@ import numpy as np
 
 from slurmdl.train.courier import Courier
 from slurmdl.train.messages import LEVELS
+from slurmdl.train.trace import Trace
+
+#: what a rank's time is spent on. Communication is that of the training thread, in mixing models and in waiting for
+#: what the communication thread has not ended in time; waiting is the part of it in which the first chunk of the
+#: expected message was not there, since the other rank was not so far
+PHASES = ("data", "forward", "backward", "communication", "waiting", "optimizer")
 
 
 @dataclass
@@ -22,21 +28,81 @@ class Meter:
     Attributes
     ----------
     wall : the whole step.
-    comm : waiting for messages that were not hidden behind computation; the rest of `wall` is computation.
-    loss : of the rank's own batch; empty on a server.
+    comm : communication and waiting that were not hidden behind computation; the rest of `wall` is computation.
+    loss : of the rank's own batch, where the script tells it; empty on a server.
+    drift : of the model since the last exchange, where the strategy looks at it.
+    phases : the sum over all steps, one of PHASES each.
+    between : from the end of a step to the beginning of the next, as for evaluation.
     """
 
     wall: list[float] = field(default_factory=list)
     comm: list[float] = field(default_factory=list)
     loss: list[float] = field(default_factory=list)
+    drift: list[float] = field(default_factory=list)
+    phases: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
+    between: float = 0.0
 
     @contextmanager
-    def step(self, courier: Courier) -> Iterator[None]:
-        """Time what stands in the `with` block as one step."""
-        before, start = courier.seconds, time.perf_counter()
+    def step(self, courier: Courier, now: Callable[[], float] = time.perf_counter) -> Iterator[None]:
+        """Time what stands in the `with` block as one step, of computation and communication alone."""
+        before, start = courier.seconds, now()
         yield
-        self.wall.append(time.perf_counter() - start)
+        self.wall.append(now() - start)
         self.comm.append(courier.seconds - before)
+
+
+class Stopwatch:
+    """Shares out the time of the training thread among the phases, into a Meter.
+
+    Parameters
+    ----------
+    now : the rank's clock, in s.
+    waited : how long it has waited so far for a peer's first chunk, in s, as far as the training thread stood still.
+    """
+
+    def __init__(self, meter: Meter, now: Callable[[], float], waited: Callable[[], float],
+                 trace: Trace | None = None) -> None:
+        self._meter, self._now, self._waited, self._trace = meter, now, waited, trace
+        self._phase, self._since = "", now()
+        self._began, self._comm, self._waited_before = 0.0, 0.0, 0.0
+        self._first = True
+
+    @property
+    def between(self) -> bool:
+        """Whether no step is under way."""
+        return not self._phase
+
+    def enter(self, phase: str) -> None:
+        """From now on it is this phase, one of PHASES, and a step is under way."""
+        moment = self._now()
+        if self._phase:
+            self._count(moment)
+        else:
+            if not self._first:
+                self._meter.between += moment - self._since
+            self._first = False
+            self._began, self._comm = moment, 0.0
+            self._waited_before = self._waited()
+        self._phase, self._since = phase, moment
+
+    def end_step(self) -> None:
+        """The step is over; the next one begins with the next phase."""
+        moment, meter = self._now(), self._meter
+        self._count(moment)
+        waited = min(self._waited() - self._waited_before, self._comm)
+        meter.phases["communication"] -= waited
+        meter.phases["waiting"] += waited
+        meter.wall.append(moment - self._began)
+        meter.comm.append(self._comm)
+        self._phase, self._since = "", moment
+
+    def _count(self, moment: float) -> None:
+        took = moment - self._since
+        self._meter.phases[self._phase] += took
+        if self._phase == "communication":
+            self._comm += took
+        if self._trace:
+            self._trace.add(self._phase, self._since, moment)
 
 
 @dataclass(frozen=True)
@@ -48,12 +114,17 @@ class Report:
     sent : level -> payload bytes sent by this rank.
     consensus : distance of this rank's model from the mean of all, relative to the mean's norm.
     score : (loss, accuracy) of the final model on the test images, from the rank that evaluated it, else None.
+    before : the same of this rank's own model, before the final average.
+    fired, skipped : exchanges made, and exchanges that a trigger held back.
     """
 
     meter: Meter
     sent: dict[str, int]
     consensus: float = 0.0
     score: tuple[float, float] | None = None
+    before: tuple[float, float] | None = None
+    fired: int = 0
+    skipped: int = 0
 
 
 def summarise(reports: Sequence[Report], roles: Sequence[str], batch: int) -> dict[str, Any]:
@@ -61,48 +132,73 @@ def summarise(reports: Sequence[Report], roles: Sequence[str], batch: int) -> di
 
     Returns
     -------
-    steps : number of steps.
-    seconds : the slowest rank's sum over the steps.
-    seconds_per_step : the slowest rank's median over the steps.
+    steps : number of steps, of the worker that made most.
+    seconds : the slowest worker's sum over the steps.
+    seconds_per_step : the slowest worker's median over the steps.
     images_per_second : images of all workers in one step / seconds_per_step.
     compute_seconds, comm_seconds : of the whole run, mean over the workers.
+    phases : phase -> seconds of the whole run, mean over the workers.
+    between_seconds : between the steps, mean over the workers.
     bytes : level -> payload bytes sent, all ranks, all steps, the final average included.
-    train_loss : of the workers' batches in the last step, mean.
-    loss, accuracy : of the final model on the test images.
+    fired, skipped : exchanges of a worker, mean over the workers.
+    train_loss : of the workers' batches in the last step, mean; None where no loss was told.
+    loss, accuracy : of the final model on the test images; None where there are none.
+    accuracy_before, accuracy_worst : of the workers' own models before the final average: mean, and worst.
     consensus : the farthest worker's distance from the mean model before the final average, relative to it.
     """
     workers = [report for report, role in zip(reports, roles, strict=True) if role == "worker"]
-    wall = np.array([report.meter.wall for report in reports])
-    comm = np.array([report.meter.comm for report in workers])
-    seconds_per_step = float(np.median(wall, axis=1).max())
-    loss, accuracy = next(report.score for report in reports if report.score)
-    return {"steps": wall.shape[1], "seconds": float(wall.sum(1).max()), "seconds_per_step": seconds_per_step,
-            "images_per_second": len(workers) * batch / seconds_per_step,
-            "compute_seconds": float(np.mean([sum(report.meter.wall) for report in workers]) - comm.sum(1).mean()),
-            "comm_seconds": float(comm.sum(1).mean()),
+    meters = [report.meter for report in workers]
+    wall = [sum(meter.wall) for meter in meters]
+    comm = [sum(meter.comm) for meter in meters]
+    slowest = max(float(np.median(meter.wall)) if meter.wall else 0.0 for meter in meters)
+    loss, accuracy = next((report.score for report in reports if report.score), (None, None))
+    losses = [meter.loss[-1] for meter in meters if meter.loss]
+    before = [report.before[1] for report in workers if report.before]
+    return {"steps": max(len(meter.wall) for meter in meters), "seconds": max(wall), "seconds_per_step": slowest,
+            "images_per_second": len(workers) * batch / slowest if slowest else 0.0,
+            "compute_seconds": float(np.mean(wall) - np.mean(comm)), "comm_seconds": float(np.mean(comm)),
+            "phases": {phase: float(np.mean([meter.phases[phase] for meter in meters])) for phase in PHASES},
+            "between_seconds": float(np.mean([meter.between for meter in meters])),
             "bytes": {level: sum(report.sent[level] for report in reports) for level in LEVELS},
-            "train_loss": float(np.mean([report.meter.loss[-1] for report in workers])),
-            "loss": loss, "accuracy": accuracy, "consensus": max(report.consensus for report in workers)}
+            "fired": float(np.mean([report.fired for report in workers])),
+            "skipped": float(np.mean([report.skipped for report in workers])),
+            "train_loss": float(np.mean(losses)) if losses else None, "loss": loss, "accuracy": accuracy,
+            "accuracy_before": float(np.mean(before)) if before else None,
+            "accuracy_worst": min(before) if before else None,
+            "consensus": max(report.consensus for report in workers)}
 
 
 def table(summary: dict[str, Any]) -> str:
-    """The summary as text, one figure a line."""
+    """The summary as text, one figure a line; figures that the run does not have are left out."""
     s = summary
-    share = s["comm_seconds"] / (s["comm_seconds"] + s["compute_seconds"])
+    total = s["comm_seconds"] + s["compute_seconds"]
     roles = Counter(place["role"] for place in s["map"])
+    model = f"{s['model']}, " if "model" in s else ""
+    timed = s["phases"] if any(s["phases"].values()) else {"compute": s["compute_seconds"],
+                                                           "communication": s["comm_seconds"]}
+
+    def shown(seconds: float) -> str:
+        return f"{seconds:.2f} s ({seconds / total if total else 0:.0%})"
+
+    def given(name: str, key: str, form: str) -> list[tuple[str, str]]:
+        return [] if s[key] is None else [(name, format(s[key], form))]
+
     rows = [("strategy", f"{s['strategy']}, {s['traffic']}"),
-            *([] if s["spectral_gap"] is None else [("spectral gap", f"{s['spectral_gap']:.3f}")]),
+            *given("spectral gap", "spectral_gap", ".3f"),
             ("ranks", f"{s['ranks']} ({', '.join(f'{count} {role}' for role, count in sorted(roles.items()))})"),
             ("nodes", f"{s['nodes']}"),
             ("zones", f"{s['zones'] or 'none known'}"),
-            ("model", f"{s['model']}, {s['parameters']:,} parameters"),
-            ("steps", f"{s['steps']} of {s['batch']} images per worker"),
+            ("model", f"{model}{s['parameters']:,} parameters"),
+            ("steps", f"{s['steps']}" + (f" of {s['batch']} images per worker" if s["batch"] else "")),
             ("seconds/step", f"{s['seconds_per_step']:.4f}"),
-            ("images/s", f"{s['images_per_second']:,.0f}"),
-            ("compute", f"{s['compute_seconds']:.2f} s"),
-            ("communication", f"{s['comm_seconds']:.2f} s ({share:.0%} of the time)"),
+            *([("images/s", f"{s['images_per_second']:,.0f}")] if s["batch"] else []),
+            *((phase, shown(seconds)) for phase, seconds in timed.items()),
+            ("between steps", f"{s['between_seconds']:.2f} s"),
             *((f"bytes, {level}", f"{s['bytes'][level]:,}") for level in LEVELS),
-            ("test loss", f"{s['loss']:.4f}"),
-            ("accuracy", f"{s['accuracy']:.2%}"),
+            ("exchanges", f"{s['fired']:.0f} made, {s['skipped']:.0f} skipped"),
+            *given("test loss", "loss", ".4f"),
+            *given("accuracy", "accuracy", ".2%"),
+            *given("  before the average", "accuracy_before", ".2%"),
+            *given("  of the worst rank", "accuracy_worst", ".2%"),
             ("consensus", f"{s['consensus']:.2e}")]
-    return "\n".join(f"{name:<14}{value}" for name, value in rows)
+    return "\n".join(f"{name:<22}{value}" for name, value in rows)

@@ -4,13 +4,32 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from slurmdl.errors import UsageError
-from slurmdl.train import method
+from slurmdl.train import config, method
 from slurmdl.train.data import DATA
+from slurmdl.train.messages import LEVELS
+from slurmdl.train.models import MODELS
+from slurmdl.train.optimizers import OPTIMIZERS, SCHEDULES
+from slurmdl.train.transports.links import Link
+
+
+@dataclass(frozen=True)
+class Replay:
+    """Computation that is not done but waited for.
+
+    Attributes
+    ----------
+    seconds : of a step's computation.
+    size : parameters of the stand-in network that is trained then; None to train the real one all the same.
+    """
+
+    seconds: float
+    size: int | None = None
 
 
 @dataclass(frozen=True)
@@ -22,10 +41,19 @@ class Options:
     method : how the replicas are kept together.
     steps, epochs : length of the run; steps wins, 200 steps where neither is given.
     batch : images per worker and step.
-    model : NAME:ARGUMENTS, see slurmdl.train.models.
-    lr, momentum : of SGD.
+    model, data : NAME:ARGUMENTS, see slurmdl.train.models and slurmdl.train.data.
+    optimizer, lr, momentum, weight_decay, lr_schedule : see slurmdl.train.optimizers.
     seed : of everything random: first parameters, split and order of the data, partners.
+    skew : of the labels over the workers, see data.shares; None for none.
+    fold : (i, k): the i-th of k folds, from 1 on, is for the test; None for the set's own test images or a fifth.
+    compute : computation to be waited for instead; None to compute.
+    slow : rank -> factor of its computing time.
+    simulate : virtual ranks in one process; None for MPI.
+    zones : of virtual ranks: name, nodes, and ranks on each node.
+    links : level -> link between virtual ranks.
+    evaluate_every : steps from one evaluation on the test images to the next; 0 for one at the end.
     metrics, summary : files to write, "" for none.
+    tensorboard : folder for TensorBoard's files, "" for none.
     log_every : steps between two lines of the log.
     """
 
@@ -34,18 +62,30 @@ class Options:
     epochs: int | None = None
     batch: int = 32
     model: str = "mlp:256,128"
+    data: str = "digits"
+    optimizer: str = "sgd"
     lr: float = 0.05
     momentum: float = 0.9
+    weight_decay: float = 0.0
+    lr_schedule: str = "constant"
     seed: int = 1
-    data: str = "digits"
+    skew: float | None = None
+    fold: tuple[int, int] | None = None
+    compute: Replay | None = None
+    slow: tuple[tuple[int, float], ...] = ()
+    simulate: int | None = None
+    zones: tuple[tuple[str, int, int], ...] = ()
+    links: tuple[tuple[str, Link], ...] = ()
+    evaluate_every: int = 0
     metrics: str = ""
     summary: str = ""
+    tensorboard: str = ""
     log_every: int = 50
 
-    def shared(self) -> dict[str, object]:
-        """The options that every rank must have alike."""
-        return {**vars(self.method), **{name: value for name, value in vars(self).items()
-                                        if name not in ("method", "metrics", "summary", "log_every")}}
+    def alike(self) -> dict[str, object]:
+        """The options, besides the method's, that every rank must have alike."""
+        return {name: value for name, value in vars(self).items()
+                if name not in ("method", "metrics", "summary", "tensorboard", "log_every")}
 
 
 class _Parser(argparse.ArgumentParser):
@@ -89,30 +129,120 @@ def _fraction(text: str) -> float:
     return _number(0.0, 1.0, text)
 
 
+def _alpha(text: str) -> float:
+    return _number(1e-6, float("inf"), text)
+
+
+def _named(names: Collection[str]) -> Callable[[str], str]:
+    def read(text: str) -> str:
+        name = text.partition(":")[0]
+        if name not in names:
+            raise argparse.ArgumentTypeError(f"{name!r} is not one of {', '.join(names)}")
+        return text
+    return read
+
+
+def _fold(text: str) -> tuple[int, int]:
+    words = re.fullmatch(r"(\d+)/(\d+)", text)
+    if not words or not 1 <= int(words[1]) <= int(words[2]) or int(words[2]) < 2:
+        raise argparse.ArgumentTypeError(f"{text!r} is not I/K, the I-th of K folds, e.g. 1/5")
+    return int(words[1]), int(words[2])
+
+
+def _replay(text: str) -> Replay:
+    word, *numbers = text.split(":")
+    if word != "replay" or len(numbers) not in (1, 2):
+        raise argparse.ArgumentTypeError(f"{text!r} is not replay:SECONDS or replay:SECONDS:PARAMETERS")
+    return Replay(_rate(numbers[0]), _positive(numbers[1]) if numbers[1:] else None)
+
+
+def _list(text: str, pattern: str, form: str, entry: Callable[[re.Match[str]], Any]) -> tuple[Any, ...]:
+    found = [re.fullmatch(pattern, word) for word in text.split(",")]
+    entries = [entry(words) for words in found if words]
+    if None in found or len({words[1] for words in found if words}) < len(found):
+        raise argparse.ArgumentTypeError(f"{text!r} is not {form}")
+    return tuple(entries)
+
+
+def _slow(text: str) -> tuple[tuple[int, float], ...]:
+    return _list(text, r"(\d+)=([\d.]+)", "RANK=FACTOR,..., e.g. 3=4",
+                 lambda words: (int(words[1]), _number(1e-3, 1e6, words[2])))
+
+
+def _zones(text: str) -> tuple[tuple[str, int, int], ...]:
+    return _list(text, r"([\w-]+):(?:(\d+)x)?(\d+)", "ZONE:RANKS or ZONE:NODESxRANKS,..., e.g. A:4,B:2x2",
+                 lambda words: (words[1], _positive(words[2] or words[3]), _positive(words[3] if words[2] else "1")))
+
+
+def _links(text: str) -> tuple[tuple[str, Link], ...]:
+    scale = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9}
+    return _list(text, rf"({'|'.join(LEVELS)})=([\d.]+)([kMG]?)(?::(.+))?",
+                 f"LEVEL=RATE or LEVEL=RATE:DELAY,... in bit/s and s, LEVEL one of {', '.join(LEVELS)}, e.g. "
+                 "across=100M:0.001",
+                 lambda words: (words[1], Link(_number(1e-9, 1e15, words[2]) * scale[words[3]] / 8,
+                                               _rate(words[4] or "0"))))
+
+
 def parse(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> Options:
-    """Options from the command line, those of the method also from SLURMDL_TRAIN_* of the environment.
+    """Options from the command line, from a file (--config), and those of the method also from SLURMDL_TRAIN_*.
+
+    The command line wins over the file, and the file over the environment.
 
     Raises
     ------
-    UsageError : an unknown option or a value that is not valid.
+    UsageError : an unknown option, a value that is not valid, or options that do not go together.
+    InputError : a fault in the file.
     """
     default = Options()
     parser = _Parser(prog="slurmdl train", allow_abbrev=False,
                      description="Train a network with MPI: one replica per rank, kept together by a strategy.")
     add = parser.add_argument
+    add("--config", metavar="FILE", help="YAML file with any of these options, e.g. lr: 0.1")
     method.add_options(add)
     add("--steps", type=_positive, metavar="N", help="steps to train (default: 200)")
     add("--epochs", type=_positive, metavar="N", help="passes over the data, where --steps is not given")
     add("--batch", type=_positive, metavar="N", help="images per worker and step (default: %(default)s)")
-    add("--model", metavar="SPEC", help="network, e.g. mlp:256,128 = two hidden layers (default: %(default)s)")
+    add("--model", type=_named(MODELS), metavar="SPEC", help=f"network: {', '.join(MODELS)}, see docs/train.md (default: %(default)s)")
+    add("--data", type=_named(DATA), metavar="SPEC", help=f"data set: {', '.join(DATA)}, see docs/train.md (default: %(default)s)")
+    add("--optimizer", choices=OPTIMIZERS, help="default: %(default)s")
     add("--lr", type=_rate, metavar="X", help="learning rate (default: %(default)s)")
-    add("--momentum", type=_fraction, metavar="X", help="momentum of SGD (default: %(default)s)")
+    add("--momentum", type=_fraction, metavar="X", help="momentum of sgd (default: %(default)s)")
+    add("--weight-decay", type=_rate, metavar="X", help="default: %(default)s")
+    add("--lr-schedule", choices=sorted(SCHEDULES), help="default: %(default)s")
     add("--seed", type=_natural, metavar="N", help="seed of everything random (default: %(default)s)")
-    add("--data", metavar="SPEC", help=f"data set: {', '.join(DATA)}, see docs/train.md (default: %(default)s)")
+    add("--skew", type=_alpha, metavar="ALPHA", help="labels of the workers differ: parameter of the Dirichlet "
+                                                     "distribution from which their shares are drawn, e.g. 0.3")
+    add("--fold", type=_fold, metavar="I/K", help="test with the I-th of K folds, train with the others")
+    add("--compute", type=_replay, metavar="replay:SECONDS[:PARAMETERS]",
+        help="wait for so long instead of computing a step, with a stand-in of so many parameters where given")
+    add("--slow", type=_slow, metavar="RANK=FACTOR,...", help="ranks that compute so many times as long as --compute")
+    add("--simulate", type=_positive, metavar="N", help="N virtual ranks in this process, without MPI")
+    add("--zones", type=_zones, metavar="ZONE:RANKS,...", help="zones of virtual ranks, e.g. A:4,B:4, or A:2x4 for 4 "
+                                                               "ranks on each of 2 nodes")
+    add("--links", type=_links, metavar="LEVEL=RATE[:DELAY],...",
+        help="links between virtual ranks in bit/s and s, e.g. across=100M:0.001,zone=1G")
+    add("--evaluate-every", type=_natural, metavar="N", help="steps between two evaluations (0: at the end alone)")
     add("--metrics", metavar="FILE", help="write one JSON object per step (the first worker's)")
     add("--summary", metavar="FILE", help="write the closing summary as JSON")
+    add("--tensorboard", metavar="FOLDER", help="write the first worker's figures for TensorBoard")
     add("--log-every", type=_positive, metavar="N", help="steps between two lines of the log (default: %(default)s)")
     parser.set_defaults(**{name: value for name, value in vars(default).items() if name != "method"})
+    file = parser.parse_args(argv).config
+    if file:
+        parser.set_defaults(**config.read(file, parser))
     found = vars(parser.parse_args(argv))
+    del found["config"]
     asked = method.of(found, environ)
-    return Options(method=asked, **{name: value for name, value in found.items() if not hasattr(asked, name)})
+    return _check(Options(method=asked, **{name: value for name, value in found.items() if not hasattr(asked, name)}))
+
+
+def _check(options: Options) -> Options:
+    """Options that go together."""
+    if not options.simulate and (options.zones or options.links):
+        raise UsageError(f"train: --{'zones' if options.zones else 'links'} is of virtual ranks: --simulate N needed")
+    ranks = sum(nodes * each for _, nodes, each in options.zones)
+    if options.simulate and options.zones and ranks != options.simulate:
+        raise UsageError(f"train: --zones has {ranks} ranks, --simulate {options.simulate}")
+    if options.slow and not (options.compute or options.simulate):
+        raise UsageError("train: --slow needs --compute or --simulate: a real computation takes as long as it takes")
+    return options

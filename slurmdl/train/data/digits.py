@@ -59,4 +59,4 @@ def cifar_shaped(arguments: str = "", seed: int = 1) -> Labelled:
 
 
 #: of the pictures of `cifar_shaped`: deviation of the ground's noise, and pixels by which a digit is off the middle
-NOISE, SHIFT = 0.3, 3
+NOISE, SHIFT = 0.3, 2

@@ -65,6 +65,12 @@ class Mpi:
             raise TrainError(f"--shared-memory: ranks {', '.join(map(str, ranks))} cannot share {size:,} bytes each "
                              f"(MPI: {error}); they must be on one node with room in /dev/shm") from error
 
+    def now(self) -> float:
+        return time.perf_counter()
+
+    def compute(self, seconds: float) -> None:
+        time.sleep(seconds)
+
     def allgather(self, thing: Any) -> list[Any]:
         return list(self._comm.allgather(thing))
 

@@ -51,6 +51,12 @@ class Transport(Protocol):
         TrainError : there is not as much, or they are on different nodes.
         """
 
+    def now(self) -> float:
+        """Seconds on this rank's clock."""
+
+    def compute(self, seconds: float) -> None:
+        """Spend time as a computation would, but asleep."""
+
     def allgather(self, thing: Any) -> list[Any]:
         """What every rank gives, in rank order. For a few bytes at start and end, never for training data."""
 

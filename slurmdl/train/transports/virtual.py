@@ -74,6 +74,9 @@ class Virtual:
         self.turn = threading.Semaphore(0)
         self.ended = False
 
+    def now(self) -> float:
+        return self.clock
+
     def compute(self, seconds: float) -> None:
         """Let time go by on the clock."""
         self.clock += seconds

@@ -1,0 +1,46 @@
+"""Optimizers of torch.optim by name, and how their learning rate goes on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+OPTIMIZERS = ("sgd", "adam", "adamw")
+
+
+def build(name: str, parameters: Iterable[Any], lr: float, momentum: float, weight_decay: float) -> Any:
+    """A torch optimizer; `momentum` is SGD's, Adam's is 0.9."""
+    import torch
+
+    if name == "sgd":
+        return torch.optim.SGD(parameters, lr=lr, momentum=momentum, weight_decay=weight_decay)
+    kind = torch.optim.Adam if name == "adam" else torch.optim.AdamW
+    return kind(parameters, lr=lr, weight_decay=weight_decay)
+
+
+def _constant(done: float) -> float:
+    return 1.0
+
+
+def _cosine(done: float) -> float:
+    return (1 + math.cos(math.pi * done)) / 2
+
+
+def _step(done: float) -> float:
+    return 0.1 ** int(done * 3)
+
+
+#: name -> factor of the learning rate when this share of the steps is done, 0 to 1
+SCHEDULES: dict[str, Callable[[float], float]] = {"constant": _constant, "cosine": _cosine, "step": _step}
+
+
+def schedule(optimizer: Any, name: str, steps: int) -> Any:
+    """A torch scheduler for a run of so many steps; its `step()` is called after each step of the optimizer.
+
+    `cosine` lets the rate fall to 0 along half a cosine (I. Loshchilov, F. Hutter: SGDR. ICLR 2017.
+    arXiv:1608.03983), `step` divides it by 10 after each third of the steps.
+    """
+    import torch
+
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda number: SCHEDULES[name](number / steps))

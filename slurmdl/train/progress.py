@@ -1,0 +1,95 @@
+"""What a run shows while it goes on: a bar or lines, a file of figures, TensorBoard."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any, TextIO
+
+from slurmdl.errors import TrainError, warn
+
+#: characters of the bar
+_WIDTH = 30
+
+
+class Progress:
+    """Of the first worker: a bar on a terminal's stderr, lines on a stdout that is a file or a pipe.
+
+    Parameters
+    ----------
+    steps : of the run.
+    every : steps between two lines.
+    metrics : file for one JSON object per step, "" for none.
+    tensorboard : folder for TensorBoard's files, "" for none.
+
+    Raises
+    ------
+    TrainError : a file cannot be written.
+    """
+
+    def __init__(self, steps: int, every: int, metrics: str = "", tensorboard: str = "",
+                 terminal: TextIO | None = None) -> None:
+        self._steps, self._every = steps, every
+        self._terminal = terminal or (sys.stderr if sys.stderr and sys.stderr.isatty() else None)
+        self._metrics = writable(metrics) if metrics else None
+        self._board = _board(tensorboard) if tensorboard else None
+        self._recent: list[dict[str, float]] = []
+
+    def step(self, figures: dict[str, float]) -> None:
+        """Show the figures of a step: `step` (from 1), `loss`, `seconds` and whatever else is known of it."""
+        done = int(figures["step"])
+        if self._metrics:
+            print(json.dumps(figures), file=self._metrics)
+        if self._board:
+            for name, value in figures.items():
+                if name != "step":
+                    self._board.add_scalar(name, value, done)
+        self._recent.append(figures)
+        if self._terminal:
+            self._bar(done)
+        if done % self._every == 0:
+            if self._metrics:
+                self._metrics.flush()
+            if not self._terminal:
+                print(self._line(done), flush=True)
+            self._recent.clear()
+
+    def _line(self, done: int) -> str:
+        def mean(name: str) -> float:
+            return sum(figures[name] for figures in self._recent) / len(self._recent)
+
+        line = f"step {done}: loss {mean('loss'):.4f}, {mean('seconds'):.4f} s/step"
+        if mean("seconds"):
+            line += f", communication {mean('comm_seconds') / mean('seconds'):.0%}"
+        scores = [figures["accuracy"] for figures in self._recent if "accuracy" in figures]
+        return line + (f", accuracy {scores[-1]:.2%}" if scores else "")
+
+    def _bar(self, done: int) -> None:
+        assert self._terminal
+        full = _WIDTH * done // self._steps
+        end = "\n" if done == self._steps else ""
+        print(f"\r[{'#' * full}{'.' * (_WIDTH - full)}] {self._line(done)}\x1b[K", end=end, file=self._terminal,
+              flush=True)
+
+    def close(self) -> None:
+        """Write out what is left."""
+        for file in (self._metrics, self._board):
+            if file:
+                file.close()
+
+
+def writable(path: str) -> TextIO:
+    """A text file opened anew, or a TrainError that says why not."""
+    try:
+        return open(path, "w", encoding="utf-8")
+    except OSError as error:
+        raise TrainError(f"{path}: {error.strerror}") from error
+
+
+def _board(folder: str) -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        warn("train: --tensorboard is left aside: it needs the package tensorboard (pip install tensorboard)")
+        return None
+    return SummaryWriter(folder)
