@@ -202,8 +202,10 @@ def parse(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> Optio
     add("--steps", type=_positive, metavar="N", help="steps to train (default: 200)")
     add("--epochs", type=_positive, metavar="N", help="passes over the data, where --steps is not given")
     add("--batch", type=_positive, metavar="N", help="images per worker and step (default: %(default)s)")
-    add("--model", type=_named(MODELS), metavar="SPEC", help=f"network: {', '.join(MODELS)}, see docs/train.md (default: %(default)s)")
-    add("--data", type=_named(DATA), metavar="SPEC", help=f"data set: {', '.join(DATA)}, see docs/train.md (default: %(default)s)")
+    add("--model", type=_named(MODELS), metavar="SPEC",
+        help=f"network: {', '.join(MODELS)}, see docs/train.md (default: %(default)s)")
+    add("--data", type=_named(DATA), metavar="SPEC",
+        help=f"data set: {', '.join(DATA)}, see docs/train.md (default: %(default)s)")
     add("--optimizer", choices=OPTIMIZERS, help="default: %(default)s")
     add("--lr", type=_rate, metavar="X", help="learning rate (default: %(default)s)")
     add("--momentum", type=_fraction, metavar="X", help="momentum of sgd (default: %(default)s)")
