@@ -47,8 +47,9 @@ def parser() -> argparse.ArgumentParser:
         "--json", action="store_true")
     link = command("link", "change the link of a node or the uplink of a zone")
     link.add_argument("target", metavar="NODE|ZONE")
-    link.add_argument("--bandwidth", metavar="RATE", help="e.g. 10mbit; 0 takes the limit away")
-    link.add_argument("--loss", type=float, metavar="FRACTION", help="share of packets lost (zones only)")
+    link.add_argument("--rate", "--bandwidth", metavar="RATE", help="e.g. 10mbit; 0 takes the limit away")
+    link.add_argument("--delay", metavar="TIME", help="that each packet is held each way, e.g. 10ms")
+    link.add_argument("--loss", metavar="SHARE", help="of the packets between nodes, each way, e.g. 0.02 or 2%%")
     shell = command("shell", "a shell on a host, as the ordinary user")
     run = command("run", "run a command on a host, as the ordinary user")
     for sub in (shell, run):
@@ -77,8 +78,13 @@ def run(argv: list[str]) -> int:
     if options.command == "status":
         return _status(box, options.json)
     if options.command == "link":
-        rate = None if options.bandwidth is None else _rate(options.bandwidth)
-        box.change_link(options.target, rate=rate, loss=options.loss)
+        from slurmdl.sandbox.spec import parse_share, parse_time
+
+        means = box.change_link(options.target,
+                                rate=None if options.rate is None else _rate(options.rate),
+                                delay=None if options.delay is None else parse_time(options.delay),
+                                loss=None if options.loss is None else parse_share(options.loss))
+        print(f"{options.target}: {means}")
         return 0
     words = ["bash", "-i"] if options.command == "shell" else options.argv
     words = words[1:] if words[:1] == ["--"] else words

@@ -9,6 +9,7 @@ import pwd
 import shutil
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -69,9 +70,28 @@ class Sandbox:
         """Bytes that nodes have sent out of their zones so far, all zones together."""
         return sum(counter["out"] for counter in self.counters().values())
 
-    def change_link(self, name: str, *, rate: float | None = None, loss: float | None = None) -> None:
-        """Change a node's link or a zone's uplink: `rate` bits/s (0: unshaped), `loss` a fraction of packets."""
-        fabric.change(self.spec, self.pids, name, rate=rate, loss=loss)
+    def change_link(self, name: str, *, rate: float | None = None, delay: float | None = None,
+                    loss: float | None = None) -> str:
+        """Change a node's link or a zone's uplink, each way, and say by which means; None leaves it as it is.
+
+        Parameters
+        ----------
+        rate : bits/s, 0 for unshaped.
+        delay : seconds that every packet is held.
+        loss : share of the packets between nodes that get lost.
+        """
+        cable, shapes = fabric.find(self.spec, name), self.shapes()
+        old = shapes.get(name, fabric.Shape(cable.rate))
+        new = replace(old, **{key: value for key, value in (("rate", rate), ("delay", delay), ("loss", loss))
+                              if value is not None})
+        means = fabric.change(self.spec, self.pids, cable, old, new)
+        (self.root / "links.json").write_text(json.dumps({k: vars(v) for k, v in {**shapes, name: new}.items()}))
+        return means
+
+    def shapes(self) -> dict[str, fabric.Shape]:
+        """The links that were changed, by node or zone."""
+        file = self.root / "links.json"
+        return {k: fabric.Shape(**v) for k, v in json.loads(file.read_text()).items()} if file.exists() else {}
 
     def daemon_pid(self, host: str) -> int:
         """Process id (seen from here) of slurmctld on the login host, of slurmd on a node."""

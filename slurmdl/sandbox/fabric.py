@@ -12,7 +12,7 @@ import subprocess
 from dataclasses import dataclass
 
 from slurmdl.errors import SandboxError, UsageError
-from slurmdl.sandbox import hosts
+from slurmdl.sandbox import delay, hosts
 from slurmdl.sandbox.spec import LOGIN, Spec
 
 #: jumbo frames, as fabrics for HPC have; they also keep headers under 1 % of the bytes on the wire
@@ -85,8 +85,8 @@ def lay(spec: Spec, pids: dict[str, int]) -> None:
     shapes: dict[str, list[str]] = {}
     for c in cables:
         if c.rate:
-            shapes.setdefault(c.below, []).append(_tbf(c.below_if, c.rate))
-            shapes.setdefault(c.above, []).append(_tbf(c.above_if, c.rate))
+            for host, interface in ((c.below, c.below_if), (c.above, c.above_if)):
+                shapes.setdefault(host, []).append(f"qdisc add dev {interface} root {_bucket(c.rate)}")
     for host, lines in shapes.items():
         hosts.run(pids[host], ["tc", "-batch", "-"], stdin="\n".join(lines) + "\n")
     for zone in spec.topology.zones:
@@ -115,26 +115,31 @@ def _addressing(spec: Spec, cables: list[Link]) -> dict[str, list[str]]:
             lower += [f"address add {address[c.below]}/16 dev {c.below_if}",
                       f"route add default via 10.{gateway}.255.254"]
         else:
-            ends = [f"172.{16 + number // 8192}.{number // 32 % 256}.{number % 32 * 8 + i}" for i in (1, 2)]
+            ends = _ends(number)
             lower += [f"address add {ends[0]}/30 dev {c.below_if}", f"route add default via {ends[1]}"]
             upper.append(f"address add {ends[1]}/30 dev {c.above_if}")
             upper += [f"route add 10.{subnet(spec, leaf)}.0.0/16 via {ends[0]}" for leaf in below.get(c.below, [])]
     return batch
 
 
-def _tbf(interface: str, rate: float, verb: str = "add") -> str:
+def _ends(number: int) -> tuple[str, str]:
+    """Addresses of the two ends of a cable between zones, the lower end's first."""
+    network = f"172.{16 + number // 8192}.{number // 32 % 256}"
+    return f"{network}.{number % 32 * 8 + 1}", f"{network}.{number % 32 * 8 + 2}"
+
+
+def _bucket(rate: float) -> str:
     # a bucket smaller than one 64 KB super-packet would make the kernel cut it up, which costs CPU time only
     burst = max(70_000, int(rate / 8 * _BURST_SECONDS))
-    return (f"qdisc {verb} dev {interface} root tbf rate {rate:.0f}bit burst {burst} "
-            f"limit {max(4 * burst, int(rate / 8 * _QUEUE_SECONDS))}")
+    return f"tbf rate {rate:.0f}bit burst {burst} limit {max(4 * burst, int(rate / 8 * _QUEUE_SECONDS))}"
 
 
 # Counted and lost are only packets between nodes: what Slurm's controller sends is neither.
+_NODES = "10.1.0.0-10.255.255.255"
 _RULES = """
 table ip slurmdl {
   counter out { }
   counter in { }
-  chain loss { type filter hook forward priority -10; }
   chain count {
     type filter hook forward priority 0;
     oifname "uplink" ip saddr 10.0.0.0/8 ip daddr { 10.1.0.0-10.255.255.255 } ip saddr != 10.0.0.1 counter name out
@@ -153,29 +158,68 @@ def counters(pids: dict[str, int], zones: tuple[str, ...]) -> dict[str, dict[str
     return found
 
 
-def change(spec: Spec, pids: dict[str, int], name: str, *, rate: float | None = None,
-           loss: float | None = None) -> None:
-    """Change the link of a node, or the uplink of a zone.
+@dataclass(frozen=True)
+class Shape:
+    """What a link is like, each way: bits/s (0: unshaped), seconds that packets are held, share of them lost."""
 
-    Parameters
-    ----------
-    rate : bits/s, both directions; 0 takes the shaping away.
-    loss : fraction of the packets between zones that a zone's uplink loses, each way (zones only).
-    """
+    rate: float
+    delay: float = 0.0
+    loss: float = 0.0
+
+
+def find(spec: Spec, name: str) -> Link:
+    """The link of a node, or the uplink of a zone; UsageError for any other name."""
     cable = next((c for c in links(spec) if c.below == name), None)
     if cable is None:
         raise UsageError(f"no node or zone {name!r} (nodes {', '.join(spec.topology.nodes[:8])}; "
                          f"zones {', '.join(spec.topology.zones[:8])})")
-    if rate is not None:
-        for host, interface in ((cable.below, cable.below_if), (cable.above, cable.above_if)):
-            line = _tbf(interface, rate, "replace") if rate else f"qdisc replace dev {interface} root noqueue"
-            hosts.run(pids[host], ["tc", "-batch", "-"], stdin=line + "\n")
-    if loss is not None:
-        if name not in spec.topology.zones or not 0 <= loss < 1:
-            raise UsageError(f"loss {loss} of {name}: 0 <= loss < 1 on the uplink of a zone expected")
-        rules = "flush chain ip slurmdl loss\n"
-        if loss:
-            for direction in ("oifname", "iifname"):
-                rules += (f'add rule ip slurmdl loss {direction} "uplink" numgen random mod 100000 '
-                          f"< {round(loss * 100000)} drop\n")
-        hosts.run(pids[name], ["nft", "-f", "-"], stdin=rules)
+    return cable
+
+
+def change(spec: Spec, pids: dict[str, int], cable: Link, old: Shape, new: Shape) -> str:
+    """Give a link another shape, and return the means by which it has it, in words.
+
+    Packets between nodes are lost where they arrive, after the segments of 64 KB that hosts hand to their interfaces
+    were cut to single frames, as on a cable; the controller's are spared.
+    """
+    ends = ((cable.below, cable.below_if), (cable.above, cable.above_if))
+    held, netem = cable.above_if, False
+    if new.delay or old.delay:
+        netem = delay.has_netem(pids[cable.above])
+        if not netem and old.delay != new.delay:
+            restore = _upper_end(spec, cable)
+            if old.delay:
+                delay.remove(pids[cable.above], held, restore)
+            if new.delay:
+                delay.insert(pids[cable.above], held, MTU, new.delay, restore)
+    wire = delay.wire(held) if new.delay and not netem else held
+    for host, interface in ((cable.below, cable.below_if), (cable.above, wire)):
+        bucket = _bucket(new.rate) if new.rate else ""
+        lines = delay.netem(interface, new.delay, bucket) if new.delay and netem else \
+            [f"qdisc replace dev {interface} root {bucket or 'noqueue'}"]
+        hosts.run(pids[host], ["tc", "-batch", "-"], stdin="\n".join(lines) + "\n")
+        hosts.run(pids[host], ["ip", "link", "set", interface, "gso_max_segs", "1" if new.loss else "65535"])
+    for host, interface in ends:
+        hosts.run(pids[host], ["nft", "-f", "-"], stdin=_loss_rules(interface, new.loss))
+    words = [f"{new.rate / 1e6:g} Mbit/s (tbf)" if new.rate else "no limit of its rate"]
+    if new.delay:
+        words.append(f"{new.delay * 1e3:g} ms each way ({'netem' if netem else delay.RELAY})")
+    if new.loss:
+        words.append(f"{new.loss:.3%} lost each way (nftables; segmentation offloads are off)")
+    return ", ".join(words)
+
+
+def _upper_end(spec: Spec, cable: Link) -> list[str]:
+    """Lines for `ip -batch` that give the upper end of a cable its place in the host above."""
+    number = links(spec).index(cable)
+    return [line for line in _addressing(spec, links(spec))[cable.above]
+            if f" {cable.above_if} " in f"{line} " or f"via {_ends(number)[0]}" in line]
+
+
+def _loss_rules(interface: str, loss: float) -> str:
+    table = f"table netdev loss-{interface}"
+    clear = f"{table} {{ }}\ndelete {table}\n"
+    if not loss:
+        return clear
+    return (f"{clear}{table} {{\nchain lose {{ type filter hook ingress device \"{interface}\" priority 0;\n"
+            f"ip saddr {_NODES} ip daddr {_NODES} numgen random mod 1000000 < {round(loss * 1e6)} drop\n}}\n}}\n")

@@ -14,6 +14,9 @@ from slurmdl.topology.model import Topology
 
 _NAME = re.compile(r"[a-z][a-z0-9-]{0,20}")
 _RATE = re.compile(r"(\d+(?:\.\d+)?)(k|m|g)?(?:bit)?", re.IGNORECASE)
+_TIME = re.compile(r"(\d+(?:\.\d+)?)(us|ms|s)?")
+_UNIT = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
+_SHARE = re.compile(r"(\d+(?:\.\d+)?)(%)?")
 _FACTOR = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9}
 
 #: the head host: login node, controller, and the router above the roots of the zone tree
@@ -51,6 +54,24 @@ def parse_rate(text: str) -> float:
     if rate < 8e3:
         raise UsageError(f"rate {text!r}: a number of at least 8kbit expected, such as 50mbit, 1gbit or 200000")
     return rate
+
+
+def parse_time(text: str) -> float:
+    """Seconds of `10ms`, `250us`, `1s` or a plain number, up to 10 s; UsageError for anything else."""
+    match = _TIME.fullmatch(text.strip())
+    seconds = float(match[1]) * _UNIT[match[2] or "s"] if match else -1.0
+    if not 0 <= seconds <= 10:
+        raise UsageError(f"time {text!r}: a number from 0 to 10s expected, such as 10ms, 250us or 0.01")
+    return seconds
+
+
+def parse_share(text: str) -> float:
+    """A share below 1 of `2%` or `0.02`; UsageError for anything else."""
+    match = _SHARE.fullmatch(text.strip())
+    share = float(match[1]) / (100 if match[2] else 1) if match else -1.0
+    if not 0 <= share < 1:
+        raise UsageError(f"share {text!r}: at least 0 and below 1 expected, such as 0.02 or 2%")
+    return share
 
 
 @dataclass(frozen=True)

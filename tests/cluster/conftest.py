@@ -60,8 +60,9 @@ class Cluster(ABC):
         """End a node as a loss of power would."""
 
     @abstractmethod
-    def change_link(self, name: str, *, rate: float | None = None, loss: float | None = None) -> None:
-        """Change a node's link or a zone's uplink: bits/s, fraction of packets."""
+    def change_link(self, name: str, *, rate: float | None = None, delay: float | None = None,
+                    loss: float | None = None) -> None:
+        """Change a node's link or a zone's uplink, each way: bits/s, seconds, fraction of packets."""
 
     @abstractmethod
     def bytes_between_zones(self) -> int:
@@ -157,8 +158,9 @@ class SandboxCluster(Cluster):
     def power_off(self, node: str) -> None:
         self.box.power_off(node)
 
-    def change_link(self, name: str, *, rate: float | None = None, loss: float | None = None) -> None:
-        self.box.change_link(name, rate=rate, loss=loss)
+    def change_link(self, name: str, *, rate: float | None = None, delay: float | None = None,
+                    loss: float | None = None) -> None:
+        self.box.change_link(name, rate=rate, delay=delay, loss=loss)
 
     def bytes_between_zones(self) -> int:
         return self.box.bytes_between_zones()

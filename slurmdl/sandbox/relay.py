@@ -1,0 +1,96 @@
+"""Hold what crosses a link for a while: the delay of a sandbox's link where the kernel has no netem.
+
+A program of its own, started in the network namespace of a host: `python relay.py WIRE INNER SECONDS`. Frames that
+arrive at one interface leave the other SECONDS later, in their order, both ways. It needs root (packet(7)), and ends
+when one of the interfaces does.
+
+Frames keep the header in which the kernel notes what it has left undone in them (PACKET_VNET_HDR), so checksums and
+the cutting of large segments stay the kernel's, and one system call moves up to 64 KB. The delay counts from the
+kernel's own time stamp of the arrival, so that the time this process takes to wake up is part of it.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import ctypes
+import errno
+import os
+import select
+import socket
+import struct
+import sys
+import time
+
+_SOL_PACKET, _VNET_HDR, _IGNORE_OUTGOING = 263, 15, 23  # linux/if_packet.h
+_SO_TIMESTAMPNS, _SO_SNDBUFFORCE, _SO_RCVBUFFORCE = 35, 32, 33
+_ETH_P_ALL = 3
+_PR_SET_TIMERSLACK = 29
+#: as much as a link may hold: the token bucket that follows decides what is lost, not a socket
+_BUFFER = 256 * 2**20
+_LARGEST = 2**17
+#: frames read from one side before the other has its turn
+_BATCH = 64
+
+
+class _Side:
+    """One interface, and what waits to leave through it: (when, in CLOCK_REALTIME nanoseconds; the frame)."""
+
+    def __init__(self, interface: str) -> None:
+        self.socket = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
+        for level, option, value in ((_SOL_PACKET, _VNET_HDR, 1), (_SOL_PACKET, _IGNORE_OUTGOING, 1),
+                                     (socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1),
+                                     (socket.SOL_SOCKET, _SO_SNDBUFFORCE, _BUFFER),
+                                     (socket.SOL_SOCKET, _SO_RCVBUFFORCE, _BUFFER)):
+            self.socket.setsockopt(level, option, value)
+        self.socket.bind((interface, _ETH_P_ALL))
+        self.socket.setblocking(False)
+        self.waiting: collections.deque[tuple[int, bytes]] = collections.deque()
+
+    def read(self, delay: int, onward: collections.deque[tuple[int, bytes]]) -> None:
+        with contextlib.suppress(BlockingIOError):
+            for _ in range(_BATCH):
+                frame, ancillary, _, _ = self.socket.recvmsg(_LARGEST, 64)
+                seconds, nanoseconds = struct.unpack("qq", ancillary[0][2][:16])
+                onward.append((seconds * 1_000_000_000 + nanoseconds + delay, frame))
+
+    def send_due(self) -> None:
+        while self.waiting and self.waiting[0][0] <= time.time_ns():
+            try:
+                self.socket.send(self.waiting.popleft()[1])
+            except OSError as error:
+                if error.errno not in (errno.ENOBUFS, errno.EAGAIN, errno.EMSGSIZE, errno.EINVAL):
+                    raise  # the link is gone; the others are frames that a full queue drops
+
+
+def relay(sides: tuple[_Side, _Side], delay: int) -> None:
+    """Relay, each frame `delay` nanoseconds late, until an interface is gone (OSError)."""
+    while True:
+        heads = [side.waiting[0][0] for side in sides if side.waiting]
+        wait = max(0, min(heads) - time.time_ns()) / 1e9 if heads else None
+        ready, _, _ = select.select([side.socket for side in sides], [], [], wait)
+        for side, other in (sides, sides[::-1]):
+            if side.socket in ready:
+                side.read(delay, other.waiting)
+            other.send_due()
+
+
+def main(wire: str, inner: str, seconds: str) -> None:
+    """Go on in the background once frames are seen, so that the caller's wait ends then."""
+    sides = (_Side(wire), _Side(inner))
+    if os.fork():
+        os._exit(0)
+    os.setsid()
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for descriptor in range(3):
+        os.dup2(nothing, descriptor)
+    # wake up to the microsecond, and before the programs whose messages are held
+    ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)
+    with contextlib.suppress(OSError):
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
+    with contextlib.suppress(OSError):
+        relay(sides, int(float(seconds) * 1e9))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
