@@ -61,7 +61,7 @@ def one_rank(options: Options, data: Data | None, environ: Mapping[str, str] = o
 
     run.attach(task.module, optimizer)
     meter = meters.Meter()
-    score = None
+    score = before = None
     if run.worker is None:
         run.serve()
         run.finish()
@@ -84,13 +84,14 @@ def one_rank(options: Options, data: Data | None, environ: Mapping[str, str] = o
                 progress.step(_figures(number, meter, options.batch, task.score() if evaluated else None))
         if progress:
             progress.close()
+        before = None if run.strategy.in_step else task.score()
         run.finish()
-        if not run.strategy.in_step and run.first:
+        if before and run.first:
             task.renew(batches)
         score = task.score() if run.first else None
 
-    transport = run.world.transport
-    reports = transport.gather(meters.Report(meter, run.messages.sent, run.consensus, score))
+    reports = run.world.transport.gather(meters.Report(
+        meter, run.messages.sent, run.consensus, score, before, run.strategy.fired, run.strategy.skipped))
     run.close()
     if reports is None:
         return None

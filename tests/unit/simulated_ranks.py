@@ -1,0 +1,83 @@
+"""A run of a few synchronous strategies, for test_train_simulate.py: over MPI as a program, or with virtual ranks.
+
+As a program it writes what each case has ended in as a file for each rank into the folder that it is given.
+"""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from slurmdl.train import optimizers, simulation
+from slurmdl.train.data import read
+from slurmdl.train.messages import Messages
+from slurmdl.train.options import parse
+from slurmdl.train.run import init
+from slurmdl.train.runtime import connect
+from slurmdl.train.task import Images
+from slurmdl.train.transports.transport import Transport
+
+RANKS = 4
+COMMON = ("--steps", "40", "--model", "mlp:16", "--seed", "3", "--simulate", str(RANKS), "--zones", "A:1x2,B:2x1",
+          "--lr-schedule", "cosine", "--batch", "16")
+CASES = {
+    "ring": ("--strategy", "allreduce"),
+    "hierarchical": ("--strategy", "allreduce", "--traffic", "hierarchical", "--optimizer", "adam", "--lr", "0.003"),
+    "random": ("--strategy", "gossip", "--skew", "0.3"),
+    "hypercube": ("--strategy", "gossip", "--traffic", "hypercube"),
+    "exponential": ("--strategy", "gossip", "--traffic", "exponential", "--optimizer", "adamw", "--lr", "0.003"),
+    "ps": ("--strategy", "ps", "--ps", "2"),
+}
+
+
+class Logged(Messages):
+    """Messages that write down what they send: to whom, how many bytes, with which tag."""
+
+    log: list[tuple[int, int, int]]
+
+    def send(self, peer: int, array: Any, tag: int = 0) -> Any:
+        self.log.append((peer, array.nbytes, tag))
+        return super().send(peer, array, tag)
+
+
+def one(case: str, transport: Transport, environ: dict[str, str]) -> dict[str, Any]:
+    """The log of one rank's messages, their bytes by level, and the parameters in the end."""
+    options = parse([*COMMON, *CASES[case]], {})
+    run = init(options.method, seed=options.seed, environ=environ, transport=transport)
+    log: list[tuple[int, int, int]] = []
+    run.messages.__class__ = Logged
+    run.messages.log = log
+    task = Images(options, read(options.data, options.seed, skew=options.skew))
+    optimizer = optimizers.build(options.optimizer, task.module.parameters(), options.lr, options.momentum, 0.0)
+    schedule = optimizers.schedule(optimizer, options.lr_schedule, options.steps)
+    run.attach(task.module, optimizer)
+    if run.worker is None:
+        run.serve()
+    else:
+        batches = task.batches(run.worker, run.workers)
+        for _ in range(options.steps):
+            optimizer.zero_grad()
+            task.loss(next(batches)).backward()
+            optimizer.step()
+            schedule.step()
+    run.finish()
+    return {"log": log, "sent": dict(run.messages.sent), "worker": run.worker,
+            "parameters": np.array(run.replica.parameters)}
+
+
+def simulated(case: str) -> list[dict[str, Any]]:
+    """What `one` gives on each virtual rank."""
+    options = parse([*COMMON, *CASES[case]], {})
+    return list(simulation.run(options, lambda transport, environ: one(case, transport, environ)))
+
+
+if __name__ == "__main__":
+    over_mpi = connect()
+    nodes, zones = simulation.places(parse(COMMON, {}))
+    its = simulation.environ(nodes[over_mpi.rank], zones[over_mpi.rank])
+    found = {case: one(case, over_mpi, its) for case in CASES}
+    Path(sys.argv[1], str(over_mpi.rank)).write_bytes(pickle.dumps(found))
