@@ -1,15 +1,42 @@
-"""What the graphs of gossip (slurmdl.graphs) do to the distance between models."""
+"""What the graphs of gossip (slurmdl.graphs) do to models, of one weight and of several."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
-from slurmdl.graphs import GRAPHS, Members
+from slurmdl.graphs import GRAPHS, Graph, Members, Round
 
-__all__ = ["GRAPHS", "Members", "spectral_gap"]
+__all__ = ["GRAPHS", "Members", "Weighted", "spectral_gap"]
 
 #: rounds of a graph without a period that stand for all
 DRAWS = 200
+
+
+class Weighted:
+    """A graph for workers whose models stand for several: it keeps the weighted sum of the models.
+
+    In each step as much weight as a worker sends of its model, it takes in of another. A pair whose share is 1/2 goes
+    to its weighted mean; round a longer cycle goes that share of the least weight.
+
+    Parameters
+    ----------
+    weights : entry i is that of worker i's model, above 0.
+    most : the largest share of an edge between models of one weight; larger ones of the graph are cut.
+    """
+
+    def __init__(self, graph: Graph, weights: Sequence[float], most: float = 1.0) -> None:
+        self._graph, self._weights, self._most = graph, np.array(weights, float), most
+
+    def round(self, step: int) -> Round:
+        """As Graph.round; weights of a round are equal along its cycles only where the models' are."""
+        turn, own = self._graph.round(step), self._weights
+        share, other = np.minimum(turn.weight, self._most), own[turn.target]
+        pairs = turn.target[turn.target] == np.arange(len(own))
+        flow = np.where(pairs, np.minimum(2 * share * own * other / (own + other), np.minimum(own, other)),
+                        share * own.min())
+        return Round(turn.target, flow / own)
 
 
 def spectral_gap(pattern: str, members: Members) -> float:

@@ -36,6 +36,7 @@ class Setting:
     updater : makes an optimizer of the user's kind for a part of the parameters; each call of what it returns, with
         a worker's `numbers`, turns that part of `gradients` into new parameters. For servers.
     numbers : the numbers of the optimizer now, as learning rates and betas, always as many.
+    weights : entry i is how many models that of worker i stands for; () where each stands for itself.
     """
 
     messages: Messages
@@ -53,11 +54,17 @@ class Setting:
     rate: Callable[[], float]
     updater: Callable[[slice], Callable[[Numbers], None]]
     numbers: Callable[[], Numbers] = field(default=lambda: np.zeros(0))
+    weights: tuple[float, ...] = ()
 
     @property
     def place(self) -> int:
         """This rank's index among the workers."""
         return self.workers.index(self.messages.rank)
+
+    @property
+    def share(self) -> float:
+        """What the mean of all models takes of this worker's."""
+        return self.weights[self.place] / sum(self.weights) if self.weights else 1 / len(self.workers)
 
 
 class Strategy:
@@ -69,6 +76,7 @@ class Strategy:
     in_step : whether each step uses the mean of all workers' gradients, so that their models stay the same.
     overlaps : whether gradients are sent as they come in (`ready`); then `before_update` is called at the end of the
         backward pass, else right before the optimizer's step.
+    weight : of this rank's model in the average of all at the end.
     fired, skipped : exchanges made, and exchanges that a trigger held back.
     """
 
@@ -79,6 +87,7 @@ class Strategy:
     def __init__(self, setting: Setting) -> None:
         self._its = setting
         self.fired = self.skipped = 0
+        self.weight = 1.0
 
     def ready(self, start: int) -> None:
         """The gradients from index `start` on are complete: the backward pass goes from the last to the first."""

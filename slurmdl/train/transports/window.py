@@ -168,6 +168,17 @@ def mix(mine: FloatArray, theirs: FloatArray, weight: float, out: FloatArray) ->
         np.add(here, its, out=out[part])
 
 
+def mean(vectors: Sequence[FloatArray], out: FloatArray) -> None:
+    """out = the mean of vectors of its length, in one pass through memory."""
+    share = np.float32(1 / len(vectors))
+    for begin in range(0, out.size, _BLOCK):
+        part = slice(begin, begin + _BLOCK)
+        np.multiply(vectors[0][part], share, out=out[part])
+        its = out[part]
+        for vector in vectors[1:]:
+            its += vector[part] * share
+
+
 class Shared:
     """Memory of ranks of an mpi4py communicator on one node; see `Memory`.
 
