@@ -11,7 +11,8 @@ MAX_ZONES = 64
 
 
 def zone_costs(network: Links) -> dict[str, float]:
-    """Seconds per byte over the slowest link of the way between two leaf zones.
+    """Seconds per byte over the slowest link of the way between two leaf zones, or over the way itself where that was
+    found slower.
 
     The links of the zones' own nodes count with their median, so that one bad node does not stand for its zone.
     With more than MAX_ZONES leaf zones, and with nodes in none, there are no costs: {}.
@@ -30,6 +31,9 @@ def zone_costs(network: Links) -> dict[str, float]:
     # over the uplinks of one zone's path that are not on the other's
     up = np.where(shared.any(axis=3), np.inf, uplink[path][:, None, :]).min(axis=2)
     slowest = np.minimum(np.minimum(up, up.T), np.minimum(inside[:, None], inside))
+    row = np.searchsorted(leaves, network.trunks.ends)
+    for (i, j), speed in zip(row.tolist(), network.trunks.capacity.tolist(), strict=True):
+        slowest[i, j] = slowest[j, i] = min(slowest[i, j], speed)
     names = [network.zones[leaf] for leaf in leaves]
     return {"|".join(sorted((names[i], names[j]))): float(f"{1 / slowest[i, j]:.3g}")
             for i in range(len(names)) for j in range(i, len(names))}

@@ -23,6 +23,9 @@ FloatArray = npt.NDArray[np.float64]
 #: how many times the links of its nodes a zone's uplink is taken to fall short, where nothing is known of it; but
 #: it is never taken for slower than one of them
 OVERSUBSCRIPTION = 2.0
+#: share of its link that a node must miss on a way between zones before the way is called slow: the nodes that
+#: measure a way bound what they can show of it
+SLOWER = 0.25
 #: seconds, shorter than any message: where neither a measurement nor a default says anything
 _SHORTEST = 1e-6
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
 
+from slurmdl.network.capacity import SLOWER
 from slurmdl.network.model import LinkScore, LinkScores
 from slurmdl.network.samples import LinkSample
 
@@ -93,25 +94,21 @@ def scores(samples: Iterable[LinkSample], now: float, previous: LinkScores | Non
     delays = [score.delay / 2 for score in nodes.values() if score.delay]
     if len(delays) >= ENOUGH:
         made = replace(made, delay_default=_settled(median(delays), previous.delay_default, rules.deadband))
-    return Made(replace(made, zones={**uplinks(made, 1 - rules.margin), **zones}), refused)
+    return Made(replace(made, zones={**uplinks(made), **zones}), refused)
 
 
-def uplinks(scores: LinkScores, least: float) -> dict[str, LinkScore]:
+def uplinks(scores: LinkScores) -> dict[str, LinkScore]:
     """What the ways between leaf zones say of the uplinks of these zones, for those with a trunk that was measured.
 
     A way is as fast as the slower of two uplinks, and its delay is that of both; so an uplink is as good as the best
     way over it. The nodes that measured it bound what it can show: one that is no slower than a node's link says
     nothing of the uplink's throughput.
-
-    Parameters
-    ----------
-    least : fraction of a node's link below which a way is slower than the nodes that measured it.
     """
     ways: dict[str, list[LinkScore]] = {}
     for name, score in scores.trunks.items():
         for zone in name.split("|"):
             ways.setdefault(zone, []).append(score)
-    return {zone: _uplink(each, least * scores.node_default) for zone, each in sorted(ways.items())}
+    return {zone: _uplink(each, (1 - SLOWER) * scores.node_default) for zone, each in sorted(ways.items())}
 
 
 def _uplink(ways: Sequence[LinkScore], fast: float) -> LinkScore:

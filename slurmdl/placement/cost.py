@@ -21,6 +21,25 @@ IntArray = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
+class Trunks:
+    """Ways between pairs of leaf zones that were found slower than the links of nodes. All others are as fast as the
+    uplinks on them.
+
+    Attributes
+    ----------
+    names : as in LinkScores.trunks.
+    ends : shape (trunks, 2), indices in `Links.zones`.
+    capacity : shape (trunks,), bytes/s.
+    delay : shape (trunks,), seconds, one way.
+    """
+
+    names: tuple[str, ...]
+    ends: IntArray
+    capacity: FloatArray
+    delay: FloatArray
+
+
+@dataclass(frozen=True, eq=False)
 class Links:
     """The links that a set of nodes can load: the link of each node, and the uplinks of the zones above them.
 
@@ -35,6 +54,7 @@ class Links:
     zone_level : shape (zones,), height of each zone.
     group : shape (nodes, levels), for each level the highest zone above the node that is not higher; the leaf at
         least, -1 for none. Nodes of one group have no uplink of that level or below between them.
+    trunks : slow ways between pairs of these zones.
     """
 
     nodes: tuple[str, ...]
@@ -47,6 +67,15 @@ class Links:
     zone_delay: FloatArray
     zone_level: IntArray
     group: IntArray
+    trunks: Trunks
+
+    def name(self, link: int) -> str:
+        """Name of a link, counted through nodes, zones and trunks."""
+        for names in (self.nodes, self.zones, self.trunks.names):
+            if link < len(names):
+                return names[link]
+            link -= len(names)
+        raise IndexError(link)
 
 
 def links(nodes: Sequence[str], topology: Topology, scores: LinkScores) -> Links:
@@ -67,7 +96,19 @@ def links(nodes: Sequence[str], topology: Topology, scores: LinkScores) -> Links
                                                       scores)
     above = renumber[above]
     return Links(tuple(nodes), zones, renumber[leaf], above, node_capacity, zone_capacity, node_delay, zone_delay,
-                 level, _groups(above, level))
+                 level, _groups(above, level), _trunks(zones, scores))
+
+
+def _trunks(zones: Sequence[str], scores: LinkScores) -> Trunks:
+    """The slow ones of the measured ways; the nodes that measure a way bound what they can show of it."""
+    place = {zone: i for i, zone in enumerate(zones)} if scores.trunks else {}
+    names = [name for name in scores.trunks if all(zone in place for zone in name.split("|"))]
+    node = np.full(len(names), float(scores.node_default))
+    speed, delay = capacity.trunks(names, node, scores)
+    slow = np.flatnonzero(speed < node * (1 - capacity.SLOWER))
+    names = [names[i] for i in slow.tolist()]
+    ends = np.array([[place[zone] for zone in name.split("|")] for name in names], np.int64).reshape(-1, 2)
+    return Trunks(tuple(names), ends, speed[slow], delay[slow])
 
 
 def _groups(above: IntArray, level: IntArray) -> IntArray:
@@ -83,8 +124,8 @@ def _groups(above: IntArray, level: IntArray) -> IntArray:
 def cost(phases: Sequence[Phase], links: Links, place: IntArray) -> Cost:
     """Predicted cost of one iteration.
 
-    A phase takes as long as its busiest link, each direction by itself, and the delay of its rounds. Messages
-    inside a node cost nothing.
+    A phase takes as long as its busiest link or trunk, each direction by itself, and the delay of its rounds.
+    Messages inside a node cost nothing.
 
     Parameters
     ----------
@@ -95,19 +136,17 @@ def cost(phases: Sequence[Phase], links: Links, place: IntArray) -> Cost:
     slowest, busiest = 0.0, -1
     for phase in phases:
         load = _load(phase, links, place)
-        node_time, zone_time = _times(links, load)
-        times = np.concatenate((node_time, zone_time))
+        times = _times(links, load)
         worst = int(times.argmax())
         if times[worst] > slowest:
             slowest, busiest = float(times[worst]), worst
-        seconds += float(_seconds(phase, links, node_time, zone_time))
+        seconds += float(_seconds(phase, links, times))
         across_nodes += float(load.node_out.sum())
         across += load.across
         sent += _sent(phase)
     across_zones = float(across[0]) if len(across) else 0.0
     return Cost(seconds, across_nodes, across_zones,
-                "" if busiest < 0 else links.nodes[busiest] if busiest < len(links.nodes)
-                else links.zones[busiest - len(links.nodes)],
+                links.name(busiest) if busiest >= 0 else "",
                 tuple(across.tolist()), _share(sent - across_nodes, sent), _share(sent - across_zones, sent),
                 int((np.bincount(links.leaf[place] + 1, minlength=1)[1:] > 0).sum()))
 
@@ -141,7 +180,7 @@ def role_costs(phases: Sequence[Phase], links: Links, servers: IntArray, workers
         down = phase.source[0] < phase.target[0]
         load = _crossed(phase, links, links.group[:, :1], *((servers, workers) if down else (workers, servers)))
         across_zones = load.across[..., 0] if load.across.shape[-1] else np.zeros(len(servers))
-        seconds = _seconds(phase, links, *_times(links, load))
+        seconds = _seconds(phase, links, _times(links, load))
         total += np.stack([seconds, across_zones, load.node_out.sum(axis=-1)], axis=-1)
     return total
 
@@ -157,28 +196,34 @@ class _Load:
     node_in: FloatArray
     zone_out: FloatArray
     zone_in: FloatArray
+    trunk: FloatArray
     across: FloatArray
 
 
-def _times(links: Links, load: _Load) -> tuple[FloatArray, FloatArray]:
-    """Seconds that the link of each node and the uplink of each zone are busy."""
-    return (np.maximum(load.node_out, load.node_in) / links.node_capacity,
-            np.maximum(load.zone_out, load.zone_in) / links.zone_capacity)
+def _times(links: Links, load: _Load) -> FloatArray:
+    """Seconds that each link is busy; shape (..., nodes + zones + trunks)."""
+    return np.concatenate([np.maximum(load.node_out, load.node_in) / links.node_capacity,
+                           np.maximum(load.zone_out, load.zone_in) / links.zone_capacity,
+                           load.trunk / links.trunks.capacity], axis=-1)
 
 
-def _seconds(phase: Phase, links: Links, node_time: FloatArray, zone_time: FloatArray) -> FloatArray:
+def _seconds(phase: Phase, links: Links, times: FloatArray) -> FloatArray:
     """The busiest link, and for each round the delay of the slowest loaded link of each level, up and down.
 
     Parameters
     ----------
-    node_time, zone_time : as `_times` gives them.
+    times : as `_times` gives them.
     """
-    delay = np.where(node_time > 0, links.node_delay, 0.0).max(axis=-1, initial=0.0)
+    nodes, zones = len(links.nodes), len(links.nodes) + len(links.zones)
+    node_time, zone_time, trunk_time = times[..., :nodes], times[..., nodes:zones], times[..., zones:]
+    node = np.where(node_time > 0, links.node_delay, 0.0).max(axis=-1, initial=0.0)
+    delay = node
     for level in distinct(links.zone_level):
         loaded = (zone_time > 0) & (links.zone_level == level)
         delay = delay + np.where(loaded, links.zone_delay, 0.0).max(axis=-1, initial=0.0)
-    busiest = np.maximum(node_time.max(axis=-1, initial=0.0), zone_time.max(axis=-1, initial=0.0))
-    return np.asarray(busiest + phase.rounds * 2 * delay, float)
+    way = np.where(trunk_time > 0, links.trunks.delay, 0.0).max(axis=-1, initial=0.0)
+    delay = np.maximum(delay, node + way / 2)
+    return np.asarray(times.max(axis=-1, initial=0.0) + phase.rounds * 2 * delay, float)
 
 
 def _load(phase: Phase, links: Links, place: IntArray) -> _Load:
@@ -207,12 +252,16 @@ def _crossed(phase: Phase, links: Links, groups: IntArray, sources: IntArray, ta
 
     node_out, node_in = both_ways(sources.astype(float), targets.astype(float))
     zones = len(links.zones)
-    zone_out, zone_in = both_ways(*(_sums(links.above, count, zones) for count in (sources, targets)))
+    zone_sources, zone_targets = (_sums(links.above, count, zones) for count in (sources, targets))
+    zone_out, zone_in = both_ways(zone_sources, zone_targets)
+    one, other = links.trunks.ends.T
+    trunk = phase.size * np.maximum(zone_sources[..., one] * zone_targets[..., other],
+                                    zone_sources[..., other] * zone_targets[..., one])
     across = []
     for column in groups.T:
         leaving, _ = both_ways(*(_sums(column[:, None] + 1, count, zones + 1) for count in (sources, targets)))
         across.append(leaving.sum(axis=-1))
-    return _Load(node_out, node_in, zone_out, zone_in,
+    return _Load(node_out, node_in, zone_out, zone_in, trunk,
                  np.stack(across, axis=-1) if across else np.zeros((*sources.shape[:-1], 0)))
 
 
@@ -242,7 +291,18 @@ def _paired(phase: Phase, links: Links, source: IntArray, target: IntArray) -> _
     here, there = links.above[source], links.above[target]
     across = [size.sum(where=group[source] != group[target]) for group in links.group.T]
     return _Load(_sum(source, size, nodes), _sum(target, size, nodes), _leaving(here, there, size, zones),
-                 _leaving(there, here, size, zones), np.array(across))
+                 _leaving(there, here, size, zones), _between(links, source, target, size), np.array(across))
+
+
+def _between(links: Links, source: IntArray, target: IntArray, size: FloatArray) -> FloatArray:
+    """Bytes over each trunk in its busier direction."""
+    one, other = links.trunks.ends.T
+    if not len(one):
+        return np.zeros(0)
+    here, there, zones = links.leaf[source], links.leaf[target], len(links.zones)
+    known = (here >= 0) & (there >= 0)
+    total = _sum(here[known] * zones + there[known], size[known], zones * zones).reshape(zones, zones)
+    return np.asarray(np.maximum(total[one, other], total[other, one]))
 
 
 def _sum(index: IntArray, size: FloatArray, length: int) -> FloatArray:

@@ -70,6 +70,8 @@ def solve(request: JobRequest, cluster: ClusterSnapshot, topology: Topology, sco
     phases = traffic.phases(job.tasks)
     if any(np.ndim(phase.size) for phase in phases) or not (len(phases) < 2 or all(p.crossed for p in phases)):
         raise PlacementError(f"--dl-traffic={request.dl.traffic}: no exact answer is known for this pattern")
+    if scores.trunks:
+        raise PlacementError("ways between single pairs of zones were measured: no exact answer is known for these")
     best: Exact | None = None
     for partition in partitions(request, cluster) or (None,):
         room = eligible(request, cluster, partition).now

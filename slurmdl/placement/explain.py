@@ -23,7 +23,8 @@ MAX_RANKS = 16
 MAX_LINES = 12
 
 _ORDERS = {"roles": "by role", "depth-first": "depth-first", "leaf": "leaf order", "alphabetical": "alphabetical",
-           "largest-first": "largest first", "bisection": "by bisection", "swaps": "after swaps"}
+           "largest-first": "largest first", "bisection": "by bisection", "swaps": "after swaps",
+           "around": "detoured"}
 
 
 def explain(placement: Placement, topology: Topology, cluster: ClusterSnapshot) -> str:

@@ -49,7 +49,7 @@ class RankMap:
     nodes : entry i is the node of rank i.
     roles : entry i is the role of rank i, one of plan.ROLES.
     cost : predicted cost of one iteration in this order.
-    order : name of the order that won ("depth-first", "leaf", "alphabetical", "roles").
+    order : name of the order that won, e.g. "depth-first"; see ranks.rankmap.rank_map.
     compared : order -> predicted cost, of every order that was compared, the winner included.
     """
 

@@ -42,6 +42,8 @@ ALMOST = 2.0
 MAX_TASKS, MAX_PLAIN = 256, 1
 #: where counts do not tell the time: exchanges of a node in a round, rounds, and most tasks of such a job
 MAX_EXCHANGES, MAX_ROUNDS, MAX_EXCHANGED = 32, 4, 64
+#: slow ways between zones that are avoided one after the other
+MAX_DETOURS = 4
 
 
 def place(request: JobRequest, cluster: ClusterSnapshot, topology: Topology, scores: LinkScores,
@@ -134,6 +136,7 @@ class _Instance:
         PlacementError : no zone has enough of them.
         """
         pool = self.pool(np.where(room >= self.job.most_per_node, room, 0))
+        whole = pool
         if not (pool.size >= self.job.nodes).any() and not self.request.ntasks_per_node:
             # nodes with less room than an even share serve where others have more
             all_nodes = self.pool(room)
@@ -143,17 +146,20 @@ class _Instance:
         even = not scored
         scored = scored or self.compared(pool)
         winner = min(scored, key=lambda entry: entry.key)
+        if even:
+            pool, winner, more = self.around(pool, winner)
+            scored += more
         if even and not self.traffic.counted and self.request.dl.place == "pack" and self.job.tasks <= MAX_EXCHANGED:
             winner = self.exchanged(pool, winner)
         ranks = winner.ranks.best()
         # of choices with the same nodes per zone the first one tells enough
         losers = {label(entry.zones): entry for entry in reversed(scored) if entry.zones != winner.zones}
         lost = [Candidate(name, entry.verdict(winner), entry.ranks.cost) for name, entry in reversed(losers.items())]
-        least = bound(pool, self.job, self.phases, ranks.cost.seconds) if even and self.has_bound else None
+        least = bound(whole, self.job, self.phases, ranks.cost.seconds) if even and self.has_bound else None
         return Placement(
             winner.nodes, ranks, {name: self.topology.path(name) for name in winner.nodes},
             dict(winner.zones), free_now,
-            (Candidate(label(winner.zones), "chosen", ranks.cost), *lost, *self.too_small(pool)),
+            (Candidate(label(winner.zones), "chosen", ranks.cost), *lost, *self.too_small(whole)),
             self.reason(pool, winner, free_now), least.seconds if least else None, least.basis if least else "")
 
     @property
@@ -199,6 +205,32 @@ class _Instance:
         for start in promising:
             for choice in choices(pool, start, wanted, place):
                 yield start, choice
+
+    def around(self, pool: Pool, best: _Scored) -> tuple[Pool, _Scored, list[_Scored]]:
+        """The choice without one of the two zones whose slow way bounds it, while that is better.
+
+        Returns
+        -------
+        the pool that the choice was made in, the choice, and all others that were compared.
+        """
+        others: list[_Scored] = []
+        for _ in range(MAX_DETOURS):
+            ends = best.ranks.cost.busiest.split("|") if best.ranks.cost.busiest in self.scores.trunks else []
+            tried = []
+            for name in ends:
+                leaf = self.topology.zone_index[name]
+                left = np.flatnonzero(pool.zone[pool.leaf] != leaf)
+                room = np.zeros(len(self.cluster.names), np.int64)
+                room[pool.node[left]] = pool.room[left]
+                rest = self.pool(room)
+                if (rest.size >= self.job.nodes).any():
+                    tried += [(rest, entry) for entry in self.compared(rest)]
+            others += [entry for _, entry in tried]
+            rest, better = min(tried, key=lambda entry: entry[1].key, default=(pool, best))
+            if better.key >= best.key:
+                break
+            pool, best = rest, better
+        return pool, best, others
 
     def exchanged(self, pool: Pool, best: _Scored) -> _Scored:
         """The choice after exchanges of one node for another, the best of each round, while one helps."""

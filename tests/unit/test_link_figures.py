@@ -124,6 +124,38 @@ def test_a_zone_behind_a_slow_uplink_is_left_out() -> None:
         assert set(found.zones_used) == used
 
 
+@pytest.mark.parametrize("slow", ["z0|z1", "z0|z2", "z1|z2"])
+@pytest.mark.parametrize("dl", [DlOptions(), DlOptions(strategy="ps", ps=1), DlOptions(strategy="gossip")],
+                         ids=["allreduce", "ps", "gossip"])
+def test_a_slow_way_between_two_zones_is_avoided(slow: str, dl: DlOptions) -> None:
+    topology = two_level(("a1", "a2"), ("b1", "b2"), ("c1", "c2"))
+    request, idle = JobRequest(nodes=(4, 4), dl=dl), cluster(*map(node, topology.nodes))
+    clean = place(request, idle, topology, LinkScores()).map
+    scores = LinkScores(trunks={slow: LinkScore(1e8, 2e-4), "z1|z3": LinkScore(1.0)})
+    found = place(request, idle, topology, scores)
+    assert set(found.zones_used) != set(slow.split("|"))
+    assert found.map is not None and clean is not None
+    assert found.map.cost.seconds == pytest.approx(clean.cost.seconds)
+
+
+def test_a_ring_goes_round_a_slow_way() -> None:
+    topology = two_level(("a1",), ("b1",), ("c1",), ("d1",))
+    scores = LinkScores(trunks={"z0|z1": LinkScore(1e8, 2e-4)})
+    ranks = place(JobRequest(nodes=(4, 4)), cluster(*map(node, topology.nodes)), topology, scores).map
+    assert ranks is not None and ranks.order == "around"
+    order = [topology.leaf_of(name) for name in ranks.nodes]
+    assert {"z0", "z1"} not in [{one, other} for one, other in zip(order, order[1:] + order[:1], strict=True)]
+    assert ranks.cost.seconds < ranks.compared["depth-first"].seconds / 5
+    assert ranks.compared["depth-first"].busiest == "z0|z1"
+
+
+def test_a_way_that_its_nodes_bound_is_not_slow() -> None:
+    topology = two_level(("a1", "a2"), ("b1", "b2"))
+    request, idle = JobRequest(nodes=(4, 4)), cluster(*map(node, topology.nodes))
+    scores = LinkScores(trunks={"z0|z1": LinkScore(1.1e9, 8e-5)})
+    assert place(request, idle, topology, scores).map == place(request, idle, topology, LinkScores()).map
+
+
 def test_scores_of_no_node_change_nothing() -> None:
     for dl in (DlOptions(), DlOptions(strategy="ps", ps=2)):
         request = JobRequest(nodes=(5, 5), dl=dl)

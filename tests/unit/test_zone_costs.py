@@ -20,6 +20,15 @@ def test_the_slowest_link_of_the_way_counts() -> None:
         "a|a": 1 / 100, "a|b": 1 / 10, "a|c": 1 / 20, "b|b": 1 / 100, "b|c": 1 / 10, "c|c": 1 / 80}
 
 
+def test_a_way_that_was_found_slow_costs_what_was_found() -> None:
+    topology = build([Declared("a", nodes=("a1",)), Declared("b", nodes=("b1",)), Declared("c", nodes=("c1",)),
+                      Declared("r", children=("a", "b", "c"))], kind="tree", source="")
+    scores = LinkScores(trunks={"a|c": LinkScore(20.0), "a|b": LinkScore(90.0)}, node_default=100.0,
+                        zone_default=(100.0,))
+    assert zone_costs(links(topology.nodes, topology, scores)) == {
+        "a|a": 1 / 100, "a|b": 1 / 100, "a|c": 1 / 20, "b|b": 1 / 100, "b|c": 1 / 100, "c|c": 1 / 100}
+
+
 def test_no_costs_without_zones_and_for_very_many() -> None:
     assert zone_costs(links(["a", "b"], Topology.flat(["a", "b"]), LinkScores())) == {}
     many = build([Declared(f"z{i}", nodes=(f"n{i}",)) for i in range(MAX_ZONES + 1)], kind="tree", source="")

@@ -44,6 +44,11 @@ def idle(node: Node) -> bool:
     return node.responding and "IDLE" in node.state and _STARTS.issuperset(node.state)
 
 
+def serves(node: Node) -> bool:
+    """Whether jobs start on a node, now or when it is free."""
+    return node.responding and (_STARTS | _PASSES).issuperset(node.state)
+
+
 def partitions(request: JobRequest, cluster: ClusterSnapshot) -> tuple[str, ...]:
     """The partitions that the job may start in, as Slurm tries them; () where the snapshot knows none.
 

@@ -21,10 +21,10 @@ def rank_map(slots: Sequence[tuple[str, int]], topology: Topology, scores: LinkS
     """The best of the orders that are known for this traffic, never worse in the model than leaf order.
 
     Compared are the alphabetical order (Slurm up to 25.11), leaf order (Slurm 26.05), depth-first order over
-    all levels of the topology, and with parameter servers the orders that `roles` finds. For traffic that no rule
-    fits there are also depth-first order with the largest zones first, recursive bisection for the user's own
-    matrices, and swaps in the best of these, both where the work is bounded (see `mapper`). Tasks per node stay as
-    given.
+    all levels of the topology, one that goes round slow ways between zones, and with parameter servers the orders
+    that `roles` finds. For traffic that no rule fits there are also depth-first order with the largest zones first,
+    recursive bisection for the user's own matrices, and swaps in the best of these, both where the work is bounded
+    (see `mapper`). Tasks per node stay as given.
 
     Parameters
     ----------
@@ -58,7 +58,11 @@ class Orders:
             workers = tasks - servers
             return {"roles": np.concatenate([np.repeat(depth, servers[depth]), np.repeat(depth, workers[depth])])}
         if not self.traffic.searched:
-            return {"depth-first": np.repeat(depth, tasks[depth])}
+            found = {"depth-first": np.repeat(depth, tasks[depth])}
+            if self.network.trunks.names:
+                way = around(self.network, depth)
+                found["around"] = np.repeat(way, tasks[way])
+            return found
         largest = largest_first(self.network, tasks)
         found = {**self.plain, "largest-first": np.repeat(largest, tasks[largest])}
         if self.traffic.matrices and mapper.fits(self.phases, self.network, self.ranks):
@@ -114,6 +118,28 @@ def leaf_order(network: Links) -> IntArray:
 def depth_first(network: Links) -> IntArray:
     """Nodes so that those below any zone stand together: by root, then the zone below it, down to the leaf."""
     return np.lexsort(_paths(network).T[::-1])
+
+
+def around(network: Links, depth: IntArray) -> IntArray:
+    """Depth-first order with the leaf zones in such a turn that few neighbours have a slow way between them.
+
+    From each zone it goes on to the next one without a slow way, where there is one, else to that of the fastest.
+
+    Parameters
+    ----------
+    depth : the nodes in depth-first order.
+    """
+    leaf = network.leaf[depth]
+    left = list(dict.fromkeys(leaf.tolist()))
+    speed = {(one, other): carried for ends, carried in zip(network.trunks.ends.tolist(),
+                                                            network.trunks.capacity.tolist(), strict=True)
+             for one, other in (ends, ends[::-1])}
+    turn = [left.pop(0)]
+    while left:
+        # max takes the first of equal ones
+        turn.append(max(left, key=lambda zone: speed.get((turn[-1], zone), np.inf)))
+        left.remove(turn[-1])
+    return np.concatenate([depth[leaf == zone] for zone in turn])
 
 
 def largest_first(network: Links, tasks: IntArray) -> IntArray:
