@@ -84,7 +84,7 @@ def live(config: Config, wanted: str, environ: Mapping[str, str]) -> Live:
         else:
             fresh = _fresh(reading.scores, config.scores.max_age)
             if reading.scores.measured and not fresh.measured:
-                remarks.append(f"{reading.name}: stale, the newest score is {_newest(reading.scores):.0f} s old "
+                remarks.append(f"{reading.name}: stale, the newest score is {newest(reading.scores):.0f} s old "
                                f"(scores.max_age: {config.scores.max_age:g})")
             found.append(fresh)
     return Live(_joined(usual, found), tuple(remarks))
@@ -129,7 +129,7 @@ def _fresh(scores: LinkScores, max_age: float) -> LinkScores:
     return replace(scores, nodes=young(scores.nodes), zones=young(scores.zones), trunks=young(scores.trunks))
 
 
-def _newest(scores: LinkScores) -> float:
+def newest(scores: LinkScores) -> float:
     return min(score.age for links in (scores.nodes, scores.zones, scores.trunks) for score in links.values())
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Collection
 
 from slurmdl.errors import InputError
 
@@ -36,8 +37,9 @@ def trusted_text(path: str, owner: str = "") -> str:
             if not stat.S_ISREG(status.st_mode):
                 raise InputError("is no regular file", file=path)
             where = os.path.realpath(f"/proc/self/fd/{file.fileno()}")
-            if why := doubt(where, status, owner):
-                raise InputError(f"is ignored: {why}", file=path)
+            if why := doubt(where, status, {0, os.geteuid()} | _number(owner)):
+                raise InputError(f"is ignored: {why}; valid: owned by root, yourself or scores.owner, and writable "
+                                 "by its owner alone", file=path)
             data = file.read(MAX_BYTES + 1)
     except OSError as error:
         raise InputError(f"cannot be read ({error.strerror})", file=path) from error
@@ -51,25 +53,24 @@ def trusted_text(path: str, owner: str = "") -> str:
         raise InputError("is not text in UTF-8", file=path) from error
 
 
-def doubt(where: str, status: os.stat_result, owner: str = "") -> str:
-    """Why a file is not believed: another than the trusted users could have written it, or put it there; "" if none.
+def doubt(where: str, status: os.stat_result, users: Collection[int]) -> str:
+    """Why others than `users` could have written a file, or put it in its place; "" where they could not.
 
     Parameters
     ----------
     where : its path without symbolic links.
     status : of the file itself.
-    owner : as in `trusted_text`.
+    users : numbers of those who may.
     """
-    users = {0, os.geteuid()} | _number(owner)
     if status.st_uid not in users:
-        return f"user {status.st_uid} owns it; valid: root, yourself, or scores.owner"
+        return f"user {status.st_uid} owns it"
     if _open_to_others(status):
-        return f"others may write it (mode {stat.S_IMODE(status.st_mode):o}); valid: writable by its owner alone"
+        return f"others may write it (mode {stat.S_IMODE(status.st_mode):o})"
     directory = os.path.dirname(where)
     while True:
         status = os.stat(directory)
         if status.st_uid not in users:
-            return f"user {status.st_uid} owns {directory}; valid: root, yourself, or scores.owner"
+            return f"user {status.st_uid} owns {directory}"
         if _open_to_others(status) and not status.st_mode & stat.S_ISVTX:
             return f"others may write {directory} (mode {stat.S_IMODE(status.st_mode):o})"
         if directory == os.path.dirname(directory):

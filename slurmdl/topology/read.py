@@ -67,7 +67,7 @@ def declared(file: str | None, on_fault: OnFault) -> list[Contents]:
     ------
     InputError, UnavailableError : as `read_all`, where reading cannot go on.
     """
-    path = file if file is not None else _beside_slurm_conf(None)
+    path = file if file is not None else beside_slurm_conf()
     if path is None or path.endswith(".json"):
         return [Contents.of(topology) for topology in read_all(path).each]
     if not path.endswith(_YAML):
@@ -96,11 +96,11 @@ def from_file(path: str) -> Topologies:
 
 def from_files(slurm_conf: str | None = None) -> Topologies | None:
     """The topologies in the directory of slurm.conf, None where there is no file of them."""
-    path = _beside_slurm_conf(slurm_conf)
+    path = beside_slurm_conf(slurm_conf)
     return None if path is None else from_file(path)
 
 
-def _beside_slurm_conf(slurm_conf: str | None) -> str | None:
+def beside_slurm_conf(slurm_conf: str | None = None) -> str | None:
     """The file that Slurm reads: a topology.yaml makes it ignore topology.conf."""
     directory = os.path.dirname(slurm_conf or os.environ.get("SLURM_CONF") or DEFAULT_SLURM_CONF)
     for name in ("topology.yaml", "topology.conf"):

@@ -1,0 +1,112 @@
+"""What Slurm and slurmdl must agree on: the zones, the plugin, the MPI."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+
+from slurmdl import dl_options, process
+from slurmdl.doctor.commands import series
+from slurmdl.doctor.finding import Finding, failure, ok, warning
+from slurmdl.doctor.site import Site
+from slurmdl.errors import InputError
+from slurmdl.launch.srun import pmi
+from slurmdl.network import trust
+from slurmdl.topology import check, diff, read
+from slurmdl.topology.tree import count
+
+_SHOWN = 2
+
+
+def topology(site: Site) -> Finding:
+    file = read.beside_slurm_conf()
+    if file is None and not site.controller.zones:
+        return warning("the cluster has no zones: jobs are submitted as they are written",
+                       "write a topology.conf beside slurm.conf, and set TopologyPlugin=topology/tree")
+    faults: list[InputError] = []
+    contents = read.declared(None, faults.append)
+    nodes = [node.name for node in site.cluster.nodes]
+    found = [check.fault(error) for error in faults] + [each for one in contents for each in check.check(one, nodes)]
+    bad = [each for each in check.ordered(found) if each.grade != "note"]
+    if bad:
+        more = f"; and {len(bad) - 1} more" if len(bad) > 1 else ""
+        grade = failure if bad[0].grade == "error" else warning
+        return grade(f"{bad[0].text}{more}", "mend the file, then scontrol reconfigure; "
+                                             "slurmdl topology check shows all")
+    zones = sum(len(one.zones) for one in contents)
+    return ok(f"{file or 'the controller'}: {count(zones, 'zone')}, {count(len(nodes), 'node')}")
+
+
+def controllers_topology(site: Site) -> Finding:
+    file = read.beside_slurm_conf()
+    if file is None:
+        return ok("read from the controller")
+    if not site.controller.zones:
+        return warning(f"{file}: the controller has TopologyPlugin={site.settings.get('TopologyPlugin')}, and does "
+                       "not read it", "set TopologyPlugin=topology/tree (or /block) in slurm.conf")
+    lines = diff.between(site.topologies, read.from_controller(), (file, "the controller"))
+    if lines:
+        more = f"; and {count(len(lines) - _SHOWN, 'more difference')}" if len(lines) > _SHOWN else ""
+        return failure("; ".join(lines[:_SHOWN]) + more, f"scontrol reconfigure, where {file} is right, else "
+                       "copy the controller's file here; slurmdl topology diff shows all")
+    return ok(f"{file} and the controller agree")
+
+
+def nodes_zones(site: Site) -> Finding:
+    """A node's own view of the tree, by which its slurmd forwards messages, and tasks know their zone."""
+    known = site.topologies.of(site.cluster.topology_of())
+    told = {node: address.split(".") for node, address in site.told("zone").items() if "." in address}
+    apart = {node: ".".join(address[:-1]) for node, address in told.items()
+             if list(known.path(node)) != address[:-1]}
+    if apart:
+        node, address = next(iter(apart.items()))
+        return failure(f"{', '.join(apart)}: {node} counts itself to {address}, here it is in "
+                       f"{'.'.join(known.path(node)) or 'no zone'}",
+                       "give all nodes the same topology.conf, then scontrol reconfigure")
+    return ok(f"{count(len(told), 'node')} see themselves where they are expected")
+
+
+def plugin(site: Site) -> Finding:
+    answer = process.ask(["sbatch", "--help"], env=site.environ)
+    errors = [line.strip() for line in answer.err.splitlines() if line.strip()]
+    broken = next((line for line in errors if "plugstack" in line and "Failed to open" in line), None)
+    if broken:
+        return failure(broken, "make plugstack.conf readable for all (chmod 644): Slurm refuses every submission now")
+    line = site.plugin
+    if line is None:
+        return ok("not installed: slurmdl sbatch and slurmdl srun need none")
+    own = [error.partition(": ")[2] for error in errors if line.path in error]
+    if own:
+        release = series(site.settings["SLURM_VERSION"])
+        return failure(f"{line.where}: {own[0]}", f"install slurmdl-spank for Slurm {release}, or build it here: "
+                                                  "make -C spank install; or take the line away")
+    if line.required:
+        return failure(f"{line.where}: the plugin is `required`: a node on which it fails is drained",
+                       "write `optional` there")
+    where = os.path.realpath(line.path)
+    why = trust.doubt(where, os.stat(where), {0})
+    if why:
+        return failure(f"{line.path}: {why}, and slurmstepd loads it as root",
+                       f"chown root: {line.path}; chmod 755 {line.path}; look who changed it")
+    offered = set(re.findall(r"--(dl-[a-z-]+)", answer.out)) - {"dl-map"}
+    other = offered ^ dl_options.PLUGIN.keys()
+    if other:
+        return failure(f"{line.path}: is of another release of slurmdl ("
+                       f"{', '.join('--' + name for name in sorted(other))} is known to one of the two only)",
+                       "install slurmdl and slurmdl-spank of one release")
+    return ok(f"{line.path}, {line.where}")
+
+
+def mpi(site: Site) -> Finding:
+    wanted, mpirun = pmi(site.environ), shutil.which("mpirun", path=site.environ.get("PATH"))
+    if not wanted:
+        return ok(f"{mpirun}: not an MPI whose PMI is known here" if mpirun else "no mpirun in PATH")
+    if not site.controller.has_pmi(wanted):
+        where = ":".join(site.controller.plugins)
+        return failure(f"{mpirun} needs Slurm's mpi_{wanted}.so, which is not in {where}: every task "
+                       "would be a world of its own",
+                       f"install Slurm with {wanted}, or put an MPI into PATH that fits (srun --mpi=list)")
+    default = site.controller.mpi
+    note = "" if default.startswith(wanted) else f"; a plain srun needs --mpi={wanted}, slurmdl srun sets it"
+    return ok(f"{mpirun} and Slurm meet by {wanted}{note}")
