@@ -62,7 +62,7 @@ def run(argv: list[str]) -> int:
     if "svg" in own:
         _draw(decision, seen, own["svg"])
     exact = _exact(job.request, seen) if "exact" in own else None
-    print(_json(decision, exact) if "json" in own else _text(decision, seen, exact))
+    print(_json(decision, seen, exact) if "json" in own else _text(decision, seen, exact))
     return 0
 
 
@@ -155,7 +155,7 @@ def _text(decision: Decision, seen: Survey, exact: Exact | str | None) -> str:
     binding = " ".join(decision.argv) or f"none, the job is submitted as written: {decision.reason}"
     placement = decision.placement or Placement(reason=decision.reason)
     solved = f"\nexact      {_solved(exact, placement)}" if exact is not None else ""
-    return f"{explain(placement, seen.topology, seen.cluster)}{solved}\nbinding    {binding}"
+    return f"{explain(placement, seen.topology, seen.cluster, seen.scores)}{solved}\nbinding    {binding}"
 
 
 def _solved(exact: Exact | str, placement: Placement) -> str:
@@ -167,9 +167,14 @@ def _solved(exact: Exact | str, placement: Placement) -> str:
     return f"{found}; this choice takes {placement.map.cost.seconds / exact.cost.seconds:.4g} times that"
 
 
-def _json(decision: Decision, exact: Exact | str | None) -> str:
+def _json(decision: Decision, seen: Survey, exact: Exact | str | None) -> str:
     found: dict[str, Any] = {"placement": decision.placement.to_json() if decision.placement else None,
                              "binding": list(decision.argv), "releases": decision.releases, "reason": decision.reason}
+    if decision.placement and seen.scores.measured:
+        from slurmdl.placement.scored import mattered
+
+        found["scores"] = [each.to_json() for each in mattered(decision.placement, seen.topology, seen.cluster,
+                                                               seen.scores)]
     if exact is not None:
         found["exact"] = {"reason": exact} if isinstance(exact, str) else asdict(exact)
     return json.dumps(found, indent=2)

@@ -118,7 +118,7 @@ def _without_harm(job: Submission, site: config.Config, complaint: SlurmdlError 
             return decision
         from slurmdl.placement.explain import explain
 
-        return replace(decision, explanation=explain(decision.placement, seen.topology, seen.cluster))
+        return replace(decision, explanation=explain(decision.placement, seen.topology, seen.cluster, seen.scores))
     except UsageError:
         raise
     except SlurmdlError as error:

@@ -9,6 +9,8 @@ from itertools import groupby
 import numpy as np
 
 from slurmdl.cluster.model import ClusterSnapshot
+from slurmdl.network.model import LinkScores
+from slurmdl.placement import scored
 from slurmdl.placement.label import label
 from slurmdl.placement.model import Cost, Placement, RankMap
 from slurmdl.placement.nodes.eligible import idle
@@ -27,8 +29,8 @@ _ORDERS = {"roles": "by role", "depth-first": "depth-first", "leaf": "leaf order
            "around": "detoured"}
 
 
-def explain(placement: Placement, topology: Topology, cluster: ClusterSnapshot) -> str:
-    """Zones, what was considered, the nodes, the ranks with their roles, and the cost of other orders.
+def explain(placement: Placement, topology: Topology, cluster: ClusterSnapshot, scores: LinkScores) -> str:
+    """Zones, what was considered, the nodes, the ranks with their roles, the cost of other orders, and the scores.
 
     A few lines where the job is small; ranks, zones and candidates are folded where there are many.
     """
@@ -40,6 +42,8 @@ def explain(placement: Placement, topology: Topology, cluster: ClusterSnapshot) 
               "ranks", *_ranks(placement.map, topology),
               "cost of one iteration on these nodes, by order of the ranks", *_orders(placement.map),
               *_traffic(placement.map.cost), f"bound      {_bound(placement)}"]
+    if scores.measured:
+        lines += scored.lines(scored.mattered(placement, topology, cluster, scores), scores)
     return "\n".join(lines)
 
 

@@ -105,7 +105,7 @@ def test_512_nodes_are_folded(golden: Callable[[str, str], None]) -> None:
     nodes = cluster(*(node(name, "IDLE" if i % 3 else "DOWN") for i, name in enumerate(sorted(topology.nodes))))
     request = JobRequest(nodes=(512, 512), ntasks_per_node=2, dl=DlOptions(strategy="ps", ps=16))
     found = place(request, nodes, topology, LinkScores())
-    text = explain(found, topology, nodes)
+    text = explain(found, topology, nodes, LinkScores())
     assert len(text.splitlines()) < 40
     golden("place/512-nodes.txt", text + "\n")
     picture = svg(found, topology, nodes)

@@ -1,0 +1,79 @@
+"""Which scores a choice was made by: the links that are slower than usual, and what became of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from slurmdl.cluster.model import ClusterSnapshot
+from slurmdl.network import table
+from slurmdl.network.model import LinkScores
+from slurmdl.placement.model import Placement
+from slurmdl.placement.nodes.eligible import idle
+from slurmdl.topology.model import Topology
+
+#: a link counts as slow from so many times the usual time on (see table.times)
+SLOW = 1.25
+#: most links that are told
+MAX_LINKS = 12
+
+
+@dataclass(frozen=True)
+class Mattered:
+    """A score that the choice was made by.
+
+    Attributes
+    ----------
+    kind : "node", "zone" or "trunk".
+    times : how many times as long as usual a message takes over the link.
+    age : seconds since the newest sample.
+    verdict : "left out", "used", or "used, the busiest link".
+    """
+
+    kind: str
+    name: str
+    times: float
+    age: float
+    samples: int
+    loss: float
+    verdict: str
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def mattered(placement: Placement, topology: Topology, cluster: ClusterSnapshot,
+             scores: LinkScores) -> list[Mattered]:
+    """The slow links among those that the job could use now, and the busiest link of the choice; worst first."""
+    used = _used(placement)
+    within = {node.name for node in cluster.nodes if idle(node)} | used
+    busiest = placement.map.cost.busiest if placement.map else ""
+    return [Mattered(row.kind, row.name, row.times, row.score.age, row.score.samples, row.score.loss,
+                     "used, the busiest link" if row.name == busiest else "used" if row.name in used else "left out")
+            for row in table.rows(scores, topology)
+            if row.name == busiest or (row.times >= SLOW and (row.kind != "node" or row.name in within))]
+
+
+def _used(placement: Placement) -> set[str]:
+    """Names of the nodes, of the zones above them, and of the ways between their leaf zones."""
+    leaves = sorted(placement.zones_used)
+    return {*placement.nodes, *(zone for path in placement.zones.values() for zone in path),
+            *(f"{one}|{other}" for i, one in enumerate(leaves) for other in leaves[i + 1:])}
+
+
+def lines(found: list[Mattered], scores: LinkScores) -> Iterator[str]:
+    """What is told of them: how many links have scores, how old these are, then link by link."""
+    ages = [score.age for links in (scores.nodes, scores.zones, scores.trunks) for score in links.values()]
+    counts = ", ".join(f"{len(links)} {name}" for name, links in (
+        ("nodes", scores.nodes), ("zones", scores.zones), ("ways between zones", scores.trunks)) if links)
+    yield f"scores     of {counts}, {table.age(min(ages))} to {table.age(max(ages))} old" if min(ages) != max(ages) \
+        else f"scores     of {counts}, {table.age(min(ages))} old"
+    shown = found[:MAX_LINKS]
+    width = max((len(each.name) for each in shown), default=0)
+    for each in shown:
+        loss = f", {each.loss:.2%} loss" if each.loss else ""
+        yield (f"  {each.name:{width}}  {each.verdict}: {each.times:.3g} times as long as usual{loss}, "
+               f"{table.age(each.age)} old, samples: {each.samples}")
+    if len(found) > len(shown):
+        yield f"  and {len(found) - len(shown)} more"
