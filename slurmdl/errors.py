@@ -71,6 +71,10 @@ class TrainError(SlurmdlError):
     exit_status = 76
 
 
+class Refused(TrainError):
+    """A training run that cannot be; found by every rank alike, so that the first alone reports it."""
+
+
 #: exit status -> meaning; the documentation prints this table
 EXIT_STATUS = {
     64: "wrong usage: unknown option or value, or a command called outside its place",

@@ -5,9 +5,12 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from typing import Any
+
+from slurmdl.train.trace import MESSAGES, Trace
 
 
 class Courier:
@@ -22,18 +25,22 @@ class Courier:
     idle : called again and again while there is nothing to do, with a pause of `PAUSE` seconds where it returns
         False; for strategies that others may address at any time.
     now : the clock of the training thread, in s.
+    waited : see Messages.waited.
+    trace : where errands are written down.
 
     Attributes
     ----------
     seconds : time for which the training thread has waited here, in s.
+    waiting : the part of it in which nothing was there yet of a message that was expected.
     """
 
     PAUSE = 2e-4
 
     def __init__(self, threaded: bool, idle: Callable[[], bool] | None = None,
-                 now: Callable[[], float] = time.perf_counter) -> None:
-        self.seconds = 0.0
-        self._now = now
+                 now: Callable[[], float] = time.perf_counter, waited: Callable[[], float] = lambda: 0.0,
+                 trace: Trace | None = None) -> None:
+        self.seconds = self.waiting = 0.0
+        self._now, self._waited, self._trace = now, waited, trace
         self._idle = idle
         self._errands: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="courier", daemon=True) if threaded else None
@@ -46,18 +53,14 @@ class Courier:
         if self._thread:
             self._errands.put((errand, future))
         else:
-            start = self._now()
-            _carry_out(errand, future)
-            self.seconds += self._now() - start
+            with self._waiting():
+                self._carry_out(errand, future)
         return future
 
     def wait(self, future: Future[Any]) -> Any:
         """The result of an errand, or what it raised."""
-        start = self._now()
-        try:
+        with self._waiting():
             return future.result()
-        finally:
-            self.seconds += self._now() - start
 
     def do(self, errand: Callable[[], Any]) -> Any:
         """Carry out an errand and wait for it."""
@@ -84,11 +87,22 @@ class Courier:
                 continue
             if given is None:
                 return
-            _carry_out(*given)
+            self._carry_out(*given)
 
+    @contextmanager
+    def _waiting(self) -> Iterator[None]:
+        start, waited = self._now(), self._waited()
+        try:
+            yield
+        finally:
+            self.seconds += self._now() - start
+            self.waiting += self._waited() - waited
 
-def _carry_out(errand: Callable[[], Any], future: Future[Any]) -> None:
-    try:
-        future.set_result(errand())
-    except BaseException as error:
-        future.set_exception(error)
+    def _carry_out(self, errand: Callable[[], Any], future: Future[Any]) -> None:
+        start = self._now()
+        try:
+            future.set_result(errand())
+        except BaseException as error:
+            future.set_exception(error)
+        if self._trace:
+            self._trace.add("errand", start, self._now(), MESSAGES)

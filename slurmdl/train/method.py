@@ -73,7 +73,8 @@ class Method:
     compress: str = _knob(_word(*COMPRESSORS), "none", "NAME", f"of what is sent: {', '.join(COMPRESSORS)}")
     trigger: str | None = _knob(_word(*TRIGGERS), None, "NAME",
                                 "when to exchange: every --period steps, or when the model has drifted by "
-                                "--threshold (default: period; adaptive-gossip: drift)")
+                                "--threshold (default: period; with adaptive-gossip, --threshold or --comm-budget: "
+                                "drift)")
     period: int | None = _knob(_whole(1), None, "STEPS",
                                "steps from exchange to exchange (default: 1; local-sgd and elastic: 32)")
     threshold: float | None = _knob(_number(0, float("inf")), None, "X",
@@ -82,8 +83,8 @@ class Method:
     comm_budget: float | None = _knob(_number(0, 1, percent=True), None, "SHARE",
                                       "bytes, as a share of those of fp32 gossip at every step, e.g. 1%%; sets the "
                                       "threshold by itself")
-    warm_up: int = _knob(_whole(0), 30, "STEPS", "first steps, with an exchange in each, whatever the trigger says")
-    silence: int = _knob(_whole(1), 64, "STEPS", "longest time without an exchange that a trigger may leave")
+    warm_up: int = _knob(_whole(0), 30, "STEPS", "drift: first steps, with an exchange in each, however small it is")
+    silence: int = _knob(_whole(1), 64, "STEPS", "drift: longest time without an exchange")
     asynchronous: bool = _knob(_switch, False, "", "wait for nobody (gossip, ps)")
     shared_memory: bool = _knob(_switch, False, "",
                                 "gossip inside a node through shared memory, and one leader per node outside")
@@ -92,6 +93,17 @@ class Method:
                                   "ps: how far the fastest worker may be ahead of the slowest (default: 0, in step)")
     outer_lr: float = _knob(_number(0, 10), 0.7, "X", "local-sgd: step along the mean change")
     outer_momentum: float = _knob(_number(0, 1), 0.5, "X", "local-sgd: momentum of the mean change")
+
+    @property
+    def when(self) -> str:
+        """The trigger, one of TRIGGERS: the one asked for, else the one that the rest of the method speaks of."""
+        drifts = self.strategy == "adaptive-gossip" or self.threshold is not None or self.comm_budget is not None
+        return self.trigger or ("drift" if drifts else "period")
+
+    @property
+    def every(self) -> int:
+        """Steps from exchange to exchange with the trigger `period`."""
+        return self.period or (32 if self.strategy in ("local-sgd", "elastic") else 1)
 
 
 def add_options(add: Callable[..., Any]) -> None:

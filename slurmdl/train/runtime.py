@@ -8,15 +8,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from slurmdl import plan as plans
-from slurmdl.errors import SlurmdlError, TrainError, UnavailableError, warn
+from slurmdl.errors import Refused as Refused
+from slurmdl.errors import SlurmdlError, UnavailableError, warn
 from slurmdl.train.method import Method
 from slurmdl.train.strategies import STRATEGIES
 from slurmdl.train.transports.mpi import Mpi
 from slurmdl.train.transports.transport import Transport
-
-
-class Refused(TrainError):
-    """Found by every rank alike, so that the first alone reports it."""
 
 
 @dataclass(frozen=True)

@@ -21,12 +21,14 @@ class Compressor(Protocol):
 
     Attributes
     ----------
-    mixing : the share of a difference between compressed models that an edge of gossip takes in at weight 1/2
-        (gamma of CHOCO-SGD, Koloskova et al. 2019, arXiv:1902.00340): the coarser the compressor, the smaller.
+    mixing : the largest share of a difference between compressed models that an edge of gossip takes in (gamma of
+        CHOCO-SGD, Koloskova et al. 2019, arXiv:1902.00340): the coarser the compressor, the smaller.
+    feedback : the share of what was left out that is put into the next vector.
     whole : whether a model itself may go through it, and not only a difference of models.
     """
 
     mixing: float
+    feedback: float
     whole: bool
 
     def size(self, length: int) -> int:

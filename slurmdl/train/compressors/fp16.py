@@ -11,6 +11,7 @@ class Half:
     """Relative error 2^-11 at most; below 2^-14 an absolute one of 2^-25; beyond 65,504 the number is cut off."""
 
     mixing = 0.5
+    feedback = 1.0
     whole = True
 
     def size(self, length: int) -> int:

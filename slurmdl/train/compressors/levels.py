@@ -20,6 +20,7 @@ class Levels:
     """
 
     mixing = 0.5
+    feedback = 1.0
     whole = False
     #: the largest level; levels go from -most to most
     most = 127

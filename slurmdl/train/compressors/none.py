@@ -9,6 +9,7 @@ from slurmdl.train.compressors.compressor import Bytes, FloatArray
 
 class Plain:
     mixing = 0.5
+    feedback = 1.0
     whole = True
 
     def size(self, length: int) -> int:

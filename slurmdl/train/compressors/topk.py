@@ -11,14 +11,15 @@ class TopK:
     """The KEPT elements of largest magnitude of each block, in 16 bits, each with its place in the block.
 
     Leaves at most 1 - KEPT / BLOCK of the vector's square, but for the rounding to 16 bits; what is left needs
-    feeding back.
+    feeding back, though not in full (see sign).
 
     References
     ----------
     S. U. Stich, J.-B. Cordonnier, M. Jaggi: Sparsified SGD with memory. NeurIPS 2018. arXiv:1809.07599
     """
 
-    mixing = 0.25
+    mixing = 0.1
+    feedback = 0.9
     whole = False
     KEPT = 26
 

@@ -3,36 +3,80 @@
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
-from slurmdl.train.graphs import GRAPHS, Members
+from slurmdl.train.edges import Edge, mixer
+from slurmdl.train.graphs import GRAPHS, Members, Weighted
+from slurmdl.train.strategies.push import Push
+from slurmdl.train.strategies.shared import Shared
 from slurmdl.train.strategies.strategy import Setting, Strategy
+from slurmdl.train.strategies.triggered import Triggered
+from slurmdl.train.sums import Sum, by_zone
+from slurmdl.train.triggers import Cost
 
 
-class Gossip(Strategy):
-    """The mean of two models in every step, whose the traffic says (see graphs); keeps the sum of the models.
+def gossip(setting: Setting) -> Strategy:
+    """This rank's part: in step with its partners, or asynchronous; by messages alone, or in shared memory, too."""
+    method = setting.method
+    by_messages = Push if method.asynchronous else Gossip
+    return Shared(setting, by_messages) if method.shared_memory else by_messages(setting)
+
+
+class Gossip(Triggered):
+    """A weighted mean of two models in every exchange; the graph says of whose (slurmdl.graphs). Keeps the sum.
+
+    Where a trigger looks at the models, the two of a pair tell each other by one byte whether they want to exchange,
+    and do so if either wants.
 
     References
     ----------
     X. Lian et al.: Can decentralized algorithms outperform centralized algorithms? NeurIPS 2017. arXiv:1705.09056
+    Y. Chen et al.: Accelerating gossip SGD with periodic global averaging. ICML 2021. arXiv:2105.09080
     """
 
     def __init__(self, setting: Setting) -> None:
-        super().__init__(setting)
+        self._mixer = mixer(setting.method.compress, setting.parameters, self._swap)
+        count = len(setting.workers)
+        once = 8.0 * setting.parameters.size * (count - 1) / count
+        super().__init__(setting, Cost(self._mixer.size, 1.0, once))
         zones = [setting.zones[worker] for worker in setting.workers]
-        self._graph = GRAPHS[setting.method.traffic or ""](Members(zones, setting.seed, setting.costs))
+        graph = GRAPHS[setting.method.traffic or ""](Members(zones, setting.seed, setting.costs))
+        self._graph = Weighted(graph, setting.weights or [1.0] * count, self._mixer.most)
         self._place = setting.place
-        self._theirs = np.empty_like(setting.parameters)
+        self._all: Sum | None = None
+        if setting.method.global_every:
+            self._all = Sum(setting.messages, by_zone(setting.workers, setting.zones), setting.parameters)
+        self._flag, self._theirs = np.zeros(1, np.uint8), np.zeros(1, np.uint8)
 
     def after_update(self, number: int) -> None:
-        its, mine = self._its, self._its.parameters
-        turn = self._graph.round(number)
-        to, source = int(turn.target[self._place]), int(turn.source[self._place])
-        if to == self._place:
-            return
-        sent, received = (its.workers[to], mine), (its.workers[source], self._theirs)
-        its.courier.do(lambda: its.messages.exchange([sent], [received]))
-        weight = np.float32(turn.weight[self._place])
-        mine *= 1 - weight
-        self._theirs *= weight
-        mine += self._theirs
-        self.fired += 1
+        super().after_update(number)
+        every = self._its.method.global_every
+        if self._all and (number + 1) % every == 0:
+            parameters = self._its.parameters
+            parameters *= np.float32(self._its.share)
+            self._its.courier.do(self._all.run)
+
+    def exchange(self) -> bool:
+        edge = self._edge()
+        if edge.to == self._its.messages.rank:
+            return False
+        random = np.random.default_rng((self._its.seed, self._place, self.turn))
+        self._mixer.mix(edge, random)
+        return True
+
+    def agree(self, urgency: float) -> bool:
+        edge, messages = self._edge(), self._its.messages
+        if edge.to == messages.rank:
+            return False
+        self._flag[0] = urgency >= 1
+        messages.exchange([(edge.to, self._flag)], [(edge.source, self._theirs)])
+        return bool(self._flag[0] or self._theirs[0])
+
+    def _edge(self) -> Edge:
+        turn, workers = self._graph.round(self.turn), self._its.workers
+        return Edge(workers[turn.target[self._place]], workers[turn.source[self._place]],
+                    float(turn.weight[self._place]))
+
+    def _swap(self, to: int, goes: npt.NDArray[np.generic], source: int, comes: npt.NDArray[np.generic]) -> None:
+        its = self._its
+        its.courier.do(lambda: its.messages.exchange([(to, goes)], [(source, comes)]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +15,19 @@ from slurmdl.train.method import Method
 
 FloatArray = npt.NDArray[np.float32]
 Numbers = npt.NDArray[np.float64]
+
+
+class Update(Protocol):
+    """An optimizer for a part of the parameters."""
+
+    def __call__(self, numbers: Numbers) -> None:
+        """Turn the part's gradients into new parameters, with these `numbers` of a worker's optimizer."""
+
+    def state(self) -> npt.NDArray[np.uint8]:
+        """What it remembers from step to step, as momentum."""
+
+    def restore(self, state: npt.NDArray[np.uint8]) -> None:
+        """Remember this instead."""
 
 
 @dataclass(frozen=True)
@@ -33,9 +47,9 @@ class Setting:
     nodes, zones : entry i is the node and the leaf zone of rank i, "" where the zone is not known.
     costs : "leafA|leafB" (names sorted) -> seconds per byte between two leaf zones, as plan.Plan has them.
     rate : the optimizer's learning rate now.
-    updater : makes an optimizer of the user's kind for a part of the parameters; each call of what it returns, with
-        a worker's `numbers`, turns that part of `gradients` into new parameters. For servers.
+    updater : makes an optimizer of the user's kind for a part of the parameters. For servers.
     numbers : the numbers of the optimizer now, as learning rates and betas, always as many.
+    rates : where among the numbers the learning rates stand.
     weights : entry i is how many models that of worker i stands for; () where each stands for itself.
     """
 
@@ -52,8 +66,9 @@ class Setting:
     zones: tuple[str, ...]
     costs: Mapping[str, float]
     rate: Callable[[], float]
-    updater: Callable[[slice], Callable[[Numbers], None]]
+    updater: Callable[[slice], Update]
     numbers: Callable[[], Numbers] = field(default=lambda: np.zeros(0))
+    rates: tuple[int, ...] = ()
     weights: tuple[float, ...] = ()
 
     @property
@@ -88,6 +103,11 @@ class Strategy:
         self._its = setting
         self.fired = self.skipped = 0
         self.weight = 1.0
+
+    @property
+    def alike(self) -> bool:
+        """Whether the workers' models are the same once all have finished; else their mean is taken."""
+        return self.in_step
 
     def ready(self, start: int) -> None:
         """The gradients from index `start` on are complete: the backward pass goes from the last to the first."""

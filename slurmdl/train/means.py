@@ -1,0 +1,103 @@
+"""The mean of what all workers have, made shorter on the way."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from slurmdl.train.compressors import COMPRESSORS
+from slurmdl.train.messages import Messages, bounds
+from slurmdl.train.strategies.strategy import Setting
+from slurmdl.train.sums import Sum, by_zone
+
+FloatArray = npt.NDArray[np.float32]
+
+
+class Mean(Protocol):
+    """The mean of a vector over all workers, bit for bit alike on all of them.
+
+    Attributes
+    ----------
+    size : bytes that a rank sends for it.
+    counted : what of this rank's vector went into the mean.
+    mean : of what all ranks counted; what the compressor leaves out of it goes into the next one.
+    """
+
+    size: float
+    counted: FloatArray
+    mean: FloatArray
+
+    def run(self, vector: FloatArray, step: int) -> None:
+        """Make the mean; an errand of the courier, on all workers."""
+
+
+def mean(setting: Setting) -> Mean:
+    """By rings where nothing is compressed, else by owners of shards."""
+    return Rings(setting) if setting.method.compress == "none" else Owners(setting)
+
+
+class Rings(Mean):
+    """All of it in fp32: round the ring of ranks, or in and between the zones (`hierarchical`); see sums.Sum."""
+
+    def __init__(self, setting: Setting) -> None:
+        self.counted = self.mean = np.empty_like(setting.parameters)
+        self._count = np.float32(len(setting.workers))
+        groups = [setting.workers]
+        if setting.method.traffic == "hierarchical":
+            groups = [tuple(group) for group in by_zone(setting.workers, setting.zones)]
+        self._sum = Sum(setting.messages, groups, self.mean)
+        self.size = 8.0 * setting.parameters.size * (1 - 1 / len(setting.workers))
+
+    def run(self, vector: FloatArray, step: int) -> None:
+        self.counted = vector
+        self.mean[:] = vector
+        self._sum.run()
+        self.mean /= self._count
+
+
+class Owners(Mean):
+    """Each worker owns a shard: it receives all others' parts of it, compressed, and hands round their mean,
+    compressed again, with what was left out of the mean before.
+    """
+
+    def __init__(self, setting: Setting) -> None:
+        self._messages: Messages = setting.messages
+        self._workers, self._place, self._seed = setting.workers, setting.place, setting.seed
+        self._compressor = COMPRESSORS[setting.method.compress]
+        self.counted, self.mean = np.empty_like(setting.parameters), np.empty_like(setting.parameters)
+        edge = bounds(setting.parameters.size, len(setting.workers))
+        self._shards = [slice(begin, end) for begin, end in pairwise(edge)]
+        own = self._shards[self._place]
+        self._left_out = np.zeros(own.stop - own.start, np.float32)
+        sizes = [self._compressor.size(shard.stop - shard.start) for shard in self._shards]
+        self._parts = [np.empty(sizes[self._place], np.uint8) for _ in self._workers]
+        self._means = [np.empty(size, np.uint8) for size in sizes]
+        # all others' shards, and round the ring all but the one of the next rank
+        self.size = float(2 * sum(sizes) - sizes[self._place] - sizes[(self._place + 1) % len(sizes)])
+
+    def run(self, vector: FloatArray, step: int) -> None:
+        random = np.random.default_rng((self._seed, self._place, step))
+        compressor, place, count = self._compressor, self._place, len(self._workers)
+        packed = [compressor.pack(vector[shard], random) for shard in self._shards]
+        for part, shard in zip(packed, self._shards, strict=True):
+            compressor.unpack(part, self.counted[shard])
+        others = [other for other in range(count) if other != place]
+        self._messages.exchange([(self._workers[other], packed[other]) for other in others],
+                                [(self._workers[other], self._parts[other]) for other in others])
+        total, part_of = self.counted[self._shards[place]].copy(), np.empty_like(self._left_out)
+        for other in others:
+            compressor.unpack(self._parts[other], part_of)
+            total += part_of
+        total /= np.float32(count)
+        total += np.float32(compressor.feedback) * self._left_out
+        self._means[place] = compressor.pack(total, random)
+        right, left = self._workers[(place + 1) % count], self._workers[place - 1]
+        for turn in range(1, count):
+            self._messages.exchange([(right, self._means[(place - turn + 1) % count])],
+                                    [(left, self._means[(place - turn) % count])])
+        for its, shard in zip(self._means, self._shards, strict=True):
+            compressor.unpack(its, self.mean[shard])
+        np.subtract(total, self.mean[self._shards[place]], out=self._left_out)

@@ -1,0 +1,41 @@
+"""Local SGD: workers go their own way for a while, then the mean of their changes moves a common model."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from slurmdl.train.compressors import COMPRESSORS
+from slurmdl.train.strategies.strategy import Setting
+from slurmdl.train.strategies.together import Together
+
+
+class LocalSgd(Together):
+    """With momentum of the common model z: u = mu u + mean(q), z += alpha (mean(q) + mu u), x = z.
+
+    q is the compressed change x - z, with what was left out of the one before.
+
+    References
+    ----------
+    A. Douillard et al.: DiLoCo: distributed low-communication training of language models. 2023. arXiv:2311.08105
+    S. P. Karimireddy et al.: Error feedback fixes SignSGD. ICML 2019. arXiv:1901.09847
+    """
+
+    def __init__(self, setting: Setting) -> None:
+        super().__init__(setting)
+        self._common = setting.parameters.copy()
+        self._speed, self._left_out = np.zeros_like(self._common), np.zeros_like(self._common)
+        self._feedback = np.float32(COMPRESSORS[setting.method.compress].feedback)
+        self._change = np.empty_like(self._common)
+
+    def exchange(self) -> bool:
+        its, made, change = self._its, self._mean, self._change
+        rate, momentum = np.float32(its.method.outer_lr), np.float32(its.method.outer_momentum)
+        np.subtract(its.parameters, self._common, out=change)
+        change += self._feedback * self._left_out
+        its.courier.do(lambda: made.run(change, self.turn))
+        np.subtract(change, made.counted, out=self._left_out)
+        self._speed *= momentum
+        self._speed += made.mean
+        self._common += rate * (made.mean + momentum * self._speed)
+        its.parameters[:] = self._common
+        return True

@@ -1,0 +1,143 @@
+"""Asynchronous gossip: a worker pushes its model to another one, and nobody waits for anybody."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from slurmdl.train.compressors import COMPRESSORS
+from slurmdl.train.graphs import GRAPHS, Members
+from slurmdl.train.strategies.strategy import Setting, Strategy
+from slurmdl.train.sums import Sum
+from slurmdl.train.triggers import TRIGGERS, Cost
+
+#: of messages that carry a model
+_TAG = 1
+_HEADER = 8
+#: a model of less weight is not halved any more: others have hardly anything to gain from it
+_LEAST = 2.0 ** -20
+
+
+class Push(Strategy):
+    """Each model has a weight, 1 at first. A sender keeps one half and sends the model with the other; the receiver
+    takes the weighted mean of its own and of what came, and the sum of the weights. So the weighted sum of all
+    models, those under way included, stays what it is.
+
+    A push that would have to wait for the one before it is left out. Messages are received while the rank computes,
+    and mixed in between the optimizer's step and the next forward pass.
+
+    References
+    ----------
+    M. Blot, D. Picard, M. Cord, N. Thome: Gossip training for deep learning. 2016. arXiv:1611.09726
+    M. Assran, N. Loizou, N. Ballas, M. Rabbat: Stochastic gradient push for distributed deep learning. ICML 2019.
+    arXiv:1811.10792
+    """
+
+    def __init__(self, setting: Setting) -> None:
+        super().__init__(setting)
+        method, size = setting.method, setting.parameters.size
+        zones = [setting.zones[worker] for worker in setting.workers]
+        self._graph = GRAPHS[method.traffic or ""](Members(zones, setting.seed, setting.costs))
+        self._compressor = COMPRESSORS[method.compress]
+        message = _HEADER + self._compressor.size(size)
+        count = len(setting.workers)
+        cost = Cost(message, 0.0, 8.0 * (size + count) * (count - 1) / count)
+        self._trigger = TRIGGERS[method.when](method, setting.parameters, setting.sizes, setting.rate, cost)
+        self._due = self._trigger.next(-1)
+        self._turn = 0
+        self._goes, self._comes = np.empty(message, np.uint8), np.empty(message, np.uint8)
+        #: one for each of the two threads
+        self._left_out, self._came = np.empty_like(setting.parameters), np.empty_like(setting.parameters)
+        #: weighted sum of what came, and its weight; the spare one is empty
+        self._box, self._spare, self._boxed = np.zeros(size, np.float32), np.zeros(size, np.float32), 0.0
+        self._leaving: Any = None
+        self._arriving: Any = None
+        self._sent = np.zeros(count, np.float32)
+        self._received = 0
+        setting.courier.attend(self._progress)
+
+    def after_update(self, number: int) -> None:
+        free = self._take_in()
+        if number != self._due:
+            return
+        trigger, its = self._trigger, self._its
+        wanted = trigger.sure(number) or trigger.urgency(number) >= 1
+        to = int(self._graph.round(self._turn).target[its.place])
+        self._turn += 1
+        going = wanted and free and to != its.place and self.weight >= _LEAST
+        if going:
+            self._push(to)
+        self.fired += going
+        self.skipped += not going
+        trigger.settle(number, going)
+        self._due = trigger.next(number)
+
+    def finish(self) -> None:
+        """Receive all that was sent to this rank: the ranks tell each other how much that is."""
+        its = self._its
+        arriving = self._sent
+        its.courier.do(Sum(its.messages, [its.workers], arriving).run)
+        its.courier.do(lambda: self._drain(int(arriving[its.place])))
+        self._take_in()
+        its.courier.attend(None)
+
+    def _push(self, to: int) -> None:
+        its, parameters = self._its, self._its.parameters
+        self.weight /= 2
+        self._goes[:_HEADER].view(np.float64)[0] = self.weight
+        self._goes[_HEADER:] = self._compressor.pack(parameters, np.random.default_rng((its.seed, its.place)))
+        # what the compressor leaves out stays here, with the same weight
+        self._compressor.unpack(self._goes[_HEADER:], self._left_out)
+        np.subtract(parameters, self._left_out, out=self._left_out)
+        parameters += self._left_out
+        self._sent[to] += 1
+        its.courier.give(lambda: self._leave(its.workers[to]))
+
+    def _leave(self, peer: int) -> None:
+        self._leaving = self._its.messages.send(peer, self._goes, _TAG)
+
+    def _take_in(self) -> bool:
+        """Mix in what came; whether a push can leave at once."""
+        box, weight, free = self._its.courier.do(self._hand_over)
+        if weight:
+            parameters = self._its.parameters
+            parameters *= np.float32(self.weight / (self.weight + weight))
+            box *= np.float32(1 / (self.weight + weight))
+            parameters += box
+            self.weight += weight
+            box.fill(0)
+        return bool(free)
+
+    def _hand_over(self) -> tuple[Any, float, bool]:
+        """What came, its weight, and whether nothing is leaving; an errand."""
+        self._progress()
+        full, weight = self._box, self._boxed
+        if weight:
+            self._box, self._spare, self._boxed = self._spare, full, 0.0
+        return full, weight, self._leaving is None
+
+    def _progress(self) -> bool:
+        """Help messages on; an errand, or between errands."""
+        transport = self._its.messages.transport
+        moved = False
+        if self._leaving is not None and transport.test([self._leaving]):
+            self._leaving, moved = None, True
+        if self._arriving is None:
+            peer = transport.probe(_TAG)
+            if peer is not None:
+                self._arriving, moved = transport.receive(peer, self._comes, _TAG), True
+        if self._arriving is not None and transport.test([self._arriving]):
+            weight = float(self._comes[:_HEADER].view(np.float64)[0])
+            self._compressor.unpack(self._comes[_HEADER:], self._came)
+            self._came *= np.float32(weight)
+            self._box += self._came
+            self._boxed += weight
+            self._received += 1
+            self._arriving, moved = None, True
+        return moved
+
+    def _drain(self, expected: int) -> None:
+        """Nobody sends any more: what is under way arrives without a wait for anybody."""
+        while self._received < expected or self._leaving is not None:
+            self._progress()

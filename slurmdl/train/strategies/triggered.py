@@ -1,0 +1,53 @@
+"""Strategies whose exchanges are agreed on: between the due steps, while the ranks compute."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+
+from slurmdl.train.strategies.strategy import Setting, Strategy
+from slurmdl.train.triggers import TRIGGERS, Cost
+
+
+class Triggered(Strategy):
+    """Asks the trigger for the due steps, and in each of them exchanges if the ranks have agreed to.
+
+    Some steps before it each rank looks at its model; what follows from it the ranks agree on in the background, and
+    act on at the due step. So nobody waits for an answer, and the same seed makes the same exchanges.
+    """
+
+    def __init__(self, setting: Setting, cost: Cost) -> None:
+        super().__init__(setting)
+        method = setting.method
+        self._trigger = TRIGGERS[method.when](method, setting.parameters, setting.sizes, setting.rate, cost)
+        self._due = self._trigger.next(-1)
+        self._agreed: Future[bool] | None = None
+        #: due steps so far: all ranks count alike
+        self.turn = 0
+
+    def after_update(self, number: int) -> None:
+        trigger, courier = self._trigger, self._its.courier
+        if not trigger.sure(self._due) and number == trigger.look(self._due):
+            urgency = trigger.urgency(self._due)
+            self._agreed = courier.give(lambda: self.agree(urgency))
+        if number != self._due:
+            return
+        wanted = trigger.sure(number) or (self._agreed is not None and courier.wait(self._agreed))
+        going = wanted and self.exchange()
+        self.fired += going
+        self.skipped += not going
+        self.turn += 1
+        trigger.settle(number, going)
+        self._due = trigger.next(number)
+        self._agreed = None
+
+    def exchange(self) -> bool:
+        """Make the exchange of this turn; False where this rank rests in it."""
+        raise NotImplementedError
+
+    def agree(self, urgency: float) -> bool:
+        """Whether this turn ends in an exchange; an errand of the courier, on all ranks that take part in it."""
+        raise NotImplementedError
+
+    def finish(self) -> None:
+        if self._agreed is not None:
+            self._its.courier.wait(self._agreed)

@@ -1,0 +1,62 @@
+"""A threshold that sets itself so that the bytes stay within a budget."""
+
+from __future__ import annotations
+
+import math
+
+from slurmdl.errors import Refused
+from slurmdl.train.triggers.trigger import Cost
+
+#: how far log theta goes for an exchange too many
+GAIN = 0.2
+#: steps over which a surplus or a debt is spread
+HORIZON = 1000
+#: log theta stays within this of its first value
+LIMIT = math.log(1e4)
+
+
+class Budget:
+    """Moves the threshold after each due step: log theta += GAIN (exchanged - wanted).
+
+    The budget is a share of what fp32 gossip at every step sends, and all counts: exchanges with their headers, what
+    ranks tell each other to agree, the first steps and the final average. What is wanted is what is left of the
+    budget for the next HORIZON steps.
+
+    Parameters
+    ----------
+    share : of `full`.
+    full : bytes per step of fp32 gossip at every step.
+    check : steps from one due step to the next.
+    silence : longest time without an exchange, in steps.
+
+    Attributes
+    ----------
+    factor : what the first threshold is to be multiplied with.
+
+    Raises
+    ------
+    Refused : a budget below what `silence` forces.
+    """
+
+    def __init__(self, share: float, full: float, cost: Cost, check: int, silence: int) -> None:
+        self._least = min(1.0, check / silence)
+        floor = (cost.exchange * self._least + cost.check) / check / full
+        if share < floor:
+            raise Refused(f"--comm-budget {100 * share:g}%: below {100 * floor:.3g}%, which an exchange every "
+                          f"{silence} steps (--silence) needs in any case")
+        self._share, self._full, self._cost, self._check = share, full, cost, check
+        self._spent = cost.once
+        self._log = 0.0
+
+    @property
+    def factor(self) -> float:
+        return math.exp(self._log)
+
+    def count(self, number: int, exchanged: bool, sure: bool) -> None:
+        """Add what step `number` has cost, and move the threshold unless the step was sure to exchange."""
+        self._spent += self._cost.exchange * exchanged + self._cost.check * (not sure)
+        if not sure:
+            left = self._share * self._full * (number + 1 + HORIZON) - self._spent
+            wanted = (left / HORIZON * self._check - self._cost.check) / self._cost.exchange
+            self._log += GAIN * (exchanged - min(1.0, max(self._least, wanted)))
+            self._log = min(LIMIT, max(-LIMIT, self._log))

@@ -1,0 +1,44 @@
+"""What every trigger offers: when the replicas exchange."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Bytes that a rank sends.
+
+    Attributes
+    ----------
+    exchange : in one exchange.
+    check : in one step in which an exchange is agreed on, whether one comes of it or not.
+    once : besides all that in the whole run, as in the final average.
+    """
+
+    exchange: float
+    check: float = 0.0
+    once: float = 0.0
+
+
+class Trigger(Protocol):
+    """Says after which steps an exchange is due, and how urgent it is for this rank.
+
+    The ranks look at their models some steps before, so that what they tell each other travels meanwhile.
+    """
+
+    def next(self, number: int) -> int:
+        """The first step after step `number`, -1 for the start, in which an exchange is due; alike on all ranks."""
+
+    def sure(self, number: int) -> bool:
+        """Whether all ranks exchange in a step that is due, whatever their models are; alike on all ranks."""
+
+    def look(self, due: int) -> int:
+        """The step in which ranks look at their models for an exchange in step `due`, later than the one before."""
+
+    def urgency(self, due: int) -> float:
+        """How much this rank asks for an exchange in step `due`, by its model now; from 1 on it wants one."""
+
+    def settle(self, number: int, exchanged: bool) -> None:
+        """What has come of a step that was due."""

@@ -1,0 +1,120 @@
+"""Plays strategies on virtual ranks, with made-up updates instead of gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from slurmdl.train.courier import Courier
+from slurmdl.train.messages import Messages
+from slurmdl.train.method import Method
+from slurmdl.train.strategies import STRATEGIES, Setting, Strategy
+from slurmdl.train.transports.virtual import Network, Virtual, run
+
+FloatArray = npt.NDArray[np.float32]
+#: change of the model that a step's optimizer makes: (worker, step, parameters) -> what is added to them
+Update = Callable[[int, int, FloatArray], FloatArray]
+
+
+class Drawn:
+    """A network whose messages take any time from 0 to `longest` seconds, in their order for each pair of ranks."""
+
+    def __init__(self, seed: int, longest: float) -> None:
+        self._random, self._longest = np.random.default_rng(seed), longest
+        self._last: dict[tuple[int, int], float] = {}
+
+    def arrival(self, source: int, target: int, size: int, clock: float) -> tuple[float, float]:
+        there = clock + self._longest * float(self._random.random())
+        there = self._last[source, target] = max(there, self._last.get((source, target), 0.0))
+        return there, there
+
+
+@dataclass
+class Played:
+    """What one worker has seen.
+
+    Attributes
+    ----------
+    first, last : its parameters before and after all steps, `finish` included.
+    added : the sum of its updates, each with the weight of its model.
+    sent : bytes by step.
+    exchanges : steps in which it has exchanged.
+    """
+
+    strategy: Strategy
+    first: FloatArray
+    last: FloatArray
+    added: npt.NDArray[np.float64]
+    sent: list[int]
+    exchanges: list[int]
+
+
+def noise(scale: float) -> Update:
+    """Independent normal numbers."""
+    def update(worker: int, step: int, parameters: FloatArray) -> FloatArray:
+        drawn = np.random.default_rng((worker, step)).standard_normal(parameters.size)
+        return (scale * drawn).astype(np.float32)
+    return update
+
+
+def still(worker: int, step: int, parameters: FloatArray) -> FloatArray:
+    """No change at all."""
+    return np.zeros_like(parameters)
+
+
+def play(method: Method, count: int, steps: int, *, size: int = 300, update: Update = still, apart: float = 1.0,
+         zones: Sequence[str] | None = None, network: Network | None = None, seed: int = 5,
+         rate: Callable[[int], float] = lambda step: 0.1, seconds: Callable[[int], float] = lambda rank: 1.0,
+         transport: Callable[[Virtual], Virtual] = lambda transport: transport) -> list[Played]:
+    """Let `count` workers play a strategy.
+
+    Parameters
+    ----------
+    apart : each worker's model is moved away from the common first one by normal numbers of this size, after the
+        strategy was made.
+    rate : step -> learning rate.
+    seconds : rank -> mean time that it computes in a step; the times differ from step to step.
+    """
+    def program(virtual: Virtual) -> Played:
+        carrier = transport(virtual)
+        now = 0
+        common = np.random.default_rng(seed).standard_normal(size).astype(np.float32)
+        messages = Messages(carrier, ("zone",) * count)
+        workers, leaves = tuple(range(count)), tuple(zones or ("",) * count)
+        setting = Setting(messages, Courier(False), workers, (), common.copy(), np.zeros_like(common),
+                          (size // 3, 0, 1, size - size // 3 - 1), method, seed, leaves, leaves, {},
+                          lambda: rate(now), lambda part: lambda numbers: None)
+        strategy = STRATEGIES[method.strategy or ""](setting)
+        parameters = setting.parameters
+        random = np.random.default_rng((seed, virtual.rank))
+        parameters += np.float32(apart) * random.standard_normal(size).astype(np.float32)
+        played = Played(strategy, parameters.copy(), parameters, np.zeros(size), [], [])
+        for now in range(steps):
+            virtual.compute(seconds(virtual.rank) * float(random.exponential()))
+            change = update(virtual.rank, now, parameters)
+            parameters += change
+            played.added += strategy.weight * change
+            before, fired = sum(messages.sent.values()), strategy.fired
+            strategy.after_update(now)
+            played.sent.append(sum(messages.sent.values()) - before)
+            if strategy.fired > fired:
+                played.exchanges.append(now)
+        strategy.finish()
+        return replace(played, last=parameters.copy())
+    return run(count, program, network)
+
+
+def lost(played: Sequence[Played]) -> float:
+    """How far the sum of the models, each with its weight, is from what it was and what was added, relative."""
+    before = sum(its.first.astype(np.float64) + its.added for its in played)
+    after = sum(its.last.astype(np.float64) * its.strategy.weight for its in played)
+    return float(np.abs(after - before).max() / np.abs(before).max())
+
+
+def spread(models: Sequence[FloatArray]) -> float:
+    """The largest distance of a model from the mean of all."""
+    stacked = np.array(models, np.float64)
+    return float(np.linalg.norm(stacked - stacked.mean(0), axis=1).max())

@@ -1,0 +1,216 @@
+"""Gossip, adaptive gossip, local SGD and elastic averaging against their definitions, on virtual ranks."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from training import Drawn, lost, noise, play, spread
+
+from slurmdl.train.graphs import GRAPHS, Members
+from slurmdl.train.method import Method
+
+COUNTS = (1, 2, 3, 5, 8, 13, 17)
+ZONES = tuple("abbacabcddeabcbda")
+
+
+@pytest.mark.parametrize("graph", GRAPHS)
+@pytest.mark.parametrize("count", COUNTS)
+def test_gossip_is_the_product_of_its_mixing_matrices(graph: str, count: int) -> None:
+    if GRAPHS[graph].unfit(count):
+        return
+    steps, zones = 9, ZONES[:count]
+    played = play(Method("gossip", graph), count, steps, zones=zones)
+    models = np.array([its.first for its in played], np.float64)
+    expected = GRAPHS[graph](Members(zones, 5))
+    for step in range(steps):
+        models = expected.round(step).matrix @ models
+    assert np.abs(models - [its.last for its in played]).max() < 1e-5
+    assert lost(played) < 1e-6
+    assert all(its.fired + its.skipped == steps for its in (each.strategy for each in played))
+
+
+@pytest.mark.parametrize("compress, near", [("fp16", 1e-3), ("int8", 1e-3), ("int4", 1e-3), ("sign", 0.1),
+                                            ("topk", 0.01)])
+@pytest.mark.parametrize("count", [2, 5, 8])
+def test_compressed_gossip_keeps_the_sum_and_comes_together(compress: str, near: float, count: int) -> None:
+    played = play(Method("gossip", "base", compress=compress), count, 300, zones=ZONES[:count])
+    assert lost(played) < 1e-5
+    assert spread([its.last for its in played]) < near * spread([its.first for its in played])
+
+
+@pytest.mark.parametrize("graph", ["hypercube", "exponential", "zones"])
+def test_copies_on_every_fixed_graph(graph: str) -> None:
+    played = play(Method("gossip", graph, compress="int4"), 8, 300, zones=ZONES[:8], update=noise(1e-3))
+    assert lost(played) < 1e-5
+    assert spread([its.last for its in played]) < 0.05 * spread([its.first for its in played])
+
+
+@pytest.mark.parametrize("method, count", [
+    (Method("adaptive-gossip", "base"), 5), (Method("adaptive-gossip", "random", compress="fp16"), 8),
+    (Method("adaptive-gossip", "zones", compress="int4"), 6), (Method("adaptive-gossip", "links"), 7),
+    (Method("gossip", "exponential", period=3), 5), (Method("gossip", "random", global_every=7), 6),
+    (Method("adaptive-gossip", "random", asynchronous=True), 5),
+    (Method("gossip", "exponential", asynchronous=True, compress="fp16"), 7),
+    (Method("local-sgd", "ring", compress="int4", period=5), 5), (Method("elastic", "ring", period=3), 4),
+    (Method("local-sgd", "hierarchical", trigger="drift"), 7)], ids=str)
+def test_no_deadlock_and_no_loss_whatever_the_delays(method: Method, count: int) -> None:
+    """Messages that take up to 5 steps, and ranks of which each is slower than the one before."""
+    for seed in range(4):
+        played = play(method, count, 60, zones=ZONES[:count], network=Drawn(seed, 5.0), update=noise(0.05),
+                      seconds=lambda rank: 1.0 + rank)
+        assert sum(its.strategy.fired for its in played) > 0
+        if method.strategy in ("gossip", "adaptive-gossip"):
+            assert lost(played) < 1e-5
+
+
+def test_the_same_seed_makes_the_same_exchanges_whatever_the_delays() -> None:
+    method = Method("adaptive-gossip", "base", compress="int8", threshold=0.03)
+    one, other = (play(method, 6, 200, update=noise(2e-3), network=network) for network in (None, Drawn(1, 9.0)))
+    assert [its.exchanges for its in one] == [its.exchanges for its in other]
+    assert all(np.array_equal(a.last, b.last) for a, b in zip(one, other, strict=True))
+
+
+def test_drift_decides_when_pairs_exchange() -> None:
+    """One worker moves, the others stand still: all exchanges that no guard forces are those with the one."""
+    def update(worker: int, step: int, parameters: np.ndarray) -> np.ndarray:
+        return np.full_like(parameters, 0.02 * (worker == 0 and step < 60))
+    played = play(Method("adaptive-gossip", "hypercube", threshold=0.05, warm_up=4), 4, 100, update=update, apart=0)
+    first, *others = (its.exchanges for its in played)
+    assert first[:4] == [0, 1, 2, 3]
+    assert 5 < len(first) < 25
+    assert all(step % 4 == 3 for step in first[4:])
+    for step in first:
+        assert sum(step in its for its in others) == (3 if step < 4 else 1)
+    assert lost(played) < 1e-5
+
+
+def test_nothing_moves_and_silence_ends() -> None:
+    played = play(Method("adaptive-gossip", "hypercube", warm_up=2, silence=20), 4, 200, apart=0)
+    for its in played:
+        gaps = np.diff([*its.exchanges, 200])
+        assert its.exchanges[:2] == [0, 1]
+        assert gaps.max() <= 20
+        assert 200 // 20 <= len(its.exchanges) <= 2 + 200 // 16
+
+
+def test_the_threshold_follows_the_learning_rate() -> None:
+    """Steps in proportion to a rate that falls: the exchanges do not become rarer."""
+    def rate(step: int) -> float:
+        return 0.1 if step < 200 else 0.01
+    def update(worker: int, step: int, parameters: np.ndarray) -> np.ndarray:
+        return noise(0.05)(worker, step, parameters) * np.float32(rate(step))
+    fixed, scaled = (play(Method("adaptive-gossip", "base", threshold=0.02, warm_up=0, silence=1000), 4, 400,
+                          update=update, apart=0, rate=its) for its in (lambda step: 0.1, rate))
+    def late(played: list) -> int:
+        return sum(step >= 220 for its in played for step in its.exchanges)
+    assert late(scaled) > 3 * max(1, late(fixed))
+
+
+@pytest.mark.parametrize("budget, compress", [(0.05, "none"), (0.02, "int4"), (0.1, "fp16")])
+def test_a_budget_is_kept(budget: float, compress: str) -> None:
+    count, steps, size = 4, 4000, 600
+    played = play(Method("adaptive-gossip", "base" if compress == "int4" else "random", compress=compress,
+                         comm_budget=budget), count, steps, size=size, update=noise(0.02), apart=0)
+    final = 8 * size * (count - 1) / count
+    for its in played:
+        share = (sum(its.sent) + final) / (4 * size * steps)
+        assert 0.7 * budget < share < 1.2 * budget
+
+
+def test_a_budget_below_what_silence_forces_is_refused() -> None:
+    from slurmdl.errors import Refused
+    with pytest.raises(Refused, match=r"--comm-budget 1%: below 1.56%, .* 64 steps"):
+        play(Method("adaptive-gossip", "base", comm_budget=0.01), 2, 1, size=100_000)
+    play(Method("adaptive-gossip", "base", comm_budget=0.01, compress="int4"), 2, 1, size=100_000)
+
+
+def test_a_global_average_makes_all_models_the_mean() -> None:
+    played = play(Method("gossip", "random", global_every=4), 6, 8, zones=ZONES[:6])
+    mean = np.mean([its.first for its in played], axis=0, dtype=np.float64)
+    assert all(np.abs(its.last - mean).max() < 1e-5 for its in played)
+
+
+@pytest.mark.parametrize("traffic", ["ring", "hierarchical"])
+@pytest.mark.parametrize("count", COUNTS)
+def test_local_sgd_is_its_formula(traffic: str, count: int) -> None:
+    """In fp64, in one process."""
+    alpha, mu, period = 0.7, 0.5, 4
+    played = play(Method("local-sgd", traffic, period=period), count, 20, apart=0, update=noise(0.1),
+                  zones=ZONES[:count])
+    x = np.array([its.first for its in played], np.float64)
+    z, u = x[0].copy(), np.zeros(x.shape[1])
+    for step in range(20):
+        x += [noise(0.1)(worker, step, z) for worker in range(count)]
+        if step % period == period - 1:
+            change = (x - z).mean(0)
+            u = mu * u + change
+            z = z + alpha * (change + mu * u)
+            x[:] = z
+    assert np.abs(x - [its.last for its in played]).max() < 1e-4
+    assert all(np.array_equal(its.last, played[0].last) for its in played)
+
+
+@pytest.mark.parametrize("count", [2, 5])
+def test_elastic_averaging_is_its_formula(count: int) -> None:
+    played = play(Method("elastic", "ring", period=2), count, 20, update=noise(0.1))
+    x = np.array([its.first for its in played], np.float64)
+    z = np.random.default_rng(5).standard_normal(x.shape[1])
+    for step in range(20):
+        x += [noise(0.1)(worker, step, z) for worker in range(count)]
+        if step % 2:
+            distance = x - z
+            x -= 0.9 / count * distance
+            z = z + 0.9 / count * distance.sum(0)
+    assert np.abs(x - [its.last for its in played]).max() < 1e-4
+    assert all(np.abs(its.strategy.centre - z).max() < 1e-4 for its in played)
+
+
+@pytest.mark.parametrize("strategy, compress", list(itertools.product(
+    ["local-sgd", "elastic"], ["int8", "int4", "sign", "topk"])))
+def test_what_compression_leaves_out_comes_later(strategy: str, compress: str) -> None:
+    """All are drawn to one point: compressed and not, they come to it."""
+    def update(worker: int, step: int, parameters: np.ndarray) -> np.ndarray:
+        return np.float32(0.02) * (3 - parameters)
+    played = play(Method(strategy, "ring", compress=compress, period=4), 5, 800, size=700, update=update)
+    far = np.abs(played[0].first - 3).max()
+    near = 0.2 if (strategy, compress) == ("local-sgd", "sign") else 0.01
+    assert all(np.abs(its.last - 3).max() < near * far for its in played)
+    assert len({its.strategy.fired for its in played}) == 1
+
+
+@pytest.mark.parametrize("compress", ["int4", "sign", "topk"])
+def test_momentum_and_what_is_fed_back_do_not_swing_up(compress: str) -> None:
+    method = Method("local-sgd", "ring", compress=compress, period=2, outer_momentum=0.9)
+    def update(worker: int, step: int, parameters: np.ndarray) -> np.ndarray:
+        return np.float32(0.04) * (3 - parameters)
+    played = play(method, 4, 800, size=700, update=update)
+    assert all(np.abs(its.last - 3).max() < np.abs(its.first - 3).max() for its in played)
+
+
+@pytest.mark.parametrize("strategy", ["local-sgd", "elastic"])
+def test_all_decide_alike_by_the_mean_drift(strategy: str) -> None:
+    """One of five moves: in the mean it is a fifth as urgent."""
+    def update(worker: int, step: int, parameters: np.ndarray) -> np.ndarray:
+        return np.full_like(parameters, 0.01 * (worker == 2))
+    played = play(Method(strategy, "ring", trigger="drift", threshold=0.02, warm_up=0), 5, 100, update=update,
+                  apart=0)
+    exchanges = played[0].exchanges
+    assert all(its.exchanges == exchanges for its in played)
+    assert 5 <= len(exchanges) <= 15
+
+
+def test_asynchronous_gossip_comes_together_though_one_is_slow() -> None:
+    """Nobody waits: on its clock a quick rank ends long before one that takes 10 times as long for a step."""
+    played = play(Method("gossip", "random", asynchronous=True), 6, 150, network=Drawn(3, 0.5),
+                  seconds=lambda rank: 10.0 if rank == 0 else 1.0)
+    assert lost(played) < 1e-5
+    assert sum(its.strategy.weight for its in played) == pytest.approx(6, rel=1e-12)
+    assert spread([its.last for its in played]) < 0.2 * spread([its.first for its in played])
+
+
+def test_a_push_that_would_wait_is_left_out() -> None:
+    played = play(Method("gossip", "random", asynchronous=True), 3, 40, network=Drawn(3, 20.0))
+    assert all(its.strategy.skipped > 10 for its in played)
+    assert lost(played) < 1e-5
