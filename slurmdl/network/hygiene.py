@@ -19,8 +19,8 @@ from slurmdl.network.samples import LinkSample
 
 #: seconds that the clock of a node may be ahead of the collector's
 SKEW = 60.0
-#: bytes/s that no link carries, and the least that stands for a link that carries nothing
-MOST, LEAST = 1e15, 1.0
+#: bytes/s that stand for a link that carries nothing
+LEAST = 1.0
 #: how much a sample of the source counts; retransmissions tell of all the links that a node's traffic took
 TRUST = {"counters": 0.25}
 #: least number of measured nodes whose median stands for those that were not measured
@@ -129,8 +129,6 @@ def _fault(sample: LinkSample, now: float, rules: Rules) -> str:
         return "too old"
     if sample.throughput is None and sample.delay is None and sample.loss is None:
         return "without a figure"
-    if sample.throughput is not None and sample.throughput > MOST:
-        return "absurd"
     if sample.delay is not None and sample.delay_tail is not None and sample.delay_tail < sample.delay:
         return "absurd"
     return ""

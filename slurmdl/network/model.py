@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from slurmdl.errors import InputError
-from slurmdl.network.samples import SOURCES, is_trunk
+from slurmdl.network.samples import FASTEST, SOURCES, is_trunk
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -60,23 +60,23 @@ class LinkScore:
 
 
 def _within(low: float, high: float, above: bool = False) -> Callable[[Any], bool]:
-    """Whether a value is a finite number of the range; one so large that no float holds it is none."""
+    """Whether a value is a number of the range."""
     def fits(value: Any) -> bool:
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
             return False
-        return math.isfinite(value) and (not above or value > low)
+        return not above or value > low
 
     return fits
 
 
-#: bytes/s that no link has, seconds that no round trip takes, and seconds after which a measurement is history
-_MOST, _LONGEST, _OLDEST = 1e15, 60.0, 1e10
+#: seconds that no round trip takes, and seconds after which a measurement is history
+_LONGEST, _OLDEST = 60.0, 1e10
 
-_positive = _within(0, _MOST, above=True)
+_positive = _within(0, FASTEST, above=True)
 _delay = f"a number from 0 to {_LONGEST:g}", _within(0, _LONGEST)
 #: key of a score -> what is valid in words, and whether a value is
 _RANGES: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
-    "throughput": (f"a number above 0, at most {_MOST:g}, or null", lambda value: value is None or _positive(value)),
+    "throughput": (f"a number above 0, up to {FASTEST:g}, or null", lambda value: value is None or _positive(value)),
     "delay": _delay, "delay_tail": _delay,
     "loss": ("a number from 0 to 1", _within(0, 1)),
     "age": (f"a number from 0 to {_OLDEST:g}", _within(0, _OLDEST)),
@@ -231,7 +231,7 @@ def _links(key: str, data: Any) -> dict[str, LinkScore]:
 def _number(key: str, value: Any, zero: bool = False, none: bool = False) -> float | None:
     if none and value is None:
         return None
-    if not _within(0, _MOST, above=not zero)(value):
+    if not _within(0, FASTEST, above=not zero)(value):
         raise InputError(f"scores: {key} {str(value)[:40]!r} is not valid; valid: a number "
                          f"{'from' if zero else 'above'} 0")
     return float(value)
