@@ -1,0 +1,129 @@
+"""Gossip through shared memory inside each node, and by messages between one leader per node."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from slurmdl.train.graphs import GRAPHS, Members
+from slurmdl.train.strategies.strategy import Setting, Strategy
+from slurmdl.train.sums import by_zone
+from slurmdl.train.transports.window import Window, mean, mix
+from slurmdl.train.triggers import TRIGGERS, Cost
+
+
+class Shared(Strategy):
+    """Every step mixes models inside the nodes; where an exchange between nodes is due, leaders make it for all.
+
+    In a step without one, the ranks of a node play the graph `base`: each publishes its model and mixes its
+    partner's in, straight out of the partner's slot. Where an exchange is due, each node's mean is made in shared
+    memory, a part by each of its ranks; the leaders, ordered by zone, play the strategy `between` with these means;
+    and all ranks of the node go on with what came of it. All this keeps the sum of the models, to the rounding of
+    fp32.
+
+    Asynchronous, a rank mixes in the newest whole model of a rank of its node, and the leader plays `between` with
+    its own model. Nobody waits, and the sum is not kept: one of two partners may mix in what the other has left
+    behind. A new model is always a weighted mean of models, so none leaves the range that they span.
+
+    Parameters
+    ----------
+    between : what makes the leader's part between nodes; its workers are the leaders.
+
+    Attributes
+    ----------
+    fired, skipped : exchanges between nodes, on the leaders; where there is one node, exchanges in it.
+
+    References
+    ----------
+    X. Lian, W. Zhang, C. Zhang, J. Liu: Asynchronous decentralized parallel stochastic gradient descent. ICML 2018.
+    arXiv:1710.06952
+    """
+
+    def __init__(self, setting: Setting, between: Callable[[Setting], Strategy]) -> None:
+        super().__init__(setting)
+        rank, groups = setting.messages.rank, by_zone(setting.workers, setting.nodes)
+        self._group = next(group for group in groups if rank in group)
+        leaders = tuple(leader for zone in by_zone([group[0] for group in groups], setting.zones) for leader in zone)
+        self._inside = GRAPHS["base"](Members([""] * len(self._group)))
+        self._place = self._group.index(rank)
+        share, size = setting.messages.transport.share, setting.parameters.size
+        self._window = setting.courier.do(lambda: Window(share, rank, self._group, size))
+        self._between = None
+        self._alone = len(leaders) == 1
+        method = replace(setting.method, comm_budget=None)
+        self._trigger = TRIGGERS[method.when](method, setting.parameters, setting.sizes, setting.rate, Cost(0.0))
+        self._due = self._trigger.next(-1)
+        if rank in leaders and not self._alone:
+            its = replace(setting, workers=leaders)
+            if not method.asynchronous:
+                self._window.common[:] = setting.parameters
+                sizes = tuple(float(len(group)) for leader in leaders for group in groups if leader in group)
+                its = replace(its, parameters=self._window.common, weights=sizes)
+            self._between = between(its)
+
+    def after_update(self, number: int) -> None:
+        if self._its.method.asynchronous:
+            self._mix_without_waiting(number)
+        elif self._is_due(number) and not self._alone:
+            self._mix_between(number)
+        else:
+            self._its.courier.do(lambda: self._mix_inside(number))
+
+    def _is_due(self, number: int) -> bool:
+        """Whether the leaders need their nodes' means in this step: to exchange them, or to look at them."""
+        trigger, due, every = self._trigger, self._due, self._its.method.global_every
+        if number == due:
+            self._due = trigger.next(number)
+            return True
+        looks = not trigger.sure(due) and number == trigger.look(due)
+        return looks or (bool(every) and (number + 1) % every == 0)
+
+    def _mix_inside(self, number: int) -> None:
+        turn = self._inside.round(number)
+        peer = self._group[turn.target[self._place]]
+        if peer == self._group[self._place]:
+            return
+        window, mine = self._window, self._its.parameters
+        window.publish(number, mine, [peer])
+        mix(mine, window.version(peer, number), float(turn.weight[self._place]), mine)
+        window.tell("read", number)
+        self.fired += self._alone
+
+    def _mix_between(self, number: int) -> None:
+        courier, window = self._its.courier, self._window
+        courier.do(lambda: self._mean(number))
+        if self._between:
+            courier.do(lambda: [window.wait(peer, "read", number) for peer in self._group])
+            self._between.after_update(number)
+            self.fired, self.skipped = self._between.fired, self._between.skipped
+            courier.do(lambda: window.tell("arrived", number))
+        else:
+            courier.do(lambda: window.wait(self._group[0], "arrived", number))
+        # it stays as it is until all have published another version
+        self._its.parameters[:] = window.common
+
+    def _mean(self, number: int) -> None:
+        """This rank's part of the node's mean."""
+        window, size = self._window, self._its.parameters.size
+        window.publish(number, self._its.parameters, self._group)
+        slots = [window.version(peer, number) for peer in self._group]
+        part = slice(size * self._place // len(slots), size * (self._place + 1) // len(slots))
+        mean([slot[part] for slot in slots], window.common[part])
+        window.tell("read", number)
+
+    def _mix_without_waiting(self, number: int) -> None:
+        if len(self._group) > 1:
+            draw = np.random.default_rng((self._its.seed, self._its.messages.rank, number))
+            peer = self._group[self._place - int(draw.integers(1, len(self._group)))]
+            taken = self._its.courier.do(lambda: self._window.blend(number, self._its.parameters, peer, 0.5))
+            self.fired += self._alone and taken
+        if self._between:
+            self._between.after_update(number)
+            self.fired, self.skipped = self._between.fired, self._between.skipped
+
+    def finish(self) -> None:
+        if self._between:
+            self._between.finish()
+        self._its.courier.do(self._window.close)

@@ -1,0 +1,71 @@
+"""An MPI program for test_train_shared.py: gossip in shared memory on pretended nodes of two ranks, as JSON."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from slurmdl.train.courier import Courier
+from slurmdl.train.messages import Messages
+from slurmdl.train.method import Method
+from slurmdl.train.runtime import World
+from slurmdl.train.strategies import STRATEGIES, Setting
+from slurmdl.train.transports.mpi import Mpi
+
+SIZE, STEPS = 301, 24
+comm = MPI.COMM_WORLD
+ranks = tuple(range(comm.Get_size()))
+collective: list[str] = []
+
+
+class Spy:
+    """A communicator that notes collective calls."""
+
+    LOCAL = ("Isend", "Irecv", "Iprobe", "Get_rank", "Get_size", "Get_group")
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in self.LOCAL:
+            collective.append(name)
+        return getattr(comm, name)
+
+
+transport = Mpi(Spy())
+rank = transport.rank
+before = np.random.default_rng(5).standard_normal((len(ranks), SIZE)).astype(np.float32)
+draw = random.Random(rank)
+
+
+def mixed(method: Method, steps: int) -> dict[str, Any]:
+    world = World(transport, method, tuple("ab"[r // 2] for r in ranks), ("",) * len(ranks),
+                  ("worker",) * len(ranks), {})
+    messages, parameters = Messages(transport, world.levels()), before[0].copy()
+    its = Setting(messages, Courier(transport.threaded), ranks, (), parameters, parameters.copy(), (SIZE,), method, 3,
+                  world.nodes, world.zones, {}, lambda: 0.1, lambda part: lambda numbers: None)
+    strategy = STRATEGIES[method.strategy or ""](its)
+    parameters[:] = before[rank]
+    collective.clear()
+    for number in range(steps):
+        if draw.random() < 0.3:
+            time.sleep(draw.random() * 3e-3)
+        strategy.after_update(number)
+    called = list(collective)
+    strategy.finish()
+    its.courier.close()
+    return {"after": comm.allgather(parameters.tolist()), "sent": comm.allgather(messages.sent),
+            "collective": [name for its in comm.allgather(called) for name in its]}
+
+
+result: dict[str, Any] = {
+    "every": mixed(Method("gossip", "base", shared_memory=True), STEPS),
+    "third": mixed(Method("gossip", "base", shared_memory=True, period=3), STEPS),
+    "drift": mixed(Method("adaptive-gossip", "base", shared_memory=True, warm_up=4, threshold=0.3), STEPS),
+    "free": mixed(Method("gossip", "random", shared_memory=True, asynchronous=True), 300)}
+result |= {"collective": [name for its in result.values() for name in its["collective"]], "steps": STEPS,
+           "before": before.tolist()}
+if rank == 0:
+    print(json.dumps(result))
