@@ -99,15 +99,19 @@ def start_alike(world: World, messages: Messages, vector: npt.NDArray[Any]) -> N
         hand_on(messages, range(len(world.nodes)), vector)
 
 
-def average(world: World, messages: Messages, parameters: FloatArray) -> float:
+def average(messages: Messages, workers: Sequence[int], parameters: FloatArray, share: float) -> float:
     """Replace the workers' models by their mean; a call of all workers.
 
-    Returns the distance of this rank's model from the mean, relative to the mean's norm.
+    Parameters
+    ----------
+    share : of this rank's model in the mean; those of all workers are 1 together.
+
+    Returns
+    -------
+    The distance of this rank's model from the mean, relative to the mean's norm.
     """
-    workers = world.ranks("worker")
-    mean = parameters.copy()
+    mean = parameters * np.float32(share)
     Sum(messages, [workers], mean).run()
-    mean /= np.float32(len(workers))
     norm = float(np.linalg.norm(mean))
     distance = float(np.linalg.norm(parameters - mean)) / norm if norm else 0.0
     parameters[:] = mean

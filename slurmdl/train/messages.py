@@ -6,7 +6,7 @@ bytes crossed which link.
 
 from __future__ import annotations
 
-import time
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -34,7 +34,7 @@ class Messages:
     Attributes
     ----------
     sent : level -> payload bytes sent by this rank.
-    seconds : time spent in posting messages and in waiting for them.
+    seconds : time spent in posting messages and in waiting for them, in s.
     """
 
     def __init__(self, transport: Transport, levels: Sequence[str]) -> None:
@@ -43,14 +43,20 @@ class Messages:
         self.rank = transport.rank
         self.sent = dict.fromkeys(LEVELS, 0)
         self.seconds = 0.0
+        self._waited, self._since = 0.0, math.inf
+
+    def waited(self) -> float:
+        """How long, until now, nothing was there yet of what was expected next, in s."""
+        return self._waited + max(self.transport.now() - self._since, 0.0)
 
     def exchange(self, sends: Sequence[tuple[int, Any]], receives: Sequence[tuple[int, Any]], tag: int = 0) -> None:
         """Send and receive contiguous arrays (peer, array), all at once, and wait until all are done."""
-        start = time.perf_counter()
+        start = self.transport.now()
         requests = [self.transport.receive(peer, array, tag) for peer, array in receives]
-        requests += [self.send(peer, array, tag) for peer, array in sends]
-        self.transport.wait(requests)
-        self.seconds += time.perf_counter() - start
+        leaving = [self.send(peer, array, tag) for peer, array in sends]
+        self._await_first(requests[:1])
+        self.transport.wait(requests + leaving)
+        self.seconds += self.transport.now() - start
 
     def stream(self, sends: Sequence[tuple[int, FloatArray]],
                receives: Sequence[tuple[int, FloatArray]]) -> Iterator[tuple[int, slice]]:
@@ -60,17 +66,26 @@ class Messages:
         with a chunk overlaps with the transfer of the next ones. Of several arrays between the same two ranks both
         name them in the same order.
         """
-        start = time.perf_counter()
+        start = self.transport.now()
         arriving = [(index, part, self.transport.receive(peer, array[part]))
                     for index, (peer, array) in enumerate(receives) for part in _chunks(array.size)]
         leaving = [self.send(peer, array[part]) for peer, array in sends for part in _chunks(array.size)]
+        self._await_first([request for _, _, request in arriving[:1]])
         for index, part, request in arriving:
             self.transport.wait([request])
-            self.seconds += time.perf_counter() - start
+            self.seconds += self.transport.now() - start
             yield index, part
-            start = time.perf_counter()
+            start = self.transport.now()
         self.transport.wait(leaving)
-        self.seconds += time.perf_counter() - start
+        self.seconds += self.transport.now() - start
+
+    def _await_first(self, requests: Sequence[Any]) -> None:
+        """Wait for the first of what is expected, and count for how long."""
+        if requests:
+            self._since = begun = self.transport.now()
+            self.transport.wait(requests)
+            self._since = math.inf
+            self._waited += self.transport.now() - begun
 
     def send(self, peer: int, array: Any, tag: int = 0) -> Any:
         """Begin to send an array, as Transport.send, and count its bytes."""

@@ -116,6 +116,7 @@ class Report:
     score : (loss, accuracy) of the final model on the test images, from the rank that evaluated it, else None.
     before : the same of this rank's own model, before the final average.
     fired, skipped : exchanges made, and exchanges that a trigger held back.
+    batch : samples per step; 0 on a server, and where it is not known.
     """
 
     meter: Meter
@@ -125,13 +126,15 @@ class Report:
     before: tuple[float, float] | None = None
     fired: int = 0
     skipped: int = 0
+    batch: int = 0
 
 
-def summarise(reports: Sequence[Report], roles: Sequence[str], batch: int) -> dict[str, Any]:
+def summarise(reports: Sequence[Report], roles: Sequence[str]) -> dict[str, Any]:
     """The figures of a run from the reports of all ranks, in rank order.
 
     Returns
     -------
+    batch : samples per worker and step, 0 where it is not known.
     steps : number of steps, of the worker that made most.
     seconds : the slowest worker's sum over the steps.
     seconds_per_step : the slowest worker's median over the steps.
@@ -154,7 +157,9 @@ def summarise(reports: Sequence[Report], roles: Sequence[str], batch: int) -> di
     loss, accuracy = next((report.score for report in reports if report.score), (None, None))
     losses = [meter.loss[-1] for meter in meters if meter.loss]
     before = [report.before[1] for report in workers if report.before]
-    return {"steps": max(len(meter.wall) for meter in meters), "seconds": max(wall), "seconds_per_step": slowest,
+    batch = max(report.batch for report in workers)
+    return {"batch": batch, "steps": max(len(meter.wall) for meter in meters), "seconds": max(wall),
+            "seconds_per_step": slowest,
             "images_per_second": len(workers) * batch / slowest if slowest else 0.0,
             "compute_seconds": float(np.mean(wall) - np.mean(comm)), "comm_seconds": float(np.mean(comm)),
             "phases": {phase: float(np.mean([meter.phases[phase] for meter in meters])) for phase in PHASES},

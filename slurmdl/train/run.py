@@ -20,7 +20,8 @@ import atexit
 import os
 import sys
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -29,16 +30,25 @@ from slurmdl.errors import TrainError
 from slurmdl.train import agreement, ending, method, runtime, shards
 from slurmdl.train.backward import Backward, Listener
 from slurmdl.train.courier import Courier
+from slurmdl.train.graphs import GRAPHS, Members, spectral_gap
 from slurmdl.train.loader import Deal, Loader, source
 from slurmdl.train.messages import Messages
+from slurmdl.train.meters import Meter, Report, Stopwatch, summarise, table
 from slurmdl.train.method import Method
 from slurmdl.train.replica import Replica
 from slurmdl.train.strategies import STRATEGIES, Setting, Strategy
+from slurmdl.train.trace import Trace
 from slurmdl.train.transports.transport import Transport
+
+Score = Callable[[], tuple[float, float] | None]
+
+#: variable that names a folder for traces
+TRACE = method.PREFIX + "TRACE"
 
 
 def init(asked: Method | None = None, *, seed: int = 1, passes: int = 1, alike: Mapping[str, object] | None = None,
-         environ: Mapping[str, str] = os.environ, transport: Transport | None = None) -> Run:
+         trace: str | None = None, environ: Mapping[str, str] = os.environ,
+         transport: Transport | None = None) -> Run:
     """Meet the other ranks; a call of all of them.
 
     Parameters
@@ -47,6 +57,7 @@ def init(asked: Method | None = None, *, seed: int = 1, passes: int = 1, alike: 
     seed : of the order of the samples and of everything random in a strategy.
     passes : backward passes for each step of the optimizer, whose gradients add up.
     alike : further options of the script, by name, that all ranks must have alike.
+    trace : folder for a trace of each rank (trace.Trace); None: as the variable SLURMDL_TRAIN_TRACE says.
     transport : between the ranks. None: MPI; then an exception that the script does not catch ends all ranks, and
         the end of the script closes the run.
 
@@ -62,7 +73,9 @@ def init(asked: Method | None = None, *, seed: int = 1, passes: int = 1, alike: 
     found = runtime.connect(environ) if transport is None else transport
     world = runtime.join(asked or method.of({}, environ), found, environ,
                          {**(alike or {}), "seed": seed, "passes": passes})
-    run = Run(world, seed, passes)
+    folder = environ.get(TRACE, "") if trace is None else trace
+    run = Run(world, seed, passes, agreement.on_all(world, lambda: Trace(
+        folder, world.rank, world.nodes[world.rank]) if folder else None))
     if own:
         atexit.register(_close_at_exit, run)
     return run
@@ -82,6 +95,9 @@ class Run:
     ----------
     world : the other ranks, their nodes, zones and roles.
     messages, courier, strategy, replica : what `attach` has made; see there.
+    meter : times of this rank's steps.
+    seed : of the order of the samples and of everything random in a strategy.
+    batch : samples per worker and step; 0 where not known.
     consensus : distance of this rank's model from the mean of all when the run finished, relative to the mean's norm.
     """
 
@@ -89,11 +105,14 @@ class Run:
     strategy: Strategy
     courier: Courier
 
-    def __init__(self, world: runtime.World, seed: int, passes: int) -> None:
+    def __init__(self, world: runtime.World, seed: int, passes: int, trace: Trace | None = None) -> None:
         self.world = world
         self.messages = Messages(world.transport, world.levels())
+        self.meter = Meter()
+        self.batch = 0
         self.consensus = 0.0
-        self._seed, self._passes = seed, passes
+        self.seed, self._passes, self._trace = seed, passes, trace
+        self._before: tuple[float, float] | None = None
         self._attached = self._finished = self._closed = False
 
     @property
@@ -163,18 +182,24 @@ class Run:
         agreement.start_alike(world, self.messages, self.replica.parameters)
         self.replica.store_parameters()
         _begin_alike(world, self.messages, model, chosen)
-        self.courier = Courier(world.transport.threaded, now=world.transport.now)
+        now = world.transport.now
+        self.courier = courier = Courier(world.transport.threaded, now=now, waited=self.messages.waited,
+                                         trace=self._trace)
+        self._watch = Stopwatch(self.meter, now, lambda: courier.waiting, self._trace)
         setting = Setting(
             self.messages, self.courier, world.ranks("worker"), world.ranks("ps"), self.replica.parameters,
-            self.replica.gradients, self.replica.sizes, world.method, self._seed, world.nodes, world.zones,
+            self.replica.gradients, self.replica.sizes, world.method, self.seed, world.nodes, world.zones,
             world.costs, lambda: float(optimizer.param_groups[0]["lr"]),
-            lambda part: shards.updater(optimizer, self.replica, part), lambda: shards.numbers(optimizer))
+            lambda part: shards.updater(optimizer, self.replica, part), lambda: shards.numbers(optimizer),
+            shards.rates(optimizer))
         self.strategy = agreement.on_all(world, lambda: STRATEGIES[world.strategy](setting))
         self._backward = Backward(self.replica, self._passes, self.strategy.in_step,
-                                  Listener(lambda: None, self._ready, self._passes_over))
+                                  Listener(lambda: self._watch.enter("backward"), self._ready, self._passes_over))
         self._groups = len(optimizer.param_groups)
         optimizer.register_step_pre_hook(self._before_step)
         optimizer.register_step_post_hook(self._after_step)
+        model.register_forward_pre_hook(self._before_forward)
+        model.register_forward_hook(self._after_forward)
         self._attached = True
 
     def loader(self, data: Any, batch: int, shuffle: bool = True, **options: Any) -> Loader:
@@ -192,16 +217,28 @@ class Run:
         """
         count, batches = source(data, options)
         worker = self.worker or 0
-        deal = Deal(count, self.workers, batch, shuffle, self._seed)
+        deal = Deal(count, self.workers, batch, shuffle, self.seed)
         if not self.serves:
             mark = zlib.crc32(repr(next(batches(iter([np.array([0, count // 2, count - 1])])))).encode())
             self._do(lambda: agreement.compare_workers(self.world, self.messages, "data", (count, batch, mark)))
-        return Loader(deal, worker, self.workers, batches, self._weigh, lambda: None)
+        self.batch = batch
+        return Loader(deal, worker, self.workers, batches, self._begin, self._fetch)
 
     def log(self, *things: Any) -> None:
         """Print, on the first worker alone."""
         if self.first:
             print(*things, flush=True)
+
+    @contextmanager
+    def fetching(self) -> Iterator[None]:
+        """Around what makes the next batch, where it is not one of `loader`: counts as time for data."""
+        self._fetch()
+        yield
+        self._begin(1.0)
+
+    def record(self, loss: float) -> None:
+        """Tell the loss of the step that is under way or just over, for the summary."""
+        self.meter.loss.append(loss)
 
     def serve(self) -> None:
         """A parameter server's part, until all workers have ended."""
@@ -209,8 +246,13 @@ class Run:
         while self.strategy.serve(number):
             number += 1
 
-    def finish(self) -> None:
-        """After the last step: all workers' models become their mean, where they are not the same; all workers call.
+    def finish(self, score: Score | None = None) -> None:
+        """After the last step: all workers' models become their mean, where they are not the same; all ranks call.
+
+        Parameters
+        ----------
+        score : gives (loss, accuracy) of the model as it is now on the test data, None where there are none; called
+            before the models become one.
 
         Raises
         ------
@@ -222,15 +264,43 @@ class Run:
         self.replica.fetch_parameters()
         self.strategy.finish()
         self.courier.close()
-        self.world.transport.meet(self._others_go_on)
-        if not self.serves and not self.strategy.in_step:
-            self.consensus = agreement.average(self.world, self.messages, self.replica.parameters)
+        transport = self.world.transport
+        transport.meet(self._others_go_on)
+        if not self.strategy.alike:
+            workers = self.world.ranks("worker")
+            weights = transport.allgather(0.0 if self.serves else self.strategy.weight)
+            if not self.serves:
+                self._before = score() if score else None
+                self.consensus = agreement.average(self.messages, workers, self.replica.parameters,
+                                                   weights[self.rank] / sum(weights))
         self.replica.store_parameters()
 
-    def close(self) -> None:
-        """Finish the run; a call of all ranks, at the latest at the end of the script."""
-        self.finish()
+    def summary(self, score: tuple[float, float] | None = None) -> dict[str, Any] | None:
+        """The figures of the run on rank 0, None on the others; a call of all ranks after `finish`.
+
+        Parameters
+        ----------
+        score : (loss, accuracy) of the final model on the test data, from the rank that evaluated it.
+        """
+        strategy = self.strategy
+        reports = self.world.transport.gather(Report(
+            self.meter, self.messages.sent, self.consensus, score, self._before, strategy.fired, strategy.skipped,
+            self.batch))
+        if self._trace:
+            self._trace.write()
         self._closed = True
+        if reports is None:
+            return None
+        return _describe(self) | summarise(reports, self.world.roles)
+
+    def close(self) -> None:
+        """Finish the run and tell its figures on rank 0's stderr; at the end of the script it is called by itself."""
+        if self._closed or not self._attached:
+            return
+        self.finish()
+        figures = self.summary()
+        if figures:
+            print(table(figures), file=sys.stderr, flush=True)
 
     def __enter__(self) -> Run:
         return self
@@ -243,7 +313,13 @@ class Run:
         """Carry out what needs messages: by the courier, once there is one."""
         return self.courier.do(errand) if self._attached and not self._finished else errand()
 
-    def _weigh(self, weight: float) -> None:
+    def _fetch(self) -> None:
+        if self._attached and not self._finished:
+            self._watch.enter("data")
+
+    def _begin(self, weight: float) -> None:
+        if self._attached and not self._finished:
+            self._watch.enter("forward")
         if self._attached and self._passes == 1 and self.strategy.in_step:
             self._backward.weight = weight
 
@@ -251,11 +327,26 @@ class Run:
         if self.strategy.overlaps:
             self.strategy.ready(start)
 
+    def _before_forward(self, model: Any, arguments: Any) -> None:
+        import torch
+
+        if self._watch.between and torch.is_grad_enabled() and not self._finished:
+            self._watch.enter("forward")
+
+    def _after_forward(self, model: Any, arguments: Any, output: Any) -> None:
+        if not self._watch.between and getattr(output, "requires_grad", False):
+            output.register_hook(self._enter_backward)
+
+    def _enter_backward(self, gradient: Any) -> None:
+        self._watch.enter("backward")
+
     def _passes_over(self) -> None:
         if self.strategy.overlaps:
             self._complete()
+        self._watch.enter("optimizer")
 
     def _complete(self) -> None:
+        self._watch.enter("communication")
         self._backward.end()
         self.strategy.before_update(self.step)
         self.replica.store_gradients()
@@ -272,6 +363,7 @@ class Run:
                              "parameters before it")
         if not self._backward.over:
             self._complete()
+        self._watch.enter("optimizer")
         if not self.strategy.updates:
             self.replica.store_parameters()
             self.replica.hide_gradients()
@@ -279,6 +371,7 @@ class Run:
     def _after_step(self, optimizer: Any, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> None:
         if not self.strategy.updates:
             self.replica.show_gradients()
+        self._watch.enter("communication")
         if self.strategy.in_step:
             self.strategy.after_update(self.step)
         else:
@@ -286,12 +379,30 @@ class Run:
             self.strategy.after_update(self.step)
             self.replica.store_parameters()
         self._backward.next_step()
+        self._watch.end_step()
 
     def _others_go_on(self) -> None:
         peer = self.world.transport.probe(0)
         if peer is not None:
             raise TrainError(f"rank {peer} goes on while this one has ended after {self.step} steps: every worker "
                              "needs as many steps as the others (run.loader gives them)")
+
+
+def _describe(run: Run) -> dict[str, Any]:
+    """What ran, where; `nodes` and `zones` are counts (0 zones where none is known).
+
+    `spectral_gap` is that of the graph of gossip, None for other strategies.
+    """
+    world, workers = run.world, run.world.ranks("worker")
+    places = [{"rank": rank, "node": node, "zone": zone, "role": role} for rank, (node, zone, role) in enumerate(
+        zip(world.nodes, world.zones, world.roles, strict=True))]
+    gap = None
+    if world.traffic in GRAPHS:
+        gap = spectral_gap(world.traffic, Members([world.zones[rank] for rank in workers], run.seed, world.costs))
+    return {"strategy": world.strategy, "traffic": world.traffic, "spectral_gap": gap, "ranks": len(world.nodes),
+            "workers": len(workers), "ps": len(world.nodes) - len(workers), "nodes": len(set(world.nodes)),
+            "zones": len(set(world.zones) - {""}), "map": places, "parameters": run.replica.parameters.size,
+            "seed": run.seed}
 
 
 def _trained(model: Any, optimizer: Any) -> set[int]:

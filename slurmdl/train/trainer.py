@@ -11,10 +11,9 @@ from typing import Any
 from slurmdl.errors import TrainError, UnavailableError
 from slurmdl.train import agreement, meters, optimizers, simulation
 from slurmdl.train.data import Data, read
-from slurmdl.train.graphs import GRAPHS, Members, spectral_gap
 from slurmdl.train.options import Options
 from slurmdl.train.progress import Progress, writable
-from slurmdl.train.run import Run, init
+from slurmdl.train.run import init
 from slurmdl.train.task import Images, StandIn
 from slurmdl.train.transports.transport import Transport
 
@@ -60,8 +59,8 @@ def one_rank(options: Options, data: Data | None, environ: Mapping[str, str] = o
     schedule = optimizers.schedule(optimizer, options.lr_schedule, steps)
 
     run.attach(task.module, optimizer)
-    meter = meters.Meter()
-    score = before = None
+    meter, run.batch = run.meter, options.batch
+    score = None
     if run.worker is None:
         run.serve()
         run.finish()
@@ -69,33 +68,30 @@ def one_rank(options: Options, data: Data | None, environ: Mapping[str, str] = o
         progress = Progress(steps, options.log_every, options.metrics, options.tensorboard) if run.first else None
         batches = task.batches(run.worker, run.workers)
         for number in range(1, steps + 1):
-            with meter.step(run.courier, run.world.transport.now):
+            with run.fetching():
                 batch = next(batches)
-                if takes and data is not None:
-                    compute(takes)
-                optimizer.zero_grad()
-                loss = task.loss(batch)
-                loss.backward()
-                optimizer.step()
-                schedule.step()
-            meter.loss.append(float(loss.detach()))
+            if takes and data is not None:
+                compute(takes)
+            optimizer.zero_grad()
+            loss = task.loss(batch)
+            loss.backward()
+            optimizer.step()
+            schedule.step()
+            run.record(float(loss.detach()))
             if progress:
                 evaluated = options.evaluate_every and number % options.evaluate_every == 0
                 progress.step(_figures(number, meter, options.batch, task.score() if evaluated else None))
         if progress:
             progress.close()
-        before = None if run.strategy.in_step else task.score()
-        run.finish()
-        if before and run.first:
+        run.finish(task.score)
+        if run.first and not run.strategy.alike:
             task.renew(batches)
         score = task.score() if run.first else None
 
-    reports = run.world.transport.gather(meters.Report(
-        meter, run.messages.sent, run.consensus, score, before, run.strategy.fired, run.strategy.skipped))
-    run.close()
-    if reports is None:
+    summary = run.summary(score)
+    if summary is None:
         return None
-    summary = _describe(run, options) | meters.summarise(reports, run.world.roles, options.batch)
+    summary |= {"model": options.model, "data": options.data, "lr": options.lr, "momentum": options.momentum}
     print(meters.table(summary), flush=True)
     if options.summary:
         with writable(options.summary) as file:
@@ -138,23 +134,6 @@ def _figures(number: int, meter: meters.Meter, batch: int, score: tuple[float, f
     figures = {"step": number, "loss": meter.loss[-1], "seconds": wall, "compute_seconds": wall - comm,
                "comm_seconds": comm, "images_per_second": batch / wall if wall else 0.0}
     return figures | ({"test_loss": score[0], "accuracy": score[1]} if score else {})
-
-
-def _describe(run: Run, options: Options) -> dict[str, Any]:
-    """What ran, where; `nodes` and `zones` are counts (0 zones where none is known).
-
-    `spectral_gap` is that of the graph of gossip, None for other strategies.
-    """
-    world = run.world
-    places = [{"rank": rank, "node": node, "zone": zone, "role": role} for rank, (node, zone, role) in enumerate(
-        zip(world.nodes, world.zones, world.roles, strict=True))]
-    members = Members([world.zones[rank] for rank in world.ranks("worker")], options.seed, world.costs)
-    gap = spectral_gap(world.traffic, members) if world.traffic in GRAPHS else None
-    return {"strategy": world.strategy, "traffic": world.traffic, "spectral_gap": gap, "ranks": len(world.nodes),
-            "workers": run.workers, "ps": len(world.ranks("ps")),
-            "nodes": len(set(world.nodes)), "zones": len(set(world.zones) - {""}),
-            "map": places, "model": options.model, "parameters": run.replica.parameters.size, "data": options.data,
-            "batch": options.batch, "lr": options.lr, "momentum": options.momentum, "seed": options.seed}
 
 
 def _check_writable(path: str) -> None:

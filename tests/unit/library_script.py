@@ -1,0 +1,30 @@
+"""A script of a user's own for test_train_scripts.py; its argument says what goes wrong, on rank 1 where on one."""
+
+import sys
+
+import torch
+
+from slurmdl.train import init
+
+fault = sys.argv[1]
+run = init()
+torch.manual_seed(run.rank)
+model = torch.nn.Linear(4, 3 if fault == "model" and run.rank == 1 else 2)
+opt = torch.optim.SGD(model.parameters(), lr=0.5)
+model, opt = run.wrap(model, opt)
+loader = run.loader(torch.ones(40, 4), batch=2, shuffle=False)
+for step, batch in enumerate(loader):
+    if run.worker == 1 and step == 2:
+        if fault == "early":
+            break
+        if fault == "exception":
+            raise KeyError("the user's own")
+        if fault == "exit":
+            sys.exit(3)
+    opt.zero_grad()
+    loss = model(batch).square().mean() * (float("inf") if fault == "nan" and run.worker == 1 else 1)
+    loss.backward()
+    opt.step()
+if fault != "open":
+    run.finish()
+    print(f"worker {run.worker} steps {run.step} norm {float(model.weight.norm()):.6f}", flush=True)
