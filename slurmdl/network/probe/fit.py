@@ -1,0 +1,138 @@
+"""From pairs to links: what each node's own link, each way between two zones and each zone's uplink can do.
+
+The throughput of a way is the least of its links', its delay the sum, and so is the logarithm of the share that is
+not lost. One bad link spoils every way over it, so a good link's figure comes from its ways over other good links: of
+throughputs the ways count whose other end carries at least as much, of sums the median over the other ends (of two
+others the lower, so that one bad peer does not blacken a good node).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from statistics import median, median_low
+
+from slurmdl.network.probe.pair import Pair
+from slurmdl.network.samples import LinkSample
+
+#: an end counts as good enough for another one where it carries this share of what that one does: noise of probes
+_AS_GOOD = 0.75
+#: passes over the ends; each corrects the figures by those of the other ends
+_PASSES = 4
+#: -log(1 - loss) of a way that lets nothing through
+_ALL_LOST = 20.0
+
+#: the ways that were measured: one end, the other end, the figure
+Ways = Sequence[tuple[str, str, float]]
+
+
+def fit(pairs: Iterable[Pair], leaf: Mapping[str, str], time: float, source: str = "probe") -> list[LinkSample]:
+    """Samples of the links.
+
+    A node that has no peer in its zone is told apart from its zone's uplink by nothing: the figures of its way are
+    the node's, and the uplink is taken to add nothing. Of two zones alone, half of what the way between them adds
+    is each one's, and both have its throughput. A figure of an uplink is a lower bound where the nodes' own links
+    carry less.
+
+    Parameters
+    ----------
+    leaf : leaf zone of each node; a node that is missing is in none, and all these are taken to be beside each other.
+    time : seconds since the epoch, of all samples.
+    """
+    known = list(pairs)
+    inside = [pair for pair in known if leaf.get(pair.first, "") == leaf.get(pair.second, "")]
+    between = [pair for pair in known if leaf.get(pair.first, "") != leaf.get(pair.second, "")]
+    met = {node for pair in inside for node in (pair.first, pair.second)}
+    lonely = [pair for pair in between if not {pair.first, pair.second} <= met]
+    nodes = _Ends(inside + lonely)
+    found = nodes.samples("node", time, source)
+    trunks: list[Pair] = []
+    grouped: dict[tuple[str, str], list[Pair]] = {}
+    for pair in between:
+        one, other = sorted((leaf.get(pair.first, ""), leaf.get(pair.second, "")))
+        if one:
+            grouped.setdefault((one, other), []).append(pair)
+    for (one, other), group in grouped.items():
+        trunks.append(_trunk(one, other, [nodes.without(pair) for pair in group], group))
+    found += [_sample("trunk", f"{trunk.first}|{trunk.second}", trunk, time, source) for trunk in trunks]
+    # an uplink adds to a round trip what the way between two zones adds to that of the nodes' own links
+    return found + _Ends(trunks).samples("zone", time, source)
+
+
+class _Ends:
+    """The ends of ways between pairs, with each end's share in the figures."""
+
+    def __init__(self, pairs: Sequence[Pair]) -> None:
+        self.throughput = _least(_known(pairs, lambda pair: pair.throughput))
+        self.delay = _shares(_known(pairs, lambda pair: pair.delay))
+        self.tail = _shares(_known(pairs, lambda pair: pair.delay_tail))
+        self.loss = _shares(_known(pairs, lambda pair: None if pair.loss is None else _sum_of(pair.loss)))
+        self.names = list(dict.fromkeys(end for pair in pairs for end in (pair.first, pair.second)))
+
+    def samples(self, kind: str, time: float, source: str) -> list[LinkSample]:
+        return [_sample(kind, name, Pair(name, "", self.throughput.get(name), None, self.delay.get(name),
+                                         self.tail.get(name), _loss_of(self.loss.get(name))), time, source)
+                for name in self.names]
+
+    def without(self, pair: Pair) -> Pair:
+        """What a way adds to the links of its ends."""
+        def rest(value: float | None, shares: Mapping[str, float]) -> float | None:
+            known = [shares.get(end, 0.0) for end in (pair.first, pair.second)]
+            return None if value is None else max(0.0, value - sum(known))
+
+        lost = rest(None if pair.loss is None else _sum_of(pair.loss), self.loss)
+        return Pair(pair.first, pair.second, pair.throughput, None, rest(pair.delay, self.delay),
+                    rest(pair.delay_tail, self.tail), _loss_of(lost))
+
+
+def _trunk(one: str, other: str, rest: Sequence[Pair], group: Sequence[Pair]) -> Pair:
+    """The way between two zones, from the pairs that measured it: the best throughput, medians of the rest."""
+    def middle(values: list[float]) -> float | None:
+        return median(values) if values else None
+
+    return Pair(one, other, max((p.throughput for p in group if p.throughput is not None), default=None), None,
+                middle([p.delay for p in rest if p.delay is not None]),
+                middle([p.delay_tail for p in rest if p.delay_tail is not None]),
+                middle([p.loss for p in rest if p.loss is not None]))
+
+
+def _known(pairs: Sequence[Pair], figure: Callable[[Pair], float | None]) -> Ways:
+    return [(pair.first, pair.second, value) for pair in pairs if (value := figure(pair)) is not None]
+
+
+def _by_end(ways: Ways) -> dict[str, list[tuple[str, float]]]:
+    found: dict[str, list[tuple[str, float]]] = {}
+    for one, other, value in ways:
+        found.setdefault(one, []).append((other, value))
+        found.setdefault(other, []).append((one, value))
+    return found
+
+
+def _least(ways: Ways) -> dict[str, float]:
+    """What each end carries, where a way carries the less of its two ends."""
+    met = _by_end(ways)
+    best = {end: max(value for _, value in others) for end, others in met.items()}
+    return {end: median([value for other, value in others if best[other] >= _AS_GOOD * best[end]])
+            for end, others in met.items()}
+
+
+def _shares(ways: Ways) -> dict[str, float]:
+    """What each end adds, where a way has the sum of its two ends."""
+    met = _by_end(ways)
+    share = {end: min(value for _, value in others) / 2 for end, others in met.items()}
+    for _ in range(_PASSES):
+        share = {end: max(0.0, median_low([value - share[other] for other, value in others]))
+                 for end, others in met.items()}
+    return share
+
+
+def _sum_of(loss: float) -> float:
+    return -math.log1p(-loss) if loss < 1 else _ALL_LOST
+
+
+def _loss_of(total: float | None) -> float | None:
+    return None if total is None else -math.expm1(-total)
+
+
+def _sample(kind: str, name: str, pair: Pair, time: float, source: str) -> LinkSample:
+    return LinkSample(kind, name, time, source, pair.throughput, pair.delay, pair.delay_tail, pair.loss)

@@ -1,0 +1,140 @@
+"""The side that answers: echoes datagrams, takes streams and sends them, a bounded number of sessions at once."""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+import select
+import socket
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from slurmdl.network.probe.wire import Arrivals, Budget, Control, Datagrams, Deadline, Timeout
+
+#: a train has at most so many datagrams
+TRAIN = 256
+#: bytes of a datagram that is echoed
+ECHO = 64
+_MAX_STREAM, _MAX_SECONDS, _MAX_SESSION = 2**30, 10.0, 30.0
+
+Network = ipaddress.IPv4Network
+
+
+class Reflector:
+    """Answers the probes of other nodes until it is closed.
+
+    Parameters
+    ----------
+    address : to listen at, "" for all.
+    port : 0 for any.
+    token : what a peer must know; "" for none.
+    allow : networks whose hosts are answered, () for all.
+    sessions : at most so many at once; others are refused.
+    rate : bytes/s that all sessions together may send and take in, 0 for no limit.
+    """
+
+    def __init__(self, address: str = "", port: int = 0, *, token: str = "", allow: Sequence[Network] = (),
+                 sessions: int = 16, rate: float = 0.0) -> None:
+        self._server = socket.create_server((address, port))
+        self._token, self._allow, self._rate = token, tuple(allow), rate / sessions
+        self._free = threading.BoundedSemaphore(sessions)
+        self.port: int = self._server.getsockname()[1]
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def close(self) -> None:
+        """Take no new sessions."""
+        self._server.shutdown(socket.SHUT_RDWR)
+        self._server.close()
+
+    def _listen(self) -> None:
+        while True:
+            try:
+                connection, (host, _) = self._server.accept()
+            except OSError:
+                return  # closed
+            welcome = not self._allow or any(ipaddress.IPv4Address(host) in network for network in self._allow)
+            if welcome and self._free.acquire(blocking=False):
+                threading.Thread(target=self._session, args=(connection,), daemon=True).start()
+            else:
+                connection.close()
+
+    def _session(self, connection: socket.socket) -> None:
+        try:
+            with connection:
+                control = Control(connection, Deadline(_MAX_SESSION))
+                hello = control.read()
+                if hmac.compare_digest(str(hello.get("token", "")).encode(), self._token.encode()):
+                    datagrams = Datagrams(connection.getsockname()[0])
+                    try:
+                        datagrams.socket.connect((connection.getpeername()[0], int(hello.get("udp", 0))))
+                        control.write(udp=datagrams.port)
+                        while True:
+                            self._answer(control, datagrams, control.read())
+                    finally:
+                        datagrams.close()
+        except (OSError, ValueError, TypeError, OverflowError):
+            pass  # the peer has gone, or is none: nothing of it is left
+        finally:
+            self._free.release()
+
+    def _answer(self, control: Control, datagrams: Datagrams, request: dict[str, Any]) -> None:
+        seconds = min(float(request.get("seconds", 0)), _MAX_SECONDS)
+        size = min(int(request.get("size", 0)), _MAX_STREAM)
+        match request.get("do"):
+            case "echo":
+                control.write(**_echo(control, datagrams))
+            case "take":
+                control.write(rate=control.receive_stream())
+            case "send":
+                control.send_stream(size, seconds, Budget(self._rate).spend)
+            case "train":
+                control.write(rate=_take_train(control, datagrams))
+            case "send train":
+                send_train(datagrams, seconds, self._rate)
+                control.write(done=True)
+            case _:
+                raise Timeout("the peer asks for what is not known here")
+
+
+def _echo(control: Control, datagrams: Datagrams) -> dict[str, int]:
+    """Echo until the peer writes a line; how many came, and how many more found the buffer full."""
+    received, before = 0, datagrams.overflow
+    while True:
+        ready, _, _ = select.select([datagrams.socket, control.socket], [], [], control.deadline.left())
+        if datagrams.socket in ready:
+            found = datagrams.receive(0)
+            if found is not None and len(found[0]) <= ECHO:
+                received += 1
+                datagrams.send(found[0])
+        elif ready:
+            control.read()
+            return {"received": received, "overflow": datagrams.overflow - before}
+
+
+def _take_train(control: Control, datagrams: Datagrams) -> float:
+    """Take a train until the peer's line says that it has been sent, and no more of it comes; its bytes/s."""
+    arrivals, wait = Arrivals(datagrams), None
+    while True:
+        ready, _, _ = select.select([datagrams.socket] if wait else [datagrams.socket, control.socket], [], [],
+                                    wait or control.deadline.left())
+        if datagrams.socket in ready:
+            found = datagrams.receive(0)
+            if found is not None:
+                arrivals.take(*found)
+        elif ready:
+            wait = float(control.read().get("wait", 0.0)) or 0.01
+        else:
+            return arrivals.rate()
+
+
+def send_train(datagrams: Datagrams, seconds: float, rate: float) -> None:
+    """Send at most TRAIN of the longest datagrams one after the other, for at most so long."""
+    deadline, budget, data = Deadline(seconds), Budget(rate), bytes(datagrams.longest())
+    try:
+        for _ in range(TRAIN):
+            deadline.left()
+            budget.spend(len(data))
+            datagrams.send(data)
+    except Timeout:
+        return

@@ -1,0 +1,206 @@
+"""What the two sides of a probe send each other: lines of JSON and streams of chunks over TCP, datagrams over UDP."""
+
+from __future__ import annotations
+
+import json
+import math
+import socket
+import struct
+import time
+from collections.abc import Callable
+from typing import Any
+
+#: bytes of a line, at most
+_LONGEST = 4096
+#: a stream is a row of these; the first byte of the last one is 0
+CHUNK = 16_384
+_TCP_NOTSENT_LOWAT = 25  # linux/tcp.h
+_SO_TIMESTAMPNS, _SO_RXQ_OVFL = 35, 40  # asm-generic/socket.h
+#: bytes of the socket's buffer that are asked for; the kernel gives what net.core.rmem_max allows
+_BUFFER = 4 * 2**20
+
+
+class Timeout(OSError):
+    """The other side does not answer in time, or says what it should not."""
+
+
+class Deadline:
+    """A moment by which all must be done, by a clock that does not jump."""
+
+    def __init__(self, seconds: float) -> None:
+        self._end = time.monotonic() + seconds
+
+    def left(self) -> float:
+        """Seconds that are left; Timeout where none are."""
+        seconds = self._end - time.monotonic()
+        if seconds <= 0:
+            raise Timeout("no answer in time")
+        return seconds
+
+
+class Control:
+    """A TCP connection with its lines and streams, each operation bounded by a deadline."""
+
+    def __init__(self, connection: socket.socket, deadline: Deadline) -> None:
+        self.socket, self.deadline = connection, deadline
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        # what waits in the socket is sent after the time is over, so little waits there
+        connection.setsockopt(socket.IPPROTO_TCP, _TCP_NOTSENT_LOWAT, 4 * CHUNK)
+        self._buffer = b""
+
+    def write(self, **message: Any) -> None:
+        self.socket.settimeout(self.deadline.left())
+        self.socket.sendall(json.dumps(message).encode() + b"\n")
+
+    def read(self) -> dict[str, Any]:
+        """The next line; Timeout where it does not come, or is no JSON object."""
+        while b"\n" not in self._buffer:
+            self.socket.settimeout(self.deadline.left())
+            data = self.socket.recv(_LONGEST)
+            self._buffer += data
+            if not data or len(self._buffer) > _LONGEST:
+                raise Timeout("the peer has gone")
+        line, _, self._buffer = self._buffer.partition(b"\n")
+        try:
+            message = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise Timeout("the peer speaks another language") from error
+        if not isinstance(message, dict):
+            raise Timeout("the peer speaks another language")
+        return message
+
+    def send_stream(self, size: int, seconds: float, spend: Callable[[int], None]) -> None:
+        """Send `size` bytes, or for `seconds`; `spend` may wait before each chunk."""
+        chunk, last = b"\1" + bytes(CHUNK - 1), bytes(CHUNK)
+        end = time.monotonic() + seconds
+        for _ in range(max(1, size // CHUNK)):
+            spend(CHUNK)
+            self.socket.settimeout(self.deadline.left())
+            if time.monotonic() > end:
+                break
+            self.socket.sendall(chunk)
+        self.socket.sendall(last)
+
+    def receive_stream(self) -> float:
+        """Take a stream, and return its bytes/s once it runs.
+
+        It starts slowly (RFC 5681), and a token bucket that is full lets its first bytes pass; so it counts from
+        where the rest of it is fastest: from its start, its first quarter or its half.
+        """
+        chunk, marks = memoryview(bytearray(CHUNK)), [(time.monotonic(), 0)]
+        got, more = len(self._buffer), True
+        chunk[:got], self._buffer = self._buffer[:CHUNK], b""
+        while more:
+            while got < CHUNK:
+                self.socket.settimeout(self.deadline.left())
+                count = self.socket.recv_into(chunk[got:])
+                if not count:
+                    raise Timeout("the peer has gone")
+                got += count
+            more, got = chunk[0] == 1, 0
+            marks.append((time.monotonic(), marks[-1][1] + CHUNK))
+        return steady_rate(marks)
+
+
+def steady_rate(marks: list[tuple[float, int]]) -> float:
+    """Bytes/s from (seconds, bytes so far): from the start, the first quarter or the half on, whichever is most."""
+    end, total = marks[-1]
+    rates = [0.0]
+    for share in (0.0, 0.25, 0.5):
+        start, before = next(mark for mark in marks if mark[1] >= share * total)
+        if end > start:
+            rates.append((total - before) / (end - start))
+    return max(rates)
+
+
+class Datagrams:
+    """A UDP socket that knows one peer only, tells when a datagram came, and what its own buffer dropped.
+
+    Attributes
+    ----------
+    overflow : datagrams that came, but found the buffer full: the network did not lose them.
+    """
+
+    def __init__(self, address: str) -> None:
+        self.socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER)
+        self.socket.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
+        self.socket.setsockopt(socket.SOL_SOCKET, _SO_RXQ_OVFL, 1)
+        self.socket.bind((address, 0))
+        self.overflow = 0
+
+    @property
+    def port(self) -> int:
+        port: int = self.socket.getsockname()[1]
+        return port
+
+    def receive(self, wait: float) -> tuple[bytes, float] | None:
+        """A datagram and the kernel's time of its arrival in s; None where none comes within `wait` seconds."""
+        self.socket.settimeout(wait if wait > 0 else 0.0)
+        try:
+            data, ancillary, _, _ = self.socket.recvmsg(65536, 128)
+        except (TimeoutError, BlockingIOError, ConnectionRefusedError):
+            return None
+        stamp = time.time()
+        for _, kind, value in ancillary:
+            if kind == _SO_TIMESTAMPNS:
+                seconds, nanoseconds = struct.unpack("qq", value[:16])
+                stamp = seconds + nanoseconds * 1e-9
+            elif kind == _SO_RXQ_OVFL:
+                self.overflow = struct.unpack("I", value[:4])[0]
+        return data, stamp
+
+    def send(self, data: bytes) -> None:
+        """Send, or lose: a full queue on the way is no error."""
+        self.socket.settimeout(0.2)
+        try:
+            self.socket.send(data)
+        except (TimeoutError, BlockingIOError, ConnectionRefusedError):
+            return
+        except OSError as error:
+            if error.errno != 105:  # ENOBUFS
+                raise
+
+    def longest(self) -> int:
+        """Bytes of a datagram that the way carries whole, as far as this host knows."""
+        return max(512, self.socket.getsockopt(socket.IPPROTO_IP, 14) - 28)  # IP_MTU; headers of IP and UDP
+
+    def close(self) -> None:
+        self.socket.close()
+
+
+class Arrivals:
+    """The datagrams of a train: how fast they come, where nothing waits for what was lost."""
+
+    def __init__(self, datagrams: Datagrams) -> None:
+        self._datagrams, self._before = datagrams, datagrams.overflow
+        self._marks: list[tuple[float, int]] = []
+
+    def take(self, data: bytes, stamp: float) -> None:
+        self._marks.append((stamp, (self._marks[-1][1] if self._marks else 0) + len(data)))
+
+    @property
+    def begun(self) -> bool:
+        return bool(self._marks)
+
+    def rate(self) -> float:
+        """Bytes/s from the first quarter on, which a token bucket may have let pass; 0 where too few came."""
+        if len(self._marks) < 16:
+            return 0.0
+        start, before = self._marks[len(self._marks) // 4]
+        end, total = self._marks[-1]
+        dropped = (self._datagrams.overflow - self._before) / len(self._marks)
+        return (total - before) * (1 + dropped) / (end - start) if end > start else 0.0
+
+
+class Budget:
+    """Waits so that no more than `rate` bytes/s are sent (0: no limit), with a tenth of a second's worth at once."""
+
+    def __init__(self, rate: float) -> None:
+        self._rate, self._began, self._sent = rate or math.inf, time.monotonic(), 0
+
+    def spend(self, size: int) -> None:
+        ahead = self._sent / self._rate - (time.monotonic() - self._began) - 0.1
+        if ahead > 0:
+            time.sleep(ahead)
+        self._sent += size
