@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from slurmdl.plan import PATTERNS
 from slurmdl.train import runtime
@@ -67,7 +68,7 @@ def measure(transport: Transport, job: Mapping[str, Any], size: int) -> list[flo
     method = Method(job["strategy"], PATTERNS[job["strategy"]][0])
     strategy = STRATEGIES[job["strategy"]](Setting(
         messages, courier, workers, servers, parameters, gradients, (size,), method, SEED, job["nodes"],
-        ("",) * ranks, {}, lambda: 0.01, lambda part: lambda numbers: None))
+        ("",) * ranks, {}, lambda: 0.01, lambda part: Still()))
     meter = Meter()
     courier.do(transport.meet)
     for number in range(job["warm_up"] + blocks * steps):
@@ -81,6 +82,19 @@ def measure(transport: Transport, job: Mapping[str, Any], size: int) -> list[flo
     communication = np.array(meter.comm[job["warm_up"]:]).reshape(blocks, steps).mean(axis=1)
     told = transport.allgather(communication if transport.rank in workers else np.zeros(blocks))
     return [float(figure) for figure in np.max(told, axis=0)]
+
+
+class Still:
+    """An optimizer that changes nothing; see strategies.strategy.Update."""
+
+    def __call__(self, numbers: Any) -> None:
+        """The gradients are made up."""
+
+    def state(self) -> npt.NDArray[np.uint8]:
+        return np.empty(0, np.uint8)
+
+    def restore(self, state: npt.NDArray[np.uint8]) -> None:
+        """There is nothing to remember."""
 
 
 if __name__ == "__main__":

@@ -91,6 +91,8 @@ class Method:
     global_every: int = _knob(_whole(0), 0, "STEPS", "gossip: an average over all ranks now and then (0: never)")
     staleness: int | None = _knob(_whole(0), None, "STEPS",
                                   "ps: how far the fastest worker may be ahead of the slowest (default: 0, in step)")
+    compensation: float = _knob(_number(0, float("inf")), 0.0, "X",
+                                "ps: weight of delay compensation; 0: smaller steps for old gradients instead")
     outer_lr: float = _knob(_number(0, 10), 0.7, "X", "local-sgd: step along the mean change")
     outer_momentum: float = _knob(_number(0, 1), 0.5, "X", "local-sgd: momentum of the mean change")
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+import io
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from slurmdl.errors import TrainError
 from slurmdl.train.replica import Replica
 
 Numbers = npt.NDArray[np.float64]
+Bytes = npt.NDArray[np.uint8]
 
 #: those of torch.optim whose step looks at more than one element at a time
 _WHOLE = ("Adafactor", "LBFGS", "Muon", "SparseAdam")
@@ -40,7 +42,36 @@ def set_numbers(optimizer: Any, values: Numbers) -> None:
         optimizer.param_groups[index][key] = new if isinstance(value, tuple) else new[0]
 
 
-def updater(optimizer: Any, replica: Replica, part: slice) -> Callable[[Numbers], None]:
+def rates(optimizer: Any) -> tuple[int, ...]:
+    """Where among the `numbers` the learning rates stand."""
+    keys = [key for _, key, value in entries(optimizer) for _ in _numbers(value)]
+    return tuple(place for place, key in enumerate(keys) if key == "lr")
+
+
+class Updater:
+    """A part's optimizer; see strategy.Update."""
+
+    def __init__(self, twin: Any) -> None:
+        self._twin = twin
+
+    def __call__(self, values: Numbers) -> None:
+        set_numbers(self._twin, values)
+        self._twin.step()
+
+    def state(self) -> Bytes:
+        import torch
+
+        file = io.BytesIO()
+        torch.save(self._twin.state_dict(), file)
+        return np.frombuffer(file.getbuffer(), np.uint8)
+
+    def restore(self, state: Bytes) -> None:
+        import torch
+
+        self._twin.load_state_dict(torch.load(io.BytesIO(state), weights_only=True))
+
+
+def updater(optimizer: Any, replica: Replica, part: slice) -> Updater:
     """An optimizer of the same class for a part of the buffers.
 
     Each call of what is returned takes the `numbers` of a worker's optimizer, so that its schedules of learning rates
@@ -73,12 +104,7 @@ def updater(optimizer: Any, replica: Replica, part: slice) -> Callable[[Numbers]
                                if key in takes})
     except (TypeError, ValueError) as error:
         raise TrainError(f"--strategy ps: {kind.__name__} cannot be built for a shard: {error}") from error
-
-    def update(values: Numbers) -> None:
-        set_numbers(twin, values)
-        twin.step()
-
-    return update
+    return Updater(twin)
 
 
 def _numbers(value: Any) -> list[float]:

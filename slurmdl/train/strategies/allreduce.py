@@ -26,7 +26,7 @@ class Allreduce(Strategy):
     doi:10.14778/3415478.3415530
     """
 
-    in_step = True
+    in_step = alike = True
     overlaps = True
 
     def __init__(self, setting: Setting) -> None:

@@ -20,7 +20,7 @@ Numbers = npt.NDArray[np.float64]
 class Update(Protocol):
     """An optimizer for a part of the parameters."""
 
-    def __call__(self, numbers: Numbers) -> None:
+    def __call__(self, numbers: Numbers, /) -> None:
         """Turn the part's gradients into new parameters, with these `numbers` of a worker's optimizer."""
 
     def state(self) -> npt.NDArray[np.uint8]:
@@ -89,6 +89,7 @@ class Strategy:
     ----------
     updates : whether the worker's own optimizer updates the parameters; else servers do.
     in_step : whether each step uses the mean of all workers' gradients, so that their models stay the same.
+    alike : whether the workers' models are the same once all have finished; else their mean is taken.
     overlaps : whether gradients are sent as they come in (`ready`); then `before_update` is called at the end of the
         backward pass, else right before the optimizer's step.
     weight : of this rank's model in the average of all at the end.
@@ -97,17 +98,13 @@ class Strategy:
 
     updates = True
     in_step = False
+    alike = False
     overlaps = False
 
     def __init__(self, setting: Setting) -> None:
         self._its = setting
         self.fired = self.skipped = 0
         self.weight = 1.0
-
-    @property
-    def alike(self) -> bool:
-        """Whether the workers' models are the same once all have finished; else their mean is taken."""
-        return self.in_step
 
     def ready(self, start: int) -> None:
         """The gradients from index `start` on are complete: the backward pass goes from the last to the first."""

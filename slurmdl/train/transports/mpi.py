@@ -42,6 +42,11 @@ class Mpi:
         requests = list(requests)
         self._until(lambda: bool(self._mpi.Request.Testall(requests)))
 
+    def first(self, requests: Sequence[Any], tag: int) -> None:
+        requests = list(requests)
+        self._until(lambda: any(request.Test() for request in requests)
+                    or bool(self._comm.Iprobe(self._mpi.ANY_SOURCE, tag)))
+
     def _until(self, true: Callable[[], bool], watch: Callable[[], None] | None = None) -> None:
         spin = time.perf_counter() + _SPIN
         pause = 2e-5

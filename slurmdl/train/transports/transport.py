@@ -37,6 +37,9 @@ class Transport(Protocol):
     def wait(self, requests: Sequence[Any]) -> None:
         """Return when all these requests are done, asleep where it takes long."""
 
+    def first(self, requests: Sequence[Any], tag: int) -> None:
+        """Return when one of these requests is done, or a message with this tag is waiting; asleep as in `wait`."""
+
     def meet(self, watch: Callable[[], None] | None = None) -> None:
         """Wait for all ranks, asleep: where ranks outnumber cores, a barrier that spins starves the late ones.
 

@@ -11,7 +11,7 @@ import math
 import pickle
 import threading
 from collections import defaultdict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
@@ -71,6 +71,8 @@ class Virtual:
         self._open: defaultdict[tuple[int, int], deque[Request]] = defaultdict(deque)
         self._gatherings = 0
         self.waits: Sequence[Request] = ()
+        self._of: Callable[[Iterable[float]], float] = max
+        self._looks_for: tuple[int, Request] | None = None
         self.turn = threading.Semaphore(0)
         self.ended = False
 
@@ -95,6 +97,8 @@ class Virtual:
             _fill(request, array, there)
         else:
             self._mail[source, tag].append((there, array.copy()))
+            if self._looks_for and self._looks_for[0] == tag:
+                self._looks_for[1].done = min(self._looks_for[1].done, there)
 
     def receive(self, peer: int, array: Any, tag: int = 0) -> Request:
         request = Request(f"a message of rank {peer} with tag {tag}", into=array)
@@ -120,13 +124,22 @@ class Virtual:
         return False
 
     def wait(self, requests: Sequence[Request]) -> None:
-        self.waits = requests
+        self._wait(requests, max)
+
+    def first(self, requests: Sequence[Request], tag: int) -> None:
+        there = [mail[0][0] for (_, its), mail in self._mail.items() if its == tag and mail]
+        self._looks_for = tag, Request(f"any message with tag {tag}", done=min(there, default=math.inf))
+        self._wait([*requests, self._looks_for[1]], min)
+        self._looks_for = None
+
+    def _wait(self, requests: Sequence[Request], of: Callable[[Iterable[float]], float]) -> None:
+        self.waits, self._of = requests, of
         self._stage.hand_on(self)
         self.clock, self.waits = self.ready(), ()
 
     def ready(self) -> float:
         """When this rank can go on; infinite as long as that is not known."""
-        return max([self.clock, *(request.done for request in self.waits)])
+        return max(self.clock, self._of(request.done for request in self.waits)) if self.waits else self.clock
 
     def __str__(self) -> str:
         if self.ended:

@@ -1,0 +1,127 @@
+"""Parameter servers in step: workers push gradients, each server updates its shard, workers pull it back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
+
+from slurmdl.train.messages import bounds
+from slurmdl.train.strategies.spares import EVERY, Spares
+from slurmdl.train.strategies.strategy import Setting, Strategy
+
+#: elements that are dealt out to servers at a time (4 MB)
+BLOCK = 1 << 20
+
+
+def shards(setting: Setting) -> list[slice]:
+    """The part of the parameters that each server holds, in their order.
+
+    Contiguous blocks are dealt out by the speed of the servers' links to the workers, as the plan's costs tell it;
+    servers of one node share its link. Where nothing is known, all get as much.
+    """
+    nodes, zones = setting.nodes, setting.zones
+    costs = [np.mean([setting.costs.get("|".join(sorted((zones[server], zones[worker]))), np.nan)
+                      for worker in setting.workers]) for server in setting.servers]
+    if not setting.costs or not np.all(np.isfinite(costs)):
+        speed = np.ones(len(costs))
+    else:
+        beside = [sum(nodes[other] == nodes[server] for other in setting.servers) for server in setting.servers]
+        speed = 1 / (np.maximum(costs, 1e-30) * beside)
+    return cut(setting.parameters.size, speed.tolist())
+
+
+def cut(size: int, speeds: Sequence[float]) -> list[slice]:
+    """Parts of `size` elements in proportion to some speeds, of whole blocks where each has one."""
+    if len(set(speeds)) == 1:
+        edge = bounds(size, len(speeds))
+    else:
+        share = np.cumsum(speeds) / sum(speeds)
+        edge = [0, *np.rint(size * share).astype(int).tolist()]
+    if size >= len(speeds) * BLOCK:
+        edge = [round(border / BLOCK) * BLOCK for border in edge[:-1]] + [size]
+    return [slice(begin, end) for begin, end in pairwise(edge)]
+
+
+def aggregation(workers: Sequence[int], servers: Sequence[int], size: Sequence[int], places: Sequence[str]) -> float:
+    """The share of the bytes between workers and servers that stays within a place (node, zone), 0 to 1.
+
+    Parameters
+    ----------
+    size : of each server's shard.
+    places : entry i is the place of rank i; "" is none.
+    """
+    inside = sum(length for server, length in zip(servers, size, strict=True) for worker in workers
+                 if places[server] and places[server] == places[worker])
+    return inside / (sum(size) * len(workers))
+
+
+class Worker(Strategy):
+    """Sends each server its shard of the gradients and receives that shard of the parameters.
+
+    Before the gradients goes a header: 1 and the numbers of the worker's optimizer, whose schedules so reach the
+    servers, or 0 where the worker has made its last step.
+    """
+
+    updates = False
+    in_step = alike = True
+    tag = 0
+
+    def __init__(self, setting: Setting) -> None:
+        super().__init__(setting)
+        parts = list(zip(setting.servers, shards(setting), strict=True))
+        self._header = np.zeros(1 + setting.numbers().size)
+        self._heads = [(server, self._header) for server in setting.servers]
+        self._push = [(server, setting.gradients[part]) for server, part in parts]
+        self._pull = [(server, setting.parameters[part]) for server, part in parts]
+
+    def before_update(self, number: int) -> None:
+        self._header[0], self._header[1:] = 1, self._its.numbers()
+        self._its.courier.do(lambda: self._its.messages.exchange(self._heads + self._push, self._pull, self.tag))
+        self.fired += 1
+
+    def finish(self) -> None:
+        self._header[0] = 0
+        self._its.courier.do(lambda: self._its.messages.exchange(self._heads, []))
+
+
+class Server(Strategy):
+    """Holds one shard of the parameters and the optimizer's state that belongs to it.
+
+    Equal, all together, to one process on the workers' batches together.
+
+    Attributes
+    ----------
+    spares : the copies that servers hold of each other.
+
+    References
+    ----------
+    M. Li et al.: Scaling distributed machine learning with the parameter server. OSDI 2014.
+    """
+
+    updates = False
+    in_step = alike = True
+
+    def __init__(self, setting: Setting) -> None:
+        super().__init__(setting)
+        part = shards(setting)[setting.servers.index(setting.messages.rank)]
+        self._gradients, self._shard = setting.gradients[part], setting.parameters[part]
+        self._pushed = {worker: np.empty_like(self._shard) for worker in setting.workers}
+        self._headers = {worker: np.ones(1 + setting.numbers().size) for worker in setting.workers}
+        self._update = setting.updater(part)
+        self.spares = Spares(setting, part, self._update, EVERY)
+
+    def serve(self, number: int) -> bool:
+        its = self._its
+        its.courier.do(lambda: its.messages.exchange([], list(self._headers.items())))
+        for worker in [worker for worker, header in self._headers.items() if not header[0]]:
+            del self._headers[worker], self._pushed[worker]
+        if not self._headers:
+            return False
+        its.courier.do(lambda: its.messages.exchange([], list(self._pushed.items())))
+        np.mean(list(self._pushed.values()), axis=0, out=self._gradients)
+        self._update(next(iter(self._headers.values()))[1:])
+        its.courier.do(lambda: its.messages.exchange([(worker, self._shard) for worker in self._pushed], []))
+        self.spares.after(number + 1)
+        return True

@@ -1,0 +1,145 @@
+"""Parameter servers that serve whoever comes: workers differ in their steps, by a bound or without one."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from slurmdl.train.strategies.servers import Worker, shards
+from slurmdl.train.strategies.spares import EVERY, Spares
+from slurmdl.train.strategies.strategy import Setting, Strategy
+
+#: of messages between workers and servers
+_TAG = 1
+
+
+class StaleWorker(Worker):
+    """As Worker, but it is answered as soon as it may go on, and with the last model when all have ended."""
+
+    in_step = False
+    alike = True
+    tag = _TAG
+
+    def finish(self) -> None:
+        self._header[0] = 0
+        self._its.courier.do(lambda: self._its.messages.exchange(self._heads, self._pull, _TAG))
+
+
+class StaleServer(Strategy):
+    """Updates its shard with each gradient as it comes, and answers the worker as soon as it may go on.
+
+    A worker that has made c steps may begin the next one where c is not more than `staleness` above the steps of the
+    slowest that has not ended; asynchronous, it always may. Meanwhile others have made tau updates since the worker
+    pulled: its gradient goes into the optimizer with the learning rates eta / (1 + tau), so that n workers move the
+    model about as far as the mean of their gradients would.
+
+    Delay compensation, where it is asked for, corrects the gradient g instead: g + c g^2 (w - w'), w the shard now
+    and w' as the worker has it, and leaves the learning rates as they are.
+
+    Attributes
+    ----------
+    spares : the copies that servers hold of each other.
+
+    References
+    ----------
+    Q. Ho et al.: More effective distributed ML via a stale synchronous parallel parameter server. NIPS 2013.
+    W. Zhang, S. Gupta, X. Lian, J. Liu: Staleness-aware async-SGD for distributed deep learning. IJCAI 2016.
+    arXiv:1511.05950
+    S. Zheng et al.: Asynchronous stochastic gradient descent with delay compensation. ICML 2017. arXiv:1609.08326
+    """
+
+    updates = False
+    alike = True
+
+    def __init__(self, setting: Setting) -> None:
+        super().__init__(setting)
+        part = shards(setting)[setting.servers.index(setting.messages.rank)]
+        self._gradients, self._shard = setting.gradients[part], setting.parameters[part]
+        method = setting.method
+        self._bound = math.inf if method.asynchronous else method.staleness or 0
+        self._compensation = method.compensation
+        self._update = setting.updater(part)
+        self.spares = Spares(setting, part, self._update, EVERY * len(setting.workers))
+        workers = setting.workers
+        #: steps of each worker that has not ended, and updates before it has pulled
+        self._steps, self._pulled = dict.fromkeys(workers, 0), dict.fromkeys(workers, 0)
+        self._headers = {worker: np.zeros(1 + setting.numbers().size) for worker in workers}
+        #: what each worker has pushed, and what it has pulled or is pulling
+        self._pushed = {worker: np.empty_like(self._shard) for worker in workers}
+        self._theirs = {worker: self._shard.copy() for worker in workers}
+        self._arriving: dict[int, Any] = {}
+        self._leaving: dict[int, Any] = {}
+        self._waiting: list[int] = []
+        self._made = 0
+
+    def serve(self, number: int) -> bool:
+        courier = self._its.courier
+        worker = courier.do(self._gradient)
+        if worker is None:
+            courier.do(self._part)
+            return False
+        self._apply(worker)
+        self.spares.after(self._made)
+        courier.do(self._answer)
+        return True
+
+    def _gradient(self) -> int | None:
+        """The next worker whose gradient is there; None where all have ended."""
+        transport = self._its.messages.transport
+        while True:
+            for worker, request in self._arriving.items():
+                if transport.test([request]):
+                    del self._arriving[worker]
+                    return worker
+            comes = transport.probe(_TAG)
+            if comes is not None:
+                self._greet(comes)
+            elif not self._steps:
+                return None
+            else:
+                transport.first(list(self._arriving.values()), _TAG)
+
+    def _greet(self, worker: int) -> None:
+        """Read a worker's header, and expect its gradient or none any more."""
+        transport, header = self._its.messages.transport, self._headers[worker]
+        transport.wait([transport.receive(worker, header, _TAG)])
+        if header[0]:
+            self._arriving[worker] = transport.receive(worker, self._pushed[worker], _TAG)
+        else:
+            del self._steps[worker]
+            self._answer()
+
+    def _apply(self, worker: int) -> None:
+        gradient, numbers = self._pushed[worker], self._headers[worker][1:].copy()
+        self._gradients[:] = gradient
+        if self._compensation:
+            self._gradients += np.float32(self._compensation) * gradient * gradient * (
+                self._shard - self._theirs[worker])
+        else:
+            numbers[list(self._its.rates)] /= 1 + self._made - self._pulled[worker]
+        self._update(numbers)
+        self._made += 1
+        self._steps[worker] += 1
+        self._waiting.append(worker)
+
+    def _answer(self) -> None:
+        """Send the shard to those who may go on."""
+        slowest = min(self._steps.values(), default=0)
+        for worker in [its for its in self._waiting if self._steps[its] - slowest <= self._bound]:
+            self._waiting.remove(worker)
+            self._send(worker)
+
+    def _send(self, worker: int) -> None:
+        # what it pulled before has arrived, or it would not have pushed
+        self._its.messages.transport.wait([self._leaving.pop(worker)] if worker in self._leaving else [])
+        self._theirs[worker][:] = self._shard
+        self._pulled[worker] = self._made
+        self._leaving[worker] = self._its.messages.send(worker, self._theirs[worker], _TAG)
+
+    def _part(self) -> None:
+        """All workers get the last model."""
+        for worker in self._its.workers:
+            self._send(worker)
+        self._its.messages.transport.wait(list(self._leaving.values()))
