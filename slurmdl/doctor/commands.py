@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import datetime
 
 import slurmdl
@@ -38,7 +38,7 @@ def controller(site: Site) -> Finding:
 
 def release(site: Site) -> Finding:
     """A command of another release than the controller's works for some releases only (Slurm's upgrade guide)."""
-    client = process.query(["sbatch", "--version"], env=site.environ).split()[-1]
+    client = process.query(["scontrol", "--version"], env=site.environ).split()[-1]
     server = site.settings["SLURM_VERSION"]
     if series(client) != series(server):
         return warning(f"the commands here are of Slurm {client}, the controller is of {server}",
@@ -46,21 +46,22 @@ def release(site: Site) -> Finding:
     return ok(f"Slurm {server}" + ("" if series(server) in TESTED else f"; tested are {', '.join(TESTED)}"))
 
 
-def clocks(site: Site) -> Finding:
-    """Each other clock was read between two moments of this one: what lies outside is apart."""
-    apart = {"the controller": _apart(_as_of(site.answer.value), 1.0, site.answer)}
-    if site.nodes:
-        reports = site.reports
-        apart |= {node: _apart(float(text), 0.0, reports) for node, text in site.told("clock").items() if text}
+def controllers_clock(site: Site) -> Finding:
+    return _clocks({"the controller": _apart(_as_of(site.answer.value), 1.0, site.answer)})
+
+
+def nodes_clocks(site: Site) -> Finding:
+    return _clocks({node: _apart(float(told), 0.0, site.reports) for node, told in site.told("clock").items()})
+
+
+def _clocks(apart: Mapping[str, float]) -> Finding:
     late = {name: seconds for name, seconds in apart.items() if abs(seconds) > APART}
     if not late:
-        return ok(f"no clock is apart from this one by more than {APART:g} s ({len(apart)} looked at)")
+        return ok(f"{fold(apart)}: apart from the clock here by no more than {APART:g} s")
     worst = max(late.values(), key=abs)
     grade: Callable[[str, str], Finding] = failure if abs(worst) > SKEW else warning
-    nodes = [name for name in late if name in site.nodes]
-    names = [name for name in late if name not in site.nodes] + ([fold(nodes)] if nodes else [])
-    return grade(f"{' and '.join(names)}: {abs(worst):.0f} s {'ahead of' if worst > 0 else 'behind'} the clock here",
-                 "let one time server set all clocks, e.g. by chrony: chronyc tracking")
+    return grade(f"{fold(late)}: {abs(worst):.0f} s {'ahead of' if worst > 0 else 'behind'} the clock here",
+                 "let one time server set all clocks; chronyc tracking shows how far each is")
 
 
 def series(version: str) -> str:
@@ -78,5 +79,10 @@ def _as_of(text: str) -> float:
 
 
 def _apart(told: float, coarse: float, asked: probe.Timed[object]) -> float:
-    """Seconds that a clock is ahead, at least; one that shows no less than `coarse` seconds is that much later."""
+    """Seconds that a clock is ahead, at least: it was read between two moments of the clock here.
+
+    Parameters
+    ----------
+    coarse : seconds by which it may be later than it told.
+    """
     return max(0.0, told - asked.after) + min(0.0, told + coarse - asked.before)

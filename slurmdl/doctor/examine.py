@@ -38,6 +38,7 @@ CHECKS = (
     Check("configuration", settings.configuration, (), "mend the line; slurmdl.yaml(5) has every key"),
     Check("controller", commands.controller, ("commands",),
           "start slurmctld and munge, or set SLURM_CONF to the slurm.conf of a cluster that runs (scontrol ping)"),
+    Check("clock", commands.controllers_clock, ("controller",)),
     Check("release", commands.release, ("controller",), "reinstall Slurm's commands"),
     Check("topology", slurms.topology, ("controller",), "mend the file; slurmdl topology check shows all faults"),
     Check("controller's topology", slurms.controllers_topology, ("topology",), "see slurmctld's log"),
@@ -48,7 +49,7 @@ CHECKS = (
     Check("prometheus", settings.prometheus_server, ("configuration",)),
     Check("nodes", computes.nodes, ("controller", "configuration", "plugin"),
           "see that a job runs there: srun --nodelist=NODE hostname", True),
-    Check("clocks", commands.clocks, ("controller",)),
+    Check("nodes' clocks", commands.nodes_clocks, ("nodes", "clock"), nodes=True),
     Check("nodes' release", computes.release, ("nodes",), nodes=True),
     Check("nodes' slurmdl", computes.own, ("nodes",), nodes=True),
     Check("nodes' configuration", settings.nodes_configuration, ("nodes", "configuration"), nodes=True),
@@ -75,6 +76,9 @@ def examine(site: Site, limit: float) -> Iterator[tuple[Check, Finding | str]]:
         if unmet:
             failed.add(check.name)
             yield check, f"needs {unmet[0]}"
+            continue
+        if time.monotonic() > deadline:
+            yield check, "no time left"
             continue
         finding = _bounded(check, site, deadline)
         if finding.grade == "fail":

@@ -187,19 +187,27 @@ def _shared_cluster() -> Iterator[SandboxCluster]:
         sandbox.down(cluster.box.spec.name)
 
 
+@pytest.fixture(scope="session")
+def _containers() -> Iterator[Cluster]:
+    import compose  # which builds on Cluster
+
+    with compose.up() as cluster:
+        yield cluster
+
+
 @pytest.fixture
-def cluster(_shared_cluster: SandboxCluster) -> Iterator[Cluster]:
+def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
     """The common cluster: 8 nodes n1..n8 with 2 CPUs, odd ones in zoneA, even ones in zoneB; empty of jobs."""
-    yield _shared_cluster
-    _shared_cluster.cancel_all()
+    found: Cluster = (request.getfixturevalue("_containers").configure() if in_containers(request.config)
+                      else request.getfixturevalue("_shared_cluster"))
+    yield found
+    found.cancel_all()
 
 
-@pytest.fixture
-def new_cluster() -> Iterator[Callable[..., Cluster]]:
-    """A function that brings up a cluster of this test's own, e.g. `new_cluster(zone_features=False)`."""
+def _makes() -> Iterator[Callable[..., SandboxCluster]]:
     made: list[SandboxCluster] = []
 
-    def make(**options: object) -> Cluster:
+    def make(**options: object) -> SandboxCluster:
         made.append(_up(**options))
         return made[-1]
 
@@ -208,10 +216,32 @@ def new_cluster() -> Iterator[Callable[..., Cluster]]:
         sandbox.down(each.box.spec.name)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.fixture
+def new_cluster(request: pytest.FixtureRequest) -> Iterator[Callable[..., Cluster]]:
+    """A function that brings up a cluster of this test's own, e.g. `new_cluster(zone_features=False)`."""
+    if in_containers(request.config):
+        yield request.getfixturevalue("_containers").configure
+    else:
+        yield from _makes()
+
+
+@pytest.fixture(scope="module")
+def new_sandbox() -> Iterator[Callable[..., SandboxCluster]]:
+    """The same for all tests of a module, as a sandbox, whose hosts can be broken from outside (`box.pids`)."""
+    yield from _makes()
+
+
+def in_containers(config: pytest.Config) -> bool:
+    return bool(config.getoption("--cluster") == "compose")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    other = pytest.mark.skip(reason="on compose, only what asks for a cluster is tested")
     for item in items:
         if Path(item.path).parent == Path(__file__).parent:
             item.add_marker("cluster")
+            if in_containers(config) and not {"cluster", "new_cluster"} & set(getattr(item, "fixturenames", ())):
+                item.add_marker(other)
 
 
 def lines_of(text: str) -> list[dict[str, str]]:

@@ -1,0 +1,368 @@
+"""slurmdl doctor on a real cluster: all OK where all is well; of each fault one line, with its mend, and no other."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slurmdl.doctor.examine import CHECKS
+from slurmdl.sandbox import hosts
+from slurmdl.sandbox.spec import LOGIN
+
+SPANK = Path(__file__).parents[2] / "spank"
+NODES = "n[1-4]"
+#: a user that is neither root nor the one who looks
+STRANGER = 20777
+
+
+def build(into: Path, include: Path | None = None) -> Path:
+    """The plugin, built with the headers of `include`."""
+    words = ["make", "-s", "-C", str(SPANK), f"build={into}", *([f"SLURM_INCLUDE={include}"] if include else [])]
+    subprocess.run(words, check=True, capture_output=True, timeout=120)
+    return into / "slurmdl.so"
+
+
+@dataclass
+class Site:
+    """A cluster whose site set-up is whole, and the means to break it."""
+
+    cluster: Any  # conftest's SandboxCluster
+    here: Path
+
+    @property
+    def slurm(self) -> Path:
+        """/etc/slurm of all hosts."""
+        return self.cluster.box.root / "slurm"
+
+    @property
+    def plans(self) -> Path:
+        return self.cluster.shared / "plans"
+
+    @property
+    def scores(self) -> Path:
+        return self.here / "scores.json"
+
+    def configure(self, **changed: object) -> None:
+        """/etc/slurmdl/slurmdl.yaml of all hosts."""
+        config = {"plan_dir": str(self.plans), "scores": {"file": "/etc/slurmdl/scores.json"}, **changed}
+        (self.here / "slurmdl.yaml").write_text(json.dumps(config))
+
+    def score(self, age: float = 10.0) -> None:
+        """Scores that were made `age` seconds ago."""
+        scores = {"nodes": {"n1": {"throughput": 1e8, "age": 0.0, "samples": 3}}, "time": time.time() - age}
+        self.scores.write_text(json.dumps(scores))
+
+    def doctor(self, nodes: str = NODES, *words: str, env: dict[str, str] | None = None,
+               ) -> subprocess.CompletedProcess[str]:
+        with_nodes = [f"--nodes={nodes}"] if nodes else []
+        return self.cluster.run(["env", *(f"{k}={v}" for k, v in (env or {}).items()),
+                                 "slurmdl", "doctor", "--json", *with_nodes, *words])
+
+    @contextmanager
+    def over(self, path: str, source: Path, *names: str) -> Iterator[None]:
+        """Another file or directory in the place of `path` on some hosts, the login host by default."""
+        for host in names or (LOGIN,):
+            hosts.run(self.cluster.box.pids[host], ["mount", "--bind", str(source), path])
+        try:
+            yield
+        finally:
+            for host in names or (LOGIN,):
+                hosts.run(self.cluster.box.pids[host], ["umount", "-l", path])
+
+    @contextmanager
+    def text(self, file: Path, text: str) -> Iterator[None]:
+        """Another text in a file."""
+        kept = file.read_text()
+        file.write_text(text)
+        try:
+            yield
+        finally:
+            file.write_text(kept)
+
+    @contextmanager
+    def mode(self, file: Path, mode: int, owner: int = 0) -> Iterator[None]:
+        kept = file.stat()
+        file.chmod(mode)
+        os.chown(file, owner, 0)
+        try:
+            yield
+        finally:
+            os.chown(file, kept.st_uid, kept.st_gid)
+            file.chmod(kept.st_mode & 0o7777)
+
+    @contextmanager
+    def configured(self, **changed: object) -> Iterator[None]:
+        self.configure(**changed)
+        try:
+            yield
+        finally:
+            self.configure()
+
+
+@pytest.fixture(scope="module")
+def site(new_sandbox: Callable[..., Any]) -> Site:
+    cluster = new_sandbox(nodes=4, plugstack="optional /etc/slurm/slurmdl.so\n")
+    site = Site(cluster, cluster.box.root / "site")
+    site.here.mkdir()
+    site.plans.mkdir()
+    site.plans.chmod(0o1777)
+    site.configure()
+    site.score()
+    shutil.copy(build(SPANK.parent / "build/spank"), site.slurm)
+    for host in (LOGIN, *cluster.topology.nodes):
+        hosts.run(cluster.box.pids[host], ["mount", "--bind", str(site.here), "/etc/slurmdl"])
+    return site
+
+
+def test_a_site_that_is_whole(site):
+    done = site.doctor()
+    found = json.loads(done.stdout)
+    assert [each["grade"] for each in found["findings"]] == ["OK"] * len(CHECKS), done.stdout
+    assert (done.returncode, found["status"], found["not_looked_at"]) == (0, 0, {})
+    assert not list(site.plans.iterdir())
+    text = site.cluster.run(["slurmdl", "doctor"])
+    assert (text.returncode, text.stderr) == (0, "")
+    lines = text.stdout.splitlines()
+    count = sum(not check.nodes for check in CHECKS)
+    assert lines[0] == f"slurmdl doctor: {count} OK, 0 warn, 0 fail"
+    assert [line[:6] for line in lines[1:]] == ["OK    "] * count
+
+
+Break = Callable[[Site], AbstractContextManager[object]]
+
+
+@contextmanager
+def _hidden_command(site: Site) -> Iterator[None]:
+    empty = site.here / "empty"
+    empty.touch()
+    with site.over("/usr/bin/squeue", empty):
+        yield
+
+
+@contextmanager
+def _frozen(site: Site) -> Iterator[None]:
+    site.cluster.freeze_daemon(LOGIN, True)
+    try:
+        yield
+    finally:
+        site.cluster.freeze_daemon(LOGIN, False)
+
+
+@contextmanager
+def _other_release(site: Site) -> Iterator[None]:
+    include = site.here / "include"
+    shutil.copytree("/usr/include/slurm", include / "slurm", dirs_exist_ok=True)
+    header = include / "slurm/slurm_version.h"
+    lines = ["#define SLURM_VERSION_NUMBER 0x170b00" if "define SLURM_VERSION_NUMBER" in line else line
+             for line in header.read_text().splitlines()]
+    header.write_text("\n".join(lines) + "\n")
+    with site.over("/etc/slurm/slurmdl.so", build(site.here / "release", include)):
+        yield
+
+
+@contextmanager
+def _other_options(site: Site) -> Iterator[None]:
+    """The plugin as a release of slurmdl would build it that calls an option otherwise."""
+    source = site.here / "spank"
+    shutil.copytree(SPANK, source, dirs_exist_ok=True)
+    table = source / "core/options.inc"
+    table.write_text(table.read_text().replace('"dl-place"', '"dl-spot"'))
+    subprocess.run(["make", "-s", "-C", str(source), f"build={source}/build"], check=True, capture_output=True,
+                   timeout=120)
+    with site.over("/etc/slurm/slurmdl.so", source / "build/slurmdl.so"):
+        yield
+
+
+@contextmanager
+def _without_pmix(site: Site) -> Iterator[None]:
+    plugins = Path(next(iter(Path("/usr/lib").glob("*/slurm-wlm"))))
+    other = site.here / "plugins"
+    shutil.copytree(plugins, other, ignore=shutil.ignore_patterns("mpi_pmix*"), symlinks=True, dirs_exist_ok=True)
+    with site.over(str(plugins), other):
+        yield
+
+
+@contextmanager
+def _drained(site: Site) -> Iterator[None]:
+    site.cluster.run(["scontrol", "update", "NodeName=n3", "State=DRAIN", "Reason=test"], as_root=True)
+    try:
+        yield
+    finally:
+        site.cluster.run(["scontrol", "update", "NodeName=n3", "State=RESUME"], as_root=True)
+
+
+def _clock(offset: str) -> dict[str, str]:
+    """The environment of a program whose clock is apart."""
+    library = next(iter(Path("/usr/lib").glob("*/faketime/libfaketime.so.1")), None)
+    if library is None:
+        assert os.environ.get("SLURMDL_REQUIRE_CLUSTER") != "1", "libfaketime is missing"
+        pytest.skip("libfaketime is missing")
+    return {"LD_PRELOAD": str(library), "FAKETIME": offset}
+
+
+@contextmanager
+def _node_clock(site: Site) -> Iterator[None]:
+    date = shutil.copy("/usr/bin/date", site.here / "date")
+    words = " ".join(f"{name}={value}" for name, value in _clock("-30s").items())
+    shifted = _other(site, "shifted", f'#!/bin/sh\n{words} exec {date} "$@"\n')
+    shifted.chmod(0o755)
+    with site.over("/usr/bin/date", shifted, "n2"):
+        yield
+
+
+@contextmanager
+def _no_zone(site: Site) -> Iterator[None]:
+    reread = ["scontrol", "reconfigure"]
+    with _edited(site, "n[1,3]", "n1"):
+        site.cluster.run(reread, as_root=True).check_returncode()
+        yield
+    site.cluster.run(reread, as_root=True).check_returncode()
+
+
+@contextmanager
+def _other_tree(site: Site) -> Iterator[None]:
+    """A node that was not told of a change."""
+    other = site.here / "other-slurm"
+    shutil.copytree(site.slurm, other, dirs_exist_ok=True)
+    text = (other / "topology.conf").read_text()
+    (other / "topology.conf").write_text(text.replace("zoneB", "zoneX"))
+    with site.over("/etc/slurm", other, "n2"):
+        site.cluster.stop_daemon("n2")
+        site.cluster.start_daemon("n2")
+        yield
+    site.cluster.stop_daemon("n2")
+    site.cluster.start_daemon("n2")
+
+
+def _other(site: Site, name: str, text: str) -> Path:
+    file = site.here / name
+    file.write_text(text)
+    return file
+
+
+def _edited(site: Site, old: str, new: str) -> AbstractContextManager[None]:
+    file = site.slurm / "topology.conf"
+    return site.text(file, file.read_text().replace(old, new))
+
+
+@contextmanager
+def _node_site(site: Site) -> Iterator[None]:
+    other = site.here / "other-site"
+    shutil.copytree(site.here, other, ignore=shutil.ignore_patterns("other*", "spank", "plugins", "include"),
+                    dirs_exist_ok=True)
+    (other / "slurmdl.yaml").write_text("{}\n")
+    with site.over("/etc/slurmdl", other, "n2"):
+        yield
+
+
+@contextmanager
+def _other_slurmdl(site: Site) -> Iterator[None]:
+    with site.over(str(Path(sys.prefix) / "bin/slurmdl"), Path("/bin/true"), "n4"):
+        yield
+
+
+@dataclass(frozen=True)
+class Case:
+    """A fault: how it is made, the check that names it, its grade, words of its line and of the mend."""
+
+    broken: Break
+    check: str
+    grade: str
+    text: str
+    mend: str
+    nodes: str = NODES
+
+
+CASES = {
+    "command missing": Case(_hidden_command, "commands", "fail", "squeue", "slurm-client"),
+    "controller hangs": Case(_frozen, "controller", "fail", "no answer within 5 s", "slurmctld"),
+    "plugstack.conf unreadable": Case(lambda site: site.mode(site.slurm / "plugstack.conf", 0o600), "plugin", "fail",
+                                      "plugstack.conf: Permission denied", "chmod 644"),
+    "plugin missing": Case(lambda site: site.text(site.slurm / "plugstack.conf", "optional /nowhere/slurmdl.so\n"),
+                           "plugin", "fail", "No such file", "install slurmdl-spank for Slurm 22.05"),
+    "plugin of another Slurm": Case(_other_release, "plugin", "fail", "(23.11.0)", "make -C spank install"),
+    "plugin of another slurmdl": Case(_other_options, "plugin", "fail", "--dl-place, --dl-spot", "of one release"),
+    "plugin required": Case(lambda site: site.text(site.slurm / "plugstack.conf", "required /etc/slurm/slurmdl.so\n"),
+                            "plugin", "fail", "drained", "optional"),
+    "plugin open to others": Case(lambda site: site.mode(site.slurm / "slurmdl.so", 0o777), "plugin", "fail",
+                                  "others may write it", "chmod 755"),
+    "topology malformed": Case(lambda site: _edited(site, "SwitchName=core", "SwichName=core"), "topology", "fail",
+                               "SwichName", "topology check"),
+    "topology not the controller's": Case(lambda site: _edited(site, "zoneA", "zoneX"), "controller's topology",
+                                          "fail", "zoneX", "scontrol reconfigure"),
+    "node in no zone": Case(_no_zone, "topology", "warn", "n3", "topology check", "n[1-2,4]"),
+    "MPI without its PMI": Case(_without_pmix, "MPI", "fail", "mpi_pmix.so", "srun --mpi=list"),
+    "scores of another user": Case(lambda site: site.mode(site.scores, 0o644, STRANGER), "scores", "fail",
+                                   f"user {STRANGER} owns it", "chown"),
+    "scores open to others": Case(lambda site: site.mode(site.scores, 0o666), "scores", "fail",
+                                  "others may write it", "chmod 644"),
+    "scores malformed": Case(lambda site: site.text(site.scores, "{"), "scores", "fail", "JSON", "slurmdl-ingest"),
+    "scores missing": Case(lambda site: site.configured(scores={"file": "/etc/slurmdl/none.json"}), "scores", "fail",
+                           "no such file", "slurmdl-ingest"),
+    "scores stale": Case(lambda site: site.configured(scores={"file": "/etc/slurmdl/scores.json", "max_age": 1}),
+                         "scores", "warn", "max_age: 1", "systemctl status"),
+    "Prometheus away": Case(
+        lambda site: site.configured(scores={"file": "/etc/slurmdl/scores.json",
+                                             "prometheus": {"url": "http://127.0.0.1:9"}}),
+        "prometheus", "fail", "127.0.0.1:9", "scores.prometheus"),
+    "plan_dir missing": Case(lambda site: site.configured(plan_dir="/nowhere"), "plan_dir", "fail", "/nowhere",
+                             "install -d -m 1777"),
+    "plan_dir of others": Case(lambda site: site.mode(site.plans, 0o755), "plan_dir", "fail", "Permission denied",
+                               "install -d -m 1777"),
+    "plan_dir without the sticky bit": Case(lambda site: site.mode(site.plans, 0o777), "plan_dir", "warn", "replace",
+                                            "chmod +t"),
+    "plan_dir not shared": Case(lambda site: site.configured(plan_dir="/tmp"), "nodes' plan_dir", "fail", "n[1-4]",
+                                "mount"),
+    "unknown key": Case(lambda site: site.configured(plan_dri="/tmp"), "configuration", "fail",
+                        "unknown key plan_dri; valid: plan_dir", "slurmdl.yaml(5)"),
+    "slurmdl.yaml open to others": Case(lambda site: site.mode(site.here / "slurmdl.yaml", 0o666), "configuration",
+                                        "fail", "others may write it", "chmod 644"),
+    "clock apart": Case(lambda site: contextlib.nullcontext(), "clock", "fail", "the controller: 8", "chrony"),
+    "clock of a node apart": Case(_node_clock, "nodes' clocks", "warn", "n2: ", "chrony"),
+    "node drained": Case(_drained, "nodes", "warn", "n3: not in service (IDLE+DRAIN)", "scontrol show node n3"),
+    "no such node": Case(lambda site: contextlib.nullcontext(), "nodes", "fail", "n9: the cluster has no such node",
+                         "srun", "n[1-4,9]"),
+    "node without the plugin": Case(lambda site: site.over("/etc/slurm/plugstack.conf", Path("/dev/null"), "n2"),
+                                    "nodes' plugin", "fail", "n2", "install"),
+    "node with another plugin": Case(
+        lambda site: site.over("/etc/slurm/slurmdl.so", _other(site, "other.so", "other"), "n3"), "nodes' plugin",
+        "fail", "n3: /etc/slurm/slurmdl.so is not the one", "slurmdl-spank"),
+    "node with another slurmdl.yaml": Case(_node_site, "nodes' configuration", "fail", "n2", "copy"),
+    "node with another topology": Case(_other_tree, "nodes' topology", "fail", "zoneX", "same topology.conf"),
+    "node without slurmdl": Case(_other_slurmdl, "nodes' slurmdl", "fail", "n4", "install slurmdl"),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_one_fault_makes_one_line(site, name):
+    case = CASES[name]
+    site.score()
+    with case.broken(site):
+        done = site.doctor(case.nodes, env=_clock("+90s") if name == "clock apart" else None)
+    found = json.loads(done.stdout)
+    bad = [each for each in found["findings"] if each["grade"] != "OK"]
+    assert [(each["check"], each["grade"]) for each in bad] == [(case.check, case.grade)], done.stdout
+    assert case.text in bad[0]["text"]
+    assert case.mend in bad[0]["mend"]
+    assert done.returncode == found["status"] == {"warn": 1, "fail": 2}[case.grade]
+    assert done.stderr == ""
+
+
+def test_it_ends_in_time(site):
+    """A controller that hangs, and less time than it is given."""
+    with _frozen(site):
+        done = site.doctor("", "--timeout=1")
+    assert [each["text"] for each in json.loads(done.stdout)["findings"] if each["grade"] == "fail"] == [
+        "no answer within 1 s"]
