@@ -86,7 +86,8 @@ class Store:
                 (rows,)).rowcount
         if gone:
             with _told(self._path):
-                self._connection.execute("PRAGMA incremental_vacuum").fetchall()
+                # execute would free one page: the pragma gives no rows, and is to be stepped to its end
+                self._connection.executescript("PRAGMA incremental_vacuum")
         return gone
 
     @contextmanager

@@ -1,0 +1,217 @@
+"""The history and what is published of it: full disks, locks, broken files, and processes that are killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from slurmdl.cli.main import main
+from slurmdl.errors import InputError, UnavailableError
+from slurmdl.network import store
+from slurmdl.network.model import LinkScores
+from slurmdl.network.samples import LinkSample, to_lines
+from slurmdl.network.store import Store, publish
+
+NOW = 1.8e9
+
+
+def samples(count: int, now: float = NOW) -> list[LinkSample]:
+    return [LinkSample("node", f"n{i % 7}", now - i, "probe", throughput=1e9 + i, delay=1e-4, loss=0.0)
+            for i in range(count)]
+
+
+def test_what_goes_in_comes_out(tmp_path: Path) -> None:
+    given = [*samples(20), LinkSample("trunk", "a|b", NOW, "serve", delay=1.0, delay_tail=2.0, rdma=True)]
+    with Store.open(str(tmp_path / "h.db")) as history:
+        assert history.add(given) == 21
+        assert history.add(given[5:]) == 0
+    with Store.open(str(tmp_path / "h.db")) as history:
+        assert set(history.since(0)) == set(given)
+        assert set(history.since(NOW - 3)) == {sample for sample in given if sample.time >= NOW - 3}
+
+
+def test_age_and_rows_are_bounded_and_the_file_shrinks(tmp_path: Path) -> None:
+    path = tmp_path / "h.db"
+    with Store.open(str(path)) as history:
+        history.add(samples(20_000))
+        assert history.prune(NOW, keep=10_000) == 9_999
+        assert len(history.since(0)) == 10_001
+        assert history.prune(NOW, keep=1e9, rows=100) == 9_901
+        assert {sample.time for sample in history.since(0)} == {NOW - i for i in range(100)}
+    assert path.stat().st_size < 200_000
+
+
+def test_a_locked_history_is_said_and_nothing_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "LOCK_TIMEOUT", 0.1)
+    path = str(tmp_path / "h.db")
+    with Store.open(path) as history:
+        history.add(samples(3))
+        other = sqlite3.connect(path, isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(UnavailableError, match=r"h\.db: database is locked; what was stored before is kept"):
+            history.add(samples(10))
+        other.execute("ROLLBACK")
+        other.close()
+        assert len(history.since(0)) == 3
+        assert history.add(samples(10)) == 7
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Path:
+    """A file system of 1 MB."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root, to mount a small file system")
+    place = tmp_path / "small"
+    place.mkdir()
+    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m,mode=755", "none", str(place)], check=False,
+                          capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip(f"cannot mount: {done.stderr.strip()}")
+    yield place  # type: ignore[misc]
+    subprocess.run(["umount", str(place)], check=True)
+
+
+def test_a_full_disk_refuses_what_is_new_and_keeps_what_is_there(small_disk: Path) -> None:
+    history_file, snapshot = small_disk / "h.db", small_disk / "scores.json"
+    publish(str(snapshot), LinkScores(time=NOW).to_text())
+    before = snapshot.read_text()
+    stored: list[LinkSample] = []
+    with Store.open(str(history_file)) as history:
+        with pytest.raises(UnavailableError, match=r"full|I/O"):
+            for i in range(100):
+                batch = samples(500, NOW + 1000 * i)
+                history.add(batch)
+                stored += batch
+        assert stored and set(history.since(0)) == set(stored)
+        with pytest.raises(UnavailableError, match="cannot be written"):
+            publish(str(snapshot), "x" * 2**20)
+        assert snapshot.read_text() == before
+        assert not [name for name in os.listdir(small_disk) if name.startswith(".")]
+    with Store.open(str(history_file)) as history:
+        assert set(history.since(0)) == set(stored)
+
+
+def test_what_is_no_history_is_left_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "h.db"
+    path.write_text("not a database, not at all" * 100)
+    with pytest.raises(InputError, match="valid: a history"), Store.open(str(path)):
+        pass
+    assert path.read_text().startswith("not a database")
+    with pytest.raises(UnavailableError), Store.open(str(tmp_path / "no" / "h.db")):
+        pass
+
+
+def test_a_process_that_is_killed_loses_nothing_that_it_stored(tmp_path: Path) -> None:
+    """It tells the number of what is stored after each commit, and is killed in the midst of one."""
+    path = str(tmp_path / "h.db")
+    code = ("import sys\nfrom slurmdl.network.samples import LinkSample\nfrom slurmdl.network.store import Store\n"
+            "with Store.open(sys.argv[1]) as history:\n    i = 0\n    while True:\n"
+            "        history.add([LinkSample('node', 'n', 1e9 + i + k, 'probe', loss=0.0) for k in range(50)])\n"
+            "        i += 50\n        print(i, flush=True)\n")
+    child = subprocess.Popen([sys.executable, "-c", code, path], stdout=subprocess.PIPE, text=True)
+    assert child.stdout is not None
+    told = 0
+    for _ in range(20):
+        told = int(child.stdout.readline())
+    child.send_signal(signal.SIGKILL)
+    rest = child.stdout.read().split()
+    child.wait()
+    told = int(rest[-1]) if rest else told
+    with Store.open(path) as history:
+        kept = len(history.since(0))
+    assert kept >= told and kept % 50 == 0
+
+
+def test_readers_see_the_old_or_the_new_file_only(tmp_path: Path) -> None:
+    path = tmp_path / "scores.json"
+    code = ("import sys\nfrom slurmdl.network.store import publish\ni = 0\n"
+            "while True:\n    publish(sys.argv[1], str(i % 10) * 100_000)\n    i += 1\n")
+    publish(str(path), "0" * 100_000)
+    child = subprocess.Popen([sys.executable, "-c", code, str(path)])
+    seen = set()
+    until = time.monotonic() + 1.0
+    while time.monotonic() < until or (len(seen) < 3 and time.monotonic() < until + 30):
+        text = path.read_text()
+        assert len(text) == 100_000 and len(set(text)) == 1
+        seen.add(text[0])
+    child.kill()
+    child.wait()
+    assert len(seen) >= 3
+    assert path.stat().st_mode & 0o777 == 0o644
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A place for all files, and no configuration of this machine."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "xdg"))
+    monkeypatch.setenv("SLURM_CONF", str(tmp_path / "slurm.conf"))
+    tmp_path.chmod(0o755)
+    return tmp_path
+
+
+def ingest(site: Path, *words: str) -> int:
+    return main(["score", "ingest", "--history", str(site / "h.db"), "--publish", str(site / "scores.json"), *words])
+
+
+def test_files_become_a_snapshot_and_what_is_malformed_is_said(site: Path,
+                                                               capsys: pytest.CaptureFixture[str]) -> None:
+    text = to_lines(samples(7, time.time()))
+    (site / "a.jsonl").write_text(text + '{"kind": "node", "name": "n1", "time": 5, "source": "probe", "loss": -1}\n'
+                                  + text.splitlines()[0][:30])
+    assert ingest(site, "--textfile", str(site / "s.prom"), str(site / "a.jsonl")) == 0
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert told.err.count("\n") == 1
+    assert "2 refused: line 8: sample of n1: loss -1 is not valid" in told.err and "line 9" in told.err
+    found = LinkScores.from_json(json.loads((site / "scores.json").read_text()))
+    assert sorted(found.nodes) == [f"n{i}" for i in range(7)]
+    assert 'slurmdl_link_loss_ratio{kind="node",link="n3"} 0.0' in (site / "s.prom").read_text()
+
+
+def test_a_spool_is_emptied_once_its_samples_are_stored(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    spool = site / "spool"
+    spool.mkdir()
+    for name in ("a.jsonl", "b.jsonl", ".half.jsonl", "other.txt"):
+        (spool / name).write_text(to_lines([replace(samples(1, time.time())[0], name=name[0] * 2)]))
+        (spool / name).chmod(0o644)
+    (spool / "open.jsonl").write_text(to_lines(samples(1, time.time())))
+    (spool / "open.jsonl").chmod(0o666)
+    assert ingest(site, "--spool", str(spool)) == 0
+    assert sorted(os.listdir(spool)) == [".half.jsonl", "open.jsonl", "other.txt"]
+    found = LinkScores.from_json(json.loads((site / "scores.json").read_text()))
+    assert sorted(found.nodes) == ["aa", "bb"]
+    assert "open.jsonl" in capsys.readouterr().err
+
+
+def test_nodes_that_the_cluster_does_not_have_are_refused(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (site / "topology.conf").write_text("SwitchName=a Nodes=n[0-2]\nSwitchName=b Nodes=n[3-5]\n"
+                                        "SwitchName=r Switches=a,b\n")
+    more = [LinkSample("trunk", "a|b", time.time(), "probe", loss=0.0),
+            LinkSample("trunk", "a|x", time.time(), "probe", loss=0.0)]
+    (site / "a.jsonl").write_text(to_lines([*samples(7, time.time()), *more]))
+    assert ingest(site, str(site / "a.jsonl")) == 0
+    assert "2 refused: unknown node n6; unknown trunk a|x" in capsys.readouterr().err
+    found = LinkScores.from_json(json.loads((site / "scores.json").read_text()))
+    assert sorted(found.nodes) == [f"n{i}" for i in range(6)]
+    assert list(found.trunks) == ["a|b"]
+
+
+@pytest.mark.parametrize(("words", "says"), [
+    (["--listen", "nowhere"], "not an address"), (["--listen", "::1:9"], "not an address"),
+    (["--listen", ":99999"], "not an address"), (["--every", "0"], "more than 0"),
+    (["--allow", "10.0.0.0/99"], "valid: networks"), (["missing.jsonl"], "cannot be read"),
+])
+def test_wrong_words_are_one_line(site: Path, capsys: pytest.CaptureFixture[str], words: list[str],
+                                  says: str) -> None:
+    assert ingest(site, *words) in (64, 65)
+    told = capsys.readouterr()
+    assert says in told.err and told.err.count("\n") == 1
