@@ -75,14 +75,18 @@ def parse(text: bytes, figure: str, label: str, source: str = "prometheus") -> l
 
 def _sample(each: Any, figure: str, label: str, source: str) -> LinkSample | None:
     time, value = each["value"]
-    # node17:9100, node17.cluster.example:9100; an address stays as it is
-    name = re.sub(r":\d+$", "", str(each["metric"].get(label, "")))
-    name = name if re.fullmatch(r"[\d.]+|.*:.*", name) else name.partition(".")[0]
+    name = _node(str(each["metric"].get(label, "")))
     try:
         return LinkSample.from_json({"kind": "node", "name": name, "time": float(time), "source": source,
                                      figure: float(value)})
     except InputError:
         return None
+
+
+def _node(target: str) -> str:
+    """The node behind node17:9100 or node17.cluster.example:9100; an address stays as it is."""
+    name = re.sub(r"^\[(.*)\](:\d+)?$|^([^:]*):\d+$", r"\1\3", target)
+    return name if re.fullmatch(r"[\d.]+|.*:.*", name) else name.partition(".")[0]
 
 
 def _ask(url: str, query: str, deadline: float) -> bytes:
