@@ -324,7 +324,8 @@ class Run:
             self._backward.weight = weight
 
     def _ready(self, start: int) -> None:
-        if self.strategy.overlaps:
+        # without a thread of its own the courier would hold up the backward pass
+        if self.strategy.overlaps and self.world.transport.threaded:
             self.strategy.ready(start)
 
     def _before_forward(self, model: Any, arguments: Any) -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from itertools import repeat
+from itertools import pairwise, repeat
 from typing import Any
 
 from slurmdl.train import models
 from slurmdl.train.data import Data
 from slurmdl.train.options import Options
+
+#: share of the forward pass in the time of both
+FORWARD = 1 / 3
 
 
 class Images:
@@ -25,6 +28,15 @@ class Images:
     def __init__(self, options: Options, data: Data) -> None:
         self.module = models.build(options.model, data.shape, data.classes, options.seed)
         self._data, self._batch, self._seed = data, options.batch, options.seed
+
+    def pace(self, seconds: float, wait: Callable[[float], None]) -> None:
+        """From now on let so much time go by in each training step, as if it were computed."""
+        def forward(module: Any, images: Any, scores: Any) -> None:
+            if scores.requires_grad:
+                wait(seconds * FORWARD)
+                scores.register_hook(lambda slope: wait(seconds * (1 - FORWARD)))
+
+        self.module.register_forward_hook(forward)
 
     def steps_per_epoch(self, workers: int) -> int:
         """Steps in which each worker sees all of its images."""
@@ -67,7 +79,7 @@ class Images:
 class StandIn:
     """Parameters in equal layers whose gradients are ready one after the other while time goes by.
 
-    A third of the time is the forward pass, two thirds the backward pass. The gradients are random numbers, the same
+    The gradients are random numbers, the same
     in each step, so that the model moves on.
 
     Attributes
@@ -82,26 +94,32 @@ class StandIn:
 
         edges = [size * layer // self.LAYERS for layer in range(self.LAYERS + 1)]
         torch.manual_seed(seed)
-        self.module = torch.nn.Module()
-        slopes = []
-        for layer in range(self.LAYERS):
-            weights = torch.nn.Parameter(torch.randn(edges[layer + 1] - edges[layer]))
-            self.module.register_parameter(f"layer{layer}", weights)
-            slopes.append(torch.randn_like(weights))
+        slopes = [torch.randn(end - start) for start, end in pairwise(edges)]
 
         class Layer(torch.autograd.Function):  # type: ignore[misc]
             @staticmethod
             def forward(context: Any, signal: Any, weights: Any, slope: Any) -> Any:
                 context.slope = slope
-                wait(seconds / 3 / StandIn.LAYERS)
+                wait(seconds * FORWARD / StandIn.LAYERS)
                 return signal.clone()
 
             @staticmethod
             def backward(context: Any, error: Any) -> Any:
-                wait(2 * seconds / 3 / StandIn.LAYERS)
+                wait(seconds * (1 - FORWARD) / StandIn.LAYERS)
                 return error, context.slope, None
 
-        self._layer, self._slopes = Layer, slopes
+        class Layers(torch.nn.Module):  # type: ignore[misc]
+            def __init__(self) -> None:
+                super().__init__()
+                self.weights = torch.nn.ParameterList(torch.randn_like(slope) for slope in slopes)
+
+            def forward(self) -> Any:
+                signal = torch.zeros(1)
+                for weights, slope in zip(self.weights, slopes, strict=True):
+                    signal = Layer.apply(signal, weights, slope)
+                return signal.sum()
+
+        self.module = Layers()
 
     def steps_per_epoch(self, workers: int) -> int:
         return 1
@@ -110,12 +128,7 @@ class StandIn:
         return repeat(None)
 
     def loss(self, batch: Any) -> Any:
-        import torch
-
-        signal = torch.zeros(1)
-        for weights, slope in zip(self.module.parameters(), self._slopes, strict=True):
-            signal = self._layer.apply(signal, weights, slope)
-        return signal.sum()
+        return self.module()
 
     def renew(self, batches: Iterator[Any]) -> None:
         """Nothing: it has no statistics."""

@@ -50,8 +50,11 @@ def one_rank(options: Options, data: Data | None, environ: Mapping[str, str] = o
         print(f"ranks: {run.world}", flush=True)
     compute = run.world.transport.compute
     takes = _seconds(options) * dict(options.slow).get(run.rank, 1.0)
-    task = StandIn(_size(options), takes, compute, options.seed) if data is None else Images(options, data)
-    if data is not None:
+    task: Images | StandIn
+    if data is None:
+        task = StandIn(_size(options), takes, compute, options.seed)
+    else:
+        task = Images(options, data)
         agreement.compare(run.world, [("data", f"{options.data} {zlib.crc32(data.train_x):x}")])
     optimizer = optimizers.build(options.optimizer, task.module.parameters(), options.lr, options.momentum,
                                  options.weight_decay)
@@ -59,6 +62,8 @@ def one_rank(options: Options, data: Data | None, environ: Mapping[str, str] = o
     schedule = optimizers.schedule(optimizer, options.lr_schedule, steps)
 
     run.attach(task.module, optimizer)
+    if takes and isinstance(task, Images):
+        task.pace(takes, compute)
     meter, run.batch = run.meter, options.batch
     score = None
     if run.worker is None:
@@ -70,8 +75,6 @@ def one_rank(options: Options, data: Data | None, environ: Mapping[str, str] = o
         for number in range(1, steps + 1):
             with run.fetching():
                 batch = next(batches)
-            if takes and data is not None:
-                compute(takes)
             optimizer.zero_grad()
             loss = task.loss(batch)
             loss.backward()
