@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from slurmdl import plan as plans
 from slurmdl.errors import Refused as Refused
 from slurmdl.errors import SlurmdlError, UnavailableError, warn
+from slurmdl.train.combine import check
 from slurmdl.train.method import Method
 from slurmdl.train.strategies import STRATEGIES
 from slurmdl.train.transports.mpi import Mpi
@@ -140,7 +141,8 @@ def join(method: Method, transport: Transport, environ: Mapping[str, str] = os.e
 
     Raises
     ------
-    Refused : ranks with different options, a strategy, roles or a traffic that cannot be.
+    Refused : ranks with different options, a strategy, roles or a traffic that cannot be, or what does not go
+        together (see combine).
     """
     tasks = transport.allgather((node_name(environ), zone_path(environ), {**vars(method), **(alike or {})}))
     first = tasks[0][2]
@@ -157,9 +159,9 @@ def join(method: Method, transport: Transport, environ: Mapping[str, str] = os.e
         zones = tuple(path[-1] if path else "" for _, path, _ in tasks)
     strategy = method.strategy or (plan.strategy if plan else "allreduce")
     roles = _roles(strategy, method.ps, plan, len(nodes))
-    traffic = _traffic(strategy, method.traffic, plan, roles.count("worker"))
-    return World(transport, replace(method, strategy=strategy, traffic=traffic), nodes, zones, roles,
-                 plan.costs if plan else {})
+    method = replace(method, strategy=strategy, traffic=_traffic(strategy, method.traffic, plan))
+    check(method, roles.count("worker"))
+    return World(transport, method, nodes, zones, roles, plan.costs if plan else {})
 
 
 def _plan(nodes: tuple[str, ...], environ: Mapping[str, str]) -> plans.Plan | None:
@@ -192,14 +194,11 @@ def _roles(strategy: str, ps: int | None, plan: plans.Plan | None, size: int) ->
     return ("ps",) * servers + ("worker",) * (size - servers)
 
 
-def _traffic(strategy: str, asked: str | None, plan: plans.Plan | None, workers: int) -> str:
+def _traffic(strategy: str, asked: str | None, plan: plans.Plan | None) -> str:
     """The pattern asked for, else the one of a plan for this strategy, else the strategy's first."""
     valid = plans.PATTERNS[strategy]
     planned = plan.traffic if plan and plan.strategy == strategy else ""
     traffic = asked or planned or valid[0]
     if traffic not in valid:
         raise Refused(f"--traffic {traffic}: strategy {strategy} has {', '.join(valid)}")
-    if traffic == "hypercube" and workers & (workers - 1):
-        raise Refused(f"--traffic hypercube: {workers} workers are no power of two; "
-                      "for any number: exponential, random")
     return traffic

@@ -140,15 +140,13 @@ def test_roles() -> None:
 def test_traffic_of_option_plan_and_strategy() -> None:
     nodes, roles = ("a", "b", "c", "d"), ("worker",) * 4
     plan = Plan("gossip", nodes, roles, {}, traffic="hypercube")
-    assert runtime._traffic("gossip", None, plan, 4) == "hypercube"
-    assert runtime._traffic("gossip", "exponential", plan, 4) == "exponential"
-    assert runtime._traffic("allreduce", None, plan, 4) == "ring"
-    assert runtime._traffic("gossip", None, Plan("gossip", nodes, roles, {}), 4) == "random"
-    assert runtime._traffic("allreduce", "hierarchical", None, 4) == "hierarchical"
+    assert runtime._traffic("gossip", None, plan) == "hypercube"
+    assert runtime._traffic("gossip", "exponential", plan) == "exponential"
+    assert runtime._traffic("allreduce", None, plan) == "ring"
+    assert runtime._traffic("gossip", None, Plan("gossip", nodes, roles, {})) == "random"
+    assert runtime._traffic("allreduce", "hierarchical", None) == "hierarchical"
     with pytest.raises(runtime.Refused, match="--traffic hypercube: strategy allreduce has ring, hierarchical"):
-        runtime._traffic("allreduce", "hypercube", None, 4)
-    with pytest.raises(runtime.Refused, match="6 workers are no power of two"):
-        runtime._traffic("gossip", "hypercube", None, 6)
+        runtime._traffic("allreduce", "hypercube", None)
 
 
 def test_plans_with_and_without_traffic() -> None:

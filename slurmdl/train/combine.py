@@ -1,0 +1,138 @@
+"""What goes together: one table of strategies, graphs, triggers, compressors and ways to run them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from slurmdl.errors import Refused
+from slurmdl.graphs import GRAPHS
+from slurmdl.train.method import COMPRESSORS, TRIGGERS, Method
+
+_GOSSIP = ("gossip", "adaptive-gossip")
+_DRAWN = tuple(name for name, graph in GRAPHS.items() if not graph.fixed)
+_PAIRED = tuple(name for name, graph in GRAPHS.items() if graph.fixed and graph.paired)
+_WHOLE = ("none", "fp16")
+
+
+@dataclass(frozen=True)
+class Row:
+    """Choices that go together, each with each.
+
+    Attributes
+    ----------
+    asynchronous, shared_memory, library : with --async, --shared-memory, --library or without; None for both.
+    because : option -> why there are no more choices of it, where that is this row's own.
+    """
+
+    strategies: tuple[str, ...]
+    traffic: tuple[str, ...]
+    triggers: tuple[str, ...]
+    compressors: tuple[str, ...]
+    because: Mapping[str, str] = field(default_factory=dict)
+    asynchronous: bool | None = False
+    shared_memory: bool | None = False
+    library: bool | None = False
+
+    def misfits(self, method: Method) -> dict[str, str]:
+        """Options that the method asks for and this row does not have -> what it has instead."""
+        words = {"--traffic": (method.traffic, self.traffic), "--trigger": (method.when, self.triggers),
+                 "--compress": (method.compress, self.compressors)}
+        found = {option: f"{option} {', '.join(valid)}" for option, (asked, valid) in words.items()
+                 if asked not in valid}
+        switches = {"--async": (method.asynchronous, self.asynchronous), "--library": (method.library, self.library),
+                    "--shared-memory": (method.shared_memory, self.shared_memory)}
+        return found | {option: f"{'' if valid else 'no '}{option}" for option, (asked, valid) in switches.items()
+                        if valid not in (None, asked)}
+
+
+#: all that is legal
+ROWS = (
+    Row(("allreduce",), ("ring",), ("period",), ("none",), library=None),
+    Row(("allreduce",), ("hierarchical",), ("period",), ("none",),
+        {"--library": "a library's own sum follows no zones"}),
+    Row(_GOSSIP, _DRAWN, TRIGGERS, _WHOLE,
+        {"--compress": "partners that are drawn keep no copies of each other, so that only whole models can be sent"},
+        shared_memory=None),
+    Row(_GOSSIP, ("exponential",), ("period",), COMPRESSORS,
+        {"--trigger": "who sends to one and receives from another cannot agree with both on an exchange"},
+        shared_memory=None),
+    Row(_GOSSIP, _PAIRED, TRIGGERS, COMPRESSORS, shared_memory=None),
+    Row(_GOSSIP, tuple(GRAPHS), TRIGGERS, _WHOLE,
+        {"--compress": "a model that is pushed goes whole, since nobody keeps a copy of it"},
+        asynchronous=True, shared_memory=None),
+    Row(("local-sgd", "elastic"), ("ring",), TRIGGERS, COMPRESSORS),
+    Row(("local-sgd", "elastic"), ("hierarchical",), TRIGGERS, ("none",),
+        {"--compress": "sums in and between zones would have to be compressed again at each of their steps"}),
+    Row(("ps",), ("shards",), ("period",), ("none",), asynchronous=None),
+)
+
+#: option -> why a strategy does not have a choice, where no row knows better
+_REASONS = {"--traffic": "who sends what to whom belongs to the strategy",
+            "--trigger": "all gradients are used in every step",
+            "--compress": "gradients are sent as they are",
+            "--async": "all ranks exchange together",
+            "--shared-memory": "only gossip mixes models in the memory of a node",
+            "--library": "only allreduce is a single call of a library"}
+
+
+def check(method: Method, workers: int) -> None:
+    """Refuse a method that cannot be.
+
+    Parameters
+    ----------
+    method : with its strategy and traffic set.
+
+    Raises
+    ------
+    Refused : names the option, what is valid in its place, and the reason.
+    """
+    graph = GRAPHS.get(method.traffic or "")
+    if graph and graph.unfit(workers):
+        raise Refused(f"--traffic {method.traffic}: {workers} workers are {graph.unfit(workers)}; "
+                      "for any number: base, exponential, random")
+    for given, asked, fit, valid in (
+            (method.global_every, "--global-every", method.strategy in _GOSSIP and not method.asynchronous,
+             "gossip, adaptive-gossip without --async"),
+            (method.staleness, "--staleness", method.strategy == "ps", "strategy ps"),
+            (method.compensation, "--compensation", method.strategy == "ps", "strategy ps"),
+            (method.period, "--period", method.when == "period" and method.strategy not in ("allreduce", "ps"),
+             "gossip, adaptive-gossip, local-sgd, elastic and trigger period"),
+            (method.threshold is not None, "--threshold", method.when == "drift", "trigger drift"),
+            (method.comm_budget is not None, "--comm-budget", method.when == "drift", "trigger drift")):
+        if given and not fit:
+            raise Refused(f"{asked}: not valid with strategy {method.strategy}, trigger {method.when}"
+                          f"{', --async' * method.asynchronous}; valid with {valid}")
+    rows = [row for row in ROWS if method.strategy in row.strategies]
+    least = min(len(row.misfits(method)) for row in rows)
+    if least:
+        raise Refused(_refusal(method, [row for row in rows if len(row.misfits(method)) == least]))
+
+
+def _refusal(method: Method, nearest: Sequence[Row]) -> str:
+    """What does not go with what, why, and what is valid instead: one line."""
+    # a reason of a row's own says more than that of the strategy
+    known = [row for row in nearest if row.because.keys() & row.misfits(method)] or nearest
+    misfits = known[0].misfits(method)
+    option = next((its for its in misfits if its in known[0].because), next(iter(misfits)))
+    choices = {"--traffic": method.traffic, "--trigger": method.when, "--compress": method.compress}
+    switches = {"--async": method.asynchronous, "--shared-memory": method.shared_memory, "--library": method.library}
+    shown = {**{its: f"{its} {choice}" for its, choice in choices.items()},
+             **{its: its for its, given in switches.items() if given}}
+    rest = " ".join([str(method.strategy), *(text for its, text in shown.items() if its != option)])
+    valid = "; or ".join(dict.fromkeys(", ".join(row.misfits(method).values()) for row in [known[0], *nearest]))
+    return f"{shown.get(option, f'no {option}')}: {known[0].because.get(option, _REASONS[option])}; asked for with " \
+           f"{rest}; valid: {valid}"
+
+
+def table() -> str:
+    """ROWS in Markdown, as docs/train.md has them."""
+    def words(names: tuple[str, ...]) -> str:
+        return ", ".join(f"`{name}`" for name in names)
+    lines = ["| strategy | `--traffic` | `--trigger` | `--compress` | and |", "| --- | --- | --- | --- | --- |"]
+    for row in ROWS:
+        switches = {"--async": row.asynchronous, "--shared-memory": row.shared_memory, "--library": row.library}
+        further = [f"`{option}`{'' if its else ' or not'}" for option, its in switches.items() if its is not False]
+        lines.append(f"| {words(row.strategies)} | {words(row.traffic)} | {words(row.triggers)} | "
+                     f"{words(row.compressors)} | {', '.join(further)} |")
+    return "\n".join(lines)
