@@ -18,6 +18,9 @@ GOLDEN = Path(__file__).parent / "golden"
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true",
                      help="rewrite the golden files with what the code gives now; read the diff before you commit it")
+    parser.addoption("--cluster", choices=["sandbox", "compose"], default="sandbox",
+                     help="what the cluster tests run on: namespaces of this machine, or the containers of "
+                          "docker-compose.yml")
 
 
 @pytest.fixture

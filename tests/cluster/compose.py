@@ -1,0 +1,213 @@
+"""The containerized cluster (docker-compose.yml) as the cluster tests use it.
+
+There is one at a time, as its networks have fixed addresses: `configure` gives it other settings in the place of a
+new one. Its four networks are joined to the two zones that the tests know.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+from conftest import Cluster
+
+from slurmdl.sandbox import slurm
+from slurmdl.sandbox.spec import LOGIN, Spec, alternating
+
+ROOT = Path(__file__).parents[2]
+PROJECT = "slurmdl-test"
+USER = slurm.User("researcher", 20001, 20001, "/home/researcher")
+NODES = [f"n{i}" for i in range(1, 9)]
+#: the networks 1 to 4 hold n1 and n5, n2 and n6, n3 and n7, n4 and n8
+ZONES = "zoneA=1,3 zoneB=2,4"
+
+
+class ComposeCluster(Cluster):
+    """Eight nodes n1..n8 in containers, or fewer, in two zones of two networks each; `base` holds its files."""
+
+    def __init__(self, base: Path) -> None:
+        self.shared, self.user, self._etc = base / "shared", USER.name, base / "etc"
+        self._base, self._state, self._options, self._containers = base, base / "state", "", dict[str, str]()
+        base.chmod(0o755)
+        for directory in (self._etc, self._state, self.shared):
+            directory.mkdir()
+        self.shared.chmod(0o1777)
+
+    def up(self) -> None:
+        """Bring the containers up; RuntimeError in one sentence where they do not come."""
+        self._write(Spec("compose", alternating(8, 2)))
+        release = os.environ.get("DEBIAN", "trixie")
+        done = subprocess.run([ROOT / "tests/cluster/base-image", release], capture_output=True, text=True,
+                              check=False)
+        if done.returncode:
+            raise RuntimeError(f"no image of Debian {release}: {last_line(done.stderr)}")
+        self._compose("build", "--quiet", "slurmctld")
+        self._compose("up", "-d")
+        listed = _docker("ps", "--filter", f"label=com.docker.compose.project={PROJECT}", "--format",
+                         '{{.Label "com.docker.compose.service"}} {{.ID}}')
+        self._containers = dict(line.split() for line in listed.splitlines())
+        self._start = self.shared
+        self._start = self.directory("start")
+        self._options = repr({})
+
+    def down(self) -> None:
+        self._compose("down", "--volumes", "--timeout", "1")
+
+    def _compose(self, *words: str) -> None:
+        program = ["docker-compose"] if shutil.which("docker-compose") else ["docker", "compose"]
+        files = ["-f", "docker-compose.yml", "-f", "tests/cluster/compose.yml"]
+        env = {**os.environ, "SLURMDL_BASE": str(self._base), "ZONES": ZONES}
+        done = subprocess.run([*program, "--project-name", PROJECT, *files, *words], cwd=ROOT, env=env,
+                              capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise RuntimeError(f"docker-compose {words[0]}: {last_line(done.stderr)}")
+
+    # --- other settings ---
+
+    def configure(self, **options: object) -> ComposeCluster:
+        """Begin anew, with an empty state, as a sandbox with these options (fields of Spec; nodes, zones) would."""
+        if repr(options) == self._options:
+            return self
+        fields = dict(options)
+        nodes, zones = int(fields.pop("nodes", 8)), int(fields.pop("zones", 2))  # type: ignore[call-overload]
+        for name, why in (("plugstack", "the plugin is built for this machine's Slurm, not for the containers'"),
+                          ("cloud", "a cloud of nodes is the sandbox's"), ("shares", "hosts share one directory"),
+                          ("node_rate", "the links of nodes are not shaped"),
+                          ("zone_rate", "links start at 50 Mbit/s")):
+            if fields.get(name):
+                pytest.skip(f"on compose, {why}")
+        if zones != 2 or nodes > 8:
+            pytest.skip("compose has eight nodes, in two zones for tests")
+        spec = Spec("compose", alternating(nodes, zones), **fields)  # type: ignore[arg-type]
+        self._options = ""
+        hosts = [LOGIN, *NODES]
+        _docker("kill", *(self._containers[self._daemon_host(host)] for host in hosts), check=False)
+        for file in self._state.iterdir():
+            shutil.rmtree(file) if file.is_dir() else file.unlink()
+        self._write(spec)
+        _docker("start", *(self._containers[self._daemon_host(host)] for host in (LOGIN, *spec.topology.nodes)))
+        self._wait_ready(spec.topology.nodes)
+        self._options = repr(options)
+        return self
+
+    @property
+    def box(self) -> NoReturn:
+        pytest.skip("on compose, there is no sandbox to look into")
+
+    def _write(self, spec: Spec) -> None:
+        """Fill /etc/slurm: the sandbox's files, with what is of the containers (compose/slurm) over them."""
+        self.topology = spec.topology
+        with tempfile.TemporaryDirectory() as scratch:
+            slurm.write_files(spec, Path(scratch), USER)
+            for file in self._etc.iterdir():
+                file.unlink()
+            for file in (Path(scratch) / "slurm").iterdir():
+                shutil.copy(file, self._etc)
+        own = (ROOT / "compose/slurm/slurm.conf").read_text()
+        chosen = {setting.split("=")[0] for setting in spec.settings}
+        keys = dict(re.findall(r"^(?!NodeName|PartitionName)(\w+)=(.*)$", own, re.MULTILINE))
+        addresses = dict(re.findall(r"^NodeName=(\w+) NodeAddr=(\S+)", own, re.MULTILINE))
+        lines = [f"{key}={value}" for key, value in keys.items() if key not in chosen]
+        for line in (self._etc / "slurm.conf").read_text().splitlines():
+            key, value = line.split("=", 1)
+            if key == "NodeName":
+                line = re.sub("NodeAddr=[^ ]+", f"NodeAddr={addresses[value.split()[0]]}", line)
+            if (key not in keys or key in chosen) and not key.endswith("LogFile"):
+                lines.append(line)
+        (self._etc / "slurm.conf").write_text("\n".join(lines) + "\n")
+        shutil.copy(ROOT / "compose/slurm/cgroup.conf", self._etc)
+
+    def _wait_ready(self, nodes: Sequence[str], timeout: float = 60) -> None:
+        deadline = time.monotonic() + timeout
+        while not set(nodes) <= {node for node, state in self._states().items()
+                                 if state in ("idle", "mixed", "allocated", "completing")}:
+            assert time.monotonic() < deadline, f"Slurm is not ready: {self._states() or 'no answer'}"
+            time.sleep(0.2)
+
+    def _states(self) -> dict[str, str]:
+        text = self.run(["sinfo", "-h", "-N", "-o", "%N %T"]).stdout
+        return dict(line.split() for line in text.splitlines())
+
+    # --- Cluster ---
+
+    @staticmethod
+    def _daemon_host(host: str) -> str:
+        """The container whose daemon the tests know as a host's: the controller is no login host here."""
+        return "slurmctld" if host == LOGIN else host
+
+    def run(self, argv: Sequence[str], *, host: str = LOGIN, as_root: bool = False, stdin: str = "",
+            directory: Path | None = None, env: dict[str, str] | None = None,
+            timeout: float = 60) -> subprocess.CompletedProcess[str]:
+        user = "root" if as_root else self.user
+        given = [f"--env={key}={value}" for key, value in {"USER": user, "LOGNAME": user, **(env or {})}.items()]
+        line = ["docker", "exec", "-i", f"--user={user}", f"--workdir={directory or self._start}", *given,
+                self._containers[host], *argv]
+        return subprocess.run(line, input=stdin, capture_output=True, text=True, timeout=timeout, check=False)
+
+    def stop_daemon(self, host: str) -> None:
+        _docker("kill", self._containers[self._daemon_host(host)])
+
+    def start_daemon(self, host: str) -> None:
+        _docker("start", self._containers[self._daemon_host(host)])
+        self._wait_ready([] if host == LOGIN else [host])
+        while host == LOGIN and not self._states():
+            time.sleep(0.2)
+
+    def freeze_daemon(self, host: str, frozen: bool) -> None:
+        self.run(["pkill", "-STOP" if frozen else "-CONT", "-x", "slurmctld|slurmd"], host=self._daemon_host(host),
+                 as_root=True).check_returncode()
+
+    def power_off(self, node: str) -> None:
+        self.stop_daemon(node)
+        self._options = ""  # the next configuration starts it again
+
+    def change_link(self, name: str, *, rate: float | None = None, delay: float | None = None,
+                    loss: float | None = None) -> None:
+        if name not in self.topology.zones:
+            pytest.skip("on compose, the links of nodes are not shaped")
+        given = {"rate": rate, "delay": delay, "loss": loss}
+        words = [f"--{key}={value:f}" for key, value in given.items() if value is not None]
+        self.run(["links", name, *words], host="router", as_root=True, directory=Path("/")).check_returncode()
+
+    def bytes_between_zones(self) -> int:
+        text = self.run(["links"], host="router", as_root=True, directory=Path("/")).stdout
+        return sum(map(int, re.findall(r"(\d+) bytes out", text)))
+
+
+def _docker(*words: str, check: bool = True) -> str:
+    done = subprocess.run(["docker", *words], capture_output=True, text=True, check=False)
+    if check and done.returncode:
+        raise RuntimeError(f"docker {words[0]}: {last_line(done.stderr)}")
+    return done.stdout
+
+
+def last_line(text: str) -> str:
+    return (text.strip().splitlines() or ["failed"])[-1]
+
+
+@contextlib.contextmanager
+def up() -> Iterator[ComposeCluster]:
+    """The cluster, for the time of a test session; skips, in one sentence, where it cannot be had."""
+    with tempfile.TemporaryDirectory(prefix="slurmdl-compose-") as base:
+        cluster = ComposeCluster(Path(base))
+        try:
+            cluster.up()
+        except (OSError, RuntimeError) as error:
+            with contextlib.suppress(OSError, RuntimeError):
+                cluster.down()
+            if os.environ.get("SLURMDL_REQUIRE_CLUSTER") == "1":
+                raise
+            pytest.skip(f"no containerized cluster: {error}")
+        try:
+            yield cluster
+        finally:
+            cluster.down()
