@@ -107,7 +107,7 @@ class DlOption:
                 raise UsageError(f"{source}: {value!r} is not valid; valid: a whole number, 0 or more")
             return int(value)
         if self.kind == "bytes":
-            return _bytes(value, source)
+            return bytes_of(value, source)
         if self.kind == "names":
             names = tuple(name for name in value.split(",") if name)
             if not names:
@@ -181,7 +181,8 @@ def nearest_first(word: str, valid: Sequence[str]) -> list[str]:
     return near + [other for other in valid if other not in near]
 
 
-def _bytes(value: str, source: str) -> float:
+def bytes_of(value: str, source: str) -> float:
+    """The number of bytes behind `400M` and the like; UsageError names `source`."""
     match = re.fullmatch(r"([0-9.]+(?:[eE][+-]?[0-9]+)?)([kKMGT]i?)?B?", value)
     try:
         number = float(match[1]) if match else 0.0

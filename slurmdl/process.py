@@ -8,11 +8,15 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from slurmdl.errors import UnavailableError
+
+if TYPE_CHECKING:
+    import subprocess
 
 #: seconds that a query of Slurm may take
 QUERY_TIMEOUT = 5.0
@@ -91,6 +95,69 @@ def pairs(text: str) -> dict[str, str]:
     """Key -> value of the lines `KEY = VALUE`, as `scontrol show config` has them."""
     return {key.strip(): value.strip() for key, equals, value in
             (line.partition("=") for line in text.splitlines()) if equals}
+
+
+def lines(argv: Sequence[str], *, stdin: str, timeout: float,
+          env: Mapping[str, str]) -> Generator[str, None, None]:
+    """Run a program and yield the lines of its stdout as they come, until it ends or nobody wants more.
+
+    It runs in a process group of its own. One that still runs a second after the last line that was wanted, or when
+    the time is over, is ended.
+
+    Raises
+    ------
+    UnavailableError : the program is missing, fails (its last line of stderr is quoted), or goes on for longer than
+        `timeout` seconds.
+    """
+    import queue
+    import subprocess
+    import tempfile
+    import threading
+
+    name, end = os.path.basename(argv[0]), time.monotonic() + timeout
+    with tempfile.TemporaryFile() as said:
+        try:
+            child = subprocess.Popen(argv, stdin=_readable(stdin.encode()), stdout=subprocess.PIPE, stderr=said,
+                                     env=dict(env), start_new_session=True)
+        except OSError as error:
+            raise UnavailableError(f"{name}: {error.strerror or error}") from error
+        found: queue.Queue[bytes | None] = queue.Queue()
+
+        def read() -> None:
+            for line in child.stdout or ():
+                found.put(line)
+            found.put(None)
+
+        threading.Thread(target=read, daemon=True).start()
+        try:
+            while True:
+                try:
+                    line = found.get(timeout=max(0.0, end - time.monotonic()))
+                except queue.Empty:
+                    raise UnavailableError(f"{name}: not done within {timeout:g} s") from None
+                if line is None:
+                    break
+                yield line.decode(errors="replace")
+        finally:
+            _end(child, min(1.0, max(0.0, end - time.monotonic())))
+        if child.returncode:
+            said.seek(0)
+            text = said.read().decode(errors="replace").strip().splitlines() or ["no message"]
+            raise UnavailableError(f"{name}: exit status {child.returncode}: {text[-1]}")
+
+
+def _end(child: subprocess.Popen[bytes], patience: float) -> None:
+    """Wait so many seconds for a program to end, then make it end: srun ends its tasks when it is told to."""
+    import subprocess
+
+    for number in (0, signal.SIGTERM, signal.SIGKILL):
+        if number:
+            os.killpg(child.pid, number)
+        try:
+            child.wait(patience or 0.5)
+            return
+        except subprocess.TimeoutExpired:
+            continue
 
 
 def later(argv: Sequence[str], seconds: float) -> None:

@@ -121,8 +121,8 @@ def _shares(ways: Ways) -> dict[str, float]:
     met = _by_end(ways)
     share = {end: min(value for _, value in others) / 2 for end, others in met.items()}
     for _ in range(_PASSES):
-        share = {end: max(0.0, median_low([value - share[other] for other, value in others]))
-                 for end, others in met.items()}
+        for end, others in met.items():
+            share[end] = max(0.0, median_low([value - share[other] for other, value in others]))
     return share
 
 

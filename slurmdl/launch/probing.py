@@ -1,0 +1,125 @@
+"""Start a probe of links as a Slurm step: on the nodes of this job, or as a job of its own."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from slurmdl import process
+from slurmdl.errors import InputError, UnavailableError
+from slurmdl.network.probe import task
+from slurmdl.network.probe.fit import fit
+from slurmdl.network.probe.pair import Effort, Pair
+from slurmdl.network.probe.rounds import BETWEEN, INSIDE, rounds
+from slurmdl.network.samples import LinkSample
+from slurmdl.topology import hostlist
+from slurmdl.topology.model import Topology
+
+#: what carries the probes -> the module of its tasks
+TRANSPORTS = {"tcp": "slurmdl.network.probe.task", "mpi": "slurmdl.network.probe.mpitask"}
+#: variables of a job that would change the step
+_FOREIGN = ("SLURM_HOSTFILE", "SLURM_DISTRIBUTION", "SLURM_ARBITRARY_NODELIST", "SLURM_LABELIO", "SLURM_MULTI_PROG",
+            "SLURM_STDOUTMODE", "SLURM_STDINMODE", "SLURM_STDERRMODE", "SLURM_NTASKS_PER_NODE", "SLURM_CPUS_PER_TASK",
+            "SLURM_TRES_PER_TASK", "SLURM_MEM_PER_CPU", "SLURM_MEM_PER_NODE", "SLURM_MEM_PER_GPU", "SLURM_OVERCOMMIT")
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What is to be measured, and how.
+
+    Attributes
+    ----------
+    nodes : at least two.
+    topology : their zones.
+    effort : of one pair.
+    budget : seconds for all rounds.
+    start : seconds that the step may take to start.
+    transport : one of TRANSPORTS.
+    interface : to probe over, "" for that by which the nodes reach each other's names.
+    options : further ones for srun.
+    source : of the samples.
+    inside, between : as `rounds`.
+    """
+
+    nodes: tuple[str, ...]
+    topology: Topology
+    effort: Effort = field(default_factory=Effort)
+    budget: float = 30.0
+    start: float = 30.0
+    transport: str = "tcp"
+    interface: str = ""
+    options: tuple[str, ...] = ()
+    source: str = "probe"
+    inside: int = INSIDE
+    between: int = BETWEEN
+    seed: int = 0
+
+    def leaf(self) -> dict[str, str]:
+        """Leaf zone of each node that has one."""
+        return {node: leaf for node in self.nodes if (leaf := self.topology.leaf_of(node))}
+
+    def work(self) -> task.Work:
+        """What the step is told."""
+        leaf = self.leaf()
+        number = {name: i for i, name in enumerate(dict.fromkeys(leaf.values()))}
+        drawn = rounds([number.get(leaf.get(node, ""), -1) for node in self.nodes], self.seed, inside=self.inside,
+                       between=self.between)
+        return task.Work(self.nodes, tuple(map(tuple, drawn)), self.effort, self.budget, self.interface)
+
+    def command(self, in_job: bool) -> list[str]:
+        """srun's command line. In a job the step takes no CPU and no memory away from other steps."""
+        count = str(len(self.nodes))
+        line = ["srun", "--input=0", "--no-kill", "--kill-on-bad-exit=0", "--unbuffered", f"--nodes={count}",
+                f"--ntasks={count}", "--ntasks-per-node=1", f"--nodelist={hostlist.fold(self.nodes)}"]
+        line += ["--overlap", "--mem=0"] if in_job else ["--job-name=slurmdl-probe"]
+        line += ["--mpi=none"] if self.transport == "tcp" else []
+        return [*line, *self.options, sys.executable, "-m", TRANSPORTS[self.transport]]
+
+
+def run(probe: Probe, environ: Mapping[str, str], say: Callable[[str], None]) -> list[LinkSample]:
+    """Run the step and return the samples of the links that it measured.
+
+    Pairs that are known when the step breaks off are kept; why it broke off goes to `say`, as do the step's remarks.
+
+    Raises
+    ------
+    UnavailableError : srun is missing, or no pair was measured.
+    """
+    env = {name: value for name, value in environ.items() if name not in _FOREIGN} | {task.TOKEN: secrets.token_hex()}
+    found: list[Pair] = []
+    output = process.lines(probe.command("SLURM_JOB_ID" in environ), stdin=json.dumps(probe.work().to_json()),
+                           timeout=probe.start + probe.budget, env=env)
+    remarks = []
+    try:
+        for line in output:
+            message = _message(line)
+            if message == task.END:
+                break
+            if "note" in message:
+                remarks.append(str(message["note"]))
+            else:
+                found.append(Pair.from_json(message))
+    except (UnavailableError, InputError) as error:
+        remarks.append(str(error))
+    finally:
+        output.close()
+    if not found:
+        raise UnavailableError(f"probe: no pair of nodes was measured ({remarks[-1] if remarks else 'no answer'})")
+    for remark in remarks:
+        say(f"probe: {remark}")
+    return fit(found, probe.leaf(), time.time(), probe.source)
+
+
+def _message(line: str) -> dict[str, object]:
+    try:
+        message = json.loads(line)
+    except ValueError as error:
+        raise InputError(f"the step wrote {line.strip()[:80]!r}") from error
+    if not isinstance(message, dict):
+        raise InputError(f"the step wrote {line.strip()[:80]!r}")
+    return message
+
