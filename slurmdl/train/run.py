@@ -37,6 +37,7 @@ from slurmdl.train.meters import Meter, Report, Stopwatch, summarise, table
 from slurmdl.train.method import Method
 from slurmdl.train.replica import Replica
 from slurmdl.train.strategies import STRATEGIES, Setting, Strategy
+from slurmdl.train.strategies.shared import leaders
 from slurmdl.train.trace import Trace
 from slurmdl.train.transports.transport import Transport
 
@@ -392,18 +393,20 @@ class Run:
 def _describe(run: Run) -> dict[str, Any]:
     """What ran, where; `nodes` and `zones` are counts (0 zones where none is known).
 
-    `spectral_gap` is that of the graph of gossip, None for other strategies.
+    `spectral_gap` is that of the graph of gossip, with shared memory between nodes; None for other strategies.
+    `aggregation` is as Strategy has it.
     """
     world, workers = run.world, run.world.ranks("worker")
     places = [{"rank": rank, "node": node, "zone": zone, "role": role} for rank, (node, zone, role) in enumerate(
         zip(world.nodes, world.zones, world.roles, strict=True))]
     gap = None
     if world.traffic in GRAPHS:
-        gap = spectral_gap(world.traffic, Members([world.zones[rank] for rank in workers], run.seed, world.costs))
+        play = leaders(workers, world.nodes, world.zones) if world.method.shared_memory else workers
+        gap = spectral_gap(world.traffic, Members([world.zones[rank] for rank in play], run.seed, world.costs))
     return {"strategy": world.strategy, "traffic": world.traffic, "spectral_gap": gap, "ranks": len(world.nodes),
             "workers": len(workers), "ps": len(world.nodes) - len(workers), "nodes": len(set(world.nodes)),
             "zones": len(set(world.zones) - {""}), "map": places, "parameters": run.replica.parameters.size,
-            "seed": run.seed}
+            "aggregation": run.strategy.aggregation, "seed": run.seed}
 
 
 def _trained(model: Any, optimizer: Any) -> set[int]:

@@ -126,7 +126,8 @@ def one_process(optimizer: str, workers: int) -> Any:
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("method, ranks", [
-    (Method("allreduce"), 1), (Method("allreduce"), 3), (Method("ps", ps=1), 3), (Method("ps", ps=2), 5),
+    (Method("allreduce"), 1), (Method("allreduce"), 3), (Method("allreduce", library=True), 4),
+    (Method("ps", ps=1), 3), (Method("ps", ps=2), 5),
     (Method("ps", ps=3), 4)], ids=named)
 def test_equal_to_one_process(optimizer: str, method: Method, ranks: int) -> None:
     workers = ranks - (method.ps or 0)

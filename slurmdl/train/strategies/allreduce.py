@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ BUCKET = 1 << 20
 
 
 class Allreduce(Strategy):
-    """Equal to one process on the workers' batches together; traffic `ring` or `hierarchical`.
+    """Equal to one process on the workers' batches together; traffic `ring` or `hierarchical`, or a library's call.
 
     The gradients are summed in buckets, from the last, whose gradients are there first, to the first: in the same
     order on all workers, whatever the order in which their gradients come in.
@@ -31,13 +32,13 @@ class Allreduce(Strategy):
 
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
+        method, messages = setting.method, setting.messages
         # in rank-map order a ring enters each zone once
-        hierarchical = setting.method.traffic == "hierarchical"
-        groups = by_zone(setting.workers, setting.zones) if hierarchical else [setting.workers]
-        size = setting.gradients.size
-        self._starts = list(range(0, max(size, 1), BUCKET))
-        self._sums = [Sum(setting.messages, groups, setting.gradients[start:start + BUCKET])
-                      for start in self._starts]
+        groups = by_zone(setting.workers, setting.zones) if method.traffic == "hierarchical" else [setting.workers]
+        self._starts = list(range(0, max(setting.gradients.size, 1), BUCKET))
+        buckets = [setting.gradients[start:start + BUCKET] for start in self._starts]
+        self._sums = [partial(messages.total, bucket) if method.library else Sum(messages, groups, bucket).run
+                      for bucket in buckets]
         self._given: list[Future[Any]] = []
 
     def ready(self, start: int) -> None:
@@ -45,7 +46,7 @@ class Allreduce(Strategy):
             bucket = len(self._sums) - 1 - len(self._given)
             if self._starts[bucket] < start:
                 return
-            self._given.append(self._its.courier.give(self._sums[bucket].run))
+            self._given.append(self._its.courier.give(self._sums[bucket]))
 
     def before_update(self, number: int) -> None:
         self.ready(0)

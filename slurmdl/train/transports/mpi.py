@@ -76,6 +76,9 @@ class Mpi:
     def compute(self, seconds: float) -> None:
         time.sleep(seconds)
 
+    def total(self, array: Any) -> None:
+        self.wait([self._comm.Iallreduce(self._mpi.IN_PLACE, array)])
+
     def allgather(self, thing: Any) -> list[Any]:
         return list(self._comm.allgather(thing))
 

@@ -60,6 +60,9 @@ class Transport(Protocol):
     def compute(self, seconds: float) -> None:
         """Spend time as a computation would, but asleep."""
 
+    def total(self, array: Any) -> None:
+        """Replace an array of float32 by its sum over all ranks, as the library sees fit."""
+
     def allgather(self, thing: Any) -> list[Any]:
         """What every rank gives, in rank order. For a few bytes at start and end, never for training data."""
 

@@ -158,6 +158,9 @@ class Virtual:
         its.until(lambda: len(memory.parts) == len(ranks), "the ranks that share memory")
         return its
 
+    def total(self, array: Any) -> None:
+        array[:] = np.sum(self.allgather(array), axis=0)
+
     def allgather(self, thing: Any) -> list[Any]:
         gathering = self._stage.gatherings[self._gatherings]
         self._gatherings += 1
