@@ -82,6 +82,7 @@ def check(method: Method, workers: int) -> None:
     Parameters
     ----------
     method : with its strategy and traffic set.
+    workers : how many play the graph.
 
     Raises
     ------

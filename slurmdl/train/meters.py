@@ -200,6 +200,8 @@ def table(summary: dict[str, Any]) -> str:
             *((phase, shown(seconds)) for phase, seconds in timed.items()),
             ("between steps", f"{s['between_seconds']:.2f} s"),
             *((f"bytes, {level}", f"{s['bytes'][level]:,}") for level in LEVELS),
+            *([("aggregation", "{:.0%} within nodes, {:.0%} within zones".format(*s["aggregation"]))]
+              if s["aggregation"] else []),
             ("exchanges", f"{s['fired']:.0f} made, {s['skipped']:.0f} skipped"),
             *given("test loss", "loss", ".4f"),
             *given("accuracy", "accuracy", ".2%"),

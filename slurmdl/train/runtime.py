@@ -13,6 +13,7 @@ from slurmdl.errors import SlurmdlError, UnavailableError, warn
 from slurmdl.train.combine import check
 from slurmdl.train.method import Method
 from slurmdl.train.strategies import STRATEGIES
+from slurmdl.train.strategies.shared import leaders
 from slurmdl.train.transports.mpi import Mpi
 from slurmdl.train.transports.transport import Transport
 
@@ -160,7 +161,8 @@ def join(method: Method, transport: Transport, environ: Mapping[str, str] = os.e
     strategy = method.strategy or (plan.strategy if plan else "allreduce")
     roles = _roles(strategy, method.ps, plan, len(nodes))
     method = replace(method, strategy=strategy, traffic=_traffic(strategy, method.traffic, plan))
-    check(method, roles.count("worker"))
+    workers = [rank for rank, role in enumerate(roles) if role == "worker"]
+    check(method, len(leaders(workers, nodes, zones) if method.shared_memory else workers))
     return World(transport, method, nodes, zones, roles, plan.costs if plan else {})
 
 

@@ -316,9 +316,12 @@ def test_a_server_behind_a_slow_link_holds_less() -> None:
 
 
 def test_aggregation_degree() -> None:
-    assert aggregation((2, 3), (0, 1), (300, 100), ("a", "b", "a", "a")) == 0.75
-    assert aggregation((2, 3), (0, 1), (300, 100), ("a", "b", "a", "b")) == 0.5
-    assert aggregation((1,), (0,), (5,), ("", "")) == 0.0
+    """Servers 0 and 1 with three quarters and one of the model, workers 2 and 3."""
+    def program(transport: Virtual) -> list[tuple[float, float]]:
+        parts = [slice(0, 300), slice(300, 400)]
+        return [aggregation(setting(transport, FREE, 2, None, zones, nodes, 400), parts)
+                for zones, nodes in (("aaaa", "wxww"), ("abab", "wxyz"), (("",) * 4, "wxwx"))]
+    assert virtual.run(4, program)[0] == [(0.75, 1.0), (0.0, 0.5), (0.5, 0.5)]
 
 
 @needs_mpi

@@ -44,17 +44,16 @@ def cut(size: int, speeds: Sequence[float]) -> list[slice]:
     return [slice(begin, end) for begin, end in pairwise(edge)]
 
 
-def aggregation(workers: Sequence[int], servers: Sequence[int], size: Sequence[int], places: Sequence[str]) -> float:
-    """The share of the bytes between workers and servers that stays within a place (node, zone), 0 to 1.
-
-    Parameters
-    ----------
-    size : of each server's shard.
-    places : entry i is the place of rank i; "" is none.
-    """
-    inside = sum(length for server, length in zip(servers, size, strict=True) for worker in workers
-                 if places[server] and places[server] == places[worker])
-    return inside / (sum(size) * len(workers))
+def aggregation(setting: Setting, parts: Sequence[slice]) -> tuple[float, float]:
+    """Shares of the bytes between workers and servers that stay within nodes, and within leaf zones, 0 to 1."""
+    node = zone = 0
+    for server, part in zip(setting.servers, parts, strict=True):
+        for worker in setting.workers:
+            beside = setting.nodes[server] == setting.nodes[worker]
+            node += beside * (part.stop - part.start)
+            zone += (beside or "" != setting.zones[server] == setting.zones[worker]) * (part.stop - part.start)
+    whole = max(1, setting.parameters.size * len(setting.workers))
+    return node / whole, zone / whole
 
 
 class Worker(Strategy):
@@ -70,7 +69,9 @@ class Worker(Strategy):
 
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
-        parts = list(zip(setting.servers, shards(setting), strict=True))
+        its = shards(setting)
+        self.aggregation = aggregation(setting, its)
+        parts = list(zip(setting.servers, its, strict=True))
         self._header = np.zeros(1 + setting.numbers().size)
         self._heads = [(server, self._header) for server in setting.servers]
         self._push = [(server, setting.gradients[part]) for server, part in parts]
@@ -105,7 +106,9 @@ class Server(Strategy):
 
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
-        part = shards(setting)[setting.servers.index(setting.messages.rank)]
+        parts = shards(setting)
+        part = parts[setting.servers.index(setting.messages.rank)]
+        self.aggregation = aggregation(setting, parts)
         self._gradients, self._shard = setting.gradients[part], setting.parameters[part]
         self._pushed = {worker: np.empty_like(self._shard) for worker in setting.workers}
         self._headers = {worker: np.ones(1 + setting.numbers().size) for worker in setting.workers}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -12,6 +12,12 @@ from slurmdl.train.strategies.strategy import Setting, Strategy
 from slurmdl.train.sums import by_zone
 from slurmdl.train.transports.window import Window, mean, mix
 from slurmdl.train.triggers import TRIGGERS, Cost
+
+
+def leaders(workers: Sequence[int], nodes: Sequence[str], zones: Sequence[str]) -> tuple[int, ...]:
+    """The first worker of each node, ordered by zone."""
+    first = [group[0] for group in by_zone(workers, nodes)]
+    return tuple(leader for zone in by_zone(first, zones) for leader in zone)
 
 
 class Shared(Strategy):
@@ -33,7 +39,7 @@ class Shared(Strategy):
 
     Attributes
     ----------
-    fired, skipped : exchanges between nodes, on the leaders; where there is one node, exchanges in it.
+    fired, skipped : exchanges between nodes; where there is one node, and asynchronous, those inside nodes, too.
 
     References
     ----------
@@ -45,21 +51,21 @@ class Shared(Strategy):
         super().__init__(setting)
         rank, groups = setting.messages.rank, by_zone(setting.workers, setting.nodes)
         self._group = next(group for group in groups if rank in group)
-        leaders = tuple(leader for zone in by_zone([group[0] for group in groups], setting.zones) for leader in zone)
+        leading = leaders(setting.workers, setting.nodes, setting.zones)
         self._inside = GRAPHS["base"](Members([""] * len(self._group)))
         self._place = self._group.index(rank)
         share, size = setting.messages.transport.share, setting.parameters.size
         self._window = setting.courier.do(lambda: Window(share, rank, self._group, size))
         self._between = None
-        self._alone = len(leaders) == 1
+        self._alone = len(leading) == 1
         method = replace(setting.method, comm_budget=None)
         self._trigger = TRIGGERS[method.when](method, setting.parameters, setting.sizes, setting.rate, Cost(0.0))
-        self._due = self._trigger.next(-1)
-        if rank in leaders and not self._alone:
-            its = replace(setting, workers=leaders)
+        self._due, self._dues = self._trigger.next(-1), 0
+        if rank in leading and not self._alone:
+            its = replace(setting, workers=leading)
             if not method.asynchronous:
                 self._window.common[:] = setting.parameters
-                sizes = tuple(float(len(group)) for leader in leaders for group in groups if leader in group)
+                sizes = tuple(float(len(group)) for leader in leading for group in groups if leader in group)
                 its = replace(its, parameters=self._window.common, weights=sizes)
             self._between = between(its)
 
@@ -75,6 +81,7 @@ class Shared(Strategy):
         """Whether the leaders need their nodes' means in this step: to exchange them, or to look at them."""
         trigger, due, every = self._trigger, self._due, self._its.method.global_every
         if number == due:
+            self._dues += 1
             self._due = trigger.next(number)
             return True
         looks = not trigger.sure(due) and number == trigger.look(due)
@@ -97,10 +104,13 @@ class Shared(Strategy):
         if self._between:
             courier.do(lambda: [window.wait(peer, "read", number) for peer in self._group])
             self._between.after_update(number)
-            self.fired, self.skipped = self._between.fired, self._between.skipped
+            self.fired = self._between.fired
+            courier.do(lambda: window.tell("made", self.fired))
             courier.do(lambda: window.tell("arrived", number))
         else:
             courier.do(lambda: window.wait(self._group[0], "arrived", number))
+            self.fired = courier.do(lambda: window.told(self._group[0], "made"))
+        self.skipped = self._dues - self.fired
         # it stays as it is until all have published another version
         self._its.parameters[:] = window.common
 
@@ -118,10 +128,13 @@ class Shared(Strategy):
             draw = np.random.default_rng((self._its.seed, self._its.messages.rank, number))
             peer = self._group[self._place - int(draw.integers(1, len(self._group)))]
             taken = self._its.courier.do(lambda: self._window.blend(number, self._its.parameters, peer, 0.5))
-            self.fired += self._alone and taken
+            self.fired += taken
+            self.skipped += not taken
         if self._between:
+            before = self._between.fired, self._between.skipped
             self._between.after_update(number)
-            self.fired, self.skipped = self._between.fired, self._between.skipped
+            self.fired += self._between.fired - before[0]
+            self.skipped += self._between.skipped - before[1]
 
     def finish(self) -> None:
         if self._between:

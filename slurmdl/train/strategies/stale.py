@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from slurmdl.train.strategies.servers import Worker, shards
+from slurmdl.train.strategies.servers import Worker, aggregation, shards
 from slurmdl.train.strategies.spares import EVERY, Spares
 from slurmdl.train.strategies.strategy import Setting, Strategy
 
@@ -55,7 +55,9 @@ class StaleServer(Strategy):
 
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
-        part = shards(setting)[setting.servers.index(setting.messages.rank)]
+        parts = shards(setting)
+        part = parts[setting.servers.index(setting.messages.rank)]
+        self.aggregation = aggregation(setting, parts)
         self._gradients, self._shard = setting.gradients[part], setting.parameters[part]
         method = setting.method
         self._bound = math.inf if method.asynchronous else method.staleness or 0

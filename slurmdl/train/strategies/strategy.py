@@ -93,13 +93,16 @@ class Strategy:
     overlaps : whether gradients are sent as they come in (`ready`); then `before_update` is called at the end of the
         backward pass, else right before the optimizer's step.
     weight : of this rank's model in the average of all at the end.
-    fired, skipped : exchanges made, and exchanges that a trigger held back.
+    aggregation : share of the bytes between workers and servers within nodes, and within leaf zones; None where
+        there are no servers.
+    fired, skipped : exchanges made, and exchanges left out: held back by a trigger, or not to wait for the one before.
     """
 
     updates = True
     in_step = False
     alike = False
     overlaps = False
+    aggregation: tuple[float, float] | None = None
 
     def __init__(self, setting: Setting) -> None:
         self._its = setting

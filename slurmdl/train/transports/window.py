@@ -69,7 +69,7 @@ class Window:
         # slots begin at pages
         self._long = -(-4 * size // 4096) * 4096
         self._memory = share(ranks, 4096 + (3 if rank == ranks[0] else 2) * self._long)
-        self._words = {peer: self._memory.part(peer)[:4 * _LINE].view(np.int64)[::_LINE // 8] for peer in ranks}
+        self._words = {peer: self._memory.part(peer)[:8 * _LINE].view(np.int64)[::_LINE // 8] for peer in ranks}
         self._slots = {peer: [self._array(peer, slot, size) for slot in range(2)] for peer in ranks}
         self.common = self._array(ranks[0], 2, size)
         # of each own slot: the version in it, and who is to read it
@@ -112,6 +112,11 @@ class Window:
         self._words[self._rank][_WORD[word]] = version + 1
         self._memory.fence()
 
+    def told(self, peer: int, word: str) -> int:
+        """The version of which a peer has told that last, -1 for none."""
+        self._memory.fence()
+        return int(self._words[peer][_WORD[word]]) - 1
+
     def wait(self, peer: int, word: str, version: int) -> None:
         """Wait until a peer has told that of this version."""
         words, at = self._words[peer], _WORD[word]
@@ -151,7 +156,7 @@ class Window:
 
 
 #: what ranks tell each other of a version, and where it stands behind the stamps of the slots
-WORDS = ("read", "arrived")
+WORDS = ("read", "arrived", "made")
 _WORD = {word: 2 + index for index, word in enumerate(WORDS)}
 
 
