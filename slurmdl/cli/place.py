@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from slurmdl.placement.model import Placement
     from slurmdl.request import JobRequest
 
-_HELP = """\
+HELP = """\
 usage: slurmdl place [options] [--dl-*] [sbatch options] [script]
 
 Shows what `slurmdl sbatch` would choose for the same words, and why; submits nothing.
@@ -46,13 +46,13 @@ _MAX_SEED = 2**32
 
 
 def run(argv: list[str]) -> int:
-    """`slurmdl place`: see _HELP."""
+    """`slurmdl place`: see HELP."""
     from slurmdl import config
     from slurmdl.launch import submission
 
     own, words = _split(argv)
     if "help" in own:
-        print(_HELP)
+        print(HELP)
         return 0
     site = config.load()
     job = submission.read(words, os.environ, site.options, stdin=io.BytesIO())

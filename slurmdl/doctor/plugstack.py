@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from slurmdl.errors import InputError
@@ -22,8 +23,12 @@ class Line:
     path: str
 
 
-def find(file: str, depth: int = _DEPTH) -> Line | None:
+def find(file: str, plugins: Sequence[str], depth: int = _DEPTH) -> Line | None:
     """The first line that names the plugin, in the file or in one that it includes; None where there is none.
+
+    Parameters
+    ----------
+    plugins : Slurm's PluginDir, in which a plugin is looked for that is named without a directory.
 
     Raises
     ------
@@ -40,9 +45,11 @@ def find(file: str, depth: int = _DEPTH) -> Line | None:
         words = line.partition("#")[0].split()
         if len(words) > 1 and words[0] == "include" and depth:
             pattern = os.path.join(os.path.dirname(file), words[1])
-            inner = next(filter(None, (find(each, depth - 1) for each in sorted(glob.glob(pattern)))), None)
+            inner = next(filter(None, (find(each, plugins, depth - 1) for each in sorted(glob.glob(pattern)))), None)
             if inner:
                 return inner
         elif len(words) > 1 and os.path.basename(words[1]) == _PLUGIN:
-            return Line(f"{file}:{number}", words[0] == "required", words[1])
+            found = (os.path.join(directory, words[1]) for directory in plugins)
+            path = words[1] if os.path.isabs(words[1]) else next(filter(os.path.exists, found), words[1])
+            return Line(f"{file}:{number}", words[0] == "required", path)
     return None

@@ -75,7 +75,8 @@ class Site:
     def plugin(self) -> plugstack.Line | None:
         """The line of plugstack.conf that names the plugin, None where there is none."""
         named = self.settings.get("PlugStackConfig", "(null)")
-        return plugstack.find(os.path.join(self.slurm_directory, "plugstack.conf") if named == "(null)" else named)
+        file = os.path.join(self.slurm_directory, "plugstack.conf") if named == "(null)" else named
+        return plugstack.find(file, self.controller.plugins)
 
     @cached_property
     def reached(self) -> tuple[str, ...]:

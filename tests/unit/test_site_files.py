@@ -1,0 +1,182 @@
+"""What a site installs: current, complete, and gone again without a trace."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+import yaml
+
+from slurmdl import config, dl_options
+from slurmdl.cli.main import COMMANDS
+from slurmdl.cli.score import COMMANDS as SCORE_COMMANDS
+from slurmdl.errors import EXIT_STATUS, InputError
+
+ROOT = Path(__file__).parents[2]
+EXAMPLE = ROOT / "topology/slurmdl.yaml"
+UNITS = sorted((ROOT / "packaging/systemd").iterdir())
+
+
+def run(*argv: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(list(map(str, argv)), capture_output=True, text=True, check=False, timeout=60)
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    into = tmp_path_factory.mktemp("site")
+    done = run(sys.executable, ROOT / "tools/site-files", into)
+    assert done.returncode == 0, done.stderr
+    return into
+
+
+def test_man_pages_name_all_that_the_parsers_know(written):
+    page = (written / "slurmdl.1").read_text().replace(r"\-", "-")
+    bold = set(re.findall(r"\\fB(.*?)\\fR", page))
+    assert bold >= COMMANDS.keys()
+    assert {name.partition("=")[0] for name in bold} >= {f"--{name}" for name in dl_options.LONG}
+    for command in ("doctor", "topology check", "topology convert", "score ingest", "score show", "sandbox up"):
+        section = page.partition(f".SH {command.upper()}\n")[2].partition("\n.SH ")[0]
+        usage = run(sys.executable, "-m", "slurmdl", *command.split(), "--help").stdout
+        options = set(re.findall(r"^  (?:-\w(?: \w+)?, )?(--[a-z-]+)", usage, re.MULTILINE)) - {"--help"}
+        assert options and options <= set(re.findall(r"\\fB(--[a-z-]+)", section)), command
+    for status, meaning in EXIT_STATUS.items():
+        assert f".TP\n{status}\n{meaning.replace('-', '-')}" in page
+    plugin = (written / "slurmdl-spank.8").read_text().replace(r"\-", "-")
+    assert set(re.findall(r"\\fB--(dl-[a-z-]+)", plugin)) == {*dl_options.PLUGIN, "dl-map"}
+    assert "prometheus:" in (written / "slurmdl.yaml.5").read_text()
+
+
+def test_man_pages_are_sound(written):
+    if not shutil.which("groff"):
+        pytest.skip("groff is missing")
+    for page in written.glob("*.[1-8]"):
+        assert "@" not in page.read_text().replace("@version@", "")
+        done = run("groff", "-man", "-Tutf8", "-ww", "-z", page)
+        assert (done.returncode, done.stderr) == (0, ""), page.name
+
+
+def uncommented() -> str:
+    """The example with all keys in force: prose has one blank behind its #, keys have none, or those that indent."""
+    lines = [line for line in EXAMPLE.read_text().splitlines() if not re.match(r"# \S|#$", line)]
+    return "\n".join(line.removeprefix("#") for line in lines)
+
+
+def valid_keys(path: Path, prefix: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """The keys that config knows, as its own errors list them."""
+    data: object = {"no-such-key": 1}
+    for key in reversed(prefix):
+        data = {key: data}
+    path.write_text(yaml.safe_dump(data))
+    try:
+        config.load([str(path)])
+    except InputError as error:
+        listed = re.search(r"unknown key \S+; valid: (.*)", str(error))
+        if listed:
+            for name in listed[1].split(", "):
+                key = (*prefix, name.rpartition(".")[2])
+                yield key
+                yield from valid_keys(path, key)
+
+
+def test_the_example_has_every_key_and_no_other(tmp_path):
+    keys = set(valid_keys(tmp_path / "unknown.yaml"))
+    assert ("scores", "prometheus", "queries", "loss") in keys and ("options", "bind") in keys
+
+    def paths(data: object, above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+        for key, value in data.items() if isinstance(data, dict) else ():
+            yield (*above, key)
+            yield from paths(value, (*above, key))
+
+    assert set(paths(yaml.safe_load(uncommented()))) == keys
+
+
+def test_the_example_shows_the_defaults(tmp_path):
+    assert config.load([str(EXAMPLE)]) == config.Config()
+    file = tmp_path / "slurmdl.yaml"
+    file.write_text(uncommented())
+    found = config.load([str(file)])
+    #: what has no value of its own as a default
+    examples = {"owner", "url", "queries", "weights"}
+    for each in fields(config.Scores):
+        if each.name not in examples:
+            assert getattr(found.scores, each.name) == getattr(config.Scores(), each.name), each.name
+    options = {name: value for name, value in found.options.items() if name not in ("zone", "traffic")}
+    assert dl_options.merge(options) == dl_options.DlOptions()
+
+
+def test_completion_of_bash(written):
+    if not shutil.which("bash"):
+        pytest.skip("bash is missing")
+
+    def complete(*words: str, program: str = "slurmdl") -> list[str]:
+        given = " ".join(f"'{word}'" for word in words)
+        script = (f". {written}/slurmdl.bash; compopt() {{ :; }}; COMP_WORDS=({program} {given}); "
+                  f'COMP_CWORD={len(words)}; _slurmdl {program}; printf "%s\\n" "${{COMPREPLY[@]}}"')
+        return run("bash", "-c", script).stdout.split()
+
+    assert complete("s") == ["sbatch", "srun", "score", "sandbox"]
+    assert complete("score", "in") == ["ingest"]
+    assert complete("topology", "check", "--off") == ["--offline"]
+    assert complete("doctor", "--n") == ["--nodes"]
+    assert complete("--dl-bind", "=", "p", program="dlsbatch") == ["pin"]
+    assert complete("sbatch", "--dl-strategy", "=") == list(dl_options.STRATEGIES)
+    assert complete("--dl-z", program="dlsbatch") == ["--dl-zone="]
+    assert complete("sbatch", "--dl-bind=off", "job") == []
+
+
+@pytest.mark.parametrize("unit", UNITS, ids=lambda path: path.name)
+def test_units_start_commands_that_exist(unit):
+    text = unit.read_text()
+    started = re.findall(r"^ExecStart=(\S+) (\S+) (\S+)", text, re.MULTILINE)
+    assert all(words[:2] == ("@bindir@/slurmdl", "score") and words[2] in SCORE_COMMANDS for words in started)
+    assert bool(started) == (unit.suffix == ".service")
+
+
+def test_installed_and_taken_away(tmp_path):
+    root = tmp_path / "root"
+    kept = root / "etc/passwd"
+    kept.parent.mkdir(parents=True)
+    kept.write_text("")
+    make = ["make", "-s", "-C", ROOT / "packaging", f"DESTDIR={tmp_path / 'root'}", "prefix=/opt/site",
+            f"build={tmp_path / 'build'}", f"PYTHON={sys.executable}"]
+    for _ in range(2):
+        done = run(*make, "install")
+        assert done.returncode == 0, done.stderr
+    found = {f"/{path.relative_to(root)}" for path in root.rglob("*") if not path.is_dir()} - {"/etc/passwd"}
+    assert found == set(run(*make, "list").stdout.split())
+    text = "".join(path.read_text() for path in (root / "opt").rglob("*") if path.is_file() and
+                   "systemd" in path.parts)
+    assert "ExecStart=/opt/site/bin/slurmdl score ingest" in text and "@bin" not in text
+    assert (root / "etc/slurmdl/slurmdl.yaml").read_text() == EXAMPLE.read_text()
+    if shutil.which("systemd-analyze"):
+        units = tmp_path / "units"
+        units.mkdir()
+        for unit in (root / "opt/site/lib/systemd/system").iterdir():
+            (units / unit.name).write_text(unit.read_text().replace("/opt/site/bin/slurmdl", "/bin/true"))
+        done = run("systemd-analyze", "verify", "--man=no", *units.iterdir())
+        shutil.rmtree(units)
+        assert not [line for line in done.stderr.splitlines() if "slurmdl" in line], done.stderr
+    own = root / "etc/slurmdl/slurmdl.yaml"
+    own.write_text("plan_dir: /shared\n")
+    assert run(*make, "install").returncode == 0
+    assert run(*make, "uninstall").returncode == 0
+    assert own.read_text() == "plan_dir: /shared\n"  # what the site has written stays
+    assert run(*make, "purge").returncode == 0
+    assert [path for path in root.rglob("*") if not path.is_dir()] == [kept]
+    assert not (root / "etc/slurmdl").exists() and not list(root.rglob("slurmdl/*"))
+
+
+def test_the_plugin_is_installed_and_taken_away(tmp_path):
+    if not Path("/usr/include/slurm/spank.h").exists():
+        pytest.skip("libslurm-dev is missing")
+    make = ["make", "-s", "-C", ROOT / "spank", f"DESTDIR={tmp_path}", "prefix=/usr", "libdir=/usr/lib/x"]
+    assert run(*make, "install").returncode == 0
+    assert (tmp_path / "usr/lib/x/slurm/slurmdl.so").stat().st_mode & 0o777 == 0o755
+    assert run(*make, "uninstall").returncode == 0
+    assert not (tmp_path / "usr/lib/x/slurm").exists()
