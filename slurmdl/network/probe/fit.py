@@ -59,6 +59,23 @@ def fit(pairs: Iterable[Pair], leaf: Mapping[str, str], time: float, source: str
     return found + _Ends(trunks).samples("zone", time, source)
 
 
+def own(pairs: Sequence[Pair], node: str, time: float, source: str = "serve") -> LinkSample | None:
+    """What one node can say of its own link, from its ways to a few others; None where it reached nobody.
+
+    The best of its ways tells most of it: its throughput, its loss, and the half of its round trips.
+    """
+    def best(values: Iterable[float | None], choose: Callable[[list[float]], float]) -> float | None:
+        known = [value for value in values if value is not None]
+        return choose(known) if known else None
+
+    def half(values: list[float]) -> float:
+        return min(values) / 2
+
+    link = Pair(node, "", best((p.throughput for p in pairs), max), None, best((p.delay for p in pairs), half),
+                best((p.delay_tail for p in pairs), half), best((p.loss for p in pairs), min))
+    return _sample("node", node, link, time, source) if pairs else None
+
+
 class _Ends:
     """The ends of ways between pairs, with each end's share in the figures."""
 

@@ -50,13 +50,13 @@ def measure(names: tuple[str, str], address: tuple[str, int], effort: Effort, *,
 
 
 def _measure(control: Control, datagrams: Datagrams, effort: Effort, figures: dict[str, float]) -> None:
-    control.write(do="echo")
+    control.write(do="echo", size=effort.echoes * ECHO)
     trips = _round_trips(datagrams, effort)
     control.write(end=True)
     control.read()
     if trips:
         figures["delay"], figures["delay_tail"] = trips[len(trips) // 2], trips[(len(trips) * 99) // 100]
-    control.write(do="echo")
+    control.write(do="echo", size=effort.datagrams * ECHO)
     sent, back, overflow = _flow(datagrams, effort, figures.get("delay_tail", 0.1))
     control.write(end=True)
     answer = control.read()
@@ -115,7 +115,7 @@ def _flow(datagrams: Datagrams, effort: Effort, tail: float) -> tuple[int, int, 
 
 
 def _stream_there(control: Control, effort: Effort) -> float:
-    control.write(do="take")
+    control.write(do="take", size=effort.size)
     control.send_stream(effort.size, effort.seconds, Budget(effort.rate_limit).spend)
     return float(control.read()["rate"])
 

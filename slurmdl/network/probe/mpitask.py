@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import time
 from typing import TYPE_CHECKING
 
-from slurmdl.errors import SlurmdlError, UnavailableError, report
+from slurmdl.errors import UnavailableError
 from slurmdl.network.probe.pair import Effort, Pair
-from slurmdl.network.probe.task import END, Work, note, read_work
+from slurmdl.network.probe.task import END, Work, note, read_work, run
 from slurmdl.network.probe.wire import steady_rate
 
 if TYPE_CHECKING:
@@ -44,7 +43,8 @@ def main() -> int:
             if world.rank == 0:
                 note(f"the time is over after {count} of {len(work.rounds)} rounds")
             break
-        mine = next(((work.nodes[a], work.nodes[b]) for a, b in pairs if name in (work.nodes[a], work.nodes[b])), None)
+        named = ((work.nodes[a], work.nodes[b]) for a, b in pairs)
+        mine = next((names for names in named if name in names), None)
         pair = _meet(world, mine, name, rank_of, work.effort) if mine else None
         for found in world.gather(pair) or ():
             if found is not None:
@@ -109,7 +109,4 @@ def _take(world: MPI.Comm, peer: int, *, tell: bool = True) -> float:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except (SlurmdlError, OSError) as error:
-        sys.exit(report(error))
+    run(main)

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from slurmdl.network.probe.wire import Arrivals, Budget, Control, Datagrams, Deadline, Timeout
+from slurmdl.network.probe.wire import CHUNK, Allowance, Arrivals, Budget, Control, Datagrams, Deadline, Timeout
 
 #: a train has at most so many datagrams
 TRAIN = 256
@@ -31,13 +31,13 @@ class Reflector:
     token : what a peer must know; "" for none.
     allow : networks whose hosts are answered, () for all.
     sessions : at most so many at once; others are refused.
-    rate : bytes/s that all sessions together may send and take in, 0 for no limit.
+    rate : bytes/s that all sessions together may move on average, 0 for no limit: who asks for more is refused.
     """
 
     def __init__(self, address: str = "", port: int = 0, *, token: str = "", allow: Sequence[Network] = (),
                  sessions: int = 16, rate: float = 0.0) -> None:
         self._server = socket.create_server((address, port))
-        self._token, self._allow, self._rate = token, tuple(allow), rate / sessions
+        self._token, self._allow, self._allowance = token, tuple(allow), Allowance(rate)
         self._free = threading.BoundedSemaphore(sessions)
         self.port: int = self._server.getsockname()[1]
         threading.Thread(target=self._listen, daemon=True).start()
@@ -81,24 +81,29 @@ class Reflector:
     def _answer(self, control: Control, datagrams: Datagrams, request: dict[str, Any]) -> None:
         seconds = min(float(request.get("seconds", 0)), _MAX_SECONDS)
         size = min(int(request.get("size", 0)), _MAX_STREAM)
-        match request.get("do"):
+        what = request.get("do")
+        if what in ("train", "send train"):
+            size = TRAIN * datagrams.longest()
+        if not self._allowance.take(max(0, size)):
+            raise Timeout("more than is allowed here")
+        match what:
             case "echo":
-                control.write(**_echo(control, datagrams))
+                control.write(**_echo(control, datagrams, size // ECHO))
             case "take":
-                control.write(rate=control.receive_stream())
+                control.write(rate=control.receive_stream(size + 2 * CHUNK))
             case "send":
-                control.send_stream(size, seconds, Budget(self._rate).spend)
+                control.send_stream(size, seconds, Budget(0).spend)
             case "train":
                 control.write(rate=_take_train(control, datagrams))
             case "send train":
-                send_train(datagrams, seconds, self._rate)
+                send_train(datagrams, seconds, 0)
                 control.write(done=True)
             case _:
                 raise Timeout("the peer asks for what is not known here")
 
 
-def _echo(control: Control, datagrams: Datagrams) -> dict[str, int]:
-    """Echo until the peer writes a line; how many came, and how many more found the buffer full."""
+def _echo(control: Control, datagrams: Datagrams, most: int) -> dict[str, int]:
+    """Echo until the peer writes a line, so many at most; how many came, and how many more found the buffer full."""
     received, before = 0, datagrams.overflow
     while True:
         ready, _, _ = select.select([datagrams.socket, control.socket], [], [], control.deadline.left())
@@ -106,7 +111,8 @@ def _echo(control: Control, datagrams: Datagrams) -> dict[str, int]:
             found = datagrams.receive(0)
             if found is not None and len(found[0]) <= ECHO:
                 received += 1
-                datagrams.send(found[0])
+                if received <= most:
+                    datagrams.send(found[0])
         elif ready:
             control.read()
             return {"received": received, "overflow": datagrams.overflow - before}

@@ -16,11 +16,11 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NoReturn
 
-from slurmdl.errors import InputError, SlurmdlError, UnavailableError, report
+from slurmdl.errors import InputError, SlurmdlError, UnavailableError
 from slurmdl.network.probe.measure import measure
 from slurmdl.network.probe.pair import Effort, Pair
 from slurmdl.network.probe.reflector import Reflector
@@ -291,8 +291,14 @@ def _listen(ports: list[int]) -> socket.socket:
     raise UnavailableError(f"probe: none of the ports {', '.join(map(str, ports))} is free")
 
 
-if __name__ == "__main__":
+def run(task: Callable[[], int]) -> NoReturn:
+    """Run a task, and tell whoever started the step why it fails, where it does."""
     try:
-        sys.exit(main())
+        sys.exit(task())
     except (SlurmdlError, OSError) as error:
-        sys.exit(report(error))
+        note(str(error))
+        sys.exit(getattr(error, "exit_status", UnavailableError.exit_status))
+
+
+if __name__ == "__main__":
+    run(main)

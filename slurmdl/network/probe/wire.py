@@ -6,6 +6,7 @@ import json
 import math
 import socket
 import struct
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -81,8 +82,8 @@ class Control:
             self.socket.sendall(chunk)
         self.socket.sendall(last)
 
-    def receive_stream(self) -> float:
-        """Take a stream, and return its bytes/s once it runs.
+    def receive_stream(self, most: float = math.inf) -> float:
+        """Take a stream of at most so many bytes, and return its bytes/s once it runs.
 
         It starts slowly (RFC 5681), and a token bucket that is full lets its first bytes pass; so it counts from
         where the rest of it is fastest: from its start, its first quarter or its half.
@@ -98,6 +99,8 @@ class Control:
                     raise Timeout("the peer has gone")
                 got += count
             more, got = chunk[0] == 1, 0
+            if marks[-1][1] > most:
+                raise Timeout("the peer sends more than it said")
             marks.append((time.monotonic(), marks[-1][1] + CHUNK))
         return steady_rate(marks)
 
@@ -191,6 +194,27 @@ class Arrivals:
         end, total = self._marks[-1]
         dropped = (self._datagrams.overflow - self._before) / len(self._marks)
         return (total - before) * (1 + dropped) / (end - start) if end > start else 0.0
+
+
+class Allowance:
+    """Bytes that may be moved: `rate` a second on average (0: no limit), and ten seconds' worth of them at once."""
+
+    def __init__(self, rate: float) -> None:
+        self._rate = rate or math.inf
+        self._left, self._last, self._lock = 10 * self._rate, time.monotonic(), threading.Lock()
+
+    def take(self, size: int) -> bool:
+        """Whether so many may be moved now; then they count as moved."""
+        if self._rate == math.inf:
+            return True
+        with self._lock:
+            now = time.monotonic()
+            self._left = min(10 * self._rate, self._left + (now - self._last) * self._rate)
+            self._last = now
+            if size > self._left:
+                return False
+            self._left -= size
+            return True
 
 
 class Budget:

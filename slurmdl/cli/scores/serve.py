@@ -1,0 +1,86 @@
+"""answer probes on this node, and probe others now and then
+
+A small service for every node, so that nodes have scores while jobs hold them. What it moves on average is bounded,
+and so are its sessions; hosts that --allow does not name are refused.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ipaddress
+import os
+import signal
+from contextlib import suppress
+
+from slurmdl.cli.parser import Parser, address
+from slurmdl.errors import SlurmdlError, UnavailableError, UsageError, warn
+
+PORT = 6819
+
+
+def run(argv: list[str]) -> int:
+    parser = Parser(prog="slurmdl score serve", description=__doc__)
+    parser.add_argument("--listen", default=f":{PORT}", metavar="HOST:PORT", help="where (default: %(default)s)")
+    parser.add_argument("--allow", default="", metavar="NET,...",
+                        help="networks of the nodes, e.g. 10.0.0.0/8 (required)")
+    parser.add_argument("--rate", default="4M", metavar="RATE",
+                        help="bytes/s that answering may cost on average (default: %(default)s)")
+    parser.add_argument("--sessions", type=int, default=4, metavar="N", help="at once (default: %(default)s)")
+    parser.add_argument("--peers", type=int, default=3, metavar="N",
+                        help="nodes of its zone that this one probes in turn, 0 for none (default: %(default)s)")
+    parser.add_argument("--every", type=float, default=300.0, metavar="SECONDS",
+                        help="in which all of them have their turn (default: %(default)g)")
+    parser.add_argument("--topology", metavar="FILE", help="zones, instead of the cluster's own")
+    parser.add_argument("--node", metavar="NAME", help="this node's name in Slurm (default: its host name)")
+    parser.add_argument("--to", metavar="HOST:PORT", help="the collector, `slurmdl score ingest --listen`")
+    parser.add_argument("--spool", metavar="DIR",
+                        help="where samples go, or with --to wait for the collector (default: beside the state)")
+    options = parser.parse_args(argv)
+    if options.peers < 0 or options.sessions < 1 or not 1 <= options.every <= 86400:
+        raise UsageError("slurmdl score serve: --peers from 0, --sessions from 1, --every 1 to 86400 expected")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with suppress(KeyboardInterrupt):
+        _serve(options)
+    return 0
+
+
+def _serve(options: argparse.Namespace) -> None:
+    from slurmdl import dl_options
+    from slurmdl.cli.scores.collect import state_directory, this_node
+    from slurmdl.network import outbox
+    from slurmdl.network.probe.patrol import patrol, peers
+    from slurmdl.network.probe.reflector import Reflector
+    from slurmdl.topology import read
+
+    host, port = address(options.listen, "--listen")
+    where = address(options.to, "--to") if options.to else None
+    spool = options.spool or os.path.join(state_directory(), "spool")
+    node = options.node or this_node()
+    others = peers(read.read(options.topology), node, options.peers) if options.peers else []
+    if options.peers and not others:
+        warn(f"score serve: {node} is in no zone with others; it only answers")
+    try:
+        Reflector(host, port, allow=_networks(options.allow), sessions=options.sessions,
+                  rate=dl_options.bytes_of(options.rate, "--rate"))
+    except OSError as error:
+        raise UnavailableError(f"--listen {options.listen}: {error.strerror}") from error
+    if not others:
+        signal.pause()
+    for sample in patrol(node, others, port, options.every, lambda text: warn(f"score serve: {text}")):
+        try:
+            if where is None:
+                outbox.put(spool, [sample])
+            else:
+                outbox.send(where, [sample], spool)
+        except SlurmdlError as error:
+            warn(f"score serve: {error}")
+
+
+def _networks(text: str) -> list[ipaddress.IPv4Network]:
+    try:
+        networks = [ipaddress.IPv4Network(part) for part in text.split(",") if part]
+    except ValueError as error:
+        raise UsageError(f"--allow {text}: {error}; valid: networks such as 10.0.0.0/8,192.168.1.5") from error
+    if not networks:
+        raise UsageError("slurmdl score serve: --allow names the networks of the nodes, e.g. --allow 10.0.0.0/8")
+    return networks

@@ -1,0 +1,96 @@
+"""The way of samples from a node to the collector: over TCP, or into a directory from which it takes them.
+
+What cannot be sent now waits in a spool and goes with the next ones. A file of the spool gets its name by a rename,
+so nobody sees half of one.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Sequence
+
+from slurmdl.errors import UnavailableError
+from slurmdl.network.samples import LinkSample, to_lines
+
+#: what a file of samples ends in once it is whole
+SUFFIX = ".jsonl"
+#: seconds that sending may take
+LIMIT = 2.0
+#: files that wait in a spool, at most: the oldest go first
+MOST = 100
+#: bytes of one sending
+_MOST_BYTES = 500_000
+
+
+def put(folder: str, samples: Sequence[LinkSample]) -> None:
+    """Put samples into a directory, as a file of their own.
+
+    Raises
+    ------
+    UnavailableError : the directory cannot be made or written.
+    """
+    if not samples:
+        return
+    name = f"{samples[-1].time:.6f}-{os.uname().nodename}-{os.getpid()}"
+    part = os.path.join(folder, f".{name}.part")
+    try:
+        os.makedirs(folder, mode=0o755, exist_ok=True)
+        with open(part, "w", encoding="utf-8") as file:
+            file.write(to_lines(samples))
+        os.replace(part, os.path.join(folder, name + SUFFIX))
+        for old in _waiting(folder)[:-MOST]:
+            os.unlink(os.path.join(folder, old))
+    except OSError as error:
+        raise UnavailableError(f"{folder}: samples cannot be put there ({error.strerror})") from error
+
+
+def send(where: tuple[str, int], samples: Sequence[LinkSample], spool: str) -> None:
+    """Send what waits in the spool, and these samples; what the collector does not take stays in the spool.
+
+    Raises
+    ------
+    UnavailableError : the collector is not reached, refuses or does not answer in time.
+    """
+    put(spool, samples)
+    names, text = [], b""
+    for name in _waiting(spool):
+        with open(os.path.join(spool, name), "rb") as file:
+            data = file.read()
+        if text and len(text) + len(data) > _MOST_BYTES:
+            break
+        names.append(name)
+        text += data
+    if not names:
+        return
+    collector = f"collector {where[0]}:{where[1]}"
+    try:
+        with _connect(where) as connection:
+            connection.sendall(text)
+            connection.shutdown(socket.SHUT_WR)
+            answer = connection.recv(200).decode(errors="replace").strip()
+    except OSError as error:
+        raise UnavailableError(f"{collector}: {error.strerror or error}; the samples wait in {spool}") from error
+    if not answer.startswith("stored"):
+        raise UnavailableError(f"{collector}: {answer or 'no answer'}; the samples wait in {spool}")
+    for name in names:
+        os.unlink(os.path.join(spool, name))
+
+
+def _connect(where: tuple[str, int]) -> socket.socket:
+    """From a port below 1024 where this is root: by that the collector knows that no user of the node sends."""
+    ports = [0] if os.geteuid() else [*range(1023, 1007, -1), 0]
+    for port in ports:
+        try:
+            return socket.create_connection(where, timeout=LIMIT, source_address=("", port))
+        except OSError as error:
+            if port == 0 or error.errno not in (98, 99):  # EADDRINUSE, EADDRNOTAVAIL: the next port
+                raise
+    raise AssertionError("the last port is any")
+
+
+def _waiting(folder: str) -> list[str]:
+    try:
+        return sorted(name for name in os.listdir(folder) if name.endswith(SUFFIX))
+    except FileNotFoundError:
+        return []

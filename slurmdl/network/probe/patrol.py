@@ -1,0 +1,61 @@
+"""The service of a node that probes a few others now and then, so that nodes which jobs hold have scores, too."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from itertools import cycle
+
+from slurmdl.network.probe.fit import own
+from slurmdl.network.probe.measure import measure
+from slurmdl.network.probe.pair import Effort, Pair
+from slurmdl.network.samples import LinkSample
+from slurmdl.topology.model import Topology
+
+#: what one probe costs: some 4 MB, and a fifth of a second of the link
+LIGHT = Effort(echoes=50, echo_seconds=0.1, datagrams=500, datagram_rate=2500.0, size=2_000_000, seconds=0.1,
+               deadline=4.0)
+
+
+def peers(topology: Topology, node: str, count: int) -> list[str]:
+    """Whom a node probes: the next ones in its zone, in a ring, so that each node is probed as often as it probes.
+
+    A node that is alone in its zone, or in none, takes the next ones of all nodes.
+    """
+    index = topology.node_index.get(node)
+    if index is None:
+        return []
+    leaf = topology.leaf[index]
+    zone = [name for name, other in zip(topology.nodes, topology.leaf, strict=True) if other == leaf]
+    ring = zone if len(zone) > 1 and leaf >= 0 else list(topology.nodes)
+    at = ring.index(node)
+    return [ring[(at + step) % len(ring)] for step in range(1, min(count, len(ring) - 1) + 1)]
+
+
+def patrol(node: str, others: Sequence[str], port: int, every: float, say: Callable[[str], None],
+           effort: Effort = LIGHT) -> Iterator[LinkSample]:
+    """Probe one peer after the other, all within `every` seconds, for ever; after each the sample of the own link.
+
+    The first probe comes at a moment that depends on the node's name, so that the nodes of a cluster that was
+    switched on at once do not probe at once. A peer that does not answer is told to `say` when it begins to.
+    """
+    latest: dict[str, Pair] = {}
+    silent: set[str] = set()
+    pause = every / len(others)
+    due = time.monotonic() + random.Random(node).uniform(0, pause)
+    for peer in cycle(others):
+        time.sleep(max(0.0, due - time.monotonic()))
+        due = max(due + pause, time.monotonic())
+        try:
+            latest[peer] = measure((node, peer), (peer, port), effort)
+            silent.discard(peer)
+        except OSError as error:
+            latest.pop(peer, None)
+            if peer not in silent:
+                say(f"{peer} does not answer ({error})")
+            silent.add(peer)
+            continue
+        sample = own(list(latest.values()), node, time.time())
+        if sample is not None:
+            yield sample
