@@ -26,7 +26,6 @@ from slurmdl.sandbox.spec import LOGIN, Spec, alternating
 ROOT = Path(__file__).parents[2]
 PROJECT = "slurmdl-test"
 USER = slurm.User("researcher", 20001, 20001, "/home/researcher")
-NODES = [f"n{i}" for i in range(1, 9)]
 #: the networks 1 to 4 hold n1 and n5, n2 and n6, n3 and n7, n4 and n8
 ZONES = "zoneA=1,3 zoneB=2,4"
 
@@ -37,6 +36,7 @@ class ComposeCluster(Cluster):
     def __init__(self, base: Path) -> None:
         self.shared, self.user, self._etc = base / "shared", USER.name, base / "etc"
         self._base, self._state, self._options, self._containers = base, base / "state", "", dict[str, str]()
+        self._first_job = 0
         base.chmod(0o755)
         for directory in (self._etc, self._state, self.shared):
             directory.mkdir()
@@ -89,12 +89,13 @@ class ComposeCluster(Cluster):
             pytest.skip("compose has eight nodes, in two zones for tests")
         spec = Spec("compose", alternating(nodes, zones), **fields)  # type: ignore[arg-type]
         self._options = ""
-        hosts = [LOGIN, *NODES]
-        _docker("kill", *(self._containers[self._daemon_host(host)] for host in hosts), check=False)
+        _docker("kill", self._containers["slurmctld"], check=False)
         for file in self._state.iterdir():
             shutil.rmtree(file) if file.is_dir() else file.unlink()
         self._write(spec)
-        _docker("start", *(self._containers[self._daemon_host(host)] for host in (LOGIN, *spec.topology.nodes)))
+        _docker("start", *(self._containers[host] for host in ("slurmctld", *spec.topology.nodes)))
+        self._wait_ready()
+        self.run(["scontrol", "reconfigure"], as_root=True).check_returncode()
         self._wait_ready(spec.topology.nodes)
         self._options = repr(options)
         return self
@@ -117,6 +118,9 @@ class ComposeCluster(Cluster):
         keys = dict(re.findall(r"^(?!NodeName|PartitionName)(\w+)=(.*)$", own, re.MULTILINE))
         addresses = dict(re.findall(r"^NodeName=(\w+) NodeAddr=(\S+)", own, re.MULTILINE))
         lines = [f"{key}={value}" for key, value in keys.items() if key not in chosen]
+        # slurmd remembers jobs that have ended: no number is given twice
+        self._first_job += 10_000
+        lines.append(f"FirstJobId={self._first_job}")
         for line in (self._etc / "slurm.conf").read_text().splitlines():
             key, value = line.split("=", 1)
             if key == "NodeName":
@@ -126,15 +130,16 @@ class ComposeCluster(Cluster):
         (self._etc / "slurm.conf").write_text("\n".join(lines) + "\n")
         shutil.copy(ROOT / "compose/slurm/cgroup.conf", self._etc)
 
-    def _wait_ready(self, nodes: Sequence[str], timeout: float = 60) -> None:
+    def _wait_ready(self, nodes: Sequence[str] = (), timeout: float = 60) -> None:
+        """Return when the controller answers, and can use these nodes."""
         deadline = time.monotonic() + timeout
-        while not set(nodes) <= {node for node, state in self._states().items()
-                                 if state in ("idle", "mixed", "allocated", "completing")}:
-            assert time.monotonic() < deadline, f"Slurm is not ready: {self._states() or 'no answer'}"
+        while not (states := self._states()) or any(
+                states.get(node) not in ("idle", "mixed", "allocated", "completing") for node in nodes):
+            assert time.monotonic() < deadline, f"Slurm is not ready: {states or 'no answer'}"
             time.sleep(0.2)
 
     def _states(self) -> dict[str, str]:
-        text = self.run(["sinfo", "-h", "-N", "-o", "%N %T"]).stdout
+        text = self.run(["sinfo", "-h", "-N", "-o", "%N %T"], as_root=True).stdout
         return dict(line.split() for line in text.splitlines())
 
     # --- Cluster ---
@@ -159,8 +164,6 @@ class ComposeCluster(Cluster):
     def start_daemon(self, host: str) -> None:
         _docker("start", self._containers[self._daemon_host(host)])
         self._wait_ready([] if host == LOGIN else [host])
-        while host == LOGIN and not self._states():
-            time.sleep(0.2)
 
     def freeze_daemon(self, host: str, frozen: bool) -> None:
         self.run(["pkill", "-STOP" if frozen else "-CONT", "-x", "slurmctld|slurmd"], host=self._daemon_host(host),

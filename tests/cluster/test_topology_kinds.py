@@ -1,0 +1,68 @@
+"""Topologies of newer releases of Slurm: blocks (23.11), and several topologies in one file (25.05)."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from jobs import MAPPED, ranks, zone, zone_changes
+
+BLOCKS = "BlockName=zoneA Nodes=n[1,3,5,7]\nBlockName=zoneB Nodes=n[2,4,6,8]\nBlockSizes=4,8\n"
+
+SEVERAL = """
+- topology: fabric
+  cluster_default: true
+  tree:
+    switches: [{switch: zoneA, nodes: "n[1,3,5,7]"}, {switch: zoneB, nodes: "n[2,4,6,8]"},
+               {switch: core, children: "zoneA,zoneB"}]
+- topology: pairs
+  cluster_default: false
+  block:
+    block_sizes: [2, 4, 8]
+    blocks: [{block: p1, nodes: "n[1-2]"}, {block: p2, nodes: "n[3-4]"}, {block: p3, nodes: "n[5-6]"},
+             {block: p4, nodes: "n[7-8]"}]
+"""
+
+
+@pytest.fixture
+def since(new_cluster):
+    """`new_cluster` for what Slurm has since a release; skips on older ones."""
+    def make(release: tuple[int, int], **options: object):
+        found = new_cluster().run(["scontrol", "--version"]).stdout
+        if tuple(map(int, re.findall(r"\d+", found)[:2])) < release:
+            pytest.skip(f"{found.strip()} is older than {release[0]}.{release[1]:02d}")
+        return new_cluster(**options)
+
+    return make
+
+
+def test_blocks(since):
+    cluster = since((23, 11), settings=("TopologyPlugin=topology/block",), files={"topology.conf": BLOCKS})
+    shown = cluster.run(["slurmdl", "topology", "show"])
+    assert shown.returncode == 0 and shown.stdout.startswith("block, "), shown.stderr
+    assert cluster.run(["slurmdl", "topology", "diff"]).stdout.startswith("0 differences")
+    script = cluster.script(MAPPED)
+    job = cluster.submit(["slurmdl", "sbatch", "-N4", str(script)], directory=script.parent)
+    assert len({zone(node) for node in ranks(cluster.output(job))}) == 1
+    job = cluster.submit(["slurmdl", "sbatch", "-N8", str(script)], directory=script.parent)
+    assert zone_changes(ranks(cluster.output(job))) == 1
+
+
+def test_several_topologies(since):
+    """Ranks follow the topology of the partition: zones in one, pairs in the other."""
+    cluster = since((25, 5), files={"topology.yaml": SEVERAL},
+                    settings=("PartitionName=pairs Nodes=ALL MaxTime=INFINITE State=UP Topology=pairs",))
+    script = cluster.script(MAPPED)
+    job = cluster.submit(["slurmdl", "sbatch", "-N8", str(script)], directory=script.parent)
+    assert zone_changes(ranks(cluster.output(job))) == 1
+    job = cluster.submit(["slurmdl", "sbatch", "-p", "pairs", "-N8", str(script)], directory=script.parent)
+    pairs = [(int(node[1:]) + 1) // 2 for node in ranks(cluster.output(job))]
+    assert all(pairs[rank] == pairs[rank + 1] for rank in range(0, 8, 2)), pairs
+
+
+def test_ranks_that_slurm_orders_itself(since):
+    """Since 26.05 a plain srun orders ranks by zone, too: that, not the alphabet, is the order to beat."""
+    cluster = since((26, 5))
+    script = cluster.script("srun sh -c 'echo rank $SLURM_PROCID $SLURMD_NODENAME'")
+    job = cluster.submit(["sbatch", "-N8", str(script)], directory=script.parent)
+    assert zone_changes(ranks(cluster.output(job))) == 1
