@@ -6,11 +6,14 @@
 # make bench-placement  how fast and how good placement is, into results/placement.json
 # make bench-model   predicted against measured communication of random placements, into results/model.json
 # make bench-spank   what the SPANK plugin adds to a task's launch, into results/spank.json
+# make bench-strategies   bytes, accuracy and time of training strategies, into results/strategies.json
 # make fuzz       ten minutes of coverage-guided fuzzing of the readers of topologies
 # make plugin     the SPANK plugin, build/spank/slurmdl.so (spank/README.md)
 # make fuzz-plugin  libFuzzer on each parser of the plugin for SECONDS, side by side, and the plugin as clang builds it
 # make plugin-releases  the plugin built for and run with other releases of Slurm, in roots of other Debians
 # make memcheck-plugin  every callback of the plugin in every context under valgrind
+# make compose-test  the cluster tests on the containerized cluster (docs/compose.md), DEBIAN=trixie and TESTS for others
+# make test-matrix   the same with each release of Slurm; prints what is supported where
 # make oracle     thousands of random topology.conf files and hostlists against slurmctld and scontrol
 # make nightly      what takes longer than CI may
 
@@ -22,9 +25,10 @@ AS_ROOT := tools/as-root
 # test files side by side: many of them wait for Slurm
 WORKERS ?= 2
 
-BENCHES := bench-demo bench-topology bench-placement bench-model bench-spank
+BENCHES := bench-demo bench-topology bench-placement bench-model bench-spank bench-strategies
 
 .PHONY: demo test lint install system nightly fuzz oracle plugin fuzz-plugin memcheck-plugin plugin-releases clean \
+	compose compose-test test-matrix \
 	$(BENCHES)
 
 demo: install
@@ -58,6 +62,10 @@ bench-spank: install plugin
 	$(MAKE) -C spank timed
 	$(AS_ROOT) $(BIN)/slurmdl bench spank --results results/spank.json
 
+bench-strategies: install
+	@mkdir -p results
+	$(BIN)/slurmdl bench strategies --results results/strategies.json
+
 fuzz: install
 	SLURMDL_FUZZ_SECONDS=100 $(BIN)/pytest -p no:cacheprovider -s tests/fuzz
 
@@ -77,6 +85,19 @@ plugin-releases: install
 	-@tools/install-debian debootstrap
 	$(AS_ROOT) tools/plugin-releases
 	$(AS_ROOT) $(BIN)/pytest -p no:cacheprovider tests/cluster/test_spank_releases.py
+
+# the Docker engine and compose, from Debian's packages where none are; the daemon runs where something starts it
+compose: install
+	@command -v docker >/dev/null || tools/install-debian docker.io
+	@docker compose version >/dev/null 2>&1 || command -v docker-compose >/dev/null || tools/install-debian docker-compose
+	-@tools/install-debian debootstrap
+
+DEBIAN ?= trixie
+compose-test: compose
+	$(AS_ROOT) env DEBIAN=$(DEBIAN) $(BIN)/pytest -p no:cacheprovider --cluster=compose $(or $(TESTS),tests/cluster)
+
+test-matrix: compose
+	$(AS_ROOT) $(BIN)/python tests/cluster/matrix
 
 memcheck-plugin: system
 	@tools/install-debian valgrind

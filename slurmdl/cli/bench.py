@@ -33,6 +33,12 @@ def run(argv: list[str]) -> int:
     placement.add_argument("--only", default="", metavar="PART,...", help="these parts only (default: all)")
     placement.add_argument("--seed", type=int, default=0, metavar="N", help="of all traces (default: %(default)s)")
     placement.add_argument("--results", metavar="FILE", help="write the figures, controls among them, as JSON")
+    strategies = commands.add_parser("strategies", help="training strategies side by side",
+                                     description="Bytes, accuracy and time of training strategies, side by side.")
+    strategies.add_argument("--only", default="", metavar="PART,...", help="these parts only (default: all)")
+    strategies.add_argument("--quick", action="store_true", help="fewer repeats")
+    strategies.add_argument("--seed", type=int, default=1, metavar="N", help="the first one (default: %(default)s)")
+    strategies.add_argument("--results", metavar="FILE", help="write the figures, controls among them, as JSON")
     exact = commands.add_parser("exact", help="the choice of nodes beside the exact optimum",
                                 description="The choice of nodes beside the exact optimum, on small random clusters.")
     exact.add_argument("--clusters", type=int, default=2000, metavar="N", help="cases that count (%(default)s)")
@@ -48,6 +54,12 @@ def run(argv: list[str]) -> int:
         from slurmdl.bench import placement as bench
 
         bench.run([part for part in options.only.split(",") if part], options.results, options.seed)
+        return 0
+    if options.command == "strategies":
+        from slurmdl.bench import strategies as side_by_side
+
+        side_by_side.run([part for part in options.only.split(",") if part], options.results, options.seed,
+                         options.quick)
         return 0
     if options.repeats < 1:
         raise UsageError(f"--repeats {options.repeats}: at least 1 expected")

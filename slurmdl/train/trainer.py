@@ -8,6 +8,9 @@ import zlib
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from slurmdl.errors import TrainError, UnavailableError
 from slurmdl.train import agreement, meters, optimizers, simulation
 from slurmdl.train.data import Data, read
@@ -16,6 +19,8 @@ from slurmdl.train.progress import Progress, writable
 from slurmdl.train.run import init
 from slurmdl.train.task import Images, StandIn
 from slurmdl.train.transports.transport import Transport
+
+FloatArray = npt.NDArray[np.float32]
 
 #: steps where neither --steps nor --epochs is given
 STEPS = 200
@@ -37,13 +42,22 @@ def train(options: Options) -> dict[str, Any] | None:
     _load_torch()
     if options.simulate:
         data = _data(options)
-        return simulation.run(options, lambda transport, environ: one_rank(options, data, environ, transport))[0]
+        models: dict[int, FloatArray] = {}
+        return simulation.run(options, lambda transport, environ: one_rank(
+            options, data, environ, transport, models))[0]
     return one_rank(options, _data(options))
 
 
 def one_rank(options: Options, data: Data | None, environ: Mapping[str, str] = os.environ,
-             transport: Transport | None = None) -> dict[str, Any] | None:
-    """One rank's part in a run; over MPI, or over the transport that is given."""
+             transport: Transport | None = None,
+             models: dict[int, FloatArray] | None = None) -> dict[str, Any] | None:
+    """One rank's part in a run; over MPI, or over the transport that is given.
+
+    Parameters
+    ----------
+    models : where virtual workers find each other's parameters, so that their mean can be evaluated on the way; None
+        where ranks do not share their memory.
+    """
     run = init(options.method, seed=options.seed, alike=options.alike(), environ=environ, transport=transport)
     if run.rank == 0:
         _check_writable(options.summary)
@@ -72,6 +86,8 @@ def one_rank(options: Options, data: Data | None, environ: Mapping[str, str] = o
     else:
         progress = Progress(steps, options.log_every, options.metrics, options.tensorboard) if run.first else None
         batches = task.batches(run.worker, run.workers)
+        if models is not None:
+            models[run.worker] = run.replica.parameters
         for number in range(1, steps + 1):
             with run.fetching():
                 batch = next(batches)
@@ -82,8 +98,10 @@ def one_rank(options: Options, data: Data | None, environ: Mapping[str, str] = o
             schedule.step()
             run.record(float(loss.detach()))
             if progress:
-                evaluated = options.evaluate_every and number % options.evaluate_every == 0
-                progress.step(_figures(number, meter, options.batch, task.score() if evaluated else None))
+                figures = _figures(number, meter, options.batch)
+                if options.evaluate_every and number % options.evaluate_every == 0:
+                    figures |= _evaluate(task, run.replica.parameters, models)
+                progress.step(figures)
         if progress:
             progress.close()
         run.finish(task.score)
@@ -101,6 +119,22 @@ def one_rank(options: Options, data: Data | None, environ: Mapping[str, str] = o
             json.dump(summary, file, indent=1)
             file.write("\n")
     return summary
+
+
+def _evaluate(task: Images | StandIn, mine: FloatArray,
+              models: Mapping[int, FloatArray] | None) -> dict[str, float]:
+    """Figures on the test images of the task's module, whose parameters are `mine`, and of the mean of `models`."""
+    score = task.score()
+    if score is None:
+        return {}
+    figures = {"test_loss": score[0], "accuracy": score[1]}
+    if models:
+        kept = mine.copy()
+        mine[:] = np.mean(list(models.values()), axis=0)
+        score = task.score()
+        mine[:] = kept
+        figures |= {"accuracy_of_mean": score[1]} if score else {}
+    return figures
 
 
 def _load_torch() -> None:
@@ -131,12 +165,11 @@ def _size(options: Options) -> int:
     return (options.compute.size if options.compute else None) or 0
 
 
-def _figures(number: int, meter: meters.Meter, batch: int, score: tuple[float, float] | None) -> dict[str, float]:
+def _figures(number: int, meter: meters.Meter, batch: int) -> dict[str, float]:
     """Of the step that the meter has just seen."""
     wall, comm = meter.wall[-1], meter.comm[-1]
-    figures = {"step": number, "loss": meter.loss[-1], "seconds": wall, "compute_seconds": wall - comm,
-               "comm_seconds": comm, "images_per_second": batch / wall if wall else 0.0}
-    return figures | ({"test_loss": score[0], "accuracy": score[1]} if score else {})
+    return {"step": number, "loss": meter.loss[-1], "seconds": wall, "compute_seconds": wall - comm,
+            "comm_seconds": comm, "images_per_second": batch / wall if wall else 0.0}
 
 
 def _check_writable(path: str) -> None:

@@ -1,0 +1,170 @@
+"""What sending less costs in accuracy: periods and triggers on one graph, with and without compression.
+
+Every run is simulated: 8 ranks, the hypercube, a small perceptron on the digits; bytes are exact. Each way runs on
+the same folds with the same seeds as gossip at every step, so that differences are paired.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+from slurmdl.bench.results import Row, row
+from slurmdl.bench.simulated import Outcome, outcomes
+
+COMMON = ("--simulate", "8", "--model", "mlp:64", "--batch", "16", "--traffic", "hypercube")
+STEPS = 500
+FOLDS = 5
+#: what is trained: its name, and its options
+SITUATIONS = {
+    f"{data} data, {optimizer}{', ' + schedule if schedule else ''}": (
+        *(("--skew", "0.3") if data == "skewed" else ()),
+        *(("--optimizer", "adam", "--lr", "0.002") if optimizer == "Adam" else ("--lr", "0.05")),
+        *(("--lr-schedule", schedule.split()[0]) if schedule else ()))
+    for optimizer, schedule, data in [
+        *product(("SGD", "Adam"), ("",), ("same", "skewed")),
+        *product(("SGD",), ("step schedule", "cosine schedule"), ("same", "skewed"))]}
+COMPRESSORS = {"fp32": (), "int4": ("--compress", "int4")}
+PERIODS = tuple(1 << power for power in range(8))
+THRESHOLDS = (0.02, 0.05, 0.1, 0.2)
+#: the trigger whose bytes are set beforehand, and with it the judged way
+BUDGET = "2%"
+#: points of accuracy that may be lost, and the share of the bytes that must be saved
+LOSS, SAVED = 0.5, 97.0
+#: Student's t, one-sided 95 %, by degrees of freedom
+T95 = {1: 6.314, 2: 2.920, 3: 2.353, 4: 2.132, 9: 1.833}
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way of exchanging.
+
+    Attributes
+    ----------
+    compressor : key of COMPRESSORS.
+    period : steps from exchange to exchange; 0 for a trigger.
+    trigger : its options, () for a period.
+    """
+
+    compressor: str
+    period: int = 0
+    trigger: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        what = f"every {self.period} steps" if self.period else " ".join(self.trigger).replace("--", "")
+        return f"{self.compressor}, {what}"
+
+    def options(self) -> tuple[str, ...]:
+        when = ("--strategy", "gossip", "--period", str(self.period)) if self.period else (
+            "--strategy", "adaptive-gossip", *self.trigger)
+        return (*when, *COMPRESSORS[self.compressor])
+
+
+EVERY = Way("fp32", 1)
+#: the control: no rank ever hears of another, and each is judged by its own model
+ALONE = Way("fp32", 1 << 20)
+JUDGED = Way("int4", trigger=("--comm-budget", BUDGET))
+WAYS = (ALONE, *(Way(compressor, period) for compressor in COMPRESSORS for period in PERIODS),
+        *(Way(compressor, trigger=("--threshold", str(threshold))) for compressor in COMPRESSORS
+          for threshold in THRESHOLDS), JUDGED)
+
+
+def rows(seed: int, quick: bool = False) -> Iterator[Row]:
+    """Figures of each situation, as soon as it is done.
+
+    `quick`: one fold and 4 seeds instead of 5 and 5, and the situations whose learning rate stays.
+    """
+    folds, seeds = (1, 4) if quick else (FOLDS, 5)
+    for situation, options in SITUATIONS.items():
+        scheduled = "schedule" in situation
+        if quick and scheduled:
+            continue
+        ways = [way for way in WAYS if not scheduled or way.compressor == "int4" or way in (EVERY, ALONE)]
+        began = time.monotonic()
+        found = run(ways, options, range(seed, seed + seeds), folds)
+        print(f"accuracy: {situation}: {len(ways) * folds * seeds} runs in {time.monotonic() - began:.0f} s",
+              file=sys.stderr, flush=True)
+        yield from judge(situation, found)
+
+
+def run(ways: Sequence[Way], options: Sequence[str], seeds: Sequence[int],
+        folds: int) -> dict[Way, list[list[Outcome]]]:
+    """Outcome of each way, by seed and fold."""
+    cases = list(product(ways, seeds, range(1, folds + 1)))
+    came = outcomes((*COMMON, "--steps", str(STEPS), *options, *way.options(), "--seed", str(seed),
+                     "--fold", f"{fold}/{FOLDS}") for way, seed, fold in cases)
+    found: dict[Way, list[list[Outcome]]] = {way: [[] for _ in seeds] for way in ways}
+    for (way, seed, _), outcome in zip(cases, came, strict=True):
+        found[way][seed - seeds[0]].append(outcome)
+    return found
+
+
+def judge(situation: str, found: dict[Way, list[list[Outcome]]]) -> Iterator[Row]:
+    """Rows of a situation: the control, what each way saves and loses, and what triggers gain over periods."""
+    every = found[EVERY]
+    base = _mean([[its.accuracy for its in folds] for folds in every])
+    alone = [_mean_of(mine) - _mean_of(theirs) for mine, theirs in zip(
+        [[its.own for its in folds] for folds in found[ALONE]],
+        [[its.accuracy for its in folds] for folds in every], strict=True)]
+    yield row(f"{situation}: control: ranks that never exchange, over every step", alone, "points",
+              target=f"at least {LOSS} worse", met=bound(alone) < -LOSS)
+    saved = {way: 100 * (1 - _bytes(its) / _bytes(every)) for way, its in found.items()}
+    for way in found:
+        if way in (EVERY, ALONE):
+            continue
+        lost = difference(found[way], every)
+        low = bound(lost)
+        good = low >= -LOSS and saved[way] >= SAVED
+        judged = way == JUDGED
+        target = f"{SAVED:g} % saved, and lower 95 % bound (here {low:.2f}) at least -{LOSS} points" if judged else \
+            f"saves {saved[way]:.2f} %, lower 95 % bound {low:.2f}"
+        yield row(f"{situation}: {way}: accuracy over every step", lost, "points", baseline=base, target=target,
+                  met=good if judged else None)
+        if judged:
+            yield row(f"{situation}: {way}: bytes saved", [saved[way]], "%", target=f"at least {SAVED:g} %",
+                      met=saved[way] >= SAVED)
+        if not way.period:
+            yield from gain(situation, way, found)
+
+
+def gain(situation: str, way: Way, found: dict[Way, list[list[Outcome]]]) -> Iterator[Row]:
+    """What a trigger gains over the most accurate period of the same compressor at no more bytes; None: no row."""
+    rivals = [other for other in found if other.period and other != ALONE and other.compressor == way.compressor
+              and _bytes(found[other]) <= _bytes(found[way])]
+    if not rivals:
+        return
+    best = max(rivals, key=lambda other: _mean([[its.accuracy for its in folds] for folds in found[other]]))
+    more = difference(found[way], found[best])
+    low, high = bound(more), -bound([-value for value in more])
+    word = "a gain" if low > 0 else "a loss" if high < 0 else "no gain"
+    yield row(f"{situation}: {way}: accuracy over {best}, the best period at no more bytes", more, "points",
+              target=f"{word} (95 % bounds {low:.2f} and {high:.2f})")
+
+
+def difference(one: Sequence[Sequence[Outcome]], other: Sequence[Sequence[Outcome]]) -> list[float]:
+    """For each seed the mean over its folds of the paired difference in accuracy: each image is tested once in it."""
+    return [_mean_of([a.accuracy - b.accuracy for a, b in zip(mine, theirs, strict=True)])
+            for mine, theirs in zip(one, other, strict=True)]
+
+
+def bound(differences: Sequence[float]) -> float:
+    """Lower 95 % bound of their mean, by Student's t; the seeds' differences are independent of each other."""
+    count = len(differences)
+    return _mean_of(differences) - T95[count - 1] * statistics.stdev(differences) / math.sqrt(count)
+
+
+def _bytes(outcomes: Sequence[Sequence[Outcome]]) -> float:
+    return statistics.fmean(its.sent for folds in outcomes for its in folds)
+
+
+def _mean(values: Sequence[Sequence[float]]) -> float:
+    return statistics.fmean(value for folds in values for value in folds)
+
+
+def _mean_of(values: Sequence[float]) -> float:
+    return statistics.fmean(values)

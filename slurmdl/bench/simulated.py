@@ -1,0 +1,70 @@
+"""Simulated training runs, several at once, for the benchmarks of strategies."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+
+#: processes side by side
+SIDE_BY_SIDE = 2
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What has become of a run.
+
+    Attributes
+    ----------
+    accuracy : of the final model on the test images, in %.
+    own : of the ranks' own models before the final average, mean, in %; as `accuracy` where they are the same.
+    sent : bytes of all ranks.
+    share : of communication and waiting in the time of the steps.
+    course : at each evaluation the seconds on the clock, and the accuracy of the mean of all models and of the first
+        rank's own, in %.
+    """
+
+    accuracy: float
+    own: float
+    sent: int
+    share: float
+    course: tuple[tuple[float, float, float], ...] = ()
+
+
+def outcomes(runs: Iterable[tuple[str, ...]]) -> Iterator[Outcome]:
+    """What becomes of runs with these options of `slurmdl train`, in their order."""
+    # spawned, not forked: torch's threads do not survive a fork
+    with ProcessPoolExecutor(SIDE_BY_SIDE, multiprocessing.get_context("spawn"), _hush) as pool:
+        yield from pool.map(outcome, runs, chunksize=4)
+
+
+def outcome(words: tuple[str, ...]) -> Outcome:
+    """What becomes of one run."""
+    from slurmdl.train.options import parse
+    from slurmdl.train.trainer import train
+
+    with tempfile.TemporaryDirectory() as folder:
+        metrics = os.path.join(folder, "metrics")
+        found = train(parse([*words, "--metrics", metrics], {}))
+        assert found is not None, "a simulation gives its summary"
+        with open(metrics, encoding="utf-8") as file:
+            steps = [json.loads(line) for line in file]
+    clock, course = 0.0, []
+    for step in steps:
+        clock += step["seconds"]
+        if "accuracy" in step:
+            course.append((clock, 100 * step["accuracy_of_mean"], 100 * step["accuracy"]))
+    own = found["accuracy"] if found["accuracy_before"] is None else found["accuracy_before"]
+    total = found["compute_seconds"] + found["comm_seconds"]
+    return Outcome(100 * found["accuracy"], 100 * own, sum(found["bytes"].values()),
+                   found["comm_seconds"] / total if total else 0.0, tuple(course))
+
+
+def _hush() -> None:
+    """The tables of thousands of runs are not shown."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,0 +1,85 @@
+"""How long training takes to an accuracy where links between zones are slow, by the clock of simulated runs.
+
+8 ranks in two zones, each on a node of its own; a step's computation takes a declared time, and messages queue on the
+uplinks of the zones. Compared are gossip at every step, with and without compression, a period, and the trigger, on
+one graph; the gain is also told as a share of what there is to gain, the time that goes into communication.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator
+from itertools import pairwise, product
+
+from slurmdl.bench.results import Row, row
+from slurmdl.bench.simulated import Outcome, outcomes
+
+#: seconds of a step's computation, and the accuracy to be reached in %
+COMPUTE, GOAL = 0.005, 93.0
+COMMON = ("--simulate", "8", "--zones", "A:4,B:4", "--model", "mlp:256,128", "--batch", "16", "--lr", "0.05",
+          "--traffic", "hypercube", "--steps", "300", "--evaluate-every", "5", "--compute", f"replay:{COMPUTE}")
+#: rates between zones in bit/s, as they are called; within a zone it is the fastest of them
+RATES = {"100 Mbit/s": "100M", "1 Gbit/s": "1G", "10 Gbit/s": "10G"}
+DATA = {"same data": (), "skewed data": ("--skew", "0.3")}
+EVERY = ("--strategy", "gossip")
+ADAPTIVE = ("--strategy", "adaptive-gossip", "--compress", "int4", "--comm-budget", "2%")
+#: the control: no rank ever hears of another, so that each has but its own images
+ALONE = ("--strategy", "gossip", "--period", "1000000")
+WAYS = {"every step": EVERY, "adaptive, int4, budget 2 %": ADAPTIVE,
+        "every 16 steps, int4": ("--strategy", "gossip", "--compress", "int4", "--period", "16"), "alone": ALONE}
+#: less time is promised where the share of communication is at least this
+SHARE, LESS = 0.70, 60.0
+
+
+def rows(seed: int, quick: bool = False) -> Iterator[Row]:
+    """Times, gains and controls of each rate; `quick`: 2 seeds instead of 5."""
+    seeds = range(seed, seed + (2 if quick else 5))
+    cases = list(product(DATA, RATES, WAYS, seeds))
+    came = outcomes((*COMMON, *DATA[data], "--links", f"across={RATES[rate]}:0.0001,zone=10G:0.00005", *WAYS[way],
+                     "--seed", str(its)) for data, rate, way, its in cases)
+    found: dict[tuple[str, str, str], list[Outcome]] = {}
+    for (data, rate, way, _), outcome in zip(cases, came, strict=True):
+        found.setdefault((data, rate, way), []).append(outcome)
+    for data, rate in product(DATA, RATES):
+        yield from judge(f"{data}, {rate}", {way: found[data, rate, way] for way in WAYS})
+
+
+def judge(where: str, found: dict[str, list[Outcome]]) -> Iterator[Row]:
+    """Rows of one rate between zones.
+
+    Raises
+    ------
+    RuntimeError : one of the ways, the control apart, does not reach the goal.
+    """
+    every = found["every step"]
+    base = [reached(its) for its in every]
+    share = statistics.median(its.share for its in every)
+    yield row(f"{where}: gossip at every step, time to {GOAL:g} %", base, "s",
+              target=f"communication is {share:.0%} of it")
+    for way, its in found.items():
+        if its is every:
+            continue
+        if way == "alone":
+            short = [GOAL - max(own for _, _, own in outcome.course) for outcome in its]
+            yield row(f"{where}: control: ranks that never exchange fall short of {GOAL:g} %", short, "points",
+                      target="more than 0", met=min(short) > 0)
+            continue
+        times = [reached(outcome) for outcome in its]
+        yield row(f"{where}: {way}, time to {GOAL:g} %", times, "s", baseline=statistics.median(base))
+        less = [100 * (1 - mine / theirs) for mine, theirs in zip(times, base, strict=True)]
+        promised = share >= SHARE and way.startswith("adaptive")
+        yield row(f"{where}: {way}, less time than every step", less, "%",
+                  target=f"at least {LESS:g} %" if promised else "",
+                  met=statistics.median(less) >= LESS if promised else None)
+        # what there is to gain is the time of communication: the same steps' computation is left
+        gained = [100 * (theirs - mine) / (theirs * outcome.share)
+                  for mine, theirs, outcome in zip(times, base, every, strict=True)]
+        yield row(f"{where}: {way}, gain as a share of what there is to gain", gained, "%")
+
+
+def reached(outcome: Outcome) -> float:
+    """Seconds until the mean of all models reaches the goal in two evaluations, one after the other."""
+    for (_, before, _), (clock, now, _) in pairwise(outcome.course):
+        if min(before, now) >= GOAL:
+            return clock
+    raise RuntimeError(f"{GOAL:g} % are not reached in {outcome.course[-1][0]:.2f} s on the clock")
