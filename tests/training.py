@@ -1,9 +1,10 @@
-"""Plays strategies on virtual ranks, with made-up updates instead of gradients."""
+"""Plays strategies with made-up updates instead of gradients, on virtual ranks or real ones."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +13,8 @@ from slurmdl.train.courier import Courier
 from slurmdl.train.messages import Messages
 from slurmdl.train.method import Method
 from slurmdl.train.strategies import STRATEGIES, Setting, Strategy
-from slurmdl.train.transports.virtual import Network, Virtual, run
+from slurmdl.train.transports.transport import Transport
+from slurmdl.train.transports.virtual import Network, run
 
 FloatArray = npt.NDArray[np.float32]
 #: change of the model that a step's optimizer makes: (worker, step, parameters) -> what is added to them
@@ -65,11 +67,16 @@ def still(worker: int, step: int, parameters: FloatArray) -> FloatArray:
     return np.zeros_like(parameters)
 
 
-def play(method: Method, count: int, steps: int, *, size: int = 300, update: Update = still, apart: float = 1.0,
-         zones: Sequence[str] | None = None, network: Network | None = None, seed: int = 5,
-         rate: Callable[[int], float] = lambda step: 0.1, seconds: Callable[[int], float] = lambda rank: 1.0,
-         transport: Callable[[Virtual], Virtual] = lambda transport: transport) -> list[Played]:
-    """Let `count` workers play a strategy.
+def play(method: Method, count: int, steps: int, *, network: Network | None = None, **further: Any) -> list[Played]:
+    """Let `count` virtual workers play a strategy; further arguments as for `live`."""
+    return run(count, lambda virtual: live(virtual, method, steps, **further), network)
+
+
+def live(transport: Transport, method: Method, steps: int, *, size: int = 300, update: Update = still,
+         apart: float = 1.0, zones: Sequence[str] | None = None, seed: int = 5,
+         rate: Callable[[int], float] = lambda step: 0.1,
+         seconds: Callable[[int], float] = lambda rank: 1.0) -> Played:
+    """One worker's life; all ranks of the transport are workers.
 
     Parameters
     ----------
@@ -78,33 +85,31 @@ def play(method: Method, count: int, steps: int, *, size: int = 300, update: Upd
     rate : step -> learning rate.
     seconds : rank -> mean time that it computes in a step; the times differ from step to step.
     """
-    def program(virtual: Virtual) -> Played:
-        carrier = transport(virtual)
-        now = 0
-        common = np.random.default_rng(seed).standard_normal(size).astype(np.float32)
-        messages = Messages(carrier, ("zone",) * count)
-        workers, leaves = tuple(range(count)), tuple(zones or ("",) * count)
-        setting = Setting(messages, Courier(False), workers, (), common.copy(), np.zeros_like(common),
-                          (size // 3, 0, 1, size - size // 3 - 1), method, seed, leaves, leaves, {},
-                          lambda: rate(now), lambda part: lambda numbers: None)
-        strategy = STRATEGIES[method.strategy or ""](setting)
-        parameters = setting.parameters
-        random = np.random.default_rng((seed, virtual.rank))
-        parameters += np.float32(apart) * random.standard_normal(size).astype(np.float32)
-        played = Played(strategy, parameters.copy(), parameters, np.zeros(size), [], [])
-        for now in range(steps):
-            virtual.compute(seconds(virtual.rank) * float(random.exponential()))
-            change = update(virtual.rank, now, parameters)
-            parameters += change
-            played.added += strategy.weight * change
-            before, fired = sum(messages.sent.values()), strategy.fired
-            strategy.after_update(now)
-            played.sent.append(sum(messages.sent.values()) - before)
-            if strategy.fired > fired:
-                played.exchanges.append(now)
-        strategy.finish()
-        return replace(played, last=parameters.copy())
-    return run(count, program, network)
+    now, count, rank = 0, transport.size, transport.rank
+    common = np.random.default_rng(seed).standard_normal(size).astype(np.float32)
+    messages, courier = Messages(transport, ("zone",) * count), Courier(transport.threaded)
+    workers, leaves = tuple(range(count)), tuple(zones or ("",) * count)
+    setting = Setting(messages, courier, workers, (), common.copy(), np.zeros_like(common),
+                      (size // 3, 0, 1, size - size // 3 - 1), method, seed, leaves, leaves, {}, lambda: rate(now),
+                      lambda part: lambda numbers: None)
+    strategy = STRATEGIES[method.strategy or ""](setting)
+    parameters = setting.parameters
+    random = np.random.default_rng((seed, rank))
+    parameters += np.float32(apart) * random.standard_normal(size).astype(np.float32)
+    played = Played(strategy, parameters.copy(), parameters, np.zeros(size), [], [])
+    for now in range(steps):
+        transport.compute(seconds(rank) * float(random.exponential()))
+        change = update(rank, now, parameters)
+        parameters += change
+        played.added += strategy.weight * change
+        before, fired = sum(messages.sent.values()), strategy.fired
+        strategy.after_update(now)
+        played.sent.append(sum(messages.sent.values()) - before)
+        if strategy.fired > fired:
+            played.exchanges.append(now)
+    strategy.finish()
+    courier.close()
+    return replace(played, last=parameters.copy())
 
 
 def lost(played: Sequence[Played]) -> float:

@@ -69,7 +69,7 @@ class Push(Strategy):
         if going:
             self._push(to)
         self.fired += going
-        self.skipped += not going
+        self.skipped += not going and to != its.place
         trigger.settle(number, going)
         self._due = trigger.next(number)
 

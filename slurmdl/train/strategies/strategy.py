@@ -95,7 +95,7 @@ class Strategy:
     weight : of this rank's model in the average of all at the end.
     aggregation : share of the bytes between workers and servers within nodes, and within leaf zones; None where
         there are no servers.
-    fired, skipped : exchanges made, and exchanges left out: held back by a trigger, or not to wait for the one before.
+    fired, skipped : exchanges made, and those left out: held back by a trigger, or so as not to wait.
     """
 
     updates = True

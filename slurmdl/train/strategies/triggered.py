@@ -34,7 +34,7 @@ class Triggered(Strategy):
         wanted = trigger.sure(number) or (self._agreed is not None and courier.wait(self._agreed))
         going = wanted and self.exchange()
         self.fired += going
-        self.skipped += not going
+        self.skipped += not wanted
         self.turn += 1
         trigger.settle(number, going)
         self._due = trigger.next(number)
