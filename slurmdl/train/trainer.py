@@ -22,6 +22,9 @@ from slurmdl.train.transports.transport import Transport
 
 FloatArray = npt.NDArray[np.float32]
 
+#: seconds in which the virtual ranks that are as far as the first one finish their step before all are evaluated
+MOMENT = 1e-9
+
 #: steps where neither --steps nor --epochs is given
 STEPS = 200
 
@@ -100,6 +103,8 @@ def one_rank(options: Options, data: Data | None, environ: Mapping[str, str] = o
             if progress:
                 figures = _figures(number, meter, options.batch)
                 if options.evaluate_every and number % options.evaluate_every == 0:
+                    if models is not None:
+                        compute(MOMENT)
                     figures |= _evaluate(task, run.replica.parameters, models)
                 progress.step(figures)
         if progress:

@@ -1,0 +1,107 @@
+"""The benchmark of strategies at a small size: its rows, its controls and its statistics."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from slurmdl.bench import accuracy, simulated, strategies, time_to_accuracy
+from slurmdl.bench.accuracy import ALONE, EVERY, JUDGED, Way, bound, judge
+from slurmdl.bench.simulated import Outcome, outcome
+from slurmdl.cli.main import main
+from slurmdl.errors import UsageError
+
+
+def outcomes(right: float, sent: int, own: float | None = None) -> list[list[Outcome]]:
+    """Of 5 seeds and 2 folds, with a little noise that is the same for all ways."""
+    noise = np.random.default_rng(1).normal(0, 0.5, (5, 2))
+    return [[Outcome(right + more, (right if own is None else own) + more, sent, 0.5) for more in each]
+            for each in noise.tolist()]
+
+
+FOUND = {EVERY: outcomes(97, 1000), ALONE: outcomes(95, 0, own=80), JUDGED: outcomes(97, 20),
+         Way("int4", 8): outcomes(96, 15), Way("int4", 4): outcomes(98, 25), Way("fp32", 8): outcomes(97.5, 5)}
+
+
+def test_ways_are_judged_against_every_step_and_triggers_against_periods() -> None:
+    rows = {row.metric: row for row in judge("here", FOUND)}
+    assert rows["here: control: ranks that never exchange, over every step"].met is True
+    judged = rows[f"here: {JUDGED}: accuracy over every step"]
+    assert (judged.met, judged.value, judged.repeats) == (True, pytest.approx(0), 5)
+    assert rows[f"here: {JUDGED}: bytes saved"].value == 98
+    # the period of 4 is better, but sends more; that of fp32 is of another compressor
+    gain = rows[f"here: {JUDGED}: accuracy over int4, every 8 steps, the best period at no more bytes"]
+    assert gain.value == pytest.approx(1)
+    assert gain.target.startswith("a gain")
+    assert rows["here: int4, every 4 steps: accuracy over every step"].met is None
+
+
+def test_less_accuracy_or_too_many_bytes_miss() -> None:
+    worse = {row.metric: row for row in judge("here", {**FOUND, JUDGED: outcomes(96, 20)})}
+    assert worse[f"here: {JUDGED}: accuracy over every step"].met is False
+    more = {row.metric: row for row in judge("here", {**FOUND, JUDGED: outcomes(97, 40)})}
+    assert more[f"here: {JUDGED}: bytes saved"].met is False
+    control = next(row for row in judge("here", {**FOUND, ALONE: outcomes(97, 0)}) if "control" in row.metric)
+    assert control.met is False
+
+
+def test_bounds_hold_as_often_as_they_say() -> None:
+    random = np.random.default_rng(3)
+    below = [bound(random.normal(1.0, 0.3, 5).tolist()) <= 1.0 for _ in range(4000)]
+    assert np.mean(below) == pytest.approx(0.95, abs=0.012)
+
+
+def test_a_run_and_its_course() -> None:
+    found = outcome(("--simulate", "2", "--steps", "40", "--model", "mlp:16", "--strategy", "gossip",
+                     "--evaluate-every", "20", "--compute", "replay:0.25"))
+    assert [clock for clock, _, _ in found.course] == pytest.approx([5.0, 10.0])
+    assert found.own == pytest.approx(found.accuracy), "two that exchange at every step are the same"
+    assert found.accuracy > 50
+    assert found.course[-1][1] == pytest.approx(found.accuracy, abs=0.01)
+    assert found.sent > 0
+
+
+def test_times_gains_and_the_control() -> None:
+    def course(*means: float, own: float = 50.0) -> tuple[tuple[float, float, float], ...]:
+        return tuple((1.0 + at, mean, own) for at, mean in enumerate(means))
+
+    slow = Outcome(97, 97, 1000, 0.75, course(50, 70, 80, 92, 94, 95, 95, 96))
+    fast = Outcome(97, 97, 10, 0.1, course(93, 94))
+    found = {way: [slow if way == "every step" else fast] * 2 for way in time_to_accuracy.WAYS}
+    rows = {row.metric: row for row in time_to_accuracy.judge("here", found)}
+    assert rows["here: gossip at every step, time to 93 %"].value == 6
+    adaptive = "here: adaptive, int4, budget 2 %"
+    assert rows[f"{adaptive}, time to 93 %"].value == 2
+    assert rows[f"{adaptive}, less time than every step"].value == pytest.approx(100 * 4 / 6)
+    assert rows[f"{adaptive}, less time than every step"].met is True
+    assert rows[f"{adaptive}, gain as a share of what there is to gain"].value == pytest.approx(100 * 4 / 4.5)
+    assert rows["here: control: ranks that never exchange fall short of 93 %"].met is True
+    with pytest.raises(RuntimeError, match="not reached"):
+        time_to_accuracy.reached(Outcome(90, 90, 1, 0.5, course(80, 90)))
+
+
+def test_command_and_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of runs that take no time; the runs themselves are those of the test above."""
+    scores = itertools.cycle([outcomes(97, 1000)[0][0]])
+    monkeypatch.setattr(accuracy, "outcomes", lambda runs: (next(scores) for _ in runs))
+    file = tmp_path / "results.json"
+    assert main(["bench", "strategies", "--only", "accuracy", "--quick", "--results", str(file)]) == 0
+    written = json.loads(file.read_text())
+    assert written["command"].startswith("slurmdl bench strategies --only accuracy --quick --seed 1")
+    assert {row["metric"].split(":")[0] for row in written["rows"]} == {
+        name for name in accuracy.SITUATIONS if "schedule" not in name}
+    with pytest.raises(UsageError, match="valid: accuracy, time"):
+        strategies.run(["speed"])
+
+
+def test_every_way_is_one_that_the_trainer_takes() -> None:
+    from slurmdl.train.options import parse
+    for way, options in itertools.product(accuracy.WAYS, accuracy.SITUATIONS.values()):
+        assert parse([*accuracy.COMMON, *options, *way.options()], {}).simulate == 8
+    for way in time_to_accuracy.WAYS.values():
+        assert parse([*time_to_accuracy.COMMON, *way], {}).compute is not None
+    assert simulated.SIDE_BY_SIDE == 2
