@@ -7,6 +7,7 @@
 # make bench-model   predicted against measured communication of random placements, into results/model.json
 # make bench-spank   what the SPANK plugin adds to a task's launch, into results/spank.json
 # make bench-strategies   bytes, accuracy and time of training strategies, into results/strategies.json
+# make bench-scores   what probes recover of links, what scores are worth, and how they scale, into results/scores.json
 # make fuzz       ten minutes of coverage-guided fuzzing of the readers of topologies
 # make plugin     the SPANK plugin, build/spank/slurmdl.so (spank/README.md)
 # make fuzz-plugin  libFuzzer on each parser of the plugin for SECONDS, side by side, and the plugin as clang builds it
@@ -25,7 +26,7 @@ AS_ROOT := tools/as-root
 # test files side by side: many of them wait for Slurm
 WORKERS ?= 2
 
-BENCHES := bench-demo bench-topology bench-placement bench-model bench-spank bench-strategies
+BENCHES := bench-demo bench-topology bench-placement bench-model bench-spank bench-strategies bench-scores
 
 .PHONY: demo test lint install system nightly fuzz oracle plugin fuzz-plugin memcheck-plugin plugin-releases clean \
 	compose compose-test test-matrix \
@@ -65,6 +66,10 @@ bench-spank: install plugin
 bench-strategies: install
 	@mkdir -p results
 	$(BIN)/slurmdl bench strategies --results results/strategies.json
+
+bench-scores: install
+	@mkdir -p results
+	$(AS_ROOT) $(BIN)/slurmdl bench scores --results results/scores.json
 
 fuzz: install
 	SLURMDL_FUZZ_SECONDS=100 $(BIN)/pytest -p no:cacheprovider -s tests/fuzz

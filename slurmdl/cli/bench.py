@@ -39,6 +39,12 @@ def run(argv: list[str]) -> int:
     strategies.add_argument("--quick", action="store_true", help="fewer repeats")
     strategies.add_argument("--seed", type=int, default=1, metavar="N", help="the first one (default: %(default)s)")
     strategies.add_argument("--results", metavar="FILE", help="write the figures, controls among them, as JSON")
+    scores = commands.add_parser("scores", help="what link scores recover, are worth, and cost at scale",
+                                 description="What probes recover of shaped links, what scores are worth to training "
+                                             "(both need root), and how bad links are found among 10,000 nodes.")
+    scores.add_argument("--only", default="", metavar="PART,...", help="these parts only (default: all)")
+    scores.add_argument("--seed", type=int, default=0, metavar="N", help="of all links (default: %(default)s)")
+    scores.add_argument("--results", metavar="FILE", help="write the figures, controls among them, as JSON")
     exact = commands.add_parser("exact", help="the choice of nodes beside the exact optimum",
                                 description="The choice of nodes beside the exact optimum, on small random clusters.")
     exact.add_argument("--clusters", type=int, default=2000, metavar="N", help="cases that count (%(default)s)")
@@ -54,6 +60,11 @@ def run(argv: list[str]) -> int:
         from slurmdl.bench import placement as bench
 
         bench.run([part for part in options.only.split(",") if part], options.results, options.seed)
+        return 0
+    if options.command == "scores":
+        from slurmdl.bench import scores as bench_scores
+
+        bench_scores.run([part for part in options.only.split(",") if part], options.results, options.seed)
         return 0
     if options.command == "strategies":
         from slurmdl.bench import strategies as side_by_side

@@ -26,6 +26,8 @@ OVERSUBSCRIPTION = 2.0
 #: share of its link that a node must miss on a way between zones before the way is called slow: the nodes that
 #: measure a way bound what they can show of it
 SLOWER = 0.25
+#: seconds one way by which probes through the kernel, and those past it, may be off whatever the margin
+TCP_GRAIN, RDMA_GRAIN = 25e-6, 1e-6
 #: seconds, shorter than any message: where neither a measurement nor a default says anything
 _SHORTEST = 1e-6
 
@@ -88,8 +90,11 @@ def _measured(names: Sequence[str], capacity: FloatArray, table: Table,
         carried = prior * (carried / prior) ** trust
         waits = delay[known] + trust * (waits - delay[known])
     capacity[known] = figure.stepped(carried, prior, scores.margin)
-    delay[known] = figure.stepped(np.maximum(waits, _SHORTEST), np.maximum(delay[known], _SHORTEST), scores.margin) \
-        if scores.margin else waits
+    if scores.margin:
+        usual = np.maximum(delay[known], _SHORTEST)
+        unclear = np.abs(waits - usual) <= np.where(rdma, RDMA_GRAIN, TCP_GRAIN)
+        waits = np.where(unclear, usual, figure.stepped(np.maximum(waits, _SHORTEST), usual, scores.margin))
+    delay[known] = waits
     return capacity, delay
 
 

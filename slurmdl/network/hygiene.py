@@ -94,7 +94,9 @@ def scores(samples: Iterable[LinkSample], now: float, previous: LinkScores | Non
     delays = [score.delay / 2 for score in nodes.values() if score.delay]
     if len(delays) >= ENOUGH:
         made = replace(made, delay_default=_settled(median(delays), previous.delay_default, rules.deadband))
-    return Made(replace(made, zones={**uplinks(made), **zones}), refused)
+    fast = (1 - SLOWER) * made.node_default
+    measured = {name: _unbound(score, fast) for name, score in zones.items()}
+    return Made(replace(made, zones={**uplinks(made), **measured}), refused)
 
 
 def uplinks(scores: LinkScores) -> dict[str, LinkScore]:
@@ -112,13 +114,19 @@ def uplinks(scores: LinkScores) -> dict[str, LinkScore]:
 
 
 def _uplink(ways: Sequence[LinkScore], fast: float) -> LinkScore:
-    speeds = [way.throughput for way in ways if way.throughput is not None]
-    speed = max(speeds, default=None)
     best = min(ways, key=lambda way: way.loss)
-    return replace(best, throughput=None if speed is None or speed >= fast else speed,
+    speed = max((way.throughput for way in ways if way.throughput is not None), default=None)
+    return replace(_unbound(replace(best, throughput=speed), fast),
                    delay=min((way.delay for way in ways if way.delay), default=0.0) / 2,
                    delay_tail=min((way.delay_tail for way in ways if way.delay_tail), default=0.0) / 2,
                    age=min(way.age for way in ways), samples=sum(way.samples for way in ways))
+
+
+def _unbound(score: LinkScore, fast: float) -> LinkScore:
+    """The score of an uplink that pairs of nodes measured: one that is no slower than a node's link shows nothing of
+    its own throughput."""
+    paired = score.source in ("probe", "serve", "job") and score.throughput is not None and score.throughput >= fast
+    return replace(score, throughput=None) if paired else score
 
 
 def _fault(sample: LinkSample, now: float, rules: Rules) -> str:

@@ -166,9 +166,14 @@ def test_uplinks_by_the_best_way_over_them() -> None:
 
 
 def test_a_zone_that_was_measured_itself_keeps_its_own_score() -> None:
-    samples = [LinkSample("trunk", "a|b", NOW, "probe", throughput=1e8),
-               LinkSample("zone", "a", NOW, "probe", throughput=5e9)]
-    assert hygiene.scores(samples, NOW).scores.zones["a"].throughput == 5e9
+    def zone(speed: float, source: str) -> float | None:
+        samples = [LinkSample("trunk", "a|b", NOW, "probe", throughput=1e8),
+                   LinkSample("zone", "a", NOW, source, throughput=speed)]
+        return hygiene.scores(samples, NOW).scores.zones["a"].throughput
+
+    assert zone(5e9, "file") == 5e9
+    assert zone(2e8, "probe") == 2e8
+    assert zone(1.2e9, "probe") is None  # no slower than a node's link, by which it was measured
 
 
 def test_the_same_sample_twice_counts_once() -> None:
