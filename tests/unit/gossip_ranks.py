@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import pickle
 import sys
+import time
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 from mpi4py import MPI
 from training import live, noise
 
@@ -38,12 +41,40 @@ class Spy:
         return getattr(self._comm, name)
 
 
+class Hesitant(Mpi):
+    """Sleeps before some of the calls, so that messages are seen half sent and at any time."""
+
+    def __init__(self, comm: Any) -> None:
+        super().__init__(comm)
+        self._random = np.random.default_rng(self.rank)
+
+    def _hesitate(self) -> None:
+        if self._random.random() < 0.1:
+            time.sleep(2e-3 * self._random.random())
+
+    def send(self, peer: int, array: Any, tag: int = 0) -> Any:
+        self._hesitate()
+        return super().send(peer, array, tag)
+
+    def receive(self, peer: int, array: Any, tag: int = 0) -> Any:
+        self._hesitate()
+        return super().receive(peer, array, tag)
+
+    def probe(self, tag: int) -> int | None:
+        self._hesitate()
+        return super().probe(tag)
+
+    def test(self, requests: Sequence[Any]) -> bool:
+        self._hesitate()
+        return super().test(requests)
+
+
 def main() -> None:
     comm = MPI.COMM_WORLD
     result = {}
     for name, method in METHODS.items():
         spy = Spy(comm)
-        played = live(Mpi(spy), method, STEPS, **FURTHER)
+        played = live(Hesitant(spy), method, STEPS, **FURTHER)
         result[name] = comm.gather({
             "first": played.first, "last": played.last, "added": played.added,
             "weight": played.strategy.weight, "fired": played.strategy.fired, "sent": sum(played.sent),

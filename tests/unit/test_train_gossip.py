@@ -128,6 +128,12 @@ def test_a_budget_below_what_silence_forces_is_refused() -> None:
     play(Method("adaptive-gossip", "base", comm_budget=0.01, compress="int4"), 2, 1, size=100_000)
 
 
+@pytest.mark.parametrize("strategy", ["gossip", "local-sgd"])
+def test_a_budget_of_one_who_is_alone(strategy: str) -> None:
+    (alone,) = play(Method(strategy, "random" if strategy == "gossip" else "ring", comm_budget=0.1), 1, 50, apart=0)
+    assert np.array_equal(alone.first, alone.last)
+
+
 def test_a_global_average_makes_all_models_the_mean() -> None:
     played = play(Method("gossip", "random", global_every=4), 6, 8, zones=ZONES[:6])
     mean = np.mean([its.first for its in played], axis=0, dtype=np.float64)

@@ -26,6 +26,7 @@ class Budget:
     ----------
     share : of `full`.
     full : bytes per step of fp32 gossip at every step.
+    cost : of this rank; its exchanges may cost nothing where it is alone.
     check : steps from one due step to the next.
     silence : longest time without an exchange, in steps.
 
@@ -57,6 +58,6 @@ class Budget:
         self._spent += self._cost.exchange * exchanged + self._cost.check * (not sure)
         if not sure:
             left = self._share * self._full * (number + 1 + HORIZON) - self._spent
-            wanted = (left / HORIZON * self._check - self._cost.check) / self._cost.exchange
+            wanted = (left / HORIZON * self._check - self._cost.check) / max(self._cost.exchange, 1.0)
             self._log += GAIN * (exchanged - min(1.0, max(self._least, wanted)))
             self._log = min(LIMIT, max(-LIMIT, self._log))
