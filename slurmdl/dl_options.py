@@ -12,6 +12,7 @@ from slurmdl.errors import InputError, UsageError
 from slurmdl.plan import PATTERNS, STRATEGIES
 
 PLACES = ("pack", "balance", "spread")
+PROBES = ("0", "0.5", "1", "2")
 BINDS = ("auto", "pin", "zone", "late", "off")
 
 
@@ -29,6 +30,7 @@ class DlOptions:
     model_bytes : bytes that one replica of the parameters takes.
     traffic : one of plan.PATTERNS[strategy], "" for the first of them, else a file of matrices.
     scores : "auto", "off", a file, or the URL of a Prometheus server.
+    probe : seconds, one of PROBES.
     """
 
     strategy: str = "allreduce"
@@ -39,6 +41,7 @@ class DlOptions:
     model_bytes: float = 100e6
     traffic: str = ""
     scores: str = "auto"
+    probe: str = "0"
     explain: bool = False
     dry_run: bool = False
     strict: bool = False
@@ -129,6 +132,8 @@ OPTIONS = (
     DlOption("traffic", "text", "PATTERN|FILE", "what the ranks send: ring or hierarchical; random, hypercube, "
              "exponential, base, zones or links (gossip); shards (ps); or a file of matrices, .npz or CSV"),
     DlOption("scores", "text", "auto|off|FILE|URL", "link scores: JSON, CSV, or a Prometheus server"),
+    DlOption("probe", "choice", "|".join(PROBES), "seconds to probe the links of the job's own nodes before ranks "
+             "are mapped"),
     DlOption("explain", "flag", "", "say on stderr what was chosen and why"),
     DlOption("dry-run", "flag", "", "print what would be submitted, submit nothing"),
     DlOption("strict", "flag", "", "fail where no choice can be made, instead of submitting without one"),

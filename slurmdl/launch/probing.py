@@ -6,11 +6,13 @@ import json
 import secrets
 import sys
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from slurmdl import process
-from slurmdl.errors import InputError, UnavailableError
+from slurmdl.errors import InputError, SlurmdlError, UnavailableError
+from slurmdl.network import hygiene
+from slurmdl.network.model import LinkScores
 from slurmdl.network.probe import task
 from slurmdl.network.probe.fit import fit
 from slurmdl.network.probe.pair import Effort, Pair
@@ -21,6 +23,8 @@ from slurmdl.topology.model import Topology
 
 #: what carries the probes -> the module of its tasks
 TRANSPORTS = {"tcp": "slurmdl.network.probe.task", "mpi": "slurmdl.network.probe.mpitask"}
+#: seconds that the step of --dl-probe may take to start, beside those that it probes
+_START = 2.0
 #: variables of a job that would change the step
 _FOREIGN = ("SLURM_HOSTFILE", "SLURM_DISTRIBUTION", "SLURM_ARBITRARY_NODELIST", "SLURM_LABELIO", "SLURM_MULTI_PROG",
             "SLURM_STDOUTMODE", "SLURM_STDINMODE", "SLURM_STDERRMODE", "SLURM_NTASKS_PER_NODE", "SLURM_CPUS_PER_TASK",
@@ -108,8 +112,8 @@ def run(probe: Probe, environ: Mapping[str, str], say: Callable[[str], None]) ->
     finally:
         output.close()
     if not found:
-        raise UnavailableError(f"probe: no pair of nodes was measured ({remarks[-1] if remarks else 'no answer'})")
-    for remark in remarks:
+        raise UnavailableError(f"probe: no pair of nodes was measured ({remarks[0] if remarks else 'no answer'})")
+    for remark in dict.fromkeys(remarks):
         say(f"probe: {remark}")
     return fit(found, probe.leaf(), time.time(), probe.source)
 
@@ -123,3 +127,23 @@ def _message(line: str) -> dict[str, object]:
         raise InputError(f"the step wrote {line.strip()[:80]!r}")
     return message
 
+
+def refreshed(scores: LinkScores, nodes: Sequence[str], topology: Topology, seconds: float,
+              environ: Mapping[str, str], say: Callable[[str], None]) -> LinkScores:
+    """The scores with those links measured anew that a probe of a job's own nodes reaches within `seconds`.
+
+    A probe that fails, or does not start in time, leaves the scores as they are, and one line says so.
+    """
+    if len(nodes) < 2:
+        return scores
+    probe = Probe(tuple(nodes), topology, budget=seconds, start=_START, source="job", inside=3, between=1)
+    count = len(probe.work().rounds)
+    # half a second at least passes before the last task has come
+    probe = replace(probe, effort=Effort().shortened(max(0.1, 0.8 * seconds / count)))
+    try:
+        fresh = hygiene.scores(run(probe, environ, lambda _: None), time.time()).scores
+    except SlurmdlError as error:
+        say(f"--dl-probe: {error}; the map is made without")
+        return scores
+    return replace(scores, nodes={**scores.nodes, **fresh.nodes}, zones={**scores.zones, **fresh.zones},
+                   trunks={**scores.trunks, **fresh.trunks}, margin=max(scores.margin, fresh.margin))

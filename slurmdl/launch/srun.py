@@ -175,7 +175,7 @@ def _requested(marked: mark.Mark | None) -> dict[str, str]:
     dl = marked.dl
     flags = {name: "" for name, on in (("explain", dl.explain), ("strict", dl.strict)) if on}
     return {"strategy": dl.strategy, "ps": str(dl.ps), "model_bytes": str(dl.model_bytes), "scores": dl.scores,
-            **({"traffic": dl.traffic} if dl.traffic else {}), **flags}
+            "probe": dl.probe, **({"traffic": dl.traffic} if dl.traffic else {}), **flags}
 
 
 def _map(line: getopt.CommandLine, dl: DlOptions, settings: config.Config, launcher: str,
@@ -189,7 +189,12 @@ def _map(line: getopt.CommandLine, dl: DlOptions, settings: config.Config, launc
     if laid.if_alone and _others_run(given.job):
         raise PlacementError("other steps of the job run: which nodes and CPUs are left is Slurm's choice")
     topology, complaint = _zones(controller, given.nodes, environ.get("SLURM_JOB_PARTITION", ""), dl.strict)
-    plan, rank_map = _plan(laid, topology, survey.link_scores(settings, dl.scores, say, dl.strict), dl)
+    scores = survey.link_scores(settings, dl.scores, say, dl.strict)
+    if dl.probe != "0":
+        from slurmdl.launch import probing
+
+        scores = probing.refreshed(scores, given.nodes, topology, float(dl.probe), environ, say)
+    plan, rank_map = _plan(laid, topology, scores, dl)
     text = environ.get("SLURM_ARRAY_TASK_ID", "")
     array_task = int(text) if text.isdigit() else 0
     form = line.last("print-map")
