@@ -76,7 +76,7 @@ def plugin(site: Site) -> Finding:
     line = site.plugin
     if line is None:
         return ok("not installed: slurmdl sbatch and slurmdl srun need none")
-    own = [error.partition(": ")[2] for error in errors if line.path in error]
+    own = [error.partition(": ")[2] for error in errors if os.path.basename(line.path) in error]
     if own:
         release = series(site.settings["SLURM_VERSION"])
         return failure(f"{line.where}: {own[0]}", f"install slurmdl-spank for Slurm {release}, or build it here: "
