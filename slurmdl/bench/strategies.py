@@ -10,7 +10,8 @@ from slurmdl.bench.parts import Bench
 from slurmdl.bench.results import Row
 
 #: part -> its module
-PARTS = {"accuracy": "slurmdl.bench.accuracy", "time": "slurmdl.bench.time_to_accuracy"}
+PARTS = {"accuracy": "slurmdl.bench.accuracy", "time": "slurmdl.bench.time_to_accuracy",
+         "shared": "slurmdl.bench.strategies_shared"}
 SEED = 1
 
 

@@ -24,8 +24,8 @@ IntArray = npt.NDArray[np.int64]
 
 #: bytes of a cache line, so that ranks that look at different words do not disturb each other
 _LINE = 64
-#: elements that are mixed at a time, so that what is between stays in the cache (128 KiB)
-_BLOCK = 1 << 15
+#: elements that are mixed at a time, so that what is between stays in the cache (256 KiB)
+_BLOCK = 1 << 16
 #: times that a model is read anew before it is left for the next step
 _TRIES = 3
 
