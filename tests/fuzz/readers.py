@@ -1,4 +1,4 @@
-"""Fuzz a reader: whatever the bytes are, it ends in a topology that round-trips, or in an InputError of one line.
+"""Fuzz a reader: whatever the bytes are, it ends in a value that round-trips, or in an InputError of one line.
 
     python tests/fuzz/readers.py conf [options of libFuzzer] [corpus directory]
 
@@ -15,9 +15,14 @@ from pathlib import Path
 
 import atheris
 
-with atheris.instrument_imports(include=["slurmdl.topology", "slurmdl.train.data"]):
+with atheris.instrument_imports(include=["slurmdl.topology", "slurmdl.network", "slurmdl.train.data"]):
     from slurmdl.errors import InputError
+    from slurmdl.network import exposition, hygiene, prometheus, table
+    from slurmdl.network import read as scores
+    from slurmdl.network.model import LinkScores
+    from slurmdl.network.samples import LinkSample, from_lines, to_lines
     from slurmdl.topology import check, conf, hostlist, read, scontrol, write
+    from slurmdl.topology.model import Topology
     from slurmdl.topology.topologies import Topologies
     from slurmdl.train.data.cifar import read as read_cifar
     from slurmdl.train.data.idx import read as read_idx
@@ -66,10 +71,42 @@ def _cifar(data: bytes) -> None:
     assert len(labels) == len(images) == len(data) // 4
 
 
+#: the clock of the readers of scores, in the middle of what is valid
+NOW = 1.8e9
+
+
+def _scores(data: bytes) -> None:
+    """Files of scores; the first byte tells JSON or JSON lines from CSV. What is read can be told in every form."""
+    found = scores.from_text(data[1:].decode(errors="replace"), NOW, is_csv=data[:1] == b"c")
+    assert LinkScores.from_json(json.loads(json.dumps(found.to_json()))) == found
+    scores.from_text(found.to_text(), max(NOW, found.time))
+    text = exposition.text(found)
+    assert len(text.splitlines()) == text.count("\n")
+    for row in table.rows(found, Topology.flat(())):
+        assert 0 < row.times < float("inf"), row
+
+
+def _samples(data: bytes) -> None:
+    """JSON lines of samples: each is one sample or one error, and the scores of the good ones are finite."""
+    found = list(from_lines(data.decode(errors="replace").splitlines()))
+    good = [each for each in found if isinstance(each, LinkSample)]
+    assert all("\n" not in str(each) for each in found if isinstance(each, InputError))
+    assert list(from_lines(to_lines(good).splitlines())) == good
+    made = hygiene.scores(good, NOW)
+    assert LinkScores.from_json(made.scores.to_json()) == made.scores
+    assert sum(made.refused.values()) + sum(score.samples for links in (
+        made.scores.nodes, made.scores.trunks) for score in links.values()) <= len(set(good))
+
+
+def _prometheus(data: bytes) -> None:
+    for sample in prometheus.parse(data, "loss", "instance"):
+        assert 0 <= sample.loss <= 1 and sample.name
+
+
 READERS: dict[str, Callable[[bytes], Topologies | None]] = {
     "conf": _file("topology.conf"), "yaml": _file("topology.yaml"), "json": _file("topology.json"),
     "scontrol": lambda data: scontrol.parse_all(data.decode(errors="replace")), "hostlist": _hostlist,
-    "check": _check, "idx": _idx, "cifar": _cifar,
+    "check": _check, "idx": _idx, "cifar": _cifar, "scores": _scores, "samples": _samples, "prometheus": _prometheus,
 }
 
 

@@ -27,9 +27,23 @@ WORDS = ["SwitchName=", "Switches=", "Nodes=", "LinkSpeed=", "BlockName=", "Bloc
          "flat: true", "torus3d:", "toruses:", "regions:", "cluster_default: ", "n[1-4]", "[0-65535]",
          "AggregatedBlock=", "&a", "*a", '"zones":', '"parent":', '"level":', '"speed":', '"leaf":',
          '"topologies":', '"default":']
+SCORE_WORDS = ['"nodes":', '"zones":', '"trunks":', '"throughput":', '"delay":', '"delay_tail":', '"loss":', '"age":',
+               '"samples":', '"rdma":', '"source":', '"time":', '"kind":', '"name":', '"half_life":', '"margin":',
+               "1e8", '"status":"success"', '"data":', '"resultType":"vector"', '"result":', '"metric":',
+               '"instance":', '"value":', "NaN", "Infinity", "kind,name,throughput,delay,loss,age,samples",
+               "trunk,a|b,"]
+SCORES = {
+    "json": 'j{"nodes": {"n1": {"throughput": 1e8, "delay": 0.0001, "loss": 0.1}}, "trunks": {"a|b": {}}, '
+            '"time": 1.7e9}',
+    "csv": "ckind,name,throughput,delay,loss,age,samples\nnode,n1,1e8,0.0001,0.01,5,3\ntrunk,a|b,,,,,\n",
+    "lines": 'j{"kind":"node","name":"n1","time":1.8e9,"source":"probe","throughput":1e8,"loss":0.1}\n',
+    "line": '{"kind":"trunk","name":"a|b","time":1799999990,"source":"serve","delay":1,"delay_tail":2,"rdma":true}\n',
+    "answer": '{"status":"success","data":{"resultType":"vector","result":[{"metric":{"instance":"n1:9100"},'
+              '"value":[1.8e9,"0.5"]}]}}'}
 
 
-@pytest.mark.parametrize("reader", ["conf", "yaml", "json", "scontrol", "hostlist", "check", "idx", "cifar"])
+@pytest.mark.parametrize("reader", ["conf", "yaml", "json", "scontrol", "hostlist", "check", "idx", "cifar", "scores",
+                                    "samples", "prometheus"])
 def test_reader(reader: str, tmp_path: Path) -> None:
     corpus = tmp_path / "corpus"
     corpus.mkdir()
@@ -39,8 +53,11 @@ def test_reader(reader: str, tmp_path: Path) -> None:
     (corpus / "word").write_text("n[1-3],m2")
     (corpus / "json").write_text('{"kind": "tree", "zones": ["s"], "parent": [-1], "level": [0], "speed": [null], '
                                  '"nodes": ["n1"], "leaf": [0]}')
-    words = tmp_path / "words"
-    words.write_text("".join('"{}"\n'.format(word.replace('"', '\\"')) for word in WORDS))
+    of_scores = reader in ("scores", "samples", "prometheus")
+    for name, text in SCORES.items() if of_scores else ():
+        (corpus / name).write_text(text)
+    words, known = tmp_path / "words", SCORE_WORDS if of_scores else WORDS
+    words.write_text("".join('"{}"\n'.format(word.replace('"', '\\"')) for word in known))
     done = subprocess.run(
         [sys.executable, str(Path(__file__).with_name("readers.py")), reader, f"-max_total_time={SECONDS}",
          "-timeout=2", "-rss_limit_mb=1024", "-max_len=4096", f"-dict={words}", f"-artifact_prefix={tmp_path}/",
