@@ -74,6 +74,8 @@ class Stopwatch:
 
     def enter(self, phase: str) -> None:
         """From now on it is this phase, one of PHASES, and a step is under way."""
+        if phase == self._phase:
+            return
         moment = self._now()
         if self._phase:
             self._count(moment)

@@ -1,4 +1,4 @@
-"""A script of a user's own for test_train_scripts.py; its argument says what goes wrong, on rank 1 where on one."""
+"""A script of a user's own for test_train_scripts.py; its argument says what goes wrong, on one worker alone."""
 
 import sys
 
@@ -10,15 +10,14 @@ fault = sys.argv[1]
 run = init()
 torch.manual_seed(run.rank)
 model = torch.nn.Linear(4, 3 if fault == "model" and run.rank == 1 else 2)
-opt = torch.optim.SGD(model.parameters(), lr=0.5)
+opt = torch.optim.SGD(model.parameters(), lr=0.1)
 model, opt = run.wrap(model, opt)
-loader = run.loader(torch.ones(40, 4), batch=2, shuffle=False)
-for step, batch in enumerate(loader):
+for step, batch in enumerate(run.loader(torch.ones(40, 4) * torch.arange(40)[:, None] / 40, batch=2)):
     if run.worker == 1 and step == 2:
         if fault == "early":
             break
         if fault == "exception":
-            raise KeyError("the user's own")
+            raise KeyError("of the user's own")
         if fault == "exit":
             sys.exit(3)
     opt.zero_grad()
@@ -27,4 +26,4 @@ for step, batch in enumerate(loader):
     opt.step()
 if fault != "open":
     run.finish()
-    print(f"worker {run.worker} steps {run.step} norm {float(model.weight.norm()):.6f}", flush=True)
+    print(f"worker {run.worker}: {run.step} steps, {model.weight.detach().flatten().tolist()}", flush=True)

@@ -1,0 +1,81 @@
+"""Scripts of users' own over MPI: how they end, well and otherwise."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from mpi import mpirun, needs_mpi, python
+
+SCRIPT = str(Path(__file__).with_name("library_script.py"))
+EXAMPLE = str(Path(__file__).parents[2] / "examples" / "library.py")
+pytestmark = needs_mpi
+
+
+def told(text: str) -> list[str]:
+    """Lines of slurmdl itself."""
+    return [line for line in text.splitlines() if line.startswith("slurmdl:")]
+
+
+@pytest.mark.parametrize("strategy", ["gossip", "ps", "allreduce"])
+def test_the_strategy_is_chosen_from_outside(strategy: str, tmp_path: Path) -> None:
+    """All workers end with the same model; a server ends in wrap(), with status 0."""
+    done = mpirun(3, SCRIPT, "none", environ={"SLURMDL_TRAIN_STRATEGY": strategy, "SLURMDL_TRAIN_LIBRARY": "yes" if
+                                              strategy == "allreduce" else "", "SLURMDL_TRAIN_TRACE": str(tmp_path)})
+    assert done.returncode == 0, done.stderr
+    workers = sorted(line for line in done.stdout.splitlines() if line.startswith("worker"))
+    steps = 10 if strategy == "ps" else 7
+    assert len(workers) == (2 if strategy == "ps" else 3)
+    assert len({line.split(":")[1] for line in workers}) == 1
+    assert f"{steps} steps" in workers[0]
+    assert f"strategy {strategy}" in " ".join(done.stderr.split())
+    for rank in range(3):
+        events = json.loads((tmp_path / f"rank-{rank}.json").read_text())["traceEvents"]
+        assert {event["pid"] for event in events} == {rank}
+        names = [event["name"] for event in events if event["ph"] == "X"]
+        assert names.count("backward") == (0 if strategy == "ps" and rank == 0 else steps)
+        assert "errand" in names
+
+
+def test_a_script_that_does_not_close_its_run() -> None:
+    done = mpirun(2, SCRIPT, "open", environ={"SLURMDL_TRAIN_STRATEGY": "gossip"})
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    assert done.stderr.count("consensus") == 1
+
+
+@pytest.mark.parametrize("fault, status, words", [
+    ("model", 76, "slurmdl: rank 1 on n1 has parameter weight (3, 4) float32 trained where rank 0 has parameter "
+                  "weight (2, 4) float32 trained: all ranks need the same"),
+    ("early", 76, "slurmdl: train: rank 1 on n1: rank 0 goes on while this one has ended after 2 steps"),
+    ("exit", 76, "slurmdl: train: rank 1 on n1: rank 0 goes on while this one has ended after 2 steps"),
+    ("nan", 76, "slurmdl: train: rank 1 on n1: step 1: the gradient of bias has entries that are infinite")])
+def test_one_worker_ends_all(fault: str, status: int, words: str) -> None:
+    done = mpirun(2, SCRIPT, fault, per_rank="export SLURMD_NODENAME=n$R")
+    assert done.returncode == status
+    said = told(done.stderr)
+    assert len(said) == 1, done.stderr
+    assert said[0].startswith(words)
+    assert "Traceback" not in done.stderr
+    assert "worker" not in done.stdout
+
+
+@pytest.mark.parametrize("strategy", ["allreduce", "ps"])
+def test_an_exception_of_the_script_ends_all(strategy: str) -> None:
+    done = mpirun(3, SCRIPT, "exception", environ={"SLURMDL_TRAIN_STRATEGY": strategy})
+    assert done.returncode == 1
+    assert "KeyError: \"of the user's own\"" in done.stderr
+    assert done.stderr.count("Traceback") == 1
+
+
+def test_the_example_learns() -> None:
+    done = mpirun(2, EXAMPLE)
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout.split()[-1].rstrip("%")) > 88
+    assert "seconds/step" in done.stderr
+
+
+def test_the_library_alone_imports_neither_torch_nor_mpi() -> None:
+    done = python("-c", "import sys, slurmdl.train; print('numpy' in sys.modules); slurmdl.train.init; "
+                        "print('torch' in sys.modules, 'mpi4py' in sys.modules)")
+    assert done.stdout.split() == ["False"] * 3, done.stderr
