@@ -9,9 +9,12 @@ import time
 from slurmdl.network.probe.pair import Effort, Pair
 from slurmdl.network.probe.reflector import ECHO, send_train
 from slurmdl.network.probe.wire import Arrivals, Budget, Control, Datagrams, Deadline, Timeout
+from slurmdl.network.samples import FASTEST
 
 #: where more than this share of the datagrams is lost, TCP does not tell what the link carries
 _CLEAN = 0.0005
+#: number of the first datagram of a flow, that none of a round trip has, whose late echo may still come
+_FLOW = 1_000_000_000
 #: datagrams sent at once
 _BURST = 8
 
@@ -57,21 +60,26 @@ def _measure(control: Control, datagrams: Datagrams, effort: Effort, figures: di
     if trips:
         figures["delay"], figures["delay_tail"] = trips[len(trips) // 2], trips[(len(trips) * 99) // 100]
     control.write(do="echo", size=effort.datagrams * ECHO)
-    sent, back, overflow = _flow(datagrams, effort, figures.get("delay_tail", 0.1))
+    before, late = datagrams.overflow, min(0.5, 0.02 + 2 * figures.get("delay_tail", 0.1))
+    sent, back = _flow(datagrams, effort)
+    back += _echoes(datagrams, late)
     control.write(end=True)
     answer = control.read()
+    back += _echoes(datagrams, late)  # those of a peer that was held up
+    overflow = datagrams.overflow - before
     there, echoed = float(answer["received"]) + float(answer["overflow"]), float(answer["received"])
     if sent and there:
         ways = min(1.0, there / sent) * (min(1.0, (back + overflow) / echoed) if echoed else 0.0)
         figures["loss"] = 1 - ways ** 0.5
     elif sent:
         figures["loss"] = 1.0
-    limited = 0.9 * effort.rate_limit if effort.rate_limit else float("inf")
+    # at the limit, the link may well carry more; and no peer is believed what no link carries
+    believed = 0.9 * effort.rate_limit if effort.rate_limit else FASTEST
     for key, ways_of in (("forward", (_stream_there, _train_there)), ("backward", (_stream_back, _train_back))):
         rate = ways_of[0](control, effort)
         if figures.get("loss", 0.0) > _CLEAN:
             rate = max(rate, ways_of[1](control, datagrams, effort))
-        if 0 < rate < limited:  # at the limit, the link may well carry more
+        if 0 < rate < believed:
             figures[key] = rate
 
 
@@ -94,24 +102,23 @@ def _round_trips(datagrams: Datagrams, effort: Effort) -> list[float]:
     return found
 
 
-def _flow(datagrams: Datagrams, effort: Effort, tail: float) -> tuple[int, int, int]:
-    """Send datagrams at an even pace; how many were sent, came back, and found the buffer here full."""
-    interval, sent, back, before = _BURST / effort.datagram_rate, 0, 0, datagrams.overflow
-    began = time.monotonic()
-    first = 1_000_000_000  # no number of a round trip, whose late echo may still come
+def _flow(datagrams: Datagrams, effort: Effort) -> tuple[int, int]:
+    """Send datagrams at an even pace; how many were sent, and how many have come back by then."""
+    sent, back, began = 0, 0, time.monotonic()
     while sent < effort.datagrams:
         for _ in range(min(_BURST, effort.datagrams - sent)):
-            datagrams.send(struct.pack("!I", first + sent).ljust(ECHO))
+            datagrams.send(struct.pack("!I", _FLOW + sent).ljust(ECHO))
             sent += 1
-        pause = began + sent / _BURST * interval
-        while True:
-            answer = datagrams.receive(max(0.0, pause - time.monotonic()))
-            if answer is None:
-                break
-            back += struct.unpack("!I", answer[0][:4])[0] >= first
-    while (answer := datagrams.receive(min(0.5, 0.02 + 2 * tail))) is not None:
-        back += struct.unpack("!I", answer[0][:4])[0] >= first
-    return sent, back, datagrams.overflow - before
+        back += _echoes(datagrams, 0.0, began + sent / effort.datagram_rate)
+    return sent, back
+
+
+def _echoes(datagrams: Datagrams, quiet: float, until: float = 0.0) -> int:
+    """Echoes of the flow that come until a moment, and then until none comes for `quiet` seconds."""
+    count = 0
+    while (answer := datagrams.receive(max(quiet, until - time.monotonic()))) is not None:
+        count += struct.unpack("!I", answer[0][:4])[0] >= _FLOW
+    return count
 
 
 def _stream_there(control: Control, effort: Effort) -> float:

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from slurmdl.errors import InputError
+from slurmdl.network.samples import FASTEST
 
 
 @dataclass(frozen=True)
@@ -77,8 +78,8 @@ class Pair:
         try:
             pair = cls(**data)
             figures = [v for k, v in asdict(pair).items() if k not in ("first", "second") and v is not None]
-            if not all(type(v) in (int, float) and 0 <= v < 1e15 for v in figures):
-                raise TypeError("figures from 0 to 1e15 expected")
+            if not all(type(v) in (int, float) and 0 <= v < FASTEST for v in figures):
+                raise TypeError(f"figures from 0 to {FASTEST:g} expected")
         except TypeError as error:
             raise InputError(f"pair: malformed ({error})") from error
         return pair

@@ -16,6 +16,7 @@ import socket
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, NoReturn
@@ -33,6 +34,8 @@ TOKEN = "SLURMDL_PROBE_TOKEN"
 END = {"end": True}
 #: seconds that tasks may take to start, and a pair beyond its own deadline
 _START, _GRACE = 15.0, 0.5
+#: a node whose probes failed so often is left alone
+_FAILURES = 2
 #: ports on which the leader may listen: from the ids of job and step, another one where it is taken
 _PORTS, _FIRST_PORT, _TRIES = 20_000, 30_000, 4
 
@@ -143,6 +146,7 @@ class _Leader:
     def run(self, work: Work) -> Iterator[Pair]:
         """The pairs of all rounds for which there is time, as they come."""
         end, number = time.monotonic() + work.budget, 0
+        failed: Counter[str] = Counter()
         for count, pairs in enumerate(work.rounds):
             if time.monotonic() + work.effort.expected > end:
                 note(f"the time is over after {count} of {len(work.rounds)} rounds")
@@ -150,19 +154,22 @@ class _Leader:
             asked: dict[int, tuple[str, str]] = {}
             for first, second in ((work.nodes[a], work.nodes[b]) for a, b in pairs):
                 number += 1
-                if self._ask(first, second, number):
+                if max(failed[first], failed[second]) < _FAILURES and self._ask(first, second, number):
                     asked[number] = (first, second)
             until = time.monotonic() + work.effort.deadline + _GRACE
             while asked and time.monotonic() < until:
                 for name, answer in self._answers(until - time.monotonic()):
-                    if asked.pop(answer.get("probe", -1), None) is None:
+                    names = asked.pop(answer.get("probe", -1), None)
+                    if names is None:
                         continue
                     if "pair" in answer:
                         yield Pair.from_json(answer["pair"])
                     else:
+                        failed.update(names)
                         note(f"{name} with {answer.get('peer')}: {answer.get('error')}")
                 asked = {key: names for key, names in asked.items() if names[0] in self._members}
             for first, second in asked.values():
+                failed[first] += 1
                 note(f"{first} with {second}: no answer in time")
         for member in self._members.values():
             try:

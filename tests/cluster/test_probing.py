@@ -1,0 +1,156 @@
+"""Links that are known to be bad, on a real cluster: what probes, counters and the service make of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from slurmdl.network.samples import LinkSample, from_lines
+
+
+def samples(text: str) -> dict[str, LinkSample]:
+    found = {}
+    for sample in from_lines(line for line in text.splitlines() if line.startswith("{")):
+        assert isinstance(sample, LinkSample), sample
+        found[f"{sample.kind} {sample.name}"] = sample
+    return found
+
+
+@pytest.fixture(scope="module")
+def shaped(_shared_cluster):
+    """The common cluster with one slow, one late and one lossy link, made as it was again in the end."""
+    changes = {"n3": {"rate": 1e8}, "n5": {"delay": 2e-3}, "n6": {"loss": 0.05}}
+    for node, change in changes.items():
+        _shared_cluster.change_link(node, **change)
+    yield _shared_cluster
+    for node in changes:
+        _shared_cluster.change_link(node, rate=1e9, delay=0.0, loss=0.0)
+
+
+def test_a_probe_finds_which_link_is_slow_late_and_lossy(shaped):
+    done = shaped.run(["slurmdl", "score", "probe", "--all", "--out", "-"], timeout=90)
+    assert done.returncode == 0, done.stderr
+    found = samples(done.stdout)
+    assert {f"node n{i}" for i in range(1, 9)} | {"trunk zoneA|zoneB", "zone zoneA", "zone zoneB"} == set(found)
+    slow, late, lossy = (found.pop(f"node {node}") for node in ("n3", "n5", "n6"))
+    clean = [sample for name, sample in found.items() if name.startswith("node")]
+    assert 0.6 * 12.5e6 < slow.throughput < 1.3 * 12.5e6
+    assert 3.5e-3 < late.delay < 8e-3
+    assert 0.03 < lossy.loss < 0.07
+    assert min(sample.throughput for sample in clean) > 2 * slow.throughput
+    assert max(sample.loss for sample in clean) < 0.01
+    # a late peer may share an even number of ways with one that the machine held up for a moment
+    assert sorted(sample.delay for sample in clean)[-2] < late.delay / 3
+    assert found["trunk zoneA|zoneB"].throughput < 1.3 * 50e6 / 8
+
+
+def test_a_job_is_mapped_by_its_own_probe(shaped):
+    """The worker that sends least to others is on the slow node; without --dl-probe nobody knows of it."""
+    script = "#!/bin/sh\n#SBATCH -N3 --ntasks-per-node=1 -w n1,n3,n7\nslurmdl srun --dl-strategy=ps --dl-ps=1 " \
+             "{probe} sh -c 'echo rank $SLURM_PROCID $SLURMD_NODENAME $SLURMDL_ROLE'\n"
+    place = {}
+    for probe in ("--dl-probe=2", "--dl-scores=off"):
+        job = shaped.submit(["sbatch", "--output=out-%j", str(shaped.script(script.format(probe=probe)))])
+        text = shaped.output(job)
+        place[probe] = next(line.split()[2] for line in text.splitlines() if line.endswith(" ps"))
+        assert "slurmdl:" not in text
+    assert place["--dl-probe=2"] in ("n1", "n7")
+
+
+def test_nodes_that_do_not_answer_cost_their_own_pairs_only(new_cluster):
+    """A task that hangs, and then a node that loses its power, both in the middle of a probe."""
+    cluster = new_cluster(nodes=6, zones=1)
+    probe = subprocess.Popen(
+        cluster.box.command(["slurmdl", "score", "probe", "--nodes=n[1-6]", "--budget=15s", "--out", "-"],
+                            directory=str(cluster.directory())),
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    os.kill(task_on(cluster, "n6"), signal.SIGSTOP)
+    time.sleep(2)
+    cluster.power_off("n5")
+    out, said = probe.communicate(timeout=60)
+    found = samples(out)
+    assert {f"node n{i}" for i in range(1, 5)} <= set(found), said
+    assert min(found[f"node n{i}"].throughput for i in range(1, 5)) > 2e7
+    assert "n6" in said
+    assert all(line.startswith("slurmdl: probe:") for line in said.splitlines()), said
+
+
+def task_on(cluster, node: str) -> int:
+    """Process id of the probe's task on a node, once it is there."""
+    inside = os.stat(f"/proc/{cluster.box.pids[node]}/ns/pid").st_ino
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        for entry in Path("/proc").iterdir():
+            try:
+                if entry.name.isdigit() and os.stat(entry / "ns/pid").st_ino == inside \
+                        and b"-m\0slurmdl.network.probe.task" in (entry / "cmdline").read_bytes():
+                    return int(entry.name)
+            except OSError:
+                continue
+        time.sleep(0.02)
+    raise AssertionError(f"no task on {node}")
+
+
+def test_a_busy_cluster_is_covered(new_cluster):
+    """Of the nodes, all of which jobs hold, every one gets a score from the services on them."""
+    cluster = new_cluster(nodes=6)
+    cluster.change_link("n4", loss=0.05)
+    job = cluster.submit(["sbatch", "-N6", "--exclusive", "-o/dev/null", "--wrap", "sleep 300"])
+    cluster.wait_for(job, {"RUNNING"})
+    spool = cluster.shared / "spool"
+    services = [subprocess.Popen(
+        cluster.box.command(["slurmdl", "score", "serve", "--allow=10.0.0.0/8", "--every=6", "--peers=2",
+                             f"--node={node}", f"--spool={spool}"], node, as_root=True, directory="/"),
+        stdout=subprocess.DEVNULL) for node in cluster.topology.nodes]
+    try:
+        deadline = time.monotonic() + 20
+        while len({path.name.split("-")[1] for path in spool.glob("*.jsonl")}) < 6 and time.monotonic() < deadline:
+            time.sleep(0.2)
+    finally:
+        for service in services:
+            service.kill()  # the way into the host; the service ends with the cluster
+    published, history = cluster.shared / "scores.json", cluster.shared / "samples.db"
+    cluster.run(["slurmdl", "score", "ingest", f"--spool={spool}", f"--history={history}",
+                 f"--publish={published}"], as_root=True).check_returncode()
+    scores = json.loads(published.read_text())["nodes"]
+    covered = [node for node in cluster.topology.nodes if node in scores]
+    print(f"coverage of a cluster whose nodes are all busy: {len(covered) / 6:.0%}")
+    assert len(covered) == 6
+    assert scores["n4"]["loss"] > 0.01
+
+
+def test_counters_are_silent_and_tell_of_retransmissions(shaped):
+    """As a HealthCheckProgram runs it: root, no terminal; n6 loses one packet in twenty."""
+    state = shaped.directory("state")
+    collect = ["slurmdl", "score", "collect", f"--state={state}", "--node=n6"]
+    for _ in range(2):
+        done = shaped.run(collect, host="n6", as_root=True)
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+        receiver = subprocess.Popen(shaped.box.command(["python3", "-c", RECEIVE], "n2"), stdout=subprocess.PIPE)
+        assert receiver.stdout.readline()
+        shaped.run(["python3", "-c", SEND, "10.2.0.1"], host="n6").check_returncode()
+        receiver.wait(30)
+    found = [samples(path.read_text())["node n6"] for path in Path(state, "spool").glob("*.jsonl")]
+    assert found
+    assert all(sample.source == "counters" and 0.01 < sample.loss < 0.2 for sample in found), found
+
+
+RECEIVE = """
+import socket
+server = socket.create_server(("", 5002))
+print("ready", flush=True)
+connection = server.accept()[0]
+while connection.recv(1 << 20):
+    pass
+"""
+SEND = """
+import socket, sys
+connection = socket.create_connection((sys.argv[1], 5002))
+connection.sendall(bytes(20_000_000))
+"""

@@ -1,0 +1,207 @@
+"""Counters as the kernel lays them out, and what two readings of them say."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import stat
+import subprocess
+import sys
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from slurmdl.cli.scores import collect
+from slurmdl.errors import InputError, UnavailableError, UsageError
+from slurmdl.network import counters, outbox
+from slurmdl.network.counters import Reading
+from slurmdl.network.samples import LinkSample, from_lines
+
+SNMP = """\
+Ip: Forwarding DefaultTTL
+Ip: 1 64
+Tcp: RtoAlgorithm RtoMin RtoMax MaxConn ActiveOpens InSegs OutSegs RetransSegs InErrs
+Tcp: 1 200 120000 -1 10 900 {sent} {again} 0
+"""
+NETSTAT = """\
+TcpExt: SyncookiesSent TCPLostRetransmit TCPDSACKRecv
+TcpExt: 0 3 {needless}
+IpExt: InNoRoutes InOctets
+IpExt: 0 99
+"""
+
+
+def write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def kernel(root: Path, *, sent: int = 0, again: int = 0, needless: int = 0, boot: str = "one", uptime: float = 1e5,
+           speeds: dict[str, str] | None = None, port: dict[str, int] | None = None,
+           rate: str = "100 Gb/sec (4X EDR)", state: str = "4: ACTIVE") -> str:
+    """A tree of /proc and /sys; the interfaces have a device behind them but for those named v*."""
+    write(root / "proc/net/snmp", SNMP.format(sent=sent, again=again))
+    write(root / "proc/net/netstat", NETSTAT.format(needless=needless))
+    write(root / "proc/sys/kernel/random/boot_id", f"{boot}\n")
+    write(root / "proc/uptime", f"{uptime} 1.0\n")
+    for name, speed in (speeds or {}).items():
+        write(root / f"sys/class/net/{name}/speed", f"{speed}\n")
+        if not name.startswith("v"):
+            (root / f"sys/class/net/{name}/device").mkdir(exist_ok=True)
+    if port is not None:
+        folder = root / "sys/class/infiniband/mlx5_0/ports/1"
+        write(folder / "state", f"{state}\n")
+        write(folder / "rate", f"{rate}\n")
+        for name, value in port.items():
+            write(folder / "counters" / name, f"{value}\n")
+    return str(root)
+
+
+def two(tmp_path: Path, first: dict, second: dict) -> LinkSample | None:
+    before = counters.read(kernel(tmp_path, **first))
+    return counters.sample(before, counters.read(kernel(tmp_path, **second)), "n1", 5.0)
+
+
+def test_loss_is_what_was_sent_again_and_had_not_arrived(tmp_path):
+    found = two(tmp_path, {"sent": 1000, "again": 50, "needless": 20},
+                {"sent": 11000, "again": 350, "needless": 120, "uptime": 1e5 + 60})
+    assert found == LinkSample("node", "n1", 5.0, "counters", loss=0.02)
+
+
+@pytest.mark.parametrize(("first", "second"), [
+    ({"sent": 1000}, {"sent": 1999, "again": 500}),                      # too few
+    ({"sent": 5000}, {"sent": 9000, "again": 100, "boot": "two"}),       # another boot
+    ({"sent": 5000, "again": 90}, {"sent": 9000, "again": 10}),          # a wrap
+    ({"sent": 5000}, {"sent": 100}),
+    ({"sent": 0, "uptime": 9e5}, {"sent": 9000, "uptime": 10}),          # a clock that jumped
+])
+def test_what_says_nothing_makes_no_sample(tmp_path, first, second):
+    assert two(tmp_path, first, second) is None
+
+
+def test_a_first_reading_says_nothing_of_loss(tmp_path):
+    now = counters.read(kernel(tmp_path, sent=10**9, again=10**6, speeds={"eth0": "1000"}))
+    assert counters.sample(None, now, "n1", 5.0) == LinkSample("node", "n1", 5.0, "counters", 125e6)
+
+
+def test_the_speed_is_that_of_real_hardware(tmp_path):
+    root = kernel(tmp_path, speeds={"eth0": "-1", "eth1": "25000", "eth2": "1000", "veth9": "100000"})
+    os.symlink("/nonexistent", tmp_path / "sys/class/net/down")
+    assert counters.read(root).speed == 25000 * 125_000
+    assert counters.read(root, "eth2").speed == 125e6
+    assert counters.read(root, "veth9").speed == 0
+    assert counters.read(root, "none").speed == 0
+
+
+IB = {"port_rcv_packets": 1000, "port_xmit_packets": 1000, "port_rcv_errors": 5, "port_xmit_discards": 5}
+
+
+def test_a_port_of_rdma_counts_and_tcp_does_not(tmp_path):
+    later = {**IB, "port_rcv_packets": 11_000, "port_rcv_errors": 105}
+    found = two(tmp_path, {"port": IB, "sent": 0}, {"port": later, "sent": 10**6, "again": 10**5})
+    assert found == LinkSample("node", "n1", 5.0, "counters", 100 * 125e6, loss=0.01, rdma=True)
+    again = counters.read(kernel(tmp_path, port=IB))
+    assert counters.sample(counters.read(kernel(tmp_path, port=later)), again, "n1", 5.0).loss is None
+    assert counters.read(kernel(tmp_path, port=IB, state="1: DOWN")).ports == {}
+    assert counters.read(kernel(tmp_path, port=IB, rate="unknown")).ports["mlx5_0/1"].speed == 0
+
+
+def test_small_counts_add_up_until_they_say_something(tmp_path):
+    first = counters.read(kernel(tmp_path, sent=100))
+    soon = counters.read(kernel(tmp_path, sent=700, uptime=1e5 + 60))
+    assert not counters.due(first, soon)
+    assert counters.due(first, counters.read(kernel(tmp_path, sent=1300, uptime=1e5 + 120)))
+    assert counters.due(first, counters.read(kernel(tmp_path, sent=700, uptime=1e5 + 4000)))
+    assert counters.due(first, counters.read(kernel(tmp_path, sent=50, uptime=1e5 + 60)))
+    assert counters.due(None, first)
+
+
+def test_a_kernel_that_tells_nothing(tmp_path):
+    with pytest.raises(InputError, match="snmp: no OutSegs"):
+        counters.read(str(tmp_path))
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", "[" * 100_000, '{"boot": "x"}', '{"boot":"","time":"x"}'])
+def test_a_broken_state_is_none(tmp_path, text):
+    (tmp_path / "state").write_text(text)
+    assert counters.load(str(tmp_path / "state")) is None
+    assert counters.load(str(tmp_path / "missing")) is None
+
+
+def test_a_reading_survives_json(tmp_path):
+    reading = counters.read(kernel(tmp_path, sent=7, port=IB, speeds={"eth0": "1000"}))
+    assert Reading.from_json(json.loads(json.dumps(reading.to_json()))) == reading
+
+
+# --- the way to the collector
+
+SAMPLE = LinkSample("node", "n1", 5.0, "counters", loss=0.01)
+
+
+def collector(answer: bytes, received: list[bytes]) -> tuple[str, int]:
+    server = socket.create_server(("127.0.0.1", 0))
+
+    def serve() -> None:
+        with server, server.accept()[0] as connection:
+            received.append(connection.makefile("rb").read())
+            connection.sendall(answer)
+
+    threading.Thread(target=serve, daemon=True).start()
+    address: tuple[str, int] = server.getsockname()
+    return address
+
+
+def test_what_the_collector_does_not_take_goes_with_the_next(tmp_path):
+    spool, received = str(tmp_path / "spool"), []
+    with socket.create_server(("127.0.0.1", 0)) as gone:
+        closed = gone.getsockname()
+    with pytest.raises(UnavailableError, match="the samples wait in"):
+        outbox.send(closed, [SAMPLE], spool)
+    with pytest.raises(UnavailableError, match="refused"):
+        outbox.send(collector(b"refused\n", []), [replace(SAMPLE, time=6.0)], spool)
+    outbox.send(collector(b"stored 3\n", received), [replace(SAMPLE, time=7.0)], spool)
+    assert [sample.time for sample in from_lines(received[0].decode().splitlines())] == [5.0, 6.0, 7.0]
+    assert os.listdir(spool) == []
+    outbox.send(closed, [], spool)  # nothing waits: nobody is called
+
+
+def test_a_spool_is_bounded_and_holds_whole_files(tmp_path):
+    for number in range(outbox.MOST + 5):
+        outbox.put(str(tmp_path), [replace(SAMPLE, time=1000.0 + number)])
+    names = sorted(os.listdir(tmp_path))
+    assert len(names) == outbox.MOST
+    assert names[0].startswith("1005.")
+    assert all(name.endswith(".jsonl") for name in names)
+
+
+# --- the command
+
+def test_the_command_is_silent_whatever_happens(tmp_path, capsys):
+    state = tmp_path / "state"
+    assert collect.run([f"--state={state}", "--node=n1"]) == 0
+    assert (state / "counters.json").exists()
+    assert not stat.S_IMODE((state / "counters.json").stat().st_mode) & 0o022
+    blocked = tmp_path / "file"
+    blocked.touch()
+    assert collect.run([f"--state={blocked}/x"]) == 0
+    assert collect.run([f"--state={state}", "--to=127.0.0.1:1"]) == 0
+    assert capsys.readouterr() == ("", "")
+    assert collect.run(["--to=nowhere"]) == 0
+    assert collect.run(["--no-such-option"]) == 0
+    out, said = capsys.readouterr()
+    assert (out, len(said.splitlines())) == ("", 2)
+    with pytest.raises(UsageError):
+        collect.run(["--to=nowhere", "--strict"])
+    with pytest.raises(UnavailableError):
+        collect.run([f"--state={blocked}/x", "--strict"])
+
+
+def test_the_command_imports_little(tmp_path):
+    code = (f"import sys; from slurmdl.cli.main import main; main(['score', 'collect', '--state={tmp_path}']);"
+            "print(*sys.modules)")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    loaded = set(done.stdout.split())
+    assert not loaded & {"numpy", "yaml", "subprocess", "asyncio", "sqlite3", "urllib.request", "torch", "mpi4py"}
