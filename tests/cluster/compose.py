@@ -34,11 +34,11 @@ class ComposeCluster(Cluster):
     """Eight nodes n1..n8 in containers, or fewer, in two zones of two networks each; `base` holds its files."""
 
     def __init__(self, base: Path) -> None:
-        self.shared, self.user, self._etc = base / "shared", USER.name, base / "etc"
+        self.shared, self.user, self.etc = base / "shared", USER.name, base / "etc"
         self._base, self._state, self._options, self._containers = base, base / "state", "", dict[str, str]()
         self._first_job = 0
         base.chmod(0o755)
-        for directory in (self._etc, self._state, self.shared):
+        for directory in (self.etc, self._state, self.shared):
             directory.mkdir()
         self.shared.chmod(0o1777)
 
@@ -109,10 +109,10 @@ class ComposeCluster(Cluster):
         self.topology = spec.topology
         with tempfile.TemporaryDirectory() as scratch:
             slurm.write_files(spec, Path(scratch), USER)
-            for file in self._etc.iterdir():
+            for file in self.etc.iterdir():
                 file.unlink()
             for file in (Path(scratch) / "slurm").iterdir():
-                shutil.copy(file, self._etc)
+                shutil.copy(file, self.etc)
         own = (ROOT / "compose/slurm/slurm.conf").read_text()
         chosen = {setting.split("=")[0] for setting in spec.settings}
         keys = dict(re.findall(r"^(?!NodeName|PartitionName)(\w+)=(.*)$", own, re.MULTILINE))
@@ -121,14 +121,14 @@ class ComposeCluster(Cluster):
         # slurmd remembers jobs that have ended: no number is given twice
         self._first_job += 10_000
         lines.append(f"FirstJobId={self._first_job}")
-        for line in (self._etc / "slurm.conf").read_text().splitlines():
+        for line in (self.etc / "slurm.conf").read_text().splitlines():
             key, value = line.split("=", 1)
             if key == "NodeName":
                 line = re.sub("NodeAddr=[^ ]+", f"NodeAddr={addresses[value.split()[0]]}", line)
             if (key not in keys or key in chosen) and not key.endswith("LogFile"):
                 lines.append(line)
-        (self._etc / "slurm.conf").write_text("\n".join(lines) + "\n")
-        shutil.copy(ROOT / "compose/slurm/cgroup.conf", self._etc)
+        (self.etc / "slurm.conf").write_text("\n".join(lines) + "\n")
+        shutil.copy(ROOT / "compose/slurm/cgroup.conf", self.etc)
 
     def _wait_ready(self, nodes: Sequence[str] = (), timeout: float = 60) -> None:
         """Return when the controller answers, and can use these nodes."""
@@ -181,15 +181,20 @@ class ComposeCluster(Cluster):
         words = [f"--{key}={value:f}" for key, value in given.items() if value is not None]
         self.run(["links", name, *words], host="router", as_root=True, directory=Path("/")).check_returncode()
 
+    def controller_log(self) -> str:
+        return _docker("logs", self._containers["slurmctld"])
+
     def bytes_between_zones(self) -> int:
         text = self.run(["links"], host="router", as_root=True, directory=Path("/")).stdout
         return sum(map(int, re.findall(r"(\d+) bytes out", text)))
 
 
 def _docker(*words: str, check: bool = True) -> str:
-    done = subprocess.run(["docker", *words], capture_output=True, text=True, check=False)
+    """What docker writes, the daemons' own errors (`logs`) among it; RuntimeError where it fails."""
+    done = subprocess.run(["docker", *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                          check=False)
     if check and done.returncode:
-        raise RuntimeError(f"docker {words[0]}: {last_line(done.stderr)}")
+        raise RuntimeError(f"docker {words[0]}: {last_line(done.stdout)}")
     return done.stdout
 
 

@@ -30,12 +30,14 @@ FINAL = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEM
 class Cluster(ABC):
     """A real Slurm cluster.
 
-    Attributes: `topology`; `shared`, a directory that all hosts share; `user`, the name of the ordinary user.
+    Attributes: `topology`; `shared`, a directory that all hosts share; `user`, the name of the ordinary user; `etc`,
+    the directory that is /etc/slurm on the hosts.
     """
 
     topology: Topology
     shared: Path
     user: str
+    etc: Path
 
     @abstractmethod
     def run(self, argv: Sequence[str], *, host: str = LOGIN, as_root: bool = False, stdin: str = "",
@@ -67,6 +69,10 @@ class Cluster(ABC):
     @abstractmethod
     def bytes_between_zones(self) -> int:
         """Bytes that nodes have sent across zones so far, as the routers counted them."""
+
+    @abstractmethod
+    def controller_log(self) -> str:
+        """What slurmctld has logged so far."""
 
     # --- what follows from the above, the same on every kind of cluster ---
 
@@ -126,6 +132,7 @@ class Cluster(ABC):
 class SandboxCluster(Cluster):
     def __init__(self, box: sandbox.Sandbox) -> None:
         self.box, self.topology, self.shared, self.user = box, box.spec.topology, box.shared, box.user.name
+        self.etc = box.root / "slurm"
         self._start = self.shared
         self._start = self.directory("start")  # not the home, which may be a real one
 
@@ -164,6 +171,9 @@ class SandboxCluster(Cluster):
 
     def bytes_between_zones(self) -> int:
         return self.box.bytes_between_zones()
+
+    def controller_log(self) -> str:
+        return (self.box.root / "log/slurmctld.log").read_text()
 
 
 def _up(**options: object) -> SandboxCluster:

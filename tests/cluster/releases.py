@@ -147,7 +147,7 @@ class RootCluster(Cluster):
     def _no(self, *_: object, **__: object) -> None:
         raise NotImplementedError("all of this cluster is one host")
 
-    stop_daemon = start_daemon = freeze_daemon = power_off = change_link = bytes_between_zones = _no
+    stop_daemon = start_daemon = freeze_daemon = power_off = change_link = bytes_between_zones = controller_log = _no
 
 
 def missing(suite: str) -> str:

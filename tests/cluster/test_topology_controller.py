@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
-
-
-def slurm_files(cluster) -> Path:
-    """The directory that is /etc/slurm on the cluster's hosts."""
-    return cluster.box.root / "slurm"
 
 
 def reconfigured(cluster) -> str:
     """What slurmctld logs while it reads its files again; it answers, or ends, when it has."""
-    log = cluster.box.root / "log/slurmctld.log"
-    before = len(log.read_text())
+    before = len(cluster.controller_log())
     cluster.run(["scontrol", "reconfigure"], as_root=True)
-    return log.read_text()[before:]
+    return cluster.controller_log()[before:]
 
 
 def test_diff_with_the_controller(cluster):
@@ -43,7 +36,7 @@ def test_check_knows_the_nodes_of_the_cluster(cluster):
 
 def test_slurm_warns_of_the_same(new_cluster):
     cluster = new_cluster(zone_features=False)
-    file = slurm_files(cluster) / "topology.conf"
+    file = cluster.etc / "topology.conf"
     file.write_text("SwitchName=s1 Nodes=n[1-4]\nSwitchName=s2 Nodes=n[4-6],x9\nSwitchName=s3 Nodes=n7\n"
                     "SwitchName=left Switches=s1\nSwitchName=right Switches=s[2-3]\n")
     said = reconfigured(cluster)
@@ -58,7 +51,7 @@ def test_slurm_warns_of_the_same(new_cluster):
 
 def test_slurm_gives_up_on_the_same_depth(new_cluster):
     cluster = new_cluster(zone_features=False)
-    file = slurm_files(cluster) / "topology.conf"
+    file = cluster.etc / "topology.conf"
 
     def chain(levels: int) -> str:
         return "".join(f"SwitchName=s{i} Switches=s{i + 1}\n" for i in range(levels)) + \
@@ -81,9 +74,10 @@ def test_the_lines_of_features_can_be_pasted(new_cluster):
     now = cluster.run(["sh", "-c", features]).stdout
     assert "NodeName=n1 ActiveFeatures=zoneA NodeName=n2 ActiveFeatures=zoneB" in now
 
-    file = slurm_files(cluster) / "slurm.conf"
+    file = cluster.etc / "slurm.conf"
     kept = [line for line in file.read_text().splitlines() if not re.match("NodeName=n[12] ", line)]
-    one = "NodeName=n[1-2] NodeAddr=10.[1-2].0.1 CPUs=2 RealMemory=4000 Features=fast"
+    addresses = re.findall("^NodeName=n[12] NodeAddr=([^ ]+)", file.read_text(), re.MULTILINE)
+    one = f"NodeName=n[1-2] NodeAddr={','.join(addresses)} CPUs=2 RealMemory=4000 Features=fast"
     file.write_text("\n".join([one, *kept]) + "\n")
     lines = cluster.run(["slurmdl", "topology", "features"]).stdout
     others = [line for line in file.read_text().splitlines() if not line.startswith("NodeName=")]
