@@ -11,7 +11,7 @@ from slurmdl.bench.results import Row
 
 #: part -> its module
 PARTS = {"accuracy": "slurmdl.bench.accuracy", "time": "slurmdl.bench.time_to_accuracy",
-         "shared": "slurmdl.bench.strategies_shared"}
+         "allreduce": "slurmdl.bench.strategies_allreduce", "shared": "slurmdl.bench.strategies_shared"}
 SEED = 1
 
 

@@ -1,0 +1,135 @@
+"""Allreduce beside PyTorch's DistributedDataParallel and post-local SGD, on a sandbox of two zones.
+
+All have the same ranks on the same nodes, zone after zone, and the same replayed computation; they take turns in one
+run for each rate of the links between the zones. The control is the same ring with the ranks of both zones by turns,
+so that each of its messages goes between the zones.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from slurmdl.bench import results
+from slurmdl.bench.results import Row
+from slurmdl.errors import SandboxError
+from slurmdl.sandbox import cluster
+from slurmdl.sandbox.spec import Spec, alternating
+
+NODES, NAME = 8, "allreduce"
+RANKS = (4, 8)
+#: links between zones -> bits/s, 0 for unshaped
+LINKS = {"unshaped": 0.0, "1 Gbit/s": 1e9, "100 Mbit/s": 1e8}
+#: elements of a model -> replayed seconds of a step's computation
+SIZES = {1_000_000: 0.1, 25_000_000: 0.4}
+#: shares of what the others reach, of which the smaller counts
+OF_DDP, OF_NONE = 1.3, 0.9
+#: Open MPI 4.1.4 crashes now and then in MPI_Init on a busy machine: so often a step is started
+STARTS = 3
+
+
+@dataclass(frozen=True)
+class Job:
+    """Ranks that train side by side; entry i of `nodes` is the node of rank i, `worst` where zones take turns."""
+
+    nodes: tuple[str, ...]
+    size: int
+    variants: tuple[str, ...]
+    repeats: int
+    steps: int
+    worst: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        return {"nodes": self.nodes, "parameters": self.size, "seconds": SIZES[self.size], "variants": self.variants,
+                "repeats": self.repeats, "steps": self.steps}
+
+
+def rows(seed: int, quick: bool) -> Iterator[Row]:
+    """Steps per second beside what they are to reach, for each number of ranks, size and rate."""
+    topology = alternating(NODES, 2)
+    zones = {node: topology.zones[leaf] for node, leaf in zip(topology.nodes, topology.leaf, strict=True)}
+    box = cluster.up(Spec(NAME, topology))
+    try:
+        for node in topology.nodes:
+            box.change_link(node, rate=0)
+        for link, rate in LINKS.items():
+            for zone in sorted(set(zones.values())):
+                box.change_link(zone, rate=rate)
+            todo = jobs(zones, slow=0 < rate < 1e9, repeats=1 if quick else 3)
+            yield from judge(link, todo, measure(box, todo, zones), shaped=rate > 0)
+    finally:
+        cluster.down(NAME)
+
+
+def jobs(zones: Mapping[str, str], slow: bool, repeats: int) -> list[Job]:
+    """What is measured at one rate. Where a step takes very long, there are fewer of them, and no ring of ours."""
+    found = []
+    for ranks in RANKS:
+        by_turns = tuple(sorted(zones))[:ranks]
+        in_order = tuple(sorted(by_turns, key=lambda node: zones[node]))
+        found += [Job(in_order, size, ("none", "ddp", "post-local", "hierarchical") if size > 1e7 and slow else
+                      ("none", "ddp", "post-local", "hierarchical", "ring"),
+                      min(repeats, 2) if size > 1e7 and slow else repeats, 1 if size > 1e7 else 5) for size in SIZES]
+        found.append(Job(by_turns, min(SIZES), ("none", "ring"), repeats, 5, worst=True))
+    return found
+
+
+def measure(box: cluster.Sandbox, todo: Sequence[Job], zones: Mapping[str, str]) -> list[dict[str, list[float]]]:
+    """Seconds per step by variant, one figure for each repeat; see slurmdl.bench.allreduce."""
+    folder = box.shared / "allreduce"
+    _call(box, ["mkdir", "-p", str(folder)])
+    (folder / "work.json").write_text(json.dumps({"zones": zones, "jobs": [job.to_json() for job in todo]}))
+    start = ["salloc", "-Q", "-N", str(NODES), "srun", "--mpi=pmix", "-K", "-n", str(NODES), "python", "-m",
+             "slurmdl.bench.allreduce", f"{folder}/work.json", f"{folder}/result.json"]
+    for attempt in range(STARTS):
+        try:
+            _call(box, start)
+            break
+        except SandboxError as error:
+            if attempt + 1 == STARTS:
+                raise
+            print(f"started again: {str(error)[:200]}", file=sys.stderr)
+    found: list[dict[str, list[float]]] = json.loads((folder / "result.json").read_text())
+    return found
+
+
+def judge(link: str, todo: Sequence[Job], found: Sequence[Mapping[str, list[float]]], shaped: bool) -> Iterator[Row]:
+    """The rows of one rate of the links."""
+    ring: dict[tuple[int, int], float] = {}
+    for job, seconds in zip(todo, found, strict=True):
+        ranks = len(job.nodes)
+        what = f"{ranks} ranks, {job.size // 1_000_000}M parameters, {link}"
+        rates = {name: [1 / figure for figure in its] for name, its in seconds.items()}
+        middle = {name: statistics.median(its) for name, its in rates.items()}
+        if job.worst:
+            if shaped:
+                yield results.row(f"{what}: steps/s of a ring through both zones by turns (control)", rates["ring"],
+                                  "1/s", baseline=ring[ranks, job.size], target="less than with ranks in order",
+                                  met=middle["ring"] < ring[ranks, job.size])
+            continue
+        least = min(OF_DDP * middle["ddp"], OF_NONE * middle["none"])
+        yield results.row(f"{what}: steps/s of hierarchical allreduce", rates["hierarchical"], "1/s", baseline=least,
+                          target=f"the smaller of {OF_DDP} x DDP and {OF_NONE} x no communication",
+                          met=middle["hierarchical"] >= least)
+        for name, words in (("ring", "allreduce round one ring"), ("ddp", "DistributedDataParallel"),
+                            ("post-local", "post-local SGD, an average in every 4th step"),
+                            ("none", "no communication")):
+            if name in rates:
+                yield results.row(f"{what}: steps/s of {words}", rates[name], "1/s", baseline=middle["hierarchical"])
+        if "ring" in middle:
+            ring[ranks, job.size] = middle["ring"]
+
+
+def _call(box: cluster.Sandbox, argv: Sequence[str]) -> str:
+    """Run a command on the login host as the ordinary user; returns its stdout."""
+    done = subprocess.run(box.command(argv, directory=str(box.shared)), capture_output=True, text=True, timeout=420,
+                          check=False)
+    if done.returncode:
+        raise SandboxError(f"{' '.join(argv[:3])}: exit status {done.returncode}: "
+                           f"{' '.join(done.stderr.split())[:500]}")
+    return done.stdout
