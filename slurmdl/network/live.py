@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from time import monotonic, time
+from typing import Any
 
 from slurmdl.config import Config
 from slurmdl.errors import InputError, SlurmdlError, UnavailableError
@@ -86,6 +87,8 @@ def live(config: Config, wanted: str, environ: Mapping[str, str]) -> Live:
             if reading.scores.measured and not fresh.measured:
                 remarks.append(f"{reading.name}: stale, the newest score is {newest(reading.scores):.0f} s old "
                                f"(scores.max_age: {config.scores.max_age:g})")
+            elif not fresh.measured and not _assumed(fresh) and wanted not in WORDS:
+                remarks.append(f"{reading.name}: holds no score of the last {config.scores.max_age:g} s")
             found.append(fresh)
     return Live(_joined(usual, found), tuple(remarks))
 
@@ -140,12 +143,17 @@ def _joined(usual: LinkScores, found: Sequence[LinkScores]) -> LinkScores:
     What is assumed of links that were not measured is what the first source says of it, else the configuration.
     Scores that were made of samples say how noisy they are; what is written by hand counts as it stands.
     """
-    default = LinkScores()
-    assumed = {name: getattr(each, name) for name in ("node_default", "zone_default", "delay_default")
-               for each in reversed(found) if getattr(each, name) != getattr(default, name)}
+    assumed = {name: value for each in reversed(found) for name, value in _assumed(each).items()}
     margin = max((each.margin for each in found if each.measured), default=0.0)
     return replace(usual, **assumed, margin=margin, nodes=_united([each.nodes for each in found]),
                    zones=_united([each.zones for each in found]), trunks=_united([each.trunks for each in found]))
+
+
+def _assumed(scores: LinkScores) -> dict[str, Any]:
+    """What a source itself says of links that were not measured."""
+    default = LinkScores()
+    return {name: getattr(scores, name) for name in ("node_default", "zone_default", "delay_default")
+            if getattr(scores, name) != getattr(default, name)}
 
 
 def _united(links: Sequence[Mapping[str, LinkScore]]) -> dict[str, LinkScore]:

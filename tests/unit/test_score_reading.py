@@ -338,3 +338,12 @@ def test_rules_of_the_configuration_hold(site: Path) -> None:
                      LinkSample("node", "n2", NOW - 59, "probe", loss=0.1)])
     found = read.from_text(text, NOW, rules=rules)
     assert (list(found.nodes), found.margin) == (["n2"], 0.1)
+
+
+def test_a_file_that_was_named_and_holds_nothing_is_said(site: Path) -> None:
+    for text in ("{}", to_lines([LinkSample("node", "n1", time.time() - 1e6, "probe", loss=0.1)])):
+        found = live(Config(), write(site / "scores.json", text), os.environ)
+        assert found.remarks == (f"{site}/scores.json: holds no score of the last 900 s",)
+    only_assumed = write(site / "scores.json", '{"zone_default": [1e9]}')
+    found = live(Config(), only_assumed, os.environ)
+    assert (found.remarks, found.scores.zone_default) == ((), (1e9,))

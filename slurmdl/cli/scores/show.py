@@ -28,16 +28,22 @@ def run(argv: list[str]) -> int:
     from slurmdl.network import heat, table
     from slurmdl.network.live import live
 
-    found = live(config.load(), options.scores, os.environ)
+    given = config.load()
+    found = live(given, options.scores, os.environ)
     for remark in found.remarks:
         warn(f"scores: {remark}")
     if not found.scores.measured and options.scores != "auto":
         return InputError.exit_status
     topology = _topology(options.topology)
     rows = table.rows(found.scores, topology)
+    nodes, covered = len(topology.nodes), sum(name in found.scores.nodes for name in topology.nodes)
     if options.json:
-        print(json.dumps({"links": [row.to_json() for row in rows], "time": time()}, indent=1))
+        print(json.dumps({"links": [row.to_json() for row in rows], "time": time(), "nodes": nodes,
+                          "nodes_with_score": covered}, indent=1))
     else:
+        if nodes:
+            print(f"{covered} of {nodes} nodes ({covered / nodes:.1%}) have a score younger than "
+                  f"{table.age(given.scores.max_age)}\n")
         height = len(rows) if options.all else max(8, shutil.get_terminal_size().lines - 4)
         print(table.text(rows, height))
     warmth = heat.of(found.scores, topology)

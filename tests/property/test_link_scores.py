@@ -1,0 +1,108 @@
+"""Properties of samples, scores and figures of links, whatever they are."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from placing import cluster, node, two_level
+
+from slurmdl.network import capacity, exposition, hygiene, read, table
+from slurmdl.network.model import LinkScore, LinkScores, Weights, trunk
+from slurmdl.network.samples import SOURCES, LinkSample, from_lines, to_lines
+from slurmdl.placement.place import place
+from slurmdl.request import DlOptions, JobRequest
+
+NOW = 1.8e9
+FOUR = two_level(("n1", "n2"), ("n3", "n4"))
+bounded = settings(max_examples=20, deadline=None, derandomize=True)
+
+maybe = st.none() | st.floats(0, 1)
+names = st.text(st.characters(codec="utf-8", categories=("L", "N", "P", "S")), min_size=1, max_size=8)
+
+
+@st.composite
+def scores_of_links(draw: st.DrawFn) -> LinkScore:
+    return LinkScore(draw(st.none() | st.floats(1e-3, 1e15)), draw(st.floats(0, 60)), draw(st.floats(0, 1)),
+                     draw(st.floats(0, 1e9)), draw(st.integers(1, 2**50)), draw(st.floats(0, 60)),
+                     draw(st.booleans()), draw(st.sampled_from(["", *SOURCES])))
+
+
+@st.composite
+def snapshots(draw: st.DrawFn) -> LinkScores:
+    plain = names.filter(lambda name: "|" not in name)
+    return LinkScores(draw(st.dictionaries(st.sampled_from(FOUR.nodes) | names, scores_of_links(), max_size=6)),
+                      draw(st.dictionaries(st.sampled_from(FOUR.zones) | plain, scores_of_links(), max_size=4)),
+                      trunks={trunk(one, other): draw(scores_of_links()) for one, other in draw(st.lists(
+                          st.tuples(plain, plain) | st.just(("z0", "z1")), max_size=3))},
+                      time=NOW, half_life=draw(st.none() | st.floats(1, 1e5)), margin=draw(st.floats(0, 1)),
+                      weights=draw(st.none() | st.builds(Weights, *[st.floats(0, 10)] * 3)))
+
+
+@st.composite
+def samples(draw: st.DrawFn) -> LinkSample:
+    kind, name = draw(st.sampled_from([("node", "n1"), ("node", "n2"), ("zone", "z0"), ("trunk", "z0|z1")]))
+    return LinkSample(kind, name, NOW + draw(st.floats(-2000, 200)), draw(st.sampled_from(SOURCES)),
+                      draw(st.none() | st.floats(0, 1e15)), draw(maybe), draw(maybe), draw(maybe),
+                      draw(st.booleans()))
+
+
+@bounded
+@given(snapshots())
+def test_scores_round_trip_as_json_and_nearly_as_text(found: LinkScores) -> None:
+    assert LinkScores.from_json(json.loads(json.dumps(found.to_json()))) == found
+    told = read.from_text(found.to_text(), NOW)
+    assert (set(told.nodes), set(told.zones), set(told.trunks)) == (
+        set(found.nodes), set(found.zones), set(found.trunks))
+    for name, score in found.nodes.items():
+        assert np.isclose(told.nodes[name].throughput or 0, score.throughput or 0, rtol=1e-5)
+    assert exposition.text(found).endswith("\n")
+
+
+@bounded
+@given(snapshots())
+def test_figures_are_finite_and_no_score_stops_a_placement(found: LinkScores) -> None:
+    for carried, delay in (capacity.node_links(FOUR.nodes, found),
+                           capacity.trunks(list(found.trunks), np.ones(len(found.trunks)), found)):
+        assert (carried > 0).all() and np.isfinite(carried).all()
+        assert (delay >= 0).all() and np.isfinite(delay).all()
+    placed = place(JobRequest(nodes=(3, 3), dl=DlOptions(strategy="ps", ps=1)), cluster(*map(node, FOUR.nodes)), FOUR,
+                   found)
+    assert len(placed.nodes) == 3
+    assert all(row.times > 0 for row in table.rows(found, FOUR))
+
+
+@bounded
+@given(scores_of_links(), st.floats(1, 1e5))
+def test_the_older_a_score_the_nearer_it_is_to_the_default(score: LinkScore, half_life: float) -> None:
+    def away(age: float) -> float:
+        known = LinkScores(nodes={"n": replace(score, age=age)}, half_life=half_life)
+        carried, _ = capacity.node_links(["n"], known)
+        return float(abs(np.log(carried[0] / known.node_default)))
+
+    assert away(0) >= away(half_life) - 1e-9 >= away(50 * half_life) - 2e-9
+    assert away(50 * half_life) < 1e-9
+
+
+@bounded
+@given(st.lists(samples(), max_size=20), st.none() | snapshots())
+def test_any_samples_make_valid_scores(given_: list[LinkSample], previous: LinkScores | None) -> None:
+    made = hygiene.scores(given_, NOW, previous)
+    assert LinkScores.from_json(json.loads(json.dumps(made.scores.to_json()))) == made.scores
+    kept = [*made.scores.nodes.values(), *made.scores.trunks.values()]
+    counted = len({sample for sample in given_ if sample.kind != "zone"})
+    assert sum(score.samples for score in kept) <= counted
+    assert all(score.age <= hygiene.USUAL.window for score in kept)
+    # once more, from what was published: nothing moves
+    again = hygiene.scores(given_, NOW, made.scores).scores
+    assert {name: score.throughput for name, score in again.nodes.items()} == {
+        name: score.throughput for name, score in made.scores.nodes.items()}
+
+
+@bounded
+@given(st.lists(samples(), max_size=10))
+def test_lines_round_trip(given_: list[LinkSample]) -> None:
+    assert list(from_lines(to_lines(given_).splitlines())) == given_
