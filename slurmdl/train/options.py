@@ -54,6 +54,7 @@ class Options:
     evaluate_every : steps from one evaluation on the test images to the next; 0 for one at the end.
     metrics, summary : files to write, "" for none.
     tensorboard : folder for TensorBoard's files, "" for none.
+    plot, trace : file for a picture, and folder for traces, "" for none.
     log_every : steps between two lines of the log.
     """
 
@@ -80,12 +81,14 @@ class Options:
     metrics: str = ""
     summary: str = ""
     tensorboard: str = ""
+    plot: str = ""
+    trace: str = ""
     log_every: int = 50
 
     def alike(self) -> dict[str, object]:
         """The options, besides the method's, that every rank must have alike."""
         return {name: value for name, value in vars(self).items()
-                if name not in ("method", "metrics", "summary", "tensorboard", "log_every")}
+                if name not in ("method", "metrics", "summary", "tensorboard", "plot", "trace", "log_every")}
 
 
 class _Parser(argparse.ArgumentParser):
@@ -227,6 +230,8 @@ def parse(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> Optio
     add("--metrics", metavar="FILE", help="write one JSON object per step (the first worker's)")
     add("--summary", metavar="FILE", help="write the closing summary as JSON")
     add("--tensorboard", metavar="FOLDER", help="write the first worker's figures for TensorBoard")
+    add("--plot", metavar="FILE", help="draw the first worker's loss and drift against step and time")
+    add("--trace", metavar="FOLDER", help="write what each rank does when, for chrome://tracing or Perfetto")
     add("--log-every", type=_positive, metavar="N", help="steps between two lines of the log (default: %(default)s)")
     parser.set_defaults(**{name: value for name, value in vars(default).items() if name != "method"})
     file = parser.parse_args(argv).config

@@ -28,6 +28,7 @@ import numpy as np
 
 from slurmdl.errors import TrainError
 from slurmdl.train import agreement, ending, method, runtime, shards
+from slurmdl.train import plot as pictures
 from slurmdl.train.backward import Backward, Listener
 from slurmdl.train.courier import Courier
 from slurmdl.train.graphs import GRAPHS, Members, spectral_gap
@@ -35,6 +36,7 @@ from slurmdl.train.loader import Deal, Loader, source
 from slurmdl.train.messages import Messages
 from slurmdl.train.meters import Meter, Report, Stopwatch, summarise, table
 from slurmdl.train.method import Method
+from slurmdl.train.moved import Moved
 from slurmdl.train.replica import Replica
 from slurmdl.train.strategies import STRATEGIES, Setting, Strategy
 from slurmdl.train.strategies.shared import leaders
@@ -43,12 +45,12 @@ from slurmdl.train.transports.transport import Transport
 
 Score = Callable[[], tuple[float, float] | None]
 
-#: variable that names a folder for traces
-TRACE = method.PREFIX + "TRACE"
+#: variables that name a folder for traces, and a file for a picture
+TRACE, PLOT = method.PREFIX + "TRACE", method.PREFIX + "PLOT"
 
 
 def init(asked: Method | None = None, *, seed: int = 1, passes: int = 1, alike: Mapping[str, object] | None = None,
-         trace: str | None = None, environ: Mapping[str, str] = os.environ,
+         trace: str = "", plot: str = "", environ: Mapping[str, str] = os.environ,
          transport: Transport | None = None) -> Run:
     """Meet the other ranks; a call of all of them.
 
@@ -58,7 +60,8 @@ def init(asked: Method | None = None, *, seed: int = 1, passes: int = 1, alike: 
     seed : of the order of the samples and of everything random in a strategy.
     passes : backward passes for each step of the optimizer, whose gradients add up.
     alike : further options of the script, by name, that all ranks must have alike.
-    trace : folder for a trace of each rank (trace.Trace); None: as the variable SLURMDL_TRAIN_TRACE says.
+    trace : folder for a trace of each rank (trace.Trace); "": the one of the variable SLURMDL_TRAIN_TRACE, if any.
+    plot : file for a picture of loss and drift (plot.draw); "": the one of SLURMDL_TRAIN_PLOT, if any.
     transport : between the ranks. None: MPI; then an exception that the script does not catch ends all ranks, and
         the end of the script closes the run.
 
@@ -74,9 +77,8 @@ def init(asked: Method | None = None, *, seed: int = 1, passes: int = 1, alike: 
     found = runtime.connect(environ) if transport is None else transport
     world = runtime.join(asked or method.of({}, environ), found, environ,
                          {**(alike or {}), "seed": seed, "passes": passes})
-    folder = environ.get(TRACE, "") if trace is None else trace
-    run = Run(world, seed, passes, agreement.on_all(world, lambda: Trace(
-        folder, world.rank, world.nodes[world.rank]) if folder else None))
+    run = agreement.on_all(world, lambda: Run(world, seed, passes, trace or environ.get(TRACE, ""),
+                                              plot or environ.get(PLOT, "")))
     if own:
         atexit.register(_close_at_exit, run)
     return run
@@ -106,13 +108,17 @@ class Run:
     strategy: Strategy
     courier: Courier
 
-    def __init__(self, world: runtime.World, seed: int, passes: int, trace: Trace | None = None) -> None:
+    def __init__(self, world: runtime.World, seed: int, passes: int, trace: str, plot: str) -> None:
         self.world = world
         self.messages = Messages(world.transport, world.levels())
         self.meter = Meter()
         self.batch = 0
         self.consensus = 0.0
-        self.seed, self._passes, self._trace = seed, passes, trace
+        self.seed, self._passes = seed, passes
+        self._trace = Trace(trace, self.rank, world.nodes[self.rank]) if trace else None
+        self._plot = plot if self.first else ""
+        if self._plot:
+            pictures.check(self._plot)
         self._before: tuple[float, float] | None = None
         self._attached = self._finished = self._closed = False
 
@@ -194,6 +200,7 @@ class Run:
             lambda part: shards.updater(optimizer, self.replica, part), lambda: shards.numbers(optimizer),
             shards.rates(optimizer))
         self.strategy = agreement.on_all(world, lambda: STRATEGIES[world.strategy](setting))
+        self._moved = Moved(self.replica.parameters, self.replica.sizes) if self._plot else None
         self._backward = Backward(self.replica, self._passes, self.strategy.in_step,
                                   Listener(lambda: self._watch.enter("backward"), self._ready, self._passes_over))
         self._groups = len(optimizer.param_groups)
@@ -289,6 +296,9 @@ class Run:
             self.batch))
         if self._trace:
             self._trace.write()
+        if self._plot:
+            world = self.world
+            pictures.draw(self._plot, self.meter, f"{world.strategy}, {world.traffic}, {self.workers} workers")
         self._closed = True
         if reports is None:
             return None
@@ -378,7 +388,12 @@ class Run:
             self.strategy.after_update(self.step)
         else:
             self.replica.fetch_parameters()
+            if self._moved:
+                self.meter.drift.append(self._moved.far())
+            fired = self.strategy.fired
             self.strategy.after_update(self.step)
+            if self._moved and self.strategy.fired > fired:
+                self._moved.mark()
             self.replica.store_parameters()
         self._backward.next_step()
         self._watch.end_step()

@@ -17,6 +17,7 @@ from slurmdl.train.data import Data, read
 from slurmdl.train.options import Options
 from slurmdl.train.progress import Progress, writable
 from slurmdl.train.run import init
+from slurmdl.train.runtime import connect
 from slurmdl.train.task import Images, StandIn
 from slurmdl.train.transports.transport import Transport
 
@@ -48,20 +49,21 @@ def train(options: Options) -> dict[str, Any] | None:
         models: dict[int, FloatArray] = {}
         return simulation.run(options, lambda transport, environ: one_rank(
             options, data, environ, transport, models))[0]
-    return one_rank(options, _data(options))
+    transport = connect()  # before the data, so that a rank that cannot read them ends the others
+    return one_rank(options, _data(options), os.environ, transport)
 
 
-def one_rank(options: Options, data: Data | None, environ: Mapping[str, str] = os.environ,
-             transport: Transport | None = None,
+def one_rank(options: Options, data: Data | None, environ: Mapping[str, str], transport: Transport,
              models: dict[int, FloatArray] | None = None) -> dict[str, Any] | None:
-    """One rank's part in a run; over MPI, or over the transport that is given.
+    """One rank's part in a run.
 
     Parameters
     ----------
     models : where virtual workers find each other's parameters, so that their mean can be evaluated on the way; None
         where ranks do not share their memory.
     """
-    run = init(options.method, seed=options.seed, alike=options.alike(), environ=environ, transport=transport)
+    run = init(options.method, seed=options.seed, alike=options.alike(), trace=options.trace, plot=options.plot,
+               environ=environ, transport=transport)
     if run.rank == 0:
         _check_writable(options.summary)
         print(f"ranks: {run.world}", flush=True)

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from slurmdl.train.method import Method
+from slurmdl.train.moved import Moved
 from slurmdl.train.triggers.budget import Budget
 from slurmdl.train.triggers.trigger import Cost, Trigger
 
@@ -16,8 +17,6 @@ FloatArray = npt.NDArray[np.float32]
 
 #: steps from one look at the drift to the next; ranks have half of them to agree
 CHECK = 4
-#: coordinates that are looked at
-SAMPLES = 4096
 #: drift that asks for an exchange, where nothing else was said
 THRESHOLD = 0.05
 
@@ -25,7 +24,7 @@ THRESHOLD = 0.05
 class Drift(Trigger):
     """Asks for an exchange where |x - s| / |s| is above a threshold, x the model, s the model at the last exchange.
 
-    The norms are estimated on SAMPLES coordinates. The threshold is scaled with the learning rate: theta_t = theta_0
+    The norms are estimated (Moved). The threshold is scaled with the learning rate: theta_t = theta_0
     eta_t / eta_0, eta_0 the largest rate so far, which leaves it as it is while a rate warms up. The first `warm_up`
     steps all end in an exchange, and no more than `silence` steps are left without one.
 
@@ -38,9 +37,8 @@ class Drift(Trigger):
     def __init__(self, method: Method, parameters: FloatArray, sizes: Sequence[int], rate: Callable[[], float],
                  cost: Cost) -> None:
         self._warm_up, self._silence = method.warm_up, method.silence
-        self._parameters, self._rate = parameters, rate
-        self._at, self._stands_for = sample(sizes)
-        self._since = parameters[self._at]
+        self._rate = rate
+        self._moved = Moved(parameters, sizes)
         self._threshold = THRESHOLD if method.threshold is None else method.threshold
         self._peak = 0.0
         self._last = -1
@@ -62,14 +60,7 @@ class Drift(Trigger):
     def urgency(self, due: int) -> float:
         if self.next(due) - self._last > self._silence:
             return math.inf
-        return self.drift() / max(self.threshold(), 1e-12)
-
-    def drift(self) -> float:
-        """|x - s| / |s|, estimated."""
-        here = self._parameters[self._at].astype(np.float64)
-        moved = float(np.dot(self._stands_for, (here - self._since) ** 2)) ** 0.5
-        norm = float(np.dot(self._stands_for, self._since.astype(np.float64) ** 2)) ** 0.5
-        return moved / norm if norm else math.inf if moved else 0.0
+        return self._moved.far() / max(self.threshold(), 1e-12)
 
     def threshold(self) -> float:
         """The drift from which on an exchange is asked for now."""
@@ -80,29 +71,7 @@ class Drift(Trigger):
 
     def settle(self, number: int, exchanged: bool) -> None:
         if exchanged:
-            self._since = self._parameters[self._at]
+            self._moved.mark()
             self._last = number
         if self._budget:
             self._budget.count(number, exchanged, self.sure(number))
-
-
-def sample(sizes: Sequence[int]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
-    """Coordinates of all tensors, evenly spaced, and how many each of them stands for.
-
-    Parameters
-    ----------
-    sizes : elements of each tensor, one after the other in a flat vector.
-
-    Returns
-    -------
-    both of shape (samples,): of each tensor its share of SAMPLES, one at least, or all where there are fewer.
-    """
-    whole = sum(sizes)
-    places, stands_for = [np.empty(0, np.int64)], [np.empty(0)]
-    start = 0
-    for size in sizes:
-        count = min(size, max(1, round(SAMPLES * size / whole))) if whole > SAMPLES else size
-        places.append(start + (2 * np.arange(count) + 1) * size // (2 * max(count, 1)))
-        stands_for.append(np.full(count, size / max(count, 1)))
-        start += size
-    return np.concatenate(places), np.concatenate(stands_for)

@@ -1,0 +1,48 @@
+"""Loss and drift of a run against its steps and its time, as a picture."""
+
+from __future__ import annotations
+
+import os
+from itertools import accumulate
+
+from slurmdl.errors import TrainError, UnavailableError
+from slurmdl.train.meters import Meter
+
+
+def check(path: str) -> None:
+    """Say at the start, not after the training, that a picture cannot be made.
+
+    Raises
+    ------
+    UnavailableError : matplotlib is not installed.
+    TrainError : a name without one of its endings, or a folder that cannot be written to.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise UnavailableError("--plot needs the package matplotlib: pip install 'slurmdl[plot]'") from error
+    kinds = sorted(Figure().canvas.get_supported_filetypes())
+    if path.rpartition(".")[2] not in kinds:
+        raise TrainError(f"--plot {path}: its ending is none of {', '.join(kinds)}")
+    if not os.access(os.path.dirname(path) or ".", os.W_OK):
+        raise TrainError(f"--plot {os.path.abspath(path)}: cannot be written")
+
+
+def draw(path: str, meter: Meter, title: str) -> None:
+    """Write the picture: rows for what there is of loss and drift, by step on the left, by time on the right."""
+    from matplotlib.figure import Figure
+
+    rows = [(name, values) for name, values in (("loss", meter.loss), ("drift", meter.drift)) if values]
+    figure = Figure(figsize=(9, 1 + 3 * max(len(rows), 1)), layout="constrained")
+    figure.suptitle(title)
+    passed = list(accumulate(meter.wall))
+    panels = figure.subplots(max(len(rows), 1), 2, sharex="col", squeeze=False)
+    for (left, right), (name, values) in zip(panels, rows, strict=False):
+        left.plot(range(1, len(values) + 1), values, linewidth=1)
+        right.plot(passed[:len(values)], values[:len(passed)], linewidth=1)
+        left.set_ylabel(name)
+        left.grid(alpha=0.3)
+        right.grid(alpha=0.3)
+    panels[-1][0].set_xlabel("step")
+    panels[-1][1].set_xlabel("time in steps / s")
+    figure.savefig(path)

@@ -1,0 +1,200 @@
+"""Figures of a run: time by phases, drift, traces and pictures."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from slurmdl.errors import SlurmdlError
+from slurmdl.train import init
+from slurmdl.train.messages import LEVELS, Messages
+from slurmdl.train.meters import PHASES, Meter, Stopwatch, table
+from slurmdl.train.method import Method
+from slurmdl.train.moved import SAMPLES, Moved, sample
+from slurmdl.train.plot import draw
+from slurmdl.train.run import Run
+from slurmdl.train.transports import virtual
+
+#: seconds of the work of a step, by phase
+WORK = {"data": 0.5, "forward": 1.0, "backward": 2.0, "optimizer": 0.25}
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.time = self.waited = 0.0
+
+    def __call__(self) -> float:
+        return self.time
+
+
+def test_a_stopwatch_gives_each_phase_its_time() -> None:
+    clock, meter = Clock(), Meter()
+    watch = Stopwatch(meter, clock, lambda: clock.waited)
+    clock.time = 100.0  # before the first step
+    for step in range(3):
+        for phase, seconds in WORK.items():
+            watch.enter(phase)
+            watch.enter(phase)
+            clock.time += seconds
+        watch.enter("communication")
+        clock.time += 4.0
+        clock.waited += 1.5
+        watch.end_step()
+        if step < 2:
+            clock.time += 10.0
+    assert meter.phases == {**{phase: 3 * seconds for phase, seconds in WORK.items()}, "communication": 7.5,
+                            "waiting": 4.5}
+    assert tuple(meter.phases) == PHASES
+    assert meter.wall == [7.75] * 3
+    assert meter.comm == [4.0] * 3
+    assert meter.between == 20.0
+
+
+class Sleeps(torch.nn.Module):
+    """Takes as long in each direction as WORK says, in hundredths."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 2)
+
+    def forward(self, x: Any) -> Any:
+        time.sleep(WORK["forward"] / 100)
+        y = self.layer(x)
+        y.register_hook(lambda gradient: time.sleep(WORK["backward"] / 100))
+        return 2 * y
+
+
+@pytest.mark.parametrize("method", ["allreduce", "gossip"])
+def test_phases_are_all_of_the_time(method: str) -> None:
+    """A rank alone, on the clock of the machine: what the phases say is what the steps have taken."""
+    class Alone(virtual.Virtual):
+        def now(self) -> float:
+            return time.perf_counter()
+
+    def program(transport: virtual.Virtual) -> tuple[dict[str, Any] | None, float]:
+        transport.__class__ = Alone
+        run = init(Method(method), environ={}, transport=transport)
+        model = Sleeps()
+        model, opt = run.wrap(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        loader = run.loader(torch.ones(20, 4), 1)
+        begun = time.perf_counter()
+        for batch in loader:
+            opt.zero_grad()
+            model(batch).sum().backward()
+            opt.step()
+        took = time.perf_counter() - begun
+        run.finish()
+        return run.summary(), took
+    summary, took = virtual.run(1, program)[0]
+    assert summary is not None
+    assert sum(summary["phases"].values()) + summary["between_seconds"] == pytest.approx(took, rel=0.03)
+    assert sum(summary["phases"].values()) == pytest.approx(summary["seconds"])
+    for phase in ("forward", "backward"):
+        assert summary["phases"][phase] >= 20 * WORK[phase] / 100
+    assert (summary["steps"], summary["batch"]) == (20, 1)
+
+
+def test_waiting_is_until_the_first_chunk_is_there() -> None:
+    """Rank 1 sends a second after rank 0, when the message of rank 0 is there already."""
+    class Slow:
+        def arrival(self, source: int, target: int, size: int, clock: float) -> tuple[float, float]:
+            return clock, clock + 0.25
+
+    def program(transport: virtual.Virtual) -> float:
+        messages = Messages(transport, LEVELS[:1] * 2)
+        vector = np.zeros(10, np.float32)
+        if transport.rank == 1:
+            transport.compute(1.0)
+        messages.exchange([(1 - transport.rank, vector)], [(1 - transport.rank, np.empty_like(vector))])
+        return messages.waited()
+    assert virtual.run(2, program, Slow()) == [1.25, 0.0]
+
+
+def test_drift_is_counted_from_the_last_mark() -> None:
+    random = np.random.default_rng(1)
+    sizes = (5, 40_000, 1, 0, 7_000)
+    vector = random.standard_normal(sum(sizes)).astype(np.float32)
+    moved, start = Moved(vector, sizes), vector.copy()
+    assert moved.far() == 0
+    vector += 0.1 * random.standard_normal(vector.size).astype(np.float32)
+    exact = np.linalg.norm(vector - start) / np.linalg.norm(start)
+    assert moved.far() == pytest.approx(exact, rel=0.1)
+    moved.mark()
+    assert moved.far() == 0
+    places, stands_for = sample(sizes)
+    assert len(places) <= SAMPLES + len(sizes)
+    assert stands_for.sum() == pytest.approx(sum(sizes))
+    assert len(set(places.tolist())) == len(places)
+
+
+def trained(run: Run) -> dict[str, Any] | None:
+    torch.manual_seed(run.rank)
+    model = torch.nn.Linear(4, 2)
+    model, opt = run.wrap(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    for batch in run.loader(torch.ones(24, 4), 2):
+        opt.zero_grad()
+        run.world.transport.compute(0.01)
+        loss = model(batch).square().sum()
+        loss.backward()
+        opt.step()
+        run.record(float(loss.detach()))
+    run.finish(lambda: (1.0, 0.5 + run.rank / 10))
+    return run.summary((0.5, 0.9) if run.first else None)
+
+
+def test_what_a_run_leaves_behind(tmp_path: Path) -> None:
+    picture, folder = tmp_path / "run.svg", tmp_path / "traces"
+
+    def program(transport: virtual.Virtual) -> tuple[dict[str, Any] | None, Meter]:
+        run = init(Method("gossip"), environ={"SLURMDL_TRAIN_PLOT": str(picture)}, transport=transport,
+                   trace=str(folder))
+        return trained(run), run.meter
+    (summary, meter), *others = virtual.run(3, program)
+    assert summary is not None and [figures for figures, _ in others] == [None, None]
+    assert (summary["accuracy"], summary["accuracy_before"], summary["accuracy_worst"]) == pytest.approx(
+        (0.9, 0.6, 0.5))
+    assert summary["train_loss"] is not None
+    text = " ".join(table(summary).split())
+    for word in ("waiting", "exchanges", "of the worst rank 50.00%", "spectral gap"):
+        assert word in text
+    assert len(meter.drift) == len(meter.loss) == 4
+    assert min(meter.drift) > 0
+    assert not others[0][1].drift, "only the one who draws looks at the drift"
+    for word in ("loss", "drift", "step", "time in steps / s", "gossip, random, 3 workers"):
+        assert f"<!-- {word} -->" in picture.read_text()
+    for rank in range(3):
+        events = json.loads((folder / f"rank-{rank}.json").read_text())["traceEvents"]
+        spans = [event for event in events if event["ph"] == "X"]
+        assert {event["name"] for event in spans} > {"data", "forward", "backward", "communication", "optimizer"}
+        assert all(event["pid"] == rank and event["dur"] >= 0 for event in spans)
+
+
+@pytest.mark.parametrize("plot, words", [
+    ("run.doc", "--plot run.doc: its ending is none of "), ("/nowhere/run.svg", "--plot /nowhere/run.svg: cannot be"),
+    (None, "--plot needs the package matplotlib")])
+def test_pictures_that_cannot_be_made_are_refused_at_the_start(plot: str | None, words: str,
+                                                               monkeypatch: pytest.MonkeyPatch) -> None:
+    if plot is None:
+        monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(SlurmdlError, match=words):
+        virtual.run(2, lambda transport: init(Method("gossip"), environ={}, transport=transport,
+                                              plot=plot or "run.svg"))
+
+
+def test_traces_that_cannot_be_written_are_refused_at_the_start(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SlurmdlError, match=r"trace .*file/rank-[01]\.json: "):
+        virtual.run(2, lambda transport: init(Method("gossip"), environ={}, transport=transport,
+                                              trace=str(tmp_path / "file")))
+
+
+def test_a_picture_of_a_run_without_losses(tmp_path: Path) -> None:
+    draw(str(tmp_path / "run.png"), Meter(wall=[1.0, 2.0], drift=[0.5, 0.25]), "gossip")
+    assert (tmp_path / "run.png").read_bytes().startswith(b"\x89PNG")
