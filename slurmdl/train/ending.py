@@ -22,7 +22,8 @@ def failed(error: BaseException) -> int:
     mpi = _mpi()
     known = isinstance(error, SlurmdlError)
     text = str(error) if known else f"internal error: {type(error).__name__}: {error} (SLURMDL_DEBUG=1 shows where)"
-    failure = TrainError(f"train: rank {mpi.COMM_WORLD.Get_rank() if mpi else '?'} on {node_name()}: {text}")
+    where = f"rank {mpi.COMM_WORLD.Get_rank()} on {node_name()}: " if mpi else ""
+    failure = TrainError(f"train: {where}{text}")
     failure.__cause__ = error
     report(failure)
     return _end_all(error.exit_status if isinstance(error, SlurmdlError) else SlurmdlError.exit_status)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+from slurmdl.errors import Refused, TrainError
 from slurmdl.train.options import Options
 from slurmdl.train.transports import virtual
 from slurmdl.train.transports.links import Links
@@ -29,8 +30,20 @@ def environ(node: str, zone: str) -> dict[str, str]:
 
 
 def run(options: Options, program: Callable[[virtual.Virtual, dict[str, str]], Result]) -> Sequence[Result]:
-    """What a program returns in each virtual rank, in rank order; it is given its transport and its environment."""
+    """What a program returns in each virtual rank, in rank order; it is given its transport and its environment.
+
+    Raises
+    ------
+    SlurmdlError : what a rank has raised; a TrainError names the rank.
+    """
     nodes, zones = places(options)
-    return virtual.run(len(nodes), lambda transport: program(transport, environ(nodes[transport.rank],
-                                                                                zones[transport.rank])),
-                       Links(nodes, zones, dict(options.links)))
+
+    def one(transport: virtual.Virtual) -> Result:
+        try:
+            return program(transport, environ(nodes[transport.rank], zones[transport.rank]))
+        except Refused:
+            raise  # found by all ranks
+        except TrainError as error:
+            raise TrainError(f"rank {transport.rank} on {nodes[transport.rank]}: {error}") from error
+
+    return virtual.run(len(nodes), one, Links(nodes, zones, dict(options.links)))

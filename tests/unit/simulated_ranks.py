@@ -31,6 +31,10 @@ CASES = {
     "hypercube": ("--strategy", "gossip", "--traffic", "hypercube"),
     "exponential": ("--strategy", "gossip", "--traffic", "exponential", "--optimizer", "adamw", "--lr", "0.003"),
     "ps": ("--strategy", "ps", "--ps", "2"),
+    "adaptive": ("--strategy", "adaptive-gossip", "--traffic", "hypercube", "--compress", "int4", "--threshold",
+                 "0.05", "--warm-up", "5"),
+    "local-sgd": ("--strategy", "local-sgd", "--compress", "int8", "--period", "8"),
+    "elastic": ("--strategy", "elastic", "--trigger", "drift", "--warm-up", "4"),
 }
 
 

@@ -13,7 +13,7 @@ import torch
 from mpi import mpirun, needs_mpi
 from simulated_ranks import CASES, RANKS, simulated
 
-from slurmdl.errors import UsageError
+from slurmdl.errors import Refused, TrainError, UsageError
 from slurmdl.train.options import parse
 from slurmdl.train.trainer import train
 from slurmdl.train.transports.links import Link, Links
@@ -90,6 +90,13 @@ def test_stand_in_of_any_size(tmp_path: Path) -> None:
     assert found["seconds_per_step"] == pytest.approx(0.3)
     assert sum(found["bytes"].values()) == 30 * 2 * 4000
     assert json.loads(summary.read_text()) == json.loads(json.dumps(found))
+
+
+def test_a_failure_names_the_virtual_rank_and_what_all_refuse_does_not() -> None:
+    with pytest.raises(TrainError, match=r"^rank \d on B\d: step \d: the gradient of .* are infinite or no numbers"):
+        figures("--simulate", "2", "--zones", "B:2", "--strategy", "gossip", "--lr", "1e30")
+    with pytest.raises(Refused, match=r"^--traffic ring"):
+        figures("--simulate", "2", "--strategy", "gossip", "--traffic", "ring")
 
 
 @pytest.mark.parametrize("arguments", [
