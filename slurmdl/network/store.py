@@ -78,9 +78,13 @@ class Store:
             return [LinkSample(**{**dict(zip(_COLUMNS, row, strict=True)), "rdma": bool(row[-1])}) for row in rows]
 
     def prune(self, now: float, keep: float = KEEP, rows: int = MOST_ROWS) -> int:
-        """Forget what is older than `keep` seconds, and the oldest of more samples than `rows`; returns how many."""
+        """Forget what is older than `keep` seconds, and the oldest of more samples than `rows`; returns how many.
+
+        A clock that jumps ahead makes nothing old: the newest sample tells the time, too.
+        """
         with _told(self._path), self._transaction():
-            gone = self._connection.execute("DELETE FROM samples WHERE time < ?", (now - keep,)).rowcount
+            gone = self._connection.execute(
+                "DELETE FROM samples WHERE time < min(?, (SELECT max(time) FROM samples)) - ?", (now, keep)).rowcount
             gone += self._connection.execute(
                 "DELETE FROM samples WHERE time <= (SELECT time FROM samples ORDER BY time DESC LIMIT 1 OFFSET ?)",
                 (rows,)).rowcount

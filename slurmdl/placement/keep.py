@@ -54,10 +54,10 @@ def keep(allocated: Sequence[str], request: JobRequest, stays: str, topology: To
 
 
 def _worst(nodes: Sequence[str], topology: Topology, scores: LinkScores) -> Iterator[str]:
-    """Of each leaf zone the node with the slowest link: nodes of a zone differ in nothing else."""
-    speed, _ = capacity.node_links(nodes, scores)
+    """Of each leaf zone the node with the slowest link, or the latest of equal ones: they differ in nothing else."""
+    speed, delay = capacity.node_links(nodes, scores)
     seen = set()
-    for i in np.argsort(speed, kind="stable"):
+    for i in np.lexsort((-delay, speed)):
         zone = topology.path(nodes[i])
         if zone not in seen:
             seen.add(zone)

@@ -50,6 +50,14 @@ def test_age_and_rows_are_bounded_and_the_file_shrinks(tmp_path: Path) -> None:
     assert path.stat().st_size < 200_000
 
 
+def test_a_clock_that_jumps_ahead_forgets_nothing(tmp_path: Path) -> None:
+    with Store.open(str(tmp_path / "h.db")) as history:
+        history.add(samples(10))
+        assert history.prune(NOW + 1e9, keep=100) == 0
+        assert history.prune(NOW, keep=5) == 4
+        assert len(history.since(0)) == 6
+
+
 def test_a_locked_history_is_said_and_nothing_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store, "LOCK_TIMEOUT", 0.1)
     path = str(tmp_path / "h.db")
