@@ -39,7 +39,7 @@ class Probe:
     ----------
     nodes : at least two.
     topology : their zones.
-    effort : of one pair.
+    effort : of one pair, which becomes more or less so that all rounds fit in the budget.
     budget : seconds for all rounds.
     start : seconds that the step may take to start.
     transport : one of TRANSPORTS.
@@ -70,9 +70,11 @@ class Probe:
         """What the step is told."""
         leaf = self.leaf()
         number = {name: i for i, name in enumerate(dict.fromkeys(leaf.values()))}
-        drawn = rounds([number.get(leaf.get(node, ""), -1) for node in self.nodes], self.seed, inside=self.inside,
-                       between=self.between)
-        return task.Work(self.nodes, tuple(map(tuple, drawn)), self.effort, self.budget, self.interface)
+        drawn = list(rounds([number.get(leaf.get(node, ""), -1) for node in self.nodes], self.seed,
+                            inside=self.inside, between=self.between))
+        # the tasks need a moment to come, and a pair one more for what it waits for
+        effort = self.effort.within(max(0.1, 0.75 * self.budget / max(1, len(drawn))))
+        return task.Work(self.nodes, tuple(map(tuple, drawn)), effort, self.budget, self.interface)
 
     def command(self, in_job: bool) -> list[str]:
         """srun's command line. In a job the step takes no CPU and no memory away from other steps."""
@@ -137,9 +139,6 @@ def refreshed(scores: LinkScores, nodes: Sequence[str], topology: Topology, seco
     if len(nodes) < 2:
         return scores
     probe = Probe(tuple(nodes), topology, budget=seconds, start=_START, source="job", inside=3, between=1)
-    count = len(probe.work().rounds)
-    # half a second at least passes before the last task has come
-    probe = replace(probe, effort=Effort().shortened(max(0.1, 0.8 * seconds / count)))
     try:
         fresh = hygiene.scores(run(probe, environ, lambda _: None), time.time()).scores
     except SlurmdlError as error:

@@ -131,5 +131,7 @@ def test_a_rate_is_that_of_the_running_stream():
     assert steady_rate([(0.0, 0), (0.0, 10)]) == 0.0
 
 
-def test_a_shortened_effort_takes_about_that_long():
-    assert Effort().shortened(0.2).expected == pytest.approx(0.2, rel=0.1)
+def test_an_effort_takes_about_as_long_as_there_is_time():
+    assert Effort().within(0.2).expected == pytest.approx(0.2, rel=0.1)
+    assert Effort().within(2.0).expected == pytest.approx(2.0, rel=0.1)
+    assert Effort().within(1e6).expected < 5

@@ -1,0 +1,116 @@
+"""What probes recover of links that were shaped: random settings of one node's link on a sandbox, one probe each.
+
+A setting is a rate, a delay each way and a loss each way; the probe is `slurmdl score probe` as an ordinary user
+starts it. Delays are held against the shaped one and what the same link took before it was shaped. The control holds
+what was measured against another setting.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from slurmdl.bench import results
+from slurmdl.bench.results import Row
+from slurmdl.errors import SandboxError
+from slurmdl.network.samples import LinkSample, from_lines
+from slurmdl.sandbox import cluster
+from slurmdl.sandbox.spec import Spec, alternating
+
+SETTINGS, NODES, NODE = 20, 4, "n3"
+#: bits/s and seconds each way, lowest and highest; shares that get lost
+RATES, DELAYS, LOSSES = (2e7, 8e8), (1e-4, 1e-2), (0.0, 0.01, 0.02, 0.03, 0.03, 0.05)
+#: seconds of a probe
+BUDGET = 18
+#: share of a rate that is payload, of frames of 9,000 bytes with Ethernet, IP and TCP around (66 bytes)
+PAYLOAD = 0.99
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How a link is shaped: bits/s, and each way seconds and the share that gets lost."""
+
+    rate: float
+    delay: float
+    loss: float
+
+    def __str__(self) -> str:
+        return f"{self.rate / 1e6:.0f} Mbit/s, {self.delay * 1e3:.2f} ms, {self.loss:.0%}"
+
+
+#: figure -> its unit, what is expected of a setting given the unshaped link, what was measured, and how far apart the
+#: two may be
+FIGURES: dict[str, tuple[str, Callable[[Setting, LinkSample], float], Callable[[LinkSample], float | None],
+                         Callable[[float], float], str]] = {
+    "throughput": ("Mbit/s", lambda s, _: s.rate * PAYLOAD / 1e6,
+                   lambda m: None if m.throughput is None else m.throughput * 8e-6, lambda e: 0.1 * e, "within 10 %"),
+    "round trip": ("ms", lambda s, base: 2e3 * s.delay + 1e3 * (base.delay or 0.0),
+                   lambda m: None if m.delay is None else m.delay * 1e3, lambda e: max(0.1 * e, 0.05),
+                   "within 10 % or 50 us"),
+    "loss": ("%", lambda s, _: 100 * s.loss, lambda m: None if m.loss is None else m.loss * 100, lambda e: 0.3,
+             "within 0.3 points"),
+}
+
+
+def draw(seed: int, count: int = SETTINGS) -> list[Setting]:
+    """Random settings: rates and delays as likely near one end as near the other."""
+    source = random.Random(seed)
+
+    def between(low: float, high: float) -> float:
+        return float(low * (high / low) ** source.random())
+
+    return [Setting(between(*RATES), source.choice((0.0, between(*DELAYS), between(*DELAYS))),
+                    source.choice(LOSSES)) for _ in range(count)]
+
+
+def rows(seed: int = 0, count: int = SETTINGS) -> Iterator[Row]:
+    """Each setting's three figures, how many were recovered, and the control."""
+    settings = draw(seed, count)
+    box = cluster.up(Spec(f"links-{os.getpid()}", alternating(NODES, 1)))
+    try:
+        base = probe(box)
+        yield results.row("round trip of the link as it is", [1e3 * (base.delay or 0.0)], "ms")
+        measured = []
+        for setting in settings:
+            box.change_link(NODE, rate=setting.rate, delay=setting.delay, loss=setting.loss)
+            measured.append(probe(box))
+            yield from _of(setting, base, measured[-1])
+    finally:
+        cluster.down(box.spec.name)
+    yield from summary(settings, base, measured)
+
+
+def probe(box: cluster.Sandbox) -> LinkSample:
+    """What a probe of all nodes says of the link of NODE; SandboxError where it says nothing."""
+    done = subprocess.run(
+        box.command(["slurmdl", "score", "probe", "--all", f"--budget={BUDGET}s", "--out", "-"],
+                    directory=str(box.shared)), capture_output=True, text=True, timeout=120, check=False)
+    found = [sample for sample in from_lines(done.stdout.splitlines())
+             if isinstance(sample, LinkSample) and sample.name == NODE]
+    if not found:
+        raise SandboxError(f"score probe: {' '.join(done.stderr.split())[-300:] or 'no sample of ' + NODE}")
+    return found[0]
+
+
+def _of(setting: Setting, base: LinkSample, measured: LinkSample) -> Iterator[Row]:
+    for name, (unit, expect, get, slack, target) in FIGURES.items():
+        value, expected = get(measured), expect(setting, base)
+        yield results.row(f"{setting}: {name}", [float("nan") if value is None else value], unit, baseline=expected,
+                          target=target, met=value is not None and abs(value - expected) <= slack(expected))
+
+
+def summary(settings: Sequence[Setting], base: LinkSample, measured: Sequence[LinkSample]) -> Iterator[Row]:
+    """Share of the settings that were recovered, by figure, and of other settings that would have been (control)."""
+    for name in FIGURES:
+        def share(of: Sequence[Setting], name: str = name) -> float:
+            hits = [row.met for setting, sample in zip(of, measured, strict=True)
+                    for row in _of(setting, base, sample) if row.metric.endswith(f": {name}")]
+            return sum(map(bool, hits)) / len(hits)
+
+        right, wrong = share(settings), share([*settings[1:], settings[0]])
+        yield results.row(f"settings whose {name} was recovered", [right], "", target="all", met=right == 1)
+        yield results.row(f"settings whose {name} was that of the next one (control)", [wrong], "", baseline=right,
+                          target="at most half of it", met=wrong <= right / 2)
