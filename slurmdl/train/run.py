@@ -4,8 +4,9 @@
 
     run = init()
     model, opt = run.wrap(model, opt)
+    loader = run.loader(dataset, batch=32)
     for epoch in range(5):
-        for images, labels in run.loader(dataset, batch=32):
+        for images, labels in loader:
             opt.zero_grad()
             loss_of(model(images), labels).backward()
             opt.step()

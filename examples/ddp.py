@@ -1,0 +1,44 @@
+"""A plain PyTorch DistributedDataParallel script, as it is: it knows nothing of slurmdl.
+
+    slurmdl srun python examples/ddp.py          (inside a job, one task per replica)
+
+`slurmdl srun` places the ranks and gives each task RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, which is all that
+torch.distributed asks for.
+"""
+
+import os
+
+import torch
+import torch.distributed as dist
+from sklearn.datasets import load_digits
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+
+digits = load_digits()
+images = torch.tensor(digits.data / 16, dtype=torch.float32)
+labels = torch.tensor(digits.target)
+training = TensorDataset(images[:1437], labels[:1437])
+
+torch.manual_seed(1)
+network = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10))
+model = DistributedDataParallel(network)
+opt = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9)
+
+sampler = DistributedSampler(training, seed=1)
+for epoch in range(20):
+    sampler.set_epoch(epoch)
+    for batch, target in DataLoader(training, batch_size=32, sampler=sampler):
+        opt.zero_grad()
+        loss = torch.nn.functional.cross_entropy(model(batch), target)
+        loss.backward()
+        opt.step()
+
+print(f"rank {rank} of {dist.get_world_size()} on {os.environ.get('SLURMD_NODENAME', 'this node')}", flush=True)
+if rank == 0:
+    with torch.no_grad():
+        right = (model(images[1437:]).argmax(1) == labels[1437:]).float().mean().item()
+    print(f"accuracy {right:.1%}")
+dist.destroy_process_group()
