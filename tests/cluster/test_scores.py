@@ -1,0 +1,90 @@
+"""What scores do to jobs on a real cluster: they decide, or they cost nothing but a line."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+from jobs import MAPPED, occupy, own_lines, ranks
+
+from slurmdl.network.model import LinkScore, LinkScores
+
+SLOW, LOSSY = LinkScore(1.25e8, 4e-5), LinkScore(1.25e9, 4e-5, 0.02)
+
+
+def scores_file(cluster, *bad: str, age: float = 0.0, kind: LinkScore = SLOW) -> Path:
+    """Scores of all nodes, some of them bad, in a file of the user's own."""
+    nodes = {f"n{i}": LinkScore(1.25e9, 4e-5) for i in range(1, 9)}
+    text = LinkScores({**nodes, **dict.fromkeys(bad, kind)}, time=time.time() - age, margin=0.25).to_text()
+    path = cluster.directory("scores") / "scores.json"
+    cluster.run(["sh", "-c", f"umask 022; cat > {path}"], stdin=text).check_returncode()
+    return path
+
+
+def test_a_job_gets_clean_nodes_while_there_are_enough(cluster):
+    script, file = cluster.script(MAPPED), scores_file(cluster, "n1", "n4", kind=LOSSY)
+    job = cluster.submit(["slurmdl", "sbatch", "-N3", "--dl-bind=pin", f"--dl-scores={file}", str(script)],
+                         directory=script.parent)
+    nodes = set(ranks(cluster.output(job)))
+    assert nodes in ({"n3", "n5", "n7"}, {"n2", "n6", "n8"})
+
+
+def test_a_degraded_node_is_used_when_the_others_are_not_enough(cluster):
+    occupy(cluster, "n2", "n4", "n6", "n8")
+    script, file = cluster.script(MAPPED), scores_file(cluster, "n1")
+    words = ["slurmdl", "sbatch", "--dl-bind=pin", f"--dl-scores={file}"]
+    three = cluster.submit([*words, "-N3", str(script)], directory=script.parent)
+    assert set(ranks(cluster.output(three))) == {"n3", "n5", "n7"}
+    four = cluster.submit([*words, "-N4", str(script)], directory=script.parent)
+    assert set(ranks(cluster.output(four))) == {"n1", "n3", "n5", "n7"}
+
+
+def test_the_explanation_says_which_scores_mattered(cluster):
+    file = scores_file(cluster, "n1", age=60)
+    words = ["slurmdl", "place", "-N3", f"--dl-scores={file}", "--dl-zone=zoneA"]
+    told = cluster.run(words)
+    assert told.returncode == 0, told.stderr
+    assert "n1  left out: " in told.stdout and "1 min old" in told.stdout
+    found = json.loads(cluster.run([*words, "--json"]).stdout)
+    assert (found["scores"][0]["name"], found["scores"][0]["verdict"]) == ("n1", "left out")
+
+
+def test_scores_that_cannot_be_used_leave_the_topology_and_one_line(cluster):
+    script = cluster.script(MAPPED)
+    stale = scores_file(cluster, "n1", age=10_000)
+    broken, forged = scores_file(cluster, "n1"), scores_file(cluster, "n1")
+    cluster.run(["sh", "-c", f"echo '{{' > {broken}"]).check_returncode()
+    cluster.run(["chmod", "666", str(forged)]).check_returncode()
+    for file, why in ((stale, "stale"), (broken, "is not JSON"), (forged, "others may write it"),
+                      (script.parent / "missing", "No such file")):
+        done = cluster.run(["slurmdl", "place", "-N3", f"--dl-scores={file}"])
+        assert done.returncode == 0 and "choice     none" not in done.stdout
+        assert len(own_lines(done.stderr)) == 1 and why in done.stderr
+        assert done.stderr.endswith("the topology alone decides\n")
+    words = ["slurmdl", "sbatch", "--parsable", "-N3", "--dl-scores=http://127.0.0.1:9"]
+    strict = cluster.run([*words, "--dl-strict", str(script)], directory=script.parent)
+    assert strict.returncode == 65 and "refused" in strict.stderr and not strict.stdout
+    done = cluster.run([*words, str(script)], directory=script.parent)
+    assert done.returncode == 0 and len(own_lines(done.stderr)) == 1 and "refused" in done.stderr
+    nodes = ranks(cluster.output(int(done.stdout)))
+    assert len(nodes) == 3 and len({int(node[1:]) % 2 for node in nodes}) == 1
+
+
+def test_what_another_user_wrote_is_not_read(cluster):
+    file = scores_file(cluster, "n1")
+    cluster.run(["chown", "64001", str(file)], as_root=True).check_returncode()
+    told = cluster.run(["slurmdl", "place", "-N3", f"--dl-scores={file}"])
+    assert told.returncode == 0 and "left out" not in told.stdout
+    assert "user 64001 owns it" in told.stderr and told.stderr.count("\n") == 1
+
+
+def test_the_map_of_a_step_follows_the_scores(cluster):
+    """A parameter server does not stand on a node with a bad link, also where the nodes were given."""
+    file = scores_file(cluster, "n1", "n5")
+    script = cluster.script("slurmdl srun --dl-strategy=ps --dl-ps=1 sh -c "
+                            "'echo rank $SLURM_PROCID $SLURMD_NODENAME $SLURMDL_ROLE'\n")
+    job = cluster.submit(["sbatch", "-N3", "-w", "n1,n3,n5", str(script)], directory=script.parent,
+                         env={"SLURMDL_OPT_SCORES": str(file)})
+    servers = [line.split()[2] for line in cluster.output(job).splitlines() if line.endswith(" ps")]
+    assert servers == ["n3"]
