@@ -12,6 +12,8 @@
 # make plugin     the SPANK plugin, build/spank/slurmdl.so (spank/README.md)
 # make fuzz-plugin  libFuzzer on each parser of the plugin for SECONDS, side by side, and the plugin as clang builds it
 # make plugin-releases  the plugin built for and run with other releases of Slurm, in roots of other Debians
+# make packages   deb packages for the release of Slurm that is here, into build/packages (tools/package rpm: an rpm)
+# make site-flow  install, enable, submit, upgrade, disable and remove them, in a Debian of their own
 # make memcheck-plugin  every callback of the plugin in every context under valgrind
 # make compose-test  the cluster tests on the containerized cluster (docs/compose.md), DEBIAN=trixie and TESTS for others
 # make test-matrix   the same with each release of Slurm; prints what is supported where
@@ -29,6 +31,7 @@ WORKERS ?= 2
 BENCHES := bench-demo bench-topology bench-placement bench-model bench-spank bench-strategies bench-scores
 
 .PHONY: demo test lint install system nightly fuzz oracle plugin fuzz-plugin memcheck-plugin plugin-releases clean \
+	packages site-flow \
 	compose compose-test test-matrix \
 	$(BENCHES)
 
@@ -104,11 +107,22 @@ compose-test: compose
 test-matrix: compose
 	$(AS_ROOT) $(BIN)/python tests/cluster/matrix
 
+packages: system
+	@tools/install-debian debhelper dh-python pybuild-plugin-pyproject python3-all python3-networkx python3-numpy \
+		python3-setuptools python3-wheel python3-yaml
+	tools/package deb
+
+site-flow: install packages
+	-@tools/install-debian debootstrap
+	$(AS_ROOT) tools/debian-root bookworm slurmctld slurmd slurm-client munge systemd iproute2 procps libslurm38 \
+		python3-networkx python3-numpy python3-yaml
+	$(AS_ROOT) env SLURMDL_PACKAGES=build/packages $(BIN)/pytest -p no:cacheprovider tests/cluster/test_site_flow.py
+
 memcheck-plugin: system
 	@tools/install-debian valgrind
 	$(MAKE) -C spank memcheck
 
-nightly: lint test $(BENCHES) fuzz oracle memcheck-plugin plugin-releases
+nightly: lint test $(BENCHES) fuzz oracle memcheck-plugin plugin-releases site-flow
 	$(MAKE) fuzz-plugin SECONDS=600
 
 install: system .venv/installed

@@ -6,6 +6,7 @@ so nobody sees half of one.
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 from collections.abc import Sequence
@@ -78,13 +79,13 @@ def send(where: tuple[str, int], samples: Sequence[LinkSample], spool: str) -> N
 
 
 def _connect(where: tuple[str, int]) -> socket.socket:
-    """From a port below 1024 where this is root: by that the collector knows that no user of the node sends."""
-    ports = [0] if os.geteuid() else [*range(1023, 1007, -1), 0]
-    for port in ports:
+    """From a port below 1024 where this may take one (root, or CAP_NET_BIND_SERVICE): by that the collector knows
+    that no user of the node sends."""
+    for port in (*range(1023, 1007, -1), 0):
         try:
             return socket.create_connection(where, timeout=LIMIT, source_address=("", port))
         except OSError as error:
-            if port == 0 or error.errno not in (98, 99):  # EADDRINUSE, EADDRNOTAVAIL: the next port
+            if port == 0 or error.errno not in (errno.EACCES, errno.EADDRINUSE, errno.EADDRNOTAVAIL):
                 raise
     raise AssertionError("the last port is any")
 

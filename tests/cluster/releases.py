@@ -72,9 +72,13 @@ exec env -i --ignore-signal=CHLD sleep infinity
 
 
 class RootCluster(Cluster):
-    """`nodes` nodes n1, n2, ... in two zones, of the Slurm in `root`; `here` is a new directory for its files."""
+    """`nodes` nodes n1, n2, ... in two zones, of the Slurm in `root`; `here` is a new directory for its files.
 
-    def __init__(self, root: Path, here: Path, nodes: int, plugin: Path) -> None:
+    Slurm 22.05 does not know the default of `cgroup`, its cgroup.conf.
+    """
+
+    def __init__(self, root: Path, here: Path, nodes: int, plugin: Path,
+                 cgroup: str = "CgroupPlugin=disabled") -> None:
         self.topology, self.shared, self.user = alternating(nodes, 2), here / "shared", USER
         self._root, self._here, self.box = root, here, self
         for name in ("slurm", "spool/ctld", "shared", *(f"spool/n{i + 1}" for i in range(nodes))):
@@ -85,7 +89,7 @@ class RootCluster(Cluster):
         (etc / "slurm.conf").write_text(_SLURM_CONF.format(here=here, nodes=nodes, last=17000 + nodes,
                                                            address=_ADDRESS))
         (etc / "topology.conf").write_text(write.conf(self.topology))
-        (etc / "cgroup.conf").write_text("CgroupPlugin=disabled\n")
+        (etc / "cgroup.conf").write_text(f"{cgroup}\n")
         (etc / "slurmdl.so").write_bytes(plugin.read_bytes())
         (etc / "plugstack.conf").write_text("optional /etc/slurm/slurmdl.so\n")
         (here / "hosts").write_text(f"127.0.0.1 localhost\n{_ADDRESS} login\n")

@@ -1,0 +1,157 @@
+"""A site's whole way with the packages: install, enable, submit, upgrade, disable, remove; and no trace is left.
+
+In the root of a Debian with its own Slurm, where nothing of the checkout is seen. `make site-flow` makes that root
+and the packages, and names these by SLURMDL_PACKAGES; without them this is skipped.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from releases import RootCluster, missing, root_of
+
+SUITE = "bookworm"
+PACKAGES = Path(os.environ.get("SLURMDL_PACKAGES", "/nowhere"))
+#: what installing and removing any package changes
+BOOKS = ("var/lib/dpkg", "var/log", "var/cache", "var/lib/apt", "tmp", "run", "etc/ld.so.cache", "root")
+#: written by whoever makes users; groups and users stand there, the order of the lines may change
+USERS = ("etc/passwd", "etc/group", "etc/shadow", "etc/gshadow")
+UNITS = ("slurmdl-ingest.service", "slurmdl-serve.service", "slurmdl-collect.timer")
+
+_why = missing(SUITE) or ("" if list(PACKAGES.glob("*.deb")) else "no packages: make site-flow makes them")
+pytestmark = pytest.mark.skipif(bool(_why), reason=_why or "-")
+
+
+def state(root: Path) -> dict[str, str]:
+    """Path -> what it is and holds, of all that is not a package manager's own book."""
+    found = {}
+    for path in sorted(root.rglob("*")):
+        name = str(path.relative_to(root))
+        if name.startswith(BOOKS) or name.endswith("-") or "__pycache__" in name:
+            continue
+        if path.is_symlink():
+            found[name] = f"-> {os.readlink(path)}"
+        elif path.is_dir():
+            found[name] = "directory"
+        elif path.is_file():
+            data = path.read_bytes()
+            data = b"\n".join(sorted(data.splitlines())) if name in USERS else data
+            found[name] = hashlib.sha256(data).hexdigest()
+    return found
+
+
+def inside(root: Path, *argv: str) -> str:
+    """Run a command as root in a root, in namespaces that end with it; its output."""
+    done = subprocess.run(["unshare", "--mount", "--pid", "--fork", "--kill-child", f"--mount-proc={root}/proc",
+                           "chroot", str(root), *argv], capture_output=True, text=True, timeout=300, check=False,
+                          env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "DEBIAN_FRONTEND": "noninteractive",
+                               "LC_ALL": "C"})
+    assert done.returncode == 0, f"{argv}: {done.stdout}{done.stderr}"
+    return done.stdout + done.stderr
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Iterator[Path]:
+    """A copy of the Debian, as a machine that was never told of slurmdl."""
+    copy = tmp_path / "debian"
+    subprocess.run(["cp", "-a", "--reflink=auto", str(root_of(SUITE)), str(copy)], check=True, timeout=300)
+    (copy / "etc/hosts").touch()  # the cluster wants it there
+    yield copy
+    shutil.rmtree(copy)
+
+
+def install(root: Path) -> None:
+    names = [path.name for path in PACKAGES.glob("*.deb") if "dbgsym" not in path.name]
+    for name in names:
+        shutil.copy(PACKAGES / name, root / "var/cache")
+    inside(root, "dpkg", "--install", *(f"/var/cache/{name}" for name in names))
+
+
+def doctor(cluster: RootCluster, *words: str) -> dict[str, str]:
+    """Check -> its text; all are OK."""
+    done = cluster.run(["slurmdl", "doctor", "--json", *words])
+    found = json.loads(done.stdout)["findings"]
+    assert (done.returncode, [each for each in found if each["grade"] != "OK"]) == (0, []), done.stdout
+    return {each["check"]: each["text"] for each in found}
+
+
+def wanting(cluster: RootCluster, *words: str) -> str:
+    done = cluster.run(["sbatch", *words])
+    assert done.returncode != 0
+    return done.stderr
+
+
+def test_the_whole_way(root, tmp_path):
+    before = state(root)
+    install(root)
+    once = state(root)
+    assert not {name for name in once.keys() - before.keys() if name.startswith("etc/slurm/")}
+    assert {name: once[name] for name in before if name not in USERS} == {
+        name: was for name, was in before.items() if name not in USERS}  # nothing that was there is touched
+    assert "slurmdl" in (root / "etc/passwd").read_text()
+    plugin = next(root.glob("usr/lib/*/slurm-wlm/slurmdl.so"))
+    assert not list((root / "etc/systemd").rglob("slurmdl*"))  # nothing is enabled
+
+    here = tmp_path / "site"
+    cluster = RootCluster(root, here, 4, plugin, "CgroupAutomount=no")
+    try:
+        plugstack = here / "slurm/plugstack.conf"
+        (here / "slurm/slurmdl.so").unlink()
+        plugstack.unlink()
+        # installed, not enabled: the wrapper works, plain sbatch knows nothing of it
+        assert "not installed" in doctor(cluster)["plugin"]
+        assert "unrecognized option" in wanting(cluster, "--dl-ps=1", "--wrap=true")
+        script = cluster.script("#DL --dl-ps=1\nslurmdl srun sh -c 'echo $SLURM_PROCID $SLURMDL_ROLE'")
+        job = cluster.submit(["slurmdl", "sbatch", "-N4", str(script)])
+        assert sorted(cluster.output(job).split("\n"))[1:] == ["0 ps", "1 worker", "2 worker", "3 worker"]
+
+        # enabled
+        plugstack.write_text("optional slurmdl.so\n")
+        assert doctor(cluster, "--nodes=n[1-4]")["nodes' plugin"] == "the same on n[1-4]"
+        job = cluster.submit(["sbatch", "-N4", "--dl-ps=1", "--wrap=srun sh -c 'echo $SLURM_PROCID $SLURMDL_ROLE'"])
+        assert sorted(cluster.output(job).split("\n"))[1:] == ["0 ps", "1 worker", "2 worker", "3 worker"]
+
+        # the collector, as its unit starts it
+        samples = "\n".join(json.dumps({"kind": "node", "name": f"n{i}", "time": 0, "throughput": 1e8,
+                                        "source": "probe"}) for i in range(1, 5))
+        script = ("install -d -o slurmdl -g slurmdl /var/lib/slurmdl; "
+                  "exec setpriv --reuid=slurmdl --regid=slurmdl --clear-groups slurmdl score ingest -")
+        now = cluster.run(["date", "+%s"]).stdout.strip()
+        done = cluster.run(["sh", "-c", script], as_root=True, stdin=samples.replace('"time": 0', f'"time": {now}'))
+        assert done.returncode == 0, done.stderr
+        own = root / "etc/slurmdl/slurmdl.yaml"
+        shipped = own.read_text()
+        own.write_text("scores: {owner: slurmdl}\n")
+        assert "newest score" in doctor(cluster)["scores"]
+
+        # an upgrade keeps what the site has written
+        install(root)
+        assert own.read_text() == "scores: {owner: slurmdl}\n" != shipped
+        doctor(cluster)
+
+        # disabled
+        plugstack.unlink()
+        assert "unrecognized option" in wanting(cluster, "--dl-ps=1", "--wrap=true")
+        assert cluster.output(cluster.submit(["sbatch", "--wrap=echo plain"])) == "plain\n"
+    finally:
+        cluster.down()
+
+    inside(root, "systemctl", "enable", *UNITS)
+    assert list((root / "etc/systemd").rglob("slurmdl*"))
+    inside(root, "dpkg", "--remove", "slurmdl", "slurmdl-spank")
+    assert not list((root / "etc/systemd").rglob("slurmdl*"))
+    assert not plugin.exists() and own.exists()  # a removal keeps the configuration
+    inside(root, "dpkg", "--purge", "slurmdl", "slurmdl-spank")
+    # where the cluster's files were mounted
+    for path in (root / str(here)[1:], *(root / str(here)[1:]).parents):
+        if path != root and path.is_dir() and not any(path.iterdir()):
+            path.rmdir()
+    after = state(root)
+    assert {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)} == set()
