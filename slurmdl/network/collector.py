@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from time import time
@@ -18,6 +18,8 @@ from slurmdl.network.store import Store, publish
 
 #: what a file in the spool must end in to be taken; it is put there by renaming
 SPOOLED = ".jsonl"
+#: reasons for which samples are refused that are told apart
+MOST_REASONS = 100
 
 
 @dataclass
@@ -32,7 +34,6 @@ class Collector:
     owner : user whose files in the spool are trusted, see trust.
     known : names of nodes and zones; samples of others are refused. None where the topology is not known.
     refused : reason -> number of samples since the last report.
-    stored : samples since the last report.
     """
 
     store: Store
@@ -42,7 +43,6 @@ class Collector:
     owner: str = ""
     known: frozenset[str] | None = None
     refused: Counter[str] = field(default_factory=Counter)
-    stored: int = 0
 
     def lines(self, lines: Iterable[str], now: float) -> list[LinkSample]:
         """The samples that can be stored; the others are counted by why they cannot."""
@@ -51,10 +51,14 @@ class Collector:
             why = f"line {str(found).lstrip(':')}" if isinstance(found, InputError) else self._stranger(found) or (
                 f"{found.name}: {found.time - now:.0f} s in the future" if found.time > now + hygiene.SKEW else "")
             if isinstance(found, InputError) or why:
-                self.refused[why] += 1
+                self._refuse(why)
             else:
                 good.append(found)
         return good
+
+    def _refuse(self, why: str) -> None:
+        """Count it; of very many reasons only the number."""
+        self.refused[why if why in self.refused or len(self.refused) < MOST_REASONS else "other reasons"] += 1
 
     def _stranger(self, sample: LinkSample) -> str:
         names = sample.name.split("|") if sample.kind == "trunk" else [sample.name]
@@ -63,7 +67,13 @@ class Collector:
 
     def keep(self, samples: Iterable[LinkSample]) -> None:
         """Store samples. UnavailableError where that is not possible: then none of them is stored."""
-        self.stored += self.store.add(samples)
+        self.store.add(samples)
+
+    def take(self, senders: Sequence[Sequence[str]]) -> list[int]:
+        """Store what is good in the lines of several senders; returns for each how many samples that were."""
+        good = [self.lines(lines, time()) for lines in senders]
+        self.keep(sample for samples in good for sample in samples)
+        return [len(samples) for samples in good]
 
     def spool(self, folder: str) -> None:
         """Store what lies in a directory, and then remove it there. What cannot be trusted or read is left there."""
@@ -75,7 +85,7 @@ class Collector:
                     samples += self.lines(trust.trusted_text(path, self.owner).splitlines(), now)
                     taken.append(path)
                 except InputError as error:
-                    self.refused[str(error)] += 1
+                    self._refuse(str(error))
         self.keep(samples)
         for path in taken:
             with suppress(FileNotFoundError):
@@ -101,7 +111,6 @@ class Collector:
     def report(self) -> str:
         """What happened since the last report, "" for nothing refused."""
         refused, self.refused = self.refused, Counter()
-        self.stored = 0
         first = "; ".join(f"{why} ({count})" if count > 1 else why for why, count in refused.most_common(2))
         more = f"; and {len(refused) - 2} other reasons" if len(refused) > 2 else ""
         return f"{sum(refused.values())} refused: {first}{more}" if refused else ""

@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from statistics import median
+
+import numpy as np
 
 from slurmdl.network.capacity import SLOWER
 from slurmdl.network.model import LinkScore, LinkScores
@@ -90,10 +91,10 @@ def scores(samples: Iterable[LinkSample], now: float, previous: LinkScores | Non
     made = LinkScores(nodes=nodes, zones=zones, trunks=trunks, time=now, margin=rules.margin)
     speeds = [score.throughput for score in nodes.values() if score.throughput is not None]
     if len(speeds) >= ENOUGH:
-        made = replace(made, node_default=_settled(median(speeds), previous.node_default, rules.deadband))
+        made = replace(made, node_default=_settled(float(np.median(speeds)), previous.node_default, rules.deadband))
     delays = [score.delay / 2 for score in nodes.values() if score.delay]
     if len(delays) >= ENOUGH:
-        made = replace(made, delay_default=_settled(median(delays), previous.delay_default, rules.deadband))
+        made = replace(made, delay_default=_settled(float(np.median(delays)), previous.delay_default, rules.deadband))
     fast = (1 - SLOWER) * made.node_default
     measured = {name: _unbound(score, fast) for name, score in zones.items()}
     return Made(replace(made, zones={**uplinks(made), **measured}), refused)

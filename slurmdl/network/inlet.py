@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from slurmdl.errors import SlurmdlError
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+#: called with the lines of several senders at once: stores what is good, and returns for each how many
+Take = Callable[[Sequence[Sequence[str]]], Sequence[int]]
 
 #: the machine itself
 LOOPBACK: tuple[Network, ...] = (ipaddress.ip_network("127.0.0.0/8"), ipaddress.ip_network("::1/128"))
@@ -31,14 +33,13 @@ class Inlet:
 
     Attributes
     ----------
-    take : called with the lines of several senders at once, stores what is good, and returns for each sender how
-        many; SlurmdlError where nothing can be stored.
+    take : SlurmdlError where nothing can be stored.
     say : called with one line about a sender that is refused.
     networks : of the senders.
     any_port : senders without privileges, too.
     """
 
-    take: Callable[[Sequence[Sequence[str]]], Sequence[int]]
+    take: Take
     say: Callable[[str], None]
     networks: tuple[Network, ...] = LOOPBACK
     any_port: bool = False

@@ -16,7 +16,7 @@ from typing import Any
 
 from slurmdl.config import Config
 from slurmdl.errors import InputError, SlurmdlError, UnavailableError
-from slurmdl.network import hygiene, prometheus, read
+from slurmdl.network import hygiene, read
 from slurmdl.network.model import LinkScore, LinkScores, Weights
 
 #: seconds for all sources together
@@ -109,6 +109,8 @@ def _sources(config: Config, wanted: str, environ: Mapping[str, str], now: float
     rules = hygiene.Rules(given.max_age, given.half_life, given.margin)
 
     def asked(url: str) -> LinkScores:
+        from slurmdl.network import prometheus  # what it stands on takes longer to import than files to read
+
         found = prometheus.samples(url, given.queries, given.label, deadline)
         if not found:
             raise UnavailableError(f"prometheus: no answer names a node by its label {given.label!r}")

@@ -83,6 +83,12 @@ def inlet(site: Path) -> Iterator[Service]:
     running.child.wait()
 
 
+def test_what_senders_get_wrong_is_said(inlet: Service) -> None:
+    assert inlet.send(b'{"kind": "node", "name": "n1", "time": -1, "source": "probe"}\n') == "stored 0\n"
+    status, told = inlet.end()
+    assert status == 0 and "1 refused: line 1: sample of n1: time -1 is not valid" in told
+
+
 def test_samples_are_stored_before_the_sender_is_told(inlet: Service, site: Path) -> None:
     assert inlet.send(to_lines(samples(5)).encode() + b"no sample\n") == "stored 5\n"
     inlet.child.kill()

@@ -6,11 +6,13 @@ and publishes a snapshot for `--dl-scores=auto`. Runs once, and with --listen or
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import signal
 import sys
-from collections.abc import Sequence
-from contextlib import suppress
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
 from time import time
 
 from slurmdl import config
@@ -50,57 +52,63 @@ def run(argv: list[str]) -> int:
         for file in options.files:
             collector.keep(collector.lines(_lines(file), time()))
         if where is None and options.every is None:
-            if options.spool:
-                collector.spool(options.spool)
-            _published(collector)
+            _cycle(collector, options.spool)
             return 0
-        with suppress(KeyboardInterrupt):
-            _stay(collector, options.spool, where, networks, options.any_port, options.every or EVERY)
+
+        def cycle() -> None:
+            # in a thread and by a connection of its own: senders do not wait for it
+            with Store.open(options.history) as own:
+                _cycle(replace(collector, store=own, refused=Counter()), options.spool)
+
+        listener = inlet.Inlet(collector.take, warn, networks, options.any_port)
+        asyncio.run(_stay(collector, cycle, options.every or EVERY, listener, where))
+        _cycle(collector, options.spool)
     return 0
 
 
-def _stay(collector: Collector, spool: str | None, where: tuple[str, int] | None,
-          networks: tuple[inlet.Network, ...], any_port: bool, every: float) -> None:
-    """Take and publish until a signal ends it; then publish once more."""
-    import asyncio
+def _cycle(collector: Collector, spool: str | None) -> None:
+    """Take what is in the spool, publish, and say what was refused."""
+    if spool:
+        collector.spool(spool)
+    collector.publish()
+    _report(collector)
 
-    def take(senders: Sequence[Sequence[str]]) -> list[int]:
-        good = [collector.lines(lines, time()) for lines in senders]
-        collector.keep(sample for samples in good for sample in samples)
-        return [len(samples) for samples in good]
 
-    async def published() -> None:
+def _report(collector: Collector) -> None:
+    text = collector.report()
+    if text:
+        warn(text)
+
+
+async def _stay(collector: Collector, cycle: Callable[[], None], every: float, listener: inlet.Inlet,
+                where: tuple[str, int] | None) -> None:
+    """Take and publish until a signal ends it.
+
+    Raises
+    ------
+    UnavailableError : the address cannot be listened on.
+    """
+    async def cycles() -> None:
         while True:
             try:
-                if spool:
-                    collector.spool(spool)
-                _published(collector)
+                await asyncio.to_thread(cycle)
             except (SlurmdlError, OSError) as error:
                 warn(str(error))  # a full disk may have room again
+            _report(collector)
             await asyncio.sleep(every)
 
-    async def both() -> None:
-        tasks = [asyncio.ensure_future(published())]
-        if where is not None:
-            tasks.append(asyncio.ensure_future(inlet.Inlet(take, warn, networks, any_port).serve(
-                *where, ready=lambda port: warn(f"listening on port {port}"))))
-        for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, lambda: [task.cancel() for task in tasks])
-        await asyncio.gather(*tasks)
-
+    tasks = [asyncio.ensure_future(cycles())]
+    if where is not None:
+        tasks.append(asyncio.ensure_future(listener.serve(
+            *where, ready=lambda port: warn(f"listening on port {port}"))))
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, lambda: [task.cancel() for task in tasks])
     try:
-        asyncio.run(both())
+        await asyncio.gather(*tasks)
     except asyncio.CancelledError:
-        _published(collector)
+        return
     except OSError as error:
         raise UnavailableError(f"--listen: cannot listen ({error.strerror})") from error
-
-
-def _published(collector: Collector) -> None:
-    collector.publish()
-    report = collector.report()
-    if report:
-        warn(report)
 
 
 def _lines(file: str) -> list[str]:
