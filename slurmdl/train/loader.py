@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -63,15 +65,45 @@ class Deal:
         return begin + total * worker // self._workers, begin + total * (worker + 1) // self._workers
 
 
+@dataclass(frozen=True)
+class Told:
+    """Whom a Loader tells.
+
+    Attributes
+    ----------
+    asked : a batch is asked for.
+    there : it is there; with its weight, the worker's share of the step's samples times the number of workers.
+    over : there was none, the epoch is over.
+    """
+
+    asked: Callable[[], None]
+    there: Callable[[float], None]
+    over: Callable[[], None]
+
+
+@dataclass(frozen=True)
+class Source:
+    """A data set.
+
+    Attributes
+    ----------
+    count : samples.
+    mark : a checksum of some of them; 0 where a sample may be another one each time, as in a Dataset.
+    batches : makes the batches of the samples whose indices it is given, one after the other.
+    """
+
+    count: int
+    mark: int
+    batches: Callable[[Iterator[IntArray]], Iterator[Any]]
+
+
 class Loader:
     """This worker's batches; each iteration over it is an epoch.
 
     Parameters
     ----------
     batches : makes the batches of the samples whose indices it is given, one after the other.
-    begins : called with the weight of each batch when it is handed out: the worker's share of the step's samples,
-        times the number of workers.
-    fetching : called whenever a batch is asked for.
+    told : is told when a batch is asked for and when it is there.
 
     Attributes
     ----------
@@ -79,9 +111,9 @@ class Loader:
     """
 
     def __init__(self, deal: Deal, worker: int, workers: int, batches: Callable[[Iterator[IntArray]], Iterator[Any]],
-                 begins: Callable[[float], None], fetching: Callable[[], None]) -> None:
+                 told: Told) -> None:
         self._deal, self._worker, self._workers = deal, worker, workers
-        self._batches, self._begins, self._fetching = batches, begins, fetching
+        self._batches, self._told = batches, told
         self.epoch = 0
 
     def __len__(self) -> int:
@@ -90,15 +122,16 @@ class Loader:
 
     def __iter__(self) -> Iterator[Any]:
         number, self.epoch = self.epoch, self.epoch + 1
-        self._fetching()
+        self._told.asked()
         for step, batch in enumerate(self._batches(self._deal.epoch(number, self._worker))):
-            self._begins(self._deal.size(step, self._worker) * self._workers / self._deal.total(step))
+            self._told.there(self._deal.size(step, self._worker) * self._workers / self._deal.total(step))
             yield batch
-            self._fetching()
+            self._told.asked()
+        self._told.over()
 
 
-def source(data: Any, options: dict[str, Any]) -> tuple[int, Callable[[Iterator[IntArray]], Iterator[Any]]]:
-    """The number of samples of a data set, and what makes batches of samples of it.
+def source(data: Any, options: dict[str, Any]) -> Source:
+    """What deals with a data set.
 
     Parameters
     ----------
@@ -132,12 +165,13 @@ def source(data: Any, options: dict[str, Any]) -> tuple[int, Callable[[Iterator[
                 batch = tuple(tensor[chosen] for tensor in tensors)
                 yield batch[0] if alone else batch
 
-        return len(tensors[0]), batches
+        some = np.arange(0, len(tensors[0]), len(tensors[0]) // 5 or 1)
+        return Source(len(tensors[0]), zlib.crc32(repr([tensor[some] for tensor in tensors]).encode()), batches)
 
     def loaded(indices: Iterator[IntArray]) -> Iterator[Any]:
         return iter(DataLoader(data, batch_sampler=[index.tolist() for index in indices], **options))
 
-    return len(data), loaded
+    return Source(len(data), 0, loaded)
 
 
 def _is_array(thing: Any) -> bool:

@@ -87,6 +87,13 @@ class Stopwatch:
             self._waited_before = self._waited()
         self._phase, self._since = phase, moment
 
+    def cancel(self) -> None:
+        """If a step has only just begun it is none, since there were no more data."""
+        if self._since == self._began:
+            moment = self._now()
+            self._meter.between += moment - self._since
+            self._phase, self._since = "", moment
+
     def end_step(self) -> None:
         """The step is over; the next one begins with the next phase."""
         moment, meter = self._now(), self._meter

@@ -20,12 +20,9 @@ from __future__ import annotations
 import atexit
 import os
 import sys
-import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
-
-import numpy as np
 
 from slurmdl.errors import TrainError
 from slurmdl.train import agreement, ending, method, runtime, shards
@@ -33,7 +30,7 @@ from slurmdl.train import plot as pictures
 from slurmdl.train.backward import Backward, Listener
 from slurmdl.train.courier import Courier
 from slurmdl.train.graphs import GRAPHS, Members, spectral_gap
-from slurmdl.train.loader import Deal, Loader, source
+from slurmdl.train.loader import Deal, Loader, Told, source
 from slurmdl.train.messages import Messages
 from slurmdl.train.meters import Meter, Report, Stopwatch, summarise, table
 from slurmdl.train.method import Method
@@ -79,7 +76,7 @@ def init(asked: Method | None = None, *, seed: int = 1, passes: int = 1, alike: 
     world = runtime.join(asked or method.of({}, environ), found, environ,
                          {**(alike or {}), "seed": seed, "passes": passes})
     run = agreement.on_all(world, lambda: Run(world, seed, passes, trace or environ.get(TRACE, ""),
-                                              plot or environ.get(PLOT, "")))
+                                              plot or environ.get(PLOT, ""), own))
     if own:
         atexit.register(_close_at_exit, run)
     return run
@@ -109,8 +106,8 @@ class Run:
     strategy: Strategy
     courier: Courier
 
-    def __init__(self, world: runtime.World, seed: int, passes: int, trace: str, plot: str) -> None:
-        self.world = world
+    def __init__(self, world: runtime.World, seed: int, passes: int, trace: str, plot: str, own: bool) -> None:
+        self.world, self._own = world, own
         self.messages = Messages(world.transport, world.levels())
         self.meter = Meter()
         self.batch = 0
@@ -162,6 +159,8 @@ class Run:
         ------
         TrainError : as `attach`.
         """
+        if self.serves and not self._own:
+            raise TrainError("wrap() would end a process that is not its own; valid: attach() and serve()")
         self.attach(model, optimizer)
         if self.serves:
             self.serve()
@@ -212,7 +211,9 @@ class Run:
         self._attached = True
 
     def loader(self, data: Any, batch: int, shuffle: bool = True, **options: Any) -> Loader:
-        """This worker's batches of a data set: over all workers every sample once per epoch; a call of all workers.
+        """This worker's batches of the training data: over all workers every sample once per epoch.
+
+        A call of all workers; each iteration over what it gives is an epoch.
 
         Parameters
         ----------
@@ -224,14 +225,14 @@ class Run:
         ------
         TrainError : data that cannot be dealt out, or that differ between the workers.
         """
-        count, batches = source(data, options)
-        worker = self.worker or 0
-        deal = Deal(count, self.workers, batch, shuffle, self.seed)
+        found = source(data, options)
+        deal = Deal(found.count, self.workers, batch, shuffle, self.seed)
         if not self.serves:
-            mark = zlib.crc32(repr(next(batches(iter([np.array([0, count // 2, count - 1])])))).encode())
-            self._do(lambda: agreement.compare_workers(self.world, self.messages, "data", (count, batch, mark)))
+            mark = (found.count, batch, found.mark)
+            self._do(lambda: agreement.compare_workers(self.world, self.messages, "data", mark))
         self.batch = batch
-        return Loader(deal, worker, self.workers, batches, self._begin, self._fetch)
+        return Loader(deal, self.worker or 0, self.workers, found.batches,
+                      Told(self._fetch, self._begin, self._fetched_none))
 
     def log(self, *things: Any) -> None:
         """Print, on the first worker alone."""
@@ -328,6 +329,10 @@ class Run:
     def _fetch(self) -> None:
         if self._attached and not self._finished:
             self._watch.enter("data")
+
+    def _fetched_none(self) -> None:
+        if self._attached and not self._finished:
+            self._watch.cancel()
 
     def _begin(self, weight: float) -> None:
         if self._attached and not self._finished:

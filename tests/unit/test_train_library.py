@@ -405,6 +405,19 @@ def test_kinds_of_data(data: Any) -> None:
     assert sorted(found[0] + found[1]) == [(number, number * number) for number in range(10)]
 
 
+def test_samples_that_are_drawn_anew_each_time() -> None:
+    """As those of a Dataset that turns and shifts its images: ranks may see others without having other data."""
+    class Noise(Squares):
+        def __getitem__(self, index: int) -> tuple[int, int]:
+            return index, int(np.random.default_rng().integers(1 << 60))
+    assert library(2, Method("allreduce"), lambda run: len(run.loader(Noise(), 5))) == [1, 1]
+
+
+def test_a_server_does_not_end_a_process_of_others() -> None:
+    with pytest.raises(TrainError, match=r"valid: attach\(\) and serve\(\)"):
+        library(2, Method("ps"), wrapped)
+
+
 @pytest.mark.parametrize("data, batch, words", [
     (iter([1]), 2, "has no length"), ((np.zeros(4), np.zeros(5)), 2, "arrays of 4, 5 samples"),
     (np.zeros(1), 2, "1 samples for 2 workers"), (np.zeros(4), 0, "a batch of 0 samples")])

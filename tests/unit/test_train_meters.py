@@ -35,10 +35,11 @@ class Clock:
 
 
 def test_a_stopwatch_gives_each_phase_its_time() -> None:
+    """Two intervals of 10 s are between three steps; after the third the step counts that has begun, for 0.5 s."""
     clock, meter = Clock(), Meter()
     watch = Stopwatch(meter, clock, lambda: clock.waited)
     clock.time = 100.0  # before the first step
-    for step in range(3):
+    for _ in range(3):
         for phase, seconds in WORK.items():
             watch.enter(phase)
             watch.enter(phase)
@@ -47,14 +48,16 @@ def test_a_stopwatch_gives_each_phase_its_time() -> None:
         clock.time += 4.0
         clock.waited += 1.5
         watch.end_step()
-        if step < 2:
-            clock.time += 10.0
+        watch.enter("data")  # that of the step after the last one of an epoch, which there is not
+        clock.time += 0.5
+        watch.cancel()
+        clock.time += 9.5
     assert meter.phases == {**{phase: 3 * seconds for phase, seconds in WORK.items()}, "communication": 7.5,
                             "waiting": 4.5}
     assert tuple(meter.phases) == PHASES
     assert meter.wall == [7.75] * 3
     assert meter.comm == [4.0] * 3
-    assert meter.between == 20.0
+    assert meter.between == 20.5
 
 
 class Sleeps(torch.nn.Module):
