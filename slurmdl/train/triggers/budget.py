@@ -10,7 +10,7 @@ from slurmdl.train.triggers.trigger import Cost
 #: how far log theta goes for an exchange too many
 GAIN = 0.2
 #: steps over which a surplus or a debt is spread
-HORIZON = 1000
+HORIZON = 200
 #: log theta stays within this of its first value
 LIMIT = math.log(1e4)
 
