@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from slurmdl.doctor import commands, computes, settings, slurms
@@ -60,16 +60,21 @@ CHECKS = (
 )
 
 
-def examine(site: Site, limit: float) -> Iterator[tuple[Check, Finding | str]]:
+#: seconds that one check may take; what it asks of Slurm takes less by itself
+EACH = 30.0
+
+
+def examine(site: Site, limit: float, each: float = EACH,
+            checks: Sequence[Check] = CHECKS) -> Iterator[tuple[Check, Finding | str]]:
     """Go through the checks: each with its finding, or with the reason why it was not looked at.
 
     Parameters
     ----------
-    limit : seconds for all; a check that hangs, in a dead file system say, is left behind when they are over.
+    limit, each : seconds for all, and for one; a check that hangs, in a dead file system say, is left behind then.
     """
     deadline = time.monotonic() + limit
     failed: set[str] = set()
-    for check in CHECKS:
+    for check in checks:
         if check.nodes and not site.nodes:
             continue
         unmet = [name for name in check.needs if name in failed]
@@ -80,13 +85,13 @@ def examine(site: Site, limit: float) -> Iterator[tuple[Check, Finding | str]]:
         if time.monotonic() > deadline:
             yield check, "no time left"
             continue
-        finding = _bounded(check, site, deadline)
+        finding = _bounded(check, site, min(each, deadline - time.monotonic()))
         if finding.grade == "fail":
             failed.add(check.name)
         yield check, finding
 
 
-def _bounded(check: Check, site: Site, deadline: float) -> Finding:
+def _bounded(check: Check, site: Site, seconds: float) -> Finding:
     found: list[Finding] = []
 
     def look() -> None:
@@ -98,10 +103,7 @@ def _bounded(check: Check, site: Site, deadline: float) -> Finding:
             found.append(failure(f"internal error: {type(error).__name__}: {error}", "report it"))
 
     thread = threading.Thread(target=look, daemon=True)
-    began = time.monotonic()
     thread.start()
-    thread.join(max(0.0, deadline - began))
-    if found:
-        return found[0]
-    return failure(f"no answer within {time.monotonic() - began:.0f} s",
-                   check.mend or "see whether its file system answers (df)")
+    thread.join(max(0.0, seconds))
+    return found[0] if found else failure(f"no answer within {seconds:.0f} s",
+                                          check.mend or "see whether its file system answers (df)")

@@ -1,0 +1,114 @@
+"""Parts of the doctor without a cluster: what it reads, how it is bounded, what it says where there is nothing."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from slurmdl.doctor import commands, plugstack, probe
+from slurmdl.doctor.examine import CHECKS, Check, examine
+from slurmdl.doctor.finding import Finding, ok, warning
+from slurmdl.doctor.site import Site
+from slurmdl.errors import InputError, UnavailableError
+
+
+def doctor(*words: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "slurmdl", "doctor", *words], capture_output=True, text=True,
+                          timeout=60, check=False, env={"HOME": "/nowhere", **environ})
+
+
+def test_without_slurm():
+    done = doctor(PATH="/nowhere")
+    lines = done.stdout.splitlines()
+    assert (done.returncode, done.stderr) == (2, "")
+    assert lines[0].endswith("0 warn, 1 fail")
+    assert lines[1] == "fail  commands       sbatch, srun, scontrol, squeue: not found in PATH"
+    assert lines[2].lstrip().startswith("mend: install Slurm's commands")
+    assert lines[-1].startswith("not looked at: controller (needs commands), clock (needs controller)")
+
+
+@pytest.mark.parametrize("words, said", [
+    (["--nodes=n[1-"], "n[1-"), (["--timeout=0"], "--timeout=0"), (["--timeout=x"], "--timeout"), (["now"], "now")])
+def test_wrong_usage_is_no_finding(words, said):
+    done = doctor(*words, PATH="/nowhere")
+    assert (done.returncode >= 64, done.stdout, len(done.stderr.splitlines())) == (True, "", 1)
+    assert said in done.stderr
+
+
+def test_a_check_that_hangs_is_left_behind(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+
+    def hangs(_: Site) -> Finding:
+        return ok(pipe.read_text())  # nobody writes
+
+    def away(_: Site) -> Finding:
+        raise UnavailableError("x: away")
+
+    checks = (Check("one", hangs, mend="df"), Check("two", away, mend="bring it back"),
+              Check("three", hangs, ("two",)), Check("four", hangs, ("three",)), Check("five", lambda _: warning("late", "hurry")),
+              Check("six", lambda _: ok("fine"), ("five",)), Check("seven", lambda _: ok(""), nodes=True))
+    found = {check.name: finding for check, finding in examine(Site(), 60, 0.2, checks)}
+    assert found == {"one": Finding("fail", "no answer within 0 s", "df"),
+                     "two": Finding("fail", "x: away", "bring it back"), "three": "needs two", "four": "needs three",
+                     "five": Finding("warn", "late", "hurry"), "six": ok("fine")}
+    late = [finding for _, finding in examine(Site(), 0.1, 60, (checks[0], checks[4]))]
+    assert late == [Finding("fail", "no answer within 0 s", "df"), "no time left"]
+    pipe.open("w").close()
+
+
+def test_checks_need_earlier_ones():
+    seen: set[str] = set()
+    for check in CHECKS:
+        assert seen.issuperset(check.needs), check.name
+        seen.add(check.name)
+    assert len(seen) == len(CHECKS)
+
+
+def test_the_plugins_line(tmp_path):
+    folder = tmp_path / "plugstack.conf.d"
+    folder.mkdir()
+    main, plugins = tmp_path / "plugstack.conf", tmp_path / "plugins"
+    assert plugstack.find(str(main), []) is None
+    main.write_text("# optional slurmdl.so\nrequired other.so a=b\ninclude plugstack.conf.d/*.conf\n")
+    assert plugstack.find(str(main), []) is None
+    (folder / "a.conf").write_text(f"include {main}\n")  # a ring of files
+    (folder / "b.conf").write_text("\n  required\tslurmdl.so  # ours\n")
+    (folder / "c.bak").write_text("optional /elsewhere/slurmdl.so\n")
+    assert plugstack.find(str(main), [str(plugins)]) == plugstack.Line(f"{folder}/b.conf:2", True, "slurmdl.so")
+    plugins.mkdir()
+    (plugins / "slurmdl.so").touch()
+    found = plugstack.find(str(main), ["/nowhere", str(plugins)])
+    assert found is not None and found.path == str(plugins / "slurmdl.so")
+    (folder / "b.conf").unlink()
+    (folder / "b.conf").mkdir()
+    with pytest.raises(InputError, match=r"b\.conf: cannot be read"):
+        plugstack.find(str(main), [])
+
+
+def test_clocks_are_judged_between_two_moments():
+    asked = probe.Timed(100.0, None, 103.0)
+    for told, coarse, apart in ((100, 0, 0), (103, 0, 0), (105, 0, 2), (96, 0, -4), (96, 1, -3), (99, 1, 0)):
+        assert commands._apart(told, coarse, asked) == apart
+    assert commands._as_of("Configuration data as of 2026-11-21T19:42:31\nA = b\n") > 1.7e9
+    with pytest.raises(InputError, match="no time in its first line"):
+        commands._as_of("slurm_load_ctl_conf error: x\n")
+
+
+def test_probe_of_a_node(tmp_path):
+    """The script by itself: what it finds missing is told, and no value breaks a line."""
+    script, plugin = Path(probe.__file__).with_name("probe.sh").read_text(), tmp_path / "slurmdl.so"
+    plugin.write_text("x")
+    done = subprocess.run(["sh", "-c", script, "sh", str(plugin), str(tmp_path / "none")], capture_output=True,
+                          env={"PATH": "/usr/bin:/bin", "SLURMD_NODENAME": "n1", "PMIX_RANK": "0"}, text=True,
+                          check=True, timeout=20)
+    facts = dict(line.split("\t")[1:] for line in done.stdout.splitlines())
+    assert {line.split("\t")[0] for line in done.stdout.splitlines()} == {"n1"}
+    assert facts["plugin"] == probe.mark(str(plugin)) != "missing" == probe.mark("/nowhere")
+    assert "No such file" in facts["shared"]
+    assert facts["pmi"] == "0"
+    assert float(facts["clock"]) > 1.7e9
