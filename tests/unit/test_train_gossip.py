@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -56,7 +57,8 @@ def test_copies_on_every_fixed_graph(graph: str) -> None:
     (Method("adaptive-gossip", "random", asynchronous=True), 5),
     (Method("gossip", "exponential", asynchronous=True, compress="fp16"), 7),
     (Method("local-sgd", "ring", compress="int4", period=5), 5), (Method("elastic", "ring", period=3), 4),
-    (Method("local-sgd", "hierarchical", trigger="drift"), 7)], ids=str)
+    (Method("local-sgd", "hierarchical", trigger="drift"), 7)],
+    ids=lambda its: f"{its.strategy}-{its.traffic}-{its.compress}" if isinstance(its, Method) else str(its))
 def test_no_deadlock_and_no_loss_whatever_the_delays(method: Method, count: int) -> None:
     """Messages that take up to 5 steps, and ranks of which each is slower than the one before."""
     for seed in range(4):
@@ -138,6 +140,14 @@ def test_a_global_average_makes_all_models_the_mean() -> None:
     played = play(Method("gossip", "random", global_every=4), 6, 8, zones=ZONES[:6])
     mean = np.mean([its.first for its in played], axis=0, dtype=np.float64)
     assert all(np.abs(its.last - mean).max() < 1e-5 for its in played)
+
+
+def test_a_global_average_ends_the_silence_and_is_paid_from_the_budget() -> None:
+    method = Method("adaptive-gossip", "base", warm_up=0, global_every=10, silence=20)
+    assert all(not its.exchanges for its in play(method, 4, 200, apart=0))
+    paid = play(replace(method, comm_budget=0.25), 4, 1000, update=noise(0.02), apart=0)
+    final = 8 * 300 * 3 / 4
+    assert all(0.95 < (sum(its.sent) + final) / (4 * 300 * 1000) / 0.25 < 1.05 for its in paid)
 
 
 @pytest.mark.parametrize("traffic", ["ring", "hierarchical"])

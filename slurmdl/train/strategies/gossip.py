@@ -38,7 +38,8 @@ class Gossip(Triggered):
         self._mixer = mixer(setting.method.compress, setting.parameters, self._swap)
         count = len(setting.workers)
         once = 8.0 * setting.parameters.size * (count - 1) / count
-        super().__init__(setting, Cost(self._mixer.size, 1.0, once))
+        every = setting.method.global_every
+        super().__init__(setting, Cost(self._mixer.size, 1.0, once, once / every if every else 0.0))
         zones = [setting.zones[worker] for worker in setting.workers]
         graph = GRAPHS[setting.method.traffic or ""](Members(zones, setting.seed, setting.costs))
         self._graph = Weighted(graph, setting.weights or [1.0] * count, self._mixer.most)
@@ -55,6 +56,7 @@ class Gossip(Triggered):
             parameters = self._its.parameters
             parameters *= np.float32(self._its.share)
             self._its.courier.do(self._all.run)
+            self._trigger.joined(number)
 
     def exchange(self) -> bool:
         edge = self._edge()

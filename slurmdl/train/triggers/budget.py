@@ -41,10 +41,10 @@ class Budget:
 
     def __init__(self, share: float, full: float, cost: Cost, check: int, silence: int) -> None:
         self._least = min(1.0, check / silence)
-        floor = (cost.exchange * self._least + cost.check) / check / full
+        floor = (cost.each + (cost.exchange * self._least + cost.check) / check) / full
         if share < floor:
             raise Refused(f"--comm-budget {100 * share:g}%: below {100 * floor:.3g}%, which an exchange every "
-                          f"{silence} steps (--silence) needs in any case")
+                          f"{silence} steps (--silence{' and --global-every' * bool(cost.each)}) needs in any case")
         self._share, self._full, self._cost, self._check = share, full, cost, check
         self._spent = cost.once
         self._log = 0.0
@@ -57,7 +57,8 @@ class Budget:
         """Add what step `number` has cost, and move the threshold unless the step was sure to exchange."""
         self._spent += self._cost.exchange * exchanged + self._cost.check * (not sure)
         if not sure:
-            left = self._share * self._full * (number + 1 + HORIZON) - self._spent
+            after = number + 1 + HORIZON
+            left = (self._share * self._full - self._cost.each) * after - self._spent
             wanted = (left / HORIZON * self._check - self._cost.check) / max(self._cost.exchange, 1.0)
             self._log += GAIN * (exchanged - min(1.0, max(self._least, wanted)))
             self._log = min(LIMIT, max(-LIMIT, self._log))

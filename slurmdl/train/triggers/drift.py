@@ -75,3 +75,7 @@ class Drift(Trigger):
             self._last = number
         if self._budget:
             self._budget.count(number, exchanged, self.sure(number))
+
+    def joined(self, number: int) -> None:
+        self._moved.mark()
+        self._last = number

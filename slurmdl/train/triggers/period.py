@@ -23,3 +23,6 @@ class Period(Trigger):
 
     def settle(self, number: int, exchanged: bool) -> None:
         """A period needs to know nothing of it."""
+
+    def joined(self, number: int) -> None:
+        """Nor of this."""

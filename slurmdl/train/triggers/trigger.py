@@ -15,11 +15,13 @@ class Cost:
     exchange : in one exchange.
     check : in one step in which an exchange is agreed on, whether one comes of it or not.
     once : besides all that in the whole run, as in the final average.
+    each : besides all that in each step, in the mean, as in global averages.
     """
 
     exchange: float
     check: float = 0.0
     once: float = 0.0
+    each: float = 0.0
 
 
 class Trigger(Protocol):
@@ -42,3 +44,6 @@ class Trigger(Protocol):
 
     def settle(self, number: int, exchanged: bool) -> None:
         """What has come of a step that was due."""
+
+    def joined(self, number: int) -> None:
+        """All models were made alike in step `number`, besides the exchanges."""
