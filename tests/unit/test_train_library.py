@@ -217,6 +217,27 @@ def test_gradients_are_the_mean_when_backward_returns() -> None:
         assert torch.allclose(mine[mine != 0], expected[expected != 0], rtol=0, atol=1e-6)
 
 
+def test_sums_begin_while_the_backward_pass_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank alone, whose sums need no message, with a communication thread as MPI has it."""
+    monkeypatch.setattr("slurmdl.train.strategies.allreduce.BUCKET", 16)
+    monkeypatch.setattr(virtual.Virtual, "threaded", True)
+
+    def program(run: Run) -> list[int]:
+        model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(4)))
+        run.wrap(model, sgd(model))
+        ready: list[int] = []
+        tell = run.strategy.ready
+
+        def listen(start: int) -> None:
+            ready.append(start)
+            tell(start)
+
+        monkeypatch.setattr(run.strategy, "ready", listen)
+        model(torch.ones(1, 4)).sum().backward()
+        return ready
+    assert library(1, Method("allreduce"), program) == [[76, 60, 56, 40, 36, 20, 16, 0, 0]]
+
+
 def wrapped(run: Run, change: Callable[[Any, Any], None] = lambda model, opt: None) -> tuple[Any, Any]:
     model = Net()
     opt = sgd(model)

@@ -5,8 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 from mpi import mpirun, needs_mpi, python
+
+from slurmdl.train.loader import Deal
 
 SCRIPT = str(Path(__file__).with_name("library_script.py"))
 EXAMPLE = str(Path(__file__).parents[2] / "examples" / "library.py")
@@ -36,6 +40,26 @@ def test_the_strategy_is_chosen_from_outside(strategy: str, tmp_path: Path) -> N
         names = [event["name"] for event in events if event["ph"] == "X"]
         assert names.count("backward") == (0 if strategy == "ps" and rank == 0 else steps)
         assert "errand" in names
+
+
+def test_sums_that_overlap_with_the_backward_pass() -> None:
+    """In buckets, from the last to the first: equal to one process that begins as rank 0."""
+    done = mpirun(3, SCRIPT, "buckets")
+    assert done.returncode == 0, done.stderr
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 2)
+    opt = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = torch.ones(40, 4) * torch.arange(40)[:, None] / 40
+    deal = Deal(40, 3, 2, True, 1)
+    for parts in zip(*(deal.epoch(0, worker) for worker in range(3)), strict=True):
+        opt.zero_grad()
+        model(data[np.concatenate(parts)]).square().mean().backward()
+        opt.step()
+    workers = [line for line in done.stdout.splitlines() if line.startswith("worker")]
+    assert len(workers) == 3
+    for line in workers:
+        assert json.loads(line.partition("steps, ")[2]) == pytest.approx(model.weight.detach().flatten().tolist(),
+                                                                         abs=1e-6)
 
 
 def test_a_script_that_does_not_close_its_run() -> None:
