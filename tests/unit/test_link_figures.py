@@ -98,13 +98,22 @@ BAD = {"slow": LinkScore(1.25e8, 4e-5), "lossy": LinkScore(1.25e9, 4e-5, 0.02), 
 @pytest.mark.parametrize("bad", BAD.values(), ids=BAD)
 @pytest.mark.parametrize("dl", [DlOptions(), DlOptions(strategy="ps", ps=1), DlOptions(strategy="gossip")],
                          ids=["allreduce", "ps", "gossip"])
-@pytest.mark.parametrize("margin", [0.0, 0.25])
-def test_a_degraded_node_loses_and_is_used_last(bad: LinkScore, dl: DlOptions, margin: float) -> None:
+@pytest.mark.parametrize(("place_", "margin"), [("pack", 0.0), ("pack", 0.25), ("spread", 0.25)])
+def test_a_degraded_node_loses_and_is_used_last(bad: LinkScore, dl: DlOptions, place_: str, margin: float) -> None:
+    dl = replace(dl, place=place_)
     scores = LinkScores(nodes={"n2": bad, "n7": LinkScore(1.2e9, 4.1e-5)}, margin=margin)
     for wanted in (2, 4, 7):
         nodes = place(JobRequest(nodes=(wanted, wanted), dl=dl), IDLE, FOUR, scores).nodes
         assert "n2" not in nodes, f"{wanted} of 8"
     assert "n2" in place(JobRequest(nodes=(8, 8), dl=dl), IDLE, FOUR, scores).nodes
+
+
+@pytest.mark.parametrize("place_", ["pack", "balance", "spread"])
+def test_a_degraded_node_that_slurm_prefers_loses_too(place_: str) -> None:
+    preferred = cluster(*(node(name, weight=1 if name == "n2" else 10) for name in FOUR.nodes))
+    request = JobRequest(nodes=(4, 4), dl=DlOptions(place=place_))
+    assert "n2" in place(request, preferred, FOUR, LinkScores()).nodes
+    assert "n2" not in place(request, preferred, FOUR, LinkScores(nodes={"n2": BAD["slow"]})).nodes
 
 
 def test_servers_stand_on_good_links() -> None:

@@ -148,8 +148,11 @@ def choices(pool: Pool, start: Start, wanted: int, place: str) -> Iterator[Choic
     the fewest leaves evenly; `spread` all leaves evenly.
     """
     nodes = pool.nodes_below(start.zone)
-    fits = np.ones(int(pool.size[start.zone]), bool) if place == "spread" else \
-        (widths(pool, start.zone) >= start.floor) & start.limit.holds(pool, start.zone)
+    if place == "spread":
+        # over all leaves, whatever their uplinks, but not to nodes whose own links would slow down all others
+        fits = (pool.node_capacity[nodes] >= start.floor) & (pool.node_delay[nodes] <= start.limit.node)
+    else:
+        fits = (widths(pool, start.zone) >= start.floor) & start.limit.holds(pool, start.zone)
     inside = nodes.start + np.flatnonzero(fits)
     for quota in quotas(np.bincount(pool.leaf[inside], minlength=len(pool.zone)), pool.turn, wanted, place):
         yield chosen(pool, start.zone, take(pool, inside, quota))
