@@ -50,7 +50,8 @@ def test_a_check_that_hangs_is_left_behind(tmp_path):
         raise UnavailableError("x: away")
 
     checks = (Check("one", hangs, mend="df"), Check("two", away, mend="bring it back"),
-              Check("three", hangs, ("two",)), Check("four", hangs, ("three",)), Check("five", lambda _: warning("late", "hurry")),
+              Check("three", hangs, ("two",)), Check("four", hangs, ("three",)),
+              Check("five", lambda _: warning("late", "hurry")),
               Check("six", lambda _: ok("fine"), ("five",)), Check("seven", lambda _: ok(""), nodes=True))
     found = {check.name: finding for check, finding in examine(Site(), 60, 0.2, checks)}
     assert found == {"one": Finding("fail", "no answer within 0 s", "df"),
