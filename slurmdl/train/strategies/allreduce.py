@@ -13,6 +13,9 @@ from slurmdl.train.sums import Sum, by_zone
 
 #: elements summed at a time (4 MB), while the backward pass goes on to the ones before them
 BUCKET = 1 << 20
+#: into so many buckets smaller models are cut, of so many elements at least (512 KB): the sum of the last one, whose
+#: gradients come at the end of the backward pass, is hidden behind nothing
+BUCKETS, LEAST = 4, 1 << 17
 
 
 class Allreduce(Strategy):
@@ -35,8 +38,9 @@ class Allreduce(Strategy):
         method, messages = setting.method, setting.messages
         # in rank-map order a ring enters each zone once
         groups = by_zone(setting.workers, setting.zones) if method.traffic == "hierarchical" else [setting.workers]
-        self._starts = list(range(0, max(setting.gradients.size, 1), BUCKET))
-        buckets = [setting.gradients[start:start + BUCKET] for start in self._starts]
+        length = max(LEAST, min(BUCKET, setting.gradients.size // BUCKETS))
+        self._starts = list(range(0, max(setting.gradients.size, 1), length))
+        buckets = [setting.gradients[start:start + length] for start in self._starts]
         self._sums = [partial(messages.total, bucket) if method.library else Sum(messages, groups, bucket).run
                       for bucket in buckets]
         self._given: list[Future[Any]] = []
