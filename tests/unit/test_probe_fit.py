@@ -95,6 +95,16 @@ def test_nodes_alone_in_their_zones_have_their_ways():
     assert found["trunk", "a|b"].delay == 0.0
 
 
+def test_a_tail_is_never_below_the_median():
+    """The other ends' tails vary more than their medians; a sample that contradicts itself would be thrown away."""
+    pairs = [Pair("late", "a", delay=2e-2, delay_tail=2.05e-2), Pair("late", "b", delay=2e-2, delay_tail=2.1e-2),
+             Pair("a", "b", delay=4e-5, delay_tail=5e-3)]
+    for sample in fit(pairs, {}, 0.0):
+        assert sample.delay is not None
+        assert sample.delay_tail is not None
+        assert sample.delay_tail >= sample.delay
+
+
 def test_what_was_not_measured_stays_unknown():
     [first, second] = fit([Pair("x", "y", delay=1e-3)], {}, 0.0)
     assert (first.throughput, first.loss, second.delay) == (None, None, 5e-4)

@@ -152,4 +152,6 @@ def _loss_of(total: float | None) -> float | None:
 
 
 def _sample(kind: str, name: str, pair: Pair, time: float, source: str) -> LinkSample:
-    return LinkSample(kind, name, time, source, pair.throughput, pair.delay, pair.delay_tail, pair.loss)
+    # the shares in tails are another sum, whose noise may put one below the share in medians
+    tail = None if pair.delay_tail is None else max(pair.delay_tail, pair.delay or 0.0)
+    return LinkSample(kind, name, time, source, pair.throughput, pair.delay, tail, pair.loss)
