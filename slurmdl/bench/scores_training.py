@@ -176,7 +176,8 @@ class _Bench:
         hostfile, metrics = self.folder / "hosts", self.folder / "metrics"
         hostfile.write_text("\n".join(nodes) + "\n")
         train = ["salloc", "-Q", f"-N{RANKS}", f"-w{hostlist.fold(sorted(nodes))}",
-                 "env", f"SLURM_HOSTFILE={hostfile}", "srun", "--mpi=pmix", "-n", str(RANKS), "-m", "arbitrary", "python", "-m", "slurmdl.train",
+                 "env", f"SLURM_HOSTFILE={hostfile}", "srun", "--mpi=pmix", "-n", str(RANKS), "-m", "arbitrary",
+                 "python", "-m", "slurmdl.train",
                  "--strategy", "allreduce", "--traffic", "ring", "--model", MODEL, "--steps", str(STEPS),
                  "--log-every", str(STEPS), "--metrics", str(metrics)]
         for start in range(_STARTS):
