@@ -15,8 +15,9 @@ from pathlib import Path
 
 import atheris
 
-with atheris.instrument_imports(include=["slurmdl.topology", "slurmdl.network", "slurmdl.train.data"]):
-    from slurmdl.errors import InputError
+with atheris.instrument_imports(include=["slurmdl.topology", "slurmdl.network", "slurmdl.train.data",
+                                         "slurmdl.train.config", "slurmdl.train.options"]):
+    from slurmdl.errors import InputError, UsageError
     from slurmdl.network import exposition, hygiene, prometheus, table
     from slurmdl.network import read as scores
     from slurmdl.network.model import LinkScores
@@ -26,6 +27,7 @@ with atheris.instrument_imports(include=["slurmdl.topology", "slurmdl.network", 
     from slurmdl.topology.topologies import Topologies
     from slurmdl.train.data.cifar import read as read_cifar
     from slurmdl.train.data.idx import read as read_idx
+    from slurmdl.train.options import parse
 
 _DIRECTORY = tempfile.TemporaryDirectory()
 
@@ -61,6 +63,16 @@ def _idx(data: bytes) -> None:
     path = Path(_DIRECTORY.name, "images.gz" if data[:2] == b"\x1f\x8b" else "images")
     path.write_bytes(data)
     assert read_idx(str(path), 3).ndim == 3
+
+
+def _train(data: bytes) -> None:
+    """A file of the trainer's options; those that do not go together are refused in one line, too."""
+    path = Path(_DIRECTORY.name, "train.yaml")
+    path.write_bytes(data)
+    try:
+        parse(["--config", str(path)], {})
+    except UsageError as error:
+        assert len(str(error).splitlines()) == 1, str(error)
 
 
 def _cifar(data: bytes) -> None:
@@ -106,7 +118,8 @@ def _prometheus(data: bytes) -> None:
 READERS: dict[str, Callable[[bytes], Topologies | None]] = {
     "conf": _file("topology.conf"), "yaml": _file("topology.yaml"), "json": _file("topology.json"),
     "scontrol": lambda data: scontrol.parse_all(data.decode(errors="replace")), "hostlist": _hostlist,
-    "check": _check, "idx": _idx, "cifar": _cifar, "scores": _scores, "samples": _samples, "prometheus": _prometheus,
+    "check": _check, "idx": _idx, "cifar": _cifar, "train": _train, "scores": _scores, "samples": _samples,
+    "prometheus": _prometheus,
 }
 
 

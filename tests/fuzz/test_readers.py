@@ -43,7 +43,7 @@ SCORES = {
 
 
 @pytest.mark.parametrize("reader", ["conf", "yaml", "json", "scontrol", "hostlist", "check", "idx", "cifar", "scores",
-                                    "samples", "prometheus"])
+                                    "samples", "prometheus", "train"])
 def test_reader(reader: str, tmp_path: Path) -> None:
     corpus = tmp_path / "corpus"
     corpus.mkdir()
@@ -53,6 +53,8 @@ def test_reader(reader: str, tmp_path: Path) -> None:
     (corpus / "word").write_text("n[1-3],m2")
     (corpus / "json").write_text('{"kind": "tree", "zones": ["s"], "parent": [-1], "level": [0], "speed": [null], '
                                  '"nodes": ["n1"], "leaf": [0]}')
+    (corpus / "train").write_text("lr: 0.1\nasync: true\nsimulate: 4\nzones: [A:2, B:2x1]\nlinks: across=1G:0.1\n"
+                                  "compute: replay:1\nslow: 1=2\nfold: 1/5\nstrategy: gossip\n")
     of_scores = reader in ("scores", "samples", "prometheus")
     for name, text in SCORES.items() if of_scores else ():
         (corpus / name).write_text(text)

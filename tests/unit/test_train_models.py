@@ -51,7 +51,8 @@ def test_layers_of_the_transformer_begin_different() -> None:
     assert not torch.equal(first.linear1.weight, second.linear1.weight)
 
 
-@pytest.mark.parametrize("spec", ["vgg", "mlp:a", "mlp:0", "cnn:1,,2", "resnet18:3", "transformer:8,2",
+@pytest.mark.parametrize("spec", ["vgg", "mlp:a", "mlp:0", "mlp:2000000", "mlp:" + 5000 * "9",
+                                  "cnn:1,,2", "resnet18:3", "transformer:8,2",
                                   "transformer:9,2,2"])
 def test_wrong_specifications(spec: str) -> None:
     with pytest.raises(UsageError) as raised:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,7 @@ def folder(arguments: str, seed: int) -> Labelled:
     UnavailableError : Pillow is not installed.
     """
     path, _, side = arguments.rpartition(":")
-    if not path or not side.isdecimal() or not int(side):
+    if not path or not re.fullmatch("[1-9][0-9]{0,3}", side):
         path, side = arguments, str(SIDE)
     where = files.folder("folder", path)
     train, test = os.path.join(where, "train"), os.path.join(where, "test")

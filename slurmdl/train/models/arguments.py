@@ -6,13 +6,16 @@ from collections.abc import Sequence
 
 from slurmdl.errors import UsageError
 
+#: width, or number of layers
+LARGEST = 1_000_000
+
 
 def numbers(model: str, arguments: str, default: Sequence[int], what: str) -> list[int]:
     """Positive whole numbers, separated by commas; `what` says in words which are expected."""
     if not arguments:
         return list(default)
-    found = [int(word) if word.strip().isdecimal() else 0 for word in arguments.split(",")]
-    if min(found) < 1:
+    found = [int(word) if word.strip().isdecimal() and len(word) < 10 else 0 for word in arguments.split(",")]
+    if not 1 <= min(found) <= max(found) <= LARGEST:
         raise UsageError(f"train: --model {model}:{arguments}: {what} expected")
     return found
 
