@@ -33,14 +33,19 @@ class Live:
     remarks: tuple[str, ...] = ()
 
 
+#: reads one source; what is wrong with the score of a single link is told to the function that it is given
+Reader = Callable[[Callable[[str], None]], LinkScores]
+
+
 @dataclass
 class _Reading:
     """One source that is read beside the others; it is daemonic, so that a hung file system holds nobody."""
 
     name: str
-    read: Callable[[], LinkScores]
+    read: Reader
     scores: LinkScores | None = None
     error: SlurmdlError | None = None
+    refused: list[str] = field(default_factory=list)
     thread: threading.Thread = field(init=False)
 
     def __post_init__(self) -> None:
@@ -49,7 +54,7 @@ class _Reading:
 
     def _run(self) -> None:
         try:
-            self.scores = self.read()
+            self.scores = self.read(self.refused.append)
         except SlurmdlError as error:
             self.error = error
         except Exception as error:
@@ -83,11 +88,13 @@ def live(config: Config, wanted: str, environ: Mapping[str, str]) -> Live:
         elif reading.scores is None:
             remarks.append(f"{reading.name}: no answer within {LIMIT:g} s")
         else:
+            if reading.refused:
+                remarks.append(f"{reading.name}: {len(reading.refused)} refused, the first: {reading.refused[0]}")
             fresh = _fresh(reading.scores, config.scores.max_age)
             if reading.scores.measured and not fresh.measured:
                 remarks.append(f"{reading.name}: stale, the newest score is {newest(reading.scores):.0f} s old "
                                f"(scores.max_age: {config.scores.max_age:g})")
-            elif not fresh.measured and not _assumed(fresh) and wanted not in WORDS:
+            elif not (fresh.measured or reading.refused or _assumed(fresh)) and wanted not in WORDS:
                 remarks.append(f"{reading.name}: holds no score of the last {config.scores.max_age:g} s")
             found.append(fresh)
     return Live(_joined(usual, found), tuple(remarks))
@@ -104,11 +111,11 @@ def _usual(config: Config) -> LinkScores:
 
 
 def _sources(config: Config, wanted: str, environ: Mapping[str, str], now: float,
-             deadline: float) -> list[tuple[str, Callable[[], LinkScores]]]:
+             deadline: float) -> list[tuple[str, Reader]]:
     given = config.scores
     rules = hygiene.Rules(given.max_age, given.half_life, given.margin)
 
-    def asked(url: str) -> LinkScores:
+    def asked(url: str, _: Callable[[str], None]) -> LinkScores:
         from slurmdl.network import prometheus  # what it stands on takes longer to import than files to read
 
         found = prometheus.samples(url, given.queries, given.label, deadline)
@@ -116,14 +123,17 @@ def _sources(config: Config, wanted: str, environ: Mapping[str, str], now: float
             raise UnavailableError(f"prometheus: no answer names a node by its label {given.label!r}")
         return hygiene.scores(found, now, rules=rules).scores
 
-    def file(path: str, needed: bool = True) -> LinkScores:
-        return read.from_file(path, now, given.owner, rules) if needed or os.path.exists(path) else LinkScores()
+    def file(path: str, refuse: Callable[[str], None]) -> LinkScores:
+        return read.from_file(path, now, given.owner, rules, refuse)
+
+    def perhaps(path: str, refuse: Callable[[str], None]) -> LinkScores:
+        return file(path, refuse) if os.path.exists(path) else LinkScores()
 
     if wanted not in WORDS:
         return [(wanted, partial(asked if wanted.startswith(("http://", "https://")) else file, wanted))]
-    found: list[tuple[str, Callable[[], LinkScores]]] = [
-        (given.file, partial(file, given.file, given.file != type(given).file)),
-        (own_file(environ), partial(file, own_file(environ), False))]
+    found: list[tuple[str, Reader]] = [
+        (given.file, partial(file if given.file != type(given).file else perhaps, given.file)),
+        (own_file(environ), partial(perhaps, own_file(environ)))]
     return [*found, (given.url, partial(asked, given.url))] if given.url else found
 
 

@@ -48,14 +48,14 @@ class LinkScore:
     def from_json(cls, name: str, data: Any) -> LinkScore:
         """The score of the link of that name; InputError names what does not fit."""
         if not isinstance(data, dict):
-            raise InputError(f"scores: {name}: an object expected, not {type(data).__name__}")
+            raise InputError(f"{name}: an object expected, not {type(data).__name__}")
         for key in data:
             if key not in _RANGES:
-                raise InputError(f"scores: {name}: unknown key {key!r}; valid: {', '.join(_RANGES)}")
+                raise InputError(f"{name}: unknown key {key!r}; valid: {', '.join(_RANGES)}")
         for key, value in data.items():
             valid, fits = _RANGES[key]
             if not fits(value):
-                raise InputError(f"scores: {name}: {key} {str(value)[:40]!r} is not valid; valid: {valid}")
+                raise InputError(f"{name}: {key} {str(value)[:40]!r} is not valid; valid: {valid}")
         return cls(**data)
 
 
@@ -84,6 +84,11 @@ _RANGES: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
     "rdma": ("true, false", lambda value: isinstance(value, bool)),
     "source": (", ".join(SOURCES), lambda value: isinstance(value, str) and value in ("", *SOURCES)),
 }
+
+
+def refused(why: str) -> None:
+    """What readers do with a score that is not valid where nothing else is wanted: InputError."""
+    raise InputError(why)
 
 
 @dataclass(frozen=True)
@@ -190,22 +195,28 @@ class LinkScores:
                                 + [f"{json.dumps(key)}: {block(each)}" for key, each in links.items()]) + "}\n"
 
     @classmethod
-    def from_json(cls, data: Any) -> LinkScores:
-        """The inverse of `to_json`; every key may be absent. InputError names what does not fit."""
+    def from_json(cls, data: Any, refuse: Callable[[str], None] = refused) -> LinkScores:
+        """The inverse of `to_json`; every key may be absent. InputError names what does not fit.
+
+        Parameters
+        ----------
+        refuse : called with what is wrong with the score of a link; where it returns, the rest is kept.
+        """
         if not isinstance(data, dict):
-            raise InputError(f"scores: an object expected, not {type(data).__name__}")
+            raise InputError(f"an object expected, not {type(data).__name__}")
         known = {entry.name for entry in fields(cls)}
         for key in data:
             if key not in known:
-                raise InputError(f"scores: unknown key {key!r}; valid: {', '.join(sorted(known))}")
-        found: dict[str, Any] = {key: _links(key, data[key]) for key in ("nodes", "zones", "trunks") if key in data}
+                raise InputError(f"unknown key {key!r}; valid: {', '.join(sorted(known))}")
+        found: dict[str, Any] = {key: _links(key, data[key], refuse) for key in ("nodes", "zones", "trunks")
+                                 if key in data}
         for key in ("node_default", "delay_default", "time", "half_life", "margin"):
             if key in data:
                 found[key] = _number(key, data[key], zero=key in ("delay_default", "time", "margin"),
                                      none=key == "half_life")
         if "zone_default" in data:
             if not isinstance(data["zone_default"], (list, tuple)):
-                raise InputError("scores: zone_default: a list expected")
+                raise InputError("zone_default: a list expected")
             found["zone_default"] = tuple(_number("zone_default", each) for each in data["zone_default"])
         if data.get("weights") is not None:
             found["weights"] = _weights(data["weights"])
@@ -217,22 +228,27 @@ def trunk(one: str, other: str) -> str:
     return "|".join(sorted((one, other)))
 
 
-def _links(key: str, data: Any) -> dict[str, LinkScore]:
+def _links(key: str, data: Any, refuse: Callable[[str], None]) -> dict[str, LinkScore]:
     if not isinstance(data, dict):
-        raise InputError(f"scores: {key}: an object expected, not {type(data).__name__}")
-    for name in data:
-        if not name or not name.isprintable():
-            raise InputError(f"scores: {key}: {name!r} is no name")
-        if key == "trunks" and not is_trunk(name):
-            raise InputError(f"scores: trunks: {name!r} is not valid; valid: two leaf zones as A|B in sorted order")
-    return {name: LinkScore.from_json(name, score) for name, score in data.items()}
+        raise InputError(f"{key}: an object expected, not {type(data).__name__}")
+    found = {}
+    for name, score in data.items():
+        try:
+            if not name or not name.isprintable():
+                raise InputError(f"{key}: {name!r} is no name")
+            if key == "trunks" and not is_trunk(name):
+                raise InputError(f"trunks: {name!r} is not valid; valid: two leaf zones as A|B in sorted order")
+            found[name] = LinkScore.from_json(name, score)
+        except InputError as error:
+            refuse(str(error))
+    return found
 
 
 def _number(key: str, value: Any, zero: bool = False, none: bool = False) -> float | None:
     if none and value is None:
         return None
     if not _within(0, FASTEST, above=not zero)(value):
-        raise InputError(f"scores: {key} {str(value)[:40]!r} is not valid; valid: a number "
+        raise InputError(f"{key} {str(value)[:40]!r} is not valid; valid: a number "
                          f"{'from' if zero else 'above'} 0")
     return float(value)
 
@@ -241,7 +257,7 @@ def _weights(data: Any) -> Weights:
     try:
         weights = Weights(**data)
     except TypeError as error:
-        raise InputError(f"scores: weights: {error}") from error
+        raise InputError(f"weights: {error}") from error
     for key, value in asdict(weights).items():
         _number(f"weights.{key}", value, zero=True)
     return weights

@@ -5,24 +5,27 @@ from __future__ import annotations
 import csv
 import io
 import json
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from slurmdl.errors import InputError
 from slurmdl.network import hygiene, trust
-from slurmdl.network.model import LinkScore, LinkScores
+from slurmdl.network.model import LinkScore, LinkScores, refused
 from slurmdl.network.samples import KINDS, from_lines, is_trunk
 
 #: column of a CSV file -> how its text becomes the value of LinkScore
 _COLUMNS = {"throughput": float, "delay": float, "delay_tail": float, "loss": float, "age": float, "samples": int}
 
 
-def from_file(path: str, now: float, owner: str = "", rules: hygiene.Rules = hygiene.USUAL) -> LinkScores:
+def from_file(path: str, now: float, owner: str = "", rules: hygiene.Rules = hygiene.USUAL,
+              refuse: Callable[[str], None] = refused) -> LinkScores:
     """The scores in a file that can be trusted (see trust.trusted_text), with the ages that they have now.
 
     Parameters
     ----------
     now : seconds since the epoch.
     owner : user whose files are trusted beside root's and the reader's own.
+    refuse : called with what is wrong with a score or sample; where it returns, the rest is kept.
 
     Raises
     ------
@@ -30,31 +33,34 @@ def from_file(path: str, now: float, owner: str = "", rules: hygiene.Rules = hyg
     """
     text = trust.trusted_text(path, owner)
     try:
-        return from_text(text, now, path.endswith(".csv"), rules)
+        return from_text(text, now, path.endswith(".csv"), rules, refuse)
     except InputError as error:
         raise InputError(str(error), file=path) from error
 
 
-def from_text(text: str, now: float, is_csv: bool = False, rules: hygiene.Rules = hygiene.USUAL) -> LinkScores:
+def from_text(text: str, now: float, is_csv: bool = False, rules: hygiene.Rules = hygiene.USUAL,
+              refuse: Callable[[str], None] = refused) -> LinkScores:
     """The scores in a text: CSV, one JSON object as `LinkScores.to_json` makes it, or samples as JSON lines."""
     if is_csv:
-        return _from_csv(text)
+        return _from_csv(text, refuse)
     first = text.lstrip()[:1]
     if first == "{" and '"kind"' in text.lstrip().partition("\n")[0]:
-        return _from_samples(text, now, rules)
-    found = LinkScores.from_json(_object(text))
+        return _from_samples(text, now, rules, refuse)
+    found = LinkScores.from_json(_object(text), refuse)
     if found.time > now + hygiene.SKEW:
-        raise InputError(f"scores: were made {found.time - now:.0f} s in the future")
+        raise InputError(f"the scores were made {found.time - now:.0f} s in the future")
     return hygiene.decayed(found, now)
 
 
-def _from_samples(text: str, now: float, rules: hygiene.Rules) -> LinkScores:
+def _from_samples(text: str, now: float, rules: hygiene.Rules, refuse: Callable[[str], None]) -> LinkScores:
     """What is malformed is passed over, as long as something is left."""
     found = list(from_lines(text.splitlines()))
     faults = [each for each in found if isinstance(each, InputError)]
     samples = [each for each in found if not isinstance(each, InputError)]
     if faults and not samples:
         raise faults[0]
+    for fault in faults:
+        refuse(f"line {str(fault).lstrip(':')}")
     return hygiene.scores(samples, now, rules=rules).scores
 
 
@@ -63,7 +69,7 @@ def _object(text: str) -> Any:
         found = dict(pairs)
         if len(found) < len(pairs):
             names = [name for name, _ in pairs]
-            raise InputError(f"scores: {next(name for name in names if names.count(name) > 1)!r} stands there twice")
+            raise InputError(f"{next(name for name in names if names.count(name) > 1)!r} stands there twice")
         return found
 
     try:
@@ -72,8 +78,9 @@ def _object(text: str) -> Any:
         raise InputError(f"is not JSON ({error})") from error
 
 
-def _from_csv(text: str) -> LinkScores:
+def _from_csv(text: str, refuse: Callable[[str], None]) -> LinkScores:
     """A header with `name`, and any of `kind` (node where it is absent) and the figures of LinkScore."""
+    found: dict[str, dict[str, LinkScore]] = {kind: {} for kind in KINDS}
     try:
         rows = csv.DictReader(io.StringIO(text), strict=True, skipinitialspace=True)
         header = rows.fieldnames or ()
@@ -84,26 +91,32 @@ def _from_csv(text: str) -> LinkScores:
         if "name" not in header or len(set(header)) < len(header):
             raise InputError(f"the first line must name the columns, each once, `name` among them; valid: "
                              f"{', '.join(valid)}")
-        found: dict[str, dict[str, LinkScore]] = {kind: {} for kind in KINDS}
         for row in rows:
-            kind, name = (row.get("kind") or "node"), row["name"] or ""
-            if None in row or None in row.values():
-                raise InputError(f"line {rows.line_num}: {len(header)} columns expected")
-            if kind not in KINDS or not name.isprintable() or not name or (kind == "trunk" and not is_trunk(name)):
-                raise InputError(f"line {rows.line_num}: {kind} {name!r} is not valid; valid: "
-                                 f"{', '.join(KINDS)} with a name")
-            if name in found[kind]:
-                raise InputError(f"line {rows.line_num}: {kind} {name!r} stands there twice")
-            found[kind][name] = LinkScore.from_json(name, {
-                key: _number(value, read, rows.line_num) for key, read in _COLUMNS.items()
-                if (value := row.get(key) or "").strip()})
+            try:
+                kind, name, score = _row(row, len(header))
+                if name in found[kind]:
+                    raise InputError(f"{kind} {name!r} stands there twice")
+                found[kind][name] = score
+            except InputError as error:
+                refuse(f"line {rows.line_num}: {error}")
     except csv.Error as error:
         raise InputError(f"is not CSV ({error})") from error
     return LinkScores(nodes=found["node"], zones=found["zone"], trunks=found["trunk"])
 
 
-def _number(text: str, read: type[int] | type[float], line: int) -> float:
+def _row(row: Mapping[str | Any, str | Any], columns: int) -> tuple[str, str, LinkScore]:
+    """Kind, name and score of one row; InputError where it has none."""
+    if None in row or None in row.values():
+        raise InputError(f"{columns} columns expected")
+    kind, name = row.get("kind") or "node", row["name"]
+    if kind not in KINDS or not name.isprintable() or not name or (kind == "trunk" and not is_trunk(name)):
+        raise InputError(f"{kind} {name!r} is not valid; valid: {', '.join(KINDS)} with a name")
+    return kind, name, LinkScore.from_json(name, {key: _number(value, read) for key, read in _COLUMNS.items()
+                                                  if (value := row.get(key) or "").strip()})
+
+
+def _number(text: str, read: type[int] | type[float]) -> float:
     try:
         return read(text)
     except ValueError as error:
-        raise InputError(f"line {line}: {text[:40]!r} is no number") from error
+        raise InputError(f"{text[:40]!r} is no number") from error

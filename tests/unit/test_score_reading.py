@@ -95,8 +95,10 @@ def test_csv_that_is_malformed_is_named(text: str, says: str) -> None:
 
 def test_samples_are_read_as_scores() -> None:
     text = to_lines([LinkSample("node", "n1", NOW - i, "probe", throughput=1e8) for i in range(3)])
-    found = read.from_text(text + "half a li", NOW)
+    told: list[str] = []
+    found = read.from_text(text + "half a li", NOW, refuse=told.append)
     assert (found.nodes["n1"].throughput, found.nodes["n1"].samples) == (1e8, 3)
+    assert told == ["line 4: 'half a li': is not JSON (JSONDecodeError)"]
 
 
 def answer(**values: float) -> bytes:
@@ -347,3 +349,17 @@ def test_a_file_that_was_named_and_holds_nothing_is_said(site: Path) -> None:
     only_assumed = write(site / "scores.json", '{"zone_default": [1e9]}')
     found = live(Config(), only_assumed, os.environ)
     assert (found.remarks, found.scores.zone_default) == ((), (1e9,))
+
+
+@pytest.mark.parametrize(("name", "text", "says"), [
+    ("s.json", '{"nodes": {"n1": {"throughput": -1}, "n2": {"loss": 0.1}, "": {}}, "trunks": {"b|a": {}}}',
+     "3 refused, the first: n1: throughput '-1' is not valid"),
+    ("s.csv", "name,loss\nn1,7\nn2,0.1\nn3,x\nn2,0.2\n", "3 refused, the first: line 2: n1: loss '7.0' is not valid"),
+    ("s.jsonl", to_lines([LinkSample("node", "n2", time.time(), "probe", loss=0.1)]) + "half",
+     "1 refused, the first: line 2: 'half'"),
+])
+def test_one_absurd_score_costs_only_itself(site: Path, name: str, text: str, says: str) -> None:
+    said: list[str] = []
+    found = survey.link_scores(Config(), write(site / name, text), said.append)
+    assert list(found.nodes) == ["n2"] and found.nodes["n2"].loss == 0.1
+    assert len(said) == 1 and says in said[0] and said[0].endswith("the other scores decide")
