@@ -42,6 +42,7 @@ class Courier:
         self.seconds = self.waiting = 0.0
         self._now, self._waited, self._trace = now, waited, trace
         self._idle = idle
+        self._failure: BaseException | None = None
         self._errands: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="courier", daemon=True) if threaded else None
         if self._thread:
@@ -78,16 +79,26 @@ class Courier:
             self._thread.join()
 
     def _run(self) -> None:
+        pause = 0.0
         while True:
             try:
-                given = self._errands.get(block=self._idle is None)
+                given = self._errands.get(timeout=None if self._idle is None else pause)
             except queue.Empty:
-                if self._idle and not self._idle():
-                    time.sleep(self.PAUSE)
+                # an errand that comes in a pause ends it
+                pause = 0.0 if self._helps() else self.PAUSE
                 continue
             if given is None:
                 return
             self._carry_out(*given)
+            pause = 0.0
+
+    def _helps(self) -> bool:
+        """Call `idle`; what it raises is raised by all errands that follow."""
+        try:
+            return bool(self._idle and self._idle())
+        except BaseException as error:
+            self._idle, self._failure = None, error
+            return False
 
     @contextmanager
     def _waiting(self) -> Iterator[None]:
@@ -101,6 +112,8 @@ class Courier:
     def _carry_out(self, errand: Callable[[], Any], future: Future[Any]) -> None:
         start = self._now()
         try:
+            if self._failure:
+                raise self._failure
             future.set_result(errand())
         except BaseException as error:
             future.set_exception(error)

@@ -1,0 +1,46 @@
+"""The communication thread, and what it does between errands."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from slurmdl.train.courier import Courier
+
+
+def test_what_is_attended_to_goes_on_between_errands_and_ends() -> None:
+    courier, enough, calls = Courier(True), threading.Event(), []
+    def idle() -> bool:
+        calls.append(threading.current_thread().name)
+        if len(calls) == 5:
+            enough.set()
+        return len(calls) % 2 == 0
+    courier.attend(idle)
+    assert enough.wait(10)
+    assert courier.do(lambda: 3) == 3
+    courier.attend(None)
+    before = courier.do(lambda: len(calls))
+    assert courier.do(lambda: len(calls)) == before
+    courier.close()
+    assert set(calls) == {"courier"}
+
+
+def test_what_fails_between_errands_fails_all_errands_that_follow() -> None:
+    courier = Courier(True)
+    courier.attend(lambda: bool(1 / 0))
+    with pytest.raises(ZeroDivisionError):
+        for _ in range(1000):
+            courier.do(lambda: threading.Event().wait(1e-3))
+    with pytest.raises(ZeroDivisionError):
+        courier.do(lambda: 3)
+    courier.close()
+
+
+def test_what_an_errand_raises_its_giver_gets() -> None:
+    for threaded in (True, False):
+        courier = Courier(threaded)
+        with pytest.raises(ZeroDivisionError):
+            courier.do(lambda: 1 / 0)
+        assert courier.do(lambda: 4) == 4
+        courier.close()
