@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import errno
 import os
-import socket
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from slurmdl.errors import UnavailableError
 from slurmdl.network.samples import LinkSample, to_lines
+
+if TYPE_CHECKING:
+    import socket
 
 #: what a file of samples ends in once it is whole
 SUFFIX = ".jsonl"
@@ -64,6 +67,8 @@ def send(where: tuple[str, int], samples: Sequence[LinkSample], spool: str) -> N
         text += data
     if not names:
         return
+    import socket
+
     collector = f"collector {where[0]}:{where[1]}"
     try:
         with _connect(where) as connection:
