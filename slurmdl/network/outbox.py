@@ -86,6 +86,8 @@ def send(where: tuple[str, int], samples: Sequence[LinkSample], spool: str) -> N
 def _connect(where: tuple[str, int]) -> socket.socket:
     """From a port below 1024 where this may take one (root, or CAP_NET_BIND_SERVICE): by that the collector knows
     that no user of the node sends."""
+    import socket
+
     for port in (*range(1023, 1007, -1), 0):
         try:
             return socket.create_connection(where, timeout=LIMIT, source_address=("", port))
