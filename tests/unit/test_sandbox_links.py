@@ -1,0 +1,45 @@
+"""How the links of a sandbox are written: rates, times and shares, and what is none of them."""
+
+from __future__ import annotations
+
+import pytest
+
+from slurmdl.cli import sandbox
+from slurmdl.errors import UsageError
+from slurmdl.sandbox import delay
+from slurmdl.sandbox.spec import parse_share, parse_time
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("10ms", 0.01), ("250us", 2.5e-4), ("0.5s", 0.5), ("0.01", 0.01),
+                                               ("0", 0.0), ("10", 10.0)])
+def test_times(text, seconds):
+    assert parse_time(text) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize("text", ["", "-1ms", "1h", "11s", "ms", "nan", "1e3", "1 0ms"])
+def test_what_is_no_time(text):
+    with pytest.raises(UsageError, match="time .*10ms"):
+        parse_time(text)
+
+
+@pytest.mark.parametrize(("text", "share"), [("2%", 0.02), ("0.02", 0.02), ("0", 0.0), ("99.9%", 0.999)])
+def test_shares(text, share):
+    assert parse_share(text) == pytest.approx(share)
+
+
+@pytest.mark.parametrize("text", ["", "1", "100%", "-0.1", "2 %", "inf", "%"])
+def test_what_is_no_share(text):
+    with pytest.raises(UsageError, match="share .*2%"):
+        parse_share(text)
+
+
+def test_a_rate_has_two_names():
+    for option in ("--rate", "--bandwidth"):
+        assert sandbox.parser().parse_args(["link", "n1", option, "1gbit"]).rate == "1gbit"
+
+
+def test_netem_holds_before_the_bucket_limits():
+    lines = delay.netem("eth0", 0.01, "tbf rate 8000bit burst 70000 limit 280000")
+    assert lines == ["qdisc replace dev eth0 root handle 1: netem delay 10000us limit 100000",
+                     "qdisc replace dev eth0 parent 1:1 tbf rate 8000bit burst 70000 limit 280000"]
+    assert len(delay.netem("eth0", 0.01, "")) == 1
