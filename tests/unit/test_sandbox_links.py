@@ -18,7 +18,7 @@ def test_times(text, seconds):
 
 @pytest.mark.parametrize("text", ["", "-1ms", "1h", "11s", "ms", "nan", "1e3", "1 0ms"])
 def test_what_is_no_time(text):
-    with pytest.raises(UsageError, match="time .*10ms"):
+    with pytest.raises(UsageError, match=r"time .*10ms"):
         parse_time(text)
 
 
@@ -29,7 +29,7 @@ def test_shares(text, share):
 
 @pytest.mark.parametrize("text", ["", "1", "100%", "-0.1", "2 %", "inf", "%"])
 def test_what_is_no_share(text):
-    with pytest.raises(UsageError, match="share .*2%"):
+    with pytest.raises(UsageError, match=r"share .*2%"):
         parse_share(text)
 
 
