@@ -80,7 +80,9 @@ class Inlet:
             if not answer:
                 answer = await self._received(await asyncio.wait_for(self._text(reader), LIMIT))
             writer.write(f"{answer}\n".encode())
-            await asyncio.wait_for(writer.drain(), LIMIT)
+            writer.write_eof()
+            # with something unread a close would be a reset, which may overtake the answer
+            await asyncio.wait_for(self._text(reader), LIMIT)
         except (asyncio.TimeoutError, OSError):
             pass  # who hangs or goes away has its samples still, and may send them again
         finally:

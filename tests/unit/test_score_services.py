@@ -59,9 +59,9 @@ class Service:
             try:
                 sock.sendall(data)
                 sock.shutdown(socket.SHUT_WR)
-                return sock.makefile().read()
-            except ConnectionError:
-                return "reset"
+            except OSError:
+                pass  # refused before all was sent
+            return sock.makefile().read()
 
     def end(self) -> tuple[int, str]:
         self.child.send_signal(signal.SIGTERM)
@@ -112,7 +112,7 @@ def test_many_senders_at_once_and_one_who_says_nothing(inlet: Service, site: Pat
 
 
 def test_what_is_sent_is_bounded(inlet: Service) -> None:
-    assert inlet.send(b"x" * (2**20 + 70_000)) in ("refused: nothing, or more than 1048576 bytes\n", "reset")
+    assert inlet.send(b"x" * (2**20 + 70_000)) == "refused: nothing, or more than 1048576 bytes\n"
     assert inlet.send(b"") == "refused: nothing, or more than 1048576 bytes\n"
     assert inlet.send(to_lines(samples(1)).encode()) == "stored 1\n"
 
