@@ -93,7 +93,7 @@ def measure(box: cluster.Sandbox, todo: Sequence[Job], zones: Mapping[str, str])
         except SandboxError as error:
             if attempt + 1 == STARTS:
                 raise
-            print(f"started again: {str(error)[:200]}", file=sys.stderr)
+            print(f"started again: {error}", file=sys.stderr)
     found: list[dict[str, list[float]]] = json.loads((folder / "result.json").read_text())
     return found
 
@@ -131,5 +131,5 @@ def _call(box: cluster.Sandbox, argv: Sequence[str]) -> str:
                           check=False)
     if done.returncode:
         raise SandboxError(f"{' '.join(argv[:3])}: exit status {done.returncode}: "
-                           f"{' '.join(done.stderr.split())[:500]}")
+                           f"{' '.join(done.stderr.split())[-500:]}")
     return done.stdout
