@@ -113,7 +113,7 @@ packages: system
 	tools/package deb
 
 site-flow: install packages
-	-@tools/install-debian debootstrap
+	-@tools/install-debian debootstrap systemd-container
 	$(AS_ROOT) tools/debian-root bookworm slurmctld slurmd slurm-client munge systemd iproute2 procps libslurm38 \
 		python3-networkx python3-numpy python3-yaml
 	$(AS_ROOT) env SLURMDL_PACKAGES=build/packages $(BIN)/pytest -p no:cacheprovider tests/cluster/test_site_flow.py

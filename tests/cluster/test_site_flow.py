@@ -155,3 +155,56 @@ def test_the_whole_way(root, tmp_path):
             path.rmdir()
     after = state(root)
     assert {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)} == set()
+
+
+#: runs as a unit of the machine that boots; ends it
+_TRIAL = """\
+exec >/trial.log 2>&1
+cat >/etc/default/slurmdl <<X
+SLURMDL_INGEST="--listen :6840 --allow 127.0.0.0/8 --every 1"
+SLURMDL_COLLECT="--to 127.0.0.1:6840 --strict"
+SLURMDL_SERVE="--allow 127.0.0.0/8 --peers 0"
+X
+systemctl enable --now slurmdl-ingest slurmdl-serve slurmdl-collect.timer
+for i in 1 2 3 4 5 6 7 8 9 10; do journalctl -u slurmdl-ingest | grep -q listening && break; sleep 1; done
+systemctl start slurmdl-collect && echo collected
+cat >/send.py <<X
+import time
+from slurmdl.network import outbox
+from slurmdl.network.samples import LinkSample
+outbox.send(("127.0.0.1", 6840), [LinkSample("node", "n1", time.time(), "probe", 1e8)], "/tmp/spool")
+X
+for unit in user node; do
+    printf '%s\\n' '[Service]' Type=oneshot DynamicUser=yes 'ExecStart=/usr/bin/python3 /send.py' \\
+        >/etc/systemd/system/$unit.service
+done
+echo AmbientCapabilities=CAP_NET_BIND_SERVICE >>/etc/systemd/system/node.service
+systemctl daemon-reload
+systemctl start user || echo refused
+systemctl start node && echo stored
+sleep 2
+systemctl is-active slurmdl-ingest slurmdl-serve slurmdl-collect.timer
+ps -eo user:20,args | grep -o '^[a-z0-9]* .*[s]core [a-z]*' | cut -d' ' -f1
+cp /var/lib/slurmdl/scores.json /published.json
+dpkg --purge slurmdl slurmdl-spank >/purge.log 2>&1 && echo purged
+systemctl list-units --all 'slurmdl*' | grep -c 'loaded active'
+ls -d /var/lib/slurmdl* /var/lib/private/slurmdl* /etc/slurmdl /etc/systemd/system/*.wants/slurmdl* 2>/dev/null
+systemctl poweroff
+"""
+
+
+@pytest.mark.skipif(not shutil.which("systemd-nspawn"), reason="systemd-nspawn is missing (systemd-container)")
+def test_services_under_systemd(root):
+    install(root)
+    (root / "trial.sh").write_text(_TRIAL)
+    (root / "etc/systemd/system/trial.service").write_text(
+        "[Service]\nType=oneshot\nExecStart=/bin/sh /trial.sh\n[Install]\nWantedBy=multi-user.target\n")
+    inside(root, "systemctl", "enable", "trial.service")
+    subprocess.run(["systemd-nspawn", "--quiet", "--keep-unit", "--register=no", "--private-network", "--boot",
+                    f"--directory={root}"], stdin=subprocess.DEVNULL, capture_output=True, timeout=120, check=False)
+    log = (root / "trial.log").read_text()
+    assert "collected\n" in log and "refused\n" in log and "stored\n" in log and "purged\n" in log, log
+    assert log.count("\nactive") == 3, log
+    assert log.rpartition("purged\n")[2].splitlines()[0] == "0", log
+    assert "/slurmdl" not in log.rpartition("purged\n")[2], log
+    assert json.loads((root / "published.json").read_text())["nodes"]["n1"]["throughput"] == 1e8
