@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from slurmdl.errors import TrainError
-from slurmdl.train.transports.virtual import Virtual, run
+from slurmdl.train.transports.virtual import ASKING, PATIENCE, Virtual, run
 
 
 def ring(transport: Virtual) -> list[float]:
@@ -179,3 +179,21 @@ def test_a_message_of_another_length_is_refused() -> None:
             transport.wait([transport.receive(0, np.zeros(4, np.float32))])
     with pytest.raises(TrainError, match="12 bytes where 16 were expected"):
         run(2, program)
+
+
+def test_ranks_that_ask_for_ever_are_told_apart_from_those_that_ask_long() -> None:
+    def program(transport: Virtual, sends: bool) -> float:
+        array = np.zeros(1)
+        if transport.rank == 1:
+            transport.compute(5 * PATIENCE * ASKING)
+            if sends:
+                transport.send(0, array, 3)
+            return 0.0
+        while transport.probe(3) is None:
+            pass
+        return transport.clock
+
+    waited = run(2, lambda transport: program(transport, True))[0]
+    assert waited == pytest.approx(5 * PATIENCE * ASKING, abs=2 * ASKING)
+    with pytest.raises(TrainError, match="no rank goes on: rank 0 asks in vain; rank 1 has ended"):
+        run(2, lambda transport: program(transport, False))

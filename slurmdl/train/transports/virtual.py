@@ -24,6 +24,8 @@ Result = TypeVar("Result")
 
 #: seconds on the clock that it costs to ask for a message that is not there
 ASKING = 1e-5
+#: times that a rank asks in vain, one after the other, before it is looked whether there is anything to come
+PATIENCE = 10_000
 
 
 class Network(Protocol):
@@ -75,22 +77,26 @@ class Virtual:
         self._looks_for: tuple[int, Request] | None = None
         self.turn = threading.Semaphore(0)
         self.ended = False
+        self._asked, self._last_mail = 0, 0.0
 
     def now(self) -> float:
         return self.clock
 
     def compute(self, seconds: float) -> None:
         """Let time go by on the clock."""
+        self._asked = 0
         self.clock += seconds
         self._stage.hand_on(self)
 
     def send(self, peer: int, array: Any, tag: int = 0) -> Request:
+        self._asked = 0
         left, there = self._stage.arrival(self.rank, peer, array.nbytes, self.clock)
         self._stage.ranks[peer].deliver(self.rank, tag, array, there)
         return Request(f"its message to rank {peer}", done=left)
 
     def deliver(self, source: int, tag: int, array: Any, there: float) -> None:
         """Put a message of another rank where this one expects or will look for it."""
+        self._last_mail = max(self._last_mail, there)
         waiting = self._open[source, tag]
         if waiting:
             request = waiting.popleft()
@@ -114,14 +120,27 @@ class Virtual:
         found = [(mail[0][0], source) for (source, its), mail in self._mail.items() if its == tag and mail]
         if found and min(found)[0] <= self.clock:
             return min(found)[1]
-        self.compute(ASKING)
+        self._ask()
         return None
 
     def test(self, requests: Sequence[Request]) -> bool:
         if all(request.done <= self.clock for request in requests):
             return True
-        self.compute(ASKING)
+        self._ask()
         return False
+
+    def _ask(self) -> None:
+        """Let the others go on, if that can lead to anything."""
+        self._asked += 1
+        if self._asked % PATIENCE == 0 and all(its.idle() for its in self._stage.ranks):
+            raise TrainError("no rank goes on: " + "; ".join(map(str, self._stage.ranks)))
+        self.clock += ASKING
+        self._stage.hand_on(self)
+
+    def idle(self) -> bool:
+        """Whether this rank does nothing but ask or wait for what is not on its way."""
+        asks = self._asked >= PATIENCE and self.clock > self._last_mail
+        return self.ended or asks or self.ready() == math.inf
 
     def wait(self, requests: Sequence[Request]) -> None:
         self._wait(requests, max)
@@ -133,6 +152,7 @@ class Virtual:
         self._looks_for = None
 
     def _wait(self, requests: Sequence[Request], of: Callable[[Iterable[float]], float]) -> None:
+        self._asked = 0
         self.waits, self._of = requests, of
         self._stage.hand_on(self)
         self.clock, self.waits = self.ready(), ()
@@ -144,6 +164,8 @@ class Virtual:
     def __str__(self) -> str:
         if self.ended:
             return f"rank {self.rank} has ended"
+        if not self.waits:
+            return f"rank {self.rank} asks in vain"
         return f"rank {self.rank} waits for " + next(its.what for its in self.waits if its.done == math.inf)
 
     def meet(self, watch: Callable[[], None] | None = None) -> None:
