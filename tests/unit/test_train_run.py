@@ -128,7 +128,8 @@ def test_one_rank_alone_trains() -> None:
 
 @needs_mpi
 @pytest.mark.parametrize("arguments, per_rank, status, text", [
-    (("--strategy", "gosip"), "", 64, "'gosip' is not one of allreduce, ps, gossip, adaptive-gossip, local-sgd, elastic"),
+    (("--strategy", "gosip"), "", 64, "'gosip' is not one of allreduce, ps, gossip, adaptive-gossip, local-sgd, "
+                                      "elastic"),
     (("--strategy", "ps", "--ps", "2"), "", 76, "2 parameter servers in 2 ranks"),
     (("--strategy", "gossip", "--traffic", "ring"), "", 76, "strategy gossip has random, hypercube, exponential"),
     (("--batch", "800"), "", 64, "only 718 images"),
