@@ -208,7 +208,7 @@ def _containers() -> Iterator[Cluster]:
 @pytest.fixture
 def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
     """The common cluster: 8 nodes n1..n8 with 2 CPUs, odd ones in zoneA, even ones in zoneB; empty of jobs."""
-    found: Cluster = (request.getfixturevalue("_containers").configure() if in_containers(request.config)
+    found: Cluster = (request.getfixturevalue("_containers").common() if in_containers(request.config)
                       else request.getfixturevalue("_shared_cluster"))
     yield found
     found.cancel_all()
