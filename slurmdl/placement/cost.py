@@ -22,8 +22,8 @@ IntArray = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class Trunks:
-    """Ways between pairs of leaf zones that were found slower than the links of nodes. All others are as fast as the
-    uplinks on them.
+    """Ways between pairs of leaf zones that were found slower or later than the links on them. All others are as good
+    as these.
 
     Attributes
     ----------
@@ -96,19 +96,25 @@ def links(nodes: Sequence[str], topology: Topology, scores: LinkScores) -> Links
                                                       scores)
     above = renumber[above]
     return Links(tuple(nodes), zones, renumber[leaf], above, node_capacity, zone_capacity, node_delay, zone_delay,
-                 level, _groups(above, level), _trunks(zones, scores))
+                 level, _groups(above, level), _trunks(zones, zone_capacity, zone_delay, scores))
 
 
-def _trunks(zones: Sequence[str], scores: LinkScores) -> Trunks:
-    """The slow ones of the measured ways; the nodes that measure a way bound what they can show of it."""
+def _trunks(zones: Sequence[str], capacities: FloatArray, delays: FloatArray, scores: LinkScores) -> Trunks:
+    """Those of the measured ways that are slower than the links on them, or later.
+
+    Parameters
+    ----------
+    capacities, delays : of the uplinks of these zones.
+    """
     place = {zone: i for i, zone in enumerate(zones)} if scores.trunks else {}
     names = [name for name in scores.trunks if all(zone in place for zone in name.split("|"))]
-    node = np.full(len(names), float(scores.node_default))
-    speed, delay = capacity.trunks(names, node, scores)
-    slow = np.flatnonzero(speed < node * (1 - capacity.SLOWER))
-    names = [names[i] for i in slow.tolist()]
     ends = np.array([[place[zone] for zone in name.split("|")] for name in names], np.int64).reshape(-1, 2)
-    return Trunks(tuple(names), ends, speed[slow], delay[slow])
+    # the nodes that measured a way bound what they can show of it
+    usual = np.minimum(capacities[ends].min(axis=1, initial=np.inf), scores.node_default)
+    speed, delay = capacity.trunks(names, usual, scores)
+    apart = (speed < usual * (1 - capacity.SLOWER)) | (delay > 2 * delays[ends].sum(axis=1) + 2 * capacity.TCP_GRAIN)
+    kept = np.flatnonzero(apart)
+    return Trunks(tuple(names[i] for i in kept.tolist()), ends[kept], speed[kept], delay[kept])
 
 
 def _groups(above: IntArray, level: IntArray) -> IntArray:

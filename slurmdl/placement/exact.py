@@ -70,8 +70,6 @@ def solve(request: JobRequest, cluster: ClusterSnapshot, topology: Topology, sco
     phases = traffic.phases(job.tasks)
     if any(np.ndim(phase.size) for phase in phases) or not (len(phases) < 2 or all(p.crossed for p in phases)):
         raise PlacementError(f"--dl-traffic={request.dl.traffic}: no exact answer is known for this pattern")
-    if scores.trunks:
-        raise PlacementError("ways between single pairs of zones were measured: no exact answer is known for these")
     best: Exact | None = None
     for partition in partitions(request, cluster) or (None,):
         room = eligible(request, cluster, partition).now
@@ -81,7 +79,11 @@ def solve(request: JobRequest, cluster: ClusterSnapshot, topology: Topology, sco
             nodes = [name for name in names if topology.path(name)[0] == root]
             if len(nodes) < job.nodes:
                 continue
-            found = _Model(cp_model, job, traffic, phases, links(nodes, topology, scores)).solve(limit_s)
+            network = links(nodes, topology, scores)
+            if network.trunks.names:
+                raise PlacementError(f"the way {network.trunks.names[0]} is slower than the links on it: no exact "
+                                     "answer is known for that")
+            found = _Model(cp_model, job, traffic, phases, network).solve(limit_s)
             if best is None or found.cost.seconds < best.cost.seconds:
                 best = found
         if best is not None:

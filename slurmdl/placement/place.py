@@ -207,7 +207,7 @@ class _Instance:
                 yield start, choice
 
     def around(self, pool: Pool, best: _Scored) -> tuple[Pool, _Scored, list[_Scored]]:
-        """The choice without one of the two zones whose slow way bounds it, while that is better.
+        """The choice without one of two zones with a slow way between them, while that is better.
 
         Returns
         -------
@@ -215,9 +215,11 @@ class _Instance:
         """
         others: list[_Scored] = []
         for _ in range(MAX_DETOURS):
-            ends = best.ranks.cost.busiest.split("|") if best.ranks.cost.busiest in self.scores.trunks else []
+            slow, busiest = best.ranks.network.trunks, best.ranks.cost.busiest
+            if not slow.names:
+                break
             tried = []
-            for name in ends:
+            for name in (busiest if busiest in slow.names else slow.names[int(slow.delay.argmax())]).split("|"):
                 leaf = self.topology.zone_index[name]
                 left = np.flatnonzero(pool.zone[pool.leaf] != leaf)
                 room = np.zeros(len(self.cluster.names), np.int64)

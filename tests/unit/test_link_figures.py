@@ -140,11 +140,12 @@ def test_a_slow_way_between_two_zones_is_avoided(slow: str, dl: DlOptions) -> No
     topology = two_level(("a1", "a2"), ("b1", "b2"), ("c1", "c2"))
     request, idle = JobRequest(nodes=(4, 4), dl=dl), cluster(*map(node, topology.nodes))
     clean = place(request, idle, topology, LinkScores()).map
-    scores = LinkScores(trunks={slow: LinkScore(1e8, 2e-4), "z1|z3": LinkScore(1.0)})
-    found = place(request, idle, topology, scores)
-    assert set(found.zones_used) != set(slow.split("|"))
-    assert found.map is not None and clean is not None
-    assert found.map.cost.seconds == pytest.approx(clean.cost.seconds)
+    for bad in (LinkScore(1e8, 2e-4), LinkScore(1.25e9, 8e-5, 0.02), LinkScore(1.2e9, 0.01)):
+        scores = LinkScores(trunks={slow: bad, "z1|z3": LinkScore(1.0)})
+        found = place(request, idle, topology, scores)
+        assert set(found.zones_used) != set(slow.split("|"))
+        assert found.map is not None and clean is not None
+        assert found.map.cost.seconds == pytest.approx(clean.cost.seconds)
 
 
 def test_a_ring_goes_round_a_slow_way() -> None:
@@ -158,11 +159,13 @@ def test_a_ring_goes_round_a_slow_way() -> None:
     assert ranks.compared["depth-first"].busiest == "z0|z1"
 
 
-def test_a_way_that_its_nodes_bound_is_not_slow() -> None:
+def test_a_way_that_its_nodes_or_uplinks_bound_is_not_slow() -> None:
     topology = two_level(("a1", "a2"), ("b1", "b2"))
     request, idle = JobRequest(nodes=(4, 4)), cluster(*map(node, topology.nodes))
-    scores = LinkScores(trunks={"z0|z1": LinkScore(1.1e9, 8e-5)})
-    assert place(request, idle, topology, scores).map == place(request, idle, topology, LinkScores()).map
+    for speed, uplinks in ((1.1e9, {}), (1.9e8, {"z0": LinkScore(2e8)})):
+        without = LinkScores(zones=uplinks)
+        found = place(request, idle, topology, replace(without, trunks={"z0|z1": LinkScore(speed, 8e-5)}))
+        assert found.map == place(request, idle, topology, without).map
 
 
 def test_scores_of_no_node_change_nothing() -> None:
