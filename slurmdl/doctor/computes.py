@@ -2,27 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import slurmdl
+from slurmdl.cluster.model import Node
 from slurmdl.doctor import probe
 from slurmdl.doctor.commands import series
 from slurmdl.doctor.finding import Finding, failure, ok, warning
 from slurmdl.doctor.site import Site
 from slurmdl.launch.srun import pmi
+from slurmdl.placement.nodes.eligible import serves
 from slurmdl.topology.hostlist import fold
 
 
 def nodes(site: Site) -> Finding:
     reached = site.reached
-    away = [node for node in site.nodes if node not in reached]
+    away = [site.cluster.node[node] for node in site.nodes if node not in reached]
     silent = [node for node in reached if node not in site.reports.value] if reached else []
     if silent:
         return failure(f"{fold(silent)}: no task came to its end there", "see slurmd's log on these nodes")
-    if away:
-        states = {node: "+".join(site.cluster.node[node].state) for node in away}
+    out = [node for node in away if not serves(node)]
+    if out:
+        states = sorted({"+".join(node.state) for node in out})
         grade = warning if reached else failure
-        return grade(f"{fold(away)}: not in service ({', '.join(sorted(set(states.values())))}), not looked at",
-                     f"scontrol show node {away[0]} says why")
-    return ok(f"tasks run on {fold(reached)}")
+        return grade(f"{_names(out)}: not in service ({', '.join(states)}), not looked at",
+                     f"scontrol show node {out[0].name} says why")
+    if not reached:
+        return failure(f"{_names(away)}: busy, not looked at", "look again when they are free, or at others")
+    return ok(f"tasks run on {fold(reached)}" + (f"; {_names(away)}: busy, not looked at" if away else ""))
+
+
+def _names(found: Sequence[Node]) -> str:
+    return fold(node.name for node in found)
 
 
 def release(site: Site) -> Finding:

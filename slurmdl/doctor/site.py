@@ -80,13 +80,14 @@ class Site:
 
     @cached_property
     def reached(self) -> tuple[str, ...]:
-        """Those of `nodes` that Slurm can start a task on now. UsageError for one that the cluster does not have."""
+        """Those of `nodes` that a task can start on now. UsageError for one that the cluster does not have."""
         from slurmdl.placement.nodes.eligible import serves
 
         strangers = [node for node in self.nodes if node not in self.cluster.node]
         if strangers:
             raise UsageError(f"{strangers[0]}: the cluster has no such node")
-        return tuple(node for node in self.nodes if serves(self.cluster.node[node]))
+        found = [self.cluster.node[node] for node in self.nodes]
+        return tuple(node.name for node in found if serves(node) and node.cpus_free)
 
     @cached_property
     def reports(self) -> probe.Timed[probe.Reports]:

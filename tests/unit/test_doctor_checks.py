@@ -70,6 +70,13 @@ def test_checks_need_earlier_ones():
     assert len(seen) == len(CHECKS)
 
 
+def test_checks_are_documented():
+    text = (Path(__file__).parents[2] / "docs/admin.md").read_text()
+    rows = text.partition("| checked | by |")[2].partition("\n\n")[0].splitlines()[2:]
+    named = {word.strip().removeprefix("nodes' ") for row in rows for word in row.split("|")[1].split(",")}
+    assert {check.name.removeprefix("nodes' ") for check in CHECKS} == named
+
+
 def test_the_plugins_line(tmp_path):
     folder = tmp_path / "plugstack.conf.d"
     folder.mkdir()
