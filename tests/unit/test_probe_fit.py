@@ -138,6 +138,9 @@ def test_a_pair_survives_json():
 def test_a_rate_is_that_of_the_running_stream():
     slow_start = [(0.0, 0), (1.0, 10), (1.5, 60), (2.0, 110)]
     assert steady_rate(slow_start) == pytest.approx(100)
+    full_bucket = [(0.0, 0), (0.0, 20), (0.2, 40), (0.4, 60), (0.6, 80), (0.8, 100)]
+    assert steady_rate(full_bucket) == pytest.approx(100)
+    assert steady_rate([(0.0, 0), (0.5, 10)]) == pytest.approx(20)
     assert steady_rate([(0.0, 0), (0.0, 10)]) == 0.0
 
 

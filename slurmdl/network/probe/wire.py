@@ -85,8 +85,7 @@ class Control:
     def receive_stream(self, most: float = math.inf) -> float:
         """Take a stream of at most so many bytes, and return its bytes/s once it runs.
 
-        It starts slowly (RFC 5681), and a token bucket that is full lets its first bytes pass; so it counts from
-        where the rest of it is fastest: from its start, its first quarter or its half.
+        It starts slowly (RFC 5681), and a token bucket that is full lets its first bytes pass: see `steady_rate`.
         """
         chunk, marks = memoryview(bytearray(CHUNK)), [(time.monotonic(), 0)]
         got, more = len(self._buffer), True
@@ -106,14 +105,17 @@ class Control:
 
 
 def steady_rate(marks: list[tuple[float, int]]) -> float:
-    """Bytes/s from (seconds, bytes so far): from the start, the first quarter or the half on, whichever is most."""
+    """Bytes/s from (seconds, bytes so far): from the first quarter on, or from the half on where that is more.
+
+    A stream of so few marks that nothing is left of it counts as a whole.
+    """
     end, total = marks[-1]
-    rates = [0.0]
-    for share in (0.0, 0.25, 0.5):
+
+    def from_share(share: float) -> float:
         start, before = next(mark for mark in marks if mark[1] >= share * total)
-        if end > start:
-            rates.append((total - before) / (end - start))
-    return max(rates)
+        return (total - before) / (end - start) if end > start else 0.0
+
+    return max(from_share(0.25), from_share(0.5)) or from_share(0.0)
 
 
 class Datagrams:
