@@ -111,7 +111,8 @@ def broken(mnist: Path, fault: str) -> None:
 
 
 @pytest.mark.parametrize(("fault", "message"), [
-    ("nothing", "0 x 5 x 6 bytes: nothing"), ("truncated", "its header says 20 x 5 x 6 bytes, it is shorter"), ("longer", "it is longer"),
+    ("nothing", "0 x 5 x 6 bytes: nothing"),
+    ("truncated", "its header says 20 x 5 x 6 bytes, it is shorter"), ("longer", "it is longer"),
     ("header", "ends within its header"), ("empty", "begins with nothing"), ("type", "begins with 00 00 0d 03"),
     ("count", "20 images but 19 labels"), ("gzip", "cannot be unpacked"), ("missing", "holds no train-images"),
     ("folder", "Is a directory"), ("test", "(6, 6) pixels")])

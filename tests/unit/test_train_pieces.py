@@ -12,13 +12,17 @@ from mpi import python
 from slurmdl.errors import InputError, UnavailableError, UsageError
 from slurmdl.plan import Plan, decode, encode
 from slurmdl.train import models, runtime
-from slurmdl.train.data import digits
+from slurmdl.train.data import Data, read
 from slurmdl.train.messages import bounds
 from slurmdl.train.meters import PHASES, Meter, Report, summarise
 from slurmdl.train.method import Method
 from slurmdl.train.options import Options, parse
 from slurmdl.train.replica import Replica
 from slurmdl.train.strategies import STRATEGIES
+
+
+def digits(seed: int) -> Data:
+    return read("digits", seed)
 
 
 def test_digits_are_split_and_standardised() -> None:
@@ -67,7 +71,7 @@ def test_batch_larger_than_a_share() -> None:
 
 def test_replica_trains_through_its_flat_buffers() -> None:
     data = digits(1)
-    replica = Replica(models.build("mlp:32", 64, 10, 1))
+    replica = Replica(models.build("mlp:32", (1, 8, 8), 10, 1))
     assert replica.parameters.size == 64 * 32 + 32 + 32 * 10 + 10
     first = replica.evaluate(data.test_x, data.test_y)
     for _ in range(30):
@@ -79,7 +83,7 @@ def test_replica_trains_through_its_flat_buffers() -> None:
 
 
 def test_models_start_alike_by_seed() -> None:
-    one, same, other = (Replica(models.build("mlp:8", 64, 10, seed)).parameters for seed in (1, 1, 2))
+    one, same, other = (Replica(models.build("mlp:8", (64,), 10, seed)).parameters for seed in (1, 1, 2))
     assert np.array_equal(one, same)
     assert not np.array_equal(one, other)
 
@@ -87,7 +91,7 @@ def test_models_start_alike_by_seed() -> None:
 @pytest.mark.parametrize("spec", ["cnn", "mlp:a", "mlp:0", "mlp:16,-2"])
 def test_unknown_models(spec: str) -> None:
     with pytest.raises(UsageError, match="mlp"):
-        models.build(spec, 64, 10, 1)
+        models.build(spec, (64,), 10, 1)
 
 
 @pytest.mark.parametrize("argv, culprit", [

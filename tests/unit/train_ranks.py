@@ -16,7 +16,7 @@ from mpi4py import MPI
 
 from slurmdl.train import models
 from slurmdl.train.courier import Courier
-from slurmdl.train.data import digits
+from slurmdl.train.data import read
 from slurmdl.train.messages import CHUNK, Messages
 from slurmdl.train.method import Method
 from slurmdl.train.replica import Replica
@@ -62,7 +62,7 @@ def setting(messages: Messages, replica: Replica, strategy: str, traffic: str, s
 def gossip(traffic: str) -> dict[str, Any]:
     """Different models, no gradients: only the averaging is left."""
     messages = Messages(transport, world.levels())
-    replica = Replica(models.build("mlp:16", 64, 10, rank))
+    replica = Replica(models.build("mlp:16", (64,), 10, rank))
     its = setting(messages, replica, "gossip", traffic)
     strategy = STRATEGIES["gossip"](its)
     before = np.array(comm.allgather(replica.parameters.copy()))
@@ -77,9 +77,9 @@ def gossip(traffic: str) -> dict[str, Any]:
 
 def against_big_batch(name: str, traffic: str, servers: int = 0) -> dict[str, Any]:
     """Train on digits, and again in one process on the workers' batches together, with torch's own optimizer."""
-    data = digits(3)
+    data = read("digits", 3)
     messages = Messages(transport, world.levels())
-    replica = Replica(models.build("mlp:32", 64, 10, 5))
+    replica = Replica(models.build("mlp:32", (1, 8, 8), 10, 5))
     its = setting(messages, replica, name, traffic, servers)
     strategy = STRATEGIES[name](its)
     update = replica.optimizer(slice(None), LR, MOMENTUM) if strategy.updates else lambda: None
@@ -97,8 +97,8 @@ def against_big_batch(name: str, traffic: str, servers: int = 0) -> dict[str, An
     sent = comm.allgather(messages.sent)
     distance = 0.0
     if rank in its.workers:
-        module = models.build("mlp:32", 64, 10, 5)
-        first = module[0].weight.detach().clone()
+        module = models.build("mlp:32", (1, 8, 8), 10, 5)
+        first = module[1].weight.detach().clone()
         optimizer = torch.optim.SGD(module.parameters(), lr=LR, momentum=MOMENTUM)
         shares = [data.batches(worker, workers, BATCH, 1) for worker in range(workers)]
         for _ in range(STEPS):
@@ -107,7 +107,7 @@ def against_big_batch(name: str, traffic: str, servers: int = 0) -> dict[str, An
             optimizer.zero_grad()
             torch.nn.functional.cross_entropy(module(images), labels).backward()
             optimizer.step()
-        assert (module[0].weight - first).abs().max() > 1e-2, "the reference did not learn"
+        assert (module[1].weight - first).abs().max() > 1e-2, "the reference did not learn"
         reference = torch.cat([p.detach().reshape(-1) for p in module.parameters()]).numpy()
         distance = float(np.abs(reference - replica.parameters).max())
     return {"distance": max(comm.allgather(distance)), "sent": sent, "length": replica.parameters.size}

@@ -7,17 +7,16 @@ from collections.abc import Callable
 from slurmdl.errors import UsageError
 from slurmdl.train.data.cifar import cifar
 from slurmdl.train.data.dataset import Data, Labelled, divide
-from slurmdl.train.data.digits import cifar_shaped
-from slurmdl.train.data.digits import digits as _digits
+from slurmdl.train.data.digits import cifar_shaped, digits
 from slurmdl.train.data.folder import folder
 from slurmdl.train.data.idx import idx
 from slurmdl.train.data.synthetic import synthetic
 
-__all__ = ["DATA", "Data", "digits", "read"]
+__all__ = ["DATA", "Data", "read"]
 
 #: name -> reader(arguments, seed); `arguments` is what follows the name, "" where nothing does
 DATA: dict[str, Callable[[str, int], Labelled]] = {
-    "digits": _digits, "cifar-shaped": cifar_shaped, "synthetic": synthetic, "idx": idx, "cifar": cifar,
+    "digits": digits, "cifar-shaped": cifar_shaped, "synthetic": synthetic, "idx": idx, "cifar": cifar,
     "folder": folder}
 
 
@@ -33,10 +32,3 @@ def read(spec: str, seed: int, fold: tuple[int, int] | None = None, skew: float 
     if name not in DATA:
         raise UsageError(f"train: --data {spec}: {name!r} is not one of {', '.join(DATA)}")
     return divide(DATA[name](arguments, seed), seed, fold, skew)
-
-
-def digits(seed: int) -> Data:
-    """The digits, each image as one row."""
-    data = read("digits", seed)
-    return Data(data.train_x.reshape(len(data.train_y), -1), data.train_y,
-                data.test_x.reshape(len(data.test_y), -1), data.test_y, data.classes)

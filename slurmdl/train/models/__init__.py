@@ -17,12 +17,12 @@ MODELS: dict[str, Callable[[str, tuple[int, ...], int], Any]] = {
     "mlp": mlp, "cnn": cnn, "resnet18": resnet18, "resnet50": resnet50, "transformer": transformer}
 
 
-def build(spec: str, shape: int | Sequence[int], classes: int, seed: int) -> Any:
+def build(spec: str, shape: Sequence[int], classes: int, seed: int) -> Any:
     """The torch module that NAME:ARGUMENTS stands for; the same seed gives the same parameters on every rank.
 
     Parameters
     ----------
-    shape : of one image: (channels, height, width), or (features,) or just their number.
+    shape : of one image: (channels, height, width), or (features,).
 
     Raises
     ------
@@ -34,4 +34,4 @@ def build(spec: str, shape: int | Sequence[int], classes: int, seed: int) -> Any
     if name not in MODELS:
         raise UsageError(f"train: --model {spec}: {name!r} is not one of {', '.join(MODELS)}")
     torch.manual_seed(seed)
-    return MODELS[name](arguments, (shape,) if isinstance(shape, int) else tuple(shape), classes)
+    return MODELS[name](arguments, tuple(shape), classes)
