@@ -2,7 +2,6 @@
 
 import io
 import os
-from pathlib import Path
 
 import pytest
 
@@ -208,11 +207,6 @@ class TestConfig:
         for path, text in zip(paths, texts, strict=True):
             path.write_text(text)
         return config.load([*map(str, paths), str(tmp_path / "absent")])
-
-    def test_the_example_is_valid(self):
-        found = config.load([str(Path(__file__).parents[2] / "topology" / "slurmdl.yaml")])
-        assert dl(defaults=found.options) == DlOptions()
-        assert found.zone_speed == (1.25e10, 1e11)
 
     def test_later_file_wins_key_by_key(self, tmp_path):
         found = self.load(tmp_path, "options: {strategy: ps, bind: off}\nlinks: {node: 1e9, zone: [1.0e8, 2.0e8]}\n",
