@@ -209,7 +209,7 @@ def _map(line: getopt.CommandLine, dl: DlOptions, settings: config.Config, launc
             raise UnavailableError("--launcher=mpirun: mpirun is not in PATH")
         made = step.mpirun(line, plan, variables, environ)
     else:
-        made = step.srun(line, plan, _mpi(line, controller, environ), variables, environ)
+        made = step.srun(line, plan, mpi_option(line, controller, environ), variables, environ)
     return Mapped(made, "", plan, rank_map, topology.source, complaint)
 
 
@@ -251,7 +251,10 @@ def _zones(controller: Controller, nodes: Sequence[str], partition: str, strict:
     from slurmdl.topology.model import Topology
 
     try:
-        if not controller.zones:
+        # TopologyPlugin speaks of topology.conf; a topology.yaml (25.05 and newer) holds whatever it says
+        file = read.beside_slurm_conf()
+        held = controller.version >= (25, 5) if file is None else file.endswith(".yaml")
+        if not (controller.zones or held):
             raise UnavailableError("the cluster's topology has no zones")
         several = read.read_all()
         return several.of(_topology_of(partition) if len(several.each) > 1 else ""), ""
@@ -293,7 +296,7 @@ def pmi(environ: Mapping[str, str]) -> str:
         "pmi2" if launcher in ("mpiexec.hydra", "mpirun.mpich", "mpiexec.mpich") else ""
 
 
-def _mpi(line: getopt.CommandLine, controller: Controller, environ: Mapping[str, str]) -> list[str]:
+def mpi_option(line: getopt.CommandLine, controller: Controller, environ: Mapping[str, str]) -> list[str]:
     """--mpi for the MPI that PATH has; the wrong one starts every task as a world of its own.
 
     The user's --mpi and SLURM_MPI_TYPE win, and so does the cluster's default where it is the right one.

@@ -173,13 +173,27 @@ def test_a_budget_waits(monkeypatch):
 
 def test_a_train_counts_what_the_buffer_dropped():
     datagrams = Datagrams("127.0.0.1")
-    arrivals = Arrivals(datagrams)
-    for number in range(101):
-        arrivals.take(bytes(1000), number / 100)
-    assert arrivals.rate() == pytest.approx(1e5)
+    arrivals = train(datagrams, [number / 1000 for number in range(101)])
+    assert arrivals.rate() == pytest.approx(1e6)
     datagrams.overflow += 101
-    assert arrivals.rate() == pytest.approx(2e5)
+    assert arrivals.rate() == pytest.approx(2e6)
     datagrams.close()
+
+
+def test_a_clock_that_jumps_makes_no_rate():
+    datagrams = Datagrams("127.0.0.1")
+    stamps = [number / 1000 for number in range(50)]
+    assert train(datagrams, [*stamps, *(stamp + 3600 for stamp in stamps)]).rate() == 0.0
+    assert train(datagrams, [*stamps, *(stamp - 3600 for stamp in stamps)]).rate() == 0.0
+    assert train(datagrams, stamps[:10]).rate() == 0.0
+    datagrams.close()
+
+
+def train(datagrams: Datagrams, stamps: list[float]) -> Arrivals:
+    arrivals = Arrivals(datagrams)
+    for stamp in stamps:
+        arrivals.take(bytes(1000), stamp)
+    return arrivals
 
 
 def test_a_patrol_goes_round_the_zone():

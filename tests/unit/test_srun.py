@@ -195,10 +195,10 @@ def test_mpi_of_the_mpi_in_path(tmp_path, launcher, option):
     for name in ("pmix", "pmi2"):
         (tmp_path / f"mpi_{name}.so").touch()
     here, environ = controller(plugins=f"/nowhere:{tmp_path}"), {"PATH": str(tmp_path)}
-    assert srun._mpi(parse("p"), here, environ) == ([option] if option else [])
-    assert srun._mpi(parse("--mpi=none", "p"), here, environ) == []
-    assert srun._mpi(parse("p"), here, {**environ, "SLURM_MPI_TYPE": "pmi2"}) == []
-    assert srun._mpi(parse("p"), controller(), environ) == [], "no such plugin"
+    assert srun.mpi_option(parse("p"), here, environ) == ([option] if option else [])
+    assert srun.mpi_option(parse("--mpi=none", "p"), here, environ) == []
+    assert srun.mpi_option(parse("p"), here, {**environ, "SLURM_MPI_TYPE": "pmi2"}) == []
+    assert srun.mpi_option(parse("p"), controller(), environ) == [], "no such plugin"
 
 
 def test_the_plan_tells_what_a_byte_costs_between_zones():

@@ -41,7 +41,16 @@ def run(argv: list[str]) -> int:
     if options.interface and options.transport == "mpi":
         raise UsageError("--interface: with --transport=mpi the interface is MPI's choice (for Open MPI "
                          "OMPI_MCA_btl_tcp_if_include)")
-    return _probe(options, further)
+    return _probe(options, [*further, *(_mpi_option(further) if options.transport == "mpi" else ())])
+
+
+def _mpi_option(further: list[str]) -> list[str]:
+    """--mpi for the MPI that PATH has, where none is given, as `slurmdl srun` chooses it."""
+    from slurmdl import getopt, process
+    from slurmdl.launch import srun, srun_options
+
+    controller = srun.Controller.parse(process.query(["scontrol", "show", "config"]))
+    return srun.mpi_option(getopt.parse(further, srun_options.SHORT, srun_options.LONG), controller, os.environ)
 
 
 def _probe(options: argparse.Namespace, further: list[str]) -> int:

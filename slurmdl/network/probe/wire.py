@@ -19,6 +19,8 @@ _TCP_NOTSENT_LOWAT = 25  # linux/tcp.h
 _SO_TIMESTAMPNS, _SO_RXQ_OVFL = 35, 40  # asm-generic/socket.h
 #: bytes of the socket's buffer that are asked for; the kernel gives what net.core.rmem_max allows
 _BUFFER = 4 * 2**20
+#: seconds by which two clocks may differ over a train: readers are held up, too
+_JUMP = 0.25
 
 
 class Timeout(OSError):
@@ -180,8 +182,10 @@ class Arrivals:
     def __init__(self, datagrams: Datagrams) -> None:
         self._datagrams, self._before = datagrams, datagrams.overflow
         self._marks: list[tuple[float, int]] = []
+        self._read: list[float] = []
 
     def take(self, data: bytes, stamp: float) -> None:
+        self._read.append(time.monotonic())
         self._marks.append((stamp, (self._marks[-1][1] if self._marks else 0) + len(data)))
 
     @property
@@ -189,11 +193,17 @@ class Arrivals:
         return bool(self._marks)
 
     def rate(self) -> float:
-        """Bytes/s from the first quarter on, which a token bucket may have let pass; 0 where too few came."""
+        """Bytes/s from the first quarter on, which a token bucket may have let pass; 0 where too few came.
+
+        The kernel's stamps are of the clock of the day: where that jumped meanwhile, there is no rate, either.
+        """
         if len(self._marks) < 16:
             return 0.0
-        start, before = self._marks[len(self._marks) // 4]
+        first = len(self._marks) // 4
+        start, before = self._marks[first]
         end, total = self._marks[-1]
+        if abs((end - start) - (self._read[-1] - self._read[first])) > _JUMP:
+            return 0.0
         dropped = (self._datagrams.overflow - self._before) / len(self._marks)
         return (total - before) * (1 + dropped) / (end - start) if end > start else 0.0
 
