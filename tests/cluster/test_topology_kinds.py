@@ -49,9 +49,10 @@ def test_blocks(since):
 
 
 def test_several_topologies(since):
-    """Ranks follow the topology of the partition: zones in one, pairs in the other."""
+    """Ranks follow the topology of the partition: zones in one, pairs in the other, whatever TopologyPlugin says."""
     cluster = since((25, 5), files={"topology.yaml": SEVERAL},
-                    settings=("PartitionName=pairs Nodes=ALL MaxTime=INFINITE State=UP Topology=pairs",))
+                    settings=("TopologyPlugin=topology/flat",
+                              "PartitionName=pairs Nodes=ALL MaxTime=INFINITE State=UP Topology=pairs"))
     script = cluster.script(MAPPED)
     job = cluster.submit(["slurmdl", "sbatch", "-N8", str(script)], directory=script.parent)
     assert zone_changes(ranks(cluster.output(job))) == 1

@@ -15,7 +15,7 @@ from placing import SCORES, two_level
 
 from slurmdl import dl_options, getopt, plan
 from slurmdl.dl_options import DlOptions
-from slurmdl.errors import InputError, PlacementError, UsageError
+from slurmdl.errors import InputError, PlacementError, UnavailableError, UsageError
 from slurmdl.launch import layout, srun, srun_options, step
 from slurmdl.plan import Plan
 
@@ -241,3 +241,14 @@ def test_srun_answers_for_itself(words):
                           env={**os.environ, "SLURM_JOB_ID": "1"}, check=False, timeout=30)
     plain = subprocess.run(["srun", "--version"], capture_output=True, text=True, check=False, timeout=30)
     assert (done.returncode, done.stdout, done.stderr) == (plain.returncode, plain.stdout, plain.stderr)
+
+
+def test_a_topology_yaml_holds_whatever_topology_plugin_says(tmp_path, monkeypatch):
+    monkeypatch.setenv("SLURM_CONF", str(tmp_path / "slurm.conf"))
+    flat = srun.Controller((26, 5), False, "none", (), False)
+    tree = "tree:\n    switches: [{switch: zoneA, nodes: n1}]\n"
+    (tmp_path / "topology.yaml").write_text(f"- topology: fabric\n  cluster_default: true\n  {tree}")
+    assert srun._zones(flat, ["n1"], "", True)[0].zones == ("zoneA",)
+    (tmp_path / "topology.yaml").rename(tmp_path / "topology.conf")
+    with pytest.raises(UnavailableError, match="no zones"):
+        srun._zones(flat, ["n1"], "", True)
