@@ -12,7 +12,6 @@ import numpy.typing as npt
 from slurmdl.errors import TrainError
 
 FloatArray = npt.NDArray[np.float32]
-IntArray = npt.NDArray[np.int64]
 
 
 class Replica:
@@ -29,7 +28,7 @@ class Replica:
 
     Attributes
     ----------
-    parameters, gradients : shape (D,), float32, on the host; write to them only between two calls of `backward`.
+    parameters, gradients : shape (D,), float32, on the host; write to them only between two backward passes.
     names, tensors, sizes : of each trained parameter, in the order of the buffers.
     starts : index of the first element of each parameter in the buffers.
 
@@ -41,7 +40,6 @@ class Replica:
     def __init__(self, module: Any, chosen: Collection[int] | None = None, staged: bool | None = None) -> None:
         import torch
 
-        self._module = module
         named = [(name, tensor) for name, tensor in module.named_parameters()
                  if chosen is None or id(tensor) in chosen]
         _check(named)
@@ -135,34 +133,6 @@ class Replica:
         slope = self._slope_here[self.part(index)]
         # infinite where an element is, or where the sum of squares is beyond float32; only then look closer
         return not np.isfinite(float(slope.dot(slope))) and not bool(slope.isfinite().all())
-
-    def backward(self, images: FloatArray, labels: IntArray) -> float:
-        """Fill `gradients` with those of the mean cross-entropy of a batch, and return that loss."""
-        import torch
-
-        self.gradients.fill(0)
-        loss = torch.nn.functional.cross_entropy(self._module(torch.from_numpy(images)), torch.from_numpy(labels))
-        loss.backward()
-        return float(loss.detach())
-
-    def optimizer(self, part: slice, lr: float, momentum: float) -> Callable[[], None]:
-        """SGD for a part of the buffers; each call makes a step."""
-        import torch
-
-        shard = torch.nn.Parameter(self._flat[part])
-        shard.grad = self._slope[part]
-        step: Callable[[], None] = torch.optim.SGD([shard], lr=lr, momentum=momentum).step
-        return step
-
-    def evaluate(self, images: FloatArray, labels: IntArray) -> tuple[float, float]:
-        """(mean cross-entropy, fraction of images classified rightly)."""
-        import torch
-
-        with torch.no_grad():
-            scores = self._module(torch.from_numpy(images))
-            target = torch.from_numpy(labels)
-            loss = torch.nn.functional.cross_entropy(scores, target)
-            return float(loss), float((scores.argmax(1) == target).float().mean())
 
 
 def _check(named: list[tuple[str, Any]]) -> None:

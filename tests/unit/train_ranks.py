@@ -48,8 +48,15 @@ def summed(groups: Sequence[Sequence[int]], length: int) -> dict[str, Any]:
             "error": float(np.abs(vector - inputs.sum(0, dtype=np.float64)).max(initial=0))}
 
 
+def sgd(replica: Replica, part: slice) -> Callable[[], None]:
+    """SGD for a part of the flat buffers; each call makes a step."""
+    shard = torch.nn.Parameter(torch.from_numpy(replica.parameters[part]))
+    shard.grad = torch.from_numpy(replica.gradients[part])
+    return torch.optim.SGD([shard], lr=LR, momentum=MOMENTUM).step
+
+
 def updater(replica: Replica, part: slice) -> Callable[[Any], None]:
-    step = replica.optimizer(part, LR, MOMENTUM)
+    step = sgd(replica, part)
     return lambda numbers: step()
 
 
@@ -79,17 +86,20 @@ def against_big_batch(name: str, traffic: str, servers: int = 0) -> dict[str, An
     """Train on digits, and again in one process on the workers' batches together, with torch's own optimizer."""
     data = read("digits", 3)
     messages = Messages(transport, world.levels())
-    replica = Replica(models.build("mlp:32", (1, 8, 8), 10, 5))
+    network = models.build("mlp:32", (1, 8, 8), 10, 5)
+    replica = Replica(network)
     its = setting(messages, replica, name, traffic, servers)
     strategy = STRATEGIES[name](its)
-    update = replica.optimizer(slice(None), LR, MOMENTUM) if strategy.updates else lambda: None
+    update = sgd(replica, slice(None)) if strategy.updates else lambda: None
     workers = len(its.workers)
     mine = None if rank in its.servers else data.batches(its.workers.index(rank), workers, BATCH, 1)
     for number in range(STEPS):
         if not mine:
             strategy.serve(number)
             continue
-        replica.backward(*next(mine))
+        images, labels = map(torch.from_numpy, next(mine))
+        replica.gradients.fill(0)
+        torch.nn.functional.cross_entropy(network(images), labels).backward()
         strategy.before_update(number)
         update()
         strategy.after_update(number)
