@@ -72,6 +72,11 @@ class Site:
                                or DEFAULT_SLURM_CONF)
 
     @cached_property
+    def help(self) -> process.Answer:
+        """Of sbatch: to write it, all that a submission loads is loaded, and nothing is submitted."""
+        return process.ask(["sbatch", "--help"], env=self.environ)
+
+    @cached_property
     def plugin(self) -> plugstack.Line | None:
         """The line of plugstack.conf that names the plugin, None where there is none."""
         named = self.settings.get("PlugStackConfig", "(null)")

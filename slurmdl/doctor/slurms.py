@@ -6,7 +6,7 @@ import os
 import re
 import shutil
 
-from slurmdl import dl_options, process
+from slurmdl import dl_options
 from slurmdl.doctor.commands import series
 from slurmdl.doctor.finding import Finding, failure, ok, warning
 from slurmdl.doctor.site import Site
@@ -14,6 +14,7 @@ from slurmdl.errors import InputError
 from slurmdl.launch.srun import pmi
 from slurmdl.network import trust
 from slurmdl.topology import check, diff, read
+from slurmdl.topology.files import text_of
 from slurmdl.topology.tree import count
 
 _SHOWN = 2
@@ -68,12 +69,14 @@ def nodes_zones(site: Site) -> Finding:
 
 
 def plugin(site: Site) -> Finding:
-    answer = process.ask(["sbatch", "--help"], env=site.environ)
-    errors = [line.strip() for line in answer.err.splitlines() if line.strip()]
+    errors = [line.strip() for line in site.help.err.splitlines() if line.strip()]
     broken = next((line for line in errors if "plugstack" in line and "Failed to open" in line), None)
     if broken:
         return failure(broken, "make plugstack.conf readable for all (chmod 644): Slurm refuses every submission now")
     line = site.plugin
+    if line is None and _filter_asks(site):
+        return warning("not installed, but cli_filter.lua asks slurmdl for nodes, by options that it would give",
+                       "install slurmdl-spank, and name it in plugstack.conf")
     if line is None:
         return ok("not installed: slurmdl sbatch and slurmdl srun need none")
     own = [error.partition(": ")[2] for error in errors if os.path.basename(line.path) in error]
@@ -89,13 +92,29 @@ def plugin(site: Site) -> Finding:
     if why:
         return failure(f"{line.path}: {why}, and slurmstepd loads it as root",
                        f"chown root: {line.path}; chmod 755 {line.path}; look who changed it")
-    offered = set(re.findall(r"--(dl-[a-z-]+)", answer.out)) - {"dl-map"}
+    offered = set(re.findall(r"--(dl-[a-z-]+)", site.help.out)) - {"dl-map"}
     other = offered ^ dl_options.PLUGIN.keys()
     if other:
         return failure(f"{line.path}: is of another release of slurmdl ("
                        f"{', '.join('--' + name for name in sorted(other))} is known to one of the two only)",
                        "install slurmdl and slurmdl-spank of one release")
     return ok(f"{line.path}, {line.where}")
+
+
+def cli_filter(site: Site) -> Finding:
+    if "lua" not in site.settings.get("CliFilterPlugins", ""):
+        return ok("not set: nodes are chosen for slurmdl sbatch only")
+    broken = next((line.strip() for line in site.help.err.splitlines() if "cli_filter" in line), None)
+    if broken:
+        return failure(broken, f"put slurmdl's cli_filter.lua into {site.slurm_directory}, readable for all, or take "
+                               "lua out of CliFilterPlugins: Slurm refuses every submission now")
+    return ok("asks slurmdl for nodes" if _filter_asks(site) else "the site's own, without slurmdl")
+
+
+def _filter_asks(site: Site) -> bool:
+    """Whether the commands' filter asks slurmdl for nodes."""
+    file = os.path.join(site.slurm_directory, "cli_filter.lua")
+    return "lua" in site.settings.get("CliFilterPlugins", "") and "slurmdl" in text_of(file)
 
 
 def mpi(site: Site) -> Finding:

@@ -113,7 +113,8 @@ class Site:
 
 @pytest.fixture(scope="module")
 def site(new_sandbox: Callable[..., Any]) -> Site:
-    cluster = new_sandbox(nodes=4, plugstack="optional /etc/slurm/slurmdl.so\n")
+    cluster = new_sandbox(nodes=4, plugstack="optional /etc/slurm/slurmdl.so\n", settings=("CliFilterPlugins=lua",),
+                          files={"cli_filter.lua": (SPANK.parent / "topology/cli_filter.lua").read_text()})
     site = Site(cluster, cluster.box.root / "site")
     site.here.mkdir()
     site.plans.mkdir()
@@ -183,6 +184,16 @@ def _other_options(site: Site) -> Iterator[None]:
                    timeout=120)
     with site.over("/etc/slurm/slurmdl.so", source / "build/slurmdl.so"):
         yield
+
+
+@contextmanager
+def _no_filter(site: Site) -> Iterator[None]:
+    file = site.slurm / "cli_filter.lua"
+    file.rename(site.here / file.name)
+    try:
+        yield
+    finally:
+        (site.here / file.name).rename(file)
 
 
 @contextmanager
@@ -298,6 +309,11 @@ CASES = {
                             "plugin", "fail", "drained", "optional"),
     "plugin open to others": Case(lambda site: site.mode(site.slurm / "slurmdl.so", 0o777), "plugin", "fail",
                                   "others may write it", "chmod 755"),
+    "cli_filter.lua missing": Case(_no_filter, "cli_filter", "fail", "Unable to stat", "CliFilterPlugins", ""),
+    "cli_filter.lua malformed": Case(lambda site: site.text(site.slurm / "cli_filter.lua", "no lua"), "cli_filter",
+                                     "fail", "cli_filter/lua", "readable for all"),
+    "cli_filter.lua without the plugin": Case(lambda site: site.text(site.slurm / "plugstack.conf", ""), "plugin",
+                                              "warn", "cli_filter.lua asks slurmdl", "slurmdl-spank", ""),
     "topology malformed": Case(lambda site: _edited(site, "SwitchName=core", "SwichName=core"), "topology", "fail",
                                "SwichName", "topology check"),
     "topology not the controller's": Case(lambda site: _edited(site, "zoneA", "zoneX"), "controller's topology",
