@@ -73,7 +73,7 @@ class Probe:
         drawn = list(rounds([number.get(leaf.get(node, ""), -1) for node in self.nodes], self.seed,
                             inside=self.inside, between=self.between))
         # the tasks need a moment to come, and a pair one more for what it waits for
-        effort = self.effort.within(max(0.1, 0.75 * self.budget / max(1, len(drawn))))
+        effort = self.effort.within(max(0.1, 0.6 * self.budget / max(1, len(drawn))))
         return task.Work(self.nodes, tuple(map(tuple, drawn)), effort, self.budget, self.interface)
 
     def command(self, in_job: bool) -> list[str]:
