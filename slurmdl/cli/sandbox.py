@@ -125,7 +125,8 @@ def _status(box: Sandbox, as_json: bool) -> int:
     topology, counters, states = box.spec.topology, box.counters(), box.node_states()
     if as_json:
         print(json.dumps({"name": box.spec.name, "user": box.user.name, "shared": str(box.shared),
-                          "topology": topology.to_json(), "states": states, "counters": counters}))
+                          "topology": topology.to_json(), "states": states, "counters": counters,
+                          "changed": {name: vars(shape) for name, shape in box.shapes().items()}}))
         return 0
     print(f"sandbox {box.spec.name}: user {box.user.name}, shared directory {box.shared}, "
           f"node links {box.spec.node_rate / 1e6:g} Mbit/s, zone uplinks {box.spec.zone_rate / 1e6:g} Mbit/s")
@@ -134,4 +135,7 @@ def _status(box: Sandbox, as_json: bool) -> int:
         if nodes:
             line = " ".join(f"{n}({states.get(n, 'off')})" for n in nodes)
             print(f"  {zone}: {line}  out {counters[zone]['out']:,} B  in {counters[zone]['in']:,} B")
+    for name, shape in box.shapes().items():
+        print(f"  link of {name}, each way: {shape.rate / 1e6:g} Mbit/s, {shape.delay * 1e3:g} ms more, "
+              f"{shape.loss:g} lost")
     return 0
