@@ -19,7 +19,7 @@ from typing import Any
 
 from slurmdl.train import init, runtime
 from slurmdl.train.method import Method
-from slurmdl.train.task import StandIn
+from slurmdl.train.trainer.task import StandIn
 from slurmdl.train.transports.mpi import Mpi
 from slurmdl.train.transports.transport import Transport
 

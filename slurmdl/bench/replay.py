@@ -20,8 +20,8 @@ from slurmdl.plan import PATTERNS
 from slurmdl.train import runtime
 from slurmdl.train.courier import Courier
 from slurmdl.train.messages import Messages
-from slurmdl.train.meters import Meter
 from slurmdl.train.method import Method
+from slurmdl.train.report.meters import Meter
 from slurmdl.train.strategies import STRATEGIES, Setting
 from slurmdl.train.transports.mpi import Mpi
 from slurmdl.train.transports.transport import Transport

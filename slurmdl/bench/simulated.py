@@ -45,8 +45,8 @@ def outcomes(runs: Iterable[tuple[str, ...]]) -> Iterator[Outcome]:
 
 def outcome(words: tuple[str, ...]) -> Outcome:
     """What becomes of one run."""
-    from slurmdl.train.options import parse
-    from slurmdl.train.trainer import train
+    from slurmdl.train.trainer.options import parse
+    from slurmdl.train.trainer.trainer import train
 
     with tempfile.TemporaryDirectory() as folder:
         metrics = os.path.join(folder, "metrics")

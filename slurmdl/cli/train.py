@@ -6,5 +6,5 @@ from slurmdl.train.__main__ import main
 
 
 def run(argv: list[str]) -> int:
-    """Train as one rank of an MPI program; see slurmdl.train.options for the options."""
+    """Train as one rank of an MPI program; see slurmdl.train.trainer.options for the options."""
     return main(argv)

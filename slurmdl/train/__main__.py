@@ -5,15 +5,15 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from slurmdl.train import ending
-from slurmdl.train.options import parse
+from slurmdl.train.library import ending
+from slurmdl.train.trainer.options import parse
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Train, and return the exit status."""
     try:
         options = parse(sys.argv[1:] if argv is None else argv)
-        from slurmdl.train.trainer import train
+        from slurmdl.train.trainer.trainer import train
         train(options)
     except Exception as error:
         return ending.failed(error)

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import atheris
 
-with atheris.instrument_imports(include=["slurmdl.topology", "slurmdl.network", "slurmdl.train.data",
-                                         "slurmdl.train.config", "slurmdl.train.options"]):
+with atheris.instrument_imports(include=["slurmdl.topology", "slurmdl.network", "slurmdl.train.trainer.data",
+                                         "slurmdl.train.trainer.config", "slurmdl.train.trainer.options"]):
     from slurmdl.errors import InputError, UsageError
     from slurmdl.network import exposition, hygiene, prometheus, table
     from slurmdl.network import read as scores
@@ -25,9 +25,9 @@ with atheris.instrument_imports(include=["slurmdl.topology", "slurmdl.network", 
     from slurmdl.topology import check, conf, hostlist, read, scontrol, write
     from slurmdl.topology.model import Topology
     from slurmdl.topology.topologies import Topologies
-    from slurmdl.train.data.cifar import read as read_cifar
-    from slurmdl.train.data.idx import read as read_idx
-    from slurmdl.train.options import parse
+    from slurmdl.train.trainer.data.cifar import read as read_cifar
+    from slurmdl.train.trainer.data.idx import read as read_idx
+    from slurmdl.train.trainer.options import parse
 
 _DIRECTORY = tempfile.TemporaryDirectory()
 

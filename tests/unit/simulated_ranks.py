@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from slurmdl.train import optimizers, simulation
-from slurmdl.train.data import read
+from slurmdl.train.library.run import init
 from slurmdl.train.messages import Messages
-from slurmdl.train.options import parse
-from slurmdl.train.run import init
 from slurmdl.train.runtime import connect
-from slurmdl.train.task import Images
+from slurmdl.train.trainer import optimizers, simulation
+from slurmdl.train.trainer.data import read
+from slurmdl.train.trainer.options import parse
+from slurmdl.train.trainer.task import Images
 from slurmdl.train.transports.transport import Transport
 
 RANKS = 4

@@ -99,7 +99,7 @@ def test_command_and_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_every_way_is_one_that_the_trainer_takes() -> None:
-    from slurmdl.train.options import parse
+    from slurmdl.train.trainer.options import parse
     for way, options in itertools.product(accuracy.WAYS, accuracy.SITUATIONS.values()):
         assert parse([*accuracy.COMMON, *options, *way.options()], {}).simulate == 8
     for way in time_to_accuracy.WAYS.values():

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from slurmdl.errors import InputError, UsageError
-from slurmdl.train.data import read
-from slurmdl.train.data.dataset import Labelled, divide
-from slurmdl.train.data.shares import shares
+from slurmdl.train.trainer.data import read
+from slurmdl.train.trainer.data.dataset import Labelled, divide
+from slurmdl.train.trainer.data.shares import shares
 
 #: bytes of an image of CIFAR
 IMAGE = 3 * 32 * 32

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from training import Drawn, lost, noise, play, spread
 
-from slurmdl.train.graphs import GRAPHS, Members
 from slurmdl.train.method import Method
+from slurmdl.train.mixing.graphs import GRAPHS, Members
 
 COUNTS = (1, 2, 3, 5, 8, 13, 17)
 ZONES = tuple("abbacabcddeabcbda")

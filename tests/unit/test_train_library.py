@@ -12,10 +12,10 @@ from torch import nn
 
 from slurmdl.errors import SlurmdlError, TrainError
 from slurmdl.train import init
-from slurmdl.train.loader import Deal
+from slurmdl.train.library.loader import Deal
+from slurmdl.train.library.replica import Replica
+from slurmdl.train.library.run import Run
 from slurmdl.train.method import Method
-from slurmdl.train.replica import Replica
-from slurmdl.train.run import Run
 from slurmdl.train.runtime import Refused
 from slurmdl.train.transports import virtual
 

@@ -14,12 +14,12 @@ import torch
 
 from slurmdl.errors import SlurmdlError
 from slurmdl.train import init
+from slurmdl.train.library.run import Run
 from slurmdl.train.messages import LEVELS, Messages
-from slurmdl.train.meters import PHASES, Meter, Stopwatch, table
 from slurmdl.train.method import Method
-from slurmdl.train.moved import SAMPLES, Moved, sample
-from slurmdl.train.plot import draw
-from slurmdl.train.run import Run
+from slurmdl.train.mixing.moved import SAMPLES, Moved, sample
+from slurmdl.train.report.meters import PHASES, Meter, Stopwatch, table
+from slurmdl.train.report.plot import draw
 from slurmdl.train.transports import virtual
 
 #: seconds of the work of a step, by phase

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from slurmdl.errors import UsageError
-from slurmdl.train.models import MODELS, build
+from slurmdl.train.trainer.models import MODELS, build
 
 
 def parameters(module: torch.nn.Module) -> int:

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from slurmdl.errors import InputError, TrainError
-from slurmdl.train import optimizers
-from slurmdl.train.options import Options, Replay, parse
-from slurmdl.train.progress import Progress
+from slurmdl.train.trainer import optimizers
+from slurmdl.train.trainer.options import Options, Replay, parse
+from slurmdl.train.trainer.progress import Progress
 
 
 @pytest.fixture

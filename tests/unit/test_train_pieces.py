@@ -12,14 +12,15 @@ from mpi import python
 
 from slurmdl.errors import InputError, UnavailableError, UsageError
 from slurmdl.plan import Plan, decode, encode
-from slurmdl.train import models, runtime
-from slurmdl.train.data import Data, read
+from slurmdl.train import runtime
+from slurmdl.train.library.replica import Replica
 from slurmdl.train.messages import bounds
-from slurmdl.train.meters import PHASES, Meter, Report, summarise
 from slurmdl.train.method import Method
-from slurmdl.train.options import Options, parse
-from slurmdl.train.replica import Replica
+from slurmdl.train.report.meters import PHASES, Meter, Report, summarise
 from slurmdl.train.strategies import STRATEGIES
+from slurmdl.train.trainer import models
+from slurmdl.train.trainer.data import Data, read
+from slurmdl.train.trainer.options import Options, parse
 
 
 def digits(seed: int) -> Data:

@@ -207,7 +207,7 @@ def test_copies_are_counted() -> None:
 
 def digits(model: Method, ranks: int, optimizer: Callable[[Any], Any], steps: int) -> tuple[float, list[Any]]:
     """Accuracy on digits, and the final parameters of each rank."""
-    from slurmdl.train.data import read
+    from slurmdl.train.trainer.data import read
 
     data = read("digits", 1)
 
@@ -268,8 +268,8 @@ def test_one_worker_without_waiting_is_one_process() -> None:
 
 def test_the_state_of_an_optimizer_travels() -> None:
     """A shard rebuilt from its copy goes on as the lost one, with Adam's two moments and its count of steps."""
-    from slurmdl.train import shards as optimizers
-    from slurmdl.train.replica import Replica
+    from slurmdl.train.library import shards as optimizers
+    from slurmdl.train.library.replica import Replica
 
     def made() -> tuple[Replica, Any]:
         torch.manual_seed(1)

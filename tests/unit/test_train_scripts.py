@@ -10,7 +10,7 @@ import pytest
 import torch
 from mpi import mpirun, needs_mpi, python
 
-from slurmdl.train.loader import Deal
+from slurmdl.train.library.loader import Deal
 
 SCRIPT = str(Path(__file__).with_name("library_script.py"))
 EXAMPLE = str(Path(__file__).parents[2] / "examples" / "library.py")

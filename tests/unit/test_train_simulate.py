@@ -14,8 +14,8 @@ from mpi import mpirun, needs_mpi
 from simulated_ranks import CASES, RANKS, simulated
 
 from slurmdl.errors import Refused, TrainError, UsageError
-from slurmdl.train.options import parse
-from slurmdl.train.trainer import train
+from slurmdl.train.trainer.options import parse
+from slurmdl.train.trainer.trainer import train
 from slurmdl.train.transports.links import Link, Links
 
 PROGRAM = Path(__file__).with_name("simulated_ranks.py")

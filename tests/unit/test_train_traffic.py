@@ -14,8 +14,8 @@ from placing import matrix
 
 from slurmdl.placement.traffic import Traffic
 from slurmdl.plan import PATTERNS
-from slurmdl.train.graphs import GRAPHS, Members, spectral_gap
-from slurmdl.train.sums import Sum, by_zone
+from slurmdl.train.mixing.graphs import GRAPHS, Members, spectral_gap
+from slurmdl.train.mixing.sums import Sum, by_zone
 
 FloatArray = npt.NDArray[np.float32]
 EVERY = [(name, count) for name in GRAPHS for count in range(1, 18) if not GRAPHS[name].unfit(count)]

@@ -14,15 +14,15 @@ import numpy as np
 import torch
 from mpi4py import MPI
 
-from slurmdl.train import models
 from slurmdl.train.courier import Courier
-from slurmdl.train.data import read
+from slurmdl.train.library.replica import Replica
 from slurmdl.train.messages import CHUNK, Messages
 from slurmdl.train.method import Method
-from slurmdl.train.replica import Replica
+from slurmdl.train.mixing.sums import Sum, by_zone
 from slurmdl.train.runtime import World
 from slurmdl.train.strategies import STRATEGIES, Setting
-from slurmdl.train.sums import Sum, by_zone
+from slurmdl.train.trainer import models
+from slurmdl.train.trainer.data import read
 from slurmdl.train.transports.mpi import Mpi
 
 STEPS, BATCH, LR, MOMENTUM = 12, 16, 0.1, 0.9

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from slurmdl.train.mixing.sums import Sum, by_zone
 from slurmdl.train.strategies.strategy import Setting, Strategy
-from slurmdl.train.sums import Sum, by_zone
 
 #: elements summed at a time (4 MB), while the backward pass goes on to the ones before them
 BUCKET = 1 << 20

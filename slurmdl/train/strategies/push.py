@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from slurmdl.train.compressors import COMPRESSORS
-from slurmdl.train.graphs import GRAPHS, Members
+from slurmdl.train.mixing.graphs import GRAPHS, Members
+from slurmdl.train.mixing.sums import Sum
 from slurmdl.train.strategies.strategy import Setting, Strategy
-from slurmdl.train.sums import Sum
 from slurmdl.train.triggers import TRIGGERS, Cost
 
 #: of messages that carry a model

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from slurmdl.train.graphs import GRAPHS, Members
+from slurmdl.train.mixing.graphs import GRAPHS, Members
+from slurmdl.train.mixing.sums import by_zone
 from slurmdl.train.strategies.strategy import Setting, Strategy
-from slurmdl.train.sums import by_zone
 from slurmdl.train.transports.window import Window, mean, mix
 from slurmdl.train.triggers import TRIGGERS, Cost
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from slurmdl.train.means import mean
+from slurmdl.train.mixing.votes import gathered
+from slurmdl.train.strategies.means import mean
 from slurmdl.train.strategies.strategy import Setting
 from slurmdl.train.strategies.triggered import Triggered
 from slurmdl.train.triggers import Cost
-from slurmdl.train.votes import gathered
 
 
 class Together(Triggered):

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from slurmdl.train.method import Method
-from slurmdl.train.moved import Moved
+from slurmdl.train.mixing.moved import Moved
 from slurmdl.train.triggers.budget import Budget
 from slurmdl.train.triggers.trigger import Cost, Trigger
 

@@ -10,11 +10,12 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from slurmdl.errors import UsageError
-from slurmdl.train import config, method
-from slurmdl.train.data import DATA
+from slurmdl.train import method
 from slurmdl.train.messages import LEVELS
-from slurmdl.train.models import MODELS
-from slurmdl.train.optimizers import OPTIMIZERS, SCHEDULES
+from slurmdl.train.trainer import config
+from slurmdl.train.trainer.data import DATA
+from slurmdl.train.trainer.models import MODELS
+from slurmdl.train.trainer.optimizers import OPTIMIZERS, SCHEDULES
 from slurmdl.train.transports.links import Link
 
 
@@ -41,8 +42,8 @@ class Options:
     method : how the replicas are kept together.
     steps, epochs : length of the run; steps wins, 200 steps where neither is given.
     batch : images per worker and step.
-    model, data : NAME:ARGUMENTS, see slurmdl.train.models and slurmdl.train.data.
-    optimizer, lr, momentum, weight_decay, lr_schedule : see slurmdl.train.optimizers.
+    model, data : NAME:ARGUMENTS, see slurmdl.train.trainer.models and slurmdl.train.trainer.data.
+    optimizer, lr, momentum, weight_decay, lr_schedule : see slurmdl.train.trainer.optimizers.
     seed : of everything random: first parameters, split and order of the data, partners.
     skew : of the labels over the workers, see data.shares; None for none.
     fold : (i, k): the i-th of k folds, from 1 on, is for the test; None for the set's own test images or a fifth.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from slurmdl.train.models.arguments import image, numbers
+from slurmdl.train.trainer.models.arguments import image, numbers
 
 
 def cnn(arguments: str, shape: tuple[int, ...], classes: int) -> Any:

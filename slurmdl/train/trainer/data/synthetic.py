@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from slurmdl.errors import UsageError
-from slurmdl.train.data.dataset import Labelled
+from slurmdl.train.trainer.data.dataset import Labelled
 
 #: images where their number is not said, and most elements of all of them (4 GiB of float32)
 COUNT, LARGEST = 2000, 1 << 30

@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from slurmdl.errors import InputError, UnavailableError
-from slurmdl.train.data import files
-from slurmdl.train.data.dataset import Labelled
+from slurmdl.train.trainer.data import files
+from slurmdl.train.trainer.data.dataset import Labelled
 
 #: names of images end so
 KINDS = (".png", ".jpg", ".jpeg", ".ppm", ".pgm", ".bmp", ".webp")

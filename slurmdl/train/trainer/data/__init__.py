@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from slurmdl.errors import UsageError
-from slurmdl.train.data.cifar import cifar
-from slurmdl.train.data.dataset import Data, Labelled, divide
-from slurmdl.train.data.digits import cifar_shaped, digits
-from slurmdl.train.data.folder import folder
-from slurmdl.train.data.idx import idx
-from slurmdl.train.data.synthetic import synthetic
+from slurmdl.train.trainer.data.cifar import cifar
+from slurmdl.train.trainer.data.dataset import Data, Labelled, divide
+from slurmdl.train.trainer.data.digits import cifar_shaped, digits
+from slurmdl.train.trainer.data.folder import folder
+from slurmdl.train.trainer.data.idx import idx
+from slurmdl.train.trainer.data.synthetic import synthetic
 
 __all__ = ["DATA", "Data", "read"]
 

@@ -6,7 +6,7 @@ import os
 from itertools import accumulate
 
 from slurmdl.errors import TrainError, UnavailableError
-from slurmdl.train.meters import Meter
+from slurmdl.train.report.meters import Meter
 
 
 def check(path: str) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from slurmdl.errors import Refused, TrainError
-from slurmdl.train.options import Options
+from slurmdl.train.trainer.options import Options
 from slurmdl.train.transports import virtual
 from slurmdl.train.transports.links import Links
 

@@ -12,13 +12,15 @@ import numpy as np
 import numpy.typing as npt
 
 from slurmdl.errors import TrainError, UnavailableError
-from slurmdl.train import agreement, meters, optimizers, simulation
-from slurmdl.train.data import Data, read
-from slurmdl.train.options import Options
-from slurmdl.train.progress import Progress, writable
-from slurmdl.train.run import init
+from slurmdl.train.library import agreement
+from slurmdl.train.library.run import init
+from slurmdl.train.report import meters
 from slurmdl.train.runtime import connect
-from slurmdl.train.task import Images, StandIn
+from slurmdl.train.trainer import optimizers, simulation
+from slurmdl.train.trainer.data import Data, read
+from slurmdl.train.trainer.options import Options
+from slurmdl.train.trainer.progress import Progress, writable
+from slurmdl.train.trainer.task import Images, StandIn
 from slurmdl.train.transports.transport import Transport
 
 FloatArray = npt.NDArray[np.float32]

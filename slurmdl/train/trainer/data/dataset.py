@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from slurmdl.errors import UsageError
-from slurmdl.train.data.shares import shares
+from slurmdl.train.trainer.data.shares import shares
 
 FloatArray = npt.NDArray[np.float32]
 IntArray = npt.NDArray[np.int64]

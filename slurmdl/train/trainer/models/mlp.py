@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from slurmdl.train.models.arguments import numbers
+from slurmdl.train.trainer.models.arguments import numbers
 
 
 def mlp(arguments: str, shape: tuple[int, ...], classes: int) -> Any:

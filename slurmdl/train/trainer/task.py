@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 from itertools import pairwise, repeat
 from typing import Any
 
-from slurmdl.train import models
-from slurmdl.train.data import Data
-from slurmdl.train.options import Options
+from slurmdl.train.trainer import models
+from slurmdl.train.trainer.data import Data
+from slurmdl.train.trainer.options import Options
 
 #: share of the forward pass in the time of both
 FORWARD = 1 / 3

@@ -25,17 +25,18 @@ from contextlib import contextmanager
 from typing import Any
 
 from slurmdl.errors import TrainError
-from slurmdl.train import agreement, ending, method, runtime, shards
-from slurmdl.train import plot as pictures
-from slurmdl.train.backward import Backward, Listener
+from slurmdl.train import method, runtime
 from slurmdl.train.courier import Courier
-from slurmdl.train.graphs import GRAPHS, Members, spectral_gap
-from slurmdl.train.loader import Deal, Loader, Told, source
+from slurmdl.train.library import agreement, ending, shards
+from slurmdl.train.library.backward import Backward, Listener
+from slurmdl.train.library.loader import Deal, Loader, Told, source
+from slurmdl.train.library.replica import Replica
 from slurmdl.train.messages import Messages
-from slurmdl.train.meters import Meter, Report, Stopwatch, summarise, table
 from slurmdl.train.method import Method
-from slurmdl.train.moved import Moved
-from slurmdl.train.replica import Replica
+from slurmdl.train.mixing.graphs import GRAPHS, Members, spectral_gap
+from slurmdl.train.mixing.moved import Moved
+from slurmdl.train.report import plot as pictures
+from slurmdl.train.report.meters import Meter, Report, Stopwatch, summarise, table
 from slurmdl.train.strategies import STRATEGIES, Setting, Strategy
 from slurmdl.train.strategies.shared import leaders
 from slurmdl.train.trace import Trace

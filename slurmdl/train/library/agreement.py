@@ -11,8 +11,8 @@ import numpy.typing as npt
 
 from slurmdl.errors import SlurmdlError, TrainError
 from slurmdl.train.messages import Messages
+from slurmdl.train.mixing.sums import Sum
 from slurmdl.train.runtime import Refused, World
-from slurmdl.train.sums import Sum
 
 FloatArray = npt.NDArray[np.float32]
 Thing = TypeVar("Thing")

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from slurmdl.errors import TrainError
-from slurmdl.train.replica import Replica
+from slurmdl.train.library.replica import Replica
 
 Numbers = npt.NDArray[np.float64]
 Bytes = npt.NDArray[np.uint8]

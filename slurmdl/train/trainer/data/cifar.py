@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from slurmdl.errors import InputError
-from slurmdl.train.data.dataset import Labelled
-from slurmdl.train.data.files import content, folder
+from slurmdl.train.trainer.data.dataset import Labelled
+from slurmdl.train.trainer.data.files import content, folder
 
 #: channels, height and width
 IMAGE = (3, 32, 32)

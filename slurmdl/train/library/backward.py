@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from slurmdl.errors import TrainError
-from slurmdl.train.replica import Replica
+from slurmdl.train.library.replica import Replica
 
 
 @dataclass(frozen=True)

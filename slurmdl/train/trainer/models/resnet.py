@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from slurmdl.errors import UsageError
-from slurmdl.train.models.arguments import image
+from slurmdl.train.trainer.models.arguments import image
 
 #: images from this height on are halved twice before the first block, as those of ImageNet
 LARGE = 64

@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from slurmdl.errors import UsageError
-from slurmdl.train.models.cnn import cnn
-from slurmdl.train.models.mlp import mlp
-from slurmdl.train.models.resnet import resnet18, resnet50
-from slurmdl.train.models.transformer import transformer
+from slurmdl.train.trainer.models.cnn import cnn
+from slurmdl.train.trainer.models.mlp import mlp
+from slurmdl.train.trainer.models.resnet import resnet18, resnet50
+from slurmdl.train.trainer.models.transformer import transformer
 
 #: name -> builder(arguments, shape, classes): the torch module for images of a shape; `arguments` is what follows
 #: the name, "" where nothing does

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from slurmdl.errors import UsageError
-from slurmdl.train.models.arguments import image, numbers
+from slurmdl.train.trainer.models.arguments import image, numbers
 
 
 def transformer(arguments: str, shape: tuple[int, ...], classes: int) -> Any:

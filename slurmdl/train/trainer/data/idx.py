@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from slurmdl.errors import InputError
-from slurmdl.train.data.dataset import Labelled
-from slurmdl.train.data.files import content, folder
+from slurmdl.train.trainer.data.dataset import Labelled
+from slurmdl.train.trainer.data.files import content, folder
 
 #: an unpacked file is at most so many times as long as a packed one (deflate)
 PACKED = 1032

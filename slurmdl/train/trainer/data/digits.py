@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from slurmdl.errors import UnavailableError, UsageError
-from slurmdl.train.data.dataset import Labelled
+from slurmdl.train.trainer.data.dataset import Labelled
 
 
 def digits(arguments: str = "", seed: int = 1) -> Labelled:

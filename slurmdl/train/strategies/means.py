@@ -10,8 +10,8 @@ import numpy.typing as npt
 
 from slurmdl.train.compressors import COMPRESSORS
 from slurmdl.train.messages import Messages, bounds
+from slurmdl.train.mixing.sums import Sum, by_zone
 from slurmdl.train.strategies.strategy import Setting
-from slurmdl.train.sums import Sum, by_zone
 
 FloatArray = npt.NDArray[np.float32]
 

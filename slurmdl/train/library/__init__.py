@@ -1,0 +1,1 @@
+"""The library for training scripts: `init`, and what stands behind `wrap` and `loader`."""

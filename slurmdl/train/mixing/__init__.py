@@ -1,0 +1,1 @@
+"""How what several ranks hold becomes one: sums, means, weighted pairs, votes."""

@@ -1,0 +1,1 @@
+"""What a run measured: its meters, and what is drawn from them."""
