@@ -33,7 +33,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from slurmdl import dl_options
+from slurmdl import dl_options, yamlfile
 from slurmdl.errors import InputError, UsageError
 
 SITE_FILE = "/etc/slurmdl/slurmdl.yaml"
@@ -118,17 +118,7 @@ def load(paths: Sequence[str] | None = None) -> Config:
 def _read(path: str) -> dict[str, Any]:
     import yaml
 
-    try:
-        with open(path, encoding="utf-8") as file:
-            data = yaml.safe_load(file)
-    except OSError as error:
-        raise InputError(f"cannot be read ({error.strerror})", path) from error
-    except UnicodeDecodeError as error:
-        raise InputError("is not UTF-8 text", path) from error
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        raise InputError(f"is not YAML ({getattr(error, 'problem', None) or error})", path,
-                         mark.line + 1 if mark else None) from error
+    data = yamlfile.read(path, yaml.safe_load)
     return _keys(data or {}, ("options", "links", "plan_dir", "scores"), path, "")
 
 

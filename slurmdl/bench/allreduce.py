@@ -10,17 +10,15 @@ frameworks have the same ranks on the same nodes.
 from __future__ import annotations
 
 import gc
-import json
 import socket
-import sys
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from slurmdl.train import init, runtime
+from slurmdl.bench import within
+from slurmdl.train import init
 from slurmdl.train.method import Method
 from slurmdl.train.trainer.task import StandIn
-from slurmdl.train.transports.mpi import Mpi
 from slurmdl.train.transports.transport import Transport
 
 SEED, RATE = 1, 1e-4
@@ -30,30 +28,13 @@ Step = Callable[[], None]
 
 
 def main() -> None:
-    """Measure each job of WORK.json.
+    """Measure each job of WORK.json (see slurmdl.bench.within).
 
     WORK.json is {"zones": {node: zone}, "jobs": [{"nodes", "parameters", "seconds", "variants", "repeats",
-    "steps"}]}: entry i of `nodes` is the node of rank i, `seconds` those of a step's computation. RESULT.json is a
-    list: for each job {variant: [seconds per step, one figure for each repeat]}, those of the slowest rank.
+    "steps"}]}: `seconds` are those of a step's computation. For each job the answer is {variant: [seconds per step,
+    one figure for each repeat]}, those of the slowest rank.
     """
-    work_file, result_file = sys.argv[1:]
-    everyone = runtime.connect()
-    from mpi4py import MPI
-    with open(work_file, encoding="utf-8") as file:
-        work = json.load(file)
-    here = runtime.node_name()
-    found = []
-    for job in work["jobs"]:
-        mine = job["nodes"].index(here) if here in job["nodes"] else None
-        # 1: the ranks of the job, in its order; the others wait at the end of the loop
-        part = MPI.COMM_WORLD.Split(int(mine is not None), mine or 0)
-        figures = None if mine is None else measure(Mpi(part), job, work["zones"])
-        everyone.meet()
-        found.append(next(figure for figure in everyone.allgather(figures) if figure))
-        part.Free()
-    if everyone.rank == 0:
-        with open(result_file, "w", encoding="utf-8") as file:
-            json.dump(found, file)
+    within.answer(lambda transport, job, work: measure(transport, job, work["zones"]))
 
 
 def measure(transport: Transport, job: Mapping[str, Any], zones: Mapping[str, str]) -> dict[str, list[float]]:

@@ -11,9 +11,6 @@ C. Spearman: The proof and measurement of association between two things. Am. J.
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,8 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from slurmdl.bench import results
-from slurmdl.errors import SandboxError
+from slurmdl.bench import results, within
 from slurmdl.network.model import LinkScore, LinkScores
 from slurmdl.placement.cost import cost, links
 from slurmdl.placement.traffic import Traffic
@@ -41,8 +37,6 @@ STEPS = {"ring": 2, "ps": 2, "gossip": 6}
 UNCHANGED = 4
 PARAMETERS = 100_000
 TARGET = 0.9
-#: Open MPI 4.1.4 crashes now and then in MPI_Init on a busy machine: so often a step is started
-STARTS = 4
 #: bits/s, lowest and highest; two CPUs move far more than that, so that the links bound the time
 NODE_RATE = 3e8
 ZONE_RATES = (3e7, 3e8)
@@ -85,7 +79,7 @@ def run(repeats: int = 1, results_file: str | None = None, name: str = "model") 
     jobs = draw(topology)
     box = cluster.up(Spec(name, topology, node_rate=NODE_RATE))
     try:
-        version = _call(box, ["sbatch", "--version"]).strip()
+        version = within.call(box, ["sbatch", "--version"]).strip()
         measured = np.concatenate([measure(box, jobs) for _ in range(repeats)], axis=1)
     finally:
         cluster.down(name)
@@ -131,26 +125,12 @@ def predict(jobs: Sequence[Job], topology: Topology) -> FloatArray:
 
 def measure(box: cluster.Sandbox, jobs: Sequence[Job]) -> FloatArray:
     """Measured seconds of communication per iteration; shape (jobs, blocks)."""
-    folder = box.shared / "model"
-    _call(box, ["mkdir", "-p", str(folder)])
-    nodes = str(len(box.spec.topology.nodes))
     found: list[list[float]] = []
     for together in (jobs[i:i + UNCHANGED * len(PATTERNS)] for i in range(0, len(jobs), UNCHANGED * len(PATTERNS))):
         for link, rate in together[0].rates.items():
             box.change_link(link, rate=rate)
         work = {"parameters": PARAMETERS, "jobs": [job.to_json() for job in together]}
-        (folder / "work.json").write_text(json.dumps(work))
-        start = ["salloc", "-Q", "-N", nodes, "srun", "--mpi=pmix", "-K", "-n", nodes, "python", "-m",
-                 "slurmdl.bench.replay", f"{folder}/work.json", f"{folder}/result.json"]
-        for attempt in range(STARTS):
-            try:
-                _call(box, start)
-                break
-            except SandboxError as error:
-                if attempt + 1 == STARTS:
-                    raise
-                print(f"started again: {str(error)[:100]}", file=sys.stderr)
-        found += json.loads((folder / "result.json").read_text())
+        found += within.ask(box, "replay", work)
     return np.array(found)
 
 
@@ -195,13 +175,3 @@ def _ranks(values: FloatArray) -> FloatArray:
     _, group, counts = np.unique(values, return_inverse=True, return_counts=True)
     last = np.cumsum(counts)
     return np.asarray((last - (counts - 1) / 2)[group], float)
-
-
-def _call(box: cluster.Sandbox, argv: Sequence[str]) -> str:
-    """Run a command on the login host as the ordinary user; returns its stdout."""
-    done = subprocess.run(box.command(argv, directory=str(box.shared)), capture_output=True, text=True, timeout=240,
-                          check=False)
-    if done.returncode:
-        raise SandboxError(f"{' '.join(argv[:3])}: exit status {done.returncode}: "
-                           f"{' '.join(done.stderr.split())[:300]}")
-    return done.stdout

@@ -8,51 +8,31 @@ that a placement costs no start of PyTorch. Ranks that a placement leaves out wa
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from slurmdl.bench import within
 from slurmdl.plan import PATTERNS
-from slurmdl.train import runtime
 from slurmdl.train.courier import Courier
 from slurmdl.train.messages import Messages
 from slurmdl.train.method import Method
 from slurmdl.train.report.meters import Meter
 from slurmdl.train.strategies import STRATEGIES, Setting
-from slurmdl.train.transports.mpi import Mpi
 from slurmdl.train.transports.transport import Transport
 
 SEED = 1
 
 
 def main() -> None:
-    """Replay each job of WORK.json.
+    """Replay each job of WORK.json (see slurmdl.bench.within).
 
-    WORK.json is {"parameters": D, "jobs": [{"strategy", "ps", "nodes", "warm_up", "blocks", "steps"}]}, RESULT.json
-    a list: for each job the figures of its blocks, as `measure` gives them.
+    WORK.json is {"parameters": D, "jobs": [{"strategy", "ps", "nodes", "warm_up", "blocks", "steps"}]}; for each job
+    the answer is the figures of its blocks, as `measure` gives them.
     """
-    work_file, result_file = sys.argv[1:]
-    everyone = runtime.connect()
-    from mpi4py import MPI
-    with open(work_file, encoding="utf-8") as file:
-        work = json.load(file)
-    here = runtime.node_name()
-    found = []
-    for job in work["jobs"]:
-        mine = job["nodes"].index(here) if here in job["nodes"] else None
-        # 1: the ranks of the job, in its order; the others wait at the end of the loop
-        part = MPI.COMM_WORLD.Split(int(mine is not None), mine or 0)
-        figures = None if mine is None else measure(Mpi(part), job, work["parameters"])
-        everyone.meet()
-        found.append(next(figure for figure in everyone.allgather(figures) if figure))
-        part.Free()
-    if everyone.rank == 0:
-        with open(result_file, "w", encoding="utf-8") as file:
-            json.dump(found, file)
+    within.answer(lambda transport, job, work: measure(transport, job, work["parameters"]))
 
 
 def measure(transport: Transport, job: Mapping[str, Any], size: int) -> list[float]:

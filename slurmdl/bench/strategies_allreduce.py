@@ -7,17 +7,13 @@ so that each of its messages goes between the zones.
 
 from __future__ import annotations
 
-import json
 import statistics
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from slurmdl.bench import results
+from slurmdl.bench import results, within
 from slurmdl.bench.results import Row
-from slurmdl.errors import SandboxError
 from slurmdl.sandbox import cluster
 from slurmdl.sandbox.spec import Spec, alternating
 
@@ -29,8 +25,6 @@ LINKS = {"unshaped": 0.0, "1 Gbit/s": 1e9, "100 Mbit/s": 1e8}
 SIZES = {1_000_000: 0.1, 25_000_000: 0.4}
 #: shares of what the others reach, of which the smaller counts
 OF_DDP, OF_NONE = 1.3, 0.9
-#: Open MPI 4.1.4 crashes now and then in MPI_Init on a busy machine: so often a step is started
-STARTS = 3
 
 
 @dataclass(frozen=True)
@@ -81,21 +75,7 @@ def jobs(zones: Mapping[str, str], slow: bool, repeats: int) -> list[Job]:
 
 def measure(box: cluster.Sandbox, todo: Sequence[Job], zones: Mapping[str, str]) -> list[dict[str, list[float]]]:
     """Seconds per step by variant, one figure for each repeat; see slurmdl.bench.allreduce."""
-    folder = box.shared / "allreduce"
-    _call(box, ["mkdir", "-p", str(folder)])
-    (folder / "work.json").write_text(json.dumps({"zones": zones, "jobs": [job.to_json() for job in todo]}))
-    start = ["salloc", "-Q", "-N", str(NODES), "srun", "--mpi=pmix", "-K", "-n", str(NODES), "python", "-m",
-             "slurmdl.bench.allreduce", f"{folder}/work.json", f"{folder}/result.json"]
-    for attempt in range(STARTS):
-        try:
-            _call(box, start)
-            break
-        except SandboxError as error:
-            if attempt + 1 == STARTS:
-                raise
-            print(f"started again: {error}", file=sys.stderr)
-    found: list[dict[str, list[float]]] = json.loads((folder / "result.json").read_text())
-    return found
+    return within.ask(box, "allreduce", {"zones": zones, "jobs": [job.to_json() for job in todo]})
 
 
 def judge(link: str, todo: Sequence[Job], found: Sequence[Mapping[str, list[float]]], shaped: bool) -> Iterator[Row]:
@@ -123,13 +103,3 @@ def judge(link: str, todo: Sequence[Job], found: Sequence[Mapping[str, list[floa
                 yield results.row(f"{what}: steps/s of {words}", rates[name], "1/s", baseline=middle["hierarchical"])
         if "ring" in middle:
             ring[ranks, job.size] = middle["ring"]
-
-
-def _call(box: cluster.Sandbox, argv: Sequence[str]) -> str:
-    """Run a command on the login host as the ordinary user; returns its stdout."""
-    done = subprocess.run(box.command(argv, directory=str(box.shared)), capture_output=True, text=True, timeout=420,
-                          check=False)
-    if done.returncode:
-        raise SandboxError(f"{' '.join(argv[:3])}: exit status {done.returncode}: "
-                           f"{' '.join(done.stderr.split())[-500:]}")
-    return done.stdout

@@ -355,11 +355,12 @@ def test_a_file_that_was_named_and_holds_nothing_is_said(site: Path) -> None:
     ("s.json", '{"nodes": {"n1": {"throughput": -1}, "n2": {"loss": 0.1}, "": {}}, "trunks": {"b|a": {}}}',
      "3 refused, the first: n1: throughput '-1' is not valid"),
     ("s.csv", "name,loss\nn1,7\nn2,0.1\nn3,x\nn2,0.2\n", "3 refused, the first: line 2: n1: loss '7.0' is not valid"),
-    ("s.jsonl", to_lines([LinkSample("node", "n2", time.time(), "probe", loss=0.1)]) + "half",
+    ("s.jsonl", '{"kind":"node","name":"n2","time":NOW,"source":"probe","loss":0.1}\nhalf',
      "1 refused, the first: line 2: 'half'"),
 ])
 def test_one_absurd_score_costs_only_itself(site: Path, name: str, text: str, says: str) -> None:
     said: list[str] = []
+    text = text.replace("NOW", str(time.time()))
     found = survey.link_scores(Config(), write(site / name, text), said.append)
     assert list(found.nodes) == ["n2"] and found.nodes["n2"].loss == 0.1
     assert len(said) == 1 and says in said[0] and said[0].endswith("the other scores decide")

@@ -6,6 +6,7 @@ import argparse
 import difflib
 from typing import Any
 
+from slurmdl import yamlfile
 from slurmdl.errors import InputError, UsageError
 
 _TRUE, _FALSE = ("true", "yes", "on"), ("false", "no", "off")
@@ -26,17 +27,7 @@ def read(path: str, parser: argparse.ArgumentParser) -> dict[str, Any]:
 
     options = {word.removeprefix("--"): action for action in _actions(parser) for word in action.option_strings
                if word.startswith("--") and word not in ("--help", "--config")}
-    try:
-        with open(path, encoding="utf-8") as file:
-            top = yaml.compose(file, yaml.SafeLoader)
-    except OSError as error:
-        raise InputError(f"cannot be read ({error.strerror})", path) from error
-    except UnicodeDecodeError as error:
-        raise InputError("is not UTF-8 text", path) from error
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        raise InputError(f"is not YAML ({getattr(error, 'problem', None) or error})", path,
-                         mark.line + 1 if mark else None) from error
+    top = yamlfile.read(path, lambda file: yaml.compose(file, yaml.SafeLoader))
     if top is None:
         return {}
     if not isinstance(top, yaml.MappingNode):
