@@ -45,8 +45,8 @@ def parser() -> argparse.ArgumentParser:
                     help="a directory that every host sees under its own path")
     command("status", "hosts, zones, links and the bytes that crossed zones").add_argument(
         "--json", action="store_true")
-    link = command("link", "change the link of a node or the uplink of a zone")
-    link.add_argument("target", metavar="NODE|ZONE")
+    link = command("link", "change the link of a node, the uplink of a zone, or the way between two zones")
+    link.add_argument("target", metavar="NODE|ZONE|ZONE:ZONE")
     link.add_argument("--rate", "--bandwidth", metavar="RATE", help="e.g. 10mbit; 0 takes the limit away")
     link.add_argument("--delay", metavar="TIME", help="that each packet is held each way, e.g. 10ms")
     link.add_argument("--loss", metavar="SHARE", help="of the packets between nodes, each way, e.g. 0.02 or 2%%")
@@ -136,6 +136,7 @@ def _status(box: Sandbox, as_json: bool) -> int:
             line = " ".join(f"{n}({states.get(n, 'off')})" for n in nodes)
             print(f"  {zone}: {line}  out {counters[zone]['out']:,} B  in {counters[zone]['in']:,} B")
     for name, shape in box.shapes().items():
-        print(f"  link of {name}, each way: {shape.rate / 1e6:g} Mbit/s, {shape.delay * 1e3:g} ms more, "
+        rate = f"{shape.rate / 1e6:g} Mbit/s" if shape.rate else "no limit of its rate"
+        print(f"  {'way' if '|' in name else 'link of'} {name}, each way: {rate}, {shape.delay * 1e3:g} ms more, "
               f"{shape.loss:g} lost")
     return 0

@@ -15,7 +15,7 @@ from typing import Any
 
 import slurmdl
 from slurmdl.errors import SandboxError, UsageError
-from slurmdl.sandbox import fabric, hosts, slurm
+from slurmdl.sandbox import fabric, hosts, slurm, ways
 from slurmdl.sandbox.spec import LOGIN, Spec, check_name
 
 _BASE = Path("/var/lib/slurmdl-sandbox")
@@ -72,7 +72,8 @@ class Sandbox:
 
     def change_link(self, name: str, *, rate: float | None = None, delay: float | None = None,
                     loss: float | None = None) -> str:
-        """Change a node's link or a zone's uplink, each way, and say by which means; None leaves it as it is.
+        """Change a node's link, a zone's uplink, or the way between two leaf zones alone (`zoneA|zoneB`), each way, and
+        say by which means; None leaves it as it is.
 
         Parameters
         ----------
@@ -80,16 +81,23 @@ class Sandbox:
         delay : seconds that every packet is held.
         loss : share of the packets between nodes that get lost.
         """
-        cable, shapes = fabric.find(self.spec, name), self.shapes()
-        old = shapes.get(name, fabric.Shape(cable.rate))
+        shapes, ends = self.shapes(), ways.find(self.spec, name)
+        cable = None if ends else fabric.find(self.spec, name)
+        name = ways.label(ends) if ends else name
+        old = shapes.pop(name, fabric.Shape(cable.rate) if cable else ways.UNCHANGED)
         new = replace(old, **{key: value for key, value in (("rate", rate), ("delay", delay), ("loss", loss))
                               if value is not None})
-        means = fabric.change(self.spec, self.pids, cable, old, new)
-        (self.root / "links.json").write_text(json.dumps({k: vars(v) for k, v in {**shapes, name: new}.items()}))
+        if cable:
+            means = fabric.change(self.pids, cable, old, new, fabric.upper_end(self.spec, cable))
+        elif ends:
+            means = ways.change(self.spec, self.pids, ends, old, new)
+        if cable or new != ways.UNCHANGED:
+            shapes[name] = new
+        (self.root / "links.json").write_text(json.dumps({k: vars(v) for k, v in shapes.items()}))
         return means
 
     def shapes(self) -> dict[str, fabric.Shape]:
-        """The links that were changed, by node or zone."""
+        """The links that were changed, by node, zone, or pair of zones."""
         file = self.root / "links.json"
         return {k: fabric.Shape(**v) for k, v in json.loads(file.read_text()).items()} if file.exists() else {}
 

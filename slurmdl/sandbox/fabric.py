@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from slurmdl.errors import SandboxError, UsageError
@@ -171,23 +172,26 @@ def find(spec: Spec, name: str) -> Link:
     """The link of a node, or the uplink of a zone; UsageError for any other name."""
     cable = next((c for c in links(spec) if c.below == name), None)
     if cable is None:
-        raise UsageError(f"no node or zone {name!r} (nodes {', '.join(spec.topology.nodes[:8])}; "
+        raise UsageError(f"no node, zone or pair of zones {name!r} (nodes {', '.join(spec.topology.nodes[:8])}; "
                          f"zones {', '.join(spec.topology.zones[:8])})")
     return cable
 
 
-def change(spec: Spec, pids: dict[str, int], cable: Link, old: Shape, new: Shape) -> str:
+def change(pids: Mapping[str, int], cable: Link, old: Shape, new: Shape, restore: Sequence[str]) -> str:
     """Give a link another shape, and return the means by which it has it, in words.
 
     Packets between nodes are lost where they arrive, after the segments of 64 KB that hosts hand to their interfaces
     were cut to single frames, as on a cable; the controller's are spared.
+
+    Parameters
+    ----------
+    restore : lines for `ip -batch` that give a new upper end what the cable's had (see `upper_end`).
     """
     ends = ((cable.below, cable.below_if), (cable.above, cable.above_if))
     held, netem = cable.above_if, False
     if new.delay or old.delay:
         netem = delay.has_netem(pids[cable.above])
         if not netem and old.delay != new.delay:
-            restore = _upper_end(spec, cable)
             if old.delay:
                 delay.remove(pids[cable.above], held, restore)
             if new.delay:
@@ -209,7 +213,7 @@ def change(spec: Spec, pids: dict[str, int], cable: Link, old: Shape, new: Shape
     return ", ".join(words)
 
 
-def _upper_end(spec: Spec, cable: Link) -> list[str]:
+def upper_end(spec: Spec, cable: Link) -> list[str]:
     """Lines for `ip -batch` that give the upper end of a cable its place in the host above."""
     number = links(spec).index(cable)
     return [line for line in _addressing(spec, links(spec))[cable.above]

@@ -90,6 +90,68 @@ def test_traffic_between_zones_crosses_the_shaped_uplinks_and_is_counted(new_clu
     assert transfer(cluster, "n1", "n2", 1_000_000) < 0.5 * across
 
 
+ECHO = """
+import socket, statistics, sys, time
+link = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+if len(sys.argv) == 1:
+    link.bind(("", 5003))
+    print("ready", flush=True)
+    while True:
+        link.sendto(*link.recvfrom(100))
+link.settimeout(0.1)
+trips = []
+for number in range(60):
+    began = time.monotonic()
+    link.sendto(b"%d" % number, (sys.argv[1], 5003))
+    try:
+        while link.recv(100) != b"%d" % number:
+            pass
+        trips.append(time.monotonic() - began)
+    except TimeoutError:
+        pass
+print(statistics.median(trips), 1 - len(trips) / 60)
+"""
+
+
+def test_the_way_between_two_zones_alone_is_changed(new_cluster):
+    """zoneA and zoneB hear each other late and with losses; both reach zoneC, over the same uplinks, as before."""
+    cluster = new_cluster(nodes=3, zones=3, zone_rate=2e8)
+    box, program = cluster.box, cluster.directory() / "echo.py"
+    program.write_text(ECHO)
+    servers = [subprocess.Popen(box.command(["python3", str(program)], node), stdout=subprocess.PIPE, text=True)
+               for node in ("n2", "n3")]
+    assert [server.stdout.readline() for server in servers] == ["ready\n"] * 2
+
+    def answers(source: str, target: str) -> tuple[float, float]:
+        done = cluster.run(["python3", str(program), target], host=source)
+        seconds, lost = done.stdout.split()
+        return float(seconds), float(lost)
+
+    def status() -> str:
+        return slurmdl("sandbox", "status", "--name", box.spec.name).stdout
+
+    try:
+        assert "way" not in status()
+        told = slurmdl("sandbox", "link", "--name", box.spec.name, "zoneB:zoneA", "--delay=20ms", "--loss=10%")
+        assert told.returncode == 0 and "20 ms each way" in told.stdout, told.stderr
+        assert "way zoneA|zoneB, each way: no limit of its rate, 20 ms more, 0.1 lost" in status()
+        late, lost = answers("n1", "n2")
+        assert late > 0.04 and 0.03 < lost < 0.45  # of questions with their answers 19 % in the mean
+        for source in ("n1", "n2"):
+            usual, lost = answers(source, "n3")
+            assert usual < 0.02 and lost < 0.03
+        box.change_link("zoneA|zoneB", rate=1e7, delay=0.0, loss=0.0)
+        slow, other = (transfer(cluster, "n2", target, 1_000_000) for target in ("n1", "n3"))
+        assert slow < 1.3 * 1e7 / 8 < other / 3
+        box.change_link("zoneA|zoneB", rate=0.0)
+        assert "way" not in status()
+        assert transfer(cluster, "n1", "n2", 1_000_000) > 3 * slow
+        assert box.shapes() == {}
+    finally:
+        for server in servers:
+            server.kill()
+
+
 def test_down_leaves_nothing():
     first, second = (Spec(f"trace-{os.getpid()}-{i}", alternating(4, 2)) for i in (1, 2))
     try:

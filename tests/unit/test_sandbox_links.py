@@ -6,8 +6,8 @@ import pytest
 
 from slurmdl.cli import sandbox
 from slurmdl.errors import UsageError
-from slurmdl.sandbox import delay
-from slurmdl.sandbox.spec import parse_share, parse_time
+from slurmdl.sandbox import delay, ways
+from slurmdl.sandbox.spec import Spec, alternating, parse_share, parse_time
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("10ms", 0.01), ("250us", 2.5e-4), ("0.5s", 0.5), ("0.01", 0.01),
@@ -43,3 +43,19 @@ def test_netem_holds_before_the_bucket_limits():
     assert lines == ["qdisc replace dev eth0 root handle 1: netem delay 10000us limit 100000",
                      "qdisc replace dev eth0 parent 1:1 tbf rate 8000bit burst 70000 limit 280000"]
     assert len(delay.netem("eth0", 0.01, "")) == 1
+
+
+@pytest.mark.parametrize("pair", ["zoneA:zoneZ", "zoneA|zoneA", "zoneA:", "zoneA:core", ":"])
+def test_what_is_no_way_between_zones(pair):
+    with pytest.raises(UsageError, match=r"leaf zone|two different zones"):
+        ways.find(Spec("any", alternating(4, 2)), pair)
+
+
+@pytest.mark.parametrize("pair", ["zoneB:zoneA", "zoneA|zoneB"])
+def test_a_way_has_one_name(pair):
+    ends = ways.find(Spec("any", alternating(4, 2)), pair)
+    assert ends and ways.label(ends) == "zoneA|zoneB"
+
+
+def test_a_node_is_no_way():
+    assert ways.find(Spec("any", alternating(4, 2)), "n1") is None
