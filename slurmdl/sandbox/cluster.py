@@ -72,8 +72,8 @@ class Sandbox:
 
     def change_link(self, name: str, *, rate: float | None = None, delay: float | None = None,
                     loss: float | None = None) -> str:
-        """Change a node's link, a zone's uplink, or the way between two leaf zones alone (`zoneA|zoneB`), each way, and
-        say by which means; None leaves it as it is.
+        """Change a node's link, a zone's uplink, or the way between two leaf zones alone (`zoneA|zoneB`), each way,
+        and say by which means; None leaves it as it is.
 
         Parameters
         ----------
