@@ -84,6 +84,8 @@ EXIT_STATUS = {
     71: "the sandbox failed",
     75: "no placement fulfils the request (--dl-strict)",
     76: "training cannot start or go on",
+    130: "interrupted from the keyboard",
+    141: "whoever reads the output has gone",
 }
 
 

@@ -1,15 +1,43 @@
-"""The tables of the README say what the code does."""
+"""The tables of the documentation say what the code does, and its links lead somewhere."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 
+import pytest
+
+from slurmdl import config
 from slurmdl.cli.main import COMMANDS
+from slurmdl.cli.scores.collect import state_directory
+from slurmdl.cli.scores.ingest import HISTORY
 from slurmdl.dl_options import OPTIONS
 from slurmdl.errors import EXIT_STATUS
+from slurmdl.network.live import own_file
+from slurmdl.train.method import PREFIX, Method
 
-README = (Path(__file__).parents[2] / "README.md").read_text()
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+REFERENCE = (ROOT / "docs/reference.md").read_text()
+PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("spank/*.md")]
+#: what is built, run or installed; tests have variables of their own
+CODE = ("slurmdl/**/*.py", "slurmdl/**/*.sh", "spank/*.[ch]", "spank/core/*", "tools/*", "packaging/*",
+        "packaging/systemd/*", "topology/*.lua", "Makefile", ".ci/run")
+
+
+def code() -> Iterator[str]:
+    for pattern in CODE:
+        found = [path.read_text() for path in ROOT.glob(pattern) if path.is_file()]
+        assert found, pattern
+        yield from found
+
+
+def variables(text: str) -> set[str]:
+    """Names of slurmdl's variables; the guards of C's headers are none, nor is what only begins a name."""
+    return {name for name in re.findall(r"\bSLURMDL_[A-Z_]*[A-Z]\b", text)
+            if not name.endswith("_H") and name != "SLURMDL_OPT"}
 
 
 def test_every_option_is_in_the_table():
@@ -21,11 +49,47 @@ def test_every_option_is_in_the_table():
 
 
 def test_every_exit_status_is_in_the_table():
-    for status, meaning in EXIT_STATUS.items():
-        row = f"| {status} | {meaning} |"
-        assert row in README, row
+    table = REFERENCE.partition("| exit status | meaning |\n")[2].partition("\n\n")[0]
+    assert table.splitlines()[1:] == [f"| {status} | {meaning} |" for status, meaning in EXIT_STATUS.items()]
 
 
 def test_every_command_is_in_the_table():
     for command in COMMANDS:
         assert f"| `slurmdl {command}" in README
+
+
+def test_every_variable_is_in_the_tables():
+    families = {option.variable for option in OPTIONS} | {
+        f"{PREFIX}{'ASYNC' if knob.name == 'asynchronous' else knob.name.upper()}" for knob in fields(Method)}
+    assert set().union(*map(variables, code())) - families == variables(REFERENCE) - families
+
+
+def test_every_file_is_in_the_table(monkeypatch):
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    home = {"HOME": "~"}
+    monkeypatch.setenv("HOME", "/home/user")
+    monkeypatch.delenv("XDG_STATE_HOME", raising=False)
+    state = state_directory().replace("/home/user", "~")
+    for path in (*config.files(home), own_file(home), config.SCORES_FILE, HISTORY, state):
+        assert f"`{path}`" in REFERENCE, path
+    named = re.findall(r"/(?:etc|var/lib|usr/share)/slurmdl[\w./-]*\w", "\n".join(code()))
+    assert named and {path for path in named if path not in REFERENCE} == set()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_lead_somewhere(page):
+    for text, target in re.findall(r"\[([^\]]+)\]\(([^)\s]+)\)", page.read_text()):
+        path, _, heading = target.partition("#")
+        if path.startswith(("http:", "https:")):
+            continue
+        there = page.parent / path if path else page
+        assert there.exists(), f"[{text}]({target})"
+        if heading:
+            heads = re.findall(r"^#+ (.+)$", there.read_text(), re.MULTILINE)
+            anchors = {re.sub(r"[^\w -]", "", head.lower()).replace(" ", "-") for head in heads}
+            assert heading in anchors, f"[{text}]({target})"
+
+
+def test_every_page_is_in_the_index():
+    for page in (ROOT / "docs").glob("*.md"):
+        assert f"](docs/{page.name})" in README, page.name
