@@ -48,9 +48,11 @@ class Row:
 
 #: all that is legal
 ROWS = (
-    Row(("allreduce",), ("ring",), ("period",), ("none",), library=None),
-    Row(("allreduce",), ("hierarchical",), ("period",), ("none",),
-        {"--library": "a library's own sum follows no zones"}),
+    Row(("allreduce",), ("ring",), ("period",), ("none",), {"--compress": "a library's own sum is one of fp32"},
+        library=True),
+    Row(("allreduce",), ("ring", "hierarchical"), ("period",), _WHOLE,
+        {"--compress": "each sum on the way would have to be compressed again",
+         "--library": "a library's own sum follows no zones, and is one of fp32"}),
     Row(_GOSSIP, _DRAWN, TRIGGERS, _WHOLE,
         {"--compress": "partners that are drawn keep no copies of each other, so that only whole models can be sent"},
         shared_memory=None),

@@ -58,8 +58,8 @@ class Messages:
         self.transport.wait(requests + leaving)
         self.seconds += self.transport.now() - start
 
-    def stream(self, sends: Sequence[tuple[int, FloatArray]],
-               receives: Sequence[tuple[int, FloatArray]]) -> Iterator[tuple[int, slice]]:
+    def stream(self, sends: Sequence[tuple[int, npt.NDArray[Any]]],
+               receives: Sequence[tuple[int, npt.NDArray[Any]]]) -> Iterator[tuple[int, slice]]:
         """Send and receive contiguous arrays (peer, array), all at once, in chunks.
 
         Yields the index in `receives` and the slice of each chunk received, when it is there: what the caller does

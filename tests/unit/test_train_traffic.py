@@ -6,6 +6,7 @@ import itertools
 import queue
 import threading
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -166,12 +167,13 @@ class Local:
             yield index, slice(0, array.size)
 
 
-def summed(vectors: FloatArray, groups: Sequence[Sequence[int]]) -> tuple[FloatArray, npt.NDArray[np.int64]]:
+def summed(vectors: FloatArray, groups: Sequence[Sequence[int]], wire: type[np.floating[Any]] = np.float32,
+           count: int = 1) -> tuple[FloatArray, npt.NDArray[np.int64]]:
     """What each rank has after the sum, shape (ranks, elements), and the bytes from rank to rank."""
     ranks = len(vectors)
     result, sent = vectors.copy(), np.zeros((ranks, ranks), np.int64)
     mail = {pair: queue.Queue() for pair in itertools.product(range(ranks), repeat=2)}
-    threads = [threading.Thread(target=Sum(Local(rank, mail, sent), groups, result[rank]).run)
+    threads = [threading.Thread(target=Sum(Local(rank, mail, sent), groups, result[rank], wire).run, args=(count,))
                for rank in range(ranks)]
     for thread in threads:
         thread.start()
@@ -203,6 +205,23 @@ def test_hierarchical_sum_and_its_bytes_are_those_of_the_definition(zone: tuple[
         inside = np.array(zone) == name
         uplink = 2 * 4 * length * (zones - 1) // zones
         assert (sent[np.ix_(inside, ~inside)].sum(), sent[np.ix_(~inside, inside)].sum()) == (uplink, uplink)
+
+
+@pytest.mark.parametrize("zone", list(layouts()), ids=str)
+def test_means_in_half_the_bytes_err_by_no_more_than_is_said(zone: tuple[int, ...]) -> None:
+    """Of values between 10^-9 and 10^3: below and above where numbers of 16 bits lose their precision."""
+    ranks, groups, length = len(zone), by_zone(range(len(zone)), [str(name) for name in zone]), 2 * len(zone) + 13
+    random = np.random.default_rng(ranks)
+    vectors = (random.standard_normal((ranks, length)) * 10 ** random.uniform(-9, 3, length)).astype(np.float32)
+    result, sent = summed(vectors, groups, np.float16, ranks)
+    assert (result == result[0]).all(), "all ranks hold the same"
+    magnitude = np.abs(vectors).mean(0, dtype=np.float64)
+    error = np.abs(result[0] - vectors.mean(0, dtype=np.float64))
+    assert (error <= 1.01 * ranks * (2.0**-11 * magnitude + 2.0**-25)).all()
+    whole, full = summed(vectors, groups, count=ranks)
+    assert np.allclose(whole[0], vectors.mean(0, dtype=np.float64), rtol=0, atol=1e-6 * magnitude.max())
+    assert np.array_equal(2 * sent, full)
+    assert ranks == 1 or error.max() > np.abs(whole[0] - vectors.mean(0, dtype=np.float64)).max()
 
 
 @pytest.mark.parametrize("length", [0, 1, 2, 7, 1000])

@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from slurmdl.train.messages import Messages
 from slurmdl.train.mixing.sums import Sum, by_zone
-from slurmdl.train.strategies.strategy import Setting, Strategy
+from slurmdl.train.strategies.strategy import FloatArray, Setting, Strategy
 
 #: elements summed at a time (4 MB), while the backward pass goes on to the ones before them
 BUCKET = 1 << 20
@@ -22,7 +23,8 @@ class Allreduce(Strategy):
     """Equal to one process on the workers' batches together; traffic `ring` or `hierarchical`, or a library's call.
 
     The gradients are summed in buckets, from the last, whose gradients are there first, to the first: in the same
-    order on all workers, whatever the order in which their gradients come in.
+    order on all workers, whatever the order in which their gradients come in. Compressed, they travel as fp16 and are
+    added in fp32; see sums.Sum for the error.
 
     References
     ----------
@@ -41,22 +43,26 @@ class Allreduce(Strategy):
         length = max(LEAST, min(BUCKET, setting.gradients.size // BUCKETS))
         self._starts = list(range(0, max(setting.gradients.size, 1), length))
         buckets = [setting.gradients[start:start + length] for start in self._starts]
-        self._sums = [partial(messages.total, bucket) if method.library else Sum(messages, groups, bucket).run
-                      for bucket in buckets]
+        wire = np.float16 if method.compress == "fp16" else np.float32
+        self._means = [partial(_by_library, messages, bucket, len(setting.workers)) if method.library else
+                       partial(Sum(messages, groups, bucket, wire).run, len(setting.workers)) for bucket in buckets]
         self._given: list[Future[Any]] = []
 
     def ready(self, start: int) -> None:
-        while len(self._given) < len(self._sums):
-            bucket = len(self._sums) - 1 - len(self._given)
+        while len(self._given) < len(self._means):
+            bucket = len(self._means) - 1 - len(self._given)
             if self._starts[bucket] < start:
                 return
-            self._given.append(self._its.courier.give(self._sums[bucket]))
+            self._given.append(self._its.courier.give(self._means[bucket]))
 
     def before_update(self, number: int) -> None:
         self.ready(0)
         for future in self._given:
             self._its.courier.wait(future)
         self._given.clear()
-        gradients = self._its.gradients
-        gradients /= np.float32(len(self._its.workers))
         self.fired += 1
+
+
+def _by_library(messages: Messages, bucket: FloatArray, count: int) -> None:
+    messages.total(bucket)
+    bucket /= np.float32(count)
