@@ -93,3 +93,16 @@ def test_links_lead_somewhere(page):
 def test_every_page_is_in_the_index():
     for page in (ROOT / "docs").glob("*.md"):
         assert f"](docs/{page.name})" in README, page.name
+
+
+def test_contributing_names_every_room_and_no_other():
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    for above in (ROOT / "slurmdl", ROOT / "slurmdl/train"):
+        table = text.partition(f"| room of `{above.relative_to(ROOT)}/` | holds |")[2].partition("\n\n")[0]
+        rooms = {path.parent.name for path in above.glob("*/__init__.py")}
+        firsts = re.findall(r"^\|([^|]*)\|", table, re.MULTILINE)
+        named = {name for first in firsts for name in re.findall(r"`([^`]+)`", first)}
+        assert {name for name in named if not name.endswith(".py")} == rooms
+        assert all((above / name).exists() for name in named)
+    paths = re.findall(r"`((?:slurmdl|docs|tests|tools)/[\w./-]*)`", text)
+    assert paths and [path for path in paths if not (ROOT / path).exists()] == []
