@@ -29,6 +29,10 @@ ENOUGH = 3
 #: fractions of loss that count as equal
 LOSS_MARGIN = 2e-3
 
+#: standard errors that a figure of a good link is off by at most, and the margin beyond which noise widens none: what
+#: is at less than half of the usual figure is degraded, however noisy the probes
+CLEAR, WIDEST = 4.5, 1.0
+
 #: (value, weight) of each sample
 Weighted = Sequence[tuple[float, float]]
 
@@ -41,8 +45,9 @@ class Rules:
     ----------
     window : seconds after which a sample is forgotten.
     half_life : seconds after which a sample counts half as much; 0 for no decay.
-    margin : fraction below which figures of two links count as equal; half of it is what a figure must leave the
-        published one by, so that those on the edge do not come and go.
+    margin : fraction below which figures of two links count as equal, more where the probes say of themselves that
+        they are noisier (`widened`); half of it is what a figure must leave the published one by, so that those on
+        the edge do not come and go.
     """
 
     window: float = 900.0
@@ -85,19 +90,37 @@ def scores(samples: Iterable[LinkSample], now: float, previous: LinkScores | Non
             refused[why] += 1
         else:
             found[sample.kind].setdefault(sample.name, []).append(sample)
+    rules = replace(rules, margin=widened(found["node"], rules.margin))
     before = {"node": previous.nodes, "zone": previous.zones, "trunk": previous.trunks}
     nodes, zones, trunks = ({name: _score(found[kind][name], now, before[kind].get(name), rules)
                              for name in sorted(found[kind])} for kind in ("node", "zone", "trunk"))
     made = LinkScores(nodes=nodes, zones=zones, trunks=trunks, time=now, margin=rules.margin)
     speeds = [score.throughput for score in nodes.values() if score.throughput is not None]
     if len(speeds) >= ENOUGH:
-        made = replace(made, node_default=_settled(float(np.median(speeds)), previous.node_default, rules.deadband))
+        usual = previous.node_default if previous.measured else 0.0
+        made = replace(made, node_default=_settled(float(np.median(speeds)), usual, rules.deadband))
     delays = [score.delay / 2 for score in nodes.values() if score.delay]
     if len(delays) >= ENOUGH:
-        made = replace(made, delay_default=_settled(float(np.median(delays)), previous.delay_default, rules.deadband))
-    fast = (1 - SLOWER) * made.node_default
-    measured = {name: _unbound(score, fast) for name, score in zones.items()}
+        usual = previous.delay_default if previous.measured else 0.0
+        made = replace(made, delay_default=_settled(float(np.median(delays)), usual, rules.deadband))
+    measured = {name: _unbound(score, _fast(made)) for name, score in zones.items()}
     return Made(replace(made, zones={**uplinks(made), **measured}), refused)
+
+
+def widened(nodes: Mapping[str, Sequence[LinkSample]], margin: float) -> float:
+    """The margin, or more where the nodes' figures are noisier than that.
+
+    Each sample tells its standard error s, and the median of n of them has s (pi / 2 / n)^(1/2). It is the median of
+    the nodes that counts, so a few bad ones change nothing.
+    """
+    errors = []
+    for samples in nodes.values():
+        told = [sample.noise for sample in samples if sample.noise is not None]
+        if told:
+            errors.append(float(np.median(told)) * min(1.0, np.sqrt(np.pi / 2 / len(told))))
+    if len(errors) < ENOUGH:
+        return margin
+    return max(margin, min(WIDEST, float(np.expm1(CLEAR * np.median(errors)))))
 
 
 def uplinks(scores: LinkScores) -> dict[str, LinkScore]:
@@ -111,7 +134,12 @@ def uplinks(scores: LinkScores) -> dict[str, LinkScore]:
     for name, score in scores.trunks.items():
         for zone in name.split("|"):
             ways.setdefault(zone, []).append(score)
-    return {zone: _uplink(each, (1 - SLOWER) * scores.node_default) for zone, each in sorted(ways.items())}
+    return {zone: _uplink(each, _fast(scores)) for zone, each in sorted(ways.items())}
+
+
+def _fast(scores: LinkScores) -> float:
+    """Bytes/s from which a way between zones counts as no slower than the nodes that measured it."""
+    return scores.node_default * min(1 - SLOWER, 1 / (1 + scores.margin))
 
 
 def _uplink(ways: Sequence[LinkScore], fast: float) -> LinkScore:

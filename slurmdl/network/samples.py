@@ -16,6 +16,8 @@ from slurmdl.errors import InputError
 KINDS = ("node", "zone", "trunk")
 #: bytes/s that no link has, and seconds since the epoch that nobody lives to see
 FASTEST, LATEST = 1e15, 1e12
+#: standard error, as a fraction, beyond which a figure says nothing
+NOISIEST = 100.0
 SOURCES = ("probe", "serve", "job", "counters", "prometheus", "file")
 
 
@@ -33,6 +35,7 @@ class LinkSample:
     delay, delay_tail : round trip in s, median and 99th percentile.
     loss : fraction of packets lost, 0 to 1.
     rdma : whether it is of an RDMA fabric, where no TCP stands behind the figures.
+    noise : standard error of the throughput as a fraction of it, where the measurement can tell.
     """
 
     kind: str
@@ -44,6 +47,7 @@ class LinkSample:
     delay_tail: float | None = None
     loss: float | None = None
     rdma: bool = False
+    noise: float | None = None
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -55,7 +59,8 @@ class LinkSample:
             raise InputError(f"sample: name {self.name!r} is not valid; valid: a {self.kind}'s name"
                              + (", as A|B in sorted order" if self.kind == "trunk" else ""))
         _check("time", self.time, self.name, 0, LATEST)
-        for key, low, high in (("throughput", 0, FASTEST), ("delay", 0, 60), ("delay_tail", 0, 60), ("loss", 0, 1)):
+        for key, low, high in (("throughput", 0, FASTEST), ("delay", 0, 60), ("delay_tail", 0, 60), ("loss", 0, 1),
+                               ("noise", 0, NOISIEST)):
             value = getattr(self, key)
             if value is not None:
                 _check(key, value, self.name, low, high)

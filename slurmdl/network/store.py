@@ -52,6 +52,10 @@ class Store:
             connection.execute(f"PRAGMA journal_size_limit = {64 * 2**20}")
             connection.execute(f"PRAGMA max_page_count = {MOST_BYTES // _PAGE}")
             connection.execute(_SCHEMA)
+            there = {row[1] for row in connection.execute("PRAGMA table_info(samples)")}
+            for column in _COLUMNS:
+                if column not in there:  # a history of an earlier version
+                    connection.execute(f"ALTER TABLE samples ADD COLUMN {column}")
             yield cls(connection, path)
 
     def add(self, samples: Iterable[LinkSample]) -> int:
@@ -65,17 +69,19 @@ class Store:
         ------
         UnavailableError : the disk is full, or another process holds the lock.
         """
-        marks = ", ".join("?" * len(_COLUMNS))
+        names, marks = ", ".join(_COLUMNS), ", ".join("?" * len(_COLUMNS))
         with _told(self._path), self._transaction():
             before = self._connection.total_changes
-            self._connection.executemany(f"INSERT OR IGNORE INTO samples VALUES ({marks})", map(astuple, samples))
+            self._connection.executemany(f"INSERT OR IGNORE INTO samples ({names}) VALUES ({marks})",
+                                         map(astuple, samples))
             return self._connection.total_changes - before
 
     def since(self, time: float) -> list[LinkSample]:
         """The samples of that time (seconds since the epoch) and later."""
         with _told(self._path):
             rows = self._connection.execute(f"SELECT {', '.join(_COLUMNS)} FROM samples WHERE time >= ?", (time,))
-            return [LinkSample(**{**dict(zip(_COLUMNS, row, strict=True)), "rdma": bool(row[-1])}) for row in rows]
+            found = [dict(zip(_COLUMNS, row, strict=True)) for row in rows]
+            return [LinkSample(**{**sample, "rdma": bool(sample["rdma"])}) for sample in found]
 
     def prune(self, now: float, keep: float = KEEP, rows: int = MOST_ROWS) -> int:
         """Forget what is older than `keep` seconds, and the oldest of more samples than `rows`; returns how many.

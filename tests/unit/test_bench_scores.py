@@ -15,6 +15,8 @@ def test_bad_links_are_found_among_600_and_shuffled_scores_find_none() -> None:
     found = {row.metric: row for row in scores_scale.rows(seed=3, nodes=600, repeats=1)}
     assert found["600 nodes, 1% bad, noise 10%: recall"].met
     assert found["600 nodes, 1% bad, noise 10%: precision"].met
+    assert found["600 nodes, 1% bad, noise 20%: recall"].met
+    assert found["600 nodes, 1% bad, noise 20%: precision"].met
     assert found["rounds of probes"].met
     control = found["control, shuffled scores: recall"]
     assert control.value < 0.5 and control.baseline == 1.0

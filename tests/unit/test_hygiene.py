@@ -184,3 +184,19 @@ def test_scores_grow_older() -> None:
     made = hygiene.scores(probes(1e9), NOW).scores
     assert hygiene.decayed(made, NOW + 60).nodes["n1"].age == 60
     assert hygiene.decayed(made, NOW - 60).nodes["n1"].age == 0
+
+
+def test_the_margin_widens_with_the_noise_that_samples_tell_of() -> None:
+    def margin(noise: float | None, count: int = 1, nodes: int = 9) -> float:
+        each = [probes(*[1e9] * count, name=f"n{i}") for i in range(nodes)]
+        told = [replace(sample, noise=noise) for samples in each for sample in samples]
+        return hygiene.scores(told, NOW).scores.margin
+
+    assert margin(None) == margin(0.0) == margin(0.02) == margin(0.1, nodes=2) == 0.25
+    assert 0.25 < margin(0.1, count=5) < margin(0.1) < margin(0.15)
+    assert margin(50.0) == hygiene.WIDEST  # what is at less than half counts, however noisy the probes
+
+
+def test_a_few_noisy_nodes_widen_nothing() -> None:
+    told = [LinkSample("node", f"n{i}", NOW, "probe", throughput=1e9, noise=1.0 if i < 3 else 0.01) for i in range(9)]
+    assert hygiene.scores(told, NOW).scores.margin == 0.25

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
+from statistics import median, pstdev
 
 import pytest
 
@@ -148,3 +149,21 @@ def test_an_effort_takes_about_as_long_as_there_is_time():
     assert Effort().within(0.2).expected == pytest.approx(0.2, rel=0.1)
     assert Effort().within(2.0).expected == pytest.approx(2.0, rel=0.1)
     assert Effort().within(1e6).expected < 5
+
+
+@pytest.mark.parametrize("noise", [0.02, 0.1, 0.2])
+def test_a_fit_tells_its_own_noise(noise):
+    """Of 400 nodes of two speeds, one in 50 slow: what the fit says it is off by is near what it is off by."""
+    draw = random.Random(4)
+    speed = {f"n{i}": (1e9 if i % 2 else 1e10) / (10 if i % 50 == 7 else 1) for i in range(400)}
+    names = list(speed)
+    pairs = [Pair(names[a], names[b], carried * draw.gauss(1, noise), carried * draw.gauss(1, noise))
+             for games in rounds([i // 20 for i in range(400)], 1, between=0) for a, b in games
+             for carried in [min(speed[names[a]], speed[names[b]])]]
+    found = fit(pairs, dict.fromkeys(names, "z"), 0.0)
+    off = [math.log(sample.throughput / speed[sample.name]) for sample in found if speed[sample.name] == 1e9]
+    assert median(sample.noise for sample in found) == pytest.approx(pstdev(off), rel=0.6)
+
+
+def test_too_few_ways_tell_no_noise():
+    assert [sample.noise for sample in fit([Pair("a", "b", 1e9, 1e9)], {}, 0.0)] == [None, None]

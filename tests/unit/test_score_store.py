@@ -223,3 +223,15 @@ def test_wrong_words_are_one_line(site: Path, capsys: pytest.CaptureFixture[str]
     assert ingest(site, *words) in (64, 65)
     told = capsys.readouterr()
     assert says in told.err and told.err.count("\n") == 1
+
+
+def test_a_history_of_a_version_that_knew_no_noise(tmp_path: Path) -> None:
+    path = str(tmp_path / "h.db")
+    with sqlite3.connect(path) as old:
+        old.execute("CREATE TABLE samples (kind, name, time, source, throughput, delay, delay_tail, loss, rdma, "
+                    "PRIMARY KEY (time, kind, name, source)) WITHOUT ROWID")
+        old.execute("INSERT INTO samples VALUES ('node', 'n1', 1e9, 'probe', 5.0, NULL, NULL, NULL, 1)")
+    fresh = LinkSample("node", "n2", 2e9, "probe", throughput=1e9, noise=0.1)
+    with Store.open(path) as history:
+        assert history.add([fresh]) == 1
+        assert history.since(0) == [LinkSample("node", "n1", 1e9, "probe", throughput=5.0, rdma=True), fresh]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from statistics import median, median_low
 
 from slurmdl.network.probe.pair import Pair
@@ -22,6 +23,8 @@ _PASSES = 4
 #: -log(1 - loss) of a way that lets nothing through
 _ALL_LOST = 20.0
 
+#: standard error of a median, times that of a mean, of normal noise
+MEDIAN = math.sqrt(math.pi / 2)
 #: the ways that were measured: one end, the other end, the figure
 Ways = Sequence[tuple[str, str, float]]
 
@@ -59,6 +62,20 @@ def fit(pairs: Iterable[Pair], leaf: Mapping[str, str], time: float, source: str
     return found + _Ends(trunks).samples("zone", time, source)
 
 
+def spread(ways: Ways, ends: Mapping[str, float]) -> float | None:
+    """How far the ways are off what their ends carry, as a fraction; None where no more ways than ends were measured.
+
+    It is 1.4826 times the median absolute deviation of the logarithms: of normal noise the standard deviation, and
+    blind to the few ways that were disturbed. The ends were fitted to the same ways, which takes away as many degrees
+    of freedom.
+    """
+    off = [math.log(value / most) for one, other, value in ways if (most := min(ends[one], ends[other])) and value]
+    if len(off) <= len(ends):
+        return None
+    middle = median(off)
+    return 1.4826 * median(abs(value - middle) for value in off) * math.sqrt(len(off) / (len(off) - len(ends)))
+
+
 def own(pairs: Sequence[Pair], node: str, time: float, source: str = "serve") -> LinkSample | None:
     """What one node can say of its own link, from its ways to a few others; None where it reached nobody.
 
@@ -80,15 +97,21 @@ class _Ends:
     """The ends of ways between pairs, with each end's share in the figures."""
 
     def __init__(self, pairs: Sequence[Pair]) -> None:
-        self.throughput = _least(_known(pairs, lambda pair: pair.throughput))
+        speeds = _known(pairs, lambda pair: pair.throughput)
+        self.throughput, met = _least(speeds), _by_end(speeds)
+        # a median of n figures is off by so much where these are off by the spread
+        off = spread(speeds, self.throughput)
+        self.noise = {end: MEDIAN * off / math.sqrt(len(others)) for end, others in met.items()} \
+            if off is not None else {}
         self.delay = _shares(_known(pairs, lambda pair: pair.delay))
         self.tail = _shares(_known(pairs, lambda pair: pair.delay_tail))
         self.loss = _shares(_known(pairs, lambda pair: None if pair.loss is None else _sum_of(pair.loss)))
         self.names = list(dict.fromkeys(end for pair in pairs for end in (pair.first, pair.second)))
 
     def samples(self, kind: str, time: float, source: str) -> list[LinkSample]:
-        return [_sample(kind, name, Pair(name, "", self.throughput.get(name), None, self.delay.get(name),
-                                         self.tail.get(name), _loss_of(self.loss.get(name))), time, source)
+        return [replace(_sample(kind, name, Pair(name, "", self.throughput.get(name), None, self.delay.get(name),
+                                                 self.tail.get(name), _loss_of(self.loss.get(name))), time, source),
+                        noise=self.noise.get(name))
                 for name in self.names]
 
     def without(self, pair: Pair) -> Pair:
