@@ -98,12 +98,14 @@ def trim(environ: Mapping[str, str], asked: Asked, choose: Callable[[Held], Sequ
     kept: Sequence[str] = held.nodes
     # a job of more nodes than were asked for is another one, that inherited our mark
     if asked.nodes < len(held.nodes) <= _larger(asked.nodes):
+        # asked before a probe's own step may be listed for a moment after its end
+        busy = not dry_run and others_run(given.job)
         try:
             kept = choose(held)
         except PlacementError as error:
             kept = [held.batch, *(node for node in held.nodes if node != held.batch)][:asked.nodes]
             say(f"{error}; the first {asked.nodes} nodes of the job are kept")
-        problem = "" if dry_run else "other steps run" if others_run(given.job) else _resize(given.job, kept)
+        problem = "" if dry_run else "other steps run" if busy else _resize(given.job, kept)
         if problem:
             say(f"the job keeps its {len(held.nodes)} nodes ({problem}); the step runs on {asked.nodes} of them")
     return environment(environ, given.only(kept))

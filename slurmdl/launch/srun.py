@@ -78,7 +78,8 @@ class Controller:
 class Mapped:
     """A step that is mapped, with what the explanation tells of it, and why it has no zones ("" where it has).
 
-    `text` is the map as --print-map wants it, "" where it is not asked for.
+    `text` is the map as --print-map wants it, "" where it is not asked for; `heard` are lines on the scores that
+    mattered.
     """
 
     step: Step
@@ -87,6 +88,7 @@ class Mapped:
     map: RankMap
     source: str
     complaint: str = ""
+    heard: tuple[str, ...] = ()
 
 
 def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
@@ -124,10 +126,11 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     try:
         if complaint is not None:
             raise complaint
+        known = None
         if marked and marked.asked:
             environ = late.unchosen(environ, marked.asked)
-            environ = _trimmed(marked, marked.asked, dl, settings, environ, say)
-        mapped = _map(line, dl, settings, launcher, environ, say)
+            environ, known = _trimmed(marked, marked.asked, dl, settings, environ, say)
+        mapped = _map(line, dl, settings, launcher, environ, say, known)
         chosen_step = mapped.step
         if mapped.complaint:
             say(f"{mapped.complaint}; ranks in the order of the node names")
@@ -179,7 +182,8 @@ def _requested(marked: mark.Mark | None) -> dict[str, str]:
 
 
 def _map(line: getopt.CommandLine, dl: DlOptions, settings: config.Config, launcher: str,
-         environ: Mapping[str, str], say: Callable[[str], None]) -> Mapped:
+         environ: Mapping[str, str], say: Callable[[str], None], known: LinkScores | None) -> Mapped:
+    """The step, mapped by the scores that are known already, else by those that there are."""
     given = allocation.read(environ)
     controller = Controller.parse(process.query(["scontrol", "show", "config"]))
     if controller.packs:
@@ -189,12 +193,9 @@ def _map(line: getopt.CommandLine, dl: DlOptions, settings: config.Config, launc
     if laid.if_alone and _others_run(given.job):
         raise PlacementError("other steps of the job run: which nodes and CPUs are left is Slurm's choice")
     topology, complaint = _zones(controller, given.nodes, environ.get("SLURM_JOB_PARTITION", ""), dl.strict)
-    scores = survey.link_scores(settings, dl.scores, say, dl.strict)
-    if dl.probe != "0":
-        from slurmdl.launch import probing
-
-        scores = probing.refreshed(scores, given.nodes, topology, float(dl.probe), environ, say)
+    scores = _scores(dl, settings, given.nodes, topology, environ, say) if known is None else known
     plan, rank_map = _plan(laid, topology, scores, dl)
+    heard = _heard(rank_map, given.nodes, topology, scores) if dl.explain and scores.measured else ()
     text = environ.get("SLURM_ARRAY_TASK_ID", "")
     array_task = int(text) if text.isdigit() else 0
     form = line.last("print-map")
@@ -203,19 +204,40 @@ def _map(line: getopt.CommandLine, dl: DlOptions, settings: config.Config, launc
     if form:
         tasks = dialects.Tasks(plan, [node for node, _ in laid.slots], request.cpus_per_task or 1,
                                step.port(given.job, array_task), given.job, variables)
-        return Mapped(Step(()), dialects.render(form, tasks), plan, rank_map, topology.source, complaint)
+        return Mapped(Step(()), dialects.render(form, tasks), plan, rank_map, topology.source, complaint, heard)
     if launcher == "mpirun":
         if shutil.which("mpirun", path=environ.get("PATH")) is None:
             raise UnavailableError("--launcher=mpirun: mpirun is not in PATH")
         made = step.mpirun(line, plan, variables, environ)
     else:
         made = step.srun(line, plan, mpi_option(line, controller, environ), variables, environ)
-    return Mapped(made, "", plan, rank_map, topology.source, complaint)
+    return Mapped(made, "", plan, rank_map, topology.source, complaint, heard)
 
 
-def _trimmed(marked: mark.Mark, asked: mark.Asked, dl: DlOptions, settings: config.Config,
-             environ: Mapping[str, str], say: Callable[[str], None]) -> dict[str, str]:
-    """The environment of a job that asked for more nodes than it needs, on the best of its nodes (see late)."""
+def _scores(dl: DlOptions, settings: config.Config, nodes: Sequence[str], topology: Topology,
+            environ: Mapping[str, str], say: Callable[[str], None]) -> LinkScores:
+    """What is known of the links, and what a probe of the job's nodes adds where that is asked for."""
+    scores = survey.link_scores(settings, dl.scores, say, dl.strict)
+    if dl.probe == "0":
+        return scores
+    from slurmdl.launch import probing
+
+    return probing.refreshed(scores, nodes, topology, float(dl.probe), environ, say)
+
+
+def _heard(ranks: RankMap, nodes: Sequence[str], topology: Topology, scores: LinkScores) -> tuple[str, ...]:
+    from slurmdl.placement import scored
+
+    told = scored.lines(scored.of_step(ranks, nodes, topology, scores), scores)
+    return tuple(" ".join(line.split()) for line in told)
+
+
+def _trimmed(marked: mark.Mark, asked: mark.Asked, dl: DlOptions, settings: config.Config, environ: Mapping[str, str],
+             say: Callable[[str], None]) -> tuple[dict[str, str], LinkScores | None]:
+    """The environment of a job that asked for more nodes than it needs, on the best of its nodes (see late), and the
+    scores that these were chosen by, None where nothing had to be chosen."""
+    used: list[LinkScores] = []
+
     def choose(held: late.Held) -> Sequence[str]:
         from slurmdl.launch import matrices
         from slurmdl.placement.keep import keep
@@ -225,10 +247,10 @@ def _trimmed(marked: mark.Mark, asked: mark.Asked, dl: DlOptions, settings: conf
         topology, _ = _zones(controller, held.nodes, environ.get("SLURM_JOB_PARTITION", ""), dl.strict)
         wanted = JobRequest(replace(dl, place=marked.dl.place), (asked.nodes, asked.nodes), asked.tasks,
                             asked.tasks_per_node)
-        return keep(held.nodes, wanted, held.batch, topology, survey.link_scores(settings, dl.scores, say, dl.strict),
-                    matrices.of(dl))
+        used.append(_scores(dl, settings, held.nodes, topology, environ, say))
+        return keep(held.nodes, wanted, held.batch, topology, used[0], matrices.of(dl))
 
-    return late.trim(environ, asked, choose, _others_run, say, dry_run=dl.dry_run)
+    return late.trim(environ, asked, choose, _others_run, say, dry_run=dl.dry_run), used[0] if used else None
 
 
 def _others_run(job: int) -> bool:
@@ -318,6 +340,8 @@ def _explain(mapped: Mapped) -> None:
             ranks = str(start) if rank == start + 1 else f"{start}-{rank - 1}"
             warn(f"rank {ranks}: {plan.nodes[start]}, zone {plan.zone(start) or 'none'}, {plan.roles[start]}")
             start = rank
+    for told in mapped.heard:
+        warn(told)
 
 
 def _show(chosen: Step) -> None:

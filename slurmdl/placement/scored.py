@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from slurmdl.cluster.model import ClusterSnapshot
 from slurmdl.network import table
 from slurmdl.network.model import LinkScores
-from slurmdl.placement.model import Placement
+from slurmdl.placement.model import Placement, RankMap
 from slurmdl.placement.nodes.eligible import idle
 from slurmdl.topology.model import Topology
 
@@ -46,19 +46,28 @@ class Mattered:
 def mattered(placement: Placement, topology: Topology, cluster: ClusterSnapshot,
              scores: LinkScores) -> list[Mattered]:
     """The slow links among those that the job could use now, and the busiest link of the choice; worst first."""
-    used = _used(placement)
-    within = {node.name for node in cluster.nodes if idle(node)} | used
-    busiest = placement.map.cost.busiest if placement.map else ""
+    return _slow(placement.nodes, [node.name for node in cluster.nodes if idle(node)],
+                 placement.map.cost.busiest if placement.map else "", topology, scores)
+
+
+def of_step(ranks: RankMap, allocated: Sequence[str], topology: Topology, scores: LinkScores) -> list[Mattered]:
+    """The same of a step, which could use the nodes of its job only."""
+    return _slow(ranks.nodes, allocated, ranks.cost.busiest, topology, scores)
+
+
+def _slow(nodes: Sequence[str], free: Sequence[str], busiest: str, topology: Topology,
+          scores: LinkScores) -> list[Mattered]:
+    used, within = _used(nodes, topology), {*nodes, *free}
     return [Mattered(row.kind, row.name, row.times, row.score.age, row.score.samples, row.score.loss,
                      "used, the busiest link" if row.name == busiest else "used" if row.name in used else "left out")
             for row in table.rows(scores, topology)
             if row.name == busiest or (row.times >= SLOW and (row.kind != "node" or row.name in within))]
 
 
-def _used(placement: Placement) -> set[str]:
+def _used(nodes: Sequence[str], topology: Topology) -> set[str]:
     """Names of the nodes, of the zones above them, and of the ways between their leaf zones."""
-    leaves = sorted(placement.zones_used)
-    return {*placement.nodes, *(zone for path in placement.zones.values() for zone in path),
+    leaves = sorted({leaf for node in nodes if (leaf := topology.leaf_of(node))})
+    return {*nodes, *(zone for node in nodes for zone in topology.path(node)),
             *(f"{one}|{other}" for i, one in enumerate(leaves) for other in leaves[i + 1:])}
 
 

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from jobs import own_lines, ranks
 
 from slurmdl.network.samples import LinkSample, from_lines
 
@@ -62,6 +63,19 @@ def test_a_job_is_mapped_by_its_own_probe(shaped):
         assert "slurmdl:" not in text
     assert place["--dl-scores=off"] == "n3"
     assert place["--dl-probe=2"] in ("n5", "n7")
+
+
+def test_a_job_that_asked_for_more_drops_what_its_own_probe_found_and_tells(shaped):
+    """One probe serves both: which node goes, and how the ranks lie on the others."""
+    script = shaped.script("slurmdl srun --dl-probe=2 --dl-explain --dl-model-bytes=100M sh -c "
+                           "'echo rank $SLURM_PROCID $SLURMD_NODENAME $SLURMDL_ROLE'\n")
+    job = shaped.submit(["slurmdl", "sbatch", "--dl-bind=late", "--dl-scores=off", "-N3", "-x", "n2,n4,n6,n8",
+                         "--output=out-%j", str(script)], directory=script.parent)
+    text = shaped.output(job)
+    assert set(ranks(text)) == {"n1", "n5", "n7"}, text
+    told = own_lines(text)
+    assert len([line for line in told if line.startswith("slurmdl: scores of 4 nodes")]) == 1, text
+    assert any(line.startswith("slurmdl: n5 used") and "times as long as usual" in line for line in told), text
 
 
 def test_nodes_that_do_not_answer_cost_their_own_pairs_only(new_cluster):
