@@ -62,7 +62,7 @@ def submit(argv: Sequence[str]) -> int:
     words = Words.split(argv)
     if words.asks_for_help:
         if words.line.has("help"):
-            print(dl_options.help_text())
+            print(f"usage: slurmdl sbatch [--dl-*] [sbatch options] script [args]\n\n{dl_options.help_text()}")
         process.become([program, *argv], os.environ)
     site, complaint = _config()
     job = submission.read(argv, os.environ, site.options, has_plugin=partial(_has_plugin, program))

@@ -92,10 +92,9 @@ def svg(heat: Heat) -> str:
     size = _CELL * len(shown.zones)
     title = f"the worst {len(shown.zones)} of {len(heat.zones)}" if len(shown.zones) < len(heat.zones) else \
         str(len(heat.zones))
-    return document(max(24 + room + size + room, 860), 80 + room + size + 24, [
-        words(24, 34, f"Links between and inside {title} leaf zones: how many times as long as usual a message takes",
-              size=15, weight="bold"),
-        *_legend(24, 62), *_cells(shown, 24 + room, 80 + room)])
+    return document(f"Messages between and inside {title} leaf zones: times as long as usual",
+                    max(24 + room + size + room, 860), 80 + room + size + 24,
+                    [*_legend(24, 62), *_cells(shown, 24 + room, 80 + room)])
 
 
 def _legend(x: float, y: float) -> Iterator[str]:
@@ -119,7 +118,7 @@ def _cells(heat: Heat, left: float, top: float) -> Iterator[str]:
             yield (f'<g><title>{escape(f"{between}: {said}")}</title><rect x="{x:g}" y="{y:g}" width="{_CELL - 1}" '
                    f'height="{_CELL - 1}" fill="{colour}" stroke="#cbd5e1"/>')
             if not np.isnan(value):
-                ink = "white" if value > _COLOURS[1][0] else "#0f172a"
+                ink = "white" if value > _COLOURS[2][0] else "#0f172a"
                 figure = f"{value:.1f}" if value < 9.95 else f"{value:.0f}" if value < 999.5 else ">k"
                 yield words(x + 4, y + 18, figure, fill=ink, size=11)
             yield "</g>"

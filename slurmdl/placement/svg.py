@@ -65,8 +65,7 @@ class _Drawing:
         width = max([box.right + 24 for box in boxes] + [760.0])
         bottom = max([box.bottom for box in boxes] + [64.0])
         chosen = f"{len(self.placement.nodes)} nodes" if self.placement.map else "no choice"
-        return document(width, bottom + 56, [
-            text(24, 36, fitting(f"{chosen}: {self.placement.reason}", int(width / 8)), size=15, weight="bold"),
+        return document(f"{chosen}: {self.placement.reason}", width, bottom + 56, [
             *(element for box in boxes for element in self._zone(box)), *self._legend(24, bottom + 34)])
 
     def _size(self, leaf: int) -> Size:

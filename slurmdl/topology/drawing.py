@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from xml.sax.saxutils import escape
 
 Size = tuple[float, float]
+#: pixels of a character of the heading, as wide as DejaVu Sans Bold has them, and from line to line
+_HEADING, _LINE = 9.5, 20
 
 
 @dataclass(frozen=True)
@@ -114,9 +117,17 @@ def fitting(words: str, length: int) -> str:
     return words if len(words) <= length else words[:length - 1] + "…"
 
 
-def document(width: float, height: float, elements: Sequence[str]) -> str:
-    """The SVG document of these elements, on white."""
+def document(heading: str, width: float, height: float, elements: Sequence[str]) -> str:
+    """The SVG document of these elements, on white, below a heading.
+
+    The elements begin where one line of heading ends, and are moved down where it takes more.
+    """
+    lines = textwrap.wrap(heading, int((width - 36) / _HEADING))
+    down = _LINE * (len(lines) - 1)
+    moved = [f'<g transform="translate(0 {down})">', *elements, "</g>"] if down > 0 else elements
     return "\n".join([
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:g}" height="{height:g}" '
-        f'viewBox="0 0 {width:g} {height:g}" font-family="sans-serif" font-size="13">',
-        f'<rect width="{width:g}" height="{height:g}" fill="white"/>', *elements, "</svg>", ""])
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:g}" height="{height + down:g}" '
+        f'viewBox="0 0 {width:g} {height + down:g}" font-family="sans-serif" font-size="13">',
+        f'<rect width="{width:g}" height="{height + down:g}" fill="white"/>',
+        *(text(24, 34 + _LINE * i, line, size=15, weight="bold") for i, line in enumerate(lines)),
+        *moved, "</svg>", ""])

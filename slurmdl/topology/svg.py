@@ -48,9 +48,8 @@ class _Drawing:
                        width_of=(lambda sizes: MAX_WIDTH) if self.named else _landscape)
         width = max([box.right + 24 for box in boxes] + [480.0])
         bottom = max([box.bottom for box in boxes] + [56.0])
-        return document(width, bottom + 24, [
-            text(24, 34, fitting(summary(self.topology), int(width / 8)), size=15, weight="bold"),
-            *(element for box in boxes for element in self._zone(box))])
+        return document(summary(self.topology), width, bottom + 24,
+                        [element for box in boxes for element in self._zone(box)])
 
     def _name(self, zone: int) -> str:
         return self.topology.zones[zone] if zone < len(self.topology.zones) else "no zone"

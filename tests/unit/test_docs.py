@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from slurmdl import config
-from slurmdl.cli.main import COMMANDS
+from slurmdl.cli.main import COMMANDS, main
 from slurmdl.cli.scores.collect import state_directory
 from slurmdl.cli.scores.ingest import HISTORY
 from slurmdl.dl_options import OPTIONS
@@ -106,3 +106,11 @@ def test_contributing_names_every_room_and_no_other():
         assert all((above / name).exists() for name in named)
     paths = re.findall(r"`((?:slurmdl|docs|tests|tools)/[\w./-]*)`", text)
     assert paths and [path for path in paths if not (ROOT / path).exists()] == []
+
+
+def test_the_picture_in_the_readme_is_what_place_draws(tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    words = "place --topology topology/topology.conf --cluster topology/cluster.json"
+    assert words in README
+    assert main([*words.split(), "--dl-scores=off", f"--svg={tmp_path}/picture.svg", "examples/ps.sh"]) == 0
+    assert (tmp_path / "picture.svg").read_text() == (ROOT / "docs/placement.svg").read_text()

@@ -11,6 +11,7 @@ import pytest
 
 from slurmdl.cli.main import main
 from slurmdl.topology import read
+from slurmdl.topology.drawing import document
 from slurmdl.topology.model import Topology
 from slurmdl.topology.svg import MAX_DOTS, svg
 from slurmdl.topology.write import hostlist
@@ -123,6 +124,19 @@ def test_pictures_tell_every_zone_and_node(file: str, names: int) -> None:
     assert len(set(found.nodes)) == names
     assert {title.split(",")[0] for title in titles} >= set(found.zones)
     assert 0.5 < float(root.attrib["width"]) / float(root.attrib["height"]) < 4
+
+
+def test_a_long_heading_takes_more_lines_and_moves_what_is_below() -> None:
+    short, long = (ElementTree.fromstring(document(words, 480, 200, ['<rect id="below"/>']))
+                   for words in ("one line", "no choice: " + "a reason that is too long for a line, " * 4))
+    name = "{http://www.w3.org/2000/svg}"
+    lines = [element.text or "" for element in long.iter(f"{name}text")]
+    assert len(lines) > 2 and all(len(line) * 9.5 <= 480 - 36 for line in lines)
+    added = 20 * (len(lines) - 1)
+    assert float(long.attrib["height"]) == float(short.attrib["height"]) + added
+    moved = next(iter(long.iter(f"{name}g")))
+    assert moved.attrib["transform"] == f"translate(0 {added})" and moved[0].attrib["id"] == "below"
+    assert next(iter(short.iter(f"{name}g")), None) is None
 
 
 def test_a_node_without_a_zone_is_shown_and_drawn() -> None:
