@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -50,7 +50,7 @@ class Round:
     target: IntArray
     weight: FloatArray
 
-    @property
+    @cached_property
     def source(self) -> IntArray:
         """Shape (count,): entry i is the worker whose model worker i takes in."""
         return np.argsort(self.target)

@@ -197,7 +197,8 @@ def test_every_strategy_is_one_of_the_plans() -> None:
 
 def test_train_imports_nothing_else_of_slurmdl() -> None:
     """Neither at once nor on a rank that trains: the tasks need torch, MPI and these files alone."""
-    code = ("import sys; from slurmdl.train import trainer; print(*sorted(m for m in sys.modules if "
+    code = ("import sys; from slurmdl.train.trainer import trainer; print(*sorted(m for m in sys.modules if "
             "m.startswith('slurmdl.') and not m.startswith('slurmdl.train')), 'sklearn' in sys.modules)")
     done = python("-c", code)
-    assert done.stdout.split() == ["slurmdl.errors", "slurmdl.graphs", "slurmdl.plan", "False"], done.stderr
+    assert done.stdout.split() == ["slurmdl.errors", "slurmdl.graphs", "slurmdl.plan", "slurmdl.yamlfile",
+                                   "False"], done.stderr

@@ -28,10 +28,14 @@ class Weighted:
 
     def __init__(self, graph: Graph, weights: Sequence[float], most: float = 1.0) -> None:
         self._graph, self._weights, self._most = graph, np.array(weights, float), most
+        self._rounds = [self._weigh(graph.round(step)) for step in range(graph.period)]
 
     def round(self, step: int) -> Round:
         """As Graph.round; weights of a round are equal along its cycles only where the models' are."""
-        turn, own = self._graph.round(step), self._weights
+        return self._rounds[step % len(self._rounds)] if self._rounds else self._weigh(self._graph.round(step))
+
+    def _weigh(self, turn: Round) -> Round:
+        own = self._weights
         share, other = np.minimum(turn.weight, self._most), own[turn.target]
         pairs = turn.target[turn.target] == np.arange(len(own))
         flow = np.where(pairs, np.minimum(2 * share * own * other / (own + other), np.minimum(own, other)),
