@@ -13,7 +13,7 @@ from slurmdl.bench.results import Row
 
 #: part -> its module, which has `rows(seed)`; the first two need root, for a sandbox
 PARTS = {"links": "slurmdl.bench.scores_links", "training": "slurmdl.bench.scores_training",
-         "scale": "slurmdl.bench.scores_scale"}
+         "scale": "slurmdl.bench.scores_scale", "collect": "slurmdl.bench.scores_collect"}
 SEED = 0
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from typing import NoReturn
+import os
+from typing import Any, NoReturn
 
 from slurmdl.errors import UsageError
 
@@ -27,8 +28,22 @@ def address(text: str, option: str) -> tuple[str, int]:
     return plain, int(port)
 
 
+class _Format(argparse.HelpFormatter):
+    """As wide as the terminal. argparse asks shutil for that, at each option, and shutil loads all compressors."""
+
+    def __init__(self, prog: str) -> None:
+        try:
+            columns = int(os.environ.get("COLUMNS", "0")) or os.get_terminal_size().columns
+        except (ValueError, OSError):
+            columns = 80
+        super().__init__(prog, width=columns - 2)
+
+
 class Parser(argparse.ArgumentParser):
     """argparse whose errors are UsageErrors: one line, exit status 64."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{"formatter_class": _Format, **options})
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{self.prog}: {message} (`{self.prog} --help` lists what is valid)")

@@ -113,19 +113,31 @@ def task_on(cluster, node: str) -> int:
 
 
 def test_a_busy_cluster_is_covered(new_cluster):
-    """Of the nodes, all of which jobs hold, every one gets a score from the services on them."""
-    cluster = new_cluster(nodes=6)
-    cluster.change_link("n4", loss=0.05)
-    job = cluster.submit(["sbatch", "-N6", "--exclusive", "-o/dev/null", "--wrap", "sleep 300"])
+    """Of 20 nodes jobs hold 19: every one gets a score, and `show` says so.
+
+    In one zone from the services on its nodes, in the other from counters: of what the nodes sent each other.
+    """
+    cluster = new_cluster(nodes=20)
+    cluster.change_link("n04", loss=0.05)
+    counted, served = cluster.topology.nodes[0::2], cluster.topology.nodes[1::2]
+    job = cluster.submit(["sbatch", "-N19", "--exclusive", "-o/dev/null", "--wrap", "sleep 300"])
     cluster.wait_for(job, {"RUNNING"})
     spool = cluster.shared / "spool"
-    services = [subprocess.Popen(
-        cluster.box.command(["slurmdl", "score", "serve", "--allow=10.0.0.0/8", "--every=6", "--peers=2",
-                             f"--node={node}", f"--spool={spool}"], node, as_root=True, directory="/"),
-        stdout=subprocess.DEVNULL) for node in cluster.topology.nodes]
+
+    def start(node: str, *argv: str) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(cluster.box.command(list(argv), node, as_root=True, directory="/"),
+                                stdout=subprocess.DEVNULL)
+
+    services = [start(node, "slurmdl", "score", "serve", "--allow=10.0.0.0/8", "--every=12", "--peers=2",
+                      f"--node={node}", f"--spool={spool}") for node in served]
+    services += [start(node, "python3", "-c", RECEIVE_ALL) for node in counted[:2]]
     try:
-        deadline = time.monotonic() + 40
-        while len(with_loss(spool)) < 6 and time.monotonic() < deadline:
+        collect = "slurmdl score collect --strict --node=$0 --spool=$1 --state=/run/slurmdl"
+        runs = [start(node, "sh", "-ec", f'{collect}; python3 -c "$2" {target}; {collect}', node, str(spool), SEND)
+                for node, target in zip(counted, [counted[1], *[counted[0]] * 9], strict=True)]
+        assert [run.wait(90) for run in runs] == [0] * 10
+        deadline = time.monotonic() + 60
+        while len(with_loss(spool)) < 20 and time.monotonic() < deadline:
             time.sleep(0.5)
     finally:
         for service in services:
@@ -133,12 +145,12 @@ def test_a_busy_cluster_is_covered(new_cluster):
     published, history = cluster.shared / "scores.json", cluster.shared / "samples.db"
     cluster.run(["slurmdl", "score", "ingest", f"--spool={spool}", f"--history={history}",
                  f"--publish={published}"], as_root=True).check_returncode()
+    told = cluster.run(["slurmdl", "score", "show", f"--scores={published}"]).stdout
+    assert "20 of 20 nodes (100.0%) have a score younger than" in told, told
     scores = json.loads(published.read_text())["nodes"]
-    covered = [node for node in cluster.topology.nodes if node in scores]
-    print(f"coverage of a cluster whose nodes are all busy: {len(covered) / 6:.0%}")
-    assert len(covered) == 6
-    assert scores["n4"]["loss"] > 0.01, scores
-    assert scores["n2"].get("loss", 0.0) < 0.01, scores
+    assert scores["n04"]["loss"] > 0.01, scores
+    assert scores["n02"].get("loss", 0.0) < 0.01, scores
+    assert {scores[node]["source"] for node in counted} == {"counters"}
 
 
 def with_loss(spool: Path) -> set[str]:
@@ -171,8 +183,25 @@ connection = server.accept()[0]
 while connection.recv(1 << 20):
     pass
 """
+RECEIVE_ALL = """
+import socket, threading
+
+def swallow(connection):
+    while connection.recv(1 << 20):
+        pass
+    connection.close()
+
+server = socket.create_server(("", 5002))
+while True:
+    threading.Thread(target=swallow, args=server.accept()[:1]).start()
+"""
 SEND = """
-import socket, sys
-connection = socket.create_connection((sys.argv[1], 5002))
+import socket, sys, time
+for attempt in range(100):
+    try:
+        connection = socket.create_connection((sys.argv[1], 5002))
+        break
+    except ConnectionRefusedError:
+        time.sleep(0.1)
 connection.sendall(bytes(20_000_000))
 """

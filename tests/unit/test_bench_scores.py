@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from slurmdl.bench import scores, scores_scale
+from slurmdl.bench import scores, scores_collect, scores_scale
 from slurmdl.bench.scores_scale import Fabric, Rates, flagged, probe, shuffled
 from slurmdl.errors import UsageError
 from slurmdl.network.model import LinkScore, LinkScores
@@ -41,6 +41,13 @@ def test_what_was_not_measured_is_not_flagged() -> None:
     assert flagged(("a", "b"), LinkScores(nodes={"b": LinkScore(1.0)})).tolist() == [False, True]
 
 
+def test_a_run_of_the_collector_is_measured_and_makes_a_sample() -> None:
+    more, memory, made = scores_collect.rows(repeats=2)
+    assert more.repeats == 2 and more.baseline and more.baseline > 0
+    assert memory.met and memory.baseline and memory.value >= memory.baseline > 5
+    assert made.met
+
+
 def test_a_part_that_does_not_exist() -> None:
-    with pytest.raises(UsageError, match="valid: links, training, scale"):
+    with pytest.raises(UsageError, match="valid: links, training, scale, collect"):
         scores.run(["speed"])
