@@ -15,12 +15,13 @@ export OMP_NUM_THREADS=1
 slurmdl srun {more} python {program}
 """
 MPI = """\
+import sys
 import numpy as np
 from mpi4py import MPI
 comm = MPI.COMM_WORLD
 total = np.zeros(1)
 comm.Allreduce(np.array([comm.Get_rank() + 1.0]), total)
-print("rank", comm.Get_rank(), "of", comm.Get_size(), "total", total[0], flush=True)
+sys.stdout.write(f"rank {comm.Get_rank()} of {comm.Get_size()} total {total[0]}\\n")  # a line in one piece
 """
 
 

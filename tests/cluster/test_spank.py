@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from slurmdl.dl_options import OPTIONS, WRAPPER_ONLY
+
 PLUGIN = Path(__file__).parents[2] / "build/spank/slurmdl.so"
 NAMES = ("SLURM_PROCID", "SLURMD_NODENAME", "SLURMDL_ROLE", "SLURMDL_ROLE_RANK", "SLURMDL_ZONE", "RANK", "WORLD_SIZE",
          "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "SLURMDL_PLAN", "SLURM_DISTRIBUTION",
@@ -201,7 +203,7 @@ def test_help(plugged):
     cluster = plugged()
     for command, maps in (("sbatch", 0), ("salloc", 0), ("srun", 1)):
         text = cluster.run([command, "--help"]).stdout
-        assert text.count("[slurmdl]") == 9 + maps and ("--dl-map" in text) == bool(maps)
+        assert text.count("[slurmdl]") == len(OPTIONS) - len(WRAPPER_ONLY) + maps and ("--dl-map" in text) == bool(maps)
 
 
 def test_a_map_is_applied_to_its_step_and_to_no_other(plugged):

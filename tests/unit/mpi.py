@@ -20,13 +20,13 @@ _OPEN_MPI = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1
 
 
 def python(*arguments: str, environ: Mapping[str, str] | None = None,
-           timeout: float = 60) -> subprocess.CompletedProcess[str]:
+           timeout: float = 180) -> subprocess.CompletedProcess[str]:
     """Run Python as one process, with no variable of Slurm or slurmdl but those given."""
     return _run([sys.executable, *arguments], environ, timeout)
 
 
 def mpirun(ranks: int, *arguments: str, environ: Mapping[str, str] | None = None,
-           per_rank: str = "", timeout: float = 60) -> subprocess.CompletedProcess[str]:
+           per_rank: str = "", timeout: float = 180) -> subprocess.CompletedProcess[str]:
     """Run Python with `arguments` on `ranks` ranks; `per_rank` is shell text run before it ($R is the rank)."""
     script = f'R=$OMPI_COMM_WORLD_RANK; {per_rank}\nexec "$0" "$@"'
     return _run(["mpirun", "-n", str(ranks), "sh", "-c", script, sys.executable, *arguments], environ, timeout)
