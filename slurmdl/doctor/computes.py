@@ -70,7 +70,7 @@ def plugin(site: Site) -> Finding:
     idle = [node for node, options in site.told("options").items() if options in ("", "0")]
     mend = f"install the slurmdl-spank of this host, and its plugstack.conf, on {fold({*other, *idle, *broken})}"
     if other:
-        missing = [node for node, mark in other.items() if mark == "missing"]
+        missing = [node for node, mark in other.items() if mark == probe.MISSING]
         text = f"{fold(missing)}: {line.path} is missing" if missing else \
             f"{fold(other)}: {line.path} is not the one of this host"
         return failure(f"{text}; tasks there may lack its variables", mend)

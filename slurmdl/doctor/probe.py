@@ -21,6 +21,8 @@ Value = TypeVar("Value", covariant=True)
 #: seconds that a step may wait for its nodes, and that all of it may take
 WAIT, LIMIT = 10, 25.0
 TOKEN = "slurmdl doctor"
+#: what probe.sh says of a file that is not there, or cannot be read
+MISSING = "missing"
 _SCRIPT = Path(__file__).with_name("probe.sh")
 
 
@@ -51,9 +53,9 @@ def timed(make: Callable[[], Value]) -> Timed[Value]:
 
 
 def mark(path: str) -> str:
-    """What probe.sh says of a file: its checksum as cksum(1) prints it, or "missing"."""
+    """What probe.sh says of a file: its checksum as cksum(1) prints it, or MISSING."""
     if not os.access(path, os.R_OK):
-        return "missing"
+        return MISSING
     return process.query(["/bin/sh", "-c", 'exec cksum <"$1"', "sh", path]).strip()
 
 

@@ -35,7 +35,9 @@ def nodes_configuration(site: Site) -> Finding:
     if others:
         return failure(f"{fold(others)}: {config.SITE_FILE} is not the one here; steps are mapped by it",
                        f"copy {config.SITE_FILE} from here to {fold(others)}")
-    return ok(f"{config.SITE_FILE} is the same on {fold(site.reports.value)}")
+    nodes = fold(site.reports.value)
+    return ok(f"{config.SITE_FILE} is on none of {nodes}, nor here" if here == probe.MISSING else
+              f"{config.SITE_FILE} is the same on {nodes}")
 
 
 def plan_dir(site: Site) -> Finding:

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from slurmdl.doctor import commands, plugstack, probe
+from slurmdl import config
+from slurmdl.doctor import commands, plugstack, probe, settings
 from slurmdl.doctor.examine import CHECKS, Check, examine
 from slurmdl.doctor.finding import Finding, ok, warning
 from slurmdl.doctor.site import Site
@@ -120,3 +121,15 @@ def test_probe_of_a_node(tmp_path):
     assert "No such file" in facts["shared"]
     assert facts["pmi"] == "0"
     assert float(facts["clock"]) > 1.7e9
+
+
+@pytest.mark.parametrize(("here", "said"), [
+    (False, "is on none of n[1-2], nor here"), (True, "is the same on n[1-2]")])
+def test_no_configuration_is_not_called_the_same(here, said, tmp_path, monkeypatch):
+    monkeypatch.setattr(config, "SITE_FILE", str(tmp_path / "slurmdl.yaml"))
+    if here:
+        (tmp_path / "slurmdl.yaml").write_text("links: {}\n")
+    site = Site()
+    told = {node: {"site": probe.mark(config.SITE_FILE)} for node in ("n1", "n2")}
+    site.__dict__["reports"] = probe.timed(lambda: told)
+    assert settings.nodes_configuration(site) == ok(f"{config.SITE_FILE} {said}")
