@@ -64,6 +64,13 @@ class Site:
         scores = {"nodes": {"n1": {"throughput": 1e8, "age": 0.0, "samples": 3}}, "time": time.time() - age}
         self.scores.write_text(json.dumps(scores))
 
+    def whole(self) -> None:
+        """Wait until the controller calls every node idle again, after what a case before did to some."""
+        deadline = time.monotonic() + 60
+        while set(self.cluster.box.node_states().values()) != {"idle"}:
+            assert time.monotonic() < deadline, self.cluster.box.node_states()
+            time.sleep(0.1)
+
     def doctor(self, nodes: str = NODES, *words: str, env: dict[str, str] | None = None,
                ) -> subprocess.CompletedProcess[str]:
         with_nodes = [f"--nodes={nodes}"] if nodes else []
@@ -364,6 +371,7 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_one_fault_makes_one_line(site, name):
     case = CASES[name]
+    site.whole()
     site.score()
     with case.broken(site):
         done = site.doctor(case.nodes, env=_clock("+90s") if name == "clock apart" else None)

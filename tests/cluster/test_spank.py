@@ -200,10 +200,10 @@ def test_values_that_are_not_valid_end_the_submission(plugged, bad_values):
 
 
 def test_help(plugged):
-    cluster = plugged()
+    cluster, options = plugged(), len(OPTIONS) - len(WRAPPER_ONLY)
     for command, maps in (("sbatch", 0), ("salloc", 0), ("srun", 1)):
         text = cluster.run([command, "--help"]).stdout
-        assert text.count("[slurmdl]") == len(OPTIONS) - len(WRAPPER_ONLY) + maps and ("--dl-map" in text) == bool(maps)
+        assert text.count("[slurmdl]") == options + maps and ("--dl-map" in text) == bool(maps)
 
 
 def test_a_map_is_applied_to_its_step_and_to_no_other(plugged):
