@@ -188,6 +188,7 @@ def table(summary: dict[str, Any]) -> str:
     total = s["comm_seconds"] + s["compute_seconds"]
     roles = Counter(place["role"] for place in s["map"])
     model = f"{s['model']}, " if "model" in s else ""
+    sent, full = sum(s["bytes"].values()), 4 * s["parameters"] * s["workers"] * s["steps"]
     timed = s["phases"] if any(s["phases"].values()) else {"compute": s["compute_seconds"],
                                                            "communication": s["comm_seconds"]}
 
@@ -209,6 +210,7 @@ def table(summary: dict[str, Any]) -> str:
             *((phase, shown(seconds)) for phase, seconds in timed.items()),
             ("between steps", f"{s['between_seconds']:.2f} s"),
             *((f"bytes, {level}", f"{s['bytes'][level]:,}") for level in LEVELS),
+            *([("bytes, all", f"{sent:,}, {sent / full:.2%} of fp32 gossip at every step")] if full else []),
             *([("aggregation", "{:.0%} within nodes, {:.0%} within zones".format(*s["aggregation"]))]
               if s["aggregation"] else []),
             ("exchanges", f"{s['fired']:.0f} made, {s['skipped']:.0f} skipped"),

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from slurmdl.errors import TrainError, UnavailableError
+from slurmdl.errors import Refused, TrainError, UnavailableError
 from slurmdl.train.library import agreement
 from slurmdl.train.library.run import init
 from slurmdl.train.report import meters
@@ -66,6 +66,9 @@ def one_rank(options: Options, data: Data | None, environ: Mapping[str, str], tr
     """
     run = init(options.method, seed=options.seed, alike=options.alike(), trace=options.trace, plot=options.plot,
                environ=environ, transport=transport)
+    beyond = [rank for rank, _ in options.slow if rank >= len(run.world.nodes)]
+    if beyond:
+        raise Refused(f"--slow {beyond[0]}=: no such rank; valid: 0 to {len(run.world.nodes) - 1}")
     if run.rank == 0:
         _check_writable(options.summary)
         print(f"ranks: {run.world}", flush=True)
