@@ -7,12 +7,15 @@ import multiprocessing
 import os
 import sys
 import tempfile
+import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 
 #: processes side by side
 SIDE_BY_SIDE = 2
+#: seconds from one line of progress to the next
+PROGRESS = 30
 
 
 @dataclass(frozen=True)
@@ -37,10 +40,16 @@ class Outcome:
 
 
 def outcomes(runs: Iterable[tuple[str, ...]]) -> Iterator[Outcome]:
-    """What becomes of runs with these options of `slurmdl train`, in their order."""
+    """What becomes of runs with these options of `slurmdl train`, in their order; progress goes to stderr."""
+    queue = list(runs)
+    began = told = time.monotonic()
     # spawned, not forked: torch's threads do not survive a fork
     with ProcessPoolExecutor(SIDE_BY_SIDE, multiprocessing.get_context("spawn"), _hush) as pool:
-        yield from pool.map(outcome, runs, chunksize=4)
+        for done, its in enumerate(pool.map(outcome, queue, chunksize=4), 1):
+            if time.monotonic() > told + PROGRESS or done == len(queue):
+                told = time.monotonic()
+                print(f"{done} of {len(queue)} runs in {told - began:.0f} s", file=sys.stderr, flush=True)
+            yield its
 
 
 def outcome(words: tuple[str, ...]) -> Outcome:

@@ -25,7 +25,10 @@ EVERY = ("--strategy", "gossip")
 ADAPTIVE = ("--strategy", "adaptive-gossip", "--compress", "int4", "--comm-budget", "2%")
 #: the control: no rank ever hears of another, so that each has but its own images
 ALONE = ("--strategy", "gossip", "--period", "1000000")
-WAYS = {"every step": EVERY, "adaptive, int4, budget 2 %": ADAPTIVE,
+#: for slow links; the other adaptive way exchanges more in the beginning, for those that are not
+JUDGED = "adaptive, int4, budget 2 %"
+WAYS = {"every step": EVERY, JUDGED: ADAPTIVE,
+        "adaptive, int4, budget 5 %, warm-up 60": (*ADAPTIVE[:-1], "5%", "--warm-up", "60"),
         "every 16 steps, int4": ("--strategy", "gossip", "--compress", "int4", "--period", "16"), "alone": ALONE}
 #: less time is promised where the share of communication is at least this
 SHARE, LESS = 0.70, 60.0
@@ -70,7 +73,7 @@ def judge(where: str, found: dict[str, list[Outcome]]) -> Iterator[Row]:
         times = [reached(outcome) for outcome in its]
         yield row(f"{where}: {way}, time to {GOAL:g} %", times, "s", baseline=statistics.median(base))
         less = [100 * (1 - mine / theirs) for mine, theirs in zip(times, base, strict=True)]
-        promised = share >= SHARE and way.startswith("adaptive")
+        promised = share >= SHARE and way == JUDGED
         yield row(f"{where}: {way}, less time than every step", less, "%",
                   target=f"at least {LESS:g} %" if promised else "",
                   met=statistics.median(less) >= LESS if promised else None)

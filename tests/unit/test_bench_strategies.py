@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 from pathlib import Path
@@ -93,15 +94,19 @@ def test_command_and_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     written = json.loads(file.read_text())
     assert written["command"].startswith("slurmdl bench strategies --only accuracy --quick --seed 1")
     assert {row["metric"].split(":")[0] for row in written["rows"]} == {
-        name for name in accuracy.SITUATIONS if "schedule" not in name}
+        *accuracy.SITUATIONS}
     with pytest.raises(UsageError, match="valid: accuracy, time"):
         strategies.run(["speed"])
 
 
 def test_every_way_is_one_that_the_trainer_takes() -> None:
+    from slurmdl.train.combine import check
     from slurmdl.train.trainer.options import parse
-    for way, options in itertools.product(accuracy.WAYS, accuracy.SITUATIONS.values()):
-        assert parse([*accuracy.COMMON, *options, *way.options()], {}).simulate == 8
+    for situation, options in {**accuracy.SITUATIONS, **accuracy.CHANGING, **accuracy.UNEQUAL}.items():
+        for way in accuracy.ways(situation):
+            asked = parse([*accuracy.COMMON, *options, *way.options()], {})
+            assert asked.simulate == 8
+            check(dataclasses.replace(asked.method, traffic="hypercube"), 8)
     for way in time_to_accuracy.WAYS.values():
         assert parse([*time_to_accuracy.COMMON, *way], {}).compute is not None
     assert simulated.SIDE_BY_SIDE == 2
