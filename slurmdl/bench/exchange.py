@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from slurmdl.bench.replay import Still
+from slurmdl.bench.replay import Held, Still
 from slurmdl.train import runtime
 from slurmdl.train.courier import Courier
 from slurmdl.train.messages import Messages
@@ -48,10 +48,10 @@ def measure(transport: Transport, shared: bool, size: int, steps: int) -> float:
     """Seconds per exchange, of the slowest rank."""
     ranks = tuple(range(transport.size))
     messages, courier = Messages(transport, ("node",) * len(ranks)), Courier(transport.threaded)
-    parameters = np.full(size, transport.rank, np.float32)
-    setting = Setting(messages, courier, ranks, (), parameters, np.empty(0, np.float32), (size,),
+    model = Held(np.full(size, transport.rank, np.float32))
+    setting = Setting(messages, courier, ranks, (), model.parameters, np.empty(0, np.float32), (size,),
                       replace(Method("gossip", "base"), shared_memory=shared), SEED, ("",) * len(ranks),
-                      ("",) * len(ranks), {}, lambda: 0.01, lambda part: Still())
+                      ("",) * len(ranks), {}, lambda: 0.01, lambda part: Still(), settle=model.settle)
     strategy = STRATEGIES["gossip"](setting)
     strategy.after_update(0)
     strategy.after_update(1)
@@ -62,8 +62,8 @@ def measure(transport: Transport, shared: bool, size: int, steps: int) -> float:
     seconds = (time.perf_counter() - begun) / steps
     strategy.finish()
     courier.close()
-    if strategy.fired < steps or abs(float(parameters.mean()) - (len(ranks) - 1) / 2) > 1e-3:
-        raise RuntimeError(f"{strategy.fired} exchanges have led to {parameters.mean()}")
+    if strategy.fired < steps or abs(float(model.parameters.mean()) - (len(ranks) - 1) / 2) > 1e-3:
+        raise RuntimeError(f"{strategy.fired} exchanges have led to {model.parameters.mean()}")
     return float(max(transport.allgather(seconds)))
 
 

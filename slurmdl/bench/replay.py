@@ -64,6 +64,17 @@ def measure(transport: Transport, job: Mapping[str, Any], size: int) -> list[flo
     return [float(figure) for figure in np.max(told, axis=0)]
 
 
+class Held:
+    """Parameters of no network; see strategies.strategy.Setting.settle."""
+
+    def __init__(self, parameters: npt.NDArray[np.float32]) -> None:
+        self.parameters = parameters
+
+    def settle(self, memory: npt.NDArray[np.float32]) -> None:
+        memory[:] = self.parameters
+        self.parameters = memory
+
+
 class Still:
     """An optimizer that changes nothing; see strategies.strategy.Update."""
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -79,13 +80,20 @@ class Messages:
         self.transport.wait(leaving)
         self.seconds += self.transport.now() - start
 
-    def _await_first(self, requests: Sequence[Any]) -> None:
-        """Wait for the first of what is expected, and count for how long."""
-        if requests:
-            self._since = begun = self.transport.now()
-            self.transport.wait(requests)
+    @contextmanager
+    def awaiting(self) -> Iterator[None]:
+        """Around what only waits for another rank: counts as waited."""
+        self._since = begun = self.transport.now()
+        try:
+            yield
+        finally:
             self._since = math.inf
             self._waited += self.transport.now() - begun
+
+    def _await_first(self, requests: Sequence[Any]) -> None:
+        if requests:
+            with self.awaiting():
+                self.transport.wait(requests)
 
     def total(self, vector: FloatArray) -> None:
         """Replace a vector by its sum over all ranks, by the library's own call.

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
+from slurmdl.bench.replay import Held
 from slurmdl.train.courier import Courier
 from slurmdl.train.messages import Messages
 from slurmdl.train.method import Method
@@ -43,11 +44,12 @@ draw = random.Random(rank)
 def mixed(method: Method, steps: int) -> dict[str, Any]:
     world = World(transport, method, tuple("ab"[r // 2] for r in ranks), ("",) * len(ranks),
                   ("worker",) * len(ranks), {})
-    messages, parameters = Messages(transport, world.levels()), before[0].copy()
-    its = Setting(messages, Courier(transport.threaded), ranks, (), parameters, parameters.copy(), (SIZE,), method, 3,
-                  world.nodes, world.zones, {}, lambda: 0.1, lambda part: lambda numbers: None)
+    messages, model = Messages(transport, world.levels()), Held(before[0].copy())
+    its = Setting(messages, Courier(transport.threaded), ranks, (), model.parameters, before[0].copy(), (SIZE,),
+                  method, 3, world.nodes, world.zones, {}, lambda: 0.1, lambda part: lambda numbers: None,
+                  settle=model.settle)
     strategy = STRATEGIES[method.strategy or ""](its)
-    parameters[:] = before[rank]
+    model.parameters[:] = before[rank]
     collective.clear()
     for number in range(steps):
         if draw.random() < 0.3:
@@ -56,7 +58,7 @@ def mixed(method: Method, steps: int) -> dict[str, Any]:
     called = list(collective)
     strategy.finish()
     its.courier.close()
-    return {"after": comm.allgather(parameters.tolist()), "sent": comm.allgather(messages.sent),
+    return {"after": comm.allgather(model.parameters.tolist()), "sent": comm.allgather(messages.sent),
             "collective": [name for its in comm.allgather(called) for name in its]}
 
 

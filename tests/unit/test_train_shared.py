@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from mpi import mpirun, needs_mpi
 
+from slurmdl.bench.replay import Held
+from slurmdl.train import init
 from slurmdl.train.courier import Courier
+from slurmdl.train.library import run as library
+from slurmdl.train.library.replica import Replica
 from slurmdl.train.messages import Messages
 from slurmdl.train.method import Method
 from slurmdl.train.runtime import World
@@ -51,18 +57,18 @@ def mixed(nodes: str, method: Method, steps: int, zones: Sequence[str] = (), mov
         rank = transport.rank
         world = World(transport, method, tuple(nodes), tuple(zones) or ("",) * len(nodes),
                       ("worker",) * len(nodes), {})
-        messages, parameters = Messages(transport, world.levels()), before[0].copy()
-        its = Setting(messages, Courier(False), tuple(range(len(nodes))), (), parameters, parameters.copy(),
+        messages, model = Messages(transport, world.levels()), Held(before[0].copy())
+        its = Setting(messages, Courier(False), tuple(range(len(nodes))), (), model.parameters, before[0].copy(),
                       (SIZE,), method, 3, world.nodes, world.zones, {}, lambda: 0.1,
-                      lambda part: lambda numbers: None)
+                      lambda part: lambda numbers: None, settle=model.settle)
         strategy = STRATEGIES[method.strategy or ""](its)
-        parameters[:] = before[rank]
+        model.parameters[:] = before[rank]
         for number in range(steps):
-            parameters += np.float32(move)
+            model.parameters += np.float32(move)
             strategy.after_update(number)
             transport.compute(1e-3 * (1 + rank % 3))
         strategy.finish()
-        return parameters, messages.sent, strategy.fired
+        return model.parameters, messages.sent, strategy.fired
 
     after, sent, fired = zip(*run(len(nodes), program), strict=True)
     return Ran(before, np.array(after), list(sent), list(fired))
@@ -143,6 +149,55 @@ def test_without_waiting_models_draw_together_within_their_range(nodes: str) -> 
     assert ran.spread < 0.1
     assert (ran.after <= ran.before.max(0) + 1e-5).all()
     assert (ran.after >= ran.before.min(0) - 1e-5).all()
+
+
+@pytest.mark.parametrize("staged", [False, True])
+def test_a_network_in_shared_memory_is_trained_as_by_messages(staged: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And its parameters are its own again at the end; with copies on the host, as of a GPU's, too."""
+    monkeypatch.setattr(library, "Replica", partial(Replica, staged=staged))
+
+    def program(transport: Virtual, method: Method) -> Any:
+        run = init(method, environ={}, transport=transport)
+        torch.manual_seed(1)
+        model = torch.nn.Linear(5, 3)
+        model, opt = run.wrap(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
+        assert run.replica.moved() == ""
+        inside = run.replica.parameters
+        random = torch.Generator().manual_seed(2 + run.rank)
+        for _ in range(7):
+            opt.zero_grad()
+            model(torch.randn(4, 5, generator=random)).square().sum().backward()
+            opt.step()
+        run.finish()
+        assert np.shares_memory(inside, run.replica.parameters) is not method.shared_memory
+        assert torch.cat([p.detach().reshape(-1) for p in model.parameters()]).tolist() == (
+            run.replica.parameters.tolist())
+        return run.replica.parameters, run.consensus
+    shared = run(3, partial(program, method=method()))
+    sent = run(3, partial(program, method=replace(method(), shared_memory=False)))
+    for one, other in zip(shared, sent, strict=True):
+        assert one[0] == pytest.approx(other[0], abs=1e-6)
+        assert one[1] == pytest.approx(other[1], rel=1e-3)
+        assert one[1] > 0
+
+
+def test_waiting_for_a_rank_of_the_node_counts_as_waiting() -> None:
+    """Every second rank comes a second late, where pairs mix and where a node makes its mean."""
+    def program(transport: Virtual, nodes: str) -> tuple[float, float]:
+        world = World(transport, method(), tuple(nodes), ("",) * len(nodes), ("worker",) * len(nodes), {})
+        messages, model = Messages(transport, world.levels()), Held(np.ones(SIZE, np.float32))
+        courier = Courier(False, now=transport.now, waited=messages.waited)
+        strategy = STRATEGIES["gossip"](Setting(
+            messages, courier, tuple(range(len(nodes))), (), model.parameters, model.parameters.copy(), (SIZE,),
+            method(), 3, world.nodes, world.zones, {}, lambda: 0.1, lambda part: lambda numbers: None,
+            settle=model.settle))
+        before = courier.seconds, courier.waiting
+        transport.compute(float(transport.rank % 2))
+        strategy.after_update(0)
+        return courier.seconds - before[0], courier.waiting - before[1]
+    for nodes in ("aa", "aabb"):
+        for rank, (took, waited) in enumerate(run(len(nodes), partial(program, nodes=nodes))):
+            assert took == waited == (0.0 if rank % 2 else 1.0)
 
 
 @needs_mpi

@@ -54,6 +54,14 @@ def test_sums_for_every_length(ran: tuple[int, dict[str, Any]], pattern: str) ->
         assert run["error"] < 1e-5
 
 
+def test_sums_in_half_the_bytes(ran: tuple[int, dict[str, Any]]) -> None:
+    size, result = ran
+    halved, whole = result["halved"], next(run for run in result["hierarchical"] if run["length"] == 1000)
+    assert halved["alike"]
+    assert [2 * sent for sent in total(halved["sent"])] == total(whole["sent"])
+    assert whole["error"] < halved["error"] < size * 2**-11 * 4 * size or size == 1
+
+
 def test_ring_bytes_by_level_are_those_of_the_formula(ran: tuple[int, dict[str, Any]]) -> None:
     size, result = ran
     for ring in result["ring"]:

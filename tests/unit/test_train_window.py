@@ -11,7 +11,7 @@ from mpi import mpirun, needs_mpi
 
 from slurmdl.errors import TrainError
 from slurmdl.train.transports.virtual import Virtual, run
-from slurmdl.train.transports.window import _BLOCK, Window, mix
+from slurmdl.train.transports.window import _BLOCK, Window, mix, mix_both
 
 
 @needs_mpi
@@ -57,27 +57,26 @@ def test_a_slot_that_is_being_written_is_left_for_the_whole_one() -> None:
     assert run(2, program)[1] == [2.0, 2.0, 0.0]
 
 
-def test_who_publishes_waits_for_the_readers_of_what_was_there() -> None:
-    def program(transport: Virtual) -> float:
+def test_who_waits_goes_on_when_the_other_has_told() -> None:
+    def program(transport: Virtual) -> tuple[float, list[float]]:
         window = Window(transport.share, transport.rank, (0, 1), 2)
-        model = np.ones(2, np.float32)
         if transport.rank == 0:
-            for version in range(3):
-                window.publish(version, model, [1])
-            return transport.clock
+            window.wait(1, "ready", 3)
+            return transport.clock, window.model(1).tolist()
+        window.tell("ready", 2)
         transport.compute(5.0)
-        window.version(0, 0)
-        window.tell("read", 0)
-        return transport.clock
-    assert run(2, program) == [5.0, 5.0]
+        window.model(1)[:] = 7
+        window.tell("ready", 3)
+        return transport.clock, []
+    assert run(2, program)[0] == (5.0, [7.0, 7.0])
 
 
-def test_a_version_that_never_comes_is_a_deadlock_with_a_name() -> None:
+def test_what_nobody_tells_is_a_deadlock_with_a_name() -> None:
     def program(transport: Virtual) -> None:
         window = Window(transport.share, transport.rank, (0, 1), 2)
         if transport.rank:
-            window.version(0, 7)
-    with pytest.raises(TrainError, match="rank 1 waits for version 7 of rank 0"):
+            window.wait(0, "ready", 7)
+    with pytest.raises(TrainError, match="rank 1 waits for rank 0 to be ready in step 7"):
         run(2, program)
 
 
@@ -91,3 +90,7 @@ def test_mixing(size: int) -> None:
     assert out == pytest.approx(wanted, abs=1e-6)
     mix(mine, theirs, 0.25, mine)
     assert (mine == out).all()
+    one, other = random.standard_normal((2, size)).astype(np.float32)
+    wanted = 0.75 * one + 0.25 * other, 0.25 * one + 0.75 * other
+    mix_both(one, other, 0.25)
+    assert (one, other) == (pytest.approx(wanted[0], abs=1e-6), pytest.approx(wanted[1], abs=1e-6))

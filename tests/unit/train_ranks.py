@@ -34,12 +34,13 @@ world = World(transport, Method("allreduce", "ring"), tuple(f"n{r // 3}{r % 3 //
               tuple(f"leaf{r // 3}" for r in ranks), ("worker",) * size, {})
 
 
-def summed(groups: Sequence[Sequence[int]], length: int) -> dict[str, Any]:
+def summed(groups: Sequence[Sequence[int]], length: int,
+           wire: type[np.floating[Any]] = np.float32) -> dict[str, Any]:
     random = np.random.default_rng(length)
     inputs = random.standard_normal((size, length)).astype(np.float32)
     messages = Messages(transport, world.levels())
     vector = inputs[rank].copy()
-    Sum(messages, groups, vector).run()
+    Sum(messages, groups, vector, wire).run()
     everyone = comm.gather(vector)
     sent = comm.gather(messages.sent)
     if rank:
@@ -129,6 +130,7 @@ graphs = ["random", "exponential"] + ["hypercube"] * (size & size - 1 == 0)
 result = {"zones": world.zones, "nodes": world.nodes,
           "ring": [summed([ranks], length) for length in lengths],
           "hierarchical": [summed(by_zone(ranks, world.zones), length) for length in lengths],
+          "halved": summed(by_zone(ranks, world.zones), 1000, np.float16),
           "gossip": {graph: gossip(graph) for graph in graphs},
           "allreduce": {traffic: against_big_batch("allreduce", traffic) for traffic in ("ring", "hierarchical")},
           "ps": [against_big_batch("ps", "shards", servers) for servers in range(1, min(size, 3))]}

@@ -13,7 +13,7 @@ import numpy as np
 from mpi4py import MPI
 
 from slurmdl.train.transports.mpi import Mpi
-from slurmdl.train.transports.window import Window
+from slurmdl.train.transports.window import Window, mix_both
 
 SIZE, SECONDS = 50_000, 1.5
 comm = MPI.COMM_WORLD
@@ -46,20 +46,21 @@ def hunt_without_waiting() -> dict[str, int]:
 
 
 def hunt_in_step(steps: int) -> dict[str, int]:
-    """Everybody publishes, and reads that very version of a peer that changes from step to step."""
+    """Pairs that change from step to step mix their models in place, each one half of both."""
     window = Window(transport.share, rank, ranks, SIZE)
-    model, wrong = np.empty(SIZE, np.float32), 0
+    model, wrong = window.model(rank), 0
     for step in range(steps):
-        shift = 1 + step % max(len(ranks) - 1, 1)
+        peer = rank ^ (1 + step % (len(ranks) - 1))
         model.fill(1000 * step + rank)
-        peer, reader = (rank + shift) % len(ranks), (rank - shift) % len(ranks)
-        window.publish(step, model, [reader])
-        slot = window.version(peer, step)
-        before = slot.copy()
+        window.tell("ready", step)
         if draw.random() < 0.2:
             time.sleep(draw.random() * 1e-3)
-        wrong += bool((before != 1000 * step + peer).any() or (slot != before).any())
-        window.tell("read", step)
+        window.wait(peer, "ready", step)
+        half = slice(0, SIZE // 2) if rank < peer else slice(SIZE // 2, SIZE)
+        mix_both(model[half], window.model(peer)[half], 0.25)
+        window.tell("mixed", step)
+        window.wait(peer, "mixed", step)
+        wrong += bool((model != 1000 * step + 0.75 * rank + 0.25 * peer).any())
     transport.meet()
     window.close()
     return {"wrong": wrong}

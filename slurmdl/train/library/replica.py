@@ -62,6 +62,19 @@ class Replica:
         self.parameters: FloatArray = self._flat_here.numpy()
         self.gradients: FloatArray = self._slope_here.numpy()
 
+    def settle(self, memory: FloatArray) -> None:
+        """Move `parameters` into other memory, of shape (D,)."""
+        import torch
+
+        here = torch.from_numpy(memory)
+        here.copy_(self._flat_here)
+        self._flat_here, self.parameters = here, memory
+        if not self.staged:
+            self._flat = here
+            for index, tensor in enumerate(self.tensors):
+                tensor.data = here[self.part(index)].view_as(tensor)
+            self._places = tuple(tensor.data_ptr() for tensor in self.tensors)
+
     def fetch_parameters(self) -> None:
         """Bring `parameters` up to date with the device's."""
         if self.staged:

@@ -199,7 +199,7 @@ class Run:
             self.replica.gradients, self.replica.sizes, world.method, self.seed, world.nodes, world.zones,
             world.costs, lambda: float(optimizer.param_groups[0]["lr"]),
             lambda part: shards.updater(optimizer, self.replica, part), lambda: shards.numbers(optimizer),
-            shards.rates(optimizer))
+            shards.rates(optimizer), settle=self.replica.settle)
         self.strategy = agreement.on_all(world, lambda: STRATEGIES[world.strategy](setting))
         self._moved = Moved(self.replica.parameters, self.replica.sizes) if self._plot else None
         self._backward = Backward(self.replica, self._passes, self.strategy.in_step,

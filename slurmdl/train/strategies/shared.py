@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
@@ -10,7 +11,7 @@ import numpy as np
 from slurmdl.train.mixing.graphs import GRAPHS, Members
 from slurmdl.train.mixing.sums import by_zone
 from slurmdl.train.strategies.strategy import Setting, Strategy
-from slurmdl.train.transports.window import Window, mean, mix
+from slurmdl.train.transports.window import Window, mean, mix_both
 from slurmdl.train.triggers import TRIGGERS, Cost
 
 
@@ -23,15 +24,15 @@ def leaders(workers: Sequence[int], nodes: Sequence[str], zones: Sequence[str]) 
 class Shared(Strategy):
     """Every step mixes models inside the nodes; where an exchange between nodes is due, leaders make it for all.
 
-    In a step without one, the ranks of a node play the graph `base`: each publishes its model and mixes its
-    partner's in, straight out of the partner's slot. Where an exchange is due, each node's mean is made in shared
-    memory, a part by each of its ranks; the leaders, ordered by zone, play the strategy `between` with these means;
-    and all ranks of the node go on with what came of it. All this keeps the sum of the models, to the rounding of
-    fp32.
+    The models themselves are in shared memory until the end. In a step without an exchange, the ranks of a node play
+    the graph `base`: once both of a pair are there, each mixes one half of both models, in place, so that nothing is
+    copied. Where an exchange is due, each node's mean is made in shared memory, a part by each of its ranks; the
+    leaders, ordered by zone, play the strategy `between` with these means; and all ranks of the node go on with what
+    came of it. All this keeps the sum of the models, to the rounding of fp32.
 
-    Asynchronous, a rank mixes in the newest whole model of a rank of its node, and the leader plays `between` with
-    its own model. Nobody waits, and the sum is not kept: one of two partners may mix in what the other has left
-    behind. A new model is always a weighted mean of models, so none leaves the range that they span.
+    Asynchronous, a rank mixes in the newest whole copy of a model that a rank of its node has published, and the
+    leader plays `between` with its own model. Nobody waits, and the sum is not kept: one of two partners may mix in
+    what the other has left behind. A new model is always a weighted mean of models, so none leaves their range.
 
     Parameters
     ----------
@@ -56,6 +57,9 @@ class Shared(Strategy):
         self._place = self._group.index(rank)
         share, size = setting.messages.transport.share, setting.parameters.size
         self._window = setting.courier.do(lambda: Window(share, rank, self._group, size))
+        if not setting.method.asynchronous:
+            setting.settle(self._window.model(rank))
+            setting = self._its = replace(setting, parameters=self._window.model(rank))
         self._between = None
         self._alone = len(leading) == 1
         method = replace(setting.method, comm_budget=None)
@@ -89,39 +93,51 @@ class Shared(Strategy):
 
     def _mix_inside(self, number: int) -> None:
         turn = self._inside.round(number)
-        peer = self._group[turn.target[self._place]]
-        if peer == self._group[self._place]:
+        rank, peer = self._its.messages.rank, self._group[turn.target[self._place]]
+        if peer == rank:
             return
-        window, mine = self._window, self._its.parameters
-        window.publish(number, mine, [peer])
-        mix(mine, window.version(peer, number), float(turn.weight[self._place]), mine)
-        window.tell("read", number)
+        with self._meeting([peer], number):
+            size = self._its.parameters.size
+            half = slice(0, size // 2) if rank < peer else slice(size // 2, size)
+            mix_both(self._window.model(rank)[half], self._window.model(peer)[half], float(turn.weight[self._place]))
+        self._await([peer], "mixed", number)
         self.fired += self._alone
+
+    @contextmanager
+    def _meeting(self, peers: Sequence[int], number: int) -> Iterator[None]:
+        """Around what reads and writes models of peers, all of which are in this step, too."""
+        self._window.tell("ready", number)
+        self._await(peers, "ready", number)
+        yield
+        self._window.tell("mixed", number)
+
+    def _await(self, peers: Sequence[int], word: str, number: int) -> None:
+        with self._its.messages.awaiting():
+            for peer in peers:
+                self._window.wait(peer, word, number)
 
     def _mix_between(self, number: int) -> None:
         courier, window = self._its.courier, self._window
         courier.do(lambda: self._mean(number))
         if self._between:
-            courier.do(lambda: [window.wait(peer, "read", number) for peer in self._group])
+            courier.do(lambda: self._await(self._group, "mixed", number))
             self._between.after_update(number)
             self.fired = self._between.fired
             courier.do(lambda: window.tell("made", self.fired))
             courier.do(lambda: window.tell("arrived", number))
         else:
-            courier.do(lambda: window.wait(self._group[0], "arrived", number))
+            courier.do(lambda: self._await(self._group[:1], "arrived", number))
             self.fired = courier.do(lambda: window.told(self._group[0], "made"))
         self.skipped = self._dues - self.fired
-        # it stays as it is until all have published another version
+        # it stays as it is until all are ready for another mean
         self._its.parameters[:] = window.common
 
     def _mean(self, number: int) -> None:
         """This rank's part of the node's mean."""
-        window, size = self._window, self._its.parameters.size
-        window.publish(number, self._its.parameters, self._group)
-        slots = [window.version(peer, number) for peer in self._group]
-        part = slice(size * self._place // len(slots), size * (self._place + 1) // len(slots))
-        mean([slot[part] for slot in slots], window.common[part])
-        window.tell("read", number)
+        size, count = self._its.parameters.size, len(self._group)
+        part = slice(size * self._place // count, size * (self._place + 1) // count)
+        with self._meeting(self._group, number):
+            mean([self._window.model(peer)[part] for peer in self._group], self._window.common[part])
 
     def _mix_without_waiting(self, number: int) -> None:
         if len(self._group) > 1:
@@ -139,4 +155,6 @@ class Shared(Strategy):
     def finish(self) -> None:
         if self._between:
             self._between.finish()
+        if not self._its.method.asynchronous:
+            self._its.settle(np.empty_like(self._its.parameters))
         self._its.courier.do(self._window.close)

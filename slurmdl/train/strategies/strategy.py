@@ -9,12 +9,17 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from slurmdl.errors import TrainError
 from slurmdl.train.courier import Courier
 from slurmdl.train.messages import Messages
 from slurmdl.train.method import Method
 
 FloatArray = npt.NDArray[np.float32]
 Numbers = npt.NDArray[np.float64]
+
+
+def _stay(memory: FloatArray) -> None:
+    raise TrainError("parameters that cannot be moved cannot be shared")
 
 
 class Update(Protocol):
@@ -51,6 +56,8 @@ class Setting:
     numbers : the numbers of the optimizer now, as learning rates and betas, always as many.
     rates : where among the numbers the learning rates stand.
     weights : entry i is how many models that of worker i stands for; () where each stands for itself.
+    settle : moves the replica's parameters into other memory, of shape (D,), where they are from then on. For shared
+        memory.
     """
 
     messages: Messages
@@ -70,6 +77,7 @@ class Setting:
     numbers: Callable[[], Numbers] = field(default=lambda: np.zeros(0))
     rates: tuple[int, ...] = ()
     weights: tuple[float, ...] = ()
+    settle: Callable[[FloatArray], None] = _stay
 
     @property
     def place(self) -> int:

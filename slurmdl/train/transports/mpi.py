@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from slurmdl.errors import TrainError
 from slurmdl.train.transports.window import Memory, Shared
 
@@ -27,10 +29,10 @@ class Mpi:
         self.threaded: bool = MPI.Query_thread() >= MPI.THREAD_SERIALIZED
 
     def send(self, peer: int, array: Any, tag: int = 0) -> Any:
-        return self._comm.Isend(array, peer, tag)
+        return self._comm.Isend(_known(array), peer, tag)
 
     def receive(self, peer: int, array: Any, tag: int = 0) -> Any:
-        return self._comm.Irecv(array, peer, tag)
+        return self._comm.Irecv(_known(array), peer, tag)
 
     def probe(self, tag: int) -> int | None:
         status = self._mpi.Status()
@@ -89,3 +91,8 @@ class Mpi:
 
     def broadcast(self, thing: Any) -> Any:
         return self._comm.bcast(thing)
+
+
+def _known(array: Any) -> Any:
+    """The same memory as numbers that MPI knows: it has none of 16 bits with a fraction."""
+    return array.view(np.uint16) if array.dtype == np.float16 else array

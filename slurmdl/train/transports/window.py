@@ -1,8 +1,9 @@
-"""Models in memory that the ranks of a node share: each is read where it lies, while its owner computes or writes.
+"""Models in memory that the ranks of a node share: each is read where it lies.
 
-Each rank has two slots, for versions of its model by turns, and a stamp for each of them: 2 v + 1 while version v is
-being written, 2 v + 2 when it is whole (a sequence lock). A reader that finds another stamp after it has read than
-before has read halves of two versions, and reads again.
+Ranks that wait for each other keep their models in it, and tell each other when they may be touched. For those that
+do not, each rank has two slots, for versions of its model by turns, and a stamp for each of them: 2 v + 1 while
+version v is being written, 2 v + 2 when it is whole (a sequence lock). A reader that finds another stamp after it has
+read than before has read halves of two versions, and reads again.
 
 References
 ----------
@@ -72,24 +73,18 @@ class Window:
         self._words = {peer: self._memory.part(peer)[:8 * _LINE].view(np.int64)[::_LINE // 8] for peer in ranks}
         self._slots = {peer: [self._array(peer, slot, size) for slot in range(2)] for peer in ranks}
         self.common = self._array(ranks[0], 2, size)
-        # of each own slot: the version in it, and who is to read it
-        self._readers: list[tuple[int, Sequence[int]]] = [(-1, ()), (-1, ())]
 
     def _array(self, rank: int, slot: int, size: int) -> FloatArray:
         begin = 4096 + slot * self._long
         return self._memory.part(rank)[begin:begin + 4 * size].view(np.float32)
 
-    def publish(self, version: int, model: FloatArray, readers: Sequence[int] = ()) -> None:
-        """Write a version of the own model, later than all before, into one of the slots.
+    def model(self, rank: int) -> FloatArray:
+        """A rank's first slot: where its model itself may be, for ranks that tell each other when to touch it."""
+        return self._slots[rank][0]
 
-        It waits until those who were to read what is in that slot have said so (`tell`).
-        """
-        its = self._words[self._rank]
-        slot = version % 2
-        held, awaited = self._readers[slot]
-        for reader in awaited:
-            self.wait(reader, "read", held)
-        self._readers[slot] = version, tuple(readers)
+    def publish(self, version: int, model: FloatArray) -> None:
+        """Write a version of the own model, later than all before, into one of the slots."""
+        its, slot = self._words[self._rank], version % 2
         its[slot] = 2 * version + 1
         self._memory.fence()
         self._slots[self._rank][slot][:] = model
@@ -97,17 +92,8 @@ class Window:
         its[slot] = 2 * version + 2
         self._memory.fence()
 
-    def version(self, peer: int, version: int) -> FloatArray:
-        """That version of a peer's model, a view of its slot, as soon as it is whole.
-
-        Its owner must have named this rank as a reader, and leaves it there until this rank has told.
-        """
-        words, slot = self._words[peer], version % 2
-        self._memory.until(lambda: bool(words[slot] >= 2 * version + 2), f"version {version} of rank {peer}")
-        return self._slots[peer][slot]
-
     def tell(self, word: str, version: int) -> None:
-        """Say that this rank has done something, one of WORDS, with all that it needs of a version."""
+        """Say that this rank has done something, one of WORDS, with a version."""
         self._memory.fence()
         self._words[self._rank][_WORD[word]] = version + 1
         self._memory.fence()
@@ -120,7 +106,7 @@ class Window:
     def wait(self, peer: int, word: str, version: int) -> None:
         """Wait until a peer has told that of this version."""
         words, at = self._words[peer], _WORD[word]
-        self._memory.until(lambda: bool(words[at] > version), f"rank {peer} to have {word} version {version}")
+        self._memory.until(lambda: bool(words[at] > version), f"rank {peer} to be {word} in step {version}")
 
     def blend(self, version: int, model: FloatArray, peer: int, weight: float) -> bool:
         """Publish (1 - weight) model + weight (newest whole model of a peer), and make it the own model.
@@ -156,7 +142,7 @@ class Window:
 
 
 #: what ranks tell each other of a version, and where it stands behind the stamps of the slots
-WORDS = ("read", "arrived", "made")
+WORDS = ("ready", "mixed", "arrived", "made")
 _WORD = {word: 2 + index for index, word in enumerate(WORDS)}
 
 
@@ -171,6 +157,19 @@ def mix(mine: FloatArray, theirs: FloatArray, weight: float, out: FloatArray) ->
         np.subtract(theirs[part], here, out=its)
         its *= share
         np.add(here, its, out=out[part])
+
+
+def mix_both(one: FloatArray, other: FloatArray, weight: float) -> None:
+    """Move both towards each other by weight times their difference, in one pass through memory."""
+    room = np.empty(min(_BLOCK, one.size), np.float32)
+    share = np.float32(weight)
+    for begin in range(0, one.size, _BLOCK):
+        here, there = one[begin:begin + _BLOCK], other[begin:begin + _BLOCK]
+        change = room[:here.size]
+        np.subtract(there, here, out=change)
+        change *= share
+        here += change
+        there -= change
 
 
 def mean(vectors: Sequence[FloatArray], out: FloatArray) -> None:
