@@ -91,7 +91,11 @@ def _node(target: str) -> str:
 
 def _ask(url: str, query: str, deadline: float) -> bytes:
     """The body of the answer, whose last byte must come before the deadline: one that drips is cut off."""
-    where = f"{urlsplit(url).scheme}://{urlsplit(url).netloc.rpartition('@')[2]}"
+    try:
+        parts = urlsplit(url)
+    except ValueError as error:
+        raise InputError(f"prometheus: {url}: {error}") from error
+    where = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
     left = deadline - monotonic()
     if left <= 0:
         raise UnavailableError(f"prometheus: {where}: no answer in time")
@@ -115,4 +119,5 @@ def _why(error: Exception) -> str:
         return f"HTTP status {status}"
     if isinstance(error, TimeoutError) or isinstance(getattr(error, "reason", None), TimeoutError):
         return "no answer in time"
-    return str(getattr(error, "reason", "") or error) or type(error).__name__
+    reason = getattr(error, "reason", "") or error
+    return getattr(reason, "strerror", "") or str(reason) or type(error).__name__

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from slurmdl.cli.main import main
 from slurmdl.network import exposition
 from slurmdl.network.model import LinkScore, LinkScores
 from slurmdl.network.samples import LinkSample, to_lines
@@ -171,3 +172,19 @@ def test_every_line_of_the_text_is_of_the_format() -> None:
     assert r'link="a\"b\\c"' in text
     assert all(name.startswith("slurmdl_") for name in declared)
     assert 'throughput_bytes_per_second{kind="node",link="n"}' not in text  # not measured, so no figure
+
+
+def test_an_absurd_score_costs_the_export_only_itself(tmp_path, capsys):
+    file = tmp_path / "scores.json"
+    file.write_text('{"nodes": {"n1": {"throughput": -5}, "n2": {"throughput": 1e8}}}')
+    assert main(["score", "export", "--scores", str(file)]) == 0
+    out, said = capsys.readouterr()
+    assert 'link="n2"' in out and 'link="n1"' not in out
+    assert said.count("\n") == 1 and "1 refused, the first: n1: throughput" in said
+
+
+@pytest.mark.parametrize("words", [["--allow=x"], ["--allow=10.0.0.0/99"], ["--allow=10.0.0.0/8", "--rate=-1"], []])
+def test_what_the_service_refuses_before_it_asks_anybody(words, capsys, monkeypatch):
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert main(["score", "serve", *words]) == 64
+    assert capsys.readouterr().err.count("\n") == 1

@@ -22,8 +22,17 @@ def run(argv: list[str]) -> int:
     given = config.load().scores
     path = options.scores or given.file
 
+    told = ""
+
     def scores() -> LinkScores:
-        return read.from_file(path, time(), given.owner)
+        nonlocal told
+        refused: list[str] = []
+        found = read.from_file(path, time(), given.owner, refuse=refused.append)
+        line = f"{path}: {len(refused)} refused, the first: {refused[0]}" if refused else ""
+        if line and line != told:
+            warn(line)
+        told = line
+        return found
 
     if not options.listen:
         text = exposition.text(scores())

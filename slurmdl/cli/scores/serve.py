@@ -53,6 +53,7 @@ def _serve(options: argparse.Namespace) -> None:
     from slurmdl.topology import read
 
     host, port = address(options.listen, "--listen")
+    allow, rate = _networks(options.allow), dl_options.bytes_of(options.rate, "--rate")
     where = address(options.to, "--to") if options.to else None
     spool = options.spool or os.path.join(state_directory(), "spool")
     node = options.node or this_node()
@@ -60,8 +61,7 @@ def _serve(options: argparse.Namespace) -> None:
     if options.peers and not others:
         warn(f"score serve: {node} is in no zone with others; it only answers")
     try:
-        Reflector(host, port, allow=_networks(options.allow), sessions=options.sessions,
-                  rate=dl_options.bytes_of(options.rate, "--rate"))
+        Reflector(host, port, allow=allow, sessions=options.sessions, rate=rate)
     except OSError as error:
         raise UnavailableError(f"--listen {options.listen}: {error.strerror}") from error
     if not others:
