@@ -97,6 +97,8 @@ def test_a_failure_names_the_virtual_rank_and_what_all_refuse_does_not() -> None
         figures("--simulate", "2", "--zones", "B:2", "--strategy", "gossip", "--lr", "1e30")
     with pytest.raises(Refused, match=r"^--traffic ring"):
         figures("--simulate", "2", "--strategy", "gossip", "--traffic", "ring")
+    with pytest.raises(Refused, match=r"^--slow 2=: no such rank; valid: 0 to 1"):
+        figures("--simulate", "2", "--slow", "2=4")
 
 
 @pytest.mark.parametrize("arguments", [
