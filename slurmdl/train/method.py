@@ -7,6 +7,7 @@ environment (`SLURMDL_TRAIN_COMM_BUDGET`).
 from __future__ import annotations
 
 import argparse
+import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -15,6 +16,8 @@ from slurmdl.errors import UsageError
 from slurmdl.plan import PATTERNS
 
 PREFIX = "SLURMDL_TRAIN_"
+#: variables of that prefix that are not part of the method
+OTHERS = (f"{PREFIX}TRACE", f"{PREFIX}PLOT")
 COMPRESSORS = ("none", "fp16", "int8", "int4", "sign", "topk")
 TRIGGERS = ("period", "drift")
 
@@ -129,11 +132,16 @@ def of(given: Mapping[str, Any], environ: Mapping[str, str]) -> Method:
 
     Raises
     ------
-    UsageError : a variable's value is not valid.
+    UsageError : an unknown variable, or one whose value is not valid.
     """
     found: dict[str, Any] = {}
-    for knob in fields(Method):
-        variable = PREFIX + ("ASYNC" if knob.name == "asynchronous" else knob.name.upper())
+    valid = {PREFIX + ("ASYNC" if knob.name == "asynchronous" else knob.name.upper()): knob
+             for knob in fields(Method)}
+    for name in sorted(environ.keys() - valid.keys() - set(OTHERS)):
+        if name.startswith(PREFIX):
+            near = difflib.get_close_matches(name, valid, 1, 0) or list(valid)
+            raise UsageError(f"{name}: no such variable; valid: {near[0]} (docs/reference.md lists all)")
+    for variable, knob in valid.items():
         if given.get(knob.name) is not None:
             found[knob.name] = given[knob.name]
         elif environ.get(variable):

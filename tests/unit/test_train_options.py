@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from slurmdl.errors import InputError, TrainError
+from slurmdl.errors import InputError, TrainError, UsageError
 from slurmdl.train.trainer import optimizers
 from slurmdl.train.trainer.options import Options, Replay, parse
 from slurmdl.train.trainer.progress import Progress
@@ -126,3 +126,8 @@ def test_tensorboard_or_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixtu
                                      "(pip install tensorboard)"]
     else:
         assert list((tmp_path / "board").glob("events.*"))
+
+
+def test_a_variable_that_is_misspelt_is_named() -> None:
+    with pytest.raises(UsageError, match="SLURMDL_TRAIN_PEROID: no such variable; valid: SLURMDL_TRAIN_PERIOD"):
+        parse([], {"SLURMDL_TRAIN_PEROID": "3"})
