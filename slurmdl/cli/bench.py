@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+
 from slurmdl.cli.parser import Parser
 from slurmdl.errors import UsageError
 
@@ -56,25 +58,12 @@ def run(argv: list[str]) -> int:
 
         bench_exact.run(max(1, options.clusters), options.results, options.seed)
         return 0
-    if options.command == "placement":
-        from slurmdl.bench import placement as bench
-
-        bench.run([part for part in options.only.split(",") if part], options.results, options.seed)
-        return 0
-    if options.command == "scores":
-        from slurmdl.bench import scores as bench_scores
-
-        bench_scores.run([part for part in options.only.split(",") if part], options.results, options.seed)
-        return 0
-    if options.command == "strategies":
-        from slurmdl.bench import strategies as side_by_side
-
-        side_by_side.run([part for part in options.only.split(",") if part], options.results, options.seed,
-                         options.quick)
+    if options.command in ("placement", "scores", "strategies"):
+        bench = import_module(f"slurmdl.bench.{options.command}")
+        further = [options.quick] if options.command == "strategies" else []
+        bench.run([part for part in options.only.split(",") if part], options.results, options.seed, *further)
         return 0
     if options.repeats < 1:
         raise UsageError(f"--repeats {options.repeats}: at least 1 expected")
-    from importlib import import_module
-
     import_module(f"slurmdl.bench.{options.command}").run(options.repeats, options.results)
     return 0

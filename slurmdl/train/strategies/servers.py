@@ -87,33 +87,47 @@ class Worker(Strategy):
         self._its.courier.do(lambda: self._its.messages.exchange(self._heads, []))
 
 
-class Server(Strategy):
-    """Holds one shard of the parameters and the optimizer's state that belongs to it.
+class Holder(Strategy):
+    """A server's shard of the parameters, and the optimizer's state that belongs to it.
 
-    Equal, all together, to one process on the workers' batches together.
+    Parameters
+    ----------
+    every : updates from one copy of the shard on another server to the next.
 
     Attributes
     ----------
     spares : the copies that servers hold of each other.
+    """
+
+    updates = False
+    alike = True
+
+    def __init__(self, setting: Setting, every: int) -> None:
+        super().__init__(setting)
+        parts = shards(setting)
+        part = parts[setting.servers.index(setting.messages.rank)]
+        self.aggregation = aggregation(setting, parts)
+        self._gradients, self._shard = setting.gradients[part], setting.parameters[part]
+        self._update = setting.updater(part)
+        self.spares = Spares(setting, part, self._update, every)
+
+
+class Server(Holder):
+    """Updates its shard with the mean of what all workers push, in step with them.
+
+    Equal, all together, to one process on the workers' batches together.
 
     References
     ----------
     M. Li et al.: Scaling distributed machine learning with the parameter server. OSDI 2014.
     """
 
-    updates = False
-    in_step = alike = True
+    in_step = True
 
     def __init__(self, setting: Setting) -> None:
-        super().__init__(setting)
-        parts = shards(setting)
-        part = parts[setting.servers.index(setting.messages.rank)]
-        self.aggregation = aggregation(setting, parts)
-        self._gradients, self._shard = setting.gradients[part], setting.parameters[part]
+        super().__init__(setting, EVERY)
         self._pushed = {worker: np.empty_like(self._shard) for worker in setting.workers}
         self._headers = {worker: np.ones(1 + setting.numbers().size) for worker in setting.workers}
-        self._update = setting.updater(part)
-        self.spares = Spares(setting, part, self._update, EVERY)
 
     def serve(self, number: int) -> bool:
         its = self._its

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from slurmdl.train.strategies.servers import Worker, aggregation, shards
-from slurmdl.train.strategies.spares import EVERY, Spares
-from slurmdl.train.strategies.strategy import Setting, Strategy
+from slurmdl.train.strategies.servers import Holder, Worker
+from slurmdl.train.strategies.spares import EVERY
+from slurmdl.train.strategies.strategy import Setting
 
 #: of messages between workers and servers
 _TAG = 1
@@ -27,7 +27,7 @@ class StaleWorker(Worker):
         self._its.courier.do(lambda: self._its.messages.exchange(self._heads, self._pull, _TAG))
 
 
-class StaleServer(Strategy):
+class StaleServer(Holder):
     """Updates its shard with each gradient as it comes, and answers the worker as soon as it may go on.
 
     A worker that has made c steps may begin the next one where c is not more than `staleness` above the steps of the
@@ -38,10 +38,6 @@ class StaleServer(Strategy):
     Delay compensation, where it is asked for, corrects the gradient g instead: g + c g^2 (w - w'), w the shard now
     and w' as the worker has it, and leaves the learning rates as they are.
 
-    Attributes
-    ----------
-    spares : the copies that servers hold of each other.
-
     References
     ----------
     Q. Ho et al.: More effective distributed ML via a stale synchronous parallel parameter server. NIPS 2013.
@@ -50,20 +46,11 @@ class StaleServer(Strategy):
     S. Zheng et al.: Asynchronous stochastic gradient descent with delay compensation. ICML 2017. arXiv:1609.08326
     """
 
-    updates = False
-    alike = True
-
     def __init__(self, setting: Setting) -> None:
-        super().__init__(setting)
-        parts = shards(setting)
-        part = parts[setting.servers.index(setting.messages.rank)]
-        self.aggregation = aggregation(setting, parts)
-        self._gradients, self._shard = setting.gradients[part], setting.parameters[part]
+        super().__init__(setting, EVERY * len(setting.workers))
         method = setting.method
         self._bound = math.inf if method.asynchronous else method.staleness or 0
         self._compensation = method.compensation
-        self._update = setting.updater(part)
-        self.spares = Spares(setting, part, self._update, EVERY * len(setting.workers))
         workers = setting.workers
         #: steps of each worker that has not ended, and updates before it has pulled
         self._steps, self._pulled = dict.fromkeys(workers, 0), dict.fromkeys(workers, 0)
