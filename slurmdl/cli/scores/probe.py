@@ -85,7 +85,17 @@ def _nodes(options: argparse.Namespace) -> tuple[str, ...]:
     if options.all:
         from slurmdl.cluster import scontrol
 
-        return tuple(node.name for node in scontrol.snapshot().nodes if node.state == ("IDLE",) and node.responding)
+        idle: list[str] = []
+        others: dict[str, str] = {}
+        for node in scontrol.snapshot().nodes:
+            if node.state == ("IDLE",) and node.responding:
+                idle.append(node.name)
+            else:
+                others[node.name] = "+".join(node.state) if node.responding else "not responding"
+        if others:
+            warn(f"--all: {len(others)} of {len(idle) + len(others)} nodes are not idle and left out: "
+                 f"{hostlist.fold(list(others))} ({', '.join(sorted(set(others.values())))})")
+        return tuple(idle)
     if "SLURM_JOB_NODELIST" in os.environ:
         return tuple(hostlist.expand(os.environ["SLURM_JOB_NODELIST"]))
     raise UsageError("slurmdl score probe: which nodes? valid: --nodes LIST, --all, or neither inside a job")
