@@ -47,7 +47,8 @@ STEPS, WARM_UP, REPEATS, TRIALS = 12, 2, 3, 20
 PLAIN, LEAF, ZONE, SCORE, BOTH = "Slurm", "leaf order", "zone", "score", "zone + score"
 SHUFFLED = "shuffled (control)"
 FIGURES = ("throughput", "delay", "loss")
-#: Open MPI 4.1.4 crashes now and then in MPI_Init on a busy machine: so often a step is started
+#: Open MPI 4.1.4 crashes now and then in MPI_Init, where a message comes before it is ready for it; without -K the
+#: other ranks would wait for that one for ever. So often a step is started
 _STARTS = 3
 _FLAT = f"SwitchName=all Nodes=n[01-{NODES}]\n"
 
@@ -176,7 +177,7 @@ class _Bench:
         hostfile, metrics = self.folder / "hosts", self.folder / "metrics"
         hostfile.write_text("\n".join(nodes) + "\n")
         train = ["salloc", "-Q", f"-N{RANKS}", f"-w{hostlist.fold(sorted(nodes))}",
-                 "env", f"SLURM_HOSTFILE={hostfile}", "srun", "--mpi=pmix", "-n", str(RANKS), "-m", "arbitrary",
+                 "env", f"SLURM_HOSTFILE={hostfile}", "srun", "--mpi=pmix", "-K", "-n", str(RANKS), "-m", "arbitrary",
                  "python", "-m", "slurmdl.train",
                  "--strategy", "allreduce", "--traffic", "ring", "--model", MODEL, "--steps", str(STEPS),
                  "--log-every", str(STEPS), "--metrics", str(metrics)]
