@@ -3,6 +3,9 @@
 A setting is a rate, a delay each way and a loss each way; the probe is `slurmdl score probe` as an ordinary user
 starts it. Delays are held against the shaped one and what the same link took before it was shaped. The control holds
 what was measured against another setting.
+
+Meanwhile loops of the lowest priority keep the processors awake: a virtual one that halts takes up to a tenth of a
+millisecond to come back, which would count as the link's.
 """
 
 from __future__ import annotations
@@ -10,7 +13,9 @@ from __future__ import annotations
 import os
 import random
 import subprocess
+import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from slurmdl.bench import results
@@ -67,8 +72,26 @@ def draw(seed: int, count: int = SETTINGS) -> list[Setting]:
                     source.choice(LOSSES)) for _ in range(count)]
 
 
+@contextmanager
+def awake() -> Iterator[None]:
+    """No processor halts (sched(7), SCHED_IDLE)."""
+    loop = "import os\nos.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))\nwhile True: pass"
+    loops = [subprocess.Popen([sys.executable, "-IS", "-c", loop]) for _ in range(os.cpu_count() or 1)]
+    try:
+        yield
+    finally:
+        for process in loops:
+            process.kill()
+            process.wait()
+
+
 def rows(seed: int = 0, count: int = SETTINGS) -> Iterator[Row]:
     """Each setting's three figures, how many were recovered, and the control."""
+    with awake():
+        yield from _rows(seed, count)
+
+
+def _rows(seed: int, count: int) -> Iterator[Row]:
     settings = draw(seed, count)
     box = cluster.up(Spec(f"links-{os.getpid()}", alternating(NODES, 1)))
     try:
