@@ -4,7 +4,8 @@
     SLURMDL_TRAIN_STRATEGY=gossip mpirun -n 4 python examples/library.py
     slurmdl srun python examples/library.py          (inside a job: the strategy is that of `#DL --dl-strategy`)
 
-Beside plain PyTorch stand four lines: init, wrap, loader and finish.
+Beside plain PyTorch stand four lines: init, wrap, loader and finish. With SLURMDL_TRAIN_CHECKPOINT=FOLDER it goes on
+where it was when it is started again.
 """
 
 import torch
@@ -25,7 +26,7 @@ opt = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9)
 model, opt = run.wrap(model, opt)  # parameter servers, where there are some, stay in here
 
 loader = run.loader((images[training], labels[training]), batch=32)
-for epoch in range(20):
+for epoch in range(loader.epoch, 20):
     for batch, target in loader:
         opt.zero_grad()
         loss = torch.nn.functional.cross_entropy(model(batch), target)

@@ -75,6 +75,21 @@ class Refused(TrainError):
     """A training run that cannot be; found by every rank alike, so that the first alone reports it."""
 
 
+class Stopped(SlurmdlError):
+    """A training run that was told to stop, after a checkpoint of all ranks.
+
+    Parameters
+    ----------
+    requeued : whether Slurm will start the job again.
+    """
+
+    exit_status = 77
+
+    def __init__(self, message: str, requeued: bool = False) -> None:
+        super().__init__(message)
+        self.requeued = requeued
+
+
 #: exit status -> meaning; the documentation prints this table
 EXIT_STATUS = {
     64: "wrong usage: unknown option or value, or a command called outside its place",
@@ -84,6 +99,7 @@ EXIT_STATUS = {
     71: "the sandbox failed",
     75: "no placement fulfils the request (--dl-strict)",
     76: "training cannot start or go on",
+    77: "training was told to stop, and has left a checkpoint from which the same command goes on",
     130: "interrupted from the keyboard",
     141: "whoever reads the output has gone",
 }

@@ -8,7 +8,7 @@ that a placement costs no start of PyTorch. Ranks that a placement leaves out wa
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,7 @@ from slurmdl.train.messages import Messages
 from slurmdl.train.method import Method
 from slurmdl.train.report.meters import Meter
 from slurmdl.train.strategies import STRATEGIES, Setting
+from slurmdl.train.strategies.pieces import Piece
 from slurmdl.train.transports.transport import Transport
 
 SEED = 1
@@ -86,6 +87,12 @@ class Still:
 
     def restore(self, state: npt.NDArray[np.uint8]) -> None:
         """There is nothing to remember."""
+
+    def pieces(self) -> list[Piece]:
+        return []
+
+    def fill(self, pieces: Sequence[Piece]) -> None:
+        """Nor here."""
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """The training runtime: MPI ranks that each hold a replica and keep it together with the others by a strategy.
 
-It reads its environment and knows nothing of placement or launch: of slurmdl it imports `plan` and `errors` only.
+It reads its environment and knows nothing of placement or launch: of slurmdl it imports few shared modules only.
 For scripts of the user's own: `from slurmdl.train import init`, see `slurmdl.train.library.run`.
 """
 

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import time
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, NoReturn
 
-from slurmdl.errors import SlurmdlError, TrainError, UsageError, report
+from slurmdl import process
+from slurmdl.errors import SlurmdlError, Stopped, TrainError, UnavailableError, UsageError, report
+from slurmdl.train.library import halt
 from slurmdl.train.runtime import Refused, is_first, node_name
+
+#: states of a job that is to be started again: it runs, or its time is over
+_GOES_ON = ("RUNNING", "TIMEOUT", "COMPLETING")
+#: seconds in which the controller answers even where many jobs end at once, and in which it ends a requeued job
+_PATIENCE, _LONGEST = 20.0, 120.0
 
 
 def failed(error: BaseException) -> int:
@@ -17,6 +27,12 @@ def failed(error: BaseException) -> int:
     What all ranks find wrong is said once. A rank that fails alone says so with its rank and node and ends all
     others, which would wait for it for ever.
     """
+    if isinstance(error, Stopped):
+        if is_first():
+            report(error)
+        if error.requeued:
+            _await_end()
+        return error.exit_status
     if isinstance(error, (UsageError, Refused)):
         return report(error) if is_first() else error.exit_status
     mpi = _mpi()
@@ -52,6 +68,43 @@ def leave(status: int) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)
+
+
+def requeue(environ: Mapping[str, str] = os.environ) -> tuple[bool, str]:
+    """Let Slurm start this job again, from its checkpoint; by one rank alone.
+
+    A job that its user has cancelled stays so, and one that is preempted Slurm itself requeues.
+
+    Returns
+    -------
+    Whether Slurm has agreed to, and what has become of it, in words.
+
+    References
+    ----------
+    scontrol(1), requeue; sbatch(1), --requeue.
+    """
+    job = environ.get("SLURM_JOB_ID")
+    if not job:
+        return False, "the same command goes on from it"
+    try:
+        record = dict(word.partition("=")[::2] for word in process.query(
+            ["scontrol", "-o", "show", "job", job], timeout=_PATIENCE).split())
+        state = record.get("JobState", "unknown")
+        if state not in _GOES_ON:
+            return False, f"job {job} is not requeued: it is {state}"
+        if record.get("Requeue") == "0":
+            return False, f"job {job} is not requeued: it may not be (sbatch --requeue)"
+        process.query(["scontrol", "requeue", job], timeout=_PATIENCE)
+    except UnavailableError as error:
+        return False, f"job {job} is not requeued: {error}"
+    return True, f"job {job} is requeued"
+
+
+def _await_end() -> None:
+    """Wait for Slurm to end this job, so that its script does not go on as if the training were over."""
+    for number in halt.SIGNALS:
+        signal.signal(number, signal.SIG_DFL)
+    time.sleep(_LONGEST)
 
 
 def _end_all(status: int) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +23,7 @@ class Deal:
 
     Parameters
     ----------
-    count : samples.
+    count : samples of an epoch, or what is left of it.
     batch : samples per worker and step.
     shuffle : in an order drawn anew for each epoch from the seed, the same on all workers; else in the data's.
 
@@ -52,13 +52,18 @@ class Deal:
         start, stop = self._span(step, worker)
         return stop - start
 
-    def epoch(self, number: int, worker: int) -> Iterator[IntArray]:
-        """Indices of one worker's samples, for each step of an epoch."""
-        order = np.random.default_rng((self._seed, number)).permutation(self._count) if self._shuffle \
-            else np.arange(self._count)
+    def epoch(self, number: int, worker: int, cursor: int = 0) -> Iterator[IntArray]:
+        """Indices of one worker's samples, for each step of an epoch of which `cursor` samples have been dealt."""
+        order = np.random.default_rng((self._seed, number)).permutation(self._count + cursor) if self._shuffle \
+            else np.arange(self._count + cursor)
         for step in range(self.steps):
             start, stop = self._span(step, worker)
-            yield order[start:stop]
+            yield order[cursor + start:cursor + stop]
+
+    def after(self, cursor: int) -> Deal | None:
+        """Deals what is left of an epoch of which so many samples have been dealt; None for less than one each."""
+        left = self._count - cursor
+        return Deal(left, self._workers, self._batch, self._shuffle, self._seed) if left >= self._workers else None
 
     def _span(self, step: int, worker: int) -> tuple[int, int]:
         begin, total = step * self._workers * self._batch, self.total(step)
@@ -74,11 +79,13 @@ class Told:
     asked : a batch is asked for.
     there : it is there; with its weight, the worker's share of the step's samples times the number of workers.
     over : there was none, the epoch is over.
+    resumed : all is as it was when the position was taken that was restored.
     """
 
     asked: Callable[[], None]
     there: Callable[[float], None]
     over: Callable[[], None]
+    resumed: Callable[[], None]
 
 
 @dataclass(frozen=True)
@@ -115,6 +122,8 @@ class Loader:
         self._deal, self._worker, self._workers = deal, worker, workers
         self._batches, self._told = batches, told
         self.epoch = 0
+        self._at = {"epoch": 0, "cursor": 0}
+        self._restored = False
 
     def __len__(self) -> int:
         """Steps in an epoch, the same for all workers."""
@@ -122,12 +131,33 @@ class Loader:
 
     def __iter__(self) -> Iterator[Any]:
         number, self.epoch = self.epoch, self.epoch + 1
+        cursor = self._at["cursor"] if self._restored else 0
+        deal = self._deal.after(cursor)
+        if self._restored and not cursor:
+            self._told.resumed()
+        self._at = {"epoch": number, "cursor": cursor}
         self._told.asked()
-        for step, batch in enumerate(self._batches(self._deal.epoch(number, self._worker))):
-            self._told.there(self._deal.size(step, self._worker) * self._workers / self._deal.total(step))
+        batches = self._batches(deal.epoch(number, self._worker, cursor)) if deal else ()
+        if self._restored and cursor:
+            self._told.resumed()  # only now: a DataLoader draws a random number when it begins
+        self._restored = False
+        for step, batch in enumerate(batches):
+            assert deal
+            total = deal.total(step)
+            self._told.there(deal.size(step, self._worker) * self._workers / total)
             yield batch
+            self._at["cursor"] += total
             self._told.asked()
         self._told.over()
+
+    def state(self) -> dict[str, int]:
+        """The position: the epoch, and its `cursor`, the samples that are dealt to all workers and trained on."""
+        return dict(self._at)
+
+    def restore(self, state: Mapping[str, int]) -> None:
+        """Go on from a position with the next iteration; there may be more or fewer workers than before."""
+        self._at, self._restored = dict(state), True
+        self.epoch = state["epoch"]
 
 
 def source(data: Any, options: dict[str, Any]) -> Source:

@@ -5,7 +5,7 @@
     run = init()
     model, opt = run.wrap(model, opt)
     loader = run.loader(dataset, batch=32)
-    for epoch in range(5):
+    for epoch in range(loader.epoch, 5):
         for images, labels in loader:
             opt.zero_grad()
             loss_of(model(images), labels).backward()
@@ -20,17 +20,19 @@ from __future__ import annotations
 import atexit
 import os
 import sys
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
-from slurmdl.errors import TrainError
+from slurmdl.errors import Stopped, TrainError, UsageError
 from slurmdl.train import method, runtime
 from slurmdl.train.courier import Courier
-from slurmdl.train.library import agreement, ending, shards
+from slurmdl.train.library import agreement, ending, halt, shards
 from slurmdl.train.library.backward import Backward, Listener
 from slurmdl.train.library.loader import Deal, Loader, Told, source
 from slurmdl.train.library.replica import Replica
+from slurmdl.train.library.saver import Saver
 from slurmdl.train.messages import Messages
 from slurmdl.train.method import Method
 from slurmdl.train.mixing.graphs import GRAPHS, Members, spectral_gap
@@ -42,14 +44,20 @@ from slurmdl.train.strategies.shared import leaders
 from slurmdl.train.trace import Trace
 from slurmdl.train.transports.transport import Transport
 
+#: steps from one checkpoint to the next where nothing is said
+EVERY = 500
+
 Score = Callable[[], tuple[float, float] | None]
 
 #: variables that name a folder for traces, and a file for a picture
 TRACE, PLOT = method.PREFIX + "TRACE", method.PREFIX + "PLOT"
+#: and for checkpoints: their folder, and the steps from one to the next
+CHECKPOINT, CHECKPOINT_EVERY = method.PREFIX + "CHECKPOINT", method.PREFIX + "CHECKPOINT_EVERY"
 
 
 def init(asked: Method | None = None, *, seed: int = 1, passes: int = 1, alike: Mapping[str, object] | None = None,
-         trace: str = "", plot: str = "", environ: Mapping[str, str] = os.environ,
+         same: Mapping[str, object] | None = None, trace: str = "", plot: str = "", checkpoint: str = "",
+         checkpoint_every: int | None = None, environ: Mapping[str, str] = os.environ,
          transport: Transport | None = None) -> Run:
     """Meet the other ranks; a call of all of them.
 
@@ -59,8 +67,13 @@ def init(asked: Method | None = None, *, seed: int = 1, passes: int = 1, alike: 
     seed : of the order of the samples and of everything random in a strategy.
     passes : backward passes for each step of the optimizer, whose gradients add up.
     alike : further options of the script, by name, that all ranks must have alike.
+    same : those of them, too, with which alone a checkpoint may be taken up.
     trace : folder for a trace of each rank (trace.Trace); "": the one of the variable SLURMDL_TRAIN_TRACE, if any.
     plot : file for a picture of loss and drift (plot.draw); "": the one of SLURMDL_TRAIN_PLOT, if any.
+    checkpoint : folder for checkpoints, which all ranks share; "": the one of SLURMDL_TRAIN_CHECKPOINT, if any.
+        A run whose folder holds a whole checkpoint of it goes on from there.
+    checkpoint_every : steps from one checkpoint to the next, 0 for none but those that a signal asks for; None: as
+        SLURMDL_TRAIN_CHECKPOINT_EVERY says, else EVERY.
     transport : between the ranks. None: MPI; then an exception that the script does not catch ends all ranks, and
         the end of the script closes the run.
 
@@ -74,13 +87,27 @@ def init(asked: Method | None = None, *, seed: int = 1, passes: int = 1, alike: 
     if own:
         ending.end_together()
     found = runtime.connect(environ) if transport is None else transport
-    world = runtime.join(asked or method.of({}, environ), found, environ,
-                         {**(alike or {}), "seed": seed, "passes": passes})
+    folder = checkpoint or environ.get(CHECKPOINT, "")
+    every = checkpoint_every if checkpoint_every is not None else _every(environ)
+    if folder and own:
+        halt.listen()
+    its = {"seed": seed, "passes": passes}
+    world = runtime.join(asked or method.of({}, environ), found, environ, {
+        **(alike or {}), **its, "checkpoint": folder, "checkpoint_every": every})
     run = agreement.on_all(world, lambda: Run(world, seed, passes, trace or environ.get(TRACE, ""),
                                               plot or environ.get(PLOT, ""), own))
+    if folder:
+        run.saver = Saver(run, os.path.abspath(folder), every, {**(same or {}), **its})
     if own:
         atexit.register(_close_at_exit, run)
     return run
+
+
+def _every(environ: Mapping[str, str]) -> int:
+    text = environ.get(CHECKPOINT_EVERY) or str(EVERY)
+    if not text.isdecimal():
+        raise UsageError(f"{CHECKPOINT_EVERY}: {text!r} is not a whole number of 0 or more")
+    return int(text)
 
 
 def _close_at_exit(run: Run) -> None:
@@ -97,6 +124,9 @@ class Run:
     ----------
     world : the other ranks, their nodes, zones and roles.
     messages, courier, strategy, replica : what `attach` has made; see there.
+    model, optimizer : what it was given.
+    saver : makes checkpoints; None where there are none.
+    loaders : what `loader` has given, in this order.
     meter : times of this rank's steps.
     seed : of the order of the samples and of everything random in a strategy.
     batch : samples per worker and step; 0 where not known.
@@ -106,6 +136,8 @@ class Run:
     replica: Replica
     strategy: Strategy
     courier: Courier
+    model: Any
+    optimizer: Any
 
     def __init__(self, world: runtime.World, seed: int, passes: int, trace: str, plot: str, own: bool) -> None:
         self.world, self._own = world, own
@@ -118,6 +150,9 @@ class Run:
         self._plot = plot if self.first else ""
         if self._plot:
             pictures.check(self._plot)
+        self.saver: Saver | None = None
+        self.loaders: list[Loader] = []
+        self._first_step = self._looked = 0
         self._before: tuple[float, float] | None = None
         self._attached = self._finished = self._closed = False
 
@@ -147,7 +182,7 @@ class Run:
 
     @property
     def step(self) -> int:
-        """Steps that the optimizer has made."""
+        """Steps that the optimizer has made, those before a checkpoint included."""
         return self._backward.step if self._attached else 0
 
     def wrap(self, model: Any, optimizer: Any) -> tuple[Any, Any]:
@@ -184,12 +219,16 @@ class Run:
             raise TrainError("wrap() was called before; one model and one optimizer belong to a run "
                              "(torch.nn.ModuleDict holds several models)")
         world = self.world
-        agreement.compare(world, agreement.on_all(world, lambda: _description(model, optimizer)))
+        description = agreement.on_all(world, lambda: _description(model, optimizer))
+        agreement.compare(world, description)
         chosen = agreement.on_all(world, lambda: _trained(model, optimizer))
         self.replica = agreement.on_all(world, lambda: Replica(model, chosen))
         agreement.start_alike(world, self.messages, self.replica.parameters)
         self.replica.store_parameters()
         _begin_alike(world, self.messages, model, chosen)
+        self.model, self.optimizer = model, optimizer
+        if self.saver:
+            self.saver.find(description)
         now = world.transport.now
         self.courier = courier = Courier(world.transport.threaded, now=now, waited=self.messages.waited,
                                          trace=self._trace)
@@ -204,6 +243,8 @@ class Run:
         self._moved = Moved(self.replica.parameters, self.replica.sizes) if self._plot else None
         self._backward = Backward(self.replica, self._passes, self.strategy.in_step,
                                   Listener(lambda: self._watch.enter("backward"), self._ready, self._passes_over))
+        if self.saver:
+            self.saver.take_strategy(self.strategy)
         self._groups = len(optimizer.param_groups)
         optimizer.register_step_pre_hook(self._before_step)
         optimizer.register_step_post_hook(self._after_step)
@@ -232,8 +273,40 @@ class Run:
             mark = (found.count, batch, found.mark)
             self._do(lambda: agreement.compare_workers(self.world, self.messages, "data", mark))
         self.batch = batch
-        return Loader(deal, self.worker or 0, self.workers, found.batches,
-                      Told(self._fetch, self._begin, self._fetched_none))
+        loader = Loader(deal, self.worker or 0, self.workers, found.batches,
+                        Told(self._fetch, self._begin, self._fetched_none, self._resumed))
+        self.loaders.append(loader)
+        if self.saver and not self.serves:
+            self.saver.take_position(len(self.loaders) - 1)
+        return loader
+
+    def keep(self, name: str, thing: Any) -> None:
+        """Let checkpoints hold something besides model, optimizer and loaders, as a schedule of the learning rate.
+
+        Where the run goes on from a checkpoint it is given what it was. After `wrap`; each name once.
+
+        Parameters
+        ----------
+        thing : has state_dict() and load_state_dict(); its state is made of numbers, words, tensors, and of lists,
+            tuples and dicts of them.
+
+        Raises
+        ------
+        TrainError : it cannot be kept.
+        """
+        if self.saver and not self.serves:
+            self.saver.keep(name, thing)
+
+    def begin_at(self, step: int) -> None:
+        """So many steps have been made already."""
+        self._backward.step = self._first_step = self._looked = step
+
+    def meet(self, thing: Any) -> list[Any]:
+        """What all ranks give, in rank order; between two steps, a call of all of them."""
+        def errand() -> list[Any]:
+            self.world.transport.meet()  # asleep, where gathering spins
+            return self.world.transport.allgather(thing)
+        return list(self._do(errand))
 
     def log(self, *things: Any) -> None:
         """Print, on the first worker alone."""
@@ -253,9 +326,13 @@ class Run:
 
     def serve(self) -> None:
         """A parameter server's part, until all workers have ended."""
-        number = 0
+        number = self._first_step
         while self.strategy.serve(number):
-            number += 1
+            called, self.strategy.called = self.strategy.called, None
+            if called is None:
+                number += 1
+            elif self.saver and self.saver.save(called):
+                self._stop(called)
 
     def finish(self, score: Score | None = None) -> None:
         """After the last step: all workers' models become their mean, where they are not the same; all ranks call.
@@ -271,7 +348,10 @@ class Run:
         """
         if self._finished or not self._attached:
             return
+        self._boundary()
         self._finished = True
+        if self.saver:
+            self.saver.finish()
         self.replica.fetch_parameters()
         self.strategy.finish()
         self.courier.close()
@@ -296,7 +376,7 @@ class Run:
         strategy = self.strategy
         reports = self.world.transport.gather(Report(
             self.meter, self.messages.sent, self.consensus, score, self._before, strategy.fired, strategy.skipped,
-            self.batch))
+            self.batch, zlib.crc32(self.replica.parameters)))
         if self._trace:
             self._trace.write()
         if self._plot:
@@ -329,13 +409,42 @@ class Run:
 
     def _fetch(self) -> None:
         if self._attached and not self._finished:
+            self._boundary()
             self._watch.enter("data")
+
+    def _boundary(self) -> None:
+        """Between two steps: all that belongs to the one before has been done."""
+        if not self.saver or self.serves:
+            return
+        start, self._looked = self.world.transport.now(), self.step
+        due = self.saver.due()
+        if due:
+            stops = self.saver.save(*due)
+            self._watch.was_checkpoint(start)
+            if stops:
+                self._stop(due[0])
+
+    def _stop(self, number: int) -> NoReturn:
+        """All ranks have made a checkpoint, and end."""
+        assert self.saver
+        self._finished = self._closed = True
+        transport = self.world.transport
+        self.courier.close()
+        transport.meet()
+        requeued, words = transport.broadcast(ending.requeue() if self.rank == 0 else None)
+        raise Stopped(f"train: told to stop: checkpoint of step {number} in {self.saver.path}; {words}", requeued)
+
+    def _resumed(self) -> None:
+        """The data are as they were; from here on random numbers are, too."""
+        if self.saver:
+            self.saver.take_random()
 
     def _fetched_none(self) -> None:
         if self._attached and not self._finished:
             self._watch.cancel()
 
     def _begin(self, weight: float) -> None:
+        self._resumed()
         if self._attached and not self._finished:
             self._watch.enter("forward")
         if self._attached and self._passes == 1 and self.strategy.in_step:
@@ -380,6 +489,9 @@ class Run:
             what = f"parameter {moved} was laid elsewhere" if moved else "the optimizer got another group"
             raise TrainError(f"step {self.step + 1}: {what} after run.wrap(); move, load (with assign=True) and add "
                              "parameters before it")
+        if self.saver and self._looked < self.step:
+            raise TrainError(f"step {self.step + 1}: checkpoints are made where a batch is asked for; valid: batches "
+                             "of run.loader(), or `with run.fetching():` around what makes them")
         if not self._backward.over:
             self._complete()
         self._watch.enter("optimizer")

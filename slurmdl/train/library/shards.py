@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from slurmdl.errors import TrainError
 from slurmdl.train.library.replica import Replica
+from slurmdl.train.strategies.pieces import Piece, gathered
 
 Numbers = npt.NDArray[np.float64]
 Bytes = npt.NDArray[np.uint8]
@@ -49,10 +50,16 @@ def rates(optimizer: Any) -> tuple[int, ...]:
 
 
 class Updater:
-    """A part's optimizer; see strategy.Update."""
+    """A part's optimizer; see strategy.Update.
 
-    def __init__(self, twin: Any) -> None:
-        self._twin = twin
+    Parameters
+    ----------
+    places : where in the flat buffers each of its parameters lies, in their order; of no length for one that stands
+        for none.
+    """
+
+    def __init__(self, twin: Any, places: Sequence[slice]) -> None:
+        self._twin, self._places = twin, places
 
     def __call__(self, values: Numbers) -> None:
         set_numbers(self._twin, values)
@@ -69,6 +76,16 @@ class Updater:
         import torch
 
         self._twin.load_state_dict(torch.load(io.BytesIO(state), weights_only=True))
+
+    def pieces(self) -> list[Piece]:
+        state = self._twin.state_dict()["state"]
+        return [(place.start, place.stop, state[index]) for index, place in enumerate(self._places) if index in state]
+
+    def fill(self, pieces: Sequence[Piece]) -> None:
+        state = {index: gathered(pieces, place) for index, place in enumerate(self._places)}
+        groups = self._twin.state_dict()["param_groups"]
+        self._twin.load_state_dict({"state": {index: its for index, its in state.items() if its},
+                                    "param_groups": groups})
 
 
 def updater(optimizer: Any, replica: Replica, part: slice) -> Updater:
@@ -90,10 +107,12 @@ def updater(optimizer: Any, replica: Replica, part: slice) -> Updater:
 
     host = torch.from_numpy(replica.parameters), torch.from_numpy(replica.gradients)
     pieces: list[list[Any]] = [[] for _ in optimizer.param_groups]
+    places: list[list[slice]] = [[] for _ in optimizer.param_groups]
     for group, piece in _pieces(optimizer, replica, part):
         shard = torch.nn.Parameter(host[0][piece])
         shard.grad = host[1][piece]
         pieces[group].append(shard)
+        places[group].append(piece)
     # torch refuses a group without parameters only where all are, which a shard's may be
     groups = [{**group, **{key: value for key, value in _ON_HOST.items() if key in group},
                "params": pieces[index] or [torch.nn.Parameter(torch.zeros(0))]}
@@ -104,7 +123,7 @@ def updater(optimizer: Any, replica: Replica, part: slice) -> Updater:
                                if key in takes})
     except (TypeError, ValueError) as error:
         raise TrainError(f"--strategy ps: {kind.__name__} cannot be built for a shard: {error}") from error
-    return Updater(twin)
+    return Updater(twin, [place for its in places for place in its or [slice(0, 0)]])
 
 
 def _numbers(value: Any) -> list[float]:

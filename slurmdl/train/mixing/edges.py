@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from slurmdl.errors import TrainError
 from slurmdl.train.compressors import COMPRESSORS, Compressor
+from slurmdl.train.kept import Kept
 
 FloatArray = npt.NDArray[np.float32]
 #: sends one array to a rank and receives another from a rank, and waits for both
@@ -50,7 +51,7 @@ def mixer(compressor: str, parameters: FloatArray, exchange: Exchange) -> Mixer:
     return (Models if its.whole else Copies)(parameters, its, exchange)
 
 
-class Plain(Mixer):
+class Plain(Kept, Mixer):
     """Whole models: x_i += w (x_j - x_i)."""
 
     most = 1.0
@@ -67,7 +68,7 @@ class Plain(Mixer):
         self._parameters += self._theirs
 
 
-class Models(Mixer):
+class Models(Kept, Mixer):
     """Whole models, each as its receiver sees it: x_i += w (C(x_j) - C(x_i))."""
 
     most = 1.0
@@ -88,7 +89,7 @@ class Models(Mixer):
         self._parameters += self._theirs
 
 
-class Copies(Mixer):
+class Copies(Kept, Mixer):
     """Differences between a model and a public copy of it, which both ends of an edge keep.
 
     q = C(x_i - y_ij), and both ends add q to the copy y_ij of x_i; then x_i += w (y_ji - y_ij), w the edge's weight,
@@ -105,6 +106,7 @@ class Copies(Mixer):
     communication. ICML 2019. arXiv:1902.00340
     """
 
+    kept = ("_start", "_mine", "_theirs", "_sent", "_received")
     _HEADER = 4
 
     def __init__(self, parameters: FloatArray, compressor: Compressor, exchange: Exchange) -> None:

@@ -8,13 +8,15 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from slurmdl.train.kept import Kept
+
 FloatArray = npt.NDArray[np.float32]
 
 #: coordinates that are looked at
 SAMPLES = 4096
 
 
-class Moved:
+class Moved(Kept):
     """How far a model has moved since it was last marked, estimated on SAMPLES coordinates.
 
     Parameters
@@ -22,6 +24,8 @@ class Moved:
     parameters : shape (D,), the model, which changes in place.
     sizes : elements of each of its tensors.
     """
+
+    kept = ("_since",)
 
     def __init__(self, parameters: FloatArray, sizes: Sequence[int]) -> None:
         self._parameters = parameters

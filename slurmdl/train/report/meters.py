@@ -32,7 +32,8 @@ class Meter:
     loss : of the rank's own batch, where the script tells it; empty on a server.
     drift : of the model since the last exchange, where the strategy looks at it.
     phases : the sum over all steps, one of PHASES each.
-    between : from the end of a step to the beginning of the next, as for evaluation.
+    between : from the end of a step to the beginning of the next, as for evaluation; without checkpoints.
+    checkpoint : for checkpoints: agreeing on them, writing them, and waiting until all have done so.
     """
 
     wall: list[float] = field(default_factory=list)
@@ -41,6 +42,7 @@ class Meter:
     drift: list[float] = field(default_factory=list)
     phases: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
     between: float = 0.0
+    checkpoint: float = 0.0
 
     @contextmanager
     def step(self, courier: Courier, now: Callable[[], float] = time.perf_counter) -> Iterator[None]:
@@ -94,6 +96,16 @@ class Stopwatch:
             self._meter.between += moment - self._since
             self._phase, self._since = "", moment
 
+    def was_checkpoint(self, start: float) -> None:
+        """From `start` until now, between two steps, a checkpoint was made."""
+        moment = self._now()
+        if not self._first:
+            self._meter.between += start - self._since
+        self._meter.checkpoint += moment - start
+        self._since = moment
+        if self._trace:
+            self._trace.add("checkpoint", start, moment)
+
     def end_step(self) -> None:
         """The step is over; the next one begins with the next phase."""
         moment, meter = self._now(), self._meter
@@ -126,6 +138,7 @@ class Report:
     before : the same of this rank's own model, before the final average.
     fired, skipped : exchanges made, and exchanges that a trigger held back.
     batch : samples per step; 0 on a server, and where it is not known.
+    checksum : CRC-32 of the parameters; on a server of what it has of them.
     """
 
     meter: Meter
@@ -136,6 +149,7 @@ class Report:
     fired: int = 0
     skipped: int = 0
     batch: int = 0
+    checksum: int = 0
 
 
 def summarise(reports: Sequence[Report], roles: Sequence[str]) -> dict[str, Any]:
@@ -151,12 +165,14 @@ def summarise(reports: Sequence[Report], roles: Sequence[str]) -> dict[str, Any]
     compute_seconds, comm_seconds : of the whole run, mean over the workers.
     phases : phase -> seconds of the whole run, mean over the workers.
     between_seconds : between the steps, mean over the workers.
+    checkpoint_seconds : for checkpoints, between the steps, too; mean over the workers.
     bytes : level -> payload bytes sent, all ranks, all steps, the final average included.
     fired, skipped : exchanges of a worker, mean over the workers.
     train_loss : of the workers' batches in the last step, mean; None where no loss was told.
     loss, accuracy : of the final model on the test images; None where there are none.
     accuracy_before, accuracy_worst : of the workers' own models before the final average: mean, and worst.
     consensus : the farthest worker's distance from the mean model before the final average, relative to it.
+    checksum : CRC-32 of the final parameters, in hexadecimal.
     """
     workers = [report for report, role in zip(reports, roles, strict=True) if role == "worker"]
     meters = [report.meter for report in workers]
@@ -173,13 +189,14 @@ def summarise(reports: Sequence[Report], roles: Sequence[str]) -> dict[str, Any]
             "compute_seconds": float(np.mean(wall) - np.mean(comm)), "comm_seconds": float(np.mean(comm)),
             "phases": {phase: float(np.mean([meter.phases[phase] for meter in meters])) for phase in PHASES},
             "between_seconds": float(np.mean([meter.between for meter in meters])),
+            "checkpoint_seconds": float(np.mean([meter.checkpoint for meter in meters])),
             "bytes": {level: sum(report.sent[level] for report in reports) for level in LEVELS},
             "fired": float(np.mean([report.fired for report in workers])),
             "skipped": float(np.mean([report.skipped for report in workers])),
             "train_loss": float(np.mean(losses)) if losses else None, "loss": loss, "accuracy": accuracy,
             "accuracy_before": float(np.mean(before)) if before else None,
             "accuracy_worst": min(before) if before else None,
-            "consensus": max(report.consensus for report in workers)}
+            "consensus": max(report.consensus for report in workers), "checksum": f"{workers[0].checksum:08x}"}
 
 
 def table(summary: dict[str, Any]) -> str:
@@ -209,6 +226,7 @@ def table(summary: dict[str, Any]) -> str:
             *([("images/s", f"{s['images_per_second']:,.0f}")] if s["batch"] else []),
             *((phase, shown(seconds)) for phase, seconds in timed.items()),
             ("between steps", f"{s['between_seconds']:.2f} s"),
+            *([("checkpoints", f"{s['checkpoint_seconds']:.2f} s")] if s["checkpoint_seconds"] else []),
             *((f"bytes, {level}", f"{s['bytes'][level]:,}") for level in LEVELS),
             *([("bytes, all", f"{sent:,}, {sent / full:.2%} of fp32 gossip at every step")] if full else []),
             *([("aggregation", "{:.0%} within nodes, {:.0%} within zones".format(*s["aggregation"]))]
@@ -218,5 +236,6 @@ def table(summary: dict[str, Any]) -> str:
             *given("accuracy", "accuracy", ".2%"),
             *given("  before the average", "accuracy_before", ".2%"),
             *given("  of the worst rank", "accuracy_worst", ".2%"),
-            ("consensus", f"{s['consensus']:.2e}")]
+            ("consensus", f"{s['consensus']:.2e}"),
+            ("checksum", s["checksum"])]
     return "\n".join(f"{name:<22}{value}" for name, value in rows)

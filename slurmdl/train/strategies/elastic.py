@@ -21,6 +21,8 @@ class Elastic(Together):
     S. Zhang, A. Choromanska, Y. LeCun: Deep learning with elastic averaging SGD. NeurIPS 2015. arXiv:1412.6651
     """
 
+    kept: tuple[str, ...] = ("centre",)
+
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
         self.centre = setting.parameters.copy()

@@ -34,6 +34,9 @@ class Gossip(Triggered):
     Y. Chen et al.: Accelerating gossip SGD with periodic global averaging. ICML 2021. arXiv:2105.09080
     """
 
+    from_mean = True
+    kept: tuple[str, ...] = ("_mixer",)
+
     def __init__(self, setting: Setting) -> None:
         self._mixer = mixer(setting.method.compress, setting.parameters, self._swap)
         count = len(setting.workers)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 
 from slurmdl.train.compressors import COMPRESSORS
@@ -20,12 +23,19 @@ class LocalSgd(Together):
     S. P. Karimireddy et al.: Error feedback fixes SignSGD. ICML 2019. arXiv:1901.09847
     """
 
+    from_mean = True
+    kept: tuple[str, ...] = ("_common", "_speed", "_left_out")
+
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
         self._common = setting.parameters.copy()
         self._speed, self._left_out = np.zeros_like(self._common), np.zeros_like(self._common)
         self._feedback = np.float32(COMPRESSORS[setting.method.compress].feedback)
         self._change = np.empty_like(self._common)
+
+    def renew(self, state: Mapping[str, Any], number: int) -> None:
+        super().renew(state, number)
+        self._common[:], self._speed[:] = state["_common"].numpy(), state["_speed"].numpy()
 
     def exchange(self) -> bool:
         its, made, change = self._its, self._mean, self._change

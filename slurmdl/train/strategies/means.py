@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from slurmdl.train.compressors import COMPRESSORS
+from slurmdl.train.kept import Kept
 from slurmdl.train.messages import Messages, bounds
 from slurmdl.train.mixing.sums import Sum, by_zone
 from slurmdl.train.strategies.strategy import Setting
@@ -39,7 +40,7 @@ def mean(setting: Setting) -> Mean:
     return Rings(setting) if setting.method.compress == "none" else Owners(setting)
 
 
-class Rings(Mean):
+class Rings(Kept, Mean):
     """All of it in fp32: round the ring of ranks, or in and between the zones (`hierarchical`); see sums.Sum."""
 
     def __init__(self, setting: Setting) -> None:
@@ -58,10 +59,12 @@ class Rings(Mean):
         self.mean /= self._count
 
 
-class Owners(Mean):
+class Owners(Kept, Mean):
     """Each worker owns a shard: it receives all others' parts of it, compressed, and hands round their mean,
     compressed again, with what was left out of the mean before.
     """
+
+    kept = ("_left_out",)
 
     def __init__(self, setting: Setting) -> None:
         self._messages: Messages = setting.messages

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,10 @@ class Push(Strategy):
     M. Assran, N. Loizou, N. Ballas, M. Rabbat: Stochastic gradient push for distributed deep learning. ICML 2019.
     arXiv:1811.10792
     """
+
+    meets = False
+    from_mean = True
+    kept: tuple[str, ...] = ("_trigger", "_due", "_turn")
 
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
@@ -73,14 +78,24 @@ class Push(Strategy):
         trigger.settle(number, going)
         self._due = trigger.next(number)
 
-    def finish(self) -> None:
+    def pause(self, number: int) -> None:
         """Receive all that was sent to this rank: the ranks tell each other how much that is."""
         its = self._its
         arriving = self._sent
         its.courier.do(Sum(its.messages, [its.workers], arriving).run)
         its.courier.do(lambda: self._drain(int(arriving[its.place])))
         self._take_in()
-        its.courier.attend(None)
+        self._sent.fill(0)
+        self._received = 0
+
+    def renew(self, state: Mapping[str, Any], number: int) -> None:
+        super().renew(state, number)
+        self._turn, self._due = state.get("_turn", 0), self._trigger.next(number - 1)
+        self._trigger.joined(number - 1)
+
+    def finish(self) -> None:
+        self.pause(0)
+        self._its.courier.attend(None)
 
     def _push(self, to: int) -> None:
         its, parameters = self._its, self._its.parameters

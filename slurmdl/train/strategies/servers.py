@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
 from slurmdl.train.messages import bounds
+from slurmdl.train.strategies.pieces import Piece, gathered
 from slurmdl.train.strategies.spares import EVERY, Spares
 from slurmdl.train.strategies.strategy import Setting, Strategy
 
 #: elements that are dealt out to servers at a time (4 MB)
 BLOCK = 1 << 20
+#: from here on the first number of a worker's header is that of a checkpoint
+CALL = 2
 
 
 def shards(setting: Setting) -> list[slice]:
@@ -60,11 +64,12 @@ class Worker(Strategy):
     """Sends each server its shard of the gradients and receives that shard of the parameters.
 
     Before the gradients goes a header: 1 and the numbers of the worker's optimizer, whose schedules so reach the
-    servers, or 0 where the worker has made its last step.
+    servers, or 0 where the worker has made its last step, or CALL and a number where the servers are to make that
+    checkpoint with the workers.
     """
 
     updates = False
-    in_step = alike = True
+    in_step = alike = from_mean = True
     tag = 0
 
     def __init__(self, setting: Setting) -> None:
@@ -82,6 +87,10 @@ class Worker(Strategy):
         self._its.courier.do(lambda: self._its.messages.exchange(self._heads + self._push, self._pull, self.tag))
         self.fired += 1
 
+    def pause(self, number: int) -> None:
+        self._header[0] = CALL + number
+        self._its.courier.do(lambda: self._its.messages.exchange(self._heads, [], self.tag))
+
     def finish(self) -> None:
         self._header[0] = 0
         self._its.courier.do(lambda: self._its.messages.exchange(self._heads, []))
@@ -96,6 +105,7 @@ class Holder(Strategy):
 
     Attributes
     ----------
+    part : of the parameters, which it holds.
     spares : the copies that servers hold of each other.
     """
 
@@ -105,11 +115,27 @@ class Holder(Strategy):
     def __init__(self, setting: Setting, every: int) -> None:
         super().__init__(setting)
         parts = shards(setting)
-        part = parts[setting.servers.index(setting.messages.rank)]
+        self.part = part = parts[setting.servers.index(setting.messages.rank)]
         self.aggregation = aggregation(setting, parts)
         self._gradients, self._shard = setting.gradients[part], setting.parameters[part]
         self._update = setting.updater(part)
         self.spares = Spares(setting, part, self._update, every)
+
+    def pieces(self) -> dict[str, list[Piece]]:
+        """The shard, and what its optimizer remembers."""
+        import torch
+
+        shard = {"parameters": torch.from_numpy(self._shard), **self._further()}
+        return {"shard": [(self.part.start, self.part.stop, shard)], "optimizer": self._update.pieces()}
+
+    def fill(self, shards: Sequence[Piece], memory: Sequence[Piece]) -> None:
+        """Take up shards of servers that may have been others, and what their optimizers remember."""
+        self._shard[:] = gathered(shards, self.part)["parameters"].numpy()
+        self._update.fill(memory)
+
+    def _further(self) -> dict[str, Any]:
+        """Tensors as long as the shard, by name."""
+        return {}
 
 
 class Server(Holder):
@@ -122,7 +148,7 @@ class Server(Holder):
     M. Li et al.: Scaling distributed machine learning with the parameter server. OSDI 2014.
     """
 
-    in_step = True
+    in_step = from_mean = True
 
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting, EVERY)
@@ -132,6 +158,10 @@ class Server(Holder):
     def serve(self, number: int) -> bool:
         its = self._its
         its.courier.do(lambda: its.messages.exchange([], list(self._headers.items())))
+        word = int(next(iter(self._headers.values()))[0])
+        if word >= CALL:
+            self.called = word - CALL
+            return True
         for worker in [worker for worker, header in self._headers.items() if not header[0]]:
             del self._headers[worker], self._pushed[worker]
         if not self._headers:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -48,8 +49,12 @@ class Shared(Strategy):
     arXiv:1710.06952
     """
 
+    from_mean = True
+    kept: tuple[str, ...] = ("_between", "_trigger", "_due", "_dues")
+
     def __init__(self, setting: Setting, between: Callable[[Setting], Strategy]) -> None:
         super().__init__(setting)
+        self.meets = not setting.method.asynchronous
         rank, groups = setting.messages.rank, by_zone(setting.workers, setting.nodes)
         self._group = next(group for group in groups if rank in group)
         leading = leaders(setting.workers, setting.nodes, setting.zones)
@@ -151,6 +156,16 @@ class Shared(Strategy):
             self._between.after_update(number)
             self.fired += self._between.fired - before[0]
             self.skipped += self._between.skipped - before[1]
+
+    def pause(self, number: int) -> None:
+        if self._between:
+            self._between.pause(number)
+
+    def renew(self, state: Mapping[str, Any], number: int) -> None:
+        super().renew(state, number)
+        self._due = self._trigger.next(number - 1)
+        if self._between:
+            self._between.renew(state["_between"] or {}, number)
 
     def finish(self) -> None:
         if self._between:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from slurmdl.train.strategies.servers import Holder, Worker
+from slurmdl.train.strategies.pieces import Piece, gathered
+from slurmdl.train.strategies.servers import CALL, Holder, Worker
 from slurmdl.train.strategies.spares import EVERY
 from slurmdl.train.strategies.strategy import Setting
 
@@ -18,7 +20,7 @@ _TAG = 1
 class StaleWorker(Worker):
     """As Worker, but it is answered as soon as it may go on, and with the last model when all have ended."""
 
-    in_step = False
+    in_step = meets = from_mean = False
     alike = True
     tag = _TAG
 
@@ -46,6 +48,9 @@ class StaleServer(Holder):
     S. Zheng et al.: Asynchronous stochastic gradient descent with delay compensation. ICML 2017. arXiv:1609.08326
     """
 
+    meets = False
+    kept: tuple[str, ...] = ("_made",)
+
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting, EVERY * len(setting.workers))
         method = setting.method
@@ -62,10 +67,37 @@ class StaleServer(Holder):
         self._leaving: dict[int, Any] = {}
         self._waiting: list[int] = []
         self._made = 0
+        #: workers that wait for a checkpoint, and its number
+        self._paused: set[int] = set()
+        self._call = 0
+
+    def state(self) -> dict[str, Any]:
+        # by the workers' order: another allocation may give them other ranks
+        return {**super().state(), "steps": list(self._steps.values()), "pulled": list(self._pulled.values())}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        super().restore(state)
+        self._steps = dict(zip(self._steps, state["steps"], strict=True))
+        self._pulled = dict(zip(self._pulled, state["pulled"], strict=True))
+
+    def _further(self) -> dict[str, Any]:
+        import torch
+
+        return {f"pulled by {place}": torch.from_numpy(its) for place, its in enumerate(self._theirs.values())}
+
+    def fill(self, shards: Sequence[Piece], memory: Sequence[Piece]) -> None:
+        super().fill(shards, memory)
+        found = gathered(shards, self.part)
+        for place, its in enumerate(self._theirs.values()):
+            its[:] = found[f"pulled by {place}"].numpy()
 
     def serve(self, number: int) -> bool:
         courier = self._its.courier
         worker = courier.do(self._gradient)
+        if worker is None and self._steps:
+            self.called = self._call
+            self._paused.clear()
+            return True
         if worker is None:
             courier.do(self._part)
             return False
@@ -75,7 +107,7 @@ class StaleServer(Holder):
         return True
 
     def _gradient(self) -> int | None:
-        """The next worker whose gradient is there; None where all have ended."""
+        """The next worker whose gradient is there; None where all have ended, or wait for a checkpoint."""
         transport = self._its.messages.transport
         while True:
             for worker, request in self._arriving.items():
@@ -85,7 +117,7 @@ class StaleServer(Holder):
             comes = transport.probe(_TAG)
             if comes is not None:
                 self._greet(comes)
-            elif not self._steps:
+            elif self._paused == self._steps.keys():
                 return None
             else:
                 transport.first(list(self._arriving.values()), _TAG)
@@ -94,7 +126,12 @@ class StaleServer(Holder):
         """Read a worker's header, and expect its gradient or none any more."""
         transport, header = self._its.messages.transport, self._headers[worker]
         transport.wait([transport.receive(worker, header, _TAG)])
-        if header[0]:
+        if header[0] >= CALL:
+            # the others shall not wait for it, or they would never come to the checkpoint
+            self._call = int(header[0]) - CALL
+            self._paused.add(worker)
+            self._answer()
+        elif header[0]:
             self._arriving[worker] = transport.receive(worker, self._pushed[worker], _TAG)
         else:
             del self._steps[worker]
@@ -115,7 +152,7 @@ class StaleServer(Holder):
 
     def _answer(self) -> None:
         """Send the shard to those who may go on."""
-        slowest = min(self._steps.values(), default=0)
+        slowest = min((made for worker, made in self._steps.items() if worker not in self._paused), default=0)
         for worker in [its for its in self._waiting if self._steps[its] - slowest <= self._bound]:
             self._waiting.remove(worker)
             self._send(worker)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from slurmdl.errors import TrainError
 from slurmdl.train.courier import Courier
+from slurmdl.train.kept import Kept
 from slurmdl.train.messages import Messages
 from slurmdl.train.method import Method
+from slurmdl.train.strategies.pieces import Piece
 
 FloatArray = npt.NDArray[np.float32]
 Numbers = npt.NDArray[np.float64]
@@ -33,6 +35,12 @@ class Update(Protocol):
 
     def restore(self, state: npt.NDArray[np.uint8]) -> None:
         """Remember this instead."""
+
+    def pieces(self) -> list[Piece]:
+        """The same, by the places in the parameters to which it belongs, so that it can be cut otherwise."""
+
+    def fill(self, pieces: Sequence[Piece]) -> None:
+        """Remember what pieces say that cover the part."""
 
 
 @dataclass(frozen=True)
@@ -90,8 +98,10 @@ class Setting:
         return self.weights[self.place] / sum(self.weights) if self.weights else 1 / len(self.workers)
 
 
-class Strategy:
+class Strategy(Kept):
     """One rank's part in a strategy; a new one overrides what it needs. Steps are counted from 0.
+
+    What decides how it goes on it names in `kept`.
 
     Attributes
     ----------
@@ -101,6 +111,9 @@ class Strategy:
     overlaps : whether gradients are sent as they come in (`ready`); then `before_update` is called at the end of the
         backward pass, else right before the optimizer's step.
     weight : of this rank's model in the average of all at the end.
+    meets : whether all workers make the same step at a checkpoint; else each is there with a step of its own.
+    from_mean : whether workers of any number may go on from the mean of the models that others had.
+    called : on a server: the number of the checkpoint to which the workers have called it, None for none.
     aggregation : share of the bytes between workers and servers within nodes, and within leaf zones; None where
         there are no servers.
     fired, skipped : exchanges made, and those left out: held back by a trigger, or so as not to wait.
@@ -110,7 +123,11 @@ class Strategy:
     in_step = False
     alike = False
     overlaps = False
+    meets = True
+    from_mean = False
+    called: int | None = None
     aggregation: tuple[float, float] | None = None
+    kept: tuple[str, ...] = ("fired", "skipped", "weight")
 
     def __init__(self, setting: Setting) -> None:
         self._its = setting
@@ -129,6 +146,16 @@ class Strategy:
     def serve(self, number: int) -> bool:
         """A server's part in the workers' step `number`; False where all workers have ended."""
         return False
+
+    def pause(self, number: int) -> None:
+        """A checkpoint is made of which this is the number: end what is under way, so that `state` is all there is.
+
+        A call of all workers, between two steps; they bring the servers along.
+        """
+
+    def renew(self, state: Mapping[str, Any], number: int) -> None:
+        """Go on after `number` steps from the mean of other workers' models, the first of which had this state."""
+        self.fired, self.skipped = state.get("fired", 0), state.get("skipped", 0)
 
     def finish(self) -> None:
         """After the last step: end what is still under way, so that nothing is lost and nobody waits."""

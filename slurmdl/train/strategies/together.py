@@ -12,6 +12,8 @@ from slurmdl.train.triggers import Cost
 class Together(Triggered):
     """All exchange when they are asked to in the mean: all hear what each says, and so decide alike."""
 
+    kept: tuple[str, ...] = ("_mean",)
+
     def __init__(self, setting: Setting) -> None:
         self._mean = mean(setting)
         count = len(setting.workers)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from concurrent.futures import Future
+from typing import Any
 
 from slurmdl.train.strategies.strategy import Setting, Strategy
 from slurmdl.train.triggers import TRIGGERS, Cost
@@ -15,12 +17,16 @@ class Triggered(Strategy):
     act on at the due step. So nobody waits for an answer, and the same seed makes the same exchanges.
     """
 
+    kept: tuple[str, ...] = ("_trigger", "_due", "_verdict", "turn")
+
     def __init__(self, setting: Setting, cost: Cost) -> None:
         super().__init__(setting)
         method = setting.method
         self._trigger = TRIGGERS[method.when](method, setting.parameters, setting.sizes, setting.rate, cost)
         self._due = self._trigger.next(-1)
         self._agreed: Future[bool] | None = None
+        #: what has come of it, where a checkpoint was made before the due step
+        self._verdict: bool | None = None
         #: due steps so far: all ranks count alike
         self.turn = 0
 
@@ -31,14 +37,20 @@ class Triggered(Strategy):
             self._agreed = courier.give(lambda: self.agree(urgency))
         if number != self._due:
             return
-        wanted = trigger.sure(number) or (self._agreed is not None and courier.wait(self._agreed))
+        wanted = trigger.sure(number) or self._wanted()
         going = wanted and self.exchange()
         self.fired += going
         self.skipped += not wanted
         self.turn += 1
         trigger.settle(number, going)
         self._due = trigger.next(number)
-        self._agreed = None
+        self._agreed = self._verdict = None
+
+    def _wanted(self) -> bool:
+        """What the ranks have agreed on for the due step; False before they have begun to."""
+        if self._agreed is not None:
+            self._verdict = bool(self._its.courier.wait(self._agreed))
+        return bool(self._verdict)
 
     def exchange(self) -> bool:
         """Make the exchange of this turn; False where this rank rests in it."""
@@ -48,6 +60,13 @@ class Triggered(Strategy):
         """Whether this turn ends in an exchange; an errand of the courier, on all ranks that take part in it."""
         raise NotImplementedError
 
+    def pause(self, number: int) -> None:
+        self._wanted()
+
+    def renew(self, state: Mapping[str, Any], number: int) -> None:
+        super().renew(state, number)
+        self.turn, self._due = state.get("turn", 0), self._trigger.next(number - 1)
+        self._trigger.joined(number - 1)
+
     def finish(self) -> None:
-        if self._agreed is not None:
-            self._its.courier.wait(self._agreed)
+        self._wanted()

@@ -56,6 +56,7 @@ class Options:
     metrics, summary : files to write, "" for none.
     tensorboard : folder for TensorBoard's files, "" for none.
     plot, trace : file for a picture, and folder for traces, "" for none.
+    checkpoint, checkpoint_every : see library.run.init.
     log_every : steps between two lines of the log.
     """
 
@@ -84,12 +85,20 @@ class Options:
     tensorboard: str = ""
     plot: str = ""
     trace: str = ""
+    checkpoint: str = ""
+    checkpoint_every: int | None = None
     log_every: int = 50
 
     def alike(self) -> dict[str, object]:
         """The options, besides the method's, that every rank must have alike."""
         return {name: value for name, value in vars(self).items()
-                if name not in ("method", "metrics", "summary", "tensorboard", "plot", "trace", "log_every")}
+                if name not in ("method", "metrics", "summary", "tensorboard", "plot", "trace", "checkpoint",
+                                "checkpoint_every", "log_every")}
+
+    def same(self) -> dict[str, object]:
+        """Those of them with which alone a checkpoint may be taken up; the optimizer's are compared in any case."""
+        return {f"--{name.replace('_', '-')}": value for name, value in vars(self).items()
+                if name in ("batch", "model", "data", "lr_schedule", "skew", "fold")}
 
 
 class _Parser(argparse.ArgumentParser):
@@ -233,6 +242,10 @@ def parse(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> Optio
     add("--tensorboard", metavar="FOLDER", help="write the first worker's figures for TensorBoard")
     add("--plot", metavar="FILE", help="draw the first worker's loss and drift against step and time")
     add("--trace", metavar="FOLDER", help="write what each rank does when, for chrome://tracing or Perfetto")
+    add("--checkpoint", metavar="FOLDER", help="make checkpoints here, where all ranks see them, and go on from the "
+                                              "last one; SIGTERM and SIGUSR1 make one, stop, and requeue the job")
+    add("--checkpoint-every", type=_natural, metavar="STEPS",
+        help="steps from one to the next (default: 500; 0: at signals alone)")
     add("--log-every", type=_positive, metavar="N", help="steps between two lines of the log (default: %(default)s)")
     parser.set_defaults(**{name: value for name, value in vars(default).items() if name != "method"})
     file = parser.parse_args(argv).config

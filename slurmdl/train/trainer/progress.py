@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
+from itertools import islice
 from typing import Any, TextIO
 
 from slurmdl.errors import TrainError, warn
@@ -21,6 +23,7 @@ class Progress:
     every : steps between two lines.
     metrics : file for one JSON object per step, "" for none.
     tensorboard : folder for TensorBoard's files, "" for none.
+    done : steps that an earlier start has made, whose figures stay in the file.
 
     Raises
     ------
@@ -28,10 +31,10 @@ class Progress:
     """
 
     def __init__(self, steps: int, every: int, metrics: str = "", tensorboard: str = "",
-                 terminal: TextIO | None = None) -> None:
+                 done: int = 0, terminal: TextIO | None = None) -> None:
         self._steps, self._every = steps, every
         self._terminal = terminal or (sys.stderr if sys.stderr and sys.stderr.isatty() else None)
-        self._metrics = writable(metrics) if metrics else None
+        self._metrics = _from(metrics, done) if metrics else None
         self._board = _board(tensorboard) if tensorboard else None
         self._recent: list[dict[str, float]] = []
 
@@ -76,6 +79,17 @@ class Progress:
         for file in (self._metrics, self._board):
             if file:
                 file.close()
+
+
+def _from(path: str, done: int) -> TextIO:
+    """A file of figures, in which those of the first `done` steps stay."""
+    kept: list[str] = []
+    if done and os.path.exists(path):
+        with open(path, encoding="utf-8", errors="replace") as before:
+            kept = list(islice(before, done))
+    file = writable(path)
+    file.writelines(line for line in kept if line.endswith("\n"))
+    return file
 
 
 def writable(path: str) -> TextIO:

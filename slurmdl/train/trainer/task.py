@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise, repeat
 from typing import Any
 
@@ -28,6 +28,8 @@ class Images:
     def __init__(self, options: Options, data: Data) -> None:
         self.module = models.build(options.model, data.shape, data.classes, options.seed)
         self._data, self._batch, self._seed = data, options.batch, options.seed
+        #: images that all workers together have taken
+        self._seen = 0
 
     def pace(self, seconds: float, wait: Callable[[float], None]) -> None:
         """From now on let so much time go by in each training step, as if it were computed."""
@@ -43,8 +45,18 @@ class Images:
         return self._data.steps_per_epoch(workers, self._batch)
 
     def batches(self, worker: int, workers: int) -> Iterator[Any]:
-        """Endless batches of one worker."""
-        return self._data.batches(worker, workers, self._batch, self._seed)
+        """Endless batches of one worker, from those on that all have seen."""
+        whole = workers * self._batch
+        for batch in self._data.batches(worker, workers, self._batch, self._seed, self._seen // whole):
+            self._seen += whole
+            yield batch
+
+    def state_dict(self) -> dict[str, int]:
+        """How far the training has come in its data; `batches` go on from there."""
+        return {"seen": self._seen}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        self._seen = state["seen"]
 
     def loss(self, batch: Any) -> Any:
         """Mean cross-entropy of a batch, as a tensor."""
@@ -126,6 +138,13 @@ class StandIn:
 
     def batches(self, worker: int, workers: int) -> Iterator[Any]:
         return repeat(None)
+
+    def state_dict(self) -> dict[str, int]:
+        """Nothing: all its batches are the same."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Nothing."""
 
     def loss(self, batch: Any) -> Any:
         return self.module()

@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from slurmdl.errors import Refused, TrainError, UnavailableError
-from slurmdl.train.library import agreement
-from slurmdl.train.library.run import init
+from slurmdl.train.library import agreement, halt
+from slurmdl.train.library.run import CHECKPOINT, init
 from slurmdl.train.report import meters
 from slurmdl.train.runtime import connect
 from slurmdl.train.trainer import optimizers, simulation
@@ -46,6 +46,8 @@ def train(options: Options) -> dict[str, Any] | None:
     SlurmdlError : the run cannot start or cannot go on.
     """
     _load_torch()
+    if options.checkpoint or os.environ.get(CHECKPOINT):
+        halt.listen()
     if options.simulate:
         data = _data(options)
         models: dict[int, FloatArray] = {}
@@ -64,7 +66,8 @@ def one_rank(options: Options, data: Data | None, environ: Mapping[str, str], tr
     models : where virtual workers find each other's parameters, so that their mean can be evaluated on the way; None
         where ranks do not share their memory.
     """
-    run = init(options.method, seed=options.seed, alike=options.alike(), trace=options.trace, plot=options.plot,
+    run = init(options.method, seed=options.seed, alike=options.alike(), same=options.same(), trace=options.trace,
+               plot=options.plot, checkpoint=options.checkpoint, checkpoint_every=options.checkpoint_every,
                environ=environ, transport=transport)
     beyond = [rank for rank, _ in options.slow if rank >= len(run.world.nodes)]
     if beyond:
@@ -86,6 +89,7 @@ def one_rank(options: Options, data: Data | None, environ: Mapping[str, str], tr
     schedule = optimizers.schedule(optimizer, options.lr_schedule, steps)
 
     run.attach(task.module, optimizer)
+    run.keep("schedule", schedule)
     if takes and isinstance(task, Images):
         task.pace(takes, compute)
     meter, run.batch = run.meter, options.batch
@@ -94,11 +98,13 @@ def one_rank(options: Options, data: Data | None, environ: Mapping[str, str], tr
         run.serve()
         run.finish()
     else:
-        progress = Progress(steps, options.log_every, options.metrics, options.tensorboard) if run.first else None
+        run.keep("data", task)
+        progress = Progress(steps, options.log_every, options.metrics, options.tensorboard, run.step) \
+            if run.first else None
         batches = task.batches(run.worker, run.workers)
         if models is not None:
             models[run.worker] = run.replica.parameters
-        for number in range(1, steps + 1):
+        for number in range(run.step + 1, steps + 1):
             with run.fetching():
                 batch = next(batches)
             optimizer.zero_grad()

@@ -26,6 +26,7 @@ class Mpi:
         self._comm, self._mpi = comm, MPI
         self.rank: int = comm.Get_rank()
         self.size: int = comm.Get_size()
+        self._attended: Callable[[], None] | None = None
         self.threaded: bool = MPI.Query_thread() >= MPI.THREAD_SERIALIZED
 
     def send(self, peer: int, array: Any, tag: int = 0) -> Any:
@@ -59,8 +60,12 @@ class Mpi:
             else:
                 time.sleep(pause)
                 pause = min(2 * pause, _LONGEST)
-                if watch:
-                    watch()
+                for its in (watch, self._attended):
+                    if its:
+                        its()
+
+    def attend(self, tag: int, come: Callable[[], None]) -> None:
+        self._attended = come
 
     def meet(self, watch: Callable[[], None] | None = None) -> None:
         request = self._comm.Ibarrier()

@@ -40,6 +40,11 @@ class Transport(Protocol):
     def first(self, requests: Sequence[Any], tag: int) -> None:
         """Return when one of these requests is done, or a message with this tag is waiting; asleep as in `wait`."""
 
+    def attend(self, tag: int, come: Callable[[], None]) -> None:
+        """Call this from now on while this rank waits for something: again and again, or where a message with this
+        tag is there. For what others may ask at any time; it reads these messages, and waits for no others.
+        """
+
     def meet(self, watch: Callable[[], None] | None = None) -> None:
         """Wait for all ranks, asleep: where ranks outnumber cores, a barrier that spins starves the late ones.
 

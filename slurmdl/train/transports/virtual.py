@@ -80,6 +80,7 @@ class Virtual:
         self.turn: queue.SimpleQueue[None] = queue.SimpleQueue()
         self.ended = False
         self._asked, self._last_mail = 0, 0.0
+        self._attended: tuple[int, Callable[[], None]] | None = None
 
     def now(self) -> float:
         return self.clock
@@ -155,15 +156,32 @@ class Virtual:
 
     def _wait(self, requests: Sequence[Request], of: Callable[[Iterable[float]], float]) -> None:
         self._asked = 0
-        self.waits, self._of = requests, of
-        self._stage.hand_on(self)
-        self.clock, self.waits = self.ready(), ()
+        while True:
+            self.waits, self._of = requests, of
+            self._stage.hand_on(self)
+            self.clock, self.waits = self.ready(), ()
+            if not self._attended or not requests or self._done(requests) <= self.clock:
+                return
+            self._attended[1]()
+
+    def _done(self, requests: Sequence[Request]) -> float:
+        return self._of([request.done for request in requests])
+
+    def attend(self, tag: int, come: Callable[[], None]) -> None:
+        self._attended = tag, come
 
     def ready(self) -> float:
         """When this rank can go on; infinite as long as that is not known."""
         if not self.waits:
             return self.clock
-        return max(self.clock, self._of([request.done for request in self.waits]))
+        return max(self.clock, min(self._done(self.waits), self._called()))
+
+    def _called(self) -> float:
+        """When a message comes that is attended to while this rank waits; infinite where there is none."""
+        if not self._attended:
+            return math.inf
+        return min((mail[0][0] for (_, tag), mail in self._mail.items() if tag == self._attended[0] and mail),
+                   default=math.inf)
 
     def __str__(self) -> str:
         if self.ended:

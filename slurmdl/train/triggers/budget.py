@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from slurmdl.errors import Refused
+from slurmdl.train.kept import Kept
 from slurmdl.train.triggers.trigger import Cost
 
 #: how far log theta goes for an exchange too many
@@ -15,7 +16,7 @@ HORIZON = 200
 LIMIT = math.log(1e4)
 
 
-class Budget:
+class Budget(Kept):
     """Moves the threshold after each due step: log theta += GAIN (exchanged - wanted).
 
     The budget is a share of what fp32 gossip at every step sends, and all counts: exchanges with their headers, what
@@ -38,6 +39,8 @@ class Budget:
     ------
     Refused : a budget below what `silence` forces.
     """
+
+    kept = ("_spent", "_log")
 
     def __init__(self, share: float, full: float, cost: Cost, check: int, silence: int) -> None:
         self._least = min(1.0, check / silence)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from slurmdl.train.kept import Kept
 from slurmdl.train.method import Method
 from slurmdl.train.mixing.moved import Moved
 from slurmdl.train.triggers.budget import Budget
@@ -21,7 +22,7 @@ CHECK = 4
 THRESHOLD = 0.05
 
 
-class Drift(Trigger):
+class Drift(Kept, Trigger):
     """Asks for an exchange where |x - s| / |s| is above a threshold, x the model, s the model at the last exchange.
 
     The norms are estimated (Moved). The threshold is scaled with the learning rate: theta_t = theta_0
@@ -33,6 +34,8 @@ class Drift(Trigger):
     N. Singh, D. Data, J. George, S. Diggavi: SPARQ-SGD: event-triggered and compressed communication in decentralized
     optimization. IEEE CDC 2020. arXiv:1910.14280
     """
+
+    kept = ("_moved", "_peak", "_last", "_budget")
 
     def __init__(self, method: Method, parameters: FloatArray, sizes: Sequence[int], rate: Callable[[], float],
                  cost: Cost) -> None:

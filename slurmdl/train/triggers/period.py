@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from slurmdl.train.kept import Kept
 from slurmdl.train.triggers.trigger import Trigger
 
 
-class Period(Trigger):
+class Period(Kept, Trigger):
     def __init__(self, steps: int) -> None:
         self._steps = steps
 

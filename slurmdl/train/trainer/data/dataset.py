@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain, repeat
 from typing import Any
 
 import numpy as np
@@ -71,17 +72,20 @@ class Data:
                              f"({len(self.train_y)} over {workers} workers)")
         return share // batch
 
-    def batches(self, worker: int, workers: int, batch: int, seed: int) -> Iterator[tuple[FloatArray, IntArray]]:
-        """Endless batches of one worker's share, shuffled anew in each epoch.
+    def batches(self, worker: int, workers: int, batch: int, seed: int,
+                done: int = 0) -> Iterator[tuple[FloatArray, IntArray]]:
+        """Endless batches of one worker's share, shuffled anew in each epoch; without the first `done` of them.
 
         All shares have the same size, so that all workers make the same number of steps in an epoch.
         """
         steps = self.steps_per_epoch(workers, batch)
         share = shares(self.train_y, workers, self.skew, seed)[worker]
         random = np.random.default_rng((seed, worker))
-        while True:
+        for _ in range(done // steps):
+            random.permutation(share)
+        for first in chain([done % steps], repeat(0)):
             order = random.permutation(share)
-            for step in range(steps):
+            for step in range(first, steps):
                 chosen = order[step * batch:(step + 1) * batch]
                 yield self.train_x[chosen], self.train_y[chosen]
 

@@ -1,0 +1,278 @@
+"""Checkpoints as files: a part from each rank, and a manifest without which the parts are none.
+
+    FOLDER/step-00000500/worker-0.pt, worker-1.pt, ..., manifest.json
+
+Each file is written under another name in its place, brought to the disk, and renamed; the manifest, with size and
+checksum of each part, comes last. So whatever ends a rank, or the machine, and whenever: what has a manifest is
+whole, and the checkpoints before it are untouched.
+
+References
+----------
+T. S. Pillai et al.: All file systems are not created equal: on the complexity of crafting crash-consistent
+applications. OSDI 2014.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pickle
+import re
+import shutil
+import tempfile
+import time
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, BinaryIO
+
+from slurmdl.errors import TrainError
+
+#: checkpoints that stay
+KEPT = 2
+#: seconds for which a rank waits to see what another has written
+PATIENCE = 5.0
+_MANIFEST = "manifest.json"
+_FORMAT = 1
+
+
+class Unusable(TrainError):
+    """A checkpoint, or a part of one, that is half-written or corrupt."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """What a rank has written: its name in the checkpoint, bytes, and CRC-32 of them."""
+
+    name: str
+    size: int
+    checksum: int
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """A whole checkpoint.
+
+    Attributes
+    ----------
+    number : of the checkpoint: steps made, where all ranks make the same.
+    run : what the run is, by name; another run cannot go on from it.
+    layout : how many ranks of which role there are, and whatever else decides which part is whose.
+    parts : by name.
+    """
+
+    number: int
+    run: Mapping[str, str]
+    layout: Mapping[str, Any]
+    parts: Mapping[str, Part]
+
+
+class Folder:
+    """The checkpoints of a run, in a folder that all ranks share."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        #: those known to be whole, the newest last: written or verified by this run
+        self._whole: list[int] = []
+
+    def step(self, number: int) -> str:
+        """The folder of a checkpoint."""
+        return os.path.join(self.path, f"step-{number:08d}")
+
+    def announce(self) -> tuple[str, str]:
+        """Make the folder and a file in it, for other ranks to see; its path, and why that cannot be."""
+        try:
+            os.makedirs(self.path, exist_ok=True)
+            handle, mark = tempfile.mkstemp(prefix=".seen-", dir=self.path)
+            os.close(handle)
+        except OSError as error:
+            return "", str(error.strerror)
+        return mark, ""
+
+    def sees(self, mark: str) -> bool:
+        """Whether this rank sees such a file and may write beside it; waits where a file system is slow to tell."""
+        late = time.monotonic() + PATIENCE
+        while not os.path.exists(mark):
+            if time.monotonic() > late:
+                return False
+            time.sleep(0.1)
+        return os.access(self.path, os.W_OK)
+
+    def write(self, number: int, name: str, content: Any) -> Part:
+        """Write a rank's part.
+
+        Raises
+        ------
+        OSError : it cannot be written, as on a full disk; nothing is left of it.
+        """
+        import torch
+
+        folder = self.step(number)
+        os.makedirs(folder, exist_ok=True)
+        checked = _written(os.path.join(folder, f"{name}.pt"), lambda file: torch.save(content, file))
+        return Part(name, checked.size, checked.checksum)
+
+    def seal(self, manifest: Manifest) -> None:
+        """Write the manifest, which makes a checkpoint of the parts, and remove all but the last KEPT checkpoints.
+
+        Raises
+        ------
+        OSError : it cannot be written; no checkpoint is removed then.
+        """
+        folder = self.step(manifest.number)
+        its = {"format": _FORMAT, "number": manifest.number, "run": dict(manifest.run),
+               "layout": dict(manifest.layout),
+               "parts": {part.name: [part.size, part.checksum] for part in manifest.parts.values()}}
+        text = json.dumps({**its, "checksum": _checksum(its)}, indent=1).encode()
+        _written(os.path.join(folder, _MANIFEST), lambda file: file.write(text))
+        _sync(self.path)
+        self.verified(manifest.number)
+        for number in self.numbers():
+            if number not in self._whole:
+                self.remove(number)
+
+    def verified(self, number: int) -> None:
+        """This checkpoint is whole, and the newest."""
+        self._whole = [*(its for its in self._whole if its != number), number][-KEPT:]
+
+    @property
+    def last(self) -> int | None:
+        """The newest that this run knows to be whole."""
+        return self._whole[-1] if self._whole else None
+
+    def remove(self, number: int) -> None:
+        """Remove what there is of a checkpoint, unless it is known to be whole; the manifest first."""
+        if number not in self._whole:
+            with suppress(OSError):
+                os.unlink(os.path.join(self.step(number), _MANIFEST))
+            shutil.rmtree(self.step(number), ignore_errors=True)
+
+    def numbers(self) -> Sequence[int]:
+        """The checkpoints that are there, whole or not, the newest first."""
+        with suppress(FileNotFoundError):
+            found = [re.fullmatch(r"step-(\d+)", name) for name in os.listdir(self.path)]
+            return sorted((int(match[1]) for match in found if match), reverse=True)
+        return []
+
+    def manifest(self, number: int) -> Manifest:
+        """
+        Raises
+        ------
+        Unusable : there is none, or it is corrupt.
+        """
+        path = os.path.join(self.step(number), _MANIFEST)
+        try:
+            with open(path, "rb") as file:
+                its = json.load(file)
+            if its.pop("checksum") != _checksum(its) or its["format"] != _FORMAT:
+                raise ValueError
+        except FileNotFoundError as error:
+            raise Unusable(f"{self.step(number)}: half-written, without {_MANIFEST}") from error
+        except OSError as error:
+            raise Unusable(f"{path}: {error.strerror}") from error
+        except (ValueError, KeyError, AttributeError) as error:
+            raise Unusable(f"{path}: corrupt") from error
+        return Manifest(number, its["run"], its["layout"],
+                        {name: Part(name, *rest) for name, rest in its["parts"].items()})
+
+    def read(self, manifest: Manifest, name: str) -> Any:
+        """A part, once its checksum is found to be right; tensors are on the host.
+
+        Raises
+        ------
+        Unusable : it is not there, or not what was written.
+        """
+        import torch
+
+        part, path = manifest.parts[name], os.path.join(self.step(manifest.number), f"{name}.pt")
+        try:
+            with open(path, "rb") as file:
+                data = file.read()
+        except OSError as error:
+            raise Unusable(f"{path}: {error.strerror}") from error
+        if len(data) != part.size or zlib.crc32(data) != part.checksum:
+            raise Unusable(f"{path}: corrupt: {len(data)} bytes of checksum {zlib.crc32(data):08x} where the "
+                           f"manifest has {part.size} of {part.checksum:08x}")
+        return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+
+
+def check(name: str, state: Any) -> None:
+    """Refuse what could be written, but not read again without running code that it names.
+
+    Raises
+    ------
+    TrainError
+    """
+    import torch
+
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    try:
+        torch.load(file, weights_only=True)
+    except pickle.UnpicklingError as error:
+        kind = re.search(r"GLOBAL (\S+)", str(error))
+        raise TrainError(f"keep({name!r}): its state holds {kind[1] if kind else 'an object'}; valid: numbers, "
+                         "words, tensors, and lists, tuples and dicts of them") from error
+
+
+class _Checked:
+    """A file that counts and sums up what is written, and reports at the end what went wrong on the way.
+
+    torch.save hides the reason where a write fails.
+    """
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self.size = self.checksum = 0
+        self._failure: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        left = memoryview(data).cast("B")
+        try:
+            while left and self._failure is None:
+                left = left[self._file.write(left):]
+        except OSError as error:
+            self._failure = error
+        self.checksum = zlib.crc32(data, self.checksum)
+        self.size += len(data)
+        return len(data)
+
+    def flush(self) -> None:
+        """Bring all to the disk."""
+        if self._failure:
+            raise self._failure
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+
+def _written(path: str, write: Callable[[Any], Any]) -> _Checked:
+    """Write a file anew, all of it or nothing."""
+    there = f"{path}.tmp"
+    try:
+        with open(there, "wb", buffering=0) as file:
+            checked = _Checked(file)
+            write(checked)
+            checked.flush()
+        os.replace(there, path)
+        _sync(os.path.dirname(path))
+    except OSError as error:
+        with suppress(OSError):
+            os.unlink(there)
+        raise OSError(error.errno, error.strerror, path) from error
+    return checked
+
+
+def _sync(folder: str) -> None:
+    """Bring the names in a folder to the disk."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _checksum(thing: Any) -> int:
+    return zlib.crc32(json.dumps(thing, sort_keys=True).encode())

@@ -1,0 +1,49 @@
+"""A script of a user's own for test_train_stops.py, with all that makes a run hard to take up where it was.
+
+Dropout, a schedule, batches drawn by a DataLoader; it signals itself. Arguments: rank and step of a signal, or none.
+"""
+
+import os
+import signal
+import sys
+import time
+import zlib
+
+import torch
+
+from slurmdl.train import init
+
+signalled = dict([map(int, word.split("@")) for word in sys.argv[1:]])
+
+
+class Noisy(torch.utils.data.Dataset):
+    """Samples that are other ones each time."""
+
+    def __len__(self):
+        return 70
+
+    def __getitem__(self, index):
+        return torch.randn(4) + index / 70
+
+
+run = init()
+torch.manual_seed(run.rank)
+model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Dropout(0.3), torch.nn.BatchNorm1d(8),
+                            torch.nn.Linear(8, 2))
+opt = torch.optim.Adam(model.parameters(), lr=0.1)
+model, opt = run.wrap(model, opt)
+schedule = torch.optim.lr_scheduler.StepLR(opt, 10, 0.7)
+run.keep("schedule", schedule)
+loader = run.loader(Noisy(), batch=2)
+for _epoch in range(loader.epoch, 4):
+    for batch in loader:
+        opt.zero_grad()
+        model(batch).square().mean().backward()
+        opt.step()
+        schedule.step()
+        time.sleep(0.02)
+        if signalled.get(run.rank) == run.step:
+            os.kill(os.getpid(), signal.SIGUSR1)
+run.finish()
+flat = torch.cat([tensor.detach().reshape(-1) for tensor in [*model.parameters(), *model.buffers()]])
+print(f"worker {run.worker}: {run.step} steps, {zlib.crc32(flat.numpy()):08x}, {schedule.last_epoch}", flush=True)

@@ -1,0 +1,269 @@
+"""Checkpoints as files, and runs that go on from them: on virtual ranks in this process."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from slurmdl.errors import Refused, TrainError
+from slurmdl.train import init
+from slurmdl.train.library import checkpoint
+from slurmdl.train.library.checkpoint import Folder, Manifest, Unusable
+from slurmdl.train.library.loader import Deal
+from slurmdl.train.library.run import Run
+from slurmdl.train.method import Method
+from slurmdl.train.strategies.pieces import gathered
+from slurmdl.train.trainer.options import parse
+from slurmdl.train.trainer.trainer import train
+from slurmdl.train.transports import virtual
+
+SYNCHRONOUS = {
+    "allreduce": "--strategy allreduce --optimizer adam --lr 0.003",
+    "random": "--strategy gossip --global-every 7", "hypercube": "--strategy gossip --traffic hypercube",
+    "copies": "--strategy adaptive-gossip --traffic base --compress int4 --threshold 0.02 --warm-up 5",
+    "budget": "--strategy adaptive-gossip --comm-budget 5% --warm-up 5 --compress sign --traffic base",
+    "shared": "--strategy gossip --shared-memory --zones A:1x2,B:1x2",
+    "local-sgd": "--strategy local-sgd --compress int8 --period 8",
+    "drift": "--strategy local-sgd --trigger drift --warm-up 4",
+    "elastic": "--strategy elastic --trigger drift --warm-up 4",
+    "ps": "--strategy ps --ps 2 --optimizer adam --lr 0.003"}
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def figures(words: str, ranks: int = 4, steps: int = 40, **further: object) -> dict[str, Any]:
+    """The summary of a simulated run; further options by name."""
+    more = [word for name, value in further.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+    common = ["--simulate", str(ranks), "--steps", str(steps), "--model", "mlp:16", "--batch", "16", "--skew", "0.3"]
+    found = train(parse([*words.split(), *common, *more], {}))
+    assert found is not None
+    return found
+
+
+def outcome(summary: dict[str, Any]) -> dict[str, Any]:
+    names = ("checksum", "loss", "accuracy", "fired", "skipped", "steps", "train_loss", "consensus")
+    return {name: summary[name] for name in names}
+
+
+@pytest.mark.parametrize("case", SYNCHRONOUS)
+def test_a_run_that_goes_on_ends_bit_for_bit_as_an_unbroken_one(case: str, tmp_path: Path) -> None:
+    """From a step in the middle of whatever the strategy is about, an agreement under way included."""
+    words, kept = SYNCHRONOUS[case], tmp_path / "kept"
+    unbroken = figures(words, lr_schedule="cosine")
+    figures(words, lr_schedule="cosine", checkpoint=kept, checkpoint_every=19)
+    (kept / "step-00000038/manifest.json").unlink()
+    resumed = figures(words, lr_schedule="cosine", checkpoint=kept, checkpoint_every=19)
+    assert outcome(resumed) == outcome(unbroken)
+    # a server is told of a checkpoint by a header of its own
+    assert case == "ps" or resumed["bytes"] == unbroken["bytes"]
+
+
+@pytest.mark.parametrize("words", [
+    "--strategy gossip --async", "--strategy ps --async", "--strategy ps --ps 2 --staleness 2",
+    "--strategy gossip --async --shared-memory --zones A:1x2,B:1x2"])
+def test_a_run_without_common_steps_goes_on(words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    further = {"slow": "1=3", "checkpoint": tmp_path, "checkpoint_every": 15}
+    figures(words, **further)
+    newest = Folder(str(tmp_path)).numbers()[0]
+    (tmp_path / f"step-{newest:08d}/manifest.json").unlink()
+    resumed = figures(words, **further)
+    assert "goes on after step" in capsys.readouterr().err
+    assert resumed["steps"] == 40
+    assert resumed["accuracy"] > 0.4
+
+
+@pytest.mark.parametrize("words, before, after", [
+    ("--strategy allreduce", 4, 3), ("--strategy gossip", 4, 3), ("--strategy gossip --async", 3, 4),
+    ("--strategy local-sgd --period 5", 3, 5), ("--strategy ps --ps 1", 3, 4),
+    ("--strategy gossip --shared-memory --zones A:1x2,B:1x2", 4, 4)])
+def test_ranks_of_another_number_go_on_from_the_mean(words: str, before: int, after: int, tmp_path: Path) -> None:
+    """Without another step they end with the mean that the others would have ended with; then they train on."""
+    at_end = figures(words, before, 20, checkpoint=tmp_path / "kept", checkpoint_every=20)
+    words = words.replace("A:1x2,B:1x2", "A:1x3,B:1x1")
+    taken = figures(words, after, 20, checkpoint=tmp_path / "kept")
+    assert taken["loss"] == pytest.approx(at_end["loss"], rel=1e-5)
+    further = figures(words, after, 60, checkpoint=tmp_path / "kept")
+    assert further["loss"] < 0.8 * at_end["loss"]
+
+
+@pytest.mark.parametrize("servers", [1, 2, 4])
+def test_shards_are_cut_anew_for_servers_of_another_number(servers: int, tmp_path: Path) -> None:
+    """With the state of the optimizer: four workers in step go on as if nothing had been."""
+    words = "--strategy ps --optimizer adam --lr 0.003 --ps"
+    unbroken = figures(f"{words} 3", 7)
+    figures(f"{words} 3", 7, 20, checkpoint=tmp_path / "kept", checkpoint_every=20)
+    resumed = figures(f"{words} {servers}", 4 + servers, checkpoint=tmp_path / "kept")
+    assert resumed["loss"] == pytest.approx(unbroken["loss"], rel=1e-5)
+
+
+@pytest.mark.parametrize("words, ranks, further, why", [
+    ("--strategy gossip", 2, {}, "--strategy allreduce, this one has gossip; valid: the same, or another folder"),
+    ("--strategy allreduce", 2, {"lr": 0.01}, "lr of parameter group 0 0.05, this one has 0.01; valid"),
+    ("--strategy allreduce", 2, {"batch": 8}, "--batch 16, this one has 8; valid"),
+    ("--strategy allreduce", 2, {"model": "mlp:8"}, "--model mlp:16, this one has mlp:8; valid")])
+def test_a_checkpoint_of_another_run_is_refused(words: str, ranks: int, further: dict[str, Any], why: str,
+                                                tmp_path: Path) -> None:
+    figures("--strategy allreduce", 2, 5, checkpoint=tmp_path, checkpoint_every=5)
+    with pytest.raises(Refused, match=f"^--checkpoint {tmp_path}: is of a run with {why}"):
+        figures(words, ranks, 5, **{"checkpoint": tmp_path, **further})
+
+
+@pytest.mark.parametrize("words, why", [
+    ("--strategy elastic", "is of 3 workers, these are 2 workers: each worker is as far from the centre"),
+    ("--strategy ps --async", "is of 2 workers and 1 servers, these are 1 workers and 1 servers: each worker has")])
+def test_ranks_of_another_number_are_refused_where_each_is_on_its_own(words: str, why: str, tmp_path: Path) -> None:
+    figures(words, 3, 5, checkpoint=tmp_path, checkpoint_every=5)
+    with pytest.raises(Refused, match=f"^--checkpoint {tmp_path}: {why}"):
+        figures(words, 2, 5, checkpoint=tmp_path)
+
+
+def written(folder: Folder, number: int, ranks: int = 2) -> None:
+    parts = [folder.write(number, f"worker-{rank}", {"its": torch.full((1000,), float(number))})
+             for rank in range(ranks)]
+    folder.seal(Manifest(number, {"--strategy": "gossip"}, {"workers": ranks}, {part.name: part for part in parts}))
+
+
+def test_the_last_two_stay_and_what_is_half_written_goes(tmp_path: Path) -> None:
+    folder = Folder(str(tmp_path))
+    folder.write(5, "worker-0", {"its": 1})
+    for number in (10, 20, 30):
+        written(folder, number)
+    assert folder.numbers() == [30, 20]
+    assert not list(tmp_path.rglob("*.tmp"))
+
+
+@pytest.mark.parametrize("spoil", ["cut", "flipped", "lost", "manifest", "half a manifest"])
+def test_what_is_spoilt_is_found_to_be(spoil: str, tmp_path: Path) -> None:
+    folder = Folder(str(tmp_path))
+    written(folder, 10)
+    part, manifest = (tmp_path / "step-00000010" / name for name in ("worker-1.pt", "manifest.json"))
+    data = part.read_bytes()
+    if spoil == "cut":
+        part.write_bytes(data[:-1])
+    elif spoil == "flipped":
+        part.write_bytes(data[:2000] + bytes([data[2000] ^ 1]) + data[2001:])
+    elif spoil == "lost":
+        part.unlink()
+    elif spoil == "manifest":
+        manifest.write_text(manifest.read_text().replace('"workers": 2', '"workers": 3'))
+    else:
+        manifest.write_text(manifest.read_text()[:50])
+    with pytest.raises(Unusable, match=str(tmp_path)):
+        folder.read(folder.manifest(10), "worker-1")
+
+
+def test_a_spoilt_checkpoint_is_skipped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    unbroken = figures("--strategy gossip")
+    figures("--strategy gossip", checkpoint=tmp_path, checkpoint_every=15)
+    part = tmp_path / "step-00000030/worker-2.pt"
+    part.write_bytes(part.read_bytes()[:-100])
+    capsys.readouterr()
+    resumed = figures("--strategy gossip", checkpoint=tmp_path, checkpoint_every=15)
+    said = capsys.readouterr().err.splitlines()
+    assert said[0].startswith(f"slurmdl: train: a checkpoint is skipped: {part}: corrupt: ")
+    assert said[1:] == [f"slurmdl: train: goes on after step 15 from {tmp_path}/step-00000015"]
+    assert resumed["checksum"] == unbroken["checksum"]
+    assert Folder(str(tmp_path)).numbers() == [30, 15], "the spoilt one was written anew"
+
+
+def test_the_time_of_checkpoints_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sync = checkpoint._sync
+
+    def slow(folder: str) -> None:
+        sync(folder)
+        virtual_ranks[0].clock += 1.0
+
+    virtual_ranks: list[Any] = []
+    make = virtual.Virtual.__init__
+    monkeypatch.setattr(virtual.Virtual, "__init__", lambda self, *words: (virtual_ranks.append(self),
+                                                                           make(self, *words))[1])
+    monkeypatch.setattr(checkpoint, "_sync", slow)
+    found = figures("--strategy allreduce", 1, 20, checkpoint=tmp_path, checkpoint_every=10)
+    # three folders are brought to the disk for each checkpoint: of the part, of the manifest, and the whole
+    assert found["checkpoint_seconds"] == pytest.approx(6.0)
+    assert found["between_seconds"] < 0.1
+
+
+def test_the_figures_of_each_step_stay_in_the_file(tmp_path: Path) -> None:
+    metrics = tmp_path / "metrics"
+    figures("--strategy allreduce", 2, 20, checkpoint=tmp_path / "kept", checkpoint_every=8, metrics=metrics)
+    figures("--strategy allreduce", 2, 30, checkpoint=tmp_path / "kept", checkpoint_every=8, metrics=metrics)
+    assert [json.loads(line)["step"] for line in metrics.read_text().splitlines()] == list(range(1, 31))
+
+
+@pytest.mark.parametrize("count, cursor", [(100, 42), (100, 84), (45, 42), (100, 99)])
+@pytest.mark.parametrize("workers", [2, 3])
+def test_what_is_left_of_an_epoch_goes_once_to_one_worker_each(count: int, cursor: int, workers: int) -> None:
+    deal = Deal(count, 3, 7, True, 1)
+    order = [index for step in zip(*(deal.epoch(4, worker) for worker in range(3)), strict=True)
+             for index in np.concatenate(step)]
+    rest = Deal(count, workers, 7, True, 1).after(cursor)
+    dealt = [] if rest is None else [index for worker in range(workers)
+                                     for step in rest.epoch(4, worker, cursor) for index in step]
+    assert sorted(dealt) == (sorted(order[cursor:]) if count - cursor >= workers else [])
+
+
+def test_pieces_are_cut_anew() -> None:
+    pieces = [(0, 3, {"a": torch.arange(3), "n": 5}), (3, 10, {"a": torch.arange(3, 10), "n": 5})]
+    found = gathered(pieces, slice(2, 8))
+    assert found["a"].tolist() == [2, 3, 4, 5, 6, 7]
+    assert found["n"] == 5
+
+
+def script(folder: Path, program: Any, ranks: int = 2) -> Sequence[Any]:
+    def rank(transport: virtual.Virtual) -> Any:
+        run = init(Method("allreduce"), environ={}, transport=transport, checkpoint=str(folder), checkpoint_every=2)
+        model = torch.nn.Linear(3, 1)
+        opt = torch.optim.SGD(model.parameters(), lr=0.1)
+        return program(run, model, opt)
+    return virtual.run(ranks, rank)
+
+
+def test_a_script_whose_steps_have_no_end_is_refused(tmp_path: Path) -> None:
+    def program(run: Run, model: Any, opt: Any) -> None:
+        run.wrap(model, opt)
+        for _ in range(2):
+            model(torch.ones(1, 3)).sum().backward()
+            opt.step()
+    with pytest.raises(TrainError, match=r"^step 2: checkpoints are made where a batch is asked for; valid: batches"):
+        script(tmp_path, program)
+
+
+@pytest.mark.parametrize("state, why", [
+    ({"a": Path("x")}, r"its state holds pathlib.*; valid: numbers"), (None, "has no")])
+def test_what_cannot_be_kept_is_refused_at_once(state: Any, why: str, tmp_path: Path) -> None:
+    class Thing:
+        def state_dict(self) -> Any:
+            return state
+
+        def load_state_dict(self, its: Any) -> None:
+            raise AssertionError
+
+    def program(run: Run, model: Any, opt: Any) -> None:
+        run.wrap(model, opt)
+        run.keep("thing", Thing() if state else object())
+    with pytest.raises(TrainError, match=rf"^keep\('thing'\): .*{why}"):
+        script(tmp_path, program)
+
+
+def test_a_folder_that_not_all_ranks_see_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoint, "PATIENCE", 0.2)
+    monkeypatch.setattr(Folder, "announce", lambda self: (str(tmp_path / "elsewhere"), ""))
+    monkeypatch.setattr("os.unlink", lambda path: None)
+    with pytest.raises(Refused, match=r"rank 0 on .* does not see there.*; valid: a folder that all ranks share"):
+        script(tmp_path / "kept", lambda run, model, opt: run.wrap(model, opt))
+
+
+def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(Refused, match=r"^--checkpoint .*/file/kept: Not a directory; valid: a folder that all ranks"):
+        script(tmp_path / "file" / "kept", lambda run, model, opt: run.wrap(model, opt))
