@@ -15,8 +15,6 @@ from slurmdl.errors import SlurmdlError, Stopped, TrainError, UnavailableError, 
 from slurmdl.train.library import halt
 from slurmdl.train.runtime import Refused, is_first, node_name
 
-#: states of a job that is to be started again: it runs, or its time is over
-_GOES_ON = ("RUNNING", "TIMEOUT", "COMPLETING")
 #: seconds in which the controller answers even where many jobs end at once, and in which it ends a requeued job
 _PATIENCE, _LONGEST = 20.0, 120.0
 
@@ -89,9 +87,10 @@ def requeue(environ: Mapping[str, str] = os.environ) -> tuple[bool, str]:
     try:
         record = dict(word.partition("=")[::2] for word in process.query(
             ["scontrol", "-o", "show", "job", job], timeout=_PATIENCE).split())
-        state = record.get("JobState", "unknown")
-        if state not in _GOES_ON:
-            return False, f"job {job} is not requeued: it is {state}"
+        state, reason = record.get("JobState", "unknown"), record.get("Reason")
+        # at the time limit, and where it was cancelled, too, it is already COMPLETING
+        if state != "RUNNING" and reason != "TimeLimit":
+            return False, f"job {job} is not requeued: it is {state} ({reason})"
         if record.get("Requeue") == "0":
             return False, f"job {job} is not requeued: it may not be (sbatch --requeue)"
         process.query(["scontrol", "requeue", job], timeout=_PATIENCE)

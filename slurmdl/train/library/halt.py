@@ -102,7 +102,10 @@ class Halt:
             return self._promise is not None and step >= self._promise and self._until is None
 
     def _await(self) -> None:
+        """Wait for a message; an errand."""
+        self._busy = True  # or it would be read while it is waited for
         self._transport.first([], TAG)
+        self._busy = False
         self._attend(0)
 
     def _attend(self, under_way: int = 1) -> None:

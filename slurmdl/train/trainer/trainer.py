@@ -45,9 +45,9 @@ def train(options: Options) -> dict[str, Any] | None:
     ------
     SlurmdlError : the run cannot start or cannot go on.
     """
-    _load_torch()
     if options.checkpoint or os.environ.get(CHECKPOINT):
-        halt.listen()
+        halt.listen()  # before torch is imported, which takes seconds
+    _load_torch()
     if options.simulate:
         data = _data(options)
         models: dict[int, FloatArray] = {}

@@ -1,0 +1,93 @@
+"""Training jobs that are told to stop, requeued, and killed by their time limit, on a real cluster."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+#: quick where it is not the first start, so that most of the run comes after the stop
+JOB = """\
+#SBATCH -N3 --ntasks-per-node=1 --requeue --open-mode=append -o log {more}
+pace={pace}
+[ "$SLURM_RESTART_COUNT" ] && pace=0.005
+slurmdl srun python -m slurmdl.train --strategy {strategy} --steps 150 --compute replay:$pace {keep} --summary summary
+echo status $?
+"""
+KEEP = "--checkpoint kept --checkpoint-every 10"
+
+
+@pytest.fixture(scope="module")
+def cluster(new_sandbox):
+    """A requeued job may start again at once, not after two minutes."""
+    return new_sandbox(settings=("AuthInfo=cred_expire=5",))
+
+
+def started(cluster: Any, strategy: str, pace: float, keep: str = KEEP, more: str = "") -> tuple[int, Path]:
+    script = cluster.script(JOB.format(strategy=strategy, pace=pace, keep=keep, more=more))
+    return cluster.submit(["sbatch", str(script)], directory=script.parent), script.parent
+
+
+def await_checkpoint(folder: Path) -> None:
+    deadline = time.monotonic() + 60
+    while not list(folder.glob("kept/*/manifest.json")):
+        assert time.monotonic() < deadline, (folder / "log").read_text()
+        time.sleep(0.1)
+
+
+def outcome(folder: Path) -> dict[str, Any]:
+    summary = json.loads((folder / "summary").read_text())
+    return {name: summary[name] for name in ("checksum", "accuracy", "steps", "fired")}
+
+
+@pytest.mark.parametrize("strategy", ["allreduce", "gossip", "ps"])
+@pytest.mark.parametrize("how", ["signal", "requeue"])
+def test_a_job_that_starts_again_ends_as_an_unbroken_one(cluster, strategy, how):
+    unbroken, there = started(cluster, strategy, 0.005, keep="")
+    cluster.output(unbroken, timeout=120)
+    job, folder = started(cluster, strategy, 0.1)
+    await_checkpoint(folder)
+    argv = ["scancel", "--signal=USR1", str(job)] if how == "signal" else ["scontrol", "requeue", str(job)]
+    assert cluster.run(argv).returncode == 0
+    text = cluster.output(job, timeout=180)
+    assert ("told to stop: checkpoint of step" in text) == (how == "signal")
+    assert (f"job {job} is requeued" in text) == (how == "signal")
+    assert text.count("goes on after step") == 1, text
+    assert text.count("status 0") == 1, text
+    assert "status 77" not in text
+    assert outcome(folder) == outcome(there)
+
+
+def test_the_time_limit_itself_stops_and_requeues(cluster):
+    """SIGTERM comes KillWait = 5 seconds before SIGKILL."""
+    job, folder = started(cluster, "allreduce", 0.8, more="--time=1")
+    text = cluster.run(["true"]).stdout
+    deadline = time.monotonic() + 240
+    while "goes on after step" not in text:
+        assert time.monotonic() < deadline, text
+        time.sleep(1)
+        text = (folder / "log").read_text() if (folder / "log").exists() else ""
+    record = cluster.wait(job, timeout=120)
+    assert record["JobState"] == "COMPLETED", (folder / "log").read_text()
+    assert outcome(folder)["steps"] == 150
+
+
+def test_a_cancelled_job_leaves_a_checkpoint_and_is_not_requeued(cluster):
+    job, folder = started(cluster, "gossip", 0.1)
+    await_checkpoint(folder)
+    assert cluster.run(["scancel", str(job)]).returncode == 0
+    assert cluster.wait(job)["JobState"] == "CANCELLED"
+    assert "is requeued" not in (folder / "log").read_text()
+    assert list(folder.glob("kept/*/manifest.json"))
+
+
+def test_a_job_that_may_not_be_requeued_ends_with_a_status_of_its_own(cluster):
+    job, folder = started(cluster, "gossip", 0.1, more="--no-requeue")
+    await_checkpoint(folder)
+    assert cluster.run(["scancel", "--signal=TERM", str(job)]).returncode == 0
+    text = cluster.output(job, timeout=60)
+    assert f"job {job} is not requeued: it may not be (sbatch --requeue)" in text
+    assert "status 77" in text
