@@ -80,14 +80,14 @@ class Stopped(SlurmdlError):
 
     Parameters
     ----------
-    requeued : whether Slurm will start the job again.
+    ends : whether Slurm is about to end the job that it ran in.
     """
 
     exit_status = 77
 
-    def __init__(self, message: str, requeued: bool = False) -> None:
+    def __init__(self, message: str, ends: bool = False) -> None:
         super().__init__(message)
-        self.requeued = requeued
+        self.ends = ends
 
 
 #: exit status -> meaning; the documentation prints this table

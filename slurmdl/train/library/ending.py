@@ -28,7 +28,7 @@ def failed(error: BaseException) -> int:
     if isinstance(error, Stopped):
         if is_first():
             report(error)
-        if error.requeued:
+        if error.ends:
             _await_end()
         return error.exit_status
     if isinstance(error, (UsageError, Refused)):
@@ -75,7 +75,7 @@ def requeue(environ: Mapping[str, str] = os.environ) -> tuple[bool, str]:
 
     Returns
     -------
-    Whether Slurm has agreed to, and what has become of it, in words.
+    Whether Slurm is about to end this job, and what has become of it, in words.
 
     References
     ----------
@@ -90,12 +90,15 @@ def requeue(environ: Mapping[str, str] = os.environ) -> tuple[bool, str]:
         state, reason = record.get("JobState", "unknown"), record.get("Reason")
         # at the time limit, and where it was cancelled, too, it is already COMPLETING
         if state != "RUNNING" and reason != "TimeLimit":
-            return False, f"job {job} is not requeued: it is {state} ({reason})"
+            return True, f"job {job} is {state} already, which is left to Slurm"
         if record.get("Requeue") == "0":
             return False, f"job {job} is not requeued: it may not be (sbatch --requeue)"
-        process.query(["scontrol", "requeue", job], timeout=_PATIENCE)
+        answer = process.ask(["scontrol", "requeue", job], timeout=_PATIENCE)
     except UnavailableError as error:
         return False, f"job {job} is not requeued: {error}"
+    # Slurm may end the job, and scontrol with it, before that has heard that it will
+    if answer.status not in (0, -signal.SIGTERM):
+        return False, f"job {job} is not requeued: {answer.first_error}"
     return True, f"job {job} is requeued"
 
 

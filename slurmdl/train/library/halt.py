@@ -75,14 +75,20 @@ class Halt:
         """Let all make a checkpoint soon, and go on; a call of the first worker."""
         self._courier.do(self._begin)
 
-    def due(self) -> tuple[int, bool] | None:
-        """Whether all make a checkpoint now, between two steps of this worker: its number, and whether they stop."""
+    def due(self, last: bool = False) -> tuple[int, bool] | None:
+        """Whether all make a checkpoint now, between two steps of this worker: its number, and whether they stop.
+
+        Parameters
+        ----------
+        last : this worker has made its last step, so that it hears what is decided on with its promise, in any case.
+        """
         step, now = self._step(), self._transport.now()
-        if not self._held(step) and self._until is None and now - self._looked < _PAUSE:
+        at = _NEVER if last else step
+        if not self._held(at) and self._until is None and now - self._looked < _PAUSE:
             return None
         self._looked = now
         self._courier.do(lambda: self._attend(0))
-        while self._held(step):
+        while self._held(at):
             self._courier.do(self._await)
         if self._until is None or (self._together and step < self._until):
             return None

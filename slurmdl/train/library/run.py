@@ -348,7 +348,7 @@ class Run:
         """
         if self._finished or not self._attached:
             return
-        self._boundary()
+        self._boundary(last=True)
         self._finished = True
         if self.saver:
             self.saver.finish()
@@ -412,12 +412,12 @@ class Run:
             self._boundary()
             self._watch.enter("data")
 
-    def _boundary(self) -> None:
+    def _boundary(self, last: bool = False) -> None:
         """Between two steps: all that belongs to the one before has been done."""
         if not self.saver or self.serves:
             return
         start, self._looked = self.world.transport.now(), self.step
-        due = self.saver.due()
+        due = self.saver.due(last)
         if due:
             stops = self.saver.save(*due)
             self._watch.was_checkpoint(start)
@@ -431,8 +431,8 @@ class Run:
         transport = self.world.transport
         self.courier.close()
         transport.meet()
-        requeued, words = transport.broadcast(ending.requeue() if self.rank == 0 else None)
-        raise Stopped(f"train: told to stop: checkpoint of step {number} in {self.saver.path}; {words}", requeued)
+        ends, words = transport.broadcast(ending.requeue() if self.rank == 0 else None)
+        raise Stopped(f"train: told to stop: checkpoint of step {number} in {self.saver.path}; {words}", ends)
 
     def _resumed(self) -> None:
         """The data are as they were; from here on random numbers are, too."""

@@ -87,14 +87,14 @@ class Saver:
             generators.restore(self._rest.random)
         self._random_taken = True
 
-    def due(self) -> tuple[int, bool] | None:
-        """The number of the checkpoint that is due between two steps, and whether all stop after it."""
+    def due(self, last: bool) -> tuple[int, bool] | None:
+        """The number of the checkpoint that is due now, between two steps, and whether all stop after it."""
         assert self._halt
         step, together = self._run.step, self._run.strategy.meets
         passed = self._every and step - self._last >= self._every
         if passed and not together and self._run.first:
             self._halt.call()
-        told = self._halt.due()
+        told = self._halt.due(last)
         if told:
             return told
         return (step, False) if together and self._every and step % self._every == 0 and step > self._last else None
