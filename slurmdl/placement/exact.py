@@ -8,8 +8,9 @@ only on the counts below each link; a ring enters and leaves every zone once whe
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -27,8 +28,14 @@ from slurmdl.topology.model import Topology
 if TYPE_CHECKING:
     from ortools.sat.python import cp_model
 
+Least = Literal["seconds", "bytes", "key"]
+#: what of a job is on some nodes: variables for tasks and for servers, and the most tasks that it may be
+Part = tuple[Any, Any, int]
+
 #: the predicted seconds of the first choice, in the solver's integers; what is far above it is cut off
 SCALE, MOST = 2 * 10**8, 10**9
+_KEYS: dict[Least, Callable[[Cost], tuple[float, ...]]] = {
+    "seconds": lambda cost: cost.key[:1], "bytes": lambda cost: cost.key[1:], "key": lambda cost: cost.key}
 
 
 @dataclass(frozen=True)
@@ -50,12 +57,14 @@ class Exact:
 
 
 def solve(request: JobRequest, cluster: ClusterSnapshot, topology: Topology, scores: LinkScores,
-          limit_s: float = 10.0) -> Exact:
-    """The nodes and ranks of the least predicted seconds among the nodes that are free now.
+          limit_s: float = 10.0, least: Least = "seconds") -> Exact:
+    """The best nodes and ranks among the nodes that are free now.
 
     Parameters
     ----------
     limit_s : seconds after which the best choice so far is returned, not proven.
+    least : what is least: the predicted seconds; the bytes across zones, and where these are equal those across
+        nodes; or `key`, the seconds, and where these are equal the bytes (Cost.key, by which `place` chooses).
 
     Raises
     ------
@@ -83,8 +92,8 @@ def solve(request: JobRequest, cluster: ClusterSnapshot, topology: Topology, sco
             if network.trunks.names:
                 raise PlacementError(f"the way {network.trunks.names[0]} is slower than the links on it: no exact "
                                      "answer is known for that")
-            found = _Model(cp_model, job, traffic, phases, network).solve(limit_s)
-            if best is None or found.cost.seconds < best.cost.seconds:
+            found = _Model(cp_model, job, traffic, phases, network).solve(limit_s, least)
+            if best is None or _KEYS[least](found.cost) < _KEYS[least](best.cost):
                 best = found
         if best is not None:
             return best
@@ -139,47 +148,97 @@ class _Model:
         workers, others = tasks - servers, self.job.tasks - self.ps
         return size * max(servers * (others - workers), workers * (self.ps - servers))
 
-    def solve(self, limit_s: float) -> Exact:
+    def messages(self, tasks: int, servers: int) -> int:
+        """How many leave what has so much of the job in one iteration, all of one size."""
+        if not self.phases or not 0 < tasks < self.job.tasks:
+            return 0
+        if not self.phases[0].crossed:
+            return 1
+        if not self.ps:
+            return tasks * (self.job.tasks - tasks)
+        workers = tasks - servers
+        return servers * (self.job.tasks - self.ps - workers) + workers * (self.ps - servers)
+
+    def solve(self, limit_s: float, least: Least) -> Exact:
         network, first = self.network, self.first()
         scale = SCALE / first.cost.seconds if first.cost.seconds else 0.0
         if not scale:
             return Exact(first.nodes, first.order, first.cost, True)
-        busiest = self.model.new_int_var(0, MOST, "busiest")
-        levels = sorted(set(network.zone_level.tolist()))
-        delays = [self.model.new_int_var(0, MOST, f"delay {level}") for level in (-1, *levels)]
-        every = [(self.tasks[i], self.servers[i], self.job.most_per_node, float(network.node_capacity[i]),
-                  float(network.node_delay[i]), delays[0]) for i in range(len(network.nodes))]
-        for zone in range(len(network.zones)):
-            below = np.flatnonzero((network.above == zone).any(axis=1)).tolist()
-            tasks = self.model.new_int_var(0, self.job.tasks, "")
-            self.model.add(tasks == sum(self.tasks[i] for i in below))
-            servers = self.model.new_int_var(0, self.ps, "")
-            self.model.add(servers == sum(self.servers[i] for i in below))
-            every.append((tasks, servers, self.job.tasks, float(network.zone_capacity[zone]),
-                          float(network.zone_delay[zone]), delays[1 + levels.index(int(network.zone_level[zone]))]))
-        for tasks, servers, most, capacity, delay, longest in every:
-            loads = np.array([[self.load(t, s) for s in range(min(self.ps, most) + 1)] for t in range(most + 1)])
-            self.at_least(busiest, tasks, servers, loads / capacity * scale)
-            self.at_least(longest, tasks, servers, np.where(loads > 0, 2 * self.rounds * delay * scale, 0.0))
-        self.model.minimize(len(self.phases) * busiest + sum(delays))
-        solver = self.cp.CpSolver()
+        zones = [self.below(np.flatnonzero((network.above == zone).any(axis=1)).tolist())
+                 for zone in range(len(network.zones))]
+        nodes = [(tasks, servers, self.job.most_per_node)
+                 for tasks, servers in zip(self.tasks, self.servers, strict=True)]
+        leaves = [zones[zone] for zone in sorted(set(network.leaf.tolist()))]
+        goals = [] if least == "bytes" else [self.seconds(nodes, zones, scale)]
+        if least != "seconds":
+            # in no way so many messages go between nodes
+            goals.append((self.job.tasks**2 + 1) * self.leaving(leaves) + self.leaving(nodes))
+        best = replace(first, proven=True)
+        for goal in goals:
+            solver, status = self.minimized(goal, limit_s)
+            if status not in (self.cp.OPTIMAL, self.cp.FEASIBLE):
+                return replace(best, proven=False)
+            proven = best.proven and status == self.cp.OPTIMAL
+            found = self.exact([solver.value(tasks) for tasks in self.tasks],
+                               [solver.value(servers) for servers in self.servers], proven)
+            better = _KEYS[least](found.cost) <= _KEYS[least](best.cost)
+            best = found if better else replace(best, proven=proven)
+            self.model.add(goal <= round(solver.objective_value))
+        return best
+
+    def minimized(self, goal: Any, limit_s: float) -> tuple[cp_model.CpSolver, Any]:
+        """The solver once it has made this as small as it could, and its status."""
+        self.model.minimize(goal)
+        solver: cp_model.CpSolver = self.cp.CpSolver()
         solver.parameters.max_time_in_seconds = limit_s
         solver.parameters.num_workers = 1
         solver.parameters.random_seed = 1
-        status = solver.solve(self.model)
-        if status not in (self.cp.OPTIMAL, self.cp.FEASIBLE):
-            return first
-        found = self.exact([solver.value(tasks) for tasks in self.tasks],
-                           [solver.value(servers) for servers in self.servers], status == self.cp.OPTIMAL)
-        return found if found.cost.seconds <= first.cost.seconds else \
-            Exact(first.nodes, first.order, first.cost, found.proven)
+        return solver, solver.solve(self.model)
 
-    def at_least(self, bound: Any, tasks: Any, servers: Any, table: FloatArray) -> None:
-        """The bound is no less than the entry of the table for so many tasks (rows) and servers (columns)."""
+    def below(self, nodes: Sequence[int]) -> Part:
+        """What of the job is on these nodes."""
+        tasks = self.model.new_int_var(0, self.job.tasks, "")
+        self.model.add(tasks == sum(self.tasks[i] for i in nodes))
+        servers = self.model.new_int_var(0, self.ps, "")
+        self.model.add(servers == sum(self.servers[i] for i in nodes))
+        return tasks, servers, self.job.tasks
+
+    def seconds(self, nodes: Sequence[Part], zones: Sequence[Part], scale: float) -> Any:
+        """The predicted seconds times `scale`."""
+        network = self.network
+        busiest = self.model.new_int_var(0, MOST, "busiest")
+        levels = sorted(set(network.zone_level.tolist()))
+        delays = [self.model.new_int_var(0, MOST, f"delay {level}") for level in (-1, *levels)]
+        longest = [delays[0]] * len(nodes)
+        longest += [delays[1 + levels.index(level)] for level in network.zone_level.tolist()]
+        capacities = [*network.node_capacity.tolist(), *network.zone_capacity.tolist()]
+        waits = [*network.node_delay.tolist(), *network.zone_delay.tolist()]
+        for part, capacity, delay, most in zip([*nodes, *zones], capacities, waits, longest, strict=True):
+            loads = self.table(part, self.load)
+            self.at_least(busiest, part, loads / capacity * scale)
+            self.at_least(most, part, np.where(loads > 0, 2 * self.rounds * delay * scale, 0.0))
+        return len(self.phases) * busiest + sum(delays)
+
+    def leaving(self, parts: Sequence[Part]) -> Any:
+        """Messages between these parts of the job."""
+        found = []
+        for part in parts:
+            count = self.model.new_int_var(0, self.job.tasks**2, "")
+            self.at_least(count, part, self.table(part, self.messages))
+            found.append(count)
+        return sum(found)
+
+    def table(self, part: Part, entry: Callable[[int, int], float]) -> FloatArray:
+        """An entry for each number of tasks (rows) and servers (columns) that the part may hold."""
+        return np.array([[entry(tasks, servers) for servers in range(min(self.ps, part[2]) + 1)]
+                         for tasks in range(part[2] + 1)], float)
+
+    def at_least(self, bound: Any, part: Part, table: FloatArray) -> None:
+        """The bound is no less than the part's entry of the table, rounded."""
         values = np.minimum(np.round(table), MOST).astype(np.int64)
         if values.any():
             entry = self.model.new_int_var(0, MOST, "")
-            self.model.add_element(tasks * values.shape[1] + servers, values.ravel().tolist(), entry)
+            self.model.add_element(part[0] * values.shape[1] + part[1], values.ravel().tolist(), entry)
             self.model.add(bound >= entry)
 
     def first(self) -> Exact:
