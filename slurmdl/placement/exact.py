@@ -1,9 +1,10 @@
 """The exact optimum of a small job: every choice of nodes and of servers, by constraint programming.
 
 Independent of the search that `place` makes: one variable per node, the loads of links as tables over what is below
-them, and the predicted seconds as the objective, for the solver CP-SAT of OR-tools (Perron and Furnon, OR-tools;
-Stuckey, Lazy clause generation, 2010). For ring allreduce, parameter servers and random gossip, whose cost depends
-only on the counts below each link; a ring enters and leaves every zone once where its ranks stand depth-first.
+them, and the predicted seconds or the bytes as the objective, for the solver CP-SAT of OR-tools (Perron and Furnon,
+OR-tools; Stuckey, Lazy clause generation, 2010). For ring allreduce, parameter servers and random gossip, whose cost
+depends only on the counts below each link; a ring enters and leaves every zone once where its ranks stand
+depth-first.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ from slurmdl.topology.model import Topology
 if TYPE_CHECKING:
     from ortools.sat.python import cp_model
 
-Least = Literal["seconds", "bytes", "key"]
+Least = Literal["seconds", "bytes"]
 #: what of a job is on some nodes: variables for tasks and for servers, and the most tasks that it may be
 Part = tuple[Any, Any, int]
 
 #: the predicted seconds of the first choice, in the solver's integers; what is far above it is cut off
 SCALE, MOST = 2 * 10**8, 10**9
 _KEYS: dict[Least, Callable[[Cost], tuple[float, ...]]] = {
-    "seconds": lambda cost: cost.key[:1], "bytes": lambda cost: cost.key[1:], "key": lambda cost: cost.key}
+    "seconds": lambda cost: cost.key[:1], "bytes": lambda cost: cost.key[1:]}
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ class Exact:
     nodes : names, in the order of the snapshot.
     order : entry i is the node of rank i.
     cost : of these ranks, as `cost` gives it.
-    proven : no choice takes less time, but for one part in 10^8.
+    proven : no choice takes less time, but for one part in 10^8, or sends fewer bytes.
     """
 
     nodes: tuple[str, ...]
@@ -63,8 +64,8 @@ def solve(request: JobRequest, cluster: ClusterSnapshot, topology: Topology, sco
     Parameters
     ----------
     limit_s : seconds after which the best choice so far is returned, not proven.
-    least : what is least: the predicted seconds; the bytes across zones, and where these are equal those across
-        nodes; or `key`, the seconds, and where these are equal the bytes (Cost.key, by which `place` chooses).
+    least : what is least: the predicted seconds, or the bytes across zones, and where these are equal those across
+        nodes.
 
     Raises
     ------
@@ -169,31 +170,19 @@ class _Model:
         nodes = [(tasks, servers, self.job.most_per_node)
                  for tasks, servers in zip(self.tasks, self.servers, strict=True)]
         leaves = [zones[zone] for zone in sorted(set(network.leaf.tolist()))]
-        goals = [] if least == "bytes" else [self.seconds(nodes, zones, scale)]
-        if least != "seconds":
-            # in no way so many messages go between nodes
-            goals.append((self.job.tasks**2 + 1) * self.leaving(leaves) + self.leaving(nodes))
-        best = replace(first, proven=True)
-        for goal in goals:
-            solver, status = self.minimized(goal, limit_s)
-            if status not in (self.cp.OPTIMAL, self.cp.FEASIBLE):
-                return replace(best, proven=False)
-            proven = best.proven and status == self.cp.OPTIMAL
-            found = self.exact([solver.value(tasks) for tasks in self.tasks],
-                               [solver.value(servers) for servers in self.servers], proven)
-            better = _KEYS[least](found.cost) <= _KEYS[least](best.cost)
-            best = found if better else replace(best, proven=proven)
-            self.model.add(goal <= round(solver.objective_value))
-        return best
-
-    def minimized(self, goal: Any, limit_s: float) -> tuple[cp_model.CpSolver, Any]:
-        """The solver once it has made this as small as it could, and its status."""
-        self.model.minimize(goal)
-        solver: cp_model.CpSolver = self.cp.CpSolver()
+        # in no way so many messages go between nodes
+        self.model.minimize(self.seconds(nodes, zones, scale) if least == "seconds" else
+                            (self.job.tasks**2 + 1) * self.leaving(leaves) + self.leaving(nodes))
+        solver = self.cp.CpSolver()
         solver.parameters.max_time_in_seconds = limit_s
         solver.parameters.num_workers = 1
         solver.parameters.random_seed = 1
-        return solver, solver.solve(self.model)
+        status = solver.solve(self.model)
+        if status not in (self.cp.OPTIMAL, self.cp.FEASIBLE):
+            return first
+        found = self.exact([solver.value(tasks) for tasks in self.tasks],
+                           [solver.value(servers) for servers in self.servers], status == self.cp.OPTIMAL)
+        return found if _KEYS[least](found.cost) <= _KEYS[least](first.cost) else replace(first, proven=found.proven)
 
     def below(self, nodes: Sequence[int]) -> Part:
         """What of the job is on these nodes."""
