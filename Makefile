@@ -8,6 +8,7 @@
 # make bench-spank   what the SPANK plugin adds to a task's launch, into results/spank.json
 # make bench-strategies   bytes, accuracy and time of training strategies, into results/strategies.json
 # make bench-scores   what probes recover of links, what scores are worth, and how they scale, into results/scores.json
+# make bench-unequal   load balance of unequal ranks, and what placement saves in training, into results/unequal.json
 # make fuzz       ten minutes of coverage-guided fuzzing of the readers of topologies
 # make plugin     the SPANK plugin, build/spank/slurmdl.so (spank/README.md)
 # make fuzz-plugin  libFuzzer on each parser of the plugin for SECONDS, side by side, and the plugin as clang builds it
@@ -28,7 +29,8 @@ AS_ROOT := tools/as-root
 # test files side by side: many of them wait for Slurm
 WORKERS ?= 2
 
-BENCHES := bench-demo bench-topology bench-placement bench-model bench-spank bench-strategies bench-scores
+BENCHES := bench-demo bench-topology bench-placement bench-model bench-spank bench-strategies bench-scores \
+	bench-unequal
 
 .PHONY: demo test lint install system nightly fuzz oracle plugin fuzz-plugin memcheck-plugin plugin-releases clean \
 	packages site-flow \
@@ -73,6 +75,10 @@ bench-strategies: install
 bench-scores: install
 	@mkdir -p results
 	$(AS_ROOT) $(BIN)/slurmdl bench scores --results results/scores.json
+
+bench-unequal: install
+	@mkdir -p results
+	$(AS_ROOT) $(BIN)/slurmdl bench unequal --results results/unequal.json
 
 fuzz: install
 	SLURMDL_FUZZ_SECONDS=100 $(BIN)/pytest -p no:cacheprovider -s tests/fuzz

@@ -47,6 +47,13 @@ def run(argv: list[str]) -> int:
     scores.add_argument("--only", default="", metavar="PART,...", help="these parts only (default: all)")
     scores.add_argument("--seed", type=int, default=0, metavar="N", help="of all links (default: %(default)s)")
     scores.add_argument("--results", metavar="FILE", help="write the figures, controls among them, as JSON")
+    unequal = commands.add_parser("unequal", help="ranks of unequal speed, and what placement saves in training",
+                                  description="What load balance recovers of ranks of unequal speed, and what "
+                                              "placement saves jobs of several tasks per node in bytes and time "
+                                              "(needs root).")
+    unequal.add_argument("--only", default="", metavar="PART,...", help="these parts only (default: all)")
+    unequal.add_argument("--seed", type=int, default=1, metavar="N", help="the first one (default: %(default)s)")
+    unequal.add_argument("--results", metavar="FILE", help="write the figures, controls among them, as JSON")
     exact = commands.add_parser("exact", help="the choice of nodes beside the exact optimum",
                                 description="The choice of nodes beside the exact optimum, on small random clusters.")
     exact.add_argument("--clusters", type=int, default=2000, metavar="N", help="cases that count (%(default)s)")
@@ -58,7 +65,7 @@ def run(argv: list[str]) -> int:
 
         bench_exact.run(max(1, options.clusters), options.results, options.seed)
         return 0
-    if options.command in ("placement", "scores", "strategies"):
+    if options.command in ("placement", "scores", "strategies", "unequal"):
         bench = import_module(f"slurmdl.bench.{options.command}")
         further = [options.quick] if options.command == "strategies" else []
         bench.run([part for part in options.only.split(",") if part], options.results, options.seed, *further)

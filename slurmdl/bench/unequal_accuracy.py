@@ -1,0 +1,56 @@
+"""What ranks of unequal speed cost in accuracy, simulated and paired: the same seeds and folds at equal speed.
+
+The control, ranks that never exchange, must be worse.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
+
+from slurmdl.bench.accuracy import FOLDS, LOSS, bound, difference
+from slurmdl.bench.results import Row, row
+from slurmdl.bench.simulated import Outcome, outcomes
+from slurmdl.bench.unequal_speed import BALANCED, GOSSIP, OFF, SPEEDS, WAYS
+
+COMMON = ("--simulate", "8", "--model", "mlp:64", "--batch", "16", "--lr", "0.05", "--steps", "500")
+EQUAL = "equal speeds"
+SEEDS = 5
+#: way and speeds
+Case = tuple[str, str]
+
+
+def rows(seed: int) -> Iterator[Row]:
+    """Differences in accuracy for each mixture of speeds."""
+    speeds = {EQUAL: "", **SPEEDS}
+    cases = {(way, name): (*WAYS[way].split(), *(("--slow", slow) if slow else ()))
+             for way, (name, slow) in product((GOSSIP, BALANCED), speeds.items())}
+    yield from judge(run({**cases, (OFF, EQUAL): tuple(WAYS[OFF].split())}, range(seed, seed + SEEDS)))
+
+
+def run(cases: Mapping[Case, Sequence[str]], seeds: Sequence[int]) -> dict[Case, list[list[Outcome]]]:
+    """Outcome of each case, by seed and fold."""
+    todo = list(product(cases, seeds, range(1, FOLDS + 1)))
+    came = outcomes((*COMMON, *cases[case], "--seed", str(seed), "--fold", f"{fold}/{FOLDS}")
+                    for case, seed, fold in todo)
+    found: dict[Case, list[list[Outcome]]] = {case: [[] for _ in seeds] for case in cases}
+    for (case, seed, _), outcome in zip(todo, came, strict=True):
+        found[case][seed - seeds[0]].append(outcome)
+    return found
+
+
+def judge(found: Mapping[Case, Sequence[Sequence[Outcome]]]) -> Iterator[Row]:
+    """The rows: what unequal speeds cost, and the control."""
+    alone = [statistics.fmean(mine.own - theirs.accuracy for mine, theirs in zip(*folds, strict=True))
+             for folds in zip(found[OFF, EQUAL], found[GOSSIP, EQUAL], strict=True)]
+    yield row(f"control: ranks that never exchange, over {GOSSIP}", alone, "points",
+              target=f"at least {LOSS:g} worse", met=-bound([-points for points in alone]) < -LOSS)
+    for (way, speeds), its in found.items():
+        if speeds != EQUAL:
+            equal = found[way, EQUAL]
+            more = difference(its, equal)
+            yield row(f"{way}: accuracy, {speeds} over {EQUAL}", more, "points",
+                      baseline=statistics.fmean(each.accuracy for folds in equal for each in folds),
+                      target=f"lower 95 % bound (here {bound(more):.2f}) at least -{LOSS:g} points",
+                      met=bound(more) >= -LOSS)

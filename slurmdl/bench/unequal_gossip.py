@@ -1,0 +1,94 @@
+"""Gossip of unequal ranks: {shared memory, messages, both} x {balanced, not} x {in step, asynchronous}.
+
+What each combination does in a second, on nodes of a sandbox that hold all ranks, one each, or half of them, and what
+it costs in accuracy, simulated on the same nodes with the same seeds at equal speed; allreduce stands beside it.
+Nothing is judged here: the parts `speed` and `accuracy` judge.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+
+from slurmdl.bench import results
+from slurmdl.bench.accuracy import bound as lower
+from slurmdl.bench.accuracy import difference
+from slurmdl.bench.results import Row
+from slurmdl.bench.unequal_accuracy import run
+from slurmdl.bench.unequal_jobs import SETTINGS, Jobs, Result, bound
+from slurmdl.bench.unequal_speed import CPUS, OFF, RANKS, SPEEDS, WAYS, common
+from slurmdl.sandbox import cluster
+from slurmdl.sandbox.spec import Spec, alternating
+
+#: which ranks are how slow
+MIXED = list(SPEEDS)[-1]
+STEPS, REPEATS, SEEDS = 80, 3, 3
+
+
+@dataclass(frozen=True)
+class Way:
+    """A strategy on so many nodes with so many ranks on each."""
+
+    name: str
+    nodes: int
+    each: int
+    options: str
+
+    @property
+    def zones(self) -> str:
+        """As --zones of a simulation has the nodes."""
+        return f"A:{self.nodes}x{self.each}"
+
+
+WHERE = {"shared memory": (1, RANKS, " --shared-memory"), "messages": (RANKS, 1, ""),
+         "both": (2, RANKS // 2, " --shared-memory")}
+BALANCE = {"not balanced": "", "balanced": " --balance steps"}
+WAITING = {"in step": "", "asynchronous": " --async"}
+COMBINATIONS = [Way(f"gossip, {where}, {balance}, {waiting}", nodes, each,
+                    f"--strategy gossip{memory}{BALANCE[balance]}{WAITING[waiting]}")
+                for (where, (nodes, each, memory)), balance, waiting in product(WHERE.items(), BALANCE, WAITING)]
+ALLREDUCE = [Way("allreduce, not balanced", RANKS, 1, "--strategy allreduce"),
+             Way("allreduce, balanced", RANKS, 1, "--strategy allreduce --balance batch")]
+
+
+def rows(seed: int) -> Iterator[Row]:
+    """Samples per second of each combination, then accuracies."""
+    box = cluster.up(Spec(f"gossip-{os.getpid()}", alternating(RANKS, 1), cpus=CPUS, settings=SETTINGS))
+    try:
+        jobs = Jobs(box)
+        off = [_train(jobs, Way(OFF, RANKS, 1, WAYS[OFF]), seed) for _ in range(REPEATS)]
+        yield results.row(f"{MIXED}: {OFF}{bound(off)}", [_rate(its) for its in off], "1/s")
+        for way in (*COMBINATIONS, *ALLREDUCE):
+            found = [_train(jobs, way, seed) for _ in range(REPEATS)]
+            print(f"gossip: {way.name}", file=sys.stderr, flush=True)
+            yield results.row(f"{MIXED}: {way.name}{bound(found)}", [_rate(its) for its in found], "1/s",
+                              baseline=statistics.median(map(_rate, off)))
+    finally:
+        cluster.down(box.spec.name)
+    yield from accuracies(seed)
+
+
+def _train(jobs: Jobs, way: Way, seed: int) -> Result:
+    return jobs.train(way.nodes, way.each, f"{common(STEPS, seed)} --slow {SPEEDS[MIXED]} {way.options}")
+
+
+def _rate(result: Result) -> float:
+    return float(result.summary["samples_per_second"])
+
+
+def accuracies(seed: int) -> Iterator[Row]:
+    """Differences in accuracy of each combination to its own at equal speed."""
+    cases = {(way.name, speeds): (*way.options.split(), "--zones", way.zones, *slow)
+             for way in (*COMBINATIONS, *ALLREDUCE)
+             for speeds, slow in (("", ()), (MIXED, ("--slow", SPEEDS[MIXED])))}
+    found = run(cases, range(seed, seed + SEEDS))
+    for way in (*COMBINATIONS, *ALLREDUCE):
+        equal = found[way.name, ""]
+        more = difference(found[way.name, MIXED], equal)
+        yield results.row(f"{way.name}: accuracy, {MIXED} over equal speeds", more, "points",
+                          baseline=statistics.fmean(its.accuracy for folds in equal for its in folds),
+                          target=f"95 % bounds {lower(more):.2f} and {-lower([-points for points in more]):.2f}")

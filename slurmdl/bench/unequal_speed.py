@@ -1,0 +1,81 @@
+"""Samples per second of ranks of unequal speed, beside what the same ranks do at once with communication off.
+
+Eight ranks, each on a node of a sandbox, some of which compute several times as long; computation is slept, since
+the ranks outnumber the cores, and messages are real. All ways take turns. Where ranks wait for each other the batches
+must find their sizes first: their speed is that of the steps after SETTLED, when they have. The control is allreduce
+without balance, which goes at the pace of the slowest.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+
+from slurmdl.bench import results
+from slurmdl.bench.results import Row
+from slurmdl.bench.unequal_jobs import SETTINGS, Jobs, Result, bound
+from slurmdl.sandbox import cluster
+from slurmdl.sandbox.spec import Spec, alternating
+
+RANKS, CPUS = 8, 8
+#: seconds of a step of BATCH samples at full speed, and elements of the model
+COMPUTE, BATCH, PARAMETERS = 0.1, 64, 100_000
+#: which ranks compute so many times as long
+SPEEDS = {"one rank of 8 at a quarter of the speed": "7=4", "ranks at 1 x, 2 x and 4 x": "0=4,1=4,2=2,3=2,4=2"}
+OFF = "communication off"
+GOSSIP, BALANCED = "asynchronous gossip", "balanced allreduce"
+CONTROL = "unbalanced allreduce (control)"
+#: way -> its options; who exchanges in the millionth step does not exchange
+WAYS = {OFF: "--strategy gossip --async --balance steps --period 1000000",
+        GOSSIP: "--strategy gossip --async --balance steps",
+        BALANCED: "--strategy allreduce --balance batch", CONTROL: "--strategy allreduce"}
+#: steps of a run, and those of them in which batches find their sizes
+STEPS, SETTLED = 160, 60
+REPEATS, TARGET = 3, 0.95
+
+
+def rows(seed: int) -> Iterator[Row]:
+    """Ratios of samples per second, for each mixture of speeds."""
+    box = cluster.up(Spec(f"speed-{os.getpid()}", alternating(RANKS, 1), cpus=CPUS, settings=SETTINGS))
+    try:
+        jobs = Jobs(box)
+        for speeds, slow in SPEEDS.items():
+            found: dict[str, list[Result]] = {way: [] for way in WAYS}
+            for repeat in range(REPEATS):
+                for way, options in WAYS.items():
+                    found[way].append(jobs.train(RANKS, 1, f"{common(STEPS, seed)} --slow {slow} {options}"))
+                print(f"speed: {speeds}: {repeat + 1} of {REPEATS}", file=sys.stderr, flush=True)
+            yield from judge(speeds, found)
+    finally:
+        cluster.down(box.spec.name)
+
+
+def common(steps: int, seed: int) -> str:
+    """Options of all runs."""
+    return (f"--compute replay:{COMPUTE}:{PARAMETERS} --batch {BATCH} --steps {steps} --log-every {steps} "
+            f"--seed {seed}")
+
+
+def rate(result: Result) -> float:
+    """Samples per second of all workers together."""
+    its = result.summary
+    if its["strategy"] != "allreduce":
+        return float(its["samples_per_second"])
+    settled = result.seconds[SETTLED:]
+    return float(its["workers"] * BATCH * len(settled) / sum(settled))
+
+
+def judge(speeds: str, found: Mapping[str, Sequence[Result]]) -> Iterator[Row]:
+    """The rows of one mixture of speeds."""
+    rates = {way: [rate(result) for result in its] for way, its in found.items()}
+    off = statistics.median(rates[OFF])
+    yield results.row(f"{speeds}: {OFF}{bound(found[OFF])}", rates[OFF], "1/s", target="samples of all ranks")
+    for way in (GOSSIP, BALANCED, CONTROL):
+        shares = [mine / theirs for mine, theirs in zip(rates[way], rates[OFF], strict=True)]
+        good = statistics.median(shares) >= TARGET
+        yield results.row(f"{speeds}: {way}{bound(found[way])}", rates[way], "1/s", baseline=off)
+        yield results.row(f"{speeds}: {way}, as a share of {OFF}", shares, "share", baseline=1.0,
+                          target=f"{'below' if way == CONTROL else 'at least'} {TARGET:g}",
+                          met=good != (way == CONTROL))

@@ -1,0 +1,53 @@
+"""The benchmark of unequal machines on a real Slurm: jobs that run each way, and what they measure."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from slurmdl.bench import unequal_placement
+from slurmdl.bench.unequal_jobs import SETTINGS, Jobs
+from slurmdl.bench.unequal_ways import CONTROL, DEFAULT, LEAF, PLACED, Job
+from slurmdl.errors import SandboxError
+from slurmdl.sandbox import cluster
+from slurmdl.sandbox.spec import Spec, alternating
+
+SIX = alternating(6, 2)
+
+
+@pytest.fixture(scope="module")
+def jobs() -> Iterator[Jobs]:
+    name = f"unequal-{os.getpid()}"
+    try:
+        box = cluster.up(Spec(name, SIX, zone_features=False, settings=SETTINGS))
+    except SandboxError as error:
+        if os.environ.get("SLURMDL_REQUIRE_CLUSTER") == "1":
+            raise
+        pytest.skip(f"no real Slurm cluster: {error}")
+    yield Jobs(box)
+    cluster.down(name)
+
+
+def test_a_job_runs_each_way_on_the_nodes_that_are_free(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unequal_placement, "STEPS", 3)
+    case = unequal_placement.Case(Job("PS", 2, 2, 2), ("n1", "n3", "n5", "n6"))
+    found = unequal_placement.measure(jobs, case, SIX, np.random.default_rng(1), True)
+    # n2 and n4 are left; Slurm's default puts both servers on n2, placement one on each
+    assert found.runs[DEFAULT][0].order == found.runs[LEAF][0].order == ("n2", "n2", "n4", "n4")
+    assert sorted(found.runs[PLACED][0].order[:2]) == ["n2", "n4"]
+    assert sorted(found.runs[CONTROL][0].order) == ["n2", "n2", "n4", "n4"]
+    for way, (run, model) in found.runs.items():
+        assert run.bytes_across_zones == 0
+        assert run.seconds > 0
+        assert 0 <= run.result.idle <= 1
+        assert model == found.costs[way]
+    assert found.runs[PLACED][0].bytes_across_nodes < found.runs[DEFAULT][0].bytes_across_nodes
+    assert jobs.granted(6, 1) == SIX.nodes, "the other job has ended"
+
+
+def test_a_job_that_fails_says_what_it_said(jobs: Jobs) -> None:
+    with pytest.raises(SandboxError, match=r"no summary: .*--traffic ring"):
+        jobs.train(2, 1, "--strategy gossip --traffic ring --steps 1")
