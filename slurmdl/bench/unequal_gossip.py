@@ -19,14 +19,14 @@ from slurmdl.bench.accuracy import bound as lower
 from slurmdl.bench.accuracy import difference
 from slurmdl.bench.results import Row
 from slurmdl.bench.unequal_accuracy import run
-from slurmdl.bench.unequal_jobs import SETTINGS, Jobs, Result, bound
-from slurmdl.bench.unequal_speed import CPUS, OFF, RANKS, SPEEDS, WAYS, common
+from slurmdl.bench.unequal_jobs import SETTINGS, Jobs, bound
+from slurmdl.bench.unequal_speed import CPUS, OFF, RANKS, SPEEDS, STEPS, WAYS, common, rate
 from slurmdl.sandbox import cluster
 from slurmdl.sandbox.spec import Spec, alternating
 
 #: which ranks are how slow
 MIXED = list(SPEEDS)[-1]
-STEPS, REPEATS, SEEDS = 80, 3, 3
+REPEATS, SEEDS = 3, 3
 
 
 @dataclass(frozen=True)
@@ -46,11 +46,11 @@ class Way:
 
 WHERE = {"shared memory": (1, RANKS, " --shared-memory"), "messages": (RANKS, 1, ""),
          "both": (2, RANKS // 2, " --shared-memory")}
-BALANCE = {"not balanced": "", "balanced": " --balance steps"}
-WAITING = {"in step": "", "asynchronous": " --async"}
-COMBINATIONS = [Way(f"gossip, {where}, {balance}, {waiting}", nodes, each,
-                    f"--strategy gossip{memory}{BALANCE[balance]}{WAITING[waiting]}")
-                for (where, (nodes, each, memory)), balance, waiting in product(WHERE.items(), BALANCE, WAITING)]
+#: ranks that meet after every step make as many, so that a batch is all that can differ
+HOW = {"not balanced, in step": "", "balanced, in step": " --balance batch", "not balanced, asynchronous": " --async",
+       "balanced, asynchronous": " --async --balance steps"}
+COMBINATIONS = [Way(f"gossip, {where}, {how}", nodes, each, f"--strategy gossip{memory}{options}")
+                for (where, (nodes, each, memory)), (how, options) in product(WHERE.items(), HOW.items())]
 ALLREDUCE = [Way("allreduce, not balanced", RANKS, 1, "--strategy allreduce"),
              Way("allreduce, balanced", RANKS, 1, "--strategy allreduce --balance batch")]
 
@@ -60,24 +60,18 @@ def rows(seed: int) -> Iterator[Row]:
     box = cluster.up(Spec(f"gossip-{os.getpid()}", alternating(RANKS, 1), cpus=CPUS, settings=SETTINGS))
     try:
         jobs = Jobs(box)
-        off = [_train(jobs, Way(OFF, RANKS, 1, WAYS[OFF]), seed) for _ in range(REPEATS)]
-        yield results.row(f"{MIXED}: {OFF}{bound(off)}", [_rate(its) for its in off], "1/s")
-        for way in (*COMBINATIONS, *ALLREDUCE):
-            found = [_train(jobs, way, seed) for _ in range(REPEATS)]
+        off = None
+        for way in (Way(OFF, RANKS, 1, WAYS[OFF]), *COMBINATIONS, *ALLREDUCE):
+            options = f"{common(STEPS, seed)} --slow {SPEEDS[MIXED]} {way.options}"
+            found = [jobs.train(way.nodes, way.each, options) for _ in range(REPEATS)]
             print(f"gossip: {way.name}", file=sys.stderr, flush=True)
-            yield results.row(f"{MIXED}: {way.name}{bound(found)}", [_rate(its) for its in found], "1/s",
-                              baseline=statistics.median(map(_rate, off)))
+            made = results.row(f"{MIXED}: {way.name}{bound(found)}", [rate(its, way.options) for its in found], "1/s",
+                               baseline=off)
+            off = off or made.value
+            yield made
     finally:
         cluster.down(box.spec.name)
     yield from accuracies(seed)
-
-
-def _train(jobs: Jobs, way: Way, seed: int) -> Result:
-    return jobs.train(way.nodes, way.each, f"{common(STEPS, seed)} --slow {SPEEDS[MIXED]} {way.options}")
-
-
-def _rate(result: Result) -> float:
-    return float(result.summary["samples_per_second"])
 
 
 def accuracies(seed: int) -> Iterator[Row]:

@@ -42,14 +42,19 @@ def rows(seed: int) -> Iterator[Row]:
     try:
         jobs = Jobs(box)
         for speeds, slow in SPEEDS.items():
-            found: dict[str, list[Result]] = {way: [] for way in WAYS}
-            for repeat in range(REPEATS):
-                for way, options in WAYS.items():
-                    found[way].append(jobs.train(RANKS, 1, f"{common(STEPS, seed)} --slow {slow} {options}"))
-                print(f"speed: {speeds}: {repeat + 1} of {REPEATS}", file=sys.stderr, flush=True)
-            yield from judge(speeds, found)
+            yield from judge(speeds, _by_turns(jobs, RANKS, f"{common(STEPS, seed)} --slow {slow}", speeds))
     finally:
         cluster.down(box.spec.name)
+
+
+def _by_turns(jobs: Jobs, ranks: int, options: str, what: str) -> dict[str, list[Result]]:
+    """What each way measures, on a node for each rank."""
+    found: dict[str, list[Result]] = {way: [] for way in WAYS}
+    for repeat in range(REPEATS):
+        for way, its in WAYS.items():
+            found[way].append(jobs.train(ranks, 1, f"{options} {its}"))
+        print(f"speed: {what}: {repeat + 1} of {REPEATS}", file=sys.stderr, flush=True)
+    return found
 
 
 def common(steps: int, seed: int) -> str:
@@ -58,18 +63,18 @@ def common(steps: int, seed: int) -> str:
             f"--seed {seed}")
 
 
-def rate(result: Result) -> float:
-    """Samples per second of all workers together."""
+def rate(result: Result, options: str) -> float:
+    """Samples per second of all workers together, which were given these options."""
     its = result.summary
-    if its["strategy"] != "allreduce":
+    if "--async" in options:
         return float(its["samples_per_second"])
     settled = result.seconds[SETTLED:]
-    return float(its["workers"] * BATCH * len(settled) / sum(settled))
+    return float(its["workers"] * its["batch"] * len(settled) / sum(settled))
 
 
 def judge(speeds: str, found: Mapping[str, Sequence[Result]]) -> Iterator[Row]:
     """The rows of one mixture of speeds."""
-    rates = {way: [rate(result) for result in its] for way, its in found.items()}
+    rates = {way: [rate(result, WAYS[way]) for result in its] for way, its in found.items()}
     off = statistics.median(rates[OFF])
     yield results.row(f"{speeds}: {OFF}{bound(found[OFF])}", rates[OFF], "1/s", target="samples of all ranks")
     for way in (GOSSIP, BALANCED, CONTROL):

@@ -139,12 +139,12 @@ def test_a_tie_is_told_from_a_difference(ratio: float, noise: float, ties: bool,
 
 def test_shares_of_the_speed_without_communication() -> None:
     def free(rate: float) -> Result:
-        return Result({"strategy": "gossip", "samples_per_second": rate}, (), 0.5)
+        return Result({"samples_per_second": rate}, (), 0.5)
 
     def in_step(seconds: float) -> Result:
         """Slow until batches have found their sizes, then as given."""
         first = (9.0,) * unequal_speed.SETTLED
-        return Result({"strategy": "allreduce", "workers": 8}, (*first, seconds, seconds), 0.5)
+        return Result({"workers": 8, "batch": 64}, (*first, seconds, seconds), 0.5)
 
     # 8 ranks of 64 samples in 0.5 s are 1,024 in a second
     found = {OFF: [free(1000.0)] * 3, GOSSIP: [free(940.0), free(960.0), free(970.0)], BALANCED: [in_step(0.5)] * 3,
