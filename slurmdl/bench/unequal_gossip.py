@@ -26,7 +26,7 @@ from slurmdl.sandbox.spec import Spec, alternating
 
 #: which ranks are how slow
 MIXED = list(SPEEDS)[-1]
-REPEATS, SEEDS = 3, 3
+REPEATS, SEEDS = 2, 3
 
 
 @dataclass(frozen=True)

@@ -78,7 +78,7 @@ class Jobs:
                    f"the end of job {number}")
 
     def train(self, nodes: int, each: int, options: str, *, lines: str = "",
-              start: str = "exec srun --mpi=pmix", submit: Sequence[str] = ("sbatch",)) -> Result:
+              start: str = "exec srun --mpi=pmix -K", submit: Sequence[str] = ("sbatch",)) -> Result:
         """Train on so many nodes with so many tasks on each, and wait for the end.
 
         Parameters

@@ -81,7 +81,7 @@ def run(jobs: Jobs, job: Job, way: str, order: Sequence[str], steps: int) -> Run
     if way == PLACED:
         ps = f" --dl-ps={job.ps}" if job.ps else ""
         return Run.of(jobs.train(
-            job.nodes, job.each, train, start="exec slurmdl srun", submit=["slurmdl", "sbatch"],
+            job.nodes, job.each, train, start="exec slurmdl srun -K", submit=["slurmdl", "sbatch"],
             lines=f"#DL --dl-strategy={strategy} --dl-traffic={traffic} --dl-model-bytes={4 * PARAMETERS}{ps}\n"))
     train += f" --ps {job.ps}" if job.ps else ""
     if way == DEFAULT:
@@ -90,4 +90,4 @@ def run(jobs: Jobs, job: Job, way: str, order: Sequence[str], steps: int) -> Run
     hosts.write_text("\n".join(order) + "\n")
     return Run.of(jobs.train(
         job.nodes, job.each, train, lines=f"#SBATCH -w {hostlist.fold(sorted(set(order)))}\n",
-        start=f"SLURM_HOSTFILE={hosts} exec srun --mpi=pmix -n {len(order)} -m arbitrary"))
+        start=f"SLURM_HOSTFILE={hosts} exec srun --mpi=pmix -K -n {len(order)} -m arbitrary"))
