@@ -50,6 +50,9 @@ def parser() -> argparse.ArgumentParser:
     link.add_argument("--rate", "--bandwidth", metavar="RATE", help="e.g. 10mbit; 0 takes the limit away")
     link.add_argument("--delay", metavar="TIME", help="that each packet is held each way, e.g. 10ms")
     link.add_argument("--loss", metavar="SHARE", help="of the packets between nodes, each way, e.g. 0.02 or 2%%")
+    cpu = command("cpu", "let the processes of a node, its jobs among them, have only a share of a core")
+    cpu.add_argument("node", metavar="NODE")
+    cpu.add_argument("share", metavar="SHARE", help="of one core, e.g. 0.25 or 25%%; 0 takes the limit away")
     shell = command("shell", "a shell on a host, as the ordinary user")
     run = command("run", "run a command on a host, as the ordinary user")
     for sub in (shell, run):
@@ -85,6 +88,13 @@ def run(argv: list[str]) -> int:
                                 delay=None if options.delay is None else parse_time(options.delay),
                                 loss=None if options.loss is None else parse_share(options.loss))
         print(f"{options.target}: {means}")
+        return 0
+    if options.command == "cpu":
+        from slurmdl.sandbox.spec import parse_share
+
+        share = parse_share(options.share)
+        box.limit_cpu(options.node, share)
+        print(f"{options.node}: " + (f"{share:.0%} of a core" if share else "no limit of its CPU"))
         return 0
     words = ["bash", "-i"] if options.command == "shell" else options.argv
     words = words[1:] if words[:1] == ["--"] else words
@@ -139,4 +149,6 @@ def _status(box: Sandbox, as_json: bool) -> int:
         rate = f"{shape.rate / 1e6:g} Mbit/s" if shape.rate else "no limit of its rate"
         print(f"  {'way' if '|' in name else 'link of'} {name}, each way: {rate}, {shape.delay * 1e3:g} ms more, "
               f"{shape.loss:g} lost")
+    for node, share in box.cpu_shares().items():
+        print(f"  CPU of {node}: {share:.0%} of a core")
     return 0

@@ -15,7 +15,7 @@ from typing import Any
 
 import slurmdl
 from slurmdl.errors import SandboxError, UsageError
-from slurmdl.sandbox import fabric, hosts, slurm, ways
+from slurmdl.sandbox import fabric, hosts, quota, slurm, ways
 from slurmdl.sandbox.spec import LOGIN, Spec, check_name
 
 _BASE = Path("/var/lib/slurmdl-sandbox")
@@ -101,6 +101,16 @@ class Sandbox:
         file = self.root / "links.json"
         return {k: fabric.Shape(**v) for k, v in json.loads(file.read_text()).items()} if file.exists() else {}
 
+    def limit_cpu(self, node: str, share: float) -> None:
+        """Let the processes of a node together have so much of a core, its jobs among them; 0 for no limit."""
+        if node not in self.pids or node not in self.spec.hosts:
+            raise UsageError(f"sandbox {self.spec.name} has no node {node!r} (nodes: {', '.join(self.spec.hosts)})")
+        quota.limit(self.spec.name, node, self.pids[node], share)
+
+    def cpu_shares(self) -> dict[str, float]:
+        """Node -> its part of a core, of the nodes that have a limit."""
+        return quota.shares(self.spec.name)
+
     def daemon_pid(self, host: str) -> int:
         """Process id (seen from here) of slurmctld on the login host, of slurmd on a node."""
         daemon = "slurmctld" if host == LOGIN else "slurmd"
@@ -116,6 +126,7 @@ class Sandbox:
         """Start the Slurm daemon of a host again after it was stopped."""
         daemon = ["slurmctld"] if host == LOGIN else ["slurmd", "-N", host]
         hosts.run(self.pids[host], daemon)
+        quota.join(self.spec.name, host, self.pids[host])
 
     def power_off(self, node: str) -> None:
         """End a node as a loss of power would: all its processes at once, and its link."""
@@ -188,6 +199,7 @@ def down(name: str) -> bool:
     root = _BASE / name
     existed = bool(hosts.find(name)) or root.exists()
     hosts.stop(name)
+    quota.drop(name)
     if root.exists():
         shutil.rmtree(root)
     with contextlib.suppress(OSError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -28,6 +29,7 @@ def traces(name: str) -> list[str]:
                        ("rule", ["nft", "list", "ruleset"]), ("namespace", ["ip", "netns"])):
         text = subprocess.run(argv, capture_output=True, text=True, check=False).stdout
         found += [f"{kind} {line}" for line in text.splitlines() if name in line or "slurmdl" in line]
+    found += [f"control group {path}" for path in Path("/sys/fs/cgroup").glob(f"**/slurmdl-sandbox.{name}.*")]
     return found + [f"file {path}" for path in Path("/var/lib").glob(f"slurmdl*/{name}")]
 
 
@@ -168,6 +170,44 @@ def test_down_leaves_nothing():
         sandbox.down(first.name)
         sandbox.down(second.name)
     assert traces(first.name) + traces(second.name) == []
+
+
+def test_a_node_has_a_share_of_a_core():
+    """Its jobs, too, and those of a slurmd that was started anew; taken away by `sandbox cpu` and by `down`."""
+    name = f"cpu-{os.getpid()}"
+
+    def throttled() -> int:
+        """Periods in which the node would have had more."""
+        stat = next(Path("/sys/fs/cgroup").glob(f"**/slurmdl-sandbox.{name}.n1/cpu.stat"))
+        return int(dict(line.split() for line in stat.read_text().splitlines())["nr_throttled"])
+
+    def busy(node: str) -> str:
+        """Of a job that computes for half a second of a CPU: its control groups."""
+        code = "import time\nwhile time.process_time() < 0.5: pass\nprint(open('/proc/self/cgroup').read())"
+        line = box.command(["srun", "-w", node, "python3", "-c", code])
+        return subprocess.run(line, capture_output=True, text=True, timeout=60, check=True).stdout
+
+    box = sandbox.up(Spec(name, alternating(2, 1)))
+    try:
+        done = slurmdl("sandbox", "cpu", "--name", name, "n1", "25%")
+        assert (done.returncode, done.stdout) == (0, "n1: 25% of a core\n"), done.stderr
+        assert "CPU of n1: 25% of a core" in slurmdl("sandbox", "status", "--name", name).stdout
+        assert f"slurmdl-sandbox.{name}.n1" in busy("n1")
+        assert throttled() > 0
+        assert f"slurmdl-sandbox.{name}" not in busy("n2")
+        os.kill(box.daemon_pid("n1"), signal.SIGKILL)
+        box.start_daemon("n1")
+        assert f"slurmdl-sandbox.{name}.n1" in busy("n1")
+        assert slurmdl("sandbox", "cpu", "--name", name, "n1", "0").stdout == "n1: no limit of its CPU\n"
+        before = throttled()
+        busy("n1")
+        assert throttled() == before
+        for words, status in ((("n9", "0.5"), 64), (("n1", "2"), 64), (("n1", "0.01"), 71)):
+            done = slurmdl("sandbox", "cpu", "--name", name, *words)
+            assert (done.returncode, len(done.stderr.splitlines())) == (status, 1), done.stderr
+    finally:
+        sandbox.down(name)
+    assert traces(name) == []
 
 
 @pytest.mark.parametrize("seconds", [0.05, 0.15, 0.25])
