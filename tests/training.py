@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,6 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from slurmdl.train.courier import Courier
+from slurmdl.train.library.balance import alike
+from slurmdl.train.library.deal import Deal, Hand, InRounds
 from slurmdl.train.messages import Messages
 from slurmdl.train.method import Method
 from slurmdl.train.strategies import STRATEGIES, Setting, Strategy
@@ -75,7 +77,7 @@ def play(method: Method, count: int, steps: int, *, network: Network | None = No
 def live(transport: Transport, method: Method, steps: int, *, size: int = 300, update: Update = still,
          apart: float = 1.0, zones: Sequence[str] | None = None, seed: int = 5,
          rate: Callable[[int], float] = lambda step: 0.1,
-         seconds: Callable[[int], float] = lambda rank: 1.0) -> Played:
+         seconds: Callable[[int], float] = lambda rank: 1.0, weights: tuple[float, ...] = ()) -> Played:
     """One worker's life; all ranks of the transport are workers.
 
     Parameters
@@ -84,6 +86,7 @@ def live(transport: Transport, method: Method, steps: int, *, size: int = 300, u
         strategy was made.
     rate : step -> learning rate.
     seconds : rank -> mean time that it computes in a step; the times differ from step to step.
+    weights : see Setting.
     """
     now, count, rank = 0, transport.size, transport.rank
     common = np.random.default_rng(seed).standard_normal(size).astype(np.float32)
@@ -91,7 +94,7 @@ def live(transport: Transport, method: Method, steps: int, *, size: int = 300, u
     workers, leaves = tuple(range(count)), tuple(zones or ("",) * count)
     setting = Setting(messages, courier, workers, (), common.copy(), np.zeros_like(common),
                       (size // 3, 0, 1, size - size // 3 - 1), method, seed, leaves, leaves, {}, lambda: rate(now),
-                      lambda part: lambda numbers: None)
+                      lambda part: lambda numbers: None, weights=lambda: weights)
     strategy = STRATEGIES[method.strategy or ""](setting)
     parameters = setting.parameters
     random = np.random.default_rng((seed, rank))
@@ -110,6 +113,19 @@ def live(transport: Transport, method: Method, steps: int, *, size: int = 300, u
     strategy.finish()
     courier.close()
     return replace(played, last=parameters.copy())
+
+
+def evenly(deal: Deal, worker: int, cursor: int = 0) -> Iterator[Hand]:
+    """What a worker takes of an epoch, from a position on, where all take as much."""
+    return InRounds(deal, worker, False, alike(deal.workers), lambda: 0).deal(0, cursor, None)
+
+
+def whole(deal: Deal, epoch: int) -> Iterator[npt.NDArray[np.int64]]:
+    """Indices of all workers' samples together, step by step."""
+    order, cursor = deal.order(epoch), 0
+    while total := deal.total(cursor):
+        yield order[cursor:cursor + total]
+        cursor += total
 
 
 def lost(played: Sequence[Played]) -> float:

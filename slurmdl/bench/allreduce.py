@@ -72,7 +72,7 @@ def task(job: Mapping[str, Any]) -> tuple[Any, Any]:
     """A stand-in for a network, and its optimizer."""
     import torch
 
-    its = StandIn(job["parameters"], job["seconds"], time.sleep, SEED)
+    its = StandIn(job["parameters"], lambda samples: float(job["seconds"]), time.sleep, SEED)
     return its, torch.optim.SGD(its.module.parameters(), lr=RATE)
 
 
@@ -92,7 +92,7 @@ def ours(transport: Transport, job: Mapping[str, Any], traffic: str, node: str, 
         "SLURMD_NODENAME": node, "SLURM_TOPOLOGY_ADDR": f"{zone}.{node}",
         "SLURM_TOPOLOGY_ADDR_PATTERN": "switch.node"})
     run.wrap(its.module, optimizer)
-    return stepping(lambda: its.loss(None), optimizer), run.close
+    return stepping(lambda: its.loss(1), optimizer), run.close
 
 
 class Rival:
@@ -116,7 +116,7 @@ class Rival:
     def alone(self) -> tuple[Step, Step]:
         """No communication at all."""
         its, optimizer = self._shared()
-        return stepping(lambda: its.loss(None), optimizer), lambda: None
+        return stepping(lambda: its.loss(1), optimizer), lambda: None
 
     def post_local(self) -> tuple[Step, Step]:
         """Steps of its own, and in every LOCAL-th the average of all models.
@@ -127,7 +127,7 @@ class Rival:
 
         its, optimizer = self._shared()
         averager = PeriodicModelAverager(period=LOCAL, warmup_steps=LOCAL - 1)
-        plain = stepping(lambda: its.loss(None), optimizer)
+        plain = stepping(lambda: its.loss(1), optimizer)
 
         def step() -> None:
             plain()

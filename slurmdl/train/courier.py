@@ -22,8 +22,6 @@ class Courier:
     Parameters
     ----------
     threaded : see transports.Transport.
-    idle : called again and again while there is nothing to do, with a pause of `PAUSE` seconds where it returns
-        False; for strategies that others may address at any time.
     now : the clock of the training thread, in s.
     waited : see Messages.waited.
     trace : where errands are written down.
@@ -36,12 +34,11 @@ class Courier:
 
     PAUSE = 2e-4
 
-    def __init__(self, threaded: bool, idle: Callable[[], bool] | None = None,
-                 now: Callable[[], float] = time.perf_counter, waited: Callable[[], float] = lambda: 0.0,
-                 trace: Trace | None = None) -> None:
+    def __init__(self, threaded: bool, now: Callable[[], float] = time.perf_counter,
+                 waited: Callable[[], float] = lambda: 0.0, trace: Trace | None = None) -> None:
         self.seconds = self.waiting = 0.0
         self._now, self._waited, self._trace = now, waited, trace
-        self._idle = idle
+        self._idle: tuple[Callable[[], bool], ...] = ()
         self._failure: BaseException | None = None
         self._errands: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="courier", daemon=True) if threaded else None
@@ -67,10 +64,17 @@ class Courier:
         """Carry out an errand and wait for it."""
         return self.wait(self.give(errand))
 
-    def attend(self, idle: Callable[[], bool] | None) -> None:
-        """Call this from now on while there is nothing to do, see `idle`; None for nothing more."""
-        self._idle = idle
+    def attend(self, idle: Callable[[], bool]) -> None:
+        """Call this, too, while there is nothing to do, again and again; with a pause of `PAUSE` seconds where all
+        that is so called returns False. For what other ranks may ask for at any time.
+        """
+        self._idle = (*self._idle, idle)
         self.give(lambda: None)  # a thread that waits for errands looks again
+
+    def neglect(self, idle: Callable[[], bool]) -> None:
+        """Call this no more."""
+        self._idle = tuple(its for its in self._idle if its != idle)
+        self.give(lambda: None)
 
     def close(self) -> None:
         """Carry out what was given, and end the thread."""
@@ -82,7 +86,7 @@ class Courier:
         pause = 0.0
         while True:
             try:
-                given = self._errands.get(timeout=None if self._idle is None else pause)
+                given = self._errands.get(timeout=pause if self._idle else None)
             except queue.Empty:
                 # an errand that comes in a pause ends it
                 pause = 0.0 if self._helps() else self.PAUSE
@@ -93,11 +97,11 @@ class Courier:
             pause = 0.0
 
     def _helps(self) -> bool:
-        """Call `idle`; what it raises is raised by all errands that follow."""
+        """Call what there is to attend to; what it raises is raised by all errands that follow."""
         try:
-            return bool(self._idle and self._idle())
+            return bool(sum(idle() for idle in self._idle))
         except BaseException as error:
-            self._idle, self._failure = None, error
+            self._idle, self._failure = (), error
             return False
 
     @contextmanager

@@ -20,6 +20,7 @@ PREFIX = "SLURMDL_TRAIN_"
 OTHERS = (f"{PREFIX}TRACE", f"{PREFIX}PLOT", f"{PREFIX}CHECKPOINT", f"{PREFIX}CHECKPOINT_EVERY")
 COMPRESSORS = ("none", "fp16", "int8", "int4", "sign", "topk")
 TRIGGERS = ("period", "drift")
+BALANCES = ("off", "batch", "steps")
 
 
 def _whole(least: int) -> Callable[[str], int]:
@@ -96,6 +97,9 @@ class Method:
                                   "ps: how far the fastest worker may be ahead of the slowest (default: 0, in step)")
     compensation: float = _knob(_number(0, float("inf")), 0.0, "X",
                                 "ps: weight of delay compensation; 0: smaller steps for old gradients instead")
+    balance: str = _knob(_word(*BALANCES), "off", "WHAT",
+                         "what faster ranks get more of, as their speed is measured: samples in a batch, or steps; "
+                         f"{', '.join(BALANCES)}")
     outer_lr: float = _knob(_number(0, 10), 0.7, "X", "local-sgd: step along the mean change")
     outer_momentum: float = _knob(_number(0, 1), 0.5, "X", "local-sgd: momentum of the mean change")
 

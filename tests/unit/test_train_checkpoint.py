@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from training import evenly
 
 from slurmdl.errors import Refused, TrainError
 from slurmdl.train import init
 from slurmdl.train.library import checkpoint
 from slurmdl.train.library.checkpoint import Folder, Manifest, Unusable
-from slurmdl.train.library.loader import Deal
+from slurmdl.train.library.deal import Deal
 from slurmdl.train.library.run import Run
 from slurmdl.train.method import Method
 from slurmdl.train.strategies.pieces import gathered
@@ -210,13 +211,11 @@ def test_the_figures_of_each_step_stay_in_the_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize("count, cursor", [(100, 42), (100, 84), (45, 42), (100, 99)])
 @pytest.mark.parametrize("workers", [2, 3])
 def test_what_is_left_of_an_epoch_goes_once_to_one_worker_each(count: int, cursor: int, workers: int) -> None:
-    deal = Deal(count, 3, 7, True, 1)
-    order = [index for step in zip(*(deal.epoch(4, worker) for worker in range(3)), strict=True)
-             for index in np.concatenate(step)]
-    rest = Deal(count, workers, 7, True, 1).after(cursor)
-    dealt = [] if rest is None else [index for worker in range(workers)
-                                     for step in rest.epoch(4, worker, cursor) for index in step]
-    assert sorted(dealt) == (sorted(order[cursor:]) if count - cursor >= workers else [])
+    deal = Deal(count, workers, 7, True, 1)
+    assert np.array_equal(deal.order(4), Deal(count, 3, 7, True, 1).order(4))
+    dealt = [place for worker in range(workers) for hand in evenly(deal, worker, cursor)
+             for place in range(hand.start, hand.stop)]
+    assert sorted(dealt) == (list(range(cursor, count)) if count - cursor >= workers else [])
 
 
 def test_pieces_are_cut_anew() -> None:

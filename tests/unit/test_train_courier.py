@@ -19,7 +19,7 @@ def test_what_is_attended_to_goes_on_between_errands_and_ends() -> None:
     courier.attend(idle)
     assert enough.wait(10)
     assert courier.do(lambda: 3) == 3
-    courier.attend(None)
+    courier.neglect(idle)
     before = courier.do(lambda: len(calls))
     assert courier.do(lambda: len(calls)) == before
     courier.close()

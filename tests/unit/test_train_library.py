@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from training import evenly, whole
 
 from slurmdl.errors import SlurmdlError, TrainError
 from slurmdl.train import init
-from slurmdl.train.library.loader import Deal
+from slurmdl.train.library.deal import Deal
 from slurmdl.train.library.replica import Replica
 from slurmdl.train.library.run import Run
 from slurmdl.train.method import Method
@@ -111,8 +112,7 @@ def one_process(optimizer: str, workers: int) -> Any:
     epochs = iter(range(EPOCHS))
 
     def batches() -> Any:
-        for parts in zip(*(deal.epoch(number, worker) for worker in range(workers)), strict=True):
-            index = torch.from_numpy(np.concatenate(parts))
+        for index in whole(deal, number):
             yield X[index], Y[index]
 
     def once() -> Any:
@@ -394,17 +394,18 @@ def test_a_worker_that_ends_early_ends_all(method: Method) -> None:
                                                    (1437, 8, 32), (5, 1, 2), (17, 16, 1)])
 def test_every_sample_is_dealt_once(count: int, workers: int, batch: int) -> None:
     deal = Deal(count, workers, batch, True, 4)
-    hands = [list(deal.epoch(2, worker)) for worker in range(workers)]
+    hands = [list(evenly(deal, worker)) for worker in range(workers)]
     assert {len(hand) for hand in hands} == {deal.steps}
-    assert sorted(np.concatenate([part for hand in hands for part in hand]).tolist()) == list(range(count))
+    places = [place for hand in hands for its in hand for place in range(its.start, its.stop)]
+    assert sorted(places) == list(range(count))
     for number in range(deal.steps):
-        sizes = [len(hand[number]) for hand in hands]
-        assert sizes == [deal.size(number, worker) for worker in range(workers)]
-        assert sum(sizes) == deal.total(number)
+        sizes = [hand[number].stop - hand[number].start for hand in hands]
+        assert [hand[number].weight for hand in hands] == [size * workers / sum(sizes) for size in sizes]
         assert sizes == [batch] * workers or (number == deal.steps - 1 and max(sizes) - min(sizes) <= 1 <= min(sizes)
                                               and max(sizes) <= batch + 1)
-    assert not np.array_equal(hands[0][0], next(deal.epoch(3, 0)))
-    assert np.array_equal(next(Deal(count, workers, batch, False, 4).epoch(0, 0)), np.arange(len(hands[0][0])))
+    assert sorted(deal.order(2)) == list(range(count))
+    assert not np.array_equal(deal.order(2), deal.order(3))
+    assert np.array_equal(Deal(count, workers, batch, False, 4).order(0), np.arange(count))
 
 
 class Squares(torch.utils.data.Dataset[Any]):

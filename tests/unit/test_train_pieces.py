@@ -171,12 +171,14 @@ def test_plans_with_and_without_traffic() -> None:
 def test_summary_figures() -> None:
     server = Report(Meter([1.0, 3.0, 2.0], [1.0, 3.0, 2.0]), {"node": 1, "zone": 2, "across": 3})
     times = dict.fromkeys(PHASES, 1.5)
-    worker = Report(Meter([2.0, 2.0, 5.0], [1.0, 1.0, 1.0], [9.0, 8.0, 7.0], phases=times, between=0.5),
-                    {"node": 10, "zone": 20, "across": 30}, 0.5, (0.25, 0.75), (0.5, 0.5), 2, 1, 8)
+    meter = Meter([2.0, 2.0, 5.0], [1.0, 1.0, 1.0], [9.0, 8.0, 7.0], phases=times, between=0.5, samples=[8, 8, 2])
+    worker = Report(meter, {"node": 10, "zone": 20, "across": 30}, 0.5, (0.25, 0.75), (0.5, 0.5), 2, 1, 8)
     summary = summarise([server, worker], ["ps", "worker"])
     assert summary == {"steps": 3, "seconds": 9.0, "seconds_per_step": 2.0, "images_per_second": 4.0, "batch": 8,
                        "compute_seconds": 6.0, "comm_seconds": 3.0, "bytes": {"node": 11, "zone": 22, "across": 33},
                        "phases": times, "between_seconds": 0.5, "fired": 2, "skipped": 1,
+                       "steps_per_worker": [3], "batch_per_worker": [6.0], "samples_per_second": 2.0,
+                       "seconds_per_worker": [9.0],
                        "train_loss": 7.0, "loss": 0.25, "accuracy": 0.75, "accuracy_before": 0.5,
                        "accuracy_worst": 0.5, "consensus": 0.5}
 

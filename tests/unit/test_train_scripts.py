@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from mpi import mpirun, needs_mpi, python
+from training import whole
 
-from slurmdl.train.library.loader import Deal
+from slurmdl.train.library.deal import Deal
 
 SCRIPT = str(Path(__file__).with_name("library_script.py"))
 EXAMPLE = str(Path(__file__).parents[2] / "examples" / "library.py")
@@ -51,9 +51,9 @@ def test_sums_that_overlap_with_the_backward_pass() -> None:
     opt = torch.optim.SGD(model.parameters(), lr=0.1)
     data = torch.ones(40, 4) * torch.arange(40)[:, None] / 40
     deal = Deal(40, 3, 2, True, 1)
-    for parts in zip(*(deal.epoch(0, worker) for worker in range(3)), strict=True):
+    for index in whole(deal, 0):
         opt.zero_grad()
-        model(data[np.concatenate(parts)]).square().mean().backward()
+        model(data[index]).square().mean().backward()
         opt.step()
     workers = [line for line in done.stdout.splitlines() if line.startswith("worker")]
     assert len(workers) == 3

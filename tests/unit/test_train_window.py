@@ -92,5 +92,5 @@ def test_mixing(size: int) -> None:
     assert (mine == out).all()
     one, other = random.standard_normal((2, size)).astype(np.float32)
     wanted = 0.75 * one + 0.25 * other, 0.25 * one + 0.75 * other
-    mix_both(one, other, 0.25)
+    mix_both(one, other, (0.25, 0.25))
     assert (one, other) == (pytest.approx(wanted[0], abs=1e-6), pytest.approx(wanted[1], abs=1e-6))

@@ -57,7 +57,7 @@ def hunt_in_step(steps: int) -> dict[str, int]:
             time.sleep(draw.random() * 1e-3)
         window.wait(peer, "ready", step)
         half = slice(0, SIZE // 2) if rank < peer else slice(SIZE // 2, SIZE)
-        mix_both(model[half], window.model(peer)[half], 0.25)
+        mix_both(model[half], window.model(peer)[half], (0.25, 0.25))
         window.tell("mixed", step)
         window.wait(peer, "mixed", step)
         wrong += bool((model != 1000 * step + 0.75 * rank + 0.25 * peer).any())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,63 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from slurmdl.errors import TrainError
+from slurmdl.train.library.deal import Deal, Hand, Hands
 
 IntArray = npt.NDArray[np.int64]
-
-
-class Deal:
-    """Which samples each worker takes in each step: every sample once in an epoch, over all workers together.
-
-    All workers make the same number of steps. Batches are full but for the last step's, where the workers share what
-    is left as evenly as can be; where that is less than one sample each, the step before takes it.
-
-    Parameters
-    ----------
-    count : samples of an epoch, or what is left of it.
-    batch : samples per worker and step.
-    shuffle : in an order drawn anew for each epoch from the seed, the same on all workers; else in the data's.
-
-    Raises
-    ------
-    TrainError : fewer samples than workers.
-    """
-
-    def __init__(self, count: int, workers: int, batch: int, shuffle: bool, seed: int) -> None:
-        if batch < 1:
-            raise TrainError(f"a batch of {batch} samples; valid: 1 or more")
-        if count < workers:
-            raise TrainError(f"{count} samples for {workers} workers; each needs at least one")
-        self._count, self._workers, self._batch = count, workers, batch
-        self._shuffle, self._seed = shuffle, seed
-        rest = count % (workers * batch)
-        self.steps = count // (workers * batch) + (rest >= workers or count < workers * batch)
-
-    def total(self, step: int) -> int:
-        """Samples of all workers in a step."""
-        whole = self._workers * self._batch
-        return self._count - step * whole if step == self.steps - 1 else whole
-
-    def size(self, step: int, worker: int) -> int:
-        """Samples of one worker in a step."""
-        start, stop = self._span(step, worker)
-        return stop - start
-
-    def epoch(self, number: int, worker: int, cursor: int = 0) -> Iterator[IntArray]:
-        """Indices of one worker's samples, for each step of an epoch of which `cursor` samples have been dealt."""
-        order = np.random.default_rng((self._seed, number)).permutation(self._count + cursor) if self._shuffle \
-            else np.arange(self._count + cursor)
-        for step in range(self.steps):
-            start, stop = self._span(step, worker)
-            yield order[cursor + start:cursor + stop]
-
-    def after(self, cursor: int) -> Deal | None:
-        """Deals what is left of an epoch of which so many samples have been dealt; None for less than one each."""
-        left = self._count - cursor
-        return Deal(left, self._workers, self._batch, self._shuffle, self._seed) if left >= self._workers else None
-
-    def _span(self, step: int, worker: int) -> tuple[int, int]:
-        begin, total = step * self._workers * self._batch, self.total(step)
-        return begin + total * worker // self._workers, begin + total * (worker + 1) // self._workers
 
 
 @dataclass(frozen=True)
@@ -77,13 +24,13 @@ class Told:
     Attributes
     ----------
     asked : a batch is asked for.
-    there : it is there; with its weight, the worker's share of the step's samples times the number of workers.
+    there : it is there, what was dealt.
     over : there was none, the epoch is over.
     resumed : all is as it was when the position was taken that was restored.
     """
 
     asked: Callable[[], None]
-    there: Callable[[float], None]
+    there: Callable[[Hand], None]
     over: Callable[[], None]
     resumed: Callable[[], None]
 
@@ -97,11 +44,13 @@ class Source:
     count : samples.
     mark : a checksum of some of them; 0 where a sample may be another one each time, as in a Dataset.
     batches : makes the batches of the samples whose indices it is given, one after the other.
+    ahead : how many more indices than it has given batches it may ask for.
     """
 
     count: int
     mark: int
     batches: Callable[[Iterator[IntArray]], Iterator[Any]]
+    ahead: int = 0
 
 
 class Loader:
@@ -109,7 +58,7 @@ class Loader:
 
     Parameters
     ----------
-    batches : makes the batches of the samples whose indices it is given, one after the other.
+    batches : as Source has it.
     told : is told when a batch is asked for and when it is there.
 
     Attributes
@@ -117,47 +66,63 @@ class Loader:
     epoch : number of the next epoch, from which its order is drawn; counts by itself.
     """
 
-    def __init__(self, deal: Deal, worker: int, workers: int, batches: Callable[[Iterator[IntArray]], Iterator[Any]],
+    def __init__(self, deal: Deal, hands: Hands, batches: Callable[[Iterator[IntArray]], Iterator[Any]],
                  told: Told) -> None:
-        self._deal, self._worker, self._workers = deal, worker, workers
-        self._batches, self._told = batches, told
-        self.epoch = 0
-        self._at = {"epoch": 0, "cursor": 0}
-        self._restored = False
+        self._deal, self._hands, self._batches, self._told = deal, hands, batches, told
+        self.epoch = self._cursor = 0
+        self._at, self._restored = (0, 0), False
 
     def __len__(self) -> int:
-        """Steps in an epoch, the same for all workers."""
+        """Steps in an epoch, in the mean over the workers."""
         return self._deal.steps
 
     def __iter__(self) -> Iterator[Any]:
-        number, self.epoch = self.epoch, self.epoch + 1
-        cursor = self._at["cursor"] if self._restored else 0
-        deal = self._deal.after(cursor)
-        if self._restored and not cursor:
-            self._told.resumed()
-        self._at = {"epoch": number, "cursor": cursor}
-        self._told.asked()
-        batches = self._batches(deal.epoch(number, self._worker, cursor)) if deal else ()
-        if self._restored and cursor:
-            self._told.resumed()  # only now: a DataLoader draws a random number when it begins
-        self._restored = False
-        for step, batch in enumerate(batches):
-            assert deal
-            total = deal.total(step)
-            self._told.there(deal.size(step, self._worker) * self._workers / total)
-            yield batch
-            self._at["cursor"] += total
-            self._told.asked()
-        self._told.over()
+        return self._epoch(None)
+
+    def until(self, step: int) -> Iterator[Any]:
+        """Batches, epoch after epoch, up to a step of the run."""
+        while not self._hands.over(step):
+            yield from self._epoch(step)
 
     def state(self) -> dict[str, int]:
-        """The position: the epoch, and its `cursor`, the samples that are dealt to all workers and trained on."""
-        return dict(self._at)
+        """The position: the epoch, and its `cursor`, the samples of it that are dealt to all workers so far.
+
+        With --balance steps it is exact for all workers where an exchange is over, and without waiting (--async) on
+        the first worker alone.
+        """
+        return dict(zip(("epoch", "cursor"), self._at, strict=True))
 
     def restore(self, state: Mapping[str, int]) -> None:
-        """Go on from a position with the next iteration; there may be more or fewer workers than before."""
-        self._at, self._restored = dict(state), True
-        self.epoch = state["epoch"]
+        """Go on from a position with the next iteration, on all workers; there may be more or fewer than before."""
+        self._at = self.epoch, self._cursor = state["epoch"], state["cursor"]
+        self._restored = True
+
+    def _epoch(self, until: int | None) -> Iterator[Any]:
+        number, cursor, order = self.epoch, self._cursor, self._deal.order(self.epoch)
+        self.epoch, self._cursor = number + 1, 0
+        restored, self._restored = self._restored, False
+        dealt: deque[Hand] = deque()
+
+        def indices() -> Iterator[IntArray]:
+            for hand in self._hands.deal(number, cursor, until):
+                dealt.append(hand)
+                yield order[hand.start:hand.stop]
+
+        if restored and not cursor:
+            self._told.resumed()
+        self._told.asked()
+        batches = self._batches(indices())
+        if restored and cursor:
+            self._told.resumed()  # only now: a DataLoader draws a random number when it begins
+        for batch in batches:
+            hand = dealt.popleft()
+            self._at = number, hand.cursor
+            self._told.there(hand)
+            yield batch
+            self._told.asked()
+        if not self._deal.total(self._at[1]):
+            self._at = number + 1, 0
+        self._told.over()
 
 
 def source(data: Any, options: dict[str, Any]) -> Source:
@@ -199,9 +164,10 @@ def source(data: Any, options: dict[str, Any]) -> Source:
         return Source(len(tensors[0]), zlib.crc32(repr([tensor[some] for tensor in tensors]).encode()), batches)
 
     def loaded(indices: Iterator[IntArray]) -> Iterator[Any]:
-        return iter(DataLoader(data, batch_sampler=[index.tolist() for index in indices], **options))
+        return iter(DataLoader(data, batch_sampler=(index.tolist() for index in indices), **options))
 
-    return Source(len(data), 0, loaded)
+    # without processes of its own a DataLoader asks for indices when it is asked for a batch
+    return Source(len(data), 0, loaded, options.get("num_workers", 0) * (options.get("prefetch_factor") or 2))
 
 
 def _is_array(thing: Any) -> bool:

@@ -21,7 +21,7 @@ import atexit
 import os
 import sys
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
@@ -30,13 +30,17 @@ from slurmdl.train import method, runtime
 from slurmdl.train.courier import Courier
 from slurmdl.train.library import agreement, ending, halt, shards
 from slurmdl.train.library.backward import Backward, Listener
-from slurmdl.train.library.loader import Deal, Loader, Told, source
+from slurmdl.train.library.balance import Balance, Speed, alike
+from slurmdl.train.library.deal import Deal, Hand, Hands, InRounds
+from slurmdl.train.library.leases import Leases
+from slurmdl.train.library.loader import Loader, Source, Told, source
 from slurmdl.train.library.replica import Replica
 from slurmdl.train.library.saver import Saver
 from slurmdl.train.messages import Messages
 from slurmdl.train.method import Method
 from slurmdl.train.mixing.graphs import GRAPHS, Members, spectral_gap
 from slurmdl.train.mixing.moved import Moved
+from slurmdl.train.mixing.votes import gathered
 from slurmdl.train.report import plot as pictures
 from slurmdl.train.report.meters import Meter, Report, Stopwatch, summarise, table
 from slurmdl.train.strategies import STRATEGIES, Setting, Strategy
@@ -97,10 +101,20 @@ def init(asked: Method | None = None, *, seed: int = 1, passes: int = 1, alike: 
     run = agreement.on_all(world, lambda: Run(world, seed, passes, trace or environ.get(TRACE, ""),
                                               plot or environ.get(PLOT, ""), own))
     if folder:
+        _check_steps(world)
         run.saver = Saver(run, os.path.abspath(folder), every, {**(same or {}), **its})
     if own:
         atexit.register(_close_at_exit, run)
     return run
+
+
+def _check_steps(world: runtime.World) -> None:
+    """Refuse checkpoints of workers that have no step in common at which to make one."""
+    method = world.method
+    if method.balance == "steps" or (method.balance == "batch" and method.asynchronous):
+        how = f"{method.balance}{' --async' * method.asynchronous}"
+        raise runtime.Refused(f"--checkpoint: with --balance {how} what is dealt to one worker depends on the others' "
+                              "speeds; valid: --balance off, or batch without --async")
 
 
 def _every(environ: Mapping[str, str]) -> int:
@@ -154,6 +168,16 @@ class Run:
         self.loaders: list[Loader] = []
         self._first_step = self._looked = 0
         self._before: tuple[float, float] | None = None
+        #: what the step that is under way was dealt, and how this worker and the others share out the work
+        self._hand: Hand | None = None
+        self._weights: tuple[float, ...] = ()
+        self._speed = Speed()
+        self._balance: Balance | None = None
+        self._leases: Leases | None = None
+        self._done, self._stood = 0, 0.0
+        if world.method.balance != "off" and passes > 1:
+            raise TrainError(f"--balance {world.method.balance}: with passes={passes} several batches make a step, "
+                             "which cannot be shared out; valid: passes=1, or --balance off")
         self._attached = self._finished = self._closed = False
 
     @property
@@ -184,6 +208,14 @@ class Run:
     def step(self) -> int:
         """Steps that the optimizer has made, those before a checkpoint included."""
         return self._backward.step if self._attached else 0
+
+    @property
+    def done(self) -> int:
+        """Steps that the workers have made in the mean, by which a learning rate should go; other than `step` where
+        a worker makes more or fewer of them than others (--balance steps).
+        """
+        method = self.world.method
+        return self._done if method.balance == "steps" or (self._balanced and method.asynchronous) else self.step
 
     def wrap(self, model: Any, optimizer: Any) -> tuple[Any, Any]:
         """Keep the model together with those of the other ranks from now on; a call of all ranks.
@@ -238,7 +270,8 @@ class Run:
             self.replica.gradients, self.replica.sizes, world.method, self.seed, world.nodes, world.zones,
             world.costs, lambda: float(optimizer.param_groups[0]["lr"]),
             lambda part: shards.updater(optimizer, self.replica, part), lambda: shards.numbers(optimizer),
-            shards.rates(optimizer), settle=self.replica.settle)
+            shards.rates(optimizer), weights=lambda: self._weights,
+            settle=self.replica.settle)
         self.strategy = agreement.on_all(world, lambda: STRATEGIES[world.strategy](setting))
         self._moved = Moved(self.replica.parameters, self.replica.sizes) if self._plot else None
         self._backward = Backward(self.replica, self._passes, self.strategy.in_step,
@@ -260,7 +293,7 @@ class Run:
         Parameters
         ----------
         data : a torch Dataset with a length, an array or tensor, or a sequence of them with the same length.
-        batch : samples per worker and step; see loader.Deal for the end of an epoch.
+        batch : samples per worker and step, in the mean over the workers; see deal.Deal for the end of an epoch.
         options : of torch.utils.data.DataLoader, for a Dataset, e.g. num_workers.
 
         Raises
@@ -268,13 +301,18 @@ class Run:
         TrainError : data that cannot be dealt out, or that differ between the workers.
         """
         found = source(data, options)
-        deal = Deal(found.count, self.workers, batch, shuffle, self.seed)
+        loader = self.deal(found, batch, shuffle)
         if not self.serves:
-            mark = (found.count, batch, found.mark)
+            mark = (found.count, batch, found.mark, found.ahead * self._balanced)
             self._do(lambda: agreement.compare_workers(self.world, self.messages, "data", mark))
+        return loader
+
+    def deal(self, found: Source, batch: int, shuffle: bool = True) -> Loader:
+        """As `loader`, of a source that is known to be the same on all workers."""
+        deal = Deal(found.count, self.workers, batch, shuffle, self.seed)
         self.batch = batch
-        loader = Loader(deal, self.worker or 0, self.workers, found.batches,
-                        Told(self._fetch, self._begin, self._fetched_none, self._resumed))
+        loader = Loader(deal, self._hands(deal, found.ahead), found.batches,
+                        Told(self._fetch, self._dealt, self._fetched_none, self._resumed))
         self.loaders.append(loader)
         if self.saver and not self.serves:
             self.saver.take_position(len(self.loaders) - 1)
@@ -318,7 +356,7 @@ class Run:
         """Around what makes the next batch, where it is not one of `loader`: counts as time for data."""
         self._fetch()
         yield
-        self._begin(1.0)
+        self._begin()
 
     def record(self, loss: float) -> None:
         """Tell the loss of the step that is under way or just over, for the summary."""
@@ -353,6 +391,8 @@ class Run:
         if self.saver:
             self.saver.finish()
         self.replica.fetch_parameters()
+        if self._leases:
+            self._leases.finish()
         self.strategy.finish()
         self.courier.close()
         transport = self.world.transport
@@ -407,10 +447,32 @@ class Run:
         """Carry out what needs messages: by the courier, once there is one."""
         return self.courier.do(errand) if self._attached and not self._finished else errand()
 
+    @property
+    def _balanced(self) -> bool:
+        return self.world.method.balance != "off"
+
+    def _hands(self, deal: Deal, ahead: int) -> Hands:
+        """What deals out to this worker."""
+        method, worker, by_steps = self.world.method, self.worker or 0, self.world.method.balance == "steps"
+        if not self._balanced or self.serves:
+            return InRounds(deal, worker, False, alike(self.workers), lambda: self.done)
+        if not self._attached or self._balance or self._leases:
+            raise TrainError(f"--balance {method.balance}: one run.loader() deals out all samples; valid: one, after "
+                             "run.wrap()")
+        courier, workers, messages = self.courier, self.world.ranks("worker"), self.messages
+        if method.asynchronous:
+            self._leases = Leases(messages, courier, workers, deal, by_steps, lambda: self._speed.value)
+            return self._leases
+        self._balance = Balance(
+            deal, by_steps, self.strategy, 1 + ahead + (method.staleness or 0),
+            lambda speed: courier.give(lambda: gathered(messages, workers, speed)), courier.wait)
+        return InRounds(deal, worker, by_steps, self._balance.round, lambda: self.done)
+
     def _fetch(self) -> None:
         if self._attached and not self._finished:
             self._boundary()
             self._watch.enter("data")
+            self._stood = self.courier.seconds
 
     def _boundary(self, last: bool = False) -> None:
         """Between two steps: all that belongs to the one before has been done."""
@@ -443,12 +505,17 @@ class Run:
         if self._attached and not self._finished:
             self._watch.cancel()
 
-    def _begin(self, weight: float) -> None:
+    def _dealt(self, hand: Hand) -> None:
+        self._begin()
+        self._hand, self._weights = hand, hand.weights
+        if self._attached and self._passes == 1 and (self.strategy.in_step or not self.strategy.updates):
+            self._backward.weight = hand.weight
+
+    def _begin(self) -> None:
         self._resumed()
         if self._attached and not self._finished:
             self._watch.enter("forward")
-        if self._attached and self._passes == 1 and self.strategy.in_step:
-            self._backward.weight = weight
+            self._stood = self.courier.seconds - self._stood
 
     def _ready(self, start: int) -> None:
         # without a thread of its own the courier would hold up the backward pass
@@ -492,6 +559,10 @@ class Run:
         if self.saver and self._looked < self.step:
             raise TrainError(f"step {self.step + 1}: checkpoints are made where a batch is asked for; valid: batches "
                              "of run.loader(), or `with run.fetching():` around what makes them")
+        if self._balanced and not self._hand:
+            raise TrainError(f"step {self.step + 1}: --balance {self.world.method.balance} shares out the batches of "
+                             "run.loader(), and this one is none; valid: a batch of it for each step, or "
+                             "--balance off")
         if not self._backward.over:
             self._complete()
         self._watch.enter("optimizer")
@@ -510,12 +581,32 @@ class Run:
             if self._moved:
                 self.meter.drift.append(self._moved.far())
             fired = self.strategy.fired
-            self.strategy.after_update(self.step)
+            for number in self._numbers():
+                self.strategy.after_update(number)
             if self._moved and self.strategy.fired > fired:
                 self._moved.mark()
             self.replica.store_parameters()
         self._backward.next_step()
         self._watch.end_step()
+        self._account()
+
+    def _numbers(self) -> Iterable[int]:
+        """Steps of the strategy that end with this one of the optimizer."""
+        return self._hand.steps if self._balance and self._hand else (self.step,)
+
+    def _account(self) -> None:
+        """Write down what the step that is over was dealt, and let the others know how quick this worker is."""
+        hand, self._hand = self._hand, None
+        samples = hand.stop - hand.start if hand else self.batch
+        self.meter.samples.append(samples)
+        self._speed.measure(samples, self.meter.wall[-1] - self.meter.comm[-1] - self._stood)
+        self._stood = 0.0
+        if hand:
+            self._done = hand.steps.stop
+            if self._balance and hand.tells:
+                self._balance.tell(self._speed.value)
+        if self._leases and not self.world.transport.threaded:
+            self._leases.help()
 
     def _others_go_on(self) -> None:
         peer = self.world.transport.probe(0)

@@ -21,6 +21,10 @@ from slurmdl.train.trace import Trace
 PHASES = ("data", "forward", "backward", "communication", "waiting", "optimizer")
 
 
+#: workers whose figures a table shows one by one, and the ratio of such figures from which on it shows them
+SHOWN, UNEVEN = 16, 1.05
+
+
 @dataclass
 class Meter:
     """Time of the steps of one rank, in seconds; entry i of each list belongs to step i.
@@ -34,6 +38,7 @@ class Meter:
     phases : the sum over all steps, one of PHASES each.
     between : from the end of a step to the beginning of the next, as for evaluation; without checkpoints.
     checkpoint : for checkpoints: agreeing on them, writing them, and waiting until all have done so.
+    samples : of the rank's own batch; 0 where that is not known.
     """
 
     wall: list[float] = field(default_factory=list)
@@ -43,6 +48,7 @@ class Meter:
     phases: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
     between: float = 0.0
     checkpoint: float = 0.0
+    samples: list[int] = field(default_factory=list)
 
     @contextmanager
     def step(self, courier: Courier, now: Callable[[], float] = time.perf_counter) -> Iterator[None]:
@@ -159,6 +165,9 @@ def summarise(reports: Sequence[Report], roles: Sequence[str]) -> dict[str, Any]
     -------
     batch : samples per worker and step, 0 where it is not known.
     steps : number of steps, of the worker that made most.
+    steps_per_worker, batch_per_worker, seconds_per_worker : of each worker, in rank order: steps, samples in a step
+        in the mean, and the sum over the steps.
+    samples_per_second : samples of all workers in all steps / `seconds`.
     seconds : the slowest worker's sum over the steps.
     seconds_per_step : the slowest worker's median over the steps.
     images_per_second : images of all workers in one step / seconds_per_step.
@@ -183,7 +192,11 @@ def summarise(reports: Sequence[Report], roles: Sequence[str]) -> dict[str, Any]
     losses = [meter.loss[-1] for meter in meters if meter.loss]
     before = [report.before[1] for report in workers if report.before]
     batch = max(report.batch for report in workers)
-    return {"batch": batch, "steps": max(len(meter.wall) for meter in meters), "seconds": max(wall),
+    steps = [len(meter.wall) for meter in meters]
+    return {"batch": batch, "steps": max(steps), "seconds": max(wall), "steps_per_worker": steps,
+            "seconds_per_worker": wall,
+            "batch_per_worker": [float(np.mean(meter.samples or [0])) for meter in meters],
+            "samples_per_second": sum(sum(meter.samples) for meter in meters) / max(wall) if max(wall) else 0.0,
             "seconds_per_step": slowest,
             "images_per_second": len(workers) * batch / slowest if slowest else 0.0,
             "compute_seconds": float(np.mean(wall) - np.mean(comm)), "comm_seconds": float(np.mean(comm)),
@@ -215,6 +228,16 @@ def table(summary: dict[str, Any]) -> str:
     def given(name: str, key: str, form: str) -> list[tuple[str, str]]:
         return [] if s[key] is None else [(name, format(s[key], form))]
 
+    def each(name: str, key: str, form: str) -> list[tuple[str, str]]:
+        """Of each worker, where they differ by more than what is left over at the end of an epoch."""
+        if max(s[key]) <= UNEVEN * min(s[key]):
+            return []
+        if len(s[key]) > SHOWN:
+            return [(name, f"{min(s[key]):{form}} to {max(s[key]):{form}}")]
+        return [(name, ", ".join(format(value, form) for value in s[key]))]
+
+    uneven = [*each("  of each worker", "steps_per_worker", "d"),
+              *each("batch, each worker", "batch_per_worker", ".1f")]
     rows = [("strategy", f"{s['strategy']}, {s['traffic']}"),
             *given("spectral gap", "spectral_gap", ".3f"),
             ("ranks", f"{s['ranks']} ({', '.join(f'{count} {role}' for role, count in sorted(roles.items()))})"),
@@ -222,8 +245,10 @@ def table(summary: dict[str, Any]) -> str:
             ("zones", f"{s['zones'] or 'none known'}"),
             ("model", f"{model}{s['parameters']:,} parameters"),
             ("steps", f"{s['steps']}" + (f" of {s['batch']} images per worker" if s["batch"] else "")),
+            *uneven,
             ("seconds/step", f"{s['seconds_per_step']:.4f}"),
-            *([("images/s", f"{s['images_per_second']:,.0f}")] if s["batch"] else []),
+            *([("images/s", f"{s['samples_per_second' if uneven else 'images_per_second']:,.0f}")] if s["batch"]
+              else []),
             *((phase, shown(seconds)) for phase, seconds in timed.items()),
             ("between steps", f"{s['between_seconds']:.2f} s"),
             *([("checkpoints", f"{s['checkpoint_seconds']:.2f} s")] if s["checkpoint_seconds"] else []),

@@ -31,7 +31,7 @@ class Elastic(Together):
     def exchange(self) -> bool:
         its, made, distance = self._its, self._mean, self._distance
         np.subtract(its.parameters, self.centre, out=distance)
-        its.courier.do(lambda: made.run(distance, self.turn))
+        its.courier.do(lambda: made.run(distance, self.turn, its.relative))
         parameters = its.parameters
         parameters -= np.float32(PULL / len(its.workers)) * made.counted
         self.centre += np.float32(PULL) * made.mean

@@ -45,7 +45,8 @@ class Gossip(Triggered):
         super().__init__(setting, Cost(self._mixer.size, 1.0, once, once / every if every else 0.0))
         zones = [setting.zones[worker] for worker in setting.workers]
         graph = GRAPHS[setting.method.traffic or ""](Members(zones, setting.seed, setting.costs))
-        self._graph = Weighted(graph, setting.weights or [1.0] * count, self._mixer.most)
+        self._plain, self._weights = graph, (1.0,) * count
+        self._graph = Weighted(graph, self._weights, self._mixer.most)
         self._place = setting.place
         self._all: Sum | None = None
         if setting.method.global_every:
@@ -60,6 +61,11 @@ class Gossip(Triggered):
             parameters *= np.float32(self._its.share)
             self._its.courier.do(self._all.run)
             self._trigger.joined(number)
+
+    def next_exchange(self, number: int) -> int:
+        every = self._its.method.global_every
+        due = super().next_exchange(number)
+        return min(due, (number // every + 1) * every - 1) if every else due
 
     def exchange(self) -> bool:
         edge = self._edge()
@@ -78,6 +84,9 @@ class Gossip(Triggered):
         return bool(self._flag[0] or self._theirs[0])
 
     def _edge(self) -> Edge:
+        weights = self._its.weights() or self._weights
+        if weights != self._weights:
+            self._graph, self._weights = Weighted(self._plain, weights, self._mixer.most), weights
         turn, workers = self._graph.round(self.turn), self._its.workers
         return Edge(workers[turn.target[self._place]], workers[turn.source[self._place]],
                     float(turn.weight[self._place]))

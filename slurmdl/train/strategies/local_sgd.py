@@ -42,7 +42,7 @@ class LocalSgd(Together):
         rate, momentum = np.float32(its.method.outer_lr), np.float32(its.method.outer_momentum)
         np.subtract(its.parameters, self._common, out=change)
         change += self._feedback * self._left_out
-        its.courier.do(lambda: made.run(change, self.turn))
+        its.courier.do(lambda: made.run(change, self.turn, its.relative))
         np.subtract(change, made.counted, out=self._left_out)
         self._speed *= momentum
         self._speed += made.mean

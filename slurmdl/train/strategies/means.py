@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Protocol
 
@@ -31,8 +32,8 @@ class Mean(Protocol):
     counted: FloatArray
     mean: FloatArray
 
-    def run(self, vector: FloatArray, step: int) -> None:
-        """Make the mean; an errand of the courier, on all workers."""
+    def run(self, vector: FloatArray, step: int, weights: Sequence[float]) -> None:
+        """Make the mean, weighted, 1 in the mean for the workers; an errand of the courier, on all of them."""
 
 
 def mean(setting: Setting) -> Mean:
@@ -45,16 +46,16 @@ class Rings(Kept, Mean):
 
     def __init__(self, setting: Setting) -> None:
         self.counted = self.mean = np.empty_like(setting.parameters)
-        self._count = np.float32(len(setting.workers))
+        self._count, self._place = np.float32(len(setting.workers)), setting.place
         groups = [setting.workers]
         if setting.method.traffic == "hierarchical":
             groups = [tuple(group) for group in by_zone(setting.workers, setting.zones)]
         self._sum = Sum(setting.messages, groups, self.mean)
         self.size = 8.0 * setting.parameters.size * (1 - 1 / len(setting.workers))
 
-    def run(self, vector: FloatArray, step: int) -> None:
+    def run(self, vector: FloatArray, step: int, weights: Sequence[float]) -> None:
         self.counted = vector
-        self.mean[:] = vector
+        np.multiply(vector, np.float32(weights[self._place]), out=self.mean)
         self._sum.run()
         self.mean /= self._count
 
@@ -81,7 +82,7 @@ class Owners(Kept, Mean):
         # all others' shards, and round the ring all but the one of the next rank
         self.size = float(2 * sum(sizes) - sizes[self._place] - sizes[(self._place + 1) % len(sizes)])
 
-    def run(self, vector: FloatArray, step: int) -> None:
+    def run(self, vector: FloatArray, step: int, weights: Sequence[float]) -> None:
         random = np.random.default_rng((self._seed, self._place, step))
         compressor, place, count = self._compressor, self._place, len(self._workers)
         packed = [compressor.pack(vector[shard], random) for shard in self._shards]
@@ -90,9 +91,10 @@ class Owners(Kept, Mean):
         others = [other for other in range(count) if other != place]
         self._messages.exchange([(self._workers[other], packed[other]) for other in others],
                                 [(self._workers[other], self._parts[other]) for other in others])
-        total, part_of = self.counted[self._shards[place]].copy(), np.empty_like(self._left_out)
+        total, part_of = np.float32(weights[place]) * self.counted[self._shards[place]], np.empty_like(self._left_out)
         for other in others:
             compressor.unpack(self._parts[other], part_of)
+            part_of *= np.float32(weights[other])
             total += part_of
         total /= np.float32(count)
         total += np.float32(compressor.feedback) * self._left_out

@@ -16,6 +16,8 @@ from slurmdl.train.triggers import TRIGGERS, Cost
 #: of messages that carry a model
 _TAG = 1
 _HEADER = 8
+#: the part of its weight that a model gives away at most, and how many times as much as one that is to weigh more
+_PART, _RATIO = 0.5, 4
 #: a model of less weight is not halved any more: others have hardly anything to gain from it
 _LEAST = 2.0 ** -20
 
@@ -24,6 +26,12 @@ class Push(Strategy):
     """Each model has a weight, 1 at first. A sender keeps one half and sends the model with the other; the receiver
     takes the weighted mean of its own and of what came, and the sum of the weights. So the weighted sum of all
     models, those under way included, stays what it is.
+
+    What is sent to a slow worker lies there until its step is over. Were always halves sent, most of the weight would
+    lie there where one of eight is 4 times slower, and the others' steps count for little. So a model that weighs
+    less than it is to weigh gives away less: w / 2 of its weight w. One that is to weigh more than others, since it
+    stands for several ranks or for larger batches, gives away less in that ratio, too; then, where all send as often,
+    weights are in the mean what they are to be.
 
     A push that would have to wait for the one before it is left out. Messages are received while the rank computes,
     and mixed in between the optimizer's step and the next forward pass.
@@ -51,6 +59,7 @@ class Push(Strategy):
         self._trigger = TRIGGERS[method.when](method, setting.parameters, setting.sizes, setting.rate, cost)
         self._due = self._trigger.next(-1)
         self._turn = 0
+        self.weight = setting.relative[setting.place]
         self._goes, self._comes = np.empty(message, np.uint8), np.empty(message, np.uint8)
         #: one for each of the two threads
         self._left_out, self._came = np.empty_like(setting.parameters), np.empty_like(setting.parameters)
@@ -95,16 +104,20 @@ class Push(Strategy):
 
     def finish(self) -> None:
         self.pause(0)
-        self._its.courier.attend(None)
+        self._its.courier.neglect(self._progress)
 
     def _push(self, to: int) -> None:
         its, parameters = self._its, self._its.parameters
-        self.weight /= 2
-        self._goes[:_HEADER].view(np.float64)[0] = self.weight
+        weights = its.relative
+        its_own = weights[its.place]
+        part = _PART * min(1.0, self.weight / its_own) * max(min(weights) / its_own, 1 / _RATIO)
+        self._goes[:_HEADER].view(np.float64)[0] = part * self.weight
+        self.weight -= part * self.weight
         self._goes[_HEADER:] = self._compressor.pack(parameters, np.random.default_rng((its.seed, its.place)))
-        # what the compressor leaves out stays here, with the same weight
+        # what the compressor leaves out stays here, with the weight that stays
         self._compressor.unpack(self._goes[_HEADER:], self._left_out)
         np.subtract(parameters, self._left_out, out=self._left_out)
+        self._left_out *= np.float32(part / (1 - part))
         parameters += self._left_out
         self._sent[to] += 1
         its.courier.give(lambda: self._leave(its.workers[to]))

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from slurmdl.train.mixing.graphs import GRAPHS, Members
+from slurmdl.train.mixing.graphs import GRAPHS, Members, Weighted
 from slurmdl.train.mixing.sums import by_zone
 from slurmdl.train.strategies.strategy import Setting, Strategy
 from slurmdl.train.transports.window import Window, mean, mix_both
@@ -29,7 +29,8 @@ class Shared(Strategy):
     the graph `base`: once both of a pair are there, each mixes one half of both models, in place, so that nothing is
     copied. Where an exchange is due, each node's mean is made in shared memory, a part by each of its ranks; the
     leaders, ordered by zone, play the strategy `between` with these means; and all ranks of the node go on with what
-    came of it. All this keeps the sum of the models, to the rounding of fp32.
+    came of it. All this keeps the sum of the models, to the rounding of fp32; where they have weights, the weighted
+    sum, and a leader's is that of its node.
 
     Asynchronous, a rank mixes in the newest whole copy of a model that a rank of its node has published, and the
     leader plays `between` with its own model. Nobody waits, and the sum is not kept: one of two partners may mix in
@@ -58,8 +59,10 @@ class Shared(Strategy):
         rank, groups = setting.messages.rank, by_zone(setting.workers, setting.nodes)
         self._group = next(group for group in groups if rank in group)
         leading = leaders(setting.workers, setting.nodes, setting.zones)
-        self._inside = GRAPHS["base"](Members([""] * len(self._group)))
+        self._base, self._weights = GRAPHS["base"](Members([""] * len(self._group))), (1.0,) * len(self._group)
+        self._inside = Weighted(self._base, self._weights)
         self._place = self._group.index(rank)
+        self._weights_of = setting.weights_of
         share, size = setting.messages.transport.share, setting.parameters.size
         self._window = setting.courier.do(lambda: Window(share, rank, self._group, size))
         if not setting.method.asynchronous:
@@ -71,11 +74,12 @@ class Shared(Strategy):
         self._trigger = TRIGGERS[method.when](method, setting.parameters, setting.sizes, setting.rate, Cost(0.0))
         self._due, self._dues = self._trigger.next(-1), 0
         if rank in leading and not self._alone:
-            its = replace(setting, workers=leading)
+            nodes = [group for leader in leading for group in groups if leader in group]
+            its = replace(setting, workers=leading,
+                          weights=lambda: tuple(sum(self._weights_of(group)) for group in nodes))
             if not method.asynchronous:
                 self._window.common[:] = setting.parameters
-                sizes = tuple(float(len(group)) for leader in leading for group in groups if leader in group)
-                its = replace(its, parameters=self._window.common, weights=sizes)
+                its = replace(its, parameters=self._window.common)
             self._between = between(its)
 
     def after_update(self, number: int) -> None:
@@ -97,14 +101,19 @@ class Shared(Strategy):
         return looks or (bool(every) and (number + 1) % every == 0)
 
     def _mix_inside(self, number: int) -> None:
+        weights = self._weights_of(self._group)
+        if weights != self._weights:
+            self._inside, self._weights = Weighted(self._base, weights), weights
         turn = self._inside.round(number)
-        rank, peer = self._its.messages.rank, self._group[turn.target[self._place]]
+        other = turn.target[self._place]
+        rank, peer = self._its.messages.rank, self._group[other]
         if peer == rank:
             return
         with self._meeting([peer], number):
             size = self._its.parameters.size
             half = slice(0, size // 2) if rank < peer else slice(size // 2, size)
-            mix_both(self._window.model(rank)[half], self._window.model(peer)[half], float(turn.weight[self._place]))
+            mix_both(self._window.model(rank)[half], self._window.model(peer)[half],
+                     (float(turn.weight[self._place]), float(turn.weight[other])))
         self._await([peer], "mixed", number)
         self.fired += self._alone
 
@@ -142,13 +151,16 @@ class Shared(Strategy):
         size, count = self._its.parameters.size, len(self._group)
         part = slice(size * self._place // count, size * (self._place + 1) // count)
         with self._meeting(self._group, number):
-            mean([self._window.model(peer)[part] for peer in self._group], self._window.common[part])
+            mean([self._window.model(peer)[part] for peer in self._group], self._window.common[part],
+                 self._weights_of(self._group))
 
     def _mix_without_waiting(self, number: int) -> None:
         if len(self._group) > 1:
             draw = np.random.default_rng((self._its.seed, self._its.messages.rank, number))
             peer = self._group[self._place - int(draw.integers(1, len(self._group)))]
-            taken = self._its.courier.do(lambda: self._window.blend(number, self._its.parameters, peer, 0.5))
+            own, its = self._weights_of((self._its.messages.rank, peer))
+            taken = self._its.courier.do(lambda: self._window.blend(number, self._its.parameters, peer,
+                                                                    its / (own + its)))
             self.fired += taken
             self.skipped += not taken
         if self._between:
@@ -168,6 +180,7 @@ class Shared(Strategy):
             self._between.renew(state["_between"] or {}, number)
 
     def finish(self) -> None:
+        [self.weight] = self._weights_of((self._its.messages.rank,))
         if self._between:
             self._between.finish()
         if not self._its.method.asynchronous:

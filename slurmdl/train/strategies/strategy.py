@@ -63,7 +63,7 @@ class Setting:
     updater : makes an optimizer of the user's kind for a part of the parameters. For servers.
     numbers : the numbers of the optimizer now, as learning rates and betas, always as many.
     rates : where among the numbers the learning rates stand.
-    weights : entry i is how many models that of worker i stands for; () where each stands for itself.
+    weights : gives now, entry i, how many models that of worker i stands for; () where all stand for as many.
     settle : moves the replica's parameters into other memory, of shape (D,), where they are from then on. For shared
         memory.
     """
@@ -84,7 +84,7 @@ class Setting:
     updater: Callable[[slice], Update]
     numbers: Callable[[], Numbers] = field(default=lambda: np.zeros(0))
     rates: tuple[int, ...] = ()
-    weights: tuple[float, ...] = ()
+    weights: Callable[[], tuple[float, ...]] = tuple
     settle: Callable[[FloatArray], None] = _stay
 
     @property
@@ -93,9 +93,20 @@ class Setting:
         return self.workers.index(self.messages.rank)
 
     @property
+    def relative(self) -> tuple[float, ...]:
+        """The weights of the workers' models now, 1 in the mean."""
+        count, weights = len(self.workers), self.weights()
+        return tuple(weight * count / sum(weights) for weight in weights) or (1.0,) * count
+
+    def weights_of(self, ranks: Sequence[int]) -> tuple[float, ...]:
+        """Those of some of the workers, see `relative`."""
+        relative = self.relative
+        return tuple(relative[self.workers.index(rank)] for rank in ranks)
+
+    @property
     def share(self) -> float:
-        """What the mean of all models takes of this worker's."""
-        return self.weights[self.place] / sum(self.weights) if self.weights else 1 / len(self.workers)
+        """What the mean of all models takes of this worker's now."""
+        return self.relative[self.place] / len(self.workers)
 
 
 class Strategy(Kept):
@@ -110,7 +121,7 @@ class Strategy(Kept):
     alike : whether the workers' models are the same once all have finished; else their mean is taken.
     overlaps : whether gradients are sent as they come in (`ready`); then `before_update` is called at the end of the
         backward pass, else right before the optimizer's step.
-    weight : of this rank's model in the average of all at the end.
+    weight : of this rank's model in the average of all at the end, relative to the others'.
     meets : whether all workers make the same step at a checkpoint; else each is there with a step of its own.
     from_mean : whether workers of any number may go on from the mean of the models that others had.
     called : on a server: the number of the checkpoint to which the workers have called it, None for none.
@@ -142,6 +153,10 @@ class Strategy(Kept):
 
     def after_update(self, number: int) -> None:
         """The optimizer has turned the gradients of step `number` into new parameters."""
+
+    def next_exchange(self, number: int) -> int:
+        """The first step, from step `number` on, at whose end workers may exchange, alike on all of them."""
+        return number
 
     def serve(self, number: int) -> bool:
         """A server's part in the workers' step `number`; False where all workers have ended."""

@@ -60,6 +60,9 @@ class Triggered(Strategy):
         """Whether this turn ends in an exchange; an errand of the courier, on all ranks that take part in it."""
         raise NotImplementedError
 
+    def next_exchange(self, number: int) -> int:
+        return self._trigger.next(number - 1)
+
     def pause(self, number: int) -> None:
         self._wanted()
 
@@ -69,4 +72,5 @@ class Triggered(Strategy):
         self._trigger.joined(number - 1)
 
     def finish(self) -> None:
+        self.weight = self._its.relative[self._its.place]
         self._wanted()

@@ -42,8 +42,10 @@ SCHEDULES: dict[str, Callable[[float], float]] = {"constant": _constant, "cosine
                                                "step": _step}
 
 
-def schedule(optimizer: Any, name: str, steps: int) -> Any:
+def schedule(optimizer: Any, name: str, steps: int, done: Callable[[], int] | None = None) -> Any:
     """A torch scheduler for a run of so many steps; its `step()` is called after each step of the optimizer.
+
+    `done` gives the steps so far, where they are other than those of this optimizer.
 
     `cosine` lets the rate fall to 0 along half a cosine, `restarts` does so four times, one after the other
     (I. Loshchilov, F. Hutter: SGDR. ICLR 2017. arXiv:1608.03983), `step` divides it by 10 after each third of the
@@ -51,4 +53,5 @@ def schedule(optimizer: Any, name: str, steps: int) -> Any:
     """
     import torch
 
-    return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda number: SCHEDULES[name](number / steps))
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda number: SCHEDULES[name](
+        (done() if done else number) / steps))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -34,6 +35,16 @@ class Replay:
 
 
 @dataclass(frozen=True)
+class Slow:
+    """A rank that computes `factor` times as long, in the run's steps from `begin` to before `end`."""
+
+    rank: int
+    factor: float
+    begin: int = 0
+    end: float = math.inf
+
+
+@dataclass(frozen=True)
 class Options:
     """What the user asked for; None where nothing was asked.
 
@@ -48,7 +59,7 @@ class Options:
     skew : of the labels over the workers, see data.shares; None for none.
     fold : (i, k): the i-th of k folds, from 1 on, is for the test; None for the set's own test images or a fifth.
     compute : computation to be waited for instead; None to compute.
-    slow : rank -> factor of its computing time.
+    slow : ranks that compute for longer.
     simulate : virtual ranks in one process; None for MPI.
     zones : of virtual ranks: name, nodes, and ranks on each node.
     links : level -> link between virtual ranks.
@@ -75,7 +86,7 @@ class Options:
     skew: float | None = None
     fold: tuple[int, int] | None = None
     compute: Replay | None = None
-    slow: tuple[tuple[int, float], ...] = ()
+    slow: tuple[Slow, ...] = ()
     simulate: int | None = None
     zones: tuple[tuple[str, int, int], ...] = ()
     links: tuple[tuple[str, Link], ...] = ()
@@ -177,9 +188,15 @@ def _list(text: str, pattern: str, form: str, entry: Callable[[re.Match[str]], A
     return tuple(entries)
 
 
-def _slow(text: str) -> tuple[tuple[int, float], ...]:
-    return _list(text, r"(\d+)=([\d.]+)", "RANK=FACTOR,..., e.g. 3=4",
-                 lambda words: (int(words[1]), _number(1e-3, 1e6, words[2])))
+def _slow(text: str) -> tuple[Slow, ...]:
+    def one(words: re.Match[str]) -> Slow:
+        begin, end = int(words[3] or 0), int(words[4]) if words[4] else math.inf
+        if end <= begin:
+            raise argparse.ArgumentTypeError(f"{words[0]!r} ends before it begins")
+        return Slow(int(words[1]), _number(1e-3, 1e6, words[2]), begin, end)
+
+    return _list(text, r"(\d+)=([\d.]+)(?:@(\d+)(?:-(\d+))?)?",
+                 "RANK=FACTOR[@STEP[-STEP]],..., e.g. 3=4 or 3=4@100-200", one)
 
 
 def _zones(text: str) -> tuple[tuple[str, int, int], ...]:
@@ -230,7 +247,8 @@ def parse(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> Optio
     add("--fold", type=_fold, metavar="I/K", help="test with the I-th of K folds, train with the others")
     add("--compute", type=_replay, metavar="replay:SECONDS[:PARAMETERS]",
         help="wait for so long instead of computing a step, with a stand-in of so many parameters where given")
-    add("--slow", type=_slow, metavar="RANK=FACTOR,...", help="ranks that compute so many times as long as --compute")
+    add("--slow", type=_slow, metavar="RANK=FACTOR[@STEP[-STEP]],...",
+        help="ranks that compute so many times as long as --compute: always, from a step on, or for a while")
     add("--simulate", type=_positive, metavar="N", help="N virtual ranks in this process, without MPI")
     add("--zones", type=_zones, metavar="ZONE:RANKS,...", help="zones of virtual ranks, e.g. A:4,B:4, or A:2x4 for 4 "
                                                                "ranks on each of 2 nodes")
@@ -264,6 +282,9 @@ def _check(options: Options) -> Options:
     ranks = sum(nodes * each for _, nodes, each in options.zones)
     if options.simulate and options.zones and ranks != options.simulate:
         raise UsageError(f"train: --zones has {ranks} ranks, --simulate {options.simulate}")
+    if options.skew is not None and options.method.balance != "off":
+        raise UsageError(f"train: --balance {options.method.balance}: with --skew each worker has images of its own, "
+                         "which no other may take; valid: --balance off, or no --skew")
     if options.slow and not (options.compute or options.simulate):
         raise UsageError("train: --slow needs --compute or --simulate: a real computation takes as long as it takes")
     return options

@@ -39,7 +39,9 @@ class Progress:
         self._recent: list[dict[str, float]] = []
 
     def step(self, figures: dict[str, float]) -> None:
-        """Show the figures of a step: `step` (from 1), `loss`, `seconds` and whatever else is known of it."""
+        """Show the figures of a step: `step` (from 1), `loss`, `seconds` and whatever else is known of it; `done`,
+        where a worker makes other steps than the run has.
+        """
         done = int(figures["step"])
         if self._metrics:
             print(json.dumps(figures), file=self._metrics)
@@ -49,7 +51,7 @@ class Progress:
                     self._board.add_scalar(name, value, done)
         self._recent.append(figures)
         if self._terminal:
-            self._bar(done)
+            self._bar(done, min(int(figures.get("done", done)), self._steps))
         if done % self._every == 0:
             if self._metrics:
                 self._metrics.flush()
@@ -67,11 +69,11 @@ class Progress:
         scores = [figures["accuracy"] for figures in self._recent if "accuracy" in figures]
         return line + (f", accuracy {scores[-1]:.2%}" if scores else "")
 
-    def _bar(self, done: int) -> None:
+    def _bar(self, step: int, done: int) -> None:
         assert self._terminal
         full = _WIDTH * done // self._steps
         end = "\n" if done == self._steps else ""
-        print(f"\r[{'#' * full}{'.' * (_WIDTH - full)}] {self._line(done)}\x1b[K", end=end, file=self._terminal,
+        print(f"\r[{'#' * full}{'.' * (_WIDTH - full)}] {self._line(step)}\x1b[K", end=end, file=self._terminal,
               flush=True)
 
     def close(self) -> None:

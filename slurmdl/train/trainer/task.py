@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from itertools import pairwise, repeat
+from itertools import pairwise
 from typing import Any
 
+from slurmdl.train.library.deal import Deal
+from slurmdl.train.library.loader import IntArray, Source
 from slurmdl.train.trainer import models
 from slurmdl.train.trainer.data import Data
 from slurmdl.train.trainer.options import Options
@@ -28,24 +30,34 @@ class Images:
     def __init__(self, options: Options, data: Data) -> None:
         self.module = models.build(options.model, data.shape, data.classes, options.seed)
         self._data, self._batch, self._seed = data, options.batch, options.seed
-        #: images that all workers together have taken
+        #: images that all workers together have taken, each of its own
         self._seen = 0
 
-    def pace(self, seconds: float, wait: Callable[[float], None]) -> None:
-        """From now on let so much time go by in each training step, as if it were computed."""
+    def pace(self, seconds: Callable[[int], float], wait: Callable[[float], None]) -> None:
+        """From now on let so much time go by in each training step with so many images, as if it were computed."""
         def forward(module: Any, images: Any, scores: Any) -> None:
             if scores.requires_grad:
-                wait(seconds * FORWARD)
-                scores.register_hook(lambda slope: wait(seconds * (1 - FORWARD)))
+                takes = seconds(len(scores))
+                wait(takes * FORWARD)
+                scores.register_hook(lambda slope: wait(takes * (1 - FORWARD)))
 
         self.module.register_forward_hook(forward)
 
     def steps_per_epoch(self, workers: int) -> int:
-        """Steps in which each worker sees all of its images."""
-        return self._data.steps_per_epoch(workers, self._batch)
+        """Steps in which each worker sees all of its images, or all workers together all."""
+        own = self._data.steps_per_epoch(workers, self._batch)
+        return own if self._data.skew else Deal(len(self._data.train_y), workers, self._batch, True, self._seed).steps
+
+    @property
+    def source(self) -> Source | None:
+        """What is dealt out to all workers; None where each has images of its own."""
+        def batches(indices: Iterator[IntArray]) -> Iterator[Any]:
+            return ((self._data.train_x[index], self._data.train_y[index]) for index in indices)
+
+        return None if self._data.skew else Source(len(self._data.train_y), 0, batches)
 
     def batches(self, worker: int, workers: int) -> Iterator[Any]:
-        """Endless batches of one worker, from those on that all have seen."""
+        """Endless batches of one worker's share, from those on that all have seen."""
         whole = workers * self._batch
         for batch in self._data.batches(worker, workers, self._batch, self._seed, self._seen // whole):
             self._seen += whole
@@ -65,9 +77,11 @@ class Images:
         images, labels = batch
         return torch.nn.functional.cross_entropy(self.module(torch.from_numpy(images)), torch.from_numpy(labels))
 
-    def renew(self, batches: Iterator[Any]) -> None:
+    def renew(self, worker: int, workers: int) -> None:
         """Estimate the statistics of batch normalisation anew, which an average of models lacks."""
         import torch
+
+        batches = self.batches(worker, workers)
 
         torch.optim.swa_utils.update_bn(
             (torch.from_numpy(next(batches)[0]) for _ in range(self.ESTIMATED)), self.module)
@@ -91,8 +105,12 @@ class Images:
 class StandIn:
     """Parameters in equal layers whose gradients are ready one after the other while time goes by.
 
-    The gradients are random numbers, the same
-    in each step, so that the model moves on.
+    The gradients are random numbers, the same in each step, so that the model moves on. A batch is a number of
+    samples.
+
+    Parameters
+    ----------
+    seconds : of a step with so many samples.
 
     Attributes
     ----------
@@ -100,9 +118,13 @@ class StandIn:
     """
 
     LAYERS = 16
+    SAMPLES = 1 << 18
 
-    def __init__(self, size: int, seconds: float, wait: Callable[[float], None], seed: int) -> None:
+    def __init__(self, size: int, seconds: Callable[[int], float], wait: Callable[[float], None], seed: int) -> None:
         import torch
+
+        def takes() -> float:
+            return seconds(self._samples)
 
         edges = [size * layer // self.LAYERS for layer in range(self.LAYERS + 1)]
         torch.manual_seed(seed)
@@ -112,12 +134,12 @@ class StandIn:
             @staticmethod
             def forward(context: Any, signal: Any, weights: Any, slope: Any) -> Any:
                 context.slope = slope
-                wait(seconds * FORWARD / StandIn.LAYERS)
+                wait(takes() * FORWARD / StandIn.LAYERS)
                 return signal.clone()
 
             @staticmethod
             def backward(context: Any, error: Any) -> Any:
-                wait(seconds * (1 - FORWARD) / StandIn.LAYERS)
+                wait(takes() * (1 - FORWARD) / StandIn.LAYERS)
                 return error, context.slope, None
 
         class Layers(torch.nn.Module):  # type: ignore[misc]
@@ -132,12 +154,19 @@ class StandIn:
                 return signal.sum()
 
         self.module = Layers()
+        self._samples = 0
 
     def steps_per_epoch(self, workers: int) -> int:
         return 1
 
-    def batches(self, worker: int, workers: int) -> Iterator[Any]:
-        return repeat(None)
+    @property
+    def source(self) -> Source:
+        """Nothing but how many there are."""
+        return Source(self.SAMPLES, 0, lambda indices: map(len, indices))
+
+    def batches(self, worker: int, workers: int) -> Iterator[int]:
+        """Nothing is any worker's own."""
+        return iter(())
 
     def state_dict(self) -> dict[str, int]:
         """Nothing: all its batches are the same."""
@@ -146,10 +175,11 @@ class StandIn:
     def load_state_dict(self, state: Mapping[str, int]) -> None:
         """Nothing."""
 
-    def loss(self, batch: Any) -> Any:
+    def loss(self, batch: int) -> Any:
+        self._samples = batch
         return self.module()
 
-    def renew(self, batches: Iterator[Any]) -> None:
+    def renew(self, worker: int, workers: int) -> None:
         """Nothing: it has no statistics."""
 
     def score(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from slurmdl.errors import Refused, TrainError, UnavailableError
 from slurmdl.train.library import agreement, halt
-from slurmdl.train.library.run import CHECKPOINT, init
+from slurmdl.train.library.run import CHECKPOINT, Run, init
 from slurmdl.train.report import meters
 from slurmdl.train.runtime import connect
 from slurmdl.train.trainer import optimizers, simulation
@@ -69,29 +69,37 @@ def one_rank(options: Options, data: Data | None, environ: Mapping[str, str], tr
     run = init(options.method, seed=options.seed, alike=options.alike(), same=options.same(), trace=options.trace,
                plot=options.plot, checkpoint=options.checkpoint, checkpoint_every=options.checkpoint_every,
                environ=environ, transport=transport)
-    beyond = [rank for rank, _ in options.slow if rank >= len(run.world.nodes)]
+    beyond = [slow.rank for slow in options.slow if slow.rank >= len(run.world.nodes)]
     if beyond:
         raise Refused(f"--slow {beyond[0]}=: no such rank; valid: 0 to {len(run.world.nodes) - 1}")
     if run.rank == 0:
         _check_writable(options.summary)
         print(f"ranks: {run.world}", flush=True)
     compute = run.world.transport.compute
-    takes = _seconds(options) * dict(options.slow).get(run.rank, 1.0)
+    takes = _seconds(options)
+
+    def seconds(images: int) -> float:
+        """Of this rank's computation of a step."""
+        factor = next((slow.factor for slow in options.slow
+                       if slow.rank == run.rank and slow.begin <= run.done < slow.end), 1.0)
+        return takes * factor * images / options.batch
+
     task: Images | StandIn
     if data is None:
-        task = StandIn(_size(options), takes, compute, options.seed)
+        task = StandIn(_size(options), seconds, compute, options.seed)
     else:
         task = Images(options, data)
         agreement.compare(run.world, [("data", f"{options.data} {zlib.crc32(data.train_x):x}")])
     optimizer = optimizers.build(options.optimizer, task.module.parameters(), options.lr, options.momentum,
                                  options.weight_decay)
-    steps = options.steps or (options.epochs or 0) * task.steps_per_epoch(run.workers) or STEPS
-    schedule = optimizers.schedule(optimizer, options.lr_schedule, steps)
+    an_epoch = task.steps_per_epoch(run.workers)
+    steps = options.steps or (options.epochs or 0) * an_epoch or STEPS
+    schedule = optimizers.schedule(optimizer, options.lr_schedule, steps, lambda: run.done)
 
     run.attach(task.module, optimizer)
     run.keep("schedule", schedule)
     if takes and isinstance(task, Images):
-        task.pace(takes, compute)
+        task.pace(seconds, compute)
     meter, run.batch = run.meter, options.batch
     score = None
     if run.worker is None:
@@ -101,12 +109,11 @@ def one_rank(options: Options, data: Data | None, environ: Mapping[str, str], tr
         run.keep("data", task)
         progress = Progress(steps, options.log_every, options.metrics, options.tensorboard, run.step) \
             if run.first else None
-        batches = task.batches(run.worker, run.workers)
         if models is not None:
             models[run.worker] = run.replica.parameters
-        for number in range(run.step + 1, steps + 1):
-            with run.fetching():
-                batch = next(batches)
+        loader = run.deal(task.source, options.batch) if task.source else None
+        batches = loader.until(steps) if loader else _own(run, task.batches(run.worker, run.workers), steps)
+        for number, batch in enumerate(batches, run.step + 1):
             optimizer.zero_grad()
             loss = task.loss(batch)
             loss.backward()
@@ -114,7 +121,7 @@ def one_rank(options: Options, data: Data | None, environ: Mapping[str, str], tr
             schedule.step()
             run.record(float(loss.detach()))
             if progress:
-                figures = _figures(number, meter, options.batch)
+                figures = _figures(number, run.done, meter)
                 if options.evaluate_every and number % options.evaluate_every == 0:
                     if models is not None:
                         compute(MOMENT)
@@ -124,7 +131,7 @@ def one_rank(options: Options, data: Data | None, environ: Mapping[str, str], tr
             progress.close()
         run.finish(task.score)
         if run.first and not run.strategy.alike:
-            task.renew(batches)
+            task.renew(run.worker, run.workers)
         score = task.score() if run.first else None
 
     summary = run.summary(score)
@@ -183,11 +190,19 @@ def _size(options: Options) -> int:
     return (options.compute.size if options.compute else None) or 0
 
 
-def _figures(number: int, meter: meters.Meter, batch: int) -> dict[str, float]:
+def _own(run: Run, batches: Iterator[Any], steps: int) -> Iterator[Any]:
+    """Batches of images that are this worker's own, for so many steps."""
+    for _ in range(run.step, steps):
+        with run.fetching():
+            batch = next(batches)
+        yield batch
+
+
+def _figures(number: int, done: int, meter: meters.Meter) -> dict[str, float]:
     """Of the step that the meter has just seen."""
     wall, comm = meter.wall[-1], meter.comm[-1]
-    return {"step": number, "loss": meter.loss[-1], "seconds": wall, "compute_seconds": wall - comm,
-            "comm_seconds": comm, "images_per_second": batch / wall if wall else 0.0}
+    return {"step": number, "done": done, "loss": meter.loss[-1], "seconds": wall, "compute_seconds": wall - comm,
+            "comm_seconds": comm, "images_per_second": meter.samples[-1] / wall if wall else 0.0}
 
 
 def _check_writable(path: str) -> None:

@@ -159,27 +159,29 @@ def mix(mine: FloatArray, theirs: FloatArray, weight: float, out: FloatArray) ->
         np.add(here, its, out=out[part])
 
 
-def mix_both(one: FloatArray, other: FloatArray, weight: float) -> None:
-    """Move both towards each other by weight times their difference, in one pass through memory."""
+def mix_both(one: FloatArray, other: FloatArray, weights: tuple[float, float]) -> None:
+    """Move both towards each other, each by its weight times their difference, in one pass through memory."""
     room = np.empty(min(_BLOCK, one.size), np.float32)
-    share = np.float32(weight)
+    share, ratio = np.float32(weights[0]), np.float32(weights[1] / weights[0])
     for begin in range(0, one.size, _BLOCK):
         here, there = one[begin:begin + _BLOCK], other[begin:begin + _BLOCK]
         change = room[:here.size]
         np.subtract(there, here, out=change)
         change *= share
         here += change
+        if ratio != 1:
+            change *= ratio
         there -= change
 
 
-def mean(vectors: Sequence[FloatArray], out: FloatArray) -> None:
-    """out = the mean of vectors of its length, in one pass through memory."""
-    share = np.float32(1 / len(vectors))
+def mean(vectors: Sequence[FloatArray], out: FloatArray, weights: Sequence[float]) -> None:
+    """out = the weighted mean of vectors of its length, in one pass through memory."""
+    shares = [np.float32(weight / sum(weights)) for weight in weights]
     for begin in range(0, out.size, _BLOCK):
         part = slice(begin, begin + _BLOCK)
-        np.multiply(vectors[0][part], share, out=out[part])
+        np.multiply(vectors[0][part], shares[0], out=out[part])
         its = out[part]
-        for vector in vectors[1:]:
+        for vector, share in zip(vectors[1:], shares[1:], strict=True):
             its += vector[part] * share
 
 

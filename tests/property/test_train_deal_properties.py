@@ -1,0 +1,119 @@
+"""What is dealt out: every sample once in an epoch over all workers, whatever their speeds and how they change."""
+
+from __future__ import annotations
+
+import math
+from concurrent.futures import Future
+from types import SimpleNamespace
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurmdl.train.library.balance import Balance
+from slurmdl.train.library.deal import MOST, Deal, Hand, InRounds, apportioned
+from slurmdl.train.library.leases import Dealer
+from slurmdl.train.triggers.period import Period
+
+speeds_of = st.floats(0.01, 1000)
+
+
+@given(st.integers(0, 5000), st.lists(speeds_of, min_size=1, max_size=40), st.data())
+def test_numbers_in_proportion_keep_sum_and_bounds(total: int, weights: list[float], data: st.DataObject) -> None:
+    count = len(weights)
+    least = data.draw(st.integers(0, total // count))
+    most = data.draw(st.integers(-(-total // count), total))
+    found = apportioned(total, weights, least, most)
+    assert sum(found) == total
+    assert least <= min(found) and max(found) <= most
+    for one, other in zip(range(count), range(1, count), strict=False):
+        assert found[one] <= found[other] + 1 or weights[one] >= weights[other]
+    for its, weight in zip(apportioned(total, weights), weights, strict=True):
+        assert abs(its - total * weight / sum(weights)) < 1 + 1e-6
+
+
+def hands(deal: Deal, worker: int, by_steps: bool, period: int, ahead: int, told: list[list[float]],
+          begin: int) -> list[list[Hand]]:
+    """Two epochs of a worker, the first from a position on; all workers tell the same speeds.
+
+    A batch is drawn `ahead` steps before it is used, and a round's end tells once its last batch was used.
+    """
+    answers = iter(told)
+    made = 0
+
+    def gather(speed: float) -> Future[np.ndarray]:
+        future: Future[np.ndarray] = Future()
+        future.set_result(np.array(next(answers)[:deal.workers], np.float32))
+        return future
+
+    strategy = SimpleNamespace(next_exchange=lambda number: Period(period).next(number - 1))
+    balance = Balance(deal, by_steps, strategy, 1 + ahead, gather, lambda future: future.result(timeout=0))
+    rounds = InRounds(deal, worker, by_steps, balance.round, lambda: made)
+    found: list[list[Hand]] = []
+    for epoch, cursor in ((0, begin), (1, 0)):
+        drawn: list[Hand] = []
+        source, used = rounds.deal(epoch, cursor, None), 0
+        while True:
+            following = next(source, None)
+            drawn += [following] if following else []
+            if used < len(drawn) and (len(drawn) - used > ahead or following is None):
+                made = drawn[used].steps.stop
+                if drawn[used].tells:
+                    balance.tell(1.0)
+                used += 1
+            elif following is None:
+                break
+        found.append(drawn)
+    return found
+
+
+@given(st.data(), st.integers(1, 9), st.integers(1, 20), st.booleans(), st.integers(1, 40), st.integers(0, 4))
+def test_every_sample_is_dealt_once_while_speeds_change(data: st.DataObject, workers: int, batch: int, by_steps: bool,
+                                                        period: int, ahead: int) -> None:
+    count = data.draw(st.integers(workers, 3000))
+    begin = data.draw(st.integers(0, count - workers))
+    random = np.random.default_rng(data.draw(st.integers(0, 1000)))
+    told = (10 ** random.uniform(-1, 1, (3000, workers))).tolist()
+    deal = Deal(count, workers, batch, True, 1)
+    both = [hands(deal, worker, by_steps, period, ahead, told, begin) for worker in range(workers)]
+    for epoch, start in ((0, begin), (1, 0)):
+        dealt = [both[worker][epoch] for worker in range(workers)]
+        places = [place for its in dealt for hand in its for place in range(hand.start, hand.stop)]
+        assert sorted(places) == list(range(start, count))
+        # all have the same steps of the run, each of them once, and tell at the same of them
+        steps = [[step for hand in its for step in hand.steps] for its in dealt]
+        assert all(its == steps[0] for its in steps)
+        assert len({tuple(hand.steps.stop for hand in its if hand.tells) for its in dealt}) == 1
+        assert all(hand.stop > hand.start for its in dealt for hand in its)
+        if not by_steps:
+            for same in zip(*dealt, strict=True):
+                assert math.isclose(sum(hand.weight for hand in same), workers)
+                assert max(hand.weight for hand in same) <= MOST + workers / sum(
+                    hand.stop - hand.start for hand in same)
+
+
+@given(st.data(), st.integers(1, 9), st.integers(1, 20), st.booleans(), st.integers(1, 60))
+def test_every_sample_goes_once_to_whoever_asks(data: st.DataObject, workers: int, batch: int, by_steps: bool,
+                                                until: int) -> None:
+    count = data.draw(st.integers(workers, 2000))
+    random = np.random.default_rng(data.draw(st.integers(0, 1000)))
+    deal = Deal(count, workers, batch, True, 1)
+    dealer = Dealer(deal, by_steps)
+    epoch, going = [0] * workers, set(range(workers))
+    taken: dict[int, list[int]] = {}
+    while going:
+        worker = int(random.choice(sorted(going)))
+        speed = float(10 ** random.uniform(-1, 1)) if random.random() < 0.9 else 0.0
+        kind, start, stop, steps, *sizes = map(int, dealer.answer(worker, epoch[worker], 0, until, speed))
+        if kind == 0:
+            assert 0 < steps <= stop - start
+            assert sum(sizes) == deal.whole and min(sizes) >= 1
+            taken.setdefault(epoch[worker], []).extend(range(start, stop))
+        elif kind == 1:
+            epoch[worker] += 1
+        else:
+            going.remove(worker)
+    epochs, rest = divmod(until, deal.steps)
+    for number, places in taken.items():
+        assert places == list(range(count if number < epochs else rest * deal.whole))
+    assert len(taken) == epochs + (rest > 0)

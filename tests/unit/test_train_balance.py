@@ -1,0 +1,346 @@
+"""Work by measured speed: weights, hysteresis, positions, what is refused, and runs with slowed ranks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from mpi import mpirun, needs_mpi
+from torch import nn
+from training import noise, play, whole
+
+from slurmdl.errors import Refused, TrainError, UsageError
+from slurmdl.train import combine, init
+from slurmdl.train.library.balance import EVERY, Shares, Speed
+from slurmdl.train.library.deal import Deal
+from slurmdl.train.library.run import Run
+from slurmdl.train.method import Method
+from slurmdl.train.trainer.options import Slow, parse
+from slurmdl.train.trainer.trainer import train
+from slurmdl.train.transports import virtual
+
+SAMPLES, BATCH, EPOCHS = 1000, 10, 3
+torch.set_num_threads(1)
+random = np.random.default_rng(3)
+X = torch.from_numpy(random.standard_normal((SAMPLES, 6)).astype(np.float32))
+Y = torch.from_numpy(random.integers(0, 3, SAMPLES))
+
+
+def net() -> tuple[Any, Any]:
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+    return model, torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+
+
+def flat(model: Any) -> Any:
+    return torch.cat([tensor.detach().reshape(-1) for tensor in model.parameters()]).clone()
+
+
+def step(model: Any, opt: Any, x: Any, y: Any) -> None:
+    opt.zero_grad()
+    nn.functional.cross_entropy(model(x), y).backward()
+    opt.step()
+
+
+def library(count: int, method: Method, program: Callable[[Run, Any, Any], Any], **options: Any) -> list[Any]:
+    """What the program gives on each of `count` virtual ranks; the servers only serve."""
+    def rank(transport: virtual.Virtual) -> Any:
+        run = init(method, environ={}, transport=transport, **options)
+        model, opt = net()
+        run.attach(model, opt)
+        result = program(run, model, opt)
+        if run.serves:
+            run.serve()
+        run.close()
+        return result
+    return virtual.run(count, rank)
+
+
+def slowed(run: Run, samples: int) -> None:
+    """Let the time of a step go by; worker 1 takes 4 times as long, in the second epoch as long as the others."""
+    slow = run.worker == 1 and not 40 <= run.done < 80
+    run.world.transport.compute(samples * (4e-3 if slow else 1e-3))
+
+
+def trained(run: Run, model: Any, opt: Any) -> Any:
+    """The model, and the sizes of the batches, on a worker."""
+    if run.serves:
+        run.loader((X, Y), BATCH)
+        return None
+    sizes, loader = [], run.loader((X, Y), BATCH)
+    for _ in range(EPOCHS):
+        for x, y in loader:
+            slowed(run, len(x))
+            step(model, opt, x, y)
+            sizes.append(len(x))
+    run.finish()
+    return flat(model), sizes
+
+
+@pytest.mark.parametrize("method, workers", [(Method("allreduce", balance="batch"), 4),
+                                             (Method("allreduce", library=True, balance="batch"), 3),
+                                             (Method("ps", ps=2, balance="batch"), 4)], ids=["sum", "library", "ps"])
+def test_batches_by_speed_are_equal_to_the_whole_batch(method: Method, workers: int) -> None:
+    model, opt = net()
+    first = flat(model)
+    deal = Deal(SAMPLES, workers, BATCH, True, 1)
+    for epoch in range(EPOCHS):
+        for index in whole(deal, epoch):
+            step(model, opt, X[index], Y[index])
+    assert (flat(model) - first).abs().max() > 1e-2, "the reference did not learn"
+    found = [its for its in library(workers + (method.ps or 0), method, trained) if its]
+    for mine, _ in found:
+        assert torch.allclose(mine, flat(model), rtol=0, atol=1e-5)
+    sizes = np.array([its for _, its in found])
+    assert (sizes[:, :-1].sum(0) == workers * BATCH).sum() >= sizes.shape[1] - EPOCHS
+    assert sizes[1, :3].tolist() == [BATCH] * 3
+    assert sizes[1].min() <= 0.35 * BATCH
+
+
+def test_speeds_are_averaged() -> None:
+    speed = Speed()
+    for samples, seconds in ((8, 1.0), (8, 4.0), (0, 1.0), (8, 0.0)):
+        speed.measure(samples, seconds)
+    assert speed.value == pytest.approx((8 + 2) / 2)
+    for _ in range(60):
+        speed.measure(8, 1.0)
+    assert speed.value == pytest.approx(8, rel=1e-3)
+    speed.measure(0 + 8, 2.0)
+    assert speed.value == pytest.approx(0.8 * 8 + 0.2 * 4, rel=1e-3)
+
+
+def test_shares_change_for_more_than_a_tenth_and_not_soon_again() -> None:
+    shares = Shares(2)
+    assert not shares.follow([1.0, 0.92], 0)
+    assert shares.values == (1.0, 1.0)
+    assert shares.follow([3.0, 1.0], 5)
+    assert shares.values == (1.5, 0.5)
+    assert not shares.follow([1.0, 1.0], 5 + EVERY - 1)
+    assert shares.values == (1.5, 0.5)
+    assert not shares.follow([3.2, 1.0], 5 + EVERY)
+    assert shares.follow([1.0, 1.0], 5 + EVERY)
+    assert shares.values == (1.0, 1.0)
+
+
+WEIGHTS = (0.25, 1.25, 1.5, 1.0)
+
+
+@pytest.mark.parametrize("traffic, compress", [("random", "none"), ("hypercube", "int4"), ("exponential", "none"),
+                                               ("base", "fp16"), ("zones", "none")])
+def test_gossip_keeps_the_weighted_sum(traffic: str, compress: str) -> None:
+    played = play(Method("gossip", traffic, compress=compress), 4, 60, weights=WEIGHTS, zones="aabb")
+    first, last = (sum(weight * np.float64(getattr(its, name)) for weight, its in zip(WEIGHTS, played, strict=True))
+                   for name in ("first", "last"))
+    assert np.abs(first - last).max() < 1e-3 * np.abs(first).max()
+    assert [its.strategy.weight for its in played] == pytest.approx(WEIGHTS)
+
+
+def test_pushed_models_come_to_weigh_what_they_are_to_weigh() -> None:
+    """Where all push as often, in the mean over the steps."""
+    seen = np.zeros(4)
+    for steps in range(40, 60):
+        played = play(Method("gossip", "random", asynchronous=True), 4, steps, weights=WEIGHTS, update=noise(0.1),
+                      seconds=lambda rank: 1e-3)
+        before, after = (sum(weight * np.float64(model) for weight, model in its) for its in (
+            zip(WEIGHTS, [its.first for its in played], strict=True),
+            [(its.strategy.weight, its.last) for its in played]))
+        assert np.abs(after - before - sum(its.added for its in played)).max() < 1e-4
+        seen += [its.strategy.weight for its in played]
+    assert seen[0] < 0.6 * seen[1:].mean()
+
+
+def test_a_slow_rank_does_not_gather_all_the_weight() -> None:
+    """Of one that is 4 times slower the others keep more than half."""
+    held = []
+    for steps in range(30, 40):
+        played = play(Method("gossip", "random", asynchronous=True), 8, steps, update=noise(0.1),
+                      seconds=lambda rank: 4.0 if rank == 0 else 1.0)
+        held.append(sum(its.strategy.weight for its in played[1:]))
+    assert np.mean(held) > 4
+
+
+@pytest.mark.parametrize("compress", ["none", "int8"])
+def test_local_sgd_takes_the_weighted_mean(compress: str) -> None:
+    method = Method("local-sgd", "ring", compress=compress, period=5, outer_lr=1.0, outer_momentum=0.0)
+    played = play(method, 4, 5, weights=WEIGHTS)
+    mean = sum(weight * np.float64(its.first) for weight, its in zip(WEIGHTS, played, strict=True)) / 4
+    for its in played:
+        assert np.abs(its.last - mean).max() < (1e-5 if compress == "none" else 0.05)
+
+
+METHODS = [Method("allreduce", balance="batch"), Method("gossip", "base", balance="batch"),
+           Method("gossip", "base", period=5, balance="steps"), Method("local-sgd", period=8, balance="steps"),
+           Method("gossip", "random", asynchronous=True, balance="steps"),
+           Method("gossip", "random", asynchronous=True, balance="batch")]
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda its: f"{its.strategy}-{its.balance}-{its.asynchronous}")
+@pytest.mark.parametrize("data", ["arrays", "dataset"])
+def test_a_loader_deals_every_sample_once_and_goes_on_from_a_position(method: Method, data: str) -> None:
+    """After a restart in the middle of an epoch with fewer workers what is left is dealt out."""
+    class Numbers(torch.utils.data.Dataset[Any]):
+        def __len__(self) -> int:
+            return SAMPLES
+
+        def __getitem__(self, index: int) -> int:
+            return index
+
+    source: Any = Numbers() if data == "dataset" else np.arange(SAMPLES)
+
+    def program(begin: dict[str, int] | None) -> Callable[[Run, Any, Any], Any]:
+        def deal(run: Run, model: Any, opt: Any) -> Any:
+            loader, seen, states = run.loader(source, BATCH), [], []
+            if begin:
+                loader.restore(begin)
+                assert loader.state() == begin
+            for _ in range(1 if begin else 2):
+                seen.append([])
+                for index in loader:
+                    slowed(run, len(index))
+                    step(model, opt, X[index], Y[index])
+                    seen[-1] += index.tolist()
+                    states.append((run.done, loader.state()))
+            return seen, states
+        return deal
+
+    found = library(4, method, program(None))
+    for epoch in range(2):
+        assert sorted(sample for seen, _ in found for sample in seen[epoch]) == list(range(SAMPLES))
+    assert found[0][1][-1][1]["epoch"] == 1
+    # where all are as far: rounds of 5 or 8 steps are over
+    middle = {"epoch": 1, "cursor": 380} if method.asynchronous else next(
+        state for done, state in found[0][1] if done == 40)
+    rest = library(3, method, program(middle))
+    dealt = sorted(sample for seen, _ in rest for sample in seen[0])
+    assert dealt == sorted(Deal(SAMPLES, 3, BATCH, True, 1).order(middle["epoch"])[middle["cursor"]:].tolist())
+
+
+@pytest.mark.parametrize("method, text", [
+    (Method("allreduce", "ring", balance="steps"), "--balance steps: each step takes all workers, so that none can "
+     "make more of them; asked for with allreduce --traffic ring --trigger period --compress none; valid: --balance "
+     "off, batch"),
+    (Method("ps", "shards", balance="steps"), "--balance steps: each step takes all workers"),
+    (Method("ps", "shards", staleness=2, balance="steps"), "--balance steps: each step takes all workers"),
+    (Method("gossip", "base", balance="steps"), "--balance steps: with an exchange after every step there are none"),
+    (Method("gossip", "base", shared_memory=True, period=4, balance="steps"), "--balance steps: with --shared"),
+    (Method("elastic", "ring", balance="batch"), "--balance batch: workers that are never made alike stray")])
+def test_what_cannot_be_balanced_is_refused(method: Method, text: str) -> None:
+    with pytest.raises(Refused) as refused:
+        combine.check(method, 4)
+    assert str(refused.value).startswith(text)
+    assert "valid: " in str(refused.value)
+
+
+def no_batch(run: Run, model: Any, opt: Any) -> None:
+    step(model, opt, X, Y)
+
+
+def two_loaders(run: Run, model: Any, opt: Any) -> None:
+    run.loader((X, Y), BATCH)
+    run.loader((X, Y), BATCH)
+
+
+@pytest.mark.parametrize("program, options, words", [
+    (no_batch, {}, "step 1: --balance batch shares out the batches of run.loader"),
+    (two_loaders, {}, r"--balance batch: one run.loader\(\) deals out all samples"),
+    (no_batch, {"passes": 2}, "--balance batch: with passes=2 several batches make a step")])
+def test_scripts_that_cannot_be_balanced(program: Callable[[Run, Any, Any], None], options: dict[str, int],
+                                         words: str) -> None:
+    with pytest.raises(TrainError, match=words):
+        library(2, Method("allreduce", balance="batch"), program, **options)
+
+
+def test_checkpoints_need_a_common_step(tmp_path: Path) -> None:
+    with pytest.raises(Refused, match="--checkpoint: with --balance steps --async what is dealt to one worker"):
+        library(2, Method("gossip", asynchronous=True, balance="steps"), no_batch, checkpoint=str(tmp_path))
+
+
+def test_skewed_data_cannot_be_balanced() -> None:
+    with pytest.raises(UsageError, match="--balance batch: with --skew each worker has images of its own"):
+        parse(["--balance", "batch", "--skew", "0.3"], {})
+
+
+def test_ranks_slow_for_a_while() -> None:
+    options = parse(["--simulate", "4", "--slow", "3=4@100-200,1=2@50,0=1.5"], {})
+    assert options.slow == (Slow(3, 4.0, 100, 200), Slow(1, 2.0, 50), Slow(0, 1.5))
+    for text in ("3=4@", "3=4@-5", "3=4@5-5", "3=4@9-5", "3@4", "1=2,1=3@4"):
+        with pytest.raises(UsageError, match="--slow"):
+            parse(["--simulate", "4", "--slow", text], {})
+
+
+def simulated(*arguments: str, slow: str = "5=4") -> dict[str, Any]:
+    found = train(parse(["--simulate", "8", "--zones", "A:2x2,B:2x2", "--steps", "240", "--model", "mlp:32",
+                         "--batch", "16", *(["--slow", slow] if slow else []), *arguments], {}))
+    assert found is not None
+    return found
+
+
+def kinds() -> Iterator[Any]:
+    """Heterogeneous gossip, and the others."""
+    for where in ("messages", "shared", "both"):
+        for way in ("--balance batch", "--async --balance steps", "--async --balance batch"):
+            zones = {"messages": "", "shared": "--zones A:1x8", "both": "--zones A:2x2,B:1x4"}[where]
+            memory = "" if where == "messages" else "--shared-memory"
+            yield pytest.param(f"--strategy gossip {memory} {zones} {way}",
+                               id=f"{where}-{way.replace('--', '').replace(' ', '-')}")
+    for name, text in (
+            ("period", "gossip --period 8 --balance steps"), ("local", "local-sgd --period 8 --balance steps"),
+            ("local-batch", "local-sgd --period 8 --balance batch"), ("allreduce", "allreduce --balance batch"),
+            ("drift", "adaptive-gossip --warm-up 10 --balance steps"),
+            ("elastic", "elastic --period 8 --balance steps"), ("ps", "ps --ps 1 --balance batch"),
+            ("ps-stale", "ps --ps 1 --staleness 2 --balance batch"),
+            ("ps-async", "ps --ps 1 --async --balance steps")):
+        yield pytest.param(f"--strategy {text}", id=name)
+
+
+@pytest.mark.parametrize("words", list(kinds()))
+def test_a_balanced_run_is_as_good_and_nearly_as_quick_as_its_ranks_are(words: str) -> None:
+    """On the clock of the simulation, against the sum of the ranks' speeds."""
+    found = simulated(*words.split())
+    equal = simulated(*words.replace("batch", "off").replace("steps", "off").split(), slow="")
+    workers = found["workers"]
+    at_once = (workers - 0.75) * 16 / 0.01
+    # rounds of 4 steps, as with drift, leave little to shift
+    assert found["samples_per_second"] > (0.65 if "adaptive" in words else 0.8) * at_once
+    assert found["accuracy"] > equal["accuracy"] - 0.03
+    total = [sum(np.multiply(its["steps_per_worker"], its["batch_per_worker"])) for its in (found, equal)]
+    assert total[0] == pytest.approx(total[1], rel=1e-3)
+    slow = 5 - found["ps"]  # its place among the workers
+    uneven = found["steps_per_worker" if "steps" in words else "batch_per_worker"]
+    assert uneven[slow] < 0.5 * np.median(uneven)
+
+
+def test_a_rank_that_is_slow_only_for_a_while_gets_its_share_back() -> None:
+    found = simulated("--strategy", "allreduce", "--balance", "batch", slow="5=4@40-80")
+    for_ever = simulated("--strategy", "allreduce", "--balance", "batch")
+    assert for_ever["batch_per_worker"][5] < 6 < 11 < found["batch_per_worker"][5] < 15
+
+
+@needs_mpi
+@pytest.mark.parametrize("words", [
+    "allreduce --balance batch", "gossip --async --balance steps", "gossip --async --balance batch",
+    "gossip --shared-memory --async --balance steps", "local-sgd --period 8 --balance steps",
+    "ps --async --balance steps"])
+def test_a_slowed_rank_over_mpi_gets_less(words: str, tmp_path: Path) -> None:
+    steps, batch, file = 60, 16, tmp_path / "summary"
+    done = mpirun(4, "-m", "slurmdl.train", "--strategy", *words.split(), "--steps", str(steps), "--batch",
+                  str(batch), "--compute", "replay:0.01", "--slow", "2=5", "--model", "mlp:16",
+                  "--summary", str(file))
+    assert done.returncode == 0, done.stderr
+    assert not [line for line in done.stderr.splitlines() if line.startswith("slurmdl:")]
+    summary = json.loads(file.read_text())
+    slow = 2 - summary["ps"]
+    what = "steps_per_worker" if "steps" in words else "batch_per_worker"
+    assert summary[what][slow] == min(summary[what])
+    assert summary[what][slow] < 0.8 * max(summary[what])
+    assert ("of each worker" if "steps" in words else "batch, each worker") in done.stdout
+    # 60 steps are two epochs of 23 (or, of three workers, 30) steps and a part of a third
+    taken = round(sum(np.multiply(summary["steps_per_worker"], summary["batch_per_worker"])))
+    epochs, rest = divmod(steps, Deal(1437, summary["workers"], batch, True, 1).steps)
+    assert taken == epochs * 1437 + rest * summary["workers"] * batch
+    assert summary["accuracy"] > 0.8
