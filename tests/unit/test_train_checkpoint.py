@@ -72,7 +72,7 @@ def test_a_run_that_goes_on_ends_bit_for_bit_as_an_unbroken_one(case: str, tmp_p
     "--strategy gossip --async", "--strategy ps --async", "--strategy ps --ps 2 --staleness 2",
     "--strategy gossip --async --shared-memory --zones A:1x2,B:1x2"])
 def test_a_run_without_common_steps_goes_on(words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    further = {"slow": "1=3", "checkpoint": tmp_path, "checkpoint_every": 10, "compute": "replay:0.2"}
+    further = {"slow": "3=3", "checkpoint": tmp_path, "checkpoint_every": 4, "compute": "replay:0.2"}
     figures(words, **further)
     newest = Folder(str(tmp_path)).numbers()[0]
     (tmp_path / f"step-{newest:08d}/manifest.json").unlink()
@@ -129,9 +129,9 @@ def test_a_checkpoint_of_another_run_is_refused(words: str, ranks: int, further:
     ("--strategy elastic", "is of 3 workers, these are 2 workers: each worker is as far from the centre"),
     ("--strategy ps --async", "is of 2 workers and 1 servers, these are 1 workers and 1 servers: each worker has")])
 def test_ranks_of_another_number_are_refused_where_each_is_on_its_own(words: str, why: str, tmp_path: Path) -> None:
-    figures(words, 3, 5, checkpoint=tmp_path, checkpoint_every=5)
+    figures(words, 3, 20, checkpoint=tmp_path, checkpoint_every=5, compute="replay:0.2")
     with pytest.raises(Refused, match=f"^--checkpoint {tmp_path}: {why}"):
-        figures(words, 2, 5, checkpoint=tmp_path)
+        figures(words, 2, 20, checkpoint=tmp_path)
 
 
 def written(folder: Folder, number: int, ranks: int = 2) -> None:

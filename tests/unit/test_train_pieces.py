@@ -171,8 +171,9 @@ def test_plans_with_and_without_traffic() -> None:
 def test_summary_figures() -> None:
     server = Report(Meter([1.0, 3.0, 2.0], [1.0, 3.0, 2.0]), {"node": 1, "zone": 2, "across": 3})
     times = dict.fromkeys(PHASES, 1.5)
-    meter = Meter([2.0, 2.0, 5.0], [1.0, 1.0, 1.0], [9.0, 8.0, 7.0], phases=times, between=0.5, samples=[8, 8, 2])
-    worker = Report(meter, {"node": 10, "zone": 20, "across": 30}, 0.5, (0.25, 0.75), (0.5, 0.5), 2, 1, 8)
+    meter = Meter([2.0, 2.0, 5.0], [1.0, 1.0, 1.0], [9.0, 8.0, 7.0], phases=times, between=0.5, checkpoint=0.75,
+                  samples=[8, 8, 2])
+    worker = Report(meter, {"node": 10, "zone": 20, "across": 30}, 0.5, (0.25, 0.75), (0.5, 0.5), 2, 1, 8, 0xabc)
     summary = summarise([server, worker], ["ps", "worker"])
     assert summary == {"steps": 3, "seconds": 9.0, "seconds_per_step": 2.0, "images_per_second": 4.0, "batch": 8,
                        "compute_seconds": 6.0, "comm_seconds": 3.0, "bytes": {"node": 11, "zone": 22, "across": 33},
@@ -180,7 +181,7 @@ def test_summary_figures() -> None:
                        "steps_per_worker": [3], "batch_per_worker": [6.0], "samples_per_second": 2.0,
                        "seconds_per_worker": [9.0],
                        "train_loss": 7.0, "loss": 0.25, "accuracy": 0.75, "accuracy_before": 0.5,
-                       "accuracy_worst": 0.5, "consensus": 0.5}
+                       "accuracy_worst": 0.5, "consensus": 0.5, "checkpoint_seconds": 0.75, "checksum": "00000abc"}
 
 
 @pytest.mark.parametrize("size, parts", [(10, 3), (2, 5), (0, 2)])

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, NoReturn
 
-from slurmdl import process
 from slurmdl.errors import SlurmdlError, Stopped, TrainError, UnavailableError, UsageError, report
 from slurmdl.train.library import halt
 from slurmdl.train.runtime import Refused, is_first, node_name
@@ -81,6 +80,8 @@ def requeue(environ: Mapping[str, str] = os.environ) -> tuple[bool, str]:
     ----------
     scontrol(1), requeue; sbatch(1), --requeue.
     """
+    from slurmdl import process  # which a rank that is not stopped does without
+
     job = environ.get("SLURM_JOB_ID")
     if not job:
         return False, "the same command goes on from it"
