@@ -113,8 +113,8 @@ def _check_steps(world: runtime.World) -> None:
     method = world.method
     if method.balance == "steps" or (method.balance == "batch" and method.asynchronous):
         how = f"{method.balance}{' --async' * method.asynchronous}"
-        raise runtime.Refused(f"--checkpoint: with --balance {how} what is dealt to one worker depends on the others' "
-                              "speeds; valid: --balance off, or batch without --async")
+        raise runtime.Refused(f"--checkpoint: with --balance {how} what is dealt to one worker depends on the "
+                              "others' speeds; valid: --balance off, or batch without --async")
 
 
 def _every(environ: Mapping[str, str]) -> int:
