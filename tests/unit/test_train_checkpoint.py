@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,9 @@ import pytest
 import torch
 from training import evenly
 
-from slurmdl.errors import Refused, TrainError
+from slurmdl.errors import Refused, Stopped, TrainError
 from slurmdl.train import init
-from slurmdl.train.library import checkpoint
+from slurmdl.train.library import checkpoint, halt
 from slurmdl.train.library.checkpoint import Folder, Manifest, Unusable
 from slurmdl.train.library.deal import Deal
 from slurmdl.train.library.run import Run
@@ -80,6 +81,34 @@ def test_a_run_without_common_steps_goes_on(words: str, tmp_path: Path, capsys: 
     assert "goes on after step" in capsys.readouterr().err
     assert resumed["steps"] == 40
     assert resumed["accuracy"] > 0.4
+
+
+@pytest.mark.parametrize("words", [
+    SYNCHRONOUS["hypercube"], SYNCHRONOUS["copies"], SYNCHRONOUS["shared"], SYNCHRONOUS["drift"], SYNCHRONOUS["ps"],
+    "--strategy gossip --async", "--strategy ps --staleness 2"])
+def test_told_to_stop_in_any_step(words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks of unequal speed, which are in different steps when the signal comes, agree on one."""
+    further = {"compute": "replay:0.2", "slow": "3=4", "checkpoint_every": 0}
+    unbroken = figures(words, **further)
+    record = Run.record
+
+    def signalled(run: Run, loss: float) -> None:
+        record(run, loss)
+        if run.step == 17 and run.rank == 2:
+            halt._come(signal.SIGTERM, None)
+
+    monkeypatch.setattr(halt, "_came", 0)
+    monkeypatch.setattr(Run, "record", signalled)
+    with pytest.raises(Stopped, match=rf"checkpoint of step \d+ in {tmp_path}; the same command goes on from it$"):
+        figures(words, checkpoint=tmp_path, **further)
+    monkeypatch.setattr(Run, "record", record)
+    monkeypatch.setattr(halt, "_came", 0)
+    resumed = figures(words, checkpoint=tmp_path, **further)
+    assert 17 <= Folder(str(tmp_path)).numbers()[0] < 40
+    if words in SYNCHRONOUS.values():
+        assert outcome(resumed) == outcome(unbroken)
+    else:
+        assert resumed["steps"] == 40
 
 
 @pytest.mark.parametrize("words, before, after", [
