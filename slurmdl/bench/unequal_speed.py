@@ -3,7 +3,8 @@
 Eight ranks, each on a node of a sandbox, some of which compute several times as long; computation is slept, since
 the ranks outnumber the cores, and messages are real. All ways take turns. Where ranks wait for each other the batches
 must find their sizes first: their speed is that of the steps after SETTLED, when they have. The control is allreduce
-without balance, which goes at the pace of the slowest.
+without balance, which goes at the pace of the slowest. In one more case a network is really computed, by ranks to
+whose nodes quotas of the kernel's scheduler leave parts of a core.
 """
 
 from __future__ import annotations
@@ -34,6 +35,9 @@ WAYS = {OFF: "--strategy gossip --async --balance steps --period 1000000",
 #: steps of a run, and those of them in which batches find their sizes
 STEPS, SETTLED = 160, 60
 REPEATS, TARGET = 3, 0.95
+#: what is really computed, the speeds of its ranks beside each other, and the share of the cores that they have in all
+REAL = "--model cnn --data cifar-shaped --batch 32 --steps 120 --log-every 120"
+QUOTAS, CORES = (4, 4, 4, 1), 0.75
 
 
 def rows(seed: int) -> Iterator[Row]:
@@ -43,6 +47,10 @@ def rows(seed: int) -> Iterator[Row]:
         jobs = Jobs(box)
         for speeds, slow in SPEEDS.items():
             yield from judge(speeds, _by_turns(jobs, RANKS, f"{common(STEPS, seed)} --slow {slow}", speeds))
+        for node, speed in zip(box.spec.topology.nodes, QUOTAS, strict=False):
+            box.limit_cpu(node, CORES * (os.cpu_count() or 1) * speed / sum(QUOTAS))
+        speeds = f"really computed, quotas of {':'.join(map(str, QUOTAS))}"
+        yield from judge(speeds, _by_turns(jobs, len(QUOTAS), f"{REAL} --seed {seed}", speeds))
     finally:
         cluster.down(box.spec.name)
 

@@ -8,7 +8,14 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from slurmdl.bench import unequal, unequal_accuracy, unequal_placement, unequal_speed, unequal_tie
+from slurmdl.bench import (
+    unequal,
+    unequal_accuracy,
+    unequal_gossip,
+    unequal_placement,
+    unequal_speed,
+    unequal_tie,
+)
 from slurmdl.bench.results import Row
 from slurmdl.bench.simulated import Outcome
 from slurmdl.bench.unequal_accuracy import EQUAL
@@ -20,6 +27,8 @@ from slurmdl.cluster.model import ClusterSnapshot, Node, Partition
 from slurmdl.errors import UsageError
 from slurmdl.placement.model import Cost
 from slurmdl.sandbox.spec import alternating
+from slurmdl.train.trainer.options import parse
+from slurmdl.train.trainer.trainer import train
 
 SIXTEEN = alternating(unequal_placement.NODES, unequal_placement.ZONES)
 
@@ -190,6 +199,17 @@ def test_runs_are_simulated_by_seed_and_fold(monkeypatch: pytest.MonkeyPatch) ->
     found = unequal_accuracy.run({("gossip", EQUAL): ("--strategy", "gossip")}, range(4, 6))
     assert [len(folds) for folds in found["gossip", EQUAL]] == [2, 2]
     assert len({its.accuracy for folds in found["gossip", EQUAL] for its in folds}) > 1
+
+
+@pytest.mark.parametrize("options", [*unequal_speed.WAYS.values(), *(
+    f"{way.options} --zones {way.zones}" for way in (*unequal_gossip.COMBINATIONS, *unequal_gossip.ALLREDUCE))])
+@pytest.mark.parametrize("slow", SPEEDS.values())
+def test_all_ways_go_together(options: str, slow: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = f"--simulate 8 --model mlp:8 --batch 4 --steps 3 --compute replay:0.01 --slow {slow} {options}"
+    summary = train(parse(words.split(), {}))
+    assert summary is not None
+    assert summary["workers"] == 8
+    assert summary["samples_per_second"] > 0
 
 
 def test_a_part_that_does_not_exist() -> None:
