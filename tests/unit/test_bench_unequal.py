@@ -137,8 +137,8 @@ def test_jobs_that_ran_are_judged_by_their_seconds() -> None:
 
 
 @pytest.mark.parametrize(("ratio", "noise", "ties", "differs"), [
-    (1.0, 0.01, True, False), (1.2, 0.01, False, False), (0.5, 0.01, False, True), (1.2, 0.5, True, False)],
-    ids=["equal", "slower", "faster", "noisy"])
+    (1.0, 0.01, True, False), (1.2, 0.01, False, False), (0.5, 0.01, False, True), (1.05, 0.1, True, False),
+    (1.0, 0.5, False, False)], ids=["equal", "slower", "faster", "noisy", "too noisy to tell"])
 def test_a_tie_is_told_from_a_difference(ratio: float, noise: float, ties: bool, differs: bool) -> None:
     spread = np.exp(noise * np.array([-1.0, -0.5, 0.0, 0.5, 1.0]))
     runs = [{PLACED: Run.of(result(ratio * each)), DEFAULT: Run.of(result(1.0))} for each in spread.tolist()]
