@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from slurmdl.errors import UnavailableError
 
@@ -203,13 +203,7 @@ def relay(argv: Sequence[str], env: Mapping[str, str], stdin: bytes | None,
     """
     import subprocess
 
-    try:
-        child = subprocess.Popen([os.path.basename(argv[0]), *argv[1:]], executable=argv[0], env=dict(env),
-                                 stdin=None if stdin is None else _readable(stdin), stdout=subprocess.PIPE)
-    except OSError as error:
-        raise UnavailableError(f"{argv[0]}: {error.strerror}") from error
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2):
-        signal.signal(number, lambda received, _: child.send_signal(received))
+    child = _beside(argv, env, stdin=None if stdin is None else _readable(stdin), stdout=subprocess.PIPE)
     assert child.stdout is not None
     seen, called = b"", False
     while chunk := os.read(child.stdout.fileno(), 65536):
@@ -218,6 +212,42 @@ def relay(argv: Sequence[str], env: Mapping[str, str], stdin: bytes | None,
         if not called and b"\n" in seen:
             called = True
             first_line(seen.partition(b"\n")[0])
+    return _status(child)
+
+
+def overhear(argv: Sequence[str], env: Mapping[str, str], words: bytes) -> tuple[int, bool]:
+    """Run a program to its end, hand its stderr through line by line, and return its exit status, and whether a line
+    had these words. Signals that end programs are passed on to it, and so are this process's inheritable files.
+
+    Raises
+    ------
+    UnavailableError : the program cannot be run.
+    """
+    import subprocess
+
+    child = _beside(argv, env, stderr=subprocess.PIPE, close_fds=False)
+    heard = False
+    for line in child.stderr or ():
+        _write(2, line)
+        heard = heard or words in line
+    return _status(child), heard
+
+
+def _beside(argv: Sequence[str], env: Mapping[str, str], **streams: Any) -> subprocess.Popen[bytes]:
+    """A program that gets the signals that this process gets."""
+    import subprocess
+
+    try:
+        child = subprocess.Popen([os.path.basename(argv[0]), *argv[1:]], executable=argv[0], env=dict(env), **streams)
+    except OSError as error:
+        raise UnavailableError(f"{argv[0]}: {error.strerror}") from error
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, lambda received, _: child.send_signal(received))
+    return child
+
+
+def _status(child: subprocess.Popen[bytes]) -> int:
+    """The exit status of a program when it has ended; this process ends by the signal by which it did."""
     status = child.wait()
     if status < 0:
         signal.signal(-status, signal.SIG_DFL)

@@ -7,17 +7,26 @@ What cannot be mapped runs as the user wrote it, with one line on stderr that sa
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from slurmdl import config, dl_options, getopt, process
 from slurmdl.dl_options import DlOptions
-from slurmdl.errors import InputError, PlacementError, SlurmdlError, UnavailableError, UsageError, warn
+from slurmdl.errors import (
+    InputError,
+    PlacementError,
+    SlurmdlError,
+    TrainError,
+    UnavailableError,
+    UsageError,
+    warn,
+)
 from slurmdl.launch import allocation, dialects, late, layout, mark, srun_options, step, survey
 from slurmdl.launch.step import Inline, Step
 
@@ -94,13 +103,14 @@ class Mapped:
 def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     """Replace this process by srun (or mpirun), so that signals and the exit status are its own.
 
-    Returns only after a dry run, and after --print-map, which starts nothing.
+    Returns only after a dry run, after --print-map, which starts nothing, and where mpirun had to be overheard.
 
     Raises
     ------
     UsageError : outside a job, or an unknown --dl-* option, launcher, format or value.
     PlacementError : the step cannot be mapped, and --dl-strict is given.
     UnavailableError : there is no srun, or no mpirun where that is asked for.
+    TrainError : mpirun has lost a node.
     """
     line = getopt.parse(argv, srun_options.SHORT, _LONG)
     chosen = dl_options.settings(line.options)
@@ -116,7 +126,7 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     plain = Step(("srun", *_without_ours(argv, line)), unset=step.leftovers(environ))
     asks_srun = any(line.has(name) for name in srun_options.PASSED) or line.last("mpi") == "list"
     if asks_srun or not (line.operands or form):
-        _start(plain, environ)
+        return _start(plain, environ)
     settings, marked, complaint = _given(environ)
     news = marked.news(environ) if marked else environ
     dl = dl_options.merge(settings.options, _requested(marked), dl_options.from_environment(news), chosen)
@@ -153,7 +163,7 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     if dl.dry_run:
         _show(chosen_step)
         return 0
-    _start(chosen_step, environ)
+    return _start(chosen_step, environ)
 
 
 def _without_ours(argv: Sequence[str], line: getopt.CommandLine) -> list[str]:
@@ -208,10 +218,17 @@ def _map(line: getopt.CommandLine, dl: DlOptions, settings: config.Config, launc
     if launcher == "mpirun":
         if shutil.which("mpirun", path=environ.get("PATH")) is None:
             raise UnavailableError("--launcher=mpirun: mpirun is not in PATH")
-        made = step.mpirun(line, plan, variables, environ)
+        made = step.mpirun(line, plan, variables, environ, _has_ulfm(environ))
     else:
-        made = step.srun(line, plan, mpi_option(line, controller, environ), variables, environ)
+        together = [*mpi_option(line, controller, environ), *_end_option(line, environ)]
+        made = step.srun(line, plan, together, variables, environ)
     return Mapped(made, "", plan, rank_map, topology.source, complaint, heard)
+
+
+def _has_ulfm(environ: Mapping[str, str]) -> bool:
+    """Whether the mpirun in PATH is Open MPI's from 5.0 on, whose ranks may go on without one that is lost."""
+    told = re.match(r"mpi\w+ \(Open MPI\) (\d+)", process.ask(["mpirun", "--version"], env=environ).out)
+    return told is not None and int(told[1]) >= 5
 
 
 def _scores(dl: DlOptions, settings: config.Config, nodes: Sequence[str], topology: Topology,
@@ -328,6 +345,15 @@ def mpi_option(line: getopt.CommandLine, controller: Controller, environ: Mappin
     return [] if fits else [f"--mpi={wanted}"]
 
 
+def _end_option(line: getopt.CommandLine, environ: Mapping[str, str]) -> list[str]:
+    """--kill-on-bad-exit for an MPI program: its ranks wait for one that is killed for ever, and srun with them.
+
+    The user's own word wins.
+    """
+    asked = line.has("kill-on-bad-exit") or "SLURM_KILL_BAD_EXIT" in environ or line.last("mpi") == "none"
+    return [] if asked or not pmi(environ) else ["--kill-on-bad-exit=1"]
+
+
 def _explain(mapped: Mapped) -> None:
     plan, cost = mapped.plan, mapped.map.cost
     warn(f"{len(plan)} tasks on {len(set(plan.nodes))} nodes, order {mapped.map.order or 'alphabetical'}, zones from "
@@ -356,13 +382,22 @@ def _show(chosen: Step) -> None:
         print(f"# {file.name}:\n{file.text}", end="")
 
 
-def _start(chosen: Step, environ: Mapping[str, str]) -> NoReturn:
-    """Become the program. Files are anonymous memory behind inherited descriptors: nothing is left to remove."""
+def _start(chosen: Step, environ: Mapping[str, str]) -> int:
+    """Become the program; where its exit status is not to be trusted, become its parent, and return the status.
+
+    Files are anonymous memory behind inherited descriptors: nothing is left to remove.
+    """
     words = chosen.words(_in_memory)
     program = shutil.which(words[0], path=environ.get("PATH"))
     if program is None:
         raise UnavailableError(f"{words[0]}: not found in PATH; Slurm's client commands are needed")
-    process.become([program, *words[1:]], chosen.environment(environ))
+    argv, variables = [program, *words[1:]], chosen.environment(environ)
+    if not chosen.fails:
+        process.become(argv, variables)
+    status, failed = process.overhear(argv, variables, chosen.fails.encode())
+    if failed and not status:
+        raise TrainError(f"{words[0]} {chosen.fails}, and has ended all tasks; its own exit status is 0")
+    return status
 
 
 def _in_memory(file: Inline) -> str:

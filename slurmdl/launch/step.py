@@ -22,6 +22,9 @@ TASK = ("/bin/sh", "-c", 'eval "$SLURMDL_TASK"', "slurmdl")
 #: bash, called as sh, hands on variables whose names are none for the shell (exported functions); dash drops them
 TASK_BASH = ("/bin/bash", "--posix", "-c", *TASK[2:])
 
+#: what Open MPI 5.0's mpirun says where it has lost a node: it ends all tasks, and then with status 0
+NODE_LOST = "has lost communication with a remote daemon"
+
 #: what the launcher and the tasks' shell set; a step started from inside a task starts without them
 OUTPUTS = ("SLURMDL_PLAN", "SLURMDL_TASK", "SLURMDL_PS_RANKS", "SLURMDL_ZONE_RANKS", "SLURMDL_SIZE", "SLURMDL_MASTER",
            "SLURMDL_PORT", "SLURMDL_JOB_NAME", "SLURMDL_ROLE", "SLURMDL_ROLE_RANK", "SLURMDL_ZONE", "SLURMDL_SET")
@@ -47,11 +50,13 @@ class Step:
     ----------
     argv : words of the command line, the program first.
     set, unset : changes to the environment.
+    fails : words on its stderr with which it has failed whatever its exit status is, "" for none.
     """
 
     argv: tuple[str | Inline, ...]
     set: Mapping[str, str] = field(default_factory=dict)
     unset: tuple[str, ...] = ()
+    fails: str = ""
 
     def words(self, place: Callable[[Inline], str]) -> list[str]:
         """The command line, with `place` giving the path of each file."""
@@ -98,10 +103,15 @@ def srun(line: CommandLine, plan: Plan, extra: Sequence[str], variables: Mapping
                 variables, leftovers(environ))
 
 
-def mpirun(line: CommandLine, plan: Plan, variables: Mapping[str, str], environ: Mapping[str, str]) -> Step:
+def mpirun(line: CommandLine, plan: Plan, variables: Mapping[str, str], environ: Mapping[str, str],
+           ulfm: bool = False) -> Step:
     """The step through Open MPI's mpirun, which starts its daemons by srun inside the allocation.
 
     Host files are no order for Open MPI but under its sequential mapper (mpirun(1), --map-by seq).
+
+    Parameters
+    ----------
+    ulfm : the ranks may go on without one that is lost (Open MPI 5); else mpirun ends them all.
     """
     valid = srun_options.LAYOUT | {"cpus-per-task", "launcher"}
     for option in line.options:
@@ -112,10 +122,10 @@ def mpirun(line: CommandLine, plan: Plan, variables: Mapping[str, str], environ:
     # without --noprefix Open MPI puts the directory of its mpirun before the user's PATH
     words: list[str | Inline] = ["mpirun", "--noprefix", "-np", str(len(plan)), "--hostfile",
                                  Inline("", "HOSTFILE", hostfile(plan)), "--map-by", "seq",
-                                 "--bind-to", "none"]
+                                 "--bind-to", "none", *(["--with-ft", "ulfm"] if ulfm else [])]
     for name in variables:
         words += ["-x", name]
-    return Step((*words, *_shell(environ), *line.operands), variables, leftovers(environ))
+    return Step((*words, *_shell(environ), *line.operands), variables, leftovers(environ), NODE_LOST if ulfm else "")
 
 
 def task_variables(plan: Plan, job: int, array_task: int, plan_dir: str) -> dict[str, str]:

@@ -75,12 +75,16 @@ class Courier:
         """Call this no more."""
         self._idle = tuple(its for its in self._idle if its != idle)
         self.give(lambda: None)
+    def forgive(self) -> None:
+        """Forget what `idle` has raised, after what led to it was mended."""
+        self._failure = None
 
     def close(self) -> None:
-        """Carry out what was given, and end the thread."""
+        """Carry out what was given, and end the thread; what is given later is carried out at once."""
         if self._thread:
             self._errands.put(None)
             self._thread.join()
+            self._thread = None
 
     def _run(self) -> None:
         pause = 0.0

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import socket
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -16,6 +18,7 @@ from slurmdl.train.strategies import STRATEGIES
 from slurmdl.train.strategies.shared import leaders
 from slurmdl.train.transports.mpi import Mpi
 from slurmdl.train.transports.transport import Transport
+from slurmdl.train.transports.ulfm import Ulfm, enabled, hurt
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,10 @@ class World:
 
     def ranks(self, role: str) -> tuple[int, ...]:
         return tuple(rank for rank, its in enumerate(self.roles) if its == role)
+
+    def living(self, role: str) -> tuple[int, ...]:
+        """Those of `ranks` that are not lost."""
+        return tuple(rank for rank in self.transport.living if self.roles[rank] == role)
 
     def levels(self) -> tuple[str, ...]:
         """Entry i: how far a message to rank i goes (messages.LEVELS). Nodes without a zone share one."""
@@ -108,7 +115,7 @@ def connect(environ: Mapping[str, str] = os.environ) -> Transport:
     """
     try:
         import mpi4py
-        mpi4py.rc.initialize, mpi4py.rc.finalize = False, True
+        mpi4py.rc.initialize = mpi4py.rc.finalize = False
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
         raise UnavailableError(f"no MPI: {error} (needed: an MPI library, pip install 'slurmdl[train]')") from error
@@ -118,10 +125,31 @@ def connect(environ: Mapping[str, str] = os.environ) -> Transport:
             warn(f"train: Slurm started {tasks} tasks without PMIx, which Open MPI needs in most builds; if MPI "
                  "cannot start, use `slurmdl srun`, or `srun --mpi=pmix`")
         MPI.Init_thread()
+        atexit.register(finalize)
     if MPI.COMM_WORLD.Get_size() == 1 and tasks > 1:
         raise Refused(f"MPI has 1 rank where Slurm has {tasks} tasks: srun and this MPI do not share a PMI; "
                       "start it with `slurmdl srun`, or `srun --mpi=pmix` (`srun --mpi=list` shows what is there)")
-    return Mpi(MPI.COMM_WORLD)
+    return (Ulfm if enabled(environ) else Mpi)(MPI.COMM_WORLD)
+
+
+def without_recovery(environ: Mapping[str, str] = os.environ) -> str:
+    """Why ranks cannot go on without one that is lost."""
+    mpi = sys.modules.get("mpi4py.MPI")
+    if not mpi:
+        return "no MPI"
+    name, _, version = mpi.Get_library_version().partition(",")[0].partition(" v")
+    if name == "Open MPI" and version.partition(".")[0].isdigit() and int(version.partition(".")[0]) >= 5:
+        return f"{name} {version} was started without ULFM: slurmdl srun --launcher=mpirun, or mpirun --with-ft ulfm"
+    why = f"no ULFM in {name} {version}".rstrip()
+    alone = environ.get("PMIX_NAMESPACE", "").startswith("slurm.") and "SLURMDL_PLAN" not in environ
+    return f"{why}; srun ends them only with --kill-on-bad-exit" if alone else why
+
+
+def finalize() -> None:
+    """End MPI, where this process has started it. Where a rank is lost it is left as it is: MPI may wait for it."""
+    mpi = sys.modules.get("mpi4py.MPI")
+    if mpi and mpi.Is_initialized() and not mpi.Is_finalized() and not (enabled() and hurt(mpi.COMM_WORLD)):
+        mpi.Finalize()
 
 
 def _lacks_pmix(library: str, environ: Mapping[str, str]) -> bool:

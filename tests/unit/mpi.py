@@ -7,9 +7,15 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import pytest
 
+#: an Open MPI that has ULFM, beside Debian's own (`make openmpi`)
+WITH_ULFM = Path(__file__).resolve().parents[2] / "build/openmpi"
+
+needs_ulfm = pytest.mark.skipif(not (WITH_ULFM / "bin/mpirun").exists(),
+                                reason=f"no Open MPI 5 in {WITH_ULFM} (make openmpi)")
 needs_mpi = pytest.mark.skipif(shutil.which("mpirun") is None,
                                reason="mpirun is missing (Debian: openmpi-bin libopenmpi-dev)")
 
@@ -30,6 +36,13 @@ def mpirun(ranks: int, *arguments: str, environ: Mapping[str, str] | None = None
     """Run Python with `arguments` on `ranks` ranks; `per_rank` is shell text run before it ($R is the rank)."""
     script = f'R=$OMPI_COMM_WORLD_RANK; {per_rank}\nexec "$0" "$@"'
     return _run(["mpirun", "-n", str(ranks), "sh", "-c", script, sys.executable, *arguments], environ, timeout)
+
+
+def mpirun_ulfm(ranks: int, *arguments: str, timeout: float = 180) -> subprocess.CompletedProcess[str]:
+    """Run Python on ranks that may go on without one that is lost."""
+    environ = {"PATH": f"{WITH_ULFM}/bin:{os.environ['PATH']}", "MPI4PY_LIBMPI": f"{WITH_ULFM}/lib/libmpi.so.40"}
+    return _run(["mpirun", "--with-ft", "ulfm", "--oversubscribe", "-n", str(ranks), sys.executable, *arguments],
+                environ, timeout)
 
 
 def _run(argv: Sequence[str], environ: Mapping[str, str] | None,

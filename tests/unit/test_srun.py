@@ -15,7 +15,7 @@ from placing import SCORES, two_level
 
 from slurmdl import dl_options, getopt, plan
 from slurmdl.dl_options import DlOptions
-from slurmdl.errors import InputError, PlacementError, UnavailableError, UsageError
+from slurmdl.errors import InputError, PlacementError, TrainError, UnavailableError, UsageError
 from slurmdl.launch import layout, srun, srun_options, step
 from slurmdl.plan import Plan
 
@@ -51,6 +51,22 @@ def test_command_line_of_several_programs(golden, tmp_path):
 def test_command_line_of_mpirun(golden):
     line = parse("-n", "6", "--launcher=mpirun", "program", "argument")
     golden("srun/mpirun.txt", shown(step.mpirun(line, PLAN, step.task_variables(PLAN, 71, 5, "nowhere"), {})))
+
+
+def test_command_line_of_an_mpirun_with_ulfm():
+    line = parse("-n", "6", "--launcher=mpirun", "program", "argument")
+    words = [list(step.mpirun(line, PLAN, {}, {}, ulfm).argv) for ulfm in (False, True)]
+    at = words[1].index("--with-ft")
+    assert words[1][at:at + 2] == ["--with-ft", "ulfm"]
+    assert words[1][:at] + words[1][at + 2:] == words[0]
+
+
+@pytest.mark.parametrize(("version", "has"), [
+    ("mpirun (Open MPI) 4.1.4", False), ("mpirun (Open MPI) 5.0.10", True), ("HYDRA build details:", False)])
+def test_which_mpirun_has_ulfm(tmp_path, version, has):
+    (tmp_path / "mpirun").write_text(f"#!/bin/sh\necho '{version}'\n")
+    (tmp_path / "mpirun").chmod(0o755)
+    assert srun._has_ulfm({"PATH": f"{tmp_path}:/usr/bin:/bin"}) == has
 
 
 def test_options_that_mpirun_has_not():
@@ -199,6 +215,34 @@ def test_mpi_of_the_mpi_in_path(tmp_path, launcher, option):
     assert srun.mpi_option(parse("--mpi=none", "p"), here, environ) == []
     assert srun.mpi_option(parse("p"), here, {**environ, "SLURM_MPI_TYPE": "pmi2"}) == []
     assert srun.mpi_option(parse("p"), controller(), environ) == [], "no such plugin"
+
+
+def test_ranks_of_an_mpi_end_together_unless_the_user_says_otherwise(tmp_path):
+    (tmp_path / "orterun").write_text("")
+    (tmp_path / "orterun").chmod(0o755)
+    (tmp_path / "mpirun").symlink_to("orterun")
+    environ = {"PATH": str(tmp_path)}
+    assert srun._end_option(parse("p"), environ) == ["--kill-on-bad-exit=1"]
+    assert srun._end_option(parse("-K0", "p"), environ) == []
+    assert srun._end_option(parse("p"), {**environ, "SLURM_KILL_BAD_EXIT": "0"}) == []
+    assert srun._end_option(parse("--mpi=none", "p"), environ) == []
+    assert srun._end_option(parse("p"), {"PATH": "/nowhere"}) == []
+
+
+@pytest.mark.parametrize(("text", "status"), [("has lost communication with a remote daemon.", 76), ("", 0)])
+def test_an_mpirun_that_has_lost_a_node_has_failed(tmp_path, capfd, text, status):
+    program = tmp_path / "mpirun"
+    program.write_text(f"#!/bin/sh\necho out; echo 'PRTE {text}' >&2; cat $1\n")
+    program.chmod(0o755)
+    made = step.Step(("mpirun", step.Inline("", "HOSTFILE", "n1\n")), {}, (), step.NODE_LOST)
+    environ = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    if status:
+        with pytest.raises(TrainError, match="ended all tasks"):
+            srun._start(made, environ)
+    else:
+        assert srun._start(made, environ) == 0
+    said = capfd.readouterr()
+    assert (said.out, said.err) == ("out\nn1\n", f"PRTE {text}\n")
 
 
 def test_the_plan_tells_what_a_byte_costs_between_zones():

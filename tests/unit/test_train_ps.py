@@ -20,8 +20,8 @@ from slurmdl.train.courier import Courier
 from slurmdl.train.messages import Messages
 from slurmdl.train.method import Method
 from slurmdl.train.strategies import STRATEGIES, Setting, spares
-from slurmdl.train.strategies.servers import BLOCK, Server, aggregation, cut, shards
-from slurmdl.train.strategies.spares import rebuild
+from slurmdl.train.strategies.servers import BLOCK, Server, aggregation, cut, moved, shards
+from slurmdl.train.strategies.spares import Home, rebuild
 from slurmdl.train.strategies.stale import StaleServer
 from slurmdl.train.transports import virtual
 from slurmdl.train.transports.virtual import Virtual
@@ -135,7 +135,7 @@ def test_an_old_gradient_makes_a_smaller_step() -> None:
     """One worker pushes at 1, 2, 3, 4; the other at 2.5 a gradient from which two updates have been made since."""
     server, *_ = played(FREE, 1, [[1.0] * 4, [2.5]], lambda worker, model: np.full(SIZE, 1.0 + worker))
     parameters, strategy, _ = server
-    assert strategy._update.rates == pytest.approx([RATE, RATE, RATE / 3, RATE / 2, RATE])
+    assert strategy._own[0].update.rates == pytest.approx([RATE, RATE, RATE / 3, RATE / 2, RATE])
     assert parameters == pytest.approx(np.full(SIZE, 1 - RATE * (1 + 1 + 2 / 3 + 1 / 2 + 1), np.float32), rel=1e-5)
 
 
@@ -145,7 +145,7 @@ def test_delay_compensation() -> None:
     parameters, strategy, _ = played(asked, 1, [[1.0, 1.0], [2.5]], lambda worker, model: np.full(SIZE, 0.5))[0]
     moved = 1 - 2 * RATE * 0.5
     late = 0.5 + 0.25 * 0.25 * (moved - 1)
-    assert strategy._update.rates == [RATE] * 3
+    assert strategy._own[0].update.rates == [RATE] * 3
     assert parameters == pytest.approx(np.full(SIZE, moved - RATE * late, np.float32), rel=1e-5)
 
 
@@ -172,7 +172,8 @@ def test_servers_hold_copies_of_each_other_that_go_on_as_they_do(method: Method,
     before = spares.Spares.after
 
     def after(its: Any, updates: int) -> None:
-        copied[its._its.messages.rank][updates] = (its._its.parameters[its._part].copy(), its._update.state().copy())
+        own, = its._own
+        copied[its._its.messages.rank][updates] = (its._its.parameters[own.part].copy(), own.update.state().copy())
         before(its, updates)
 
     monkeypatch.setattr(spares.Spares, "after", after)
@@ -180,7 +181,7 @@ def test_servers_hold_copies_of_each_other_that_go_on_as_they_do(method: Method,
     due = 10 if isinstance(ran[0][1], Server) else 20
     parts = cut(SIZE, [1.0] * servers)
     for rank in range(servers):
-        held, lost = ran[rank][1].spares.held, (rank - 1) % servers
+        (held,), lost = ran[rank][1].spares.held.values(), (rank - 1) % servers
         parameters, state = copied[lost][due]
         assert (held.updates, held.part) == (due, parts[lost])
         assert (held.parameters == parameters).all()
@@ -195,6 +196,39 @@ def test_servers_hold_copies_of_each_other_that_go_on_as_they_do(method: Method,
         assert its.parameters[held.part] == pytest.approx(held.parameters - 2 * RATE)
         assert update.total == pytest.approx(held.state.view(np.float32) + 2)
     virtual.run(workers, program)
+
+
+def test_shards_of_lost_servers_go_to_the_next_that_lives() -> None:
+    homes = [Home(server, slice(server, server + 1)) for server in (2, 5, 7)]
+    assert [home.server for home in moved(homes, (2, 5, 7), (2, 7))] == [2, 7, 7]
+    assert [home.server for home in moved(homes, (2, 5, 7), (2,))] == [2, 2, 2]
+    again = moved(moved(homes, (2, 5, 7), (2, 7)), (2, 7), (2,))
+    assert [(home.server, home.part.start) for home in again] == [(2, 2), (2, 5), (2, 7)]
+
+
+@pytest.mark.parametrize("method", [Method("ps", "shards"), FREE], ids=["in step", "free"])
+def test_a_server_of_two_shards_does_as_two_servers_do(method: Method) -> None:
+    """A worker pushes to two servers, and in another run to one that has taken over the other's shard."""
+    def program(homes: Sequence[Home]) -> Callable[[Virtual], Any]:
+        def live(transport: Virtual) -> Any:
+            its = setting(transport, method, len({home.server for home in homes}))
+            strategy = type(STRATEGIES["ps"](its))(its, homes)
+            if transport.rank in its.servers:
+                while strategy.serve(0):
+                    pass
+            else:
+                for step in range(5):
+                    its.gradients[:] = 0.1 * its.parameters + np.arange(SIZE)
+                    strategy.before_update(step)
+                strategy.finish()
+            return its.parameters
+        return live
+    parts = [slice(0, 15), slice(15, SIZE)]
+    two = virtual.run(3, program([Home(0, parts[0]), Home(1, parts[1])]))
+    one = virtual.run(2, program([Home(0, parts[0]), Home(0, parts[1])]))
+    assert (two[-1] == one[-1]).all()
+    assert not (two[-1] == 1).all()
+    assert (one[0] == one[1]).all()
 
 
 def test_copies_are_counted() -> None:
@@ -318,8 +352,8 @@ def test_a_server_behind_a_slow_link_holds_less() -> None:
 def test_aggregation_degree() -> None:
     """Servers 0 and 1 with three quarters and one of the model, workers 2 and 3."""
     def program(transport: Virtual) -> list[tuple[float, float]]:
-        parts = [slice(0, 300), slice(300, 400)]
-        return [aggregation(setting(transport, FREE, 2, None, zones, nodes, 400), parts)
+        homes = [Home(0, slice(0, 300)), Home(1, slice(300, 400))]
+        return [aggregation(setting(transport, FREE, 2, None, zones, nodes, 400), homes)
                 for zones, nodes in (("aaaa", "wxww"), ("abab", "wxyz"), (("",) * 4, "wxwx"))]
     assert virtual.run(4, program)[0] == [(0.75, 1.0), (0.0, 0.5), (0.5, 0.5)]
 

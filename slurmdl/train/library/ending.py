@@ -12,7 +12,11 @@ from typing import Any, NoReturn
 
 from slurmdl.errors import SlurmdlError, Stopped, TrainError, UnavailableError, UsageError, report
 from slurmdl.train.library import halt
-from slurmdl.train.runtime import Refused, is_first, node_name
+from slurmdl.train.runtime import Refused, finalize, is_first, node_name
+from slurmdl.train.transports.transport import LostRank
+
+#: seconds for which a rank leaves it to the first one to end all, where a rank is lost
+_LEFT = 1.0
 
 #: seconds in which the controller answers even where many jobs end at once, and in which it ends a requeued job
 _PATIENCE, _LONGEST = 20.0, 120.0
@@ -33,6 +37,9 @@ def failed(error: BaseException) -> int:
     if isinstance(error, (UsageError, Refused)):
         return report(error) if is_first() else error.exit_status
     mpi = _mpi()
+    if mpi and isinstance(error, LostRank):
+        # all others learn of it, too: the first says so, and ends them; where it does not look, another one
+        time.sleep(_LEFT * _follows(mpi))
     known = isinstance(error, SlurmdlError)
     text = str(error) if known else f"internal error: {type(error).__name__}: {error} (SLURMDL_DEBUG=1 shows where)"
     where = f"rank {mpi.COMM_WORLD.Get_rank()} on {node_name()}: " if mpi else ""
@@ -59,9 +66,7 @@ def end_together() -> None:
 
 def leave(status: int) -> NoReturn:
     """End this process at once, with MPI in order, but without what else the script would do."""
-    mpi = _mpi()
-    if mpi and not mpi.Is_finalized():
-        mpi.Finalize()
+    finalize()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)
@@ -118,6 +123,13 @@ def _end_all(status: int) -> int:
         sys.stderr.flush()
         mpi.COMM_WORLD.Abort(status)
     return status
+
+
+def _follows(mpi: Any) -> bool:
+    """Whether a rank before this one lives."""
+    world = mpi.COMM_WORLD
+    lost = mpi.Group.Translate_ranks(world.Get_failed(), None, world.Get_group())
+    return any(rank not in lost for rank in range(world.Get_rank()))
 
 
 def _mpi() -> Any:

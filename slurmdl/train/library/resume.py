@@ -184,7 +184,8 @@ class Resume:
         if found is None:
             return None
         if isinstance(strategy, Holder):
-            its = [found.mine] if found.mine and _covers(found.mine, strategy.part) else found.servers
+            its = [found.mine] if found.mine and all(
+                _covers(found.mine, part) for part in strategy.parts) else found.servers
             if found.mine and not its:
                 manifest = self._folder.manifest(found.number)
                 its = [self._folder.read(manifest, f"server-{index}") for index in range(manifest.layout["servers"])]

@@ -36,6 +36,7 @@ from slurmdl.train.library.leases import Leases
 from slurmdl.train.library.loader import Loader, Source, Told, source
 from slurmdl.train.library.replica import Replica
 from slurmdl.train.library.saver import Saver
+from slurmdl.train.library.survivors import Survivors
 from slurmdl.train.messages import Messages
 from slurmdl.train.method import Method
 from slurmdl.train.mixing.graphs import GRAPHS, Members, spectral_gap
@@ -137,7 +138,7 @@ class Run:
     Attributes
     ----------
     world : the other ranks, their nodes, zones and roles.
-    messages, courier, strategy, replica : what `attach` has made; see there.
+    messages, courier, replica, survivors : what `attach` has made; see there.
     model, optimizer : what it was given.
     saver : makes checkpoints; None where there are none.
     loaders : what `loader` has given, in this order.
@@ -148,7 +149,7 @@ class Run:
     """
 
     replica: Replica
-    strategy: Strategy
+    survivors: Survivors
     courier: Courier
     model: Any
     optimizer: Any
@@ -178,6 +179,7 @@ class Run:
         if world.method.balance != "off" and passes > 1:
             raise TrainError(f"--balance {world.method.balance}: with passes={passes} several batches make a step, "
                              "which cannot be shared out; valid: passes=1, or --balance off")
+        self._served: Strategy | None = None
         self._attached = self._finished = self._closed = False
 
     @property
@@ -201,8 +203,30 @@ class Run:
 
     @property
     def first(self) -> bool:
-        """Whether this rank is the first worker: the one that logs, evaluates and saves."""
-        return self.worker == 0
+        """Whether this rank is the first living worker: the one that logs, evaluates and saves."""
+        return self.rank == self.world.living("worker")[0]
+
+    @property
+    def strategy(self) -> Strategy:
+        """This rank's part in the strategy; another one after the loss of a rank."""
+        return self.survivors.strategy
+
+    @property
+    def outlook(self) -> str:
+        """What becomes of the run where a rank is lost, in words."""
+        transport = self.world.transport
+        if not transport.recovery:
+            return f"all ranks end ({runtime.without_recovery()})"
+        needed = self._all_needed(self.strategy)
+        return f"all ranks end ({needed})" if needed else f"the others go on ({transport.recovery})"
+
+    def _all_needed(self, strategy: Strategy) -> str:
+        """Why all ranks end where one is lost, "" where the others could go on."""
+        if self.saver:
+            return "a checkpoint is of all ranks"
+        if self.world.method.balance != "off":
+            return f"--balance {self.world.method.balance} needs them all"
+        return "" if strategy.survives else f"{self.world.strategy} needs them all"
 
     @property
     def step(self) -> int:
@@ -270,9 +294,9 @@ class Run:
             self.replica.gradients, self.replica.sizes, world.method, self.seed, world.nodes, world.zones,
             world.costs, lambda: float(optimizer.param_groups[0]["lr"]),
             lambda part: shards.updater(optimizer, self.replica, part), lambda: shards.numbers(optimizer),
-            shards.rates(optimizer), weights=lambda: self._weights,
-            settle=self.replica.settle)
-        self.strategy = agreement.on_all(world, lambda: STRATEGIES[world.strategy](setting))
+            shards.rates(optimizer), weights=lambda: self._weights, settle=self.replica.settle)
+        strategy = agreement.on_all(world, lambda: STRATEGIES[world.strategy](setting))
+        self.survivors = Survivors(world, self.replica, setting, strategy, self._all_needed(strategy))
         self._moved = Moved(self.replica.parameters, self.replica.sizes) if self._plot else None
         self._backward = Backward(self.replica, self._passes, self.strategy.in_step,
                                   Listener(lambda: self._watch.enter("backward"), self._ready, self._passes_over))
@@ -364,13 +388,16 @@ class Run:
 
     def serve(self) -> None:
         """A parameter server's part, until all workers have ended."""
-        number = self._first_step
-        while self.strategy.serve(number):
-            called, self.strategy.called = self.strategy.called, None
-            if called is None:
-                number += 1
-            elif self.saver and self.saver.save(called):
-                self._stop(called)
+        while self._served is not self.strategy:
+            strategy, number = self.strategy, self._first_step
+            with self.survivors.staying(self.step):
+                while strategy.serve(number):
+                    called, strategy.called = strategy.called, None
+                    if called is None:
+                        number += 1
+                    elif self.saver and self.saver.save(called):
+                        self._stop(called)
+                self._served = strategy
 
     def finish(self, score: Score | None = None) -> None:
         """After the last step: all workers' models become their mean, where they are not the same; all ranks call.
@@ -393,30 +420,36 @@ class Run:
         self.replica.fetch_parameters()
         if self._leases:
             self._leases.finish()
-        self.strategy.finish()
+        self.survivors.all_do(lambda: self._end(score), self.step)
         self.courier.close()
-        transport = self.world.transport
-        transport.meet(self._others_go_on)
-        if not self.strategy.alike:
-            workers = self.world.ranks("worker")
-            weights = transport.allgather(0.0 if self.serves else self.strategy.weight)
-            if not self.serves:
-                self._before = score() if score else None
-                self.consensus = agreement.average(self.messages, workers, self.replica.parameters,
-                                                   weights[self.rank] / sum(weights))
         self.replica.store_parameters()
 
+    def _end(self, score: Score | None) -> None:
+        """What `finish` does; anew with those that live, where a rank is lost meanwhile."""
+        if self.serves:
+            self.serve()
+        self.strategy.finish()
+        transport, do = self.world.transport, self.courier.do
+        do(lambda: transport.meet(self._others_go_on))
+        if not self.strategy.alike:
+            weights = do(lambda: transport.allgather(0.0 if self.serves else self.strategy.weight))
+            if not self.serves:
+                self._before = score() if score else None
+                share = weights[self.rank] / sum(filter(None, weights))
+                self.consensus = do(lambda: agreement.average(
+                    self.messages, self.world.living("worker"), self.replica.parameters, share))
+
     def summary(self, score: tuple[float, float] | None = None) -> dict[str, Any] | None:
-        """The figures of the run on rank 0, None on the others; a call of all ranks after `finish`.
+        """The figures of the run on the first living rank, None on the others; a call of all ranks after `finish`.
 
         Parameters
         ----------
         score : (loss, accuracy) of the final model on the test data, from the rank that evaluated it.
         """
-        strategy = self.strategy
-        reports = self.world.transport.gather(Report(
-            self.meter, self.messages.sent, self.consensus, score, self._before, strategy.fired, strategy.skipped,
-            self.batch, zlib.crc32(self.replica.parameters)))
+        fired, skipped = self.survivors.exchanges
+        report = Report(self.meter, self.messages.sent, self.consensus, score, self._before, fired, skipped,
+                        self.batch, zlib.crc32(self.replica.parameters))
+        reports = self.survivors.all_do(lambda: self.world.transport.gather(report), self.step)
         if self._trace:
             self._trace.write()
         if self._plot:
@@ -428,7 +461,7 @@ class Run:
         return _describe(self) | summarise(reports, self.world.roles)
 
     def close(self) -> None:
-        """Finish the run and tell its figures on rank 0's stderr; at the end of the script it is called by itself."""
+        """Finish the run and tell its figures on the first living rank's stderr; the script's end calls it, too."""
         if self._closed or not self._attached:
             return
         self.finish()
@@ -543,7 +576,8 @@ class Run:
     def _complete(self) -> None:
         self._watch.enter("communication")
         self._backward.end()
-        self.strategy.before_update(self.step)
+        with self.survivors.staying(self.step):
+            self.strategy.before_update(self.step)
         self.replica.store_gradients()
 
     def _before_step(self, optimizer: Any, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> None:
@@ -575,14 +609,14 @@ class Run:
             self.replica.show_gradients()
         self._watch.enter("communication")
         if self.strategy.in_step:
-            self.strategy.after_update(self.step)
+            self.survivors.after_update(self.step)
         else:
             self.replica.fetch_parameters()
             if self._moved:
                 self.meter.drift.append(self._moved.far())
             fired = self.strategy.fired
             for number in self._numbers():
-                self.strategy.after_update(number)
+                self.survivors.after_update(number)
             if self._moved and self.strategy.fired > fired:
                 self._moved.mark()
             self.replica.store_parameters()
@@ -631,7 +665,7 @@ def _describe(run: Run) -> dict[str, Any]:
     return {"strategy": world.strategy, "traffic": world.traffic, "spectral_gap": gap, "ranks": len(world.nodes),
             "workers": len(workers), "ps": len(world.nodes) - len(workers), "nodes": len(set(world.nodes)),
             "zones": len(set(world.zones) - {""}), "map": places, "parameters": run.replica.parameters.size,
-            "aggregation": run.strategy.aggregation, "seed": run.seed}
+            "aggregation": run.strategy.aggregation, "seed": run.seed, "lost": run.survivors.lost}
 
 
 def _trained(model: Any, optimizer: Any) -> set[int]:

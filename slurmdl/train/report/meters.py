@@ -158,8 +158,8 @@ class Report:
     checksum: int = 0
 
 
-def summarise(reports: Sequence[Report], roles: Sequence[str]) -> dict[str, Any]:
-    """The figures of a run from the reports of all ranks, in rank order.
+def summarise(reports: Sequence[Report | None], roles: Sequence[str]) -> dict[str, Any]:
+    """The figures of a run from the reports of all ranks, in rank order, None for those that are lost.
 
     Returns
     -------
@@ -183,12 +183,13 @@ def summarise(reports: Sequence[Report], roles: Sequence[str]) -> dict[str, Any]
     consensus : the farthest worker's distance from the mean model before the final average, relative to it.
     checksum : CRC-32 of the final parameters, in hexadecimal.
     """
-    workers = [report for report, role in zip(reports, roles, strict=True) if role == "worker"]
+    workers = [report for report, role in zip(reports, roles, strict=True) if report and role == "worker"]
+    living = [report for report in reports if report]
     meters = [report.meter for report in workers]
     wall = [sum(meter.wall) for meter in meters]
     comm = [sum(meter.comm) for meter in meters]
     slowest = max(float(np.median(meter.wall)) if meter.wall else 0.0 for meter in meters)
-    loss, accuracy = next((report.score for report in reports if report.score), (None, None))
+    loss, accuracy = next((report.score for report in living if report.score), (None, None))
     losses = [meter.loss[-1] for meter in meters if meter.loss]
     before = [report.before[1] for report in workers if report.before]
     batch = max(report.batch for report in workers)
@@ -203,7 +204,7 @@ def summarise(reports: Sequence[Report], roles: Sequence[str]) -> dict[str, Any]
             "phases": {phase: float(np.mean([meter.phases[phase] for meter in meters])) for phase in PHASES},
             "between_seconds": float(np.mean([meter.between for meter in meters])),
             "checkpoint_seconds": float(np.mean([meter.checkpoint for meter in meters])),
-            "bytes": {level: sum(report.sent[level] for report in reports) for level in LEVELS},
+            "bytes": {level: sum(report.sent[level] for report in living) for level in LEVELS},
             "fired": float(np.mean([report.fired for report in workers])),
             "skipped": float(np.mean([report.skipped for report in workers])),
             "train_loss": float(np.mean(losses)) if losses else None, "loss": loss, "accuracy": accuracy,

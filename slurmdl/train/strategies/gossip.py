@@ -34,7 +34,7 @@ class Gossip(Triggered):
     Y. Chen et al.: Accelerating gossip SGD with periodic global averaging. ICML 2021. arXiv:2105.09080
     """
 
-    from_mean = True
+    survives = from_mean = True
     kept: tuple[str, ...] = ("_mixer",)
 
     def __init__(self, setting: Setting) -> None:
@@ -49,17 +49,19 @@ class Gossip(Triggered):
         self._graph = Weighted(graph, self._weights, self._mixer.most)
         self._place = setting.place
         self._all: Sum | None = None
-        if setting.method.global_every:
-            self._all = Sum(setting.messages, by_zone(setting.workers, setting.zones), setting.parameters)
+        if every:
+            # not in place: where a rank is lost meanwhile, the model must still be there
+            self._mean = np.empty_like(setting.parameters)
+            self._all = Sum(setting.messages, by_zone(setting.workers, setting.zones), self._mean)
         self._flag, self._theirs = np.zeros(1, np.uint8), np.zeros(1, np.uint8)
 
     def after_update(self, number: int) -> None:
         super().after_update(number)
         every = self._its.method.global_every
         if self._all and (number + 1) % every == 0:
-            parameters = self._its.parameters
-            parameters *= np.float32(self._its.share)
+            np.multiply(self._its.parameters, np.float32(self._its.share), out=self._mean)
             self._its.courier.do(self._all.run)
+            self._its.parameters[:] = self._mean
             self._trigger.joined(number)
 
     def next_exchange(self, number: int) -> int:

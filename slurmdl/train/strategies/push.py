@@ -44,7 +44,7 @@ class Push(Strategy):
     """
 
     meets = False
-    from_mean = True
+    survives = from_mean = True
     kept: tuple[str, ...] = ("_trigger", "_due", "_turn")
 
     def __init__(self, setting: Setting) -> None:
@@ -86,6 +86,9 @@ class Push(Strategy):
         self.skipped += not going and to != its.place
         trigger.settle(number, going)
         self._due = trigger.next(number)
+
+    def leave(self) -> None:
+        self._its.courier.neglect(self._progress)
 
     def pause(self, number: int) -> None:
         """Receive all that was sent to this rank: the ranks tell each other how much that is."""

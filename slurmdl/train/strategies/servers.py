@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from slurmdl.errors import TrainError
 from slurmdl.train.messages import bounds
 from slurmdl.train.strategies.pieces import Piece, gathered
-from slurmdl.train.strategies.spares import EVERY, Spares
-from slurmdl.train.strategies.strategy import Setting, Strategy
+from slurmdl.train.strategies.spares import EVERY, Home, Shard, Spares, following, rebuild
+from slurmdl.train.strategies.strategy import FloatArray, Setting, Strategy
 
 #: elements that are dealt out to servers at a time (4 MB)
 BLOCK = 1 << 20
@@ -48,14 +49,26 @@ def cut(size: int, speeds: Sequence[float]) -> list[slice]:
     return [slice(begin, end) for begin, end in pairwise(edge)]
 
 
-def aggregation(setting: Setting, parts: Sequence[slice]) -> tuple[float, float]:
+def settled(setting: Setting) -> list[Home]:
+    """The shards of the parameters with their servers, in their order."""
+    return [Home(server, part) for server, part in zip(setting.servers, shards(setting), strict=True)]
+
+
+def moved(homes: Sequence[Home], before: Sequence[int], servers: Sequence[int]) -> list[Home]:
+    """The same shards where of the servers `before` only `servers` are left: those of a lost one go to the next."""
+    return [home if home.server in servers else Home(following(home.server, before, servers), home.part)
+            for home in homes]
+
+
+def aggregation(setting: Setting, homes: Sequence[Home]) -> tuple[float, float]:
     """Shares of the bytes between workers and servers that stay within nodes, and within leaf zones, 0 to 1."""
     node = zone = 0
-    for server, part in zip(setting.servers, parts, strict=True):
+    for home in homes:
+        server, size = home.server, home.part.stop - home.part.start
         for worker in setting.workers:
             beside = setting.nodes[server] == setting.nodes[worker]
-            node += beside * (part.stop - part.start)
-            zone += (beside or "" != setting.zones[server] == setting.zones[worker]) * (part.stop - part.start)
+            node += beside * size
+            zone += (beside or "" != setting.zones[server] == setting.zones[worker]) * size
     whole = max(1, setting.parameters.size * len(setting.workers))
     return node / whole, zone / whole
 
@@ -66,21 +79,27 @@ class Worker(Strategy):
     Before the gradients goes a header: 1 and the numbers of the worker's optimizer, whose schedules so reach the
     servers, or 0 where the worker has made its last step, or CALL and a number where the servers are to make that
     checkpoint with the workers.
+
+    Parameters
+    ----------
+    homes : the shards; None for those of all servers of the setting.
     """
 
     updates = False
-    in_step = alike = from_mean = True
+    in_step = alike = survives = from_mean = True
     tag = 0
 
-    def __init__(self, setting: Setting) -> None:
+    def __init__(self, setting: Setting, homes: Sequence[Home] | None = None) -> None:
         super().__init__(setting)
-        its = shards(setting)
-        self.aggregation = aggregation(setting, its)
-        parts = list(zip(setting.servers, its, strict=True))
+        self._homes = homes or settled(setting)
+        self.aggregation = aggregation(setting, self._homes)
         self._header = np.zeros(1 + setting.numbers().size)
         self._heads = [(server, self._header) for server in setting.servers]
-        self._push = [(server, setting.gradients[part]) for server, part in parts]
-        self._pull = [(server, setting.parameters[part]) for server, part in parts]
+        self._push = [(home.server, setting.gradients[home.part]) for home in self._homes]
+        self._pull = [(home.server, setting.parameters[home.part]) for home in self._homes]
+
+    def without(self, setting: Setting) -> Strategy:
+        return type(self)(setting, moved(self._homes, self._its.servers, setting.servers))
 
     def before_update(self, number: int) -> None:
         self._header[0], self._header[1:] = 1, self._its.numbers()
@@ -97,44 +116,76 @@ class Worker(Strategy):
 
 
 class Holder(Strategy):
-    """A server's shard of the parameters, and the optimizer's state that belongs to it.
+    """A server's shards of the parameters, and the state of the optimizer that belongs to them: one shard, but more
+    where others are lost.
 
     Parameters
     ----------
-    every : updates from one copy of the shard on another server to the next.
+    homes : all shards; None for those of all servers of the setting.
+    own : this server's shards; None where it begins with that of the parameters as they are.
 
     Attributes
     ----------
-    part : of the parameters, which it holds.
     spares : the copies that servers hold of each other.
     """
 
     updates = False
-    alike = True
+    alike = survives = True
 
-    def __init__(self, setting: Setting, every: int) -> None:
+    def __init__(self, setting: Setting, homes: Sequence[Home] | None = None,
+                 own: Sequence[Shard] | None = None) -> None:
         super().__init__(setting)
-        parts = shards(setting)
-        self.part = part = parts[setting.servers.index(setting.messages.rank)]
-        self.aggregation = aggregation(setting, parts)
-        self._gradients, self._shard = setting.gradients[part], setting.parameters[part]
-        self._update = setting.updater(part)
-        self.spares = Spares(setting, part, self._update, every)
+        self._homes = homes or settled(setting)
+        mine = [home.part for home in self._homes if home.server == setting.messages.rank]
+        self._own = own or [Shard(part, setting.updater(part)) for part in mine]
+        self.aggregation = aggregation(setting, self._homes)
+        self.spares = Spares(setting, self._homes, self._own, self._copied())
+
+    def _copied(self) -> int:
+        """Updates from one copy of the shards on another server to the next."""
+        return EVERY
+
+    def _rooms(self) -> list[FloatArray]:
+        """Memory for what a worker pushes or pulls."""
+        return [self._its.parameters[shard.part].copy() for shard in self._own]
+
+    def without(self, setting: Setting) -> Strategy:
+        homes = moved(self._homes, self._its.servers, setting.servers)
+        kept = {shard.part.start: shard for shard in self._own}
+        own = [kept.get(home.part.start) or self._rebuilt(home, setting)
+               for home in homes if home.server == setting.messages.rank]
+        return type(self)(setting, homes, own)
+
+    def _rebuilt(self, home: Home, setting: Setting) -> Shard:
+        spare = self.spares.held.get(home.part.start)
+        if spare is None:
+            lost = next(its.server for its in self._homes if its.part == home.part)
+            raise TrainError(f"no copy of the shard of rank {lost} on {setting.nodes[lost]}, which is lost; a server "
+                             f"gives the next one a copy every {EVERY} steps")
+        return Shard(home.part, rebuild(spare, setting))
+
+    @property
+    def parts(self) -> list[slice]:
+        """The parts of the parameters that it holds."""
+        return [shard.part for shard in self._own]
 
     def pieces(self) -> dict[str, list[Piece]]:
-        """The shard, and what its optimizer remembers."""
+        """The shards, and what their optimizers remember."""
         import torch
 
-        shard = {"parameters": torch.from_numpy(self._shard), **self._further()}
-        return {"shard": [(self.part.start, self.part.stop, shard)], "optimizer": self._update.pieces()}
+        held = [{"parameters": torch.from_numpy(self._its.parameters[part]), **self._further(index)}
+                for index, part in enumerate(self.parts)]
+        return {"shard": [(part.start, part.stop, its) for part, its in zip(self.parts, held, strict=True)],
+                "optimizer": [piece for shard in self._own for piece in shard.update.pieces()]}
 
     def fill(self, shards: Sequence[Piece], memory: Sequence[Piece]) -> None:
         """Take up shards of servers that may have been others, and what their optimizers remember."""
-        self._shard[:] = gathered(shards, self.part)["parameters"].numpy()
-        self._update.fill(memory)
+        for shard in self._own:
+            self._its.parameters[shard.part] = gathered(shards, shard.part)["parameters"].numpy()
+            shard.update.fill(memory)
 
-    def _further(self) -> dict[str, Any]:
-        """Tensors as long as the shard, by name."""
+    def _further(self, index: int) -> dict[str, Any]:
+        """Tensors as long as a shard, by name."""
         return {}
 
 
@@ -150,9 +201,10 @@ class Server(Holder):
 
     in_step = from_mean = True
 
-    def __init__(self, setting: Setting) -> None:
-        super().__init__(setting, EVERY)
-        self._pushed = {worker: np.empty_like(self._shard) for worker in setting.workers}
+    def __init__(self, setting: Setting, homes: Sequence[Home] | None = None,
+                 own: Sequence[Shard] | None = None) -> None:
+        super().__init__(setting, homes, own)
+        self._pushed = {worker: self._rooms() for worker in setting.workers}
         self._headers = {worker: np.ones(1 + setting.numbers().size) for worker in setting.workers}
 
     def serve(self, number: int) -> bool:
@@ -166,9 +218,13 @@ class Server(Holder):
             del self._headers[worker], self._pushed[worker]
         if not self._headers:
             return False
-        its.courier.do(lambda: its.messages.exchange([], list(self._pushed.items())))
-        np.mean(list(self._pushed.values()), axis=0, out=self._gradients)
-        self._update(next(iter(self._headers.values()))[1:])
-        its.courier.do(lambda: its.messages.exchange([(worker, self._shard) for worker in self._pushed], []))
+        its.courier.do(lambda: its.messages.exchange(
+            [], [(worker, room) for worker, rooms in self._pushed.items() for room in rooms]))
+        numbers = next(iter(self._headers.values()))[1:]
+        for index, shard in enumerate(self._own):
+            np.mean([rooms[index] for rooms in self._pushed.values()], axis=0, out=its.gradients[shard.part])
+            shard.update(numbers)
+        its.courier.do(lambda: its.messages.exchange(
+            [(worker, its.parameters[shard.part]) for worker in self._pushed for shard in self._own], []))
         self.spares.after(number + 1)
         return True

@@ -50,12 +50,13 @@ class Shared(Strategy):
     arXiv:1710.06952
     """
 
-    from_mean = True
+    survives = from_mean = True
     kept: tuple[str, ...] = ("_between", "_trigger", "_due", "_dues")
 
     def __init__(self, setting: Setting, between: Callable[[Setting], Strategy]) -> None:
         super().__init__(setting)
         self.meets = not setting.method.asynchronous
+        self._play = between
         rank, groups = setting.messages.rank, by_zone(setting.workers, setting.nodes)
         self._group = next(group for group in groups if rank in group)
         leading = leaders(setting.workers, setting.nodes, setting.zones)
@@ -178,11 +179,22 @@ class Shared(Strategy):
         self._due = self._trigger.next(number - 1)
         if self._between:
             self._between.renew(state["_between"] or {}, number)
+    def leave(self) -> None:
+        """The window stays until the process ends, as it takes all of its ranks to give it back."""
+        if self._between:
+            self._between.leave()
+        self._move_out()
+
+    def without(self, setting: Setting) -> Strategy:
+        return Shared(setting, self._play)
 
     def finish(self) -> None:
         [self.weight] = self._weights_of((self._its.messages.rank,))
         if self._between:
             self._between.finish()
+        self._move_out()
+        self._its.courier.do(self._window.close)
+
+    def _move_out(self) -> None:
         if not self._its.method.asynchronous:
             self._its.settle(np.empty_like(self._its.parameters))
-        self._its.courier.do(self._window.close)

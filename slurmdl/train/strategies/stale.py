@@ -10,7 +10,7 @@ import numpy as np
 
 from slurmdl.train.strategies.pieces import Piece, gathered
 from slurmdl.train.strategies.servers import CALL, Holder, Worker
-from slurmdl.train.strategies.spares import EVERY
+from slurmdl.train.strategies.spares import EVERY, Home, Shard
 from slurmdl.train.strategies.strategy import Setting
 
 #: of messages between workers and servers
@@ -51,8 +51,9 @@ class StaleServer(Holder):
     meets = False
     kept: tuple[str, ...] = ("_made",)
 
-    def __init__(self, setting: Setting) -> None:
-        super().__init__(setting, EVERY * len(setting.workers))
+    def __init__(self, setting: Setting, homes: Sequence[Home] | None = None,
+                 own: Sequence[Shard] | None = None) -> None:
+        super().__init__(setting, homes, own)
         method = setting.method
         self._bound = math.inf if method.asynchronous else method.staleness or 0
         self._compensation = method.compensation
@@ -61,10 +62,10 @@ class StaleServer(Holder):
         self._steps, self._pulled = dict.fromkeys(workers, 0), dict.fromkeys(workers, 0)
         self._headers = {worker: np.zeros(1 + setting.numbers().size) for worker in workers}
         #: what each worker has pushed, and what it has pulled or is pulling
-        self._pushed = {worker: np.empty_like(self._shard) for worker in workers}
-        self._theirs = {worker: self._shard.copy() for worker in workers}
-        self._arriving: dict[int, Any] = {}
-        self._leaving: dict[int, Any] = {}
+        self._pushed = {worker: self._rooms() for worker in workers}
+        self._theirs = {worker: self._rooms() for worker in workers}
+        self._arriving: dict[int, list[Any]] = {}
+        self._leaving: dict[int, list[Any]] = {}
         self._waiting: list[int] = []
         self._made = 0
         #: workers that wait for a checkpoint, and its number
@@ -80,16 +81,20 @@ class StaleServer(Holder):
         self._steps = dict(zip(self._steps, state["steps"], strict=True))
         self._pulled = dict(zip(self._pulled, state["pulled"], strict=True))
 
-    def _further(self) -> dict[str, Any]:
+    def _further(self, index: int) -> dict[str, Any]:
         import torch
 
-        return {f"pulled by {place}": torch.from_numpy(its) for place, its in enumerate(self._theirs.values())}
+        return {f"pulled by {place}": torch.from_numpy(its[index]) for place, its in enumerate(self._theirs.values())}
 
     def fill(self, shards: Sequence[Piece], memory: Sequence[Piece]) -> None:
         super().fill(shards, memory)
-        found = gathered(shards, self.part)
-        for place, its in enumerate(self._theirs.values()):
-            its[:] = found[f"pulled by {place}"].numpy()
+        for index, shard in enumerate(self._own):
+            found = gathered(shards, shard.part)
+            for place, its in enumerate(self._theirs.values()):
+                its[index][:] = found[f"pulled by {place}"].numpy()
+
+    def _copied(self) -> int:
+        return EVERY * len(self._its.workers)
 
     def serve(self, number: int) -> bool:
         courier = self._its.courier
@@ -110,8 +115,8 @@ class StaleServer(Holder):
         """The next worker whose gradient is there; None where all have ended, or wait for a checkpoint."""
         transport = self._its.messages.transport
         while True:
-            for worker, request in self._arriving.items():
-                if transport.test([request]):
+            for worker, requests in self._arriving.items():
+                if transport.test(requests):
                     del self._arriving[worker]
                     return worker
             comes = transport.probe(_TAG)
@@ -120,7 +125,7 @@ class StaleServer(Holder):
             elif self._paused == self._steps.keys():
                 return None
             else:
-                transport.first(list(self._arriving.values()), _TAG)
+                transport.first([requests[-1] for requests in self._arriving.values()], _TAG)
 
     def _greet(self, worker: int) -> None:
         """Read a worker's header, and expect its gradient or none any more."""
@@ -132,20 +137,21 @@ class StaleServer(Holder):
             self._paused.add(worker)
             self._answer()
         elif header[0]:
-            self._arriving[worker] = transport.receive(worker, self._pushed[worker], _TAG)
+            self._arriving[worker] = [transport.receive(worker, room, _TAG) for room in self._pushed[worker]]
         else:
             del self._steps[worker]
             self._answer()
 
     def _apply(self, worker: int) -> None:
-        gradient, numbers = self._pushed[worker], self._headers[worker][1:].copy()
-        self._gradients[:] = gradient
-        if self._compensation:
-            self._gradients += np.float32(self._compensation) * gradient * gradient * (
-                self._shard - self._theirs[worker])
-        else:
-            numbers[list(self._its.rates)] /= 1 + self._made - self._pulled[worker]
-        self._update(numbers)
+        its, numbers = self._its, self._headers[worker][1:].copy()
+        if not self._compensation:
+            numbers[list(its.rates)] /= 1 + self._made - self._pulled[worker]
+        for shard, gradient, theirs in zip(self._own, self._pushed[worker], self._theirs[worker], strict=True):
+            its.gradients[shard.part] = gradient
+            if self._compensation:
+                its.gradients[shard.part] += np.float32(self._compensation) * gradient * gradient * (
+                    its.parameters[shard.part] - theirs)
+            shard.update(numbers)
         self._made += 1
         self._steps[worker] += 1
         self._waiting.append(worker)
@@ -159,13 +165,14 @@ class StaleServer(Holder):
 
     def _send(self, worker: int) -> None:
         # what it pulled before has arrived, or it would not have pushed
-        self._its.messages.transport.wait([self._leaving.pop(worker)] if worker in self._leaving else [])
-        self._theirs[worker][:] = self._shard
+        self._its.messages.transport.wait(self._leaving.pop(worker, []))
+        for shard, theirs in zip(self._own, self._theirs[worker], strict=True):
+            theirs[:] = self._its.parameters[shard.part]
         self._pulled[worker] = self._made
-        self._leaving[worker] = self._its.messages.send(worker, self._theirs[worker], _TAG)
+        self._leaving[worker] = [self._its.messages.send(worker, theirs, _TAG) for theirs in self._theirs[worker]]
 
     def _part(self) -> None:
         """All workers get the last model."""
         for worker in self._its.workers:
             self._send(worker)
-        self._its.messages.transport.wait(list(self._leaving.values()))
+        self._its.messages.transport.wait([request for requests in self._leaving.values() for request in requests])

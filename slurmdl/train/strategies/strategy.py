@@ -119,6 +119,7 @@ class Strategy(Kept):
     updates : whether the worker's own optimizer updates the parameters; else servers do.
     in_step : whether each step uses the mean of all workers' gradients, so that their models stay the same.
     alike : whether the workers' models are the same once all have finished; else their mean is taken.
+    survives : whether it can go on without a rank that is lost (`without`).
     overlaps : whether gradients are sent as they come in (`ready`); then `before_update` is called at the end of the
         backward pass, else right before the optimizer's step.
     weight : of this rank's model in the average of all at the end, relative to the others'.
@@ -133,6 +134,7 @@ class Strategy(Kept):
     updates = True
     in_step = False
     alike = False
+    survives = False
     overlaps = False
     meets = True
     from_mean = False
@@ -171,6 +173,18 @@ class Strategy(Kept):
     def renew(self, state: Mapping[str, Any], number: int) -> None:
         """Go on after `number` steps from the mean of other workers' models, the first of which had this state."""
         self.fired, self.skipped = state.get("fired", 0), state.get("skipped", 0)
+    def leave(self) -> None:
+        """A rank is lost: give up what is under way, and what is shared with other ranks, without their help."""
+
+    def without(self, setting: Setting) -> Strategy:
+        """What goes on in this one's place after `leave`, with the workers and servers of `setting`; a call of all of
+        them. Its steps are counted from 0 again, and where models are mixed they are alike when it is called.
+
+        Raises
+        ------
+        TrainError : it cannot go on without these ranks.
+        """
+        return type(self)(setting)
 
     def finish(self) -> None:
         """After the last step: end what is still under way, so that nothing is lost and nobody waits."""

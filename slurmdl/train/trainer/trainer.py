@@ -109,6 +109,8 @@ def one_rank(options: Options, data: Data | None, environ: Mapping[str, str], tr
         run.keep("data", task)
         progress = Progress(steps, options.log_every, options.metrics, options.tensorboard, run.step) \
             if run.first else None
+        if run.first:
+            print(f"if a rank is lost: {run.outlook}", flush=True)
         if models is not None:
             models[run.worker] = run.replica.parameters
         loader = run.deal(task.source, options.batch) if task.source else None
@@ -120,6 +122,8 @@ def one_rank(options: Options, data: Data | None, environ: Mapping[str, str], tr
             optimizer.step()
             schedule.step()
             run.record(float(loss.detach()))
+            if run.first and progress is None:
+                progress = Progress(steps, options.log_every)  # the files went with the first worker
             if progress:
                 figures = _figures(number, run.done, meter)
                 if options.evaluate_every and number % options.evaluate_every == 0:

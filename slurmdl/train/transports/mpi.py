@@ -20,6 +20,8 @@ _SPIN, _LONGEST = 2e-5, 2e-4
 class Mpi:
     """The ranks of an mpi4py communicator; see `transport.Transport`."""
 
+    recovery = ""
+
     def __init__(self, comm: Any) -> None:
         from mpi4py import MPI
 
@@ -27,17 +29,20 @@ class Mpi:
         self.rank: int = comm.Get_rank()
         self.size: int = comm.Get_size()
         self._attended: Callable[[], None] | None = None
+        self.living = tuple(range(self.size))
+        #: of the living ranks in the communicator
+        self._places = {rank: rank for rank in self.living}
         self.threaded: bool = MPI.Query_thread() >= MPI.THREAD_SERIALIZED
 
     def send(self, peer: int, array: Any, tag: int = 0) -> Any:
-        return self._comm.Isend(_known(array), peer, tag)
+        return self._comm.Isend(_known(array), self._places[peer], tag)
 
     def receive(self, peer: int, array: Any, tag: int = 0) -> Any:
-        return self._comm.Irecv(_known(array), peer, tag)
+        return self._comm.Irecv(_known(array), self._places[peer], tag)
 
     def probe(self, tag: int) -> int | None:
         status = self._mpi.Status()
-        return status.Get_source() if self._comm.Iprobe(self._mpi.ANY_SOURCE, tag, status) else None
+        return self.living[status.Get_source()] if self._comm.Iprobe(self._mpi.ANY_SOURCE, tag, status) else None
 
     def test(self, requests: Sequence[Any]) -> bool:
         return bool(self._mpi.Request.Testall(list(requests)))
@@ -73,7 +78,8 @@ class Mpi:
 
     def share(self, ranks: Sequence[int], size: int) -> Memory:
         try:
-            return Shared(self._comm, ranks, size, self._until)
+            places = [self._places[rank] for rank in ranks]
+            return Shared(self._comm.Create_group(self._comm.Get_group().Incl(places)), ranks, size, self._until)
         except self._mpi.Exception as error:
             raise TrainError(f"--shared-memory: ranks {', '.join(map(str, ranks))} cannot share {size:,} bytes each "
                              f"(MPI: {error}); they must be on one node with room in /dev/shm") from error
@@ -87,12 +93,20 @@ class Mpi:
     def total(self, array: Any) -> None:
         self.wait([self._comm.Iallreduce(self._mpi.IN_PLACE, array)])
 
+    def agree(self, done: bool) -> bool:
+        return done
+
     def allgather(self, thing: Any) -> list[Any]:
-        return list(self._comm.allgather(thing))
+        return self._of_all(self._comm.allgather(thing))
 
     def gather(self, thing: Any) -> list[Any] | None:
         found = self._comm.gather(thing)
-        return None if found is None else list(found)
+        return None if found is None else self._of_all(found)
+
+    def _of_all(self, found: Sequence[Any]) -> list[Any]:
+        """What the living give, in its place among all ranks."""
+        given = dict(zip(self.living, found, strict=True))
+        return [given.get(rank) for rank in range(self.size)]
 
     def broadcast(self, thing: Any) -> Any:
         return self._comm.bcast(thing)

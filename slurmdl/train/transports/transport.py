@@ -5,21 +5,40 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+from slurmdl.errors import TrainError
 from slurmdl.train.transports.window import Memory
+
+
+class LostRank(TrainError):
+    """Ranks have ended before their time, and those that live have learnt of it.
+
+    Attributes
+    ----------
+    ranks : those known to be lost; the rank that says so may have learnt it from another, and know of none.
+    """
+
+    def __init__(self, ranks: Sequence[int], message: str = "") -> None:
+        super().__init__(message or f"rank {', '.join(map(str, ranks)) or 'unknown'} is lost")
+        self.ranks = tuple(ranks)
 
 
 class Transport(Protocol):
     """Messages between `size` ranks, seen from one of them. Arrays are contiguous numpy arrays of any type.
 
-    Messages of one tag between the same two ranks arrive in the order in which they were sent.
+    Messages of one tag between the same two ranks arrive in the order in which they were sent. Where a rank may be
+    lost without the others, all that waits, asks, sends or receives may raise LostRank, until the others `agree`.
 
     Attributes
     ----------
+    living : ranks that are not lost, in their order. A rank keeps its number.
+    recovery : what the others can do where a rank is lost, in words; "" where that is nothing but to end.
     threaded : whether a thread of its own may make all calls (MPI_THREAD_SERIALIZED or better). Never two at once.
     """
 
     rank: int
     size: int
+    living: tuple[int, ...]
+    recovery: str
     threaded: bool
 
     def send(self, peer: int, array: Any, tag: int = 0) -> Any:
@@ -68,11 +87,20 @@ class Transport(Protocol):
     def total(self, array: Any) -> None:
         """Replace an array of float32 by its sum over all ranks, as the library sees fit."""
 
+    def agree(self, done: bool) -> bool:
+        """Whether all living ranks say that they are done and none is lost: the same answer on all; a call of all.
+
+        Where not, `living` are those that are left, and no message from before arrives any more.
+        """
+
     def allgather(self, thing: Any) -> list[Any]:
-        """What every rank gives, in rank order. For a few bytes at start and end, never for training data."""
+        """What every rank gives, in rank order, None for those that are lost.
+
+        For a few bytes at start and end, never for training data.
+        """
 
     def gather(self, thing: Any) -> list[Any] | None:
-        """As `allgather`, for rank 0 alone; None on the others."""
+        """As `allgather`, for the first living rank alone; None on the others."""
 
     def broadcast(self, thing: Any) -> Any:
         """What rank 0 gives."""

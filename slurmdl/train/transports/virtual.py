@@ -64,10 +64,11 @@ class Virtual:
     clock : seconds since the start, as this rank sees it.
     """
 
-    threaded = False
+    threaded, recovery = False, ""
 
     def __init__(self, rank: int, stage: _Stage) -> None:
         self.rank, self.size = rank, stage.size
+        self.living = tuple(range(stage.size))
         self.clock = 0.0
         self._stage = stage
         self._mail: defaultdict[tuple[int, int], deque[tuple[float, Any]]] = defaultdict(deque)
@@ -204,6 +205,9 @@ class Virtual:
 
     def total(self, array: Any) -> None:
         array[:] = np.sum(self.allgather(array), axis=0)
+
+    def agree(self, done: bool) -> bool:
+        return done
 
     def allgather(self, thing: Any) -> list[Any]:
         gathering = self._stage.gatherings[self._gatherings]

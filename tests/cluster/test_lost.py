@@ -1,0 +1,154 @@
+"""A rank or a node that is lost in mid-training, on a real Slurm: what each way of starting the ranks makes of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+OPEN_MPI = ROOT / "build/openmpi"
+
+needs_ulfm = pytest.mark.skipif(not (OPEN_MPI / "bin/mpirun").exists(),
+                                reason=f"no Open MPI 5 in {OPEN_MPI} (make openmpi)")
+
+#: each node has a rank, which tells its process id; nobody is in a hurry, so that there is time to break something
+JOB = """\
+#SBATCH -N4 --ntasks-per-node=1 --no-kill --no-requeue
+{variables}
+slurmdl srun {launcher} python -m slurmdl.train --strategy {strategy} --compute replay:0.02:20000 --steps {steps} \\
+    --log-every 10 --summary summary.json
+echo "status $?"
+"""
+#: Open MPI 5 from the wheel; it reads no configuration of the sandbox's
+NEWER = f"""\
+export PATH={OPEN_MPI}/bin:$PATH MPI4PY_LIBMPI={OPEN_MPI}/lib/libmpi.so.40
+export OMPI_MCA_pml=ob1 OMPI_MCA_btl=tcp,self OMPI_MCA_mpi_yield_when_idle=1
+export OMPI_MCA_btl_tcp_if_include=eth0 PRTE_MCA_prte_if_include=eth0"""
+WAYS = {"srun": ("", ""), "mpirun 4": ("--launcher=mpirun", ""), "mpirun 5": ("--launcher=mpirun", NEWER)}
+STEPS = 400
+
+
+class Training:
+    """A job that trains, begun and under way."""
+
+    def __init__(self, box, script: Path) -> None:
+        self.box, self.folder = box, script.parent
+        self.job = box.submit(["slurmdl", "sbatch", str(script)], directory=self.folder)
+        self.output = self.folder / f"slurm-{self.job}.out"
+        self.wait_for("step 10:")
+        first = next(line for line in self.text().splitlines() if line.startswith("ranks: "))
+        #: node of each rank
+        self.nodes = [place.split()[1] for place in first.removeprefix("ranks: ").split(", ")]
+
+    @classmethod
+    def started(cls, box, way: str, strategy: str) -> Training:
+        launcher, variables = WAYS[way]
+        text = JOB.format(launcher=launcher, variables=variables, strategy=strategy, steps=STEPS)
+        return cls(box, box.script(text))
+
+    def text(self) -> str:
+        return self.output.read_text() if self.output.exists() else ""
+
+    def wait_for(self, words: str, seconds: float = 90) -> float:
+        """Seconds until the job has written something."""
+        began = time.monotonic()
+        while words not in self.text():
+            assert time.monotonic() - began < seconds, self.text()
+            time.sleep(0.02)
+        return time.monotonic() - began
+
+    def process(self, node: str) -> int:
+        """The trainer on a node, as seen from here."""
+        for entry in Path("/proc").iterdir():
+            try:
+                words = (entry / "cmdline").read_bytes().split(b"\0")
+                here = os.stat(entry / "ns/pid") == os.stat(f"/proc/{self.box.box.pids[node]}/ns/pid")
+            except (OSError, NotADirectoryError):
+                continue
+            if here and b"slurmdl.train" in words and b"python" in words[0]:
+                return int(entry.name)
+        raise AssertionError(f"no trainer on {node}")
+
+    def summary(self) -> dict | None:
+        file = self.folder / "summary.json"
+        return json.loads(file.read_text()) if file.exists() else None
+
+
+@needs_ulfm
+def test_gossip_goes_on_without_a_killed_rank(new_sandbox):
+    training = Training.started(new_sandbox(nodes=4), "mpirun 5", "gossip")
+    assert "if a rank is lost: the others go on (ULFM)" in training.text()
+    os.kill(training.process(training.nodes[3]), signal.SIGKILL)
+    training.wait_for(f"slurmdl: train: ULFM: goes on without rank 3 on {training.nodes[3]}, from step ", 20)
+    training.box.wait(training.job)
+    assert "status 0" in training.text()
+    summary = training.summary()
+    assert summary["steps"] == STEPS
+    assert [(lost["rank"], lost["node"]) for lost in summary["lost"]] == [(3, training.nodes[3])]
+
+
+@needs_ulfm
+def test_a_rank_that_stands_still_for_20_s_is_not_lost(new_sandbox):
+    training = Training.started(new_sandbox(nodes=4), "mpirun 5", "gossip")
+    process = training.process(training.nodes[2])
+    os.kill(process, signal.SIGSTOP)
+    time.sleep(20)
+    os.kill(process, signal.SIGCONT)
+    training.box.wait(training.job)
+    assert "goes on without" not in training.text()
+    assert "status 0" in training.text()
+    assert training.summary()["lost"] == []
+
+
+@needs_ulfm
+def test_allreduce_ends_at_once(new_sandbox):
+    training = Training.started(new_sandbox(nodes=4), "mpirun 5", "allreduce")
+    assert "if a rank is lost: all ranks end (allreduce needs them all)" in training.text()
+    os.kill(training.process(training.nodes[1]), signal.SIGKILL)
+    training.wait_for("status 76", 20)
+    own = [line for line in training.text().splitlines() if "allreduce needs them all" in line]
+    assert any(f"rank 1 on {training.nodes[1]} is lost" in line for line in own)
+    assert training.summary() is None
+
+
+@pytest.mark.parametrize("way", ["srun", "mpirun 4"])
+def test_without_ulfm_a_killed_rank_ends_all(new_sandbox, way):
+    training = Training.started(new_sandbox(nodes=4), way, "gossip")
+    assert "if a rank is lost: all ranks end (no ULFM in Open MPI" in training.text()
+    os.kill(training.process(training.nodes[3]), signal.SIGKILL)
+    training.wait_for("status ", 30)
+    assert "status 0" not in training.text()
+    assert training.summary() is None
+
+
+@pytest.mark.parametrize("way", ["srun", "mpirun 4", pytest.param("mpirun 5", marks=needs_ulfm)])
+def test_a_lost_node_ends_all(new_sandbox, way):
+    """Open MPI's daemons do not outlive one of them up to 5.0, whose mpirun then ends with 0; srun ends its step."""
+    training = Training.started(new_sandbox(nodes=4), way, "gossip")
+    # the batch script's own node stays
+    host = training.box.job(training.job)["BatchHost"]
+    training.box.power_off(next(node for node in training.nodes if node != host))
+    training.wait_for("status ", 60)
+    assert ("status 76" in training.text()) == (way == "mpirun 5")
+    assert "status 0" not in training.text()
+    assert training.summary() is None
+
+
+def test_plain_srun_lets_the_others_wait_unless_it_is_told_to_end_them(new_sandbox):
+    """What Slurm 22.05 does with a killed rank of a step with --mpi=pmix: nothing. `slurmdl srun` asks it to."""
+    box = new_sandbox(nodes=2)
+    words = "python -m slurmdl.train --strategy gossip --compute replay:0.02:20000 --steps 400 --log-every 10"
+    for option, ends in (("", False), ("-K", True)):
+        script = box.script(f"#SBATCH -N2 --ntasks-per-node=1\nsrun --mpi=pmix {option} {words}\necho status $?\n")
+        training = Training(box, script)
+        assert "srun ends them only with --kill-on-bad-exit" in training.text()
+        os.kill(training.process(training.nodes[1]), signal.SIGKILL)
+        training.wait_for("task 1: Killed", 20)
+        time.sleep(8)
+        assert ("status " in training.text()) == ends
+        box.cancel_all()

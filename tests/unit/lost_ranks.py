@@ -1,0 +1,48 @@
+"""A training script for test_train_lost.py, one rank of it: some ranks are lost while it runs.
+
+Arguments: a folder for what came of it, and a JSON object with the fields of the method, the number of `steps`, and
+`lost`, rank -> the step in which another rank kills it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from slurmdl.train import init
+from slurmdl.train.method import Method
+
+torch.set_num_threads(1)
+folder, case = Path(sys.argv[1]), json.loads(sys.argv[2])
+lost = {int(rank): step for rank, step in case["lost"].items()}
+run = init(Method(**case["method"]))
+(folder / f"pid-{run.rank}").write_text(str(os.getpid()))
+run.world.transport.meet()
+#: it is never lost itself
+killer = max(set(run.world.ranks("worker")) - set(lost))
+torch.manual_seed(1)
+module = torch.nn.Linear(50, 20)
+model, opt = run.wrap(module, torch.optim.SGD(module.parameters(), lr=0.05, momentum=0.5))
+goal = torch.randn(50, 20)
+random = torch.Generator().manual_seed(run.rank)
+for step in range(case["steps"]):
+    for rank in [rank for rank, when in lost.items() if run.rank == killer and when == step]:
+        os.kill(int((folder / f"pid-{rank}").read_text()), signal.SIGKILL)
+    samples = torch.randn(16, 50, generator=random)
+    opt.zero_grad()
+    loss = torch.nn.functional.mse_loss(model(samples), samples @ goal)
+    loss.backward()
+    opt.step()
+run.finish()
+np.save(folder / f"model-{run.rank}.npy", run.replica.parameters)
+summary = run.summary()
+if summary:
+    weight = module.weight.detach().T
+    distance = float((weight - goal).norm() / goal.norm())
+    (folder / "summary.json").write_text(json.dumps({**summary, "distance": distance, "by": run.rank}))

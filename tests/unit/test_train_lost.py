@@ -1,0 +1,87 @@
+"""Ranks that are killed while they train: who goes on, and with what. Real processes, real messages, SIGKILL."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from mpi import mpirun, mpirun_ulfm, needs_mpi, needs_ulfm
+
+SCRIPT = str(Path(__file__).with_name("lost_ranks.py"))
+#: name -> method, ranks, rank -> step in which it is lost
+CASES: dict[str, tuple[dict[str, Any], int, dict[int, int]]] = {
+    "gossip": ({"strategy": "gossip"}, 4, {3: 40}),
+    "the first rank, then another": ({"strategy": "gossip", "traffic": "base", "compress": "int8"}, 4,
+                                     {0: 30, 2: 60}),
+    "two at once, global means": ({"strategy": "gossip", "traffic": "exponential", "global_every": 5}, 5,
+                                  {1: 40, 2: 40}),
+    "of a hypercube": ({"strategy": "gossip", "traffic": "hypercube", "compress": "int4"}, 4, {3: 40}),
+    "by drift": ({"strategy": "adaptive-gossip", "threshold": 0.05, "warm_up": 5}, 4, {1: 50}),
+    "without waiting": ({"strategy": "gossip", "asynchronous": True}, 4, {0: 40}),
+    "in shared memory": ({"strategy": "gossip", "shared_memory": True}, 4, {2: 40}),
+    "in shared memory, without waiting": ({"strategy": "gossip", "shared_memory": True, "asynchronous": True}, 4,
+                                          {1: 40}),
+    "in the last step": ({"strategy": "gossip"}, 3, {0: 199}),
+    "worker": ({"strategy": "ps", "ps": 2}, 4, {2: 40}),
+    "worker, free": ({"strategy": "ps", "ps": 2, "asynchronous": True}, 4, {2: 40}),
+    "server": ({"strategy": "ps", "ps": 2}, 4, {0: 130}),
+    "server, free": ({"strategy": "ps", "ps": 3, "asynchronous": True}, 5, {1: 130}),
+}
+STEPS = 200
+
+
+def start(folder: Path, method: dict[str, Any], ranks: int, lost: dict[int, int]) -> Any:
+    case = json.dumps({"method": method, "steps": STEPS, "lost": lost})
+    return mpirun_ulfm(ranks, SCRIPT, str(folder), case)
+
+
+@needs_ulfm
+@pytest.mark.parametrize("case", CASES)
+def test_those_that_live_go_on(tmp_path: Path, case: str) -> None:
+    method, ranks, lost = CASES[case]
+    done = start(tmp_path, method, ranks, lost)
+    assert done.returncode == 0, done.stderr
+    workers = [rank for rank in range(method.get("ps", 0), ranks) if rank not in lost]
+    models = [np.load(tmp_path / f"model-{rank}.npy") for rank in workers]
+    assert all((model == models[0]).all() for model in models)
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    # from 1: the model as it begins
+    assert summary["distance"] < 0.2
+    assert summary["steps"] == STEPS
+    assert summary["by"] == min(rank for rank in range(ranks) if rank not in lost)
+    assert sorted(entry["rank"] for entry in summary["lost"]) == sorted(lost)
+    for entry in summary["lost"]:
+        # another one may be some steps ahead of the one that kills, or behind it
+        assert abs(entry["step"] - lost[entry["rank"]]) <= STEPS // 4
+    said = [line for line in done.stderr.splitlines() if line.startswith("slurmdl:")]
+    assert all("train: ULFM: goes on without rank" in line for line in said)
+    assert 1 <= len(said) <= len(lost)
+
+
+@needs_ulfm
+@pytest.mark.parametrize(("method", "lost", "why"), [
+    ({"strategy": "allreduce"}, 1, "allreduce needs them all"),
+    ({"strategy": "local-sgd", "period": 4}, 0, "local-sgd needs them all"),
+    ({"strategy": "ps", "ps": 1}, 0, "no ps is left"),
+    ({"strategy": "ps", "ps": 2}, 0, "no copy of the shard of rank 0"),
+], ids=["allreduce", "local-sgd", "the only server", "a server before its first copy"])
+def test_all_end_at_once_where_they_cannot_go_on(tmp_path: Path, method: dict[str, Any], lost: int, why: str) -> None:
+    done = start(tmp_path, method, 4, {lost: 40})
+    assert done.returncode == 76
+    said = [line for line in done.stderr.splitlines() if line.startswith("slurmdl:")]
+    assert len(said) == 1
+    assert why in said[0]
+    assert f"rank {lost} on " in said[0]
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "summary.json").exists()
+
+
+@needs_mpi
+def test_an_mpi_without_ulfm_ends_all(tmp_path: Path) -> None:
+    case = json.dumps({"method": {"strategy": "gossip"}, "steps": STEPS, "lost": {1: 40}})
+    done = mpirun(3, SCRIPT, str(tmp_path), case)
+    assert done.returncode != 0
+    assert not (tmp_path / "summary.json").exists()
