@@ -75,8 +75,11 @@ class Courier:
         """Call this no more."""
         self._idle = tuple(its for its in self._idle if its != idle)
         self.give(lambda: None)
+
     def forgive(self) -> None:
-        """Forget what `idle` has raised, after what led to it was mended."""
+        """Attend to nothing more, and forget what that has raised, so that errands are carried out again."""
+        self._idle = ()
+        self.give(lambda: None).exception()  # the thread may still be in it
         self._failure = None
 
     def close(self) -> None:

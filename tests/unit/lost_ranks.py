@@ -28,15 +28,18 @@ run.world.transport.meet()
 killer = max(set(run.world.ranks("worker")) - set(lost))
 torch.manual_seed(1)
 module = torch.nn.Linear(50, 20)
-model, opt = run.wrap(module, torch.optim.SGD(module.parameters(), lr=0.05, momentum=0.5))
+opt = torch.optim.SGD(module.parameters(), lr=0.05, momentum=0.5)
+run.attach(module, opt)
 goal = torch.randn(50, 20)
 random = torch.Generator().manual_seed(run.rank)
-for step in range(case["steps"]):
+if run.serves:
+    run.serve()
+for step in range(0 if run.serves else case["steps"]):
     for rank in [rank for rank, when in lost.items() if run.rank == killer and when == step]:
         os.kill(int((folder / f"pid-{rank}").read_text()), signal.SIGKILL)
     samples = torch.randn(16, 50, generator=random)
     opt.zero_grad()
-    loss = torch.nn.functional.mse_loss(model(samples), samples @ goal)
+    loss = torch.nn.functional.mse_loss(module(samples), samples @ goal)
     loss.backward()
     opt.step()
 run.finish()

