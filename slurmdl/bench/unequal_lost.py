@@ -69,7 +69,7 @@ def strike(method: dict[str, Any], rank: int, seed: int, kill: bool) -> tuple[fl
         done = subprocess.run(
             ["mpirun", "--with-ft", "ulfm", "--oversubscribe", "-n", str(RANKS), sys.executable, "-m",
              "slurmdl.bench.unequal_lost", folder, work], env={**os.environ, **_environ()}, capture_output=True,
-            text=True, timeout=180, check=False)
+            text=True, timeout=400, check=False)
         told = [json.loads(file.read_text()) for file in Path(folder).glob("told-*")]
     struck = next((its["struck"] for its in told if its["struck"]), None)
     living = RANKS - method.get("ps", 0) - (kill and rank >= method.get("ps", 0))
