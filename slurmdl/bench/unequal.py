@@ -12,7 +12,7 @@ from slurmdl.bench.results import Row
 #: part -> its module, which has `rows(seed)`; all but `accuracy` need root, for a sandbox
 PARTS = {"speed": "slurmdl.bench.unequal_speed", "accuracy": "slurmdl.bench.unequal_accuracy",
          "gossip": "slurmdl.bench.unequal_gossip", "aggregation": "slurmdl.bench.unequal_placement",
-         "tie": "slurmdl.bench.unequal_tie"}
+         "tie": "slurmdl.bench.unequal_tie", "lost": "slurmdl.bench.unequal_lost"}
 SEED = 1
 
 

@@ -37,15 +37,21 @@ def failed(error: BaseException) -> int:
     if isinstance(error, (UsageError, Refused)):
         return report(error) if is_first() else error.exit_status
     mpi = _mpi()
+    ends, known = False, isinstance(error, SlurmdlError)
+    text = str(error) if known else f"internal error: {type(error).__name__}: {error} (SLURMDL_DEBUG=1 shows where)"
     if mpi and isinstance(error, LostRank):
         # all others learn of it, too: the first says so, and ends them; where it does not look, another one
-        time.sleep(_LEFT * _follows(mpi))
-    known = isinstance(error, SlurmdlError)
-    text = str(error) if known else f"internal error: {type(error).__name__}: {error} (SLURMDL_DEBUG=1 shows where)"
+        if _follows(mpi):
+            time.sleep(_PATIENCE if error.kept else _LEFT)
+        if error.kept:
+            ends, words = requeue()
+            text += f"; {words}"
     where = f"rank {mpi.COMM_WORLD.Get_rank()} on {node_name()}: " if mpi else ""
     failure = TrainError(f"train: {where}{text}")
     failure.__cause__ = error
     report(failure)
+    if ends:
+        _await_end()
     return _end_all(error.exit_status if isinstance(error, SlurmdlError) else SlurmdlError.exit_status)
 
 

@@ -296,7 +296,8 @@ class Run:
             lambda part: shards.updater(optimizer, self.replica, part), lambda: shards.numbers(optimizer),
             shards.rates(optimizer), weights=lambda: self._weights, settle=self.replica.settle)
         strategy = agreement.on_all(world, lambda: STRATEGIES[world.strategy](setting))
-        self.survivors = Survivors(world, self.replica, setting, strategy, self._all_needed(strategy))
+        self.survivors = Survivors(world, self.replica, setting, strategy, self._all_needed(strategy),
+                                   self.saver is not None)
         self._moved = Moved(self.replica.parameters, self.replica.sizes) if self._plot else None
         self._backward = Backward(self.replica, self._passes, self.strategy.in_step,
                                   Listener(lambda: self._watch.enter("backward"), self._ready, self._passes_over))

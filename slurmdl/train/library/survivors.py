@@ -31,6 +31,7 @@ class Survivors:
     Parameters
     ----------
     ends : why all end where one is lost; "" where the others go on.
+    kept : see LostRank.
 
     Attributes
     ----------
@@ -39,8 +40,9 @@ class Survivors:
         on, counted from 0.
     """
 
-    def __init__(self, world: World, replica: Replica, setting: Setting, strategy: Strategy, ends: str) -> None:
-        self._world, self._replica, self._setting, self._ends = world, replica, setting, ends
+    def __init__(self, world: World, replica: Replica, setting: Setting, strategy: Strategy, ends: str,
+                 kept: bool) -> None:
+        self._world, self._replica, self._setting, self._ends, self._kept = world, replica, setting, ends, kept
         self.strategy = strategy
         self.lost: list[dict[str, Any]] = []
         #: the step that is the strategy's first
@@ -140,7 +142,8 @@ class Survivors:
         return replace(method, traffic="base") if graph and graph.unfit(len(play)) else method
 
     def _end_of_all(self, ranks: Sequence[int], step: int, why: str) -> LostRank:
-        return LostRank(ranks, f"{self._words(ranks)} is lost in step {step}; all ranks end, since {why}")
+        return LostRank(ranks, f"{self._words(ranks)} is lost in step {step}; all ranks end, since {why}",
+                        self._kept)
 
     def _words(self, ranks: Sequence[int]) -> str:
         return ", ".join(f"rank {rank} on {self._world.nodes[rank]}" for rank in ranks) or "a rank"

@@ -15,11 +15,12 @@ class LostRank(TrainError):
     Attributes
     ----------
     ranks : those known to be lost; the rank that says so may have learnt it from another, and know of none.
+    kept : whether a checkpoint is made of the run now and then, so that the job may be started again.
     """
 
-    def __init__(self, ranks: Sequence[int], message: str = "") -> None:
+    def __init__(self, ranks: Sequence[int], message: str = "", kept: bool = False) -> None:
         super().__init__(message or f"rank {', '.join(map(str, ranks)) or 'unknown'} is lost")
-        self.ranks = tuple(ranks)
+        self.ranks, self.kept = tuple(ranks), kept
 
 
 class Transport(Protocol):
