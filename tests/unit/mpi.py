@@ -38,7 +38,7 @@ def mpirun(ranks: int, *arguments: str, environ: Mapping[str, str] | None = None
     return _run(["mpirun", "-n", str(ranks), "sh", "-c", script, sys.executable, *arguments], environ, timeout)
 
 
-def mpirun_ulfm(ranks: int, *arguments: str, timeout: float = 180) -> subprocess.CompletedProcess[str]:
+def mpirun_ulfm(ranks: int, *arguments: str, timeout: float = 400) -> subprocess.CompletedProcess[str]:
     """Run Python on ranks that may go on without one that is lost."""
     environ = {"PATH": f"{WITH_ULFM}/bin:{os.environ['PATH']}", "MPI4PY_LIBMPI": f"{WITH_ULFM}/lib/libmpi.so.40"}
     return _run(["mpirun", "--with-ft", "ulfm", "--oversubscribe", "-n", str(ranks), sys.executable, *arguments],
