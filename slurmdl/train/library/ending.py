@@ -17,7 +17,8 @@ from slurmdl.train.transports.transport import LostRank
 
 #: seconds for which a rank leaves it to the first one to end all, where a rank is lost
 _LEFT = 1.0
-
+#: seconds in which mpirun passes on what a rank has said: what it has not when the ranks end is lost
+_SAID = 0.2
 #: seconds in which the controller answers even where many jobs end at once, and in which it ends a requeued job
 _PATIENCE, _LONGEST = 20.0, 120.0
 
@@ -127,6 +128,7 @@ def _end_all(status: int) -> int:
     if mpi and mpi.COMM_WORLD.Get_size() > 1:
         sys.stdout.flush()
         sys.stderr.flush()
+        time.sleep(_SAID)
         mpi.COMM_WORLD.Abort(status)
     return status
 
