@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from slurmdl.bench import load, results
+from slurmdl.bench import results
 from slurmdl.bench.results import Row
 from slurmdl.cluster import scontrol
 from slurmdl.cluster.model import ClusterSnapshot
@@ -38,6 +38,7 @@ from slurmdl.sandbox import cloud, hosts
 from slurmdl.sandbox import cluster as sandbox
 from slurmdl.sandbox.cluster import Sandbox
 from slurmdl.sandbox.spec import LOGIN, Spec
+from slurmdl.simulate import load
 from slurmdl.topology import example, hostlist
 from slurmdl.topology.model import Topology
 

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from slurmdl.bench import load, mappers, results
+from slurmdl.bench import mappers, results
 from slurmdl.bench.results import Row
 from slurmdl.cluster import scontrol
 from slurmdl.cluster.model import ClusterSnapshot, Node, Partition
@@ -38,6 +38,7 @@ from slurmdl.request import DlOptions, JobRequest
 from slurmdl.sandbox import cloud, hosts
 from slurmdl.sandbox import cluster as sandbox
 from slurmdl.sandbox.spec import LOGIN, Spec
+from slurmdl.simulate import load
 from slurmdl.topology import example, hostlist
 from slurmdl.topology.model import Indices, Topology
 

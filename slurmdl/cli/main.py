@@ -16,6 +16,7 @@ COMMANDS = {
     "topology": "show and check the zones of the cluster",
     "train": "the built-in trainer, an MPI program",
     "bench": "figures, measured: jobs side by side, and the speed of slurmdl itself",
+    "simulate": "predict step times of placements on clusters of any size, by SimGrid",
     "doctor": "what of the site's set-up works, what does not, and the mend",
     "sandbox": "a real Slurm cluster on this machine",
 }

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from slurmdl.bench import herding, load, mappers, placement, quality, results, speed
+from slurmdl.bench import herding, mappers, placement, quality, results, speed
 from slurmdl.cli.main import main
 from slurmdl.cluster.model import ClusterSnapshot, Node, Partition
 from slurmdl.errors import SandboxError, UsageError
@@ -19,6 +19,7 @@ from slurmdl.network.model import LinkScores
 from slurmdl.placement.cost import links
 from slurmdl.placement.model import Cost
 from slurmdl.placement.traffic import Traffic
+from slurmdl.simulate import load
 from slurmdl.topology import example
 
 

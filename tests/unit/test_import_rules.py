@@ -11,10 +11,12 @@ import pytest
 PACKAGE = Path(__file__).parents[2] / "slurmdl"
 #: room -> the rooms that it may import beside itself and the shared modules
 ROOMS = {
-    "cli": {"doctor", "launch", "placement", "topology", "cluster", "network", "train", "sandbox", "bench"},
+    "cli": {"doctor", "launch", "placement", "topology", "cluster", "network", "train", "sandbox", "bench",
+            "simulate"},
     "doctor": {"launch", "placement", "topology", "cluster", "network"},
     "launch": {"placement", "topology", "cluster", "network"},
     "placement": {"topology", "cluster", "network"},
+    "simulate": {"placement", "topology", "cluster", "network"},
     "topology": set(),
     "cluster": {"topology"},
     "network": {"topology"},
@@ -80,7 +82,7 @@ def test_placement_is_pure():
 
 def test_one_module_starts_query_programs():
     """Launch and its readers reach Slurm through slurmdl.process alone."""
-    for room in ("cli", "doctor", "launch", "placement", "topology", "cluster", "network"):
+    for room in ("cli", "doctor", "launch", "simulate", "placement", "topology", "cluster", "network"):
         for path in (PACKAGE / room).rglob("*.py"):
             assert "subprocess" not in path.read_text(), path
 

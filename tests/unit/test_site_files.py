@@ -120,7 +120,7 @@ def test_completion_of_bash(written):
                   f'COMP_CWORD={len(words)}; _slurmdl {program}; printf "%s\\n" "${{COMPREPLY[@]}}"')
         return run("bash", "-c", script).stdout.split()
 
-    assert complete("s") == ["sbatch", "srun", "score", "sandbox"]
+    assert complete("s") == ["sbatch", "srun", "score", "simulate", "sandbox"]
     assert complete("score", "in") == ["ingest"]
     assert complete("topology", "check", "--off") == ["--offline"]
     assert complete("doctor", "--n") == ["--nodes"]

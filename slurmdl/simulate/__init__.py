@@ -1,0 +1,1 @@
+"""Step times of placements on clusters of any size, by SimGrid."""

@@ -1,0 +1,130 @@
+"""What is trained, as far as its messages depend on it: sizes, periods and partners, as `slurmdl.train` has them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from slurmdl.errors import UsageError
+from slurmdl.graphs import GRAPHS, Graph, Members
+from slurmdl.placement.traffic import Traffic
+from slurmdl.plan import PATTERNS
+
+#: strategies that can be simulated
+STRATEGIES = ("allreduce", "gossip", "adaptive-gossip", "ps")
+#: bytes of an element of fp32, and of one as compressors send it: blocks of 256 share a scale of two bytes
+ELEMENT = 4
+COMPRESSED = {"none": 4.0, "fp16": 2.0, "int8": 1 + 2 / 256, "int4": 1 / 2 + 2 / 256, "sign": 1 / 8 + 2 / 256,
+              "topk": 3 * 26 / 256}
+#: elements that allreduce sums at a time: a quarter of the model, within these bounds
+BUCKETS, SMALLEST, LARGEST = 4, 1 << 17, 1 << 20
+#: elements that are dealt out to servers at a time
+BLOCK = 1 << 20
+#: share of the forward pass in a step's computation
+FORWARD = 1 / 3
+#: exchanges that are simulated where partners are drawn
+DRAWN = 8
+
+
+@dataclass(frozen=True)
+class Training:
+    """One training run.
+
+    Attributes
+    ----------
+    strategy : one of STRATEGIES.
+    parameters : elements of the model.
+    ps : with strategy `ps` the ranks below it are the parameter servers, else 0.
+    traffic : one of plan.PATTERNS[strategy], "" for the first of them.
+    compute : seconds of a step's computation on each worker.
+    overlap : allreduce sends the gradients that are there while the others are computed.
+    period : steps from one exchange of gossip to the next.
+    compress : one of COMPRESSED.
+    seed : of partners that are drawn.
+    """
+
+    strategy: str
+    parameters: int
+    ps: int = 0
+    traffic: str = ""
+    compute: float = 0.0
+    overlap: bool = True
+    period: int = 1
+    compress: str = "none"
+    seed: int = 0
+
+    @property
+    def pattern(self) -> str:
+        return self.traffic or PATTERNS[self.strategy][0]
+
+    @property
+    def gossips(self) -> bool:
+        return self.strategy in ("gossip", "adaptive-gossip")
+
+    @property
+    def placed_as(self) -> Traffic:
+        """What placement takes it for."""
+        return Traffic(self.strategy, self.bytes(self.parameters), self.ps, self.traffic)
+
+    def check(self, ranks: int) -> None:
+        """Whether so many ranks can train so.
+
+        Raises
+        ------
+        UsageError : they cannot; the text names the option and what is valid.
+        """
+        strategy, pattern = self.strategy, self.pattern
+        if strategy not in STRATEGIES:
+            raise UsageError(f"--strategy {strategy}: is not simulated; valid: {', '.join(STRATEGIES)}")
+        valid = [name for name in PATTERNS[strategy] if name != "links"]
+        if pattern not in valid:
+            raise UsageError(f"--traffic {pattern}: is not simulated with {strategy}; valid: {', '.join(valid)}")
+        if strategy == "ps" and not 0 < self.ps < ranks:
+            raise UsageError(f"--ps {self.ps}: {ranks} ranks can hold 1 to {ranks - 1} parameter servers"
+                             if ranks > 1 else "--strategy ps: a server needs a worker beside it: 2 ranks at least")
+        if strategy != "ps" and self.ps:
+            raise UsageError(f"--ps {self.ps}: {strategy} has no parameter servers; valid: --strategy ps")
+        if self.gossips and GRAPHS[pattern].unfit(ranks):
+            raise UsageError(f"--traffic {pattern}: {ranks} ranks are {GRAPHS[pattern].unfit(ranks)}; valid for any "
+                             "number: base, exponential, random, zones")
+        if not self.gossips and self.period != 1:
+            raise UsageError(f"--period {self.period}: {strategy} exchanges in every step; "
+                             "valid with gossip and adaptive-gossip")
+        whole = ["none", "fp16"]
+        fitting = {"ps": ["none"], "allreduce": whole}.get(strategy, whole if pattern == "random" else [*COMPRESSED])
+        if self.compress not in fitting:
+            raise UsageError(f"--compress {self.compress}: is not for {strategy} with {pattern}; "
+                             f"valid: {', '.join(fitting)}")
+
+    def bytes(self, elements: float) -> float:
+        """Of a message of so many elements."""
+        return elements * COMPRESSED[self.compress]
+
+    def buckets(self) -> list[tuple[int, float]]:
+        """What allreduce sums at a time, in its order: elements, and seconds after the begin of a step when all
+        their gradients are there. The last parameters come first, and the backward pass treats all alike.
+        """
+        size = self.parameters
+        length = max(SMALLEST, min(LARGEST, size // BUCKETS))
+        found = []
+        for start in reversed(range(0, size, length)):
+            passed = FORWARD + (1 - FORWARD) * (size - start) / size if self.overlap else 1.0
+            found.append((min(length, size - start), passed * self.compute))
+        return found
+
+    def shards(self) -> list[int]:
+        """Elements that each server holds: whole blocks where each server has one."""
+        size = self.parameters
+        edges = [size * server // self.ps for server in range(self.ps + 1)]
+        if size >= self.ps * BLOCK:
+            edges = [*(round(edge / BLOCK) * BLOCK for edge in edges[:-1]), size]
+        return [end - begin for begin, end in pairwise(edges)]
+
+    def graph(self, zones: Sequence[str]) -> Graph:
+        """Who gossips with whom; entry i of `zones` is the leaf zone of rank i."""
+        return GRAPHS[self.pattern](Members(zones, self.seed))
+
+    def exchanges(self, zones: Sequence[str]) -> int:
+        """Exchanges after which the messages begin again, or so many that their mean says enough."""
+        return (self.graph(zones).period or DRAWN) if self.gossips else 1

@@ -1,0 +1,259 @@
+"""Simulated step times: SimGrid against closed forms, the shortcut against single messages, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from placing import two_level
+
+from slurmdl.cli.main import main
+from slurmdl.errors import UnavailableError
+from slurmdl.graphs import GRAPHS
+from slurmdl.network.model import LinkScore, LinkScores
+from slurmdl.placement.cost import Links, links
+from slurmdl.process import ask
+from slurmdl.simulate import predict as predicting
+from slurmdl.simulate.compare import Case
+from slurmdl.simulate.flows import MANY, phases
+from slurmdl.simulate.network import Network
+from slurmdl.simulate.predict import Prediction, ends, predict, zones_of
+from slurmdl.simulate.training import BLOCK, BUCKETS, COMPRESSED, FORWARD, LARGEST, SMALLEST, Training
+from slurmdl.topology import example
+from slurmdl.topology.model import Topology
+from slurmdl.train.compressors import COMPRESSORS
+from slurmdl.train.strategies import allreduce, servers
+from slurmdl.train.trainer import task
+
+try:
+    HAS_SIMGRID = ask([predicting.PYTHON, "-I", "-c", "import simgrid"], timeout=60).status == 0
+except UnavailableError:
+    HAS_SIMGRID = False
+needs_simgrid = pytest.mark.skipif(not HAS_SIMGRID, reason=f"SimGrid is missing: {predicting.INSTALL}")
+
+#: bytes/s of a node's link and of an uplink, and seconds of each link
+NODE, UPLINK, DELAY = 1e6, 5e5, 1e-3
+SCORES = LinkScores(node_default=NODE, zone_default=(UPLINK,), delay_default=DELAY)
+PAIRS = two_level(("a", "b", "c"), ("d", "e", "f"))
+#: bytes of a model of so many parameters
+SIZE, PARAMETERS = 1e6, 250_000
+
+
+def network(*nodes: str, topology: Topology = PAIRS, scores: LinkScores = SCORES) -> Links:
+    return links(nodes, topology, scores)
+
+
+def step(training: Training, *nodes: str, scores: LinkScores = SCORES, detail: str = "messages",
+         steps: int = 0) -> Prediction:
+    """One rank on each of these nodes, in this order."""
+    return predict(training, network(*nodes, scores=scores), np.arange(len(nodes)), steps, detail)
+
+
+def flows(nodes: Links, *flows: tuple[int, int]) -> float:
+    """Seconds of flows of SIZE bytes that begin together, without delays."""
+    its = Network(nodes)
+    work = {**its.work(flows), "phases": [[[source, target, int(SIZE)] for source, target in flows]]}
+    return float(predicting._ask(work)[0])
+
+
+@needs_simgrid
+@pytest.mark.parametrize(("pairs", "seconds"), [
+    ([(0, 1)], SIZE / NODE), ([(0, 3)], SIZE / UPLINK),
+    # two share an uplink, or the link of a node, and take twice as long; one each way do not
+    ([(0, 3), (1, 4)], 2 * SIZE / UPLINK), ([(0, 1), (0, 2)], 2 * SIZE / NODE), ([(0, 3), (3, 0)], SIZE / UPLINK),
+    ([(0, 3), (0, 1)], SIZE / UPLINK),
+], ids=["zone", "across", "uplink", "link", "duplex", "max-min"])
+def test_flows_share_links(pairs: list[tuple[int, int]], seconds: float) -> None:
+    assert flows(network(*"abcdef"), *pairs) == pytest.approx(seconds, rel=1e-6)
+
+
+@needs_simgrid
+@pytest.mark.parametrize("detail", ["messages", "flows"])
+def test_closed_forms(detail: str) -> None:
+    near, far = 2 * DELAY, 4 * DELAY
+
+    def seconds(training: Training, *nodes: str) -> float:
+        return step(training, *nodes, detail=detail).seconds
+
+    pair = Training("gossip", PARAMETERS, traffic="hypercube", compute=0.5)
+    assert seconds(pair, "a", "b") == pytest.approx(0.5 + SIZE / NODE + near)
+    assert seconds(pair, "a", "d") == pytest.approx(0.5 + SIZE / UPLINK + far)
+    # each of n ranks sends 2 (n - 1) / n of each bucket, in turns
+    ring = Training("allreduce", PARAMETERS)
+    turns = 2 * 2 * len(ring.buckets())
+    assert seconds(ring, "a", "b", "c") == pytest.approx(4 / 3 * SIZE / NODE + turns * near, rel=1e-4)
+    # one server pulls and pushes the model to each of three workers
+    server = Training("ps", PARAMETERS, 1, compute=1.0)
+    assert seconds(server, "d", "a", "b", "c") == pytest.approx(1 + 2 * 3 * SIZE / UPLINK + 2 * far, rel=1e-4)
+
+
+@needs_simgrid
+def test_a_slow_way_between_two_zones() -> None:
+    slow = LinkScores(node_default=NODE, zone_default=(UPLINK,), delay_default=DELAY,
+                      trunks={"z0|z1": LinkScore(1e5, delay=0.2)})
+    plain = step(Training("gossip", PARAMETERS, traffic="hypercube"), "a", "d").seconds
+    found = step(Training("gossip", PARAMETERS, traffic="hypercube"), "a", "d", scores=slow)
+    assert found.seconds > 4 * plain
+    assert found.seconds == pytest.approx(step(Training("gossip", PARAMETERS, traffic="hypercube"), "d", "a",
+                                               scores=slow).seconds)
+
+
+@needs_simgrid
+def test_ranks_on_one_node_and_nodes_without_a_zone() -> None:
+    flat = links(("x", "y"), Topology.flat(("x", "y")), SCORES)
+    training = Training("gossip", PARAMETERS, traffic="hypercube")
+    for detail in ("messages", "flows"):
+        assert predict(training, flat, np.array([0, 1]), detail=detail).seconds == pytest.approx(SIZE / NODE
+                                                                                                 + 2 * DELAY)
+        assert predict(training, flat, np.array([0, 0]), detail=detail).seconds == pytest.approx(0, abs=1e-6)
+
+
+@needs_simgrid
+def test_allreduce_hides_what_it_sends_behind_the_backward_pass() -> None:
+    def seconds(compute: float, overlap: bool) -> float:
+        return step(Training("allreduce", PARAMETERS, compute=compute, overlap=overlap), "a", "b", "c").seconds
+
+    alone = seconds(0.0, True)
+    assert seconds(10.0, False) == pytest.approx(10 + alone)
+    assert 10 < seconds(10.0, True) < 10 + alone * 0.6
+    assert step(Training("allreduce", PARAMETERS, compute=10.0, overlap=False), "a", "b", "c").communication == \
+        pytest.approx(alone / (10 + alone))
+
+
+@needs_simgrid
+@pytest.mark.parametrize("training", [
+    Training("allreduce", 2_000_000, compute=0.5), Training("allreduce", 2_000_000, traffic="hierarchical"),
+    Training("gossip", 500_000, traffic="exponential", compute=0.1), Training("ps", 2_500_000, 2, compute=0.1),
+    Training("adaptive-gossip", 500_000, compute=0.1, period=3, compress="int4"),
+], ids=["ring", "hierarchical", "exponential", "ps", "adaptive"])
+def test_flows_are_near_single_messages(training: Training) -> None:
+    nodes = network(*"abcdef")
+    place = np.array([0, 1, 3, 4, 2, 5])
+    one, other = (predict(training, nodes, place, detail=detail) for detail in ("messages", "flows"))
+    assert other.seconds == pytest.approx(one.seconds, rel=0.1)
+    assert other.bytes_across_zones == one.bytes_across_zones
+
+
+@needs_simgrid
+def test_nodes_that_are_alike_stand_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    topology = example.tree((1, 8, 64))
+    nodes = links(topology.nodes, topology, LinkScores(zone_default=(2e9,)))
+    place = np.random.default_rng(3).permutation(64)
+    training = Training("ps", 4_000_000, 4)
+    assert MANY > 4 * 60
+    alone = predict(training, nodes, place, detail="flows")
+    monkeypatch.setattr("slurmdl.simulate.flows.MANY", 1)
+    its = Network(nodes)
+    taken = phases(training, nodes, its, place, zones_of(nodes, place), 1)
+    assert max(len(phase.size) for phase in taken) <= 4 * 8
+    assert taken[0].size.sum() == pytest.approx(60 * 16e6)
+    assert predict(training, nodes, place, detail="flows").seconds == pytest.approx(alone.seconds, rel=0.05)
+
+
+@needs_simgrid
+def test_the_same_seed_gives_the_same_answer_and_another_one_another() -> None:
+    def seconds(seed: int) -> list[float]:
+        training = Training("gossip", PARAMETERS, seed=seed)
+        return ends(training, network(*"abcdef"), np.arange(6), 5)[:, -1].tolist()
+
+    assert seconds(1) == seconds(1) != seconds(2)
+
+
+@needs_simgrid
+@pytest.mark.parametrize("strategy", ["allreduce", "gossip", "adaptive-gossip", "ps"])
+def test_placed_is_never_slower_than_random(strategy: str) -> None:
+    topology = example.tree((1, 2, 8, 96))
+    training = Training(strategy, 4_000_000, 4 if strategy == "ps" else 0,
+                        traffic="hypercube" if "gossip" in strategy else "")
+    for seed in range(2):
+        case = Case(training, topology, LinkScores(zone_default=(1.25e9,)), 32, 32, busy=0.4, seed=seed)
+        found = case.predictions()
+        assert found["placed"].seconds <= found["random"].seconds * 1.02
+        assert found["placed"].bytes_across_zones <= found["random"].bytes_across_zones
+
+
+def test_sizes_are_those_of_the_trainer() -> None:
+    for name, its in COMPRESSORS.items():
+        assert COMPRESSED[name] * (1 << 20) == its.size(1 << 20), name
+    assert (BUCKETS, SMALLEST, LARGEST) == (allreduce.BUCKETS, allreduce.LEAST, allreduce.BUCKET)
+    assert (BLOCK, FORWARD) == (servers.BLOCK, task.FORWARD)
+    for size, count in ((1_000, 3), (25_000_000, 16), (7 * BLOCK + 5, 7)):
+        found = [part.stop - part.start for part in servers.cut(size, [1.0] * count)]
+        assert Training("ps", size, count).shards() == found
+
+
+def test_buckets_cover_the_model_from_its_end() -> None:
+    buckets = Training("allreduce", 25_000_000, compute=3.0).buckets()
+    assert sum(elements for elements, _ in buckets) == 25_000_000
+    ready = [seconds for _, seconds in buckets]
+    assert ready == sorted(ready)
+    assert 1 < ready[0] < 1.1 and ready[-1] == pytest.approx(3.0)
+    assert {seconds for _, seconds in Training("allreduce", 9_000_000, compute=3.0, overlap=False).buckets()} == {3.0}
+
+
+FILE = "--topology=topology/topology.conf"
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No configuration of the user, and paths as a user in the project's directory types them."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.chdir(Path(__file__).parents[2])
+
+
+@needs_simgrid
+def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["simulate", FILE, "-N", "6", "--strategy", "ps", "--ps", "2", "--parameters", "1M"]
+    assert main(words) == 0
+    text = capsys.readouterr().out
+    assert [line.split()[0] for line in text.splitlines()[2:]] == ["placed", "leaf", "random"]
+    assert main([*words, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert list(found["ways"]) == ["placed", "leaf order", "random"]
+    for its in found["ways"].values():
+        assert set(its) == {"seconds", "communication", "bytes_across_zones", "steps", "detail"}
+    assert main([*words[:2], "--nodes", "n[1-4]", "--ntasks-per-node=2", "--traffic", "hierarchical"]) == 0
+    assert "8 ranks on 4 of 8 nodes" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("words", "status", "says"), [
+    (["-N", "9"], 64, "-N 9: topology/topology.conf has 8 free nodes; valid: 1 to 8"),
+    (["-N", "4", "--ranks", "9"], 64, "--ranks 9: 4 nodes of 1 tasks each hold 4 to 4"),
+    (["--nodes", "n[7-9]"], 64, "no node n9 in topology/topology.conf"), ([], 64, "-N or --nodes"),
+    (["-N", "4", "--topology", "nowhere.conf"], 65, "nowhere.conf"),
+    (["-N", "4", "--strategy", "elastic"], 64, "valid: allreduce, gossip, adaptive-gossip, ps"),
+    (["-N", "4", "--traffic", "links", "--strategy", "gossip"], 64, "--traffic links: is not simulated with gossip"),
+    (["-N", "4", "--strategy", "ps", "--ps", "4"], 64, "4 ranks can hold 1 to 3 parameter servers"),
+    (["-N", "4", "--ps", "2"], 64, "allreduce has no parameter servers"),
+    (["-N", "6", "--strategy", "gossip", "--traffic", "hypercube"], 64, "6 ranks are no power of two"),
+    (["-N", "4", "--strategy", "gossip", "--compress", "int4"], 64, "valid: none, fp16"),
+    (["-N", "4", "--period", "3"], 64, "--period 3: allreduce exchanges in every step"),
+    (["-N", "4", "--strategy", "gossip", "--period", "3", "--steps", "4"], 64, "valid: multiples of 3"),
+    (["-N", "4", "--parameters", "-3"], 64, "--parameters"), (["-N", "4", "--busy", "2"], 64, "--busy 2"),
+    (["-N", "8", "--busy", "0.6"], 64, "free nodes at --busy 0.6"), (["-N", "4", "--compute=nan"], 64, "--compute"),
+], ids=["nodes", "ranks", "unknown-node", "none", "file", "strategy", "links", "servers", "ps", "hypercube",
+        "compress", "period", "steps", "parameters", "busy", "free", "compute"])
+def test_refusals(words: list[str], status: int, says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["simulate", FILE, *words]) == status
+    error = capsys.readouterr().err
+    assert says in error and len(error.splitlines()) == 1
+
+
+def test_without_simgrid_the_way_to_it_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
+                                               capsys: pytest.CaptureFixture[str]) -> None:
+    bare = tmp_path / "python"
+    bare.write_text(f'#!/bin/sh\nshift\nexec {sys.executable} -I -S "$@"\n')
+    bare.chmod(0o755)
+    monkeypatch.setattr(predicting, "PYTHON", str(bare))
+    assert main(["simulate", FILE, "-N", "4"]) == 69
+    assert f"has no SimGrid; install it: {predicting.INSTALL}" in capsys.readouterr().err
+
+
+def test_every_pattern_is_simulated_or_refused() -> None:
+    for pattern in GRAPHS:
+        if pattern != "links":
+            Training("gossip", 1_000, traffic=pattern).check(8)
