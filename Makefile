@@ -9,6 +9,7 @@
 # make bench-strategies   bytes, accuracy and time of training strategies, into results/strategies.json
 # make bench-scores   what probes recover of links, what scores are worth, and how they scale, into results/scores.json
 # make bench-unequal   load balance of unequal ranks, and what placement saves in training, into results/unequal.json
+# make bench-simulate   simulated step times beside measured ones, and up to 10,000 nodes, into results/simulate.json
 # make openmpi    an Open MPI with ULFM in build/openmpi, for what is told of lost ranks
 # make fuzz       ten minutes of coverage-guided fuzzing of the readers of topologies
 # make plugin     the SPANK plugin, build/spank/slurmdl.so (spank/README.md)
@@ -31,7 +32,7 @@ AS_ROOT := tools/as-root
 WORKERS ?= 2
 
 BENCHES := bench-demo bench-topology bench-placement bench-model bench-spank bench-strategies bench-scores \
-	bench-unequal
+	bench-unequal bench-simulate
 
 .PHONY: demo test lint install openmpi system nightly fuzz oracle plugin fuzz-plugin memcheck-plugin plugin-releases clean \
 	packages site-flow \
@@ -80,6 +81,10 @@ bench-scores: install
 bench-unequal: install
 	@mkdir -p results
 	$(AS_ROOT) $(BIN)/slurmdl bench unequal --results results/unequal.json
+
+bench-simulate: install
+	@mkdir -p results
+	$(AS_ROOT) $(BIN)/slurmdl bench simulate --results results/simulate.json
 
 fuzz: install
 	SLURMDL_FUZZ_SECONDS=100 $(BIN)/pytest -p no:cacheprovider -s tests/fuzz

@@ -114,13 +114,17 @@ def predict(jobs: Sequence[Job], topology: Topology) -> FloatArray:
     """Predicted seconds of communication per iteration; shape (jobs,). The shaped rates are given as link scores."""
     found = []
     for job in jobs:
-        payload = {name: LinkScore(rate / 8 * PAYLOAD) for name, rate in job.rates.items()}
-        known = LinkScores(nodes={name: score for name, score in payload.items() if name in topology.node_index},
-                           zones={name: score for name, score in payload.items() if name in topology.zone_index})
         names = sorted(job.nodes)
         place = np.array([names.index(node) for node in job.nodes])
-        found.append(cost(job.traffic.phases(RANKS), links(names, topology, known), place).seconds)
+        found.append(cost(job.traffic.phases(RANKS), links(names, topology, known(job, topology)), place).seconds)
     return np.array(found)
+
+
+def known(job: Job, topology: Topology) -> LinkScores:
+    """The shaped rates of the links as scores."""
+    payload = {name: LinkScore(rate / 8 * PAYLOAD) for name, rate in job.rates.items()}
+    return LinkScores(nodes={name: score for name, score in payload.items() if name in topology.node_index},
+                      zones={name: score for name, score in payload.items() if name in topology.zone_index})
 
 
 def measure(box: cluster.Sandbox, jobs: Sequence[Job]) -> FloatArray:

@@ -54,6 +54,14 @@ def run(argv: list[str]) -> int:
     unequal.add_argument("--only", default="", metavar="PART,...", help="these parts only (default: all)")
     unequal.add_argument("--seed", type=int, default=1, metavar="N", help="the first one (default: %(default)s)")
     unequal.add_argument("--results", metavar="FILE", help="write the figures, controls among them, as JSON")
+    simulate = commands.add_parser("simulate", help="simulated beside measured step times, and up to 10,000 nodes",
+                                   description="Simulated step times beside those of real placements (needs root), "
+                                               "and what placement is worth from 8 to 10,000 nodes.")
+    simulate.add_argument("--only", default="", metavar="PART,...", help="these parts only (default: all)")
+    simulate.add_argument("--quick", action="store_true", help="fewer placements, up to 512 nodes")
+    simulate.add_argument("--seed", type=int, default=1, metavar="N", help="of clusters (default: %(default)s)")
+    simulate.add_argument("--results", metavar="FILE", help="write the figures, controls among them, as JSON, and a "
+                                                            "picture beside it")
     exact = commands.add_parser("exact", help="the choice of nodes beside the exact optimum",
                                 description="The choice of nodes beside the exact optimum, on small random clusters.")
     exact.add_argument("--clusters", type=int, default=2000, metavar="N", help="cases that count (%(default)s)")
@@ -65,9 +73,9 @@ def run(argv: list[str]) -> int:
 
         bench_exact.run(max(1, options.clusters), options.results, options.seed)
         return 0
-    if options.command in ("placement", "scores", "strategies", "unequal"):
+    if options.command in ("placement", "scores", "simulate", "strategies", "unequal"):
         bench = import_module(f"slurmdl.bench.{options.command}")
-        further = [options.quick] if options.command == "strategies" else []
+        further = [options.quick] if options.command in ("simulate", "strategies") else []
         bench.run([part for part in options.only.split(",") if part], options.results, options.seed, *further)
         return 0
     if options.repeats < 1:

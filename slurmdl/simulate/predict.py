@@ -137,6 +137,11 @@ def _moving(network: Network, sent: Sequence[Flows]) -> npt.NDArray[np.float64]:
     return np.array(_ask({**network.work(used, sent[0].times), "phases": flows}), float)
 
 
+def version() -> str:
+    """Of SimGrid."""
+    return process.query([PYTHON, "-I", "-c", "import simgrid; print(simgrid.simgrid_version)"], timeout=60).strip()
+
+
 def _ask(work: Mapping[str, Any]) -> Any:
     """The answer of `engine`, in a process of its own."""
     answer = process.ask([PYTHON, "-I", str(ENGINE)], stdin=json.dumps(work), timeout=LIMIT)

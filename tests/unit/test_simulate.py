@@ -9,13 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from placing import two_level
+from simulating import needs_simgrid
 
 from slurmdl.cli.main import main
-from slurmdl.errors import UnavailableError
 from slurmdl.graphs import GRAPHS
 from slurmdl.network.model import LinkScore, LinkScores
 from slurmdl.placement.cost import Links, links
-from slurmdl.process import ask
 from slurmdl.simulate import predict as predicting
 from slurmdl.simulate.compare import Case
 from slurmdl.simulate.flows import MANY, phases
@@ -27,12 +26,6 @@ from slurmdl.topology.model import Topology
 from slurmdl.train.compressors import COMPRESSORS
 from slurmdl.train.strategies import allreduce, servers
 from slurmdl.train.trainer import task
-
-try:
-    HAS_SIMGRID = ask([predicting.PYTHON, "-I", "-c", "import simgrid"], timeout=60).status == 0
-except UnavailableError:
-    HAS_SIMGRID = False
-needs_simgrid = pytest.mark.skipif(not HAS_SIMGRID, reason=f"SimGrid is missing: {predicting.INSTALL}")
 
 #: bytes/s of a node's link and of an uplink, and seconds of each link
 NODE, UPLINK, DELAY = 1e6, 5e5, 1e-3
