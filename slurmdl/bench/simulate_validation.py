@@ -47,7 +47,8 @@ def simulate(job: Job, topology: Topology) -> float:
     names = sorted(job.nodes)
     place = np.array([names.index(node) for node in job.nodes])
     steps = model.STEPS[job.pattern]
-    training = Training(model.PATTERNS[job.pattern], model.PARAMETERS, job.ps, seed=replay.SEED)
+    # the sandbox's nodes talk by Open MPI over TCP
+    training = Training(model.PATTERNS[job.pattern], model.PARAMETERS, job.ps, seed=replay.SEED, half_duplex=True)
     ended = ends(training, links(names, topology, model.known(job, topology)), place,
                  model.WARM_UP + model.BLOCKS * steps)[job.ps:]
     blocks = np.diff(ended[:, model.WARM_UP - 1::steps], axis=1) / steps

@@ -9,7 +9,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
-from slurmdl.simulate.training import Training
+from slurmdl.simulate.training import EAGER, Training
 
 #: what is sent to whom, and from whom something comes, all at once
 Exchange = tuple[list[tuple[int, int]], list[int]]
@@ -21,6 +21,15 @@ Ring = tuple[Sequence[int], float]
 
 def programs(training: Training, zones: Sequence[str], steps: int) -> list[list[list[Action]]]:
     """For each rank its steps, each a list of actions; entry i of `zones` is the leaf zone of rank i."""
+    found = _programs(training, zones, steps)
+    # a server answers what it has received: nothing meets
+    if not training.half_duplex or training.strategy == "ps":
+        return found
+    return [[[part for action in step for part in _by_turns(rank, action)] for step in program]
+            for rank, program in enumerate(found)]
+
+
+def _programs(training: Training, zones: Sequence[str], steps: int) -> list[list[list[Action]]]:
     ranks = range(len(zones))
     if training.gossips:
         return _gossip(training, zones, steps)
@@ -42,6 +51,20 @@ def count(training: Training, ranks: int, steps: int) -> int:
     if training.strategy == "ps":
         return 2 * training.ps * (ranks - training.ps) * steps
     return 2 * ranks * (ranks - 1) * len(training.buckets()) * steps
+
+
+def _by_turns(rank: int, action: Action) -> Iterator[Action]:
+    """The same with large messages both ways between two ranks one after the other, the lower rank's first."""
+    if isinstance(action, float):
+        yield action
+        return
+    sends, receives = action
+    rest = [(peer, size - EAGER) for peer, size in sends if peer in receives and size > EAGER]
+    yield [(peer, min(size, EAGER) if peer in receives else size) for peer, size in sends], receives
+    # what two ranks send each other is of one size
+    for lower in (True, False) if rest else ():
+        yield ([(peer, size) for peer, size in rest if (rank < peer) == lower],
+               [peer for peer, _ in rest if (peer < rank) == lower])
 
 
 def _gossip(training: Training, zones: Sequence[str], steps: int) -> list[list[list[Action]]]:

@@ -23,6 +23,8 @@ BUCKETS, SMALLEST, LARGEST = 4, 1 << 17, 1 << 20
 BLOCK = 1 << 20
 #: share of the forward pass in a step's computation
 FORWARD = 1 / 3
+#: bytes of a message that Open MPI sends over TCP without asking (btl_tcp_eager_limit)
+EAGER = 65_536
 #: exchanges that are simulated where partners are drawn
 DRAWN = 8
 
@@ -42,6 +44,8 @@ class Training:
     period : steps from one exchange of gossip to the next.
     compress : one of COMPRESSED.
     seed : of partners that are drawn.
+    half_duplex : of two messages of more than EAGER bytes between two ranks, one each way, the rest of the second
+        waits for the first: so Open MPI 4.1 is seen to do over TCP (bench.simulate_validation).
     """
 
     strategy: str
@@ -53,6 +57,7 @@ class Training:
     period: int = 1
     compress: str = "none"
     seed: int = 0
+    half_duplex: bool = False
 
     @property
     def pattern(self) -> str:

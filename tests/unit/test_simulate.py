@@ -20,7 +20,7 @@ from slurmdl.simulate.compare import Case
 from slurmdl.simulate.flows import MANY, phases
 from slurmdl.simulate.network import Network
 from slurmdl.simulate.predict import Prediction, ends, predict, zones_of
-from slurmdl.simulate.training import BLOCK, BUCKETS, COMPRESSED, FORWARD, LARGEST, SMALLEST, Training
+from slurmdl.simulate.training import BLOCK, BUCKETS, COMPRESSED, EAGER, FORWARD, LARGEST, SMALLEST, Training
 from slurmdl.topology import example
 from slurmdl.topology.model import Topology
 from slurmdl.train.compressors import COMPRESSORS
@@ -81,6 +81,18 @@ def test_closed_forms(detail: str) -> None:
     # one server pulls and pushes the model to each of three workers
     server = Training("ps", PARAMETERS, 1, compute=1.0)
     assert seconds(server, "d", "a", "b", "c") == pytest.approx(1 + 2 * 3 * SIZE / UPLINK + 2 * far, rel=1e-4)
+
+
+@needs_simgrid
+@pytest.mark.parametrize(("detail", "delays"), [("messages", 3), ("flows", 2)], ids=["messages", "flows"])
+def test_large_messages_both_ways_take_turns(detail: str, delays: int) -> None:
+    pair = Training("gossip", PARAMETERS, traffic="hypercube", half_duplex=True)
+    found = step(pair, "a", "b", detail=detail).seconds
+    assert found == pytest.approx((2 * SIZE - EAGER) / NODE + 2 * DELAY * delays)
+    # one way round a circle nobody meets the one that it sends to
+    circle = Training("gossip", PARAMETERS, traffic="exponential")
+    twice = Training("gossip", PARAMETERS, traffic="exponential", half_duplex=True)
+    assert step(circle, "a", "b", "c", detail=detail) == step(twice, "a", "b", "c", detail=detail)
 
 
 @needs_simgrid
