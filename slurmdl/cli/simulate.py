@@ -74,8 +74,8 @@ def run(argv: list[str]) -> int:
 
     first = next(iter(found.values()))
     print(f"{case.training.strategy} ({case.training.pattern}), {case.training.parameters:,} parameters, "
-          f"{case.ranks} ranks on {case.nodes} of {len(case.topology.nodes)} nodes; {first.steps} "
-          f"step{'s' * (first.steps > 1)} simulated as {first.detail}")
+          f"{case.ranks} rank{'s' * (case.ranks > 1)} on {case.nodes} of {len(case.topology.nodes)} nodes; "
+          f"{first.steps} step{'s' * (first.steps > 1)} simulated as {first.detail}")
     print("\n".join(table(found)))
     return 0
 
@@ -97,8 +97,8 @@ def _case(options: argparse.Namespace) -> Case:
     slots = nodes * options.ntasks_per_node
     ranks = slots if options.ranks is None else options.ranks
     if not nodes <= ranks <= slots:
-        raise UsageError(f"--ranks {ranks}: {nodes} nodes of {options.ntasks_per_node} tasks each hold {nodes} to "
-                         f"{slots}; valid besides: a larger --ntasks-per-node")
+        raise UsageError(f"--ranks {ranks}: {nodes} nodes with --ntasks-per-node {options.ntasks_per_node} hold "
+                         f"{nodes} to {slots}")
     if not 0 <= options.busy <= 0.95:
         raise UsageError(f"--busy {options.busy:g}: valid: 0 to 0.95")
     if not 0 <= options.seed <= _MAX_SEED:

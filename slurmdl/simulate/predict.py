@@ -82,7 +82,7 @@ def predict(training: Training, links: Links, place: IntArray, steps: int = 0, d
     across = sum(phase.across for phase in sent) / (steps if training.gossips else 1)
     seconds = float(ends(training, links, place, steps)[training.ps:, -1].max()) / steps \
         if detail == "messages" else _together(training, network, sent, steps)
-    return Prediction(seconds, 1 - training.compute / seconds if seconds else 0.0, across, steps, detail)
+    return Prediction(seconds, max(0.0, 1 - training.compute / seconds) if seconds else 0.0, across, steps, detail)
 
 
 def zones_of(links: Links, place: IntArray) -> list[str]:

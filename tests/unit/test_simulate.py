@@ -227,7 +227,7 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize(("words", "status", "says"), [
     (["-N", "9"], 64, "-N 9: topology/topology.conf has 8 free nodes; valid: 1 to 8"),
-    (["-N", "4", "--ranks", "9"], 64, "--ranks 9: 4 nodes of 1 tasks each hold 4 to 4"),
+    (["-N", "4", "--ranks", "9"], 64, "--ranks 9: 4 nodes with --ntasks-per-node 1 hold 4 to 4"),
     (["--nodes", "n[7-9]"], 64, "no node n9 in topology/topology.conf"), ([], 64, "-N or --nodes"),
     (["-N", "4", "--topology", "nowhere.conf"], 65, "nowhere.conf"),
     (["-N", "4", "--strategy", "elastic"], 64, "valid: allreduce, gossip, adaptive-gossip, ps"),
