@@ -14,7 +14,7 @@ import numpy as np
 
 from slurmdl.placement.cost import FloatArray, IntArray, Links
 from slurmdl.simulate.network import Network
-from slurmdl.simulate.training import EAGER, ELEMENT, Training
+from slurmdl.simulate.training import EAGER, ELEMENT, Training, turn
 
 #: flows of a phase from which on nodes that are alike are taken together
 MANY = 20_000
@@ -58,8 +58,8 @@ def phases(training: Training, links: Links, network: Network, place: IntArray, 
         everyone = np.arange(len(place))
         if not training.half_duplex or not graph.paired or size <= EAGER:
             return [_between(network, place, place[target], np.full(len(place), size), 1) for target in turns]
-        return [_between(network, place[first], place[target[first]], np.full(first.sum(), sent), 1)
-                for target in turns for first, sent in ((everyone < target, size), (everyone > target, size - EAGER))]
+        return [_between(network, place[goes], place[target[goes]], np.full(goes.sum(), sent), 1) for target in turns
+                for goes, sent in ((turn(everyone, target), size), (turn(target, everyone), size - EAGER))]
     found = training.placed_as.phases(len(place), network.leaf[place])
     return [_between(network, place[phase.source], place[phase.target],
                      np.broadcast_to(phase.size, phase.source.shape), phase.rounds) for phase in found]

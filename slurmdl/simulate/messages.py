@@ -9,7 +9,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
-from slurmdl.simulate.training import EAGER, Training
+from slurmdl.simulate.training import EAGER, Training, turn
 
 #: what is sent to whom, and from whom something comes, all at once
 Exchange = tuple[list[tuple[int, int]], list[int]]
@@ -54,7 +54,7 @@ def count(training: Training, ranks: int, steps: int) -> int:
 
 
 def _by_turns(rank: int, action: Action) -> Iterator[Action]:
-    """The same with large messages both ways between two ranks one after the other, the lower rank's first."""
+    """The same with large messages both ways between two ranks one after the other."""
     if isinstance(action, float):
         yield action
         return
@@ -62,9 +62,9 @@ def _by_turns(rank: int, action: Action) -> Iterator[Action]:
     rest = [(peer, size - EAGER) for peer, size in sends if peer in receives and size > EAGER]
     yield [(peer, min(size, EAGER) if peer in receives else size) for peer, size in sends], receives
     # what two ranks send each other is of one size
-    for lower in (True, False) if rest else ():
-        yield ([(peer, size) for peer, size in rest if (rank < peer) == lower],
-               [peer for peer, _ in rest if (peer < rank) == lower])
+    for first in (True, False) if rest else ():
+        yield ([(peer, size) for peer, size in rest if turn(rank, peer) == first],
+               [peer for peer, _ in rest if turn(peer, rank) == first])
 
 
 def _gossip(training: Training, zones: Sequence[str], steps: int) -> list[list[list[Action]]]:

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
+
+import numpy as np
 
 from slurmdl.errors import UsageError
 from slurmdl.graphs import GRAPHS, Graph, Members
@@ -27,6 +30,17 @@ FORWARD = 1 / 3
 EAGER = 65_536
 #: exchanges that are simulated where partners are drawn
 DRAWN = 8
+
+
+def turn(rank: Any, peer: Any) -> Any:
+    """Whether a rank sends before its peer where they take turns; not before itself. Both may be arrays.
+
+    Nothing settles who does; were it always the lower rank, the zones of the lower ranks would send all at once. So
+    the bits of a product (D. Knuth: The art of computer programming, 6.4) draw it.
+    """
+    low, high = np.minimum(rank, peer), np.maximum(rank, peer)
+    drawn = (low * 2_654_435_761 + high * 40_503) >> 15 & 1
+    return (rank != peer) & ((rank < peer) == (drawn == 0))
 
 
 @dataclass(frozen=True)

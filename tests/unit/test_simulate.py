@@ -20,7 +20,7 @@ from slurmdl.simulate.compare import Case
 from slurmdl.simulate.flows import MANY, phases
 from slurmdl.simulate.network import Network
 from slurmdl.simulate.predict import Prediction, ends, predict, zones_of
-from slurmdl.simulate.training import BLOCK, BUCKETS, COMPRESSED, EAGER, FORWARD, LARGEST, SMALLEST, Training
+from slurmdl.simulate.training import BLOCK, BUCKETS, COMPRESSED, EAGER, FORWARD, LARGEST, SMALLEST, Training, turn
 from slurmdl.topology import example
 from slurmdl.topology.model import Topology
 from slurmdl.train.compressors import COMPRESSORS
@@ -178,6 +178,16 @@ def test_placed_is_never_slower_than_random(strategy: str) -> None:
         found = case.predictions()
         assert found["placed"].seconds <= found["random"].seconds * 1.02
         assert found["placed"].bytes_across_zones <= found["random"].bytes_across_zones
+
+
+def test_of_two_that_take_turns_one_is_first_and_no_zone_always() -> None:
+    ranks = np.arange(64)
+    for distance in (1, 2, 4, 32):
+        first = turn(ranks, ranks ^ distance)
+        assert (first != turn(ranks ^ distance, ranks)).all()
+        assert first.sum() == 32
+        assert 0.25 < first[ranks < ranks ^ distance].mean() < 0.75
+    assert not turn(ranks, ranks).any()
 
 
 def test_sizes_are_those_of_the_trainer() -> None:
