@@ -21,8 +21,10 @@ FloatArray = npt.NDArray[np.float32]
 #: how far a message goes: within the node, to another node of the zone, to another zone
 LEVELS = ("node", "zone", "across")
 
-#: elements in one chunk of a streamed message (1 MiB)
-CHUNK = 1 << 18
+#: bytes in one chunk of a streamed message, by how far it goes. Between zones it is below what Open MPI sends at once
+#: over TCP (btl_tcp_eager_limit, 64 KiB): what is larger goes one way at a time between two ranks, so that both ways
+#: together take twice as long. Elsewhere processors, not links, are what is slow, and larger chunks cost them less
+CHUNK = {"node": 1 << 20, "zone": 1 << 20, "across": 60_000}
 
 
 class Messages:
@@ -69,8 +71,8 @@ class Messages:
         """
         start = self.transport.now()
         arriving = [(index, part, self.transport.receive(peer, array[part]))
-                    for index, (peer, array) in enumerate(receives) for part in _chunks(array.size)]
-        leaving = [self.send(peer, array[part]) for peer, array in sends for part in _chunks(array.size)]
+                    for index, (peer, array) in enumerate(receives) for part in self._chunks(peer, array)]
+        leaving = [self.send(peer, array[part]) for peer, array in sends for part in self._chunks(peer, array)]
         self._await_first([request for _, _, request in arriving[:1]])
         for index, part, request in arriving:
             self.transport.wait([request])
@@ -95,6 +97,10 @@ class Messages:
             with self.awaiting():
                 self.transport.wait(requests)
 
+    def _chunks(self, peer: int, array: npt.NDArray[Any]) -> list[slice]:
+        length = CHUNK[self._levels[peer]] // array.itemsize
+        return [slice(start, min(start + length, array.size)) for start in range(0, array.size, length)]
+
     def total(self, vector: FloatArray) -> None:
         """Replace a vector by its sum over all ranks, by the library's own call.
 
@@ -115,7 +121,3 @@ class Messages:
 def bounds(size: int, parts: int) -> list[int]:
     """Where `parts` nearly equal parts of `size` elements begin; the last entry is `size`."""
     return [size * part // parts for part in range(parts + 1)]
-
-
-def _chunks(size: int) -> list[slice]:
-    return [slice(start, min(start + CHUNK, size)) for start in range(0, size, CHUNK)]

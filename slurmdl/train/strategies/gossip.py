@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 import numpy as np
 import numpy.typing as npt
 
@@ -95,4 +97,4 @@ class Gossip(Triggered):
 
     def _swap(self, to: int, goes: npt.NDArray[np.generic], source: int, comes: npt.NDArray[np.generic]) -> None:
         its = self._its
-        its.courier.do(lambda: its.messages.exchange([(to, goes)], [(source, comes)]))
+        its.courier.do(lambda: deque(its.messages.stream([(to, goes)], [(source, comes)]), 0))
