@@ -134,6 +134,7 @@ memcheck-plugin: system
 	@tools/install-debian valgrind
 	$(MAKE) -C spank memcheck
 
+nightly: export SLURMDL_NIGHTLY = 1
 nightly: lint test $(BENCHES) fuzz oracle memcheck-plugin plugin-releases site-flow
 	$(MAKE) fuzz-plugin SECONDS=600
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,6 +22,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--cluster", choices=["sandbox", "compose"], default="sandbox",
                      help="what the cluster tests run on: namespaces of this machine, or the containers of "
                           "docker-compose.yml")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if os.environ.get("SLURMDL_NIGHTLY") != "1":
+        for item in items:
+            if item.get_closest_marker("nightly"):
+                item.add_marker(pytest.mark.skip(reason="takes longer than CI may: SLURMDL_NIGHTLY=1"))
 
 
 @pytest.fixture

@@ -44,7 +44,7 @@ def outcome(folder: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("strategy", ["allreduce", "gossip", "ps"])
-@pytest.mark.parametrize("how", ["signal", "requeue"])
+@pytest.mark.parametrize("how", ["signal", pytest.param("requeue", marks=pytest.mark.nightly)])
 def test_a_job_that_starts_again_ends_as_an_unbroken_one(cluster, strategy, how):
     unbroken, there = started(cluster, strategy, 0.005, keep="")
     cluster.output(unbroken, timeout=120)

@@ -93,6 +93,7 @@ def test_gossip_goes_on_without_a_killed_rank(new_sandbox):
 
 
 @needs_ulfm
+@pytest.mark.nightly
 def test_a_rank_that_stands_still_for_20_s_is_not_lost(new_sandbox):
     training = Training.started(new_sandbox(nodes=4), "mpirun 5", "gossip")
     process = training.process(training.nodes[2])

@@ -31,6 +31,9 @@ CASES: dict[str, tuple[dict[str, Any], int, dict[int, int]]] = {
     "server, free": ({"strategy": "ps", "ps": 3, "asynchronous": True}, 5, {1: 130}),
 }
 STEPS = 200
+#: those of CASES that CI has time for
+FEW = ("gossip", "the first rank, then another", "without waiting", "in shared memory", "worker", "server",
+       "server, free")
 
 
 def start(folder: Path, method: dict[str, Any], ranks: int, lost: dict[int, int]) -> Any:
@@ -39,7 +42,8 @@ def start(folder: Path, method: dict[str, Any], ranks: int, lost: dict[int, int]
 
 
 @needs_ulfm
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [pytest.param(name, marks=() if name in FEW else pytest.mark.nightly)
+                                  for name in CASES])
 def test_those_that_live_go_on(tmp_path: Path, case: str) -> None:
     method, ranks, lost = CASES[case]
     done = start(tmp_path, method, ranks, lost)
@@ -64,7 +68,7 @@ def test_those_that_live_go_on(tmp_path: Path, case: str) -> None:
 @needs_ulfm
 @pytest.mark.parametrize(("method", "lost", "why"), [
     ({"strategy": "allreduce"}, 1, "allreduce needs them all"),
-    ({"strategy": "local-sgd", "period": 4}, 0, "local-sgd needs them all"),
+    pytest.param({"strategy": "local-sgd", "period": 4}, 0, "local-sgd needs them all", marks=pytest.mark.nightly),
     ({"strategy": "ps", "ps": 1}, 0, "no ps is left"),
     ({"strategy": "ps", "ps": 2}, 0, "no copy of the shard of rank 0"),
 ], ids=["allreduce", "local-sgd", "the only server", "a server before its first copy"])

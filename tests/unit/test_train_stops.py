@@ -16,6 +16,7 @@ from mpi import mpirun, needs_mpi, python
 
 #: seconds, on a machine that is busy with other things
 LONG = 600
+NIGHTLY = pytest.mark.nightly
 SCRIPT = str(Path(__file__).with_name("checkpoint_script.py"))
 
 
@@ -29,7 +30,7 @@ def ended(text: str) -> list[str]:
 
 
 @needs_mpi
-@pytest.mark.parametrize("strategy", ["allreduce", "gossip", "ps", "local-sgd"])
+@pytest.mark.parametrize("strategy", ["allreduce", "gossip", "ps", pytest.param("local-sgd", marks=NIGHTLY)])
 def test_a_signal_on_any_rank_stops_all_and_the_same_command_goes_on(strategy: str, tmp_path: Path) -> None:
     """Bit for bit: with dropout, random samples, a schedule made after wrap(), in the middle of an epoch."""
     environ = {"SLURMDL_TRAIN_STRATEGY": strategy, "SLURMDL_TRAIN_CHECKPOINT_EVERY": "0"}
@@ -50,10 +51,12 @@ def test_a_signal_on_any_rank_stops_all_and_the_same_command_goes_on(strategy: s
 
 @needs_mpi
 @pytest.mark.parametrize("arguments", [
-    ("--strategy", "gossip", "--async"), ("--strategy", "ps", "--async"), ("--strategy", "ps", "--staleness", "2"),
-    ("--strategy", "gossip", "--shared-memory"), ("--strategy", "gossip", "--shared-memory", "--async"),
-    ("--strategy", "elastic", "--trigger", "drift", "--warm-up", "5"),
-    ("--strategy", "adaptive-gossip", "--traffic", "base", "--compress", "int4", "--warm-up", "5")],
+    ("--strategy", "gossip", "--async"), ("--strategy", "ps", "--async"),
+    ("--strategy", "gossip", "--shared-memory"),
+    *(pytest.param(words, marks=NIGHTLY) for words in (
+        ("--strategy", "ps", "--staleness", "2"), ("--strategy", "gossip", "--shared-memory", "--async"),
+        ("--strategy", "elastic", "--trigger", "drift", "--warm-up", "5"),
+        ("--strategy", "adaptive-gossip", "--traffic", "base", "--compress", "int4", "--warm-up", "5")))],
     ids=lambda words: "".join(words[1:]).replace("--", "-"))
 def test_the_trainer_stops_and_goes_on(arguments: tuple[str, ...], tmp_path: Path) -> None:
     """One rank alone is signalled while it computes or waits; a slow rank is waited for."""
