@@ -141,7 +141,7 @@ def test_arguments_status_and_output_are_sruns(cluster):
 slurmdl srun -n 8 -o said-%x-%t python3 -c 'import sys; print(sys.argv[1:])' 'a  b' "it's" '$(ls) *' '' "two
 lines"
 cat said-job.sh-3
-for kind in srun 'slurmdl srun'; do
+for kind in srun 'slurmdl srun -K0'; do
     $kind -n 8 sh -c 'exit $((SLURM_PROCID % 5 * 3))' 2> /dev/null; echo $?
     $kind -n 8 sh -c 'kill -9 $$' 2> /dev/null; echo $?
     $kind -n 8 no-such-program 2> /dev/null; echo $?
