@@ -43,7 +43,8 @@ def outcome(folder: Path) -> dict[str, Any]:
     return {name: summary[name] for name in ("checksum", "accuracy", "steps", "fired")}
 
 
-@pytest.mark.parametrize("strategy", ["allreduce", "gossip", "ps"])
+@pytest.mark.parametrize("strategy", ["allreduce", *(pytest.param(name, marks=pytest.mark.nightly)
+                                                     for name in ("gossip", "ps"))])
 @pytest.mark.parametrize("how", ["signal", pytest.param("requeue", marks=pytest.mark.nightly)])
 def test_a_job_that_starts_again_ends_as_an_unbroken_one(cluster, strategy, how):
     unbroken, there = started(cluster, strategy, 0.005, keep="")
@@ -62,6 +63,7 @@ def test_a_job_that_starts_again_ends_as_an_unbroken_one(cluster, strategy, how)
     assert outcome(folder) == outcome(there)
 
 
+@pytest.mark.nightly
 def test_the_time_limit_itself_stops_and_requeues(cluster):
     """SIGTERM comes KillWait = 5 seconds before SIGKILL."""
     job, folder = started(cluster, "allreduce", 0.8, more="--time=1")
@@ -85,6 +87,7 @@ def test_a_cancelled_job_leaves_a_checkpoint_and_is_not_requeued(cluster):
     assert list(folder.glob("kept/*/manifest.json"))
 
 
+@pytest.mark.nightly
 def test_a_job_that_may_not_be_requeued_ends_with_a_status_of_its_own(cluster):
     job, folder = started(cluster, "gossip", 0.1, more="--no-requeue")
     await_checkpoint(folder)

@@ -117,7 +117,7 @@ def test_allreduce_ends_at_once(new_sandbox):
     assert training.summary() is None
 
 
-@pytest.mark.parametrize("way", ["srun", "mpirun 4"])
+@pytest.mark.parametrize("way", ["srun", pytest.param("mpirun 4", marks=pytest.mark.nightly)])
 def test_without_ulfm_a_killed_rank_ends_all(new_sandbox, way):
     training = Training.started(new_sandbox(nodes=4), way, "gossip")
     assert "if a rank is lost: all ranks end (no ULFM in Open MPI" in training.text()
@@ -127,6 +127,7 @@ def test_without_ulfm_a_killed_rank_ends_all(new_sandbox, way):
     assert training.summary() is None
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("way", ["srun", "mpirun 4", pytest.param("mpirun 5", marks=needs_ulfm)])
 def test_a_lost_node_ends_all(new_sandbox, way):
     """Open MPI's daemons do not outlive one of them up to 5.0, whose mpirun then ends with 0; srun ends its step."""
@@ -140,6 +141,7 @@ def test_a_lost_node_ends_all(new_sandbox, way):
     assert training.summary() is None
 
 
+@pytest.mark.nightly
 def test_plain_srun_lets_the_others_wait_unless_it_is_told_to_end_them(new_sandbox):
     """What Slurm 22.05 does with a killed rank of a step with --mpi=pmix: nothing. `slurmdl srun` asks it to."""
     box = new_sandbox(nodes=2)

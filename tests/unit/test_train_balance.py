@@ -283,7 +283,8 @@ def kinds() -> Iterator[Any]:
             zones = {"messages": "", "shared": "--zones A:1x8", "both": "--zones A:2x2,B:1x4"}[where]
             memory = "" if where == "messages" else "--shared-memory"
             yield pytest.param(f"--strategy gossip {memory} {zones} {way}",
-                               id=f"{where}-{way.replace('--', '').replace(' ', '-')}")
+                               id=f"{where}-{way.replace('--', '').replace(' ', '-')}",
+                               marks=pytest.mark.nightly if where == "shared" else ())
     for name, text in (
             ("period", "gossip --period 8 --balance steps"), ("local", "local-sgd --period 8 --balance steps"),
             ("local-batch", "local-sgd --period 8 --balance batch"), ("allreduce", "allreduce --balance batch"),
@@ -291,7 +292,8 @@ def kinds() -> Iterator[Any]:
             ("elastic", "elastic --period 8 --balance steps"), ("ps", "ps --ps 1 --balance batch"),
             ("ps-stale", "ps --ps 1 --staleness 2 --balance batch"),
             ("ps-async", "ps --ps 1 --async --balance steps")):
-        yield pytest.param(f"--strategy {text}", id=name)
+        late = name in ("period", "local-batch", "elastic", "ps")
+        yield pytest.param(f"--strategy {text}", id=name, marks=pytest.mark.nightly if late else ())
 
 
 @pytest.mark.parametrize("words", list(kinds()))
@@ -319,9 +321,10 @@ def test_a_rank_that_is_slow_only_for_a_while_gets_its_share_back() -> None:
 
 @needs_mpi
 @pytest.mark.parametrize("words", [
-    "allreduce --balance batch", "gossip --async --balance steps", "gossip --async --balance batch",
-    "gossip --shared-memory --async --balance steps", "local-sgd --period 8 --balance steps",
-    "ps --async --balance steps"])
+    "allreduce --balance batch", "gossip --async --balance steps",
+    *(pytest.param(words, marks=pytest.mark.nightly) for words in (
+        "gossip --async --balance batch", "gossip --shared-memory --async --balance steps",
+        "local-sgd --period 8 --balance steps", "ps --async --balance steps"))])
 def test_a_slowed_rank_over_mpi_gets_less(words: str, tmp_path: Path) -> None:
     steps, batch, file = 60, 16, tmp_path / "summary"
     done = mpirun(4, "-m", "slurmdl.train", "--strategy", *words.split(), "--steps", str(steps), "--batch",

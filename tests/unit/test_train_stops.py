@@ -30,7 +30,8 @@ def ended(text: str) -> list[str]:
 
 
 @needs_mpi
-@pytest.mark.parametrize("strategy", ["allreduce", "gossip", "ps", pytest.param("local-sgd", marks=NIGHTLY)])
+@pytest.mark.parametrize("strategy", ["allreduce", "ps", *(pytest.param(name, marks=NIGHTLY)
+                                                            for name in ("gossip", "local-sgd"))])
 def test_a_signal_on_any_rank_stops_all_and_the_same_command_goes_on(strategy: str, tmp_path: Path) -> None:
     """Bit for bit: with dropout, random samples, a schedule made after wrap(), in the middle of an epoch."""
     environ = {"SLURMDL_TRAIN_STRATEGY": strategy, "SLURMDL_TRAIN_CHECKPOINT_EVERY": "0"}
@@ -51,9 +52,9 @@ def test_a_signal_on_any_rank_stops_all_and_the_same_command_goes_on(strategy: s
 
 @needs_mpi
 @pytest.mark.parametrize("arguments", [
-    ("--strategy", "gossip", "--async"), ("--strategy", "ps", "--async"),
-    ("--strategy", "gossip", "--shared-memory"),
+    ("--strategy", "gossip", "--async"),
     *(pytest.param(words, marks=NIGHTLY) for words in (
+        ("--strategy", "ps", "--async"), ("--strategy", "gossip", "--shared-memory"),
         ("--strategy", "ps", "--staleness", "2"), ("--strategy", "gossip", "--shared-memory", "--async"),
         ("--strategy", "elastic", "--trigger", "drift", "--warm-up", "5"),
         ("--strategy", "adaptive-gossip", "--traffic", "base", "--compress", "int4", "--warm-up", "5")))],
