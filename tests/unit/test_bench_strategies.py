@@ -59,7 +59,8 @@ def test_bounds_hold_as_often_as_they_say() -> None:
 def test_a_run_and_its_course() -> None:
     found = outcome(("--simulate", "2", "--steps", "40", "--model", "mlp:16", "--strategy", "gossip",
                      "--evaluate-every", "20", "--compute", "replay:0.25"))
-    assert [clock for clock, _, _ in found.course] == pytest.approx([5.0, 10.0])
+    # the last batch of an epoch is smaller, and takes as much less
+    assert [clock for clock, _, _ in found.course] == pytest.approx([5.0, 10.0], rel=0.02)
     assert found.own == pytest.approx(found.accuracy), "two that exchange at every step are the same"
     assert found.accuracy > 50
     assert found.course[-1][1] == pytest.approx(found.accuracy, abs=0.01)

@@ -30,6 +30,10 @@ def failed(error: BaseException) -> int:
     others, which would wait for it for ever.
     """
     if isinstance(error, Stopped):
+        if _mpi():
+            # where srun ends the others as soon as one has ended, they end by themselves, with the same status
+            for number in halt.SIGNALS:
+                signal.signal(number, signal.SIG_IGN)
         if is_first():
             report(error)
         if error.ends:
