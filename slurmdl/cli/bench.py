@@ -7,6 +7,26 @@ from importlib import import_module
 from slurmdl.cli.parser import Parser
 from slurmdl.errors import UsageError
 
+#: benchmarks of several parts -> the seed, what it is of, and what is measured in few words and in more
+PARTS = {
+    "placement": (0, "of all traces", "speed, quality and herding of placement",
+                  "How fast and how good placement is, beside Slurm's choice, graph mappers and many submitters at "
+                  "once (parts need root)."),
+    "strategies": (1, "the first one", "training strategies side by side",
+                   "Bytes, accuracy and time of training strategies, side by side."),
+    "scores": (0, "of all links", "what link scores recover, are worth, and cost at scale",
+               "What probes recover of shaped links, what scores are worth to training (both need root), and how bad "
+               "links are found among 10,000 nodes."),
+    "unequal": (1, "the first one", "ranks of unequal speed, and what placement saves in training",
+                "What load balance recovers of ranks of unequal speed, and what placement saves jobs of several "
+                "tasks per node in bytes and time (needs root)."),
+    "simulate": (1, "of clusters", "simulated beside measured step times, and up to 10,000 nodes",
+                 "Simulated step times beside those of real placements (needs root), and what placement is worth "
+                 "from 8 to 10,000 nodes."),
+}
+#: those of them that can be had with less, and with how much
+QUICK = {"strategies": "fewer repeats", "simulate": "fewer placements, up to 512 nodes"}
+
 
 def run(argv: list[str]) -> int:
     top = Parser(prog="slurmdl bench", description=__doc__)
@@ -29,39 +49,14 @@ def run(argv: list[str]) -> int:
                                             "(needs root, and the plugin built).")
     spank.add_argument("--repeats", type=int, default=1000, metavar="N", help="steps of each kind (%(default)s)")
     spank.add_argument("--results", metavar="FILE", help="write the figures, controls among them, as JSON")
-    placement = commands.add_parser("placement", help="speed, quality and herding of placement",
-                                    description="How fast and how good placement is, beside Slurm's choice, graph "
-                                                "mappers and many submitters at once (parts need root).")
-    placement.add_argument("--only", default="", metavar="PART,...", help="these parts only (default: all)")
-    placement.add_argument("--seed", type=int, default=0, metavar="N", help="of all traces (default: %(default)s)")
-    placement.add_argument("--results", metavar="FILE", help="write the figures, controls among them, as JSON")
-    strategies = commands.add_parser("strategies", help="training strategies side by side",
-                                     description="Bytes, accuracy and time of training strategies, side by side.")
-    strategies.add_argument("--only", default="", metavar="PART,...", help="these parts only (default: all)")
-    strategies.add_argument("--quick", action="store_true", help="fewer repeats")
-    strategies.add_argument("--seed", type=int, default=1, metavar="N", help="the first one (default: %(default)s)")
-    strategies.add_argument("--results", metavar="FILE", help="write the figures, controls among them, as JSON")
-    scores = commands.add_parser("scores", help="what link scores recover, are worth, and cost at scale",
-                                 description="What probes recover of shaped links, what scores are worth to training "
-                                             "(both need root), and how bad links are found among 10,000 nodes.")
-    scores.add_argument("--only", default="", metavar="PART,...", help="these parts only (default: all)")
-    scores.add_argument("--seed", type=int, default=0, metavar="N", help="of all links (default: %(default)s)")
-    scores.add_argument("--results", metavar="FILE", help="write the figures, controls among them, as JSON")
-    unequal = commands.add_parser("unequal", help="ranks of unequal speed, and what placement saves in training",
-                                  description="What load balance recovers of ranks of unequal speed, and what "
-                                              "placement saves jobs of several tasks per node in bytes and time "
-                                              "(needs root).")
-    unequal.add_argument("--only", default="", metavar="PART,...", help="these parts only (default: all)")
-    unequal.add_argument("--seed", type=int, default=1, metavar="N", help="the first one (default: %(default)s)")
-    unequal.add_argument("--results", metavar="FILE", help="write the figures, controls among them, as JSON")
-    simulate = commands.add_parser("simulate", help="simulated beside measured step times, and up to 10,000 nodes",
-                                   description="Simulated step times beside those of real placements (needs root), "
-                                               "and what placement is worth from 8 to 10,000 nodes.")
-    simulate.add_argument("--only", default="", metavar="PART,...", help="these parts only (default: all)")
-    simulate.add_argument("--quick", action="store_true", help="fewer placements, up to 512 nodes")
-    simulate.add_argument("--seed", type=int, default=1, metavar="N", help="of clusters (default: %(default)s)")
-    simulate.add_argument("--results", metavar="FILE", help="write the figures, controls among them, as JSON, and a "
-                                                            "picture beside it")
+    for name, (seed, of, text, description) in PARTS.items():
+        bench = commands.add_parser(name, help=text, description=description)
+        bench.add_argument("--only", default="", metavar="PART,...", help="these parts only (default: all)")
+        if name in QUICK:
+            bench.add_argument("--quick", action="store_true", help=QUICK[name])
+        bench.add_argument("--seed", type=int, default=seed, metavar="N", help=f"{of} (default: %(default)s)")
+        bench.add_argument("--results", metavar="FILE", help="write the figures, controls among them, as JSON" + (
+            ", and a picture beside it" if name == "simulate" else ""))
     exact = commands.add_parser("exact", help="the choice of nodes beside the exact optimum",
                                 description="The choice of nodes beside the exact optimum, on small random clusters.")
     exact.add_argument("--clusters", type=int, default=2000, metavar="N", help="cases that count (%(default)s)")
@@ -73,10 +68,10 @@ def run(argv: list[str]) -> int:
 
         bench_exact.run(max(1, options.clusters), options.results, options.seed)
         return 0
-    if options.command in ("placement", "scores", "simulate", "strategies", "unequal"):
-        bench = import_module(f"slurmdl.bench.{options.command}")
-        further = [options.quick] if options.command in ("simulate", "strategies") else []
-        bench.run([part for part in options.only.split(",") if part], options.results, options.seed, *further)
+    if options.command in PARTS:
+        further = [options.quick] if options.command in QUICK else []
+        import_module(f"slurmdl.bench.{options.command}").run(
+            [part for part in options.only.split(",") if part], options.results, options.seed, *further)
         return 0
     if options.repeats < 1:
         raise UsageError(f"--repeats {options.repeats}: at least 1 expected")
