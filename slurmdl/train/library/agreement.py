@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from slurmdl.errors import SlurmdlError, TrainError
+from slurmdl.train.library import shards
 from slurmdl.train.messages import Messages
 from slurmdl.train.mixing.sums import Sum
 from slurmdl.train.runtime import Refused, World
@@ -116,3 +117,54 @@ def average(messages: Messages, workers: Sequence[int], parameters: FloatArray, 
     distance = float(np.linalg.norm(parameters - mean)) / norm if norm else 0.0
     parameters[:] = mean
     return distance
+
+
+def begin_alike(world: World, messages: Messages, model: Any, chosen: Sequence[Any]) -> None:
+    """Give parameters that are not trained, and buffers, rank 0's values; `chosen` are those that are trained."""
+    import torch
+
+    others = list(untrained(model, chosen).values())
+    if not others:
+        return
+    blob = torch.cat([tensor.cpu().contiguous().reshape(-1).view(torch.uint8) for tensor in others])
+    start_alike(world, messages, blob.numpy())
+    start = 0
+    with torch.no_grad():
+        for tensor in others:
+            end = start + tensor.numel() * tensor.element_size()
+            tensor.copy_(blob[start:end].clone().view(tensor.dtype).view(tensor.shape))
+            start = end
+
+
+def untrained(model: Any, trained: Sequence[Any]) -> dict[str, Any]:
+    """Parameters that are not trained, and buffers, by name."""
+    its = {id(tensor) for tensor in trained}
+    return {name: tensor.detach() for name, tensor in [*model.named_parameters(), *model.named_buffers()]
+            if id(tensor) not in its}
+
+
+def trained(model: Any, optimizer: Any) -> set[int]:
+    """Ids of the parameters that are trained."""
+    its = {id(tensor) for tensor in model.parameters()}
+    for group in optimizer.param_groups:
+        for tensor in group["params"]:
+            if id(tensor) not in its:
+                raise TrainError(f"the optimizer trains a tensor of shape {tuple(tensor.shape)} that is no parameter "
+                                 "of the model; valid: one model that holds all (torch.nn.ModuleList)")
+    return {id(tensor) for group in optimizer.param_groups for tensor in group["params"] if tensor.requires_grad}
+
+
+def description(model: Any, optimizer: Any) -> list[tuple[str, str]]:
+    """What all ranks must have alike, by name; devices may differ."""
+    import torch
+
+    if not isinstance(model, torch.nn.Module) or not isinstance(optimizer, torch.optim.Optimizer):
+        raise TrainError(f"wrap({type(model).__name__}, {type(optimizer).__name__}): not valid; valid: a "
+                         "torch.nn.Module and a torch.optim.Optimizer")
+    tensors = [*((f"parameter {name}", tensor) for name, tensor in model.named_parameters()),
+               *((f"buffer {name}", tensor) for name, tensor in model.named_buffers())]
+    return [*((name, f"{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
+               f"{' trained' if tensor.requires_grad else ''}") for name, tensor in tensors),
+            ("optimizer", type(optimizer).__name__),
+            *((f"{key} of parameter group {index}", str(value)) for index, key, value in
+              shards.entries(optimizer))]

@@ -175,7 +175,7 @@ class Resume:
             optimizer.load_state_dict(whole["optimizer"])
         replica.store_parameters()
         with torch.no_grad():
-            for name, tensor in untrained(model, replica.tensors).items():
+            for name, tensor in agreement.untrained(model, replica.tensors).items():
                 tensor.copy_(found.its["rest"][name])
 
     def take_strategy(self, strategy: Strategy) -> Rest | None:
@@ -218,13 +218,6 @@ def workers_differ(world: World) -> bool:
     method = world.method
     in_step = method.strategy == "ps" and not (method.asynchronous or method.staleness)
     return not in_step and method.strategy != "allreduce"
-
-
-def untrained(model: Any, trained: Sequence[Any]) -> dict[str, Any]:
-    """Parameters that are not trained, and buffers, by name."""
-    its = {id(tensor) for tensor in trained}
-    return {name: tensor.detach() for name, tensor in [*model.named_parameters(), *model.named_buffers()]
-            if id(tensor) not in its}
 
 
 def words(world: World) -> dict[str, str]:

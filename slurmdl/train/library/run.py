@@ -275,13 +275,13 @@ class Run:
             raise TrainError("wrap() was called before; one model and one optimizer belong to a run "
                              "(torch.nn.ModuleDict holds several models)")
         world = self.world
-        description = agreement.on_all(world, lambda: _description(model, optimizer))
+        description = agreement.on_all(world, lambda: agreement.description(model, optimizer))
         agreement.compare(world, description)
-        chosen = agreement.on_all(world, lambda: _trained(model, optimizer))
+        chosen = agreement.on_all(world, lambda: agreement.trained(model, optimizer))
         self.replica = agreement.on_all(world, lambda: Replica(model, chosen))
         agreement.start_alike(world, self.messages, self.replica.parameters)
         self.replica.store_parameters()
-        _begin_alike(world, self.messages, model, chosen)
+        agreement.begin_alike(world, self.messages, model, self.replica.tensors)
         self.model, self.optimizer = model, optimizer
         if self.saver:
             self.saver.find(description)
@@ -667,47 +667,3 @@ def _describe(run: Run) -> dict[str, Any]:
             "workers": len(workers), "ps": len(world.nodes) - len(workers), "nodes": len(set(world.nodes)),
             "zones": len(set(world.zones) - {""}), "map": places, "parameters": run.replica.parameters.size,
             "aggregation": run.strategy.aggregation, "seed": run.seed, "lost": run.survivors.lost}
-
-
-def _trained(model: Any, optimizer: Any) -> set[int]:
-    """Ids of the parameters that are trained."""
-    its = {id(tensor) for tensor in model.parameters()}
-    for group in optimizer.param_groups:
-        for tensor in group["params"]:
-            if id(tensor) not in its:
-                raise TrainError(f"the optimizer trains a tensor of shape {tuple(tensor.shape)} that is no parameter "
-                                 "of the model; valid: one model that holds all (torch.nn.ModuleList)")
-    return {id(tensor) for group in optimizer.param_groups for tensor in group["params"] if tensor.requires_grad}
-
-
-def _description(model: Any, optimizer: Any) -> list[tuple[str, str]]:
-    """What all ranks must have alike, by name; devices may differ."""
-    import torch
-
-    if not isinstance(model, torch.nn.Module) or not isinstance(optimizer, torch.optim.Optimizer):
-        raise TrainError(f"wrap({type(model).__name__}, {type(optimizer).__name__}): not valid; valid: a "
-                         "torch.nn.Module and a torch.optim.Optimizer")
-    tensors = [*((f"parameter {name}", tensor) for name, tensor in model.named_parameters()),
-               *((f"buffer {name}", tensor) for name, tensor in model.named_buffers())]
-    return [*((name, f"{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
-               f"{' trained' if tensor.requires_grad else ''}") for name, tensor in tensors),
-            ("optimizer", type(optimizer).__name__),
-            *((f"{key} of parameter group {index}", str(value)) for index, key, value in
-              shards.entries(optimizer))]
-
-
-def _begin_alike(world: runtime.World, messages: Messages, model: Any, chosen: set[int]) -> None:
-    """Give parameters that are not trained, and buffers, rank 0's values."""
-    import torch
-
-    others = [tensor for tensor in [*model.parameters(), *model.buffers()] if id(tensor) not in chosen]
-    if not others:
-        return
-    blob = torch.cat([tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8) for tensor in others])
-    agreement.start_alike(world, messages, blob.numpy())
-    start = 0
-    with torch.no_grad():
-        for tensor in others:
-            end = start + tensor.numel() * tensor.element_size()
-            tensor.copy_(blob[start:end].clone().view(tensor.dtype).view(tensor.shape))
-            start = end

@@ -7,10 +7,10 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from slurmdl.errors import TrainError, warn
-from slurmdl.train.library import checkpoint, generators
+from slurmdl.train.library import agreement, checkpoint, generators
 from slurmdl.train.library.checkpoint import Folder, Manifest
 from slurmdl.train.library.halt import Halt
-from slurmdl.train.library.resume import Rest, Resume, layout, untrained, words, workers_differ
+from slurmdl.train.library.resume import Rest, Resume, layout, words, workers_differ
 from slurmdl.train.report.meters import Meter
 from slurmdl.train.strategies import Strategy
 from slurmdl.train.strategies.servers import Holder
@@ -152,7 +152,7 @@ class Saver:
         return {**content, "step": run.step,
                 "model": torch.from_numpy(run.replica.parameters) if alone else None,
                 "optimizer": run.optimizer.state_dict() if alone else None,
-                "rest": untrained(run.model, run.replica.tensors),
+                "rest": agreement.untrained(run.model, run.replica.tensors),
                 "loaders": [loader.state() for loader in run.loaders],
                 "things": {name: thing.state_dict() for name, thing in self._things.items()},
                 "random": generators.state()}
