@@ -82,6 +82,12 @@ class Messages:
         self.transport.wait(leaving)
         self.seconds += self.transport.now() - start
 
+    def swap(self, sends: Sequence[tuple[int, npt.NDArray[Any]]],
+             receives: Sequence[tuple[int, npt.NDArray[Any]]]) -> None:
+        """As `stream`, for those who need the arrays only when they are whole."""
+        for _ in self.stream(sends, receives):
+            pass
+
     @contextmanager
     def awaiting(self) -> Iterator[None]:
         """Around what only waits for another rank: counts as waited."""

@@ -84,8 +84,7 @@ def hand_on(messages: Messages, ranks: Sequence[int], vector: npt.NDArray[Any]) 
     place = ranks.index(messages.rank)
     right = ranks[place + 1] if place + 1 < len(ranks) else None
     if place == 0:
-        for _ in messages.stream([(right, vector)] if right is not None else [], []):
-            pass
+        messages.swap([(right, vector)] if right is not None else [], [])
         return
     leaving = []
     for _, part in messages.stream([], [(ranks[place - 1], vector)]):

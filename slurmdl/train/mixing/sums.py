@@ -68,9 +68,8 @@ def allgather(messages: Messages, rings: Sequence[Ring], wire: npt.DTypeLike = n
         _keep(rings, 0, travelling)
     for turn in range(1, _count(rings)):
         arriving = [_room(wire, ring.part(-turn)) for ring in rings]
-        for _ in messages.stream([(ring.right, part) for ring, part in zip(rings, travelling, strict=True)],
-                                 [(ring.left, part) for ring, part in zip(rings, arriving, strict=True)]):
-            pass
+        messages.swap([(ring.right, part) for ring, part in zip(rings, travelling, strict=True)],
+                      [(ring.left, part) for ring, part in zip(rings, arriving, strict=True)])
         _keep(rings, -turn, arriving)
         travelling = arriving
 

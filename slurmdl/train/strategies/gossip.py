@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
-
 import numpy as np
 import numpy.typing as npt
 
@@ -97,4 +95,4 @@ class Gossip(Triggered):
 
     def _swap(self, to: int, goes: npt.NDArray[np.generic], source: int, comes: npt.NDArray[np.generic]) -> None:
         its = self._its
-        its.courier.do(lambda: deque(its.messages.stream([(to, goes)], [(source, comes)]), 0))
+        its.courier.do(lambda: its.messages.swap([(to, goes)], [(source, comes)]))
