@@ -15,6 +15,7 @@ from placing import matrix
 
 from slurmdl.placement.traffic import Traffic
 from slurmdl.plan import PATTERNS
+from slurmdl.train.messages import Messages
 from slurmdl.train.mixing.graphs import GRAPHS, Members, spectral_gap
 from slurmdl.train.mixing.sums import Sum, by_zone
 
@@ -147,7 +148,7 @@ def test_spectral_gap_is_what_the_steps_take_away(count: int) -> None:
     assert spectral_gap("links", alone) == pytest.approx(spectral_gap("random", alone), abs=0.1)
 
 
-class Local:
+class Local(Messages):
     """Messages between threads of this process, with the bytes from rank to rank.
 
     A message waits for nobody; what is received comes in the order in which the same sender sent it.
@@ -155,12 +156,12 @@ class Local:
 
     def __init__(self, rank: int, mail: dict[tuple[int, int], queue.Queue[FloatArray]],
                  sent: npt.NDArray[np.int64]) -> None:
-        self.rank, self._mail, self._sent = rank, mail, sent
+        self.rank, self._mail, self._bytes = rank, mail, sent
 
     def stream(self, sends: Sequence[tuple[int, FloatArray]],
                receives: Sequence[tuple[int, FloatArray]]) -> Iterator[tuple[int, slice]]:
         for peer, array in sends:
-            self._sent[self.rank, peer] += array.nbytes
+            self._bytes[self.rank, peer] += array.nbytes
             self._mail[self.rank, peer].put(array.copy())
         for index, (peer, array) in enumerate(receives):
             array[:] = self._mail[peer, self.rank].get(timeout=10)
