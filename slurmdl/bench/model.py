@@ -51,13 +51,14 @@ FloatArray = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Job:
-    """One placement: entry i of `nodes` is the node of rank i; the ranks below `ps` serve.
+    """One placement: entry i of `nodes` is the node of rank i, of `zones` its zone; the ranks below `ps` serve.
 
     `rates` : node or zone -> bits/s of its link.
     """
 
     pattern: str
     nodes: tuple[str, ...]
+    zones: tuple[str, ...]
     rates: Mapping[str, float]
 
     @property
@@ -69,8 +70,8 @@ class Job:
         return SERVERS if self.pattern == "ps" else 0
 
     def to_json(self) -> dict[str, Any]:
-        return {"strategy": PATTERNS[self.pattern], "ps": self.ps, "nodes": self.nodes, "warm_up": WARM_UP,
-                "blocks": BLOCKS, "steps": STEPS[self.pattern]}
+        return {"strategy": PATTERNS[self.pattern], "ps": self.ps, "nodes": self.nodes, "zones": self.zones,
+                "warm_up": WARM_UP, "blocks": BLOCKS, "steps": STEPS[self.pattern]}
 
 
 def run(repeats: int = 1, results_file: str | None = None, name: str = "model") -> None:
@@ -100,8 +101,10 @@ def draw(topology: Topology) -> list[Job]:
         rates = {zone: _between(random, *ZONE_RATES) for zone in topology.zones if zone != "core"}
         rates |= {node: _between(random, *DEGRADED_RATES) if random.random() < DEGRADED else NODE_RATE
                   for node in topology.nodes}
-        jobs += [Job(pattern, tuple(str(node) for node in random.permutation(topology.nodes)[:RANKS]), rates)
-                 for pattern in PATTERNS for _ in range(UNCHANGED)]
+        for pattern in np.repeat([*PATTERNS], UNCHANGED).tolist():
+            nodes = [str(node) for node in random.permutation(topology.nodes)[:RANKS]]
+            zones = [topology.zones[topology.leaf[topology.node_index[node]]] for node in nodes]
+            jobs.append(Job(pattern, tuple(nodes), tuple(zones), rates))
     return jobs
 
 

@@ -30,8 +30,9 @@ SEED = 1
 def main() -> None:
     """Replay each job of WORK.json (see slurmdl.bench.within).
 
-    WORK.json is {"parameters": D, "jobs": [{"strategy", "ps", "nodes", "warm_up", "blocks", "steps"}]}; for each job
-    the answer is the figures of its blocks, as `measure` gives them.
+    WORK.json is {"parameters": D, "jobs": [{"strategy", "ps", "nodes", "zones", "warm_up", "blocks", "steps"}]};
+    entry i of "zones" is the zone of rank i. For each job the answer is the figures of its blocks, as `measure` gives
+    them.
     """
     within.answer(lambda transport, job, work: measure(transport, job, work["parameters"]))
 
@@ -42,7 +43,8 @@ def measure(transport: Transport, job: Mapping[str, Any], size: int) -> list[flo
     A mean, since the partners of gossip, and with them the links in use, differ from step to step.
     """
     ranks, blocks, steps = transport.size, job["blocks"], job["steps"]
-    messages, courier = Messages(transport, ("zone",) * ranks), Courier(transport.threaded)
+    levels = ["zone" if zone == job["zones"][transport.rank] else "across" for zone in job["zones"]]
+    messages, courier = Messages(transport, levels), Courier(transport.threaded)
     servers, workers = tuple(range(job["ps"])), tuple(range(job["ps"], ranks))
     gradients = np.full(size, 1e-3, np.float32)
     parameters = np.zeros_like(gradients)

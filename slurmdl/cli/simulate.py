@@ -41,7 +41,8 @@ def parser() -> argparse.ArgumentParser:
     job.add_argument("--compress", metavar="NAME", help="none, fp16, int8, int4, sign or topk (default: none, "
                                                         "adaptive-gossip int4)")
     job.add_argument("--half-duplex", action="store_true",
-                     help="large messages both ways between two ranks take turns, as with Open MPI 4.1 over TCP")
+                     help="large messages both ways between two ranks of a zone take turns, as with Open MPI 4.1 "
+                          "over TCP")
     cluster = top.add_argument_group("the cluster")
     cluster.add_argument("--topology", metavar="FILE", help="zones from a file instead of the cluster's")
     cluster.add_argument("--dl-scores", "--scores", default="auto", metavar="auto|off|FILE|URL", dest="scores",

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from slurmdl.errors import InputError
 
@@ -21,8 +20,21 @@ NOISIEST = 100.0
 SOURCES = ("probe", "serve", "job", "counters", "prometheus", "file")
 
 
-@dataclass(frozen=True)
-class LinkSample:
+class _Measured(NamedTuple):
+    kind: str
+    name: str
+    time: float
+    source: str
+    throughput: float | None = None
+    delay: float | None = None
+    delay_tail: float | None = None
+    loss: float | None = None
+    rdma: bool = False
+    noise: float | None = None
+
+
+# no dataclass: that would take a node longer to import than its counters to read
+class LinkSample(_Measured):
     """One measurement of one link.
 
     Attributes
@@ -38,18 +50,15 @@ class LinkSample:
     noise : standard error of the throughput as a fraction of it, where the measurement can tell.
     """
 
-    kind: str
-    name: str
-    time: float
-    source: str
-    throughput: float | None = None
-    delay: float | None = None
-    delay_tail: float | None = None
-    loss: float | None = None
-    rdma: bool = False
-    noise: float | None = None
+    __slots__ = ()
 
-    def __post_init__(self) -> None:
+    if not TYPE_CHECKING:  # where the fields tell what there is to give
+        def __new__(cls, *values: Any, **named: Any) -> LinkSample:
+            made = super().__new__(cls, *values, **named)
+            made._check()
+            return made
+
+    def _check(self) -> None:
         if self.kind not in KINDS:
             raise InputError(f"sample: kind {self.kind!r} is not one of {', '.join(KINDS)}")
         if self.source not in SOURCES:
@@ -66,7 +75,7 @@ class LinkSample:
                 _check(key, value, self.name, low, high)
 
     def to_json(self) -> dict[str, Any]:
-        return {key: value for key, value in asdict(self).items() if value is not None and value is not False}
+        return {key: value for key, value in self._asdict().items() if value is not None and value is not False}
 
     @classmethod
     def from_json(cls, data: Any) -> LinkSample:

@@ -10,7 +10,6 @@ import os
 import sqlite3
 from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
-from dataclasses import astuple, fields
 
 from slurmdl.errors import InputError, UnavailableError
 from slurmdl.network.samples import LinkSample
@@ -21,7 +20,7 @@ LOCK_TIMEOUT = 5.0
 KEEP, MOST_ROWS, MOST_BYTES = 7 * 86400.0, 20_000_000, 4 * 2**30
 _PAGE = 4096
 
-_COLUMNS = tuple(entry.name for entry in fields(LinkSample))
+_COLUMNS = LinkSample._fields
 _SCHEMA = f"""
 CREATE TABLE IF NOT EXISTS samples (
     {', '.join(_COLUMNS)}, PRIMARY KEY (time, kind, name, source)) WITHOUT ROWID
@@ -73,7 +72,7 @@ class Store:
         with _told(self._path), self._transaction():
             before = self._connection.total_changes
             self._connection.executemany(f"INSERT OR IGNORE INTO samples ({names}) VALUES ({marks})",
-                                         map(astuple, samples))
+                                         samples)
             return self._connection.total_changes - before
 
     def since(self, time: float) -> list[LinkSample]:

@@ -58,8 +58,10 @@ def phases(training: Training, links: Links, network: Network, place: IntArray, 
         everyone = np.arange(len(place))
         if not training.half_duplex or not graph.paired or size <= EAGER:
             return [_between(network, place, place[target], np.full(len(place), size), 1) for target in turns]
+        leaf = network.leaf[place]
         return [_between(network, place[goes], place[target[goes]], np.full(goes.sum(), sent), 1) for target in turns
-                for goes, sent in ((turn(everyone, target), size), (turn(target, everyone), size - EAGER))]
+                for goes, sent in ((turn(everyone, target) | (leaf != leaf[target]), size),
+                                   (turn(target, everyone) & (leaf == leaf[target]), size - EAGER))]
     found = training.placed_as.phases(len(place), network.leaf[place])
     return [_between(network, place[phase.source], place[phase.target],
                      np.broadcast_to(phase.size, phase.source.shape), phase.rounds) for phase in found]

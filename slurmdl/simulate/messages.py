@@ -25,7 +25,7 @@ def programs(training: Training, zones: Sequence[str], steps: int) -> list[list[
     # a server answers what it has received: nothing meets
     if not training.half_duplex or training.strategy == "ps":
         return found
-    return [[[part for action in step for part in _by_turns(rank, action)] for step in program]
+    return [[[part for action in step for part in _by_turns(rank, action, zones)] for step in program]
             for rank, program in enumerate(found)]
 
 
@@ -53,14 +53,16 @@ def count(training: Training, ranks: int, steps: int) -> int:
     return 2 * ranks * (ranks - 1) * len(training.buckets()) * steps
 
 
-def _by_turns(rank: int, action: Action) -> Iterator[Action]:
-    """The same with large messages both ways between two ranks one after the other."""
+def _by_turns(rank: int, action: Action, zones: Sequence[str]) -> Iterator[Action]:
+    """The same with large messages both ways between two ranks of a zone one after the other."""
     if isinstance(action, float):
         yield action
         return
     sends, receives = action
-    rest = [(peer, size - EAGER) for peer, size in sends if peer in receives and size > EAGER]
-    yield [(peer, min(size, EAGER) if peer in receives else size) for peer, size in sends], receives
+    rest = [(peer, size - EAGER) for peer, size in sends
+            if peer in receives and zones[peer] == zones[rank] and size > EAGER]
+    late = dict(rest)
+    yield [(peer, size - late.get(peer, 0)) for peer, size in sends], receives
     # what two ranks send each other is of one size
     for first in (True, False) if rest else ():
         yield ([(peer, size) for peer, size in rest if turn(rank, peer) == first],

@@ -58,8 +58,9 @@ class Training:
     period : steps from one exchange of gossip to the next.
     compress : one of COMPRESSED.
     seed : of partners that are drawn.
-    half_duplex : of two messages of more than EAGER bytes between two ranks, one each way, the rest of the second
-        waits for the first: so Open MPI 4.1 is seen to do over TCP (bench.simulate_validation).
+    half_duplex : of two messages of more than EAGER bytes between two ranks of a zone, one each way, the rest of the
+        second waits for the first: so Open MPI 4.1 is seen to do over TCP (bench.simulate_validation). Between zones
+        messages go in chunks that are smaller (train.messages.CHUNK).
     """
 
     strategy: str

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -33,9 +34,16 @@ def python(*arguments: str, environ: Mapping[str, str] | None = None,
 
 def mpirun(ranks: int, *arguments: str, environ: Mapping[str, str] | None = None,
            per_rank: str = "", timeout: float = 180) -> subprocess.CompletedProcess[str]:
-    """Run Python with `arguments` on `ranks` ranks; `per_rank` is shell text run before it ($R is the rank)."""
-    script = f'R=$OMPI_COMM_WORLD_RANK; {per_rank}\nexec "$0" "$@"'
-    return _run(["mpirun", "-n", str(ranks), "sh", "-c", script, sys.executable, *arguments], environ, timeout)
+    """Run Python with `arguments` on `ranks` ranks; `per_rank` is shell text run before it ($R is the rank).
+
+    Standard output is in the order of ranks: mpirun's own mixes lines of several ranks now and then.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        script = f'R=$OMPI_COMM_WORLD_RANK; {per_rank}\nexec "$0" "$@" > {folder}/$R'
+        done = _run(["mpirun", "-n", str(ranks), "sh", "-c", script, sys.executable, *arguments], environ, timeout)
+        told = sorted(Path(folder).iterdir(), key=lambda file: int(file.name))
+        done.stdout += "".join(file.read_text() for file in told)
+        return done
 
 
 def mpirun_ulfm(ranks: int, *arguments: str, timeout: float = 400) -> subprocess.CompletedProcess[str]:

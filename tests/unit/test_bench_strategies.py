@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from slurmdl.bench import accuracy, simulated, strategies, time_to_accuracy
+from slurmdl.bench import accuracy, simulated, strategies, strategies_metering, time_to_accuracy
 from slurmdl.bench.accuracy import ALONE, EVERY, JUDGED, Way, bound, judge
 from slurmdl.bench.simulated import Outcome, outcome
 from slurmdl.cli.main import main
@@ -98,6 +98,13 @@ def test_command_and_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         *accuracy.SITUATIONS}
     with pytest.raises(UsageError, match="valid: accuracy, time"):
         strategies.run(["speed"])
+
+
+def test_metering_tells_a_slow_clock() -> None:
+    rows = list(strategies_metering.rows(1, quick=True))
+    assert [row.unit for row in rows] == ["share", "share", "s"]
+    assert rows[1].value > 5 * rows[0].value
+    assert rows[1].met is True
 
 
 def test_every_way_is_one_that_the_trainer_takes() -> None:

@@ -9,7 +9,6 @@ import stat
 import subprocess
 import sys
 import threading
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -161,8 +160,8 @@ def test_what_the_collector_does_not_take_goes_with_the_next(tmp_path):
     with pytest.raises(UnavailableError, match="the samples wait in"):
         outbox.send(closed, [SAMPLE], spool)
     with pytest.raises(UnavailableError, match="refused"):
-        outbox.send(collector(b"refused\n", []), [replace(SAMPLE, time=6.0)], spool)
-    outbox.send(collector(b"stored 3\n", received), [replace(SAMPLE, time=7.0)], spool)
+        outbox.send(collector(b"refused\n", []), [SAMPLE._replace(time=6.0)], spool)
+    outbox.send(collector(b"stored 3\n", received), [SAMPLE._replace(time=7.0)], spool)
     assert [sample.time for sample in from_lines(received[0].decode().splitlines())] == [5.0, 6.0, 7.0]
     assert os.listdir(spool) == []
     outbox.send(closed, [], spool)  # nothing waits: nobody is called
@@ -170,7 +169,7 @@ def test_what_the_collector_does_not_take_goes_with_the_next(tmp_path):
 
 def test_a_spool_is_bounded_and_holds_whole_files(tmp_path):
     for number in range(outbox.MOST + 5):
-        outbox.put(str(tmp_path), [replace(SAMPLE, time=1000.0 + number)])
+        outbox.put(str(tmp_path), [SAMPLE._replace(time=1000.0 + number)])
     names = sorted(os.listdir(tmp_path))
     assert len(names) == outbox.MOST
     assert names[0].startswith("1005.")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import pytest
 
@@ -32,7 +31,7 @@ def test_one_wild_sample_changes_nothing() -> None:
 
 
 def test_number_and_age() -> None:
-    found = score([replace(sample, time=sample.time - 30) for sample in probes(1e9, 1e9, 1e9)])
+    found = score([sample._replace(time=sample.time - 30) for sample in probes(1e9, 1e9, 1e9)])
     assert (found.samples, found.age, found.source) == (3, 30.0, "probe")
 
 
@@ -43,16 +42,16 @@ def test_what_is_recent_counts_more() -> None:
 
 
 def test_the_tail_is_of_all_recent_samples() -> None:
-    samples = [replace(sample, delay=1e-4, delay_tail=1e-2 if i == 2 else 2e-4)
+    samples = [sample._replace(delay=1e-4, delay_tail=1e-2 if i == 2 else 2e-4)
                for i, sample in enumerate(probes(*[1e9] * 5))]
     assert score(samples).delay_tail == 1e-2
     assert score(samples).delay == 1e-4
 
 
 def test_rare_losses_are_not_nothing() -> None:
-    samples = [replace(sample, loss=0.02 if i % 3 == 0 else 0.0) for i, sample in enumerate(probes(*[1e9] * 12))]
+    samples = [sample._replace(loss=0.02 if i % 3 == 0 else 0.0) for i, sample in enumerate(probes(*[1e9] * 12))]
     assert 0.003 < score(samples).loss < 0.008
-    one_bad_peer = [replace(sample, loss=1.0 if i == 4 else 0.0) for i, sample in enumerate(probes(*[1e9] * 12))]
+    one_bad_peer = [sample._replace(loss=1.0 if i == 4 else 0.0) for i, sample in enumerate(probes(*[1e9] * 12))]
     assert score(one_bad_peer).loss == 0.0
 
 
@@ -189,7 +188,7 @@ def test_scores_grow_older() -> None:
 def test_the_margin_widens_with_the_noise_that_samples_tell_of() -> None:
     def margin(noise: float | None, count: int = 1, nodes: int = 9) -> float:
         each = [probes(*[1e9] * count, name=f"n{i}") for i in range(nodes)]
-        told = [replace(sample, noise=noise) for samples in each for sample in samples]
+        told = [sample._replace(noise=noise) for samples in each for sample in samples]
         return hygiene.scores(told, NOW).scores.margin
 
     assert margin(None) == margin(0.0) == margin(0.02) == margin(0.1, nodes=2) == 0.25

@@ -9,7 +9,6 @@ import sqlite3
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -189,7 +188,7 @@ def test_a_spool_is_emptied_once_its_samples_are_stored(site: Path, capsys: pyte
     spool = site / "spool"
     spool.mkdir()
     for name in ("a.jsonl", "b.jsonl", ".half.jsonl", "other.txt"):
-        (spool / name).write_text(to_lines([replace(samples(1, time.time())[0], name=name[0] * 2)]))
+        (spool / name).write_text(to_lines([samples(1, time.time())[0]._replace(name=name[0] * 2)]))
         (spool / name).chmod(0o644)
     (spool / "open.jsonl").write_text(to_lines(samples(1, time.time())))
     (spool / "open.jsonl").chmod(0o666)

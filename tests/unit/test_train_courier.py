@@ -11,6 +11,7 @@ from slurmdl.train.courier import Courier
 
 def test_what_is_attended_to_goes_on_between_errands_and_ends() -> None:
     courier, enough, calls = Courier(True), threading.Event(), []
+
     def idle() -> bool:
         calls.append(threading.current_thread().name)
         if len(calls) == 5:

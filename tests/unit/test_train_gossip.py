@@ -103,10 +103,12 @@ def test_the_threshold_follows_the_learning_rate() -> None:
     """Steps in proportion to a rate that falls: the exchanges do not become rarer."""
     def rate(step: int) -> float:
         return 0.1 if step < 200 else 0.01
+
     def update(worker: int, step: int, parameters: np.ndarray) -> np.ndarray:
         return noise(0.05)(worker, step, parameters) * np.float32(rate(step))
     fixed, scaled = (play(Method("adaptive-gossip", "base", threshold=0.02, warm_up=0, silence=1000), 4, 400,
                           update=update, apart=0, rate=its) for its in (lambda step: 0.1, rate))
+
     def late(played: list) -> int:
         return sum(step >= 220 for its in played for step in its.exchanges)
     assert late(scaled) > 3 * max(1, late(fixed))
@@ -201,6 +203,7 @@ def test_what_compression_leaves_out_comes_later(strategy: str, compress: str) -
 @pytest.mark.parametrize("compress", ["int4", "sign", "topk"])
 def test_momentum_and_what_is_fed_back_do_not_swing_up(compress: str) -> None:
     method = Method("local-sgd", "ring", compress=compress, period=2, outer_momentum=0.9)
+
     def update(worker: int, step: int, parameters: np.ndarray) -> np.ndarray:
         return np.float32(0.04) * (3 - parameters)
     played = play(method, 4, 800, size=700, update=update)

@@ -15,6 +15,7 @@ def parameters(module: torch.nn.Module) -> int:
 
 @pytest.mark.parametrize(("spec", "shape", "classes", "count"), [
     ("resnet18", (3, 224, 224), 1000, 11_689_512), ("resnet50", (3, 224, 224), 1000, 25_557_032),
+    ("vgg16", (3, 224, 224), 1000, 138_357_544), ("vgg16", (3, 32, 32), 10, 33_638_218),
     ("mlp:256,128", (1, 8, 8), 10, 50_826), ("mlp", (64,), 10, 650),
     ("cnn:16,32", (3, 32, 32), 10, 3 * 9 * 16 + 16 + 16 * 9 * 32 + 32 + 4 * 32 * 10 + 10)])
 def test_number_of_parameters(spec: str, shape: tuple[int, ...], classes: int, count: int) -> None:
@@ -32,9 +33,10 @@ def test_every_model_takes_images_of_any_size(spec: str, shape: tuple[int, ...])
     assert all(tensor.grad is not None for tensor in module.parameters())
 
 
-def test_resnet50_runs() -> None:
+@pytest.mark.parametrize("spec, side", [("resnet50", 8), ("vgg16", 32), ("vgg16", 70)])
+def test_large_ones_run(spec: str, side: int) -> None:
     with torch.no_grad():
-        assert build("resnet50", (3, 8, 8), 10, 1).eval()(torch.randn(1, 3, 8, 8)).shape == (1, 10)
+        assert build(spec, (3, side, side), 10, 1).eval()(torch.randn(1, 3, side, side)).shape == (1, 10)
 
 
 @pytest.mark.parametrize("spec", ["mlp:8", "cnn:4", "resnet18", "transformer:8,2,2"])
@@ -52,7 +54,7 @@ def test_layers_of_the_transformer_begin_different() -> None:
 
 
 @pytest.mark.parametrize("spec", ["vgg", "mlp:a", "mlp:0", "mlp:2000000", "mlp:" + 5000 * "9",
-                                  "cnn:1,,2", "resnet18:3", "transformer:8,2",
+                                  "cnn:1,,2", "resnet18:3", "vgg16", "vgg16:2", "transformer:8,2",
                                   "transformer:9,2,2"])
 def test_wrong_specifications(spec: str) -> None:
     with pytest.raises(UsageError) as raised:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from statistics import median, median_low
 
 from slurmdl.network.probe.pair import Pair
@@ -109,9 +108,9 @@ class _Ends:
         self.names = list(dict.fromkeys(end for pair in pairs for end in (pair.first, pair.second)))
 
     def samples(self, kind: str, time: float, source: str) -> list[LinkSample]:
-        return [replace(_sample(kind, name, Pair(name, "", self.throughput.get(name), None, self.delay.get(name),
-                                                 self.tail.get(name), _loss_of(self.loss.get(name))), time, source),
-                        noise=self.noise.get(name))
+        return [_sample(kind, name, Pair(name, "", self.throughput.get(name), None, self.delay.get(name),
+                                         self.tail.get(name), _loss_of(self.loss.get(name))), time, source,
+                        self.noise.get(name))
                 for name in self.names]
 
     def without(self, pair: Pair) -> Pair:
@@ -174,7 +173,7 @@ def _loss_of(total: float | None) -> float | None:
     return None if total is None else -math.expm1(-total)
 
 
-def _sample(kind: str, name: str, pair: Pair, time: float, source: str) -> LinkSample:
+def _sample(kind: str, name: str, pair: Pair, time: float, source: str, noise: float | None = None) -> LinkSample:
     # the shares in tails are another sum, whose noise may put one below the share in medians
     tail = None if pair.delay_tail is None else max(pair.delay_tail, pair.delay or 0.0)
-    return LinkSample(kind, name, time, source, pair.throughput, pair.delay, tail, pair.loss)
+    return LinkSample(kind, name, time, source, pair.throughput, pair.delay, tail, pair.loss, noise=noise)

@@ -83,7 +83,6 @@ class _Line:
         *lines, self._buffer = (self._buffer + data).split(b"\n")
         return [json.loads(line) for line in lines]
 
-
     def message(self) -> dict[str, Any]:
         """The next message of a side that sends one at a time."""
         while True:

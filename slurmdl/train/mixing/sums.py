@@ -43,6 +43,7 @@ class Ring:
         """Room for the longest part, in this type."""
         return np.empty(-(-self._vector.size // self.count), wire)
 
+
 def reduce_scatter(messages: Messages, rings: Sequence[Ring], wire: npt.DTypeLike = np.float32) -> None:
     """Replace the own part of each ring's vector by the sum over its ranks; the other parts are left half summed.
 

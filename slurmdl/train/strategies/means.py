@@ -89,8 +89,8 @@ class Owners(Kept, Mean):
         for part, shard in zip(packed, self._shards, strict=True):
             compressor.unpack(part, self.counted[shard])
         others = [other for other in range(count) if other != place]
-        self._messages.exchange([(self._workers[other], packed[other]) for other in others],
-                                [(self._workers[other], self._parts[other]) for other in others])
+        self._messages.swap([(self._workers[other], packed[other]) for other in others],
+                            [(self._workers[other], self._parts[other]) for other in others])
         total, part_of = np.float32(weights[place]) * self.counted[self._shards[place]], np.empty_like(self._left_out)
         for other in others:
             compressor.unpack(self._parts[other], part_of)
@@ -101,8 +101,8 @@ class Owners(Kept, Mean):
         self._means[place] = compressor.pack(total, random)
         right, left = self._workers[(place + 1) % count], self._workers[place - 1]
         for turn in range(1, count):
-            self._messages.exchange([(right, self._means[(place - turn + 1) % count])],
-                                    [(left, self._means[(place - turn) % count])])
+            self._messages.swap([(right, self._means[(place - turn + 1) % count])],
+                                [(left, self._means[(place - turn) % count])])
         for its, shard in zip(self._means, self._shards, strict=True):
             compressor.unpack(its, self.mean[shard])
         np.subtract(total, self.mean[self._shards[place]], out=self._left_out)

@@ -179,6 +179,7 @@ class Shared(Strategy):
         self._due = self._trigger.next(number - 1)
         if self._between:
             self._between.renew(state["_between"] or {}, number)
+
     def leave(self) -> None:
         """The window stays until the process ends, as it takes all of its ranks to give it back."""
         self._move_out()

@@ -173,6 +173,7 @@ class Strategy(Kept):
     def renew(self, state: Mapping[str, Any], number: int) -> None:
         """Go on after `number` steps from the mean of other workers' models, the first of which had this state."""
         self.fired, self.skipped = state.get("fired", 0), state.get("skipped", 0)
+
     def leave(self) -> None:
         """A rank is lost: give up what is under way, and what is shared with other ranks, without their help."""
 

@@ -10,11 +10,13 @@ from slurmdl.train.trainer.models.cnn import cnn
 from slurmdl.train.trainer.models.mlp import mlp
 from slurmdl.train.trainer.models.resnet import resnet18, resnet50
 from slurmdl.train.trainer.models.transformer import transformer
+from slurmdl.train.trainer.models.vgg import vgg16
 
 #: name -> builder(arguments, shape, classes): the torch module for images of a shape; `arguments` is what follows
 #: the name, "" where nothing does
 MODELS: dict[str, Callable[[str, tuple[int, ...], int], Any]] = {
-    "mlp": mlp, "cnn": cnn, "resnet18": resnet18, "resnet50": resnet50, "transformer": transformer}
+    "mlp": mlp, "cnn": cnn, "resnet18": resnet18, "resnet50": resnet50, "vgg16": vgg16,
+    "transformer": transformer}
 
 
 def build(spec: str, shape: Sequence[int], classes: int, seed: int) -> Any:
