@@ -55,6 +55,11 @@ class Courier:
                 self._carry_out(errand, future)
         return future
 
+    @property
+    def pending(self) -> bool:
+        """Whether an errand waits for the one that is carried out now."""
+        return self._thread is not None and not self._errands.empty()
+
     def wait(self, future: Future[Any]) -> Any:
         """The result of an errand, or what it raised."""
         with self._waiting():

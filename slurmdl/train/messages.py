@@ -1,4 +1,4 @@
-"""Messages between ranks, point to point, with a meter of bytes by level and of time.
+"""Messages between ranks, point to point, with a meter of bytes by level and of waiting.
 
 Training data moves by these messages alone, never by a library's collective, unless that was asked for: only so is
 it known which bytes crossed which link.
@@ -17,6 +17,10 @@ import numpy.typing as npt
 from slurmdl.train.transports.transport import Transport
 
 FloatArray = npt.NDArray[np.float32]
+
+#: an algorithm of messages that can stop on its way: again and again it gives the requests that must be done before
+#: it can go on, and whether they are the first that come of an exchange, of which nothing may be there yet
+Flow = Iterator[tuple[Sequence[Any], bool]]
 
 #: how far a message goes: within the node, to another node of the zone, to another zone
 LEVELS = ("node", "zone", "across")
@@ -37,7 +41,6 @@ class Messages:
     Attributes
     ----------
     sent : level -> payload bytes sent by this rank.
-    seconds : time spent in posting messages and in waiting for them, in s.
     """
 
     def __init__(self, transport: Transport, levels: Sequence[str]) -> None:
@@ -45,7 +48,6 @@ class Messages:
         self._levels = tuple(levels)
         self.rank = transport.rank
         self.sent = dict.fromkeys(LEVELS, 0)
-        self.seconds = 0.0
         self._waited, self._since = 0.0, math.inf
 
     def waited(self) -> float:
@@ -54,39 +56,54 @@ class Messages:
 
     def exchange(self, sends: Sequence[tuple[int, Any]], receives: Sequence[tuple[int, Any]], tag: int = 0) -> None:
         """Send and receive contiguous arrays (peer, array), all at once, and wait until all are done."""
-        start = self.transport.now()
         requests = [self.transport.receive(peer, array, tag) for peer, array in receives]
         leaving = [self.send(peer, array, tag) for peer, array in sends]
         self._await_first(requests[:1])
         self.transport.wait(requests + leaving)
-        self.seconds += self.transport.now() - start
+
+    def post(self, sends: Sequence[tuple[int, npt.NDArray[Any]]], receives: Sequence[tuple[int, npt.NDArray[Any]]],
+             tag: int = 0) -> tuple[list[tuple[int, slice, Any]], list[Any]]:
+        """Begin to send and receive contiguous arrays (peer, array), all at once, in chunks.
+
+        Of several arrays between the same two ranks with the same tag both name them in the same order.
+
+        Returns
+        -------
+        For each chunk to come, in its order, the index in `receives`, the slice and the request; and the requests of
+        what goes.
+        """
+        arriving = [(index, part, self.transport.receive(peer, array[part], tag))
+                    for index, (peer, array) in enumerate(receives) for part in self._chunks(peer, array)]
+        leaving = [self.send(peer, array[part], tag) for peer, array in sends for part in self._chunks(peer, array)]
+        return arriving, leaving
 
     def stream(self, sends: Sequence[tuple[int, npt.NDArray[Any]]],
                receives: Sequence[tuple[int, npt.NDArray[Any]]]) -> Iterator[tuple[int, slice]]:
         """Send and receive contiguous arrays (peer, array), all at once, in chunks.
 
         Yields the index in `receives` and the slice of each chunk received, when it is there: what the caller does
-        with a chunk overlaps with the transfer of the next ones. Of several arrays between the same two ranks both
-        name them in the same order.
+        with a chunk overlaps with the transfer of the next ones. For the order see `post`.
         """
-        start = self.transport.now()
-        arriving = [(index, part, self.transport.receive(peer, array[part]))
-                    for index, (peer, array) in enumerate(receives) for part in self._chunks(peer, array)]
-        leaving = [self.send(peer, array[part]) for peer, array in sends for part in self._chunks(peer, array)]
+        arriving, leaving = self.post(sends, receives)
         self._await_first([request for _, _, request in arriving[:1]])
         for index, part, request in arriving:
             self.transport.wait([request])
-            self.seconds += self.transport.now() - start
             yield index, part
-            start = self.transport.now()
         self.transport.wait(leaving)
-        self.seconds += self.transport.now() - start
 
     def swap(self, sends: Sequence[tuple[int, npt.NDArray[Any]]],
              receives: Sequence[tuple[int, npt.NDArray[Any]]]) -> None:
         """As `stream`, for those who need the arrays only when they are whole."""
         for _ in self.stream(sends, receives):
             pass
+
+    def follow(self, flow: Flow) -> None:
+        """Carry on a flow to its end."""
+        for requests, first in flow:
+            if first:
+                self._await_first(requests)
+            else:
+                self.transport.wait(requests)
 
     @contextmanager
     def awaiting(self) -> Iterator[None]:
@@ -113,10 +130,9 @@ class Messages:
         What the library sends to whom it does not tell: counted is what a ring sends, which is the least there can
         be, 2 (n - 1) / n of the vector to the next rank.
         """
-        start, count = self.transport.now(), self.transport.size
+        count = self.transport.size
         self.transport.total(vector)
         self.sent[self._levels[(self.rank + 1) % count]] += 2 * vector.nbytes * (count - 1) // count
-        self.seconds += self.transport.now() - start
 
     def send(self, peer: int, array: Any, tag: int = 0) -> Any:
         """Begin to send an array, as Transport.send, and count its bytes."""

@@ -20,7 +20,7 @@ from slurmdl.simulate.compare import Case
 from slurmdl.simulate.flows import MANY, phases
 from slurmdl.simulate.network import Network
 from slurmdl.simulate.predict import Prediction, ends, predict, zones_of
-from slurmdl.simulate.training import BLOCK, BUCKETS, COMPRESSED, EAGER, FORWARD, LARGEST, SMALLEST, Training, turn
+from slurmdl.simulate.training import BLOCK, COMPRESSED, EAGER, FORWARD, Training, turn
 from slurmdl.topology import example
 from slurmdl.topology.model import Topology
 from slurmdl.train.compressors import COMPRESSORS
@@ -193,7 +193,9 @@ def test_of_two_that_take_turns_one_is_first_and_no_zone_always() -> None:
 def test_sizes_are_those_of_the_trainer() -> None:
     for name, its in COMPRESSORS.items():
         assert COMPRESSED[name] * (1 << 20) == its.size(1 << 20), name
-    assert (BUCKETS, SMALLEST, LARGEST) == (allreduce.BUCKETS, allreduce.LEAST, allreduce.BUCKET)
+    for size in (1, 130_000, 200_000, 1_000_000, 25_000_000):
+        edges = [*allreduce.starts(size), size]
+        assert [part for part, _ in Training("allreduce", size).buckets()] == np.diff(edges)[::-1].tolist()
     assert (BLOCK, FORWARD) == (servers.BLOCK, task.FORWARD)
     for size, count in ((1_000, 3), (25_000_000, 16), (7 * BLOCK + 5, 7)):
         found = [part.stop - part.start for part in servers.cut(size, [1.0] * count)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import queue
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -148,7 +149,7 @@ def test_spectral_gap_is_what_the_steps_take_away(count: int) -> None:
     assert spectral_gap("links", alone) == pytest.approx(spectral_gap("random", alone), abs=0.1)
 
 
-class Local(Messages):
+class Local:
     """Messages between threads of this process, with the bytes from rank to rank.
 
     A message waits for nobody; what is received comes in the order in which the same sender sent it.
@@ -156,16 +157,21 @@ class Local(Messages):
 
     def __init__(self, rank: int, mail: dict[tuple[int, int], queue.Queue[FloatArray]],
                  sent: npt.NDArray[np.int64]) -> None:
-        self.rank, self._mail, self._bytes = rank, mail, sent
+        self.rank, self._mail, self._sent = rank, mail, sent
 
-    def stream(self, sends: Sequence[tuple[int, FloatArray]],
-               receives: Sequence[tuple[int, FloatArray]]) -> Iterator[tuple[int, slice]]:
-        for peer, array in sends:
-            self._bytes[self.rank, peer] += array.nbytes
-            self._mail[self.rank, peer].put(array.copy())
-        for index, (peer, array) in enumerate(receives):
+    def now(self) -> float:
+        return time.perf_counter()
+
+    def send(self, peer: int, array: FloatArray, tag: int) -> None:
+        self._sent[self.rank, peer] += array.nbytes
+        self._mail[self.rank, peer].put(array.copy())
+
+    def receive(self, peer: int, array: FloatArray, tag: int) -> tuple[int, FloatArray]:
+        return peer, array
+
+    def wait(self, requests: Sequence[tuple[int, FloatArray] | None]) -> None:
+        for peer, array in filter(None, requests):
             array[:] = self._mail[peer, self.rank].get(timeout=10)
-            yield index, slice(0, array.size)
 
 
 def summed(vectors: FloatArray, groups: Sequence[Sequence[int]], wire: type[np.floating[Any]] = np.float32,
@@ -174,8 +180,9 @@ def summed(vectors: FloatArray, groups: Sequence[Sequence[int]], wire: type[np.f
     ranks = len(vectors)
     result, sent = vectors.copy(), np.zeros((ranks, ranks), np.int64)
     mail = {pair: queue.Queue() for pair in itertools.product(range(ranks), repeat=2)}
-    threads = [threading.Thread(target=Sum(Local(rank, mail, sent), groups, result[rank], wire).run, args=(count,))
-               for rank in range(ranks)]
+    messages = [Messages(Local(rank, mail, sent), ("node",) * ranks) for rank in range(ranks)]  # type: ignore[arg-type]
+    threads = [threading.Thread(target=Sum(its, groups, vector, wire).run, args=(count,))
+               for its, vector in zip(messages, result, strict=True)]
     for thread in threads:
         thread.start()
     for thread in threads:

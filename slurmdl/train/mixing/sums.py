@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from slurmdl.train.compressors.compressor import halved
-from slurmdl.train.messages import Messages, bounds
+from slurmdl.train.messages import Flow, Messages, bounds
 
 FloatArray = npt.NDArray[np.float32]
 
@@ -44,7 +44,7 @@ class Ring:
         return np.empty(-(-self._vector.size // self.count), wire)
 
 
-def reduce_scatter(messages: Messages, rings: Sequence[Ring], wire: npt.DTypeLike = np.float32) -> None:
+def reduce_scatter(messages: Messages, rings: Sequence[Ring], wire: npt.DTypeLike, tag: int) -> Flow:
     """Replace the own part of each ring's vector by the sum over its ranks; the other parts are left half summed.
 
     The rings have the same number of ranks and turn together; all ranks name those they share in the same order.
@@ -54,12 +54,15 @@ def reduce_scatter(messages: Messages, rings: Sequence[Ring], wire: npt.DTypeLik
     for turn in range(1, _count(rings)):
         sums = [ring.part(-1 - turn) for ring in rings]
         arrived = [room[:mine.size] for room, mine in zip(spare, sums, strict=True)]
-        for index, chunk in messages.stream([(ring.right, _as(wire, ring.part(-turn))) for ring in rings],
-                                            [(ring.left, into) for ring, into in zip(rings, arrived, strict=True)]):
+        arriving, leaving = messages.post([(ring.right, _as(wire, ring.part(-turn))) for ring in rings],
+                                          [(ring.left, into) for ring, into in zip(rings, arrived, strict=True)], tag)
+        for number, (index, chunk, request) in enumerate(arriving):
+            yield [request], not number
             sums[index][chunk] += arrived[index][chunk]
+        yield leaving, False
 
 
-def allgather(messages: Messages, rings: Sequence[Ring], wire: npt.DTypeLike = np.float32) -> None:
+def allgather(messages: Messages, rings: Sequence[Ring], wire: npt.DTypeLike, tag: int) -> Flow:
     """Hand the own part of each ring's vector to its other ranks; rings and `wire` as in `reduce_scatter`.
 
     All ranks keep what travelled, so that they have the same.
@@ -68,11 +71,14 @@ def allgather(messages: Messages, rings: Sequence[Ring], wire: npt.DTypeLike = n
     if _count(rings) > 1:
         _keep(rings, 0, travelling)
     for turn in range(1, _count(rings)):
-        arriving = [_room(wire, ring.part(-turn)) for ring in rings]
-        messages.swap([(ring.right, part) for ring, part in zip(rings, travelling, strict=True)],
-                      [(ring.left, part) for ring, part in zip(rings, arriving, strict=True)])
-        _keep(rings, -turn, arriving)
-        travelling = arriving
+        rooms = [_room(wire, ring.part(-turn)) for ring in rings]
+        arriving, leaving = messages.post([(ring.right, part) for ring, part in zip(rings, travelling, strict=True)],
+                                          [(ring.left, part) for ring, part in zip(rings, rooms, strict=True)], tag)
+        requests = [request for _, _, request in arriving]
+        yield requests[:1], True
+        yield requests[1:] + leaving, False
+        _keep(rings, -turn, rooms)
+        travelling = rooms
 
 
 def _as(wire: npt.DTypeLike, part: FloatArray) -> npt.NDArray[Any]:
@@ -132,16 +138,20 @@ class Sum:
                 self._between.append(Ring(rank, holders, vector[begin:end]))
 
     def run(self, count: int = 1) -> None:
-        """Sum what the vectors hold now, and divide by `count`: on each rank its shard alone."""
+        """Sum what the vectors hold now, and divide by `count`."""
+        self._messages.follow(self.flow(count))
+
+    def flow(self, count: int = 1, tag: int = 0) -> Flow:
+        """As `run`, in steps; of sums that are under way at the same time each has a tag of its own."""
         messages, wire = self._messages, self._wire
-        reduce_scatter(messages, self._inside, wire)
-        reduce_scatter(messages, self._between, wire)
-        if count != 1:
+        yield from reduce_scatter(messages, self._inside, wire, tag)
+        yield from reduce_scatter(messages, self._between, wire, tag)
+        if count != 1:  # on each rank its shard alone
             for ring in self._between:
                 shard = ring.part(0)
                 shard /= np.float32(count)
-        allgather(messages, self._between, wire)
-        allgather(messages, self._inside, wire)
+        yield from allgather(messages, self._between, wire, tag)
+        yield from allgather(messages, self._inside, wire, tag)
 
 
 def by_zone(ranks: Sequence[int], zones: Sequence[str]) -> list[list[int]]:

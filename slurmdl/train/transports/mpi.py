@@ -56,6 +56,17 @@ class Mpi:
         self._until(lambda: any(request.Test() for request in requests)
                     or bool(self._comm.Iprobe(self._mpi.ANY_SOURCE, tag)))
 
+    def either(self, groups: Sequence[Sequence[Any]], stop: Callable[[], bool]) -> int | None:
+        waiting, found = [list(group) for group in groups], None
+
+        def one_is() -> bool:
+            nonlocal found
+            found = next((number for number, group in enumerate(waiting) if self._mpi.Request.Testall(group)), None)
+            return found is not None or stop()
+
+        self._until(one_is)
+        return found
+
     def _until(self, true: Callable[[], bool], watch: Callable[[], None] | None = None) -> None:
         spin = time.perf_counter() + _SPIN
         pause = 2e-5

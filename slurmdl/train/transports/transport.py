@@ -60,6 +60,12 @@ class Transport(Protocol):
     def first(self, requests: Sequence[Any], tag: int) -> None:
         """Return when one of these requests is done, or a message with this tag is waiting; asleep as in `wait`."""
 
+    def either(self, groups: Sequence[Sequence[Any]], stop: Callable[[], bool]) -> int | None:
+        """Index of the first group of requests that are all done, once there is one; asleep as in `wait`.
+
+        None where `stop`, which is asked again and again while this waits.
+        """
+
     def attend(self, tag: int, come: Callable[[], None]) -> None:
         """Call this from now on while this rank waits for something: again and again, or where a message with this
         tag is there. For what others may ask at any time; it reads these messages, and waits for no others.

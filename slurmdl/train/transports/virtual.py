@@ -155,6 +155,14 @@ class Virtual:
         self._wait([*requests, self._looks_for[1]], min)
         self._looks_for = None
 
+    def either(self, groups: Sequence[Sequence[Request]], stop: Callable[[], bool]) -> int | None:
+        def done(group: Sequence[Request]) -> float:
+            return max((request.done for request in group), default=self.clock)
+
+        if not stop():
+            self._wait([request for group in groups for request in group], lambda _: min(map(done, groups)))
+        return next((number for number, group in enumerate(groups) if done(group) <= self.clock), None)
+
     def _wait(self, requests: Sequence[Request], of: Callable[[Iterable[float]], float]) -> None:
         self._asked = 0
         while True:
