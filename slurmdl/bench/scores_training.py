@@ -49,7 +49,7 @@ SHUFFLED = "shuffled (control)"
 FIGURES = ("throughput", "delay", "loss")
 #: Open MPI 4.1.4 crashes now and then in MPI_Init, where a message comes before it is ready for it; without -K the
 #: other ranks would wait for that one for ever. So often a step is started
-_STARTS = 3
+_STARTS = 8
 _FLAT = f"SwitchName=all Nodes=n[01-{NODES}]\n"
 
 

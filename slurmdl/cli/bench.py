@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from importlib import import_module
+from pathlib import Path
 
 from slurmdl.cli.parser import Parser
-from slurmdl.errors import UsageError
+from slurmdl.errors import UsageError, warn
 
 #: benchmarks of several parts -> the seed, what it is of, and what is measured in few words and in more
 PARTS = {
@@ -49,6 +50,15 @@ def run(argv: list[str]) -> int:
                                             "(needs root, and the plugin built).")
     spank.add_argument("--repeats", type=int, default=1000, metavar="N", help="steps of each kind (%(default)s)")
     spank.add_argument("--results", metavar="FILE", help="write the figures, controls among them, as JSON")
+    matrix = commands.add_parser("run", help="frameworks, strategies, models, nodes and placements of a SPEC.yaml",
+                                 description="Submits every cell of a matrix as a job of this cluster, one after the "
+                                             "other, and goes on where it stopped; see docs/bench.md.")
+    matrix.add_argument("spec", metavar="SPEC.yaml", help="what is compared")
+    matrix.add_argument("--results", metavar="DIR", help="shared by all nodes (default: the name of SPEC)")
+    matrix.add_argument("--again", action="store_true", help="also what failed before")
+    report = commands.add_parser("report", help="table, CSV and pictures of what `run` has measured",
+                                 description="Writes report.md, report.csv and pictures (with matplotlib) into DIR.")
+    report.add_argument("results", metavar="DIR", help="that of `slurmdl bench run`")
     for name, (seed, of, text, description) in PARTS.items():
         bench = commands.add_parser(name, help=text, description=description)
         bench.add_argument("--only", default="", metavar="PART,...", help="these parts only (default: all)")
@@ -68,6 +78,10 @@ def run(argv: list[str]) -> int:
 
         bench_exact.run(max(1, options.clusters), options.results, options.seed)
         return 0
+    if options.command == "run":
+        return _run(options.spec, options.results, options.again)
+    if options.command == "report":
+        return _report(options.results)
     if options.command in PARTS:
         further = [options.quick] if options.command in QUICK else []
         import_module(f"slurmdl.bench.{options.command}").run(
@@ -76,4 +90,33 @@ def run(argv: list[str]) -> int:
     if options.repeats < 1:
         raise UsageError(f"--repeats {options.repeats}: at least 1 expected")
     import_module(f"slurmdl.bench.{options.command}").run(options.repeats, options.results)
+    return 0
+
+
+def _run(spec: str, results: str | None, again: bool) -> int:
+    from slurmdl.bench.matrix import jobs
+    from slurmdl.bench.matrix.spec import read
+
+    folder = Path(results or Path(spec).with_suffix(""))
+    try:
+        jobs.run(read(spec), folder, again)
+    except KeyboardInterrupt:
+        warn(f"bench run: broken off; `slurmdl bench run {spec} --results {folder}` goes on")
+        raise
+    return _report(str(folder))
+
+
+def _report(results: str) -> int:
+    from slurmdl.bench.matrix import report
+
+    folder = Path(results)
+    files = report.write(folder)
+    try:
+        from slurmdl.bench.matrix import pictures
+    except ImportError:
+        warn("no pictures: they need matplotlib (pip install 'slurmdl[plot]')")
+    else:
+        files += pictures.draw(folder, report.lines(folder))
+    print(files[0].read_text(), end="")
+    print("\n".join(map(str, files)))
     return 0

@@ -6,27 +6,28 @@ HealthCheckProgram, in a Prolog and in a systemd timer alike. A state file keeps
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import time
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
-from slurmdl.cli.parser import Parser, address
+from slurmdl.cli.address import address
 from slurmdl.errors import SlurmdlError, UnavailableError, UsageError, warn
+
+#: option -> its value and its line in the help
+OPTIONS = {
+    "to": ("HOST:PORT", "the collector, `slurmdl score ingest --listen`"),
+    "spool": ("DIR", "where samples go, or with --to wait for the collector (default: beside the state)"),
+    "state": ("DIR", "of the last reading (default: /var/lib/slurmdl for root)"),
+    "node": ("NAME", "this node's name in Slurm (default: its host name)"),
+    "interface": ("IF", "whose speed counts (default: the fastest)"),
+}
 
 
 def run(argv: list[str]) -> int:
-    parser = Parser(prog="slurmdl score collect", description=__doc__)
-    parser.add_argument("--to", metavar="HOST:PORT", help="the collector, `slurmdl score ingest --listen`")
-    parser.add_argument("--spool", metavar="DIR",
-                        help="where samples go, or with --to wait for the collector (default: beside the state)")
-    parser.add_argument("--state", metavar="DIR", help="of the last reading (default: /var/lib/slurmdl for root)")
-    parser.add_argument("--node", metavar="NAME", help="this node's name in Slurm (default: its host name)")
-    parser.add_argument("--interface", default="", metavar="IF", help="whose speed counts (default: the fastest)")
-    parser.add_argument("--strict", action="store_true", help="exit with a status of its own where anything fails")
     try:
-        _collect(parser.parse_args(argv))
+        _collect(_plain(argv) or _parsed(argv))
     except (SlurmdlError, OSError) as error:
         if "--strict" in argv:
             raise
@@ -35,18 +36,46 @@ def run(argv: list[str]) -> int:
     return 0
 
 
-def _collect(options: argparse.Namespace) -> None:
+def _plain(argv: Sequence[str]) -> dict[str, str]:
+    """The options by name, where all are spelled out; empty where argparse must look at them.
+
+    argparse takes longer to import than the counters to read.
+    """
+    found, words = {"strict": ""}, iter(argv)
+    for word in words:
+        name, equals, value = word.removeprefix("--").partition("=")
+        if word != "--strict" and (not word.startswith("--") or name not in OPTIONS):
+            return {}
+        found[name] = value if equals or word == "--strict" else next(words, "-")
+        if found[name].startswith("-"):
+            return {}
+    return found
+
+
+def _parsed(argv: Sequence[str]) -> dict[str, str]:
+    from slurmdl.cli.parser import Parser
+
+    parser = Parser(prog="slurmdl score collect", description=__doc__)
+    for name, (value, text) in OPTIONS.items():
+        parser.add_argument(f"--{name}", default="", metavar=value, help=text)
+    parser.add_argument("--strict", action="store_const", const="", default="",
+                        help="exit with a status of its own where anything fails")
+    return dict(vars(parser.parse_args(argv)))
+
+
+def _collect(given: Mapping[str, str]) -> None:
     from slurmdl.network import counters, outbox
 
-    where = address(options.to, "--to") if options.to else None
-    state = options.state or state_directory()
-    now, path = counters.read(interface=options.interface), os.path.join(state, "counters.json")
+    options = {**dict.fromkeys(OPTIONS, ""), **given}
+    where = address(options["to"], "--to") if options["to"] else None
+    state = options["state"] or state_directory()
+    now, path = counters.read(interface=options["interface"]), os.path.join(state, "counters.json")
     before = counters.load(path)
-    sample = counters.sample(before, now, options.node or this_node(), time.time())
+    sample = counters.sample(before, now, options["node"] or this_node(), time.time())
     if counters.due(before, now):
         _write(path, json.dumps(now.to_json()))
     samples = [sample] if sample is not None else []
-    spool = options.spool or os.path.join(state, "spool")
+    spool = options["spool"] or os.path.join(state, "spool")
     if where is None:
         outbox.put(spool, samples)
     else:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from time import time
 
 from slurmdl import config
-from slurmdl.cli.parser import Parser, address
+from slurmdl.cli.address import address
+from slurmdl.cli.parser import Parser
 from slurmdl.errors import UnavailableError, UsageError, warn
 from slurmdl.network import exposition, read
 from slurmdl.network.model import LinkScores

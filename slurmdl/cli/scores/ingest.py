@@ -16,7 +16,8 @@ from dataclasses import replace
 from time import time
 
 from slurmdl import config
-from slurmdl.cli.parser import Parser, address
+from slurmdl.cli.address import address
+from slurmdl.cli.parser import Parser
 from slurmdl.errors import InputError, SlurmdlError, UnavailableError, UsageError, warn
 from slurmdl.network import hygiene, inlet
 from slurmdl.network.collector import Collector

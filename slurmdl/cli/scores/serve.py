@@ -12,7 +12,8 @@ import os
 import signal
 from contextlib import suppress
 
-from slurmdl.cli.parser import Parser, address
+from slurmdl.cli.address import address
+from slurmdl.cli.parser import Parser
 from slurmdl.errors import SlurmdlError, UnavailableError, UsageError, warn
 
 PORT = 6819
