@@ -1,8 +1,8 @@
 """What probes recover of links that were shaped: random settings of one node's link on a sandbox.
 
 A setting is a rate, a delay each way and a loss each way; the probe is `slurmdl score probe` as an ordinary user
-starts it. Of PROBES of them the median counts, as it does in a score. Delays are held against the shaped one and what the same link took before it was shaped. The control holds
-what was measured against another setting.
+starts it. Of PROBES of them the median counts, as it does in a score. Delays are held against the shaped one and what
+the same link took before it was shaped. The control holds what was measured against another setting.
 
 Meanwhile loops of the lowest priority keep the processors awake: a virtual one that halts takes up to a tenth of a
 millisecond to come back, which would count as the link's.

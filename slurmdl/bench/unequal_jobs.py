@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from slurmdl.bench import within
+from slurmdl.bench.machine import processors
 from slurmdl.errors import SandboxError
 from slurmdl.sandbox import cloud
 from slurmdl.sandbox.cluster import Sandbox
@@ -115,9 +116,9 @@ class Jobs:
 
         # its first line tells the places of the ranks
         self._wait(lambda: ended() or (log.exists() and os.path.getsize(log) > 0), f"the start of job {number}")
-        before = _processors()
+        before = processors()
         self._wait(ended, f"the end of job {number}")
-        idle, total = (after - begin for after, begin in zip(_processors(), before, strict=True))
+        idle, total = (after - begin for after, begin in zip(processors(), before, strict=True))
         return idle / total if total else 1.0
 
     def _wait(self, true: Callable[[], bool], what: str) -> None:
@@ -132,10 +133,3 @@ def bound(results: Sequence[Result]) -> str:
     """Words for a metric whose figures say more of the processors than of anything else, "" for others."""
     idle = float(np.median([result.idle for result in results]))
     return f"; CPU-bound: {idle:.0%} idle" if idle < IDLE else ""
-
-
-def _processors() -> tuple[float, float]:
-    """Idle and all time of the processors so far, in ticks; proc(5), /proc/stat."""
-    with open("/proc/stat", encoding="ascii") as file:
-        ticks = [float(word) for word in file.readline().split()[1:9]]
-    return ticks[3] + ticks[4], sum(ticks)

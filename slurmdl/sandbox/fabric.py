@@ -129,9 +129,11 @@ def _ends(number: int) -> tuple[str, str]:
     return f"{network}.{number % 32 * 8 + 1}", f"{network}.{number % 32 * 8 + 2}"
 
 
-def _bucket(rate: float) -> str:
-    # a bucket smaller than one 64 KB super-packet would make the kernel cut it up, which costs CPU time only
-    burst = max(70_000, int(rate / 8 * _BURST_SECONDS))
+def _bucket(rate: float, single: bool = False) -> str:
+    # A bucket smaller than one 64 KB super-packet would make the kernel cut it up, which costs CPU time only. Where
+    # segments come one by one, as on a link with losses, two of them do: a sender that pauses after a loss finds the
+    # bucket full, and what a large one lets through at once no real link would
+    burst = max(2 * MTU + 100 if single else 70_000, int(rate / 8 * _BURST_SECONDS))
     return f"tbf rate {rate:.0f}bit burst {burst} limit {max(4 * burst, int(rate / 8 * _QUEUE_SECONDS))}"
 
 
@@ -198,7 +200,7 @@ def change(pids: Mapping[str, int], cable: Link, old: Shape, new: Shape, restore
                 delay.insert(pids[cable.above], held, MTU, new.delay, restore)
     wire = delay.wire(held) if new.delay and not netem else held
     for host, interface in ((cable.below, cable.below_if), (cable.above, wire)):
-        bucket = _bucket(new.rate) if new.rate else ""
+        bucket = _bucket(new.rate, single=bool(new.loss)) if new.rate else ""
         lines = delay.netem(interface, new.delay, bucket) if new.delay and netem else \
             [f"qdisc replace dev {interface} root {bucket or 'noqueue'}"]
         hosts.run(pids[host], ["tc", "-batch", "-"], stdin="\n".join(lines) + "\n")

@@ -1,0 +1,78 @@
+"""Pictures of a matrix: scaling, where the time of a step goes, bytes by level, and accuracy over time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from slurmdl.bench.matrix.report import Line
+from slurmdl.train.messages import LEVELS
+from slurmdl.train.report.meters import PHASES
+
+#: figures of more bars than that cannot be read
+MOST_BARS = 40
+
+
+def draw(folder: Path, made: Sequence[Line]) -> Iterator[Path]:
+    """Write those pictures for which there are figures; yields their files."""
+    made = [line for line in made if line.jobs]
+    for name, kind, of in (
+            ("scaling", _scaling, [line for line in made if line.efficiency is not None]),
+            ("phases", _phases, made[:MOST_BARS]),
+            ("bytes", _bytes, [line for line in made if line.usual.bytes][:MOST_BARS]),
+            ("accuracy", _accuracy, [line for line in made if line.usual.reached is not None][:MOST_BARS])):
+        if of:
+            figure = Figure(figsize=(9, 4 if name == "scaling" else 1.5 + 0.3 * len(of)), layout="constrained")
+            kind(figure.subplots(), of)
+            file = folder / f"{name}.svg"
+            figure.savefig(file)
+            yield file
+
+
+def _scaling(axes: Any, made: Sequence[Line]) -> None:
+    series: dict[Any, list[Line]] = {}
+    for line in made:
+        series.setdefault(replace(line.cell, nodes=0), []).append(line)
+    for cell, of in series.items():
+        of = sorted(of, key=lambda line: line.cell.nodes)
+        axes.plot([line.cell.nodes for line in of], [line.images for line in of], marker="o", linewidth=1,
+                  label=f"{cell.framework} {cell.strategy}, {cell.model}, {cell.placement}")
+    axes.set(xlabel="nodes", ylabel="images/s", xscale="log", yscale="log")
+    nodes = sorted({line.cell.nodes for line in made})
+    axes.set_xticks(nodes, [str(count) for count in nodes])
+    axes.minorticks_off()
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=7)
+
+
+def _phases(axes: Any, made: Sequence[Line]) -> None:
+    _stacked(axes, made, PHASES, lambda line, phase: line.usual.phases[phase], "seconds of a step")
+
+
+def _bytes(axes: Any, made: Sequence[Line]) -> None:
+    _stacked(axes, made, LEVELS, lambda line, level: (line.usual.bytes or {})[level] / 1e6,
+             "MB in a step, all ranks")
+
+
+def _accuracy(axes: Any, made: Sequence[Line]) -> None:
+    _stacked(axes, made, ("training",), lambda line, _: line.usual.reached or 0.0, "seconds to the accuracy")
+
+
+def _stacked(axes: Any, made: Sequence[Line], parts: Sequence[str], value: Callable[[Line, str], float],
+             label: str) -> None:
+    """A bar for each line, made of its parts, the first line at the top."""
+    left = [0.0] * len(made)
+    for part in parts:
+        width = [value(line, part) for line in made]
+        axes.barh(range(len(made)), width, left=left, label=part, height=0.7)
+        left = [begin + more for begin, more in zip(left, width, strict=True)]
+    axes.set_yticks(range(len(made)), [str(line.cell) for line in made], fontsize=7)
+    axes.invert_yaxis()
+    axes.set_xlabel(label)
+    axes.grid(axis="x", alpha=0.3)
+    if len(parts) > 1:
+        axes.legend(fontsize=7)

@@ -1,0 +1,180 @@
+"""What `slurmdl bench run` compares: a SPEC.yaml, the cells that it stands for, and their order.
+
+The keys, all optional::
+
+    frameworks: [slurmdl, ddp]     # or post-local, horovod, bluefog, and files of adapters of one's own
+    strategies: [allreduce]        # of slurmdl; the others have one each
+    models: {cnn: digits}          # model: data, as of `slurmdl train`; a list has `digits` for all
+    nodes: [1, 2]
+    placements: [slurm, slurmdl]   # plain sbatch; and `slurmdl sbatch`, which also takes balance and spread
+    tasks_per_node: 1
+    ps: 1                          # servers of the strategy ps, among the tasks
+    batch: 32                      # samples of a worker in a step
+    lr: 0.05
+    compute: ""                    # replay:SECONDS: a step takes that long, asleep
+    warm_up: 3                     # steps before those that are timed
+    steps: 20
+    accuracy: 0                    # evaluate every `evaluate_every` steps, and tell when this one was reached
+    evaluate_every: 0
+    repeats: 3
+    seed: 1
+    minutes: 10                    # time limit of a job
+    sbatch: []                     # further options of every job, e.g. --partition=short
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from itertools import product
+from typing import Any
+
+from slurmdl import yamlfile
+from slurmdl.bench.frameworks import FRAMEWORKS, load
+from slurmdl.dl_options import PLACES, nearest_first
+from slurmdl.errors import InputError, UsageError
+from slurmdl.plan import STRATEGIES
+
+#: placements beside Slurm's own; the first word of `slurmdl` is what --dl-place has by default
+PLACEMENTS = ("slurm", "slurmdl", *PLACES[1:])
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One training job of the matrix."""
+
+    framework: str
+    strategy: str
+    model: str
+    nodes: int
+    placement: str
+
+    @property
+    def name(self) -> str:
+        """For files: readable, and another one for another cell."""
+        words = [self.framework, self.strategy, self.model, str(self.nodes), self.placement]
+        plain = re.sub(r"[^A-Za-z0-9.-]+", "_", "-".join(words))
+        return f"{plain}-{hashlib.sha256(json.dumps(words).encode()).hexdigest()[:6]}"
+
+    def __str__(self) -> str:
+        own = "" if self.strategy == self.framework else f" {self.strategy}"
+        return f"{self.framework}{own}, {self.model}, {self.nodes} node{'s' * (self.nodes > 1)}, {self.placement}"
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What SPEC.yaml says; see above."""
+
+    frameworks: tuple[str, ...] = ("slurmdl", "ddp")
+    strategies: tuple[str, ...] = ("allreduce",)
+    models: dict[str, str] = field(default_factory=lambda: {"cnn": "digits"})
+    nodes: tuple[int, ...] = (1, 2)
+    placements: tuple[str, ...] = ("slurm", "slurmdl")
+    tasks_per_node: int = 1
+    ps: int = 1
+    batch: int = 32
+    lr: float = 0.05
+    compute: str = ""
+    warm_up: int = 3
+    steps: int = 20
+    accuracy: float = 0.0
+    evaluate_every: int = 0
+    repeats: int = 3
+    seed: int = 1
+    minutes: int = 10
+    sbatch: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(json.dumps(asdict(self)))
+        return found
+
+    def cells(self) -> list[Cell]:
+        """Those that are compared stand together: frameworks and strategies first, then placements."""
+        ways = [(framework, strategy) for framework in self.frameworks
+                for strategy in (self.strategies if framework == "slurmdl" else load(framework).STRATEGIES[:1])]
+        return [Cell(framework, strategy, model, nodes, placement)
+                for model, nodes, placement, (framework, strategy) in product(
+                    self.models, self.nodes, self.placements, ways)]
+
+    def order(self) -> Iterator[tuple[Cell, int]]:
+        """Every cell once, then all again the other way round, and so on: what changes in time meets all alike."""
+        for repeat in range(self.repeats):
+            for cell in self.cells()[::-1 if repeat % 2 else 1]:
+                yield cell, repeat
+
+
+def read(path: str) -> Spec:
+    """The spec of a file.
+
+    Raises
+    ------
+    InputError : the file cannot be read, is not YAML, or holds an unknown key or a value that is not valid.
+    """
+    import yaml
+
+    data = yamlfile.read(path, yaml.safe_load) or {}
+    known = {entry.name: entry for entry in fields(Spec)}
+    if not isinstance(data, dict):
+        raise InputError("KEY: VALUE expected, e.g. nodes: [1, 2]", path)
+    for key in data:
+        if key not in known:
+            raise InputError(f"unknown key {key}; valid: {', '.join(nearest_first(str(key), list(known)))}", path)
+    usual = Spec()
+    try:
+        spec = Spec(**{key: _value(key, value, getattr(usual, key)) for key, value in data.items()})
+        _check(spec)
+    except UsageError as error:
+        raise InputError(str(error), path) from error
+    return spec
+
+
+def _value(key: str, value: Any, usual: Any) -> Any:
+    """A value of the type of the usual one; a single value stands for a list of it."""
+    if isinstance(usual, tuple):
+        kind = int if key == "nodes" else str
+        found = value if isinstance(value, list) else [value]
+        return tuple(_value(key, each, kind()) for each in found)
+    if isinstance(usual, dict):
+        names = dict.fromkeys([value] if isinstance(value, str) else value, "digits") \
+            if isinstance(value, (str, list)) else value
+        if not isinstance(names, dict) or not all(isinstance(word, str) for pair in names.items() for word in pair):
+            raise UsageError(f"{key}: {value!r} is not valid; valid: MODEL: DATA, or a list of models")
+        return names
+    if isinstance(usual, float) and isinstance(value, int) and not isinstance(value, bool):
+        value = float(value)
+    if type(value) is not type(usual):
+        words = {int: "a whole number", float: "a number", str: "a text"}[type(usual)]
+        raise UsageError(f"{key}: {value!r} is not valid; valid: {words}")
+    return value
+
+
+def _check(spec: Spec) -> None:
+    from slurmdl.train.trainer.models import MODELS
+
+    def one_of(key: str, given: Sequence[str], valid: Sequence[str]) -> None:
+        for word in given:
+            if word not in valid:
+                raise UsageError(f"{key}: {word!r} is not valid; valid: {', '.join(nearest_first(word, valid))}")
+
+    one_of("frameworks", [name for name in spec.frameworks if not name.endswith(".py")], list(FRAMEWORKS))
+    one_of("strategies", spec.strategies, STRATEGIES)
+    one_of("models", [model.partition(":")[0] for model in spec.models], list(MODELS))
+    one_of("placements", spec.placements, PLACEMENTS)
+    for key, least in (("tasks_per_node", 1), ("ps", 1), ("batch", 1), ("warm_up", 1), ("steps", 1), ("repeats", 1),
+                       ("minutes", 1), ("evaluate_every", 0)):
+        if getattr(spec, key) < least:
+            raise UsageError(f"{key}: {getattr(spec, key)} is not valid; valid: {least} or more")
+    if spec.compute and not re.fullmatch(r"replay:[0-9]+(\.[0-9]*)?", spec.compute):
+        raise UsageError(f"compute: {spec.compute!r} is not valid; valid: replay:SECONDS, or nothing")
+    if any(nodes < 1 for nodes in spec.nodes):
+        raise UsageError(f"nodes: {min(spec.nodes)} is not valid; valid: 1 or more")
+    for key in ("frameworks", "strategies", "models", "nodes", "placements"):
+        given = list(getattr(spec, key))
+        if not given or len(set(given)) < len(given):
+            raise UsageError(f"{key}: {'nothing is' if not given else 'something is twice'} in the list")
+    if not 0 <= spec.accuracy <= 1 or bool(spec.accuracy) != bool(spec.evaluate_every):
+        raise UsageError(f"accuracy: {spec.accuracy} with evaluate_every {spec.evaluate_every} is not valid; valid: "
+                         "both, accuracy as a share of 1, or neither")

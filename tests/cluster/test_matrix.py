@@ -1,0 +1,64 @@
+"""`slurmdl bench run` on a real cluster, by an ordinary user: cells that train, that fail, and that cannot be."""
+
+from __future__ import annotations
+
+import csv
+import json
+
+SPEC = """\
+frameworks: [slurmdl, ddp, post-local, horovod]
+strategies: [gossip, ps]
+models: {"mlp:16": digits}
+nodes: [2]
+placements: [slurm, slurmdl]
+repeats: 1
+steps: 6
+warm_up: 2
+accuracy: 0.1
+evaluate_every: 3
+"""
+
+
+def table(folder):
+    with open(folder / "report.csv", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def test_frameworks_side_by_side(cluster):
+    """All cells have figures; what is not installed says so; the end is a report, and nothing is run twice."""
+    folder = cluster.directory("matrix")
+    (folder / "spec.yaml").write_text(SPEC)
+    done = cluster.run(["slurmdl", "bench", "run", "spec.yaml"], directory=folder, timeout=400)
+    assert done.returncode == 0, done.stderr
+    rows = table(folder / "spec")
+    assert len(rows) == 10
+    for row in rows:
+        if row["framework"] == "horovod":
+            assert row["status"].startswith("missing: Horovod is not installed"), row
+            continue
+        assert row["status"].startswith("done"), (row, done.stderr)
+        assert float(row["images/s"]) > 0
+        assert float(row["s to accuracy"]) > 0
+        assert float(row["memory"]) > 50e6
+        assert bool(row["bytes across"]) == (row["framework"] == "slurmdl")
+        if row["strategy"] in ("gossip", "ps"):
+            assert float(row["bytes zone"]) + float(row["bytes across"]) > 0
+    again = cluster.run(["slurmdl", "bench", "run", "spec.yaml"], directory=folder, timeout=60)
+    assert (again.returncode, "done" in again.stderr) == (0, False)
+
+
+def test_cells_that_cannot_be_say_so_and_the_rest_goes_on(cluster):
+    """More nodes than there are; an adapter that raises; and one that takes too much time is for the time limit."""
+    folder = cluster.directory("matrix")
+    (folder / "raises.py").write_text("STRATEGIES = ('x',)\ndef missing(): return ''\n"
+                                      "def start(*given): raise RuntimeError('of its own')\n")
+    (folder / "spec.yaml").write_text(
+        f"frameworks: [slurmdl, {folder}/raises.py]\nmodels: {{mlp: digits}}\nnodes: [1, 100]\nplacements: [slurm]\n"
+        "repeats: 1\nsteps: 2\n")
+    done = cluster.run(["slurmdl", "bench", "run", "spec.yaml", "--results", "here"], directory=folder, timeout=300)
+    assert done.returncode == 0, done.stderr
+    status = {(row["framework"].rpartition("/")[2], row["nodes"]): row["status"] for row in table(folder / "here")}
+    assert status["slurmdl", "1"].startswith("done")
+    assert status["slurmdl", "100"].startswith("refused: ")
+    assert status["raises.py", "1"].startswith("failed: ") and "of its own" in status["raises.py", "1"]
+    assert json.loads((folder / "here" / "spec.json").read_text())["nodes"] == [1, 100]

@@ -1,0 +1,163 @@
+"""The matrix of `slurmdl bench run`: its spec, its order, its figures and its report."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slurmdl.bench import frameworks
+from slurmdl.bench.matrix import jobs, report
+from slurmdl.bench.matrix.jobs import Outcome
+from slurmdl.bench.matrix.spec import Cell, Spec, read
+from slurmdl.cli.main import main
+from slurmdl.errors import InputError, UsageError
+
+
+def spec(tmp_path: Path, text: str) -> Spec:
+    file = tmp_path / "spec.yaml"
+    file.write_text(text)
+    return read(str(file))
+
+
+def test_a_spec_and_its_cells(tmp_path: Path) -> None:
+    found = spec(tmp_path, "frameworks: [slurmdl, ddp]\nstrategies: [allreduce, gossip]\nmodels: [mlp:8, cnn]\n"
+                           "nodes: 2\nplacements: [slurm, spread]\nlr: 1\nrepeats: 2\n")
+    assert found.models == {"mlp:8": "digits", "cnn": "digits"}
+    assert (found.nodes, found.lr) == ((2,), 1.0)
+    cells = found.cells()
+    assert cells[:3] == [Cell(framework, strategy, "mlp:8", 2, "slurm") for framework, strategy in (
+        ("slurmdl", "allreduce"), ("slurmdl", "gossip"), ("ddp", "allreduce"))]
+    assert len(cells) == len({cell.name for cell in cells}) == 12
+    order = [*found.order()]
+    assert [cell for cell, repeat in order if repeat == 1] == cells[::-1]
+    assert Spec(**{key: tuple(value) if isinstance(value, list) else value
+                   for key, value in found.to_json().items()}) == found
+
+
+@pytest.mark.parametrize("text, words", [
+    ("framework: [ddp]", "unknown key framework; valid: frameworks"), ("nodes: [0]", "nodes: 0 is not valid"),
+    ("nodes: two", "nodes: 'two' is not valid; valid: a whole number"),
+    ("frameworks: [dpp]", "'dpp' is not valid; valid: ddp"),
+    ("models: [vgg]", "models: 'vgg' is not valid; valid: vgg16"), ("placements: [near]", "placements: 'near'"),
+    ("nodes: []", "nodes: nothing is in the list"), ("nodes: [2, 2]", "nodes: something is twice"),
+    ("steps: true", "steps: True is not valid"), ("accuracy: 0.9", "accuracy: 0.9 with evaluate_every 0"),
+    ("- nodes", "KEY: VALUE expected"), ("nodes: [1", "is not YAML"), ("models: {cnn: 3}", "models: {'cnn': 3}"),
+    ("compute: replay:1:5", "valid: replay:SECONDS"), ("strategies: [gosip]", "'gosip' is not valid; valid: gossip")])
+def test_wrong_specs(tmp_path: Path, text: str, words: str) -> None:
+    with pytest.raises(InputError) as raised:
+        spec(tmp_path, text)
+    assert words in str(raised.value)
+    assert "spec.yaml" in str(raised.value)
+
+
+def test_adapters_of_ones_own(tmp_path: Path) -> None:
+    file = tmp_path / "alone.py"
+    file.write_text("STRATEGIES = ('alone',)\ndef missing(): return 'not today'\ndef start(*given): return None\n")
+    assert frameworks.load(str(file)).missing() == "not today"
+    assert [str(cell) for cell in Spec(frameworks=(str(file),), nodes=(1,), placements=("slurm",)).cells()] == [
+        f"{file} alone, cnn, 1 node, slurm"]
+    file.write_text("STRATEGIES = ('alone',)\n")
+    with pytest.raises(UsageError, match="has no missing"):
+        frameworks.load(str(file))
+    file.write_text("1 / 0\n")
+    with pytest.raises(UsageError, match="ZeroDivisionError"):
+        frameworks.load(str(file))
+    for name in frameworks.FRAMEWORKS:
+        assert frameworks.load(name).STRATEGIES
+
+
+SPEC = Spec(frameworks=("slurmdl", "ddp"), nodes=(1, 2), placements=("slurm",), repeats=2, batch=10, warm_up=1,
+            steps=2, accuracy=0.5, evaluate_every=1)
+OURS, DDP = (Cell(name, "allreduce", "cnn", 2, "slurm") for name in ("slurmdl", "ddp"))
+
+
+def rank(number: int, forward: float = 1.0, metered: bool = True, **more: Any) -> dict[str, Any]:
+    """A rank whose steps take 4 s."""
+    waiting = 0.5 if metered else 0.0
+    step = {"data": 0.0, "forward": forward, "backward": 1.0, "communication": 2.5 - forward - waiting,
+            "waiting": waiting, "optimizer": 0.5, "wall": 4.0}
+    return {"rank": number, "node": f"n{number}", "parameters": 7, "steps": [step] * 2, "memory": 100 + number,
+            "course": [[4.0, 0.4], [8.0, 0.6]], "communication": None if metered else 2.0, "idle": 0.5,
+            "bytes": {"node": 0, "zone": 30, "across": 60} if metered and not number else None, **more}
+
+
+def test_figures_of_a_runtime_that_meters_itself() -> None:
+    its = report.figures(Outcome(OURS, 0, "done", ranks=(rank(0), rank(1))), SPEC)
+    assert (its.images, its.seconds) == (2 * 10 / 4, 4.0)
+    assert its.phases["waiting"] == 0.5
+    assert (its.hidden, its.memory, its.reached) == (None, 101, 8.0)
+    assert its.bytes == {"node": 0, "zone": 10, "across": 20}
+    assert its.sums == pytest.approx(4 / 4)
+
+
+def test_figures_of_others_tell_waiting_for_the_slowest_and_what_was_hidden() -> None:
+    """One computes for a second longer than the other, which stands still meanwhile."""
+    its = report.figures(Outcome(DDP, 0, "done", ranks=(rank(0, 1.0, False), rank(1, 2.0, False))), SPEC)
+    assert its.phases["waiting"] == pytest.approx((1.0 + 0.0) / 2)
+    assert its.phases["communication"] == pytest.approx((1.5 + 0.5) / 2 - 0.5)
+    assert its.hidden == pytest.approx(2.0 - 1.0)
+    assert its.bytes is None
+
+
+def keep(folder: Path, *outcomes: Outcome) -> None:
+    jobs.begin(SPEC, folder)
+    for its in outcomes:
+        (folder / f"{its.cell.name}.{its.repeat}.outcome").write_text(json.dumps(asdict(its)))
+
+
+def test_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Cells that failed or were not run say so; efficiency is per node; bad marks are there."""
+    alone = Cell("slurmdl", "allreduce", "cnn", 1, "slurm")
+    keep(tmp_path, Outcome(alone, 0, "done", ranks=(rank(0),)),
+         Outcome(OURS, 0, "done", ranks=(rank(0), rank(1, idle=0.1))), Outcome(OURS, 1, "time limit"),
+         Outcome(DDP, 0, "failed", "slurmdl: a | b"))
+    (tmp_path / "half.0.outcome").write_text('{"cell": ')
+    assert main(["bench", "report", str(tmp_path)]) == 0
+    told = capsys.readouterr().out
+    table = [line for line in told.splitlines() if line.startswith("| ")]
+    assert len(table) == 2 + 4
+    assert "failed: slurmdl: a \\| b" in told
+    assert "not run yet" in told
+    assert "1 of 2 time limit; CPU-bound" in told
+    assert "100%" in next(line for line in table if "| 2 | slurm |" in line)
+    values = (tmp_path / "report.csv").read_text().splitlines()
+    assert values[0].startswith("framework,strategy,model,nodes,placement,status")
+    assert len(values) == 5
+    assert {file.stem for file in tmp_path.glob("*.svg")} == {"phases", "bytes", "accuracy", "scaling"}
+
+
+def test_a_folder_belongs_to_one_spec(tmp_path: Path) -> None:
+    keep(tmp_path)
+    with pytest.raises(InputError, match=r"results of another spec \(of other steps\)"):
+        jobs.begin(Spec(**{**vars(SPEC), "steps": 3}), tmp_path)
+    (tmp_path / "spec.json").write_text("[]")
+    with pytest.raises(InputError, match=r"spec\.json"):
+        report.lines(tmp_path)
+    with pytest.raises(InputError, match="no results"):
+        report.lines(tmp_path / "nowhere")
+    assert main(["bench", "run", str(tmp_path / "no-such-spec.yaml")]) == InputError.exit_status
+
+
+def test_what_is_done_is_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A framework that is not installed is asked for once; what failed is left, unless it is wanted again."""
+    ran: list[tuple[str, int]] = []
+
+    def one(spec: Spec, cell: Cell, repeat: int, folder: Path) -> Outcome:
+        ran.append((cell.name, repeat))
+        status = {"horovod": "missing", "ddp": "failed"}.get(cell.framework, "done")
+        return Outcome(cell, repeat, status, ranks=(rank(0),))
+
+    monkeypatch.setattr(jobs, "_one", one)
+    asked = Spec(frameworks=("slurmdl", "ddp", "horovod"), nodes=(1,), placements=("slurm",), repeats=2)
+    said: list[str] = []
+    jobs.run(asked, tmp_path, say=said.append)
+    assert (len(ran), len(said)) == (5, 6)
+    assert said[0] == "1 of 6: slurmdl allreduce, cnn, 1 node, slurm: done"
+    jobs.run(asked, tmp_path, say=said.append)
+    assert len(ran) == 5
+    jobs.run(asked, tmp_path, again=True, say=said.append)
+    assert len(ran) == 5 + 4
