@@ -68,12 +68,12 @@ def measure(framework: Framework, work: Mapping[str, Any]) -> dict[str, Any] | N
     optimizer = optimizers.build(options.optimizer, task.module.parameters(), options.lr, options.momentum,
                                  options.weight_decay)
     parameters = sum(tensor.numel() for tensor in task.module.parameters())
-    if options.compute:
-        each = options.compute.seconds / options.batch
-        task.pace(lambda images: each * images, time.sleep)
     training = framework.start(transport, work["strategy"], task.module, optimizer)
     if training is None:
         return None
+    if options.compute:  # after the framework's own hooks, so that what passes in them is the backward pass to it
+        each = options.compute.seconds / options.batch
+        task.pace(lambda images: each * images, time.sleep)
     task.module = training.module
     clock = Clock(task, training, task.batches(rank, size))
     alone = 0.0 if training.phases else clock.alone(work["warm_up"])

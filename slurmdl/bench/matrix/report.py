@@ -159,7 +159,7 @@ def markdown(made: Sequence[Line], spec: Spec) -> str:
     shown = [column for column in COLUMNS if any(row[column] is not None for row in rows(made))]
     text = [f"# {' / '.join(spec.models)}: {' / '.join(spec.frameworks)}", "",
             f"{spec.tasks_per_node} task{'s' * (spec.tasks_per_node > 1)} on each node, batches of {spec.batch}, "
-            f"{spec.steps} steps after {spec.warm_up}, {spec.repeats} times, seed {spec.seed}"
+            f"{spec.steps} steps after {spec.warm_up}, repeats {spec.repeats}, seed {spec.seed}"
             + (f", computation {spec.compute}" if spec.compute else "") + ".", "",
             "| " + " | ".join(shown) + " |", "|" + " --- |" * len(shown)]
     text += ["| " + " | ".join(_shown(column, row[column]) for column in shown) + " |" for row in rows(made)]
