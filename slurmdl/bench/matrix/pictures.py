@@ -43,10 +43,10 @@ def _scaling(axes: Any, made: Sequence[Line]) -> None:
                   label=f"{cell.framework} {cell.strategy}, {cell.model}, {cell.placement}")
     axes.set(xlabel="nodes", ylabel="images/s", xscale="log", yscale="log")
     nodes = sorted({line.cell.nodes for line in made})
+    axes.xaxis.minorticks_off()
     axes.set_xticks(nodes, [str(count) for count in nodes])
-    axes.minorticks_off()
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize=7)
+    axes.grid(alpha=0.3, which="both")
+    axes.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1, 1))
 
 
 def _phases(axes: Any, made: Sequence[Line]) -> None:
@@ -75,4 +75,4 @@ def _stacked(axes: Any, made: Sequence[Line], parts: Sequence[str], value: Calla
     axes.set_xlabel(label)
     axes.grid(axis="x", alpha=0.3)
     if len(parts) > 1:
-        axes.legend(fontsize=7)
+        axes.legend(fontsize=7, loc="lower center", bbox_to_anchor=(0.5, 1), ncols=len(parts))
