@@ -24,13 +24,18 @@ STEPS: dict[str, tuple[list[str], list[str]]] = {
 }
 
 
+#: until no step is left: one that still clears up keeps Slurm from its nodes, which is then free to choose others
+ALONE = "while squeue -h -s -j $SLURM_JOB_ID -o %i | grep -q '[.][0-9]'; do sleep 0.05; done"
+
+
 def both(options: Sequence[str]) -> str:
     """A job script that runs each step plain and mapped, and prints what both gave."""
     lines = []
     for number, option in enumerate(options):
         for kind in ("srun", "slurmdl srun"):
             words = option.replace(" : ", f" sh -c '{TASK}' : ")
-            lines += [f"echo '@ {number} {kind}'", f"{kind} {words} sh -c '{TASK}' 2>&1 | sed 's/^ *[0-9]*: //'"]
+            lines += [ALONE, f"echo '@ {number} {kind}'",
+                      f"{kind} {words} sh -c '{TASK}' 2>&1 | sed 's/^ *[0-9]*: //'"]
     return "\n".join(lines)
 
 
