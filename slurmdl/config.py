@@ -119,11 +119,11 @@ def _read(path: str) -> dict[str, Any]:
     import yaml
 
     data = yamlfile.read(path, yaml.safe_load)
-    return _keys(data or {}, ("options", "links", "plan_dir", "scores"), path, "")
+    return yamlfile.keys(data or {}, ("options", "links", "plan_dir", "scores"), path, "")
 
 
 def _merge(below: Config, data: dict[str, Any], path: str) -> Config:
-    links = _keys(data.get("links") or {}, ("node", "zone", "delay"), path, "links.")
+    links = yamlfile.keys(data.get("links") or {}, ("node", "zone", "delay"), path, "links.")
     zone = links.get("zone", below.zone_speed)
     plan_dir = data.get("plan_dir", below.plan_dir)
     if plan_dir is not None and not (isinstance(plan_dir, str) and os.path.isabs(plan_dir)):
@@ -138,8 +138,8 @@ def _merge(below: Config, data: dict[str, Any], path: str) -> Config:
 
 
 def _scores(below: Scores, data: Any, path: str) -> Scores:
-    data = _keys(data, ("file", "owner", "max_age", "half_life", "margin", "scoring", "weights", "prometheus"), path,
-                 "scores.")
+    keys = ("file", "owner", "max_age", "half_life", "margin", "scoring", "weights", "prometheus")
+    data = yamlfile.keys(data, keys, path, "scores.")
     found: dict[str, Any] = {}
     if "file" in data:
         found["file"] = _text(data["file"], "scores.file", path, os.path.isabs, "an absolute path")
@@ -151,19 +151,19 @@ def _scores(below: Scores, data: Any, path: str) -> Scores:
     if "scoring" in data:
         found["scoring"] = _text(data["scoring"], "scores.scoring", path, SCORINGS.__contains__, ", ".join(SCORINGS))
     if "weights" in data:
-        weights = _keys(data["weights"], FIGURES, path, "scores.weights.")
+        weights = yamlfile.keys(data["weights"], FIGURES, path, "scores.weights.")
         found["weights"] = {**below.weights, **{key: _positive(value, f"scores.weights.{key}", path, zero=True)
                                                 for key, value in weights.items()}}
         if not any(found["weights"].get(key, 1.0) for key in FIGURES):
             raise InputError("scores.weights: all are 0; valid: one at least above 0", path)
-    prometheus = _keys(data.get("prometheus") or {}, ("url", "label", "queries"), path, "scores.prometheus.")
+    prometheus = yamlfile.keys(data.get("prometheus") or {}, ("url", "label", "queries"), path, "scores.prometheus.")
     if "url" in prometheus:
         found["url"] = _text(prometheus["url"], "scores.prometheus.url", path,
                              lambda url: url.startswith(("http://", "https://")), "http://HOST[:PORT]")
     if "label" in prometheus:
         found["label"] = _text(prometheus["label"], "scores.prometheus.label", path, str.isidentifier, "a label")
     if "queries" in prometheus:
-        queries = _keys(prometheus["queries"], FIGURES, path, "scores.prometheus.queries.")
+        queries = yamlfile.keys(prometheus["queries"], FIGURES, path, "scores.prometheus.queries.")
         found["queries"] = {**below.queries, **{
             key: _text(value, f"scores.prometheus.queries.{key}", path, str.strip, "PromQL")
             for key, value in queries.items()}}
@@ -179,7 +179,7 @@ def _text(value: Any, name: str, path: str, fits: Callable[[str], object], valid
 def _options(data: Any, path: str) -> dict[str, str]:
     named = {option.name: option for option in dl_options.OPTIONS}
     found = {}
-    for name, value in _keys(data, tuple(named), path, "options.").items():
+    for name, value in yamlfile.keys(data, tuple(named), path, "options.").items():
         option = named[name]
         if option.kind == "flag":
             if value is True:
@@ -195,17 +195,6 @@ def _options(data: Any, path: str) -> dict[str, str]:
             raise InputError(str(error), path) from error
         found[option.field] = text
     return found
-
-
-def _keys(data: Any, valid: tuple[str, ...], path: str, prefix: str) -> dict[str, Any]:
-    if not isinstance(data, dict):
-        raise InputError(f"{prefix.rstrip('.') or 'the file'} must hold keys with values, "
-                         f"not {type(data).__name__}", path)
-    for key in data:
-        if key not in valid:
-            near = dl_options.nearest_first(str(key), valid)
-            raise InputError(f"unknown key {prefix}{key}; valid: {', '.join(prefix + name for name in near)}", path)
-    return data
 
 
 def _positive(value: Any, name: str, path: str, zero: bool = False) -> float:

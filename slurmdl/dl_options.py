@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from slurmdl import getopt
-from slurmdl.errors import InputError, UsageError
+from slurmdl.errors import InputError, UsageError, nearest_first
 from slurmdl.plan import PATTERNS, STRATEGIES
 
 PLACES = ("pack", "balance", "spread")
@@ -176,14 +176,6 @@ def is_set(value: str) -> bool:
 def is_pattern(traffic: str | None) -> bool:
     """Whether it is the name of a pattern of any strategy, and no file."""
     return any(traffic in patterns for patterns in PATTERNS.values())
-
-
-def nearest_first(word: str, valid: Sequence[str]) -> list[str]:
-    """`valid` with the entries that look most like `word` at the head."""
-    import difflib
-
-    near = difflib.get_close_matches(word, valid, n=len(valid), cutoff=0.5)
-    return near + [other for other in valid if other not in near]
 
 
 def bytes_of(value: str, source: str) -> float:

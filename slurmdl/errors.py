@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 
 #: characters of a message about a file; what goes beyond is cut out of its middle
 _LONGEST = 600
@@ -103,6 +104,14 @@ EXIT_STATUS = {
     130: "interrupted from the keyboard",
     141: "whoever reads the output has gone",
 }
+
+
+def nearest_first(word: str, valid: Sequence[str]) -> list[str]:
+    """`valid` with the entries that look most like `word` at the head."""
+    import difflib
+
+    near = difflib.get_close_matches(word, valid, n=len(valid), cutoff=0.5)
+    return near + [other for other in valid if other not in near]
 
 
 def _one_line(text: str, limit: int = 120) -> str:

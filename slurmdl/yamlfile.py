@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TextIO
 
-from slurmdl.errors import InputError
+from slurmdl.errors import InputError, nearest_first
 
 
 def read(path: str, parse: Callable[[TextIO], Any]) -> Any:
@@ -28,3 +28,20 @@ def read(path: str, parse: Callable[[TextIO], Any]) -> Any:
         mark = getattr(error, "problem_mark", None)
         raise InputError(f"is not YAML ({getattr(error, 'problem', None) or error})", path,
                          mark.line + 1 if mark else None) from error
+
+
+def keys(data: Any, valid: Sequence[str], path: str, prefix: str) -> dict[str, Any]:
+    """A mapping of a file that holds none but these keys; `prefix` is where it stands in the file, e.g. "links.".
+
+    Raises
+    ------
+    InputError : it is no mapping, or has another key.
+    """
+    if not isinstance(data, dict):
+        raise InputError(f"{prefix.rstrip('.') or 'the file'} must hold keys with values, "
+                         f"not {type(data).__name__}", path)
+    for key in data:
+        if key not in valid:
+            near = nearest_first(str(key), valid)
+            raise InputError(f"unknown key {prefix}{key}; valid: {', '.join(prefix + name for name in near)}", path)
+    return data

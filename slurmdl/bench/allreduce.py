@@ -10,20 +10,18 @@ frameworks have the same ranks on the same nodes.
 from __future__ import annotations
 
 import gc
-import socket
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from slurmdl.bench import within
+from slurmdl.bench.frameworks import ddp, post_local
 from slurmdl.train import init
 from slurmdl.train.method import Method
 from slurmdl.train.trainer.task import StandIn
 from slurmdl.train.transports.transport import Transport
 
 SEED, RATE = 1, 1e-4
-#: steps from one average to the next in post-local SGD
-LOCAL = 4
 Step = Callable[[], None]
 
 
@@ -53,7 +51,7 @@ def measure(transport: Transport, job: Mapping[str, Any], zones: Mapping[str, st
     for repeat in range(job["repeats"]):
         for name in list(made)[::-1 if repeat % 2 else 1]:
             # post-local SGD exchanges in the last of so many steps
-            steps = LOCAL if name == "post-local" else job["steps"]
+            steps = post_local.PERIOD if name == "post-local" else job["steps"]
             transport.meet()
             begun = time.perf_counter()
             for _ in range(steps):
@@ -99,19 +97,9 @@ class Rival:
     """PyTorch's own ways, over gloo between the same ranks."""
 
     def __init__(self, transport: Transport, job: Mapping[str, Any]) -> None:
-        import torch.distributed as dist
-
         self._job = job
-        with socket.create_server(("", 0)) as free:
-            port = transport.broadcast(free.getsockname()[1])
-        dist.init_process_group("gloo", init_method=f"tcp://{job['nodes'][0]}:{port}", rank=transport.rank,
-                                world_size=transport.size)
+        self.close = ddp.join(transport)
         self._plain: tuple[Any, Any] | None = None
-
-    def close(self) -> None:
-        import torch.distributed as dist
-
-        dist.destroy_process_group()
 
     def alone(self) -> tuple[Step, Step]:
         """No communication at all."""
@@ -119,19 +107,13 @@ class Rival:
         return stepping(lambda: its.loss(1), optimizer), lambda: None
 
     def post_local(self) -> tuple[Step, Step]:
-        """Steps of its own, and in every LOCAL-th the average of all models.
-
-        T. Lin, S. Stich, K. Patel, M. Jaggi: Don't use large mini-batches, use local SGD. ICLR 2020. arXiv:1808.07217
-        """
-        from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
-
+        """Steps of its own, and the average of all models in some."""
         its, optimizer = self._shared()
-        averager = PeriodicModelAverager(period=LOCAL, warmup_steps=LOCAL - 1)
-        plain = stepping(lambda: its.loss(1), optimizer)
+        plain, average = stepping(lambda: its.loss(1), optimizer), post_local.averaging(its.module)
 
         def step() -> None:
             plain()
-            averager.average_parameters(its.module.parameters())
+            average()
 
         return step, lambda: None
 

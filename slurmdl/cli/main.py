@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from slurmdl import __version__
-from slurmdl.errors import UsageError, report
+from slurmdl.errors import UsageError, nearest_first, report
 
 #: command -> its line in `slurmdl --help`; a table, so that the help imports nothing
 COMMANDS = {
@@ -45,8 +45,6 @@ def _run(words: list[str]) -> int:
         print(f"slurmdl {__version__}")
         return 0
     if command not in COMMANDS:
-        from slurmdl.dl_options import nearest_first
-
         raise UsageError(f"unknown command {command!r}; valid: {', '.join(nearest_first(command, list(COMMANDS)))}")
     from importlib import import_module
 

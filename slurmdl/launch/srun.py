@@ -25,6 +25,7 @@ from slurmdl.errors import (
     TrainError,
     UnavailableError,
     UsageError,
+    nearest_first,
     warn,
 )
 from slurmdl.launch import allocation, dialects, late, layout, mark, srun_options, step, survey
@@ -119,7 +120,7 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         raise UsageError(f"--launcher: {launcher!r} is not valid; valid: {', '.join(LAUNCHERS)}")
     form = line.last("print-map")
     if line.has("print-map") and form not in dialects.FORMATS:
-        valid = dl_options.nearest_first(form or "", list(dialects.FORMATS))
+        valid = nearest_first(form or "", list(dialects.FORMATS))
         raise UsageError(f"--print-map: {form or ''!r} is not valid; valid: {', '.join(valid)}")
     if not environ.get("SLURM_JOB_ID"):
         allocation.read(environ)

@@ -11,6 +11,7 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from slurmdl import wholefile
 from slurmdl.errors import UnavailableError
 from slurmdl.network.samples import LinkSample, to_lines
 
@@ -37,12 +38,9 @@ def put(folder: str, samples: Sequence[LinkSample]) -> None:
     if not samples:
         return
     name = f"{samples[-1].time:.6f}-{os.uname().nodename}-{os.getpid()}"
-    part = os.path.join(folder, f".{name}.part")
     try:
         os.makedirs(folder, mode=0o755, exist_ok=True)
-        with open(part, "w", encoding="utf-8") as file:
-            file.write(to_lines(samples))
-        os.replace(part, os.path.join(folder, name + SUFFIX))
+        wholefile.write(os.path.join(folder, name + SUFFIX), to_lines(samples))
         for old in _waiting(folder)[:-MOST]:
             os.unlink(os.path.join(folder, old))
     except OSError as error:

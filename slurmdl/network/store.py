@@ -6,11 +6,11 @@ full disk or a lock refuses new samples and leaves the old ones. The history is 
 
 from __future__ import annotations
 
-import os
 import sqlite3
 from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
 
+from slurmdl import wholefile
 from slurmdl.errors import InputError, UnavailableError
 from slurmdl.network.samples import LinkSample
 
@@ -129,25 +129,7 @@ def publish(path: str, text: str) -> None:
     ------
     UnavailableError : it cannot be written; the old one stays.
     """
-    folder, name = os.path.split(os.path.abspath(path))
-    beside = os.path.join(folder, f".{name}.{os.getpid()}")
     try:
-        try:
-            with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644),
-                      "w", encoding="utf-8") as file:
-                os.fchmod(file.fileno(), 0o644)
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(beside, path)
-        except BaseException:
-            with suppress(OSError):
-                os.unlink(beside)
-            raise
-        directory = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
+        wholefile.write(path, text, durable=True)
     except OSError as error:
         raise UnavailableError(f"{path}: cannot be written ({error.strerror}); the old one stays") from error

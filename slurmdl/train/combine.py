@@ -107,6 +107,7 @@ def check(method: Method, workers: int) -> None:
     for given, asked, fit, valid in (
             (method.global_every, "--global-every", method.strategy in _GOSSIP and not method.asynchronous,
              "gossip, adaptive-gossip without --async"),
+            (method.quasi_global, "--quasi-global", method.strategy in _GOSSIP, "gossip, adaptive-gossip"),
             (method.staleness, "--staleness", method.strategy == "ps", "strategy ps"),
             (method.compensation, "--compensation", method.strategy == "ps", "strategy ps"),
             (method.period, "--period", method.when == "period" and method.strategy not in ("allreduce", "ps"),

@@ -93,6 +93,9 @@ class Method:
     shared_memory: bool = _knob(_switch, False, "",
                                 "gossip inside a node through shared memory, and one leader per node outside")
     global_every: int = _knob(_whole(0), 0, "STEPS", "gossip: an average over all ranks now and then (0: never)")
+    quasi_global: bool = _knob(_switch, False, "",
+                               "gossip: the momentum of SGD is of the way that a model goes with the mixing, not of "
+                               "its own gradients alone, against skewed data")
     staleness: int | None = _knob(_whole(0), None, "STEPS",
                                   "ps: how far the fastest worker may be ahead of the slowest (default: 0, in step)")
     compensation: float = _knob(_number(0, float("inf")), 0.0, "X",

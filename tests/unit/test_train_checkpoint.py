@@ -13,6 +13,7 @@ import pytest
 import torch
 from training import evenly
 
+from slurmdl import wholefile
 from slurmdl.errors import Refused, Stopped, TrainError
 from slurmdl.train import init
 from slurmdl.train.library import checkpoint, halt
@@ -31,6 +32,8 @@ SYNCHRONOUS = {
     "copies": "--strategy adaptive-gossip --traffic base --compress int4 --threshold 0.02 --warm-up 5",
     "budget": "--strategy adaptive-gossip --comm-budget 5% --warm-up 5 --compress sign --traffic base",
     "shared": "--strategy gossip --shared-memory --zones A:1x2,B:1x2",
+    "quasi-global": "--strategy gossip --traffic exponential --quasi-global",
+    "quasi-global, shared": "--strategy gossip --quasi-global --shared-memory --zones A:1x2,B:1x2",
     "local-sgd": "--strategy local-sgd --compress int8 --period 8",
     "drift": "--strategy local-sgd --trigger drift --warm-up 4",
     "elastic": "--strategy elastic --trigger drift --warm-up 4",
@@ -207,13 +210,13 @@ def test_a_spoilt_checkpoint_is_skipped(tmp_path: Path, capsys: pytest.CaptureFi
     resumed = figures("--strategy gossip", checkpoint=tmp_path, checkpoint_every=15)
     said = capsys.readouterr().err.splitlines()
     assert said[0].startswith(f"slurmdl: train: a checkpoint is skipped: {part}: corrupt: ")
-    assert said[1:] == [f"slurmdl: train: goes on after step 15 from {tmp_path}/step-00000015"]
+    assert said[1:2] == [f"slurmdl: train: goes on after step 15 from {tmp_path}/step-00000015"]
     assert resumed["checksum"] == unbroken["checksum"]
     assert Folder(str(tmp_path)).numbers() == [30, 15], "the spoilt one was written anew"
 
 
 def test_the_time_of_checkpoints_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sync = checkpoint._sync
+    sync = wholefile.sync
 
     def slow(folder: str) -> None:
         sync(folder)
@@ -223,7 +226,7 @@ def test_the_time_of_checkpoints_is_counted(tmp_path: Path, monkeypatch: pytest.
     make = virtual.Virtual.__init__
     monkeypatch.setattr(virtual.Virtual, "__init__", lambda self, *words: (virtual_ranks.append(self),
                                                                            make(self, *words))[1])
-    monkeypatch.setattr(checkpoint, "_sync", slow)
+    monkeypatch.setattr(wholefile, "sync", slow)
     found = figures("--strategy allreduce", 1, 20, checkpoint=tmp_path, checkpoint_every=10)
     # three folders are brought to the disk for each checkpoint: of the part, of the manifest, and the whole
     assert found["checkpoint_seconds"] == pytest.approx(6.0)

@@ -6,6 +6,7 @@ import socket
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any, Protocol
 
 from slurmdl.train.transports.transport import Transport
@@ -49,6 +50,15 @@ class Framework(Protocol):
 
     def start(self, transport: Transport, strategy: str, module: Any, optimizer: Any) -> Training | None:
         """A call of all ranks, which can talk by `transport`; None on a rank that only serves, once it has ended."""
+
+
+def missing_module(name: str, title: str) -> str:
+    """Why a framework cannot be used, "" where its module can be imported."""
+    try:
+        import_module(name)
+    except ImportError as error:
+        return f"{title} is not installed ({error})"
+    return ""
 
 
 def rendezvous(transport: Transport) -> str:

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from slurmdl.bench.frameworks.framework import Training
+from slurmdl.bench.frameworks.framework import Training, missing_module
 from slurmdl.train.transports.transport import Transport
 
 STRATEGIES = ("allreduce",)
 
 
 def missing() -> str:
-    try:
-        import horovod.torch  # noqa: F401
-    except ImportError as error:
-        return f"Horovod is not installed ({error})"
-    return ""
+    return missing_module("horovod.torch", "Horovod")
 
 
 def start(transport: Transport, strategy: str, module: Any, optimizer: Any) -> Training:

@@ -5,6 +5,7 @@ T. Lin, S. Stich, K. Patel, M. Jaggi: Don't use large mini-batches, use local SG
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from slurmdl.bench.frameworks import ddp
@@ -12,15 +13,21 @@ from slurmdl.bench.frameworks.framework import Training
 from slurmdl.train.transports.transport import Transport
 
 STRATEGIES = ("local-sgd",)
-#: steps from one average to the next, and of the beginning, in which all are averaged
-PERIOD, WARM_UP = 4, 4
+#: steps from one average to the next
+PERIOD = 4
 
 missing = ddp.missing
 
 
 def start(transport: Transport, strategy: str, module: Any, optimizer: Any) -> Training:
+    close = ddp.join(transport)
+    return Training(module, optimizer, after=averaging(module), close=close)
+
+
+def averaging(module: Any) -> Callable[[], None]:
+    """What follows each step, once the process group is there: nothing, and in every PERIOD-th the average."""
     from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
 
-    close = ddp.join(transport)
-    averager = PeriodicModelAverager(period=PERIOD, warmup_steps=WARM_UP)
-    return Training(module, optimizer, after=lambda: averager.average_parameters(module.parameters()), close=close)
+    # its warm-up is steps without an average
+    averager = PeriodicModelAverager(period=PERIOD, warmup_steps=PERIOD - 1)
+    return lambda: averager.average_parameters(module.parameters())

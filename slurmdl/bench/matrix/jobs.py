@@ -6,7 +6,6 @@ What is in the folder stays: a run that was broken off goes on where it stopped.
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
 import sys
@@ -16,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from slurmdl import process
+from slurmdl import process, wholefile
 from slurmdl.bench.matrix.spec import Cell, Spec
 from slurmdl.errors import InputError, UnavailableError
 from slurmdl.plan import STRATEGIES
@@ -68,15 +67,20 @@ def run(spec: Spec, folder: Path, again: bool = False,
     begin(spec, folder)
     todo = [*spec.order()]
     found = {(outcome.cell, outcome.repeat): outcome for outcome in outcomes(folder)}
+    # one that a job did not find is not asked for again
+    missing = {cell.framework: its.reason for (cell, _), its in found.items()
+               if its.status == "missing" and not again}
     for number, (cell, repeat) in enumerate(todo, 1):
         before = found.get((cell, repeat))
         if before and (before.status == "done" or not again):
             continue
-        lacking = next((its for (of, _), its in found.items() if of.framework == cell.framework
-                        and its.status == "missing" and not again), None)
-        outcome = Outcome(cell, repeat, "missing", lacking.reason) if lacking else _one(spec, cell, repeat, folder)
-        found[cell, repeat] = outcome
-        _write(folder / f"{cell.name}.{repeat}.outcome", json.dumps(asdict(outcome)))
+        if cell.framework in missing:
+            outcome = Outcome(cell, repeat, "missing", missing[cell.framework])
+        else:
+            outcome = _one(spec, cell, repeat, folder)
+        if outcome.status == "missing":
+            missing[cell.framework] = outcome.reason
+        wholefile.write(str(folder / f"{cell.name}.{repeat}.outcome"), json.dumps(asdict(outcome)))
         say(f"{number} of {len(todo)}: {cell}: {outcome.status}{': ' * bool(outcome.reason)}{outcome.reason}")
 
 
@@ -86,7 +90,7 @@ def begin(spec: Spec, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         file = folder / "spec.json"
         if not file.exists():
-            _write(file, json.dumps(spec.to_json(), indent=1))
+            wholefile.write(str(file), json.dumps(spec.to_json(), indent=1))
     except OSError as error:
         raise UnavailableError(f"{folder}: cannot be written ({error.strerror})") from error
     its = read_spec(folder)
@@ -137,8 +141,8 @@ def _start(spec: Spec, cell: Cell, repeat: int, folder: Path) -> Outcome:
     work = {"framework": cell.framework, "strategy": cell.strategy, "model": cell.model,
             "data": spec.models[cell.model], "seed": spec.seed + repeat, **{key: getattr(spec, key) for key in (
                 "batch", "lr", "compute", "warm_up", "steps", "evaluate_every")}}
-    _write(base.with_name(f"{base.name}.work"), json.dumps(work))
-    _write(base.with_name(f"{base.name}.sh"), script(spec, cell, str(base)))
+    wholefile.write(str(base.with_name(f"{base.name}.work")), json.dumps(work))
+    wholefile.write(str(base.with_name(f"{base.name}.sh")), script(spec, cell, str(base)))
     answer = process.ask([*submitter(cell), "--parsable", *spec.sbatch, f"{base}.sh"], timeout=LIMIT)
     number = answer.out.strip().partition(";")[0]
     if answer.status or not number.isdigit():
@@ -208,10 +212,3 @@ def _last_words(log: Path) -> str:
     ours = [line for line in lines if line.startswith("slurmdl: ")]
     theirs = [line for line in lines if not line.startswith(("srun: ", "slurmstepd"))]
     return (ours or theirs or lines or [""])[-1][:300]
-
-
-def _write(path: Path, text: str) -> None:
-    """As a whole or not at all."""
-    part = path.with_name(f".{path.name}.{os.getpid()}")
-    part.write_text(text)
-    part.replace(path)

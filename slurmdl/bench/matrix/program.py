@@ -15,9 +15,9 @@ import sys
 import time
 import traceback
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
+from slurmdl import wholefile
 from slurmdl.bench import frameworks
 from slurmdl.bench.frameworks.framework import Framework, Training
 from slurmdl.bench.machine import processors
@@ -165,11 +165,7 @@ def _memory() -> int:
 
 
 def _write(result: str, figures: Mapping[str, Any]) -> None:
-    """As a whole or not at all."""
-    path = Path(f"{result}.{figures.get('rank', 0)}.json")
-    part = path.with_name(f".{path.name}.{os.getpid()}")
-    part.write_text(json.dumps(figures))
-    part.replace(path)
+    wholefile.write(f"{result}.{figures.get('rank', 0)}.json", json.dumps(figures))
 
 
 if __name__ == "__main__":

@@ -34,8 +34,8 @@ from typing import Any
 
 from slurmdl import yamlfile
 from slurmdl.bench.frameworks import FRAMEWORKS, load
-from slurmdl.dl_options import PLACES, nearest_first
-from slurmdl.errors import InputError, UsageError
+from slurmdl.dl_options import PLACES
+from slurmdl.errors import InputError, UsageError, nearest_first
 from slurmdl.plan import STRATEGIES
 
 #: placements beside Slurm's own; the first word of `slurmdl` is what --dl-place has by default
@@ -115,13 +115,7 @@ def read(path: str) -> Spec:
     """
     import yaml
 
-    data = yamlfile.read(path, yaml.safe_load) or {}
-    known = {entry.name: entry for entry in fields(Spec)}
-    if not isinstance(data, dict):
-        raise InputError("KEY: VALUE expected, e.g. nodes: [1, 2]", path)
-    for key in data:
-        if key not in known:
-            raise InputError(f"unknown key {key}; valid: {', '.join(nearest_first(str(key), list(known)))}", path)
+    data = yamlfile.keys(yamlfile.read(path, yaml.safe_load) or {}, [entry.name for entry in fields(Spec)], path, "")
     usual = Spec()
     try:
         spec = Spec(**{key: _value(key, value, getattr(usual, key)) for key, value in data.items()})

@@ -10,8 +10,8 @@ import json
 import os
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 
+from slurmdl import wholefile
 from slurmdl.cli.address import address
 from slurmdl.errors import SlurmdlError, UnavailableError, UsageError, warn
 
@@ -96,13 +96,8 @@ def state_directory() -> str:
 
 
 def _write(path: str, text: str) -> None:
-    part = f"{path}.{os.getpid()}"
     try:
         os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
-        with open(part, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.replace(part, path)
+        wholefile.write(path, text)
     except OSError as error:
-        with suppress(OSError):
-            os.unlink(part)
         raise UnavailableError(f"{path}: cannot be written ({error.strerror})") from error

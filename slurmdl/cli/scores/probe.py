@@ -9,6 +9,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from slurmdl import wholefile
 from slurmdl.cli.parser import Parser
 from slurmdl.errors import SlurmdlError, UsageError, warn
 
@@ -125,12 +126,9 @@ def _keep(path: str, samples: list[LinkSample]) -> None:
         pass
     except OSError as error:
         raise UsageError(f"--out={path}: cannot be read ({error.strerror})") from error
-    part = f"{path}.{os.getpid()}"
     try:
         os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
-        with open(part, "w", encoding="utf-8") as file:
-            file.write(to_lines([*earlier, *samples]))
-        os.replace(part, path)
+        wholefile.write(path, to_lines([*earlier, *samples]))
     except OSError as error:
         raise UsageError(f"--out={path}: cannot be written ({error.strerror})") from error
 

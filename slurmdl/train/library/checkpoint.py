@@ -28,6 +28,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
+from slurmdl import wholefile
 from slurmdl.errors import TrainError
 
 #: checkpoints that stay
@@ -127,7 +128,7 @@ class Folder:
                "parts": {part.name: [part.size, part.checksum] for part in manifest.parts.values()}}
         text = json.dumps({**its, "checksum": _checksum(its)}, indent=1).encode()
         _written(os.path.join(folder, _MANIFEST), lambda file: file.write(text))
-        _sync(self.path)
+        wholefile.sync(self.path)
         self.verified(manifest.number)
         for number in self.numbers():
             if number not in self._whole:
@@ -257,21 +258,12 @@ def _written(path: str, write: Callable[[Any], Any]) -> _Checked:
             write(checked)
             checked.flush()
         os.replace(there, path)
-        _sync(os.path.dirname(path))
+        wholefile.sync(os.path.dirname(path))
     except OSError as error:
         with suppress(OSError):
             os.unlink(there)
         raise OSError(error.errno, error.strerror, path) from error
     return checked
-
-
-def _sync(folder: str) -> None:
-    """Bring the names in a folder to the disk."""
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _checksum(thing: Any) -> int:

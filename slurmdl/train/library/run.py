@@ -34,6 +34,7 @@ from slurmdl.train.library.balance import Balance, Speed, alike
 from slurmdl.train.library.deal import Deal, Hand, Hands, InRounds
 from slurmdl.train.library.leases import Leases
 from slurmdl.train.library.loader import Loader, Source, Told, source
+from slurmdl.train.library.quasi_global import QuasiGlobal
 from slurmdl.train.library.replica import Replica
 from slurmdl.train.library.saver import Saver
 from slurmdl.train.library.survivors import Survivors
@@ -298,11 +299,15 @@ class Run:
         strategy = agreement.on_all(world, lambda: STRATEGIES[world.strategy](setting))
         self.survivors = Survivors(world, self.replica, setting, strategy, self._all_needed(strategy),
                                    self.saver is not None)
+        self._momentum = agreement.on_all(world, lambda: QuasiGlobal(self.replica, optimizer)) \
+            if world.method.quasi_global else None
         self._moved = Moved(self.replica.parameters, self.replica.sizes) if self._plot else None
         self._backward = Backward(self.replica, self._passes, self.strategy.in_step,
                                   Listener(lambda: self._watch.enter("backward"), self._ready, self._passes_over))
         if self.saver:
             self.saver.take_strategy(self.strategy)
+            if self._momentum:
+                self.keep("quasi-global momentum", self._momentum)
         self._groups = len(optimizer.param_groups)
         optimizer.register_step_pre_hook(self._before_step)
         optimizer.register_step_post_hook(self._after_step)
@@ -579,6 +584,8 @@ class Run:
         self._backward.end()
         with self.survivors.staying(self.step):
             self.strategy.before_update(self.step)
+        if self._momentum:
+            self._momentum.lead()
         self.replica.store_gradients()
 
     def _before_step(self, optimizer: Any, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> None:
@@ -620,6 +627,8 @@ class Run:
                 self.survivors.after_update(number)
             if self._moved and self.strategy.fired > fired:
                 self._moved.mark()
+            if self._momentum:
+                self._momentum.follow()
             self.replica.store_parameters()
         self._backward.next_step()
         self._watch.end_step()

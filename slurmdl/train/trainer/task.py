@@ -48,6 +48,10 @@ class Images:
         own = self._data.steps_per_epoch(workers, self._batch)
         return own if self._data.skew else Deal(len(self._data.train_y), workers, self._batch, True, self._seed).steps
 
+    def label_skew(self, workers: int) -> float:
+        """How much the labels of the workers' own images differ, 0 to 1; 0 where all images are dealt out to all."""
+        return self._data.label_skew(workers, self._seed) if self._data.skew else 0.0
+
     @property
     def source(self) -> Source | None:
         """What is dealt out to all workers; None where each has images of its own."""
@@ -158,6 +162,10 @@ class StandIn:
 
     def steps_per_epoch(self, workers: int) -> int:
         return 1
+
+    def label_skew(self, workers: int) -> float:
+        """None has labels."""
+        return 0.0
 
     @property
     def source(self) -> Source:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from slurmdl.errors import Refused, TrainError, UnavailableError
+from slurmdl.errors import Refused, TrainError, UnavailableError, warn
 from slurmdl.train.library import agreement, halt
 from slurmdl.train.library.run import CHECKPOINT, Run, init
 from slurmdl.train.report import meters
@@ -27,6 +27,9 @@ FloatArray = npt.NDArray[np.float32]
 
 #: seconds in which the virtual ranks that are as far as the first one finish their step before all are evaluated
 MOMENT = 1e-9
+
+#: difference of the workers' labels (Data.label_skew) that is warned of; up to 0.2 is chance
+SKEWED = 0.3
 
 #: steps where neither --steps nor --epochs is given
 STEPS = 200
@@ -101,7 +104,7 @@ def one_rank(options: Options, data: Data | None, environ: Mapping[str, str], tr
     if takes and isinstance(task, Images):
         task.pace(seconds, compute)
     meter, run.batch = run.meter, options.batch
-    score = None
+    score, skew = None, task.label_skew(run.workers)
     if run.worker is None:
         run.serve()
         run.finish()
@@ -111,6 +114,7 @@ def one_rank(options: Options, data: Data | None, environ: Mapping[str, str], tr
             if run.first else None
         if run.first:
             print(f"if a rank is lost: {run.outlook}", flush=True)
+            _warn_of_skew(run, skew)
         if models is not None:
             models[run.worker] = run.replica.parameters
         loader = run.deal(task.source, options.batch) if task.source else None
@@ -141,7 +145,8 @@ def one_rank(options: Options, data: Data | None, environ: Mapping[str, str], tr
     summary = run.summary(score)
     if summary is None:
         return None
-    summary |= {"model": options.model, "data": options.data, "lr": options.lr, "momentum": options.momentum}
+    summary |= {"model": options.model, "data": options.data, "lr": options.lr, "momentum": options.momentum,
+                "label_skew": skew}
     print(meters.table(summary), flush=True)
     if options.summary:
         with writable(options.summary) as file:
@@ -192,6 +197,14 @@ def _seconds(options: Options) -> float:
 
 def _size(options: Options) -> int:
     return (options.compute.size if options.compute else None) or 0
+
+
+def _warn_of_skew(run: Run, skew: float) -> None:
+    if skew > SKEWED and not run.strategy.in_step and not run.world.method.quasi_global:
+        gossip = run.world.strategy in ("gossip", "adaptive-gossip")
+        warn(f"train: the workers' labels differ by {skew:.2f} (0: alike, 1: none in common), so that models which "
+             "are not averaged in every step stray; "
+             f"valid: {'--quasi-global, ' * gossip}a shorter --period, allreduce")
 
 
 def _own(run: Run, batches: Iterator[Any], steps: int) -> Iterator[Any]:

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from slurmdl.errors import UsageError
-from slurmdl.train.trainer.data.shares import shares
+from slurmdl.train.trainer.data.shares import difference, shares
 
 FloatArray = npt.NDArray[np.float32]
 IntArray = npt.NDArray[np.int64]
@@ -58,6 +58,10 @@ class Data:
     def shape(self) -> tuple[int, ...]:
         """Of one image."""
         return self.train_x.shape[1:]
+
+    def label_skew(self, workers: int, seed: int) -> float:
+        """How much the labels of the workers' shares differ, 0 to 1: see shares.difference."""
+        return difference(self.train_y, shares(self.train_y, workers, self.skew, seed))
 
     def steps_per_epoch(self, workers: int, batch: int) -> int:
         """Whole batches in one worker's share.

@@ -41,3 +41,15 @@ def shares(labels: IntArray, workers: int, skew: float | None, seed: int) -> lis
         found.append(np.concatenate([its[:count] for its, count in zip(stock, wanted, strict=True)]))
         stock = [its[count:] for its, count in zip(stock, wanted, strict=True)]
     return found
+
+
+def difference(labels: IntArray, shares: list[IntArray]) -> float:
+    """How much the workers' labels differ, from 0 (all have the same) to below 1: what part of its images a worker
+    would have to swap for others to have each label as often as all together, in the mean over the workers.
+
+    This is the total variation distance between the distribution of a worker's labels and that of all.
+    """
+    count = int(labels.max()) + 1
+    whole = np.bincount(labels[np.concatenate(shares)], minlength=count) / sum(map(len, shares))
+    each = [np.bincount(labels[share], minlength=count) / len(share) for share in shares]
+    return float(np.mean([np.abs(its - whole).sum() / 2 for its in each]))

@@ -1,0 +1,45 @@
+"""Files that readers see as a whole or not at all."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+
+
+def write(path: str, text: str, *, durable: bool = False) -> None:
+    """Put a file in its place at once; what another program left of the same attempt is overwritten, never followed.
+
+    Parameters
+    ----------
+    durable : readable by all whatever the umask says, and on the disk when this returns, also after a power failure.
+
+    Raises
+    ------
+    OSError : it cannot be written; the old one stays, and nothing beside it.
+    """
+    folder, name = os.path.split(os.path.abspath(path))
+    part = os.path.join(folder, f".{name}.{os.getpid()}")
+    try:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+        with open(os.open(part, flags, 0o666), "w", encoding="utf-8") as file:
+            file.write(text)
+            if durable:
+                os.fchmod(file.fileno(), 0o644)
+                file.flush()
+                os.fsync(file.fileno())
+        os.replace(part, path)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(part)
+        raise
+    if durable:
+        sync(folder)
+
+
+def sync(folder: str) -> None:
+    """Bring the names in a folder to the disk."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
