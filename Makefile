@@ -10,6 +10,8 @@
 # make bench-scores   what probes recover of links, what scores are worth, and how they scale, into results/scores.json
 # make bench-unequal   load balance of unequal ranks, and what placement saves in training, into results/unequal.json
 # make bench-simulate   simulated step times beside measured ones, and up to 10,000 nodes, into results/simulate.json
+# make bench-paper   the experiments of the papers behind slurmdl, published beside ours, into results/paper.json
+# make results    docs/results.md, from what the benchmarks have written
 # make openmpi    an Open MPI with ULFM in build/openmpi, for what is told of lost ranks
 # make fuzz       ten minutes of coverage-guided fuzzing of the readers of topologies
 # make plugin     the SPANK plugin, build/spank/slurmdl.so (spank/README.md)
@@ -32,9 +34,9 @@ AS_ROOT := tools/as-root
 WORKERS ?= 2
 
 BENCHES := bench-demo bench-topology bench-placement bench-model bench-spank bench-strategies bench-scores \
-	bench-unequal bench-simulate
+	bench-unequal bench-simulate bench-paper
 
-.PHONY: demo test lint install openmpi system nightly fuzz oracle plugin fuzz-plugin memcheck-plugin plugin-releases clean \
+.PHONY: demo test lint results install openmpi system nightly fuzz oracle plugin fuzz-plugin memcheck-plugin plugin-releases clean \
 	packages site-flow \
 	compose compose-test test-matrix \
 	$(BENCHES)
@@ -48,6 +50,9 @@ test: install openmpi
 lint: install
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+results: install
+	$(BIN)/slurmdl bench results > docs/results.md
 
 bench-demo: install
 	$(AS_ROOT) $(BIN)/slurmdl bench demo --repeats 3 --results results/demo.json
@@ -72,7 +77,8 @@ bench-spank: install plugin
 
 bench-strategies: install
 	@mkdir -p results
-	$(BIN)/slurmdl bench strategies --results results/strategies.json
+	$(AS_ROOT) $(BIN)/slurmdl bench strategies --only allreduce,shared,metering --results results/strategies.json
+	$(BIN)/slurmdl bench strategies --only accuracy,time --results results/strategies-simulated.json
 
 bench-scores: install
 	@mkdir -p results
@@ -85,6 +91,10 @@ bench-unequal: install
 bench-simulate: install
 	@mkdir -p results
 	$(AS_ROOT) $(BIN)/slurmdl bench simulate --results results/simulate.json
+
+bench-paper: install
+	@mkdir -p results
+	$(AS_ROOT) $(BIN)/slurmdl bench paper --results results/paper.json
 
 fuzz: install
 	SLURMDL_FUZZ_SECONDS=100 $(BIN)/pytest -p no:cacheprovider -s tests/fuzz

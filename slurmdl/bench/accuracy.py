@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import statistics
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 
@@ -124,22 +124,27 @@ def judge(situation: str, found: dict[Way, list[list[Outcome]]], judged: bool = 
         [[its.accuracy for its in folds] for folds in every], strict=True)]
     yield row(f"{situation}: control: ranks that never exchange, over every step", alone, "points",
               target=f"at least {LOSS} worse", met=bound(alone) < -LOSS)
-    saved = {way: 100 * (1 - _bytes(its) / _bytes(every)) for way, its in found.items()}
+    share = saved(found)
     for way in found:
         if way in (EVERY, ALONE):
             continue
         lost = difference(found[way], every)
         low = bound(lost)
-        good = low >= -LOSS and saved[way] >= SAVED
+        good = low >= -LOSS and share[way] >= SAVED
         target = f"{SAVED:g} % saved, and lower 95 % bound (here {low:.2f}) at least -{LOSS} points"
-        told = f"saves {saved[way]:.2f} %, lower 95 % bound {low:.2f}"
+        told = f"saves {share[way]:.2f} %, lower 95 % bound {low:.2f}"
         yield row(f"{situation}: {way}: accuracy over every step", lost, "points", baseline=base,
                   target=target if way == JUDGED else told, met=good if way == JUDGED and judged else None)
         if way == JUDGED:
-            yield row(f"{situation}: {way}: bytes saved", [saved[way]], "%", target=f"at least {SAVED:g} %",
-                      met=saved[way] >= SAVED)
+            yield row(f"{situation}: {way}: bytes saved", [share[way]], "%", target=f"at least {SAVED:g} %",
+                      met=share[way] >= SAVED)
         if not way.period:
             yield from gain(situation, way, found)
+
+
+def saved(found: Mapping[Way, list[list[Outcome]]]) -> dict[Way, float]:
+    """% of the bytes of gossip at every step that each way saves."""
+    return {way: 100 * (1 - _bytes(its) / _bytes(found[EVERY])) for way, its in found.items()}
 
 
 def gain(situation: str, way: Way, found: dict[Way, list[list[Outcome]]]) -> Iterator[Row]:

@@ -25,6 +25,7 @@ class Bench:
     rows : measures a part with a seed.
     versions : of what the figures depend on.
     options : further words of the command.
+    positional : the parts are words of the command, not the values of --only.
     """
 
     name: str
@@ -32,6 +33,7 @@ class Bench:
     rows: Callable[[str, int], Iterator[Row]]
     versions: Callable[[], Mapping[str, str]]
     options: str = ""
+    positional: bool = False
 
     def run(self, only: Sequence[str], results_file: str | None, seed: int) -> None:
         """Measure the parts in `only` (all by default), print the table, and write the figures where wanted.
@@ -44,7 +46,8 @@ class Bench:
         """
         for part in only:
             if part not in self.parts:
-                raise UsageError(f"--only {part}: no such part; valid: {', '.join(self.parts)}")
+                raise UsageError(f"{'' if self.positional else '--only '}{part}: no such part; "
+                                 f"valid: {', '.join(self.parts)}")
         found: dict[str, list[Row]] = {}
         for part in only or self.parts:
             began = time.monotonic()
@@ -60,8 +63,8 @@ class Bench:
         rows = list(itertools.chain.from_iterable(found.values()))
         print(table(found))
         if results_file:
-            words = [f"slurmdl bench {self.name}", *([f"--only {','.join(only)}"] if only else []),
-                     *([self.options] if self.options else [])]
+            chosen = " ".join(only) if self.positional else f"--only {','.join(only)}" if only else ""
+            words = [f"slurmdl bench {self.name}", *filter(None, (chosen, self.options))]
             results.write(results_file, rows, seed=seed, versions=self.versions(),
                           command=f"{' '.join(words)} --seed {seed} --results {results_file}")
         else:

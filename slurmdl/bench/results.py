@@ -7,9 +7,11 @@ import platform
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from slurmdl import __version__
+from slurmdl.errors import InputError
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,46 @@ def closing(rows: Sequence[Row]) -> str:
     """The last line that a benchmark prints."""
     judged = [r for r in rows if r.met is not None]
     return f"met {sum(bool(r.met) for r in judged)} of {len(judged)}"
+
+
+def document(folder: Path) -> str:
+    """All results of a folder in Markdown, with what is needed to repeat them: docs/results.md.
+
+    Of each file the rows that are judged; the others are in the file.
+
+    Raises
+    ------
+    InputError : a file that is none of `write`.
+    """
+    parts = ["# Results", "", "Written by `slurmdl bench results`, each table's figures by the command above it. A "
+             "figure is the median of its repeats, with the smallest and the largest behind it. Rows called control "
+             "must come out as they say, or the others mean nothing.", ""]
+    for file in sorted(folder.glob("*.json")):
+        try:
+            found = json.loads(file.read_text(encoding="utf-8"))
+            rows = [Row(**{**its, "samples": tuple(its["samples"])}) for its in found["rows"]]
+            machine, versions = found["machine"], found["versions"]
+            parts += _section(file.stem, rows, found["command"], machine, versions)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise InputError(f"no results of `slurmdl bench` ({error})", str(file)) from error
+    return "\n".join(parts)
+
+
+def _section(name: str, rows: Sequence[Row], command: str, machine: Mapping[str, Any],
+             versions: Mapping[str, str]) -> list[str]:
+    judged = [its for its in rows if its.met is not None]
+    words = ", ".join(f"{key} {value}" for key, value in versions.items())
+    lines = [f"## {name}: {closing(rows)}", "", f"`{command}`", "",
+             f"{machine['system']} {machine['kernel']}, {machine['cores']} cores, {machine['memory_gib']:g} GiB, "
+             f"load {machine['load'][0]:g} at the end; {words}. {len(rows)} figures, {len(judged)} judged:", "",
+             "| | figure | beside | unit | what | target |", "| --- | ---: | ---: | --- | --- | --- |"]
+    for its in judged:
+        spread = f" ({min(its.samples):.4g} to {max(its.samples):.4g})" if its.repeats > 1 else ""
+        beside = "" if its.baseline is None else f"{its.baseline:.4g}"
+        cells = ["met" if its.met else "**missed**", f"{its.value:.4g}{spread}", beside, its.unit, its.metric,
+                 its.target]
+        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    return [*lines, ""]
 
 
 def _machine() -> dict[str, Any]:

@@ -25,18 +25,19 @@ PARAMETERS, COMPUTE = 100_000, 0.01
 class Job:
     """A training job: `nodes` nodes with `each` tasks on each; the first `ps` ranks serve.
 
-    `kind` is one of KINDS.
+    `kind` is one of KINDS; `parameters` are the elements of its model.
     """
 
     kind: str
     nodes: int
     each: int
     ps: int = 0
+    parameters: int = PARAMETERS
 
     @property
     def request(self) -> JobRequest:
         strategy, traffic = KINDS[self.kind]
-        return JobRequest(DlOptions(strategy=strategy, ps=self.ps, model_bytes=4 * PARAMETERS, traffic=traffic),
+        return JobRequest(DlOptions(strategy=strategy, ps=self.ps, model_bytes=4 * self.parameters, traffic=traffic),
                           (self.nodes, self.nodes), ntasks_per_node=self.each, requeue=False)
 
     @property
@@ -77,12 +78,12 @@ def run(jobs: Jobs, job: Job, way: str, order: Sequence[str], steps: int) -> Run
     """
     strategy, traffic = KINDS[job.kind]
     train = (f"--strategy {strategy} --traffic {traffic} --steps {steps} --log-every {steps} "
-             f"--compute replay:{COMPUTE}:{PARAMETERS}")
+             f"--compute replay:{COMPUTE}:{job.parameters}")
     if way == PLACED:
         ps = f" --dl-ps={job.ps}" if job.ps else ""
         return Run.of(jobs.train(
             job.nodes, job.each, train, start="exec slurmdl srun -K", submit=["slurmdl", "sbatch"],
-            lines=f"#DL --dl-strategy={strategy} --dl-traffic={traffic} --dl-model-bytes={4 * PARAMETERS}{ps}\n"))
+            lines=f"#DL --dl-strategy={strategy} --dl-traffic={traffic} --dl-model-bytes={4 * job.parameters}{ps}\n"))
     train += f" --ps {job.ps}" if job.ps else ""
     if way == DEFAULT:
         return Run.of(jobs.train(job.nodes, job.each, train))

@@ -67,6 +67,17 @@ def run(argv: list[str]) -> int:
         bench.add_argument("--seed", type=int, default=seed, metavar="N", help=f"{of} (default: %(default)s)")
         bench.add_argument("--results", metavar="FILE", help="write the figures, controls among them, as JSON" + (
             ", and a picture beside it" if name == "simulate" else ""))
+    shown = commands.add_parser("results", help="tables of what benchmarks have written, in Markdown",
+                                description="Prints what benchmarks have written with --results as Markdown, as in "
+                                            "docs/results.md.")
+    shown.add_argument("folder", nargs="?", default="results", metavar="DIR", help="of JSON files (%(default)s)")
+    paper = commands.add_parser("paper", help="the experiments of the papers behind slurmdl, published beside ours",
+                                description="For each paper behind slurmdl the experiment that stands for it, with "
+                                            "its published figures beside ours: dltap, zones, adaptive-gossip, "
+                                            "heterogeneous, frameworks (most need root).")
+    paper.add_argument("names", nargs="*", metavar="PAPER", help="these alone (default: all)")
+    paper.add_argument("--seed", type=int, default=1, metavar="N", help="the first one (default: %(default)s)")
+    paper.add_argument("--results", metavar="FILE", help="write the figures, controls among them, as JSON")
     exact = commands.add_parser("exact", help="the choice of nodes beside the exact optimum",
                                 description="The choice of nodes beside the exact optimum, on small random clusters.")
     exact.add_argument("--clusters", type=int, default=2000, metavar="N", help="cases that count (%(default)s)")
@@ -77,6 +88,16 @@ def run(argv: list[str]) -> int:
         from slurmdl.bench import exact as bench_exact
 
         bench_exact.run(max(1, options.clusters), options.results, options.seed)
+        return 0
+    if options.command == "results":
+        from slurmdl.bench.results import document
+
+        print(document(Path(options.folder)), end="")
+        return 0
+    if options.command == "paper":
+        from slurmdl.bench import papers
+
+        papers.run(options.names, options.results, options.seed)
         return 0
     if options.command == "run":
         return _run(options.spec, options.results, options.again)

@@ -21,7 +21,7 @@ ELEMENT = 4
 COMPRESSED = {"none": 4.0, "fp16": 2.0, "int8": 1 + 2 / 256, "int4": 1 / 2 + 2 / 256, "sign": 1 / 8 + 2 / 256,
               "topk": 3 * 26 / 256}
 #: elements that allreduce sums at a time: of the first bucket, and at most
-SMALLEST, LARGEST = 1 << 17, 1 << 20
+SMALLEST, LARGEST = 1 << 16, 1 << 20
 #: elements that are dealt out to servers at a time
 BLOCK = 1 << 20
 #: share of the forward pass in a step's computation

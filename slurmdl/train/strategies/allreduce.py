@@ -14,8 +14,8 @@ from slurmdl.train.mixing.sums import Sum, by_zone
 from slurmdl.train.strategies.strategy import FloatArray, Setting, Strategy
 
 #: most elements summed at a time (4 MB), while the backward pass goes on to the ones before them, and of the first
-#: bucket (512 KB), whose gradients come at the end of the backward pass: its sum is hidden behind nothing
-BUCKET, LEAST = 1 << 20, 1 << 17
+#: bucket (256 KB), whose gradients come at the end of the backward pass: its sum is hidden behind nothing
+BUCKET, LEAST = 1 << 20, 1 << 16
 
 #: buckets whose sums are under way at the same time: one inside the zones on its way out, one between them, one
 #: inside on its way back

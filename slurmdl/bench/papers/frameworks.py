@@ -1,0 +1,112 @@
+"""ResNet-50 by several frameworks on one and more nodes: images per second, scaling, and where the time goes.
+
+Wang et al. 2019, the evaluation of frameworks on ResNet-50. doi:10.5281/zenodo.3455641. None of its figures is quoted
+here: they are of its GPUs and its network. What it asks is asked here of other frameworks, by `slurmdl bench run` on
+a sandbox. The network has its real size, 25,557,032 parameters; its computation is that of small images and for the
+rest slept (replayed), since the ranks outnumber the cores. Weak scaling keeps the batch of a node, strong scaling
+that of all nodes together.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from slurmdl.bench import results
+from slurmdl.bench.matrix import report
+from slurmdl.bench.matrix.report import IDLE, SUMS, Line
+from slurmdl.bench.results import Row
+from slurmdl.bench.unequal_jobs import SETTINGS
+from slurmdl.errors import SandboxError
+from slurmdl.sandbox import cluster
+from slurmdl.sandbox.cluster import Sandbox
+from slurmdl.sandbox.spec import Spec, alternating
+from slurmdl.train.report.meters import PHASES
+
+FRAMEWORKS = ("slurmdl", "ddp", "post-local", "horovod", "bluefog")
+NODES, CPUS = (1, 2, 4), 2
+#: images of a node's batch, and seconds of their computation
+BATCH, SECONDS = 8, 0.8
+REPEATS, STEPS, WARM_UP = 2, 8, 3
+#: seconds that a matrix may take
+LIMIT = 2400.0
+
+
+def rows(seed: int) -> Iterator[Row]:
+    """Images per second and shares of the phases, weak scaling first."""
+    box = cluster.up(Spec(f"frameworks-{os.getpid()}", alternating(NODES[-1], 2), cpus=CPUS, zone_features=False,
+                          settings=SETTINGS))
+    try:
+        weak = measure(box, "weak", NODES, BATCH, SECONDS, seed)
+        strong = [line for nodes in NODES for line in (
+            [its for its in weak if its.cell.nodes == nodes] if nodes == 1 else
+            measure(box, f"strong{nodes}", (nodes,), BATCH // nodes, SECONDS / nodes, seed))]
+    finally:
+        cluster.down(box.spec.name)
+    yield from judge("weak scaling", weak)
+    yield from judge("strong scaling", strong)
+
+
+def measure(box: Sandbox, name: str, nodes: Sequence[int], batch: int, seconds: float, seed: int) -> list[Line]:
+    """A matrix of all frameworks, run by the ordinary user."""
+    spec = box.shared / f"{name}.yaml"
+    spec.write_text(f"""\
+frameworks: [{', '.join(FRAMEWORKS)}]
+models: {{resnet50: "synthetic:3x32x32:1000:{64 * nodes[-1]}"}}
+nodes: [{', '.join(map(str, nodes))}]
+placements: [slurm]
+batch: {batch}
+compute: replay:{seconds:g}
+warm_up: {WARM_UP}
+steps: {STEPS}
+repeats: {REPEATS}
+seed: {seed}
+""")
+    done = subprocess.run(box.command(["slurmdl", "bench", "run", str(spec)], directory=str(box.shared)),
+                          stdout=subprocess.DEVNULL, stderr=sys.stderr, timeout=LIMIT, check=False)
+    if done.returncode:
+        raise SandboxError(f"slurmdl bench run {spec}: exit status {done.returncode}")
+    return report.lines(Path(spec).with_suffix(""))
+
+
+def judge(scaling: str, lines: Sequence[Line]) -> Iterator[Row]:
+    """Rows of one kind of scaling; the control is that one process is as quick with each framework."""
+    made = [line for line in lines if line.jobs]
+    for line in lines:
+        if not line.jobs and line.cell.nodes == NODES[0]:
+            yield results.row(f"{scaling}: {line.cell.framework}: {line.status}", [0.0], "images/s")
+    of = {(line.cell.framework, line.cell.nodes): line for line in made}
+    for line in made:
+        cell, one = line.cell, of.get((line.cell.framework, NODES[0]))
+        where = f"{scaling}, replayed: {cell.framework} {cell.strategy}, {cell.nodes} " \
+                f"node{'s' * (cell.nodes > 1)}{_bound(line)}"
+        rates = [its.images for its in line.jobs]
+        beside = of.get(("ddp", cell.nodes))
+        ours = cell.framework == "slurmdl" and cell.nodes > 1 and beside is not None
+        yield results.row(f"{where}: images/s", rates, "1/s", baseline=beside.images if beside else None,
+                          target="at least DistributedDataParallel's" if ours else "",
+                          met=line.images >= beside.images if ours and beside else None)
+        if one and cell.nodes > 1:
+            yield results.row(f"{where}: images/s over those of as many single nodes",
+                              [rate / (cell.nodes * one.images) for rate in rates], "share", baseline=1.0)
+        for phase in PHASES:
+            yield results.row(f"{where}: {phase}, share of a step",
+                              [its.phases[phase] / sum(its.phases.values()) for its in line.jobs], "share")
+        sums = statistics.median(its.sums for its in line.jobs)
+        yield results.row(f"{where}: sum of the phases over the time of the steps",
+                          [its.sums for its in line.jobs], "share", baseline=1.0,
+                          target=f"within {SUMS:.0%}", met=abs(sums - 1) <= SUMS)
+    alone = [line.images for line in made if line.cell.nodes == NODES[0]]
+    if len(alone) > 1:
+        yield results.row(f"{scaling}: images/s on one node, slowest framework over quickest (control)",
+                          [min(alone) / max(alone)], "share", baseline=1.0, target="at least 0.9",
+                          met=min(alone) >= 0.9 * max(alone))
+
+
+def _bound(line: Line) -> str:
+    idle = statistics.median(its.idle for its in line.jobs)
+    return f"; CPU-bound: {idle:.0%} idle" if idle < IDLE else ""

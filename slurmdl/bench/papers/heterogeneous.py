@@ -1,0 +1,21 @@
+"""Gossip on ranks of unequal speed: throughput and convergence, in shared memory, by messages, and both.
+
+The paper on training with gossip on heterogeneous hardware, Large-Scale Scientific Computing (LSSC) 2019. None of its
+figures is quoted here: they belong to its machines. What can be set beside each other anywhere is measured: the share
+that is left of what the same ranks do at once with communication off, and the accuracy at equal speed.
+
+These are the parts `speed` and `gossip` of `slurmdl bench unequal`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from slurmdl.bench import unequal_gossip, unequal_speed
+from slurmdl.bench.results import Row
+
+
+def rows(seed: int) -> Iterator[Row]:
+    """Samples per second with and without balance, and the combinations of memory, balance and waiting."""
+    yield from unequal_speed.rows(seed)
+    yield from unequal_gossip.rows(seed)

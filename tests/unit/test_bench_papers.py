@@ -1,0 +1,103 @@
+"""How the experiments of the papers judge, and the page of all results; they run on sandboxes (make bench-paper)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from slurmdl.bench import papers, results
+from slurmdl.bench.matrix.report import Figures, Line
+from slurmdl.bench.matrix.spec import Cell
+from slurmdl.bench.papers import dltap, frameworks, zones
+from slurmdl.bench.results import Row
+from slurmdl.bench.unequal_placement import LEAST, Found
+from slurmdl.bench.unequal_ways import CONTROL, DEFAULT, LEAF, PLACED
+from slurmdl.cli.main import main
+from slurmdl.errors import InputError, UsageError
+from slurmdl.placement.model import Cost
+
+ROOT = Path(__file__).parents[2]
+
+
+def by_metric(rows: Sequence[Row]) -> dict[str, Row]:
+    return {row.metric: row for row in rows}
+
+
+def test_papers_are_named() -> None:
+    with pytest.raises(UsageError, match="alexnet: no such part; valid: dltap, zones, adaptive-gossip"):
+        papers.run(["alexnet"])
+
+
+@pytest.mark.parametrize(("placed", "met"), [(80.0, True), (90.0, False)])
+def test_bytes_saved_stand_beside_the_published(placed: float, met: bool) -> None:
+    costs = [{PLACED: placed, DEFAULT: 100.0, dltap.SPREAD: 200.0, LEAST: 50.0, CONTROL: 120.0}] * 3
+    found = by_metric(list(dltap.judge("VGG-16", costs)))
+    row = found[f"VGG-16, 3 jobs: bytes between nodes saved against {DEFAULT}"]
+    assert (row.value, row.baseline, row.met) == (pytest.approx(100 - placed), 50.0, met)
+    spread = found[f"VGG-16, 3 jobs: bytes between nodes saved against {dltap.SPREAD}"]
+    assert (spread.value, spread.met) == (pytest.approx(100 - placed / 2), None)
+    assert found[f"VGG-16: bytes between nodes of {CONTROL} over those of placement (control)"].met
+
+
+def test_where_the_least_is_not_known_for_all_jobs_none_is_shown() -> None:
+    costs = [{PLACED: 80.0, DEFAULT: 100.0, dltap.SPREAD: 200.0, CONTROL: 70.0}] * 2
+    rows = list(dltap.judge("MLP", [*costs, {**costs[0], LEAST: 3.0}]))
+    assert rows[0].baseline is None
+    assert rows[-1].met is False, "random places that send less are no control"
+
+
+def test_placement_must_tie_where_slurm_is_right() -> None:
+    def found(slurm: float, placed: float) -> Found:
+        return Found("PS", {DEFAULT: Cost(slurm, 0, 0), PLACED: Cost(placed, 0, 0), LEAF: Cost(slurm, 0, 0),
+                            CONTROL: Cost(9.0, 0, 0)})
+    rows = by_metric(list(zones.judge([found(2.0, 2.0), found(3.0, 2.0), found(4.0, 4.0), found(6.0, 3.0)])))
+    assert rows["occupancies in which Slurm's own choice is as quick"].value == 0.5
+    assert all(row.met in (True, None) for row in rows.values())
+    assert rows[f"where it is not: predicted seconds of {DEFAULT} over those of placement"].value == 1.75
+    worse = by_metric(list(zones.judge([found(1.0, 2.0)])))
+    assert worse[f"where Slurm is right: predicted seconds of {DEFAULT} over those of placement"].met is False
+
+
+def line(framework: str, nodes: int, images: float, sums: float = 1.0) -> Line:
+    phases = {"data": 0.0, "forward": 1.0, "backward": 2.0, "communication": 1.0, "waiting": 0.0, "optimizer": 0.0}
+    its = Figures(images, 1.0, phases, None, sums, None, 1, 0.5, None)
+    return Line(Cell(framework, "allreduce", "resnet50", nodes, "slurm"), "done", (its,))
+
+
+def test_frameworks_are_set_beside_ddp() -> None:
+    lines = [line("slurmdl", 1, 10.0), line("ddp", 1, 9.5), line("slurmdl", 4, 30.0), line("ddp", 4, 20.0, sums=0.9),
+             Line(Cell("horovod", "allreduce", "resnet50", 1, "slurm"), "missing: Horovod is not installed")]
+    rows = by_metric(list(frameworks.judge("weak scaling", lines)))
+    ours = rows["weak scaling, replayed: slurmdl allreduce, 4 nodes: images/s"]
+    assert (ours.value, ours.baseline, ours.met) == (30.0, 20.0, True)
+    assert rows["weak scaling, replayed: slurmdl allreduce, 4 nodes: images/s over those of as many single nodes"
+                ].value == 0.75
+    assert rows["weak scaling, replayed: ddp allreduce, 4 nodes: sum of the phases over the time of the steps"
+                ].met is False
+    assert "weak scaling: horovod: missing: Horovod is not installed" in rows
+    assert rows["weak scaling: images/s on one node, slowest framework over quickest (control)"].met
+
+
+def test_results_as_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [results.row("a | b", [1.0, 3.0, 2.0], "s", baseline=4.0, target="below 4", met=True),
+            results.row("lost", [1.0], "", target="2", met=False), results.row("told", [1.0], "")]
+    results.write(str(tmp_path / "some.json"), rows, seed=3, versions={"numpy": "2"}, command="slurmdl bench some")
+    capsys.readouterr()
+    assert main(["bench", "results", str(tmp_path)]) == 0
+    page = capsys.readouterr().out
+    assert "## some: met 1 of 2" in page
+    assert "`slurmdl bench some`" in page
+    assert "| met | 2 (1 to 3) | 4 | s | a \\| b | below 4 |" in page
+    assert "| **missed** | 1 |  |  | lost | 2 |" in page
+    assert "told" not in page
+    assert "3 figures, 2 judged" in page
+    (tmp_path / "other.json").write_text(json.dumps({"rows": 3}))
+    with pytest.raises(InputError, match=r"other\.json: no results of `slurmdl bench`"):
+        results.document(tmp_path)
+
+
+def test_the_page_of_results_is_what_the_files_say() -> None:
+    assert (ROOT / "docs/results.md").read_text() == results.document(ROOT / "results"), "make results writes it"
