@@ -6,11 +6,11 @@
 # make bench-placement  how fast and how good placement is, into results/placement.json
 # make bench-model   predicted against measured communication of random placements, into results/model.json
 # make bench-spank   what the SPANK plugin adds to a task's launch, into results/spank.json
-# make bench-strategies   bytes, accuracy and time of training strategies, into results/strategies.json
+# make bench-strategies   bytes, accuracy and time of training strategies, into results/strategies*.json
 # make bench-scores   what probes recover of links, what scores are worth, and how they scale, into results/scores.json
-# make bench-unequal   load balance of unequal ranks, and what placement saves in training, into results/unequal.json
+# make bench-unequal   load balance of unequal ranks, and what placement saves in training, into results/unequal*.json
 # make bench-simulate   simulated step times beside measured ones, and up to 10,000 nodes, into results/simulate.json
-# make bench-paper   the experiments of the papers behind slurmdl, published beside ours, into results/paper.json
+# make bench-paper   the experiments of the papers behind slurmdl, published beside ours, into results/paper-*.json
 # make results    docs/results.md, from what the benchmarks have written
 # make openmpi    an Open MPI with ULFM in build/openmpi, for what is told of lost ranks
 # make fuzz       ten minutes of coverage-guided fuzzing of the readers of topologies
@@ -86,7 +86,9 @@ bench-scores: install
 
 bench-unequal: install
 	@mkdir -p results
-	$(AS_ROOT) $(BIN)/slurmdl bench unequal --results results/unequal.json
+	$(AS_ROOT) $(BIN)/slurmdl bench unequal --only speed,accuracy,gossip --results results/unequal.json
+	$(AS_ROOT) $(BIN)/slurmdl bench unequal --only aggregation,tie --results results/unequal-placement.json
+	$(AS_ROOT) $(BIN)/slurmdl bench unequal --only lost --results results/unequal-lost.json
 
 bench-simulate: install
 	@mkdir -p results
@@ -94,7 +96,8 @@ bench-simulate: install
 
 bench-paper: install
 	@mkdir -p results
-	$(AS_ROOT) $(BIN)/slurmdl bench paper --results results/paper.json
+	for paper in dltap zones adaptive-gossip heterogeneous frameworks; do \
+		$(AS_ROOT) $(BIN)/slurmdl bench paper $$paper --results results/paper-$$paper.json || exit; done
 
 fuzz: install
 	SLURMDL_FUZZ_SECONDS=100 $(BIN)/pytest -p no:cacheprovider -s tests/fuzz

@@ -75,7 +75,11 @@ def document(folder: Path) -> str:
     parts = ["# Results", "", "Written by `slurmdl bench results`, each table's figures by the command above it. A "
              "figure is the median of its repeats, with the smallest and the largest behind it. Rows called control "
              "must come out as they say, or the others mean nothing.", ""]
-    for file in sorted(folder.glob("*.json")):
+    files = sorted(folder.glob("*.json"))
+    if not files:
+        raise InputError("no results of `slurmdl bench` (no *.json); valid: a folder of what --results has written",
+                         str(folder))
+    for file in files:
         try:
             found = json.loads(file.read_text(encoding="utf-8"))
             rows = [Row(**{**its, "samples": tuple(its["samples"])}) for its in found["rows"]]
@@ -91,8 +95,8 @@ def _section(name: str, rows: Sequence[Row], command: str, machine: Mapping[str,
     judged = [its for its in rows if its.met is not None]
     words = ", ".join(f"{key} {value}" for key, value in versions.items())
     lines = [f"## {name}: {closing(rows)}", "", f"`{command}`", "",
-             f"{machine['system']} {machine['kernel']}, {machine['cores']} cores, {machine['memory_gib']:g} GiB, "
-             f"load {machine['load'][0]:g} at the end; {words}. {len(rows)} figures, {len(judged)} judged:", "",
+             f"{machine['system']} {machine['kernel']}, {machine['cores']} cores, {machine['memory_gib']:g} GiB; "
+             f"{words}. {len(rows)} figures, {len(judged)} judged:", "",
              "| | figure | beside | unit | what | target |", "| --- | ---: | ---: | --- | --- | --- |"]
     for its in judged:
         spread = f" ({min(its.samples):.4g} to {max(its.samples):.4g})" if its.repeats > 1 else ""

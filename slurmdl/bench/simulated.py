@@ -75,5 +75,6 @@ def outcome(words: tuple[str, ...]) -> Outcome:
 
 
 def _hush() -> None:
-    """The tables of thousands of runs are not shown."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    """The tables and warnings of thousands of runs are not shown; what goes wrong is raised."""
+    for stream in (sys.stdout, sys.stderr):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
