@@ -4,12 +4,17 @@ Measured is the longest time from one good step of a rank to its next, from the 
 the loss is noticed, the agreement of the living, the mean of their models, and the step itself. A good step ends with
 an exchange. Steps compute asleep (replay), so that ranks may outnumber cores. The control is a rank that is stopped,
 not killed: nobody may take it for lost, so all wait for it.
+
+Where ranks cannot go on without another, or a checkpoint is kept, the job begins again from it: that is measured as
+jobs of a sandbox, from the kill to the end of the first step after the start from the checkpoint, with the time for
+which Slurm itself holds a requeued job back beside it.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import statistics
 import subprocess
@@ -17,18 +22,24 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from slurmdl.bench import results
 from slurmdl.bench.results import Row
-from slurmdl.errors import SlurmdlError, UnavailableError
+from slurmdl.bench.unequal_jobs import SETTINGS, Jobs
+from slurmdl.errors import SandboxError, SlurmdlError, UnavailableError
+from slurmdl.sandbox import cloud, cluster
+from slurmdl.sandbox.spec import Spec, alternating
 
 #: ranks, parameters, replayed seconds of a step, steps, and the step before which a rank is struck
 RANKS, SIZE, SECONDS, STEPS, AT = 6, 1_000_000, 0.02, 160, 120
 REPEATS, GOAL = 5, 1.0
+#: jobs that begin again, steps from one of their checkpoints to the next, seconds for which Slurm holds them back,
+#: and that one may take
+REQUEUES, EVERY, HELD, LIMIT = 3, 20, 5, 120.0
 #: seconds for which the control's rank is stopped
 PAUSE = 2.0
 #: what is lost -> method, and the rank; servers are the first ranks
@@ -50,9 +61,72 @@ def rows(seed: int) -> Iterator[Row]:
                           baseline=statistics.median(usual for _, usual, _ in found),
                           target=f"below {GOAL:g}", met=max(gaps) < GOAL)
         yield results.row(f"{name}: exchanges of a rank that were lost", [float(lost) for _, _, lost in found], "")
+    yield from requeues(seed)
     stopped = [strike(CASES["gossip"][0], 1, seed + repeat, kill=False)[0] for repeat in range(REPEATS)]
     yield results.row(f"gossip: the same when it is stopped for {PAUSE:g} s (control)", stopped, "s",
                       target=f"at least {PAUSE:g}, as nobody takes it for lost", met=min(stopped) >= PAUSE)
+
+
+def requeues(seed: int) -> Iterator[Row]:
+    """Seconds from the kill of a rank to the next step of the job that begins again, and the steps lost."""
+    settings = (*SETTINGS, f"AuthInfo=cred_expire={HELD}")
+    box = cluster.up(Spec(f"lost-{os.getpid()}", alternating(3, 1), settings=settings))
+    try:
+        found = [begin_again(Jobs(box), seed + repeat) for repeat in range(REQUEUES)]
+    finally:
+        cluster.down(box.spec.name)
+    yield results.row("allreduce with checkpoints, a rank is killed: seconds to the next step by requeue",
+                      [seconds for seconds, _, _ in found], "s", baseline=HELD,
+                      target=f"Slurm holds a requeued job back for {HELD} s here (cred_expire; 120 s by default)")
+    yield results.row("the same: steps that were made again", [float(lost) for _, lost, _ in found], "steps",
+                      baseline=EVERY, target=f"at most the {EVERY} between two checkpoints",
+                      met=max(lost for _, lost, _ in found) <= EVERY)
+    yield results.row("the same: starts of the job (control: one is killed, one ends)",
+                      [float(starts) for _, _, starts in found], "", target="2",
+                      met=all(starts == 2 for _, _, starts in found))
+
+
+def begin_again(jobs: Jobs, seed: int) -> tuple[float, int, int]:
+    """Seconds without a step, steps that were made again, and starts, of one job.
+
+    Raises
+    ------
+    SandboxError : it does not come to its end.
+    """
+    folder = jobs.folder / f"kept-{seed}"
+    jobs.call(["mkdir", "-p", str(folder)])
+    script, log = folder / "job.sh", folder / "log"
+    script.write_text(
+        f"#!/bin/sh\n#SBATCH -N 3 --ntasks-per-node=1 --requeue --open-mode=append -t 5 -o {log}\n"
+        f"srun --mpi=pmix -K python -m slurmdl.train --strategy allreduce --compute replay:{SECONDS}:{SIZE} "
+        f"--steps {STEPS} --log-every 1 --checkpoint {folder}/kept --checkpoint-every {EVERY} --seed {seed} || "
+        "scontrol requeue $SLURM_JOB_ID\n")
+    number = int(jobs.call(["sbatch", "--parsable", str(script)]))
+
+    def steps() -> list[list[int]]:
+        """The steps of each start."""
+        text = log.read_text() if log.exists() else ""
+        return [[int(step) for step in re.findall(r"^step (\d+):", part, re.M)]
+                for part in text.split("if a rank is lost:")[1:]]
+
+    def wait(what: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + LIMIT
+        while not what():
+            if time.monotonic() > deadline:
+                raise SandboxError(f"job {number}: not so far in {LIMIT:g} s: {log.read_text()[-300:]}")
+            time.sleep(0.01)
+
+    wait(lambda: any(made and made[-1] >= AT for made in steps()))
+    node = cloud.nodes_of(jobs.box, number)[1]
+    subprocess.run(jobs.box.command(["pkill", "-KILL", "-f", "slurmdl.train"], node), check=True)
+    struck, before = time.monotonic(), steps()[0][-1]
+    wait(lambda: len(steps()) > 1 and bool(steps()[1]))
+    seconds, first = time.monotonic() - struck, steps()[1][0]
+    wait(lambda: not cloud.running(jobs.box, number)[0])
+    made = steps()
+    if made[-1][-1] != STEPS:
+        raise SandboxError(f"job {number}: ended after step {made[-1][-1]} of {STEPS}")
+    return seconds, before - first + 1, len(made)
 
 
 def strike(method: dict[str, Any], rank: int, seed: int, kill: bool) -> tuple[float, float, int]:

@@ -30,13 +30,14 @@ class Courier:
     ----------
     seconds : time for which the training thread has waited here, in s.
     waiting : the part of it in which nothing was there yet of a message that was expected.
+    busy : time for which errands were carried out, in s, whether the training thread waited for them or not.
     """
 
     PAUSE = 2e-4
 
     def __init__(self, threaded: bool, now: Callable[[], float] = time.perf_counter,
                  waited: Callable[[], float] = lambda: 0.0, trace: Trace | None = None) -> None:
-        self.seconds = self.waiting = 0.0
+        self.seconds = self.waiting = self.busy = 0.0
         self._now, self._waited, self._trace = now, waited, trace
         self._idle: tuple[Callable[[], bool], ...] = ()
         self._failure: BaseException | None = None
@@ -133,5 +134,7 @@ class Courier:
             future.set_result(errand())
         except BaseException as error:
             future.set_exception(error)
+        end = self._now()
+        self.busy += end - start
         if self._trace:
-            self._trace.add("errand", start, self._now(), MESSAGES)
+            self._trace.add("errand", start, end, MESSAGES)

@@ -29,6 +29,16 @@ NEWER = f"""\
 export PATH={OPEN_MPI}/bin:$PATH MPI4PY_LIBMPI={OPEN_MPI}/lib/libmpi.so.40
 export OMPI_MCA_pml=ob1 OMPI_MCA_btl=tcp,self OMPI_MCA_mpi_yield_when_idle=1
 export OMPI_MCA_btl_tcp_if_include=eth0 PRTE_MCA_prte_if_include=eth0"""
+#: with checkpoints, which another start of the job goes on from
+KEPT = """\
+#SBATCH -N3 --ntasks-per-node=1 --no-kill --requeue --open-mode=append
+{variables}
+slurmdl srun {launcher} python -m slurmdl.train --strategy allreduce --compute replay:0.05:20000 --steps 150 \\
+    --log-every 10 --checkpoint kept --checkpoint-every 20 --summary summary.json
+status=$?
+echo "status $status"
+{after}
+"""
 WAYS = {"srun": ("", ""), "mpirun 4": ("--launcher=mpirun", ""), "mpirun 5": ("--launcher=mpirun", NEWER)}
 STEPS = 400
 
@@ -125,6 +135,25 @@ def test_without_ulfm_a_killed_rank_ends_all(new_sandbox, way):
     training.wait_for("status ", 30)
     assert "status 0" not in training.text()
     assert training.summary() is None
+
+
+@pytest.mark.parametrize("way", [pytest.param("srun", marks=pytest.mark.nightly),
+                                 pytest.param("mpirun 5", marks=needs_ulfm)])
+def test_with_checkpoints_the_job_begins_again_without_a_killed_rank(new_sandbox, way):
+    """Where ranks outlive another, one of them requeues the job; where Slurm ends them all, the script does."""
+    box = new_sandbox(nodes=3, settings=("AuthInfo=cred_expire=5",))
+    launcher, variables = WAYS[way]
+    after = '[ "$status" = 0 ] || scontrol requeue "$SLURM_JOB_ID"' if way == "srun" else ""
+    training = Training(box, box.script(KEPT.format(launcher=launcher, variables=variables, after=after)))
+    training.wait_for("step 40:")
+    os.kill(training.process(training.nodes[1]), signal.SIGKILL)
+    training.wait_for("goes on after step ", 60)
+    training.wait_for("status 0", 60)
+    training.box.wait(training.job)
+    text = training.text()
+    assert int(text.partition("goes on after step ")[2].split()[0]) >= 40
+    assert ("a checkpoint is of all ranks" in text) == (way != "srun"), text
+    assert training.summary()["steps"] == 150
 
 
 @pytest.mark.nightly

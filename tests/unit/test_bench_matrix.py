@@ -83,6 +83,7 @@ def rank(number: int, forward: float = 1.0, metered: bool = True, **more: Any) -
             "waiting": waiting, "optimizer": 0.5, "wall": 4.0}
     return {"rank": number, "node": f"n{number}", "parameters": 7, "steps": [step] * 2, "memory": 100 + number,
             "course": [[4.0, 0.4], [8.0, 0.6]], "communication": None if metered else 2.0, "idle": 0.5,
+            "hidden": 0.25 if metered else None,
             "bytes": {"node": 0, "zone": 30, "across": 60} if metered and not number else None, **more}
 
 
@@ -90,7 +91,7 @@ def test_figures_of_a_runtime_that_meters_itself() -> None:
     its = report.figures(Outcome(OURS, 0, "done", ranks=(rank(0), rank(1))), SPEC)
     assert (its.images, its.seconds) == (2 * 10 / 4, 4.0)
     assert its.phases["waiting"] == 0.5
-    assert (its.hidden, its.memory, its.reached) == (None, 101, 8.0)
+    assert (its.hidden, its.memory, its.reached) == (0.25, 101, 8.0)
     assert its.bytes == {"node": 0, "zone": 10, "across": 20}
     assert its.sums == pytest.approx(4 / 4)
 

@@ -24,6 +24,8 @@ class Training:
     apart : around a backward pass without communication, so that it can be timed by itself.
     phases : seconds that the training thread has spent so far, by phase (train.report.meters.PHASES); None where the
         framework does not meter itself.
+    hidden : seconds so far in which messages were on their way while the training thread did something else; None
+        where the framework does not tell.
     close : ends it on all ranks, and gives what else it knows: `bytes` by level, of all ranks.
     """
 
@@ -32,6 +34,7 @@ class Training:
     after: Callable[[], None] = lambda: None
     apart: Callable[[], AbstractContextManager[Any]] = nullcontext
     phases: Callable[[], Mapping[str, float]] | None = None
+    hidden: Callable[[], float] | None = None
     close: Callable[[], Mapping[str, Any]] = dict
 
 

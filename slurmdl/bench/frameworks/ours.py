@@ -31,4 +31,5 @@ def start(transport: Transport, strategy: str, module: Any, optimizer: Any) -> T
         run.serve()
         close()
         return None
-    return Training(module, optimizer, phases=lambda: dict(run.meter.phases), close=close)
+    return Training(module, optimizer, phases=lambda: dict(run.meter.phases), hidden=lambda: run.meter.hidden,
+                    close=close)

@@ -80,6 +80,7 @@ def measure(framework: Framework, work: Mapping[str, Any]) -> dict[str, Any] | N
     for _ in range(work["warm_up"]):
         clock.step()
     steps, course, passed, before = [], [], 0.0, processors()
+    behind = training.hidden() if training.hidden else 0.0
     for number in range(1, work["steps"] + 1):
         steps.append(clock.step())
         passed += steps[-1]["wall"]
@@ -90,11 +91,12 @@ def measure(framework: Framework, work: Mapping[str, Any]) -> dict[str, Any] | N
         for its in steps:
             its["communication"] += max(0.0, its["backward"] - alone)
             its["backward"] = min(its["backward"], alone)
+    hidden = max(0.0, training.hidden() - behind) / work["steps"] if training.hidden else None
     communication = _watched(clock) if training.phases is None else None
     further = training.close()
     return {"rank": rank, "node": runtime.node_name(), "parameters": parameters, "steps": steps, "course": course,
-            "communication": communication, "idle": idle / total if total else 1.0, "memory": _memory(),
-            "bytes": further.get("bytes"), "torch": torch.__version__}
+            "communication": communication, "hidden": hidden, "idle": idle / total if total else 1.0,
+            "memory": _memory(), "bytes": further.get("bytes"), "torch": torch.__version__}
 
 
 class Clock:

@@ -64,7 +64,7 @@ def figures(outcome: Outcome, spec: Spec) -> Figures:
     walls = [max(its["wall"] for its in same) for same in zip(*steps, strict=True)]
     metered = outcome.ranks[0]["communication"] is None
     phases = {phase: fmean(its[phase] for of in steps for its in of) for phase in PHASES}
-    hidden = None
+    hidden = None if outcome.ranks[0]["hidden"] is None else fmean(its["hidden"] for its in outcome.ranks)
     if not metered:
         stood = []
         for same in zip(*steps, strict=True):

@@ -176,7 +176,7 @@ class Run:
         self._speed = Speed()
         self._balance: Balance | None = None
         self._leases: Leases | None = None
-        self._done, self._stood = 0, 0.0
+        self._done, self._stood, self._hidden = 0, 0.0, 0.0
         if world.method.balance != "off" and passes > 1:
             raise TrainError(f"--balance {world.method.balance}: with passes={passes} several batches make a step, "
                              "which cannot be shared out; valid: passes=1, or --balance off")
@@ -645,6 +645,9 @@ class Run:
         self.meter.samples.append(samples)
         self._speed.measure(samples, self.meter.wall[-1] - self.meter.comm[-1] - self._stood)
         self._stood = 0.0
+        hidden = self.courier.busy - self.courier.seconds
+        self.meter.hidden += hidden - self._hidden
+        self._hidden = hidden
         if hand:
             self._done = hand.steps.stop
             if self._balance and hand.tells:

@@ -36,6 +36,7 @@ class Meter:
     loss : of the rank's own batch, where the script tells it; empty on a server.
     drift : of the model since the last exchange, where the strategy looks at it.
     phases : the sum over all steps, one of PHASES each.
+    hidden : for which errands of communication were carried out and the training thread did something else.
     between : from the end of a step to the beginning of the next, as for evaluation; without checkpoints.
     checkpoint : for checkpoints: agreeing on them, writing them, and waiting until all have done so.
     samples : of the rank's own batch; 0 where that is not known.
@@ -46,6 +47,7 @@ class Meter:
     loss: list[float] = field(default_factory=list)
     drift: list[float] = field(default_factory=list)
     phases: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
+    hidden: float = 0.0
     between: float = 0.0
     checkpoint: float = 0.0
     samples: list[int] = field(default_factory=list)
@@ -173,6 +175,7 @@ def summarise(reports: Sequence[Report | None], roles: Sequence[str]) -> dict[st
     images_per_second : images of all workers in one step / seconds_per_step.
     compute_seconds, comm_seconds : of the whole run, mean over the workers.
     phases : phase -> seconds of the whole run, mean over the workers.
+    hidden_seconds : of communication behind computation, mean over the workers.
     between_seconds : between the steps, mean over the workers.
     checkpoint_seconds : for checkpoints, between the steps, too; mean over the workers.
     bytes : level -> payload bytes sent, all ranks, all steps, the final average included.
@@ -202,6 +205,7 @@ def summarise(reports: Sequence[Report | None], roles: Sequence[str]) -> dict[st
             "images_per_second": len(workers) * batch / slowest if slowest else 0.0,
             "compute_seconds": float(np.mean(wall) - np.mean(comm)), "comm_seconds": float(np.mean(comm)),
             "phases": {phase: float(np.mean([meter.phases[phase] for meter in meters])) for phase in PHASES},
+            "hidden_seconds": max(0.0, float(np.mean([meter.hidden for meter in meters]))),
             "between_seconds": float(np.mean([meter.between for meter in meters])),
             "checkpoint_seconds": float(np.mean([meter.checkpoint for meter in meters])),
             "bytes": {level: sum(report.sent[level] for report in living) for level in LEVELS},
@@ -251,6 +255,7 @@ def table(summary: dict[str, Any]) -> str:
             *([("images/s", f"{s['samples_per_second' if uneven else 'images_per_second']:,.0f}")] if s["batch"]
               else []),
             *((phase, shown(seconds)) for phase, seconds in timed.items()),
+            ("  hidden", f"{s['hidden_seconds']:.2f} s of communication went on behind computation"),
             ("between steps", f"{s['between_seconds']:.2f} s"),
             *([("checkpoints", f"{s['checkpoint_seconds']:.2f} s")] if s["checkpoint_seconds"] else []),
             *((f"bytes, {level}", f"{s['bytes'][level]:,}") for level in LEVELS),
