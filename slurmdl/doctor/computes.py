@@ -28,7 +28,8 @@ def nodes(site: Site) -> Finding:
         return grade(f"{_names(out)}: not in service ({', '.join(states)}), not looked at",
                      f"scontrol show node {out[0].name} says why")
     if not reached:
-        return warning(f"{_names(away)}: busy, not looked at", "look again when they are free, or at others")
+        return warning(f"{_names(away)}: busy, not looked at", "look again when they are free, or at others",
+                       last=True)
     return ok(f"tasks run on {fold(reached)}" + (f"; {_names(away)}: busy, not looked at" if away else ""))
 
 

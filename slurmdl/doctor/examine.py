@@ -75,21 +75,21 @@ def examine(site: Site, limit: float, each: float = EACH,
     limit, each : seconds for all, and for one; a check that hangs, in a dead file system say, is left behind then.
     """
     deadline = time.monotonic() + limit
-    failed: set[str] = set()
+    ended: set[str] = set()
     for check in checks:
         if check.nodes and not site.nodes:
             continue
-        unmet = [name for name in check.needs if name in failed]
+        unmet = [name for name in check.needs if name in ended]
         if unmet:
-            failed.add(check.name)
+            ended.add(check.name)
             yield check, f"needs {unmet[0]}"
             continue
         if time.monotonic() > deadline:
             yield check, "no time left"
             continue
         finding = _bounded(check, site, min(each, deadline - time.monotonic()))
-        if finding.grade == "fail":
-            failed.add(check.name)
+        if finding.last:
+            ended.add(check.name)
         yield check, finding
 
 

@@ -20,20 +20,22 @@ class Finding:
         serves less than it could.
     text : the culprit, and what is the matter with it.
     mend : what puts it right, "" where nothing has to be.
+    last : whether the checks that need this one have nothing to look at; so it is where it fails.
     """
 
     grade: Grade
     text: str
     mend: str = ""
+    last: bool = False
 
 
 def ok(text: str) -> Finding:
     return Finding("OK", text)
 
 
-def warning(text: str, mend: str) -> Finding:
-    return Finding("warn", text, mend)
+def warning(text: str, mend: str, last: bool = False) -> Finding:
+    return Finding("warn", text, mend, last)
 
 
 def failure(text: str, mend: str) -> Finding:
-    return Finding("fail", text, mend)
+    return Finding("fail", text, mend, True)

@@ -151,7 +151,8 @@ def test_with_checkpoints_the_job_begins_again_without_a_killed_rank(new_sandbox
     training.wait_for("status 0", 60)
     training.box.wait(training.job)
     text = training.text()
-    assert int(text.partition("goes on after step ")[2].split()[0]) >= 40
+    # the kill comes while the checkpoint of step 40 is made, or right after it
+    assert int(text.partition("goes on after step ")[2].split()[0]) in (20, 40)
     assert ("a checkpoint is of all ranks" in text) == (way != "srun"), text
     assert training.summary()["steps"] == 150
 

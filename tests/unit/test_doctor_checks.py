@@ -12,7 +12,7 @@ import pytest
 from slurmdl import config
 from slurmdl.doctor import commands, plugstack, probe, settings
 from slurmdl.doctor.examine import CHECKS, Check, examine
-from slurmdl.doctor.finding import Finding, ok, warning
+from slurmdl.doctor.finding import Finding, failure, ok, warning
 from slurmdl.doctor.site import Site
 from slurmdl.errors import InputError, UnavailableError
 
@@ -55,11 +55,11 @@ def test_a_check_that_hangs_is_left_behind(tmp_path):
               Check("five", lambda _: warning("late", "hurry")),
               Check("six", lambda _: ok("fine"), ("five",)), Check("seven", lambda _: ok(""), nodes=True))
     found = {check.name: finding for check, finding in examine(Site(), 60, 0.2, checks)}
-    assert found == {"one": Finding("fail", "no answer within 0 s", "df"),
-                     "two": Finding("fail", "x: away", "bring it back"), "three": "needs two", "four": "needs three",
+    assert found == {"one": failure("no answer within 0 s", "df"),
+                     "two": failure("x: away", "bring it back"), "three": "needs two", "four": "needs three",
                      "five": Finding("warn", "late", "hurry"), "six": ok("fine")}
     late = [finding for _, finding in examine(Site(), 0.1, 60, (checks[0], checks[4]))]
-    assert late == [Finding("fail", "no answer within 0 s", "df"), "no time left"]
+    assert late == [failure("no answer within 0 s", "df"), "no time left"]
     pipe.open("w").close()
 
 

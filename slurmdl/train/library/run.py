@@ -518,12 +518,13 @@ class Run:
         if not self.saver or self.serves:
             return
         start, self._looked = self.world.transport.now(), self.step
-        due = self.saver.due(last)
-        if due:
-            stops = self.saver.save(*due)
-            self._watch.was_checkpoint(start)
-            if stops:
-                self._stop(due[0])
+        with self.survivors.staying(self.step):
+            due = self.saver.due(last)
+            if due:
+                stops = self.saver.save(*due)
+                self._watch.was_checkpoint(start)
+                if stops:
+                    self._stop(due[0])
 
     def _stop(self, number: int) -> NoReturn:
         """All ranks have made a checkpoint, and end."""
