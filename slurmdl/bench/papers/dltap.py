@@ -4,9 +4,10 @@ B. Qiao, Z. Li, M. Wu: DLTAP: a network-efficient scheduling method for distribu
 containerized cluster environment. ITM Web of Conferences 12 (2017), 03030. doi:10.1051/itmconf/20171203030
 
 Three networks at their real size are trained by servers and workers, 2 to 4 tasks on each of 3 to 5 nodes of a
-cluster of which others hold some; a real controller says what Slurm would take. Bytes are those of the cost model,
-which `slurmdl bench unequal --only aggregation` sets beside those that ranks meter. Then SUBMITTERS jobs are
-submitted at once to the empty cluster and really run, and each rank says where it is.
+cluster of which others hold some; a real controller says what Slurm would take, and a spread placement deals the
+tasks to all free nodes by turns. Bytes are those of the cost model, which `slurmdl bench unequal --only aggregation`
+sets beside those that ranks meter. Then SUBMITTERS jobs are submitted at once to the empty cluster and really run,
+and each rank says where it is.
 """
 
 from __future__ import annotations
@@ -28,8 +29,6 @@ from slurmdl.bench.unequal_placement import CPUS, DLTAP, LEAST, NODES, ZONES, Ca
 from slurmdl.bench.unequal_ways import CONTROL, DEFAULT, PLACED, Job
 from slurmdl.cluster import scontrol
 from slurmdl.errors import SandboxError
-from slurmdl.network.model import LinkScores
-from slurmdl.placement.place import place
 from slurmdl.sandbox import cluster, hosts
 from slurmdl.sandbox.spec import LOGIN, Spec, alternating
 from slurmdl.topology.model import Topology
@@ -37,7 +36,7 @@ from slurmdl.topology.model import Topology
 #: elements of the networks: a perceptron of 784, 512, 512 and 10 units, and as in docs/train.md
 NETWORKS = {"MLP": 669_706, "ResNet-50": 25_557_032, "VGG-16": 138_357_544}
 JOBS = 40
-SPREAD = "slurmdl, spread"
+SPREAD = "tasks spread over all free nodes"
 WAYS = (PLACED, DEFAULT, SPREAD, LEAST, CONTROL)
 #: jobs that are submitted at once, and how often; a job's nodes, tasks on each, and servers
 SUBMITTERS, BURSTS, SHAPE = 6, 3, Job("PS", 2, 4, 2)
@@ -76,15 +75,12 @@ def compare(jobs: Jobs, case: Case, topology: Topology,
                          stdin="show nodes\nshow partitions\nshow config\n")
     finally:
         jobs.end(other)
-    snapshot = scontrol.parse(text)
+    snapshot, free = scontrol.parse(text), sorted(set(topology.nodes) - set(case.busy))
     found: dict[str, Mapping[str, float]] = {}
     for name, size in NETWORKS.items():
         job = replace(case.job, parameters=size)
         ways = orders(replace(case, job=job), topology, snapshot, slurm, random)
-        request = replace(job.request, dl=replace(job.request.dl, place="spread"))
-        spread = place(request, snapshot, topology, LinkScores())
-        assert spread.map is not None
-        ways[SPREAD] = spread.map.nodes
+        ways[SPREAD] = tuple(free[rank % len(free)] for rank in range(job.nodes * job.each))
         found[name] = {way: predicted(job, ways[way], topology).bytes_across_nodes for way in WAYS if way in ways}
     return found
 
