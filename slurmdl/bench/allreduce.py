@@ -16,6 +16,7 @@ from typing import Any
 
 from slurmdl.bench import within
 from slurmdl.bench.frameworks import ddp, post_local
+from slurmdl.bench.machine import processors
 from slurmdl.train import init
 from slurmdl.train.method import Method
 from slurmdl.train.trainer.task import StandIn
@@ -29,14 +30,15 @@ def main() -> None:
     """Measure each job of WORK.json (see slurmdl.bench.within).
 
     WORK.json is {"zones": {node: zone}, "jobs": [{"nodes", "parameters", "seconds", "variants", "repeats",
-    "steps"}]}: `seconds` are those of a step's computation. For each job the answer is {variant: [seconds per step,
-    one figure for each repeat]}, those of the slowest rank.
+    "steps"}]}: `seconds` are those of a step's computation. For each job the answer is {variant: {"seconds": [per
+    step, the slowest rank's, one figure for each repeat], "idle": [share of the processors' time]}}.
     """
     within.answer(lambda transport, job, work: measure(transport, job, work["zones"]))
 
 
-def measure(transport: Transport, job: Mapping[str, Any], zones: Mapping[str, str]) -> dict[str, list[float]]:
-    """Seconds per step of each variant, the slowest rank's, one figure for each repeat."""
+def measure(transport: Transport, job: Mapping[str, Any],
+            zones: Mapping[str, str]) -> dict[str, dict[str, list[float]]]:
+    """Of each variant, one figure for each repeat: seconds per step, the slowest rank's, and idle processors."""
     import torch
 
     torch.set_num_threads(1)
@@ -49,17 +51,19 @@ def measure(transport: Transport, job: Mapping[str, Any], zones: Mapping[str, st
     made = {name: makers[name]() for name in job["variants"]}
     for step, _ in made.values():
         step()  # the first one asks the kernel for memory
-    found: dict[str, list[float]] = {name: [] for name in made}
+    found: dict[str, dict[str, list[float]]] = {name: {"seconds": [], "idle": []} for name in made}
     for repeat in range(job["repeats"]):
         for name in list(made)[::-1 if repeat % 2 else 1]:
             # post-local SGD exchanges in the last of so many steps
             steps = post_local.PERIOD if name == "post-local" else job["steps"]
             transport.meet()
-            begun = time.perf_counter()
+            begun, before = time.perf_counter(), processors()
             for _ in range(steps):
                 made[name][0]()
             taken = (time.perf_counter() - begun) / steps
-            found[name].append(float(max(transport.allgather(taken))))
+            found[name]["seconds"].append(float(max(transport.allgather(taken))))
+            idle, total = (after - its for after, its in zip(processors(), before, strict=True))
+            found[name]["idle"].append(idle / total if total else 1.0)
     for _, close in made.values():
         close()
     rival.close()

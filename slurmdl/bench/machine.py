@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+#: share of idle processors below which they bound the time
+IDLE = 0.2
+
 
 def processors() -> tuple[float, float]:
     """Idle and all time of the processors so far, in ticks; proc(5), /proc/stat."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from slurmdl.bench import results, within
+from slurmdl.bench.machine import IDLE
 from slurmdl.bench.results import Row
 from slurmdl.sandbox import cluster
 from slurmdl.sandbox.spec import Spec, alternating
@@ -25,6 +26,10 @@ LINKS = {"unshaped": 0.0, "1 Gbit/s": 1e9, "100 Mbit/s": 1e8}
 SIZES = {1_000_000: 0.1, 25_000_000: 0.4}
 #: shares of what the others reach, of which the smaller counts
 OF_DDP, OF_NONE = 1.3, 0.9
+
+
+#: variant -> "seconds" and "idle" -> one figure for each repeat
+Figures = Mapping[str, Mapping[str, list[float]]]
 
 
 @dataclass(frozen=True)
@@ -73,18 +78,20 @@ def jobs(zones: Mapping[str, str], slow: bool, repeats: int) -> list[Job]:
     return found
 
 
-def measure(box: cluster.Sandbox, todo: Sequence[Job], zones: Mapping[str, str]) -> list[dict[str, list[float]]]:
-    """Seconds per step by variant, one figure for each repeat; see slurmdl.bench.allreduce."""
+def measure(box: cluster.Sandbox, todo: Sequence[Job], zones: Mapping[str, str]) -> list[Figures]:
+    """See slurmdl.bench.allreduce."""
     return within.ask(box, "allreduce", {"zones": zones, "jobs": [job.to_json() for job in todo]})
 
 
-def judge(link: str, todo: Sequence[Job], found: Sequence[Mapping[str, list[float]]], shaped: bool) -> Iterator[Row]:
-    """The rows of one rate of the links."""
+def judge(link: str, todo: Sequence[Job], found: Sequence[Figures], shaped: bool) -> Iterator[Row]:
+    """The rows of one rate of the links; those say so whose ranks waited for processors more than for links."""
     ring: dict[tuple[int, int], float] = {}
-    for job, seconds in zip(todo, found, strict=True):
+    for job, figures in zip(todo, found, strict=True):
         ranks = len(job.nodes)
         what = f"{ranks} ranks, {job.size // 1_000_000}M parameters, {link}"
-        rates = {name: [1 / figure for figure in its] for name, its in seconds.items()}
+        idle = statistics.median(figures["ring" if job.worst else "hierarchical"]["idle"])
+        what += f"; CPU-bound: {idle:.0%} idle" if idle < IDLE else ""
+        rates = {name: [1 / seconds for seconds in its["seconds"]] for name, its in figures.items()}
         middle = {name: statistics.median(its) for name, its in rates.items()}
         if job.worst:
             if shaped:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from slurmdl.bench import within
-from slurmdl.bench.machine import processors
+from slurmdl.bench.machine import IDLE, processors
 from slurmdl.errors import SandboxError
 from slurmdl.sandbox import cloud
 from slurmdl.sandbox.cluster import Sandbox
@@ -22,8 +22,6 @@ from slurmdl.topology import hostlist
 
 #: nothing waits for more jobs before the controller looks at a new one
 SETTINGS = cloud.SETTINGS[:1]
-#: share of idle processors below which they bound the time
-IDLE = 0.2
 #: seconds that a job may take
 _LIMIT = 600.0
 

@@ -8,6 +8,7 @@ import socket
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import groupby
 
 from slurmdl import plan as plans
 from slurmdl.errors import Refused as Refused
@@ -19,6 +20,9 @@ from slurmdl.train.strategies.shared import leaders
 from slurmdl.train.transports.mpi import Mpi
 from slurmdl.train.transports.transport import Transport
 from slurmdl.train.transports.ulfm import Ulfm, enabled, hurt
+
+#: ranks whose places are shown one by one
+SHOWN = 16
 
 
 @dataclass(frozen=True)
@@ -69,8 +73,18 @@ class World:
         return tuple(level(peer) for peer in range(len(self.nodes)))
 
     def __str__(self) -> str:
-        return ", ".join(f"{rank} {node} ({zone} {role})" if zone else f"{rank} {node} ({role})" for rank, (
-            node, zone, role) in enumerate(zip(self.nodes, self.zones, self.roles, strict=True)))
+        """Who is where; of many ranks those that follow each other in a zone together."""
+        places = [(f"{zone} {role}".strip(), node) for node, zone, role in zip(self.nodes, self.zones, self.roles,
+                                                                               strict=True)]
+        if len(places) <= SHOWN:
+            return ", ".join(f"{rank} {node} ({what})" for rank, (what, node) in enumerate(places))
+        found, begin = [], 0
+        for what, group in groupby(places, key=lambda place: place[0]):
+            on = [node for _, node in group]
+            where = on[0] if len(set(on)) == 1 else f"{len(set(on))} nodes from {on[0]} to {on[-1]}"
+            found.append(f"{begin} to {begin + len(on) - 1} on {where} ({what})")
+            begin += len(on)
+        return ", ".join(found)
 
 
 def is_first(environ: Mapping[str, str] = os.environ) -> bool:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from mpi import mpirun, needs_mpi, python
 
 from slurmdl.plan import Plan, encode
+from slurmdl.train.method import Method
+from slurmdl.train.runtime import World
 
 TRAIN = ("-m", "slurmdl.train")
 #: four nodes whose names alternate between two leaves, as Slurm tells each of its tasks
@@ -169,3 +172,12 @@ def test_a_rank_that_fails_ends_the_others(arguments: tuple[str, ...], text: str
     assert done.returncode == 76
     assert text in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_the_places_of_many_ranks_are_told_together() -> None:
+    nodes = tuple(f"n{rank // 4}" for rank in range(40))
+    zones = tuple("A" if rank < 20 else "" for rank in range(40))
+    world = World(SimpleNamespace(rank=0), Method("ps", "shards"), nodes, zones,
+                  ("ps",) * 4 + ("worker",) * 36, {})
+    assert str(world) == ("0 to 3 on n0 (A ps), 4 to 19 on 4 nodes from n1 to n4 (A worker), "
+                          "20 to 39 on 5 nodes from n5 to n9 (worker)")

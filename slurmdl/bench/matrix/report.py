@@ -10,6 +10,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
+from slurmdl.bench.machine import IDLE
 from slurmdl.bench.matrix import jobs
 from slurmdl.bench.matrix.jobs import Outcome
 from slurmdl.bench.matrix.spec import Cell, Spec
@@ -17,8 +18,6 @@ from slurmdl.errors import UnavailableError
 from slurmdl.train.messages import LEVELS
 from slurmdl.train.report.meters import PHASES
 
-#: share of idle processors below which they bound the time
-IDLE = 0.2
 #: what the sum of the phases may differ from the time of the steps
 SUMS = 0.03
 COLUMNS = ("framework", "strategy", "model", "nodes", "placement", "status", "repeats", "images/s", "spread",

@@ -17,8 +17,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from slurmdl.bench import results
+from slurmdl.bench.machine import IDLE
 from slurmdl.bench.matrix import report
-from slurmdl.bench.matrix.report import IDLE, SUMS, Line
+from slurmdl.bench.matrix.report import SUMS, Line
 from slurmdl.bench.results import Row
 from slurmdl.bench.unequal_jobs import SETTINGS
 from slurmdl.errors import SandboxError
