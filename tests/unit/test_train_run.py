@@ -12,6 +12,7 @@ import pytest
 from mpi import mpirun, needs_mpi, python
 
 from slurmdl.plan import Plan, encode
+from slurmdl.train import runtime
 from slurmdl.train.method import Method
 from slurmdl.train.runtime import World
 
@@ -181,3 +182,10 @@ def test_the_places_of_many_ranks_are_told_together() -> None:
                   ("ps",) * 4 + ("worker",) * 36, {})
     assert str(world) == ("0 to 3 on n0 (A ps), 4 to 19 on 4 nodes from n1 to n4 (A worker), "
                           "20 to 39 on 5 nodes from n5 to n9 (worker)")
+
+
+@pytest.mark.parametrize(("words", "first"), [
+    ("Open MPI v4.1.4, package: Debian OpenMPI, ident: 4.1.4", 4), ("Open MPI v5.0.8, package: x", 5),
+    ("Open MPI vmaster, package: x", 0), ("MPICH Version:      4.0.2", 0), ("Intel(R) MPI Library 2021.9 for Linux", 0)])
+def test_open_mpi_is_told_from_others(words: str, first: int) -> None:
+    assert runtime._open_mpi(SimpleNamespace(Get_library_version=lambda: words)) == first
