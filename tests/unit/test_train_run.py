@@ -186,6 +186,7 @@ def test_the_places_of_many_ranks_are_told_together() -> None:
 
 @pytest.mark.parametrize(("words", "first"), [
     ("Open MPI v4.1.4, package: Debian OpenMPI, ident: 4.1.4", 4), ("Open MPI v5.0.8, package: x", 5),
-    ("Open MPI vmaster, package: x", 0), ("MPICH Version:      4.0.2", 0), ("Intel(R) MPI Library 2021.9 for Linux", 0)])
+    ("Open MPI vmaster, package: x", 0), ("MPICH Version:      4.0.2", 0),
+    ("Intel(R) MPI Library 2021.9 for Linux", 0)])
 def test_open_mpi_is_told_from_others(words: str, first: int) -> None:
     assert runtime._open_mpi(SimpleNamespace(Get_library_version=lambda: words)) == first
