@@ -18,7 +18,9 @@ class QuasiGlobal:
 
         x' = x_t - eta (g + beta m),  x_{t+1} = x' mixed with others',  m <- beta m + (1 - beta) (x_t - x_{t+1}) / eta
 
-    The optimizer stays as it is, but for its step is given g + beta m and no momentum.
+    The optimizer stays as it is, but for its step is given g + beta m and no momentum. Where models are mixed after k
+    steps, the way that the mixing takes is that of k steps, and counts 1/k: as a whole it would throw each model
+    beyond the others'.
 
     Raises
     ------
@@ -42,7 +44,10 @@ class QuasiGlobal:
         self._replica, self._groups = replica, groups
         self._parts = [(replica.part(index), group_of[id(tensor)]) for index, tensor in enumerate(replica.tensors)]
         self._momentum, self._before = np.zeros_like(replica.parameters), np.empty_like(replica.parameters)
+        self._stepped = np.empty_like(replica.parameters)
         self._betas: list[float] = []
+        #: steps since models were mixed
+        self._steps = 0
 
     def lead(self) -> None:
         """All gradients of a step are there; the optimizer is about to use them."""
@@ -56,11 +61,21 @@ class QuasiGlobal:
         for group in self._groups:
             group["momentum"] = 0.0
 
-    def follow(self) -> None:
-        """The optimizer has made its step, and `replica.parameters` are mixed with others'."""
+    def stepped(self) -> None:
+        """The optimizer has made its step, and `replica.parameters` are about to be mixed with others'."""
         for group, beta in zip(self._groups, self._betas, strict=True):
             group["momentum"] = beta
-        self._before -= self._replica.parameters
+        self._stepped[:] = self._replica.parameters
+        self._before -= self._stepped
+        self._steps += 1
+
+    def follow(self) -> None:
+        """They are mixed, or stay as they are where no exchange was due."""
+        self._stepped -= self._replica.parameters
+        if self._stepped.any():
+            self._stepped *= np.float32(1 / self._steps)
+            self._before += self._stepped
+            self._steps = 0
         for part, group in self._parts:
             if group["lr"]:
                 self._momentum[part] *= np.float32(group["momentum"])
@@ -69,7 +84,7 @@ class QuasiGlobal:
     def state_dict(self) -> dict[str, Any]:
         import torch
 
-        return {"momentum": torch.from_numpy(self._momentum)}
+        return {"momentum": torch.from_numpy(self._momentum), "steps": self._steps}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._momentum[:] = state["momentum"].numpy()
+        self._momentum[:], self._steps = state["momentum"].numpy(), state["steps"]

@@ -623,6 +623,8 @@ class Run:
             self.replica.fetch_parameters()
             if self._moved:
                 self.meter.drift.append(self._moved.far())
+            if self._momentum:
+                self._momentum.stepped()
             fired = self.strategy.fired
             for number in self._numbers():
                 self.survivors.after_update(number)
