@@ -177,7 +177,7 @@ def test_summary_figures() -> None:
     summary = summarise([server, worker], ["ps", "worker"])
     assert summary == {"steps": 3, "seconds": 9.0, "seconds_per_step": 2.0, "images_per_second": 4.0, "batch": 8,
                        "compute_seconds": 6.0, "comm_seconds": 3.0, "bytes": {"node": 11, "zone": 22, "across": 33},
-                       "phases": times, "between_seconds": 0.5, "fired": 2, "skipped": 1,
+                       "phases": times, "hidden_seconds": 0.0, "between_seconds": 0.5, "fired": 2, "skipped": 1,
                        "steps_per_worker": [3], "batch_per_worker": [6.0], "samples_per_second": 2.0,
                        "seconds_per_worker": [9.0],
                        "train_loss": 7.0, "loss": 0.25, "accuracy": 0.75, "accuracy_before": 0.5,
@@ -203,5 +203,5 @@ def test_train_imports_nothing_else_of_slurmdl() -> None:
     code = ("import sys; from slurmdl.train.trainer import trainer; print(*sorted(m for m in sys.modules if "
             "m.startswith('slurmdl.') and not m.startswith('slurmdl.train')), 'sklearn' in sys.modules)")
     done = python("-c", code)
-    assert done.stdout.split() == ["slurmdl.errors", "slurmdl.graphs", "slurmdl.plan", "slurmdl.yamlfile",
-                                   "False"], done.stderr
+    assert done.stdout.split() == ["slurmdl.errors", "slurmdl.graphs", "slurmdl.plan", "slurmdl.wholefile",
+                                   "slurmdl.yamlfile", "False"], done.stderr
