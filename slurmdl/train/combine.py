@@ -113,7 +113,9 @@ def check(method: Method, workers: int) -> None:
             (method.period, "--period", method.when == "period" and method.strategy not in ("allreduce", "ps"),
              "gossip, adaptive-gossip, local-sgd, elastic and trigger period"),
             (method.threshold is not None, "--threshold", method.when == "drift", "trigger drift"),
-            (method.comm_budget is not None, "--comm-budget", method.when == "drift", "trigger drift")):
+            (method.comm_budget is not None, "--comm-budget", method.when == "drift", "trigger drift"),
+            (method.warm_up is not None, "--warm-up", method.when == "drift", "trigger drift"),
+            (method.silence is not None, "--silence", method.when == "drift", "trigger drift")):
         if given and not fit:
             raise Refused(f"{asked}: not valid with strategy {method.strategy}, trigger {method.when}"
                           f"{', --async' * method.asynchronous}; valid with {valid}")

@@ -87,8 +87,12 @@ class Method:
     comm_budget: float | None = _knob(_number(0, 1, percent=True), None, "SHARE",
                                       "bytes, as a share of those of fp32 gossip at every step, e.g. 1%%; sets the "
                                       "threshold by itself")
-    warm_up: int = _knob(_whole(0), 30, "STEPS", "drift: first steps, with an exchange in each, however small it is")
-    silence: int = _knob(_whole(1), 64, "STEPS", "drift: longest time without an exchange")
+    warm_up: int | None = _knob(_whole(0), None, "STEPS",
+                                "drift: first steps, with an exchange in each, however small it is (default: 30, "
+                                "with --comm-budget as far as that pays for them)")
+    silence: int | None = _knob(_whole(1), None, "STEPS",
+                                "drift: longest time without an exchange (default: 64, with --comm-budget less where "
+                                "exchanges are often)")
     asynchronous: bool = _knob(_switch, False, "", "wait for nobody (gossip, ps)")
     shared_memory: bool = _knob(_switch, False, "",
                                 "gossip inside a node through shared memory, and one leader per node outside")

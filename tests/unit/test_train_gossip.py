@@ -132,6 +132,25 @@ def test_a_budget_below_what_silence_forces_is_refused() -> None:
     play(Method("adaptive-gossip", "base", comm_budget=0.01, compress="int4"), 2, 1, size=100_000)
 
 
+@pytest.mark.parametrize("budget, compress, warm_up, silence", [(0.02, "int4", 7, 16), (0.02, "none", 1, 64),
+                                                                (0.1, "none", 5, 24), (0.5, "none", 25, 4)])
+def test_a_budget_says_how_long_all_exchange_and_how_long_none_need_to(budget: float, compress: str, warm_up: int,
+                                                                      silence: int) -> None:
+    """A quarter of what it pays for in 200 steps, and 2.5 times the mean distance, in whole checks of 4 steps."""
+    for its in play(Method("adaptive-gossip", "base", comm_budget=budget, compress=compress), 2, 300, size=100_000,
+                    apart=0):
+        assert its.exchanges[:warm_up] == list(range(warm_up))
+        assert warm_up + 1 not in its.exchanges
+        assert set(np.diff(its.exchanges[warm_up:])) == {silence}
+
+
+def test_what_is_asked_for_wins_over_what_the_budget_says() -> None:
+    method = Method("adaptive-gossip", "base", comm_budget=0.02, compress="int4", warm_up=12, silence=40)
+    for its in play(method, 2, 300, size=100_000, apart=0):
+        assert its.exchanges[:12] == list(range(12))
+        assert set(np.diff(its.exchanges[12:])) == {40}
+
+
 @pytest.mark.parametrize("strategy", ["gossip", "local-sgd"])
 def test_a_budget_of_one_who_is_alone(strategy: str) -> None:
     (alone,) = play(Method(strategy, "random" if strategy == "gossip" else "ring", comm_budget=0.1), 1, 50, apart=0)

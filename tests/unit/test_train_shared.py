@@ -131,6 +131,15 @@ def test_a_drift_that_is_small_keeps_the_nodes_silent_and_their_ranks_together()
     assert moved.sum_error == pytest.approx(4 * 60 * 0.5, rel=1e-3)
 
 
+def test_a_budget_is_the_leaders_and_all_come_to_what_it_makes_due() -> None:
+    """With `gossip`, too, which drifts only where a budget or a threshold is said."""
+    for strategy in ("gossip", "adaptive-gossip"):
+        ran = mixed("aabb", method(strategy=strategy, comm_budget=0.1), 60)
+        assert ran.fired[0] >= 5
+        assert len(set(ran.fired)) == 1
+        assert ran.sum_error < 1e-5
+
+
 @pytest.mark.parametrize("compress", ["fp16", "int8", "int4"])
 def test_compressed_between_nodes_keeps_the_sum(compress: str) -> None:
     ran = mixed("aabbb", method(compress=compress), 60)

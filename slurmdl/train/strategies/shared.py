@@ -14,6 +14,7 @@ from slurmdl.train.mixing.sums import by_zone
 from slurmdl.train.strategies.strategy import Setting, Strategy
 from slurmdl.train.transports.window import Window, mean, mix_both
 from slurmdl.train.triggers import TRIGGERS, Cost
+from slurmdl.train.triggers.drift import warm_up
 
 
 def leaders(workers: Sequence[int], nodes: Sequence[str], zones: Sequence[str]) -> tuple[int, ...]:
@@ -71,7 +72,9 @@ class Shared(Strategy):
             setting = self._its = replace(setting, parameters=self._window.model(rank))
         self._between = None
         self._alone = len(leading) == 1
-        method = replace(setting.method, comm_budget=None)
+        method = setting.method
+        # the budget is the leaders' alone; steps are due for all alike
+        method = replace(method, trigger=method.when, warm_up=warm_up(method, size), comm_budget=None)
         self._trigger = TRIGGERS[method.when](method, setting.parameters, setting.sizes, setting.rate, Cost(0.0))
         self._due, self._dues = self._trigger.next(-1), 0
         if rank in leading and not self._alone:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from slurmdl.errors import Refused
+from slurmdl.train.compressors import COMPRESSORS
 from slurmdl.train.kept import Kept
 from slurmdl.train.triggers.trigger import Cost
 
@@ -14,6 +15,20 @@ GAIN = 0.2
 HORIZON = 200
 #: log theta stays within this of its first value
 LIMIT = math.log(1e4)
+#: the most that the first steps take of what is paid for in HORIZON steps
+FIRST = 0.25
+#: how many times its mean the time without an exchange may be: where it has no bound, the few steps that are left
+#: without one for long cost more accuracy on skewed data than those others are worth
+REST = 2.5
+
+
+def first_steps(share: float, compress: str, parameters: int) -> int:
+    """How many first steps, with an exchange in each, a budget pays for.
+
+    Counted as if all of it went into models, one in each exchange, since all ranks must come to the same number:
+    what else one sends is not alike on all of them.
+    """
+    return int(FIRST * HORIZON * min(1.0, share * 4 * parameters / COMPRESSORS[compress].size(parameters)))
 
 
 class Budget(Kept):
@@ -29,11 +44,13 @@ class Budget(Kept):
     full : bytes per step of fp32 gossip at every step.
     cost : of this rank; its exchanges may cost nothing where it is alone.
     check : steps from one due step to the next.
-    silence : longest time without an exchange, in steps.
+    silence : longest time without an exchange, in steps, or the most that it may be.
+    given : whether that was asked for; else it is REST times the mean one, at most.
 
     Attributes
     ----------
     factor : what the first threshold is to be multiplied with.
+    silence : longest time without an exchange, in steps.
 
     Raises
     ------
@@ -42,7 +59,11 @@ class Budget(Kept):
 
     kept = ("_spent", "_log")
 
-    def __init__(self, share: float, full: float, cost: Cost, check: int, silence: int) -> None:
+    def __init__(self, share: float, full: float, cost: Cost, check: int, silence: int, given: bool) -> None:
+        left = share * full - cost.each - cost.check / check
+        if not given and left > 0:
+            silence = min(silence, max(check, math.ceil(REST * cost.exchange / left)))
+        self.silence = silence
         self._least = min(1.0, check / silence)
         floor = (cost.each + (cost.exchange * self._least + cost.check) / check) / full
         if share < floor:

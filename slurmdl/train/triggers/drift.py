@@ -11,7 +11,7 @@ import numpy.typing as npt
 from slurmdl.train.kept import Kept
 from slurmdl.train.method import Method
 from slurmdl.train.mixing.moved import Moved
-from slurmdl.train.triggers.budget import Budget
+from slurmdl.train.triggers.budget import Budget, first_steps
 from slurmdl.train.triggers.trigger import Cost, Trigger
 
 FloatArray = npt.NDArray[np.float32]
@@ -20,14 +20,25 @@ FloatArray = npt.NDArray[np.float32]
 CHECK = 4
 #: drift that asks for an exchange, where nothing else was said
 THRESHOLD = 0.05
+#: first steps with an exchange in each, and longest time without one, in steps, where nothing was said
+WARM_UP, SILENCE = 30, 64
+
+
+def warm_up(method: Method, parameters: int) -> int:
+    """The first steps, with an exchange in each; alike on all ranks."""
+    if method.warm_up is not None:
+        return method.warm_up
+    if method.comm_budget is None:
+        return WARM_UP
+    return min(WARM_UP, first_steps(method.comm_budget, method.compress, parameters))
 
 
 class Drift(Kept, Trigger):
     """Asks for an exchange where |x - s| / |s| is above a threshold, x the model, s the model at the last exchange.
 
     The norms are estimated (Moved). The threshold is scaled with the learning rate: theta_t = theta_0
-    eta_t / eta_0, eta_0 the largest rate so far, which leaves it as it is while a rate warms up. The first `warm_up`
-    steps all end in an exchange, and no more than `silence` steps are left without one.
+    eta_t / eta_0, eta_0 the largest rate so far, which leaves it as it is while a rate warms up. The first steps
+    (`warm_up`) all end in an exchange, and no more than `silence` steps are left without one.
 
     References
     ----------
@@ -39,7 +50,8 @@ class Drift(Kept, Trigger):
 
     def __init__(self, method: Method, parameters: FloatArray, sizes: Sequence[int], rate: Callable[[], float],
                  cost: Cost) -> None:
-        self._warm_up, self._silence = method.warm_up, method.silence
+        self._warm_up = warm_up(method, parameters.size)
+        self._silence = SILENCE if method.silence is None else method.silence
         self._rate = rate
         self._moved = Moved(parameters, sizes)
         self._threshold = THRESHOLD if method.threshold is None else method.threshold
@@ -47,7 +59,9 @@ class Drift(Kept, Trigger):
         self._last = -1
         self._budget = None
         if method.comm_budget is not None:
-            self._budget = Budget(method.comm_budget, 4.0 * parameters.size, cost, CHECK, method.silence)
+            self._budget = Budget(method.comm_budget, 4.0 * parameters.size, cost, CHECK, self._silence,
+                                  method.silence is not None)
+            self._silence = self._budget.silence
 
     def next(self, number: int) -> int:
         if number + 1 < self._warm_up:
