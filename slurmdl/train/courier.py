@@ -128,13 +128,16 @@ class Courier:
 
     def _carry_out(self, errand: Callable[[], Any], future: Future[Any]) -> None:
         start = self._now()
+        came: Any = None
+        tell: Callable[[Any], None] = future.set_result
         try:
             if self._failure:
                 raise self._failure
-            future.set_result(errand())
+            came = errand()
         except BaseException as error:
-            future.set_exception(error)
+            tell, came = future.set_exception, error
         end = self._now()
         self.busy += end - start
         if self._trace:
             self._trace.add("errand", start, end, MESSAGES)
+        tell(came)  # last of all: who waits for it goes on, and may read what was counted

@@ -21,8 +21,8 @@ KEPT = 0.8
 EVERY = 20
 #: steps after which workers that go along with each other tell each other their speeds
 TELLING = 5
-#: how many times as long as the quickest worker's step the slowest one's takes before the shares change
-DIFFER = 1.1
+#: how many times as long as it could be the slowest worker's step is before the shares change
+GAIN = 1.03
 
 
 class Speed:
@@ -47,8 +47,9 @@ class Speed:
 class Shares:
     """Each worker's share of the work, from speeds that all who ask know alike.
 
-    They follow the speeds only where step times differ by more than DIFFER, and not within EVERY steps of their last
-    change: else noise would move them all the time.
+    They follow the speeds only where the slowest worker's step takes more than GAIN times as long as with shares that
+    are right, and not within EVERY steps of their last change: else noise would move them all the time. The part of
+    a step that does not depend on its share makes the first ones a little wrong, which a second change mends.
 
     Attributes
     ----------
@@ -62,9 +63,9 @@ class Shares:
     def follow(self, speeds: Sequence[float], step: int) -> bool:
         """Take in the speeds that are known in a step of the run, none of them 0; whether the shares have changed."""
         times = [share / speed for share, speed in zip(self.values, speeds, strict=True)]
-        if step - self._changed < EVERY or max(times) <= DIFFER * min(times):
-            return False
         mean = fsum(speeds) / len(speeds)
+        if step - self._changed < EVERY or max(times) * mean <= GAIN:
+            return False
         self.values, self._changed = tuple(speed / mean for speed in speeds), step
         return True
 

@@ -21,7 +21,7 @@ import atexit
 import os
 import sys
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
@@ -29,22 +29,18 @@ from slurmdl.errors import Stopped, TrainError, UsageError
 from slurmdl.train import method, runtime
 from slurmdl.train.courier import Courier
 from slurmdl.train.library import agreement, ending, halt, shards
-from slurmdl.train.library.backward import Backward, Listener
-from slurmdl.train.library.balance import Balance, Speed, alike
-from slurmdl.train.library.deal import Deal, Hand, Hands, InRounds
-from slurmdl.train.library.leases import Leases
+from slurmdl.train.library.deal import Deal, Hand
 from slurmdl.train.library.loader import Loader, Source, Told, source
-from slurmdl.train.library.quasi_global import QuasiGlobal
 from slurmdl.train.library.replica import Replica
 from slurmdl.train.library.saver import Saver
+from slurmdl.train.library.share import Share
+from slurmdl.train.library.steps import Steps
 from slurmdl.train.library.survivors import Survivors
 from slurmdl.train.messages import Messages
 from slurmdl.train.method import Method
 from slurmdl.train.mixing.graphs import GRAPHS, Members, spectral_gap
-from slurmdl.train.mixing.moved import Moved
-from slurmdl.train.mixing.votes import gathered
 from slurmdl.train.report import plot as pictures
-from slurmdl.train.report.meters import Meter, Report, Stopwatch, summarise, table
+from slurmdl.train.report.meters import Meter, Report, summarise, table
 from slurmdl.train.strategies import STRATEGIES, Setting, Strategy
 from slurmdl.train.strategies.shared import leaders
 from slurmdl.train.trace import Trace
@@ -147,6 +143,7 @@ class Run:
     seed : of the order of the samples and of everything random in a strategy.
     batch : samples per worker and step; 0 where not known.
     consensus : distance of this rank's model from the mean of all when the run finished, relative to the mean's norm.
+    attached, finished : whether the model was given, and whether no step can follow any more.
     """
 
     replica: Replica
@@ -168,20 +165,14 @@ class Run:
             pictures.check(self._plot)
         self.saver: Saver | None = None
         self.loaders: list[Loader] = []
-        self._first_step = self._looked = 0
+        self._first_step = 0
         self._before: tuple[float, float] | None = None
-        #: what the step that is under way was dealt, and how this worker and the others share out the work
-        self._hand: Hand | None = None
-        self._weights: tuple[float, ...] = ()
-        self._speed = Speed()
-        self._balance: Balance | None = None
-        self._leases: Leases | None = None
-        self._done, self._stood, self._hidden = 0, 0.0, 0.0
+        self._share = Share(self)
         if world.method.balance != "off" and passes > 1:
             raise TrainError(f"--balance {world.method.balance}: with passes={passes} several batches make a step, "
                              "which cannot be shared out; valid: passes=1, or --balance off")
         self._served: Strategy | None = None
-        self._attached = self._finished = self._closed = False
+        self.attached = self.finished = self._closed = False
 
     @property
     def rank(self) -> int:
@@ -225,14 +216,19 @@ class Run:
         """Why all ranks end where one is lost, "" where the others could go on."""
         if self.saver:
             return "a checkpoint is of all ranks"
-        if self.world.method.balance != "off":
+        if self.balanced:
             return f"--balance {self.world.method.balance} needs them all"
         return "" if strategy.survives else f"{self.world.strategy} needs them all"
 
     @property
     def step(self) -> int:
         """Steps that the optimizer has made, those before a checkpoint included."""
-        return self._backward.step if self._attached else 0
+        return self._steps.made if self.attached else 0
+
+    @property
+    def balanced(self) -> bool:
+        """Whether faster workers get more to do."""
+        return self.world.method.balance != "off"
 
     @property
     def done(self) -> int:
@@ -240,7 +236,8 @@ class Run:
         a worker makes more or fewer of them than others (--balance steps).
         """
         method = self.world.method
-        return self._done if method.balance == "steps" or (self._balanced and method.asynchronous) else self.step
+        by_share = method.balance == "steps" or (self.balanced and method.asynchronous)
+        return self._share.done if by_share else self.step
 
     def wrap(self, model: Any, optimizer: Any) -> tuple[Any, Any]:
         """Keep the model together with those of the other ranks from now on; a call of all ranks.
@@ -272,7 +269,7 @@ class Run:
         ------
         TrainError : a model or an optimizer that cannot be trained so; ranks whose models or optimizers differ.
         """
-        if self._attached:
+        if self.attached:
             raise TrainError("wrap() was called before; one model and one optimizer belong to a run "
                              "(torch.nn.ModuleDict holds several models)")
         world = self.world
@@ -286,34 +283,22 @@ class Run:
         self.model, self.optimizer = model, optimizer
         if self.saver:
             self.saver.find(description)
-        now = world.transport.now
-        self.courier = courier = Courier(world.transport.threaded, now=now, waited=self.messages.waited,
-                                         trace=self._trace)
-        self._watch = Stopwatch(self.meter, now, lambda: courier.waiting, self._trace)
+        self.courier = Courier(world.transport.threaded, now=world.transport.now, waited=self.messages.waited,
+                               trace=self._trace)
         setting = Setting(
             self.messages, self.courier, world.ranks("worker"), world.ranks("ps"), self.replica.parameters,
             self.replica.gradients, self.replica.sizes, world.method, self.seed, world.nodes, world.zones,
             world.costs, lambda: float(optimizer.param_groups[0]["lr"]),
             lambda part: shards.updater(optimizer, self.replica, part), lambda: shards.numbers(optimizer),
-            shards.rates(optimizer), weights=lambda: self._weights, settle=self.replica.settle)
+            shards.rates(optimizer), weights=lambda: self._share.weights, settle=self.replica.settle)
         strategy = agreement.on_all(world, lambda: STRATEGIES[world.strategy](setting))
         self.survivors = Survivors(world, self.replica, setting, strategy, self._all_needed(strategy),
                                    self.saver is not None)
-        self._momentum = agreement.on_all(world, lambda: QuasiGlobal(self.replica, optimizer)) \
-            if world.method.quasi_global else None
-        self._moved = Moved(self.replica.parameters, self.replica.sizes) if self._plot else None
-        self._backward = Backward(self.replica, self._passes, self.strategy.in_step,
-                                  Listener(lambda: self._watch.enter("backward"), self._ready, self._passes_over))
+        self._steps = Steps(self, self._share, self._passes, self._trace, bool(self._plot))
         if self.saver:
             self.saver.take_strategy(self.strategy)
-            if self._momentum:
-                self.keep("quasi-global momentum", self._momentum)
-        self._groups = len(optimizer.param_groups)
-        optimizer.register_step_pre_hook(self._before_step)
-        optimizer.register_step_post_hook(self._after_step)
-        model.register_forward_pre_hook(self._before_forward)
-        model.register_forward_hook(self._after_forward)
-        self._attached = True
+        self._steps.begin()
+        self.attached = True
 
     def loader(self, data: Any, batch: int, shuffle: bool = True, **options: Any) -> Loader:
         """This worker's batches of the training data: over all workers every sample once per epoch.
@@ -333,7 +318,7 @@ class Run:
         found = source(data, options)
         loader = self.deal(found, batch, shuffle)
         if not self.serves:
-            mark = (found.count, batch, found.mark, found.ahead * self._balanced)
+            mark = (found.count, batch, found.mark, found.ahead * self.balanced)
             self._do(lambda: agreement.compare_workers(self.world, self.messages, "data", mark))
         return loader
 
@@ -341,7 +326,7 @@ class Run:
         """As `loader`, of a source that is known to be the same on all workers."""
         deal = Deal(found.count, self.workers, batch, shuffle, self.seed)
         self.batch = batch
-        loader = Loader(deal, self._hands(deal, found.ahead), found.batches,
+        loader = Loader(deal, self._share.hands(deal, found.ahead), found.batches,
                         Told(self._fetch, self._dealt, self._fetched_none, self._resumed))
         self.loaders.append(loader)
         if self.saver and not self.serves:
@@ -367,7 +352,8 @@ class Run:
 
     def begin_at(self, step: int) -> None:
         """So many steps have been made already."""
-        self._backward.step = self._first_step = self._looked = step
+        self._first_step = step
+        self._steps.begin_at(step)
 
     def meet(self, thing: Any) -> list[Any]:
         """What all ranks give, in rank order; between two steps, a call of all of them."""
@@ -417,15 +403,14 @@ class Run:
         ------
         TrainError : another worker makes more steps than this one.
         """
-        if self._finished or not self._attached:
+        if self.finished or not self.attached:
             return
         self._boundary(last=True)
-        self._finished = True
+        self.finished = True
         if self.saver:
             self.saver.finish()
         self.replica.fetch_parameters()
-        if self._leases:
-            self._leases.finish()
+        self._share.finish()
         self.survivors.all_do(lambda: self._end(score), self.step)
         self.courier.close()
         self.replica.store_parameters()
@@ -468,7 +453,7 @@ class Run:
 
     def close(self) -> None:
         """Finish the run and tell its figures on the first living rank's stderr; the script's end calls it, too."""
-        if self._closed or not self._attached:
+        if self._closed or not self.attached:
             return
         self.finish()
         figures = self.summary()
@@ -484,52 +469,31 @@ class Run:
 
     def _do(self, errand: Callable[[], Any]) -> Any:
         """Carry out what needs messages: by the courier, once there is one."""
-        return self.courier.do(errand) if self._attached and not self._finished else errand()
-
-    @property
-    def _balanced(self) -> bool:
-        return self.world.method.balance != "off"
-
-    def _hands(self, deal: Deal, ahead: int) -> Hands:
-        """What deals out to this worker."""
-        method, worker, by_steps = self.world.method, self.worker or 0, self.world.method.balance == "steps"
-        if not self._balanced or self.serves:
-            return InRounds(deal, worker, False, alike(self.workers), lambda: self.done)
-        if not self._attached or self._balance or self._leases:
-            raise TrainError(f"--balance {method.balance}: one run.loader() deals out all samples; valid: one, after "
-                             "run.wrap()")
-        courier, workers, messages = self.courier, self.world.ranks("worker"), self.messages
-        if method.asynchronous:
-            self._leases = Leases(messages, courier, workers, deal, by_steps, lambda: self._speed.value)
-            return self._leases
-        self._balance = Balance(
-            deal, by_steps, self.strategy, 1 + ahead + (method.staleness or 0),
-            lambda speed: courier.give(lambda: gathered(messages, workers, speed)), courier.wait)
-        return InRounds(deal, worker, by_steps, self._balance.round, lambda: self.done)
+        return self.courier.do(errand) if self.attached and not self.finished else errand()
 
     def _fetch(self) -> None:
-        if self._attached and not self._finished:
+        if self.attached and not self.finished:
             self._boundary()
-            self._watch.enter("data")
-            self._stood = self.courier.seconds
+            self._steps.watch.enter("data")
+            self._share.fetch()
 
     def _boundary(self, last: bool = False) -> None:
         """Between two steps: all that belongs to the one before has been done."""
         if not self.saver or self.serves:
             return
-        start, self._looked = self.world.transport.now(), self.step
+        start, self._steps.looked = self.world.transport.now(), self.step
         with self.survivors.staying(self.step):
             due = self.saver.due(last)
             if due:
                 stops = self.saver.save(*due)
-                self._watch.was_checkpoint(start)
+                self._steps.watch.was_checkpoint(start)
                 if stops:
                     self._stop(due[0])
 
     def _stop(self, number: int) -> NoReturn:
         """All ranks have made a checkpoint, and end."""
         assert self.saver
-        self._finished = self._closed = True
+        self.finished = self._closed = True
         transport = self.world.transport
         self.courier.close()
         transport.meet()
@@ -542,121 +506,20 @@ class Run:
             self.saver.take_random()
 
     def _fetched_none(self) -> None:
-        if self._attached and not self._finished:
-            self._watch.cancel()
+        if self.attached and not self.finished:
+            self._steps.watch.cancel()
 
     def _dealt(self, hand: Hand) -> None:
         self._begin()
-        self._hand, self._weights = hand, hand.weights
-        if self._attached and self._passes == 1 and (self.strategy.in_step or not self.strategy.updates):
-            self._backward.weight = hand.weight
+        self._share.deal(hand)
+        if self.attached:
+            self._steps.weigh(hand.weight)
 
     def _begin(self) -> None:
         self._resumed()
-        if self._attached and not self._finished:
-            self._watch.enter("forward")
-            self._stood = self.courier.seconds - self._stood
-
-    def _ready(self, start: int) -> None:
-        # without a thread of its own the courier would hold up the backward pass
-        if self.strategy.overlaps and self.world.transport.threaded:
-            self.strategy.ready(start)
-
-    def _before_forward(self, model: Any, arguments: Any) -> None:
-        import torch
-
-        if self._watch.between and torch.is_grad_enabled() and not self._finished:
-            self._watch.enter("forward")
-
-    def _after_forward(self, model: Any, arguments: Any, output: Any) -> None:
-        if not self._watch.between and getattr(output, "requires_grad", False):
-            output.register_hook(self._enter_backward)
-
-    def _enter_backward(self, gradient: Any) -> None:
-        self._watch.enter("backward")
-
-    def _passes_over(self) -> None:
-        if self.strategy.overlaps:
-            self._complete()
-        self._watch.enter("optimizer")
-
-    def _complete(self) -> None:
-        self._watch.enter("communication")
-        self._backward.end()
-        with self.survivors.staying(self.step):
-            self.strategy.before_update(self.step)
-        if self._momentum:
-            self._momentum.lead()
-        self.replica.store_gradients()
-
-    def _before_step(self, optimizer: Any, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> None:
-        if self._finished:
-            raise TrainError("opt.step() after the run was finished; valid: run.finish() after the last step")
-        if named.get("closure") or any(argument is not None for argument in arguments[1:]):
-            raise TrainError("opt.step(closure): not supported; valid: loss.backward(), then opt.step()")
-        moved = self.replica.moved()
-        if moved or len(optimizer.param_groups) != self._groups:
-            what = f"parameter {moved} was laid elsewhere" if moved else "the optimizer got another group"
-            raise TrainError(f"step {self.step + 1}: {what} after run.wrap(); move, load (with assign=True) and add "
-                             "parameters before it")
-        if self.saver and self._looked < self.step:
-            raise TrainError(f"step {self.step + 1}: checkpoints are made where a batch is asked for; valid: batches "
-                             "of run.loader(), or `with run.fetching():` around what makes them")
-        if self._balanced and not self._hand:
-            raise TrainError(f"step {self.step + 1}: --balance {self.world.method.balance} shares out the batches of "
-                             "run.loader(), and this one is none; valid: a batch of it for each step, or "
-                             "--balance off")
-        if not self._backward.over:
-            self._complete()
-        self._watch.enter("optimizer")
-        if not self.strategy.updates:
-            self.replica.store_parameters()
-            self.replica.hide_gradients()
-
-    def _after_step(self, optimizer: Any, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> None:
-        if not self.strategy.updates:
-            self.replica.show_gradients()
-        self._watch.enter("communication")
-        if self.strategy.in_step:
-            self.survivors.after_update(self.step)
-        else:
-            self.replica.fetch_parameters()
-            if self._moved:
-                self.meter.drift.append(self._moved.far())
-            if self._momentum:
-                self._momentum.stepped()
-            fired = self.strategy.fired
-            for number in self._numbers():
-                self.survivors.after_update(number)
-            if self._moved and self.strategy.fired > fired:
-                self._moved.mark()
-            if self._momentum:
-                self._momentum.follow()
-            self.replica.store_parameters()
-        self._backward.next_step()
-        self._watch.end_step()
-        self._account()
-
-    def _numbers(self) -> Iterable[int]:
-        """Steps of the strategy that end with this one of the optimizer."""
-        return self._hand.steps if self._balance and self._hand else (self.step,)
-
-    def _account(self) -> None:
-        """Write down what the step that is over was dealt, and let the others know how quick this worker is."""
-        hand, self._hand = self._hand, None
-        samples = hand.stop - hand.start if hand else self.batch
-        self.meter.samples.append(samples)
-        self._speed.measure(samples, self.meter.wall[-1] - self.meter.comm[-1] - self._stood)
-        self._stood = 0.0
-        hidden = self.courier.busy - self.courier.seconds
-        self.meter.hidden += hidden - self._hidden
-        self._hidden = hidden
-        if hand:
-            self._done = hand.steps.stop
-            if self._balance and hand.tells:
-                self._balance.tell(self._speed.value)
-        if self._leases and not self.world.transport.threaded:
-            self._leases.help()
+        if self.attached and not self.finished:
+            self._steps.watch.enter("forward")
+            self._share.fetched()
 
     def _others_go_on(self) -> None:
         peer = self.world.transport.probe(0)

@@ -255,7 +255,8 @@ def table(summary: dict[str, Any]) -> str:
             *([("images/s", f"{s['samples_per_second' if uneven else 'images_per_second']:,.0f}")] if s["batch"]
               else []),
             *((phase, shown(seconds)) for phase, seconds in timed.items()),
-            ("  hidden", f"{s['hidden_seconds']:.2f} s of communication went on behind computation"),
+            *([("  hidden", f"{s['hidden_seconds']:.2f} s of communication went on behind computation")]
+              if s["hidden_seconds"] >= 0.005 else []),
             ("between steps", f"{s['between_seconds']:.2f} s"),
             *([("checkpoints", f"{s['checkpoint_seconds']:.2f} s")] if s["checkpoint_seconds"] else []),
             *((f"bytes, {level}", f"{s['bytes'][level]:,}") for level in LEVELS),

@@ -1,0 +1,163 @@
+"""What happens around each step of the optimizer: by hooks, so that model and optimizer stay of their classes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from slurmdl.errors import TrainError
+from slurmdl.train.library import agreement
+from slurmdl.train.library.backward import Backward, Listener
+from slurmdl.train.library.quasi_global import QuasiGlobal
+from slurmdl.train.library.share import Share
+from slurmdl.train.mixing.moved import Moved
+from slurmdl.train.report.meters import Stopwatch
+from slurmdl.train.trace import Trace
+
+if TYPE_CHECKING:
+    from slurmdl.train.library.run import Run
+
+
+class Steps:
+    """The steps of one rank: its gradients leave for the others, and its model is mixed with theirs.
+
+    Parameters
+    ----------
+    passes : backward passes for each step, whose gradients add up.
+    drift : whether the way of the model since the last exchange is to be measured.
+
+    Attributes
+    ----------
+    watch : of the phases of a step.
+    looked : number of the step before which a checkpoint was thought of last.
+    """
+
+    def __init__(self, run: Run, share: Share, passes: int, trace: Trace | None, drift: bool) -> None:
+        self._run, self._share, self._passes = run, share, passes
+        replica, world, courier = run.replica, run.world, run.courier
+        self.watch = Stopwatch(run.meter, world.transport.now, lambda: courier.waiting, trace)
+        self.looked = 0
+        self._hidden = 0.0
+        self._momentum = agreement.on_all(world, lambda: QuasiGlobal(replica, run.optimizer)) \
+            if world.method.quasi_global else None
+        self._moved = Moved(replica.parameters, replica.sizes) if drift else None
+        self._backward = Backward(replica, passes, run.strategy.in_step,
+                                  Listener(lambda: self.watch.enter("backward"), self._ready, self._passes_over))
+        self._groups = len(run.optimizer.param_groups)
+
+    def begin(self) -> None:
+        """Follow the model and the optimizer from now on."""
+        run = self._run
+        if self._momentum:
+            run.keep("quasi-global momentum", self._momentum)
+        run.optimizer.register_step_pre_hook(self._before)
+        run.optimizer.register_step_post_hook(self._after)
+        run.model.register_forward_pre_hook(self._before_forward)
+        run.model.register_forward_hook(self._after_forward)
+
+    @property
+    def made(self) -> int:
+        """How many the optimizer has made."""
+        return self._backward.step
+
+    def begin_at(self, step: int) -> None:
+        """So many have been made already."""
+        self._backward.step = self.looked = step
+
+    def weigh(self, weight: float) -> None:
+        """Count the gradients of the step to come `weight` times, where they go to others as they are."""
+        strategy = self._run.strategy
+        if self._passes == 1 and (strategy.in_step or not strategy.updates):
+            self._backward.weight = weight
+
+    def _ready(self, start: int) -> None:
+        # without a thread of its own the courier would hold up the backward pass
+        if self._run.strategy.overlaps and self._run.world.transport.threaded:
+            self._run.strategy.ready(start)
+
+    def _before_forward(self, model: Any, arguments: Any) -> None:
+        import torch
+
+        if self.watch.between and torch.is_grad_enabled() and not self._run.finished:
+            self.watch.enter("forward")
+
+    def _after_forward(self, model: Any, arguments: Any, output: Any) -> None:
+        if not self.watch.between and getattr(output, "requires_grad", False):
+            output.register_hook(self._enter_backward)
+
+    def _enter_backward(self, gradient: Any) -> None:
+        self.watch.enter("backward")
+
+    def _passes_over(self) -> None:
+        if self._run.strategy.overlaps:
+            self._complete()
+        self.watch.enter("optimizer")
+
+    def _complete(self) -> None:
+        run = self._run
+        self.watch.enter("communication")
+        self._backward.end()
+        with run.survivors.staying(self.made):
+            run.strategy.before_update(self.made)
+        if self._momentum:
+            self._momentum.lead()
+        run.replica.store_gradients()
+
+    def _before(self, optimizer: Any, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> None:
+        run = self._run
+        if run.finished:
+            raise TrainError("opt.step() after the run was finished; valid: run.finish() after the last step")
+        if named.get("closure") or any(argument is not None for argument in arguments[1:]):
+            raise TrainError("opt.step(closure): not supported; valid: loss.backward(), then opt.step()")
+        moved = run.replica.moved()
+        if moved or len(optimizer.param_groups) != self._groups:
+            what = f"parameter {moved} was laid elsewhere" if moved else "the optimizer got another group"
+            raise TrainError(f"step {self.made + 1}: {what} after run.wrap(); move, load (with assign=True) and add "
+                             "parameters before it")
+        if run.saver and self.looked < self.made:
+            raise TrainError(f"step {self.made + 1}: checkpoints are made where a batch is asked for; valid: batches "
+                             "of run.loader(), or `with run.fetching():` around what makes them")
+        if run.balanced and not self._share.hand:
+            raise TrainError(f"step {self.made + 1}: --balance {run.world.method.balance} shares out the batches of "
+                             "run.loader(), and this one is none; valid: a batch of it for each step, or "
+                             "--balance off")
+        if not self._backward.over:
+            self._complete()
+        self.watch.enter("optimizer")
+        if not run.strategy.updates:
+            run.replica.store_parameters()
+            run.replica.hide_gradients()
+
+    def _after(self, optimizer: Any, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> None:
+        run = self._run
+        if not run.strategy.updates:
+            run.replica.show_gradients()
+        self.watch.enter("communication")
+        if run.strategy.in_step:
+            run.survivors.after_update(self.made)
+        else:
+            self._mix()
+        self._backward.next_step()
+        self.watch.end_step()
+        meter, courier = run.meter, run.courier
+        meter.samples.append(self._share.account(meter.wall[-1] - meter.comm[-1]))
+        hidden = courier.busy - courier.seconds
+        meter.hidden += hidden - self._hidden
+        self._hidden = hidden
+
+    def _mix(self) -> None:
+        """Bring the model together with others', where that is due."""
+        run = self._run
+        run.replica.fetch_parameters()
+        if self._moved:
+            run.meter.drift.append(self._moved.far())
+        if self._momentum:
+            self._momentum.stepped()
+        fired = run.strategy.fired
+        for number in self._share.numbers(self.made):
+            run.survivors.after_update(number)
+        if self._moved and run.strategy.fired > fired:
+            self._moved.mark()
+        if self._momentum:
+            self._momentum.follow()
+        run.replica.store_parameters()
