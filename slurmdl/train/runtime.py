@@ -6,15 +6,14 @@ import atexit
 import os
 import socket
 import sys
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import Any
 
 from slurmdl import plan as plans
 from slurmdl.errors import Refused as Refused
 from slurmdl.errors import SlurmdlError, UnavailableError, warn
+from slurmdl.mpi import open_mpi, settle
 from slurmdl.train.combine import check
 from slurmdl.train.method import Method
 from slurmdl.train.strategies import STRATEGIES
@@ -22,10 +21,6 @@ from slurmdl.train.strategies.shared import leaders
 from slurmdl.train.transports.mpi import Mpi
 from slurmdl.train.transports.transport import Transport
 from slurmdl.train.transports.ulfm import Ulfm, enabled, hurt
-
-#: seconds from the end of MPI_Init to the first message: Open MPI 4 lets the first ranks out while others are not
-#: ready for messages yet, and crash on one
-SETTLED = 0.2
 
 #: ranks whose places are shown one by one
 SHOWN = 16
@@ -146,8 +141,7 @@ def connect(environ: Mapping[str, str] = os.environ) -> Transport:
                  "cannot start, use `slurmdl srun`, or `srun --mpi=pmix`")
         MPI.Init_thread()
         atexit.register(finalize)
-        if MPI.COMM_WORLD.Get_size() > 1 and 0 < _open_mpi(MPI) < 5:
-            time.sleep(SETTLED)
+        settle(MPI)
     if MPI.COMM_WORLD.Get_size() == 1 and tasks > 1:
         raise Refused(f"MPI has 1 rank where Slurm has {tasks} tasks: srun and this MPI do not share a PMI; "
                       "start it with `slurmdl srun`, or `srun --mpi=pmix` (`srun --mpi=list` shows what is there)")
@@ -160,18 +154,11 @@ def without_recovery(environ: Mapping[str, str] = os.environ) -> str:
     if not mpi:
         return "no MPI"
     name = mpi.Get_library_version().partition(",")[0].replace(" v", " ")
-    if _open_mpi(mpi) >= 5:
+    if open_mpi(mpi) >= 5:
         return f"{name} was started without ULFM: slurmdl srun --launcher=mpirun, or mpirun --with-ft ulfm"
     why = f"no ULFM in {name}"
     alone = environ.get("PMIX_NAMESPACE", "").startswith("slurm.") and "SLURMDL_PLAN" not in environ
     return f"{why}; srun ends them only with --kill-on-bad-exit" if alone else why
-
-
-def _open_mpi(mpi: Any) -> int:
-    """The first number of Open MPI's version, 0 for another library."""
-    name, _, version = mpi.Get_library_version().partition(",")[0].partition(" v")
-    number = version.partition(".")[0]
-    return int(number) if name == "Open MPI" and number.isdigit() else 0
 
 
 def finalize() -> None:

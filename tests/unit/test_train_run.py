@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from mpi import mpirun, needs_mpi, python
 
+from slurmdl.mpi import open_mpi
 from slurmdl.plan import Plan, encode
-from slurmdl.train import runtime
 from slurmdl.train.method import Method
 from slurmdl.train.runtime import World
 
@@ -189,4 +189,4 @@ def test_the_places_of_many_ranks_are_told_together() -> None:
     ("Open MPI vmaster, package: x", 0), ("MPICH Version:      4.0.2", 0),
     ("Intel(R) MPI Library 2021.9 for Linux", 0)])
 def test_open_mpi_is_told_from_others(words: str, first: int) -> None:
-    assert runtime._open_mpi(SimpleNamespace(Get_library_version=lambda: words)) == first
+    assert open_mpi(SimpleNamespace(Get_library_version=lambda: words)) == first

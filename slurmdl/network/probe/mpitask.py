@@ -12,6 +12,7 @@ import time
 from typing import TYPE_CHECKING
 
 from slurmdl.errors import UnavailableError
+from slurmdl.mpi import settle
 from slurmdl.network.probe.pair import Effort, Pair
 from slurmdl.network.probe.task import END, Work, note, read_work, run
 from slurmdl.network.probe.wire import steady_rate
@@ -19,9 +20,6 @@ from slurmdl.network.probe.wire import steady_rate
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-#: seconds from the end of MPI_Init to the first message: Open MPI 4 lets the first ranks out while others are not
-#: ready for messages yet, and crash on one
-SETTLED = 0.2
 #: bytes of one message of a stream
 _MESSAGE = 2**20
 _ECHO, _STREAM = 1, 2
@@ -37,7 +35,7 @@ def main() -> int:
     if world.size != expected:
         raise UnavailableError(f"MPI started {world.size} of {expected} tasks: srun's --mpi does not fit this MPI; "
                                "valid: see `srun --mpi=list`, and give it after --")
-    time.sleep(SETTLED)
+    settle(MPI)
     work: Work = world.bcast(read_work() if world.rank == 0 else None)
     name = os.environ.get("SLURMD_NODENAME", "")
     rank_of = {node: rank for rank, node in enumerate(world.allgather(name))}
