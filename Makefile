@@ -121,7 +121,7 @@ plugin-releases: install
 
 # the Docker engine and compose, from Debian's packages where none are; the daemon runs where something starts it
 compose: install
-	@command -v docker >/dev/null || tools/install-debian docker.io
+	@command -v dockerd >/dev/null || docker info >/dev/null 2>&1 || tools/install-debian docker.io
 	@docker compose version >/dev/null 2>&1 || command -v docker-compose >/dev/null || tools/install-debian docker-compose
 	-@tools/install-debian debootstrap
 

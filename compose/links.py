@@ -23,14 +23,12 @@ from pathlib import Path
 
 from slurmdl.errors import UsageError
 from slurmdl.sandbox import relay
+from slurmdl.sandbox.bucket import MTU, bucket
 from slurmdl.sandbox.spec import parse_rate, parse_share, parse_time
 
 STATE = Path("/run/links.json")
-MTU = 9000
 #: the networks 1 to 4 hold the nodes, 0 the other hosts
 NODES = "10.77.1.0-10.77.4.255"
-#: a bucket holds what the rate brings in this time, its queue at most so much
-BURST_SECONDS, QUEUE_SECONDS = 0.002, 0.2
 
 
 def run(argv: list[str], text: str = "", check: bool = True) -> str:
@@ -86,19 +84,15 @@ def lay(name: str, shape: dict[str, float]) -> None:
         lines += [f"route replace {subnet} via {lower} dev {above} onlink table 50",
                   f"route replace {subnet} dev {interface(network)} table {100 + number}"]
     run(["ip", "-batch", "-"], "\n".join(lines))
-    bucket = ""
-    if shape["rate"]:
-        burst = max(70_000, round(shape["rate"] / 8 * BURST_SECONDS))
-        limit = max(4 * burst, round(shape["rate"] / 8 * QUEUE_SECONDS))
-        bucket = f"tbf rate {shape['rate']:.0f}bit burst {burst} limit {limit}"
     for end in (below, above):
         root = "root"
         if shape["delay"] and not relayed:
             run(["tc", "qdisc", "add", "dev", end, "root", "handle", "1:", "netem", "delay",
                  f"{shape['delay'] * 1e6:.0f}us", "limit", "100000"])
             root = "parent 1:1"
-        if bucket:
-            run(["tc", "qdisc", "add", "dev", end, *root.split(), *bucket.split()])
+        if shape["rate"]:
+            limit = bucket(shape["rate"], single=bool(shape["loss"]))
+            run(["tc", "qdisc", "add", "dev", end, *root.split(), *limit.split()])
         # packets of 64 KB are cut to frames before one of them is lost
         run(["ip", "link", "set", end, "gso_max_segs", "1" if shape["loss"] else "65535"])
     lose = "".join(f'iifname "{end}" ip saddr {NODES} ip daddr {NODES} '

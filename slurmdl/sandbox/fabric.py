@@ -14,12 +14,8 @@ from dataclasses import dataclass
 
 from slurmdl.errors import SandboxError, UsageError
 from slurmdl.sandbox import delay, hosts
+from slurmdl.sandbox.bucket import MTU, bucket
 from slurmdl.sandbox.spec import LOGIN, Spec
-
-#: jumbo frames, as fabrics for HPC have; they also keep headers under 1 % of the bytes on the wire
-MTU = 9000
-_BURST_SECONDS = 0.002
-_QUEUE_SECONDS = 0.2
 
 
 @dataclass(frozen=True)
@@ -87,7 +83,7 @@ def lay(spec: Spec, pids: dict[str, int]) -> None:
     for c in cables:
         if c.rate:
             for host, interface in ((c.below, c.below_if), (c.above, c.above_if)):
-                shapes.setdefault(host, []).append(f"qdisc add dev {interface} root {_bucket(c.rate)}")
+                shapes.setdefault(host, []).append(f"qdisc add dev {interface} root {bucket(c.rate)}")
     for host, lines in shapes.items():
         hosts.run(pids[host], ["tc", "-batch", "-"], stdin="\n".join(lines) + "\n")
     for zone in spec.topology.zones:
@@ -127,14 +123,6 @@ def _ends(number: int) -> tuple[str, str]:
     """Addresses of the two ends of a cable between zones, the lower end's first."""
     network = f"172.{16 + number // 8192}.{number // 32 % 256}"
     return f"{network}.{number % 32 * 8 + 1}", f"{network}.{number % 32 * 8 + 2}"
-
-
-def _bucket(rate: float, single: bool = False) -> str:
-    # A bucket smaller than one 64 KB super-packet would make the kernel cut it up, which costs CPU time only. Where
-    # segments come one by one, as on a link with losses, two of them do: a sender that pauses after a loss finds the
-    # bucket full, and what a large one lets through at once no real link would
-    burst = max(2 * MTU + 100 if single else 70_000, int(rate / 8 * _BURST_SECONDS))
-    return f"tbf rate {rate:.0f}bit burst {burst} limit {max(4 * burst, int(rate / 8 * _QUEUE_SECONDS))}"
 
 
 # Counted and lost are only packets between nodes: what Slurm's controller sends is neither.
@@ -200,9 +188,9 @@ def change(pids: Mapping[str, int], cable: Link, old: Shape, new: Shape, restore
                 delay.insert(pids[cable.above], held, MTU, new.delay, restore)
     wire = delay.wire(held) if new.delay and not netem else held
     for host, interface in ((cable.below, cable.below_if), (cable.above, wire)):
-        bucket = _bucket(new.rate, single=bool(new.loss)) if new.rate else ""
-        lines = delay.netem(interface, new.delay, bucket) if new.delay and netem else \
-            [f"qdisc replace dev {interface} root {bucket or 'noqueue'}"]
+        shape = bucket(new.rate, single=bool(new.loss)) if new.rate else ""
+        lines = delay.netem(interface, new.delay, shape) if new.delay and netem else \
+            [f"qdisc replace dev {interface} root {shape or 'noqueue'}"]
         hosts.run(pids[host], ["tc", "-batch", "-"], stdin="\n".join(lines) + "\n")
         hosts.run(pids[host], ["ip", "link", "set", interface, "gso_max_segs", "1" if new.loss else "65535"])
     for host, interface in ends:

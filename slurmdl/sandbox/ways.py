@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from slurmdl.errors import UsageError
 from slurmdl.network.model import trunk
 from slurmdl.sandbox import fabric, hosts
+from slurmdl.sandbox.bucket import MTU
 from slurmdl.sandbox.fabric import Link, Shape
 from slurmdl.sandbox.spec import Spec
 
@@ -72,8 +73,8 @@ def _cable(spec: Spec, here: str, there: str) -> tuple[Link, int]:
 def _lay(pid: int, cable: Link, number: int, address: str) -> None:
     # the ends have one address, so that what leaves the one is meant for the other without anybody asking
     to, end = cable.below_if, cable.above_if
-    _ip(pid, [f"link add name {to} address {address} mtu {fabric.MTU} type veth "
-              f"peer name {end} address {address} mtu {fabric.MTU}",
+    _ip(pid, [f"link add name {to} address {address} mtu {MTU} type veth "
+              f"peer name {end} address {address} mtu {MTU}",
               f"link set {to} arp off up", f"link set {end} up", f"route add default dev {to} table {number}",
               f"rule add iif br0 to 10.{number}.0.0/16 lookup {number}"])
 
