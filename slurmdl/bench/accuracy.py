@@ -20,10 +20,12 @@ from slurmdl.bench.simulated import Outcome, outcomes
 COMMON = ("--simulate", "8", "--model", "mlp:64", "--batch", "16", "--traffic", "hypercube", "--compute", "replay:0")
 STEPS = 500
 FOLDS = 5
-SGD, ADAM, SKEWED = ("--lr", "0.05"), ("--optimizer", "adam", "--lr", "0.002"), ("--skew", "0.3")
+SGD, ADAM = ("--lr", "0.05"), ("--optimizer", "adam", "--lr", "0.002")
+#: each rank has images of its own in any case: ranks that were dealt all of them in turn would train well alone
+SAME, SKEWED = ("--skew", "1000"), ("--skew", "0.3")
 #: what is trained: its name, and its options
-SITUATIONS = {"same data, SGD": SGD, "skewed data, SGD": (*SGD, *SKEWED),
-              "same data, Adam": ADAM, "skewed data, Adam": (*ADAM, *SKEWED)}
+SITUATIONS = {"same data, SGD": (*SGD, *SAME), "skewed data, SGD": (*SGD, *SKEWED),
+              "same data, Adam": (*ADAM, *SAME), "skewed data, Adam": (*ADAM, *SKEWED)}
 #: where a trigger may gain over a period: a learning rate that changes, once or in phases, and ranks of unequal speed
 CHANGING = {f"skewed data, SGD, {words}": (*SGD, *SKEWED, "--lr-schedule", name) for name, words in (
     ("step", "rate falls in steps"), ("cosine", "rate falls"), ("restarts", "rate falls four times"))}
@@ -110,12 +112,14 @@ def run(ways: Sequence[Way], options: Sequence[str], seeds: Sequence[int],
     return found
 
 
-def judge(situation: str, found: dict[Way, list[list[Outcome]]], judged: bool = True) -> Iterator[Row]:
+def judge(situation: str, found: dict[Way, list[list[Outcome]]], judged: bool = True,
+          published: float | None = None) -> Iterator[Row]:
     """Rows of a situation: the control, what each way saves and loses, and what triggers gain over periods.
 
     Parameters
     ----------
     judged : whether the outcomes are enough to tell that a target is met or missed.
+    published : % of the bytes that others have saved.
     """
     every = found[EVERY]
     base = _mean([[its.accuracy for its in folds] for folds in every])
@@ -136,8 +140,8 @@ def judge(situation: str, found: dict[Way, list[list[Outcome]]], judged: bool = 
         yield row(f"{situation}: {way}: accuracy over every step", lost, "points", baseline=base,
                   target=target if way == JUDGED else told, met=good if way == JUDGED and judged else None)
         if way == JUDGED:
-            yield row(f"{situation}: {way}: bytes saved", [share[way]], "%", target=f"at least {SAVED:g} %",
-                      met=share[way] >= SAVED)
+            yield row(f"{situation}: {way}: bytes saved", [share[way]], "%", baseline=published,
+                      target=f"at least {SAVED:g} %", met=share[way] >= SAVED)
         if not way.period:
             yield from gain(situation, way, found)
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from slurmdl.bench import within
 from slurmdl.bench.frameworks import ddp, post_local
-from slurmdl.bench.machine import processors
+from slurmdl.bench.machine import Processors
 from slurmdl.train import init
 from slurmdl.train.method import Method
 from slurmdl.train.trainer.task import StandIn
@@ -54,16 +54,15 @@ def measure(transport: Transport, job: Mapping[str, Any],
     found: dict[str, dict[str, list[float]]] = {name: {"seconds": [], "idle": []} for name in made}
     for repeat in range(job["repeats"]):
         for name in list(made)[::-1 if repeat % 2 else 1]:
-            # post-local SGD exchanges in the last of so many steps
+            # post-local SGD exchanges in one of so many steps
             steps = post_local.PERIOD if name == "post-local" else job["steps"]
             transport.meet()
-            begun, before = time.perf_counter(), processors()
+            begun, processors = time.perf_counter(), Processors()
             for _ in range(steps):
                 made[name][0]()
             taken = (time.perf_counter() - begun) / steps
             found[name]["seconds"].append(float(max(transport.allgather(taken))))
-            idle, total = (after - its for after, its in zip(processors(), before, strict=True))
-            found[name]["idle"].append(idle / total if total else 1.0)
+            found[name]["idle"].append(processors.idle())
     for _, close in made.values():
         close()
     rival.close()

@@ -85,7 +85,5 @@ def line(row: Row) -> str:
     """One line of the table: whether the target is met, the figure, what it stands beside, what it is, its range and
     its target."""
     verdict = {None: "", True: "met", False: "MISSED"}[row.met]
-    beside = f"{row.baseline:.4g}" if row.baseline is not None else ""
-    spread = f" ({min(row.samples):.4g} to {max(row.samples):.4g})" if row.repeats > 1 else ""
     target = f": {row.target}" if row.target else ""
-    return f"{verdict:7}{row.value:10.4g} {beside:>10} {row.unit:6} {row.metric}{spread}{target}"
+    return f"{verdict:7}{row.value:10.4g} {row.beside:>10} {row.unit:6} {row.metric}{row.extremes}{target}"

@@ -37,6 +37,15 @@ class Row:
     spread: float
     samples: tuple[float, ...]
 
+    @property
+    def extremes(self) -> str:
+        """The smallest and the largest sample, to stand behind something else; "" where there is one."""
+        return f" ({min(self.samples):.4g} to {max(self.samples):.4g})" if self.repeats > 1 else ""
+
+    @property
+    def beside(self) -> str:
+        return "" if self.baseline is None else f"{self.baseline:.4g}"
+
 
 def row(metric: str, samples: Sequence[float], unit: str, *, baseline: float | None = None, target: str = "",
         met: bool | None = None) -> Row:
@@ -99,10 +108,8 @@ def _section(name: str, rows: Sequence[Row], command: str, machine: Mapping[str,
              f"{words}. {len(rows)} figures, {len(judged)} judged:", "",
              "| | figure | beside | unit | what | target |", "| --- | ---: | ---: | --- | --- | --- |"]
     for its in judged:
-        spread = f" ({min(its.samples):.4g} to {max(its.samples):.4g})" if its.repeats > 1 else ""
-        beside = "" if its.baseline is None else f"{its.baseline:.4g}"
-        cells = ["met" if its.met else "**missed**", f"{its.value:.4g}{spread}", beside, its.unit, its.metric,
-                 its.target]
+        cells = ["met" if its.met else "**missed**", f"{its.value:.4g}{its.extremes}", its.beside, its.unit,
+                 its.metric, its.target]
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return [*lines, ""]
 

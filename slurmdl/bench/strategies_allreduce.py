@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from slurmdl.bench import results, within
-from slurmdl.bench.machine import IDLE
+from slurmdl.bench.machine import bound
 from slurmdl.bench.results import Row
 from slurmdl.sandbox import cluster
 from slurmdl.sandbox.spec import Spec, alternating
@@ -89,8 +89,7 @@ def judge(link: str, todo: Sequence[Job], found: Sequence[Figures], shaped: bool
     for job, figures in zip(todo, found, strict=True):
         ranks = len(job.nodes)
         what = f"{ranks} ranks, {job.size // 1_000_000}M parameters, {link}"
-        idle = statistics.median(figures["ring" if job.worst else "hierarchical"]["idle"])
-        what += f"; CPU-bound: {idle:.0%} idle" if idle < IDLE else ""
+        what += bound(figures["ring" if job.worst else "hierarchical"]["idle"])
         rates = {name: [1 / seconds for seconds in its["seconds"]] for name, its in figures.items()}
         middle = {name: statistics.median(its) for name, its in rates.items()}
         if job.worst:

@@ -11,10 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from slurmdl.bench import within
-from slurmdl.bench.machine import IDLE, processors
+from slurmdl.bench import machine, within
 from slurmdl.errors import SandboxError
 from slurmdl.sandbox import cloud
 from slurmdl.sandbox.cluster import Sandbox
@@ -114,20 +111,28 @@ class Jobs:
 
         # its first line tells the places of the ranks
         self._wait(lambda: ended() or (log.exists() and os.path.getsize(log) > 0), f"the start of job {number}")
-        before = processors()
+        processors = machine.Processors()
         self._wait(ended, f"the end of job {number}")
-        idle, total = (after - begin for after, begin in zip(processors(), before, strict=True))
-        return idle / total if total else 1.0
+        return processors.idle()
 
     def _wait(self, true: Callable[[], bool], what: str) -> None:
-        deadline = time.monotonic() + _LIMIT
-        while not true():
-            if time.monotonic() > deadline:
-                raise SandboxError(f"{what}: waited for {_LIMIT:g} s")
-            time.sleep(0.1)
+        wait(true, what, _LIMIT, 0.1)
+
+
+def wait(true: Callable[[], bool], what: str, limit: float, pause: float) -> None:
+    """Look every `pause` seconds until something is true.
+
+    Raises
+    ------
+    SandboxError : it is not in `limit` seconds.
+    """
+    deadline = time.monotonic() + limit
+    while not true():
+        if time.monotonic() > deadline:
+            raise SandboxError(f"{what}: waited for {limit:g} s")
+        time.sleep(pause)
 
 
 def bound(results: Sequence[Result]) -> str:
-    """Words for a metric whose figures say more of the processors than of anything else, "" for others."""
-    idle = float(np.median([result.idle for result in results]))
-    return f"; CPU-bound: {idle:.0%} idle" if idle < IDLE else ""
+    """See machine.bound."""
+    return machine.bound([result.idle for result in results])

@@ -22,14 +22,14 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from slurmdl.bench import results
 from slurmdl.bench.results import Row
-from slurmdl.bench.unequal_jobs import SETTINGS, Jobs
+from slurmdl.bench.unequal_jobs import SETTINGS, Jobs, wait
 from slurmdl.errors import SandboxError, SlurmdlError, UnavailableError
 from slurmdl.sandbox import cloud, cluster
 from slurmdl.sandbox.spec import Spec, alternating
@@ -109,20 +109,13 @@ def begin_again(jobs: Jobs, seed: int) -> tuple[float, int, int]:
         return [[int(step) for step in re.findall(r"^step (\d+):", part, re.M)]
                 for part in text.split("if a rank is lost:")[1:]]
 
-    def wait(what: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + LIMIT
-        while not what():
-            if time.monotonic() > deadline:
-                raise SandboxError(f"job {number}: not so far in {LIMIT:g} s: {log.read_text()[-300:]}")
-            time.sleep(0.01)
-
-    wait(lambda: any(made and made[-1] >= AT for made in steps()))
+    wait(lambda: any(made and made[-1] >= AT for made in steps()), f"job {number}: step {AT}", LIMIT, 0.01)
     node = cloud.nodes_of(jobs.box, number)[1]
     subprocess.run(jobs.box.command(["pkill", "-KILL", "-f", "slurmdl.train"], node), check=True)
     struck, before = time.monotonic(), steps()[0][-1]
-    wait(lambda: len(steps()) > 1 and bool(steps()[1]))
+    wait(lambda: len(steps()) > 1 and bool(steps()[1]), f"job {number}: a step of its second start", LIMIT, 0.01)
     seconds, first = time.monotonic() - struck, steps()[1][0]
-    wait(lambda: not cloud.running(jobs.box, number)[0])
+    wait(lambda: not cloud.running(jobs.box, number)[0], f"the end of job {number}", LIMIT, 0.1)
     made = steps()
     if made[-1][-1] != STEPS:
         raise SandboxError(f"job {number}: ended after step {made[-1][-1]} of {STEPS}")

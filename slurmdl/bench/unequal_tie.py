@@ -21,7 +21,8 @@ from slurmdl.sandbox import cluster
 from slurmdl.sandbox.spec import Spec, alternating
 
 NODES, ZONES, CPUS, BUSY = 8, 2, 4, ("n7", "n8")
-JOBS = (Job("PS", 4, 2, 2), Job("allreduce", 4, 2))
+#: the ring is of five nodes, since three of one zone and one of the other are a good ring in any order
+JOBS = (Job("PS", 4, 2, 2), Job("allreduce", 5, 1))
 STEPS, REPEATS = 40, 5
 #: bits/s of links of nodes and of zones, 0 for unshaped
 UNSHAPED, SHAPED = (0.0, 0.0), (1e8, 5e7)

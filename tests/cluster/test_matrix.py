@@ -40,9 +40,7 @@ def test_frameworks_side_by_side(cluster):
         assert float(row["images/s"]) > 0
         assert float(row["s to accuracy"]) > 0
         assert float(row["memory"]) > 50e6
-        assert bool(row["bytes across"]) == (row["framework"] == "slurmdl")
-        if row["strategy"] in ("gossip", "ps"):
-            assert float(row["bytes zone"]) + float(row["bytes across"]) > 0
+        assert float(row["bytes zone"]) + float(row["bytes across"]) > 0
     again = cluster.run(["slurmdl", "bench", "run", "spec.yaml"], directory=folder, timeout=60)
     assert (again.returncode, "done" in again.stderr) == (0, False)
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import socket
+import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from slurmdl.bench import frameworks
+from slurmdl.bench import frameworks, sockets
 from slurmdl.bench.matrix import jobs, report
 from slurmdl.bench.matrix.jobs import Outcome
 from slurmdl.bench.matrix.spec import Cell, Spec, read
@@ -84,7 +86,8 @@ def rank(number: int, forward: float = 1.0, metered: bool = True, **more: Any) -
     return {"rank": number, "node": f"n{number}", "parameters": 7, "steps": [step] * 2, "memory": 100 + number,
             "course": [[4.0, 0.4], [8.0, 0.6]], "communication": None if metered else 2.0, "idle": 0.5,
             "hidden": 0.25 if metered else None,
-            "bytes": {"node": 0, "zone": 30, "across": 60} if metered and not number else None, **more}
+            "bytes": {"node": 0, "zone": 30, "across": 60} if metered and not number else None,
+            "zone": "A", "own": [f"10.0.0.{number}"], "sent": {"10.0.0.0": 40} if number else {"10.0.0.9": 6}, **more}
 
 
 def test_figures_of_a_runtime_that_meters_itself() -> None:
@@ -102,7 +105,28 @@ def test_figures_of_others_tell_waiting_for_the_slowest_and_what_was_hidden() ->
     assert its.phases["waiting"] == pytest.approx((1.0 + 0.0) / 2)
     assert its.phases["communication"] == pytest.approx((1.5 + 0.5) / 2 - 0.5)
     assert its.hidden == pytest.approx(2.0 - 1.0)
-    assert its.bytes is None
+    assert its.bytes == {"node": 0, "zone": 20, "across": 3}
+
+
+def test_what_is_sent_over_tcp_is_counted_by_peer() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as sender:
+        receiver, _ = server.accept()
+        with receiver:
+            sender.sendall(b"x" * 1000)
+            assert len(receiver.recv(1000, socket.MSG_WAITALL)) == 1000
+            sent = sockets.Sent()
+            sender.sendall(b"x" * 70_000)
+            assert len(receiver.recv(70_000, socket.MSG_WAITALL)) == 70_000
+            limit = time.monotonic() + 10
+            while sent.bytes() != {"127.0.0.1": 70_000} and time.monotonic() < limit:
+                time.sleep(0.01)  # what has arrived is confirmed a little later
+            assert sent.bytes() == {"127.0.0.1": 70_000}
+            assert sent.own == {"127.0.0.1"}
+    ranks = [{"node": "n0", "zone": "A", "own": ["127.0.0.1", "10.0.0.1"],
+              "sent": {"127.0.0.1": 1, "10.0.0.1": 2, "10.0.0.2": 4, "10.0.0.3": 8}},
+             {"node": "n1", "zone": "A", "own": ["127.0.0.1", "10.0.0.2"], "sent": {"10.0.0.1": 16}},
+             {"node": "n2", "zone": "B", "own": ["10.0.0.3"], "sent": {}}]
+    assert sockets.by_level(ranks) == {"node": 3, "zone": 20, "across": 8}
 
 
 def keep(folder: Path, *outcomes: Outcome) -> None:

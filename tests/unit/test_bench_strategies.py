@@ -76,7 +76,7 @@ def test_times_gains_and_the_control() -> None:
     found = {way: [slow if way == "every step" else fast] * 2 for way in time_to_accuracy.WAYS}
     rows = {row.metric: row for row in time_to_accuracy.judge("here", found)}
     assert rows["here: gossip at every step, time to 93 %"].value == 6
-    adaptive = "here: adaptive, int4, budget 2 %"
+    adaptive = f"here: {time_to_accuracy.JUDGED}"
     assert rows[f"{adaptive}, time to 93 %"].value == 2
     assert rows[f"{adaptive}, less time than every step"].value == pytest.approx(100 * 4 / 6)
     assert rows[f"{adaptive}, less time than every step"].met is True

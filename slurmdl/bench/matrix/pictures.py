@@ -23,7 +23,7 @@ def draw(folder: Path, made: Sequence[Line]) -> Iterator[Path]:
     for name, kind, of in (
             ("scaling", _scaling, [line for line in made if line.efficiency is not None]),
             ("phases", _phases, made[:MOST_BARS]),
-            ("bytes", _bytes, [line for line in made if line.usual.bytes][:MOST_BARS]),
+            ("bytes", _bytes, [line for line in made if any(line.usual.bytes.values())][:MOST_BARS]),
             ("accuracy", _accuracy, [line for line in made if line.usual.reached is not None][:MOST_BARS])):
         if of:
             figure = Figure(figsize=(9, 4 if name == "scaling" else 1.5 + 0.3 * len(of)), layout="constrained")
@@ -54,7 +54,7 @@ def _phases(axes: Any, made: Sequence[Line]) -> None:
 
 
 def _bytes(axes: Any, made: Sequence[Line]) -> None:
-    _stacked(axes, made, LEVELS, lambda line, level: (line.usual.bytes or {})[level] / 1e6,
+    _stacked(axes, made, LEVELS, lambda line, level: line.usual.bytes[level] / 1e6,
              "MB in a step, all ranks")
 
 

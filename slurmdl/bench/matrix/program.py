@@ -20,7 +20,8 @@ from typing import Any
 from slurmdl import wholefile
 from slurmdl.bench import frameworks
 from slurmdl.bench.frameworks.framework import Framework, Training
-from slurmdl.bench.machine import processors
+from slurmdl.bench.machine import Processors
+from slurmdl.bench.sockets import Sent
 from slurmdl.errors import SlurmdlError, TrainError
 from slurmdl.train import runtime
 from slurmdl.train.library import ending
@@ -79,14 +80,14 @@ def measure(framework: Framework, work: Mapping[str, Any]) -> dict[str, Any] | N
     alone = 0.0 if training.phases else clock.alone(work["warm_up"])
     for _ in range(work["warm_up"]):
         clock.step()
-    steps, course, passed, before = [], [], 0.0, processors()
+    steps, course, passed, processors, sent = [], [], 0.0, Processors(), Sent()
     behind = training.hidden() if training.hidden else 0.0
     for number in range(1, work["steps"] + 1):
         steps.append(clock.step())
         passed += steps[-1]["wall"]
         if work["evaluate_every"] and number % work["evaluate_every"] == 0:
             course.append((passed, task.score()[1]))
-    idle, total = (after - begin for after, begin in zip(processors(), before, strict=True))
+    idle, by_peer = processors.idle(), sent.bytes()
     if training.phases is None:
         for its in steps:
             its["communication"] += max(0.0, its["backward"] - alone)
@@ -94,8 +95,9 @@ def measure(framework: Framework, work: Mapping[str, Any]) -> dict[str, Any] | N
     hidden = max(0.0, training.hidden() - behind) / work["steps"] if training.hidden else None
     communication = _watched(clock) if training.phases is None else None
     further = training.close()
-    return {"rank": rank, "node": runtime.node_name(), "parameters": parameters, "steps": steps, "course": course,
-            "communication": communication, "hidden": hidden, "idle": idle / total if total else 1.0,
+    return {"rank": rank, "node": runtime.node_name(), "zone": (runtime.zone_path() or ("",))[-1],
+            "own": sorted(sent.own), "sent": by_peer, "parameters": parameters, "steps": steps, "course": course,
+            "communication": communication, "hidden": hidden, "idle": idle,
             "memory": _memory(), "bytes": further.get("bytes"), "torch": torch.__version__}
 
 

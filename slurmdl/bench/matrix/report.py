@@ -10,6 +10,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
+from slurmdl.bench import sockets
 from slurmdl.bench.machine import IDLE
 from slurmdl.bench.matrix import jobs
 from slurmdl.bench.matrix.jobs import Outcome
@@ -36,7 +37,7 @@ class Figures:
     phases : seconds of a step by phase, mean over workers and steps; communication is what computation did not hide.
     hidden : seconds of communication in a step that computation hid; None where nobody knows.
     sums : sum of the phases, as a share of the time of the steps.
-    bytes : that all ranks sent in a step, by level; None where the framework does not meter them.
+    bytes : that all ranks sent in a step, by level: as the framework meters them, else over TCP.
     memory : bytes, of the worker that had most.
     idle : share of the processors' time, least of all nodes.
     reached : seconds of training until the accuracy asked for, None where it was not reached or not asked for.
@@ -47,7 +48,7 @@ class Figures:
     phases: Mapping[str, float]
     hidden: float | None
     sums: float
-    bytes: Mapping[str, float] | None
+    bytes: Mapping[str, float]
     memory: int
     idle: float
     reached: float | None
@@ -72,14 +73,14 @@ def figures(outcome: Outcome, spec: Spec) -> Figures:
         hidden = max(0.0, fmean(its["communication"] for its in outcome.ranks) - phases["communication"])
         phases["waiting"] += fmean(stood)
         phases["communication"] -= fmean(stood)
-    sent = next((its["bytes"] for its in outcome.ranks if its["bytes"]), None)
-    made = spec.warm_up + spec.steps
+    counted = next((its["bytes"] for its in outcome.ranks if its["bytes"]), None)
+    sent, made = (counted, spec.warm_up + spec.steps) if counted else (sockets.by_level(outcome.ranks), spec.steps)
     reached = [next((seconds for seconds, accuracy in its["course"] if accuracy >= spec.accuracy), None)
                for its in outcome.ranks if its["course"]]
     return Figures(
         len(steps) * spec.batch / median(walls), median(walls), phases, hidden,
         sum(phases.values()) / fmean(its["wall"] for of in steps for its in of),
-        sent and {level: sent[level] / made for level in LEVELS},
+        {level: sent[level] / made for level in LEVELS},
         max(its["memory"] for its in outcome.ranks), min(its["idle"] for its in outcome.ranks),
         reached[0] if reached and spec.accuracy else None)
 
@@ -149,7 +150,7 @@ def rows(made: Sequence[Line]) -> Iterator[dict[str, Any]]:
             row |= {"images/s": line.images, "spread": max(rates) - min(rates), "efficiency": line.efficiency,
                     "s/step": its.seconds, **its.phases, "hidden": its.hidden, "memory": its.memory,
                     "idle": its.idle, "s to accuracy": its.reached,
-                    **{f"bytes {level}": value for level, value in (its.bytes or {}).items()}}
+                    **{f"bytes {level}": value for level, value in its.bytes.items()}}
         yield row
 
 
@@ -165,8 +166,8 @@ def markdown(made: Sequence[Line], spec: Spec) -> str:
     text += ["", "images/s is the median of the repeats, spread largest minus smallest; all else is of the repeat in "
              "the middle. efficiency: images/s per node, of those on the fewest nodes. The phases are seconds of a "
              "step, mean over the workers; communication and waiting are what computation did not hide, hidden is "
-             "what it did. bytes are those of all ranks in a step, by how far they went; frameworks that do not "
-             "meter them have none.", ""]
+             "what it did. bytes are those of all ranks in a step, by how far they went; of frameworks that do not "
+             "meter them those that went over TCP.", ""]
     return "\n".join(text)
 
 

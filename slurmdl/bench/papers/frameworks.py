@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from slurmdl.bench import results
-from slurmdl.bench.machine import IDLE
+from slurmdl.bench.machine import bound
 from slurmdl.bench.matrix import report
 from slurmdl.bench.matrix.report import SUMS, Line
 from slurmdl.bench.results import Row
@@ -84,7 +84,7 @@ def judge(scaling: str, lines: Sequence[Line]) -> Iterator[Row]:
     for line in made:
         cell, one = line.cell, of.get((line.cell.framework, NODES[0]))
         where = f"{scaling}, replayed: {cell.framework} {cell.strategy}, {cell.nodes} " \
-                f"node{'s' * (cell.nodes > 1)}{_bound(line)}"
+                f"node{'s' * (cell.nodes > 1)}{bound([its.idle for its in line.jobs])}"
         rates = [its.images for its in line.jobs]
         beside = of.get(("ddp", cell.nodes))
         ours = cell.framework == "slurmdl" and cell.nodes > 1 and beside is not None
@@ -106,8 +106,3 @@ def judge(scaling: str, lines: Sequence[Line]) -> Iterator[Row]:
         yield results.row(f"{scaling}: images/s on one node, slowest framework over quickest (control)",
                           [min(alone) / max(alone)], "share", baseline=1.0, target="at least 0.9",
                           met=min(alone) >= 0.9 * max(alone))
-
-
-def _bound(line: Line) -> str:
-    idle = statistics.median(its.idle for its in line.jobs)
-    return f"; CPU-bound: {idle:.0%} idle" if idle < IDLE else ""
