@@ -168,7 +168,7 @@ class ComposeCluster(Cluster):
 
     def start_daemon(self, host: str) -> None:
         _docker("start", self._containers[self._daemon_host(host)])
-        self._wait_ready([] if host == LOGIN else [host])
+        self._wait_ready([host] if host in self.topology.nodes else [])
 
     def freeze_daemon(self, host: str, frozen: bool) -> None:
         self.run(["pkill", "-STOP" if frozen else "-CONT", "-x", "slurmctld|slurmd"], host=self._daemon_host(host),

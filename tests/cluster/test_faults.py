@@ -1,0 +1,137 @@
+"""What breaks while users work: a node, a zone's uplink, the controller, the disk, accounting, a clock.
+
+For each: what the user sees, what the job does, and that nothing that was trained or checkpointed is lost.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.nightly
+
+#: goes on from its checkpoint where it starts again
+TRAIN = """\
+#SBATCH -N6 --ntasks-per-node=1 --requeue --open-mode=append -o log
+slurmdl srun -K python -m slurmdl.train --strategy {strategy} --compute replay:0.05:20000 --steps 200 \\
+    --log-every 10 --checkpoint kept --checkpoint-every 20 --summary summary.json
+echo "status $?"
+"""
+
+
+@pytest.fixture
+def cluster(new_cluster):
+    """Links of its own, and a requeued job may start again at once."""
+    return new_cluster(settings=("AuthInfo=cred_expire=5", "SlurmdTimeout=10"))
+
+
+def text(folder: Path) -> str:
+    log = folder / "log"
+    return log.read_text() if log.exists() else ""
+
+
+def wait_for(folder: Path, words: str, seconds: float = 120) -> None:
+    deadline = time.monotonic() + seconds
+    while not re.search(words, text(folder)):
+        assert time.monotonic() < deadline, text(folder)
+        time.sleep(0.1)
+
+
+def started(cluster, strategy: str = "allreduce") -> tuple[int, Path]:
+    """A training job that has made its first checkpoint."""
+    script = cluster.script(TRAIN.format(strategy=strategy))
+    job = cluster.submit(["slurmdl", "sbatch", str(script)], directory=script.parent)
+    wait_for(script.parent, "step 30:")
+    return job, script.parent
+
+
+def nodes_of(folder: Path) -> list[str]:
+    """Of each rank."""
+    places = re.search(r"^ranks: (.*)$", text(folder), re.M)
+    assert places, text(folder)
+    return [place.split()[1] for place in places[1].split(", ")]
+
+
+def test_a_node_that_loses_power_costs_the_steps_since_the_last_checkpoint(cluster):
+    job, folder = started(cluster)
+    cluster.power_off(nodes_of(folder)[2])
+    cluster.wait(job, timeout=240)
+    assert "status 0" in text(folder), text(folder)
+    assert len(re.findall(r"goes on after step \d+", text(folder))) == 1
+    assert json.loads((folder / "summary.json").read_text())["steps"] == 200
+
+
+@pytest.mark.parametrize("strategy", ["allreduce", "gossip"])
+def test_a_zone_that_is_cut_off_for_30_s_holds_training_up_and_nothing_is_lost(cluster, strategy):
+    job, folder = started(cluster, strategy)
+    zones = {cluster.topology.zones[cluster.topology.leaf[cluster.topology.node_index[node]]]
+             for node in nodes_of(folder)}
+    assert len(zones) == 2, "else nothing is cut off"
+    cluster.change_link(min(zones), loss=1.0)
+    time.sleep(30)
+    before = text(folder).count("step ")
+    cluster.change_link(min(zones), loss=0.0)
+    cluster.wait(job, timeout=240)
+    assert "status 0" in text(folder), text(folder)
+    assert text(folder).count("step ") > before
+    assert "goes on after step" not in text(folder), "the job need not start again"
+
+
+def test_the_controller_starts_anew_while_a_job_is_submitted(cluster):
+    script = cluster.script("#SBATCH -N2 -J once\nslurmdl srun sh -c 'echo mark $SLURM_PROCID'\n")
+    cluster.stop_daemon("login")
+    back = threading.Timer(4, cluster.start_daemon, ("login",))
+    back.start()
+    try:
+        done = cluster.run(["slurmdl", "sbatch", "--parsable", str(script)], directory=script.parent, timeout=120)
+    finally:
+        back.join()
+    queued = cluster.run(["sacct", "-h", "-n", "-X", "-o", "JobID", "--name=once"]).stdout.split()
+    jobs = cluster.run(["squeue", "-h", "-t", "all", "-n", "once", "-o", "%A"]).stdout.split() or queued
+    if done.returncode:  # as sbatch itself, which gives up after some time
+        assert jobs == []
+        assert len([line for line in done.stderr.splitlines() if line.startswith("slurmdl:")]) <= 1, done.stderr
+        assert "Traceback" not in done.stderr
+    else:
+        assert jobs == [done.stdout.strip()]
+        assert sorted(re.findall(r"mark \d", cluster.output(int(done.stdout)))) == ["mark 0", "mark 1"]
+
+
+def test_a_controller_that_starts_anew_disturbs_no_training(cluster):
+    job, folder = started(cluster)
+    cluster.stop_daemon("login")
+    time.sleep(3)
+    cluster.start_daemon("login")
+    cluster.wait(job, timeout=240)
+    assert "status 0" in text(folder), text(folder)
+    assert "goes on after step" not in text(folder)
+
+
+def test_a_login_host_on_which_no_file_can_be_written(cluster):
+    """As on a full disk: a job is submitted all the same, or one line says why not."""
+    script = cluster.script("#SBATCH -N2\nslurmdl srun sh -c 'echo mark $SLURM_PROCID'\n")
+    done = cluster.run(["sh", "-c", f"ulimit -f 0; exec slurmdl sbatch --parsable {script}"],
+                       directory=script.parent)
+    assert done.returncode == 0, done.stderr
+    assert sorted(re.findall(r"mark \d", cluster.output(int(done.stdout)))) == ["mark 0", "mark 1"]
+
+
+def test_accounting_that_is_down_holds_no_job_up_and_hears_of_it_later(cluster):
+    if cluster.run(["sacct", "-X"]).returncode:
+        pytest.skip("this cluster has no accounting; the containerized one has")
+    cluster.stop_daemon("slurmdbd")
+    try:
+        script = cluster.script("#SBATCH -N2\nslurmdl srun sh -c 'echo mark $SLURM_PROCID'\n")
+        job = cluster.submit(["slurmdl", "sbatch", str(script)], directory=script.parent)
+        assert sorted(re.findall(r"mark \d", cluster.output(job))) == ["mark 0", "mark 1"]
+    finally:
+        cluster.start_daemon("slurmdbd")
+    deadline = time.monotonic() + 120
+    while "COMPLETED" not in cluster.run(["sacct", "-n", "-X", "-j", str(job), "-o", "State"]).stdout:
+        assert time.monotonic() < deadline, f"accounting never heard of job {job}"
+        time.sleep(1)
