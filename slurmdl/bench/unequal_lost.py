@@ -109,7 +109,8 @@ def begin_again(jobs: Jobs, seed: int) -> tuple[float, int, int]:
         return [[int(step) for step in re.findall(r"^step (\d+):", part, re.M)]
                 for part in text.split("if a rank is lost:")[1:]]
 
-    wait(lambda: any(made and made[-1] >= AT for made in steps()), f"job {number}: step {AT}", LIMIT, 0.01)
+    target = AT + 7 * seed % EVERY  # somewhere between two checkpoints
+    wait(lambda: any(made and made[-1] >= target for made in steps()), f"job {number}: step {target}", LIMIT, 0.01)
     node = cloud.nodes_of(jobs.box, number)[1]
     subprocess.run(jobs.box.command(["pkill", "-KILL", "-f", "slurmdl.train"], node), check=True)
     struck, before = time.monotonic(), steps()[0][-1]
