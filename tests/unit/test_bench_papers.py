@@ -63,7 +63,7 @@ def test_placement_must_tie_where_slurm_is_right() -> None:
 
 def line(framework: str, nodes: int, images: float, sums: float = 1.0) -> Line:
     phases = {"data": 0.0, "forward": 1.0, "backward": 2.0, "communication": 1.0, "waiting": 0.0, "optimizer": 0.0}
-    its = Figures(images, 1.0, phases, None, sums, None, 1, 0.5, None)
+    its = Figures(images, 1.0, phases, None, sums, {"node": 9, "zone": 5 * nodes, "across": images}, 1, 0.5, None)
     return Line(Cell(framework, "allreduce", "resnet50", nodes, "slurm"), "done", (its,))
 
 
@@ -75,6 +75,8 @@ def test_frameworks_are_set_beside_ddp() -> None:
     assert (ours.value, ours.baseline, ours.met) == (30.0, 20.0, True)
     assert rows["weak scaling, replayed: slurmdl allreduce, 4 nodes: images/s over those of as many single nodes"
                 ].value == 0.75
+    sent = rows["weak scaling, replayed: slurmdl allreduce, 4 nodes: bytes from node to node in a step"]
+    assert (sent.value, sent.baseline) == (20 + 30, 20 + 20)
     assert rows["weak scaling, replayed: ddp allreduce, 4 nodes: sum of the phases over the time of the steps"
                 ].met is False
     assert "weak scaling: horovod: missing: Horovod is not installed" in rows

@@ -94,6 +94,9 @@ def judge(scaling: str, lines: Sequence[Line]) -> Iterator[Row]:
         if one and cell.nodes > 1:
             yield results.row(f"{where}: images/s over those of as many single nodes",
                               [rate / (cell.nodes * one.images) for rate in rates], "share", baseline=1.0)
+        if cell.nodes > 1:
+            yield results.row(f"{where}: bytes from node to node in a step", _sent(line), "B",
+                              baseline=statistics.median(_sent(beside)) if beside else None)
         for phase in PHASES:
             yield results.row(f"{where}: {phase}, share of a step",
                               [its.phases[phase] / sum(its.phases.values()) for its in line.jobs], "share")
@@ -106,3 +109,8 @@ def judge(scaling: str, lines: Sequence[Line]) -> Iterator[Row]:
         yield results.row(f"{scaling}: images/s on one node, slowest framework over quickest (control)",
                           [min(alone) / max(alone)], "share", baseline=1.0, target="at least 0.9",
                           met=min(alone) >= 0.9 * max(alone))
+
+
+def _sent(line: Line) -> list[float]:
+    """Bytes from node to node in a step, of each job."""
+    return [its.bytes["zone"] + its.bytes["across"] for its in line.jobs]
