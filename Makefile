@@ -86,9 +86,8 @@ bench-scores: install
 
 bench-unequal: install
 	@mkdir -p results
-	$(AS_ROOT) $(BIN)/slurmdl bench unequal --only speed,accuracy,gossip --results results/unequal.json
-	$(AS_ROOT) $(BIN)/slurmdl bench unequal --only aggregation,tie --results results/unequal-placement.json
-	$(AS_ROOT) $(BIN)/slurmdl bench unequal --only lost --results results/unequal-lost.json
+	@for part in speed accuracy,gossip aggregation tie lost; do \
+		$(AS_ROOT) $(BIN)/slurmdl bench unequal --only $$part --results results/unequal-$${part%%,*}.json || exit; done
 
 bench-simulate: install
 	@mkdir -p results
