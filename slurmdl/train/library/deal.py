@@ -100,9 +100,10 @@ class Deal:
 
 
 def apportioned(total: int, weights: Sequence[float], least: int = 0, most: int | None = None) -> list[int]:
-    """Whole numbers in proportion to weights, each within bounds, whose sum is `total`: largest remainders.
+    """Whole numbers in proportion to weights, each within bounds, whose sum is `total`.
 
-    The bounds must leave room for the sum.
+    Each gets what is its due or one more, so that the greatest share per weight is as small as can be: where weights
+    are speeds, all are done soonest. The bounds must leave room for the sum.
     """
     high = total if most is None else most
     left, bound = dict(enumerate(weights)), dict[int, int]()
@@ -120,9 +121,10 @@ def apportioned(total: int, weights: Sequence[float], least: int = 0, most: int 
         if not left:
             break
     counts = bound | {place: int(its) for place, its in ideal.items() if place not in bound}
-    remainders = sorted((place for place in ideal if place in left),
-                        key=lambda place: (counts[place] - ideal[place], place))
-    for place in remainders[:total - sum(counts.values())]:
+    # one more for those who would be done with it first
+    first = sorted(left, key=lambda place: (counts[place] >= ideal[place],
+                                            (counts[place] + 1) / (left[place] or 1.0), place))
+    for place in first[:total - sum(counts.values())]:
         counts[place] += 1
     return [counts[place] for place in range(len(weights))]
 
