@@ -11,7 +11,8 @@ import statistics
 from collections.abc import Iterator
 from itertools import pairwise, product
 
-from slurmdl.bench.accuracy import BUDGET, SAME, SKEWED
+from slurmdl.bench.accuracy import COMPRESSORS, SAME, SKEWED, Way
+from slurmdl.bench.accuracy import JUDGED as JUDGED_WAY
 from slurmdl.bench.results import Row, row
 from slurmdl.bench.simulated import Outcome, outcomes
 
@@ -23,14 +24,15 @@ COMMON = ("--simulate", "8", "--zones", "A:4,B:4", "--model", "mlp:256,128", "--
 RATES = {"100 Mbit/s": "100M", "1 Gbit/s": "1G", "10 Gbit/s": "10G"}
 DATA = {"same data": SAME, "skewed data": SKEWED}
 EVERY = ("--strategy", "gossip")
-ADAPTIVE = ("--strategy", "adaptive-gossip", "--compress", "int4", "--comm-budget", BUDGET)
+ADAPTIVE = ("--strategy", "adaptive-gossip", *COMPRESSORS[JUDGED_WAY.compressor], *JUDGED_WAY.trigger)
 #: the control: no rank ever hears of another, so that each has but its own images
 ALONE = ("--strategy", "gossip", "--period", "1000000")
 #: for slow links; the other adaptive way exchanges more in the beginning, for those that are not
-JUDGED = f"adaptive, int4, budget {BUDGET}"
+JUDGED = f"adaptive, {JUDGED_WAY}"
 WAYS = {"every step": EVERY, JUDGED: ADAPTIVE,
-        "adaptive, int4, budget 5 %, warm-up 60": (*ADAPTIVE[:-1], "5%", "--warm-up", "60"),
-        "every 16 steps, int4": ("--strategy", "gossip", "--compress", "int4", "--period", "16"), "alone": ALONE}
+        "adaptive, int4, budget 5 %, warm-up 60": ("--strategy", "adaptive-gossip", "--compress", "int4",
+                                                   "--comm-budget", "5%", "--warm-up", "60"),
+        **{str(way): way.options() for way in (Way("sign", 2), Way("int4", 16))}, "alone": ALONE}
 #: less time is promised where the share of communication is at least this
 SHARE, LESS = 0.70, 60.0
 #: points by which the control must be worse

@@ -25,7 +25,7 @@ def outcomes(right: float, sent: int, own: float | None = None) -> list[list[Out
 
 
 FOUND = {EVERY: outcomes(97, 1000), ALONE: outcomes(95, 0, own=80), JUDGED: outcomes(97, 20),
-         Way("int4", 8): outcomes(96, 15), Way("int4", 4): outcomes(98, 25), Way("fp32", 8): outcomes(97.5, 5)}
+         Way("sign", 8): outcomes(96, 15), Way("sign", 4): outcomes(98, 25), Way("fp32", 8): outcomes(97.5, 5)}
 
 
 def test_ways_are_judged_against_every_step_and_triggers_against_periods() -> None:
@@ -35,10 +35,10 @@ def test_ways_are_judged_against_every_step_and_triggers_against_periods() -> No
     assert (judged.met, judged.value, judged.repeats) == (True, pytest.approx(0), 5)
     assert rows[f"here: {JUDGED}: bytes saved"].value == 98
     # the period of 4 is better, but sends more; that of fp32 is of another compressor
-    gain = rows[f"here: {JUDGED}: accuracy over int4, every 8 steps, the best period at no more bytes"]
+    gain = rows[f"here: {JUDGED}: accuracy over sign, every 8 steps, the best period at no more bytes"]
     assert gain.value == pytest.approx(1)
     assert gain.target.startswith("a gain")
-    assert rows["here: int4, every 4 steps: accuracy over every step"].met is None
+    assert rows["here: sign, every 4 steps: accuracy over every step"].met is None
 
 
 def test_less_accuracy_or_too_many_bytes_miss() -> None:

@@ -14,7 +14,6 @@ from slurmdl.train.mixing.sums import by_zone
 from slurmdl.train.strategies.strategy import Setting, Strategy
 from slurmdl.train.transports.window import Window, mean, mix_both
 from slurmdl.train.triggers import TRIGGERS, Cost
-from slurmdl.train.triggers.drift import warm_up
 
 
 def leaders(workers: Sequence[int], nodes: Sequence[str], zones: Sequence[str]) -> tuple[int, ...]:
@@ -73,8 +72,7 @@ class Shared(Strategy):
         self._between = None
         self._alone = len(leading) == 1
         method = setting.method
-        # the budget is the leaders' alone; steps are due for all alike
-        method = replace(method, trigger=method.when, warm_up=warm_up(method, size), comm_budget=None)
+        # what is sent is the leaders' alone; steps are due for all alike
         self._trigger = TRIGGERS[method.when](method, setting.parameters, setting.sizes, setting.rate, Cost(0.0))
         self._due, self._dues = self._trigger.next(-1), 0
         if rank in leading and not self._alone:

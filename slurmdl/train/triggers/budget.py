@@ -22,13 +22,17 @@ FIRST = 0.25
 REST = 2.5
 
 
-def first_steps(share: float, compress: str, parameters: int) -> int:
-    """How many first steps, with an exchange in each, a budget pays for.
+def paid(share: float, compress: str, parameters: int) -> float:
+    """Exchanges per step that a budget pays for, as if all of it went into models, one in each exchange.
 
-    Counted as if all of it went into models, one in each exchange, since all ranks must come to the same number:
-    what else one sends is not alike on all of them.
+    What is the same on all ranks must follow from this: what else they send is not alike.
     """
-    return int(FIRST * HORIZON * min(1.0, share * 4 * parameters / COMPRESSORS[compress].size(parameters)))
+    return min(1.0, share * 4 * parameters / COMPRESSORS[compress].size(parameters))
+
+
+def first_steps(exchanges: float) -> int:
+    """How many first steps, with an exchange in each, it pays for; `exchanges` as `paid` has them."""
+    return int(FIRST * HORIZON * exchanges)
 
 
 class Budget(Kept):
@@ -64,7 +68,7 @@ class Budget(Kept):
         if not given and left > 0:
             silence = min(silence, max(check, math.ceil(REST * cost.exchange / left)))
         self.silence = silence
-        self._least = min(1.0, check / silence)
+        self._least = min(1.0, check / max(check, silence // check * check))
         floor = (cost.each + (cost.exchange * self._least + cost.check) / check) / full
         if share < floor:
             raise Refused(f"--comm-budget {100 * share:g}%: below {100 * floor:.3g}%, which an exchange every "

@@ -11,13 +11,14 @@ import numpy.typing as npt
 from slurmdl.train.kept import Kept
 from slurmdl.train.method import Method
 from slurmdl.train.mixing.moved import Moved
-from slurmdl.train.triggers.budget import Budget, first_steps
+from slurmdl.train.triggers.budget import Budget, first_steps, paid
 from slurmdl.train.triggers.trigger import Cost, Trigger
 
 FloatArray = npt.NDArray[np.float32]
 
-#: steps from one look at the drift to the next; ranks have half of them to agree
-CHECK = 4
+#: steps from one look at the drift to the next, of which ranks have half to agree: mostly, and where a budget pays
+#: for more than that
+CHECK, OFTEN = 4, 2
 #: drift that asks for an exchange, where nothing else was said
 THRESHOLD = 0.05
 #: first steps with an exchange in each, and longest time without one, in steps, where nothing was said
@@ -30,7 +31,13 @@ def warm_up(method: Method, parameters: int) -> int:
         return method.warm_up
     if method.comm_budget is None:
         return WARM_UP
-    return min(WARM_UP, first_steps(method.comm_budget, method.compress, parameters))
+    return min(WARM_UP, first_steps(paid(method.comm_budget, method.compress, parameters)))
+
+
+def check(method: Method, parameters: int) -> int:
+    """Steps from one look at the drift to the next; alike on all ranks."""
+    often = method.comm_budget is not None and paid(method.comm_budget, method.compress, parameters) > 1 / CHECK
+    return OFTEN if often else CHECK
 
 
 class Drift(Kept, Trigger):
@@ -50,7 +57,7 @@ class Drift(Kept, Trigger):
 
     def __init__(self, method: Method, parameters: FloatArray, sizes: Sequence[int], rate: Callable[[], float],
                  cost: Cost) -> None:
-        self._warm_up = warm_up(method, parameters.size)
+        self._warm_up, self._check = warm_up(method, parameters.size), check(method, parameters.size)
         self._silence = SILENCE if method.silence is None else method.silence
         self._rate = rate
         self._moved = Moved(parameters, sizes)
@@ -59,20 +66,20 @@ class Drift(Kept, Trigger):
         self._last = -1
         self._budget = None
         if method.comm_budget is not None:
-            self._budget = Budget(method.comm_budget, 4.0 * parameters.size, cost, CHECK, self._silence,
+            self._budget = Budget(method.comm_budget, 4.0 * parameters.size, cost, self._check, self._silence,
                                   method.silence is not None)
             self._silence = self._budget.silence
 
     def next(self, number: int) -> int:
         if number + 1 < self._warm_up:
             return number + 1
-        return self._warm_up + ((number + 1 - self._warm_up) // CHECK + 1) * CHECK - 1
+        return self._warm_up + ((number + 1 - self._warm_up) // self._check + 1) * self._check - 1
 
     def sure(self, number: int) -> bool:
         return number < self._warm_up
 
     def look(self, due: int) -> int:
-        return due - CHECK // 2
+        return due - self._check // 2
 
     def urgency(self, due: int) -> float:
         if self.next(due) - self._last > self._silence:
