@@ -25,11 +25,17 @@ apt-get install -y -qq --no-install-recommends git build-essential debhelper dh-
     pybuild-plugin-pyproject python3-all >/dev/null
 git config --global --add safe.directory '*'
 /checkout/tools/package deb /packages
+cd /packages
+apt-get download -qq $(dpkg-query -W -f='${Depends}' libslurm-dev | grep -o 'libslurm[0-9][0-9a-z]*' | head -n 1)
+chmod a+r *
 """
+#: what `apt install ./slurmdl*.deb` would do: libslurm, too, which the hosts reach no mirror for
+INSTALL = "rm -f {0}/*dbgsym*; dpkg --install {0}/*.deb"
+REMOVE = "dpkg --purge slurmdl slurmdl-spank $(dpkg-query -W -f='${Package} ' 'libslurm[0-9]*')"
 #: all but what installing and removing any package changes
 LIST = "find / -xdev {} -o -print | sort".format(" -o ".join([
     *(f"-path {path} -prune" for path in ("/proc", "/sys", "/tmp", "/run", "/var/cache", "/var/log", "/var/lib/dpkg",
-                                          "/var/lib/munge")),
+                                          "/var/lib/munge", "/var/spool/slurmd")),
     "-name __pycache__ -prune", "-name '*-' -prune"]))
 
 
@@ -43,7 +49,7 @@ def site(cluster) -> Iterator[ComposeCluster]:
         yield cluster
     finally:
         (cluster.etc / "plugstack.conf").unlink(missing_ok=True)
-        everywhere(cluster, "dpkg --purge slurmdl slurmdl-spank 2>/dev/null; cd / && pip install -q --no-deps "
+        everywhere(cluster, f"{REMOVE} 2>/dev/null; cd / && pip install -q --no-deps "
                             "--no-build-isolation --no-index --break-system-packages --root-user-action=ignore /src")
 
 
@@ -93,7 +99,7 @@ def roles(cluster: ComposeCluster, submit: Callable[[], int]) -> list[str]:
 
 def test_install_enable_use_disable_remove(site, packages):
     before = everywhere(site, LIST)
-    everywhere(site, f"dpkg --install {packages}/slurmdl_*.deb {packages}/slurmdl-spank_*.deb")
+    everywhere(site, INSTALL.format(packages))
     expected = ["0 ps", "1 worker", "2 worker", "3 worker"]
     tell = "sh -c 'echo $SLURM_PROCID $SLURMDL_ROLE'"
 
@@ -114,7 +120,7 @@ def test_install_enable_use_disable_remove(site, packages):
     (site.etc / "plugstack.conf").unlink()
     assert "unrecognized option" in refused(site)
     assert roles(site, lambda: site.submit(["sbatch", "-N2", "--wrap=srun sh -c 'echo $SLURM_PROCID'"])) == ["0", "1"]
-    everywhere(site, "dpkg --purge slurmdl slurmdl-spank")
+    everywhere(site, REMOVE)
     after = everywhere(site, LIST)
     for host in HOSTS:
         assert set(before[host].split("\n")) ^ set(after[host].split("\n")) == set(), host
