@@ -17,7 +17,8 @@
 # make plugin     the SPANK plugin, build/spank/slurmdl.so (spank/README.md)
 # make fuzz-plugin  libFuzzer on each parser of the plugin for SECONDS, side by side, and the plugin as clang builds it
 # make plugin-releases  the plugin built for and run with other releases of Slurm, in roots of other Debians
-# make packages   deb packages for the release of Slurm that is here, into build/packages (tools/package rpm: an rpm)
+# make packages   deb packages for the release of Slurm that is here, into build/packages
+# make rpms       the same as rpms, from a spec that rpmlint has looked at
 # make site-flow  install, enable, submit, upgrade, disable and remove them, in a Debian of their own
 # make memcheck-plugin  every callback of the plugin in every context under valgrind
 # make compose-test  the cluster tests on the containerized cluster (docs/compose.md), DEBIAN=trixie and TESTS for others
@@ -37,7 +38,7 @@ BENCHES := bench-demo bench-topology bench-placement bench-model bench-spank ben
 	bench-unequal bench-simulate bench-paper
 
 .PHONY: demo test lint results install openmpi system nightly fuzz oracle plugin fuzz-plugin memcheck-plugin plugin-releases clean \
-	packages site-flow \
+	packages rpms site-flow \
 	compose compose-test test-matrix \
 	$(BENCHES)
 
@@ -136,6 +137,11 @@ packages: system
 		python3-setuptools python3-wheel python3-yaml
 	tools/package deb
 
+rpms: system
+	@tools/install-debian rpm rpmlint python3-networkx python3-numpy python3-setuptools python3-wheel python3-yaml
+	rpmlint packaging/rpm/slurmdl.spec
+	tools/package rpm
+
 site-flow: install packages
 	-@tools/install-debian debootstrap systemd-container
 	$(AS_ROOT) tools/debian-root bookworm slurmctld slurmd slurm-client munge systemd iproute2 procps libslurm38 \
@@ -147,7 +153,7 @@ memcheck-plugin: system
 	$(MAKE) -C spank memcheck
 
 nightly: export SLURMDL_NIGHTLY = 1
-nightly: lint test $(BENCHES) fuzz oracle memcheck-plugin plugin-releases site-flow
+nightly: lint test $(BENCHES) fuzz oracle memcheck-plugin plugin-releases site-flow rpms
 	$(MAKE) fuzz-plugin SECONDS=600
 
 # an Open MPI with ULFM beside Debian's: the tests and the benchmark of lost ranks need one, others do without
