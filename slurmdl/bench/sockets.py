@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import socket
+import stat
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -43,7 +44,7 @@ class Sent:
         """(inode of the socket, peer) -> bytes."""
         found = {}
         for number in os.listdir("/proc/self/fd"):
-            with suppress(OSError), _duplicate(int(number)) as (sock, inode):
+            with suppress(OSError), _duplicate(int(number)) as (sock, inode):  # not of TCP: no such option
                 info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
                 if len(info) >= _ACKED + 8:
                     found[inode, _host(sock.getpeername())] = struct.unpack_from("=Q", info, _ACKED)[0]
@@ -64,9 +65,11 @@ def _duplicate(number: int) -> Iterator[tuple[socket.socket, int]]:
     ------
     OSError : it is none.
     """
-    inode = os.stat(f"/proc/self/fd/{number}").st_ino
+    its = os.stat(number)
+    if not stat.S_ISSOCK(its.st_mode):
+        raise OSError(f"descriptor {number} is no socket")  # a duplicate of it would stay open
     with socket.socket(fileno=os.dup(number)) as sock:
-        yield sock, inode
+        yield sock, its.st_ino
 
 
 def by_level(ranks: Sequence[Mapping[str, Any]]) -> dict[str, int]:

@@ -11,8 +11,8 @@ import statistics
 from collections.abc import Iterator
 from itertools import pairwise, product
 
-from slurmdl.bench.accuracy import COMPRESSORS, SAME, SKEWED, Way
 from slurmdl.bench.accuracy import JUDGED as JUDGED_WAY
+from slurmdl.bench.accuracy import SAME, SKEWED, Way
 from slurmdl.bench.results import Row, row
 from slurmdl.bench.simulated import Outcome, outcomes
 
@@ -24,12 +24,11 @@ COMMON = ("--simulate", "8", "--zones", "A:4,B:4", "--model", "mlp:256,128", "--
 RATES = {"100 Mbit/s": "100M", "1 Gbit/s": "1G", "10 Gbit/s": "10G"}
 DATA = {"same data": SAME, "skewed data": SKEWED}
 EVERY = ("--strategy", "gossip")
-ADAPTIVE = ("--strategy", "adaptive-gossip", *COMPRESSORS[JUDGED_WAY.compressor], *JUDGED_WAY.trigger)
 #: the control: no rank ever hears of another, so that each has but its own images
 ALONE = ("--strategy", "gossip", "--period", "1000000")
 #: for slow links; the other adaptive way exchanges more in the beginning, for those that are not
 JUDGED = f"adaptive, {JUDGED_WAY}"
-WAYS = {"every step": EVERY, JUDGED: ADAPTIVE,
+WAYS = {"every step": EVERY, JUDGED: JUDGED_WAY.options(),
         "adaptive, int4, budget 5 %, warm-up 60": ("--strategy", "adaptive-gossip", "--compress", "int4",
                                                    "--comm-budget", "5%", "--warm-up", "60"),
         **{str(way): way.options() for way in (Way("sign", 2), Way("int4", 16))}, "alone": ALONE}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import time
 from dataclasses import asdict
@@ -122,6 +123,9 @@ def test_what_is_sent_over_tcp_is_counted_by_peer() -> None:
                 time.sleep(0.01)  # what has arrived is confirmed a little later
             assert sent.bytes() == {"127.0.0.1": 70_000}
             assert sent.own == {"127.0.0.1"}
+            there = os.listdir("/proc/self/fd")
+            sent.bytes()
+            assert len(os.listdir("/proc/self/fd")) == len(there), "no descriptor stays open"
     ranks = [{"node": "n0", "zone": "A", "own": ["127.0.0.1", "10.0.0.1"],
               "sent": {"127.0.0.1": 1, "10.0.0.1": 2, "10.0.0.2": 4, "10.0.0.3": 8}},
              {"node": "n1", "zone": "A", "own": ["127.0.0.1", "10.0.0.2"], "sent": {"10.0.0.1": 16}},
