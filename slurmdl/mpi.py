@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import Any
 
 #: seconds from the end of MPI_Init to the first message: Open MPI 4 lets the first ranks out while others are not
 #: ready for messages yet, and crash on one
 SETTLED = 0.2
+#: environment of Open MPI's mpirun on one machine, whose ranks may outnumber its cores: one that waits must let
+#: others run. Root may be the one who tests or measures
+ONE_MACHINE: Mapping[str, str] = {
+    "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_rmaps_base_oversubscribe": "1",
+    "OMPI_MCA_mpi_yield_when_idle": "1"}
+#: its messages go by TCP. By the loopback alone: an engine of containers rewrites the address of what goes out by
+#: another interface of its own, and Open MPI waits for ever for a peer whose address it does not know
+BY_LOOPBACK: Mapping[str, str] = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "tcp,self",
+                                  "OMPI_MCA_btl_tcp_if_include": "lo"}
 
 
 def open_mpi(mpi: Any) -> int:

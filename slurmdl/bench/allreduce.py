@@ -45,7 +45,7 @@ def measure(transport: Transport, job: Mapping[str, Any],
     node = job["nodes"][transport.rank]
     rival = Rival(transport, job)
     makers: dict[str, Callable[[], tuple[Step, Step]]] = {
-        "none": rival.alone, "ddp": rival.ddp, "post-local": rival.post_local,
+        "none": rival.alone, "barrier": rival.together, "ddp": rival.ddp, "post-local": rival.post_local,
         "ring": lambda: ours(transport, job, "ring", node, zones[node]),
         "hierarchical": lambda: ours(transport, job, "hierarchical", node, zones[node])}
     made = {name: makers[name]() for name in job["variants"]}
@@ -102,7 +102,7 @@ class Rival:
     """PyTorch's own ways, over gloo between the same ranks."""
 
     def __init__(self, transport: Transport, job: Mapping[str, Any]) -> None:
-        self._job = job
+        self._transport, self._job = transport, job
         self.close = ddp.join(transport)
         self._plain: tuple[Any, Any] | None = None
 
@@ -110,6 +110,16 @@ class Rival:
         """No communication at all."""
         its, optimizer = self._shared()
         return stepping(lambda: its.loss(1), optimizer), lambda: None
+
+    def together(self) -> tuple[Step, Step]:
+        """No communication, but nobody begins a step before all have ended the one before."""
+        step, close = self.alone()
+
+        def after_all() -> None:
+            step()
+            self._transport.meet()
+
+        return after_all, close
 
     def post_local(self) -> tuple[Step, Step]:
         """Steps of its own, and the average of all models in some."""

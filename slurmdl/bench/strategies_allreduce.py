@@ -71,8 +71,8 @@ def jobs(zones: Mapping[str, str], slow: bool, repeats: int) -> list[Job]:
     for ranks in RANKS:
         by_turns = tuple(sorted(zones))[:ranks]
         in_order = tuple(sorted(by_turns, key=lambda node: zones[node]))
-        found += [Job(in_order, size, ("none", "ddp", "post-local", "hierarchical") if size > 1e7 and slow else
-                      ("none", "ddp", "post-local", "hierarchical", "ring"),
+        found += [Job(in_order, size, ("none", "barrier", "ddp", "post-local", "hierarchical") if size > 1e7 and slow
+                      else ("none", "barrier", "ddp", "post-local", "hierarchical", "ring"),
                       min(repeats, 2) if size > 1e7 and slow else repeats, 1 if size > 1e7 else 5) for size in SIZES]
         found.append(Job(by_turns, min(SIZES), ("none", "ring"), repeats, 5, worst=True))
     return found
@@ -104,6 +104,7 @@ def judge(link: str, todo: Sequence[Job], found: Sequence[Figures], shaped: bool
                           met=middle["hierarchical"] >= least)
         for name, words in (("ring", "allreduce round one ring"), ("ddp", "DistributedDataParallel"),
                             ("post-local", "post-local SGD, an average in every 4th step"),
+                            ("barrier", "no communication but a barrier in each step"),
                             ("none", "no communication")):
             if name in rates:
                 yield results.row(f"{what}: steps/s of {words}", rates[name], "1/s", baseline=middle["hierarchical"])

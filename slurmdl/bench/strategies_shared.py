@@ -19,6 +19,7 @@ from typing import Any
 from slurmdl.bench import results
 from slurmdl.bench.results import Row
 from slurmdl.errors import SlurmdlError
+from slurmdl.mpi import ONE_MACHINE
 
 #: elements of a model -> exchanges in one repeat
 SIZES = {1_000_000: 40, 25_000_000: 6}
@@ -26,9 +27,6 @@ REPEATS = 7
 TARGET = 1.5
 #: shared memory of each rank, in models, and room for the rest
 _ROOM = 3
-#: ranks may outnumber cores: one that waits lets others run; root may be the one who measures
-ENVIRON = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-           "OMPI_MCA_rmaps_base_oversubscribe": "1", "OMPI_MCA_mpi_yield_when_idle": "1"}
 
 
 def rows(seed: int, quick: bool) -> Iterator[Row]:
@@ -70,7 +68,7 @@ def exchanges(ranks: int, size: int, steps: int, repeats: int) -> dict[str, list
         work.write_text(json.dumps({"parameters": size, "variants": variants, "repeats": repeats, "steps": steps}))
         done = subprocess.run(
             ["mpirun", "-n", str(ranks), sys.executable, "-m", "slurmdl.bench.exchange", str(work), str(result)],
-            env={**os.environ, **ENVIRON}, capture_output=True, text=True, timeout=300, check=False)
+            env={**os.environ, **ONE_MACHINE}, capture_output=True, text=True, timeout=300, check=False)
         if done.returncode:
             raise SlurmdlError(f"mpirun: exit status {done.returncode}: {' '.join(done.stderr.split())[:300]}")
         found: dict[str, Any] = json.loads(result.read_text())

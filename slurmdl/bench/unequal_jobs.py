@@ -70,8 +70,8 @@ class Jobs:
         """Cancel a job, and return when its nodes are free."""
         _, nodes = cloud.running(self.box, number)
         self.call(["scancel", str(number)])
-        self._wait(lambda: all(self.box.node_states()[node] == "idle" for node in hostlist.expand(nodes)),
-                   f"the end of job {number}")
+        wait(lambda: all(self.box.node_states()[node] == "idle" for node in hostlist.expand(nodes)),
+             f"the end of job {number}", _LIMIT)
 
     def train(self, nodes: int, each: int, options: str, *, lines: str = "",
               start: str = "exec srun --mpi=pmix -K", submit: Sequence[str] = ("sbatch",)) -> Result:
@@ -110,16 +110,13 @@ class Jobs:
             return not cloud.running(self.box, number)[0]
 
         # its first line tells the places of the ranks
-        self._wait(lambda: ended() or (log.exists() and os.path.getsize(log) > 0), f"the start of job {number}")
+        wait(lambda: ended() or (log.exists() and os.path.getsize(log) > 0), f"the start of job {number}", _LIMIT)
         processors = machine.Processors()
-        self._wait(ended, f"the end of job {number}")
+        wait(ended, f"the end of job {number}", _LIMIT)
         return processors.idle()
 
-    def _wait(self, true: Callable[[], bool], what: str) -> None:
-        wait(true, what, _LIMIT, 0.1)
 
-
-def wait(true: Callable[[], bool], what: str, limit: float, pause: float) -> None:
+def wait(true: Callable[[], bool], what: str, limit: float, pause: float = 0.1) -> None:
     """Look every `pause` seconds until something is true.
 
     Raises

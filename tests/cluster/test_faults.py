@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+from jobs import trained_on, wait_for_words, written
 
 pytestmark = pytest.mark.nightly
 
@@ -32,39 +33,20 @@ def cluster(new_cluster):
     return new_cluster(settings=("AuthInfo=cred_expire=5", "SlurmdTimeout=10"))
 
 
-def text(folder: Path) -> str:
-    log = folder / "log"
-    return log.read_text() if log.exists() else ""
-
-
-def wait_for(folder: Path, words: str, seconds: float = 120) -> None:
-    deadline = time.monotonic() + seconds
-    while not re.search(words, text(folder)):
-        assert time.monotonic() < deadline, text(folder)
-        time.sleep(0.1)
-
-
 def started(cluster, strategy: str = "allreduce") -> tuple[int, Path]:
     """A training job that has made its first checkpoint."""
     script = cluster.script(TRAIN.format(strategy=strategy))
     job = cluster.submit(["slurmdl", "sbatch", str(script)], directory=script.parent)
-    wait_for(script.parent, "step 30:")
+    wait_for_words(script.parent / "log", "step 30:")
     return job, script.parent
-
-
-def nodes_of(folder: Path) -> list[str]:
-    """Of each rank."""
-    places = re.search(r"^ranks: (.*)$", text(folder), re.M)
-    assert places, text(folder)
-    return [place.split()[1] for place in places[1].split(", ")]
 
 
 def test_a_node_that_loses_power_costs_the_steps_since_the_last_checkpoint(cluster):
     job, folder = started(cluster)
-    cluster.power_off(nodes_of(folder)[2])
+    cluster.power_off(trained_on(written(folder / "log"))[2])
     cluster.wait(job, timeout=240)
-    assert "status 0" in text(folder), text(folder)
-    assert len(re.findall(r"goes on after step \d+", text(folder))) == 1
+    assert "status 0" in written(folder / "log"), written(folder / "log")
+    assert len(re.findall(r"goes on after step \d+", written(folder / "log"))) == 1
     assert json.loads((folder / "summary.json").read_text())["steps"] == 200
 
 
@@ -72,16 +54,16 @@ def test_a_node_that_loses_power_costs_the_steps_since_the_last_checkpoint(clust
 def test_a_zone_that_is_cut_off_for_30_s_holds_training_up_and_nothing_is_lost(cluster, strategy):
     job, folder = started(cluster, strategy)
     zones = {cluster.topology.zones[cluster.topology.leaf[cluster.topology.node_index[node]]]
-             for node in nodes_of(folder)}
+             for node in trained_on(written(folder / "log"))}
     assert len(zones) == 2, "else nothing is cut off"
     cluster.change_link(min(zones), loss=0.999999)
     time.sleep(30)
-    before = text(folder).count("step ")
+    before = written(folder / "log").count("step ")
     cluster.change_link(min(zones), loss=0.0)
     cluster.wait(job, timeout=240)
-    assert "status 0" in text(folder), text(folder)
-    assert text(folder).count("step ") > before
-    assert "goes on after step" not in text(folder), "the job need not start again"
+    assert "status 0" in written(folder / "log"), written(folder / "log")
+    assert written(folder / "log").count("step ") > before
+    assert "goes on after step" not in written(folder / "log"), "the job need not start again"
 
 
 def test_the_controller_starts_anew_while_a_job_is_submitted(cluster):
@@ -110,8 +92,8 @@ def test_a_controller_that_starts_anew_disturbs_no_training(cluster):
     time.sleep(3)
     cluster.start_daemon("login")
     cluster.wait(job, timeout=240)
-    assert "status 0" in text(folder), text(folder)
-    assert "goes on after step" not in text(folder)
+    assert "status 0" in written(folder / "log"), written(folder / "log")
+    assert "goes on after step" not in written(folder / "log")
 
 
 def test_a_login_host_on_which_no_file_can_be_written(cluster):

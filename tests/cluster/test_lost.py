@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import time
 from pathlib import Path
 
 import pytest
+from jobs import trained_on, wait_for_words, written
 
 ROOT = Path(__file__).resolve().parents[2]
 OPEN_MPI = ROOT / "build/openmpi"
@@ -51,9 +53,8 @@ class Training:
         self.job = box.submit(["slurmdl", "sbatch", str(script)], directory=self.folder)
         self.output = self.folder / f"slurm-{self.job}.out"
         self.wait_for("step 10:")
-        first = next(line for line in self.text().splitlines() if line.startswith("ranks: "))
         #: node of each rank
-        self.nodes = [place.split()[1] for place in first.removeprefix("ranks: ").split(", ")]
+        self.nodes = trained_on(self.text())
 
     @classmethod
     def started(cls, box, way: str, strategy: str) -> Training:
@@ -62,15 +63,10 @@ class Training:
         return cls(box, box.script(text))
 
     def text(self) -> str:
-        return self.output.read_text() if self.output.exists() else ""
+        return written(self.output)
 
     def wait_for(self, words: str, seconds: float = 90) -> float:
-        """Seconds until the job has written something."""
-        began = time.monotonic()
-        while words not in self.text():
-            assert time.monotonic() - began < seconds, self.text()
-            time.sleep(0.02)
-        return time.monotonic() - began
+        return wait_for_words(self.output, re.escape(words), seconds)
 
     def process(self, node: str) -> int:
         """The trainer on a node, as seen from here."""

@@ -6,7 +6,6 @@ out first, so that nothing but the packages can be what works. On one machine: t
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
@@ -14,6 +13,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from jobs import doctor, refusal
 
 from compose import ROOT, ComposeCluster
 
@@ -44,8 +44,8 @@ def site(cluster) -> Iterator[ComposeCluster]:
     """The cluster without slurmdl; at the end as it was."""
     if not isinstance(cluster, ComposeCluster):
         pytest.skip("the packages' way on the machine's own Slurm is test_site_flow.py; this one is for compose")
-    everywhere(cluster, "cd / && pip uninstall -q -y --break-system-packages --root-user-action=ignore slurmdl")
     try:
+        everywhere(cluster, "cd / && pip uninstall -q -y --break-system-packages --root-user-action=ignore slurmdl")
         yield cluster
     finally:
         (cluster.etc / "plugstack.conf").unlink(missing_ok=True)
@@ -78,20 +78,6 @@ def everywhere(cluster: ComposeCluster, script: str) -> dict[str, str]:
         return dict(zip(HOSTS, pool.map(one, HOSTS), strict=True))
 
 
-def doctor(cluster: ComposeCluster, *words: str) -> dict[str, str]:
-    """Check -> its text; none has failed."""
-    done = cluster.run(["slurmdl", "doctor", "--json", *words], timeout=120)
-    found = json.loads(done.stdout)["findings"]
-    assert [each for each in found if each["grade"] == "fail"] == [], done.stdout
-    return {each["check"]: each["text"] for each in found}
-
-
-def refused(cluster: ComposeCluster) -> str:
-    done = cluster.run(["sbatch", "--dl-ps=1", "--wrap=true"])
-    assert done.returncode != 0
-    return done.stderr
-
-
 def roles(cluster: ComposeCluster, submit: Callable[[], int]) -> list[str]:
     """Rank and role of each task of a job."""
     return sorted(line for line in cluster.output(submit()).splitlines() if line[:1].isdigit())
@@ -104,21 +90,21 @@ def test_install_enable_use_disable_remove(site, packages):
     tell = "sh -c 'echo $SLURM_PROCID $SLURMDL_ROLE'"
 
     # installed, not enabled
-    assert "not installed" in doctor(site)["plugin"]
-    assert "unrecognized option" in refused(site)
+    assert "not installed" in doctor(site, all_ok=False)["plugin"]
+    assert "unrecognized option" in refusal(site, "--dl-ps=1", "--wrap=true")
     script = site.script(f"#DL --dl-ps=1\nslurmdl srun {tell}")
     assert roles(site, lambda: site.submit(["slurmdl", "sbatch", "-N4", str(script)])) == expected
 
     # enabled: on all hosts, which share /etc/slurm
     (site.etc / "plugstack.conf").write_text("optional slurmdl.so\n")
-    assert doctor(site, "--nodes=n[1-8]")["nodes' plugin"] == "the same on n[1-8]"
+    assert doctor(site, "--nodes=n[1-8]", all_ok=False)["nodes' plugin"] == "the same on n[1-8]"
     assert roles(site, lambda: site.submit(["sbatch", "-N4", "--dl-ps=1", f"--wrap=srun {tell}"])) == expected
     script = site.script("#DL --dl-strategy=gossip\nslurmdl srun slurmdl train --steps 4 --model mlp:8")
     assert "accuracy" in site.output(site.submit(["slurmdl", "sbatch", "-N4", str(script)]), timeout=180)
 
     # disabled, and removed
     (site.etc / "plugstack.conf").unlink()
-    assert "unrecognized option" in refused(site)
+    assert "unrecognized option" in refusal(site, "--dl-ps=1", "--wrap=true")
     assert roles(site, lambda: site.submit(["sbatch", "-N2", "--wrap=srun sh -c 'echo $SLURM_PROCID'"])) == ["0", "1"]
     everywhere(site, REMOVE)
     after = everywhere(site, LIST)

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from jobs import doctor, refusal
 from releases import RootCluster, missing, root_of
 
 SUITE = "bookworm"
@@ -74,20 +75,6 @@ def install(root: Path) -> None:
     inside(root, "dpkg", "--install", *(f"/var/cache/{name}" for name in names))
 
 
-def doctor(cluster: RootCluster, *words: str) -> dict[str, str]:
-    """Check -> its text; all are OK."""
-    done = cluster.run(["slurmdl", "doctor", "--json", *words])
-    found = json.loads(done.stdout)["findings"]
-    assert (done.returncode, [each for each in found if each["grade"] != "OK"]) == (0, []), done.stdout
-    return {each["check"]: each["text"] for each in found}
-
-
-def wanting(cluster: RootCluster, *words: str) -> str:
-    done = cluster.run(["sbatch", *words])
-    assert done.returncode != 0
-    return done.stderr
-
-
 def test_the_whole_way(root, tmp_path):
     before = state(root)
     install(root)
@@ -107,7 +94,7 @@ def test_the_whole_way(root, tmp_path):
         plugstack.unlink()
         # installed, not enabled: the wrapper works, plain sbatch knows nothing of it
         assert "not installed" in doctor(cluster)["plugin"]
-        assert "unrecognized option" in wanting(cluster, "--dl-ps=1", "--wrap=true")
+        assert "unrecognized option" in refusal(cluster, "--dl-ps=1", "--wrap=true")
         script = cluster.script("#DL --dl-ps=1\nslurmdl srun sh -c 'echo $SLURM_PROCID $SLURMDL_ROLE'")
         job = cluster.submit(["slurmdl", "sbatch", "-N4", str(script)])
         assert sorted(cluster.output(job).split("\n"))[1:] == ["0 ps", "1 worker", "2 worker", "3 worker"]
@@ -138,7 +125,7 @@ def test_the_whole_way(root, tmp_path):
 
         # disabled
         plugstack.unlink()
-        assert "unrecognized option" in wanting(cluster, "--dl-ps=1", "--wrap=true")
+        assert "unrecognized option" in refusal(cluster, "--dl-ps=1", "--wrap=true")
         assert cluster.output(cluster.submit(["sbatch", "--wrap=echo plain"])) == "plain\n"
     finally:
         cluster.down()

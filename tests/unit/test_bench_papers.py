@@ -64,7 +64,8 @@ def test_placement_must_tie_where_slurm_is_right() -> None:
 def line(framework: str, nodes: int, images: float, sums: float = 1.0) -> Line:
     phases = {"data": 0.0, "forward": 1.0, "backward": 2.0, "communication": 1.0, "waiting": 0.0, "optimizer": 0.0}
     its = Figures(images, 1.0, phases, None, sums, {"node": 9, "zone": 5 * nodes, "across": images}, 1, 0.5, None)
-    return Line(Cell(framework, "allreduce", "resnet50", nodes, "slurm"), "done", (its,))
+    return Line(Cell(framework, "allreduce", "resnet50", nodes, "slurm"), "done", (its,),
+                images / nodes / 10)
 
 
 def test_frameworks_are_set_beside_ddp() -> None:

@@ -82,7 +82,7 @@ def judge(scaling: str, lines: Sequence[Line]) -> Iterator[Row]:
             yield results.row(f"{scaling}: {line.cell.framework}: {line.status}", [0.0], "images/s")
     of = {(line.cell.framework, line.cell.nodes): line for line in made}
     for line in made:
-        cell, one = line.cell, of.get((line.cell.framework, NODES[0]))
+        cell = line.cell
         where = f"{scaling}, replayed: {cell.framework} {cell.strategy}, {cell.nodes} " \
                 f"node{'s' * (cell.nodes > 1)}{bound([its.idle for its in line.jobs])}"
         rates = [its.images for its in line.jobs]
@@ -91,9 +91,9 @@ def judge(scaling: str, lines: Sequence[Line]) -> Iterator[Row]:
         yield results.row(f"{where}: images/s", rates, "1/s", baseline=beside.images if beside else None,
                           target="at least DistributedDataParallel's" if ours else "",
                           met=line.images >= beside.images if ours and beside else None)
-        if one and cell.nodes > 1:
+        if line.efficiency is not None and cell.nodes > 1:
             yield results.row(f"{where}: images/s over those of as many single nodes",
-                              [rate / (cell.nodes * one.images) for rate in rates], "share", baseline=1.0)
+                              [rate / line.images * line.efficiency for rate in rates], "share", baseline=1.0)
         if cell.nodes > 1:
             yield results.row(f"{where}: bytes from node to node in a step", _sent(line), "B",
                               baseline=statistics.median(_sent(beside)) if beside else None)

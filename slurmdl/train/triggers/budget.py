@@ -20,6 +20,8 @@ FIRST = 0.25
 #: how many times its mean the time without an exchange may be: where it has no bound, the few steps that are left
 #: without one for long cost more accuracy on skewed data than those others are worth
 REST = 2.5
+#: longest time without an exchange, in steps, where nothing was said
+SILENCE = 64
 
 
 def paid(share: float, compress: str, parameters: int) -> float:
@@ -48,8 +50,8 @@ class Budget(Kept):
     full : bytes per step of fp32 gossip at every step.
     cost : of this rank; its exchanges may cost nothing where it is alone.
     check : steps from one due step to the next.
-    silence : longest time without an exchange, in steps, or the most that it may be.
-    given : whether that was asked for; else it is REST times the mean one, at most.
+    silence : longest time without an exchange, in steps, where one was asked for; else it is REST times the mean one,
+        at most SILENCE.
 
     Attributes
     ----------
@@ -63,10 +65,10 @@ class Budget(Kept):
 
     kept = ("_spent", "_log")
 
-    def __init__(self, share: float, full: float, cost: Cost, check: int, silence: int, given: bool) -> None:
+    def __init__(self, share: float, full: float, cost: Cost, check: int, silence: int | None) -> None:
         left = share * full - cost.each - cost.check / check
-        if not given and left > 0:
-            silence = min(silence, max(check, math.ceil(REST * cost.exchange / left)))
+        if silence is None:
+            silence = min(SILENCE, max(check, math.ceil(REST * cost.exchange / left))) if left > 0 else SILENCE
         self.silence = silence
         self._least = min(1.0, check / max(check, silence // check * check))
         floor = (cost.each + (cost.exchange * self._least + cost.check) / check) / full

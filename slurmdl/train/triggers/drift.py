@@ -11,7 +11,7 @@ import numpy.typing as npt
 from slurmdl.train.kept import Kept
 from slurmdl.train.method import Method
 from slurmdl.train.mixing.moved import Moved
-from slurmdl.train.triggers.budget import Budget, first_steps, paid
+from slurmdl.train.triggers.budget import SILENCE, Budget, first_steps, paid
 from slurmdl.train.triggers.trigger import Cost, Trigger
 
 FloatArray = npt.NDArray[np.float32]
@@ -21,8 +21,8 @@ FloatArray = npt.NDArray[np.float32]
 CHECK, OFTEN = 4, 2
 #: drift that asks for an exchange, where nothing else was said
 THRESHOLD = 0.05
-#: first steps with an exchange in each, and longest time without one, in steps, where nothing was said
-WARM_UP, SILENCE = 30, 64
+#: first steps with an exchange in each, where nothing was said
+WARM_UP = 30
 
 
 def warm_up(method: Method, parameters: int) -> int:
@@ -58,16 +58,14 @@ class Drift(Kept, Trigger):
     def __init__(self, method: Method, parameters: FloatArray, sizes: Sequence[int], rate: Callable[[], float],
                  cost: Cost) -> None:
         self._warm_up, self._check = warm_up(method, parameters.size), check(method, parameters.size)
-        self._silence = SILENCE if method.silence is None else method.silence
         self._rate = rate
         self._moved = Moved(parameters, sizes)
         self._threshold = THRESHOLD if method.threshold is None else method.threshold
         self._peak = 0.0
         self._last = -1
-        self._budget = None
+        self._budget, self._silence = None, SILENCE if method.silence is None else method.silence
         if method.comm_budget is not None:
-            self._budget = Budget(method.comm_budget, 4.0 * parameters.size, cost, self._check, self._silence,
-                                  method.silence is not None)
+            self._budget = Budget(method.comm_budget, 4.0 * parameters.size, cost, self._check, method.silence)
             self._silence = self._budget.silence
 
     def next(self, number: int) -> int:
