@@ -119,7 +119,7 @@ plugin-releases: install
 	$(AS_ROOT) tools/plugin-releases
 	$(AS_ROOT) $(BIN)/pytest -p no:cacheprovider tests/cluster/test_spank_releases.py
 
-# the Docker engine and compose, from Debian's packages where none are; the daemon runs where something starts it
+# the Docker engine and compose, from Debian's packages where none are; tools/with-docker starts it where none runs
 compose: install
 	@command -v dockerd >/dev/null || docker info >/dev/null 2>&1 || tools/install-debian docker.io
 	@docker compose version >/dev/null 2>&1 || command -v docker-compose >/dev/null || tools/install-debian docker-compose
@@ -127,10 +127,10 @@ compose: install
 
 DEBIAN ?= trixie
 compose-test: compose
-	$(AS_ROOT) env DEBIAN=$(DEBIAN) $(BIN)/pytest -p no:cacheprovider --cluster=compose $(or $(TESTS),tests/cluster)
+	$(AS_ROOT) tools/with-docker env DEBIAN=$(DEBIAN) $(BIN)/pytest -p no:cacheprovider --cluster=compose $(or $(TESTS),tests/cluster)
 
 test-matrix: compose
-	$(AS_ROOT) $(BIN)/python tests/cluster/matrix
+	$(AS_ROOT) tools/with-docker $(BIN)/python tests/cluster/matrix
 
 packages: system
 	@tools/install-debian debhelper dh-python pybuild-plugin-pyproject python3-all python3-networkx python3-numpy \
@@ -153,7 +153,7 @@ memcheck-plugin: system
 	$(MAKE) -C spank memcheck
 
 nightly: export SLURMDL_NIGHTLY = 1
-nightly: lint test $(BENCHES) fuzz oracle memcheck-plugin plugin-releases site-flow rpms
+nightly: lint test $(BENCHES) fuzz oracle memcheck-plugin plugin-releases site-flow rpms test-matrix
 	$(MAKE) fuzz-plugin SECONDS=600
 
 # an Open MPI with ULFM beside Debian's: the tests and the benchmark of lost ranks need one, others do without

@@ -105,10 +105,26 @@ def trim(environ: Mapping[str, str], asked: Asked, choose: Callable[[Held], Sequ
         except PlacementError as error:
             kept = [held.batch, *(node for node in held.nodes if node != held.batch)][:asked.nodes]
             say(f"{error}; the first {asked.nodes} nodes of the job are kept")
-        problem = "" if dry_run else "other steps run" if busy else _resize(given.job, kept)
-        if problem:
+        short = _short(environ, asked, given.only(kept))
+        problem = "" if dry_run else "other steps run" if busy else _resize(given.job, kept) if not short else ""
+        if short:
+            kept = held.nodes
+            say(f"the job keeps its {len(kept)} nodes, and the step has all of them: {short}")
+        elif problem:
             say(f"the job keeps its {len(held.nodes)} nodes ({problem}); the step runs on {asked.nodes} of them")
     return environment(environ, given.only(kept))
+
+
+def _short(environ: Mapping[str, str], asked: Asked, kept: allocation.Allocation) -> str:
+    """Why the job's tasks do not fit what it has on these nodes, "" where they do.
+
+    For a number of tasks that the nodes do not share evenly Slurm 24.11 gives no more CPUs in all than they need,
+    whatever `--ntasks-per-node` and `--mincpus` say; Slurm 22.05 gives each node its share.
+    """
+    each = environ.get("SLURM_CPUS_PER_TASK", "1")
+    if asked.tasks is None or not each.isdigit() or asked.tasks * int(each) <= sum(kept.cpus):
+        return ""
+    return f"{asked.tasks} tasks do not fit the {sum(kept.cpus)} CPUs that it has on {len(kept.nodes)} of them"
 
 
 def _resize(job: int, nodes: Sequence[str]) -> str:

@@ -109,6 +109,21 @@ def test_when_a_job_is_reduced(tmp_path, monkeypatch, asked, dry_run, resized):
     assert found["SLURM_JOB_NODELIST"] == ("n[1,3,5]" if asked == 3 else "n[1-3,5]")
 
 
+def test_nodes_are_kept_without_which_the_tasks_do_not_fit(tmp_path, monkeypatch):
+    """As Slurm 24.11 gives 5 tasks on 3 to 4 nodes of 2 CPUs."""
+    log = scontrol(tmp_path, monkeypatch)
+    said: list[str] = []
+    environ = {**ENVIRON, "SLURM_JOB_CPUS_PER_NODE": "2,1(x3)"}
+    found = late.trim(environ, Asked(3, 5), lambda held: ("n1", "n3", "n5"), lambda job: False, said.append,
+                      dry_run=False)
+    assert log.read_text() == "" and found["SLURM_JOB_NODELIST"] == "n[1-3,5]"
+    assert said == ["the job keeps its 4 nodes, and the step has all of them: 5 tasks do not fit the 4 CPUs that it "
+                    "has on 3 of them"]
+    late.trim({**environ, "SLURM_JOB_CPUS_PER_NODE": "2(x2),1(x2)"}, Asked(3, 5), lambda held: ("n1", "n2", "n5"),
+              lambda job: False, said.append, dry_run=False)
+    assert log.read_text() == "update JobId=7 NodeList=n1,n2,n5\n"
+
+
 def test_without_zones_the_first_nodes_are_kept(tmp_path, monkeypatch):
     log = scontrol(tmp_path, monkeypatch, batch="n5")
     said: list[str] = []
