@@ -22,6 +22,7 @@ def own_lines(stderr: str) -> list[str]:
 def ranks(text: str) -> list[str]:
     """Node of each rank, from lines `rank R NODE ROLE`."""
     found = dict(line.split()[1:3] for line in text.splitlines() if line.startswith("rank "))
+    assert found.keys() == {str(rank) for rank in range(len(found))}, text
     return [found[str(rank)] for rank in range(len(found))]
 
 
