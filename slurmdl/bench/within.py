@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 #: Open MPI 4.1.4 crashes now and then in MPI_Init on a busy machine: so often a step is started
 STARTS = 4
 #: longest time of a step, s
-LIMIT = 420.0
+LIMIT = 900.0
 
 
 def ask(box: Sandbox, module: str, work: Mapping[str, Any]) -> list[Any]:
