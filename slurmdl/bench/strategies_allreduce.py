@@ -24,6 +24,8 @@ RANKS = (4, 8)
 LINKS = {"unshaped": 0.0, "1 Gbit/s": 1e9, "100 Mbit/s": 1e8}
 #: elements of a model -> replayed seconds of a step's computation
 SIZES = {1_000_000: 0.1, 25_000_000: 0.4}
+#: what is measured at all rates and sizes; the ring where that does not take too long
+WAYS = ("none", "barrier", "ddp", "post-local", "hierarchical")
 #: shares of what the others reach, of which the smaller counts
 OF_DDP, OF_NONE = 1.3, 0.9
 
@@ -71,9 +73,10 @@ def jobs(zones: Mapping[str, str], slow: bool, repeats: int) -> list[Job]:
     for ranks in RANKS:
         by_turns = tuple(sorted(zones))[:ranks]
         in_order = tuple(sorted(by_turns, key=lambda node: zones[node]))
-        found += [Job(in_order, size, ("none", "barrier", "ddp", "post-local", "hierarchical") if size > 1e7 and slow
-                      else ("none", "barrier", "ddp", "post-local", "hierarchical", "ring"),
-                      min(repeats, 2) if size > 1e7 and slow else repeats, 1 if size > 1e7 else 5) for size in SIZES]
+        for size in SIZES:
+            large = size > 1e7
+            found.append(Job(in_order, size, WAYS if large and slow else (*WAYS, "ring"),
+                             min(repeats, 2) if large and slow else repeats, 1 if large else 5))
         found.append(Job(by_turns, min(SIZES), ("none", "ring"), repeats, 5, worst=True))
     return found
 

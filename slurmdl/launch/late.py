@@ -106,12 +106,13 @@ def trim(environ: Mapping[str, str], asked: Asked, choose: Callable[[Held], Sequ
             kept = [held.batch, *(node for node in held.nodes if node != held.batch)][:asked.nodes]
             say(f"{error}; the first {asked.nodes} nodes of the job are kept")
         short = _short(environ, asked, given.only(kept))
-        problem = "" if dry_run else "other steps run" if busy else _resize(given.job, kept) if not short else ""
         if short:
             kept = held.nodes
             say(f"the job keeps its {len(kept)} nodes, and the step has all of them: {short}")
-        elif problem:
-            say(f"the job keeps its {len(held.nodes)} nodes ({problem}); the step runs on {asked.nodes} of them")
+        elif not dry_run:
+            problem = "other steps run" if busy else _resize(given.job, kept)
+            if problem:
+                say(f"the job keeps its {len(held.nodes)} nodes ({problem}); the step runs on {asked.nodes} of them")
     return environment(environ, given.only(kept))
 
 

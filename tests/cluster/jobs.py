@@ -51,7 +51,9 @@ def doctor(cluster, *words: str, all_ok: bool = True) -> dict[str, str]:
     """Check -> its text; none has failed, and all are OK unless warnings may be among them."""
     done = cluster.run(["slurmdl", "doctor", "--json", *words], timeout=120)
     found = json.loads(done.stdout)["findings"]
-    assert done.returncode in ((0,) if all_ok else (0, 1)), done.stdout
+    grades = ("OK",) if all_ok else ("OK", "warn")
+    assert [each for each in found if each["grade"] not in grades] == [], done.stdout
+    assert done.returncode == 0 or not all_ok, done.stdout
     return {each["check"]: each["text"] for each in found}
 
 

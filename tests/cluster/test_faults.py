@@ -34,36 +34,36 @@ def cluster(new_cluster):
 
 
 def started(cluster, strategy: str = "allreduce") -> tuple[int, Path]:
-    """A training job that has made its first checkpoint."""
+    """A training job that has made its first checkpoint, and its log."""
     script = cluster.script(TRAIN.format(strategy=strategy))
-    job = cluster.submit(["slurmdl", "sbatch", str(script)], directory=script.parent)
-    wait_for_words(script.parent / "log", "step 30:")
-    return job, script.parent
+    job, log = cluster.submit(["slurmdl", "sbatch", str(script)], directory=script.parent), script.parent / "log"
+    wait_for_words(log, "step 30:")
+    return job, log
 
 
 def test_a_node_that_loses_power_costs_the_steps_since_the_last_checkpoint(cluster):
-    job, folder = started(cluster)
-    cluster.power_off(trained_on(written(folder / "log"))[2])
+    job, log = started(cluster)
+    cluster.power_off(trained_on(written(log))[2])
     cluster.wait(job, timeout=240)
-    assert "status 0" in written(folder / "log"), written(folder / "log")
-    assert len(re.findall(r"goes on after step \d+", written(folder / "log"))) == 1
-    assert json.loads((folder / "summary.json").read_text())["steps"] == 200
+    assert "status 0" in written(log), written(log)
+    assert len(re.findall(r"goes on after step \d+", written(log))) == 1
+    assert json.loads((log.parent / "summary.json").read_text())["steps"] == 200
 
 
 @pytest.mark.parametrize("strategy", ["allreduce", "gossip"])
 def test_a_zone_that_is_cut_off_for_30_s_holds_training_up_and_nothing_is_lost(cluster, strategy):
-    job, folder = started(cluster, strategy)
+    job, log = started(cluster, strategy)
     zones = {cluster.topology.zones[cluster.topology.leaf[cluster.topology.node_index[node]]]
-             for node in trained_on(written(folder / "log"))}
+             for node in trained_on(written(log))}
     assert len(zones) == 2, "else nothing is cut off"
     cluster.change_link(min(zones), loss=0.999999)
     time.sleep(30)
-    before = written(folder / "log").count("step ")
+    before = written(log).count("step ")
     cluster.change_link(min(zones), loss=0.0)
     cluster.wait(job, timeout=240)
-    assert "status 0" in written(folder / "log"), written(folder / "log")
-    assert written(folder / "log").count("step ") > before
-    assert "goes on after step" not in written(folder / "log"), "the job need not start again"
+    assert "status 0" in written(log), written(log)
+    assert written(log).count("step ") > before
+    assert "goes on after step" not in written(log), "the job need not start again"
 
 
 def test_the_controller_starts_anew_while_a_job_is_submitted(cluster):
@@ -87,13 +87,13 @@ def test_the_controller_starts_anew_while_a_job_is_submitted(cluster):
 
 
 def test_a_controller_that_starts_anew_disturbs_no_training(cluster):
-    job, folder = started(cluster)
+    job, log = started(cluster)
     cluster.stop_daemon("login")
     time.sleep(3)
     cluster.start_daemon("login")
     cluster.wait(job, timeout=240)
-    assert "status 0" in written(folder / "log"), written(folder / "log")
-    assert "goes on after step" not in written(folder / "log")
+    assert "status 0" in written(log), written(log)
+    assert "goes on after step" not in written(log)
 
 
 def test_a_login_host_on_which_no_file_can_be_written(cluster):

@@ -63,7 +63,8 @@ class Drift(Kept, Trigger):
         self._threshold = THRESHOLD if method.threshold is None else method.threshold
         self._peak = 0.0
         self._last = -1
-        self._budget, self._silence = None, SILENCE if method.silence is None else method.silence
+        self._silence = SILENCE if method.silence is None else method.silence
+        self._budget = None
         if method.comm_budget is not None:
             self._budget = Budget(method.comm_budget, 4.0 * parameters.size, cost, self._check, method.silence)
             self._silence = self._budget.silence
