@@ -9,6 +9,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
+from slurmdl import buckets
 from slurmdl.simulate.training import EAGER, Training, turn
 
 #: what is sent to whom, and from whom something comes, all at once
@@ -19,9 +20,9 @@ Action = float | Exchange
 Ring = tuple[Sequence[int], float]
 
 
-def programs(training: Training, zones: Sequence[str], steps: int) -> list[list[list[Action]]]:
-    """For each rank its steps, each a list of actions; entry i of `zones` is the leaf zone of rank i."""
-    found = _programs(training, zones, steps)
+def programs(training: Training, nodes: Sequence[int], zones: Sequence[str], steps: int) -> list[list[list[Action]]]:
+    """For each rank its steps, each a list of actions; entry i of `nodes` and `zones` is that of rank i."""
+    found = _programs(training, nodes, zones, steps)
     # a server answers what it has received: nothing meets
     if not training.half_duplex or training.strategy == "ps":
         return found
@@ -29,7 +30,8 @@ def programs(training: Training, zones: Sequence[str], steps: int) -> list[list[
             for rank, program in enumerate(found)]
 
 
-def _programs(training: Training, zones: Sequence[str], steps: int) -> list[list[list[Action]]]:
+def _programs(training: Training, nodes: Sequence[int], zones: Sequence[str],
+              steps: int) -> list[list[list[Action]]]:
     ranks = range(len(zones))
     if training.gossips:
         return _gossip(training, zones, steps)
@@ -41,7 +43,9 @@ def _programs(training: Training, zones: Sequence[str], steps: int) -> list[list
         for rank, zone in enumerate(zones):
             named.setdefault(zone, []).append(rank)
         groups = list(named.values())
-    return [[_sums(training, groups, rank)] * steps for rank in ranks]
+    meet = {rank: buckets.meet([nodes[its] for its in group], [zones[its] for its in group])
+            for group in groups for rank in group}
+    return [[_sums(training, groups, rank, meet[rank])] * steps for rank in ranks]
 
 
 def count(training: Training, ranks: int, steps: int) -> int:
@@ -90,10 +94,12 @@ def _shard(training: Training, rank: int, ranks: int) -> list[Action]:
     return [training.compute, ([(server, sizes[server]) for server in servers], list(servers))]
 
 
-def _sums(training: Training, groups: Sequence[Sequence[int]], rank: int) -> list[Action]:
+def _sums(training: Training, groups: Sequence[Sequence[int]], rank: int, meet: bool) -> list[Action]:
     """Bucket after bucket: reduce-scatter inside the group, shards between the groups and back, allgather inside."""
     found: list[Action] = []
-    for elements, ready in training.buckets():
+    for (elements, ready), start in zip(training.buckets(), reversed(buckets.starts(training.parameters)),
+                                        strict=True):
+        inward = _at_once if meet and start < buckets.AT_ONCE else _round
         inside: list[Ring] = [(group, training.bytes(elements)) for group in groups if rank in group]
         between: list[Ring] = []
         borders = sorted({elements * place // len(group) for group in groups for place in range(len(group) + 1)})
@@ -102,7 +108,7 @@ def _sums(training: Training, groups: Sequence[Sequence[int]], rank: int) -> lis
                                           begin) - 1] for group in groups]
             if rank in holders:
                 between.append((holders, training.bytes(end - begin)))
-        found += [ready, *_round(inside, rank), *_round(between, rank), *_round(between, rank), *_round(inside, rank)]
+        found += [ready, *inward(inside, rank), *_round(between, rank), *_round(between, rank), *inward(inside, rank)]
     return [*found, training.compute]
 
 
@@ -115,3 +121,10 @@ def _round(rings: Sequence[Ring], rank: int) -> Iterator[Exchange]:
             sends.append((ring[(place + 1) % len(ring)], round(size / len(ring))))
             receives.append(ring[place - 1])
         yield sends, receives
+
+
+def _at_once(rings: Sequence[Ring], rank: int) -> Iterator[Exchange]:
+    """One turn, in which each rank sends a part to all others of its ring."""
+    others = [(peer, round(size / len(ring))) for ring, size in rings for peer in ring if peer != rank]
+    if others:
+        yield others, [peer for peer, _ in others]

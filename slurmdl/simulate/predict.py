@@ -96,7 +96,7 @@ def ends(training: Training, links: Links, place: IntArray, steps: int) -> Float
     nodes = place.tolist()
     told: list[list[list[Any]]] = []
     used: set[tuple[int, int]] = set()
-    for rank, program in enumerate(programs(training, zones_of(links, place), steps)):
+    for rank, program in enumerate(programs(training, nodes, zones_of(links, place), steps)):
         told.append([])
         for step in program:
             told[rank].append([])

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from slurmdl.buckets import starts
 from slurmdl.errors import UsageError
 from slurmdl.graphs import GRAPHS, Graph, Members
 from slurmdl.placement.traffic import Traffic
@@ -20,8 +21,6 @@ STRATEGIES = ("allreduce", "gossip", "adaptive-gossip", "ps")
 ELEMENT = 4
 COMPRESSED = {"none": 4.0, "fp16": 2.0, "int8": 1 + 2 / 256, "int4": 1 / 2 + 2 / 256, "sign": 1 / 8 + 2 / 256,
               "topk": 3 * 26 / 256}
-#: elements that allreduce sums at a time: of the first bucket, and at most
-SMALLEST, LARGEST = 1 << 16, 1 << 20
 #: elements that are dealt out to servers at a time
 BLOCK = 1 << 20
 #: share of the forward pass in a step's computation
@@ -125,12 +124,8 @@ class Training:
         """What allreduce sums at a time, in its order: elements, and seconds after the begin of a step when all
         their gradients are there. The last parameters come first, and the backward pass treats all alike.
         """
-        size, starts, length = self.parameters, [0], SMALLEST
-        while starts[-1] + length + length // 2 < size:
-            starts.append(starts[-1] + length)
-            length = min(starts[-1], LARGEST)
-        found = []
-        for start, end in reversed([*pairwise([*starts, size])]):
+        size, found = self.parameters, []
+        for start, end in reversed([*pairwise([*starts(size), size])]):
             passed = FORWARD + (1 - FORWARD) * (size - start) / size if self.overlap else 1.0
             found.append((end - start, passed * self.compute))
         return found

@@ -8,9 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from placing import two_level
 from simulating import needs_simgrid
 
+from slurmdl import buckets
 from slurmdl.cli.main import main
 from slurmdl.graphs import GRAPHS
 from slurmdl.network.model import LinkScore, LinkScores
@@ -24,7 +27,7 @@ from slurmdl.simulate.training import BLOCK, COMPRESSED, EAGER, FORWARD, Trainin
 from slurmdl.topology import example
 from slurmdl.topology.model import Topology
 from slurmdl.train.compressors import COMPRESSORS
-from slurmdl.train.strategies import allreduce, servers
+from slurmdl.train.strategies import servers
 from slurmdl.train.trainer import task
 
 #: bytes/s of a node's link and of an uplink, and seconds of each link
@@ -76,7 +79,8 @@ def test_closed_forms(detail: str) -> None:
     assert seconds(pair, "a", "d") == pytest.approx(0.5 + SIZE / UPLINK + far)
     # each of n ranks sends 2 (n - 1) / n of each bucket, in turns
     ring = Training("allreduce", PARAMETERS)
-    turns = 2 * 2 * len(ring.buckets())
+    turns = 2 * sum(1 if detail == "messages" and start < buckets.AT_ONCE else 2
+                    for start in buckets.starts(PARAMETERS))
     assert seconds(ring, "a", "b", "c") == pytest.approx(4 / 3 * SIZE / NODE + turns * near, rel=1e-4)
     # one server pulls and pushes the model to each of three workers
     server = Training("ps", PARAMETERS, 1, compute=1.0)
@@ -193,19 +197,25 @@ def test_of_two_that_take_turns_one_is_first_and_no_zone_always() -> None:
 def test_sizes_are_those_of_the_trainer() -> None:
     for name, its in COMPRESSORS.items():
         assert COMPRESSED[name] * (1 << 20) == its.size(1 << 20), name
-    for size in (1, 130_000, 200_000, 1_000_000, 25_000_000):
-        edges = [*allreduce.starts(size), size]
-        assert [part for part, _ in Training("allreduce", size).buckets()] == np.diff(edges)[::-1].tolist()
     assert (BLOCK, FORWARD) == (servers.BLOCK, task.FORWARD)
     for size, count in ((1_000, 3), (25_000_000, 16), (7 * BLOCK + 5, 7)):
         found = [part.stop - part.start for part in servers.cut(size, [1.0] * count)]
         assert Training("ps", size, count).shards() == found
 
 
+@given(st.integers(1, 30_000_000))
+def test_buckets_grow_and_one_ends_where_those_end_that_are_exchanged_at_once(size: int) -> None:
+    edges = [*buckets.starts(size), size]
+    lengths = np.diff(edges)
+    assert edges[0] == 0 and (lengths > 0).all() and lengths.max() <= 1.5 * buckets.LONGEST
+    assert lengths[0] == min(size, buckets.FIRST)
+    assert size <= buckets.AT_ONCE or buckets.AT_ONCE in edges
+
+
 def test_buckets_cover_the_model_from_its_end() -> None:
-    buckets = Training("allreduce", 25_000_000, compute=3.0).buckets()
-    assert sum(elements for elements, _ in buckets) == 25_000_000
-    ready = [seconds for _, seconds in buckets]
+    found = Training("allreduce", 25_000_000, compute=3.0).buckets()
+    assert sum(elements for elements, _ in found) == 25_000_000
+    ready = [seconds for _, seconds in found]
     assert ready == sorted(ready)
     assert 1 < ready[0] < 1.1 and ready[-1] == pytest.approx(3.0)
     assert {seconds for _, seconds in Training("allreduce", 9_000_000, compute=3.0, overlap=False).buckets()} == {3.0}

@@ -175,13 +175,13 @@ class Local:
 
 
 def summed(vectors: FloatArray, groups: Sequence[Sequence[int]], wire: type[np.floating[Any]] = np.float32,
-           count: int = 1) -> tuple[FloatArray, npt.NDArray[np.int64]]:
+           count: int = 1, at_once: bool = False) -> tuple[FloatArray, npt.NDArray[np.int64]]:
     """What each rank has after the sum, shape (ranks, elements), and the bytes from rank to rank."""
     ranks = len(vectors)
     result, sent = vectors.copy(), np.zeros((ranks, ranks), np.int64)
     mail = {pair: queue.Queue() for pair in itertools.product(range(ranks), repeat=2)}
     messages = [Messages(Local(rank, mail, sent), ("node",) * ranks) for rank in range(ranks)]  # type: ignore[arg-type]
-    threads = [threading.Thread(target=Sum(its, groups, vector, wire).run, args=(count,))
+    threads = [threading.Thread(target=Sum(its, groups, vector, wire, at_once).run, args=(count,))
                for its, vector in zip(messages, result, strict=True)]
     for thread in threads:
         thread.start()
@@ -213,6 +213,22 @@ def test_hierarchical_sum_and_its_bytes_are_those_of_the_definition(zone: tuple[
         inside = np.array(zone) == name
         uplink = 2 * 4 * length * (zones - 1) // zones
         assert (sent[np.ix_(inside, ~inside)].sum(), sent[np.ix_(~inside, inside)].sum()) == (uplink, uplink)
+
+
+@pytest.mark.parametrize("zone", list(layouts()), ids=str)
+def test_sums_at_once_inside_zones_are_the_same_with_as_many_bytes(zone: tuple[int, ...]) -> None:
+    ranks, groups = len(zone), by_zone(range(len(zone)), [str(name) for name in zone])
+    vectors = np.random.default_rng(ranks).standard_normal((ranks, 720_720)).astype(np.float32)
+    result, sent = summed(vectors, groups, at_once=True)
+    assert (result == result[0]).all(), "all ranks hold the same"
+    assert np.allclose(result[0], vectors.sum(0, dtype=np.float64), rtol=0, atol=1e-4)
+    _, by_rings = summed(vectors, groups)
+    inside = np.equal.outer(zone, zone)
+    assert np.array_equal(np.where(inside, 0, sent), np.where(inside, 0, by_rings)), "nothing else between zones"
+    for group in groups:
+        # a part of each to each of the others, on its way there and back
+        part = 4 * vectors.shape[1] / len(group)
+        assert np.allclose(sent[np.ix_(group, group)], 2 * part * (1 - np.eye(len(group))), atol=8)
 
 
 @pytest.mark.parametrize("zone", list(layouts()), ids=str)

@@ -1,4 +1,4 @@
-"""Sums over ranks by rings of messages: one ring of all ranks, or rings in and between their zones."""
+"""Sums over ranks by messages: round one ring of all ranks, or in and between their zones, by rings or at once."""
 
 from __future__ import annotations
 
@@ -28,11 +28,15 @@ class Ring:
     """
 
     def __init__(self, rank: int, ranks: Sequence[int], vector: FloatArray) -> None:
-        self.count = len(ranks)
+        self.count, self._ranks = len(ranks), ranks
         self._place = ranks.index(rank)
-        self.right, self.left = ranks[(self._place + 1) % self.count], ranks[self._place - 1]
+        self.right, self.left = self.peer(1), self.peer(-1)
         self._vector = vector
         self._edge = bounds(vector.size, self.count)
+
+    def peer(self, ahead: int) -> int:
+        """The rank so many places to the right."""
+        return self._ranks[(self._place + ahead) % self.count]
 
     def part(self, ahead: int) -> FloatArray:
         """The part (a view) of the rank so many places to the right, 0 for the own one."""
@@ -81,6 +85,37 @@ def allgather(messages: Messages, rings: Sequence[Ring], wire: npt.DTypeLike, ta
         travelling = rooms
 
 
+def reduce_scatter_at_once(messages: Messages, rings: Sequence[Ring], wire: npt.DTypeLike, tag: int) -> Flow:
+    """As `reduce_scatter`, in one turn: each rank sends each other one the part that belongs to it."""
+    others = [(ring, ahead) for ring in rings for ahead in range(1, ring.count)]
+    arrived = [np.empty(ring.part(0).size, wire) for ring, _ in others]
+    arriving, leaving = messages.post(
+        [(ring.peer(ahead), _as(wire, ring.part(ahead))) for ring, ahead in others],
+        [(ring.peer(-ahead), room) for (ring, ahead), room in zip(others, arrived, strict=True)], tag)
+    for number, (index, chunk, request) in enumerate(arriving):
+        yield [request], not number
+        others[index][0].part(0)[chunk] += arrived[index][chunk]
+    yield leaving, False
+
+
+def allgather_at_once(messages: Messages, rings: Sequence[Ring], wire: npt.DTypeLike, tag: int) -> Flow:
+    """As `allgather`, in one turn: each rank sends its own part to all others."""
+    others = [(ring, ahead) for ring in rings for ahead in range(1, ring.count)]
+    rooms = [_room(wire, ring.part(-ahead)) for ring, ahead in others]
+    own = {ring: _as(wire, ring.part(0)) for ring in rings}
+    arriving, leaving = messages.post(
+        [(ring.peer(ahead), own[ring]) for ring, ahead in others],
+        [(ring.peer(-ahead), room) for (ring, ahead), room in zip(others, rooms, strict=True)], tag)
+    requests = [request for _, _, request in arriving]
+    yield requests[:1], True
+    yield requests[1:] + leaving, False
+    for (ring, ahead), room in zip(others, rooms, strict=True):
+        _keep([ring], -ahead, [room])
+    for ring, part in own.items():
+        if ring.count > 1:
+            _keep([ring], 0, [part])
+
+
 def _as(wire: npt.DTypeLike, part: FloatArray) -> npt.NDArray[Any]:
     return part if part.dtype == wire else halved(part)
 
@@ -116,6 +151,8 @@ class Sum:
     wire : the type in which values travel, float32 or float16; they are added in fp32. In float16 a partial sum is
         rounded whenever it leaves a rank, and the whole once more: the error among n ranks is, to first order, at
         most n (2^-11 S + 2^-25), S the sum of the magnitudes. Sums beyond 65,504 are cut off.
+    at_once : inside this rank's group all send to all, in one turn, as many bytes as round the ring. All ranks of a
+        group say the same.
 
     References
     ----------
@@ -126,10 +163,12 @@ class Sum:
     """
 
     def __init__(self, messages: Messages, groups: Sequence[Sequence[int]], vector: FloatArray,
-                 wire: npt.DTypeLike = np.float32) -> None:
+                 wire: npt.DTypeLike = np.float32, at_once: bool = False) -> None:
         self._messages, self._wire = messages, wire
         rank = messages.rank
         self._inside = [Ring(rank, group, vector) for group in groups if rank in group]
+        self._inward, self._outward = (
+            (reduce_scatter_at_once, allgather_at_once) if at_once else (reduce_scatter, allgather))
         self._between = []
         edges = [bounds(vector.size, len(group)) for group in groups]
         for begin, end in pairwise(sorted({border for edge in edges for border in edge})):
@@ -144,14 +183,14 @@ class Sum:
     def flow(self, count: int = 1, tag: int = 0) -> Flow:
         """As `run`, in steps; of sums that are under way at the same time each has a tag of its own."""
         messages, wire = self._messages, self._wire
-        yield from reduce_scatter(messages, self._inside, wire, tag)
+        yield from self._inward(messages, self._inside, wire, tag)
         yield from reduce_scatter(messages, self._between, wire, tag)
         if count != 1:  # on each rank its shard alone
             for ring in self._between:
                 shard = ring.part(0)
                 shard /= np.float32(count)
         yield from allgather(messages, self._between, wire, tag)
-        yield from allgather(messages, self._inside, wire, tag)
+        yield from self._outward(messages, self._inside, wire, tag)
 
 
 def by_zone(ranks: Sequence[int], zones: Sequence[str]) -> list[list[int]]:

@@ -8,14 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from slurmdl import buckets
 from slurmdl.train.messages import Messages
 from slurmdl.train.mixing.pipeline import Pipeline
 from slurmdl.train.mixing.sums import Sum, by_zone
 from slurmdl.train.strategies.strategy import FloatArray, Setting, Strategy
-
-#: most elements summed at a time (4 MB), while the backward pass goes on to the ones before them, and of the first
-#: bucket (256 KB), whose gradients come at the end of the backward pass: its sum is hidden behind nothing
-BUCKET, LEAST = 1 << 20, 1 << 16
 
 #: buckets whose sums are under way at the same time: one inside the zones on its way out, one between them, one
 #: inside on its way back
@@ -48,16 +45,19 @@ class Allreduce(Strategy):
         method, messages = setting.method, setting.messages
         # in rank-map order a ring enters each zone once
         groups = by_zone(setting.workers, setting.zones) if method.traffic == "hierarchical" else [setting.workers]
-        self._starts = starts(setting.gradients.size)
-        buckets = np.split(setting.gradients, self._starts[1:])
+        self._starts = buckets.starts(setting.gradients.size)
+        parts = np.split(setting.gradients, self._starts[1:])
         wire = np.float16 if method.compress == "fp16" else np.float32
         count = len(setting.workers)
         if method.library:
-            self._means = [partial(_by_library, messages, bucket, count) for bucket in buckets]
+            self._means = [partial(_by_library, messages, part, count) for part in parts]
         else:
-            tags = [FIRST_TAG + number % TAGS for number in range(len(buckets) - 1)]
-            self._means = [partial(self._begin, Sum(messages, groups, bucket, wire), count, tag)
-                           for bucket, tag in zip(buckets, [*tags, 0], strict=True)]
+            tags = [FIRST_TAG + number % TAGS for number in range(len(parts) - 1)]
+            own = next((group for group in groups if messages.rank in group), ())
+            meet = buckets.meet([setting.nodes[rank] for rank in own], [setting.zones[rank] for rank in own])
+            self._means = [partial(self._begin, Sum(messages, groups, part, wire, meet and start < buckets.AT_ONCE),
+                                   count, tag)
+                           for part, start, tag in zip(parts, self._starts, [*tags, 0], strict=True)]
         self._pipeline = Pipeline(messages)
         self._given: list[Future[Any]] = []
 
@@ -81,15 +81,6 @@ class Allreduce(Strategy):
             self._its.courier.wait(future)
         self._given.clear()
         self.fired += 1
-
-
-def starts(size: int) -> list[int]:
-    """Where the buckets of so many elements begin: the first is the smallest, and they grow."""
-    found, length = [0], min(LEAST, BUCKET)
-    while found[-1] + length + length // 2 < size:
-        found.append(found[-1] + length)
-        length = min(found[-1], BUCKET)
-    return found
 
 
 def _by_library(messages: Messages, bucket: FloatArray, count: int) -> None:
