@@ -18,7 +18,7 @@ from slurmdl.bench import (
 )
 from slurmdl.bench.results import Row
 from slurmdl.bench.simulated import Outcome
-from slurmdl.bench.unequal_accuracy import EQUAL
+from slurmdl.bench.unequal_accuracy import ALONE, EQUAL
 from slurmdl.bench.unequal_jobs import Result, bound
 from slurmdl.bench.unequal_placement import LEAST, Case, Found, draw, orders, predicted
 from slurmdl.bench.unequal_speed import BALANCED, GOSSIP, OFF, SPEEDS
@@ -180,7 +180,7 @@ def test_accuracy_is_paired_and_the_control_must_be_worse() -> None:
     def rows(slow: float, alone: float) -> dict[str, Row]:
         cases = {(way, speeds): outcomes(97.0 if speeds == EQUAL else slow)
                  for way in (GOSSIP, BALANCED) for speeds in (EQUAL, *SPEEDS)}
-        return by_metric(list(unequal_accuracy.judge({**cases, (OFF, EQUAL): outcomes(97.0, own=alone)})))
+        return by_metric(list(unequal_accuracy.judge({**cases, (ALONE, EQUAL): outcomes(97.0, own=alone)})))
 
     for speeds in SPEEDS:
         metric = f"{GOSSIP}: accuracy, {speeds} over {EQUAL}"
@@ -188,7 +188,7 @@ def test_accuracy_is_paired_and_the_control_must_be_worse() -> None:
         assert (good.value, good.met) == (pytest.approx(-0.2), True)
         assert good.baseline == pytest.approx(97.0, abs=0.5)
         assert rows(96.0, 80.0)[metric].met is False
-    control = f"control: ranks that never exchange, over {GOSSIP}"
+    control = f"control: {ALONE}, over {GOSSIP}"
     assert rows(97.0, 80.0)[control].met is True
     assert rows(97.0, 96.9)[control].met is False
 

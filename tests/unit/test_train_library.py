@@ -219,7 +219,7 @@ def test_gradients_are_the_mean_when_backward_returns() -> None:
 
 def test_sums_begin_while_the_backward_pass_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """A rank alone, whose sums need no message, with a communication thread as MPI has it."""
-    monkeypatch.setattr("slurmdl.train.strategies.allreduce.BUCKET", 16)
+    monkeypatch.setattr("slurmdl.buckets.LONGEST", 16)
     monkeypatch.setattr(virtual.Virtual, "threaded", True)
 
     def program(run: Run) -> list[int]:

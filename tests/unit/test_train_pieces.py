@@ -203,5 +203,5 @@ def test_train_imports_nothing_else_of_slurmdl() -> None:
     code = ("import sys; from slurmdl.train.trainer import trainer; print(*sorted(m for m in sys.modules if "
             "m.startswith('slurmdl.') and not m.startswith('slurmdl.train')), 'sklearn' in sys.modules)")
     done = python("-c", code)
-    assert done.stdout.split() == ["slurmdl.errors", "slurmdl.graphs", "slurmdl.mpi", "slurmdl.plan",
-                                   "slurmdl.wholefile", "slurmdl.yamlfile", "False"], done.stderr
+    assert done.stdout.split() == ["slurmdl.buckets", "slurmdl.errors", "slurmdl.graphs", "slurmdl.mpi",
+                                   "slurmdl.plan", "slurmdl.wholefile", "slurmdl.yamlfile", "False"], done.stderr

@@ -18,6 +18,8 @@ _TAG = 1
 _HEADER = 8
 #: the part of its weight that a model gives away at most, and how many times as much as one that is to weigh more
 _PART, _RATIO = 0.5, 4
+#: the power of its weight by which a light model gives away less
+_POWER = 3
 #: a model of less weight is not halved any more: others have hardly anything to gain from it
 _LEAST = 2.0 ** -20
 
@@ -29,7 +31,8 @@ class Push(Strategy):
 
     What is sent to a slow worker lies there until its step is over. Were always halves sent, most of the weight would
     lie there where one of eight is 4 times slower, and the others' steps count for little. So a model that weighs
-    less than it is to weigh gives away less: w / 2 of its weight w. One that is to weigh more than others, since it
+    less than it is to weigh gives away less: w^3 / 2 of its weight w. Where as much flows from each to the others,
+    a rank that sends r times as often weighs 1 / r^(1/4) as much. One that is to weigh more than others, since it
     stands for several ranks or for larger batches, gives away less in that ratio, too; then, where all send as often,
     weights are in the mean what they are to be.
 
@@ -110,7 +113,7 @@ class Push(Strategy):
         its, parameters = self._its, self._its.parameters
         weights = its.relative
         its_own = weights[its.place]
-        part = _PART * min(1.0, self.weight / its_own) * max(min(weights) / its_own, 1 / _RATIO)
+        part = _PART * min(1.0, self.weight / its_own) ** _POWER * max(min(weights) / its_own, 1 / _RATIO)
         self._goes[:_HEADER].view(np.float64)[0] = part * self.weight
         self.weight -= part * self.weight
         self._goes[_HEADER:] = self._compressor.pack(parameters, np.random.default_rng((its.seed, its.place)))
