@@ -12,6 +12,9 @@ from typing import Any
 
 from slurmdl.train.trace import MESSAGES, Trace
 
+#: seconds from one look at what others may ask for to the next: the shortest and the longest
+SHORTEST, LONGEST = 2e-4, 2e-3
+
 
 class Courier:
     """Carries out errands, one after the other, in the order in which they are given.
@@ -32,8 +35,6 @@ class Courier:
     waiting : the part of it in which nothing was there yet of a message that was expected.
     busy : time for which errands were carried out, in s, whether the training thread waited for them or not.
     """
-
-    PAUSE = 2e-4
 
     def __init__(self, threaded: bool, now: Callable[[], float] = time.perf_counter,
                  waited: Callable[[], float] = lambda: 0.0, trace: Trace | None = None) -> None:
@@ -71,8 +72,10 @@ class Courier:
         return self.wait(self.give(errand))
 
     def attend(self, idle: Callable[[], bool]) -> None:
-        """Call this, too, while there is nothing to do, again and again; with a pause of `PAUSE` seconds where all
-        that is so called returns False. For what other ranks may ask for at any time.
+        """Call this, too, while there is nothing to do, again and again: for what others may ask for at any time.
+
+        It returns whether something came, or is under way, and is called again soon; else the pause becomes longer
+        and longer, as each look takes some 20 us from those who compute.
         """
         self._idle = (*self._idle, idle)
         self.give(lambda: None)  # a thread that waits for errands looks again
@@ -102,7 +105,7 @@ class Courier:
                 given = self._errands.get(timeout=pause if self._idle else None)
             except queue.Empty:
                 # an errand that comes in a pause ends it
-                pause = 0.0 if self._helps() else self.PAUSE
+                pause = SHORTEST if self._helps() else min(max(2 * pause, SHORTEST), LONGEST)
                 continue
             if given is None:
                 return

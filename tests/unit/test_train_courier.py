@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import pytest
 
-from slurmdl.train.courier import Courier
+from slurmdl.train.courier import LONGEST, Courier
 
 
 def test_what_is_attended_to_goes_on_between_errands_and_ends() -> None:
@@ -25,6 +26,27 @@ def test_what_is_attended_to_goes_on_between_errands_and_ends() -> None:
     assert courier.do(lambda: len(calls)) == before
     courier.close()
     assert set(calls) == {"courier"}
+
+
+def test_looks_become_seldom_while_nothing_comes_and_not_while_something_is_under_way() -> None:
+    def looks(comes: bool) -> float:
+        """In the time of one long pause, on average."""
+        courier, calls = Courier(True), list[bool]()
+
+        def idle() -> bool:
+            calls.append(comes)
+            return comes
+        begin = time.perf_counter()
+        courier.attend(idle)
+        threading.Event().wait(0.3)
+        courier.neglect(idle)
+        taken = time.perf_counter() - begin
+        courier.close()
+        return len(calls) * LONGEST / taken
+
+    seldom = looks(comes=False)
+    assert seldom < 1.1
+    assert seldom < looks(comes=True)
 
 
 def test_what_fails_between_errands_fails_all_errands_that_follow() -> None:

@@ -149,7 +149,7 @@ class Push(Strategy):
         return full, weight, self._leaving is None
 
     def _progress(self) -> bool:
-        """Help messages on; an errand, or between errands."""
+        """Help messages on; an errand, or between errands. Whether any came, or is under way."""
         transport = self._its.messages.transport
         moved = False
         if self._leaving is not None and transport.test([self._leaving]):
@@ -166,7 +166,7 @@ class Push(Strategy):
             self._boxed += weight
             self._received += 1
             self._arriving, moved = None, True
-        return moved
+        return moved or self._leaving is not None or self._arriving is not None
 
     def _drain(self, expected: int) -> None:
         """Nobody sends any more: what is under way arrives without a wait for anybody."""
