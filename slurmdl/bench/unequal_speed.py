@@ -35,9 +35,10 @@ WAYS = {OFF: "--strategy gossip --async --balance steps --period 1000000",
 #: steps of a run, and those of them in which batches find their sizes
 STEPS, SETTLED = 160, 60
 REPEATS, TARGET = 3, 0.95
-#: what is really computed, so long that the start and the end of it count for little, the speeds of its ranks beside
-#: each other, and the share of the cores that all have
-REAL = "--model cnn --data cifar-shaped --batch 32 --steps 360 --log-every 360"
+#: what is really computed, in steps as long as the replayed ones and far above the period of a quota, the speeds of
+#: its ranks beside each other, and the share of the cores that all have. The speed of a machine that others use, too,
+#: changes from minute to minute: short runs, and more of them
+REAL, REAL_REPEATS = "--model cnn --data cifar-shaped --batch 64 --steps 120 --log-every 120", 5
 QUOTAS, CORES = (4, 4, 4, 1), 0.75
 
 
@@ -47,22 +48,22 @@ def rows(seed: int) -> Iterator[Row]:
     try:
         jobs = Jobs(box)
         for speeds, slow in SPEEDS.items():
-            yield from judge(speeds, _by_turns(jobs, RANKS, f"{common(STEPS, seed)} --slow {slow}", speeds))
+            yield from judge(speeds, _by_turns(jobs, RANKS, f"{common(STEPS, seed)} --slow {slow}", speeds, REPEATS))
         for node, speed in zip(box.spec.topology.nodes, QUOTAS, strict=False):
             box.limit_cpu(node, CORES * (os.cpu_count() or 1) * speed / sum(QUOTAS))
         speeds = f"really computed, quotas of {':'.join(map(str, QUOTAS))}"
-        yield from judge(speeds, _by_turns(jobs, len(QUOTAS), f"{REAL} --seed {seed}", speeds))
+        yield from judge(speeds, _by_turns(jobs, len(QUOTAS), f"{REAL} --seed {seed}", speeds, REAL_REPEATS))
     finally:
         cluster.down(box.spec.name)
 
 
-def _by_turns(jobs: Jobs, ranks: int, options: str, what: str) -> dict[str, list[Result]]:
+def _by_turns(jobs: Jobs, ranks: int, options: str, what: str, repeats: int) -> dict[str, list[Result]]:
     """What each way measures, on a node for each rank."""
     found: dict[str, list[Result]] = {way: [] for way in WAYS}
-    for repeat in range(REPEATS):
+    for repeat in range(repeats):
         for way, its in WAYS.items():
             found[way].append(jobs.train(ranks, 1, f"{options} {its}"))
-        print(f"speed: {what}: {repeat + 1} of {REPEATS}", file=sys.stderr, flush=True)
+        print(f"speed: {what}: {repeat + 1} of {repeats}", file=sys.stderr, flush=True)
     return found
 
 
