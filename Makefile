@@ -87,8 +87,8 @@ bench-scores: install
 
 bench-unequal: install
 	@mkdir -p results
-	@for part in speed accuracy,gossip aggregation tie lost; do \
-		$(AS_ROOT) $(BIN)/slurmdl bench unequal --only $$part --results results/unequal-$${part%%,*}.json || exit; done
+	@for part in speed accuracy gossip aggregation tie lost; do \
+		$(AS_ROOT) $(BIN)/slurmdl bench unequal --only $$part --results results/unequal-$$part.json || exit; done
 
 bench-simulate: install
 	@mkdir -p results
