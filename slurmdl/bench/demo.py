@@ -23,6 +23,7 @@ from typing import Any
 
 from slurmdl.bench import results
 from slurmdl.errors import SandboxError
+from slurmdl.plan import PATTERNS
 from slurmdl.sandbox import cluster
 from slurmdl.sandbox.spec import Spec, alternating
 from slurmdl.topology import hostlist
@@ -39,7 +40,10 @@ CONTROL = "control"
 
 @dataclass(frozen=True)
 class Job:
-    """One of the two training jobs; `arguments` go to the trainer."""
+    """One of the two training jobs; `arguments` go to the trainer.
+
+    Allreduce goes round a ring, as that of most libraries does: there the order of the ranks shows.
+    """
 
     strategy: str
     ps: int
@@ -48,7 +52,8 @@ class Job:
 
     @property
     def arguments(self) -> str:
-        return (f"--strategy {self.strategy} --ps {self.ps} --model {MODEL} --steps {self.steps} "
+        return (f"--strategy {self.strategy} --traffic {PATTERNS[self.strategy][0]} --ps {self.ps} --model {MODEL} "
+                f"--steps {self.steps} "
                 f"--seed {SEED} --log-every {self.steps // 2}")
 
 

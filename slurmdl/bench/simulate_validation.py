@@ -17,6 +17,7 @@ from slurmdl.bench import model, replay, results
 from slurmdl.bench.model import FloatArray, Job
 from slurmdl.bench.results import Row
 from slurmdl.placement.cost import links
+from slurmdl.plan import PATTERNS
 from slurmdl.sandbox import cluster
 from slurmdl.sandbox.spec import Spec, alternating
 from slurmdl.simulate.predict import ends
@@ -54,7 +55,8 @@ def simulate(job: Job, topology: Topology, half_duplex: bool = True) -> float:
     names = sorted(job.nodes)
     place = np.array([names.index(node) for node in job.nodes])
     steps = model.STEPS[job.pattern]
-    training = Training(model.PATTERNS[job.pattern], model.PARAMETERS, job.ps, seed=replay.SEED,
+    strategy = model.PATTERNS[job.pattern]
+    training = Training(strategy, model.PARAMETERS, job.ps, PATTERNS[strategy][0], seed=replay.SEED,
                         half_duplex=half_duplex)
     ended = ends(training, links(names, topology, model.known(job, topology)), place,
                  model.WARM_UP + model.BLOCKS * steps)[job.ps:]

@@ -8,7 +8,7 @@ are alike, and hold no server, can stand for each other: one flow to all of them
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -62,7 +62,7 @@ def phases(training: Training, links: Links, network: Network, place: IntArray, 
         return [_between(network, place[goes], place[target[goes]], np.full(goes.sum(), sent), 1) for target in turns
                 for goes, sent in ((turn(everyone, target) | (leaf != leaf[target]), size),
                                    (turn(target, everyone) & (leaf == leaf[target]), size - EAGER))]
-    found = training.placed_as.phases(len(place), network.leaf[place])
+    found = replace(training.placed_as, pattern=training.pattern).phases(len(place), network.leaf[place])
     return [_between(network, place[phase.source], place[phase.target],
                      np.broadcast_to(phase.size, phase.source.shape), phase.rounds) for phase in found]
 

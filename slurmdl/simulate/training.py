@@ -51,7 +51,7 @@ class Training:
     strategy : one of STRATEGIES.
     parameters : elements of the model.
     ps : with strategy `ps` the ranks below it are the parameter servers, else 0.
-    traffic : one of plan.PATTERNS[strategy], "" for the first of them.
+    traffic : one of plan.PATTERNS[strategy], "" for what the trainer does where nobody asks for one.
     compute : seconds of a step's computation on each worker.
     overlap : allreduce sends the gradients that are there while the others are computed.
     period : steps from one exchange of gossip to the next.
@@ -75,7 +75,8 @@ class Training:
 
     @property
     def pattern(self) -> str:
-        return self.traffic or PATTERNS[self.strategy][0]
+        # in one zone it is a ring, see train.runtime
+        return self.traffic or ("hierarchical" if self.strategy == "allreduce" else PATTERNS[self.strategy][0])
 
     @property
     def gossips(self) -> bool:

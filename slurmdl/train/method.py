@@ -71,7 +71,8 @@ class Method:
                                  f"{', '.join(PATTERNS)} (default: the plan's, else allreduce)")
     traffic: str | None = _knob(str, None, "NAME",
                                 "who sends what to whom: " + "; ".join(f"{', '.join(names)} ({strategy})" for
-                                strategy, names in PATTERNS.items()) + " (default: the plan's, else the first)")
+                                strategy, names in PATTERNS.items()) + " (default: the plan's, else the first; of "
+                                "allreduce between known zones hierarchical)")
     ps: int | None = _knob(_whole(0), None, "N", "parameter servers (default: the plan's, else 1 with ps)")
     library: bool = _knob(_switch, False, "", "allreduce by the MPI library's own call, which follows no zones")
     compress: str = _knob(_word(*COMPRESSORS), "none", "NAME", f"of what is sent: {', '.join(COMPRESSORS)}")

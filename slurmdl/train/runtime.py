@@ -6,7 +6,7 @@ import atexit
 import os
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
@@ -204,7 +204,7 @@ def join(method: Method, transport: Transport, environ: Mapping[str, str] = os.e
         zones = tuple(path[-1] if path else "" for _, path, _ in tasks)
     strategy = method.strategy or (plan.strategy if plan else "allreduce")
     roles = _roles(strategy, method.ps, plan, len(nodes))
-    method = replace(method, strategy=strategy, traffic=_traffic(strategy, method.traffic, plan))
+    method = replace(method, strategy=strategy, traffic=_traffic(replace(method, strategy=strategy), plan, zones))
     workers = [rank for rank, role in enumerate(roles) if role == "worker"]
     check(method, len(leaders(workers, nodes, zones) if method.shared_memory else workers))
     return World(transport, method, nodes, zones, roles, plan.costs if plan else {})
@@ -240,11 +240,18 @@ def _roles(strategy: str, ps: int | None, plan: plans.Plan | None, size: int) ->
     return ("ps",) * servers + ("worker",) * (size - servers)
 
 
-def _traffic(strategy: str, asked: str | None, plan: plans.Plan | None) -> str:
-    """The pattern asked for, else the one of a plan for this strategy, else the strategy's first."""
+def _traffic(method: Method, plan: plans.Plan | None, zones: Sequence[str] = ()) -> str:
+    """The pattern asked for, else the one of a plan for this strategy, else the strategy's first.
+
+    But where nobody asks for one, allreduce between `zones` that are all known is hierarchical: ranks that are mapped
+    for a ring stand zone after zone, and so less goes between the zones.
+    """
+    strategy = method.strategy or ""
     valid = plans.PATTERNS[strategy]
     planned = plan.traffic if plan and plan.strategy == strategy else ""
-    traffic = asked or planned or valid[0]
+    several = len(set(zones)) > 1 and all(zones)
+    usual = "hierarchical" if strategy == "allreduce" and several and not method.library else valid[0]
+    traffic = method.traffic or planned or usual
     if traffic not in valid:
         raise Refused(f"--traffic {traffic}: strategy {strategy} has {', '.join(valid)}")
     return traffic

@@ -25,7 +25,7 @@ RANKS = 4
 COMMON = ("--steps", "40", "--model", "mlp:16", "--seed", "3", "--simulate", str(RANKS), "--zones", "A:1x2,B:2x1",
           "--lr-schedule", "cosine", "--batch", "16")
 CASES = {
-    "ring": ("--strategy", "allreduce"),
+    "ring": ("--strategy", "allreduce", "--traffic", "ring"),
     "hierarchical": ("--strategy", "allreduce", "--traffic", "hierarchical", "--optimizer", "adam", "--lr", "0.003"),
     "random": ("--strategy", "gossip", "--skew", "0.3"),
     "hypercube": ("--strategy", "gossip", "--traffic", "hypercube"),

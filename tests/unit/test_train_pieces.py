@@ -149,13 +149,26 @@ def test_roles() -> None:
 def test_traffic_of_option_plan_and_strategy() -> None:
     nodes, roles = ("a", "b", "c", "d"), ("worker",) * 4
     plan = Plan("gossip", nodes, roles, {}, traffic="hypercube")
-    assert runtime._traffic("gossip", None, plan) == "hypercube"
-    assert runtime._traffic("gossip", "exponential", plan) == "exponential"
-    assert runtime._traffic("allreduce", None, plan) == "ring"
-    assert runtime._traffic("gossip", None, Plan("gossip", nodes, roles, {})) == "random"
-    assert runtime._traffic("allreduce", "hierarchical", None) == "hierarchical"
+    assert runtime._traffic(Method("gossip"), plan) == "hypercube"
+    assert runtime._traffic(Method("gossip", "exponential"), plan) == "exponential"
+    assert runtime._traffic(Method("allreduce"), plan) == "ring"
+    assert runtime._traffic(Method("gossip"), Plan("gossip", nodes, roles, {})) == "random"
+    assert runtime._traffic(Method("allreduce", "hierarchical"), None) == "hierarchical"
     with pytest.raises(runtime.Refused, match="--traffic hypercube: strategy allreduce has ring, hierarchical"):
-        runtime._traffic("allreduce", "hypercube", None)
+        runtime._traffic(Method("allreduce", "hypercube"), None)
+
+
+@pytest.mark.parametrize(("method", "planned", "zones", "found"), [
+    (Method("allreduce"), "", ("A", "A", "B", "B"), "hierarchical"), (Method("allreduce"), "", ("A",) * 4, "ring"),
+    (Method("allreduce"), "", ("A", "A", "B", ""), "ring"),
+    (Method("allreduce"), "ring", ("A", "A", "B", "B"), "ring"),
+    (Method("allreduce", "ring"), "", ("A", "A", "B", "B"), "ring"),
+    (Method("allreduce", library=True), "", ("A", "A", "B", "B"), "ring"),
+    (Method("local-sgd"), "", ("A", "A", "B", "B"), "ring")])
+def test_allreduce_between_known_zones_is_hierarchical_where_nobody_asks_for_a_ring(
+        method: Method, planned: str, zones: tuple[str, ...], found: str) -> None:
+    plan = Plan(method.strategy or "", ("a", "b", "c", "d"), ("worker",) * 4, {}, traffic=planned)
+    assert runtime._traffic(method, plan, zones) == found
 
 
 def test_plans_with_and_without_traffic() -> None:
