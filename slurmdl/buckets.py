@@ -1,4 +1,4 @@
-"""How allreduce cuts a model's gradients into buckets; placement and simulation go by the same.
+"""How allreduce cuts a model's gradients into buckets; the simulation goes by the same.
 
 The buckets are summed one after the other, from the last, whose gradients the backward pass brings first, to the
 first, whose gradients come at its end: the first ones are short, since what is left of the sum then is hidden behind

@@ -53,8 +53,7 @@ class Job:
     @property
     def arguments(self) -> str:
         return (f"--strategy {self.strategy} --traffic {PATTERNS[self.strategy][0]} --ps {self.ps} --model {MODEL} "
-                f"--steps {self.steps} "
-                f"--seed {SEED} --log-every {self.steps // 2}")
+                f"--steps {self.steps} --seed {SEED} --log-every {self.steps // 2}")
 
 
 @dataclass

@@ -204,7 +204,8 @@ def join(method: Method, transport: Transport, environ: Mapping[str, str] = os.e
         zones = tuple(path[-1] if path else "" for _, path, _ in tasks)
     strategy = method.strategy or (plan.strategy if plan else "allreduce")
     roles = _roles(strategy, method.ps, plan, len(nodes))
-    method = replace(method, strategy=strategy, traffic=_traffic(replace(method, strategy=strategy), plan, zones))
+    method = replace(method, strategy=strategy)
+    method = replace(method, traffic=_traffic(method, plan, zones))
     workers = [rank for rank, role in enumerate(roles) if role == "worker"]
     check(method, len(leaders(workers, nodes, zones) if method.shared_memory else workers))
     return World(transport, method, nodes, zones, roles, plan.costs if plan else {})
