@@ -12,6 +12,8 @@ from collections.abc import Hashable, Sequence
 
 #: elements of the longest bucket (4 MB), and of the first one (512 KB)
 LONGEST, FIRST = 1 << 20, 1 << 17
+#: the first bucket is half of a smaller model, so that the rest is summed meanwhile, but not shorter (128 KB)
+_LEAST = 1 << 15
 #: the buckets of so many first elements are exchanged at once
 AT_ONCE = 2 * FIRST
 #: most ranks of a zone that do so
@@ -23,7 +25,7 @@ def starts(size: int) -> list[int]:
 
     One begins where those end that are exchanged at once.
     """
-    found, length = [0], min(FIRST, LONGEST)
+    found, length = [0], min(FIRST, LONGEST, max(_LEAST, -(-size // 2)))
     while found[-1] + length + (length // 2 if found[-1] >= AT_ONCE else 0) < size:
         found.append(found[-1] + length)
         length = min(found[-1], LONGEST)

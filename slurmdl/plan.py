@@ -11,7 +11,7 @@ import binascii
 import json
 import os
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -28,6 +28,22 @@ PATTERNS = {"allreduce": ("ring", "hierarchical"), "ps": ("shards",),
             "gossip": ("random", "hypercube", "exponential", "base", "zones", "links"),
             "adaptive-gossip": ("base", "random", "hypercube", "exponential", "zones", "links"),
             "local-sgd": ("ring", "hierarchical"), "elastic": ("ring", "hierarchical")}
+
+
+def usual(strategy: str, between_zones: bool) -> str:
+    """The pattern of a training's traffic where nobody asks for one, and no plan has one.
+
+    Allreduce between zones that are known is hierarchical: less goes between them than round a ring.
+    """
+    return "hierarchical" if strategy == "allreduce" and between_zones else PATTERNS[strategy][0]
+
+
+def by_zone(ranks: Sequence[int], zones: Sequence[str]) -> list[list[int]]:
+    """The ranks in groups of one zone, in the order of their first ranks; entry i of `zones` is that of rank i."""
+    groups: dict[str, list[int]] = {}
+    for rank in ranks:
+        groups.setdefault(zones[rank], []).append(rank)
+    return list(groups.values())
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from slurmdl import buckets
+from slurmdl.plan import by_zone
 from slurmdl.simulate.training import EAGER, Training, turn
 
 #: what is sent to whom, and from whom something comes, all at once
@@ -37,12 +38,7 @@ def _programs(training: Training, nodes: Sequence[int], zones: Sequence[str],
         return _gossip(training, zones, steps)
     if training.strategy == "ps":
         return [[_shard(training, rank, len(zones))] * steps for rank in ranks]
-    groups = [list(ranks)]
-    if training.pattern == "hierarchical":
-        named: dict[str, list[int]] = {}
-        for rank, zone in enumerate(zones):
-            named.setdefault(zone, []).append(rank)
-        groups = list(named.values())
+    groups = by_zone(ranks, zones) if training.pattern == "hierarchical" else [ranks]
     meet = {rank: buckets.meet([nodes[its] for its in group], [zones[its] for its in group])
             for group in groups for rank in group}
     return [[_sums(training, groups, rank, meet[rank])] * steps for rank in ranks]
@@ -97,8 +93,7 @@ def _shard(training: Training, rank: int, ranks: int) -> list[Action]:
 def _sums(training: Training, groups: Sequence[Sequence[int]], rank: int, meet: bool) -> list[Action]:
     """Bucket after bucket: reduce-scatter inside the group, shards between the groups and back, allgather inside."""
     found: list[Action] = []
-    for (elements, ready), start in zip(training.buckets(), reversed(buckets.starts(training.parameters)),
-                                        strict=True):
+    for start, elements, ready in training.buckets():
         inward = _at_once if meet and start < buckets.AT_ONCE else _round
         inside: list[Ring] = [(group, training.bytes(elements)) for group in groups if rank in group]
         between: list[Ring] = []

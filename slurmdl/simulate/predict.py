@@ -121,7 +121,7 @@ def _together(training: Training, network: Network, sent: Sequence[Flows], steps
     if training.strategy == "ps":
         return training.compute + float((lasts + delays).sum())
     now = 0.0
-    for elements, ready in training.buckets():
+    for _, elements, ready in training.buckets():
         now = max(now, ready) + float((lasts * elements / training.parameters + delays).sum())
     return max(now, training.compute)
 

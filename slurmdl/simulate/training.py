@@ -13,7 +13,7 @@ from slurmdl.buckets import starts
 from slurmdl.errors import UsageError
 from slurmdl.graphs import GRAPHS, Graph, Members
 from slurmdl.placement.traffic import Traffic
-from slurmdl.plan import PATTERNS
+from slurmdl.plan import PATTERNS, usual
 
 #: strategies that can be simulated
 STRATEGIES = ("allreduce", "gossip", "adaptive-gossip", "ps")
@@ -75,8 +75,8 @@ class Training:
 
     @property
     def pattern(self) -> str:
-        # in one zone it is a ring, see train.runtime
-        return self.traffic or ("hierarchical" if self.strategy == "allreduce" else PATTERNS[self.strategy][0])
+        # inside one zone hierarchical is a ring
+        return self.traffic or usual(self.strategy, between_zones=True)
 
     @property
     def gossips(self) -> bool:
@@ -121,14 +121,15 @@ class Training:
         """Of a message of so many elements."""
         return elements * COMPRESSED[self.compress]
 
-    def buckets(self) -> list[tuple[int, float]]:
-        """What allreduce sums at a time, in its order: elements, and seconds after the begin of a step when all
-        their gradients are there. The last parameters come first, and the backward pass treats all alike.
+    def buckets(self) -> list[tuple[int, int, float]]:
+        """What allreduce sums at a time, in its order: the first element, how many, and seconds after the begin of a
+        step when all their gradients are there. The last parameters come first, and the backward pass treats all
+        alike.
         """
         size, found = self.parameters, []
         for start, end in reversed([*pairwise([*starts(size), size])]):
             passed = FORWARD + (1 - FORWARD) * (size - start) / size if self.overlap else 1.0
-            found.append((end - start, passed * self.compute))
+            found.append((start, end - start, passed * self.compute))
         return found
 
     def shards(self) -> list[int]:

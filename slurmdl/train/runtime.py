@@ -242,17 +242,12 @@ def _roles(strategy: str, ps: int | None, plan: plans.Plan | None, size: int) ->
 
 
 def _traffic(method: Method, plan: plans.Plan | None, zones: Sequence[str] = ()) -> str:
-    """The pattern asked for, else the one of a plan for this strategy, else the strategy's first.
-
-    But where nobody asks for one, allreduce between `zones` that are all known is hierarchical: ranks that are mapped
-    for a ring stand zone after zone, and so less goes between the zones.
-    """
+    """The pattern asked for, else the one of a plan for this strategy, else the usual one."""
     strategy = method.strategy or ""
     valid = plans.PATTERNS[strategy]
     planned = plan.traffic if plan and plan.strategy == strategy else ""
-    several = len(set(zones)) > 1 and all(zones)
-    usual = "hierarchical" if strategy == "allreduce" and several and not method.library else valid[0]
-    traffic = method.traffic or planned or usual
+    several = len(set(zones)) > 1 and all(zones) and not method.library
+    traffic = method.traffic or planned or plans.usual(strategy, between_zones=several)
     if traffic not in valid:
         raise Refused(f"--traffic {traffic}: strategy {strategy} has {', '.join(valid)}")
     return traffic

@@ -15,10 +15,10 @@ import pytest
 from placing import matrix
 
 from slurmdl.placement.traffic import Traffic
-from slurmdl.plan import PATTERNS
+from slurmdl.plan import PATTERNS, by_zone
 from slurmdl.train.messages import Messages
 from slurmdl.train.mixing.graphs import GRAPHS, Members, spectral_gap
-from slurmdl.train.mixing.sums import Sum, by_zone
+from slurmdl.train.mixing.sums import Sum
 
 FloatArray = npt.NDArray[np.float32]
 EVERY = [(name, count) for name in GRAPHS for count in range(1, 18) if not GRAPHS[name].unfit(count)]

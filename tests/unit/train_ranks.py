@@ -14,11 +14,12 @@ import numpy as np
 import torch
 from mpi4py import MPI
 
+from slurmdl.plan import by_zone
 from slurmdl.train.courier import Courier
 from slurmdl.train.library.replica import Replica
 from slurmdl.train.messages import CHUNK, Messages
 from slurmdl.train.method import Method
-from slurmdl.train.mixing.sums import Sum, by_zone
+from slurmdl.train.mixing.sums import Sum
 from slurmdl.train.runtime import World
 from slurmdl.train.strategies import STRATEGIES, Setting
 from slurmdl.train.trainer import models

@@ -191,11 +191,3 @@ class Sum:
                 shard /= np.float32(count)
         yield from allgather(messages, self._between, wire, tag)
         yield from self._outward(messages, self._inside, wire, tag)
-
-
-def by_zone(ranks: Sequence[int], zones: Sequence[str]) -> list[list[int]]:
-    """The ranks in groups of one zone, in the order of their first ranks; entry i of `zones` is that of rank i."""
-    groups: dict[str, list[int]] = {}
-    for rank in ranks:
-        groups.setdefault(zones[rank], []).append(rank)
-    return list(groups.values())

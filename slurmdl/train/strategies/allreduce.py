@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 
 from slurmdl import buckets
+from slurmdl.plan import by_zone
 from slurmdl.train.messages import Messages
 from slurmdl.train.mixing.pipeline import Pipeline
-from slurmdl.train.mixing.sums import Sum, by_zone
+from slurmdl.train.mixing.sums import Sum
 from slurmdl.train.strategies.strategy import FloatArray, Setting, Strategy
 
 #: buckets whose sums are under way at the same time: one inside the zones on its way out, one between them, one

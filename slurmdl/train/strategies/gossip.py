@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from slurmdl.plan import by_zone
 from slurmdl.train.mixing.edges import Edge, mixer
 from slurmdl.train.mixing.graphs import GRAPHS, Members, Weighted
-from slurmdl.train.mixing.sums import Sum, by_zone
+from slurmdl.train.mixing.sums import Sum
 from slurmdl.train.strategies.push import Push
 from slurmdl.train.strategies.shared import Shared
 from slurmdl.train.strategies.strategy import Setting, Strategy

@@ -9,10 +9,11 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from slurmdl.plan import by_zone
 from slurmdl.train.compressors import COMPRESSORS
 from slurmdl.train.kept import Kept
 from slurmdl.train.messages import Messages, bounds
-from slurmdl.train.mixing.sums import Sum, by_zone
+from slurmdl.train.mixing.sums import Sum
 from slurmdl.train.strategies.strategy import Setting
 
 FloatArray = npt.NDArray[np.float32]

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from slurmdl.plan import by_zone
 from slurmdl.train.mixing.graphs import GRAPHS, Members, Weighted
-from slurmdl.train.mixing.sums import by_zone
 from slurmdl.train.strategies.strategy import Setting, Strategy
 from slurmdl.train.transports.window import Window, mean, mix_both
 from slurmdl.train.triggers import TRIGGERS, Cost
