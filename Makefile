@@ -80,6 +80,7 @@ bench-strategies: install
 	@mkdir -p results
 	$(AS_ROOT) $(BIN)/slurmdl bench strategies --only allreduce,shared,metering --results results/strategies.json
 	$(BIN)/slurmdl bench strategies --only accuracy,time --seed 11 --results results/strategies-simulated.json
+	$(BIN)/slurmdl bench strategies --only asynchronous --seed 11 --results results/strategies-asynchronous.json
 
 bench-scores: install
 	@mkdir -p results

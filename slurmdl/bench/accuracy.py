@@ -26,11 +26,9 @@ SAME, SKEWED = ("--skew", "1000"), ("--skew", "0.3")
 #: what is trained: its name, and its options
 SITUATIONS = {"same data, SGD": (*SGD, *SAME), "skewed data, SGD": (*SGD, *SKEWED),
               "same data, Adam": (*ADAM, *SAME), "skewed data, Adam": (*ADAM, *SKEWED)}
-#: where a trigger may gain over a period: a learning rate that changes, once or in phases, and ranks of unequal speed
+#: where a trigger may gain over a period: a learning rate that changes, once or in phases
 CHANGING = {f"skewed data, SGD, {words}": (*SGD, *SKEWED, "--lr-schedule", name) for name, words in (
     ("step", "rate falls in steps"), ("cosine", "rate falls"), ("restarts", "rate falls four times"))}
-UNEQUAL = {"skewed data, SGD, nobody waits, one rank 4 x slower": (
-    *SGD, *SKEWED, "--async", "--compute", "replay:0.005", "--slow", "0=4")}
 COMPRESSORS = {"fp32": (), "int4": ("--compress", "int4"), "sign": ("--compress", "sign")}
 PERIODS = tuple(1 << power for power in range(8))
 THRESHOLDS = (0.05, 0.2)
@@ -79,12 +77,8 @@ WAYS = (ALONE, *(Way(compressor, period) for compressor in ("fp32", "int4") for 
           for threshold in THRESHOLDS), Way("int4", trigger=JUDGED.trigger), JUDGED)
 
 
-def ways(situation: str) -> tuple[Way, ...]:
-    """What is compared in a situation: all, or only what tells whether a trigger gains there."""
-    if situation in SITUATIONS:
-        return WAYS
-    # a model that is pushed to one that does not wait for it goes whole
-    compressors = ("fp32",) if situation in UNEQUAL else ("int4", "sign")
+def seldom(*compressors: str) -> tuple[Way, ...]:
+    """What tells whether a trigger gains: those that send little."""
     return tuple(way for way in WAYS if way in (ALONE, EVERY) or (
         way.compressor in compressors and (way.period == 0 or way.period >= SELDOM[way.compressor])))
 
@@ -95,9 +89,10 @@ def rows(seed: int, quick: bool = False) -> Iterator[Row]:
     `quick`: one fold and 4 seeds instead of 5 and 5, too few to judge by, and only SITUATIONS.
     """
     folds, seeds = (1, 4) if quick else (FOLDS, 5)
-    for situation, options in (SITUATIONS if quick else {**SITUATIONS, **CHANGING, **UNEQUAL}).items():
+    for situation, options in (SITUATIONS if quick else {**SITUATIONS, **CHANGING}).items():
         print(f"accuracy: {situation}", file=sys.stderr, flush=True)
-        found = run(ways(situation), options, range(seed, seed + seeds), folds)
+        ways = WAYS if situation in SITUATIONS else seldom("int4", "sign")
+        found = run(ways, options, range(seed, seed + seeds), folds)
         yield from judge(situation, found, judged=not quick)
 
 

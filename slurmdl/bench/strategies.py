@@ -10,7 +10,8 @@ from slurmdl.bench.parts import Bench
 from slurmdl.bench.results import Row
 
 #: part -> its module
-PARTS = {"accuracy": "slurmdl.bench.accuracy", "time": "slurmdl.bench.time_to_accuracy",
+PARTS = {"accuracy": "slurmdl.bench.accuracy", "asynchronous": "slurmdl.bench.accuracy_asynchronous",
+         "time": "slurmdl.bench.time_to_accuracy",
          "allreduce": "slurmdl.bench.strategies_allreduce", "shared": "slurmdl.bench.strategies_shared",
          "metering": "slurmdl.bench.strategies_metering"}
 SEED = 1

@@ -144,7 +144,8 @@ def connect(environ: Mapping[str, str] = os.environ) -> Transport:
         settle(MPI)
     if MPI.COMM_WORLD.Get_size() == 1 and tasks > 1:
         raise Refused(f"MPI has 1 rank where Slurm has {tasks} tasks: srun and this MPI do not share a PMI; "
-                      "start it with `slurmdl srun`, or `srun --mpi=pmix` (`srun --mpi=list` shows what is there)")
+                      "start it with `slurmdl srun`, or `srun --mpi=pmix` (`srun --mpi=list` shows what is there), "
+                      "or where Slurm has none that fits, `slurmdl srun --launcher=mpirun`")
     return (Ulfm if enabled(environ) else Mpi)(MPI.COMM_WORLD)
 
 

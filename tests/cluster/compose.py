@@ -59,6 +59,9 @@ class ComposeCluster(Cluster):
         self._start = self.shared
         self._start = self.directory("start")
         self._is_common = True
+        # forky's Slurm comes without PMIx
+        if "pmix" not in self.run(["sh", "-c", "srun --mpi=list 2>&1"]).stdout:
+            self.launcher = "--launcher=mpirun"
 
     def down(self) -> None:
         self._compose("down", "--volumes", "--timeout", "1")
@@ -101,7 +104,11 @@ class ComposeCluster(Cluster):
         self._write(spec)
         _docker("start", *(self._containers[host] for host in ("slurmctld", *spec.topology.nodes)))
         self._wait_ready()
-        self.run(["scontrol", "reconfigure"], as_root=True).check_returncode()
+        # told one by one, at the same time: `scontrol reconfigure` would start the controller anew once more
+        told = [subprocess.Popen(["docker", "exec", self._containers[node], "pkill", "-HUP", "-x", "slurmd"])
+                for node in spec.topology.nodes]
+        for each in told:
+            each.wait()
         self._wait_ready(spec.topology.nodes)
         return self
 

@@ -31,13 +31,14 @@ class Cluster(ABC):
     """A real Slurm cluster.
 
     Attributes: `topology`; `shared`, a directory that all hosts share; `user`, the name of the ordinary user; `etc`,
-    the directory that is /etc/slurm on the hosts.
+    the directory that is /etc/slurm on the hosts; `launcher`, with which `slurmdl srun` starts MPI programs.
     """
 
     topology: Topology
     shared: Path
     user: str
     etc: Path
+    launcher = ""
 
     @abstractmethod
     def run(self, argv: Sequence[str], *, host: str = LOGIN, as_root: bool = False, stdin: str = "",

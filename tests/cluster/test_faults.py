@@ -7,19 +7,20 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import threading
 import time
 from pathlib import Path
 
 import pytest
-from jobs import trained_on, wait_for_words, written
+from jobs import faketime, trained_on, wait_for_words, written
 
 pytestmark = pytest.mark.nightly
 
 #: goes on from its checkpoint where it starts again
 TRAIN = """\
 #SBATCH -N6 --ntasks-per-node=1 --requeue --open-mode=append -o log
-slurmdl srun -K python -m slurmdl.train --strategy {strategy} --compute replay:0.05:20000 --steps 200 \\
+slurmdl srun {launcher} {run} --strategy {strategy} --compute replay:0.05:20000 --steps 200 \\
     --log-every 10 --checkpoint kept --checkpoint-every 20 --summary summary.json
 status=$?
 echo "status $status"
@@ -33,9 +34,9 @@ def cluster(new_cluster):
     return new_cluster(settings=("AuthInfo=cred_expire=5", "SlurmdTimeout=10"))
 
 
-def started(cluster, strategy: str = "allreduce") -> tuple[int, Path]:
+def started(cluster, strategy: str = "allreduce", run: str = "python -m slurmdl.train") -> tuple[int, Path]:
     """A training job that has made its first checkpoint, and its log."""
-    script = cluster.script(TRAIN.format(strategy=strategy))
+    script = cluster.script(TRAIN.format(strategy=strategy, run=run, launcher=cluster.launcher or "-K"))
     job, log = cluster.submit(["slurmdl", "sbatch", str(script)], directory=script.parent), script.parent / "log"
     wait_for_words(log, "step 30:")
     return job, log
@@ -94,6 +95,31 @@ def test_a_controller_that_starts_anew_disturbs_no_training(cluster):
     cluster.wait(job, timeout=240)
     assert "status 0" in written(log), written(log)
     assert "goes on after step" not in written(log)
+
+
+def test_a_clock_that_jumps_disturbs_no_training(cluster):
+    """Of one node, an hour ahead and then an hour back; the monotonic clock goes on, as where a clock is set."""
+    library = cluster.directory() / "libfaketime.so.1"
+    shutil.copy(faketime(), library)
+    clock = library.with_name("clock")
+    clock.write_text("+0\n")
+    run = cluster.script(f"""\
+[ $SLURM_PROCID != 1 ] || export LD_PRELOAD={library} FAKETIME_TIMESTAMP_FILE={clock} FAKETIME_NO_CACHE=1 \\
+    FAKETIME_DONT_FAKE_MONOTONIC=1
+exec python -m slurmdl.train "$@"
+""", "run")
+    job, log = started(cluster, run=str(run))
+    clock.write_text("+3600\n")
+    wait_for_words(log, "step 80:")
+    clock.write_text("-3600\n")
+    wait_for_words(log, "step 120:")
+    cluster.run(["scontrol", "requeue", str(job)]).check_returncode()
+    wait_for_words(log, "goes on after step")
+    cluster.wait(job, timeout=240)
+    assert "status 0" in written(log), written(log)
+    [after] = re.findall(r"goes on after step (\d+)", written(log))
+    assert int(after) >= 100
+    assert json.loads((log.parent / "summary.json").read_text())["steps"] == 200
 
 
 def test_a_login_host_on_which_no_file_can_be_written(cluster):

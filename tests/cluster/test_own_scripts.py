@@ -26,7 +26,7 @@ sys.stdout.write(f"rank {comm.Get_rank()} of {comm.Get_size()} total {total[0]}\
 
 
 def output(cluster, program: str, strategy: str = "allreduce", more: str = "") -> str:
-    script = cluster.script(JOB.format(strategy=strategy, program=program, more=more))
+    script = cluster.script(JOB.format(strategy=strategy, program=program, more=more or cluster.launcher))
     for example in EXAMPLES.glob("*.py"):
         shutil.copy(example, script.parent)
     (script.parent / "plain_mpi.py").write_text(MPI)

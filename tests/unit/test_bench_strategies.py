@@ -10,7 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from slurmdl.bench import accuracy, simulated, strategies, strategies_metering, time_to_accuracy
+from slurmdl.bench import (
+    accuracy,
+    accuracy_asynchronous,
+    simulated,
+    strategies,
+    strategies_metering,
+    time_to_accuracy,
+)
 from slurmdl.bench.accuracy import ALONE, EVERY, JUDGED, Way, bound, judge
 from slurmdl.bench.simulated import Outcome, outcome
 from slurmdl.cli.main import main
@@ -110,11 +117,12 @@ def test_metering_tells_a_slow_clock() -> None:
 def test_every_way_is_one_that_the_trainer_takes() -> None:
     from slurmdl.train.combine import check
     from slurmdl.train.trainer.options import parse
-    for situation, options in {**accuracy.SITUATIONS, **accuracy.CHANGING, **accuracy.UNEQUAL}.items():
-        for way in accuracy.ways(situation):
-            asked = parse([*accuracy.COMMON, *options, *way.options()], {})
-            assert asked.simulate == 8
-            check(dataclasses.replace(asked.method, traffic="hypercube"), 8)
+    situations = [*itertools.product([*accuracy.SITUATIONS.values(), *accuracy.CHANGING.values()], accuracy.WAYS),
+                  *itertools.product([accuracy_asynchronous.OPTIONS], accuracy.seldom("fp32"))]
+    for options, way in situations:
+        asked = parse([*accuracy.COMMON, *options, *way.options()], {})
+        assert asked.simulate == 8
+        check(dataclasses.replace(asked.method, traffic="hypercube"), 8)
     for way in time_to_accuracy.WAYS.values():
         assert parse([*time_to_accuracy.COMMON, *way], {}).compute is not None
     assert simulated.SIDE_BY_SIDE == 2

@@ -1,0 +1,19 @@
+"""What sending less costs in accuracy where nobody waits and one rank is slow, as bench.accuracy has it elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from slurmdl.bench.accuracy import FOLDS, SGD, SKEWED, judge, run, seldom
+from slurmdl.bench.results import Row
+
+SITUATION = "skewed data, SGD, nobody waits, one rank 4 x slower"
+OPTIONS = (*SGD, *SKEWED, "--async", "--compute", "replay:0.005", "--slow", "0=4")
+
+
+def rows(seed: int, quick: bool = False) -> Iterator[Row]:
+    """Figures of one situation, on one fold and 4 seeds where `quick`, too few to judge by."""
+    folds, seeds = (1, 4) if quick else (FOLDS, 5)
+    # a model that is pushed to one that does not wait for it goes whole
+    found = run(seldom("fp32"), OPTIONS, range(seed, seed + seeds), folds)
+    yield from judge(SITUATION, found, judged=not quick)
