@@ -151,7 +151,8 @@ class ComposeCluster(Cluster):
             time.sleep(0.2)
 
     def _states(self) -> dict[str, str]:
-        text = self.run(["sinfo", "-h", "-N", "-o", "%N %T"], as_root=True).stdout
+        # a controller that has only just started may not answer the first question, for which sinfo would wait 10 s
+        text = self.run(["timeout", "2", "sinfo", "-h", "-N", "-o", "%N %T"], as_root=True).stdout
         return dict(line.split() for line in text.splitlines())
 
     # --- Cluster ---

@@ -262,7 +262,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if Path(item.path).parent == Path(__file__).parent:
             item.add_marker("cluster")
-            if in_containers(config) and not {"cluster", "new_cluster"} & set(getattr(item, "fixturenames", ())):
+            names = set(getattr(item, "fixturenames", ()))
+            if in_containers(config) and ("new_sandbox" in names or not {"cluster", "new_cluster"} & names):
                 item.add_marker(other)
 
 
