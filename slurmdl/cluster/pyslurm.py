@@ -35,9 +35,9 @@ def fetch(with_topology: bool = False) -> tuple[ClusterSnapshot, str]:
     UnavailableError : PySlurm is missing, of another release than the controller, hangs or fails; so of scontrol.
     """
     told = _ask()
-    config = process.pairs(told)
-    answer = scontrol.ask(("nodes", "partitions") if config["GresTypes"] else ("partitions",), with_topology)
-    snapshot = _joined(scontrol.parse(told), scontrol.parse(answer.out), "cloud" in config["PrivateData"].split(","))
+    gres = process.pairs(told)["GresTypes"]
+    answer = scontrol.ask(("nodes", "partitions") if gres else ("partitions",), with_topology)
+    snapshot = _joined(scontrol.parse(told), scontrol.parse(answer.out))
     if not snapshot.names:
         raise UnavailableError(f"scontrol: {answer.first_error or 'shows no partition with nodes'}")
     return snapshot, scontrol.zones(answer.out) if with_topology else ""
@@ -51,17 +51,19 @@ def _ask() -> str:
     return answer.out
 
 
-def _joined(told: ClusterSnapshot, seen: ClusterSnapshot, clouds: bool) -> ClusterSnapshot:
+def _joined(told: ClusterSnapshot, seen: ClusterSnapshot) -> ClusterSnapshot:
     """What PySlurm told, as far as scontrol shows it to the user, with what only scontrol tells.
+
+    A node is shown where one of its partitions is, or where it is in none (slurmctld's pack_all_nodes).
 
     Parameters
     ----------
     seen : the partitions that scontrol shows; its nodes, where generic resources are wanted.
-    clouds : whether powered down nodes of a cloud are shown.
     """
     topologies = {partition.name: partition.topology for partition in seen.partitions}
     resources = dict(zip(seen.names, seen.kind.tolist(), strict=True))
-    shown = np.array([_shown(kind, topologies, clouds) for kind in told.kinds], bool)[told.kind]
+    shown = np.array([not kind.partitions or any(name in topologies for name in kind.partitions)
+                      for kind in told.kinds], bool)[told.kind]
     names = tuple(compress(told.names, shown.tolist()))
     of_pair: dict[tuple[int, int], int] = {}
     kind = [of_pair.setdefault((own, resources.get(name, -1)), len(of_pair))
@@ -72,13 +74,6 @@ def _joined(told: ClusterSnapshot, seen: ClusterSnapshot, clouds: bool) -> Clust
         names, np.array(kind, np.int32), kinds, **{name: getattr(told, name)[shown] for name in NUMBERS},
         partitions=tuple(replace(partition, topology=topologies[partition.name]) for partition in told.partitions
                          if partition.name in topologies), reservations=told.reservations)
-
-
-def _shown(kind: Kind, partitions: Collection[str], clouds: bool) -> bool:
-    """Whether the controller shows such a node to a user who sees these partitions: slurmctld's pack_all_nodes()."""
-    if not clouds and {"CLOUD", "POWERED_DOWN"} <= set(kind.state):
-        return False
-    return not kind.partitions or any(name in partitions for name in kind.partitions)
 
 
 def _kind(told: Kind, seen: Kind | None, partitions: Collection[str]) -> Kind:

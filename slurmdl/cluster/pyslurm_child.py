@@ -24,7 +24,7 @@ _NODE = {"CPUAlloc": "allocated_cpus", "CPUEfctv": "effective_cpus", "CPUTot": "
 _PARTITION = {"Default": "is_default", "OverSubscribe": "oversubscribe", "PriorityTier": "priority_tier",
               "State": "state", "DefMemPerCPU": "default_memory_per_cpu", "DefMemPerNode": "default_memory_per_node"}
 _CONFIG = {"DefMemPerCPU": "default_memory_per_cpu", "DefMemPerNode": "default_memory_per_node",
-           "GresTypes": "gres_types", "PrivateData": "private_data"}
+           "GresTypes": "gres_types"}
 
 
 def main() -> None:

@@ -35,7 +35,7 @@ Partitions = collection(*(Thing(name=name, is_default=name == "main", oversubscr
     state="UP", default_memory_per_cpu=None, default_memory_per_node="UNLIMITED") for name in ("main", "hidden")))
 Reservations = collection(Thing(name="r", nodes="n[1-2]", is_active=False))
 slurmctld = Thing(Config=Thing(load=lambda: Thing(version="25.11.4", default_memory_per_cpu=100,
-    default_memory_per_node=None, gres_types=[], private_data=[])))
+    default_memory_per_node=None, gres_types=[])))
 """
 PARTITION = "PartitionName=main Default=YES OverSubscribe=NO PriorityTier=0 State=UP Topology=leaves"
 
@@ -105,20 +105,18 @@ def test_releases_that_fit(own: str, controller: str, fits: bool) -> None:
 
 
 def test_what_the_user_does_not_see() -> None:
-    nodes = (("both", "IDLE", "main,hidden"), ("hid", "IDLE", "hidden"), ("none", "IDLE", ""),
-             ("off", "IDLE+CLOUD+POWERED_DOWN", "main"), ("on", "IDLE+CLOUD", "main"))
+    nodes = (("both", "IDLE", "main,hidden"), ("hid", "IDLE", "hidden"), ("none", "IDLE", ""), ("on", "IDLE", "main"))
     told = scontrol.parse("".join(f"NodeName={name} CPUTot={i} State={state} Partitions={partitions}\n"
                                   for i, (name, state, partitions) in enumerate(nodes))
                           + "PartitionName=main\nPartitionName=hidden\n")
     seen = scontrol.parse("NodeName=both Gres=gpu:a100:1(S:0),gpu:a100:1(S:1),tmp:2K GresUsed=gpu:a100:1(IDX:0)\n"
                           "NodeName=on Gres=gpu:a100:2 GresUsed=gpu:a100:0\nPartitionName=main Topology=leaves\n")
-    found = pyslurm._joined(told, seen, clouds=False)
+    found = pyslurm._joined(told, seen)
     assert [(node.name, node.cpus, node.partitions, node.gres) for node in found.nodes] == [
         ("both", 0, ("main",), {"gpu:a100": 2, "tmp": 2048}), ("none", 2, (), {}),
-        ("on", 4, ("main",), {"gpu:a100": 2})]
+        ("on", 3, ("main",), {"gpu:a100": 2})]
     assert found.node["both"].gres_used == {"gpu:a100": 1}
     assert [(partition.name, partition.topology) for partition in found.partitions] == [("main", "leaves")]
-    assert "off" in pyslurm._joined(told, seen, clouds=True).names
 
 
 def test_it_is_imported_in_a_process_of_its_own() -> None:
