@@ -17,6 +17,7 @@
 # make plugin     the SPANK plugin, build/spank/slurmdl.so (spank/README.md)
 # make fuzz-plugin  libFuzzer on each parser of the plugin for SECONDS, side by side, and the plugin as clang builds it
 # make plugin-releases  the plugin built for and run with other releases of Slurm, in roots of other Debians
+# make pyslurm    PySlurm built for the Slurm of Debian forky, and held against scontrol on a cluster of it
 # make packages   deb packages for the release of Slurm that is here, into build/packages
 # make rpms       the same as rpms, from a spec that rpmlint has looked at
 # make site-flow  install, enable, submit, upgrade, disable and remove them, in a Debian of their own
@@ -37,7 +38,7 @@ WORKERS ?= 2
 BENCHES := bench-demo bench-topology bench-placement bench-model bench-spank bench-strategies bench-scores \
 	bench-unequal bench-simulate bench-paper
 
-.PHONY: demo test lint results install openmpi system nightly fuzz oracle plugin fuzz-plugin memcheck-plugin plugin-releases clean \
+.PHONY: demo test lint results install openmpi system nightly fuzz oracle plugin fuzz-plugin memcheck-plugin plugin-releases pyslurm clean \
 	packages rpms site-flow \
 	compose compose-test test-matrix \
 	$(BENCHES)
@@ -120,6 +121,11 @@ plugin-releases: install
 	$(AS_ROOT) tools/plugin-releases
 	$(AS_ROOT) $(BIN)/pytest -p no:cacheprovider tests/cluster/test_spank_releases.py
 
+pyslurm: install
+	-@tools/install-debian debootstrap
+	$(AS_ROOT) tools/pyslurm-root
+	$(AS_ROOT) env SLURMDL_NIGHTLY=1 $(BIN)/pytest -p no:cacheprovider -s tests/cluster/test_pyslurm.py
+
 # the Docker engine and compose, from Debian's packages where none are; tools/with-docker starts it where none runs
 compose: install
 	@command -v dockerd >/dev/null || docker info >/dev/null 2>&1 || tools/install-debian docker.io
@@ -154,7 +160,7 @@ memcheck-plugin: system
 	$(MAKE) -C spank memcheck
 
 nightly: export SLURMDL_NIGHTLY = 1
-nightly: lint test $(BENCHES) fuzz oracle memcheck-plugin plugin-releases site-flow rpms test-matrix
+nightly: lint test $(BENCHES) fuzz oracle memcheck-plugin plugin-releases pyslurm site-flow rpms test-matrix
 	$(MAKE) fuzz-plugin SECONDS=600
 
 # an Open MPI with ULFM beside Debian's: the tests and the benchmark of lost ranks need one, others do without

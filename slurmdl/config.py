@@ -22,6 +22,7 @@ The keys, all optional::
         label: instance   # that names the node
         queries: {throughput: ..., delay: ..., loss: ...}    # PromQL; node_exporter's metrics where not given
     plan_dir: /home/shared/slurmdl    # a directory that all nodes share, for plans too long for the environment
+    cluster_backend: auto     # who reads nodes, partitions and reservations: auto (scontrol), scontrol, pyslurm
 
 Without a file nothing is read and no YAML reader is imported.
 """
@@ -39,6 +40,8 @@ from slurmdl.errors import InputError, UsageError
 SITE_FILE = "/etc/slurmdl/slurmdl.yaml"
 SCORES_FILE = "/var/lib/slurmdl/scores.json"
 SCORINGS = ("physical", "weighted")
+#: who may read nodes, partitions and reservations (cluster.read.from_controller)
+BACKENDS = ("auto", "scontrol", "pyslurm")
 #: what is measured of a link, by the names of the weights and of the queries
 FIGURES = ("throughput", "delay", "loss")
 
@@ -85,6 +88,7 @@ class Config:
     delay : seconds, None for that default.
     plan_dir : directory that all nodes share, None where not given.
     scores : see Scores.
+    cluster_backend : one of BACKENDS.
     """
 
     options: Mapping[str, str] = field(default_factory=dict)
@@ -93,6 +97,7 @@ class Config:
     delay: float | None = None
     plan_dir: str | None = None
     scores: Scores = field(default_factory=Scores)
+    cluster_backend: str = "auto"
 
 
 def files(environ: Mapping[str, str]) -> tuple[str, str]:
@@ -119,7 +124,7 @@ def _read(path: str) -> dict[str, Any]:
     import yaml
 
     data = yamlfile.read(path, yaml.safe_load)
-    return yamlfile.keys(data or {}, ("options", "links", "plan_dir", "scores"), path, "")
+    return yamlfile.keys(data or {}, ("options", "links", "plan_dir", "scores", "cluster_backend"), path, "")
 
 
 def _merge(below: Config, data: dict[str, Any], path: str) -> Config:
@@ -134,7 +139,9 @@ def _merge(below: Config, data: dict[str, Any], path: str) -> Config:
         zone_speed=tuple(_positive(speed, "links.zone", path)
                          for speed in (zone if isinstance(zone, (list, tuple)) else [zone])),
         delay=_positive(links["delay"], "links.delay", path) if "delay" in links else below.delay,
-        plan_dir=plan_dir, scores=_scores(below.scores, data.get("scores") or {}, path))
+        plan_dir=plan_dir, scores=_scores(below.scores, data.get("scores") or {}, path),
+        cluster_backend=_text(data.get("cluster_backend", below.cluster_backend), "cluster_backend", path,
+                              BACKENDS.__contains__, ", ".join(BACKENDS)))
 
 
 def _scores(below: Scores, data: Any, path: str) -> Scores:

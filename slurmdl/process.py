@@ -59,7 +59,7 @@ def query(argv: Sequence[str], *, stdin: str = "", timeout: float = QUERY_TIMEOU
 
 
 def ask(argv: Sequence[str], *, stdin: str = "", timeout: float = QUERY_TIMEOUT,
-        env: Mapping[str, str] | None = None, directory: str | None = None) -> Answer:
+        env: Mapping[str, str] | None = None, directory: str | None = None, name: str = "") -> Answer:
     """Run a query command and return all that it gave, whatever its exit status.
 
     The command runs in a process group of its own, which is killed when `timeout` seconds are over, so
@@ -68,6 +68,7 @@ def ask(argv: Sequence[str], *, stdin: str = "", timeout: float = QUERY_TIMEOUT,
     Parameters
     ----------
     directory : where it runs, None for the current one.
+    name : what errors call it, "" for the program's name.
 
     Raises
     ------
@@ -75,7 +76,7 @@ def ask(argv: Sequence[str], *, stdin: str = "", timeout: float = QUERY_TIMEOUT,
     """
     import subprocess
 
-    name = os.path.basename(argv[0])
+    name = name or os.path.basename(argv[0])
     clean = {k: v for k, v in (os.environ if env is None else env).items() if k not in _FORMAT_VARIABLES}
     try:
         child = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,

@@ -103,9 +103,8 @@ def _survey(site: Config, own: dict[str, str], request: JobRequest) -> Survey:
     scores, strict = own.get("scores", request.dl.scores), request.dl.strict or "scores" in own
     if "cluster" not in own and "topology" not in own:
         return survey.take(site, scores, request.partitions, strict=strict)
-    from slurmdl.cluster import scontrol
-
-    snapshot = cluster.from_file(own["cluster"]) if "cluster" in own else scontrol.snapshot()
+    snapshot = cluster.from_file(own["cluster"]) if "cluster" in own else \
+        cluster.from_controller(site.cluster_backend)[0]
     return survey.Survey(snapshot, topology.read(own.get("topology"), snapshot.topology_of(request.partitions)),
                          survey.link_scores(site, scores, strict=strict))
 

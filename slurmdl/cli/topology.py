@@ -178,9 +178,10 @@ def _features(options: argparse.Namespace) -> int:
 
 
 def _cluster(path: str | None) -> ClusterSnapshot:
-    from slurmdl.cluster import read, scontrol
+    from slurmdl import config
+    from slurmdl.cluster import read
 
-    return read.from_file(path) if path else scontrol.snapshot()
+    return read.from_file(path) if path else read.from_controller(config.load().cluster_backend)[0]
 
 
 def _example(options: argparse.Namespace) -> int:

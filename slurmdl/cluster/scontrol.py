@@ -37,22 +37,27 @@ def fetch(with_topology: bool = False) -> tuple[ClusterSnapshot, str]:
     ------
     UnavailableError : scontrol is missing, hangs, or gives no node.
     """
-    wanted = ["show nodes", "show partitions", "show reservations", "show config"]
-    wanted += ["show topoconf", "show topology"] * with_topology
-    answer = process.ask(["scontrol", "-o", "-d"], stdin="".join(f"{command}\n" for command in wanted))
+    answer = ask(("nodes", "partitions", "reservations", "config"), with_topology)
     snapshot = parse(answer.out)
     if not snapshot.names:
         raise UnavailableError(f"scontrol: {answer.first_error or 'gives no node'}")
-    # the zones come last; before them stand nodes, partitions, reservations and the configuration, `KEY = VALUE`
-    lines = _nodes_and_rest(answer.out)[1].split("\n")[:-1] if with_topology else []
-    last = max((i for i, line in enumerate(lines)
-                if re.match(r"((Node|Partition|Reservation)Name=|No reservations|\w+ += )", line)), default=-1)
-    return snapshot, "".join(f"{line}\n" for line in lines[last + 1:] if not line.startswith("scontrol:"))
+    return snapshot, zones(answer.out) if with_topology else ""
 
 
-def snapshot() -> ClusterSnapshot:
-    """The nodes and partitions of the cluster now."""
-    return fetch()[0]
+def ask(what: Sequence[str], with_topology: bool) -> process.Answer:
+    """One call of scontrol that shows each of `what`, and behind them the zones where wanted."""
+    wanted = [*what, *("topoconf", "topology") * with_topology]
+    return process.ask(["scontrol", "-o", "-d"], stdin="".join(f"show {each}\n" for each in wanted))
+
+
+def zones(out: str) -> str:
+    """The text of `show topoconf` and `show topology` in the output of a call that shows them."""
+    # the zones come last; before them stand nodes, partitions, reservations and the configuration, `KEY = VALUE`,
+    # which ends with how the controller is
+    lines = _nodes_and_rest(out)[1].split("\n")[:-1]
+    before = re.compile(r"(Node|Partition|Reservation)Name=|No reservations|\w+ += |Slurmctld\(")
+    last = max((i for i, line in enumerate(lines) if before.match(line)), default=-1)
+    return "".join(f"{line}\n" for line in lines[last + 1:] if not line.startswith("scontrol:"))
 
 
 def parse(text: str) -> ClusterSnapshot:
@@ -130,8 +135,10 @@ def _partition(fields: dict[str, str], config: dict[str, str]) -> Partition:
     # a partition shows UNLIMITED where the cluster's own default holds
     own = {key: value for key, value in fields.items() if key.startswith("DefMemPer") and value.isdigit()}
     default = own or config
+    # Slurm 26.05 has a key of its own for whole nodes, beside OverSubscribe=NO
+    share = "EXCLUSIVE" if fields.get("Exclusive") == "NODE" else fields.get("OverSubscribe", "NO")
     return Partition(fields["PartitionName"], fields.get("Default") == "YES", fields.get("State", "UP"),
-                     fields.get("OverSubscribe", "NO"), _number(default.get("DefMemPerCPU", "")) or None,
+                     share, _number(default.get("DefMemPerCPU", "")) or None,
                      _number(default.get("DefMemPerNode", "")) or None, fields.get("Topology", ""),
                      _number(fields.get("PriorityTier", "1")))
 

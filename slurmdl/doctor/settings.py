@@ -15,6 +15,7 @@ from slurmdl.errors import InputError, SlurmdlError
 from slurmdl.network import prometheus, read, trust
 from slurmdl.network.live import LIMIT, newest
 from slurmdl.topology.hostlist import fold
+from slurmdl.topology.tree import count
 
 
 def configuration(site: Site) -> Finding:
@@ -38,6 +39,11 @@ def nodes_configuration(site: Site) -> Finding:
     nodes = fold(site.reports.value)
     return ok(f"{config.SITE_FILE} is on none of {nodes}, nor here" if here == probe.MISSING else
               f"{config.SITE_FILE} is the same on {nodes}")
+
+
+def cluster_backend(site: Site) -> Finding:
+    backend = site.config.cluster_backend
+    return ok(f"{backend}: {count(len(site.cluster.names), 'node')}")
 
 
 def plan_dir(site: Site) -> Finding:

@@ -53,9 +53,9 @@ class Site:
 
     @cached_property
     def cluster(self) -> ClusterSnapshot:
-        from slurmdl.cluster import scontrol
+        from slurmdl.cluster.read import from_controller
 
-        return scontrol.snapshot()
+        return from_controller(self.config.cluster_backend)[0]
 
     @cached_property
     def topologies(self) -> Topologies:

@@ -37,15 +37,15 @@ def take(config: Config, scores: str, partitions: Sequence[str] = (), say: Calla
 
     Raises
     ------
-    UnavailableError : scontrol is missing, hangs or fails, or there is no topology.
+    UnavailableError : scontrol, or PySlurm in its place, is missing, hangs or fails, or there is no topology.
     InputError : the topology is malformed.
     """
-    from slurmdl.cluster import scontrol
+    from slurmdl.cluster.read import from_controller
     from slurmdl.topology import read
     from slurmdl.topology import scontrol as zones
 
     topologies = read.from_files()
-    cluster, text = scontrol.fetch(with_topology=topologies is None)
+    cluster, text = from_controller(config.cluster_backend, with_topology=topologies is None)
     if topologies is None:
         if not text.strip():
             raise UnavailableError("no topology: neither a topology.yaml or topology.conf nor an answer of "

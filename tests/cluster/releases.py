@@ -11,8 +11,9 @@ import secrets
 import shlex
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 from conftest import Cluster
 
@@ -45,6 +46,9 @@ SlurmdParameters=config_overrides
 TopologyPlugin=topology/tree
 ReturnToService=2
 KillWait=5
+"""
+#: the nodes that have a slurmd, all alike, in one partition
+_NODES = """\
 NodeName=n[1-{nodes}] NodeHostname=login NodeAddr={address} Port=[17001-{last}] CPUs=2 RealMemory=4000
 PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
@@ -74,24 +78,29 @@ exec env -i --ignore-signal=CHLD sleep infinity
 class RootCluster(Cluster):
     """`nodes` nodes n1, n2, ... in two zones, of the Slurm in `root`; `here` is a new directory for its files.
 
-    Slurm 22.05 does not know the default of `cgroup`, its cgroup.conf.
+    Slurm 22.05 does not know the default of `cgroup`, its cgroup.conf. `lines` are of slurm.conf, about nodes and
+    partitions; nodes that are none of n1, n2, ... have no slurmd. `files` are further ones beside it.
     """
 
-    def __init__(self, root: Path, here: Path, nodes: int, plugin: Path,
-                 cgroup: str = "CgroupPlugin=disabled") -> None:
+    def __init__(self, root: Path, here: Path, nodes: int, plugin: Path | None,
+                 cgroup: str = "CgroupPlugin=disabled", lines: str = _NODES,
+                 files: Mapping[str, str] = MappingProxyType({})) -> None:
         self.topology, self.shared, self.user = alternating(nodes, 2), here / "shared", USER
-        self._root, self._here, self.box = root, here, self
+        self._root, self._here, self.box, self.etc = root, here, self, here / "slurm"
         for name in ("slurm", "spool/ctld", "shared", *(f"spool/n{i + 1}" for i in range(nodes))):
             (here / name).mkdir(parents=True)
         here.chmod(0o755)
         self.shared.chmod(0o1777)
-        etc = here / "slurm"
-        (etc / "slurm.conf").write_text(_SLURM_CONF.format(here=here, nodes=nodes, last=17000 + nodes,
-                                                           address=_ADDRESS))
+        etc = self.etc
+        (etc / "slurm.conf").write_text((_SLURM_CONF + lines).format(here=here, nodes=nodes, last=17000 + nodes,
+                                                                     address=_ADDRESS))
         (etc / "topology.conf").write_text(write.conf(self.topology))
         (etc / "cgroup.conf").write_text(f"{cgroup}\n")
-        (etc / "slurmdl.so").write_bytes(plugin.read_bytes())
-        (etc / "plugstack.conf").write_text("optional /etc/slurm/slurmdl.so\n")
+        if plugin:
+            (etc / "slurmdl.so").write_bytes(plugin.read_bytes())
+            (etc / "plugstack.conf").write_text("optional /etc/slurm/slurmdl.so\n")
+        for name, text in files.items():
+            (etc / name).write_text(text)
         (here / "hosts").write_text(f"127.0.0.1 localhost\n{_ADDRESS} login\n")
         (here / "passwd").write_text((root / "etc/passwd").read_text()
                                      + f"{USER}:x:{NUMBER}:{NUMBER}::{self.shared}:/bin/sh\n")
@@ -122,9 +131,10 @@ class RootCluster(Cluster):
             assert self._process.poll() is None, said
             self._pid = int((children.read_text().split() or ["0"])[0])
             ready = self._pid and Path(f"/proc/{self._pid}/comm").read_text().strip() == "sleep"
-            if ready and list(self.node_states().values()) == ["idle"] * nodes:
+            states = self.node_states() if ready else {}
+            if ready and all(states.get(f"n{i + 1}") == "idle" for i in range(nodes)):
                 return
-            assert time.monotonic() < deadline, f"Slurm is not ready: {self.node_states() if ready else said}"
+            assert time.monotonic() < deadline, f"Slurm is not ready: {states or said}"
             time.sleep(0.1)
 
     def down(self) -> None:
@@ -154,11 +164,11 @@ class RootCluster(Cluster):
     stop_daemon = start_daemon = freeze_daemon = power_off = change_link = bytes_between_zones = controller_log = _no
 
 
-def missing(suite: str) -> str:
-    """Why there is no cluster of the Slurm of a Debian here, "" where there is one."""
+def missing(suite: str, target: str = "plugin-releases") -> str:
+    """Why there is no cluster of the Slurm of a Debian here, "" where there is one; `target` of make makes it."""
     if os.geteuid():
         return "needs root, to make namespaces"
-    return "" if (root_of(suite) / ".slurmdl").exists() else f"no Debian {suite} here: make plugin-releases makes it"
+    return "" if (root_of(suite) / ".slurmdl").exists() else f"no Debian {suite} here: make {target} makes it"
 
 
 def root_of(suite: str) -> Path:

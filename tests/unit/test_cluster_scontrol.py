@@ -66,6 +66,15 @@ def test_default_memory(partition: str, config: str, expected: tuple[int | None,
     assert (found.memory_per_cpu, found.memory_per_node) == expected
 
 
+@pytest.mark.parametrize(("text", "expected"), [
+    ("OverSubscribe=EXCLUSIVE", "EXCLUSIVE"), ("Exclusive=NODE GraceTime=0 OverSubscribe=NO", "EXCLUSIVE"),
+    ("Exclusive=NO GraceTime=0 OverSubscribe=YES:4", "YES:4"), ("ExclusiveUser=NO OverSubscribe=FORCE:2", "FORCE:2"),
+])
+def test_partitions_of_whole_nodes(text: str, expected: str) -> None:
+    """Slurm 22.05 words it in the first way, 26.05 in the second."""
+    assert scontrol.parse(f"PartitionName=main {text} State=UP\n").partitions[0].oversubscribe == expected
+
+
 def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     path = tmp_path / "scontrol"
     path.write_text(f"#!/bin/sh\n{text}\n")

@@ -221,6 +221,7 @@ class TestConfig:
         ("options: {bind: of}\n", r"options.bind: 'of' is not valid; valid: off, "),
         ("links: {node: fast}\n", r"links.node: 'fast' is not valid; valid: a number above 0"),
         ("plan_dir: here\n", "valid: an absolute path"),
+        ("cluster_backend: slurm\n", "cluster_backend: 'slurm' is not valid; valid: auto, scontrol, pyslurm"),
         ("a: [1\nb: 2\n", r"0.yaml:2: is not YAML"),
         ("- 1\n", "must hold keys"),
     ])

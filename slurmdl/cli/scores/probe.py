@@ -9,7 +9,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from slurmdl import wholefile
+from slurmdl import config, wholefile
 from slurmdl.cli.parser import Parser
 from slurmdl.errors import SlurmdlError, UsageError, warn
 
@@ -84,11 +84,11 @@ def _nodes(options: argparse.Namespace) -> tuple[str, ...]:
     if options.nodes:
         return tuple(dict.fromkeys(hostlist.expand(options.nodes)))
     if options.all:
-        from slurmdl.cluster import scontrol
+        from slurmdl.cluster.read import from_controller
 
         idle: list[str] = []
         others: dict[str, str] = {}
-        for node in scontrol.snapshot().nodes:
+        for node in from_controller(config.load().cluster_backend)[0].nodes:
             if node.state == ("IDLE",) and node.responding:
                 idle.append(node.name)
             else:
