@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import re
 import time
 from pathlib import Path
-
-import pytest
 
 #: a script whose ranks tell where they are
 MAPPED = "slurmdl srun sh -c 'echo rank $SLURM_PROCID $SLURMD_NODENAME $SLURMDL_ROLE'\n"
@@ -48,15 +45,6 @@ def trained_on(text: str) -> list[str]:
     places = re.search(r"^ranks: (.*)$", text, re.M)
     assert places, text
     return [place.split()[1] for place in places[1].split(", ")]
-
-
-def faketime() -> Path:
-    """The library that sets a program's clock apart."""
-    library = next(iter(Path("/usr/lib").glob("*/faketime/libfaketime.so.1")), None)
-    if library is None:
-        assert os.environ.get("SLURMDL_REQUIRE_CLUSTER") != "1", "libfaketime is missing"
-        pytest.skip("libfaketime is missing")
-    return library
 
 
 def doctor(cluster, *words: str, all_ok: bool = True) -> dict[str, str]:
