@@ -103,7 +103,7 @@ def test_command_and_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert written["command"].startswith("slurmdl bench strategies --only accuracy --quick --seed 1")
     assert {row["metric"].split(":")[0] for row in written["rows"]} == {
         *accuracy.SITUATIONS}
-    with pytest.raises(UsageError, match="valid: accuracy, time"):
+    with pytest.raises(UsageError, match="valid: accuracy, asynchronous, time"):
         strategies.run(["speed"])
 
 
