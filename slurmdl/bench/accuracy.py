@@ -84,16 +84,18 @@ def seldom(*compressors: str) -> tuple[Way, ...]:
 
 
 def rows(seed: int, quick: bool = False) -> Iterator[Row]:
-    """Figures of each situation, as soon as it is done.
-
-    `quick`: one fold and 4 seeds instead of 5 and 5, too few to judge by, and only SITUATIONS.
-    """
-    folds, seeds = (1, 4) if quick else (FOLDS, 5)
+    """Figures of each situation, as soon as it is done; where `quick`, only of SITUATIONS."""
     for situation, options in (SITUATIONS if quick else {**SITUATIONS, **CHANGING}).items():
-        print(f"accuracy: {situation}", file=sys.stderr, flush=True)
         ways = WAYS if situation in SITUATIONS else seldom("int4", "sign")
-        found = run(ways, options, range(seed, seed + seeds), folds)
-        yield from judge(situation, found, judged=not quick)
+        yield from measure(situation, ways, options, seed, quick)
+
+
+def measure(situation: str, ways: Sequence[Way], options: Sequence[str], seed: int, quick: bool) -> Iterator[Row]:
+    """Figures of one situation; where `quick`, on one fold and 4 seeds instead of 5 and 5, too few to judge by."""
+    print(f"accuracy: {situation}", file=sys.stderr, flush=True)
+    folds, seeds = (1, 4) if quick else (FOLDS, 5)
+    found = run(ways, options, range(seed, seed + seeds), folds)
+    yield from judge(situation, found, judged=not quick)
 
 
 def run(ways: Sequence[Way], options: Sequence[str], seeds: Sequence[int],

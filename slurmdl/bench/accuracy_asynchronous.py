@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from slurmdl.bench.accuracy import FOLDS, SGD, SKEWED, judge, run, seldom
+from slurmdl.bench.accuracy import SGD, SKEWED, measure, seldom
 from slurmdl.bench.results import Row
 
 SITUATION = "skewed data, SGD, nobody waits, one rank 4 x slower"
@@ -12,8 +12,6 @@ OPTIONS = (*SGD, *SKEWED, "--async", "--compute", "replay:0.005", "--slow", "0=4
 
 
 def rows(seed: int, quick: bool = False) -> Iterator[Row]:
-    """Figures of one situation, on one fold and 4 seeds where `quick`, too few to judge by."""
-    folds, seeds = (1, 4) if quick else (FOLDS, 5)
+    """Figures of one situation."""
     # a model that is pushed to one that does not wait for it goes whole
-    found = run(seldom("fp32"), OPTIONS, range(seed, seed + seeds), folds)
-    yield from judge(SITUATION, found, judged=not quick)
+    yield from measure(SITUATION, seldom("fp32"), OPTIONS, seed, quick)
