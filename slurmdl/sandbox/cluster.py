@@ -120,7 +120,9 @@ class Sandbox:
                 if (entry.name.isdigit() and Path(entry.path, "comm").read_text().strip() == daemon
                         and os.stat(f"{entry.path}/ns/pid") == inside):
                     return int(entry.name)
-        raise SandboxError(f"no {daemon} runs on {host}")
+        log = self.root / "log" / f"{daemon if host == LOGIN else host}.log"
+        last = log.read_text(errors="replace").splitlines()[-1:] if log.exists() else []
+        raise SandboxError(f"no {daemon} runs on {host} ({log} ends with {' '.join(last)!r})")
 
     def start_daemon(self, host: str) -> None:
         """Start the Slurm daemon of a host again after it was stopped."""
