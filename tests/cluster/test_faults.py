@@ -1,4 +1,4 @@
-"""What breaks while users work: a node, a zone's uplink, the controller, the disk, accounting.
+"""What breaks while users work: a node, a zone's uplink, the controller, the disk, accounting, a clock.
 
 For each: what the user sees, what the job does, and that nothing that was trained or checkpointed is lost.
 """
@@ -60,6 +60,15 @@ time_t time(time_t *where) {
 }
 """
 
+#: munged of a host begins anew, with that clock
+MUNGED = """\
+pid=$(pgrep -o -x munged) user=$(stat -c %u /proc/$pid) group=$(stat -c %g /proc/$pid)
+line=$(tr '\\0' ' ' </proc/$pid/cmdline)
+kill $pid
+while grep -qs '^State:.[^Z]' /proc/$pid/status; do sleep 0.1; done
+LD_PRELOAD=$1 CLOCK=$2 exec setpriv --reuid=$user --regid=$group --clear-groups $line
+"""
+
 
 @pytest.fixture
 def cluster(new_cluster):
@@ -73,6 +82,16 @@ def started(cluster, strategy: str = "allreduce", run: str = "python -m slurmdl.
     job, log = cluster.submit(["slurmdl", "sbatch", str(script)], directory=script.parent), script.parent / "log"
     wait_for_words(log, "step 30:")
     return job, log
+
+
+def clock_beside(script: Path) -> Path:
+    """The file of a clock that tells the right time, beside a script, and the library that reads it."""
+    clock = script.with_name("clock")
+    clock.write_text("0")
+    clock.with_name("clock.c").write_text(CLOCK)
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", clock.with_name("clock.so"), clock.with_name("clock.c")],
+                   check=True)
+    return clock
 
 
 def test_a_node_that_loses_power_costs_the_steps_since_the_last_checkpoint(cluster):
@@ -134,10 +153,7 @@ def test_a_clock_that_jumps_disturbs_no_training(cluster):
     """Of one node, an hour ahead and then an hour back; the monotonic clock goes on, as where a clock is set."""
     run = cluster.script('[ $SLURM_PROCID != 1 ] || export LD_PRELOAD=${0%run}clock.so CLOCK=${0%run}clock\n'
                          'exec python -m slurmdl.train "$@"\n', "run")
-    clock = run.with_name("clock")
-    clock.write_text("0")
-    run.with_name("clock.c").write_text(CLOCK)
-    subprocess.run(["cc", "-shared", "-fPIC", "-o", run.with_name("clock.so"), run.with_name("clock.c")], check=True)
+    clock = clock_beside(run)
     job, log = started(cluster, run=str(run))
     clock.write_text("3600")
     wait_for_words(log, "step 80:")
@@ -149,6 +165,26 @@ def test_a_clock_that_jumps_disturbs_no_training(cluster):
     assert "status 0" in written(log), written(log)
     [after] = re.findall(r"goes on after step (\d+)", written(log))
     assert int(after) >= 100
+    assert json.loads((log.parent / "summary.json").read_text())["steps"] == 200
+
+
+def test_a_node_whose_clock_is_an_hour_off_loses_the_steps_since_the_last_checkpoint(cluster):
+    """No word between it and the controller is taken any more: it goes out of service, and the job starts again."""
+    clock = clock_beside(cluster.script("", "none"))
+    for node in cluster.topology.nodes:
+        done = cluster.run(["sh", "-c", MUNGED, "sh", str(clock.with_name("clock.so")), str(clock.with_name(node))],
+                           host=node, as_root=True)
+        assert done.returncode == 0, done.stderr
+    job, log = started(cluster)
+    off = trained_on(written(log))[2]
+    clock.with_name(off).write_text("3600")
+    try:
+        cluster.wait(job, timeout=240)
+    finally:
+        clock.with_name(off).write_text("0")
+    assert "status 0" in written(log), written(log)
+    assert len(re.findall(r"goes on after step \d+", written(log))) == 1
+    assert off not in trained_on(written(log)[written(log).rindex("ranks: "):])
     assert json.loads((log.parent / "summary.json").read_text())["steps"] == 200
 
 

@@ -212,6 +212,14 @@ def test_all_ways_go_together(options: str, slow: str, capsys: pytest.CaptureFix
     assert summary["samples_per_second"] > 0
 
 
+def test_what_is_balanced_must_keep_up_and_what_is_not_must_not() -> None:
+    ways = [*unequal_gossip.COMBINATIONS, *unequal_gossip.ALLREDUCE]
+    assert [unequal_gossip.throughput(way, "", [94.0, 98.0], 100.0).met for way in ways] == [
+        *[False, True] * 6, None, None]
+    assert [unequal_gossip.throughput(way, "", [94.0, 95.0], 100.0).met for way in ways] == [
+        *[True, False] * 6, None, None]
+
+
 def test_a_part_that_does_not_exist() -> None:
     with pytest.raises(UsageError, match="--only placement: no such part; valid: speed, accuracy, gossip"):
         unequal.run(["placement"])

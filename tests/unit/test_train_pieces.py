@@ -87,6 +87,23 @@ def test_replica_trains_through_its_flat_buffers() -> None:
     assert losses[-1] < 0.5 < 2 < losses[0]
 
 
+@pytest.mark.parametrize("old", [False, True], ids=["", "before 2.1"])
+def test_a_replica_tells_of_each_gradient_when_it_is_complete(old: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In two passes, with a parameter that is used twice in each: PyTorch 1.13 has other hooks."""
+    if old:
+        monkeypatch.delattr(torch.Tensor, "register_post_accumulate_grad_hook")
+    first, second = torch.nn.Linear(3, 3), torch.nn.Linear(3, 1)
+    replica = Replica(torch.nn.ModuleList([first, second]))
+    told: list[tuple[int, list[float]]] = []
+    replica.watch(lambda index: told.append((index, replica.gradients[replica.part(index)].tolist())))
+    for _ in range(2):
+        second(first(first(torch.ones(3)))).sum().backward()  # type: ignore[no-untyped-call]
+    assert sorted(index for index, _ in told) == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert dict(told) == {
+        index: replica.gradients[replica.part(index)].tolist() for index in range(4)}
+    assert dict(told)[3] == [2.0]
+
+
 def test_models_start_alike_by_seed() -> None:
     one, same, other = (Replica(models.build("mlp:8", (64,), 10, seed)).parameters for seed in (1, 1, 2))
     assert np.array_equal(one, same)

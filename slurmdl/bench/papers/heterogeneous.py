@@ -4,18 +4,17 @@ The paper on training with gossip on heterogeneous hardware, Large-Scale Scienti
 figures is quoted here: they belong to its machines. What can be set beside each other anywhere is measured: the share
 that is left of what the same ranks do at once with communication off, and the accuracy at equal speed.
 
-These are the parts `speed` and `gossip` of `slurmdl bench unequal`.
+This is the part `gossip` of `slurmdl bench unequal`, whose part `speed` has more mixtures of speeds.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from slurmdl.bench import unequal_gossip, unequal_speed
+from slurmdl.bench import unequal_gossip
 from slurmdl.bench.results import Row
 
 
 def rows(seed: int) -> Iterator[Row]:
-    """Samples per second with and without balance, and the combinations of memory, balance and waiting."""
-    yield from unequal_speed.rows(seed)
+    """Samples per second and accuracy of the combinations of memory, balance and waiting."""
     yield from unequal_gossip.rows(seed)

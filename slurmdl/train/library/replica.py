@@ -57,6 +57,7 @@ class Replica:
             tensor.grad = view
         self._places = tuple(tensor.data_ptr() for tensor in self.tensors)
         self._flat, self._slope = flat, slope
+        self._nodes: list[Any] = []
         self.staged = flat.device.type != "cpu" if staged is None else staged
         self._flat_here, self._slope_here = (_pinned(flat), _pinned(slope)) if self.staged else (flat, slope)
         self.parameters: FloatArray = self._flat_here.numpy()
@@ -93,9 +94,14 @@ class Replica:
     def watch(self, gathered: Callable[[int], None]) -> None:
         """Call `gathered(index)` whenever a backward pass has completed the gradient of parameter `index`."""
         for index, tensor in enumerate(self.tensors):
-            tensor.register_post_accumulate_grad_hook(partial(self._gather, index, gathered))
+            completed = partial(self._gather, index, gathered)
+            if hasattr(tensor, "register_post_accumulate_grad_hook"):
+                tensor.register_post_accumulate_grad_hook(completed)
+            else:  # PyTorch before 2.1: a node of the graph adds gradients up, and lives as long as it is held
+                self._nodes.append(tensor.expand_as(tensor).grad_fn.next_functions[0][0])
+                self._nodes[-1].register_hook(completed)
 
-    def _gather(self, index: int, gathered: Callable[[int], None], tensor: Any) -> None:
+    def _gather(self, index: int, gathered: Callable[[int], None], *_: Any) -> None:
         self.gather(index)
         gathered(index)
 
