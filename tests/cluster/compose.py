@@ -36,6 +36,7 @@ class ComposeCluster(Cluster):
     def __init__(self, base: Path) -> None:
         self.shared, self.user, self.etc = base / "shared", USER.name, base / "etc"
         self._base, self._state, self._containers = base, base / "state", dict[str, str]()
+        self._release = os.environ.get("DEBIAN", "trixie")
         self._is_common = False
         self._first_job = 0
         base.chmod(0o755)
@@ -46,11 +47,10 @@ class ComposeCluster(Cluster):
     def up(self) -> None:
         """Bring the containers up; RuntimeError in one sentence where they do not come."""
         self._write(Spec("compose", alternating(8, 2)))
-        release = os.environ.get("DEBIAN", "trixie")
-        done = subprocess.run([ROOT / "tests/cluster/base-image", release], capture_output=True, text=True,
+        done = subprocess.run([ROOT / "tests/cluster/base-image", self._release], capture_output=True, text=True,
                               check=False)
         if done.returncode:
-            raise RuntimeError(f"no image of Debian {release}: {last_line(done.stderr)}")
+            raise RuntimeError(f"no image of Debian {self._release}: {last_line(done.stderr)}")
         self._compose("build", "--quiet", "slurmctld")
         self._compose("up", "-d")
         listed = _docker("ps", "--filter", f"label=com.docker.compose.project={PROJECT}", "--format",
@@ -104,13 +104,19 @@ class ComposeCluster(Cluster):
         self._write(spec)
         _docker("start", *(self._containers[host] for host in ("slurmctld", *spec.topology.nodes)))
         self._wait_ready()
-        # told one by one, at the same time: `scontrol reconfigure` would start the controller anew once more
-        told = [subprocess.Popen(["docker", "exec", self._containers[node], "pkill", "-HUP", "-x", "slurmd"])
-                for node in spec.topology.nodes]
-        for each in told:
-            each.wait()
+        self._tell(spec.topology.nodes)
         self._wait_ready(spec.topology.nodes)
         return self
+
+    def _tell(self, nodes: Sequence[str]) -> None:
+        """Let slurmd of these nodes read its files anew.
+
+        One by one, at the same time: `scontrol reconfigure` would start the controller anew once more.
+        """
+        told = [subprocess.Popen(["docker", "exec", self._containers[node], "pkill", "-HUP", "-x", "slurmd"])
+                for node in nodes]
+        for each in told:
+            each.wait()
 
     @property
     def box(self) -> NoReturn:
@@ -140,14 +146,22 @@ class ComposeCluster(Cluster):
             if (key not in keys or key in chosen) and not key.endswith("LogFile"):
                 lines.append(line)
         (self.etc / "slurm.conf").write_text("\n".join(lines) + "\n")
-        shutil.copy(ROOT / "compose/slurm/cgroup.conf", self.etc)
+        if self._release == "bookworm":  # its Slurm cannot do without, as compose/host knows
+            (self.etc / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
+        else:
+            shutil.copy(ROOT / "compose/slurm/cgroup.conf", self.etc)
 
     def _wait_ready(self, nodes: Sequence[str] = (), timeout: float = 60) -> None:
         """Return when the controller answers, and can use these nodes."""
-        deadline = time.monotonic() + timeout
-        while not (states := self._states()) or any(
-                states.get(node) not in ("idle", "mixed", "allocated", "completing") for node in nodes):
-            assert time.monotonic() < deadline, f"Slurm is not ready: {states or 'no answer'}"
+        now = time.monotonic()
+        deadline, again = now + timeout, now + 10
+        while not (states := self._states()) or (late := [
+                node for node in nodes if states.get(node) not in ("idle", "mixed", "allocated", "completing")]):
+            now = time.monotonic()
+            assert now < deadline, f"Slurm is not ready: {states or 'no answer'}"
+            if now > again and states:  # a slurmd that was told while it only just started has not heard it
+                self._tell([node for node in late if states.get(node) == "inval"])
+                again = now + 10
             time.sleep(0.2)
 
     def _states(self) -> dict[str, str]:
@@ -210,7 +224,9 @@ def _docker(*words: str, check: bool = True) -> str:
 
 
 def last_line(text: str) -> str:
-    return (text.strip().splitlines() or ["failed"])[-1]
+    """What a program said last; of errors that it named so, the first."""
+    lines = text.strip().splitlines() or ["failed"]
+    return next((line for line in lines if line.startswith("ERROR")), lines[-1])
 
 
 @contextlib.contextmanager

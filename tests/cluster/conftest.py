@@ -125,7 +125,7 @@ class Cluster(ABC):
         for _ in range(3):
             record = self.wait(job, timeout)
             text = self.run(["cat", record["StdOut"]]).stdout
-            if record["JobState"] == "COMPLETED" or "Signal: Segmentation fault" not in text:
+            if record["JobState"] == "COMPLETED" or "Segmentation fault" not in text:
                 break
             argv, keywords = self.__dict__["submitted"][job]
             job = self.submit(argv, **keywords)

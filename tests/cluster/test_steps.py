@@ -58,21 +58,33 @@ def zones_in_turn(cluster, nodes: Sequence[str]) -> bool:
     return sum(a != b for a, b in pairwise(zones)) == len(set(zones)) - 1
 
 
+def told(tasks: Sequence[Sequence[str]]) -> dict[str, list[list[str]]]:
+    """Node -> what its tasks told of their CPUs."""
+    found: dict[str, list[list[str]]] = {}
+    for _, node, *cpus in tasks:
+        found[node] = sorted([*found.get(node, []), cpus])
+    return found
+
+
 @pytest.mark.parametrize("job", STEPS)
 def test_layout_is_plain_sruns(cluster, job):
     mapped, unmapped = STEPS[job]
     script = cluster.script(both(mapped + unmapped))
     found = results(cluster.output(cluster.submit(["sbatch", *job.split(), str(script)]), timeout=120))
+    refused = 0
     for number, options in enumerate(mapped + unmapped):
         plain, _ = found[number, "srun"]
         ours, said = found[number, "slurmdl srun"]
-        assert Counter(tuple(row[1:]) for row in ours) == Counter(tuple(row[1:]) for row in plain), options
-        if number < len(mapped):
-            assert ours and said == "", (options, said)
+        if number < len(mapped) and plain:
+            assert told(ours) == told(plain), options
+            assert said == "", (options, said)
             assert zones_in_turn(cluster, [row[1] for row in ours]), options
         else:
             assert "the step runs in srun's own order" in said and said.count("\n") == 0, (options, said)
-            assert [row[:2] for row in ours] == [row[:2] for row in plain] or "-" in options, options
+            # Slurm 24.11 begins with another node in each step: which nodes they are is not compared
+            assert sorted(told(ours).values()) == sorted(told(plain).values()), options
+            refused += not plain
+    assert refused <= 1, "Slurm 24.11 alone takes the job's -c for the step, so that one does not fit"
 
 
 def test_gpus_per_task(new_cluster):
@@ -275,13 +287,14 @@ def test_printed_maps_start_every_rank_on_its_node(cluster):
     task = "sh -c 'echo $SLURM_PROCID $(hostname)'"
     mpi_task = "sh -c 'echo $OMPI_COMM_WORLD_RANK $(hostname)'"
     forms = ("slurm-hostfile", "openmpi-rankfile", "openmpi-seq", "intel-machinefile")
+    # a rank file with a dash in its name is none to Open MPI 5
     script = cluster.script(f"""
 options='--dl-ps=2 -n 10'
 slurmdl srun $options {task} > mapped
-for form in {' '.join(forms)}; do slurmdl srun $options --print-map=$form > $form || echo failed; done
-SLURM_HOSTFILE=$PWD/slurm-hostfile srun -n 10 -m arbitrary {task} > 0
-mpirun -np 10 --rankfile openmpi-rankfile {mpi_task} > 1
-mpirun -np 10 --hostfile openmpi-seq --map-by seq --bind-to none {mpi_task} > 2
+for form in {' '.join(forms)}; do slurmdl srun $options --print-map=$form > ${{form#*-}} || echo failed; done
+SLURM_HOSTFILE=$PWD/hostfile srun -n 10 -m arbitrary {task} > 0
+mpirun -np 10 --rankfile rankfile {mpi_task} > 1
+mpirun -np 10 --hostfile seq --map-by seq --bind-to none {mpi_task} > 2
 slurmdl srun -n 16 --print-map=torchrun > torchrun
 slurmdl srun -n 16 sh -c 'echo $RANK $(hostname) $MASTER_ADDR' > even
 slurmdl srun -n 10 --print-map=torchrun; echo $?
@@ -290,10 +303,10 @@ slurmdl srun -n 10 --print-map=torchrun; echo $?
     job = cluster.submit(["sbatch", "-N", "8", "--exclusive", str(script)], directory=directory)
     said = cluster.output(job).splitlines()
     expected = mapped_nodes((directory / "mapped").read_text())
-    assert (directory / "slurm-hostfile").read_text().split() == expected
+    assert (directory / "hostfile").read_text().split() == expected
     for number in range(3):
-        assert mapped_nodes((directory / str(number)).read_text()) == expected, forms[number]
-    counts = [line.split(":") for line in (directory / "intel-machinefile").read_text().split()]
+        assert mapped_nodes((directory / str(number)).read_text()) == expected, (forms[number], '\n'.join(said))
+    counts = [line.split(":") for line in (directory / "machinefile").read_text().split()]
     assert [node for node, count in counts for _ in range(int(count))] == expected
     even = mapped_nodes((directory / "even").read_text())
     for line in (directory / "torchrun").read_text().splitlines():
