@@ -9,7 +9,7 @@
 # make bench-strategies   bytes, accuracy and time of training strategies, into results/strategies*.json
 # make bench-scores   what probes recover of links, what scores are worth, and how they scale, into results/scores.json
 # make bench-unequal   load balance of unequal ranks, and what placement saves in training, into results/unequal*.json
-# make bench-simulate   simulated step times beside measured ones, and up to 10,000 nodes, into results/simulate.json
+# make bench-simulate   simulated step times beside measured ones, and up to 10,000 nodes, into results/simulate-*.json
 # make bench-paper   the experiments of the papers behind slurmdl, published beside ours, into results/paper-*.json
 # make results    docs/results.md, from what the benchmarks have written
 # make openmpi    an Open MPI with ULFM in build/openmpi, for what is told of lost ranks
@@ -94,7 +94,8 @@ bench-unequal: install
 
 bench-simulate: install
 	@mkdir -p results
-	$(AS_ROOT) $(BIN)/slurmdl bench simulate --results results/simulate.json
+	$(BIN)/slurmdl bench simulate --only scaling --results results/simulate-scaling.json
+	$(AS_ROOT) $(BIN)/slurmdl bench simulate --only validation --results results/simulate-validation.json
 
 bench-paper: install
 	@mkdir -p results

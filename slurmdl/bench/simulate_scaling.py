@@ -1,5 +1,8 @@
 """What placement is worth from 8 to 10,000 nodes, simulated: one job at a time on a cluster of which others hold a
-fifth, in three levels of zones behind 2:1 uplinks. The control, random nodes and ranks, must lose.
+fifth, in three levels of zones behind 2:1 uplinks.
+
+The control, random nodes and ranks, must lose where each rank talks to its neighbours in the order of ranks. Where
+all talk to all in turn, or to servers that their own links hold up, random nodes may be as good, which is shown.
 """
 
 from __future__ import annotations
@@ -28,6 +31,8 @@ NODES_PER_SERVER, MOST_SERVERS = 16, 64
 LIMIT = 60.0
 #: how much longer a placed job may take than in leaf order: choices are made by another model
 SLACK = 0.02
+#: the strategy of which random placement is the control
+CONTROLLED = "allreduce"
 
 
 @dataclass(frozen=True)
@@ -75,10 +80,12 @@ def _judged(point: Point) -> Iterator[Row]:
                       baseline=leaves.communication)
     yield results.row(f"{name}: MB across leaf zones, placed, beside leaf order", [placed.bytes_across_zones / 1e6],
                       "MB", baseline=leaves.bytes_across_zones / 1e6)
-    yield results.row(f"{name}: seconds per step at random (control), beside placed", [random.seconds], "s",
-                      baseline=placed.seconds, target="longer, or more bytes across leaf zones",
+    judged = point.strategy == CONTROLLED
+    yield results.row(f"{name}: seconds per step at random{' (control)' if judged else ''}, beside placed",
+                      [random.seconds], "s", baseline=placed.seconds,
+                      target="longer, or more bytes across leaf zones" if judged else "",
                       met=random.seconds > placed.seconds * (1 + SLACK)
-                      or random.bytes_across_zones > placed.bytes_across_zones * (1 + SLACK))
+                      or random.bytes_across_zones > placed.bytes_across_zones * (1 + SLACK) if judged else None)
 
 
 def draw(path: str, points: Sequence[Point]) -> None:

@@ -15,6 +15,7 @@ What cannot be mapped runs as plain srun, with one line on stderr that says why.
                           openmpi-rankfile, openmpi-seq, mpich-rank-order, intel-machinefile, hydra-hostfile,
                           torchrun, or shell: the variables of `srun --dl-map`, for a Slurm with slurmdl's plugin:
                               eval "$(slurmdl srun --print-map=shell)"
+                          Open MPI 5 takes no rank file with a dash in its name.
 """
 
 
