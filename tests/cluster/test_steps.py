@@ -221,7 +221,7 @@ def test_options_of_the_submission_reach_the_step(cluster):
 slurmdl srun sh -c 'echo $SLURMDL_ROLE'
 slurmdl srun --dl-strategy=gossip sh -c 'echo $SLURMDL_ROLE'
 SLURMDL_REQUEST='{' slurmdl srun sh -c 'echo ${SLURMDL_ROLE:-none}' 2> complaint
-cat complaint
+grep ^slurmdl: complaint
 """)
     directory = cluster.directory()
     job = cluster.submit(["slurmdl", "sbatch", "--dl-ps=3", "-N", "8", str(script)], directory=directory)

@@ -144,6 +144,17 @@ def test_gradients_that_are_set_to_zero_or_to_none(method: Method) -> None:
     assert torch.equal(kept, made)
 
 
+@pytest.mark.parametrize("method", [Method("allreduce"), Method("ps"), Method("gossip")], ids=named)
+def test_pytorch_1_13_trains_the_same(method: Method, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which has no hooks of the optimizer's steps, and none of gradients that are complete."""
+    expected = library(3, method, script("sgd", False))[-1]
+    for owner, name in ((torch.optim.Optimizer, "register_step_pre_hook"),
+                        (torch.optim.Optimizer, "register_step_post_hook"),
+                        (torch.Tensor, "register_post_accumulate_grad_hook")):
+        monkeypatch.delattr(owner, name)
+    assert torch.equal(library(3, method, script("sgd", False))[-1], expected)
+
+
 @pytest.mark.parametrize("ranks", [1, 3, 5])
 def test_gossip_ends_with_one_model(ranks: int) -> None:
     def program(run: Run) -> Any:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import wraps
+from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 from slurmdl.errors import TrainError
@@ -50,10 +52,25 @@ class Steps:
         run = self._run
         if self._momentum:
             run.keep("quasi-global momentum", self._momentum)
-        run.optimizer.register_step_pre_hook(self._before)
-        run.optimizer.register_step_post_hook(self._after)
+        self._hook(run.optimizer)
         run.model.register_forward_pre_hook(self._before_forward)
         run.model.register_forward_hook(self._after_forward)
+
+    def _hook(self, optimizer: Any) -> None:
+        if hasattr(optimizer, "register_step_pre_hook"):
+            optimizer.register_step_pre_hook(self._before)
+            optimizer.register_step_post_hook(self._after)
+            return
+        step = optimizer.step  # PyTorch before 2.0
+
+        @wraps(step)
+        def between(*arguments: Any, **named: Any) -> Any:
+            self._before(optimizer, arguments, named)
+            made = step(*arguments[1:], **named)
+            self._after(optimizer, arguments, named)
+            return made
+
+        optimizer.step = MethodType(between, optimizer)  # a method, since schedules of learning rates look into it
 
     @property
     def made(self) -> int:
