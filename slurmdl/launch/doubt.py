@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 #: seconds between the two clocks, and between the question and the answer, that still count as now
 _NOW = 5.0
-_ANSWER = re.compile(r"\bto start at (\S+) using \d+ processors on nodes (\S+)")
+_ANSWER = re.compile(r"\bto start at (\S+) (?:a )?using \d+ processors on nodes (\S+)")
 
 
 @dataclass(frozen=True)

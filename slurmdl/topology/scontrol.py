@@ -16,6 +16,8 @@ _PAIR = re.compile(r"(\w+)=(\S*)")
 _KINDS = {"SwitchName": "tree", "BlockName": "block", "RingName": "ring", "TorusName": "torus3d"}
 #: the YAML of `show topoconf` begins with its first topology, and ends where another answer or a prompt begins
 _YAML_BEGIN = re.compile(r"""(-\s+)?["']?topology["']?\s*:""")
+#: where the file is topology.conf, 26.05 shows one topology in which all kinds are empty
+_YAML_EMPTY = re.compile(r"-?\s*(topology|cluster_default):|\s*\w+: \{\}$")
 _YAML_END = re.compile(r"scontrol:|\w+\s*=|\.\.\.|[a-zA-Z ]+\.?$")
 
 
@@ -31,6 +33,8 @@ def parse_all(text: str) -> Topologies:
     if begin is None:
         return Topologies.one(parse(text))
     end = next((i for i in range(begin, len(lines)) if _YAML_END.match(lines[i])), len(lines))
+    if all(_YAML_EMPTY.match(line) for line in lines[begin:end]):
+        return Topologies.one(parse(text))
     from slurmdl.topology import yamlfile
 
     return yamlfile.parse("\n".join(lines[begin:end]), "scontrol show topoconf")

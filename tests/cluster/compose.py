@@ -158,7 +158,7 @@ class ComposeCluster(Cluster):
         while not (states := self._states()) or (late := [
                 node for node in nodes if states.get(node) not in ("idle", "mixed", "allocated", "completing")]):
             now = time.monotonic()
-            assert now < deadline, f"Slurm is not ready: {states or 'no answer'}"
+            assert now < deadline, f"Slurm is not ready: {states or 'no answer'} {self.run(['sinfo', '-R']).stdout}"
             if now > again and states:  # a slurmd that was told while it only just started has not heard it
                 self._tell([node for node in late if states.get(node) == "inval"])
                 again = now + 10

@@ -99,7 +99,8 @@ def test_install_enable_use_disable_remove(site, packages):
     (site.etc / "plugstack.conf").write_text("optional slurmdl.so\n")
     assert doctor(site, "--nodes=n[1-8]", all_ok=False)["nodes' plugin"] == "the same on n[1-8]"
     assert roles(site, lambda: site.submit(["sbatch", "-N4", "--dl-ps=1", f"--wrap=srun {tell}"])) == expected
-    script = site.script("#DL --dl-strategy=gossip\nslurmdl srun slurmdl train --steps 4 --model mlp:8")
+    script = site.script("#DL --dl-strategy=gossip\n"
+                         f"slurmdl srun {site.launcher} slurmdl train --steps 4 --model mlp:8")
     assert "accuracy" in site.output(site.submit(["slurmdl", "sbatch", "-N4", str(script)]), timeout=180)
 
     # disabled, and removed

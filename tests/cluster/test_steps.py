@@ -75,14 +75,14 @@ def test_layout_is_plain_sruns(cluster, job):
     for number, options in enumerate(mapped + unmapped):
         plain, _ = found[number, "srun"]
         ours, said = found[number, "slurmdl srun"]
+        # newer Slurms begin with another node in each step: which node has how many is not compared
+        assert sorted(told(ours).values()) == sorted(told(plain).values()), options
         if number < len(mapped) and plain:
-            assert told(ours) == told(plain), options
+            assert told(ours).keys() == told(plain).keys(), options
             assert said == "", (options, said)
             assert zones_in_turn(cluster, [row[1] for row in ours]), options
         else:
             assert "the step runs in srun's own order" in said and said.count("\n") == 0, (options, said)
-            # Slurm 24.11 begins with another node in each step: which nodes they are is not compared
-            assert sorted(told(ours).values()) == sorted(told(plain).values()), options
             refused += not plain
     assert refused <= 1, "Slurm 24.11 alone takes the job's -c for the step, so that one does not fit"
 

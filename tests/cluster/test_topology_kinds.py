@@ -62,8 +62,11 @@ def test_several_topologies(since):
 
 
 def test_ranks_that_slurm_orders_itself(since):
-    """Since 26.05 a plain srun orders ranks by zone, too: that, not the alphabet, is the order to beat."""
+    """Since 26.05 a plain srun that fills node after node orders ranks by zone, too: that is the order to beat then.
+
+    It fills node after node where there are more tasks than nodes, or told so; else it goes by the alphabet.
+    """
     cluster = since((26, 5))
-    script = cluster.script("srun sh -c 'echo rank $SLURM_PROCID $SLURMD_NODENAME'")
+    script = cluster.script("srun -m block sh -c 'echo rank $SLURM_PROCID $SLURMD_NODENAME'")
     job = cluster.submit(["sbatch", "-N8", str(script)], directory=script.parent)
     assert zone_changes(ranks(cluster.output(job))) == 1
