@@ -17,8 +17,9 @@ from slurmdl.request import JobRequest
 ANSWER = "sbatch: Job 250 to start at {} using 2 processors on nodes n[1-2] in partition main\n"
 
 
-def test_the_answer_of_22_05() -> None:
-    start = doubt.parse("sbatch: Warning: first\n" + ANSWER.format("2026-11-21T15:57:42"))
+@pytest.mark.parametrize("answer", [ANSWER, ANSWER.replace("using", "a using")], ids=["22.05", "26.05"])
+def test_the_answer(answer: str) -> None:
+    start = doubt.parse("sbatch: Warning: first\n" + answer.format("2026-11-21T15:57:42"))
     assert start is not None
     assert start.nodes == ("n1", "n2")
     assert time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(start.at)) == "2026-11-21T15:57:42"

@@ -157,6 +157,14 @@ def test_the_controllers_own_dump() -> None:
     assert (told.names, told.of("t").zones, told.each[0].source) == (("a", "t"), ("s1",), "scontrol show topoconf")
 
 
+def test_a_dump_in_which_all_is_empty() -> None:
+    """As 26.05.5 gives it where its file is topology.conf; `show topology` knows the zones."""
+    told = scontrol.parse_all("scontrol: show topoconf\n%YAML 1.1\n---\n- topology: default\n"
+                              "  cluster_default: false\n  block: {}\n  flat: {}\n  tree: {}\n...\n"
+                              "scontrol: show topology\nSwitchName=x Level=0 LinkSpeed=1 Nodes=n[1-2]\n")
+    assert (told.names, told.of().nodes, told.of().source) == (("default",), ("n1", "n2"), "scontrol show topology")
+
+
 def test_releases_without_show_topoconf() -> None:
     told = scontrol.parse_all("SwitchName=x Level=0 LinkSpeed=1 Nodes=n[1-2]\n")
     assert (told.names, told.of().nodes, told.of().source) == (("default",), ("n1", "n2"), "scontrol show topology")
