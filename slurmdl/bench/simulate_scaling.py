@@ -99,7 +99,9 @@ def draw(path: str, points: Sequence[Point]) -> None:
         for way in WAYS:
             panel.plot([point.nodes for point in mine], [point.found[way].seconds for point in mine], marker="o",
                        markersize=3, linewidth=1, label=way)
-        panel.set(title=name, xlabel="nodes", xscale="log", yscale="log")
+        taken = [its.seconds for point in mine for its in point.found.values()]
+        panel.set(title=name, xlabel="nodes", xscale="log", **(
+            {"yscale": "log"} if max(taken) > 3 * min(taken) else {"ylim": (0, 1.1 * max(taken))}))
         panel.grid(alpha=0.3)
         panel.legend()
     figure.supylabel("s per step")
