@@ -38,6 +38,7 @@ class ComposeCluster(Cluster):
         self._base, self._state, self._containers = base, base / "state", dict[str, str]()
         self._release = os.environ.get("DEBIAN", "trixie")
         self._is_common = False
+        self._gres = ""
         self._first_job = 0
         base.chmod(0o755)
         for directory in (self.etc, self._state, self.shared):
@@ -99,6 +100,9 @@ class ComposeCluster(Cluster):
         spec = Spec("compose", alternating(nodes, zones), **fields)  # type: ignore[arg-type]
         self._is_common = False
         _docker("kill", self._containers["slurmctld"], check=False)
+        if spec.gres != self._gres:  # slurmd takes other kinds of them only where it starts
+            _docker("kill", *(self._containers[f"n{number}"] for number in range(1, 9)), check=False)
+            self._gres = spec.gres
         for file in self._state.iterdir():
             shutil.rmtree(file) if file.is_dir() else file.unlink()
         self._write(spec)
