@@ -61,6 +61,11 @@ def doctor(cluster, *words: str, all_ok: bool = True) -> dict[str, str]:
     return {each["check"]: each["text"] for each in found}
 
 
+def release(cluster) -> tuple[int, ...]:
+    """Of its Slurm, as (22, 5)."""
+    return tuple(map(int, re.findall(r"\d+", cluster.run(["scontrol", "--version"]).stdout)[:2]))
+
+
 def refusal(cluster, *words: str) -> str:
     """What plain sbatch says, which does not take this."""
     done = cluster.run(["sbatch", *words])

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
-from jobs import MAPPED, ranks, zone, zone_changes
+from jobs import MAPPED, ranks, release, zone, zone_changes
 
 BLOCKS = "BlockName=zoneA Nodes=n[1,3,5,7]\nBlockName=zoneB Nodes=n[2,4,6,8]\nBlockSizes=4,8\n"
 
@@ -27,10 +25,10 @@ SEVERAL = """
 @pytest.fixture
 def since(new_cluster):
     """`new_cluster` for what Slurm has since a release; skips on older ones."""
-    def make(release: tuple[int, int], **options: object):
-        found = new_cluster().run(["scontrol", "--version"]).stdout
-        if tuple(map(int, re.findall(r"\d+", found)[:2])) < release:
-            pytest.skip(f"{found.strip()} is older than {release[0]}.{release[1]:02d}")
+    def make(wanted: tuple[int, int], **options: object):
+        found = release(new_cluster())
+        if found < wanted:
+            pytest.skip("Slurm {}.{:02d} is older than {}.{:02d}".format(*found, *wanted))
         return new_cluster(**options)
 
     return make
