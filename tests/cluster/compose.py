@@ -108,19 +108,13 @@ class ComposeCluster(Cluster):
         self._write(spec)
         _docker("start", *(self._containers[host] for host in ("slurmctld", *spec.topology.nodes)))
         self._wait_ready()
-        self._tell(spec.topology.nodes)
-        self._wait_ready(spec.topology.nodes)
-        return self
-
-    def _tell(self, nodes: Sequence[str]) -> None:
-        """Let slurmd of these nodes read its files anew.
-
-        One by one, at the same time: `scontrol reconfigure` would start the controller anew once more.
-        """
+        # told one by one, at the same time: `scontrol reconfigure` would start the controller anew once more
         told = [subprocess.Popen(["docker", "exec", self._containers[node], "pkill", "-HUP", "-x", "slurmd"])
-                for node in nodes]
+                for node in spec.topology.nodes]
         for each in told:
             each.wait()
+        self._wait_ready(spec.topology.nodes)
+        return self
 
     @property
     def box(self) -> NoReturn:
@@ -157,15 +151,11 @@ class ComposeCluster(Cluster):
 
     def _wait_ready(self, nodes: Sequence[str] = (), timeout: float = 60) -> None:
         """Return when the controller answers, and can use these nodes."""
-        now = time.monotonic()
-        deadline, again = now + timeout, now + 10
-        while not (states := self._states()) or (late := [
-                node for node in nodes if states.get(node) not in ("idle", "mixed", "allocated", "completing")]):
-            now = time.monotonic()
-            assert now < deadline, f"Slurm is not ready: {states or 'no answer'} {self.run(['sinfo', '-R']).stdout}"
-            if now > again and states:  # a slurmd that was told while it only just started has not heard it
-                self._tell([node for node in late if states.get(node) == "inval"])
-                again = now + 10
+        deadline = time.monotonic() + timeout
+        while not (states := self._states()) or any(
+                states.get(node) not in ("idle", "mixed", "allocated", "completing") for node in nodes):
+            assert time.monotonic() < deadline, (
+                f"Slurm is not ready: {states or 'no answer'} {self.run(['sinfo', '-R']).stdout}")
             time.sleep(0.2)
 
     def _states(self) -> dict[str, str]:
