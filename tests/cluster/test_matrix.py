@@ -5,26 +5,23 @@ from __future__ import annotations
 import csv
 import json
 
-import pytest
-
 SPEC = """\
 frameworks: [slurmdl, ddp, post-local, horovod]
 strategies: [gossip, ps]
-models: {"mlp:16": digits}
+models: {{"mlp:16": digits}}
 nodes: [2]
 placements: [slurm, slurmdl]
 repeats: 1
 steps: 6
 warm_up: 2
+launcher: {launcher}
 accuracy: 0.1
 evaluate_every: 3
 """
 
 
-@pytest.fixture(autouse=True)
-def pmix(cluster):
-    if cluster.launcher:
-        pytest.skip("the cells start by Slurm's PMIx, which this one comes without")
+def launcher(cluster):
+    return cluster.launcher.partition("=")[2] or "srun"
 
 
 def table(folder):
@@ -35,7 +32,7 @@ def table(folder):
 def test_frameworks_side_by_side(cluster):
     """All cells have figures; what is not installed says so; the end is a report, and nothing is run twice."""
     folder = cluster.directory("matrix")
-    (folder / "spec.yaml").write_text(SPEC)
+    (folder / "spec.yaml").write_text(SPEC.format(launcher=launcher(cluster)))
     done = cluster.run(["slurmdl", "bench", "run", "spec.yaml"], directory=folder, timeout=400)
     assert done.returncode == 0, done.stderr
     rows = table(folder / "spec")
@@ -60,7 +57,7 @@ def test_cells_that_cannot_be_say_so_and_the_rest_goes_on(cluster):
                                       "def start(*given): raise RuntimeError('of its own')\n")
     (folder / "spec.yaml").write_text(
         f"frameworks: [slurmdl, {folder}/raises.py]\nmodels: {{mlp: digits}}\nnodes: [1, 100]\nplacements: [slurm]\n"
-        "repeats: 1\nsteps: 2\n")
+        f"repeats: 1\nsteps: 2\nlauncher: {launcher(cluster)}\n")
     done = cluster.run(["slurmdl", "bench", "run", "spec.yaml", "--results", "here"], directory=folder, timeout=300)
     assert done.returncode == 0, done.stderr
     status = {(row["framework"].rpartition("/")[2], row["nodes"]): row["status"] for row in table(folder / "here")}

@@ -50,12 +50,27 @@ def test_a_spec_and_its_cells(tmp_path: Path) -> None:
     ("steps: true", "steps: True is not valid"), ("accuracy: 0.9", "accuracy: 0.9 with evaluate_every 0"),
     ("- nodes", "must hold keys with values"), ("nodes: [1", "is not YAML"),
     ("models: {cnn: 3}", "models: {'cnn': 3}"),
-    ("compute: replay:1:5", "valid: replay:SECONDS"), ("strategies: [gosip]", "'gosip' is not valid; valid: gossip")])
+    ("compute: replay:1:5", "valid: replay:SECONDS"), ("strategies: [gosip]", "'gosip' is not valid; valid: gossip"),
+    ("launcher: mpiexec", "launcher: 'mpiexec' is not valid; valid: ")])
 def test_wrong_specs(tmp_path: Path, text: str, words: str) -> None:
     with pytest.raises(InputError) as raised:
         spec(tmp_path, text)
     assert words in str(raised.value)
     assert "spec.yaml" in str(raised.value)
+
+
+@pytest.mark.parametrize("launcher, plain, placed", [
+    ("srun", "exec srun -K --mpi=pmi2 ", " -m slurmdl srun --mpi=pmi2 "),
+    ("mpirun", "exec mpirun ", " -m slurmdl srun --launcher=mpirun ")])
+def test_cells_start_by_what_fits_the_mpi_at_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launcher: str,
+                                                  plain: str, placed: str) -> None:
+    (tmp_path / "mpiexec.hydra").touch(mode=0o755)
+    (tmp_path / "mpirun").symlink_to("mpiexec.hydra")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    spec = Spec(launcher=launcher)
+    starts = [jobs.script(spec, Cell("ddp", "ddp", "cnn", 2, placement), "/x") for placement in ("slurm", "slurmdl")]
+    assert plain in starts[0]
+    assert placed in starts[1]
 
 
 def test_adapters_of_ones_own(tmp_path: Path) -> None:

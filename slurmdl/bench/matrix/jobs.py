@@ -6,6 +6,7 @@ What is in the folder stays: a run that was broken off goes on where it stopped.
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import sys
@@ -18,6 +19,7 @@ from typing import Any
 from slurmdl import process, wholefile
 from slurmdl.bench.matrix.spec import Cell, Spec
 from slurmdl.errors import InputError, UnavailableError
+from slurmdl.launch import srun
 from slurmdl.plan import STRATEGIES
 
 #: seconds from one look at a job to the next, and that Slurm's commands may take
@@ -175,7 +177,11 @@ def submitter(cell: Cell) -> list[str]:
 def script(spec: Spec, cell: Cell, base: str) -> str:
     """The job script of a cell; `base` is the path of its files without their endings."""
     python = shlex.quote(sys.executable)
-    start = "srun -K" if cell.placement == "slurm" else f"{python} -m slurmdl srun"
+    pmi = f"--mpi={srun.pmi(os.environ) or 'pmix'}" if spec.launcher == "srun" else ""
+    if cell.placement == "slurm":
+        start = f"srun -K {pmi}" if pmi else "mpirun"
+    else:
+        start = f"{python} -m slurmdl srun {pmi or '--launcher=mpirun'}"
     ours = [f"export SLURMDL_TRAIN_STRATEGY={cell.strategy}"] if cell.framework == "slurmdl" else []
     if cell.strategy == "ps":
         ours.append(f"export SLURMDL_TRAIN_PS={spec.ps}")
@@ -183,7 +189,7 @@ def script(spec: Spec, cell: Cell, base: str) -> str:
         "#!/bin/sh",
         f"#SBATCH -J slurmdl-bench -N {cell.nodes} --ntasks-per-node={spec.tasks_per_node} -t {spec.minutes}",
         f"#SBATCH --no-requeue -o {base}.log", *ours,
-        f"exec {start} --mpi=pmix {python} -m slurmdl.bench.matrix.program {shlex.quote(base)}.work "
+        f"exec {start} {python} -m slurmdl.bench.matrix.program {shlex.quote(base)}.work "
         f"{shlex.quote(base)}", ""])
 
 

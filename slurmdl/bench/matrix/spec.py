@@ -7,6 +7,7 @@ The keys, all optional::
     models: {cnn: digits}          # model: data, as of `slurmdl train`; a list has `digits` for all
     nodes: [1, 2]
     placements: [slurm, slurmdl]   # plain sbatch; and `slurmdl sbatch`, which also takes balance and spread
+    launcher: srun                 # or mpirun, Open MPI's, where Slurm has no PMI that fits
     tasks_per_node: 1
     ps: 1                          # servers of the strategy ps, among the tasks
     batch: 32                      # samples of a worker in a step
@@ -36,6 +37,7 @@ from slurmdl import yamlfile
 from slurmdl.bench.frameworks import FRAMEWORKS, load
 from slurmdl.dl_options import PLACES
 from slurmdl.errors import InputError, UsageError, nearest_first
+from slurmdl.launch.srun import LAUNCHERS
 from slurmdl.plan import STRATEGIES
 
 #: placements beside Slurm's own; the first word of `slurmdl` is what --dl-place has by default
@@ -73,6 +75,7 @@ class Spec:
     models: dict[str, str] = field(default_factory=lambda: {"cnn": "digits"})
     nodes: tuple[int, ...] = (1, 2)
     placements: tuple[str, ...] = ("slurm", "slurmdl")
+    launcher: str = "srun"
     tasks_per_node: int = 1
     ps: int = 1
     batch: int = 32
@@ -157,6 +160,7 @@ def _check(spec: Spec) -> None:
     one_of("strategies", spec.strategies, STRATEGIES)
     one_of("models", [model.partition(":")[0] for model in spec.models], list(MODELS))
     one_of("placements", spec.placements, PLACEMENTS)
+    one_of("launcher", [spec.launcher], LAUNCHERS)
     for key, least in (("tasks_per_node", 1), ("ps", 1), ("batch", 1), ("warm_up", 1), ("steps", 1), ("repeats", 1),
                        ("minutes", 1), ("evaluate_every", 0)):
         if getattr(spec, key) < least:
