@@ -45,11 +45,16 @@ def outcomes(runs: Iterable[tuple[str, ...]]) -> Iterator[Outcome]:
     began = told = time.monotonic()
     # spawned, not forked: torch's threads do not survive a fork
     with ProcessPoolExecutor(SIDE_BY_SIDE, multiprocessing.get_context("spawn"), _hush) as pool:
-        for done, its in enumerate(pool.map(outcome, queue, chunksize=4), 1):
-            if time.monotonic() > told + PROGRESS or done == len(queue):
-                told = time.monotonic()
-                print(f"{done} of {len(queue)} runs in {told - began:.0f} s", file=sys.stderr, flush=True)
-            yield its
+        try:
+            for done, its in enumerate(pool.map(outcome, queue, chunksize=4), 1):
+                if time.monotonic() > told + PROGRESS or done == len(queue):
+                    told = time.monotonic()
+                    print(f"{done} of {len(queue)} runs in {told - began:.0f} s", file=sys.stderr, flush=True)
+                yield its
+        except BaseException:  # broken off: nobody wants what the workers still have to do
+            for worker in multiprocessing.active_children():
+                worker.terminate()
+            raise
 
 
 def outcome(words: tuple[str, ...]) -> Outcome:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from importlib import import_module
 from pathlib import Path
 
@@ -84,6 +85,8 @@ def run(argv: list[str]) -> int:
     exact.add_argument("--seed", type=int, default=1, metavar="N", help="of the clusters (default: %(default)s)")
     exact.add_argument("--results", metavar="FILE", help="write the figures, a control among them, as JSON")
     options = top.parse_args(argv)
+    # a benchmark that is ended takes its jobs, sandboxes and workers with it, as by Ctrl-C
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     if options.command == "exact":
         from slurmdl.bench import exact as bench_exact
 

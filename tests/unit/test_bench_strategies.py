@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -55,6 +61,35 @@ def test_less_accuracy_or_too_many_bytes_miss() -> None:
     assert more[f"here: {JUDGED}: bytes saved"].met is False
     control = next(row for row in judge("here", {**FOUND, ALONE: outcomes(97, 0)}) if "control" in row.metric)
     assert control.met is False
+
+
+def test_a_benchmark_that_is_ended_takes_its_workers_with_it(tmp_path: Path) -> None:
+    done = subprocess.Popen([sys.executable, "-m", "slurmdl", "bench", "strategies", "--only", "asynchronous"],
+                            cwd=tmp_path, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                            stderr=subprocess.DEVNULL, start_new_session=True)
+
+    def working() -> int:
+        """Those of the session that have not ended."""
+        stats = []
+        for file in Path("/proc").glob("[0-9]*/stat"):
+            with contextlib.suppress(OSError):
+                stats.append(file.read_text().rpartition(")")[2].split())
+        return sum(stat[3] == str(done.pid) and stat[0] != "Z" for stat in stats)
+
+    try:
+        deadline = time.monotonic() + 60
+        while working() < 2 + simulated.SIDE_BY_SIDE:  # itself, and multiprocessing's tracker
+            assert done.poll() is None and time.monotonic() < deadline
+            time.sleep(0.1)
+        done.terminate()
+        assert done.wait(30) == 128 + signal.SIGINT
+        while working():
+            assert time.monotonic() < deadline + 60
+            time.sleep(0.1)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(done.pid, signal.SIGKILL)
+        done.wait()
 
 
 def test_bounds_hold_as_often_as_they_say() -> None:
