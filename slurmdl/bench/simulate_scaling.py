@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from slurmdl.bench import results
 from slurmdl.bench.results import Row
@@ -31,6 +32,10 @@ NODES_PER_SERVER, MOST_SERVERS = 16, 64
 LIMIT = 60.0
 #: how much longer a placed job may take than in leaf order: choices are made by another model
 SLACK = 0.02
+#: of the ways in a picture: broad below narrow, so that each is seen where they coincide
+LINES: tuple[dict[str, Any], ...] = ({"linewidth": 4, "alpha": 0.5},
+                                     {"linewidth": 1.2, "marker": "o", "markersize": 3},
+                                     {"linewidth": 1.2, "linestyle": ":", "color": "black"})
 #: the strategy of which random placement is the control
 CONTROLLED = "allreduce"
 
@@ -91,17 +96,25 @@ def _judged(point: Point) -> Iterator[Row]:
 def draw(path: str, points: Sequence[Point]) -> None:
     """A picture: seconds per step by nodes, a panel for each strategy, a line for each way."""
     from matplotlib.figure import Figure
+    from matplotlib.ticker import LogLocator, NullLocator
 
     names = list(dict.fromkeys(point.strategy for point in points))
     figure = Figure(figsize=(4 * len(names), 3.5), layout="constrained")
     for panel, name in zip(figure.subplots(1, len(names), squeeze=False)[0], names, strict=True):
         mine = [point for point in points if point.strategy == name]
-        for way in WAYS:
-            panel.plot([point.nodes for point in mine], [point.found[way].seconds for point in mine], marker="o",
-                       markersize=3, linewidth=1, label=way)
+        for way, style in zip(WAYS, LINES, strict=True):
+            panel.plot([point.nodes for point in mine], [point.found[way].seconds for point in mine],
+                       label=way, **style)
         taken = [its.seconds for point in mine for its in point.found.values()]
         panel.set(title=name, xlabel="nodes", xscale="log", **(
             {"yscale": "log"} if max(taken) > 3 * min(taken) else {"ylim": (0, 1.1 * max(taken))}))
+        sizes = sorted({point.nodes for point in mine})
+        panel.set_xticks(sizes, [f"{nodes:,}" for nodes in sizes], fontsize=7)
+        panel.xaxis.set_minor_locator(NullLocator())
+        if panel.get_yscale() == "log":
+            panel.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            panel.yaxis.set_minor_locator(NullLocator())
+            panel.yaxis.set_major_formatter("{x:g}")
         panel.grid(alpha=0.3)
         panel.legend()
     figure.supylabel("s per step")
