@@ -51,6 +51,8 @@ def test_a_spec_and_its_cells(tmp_path: Path) -> None:
     ("- nodes", "must hold keys with values"), ("nodes: [1", "is not YAML"),
     ("models: {cnn: 3}", "models: {'cnn': 3}"),
     ("compute: replay:1:5", "valid: replay:SECONDS"), ("strategies: [gosip]", "'gosip' is not valid; valid: gossip"),
+    ("models: {cnn: digit}", "models: cnn: 'digit' is not valid; valid: digits"),
+    ("models: {cnn: 'synthetic:3x8x8:10:5'}", "5 images for 10 classes; valid: one of each class, or more"),
     ("launcher: mpiexec", "launcher: 'mpiexec' is not valid; valid: ")])
 def test_wrong_specs(tmp_path: Path, text: str, words: str) -> None:
     with pytest.raises(InputError) as raised:

@@ -10,7 +10,7 @@ import pytest
 
 from slurmdl.bench import papers, results
 from slurmdl.bench.matrix.report import Figures, Line
-from slurmdl.bench.matrix.spec import Cell
+from slurmdl.bench.matrix.spec import Cell, read
 from slurmdl.bench.papers import dltap, frameworks, zones
 from slurmdl.bench.results import Row
 from slurmdl.bench.unequal_placement import LEAST, Found
@@ -70,7 +70,8 @@ def line(framework: str, nodes: int, images: float, sums: float = 1.0) -> Line:
 
 def test_frameworks_are_set_beside_ddp() -> None:
     lines = [line("slurmdl", 1, 10.0), line("ddp", 1, 9.5), line("slurmdl", 4, 30.0), line("ddp", 4, 20.0, sums=0.9),
-             Line(Cell("horovod", "allreduce", "resnet50", 1, "slurm"), "missing: Horovod is not installed")]
+             Line(Cell("horovod", "allreduce", "resnet50", 1, "slurm"), "missing: Horovod is not installed"),
+             Line(Cell("slurmdl", "allreduce", "resnet50", 2, "slurm"), "failed: of its own")]
     rows = by_metric(list(frameworks.judge("weak scaling", lines)))
     ours = rows["weak scaling, replayed: slurmdl allreduce, 4 nodes: images/s"]
     assert (ours.value, ours.baseline, ours.met) == (30.0, 20.0, True)
@@ -80,8 +81,15 @@ def test_frameworks_are_set_beside_ddp() -> None:
     assert (sent.value, sent.baseline) == (20 + 30, 20 + 20)
     assert rows["weak scaling, replayed: ddp allreduce, 4 nodes: sum of the phases over the time of the steps"
                 ].met is False
-    assert "weak scaling: horovod: missing: Horovod is not installed" in rows
+    assert rows["weak scaling: horovod: missing: Horovod is not installed"].met is None
+    assert rows["weak scaling: slurmdl allreduce, resnet50, 2 nodes, slurm: failed: of its own"].met is False
     assert rows["weak scaling: images/s on one node, slowest framework over quickest (control)"].met
+
+
+def test_what_the_frameworks_train_can_be_trained(tmp_path: Path) -> None:
+    (tmp_path / "spec.yaml").write_text(frameworks.matrix((1, 2), 8, 0.5, 3))
+    spec = read(str(tmp_path / "spec.yaml"))
+    assert (spec.nodes, spec.batch, spec.compute, spec.seed) == ((1, 2), 8, "replay:0.5", 3)
 
 
 def test_results_as_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -149,6 +149,8 @@ def _value(key: str, value: Any, usual: Any) -> Any:
 
 
 def _check(spec: Spec) -> None:
+    from slurmdl.train.trainer.data import DATA
+    from slurmdl.train.trainer.data.synthetic import parse
     from slurmdl.train.trainer.models import MODELS
 
     def one_of(key: str, given: Sequence[str], valid: Sequence[str]) -> None:
@@ -159,6 +161,11 @@ def _check(spec: Spec) -> None:
     one_of("frameworks", [name for name in spec.frameworks if not name.endswith(".py")], list(FRAMEWORKS))
     one_of("strategies", spec.strategies, STRATEGIES)
     one_of("models", [model.partition(":")[0] for model in spec.models], list(MODELS))
+    for model, data in spec.models.items():
+        name, _, arguments = data.partition(":")
+        one_of(f"models: {model}", [name], list(DATA))
+        if name == "synthetic":
+            parse(arguments)
     one_of("placements", spec.placements, PLACEMENTS)
     one_of("launcher", [spec.launcher], LAUNCHERS)
     for key, least in (("tasks_per_node", 1), ("ps", 1), ("batch", 1), ("warm_up", 1), ("steps", 1), ("repeats", 1),
