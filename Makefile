@@ -87,9 +87,10 @@ bench-scores: install
 	@mkdir -p results
 	$(AS_ROOT) $(BIN)/slurmdl bench scores --results results/scores.json
 
+# without its part `gossip`, which is the paper `heterogeneous`
 bench-unequal: install
 	@mkdir -p results
-	@for part in speed accuracy gossip aggregation tie lost; do \
+	@for part in speed accuracy aggregation tie lost; do \
 		$(AS_ROOT) $(BIN)/slurmdl bench unequal --only $$part --results results/unequal-$$part.json || exit; done
 
 bench-simulate: install
