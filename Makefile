@@ -46,8 +46,14 @@ BENCHES := bench-demo bench-topology bench-placement bench-model bench-spank ben
 demo: install
 	@$(AS_ROOT) $(BIN)/slurmdl bench demo
 
+# the cluster tests are skipped where there can be no sandbox; a Docker engine that runs takes them then
 test: install openmpi
 	$(AS_ROOT) $(BIN)/pytest -p no:cacheprovider -n $(WORKERS) --dist loadfile $(TESTS)
+	@case "$(or $(TESTS),tests/cluster)" in *tests/cluster*) \
+		if $(AS_ROOT) $(BIN)/slurmdl sandbox up --name probe --nodes 2 >/dev/null 2>&1; then \
+			$(AS_ROOT) $(BIN)/slurmdl sandbox down --name probe; \
+		elif docker info >/dev/null 2>&1; then $(MAKE) compose-test; fi ;; \
+	esac
 
 lint: install
 	$(BIN)/ruff check .
