@@ -3,8 +3,8 @@
 Wang et al. 2019, the evaluation of frameworks on ResNet-50. doi:10.5281/zenodo.3455641. None of its figures is quoted
 here: they are of its GPUs and its network. What it asks is asked here of other frameworks, by `slurmdl bench run` on
 a sandbox. The network has its real size, 25,557,032 parameters; its computation is that of small images and for the
-rest slept (replayed), since the ranks outnumber the cores. Weak scaling keeps the batch of a node, strong scaling
-that of all nodes together.
+rest slept (replayed), since the ranks outnumber the cores; links carry 1 Gbit/s. Weak scaling keeps the batch of a
+node, strong scaling that of all nodes together.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ from slurmdl.train.report.meters import PHASES
 
 FRAMEWORKS = ("slurmdl", "ddp", "post-local", "horovod", "bluefog")
 NODES, CPUS = (1, 2, 4), 2
+#: bits/s of each node's link and of each zone's
+RATE = 1e9
 #: images of a node's batch, and seconds of their computation
 BATCH, SECONDS = 8, 0.8
 REPEATS, STEPS, WARM_UP = 2, 8, 3
@@ -41,8 +43,8 @@ LIMIT = 2400.0
 
 def rows(seed: int) -> Iterator[Row]:
     """Images per second and shares of the phases, weak scaling first."""
-    box = cluster.up(Spec(f"frameworks-{os.getpid()}", alternating(NODES[-1], 2), cpus=CPUS, zone_features=False,
-                          settings=SETTINGS))
+    box = cluster.up(Spec(f"frameworks-{os.getpid()}", alternating(NODES[-1], 2), node_rate=RATE, zone_rate=RATE,
+                          cpus=CPUS, zone_features=False, settings=SETTINGS))
     try:
         weak = measure(box, "weak", NODES, BATCH, SECONDS, seed)
         strong = [line for nodes in NODES for line in (
