@@ -177,11 +177,9 @@ def submitter(cell: Cell) -> list[str]:
 def script(spec: Spec, cell: Cell, base: str) -> str:
     """The job script of a cell; `base` is the path of its files without their endings."""
     python = shlex.quote(sys.executable)
-    pmi = f"--mpi={srun.pmi(os.environ) or 'pmix'}" if spec.launcher == "srun" else ""
-    if cell.placement == "slurm":
-        start = f"srun -K {pmi}" if pmi else "mpirun"
-    else:
-        start = f"{python} -m slurmdl srun {pmi or '--launcher=mpirun'}"
+    mpi = f"--mpi={srun.pmi(os.environ) or 'pmix'}"
+    plain, option = ("mpirun", "--launcher=mpirun") if spec.launcher == "mpirun" else (f"srun -K {mpi}", mpi)
+    start = plain if cell.placement == "slurm" else f"{python} -m slurmdl srun {option}"
     ours = [f"export SLURMDL_TRAIN_STRATEGY={cell.strategy}"] if cell.framework == "slurmdl" else []
     if cell.strategy == "ps":
         ours.append(f"export SLURMDL_TRAIN_PS={spec.ps}")
