@@ -19,6 +19,13 @@ ONE_MACHINE: Mapping[str, str] = {
 BY_LOOPBACK: Mapping[str, str] = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "tcp,self",
                                   "OMPI_MCA_btl_tcp_if_include": "lo"}
 
+#: variable of the environment, read by MPI_Init: bytes of a message that Open MPI sends over TCP without asking the
+#: receiver (65,536 by default). Of longer ones, one each way between two ranks, one waits for the other: the answer
+#: of each comes behind what is on its way already
+EAGER_LIMIT = "OMPI_MCA_btl_tcp_eager_limit"
+#: bytes that belong to a message beside its payload, at most
+HEADER = 4096
+
 
 def open_mpi(mpi: Any) -> int:
     """The first number of Open MPI's version, 0 for another library.

@@ -41,23 +41,15 @@ def rows(quick: bool = False) -> Iterator[Row]:
     finally:
         cluster.down("simulate")
     yield from judge(jobs, np.array([simulate(job, topology) for job in jobs]), measured)
-    gossip = [number for number, job in enumerate(jobs) if job.pattern == "gossip"]
-    free = np.array([simulate(jobs[number], topology, half_duplex=False) for number in gossip])
-    yield results.row("gossip: seconds measured / simulated without --half-duplex",
-                      (np.median(measured[gossip], axis=1) / free).tolist(), "times", baseline=1.0)
 
 
-def simulate(job: Job, topology: Topology, half_duplex: bool = True) -> float:
-    """Seconds of communication per iteration, made of steps as those that are measured: median of the blocks.
-
-    The sandbox's nodes talk by Open MPI over TCP, where large messages both ways take turns.
-    """
+def simulate(job: Job, topology: Topology) -> float:
+    """Seconds of communication per iteration, made of steps as those that are measured: median of the blocks."""
     names = sorted(job.nodes)
     place = np.array([names.index(node) for node in job.nodes])
     steps = model.STEPS[job.pattern]
     strategy = model.PATTERNS[job.pattern]
-    training = Training(strategy, model.PARAMETERS, job.ps, PATTERNS[strategy][0], seed=replay.SEED,
-                        half_duplex=half_duplex)
+    training = Training(strategy, model.PARAMETERS, job.ps, PATTERNS[strategy][0], seed=replay.SEED)
     ended = ends(training, links(names, topology, model.known(job, topology)), place,
                  model.WARM_UP + model.BLOCKS * steps)[job.ps:]
     blocks = np.diff(ended[:, model.WARM_UP - 1::steps], axis=1) / steps

@@ -40,9 +40,6 @@ def parser() -> argparse.ArgumentParser:
                      help="steps from one exchange of gossip to the next (default: 1, adaptive-gossip 8)")
     job.add_argument("--compress", metavar="NAME", help="none, fp16, int8, int4, sign or topk (default: none, "
                                                         "adaptive-gossip int4)")
-    job.add_argument("--half-duplex", action="store_true",
-                     help="large messages both ways between two ranks of a zone take turns, as with Open MPI 4.1 "
-                          "over TCP")
     cluster = top.add_argument_group("the cluster")
     cluster.add_argument("--topology", metavar="FILE", help="zones from a file instead of the cluster's")
     cluster.add_argument("--dl-scores", "--scores", default="auto", metavar="auto|off|FILE|URL", dest="scores",
@@ -124,7 +121,7 @@ def _training(options: argparse.Namespace) -> Training:
     if not 0 <= options.compute < float("inf"):
         raise UsageError(f"--compute {options.compute:g}: valid: seconds, 0 and more")
     return Training(options.strategy, _elements(options.parameters), servers, options.traffic, options.compute,
-                    not options.no_overlap, period, compress, options.seed, options.half_duplex)
+                    not options.no_overlap, period, compress, options.seed)
 
 
 def _elements(text: str) -> int:

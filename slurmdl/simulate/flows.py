@@ -14,7 +14,7 @@ import numpy as np
 
 from slurmdl.placement.cost import FloatArray, IntArray, Links
 from slurmdl.simulate.network import Network
-from slurmdl.simulate.training import EAGER, ELEMENT, Training, turn
+from slurmdl.simulate.training import ELEMENT, Training
 
 #: flows of a phase from which on nodes that are alike are taken together
 MANY = 20_000
@@ -55,13 +55,7 @@ def phases(training: Training, links: Links, network: Network, place: IntArray, 
     if training.gossips:
         graph, size = training.graph(zones), training.bytes(training.parameters)
         turns = [graph.round(turn).target for turn in range(exchanges)]
-        everyone = np.arange(len(place))
-        if not training.half_duplex or not graph.paired or size <= EAGER:
-            return [_between(network, place, place[target], np.full(len(place), size), 1) for target in turns]
-        leaf = network.leaf[place]
-        return [_between(network, place[goes], place[target[goes]], np.full(goes.sum(), sent), 1) for target in turns
-                for goes, sent in ((turn(everyone, target) | (leaf != leaf[target]), size),
-                                   (turn(target, everyone) & (leaf == leaf[target]), size - EAGER))]
+        return [_between(network, place, place[target], np.full(len(place), size), 1) for target in turns]
     found = replace(training.placed_as, pattern=training.pattern).phases(len(place), network.leaf[place])
     return [_between(network, place[phase.source], place[phase.target],
                      np.broadcast_to(phase.size, phase.source.shape), phase.rounds) for phase in found]

@@ -11,7 +11,7 @@ from itertools import pairwise
 
 from slurmdl import buckets
 from slurmdl.plan import by_zone
-from slurmdl.simulate.training import EAGER, Training, turn
+from slurmdl.simulate.training import Training
 
 #: what is sent to whom, and from whom something comes, all at once
 Exchange = tuple[list[tuple[int, int]], list[int]]
@@ -23,16 +23,6 @@ Ring = tuple[Sequence[int], float]
 
 def programs(training: Training, nodes: Sequence[int], zones: Sequence[str], steps: int) -> list[list[list[Action]]]:
     """For each rank its steps, each a list of actions; entry i of `nodes` and `zones` is that of rank i."""
-    found = _programs(training, nodes, zones, steps)
-    # a server answers what it has received: nothing meets
-    if not training.half_duplex or training.strategy == "ps":
-        return found
-    return [[[part for action in step for part in _by_turns(rank, action, zones)] for step in program]
-            for rank, program in enumerate(found)]
-
-
-def _programs(training: Training, nodes: Sequence[int], zones: Sequence[str],
-              steps: int) -> list[list[list[Action]]]:
     ranks = range(len(zones))
     if training.gossips:
         return _gossip(training, zones, steps)
@@ -51,22 +41,6 @@ def count(training: Training, ranks: int, steps: int) -> int:
     if training.strategy == "ps":
         return 2 * training.ps * (ranks - training.ps) * steps
     return 2 * ranks * (ranks - 1) * len(training.buckets()) * steps
-
-
-def _by_turns(rank: int, action: Action, zones: Sequence[str]) -> Iterator[Action]:
-    """The same with large messages both ways between two ranks of a zone one after the other."""
-    if isinstance(action, float):
-        yield action
-        return
-    sends, receives = action
-    rest = [(peer, size - EAGER) for peer, size in sends
-            if peer in receives and zones[peer] == zones[rank] and size > EAGER]
-    late = dict(rest)
-    yield [(peer, size - late.get(peer, 0)) for peer, size in sends], receives
-    # what two ranks send each other is of one size
-    for first in (True, False) if rest else ():
-        yield ([(peer, size) for peer, size in rest if turn(rank, peer) == first],
-               [peer for peer, _ in rest if turn(peer, rank) == first])
 
 
 def _gossip(training: Training, zones: Sequence[str], steps: int) -> list[list[list[Action]]]:

@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
-
-import numpy as np
 
 from slurmdl.buckets import starts
 from slurmdl.errors import UsageError
@@ -25,21 +22,8 @@ COMPRESSED = {"none": 4.0, "fp16": 2.0, "int8": 1 + 2 / 256, "int4": 1 / 2 + 2 /
 BLOCK = 1 << 20
 #: share of the forward pass in a step's computation
 FORWARD = 1 / 3
-#: bytes of a message that Open MPI sends over TCP without asking (btl_tcp_eager_limit)
-EAGER = 65_536
 #: exchanges that are simulated where partners are drawn
 DRAWN = 8
-
-
-def turn(rank: Any, peer: Any) -> Any:
-    """Whether a rank sends before its peer where they take turns; not before itself. Both may be arrays.
-
-    Nothing settles who does; were it always the lower rank, the zones of the lower ranks would send all at once. So
-    the bits of a product (D. Knuth: The art of computer programming, 6.4) draw it.
-    """
-    low, high = np.minimum(rank, peer), np.maximum(rank, peer)
-    drawn = (low * 2_654_435_761 + high * 40_503) >> 15 & 1
-    return (rank != peer) & ((rank < peer) == (drawn == 0))
 
 
 @dataclass(frozen=True)
@@ -57,9 +41,6 @@ class Training:
     period : steps from one exchange of gossip to the next.
     compress : one of COMPRESSED.
     seed : of partners that are drawn.
-    half_duplex : of two messages of more than EAGER bytes between two ranks of a zone, one each way, the rest of the
-        second waits for the first: so Open MPI 4.1 is seen to do over TCP (bench.simulate_validation). Between zones
-        messages go in chunks that are smaller (train.messages.CHUNK).
     """
 
     strategy: str
@@ -71,7 +52,6 @@ class Training:
     period: int = 1
     compress: str = "none"
     seed: int = 0
-    half_duplex: bool = False
 
     @property
     def pattern(self) -> str:

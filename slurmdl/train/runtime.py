@@ -13,8 +13,9 @@ from itertools import groupby
 from slurmdl import plan as plans
 from slurmdl.errors import Refused as Refused
 from slurmdl.errors import SlurmdlError, UnavailableError, warn
-from slurmdl.mpi import open_mpi, settle
+from slurmdl.mpi import EAGER_LIMIT, HEADER, open_mpi, settle
 from slurmdl.train.combine import check
+from slurmdl.train.messages import CHUNK
 from slurmdl.train.method import Method
 from slurmdl.train.strategies import STRATEGIES
 from slurmdl.train.strategies.shared import leaders
@@ -123,6 +124,9 @@ def expected_tasks(environ: Mapping[str, str] = os.environ) -> int:
 def connect(environ: Mapping[str, str] = os.environ) -> Transport:
     """MPI between all ranks.
 
+    Where it is started here, Open MPI sends chunks over TCP without asking first, if the environment does not say
+    how long a message may be that it sends so.
+
     Raises
     ------
     UnavailableError : no MPI.
@@ -139,6 +143,7 @@ def connect(environ: Mapping[str, str] = os.environ) -> Transport:
         if tasks > 1 and is_first(environ) and _lacks_pmix(MPI.Get_library_version(), environ):
             warn(f"train: Slurm started {tasks} tasks without PMIx, which Open MPI needs in most builds; if MPI "
                  "cannot start, use `slurmdl srun`, or `srun --mpi=pmix`")
+        os.environ.setdefault(EAGER_LIMIT, str(CHUNK + HEADER))
         MPI.Init_thread()
         atexit.register(finalize)
         settle(MPI)

@@ -23,7 +23,7 @@ from slurmdl.simulate.compare import Case
 from slurmdl.simulate.flows import MANY, phases
 from slurmdl.simulate.network import Network
 from slurmdl.simulate.predict import Prediction, ends, predict, zones_of
-from slurmdl.simulate.training import BLOCK, COMPRESSED, EAGER, FORWARD, Training, turn
+from slurmdl.simulate.training import BLOCK, COMPRESSED, FORWARD, Training
 from slurmdl.topology import example
 from slurmdl.topology.model import Topology
 from slurmdl.train.compressors import COMPRESSORS
@@ -85,18 +85,6 @@ def test_closed_forms(detail: str) -> None:
     # one server pulls and pushes the model to each of three workers
     server = Training("ps", PARAMETERS, 1, compute=1.0)
     assert seconds(server, "d", "a", "b", "c") == pytest.approx(1 + 2 * 3 * SIZE / UPLINK + 2 * far, rel=1e-4)
-
-
-@needs_simgrid
-@pytest.mark.parametrize(("detail", "delays"), [("messages", 3), ("flows", 2)], ids=["messages", "flows"])
-def test_large_messages_both_ways_take_turns(detail: str, delays: int) -> None:
-    pair = Training("gossip", PARAMETERS, traffic="hypercube", half_duplex=True)
-    found = step(pair, "a", "b", detail=detail).seconds
-    assert found == pytest.approx((2 * SIZE - EAGER) / NODE + 2 * DELAY * delays)
-    # one way round a circle nobody meets the one that it sends to
-    circle = Training("gossip", PARAMETERS, traffic="exponential")
-    twice = Training("gossip", PARAMETERS, traffic="exponential", half_duplex=True)
-    assert step(circle, "a", "b", "c", detail=detail) == step(twice, "a", "b", "c", detail=detail)
 
 
 @needs_simgrid
@@ -182,16 +170,6 @@ def test_placed_is_never_slower_than_random(strategy: str) -> None:
         found = case.predictions()
         assert found["placed"].seconds <= found["random"].seconds * 1.02
         assert found["placed"].bytes_across_zones <= found["random"].bytes_across_zones
-
-
-def test_of_two_that_take_turns_one_is_first_and_no_zone_always() -> None:
-    ranks = np.arange(64)
-    for distance in (1, 2, 4, 32):
-        first = turn(ranks, ranks ^ distance)
-        assert (first != turn(ranks ^ distance, ranks)).all()
-        assert first.sum() == 32
-        assert 0.25 < first[ranks < ranks ^ distance].mean() < 0.75
-    assert not turn(ranks, ranks).any()
 
 
 def test_sizes_are_those_of_the_trainer() -> None:

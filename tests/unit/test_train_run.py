@@ -124,6 +124,28 @@ def test_alone_where_slurm_has_more_tasks() -> None:
 
 
 @needs_mpi
+@pytest.mark.parametrize("environ, word", [({}, "sent"), ({"OMPI_MCA_btl_tcp_eager_limit": "65536"}, "waits")])
+def test_open_mpi_sends_a_chunk_by_tcp_before_it_is_asked_for(environ: dict[str, str], word: str) -> None:
+    done = mpirun(2, "-c", """
+import time
+import numpy as np
+from slurmdl.train import runtime
+from slurmdl.train.messages import CHUNK
+transport, chunk, word = runtime.connect(), np.ones(CHUNK, np.uint8), np.zeros(1, np.uint8)
+if transport.rank == 0:
+    leaves, end = transport.send(1, chunk, 1), time.monotonic() + 3
+    while not (sent := transport.test([leaves])) and time.monotonic() < end:
+        time.sleep(0.001)
+    print("sent" if sent else "waits")
+    transport.wait([leaves, transport.send(1, word, 2)])
+else:
+    transport.wait([transport.receive(0, word, 2)])
+    transport.wait([transport.receive(0, chunk, 1)])
+""", environ=environ)
+    assert (done.returncode, done.stdout) == (0, word + "\n"), done.stderr
+
+
+@needs_mpi
 def test_one_rank_alone_trains() -> None:
     done = python(*TRAIN, "--steps", "40", "--model", "mlp:32")
     assert done.returncode == 0, done.stderr
