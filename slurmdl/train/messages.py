@@ -25,9 +25,10 @@ Flow = Iterator[tuple[Sequence[Any], bool]]
 #: how far a message goes: within the node, to another node of the zone, to another zone
 LEVELS = ("node", "zone", "across")
 
-#: bytes in one chunk of a streamed message: so few that the work on one hides behind the way of the next, so many
-#: that a message's own cost does not count. Open MPI is told to send as many at once (runtime.connect)
-CHUNK = 1 << 20
+#: bytes in one chunk of a streamed message, by how far it goes: so few that the work on one hides behind the way of
+#: the next, so many that a message's own cost does not count. Open MPI is told to send as many at once
+#: (runtime.connect). Between zones they are fewer: on slow links that several pairs share gossip is quicker so
+CHUNK = {"node": 1 << 20, "zone": 1 << 20, "across": 60_000}
 
 
 class Messages:
@@ -72,8 +73,8 @@ class Messages:
         what goes.
         """
         arriving = [(index, part, self.transport.receive(peer, array[part], tag))
-                    for index, (peer, array) in enumerate(receives) for part in _chunks(array)]
-        leaving = [self.send(peer, array[part], tag) for peer, array in sends for part in _chunks(array)]
+                    for index, (peer, array) in enumerate(receives) for part in self._chunks(peer, array)]
+        leaving = [self.send(peer, array[part], tag) for peer, array in sends for part in self._chunks(peer, array)]
         return arriving, leaving
 
     def stream(self, sends: Sequence[tuple[int, npt.NDArray[Any]]],
@@ -119,6 +120,10 @@ class Messages:
             with self.awaiting():
                 self.transport.wait(requests)
 
+    def _chunks(self, peer: int, array: npt.NDArray[Any]) -> list[slice]:
+        length = CHUNK[self._levels[peer]] // array.itemsize
+        return [slice(start, min(start + length, array.size)) for start in range(0, array.size, length)]
+
     def total(self, vector: FloatArray) -> None:
         """Replace a vector by its sum over all ranks, by the library's own call.
 
@@ -138,8 +143,3 @@ class Messages:
 def bounds(size: int, parts: int) -> list[int]:
     """Where `parts` nearly equal parts of `size` elements begin; the last entry is `size`."""
     return [size * part // parts for part in range(parts + 1)]
-
-
-def _chunks(array: npt.NDArray[Any]) -> list[slice]:
-    length = CHUNK // array.itemsize
-    return [slice(start, min(start + length, array.size)) for start in range(0, array.size, length)]

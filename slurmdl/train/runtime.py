@@ -143,7 +143,7 @@ def connect(environ: Mapping[str, str] = os.environ) -> Transport:
         if tasks > 1 and is_first(environ) and _lacks_pmix(MPI.Get_library_version(), environ):
             warn(f"train: Slurm started {tasks} tasks without PMIx, which Open MPI needs in most builds; if MPI "
                  "cannot start, use `slurmdl srun`, or `srun --mpi=pmix`")
-        os.environ.setdefault(EAGER_LIMIT, str(CHUNK + HEADER))
+        os.environ.setdefault(EAGER_LIMIT, str(max(CHUNK.values()) + HEADER))
         MPI.Init_thread()
         atexit.register(finalize)
         settle(MPI)

@@ -131,7 +131,7 @@ import time
 import numpy as np
 from slurmdl.train import runtime
 from slurmdl.train.messages import CHUNK
-transport, chunk, word = runtime.connect(), np.ones(CHUNK, np.uint8), np.zeros(1, np.uint8)
+transport, chunk, word = runtime.connect(), np.ones(CHUNK["zone"], np.uint8), np.zeros(1, np.uint8)
 if transport.rank == 0:
     leaves, end = transport.send(1, chunk, 1), time.monotonic() + 3
     while not (sent := transport.test([leaves])) and time.monotonic() < end:

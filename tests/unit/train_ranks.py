@@ -126,7 +126,7 @@ def against_big_batch(name: str, traffic: str, servers: int = 0) -> dict[str, An
 
 
 torch.set_num_threads(1)
-lengths = (0, 1, size - 1, size, size + 1, 1000, size * CHUNK // 4 + 3)
+lengths = (0, 1, size - 1, size, size + 1, 1000, size * max(CHUNK.values()) // 4 + 3)
 graphs = ["random", "exponential"] + ["hypercube"] * (size & size - 1 == 0)
 result = {"zones": world.zones, "nodes": world.nodes,
           "ring": [summed([ranks], length) for length in lengths],
