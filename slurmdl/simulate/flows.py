@@ -54,8 +54,8 @@ def phases(training: Training, links: Links, network: Network, place: IntArray, 
         return list(_shards(training, links, network, place))
     if training.gossips:
         graph, size = training.graph(zones), training.bytes(training.parameters)
-        turns = [graph.round(turn).target for turn in range(exchanges)]
-        return [_between(network, place, place[target], np.full(len(place), size), 1) for target in turns]
+        return [_between(network, place, place[graph.round(turn).target], np.full(len(place), size), 1)
+                for turn in range(exchanges)]
     found = replace(training.placed_as, pattern=training.pattern).phases(len(place), network.leaf[place])
     return [_between(network, place[phase.source], place[phase.target],
                      np.broadcast_to(phase.size, phase.source.shape), phase.rounds) for phase in found]

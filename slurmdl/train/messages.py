@@ -27,7 +27,8 @@ LEVELS = ("node", "zone", "across")
 
 #: bytes in one chunk of a streamed message, by how far it goes: so few that the work on one hides behind the way of
 #: the next, so many that a message's own cost does not count. Open MPI is told to send as many at once
-#: (runtime.connect). Between zones they are fewer: on slow links that several pairs share gossip is quicker so
+#: (runtime.connect). Between zones they are fewer, and below its own limit of 64 KiB: on slow links that several
+#: pairs share gossip is quicker so
 CHUNK = {"node": 1 << 20, "zone": 1 << 20, "across": 60_000}
 
 
