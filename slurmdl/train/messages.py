@@ -30,6 +30,8 @@ LEVELS = ("node", "zone", "across")
 #: (runtime.connect). Between zones they are fewer, and below its own limit of 64 KiB: on slow links that several
 #: pairs share gossip is quicker so
 CHUNK = {"node": 1 << 20, "zone": 1 << 20, "across": 60_000}
+#: bytes of an array that is sent before the other rank is known to be there; see `invited`
+UNINVITED = 60_000
 
 
 class Messages:
@@ -61,6 +63,17 @@ class Messages:
         leaving = [self.send(peer, array, tag) for peer, array in sends]
         self._await_first(requests[:1])
         self.transport.wait(requests + leaving)
+
+    def invited(self, sends: Sequence[tuple[int, npt.NDArray[Any]]],
+                receives: Sequence[tuple[int, npt.NDArray[Any]]], tag: int = 0) -> None:
+        """Before an exchange: wait until those who are to be sent more than UNINVITED bytes are there for it.
+
+        A message leaves when its sender is ready, and takes its share of the links from those that are still under
+        way, although nobody waits for it yet. All ranks of the exchange call this, with the same arrays.
+        """
+        nothing = np.empty(0, np.uint8)
+        self.exchange([(peer, nothing) for peer, array in receives if array.nbytes > UNINVITED],
+                      [(peer, nothing) for peer, array in sends if array.nbytes > UNINVITED], tag)
 
     def post(self, sends: Sequence[tuple[int, npt.NDArray[Any]]], receives: Sequence[tuple[int, npt.NDArray[Any]]],
              tag: int = 0) -> tuple[list[tuple[int, slice, Any]], list[Any]]:

@@ -12,14 +12,17 @@ import numpy as np
 import pytest
 import torch
 
+from slurmdl.bench.replay import Still
 from slurmdl.errors import SlurmdlError
 from slurmdl.train import init
+from slurmdl.train.courier import Courier
 from slurmdl.train.library.run import Run
 from slurmdl.train.messages import LEVELS, Messages
 from slurmdl.train.method import Method
 from slurmdl.train.mixing.moved import SAMPLES, Moved, sample
 from slurmdl.train.report.meters import PHASES, Meter, Stopwatch, table
 from slurmdl.train.report.plot import draw
+from slurmdl.train.strategies import STRATEGIES, Setting
 from slurmdl.train.transports import virtual
 
 #: seconds of the work of a step, by phase
@@ -118,6 +121,32 @@ def test_waiting_is_until_the_first_chunk_is_there() -> None:
         messages.exchange([(1 - transport.rank, vector)], [(1 - transport.rank, np.empty_like(vector))])
         return messages.waited()
     assert virtual.run(2, program, Slow()) == [1.25, 0.0]
+
+
+@pytest.mark.parametrize(("size", "leaves"), [(100_000, 1.0), (10, 0.0)])
+def test_a_model_leaves_when_its_partner_is_there(size: int, leaves: float) -> None:
+    """Rank 1 comes a second after rank 0: a long message would only take its share of the links until then."""
+    sent: list[tuple[int, int, float]] = []
+
+    class Recorded:
+        def arrival(self, source: int, target: int, size: int, clock: float) -> tuple[float, float]:
+            sent.append((source, size, clock))
+            return clock, clock
+
+    def program(transport: virtual.Virtual) -> None:
+        gradients = np.zeros(size, np.float32)
+        setting = Setting(Messages(transport, LEVELS[1:2] * 2), Courier(False), (0, 1), (), np.zeros_like(gradients),
+                          gradients, (size,), Method("gossip", "random"), 1, ("",) * 2, ("",) * 2, {}, lambda: 0.1,
+                          lambda part: Still())
+        strategy = STRATEGIES["gossip"](setting)
+        transport.compute(float(transport.rank))
+        strategy.before_update(0)
+        strategy.after_update(0)
+
+    virtual.run(2, program, Recorded())
+    models = [(source, clock) for source, length, clock in sent if length]
+    assert sum(length for source, length, _ in sent if source == 0) == 4 * size, "the bytes of the model alone"
+    assert {clock for source, clock in models if source == 0} == {leaves}
 
 
 def test_drift_is_counted_from_the_last_mark() -> None:

@@ -95,5 +95,10 @@ class Gossip(Triggered):
                     float(turn.weight[self._place]))
 
     def _swap(self, to: int, goes: npt.NDArray[np.generic], source: int, comes: npt.NDArray[np.generic]) -> None:
-        its = self._its
-        its.courier.do(lambda: its.messages.swap([(to, goes)], [(source, comes)]))
+        sends, receives, messages = [(to, goes)], [(source, comes)], self._its.messages
+
+        def swap() -> None:
+            messages.invited(sends, receives)
+            messages.swap(sends, receives)
+
+        self._its.courier.do(swap)
