@@ -65,7 +65,7 @@ class Messages:
         self.transport.wait(requests + leaving)
 
     def invited(self, sends: Sequence[tuple[int, npt.NDArray[Any]]],
-                receives: Sequence[tuple[int, npt.NDArray[Any]]], tag: int = 0) -> None:
+                receives: Sequence[tuple[int, npt.NDArray[Any]]]) -> None:
         """Before an exchange: wait until those who are to be sent more than UNINVITED bytes are there for it.
 
         A message leaves when its sender is ready, and takes its share of the links from those that are still under
@@ -73,7 +73,7 @@ class Messages:
         """
         nothing = np.empty(0, np.uint8)
         self.exchange([(peer, nothing) for peer, array in receives if array.nbytes > UNINVITED],
-                      [(peer, nothing) for peer, array in sends if array.nbytes > UNINVITED], tag)
+                      [(peer, nothing) for peer, array in sends if array.nbytes > UNINVITED])
 
     def post(self, sends: Sequence[tuple[int, npt.NDArray[Any]]], receives: Sequence[tuple[int, npt.NDArray[Any]]],
              tag: int = 0) -> tuple[list[tuple[int, slice, Any]], list[Any]]:
