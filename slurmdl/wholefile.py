@@ -1,9 +1,29 @@
-"""Files that readers see as a whole or not at all."""
+"""Files that readers see as a whole or not at all, and what is known of them before they are written."""
 
 from __future__ import annotations
 
+import errno
 import os
 from contextlib import suppress
+
+
+def check(path: str) -> None:
+    """Say before long work, not after it, that a file cannot be written. Nothing is left of the attempt.
+
+    Raises
+    ------
+    OSError : a folder has that name, or the folder it lies in is not there, or is not for this user to write to.
+    """
+    folder = os.path.dirname(path) or "."
+    if os.path.isdir(path):
+        reason = errno.EISDIR
+    elif not os.path.isdir(folder):
+        reason = errno.ENOTDIR if os.path.exists(folder) else errno.ENOENT
+    elif not os.access(path if os.path.exists(path) else folder, os.W_OK):
+        reason = errno.EACCES
+    else:
+        return
+    raise OSError(reason, os.strerror(reason), path)
 
 
 def write(path: str, text: str, *, durable: bool = False) -> None:

@@ -6,7 +6,7 @@ import signal
 from importlib import import_module
 from pathlib import Path
 
-from slurmdl.cli.parser import Parser
+from slurmdl.cli.parser import Parser, check_file
 from slurmdl.errors import UsageError, warn
 
 #: benchmarks of several parts -> the seed, what it is of, and what is measured in few words and in more
@@ -85,6 +85,8 @@ def run(argv: list[str]) -> int:
     exact.add_argument("--seed", type=int, default=1, metavar="N", help="of the clusters (default: %(default)s)")
     exact.add_argument("--results", metavar="FILE", help="write the figures, a control among them, as JSON")
     options = top.parse_args(argv)
+    if options.command not in ("run", "report", "results") and options.results:
+        check_file(options.results, "--results")
     # a benchmark that is ended takes its jobs, sandboxes and workers with it, as by Ctrl-C
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     if options.command == "exact":

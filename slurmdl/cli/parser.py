@@ -6,7 +6,16 @@ import argparse
 import os
 from typing import Any, NoReturn
 
+from slurmdl import wholefile
 from slurmdl.errors import UsageError
+
+
+def check_file(path: str, option: str) -> None:
+    """Before long work: UsageError where the file that an option names cannot be written."""
+    try:
+        wholefile.check(path)
+    except OSError as error:
+        raise _unwritable(path, option, error) from error
 
 
 def write_file(path: str, option: str, text: str) -> None:
@@ -15,7 +24,11 @@ def write_file(path: str, option: str, text: str) -> None:
         with open(path, "w", encoding="utf-8") as file:
             file.write(text)
     except OSError as error:
-        raise UsageError(f"{option}={path}: cannot be written ({error.strerror})") from error
+        raise _unwritable(path, option, error) from error
+
+
+def _unwritable(path: str, option: str, error: OSError) -> UsageError:
+    return UsageError(f"{option}={path}: cannot be written ({error.strerror})")
 
 
 class _Format(argparse.HelpFormatter):

@@ -15,6 +15,7 @@ from slurmdl.bench.papers import dltap, frameworks, zones
 from slurmdl.bench.results import Row
 from slurmdl.bench.unequal_placement import LEAST, Found
 from slurmdl.bench.unequal_ways import CONTROL, DEFAULT, LEAF, PLACED
+from slurmdl.cli.bench import PARTS
 from slurmdl.cli.main import main
 from slurmdl.errors import InputError, UsageError
 from slurmdl.placement.model import Cost
@@ -90,6 +91,16 @@ def test_what_the_frameworks_train_can_be_trained(tmp_path: Path) -> None:
     (tmp_path / "spec.yaml").write_text(frameworks.matrix((1, 2), 8, 0.5, 3))
     spec = read(str(tmp_path / "spec.yaml"))
     assert (spec.nodes, spec.batch, spec.compute, spec.seed) == ((1, 2), 8, "replay:0.5", 3)
+
+
+@pytest.mark.parametrize("command", ["demo", "topology", "model", "spank", "paper", "exact", *PARTS])
+def test_results_that_cannot_be_written_are_refused_before_anything_is_measured(
+        command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for path, reason in ((tmp_path, "Is a directory"), (tmp_path / "none" / "x.json", "No such file or directory")):
+        assert main(["bench", command, "--results", str(path)]) == UsageError.exit_status
+        out, error = capsys.readouterr()
+        assert (out, error) == ("", f"slurmdl: --results={path}: cannot be written ({reason})\n")
+    assert not list(tmp_path.iterdir())
 
 
 def test_results_as_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

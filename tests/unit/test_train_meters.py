@@ -210,9 +210,12 @@ def test_what_a_run_leaves_behind(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("plot, words", [
     ("run.doc", "--plot run.doc: its ending is none of "), ("/nowhere/run.svg", "--plot /nowhere/run.svg: cannot be"),
+    ("folder.svg", r"--plot .*/folder\.svg: cannot be written \(Is a directory"),
     (None, "--plot needs the package matplotlib")])
-def test_pictures_that_cannot_be_made_are_refused_at_the_start(plot: str | None, words: str,
+def test_pictures_that_cannot_be_made_are_refused_at_the_start(plot: str | None, words: str, tmp_path: Path,
                                                                monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "folder.svg").mkdir()
+    monkeypatch.chdir(tmp_path)
     if plot is None:
         monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(SlurmdlError, match=words):

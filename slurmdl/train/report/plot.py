@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from itertools import accumulate
 
+from slurmdl import wholefile
 from slurmdl.errors import TrainError, UnavailableError
 from slurmdl.train.report.meters import Meter
 
@@ -15,7 +16,7 @@ def check(path: str) -> None:
     Raises
     ------
     UnavailableError : matplotlib is not installed.
-    TrainError : a name without one of its endings, or a folder that cannot be written to.
+    TrainError : a name without one of its endings, or a file that cannot be written.
     """
     try:
         from matplotlib.figure import Figure
@@ -24,8 +25,10 @@ def check(path: str) -> None:
     kinds = sorted(Figure().canvas.get_supported_filetypes())
     if path.rpartition(".")[2] not in kinds:
         raise TrainError(f"--plot {path}: its ending is none of {', '.join(kinds)}")
-    if not os.access(os.path.dirname(path) or ".", os.W_OK):
-        raise TrainError(f"--plot {os.path.abspath(path)}: cannot be written")
+    try:
+        wholefile.check(path)
+    except OSError as error:
+        raise TrainError(f"--plot {os.path.abspath(path)}: cannot be written ({error.strerror})") from error
 
 
 def draw(path: str, meter: Meter, title: str) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from slurmdl import wholefile
 from slurmdl.errors import Refused, TrainError, UnavailableError, warn
 from slurmdl.train.library import agreement, halt
 from slurmdl.train.library.run import CHECKPOINT, Run, init
@@ -76,7 +77,8 @@ def one_rank(options: Options, data: Data | None, environ: Mapping[str, str], tr
     if beyond:
         raise Refused(f"--slow {beyond[0]}=: no such rank; valid: 0 to {len(run.world.nodes) - 1}")
     if run.rank == 0:
-        _check_writable(options.summary)
+        if options.summary:
+            _check_writable(options.summary)
         print(f"ranks: {run.world}", flush=True)
     compute = run.world.transport.compute
     takes = _seconds(options)
@@ -224,6 +226,7 @@ def _figures(number: int, done: int, meter: meters.Meter) -> dict[str, float]:
 
 def _check_writable(path: str) -> None:
     """Say now, not after the training, that a file cannot be written."""
-    folder = os.path.dirname(path) or "."
-    if path and not os.access(path if os.path.exists(path) else folder, os.W_OK):
-        raise TrainError(f"--summary {os.path.abspath(path)}: cannot be written")
+    try:
+        wholefile.check(path)
+    except OSError as error:
+        raise TrainError(f"--summary {os.path.abspath(path)}: cannot be written ({error.strerror})") from error
