@@ -35,7 +35,8 @@ WARM_UP, BLOCKS = 1, 3
 STEPS = {"ring": 2, "ps": 2, "gossip": 6}
 #: placements of each pattern that run before the links change
 UNCHANGED = 4
-PARAMETERS = 100_000
+#: so many that what a link's token bucket lets through at once, 70 KB, is little of a message
+PARAMETERS = 400_000
 TARGET = 0.9
 #: bits/s, lowest and highest; two CPUs move far more than that, so that the links bound the time
 NODE_RATE = 3e8
