@@ -12,8 +12,8 @@ from slurmdl.errors import UsageError
 
 #: name -> module
 FRAMEWORKS = {name: f"slurmdl.bench.frameworks.{module}" for name, module in (
-    ("slurmdl", "ours"), ("ddp", "ddp"), ("post-local", "post_local"), ("horovod", "horovod"),
-    ("bluefog", "bluefog"))}
+    ("slurmdl", "ours"), ("ddp", "ddp"), ("ddp-mpi", "ddp_mpi"), ("post-local", "post_local"),
+    ("horovod", "horovod"), ("bluefog", "bluefog"))}
 
 
 def load(name: str) -> Framework:

@@ -28,7 +28,7 @@ from slurmdl.sandbox.cluster import Sandbox
 from slurmdl.sandbox.spec import Spec, alternating
 from slurmdl.train.report.meters import PHASES
 
-FRAMEWORKS = ("slurmdl", "ddp", "post-local", "horovod", "bluefog")
+FRAMEWORKS = ("slurmdl", "ddp", "ddp-mpi", "post-local", "horovod", "bluefog")
 NODES, CPUS = (1, 2, 4), 2
 #: bits/s of each node's link and of each zone's
 RATE = 1e9
