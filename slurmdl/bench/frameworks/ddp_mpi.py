@@ -1,4 +1,4 @@
-"""DistributedDataParallel over PyTorch's own MPI backend, which only builds from source have, on a machine with MPI."""
+"""DistributedDataParallel over PyTorch's own MPI backend, which a build from source has on a machine with MPI."""
 
 from __future__ import annotations
 
