@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import csv
 import json
+import re
+
+import pytest
 
 SPEC = """\
 frameworks: [slurmdl, ddp, ddp-mpi, post-local, horovod]
@@ -67,3 +70,22 @@ def test_cells_that_cannot_be_say_so_and_the_rest_goes_on(cluster):
     assert status["slurmdl", "100"].startswith("refused: ")
     assert status["raises.py", "1"].startswith("failed: ") and "of its own" in status["raises.py", "1"]
     assert json.loads((folder / "here" / "spec.json").read_text())["nodes"] == [1, 100]
+
+
+@pytest.mark.parametrize(("does", "status"), [
+    ("subprocess.run(['scancel', os.environ['SLURM_JOB_ID']]); time.sleep(100)", "cancelled"),
+    ("torch.empty(1 << 50)", "failed: .*allocate"),
+    pytest.param("time.sleep(1000)", "time limit", marks=pytest.mark.nightly)])
+def test_a_cell_that_is_ended_says_by_what_and_the_rest_goes_on(cluster, does, status):
+    """By somebody, by the lack of memory, by the time limit."""
+    folder = cluster.directory("matrix")
+    (folder / "ends.py").write_text("import os, subprocess, time, torch\nSTRATEGIES = ('x',)\n"
+                                    f"def missing(): return ''\ndef start(*given): {does}\n")
+    (folder / "spec.yaml").write_text(
+        f"frameworks: [{folder}/ends.py, slurmdl]\nmodels: {{mlp: digits}}\nnodes: [2]\nplacements: [slurm]\n"
+        f"repeats: 1\nsteps: 2\nminutes: 1\nlauncher: {launcher(cluster)}\n")
+    done = cluster.run(["slurmdl", "bench", "run", "spec.yaml", "--results", "here"], directory=folder, timeout=400)
+    assert done.returncode == 0, done.stderr
+    ended, other = sorted(table(folder / "here"), key=lambda row: row["framework"] == "slurmdl")
+    assert re.match(status, ended["status"]), ended
+    assert other["status"].startswith("done"), other
