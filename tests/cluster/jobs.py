@@ -26,6 +26,14 @@ def ranks(text: str) -> list[str]:
     return [found[str(rank)] for rank in range(len(found))]
 
 
+def rows(text: str) -> list[list[str]]:
+    """The words of each rank's line, by rank, of a job whose ranks write theirs first.
+
+    srun may have written, too: that a connection was reset, now and then, at the end of a step where all went well.
+    """
+    return sorted((line.split() for line in text.splitlines() if line[:1].isdigit()), key=lambda row: int(row[0]))
+
+
 def written(log: Path) -> str:
     """What a job has written so far."""
     return log.read_text() if log.exists() else ""

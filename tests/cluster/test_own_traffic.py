@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from jobs import rows
 
 #: ranks 0, 2, 4, 6 talk to one another, and so do 1, 3, 5, 7
 PAIRED = "\n".join(",".join("9e6" if i != j and (i - j) % 2 == 0 else "0" for j in range(8)) for i in range(8))
@@ -11,7 +12,7 @@ PROGRAM = "slurmdl srun -n 8 sh -c 'echo $SLURM_PROCID $SLURMDL_ZONE'"
 
 
 def zones(text: str) -> list[str]:
-    return [row[1] for row in sorted((line.split() for line in text.splitlines()), key=lambda row: int(row[0]))]
+    return [row[1] for row in rows(text)]
 
 
 def test_ranks_that_talk_get_one_zone(cluster):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 import pytest
-from jobs import own_lines, release
+from jobs import own_lines, release, rows
 
 #: what a task tells of itself: its rank, its node, the CPUs that it may use, and what it was told of them
 TASK = 'echo "$SLURM_PROCID $(hostname) $(nproc) ${SLURM_CPUS_PER_TASK:-none}"'
@@ -46,8 +46,8 @@ def results(text: str) -> dict[tuple[int, str], tuple[list[list[str]], str]]:
     for part in text.split("@ ")[1:]:
         head, _, body = part.partition("\n")
         number, _, kind = head.partition(" ")
-        rows = [line.split() for line in body.splitlines()]
-        tasks = sorted((row for row in rows if len(row) == 4 and row[0].isdigit()), key=lambda row: int(row[0]))
+        told = [line.split() for line in body.splitlines()]
+        tasks = sorted((row for row in told if len(row) == 4 and row[0].isdigit()), key=lambda row: int(row[0]))
         found[int(number), kind] = tasks, "\n".join(line for line in body.splitlines() if "slurmdl:" in line)
     return found
 
@@ -108,9 +108,9 @@ def test_gpus_per_task(new_cluster):
 def test_inside_salloc(cluster):
     for words in ("slurmdl srun", "srun"):
         done = cluster.run(["salloc", "-N", "8", "sh", "-c", f"{words} sh -c '{TASK}'"])
-        rows = sorted((line.split() for line in done.stdout.splitlines()), key=lambda row: int(row[0]))
-        assert sorted(row[1] for row in rows) == [f"n{i}" for i in range(1, 9)], done.stderr
-        assert zones_in_turn(cluster, [row[1] for row in rows]) == (words == "slurmdl srun")
+        told = sorted((line.split() for line in done.stdout.splitlines()), key=lambda row: int(row[0]))
+        assert sorted(row[1] for row in told) == [f"n{i}" for i in range(1, 9)], done.stderr
+        assert zones_in_turn(cluster, [row[1] for row in told]) == (words == "slurmdl srun")
 
 
 def test_two_steps_at_once(cluster):
@@ -138,17 +138,17 @@ slurmdl srun --dl-ps=2 -n 10 sh -c 'echo $SLURM_PROCID $(hostname) $SLURM_LOCALI
     $SLURMDL_ZONE $RANK $WORLD_SIZE $LOCAL_RANK $LOCAL_WORLD_SIZE $MASTER_ADDR $MASTER_PORT $SLURM_JOB_NAME'
 """)
     text = cluster.output(cluster.submit(["sbatch", "-N", "8", "--exclusive", str(script)]))
-    rows = sorted((line.split() for line in text.splitlines()), key=lambda row: int(row[0]))
-    assert [int(row[0]) for row in rows] == list(range(10))
-    counts = Counter(row[1] for row in rows)
+    told = rows(text)
+    assert [int(row[0]) for row in told] == list(range(10))
+    counts = Counter(row[1] for row in told)
     seen: Counter[str] = Counter()
-    for rank, row in enumerate(rows):
+    for rank, row in enumerate(told):
         _, node, local_id, role, role_rank, zone, global_rank, size, local_rank, local_size, master, port, name = row
         assert (role, int(role_rank)) == (("ps", rank) if rank < 2 else ("worker", rank - 2))
         assert zone == cluster.topology.leaf_of(node)
         assert (int(global_rank), int(size)) == (rank, 10)
         assert local_id == local_rank and int(local_rank) == seen[node] and int(local_size) == counts[node]
-        assert master == rows[0][1] and 10_000 <= int(port) < 32_768 and name == "job.sh"
+        assert master == told[0][1] and 10_000 <= int(port) < 32_768 and name == "job.sh"
         seen[node] += 1
 
 
@@ -194,20 +194,20 @@ END
 slurmdl srun -n 8 --multi-prog programs
 """)
     text = cluster.output(cluster.submit(["sbatch", "-N", "8", str(script)], directory=cluster.directory()))
-    rows = sorted((line.split() for line in text.splitlines()), key=lambda row: int(row[0]))
-    assert [int(row[0]) for row in rows] == list(range(8))
-    assert zones_in_turn(cluster, [row[1] for row in rows])
+    told = rows(text)
+    assert [int(row[0]) for row in told] == list(range(8)), text
+    assert zones_in_turn(cluster, [row[1] for row in told])
 
 
 def test_mpirun(cluster):
     program = "echo $OMPI_COMM_WORLD_RANK $(hostname) $RANK $WORLD_SIZE $LOCAL_RANK $LOCAL_WORLD_SIZE $SLURMDL_ROLE"
     script = cluster.script(f"slurmdl srun --launcher=mpirun --dl-ps=1 -n 10 sh -c '{program}'")
     text = cluster.output(cluster.submit(["sbatch", "-N", "8", "--exclusive", str(script)]))
-    rows = sorted((line.split() for line in text.splitlines()), key=lambda row: int(row[0]))
-    assert [(row[0], row[2], row[3]) for row in rows] == [(str(i), str(i), "10") for i in range(10)]
-    assert Counter(Counter(row[1] for row in rows).values()) == {1: 6, 2: 2}
-    assert [row[6] for row in rows] == ["ps"] + ["worker"] * 9
-    assert zones_in_turn(cluster, [row[1] for row in rows[1:]])
+    told = rows(text)
+    assert [(row[0], row[2], row[3]) for row in told] == [(str(i), str(i), "10") for i in range(10)]
+    assert Counter(Counter(row[1] for row in told).values()) == {1: 6, 2: 2}
+    assert [row[6] for row in told] == ["ps"] + ["worker"] * 9
+    assert zones_in_turn(cluster, [row[1] for row in told[1:]])
 
 
 def test_outside_a_job(cluster):
@@ -283,9 +283,9 @@ slurmdl srun -Q --dl-ps=1 true 2>&1; slurmdl srun --dl-strict hostname 2>&1; ech
 
 def mapped_nodes(text: str) -> list[str]:
     """The node of each rank, from lines `RANK NODE` in any order."""
-    rows = sorted((line.split() for line in text.splitlines()), key=lambda row: int(row[0]))
-    assert [int(row[0]) for row in rows] == list(range(len(rows)))
-    return [row[1] for row in rows]
+    told = rows(text)
+    assert [int(row[0]) for row in told] == list(range(len(told)))
+    return [row[1] for row in told]
 
 
 def test_printed_maps_start_every_rank_on_its_node(cluster):
