@@ -32,7 +32,7 @@ Shows what `slurmdl sbatch` would choose for the same words, and why; submits no
   --svg FILE       a picture of the zones, the nodes and the ranks, too
   --topology FILE  zones from a topology.conf, topology.yaml or JSON instead of the cluster's
   --cluster FILE   nodes and partitions from JSON, or from the text of
-                   `scontrol -o -d show nodes` and `show partitions`, instead of the cluster's
+                   `scontrol -d show nodes` and `show partitions`, instead of the cluster's
   --scores FILE    link scores, as --dl-scores=FILE
   --seed N         settles the choice among equal nodes, so that many who ask at once do not all get the same
                    ones; 0, the default: the first of them

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from slurmdl.cluster.model import ClusterSnapshot
 
 _FILE = "a topology.conf, topology.yaml or JSON; without it the file beside slurm.conf, else the controller's answer"
-_CLUSTER = "nodes from JSON, or from the text of `scontrol -o -d show nodes`, instead of the controller's"
+_CLUSTER = "nodes from JSON, or from the text of `scontrol -d show nodes`, instead of the controller's"
 
 
 def parser() -> argparse.ArgumentParser:

@@ -28,11 +28,11 @@ def from_controller(backend: str, with_topology: bool = False) -> tuple[ClusterS
 
 
 def from_file(path: str) -> ClusterSnapshot:
-    """The snapshot in a file: JSON as `ClusterSnapshot.to_json` writes it, or the text of `scontrol -o -d`.
+    """The snapshot in a file: JSON as `ClusterSnapshot.to_json` writes it, or text of `scontrol -d` (see `parse`).
 
     Raises
     ------
-    InputError : with the file, where it cannot be read or holds no node.
+    InputError : with the file, if it cannot be read, holds no node, or does not show how many GPUs are used.
     """
     try:
         with open(path, encoding="utf-8") as file:
@@ -47,5 +47,8 @@ def from_file(path: str) -> ClusterSnapshot:
         raise InputError(f"is neither JSON nor text of scontrol ({error})", file=path) from error
     if not snapshot.names:
         raise InputError("holds no node; valid is JSON with nodes, or the text of "
-                         "`scontrol -o -d show nodes` and `show partitions`", file=path)
+                         "`scontrol -d show nodes` and `show partitions`", file=path)
+    if not text.lstrip().startswith("{") and "GresUsed=" not in text and any(kind.gres for kind in snapshot.kinds):
+        raise InputError("shows generic resources, but not how many are used; valid is the text of "
+                         "`scontrol -d show nodes`, with the option -d", file=path)
     return snapshot

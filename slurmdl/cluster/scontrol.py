@@ -9,7 +9,7 @@ import numpy as np
 
 from slurmdl import process
 from slurmdl.cluster.model import ClusterSnapshot, IntArray, Kind, Partition, Reservation
-from slurmdl.errors import UnavailableError
+from slurmdl.errors import InputError, UnavailableError
 from slurmdl.topology import hostlist
 
 #: KEY=VALUE at the begin of the line or after a blank. The values read here hold no blanks; those that do (OS,
@@ -19,6 +19,8 @@ _PAIR = re.compile(r"(?:^| )(\w+)=([^ ]*)")
 _DEFAULT_MEMORY = re.compile(r"^(DefMemPer(?:CPU|Node)) += (\d+)$", re.MULTILINE)
 _SUFFIXES = "*~#!%$@+^-"
 _NONE = frozenset(("(null)", "N/A", "n/a"))
+#: what stands between the parts of a record without -o; with -o it is a blank
+_NEXT_LINE = "\n   "
 #: numbers stay far below what 64 bits hold, so that sums of them do, too
 _MOST = 2 ** 40
 
@@ -61,11 +63,20 @@ def zones(out: str) -> str:
 
 
 def parse(text: str) -> ClusterSnapshot:
-    """The snapshot in the output of `scontrol -o -d show nodes`, `show partitions` and `show reservations`.
+    """The snapshot in the output of `scontrol -d show nodes`, `show partitions` and `show reservations`.
 
-    One record a line; of a node that stands twice the first counts. Of `show config` the default memory of jobs is
-    read. Lines that are none of these are passed over.
+    Records may have one line each (-o) or several. If a node stands twice, the first record counts. From
+    `show config` the default memory of jobs is read. Lines that belong to none of these are passed over.
+
+    Raises
+    ------
+    InputError : a record has no state, so that the text is cut off or has another form; a list of nodes is malformed.
     """
+    text = text.replace(_NEXT_LINE, " ")
+    for line in text.split("\n"):
+        if line.startswith(("NodeName=", "PartitionName=", "ReservationName=")) and " State=" not in line:
+            raise InputError(f"{line.partition(' ')[0]}: the record has no State; valid is the unchanged output of "
+                             "`scontrol -d show nodes`, `show partitions` and `show reservations`, also with -o")
     nodes, rest = _nodes_and_rest(text)
     config = dict(_DEFAULT_MEMORY.findall(rest))
     partitions, reservations = [], []

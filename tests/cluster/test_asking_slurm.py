@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from slurmdl.cluster import read
 from slurmdl.topology import hostlist
 
 
@@ -69,3 +70,28 @@ def test_nodes_that_will_be_reserved_are_slurms_to_give(cluster, reserve):
     reserve("service", "n[1-8]", "now+1hour")
     assert "--prefer=zone" in decided(cluster, "-N2", "-t", "10")
     assert "the reservation service will hold some of the nodes, and Slurm " in decided(cluster, "-N2", "-t", "120")
+
+
+def test_every_form_that_scontrol_prints_gives_the_same_snapshot(cluster, reserve):
+    """With and without -o, as a user redirects it into a file; a reason may look like another field."""
+    reserve("soon", "n[5-6]", "now+1hour")
+    held = cluster.submit(["sbatch", "-N2", "-n2", "--nodelist=n[3-4]", "--wrap=sleep 60"])
+    cluster.wait_for(held, {"RUNNING"})
+    drained = ["scontrol", "update", "nodename=n2", "state=drain", "reason=bad disk = 3 State=IDLE CPUAlloc=2"]
+    cluster.run(drained, as_root=True).check_returncode()
+    shown = "scontrol {0} -d show nodes; scontrol {0} show partitions; scontrol {0} show reservations"
+    directory, found = cluster.directory(), {}
+    try:
+        for form in ("-o", ""):
+            path = directory / f"nodes{form}.txt"
+            cluster.run(["sh", "-c", f"({shown.format(form)}) > {path}"]).check_returncode()
+            found[form] = read.from_file(str(path))
+            placed = cluster.run(["slurmdl", "place", "--cluster", str(path), "-N2"])
+            assert "5 of 8 nodes idle" in placed.stdout, placed
+    finally:
+        cluster.run(["scontrol", "update", "nodename=n2", "state=resume"], as_root=True)
+    one, several = found["-o"], found[""]
+    assert several.to_json() == one.to_json()
+    assert several.node["n2"].state == ("IDLE", "DRAIN")
+    assert [several.node[f"n{i}"].cpus_free for i in (1, 3)] == [2, 1]
+    assert [(each.name, each.nodes) for each in several.reservations] == [("soon", ("n5", "n6"))]

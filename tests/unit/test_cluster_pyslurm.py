@@ -108,9 +108,10 @@ def test_what_the_user_does_not_see() -> None:
     nodes = (("both", "IDLE", "main,hidden"), ("hid", "IDLE", "hidden"), ("none", "IDLE", ""), ("on", "IDLE", "main"))
     told = scontrol.parse("".join(f"NodeName={name} CPUTot={i} State={state} Partitions={partitions}\n"
                                   for i, (name, state, partitions) in enumerate(nodes))
-                          + "PartitionName=main\nPartitionName=hidden\n")
-    seen = scontrol.parse("NodeName=both Gres=gpu:a100:1(S:0),gpu:a100:1(S:1),tmp:2K GresUsed=gpu:a100:1(IDX:0)\n"
-                          "NodeName=on Gres=gpu:a100:2 GresUsed=gpu:a100:0\nPartitionName=main Topology=leaves\n")
+                          + "PartitionName=main State=UP\nPartitionName=hidden State=UP\n")
+    seen = scontrol.parse(
+        "NodeName=both Gres=gpu:a100:1(S:0),gpu:a100:1(S:1),tmp:2K State=IDLE GresUsed=gpu:a100:1(IDX:0)\n"
+        "NodeName=on Gres=gpu:a100:2 State=IDLE GresUsed=gpu:a100:0\nPartitionName=main State=UP Topology=leaves\n")
     found = pyslurm._joined(told, seen)
     assert [(node.name, node.cpus, node.partitions, node.gres) for node in found.nodes] == [
         ("both", 0, ("main",), {"gpu:a100": 2, "tmp": 2048}), ("none", 2, (), {}),

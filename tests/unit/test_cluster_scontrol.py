@@ -154,6 +154,22 @@ def test_a_snapshot_of_the_wrong_shape(data: object, says: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(("text", "says"), [
+    (REAL[:REAL.index("NodeName=n2") + 100], "NodeName=n2: the record has no State"),
+    ("NodeName=n1 CPUTot=2 State=IDLE\nPartitionName=main\n", "PartitionName=main: the record has no State"),
+    ("NodeName=n1 Arch=x86_64\nCPUTot=2\nState=IDLE\n", "NodeName=n1: the record has no State"),
+    ("NodeName=n1 CPUTot=2 State=IDLE Gres=gpu:2\n", "with the option -d"),
+])
+def test_text_that_does_not_tell_enough_is_refused(tmp_path: Path, text: str, says: str) -> None:
+    """Cut off, its lines changed, or without the counts of GPUs in use."""
+    path = tmp_path / "nodes.txt"
+    path.write_text(text)
+    with pytest.raises(InputError) as caught:
+        read.from_file(str(path))
+    assert says in str(caught.value)
+    assert str(caught.value).startswith(str(path))
+
+
 def test_numbers_and_hostlists_out_of_bounds() -> None:
     """What people may write into a file for `slurmdl place --cluster`: bounded, never a traceback."""
     huge = scontrol.parse(f"NodeName=n1 CPUTot={'9' * 5000} RealMemory=-5 State= Gres=gpu:{'9' * 40}\n").nodes[0]
