@@ -26,7 +26,7 @@ values = st.one_of(
 
 @st.composite
 def lines(draw: st.DrawFn) -> str:
-    """A line with keys in any order, twice or not at all but for the state, and values that hold blanks and keys."""
+    """A line with a state; other keys in any order, twice or not at all; values that hold blanks and keys."""
     pairs = draw(st.lists(st.tuples(st.sampled_from(KEYS), values), max_size=20))
     gaps = st.sampled_from([" ", "  "])
     return f"NodeName=n{draw(st.integers(1, 9))}" + "".join(f"{draw(gaps)}{key}={value}" for key, value in pairs) + " State=IDLE"
