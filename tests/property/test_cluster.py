@@ -29,7 +29,8 @@ def lines(draw: st.DrawFn) -> str:
     """A line with a state; other keys in any order, twice or not at all; values that hold blanks and keys."""
     pairs = draw(st.lists(st.tuples(st.sampled_from(KEYS), values), max_size=20))
     gaps = st.sampled_from([" ", "  "])
-    return f"NodeName=n{draw(st.integers(1, 9))}" + "".join(f"{draw(gaps)}{key}={value}" for key, value in pairs) + " State=IDLE"
+    words = [f"{draw(gaps)}{key}={value}" for key, value in [*pairs, ("State", "IDLE")]]
+    return f"NodeName=n{draw(st.integers(1, 9))}" + "".join(words)
 
 
 def first(line: str, key: str) -> str:
