@@ -114,6 +114,25 @@ def test_told_to_stop_in_any_step(words: str, tmp_path: Path, monkeypatch: pytes
         assert resumed["steps"] == 40
 
 
+@pytest.mark.parametrize("words", ["--strategy gossip --async", "--strategy ps --staleness 2"])
+def test_told_to_stop_after_a_periodic_checkpoint_was_decided(words: str, tmp_path: Path,
+                                                              monkeypatch: pytest.MonkeyPatch) -> None:
+    """The request comes too late for the checkpoint that is about to be made: the run stops at one more."""
+    decide, decided = halt.Halt._decide, list[int]()
+
+    def then_asked(its: halt.Halt) -> None:
+        decide(its)
+        decided.append(max(its._answers.values()))
+        if len(decided) == 2:
+            its._hear(its._workers[-1], halt._ASK, 0, False)
+
+    monkeypatch.setattr(halt.Halt, "_decide", then_asked)
+    with pytest.raises(Stopped, match=rf"checkpoint of step \d+ in {tmp_path}; the same command goes on from it$"):
+        figures(words, compute="replay:0.2", slow="3=4", checkpoint=tmp_path, checkpoint_every=8)
+    assert len(decided) == 3
+    assert Folder(str(tmp_path)).numbers()[0] == decided[-1]
+
+
 @pytest.mark.parametrize("words, before, after", [
     ("--strategy allreduce", 4, 3), ("--strategy gossip", 4, 3),
     ("--strategy local-sgd --period 5", 3, 5), ("--strategy ps --ps 1", 3, 4),

@@ -92,10 +92,16 @@ class Halt:
             self._courier.do(self._await)
         if self._until is None or (self._together and step < self._until):
             return None
-        number, stops = self._until, self._stops
+        number = self._until
         self._promise = self._until = None
-        self._calling = self._wanted = self._stops = False
-        return None if number >= _NEVER else (number, stops)
+        return None if number >= _NEVER else (number, self._stops)
+
+    def over(self) -> None:
+        """All ranks have made the checkpoint that `due` named: from now on the first worker may call the next one.
+
+        Not earlier: a rank that still has to act on the last call would drop its answer to the next one.
+        """
+        self._calling = False
 
     def finish(self) -> None:
         """This worker has made its last step: nobody waits for it any more."""
@@ -166,7 +172,9 @@ class Halt:
             self._decide()
 
     def _decide(self) -> None:
-        self._stops, until = self._wanted, max(self._answers.values())
+        # a request that comes later is not part of this decision, and waits for the next call
+        self._stops, self._wanted = self._wanted, False
+        until = max(self._answers.values())
         for worker in self._workers[1:]:
             self._tell(worker, _UNTIL, until)
         self._until = until

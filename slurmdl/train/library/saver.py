@@ -126,6 +126,8 @@ class Saver:
             warn(f"train: no checkpoint of step {number}: {faults[0]}; {stays}")
         if run.meet(not faults)[0]:
             folder.verified(number)
+        if self._halt:
+            self._halt.over()
         # without any checkpoint to go on from there is nothing to stop for
         return folder.last is not None and any(its for _, _, its in told)
 
