@@ -10,8 +10,9 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from slurmdl.errors import UnavailableError
 
@@ -20,6 +21,11 @@ if TYPE_CHECKING:
 
 #: seconds that a query of Slurm may take
 QUERY_TIMEOUT = 5.0
+
+#: signals that end programs, or tell them something
+_PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+#: Python ignores these from its start; other programs start with them as usual
+_IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
 
 #: variables that change the output of Slurm's own commands, unset before a query
 _FORMAT_VARIABLES = ("SINFO_FORMAT", "SQUEUE_FORMAT", "SLURM_TOPO_LEN", "SLURM_TIME_FORMAT",
@@ -163,10 +169,9 @@ def _end(child: subprocess.Popen[bytes], patience: float) -> None:
 
 def later(argv: Sequence[str], seconds: float) -> None:
     """Start a command after so many seconds, whatever becomes of this process and its terminal until then."""
-    import subprocess
-
-    subprocess.Popen(["/bin/sh", "-c", 'sleep "$0"; exec "$@"', str(seconds), *argv], cwd="/", start_new_session=True,
-                     stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    null = [(os.POSIX_SPAWN_OPEN, stream, os.devnull, os.O_RDWR, 0) for stream in range(3)]
+    os.posix_spawn("/bin/sh", ["sh", "-c", 'cd /; sleep "$0"; exec "$@"', str(seconds), *argv], os.environ,
+                   file_actions=null, setsid=True, setsigmask=(), setsigdef=_IGNORED_BY_PYTHON)
 
 
 def become(argv: Sequence[str], env: Mapping[str, str], stdin: bytes | None = None) -> NoReturn:
@@ -185,6 +190,8 @@ def become(argv: Sequence[str], env: Mapping[str, str], stdin: bytes | None = No
         os.dup2(_readable(stdin), 0)
     sys.stdout.flush()
     sys.stderr.flush()
+    for number in _IGNORED_BY_PYTHON:
+        signal.signal(number, signal.SIG_DFL)
     try:
         os.execve(argv[0], [os.path.basename(argv[0]), *argv[1:]], dict(env))
     except OSError as error:
@@ -195,65 +202,105 @@ def relay(argv: Sequence[str], env: Mapping[str, str], stdin: bytes | None,
           first_line: Callable[[bytes], None]) -> int:
     """Run a program to its end, hand its stdout through byte for byte, and return its exit status.
 
-    Signals that end programs are passed on to it. Once its first line has been handed through, `first_line` is
+    Signals are passed on to it. Once its first line has been handed through, `first_line` is
     called with it, while the program goes on.
 
     Raises
     ------
     UnavailableError : the program cannot be run.
     """
-    import subprocess
-
-    child = _beside(argv, env, stdin=None if stdin is None else _readable(stdin), stdout=subprocess.PIPE)
-    assert child.stdout is not None
     seen, called = b"", False
-    while chunk := os.read(child.stdout.fileno(), 65536):
-        _write(1, chunk)
+
+    def first(chunk: bytes) -> None:
+        nonlocal seen, called
         seen += b"" if called else chunk
         if not called and b"\n" in seen:
             called = True
             first_line(seen.partition(b"\n")[0])
-    return _status(child)
+
+    return _attend(argv, env, stdin, 1, first)
 
 
 def overhear(argv: Sequence[str], env: Mapping[str, str], words: bytes) -> tuple[int, bool]:
-    """Run a program to its end, hand its stderr through line by line, and return its exit status, and whether a line
-    had these words. Signals that end programs are passed on to it, and so are this process's inheritable files.
+    """Run a program to its end, hand its stderr through as it comes, and return its exit status, and whether these
+    words were in it. Signals are passed on to it, and so are this process's inheritable files.
 
     Raises
     ------
     UnavailableError : the program cannot be run.
     """
-    import subprocess
+    heard, end = False, b""
 
-    child = _beside(argv, env, stderr=subprocess.PIPE, close_fds=False)
-    heard = False
-    for line in child.stderr or ():
-        _write(2, line)
-        heard = heard or words in line
-    return _status(child), heard
+    def hear(chunk: bytes) -> None:
+        nonlocal heard, end
+        text = end + chunk
+        heard, end = heard or words in text, text[-len(words):]
+
+    return _attend(argv, env, None, 2, hear), heard
 
 
-def _beside(argv: Sequence[str], env: Mapping[str, str], **streams: Any) -> subprocess.Popen[bytes]:
-    """A program that gets the signals that this process gets."""
-    import subprocess
+def attend(argv: Sequence[str], env: Mapping[str, str]) -> int:
+    """Run a program to its end and return its exit status.
 
+    Signals are passed on to it, and so are this process's inheritable files.
+
+    Raises
+    ------
+    UnavailableError : the program cannot be run.
+    """
+    return _attend(argv, env)
+
+
+def _attend(argv: Sequence[str], env: Mapping[str, str], stdin: bytes | None = None, stream: int | None = None,
+            watch: Callable[[bytes], None] = lambda _: None) -> int:
+    """Run a program to its end and return its exit status; this process ends by the signal by which it did.
+
+    The program is in the process group of this process and gets every signal once: those of the terminal (Ctrl-C) go
+    to the whole group, and what another process sends to this one is passed on.
+
+    Parameters
+    ----------
+    stream : what it writes there (1 or 2) is handed through and given to `watch`; None leaves that as it is.
+    """
+    import threading
+
+    files = {} if stdin is None else {0: _readable(stdin)}
+    if stream is not None:
+        source, files[stream] = os.pipe()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # blocked before the start, so that none is lost; the program itself starts with the mask as it was
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, _PASSED_ON)
     try:
-        child = subprocess.Popen([os.path.basename(argv[0]), *argv[1:]], executable=argv[0], env=dict(env), **streams)
+        pid = os.posix_spawn(argv[0], [os.path.basename(argv[0]), *argv[1:]], dict(env), setsigmask=mask,
+                             setsigdef=_IGNORED_BY_PYTHON,
+                             file_actions=[(os.POSIX_SPAWN_DUP2, file, number) for number, file in files.items()])
     except OSError as error:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         raise UnavailableError(f"{argv[0]}: {error.strerror}") from error
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2):
-        signal.signal(number, lambda received, _: child.send_signal(received))
-    return child
-
-
-def _status(child: subprocess.Popen[bytes]) -> int:
-    """The exit status of a program when it has ended; this process ends by the signal by which it did."""
-    status = child.wait()
+    threading.Thread(target=_pass_on, args=(os.pidfd_open(pid),), daemon=True).start()
+    for file in files.values():
+        os.close(file)
+    if stream is not None:
+        while chunk := os.read(source, 65536):
+            _write(stream, chunk)
+            watch(chunk)
+    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     if status < 0:
-        signal.signal(-status, signal.SIG_DFL)
-        os.kill(os.getpid(), -status)
+        with suppress(OSError):  # SIGKILL has no other action
+            signal.signal(-status, signal.SIG_DFL)
+        signal.raise_signal(-status)
     return status
+
+
+def _pass_on(process: int) -> NoReturn:
+    """Send the signals that other processes send to this one to a process, given by its pidfd."""
+    while True:
+        received = signal.sigwaitinfo(_PASSED_ON)
+        if received.si_code <= 0:  # sent by a process; the kernel's own are above 0 (sigaction(2))
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(process, received.si_signo)
 
 
 def _readable(data: bytes) -> int:
