@@ -6,6 +6,7 @@ import atexit
 import os
 import socket
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -25,6 +26,11 @@ from slurmdl.train.transports.ulfm import Ulfm, enabled, hurt
 
 #: ranks whose places are shown one by one
 SHOWN = 16
+
+#: variables that launchers of MPI programs give to each rank begin with one of these
+_OF_MPI_LAUNCHERS = ("OMPI_COMM_WORLD_", "PMIX_", "PMI_", "MPI_LOCALRANKID", "MV2_COMM_WORLD_", "PALS_", "ALPS_")
+#: seconds in which the first rank reports what all ranks find wrong
+_LEFT = 2.0
 
 
 @dataclass(frozen=True)
@@ -91,10 +97,19 @@ class World:
 
 def is_first(environ: Mapping[str, str] = os.environ) -> bool:
     """Whether the launcher started this process as rank 0; known without MPI."""
-    for name in ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID"):
+    names = ["OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID"]
+    if claimed_ranks(environ) > 1:
+        names.insert(0 if _by_torchrun(environ) else 3, "RANK")
+    for name in names:
         if name in environ:
             return environ[name] == "0"
     return True
+
+
+def claimed_ranks(environ: Mapping[str, str] = os.environ) -> int:
+    """How many ranks there are by the variables of torchrun and the like; 1 where they are not set."""
+    size = environ.get("WORLD_SIZE", "")
+    return int(size) if size.isdecimal() and "RANK" in environ else 1
 
 
 def node_name(environ: Mapping[str, str] = os.environ) -> str:
@@ -130,7 +145,8 @@ def connect(environ: Mapping[str, str] = os.environ) -> Transport:
     Raises
     ------
     UnavailableError : no MPI.
-    Refused : every task is alone in an MPI world of its own, as under srun with a PMI that this MPI lacks.
+    Refused : every task is alone in an MPI world of its own, as under srun with a PMI that this MPI lacks, or under
+        torchrun.
     """
     try:
         import mpi4py
@@ -140,6 +156,7 @@ def connect(environ: Mapping[str, str] = os.environ) -> Transport:
         raise UnavailableError(f"no MPI: {error} (needed: an MPI library, pip install 'slurmdl[train]')") from error
     tasks = expected_tasks(environ)
     if not MPI.Is_initialized():
+        _check_launcher(environ)
         if tasks > 1 and is_first(environ) and _lacks_pmix(MPI.Get_library_version(), environ):
             warn(f"train: Slurm started {tasks} tasks without PMIx, which Open MPI needs in most builds; if MPI "
                  "cannot start, use `slurmdl srun`, or `srun --mpi=pmix`")
@@ -151,7 +168,34 @@ def connect(environ: Mapping[str, str] = os.environ) -> Transport:
         raise Refused(f"MPI has 1 rank where Slurm has {tasks} tasks: srun and this MPI do not share a PMI; "
                       "start it with `slurmdl srun`, or `srun --mpi=pmix` (`srun --mpi=list` shows what is there), "
                       "or where Slurm has none that fits, `slurmdl srun --launcher=mpirun`")
+    if MPI.COMM_WORLD.Get_size() == 1 and claimed_ranks(environ) > 1:
+        raise _not_by_mpi(environ)
     return (Ulfm if enabled(environ) else Mpi)(MPI.COMM_WORLD)
+
+
+def _check_launcher(environ: Mapping[str, str]) -> None:
+    """Refuse a process that other launchers than those of MPI have started as one of several.
+
+    MPI would take each such process for a program of one rank, or several processes for the same rank, and end or
+    wait in its initialisation.
+    """
+    by_mpi = any(name.startswith(_OF_MPI_LAUNCHERS) for name in environ)
+    shared = _by_torchrun(environ) and environ.get("LOCAL_WORLD_SIZE", "1") != "1"
+    if claimed_ranks(environ) > 1 and (shared or not by_mpi):
+        if not is_first(environ):
+            time.sleep(_LEFT)  # the launcher ends all ranks as soon as one has ended, and the first one reports
+        raise _not_by_mpi(environ)
+
+
+def _by_torchrun(environ: Mapping[str, str]) -> bool:
+    return "TORCHELASTIC_RUN_ID" in environ
+
+
+def _not_by_mpi(environ: Mapping[str, str]) -> Refused:
+    count = claimed_ranks(environ)
+    culprit = f"torchrun started {count} processes" if _by_torchrun(environ) else f"WORLD_SIZE={count}"
+    return Refused(f"{culprit}: ranks of slurmdl need an MPI launcher; valid: `slurmdl srun python SCRIPT`, "
+                   f"`srun --mpi=pmix python SCRIPT` or `mpirun -n {count} python SCRIPT`")
 
 
 def without_recovery(environ: Mapping[str, str] = os.environ) -> str:

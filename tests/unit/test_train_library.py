@@ -432,7 +432,8 @@ class Squares(torch.utils.data.Dataset[Any]):
 def test_kinds_of_data(data: Any) -> None:
     def program(run: Run) -> Any:
         loader = run.loader(data, 2, shuffle=False)
-        assert len(loader) == 3
+        assert (len(loader), len(loader.dataset), loader.batch_size) == (3, 10, 2), "as scripts with a DataLoader log"
+        assert [int(its) for its in loader.dataset[3]] == [3, 9]
         return [pair for x, y in loader for pair in zip(x.tolist(), y.tolist(), strict=True)]
     found = library(2, Method("allreduce"), program)
     assert sorted(found[0] + found[1]) == [(number, number * number) for number in range(10)]

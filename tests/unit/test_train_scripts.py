@@ -84,6 +84,27 @@ def test_one_worker_ends_all(fault: str, status: int, words: str) -> None:
     assert "worker" not in done.stdout
 
 
+@pytest.mark.parametrize("launcher, environ, culprit", [
+    (["-m", "torch.distributed.run", "--nproc-per-node=2"], {}, "torchrun started 2 processes"),
+    ([], {"RANK": "0", "WORLD_SIZE": "4"}, "WORLD_SIZE=4"),
+    # inherited from the MPI launcher of the launcher: MPI would take both processes for the same rank
+    (["-m", "torch.distributed.run", "--nproc-per-node=2"], {"PMI_RANK": "0", "PMI_SIZE": "1"}, "torchrun")])
+def test_ranks_that_no_mpi_launcher_has_started(launcher: list[str], environ: dict[str, str], culprit: str) -> None:
+    done = python(*launcher, SCRIPT, "none", environ=environ)
+    assert done.returncode != 0
+    said = told(done.stderr)
+    assert len(said) == 1, done.stderr
+    assert said[0].startswith(f"slurmdl: {culprit}")
+    assert "`srun --mpi=pmix python SCRIPT` or `mpirun -n " in said[0]
+    assert "worker" not in done.stdout
+
+
+def test_an_mpi_launcher_with_the_variables_of_torch() -> None:
+    done = mpirun(2, SCRIPT, "none", environ={"WORLD_SIZE": "2"}, per_rank="export RANK=$R")
+    assert done.returncode == 0, done.stderr
+    assert len([line for line in done.stdout.splitlines() if line.startswith("worker")]) == 2
+
+
 @pytest.mark.parametrize("strategy", ["allreduce", "ps"])
 def test_an_exception_of_the_script_ends_all(strategy: str) -> None:
     done = mpirun(3, SCRIPT, "exception", environ={"SLURMDL_TRAIN_STRATEGY": strategy})

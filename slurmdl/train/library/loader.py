@@ -45,12 +45,14 @@ class Source:
     mark : a checksum of some of them; 0 where a sample may be another one each time, as in a Dataset.
     batches : makes the batches of the samples whose indices it is given, one after the other.
     ahead : how many more indices than it has given batches it may ask for.
+    dataset : has as many entries as there are samples.
     """
 
     count: int
     mark: int
     batches: Callable[[Iterator[IntArray]], Iterator[Any]]
     ahead: int = 0
+    dataset: Any = None
 
 
 class Loader:
@@ -58,17 +60,19 @@ class Loader:
 
     Parameters
     ----------
-    batches : as Source has it.
+    source : the data set.
     told : is told when a batch is asked for and when it is there.
 
     Attributes
     ----------
     epoch : number of the next epoch, from which its order is drawn; counts by itself.
+    dataset : as a DataLoader has it: all samples, not those of this worker alone.
+    batch_size : as a DataLoader has it: samples per worker and step, in the mean over the workers.
     """
 
-    def __init__(self, deal: Deal, hands: Hands, batches: Callable[[Iterator[IntArray]], Iterator[Any]],
-                 told: Told) -> None:
-        self._deal, self._hands, self._batches, self._told = deal, hands, batches, told
+    def __init__(self, deal: Deal, hands: Hands, source: Source, told: Told) -> None:
+        self._deal, self._hands, self._batches, self._told = deal, hands, source.batches, told
+        self.dataset, self.batch_size = source.dataset, deal.batch
         self.epoch = self._cursor = 0
         self._at, self._restored = (0, 0), False
 
@@ -161,13 +165,14 @@ def source(data: Any, options: dict[str, Any]) -> Source:
                 yield batch[0] if alone else batch
 
         some = np.arange(0, len(tensors[0]), len(tensors[0]) // 5 or 1)
-        return Source(len(tensors[0]), zlib.crc32(repr([tensor[some] for tensor in tensors]).encode()), batches)
+        return Source(len(tensors[0]), zlib.crc32(repr([tensor[some] for tensor in tensors]).encode()), batches,
+                      dataset=data if alone or isinstance(data, TensorDataset) else TensorDataset(*tensors))
 
     def loaded(indices: Iterator[IntArray]) -> Iterator[Any]:
         return iter(DataLoader(data, batch_sampler=(index.tolist() for index in indices), **options))
 
     # without processes of its own a DataLoader asks for indices when it is asked for a batch
-    return Source(len(data), 0, loaded, options.get("num_workers", 0) * (options.get("prefetch_factor") or 2))
+    return Source(len(data), 0, loaded, options.get("num_workers", 0) * (options.get("prefetch_factor") or 2), data)
 
 
 def _is_array(thing: Any) -> bool:

@@ -326,7 +326,7 @@ class Run:
         """As `loader`, of a source that is known to be the same on all workers."""
         deal = Deal(found.count, self.workers, batch, shuffle, self.seed)
         self.batch = batch
-        loader = Loader(deal, self._share.hands(deal, found.ahead), found.batches,
+        loader = Loader(deal, self._share.hands(deal, found.ahead), found,
                         Told(self._fetch, self._dealt, self._fetched_none, self._resumed))
         self.loaders.append(loader)
         if self.saver and not self.serves:
