@@ -127,7 +127,7 @@ OPTIONS = (
     DlOption("ps", "count", "N", "number of parameter servers among the tasks (strategy ps; 1 where not given)"),
     DlOption("place", "choice", "|".join(PLACES), "fill a zone after the other, level them, or spread wide"),
     DlOption("bind", "choice", "|".join(BINDS), "how hard the choice of nodes binds Slurm"),
-    DlOption("zone", "names", "NAME,...", "zones that the job may use"),
+    DlOption("zone", "names", "NAME,...", "zones whose nodes alone the job may use"),
     DlOption("model-bytes", "bytes", "N", "bytes of one replica of the parameters, e.g. 400M"),
     DlOption("traffic", "text", "PATTERN|FILE", "what the ranks send: ring or hierarchical; random, hypercube, "
              "exponential, base, zones or links (gossip); shards (ps); or a file of matrices, .npz or CSV"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from slurmdl.dl_options import BINDS, PLACES, DlOptions
@@ -15,6 +15,8 @@ __all__ = ["BINDS", "PLACES", "DlOptions", "JobRequest", "from_settings"]
 _OWN_CHOICE = {"nodelist": "-w", "nodefile": "-F", "prefer": "--prefer", "switches": "--switches",
                "contiguous": "--contiguous", "spread-job": "--spread-job", "segment": "--segment",
                "clusters": "-M", "cluster-constraint": "--cluster-constraint", "external": "--external"}
+#: those of them that name the nodes, or lead to another cluster
+_OTHER_NODES = ("nodelist", "nodefile", "clusters", "cluster-constraint", "external")
 #: options that say when the job may start
 _LATER = ("hold", "dependency", "begin", "licenses", "bb", "bbf")
 #: options that ask for resources which placement does not model
@@ -40,6 +42,8 @@ class JobRequest:
     exclusive : the job wants whole nodes.
     reservation : the text of --reservation, "" for none.
     unpinnable : why no node choice can be made for it ("job array", "heterogeneous job", ...), "" else.
+    unrestrictable : why it cannot be kept out of nodes (the user names its nodes, or they are those of another
+        cluster, or what is asked for is not understood), "" where it can.
     uncertain : why it is not known whether the job starts at once on nodes that are free (it is held, or waits for
         another job), "" else.
     not_modelled : what it asks for that placement does not look at, so that only Slurm knows whether it starts on
@@ -64,6 +68,7 @@ class JobRequest:
     exclusive: bool = False
     reservation: str = ""
     unpinnable: str = ""
+    unrestrictable: str = ""
     uncertain: str = ""
     not_modelled: str = ""
     requeue: bool = True
@@ -97,19 +102,25 @@ def from_settings(settings: Mapping[str, str], dl: DlOptions, unpinnable: str = 
             reservation=settings.get("reservation", ""),
             exclusive=settings.get("exclusive", "oversubscribe") != "oversubscribe",
             unpinnable=unpinnable or _unpinnable(settings),
+            unrestrictable=unpinnable or _own_choice(settings, _OTHER_NODES),
             uncertain=next((f"--{name} decides when the job starts" for name in _LATER if name in settings), ""),
             not_modelled=_not_modelled(settings),
             requeue="no-requeue" not in settings)
     except InputError as error:
-        return JobRequest(dl=dl, unpinnable=unpinnable or str(error))
+        return JobRequest(dl=dl, unpinnable=unpinnable or str(error), unrestrictable=unpinnable or str(error))
 
 
 def _unpinnable(settings: Mapping[str, str]) -> str:
     if "array" in settings:
         return "a job array chooses nodes per array task"
+    return _own_choice(settings, _OWN_CHOICE)
+
+
+def _own_choice(settings: Mapping[str, str], options: Iterable[str]) -> str:
+    """Which of these options, or of the distributions, names nodes or bounds the choice of them; "" for none."""
     if "arbitrary" in settings.get("distribution", ""):
         return "--distribution=arbitrary brings its own node list"
-    return next((f"{short} is given" for name, short in _OWN_CHOICE.items() if name in settings), "")
+    return next((f"{_OWN_CHOICE[name]} is given" for name in options if name in settings), "")
 
 
 def _not_modelled(settings: Mapping[str, str]) -> str:

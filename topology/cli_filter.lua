@@ -27,7 +27,7 @@ local PASSED_OVER = words [[
 	verbose version wait wckey wrap
 ]]
 -- what a choice may set, and what of it is taken back from a job that does not start with it
-local BINDING = words "prefer nodelist constraint switches"
+local BINDING = words "prefer nodelist constraint switches exclude"
 local RELEASES = words "Prefer ReqNodeList"
 
 local release -- what is taken back from this submission

@@ -4,8 +4,8 @@
 --  * Here the controller cannot be asked: it holds its locks meanwhile. slurmdl reads what a timer has written,
 --        scontrol -o -d show nodes; scontrol -o show partitions   > SURVEY, by way of a file that is then renamed
 --    and TOPOLOGY. Of a survey older than MAX_AGE nothing is made.
---  * Only a preferred zone, or what --dl-bind=pin or zone asks for, is set; a node list for --dl-bind=auto is not, as
---    nothing could take it back here. A preference that no longer fits costs a pass of the backfill scheduler.
+--  * Only a preferred zone, the limit of --dl-zone, or what --dl-bind=pin or zone asks for, is set; a node list for
+--    --dl-bind=auto is not, as nothing could take it back here. A preference that no longer fits costs a pass of the backfill scheduler.
 --  * It sees the batch jobs whose environment has SLURMDL_OPT_* (the plugin's options among them), not what is under
 --    --export=NONE, and no files: --dl-traffic=FILE and --dl-scores=FILE are the user's, and this runs as SlurmUser.
 --  * Jobs that ask for more than counts, memory, a partition, features or nodes to leave out are left alone.
@@ -76,15 +76,18 @@ local function choose(job)
 	local answer = pipe and pipe:read(1000000) or ""
 	if pipe then pipe:close() end
 	local list = answer:find("^%s*{.*}%s*$") and answer:match('"binding"%s*:%s*(%b[])') or ""
-	local name, value = list:match('^%[%s*"%-%-(%l+)=([%w%.,_|&:=+%[%]-]+)"%s*%]$')
-	if name == "prefer" then
-		job.prefer = value
-	elseif name == "nodelist" and bind == "pin" then
-		job.req_nodes = value
-	elseif name == "constraint" and bind == "zone" then
-		job.features = value
-	elseif name == "switches" and bind == "zone" and tonumber(value) then
-		job.req_switch = tonumber(value)
+	for name, value in list:gmatch('"%-%-(%l+)=([%w%.,_|&:=+%[%]-]+)"') do
+		if name == "exclude" then
+			job.exc_nodes = value
+		elseif name == "prefer" then
+			job.prefer = value
+		elseif name == "nodelist" and bind == "pin" then
+			job.req_nodes = value
+		elseif name == "constraint" and bind == "zone" then
+			job.features = value
+		elseif name == "switches" and bind == "zone" and tonumber(value) then
+			job.req_switch = tonumber(value)
+		end
 	end
 end
 

@@ -112,12 +112,9 @@ def _survey(site: Config, own: dict[str, str], request: JobRequest) -> Survey:
 def _decide(job: Submission, seen: Survey, live: bool) -> Decision:
     from slurmdl.launch.sbatch import Decision, decide
 
-    try:
-        if job.request.dl.bind == "off":
-            return Decision(reason="--dl-bind=off")
-        decision = decide(job, seen, _sbatch() if live else "")
-    except PlacementError as error:
-        decision = Decision(reason=str(error))
+    if job.request.dl.bind == "off":
+        return Decision(reason="--dl-bind=off")
+    decision = decide(job, seen, _sbatch() if live else "")
     if decision.reason and job.request.dl.strict:
         raise PlacementError(decision.reason)
     return decision
@@ -151,7 +148,9 @@ def _text(decision: Decision, seen: Survey, exact: Exact | str | None) -> str:
     from slurmdl.placement.explain import explain
     from slurmdl.placement.model import Placement
 
-    binding = " ".join(decision.argv) or f"none, the job is submitted as written: {decision.reason}"
+    binding = " ".join(decision.argv) or "none"
+    if decision.reason:
+        binding += f", Slurm chooses the nodes: {decision.reason}"
     placement = decision.placement or Placement(reason=decision.reason)
     solved = f"\nexact      {_solved(exact, placement)}" if exact is not None else ""
     return f"{explain(placement, seen.topology, seen.cluster, seen.scores)}{solved}\nbinding    {binding}"

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from slurmdl.placement.model import Placement
     from slurmdl.topology.model import Topology
 
+#: longest option, bytes (execve(2), MAX_ARG_STRLEN)
+MAX_OPTION = 128 * 1024 - 1
+
 
 @dataclass(frozen=True)
 class Decision:
@@ -35,7 +38,9 @@ class Decision:
     ----------
     argv : options for sbatch, put behind the user's own.
     placement : what was chosen, None where nothing was.
-    reason : why nothing binds, "" where something does or nothing was asked for.
+    reason : why Slurm chooses the nodes, "" where the choice binds or nothing was asked for.
+    failed : whether something is missing or broken, or a zone that the user named is not applied; else the reason is
+        a normal outcome.
     explanation : the choice in full, for --dl-explain.
     releases : what is taken back where the job does not start with it (see release), "" for nothing.
     asked : what the user asked for, where the options ask for more nodes.
@@ -44,6 +49,7 @@ class Decision:
     argv: tuple[str, ...] = ()
     placement: Placement | None = None
     reason: str = ""
+    failed: bool = False
     explanation: str = ""
     releases: str = ""
     asked: mark.Asked | None = None
@@ -104,8 +110,10 @@ def _without_harm(job: Submission, site: config.Config, complaint: SlurmdlError 
         if complaint is not None:
             raise complaint
         if dl.bind == "off":
+            if dl.zone:
+                raise PlacementError("--dl-bind=off is given")
             return Decision()
-        if job.request.unpinnable:
+        if job.request.unpinnable and not dl.zone:
             raise PlacementError(job.request.unpinnable)
         from slurmdl.launch import survey
 
@@ -124,23 +132,66 @@ def _without_harm(job: Submission, site: config.Config, complaint: SlurmdlError 
     except SlurmdlError as error:
         if dl.strict:
             raise
-        return Decision(reason=str(error))
+        fault = not isinstance(error, PlacementError)
+        return Decision(reason=_not_applied(dl, str(error)), failed=fault or bool(dl.zone))
     except Exception as error:
         if dl.strict or os.environ.get("SLURMDL_DEBUG") == "1":
             raise
-        return Decision(reason=f"internal error: {type(error).__name__}: {error} (SLURMDL_DEBUG=1 shows where)")
+        why = f"internal error: {type(error).__name__}: {error} (SLURMDL_DEBUG=1 shows where)"
+        return Decision(reason=_not_applied(dl, why), failed=True)
+
+
+def _not_applied(dl: dl_options.DlOptions, why: str) -> str:
+    """The reason, and that zones which the user named do not hold."""
+    return f"--dl-zone={','.join(dl.zone)} is not applied: {why}" if dl.zone else why
 
 
 def decide(job: Submission, seen: Survey, program: str = "") -> Decision:
     """Choose nodes for a job, and how hard the choice binds Slurm.
 
-    `auto` never costs a start: first the zone as a preference, then the node list where the job can neither be
-    requeued nor differ in its number of nodes, else nothing; and neither unless the nodes are free now. Where
-    placement does not see all that the job asks for, Slurm is asked whether it starts on these nodes now.
+    Zones that the user named hold in any case: nodes outside of them are excluded.
 
     Parameters
     ----------
     program : the sbatch to ask, "" where Slurm cannot be asked.
+
+    Raises
+    ------
+    InputError : a file of matrices is malformed.
+    UsageError : a zone of --dl-zone does not exist.
+    """
+    dl = job.request.dl
+    if dl.zone and job.request.unrestrictable:
+        return Decision(reason=_not_applied(dl, job.request.unrestrictable), failed=True)
+    limit = _limit(job, seen) if dl.zone else ()
+    if any(len(option) > MAX_OPTION for option in limit):
+        return Decision(reason=_not_applied(dl, "sbatch takes no list of so many nodes"), failed=True)
+    try:
+        decision = _choose(job, seen, program)
+    except PlacementError as error:
+        decision = Decision(reason=str(error))
+    return replace(decision, argv=(*limit, *decision.argv))
+
+
+def _limit(job: Submission, seen: Survey) -> tuple[str, ...]:
+    """The option that keeps the job out of all nodes outside of the zones of --dl-zone; () where there are none.
+
+    Nodes are excluded, whatever features they carry, so the user's own --constraint stays as it is.
+    """
+    from slurmdl.placement.nodes.pool import within
+    from slurmdl.topology.hostlist import fold
+
+    inside = within(seen.cluster, seen.topology, job.request.dl.zone)
+    outside = [name for name, here in zip(seen.cluster.names, inside.tolist(), strict=True) if not here]
+    return (f"--exclude={fold([*outside, *job.request.exclude])}",) if outside else ()
+
+
+def _choose(job: Submission, seen: Survey, program: str) -> Decision:
+    """Choose nodes, and how hard the choice binds Slurm.
+
+    `auto` never costs a start: first the zone as a preference, then the node list where the job can neither be
+    requeued nor differ in its number of nodes, else nothing; and neither unless the nodes are free now. Where
+    placement does not see all that the job asks for, Slurm is asked whether it starts on these nodes now.
 
     Raises
     ------
@@ -188,6 +239,10 @@ def _late(job: Submission, placement: Placement) -> Decision:
 
 def _automatic(job: Submission, seen: Survey, placement: Placement) -> Decision:
     """The softest way to bind a job to nodes that are free now."""
+    zones = job.request.dl.zone
+    if zones and set(placement.zones_used) == _leaves(seen.topology, zones) != _leaves(seen.topology):
+        # no other zone is left to Slurm
+        return Decision((), placement)
     numbered = not job.quiet and "test-only" not in job.settings
     feature = _preference(job, seen, placement)
     if feature:
@@ -247,21 +302,40 @@ def _preference(job: Submission, seen: Survey, placement: Placement) -> str | No
     return _and(job.request.constraint, features) if features else None
 
 
-def _leaves(topology: Topology) -> set[str]:
-    """Zones that hold nodes themselves."""
-    return {topology.zones[leaf] for leaf in set(topology.leaf.tolist()) if leaf >= 0}
+def _leaves(topology: Topology, zones: Sequence[str] = ()) -> set[str]:
+    """Zones that hold nodes themselves, and are among the named ones or below them; all where none is named."""
+    from slurmdl.placement.nodes.pool import allowed
+
+    return {topology.zones[leaf] for leaf in set(topology.leaf[allowed(topology, zones)].tolist())}
 
 
 def _features(seen: Survey, zones: Iterable[str]) -> tuple[str, ...]:
     """For each zone a feature that exactly its nodes carry, the zone's own name first; () if one has none."""
-    carriers: dict[str, set[str]] = {}
-    for node in seen.cluster.nodes:
-        for feature in node.features:
-            carriers.setdefault(feature, set()).add(node.name)
+    import numpy as np
+
+    from slurmdl.placement.nodes.pool import position
+
+    cluster, topology = seen.cluster, seen.topology
+    where = position(cluster, topology)
+    # index in the cluster of each node of the topology; what the cluster does not have is left out below
+    number = np.full(len(topology.nodes) + 1, -1, np.int64)
+    number[where] = np.arange(len(where))
+    order = np.argsort(cluster.kind, kind="stable")
+    ends = np.cumsum(np.bincount(cluster.kind, minlength=len(cluster.kinds)))
+    alike = np.split(order, ends[:-1])
+    carriers: dict[str, list[int]] = {}
+    for kind, shared in enumerate(cluster.kinds):
+        for feature in set(shared.features):
+            carriers.setdefault(feature, []).append(kind)
+    carried = {feature: int(sum(len(alike[kind]) for kind in kinds)) for feature, kinds in carriers.items()}
     found = []
     for zone in zones:
-        nodes = {node.name for node in seen.cluster.nodes if zone in seen.topology.path(node.name)}
-        names = [feature for feature, carrying in carriers.items() if carrying == nodes]
+        nodes = number[topology.members(topology.zone_index[zone])]
+        nodes = np.sort(nodes[nodes >= 0])
+        # what all nodes of the zone carry, its first node carries
+        features = cluster.kinds[cluster.kind[nodes[0]]].features if len(nodes) else ()
+        names = [name for name in features if carried[name] == len(nodes)
+                 and np.array_equal(np.sort(np.concatenate([alike[kind] for kind in carriers[name]])), nodes)]
         if not names:
             return ()
         found.append(min(names, key=lambda name: (name != zone, name)))
@@ -322,23 +396,25 @@ def describe(job: Submission, decision: Decision, command: Command) -> str:
 
 
 def _say(job: Submission, decision: Decision) -> str:
+    if decision.failed:
+        return f"submitted as written: {decision.reason}"
+    options = f"{' '.join(decision.argv)}: " if decision.argv else ""
     if decision.reason:
-        return f"nothing binds the job: {decision.reason}"
-    if not decision.argv or decision.placement is None:
-        return "nothing binds the job (--dl-bind=off)"
-    return f"{' '.join(decision.argv)}: {decision.placement.reason}"
+        where = f" in {', '.join(job.request.dl.zone)}" if decision.argv else ""
+        return f"{options}Slurm chooses the nodes{where}: {decision.reason}"
+    if decision.placement is None:
+        return "Slurm chooses the nodes: --dl-bind=off"
+    return f"{options}{decision.placement.reason}"
 
 
 def _speak(job: Submission, decision: Decision) -> None:
     """What users should know, on stderr; nothing with -Q."""
     if job.quiet:
         return
-    if job.request.dl.explain:
-        if decision.explanation:
-            print(decision.explanation, file=sys.stderr)
+    if job.request.dl.explain and decision.explanation:
+        print(decision.explanation, file=sys.stderr)
+    if job.request.dl.explain or decision.reason:
         warn(_say(job, decision))
-    elif decision.reason:
-        warn(f"submitted as written: {decision.reason}")
     if job.program and not submission.applies_rank_map(job.program):
         warn("the script has no `slurmdl srun`, so its ranks will not be mapped")
 

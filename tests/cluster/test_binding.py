@@ -109,6 +109,41 @@ def test_zone_binds_to_the_zone(new_cluster, features, option):
     assert {zone(node) for node in ranks(cluster.output(job))} == {"zoneB"}
 
 
+@pytest.mark.parametrize("features", [True, False])
+def test_a_zone_that_the_user_names_is_never_left(new_cluster, features):
+    """Too few nodes of zoneA are free, and enough of zoneB: the job waits for zoneA, and so does each array task."""
+    cluster = new_cluster(zone_features=features, features={"": "any", "n8": "rare"}, settings=AT_ONCE)
+    occupy(cluster, "n1", "n3")
+    script = cluster.script(MAPPED)
+    submitted = [cluster.run(["slurmdl", "sbatch", "--parsable", "--dl-zone=zoneA", "-N3", "-o", "job-%j-%a.log",
+                              *words, str(script)], directory=script.parent)
+                 for words in ((), ("--array=1",), ("--no-requeue", "-C", "any"), ("-C", "[any|rare]", "-x", "n8"))]
+    for done in submitted:
+        assert done.returncode == 0, done.stderr
+        assert len(own_lines(done.stderr)) <= 1
+        record = cluster.job(done.stdout.strip())
+        assert record["JobState"] == "PENDING"
+        assert set(expand(record["ExcNodeList"])) == {"n2", "n4", "n6", "n8"}
+    assert cluster.job(submitted[2].stdout.strip())["Features"] == "any"
+    cluster.run(["scancel", "--state=RUNNING", f"--user={cluster.user}"])
+    for done in submitted:
+        assert cluster.wait(done.stdout.strip())["JobState"] == "COMPLETED"
+    for log in script.parent.glob("job-*.log"):
+        assert {zone(node) for node in ranks(log.read_text())} == {"zoneA"}, log
+    assert len(list(script.parent.glob("job-*.log"))) == len(submitted)
+
+
+def test_a_named_zone_that_cannot_be_a_limit(cluster):
+    """The user's own nodes win, and one line says so; with --dl-strict nothing is submitted."""
+    script = cluster.script(MAPPED)
+    words = ["--dl-zone=zoneA", "-w", "n2", "-N1", str(script)]
+    done = cluster.run(["slurmdl", "sbatch", "--parsable", *words], directory=script.parent)
+    assert own_lines(done.stderr) == ["slurmdl: submitted as written: --dl-zone=zoneA is not applied: -w is given"]
+    assert ranks(cluster.output(int(done.stdout))) == ["n2"]
+    strict = cluster.run(["slurmdl", "sbatch", "--dl-strict", *words])
+    assert (strict.returncode, strict.stdout) == (75, "")
+
+
 def test_off_adds_nothing(cluster):
     assert argv_of(cluster, "--dl-bind=off", "-N3").split()[1:3] == ["/usr/bin/sbatch", "-N3"]
     assert "--" not in argv_of(cluster, "--dl-bind=off", "-N3")

@@ -39,7 +39,7 @@ def asked_for(cluster, *words: str, stdin: str = "", **environ: str) -> dict[str
     return {"said": done.stderr, **{name: record.get(name, "(null)") for name in FREE}}
 
 
-FREE = {"ReqNodeList": "(null)", "Prefer": "(null)", "Features": "(null)"}
+FREE = {"ReqNodeList": "(null)", "ExcNodeList": "(null)", "Prefer": "(null)", "Features": "(null)"}
 
 
 def bound(record: dict[str, str]) -> dict[str, str]:
@@ -59,8 +59,11 @@ def test_plain_sbatch_gets_the_choice_of_the_wrapper(filtered):
     assert record["ReqNodeList"] == "n[2,4,6,8]" and "--nodelist=n[2,4,6,8]" in expected
     script = "#!/bin/sh\n#SBATCH -N2 --dl-zone=zoneA --dl-bind=zone\ntrue\n"
     record = asked_for(cluster, stdin=script)
-    assert record["Features"] == "zoneA" and record["said"] == ""
-    assert asked_for(cluster, "--dl-bind=zone", stdin=script, SLURMDL_OPT_ZONE="zoneB")["Features"] == "zoneB"
+    assert record["Features"] == "zoneA" and record["said"] == "" and record["ExcNodeList"] == "n[2,4,6,8]"
+    record = asked_for(cluster, "--dl-bind=zone", stdin=script, SLURMDL_OPT_ZONE="zoneB")
+    assert record["Features"] == "zoneB" and record["ExcNodeList"] == "n[1,3,5,7]"
+    # a limit for what Slurm chooses itself, too
+    assert asked_for(cluster, "-N2", "--hold", "--dl-zone=zoneB", "--wrap=true")["ExcNodeList"] == "n[1,3,5,7]"
 
 
 def test_jobs_that_are_submitted_as_they_are_written(filtered):
@@ -162,7 +165,8 @@ def test_the_controllers_side(new_cluster, plugin):  # noqa: F811
     assert bound(asked_for(cluster, *pin)) == FREE  # no survey
     write = f"(scontrol -o -d show nodes; scontrol -o show partitions) > {survey}.new; mv {survey}.new {survey}"
     cluster.run(["sh", "-c", write], as_root=True).check_returncode()
-    assert asked_for(cluster, *pin[:1], *pin[2:])["ReqNodeList"] == "n[2,4]"
+    record = asked_for(cluster, *pin[:1], *pin[2:])
+    assert (record["ReqNodeList"], record["ExcNodeList"]) == ("n[2,4]", "n[1,3,5,7]")
     assert bound(asked_for(cluster, "-N2", "--hold", "--wrap=true")) == FREE
     for value in HOSTILE:
         assert bound(asked_for(cluster, "-N2", f"--dl-zone={value}", "--wrap=true")) == FREE

@@ -10,10 +10,11 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from slurmdl.cluster.model import ClusterSnapshot, Node, Partition
-from slurmdl.errors import InputError, PlacementError, UnavailableError
+from slurmdl.errors import InputError, UnavailableError
 from slurmdl.launch import mark, sbatch, submission
 from slurmdl.launch.survey import Survey
 from slurmdl.network.model import LinkScores
@@ -60,15 +61,74 @@ def read(*argv: str, script: bytes = SCRIPT) -> submission.Submission:
     (["--dl-bind=pin"], cluster(busy="n1,n2,n3,n4,n5,n6,n7,n8"), ["--nodelist=n[1,4]"], ""),
     (["--dl-bind=zone"], cluster(), ["--constraint=z1"], ""),
     (["--dl-bind=zone", "-C", "big"], cluster(), ["--constraint=big&z1"], ""),
-    (["--dl-bind=zone", "--dl-zone=z2,z3"], cluster(), ["--constraint=z2|z3"], ""),
+    (["--dl-bind=zone", "--dl-zone=z2,z3"], cluster(), ["--exclude=n[1,4,7]", "--constraint=z2|z3"], ""),
     (["--dl-bind=zone"], cluster(features=False), ["--switches=1"], ""),
-    (["--dl-zone=z3"], cluster(), ["--prefer=z3"], ""),
 ])
 def test_how_hard_a_choice_binds(argv, seen, options, reason):
     decision = sbatch.decide(read(*argv), seen)
     assert list(decision.argv) == options
     assert reason in decision.reason
     assert bool(decision.reason) != bool(options)
+
+
+Z3 = "--exclude=n[1-2,4-5,7-8]"
+
+
+@pytest.mark.parametrize(("argv", "seen", "options", "reason"), [
+    (["--dl-zone=z3"], cluster(), [Z3], ""),
+    (["--dl-zone=z3", "--no-requeue"], cluster(features=False), [Z3], ""),
+    (["--dl-zone=z2,z3"], cluster(), ["--exclude=n[1,4,7]", "--prefer=z2"], ""),
+    (["--dl-zone=z2,z3", "-C", "[big|small]"], cluster(), ["--exclude=n[1,4,7]"], "no feature of the nodes can name"),
+    (["--dl-zone=z3", "-x", "n3,n1"], cluster(), ["--exclude=n[1-5,7-8]"], ""),
+    (["--dl-zone=top"], cluster(), ["--prefer=z1"], ""),
+    (["--dl-zone=z3", "-N", "4"], cluster(), [Z3], "no zone has 4 fitting nodes"),
+    (["--dl-zone=z3"], cluster(busy="n3,n6"), [Z3], "would fit, but not now"),
+    (["--dl-zone=z3", "--array=1-2"], cluster(), [Z3], "job array"),
+    (["--dl-zone=z3", "--contiguous"], cluster(), [Z3], "--contiguous"),
+    (["--dl-zone=z3", "--hold"], cluster(), [Z3], "--hold"),
+    (["--dl-zone=z3", "--dl-bind=pin"], cluster(), [Z3, "--nodelist=n[3,6]"], ""),
+    (["--dl-zone=z3", "--dl-bind=zone"], cluster(features=False), [Z3, "--switches=1"], ""),
+    (["--dl-zone=z3", "--dl-bind=late"], cluster(), [Z3, "--nodes=2-3"], ""),
+    (["--dl-zone=z3", "-w", "n1"], cluster(), [], "--dl-zone=z3 is not applied: -w is given"),
+    (["--dl-zone=z3", "-M", "other"], cluster(), [], "--dl-zone=z3 is not applied: -M is given"),
+    (["--dl-zone=z3", "-m", "arbitrary"], cluster(), [], "is not applied: --distribution=arbitrary"),
+    (["--dl-zone=z3", "-x", "./nodes"], cluster(), [], "is not applied: the node list file ./nodes is not read"),
+    (["--dl-zone=z3", "-N1", ":", "-N1"], cluster(), [], "is not applied: a heterogeneous job"),
+])
+def test_a_named_zone_is_a_limit_whatever_else_is_decided(argv, seen, options, reason):
+    decision = sbatch.decide(read(*argv), seen)
+    assert list(decision.argv) == options
+    assert reason in decision.reason and bool(reason) == bool(decision.reason)
+
+
+def test_features_are_looked_up_once_for_all_zones(monkeypatch):
+    """Zones of one node each: the work grows with the nodes, not with the nodes times the zones."""
+    names = [f"n{i}" for i in range(60)]
+    text = "\n".join([f"SwitchName=z{i} Nodes=n{i}" for i in range(60)] + ["SwitchName=top Switches=z[0-59]"])
+    nodes = [Node(name, ("IDLE",), features=(f"z{i}", "big")) for i, name in enumerate(names)]
+    looked_at = []
+    seen = Survey(ClusterSnapshot.of(nodes), scontrol.parse(text), LinkScores())
+    path = type(seen.topology).path
+    monkeypatch.setattr(type(seen.topology), "path", lambda self, node: looked_at.append(node) or path(self, node))
+    assert sbatch._features(seen, [f"z{i}" for i in range(60)]) == tuple(f"z{i}" for i in range(60))
+    assert len(looked_at) <= len(names)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_features_of_zones_are_those_that_exactly_their_nodes_carry(seed):
+    random = np.random.default_rng(seed)
+    names = [f"n{i}" for i in range(8)]
+    # the cluster lacks a node of the topology, has one more, and lists its nodes in another order
+    known = [*names[:7], "alien"]
+    nodes = [Node(str(name), ("IDLE",), features=tuple(f for f in "abcd" if random.random() < 0.5) + ("z0",) * (
+        str(name) in names[:4])) for name in random.permutation(known)]
+    lines = ("SwitchName=z0 Nodes=n[0-3]", "SwitchName=z1 Nodes=n[4-7]", "SwitchName=top Switches=z[0-1]")
+    topology = scontrol.parse("\n".join(lines))
+    seen = Survey(ClusterSnapshot.of(nodes), topology, LinkScores())
+    for zone, members in (("z0", names[:4]), ("z1", names[4:7]), ("top", names[:7])):
+        exact = [f for f in ("a", "b", "c", "d", "z0") if {n.name for n in nodes if f in n.features} == set(members)]
+        expected = ("z0",) if zone == "z0" else tuple(exact[:1])
+        assert sbatch._features(seen, [zone]) == expected
 
 
 def test_only_an_automatic_choice_is_taken_back():
@@ -109,8 +169,8 @@ def test_late_asks_for_a_range(argv, options):
     (["--array=1-2"], "array"),
 ])
 def test_late_where_it_cannot_be(argv, reason):
-    with pytest.raises(PlacementError, match=reason):
-        sbatch.decide(read("--dl-bind=late", *argv), cluster())
+    decision = sbatch.decide(read("--dl-bind=late", *argv), cluster())
+    assert decision.argv == () and re.search(reason, decision.reason)
 
 
 def test_a_zone_without_a_feature_of_its_own_is_not_preferred():

@@ -177,6 +177,11 @@ def position(cluster: ClusterSnapshot, topology: Topology) -> IntArray:
     return np.fromiter(found, np.int64, len(cluster.names))
 
 
+def within(cluster: ClusterSnapshot, topology: Topology, zones: Sequence[str]) -> BoolArray:
+    """Which nodes of the snapshot lie below one of the named zones, see `allowed`; shape (nodes,)."""
+    return np.asarray(np.append(allowed(topology, zones), False)[position(cluster, topology)])
+
+
 def pool(cluster: ClusterSnapshot, topology: Topology, scores: LinkScores, room: IntArray,
          zones: Sequence[str] = (), joined: bool = False, seed: int = 0) -> Pool:
     """The nodes with room, below the named zones.
@@ -191,10 +196,8 @@ def pool(cluster: ClusterSnapshot, topology: Topology, scores: LinkScores, room:
     ------
     UsageError : a zone that the topology does not have.
     """
-    inside = np.append(allowed(topology, zones), False)
-    where = position(cluster, topology)
-    node = np.flatnonzero((room > 0) & inside[where])
-    where = where[node]
+    node = np.flatnonzero((room > 0) & within(cluster, topology, zones))
+    where = position(cluster, topology)[node]
     names = [cluster.names[i] for i in node.tolist()]
     speed, delay = capacity.node_links(names, scores)
     weight = cluster.weight[node]
