@@ -81,12 +81,14 @@ SLURM_HOSTFILE=hosts.$SLURM_JOB_ID exec srun --mpi=pmix -n {ranks} -m arbitrary 
 _ORDER_PROGRAM = """\
 import os, random, sys
 import numpy
-from slurmdl.network.model import LinkScores
+from slurmdl import config
+from slurmdl.launch.survey import link_scores
 from slurmdl.placement.cost import cost, links
 from slurmdl.placement.ranks.rankmap import leaf_order
 from slurmdl.placement.traffic import Traffic
 from slurmdl.topology import hostlist, read
-network = links(hostlist.expand(os.environ["SLURM_JOB_NODELIST"]), read.read(), LinkScores())
+network = links(hostlist.expand(os.environ["SLURM_JOB_NODELIST"]), read.read(),
+                link_scores(config.load(), "off"))
 orders = [list(leaf_order(network))]
 if sys.argv[1] != "leaf":
     strategy, ps = sys.argv[1].split(",")

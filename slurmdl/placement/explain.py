@@ -21,6 +21,8 @@ from slurmdl.topology.model import Topology
 
 #: most ranks that get a line each; more are folded by role and zone
 MAX_RANKS = 16
+#: most notes about the source of the zones
+MAX_NOTES = 3
 #: most zones, and most candidates, that get a line each
 MAX_LINES = 12
 
@@ -34,7 +36,8 @@ def explain(placement: Placement, topology: Topology, cluster: ClusterSnapshot, 
 
     A few lines where the job is small; ranks, zones and candidates are folded where there are many.
     """
-    lines = ["zones", *_zones(placement, topology, cluster)]
+    lines = ["zones", *_zones(placement, topology, cluster),
+             *(f"note       {note}" for note in topology.notes[:MAX_NOTES])]
     if placement.map is None:
         return "\n".join([*lines, f"choice     none: {placement.reason}"])
     names = fold(placement.nodes) if len(placement.nodes) <= MAX_RANKS else f"{len(placement.nodes)} nodes"

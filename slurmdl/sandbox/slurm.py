@@ -73,7 +73,10 @@ def write_files(spec: Spec, root: Path, user: User) -> None:
     for directory in ("slurm", "openmpi", "slurmdl"):
         (etc / directory).mkdir(parents=True)
     (slurm / "slurm.conf").write_text(_slurm_conf(spec, root, address))
-    (slurm / "topology.conf").write_text(_topology_conf(spec))
+    without_speeds = replace(spec.topology, kind="tree", speed=np.full(len(spec.topology.zones), np.nan))
+    (slurm / "topology.conf").write_text(write.conf(without_speeds))
+    if spec.zone_rate:  # which may be slower than a LinkSpeed can say
+        (etc / "slurmdl/slurmdl.yaml").write_text(f"links: {{zone: {spec.zone_rate / 8:f}}}\n")
     (slurm / "cgroup.conf").write_text("CgroupAutomount=no\n")
     if spec.plugstack:
         (slurm / "plugstack.conf").write_text(spec.plugstack)
@@ -156,11 +159,6 @@ def _slurm_conf(spec: Spec, root: Path, address: Mapping[str, str]) -> str:
                      + (f" Features={features}" if features else "") + (f" Gres={spec.gres}" if spec.gres else ""))
     lines.append("PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP")
     return "\n".join(map(str, lines)) + "\n"
-
-
-def _topology_conf(spec: Spec) -> str:
-    uplinks = np.where(spec.topology.parent >= 0, spec.zone_rate / 8, np.nan)
-    return write.conf(replace(spec.topology, kind="tree", speed=uplinks))
 
 
 def start_daemons(spec: Spec, root: Path, pids: Mapping[str, int]) -> None:

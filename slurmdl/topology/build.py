@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,6 +13,9 @@ from slurmdl.topology.model import MAX_LEVELS, Topology
 
 #: bytes/s behind one unit of LinkSpeed. Slurm leaves the unit open (topology.conf(5)); Mbit/s is assumed here.
 LINK_SPEED_UNIT = 1e6 / 8
+#: speeds that the uplink of a zone can have, in Mbit/s: from 1 Gbit/s to less than 10 Tbit/s. A number outside this
+#: range has another unit, or none.
+PLAUSIBLE = range(1_000, 10_000_000)
 
 #: remark on rings and tori, whose distances no tree of zones can hold
 SIMPLIFIED = "each {0} is taken as one zone; where a node stands in its {0} is not used"
@@ -25,7 +29,7 @@ class Declared:
     ----------
     children : names of the zones below; () for a leaf.
     nodes : names of its own nodes; read for a leaf only.
-    link_speed : LinkSpeed, None where not given. Slurm's default, 1, also counts as not given.
+    link_speed : LinkSpeed, None if not given.
     file, line, text : where it stands.
     """
 
@@ -39,6 +43,33 @@ class Declared:
 
     def error(self, message: str) -> InputError:
         return InputError(message, self.file, self.line, self.text)
+
+    @property
+    def has_speed(self) -> bool:
+        """Whether LinkSpeed says something: 1 is Slurm's default."""
+        return (self.link_speed or 0) > 1
+
+    @property
+    def speed(self) -> float:
+        """Bytes/s of the uplink, NaN if not given or not plausible."""
+        speed = self.link_speed or 0
+        return speed * LINK_SPEED_UNIT if speed in PLAUSIBLE else math.nan
+
+
+def link_speed(speed: float) -> int | None:
+    """The LinkSpeed that reads as this speed (bytes/s), None if there is none."""
+    number = 0 if math.isnan(speed) else round(speed / LINK_SPEED_UNIT)
+    return number if number in PLAUSIBLE else None
+
+
+def unused_speeds(zones: Iterable[Declared]) -> str:
+    """One sentence about the zones whose LinkSpeed is not plausible and therefore not used, "" if there are none."""
+    odd = [zone.link_speed or 0 for zone in zones if zone.has_speed and math.isnan(zone.speed)]
+    if not odd:
+        return ""
+    values = " to ".join(f"{each:,}" for each in dict.fromkeys((min(odd), max(odd))))
+    return (f"LinkSpeed of {len(odd):,} zone{'s' * (len(odd) > 1)} ({values}) is not used: it is taken for Mbit/s; "
+            f"plausible: {PLAUSIBLE.start:,} to {PLAUSIBLE.stop - 1:,}, or links.zone in slurmdl.yaml")
 
 
 def build(declared: Sequence[Declared], *, kind: str, source: str, name: str = "default",
@@ -71,8 +102,9 @@ def build(declared: Sequence[Declared], *, kind: str, source: str, name: str = "
         for child in declared[i].children:
             parents.setdefault(child, i)
     parent = np.array([parents.get(zone, -1) for zone in index], np.int32)
-    speed = np.array([z.link_speed * LINK_SPEED_UNIT if z.link_speed not in (None, 0, 1) else np.nan
-                      for z in declared], float)
+    speed = np.array([zone.speed for zone in declared], float)
+    unused = unused_speeds(declared)
+    notes += (unused,) * bool(unused)
     return Topology(tuple(index), parent, level, speed, tuple(leaf),
                     np.fromiter(leaf.values(), np.int32, len(leaf)), kind, source, name, notes, block_sizes)
 

@@ -6,13 +6,14 @@ Slurm's own messages are those of src/plugins/topology/ (tree/switch_record.c, b
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Literal, get_args
 
 from slurmdl.errors import InputError
-from slurmdl.topology.build import SIMPLIFIED, Declared
+from slurmdl.topology.build import SIMPLIFIED, Declared, unused_speeds
 from slurmdl.topology.contents import Contents
 from slurmdl.topology.hostlist import fold
 from slurmdl.topology.tree import count, cut
@@ -233,10 +234,13 @@ def _shape(zones: Sequence[Declared], known: dict[str, Declared]) -> Iterator[Fi
 
 
 def _speeds(zones: Sequence[Declared]) -> Iterator[Finding]:
-    given = [zone for zone in zones if zone.link_speed is not None]
-    if given:
-        yield _at("note", given[0], f"LinkSpeed of {count(len(given), 'zone')} is ignored by Slurm; slurmdl takes it "
-                                    "for Mbit/s of the uplink")
+    used = [zone for zone in zones if not math.isnan(zone.speed)]
+    if used:
+        yield _at("note", used[0], f"LinkSpeed of {count(len(used), 'zone')} is ignored by Slurm; slurmdl takes it "
+                                   "for Mbit/s of the uplink")
+    unused = [zone for zone in zones if zone.has_speed and math.isnan(zone.speed)]
+    if unused:
+        yield _at("warning", unused[0], unused_speeds(unused))
 
 
 def _some(names: Iterable[str]) -> str:

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
-
 from slurmdl.errors import InputError
 from slurmdl.topology import blocks
-from slurmdl.topology.build import LINK_SPEED_UNIT, Declared, build
+from slurmdl.topology.build import Declared, build, link_speed
 from slurmdl.topology.model import Topology
 from slurmdl.topology.tree import children, members
 
@@ -40,9 +38,12 @@ class Contents:
 
     @classmethod
     def of(cls, topology: Topology) -> Contents:
-        """What a source would declare of this topology, without a place in a file."""
+        """What a source would declare of this topology, without a place in a file.
+
+        A speed that no reader would take from a LinkSpeed is left out.
+        """
         nodes, below = members(topology), children(topology)
-        speeds = [None if np.isnan(speed) else max(1, round(speed / LINK_SPEED_UNIT)) for speed in topology.speed]
+        speeds = [link_speed(speed) for speed in topology.speed.tolist()]
         zones = [Declared(name, tuple(topology.zones[child] for child in below.get(zone, ())),
                           tuple(nodes.get(zone, ())), speeds[zone])
                  for zone, name in enumerate(topology.zones) if topology.kind != "block" or not topology.level[zone]]

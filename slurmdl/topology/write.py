@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from slurmdl.errors import InputError
+from slurmdl.topology.build import link_speed
 from slurmdl.topology.contents import Contents
 from slurmdl.topology.hostlist import fold, ranged
 from slurmdl.topology.model import Topology
@@ -131,6 +132,9 @@ def lost(topologies: Topologies, name: str | None, form: str) -> list[str]:
         count = int(np.isfinite(topology.speed).sum())
         if form == "yaml" and count:
             said.append(f"LinkSpeed of {count} zones of {topology.name}: topology.yaml has no such field")
+        odd = sum(speed == speed and link_speed(speed) is None for speed in topology.speed.tolist())
+        if form == "conf" and odd:
+            said.append(f"speeds of {odd} zones of {topology.name}: slurmdl would not take them from a LinkSpeed")
         alone = [topology.nodes[i] for i in np.flatnonzero(topology.leaf < 0)]
         if alone:
             said.append(f"nodes without a zone: {fold(alone)}")

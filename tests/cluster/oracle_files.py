@@ -8,15 +8,16 @@ from collections.abc import Mapping
 _S1 = "SwitchName=s1 Nodes=n1\n"
 
 #: values of LinkSpeed: Slurm reads them with strtoul(3), base 0, and a k of 1024
-_SPEEDS = ["0", "1", "800", "0x10", "010", "09", "5K", "5k", "5m", "5kk", "k", "UNLIMITED", "infinite", "+5", "-1",
-           "4294967295", "4294967296", "4194303k", "4194304k", "9" * 30, '"5"', '" 5"', '"5 "', '""', "fast", "1.5"]
+_SPEEDS = ["0", "1", "800", "8000", "0x1000", "010000", "09", "5K", "5k", "5m", "5kk", "k", "UNLIMITED", "infinite",
+           "+5000", "-1", "4294967295", "4294967296", "4194303k", "4194304k", "9" * 30, '"5000"', '" 5000"',
+           '"5000 "', '""', "fast", "1.5"]
 
 #: lines after `SwitchName=s1 Nodes=n1`
 _LINES = [
     "SwitchName = s2  Nodes = n2", "SwitchName=s2\tNodes\t=\tn2\r", "  switchNAME=s2 NODES=n2",
     "SwitchName=S1 Nodes=n2",
-    "SwitchName=s2 LinkSpeed=7 Nodes=n2", "SwitchName=s2 Nodes=n2 LinkSpeed=5 LinkSpeed=6",
-    "SwitchName=s2 Nodes=n2 LinkSpeed=-1 LinkSpeed=6", "SwitchName=s2 Nodes=n2 LinkSpeed=09 LinkSpeed=6",
+    "SwitchName=s2 LinkSpeed=7000 Nodes=n2", "SwitchName=s2 Nodes=n2 LinkSpeed=5000 LinkSpeed=6000",
+    "SwitchName=s2 Nodes=n2 LinkSpeed=-1 LinkSpeed=6000", "SwitchName=s2 Nodes=n2 LinkSpeed=09 LinkSpeed=6000",
     "SwitchName=s2\vNodes=n2",
     "SwitchName=s2 Nodes=n2 nodes=n3", "SwitchName=s2 Nodes=n2 SwitchName=s3", "Nodes=n2 SwitchName=s2", "Nodes=n2",
     # values: quoted, empty, and what only looks like it
@@ -27,7 +28,8 @@ _LINES = [
     "SwitchName=s2 Nodes=n2 Switches=", "SwitchName=s2 Nodes= Switches=s1", "SwitchName=s2 Nodes=n2 Nodes=",
     'SwitchName=s2 Nodes="" Switches=s1', 'SwitchName=s2 Nodes=""', 'SwitchName=s2 Switches=""', "SwitchName=s2",
     "SwitchName==s2 Nodes=n2", "SwitchName=s2 Nodes=n=2", "SwitchName=s2 Nodes+=n2", "SwitchName-=s2 Nodes=n2",
-    "SwitchName=s2 Nodes=n2;LinkSpeed=3", "SwitchName=s2 Nodes=n2\u00a0LinkSpeed=3", "\u00a0SwitchName=s2 Nodes=n2",
+    "SwitchName=s2 Nodes=n2;LinkSpeed=3000", "SwitchName=s2 Nodes=n2\u00a0LinkSpeed=3000",
+    "\u00a0SwitchName=s2 Nodes=n2",
     "SwitchName=zon\u00e4 Nodes=n2", "SwitchName=s2 Nodes=n2 Schl\u00fcssel=3", "SwitchName=s2 Nodes=n2 Foo.Bar=3",
     "SwitchName=s2 Nodes=n2 Foo=3", "SwitchName=s2 Nodes=n2 foo", "SwitchName=s2 Nodes=n2 =", "foo", "foo=", "=s2",
     "SwitchName", "SwitchName s2 Nodes=n2", "SwitchName=s2 Nodes=n2\rSwitchName=s3 Nodes=n3", "\x1c", "\x1f x",
@@ -35,9 +37,9 @@ _LINES = [
     "SwitchName=s2 Nodes=n2#x", "SwitchName=s2 Nodes=n2\\#x", "SwitchName=s2 Nodes=n2\\\\#x", '"#"',
     'SwitchName=s2 Nodes="n2#x"', 'SwitchName=s2 Nodes="n2\\#x"', "SwitchName=s2 Nodes=a\\b",
     "SwitchName=s2 Nodes=a\\\\b",
-    "SwitchName=s2 Nodes=n2 \\ LinkSpeed=3", "SwitchName=s2 Nodes=n2 \\", "SwitchName=s2 Nodes=n2\\", "\\",
-    "SwitchName=s2 Nodes=n2 \\\n\n", "SwitchName=s2 Nodes=n2 \\  \n LinkSpeed=4", "SwitchName=s2 Nodes=n2\\\n,n3",
-    "SwitchName=s2 Nodes=n2 # c \\\n LinkSpeed=4", "# c \\\nSwitchName=s2 Nodes=n2", "\\\nSwitchName=s2 Nodes=n2",
+    "SwitchName=s2 Nodes=n2 \\ LinkSpeed=3000", "SwitchName=s2 Nodes=n2 \\", "SwitchName=s2 Nodes=n2\\", "\\",
+    "SwitchName=s2 Nodes=n2 \\\n\n", "SwitchName=s2 Nodes=n2 \\  \n LinkSpeed=4000", "SwitchName=s2 Nodes=n2\\\n,n3",
+    "SwitchName=s2 Nodes=n2 # c \\\n LinkSpeed=4000", "# c \\\nSwitchName=s2 Nodes=n2", "\\\nSwitchName=s2 Nodes=n2",
     "SwitchName=s2 Nodes=n2\\\\\n,n3", "SwitchName=s2 Nodes=n2\\\\\\\n,n3", "SwitchName=s2 Nodes=n2#\\\n,n3",
     "SwitchName=s2 Nodes=n2\\#\\\n,n3", "  \\\n\n  \nSwitchName=s2 Nodes=n2", "SwitchName=s2 Nodes=\n n2",
     "Switch\\\nName=s2 Nodes=n2",

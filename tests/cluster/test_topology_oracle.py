@@ -6,6 +6,7 @@ SLURMDL_ORACLE_SEED for others.
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import re
@@ -17,7 +18,7 @@ import pytest
 
 from slurmdl.errors import InputError
 from slurmdl.topology import conf
-from slurmdl.topology.build import LINK_SPEED_UNIT
+from slurmdl.topology.build import Declared
 from slurmdl.topology.hostlist import MAX_NAMES, expand, fold
 from slurmdl.topology.model import Topology
 
@@ -78,13 +79,12 @@ def difference(slurm: oracle.Verdict, found: Topology | InputError) -> str:
         return "" if empty or suffix else "Slurm refuses it; we accept it"
     if [match["name"] for match in listed] != list(found.zones):
         return f"zones {[match['name'] for match in listed]} are {found.zones}"
-    speed = [float(match["speed"]) * LINK_SPEED_UNIT if match["speed"] not in (None, "0", "1") else None
-             for match in listed]
+    speed = [Declared(match["name"], link_speed=int(match["speed"] or 0)).speed for match in listed]
     leaf: dict[str, int] = {}
     for i, match in enumerate(listed):
         if int(match["level"]) != found.level[i]:
             return f"{match['name']} has level {match['level']}, not {found.level[i]}"
-        if (speed[i] or None) != (None if found.speed[i] != found.speed[i] else found.speed[i]):
+        if not (speed[i] == found.speed[i] or (math.isnan(speed[i]) and math.isnan(found.speed[i]))):
             return f"{match['name']} has speed {speed[i]}, not {found.speed[i]}"
         if not match["switches"]:
             for node in expand(match["nodes"] or ""):

@@ -87,11 +87,11 @@ def test_three_levels_load_every_uplink_on_the_way() -> None:
 
 
 def test_capacity_is_score_then_topology_then_default() -> None:
-    topology = build([Declared("z0", nodes=("a",), link_speed=8), Declared("z1", nodes=("b",), link_speed=8),
+    topology = build([Declared("z0", nodes=("a",), link_speed=8000), Declared("z1", nodes=("b",), link_speed=8000),
                       Declared("z2", nodes=("c",))], kind="tree", source="")
     scores = LinkScores(nodes={"a": LinkScore(7.0, delay=0.5)}, zones={"z0": LinkScore(3.0)}, zone_default=(5.0,))
     found = links(["a", "b", "c"], topology, scores)
-    assert found.zone_capacity.tolist() == [3.0, 1e6, 5.0]
+    assert found.zone_capacity.tolist() == [3.0, 1e9, 5.0]
     assert found.node_capacity.tolist() == [7.0, 1.25e9, 1.25e9]
     assert found.node_delay.tolist() == [0.25, 2e-5, 2e-5]
 

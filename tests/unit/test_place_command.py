@@ -129,3 +129,17 @@ def test_a_seed_chooses_among_equal_nodes_only(capsys: pytest.CaptureFixture[str
         placement = json.loads(capsys.readouterr().out)["placement"]
         found[tuple(placement["nodes"])] = placement["map"]["cost"]["seconds"]
     assert len(found) > 1 and len(set(found.values())) == 1
+
+
+def test_a_link_speed_of_another_unit_is_not_used(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """LinkSpeed=2 for both leaves: the prediction is the one without it, and a line says why."""
+    plain = (ROOT / "topology/topology.conf").read_text()
+    told = {}
+    for name, text in (("plain", plain), ("odd", plain.replace("Nodes=", "LinkSpeed=2 Nodes="))):
+        (tmp_path / f"{name}.conf").write_text(text)
+        assert main(["place", f"--topology={tmp_path}/{name}.conf", "--cluster=topology/cluster.json", "-N6"]) == 0
+        told[name] = capsys.readouterr().out.splitlines()
+    assert [line for line in told["odd"] if line not in told["plain"]] == [
+        "note       LinkSpeed of 2 zones (2) is not used: it is taken for Mbit/s; plausible: 1,000 to 9,999,999, or "
+        "links.zone in slurmdl.yaml"]
+    assert [line for line in told["odd"] if not line.startswith("note")] == told["plain"]

@@ -206,11 +206,11 @@ def test_diff_of_blocks_and_of_several(capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_diff_of_speeds(capsys: pytest.CaptureFixture[str]) -> None:
-    Path("a.conf").write_text("SwitchName=s1 Nodes=n1 LinkSpeed=50\nSwitchName=s2 Nodes=n2\n")
-    Path("b.conf").write_text("SwitchName=s1 Nodes=n1 LinkSpeed=100\nSwitchName=s2 Nodes=n2 LinkSpeed=7\n")
+    Path("a.conf").write_text("SwitchName=s1 Nodes=n1 LinkSpeed=50000\nSwitchName=s2 Nodes=n2\n")
+    Path("b.conf").write_text("SwitchName=s1 Nodes=n1 LinkSpeed=100000\nSwitchName=s2 Nodes=n2 LinkSpeed=7\n")
     topology("diff", "a.conf", "b.conf", status=1)
     assert capsys.readouterr().out.splitlines() == [
-        "zone s1: 50 Mbit/s in a.conf, 100 Mbit/s in b.conf", "1 difference between a.conf and b.conf"]
+        "zone s1: 50000 Mbit/s in a.conf, 100000 Mbit/s in b.conf", "1 difference between a.conf and b.conf"]
 
 
 @pytest.mark.parametrize(("words", "golden_name"), [

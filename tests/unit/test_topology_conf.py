@@ -33,7 +33,7 @@ def test_lexical_rules(tmp_path: Path) -> None:
     (tmp_path / "more.conf").write_text("SwitchName=s2 Nodes=n[3-4]\n")
     topology = parsed(tmp_path, "\n".join([
         "# a comment",
-        'switchname = s1 NODES="n1, n2" linkspeed=800  # a comment',
+        'switchname = s1 NODES="n1, n2" linkspeed=0x2710  # a comment',
         "Include more.conf",
         "SwitchName=top Swit\\",
         "ches=s1,s2 LinkSpeed=1",
@@ -41,7 +41,7 @@ def test_lexical_rules(tmp_path: Path) -> None:
     assert topology.zones == ("s1", "s2", "top", "s3")
     assert topology.nodes == ("n1", "n2", "n3", "n4", "n5")
     assert topology.parent.tolist() == [2, 2, -1, -1]
-    assert topology.speed.tolist()[0] == 1e8
+    assert topology.speed.tolist()[0] == 1.25e9
     assert all(speed != speed for speed in topology.speed.tolist()[1:])
 
 

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurmdl.errors import InputError
+from slurmdl.topology import write
 from slurmdl.topology.build import Declared, build
 from slurmdl.topology.model import MAX_LEVELS, Topology
 from slurmdl.topology.topologies import Topologies
@@ -90,9 +91,9 @@ def test_without_zones() -> None:
 
 
 def test_the_graph_keeps_levels_and_speeds_and_equal_names_apart() -> None:
-    topology = build([Declared("x", nodes=("x",), link_speed=800), Declared("top", ("x",))], kind="tree", source="")
+    topology = build([Declared("x", nodes=("x",), link_speed=8000), Declared("top", ("x",))], kind="tree", source="")
     graph = topology.graph()
-    assert graph.nodes["zone", "x"] == {"level": 0, "speed": 1e8}
+    assert graph.nodes["zone", "x"] == {"level": 0, "speed": 1e9}
     assert graph.nodes["zone", "top"] == {"level": 1}
     assert set(graph.edges) == {(("zone", "top"), ("zone", "x")), (("zone", "x"), ("node", "x"))}
 
@@ -145,3 +146,22 @@ def test_malformed_json_of_several(change: dict[str, object], says: str) -> None
     good = Topologies.one(Topology.flat(())).to_json()
     with pytest.raises(InputError, match=says):
         Topologies.from_json({**good, **change})
+
+
+@pytest.mark.parametrize(("link_speed", "speed"), [
+    (None, None), (0, None), (1, None), (2, None), (999, None), (1000, 1.25e8), (100_000, 1.25e10),
+    (9_999_999, 1.249999875e12), (10_000_000, None), (0xFFFFFFFF, None)])
+def test_a_link_speed_that_no_uplink_has_is_not_used(link_speed: int | None, speed: float | None) -> None:
+    """Slurm leaves the unit open: 2 may stand for anything, so it is no prediction's base, and a note says so."""
+    topology = build([Declared("x", nodes=("n1",), link_speed=link_speed)], kind="tree", source="")
+    assert topology.to_json()["speed"] == [speed]
+    said = [] if speed or link_speed in (None, 0, 1) else [f"LinkSpeed of 1 zone ({link_speed:,}) is not used"]
+    assert [note.partition(":")[0] for note in topology.notes] == said
+
+
+def test_speeds_that_a_link_speed_cannot_say_are_lost_in_a_topology_conf() -> None:
+    slow = build([Declared("x", nodes=("n1",))], kind="tree", source="")
+    slow = Topology.from_json({**slow.to_json(), "speed": [6.25e6]})
+    assert "LinkSpeed" not in write.conf(slow)
+    assert [said.partition(":")[0] for said in write.lost(Topologies.one(slow), None, "conf")] == [
+        "speeds of 1 zones of default"]
