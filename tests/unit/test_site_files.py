@@ -150,14 +150,13 @@ def test_installed_and_taken_away(tmp_path):
         assert done.returncode == 0, done.stderr
     found = {f"/{path.relative_to(root)}" for path in root.rglob("*") if not path.is_dir()} - {"/etc/passwd"}
     assert found == set(run(*make, "list").stdout.split())
-    text = "".join(path.read_text() for path in (root / "opt").rglob("*") if path.is_file() and
-                   "systemd" in path.parts)
+    text = "".join(path.read_text() for path in (root / "etc/systemd/system").iterdir())
     assert "ExecStart=/opt/site/bin/slurmdl score ingest" in text and "@bin" not in text
     assert (root / "etc/slurmdl/slurmdl.yaml").read_text() == EXAMPLE.read_text()
     if shutil.which("systemd-analyze"):
         units = tmp_path / "units"
         units.mkdir()
-        for unit in (root / "opt/site/lib/systemd/system").iterdir():
+        for unit in (root / "etc/systemd/system").iterdir():
             (units / unit.name).write_text(unit.read_text().replace("/opt/site/bin/slurmdl", "/bin/true"))
         done = run("systemd-analyze", "verify", "--man=no", *units.iterdir())
         shutil.rmtree(units)
@@ -170,6 +169,56 @@ def test_installed_and_taken_away(tmp_path):
     assert run(*make, "purge").returncode == 0
     assert [path for path in root.rglob("*") if not path.is_dir()] == [kept]
     assert not (root / "etc/slurmdl").exists() and not list(root.rglob("slurmdl/*"))
+
+
+@pytest.mark.parametrize("prefix", ["/usr", "/usr/local", "/opt/slurmdl", "/home/site/slurmdl"])
+def test_units_go_where_systemd_looks(prefix):
+    looked = ["/etc/systemd/system", "/usr/local/lib/systemd/system", "/usr/lib/systemd/system"]
+    if shutil.which("systemd-analyze"):
+        looked = run("systemd-analyze", "--system", "unit-paths").stdout.split()
+    listed = run("make", "-s", "-C", ROOT / "packaging", f"prefix={prefix}", "list").stdout.split()
+    units = [Path(path) for path in listed if Path(path).name in {unit.name for unit in UNITS}]
+    assert len(units) == len(UNITS)
+    assert {str(unit.parent) for unit in units} <= set(looked)
+
+
+def test_a_purge_removes_what_the_package_made(tmp_path):
+    """The script that dpkg runs, in a tree of its own: sandboxes and files of the site stay."""
+    made = ["slurmdl/samples.db", "slurmdl-collect/last", "private/slurmdl-serve/spool/x"]
+    others = ["slurmdl-sandbox/demo/log", "slurmdl-site/notes", "private/other/x"]
+    for name in (*made, *others):
+        file = tmp_path / "var/lib" / name
+        file.parent.mkdir(parents=True)
+        file.touch()
+    script = (ROOT / "packaging/deb/slurmdl.postrm").read_text().replace("/var/lib", f"{tmp_path}/var/lib")
+    for user in ("passwd", "group"):
+        script = script.replace(f"getent {user} slurmdl", "false")
+    done = subprocess.run(["sh", "-s", "purge"], input=script, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    left = {str(path.relative_to(tmp_path / "var/lib")) for path in tmp_path.rglob("*") if path.is_file()}
+    assert left == set(others)
+    spec = (ROOT / "packaging/rpm/slurmdl.spec").read_text()
+    removal = re.search(r"^ *for state in .*?^ *done$", script, re.MULTILINE | re.DOTALL)[0]
+    assert removal.replace(f"{tmp_path}/var/lib", "/var/lib") in spec  # rpm removes the same
+
+
+def test_packages_are_built_from_the_same_files_without_git(tmp_path):
+    if not (ROOT / ".git").exists():
+        pytest.skip("this is no checkout")
+    known = run(ROOT / "tools/package", "files")
+    assert (known.returncode, known.stderr) == (0, "")
+    tree = tmp_path / "slurmdl-0.1.0"
+    tree.mkdir()
+    subprocess.run(["tar", "--null", "--files-from=-", "-c", "-f", tmp_path / "source.tar"], input=known.stdout,
+                   text=True, cwd=ROOT, check=True, timeout=60)
+    subprocess.run(["tar", "-x", "-f", tmp_path / "source.tar", "-C", tree], check=True, timeout=60)
+    for built in ("build/packages/x.deb", ".venv/bin/python", "slurmdl/__pycache__/x.pyc", "slurmdl.egg-info/x"):
+        (tree / built).parent.mkdir(parents=True, exist_ok=True)
+        (tree / built).touch()
+    without = run(tree / "tools/package", "files")
+    assert (without.returncode, without.stderr) == (0, "")
+    hidden = {name for name in known.stdout.split("\0") if name.startswith(".")}  # of git and of editors
+    assert set(without.stdout.split("\0")) == set(known.stdout.split("\0")) - hidden
 
 
 def test_the_plugin_is_installed_and_taken_away(tmp_path):
