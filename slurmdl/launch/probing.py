@@ -95,7 +95,8 @@ def run(probe: Probe, environ: Mapping[str, str], say: Callable[[str], None]) ->
     ------
     UnavailableError : srun is missing, or no pair was measured.
     """
-    env = {name: value for name, value in environ.items() if name not in _FOREIGN} | {task.TOKEN: secrets.token_hex()}
+    env = {name: value for name, value in environ.items() if name not in _FOREIGN}
+    env[task.SECRET] = secrets.token_hex()
     found: list[Pair] = []
     output = process.lines(probe.command("SLURM_JOB_ID" in environ), stdin=json.dumps(probe.work().to_json()),
                            timeout=probe.start + probe.budget, env=env)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
-import json
 import socket
 import threading
 import time
@@ -12,11 +11,12 @@ from collections.abc import Callable
 
 import pytest
 
+from slurmdl.network.probe.channel import Channel, Deadline
 from slurmdl.network.probe.measure import measure
 from slurmdl.network.probe.pair import Effort
 from slurmdl.network.probe.patrol import patrol, peers
 from slurmdl.network.probe.reflector import Reflector
-from slurmdl.network.probe.wire import Allowance, Arrivals, Budget, Datagrams
+from slurmdl.network.probe.wire import Allowance, Arrivals, Budget, Control, Datagrams
 from slurmdl.sandbox.spec import alternating
 
 SHORT = Effort(echoes=20, echo_seconds=0.05, datagrams=200, datagram_rate=5000, size=2_000_000, seconds=0.1,
@@ -37,7 +37,7 @@ def reflector():
 
 
 def test_a_pair_measures_all(reflector):
-    pair = measure(("a", "b"), ("127.0.0.1", reflector(token="word").port), SHORT, token="word")
+    pair = measure(("a", "b"), ("127.0.0.1", reflector(secret=b"word").port), SHORT, secret=b"word")
     assert min(pair.forward, pair.backward) > 1e7
     assert 0 < pair.delay <= pair.delay_tail
     assert pair.loss == 0.0
@@ -49,20 +49,155 @@ def test_a_limit_holds_and_is_not_taken_for_the_link(reflector):
     assert (pair.forward, pair.backward) == (None, None)
 
 
-@pytest.mark.parametrize("options", [{"token": "other"}, {"allow": (ipaddress.IPv4Network("192.0.2.0/24"),)}])
+@pytest.mark.parametrize("options", [{"secret": b"other"}, {"allow": (ipaddress.IPv4Network("192.0.2.0/24"),)}])
 def test_strangers_are_refused(reflector, options):
     with pytest.raises(OSError):
-        measure(("a", "b"), ("127.0.0.1", reflector(**options).port), SHORT, token="word")
+        measure(("a", "b"), ("127.0.0.1", reflector(**options).port), SHORT, secret=b"word")
 
 
-def test_sessions_are_bounded(reflector):
-    served = reflector(sessions=1)
-    with socket.create_connection(("127.0.0.1", served.port)) as first:
-        with pytest.raises(OSError):
-            measure(("a", "b"), ("127.0.0.1", served.port), SHORT)
-        first.sendall(b"no JSON\n")
-        assert first.recv(10) == b""
+def session(served: Reflector, secret: bytes = b"", source: str = "127.0.0.1") -> Control:
+    """A session that has been let in; OSError where it is not."""
+    connection = socket.create_connection(("127.0.0.1", served.port), source_address=(source, 0))
+    control = Control(connection, secret, Deadline(5), asks=True)
+    control.write(udp=9)
+    control.read()
+    return control
+
+
+def test_sessions_are_bounded_and_one_host_has_half_of_them(reflector):
+    served = reflector(sessions=4)
+    held = [session(served), session(served)]
+    with pytest.raises(OSError):
+        session(served)
+    held += [session(served, source="127.0.0.2"), session(served, source="127.0.0.2")]
+    with pytest.raises(OSError):
+        session(served, source="127.0.0.3")
+    for control in held:
+        control.socket.close()
     assert_answers(served)
+
+
+def test_connections_that_prove_nothing_take_no_place(reflector):
+    served = reflector(sessions=1, secret=b"word")
+    with contextlib.ExitStack() as stack:
+        idle = [stack.enter_context(socket.create_connection(("127.0.0.1", served.port))) for _ in range(100)]
+        assert_answers(served, b"word")
+        for each in idle[:30]:  # the oldest ones had to give way
+            each.settimeout(5)
+            assert each.makefile("rb").read().count(b"\n") == 1  # the nonce, and the end
+
+
+def test_who_sends_a_byte_now_and_then_is_left(reflector, monkeypatch):
+    monkeypatch.setattr("slurmdl.network.probe.reflector.HANDSHAKE_S", 0.3)
+    served = reflector()
+    with socket.create_connection(("127.0.0.1", served.port)) as slow, pytest.raises(OSError):
+        for _ in range(200):
+            slow.sendall(b"0")
+            time.sleep(0.05)
+
+
+def recorded(served: Reflector, secret: bytes) -> bytes:
+    """What the asking side of a probe sent, as a relay on the way saw it."""
+    taken: list[bytes] = []
+
+    def relay(source: socket.socket, target: socket.socket, keep: bool) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(65536):
+                if keep:
+                    taken.append(data)
+                target.sendall(data)
+            target.shutdown(socket.SHUT_WR)
+
+    def answer(connection: socket.socket) -> None:
+        with socket.create_connection(("127.0.0.1", served.port)) as onward:
+            threading.Thread(target=relay, args=(onward, connection, False), daemon=True).start()
+            relay(connection, onward, True)
+
+    pair = measure(("a", "b"), peer_that(answer), SHORT, secret=secret)
+    assert pair.forward
+    return b"".join(taken)
+
+
+def test_a_session_that_was_recorded_cannot_be_repeated(reflector):
+    secret = b"a secret of the probe"
+    served = reflector(secret=secret, sessions=1)
+    sent = recorded(served, secret)
+    assert secret not in sent
+    assert secret.hex().encode() not in sent
+    with socket.create_connection(("127.0.0.1", served.port)) as again:
+        again.settimeout(5)
+        with contextlib.suppress(OSError):
+            again.sendall(sent)
+        with contextlib.suppress(ConnectionResetError):
+            assert again.makefile("rb").read().count(b"\n") == 1  # its nonce, no answer
+    assert_answers(served, secret)
+
+
+@pytest.mark.parametrize(("change", "accepted"), [
+    (lambda lines: lines, 2),
+    (lambda lines: [lines[0], lines[1].replace(b"number", b"figure")], 0),
+    (lambda lines: [lines[0], lines[2]], 0),
+    (lambda lines: [lines[0], lines[1], lines[1]], 1),
+    (lambda lines: [lines[0], b"0" * 64 + b" {}\n"], 0),
+    (lambda lines: [lines[0], lines[1].partition(b" ")[2]], 0),
+    (lambda lines: [b"0" * 32 + b"\n", *lines[1:]], 0),
+    (lambda lines: [b"\n", *lines[1:]], 0),
+], ids=["unchanged", "changed", "left out", "repeated", "forged", "without a code", "other nonce", "no nonce"])
+def test_only_lines_that_are_as_they_were_sent_are_accepted(change, accepted):
+    ours, theirs = tcp_pair()
+    between, far = tcp_pair()
+    with ours, theirs, between, far:
+        asker = Channel(ours, b"word", asks=True, deadline=Deadline(5))
+        answerer = Channel(theirs, b"word", asks=False, deadline=Deadline(5))
+        asker.write(number=0)
+        asker.write(number=1)
+        between.sendall(b"".join(change(theirs.recv(65536).splitlines(keepends=True))))
+        between.shutdown(socket.SHUT_WR)
+        answerer.socket = far
+        got = []
+        with contextlib.suppress(OSError):
+            while True:
+                got.append(answerer.read())
+    assert got == [{"number": number} for number in range(accepted)]
+
+
+def test_lines_arrive_as_they_were_sent_and_not_back_where_they_came_from():
+    ours, theirs = tcp_pair()
+    with ours, theirs:
+        asker = Channel(ours, b"word", asks=True, deadline=Deadline(5))
+        answerer = Channel(theirs, b"word", asks=False, deadline=Deadline(5))
+        asker.write(text="a\nb")
+        assert answerer.read() == {"text": "a\nb"}
+        answerer.write(number=1)
+        assert asker.read() == {"number": 1}
+    ours, theirs = tcp_pair()
+    with ours, theirs:
+        echoed = Channel(ours, b"word", asks=True, deadline=Deadline(5))
+        theirs.sendall(theirs.recv(65536))
+        echoed.write(number=1)
+        theirs.sendall(theirs.recv(65536))
+        with pytest.raises(OSError):
+            echoed.read()
+
+
+def tcp_pair() -> tuple[socket.socket, socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        ours = socket.create_connection(server.getsockname())
+        return ours, server.accept()[0]
+
+
+def test_datagrams_of_others_do_not_count():
+    one, other = Datagrams("127.0.0.1"), Datagrams("127.0.0.1")
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as stranger:
+        for junk in (b"", b"x", bytes(64), b"\xff" * 64):
+            stranger.sendto(junk, ("127.0.0.1", one.port))  # before the socket knows its peer
+    one.connect(("127.0.0.1", other.port), b"theirtag")
+    other.connect(("127.0.0.1", one.port), b"theirtag")
+    other.send(b"data".ljust(64))
+    assert one.receive(5)[0] == b"data".ljust(56) + b"theirtag"
+    assert one.receive(0.0) is None
+    one.close()
+    other.close()
 
 
 def test_bytes_are_bounded(reflector):
@@ -72,29 +207,44 @@ def test_bytes_are_bounded(reflector):
     assert (pair.forward, pair.backward) == (None, None)
 
 
-def assert_answers(served: Reflector) -> None:
+def assert_answers(served: Reflector, secret: bytes = b"") -> None:
     """It does, once the session before has ended, which its peer sees a moment earlier."""
     deadline = time.monotonic() + 5
     while True:
         try:
-            assert measure(("a", "b"), ("127.0.0.1", served.port), SHORT).delay > 0
+            assert measure(("a", "b"), ("127.0.0.1", served.port), SHORT, secret=secret).delay > 0
             return
         except OSError:
             assert time.monotonic() < deadline
             time.sleep(0.01)
 
 
-@pytest.mark.parametrize("line", [b"[]\n", b"{}\n", b'{"token": ""}\n', b'{"token": "", "udp": "x"}\n',
-                                  b'{"token": "", "udp": 99999}\n', b'{"token": "", "udp": 1e400}\n',
-                                  b"[" * 100 + b"\n", b"x" * 10_000, b'{"token": "", "udp": 9}\n{"do": "dance"}\n',
-                                  b'{"token": "", "udp": 9}\n{"do": "send", "size": "all"}\n',
-                                  b'{"token": "", "udp": 9}\n{"do": "take", "size": -5, "seconds": NaN}\nx'])
+@pytest.mark.parametrize("line", [b"[]\n", b"{}\n", b'{"udp": 9}\n', b"0" * 32 + b'\n{"udp": 9}\n',
+                                  b"[" * 100 + b"\n", b"x" * 10_000,
+                                  b"0" * 32 + b"\n" + b"0" * 64 + b' {"udp": 9}\n'])
 def test_a_reflector_outlives_what_it_is_sent(reflector, line):
     served = reflector()
     with socket.create_connection(("127.0.0.1", served.port)) as rude:
         rude.settimeout(5)
         with contextlib.suppress(OSError):  # it may have closed while more was to come
             rude.sendall(line)
+            rude.shutdown(socket.SHUT_WR)
+            while rude.recv(65536):
+                pass
+    assert_answers(served)
+
+
+@pytest.mark.parametrize("messages", [[{}], [{"udp": "x"}], [{"udp": 99999}], [{"udp": float("inf")}],
+                                      [{"udp": 9}, {"do": "dance"}], [{"udp": 9}, {"do": "send", "size": "all"}],
+                                      [{"udp": 9}, {"do": "take", "size": -5, "seconds": float("nan")}]])
+def test_a_reflector_outlives_what_its_peers_ask(reflector, messages):
+    served = reflector()
+    with socket.create_connection(("127.0.0.1", served.port)) as rude:
+        control = Control(rude, b"", Deadline(5), asks=True)
+        with contextlib.suppress(OSError):
+            for message in messages:
+                control.write(**message)
+            rude.sendall(b"x")
             rude.shutdown(socket.SHUT_WR)
             while rude.recv(65536):
                 pass
@@ -118,8 +268,9 @@ def hangs(connection: socket.socket) -> None:
 
 
 def vanishes_after_the_first_answer(connection: socket.socket) -> None:
-    connection.recv(1000)
-    connection.sendall(b'{"udp": 9}\n')
+    control = Control(connection, b"", Deadline(5), asks=False)
+    control.read()
+    control.write(udp=9)
 
 
 def drips(connection: socket.socket) -> None:
@@ -130,13 +281,16 @@ def drips(connection: socket.socket) -> None:
 
 def boasts(connection: socket.socket) -> None:
     """It claims a rate that no link has."""
-    udp = Datagrams("127.0.0.1")
-    for line in connection.makefile():
-        answer = {"token": {"udp": udp.port}, "end": {"received": 20, "overflow": 0}, "take": {"rate": 1e30},
-                  "wait": {"rate": 1e30}}
-        for word, reply in answer.items():
-            if word in line:
-                connection.sendall(json.dumps(reply).encode() + b"\n")
+    control, udp = Control(connection, b"", Deadline(5), asks=False), Datagrams("127.0.0.1")
+    control.read()
+    control.write(udp=udp.port)
+    while True:
+        request = control.read()
+        if "end" in request:
+            control.write(received=20, overflow=0)
+        elif request["do"] == "take":
+            control.receive_stream()
+            control.write(rate=1e30)
 
 
 @pytest.mark.parametrize("behaves", [hangs, vanishes_after_the_first_answer, drips, boasts])

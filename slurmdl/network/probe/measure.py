@@ -6,9 +6,10 @@ import socket
 import struct
 import time
 
+from slurmdl.network.probe.channel import Deadline, Timeout
 from slurmdl.network.probe.pair import Effort, Pair
 from slurmdl.network.probe.reflector import ECHO, send_train
-from slurmdl.network.probe.wire import Arrivals, Budget, Control, Datagrams, Deadline, Timeout
+from slurmdl.network.probe.wire import Arrivals, Budget, Control, Datagrams
 from slurmdl.network.samples import FASTEST
 
 #: where more than this share of the datagrams is lost, TCP does not tell what the link carries
@@ -19,7 +20,7 @@ _FLOW = 1_000_000_000
 _BURST = 8
 
 
-def measure(names: tuple[str, str], address: tuple[str, int], effort: Effort, *, token: str = "",
+def measure(names: tuple[str, str], address: tuple[str, int], effort: Effort, *, secret: bytes = b"",
             source: str = "") -> Pair:
     """Probe the peer at `address`.
 
@@ -29,6 +30,7 @@ def measure(names: tuple[str, str], address: tuple[str, int], effort: Effort, *,
 
     Parameters
     ----------
+    secret : that the peer's reflector has.
     source : the own address to probe from, "" for the one that the route gives.
 
     Raises
@@ -38,11 +40,11 @@ def measure(names: tuple[str, str], address: tuple[str, int], effort: Effort, *,
     deadline = Deadline(effort.deadline)
     figures: dict[str, float] = {}
     with socket.create_connection(address, timeout=deadline.left(), source_address=(source, 0)) as connection:
-        control = Control(connection, deadline)
+        control = Control(connection, secret, deadline, asks=True)
         datagrams = Datagrams(connection.getsockname()[0])
         try:
-            control.write(token=token, udp=datagrams.port)
-            datagrams.socket.connect((address[0], int(control.read()["udp"])))
+            control.write(udp=datagrams.port)
+            datagrams.connect((address[0], int(control.read()["udp"])), control.tag)
             _measure(control, datagrams, effort, figures)
         except (OSError, KeyError, TypeError, ValueError) as error:
             if not figures:

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-import hmac
 import ipaddress
 import select
 import socket
 import threading
+from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
-from slurmdl.network.probe.wire import CHUNK, Allowance, Arrivals, Budget, Control, Datagrams, Deadline, Timeout
+from slurmdl.network.probe.channel import HANDSHAKE_S, Deadline, Timeout
+from slurmdl.network.probe.wire import CHUNK, Allowance, Arrivals, Budget, Control, Datagrams
 
 #: a train has at most so many datagrams
 TRAIN = 256
 #: bytes of a datagram that is echoed
 ECHO = 64
-_MAX_STREAM, _MAX_SECONDS, _MAX_SESSION = 2**30, 10.0, 30.0
+_MAX_STREAM = 2**30
+#: seconds of one answer, until the next request, and of a session
+_MAX_SECONDS, _MAX_IDLE, _MAX_SESSION = 10.0, 5.0, 30.0
+#: connections whose peer has not yet proved that it knows the secret; the oldest one gives way
+_MOST_UNPROVED = 64
 
 Network = ipaddress.IPv4Network
 
@@ -24,21 +30,25 @@ Network = ipaddress.IPv4Network
 class Reflector:
     """Answers the probes of other nodes until it is closed.
 
+    A connection whose peer has not yet proved that it knows the secret takes no place of a session.
+
     Parameters
     ----------
     address : to listen at, "" for all.
     port : 0 for any.
-    token : what a peer must know; "" for none.
+    secret : what a peer must know; empty for nothing.
     allow : networks whose hosts are answered, () for all.
-    sessions : at most so many at once; others are refused.
+    sessions : at most so many at once, and half of them with one host; others are refused.
     rate : bytes/s that all sessions together may move on average, 0 for no limit: who asks for more is refused.
     """
 
-    def __init__(self, address: str = "", port: int = 0, *, token: str = "", allow: Sequence[Network] = (),
+    def __init__(self, address: str = "", port: int = 0, *, secret: bytes = b"", allow: Sequence[Network] = (),
                  sessions: int = 16, rate: float = 0.0) -> None:
         self._server = socket.create_server((address, port))
-        self._token, self._allow, self._allowance = token, tuple(allow), Allowance(rate)
-        self._free = threading.BoundedSemaphore(sessions)
+        self._secret, self._allow, self._allowance = secret, tuple(allow), Allowance(rate)
+        self._most, self._lock = sessions, threading.Lock()
+        self._unproved: dict[socket.socket, None] = {}  # the oldest first
+        self._sessions: Counter[str] = Counter()  # of each host
         self.port: int = self._server.getsockname()[1]
         threading.Thread(target=self._listen, daemon=True).start()
 
@@ -53,30 +63,61 @@ class Reflector:
                 connection, (host, _) = self._server.accept()
             except OSError:
                 return  # closed
-            welcome = not self._allow or any(ipaddress.IPv4Address(host) in network for network in self._allow)
-            if welcome and self._free.acquire(blocking=False):
-                threading.Thread(target=self._session, args=(connection,), daemon=True).start()
-            else:
+            if self._allow and not any(ipaddress.IPv4Address(host) in network for network in self._allow):
                 connection.close()
+                continue
+            with self._lock:
+                self._unproved[connection] = None
+                if len(self._unproved) > _MOST_UNPROVED:
+                    oldest = next(iter(self._unproved))
+                    del self._unproved[oldest]
+                    with suppress(OSError):
+                        oldest.shutdown(socket.SHUT_RDWR)  # its thread closes it
+            threading.Thread(target=self._session, args=(connection, host), daemon=True).start()
 
-    def _session(self, connection: socket.socket) -> None:
+    def _session(self, connection: socket.socket, host: str) -> None:
         try:
             with connection:
-                control = Control(connection, Deadline(_MAX_SESSION))
-                hello = control.read()
-                if hmac.compare_digest(str(hello.get("token", "")).encode(), self._token.encode()):
-                    datagrams = Datagrams(connection.getsockname()[0])
+                try:
+                    control = Control(connection, self._secret, Deadline(HANDSHAKE_S), asks=False)
+                    hello = control.read()
+                finally:
+                    with self._lock:
+                        self._unproved.pop(connection, None)
+                if self._enter(host):
                     try:
-                        datagrams.socket.connect((connection.getpeername()[0], int(hello.get("udp", 0))))
-                        control.write(udp=datagrams.port)
-                        while True:
-                            self._answer(control, datagrams, control.read())
+                        self._serve(control, hello)
                     finally:
-                        datagrams.close()
+                        self._leave(host)
         except (OSError, ValueError, TypeError, OverflowError):
             pass  # the peer has gone, or is none: nothing of it is left
+
+    def _enter(self, host: str) -> bool:
+        with self._lock:
+            if self._sessions.total() >= self._most or self._sessions[host] >= max(1, self._most // 2):
+                return False
+            self._sessions[host] += 1
+            return True
+
+    def _leave(self, host: str) -> None:
+        with self._lock:
+            self._sessions[host] -= 1
+            if not self._sessions[host]:
+                del self._sessions[host]
+
+    def _serve(self, control: Control, hello: dict[str, Any]) -> None:
+        connection, session = control.socket, Deadline(_MAX_SESSION)
+        datagrams = Datagrams(connection.getsockname()[0])
+        try:
+            datagrams.connect((connection.getpeername()[0], int(hello.get("udp", 0))), control.tag)
+            control.write(udp=datagrams.port)
+            while True:
+                control.deadline = Deadline(min(_MAX_IDLE, session.left()))
+                request = control.read()
+                control.deadline = Deadline(min(_MAX_SECONDS, session.left()))
+                self._answer(control, datagrams, request)
         finally:
-            self._free.release()
+            datagrams.close()
 
     def _answer(self, control: Control, datagrams: Datagrams, request: dict[str, Any]) -> None:
         seconds = min(float(request.get("seconds", 0)), _MAX_SECONDS)

@@ -2,13 +2,13 @@
 
 The leader reads the rounds from its standard input (srun hands it to task 0 alone, `--input=0`), tells in each round
 who probes whom, and writes each pair to its standard output as soon as it is known, and a last line once all is done.
-What it says and what the tasks answer goes over TCP, so nodes need share neither a file nor an MPI. Who does not
-come, hangs or goes away costs its own pairs only.
+What it says and what the tasks answer goes over TCP, so nodes need share neither a file nor an MPI. A secret in the
+step's environment, which only its user and root can read, authenticates each message between the tasks (channel.py),
+and tells them where the leader listens. Who does not come, hangs or goes away costs its own pairs only.
 """
 
 from __future__ import annotations
 
-import hmac
 import json
 import os
 import selectors
@@ -18,25 +18,28 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any, NoReturn
 
 from slurmdl.errors import InputError, SlurmdlError, UnavailableError
+from slurmdl.network.probe.channel import HANDSHAKE_S, Channel, Deadline, derived
 from slurmdl.network.probe.measure import measure
 from slurmdl.network.probe.pair import Effort, Pair
 from slurmdl.network.probe.reflector import Reflector
-from slurmdl.network.probe.wire import Timeout
 from slurmdl.topology import hostlist
 
-#: variable with the word by which the tasks of one probe know each other
-TOKEN = "SLURMDL_PROBE_TOKEN"
+#: variable with the secret, in hexadecimal digits, by which the tasks of one probe authenticate each other
+SECRET = "SLURMDL_PROBE_SECRET"
 #: the last line of the leader
 END = {"end": True}
 #: seconds that tasks may take to start, and a pair beyond its own deadline
 _START, _GRACE = 15.0, 0.5
 #: a node whose probes failed so often is left alone
 _FAILURES = 2
-#: ports on which the leader may listen: from the ids of job and step, another one where it is taken
+#: connections beyond one of each node that may not have proved yet that they know the secret
+_SPARE = 64
+#: range of the leader's ports, and how many of them it may try
 _PORTS, _FIRST_PORT, _TRIES = 20_000, 30_000, 4
 
 
@@ -66,39 +69,23 @@ class Work:
         return cls(tuple(data["nodes"]), rounds, Effort(**data["effort"]), float(data["budget"]), data["interface"])
 
 
-class _Line:
-    """A connection whose messages are lines of JSON, read as they come."""
-
-    def __init__(self, connection: socket.socket) -> None:
-        self.socket, self._buffer = connection, b""
-
-    def write(self, **message: Any) -> None:
-        self.socket.sendall(json.dumps(message).encode() + b"\n")
-
-    def read(self) -> list[dict[str, Any]]:
-        """The messages that one read completes; OSError where the other side has gone."""
-        data = self.socket.recv(65536)
-        if not data:
-            raise Timeout("the connection has ended")
-        *lines, self._buffer = (self._buffer + data).split(b"\n")
-        return [json.loads(line) for line in lines]
-
-    def message(self) -> dict[str, Any]:
-        """The next message of a side that sends one at a time."""
-        while True:
-            messages = self.read()
-            if messages:
-                return messages[0]
-
-
 @dataclass
 class _Member:
-    """A task as the leader sees it; `asked` is the number of the probe that it has not answered yet."""
+    """A task as the leader sees it.
 
-    name: str
-    line: _Line
-    address: str
-    port: int
+    Attributes
+    ----------
+    name : its node; "" until it has proved that it knows the secret.
+    address, port : where it answers probes.
+    until : when it must have proved itself.
+    asked : number of the probe that it has not answered yet.
+    """
+
+    line: Channel
+    until: float
+    name: str = ""
+    address: str = ""
+    port: int = 0
     asked: int | None = None
 
 
@@ -110,37 +97,78 @@ def note(text: str) -> None:
 class _Leader:
     """Runs the rounds over the members that have come."""
 
-    def __init__(self, server: socket.socket, token: str) -> None:
-        self._server, self._token = server, token
+    def __init__(self, server: socket.socket, secret: bytes) -> None:
+        self._server, self._secret = server, secret
         self._members: dict[str, _Member] = {}
+        self._unproved: dict[socket.socket, _Member] = {}  # the oldest first
         self._selector = selectors.DefaultSelector()
 
     def gather(self, work: Work, seconds: float) -> None:
-        """Wait until a task of every node has come, and say who has not."""
-        end, here = time.monotonic() + seconds, ""
+        """Wait until a task of every node has come, and say who has not.
+
+        All who connect are heard at the same time, so nobody holds up others. Who does not prove in time that it
+        knows the secret is refused; where too many have not done so yet, the oldest one is.
+        """
+        end, refused = time.monotonic() + seconds, 0
+        self._server.setblocking(False)
+        self._selector.register(self._server, selectors.EVENT_READ)
         while len(self._members) < len(work.nodes) and (left := end - time.monotonic()) > 0:
-            self._server.settimeout(left)
-            try:
-                connection, (host, _) = self._server.accept()
-                connection.settimeout(2.0)
-                line = _Line(connection)
-                hello = line.message()
-                if not hmac.compare_digest(str(hello["token"]).encode(), self._token.encode()):
-                    raise Timeout("not one of ours")
-                line.write(effort=asdict(work.effort), interface=work.interface)
-                answer = line.message()
-                member = _Member(str(hello["node"]), line, str(answer["address"] or host), int(answer["port"]))
-            except (OSError, ValueError, KeyError, TypeError):
-                continue
-            here = here if host.startswith("127.") else connection.getsockname()[0]
-            self._members[member.name] = member
-            self._selector.register(connection, selectors.EVENT_READ, member)
+            for key, _ in self._selector.select(min(left, 0.2)):
+                if key.data is None:
+                    self._accept()
+                elif not self._hear(key.data, work):
+                    refused += self._refuse(key.data)
+            while (oldest := next(iter(self._unproved.values()), None)) is not None and (
+                    oldest.until < time.monotonic() or len(self._unproved) > len(work.nodes) + _SPARE):
+                refused += self._refuse(oldest)
+        for key in list(self._selector.get_map().values()):
+            if key.data is not None and self._members.get(key.data.name) is not key.data:
+                refused += self._refuse(key.data)
+        self._selector.unregister(self._server)
+        self._server.close()
+        here = next((member.line.socket.getsockname()[0] for member in self._members.values()
+                     if not member.address.startswith("127.")), "")
         for member in self._members.values():
             if member.address.startswith("127.") and here:
                 member.address = here  # the task beside this one: others reach it where they reach this one
         missing = [node for node in work.nodes if node not in self._members]
         if missing:
             note(f"no task came from {hostlist.fold(missing)}; its links are not measured")
+        if refused:
+            note(f"{refused} connection{'s' * (refused > 1)} of other programs to this probe refused")
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            connection, _ = self._server.accept()
+            connection.setblocking(False)  # what is written is short; who does not read it is left out
+            member = _Member(Channel(connection, self._secret, asks=False), time.monotonic() + HANDSHAKE_S)
+            self._unproved[connection] = member
+            self._selector.register(connection, selectors.EVENT_READ, member)
+
+    def _hear(self, member: _Member, work: Work) -> bool:
+        """Take what a task that joins has sent; whether it may go on."""
+        line = member.line
+        try:
+            line.receive()
+            while (message := line.next_message()) is not None:
+                if not member.name:
+                    member.name = work.nodes[work.nodes.index(message["node"])]
+                    del self._unproved[line.socket]
+                    line.write(effort=asdict(work.effort), interface=work.interface)
+                else:
+                    member.address, member.port = str(message["address"]), int(message["port"])
+                    self._members[member.name] = member
+        except (OSError, ValueError, KeyError, TypeError):
+            return False
+        return True
+
+    def _refuse(self, member: _Member) -> bool:
+        """End a connection; whether it was one of a program that had not proved that it knows the secret."""
+        if self._members.get(member.name) is member:
+            del self._members[member.name]
+        self._selector.unregister(member.line.socket)
+        member.line.socket.close()
+        return self._unproved.pop(member.line.socket, None) is not None
 
     def run(self, work: Work) -> Iterator[Pair]:
         """The pairs of all rounds for which there is time, as they come."""
@@ -193,14 +221,13 @@ class _Leader:
         for key, _ in self._selector.select(wait):
             member: _Member = key.data
             try:
-                answers = member.line.read()
-            except (OSError, ValueError):
+                member.line.receive()
+                while (answer := member.line.next_message()) is not None:
+                    if answer.get("probe") == member.asked:
+                        member.asked = None
+                    yield member.name, answer
+            except OSError:
                 self._drop(member)
-                continue
-            for answer in answers:
-                if answer.get("probe") == member.asked:
-                    member.asked = None
-                yield member.name, answer
 
     def _drop(self, member: _Member) -> None:
         note(f"{member.name} has gone")
@@ -221,58 +248,71 @@ def address_of(interface: str) -> str:
     return socket.inet_ntoa(answer[20:24])
 
 
-def follow(host: str, ports: list[int], token: str, node: str) -> None:
+def follow(host: str, ports: list[int], secret: bytes, node: str) -> None:
     """One task: probe whom the leader names, and answer those who probe this node, until the leader ends it."""
-    line = _Line(_connect(host, ports))
-    line.write(token=token, node=node)
-    told = line.message()
+    line, told = _join(host, ports, secret, node)
     effort, interface = Effort(**told["effort"]), str(told["interface"])
     source = address_of(interface) if interface else ""
-    reflector = Reflector(source, token=token)
-    line.write(port=reflector.port, address=source)
+    reflector = Reflector(source, secret=derived(secret, node))
+    line.write(port=reflector.port, address=source or line.socket.getsockname()[0])
     while True:
-        order = line.message()
+        order = line.read()
         if "probe" not in order:
             return
         peer, (address, port) = order["peer"], order["address"]
         try:
-            pair = measure((node, peer), (address, port), effort, token=token, source=source)
+            pair = measure((node, peer), (address, port), effort, secret=derived(secret, peer), source=source)
         except OSError as error:
             line.write(probe=order["probe"], peer=peer, error=str(error))
         else:
             line.write(probe=order["probe"], pair=pair.to_json())
 
 
-def _connect(host: str, ports: list[int]) -> socket.socket:
-    """The leader, which may not listen yet, at one of its ports."""
+def _join(host: str, ports: list[int], secret: bytes, node: str) -> tuple[Channel, dict[str, Any]]:
+    """The connection to the leader, which may not listen yet, at one of its ports, and its first message.
+
+    Another program may listen at the other ports; it learns nothing, and costs no more than the handshake.
+    """
     end = time.monotonic() + _START
     while True:
         for port in ports:
+            connection = None
             try:
                 connection = socket.create_connection((host, port), timeout=1.0)
-                connection.settimeout(None)
-                return connection
+                line = Channel(connection, secret, asks=True, deadline=Deadline(HANDSHAKE_S))
+                line.write(node=node)
+                told = line.read()
             except OSError as error:
+                if connection is not None:
+                    connection.close()
                 if time.monotonic() > end:
                     raise UnavailableError(f"probe: the leader on {host} is not reached ({error})") from error
+            else:
+                line.deadline = None  # its orders come when they are due
+                return line, told
         time.sleep(0.05)
+
+
+def ports_of(secret: bytes) -> list[int]:
+    """Where the leader may listen, which nobody can tell who does not know the secret."""
+    return [_FIRST_PORT + int.from_bytes(derived(secret, f"port {number}")[:4], "big") % _PORTS
+            for number in range(_TRIES)]
 
 
 def main() -> int:
     nodes = hostlist.expand(os.environ.get("SLURM_STEP_NODELIST", ""))
-    node, token = os.environ.get("SLURMD_NODENAME", ""), os.environ.get(TOKEN, "")
-    if not nodes or not token:
+    node, secret = os.environ.get("SLURMD_NODENAME", ""), os.environ.pop(SECRET, "").encode()
+    if not nodes or not secret:
         raise UnavailableError("the probe's task runs in a step that `slurmdl score probe` starts")
-    seed = int(os.environ.get("SLURM_JOB_ID", "0")) * 31 + int(os.environ.get("SLURM_STEP_ID", "0"))
-    ports = [_FIRST_PORT + (seed + i * 4241) % _PORTS for i in range(_TRIES)]
+    ports = ports_of(secret)
     if os.environ.get("SLURM_PROCID") != "0":
-        follow(nodes[0], ports, token, node)
+        follow(nodes[0], ports, secret, node)
         return 0
     work = read_work()
     server = _listen(ports)
-    own = threading.Thread(target=follow, args=("localhost", [server.getsockname()[1]], token, node), daemon=True)
+    own = threading.Thread(target=follow, args=("localhost", [server.getsockname()[1]], secret, node), daemon=True)
     own.start()
-    leader = _Leader(server, token)
+    leader = _Leader(server, secret)
     leader.gather(work, min(_START, work.budget))
     for pair in leader.run(work):
         print(json.dumps(pair.to_json()), flush=True)

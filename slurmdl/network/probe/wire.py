@@ -1,18 +1,16 @@
-"""What the two sides of a probe send each other: lines of JSON and streams of chunks over TCP, datagrams over UDP."""
+"""What the two sides of a probe send each other: messages and streams of chunks over TCP, datagrams over UDP."""
 
 from __future__ import annotations
 
-import json
 import math
 import socket
 import struct
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
 
-#: bytes of a line, at most
-_LONGEST = 4096
+from slurmdl.network.probe.channel import TAG_BYTES, Channel, Deadline, Timeout
+
 #: a stream is a row of these; the first byte of the last one is 0
 CHUNK = 16_384
 _TCP_NOTSENT_LOWAT = 25  # linux/tcp.h
@@ -23,54 +21,15 @@ _BUFFER = 4 * 2**20
 _JUMP = 0.25
 
 
-class Timeout(OSError):
-    """The other side does not answer in time, or says what it should not."""
+class Control(Channel):
+    """The connection of a probe: messages and streams, each operation bounded by a deadline."""
 
+    deadline: Deadline
 
-class Deadline:
-    """A moment by which all must be done, by a clock that does not jump."""
-
-    def __init__(self, seconds: float) -> None:
-        self._end = time.monotonic() + seconds
-
-    def left(self) -> float:
-        """Seconds that are left; Timeout where none are."""
-        seconds = self._end - time.monotonic()
-        if seconds <= 0:
-            raise Timeout("no answer in time")
-        return seconds
-
-
-class Control:
-    """A TCP connection with its lines and streams, each operation bounded by a deadline."""
-
-    def __init__(self, connection: socket.socket, deadline: Deadline) -> None:
-        self.socket, self.deadline = connection, deadline
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    def __init__(self, connection: socket.socket, secret: bytes, deadline: Deadline, *, asks: bool) -> None:
         # what waits in the socket is sent after the time is over, so little waits there
         connection.setsockopt(socket.IPPROTO_TCP, _TCP_NOTSENT_LOWAT, 4 * CHUNK)
-        self._buffer = b""
-
-    def write(self, **message: Any) -> None:
-        self.socket.settimeout(self.deadline.left())
-        self.socket.sendall(json.dumps(message).encode() + b"\n")
-
-    def read(self) -> dict[str, Any]:
-        """The next line; Timeout where it does not come, or is no JSON object."""
-        while b"\n" not in self._buffer:
-            self.socket.settimeout(self.deadline.left())
-            data = self.socket.recv(_LONGEST)
-            self._buffer += data
-            if not data or len(self._buffer) > _LONGEST:
-                raise Timeout("the peer has gone")
-        line, _, self._buffer = self._buffer.partition(b"\n")
-        try:
-            message = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise Timeout("the peer speaks another language") from error
-        if not isinstance(message, dict):
-            raise Timeout("the peer speaks another language")
-        return message
+        super().__init__(connection, secret, asks=asks, deadline=deadline)
 
     def send_stream(self, size: int, seconds: float, spend: Callable[[int], None]) -> None:
         """Send `size` bytes, or for `seconds`; `spend` may wait before each chunk."""
@@ -123,6 +82,9 @@ def steady_rate(marks: list[tuple[float, int]]) -> float:
 class Datagrams:
     """A UDP socket that knows one peer only, tells when a datagram came, and what its own buffer dropped.
 
+    The last bytes of each datagram are the tag of the session. Others, which may have come from anywhere before the
+    socket was connected, are left out.
+
     Attributes
     ----------
     overflow : datagrams that came, but found the buffer full: the network did not lose them.
@@ -134,7 +96,12 @@ class Datagrams:
         self.socket.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
         self.socket.setsockopt(socket.SOL_SOCKET, _SO_RXQ_OVFL, 1)
         self.socket.bind((address, 0))
-        self.overflow = 0
+        self.overflow, self._tag = 0, b""
+
+    def connect(self, address: tuple[str, int], tag: bytes) -> None:
+        """Send to this peer, and receive from it alone."""
+        self.socket.connect(address)
+        self._tag = tag
 
     @property
     def port(self) -> int:
@@ -143,11 +110,15 @@ class Datagrams:
 
     def receive(self, wait: float) -> tuple[bytes, float] | None:
         """A datagram and the kernel's time of its arrival in s; None where none comes within `wait` seconds."""
-        self.socket.settimeout(wait if wait > 0 else 0.0)
-        try:
-            data, ancillary, _, _ = self.socket.recvmsg(65536, 128)
-        except (TimeoutError, BlockingIOError, ConnectionRefusedError):
-            return None
+        end = time.monotonic() + wait
+        while True:
+            self.socket.settimeout(max(0.0, end - time.monotonic()))
+            try:
+                data, ancillary, _, _ = self.socket.recvmsg(65536, 128)
+            except (TimeoutError, BlockingIOError, ConnectionRefusedError):
+                return None
+            if data.endswith(self._tag):
+                break
         stamp = time.time()
         for _, kind, value in ancillary:
             if kind == _SO_TIMESTAMPNS:
@@ -158,10 +129,10 @@ class Datagrams:
         return data, stamp
 
     def send(self, data: bytes) -> None:
-        """Send, or lose: a full queue on the way is no error."""
+        """Send with the tag as the last bytes, or lose: a full queue on the way is no error."""
         self.socket.settimeout(0.2)
         try:
-            self.socket.send(data)
+            self.socket.send(data[:-TAG_BYTES] + self._tag)
         except (TimeoutError, BlockingIOError, ConnectionRefusedError):
             return
         except OSError as error:
