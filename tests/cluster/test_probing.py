@@ -78,6 +78,47 @@ def test_a_job_that_asked_for_more_drops_what_its_own_probe_found_and_tells(shap
     assert any(line.startswith("slurmdl: n5 used") and "times as long as usual" in line for line in told), text
 
 
+def test_another_user_on_the_leaders_node_changes_no_figure(cluster):
+    """He takes the ports that follow from the job's id, joins with what he hears there under the names of others, and
+    opens connections to whatever listens for the probe, silent ones and such that send a byte now and then."""
+    attack = cluster.directory() / "attack.py"
+    attack.write_text(ATTACK)
+    config = cluster.run(["scontrol", "show", "config"]).stdout
+    job = next(line.split("=")[1].strip() for line in config.splitlines() if line.startswith("NEXT_JOB_ID"))
+    user = cluster.run(["id", "-u"]).stdout.strip()
+    line = ["setpriv", "--reuid=20002", "--regid=20002", "--clear-groups", "python3", str(attack), job, user]
+    attacker = subprocess.Popen(cluster.box.command(line, "n1", as_root=True), stdin=subprocess.PIPE,
+                                stdout=subprocess.PIPE, text=True)
+    try:
+        assert attacker.stdout.readline() == "ready\n"
+        done = cluster.run(["slurmdl", "score", "probe", "--all", "--budget=10s", "--out", "-"], timeout=90)
+    finally:
+        told, _ = attacker.communicate("", timeout=30)
+    attacked, *heard = told.splitlines()
+    assert int(attacked) > 0
+    assert heard == []
+    assert done.returncode == 0, done.stderr
+    found = [sample for name, sample in samples(done.stdout).items() if name.startswith("node")]
+    assert len(found) == 8, done.stderr
+    assert min(sample.throughput for sample in found) > 1e7, found
+    assert max(sample.loss for sample in found) < 0.05, found
+    assert all("connections of other programs to this probe refused" in line for line in done.stderr.splitlines()), \
+        done.stderr
+
+
+def test_the_secret_of_a_probe_stays_with_its_own_tasks(cluster):
+    """It is on no command line, Slurm does not show it, and the job's own tasks do not have it."""
+    script = cluster.script(
+        "#!/bin/sh\n#SBATCH -N2 --ntasks-per-node=1\n"
+        "slurmdl srun --dl-probe=2 sh -c 'env; sleep 1' > env-$SLURM_JOB_ID &\n"
+        "for i in $(seq 50); do cat /proc/[0-9]*/cmdline 2>/dev/null; scontrol show job; scontrol show step; "
+        "sleep 0.05; done | tr '\\0' '\\n'\nwait\ncat env-$SLURM_JOB_ID\n")
+    text = cluster.output(cluster.submit(["sbatch", "--output=out-%j", str(script)], directory=script.parent))
+    assert "slurmdl.network.probe.task" in text
+    assert "SLURM_PROCID=1" in text
+    assert "PROBE_SECRET" not in text
+
+
 def test_nodes_that_do_not_answer_cost_their_own_pairs_only(new_cluster):
     """A task that hangs, and then a node that loses its power, both in the middle of a probe."""
     cluster = new_cluster(nodes=6, zones=1)
@@ -204,4 +245,62 @@ for attempt in range(100):
     except ConnectionRefusedError:
         time.sleep(0.1)
 connection.sendall(bytes(20_000_000))
+"""
+ATTACK = """
+import contextlib, json, os, select, socket, sys, threading, time
+
+job, victim = int(sys.argv[1]), sys.argv[2]
+count, heard = 0, []
+
+def guessed(number):
+    return [30000 + (number * 31 + i * 4241) % 20000 for i in range(4)]
+
+def listening():
+    with open("/proc/net/tcp") as file:
+        rows = [line.split() for line in file][1:]
+    return {int(row[1].split(":")[1], 16) for row in rows if row[3] == "0A" and row[7] == victim}
+
+def forge(connection, ports):
+    lines = connection.makefile()
+    hello = json.loads(lines.readline())
+    heard.append(hello)
+    for port in ports:
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)) as leader:
+            say = lambda **message: leader.sendall(json.dumps(message).encode() + b"\\n")
+            orders = leader.makefile()
+            say(**hello)
+            orders.readline()
+            say(port=1, address="")
+            while (order := json.loads(orders.readline())) and "probe" in order:
+                say(probe=order["probe"], pair=dict(first=hello["node"], second=order["peer"], forward=1e6,
+                                                    backward=1e6, delay=1e-3, delay_tail=1e-3, loss=0.16))
+
+def guard(server, ports):
+    while True:
+        threading.Thread(target=forge, args=(server.accept()[0], ports), daemon=True).start()
+
+def hold(port):
+    global count
+    held = []
+    with contextlib.suppress(OSError):
+        for i in range(100):
+            held.append(socket.create_connection(("127.0.0.1", port)))
+            count += 1
+    for number in range(10**6):
+        for connection in held[::2]:
+            with contextlib.suppress(OSError):
+                connection.sendall(b"0" if number else b'{"token"')
+        time.sleep(0.5)
+
+for number in range(job, job + 3):
+    first, *others = guessed(number)
+    threading.Thread(target=guard, args=(socket.create_server(("", first)), others), daemon=True).start()
+print("ready", flush=True)
+known = set()
+while not select.select([sys.stdin], [], [], 0.02)[0]:
+    for port in listening() - known:
+        known.add(port)
+        threading.Thread(target=hold, args=(port,), daemon=True).start()
+print(count, *heard, sep="\\n", flush=True)
+os._exit(0)
 """
