@@ -101,6 +101,7 @@ class _Leader:
         self._server, self._secret = server, secret
         self._members: dict[str, _Member] = {}
         self._unproved: dict[socket.socket, _Member] = {}  # the oldest first
+        self._came: set[str] = set()  # nodes whose task has come, even if it has gone since
         self._selector = selectors.DefaultSelector()
 
     def gather(self, work: Work, seconds: float) -> None:
@@ -112,12 +113,16 @@ class _Leader:
         end, refused = time.monotonic() + seconds, 0
         self._server.setblocking(False)
         self._selector.register(self._server, selectors.EVENT_READ)
-        while len(self._members) < len(work.nodes) and (left := end - time.monotonic()) > 0:
+        while len(self._came) < len(work.nodes) and (left := end - time.monotonic()) > 0:
             for key, _ in self._selector.select(min(left, 0.2)):
-                if key.data is None:
+                member: _Member | None = key.data
+                if member is None:
                     self._accept()
-                elif not self._hear(key.data, work):
-                    refused += self._refuse(key.data)
+                elif not self._hear(member, work):
+                    if member is self._members.get(member.name):
+                        self._drop(member)
+                    else:
+                        refused += self._refuse(member)
             while (oldest := next(iter(self._unproved.values()), None)) is not None and (
                     oldest.until < time.monotonic() or len(self._unproved) > len(work.nodes) + _SPARE):
                 refused += self._refuse(oldest)
@@ -126,12 +131,12 @@ class _Leader:
                 refused += self._refuse(key.data)
         self._selector.unregister(self._server)
         self._server.close()
-        here = next((member.line.socket.getsockname()[0] for member in self._members.values()
-                     if not member.address.startswith("127.")), "")
-        for member in self._members.values():
-            if member.address.startswith("127.") and here:
-                member.address = here  # the task beside this one: others reach it where they reach this one
-        missing = [node for node in work.nodes if node not in self._members]
+        here = next((other.line.socket.getsockname()[0] for other in self._members.values()
+                     if not other.address.startswith("127.")), "")
+        for beside in self._members.values():
+            if beside.address.startswith("127.") and here:
+                beside.address = here  # the task beside this one: others reach it where they reach this one
+        missing = [node for node in work.nodes if node not in self._came]
         if missing:
             note(f"no task came from {hostlist.fold(missing)}; its links are not measured")
         if refused:
@@ -158,14 +163,13 @@ class _Leader:
                 else:
                     member.address, member.port = str(message["address"]), int(message["port"])
                     self._members[member.name] = member
+                    self._came.add(member.name)
         except (OSError, ValueError, KeyError, TypeError):
             return False
         return True
 
     def _refuse(self, member: _Member) -> bool:
         """End a connection; whether it was one of a program that had not proved that it knows the secret."""
-        if self._members.get(member.name) is member:
-            del self._members[member.name]
         self._selector.unregister(member.line.socket)
         member.line.socket.close()
         return self._unproved.pop(member.line.socket, None) is not None
@@ -232,6 +236,7 @@ class _Leader:
     def _drop(self, member: _Member) -> None:
         note(f"{member.name} has gone")
         self._selector.unregister(member.line.socket)
+        member.line.socket.close()
         self._members.pop(member.name, None)
 
 
