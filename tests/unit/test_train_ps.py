@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -20,7 +21,7 @@ from slurmdl.train.courier import Courier
 from slurmdl.train.messages import Messages
 from slurmdl.train.method import Method
 from slurmdl.train.strategies import STRATEGIES, Setting, spares
-from slurmdl.train.strategies.servers import BLOCK, Server, aggregation, cut, moved, shards
+from slurmdl.train.strategies.servers import BLOCK, Server, aggregation, cut, mean, moved, shards
 from slurmdl.train.strategies.spares import Home, rebuild
 from slurmdl.train.strategies.stale import StaleServer
 from slurmdl.train.transports import virtual
@@ -48,6 +49,21 @@ class Plain:
 
     def restore(self, state: Any) -> None:
         self.total[:] = state.view(np.float32)
+
+
+@pytest.mark.parametrize("count", [1, 2, 7, 16])
+def test_the_mean_of_gradients_takes_no_further_memory(count: int) -> None:
+    """And is bit for bit that of numpy, which copies all vectors into one array first."""
+    random = np.random.default_rng(count)
+    vectors = [(random.standard_normal(20_000) * 10.0 ** random.integers(-20, 20, 20_000)).astype(np.float32)
+               for _ in range(count)]
+    out = np.empty_like(vectors[0])
+    tracemalloc.start()
+    mean(vectors, out)
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak_bytes < out.nbytes
+    assert np.array_equal(out, np.mean(vectors, axis=0))
 
 
 def setting(transport: Virtual, method: Method, servers: int, costs: dict[str, float] | None = None,

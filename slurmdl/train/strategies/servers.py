@@ -73,6 +73,14 @@ def aggregation(setting: Setting, homes: Sequence[Home]) -> tuple[float, float]:
     return node / whole, zone / whole
 
 
+def mean(vectors: Sequence[FloatArray], out: FloatArray) -> None:
+    """Write the mean of vectors into `out`, bit for bit as np.mean does, but without a copy of all of them."""
+    out[:] = vectors[0]
+    for vector in vectors[1:]:
+        out += vector
+    out /= np.float32(len(vectors))
+
+
 class Worker(Strategy):
     """Sends each server its shard of the gradients and receives that shard of the parameters.
 
@@ -222,7 +230,7 @@ class Server(Holder):
             [], [(worker, room) for worker, rooms in self._pushed.items() for room in rooms]))
         numbers = next(iter(self._headers.values()))[1:]
         for index, shard in enumerate(self._own):
-            np.mean([rooms[index] for rooms in self._pushed.values()], axis=0, out=its.gradients[shard.part])
+            mean([rooms[index] for rooms in self._pushed.values()], its.gradients[shard.part])
             shard.update(numbers)
         its.courier.do(lambda: its.messages.exchange(
             [(worker, its.parameters[shard.part]) for worker in self._pushed for shard in self._own], []))
