@@ -52,7 +52,7 @@ def measure(transport: Transport, job: Mapping[str, Any], size: int) -> list[flo
     strategy = STRATEGIES[job["strategy"]](Setting(
         messages, courier, workers, servers, parameters, gradients, (size,), method, SEED, job["nodes"],
         ("",) * ranks, {}, lambda: 0.01, lambda part: Still()))
-    meter = Meter()
+    meter, seconds = Meter(), []
     courier.do(transport.meet)
     for number in range(job["warm_up"] + blocks * steps):
         with meter.step(courier):
@@ -61,8 +61,9 @@ def measure(transport: Transport, job: Mapping[str, Any], size: int) -> list[flo
             else:
                 strategy.before_update(number)
                 strategy.after_update(number)
+        seconds.append(meter.comm.last)
     courier.close()
-    communication = np.array(meter.comm[job["warm_up"]:]).reshape(blocks, steps).mean(axis=1)
+    communication = np.array(seconds[job["warm_up"]:]).reshape(blocks, steps).mean(axis=1)
     told = transport.allgather(communication if transport.rank in workers else np.zeros(blocks))
     return [float(figure) for figure in np.max(told, axis=0)]
 

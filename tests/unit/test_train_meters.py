@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
+import pickle
+import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -11,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from mpi import python
 
 from slurmdl.bench.replay import Still
 from slurmdl.errors import SlurmdlError
@@ -19,8 +25,9 @@ from slurmdl.train.courier import Courier
 from slurmdl.train.library.run import Run
 from slurmdl.train.messages import LEVELS, Messages
 from slurmdl.train.method import Method
-from slurmdl.train.mixing.moved import SAMPLES, Moved, sample
-from slurmdl.train.report.meters import PHASES, Meter, Stopwatch, table
+from slurmdl.train.mixing import moved as moves
+from slurmdl.train.mixing.moved import Moved, sample
+from slurmdl.train.report.meters import PHASES, POINTS, SAMPLES, Meter, Sampled, Stopwatch, table
 from slurmdl.train.report.plot import draw
 from slurmdl.train.strategies import STRATEGIES, Setting
 from slurmdl.train.transports import virtual
@@ -58,9 +65,49 @@ def test_a_stopwatch_gives_each_phase_its_time() -> None:
     assert meter.phases == {**{phase: 3 * seconds for phase, seconds in WORK.items()}, "communication": 7.5,
                             "waiting": 4.5}
     assert tuple(meter.phases) == PHASES
-    assert meter.wall == [7.75] * 3
-    assert meter.comm == [4.0] * 3
+    assert (meter.wall.count, meter.wall.total, meter.wall.median) == (3, 3 * 7.75, 7.75)
+    assert (meter.comm.count, meter.comm.total, meter.comm.last) == (3, 12.0, 4.0)
     assert meter.between == 20.5
+
+
+def test_meters_do_not_grow_with_the_steps() -> None:
+    """The figures of 100,000 steps take as many bytes as those of 1,000, and say as much."""
+    def size(meter: Meter) -> int:
+        file = io.BytesIO()
+        torch.save(meter.state(), file)
+        return file.tell() + len(pickle.dumps(meter.totals))
+
+    random = np.random.default_rng(1)
+    sizes, walls, losses = [], random.lognormal(size=100_000), np.linspace(3, 1, 100_000)
+    meter = Meter()
+    for number, (wall, loss) in enumerate(zip(walls.tolist(), losses.tolist(), strict=True), 1):
+        meter.wall.add(wall)
+        meter.comm.add(wall / 4)
+        meter.samples.add(8)
+        meter.add_loss(loss)
+        if number in (1_000, 100_000):
+            sizes.append(size(meter))
+    assert sizes[1] <= sizes[0] + 64
+    assert sizes[1] < 40_000
+    totals = meter.totals
+    assert (totals.steps, totals.samples, totals.loss) == (100_000, 800_000, 1.0)
+    assert totals.wall == pytest.approx(walls.sum())
+    assert totals.median == pytest.approx(np.median(walls), rel=0.2)
+    steps, seconds, values = meter.loss.points.T
+    assert POINTS / 2 <= len(steps) <= POINTS
+    assert values == pytest.approx(np.interp(steps, np.arange(1, 100_001), losses))
+    assert seconds == pytest.approx(np.interp(steps, np.arange(1, 100_001), walls.cumsum()), rel=0.02)
+    copy = Meter()
+    copy.restore(meter.state())
+    assert copy.totals == totals
+    assert np.array_equal(copy.loss.points, meter.loss.points)
+
+
+def test_the_median_of_few_steps_is_exact() -> None:
+    sampled = Sampled()
+    for value in range(SAMPLES):
+        sampled.add(float(value))
+    assert sampled.median == (SAMPLES - 1) / 2
 
 
 class Sleeps(torch.nn.Module):
@@ -161,7 +208,7 @@ def test_drift_is_counted_from_the_last_mark() -> None:
     moved.mark()
     assert moved.far() == 0
     places, stands_for = sample(sizes)
-    assert len(places) <= SAMPLES + len(sizes)
+    assert len(places) <= moves.SAMPLES + len(sizes)
     assert stands_for.sum() == pytest.approx(sum(sizes))
     assert len(set(places.tolist())) == len(places)
 
@@ -196,9 +243,9 @@ def test_what_a_run_leaves_behind(tmp_path: Path) -> None:
     text = " ".join(table(summary).split())
     for word in ("waiting", "exchanges", "of the worst rank 50.00%", "spectral gap"):
         assert word in text
-    assert len(meter.drift) == len(meter.loss) == 4
-    assert min(meter.drift) > 0
-    assert not others[0][1].drift, "only the one who draws looks at the drift"
+    assert meter.drift.count == meter.loss.count == 4
+    assert meter.drift.points[:, 2].min() > 0
+    assert not others[0][1].drift.count, "only the one who draws looks at the drift"
     for word in ("loss", "drift", "step", "time in steps / s", "gossip, random, 3 workers"):
         assert f"<!-- {word} -->" in picture.read_text()
     for rank in range(3):
@@ -206,6 +253,33 @@ def test_what_a_run_leaves_behind(tmp_path: Path) -> None:
         spans = [event for event in events if event["ph"] == "X"]
         assert {event["name"] for event in spans} > {"data", "forward", "backward", "communication", "optimizer"}
         assert all(event["pid"] == rank and event["dur"] >= 0 for event in spans)
+
+
+def test_a_run_that_is_killed_leaves_its_trace(tmp_path: Path) -> None:
+    """In the midst of the third step."""
+    script = ("import os, signal, torch; from slurmdl.train import init; run = init(); model = torch.nn.Linear(4, 2);"
+              "model, opt = run.wrap(model, torch.optim.SGD(model.parameters(), lr=0.1));"
+              "[(model(batch).sum().backward(), number == 2 and os.kill(os.getpid(), signal.SIGKILL), opt.step()) "
+              "for number, batch in enumerate(run.loader(torch.ones(40, 4), 4))]")
+    done = python("-c", script, environ={"SLURMDL_TRAIN_TRACE": str(tmp_path), "SLURMDL_TRAIN_STRATEGY": "gossip"})
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    spans = [event["name"] for event in json.loads((tmp_path / "rank-0.json").read_text())["traceEvents"]
+             if event["ph"] == "X"]
+    assert [spans.count(phase) for phase in ("data", "forward", "backward")] == [3, 3, 3]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount")
+def test_a_full_disk_ends_the_trace_and_not_the_training(tmp_path: Path) -> None:
+    words = f"{sys.executable} -m slurmdl.train --simulate 2 --strategy gossip --steps 200 --trace {tmp_path}"
+    done = subprocess.run(["unshare", "-m", "sh", "-c", f"mount -t tmpfs -o size=64k tmpfs {tmp_path} || exit 99; "
+                           f"{words} && cat {tmp_path}/rank-0.json"], capture_output=True, text=True, check=False)
+    if done.returncode == 99:
+        pytest.skip(f"no mount: {done.stderr}")
+    assert done.returncode == 0, done.stderr
+    for rank in range(2):
+        assert f"trace {tmp_path}/rank-{rank}.json: No space left on device; it ends here" in done.stderr
+    events = json.loads(done.stdout[done.stdout.index('{"traceEvents"'):])["traceEvents"]
+    assert len(events) > 50
 
 
 @pytest.mark.parametrize("plot, words", [
@@ -231,5 +305,9 @@ def test_traces_that_cannot_be_written_are_refused_at_the_start(tmp_path: Path) 
 
 
 def test_a_picture_of_a_run_without_losses(tmp_path: Path) -> None:
-    draw(str(tmp_path / "run.png"), Meter(wall=[1.0, 2.0], drift=[0.5, 0.25]), "gossip")
+    meter = Meter()
+    for drift in (0.5, 0.25):
+        meter.add_drift(drift)
+        meter.wall.add(1.0)
+    draw(str(tmp_path / "run.png"), meter, "gossip")
     assert (tmp_path / "run.png").read_bytes().startswith(b"\x89PNG")

@@ -199,11 +199,17 @@ def test_plans_with_and_without_traffic() -> None:
 
 
 def test_summary_figures() -> None:
-    server = Report(Meter([1.0, 3.0, 2.0], [1.0, 3.0, 2.0]), {"node": 1, "zone": 2, "across": 3})
+    server = Report(Meter().totals, {"node": 1, "zone": 2, "across": 3})
     times = dict.fromkeys(PHASES, 1.5)
-    meter = Meter([2.0, 2.0, 5.0], [1.0, 1.0, 1.0], [9.0, 8.0, 7.0], phases=times, between=0.5, checkpoint=0.75,
-                  samples=[8, 8, 2])
-    worker = Report(meter, {"node": 10, "zone": 20, "across": 30}, 0.5, (0.25, 0.75), (0.5, 0.5), 2, 1, 8, 0xabc)
+    meter = Meter()
+    for wall, loss, samples in ((2.0, 9.0, 8), (2.0, 8.0, 8), (5.0, 7.0, 2)):
+        meter.wall.add(wall)
+        meter.comm.add(1.0)
+        meter.add_loss(loss)
+        meter.samples.add(samples)
+    meter.phases, meter.between, meter.checkpoint = times, 0.5, 0.75
+    worker = Report(meter.totals, {"node": 10, "zone": 20, "across": 30}, 0.5, (0.25, 0.75), (0.5, 0.5), 2, 1, 8,
+                    0xabc)
     summary = summarise([server, worker], ["ps", "worker"])
     assert summary == {"steps": 3, "seconds": 9.0, "seconds_per_step": 2.0, "images_per_second": 4.0, "batch": 8,
                        "compute_seconds": 6.0, "comm_seconds": 3.0, "bytes": {"node": 11, "zone": 22, "across": 33},

@@ -36,7 +36,7 @@ KEPT = 2
 #: seconds for which a rank waits to see what another has written
 PATIENCE = 5.0
 _MANIFEST = "manifest.json"
-_FORMAT = 1
+_FORMAT = 2
 
 
 class Unusable(TrainError):

@@ -194,8 +194,7 @@ class Resume:
         if found.mine:
             strategy.restore(found.mine["strategy"])
             run.messages.sent.update(found.mine["sent"])
-            for name, value in found.mine["meter"].items():
-                setattr(run.meter, name, value.tolist() if isinstance(getattr(run.meter, name), list) else value)
+            run.meter.restore(found.mine["meter"])
         else:
             strategy.renew({} if run.serves else found.first["strategy"], found.number)
         run.begin_at(found.number if run.serves else found.its["step"])

@@ -376,7 +376,7 @@ class Run:
 
     def record(self, loss: float) -> None:
         """Tell the loss of the step that is under way or just over, for the summary."""
-        self.meter.loss.append(loss)
+        self.meter.add_loss(loss)
 
     def serve(self) -> None:
         """A parameter server's part, until all workers have ended."""
@@ -438,11 +438,11 @@ class Run:
         score : (loss, accuracy) of the final model on the test data, from the rank that evaluated it.
         """
         fired, skipped = self.survivors.exchanges
-        report = Report(self.meter, self.messages.sent, self.consensus, score, self._before, fired, skipped,
+        report = Report(self.meter.totals, self.messages.sent, self.consensus, score, self._before, fired, skipped,
                         self.batch, zlib.crc32(self.replica.parameters))
         reports = self.survivors.all_do(lambda: self.world.transport.gather(report), self.step)
         if self._trace:
-            self._trace.write()
+            self._trace.close()
         if self._plot:
             world = self.world
             pictures.draw(self._plot, self.meter, f"{world.strategy}, {world.traffic}, {self.workers} workers")

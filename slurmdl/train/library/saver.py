@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from slurmdl.errors import TrainError, warn
@@ -11,7 +10,6 @@ from slurmdl.train.library import agreement, checkpoint, generators
 from slurmdl.train.library.checkpoint import Folder, Manifest
 from slurmdl.train.library.halt import Halt
 from slurmdl.train.library.resume import Rest, Resume, layout, words, workers_differ
-from slurmdl.train.report.meters import Meter
 from slurmdl.train.strategies import Strategy
 from slurmdl.train.strategies.servers import Holder
 
@@ -144,8 +142,7 @@ class Saver:
     def _content(self) -> dict[str, Any]:
         """What this rank writes down."""
         run, strategy = self._run, self._run.strategy
-        content = {"strategy": strategy.state(), "sent": dict(run.messages.sent), "meter": {
-            its.name: _array(getattr(run.meter, its.name)) for its in fields(Meter)}}
+        content = {"strategy": strategy.state(), "sent": dict(run.messages.sent), "meter": run.meter.state()}
         if isinstance(strategy, Holder):
             return {**content, "pieces": strategy.pieces()}
         import torch
@@ -158,9 +155,3 @@ class Saver:
                 "loaders": [loader.state() for loader in run.loaders],
                 "things": {name: thing.state_dict() for name, thing in self._things.items()},
                 "random": generators.state()}
-
-
-def _array(value: Any) -> Any:
-    import torch
-
-    return torch.tensor(value, dtype=torch.float64) if isinstance(value, list) else value

@@ -157,7 +157,7 @@ class Steps:
         self._backward.next_step()
         self.watch.end_step()
         meter, courier = run.meter, run.courier
-        meter.samples.append(self._share.account(meter.wall[-1] - meter.comm[-1]))
+        meter.samples.add(self._share.account(meter.wall.last - meter.comm.last))
         hidden = courier.busy - courier.seconds
         meter.hidden += hidden - self._hidden
         self._hidden = hidden
@@ -167,7 +167,7 @@ class Steps:
         run = self._run
         run.replica.fetch_parameters()
         if self._moved:
-            run.meter.drift.append(self._moved.far())
+            run.meter.add_drift(self._moved.far())
         if self._momentum:
             self._momentum.stepped()
         fired = run.strategy.fired

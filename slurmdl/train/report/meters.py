@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import random
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from slurmdl.train.courier import Courier
+from slurmdl.train.kept import Kept
 from slurmdl.train.messages import LEVELS
 from slurmdl.train.trace import Trace
 
@@ -21,13 +24,92 @@ from slurmdl.train.trace import Trace
 PHASES = ("data", "forward", "backward", "communication", "waiting", "optimizer")
 
 
+#: values from which a median is taken, and points of a curve
+SAMPLES, POINTS = 512, 400
+
 #: workers whose figures a table shows one by one, and the ratio of such figures from which on it shows them
 SHOWN, UNEVEN = 16, 1.05
 
 
-@dataclass
-class Meter:
-    """Time of the steps of one rank, in seconds; entry i of each list belongs to step i.
+class Series(Kept):
+    """A figure of each step, of which only sums are held.
+
+    Attributes
+    ----------
+    count, total, last : number, sum and last one of the values.
+    """
+
+    kept: tuple[str, ...] = ("count", "total", "last")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.total = self.last = 0.0
+
+    def add(self, value: float) -> None:
+        self.count += 1
+        self.total += value
+        self.last = value
+
+
+class Sampled(Series):
+    """As Series, with the median: of all values up to SAMPLES, of more values that of SAMPLES drawn at random."""
+
+    kept = ("_drawn",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._drawn = np.zeros(SAMPLES)
+        self._random = random.Random(1)
+
+    def add(self, value: float) -> None:
+        # each value is among the drawn ones with the same probability (Vitter's algorithm R)
+        place = self.count if self.count < SAMPLES else self._random.randrange(self.count + 1)
+        if place < SAMPLES:
+            self._drawn[place] = value
+        super().add(value)
+
+    @property
+    def median(self) -> float:
+        """0 without values."""
+        return float(np.median(self._drawn[:self.count])) if self.count else 0.0
+
+
+class Curve(Series):
+    """As Series, with at most POINTS points of its curve against steps and time.
+
+    A point is the mean over a window of values. When there are POINTS of them, each two become one, and windows are
+    twice as wide from then on.
+    """
+
+    kept = ("_points", "_used", "_width")
+
+    def __init__(self) -> None:
+        super().__init__()
+        #: step, time and value: mean over the window; the last row in use is that of a window that is not full
+        self._points = np.zeros((POINTS, 3))
+        self._used, self._width = 0, 1
+
+    def add_at(self, step: int, seconds: float, value: float) -> None:
+        """Add the value of a step that ended after so many seconds."""
+        filled = self.count % self._width
+        if not filled and self._used == POINTS:
+            self._points[:POINTS // 2] = self._points.reshape(-1, 2, 3).mean(axis=1)
+            self._used, self._width = POINTS // 2, 2 * self._width
+        if not filled:
+            self._points[self._used] = 0.0
+            self._used += 1
+        point = self._points[self._used - 1]
+        point += (np.array([step, seconds, value]) - point) / (filled + 1)
+        self.add(value)
+
+    @property
+    def points(self) -> npt.NDArray[np.float64]:
+        """Shape (points, 3): step, seconds and value."""
+        return self._points[:self._used]
+
+
+class Meter(Kept):
+    """Time of the steps of one rank, in seconds, in memory that does not grow with their number.
 
     Attributes
     ----------
@@ -42,23 +124,35 @@ class Meter:
     samples : of the rank's own batch; 0 where that is not known.
     """
 
-    wall: list[float] = field(default_factory=list)
-    comm: list[float] = field(default_factory=list)
-    loss: list[float] = field(default_factory=list)
-    drift: list[float] = field(default_factory=list)
-    phases: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
-    hidden: float = 0.0
-    between: float = 0.0
-    checkpoint: float = 0.0
-    samples: list[int] = field(default_factory=list)
+    kept = ("wall", "comm", "loss", "drift", "phases", "hidden", "between", "checkpoint", "samples")
+
+    def __init__(self) -> None:
+        self.wall, self.comm, self.samples = Sampled(), Series(), Series()
+        self.loss, self.drift = Curve(), Curve()
+        self.phases = dict.fromkeys(PHASES, 0.0)
+        self.hidden = self.between = self.checkpoint = 0.0
+
+    def add_loss(self, loss: float) -> None:
+        """Of the step that is under way or just over."""
+        self.loss.add_at(max(self.wall.count, 1), self.wall.total, loss)
+
+    def add_drift(self, drift: float) -> None:
+        """Of the step that is under way."""
+        self.drift.add_at(self.wall.count + 1, self.wall.total, drift)
+
+    @property
+    def totals(self) -> Totals:
+        return Totals(self.wall.count, self.wall.total, self.wall.median, self.comm.total,
+                      self.loss.last if self.loss.count else None, int(self.samples.total), self.phases, self.hidden,
+                      self.between, self.checkpoint)
 
     @contextmanager
     def step(self, courier: Courier, now: Callable[[], float] = time.perf_counter) -> Iterator[None]:
         """Time what stands in the `with` block as one step, of computation and communication alone."""
         before, start = courier.seconds, now()
         yield
-        self.wall.append(now() - start)
-        self.comm.append(courier.seconds - before)
+        self.wall.add(now() - start)
+        self.comm.add(courier.seconds - before)
 
 
 class Stopwatch:
@@ -121,8 +215,8 @@ class Stopwatch:
         waited = min(self._waited() - self._waited_before, self._comm)
         meter.phases["communication"] -= waited
         meter.phases["waiting"] += waited
-        meter.wall.append(moment - self._began)
-        meter.comm.append(self._comm)
+        meter.wall.add(moment - self._began)
+        meter.comm.add(self._comm)
         self._phase, self._since = "", moment
 
     def _count(self, moment: float) -> None:
@@ -132,6 +226,32 @@ class Stopwatch:
             self._comm += took
         if self._trace:
             self._trace.add(self._phase, self._since, moment)
+
+
+@dataclass(frozen=True)
+class Totals:
+    """What a Meter comes to.
+
+    Attributes
+    ----------
+    steps : how many.
+    wall, median : their sum and their median, in s.
+    comm : of all steps, in s.
+    loss : the last one, None where none was told.
+    samples : of all steps.
+    phases, hidden, between, checkpoint : as a Meter has them.
+    """
+
+    steps: int
+    wall: float
+    median: float
+    comm: float
+    loss: float | None
+    samples: int
+    phases: Mapping[str, float]
+    hidden: float
+    between: float
+    checkpoint: float
 
 
 @dataclass(frozen=True)
@@ -149,7 +269,7 @@ class Report:
     checksum : CRC-32 of the parameters; on a server of what it has of them.
     """
 
-    meter: Meter
+    totals: Totals
     sent: dict[str, int]
     consensus: float = 0.0
     score: tuple[float, float] | None = None
@@ -188,26 +308,24 @@ def summarise(reports: Sequence[Report | None], roles: Sequence[str]) -> dict[st
     """
     workers = [report for report, role in zip(reports, roles, strict=True) if report and role == "worker"]
     living = [report for report in reports if report]
-    meters = [report.meter for report in workers]
-    wall = [sum(meter.wall) for meter in meters]
-    comm = [sum(meter.comm) for meter in meters]
-    slowest = max(float(np.median(meter.wall)) if meter.wall else 0.0 for meter in meters)
+    totals = [report.totals for report in workers]
+    wall, comm, steps = ([getattr(its, name) for its in totals] for name in ("wall", "comm", "steps"))
+    slowest = max(its.median for its in totals)
     loss, accuracy = next((report.score for report in living if report.score), (None, None))
-    losses = [meter.loss[-1] for meter in meters if meter.loss]
+    losses = [its.loss for its in totals if its.loss is not None]
     before = [report.before[1] for report in workers if report.before]
     batch = max(report.batch for report in workers)
-    steps = [len(meter.wall) for meter in meters]
     return {"batch": batch, "steps": max(steps), "seconds": max(wall), "steps_per_worker": steps,
             "seconds_per_worker": wall,
-            "batch_per_worker": [float(np.mean(meter.samples or [0])) for meter in meters],
-            "samples_per_second": sum(sum(meter.samples) for meter in meters) / max(wall) if max(wall) else 0.0,
+            "batch_per_worker": [its.samples / max(its.steps, 1) for its in totals],
+            "samples_per_second": sum(its.samples for its in totals) / max(wall) if max(wall) else 0.0,
             "seconds_per_step": slowest,
             "images_per_second": len(workers) * batch / slowest if slowest else 0.0,
             "compute_seconds": float(np.mean(wall) - np.mean(comm)), "comm_seconds": float(np.mean(comm)),
-            "phases": {phase: float(np.mean([meter.phases[phase] for meter in meters])) for phase in PHASES},
-            "hidden_seconds": max(0.0, float(np.mean([meter.hidden for meter in meters]))),
-            "between_seconds": float(np.mean([meter.between for meter in meters])),
-            "checkpoint_seconds": float(np.mean([meter.checkpoint for meter in meters])),
+            "phases": {phase: float(np.mean([its.phases[phase] for its in totals])) for phase in PHASES},
+            "hidden_seconds": max(0.0, float(np.mean([its.hidden for its in totals]))),
+            "between_seconds": float(np.mean([its.between for its in totals])),
+            "checkpoint_seconds": float(np.mean([its.checkpoint for its in totals])),
             "bytes": {level: sum(report.sent[level] for report in living) for level in LEVELS},
             "fired": float(np.mean([report.fired for report in workers])),
             "skipped": float(np.mean([report.skipped for report in workers])),

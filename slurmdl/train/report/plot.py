@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from itertools import accumulate
 
 from slurmdl import wholefile
 from slurmdl.errors import TrainError, UnavailableError
@@ -35,14 +34,13 @@ def draw(path: str, meter: Meter, title: str) -> None:
     """Write the picture: rows for what there is of loss and drift, by step on the left, by time on the right."""
     from matplotlib.figure import Figure
 
-    rows = [(name, values) for name, values in (("loss", meter.loss), ("drift", meter.drift)) if values]
+    rows = [(name, curve.points) for name, curve in (("loss", meter.loss), ("drift", meter.drift)) if curve.count]
     figure = Figure(figsize=(9, 1 + 3 * max(len(rows), 1)), layout="constrained")
     figure.suptitle(title)
-    passed = list(accumulate(meter.wall))
     panels = figure.subplots(max(len(rows), 1), 2, sharex="col", squeeze=False)
-    for (left, right), (name, values) in zip(panels, rows, strict=False):
-        left.plot(range(1, len(values) + 1), values, linewidth=1)
-        right.plot(passed[:len(values)], values[:len(passed)], linewidth=1)
+    for (left, right), (name, points) in zip(panels, rows, strict=False):
+        left.plot(points[:, 0], points[:, 2], linewidth=1)
+        right.plot(points[:, 1], points[:, 2], linewidth=1)
         left.set_ylabel(name)
         left.grid(alpha=0.3)
         right.grid(alpha=0.3)

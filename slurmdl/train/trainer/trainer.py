@@ -219,9 +219,9 @@ def _own(run: Run, batches: Iterator[Any], steps: int) -> Iterator[Any]:
 
 def _figures(number: int, done: int, meter: meters.Meter) -> dict[str, float]:
     """Of the step that the meter has just seen."""
-    wall, comm = meter.wall[-1], meter.comm[-1]
-    return {"step": number, "done": done, "loss": meter.loss[-1], "seconds": wall, "compute_seconds": wall - comm,
-            "comm_seconds": comm, "images_per_second": meter.samples[-1] / wall if wall else 0.0}
+    wall, comm = meter.wall.last, meter.comm.last
+    return {"step": number, "done": done, "loss": meter.loss.last, "seconds": wall, "compute_seconds": wall - comm,
+            "comm_seconds": comm, "images_per_second": meter.samples.last / wall if wall else 0.0}
 
 
 def _check_writable(path: str) -> None:
