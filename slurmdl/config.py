@@ -35,7 +35,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from slurmdl import dl_options, yamlfile
-from slurmdl.errors import InputError, UsageError
+from slurmdl.errors import InputError, SlurmdlError, UsageError
 
 SITE_FILE = "/etc/slurmdl/slurmdl.yaml"
 SCORES_FILE = "/var/lib/slurmdl/scores.json"
@@ -116,30 +116,35 @@ def load(paths: Sequence[str] | None = None) -> Config:
     config = Config()
     for path in files(os.environ) if paths is None else paths:
         if os.path.exists(path):
-            config = _merge(config, _read(path), path)
+            try:
+                config = _merge(config, _read(path), path)
+            except SlurmdlError:
+                raise
+            except Exception as error:  # a file that is wrong in a way that no check below knows
+                raise InputError(f"cannot be used ({type(error).__name__}: {error})", path) from error
     return config
 
 
 def _read(path: str) -> dict[str, Any]:
-    import yaml
-
-    data = yamlfile.read(path, yaml.safe_load)
+    if not os.path.isfile(path):  # the writer of a pipe may never come
+        raise InputError("is not a regular file", path)
+    data = yamlfile.read(path)
     return yamlfile.keys(data or {}, ("options", "links", "plan_dir", "scores", "cluster_backend"), path, "")
 
 
 def _merge(below: Config, data: dict[str, Any], path: str) -> Config:
     links = yamlfile.keys(data.get("links") or {}, ("node", "zone", "delay"), path, "links.")
     zone = links.get("zone", below.zone_speed)
-    plan_dir = data.get("plan_dir", below.plan_dir)
-    if plan_dir is not None and not (isinstance(plan_dir, str) and os.path.isabs(plan_dir)):
-        raise InputError(f"plan_dir: {plan_dir!r} is not valid; valid: an absolute path", path)
+    plan_dir = data.get("plan_dir")
     return Config(
-        options={**below.options, **_options(data.get("options") or {}, path)},
+        options=_options(below.options, data.get("options") or {}, path),
         node_speed=_positive(links["node"], "links.node", path) if "node" in links else below.node_speed,
         zone_speed=tuple(_positive(speed, "links.zone", path)
                          for speed in (zone if isinstance(zone, (list, tuple)) else [zone])),
         delay=_positive(links["delay"], "links.delay", path) if "delay" in links else below.delay,
-        plan_dir=plan_dir, scores=_scores(below.scores, data.get("scores") or {}, path),
+        plan_dir=below.plan_dir if plan_dir is None else
+        _text(plan_dir, "plan_dir", path, os.path.isabs, "an absolute path"),
+        scores=_scores(below.scores, data.get("scores") or {}, path),
         cluster_backend=_text(data.get("cluster_backend", below.cluster_backend), "cluster_backend", path,
                               BACKENDS.__contains__, ", ".join(BACKENDS)))
 
@@ -151,7 +156,8 @@ def _scores(below: Scores, data: Any, path: str) -> Scores:
     if "file" in data:
         found["file"] = _text(data["file"], "scores.file", path, os.path.isabs, "an absolute path")
     if "owner" in data:
-        found["owner"] = _text(str(data["owner"]), "scores.owner", path, str.strip, "a user's name or number")
+        owner = str(data["owner"]) if isinstance(data["owner"], int) else data["owner"]
+        found["owner"] = _text(owner, "scores.owner", path, str.strip, "a user's name or number")
     for key, zero in (("max_age", False), ("half_life", True), ("margin", True)):
         if key in data:
             found[key] = _positive(data[key], f"scores.{key}", path, zero)
@@ -178,12 +184,12 @@ def _scores(below: Scores, data: Any, path: str) -> Scores:
 
 
 def _text(value: Any, name: str, path: str, fits: Callable[[str], object], valid: str) -> str:
-    if not isinstance(value, str) or not fits(value):
-        raise InputError(f"{name}: {value!r} is not valid; valid: {valid}", path)
+    if not isinstance(value, str) or "\0" in value or not fits(value):
+        raise InputError(f"{name}: {yamlfile.shown(value)} is not valid; valid: {valid}", path)
     return value
 
 
-def _options(data: Any, path: str) -> dict[str, str]:
+def _options(below: Mapping[str, str], data: Any, path: str) -> dict[str, str]:
     named = {option.name: option for option in dl_options.OPTIONS}
     found = {}
     for name, value in yamlfile.keys(data, tuple(named), path, "options.").items():
@@ -192,16 +198,22 @@ def _options(data: Any, path: str) -> dict[str, str]:
             if value is True:
                 found[option.field] = ""
             elif value is not False:
-                raise InputError(f"options.{name}: {value!r} is not valid; valid: true, false", path)
+                raise InputError(f"options.{name}: {yamlfile.shown(value)} is not valid; valid: true, false", path)
             continue
+        parts = value if isinstance(value, list) else [value]
+        if any(isinstance(part, (list, dict, set)) for part in parts):
+            raise InputError(f"options.{name}: {yamlfile.shown(value)} is not valid; valid: {option.values}", path)
         # YAML takes a bare `off` for False: the options know it as a word
-        text = "off" if value is False else ",".join(map(str, value)) if isinstance(value, list) else str(value)
+        text = "off" if value is False else ",".join(map(str, parts))
         try:
             option.read(text, f"options.{name}")
         except UsageError as error:
             raise InputError(str(error), path) from error
         found[option.field] = text
-    return found
+    try:
+        return dl_options.overlay(below, found)
+    except UsageError as error:
+        raise InputError(f"options: {error}", path) from error
 
 
 def _positive(value: Any, name: str, path: str, zero: bool = False) -> float:
@@ -210,5 +222,6 @@ def _positive(value: Any, name: str, path: str, zero: bool = False) -> float:
     except (TypeError, ValueError, OverflowError):
         number = -1.0
     if isinstance(value, bool) or not 0 <= number < float("inf") or (not number and not zero):
-        raise InputError(f"{name}: {value!r} is not valid; valid: a number {'from' if zero else 'above'} 0", path)
+        raise InputError(f"{name}: {yamlfile.shown(value)} is not valid; valid: a number "
+                         f"{'from' if zero else 'above'} 0", path)
     return number

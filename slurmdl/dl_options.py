@@ -112,7 +112,7 @@ class DlOption:
         if self.kind == "bytes":
             return bytes_of(value, source)
         if self.kind == "names":
-            names = tuple(name for name in value.split(",") if name)
+            names = tuple(dict.fromkeys(name for name in value.split(",") if name))
             if not names:
                 raise UsageError(f"{source}: {value!r} is not valid; valid: names with commas between")
             return names
@@ -170,7 +170,7 @@ def help_text() -> str:
 
 def is_set(value: str) -> bool:
     """Whether a variable switches a flag on: empty, "yes" or a number that is not 0 (sbatch(1))."""
-    return value in ("", "yes") or (value.lstrip("+-").isdigit() and int(value) != 0)
+    return value in ("", "yes") or re.fullmatch(r"[+-]?0*[1-9][0-9]*", value) is not None
 
 
 def is_pattern(traffic: str | None) -> bool:
@@ -249,11 +249,34 @@ def _valid(written: str) -> str:
     return ", ".join(nearest_first(written, [f"--{name}" for name in LONG]))
 
 
-def merge(*layers: Mapping[str, str]) -> DlOptions:
-    """The options from layers of settings, the weakest first.
+def overlay(below: Mapping[str, str], layer: Mapping[str, str]) -> dict[str, str]:
+    """The settings of a layer over those below it.
 
     A layer that names a strategy sets aside what layers below say of another one, its parameter servers and the
     pattern of its traffic, and one that asks for parameter servers alone asks for the strategy ps.
+
+    Raises
+    ------
+    UsageError : the layer asks for parameter servers beside another strategy.
+    """
+    merged = dict(below)
+    strategy, servers = layer.get("strategy"), layer.get("ps")
+    if servers not in (None, "0") and strategy not in (None, "ps"):
+        raise UsageError(f"--dl-ps={servers}: the strategy {strategy} has no parameter servers; "
+                         "valid: --dl-strategy=ps")
+    if strategy not in (None, "ps"):
+        merged.pop("ps", None)
+    merged.update(layer)
+    if servers not in (None, "0"):
+        merged["strategy"] = "ps"
+    valid = PATTERNS[merged.get("strategy", DlOptions.strategy)]
+    if "traffic" not in layer and merged.get("traffic") not in valid and is_pattern(merged.get("traffic")):
+        del merged["traffic"]
+    return merged
+
+
+def merge(*layers: Mapping[str, str]) -> DlOptions:
+    """The options from layers of settings, the weakest first (see `overlay`).
 
     Raises
     ------
@@ -261,18 +284,7 @@ def merge(*layers: Mapping[str, str]) -> DlOptions:
     """
     merged: dict[str, str] = {}
     for layer in layers:
-        strategy, servers = layer.get("strategy"), layer.get("ps")
-        if servers not in (None, "0") and strategy not in (None, "ps"):
-            raise UsageError(f"--dl-ps={servers}: the strategy {strategy} has no parameter servers; "
-                             "valid: --dl-strategy=ps")
-        if strategy not in (None, "ps"):
-            merged.pop("ps", None)
-        merged.update(layer)
-        if servers not in (None, "0"):
-            merged["strategy"] = "ps"
-        valid = PATTERNS[merged.get("strategy", DlOptions.strategy)]
-        if "traffic" not in layer and merged.get("traffic") not in valid and is_pattern(merged.get("traffic")):
-            del merged["traffic"]
+        merged = overlay(merged, layer)
     if merged.get("strategy") == "ps":
         merged.setdefault("ps", "1")
     return DlOptions(**{field: _BY_FIELD[field].read(value, f"--dl-{_BY_FIELD[field].name}")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 
 #: characters of a message about a file; what goes beyond is cut out of its middle
 _LONGEST = 600
@@ -119,10 +120,16 @@ def _one_line(text: str, limit: int = 120) -> str:
     return flat if len(flat) <= limit else flat[: limit - 3] + "..."
 
 
+def tell(text: str) -> None:
+    """Text on stderr. Where it cannot be written (closed, a full disk, a pipe that nobody reads) nothing is said."""
+    if sys.stderr is not None:  # closed (2>&-): print would take stdout, which scripts evaluate
+        with suppress(OSError, ValueError):
+            print(text, file=sys.stderr, flush=True)
+
+
 def warn(message: str) -> None:
     """One line on stderr, in the voice of the project. stdout belongs to Slurm."""
-    if sys.stderr is not None:  # closed (2>&-): print would take stdout, which scripts evaluate
-        print(f"slurmdl: {' '.join(message.split())}", file=sys.stderr, flush=True)
+    tell(f"slurmdl: {' '.join(message.split())}")
 
 
 def report(error: BaseException) -> int:

@@ -26,6 +26,8 @@ QUERY_TIMEOUT = 5.0
 _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 #: Python ignores these from its start; other programs start with them as usual
 _IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
+#: bytes of a line of a program's stdout that is listened to
+_LONGEST_LINE = 4096
 
 #: variables that change the output of Slurm's own commands, unset before a query
 _FORMAT_VARIABLES = ("SINFO_FORMAT", "SQUEUE_FORMAT", "SLURM_TOPO_LEN", "SLURM_TIME_FORMAT",
@@ -188,8 +190,7 @@ def become(argv: Sequence[str], env: Mapping[str, str], stdin: bytes | None = No
     """
     if stdin is not None:
         os.dup2(_readable(stdin), 0)
-    sys.stdout.flush()
-    sys.stderr.flush()
+    _flush()
     for number in _IGNORED_BY_PYTHON:
         signal.signal(number, signal.SIG_DFL)
     try:
@@ -199,26 +200,26 @@ def become(argv: Sequence[str], env: Mapping[str, str], stdin: bytes | None = No
 
 
 def relay(argv: Sequence[str], env: Mapping[str, str], stdin: bytes | None,
-          first_line: Callable[[bytes], None]) -> int:
+          hears: Callable[[bytes], bool]) -> int:
     """Run a program to its end, hand its stdout through byte for byte, and return its exit status.
 
-    Signals are passed on to it. Once its first line has been handed through, `first_line` is
-    called with it, while the program goes on.
+    Signals are passed on to it. `hears` is called with each line that has been handed through, while the program goes
+    on, until it returns True. Of a long line it gets the beginning.
 
     Raises
     ------
     UnavailableError : the program cannot be run.
     """
-    seen, called = b"", False
+    rest, heard = b"", False
 
-    def first(chunk: bytes) -> None:
-        nonlocal seen, called
-        seen += b"" if called else chunk
-        if not called and b"\n" in seen:
-            called = True
-            first_line(seen.partition(b"\n")[0])
+    def hear(chunk: bytes) -> None:
+        nonlocal rest, heard
+        if not heard:
+            *lines, rest = (rest + chunk).split(b"\n")
+            heard = any(hears(line[:_LONGEST_LINE]) for line in lines)
+            rest = rest[:_LONGEST_LINE]
 
-    return _attend(argv, env, stdin, 1, first)
+    return _attend(argv, env, stdin, 1, hear)
 
 
 def overhear(argv: Sequence[str], env: Mapping[str, str], words: bytes) -> tuple[int, bool]:
@@ -267,8 +268,7 @@ def _attend(argv: Sequence[str], env: Mapping[str, str], stdin: bytes | None = N
     files = {} if stdin is None else {0: _readable(stdin)}
     if stream is not None:
         source, files[stream] = os.pipe()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    _flush()
     # blocked before the start, so that none is lost; the program itself starts with the mask as it was
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, _PASSED_ON)
     try:
@@ -283,7 +283,8 @@ def _attend(argv: Sequence[str], env: Mapping[str, str], stdin: bytes | None = N
         os.close(file)
     if stream is not None:
         while chunk := os.read(source, 65536):
-            _write(stream, chunk)
+            with suppress(OSError):  # closed or full: the program itself would go on, too
+                _write(stream, chunk)
             watch(chunk)
     status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
@@ -314,3 +315,11 @@ def _readable(data: bytes) -> int:
 def _write(fd: int, data: bytes) -> None:
     while data:
         data = data[os.write(fd, data):]
+
+
+def _flush() -> None:
+    """Write out what was said. What cannot be written (closed, a full disk) must not keep a program from its start."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            if stream is not None:
+                stream.flush()

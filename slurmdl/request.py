@@ -142,7 +142,7 @@ def _nodes(settings: Mapping[str, str]) -> tuple[int, int | None] | None:
     text = settings.get("nodes")
     if text is None:
         return None
-    match = re.fullmatch(r"\s*([0-9]+[kK]?[mM]?)?\s*(-)?\s*([0-9]+[kK]?[mM]?)?\s*", text)
+    match = re.fullmatch(r"\s*([0-9]{1,15}[kK]?[mM]?)?\s*(-)?\s*([0-9]{1,15}[kK]?[mM]?)?\s*", text)
     if not match or not (match[1] or match[3]):
         raise InputError(f"--nodes={text} is not understood")
     least = _scaled(match[1]) if match[1] else 1

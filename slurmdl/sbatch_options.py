@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from slurmdl.dl_options import is_set
-from slurmdl.errors import InputError
+from slurmdl.errors import UsageError
 from slurmdl.getopt import Takes
 
 _VALUE = """account acctg-freq array autocomplete batch bb bbf begin chdir cluster cluster-constraint clusters
@@ -86,6 +86,14 @@ class Directive:
     line: int
 
 
+def header(body: bytes) -> tuple[list[str], bool]:
+    """The lines of a batch script above its first command, and whether there is a command."""
+    lines = body.decode(errors="surrogateescape").split("\n")
+    commands = (i for i, line in enumerate(lines) if line.strip() and not line.lstrip().startswith("#"))
+    end = next(commands, None)
+    return lines[:end], end is not None
+
+
 def directives(body: bytes, file: str) -> Iterator[Directive]:
     """The directive lines of a batch script, up to its first line that is neither blank nor a comment.
 
@@ -94,9 +102,9 @@ def directives(body: bytes, file: str) -> Iterator[Directive]:
 
     Raises
     ------
-    InputError : a quote in a `#DL` line is not closed.
+    UsageError : a quote in a `#DL` line is not closed.
     """
-    for number, raw in enumerate(body.decode(errors="surrogateescape").split("\n"), start=1):
+    for number, raw in enumerate(header(body)[0], start=1):
         if raw.startswith("#SBATCH"):
             yield Directive("#SBATCH", tuple(_words(raw[len("#SBATCH"):])), number)
         elif raw.startswith("#SLURM"):
@@ -105,26 +113,29 @@ def directives(body: bytes, file: str) -> Iterator[Directive]:
             try:
                 yield Directive("#DL", tuple(_words(raw[3:], strict=True)), number)
             except ValueError as error:
-                raise InputError(str(error), file, number, raw) from error
+                raise UsageError(f"{file}:{number}: {raw[:100]!r}: {error}") from error
         elif raw.startswith(("#PBS", "#BSUB")):
             yield Directive(raw.split(maxsplit=1)[0], (), number)
-        elif raw.strip() and not raw.lstrip().startswith("#"):
-            return
 
 
 def _words(text: str, strict: bool = False) -> Iterator[str]:
     """Split a directive as sbatch does: blanks, either quote, a backslash before any character, `#` ends it."""
-    word, quote, escaped, begun = "", "", False, False
+    if not any(special in text for special in "\\\"'#"):
+        yield from text.split()
+        return
+    word: list[str] = []
+    quote, escaped, begun = "", False, False
     for letter in text:
         if escaped:
-            word, escaped = word + letter, False
+            word.append(letter)
+            escaped = False
         elif letter == "\\":
             escaped = begun = True
         elif quote:
             if letter == quote:
                 quote = ""
             else:
-                word += letter
+                word.append(letter)
         elif letter in "\"'":
             quote, begun = letter, True
         elif letter == "#":
@@ -133,11 +144,12 @@ def _words(text: str, strict: bool = False) -> Iterator[str]:
             if begun and not word:  # sbatch takes an empty word for the end of the line
                 return
             if begun:
-                yield word
-            word, begun = "", False
+                yield "".join(word)
+            word, begun = [], False
         else:
-            word, begun = word + letter, True
+            word.append(letter)
+            begun = True
     if quote and strict:
         raise ValueError(f"the quote {quote} is not closed")
     if word:
-        yield word
+        yield "".join(word)

@@ -3,23 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TextIO
+from typing import Any
 
-from slurmdl.errors import InputError, nearest_first
+from slurmdl.errors import InputError, SlurmdlError, nearest_first
+
+#: bytes of the largest file that is read: PyYAML takes about a second for them
+MAX_BYTES = 65536
 
 
-def read(path: str, parse: Callable[[TextIO], Any]) -> Any:
-    """What `parse` makes of a file, e.g. yaml.safe_load.
+def read(path: str, parse: Callable[[str], Any] | None = None) -> Any:
+    """What a file holds.
+
+    Parameters
+    ----------
+    parse : makes it of the file's text; None for plain YAML data.
 
     Raises
     ------
-    InputError : the file cannot be read or is not YAML.
+    InputError : the file cannot be read, is too large, or is not YAML; whatever else is wrong with what it holds.
     """
     import yaml
 
     try:
-        with open(path, encoding="utf-8") as file:
-            return parse(file)
+        with open(path, "rb") as file:
+            content = file.read(MAX_BYTES + 1)
+        if len(content) > MAX_BYTES:
+            raise InputError(f"is too large; valid: at most {MAX_BYTES} bytes", path)
+        return (parse or _load)(content.decode("utf-8"))
+    except SlurmdlError:
+        raise
     except OSError as error:
         raise InputError(f"cannot be read ({error.strerror})", path) from error
     except UnicodeDecodeError as error:
@@ -28,6 +40,39 @@ def read(path: str, parse: Callable[[TextIO], Any]) -> Any:
         mark = getattr(error, "problem_mark", None)
         raise InputError(f"is not YAML ({getattr(error, 'problem', None) or error})", path,
                          mark.line + 1 if mark else None) from error
+    except RecursionError as error:
+        raise InputError("is nested too deeply", path) from error
+    except Exception as error:
+        raise InputError(f"cannot be understood ({type(error).__name__}: {error})", path) from error
+
+
+def _load(text: str) -> Any:
+    """yaml.safe_load, with the line of a value that PyYAML cannot convert: the month 13, an empty !!int."""
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+            try:
+                return super().construct_object(node, deep)
+            except (yaml.YAMLError, RecursionError):
+                raise
+            except Exception as error:
+                problem = f"{shown(node.value)}: {error}"
+                raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark) from error
+
+    return yaml.load(text, Loader)
+
+
+def shown(value: Any) -> str:
+    """A value of a file in a message, shortened: with aliases a small file can hold a value of any size."""
+    import reprlib
+
+    short = reprlib.Repr()
+    short.maxlevel, short.maxstring, short.maxlong, short.maxother = 2, 100, 100, 100
+    try:
+        return short.repr(value)
+    except ValueError:  # Python writes no numbers of more than 4300 digits
+        return "a number of too many digits"
 
 
 def keys(data: Any, valid: Sequence[str], path: str, prefix: str) -> dict[str, Any]:
@@ -42,6 +87,6 @@ def keys(data: Any, valid: Sequence[str], path: str, prefix: str) -> dict[str, A
                          f"not {type(data).__name__}", path)
     for key in data:
         if key not in valid:
-            near = nearest_first(str(key), valid)
+            near = nearest_first(str(key)[:100], valid)
             raise InputError(f"unknown key {prefix}{key}; valid: {', '.join(prefix + name for name in near)}", path)
     return data

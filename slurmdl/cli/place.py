@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 from collections.abc import Sequence
@@ -55,7 +54,7 @@ def run(argv: list[str]) -> int:
         print(HELP)
         return 0
     site = config.load()
-    job = submission.read(words, os.environ, site.options, stdin=io.BytesIO())
+    job = submission.read(words, os.environ, site.options)
     job = replace(job, request=replace(job.request, seed=_seed(own.get("seed", "0"))))
     seen = _survey(site, own, job.request)
     decision = _decide(job, seen, live=not {"cluster", "topology"} & own.keys())

@@ -38,7 +38,7 @@ class Mark:
 
     Attributes
     ----------
-    dl : the --dl-* options after precedence.
+    dl : the --dl-* options after precedence, without the zones.
     submitter : SLURM_JOB_ID of the job that the submission ran in, "" where it ran in none.
     pid : process that submitted; sbatch has the same or is its child.
     host : where it ran, without domain.
@@ -69,6 +69,7 @@ class Mark:
 def make(dl: DlOptions, environ: Mapping[str, str], asked: Asked | None = None) -> Mark:
     """The mark of a submission by this process."""
     inputs = {name: value for name, value in environ.items() if name.startswith(_OPTIONS)}
+    dl = replace(dl, zone=())  # steps choose no zones, and a list of them may be longer than a variable can be
     if dl.traffic and not is_pattern(dl.traffic):
         # the job may start in another directory (--chdir)
         dl = replace(dl, traffic=os.path.abspath(dl.traffic))
@@ -83,7 +84,7 @@ def parse(text: str) -> Mark:
             raise InputError(f"{VARIABLE}: version {data['version']!r} is not {VERSION}")
         return Mark(DlOptions.from_json(data["dl"]), str(data["submitter"]), int(data["pid"]), str(data["host"]),
                     dict(data["inputs"]), Asked(**data["asked"]) if "asked" in data else None)
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise InputError(f"{VARIABLE} is malformed ({type(error).__name__}: {error})") from error
 
 

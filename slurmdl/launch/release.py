@@ -20,23 +20,33 @@ import re
 from slurmdl import process
 from slurmdl.errors import UnavailableError, warn
 
+#: sbatch's own words; a cluster is named where there are several
+_SUBMITTED = rb"Submitted batch job ([0-9]{1,10})(?: on cluster \S+)?"
+_PARSABLE = rb"([0-9]{1,10})(?:;\S+)?"
 #: seconds that the look, and taking the list back, may take
 _TIMEOUT = 1.0
 #: seconds after which the scheduler has passed: batch_sched_delay and a tick of the controller's clock
 _PASSED = 4.0
 
 
-def release(what: str, first_line: bytes) -> None:
-    """Look after the job that sbatch names on this line of its stdout.
+def job_number(line: bytes, parsable: bool) -> str:
+    """The number of the job that sbatch names on a line of its stdout, "" where the line is another program's.
+
+    Parameters
+    ----------
+    parsable : sbatch was told to print the number alone (--parsable).
+    """
+    match = re.fullmatch(_PARSABLE if parsable else _SUBMITTED, line)
+    return match[1].decode() if match else ""
+
+
+def release(job: str, what: str) -> None:
+    """Look after a job that was submitted.
 
     Parameters
     ----------
     what : key of `scontrol update` that takes the choice back when it is empty: ReqNodeList or Prefer.
     """
-    match = re.search(rb"(?:^Submitted batch job )?\b([0-9]+)\b", first_line)
-    if not match:
-        return
-    job = match[1].decode()
     update = ["scontrol", "update", f"JobId={job}", f"{what}="]
     try:
         record = process.ask(["scontrol", "-o", "show", "job", job], timeout=_TIMEOUT).out

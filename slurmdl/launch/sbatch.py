@@ -17,7 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from slurmdl import config, dl_options, process
-from slurmdl.errors import InputError, PlacementError, SlurmdlError, UnavailableError, UsageError, warn
+from slurmdl.errors import PlacementError, SlurmdlError, UnavailableError, UsageError, tell, warn
 from slurmdl.launch import mark, release, submission
 from slurmdl.launch.submission import Command, Submission, Words
 
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 #: longest option, bytes (execve(2), MAX_ARG_STRLEN)
 MAX_OPTION = 128 * 1024 - 1
+#: zones of --dl-zone that a message names
+_SHOWN_ZONES = 8
 
 
 @dataclass(frozen=True)
@@ -70,22 +72,151 @@ def submit(argv: Sequence[str]) -> int:
         if words.line.has("help"):
             print(f"usage: slurmdl sbatch [--dl-*] [sbatch options] script [args]\n\n{dl_options.help_text()}")
         process.become([program, *argv], os.environ)
-    site, complaint = _config()
-    job = submission.read(argv, os.environ, site.options, has_plugin=partial(_has_plugin, program))
-    if not job.request.dl.dry_run:
-        # many who submit at once see the same cluster; they should not all choose the same of equal nodes
-        seed = 1 + (time.time_ns() ^ os.getpid()) % 2**32
-        job = replace(job, request=replace(job.request, seed=seed))
-    decision = _without_harm(job, site, complaint, program)
-    command = render(program, job, decision, os.environ)
-    _speak(job, decision)
-    if job.request.dl.dry_run:
-        print(describe(job, decision, command))
+    attempt = Attempt(program, words, _standard_input() if words.reads_stdin else None)
+    try:
+        attempt.choose()
+        attempt.speak()
+    except UsageError:
+        raise
+    except Exception as error:
+        if attempt.dl.strict:
+            raise
+        attempt.fall_back(error)
+    if attempt.dl.dry_run:
+        print(describe(attempt.job, attempt.decision, attempt.commands[-1]))
         return 0
-    if not decision.releases:
-        process.become(command.argv, command.env, command.stdin)
-    return process.relay(command.argv, command.env, command.stdin,
-                         partial(release.release, decision.releases))
+    return attempt.run()
+
+
+class Attempt:
+    """One submission, and what is known of it so far: what fails later costs nothing of that.
+
+    Attributes
+    ----------
+    commands : those that submit it, the weakest first: the user's words alone, with the mark for the job, bound to
+        the chosen nodes.
+    dl : the --dl-* options, those on the command line alone before `job` is known.
+    job : what was read, None before.
+    """
+
+    def __init__(self, program: str, words: Words, stdin: bytes | None) -> None:
+        self.program, self.words, self.stdin = program, words, stdin
+        environ = {name: value for name, value in os.environ.items() if name != mark.VARIABLE}
+        self.commands = [Command((program, *words.passed_on()[0]), environ, stdin=stdin)]
+        self.dl = dl_options.DlOptions(strict=words.line.has("dl-strict"), dry_run=words.line.has("dl-dry-run"))
+        self.quiet = words.line.has("quiet")
+        self.job: Submission | None = None
+        self.decision = Decision()
+
+    def choose(self) -> None:
+        """Read the submission and the configuration, and choose nodes.
+
+        Raises
+        ------
+        UsageError : an option of the user is wrong.
+        SlurmdlError : no choice can be made.
+        """
+        job = submission.read(self.words.argv, os.environ, {}, stdin=self.stdin,
+                              has_plugin=partial(_has_plugin, self.program))
+        self._know(job)
+        site = config.load()
+        if site.options:
+            job = job.over(site.options)
+            self._know(job)
+        if self.dl.bind == "off":
+            if self.dl.zone:
+                raise PlacementError("--dl-bind=off is given")
+            return
+        if job.request.unpinnable and not self.dl.zone:
+            raise PlacementError(job.request.unpinnable)
+        from slurmdl.launch import survey
+
+        if not job.request.dl.dry_run:
+            # many who submit at once see the same cluster; they should not all choose the same of equal nodes
+            seed = 1 + (time.time_ns() ^ os.getpid()) % 2**32
+            job = replace(job, request=replace(job.request, seed=seed))
+        say: Callable[[str], None] = (lambda _: None) if self.quiet else warn
+        seen = survey.take(site, self.dl.scores, job.request.partitions, say, self.dl.strict)
+        decision = decide(job, seen, self.program)
+        if decision.reason and self.dl.strict:
+            raise PlacementError(decision.reason)
+        if self.dl.explain and decision.placement is not None:
+            from slurmdl.placement.explain import explain
+
+            text = explain(decision.placement, seen.topology, seen.cluster, seen.scores)
+            decision = replace(decision, explanation=text)
+        self.commands.append(render(self.program, job, decision, os.environ))
+        self.decision = decision
+
+    def _know(self, job: Submission) -> None:
+        self.job, self.dl, self.quiet = job, job.request.dl, job.quiet
+        self.commands[1:] = [render(self.program, job, Decision(), os.environ)]
+
+    def fall_back(self, error: Exception) -> None:
+        """Bind nothing, since this went wrong, and say so."""
+        del self.commands[2:]
+        if isinstance(error, SlurmdlError):
+            reason = str(error)
+        else:
+            if os.environ.get("SLURMDL_DEBUG") == "1":
+                import traceback
+
+                traceback.print_exception(error)
+            reason = f"internal error: {type(error).__name__}: {error} (SLURMDL_DEBUG=1 shows where)"
+        failed = bool(self.dl.zone) or not isinstance(error, PlacementError)
+        self.decision = Decision(reason=_not_applied(self.dl, reason), failed=failed)
+        self.speak()
+
+    def speak(self) -> None:
+        """What users should know, on stderr; nothing with -Q."""
+        if self.quiet:
+            return
+        if self.dl.explain and self.decision.explanation:
+            tell(self.decision.explanation)
+        if self.dl.explain or self.decision.reason:
+            warn(_say(self.dl, self.decision))
+        if self.job and self.job.maps_ranks is False:
+            warn("the script has no `slurmdl srun`, so its ranks will not be mapped")
+
+    def run(self) -> int:
+        """Submit by the strongest command that can be run: what is added may be too long for the system.
+
+        Raises
+        ------
+        UnavailableError : sbatch cannot be run; with --dl-strict: not with what is added.
+        """
+        while True:
+            command = self.commands.pop()
+            bound = len(self.commands) == 2
+            try:
+                if bound and self.decision.releases:
+                    return process.relay(command.argv, command.env, command.stdin, self._look_after)
+                process.become(command.argv, command.env, command.stdin)
+            except UnavailableError as error:
+                if not self.commands or self.dl.strict:
+                    raise
+                if not self.quiet:
+                    warn(f"submitted as written: {_not_applied(self.dl, str(error))}" if bound else
+                         f"the job is not told its --dl-* options: {error}")
+
+    def _look_after(self, line: bytes) -> bool:
+        """Whether sbatch names the job on this line of its stdout, which is looked after then."""
+        assert self.job is not None
+        number = release.job_number(line, "parsable" in self.job.settings)
+        if number:
+            try:
+                release.release(number, self.decision.releases)
+            except Exception as error:  # the job is submitted: the exit status is sbatch's
+                warn(f"job {number} keeps its choice of nodes: {type(error).__name__}: {error}")
+        return bool(number)
+
+
+def _standard_input() -> bytes | None:
+    """What standard input holds, None where it cannot be read (closed, a directory); sbatch says so then."""
+    try:
+        return sys.stdin.buffer.read() if sys.stdin is not None else None
+    except OSError:
+        return None
 
 
 def _has_plugin(program: str) -> bool:
@@ -96,54 +227,14 @@ def _has_plugin(program: str) -> bool:
         return True
 
 
-def _config() -> tuple[config.Config, SlurmdlError | None]:
-    try:
-        return config.load(), None
-    except InputError as error:
-        return config.Config(), error
-
-
-def _without_harm(job: Submission, site: config.Config, complaint: SlurmdlError | None, program: str) -> Decision:
-    """The decision, where whatever goes wrong becomes the reason why there is none (an error if strict)."""
-    dl = job.request.dl
-    try:
-        if complaint is not None:
-            raise complaint
-        if dl.bind == "off":
-            if dl.zone:
-                raise PlacementError("--dl-bind=off is given")
-            return Decision()
-        if job.request.unpinnable and not dl.zone:
-            raise PlacementError(job.request.unpinnable)
-        from slurmdl.launch import survey
-
-        say: Callable[[str], None] = (lambda _: None) if job.quiet else warn
-        seen = survey.take(site, dl.scores, job.request.partitions, say, dl.strict)
-        decision = decide(job, seen, program)
-        if decision.reason and dl.strict:
-            raise PlacementError(decision.reason)
-        if not dl.explain or decision.placement is None:
-            return decision
-        from slurmdl.placement.explain import explain
-
-        return replace(decision, explanation=explain(decision.placement, seen.topology, seen.cluster, seen.scores))
-    except UsageError:
-        raise
-    except SlurmdlError as error:
-        if dl.strict:
-            raise
-        fault = not isinstance(error, PlacementError)
-        return Decision(reason=_not_applied(dl, str(error)), failed=fault or bool(dl.zone))
-    except Exception as error:
-        if dl.strict or os.environ.get("SLURMDL_DEBUG") == "1":
-            raise
-        why = f"internal error: {type(error).__name__}: {error} (SLURMDL_DEBUG=1 shows where)"
-        return Decision(reason=_not_applied(dl, why), failed=True)
-
-
 def _not_applied(dl: dl_options.DlOptions, why: str) -> str:
     """The reason, and that zones which the user named do not hold."""
-    return f"--dl-zone={','.join(dl.zone)} is not applied: {why}" if dl.zone else why
+    return f"--dl-zone={_named(dl, ',')} is not applied: {why}" if dl.zone else why
+
+
+def _named(dl: dl_options.DlOptions, between: str) -> str:
+    """The zones of --dl-zone, the first of many."""
+    return between.join(dl.zone[:_SHOWN_ZONES] + ("...",) * (len(dl.zone) > _SHOWN_ZONES))
 
 
 def decide(job: Submission, seen: Survey, program: str = "") -> Decision:
@@ -158,12 +249,18 @@ def decide(job: Submission, seen: Survey, program: str = "") -> Decision:
     Raises
     ------
     InputError : a file of matrices is malformed.
-    UsageError : a zone of --dl-zone does not exist.
+    UsageError : the user named a zone that there is not.
+    PlacementError : the site did.
     """
     dl = job.request.dl
     if dl.zone and job.request.unrestrictable:
         return Decision(reason=_not_applied(dl, job.request.unrestrictable), failed=True)
-    limit = _limit(job, seen) if dl.zone else ()
+    try:
+        limit = _limit(job, seen) if dl.zone else ()
+    except UsageError as error:
+        if job.names_zones:
+            raise
+        raise PlacementError(f"slurmdl.yaml: {error}") from error  # nothing that a site sets refuses a job
     if any(len(option) > MAX_OPTION for option in limit):
         return Decision(reason=_not_applied(dl, "sbatch takes no list of so many nodes"), failed=True)
     try:
@@ -229,7 +326,7 @@ def _late(job: Submission, placement: Placement) -> Decision:
     """A few nodes more than the job needs, the worst of which `slurmdl srun` drops."""
     if job.request.not_modelled:
         raise PlacementError(f"--dl-bind=late: {job.request.not_modelled}")
-    if not submission.applies_rank_map(job.program):
+    if not job.maps_ranks:
         raise PlacementError("--dl-bind=late: the script has no `slurmdl srun` that could drop nodes")
     from slurmdl.launch import late
 
@@ -381,42 +478,31 @@ def _keeps_mark(program: str, export: str) -> bool:
     return "ALL" in names or names == ["NONE"]
 
 
-def describe(job: Submission, decision: Decision, command: Command) -> str:
+def describe(job: Submission | None, decision: Decision, command: Command) -> str:
     """What a dry run prints: the command line, the environment that changes, and the decision."""
-    lines = [f"command: {shlex.join(command.argv)}",
-             f"environment: {mark.VARIABLE}={shlex.quote(command.env[mark.VARIABLE])}"]
-    lines += [f"environment: {name}={shlex.quote(value)}" for name, value in job.told.items()]
+    lines = [f"command: {shlex.join(command.argv)}"]
+    if job:
+        added = {mark.VARIABLE: command.env[mark.VARIABLE], **job.told}
+        lines += [f"environment: {name}={shlex.quote(value)}" for name, value in added.items()]
     lines += [f"environment: without {name}" for name in command.removed]
     if command.stdin is not None:
         lines.append(f"standard input: the script, {len(command.stdin)} bytes")
-    lines.append(f"decision: {_say(job, decision)}")
+    lines.append(f"decision: {_say(job.request.dl if job else dl_options.DlOptions(), decision)}")
     if decision.placement and decision.placement.nodes:
         lines.append(f"nodes: {' '.join(decision.placement.nodes)}")
     return "\n".join(lines)
 
 
-def _say(job: Submission, decision: Decision) -> str:
+def _say(dl: dl_options.DlOptions, decision: Decision) -> str:
     if decision.failed:
         return f"submitted as written: {decision.reason}"
     options = f"{' '.join(decision.argv)}: " if decision.argv else ""
     if decision.reason:
-        where = f" in {', '.join(job.request.dl.zone)}" if decision.argv else ""
+        where = f" in {_named(dl, ', ')}" if decision.argv else ""
         return f"{options}Slurm chooses the nodes{where}: {decision.reason}"
     if decision.placement is None:
         return "Slurm chooses the nodes: --dl-bind=off"
     return f"{options}{decision.placement.reason}"
-
-
-def _speak(job: Submission, decision: Decision) -> None:
-    """What users should know, on stderr; nothing with -Q."""
-    if job.quiet:
-        return
-    if job.request.dl.explain and decision.explanation:
-        print(decision.explanation, file=sys.stderr)
-    if job.request.dl.explain or decision.reason:
-        warn(_say(job, decision))
-    if job.program and not submission.applies_rank_map(job.program):
-        warn("the script has no `slurmdl srun`, so its ranks will not be mapped")
 
 
 def find_sbatch(environ: Mapping[str, str]) -> str:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import re
 import stat
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import BinaryIO
+from dataclasses import dataclass, field, replace
 
 from slurmdl import dl_options, getopt, request, sbatch_options
+from slurmdl.dl_options import DlOptions
 from slurmdl.errors import UsageError
 from slurmdl.request import JobRequest
 
@@ -25,16 +24,35 @@ _REPLACES = {"nodelist": "nodefile", "nodefile": "nodelist", "requeue": "no-requ
 #: ways to ask for memory: what stands in the script or on the command line sets aside what the environment asks for
 _MEMORY = frozenset(("mem", "mem-per-cpu", "mem-per-gpu"))
 
+#: bytes of a script that are read for its directives; sbatch takes scripts of 4 MB (slurm.conf(5), max_script_size)
+MAX_HEAD = 1 << 20
+
+#: how messages call a script without a name
+STDIN = "standard input"
+
 _HETEROGENEOUS = "a heterogeneous job chooses nodes per component"
 
 
 @dataclass(frozen=True)
 class Script:
-    """A batch script: its name for messages, its bytes, and whether they came from standard input."""
+    """A batch script: its name for messages, its bytes, and whether they came from standard input.
+
+    Of a file that is longer than MAX_HEAD, `body` holds the beginning.
+    """
 
     name: str
     body: bytes
     from_stdin: bool = False
+
+    @property
+    def is_long(self) -> bool:
+        """Whether it goes on behind its `head`."""
+        return len(self.body) > MAX_HEAD
+
+    @property
+    def head(self) -> bytes:
+        """Its first lines, up to MAX_HEAD bytes."""
+        return self.body[:MAX_HEAD].rpartition(b"\n")[0] if self.is_long else self.body
 
 
 @dataclass(frozen=True)
@@ -48,6 +66,7 @@ class Submission:
     settings : long name of an option of sbatch -> its value, "" for a flag, after precedence.
     script : None with --wrap, and where the script cannot be read.
     request : what placement needs of all this.
+    layers : the user's own --dl-* settings by source, the weakest first.
     told : the variables SLURMDL_OPT_* that tell the plugin of what was typed, where it reads the script, too.
     plugged : those that it makes of the #SBATCH lines.
     """
@@ -57,6 +76,7 @@ class Submission:
     settings: Mapping[str, str]
     script: Script | None
     request: JobRequest
+    layers: tuple[Mapping[str, str], ...] = ()
     told: Mapping[str, str] = field(default_factory=dict)
     plugged: Mapping[str, str] = field(default_factory=dict)
 
@@ -65,10 +85,29 @@ class Submission:
         return "quiet" in self.settings
 
     @property
-    def program(self) -> str:
-        """The text that the job will run, as far as it is known."""
-        body = self.script.body.decode(errors="replace") if self.script else ""
-        return body + self.settings.get("wrap", "")
+    def names_zones(self) -> bool:
+        """Whether the user has named zones, and not only the site."""
+        return any("zone" in layer for layer in self.layers)
+
+    @property
+    def maps_ranks(self) -> bool | None:
+        """Whether the job starts its tasks so that a rank map is applied; None where that is not known."""
+        program = self.settings.get("wrap", "")
+        if self.script:
+            program += self.script.head.decode(errors="replace")
+        if applies_rank_map(program):
+            return True
+        return None if not program or (self.script and self.script.is_long) else False
+
+    def over(self, defaults: Mapping[str, str]) -> Submission:
+        """The same with settings of --dl-* options that are weaker than the user's own.
+
+        Raises
+        ------
+        UsageError : a default is not valid.
+        """
+        dl = dl_options.merge(defaults, *self.layers)
+        return replace(self, request=replace(self.request, dl=dl))
 
 
 @dataclass(frozen=True)
@@ -91,6 +130,11 @@ class Words:
                       for o in line.options)
         operands = places[-len(line.operands)] if line.operands else len(argv)
         return cls(tuple(argv), getopt.CommandLine(moved, line.operands), operands, len(places) < len(argv))
+
+    @property
+    def reads_stdin(self) -> bool:
+        """Whether the script comes from standard input."""
+        return not self.line.operands and not self.line.has("wrap")
 
     @property
     def asks_for_help(self) -> bool:
@@ -118,21 +162,20 @@ class Command:
     stdin: bytes | None = field(default=None, repr=False)
 
 
-def read(argv: Sequence[str], environ: Mapping[str, str], defaults: Mapping[str, str],
-         stdin: BinaryIO | None = None, has_plugin: Callable[[], bool] = lambda: True) -> Submission:
+def read(argv: Sequence[str], environ: Mapping[str, str], defaults: Mapping[str, str], *,
+         stdin: bytes | None = b"", has_plugin: Callable[[], bool] = lambda: True) -> Submission:
     """Read one call of sbatch: script before environment before command line, the last counts.
 
     Parameters
     ----------
     argv : the words after `sbatch`.
     defaults : settings of --dl-* options that are weaker than all others.
-    stdin : where a script without a name is read from; sys.stdin where None. It is read to its end.
+    stdin : what a script without a name holds, None where it could not be read.
     has_plugin : whether sbatch knows --dl-* in #SBATCH lines; asked only where there are some.
 
     Raises
     ------
-    UsageError : an unknown --dl-* option, or a value that is not valid.
-    InputError : a `#DL` line cannot be split into words.
+    UsageError : an unknown --dl-* option, a value that is not valid, or a `#DL` line with an open quote.
     """
     words = Words.split(argv)
     typed = dl_options.settings(words.line.options)
@@ -145,11 +188,11 @@ def read(argv: Sequence[str], environ: Mapping[str, str], defaults: Mapping[str,
     from_outside = memory & (exported.keys() - typed_settings.keys())
     if from_outside != memory:
         settings = {name: value for name, value in settings.items() if name not in from_outside}
-    dl = dl_options.merge(defaults, plugged, directed, dl_options.from_environment(environ), typed)
+    layers = (plugged, directed, dl_options.from_environment(environ), typed)
     unpinnable = _doubt(words, settings, script, environ) or doubt
     passed, end = words.passed_on()
-    return Submission(passed, end, settings, script, request.from_settings(settings, dl, unpinnable),
-                      dl_options.variables(typed) if plugged else {}, dl_options.variables(plugged))
+    return Submission(passed, end, settings, script, request.from_settings(settings, DlOptions(), unpinnable), layers,
+                      dl_options.variables(typed) if plugged else {}, dl_options.variables(plugged)).over(defaults)
 
 
 def _settings(options: Iterable[getopt.Option]) -> dict[str, str]:
@@ -178,7 +221,9 @@ def _directives(script: Script, has_plugin: Callable[[], bool]) -> tuple[dict[st
     words: list[str] = []
     directed: dict[str, str] = {}
     components, translated, first = 1, "", ""
-    for directive in sbatch_options.directives(script.body, script.name):
+    if script.is_long and not sbatch_options.header(script.head)[1]:
+        return {}, {}, {}, f"the directives of {script.name} are not read: they go on beyond {MAX_HEAD} bytes"
+    for directive in sbatch_options.directives(script.head, script.name):
         where = f"{script.name}:{directive.line}: "
         if directive.keyword == "#DL":
             directed.update(dl_options.directive(directive.words, where))
@@ -212,7 +257,7 @@ def _doubt(words: Words, settings: Mapping[str, str], script: Script | None, env
         return "SLURM_HOSTFILE brings its own node list"
     doubt = _not_understood(words.line)
     if not doubt and script is None and "wrap" not in settings:
-        doubt = f"the script {words.line.operands[0]} cannot be read"
+        doubt = f"the script {words.line.operands[0] if words.line.operands else STDIN} cannot be read"
     return doubt
 
 
@@ -223,11 +268,11 @@ def _not_understood(line: getopt.CommandLine) -> str:
     return ""
 
 
-def _script(line: getopt.CommandLine, stdin: BinaryIO | None) -> Script | None:
+def _script(line: getopt.CommandLine, stdin: bytes | None) -> Script | None:
     if line.has("wrap"):
         return None
     if not line.operands:
-        return Script("standard input", (stdin or sys.stdin.buffer).read(), from_stdin=True)
+        return None if stdin is None else Script(STDIN, stdin, from_stdin=True)
     name = line.operands[0]
     path = _find(name, line.last("chdir"))
     try:
@@ -235,7 +280,7 @@ def _script(line: getopt.CommandLine, stdin: BinaryIO | None) -> Script | None:
         if not stat.S_ISREG(os.stat(path).st_mode):
             return None
         with open(path, "rb") as file:
-            return Script(name, file.read())
+            return Script(name, file.read(MAX_HEAD + 1))
     except OSError:
         return None
 

@@ -1,6 +1,6 @@
 """From sbatch's options, `#DL` lines, variables and slurmdl.yaml to a JobRequest."""
 
-import io
+
 import os
 
 import pytest
@@ -12,7 +12,7 @@ from slurmdl.request import DlOptions, from_settings
 
 
 def read(*argv, script="#!/bin/sh\ntrue\n", environ=None, defaults=None):
-    return submission.read(argv, environ or {}, defaults or {}, stdin=io.BytesIO(script.encode()))
+    return submission.read(argv, environ or {}, defaults or {}, stdin=script.encode())
 
 
 def dl(*argv, **layers) -> DlOptions:
@@ -81,7 +81,7 @@ def test_wrong_options_name_the_valid_ones(argv, message):
     ("#!/bin/sh\n\n#DL --dl-nothing\n", UsageError, "standard input:3: unknown option --dl-nothing; valid:"),
     ("#!/bin/sh\n#DL strategy=ps\n", UsageError, "standard input:2: 'strategy=ps' is not valid after #DL"),
     ("#!/bin/sh\n#DL -N 2\n", UsageError, "standard input:2: '-N' is not valid after #DL"),
-    ("#!/bin/sh\n#DL --dl-ps=2 --dl-place='x\n", InputError, "standard input:2: .*quote ' is not closed"),
+    ("#!/bin/sh\n#DL --dl-ps=2 --dl-place='x\n", UsageError, "standard input:2: .*quote ' is not closed"),
     ("#!/bin/sh\n#SBATCH -N 2 --dl-dry-run\n", UsageError,
      "standard input:2: '--dl-dry-run' is no option of sbatch; .*DL"),
 ])

@@ -1,6 +1,6 @@
 """How a job binds to its nodes, the command that submits it, and the mark that reaches it."""
 
-import io
+
 import os
 import re
 import signal
@@ -38,7 +38,7 @@ def cluster(zones: int = 3, busy: str = "", features: bool = True) -> Survey:
 
 
 def read(*argv: str, script: bytes = SCRIPT) -> submission.Submission:
-    return submission.read(argv, {}, {}, stdin=io.BytesIO(script))
+    return submission.read(argv, {}, {}, stdin=script)
 
 
 @pytest.mark.parametrize(("argv", "seen", "options", "reason"), [

@@ -116,9 +116,7 @@ def read(path: str) -> Spec:
     ------
     InputError : the file cannot be read, is not YAML, or holds an unknown key or a value that is not valid.
     """
-    import yaml
-
-    data = yamlfile.keys(yamlfile.read(path, yaml.safe_load) or {}, [entry.name for entry in fields(Spec)], path, "")
+    data = yamlfile.keys(yamlfile.read(path) or {}, [entry.name for entry in fields(Spec)], path, "")
     usual = Spec()
     try:
         spec = Spec(**{key: _value(key, value, getattr(usual, key)) for key, value in data.items()})

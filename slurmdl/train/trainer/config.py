@@ -27,7 +27,7 @@ def read(path: str, parser: argparse.ArgumentParser) -> dict[str, Any]:
 
     options = {word.removeprefix("--"): action for action in _actions(parser) for word in action.option_strings
                if word.startswith("--") and word not in ("--help", "--config")}
-    top = yamlfile.read(path, lambda file: yaml.compose(file, yaml.SafeLoader))
+    top = yamlfile.read(path, lambda text: yaml.compose(text, yaml.SafeLoader))
     if top is None:
         return {}
     if not isinstance(top, yaml.MappingNode):

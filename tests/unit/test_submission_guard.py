@@ -1,0 +1,261 @@
+"""Nothing that goes wrong on the way from the user's words to sbatch keeps a job from being submitted."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from slurmdl import process
+from slurmdl.cli.main import main
+from slurmdl.launch import mark, sbatch
+
+PACKAGE = str(Path(sbatch.__file__).parents[1])
+SCRIPT = "#!/bin/sh\n#SBATCH -N 2\n#DL --dl-strategy=gossip\nslurmdl srun true\n"
+ZONES = "SwitchName=z1 Nodes=n[1-3]\nSwitchName=z2 Nodes=n[4-6]\nSwitchName=top Switches=z[1-2]\n"
+
+
+class Submitted(BaseException):
+    """Stands for the start of sbatch, behind which this process is no longer there."""
+
+    def __init__(self, argv: Sequence[str], env: Mapping[str, str], stdin: bytes | None) -> None:
+        super().__init__(argv)
+        self.argv, self.env, self.stdin = list(argv), dict(env), stdin
+
+
+class Fault(Exception):
+    """Raised where no fault was expected."""
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cluster of two zones, told by a scontrol that knows one answer, and a configuration of the user's own."""
+    nodes = "".join(f"NodeName=n{i} CPUAlloc=0 CPUEfctv=4 CPUTot=4 ActiveFeatures=z{(i + 2) // 3} RealMemory=1000 "
+                    f"AllocMem=0 State=IDLE Partitions=main\n" for i in range(1, 7))
+    (tmp_path / "answer").write_text(f"{nodes}PartitionName=main Default=YES State=UP Nodes=n[1-6]\n")
+    for name, text in (("sbatch", "exit 0"), ("scontrol", f'echo "$*" >>{tmp_path}/asked; cat {tmp_path}/answer')):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    (tmp_path / "topology.conf").write_text(ZONES)
+    (tmp_path / "slurm.conf").write_text("")
+    (tmp_path / "job.sh").write_text(SCRIPT)
+    (tmp_path / "slurmdl").mkdir()
+    (tmp_path / "slurmdl/slurmdl.yaml").write_text("options: {place: spread}\nlinks: {node: 1e9}\n")
+    for name in list(os.environ):
+        if name.startswith(("SLURM", "SBATCH")):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setenv("SLURM_CONF", str(tmp_path / "slurm.conf"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+
+    def start(argv: Sequence[str], env: Mapping[str, str], stdin: bytes | None = None, *_: object) -> None:
+        raise Submitted(argv, env, stdin)
+
+    monkeypatch.setattr(process, "become", start)
+    monkeypatch.setattr(process, "relay", start)
+    return tmp_path
+
+
+def submitted(*words: str) -> Submitted:
+    with pytest.raises(Submitted) as raised:
+        main(["sbatch", *words])
+    return raised.value
+
+
+@contextlib.contextmanager
+def fault_at(number: int, calls: list[str]) -> Iterator[None]:
+    """The `number`-th call of a function of ours from another place than before raises a Fault.
+
+    `calls` takes the functions that were called. It begins when the user's words have been split, which everything
+    rests on, and ends when sbatch is about to start.
+    """
+    finished = False
+    seen: set[tuple[object, object, int]] = set()
+
+    def trace(frame, event, argument):
+        nonlocal finished
+        code, caller = frame.f_code, frame.f_back
+        finished = finished or code is sbatch.Attempt.run.__code__
+        if finished or event != "call" or not code.co_filename.startswith(PACKAGE):
+            return
+        if not calls and code is not sbatch.Attempt.choose.__code__:
+            return
+        place = (code, caller.f_code, caller.f_lineno)
+        if place not in seen:
+            seen.add(place)
+            calls.append(f"{code.co_filename}:{code.co_name}")
+            if len(calls) == number:
+                raise Fault(f"in {calls[-1]}")
+        return
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # in a generator that is closed
+def test_a_fault_in_any_call_leaves_the_users_own_words(site, capsys, monkeypatch):
+    monkeypatch.setattr("time.time_ns", lambda: 0)  # which settles the choice of the zone, and so the way to it
+    words = ["-J", "a  b", "--dl-explain", "--dl-place=pack", "job.sh", "--dl-x", "1"]
+    own = [f"{site}/sbatch", "-J", "a  b", "job.sh", "--dl-x", "1"]
+    submitted(*words)  # imports the modules
+    calls: list[str] = []
+    with fault_at(0, calls):
+        bound = submitted(*words).argv
+    assert [word[:8] for word in bound if word not in own] == ["--prefer"]
+    assert len(calls) > 300, "the whole way from the script to the explanation"
+    capsys.readouterr()
+    for number in range(1, len(calls) + 1):
+        reached: list[str] = []
+        with fault_at(number, reached):
+            found = submitted(*words)
+        said = capsys.readouterr().err
+        assert len(reached) >= number, "the fault was raised"
+        if f"Fault: in {reached[number - 1]}" in said:
+            assert found.argv == own, reached[number - 1]
+        else:  # where scores are read, a fault costs the scores
+            assert found.argv == bound, (reached[number - 1], said)
+        assert "Traceback" not in said
+
+
+#: what a slurmdl.yaml may hold, and what is said of it
+BROKEN = {
+    "plan_dir: 2024-13-01": ":1: is not YAML ('2024-13-01': month must be in 1..12)", "[" * 5000: "nested too deeply",
+    "links: {node: !!int ''}": ":1: is not YAML", "a: !!bool perhaps": ":1: is not YAML",
+    "links: {node: " + "9" * 5000 + "}": ":1: is not YAML", "options: {zone: nowhere}": "no such zone",
+    "options: {strategy: gossip, ps: 2}": "has no parameter servers", "options: {ps: [[1]]}": "valid: N",
+    "scores: {file: \"/a\\0b\"}": "valid: an absolute path", "plan_dir: [a]": "plan_dir: ['a'] is not valid",
+    "x" * 100_000: "is too large", "\0": "is not YAML", "a: &a [*a]": "unknown key a",
+    "plan_dir: /a\nlinks: [x]": "links must hold keys",
+    "links: {node: 0x" + "f" * 9000 + "}": "valid: a number",
+    "&a0 [x]\n": "the file must hold keys"}
+#: 9 to the power of 30 words, by aliases
+BROKEN["\n".join(["plan_dir:", "- &a0 [x]", *(f"- &a{i + 1} [{', '.join([f'*a{i}'] * 9)}]" for i in range(30))])] = \
+    "valid: an absolute path"
+
+
+@pytest.mark.parametrize("text", BROKEN, ids=range(len(BROKEN)))
+def test_whatever_a_configuration_file_holds_the_job_is_submitted(text, site, capsys):
+    file = site / "slurmdl/slurmdl.yaml"
+    file.write_text(text)
+    found = submitted("-J", "x", "--dl-ps=1", "job.sh")
+    assert found.argv == [f"{site}/sbatch", "-J", "x", "job.sh"]
+    marked = mark.parse(found.env[mark.VARIABLE])
+    assert (marked.dl.strategy, marked.dl.ps) == ("ps", 1), "the job is told what its user asked for"
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and len(said) < 1000
+    assert said.startswith("slurmdl: submitted as written: ") and BROKEN[text] in said and "slurmdl.yaml" in said
+    assert main(["sbatch", "--dl-strict", "job.sh"]) in (65, 75)
+    assert BROKEN[text] in capsys.readouterr().err
+
+
+def test_a_configuration_that_is_no_file(site, capsys):
+    file = site / "slurmdl/slurmdl.yaml"
+    file.unlink()
+    os.mkfifo(file)
+    assert submitted("job.sh").argv == [f"{site}/sbatch", "job.sh"]
+    assert f"{file}: is not a regular file" in capsys.readouterr().err
+
+
+def test_a_zone_that_the_user_names_wrong_is_refused(site, capsys):
+    assert main(["sbatch", "--dl-zone=nowhere", "job.sh"]) == 64
+    assert "--dl-zone=nowhere: no such zone; valid: z1, z2, top" in capsys.readouterr().err
+
+
+def test_a_later_configuration_sets_aside_what_does_not_go_with_it(site):
+    from slurmdl import config
+
+    (site / "first").write_text("options: {ps: 2}\n")
+    (site / "second").write_text("options: {strategy: gossip}\n")
+    assert config.load([str(site / "first"), str(site / "second")]).options == {"strategy": "gossip"}
+
+
+@pytest.mark.parametrize("inherited", ["[" * 100_000, '{"version":1,"pid":Infinity,"dl":{},'
+                                                                '"submitter":"","host":""}'])
+def test_an_inherited_mark_of_any_form_refuses_nothing(inherited, site, monkeypatch):
+    monkeypatch.setenv(mark.VARIABLE, inherited)
+    assert "--prefer" in submitted("--dl-place=pack", "job.sh").argv[1]
+
+
+@pytest.mark.parametrize(("name", "value"), [("SBATCH_REQUEUE", "+-5"), ("SBATCH_SPREAD_JOB", "\u00b2")])
+def test_a_variable_of_sbatch_of_any_form_refuses_nothing(name, value, site, monkeypatch):
+    monkeypatch.setenv(name, value)
+    assert submitted("job.sh").argv[-1] == "job.sh"
+
+
+def test_a_number_of_nodes_of_any_length_is_left_to_sbatch(site):
+    assert submitted(f"-N{'9' * 9000}", "job.sh").argv[1:] == [f"-N{'9' * 9000}", "job.sh"]
+
+
+def run(site: Path, *words: str, shell: str = 'exec "$@"', says: str = "") -> subprocess.CompletedProcess[str]:
+    """The whole command, with an sbatch that leaves its words and the mark in files."""
+    (site / "sbatch").write_text(f'#!/bin/sh\nprintf "<%s>" "$@" >{site}/words\n'
+                                 f'printf "%s" "$SLURMDL_REQUEST" >{site}/mark\n'
+                                 f"printf '{says}'\n")
+    argv = ["sh", "-c", shell, "sh", sys.executable, "-m", "slurmdl", "sbatch", *words]
+    return subprocess.run(argv, capture_output=True, text=True, timeout=120, check=False)
+
+
+@pytest.mark.parametrize(("lines", "added", "said", "strategy"), [
+    ("#DL --dl-zone=" + ",".join(["z1"] * 100_000), "<--prefer=z1>", "", "gossip"),
+    (f"#DL --dl-traffic=/{'x' * 320_000}", "", "File name too long", None),
+    (f"#DL --dl-scores=/{'x' * 320_000}", "", "Argument list too long", None),
+    ("#DL --dl-ps=1 --dl-strategy=ps\n" * 1_400_000, "", "they go on beyond 1048576 bytes", "allreduce"),
+    (f"#SBATCH --comment={'x' * 2_000_000}", "", "they go on beyond 1048576 bytes", "allreduce"),
+], ids=["zones", "traffic", "scores", "lines", "line"])
+def test_directives_of_any_length_are_submitted(lines, added, said, strategy, site):
+    (site / "slurmdl/slurmdl.yaml").unlink()
+    (site / "job.sh").write_text(SCRIPT.replace("slurmdl srun", f"{lines}\nslurmdl srun"))
+    done = run(site, "-J", "x", "job.sh")
+    assert (done.returncode, done.stdout) == (0, "")
+    words = (site / "words").read_text()
+    assert words.startswith("<-J><x>" + added) and words.endswith("<job.sh>")
+    assert added or words == "<-J><x><job.sh>"
+    assert said in done.stderr and done.stderr.count("slurmdl: submitted as written") == (not added)
+    text = (site / "mark").read_text()
+    assert (mark.parse(text).dl.strategy if text else None) == strategy
+
+
+@pytest.mark.parametrize("shell", ['"$@" <&-', '"$@" >&-', '"$@" 2>&-', '"$@" 2>/dev/full', '"$@" <&- >&- 2>&-'])
+@pytest.mark.parametrize("words", [["-n9", "--wrap=true"], ["--dl-place=pack", "--dl-explain", "-N2", "--wrap=true"]])
+def test_streams_that_are_closed_or_full_refuse_nothing(shell, words, site):
+    done = run(site, *words, shell=shell)
+    assert (done.returncode, done.stdout) == (0, "")
+    assert "<--wrap=true>" in (site / "words").read_text()
+    assert ("--prefer=z" in (site / "words").read_text()) == ("-N2" in words)
+
+
+def test_a_script_that_cannot_be_read_is_left_to_sbatch(site):
+    done = run(site, "-N2", shell='"$@" <&-')
+    assert (done.returncode, (site / "words").read_text()) == (0, "<-N2>")
+    assert "submitted as written: the script standard input cannot be read" in done.stderr
+
+
+@pytest.mark.parametrize(("says", "options"), [
+    ("Quota: 3 jobs pending\\nSubmitted batch job 71\\nJob 4 is next\\n", []),
+    ("3\\nSubmitted batch job 71 on cluster one\\n5\\n", []),
+    ("Quota: 3 jobs pending\\nsubmitted 4 of 5\\n71\\nQuota: 6\\n", ["--parsable"]),
+    ("Quota: 3 jobs pending; 4\\n71;one\\n", ["--parsable"]),
+    ("Submitted batch job 3 of 9\\n not Submitted batch job 4\\n%05000d\\nSubmitted batch job 71\\n", []),
+])
+def test_only_the_job_that_sbatch_names_is_changed(says, options, site):
+    done = run(site, "--dl-place=pack", "-N2", *options, "--wrap=slurmdl srun true", says=says)
+    assert done.returncode == 0
+    assert done.stdout == says.replace("\\n", "\n") % (0 if "%" in says else ())
+    asked = [line for line in (site / "asked").read_text().splitlines() if "ob" in line]
+    assert asked == ["-o show job 71", "update JobId=71 Prefer="]
+
+
+@pytest.mark.parametrize("says", ["Quota: 3 jobs pending\\n", "3\\n", "Submitted batch job 3 jobs\\n", "3"])
+def test_where_sbatch_names_no_job_none_is_changed(says, site):
+    assert run(site, "--dl-place=pack", "-N2", "--wrap=true", says=says).stdout == says.replace("\\n", "\n")
+    assert " job " not in (site / "asked").read_text()
