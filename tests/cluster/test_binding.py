@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 
 import pytest
@@ -73,6 +74,25 @@ def test_a_lost_race_costs_no_start(new_cluster, features):
     assert record["ReqNodeList"] == "(null)"
     assert record.get("Prefer", "(null)") in ("(null)", "")
     assert set(ranks(cluster.output(job))) < {"n5", "n6", "n7", "n8"}
+
+
+def test_a_job_that_another_program_names_on_stdout_is_not_touched(new_cluster):
+    """A site's sbatch tells of another job of the user, before and after Slurm's own line."""
+    cluster = new_cluster(settings=AT_ONCE)
+    held = cluster.submit(["sbatch", "--hold", "--prefer=zoneB", "-N2", "-o", "/dev/null", "--wrap", "true"])
+    fake = cluster.directory("bin") / "sbatch"
+    fake.write_text(f'#!/bin/sh\necho "Quota: {held} jobs pending"\n'
+                    f'/usr/bin/sbatch "$@" || exit\necho "{held} jobs"\n')
+    fake.chmod(0o755)
+    script = cluster.script(MAPPED)
+    for words, named in (["-N3"], r"Submitted batch job \d+"), (["-N3", "--parsable"], r"\d+"):
+        done = cluster.run(["sh", "-c", f'PATH={fake.parent}:$PATH; exec slurmdl sbatch "$@"', "sh", *words,
+                            str(script)], directory=script.parent)
+        assert done.returncode == 0, done.stderr
+        assert re.fullmatch(rf"Quota: {held} jobs pending\n{named}\n{held} jobs\n", done.stdout)
+        assert own_lines(done.stderr) == []
+        time.sleep(5)  # what is left to the background has been done
+        assert cluster.job(held)["Prefer"] == "zoneB"
 
 
 def test_nodes_lost_after_the_submission_cost_no_start(new_cluster):

@@ -287,3 +287,35 @@ def test_no_slurm_and_no_python_traceback(cluster):
     assert done.returncode == 69
     assert len(done.stderr.splitlines()) == 1
     assert "sbatch" in done.stderr
+
+
+@pytest.mark.parametrize("text", ["plan_dir: 2024-13-01", "[" * 2000, "options: {zone: nowhere}",
+                                  "links: {node: \0}"])
+def test_whatever_the_configuration_holds_the_job_is_submitted(cluster, text):
+    script = cluster.script(f"#SBATCH -N2\n{MAPPED}")
+    config = script.parent / "slurmdl"
+    config.mkdir()
+    (config / "slurmdl.yaml").write_text(text)
+    done = cluster.run(["slurmdl", "sbatch", "--parsable", str(script)], directory=script.parent,
+                       env={"XDG_CONFIG_HOME": str(script.parent)})
+    assert done.returncode == 0, done.stderr
+    [line] = own_lines(done.stderr)
+    assert line.startswith("slurmdl: submitted as written: ") and "slurmdl.yaml" in line
+    assert len(ranks(cluster.output(int(done.stdout)))) == 2
+
+
+def test_a_list_of_zones_longer_than_a_variable_can_be(cluster):
+    zones = ",".join(["zoneA", "zoneB"] * 30_000)
+    script = cluster.script(f"#SBATCH -N2\n#DL --dl-strategy=ps --dl-zone={zones}\n{MAPPED}")
+    job = cluster.submit(["slurmdl", "sbatch", str(script)], directory=script.parent)
+    text = cluster.output(job)
+    assert len(ranks(text)) == 2 and " ps" in text, text
+
+
+def test_directives_beyond_what_is_read(cluster):
+    script = cluster.script("#SBATCH -N2\n" + "#DL --dl-ps=1\n" * 80_000 + MAPPED)
+    done = cluster.run(["slurmdl", "sbatch", "--parsable", str(script)], directory=script.parent)
+    assert done.returncode == 0, done.stderr
+    [line] = own_lines(done.stderr)
+    assert "submitted as written" in line and "go on beyond" in line
+    assert len(ranks(cluster.output(int(done.stdout)))) == 2
