@@ -13,6 +13,8 @@ from contextlib import suppress
 
 #: characters of a message about a file; what goes beyond is cut out of its middle
 _LONGEST = 600
+#: characters of a line on stderr, likewise
+_LONGEST_LINE = 4000
 
 
 class SlurmdlError(Exception):
@@ -43,8 +45,7 @@ class InputError(SlurmdlError):
         where = "".join([file or "", f":{line}" if line is not None else ""])
         what = f": {_one_line(text)!r}" if text is not None else ""
         message = " ".join(message.splitlines())  # a library's own words may have several
-        if len(message) > _LONGEST:  # a quoted word may be the whole file; what is valid stands at the end
-            message = f"{message[:_LONGEST // 2]}...{message[-_LONGEST // 2:]}"
+        message = _shortened(message, _LONGEST)  # a quoted word may be the whole file
         super().__init__(f"{where}{what}: {message}" if where else message)
         self.file, self.line, self.text = file, line, text
 
@@ -120,6 +121,11 @@ def _one_line(text: str, limit: int = 120) -> str:
     return flat if len(flat) <= limit else flat[: limit - 3] + "..."
 
 
+def _shortened(text: str, longest: int) -> str:
+    """A text without its middle where it is too long: what is valid stands at the end."""
+    return text if len(text) <= longest else f"{text[:longest // 2]}...{text[-longest // 2:]}"
+
+
 def tell(text: str) -> None:
     """Text on stderr. Where it cannot be written (closed, a full disk, a pipe that nobody reads) nothing is said."""
     if sys.stderr is not None:  # closed (2>&-): print would take stdout, which scripts evaluate
@@ -129,7 +135,7 @@ def tell(text: str) -> None:
 
 def warn(message: str) -> None:
     """One line on stderr, in the voice of the project. stdout belongs to Slurm."""
-    tell(f"slurmdl: {' '.join(message.split())}")
+    tell(_shortened(f"slurmdl: {' '.join(message.split())}", _LONGEST_LINE))
 
 
 def report(error: BaseException) -> int:

@@ -318,7 +318,7 @@ def _write(fd: int, data: bytes) -> None:
 
 
 def _flush() -> None:
-    """Write out what was said. What cannot be written (closed, a full disk) must not keep a program from its start."""
+    """Write out what was said. What cannot be written (closed, a full disk) keeps no program from its start."""
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):
             if stream is not None:

@@ -206,7 +206,7 @@ def run(site: Path, *words: str, shell: str = 'exec "$@"', says: str = "") -> su
 
 
 @pytest.mark.parametrize(("lines", "added", "said", "strategy"), [
-    ("#DL --dl-zone=" + ",".join(["z1"] * 100_000), "<--prefer=z1>", "", "gossip"),
+    ("#DL --dl-zone=" + ",".join(["z1"] * 100_000), "<--exclude=n[4-6]>", "", "gossip"),
     (f"#DL --dl-traffic=/{'x' * 320_000}", "", "File name too long", None),
     (f"#DL --dl-scores=/{'x' * 320_000}", "", "Argument list too long", None),
     ("#DL --dl-ps=1 --dl-strategy=ps\n" * 1_400_000, "", "they go on beyond 1048576 bytes", "allreduce"),
@@ -220,7 +220,7 @@ def test_directives_of_any_length_are_submitted(lines, added, said, strategy, si
     words = (site / "words").read_text()
     assert words.startswith("<-J><x>" + added) and words.endswith("<job.sh>")
     assert added or words == "<-J><x><job.sh>"
-    assert said in done.stderr and done.stderr.count("slurmdl: submitted as written") == (not added)
+    assert said in done.stderr and bool(done.stderr) == bool(said) and len(done.stderr) < 10_000
     text = (site / "mark").read_text()
     assert (mark.parse(text).dl.strategy if text else None) == strategy
 
@@ -237,7 +237,7 @@ def test_streams_that_are_closed_or_full_refuse_nothing(shell, words, site):
 def test_a_script_that_cannot_be_read_is_left_to_sbatch(site):
     done = run(site, "-N2", shell='"$@" <&-')
     assert (done.returncode, (site / "words").read_text()) == (0, "<-N2>")
-    assert "submitted as written: the script standard input cannot be read" in done.stderr
+    assert "Slurm chooses the nodes: the script standard input cannot be read" in done.stderr
 
 
 @pytest.mark.parametrize(("says", "options"), [
