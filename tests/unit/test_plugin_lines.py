@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-
 import pytest
 
 from slurmdl.errors import UsageError
@@ -11,7 +9,7 @@ from slurmdl.launch import mark, sbatch, submission
 
 
 def read(text: str, *argv: str, plugin: bool = True, **environ: str) -> submission.Submission:
-    return submission.read(argv, environ, {}, io.BytesIO(f"#!/bin/sh\n{text}\n".encode()), lambda: plugin)
+    return submission.read(argv, environ, {}, stdin=f"#!/bin/sh\n{text}\n".encode(), has_plugin=lambda: plugin)
 
 
 def test_script_then_environment_then_command_line():
