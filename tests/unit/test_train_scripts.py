@@ -73,7 +73,7 @@ def test_a_script_that_does_not_close_its_run() -> None:
                   "weight (2, 4) float32 trained: all ranks need the same"),
     ("early", 76, "slurmdl: train: rank 1 on n1: rank 0 goes on while this one has ended after 2 steps"),
     ("exit", 76, "slurmdl: train: rank 1 on n1: rank 0 goes on while this one has ended after 2 steps"),
-    ("nan", 76, "slurmdl: train: rank 1 on n1: step 1: the gradient of bias has entries that are infinite")])
+    ("nan", 76, "slurmdl: rank 1 on n1: step 1: the gradient of weight has entries that are infinite")])
 def test_one_worker_ends_all(fault: str, status: int, words: str) -> None:
     done = mpirun(2, SCRIPT, fault, per_rank="export SLURMD_NODENAME=n$R")
     assert done.returncode == status
@@ -103,6 +103,19 @@ def test_an_mpi_launcher_with_the_variables_of_torch() -> None:
     done = mpirun(2, SCRIPT, "none", environ={"WORLD_SIZE": "2"}, per_rank="export RANK=$R")
     assert done.returncode == 0, done.stderr
     assert len([line for line in done.stdout.splitlines() if line.startswith("worker")]) == 2
+
+
+@pytest.mark.parametrize("strategy", ["allreduce", "gossip", "ps", "local-sgd"])
+def test_mixed_precision_whose_first_gradients_overflow(strategy: str) -> None:
+    """In float16, by autocast and GradScaler: the scale goes down, and the training goes on."""
+    done = mpirun(3, SCRIPT, "float16", environ={"SLURMDL_TRAIN_STRATEGY": strategy})
+    assert done.returncode == 0, done.stderr
+    workers = [line for line in done.stdout.splitlines() if line.startswith("worker")]
+    assert len(workers) == (2 if strategy == "ps" else 3)
+    assert len({line.partition(":")[2] for line in workers}) == 1
+    scales = [json.loads(line.partition("scale ")[2]) for line in done.stdout.splitlines() if "scale " in line]
+    assert all(1 <= scale < 2.0 ** 40 for scale in scales) and len(scales) == len(workers)
+    assert not told(done.stderr)
 
 
 @pytest.mark.parametrize("strategy", ["allreduce", "ps"])

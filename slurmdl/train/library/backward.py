@@ -71,9 +71,8 @@ class Backward:
         if self._counts[index] > self._passes and self._strict:
             raise TrainError(f"step {self.step + 1}: the gradient of {name} comes in a {self._counts[index]}. time "
                              f"before opt.step(); for several backward passes per step: init(passes=...)")
-        if self._replica.faulty(index):
-            raise TrainError(f"step {self.step + 1}: the gradient of {name} has entries that are infinite or no "
-                             "numbers; a smaller learning rate may help")
+        if self._strict:
+            self._replica.look(index)
         if self._counts[index] == self._passes:
             if self.weight != 1:
                 self._replica.scale(index, self.weight)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any
@@ -57,6 +58,7 @@ class Replica:
             tensor.grad = view
         self._places = tuple(tensor.data_ptr() for tensor in self.tensors)
         self._flat, self._slope = flat, slope
+        self._sums = slope.new_zeros(len(self.tensors))
         self._nodes: list[Any] = []
         self.staged = flat.device.type != "cpu" if staged is None else staged
         self._flat_here, self._slope_here = (_pinned(flat), _pinned(slope)) if self.staged else (flat, slope)
@@ -147,11 +149,34 @@ class Replica:
                 return str(name)
         return ""
 
-    def faulty(self, index: int) -> bool:
-        """Whether the gradient of a parameter holds an infinity or no number."""
-        slope = self._slope_here[self.part(index)]
-        # infinite where an element is, or where the sum of squares is beyond float32; only then look closer
-        return not np.isfinite(float(slope.dot(slope))) and not bool(slope.isfinite().all())
+    def look(self, index: int) -> None:
+        """Note whether the gradient of a parameter holds an infinity or no number; a GPU does it without a wait."""
+        import torch
+
+        torch.sum(self._slope[self.part(index)], 0, out=self._sums[index])
+
+    def noted(self) -> str:
+        """Name of the first parameter whose gradient was not finite when it was looked at, "" for none."""
+        return next((name for name, total in zip(self.names, self._sums.tolist(), strict=True)
+                     if not math.isfinite(total)), "")
+
+    def infinite(self) -> str:
+        """Name of the first parameter whose gradient holds an infinity or no number now, "" for none."""
+        if math.isfinite(float(self._slope.sum())):
+            return ""
+        # some element is not finite, or their sum is beyond float32
+        return next((name for index, name in enumerate(self.names)
+                     if not bool(self._slope[self.part(index)].isfinite().all())), "")
+
+    def unscale(self, scale: Any) -> None:
+        """Divide the gradients by a scale, as torch.amp.GradScaler does."""
+        import torch
+
+        factor = scale.double().reciprocal().float()
+        with torch.no_grad():
+            for tensor in self.tensors:
+                if tensor.grad is not None:
+                    tensor.grad.mul_(factor.to(tensor.grad.device))
 
 
 def _check(named: list[tuple[str, Any]]) -> None:

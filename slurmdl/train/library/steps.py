@@ -46,6 +46,10 @@ class Steps:
         self._backward = Backward(replica, passes, run.strategy.in_step,
                                   Listener(lambda: self.watch.enter("backward"), self._ready, self._passes_over))
         self._groups = len(run.optimizer.param_groups)
+        #: whether the step that is under way leaves the model as it is, since its gradients have overflowed
+        self._skips = False
+        #: a parameter whose mean gradient is not finite, "" for none
+        self._infinite = ""
 
     def begin(self) -> None:
         """Follow the model and the optimizer from now on."""
@@ -60,6 +64,9 @@ class Steps:
         if hasattr(optimizer, "register_step_pre_hook"):
             optimizer.register_step_pre_hook(self._before)
             optimizer.register_step_post_hook(self._after)
+            # torch.amp.GradScaler then leaves it to the step to unscale gradients, and to do nothing at an overflow:
+            # so the hooks are called in each step, also where this rank skips the update alone
+            optimizer._step_supports_amp_scaling = True
             return
         step = optimizer.step  # PyTorch before 2.0
 
@@ -114,11 +121,54 @@ class Steps:
         run = self._run
         self.watch.enter("communication")
         self._backward.end()
+        if not (run.strategy.overlaps or self._skips):
+            self._refuse_infinite(run.replica.infinite())
         with run.survivors.staying(self.made):
-            run.strategy.before_update(self.made)
+            run.strategy.before_update(self.made, self._skips)
         if self._momentum:
             self._momentum.lead()
         run.replica.store_gradients()
+        if run.strategy.overlaps:
+            self._infinite = run.replica.infinite()
+
+    def _take_scale(self, optimizer: Any) -> None:
+        """Unscale the gradients, and learn whether they have overflowed, where a torch.amp.GradScaler makes the step.
+
+        It hands over by two attributes, as to optimizers that do both in one kernel on a GPU.
+        """
+        found = getattr(optimizer, "found_inf", None)
+        if found is None:
+            return
+        self._skips = bool(float(found))
+        if optimizer.grad_scale is not None and not self._skips:
+            self._run.replica.unscale(optimizer.grad_scale)
+        optimizer.grad_scale = optimizer.found_inf = None
+
+    def _refuse_infinite(self, name: str) -> None:
+        """Refuse an update with a gradient that is not finite; with the mean of all, all ranks do.
+
+        Parameters
+        ----------
+        name : of the parameter, "" for none.
+        """
+        if not name:
+            return
+        run = self._run
+
+        def fault(whose: str) -> TrainError:
+            return TrainError(f"step {self.made + 1}: {whose} has entries that are infinite or no numbers; valid: "
+                              "a smaller learning rate, or with float16 torch.amp.GradScaler")
+
+        def check() -> None:
+            """Name the ranks that have brought it in."""
+            own = run.replica.noted()
+            if own:
+                raise fault(f"the gradient of {own}")
+
+        if not run.strategy.overlaps:
+            raise fault(f"the gradient of {name}")
+        run.courier.do(lambda: agreement.on_all(run.world, check))
+        raise fault(f"the mean of the ranks' gradients of {name}")
 
     def _before(self, optimizer: Any, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> None:
         run = self._run
@@ -138,17 +188,22 @@ class Steps:
             raise TrainError(f"step {self.made + 1}: --balance {run.world.method.balance} shares out the batches of "
                              "run.loader(), and this one is none; valid: a batch of it for each step, or "
                              "--balance off")
+        self._take_scale(optimizer)
         if not self._backward.over:
             self._complete()
+        if not self._skips:
+            self._refuse_infinite(self._infinite)
         self.watch.enter("optimizer")
         if not run.strategy.updates:
             run.replica.store_parameters()
+        if self._skips or not run.strategy.updates:
             run.replica.hide_gradients()
 
     def _after(self, optimizer: Any, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> None:
         run = self._run
-        if not run.strategy.updates:
+        if self._skips or not run.strategy.updates:
             run.replica.show_gradients()
+        self._skips, self._infinite = False, ""
         self.watch.enter("communication")
         if run.strategy.in_step:
             run.survivors.after_update(self.made)

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from slurmdl.train.compressors.compressor import halved
 from slurmdl.train.messages import Flow, Messages, bounds
 
 FloatArray = npt.NDArray[np.float32]
@@ -117,7 +116,10 @@ def allgather_at_once(messages: Messages, rings: Sequence[Ring], wire: npt.DType
 
 
 def _as(wire: npt.DTypeLike, part: FloatArray) -> npt.NDArray[Any]:
-    return part if part.dtype == wire else halved(part)
+    if part.dtype == wire:
+        return part
+    with np.errstate(over="ignore"):
+        return part.astype(wire)  # what is beyond its range becomes infinite, and so is known to all
 
 
 def _room(wire: npt.DTypeLike, part: FloatArray) -> npt.NDArray[Any]:

@@ -75,7 +75,7 @@ class Allreduce(Strategy):
         self._pipeline.add(bucket.flow(count, tag))
         self._pipeline.carry_on(stop=lambda: self._its.courier.pending)
 
-    def before_update(self, number: int) -> None:
+    def before_update(self, number: int, skips: bool = False) -> None:
         self.ready(0)
         self._given.append(self._its.courier.give(self._pipeline.carry_on))
         for future in self._given:

@@ -18,6 +18,8 @@ from slurmdl.train.strategies.strategy import FloatArray, Setting, Strategy
 BLOCK = 1 << 20
 #: from here on the first number of a worker's header is that of a checkpoint
 CALL = 2
+#: in its place: the gradients that follow have overflowed, and are left out
+SKIPS = -1
 
 
 def shards(setting: Setting) -> list[slice]:
@@ -84,9 +86,9 @@ def mean(vectors: Sequence[FloatArray], out: FloatArray) -> None:
 class Worker(Strategy):
     """Sends each server its shard of the gradients and receives that shard of the parameters.
 
-    Before the gradients goes a header: 1 and the numbers of the worker's optimizer, whose schedules so reach the
-    servers, or 0 where the worker has made its last step, or CALL and a number where the servers are to make that
-    checkpoint with the workers.
+    Before the gradients goes a header: 1, or SKIPS, and the numbers of the worker's optimizer, whose schedules so
+    reach the servers, or 0 where the worker has made its last step, or CALL and a number where the servers are to
+    make that checkpoint with the workers.
 
     Parameters
     ----------
@@ -109,8 +111,8 @@ class Worker(Strategy):
     def without(self, setting: Setting) -> Strategy:
         return type(self)(setting, moved(self._homes, self._its.servers, setting.servers))
 
-    def before_update(self, number: int) -> None:
-        self._header[0], self._header[1:] = 1, self._its.numbers()
+    def before_update(self, number: int, skips: bool = False) -> None:
+        self._header[0], self._header[1:] = SKIPS if skips else 1, self._its.numbers()
         self._its.courier.do(lambda: self._its.messages.exchange(self._heads + self._push, self._pull, self.tag))
         self.fired += 1
 
@@ -198,7 +200,7 @@ class Holder(Strategy):
 
 
 class Server(Holder):
-    """Updates its shard with the mean of what all workers push, in step with them.
+    """Updates its shard with the mean of what all workers push, in step with them; those that skip are left out.
 
     Equal, all together, to one process on the workers' batches together.
 
@@ -229,8 +231,9 @@ class Server(Holder):
         its.courier.do(lambda: its.messages.exchange(
             [], [(worker, room) for worker, rooms in self._pushed.items() for room in rooms]))
         numbers = next(iter(self._headers.values()))[1:]
-        for index, shard in enumerate(self._own):
-            mean([rooms[index] for rooms in self._pushed.values()], its.gradients[shard.part])
+        pushed = [rooms for worker, rooms in self._pushed.items() if self._headers[worker][0] != SKIPS]
+        for index, shard in enumerate(self._own if pushed else ()):
+            mean([rooms[index] for rooms in pushed], its.gradients[shard.part])
             shard.update(numbers)
         its.courier.do(lambda: its.messages.exchange(
             [(worker, its.parameters[shard.part]) for worker in self._pushed for shard in self._own], []))

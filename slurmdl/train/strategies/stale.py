@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from slurmdl.train.strategies.pieces import Piece, gathered
-from slurmdl.train.strategies.servers import CALL, Holder, Worker
+from slurmdl.train.strategies.servers import CALL, SKIPS, Holder, Worker
 from slurmdl.train.strategies.spares import EVERY, Home, Shard
 from slurmdl.train.strategies.strategy import Setting
 
@@ -143,6 +143,14 @@ class StaleServer(Holder):
             self._answer()
 
     def _apply(self, worker: int) -> None:
+        if self._headers[worker][0] != SKIPS:
+            self._update(worker)
+        # all servers count alike, whatever the order in which pushes come
+        self._made += 1
+        self._steps[worker] += 1
+        self._waiting.append(worker)
+
+    def _update(self, worker: int) -> None:
         its, numbers = self._its, self._headers[worker][1:].copy()
         if not self._compensation:
             numbers[list(its.rates)] /= 1 + self._made - self._pulled[worker]
@@ -152,9 +160,6 @@ class StaleServer(Holder):
                 its.gradients[shard.part] += np.float32(self._compensation) * gradient * gradient * (
                     its.parameters[shard.part] - theirs)
             shard.update(numbers)
-        self._made += 1
-        self._steps[worker] += 1
-        self._waiting.append(worker)
 
     def _answer(self) -> None:
         """Send the shard to those who may go on."""

@@ -150,8 +150,13 @@ class Strategy(Kept):
     def ready(self, start: int) -> None:
         """The gradients from index `start` on are complete: the backward pass goes from the last to the first."""
 
-    def before_update(self, number: int) -> None:
-        """All gradients of step `number` are there; the optimizer is about to use them."""
+    def before_update(self, number: int, skips: bool = False) -> None:
+        """All gradients of step `number` are there; the optimizer is about to use them.
+
+        Parameters
+        ----------
+        skips : this worker leaves them unused, since they have overflowed; it takes part in the step all the same.
+        """
 
     def after_update(self, number: int) -> None:
         """The optimizer has turned the gradients of step `number` into new parameters."""

@@ -1,0 +1,221 @@
+"""Gradients that overflow: skipped where torch.amp.GradScaler makes the step, else refused; on virtual ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from training import whole
+
+from slurmdl.errors import TrainError
+from slurmdl.train import init
+from slurmdl.train.library.deal import Deal
+from slurmdl.train.library.replica import Replica
+from slurmdl.train.library.run import Run
+from slurmdl.train.method import Method
+from slurmdl.train.transports import virtual
+
+SAMPLES, BATCH = 60, 4
+random = np.random.default_rng(5)
+X = torch.from_numpy(random.standard_normal((SAMPLES, 6)).astype(np.float32))
+Y = torch.from_numpy(random.integers(0, 3, SAMPLES))
+torch.set_num_threads(1)
+
+ALONE = {"gossip": Method("gossip"), "gossip --async": Method("gossip", asynchronous=True),
+         "local-sgd": Method("local-sgd", period=3), "elastic": Method("elastic", period=3),
+         "quasi-global": Method("gossip", quasi_global=True), "ps": Method("ps", ps=2),
+         "ps --async": Method("ps", ps=2, asynchronous=True), "ps --staleness": Method("ps", ps=2, staleness=2)}
+OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
+    "sgd": lambda model: torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, weight_decay=1e-3),
+    "adamw": lambda model: torch.optim.AdamW(model.parameters(), lr=0.01),
+    "fused": lambda model: torch.optim.AdamW(model.parameters(), lr=0.01, fused=True)}
+
+
+def net() -> Any:
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+
+
+def flat(model: Any) -> Any:
+    return torch.cat([tensor.detach().reshape(-1) for tensor in model.parameters()]).clone()
+
+
+def scaler() -> Any:
+    """Its first scales are so large that the scaled gradients are beyond float32."""
+    return torch.amp.GradScaler("cpu", init_scale=2.0 ** 127, backoff_factor=2.0 ** -30, growth_interval=4)
+
+
+def library(count: int, method: Method, program: Callable[[Run], Any]) -> list[Any]:
+    def rank(transport: virtual.Virtual) -> Any:
+        run = init(method, environ={}, transport=transport)
+        result = program(run)
+        run.close()
+        return result
+    return virtual.run(count, rank)
+
+
+def train(model: Any, opt: Any, batches: Any, clip: bool, scales: list[float]) -> Any:
+    """As PyTorch's own examples of mixed precision do."""
+    its = scaler()
+    for x, y in batches:
+        opt.zero_grad()
+        its.scale(16 * nn.functional.cross_entropy(model(x), y)).backward()
+        if clip:
+            its.unscale_(opt)
+            nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        its.step(opt)
+        its.update()
+        scales.append(its.get_scale())
+    return flat(model)
+
+
+@pytest.mark.parametrize("clip", [False, True])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_all_skip_together_where_gradients_are_averaged(optimizer: str, clip: bool) -> None:
+    """Equal to one process on the workers' batches together, the scale included."""
+    model, expected_scales = net(), list[float]()
+    deal = Deal(SAMPLES, 3, BATCH, True, 1)
+    expected = train(model, OPTIMIZERS[optimizer](model), [(X[index], Y[index]) for index in whole(deal, 0)], clip,
+                     expected_scales)
+    assert expected_scales[0] < 2.0 ** 127 and expected_scales[-1] > min(expected_scales), "it overflows, and grows"
+    assert (expected - flat(net())).abs().max() > 1e-3, "the reference did not learn"
+
+    def program(run: Run) -> Any:
+        mine, scales = net(), list[float]()
+        opt = OPTIMIZERS[optimizer](mine)
+        run.wrap(mine, opt)
+        return train(mine, opt, run.loader((X, Y), BATCH), clip, scales), scales, run.step
+    for mine, scales, steps in library(3, Method("allreduce"), program):
+        assert torch.allclose(mine, expected, rtol=0, atol=2e-6)
+        assert scales == expected_scales
+        assert steps == len(scales), "a step that is skipped counts"
+
+
+@pytest.mark.parametrize("staged", [False, True])
+@pytest.mark.parametrize("case", ALONE)
+def test_one_worker_skips_alone(case: str, staged: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes part in whatever the others do, and nothing that is not finite reaches anyone."""
+    made = Replica.__init__
+    monkeypatch.setattr(Replica, "__init__", lambda self, module, chosen: made(self, module, chosen, staged=staged))
+
+    def program(run: Run) -> Any:
+        model = net()
+        opt = OPTIMIZERS["sgd"](model)
+        run.attach(model, opt)
+        if run.serves:
+            run.serve()
+            return None
+        its = torch.amp.GradScaler("cpu", init_scale=4.0)
+        for step, (x, y) in enumerate(run.loader((X, Y), BATCH)):
+            opt.zero_grad()
+            overflow = float("inf") if run.worker == 1 and step in (0, 2) else 1.0
+            its.scale(nn.functional.cross_entropy(model(x), y) * overflow).backward()
+            before = flat(model)
+            its.step(opt)
+            its.update()
+            if overflow > 1 and case == "local-sgd" and not step:
+                assert torch.equal(flat(model), before), "no exchange is due in this step"
+        run.finish()
+        return flat(model), its.get_scale(), run.step
+    workers = [told for told in library(5, ALONE[case], program) if told is not None]
+    assert len({steps for _, _, steps in workers}) == 1
+    assert [scale for _, scale, _ in workers] == [1.0 if worker == 1 else 4.0 for worker in range(len(workers))]
+    for model, _, _ in workers:
+        assert bool(model.isfinite().all())
+        assert torch.equal(model, workers[0][0])
+    assert (workers[0][0] - flat(net())).abs().max() > 1e-3
+
+
+def test_servers_leave_out_the_gradients_of_a_worker_that_skips() -> None:
+    """Equal to one process whose first step is on the other workers' batches."""
+    def program(run: Run) -> Any:
+        model = net()
+        opt = OPTIMIZERS["adamw"](model)
+        run.attach(model, opt)
+        if run.serves:
+            run.serve()
+            return None
+        its = torch.amp.GradScaler("cpu", init_scale=4.0)
+        for step in range(3):
+            opt.zero_grad()
+            loss = nn.functional.cross_entropy(model(X[run.worker::3]), Y[run.worker::3])
+            its.scale(loss * (float("nan") if not step and run.worker == 1 else 1.0)).backward()
+            its.step(opt)
+            its.update()
+        return flat(model)
+    model = net()
+    opt = OPTIMIZERS["adamw"](model)
+    for step in range(3):
+        opt.zero_grad()
+        for worker in range(3):
+            if step or worker != 1:
+                nn.functional.cross_entropy(model(X[worker::3]), Y[worker::3]).div(3 if step else 2).backward()
+        opt.step()
+    for mine in library(5, Method("ps", ps=2), program):
+        assert mine is None or torch.allclose(mine, flat(model), rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("passes", [1, 2])
+def test_passes_add_up_before_a_step_that_is_skipped(passes: int) -> None:
+    def rank(transport: virtual.Virtual) -> Any:
+        run = init(Method("allreduce"), environ={}, transport=transport, passes=passes)
+        model = net()
+        opt = OPTIMIZERS["sgd"](model)
+        run.wrap(model, opt)
+        its = scaler()
+        x, y = X[run.rank::2], Y[run.rank::2]
+        for _ in range(6):
+            opt.zero_grad()
+            for part in range(passes):
+                loss = nn.functional.cross_entropy(model(x[part::passes]), y[part::passes])
+                its.scale(16 * loss / passes).backward()
+            its.step(opt)
+            its.update()
+        run.finish()
+        return flat(model), its.get_scale()
+    (one, scale), (other, same) = virtual.run(2, rank)
+    assert torch.equal(one, other) and scale == same < 2.0 ** 127
+    model = net()
+    plain = OPTIMIZERS["sgd"](model)
+    train(model, plain, [(X, Y)] * 6, False, [])
+    assert torch.allclose(one, flat(model), rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("method", [Method("allreduce"), *ALONE.values()],
+                         ids=["allreduce", *ALONE])
+def test_an_update_that_is_not_finite_is_refused(method: Method) -> None:
+    """Where no scaler skips it: before it is made, or reaches a server. A pass alone is not refused."""
+    reached = list[int]()
+
+    def program(run: Run) -> Any:
+        model = net()
+        opt = OPTIMIZERS["sgd"](model)
+        run.attach(model, opt)
+        if run.serves:
+            run.serve()
+            return
+        for step, (x, y) in enumerate(run.loader((X, Y), BATCH)):
+            opt.zero_grad()
+            (nn.functional.cross_entropy(model(x), y) * (float("inf") if run.worker == 1 and step else 1)).backward()
+            reached.append(step)
+            opt.step()
+    where = r"rank 1 on \S+: " if method.strategy == "allreduce" else ""
+    with pytest.raises(TrainError, match=f"^{where}step 2: the gradient of 0.weight has entries that are infinite"):
+        library(5 if method.ps else 3, method, program)
+    assert 1 in reached
+
+
+def test_a_mean_that_is_too_large_on_its_way_is_refused() -> None:
+    """Gradients that travel in 16 bits and are beyond them; no rank alone has brought that in."""
+    def program(run: Run) -> None:
+        model = net()
+        opt = OPTIMIZERS["sgd"](model)
+        run.wrap(model, opt)
+        (model(X).sum() * 1e4).backward()
+        opt.step()
+    with pytest.raises(TrainError, match=r"^step 1: the mean of the ranks' gradients of \S+ has entries"):
+        library(2, Method("allreduce", compress="fp16"), program)
