@@ -11,6 +11,8 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 
+from slurmdl.output import show
+
 #: characters of a message about a file; what goes beyond is cut out of its middle
 _LONGEST = 600
 #: characters of a line on stderr, likewise
@@ -130,11 +132,11 @@ def tell(text: str) -> None:
     """Text on stderr. Where it cannot be written (closed, a full disk, a pipe that nobody reads) nothing is said."""
     if sys.stderr is not None:  # closed (2>&-): print would take stdout, which scripts evaluate
         with suppress(OSError, ValueError):
-            print(text, file=sys.stderr, flush=True)
+            show(text, sys.stderr)
 
 
 def warn(message: str) -> None:
-    """One line on stderr, in the voice of the project. stdout belongs to Slurm."""
+    """One line on stderr that begins with the project's name. stdout belongs to Slurm."""
     tell(_shortened(f"slurmdl: {' '.join(message.split())}", _LONGEST_LINE))
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 
 from slurmdl.cli.parser import Parser
 from slurmdl.errors import UsageError
+from slurmdl.output import show
 
 #: seconds for all checks
 LIMIT = 60.0
@@ -52,6 +52,5 @@ def run(argv: list[str]) -> int:
         lines += [f"{'':{width + 8}}mend: {finding.mend}"] * bool(finding.mend)
     if left:
         lines.append("not looked at: " + ", ".join(f"{name} ({reason})" for name, reason in left.items()))
-    print("\n".join(lines))
-    sys.stdout.flush()
+    show("\n".join(lines))
     return status

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from slurmdl.cli.parser import write_file
 from slurmdl.errors import PlacementError, UnavailableError, UsageError
+from slurmdl.output import show
 
 if TYPE_CHECKING:
     from slurmdl.config import Config
@@ -61,7 +62,7 @@ def run(argv: list[str]) -> int:
     if "svg" in own:
         _draw(decision, seen, own["svg"])
     exact = _exact(job.request, seen) if "exact" in own else None
-    print(_json(decision, seen, exact) if "json" in own else _text(decision, seen, exact))
+    show(_json(decision, seen, exact) if "json" in own else _text(decision, seen, exact))
     return 0
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from slurmdl.cli.parser import Parser
 from slurmdl.errors import UsageError
+from slurmdl.output import show
 
 if TYPE_CHECKING:
     from slurmdl.sandbox.cluster import Sandbox
@@ -71,11 +72,11 @@ def run(argv: list[str]) -> int:
     if options.command == "up":
         box = cluster.up(_spec(options))
         zones = len(box.spec.leaves())
-        print(f"sandbox {box.spec.name}: {len(box.spec.topology.nodes)} nodes in {zones} zone{'s' * (zones != 1)} "
+        show(f"sandbox {box.spec.name}: {len(box.spec.topology.nodes)} nodes in {zones} zone{'s' * (zones != 1)} "
               f"are idle; jobs run as {box.user.name}; shared directory {box.shared}")
         return 0
     if options.command == "down":
-        print(f"sandbox {options.name}: {'down' if cluster.down(options.name) else 'was not up'}")
+        show(f"sandbox {options.name}: {'down' if cluster.down(options.name) else 'was not up'}")
         return 0
     box = cluster.find(options.name)
     if options.command == "status":
@@ -87,14 +88,14 @@ def run(argv: list[str]) -> int:
                                 rate=None if options.rate is None else _rate(options.rate),
                                 delay=None if options.delay is None else parse_time(options.delay),
                                 loss=None if options.loss is None else parse_share(options.loss))
-        print(f"{options.target}: {means}")
+        show(f"{options.target}: {means}")
         return 0
     if options.command == "cpu":
         from slurmdl.sandbox.spec import parse_share
 
         share = parse_share(options.share)
         box.limit_cpu(options.node, share)
-        print(f"{options.node}: " + (f"{share:.0%} of a core" if share else "no limit of its CPU"))
+        show(f"{options.node}: " + (f"{share:.0%} of a core" if share else "no limit of its CPU"))
         return 0
     words = ["bash", "-i"] if options.command == "shell" else options.argv
     words = words[1:] if words[:1] == ["--"] else words
@@ -138,17 +139,17 @@ def _status(box: Sandbox, as_json: bool) -> int:
                           "topology": topology.to_json(), "states": states, "counters": counters,
                           "changed": {name: vars(shape) for name, shape in box.shapes().items()}}))
         return 0
-    print(f"sandbox {box.spec.name}: user {box.user.name}, shared directory {box.shared}, "
+    show(f"sandbox {box.spec.name}: user {box.user.name}, shared directory {box.shared}, "
           f"node links {box.spec.node_rate / 1e6:g} Mbit/s, zone uplinks {box.spec.zone_rate / 1e6:g} Mbit/s")
     for index, zone in enumerate(topology.zones):
         nodes = [n for n, leaf in zip(topology.nodes, topology.leaf, strict=True) if leaf == index]
         if nodes:
             line = " ".join(f"{n}({states.get(n, 'off')})" for n in nodes)
-            print(f"  {zone}: {line}  out {counters[zone]['out']:,} B  in {counters[zone]['in']:,} B")
+            show(f"  {zone}: {line}  out {counters[zone]['out']:,} B  in {counters[zone]['in']:,} B")
     for name, shape in box.shapes().items():
         rate = f"{shape.rate / 1e6:g} Mbit/s" if shape.rate else "no limit of its rate"
-        print(f"  {'way' if '|' in name else 'link of'} {name}, each way: {rate}, {shape.delay * 1e3:g} ms more, "
+        show(f"  {'way' if '|' in name else 'link of'} {name}, each way: {rate}, {shape.delay * 1e3:g} ms more, "
               f"{shape.loss:g} lost")
     for node, share in box.cpu_shares().items():
-        print(f"  CPU of {node}: {share:.0%} of a core")
+        show(f"  CPU of {node}: {share:.0%} of a core")
     return 0

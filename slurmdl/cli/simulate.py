@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from slurmdl.cli.parser import Parser
 from slurmdl.errors import UsageError
+from slurmdl.output import show
 
 if TYPE_CHECKING:
     from slurmdl.simulate.compare import Case
@@ -71,10 +72,10 @@ def run(argv: list[str]) -> int:
     from slurmdl.simulate.compare import table
 
     first = next(iter(found.values()))
-    print(f"{case.training.strategy} ({case.training.pattern}), {case.training.parameters:,} parameters, "
-          f"{case.ranks} rank{'s' * (case.ranks > 1)} on {case.nodes} of {len(case.topology.nodes)} nodes; "
-          f"{first.steps} step{'s' * (first.steps > 1)} simulated as {first.detail}")
-    print("\n".join(table(found)))
+    show(f"{case.training.strategy} ({case.training.pattern}), {case.training.parameters:,} parameters, "
+         f"{case.ranks} rank{'s' * (case.ranks > 1)} on {case.nodes} of {len(case.topology.nodes)} nodes; "
+         f"{first.steps} step{'s' * (first.steps > 1)} simulated as {first.detail}")
+    show("\n".join(table(found)))
     return 0
 
 

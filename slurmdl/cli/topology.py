@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from slurmdl.cli.parser import Parser, write_file
 from slurmdl.errors import InputError, UnavailableError, UsageError, warn
+from slurmdl.output import show
 
 if TYPE_CHECKING:
     from slurmdl.cluster.model import ClusterSnapshot
@@ -89,7 +90,7 @@ def _show(options: argparse.Namespace) -> int:
         print(json.dumps((chosen[0] if len(chosen) == 1 else topologies).to_json()))
         return 0
     width, height = (sys.maxsize, None) if options.all else shutil.get_terminal_size()
-    print("\n\n".join(tree.text(topology, width=width, height=height) for topology in chosen))
+    show("\n\n".join(tree.text(topology, width=width, height=height) for topology in chosen))
     return 0
 
 
@@ -119,11 +120,11 @@ def _check(options: argparse.Namespace) -> int:
     for contents in each:
         found += check(contents, nodes)
     for finding in ordered(found):
-        print(f"{finding.grade}: {finding.text}")
+        show(f"{finding.grade}: {finding.text}")
     grades = [finding.grade for finding in found]
     counts = ", ".join(count(grades.count(grade), grade) for grade in ("error", "warning", "note"))
     zones = sum(len(contents.zones) for contents in each)
-    print(f"{counts} in {count(zones, 'zone')}{unasked}")
+    show(f"{counts} in {count(zones, 'zone')}{unasked}")
     return InputError.exit_status if "error" in grades or (options.strict and "warning" in grades) else 0
 
 
@@ -137,7 +138,7 @@ def _diff(options: argparse.Namespace) -> int:
     other = read.from_file(options.other) if options.other else read.from_controller()
     sides = one.each[0].source, options.other or "the controller"
     lines = diff.between(one, other, sides, options.name)
-    print("\n".join([*lines, f"{count(len(lines), 'difference')} between {sides[0]} and {sides[1]}"]))
+    show("\n".join([*lines, f"{count(len(lines), 'difference')} between {sides[0]} and {sides[1]}"]))
     return 1 if lines else 0
 
 
@@ -163,17 +164,17 @@ def _features(options: argparse.Namespace) -> int:
     conf = options.slurm_conf or os.environ.get("SLURM_CONF") or read.DEFAULT_SLURM_CONF
     if not options.scontrol and (options.slurm_conf or (not options.cluster and os.path.exists(conf))):
         lines = list(features.slurm_conf(conf, zones))
-        print("\n".join([f"# instead of the NodeName lines of {conf} and of the files that it includes", *lines]))
+        show("\n".join([f"# instead of the NodeName lines of {conf} and of the files that it includes", *lines]))
         return 0
     present = {node.name: node.features for node in _cluster(options.cluster).nodes}
     known = {node: names for node, names in zones.items() if node in present}
     if options.scontrol:
         for nodes, names in features.groups(known, present):
-            print(f"scontrol update NodeName={nodes} AvailableFeatures={names}")
+            show(f"scontrol update NodeName={nodes} AvailableFeatures={names}")
         return 0
     print("# what to put into the NodeName lines of slurm.conf; each node may stand on one such line only")
     for nodes, names in features.groups(known, present):
-        print(f"NodeName={nodes} Features={names}")
+        show(f"NodeName={nodes} Features={names}")
     return 0
 
 

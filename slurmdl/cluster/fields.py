@@ -46,7 +46,7 @@ def _record(make: type[Record], entry: Any, where: str) -> Record:
 
 
 def _text(value: Any) -> bool:
-    return isinstance(value, str)
+    return isinstance(value, str) and "\n" not in value
 
 
 def _count(value: Any) -> bool:
@@ -63,7 +63,7 @@ def _counts(value: Any) -> bool:
 
 #: type of a field as it is written in its dataclass -> whether a value of JSON holds it, and its name for people
 _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "str": (_text, "a text"),
+    "str": (_text, "a text of one line"),
     "bool": (lambda value: isinstance(value, bool), "true or false"),
     "int": (_count, "a whole number, 0 or more"),
     "int | None": (lambda value: value is None or _count(value), "a whole number, 0 or more, or null"),

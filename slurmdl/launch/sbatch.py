@@ -20,6 +20,7 @@ from slurmdl import config, dl_options, process
 from slurmdl.errors import PlacementError, SlurmdlError, UnavailableError, UsageError, tell, warn
 from slurmdl.launch import mark, release, submission
 from slurmdl.launch.submission import Command, Submission, Words
+from slurmdl.output import show
 
 if TYPE_CHECKING:
     from slurmdl.launch.survey import Survey
@@ -83,7 +84,7 @@ def submit(argv: Sequence[str]) -> int:
             raise
         attempt.fall_back(error)
     if attempt.dl.dry_run:
-        print(describe(attempt.job, attempt.decision, attempt.commands[-1]))
+        show(describe(attempt.job, attempt.decision, attempt.commands[-1]))
         return 0
     return attempt.run()
 

@@ -30,6 +30,7 @@ from slurmdl.errors import (
 )
 from slurmdl.launch import allocation, dialects, late, layout, mark, srun_options, step, survey
 from slurmdl.launch.step import Inline, Step
+from slurmdl.output import show
 
 if TYPE_CHECKING:
     from slurmdl.network.model import LinkScores
@@ -375,12 +376,12 @@ def _show(chosen: Step) -> None:
     """The dry run: what would be unset and set, the command line, and the text of each file, on stdout."""
     for name in chosen.unset:
         if name in os.environ and name not in chosen.set:
-            print(f"unset {name}")
+            show(f"unset {name}")
     for name, value in chosen.set.items():
-        print(f"export {name}={shlex.quote(value)}")
-    print(shlex.join(chosen.words(lambda file: file.name)))
+        show(f"export {name}={shlex.quote(value)}")
+    show(shlex.join(chosen.words(lambda file: file.name)))
     for file in chosen.files():
-        print(f"# {file.name}:\n{file.text}", end="")
+        show(f"# {file.name}:\n{file.text.rstrip()}")
 
 
 def _start(chosen: Step, environ: Mapping[str, str]) -> int:

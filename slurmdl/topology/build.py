@@ -84,6 +84,8 @@ def build(declared: Sequence[Declared], *, kind: str, source: str, name: str = "
     """
     index: dict[str, int] = {}
     for i, zone in enumerate(declared):
+        if any("\n" in name for name in (zone.name, *zone.nodes)):
+            raise zone.error("a name has a line break; valid: names of one line")
         if zone.name in index:
             raise zone.error(f"zone {zone.name!r} is declared twice; each name may stand once")
         index[zone.name] = i

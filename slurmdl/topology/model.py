@@ -237,6 +237,8 @@ class Topology:
         for what, names in (("zone", self.zones), ("node", self.nodes)):
             if len(set(names)) < len(names):
                 raise InputError(f"topology JSON: a {what} is named twice")
+            if any("\n" in name for name in names):
+                raise InputError(f"topology JSON: the name of a {what} has a line break; valid: names of one line")
         if count and (self.level.min() < 0 or self.level.max() >= MAX_LEVELS):
             raise InputError(f"topology JSON: level must be in 0..{MAX_LEVELS - 1}")
         inner = self.parent >= 0

@@ -20,6 +20,7 @@ from slurmdl import process, wholefile
 from slurmdl.bench.matrix.spec import Cell, Spec
 from slurmdl.errors import InputError, UnavailableError
 from slurmdl.launch import srun
+from slurmdl.output import show
 from slurmdl.plan import STRATEGIES
 
 #: seconds from one look at a job to the next, and that Slurm's commands may take
@@ -53,7 +54,7 @@ class Outcome:
 
 
 def run(spec: Spec, folder: Path, again: bool = False,
-        say: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True)) -> None:
+        say: Callable[[str], None] = lambda line: show(line, sys.stderr)) -> None:
     """Run what is not done yet.
 
     Parameters

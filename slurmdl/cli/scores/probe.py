@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from slurmdl import config, wholefile
 from slurmdl.cli.parser import Parser
 from slurmdl.errors import SlurmdlError, UsageError, warn
+from slurmdl.output import show
 
 if TYPE_CHECKING:
     from slurmdl.network.samples import LinkSample
@@ -73,7 +74,7 @@ def _probe(options: argparse.Namespace, further: list[str]) -> int:
         print(to_lines(samples), end="")
         return 0
     rows = table.rows(hygiene.scores(samples, time.time()).scores, topology)
-    print(table.text(rows, len(rows)))
+    show(table.text(rows, len(rows)))
     _keep(options.out or own_file(os.environ), samples)
     return 0
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from slurmdl import config
 from slurmdl.cli.parser import Parser, write_file
 from slurmdl.errors import InputError, SlurmdlError, warn
+from slurmdl.output import show
 
 if TYPE_CHECKING:
     from slurmdl.topology.model import Topology
@@ -42,13 +43,13 @@ def run(argv: list[str]) -> int:
                           "nodes_with_score": covered}, indent=1))
     else:
         if nodes:
-            print(f"{covered} of {nodes} nodes ({covered / nodes:.1%}) have a score younger than "
-                  f"{table.age(given.scores.max_age)}\n")
+            show(f"{covered} of {nodes} nodes ({covered / nodes:.1%}) have a score younger than "
+                 f"{table.age(given.scores.max_age)}\n")
         height = len(rows) if options.all else max(8, shutil.get_terminal_size().lines - 4)
-        print(table.text(rows, height))
+        show(table.text(rows, height))
     warmth = heat.of(found.scores, topology)
     if warmth.zones and not options.json:
-        print(f"\n{heat.text(warmth)}")
+        show(f"\n{heat.text(warmth)}")
     if options.svg:
         write_file(options.svg, "--svg", heat.svg(warmth))
     return 0

@@ -1,0 +1,157 @@
+"""Terminal escapes in names, options, scripts and messages: they are shown, never sent to the terminal."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from slurmdl.cli.main import main
+from slurmdl.errors import InputError
+from slurmdl.output import printable
+from slurmdl.topology import read
+
+PACKAGE = Path(__file__).parents[2] / "slurmdl"
+#: a color, a window title, CSI of one character, delete, text from right to left, a line that goes back
+BAD = "\x1b[31m\x1b]0;x\x07\x9b1m\x7f\u202e\u2066\rroot#"
+#: a name that topology.conf can hold: reset of the terminal, CSI of one character, text from right to left
+ZONE = "zoneA\x1bc\x9b1m\x7f\u202e"
+#: calls of print outside of the benchmarks and of the training: texts of our own, and what programs read
+RAW = {
+    ("cli/bench.py", "document(Path(options.folder))"), ("cli/bench.py", "files[0].read_text()"),
+    ("cli/bench.py", "'\\n'.join(map(str, files))"),
+    ("cli/main.py", "_help()"), ("cli/main.py", "f'slurmdl {__version__}'"), ("cli/place.py", "HELP"),
+    ("cli/score.py", "'\\n'.join(['usage: slurmdl score COMMAND [options]', '', *lines, '', '`slurmdl score COMMAND "
+                     "--help` says more.'])"),
+    ("cli/scores/export.py", "text"), ("cli/scores/probe.py", "to_lines(samples)"), ("cli/srun.py", "HELP"),
+    ("cli/srun.py", "f'  --dl-{option.name}{value}\\n                          {option.help}'"),
+    ("cli/srun.py", '"\\nsrun\'s own options: srun --help"'),
+    ("cli/topology.py", "text"), ("cli/topology.py", "write.text(Topologies.one(made), None, options.to)"),
+    ("cli/topology.py", "'# what to put into the NodeName lines of slurm.conf; each node may stand on one such line "
+                        "only'"),
+    ("launch/sbatch.py", "f'usage: slurmdl sbatch [--dl-*] [sbatch options] script [args]\\n\\n"
+                         "{dl_options.help_text()}'"),
+    ("launch/srun.py", "mapped.text"), ("output.py", "'\\n'.join(map(printable, text.split('\\n')))"),
+}
+
+
+def commands(text: str) -> set[str]:
+    """The characters of a text that a terminal obeys, but for the end of a line."""
+    return {c for c in text if not c.isprintable()} - {"\n"}
+
+
+def slurmdl(*words: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "slurmdl", *words], capture_output=True, text=True, check=False,
+                          timeout=60, env={**os.environ, **environ}, stdin=subprocess.DEVNULL)
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("SLURM_CONF", "SLURM_JOB_ID", "SLURMDL_REQUEST"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sbatch").write_text("#!/bin/sh\nexit 0\n")
+    (tmp_path / "sbatch").chmod(0o755)
+    Path("zones.conf").write_text(f"SwitchName={ZONE} Nodes=n[1-4]\nSwitchName=zoneB Nodes=n[5-8]\n"
+                                  f"SwitchName=core Switches={ZONE},zoneB\n", newline="")
+    Path("twice.conf").write_text(f"SwitchName=zoneB Nodes=n[1-8]\nSwitchName={ZONE} Nodes=n1\n", newline="")
+    nodes = [{"name": f"n{i}", "state": ["IDLE"], "features": [BAD], "partitions": [BAD], "cpus": 2, "cpus_free": 2,
+              "memory": 4000, "memory_free": 4000} for i in range(1, 9)]
+    Path("nodes.json").write_text(json.dumps({"nodes": nodes, "partitions": [{"name": BAD, "default": True}]}))
+    Path("scores.json").write_text(json.dumps({"time": time.time(), "zones": {
+        ZONE: {"throughput": 1e6, "age": 1.0, "samples": 3}}, "nodes": {
+        "n1": {"throughput": 1e6, "age": 1.0, "samples": 3}}}))
+    Path(f"job{BAD}.sh").write_text(f"#!/bin/sh\n#SBATCH -J {ZONE}\n#DL --dl-{ZONE}=1\ntrue\n", newline="")
+
+
+@pytest.mark.parametrize("text", ["zoneA", "Zürich", "日本", "a b"])
+def test_what_a_terminal_shows_stays(text: str) -> None:
+    assert printable(text) == text
+
+
+def test_what_a_terminal_obeys_is_written_out() -> None:
+    assert printable("a\x1b[1m\x9b\x7f\u202e\n") == r"a\x1b[1m\x9b\x7f\u202e\n"
+    assert not commands(printable("".join(map(chr, range(0x3000)))))
+
+
+PLACED = ["--topology=zones.conf", "--cluster=nodes.json", "--scores=scores.json"]
+
+
+@pytest.mark.parametrize("words", [
+    ["place", *PLACED, "-N6"], ["place", *PLACED, "-N2", "-p", BAD, f"job{BAD}.sh"],
+    ["place", *PLACED, "-N2", f"--dl-zone={BAD}"], ["place", *PLACED, f"--dl-strategy={BAD}"],
+    ["place", f"--topology={BAD}", "--cluster=nodes.json", "-N2"], ["place", "--cluster", f"none{BAD}", "-N2"],
+    ["topology", "show", "zones.conf"], ["topology", "show", "--all", "zones.conf"],
+    ["topology", "check", "twice.conf", "--offline"], ["topology", "check", f"none{BAD}"],
+    ["topology", "diff", "zones.conf", "twice.conf"], ["topology", "show", "zones.conf", f"--name={BAD}"],
+    ["topology", "features", "zones.conf", "--cluster=nodes.json"],
+    ["topology", "features", "zones.conf", "--cluster=nodes.json", "--scontrol"],
+    ["score", "show", "--scores=scores.json", "--topology=zones.conf"], ["score", "show", f"--scores={BAD}"],
+    ["score", BAD], [BAD], ["doctor", f"--nodes={BAD}"], ["simulate", "-N2", f"--topology={BAD}"],
+    ["sbatch", "--dl-dry-run", "-N2", f"job{BAD}.sh"], ["sbatch", "--dl-dry-run", "-N2", f"--wrap=echo {BAD}"],
+    ["sbatch", "--dl-dry-run", f"--job-name={BAD}", "--wrap=true"], ["sbatch", f"--dl-zone={BAD}", "--wrap=true"],
+    ["sbatch", "--dl-dry-run", "--dl-explain", "-N2", f"--comment={BAD}", "--wrap=true"],
+    ["srun", "--dl-dry-run", f"--dl-{BAD}", "true"], ["srun", f"--dl-strategy={BAD}", "true"],
+], ids=lambda words: " ".join(words).translate({ord(c): "?" for c in commands(BAD)}))
+def test_no_escape_reaches_the_terminal(words: list[str]) -> None:
+    done = slurmdl(*words)
+    assert done.stdout + done.stderr
+    assert not commands(done.stdout + done.stderr)
+    assert r"\x1b" in done.stdout + done.stderr
+
+
+def test_names_that_the_user_sees_are_written_out(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["topology", "show", "zones.conf"]) == 0
+    assert r"zoneA\x1bc\x9b1m\x7f\u202e  4 nodes" in capsys.readouterr().out
+
+
+def test_the_dry_run_of_a_step(tmp_path: Path) -> None:
+    """With names from Slurm's environment, in a process of its own."""
+    done = slurmdl("srun", "--dl-dry-run", "--dl-explain", "true", BAD, SLURM_JOB_ID="1", SLURM_NTASKS="2",
+                   SLURM_JOB_NODELIST=f"n1,n{BAD}", SLURM_TASKS_PER_NODE="1(x2)", SLURM_CONF=f"{tmp_path}/none")
+    assert done.stdout + done.stderr
+    assert not commands(done.stdout + done.stderr)
+
+
+def test_findings_of_the_doctor() -> None:
+    Path("slurmdl").mkdir()
+    Path("slurmdl/slurmdl.yaml").write_text(json.dumps({f"plan{BAD}": 1}))
+    done = slurmdl("doctor", PATH="/nowhere")
+    assert r"unknown key plan\x1b[31m" in done.stdout
+    assert not commands(done.stdout + done.stderr)
+
+
+@pytest.mark.parametrize(("name", "text"), [
+    ("zones.yaml", json.dumps([{"topology": "t", "cluster_default": True, "tree": {"switches": [
+        {"switch": "a\nslurmdl: all is well", "nodes": "n[1-2]"}]}}])),
+    ("zones.json", json.dumps({"name": "t", "kind": "tree", "zones": ["a\nb"], "parent": [-1], "level": [0],
+                               "speed": [None], "nodes": ["n1"], "leaf": [0]})),
+])
+def test_a_name_has_one_line(name: str, text: str) -> None:
+    Path(name).write_text(text)
+    with pytest.raises(InputError, match="line break"):
+        read.read(name)
+
+
+def test_only_what_programs_read_is_printed_raw() -> None:
+    """Whatever else is printed goes through `show`, `warn` or JSON in ASCII."""
+    found = set()
+    for path in PACKAGE.rglob("*.py"):
+        name = str(path.relative_to(PACKAGE))
+        if name.startswith(("bench/", "train/", "cluster/pyslurm_child")):
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "print":
+                what = ast.unparse(node.args[0])
+                if not what.startswith("json.dumps("):
+                    found.add((name, what))
+    assert found <= RAW, found - RAW
