@@ -18,9 +18,8 @@ from typing import Any
 
 from slurmdl import process, wholefile
 from slurmdl.bench.matrix.spec import Cell, Spec
-from slurmdl.errors import InputError, UnavailableError
+from slurmdl.errors import InputError, UnavailableError, tell
 from slurmdl.launch import srun
-from slurmdl.output import show
 from slurmdl.plan import STRATEGIES
 
 #: seconds from one look at a job to the next, and that Slurm's commands may take
@@ -54,7 +53,7 @@ class Outcome:
 
 
 def run(spec: Spec, folder: Path, again: bool = False,
-        say: Callable[[str], None] = lambda line: show(line, sys.stderr)) -> None:
+        say: Callable[[str], None] = tell) -> None:
     """Run what is not done yet.
 
     Parameters
