@@ -156,7 +156,8 @@ def up(spec: Spec) -> Sandbox:
     user = _ordinary_user(root)
     shares = _shares(spec, user)
     try:
-        for directory in ("spool/ctld", "log", "shared/home", *(f"stage/{i}" for i in range(len(shares)))):
+        stages = ["copied", *map(str, range(len(shares)))]
+        for directory in ("spool/ctld", "log", "shared/home", *(f"stage/{stage}" for stage in stages)):
             (root / directory).mkdir(parents=True)
         for node in spec.hosts:
             (root / "spool" / node).mkdir()
@@ -165,7 +166,7 @@ def up(spec: Spec) -> Sandbox:
             os.mkdir(user.home, 0o755)
             os.chown(user.home, user.uid, user.gid)
         slurm.write_files(spec, root, user)
-        private = f"{hosts.mount_script(shares, f'{root}/stage', user.may_enter)}\n{slurm.mount_script(root)}"
+        private = f"{hosts.mount_script(shares, str(root), user.may_enter)}\n{slurm.mount_script(root)}"
         mounts = dict.fromkeys([LOGIN, *spec.hosts], private)
         mounts |= {} if spec.cloud else dict.fromkeys(spec.topology.zones, "")
         pids = hosts.start(spec.name, list(mounts), mounts)

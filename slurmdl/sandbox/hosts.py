@@ -23,6 +23,8 @@ _MARK = "SLURMDL_SANDBOX_HOST"
 _SLEEPER = "sleep"
 #: directories that every host has for itself, with their modes
 _OWN = {"/tmp": "1777", "/var/tmp": "1777", "/run": "755", "/dev/shm": "1777"}
+#: directory of which every host sees the machine's content, but keeps its changes for itself
+_COPIED = "/var/lib"
 
 
 def find(sandbox: str) -> dict[str, int]:
@@ -125,18 +127,21 @@ def run(pid: int, argv: Sequence[str], *, stdin: str = "", timeout: float = 20.0
     return done.stdout
 
 
-def mount_script(shares: Sequence[str], stage: str, may_enter: Callable[[Path], bool]) -> str:
-    """Shell text that gives a host directories of its own; its root file system is the machine's.
+def mount_script(shares: Sequence[str], root: str, may_enter: Callable[[Path], bool]) -> str:
+    """Shell text that gives a host directories of its own; the rest of its file system is the machine's.
 
     Parameters
     ----------
     shares : directories that keep their path. Where one lies under a directory that the host has for itself,
         or that the user of the jobs may not enter (a home of root, a `mktemp -d`), an empty directory is put
         over that one and the share is laid back into it.
-    stage : an existing directory with one entry per share ("0", "1", ...), where they wait meanwhile.
+    root : the sandbox's directory, which all hosts share. In its directory `stage` is one entry per share ("0", "1",
+        ...), where they wait meanwhile, and "copied".
     may_enter : whether that user may enter a directory.
     """
-    lines = [f"mount --bind {shlex.quote(share)} {stage}/{i}" for i, share in enumerate(shares)]
+    stage = shlex.quote(f"{root}/stage")
+    lines = _copy_script([root, *shares], f"{root}/stage/copied")
+    lines += [f"mount --bind {shlex.quote(share)} {stage}/{i}" for i, share in enumerate(shares)]
     closed = [next((a for a in reversed(Path(share).parents) if not may_enter(a)), None) for share in shares]
     covers = [*_OWN, *sorted({str(topmost) for topmost in closed if topmost})]
     for cover in covers:
@@ -147,3 +152,14 @@ def mount_script(shares: Sequence[str], stage: str, may_enter: Callable[[Path], 
             lines += [f"mkdir -p {shlex.quote(share)}", f"mount --bind {stage}/{i} {shlex.quote(share)}"]
         lines.append(f"umount {stage}/{i}")
     return "\n".join(lines)
+
+
+def _copy_script(shared: Sequence[str], stage: str) -> list[str]:
+    """Lines that lay an overlay on _COPIED, with those directories in it that are shared; it is made in `stage`."""
+    own = shlex.quote(stage)
+    kept = [(shlex.quote(path), shlex.quote(path.removeprefix(_COPIED))) for path in shared
+            if path.startswith(f"{_COPIED}/")]
+    return [f"mount -t tmpfs -o mode=755 tmpfs {own}", f"mkdir {own}/upper {own}/work {own}/seen",
+            f"mount -t overlay -o lowerdir={_COPIED},upperdir={own}/upper,workdir={own}/work overlay {own}/seen",
+            *(f"mount --bind {path} {own}/seen{below}" for path, below in kept),
+            f"mount --move {own}/seen {_COPIED}"]

@@ -1,13 +1,17 @@
 """How much of a core the processes of a host get: a quota of the kernel's scheduler for each host that has one.
 
 A control group belongs to the machine, not to the host's namespaces, so that it does not end with them: `drop` takes
-away those of a sandbox. See cgroups(7), sched-bwc in the kernel's documentation, and cpu.max of cgroup v2.
+away those of a sandbox. Where the machine had not enabled the controller, the first quota enables it, and the `drop`
+of the last sandbox with quotas disables it again. See cgroups(7), sched-bwc in the kernel's documentation, and
+cpu.max of cgroup v2.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 from slurmdl.errors import SandboxError
@@ -16,7 +20,10 @@ from slurmdl.errors import SandboxError
 _PERIOD = 10_000
 #: of a quota, in microseconds; the kernel's least is 1000
 _LEAST = 1_000
+_CONTROLLER = "cpu"
 _PREFIX = "slurmdl-sandbox."
+#: an empty group that says that a sandbox has enabled the controller; like that, it ends with the machine's boot
+_ENABLED = "slurmdl-sandbox-enabled-cpu"
 
 
 def limit(sandbox: str, host: str, pid: int, share: float) -> None:
@@ -26,14 +33,17 @@ def limit(sandbox: str, host: str, pid: int, share: float) -> None:
     ------
     SandboxError : no control group for the CPU, as in most containers; or a share that the kernel cannot give.
     """
-    group = _root() / f"{_PREFIX}{sandbox}.{host}"
+    root = _root()
+    group = root / f"{_PREFIX}{sandbox}.{host}"
     quota = round(share * _PERIOD)
     if share and quota < _LEAST:
         raise SandboxError(f"cpu {share:g}: the kernel gives no less than {_LEAST / _PERIOD:g} of a core")
     if not share and not group.exists():
         return
     try:
-        group.mkdir(exist_ok=True)
+        with _locked(root):
+            _enable(root)
+            group.mkdir(exist_ok=True)
         if (group / "cpu.max").exists():
             (group / "cpu.max").write_text(f"{quota or 'max'} {_PERIOD}")
         else:
@@ -73,18 +83,24 @@ def shares(sandbox: str) -> dict[str, float]:
 
 def drop(sandbox: str) -> None:
     """Take the quotas of a sandbox away, once no process of it is left."""
-    for group in _groups(sandbox):
-        try:
-            group.rmdir()
-        except OSError as error:
-            raise SandboxError(f"{group}: {error.strerror}") from error
+    try:
+        root = _root()
+    except SandboxError:
+        return  # where none can be made there are none
+    with _locked(root):
+        for group in _groups(sandbox):
+            try:
+                group.rmdir()
+            except OSError as error:
+                raise SandboxError(f"{group}: {error.strerror}") from error
+        _disable(root)
 
 
 def _groups(sandbox: str) -> list[Path]:
     try:
         return sorted(_root().glob(f"{_PREFIX}{sandbox}.*"))
     except SandboxError:
-        return []  # where none can be made there are none
+        return []
 
 
 def _root() -> Path:
@@ -92,14 +108,46 @@ def _root() -> Path:
     for line in Path("/proc/self/mounts").read_text().splitlines():
         _, where, kind, options, *_ = line.split()
         root = Path(where)
-        if kind == "cgroup" and "cpu" in options.split(","):
+        if (kind == "cgroup" and _CONTROLLER in options.split(",")) or (
+                kind == "cgroup2" and _CONTROLLER in (root / "cgroup.controllers").read_text().split()):
             return root
-        if kind == "cgroup2" and "cpu" in (root / "cgroup.controllers").read_text().split():
-            with contextlib.suppress(OSError):
-                (root / "cgroup.subtree_control").write_text("+cpu")
-                return root
     raise SandboxError("no control group for the CPU is mounted (cgroup v1 with cpu, or v2 with it among "
                        "cgroup.controllers); stopping and continuing processes would be no substitute")
+
+
+@contextlib.contextmanager
+def _locked(root: Path) -> Iterator[None]:
+    """No other sandbox makes or removes a group meanwhile."""
+    directory = os.open(root, os.O_RDONLY)
+    try:
+        fcntl.flock(directory, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(directory)
+
+
+def _enable(root: Path) -> None:
+    """Give the groups in `root` the controller, in cgroup v2, and remember it where that changes anything."""
+    control, mark = root / "cgroup.subtree_control", root / _ENABLED
+    if control.exists() and _CONTROLLER not in control.read_text().split():
+        mark.mkdir(exist_ok=True)
+        try:
+            control.write_text(f"+{_CONTROLLER}")
+        except OSError:
+            mark.rmdir()
+            raise
+
+
+def _disable(root: Path) -> None:
+    """Disable the controller again if a sandbox enabled it, and nobody has begun to use it since."""
+    mark = root / _ENABLED
+    if not mark.exists() or any(root.glob(f"{_PREFIX}*")):
+        return
+    mark.rmdir()
+    if all(file.read_text().split()[0] in ("max", "100") for name in ("max", "weight")
+           for file in root.glob(f"*/cpu.{name}")):
+        with contextlib.suppress(OSError):  # another program has enabled it in groups of its own
+            (root / "cgroup.subtree_control").write_text(f"-{_CONTROLLER}")
 
 
 def _processes(pid: int) -> set[str]:

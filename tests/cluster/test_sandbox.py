@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from slurmdl.sandbox import cluster as sandbox
+from slurmdl.sandbox import quota
 from slurmdl.sandbox.spec import Spec, alternating
 
 
@@ -30,6 +31,8 @@ def traces(name: str) -> list[str]:
         text = subprocess.run(argv, capture_output=True, text=True, check=False).stdout
         found += [f"{kind} {line}" for line in text.splitlines() if name in line or "slurmdl" in line]
     found += [f"control group {path}" for path in Path("/sys/fs/cgroup").glob(f"**/slurmdl-sandbox.{name}.*")]
+    if not list(Path("/sys/fs/cgroup").glob("**/slurmdl-sandbox.*")):  # no other sandbox has one
+        found += [f"control group {path}" for path in Path("/sys/fs/cgroup").glob("**/slurmdl-sandbox-enabled-cpu")]
     return found + [f"file {path}" for path in Path("/var/lib").glob(f"slurmdl*/{name}")]
 
 
@@ -45,6 +48,20 @@ def test_hosts_are_apart_and_share_one_directory(cluster):
     assert not Path("/tmp/only-here").exists()
     cluster.run(["touch", str(cluster.shared / "common")], host="n1")
     assert cluster.run(["test", "-e", str(cluster.shared / "common")], host="n2").returncode == 0
+
+
+def test_what_a_host_keeps_of_its_services_is_its_own(cluster):
+    """/var/lib is the machine's, but for what the host writes there, and the sandbox's directory."""
+    before = set(os.listdir("/var/lib"))
+    collect = ["slurmdl", "score", "collect", "--node=n1", "--strict"]
+    assert cluster.run(collect, host="n1", as_root=True).returncode == 0
+    seen = cluster.run(["ls", "/var/lib", "/var/lib/slurmdl"], host="n1").stdout.split()
+    assert before <= set(seen)
+    assert "slurmdl" in seen
+    other = cluster.run(["ls", "/var/lib"], host="n2").stdout.split()
+    assert set(other) == before == set(os.listdir("/var/lib"))
+    cluster.run(["touch", str(cluster.shared / "lib")], host="n1").check_returncode()
+    assert cluster.run(["test", "-e", str(cluster.shared / "lib")], host="n2").returncode == 0
 
 
 def test_zones_are_known_to_slurm_and_to_the_tasks(cluster):
@@ -208,6 +225,74 @@ def test_a_node_has_a_share_of_a_core():
     finally:
         sandbox.down(name)
     assert traces(name) == []
+
+
+@pytest.fixture
+def controlled(monkeypatch) -> Path:
+    """The root of cgroup v2 with a controller that nobody has enabled: the one for the CPU, or where that belongs to
+    cgroup v1, another one."""
+    for line in Path("/proc/self/mounts").read_text().splitlines():
+        root, kind = line.split()[1:3]
+        if kind == "cgroup2":
+            control = Path(root, "cgroup.subtree_control")
+            free = {"cpu", "hugetlb", "misc"} & set(Path(root, "cgroup.controllers").read_text().split())
+            for controller in sorted(free - set(control.read_text().split())):
+                with contextlib.suppress(OSError):
+                    control.write_text(f"+{controller}")
+                    control.write_text(f"-{controller}")
+                    monkeypatch.setattr(quota, "_CONTROLLER", controller)
+                    return Path(root)
+    pytest.skip("no controller of cgroup v2 is free")
+
+
+def enabled(root: Path) -> bool:
+    return quota._CONTROLLER in (root / "cgroup.subtree_control").read_text().split()
+
+
+def with_group(root: Path, name: str) -> None:
+    with quota._locked(root):
+        quota._enable(root)
+        (root / f"slurmdl-sandbox.{name}.n1").mkdir()
+
+
+def test_a_controller_is_disabled_by_the_last_sandbox_that_uses_it(controlled):
+    names = [f"{word}-{os.getpid()}" for word in ("one", "two")]
+    try:
+        assert quota.shares(names[0]) == {}
+        quota.drop(names[0])
+        assert not enabled(controlled)  # who only looks changes nothing
+        for name in names:
+            with_group(controlled, name)
+        assert enabled(controlled)
+        quota.drop(names[0])
+        assert enabled(controlled)
+    finally:
+        for name in names:
+            quota.drop(name)
+    assert not enabled(controlled)
+    assert list(controlled.glob("slurmdl-sandbox*")) == []
+
+
+def test_a_controller_that_others_enabled_or_use_stays_enabled(controlled):
+    name, control = f"kept-{os.getpid()}", controlled / "cgroup.subtree_control"
+    other = controlled / f"other-{os.getpid()}"
+    try:
+        control.write_text(f"+{quota._CONTROLLER}")
+        with_group(controlled, name)
+        quota.drop(name)
+        assert enabled(controlled)
+        control.write_text(f"-{quota._CONTROLLER}")
+        with_group(controlled, name)
+        other.mkdir()
+        (other / "cgroup.subtree_control").write_text(f"+{quota._CONTROLLER}")
+        quota.drop(name)
+        assert enabled(controlled)
+    finally:
+        quota.drop(name)
+        with contextlib.suppress(OSError):
+            other.rmdir()
+        control.write_text(f"-{quota._CONTROLLER}")
+    assert list(controlled.glob("slurmdl-sandbox*")) == []
 
 
 @pytest.mark.parametrize("seconds", [0.05, 0.15, 0.25])
