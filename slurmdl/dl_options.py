@@ -14,6 +14,7 @@ from slurmdl.plan import PATTERNS, STRATEGIES
 PLACES = ("pack", "balance", "spread")
 PROBES = ("0", "0.5", "1", "2")
 BINDS = ("auto", "pin", "zone", "late", "off")
+RANK0 = ("first", "any")
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,7 @@ class DlOptions:
     place : one of PLACES.
     bind : one of BINDS.
     zone : zones that the job may use; () for any.
+    rank0 : one of RANK0.
     model_bytes : bytes that one replica of the parameters takes.
     traffic : one of plan.PATTERNS[strategy], "" for the first of them, else a file of matrices.
     scores : "auto", "off", a file, or the URL of a Prometheus server.
@@ -38,6 +40,7 @@ class DlOptions:
     place: str = "pack"
     bind: str = "auto"
     zone: tuple[str, ...] = ()
+    rank0: str = "first"
     model_bytes: float = 100e6
     traffic: str = ""
     scores: str = "auto"
@@ -128,6 +131,8 @@ OPTIONS = (
     DlOption("place", "choice", "|".join(PLACES), "fill a zone after the other, level them, or spread wide"),
     DlOption("bind", "choice", "|".join(BINDS), "how hard the choice of nodes binds Slurm"),
     DlOption("zone", "names", "NAME,...", "zones whose nodes alone the job may use"),
+    DlOption("rank0", "choice", "|".join(RANK0), "keep rank 0 on the first node of the job, where scripts look for "
+             "it, or let it be on any"),
     DlOption("model-bytes", "bytes", "N", "bytes of one replica of the parameters, e.g. 400M"),
     DlOption("traffic", "text", "PATTERN|FILE", "what the ranks send: ring or hierarchical; random, hypercube, "
              "exponential, base, zones or links (gossip); shards (ps); or a file of matrices, .npz or CSV"),

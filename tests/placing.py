@@ -26,6 +26,16 @@ def two_level(*leaves: Sequence[str]) -> Topology:
                   Declared("root", children=tuple(names))], kind="tree", source="test")
 
 
+def three_level(rows: int, leaves: int, nodes: int) -> Topology:
+    """So many rows of so many leaves of so many nodes; the names of the nodes are dealt to the leaves in turn."""
+    count = rows * leaves
+    names = [[f"n{i:03d}" for i in range(leaf, count * nodes, count)] for leaf in range(count)]
+    below = [tuple(f"z{row * leaves + i}" for i in range(leaves)) for row in range(rows)]
+    return build([*(Declared(f"z{leaf}", nodes=tuple(own)) for leaf, own in enumerate(names)),
+                  *(Declared(f"row{row}", children=children) for row, children in enumerate(below)),
+                  Declared("root", children=tuple(f"row{row}" for row in range(rows)))], kind="tree", source="test")
+
+
 def cluster(*nodes: Node) -> ClusterSnapshot:
     return ClusterSnapshot.of(nodes, (Partition("main", True),))
 

@@ -18,7 +18,7 @@ local TOPOLOGY = "/etc/slurm/topology.conf"
 local MAX_AGE = 15  -- seconds
 local SECONDS = "1" -- that the controller may wait
 
-local OPTIONS = {"STRATEGY", "PS", "PLACE", "BIND", "ZONE", "MODEL_BYTES", "PROBE"}
+local OPTIONS = {"STRATEGY", "PS", "PLACE", "BIND", "ZONE", "RANK0", "MODEL_BYTES", "PROBE"}
 -- what the choice does not look at, or the user chooses
 local OTHERS = {"req_nodes", "prefer", "array_inx", "dependency", "reservation", "licenses", "burst_buffer", "network",
 	"tres_per_job", "tres_per_node", "tres_per_socket", "tres_per_task", "cpus_per_tres", "mem_per_tres"}

@@ -144,6 +144,9 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
             environ, known = _trimmed(marked, marked.asked, dl, settings, environ, say)
         mapped = _map(line, dl, settings, launcher, environ, say, known)
         chosen_step = mapped.step
+        master = _other_master(mapped.plan, environ)
+        if master:
+            say(f"MASTER_ADDR={master} is another node than that of rank 0, which is {mapped.plan.nodes[0]}")
         if mapped.complaint:
             say(f"{mapped.complaint}; ranks in the order of the node names")
         if dl.explain:
@@ -190,7 +193,7 @@ def _requested(marked: mark.Mark | None) -> dict[str, str]:
     dl = marked.dl
     flags = {name: "" for name, on in (("explain", dl.explain), ("strict", dl.strict)) if on}
     return {"strategy": dl.strategy, "ps": str(dl.ps), "model_bytes": str(dl.model_bytes), "scores": dl.scores,
-            "probe": dl.probe, **({"traffic": dl.traffic} if dl.traffic else {}), **flags}
+            "probe": dl.probe, "rank0": dl.rank0, **({"traffic": dl.traffic} if dl.traffic else {}), **flags}
 
 
 def _map(line: getopt.CommandLine, dl: DlOptions, settings: config.Config, launcher: str,
@@ -322,7 +325,7 @@ def _plan(laid: layout.Layout, topology: Topology, scores: LinkScores, dl: DlOpt
 
     if dl.ps >= laid.ntasks:
         raise PlacementError(f"--dl-ps={dl.ps}: the step has {laid.ntasks} tasks, and at least one must be a worker")
-    found = rankmap.rank_map(laid.slots, topology, scores, Traffic.of(dl, matrices.of(dl)))
+    found = rankmap.rank_map(laid.slots, topology, scores, Traffic.of(dl, matrices.of(dl)), dl.rank0)
     zones = {node: topology.path(node) for node, _ in laid.slots}
     costs = zone_costs(links(list(zones), topology, scores))
     traffic = dl.traffic if dl.traffic in PATTERNS[dl.strategy] else ""
@@ -356,12 +359,25 @@ def _end_option(line: getopt.CommandLine, environ: Mapping[str, str]) -> list[st
     return [] if asked or not pmi(environ) else ["--kill-on-bad-exit=1"]
 
 
+def _other_master(plan: Plan, environ: Mapping[str, str]) -> str:
+    """The user's own MASTER_ADDR where it names another node of the job than that of rank 0, "" else."""
+    master = environ.get("MASTER_ADDR", "")
+    if "MASTER_ADDR" in environ.get("SLURMDL_SET", "").split():
+        return ""
+    name = master.partition(".")[0]
+    others = {node.partition(".")[0] for node in allocation.read(environ).nodes} - {plan.nodes[0].partition(".")[0]}
+    return master if name in others else ""
+
+
 def _explain(mapped: Mapped) -> None:
     plan, cost = mapped.plan, mapped.map.cost
     warn(f"{len(plan)} tasks on {len(set(plan.nodes))} nodes, order {mapped.map.order or 'alphabetical'}, zones from "
          f"{mapped.source}")
     warn(f"an iteration of {plan.strategy}: {cost.bytes_across_zones:g} bytes across zones, "
          f"{cost.bytes_across_nodes:g} across nodes, {cost.seconds:g} s, busiest: {cost.busiest or 'none'}")
+    if mapped.map.held and mapped.map.anywhere:
+        warn(f"rank 0 stays on {plan.nodes[0]}, the first node: with --dl-rank0=any an iteration takes "
+             f"{mapped.map.anywhere.seconds:g} s")
     start = 0
     for rank in range(1, len(plan) + 1):
         if rank == len(plan) or plan.nodes[rank] != plan.nodes[start] or plan.roles[rank] != plan.roles[start]:

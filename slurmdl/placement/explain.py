@@ -28,7 +28,8 @@ MAX_LINES = 12
 
 _ORDERS = {"roles": "by role", "depth-first": "depth-first", "leaf": "leaf order", "alphabetical": "alphabetical",
            "largest-first": "largest first", "bisection": "by bisection", "swaps": "after swaps",
-           "around": "detoured"}
+           "around": "detoured", "zones exchanged": "rearranged",
+           "rotated": "rotated", "renumbered": "renumbered"}
 
 
 def explain(placement: Placement, topology: Topology, cluster: ClusterSnapshot, scores: LinkScores) -> str:
@@ -103,6 +104,9 @@ def _orders(ranks: RankMap) -> Iterator[str]:
     for order, cost in ranks.compared.items():
         chosen = "  chosen" if order == ranks.order else ""
         yield f"  {_ORDERS[order]:12}  {_cost(cost)}{chosen}"
+    if ranks.held and ranks.anywhere:
+        yield (f"  rank 0 stays on {ranks.nodes[0]}, the first node, which takes {ranks.held:.1%} more time; "
+               f"--dl-rank0=any: {_cost(ranks.anywhere)}")
 
 
 def _traffic(cost: Cost) -> Iterator[str]:

@@ -46,7 +46,8 @@ def keep(allocated: Sequence[str], request: JobRequest, stays: str, topology: To
     slots = [tasks // nodes + (i < tasks % nodes) for i in range(nodes)]
 
     def cost(kept: tuple[str, ...]) -> tuple[float, ...]:
-        return rank_map(list(zip(kept, slots, strict=True)), topology, scores, traffic).cost.key
+        return rank_map(list(zip(kept, slots, strict=True)), topology, scores, traffic,
+                        request.dl.rank0).cost.key
 
     ways = [tuple(name for name in allocated if name == stays or (name in best and name != lost))
             for lost in _worst(best, topology, scores)]

@@ -51,6 +51,7 @@ class RankMap:
     cost : predicted cost of one iteration in this order.
     order : name of the order that won, e.g. "depth-first"; see ranks.rankmap.rank_map.
     compared : order -> predicted cost, of every order that was compared, the winner included.
+    anywhere : predicted cost of the best order with rank 0 on any node; None where it is not known.
     """
 
     nodes: tuple[str, ...]
@@ -58,6 +59,14 @@ class RankMap:
     cost: Cost
     order: str = ""
     compared: Mapping[str, Cost] = field(default_factory=dict)
+    anywhere: Cost | None = None
+
+    @property
+    def held(self) -> float:
+        """How much longer an iteration takes because rank 0 stays on the first node, as a fraction; 0 for no more."""
+        if self.anywhere is None or self.anywhere.key[0] >= self.cost.key[0]:
+            return 0.0
+        return self.cost.seconds / self.anywhere.seconds - 1 if self.anywhere.seconds else float("inf")
 
 
 @dataclass(frozen=True)

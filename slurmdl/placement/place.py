@@ -251,7 +251,8 @@ class _Instance:
         room = pool.room[nodes]
         tasks = [self.job.tasks_of(i) for i in range(len(names))] if room.min() >= self.job.most_per_node else \
             deal(room.tolist(), self.job.tasks)
-        ranks = Orders(list(zip(names, tasks, strict=True)), self.topology, self.scores, self.traffic)
+        ranks = Orders(list(zip(names, tasks, strict=True)), self.topology, self.scores, self.traffic,
+                       self.request.dl.rank0)
         zones = Counter({self.name(pool, leaf): count
                          for leaf, count in enumerate(np.bincount(pool.leaf[nodes]).tolist()) if count})
         return _Scored(choice, tuple(names), zones, ranks, int(pool.weight[nodes].sum()))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 
+import numpy as np
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from placing import cluster, cost_of, node, two_level
@@ -14,7 +15,7 @@ from slurmdl.network.model import LinkScore, LinkScores
 from slurmdl.placement.place import place
 from slurmdl.placement.ranks.rankmap import rank_map
 from slurmdl.placement.traffic import Traffic
-from slurmdl.plan import STRATEGIES
+from slurmdl.plan import PATTERNS, STRATEGIES
 from slurmdl.request import DlOptions, JobRequest
 from slurmdl.topology.hostlist import expand, fold
 from slurmdl.topology.model import Topology
@@ -49,7 +50,7 @@ def test_a_rank_map_keeps_the_tasks_and_is_never_worse(data: st.DataObject) -> N
     strategy = data.draw(st.sampled_from(STRATEGIES))
     assume(strategy != "ps" or tasks > 1)
     ps = data.draw(st.integers(1, min(4, tasks - 1))) if strategy == "ps" else 0
-    found = rank_map(slots, topology, scores, Traffic(strategy, 1000.0, ps))
+    found = rank_map(slots, topology, scores, Traffic(strategy, 1000.0, ps), "any")
     assert Counter(found.nodes) == dict(slots)
     assert found.roles == ("ps",) * ps + ("worker",) * (tasks - ps)
     plain = [name for name, count in slots for _ in range(count)]
@@ -68,11 +69,38 @@ def test_servers_are_near_the_best_of_all_choices(data: st.DataObject) -> None:
     tasks = [name for name, count in slots for _ in range(count)]
     assume(len(tasks) > 1)
     ps = data.draw(st.integers(1, min(3, len(tasks) - 1)))
-    found = rank_map(slots, topology, scores, Traffic("ps", 1000.0, ps))
-    orders = ([*servers, *(Counter(tasks) - Counter(servers)).elements()]
-              for servers in set(itertools.combinations(tasks, ps)))
-    best = min(cost_of(order, topology, scores, "ps", 1000.0, ps).seconds for order in orders)
-    assert found.cost.seconds <= 1.15 * best + 1e-9
+    orders = [[*servers, *(Counter(tasks) - Counter(servers)).elements()]
+              for servers in set(itertools.combinations(tasks, ps))]
+    for rank0, valid in (("any", orders), ("first", [order for order in orders if order[0] == tasks[0]])):
+        found = rank_map(slots, topology, scores, Traffic("ps", 1000.0, ps), rank0)
+        best = min(cost_of(order, topology, scores, "ps", 1000.0, ps).seconds for order in valid)
+        assert found.cost.seconds <= 1.15 * best + 1e-9
+
+
+@bounded
+@given(st.data())
+def test_rank_0_is_on_the_first_node(data: st.DataObject) -> None:
+    """Whatever the traffic, and never at a lower cost than with rank 0 anywhere."""
+    topology = data.draw(topologies())
+    scores = data.draw(link_scores(topology))
+    slots = [(name, data.draw(st.integers(1, 3))) for name in data.draw(st.permutations(sorted(topology.nodes)))]
+    slots = slots[:data.draw(st.integers(1, len(slots)))]
+    tasks = sum(count for _, count in slots)
+    strategy, pattern = data.draw(st.sampled_from([(s, p) for s, patterns in PATTERNS.items() for p in patterns]))
+    assume(strategy != "ps" or tasks > 1)
+    assume(pattern != "hypercube" or tasks & (tasks - 1) == 0)
+    ps = data.draw(st.integers(1, tasks - 1)) if strategy == "ps" else 0
+    flow = np.array(data.draw(st.lists(st.sampled_from([0.0, 0.0, 1.0, 50.0]), min_size=tasks**2, max_size=tasks**2)))
+    matrices = (flow.reshape(tasks, tasks),) if data.draw(st.booleans()) else ()
+    traffic = Traffic(strategy, 1000.0, ps, "m.csv" if matrices else pattern, matrices)
+    found, anywhere = rank_map(slots, topology, scores, traffic), rank_map(slots, topology, scores, traffic, "any")
+    assert found.nodes[0] == slots[0][0]
+    assert Counter(found.nodes) == dict(slots)
+    assert found.anywhere == anywhere.cost == anywhere.anywhere
+    assert (found.held > 0) == (found.cost.key[0] > anywhere.cost.key[0])
+    assert found.cost == found.compared[found.order]
+    if pattern == "ring" and not matrices:
+        assert found.cost.key == anywhere.cost.key
 
 
 @bounded

@@ -108,11 +108,14 @@ def test_a_searched_map_keeps_the_tasks_and_is_never_worse(data: st.DataObject) 
     given_phases = data.draw(st.booleans())
     matrices = tuple(data.draw(sparse(ranks)) for _ in range(data.draw(st.integers(1, 3)))) if given_phases else ()
     traffic = Traffic("gossip", 60.0, pattern="m.npz" if matrices else "exponential", matrices=matrices)
-    found, quick = rank_map(slots, topology, scores, traffic), Orders(slots, topology, scores, traffic)
+    rank0 = data.draw(st.sampled_from(["first", "any"]))
+    found, quick = rank_map(slots, topology, scores, traffic, rank0), Orders(slots, topology, scores, traffic, rank0)
     assert Counter(found.nodes) == dict(slots)
     network = links([name for name, _ in slots], topology, scores)
     tasks = np.array([count for _, count in slots])
-    for nodes in (depth_first(network), leaf_order(network), largest_first(network, tasks), np.arange(len(tasks))):
+    first = 0 if rank0 == "first" else None
+    for nodes in (depth_first(network, first), leaf_order(network, first), largest_first(network, tasks, first),
+                  np.arange(len(tasks))):
         plain = cost(traffic.phases(ranks), network, np.repeat(nodes, tasks[nodes]))
         assert found.cost.key <= quick.cost.key <= plain.key
     place = np.array([network.nodes.index(name) for name in found.nodes])

@@ -45,7 +45,7 @@ def test_every_option_is_in_the_table():
         values = option.values.replace("|", ", ")
         row = f"| `--dl-{option.name}{'=' + values if values else ''}` | {option.help} |"
         assert row in README, row
-    assert set(re.findall(r"--dl-[a-z-]+", README)) <= {f"--dl-{option.name}" for option in OPTIONS}
+    assert set(re.findall(r"--dl-[a-z0-9-]+", README)) <= {f"--dl-{option.name}" for option in OPTIONS}
 
 
 def test_every_exit_status_is_in_the_table():

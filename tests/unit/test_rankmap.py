@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 
+import numpy as np
 import pytest
-from placing import SCORES, two_level
+from placing import SCORES, three_level, two_level
 
 from slurmdl.errors import PlacementError
 from slurmdl.network.model import LinkScore, LinkScores
@@ -58,8 +60,11 @@ def test_servers_take_the_best_links_and_keep_apart() -> None:
     scores = LinkScores(nodes={"n5": LinkScore(5000.0), "n7": LinkScore(4000.0)}, node_default=1000.0,
                         zone_default=(50.0,), delay_default=0.0)
     slots = [(name, 2) for name in ("n1", "n3", "n5", "n7")]
+    assert set(rank_map(slots, ALTERNATING, scores, Traffic("ps", ps=2), "any").nodes[:2]) == {"n5", "n7"}
+    # one of them on the first node
     found = rank_map(slots, ALTERNATING, scores, Traffic("ps", ps=2))
-    assert set(found.nodes[:2]) == {"n5", "n7"}
+    assert found.nodes[:2] == ("n1", "n5")
+    assert found.anywhere is not None and found.held == found.cost.seconds / found.anywhere.seconds - 1 > 0
 
 
 def test_without_zones_the_order_is_slurms() -> None:
@@ -68,15 +73,61 @@ def test_without_zones_the_order_is_slurms() -> None:
 
 
 def test_a_node_that_the_topology_does_not_know_comes_last() -> None:
-    found = rank_map([("alien", 1), *ALL], ALTERNATING, SCORES, Traffic("allreduce"))
+    found = rank_map([ALL[0], ("alien", 1), *ALL[1:]], ALTERNATING, SCORES, Traffic("allreduce"))
     assert found.nodes[-1] == "alien"
     assert Counter(found.nodes) == Counter([name for name, _ in ALL] + ["alien"])
+    assert rank_map([("alien", 1), *ALL], ALTERNATING, SCORES, Traffic("allreduce")).nodes[0] == "alien"
 
 
 def test_gossip_keeps_zones_together_all_the_same() -> None:
     found = rank_map(ALL, ALTERNATING, SCORES, Traffic("gossip"))
     assert len({cost.key for cost in found.compared.values()}) == 1
     assert found.order == "depth-first"
+
+
+@pytest.mark.parametrize(("strategy", "pattern"), [("allreduce", "ring"), ("allreduce", "hierarchical"),
+                                                   ("gossip", "random"), ("gossip", "zones")])
+def test_rank_0_on_the_first_node_costs_nothing_on_interleaved_nodes(strategy: str, pattern: str) -> None:
+    """All choices of 6 of 8 nodes of two zones: of 6 of them the first node is in the zone that comes second."""
+    traffic, elsewhere = Traffic(strategy, pattern=pattern), 0
+    for nodes in itertools.combinations(ALL, 6):
+        found = rank_map(nodes, ALTERNATING, SCORES, traffic)
+        assert found.nodes[0] == nodes[0][0]
+        zones = [ALTERNATING.leaf_of(node) for node in found.nodes]
+        assert sum(one != other for one, other in itertools.pairwise(zones)) == len(set(zones)) - 1
+        anywhere = rank_map(nodes, ALTERNATING, SCORES, traffic, "any")
+        assert found.cost.key == anywhere.cost.key and found.held == 0
+        elsewhere += anywhere.nodes[0] != nodes[0][0]
+    assert elsewhere == 6
+
+
+@pytest.mark.parametrize("pattern", ["base", "hypercube", "exponential"])
+def test_rank_0_on_the_first_node_costs_nothing_where_the_graph_is_symmetric(pattern: str) -> None:
+    """Random choices of 16 of 64 nodes in three levels: ranks are renumbered along the graph."""
+    topology = three_level(4, 4, 4)
+    scores = LinkScores(node_default=1e9, zone_default=(5e8, 2.5e8, 1e8), delay_default=0.0)
+    random = np.random.default_rng(1)
+    elsewhere = 0
+    for _ in range(20):
+        slots = [(topology.nodes[i], 1) for i in sorted(random.choice(64, 16, replace=False).tolist())]
+        traffic = Traffic("adaptive-gossip", pattern=pattern)
+        found, anywhere = (rank_map(slots, topology, scores, traffic, rank0) for rank0 in ("first", "any"))
+        assert found.nodes[0] == slots[0][0] and sorted(found.nodes) == sorted(name for name, _ in slots)
+        assert found.cost.key <= anywhere.cost.key
+        elsewhere += anywhere.nodes[0] != slots[0][0]
+    assert elsewhere > 0
+
+
+def test_rank_0_goes_round_a_slow_way_at_no_cost() -> None:
+    """Three zones with a slow way between two of them: the same ring, begun at the first node."""
+    topology = two_level(["n1", "n4"], ["n2", "n5"], ["n0", "n3"])
+    scores = LinkScores(trunks={"z0|z1": LinkScore(1.0)}, node_default=1000.0, zone_default=(500.0,),
+                        delay_default=0.0)
+    for nodes in itertools.combinations(sorted(topology.nodes), 5):
+        slots = [(name, 1) for name in nodes]
+        found = rank_map(slots, topology, scores, Traffic("allreduce"))
+        assert found.nodes[0] == nodes[0]
+        assert found.cost.key == rank_map(slots, topology, scores, Traffic("allreduce"), "any").cost.key
 
 
 @pytest.mark.parametrize(("slots", "ps"), [([], 0), ([("n1", 0)], 0), ([("n1", 2)], 2), ([("n1", 2)], 0)])

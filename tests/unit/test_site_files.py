@@ -48,7 +48,7 @@ def test_man_pages_name_all_that_the_parsers_know(written):
     for status, meaning in EXIT_STATUS.items():
         assert f".TP\n{status}\n{meaning.replace('-', '-')}" in page
     plugin = (written / "slurmdl-spank.8").read_text().replace(r"\-", "-")
-    assert set(re.findall(r"\\fB--(dl-[a-z-]+)", plugin)) == {*dl_options.PLUGIN, "dl-map"}
+    assert set(re.findall(r"\\fB--(dl-[a-z0-9-]+)", plugin)) == {*dl_options.PLUGIN, "dl-map"}
     assert "prometheus:" in (written / "slurmdl.yaml.5").read_text()
 
 

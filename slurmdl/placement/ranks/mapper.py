@@ -45,10 +45,15 @@ def bisected(phases: Sequence[Phase], links: Links, slots: IntArray) -> IntArray
     return place
 
 
-def swapped(phases: Sequence[Phase], links: Links, place: IntArray) -> IntArray:
-    """A place of each rank that swaps of two lead to from this one, by the predicted cost never a worse one."""
+def swapped(phases: Sequence[Phase], links: Links, place: IntArray, held: bool = False) -> IntArray:
+    """A place of each rank that swaps of two lead to from this one, by the predicted cost never a worse one.
+
+    Parameters
+    ----------
+    held : rank 0 stays where it is.
+    """
     found = [place]
-    search = _Swaps(_flow(phases, len(place)), links, place)
+    search = _Swaps(_flow(phases, len(place)), links, place, held)
     rounds = min(MAX_ROUNDS, max(4, MAX_PAIRS // len(place)**2))
     for power in POWERS:
         rounds = search.reduce(power, rounds)
@@ -71,15 +76,16 @@ class _Swaps:
     Attributes
     ----------
     place : shape (ranks,).
+    held : rank 0 is not swapped.
     path : shape (nodes, depth), the links above each node, its own first; the last index stands for none.
     sent, received : shape (phases, links, ranks), bytes that a rank sends to, and gets from, the ranks below a link.
     out, into : shape (phases, links), bytes that go up and down.
     scale : shape (phases,), seconds of the busiest link, by which times are divided before powers are taken.
     """
 
-    def __init__(self, flow: FloatArray, links: Links, place: IntArray) -> None:
+    def __init__(self, flow: FloatArray, links: Links, place: IntArray, held: bool = False) -> None:
         nodes, zones = len(links.nodes), len(links.zones)
-        self.flow, self.place = flow, place.copy()
+        self.flow, self.place, self.held = flow, place.copy(), held
         above = np.where(links.above >= 0, links.above + nodes, nodes + zones)
         self.path = np.concatenate([np.arange(nodes)[:, None], above], axis=1)
         self.capacity = np.concatenate([links.node_capacity, links.zone_capacity, [np.inf]])
@@ -121,6 +127,8 @@ class _Swaps:
         # the bytes between the two ranks themselves stay where they are
         one, two = self.edges
         change[one, two] += (self.between * self._apart(sides, self.place[one], self.place[two])).sum(axis=0)
+        if self.held:
+            change[0] = change[:, 0] = 0.0
         partner = change.argmin(axis=1)
         gain = change[np.arange(len(partner)), partner]
         taken = np.zeros(len(partner), bool)

@@ -29,22 +29,24 @@ MAX_WAYS = 2000
 MAX_MOVES, MAX_ROUNDS = 256, 16
 
 
-def servers_per_node(network: Links, tasks: IntArray, traffic: Sequence[Phase], ps: int) -> IntArray:
+def servers_per_node(network: Links, tasks: IntArray, traffic: Sequence[Phase], ps: int,
+                     first: int | None = None) -> IntArray:
     """How many of each node's tasks are parameter servers.
 
     Parameters
     ----------
     tasks : shape (nodes,), tasks per node.
     traffic : phases whose ranks below `ps` are the servers.
+    first : a node with a task that holds a server, None where every node may do without.
 
     Returns
     -------
     shape (nodes,), sum `ps`, at most `tasks`.
     """
-    ways = _Ways(network, tasks, traffic, ps)
+    ways = _Ways(network, tasks, traffic, ps, first)
     if math.comb(len(tasks) + ps - 1, ps) <= MAX_WAYS:
         return ways.best(ways.every())
-    servers = _Split(network, tasks, ps).servers()
+    servers = _Split(network, tasks, ps, first).servers()
     for _ in range(MAX_ROUNDS if ps * len(tasks) <= MAX_MOVES else 0):
         better = ways.best(ways.moves(servers))
         if (better == servers).all():
@@ -56,8 +58,8 @@ def servers_per_node(network: Links, tasks: IntArray, traffic: Sequence[Phase], 
 class _Ways:
     """Ways to deal out the servers of one job over the nodes, compared by their whole cost."""
 
-    def __init__(self, network: Links, tasks: IntArray, traffic: Sequence[Phase], ps: int) -> None:
-        self.network, self.tasks, self.traffic, self.ps = network, tasks, traffic, ps
+    def __init__(self, network: Links, tasks: IntArray, traffic: Sequence[Phase], ps: int, first: int | None) -> None:
+        self.network, self.tasks, self.traffic, self.ps, self.first = network, tasks, traffic, ps, first
 
     def best(self, servers: IntArray) -> IntArray:
         """The best of these ways, the first one where several are: (ways, nodes) -> (nodes,).
@@ -76,7 +78,7 @@ class _Ways:
         hosts = order[np.array(list(itertools.combinations_with_replacement(range(len(order)), self.ps)), np.int64)]
         ways = np.zeros((len(hosts), len(order)), np.int64)
         np.add.at(ways, (np.arange(len(hosts))[:, None], hosts), 1)
-        return ways[(ways <= self.tasks).all(axis=1)]
+        return self.valid(ways[(ways <= self.tasks).all(axis=1)])
 
     def moves(self, servers: IntArray) -> IntArray:
         """The servers as they are, and after each move of one between two nodes; shape (ways, nodes)."""
@@ -87,13 +89,17 @@ class _Ways:
         row = 1 + np.arange(len(giver))
         ways[row, giver] -= 1
         ways[row, taker] += 1
-        return ways
+        return self.valid(ways)
+
+    def valid(self, ways: IntArray) -> IntArray:
+        """Those with a server on the node that must hold one."""
+        return ways if self.first is None else ways[ways[:, self.first] > 0]
 
 
 class _Split:
     """Servers per leaf zone, on nodes that are given; nodes without a zone are each a leaf of their own."""
 
-    def __init__(self, network: Links, tasks: IntArray, ps: int) -> None:
+    def __init__(self, network: Links, tasks: IntArray, ps: int, first: int | None) -> None:
         self.network, self.tasks, self.ps = network, tasks, ps
         self.workers = int(tasks.sum()) - ps
         leaf = np.where(network.leaf >= 0, network.leaf, len(network.zones) + np.arange(len(tasks)))
@@ -103,13 +109,16 @@ class _Split:
         self.nodes, self.size = np.argsort(leaf, kind="stable"), np.bincount(leaf)
         self.position = np.empty_like(leaf)
         self.position[self.nodes] = _turns(self.size)
+        #: the leaf that must hold a server, None for none
+        self.first = None if first is None else int(leaf[first])
         # one host for each task, leaf by leaf, in the order in which they take servers
         node = np.repeat(np.arange(len(tasks)), tasks)
-        self.hosts = node[np.lexsort((node, -network.node_capacity[node], _turns(tasks), leaf[node]))]
+        later = (node != first) | (_turns(tasks) > 0)
+        self.hosts = node[np.lexsort((node, -network.node_capacity[node], _turns(tasks), later, leaf[node]))]
         # the leaves below each zone: those of lone nodes have no uplink of their own
-        first = network.above[self.nodes[np.cumsum(self.size) - self.size]]
-        self.leaf_of, column = np.nonzero(first >= 0)
-        self.zone_of = first[self.leaf_of, column]
+        above = network.above[self.nodes[np.cumsum(self.size) - self.size]]
+        self.leaf_of, column = np.nonzero(above >= 0)
+        self.zone_of = above[self.leaf_of, column]
 
     def load(self, servers: IntArray, tasks: IntArray | int) -> FloatArray:
         """Shares of the model over a link with so many servers among so many tasks on one side."""
@@ -141,6 +150,8 @@ class _Split:
         leaf, zone = self.leaf_of[alone], self.zone_of[alone]
         own = self.load(np.arange(self.ps + 1), self.room[leaf, None]) / self.network.zone_capacity[zone, None]
         np.maximum.at(found, leaf, own)
+        if self.first is not None:
+            found[self.first, 0] = np.inf
         return found
 
     def servers(self) -> IntArray:
