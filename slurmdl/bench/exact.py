@@ -105,8 +105,8 @@ def case(seed: int) -> Case:
     wanted = int(generator.integers(2, max(3, fitting + 1)))
     kind = str(generator.choice(["allreduce", "gossip", "ps", "ps"]))
     ps = int(generator.integers(1, min(4, wanted * each - 1) + 1)) if kind == "ps" else 0
-    return Case(seed, JobRequest(nodes=(wanted, wanted), ntasks_per_node=each, dl=DlOptions(strategy=kind, ps=ps, rank0="any")),
-                cluster, topology, scores)
+    dl = DlOptions(strategy=kind, ps=ps, rank0="any")
+    return Case(seed, JobRequest(nodes=(wanted, wanted), ntasks_per_node=each, dl=dl), cluster, topology, scores)
 
 
 def outcome(given: Case) -> Outcome | None:

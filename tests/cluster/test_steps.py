@@ -210,6 +210,69 @@ def test_mpirun(cluster):
     assert zones_in_turn(cluster, [row[1] for row in told[1:]])
 
 
+#: what env:// of PyTorch and its like do: rank 0 listens, all others look for it at MASTER_ADDR
+MEET = """
+import os, socket, time
+address, rank = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])), int(os.environ["SLURM_PROCID"])
+others = int(os.environ["SLURM_NTASKS"]) - 1
+if rank == 0:
+    with socket.create_server(("", address[1]), backlog=others) as server:
+        server.settimeout(20)
+        met = [server.accept()[0] for _ in range(others)]
+    for peer in met:
+        peer.sendall(b"met")
+else:
+    deadline = time.monotonic() + 20
+    while True:
+        try:
+            with socket.create_connection(address, timeout=20) as peer:
+                assert peer.recv(3) == b"met"
+            break
+        except ConnectionRefusedError:
+            assert time.monotonic() < deadline, f"rank 0 is not at {address[0]}"
+            time.sleep(0.1)
+print(rank, socket.gethostname())
+"""
+
+
+@pytest.mark.parametrize("words", ["", "--dl-strategy=adaptive-gossip", "--dl-ps=2", "-r 1 -N 4 -n 4"])
+def test_ranks_meet_at_the_first_node_of_the_job(cluster, words):
+    """The first node, n2, is in the zone that comes second."""
+    script = cluster.script(f"""
+cat > meet.py <<'END'
+{MEET}
+END
+first={2 if '-r' in words else 1}
+export MASTER_ADDR=$(scontrol show hostnames $SLURM_JOB_NODELIST | sed -n ${{first}}p) MASTER_PORT=29500
+slurmdl srun {words} python3 meet.py
+""")
+    job = cluster.submit(["sbatch", "-w", "n[2-7]", "-N", "6", str(script)], directory=cluster.directory())
+    text = cluster.output(job)
+    nodes = mapped_nodes(text)
+    assert nodes[0] == ("n3" if "-r" in words else "n2") and len(nodes) == (4 if "-r" in words else 6)
+    assert own_lines(text) == []
+
+
+def test_rank_0_and_the_users_master_address(cluster):
+    """One line where it is another node of the job; every printed map begins on the first node."""
+    said = "MASTER_ADDR=n4 is another node than that of rank 0, which is n2"
+    script = cluster.script("""
+for MASTER_ADDR in n4 n4.cluster n2 n1 10.0.0.4; do
+    export MASTER_ADDR; slurmdl srun --dl-dry-run true 2>&1 >/dev/null
+done
+unset MASTER_ADDR
+echo @
+for form in slurm-hostfile intel-machinefile torchrun; do slurmdl srun --print-map=$form | head -n 1; done
+slurmdl srun --print-map=slurm-hostfile --dl-rank0=any | head -n 1
+""")
+    text = cluster.output(cluster.submit(["sbatch", "-w", "n[2-7]", "-N", "6", str(script)]))
+    lines, _, printed = text.partition("@\n")
+    assert own_lines(lines) == [f"slurmdl: {said}", f"slurmdl: {said.replace('n4', 'n4.cluster')}"]
+    hosts, machines, torchrun, free = printed.splitlines()
+    assert (hosts, machines, torchrun.split()[0], free) == ("n2", "n2:1", "n2", "n3")
+    assert "--node_rank=0" in torchrun and "--master_addr=n2" in torchrun
+
+
 def test_outside_a_job(cluster):
     done = cluster.run(["slurmdl", "srun", "hostname"])
     assert (done.returncode, done.stdout) == (64, "") and done.stderr.count("\n") == 1 and "job" in done.stderr
