@@ -1,9 +1,10 @@
-"""Where plugstack.conf names the plugin (spank(8))."""
+"""Where plugstack.conf names the plugin (spank(8)), with the lines and words that Slurm finds in the file."""
 
 from __future__ import annotations
 
 import glob
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -12,6 +13,10 @@ from slurmdl.errors import InputError
 _PLUGIN = "slurmdl.so"
 #: files that include each other end somewhere
 _DEPTH = 8
+#: what Slurm reads at once, into 4096 bytes: a line, or a part of a longer line, which counts as a line
+_CHUNK = re.compile(rb"[^\n]{0,4094}\n|[^\n]{1,4095}")
+#: a carriage return is part of a word, and so are other blanks
+_WORD = re.compile(r"[^ \t\n]+")
 
 
 @dataclass(frozen=True)
@@ -37,18 +42,20 @@ def find(file: str, plugins: Sequence[str], depth: int = _DEPTH) -> Line | None:
     if not os.path.lexists(file):
         return None
     try:
-        with open(file, encoding="utf-8", errors="replace") as opened:
-            lines = opened.read().splitlines()
+        with open(file, "rb") as opened:
+            chunks = _CHUNK.findall(opened.read())
     except OSError as error:
         raise InputError(f"cannot be read ({error.strerror})", file) from error
-    for number, line in enumerate(lines, 1):
-        words = line.partition("#")[0].split()
-        if len(words) > 1 and words[0] == "include" and depth:
+    for number, chunk in enumerate(chunks, 1):
+        words = _WORD.findall(os.fsdecode(re.split(b"[#\0]", chunk)[0]))
+        if len(words) < 2 or words[0] not in ("required", "optional", "include"):
+            continue
+        if words[0] == "include" and depth:
             pattern = os.path.join(os.path.dirname(file), words[1])
             inner = next(filter(None, (find(each, plugins, depth - 1) for each in sorted(glob.glob(pattern)))), None)
             if inner:
                 return inner
-        elif len(words) > 1 and os.path.basename(words[1]) == _PLUGIN:
+        elif words[0] != "include" and os.path.basename(words[1]).rstrip() == _PLUGIN:
             found = (os.path.join(directory, words[1]) for directory in plugins)
             path = words[1] if os.path.isabs(words[1]) else next(filter(os.path.exists, found), words[1])
             return Line(f"{file}:{number}", words[0] == "required", path)

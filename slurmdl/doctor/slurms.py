@@ -69,7 +69,7 @@ def nodes_zones(site: Site) -> Finding:
 
 
 def plugin(site: Site) -> Finding:
-    errors = [line.strip() for line in site.help.err.splitlines() if line.strip()]
+    errors = [line.strip() for line in site.help.err.split("\n") if line.strip()]
     broken = next((line for line in errors if "plugstack" in line and "Failed to open" in line), None)
     if broken:
         return failure(broken, "make plugstack.conf readable for all (chmod 644): Slurm refuses every submission now")

@@ -37,7 +37,7 @@ def trusted_text(path: str, owner: str = "") -> str:
             if not stat.S_ISREG(status.st_mode):
                 raise InputError("is no regular file", file=path)
             where = os.path.realpath(f"/proc/self/fd/{file.fileno()}")
-            if why := doubt(where, status, {0, os.geteuid()} | _number(owner)):
+            if why := doubt(where, status, {0, os.geteuid()} | number(owner)):
                 raise InputError(f"is ignored: {why}; valid: owned by root, yourself or scores.owner, and writable "
                                  "by its owner alone", file=path)
             data = file.read(MAX_BYTES + 1)
@@ -92,7 +92,7 @@ def _open_to_others(status: os.stat_result) -> bool:
     return bool(status.st_mode & stat.S_IWOTH)
 
 
-def _number(owner: str) -> set[int]:
+def number(owner: str) -> set[int]:
     """The user's number; none for a name that the machine does not know."""
     if owner.isdecimal():
         return {int(owner)}

@@ -28,7 +28,7 @@ def parse_all(text: str) -> Topologies:
     ------
     InputError : no zone is in the text, or it is malformed.
     """
-    lines = text.splitlines()
+    lines = text.split("\n")
     begin = next((i for i, line in enumerate(lines) if _YAML_BEGIN.match(line)), None)
     if begin is None:
         return Topologies.one(parse(text))
@@ -54,7 +54,7 @@ def parse(text: str) -> Topology:
     found: dict[str, list[Declared]] = {kind: [] for kind in _KINDS.values()}
     sizes: dict[int, None] = {}
     room = hostlist.MAX_NAMES
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(text.split("\n"), 1):
         pairs = dict(_PAIR.findall(line))
         key = next((key for key in _KINDS if pairs.get(key)), None)
         size = _number(pairs.get("BlockSize", ""))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -336,6 +337,9 @@ CASES = {
     "scores malformed": Case(lambda site: site.text(site.scores, "{"), "scores", "fail", "JSON", "slurmdl-ingest"),
     "scores missing": Case(lambda site: site.configured(scores={"file": "/etc/slurmdl/none.json"}), "scores", "fail",
                            "no such file", "slurmdl-ingest"),
+    "owner of scores does not exist": Case(
+        lambda site: site.configured(scores={"file": "/etc/slurmdl/scores.json", "owner": "slurmdlx"}),
+        "scores", "fail", "no user has the name 'slurmdlx'", "systemd-sysusers"),
     "scores stale": Case(lambda site: site.configured(scores={"file": "/etc/slurmdl/scores.json", "max_age": 1}),
                          "scores", "warn", "max_age: 1", "systemctl status"),
     "Prometheus away": Case(
@@ -384,6 +388,18 @@ def test_one_fault_makes_one_line(site, name):
     assert case.mend in bad[0]["mend"]
     assert done.returncode == found["status"] == {"warn": 1, "fail": 2}[case.grade]
     assert done.stderr == ""
+
+
+@pytest.mark.parametrize("before", [
+    "", "\n\n# a comment\n", "# form feed \f, new line \x85, separator \u2028 and carriage return \r in one line\n",
+    f"# {'x' * 4000}\n", f"# {'x' * 5000}\n", "include /nowhere/*.conf\n\n"], ids=repr)
+def test_lines_of_plugstack_are_counted_as_slurm_counts(site, before):
+    with site.text(site.slurm / "plugstack.conf", f"{before}required /nowhere/slurmdl.so\n"):
+        slurm = site.cluster.run(["sbatch", "--help"]).stderr
+        done = site.doctor("")
+    number = re.search(r"plugstack.conf:(\d+): *Failed to load", slurm)[1]
+    text = {each["check"]: each["text"] for each in json.loads(done.stdout)["findings"]}
+    assert text["plugin"].startswith(f"/etc/slurm/plugstack.conf:{number}: ")
 
 
 def test_nodes_that_jobs_hold_are_left_alone(site):

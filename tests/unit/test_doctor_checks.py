@@ -99,6 +99,29 @@ def test_the_plugins_line(tmp_path):
         plugstack.find(str(main), [])
 
 
+@pytest.mark.parametrize(("text", "number"), [
+    (b"# a\x0cb\x0bc\x85d\xe2\x80\xa8e\rf\noptional slurmdl.so\n", 2),  # only a newline ends a line
+    (b"#" + b"x" * 4093 + b"\noptional slurmdl.so\n", 2), (b"#" + b"x" * 4094 + b"\noptional slurmdl.so\n", 3),
+    (b"#" + b"x" * 9000 + b"\noptional slurmdl.so", 4), (b"\0\n\n\noptional slurmdl.so\0#", 4),
+    (b"slurmdl.so optional\nplease slurmdl.so\n", None), (b"optional\x0cslurmdl.so\n", None),
+])
+def test_the_plugins_line_is_counted_as_slurm_counts(tmp_path, text, number):
+    file = tmp_path / "plugstack.conf"
+    file.write_bytes(text)
+    found = plugstack.find(str(file), [])
+    assert (found and found.where) == (number and f"{file}:{number}")
+
+
+def test_an_owner_of_scores_who_does_not_exist(monkeypatch):
+    monkeypatch.setattr(Site, "config", config.Config(scores=config.Scores(owner="no-such-user")))
+    found = settings.scores(Site())
+    assert (found.grade, found.text.partition(",")[0]) == (
+        "fail", "scores.owner: no user has the name 'no-such-user' here")
+    for owner in ("", "root", "0", "4294967294"):
+        monkeypatch.setattr(Site, "config", config.Config(scores=config.Scores(owner=owner)))
+        assert settings.scores(Site()).grade == "OK"
+
+
 def test_clocks_are_judged_between_two_moments():
     asked = probe.Timed(100.0, None, 103.0)
     for told, coarse, apart in ((100, 0, 0), (103, 0, 0), (105, 0, 2), (96, 0, -4), (96, 1, -3), (99, 1, 0)):
