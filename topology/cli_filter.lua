@@ -3,8 +3,9 @@
 -- which reads the options. A site with a cli_filter.lua of its own has it call slurmdl_pre_submit and
 -- slurmdl_post_submit.
 --
--- It runs in the user's sbatch, with the user's rights. Whatever goes wrong, the job is submitted as it was written;
--- only --dl-strict makes that an error. No word of a user is read by the shell: each is quoted.
+-- It runs in the user's sbatch, with the user's rights, and says what `slurmdl sbatch` would say. An option that is
+-- wrong refuses the job, as there; whatever else goes wrong, the job is submitted as it was written, and only
+-- --dl-strict makes that an error. No word of a user is read by the shell: each is quoted.
 
 local SLURMDL = "slurmdl" -- or its path, which then counts for users whose PATH has another one, too
 local SECONDS = "2"       -- how long a choice may take
@@ -36,6 +37,10 @@ local function quote(word)
 	return "'" .. word:gsub("'", "'\\''") .. "'"
 end
 
+local function tell(line)
+	io.stderr:write("slurmdl: ", line, "\n")
+end
+
 local function contents(name)
 	local file = io.open(name)
 	local text = file and file:read("*a")
@@ -53,6 +58,21 @@ local function ask(seconds, command)
 	local text = pipe and pipe:read(1000000)
 	if pipe then pipe:close() end
 	return text or ""
+end
+
+-- What slurmdl answers within its time: its stdout, its own line on stderr without "slurmdl: " (nil where it wrote
+-- none), and its exit status (nil where it was not heard to its end).
+local function consult(line)
+	local pipe = io.popen("timeout -k 1 " .. SECONDS .. " " .. line .. " </dev/null 2>&1; printf '\\nstatus %d' $?")
+	local text = pipe and pipe:read(1000000) or ""
+	if pipe then pipe:close() end
+	local said, status = text:match("^(.*)\nstatus (%d+)$")
+	local own
+	local out = (said or ""):gsub("[^\n]+", function(each)
+		own = each:match("^slurmdl: (.*)$") or own
+		return each:find("^slurmdl: ") and "" or each
+	end)
+	return out, own and own:gsub("%c", " "):sub(1, 4000), tonumber(status)
 end
 
 -- The end of a JSON string that begins at `at`, nil where there is none.
@@ -114,7 +134,16 @@ local function question(options)
 	return table.concat(line, " ")
 end
 
--- The binding in an answer, as {name, value} each, and what is taken back; nil and why where there is none.
+-- The text of a member of an answer, "" where it has none.
+local function member(answer, name)
+	local begin = answer:match('.*"' .. name .. '"%s*:%s*()"')
+	local last = begin and skip(answer, begin)
+	local text = last and answer:sub(begin + 1, last - 1) or ""
+	return (text:gsub("\\u%x%x%x%x", "?"):gsub("\\(.)", "%1"):gsub("%c", " "):sub(1, 4000))
+end
+
+-- The binding in an answer, as {name, value} each, what is taken back, and what users are told; nil and why where it
+-- is not understood.
 local function read(answer)
 	local list = answer:find("^%s*{.*}%s*$") and answer:match('"binding"%s*:%s*(%b[])')
 	if not list then return nil, "no answer from slurmdl" end
@@ -124,12 +153,8 @@ local function read(answer)
 		return BINDING[name] and "" or "?"
 	end)
 	if rest:find("[^%s,]") then return nil, "what slurmdl chose cannot be told to sbatch" end
-	if #found == 0 then
-		local reason = answer:match('.*"reason"%s*:%s*"([^"\\]+)"') or "slurmdl makes no choice"
-		return nil, (reason:gsub("%c", " "):sub(1, 400))
-	end
-	local taken = answer:match('"releases"%s*:%s*"(%a*)"')
-	return found, RELEASES[taken] and taken
+	local taken = member(answer, "releases")
+	return found, RELEASES[taken] and taken, member(answer, "line")
 end
 
 -- Heterogeneous jobs are never bound. The components come one by one, so that the first does not know of others: a
@@ -154,29 +179,51 @@ local function asked(options, offset)
 	end
 	local any = false
 	for _, value in pairs(dl) do any = any or value ~= "unset" end
-	if not any or dl["dl-bind"] == "off" or offset ~= 0 or heterogeneous() then return nil end
+	local off = dl["dl-bind"] == "off" and (dl["dl-zone"] or "unset") == "unset"
+	if not any or off or offset ~= 0 or heterogeneous() then return nil end
 	return dl
+end
+
+-- Whether the job may be submitted, and what users are told, "" for nothing.
+local function decide(options, dl, strict)
+	local line, why = question(options), "what is asked for cannot be told to slurmdl"
+	if line then
+		local answer, own, status = consult(line)
+		if status == 64 and own then return false, own end
+		local binding, taken, told
+		if status == 0 then
+			if own then tell(own) end -- a remark, as on scores that cannot be read
+			binding, taken, told = read(answer)
+			why = taken
+		else
+			why = own or "no answer from slurmdl" .. (status == 124 and " within " .. SECONDS .. " s" or "")
+		end
+		if binding then
+			for _, option in ipairs(binding) do options[option[1]] = option[2] end
+			release = taken
+			return true, told
+		end
+	end
+	if strict then return false, why end
+	local zone = dl["dl-zone"] or "unset"
+	if zone ~= "unset" then why = "--dl-zone=" .. zone .. " is not applied: " .. why end
+	return true, "submitted as written: " .. why
 end
 
 function slurmdl_pre_submit(options, offset)
 	local strict = false
-	local fine, why = pcall(function()
+	local fine, submits, line = pcall(function()
 		release = nil
 		local dl = asked(options, offset)
-		if not dl then return nil end
+		if not dl then return true, "" end
 		strict = (dl["dl-strict"] or "unset") ~= "unset"
-		local line = question(options)
-		local binding, what = nil, "what is asked for cannot be told to slurmdl"
-		if line then binding, what = read(ask(SECONDS, line)) end
-		if not binding then return what end
-		for _, option in ipairs(binding) do options[option[1]] = option[2] end
-		release = what
-		return nil
+		return decide(options, dl, strict)
 	end)
-	if not fine then why = "internal error: " .. tostring(why) end
-	if not why then return slurm.SUCCESS end
-	io.stderr:write("slurmdl: ", strict and "" or "submitted as written: ", why, "\n")
-	return strict and slurm.ERROR or slurm.SUCCESS
+	if not fine then
+		submits, line = not strict, (strict and "" or "submitted as written: ") .. "internal error: " .. tostring(submits)
+	end
+	if line ~= "" then tell(line) end
+	return submits and slurm.SUCCESS or slurm.ERROR
 end
 
 -- A choice never costs a start. The controller has tried the job against its nodes by now: one that is pending for a

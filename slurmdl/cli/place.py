@@ -14,6 +14,7 @@ from slurmdl.output import show
 
 if TYPE_CHECKING:
     from slurmdl.config import Config
+    from slurmdl.dl_options import DlOptions
     from slurmdl.launch.sbatch import Decision
     from slurmdl.launch.submission import Submission
     from slurmdl.launch.survey import Survey
@@ -62,7 +63,7 @@ def run(argv: list[str]) -> int:
     if "svg" in own:
         _draw(decision, seen, own["svg"])
     exact = _exact(job.request, seen) if "exact" in own else None
-    show(_json(decision, seen, exact) if "json" in own else _text(decision, seen, exact))
+    show(_json(job.request.dl, decision, seen, exact) if "json" in own else _text(decision, seen, exact))
     return 0
 
 
@@ -110,12 +111,13 @@ def _survey(site: Config, own: dict[str, str], request: JobRequest) -> Survey:
 
 
 def _decide(job: Submission, seen: Survey, live: bool) -> Decision:
-    from slurmdl.launch.sbatch import Decision, decide
+    from slurmdl.launch.sbatch import Decision, decide, not_applied
 
-    if job.request.dl.bind == "off":
-        return Decision(reason="--dl-bind=off")
+    dl = job.request.dl
+    if dl.bind == "off":
+        return Decision(reason=not_applied(dl, "--dl-bind=off"), failed=bool(dl.zone))
     decision = decide(job, seen, _sbatch() if live else "")
-    if decision.reason and job.request.dl.strict:
+    if decision.reason and dl.strict:
         raise PlacementError(decision.reason)
     return decision
 
@@ -165,9 +167,12 @@ def _solved(exact: Exact | str, placement: Placement) -> str:
     return f"{found}; this choice takes {placement.map.cost.seconds / exact.cost.seconds:.4g} times that"
 
 
-def _json(decision: Decision, seen: Survey, exact: Exact | str | None) -> str:
+def _json(dl: DlOptions, decision: Decision, seen: Survey, exact: Exact | str | None) -> str:
+    from slurmdl.launch.sbatch import outcome
+
     found: dict[str, Any] = {"placement": decision.placement.to_json() if decision.placement else None,
-                             "binding": list(decision.argv), "releases": decision.releases, "reason": decision.reason}
+                             "binding": list(decision.argv), "releases": decision.releases, "reason": decision.reason,
+                             "line": " ".join(outcome(dl, decision).split()) if decision.reason else ""}
     if decision.placement and seen.scores.measured:
         from slurmdl.placement.scored import mattered
 

@@ -126,7 +126,7 @@ class Attempt:
             self._know(job)
         if self.dl.bind == "off":
             if self.dl.zone:
-                raise PlacementError("--dl-bind=off is given")
+                raise PlacementError("--dl-bind=off")
             return
         if job.request.unpinnable and not self.dl.zone:
             raise PlacementError(job.request.unpinnable)
@@ -165,7 +165,7 @@ class Attempt:
                 traceback.print_exception(error)
             reason = f"internal error: {type(error).__name__}: {error} (SLURMDL_DEBUG=1 shows where)"
         failed = bool(self.dl.zone) or not isinstance(error, PlacementError)
-        self.decision = Decision(reason=_not_applied(self.dl, reason), failed=failed)
+        self.decision = Decision(reason=not_applied(self.dl, reason), failed=failed)
         self.speak()
 
     def speak(self) -> None:
@@ -175,7 +175,7 @@ class Attempt:
         if self.dl.explain and self.decision.explanation:
             tell(self.decision.explanation)
         if self.dl.explain or self.decision.reason:
-            warn(_say(self.dl, self.decision))
+            warn(outcome(self.dl, self.decision))
         if self.job and self.job.maps_ranks is False:
             warn("the script has no `slurmdl srun`, so its ranks will not be mapped")
 
@@ -197,7 +197,7 @@ class Attempt:
                 if not self.commands or self.dl.strict:
                     raise
                 if not self.quiet:
-                    warn(f"submitted as written: {_not_applied(self.dl, str(error))}" if bound else
+                    warn(f"submitted as written: {not_applied(self.dl, str(error))}" if bound else
                          f"the job is not told its --dl-* options: {error}")
 
     def _look_after(self, line: bytes) -> bool:
@@ -228,7 +228,7 @@ def _has_plugin(program: str) -> bool:
         return True
 
 
-def _not_applied(dl: dl_options.DlOptions, why: str) -> str:
+def not_applied(dl: dl_options.DlOptions, why: str) -> str:
     """The reason, and that zones which the user named do not hold."""
     return f"--dl-zone={_named(dl, ',')} is not applied: {why}" if dl.zone else why
 
@@ -255,7 +255,7 @@ def decide(job: Submission, seen: Survey, program: str = "") -> Decision:
     """
     dl = job.request.dl
     if dl.zone and job.request.unrestrictable:
-        return Decision(reason=_not_applied(dl, job.request.unrestrictable), failed=True)
+        return Decision(reason=not_applied(dl, job.request.unrestrictable), failed=True)
     try:
         limit = _limit(job, seen) if dl.zone else ()
     except UsageError as error:
@@ -263,7 +263,7 @@ def decide(job: Submission, seen: Survey, program: str = "") -> Decision:
             raise
         raise PlacementError(f"slurmdl.yaml: {error}") from error  # nothing that a site sets refuses a job
     if any(len(option) > MAX_OPTION for option in limit):
-        return Decision(reason=_not_applied(dl, "sbatch takes no list of so many nodes"), failed=True)
+        return Decision(reason=not_applied(dl, "sbatch takes no list of so many nodes"), failed=True)
     try:
         decision = _choose(job, seen, program)
     except PlacementError as error:
@@ -488,13 +488,14 @@ def describe(job: Submission | None, decision: Decision, command: Command) -> st
     lines += [f"environment: without {name}" for name in command.removed]
     if command.stdin is not None:
         lines.append(f"standard input: the script, {len(command.stdin)} bytes")
-    lines.append(f"decision: {_say(job.request.dl if job else dl_options.DlOptions(), decision)}")
+    lines.append(f"decision: {outcome(job.request.dl if job else dl_options.DlOptions(), decision)}")
     if decision.placement and decision.placement.nodes:
         lines.append(f"nodes: {' '.join(decision.placement.nodes)}")
     return "\n".join(lines)
 
 
-def _say(dl: dl_options.DlOptions, decision: Decision) -> str:
+def outcome(dl: dl_options.DlOptions, decision: Decision) -> str:
+    """What users are told of a decision, in one line."""
     if decision.failed:
         return f"submitted as written: {decision.reason}"
     options = f"{' '.join(decision.argv)}: " if decision.argv else ""

@@ -71,7 +71,7 @@ def test_jobs_that_are_submitted_as_they_are_written(filtered):
     wrap = "--wrap=true"
     pin = ["-N2", "--dl-bind=pin"]
     cases: list[tuple[list[str], dict[str, str], str]] = [
-        (["-N2"], {}, ""), (["-N2", "--dl-zone=zoneA", "--dl-bind=off"], {}, ""),
+        (["-N2"], {}, ""), (["-N2", "--dl-ps=1", "--dl-bind=off"], {}, ""),
         (pin, {"SLURMDL_REQUEST": "{}"}, ""), (pin, {"SLURM_JOB_ID": "1"}, ""),
         ([*pin, "--array=1-2"], {}, "job array"), ([*pin, "--contiguous"], {}, "--contiguous"),
         ([*pin, "--switches=1"], {}, "--switches"),
@@ -91,6 +91,43 @@ def test_jobs_that_are_submitted_as_they_are_written(filtered):
     assert cluster.job(done.stdout.split()[-1])["ReqNodeList"] == "(null)"
     strict = cluster.run(["sbatch", *pin, "--array=1-2", "--dl-strict", wrap])
     assert strict.returncode != 0 and strict.stdout == "" and len(own(strict.stderr)) == 1
+
+
+#: what is wrong with each, or is not applied, and whether the job is submitted
+SAID = [
+    (["--dl-zone=nowhere"], False, "--dl-zone=nowhere: no such zone; valid: "),
+    (["--dl-zone=zoneA,nowhere", "--dl-strict"], False, "--dl-zone=nowhere: no such zone; valid: "),
+    (["--dl-bind=late"], True, "--dl-bind=late"),
+    (["--dl-zone=zoneA", "--dl-bind=off"], True, "submitted as written: --dl-zone=zoneA is not applied"),
+    (["--dl-bind=pin", "--array=1-2"], True, "job array"),
+    (["--dl-bind=pin", "--array=1-2", "--dl-strict"], False, "job array"),
+    (["--dl-traffic=/no/such/file"], True, "submitted as written: /no/such/file: "),
+    (["--dl-scores=/no/such/file"], True, "scores: /no/such/file"),
+    (["--dl-zone=zoneB", "--hold"], True, "Slurm chooses the nodes in zoneB: "), (["--dl-bind=pin"], True, "")]
+
+
+def test_the_filter_says_and_does_what_the_wrapper_says_and_does(filtered):
+    """One behaviour and one message; only the remark on the script is the wrapper's alone."""
+    cluster = filtered()
+    for words, submits, says in SAID:
+        both = [cluster.run([*command, "-N2", *words, "--wrap=srun true"])
+                for command in (["sbatch"], ["slurmdl", "sbatch"])]
+        assert [done.returncode == 0 for done in both] == [submits, submits], (words, [done.stderr for done in both])
+        lines = [[line for line in own(done.stderr) if "its ranks will not be mapped" not in line] for done in both]
+        assert lines[0] == lines[1] and len(lines[0]) == bool(says), (words, lines)
+        assert says in "".join(lines[0])
+        cluster.cancel_all()
+
+
+def test_a_broken_configuration_is_told_and_the_job_submitted(filtered):
+    cluster = filtered(nodes=2)
+    directory = cluster.directory()
+    (directory / "slurmdl").mkdir()
+    (directory / "slurmdl/slurmdl.yaml").write_text("plan_dir: 2024-13-01")
+    record = asked_for(cluster, "--hold", "-N2", "--dl-ps=1", "--wrap=true", XDG_CONFIG_HOME=str(directory))
+    assert bound(record) == FREE
+    [line] = own(record["said"])
+    assert line.startswith("slurmdl: submitted as written: ") and "slurmdl.yaml:1: is not YAML" in line
 
 
 #: out of single quotes and evaluated; and all that a shell could stumble over
@@ -121,7 +158,9 @@ IMPOSTORS = {
     "binary": "head -c 100000 /dev/urandom", "number": "echo '{\"binding\": [7]}'",
     "option": "echo '{\"binding\": [\"--wrap=true\"]}'",
     "shell": "echo '{\"binding\": [\"--nodelist=$(touch /tmp/executed)\"]}'",
-    "foreign": "echo '{\"binding\": [\"--prefer=zoneA\", \"--nodes=7\"]}'"}
+    "foreign": "echo '{\"binding\": [\"--prefer=zoneA\", \"--nodes=7\"]}'", "refusal": "exit 64",
+    "crash": "echo slurmdl: internal error >&2; exit 70", "garbage": "echo wrong option >&2; exit 64",
+    "killed": "kill -9 $$", "status": "printf 'slurmdl: no\\nstatus 64\\n'; exit 70"}
 
 
 def test_whatever_slurmdl_does_the_job_is_submitted(filtered):
