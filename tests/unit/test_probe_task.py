@@ -31,8 +31,10 @@ def probe() -> Iterator[Callable[..., list[dict[str, object]]]]:
     def start(number: int, secret: str) -> subprocess.Popen[str]:
         env = {**os.environ, "SLURM_STEP_NODELIST": ",".join(NODES), "SLURMD_NODENAME": NODES[number],
                "SLURM_PROCID": str(number), task.SECRET: secret}
-        children.append(subprocess.Popen([sys.executable, "-m", "slurmdl.network.probe.task"], env=env, text=True,
-                                         stdin=subprocess.PIPE, stdout=subprocess.PIPE))
+        # fewer open files than connections that the leader lets wait
+        children.append(subprocess.Popen(
+            ["sh", "-c", f"ulimit -Sn 64; exec {sys.executable} -m slurmdl.network.probe.task"], env=env, text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE))
         return children[-1]
 
     def run(secret: str, meanwhile: Callable[[], None] = lambda: None) -> list[dict[str, object]]:

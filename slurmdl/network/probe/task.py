@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import selectors
 import socket
 import sys
@@ -314,6 +315,8 @@ def main() -> int:
         follow(nodes[0], ports, secret, node)
         return 0
     work = read_work()
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a connection of each task, and of others
     server = _listen(ports)
     own = threading.Thread(target=follow, args=("localhost", [server.getsockname()[1]], secret, node), daemon=True)
     own.start()
