@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from slurmdl.errors import InputError
-from slurmdl.network.samples import FASTEST, SOURCES, is_trunk
+from slurmdl.network.samples import FASTEST, SOURCES, is_name, shown
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -55,7 +55,7 @@ class LinkScore:
         for key, value in data.items():
             valid, fits = _RANGES[key]
             if not fits(value):
-                raise InputError(f"{name}: {key} {str(value)[:40]!r} is not valid; valid: {valid}")
+                raise InputError(f"{name}: {key} {shown(value)} is not valid; valid: {valid}")
         return cls(**data)
 
 
@@ -234,10 +234,9 @@ def _links(key: str, data: Any, refuse: Callable[[str], None]) -> dict[str, Link
     found = {}
     for name, score in data.items():
         try:
-            if not name or not name.isprintable():
-                raise InputError(f"{key}: {name!r} is no name")
-            if key == "trunks" and not is_trunk(name):
-                raise InputError(f"trunks: {name!r} is not valid; valid: two leaf zones as A|B in sorted order")
+            if not is_name(name, key[:-1]):
+                raise InputError(f"{key}: {shown(name)} is not valid; valid: a {key[:-1]}'s name"
+                                 + (", as A|B in sorted order" if key == "trunks" else ""))
             found[name] = LinkScore.from_json(name, score)
         except InputError as error:
             refuse(str(error))
@@ -248,7 +247,7 @@ def _number(key: str, value: Any, zero: bool = False, none: bool = False) -> flo
     if none and value is None:
         return None
     if not _within(0, FASTEST, above=not zero)(value):
-        raise InputError(f"{key} {str(value)[:40]!r} is not valid; valid: a number "
+        raise InputError(f"{key} {shown(value)} is not valid; valid: a number "
                          f"{'from' if zero else 'above'} 0")
     return float(value)
 

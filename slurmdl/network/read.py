@@ -11,7 +11,7 @@ from typing import Any
 from slurmdl.errors import InputError
 from slurmdl.network import hygiene, trust
 from slurmdl.network.model import LinkScore, LinkScores, refused
-from slurmdl.network.samples import KINDS, from_lines, is_trunk
+from slurmdl.network.samples import KINDS, from_lines, is_name, unique
 
 #: column of a CSV file -> how its text becomes the value of LinkScore
 _COLUMNS = {"throughput": float, "delay": float, "delay_tail": float, "loss": float, "age": float, "samples": int}
@@ -65,13 +65,6 @@ def _from_samples(text: str, now: float, rules: hygiene.Rules, refuse: Callable[
 
 
 def _object(text: str) -> Any:
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) < len(pairs):
-            names = [name for name, _ in pairs]
-            raise InputError(f"{next(name for name in names if names.count(name) > 1)!r} stands there twice")
-        return found
-
     try:
         return json.loads(text, object_pairs_hook=unique)
     except (ValueError, RecursionError) as error:
@@ -109,7 +102,7 @@ def _row(row: Mapping[str | Any, str | Any], columns: int) -> tuple[str, str, Li
     if None in row or None in row.values():
         raise InputError(f"{columns} columns expected")
     kind, name = row.get("kind") or "node", row["name"]
-    if kind not in KINDS or not name.isprintable() or not name or (kind == "trunk" and not is_trunk(name)):
+    if kind not in KINDS or not is_name(name, kind):
         raise InputError(f"{kind} {name!r} is not valid; valid: {', '.join(KINDS)} with a name")
     return kind, name, LinkScore.from_json(name, {key: _number(value, read) for key, read in _COLUMNS.items()
                                                   if (value := row.get(key) or "").strip()})

@@ -15,6 +15,8 @@ from slurmdl.errors import InputError
 KINDS = ("node", "zone", "trunk")
 #: bytes/s that no link has, and seconds since the epoch that nobody lives to see
 FASTEST, LATEST = 1e15, 1e12
+#: characters of a link's name; Slurm has at most 255 for a node
+LONGEST_NAME = 600
 #: standard error, as a fraction, beyond which a figure says nothing
 NOISIEST = 100.0
 SOURCES = ("probe", "serve", "job", "counters", "prometheus", "file")
@@ -59,20 +61,24 @@ class LinkSample(_Measured):
             return made
 
     def _check(self) -> None:
-        if self.kind not in KINDS:
-            raise InputError(f"sample: kind {self.kind!r} is not one of {', '.join(KINDS)}")
+        """The one place where a sample's fields are checked: what passes can be stored, sorted and printed."""
+        kind, name = self.kind, self.name
+        if kind not in KINDS:
+            raise InputError(f"sample: kind {shown(kind)} is not valid; valid: {', '.join(KINDS)}")
+        if not is_name(name, kind):
+            raise InputError(f"sample: name {shown(name)} is not valid; valid: a {kind}'s name"
+                             + (", as A|B in sorted order" if kind == "trunk" else ""))
         if self.source not in SOURCES:
-            raise InputError(f"sample of {self.name}: source {self.source!r} is not one of {', '.join(SOURCES)}")
-        if not isinstance(self.name, str) or not self.name.isprintable() or not self.name or \
-                (self.kind == "trunk" and not is_trunk(self.name)):
-            raise InputError(f"sample: name {self.name!r} is not valid; valid: a {self.kind}'s name"
-                             + (", as A|B in sorted order" if self.kind == "trunk" else ""))
-        _check("time", self.time, self.name, 0, LATEST)
+            raise InputError(f"sample of {name}: source {shown(self.source)} is not valid; "
+                             f"valid: {', '.join(SOURCES)}")
+        if not isinstance(self.rdma, bool):
+            raise InputError(f"sample of {name}: rdma {shown(self.rdma)} is not valid; valid: true, false")
+        _check("time", self.time, name, 0, LATEST)
         for key, low, high in (("throughput", 0, FASTEST), ("delay", 0, 60), ("delay_tail", 0, 60), ("loss", 0, 1),
                                ("noise", 0, NOISIEST)):
             value = getattr(self, key)
             if value is not None:
-                _check(key, value, self.name, low, high)
+                _check(key, value, name, low, high)
 
     def to_json(self) -> dict[str, Any]:
         return {key: value for key, value in self._asdict().items() if value is not None and value is not False}
@@ -80,21 +86,55 @@ class LinkSample(_Measured):
     @classmethod
     def from_json(cls, data: Any) -> LinkSample:
         """The inverse of `to_json`; InputError names what does not fit."""
-        try:
-            return cls(**data)
-        except TypeError as error:
-            raise InputError(f"sample: malformed ({error})") from error
+        if not isinstance(data, dict):
+            raise InputError(f"sample: {shown(data)} is not valid; valid: a JSON object")
+        for key in data:
+            if key not in cls._fields:
+                raise InputError(f"sample: unknown key {shown(key)}; valid: {', '.join(cls._fields)}")
+        for key in cls._fields[:_REQUIRED]:
+            if key not in data:
+                raise InputError(f"sample: {key} is missing")
+        return cls(**data)
+
+
+#: how many of the fields, the first ones, have no default
+_REQUIRED = len(LinkSample._fields) - len(LinkSample._field_defaults)
 
 
 def _check(key: str, value: Any, name: str, low: float, high: float) -> None:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
-        raise InputError(f"sample of {name}: {key} {value!r} is not valid; valid: a number from {low:g} to {high:g}")
+        raise InputError(f"sample of {name}: {key} {shown(value)} is not valid; "
+                         f"valid: a number from {low:g} to {high:g}")
+
+
+def shown(value: Any) -> str:
+    """A value of a JSON text in a few characters. What it contains, if anything, is not looked at."""
+    if isinstance(value, (list, dict)):
+        return "[...]" if isinstance(value, list) else "{...}"
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:30]}...{text[-20:]}"
+
+
+def is_name(name: Any, kind: str) -> bool:
+    """Whether it can be the name of a link of that kind."""
+    return isinstance(name, str) and name.isprintable() and 0 < len(name) <= LONGEST_NAME \
+        and (kind != "trunk" or is_trunk(name))
 
 
 def is_trunk(name: str) -> bool:
     """Whether it names a way between two leaf zones."""
     parts = name.split("|")
     return len(parts) == 2 and all(parts) and parts == sorted(parts)
+
+
+def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object, for json.loads; InputError where a key stands in it twice."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        seen: set[str] = set()
+        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+        raise InputError(f"{shown(twice)} stands there twice")
+    return found
 
 
 def to_lines(samples: Iterable[LinkSample]) -> str:
@@ -107,7 +147,7 @@ def from_lines(lines: Iterable[str]) -> Iterator[LinkSample | InputError]:
         if not line.strip():
             continue
         try:
-            yield LinkSample.from_json(json.loads(line))
+            yield LinkSample.from_json(json.loads(line, object_pairs_hook=unique))
         except (ValueError, RecursionError) as error:
             yield InputError(f"is not JSON ({type(error).__name__})", line=number, text=line[:80])
         except InputError as error:

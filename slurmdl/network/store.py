@@ -76,11 +76,18 @@ class Store:
             return self._connection.total_changes - before
 
     def since(self, time: float) -> list[LinkSample]:
-        """The samples of that time (seconds since the epoch) and later."""
+        """The samples of that time (seconds since the epoch) and later.
+
+        A row that is not a valid sample (an earlier version checked less) is left out; it goes with its age.
+        """
         with _told(self._path):
             rows = self._connection.execute(f"SELECT {', '.join(_COLUMNS)} FROM samples WHERE time >= ?", (time,))
-            found = [dict(zip(_COLUMNS, row, strict=True)) for row in rows]
-            return [LinkSample(**{**sample, "rdma": bool(sample["rdma"])}) for sample in found]
+            found = []
+            for row in rows:
+                sample = dict(zip(_COLUMNS, row, strict=True))
+                with suppress(InputError):
+                    found.append(LinkSample(**{**sample, "rdma": bool(sample["rdma"])}))
+            return found
 
     def prune(self, now: float, keep: float = KEEP, rows: int = MOST_ROWS) -> int:
         """Forget what is older than `keep` seconds, and the oldest of more samples than `rows`; returns how many.
