@@ -1,0 +1,20 @@
+"""The services of scores under attack for some seconds; SLURMDL_FUZZ_SECONDS makes it longer."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+SECONDS = int(os.environ.get("SLURMDL_FUZZ_SECONDS", "3"))
+
+
+def test_services_go_on_whatever_peers_send() -> None:
+    done = subprocess.run([sys.executable, str(Path(__file__).with_name("services.py")), str(SECONDS)],
+                          capture_output=True, text=True, timeout=SECONDS + 240, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr[-5000:]
+    found = json.loads(done.stdout)
+    print(done.stdout)
+    assert found["connections"] > 50
