@@ -75,7 +75,7 @@ def nodes_plan_dir(site: Site) -> Finding:
 
 def scores(site: Site) -> Finding:
     given = site.config.scores
-    if given.owner and not trust.number(given.owner):
+    if given.owner and not trust.numbers(given.owner):
         return failure(f"scores.owner: no user has the name {given.owner!r} here, so only scores of root are used",
                        "create this user (slurmdl's packages do: systemd-sysusers), or correct scores.owner in "
                        "slurmdl.yaml")

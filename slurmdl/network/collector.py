@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from time import time
 
-from slurmdl.errors import InputError
+from slurmdl.errors import InputError, UnavailableError
 from slurmdl.network import exposition, hygiene, trust
 from slurmdl.network.model import LinkScores
 from slurmdl.network.read import from_text
@@ -18,6 +18,8 @@ from slurmdl.network.store import Store, publish
 
 #: what a file in the spool must end in to be taken; it is put there by renaming
 SPOOLED = ".jsonl"
+#: what is added to the name of a file that was refused as a whole or in part, and how many of these are kept
+ASIDE, MOST_ASIDE = ".refused", 100
 #: reasons for which samples are refused that are told apart
 MOST_REASONS = 100
 
@@ -31,7 +33,7 @@ class Collector:
     store : open history.
     snapshot : file for readers on a shared file system.
     textfile : Prometheus text beside it, "" for none.
-    owner : user whose files in the spool are trusted, see trust.
+    owner : users whose files in the spool are trusted, see trust.
     known : names of nodes and zones; samples of others are refused. None where the topology is not known.
     refused : reason -> number of samples since the last report.
     """
@@ -43,6 +45,8 @@ class Collector:
     owner: str = ""
     known: frozenset[str] | None = None
     refused: Counter[str] = field(default_factory=Counter)
+    #: files of the spool that were refused and could not be renamed
+    _immovable: set[str] = field(default_factory=set)
 
     def lines(self, lines: Iterable[str], now: float) -> list[LinkSample]:
         """The samples that can be stored; the others are counted by why they cannot."""
@@ -76,20 +80,45 @@ class Collector:
         return [len(samples) for samples in good]
 
     def spool(self, folder: str) -> None:
-        """Store what lies in a directory, and then remove it there. What cannot be trusted or read is left there."""
-        now, taken, samples = time(), [], []
-        for name in sorted(os.listdir(folder)):
-            path = os.path.join(folder, name)
-            if name.endswith(SPOOLED) and not name.startswith("."):
+        """Store the samples in a directory, and then remove their files.
+
+        A file that is not to be trusted, or of which a line was refused, is renamed instead: its name ends in ASIDE,
+        so that it is read and reported once and an admin can look at it.
+
+        Raises
+        ------
+        UnavailableError : the directory cannot be read, or nothing can be stored; then all files stay.
+        """
+        now, samples = time(), []
+        taken: list[str] = []
+        aside: list[str] = []
+        try:
+            names = sorted(os.listdir(folder))
+        except OSError as error:
+            raise UnavailableError(f"--spool {folder}: cannot be read ({error.strerror})") from error
+        there = {name: os.path.join(folder, name) for name in names}
+        self._immovable.intersection_update(there.values())
+        for name, path in there.items():
+            if name.endswith(SPOOLED) and not name.startswith(".") and path not in self._immovable:
+                refused = sum(self.refused.values())
                 try:
-                    samples += self.lines(trust.trusted_text(path, self.owner).splitlines(), now)
-                    taken.append(path)
+                    samples += self.lines(trust.trusted_lines(path, self.owner), now)
                 except InputError as error:
                     self._refuse(str(error))
+                (taken if sum(self.refused.values()) == refused else aside).append(path)
         self.keep(samples)
         for path in taken:
-            with suppress(FileNotFoundError):
+            with suppress(OSError):
                 os.unlink(path)
+        for path in aside:
+            try:
+                os.rename(path, path + ASIDE)
+            except OSError:
+                self._immovable.add(path)  # a directory in which this user may only read
+        old = sorted((name for name in names if name.endswith(SPOOLED + ASIDE)), reverse=True)
+        for name in old[max(0, MOST_ASIDE - len(aside)):]:
+            with suppress(OSError):
+                os.unlink(there[name])
 
     def publish(self) -> LinkScores:
         """Make scores of the recent samples and put them in their places; forget the oldest samples."""

@@ -7,13 +7,21 @@ names follow https://prometheus.io/docs/practices/naming/: base units, the unit 
 from __future__ import annotations
 
 import re
+import socket
+import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from socketserver import BaseRequestHandler
+from typing import Any
 
-from slurmdl.errors import SlurmdlError
+from slurmdl.errors import SlurmdlError, warn
+from slurmdl.network.access import Places, RateLimitedLog, address_of, listener
 from slurmdl.network.model import LinkScore, LinkScores
 
+#: clients at once, and seconds that each may take
+MOST_CLIENTS, LIMIT = 64, 10.0
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 #: metric -> (help, its value for a score made at a time, None where it was not measured)
@@ -53,10 +61,44 @@ def _escaped(label: str) -> str:
 
 
 def server(address: tuple[str, int], read: Callable[[], LinkScores]) -> ThreadingHTTPServer:
-    """An HTTP server, not yet running, whose /metrics is `text(read())`; 503 where the scores cannot be read."""
-    found = ThreadingHTTPServer(address, partial(_Handler, read))
-    found.daemon_threads = True
-    return found
+    """An HTTP server, not yet running, whose /metrics is `text(read())`; 503 where the scores cannot be read.
+
+    OSError where the address cannot be taken.
+    """
+    return _Server(listener(*address), partial(_Handler, read))
+
+
+class _Server(ThreadingHTTPServer):
+    """A thread for each of a bounded number of clients, each with a bounded time; none of them can end it."""
+
+    daemon_threads = True
+
+    def __init__(self, listening: socket.socket, handler: Callable[..., BaseRequestHandler]) -> None:
+        super().__init__(("", 0), handler, bind_and_activate=False)
+        self.socket.close()
+        self.socket, self.server_address = listening, listening.getsockname()[:2]
+        self._places, self._log = Places(MOST_CLIENTS), RateLimitedLog(warn)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        def end() -> None:
+            with suppress(OSError):
+                request.shutdown(socket.SHUT_RDWR)
+
+        if not self._places.take(address_of(client_address[0]), end):
+            self.shutdown_request(request)
+            return
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._places.leave(end)
+
+    def service_actions(self) -> None:
+        self._places.end_older(LIMIT)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError):  # a client that goes away is no news
+            self._log("error", f"internal error: {type(error).__name__}: {error}")
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -76,7 +118,7 @@ class _Handler(BaseHTTPRequestHandler):
             status, body = 200, text(self._read())
         except SlurmdlError as error:
             status, body = 503, f"{error}\n"
-        data = body.encode()
+        data = body.encode(errors="replace")
         self.send_response(status)
         self.send_header("Content-Type", CONTENT_TYPE)
         self.send_header("Content-Length", str(len(data)))

@@ -42,13 +42,15 @@ def put(folder: str, samples: Sequence[LinkSample]) -> None:
         os.makedirs(folder, mode=0o755, exist_ok=True)
         wholefile.write(os.path.join(folder, name + SUFFIX), to_lines(samples))
         for old in _waiting(folder)[:-MOST]:
-            os.unlink(os.path.join(folder, old))
+            _remove(os.path.join(folder, old))
     except OSError as error:
         raise UnavailableError(f"{folder}: samples cannot be put there ({error.strerror})") from error
 
 
 def send(where: tuple[str, int], samples: Sequence[LinkSample], spool: str) -> None:
     """Send what waits in the spool, and these samples; what the collector does not take stays in the spool.
+
+    With nothing to send the collector is asked all the same, so that a mistake in the set-up is found at once.
 
     Raises
     ------
@@ -57,28 +59,52 @@ def send(where: tuple[str, int], samples: Sequence[LinkSample], spool: str) -> N
     put(spool, samples)
     names, text = [], b""
     for name in _waiting(spool):
-        with open(os.path.join(spool, name), "rb") as file:
-            data = file.read()
+        try:
+            with open(os.path.join(spool, name), "rb") as file:
+                data = file.read()
+        except FileNotFoundError:
+            continue  # another process has sent it
+        except OSError as error:
+            raise UnavailableError(f"{spool}/{name}: cannot be read ({error.strerror})") from error
         if text and len(text) + len(data) > _MOST_BYTES:
             break
         names.append(name)
         text += data
-    if not names:
-        return
     import socket
 
     collector = f"collector {where[0]}:{where[1]}"
+    kept = f"; the samples wait in {spool}" if names else ""
     try:
         with _connect(where) as connection:
-            connection.sendall(text)
+            connection.sendall(_credential(text) + text)
             connection.shutdown(socket.SHUT_WR)
             answer = connection.recv(200).decode(errors="replace").strip()
     except OSError as error:
-        raise UnavailableError(f"{collector}: {error.strerror or error}; the samples wait in {spool}") from error
+        raise UnavailableError(f"{collector}: {error.strerror or error}{kept}") from error
     if not answer.startswith("stored"):
-        raise UnavailableError(f"{collector}: {answer or 'no answer'}; the samples wait in {spool}")
+        raise UnavailableError(f"{collector}: {answer or 'no answer'}{kept}")
     for name in names:
-        os.unlink(os.path.join(spool, name))
+        _remove(os.path.join(spool, name))
+
+
+def _credential(text: bytes) -> bytes:
+    """The line that proves who sends this, where munge is on this host; else the port has to do."""
+    from slurmdl.network import munge
+
+    try:
+        return munge.credential(text).encode() + b"\n"
+    except UnavailableError:
+        return b""
+
+
+def _remove(path: str) -> None:
+    """Remove a file of the spool, unless another process has."""
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        raise UnavailableError(f"{path}: cannot be removed ({error.strerror})") from error
 
 
 def _connect(where: tuple[str, int]) -> socket.socket:
@@ -100,3 +126,5 @@ def _waiting(folder: str) -> list[str]:
         return sorted(name for name in os.listdir(folder) if name.endswith(SUFFIX))
     except FileNotFoundError:
         return []
+    except OSError as error:
+        raise UnavailableError(f"{folder}: cannot be read ({error.strerror})") from error

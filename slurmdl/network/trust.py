@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Collection
+from typing import BinaryIO
 
 from slurmdl.errors import InputError
 
@@ -24,12 +25,19 @@ def trusted_text(path: str, owner: str = "") -> str:
 
     Parameters
     ----------
-    owner : name or number of a user, "" for no other.
+    owner : names or numbers of users with commas between, "" for no other.
 
     Raises
     ------
     InputError : it cannot be read, is no regular file, is not UTF-8, is too large, or others could have written it.
     """
+    try:
+        return _trusted_bytes(path, owner).decode()
+    except UnicodeDecodeError as error:
+        raise InputError("is not text in UTF-8", file=path) from error
+
+
+def _trusted_bytes(path: str, owner: str) -> bytes:
     try:
         # a pipe without a writer would hang in open
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
@@ -37,20 +45,53 @@ def trusted_text(path: str, owner: str = "") -> str:
             if not stat.S_ISREG(status.st_mode):
                 raise InputError("is no regular file", file=path)
             where = os.path.realpath(f"/proc/self/fd/{file.fileno()}")
-            if why := doubt(where, status, {0, os.geteuid()} | number(owner)):
+            if why := doubt(where, status, {0, os.geteuid()} | numbers(owner)):
                 raise InputError(f"is ignored: {why}; valid: owned by root, yourself or scores.owner, and writable "
                                  "by its owner alone", file=path)
-            data = file.read(MAX_BYTES + 1)
+            return _bytes(file, path)
     except OSError as error:
         raise InputError(f"cannot be read ({error.strerror})", file=path) from error
     except ValueError as error:
         raise InputError("cannot be read (its name holds a NUL byte)", file=path.replace("\0", "?")) from error
-    if len(data) > MAX_BYTES:
-        raise InputError(f"has more than {MAX_BYTES} bytes", file=path)
+
+
+def trusted_lines(path: str, owner: str = "") -> list[str]:
+    """The lines of a file of samples, or of standard input, with bytes that are not UTF-8 as lone surrogates.
+
+    Parameters
+    ----------
+    path : "-" for standard input. It must have been made, as a pipe or a file, by root, the reader, or `owner`: the
+        pipe of `one | other` belongs to the user whose shell started both.
+
+    Raises
+    ------
+    InputError : as trusted_text.
+    """
+    data = _trusted_stdin(owner) if path == "-" else _trusted_bytes(path, owner)
+    return data.decode(errors="surrogateescape").splitlines()
+
+
+def _trusted_stdin(owner: str) -> bytes:
+    name = "standard input"
     try:
-        return data.decode()
-    except UnicodeDecodeError as error:
-        raise InputError("is not text in UTF-8", file=path) from error
+        with open(os.dup(0), "rb") as file:
+            status = os.fstat(file.fileno())
+            if status.st_uid not in {0, os.geteuid()} | numbers(owner):
+                raise InputError(f"is ignored: user {status.st_uid} owns it; valid: owned by root, yourself or one "
+                                 "of --users", file=name)
+            if (stat.S_ISREG(status.st_mode) or stat.S_ISFIFO(status.st_mode)) and _open_to_others(status):
+                raise InputError(f"is ignored: others may write it (mode {stat.S_IMODE(status.st_mode):o}); valid: "
+                                 "writable by its owner alone", file=name)
+            return _bytes(file, name)
+    except OSError as error:
+        raise InputError(f"cannot be read ({error.strerror})", file=name) from error
+
+
+def _bytes(file: BinaryIO, name: str) -> bytes:
+    data = file.read(MAX_BYTES + 1)
+    if len(data) > MAX_BYTES:
+        raise InputError(f"has more than {MAX_BYTES} bytes", file=name)
+    return data
 
 
 def doubt(where: str, status: os.stat_result, users: Collection[int]) -> str:
@@ -92,15 +133,17 @@ def _open_to_others(status: os.stat_result) -> bool:
     return bool(status.st_mode & stat.S_IWOTH)
 
 
-def number(owner: str) -> set[int]:
-    """The user's number; none for a name that the machine does not know."""
-    if owner.isdecimal():
-        return {int(owner)}
-    if not owner:
-        return set()
-    import pwd
+def numbers(users: str) -> set[int]:
+    """The users' numbers, of names or numbers with commas between; none for a name that the machine does not know."""
+    found = set()
+    for user in users.split(","):
+        if user.isascii() and user.isdecimal():
+            found.add(int(user))
+        elif user:
+            import pwd
 
-    try:
-        return {pwd.getpwnam(owner).pw_uid}
-    except KeyError:
-        return set()
+            try:
+                found.add(pwd.getpwnam(user).pw_uid)
+            except KeyError:
+                continue
+    return found

@@ -100,9 +100,14 @@ def from_files(slurm_conf: str | None = None) -> Topologies | None:
     return None if path is None else from_file(path)
 
 
+def path_of_slurm_conf() -> str:
+    """Where Slurm's commands look for slurm.conf."""
+    return os.environ.get("SLURM_CONF") or DEFAULT_SLURM_CONF
+
+
 def beside_slurm_conf(slurm_conf: str | None = None) -> str | None:
     """The file that Slurm reads: a topology.yaml makes it ignore topology.conf."""
-    directory = os.path.dirname(slurm_conf or os.environ.get("SLURM_CONF") or DEFAULT_SLURM_CONF)
+    directory = os.path.dirname(slurm_conf or path_of_slurm_conf())
     for name in ("topology.yaml", "topology.conf"):
         path = os.path.join(directory, name)
         if os.path.exists(path):

@@ -165,7 +165,7 @@ for unit in user node; do
     printf '%s\\n' '[Service]' Type=oneshot DynamicUser=yes 'ExecStart=/usr/bin/python3 /send.py' \\
         >/etc/systemd/system/$unit.service
 done
-echo AmbientCapabilities=CAP_NET_BIND_SERVICE >>/etc/systemd/system/node.service
+printf '%s\\n' AmbientCapabilities=CAP_NET_BIND_SERVICE User=slurmdl >>/etc/systemd/system/node.service
 systemctl daemon-reload
 systemctl start user || echo refused
 systemctl start node && echo stored

@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from functools import partial
+from ipaddress import ip_address
 from pathlib import Path
 
 import pytest
 
+from slurmdl.cli.address import networks
 from slurmdl.cli.main import main
-from slurmdl.network import exposition
+from slurmdl.errors import UnavailableError
+from slurmdl.network import exposition, outbox
+from slurmdl.network.access import Places, RateLimitedLog
 from slurmdl.network.model import LinkScore, LinkScores
 from slurmdl.network.samples import LinkSample, to_lines
 from slurmdl.network.store import Store
@@ -46,7 +54,7 @@ class Service:
         assert found, told
         self.port = int(found[1])
 
-    def send(self, data: bytes, low_port: bool = False) -> str:
+    def send(self, data: bytes, low_port: bool = False, host: str = "127.0.0.1") -> str:
         with socket.socket() as sock:
             sock.settimeout(30)
             if low_port:
@@ -56,13 +64,16 @@ class Service:
                         break
                     except OSError:
                         continue
-            sock.connect(("127.0.0.1", self.port))
+            sock.connect((host, self.port))
             try:
                 sock.sendall(data)
                 sock.shutdown(socket.SHUT_WR)
             except OSError:
                 pass  # refused before all was sent
-            return sock.makefile().read()
+            try:
+                return sock.makefile().read()
+            except ConnectionResetError:
+                return ""
 
     def end(self) -> tuple[int, str]:
         self.child.send_signal(signal.SIGTERM)
@@ -90,6 +101,39 @@ def test_what_senders_get_wrong_is_said(inlet: Service) -> None:
     assert status == 0 and "1 refused: line 1: sample of n1: time -1 is not valid" in told
 
 
+GOOD = '{"kind": "node", "name": "n1", "time": NOW, "source": "probe", "throughput": 1e9%s}\n'
+#: what a sender may put on a line: none of it is a sample, and none of it can be stored
+BAD_LINES = [
+    *(GOOD % f', "{key}": {value}' for key, value in (
+        ("rdma", "99999999999999999999999"), ("rdma", "[1]"), ("rdma", "1"), ("rdma", '"yes"'), ("rdma", "null"),
+        ("loss", "true"), ("loss", "-0.1"), ("loss", "NaN"), ("loss", "[0.1]"), ("loss", '"0.1"'), ("loss", "1.5"),
+        ("delay", "Infinity"), ("delay", "{}"), ("delay", "9" * 4000), ("delay", "9" * 5000), ("noise", "1e400"),
+        ("noise", "[" * 900 + "]" * 900), ("noise", '{"a":' * 900 + "1" + "}" * 900), ("noise", "[" * 10**5),
+        ("throughput", "1e9"), ("color", "1"), ("x" * 10**5, "1"), ("cls", "1"), ("", "1"))),
+    *(f'{{"kind": {kind}, "name": {name}, "time": {at}, "source": {source}, "throughput": 1e9}}\n'
+      for kind, name, at, source in (
+        ('["node"]', '"n1"', "NOW", '"probe"'), ("null", '"n1"', "NOW", '"probe"'), ("{}", '"n1"', "NOW", '"probe"'),
+        ('"node"', '["n1"]', "NOW", '"probe"'), ('"node"', "1", "NOW", '"probe"'), ('"node"', '""', "NOW", '"probe"'),
+        ('"node"', '"\\ud800"', "NOW", '"probe"'), ('"node"', '"n\\u0000"', "NOW", '"probe"'),
+        ('"node"', '"n\\u001b[31m"', "NOW", '"probe"'), ('"node"', f'"{"n" * 10**5}"', "NOW", '"probe"'),
+        ('"trunk"', '"b|a"', "NOW", '"probe"'), ('"node"', '"n1"', "NOW", "[]"), ('"node"', '"n1"', "NOW", "7"),
+        ('"node"', '"n1"', "1e11", '"probe"'), ('"node"', '"n1"', "true", '"probe"'),
+        ('"node"', '"n1"', '"NOW"', '"probe"'), ('"node"', '"n1"', "1e400", '"probe"'),
+        ('"node"', '"n1"', "9" * 300, '"probe"'))),
+    "[]\n", "null\n", "7\n", '"{}"\n', "{}\n", "[" * 10**5 + "\n", "{", '{"kind": "node"}\n', "\x00\n", "\ufeff{}\n"]
+
+
+def test_no_line_that_is_sent_ends_the_service(inlet: Service, site: Path) -> None:
+    for line in BAD_LINES:
+        line = line.replace("NOW", str(time.time()))
+        assert inlet.send(line.encode()) == "stored 0\n", line[:200]
+    assert inlet.send(b"\xff\xfe\n" + to_lines(samples(1)).encode()) == "stored 1\n"
+    status, told = inlet.end()
+    assert status == 0 and f"{len(BAD_LINES) + 1} refused: " in told and "Traceback" not in told, told
+    assert all(len(line) < 2500 and line.isprintable() for line in told.splitlines())
+    assert list(json.loads((site / "scores.json").read_text())["nodes"]) == ["n0"]
+
+
 def test_samples_are_stored_before_the_sender_is_told(inlet: Service, site: Path) -> None:
     assert inlet.send(to_lines(samples(5)).encode() + b"no sample\n") == "stored 5\n"
     inlet.child.kill()
@@ -113,8 +157,8 @@ def test_many_senders_at_once_and_one_who_says_nothing(inlet: Service, site: Pat
 
 
 def test_what_is_sent_is_bounded(inlet: Service) -> None:
-    assert inlet.send(b"x" * (2**20 + 70_000)) == "refused: nothing, or more than 1048576 bytes\n"
-    assert inlet.send(b"") == "refused: nothing, or more than 1048576 bytes\n"
+    assert inlet.send(b"x" * (2**20 + 70_000)) == "refused: more than 1048576 bytes\n"
+    assert inlet.send(b"") == "stored 0\n"
     assert inlet.send(to_lines(samples(1)).encode()) == "stored 1\n"
 
 
@@ -133,8 +177,113 @@ def test_senders_without_privileges_are_refused(site: Path) -> None:
 def test_senders_of_other_networks_are_refused(site: Path) -> None:
     service = Service(site, "ingest", "--history", str(site / "h.db"), "--publish", str(site / "scores.json"),
                       "--listen", "127.0.0.1:0", "--any-port", "--allow", "10.0.0.0/8,fd00::/8")
-    assert service.send(to_lines(samples(1)).encode()) == "127.0.0.1 is in no network of --allow\n"
+    assert service.send(to_lines(samples(1)).encode()) == "refused: 127.0.0.1 is in no network of --allow\n"
     service.end()
+
+
+class Crowd:
+    """Threads that connect again and again and never say anything, until they are told to stop.
+
+    Parameters
+    ----------
+    idle : whether each keeps its connection; else it is closed at once.
+    """
+
+    def __init__(self, port: int, threads: int, idle: bool) -> None:
+        self.port, self.idle, self.done, self.connected = port, idle, threading.Event(), 0
+        self.threads = [threading.Thread(target=self._run, daemon=True) for _ in range(threads)]
+
+    def __enter__(self) -> Crowd:
+        for thread in self.threads:
+            thread.start()
+        while self.connected < len(self.threads):
+            time.sleep(0.01)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.done.set()
+        for thread in self.threads:
+            thread.join()
+
+    def _run(self) -> None:
+        while not self.done.is_set():
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 5) as own:
+                self.connected += 1
+                own.settimeout(0.1)
+                while self.idle and not self.done.is_set():
+                    with contextlib.suppress(TimeoutError):
+                        if not own.recv(100):
+                            break
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to send from a port below 1024")
+def test_a_crowd_that_is_refused_takes_no_place_and_is_told_of_seldom(site: Path) -> None:
+    service = Service(site, "ingest", "--history", str(site / "h.db"), "--publish", str(site / "scores.json"),
+                      "--listen", "127.0.0.1:0", "--auth", "port")
+    with Crowd(service.port, 300, idle=True) as crowd:
+        for _ in range(5):
+            assert service.send(to_lines(samples(1)).encode(), low_port=True) == "stored 1\n"
+    status, told = service.end()
+    assert status == 0 and crowd.connected >= 300
+    lines = told.splitlines()
+    assert 1 <= len(lines) <= 6 and all("which any user may take" in line for line in lines), told[:3000]
+    assert "more of the kind)" in lines[-1]
+
+
+def test_no_peer_can_take_all_places(site: Path) -> None:
+    """300 connections of one host that say nothing, and another host that has something to say."""
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as routed:
+        routed.connect(("192.0.2.1", 9))
+        other = routed.getsockname()[0]
+    if other.startswith("127."):
+        pytest.skip("needs an address that is not of the loopback")
+    service = Service(site, "ingest", "--history", str(site / "h.db"), "--publish", str(site / "scores.json"),
+                      "--listen", "0.0.0.0:0", "--any-port", "--allow", f"127.0.0.0/8,{other}")
+    with Crowd(service.port, 300, idle=True):
+        for _ in range(5):
+            assert service.send(to_lines(samples(1)).encode(), host=other) == "stored 1\n"
+    status, told = service.end()
+    assert status == 0 and "too many senders at once" in told
+
+
+def test_places_are_shared_among_addresses() -> None:
+    places, ended = Places(4), []
+    one, two, here, also_here = (ip_address(text) for text in ("10.0.0.1", "fd00::1", "127.0.0.1", "127.9.9.9"))
+    end = [partial(ended.append, i) for i in range(9)]
+    assert all(places.take(one, end[i]) for i in range(4))
+    assert not places.take(one, end[4]) and not ended
+    assert places.take(two, end[5]) and ended == [0]
+    assert places.take(here, end[6]) and ended == [0, 1]
+    assert not places.take(also_here, end[7]) and ended == [0, 1]  # this host has one, and would have as many
+    places.leave(end[2])
+    assert places.take(also_here, end[7]) and ended == [0, 1]
+    places.leave(end[0])  # who lost its place has none to leave
+    assert not places.take(one, end[8])
+
+
+def test_a_log_tells_each_kind_seldom_and_counts_the_others() -> None:
+    said: list[str] = []
+    log = RateLimitedLog(said.append, seconds=0.2)
+    for i in range(100):
+        log("port", f"refused {i}")
+    log("network", "stranger")
+    assert said == ["refused 0", "stranger"]
+    time.sleep(0.25)
+    log.flush()
+    assert said[2:] == ["refused 99 (and 98 more of the kind)"]
+    log.flush(all_of_it=True)
+    assert len(said) == 3
+
+
+def test_senders_of_ipv6(site: Path) -> None:
+    service = Service(site, "ingest", "--history", str(site / "h.db"), "--publish", str(site / "scores.json"),
+                      "--listen", ":0", "--any-port", "--allow", "::1,fd00::/8")
+    with socket.create_connection(("::1", service.port), 30) as sender:
+        sender.sendall(to_lines(samples(1)).encode())
+        sender.shutdown(socket.SHUT_WR)
+        assert sender.makefile().read() == "stored 1\n"
+    assert service.send(b"") == "refused: 127.0.0.1 is in no network of --allow\n"
+    assert service.end()[0] == 0
 
 
 def test_scores_over_http(site: Path) -> None:
@@ -183,7 +332,71 @@ def test_an_absurd_score_costs_the_export_only_itself(tmp_path, capsys):
     assert said.count("\n") == 1 and "1 refused, the first: n1: throughput" in said
 
 
-@pytest.mark.parametrize("words", [["--allow=x"], ["--allow=10.0.0.0/99"], ["--allow=10.0.0.0/8", "--rate=-1"], []])
+@pytest.mark.parametrize("command", ["serve", "ingest"])
+@pytest.mark.parametrize("allow", ["x", "10.0.0.0/99", "10.0.0.1/8", "fd00::/129", "10.0.0.0/8,", "", "10.0.0.0/8 "])
+def test_networks_are_read_alike_everywhere(command, allow, capsys, monkeypatch):
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert main(["score", command, f"--allow={allow}"]) == 64
+    told = capsys.readouterr().err
+    assert told.count("\n") == 1
+    assert "valid: networks and addresses such as 10.0.0.0/8, 192.168.1.5 or fd00::/8" in told
+
+
+def test_networks_of_both_protocols():
+    assert [str(each) for each in networks("10.0.0.0/8,192.168.1.5,fd00::/8,::1", "--allow")] == [
+        "10.0.0.0/8", "192.168.1.5/32", "fd00::/8", "::1/128"]
+
+
+def test_a_spool_that_another_process_empties_does_not_stop_the_sender(inlet: Service, site: Path) -> None:
+    """A link that leads nowhere is a file that was removed between the look into the spool and its opening."""
+    spool = site / "spool"
+    outbox.put(str(spool), samples(1))
+    (spool / "0.jsonl").symlink_to(site / "gone")
+    outbox.send(("127.0.0.1", inlet.port), samples(1), str(spool))
+    assert os.listdir(spool) == ["0.jsonl"]
+    shutil.rmtree(spool)
+    outbox.send(("127.0.0.1", inlet.port), samples(1), str(spool))
+    assert os.listdir(spool) == []
+    spool.rmdir()
+    spool.write_text("no directory")
+    with pytest.raises(UnavailableError, match="samples cannot be put there"):
+        outbox.send(("127.0.0.1", inlet.port), samples(1), str(spool))
+
+
+def test_a_collector_that_is_not_there_is_said_also_with_nothing_to_send(site: Path,
+                                                                         capsys: pytest.CaptureFixture[str]) -> None:
+    """The first run has nothing to compare with, and so no sample."""
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    words = ["score", "collect", "--to", f"127.0.0.1:{port}", "--state", str(site / "state"), "--interface", "none"]
+    assert main([*words, "--strict"]) == 69
+    assert capsys.readouterr().err == f"slurmdl: collector 127.0.0.1:{port}: Connection refused\n"
+    assert main(words) == 0 and capsys.readouterr() == ("", "")
+    assert not (site / "state" / "spool").exists()
+
+
+def test_the_service_of_a_node_goes_on_when_its_spool_is_emptied(site: Path) -> None:
+    """It probes the only other node of its zone, which is itself by another name; its collector is away."""
+    (site / "topology.conf").write_text("SwitchName=s Nodes=n1,localhost\n")
+    spool = site / "spool"
+    spool.mkdir()
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    (spool / "0.jsonl").symlink_to(site / "gone")
+    child = subprocess.Popen(
+        [sys.executable, "-m", "slurmdl", "score", "serve", f"--listen=:{port}", "--allow=127.0.0.0/8", "--every=1",
+         "--node=n1", f"--topology={site}/topology.conf", f"--spool={spool}", "--to=127.0.0.1:9"],
+        stderr=subprocess.PIPE, text=True)
+    try:
+        for _ in range(2):
+            assert child.stderr is not None and "collector 127.0.0.1:9: " in child.stderr.readline()
+            shutil.rmtree(spool)
+    finally:
+        child.terminate()
+    assert child.wait(30) == 0
+
+
+@pytest.mark.parametrize("words", [["--allow=10.0.0.0/8", "--rate=-1"], []])
 def test_what_the_service_refuses_before_it_asks_anybody(words, capsys, monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
     assert main(["score", "serve", *words]) == 64

@@ -131,6 +131,37 @@ def test_a_file_that_was_replaced_after_it_was_opened_is_the_one_that_is_judged(
     os.close(opened)
 
 
+@as_root
+@pytest.mark.parametrize(("maker", "owner", "believed"), [
+    (0, "", True), (OTHER, "", False), (OTHER, f"x,{OTHER}", True)])
+@pytest.mark.parametrize("kind", ["pipe", "file"])
+def test_samples_on_standard_input_are_those_of_whoever_made_the_pipe(place: Path, kind: str, maker: int, owner: str,
+                                                                      believed: bool) -> None:
+    text = (place / "scores.json").read_text()
+    if kind == "pipe":
+        code = "import os; os.setgid({0}); os.setuid({0}); r, w = os.pipe(); os.write(w, {1!r})\n" \
+               "print(os.getpid(), r, flush=True); input()"
+        made = subprocess.Popen([sys.executable, "-c", code.format(maker, text.encode())], text=True,
+                                stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert made.stdout is not None
+        pid, number = made.stdout.readline().split()
+        stdin = os.open(f"/proc/{pid}/fd/{number}", os.O_RDONLY)
+        made.communicate("\n")
+    else:
+        (place / "input").write_text(text)
+        os.chown(place / "input", maker, maker)
+        (place / "input").chmod(0o644)
+        stdin = os.open(place / "input", os.O_RDONLY)
+    code = "import sys; from slurmdl.network import trust; print(trust.trusted_lines('-', sys.argv[1]))"
+    done = subprocess.run([sys.executable, "-c", code, owner], stdin=stdin, capture_output=True, text=True,
+                          check=False, timeout=60)
+    os.close(stdin)
+    if believed:
+        assert done.stdout == f"{[text]}\n", done.stderr
+    else:
+        assert f"standard input: is ignored: user {OTHER} owns it" in done.stderr
+
+
 def test_what_is_no_file_is_refused_at_once(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for path, says in ((tmp_path, "cannot be read"), (tmp_path / "pipe", "no regular file"),

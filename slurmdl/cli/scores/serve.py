@@ -7,12 +7,11 @@ and so are its sessions; hosts that --allow does not name are refused.
 from __future__ import annotations
 
 import argparse
-import ipaddress
 import os
 import signal
 from contextlib import suppress
 
-from slurmdl.cli.address import address
+from slurmdl.cli.address import address, networks
 from slurmdl.cli.parser import Parser
 from slurmdl.errors import SlurmdlError, UnavailableError, UsageError, warn
 
@@ -22,8 +21,8 @@ PORT = 6819
 def run(argv: list[str]) -> int:
     parser = Parser(prog="slurmdl score serve", description=__doc__)
     parser.add_argument("--listen", default=f":{PORT}", metavar="HOST:PORT", help="where (default: %(default)s)")
-    parser.add_argument("--allow", default="", metavar="NET,...",
-                        help="networks of the nodes, e.g. 10.0.0.0/8 (required)")
+    parser.add_argument("--allow", required=True, metavar="NET,...",
+                        help="addresses and networks of the nodes, e.g. 10.0.0.0/8,fd00::/8")
     parser.add_argument("--rate", default="4M", metavar="RATE",
                         help="bytes/s that answering may cost on average (default: %(default)s)")
     parser.add_argument("--sessions", type=int, default=4, metavar="N", help="at once (default: %(default)s)")
@@ -54,7 +53,7 @@ def _serve(options: argparse.Namespace) -> None:
     from slurmdl.topology import read
 
     host, port = address(options.listen, "--listen")
-    allow, rate = _networks(options.allow), dl_options.bytes_of(options.rate, "--rate")
+    allow, rate = networks(options.allow, "--allow"), dl_options.bytes_of(options.rate, "--rate")
     where = address(options.to, "--to") if options.to else None
     spool = options.spool or os.path.join(state_directory(), "spool")
     node = options.node or this_node()
@@ -73,15 +72,6 @@ def _serve(options: argparse.Namespace) -> None:
                 outbox.put(spool, [sample])
             else:
                 outbox.send(where, [sample], spool)
-        except SlurmdlError as error:
+        except (SlurmdlError, OSError) as error:
             warn(f"score serve: {error}")
 
-
-def _networks(text: str) -> list[ipaddress.IPv4Network]:
-    try:
-        networks = [ipaddress.IPv4Network(part) for part in text.split(",") if part]
-    except ValueError as error:
-        raise UsageError(f"--allow {text}: {error}; valid: networks such as 10.0.0.0/8,192.168.1.5") from error
-    if not networks:
-        raise UsageError("slurmdl score serve: --allow names the networks of the nodes, e.g. --allow 10.0.0.0/8")
-    return networks

@@ -50,7 +50,7 @@ def patrol(node: str, others: Sequence[str], port: int, every: float, say: Calla
         try:
             latest[peer] = measure((node, peer), (peer, port), effort)
             silent.discard(peer)
-        except OSError as error:
+        except Exception as error:  # whatever a peer sends, the next one has its turn
             latest.pop(peer, None)
             if peer not in silent:
                 say(f"{peer} does not answer ({error})")

@@ -24,7 +24,7 @@ _MAX_SECONDS, _MAX_IDLE, _MAX_SESSION = 10.0, 5.0, 30.0
 #: connections whose peer has not yet proved that it knows the secret; the oldest one gives way
 _MOST_UNPROVED = 64
 
-Network = ipaddress.IPv4Network
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
 class Reflector:

@@ -1,0 +1,142 @@
+"""Who may send samples to the collector of a real cluster, where munge runs on every host."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from slurmdl.network.samples import LinkSample, to_lines
+
+#: sends a file as it stands, from any port, and prints the answer
+SEND = """
+import socket, sys
+with socket.create_connection(("login", 6840)) as connection:
+    connection.sendall(open(sys.argv[1], "rb").read())
+    connection.shutdown(socket.SHUT_WR)
+    print(connection.makefile().read(), end="")
+"""
+#: writes a file of samples with a credential of the user who runs it before them
+SIGN = """
+import sys
+from slurmdl.network import munge
+data = open(sys.argv[1], "rb").read()
+open(sys.argv[2], "wb").write(munge.credential(data).encode() + b"\\n" + data)
+"""
+
+
+@pytest.fixture(scope="module")
+def site(new_sandbox):
+    return new_sandbox(nodes=2, zones=1)
+
+
+@contextmanager
+def collector(site, *options: str) -> Iterator[Path]:
+    """`slurmdl score ingest` on the login host, as root; the directory in which it publishes."""
+    place = site.directory("collector")
+    child = subprocess.Popen(
+        site.box.command(["sh", "-c", f'echo $$ >{place}/pid; exec "$@"', "sh", "slurmdl", "score", "ingest",
+                          "--listen=:6840", "--allow=10.0.0.0/8", "--every=1", f"--history={place}/samples.db",
+                          f"--publish={place}/scores.json", *options],
+                         as_root=True, directory="/"), stderr=subprocess.PIPE, text=True)
+    try:
+        told = child.stderr.readline()
+        assert "listening on port 6840" in told, told
+        (place / "told").write_text(told)
+        yield place
+    finally:
+        site.run(["sh", "-c", f"kill $(cat {place}/pid)"], as_root=True)
+        (place / "told").write_text((place / "told").read_text() + child.stderr.read())
+        child.wait(30)
+
+
+def written(site, name: str = "n1", **figures: float) -> Path:
+    """A file of one sample in a directory of the ordinary user's."""
+    path = site.directory("samples") / "1.jsonl"
+    path.write_text(to_lines([LinkSample("node", name, time.time(), "probe", **(figures or {"throughput": 1e8}))]))
+    os.chmod(path, 0o644)
+    return path
+
+
+def sent(site, path: Path, **where: object) -> str:
+    """The answer to a file that is sent as it stands."""
+    done = site.run(["python3", "-c", SEND, str(path)], **where)
+    done.check_returncode()
+    return done.stdout
+
+
+def signed(site, path: Path, **who: object) -> Path:
+    credential = path.with_suffix(".signed")
+    site.run(["python3", "-c", SIGN, str(path), str(credential)], **who).check_returncode()
+    return credential
+
+
+def collected(site, spool: Path, **who: object) -> subprocess.CompletedProcess[str]:
+    """What `score collect` makes of what waits in a spool."""
+    return site.run(["slurmdl", "score", "collect", "--strict", "--to=login:6840", f"--spool={spool}",
+                     f"--state={spool}"], host="n1", **who)
+
+
+def test_with_munge_only_trusted_users_are_believed(site):
+    user = site.run(["id", "-u"]).stdout.strip()
+    with collector(site) as place:
+        mine, roots = written(site), written(site)
+        refused = collected(site, mine.parent)
+        assert refused.returncode == 69 and f"user {user} is not trusted" in refused.stderr, refused.stderr
+        assert mine.exists()  # it may be sent again
+        done = collected(site, roots.parent, as_root=True)
+        assert done.returncode == 0, done.stderr
+        assert not roots.exists()
+    assert "senders need a munge credential of user 0" in (place / "told").read_text()
+    assert f"user {user} is not trusted" in (place / "told").read_text()
+    assert list(json.loads((place / "scores.json").read_text())["nodes"]) == ["n1"]
+    with collector(site, f"--users={user}"):
+        assert collected(site, mine.parent).returncode == 0
+
+
+def test_with_munge_nothing_else_is_believed(site):
+    """Neither a port that only root can take, nor a credential that was stolen, changed, shown before or made up."""
+    plain = written(site)
+    stolen = signed(site, plain, as_root=True)
+    credential, _, samples = stolen.read_bytes().partition(b"\n")
+    with collector(site) as place:
+        assert "shows no munge credential" in sent(site, plain, host="n1")
+        other = plain.with_suffix(".other")
+        other.write_bytes(credential + b"\n" + samples.replace(b"1e8", b"1.0").replace(b"100000000.0", b"1.0"))
+        assert "the credential is not of these samples" in sent(site, other, host="n1")
+        # each host takes a credential once, whatever came with it
+        assert "eplayed" in sent(site, stolen, host="n1")
+        other.write_bytes(b"MUNGE:AwQDAAB:\n" + samples)
+        assert "munge: " in sent(site, other, host="n1")
+        other.write_bytes(b"MUNGE:" + b"A" * 10**5 + b":\n" + samples)
+        assert "shows no munge credential" in sent(site, other, host="n1")
+        low = "import socket; from slurmdl.network import munge, outbox; munge._LIBRARY = 'libnone.so'; " \
+              "from slurmdl.network.samples import LinkSample; import time; " \
+              "outbox.send(('login', 6840), [LinkSample('node', 'n2', time.time(), 'probe', 1e8)], '/run/spool')"
+        done = site.run(["python3", "-c", low], host="n2", as_root=True)
+        assert "shows no munge credential" in done.stderr
+        assert sent(site, signed(site, plain, as_root=True), host="n2") == "stored 1\n"
+    assert list(json.loads((place / "scores.json").read_text())["nodes"]) == ["n1"]
+    assert len((place / "told").read_text().splitlines()) <= 10
+
+
+def test_without_munge_the_port_decides(new_sandbox):
+    site = new_sandbox(nodes=2, zones=1)
+    site.run(["sh", "-c", "kill $(cat /run/munge/munged.pid)"], as_root=True).check_returncode()
+    with collector(site) as place:
+        mine, roots = written(site), written(site, "n2")
+        refused = collected(site, mine.parent)
+        assert refused.returncode == 69 and "which any user may take" in refused.stderr, refused.stderr
+        done = collected(site, roots.parent, as_root=True)  # with a credential, which nobody asks for
+        assert done.returncode == 0, done.stderr
+    assert "senders need a port below 1024" in (place / "told").read_text()
+    assert list(json.loads((place / "scores.json").read_text())["nodes"]) == ["n2"]
+    done = site.run(["slurmdl", "score", "ingest", "--listen=:6840", "--auth=munge",
+                     f"--history={place}/samples.db"], as_root=True)
+    assert done.returncode == 69 and "munge does not answer" in done.stderr
