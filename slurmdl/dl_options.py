@@ -227,6 +227,17 @@ def _value(known: DlOption, option: getopt.Option, where: str) -> str:
     return option.value or ""
 
 
+def misplaced(operands: Sequence[str], what: str) -> str:
+    """A remark on --dl-* options behind the first operand, which is a script or a program; "" if there are none.
+
+    Parameters
+    ----------
+    what : "script" or "program".
+    """
+    behind = [word.partition("=")[0] for word in operands[1:] if word.startswith("--dl-")]
+    return f"{behind[0]} is passed to the {what} {operands[0]}: it stands behind it" if behind else ""
+
+
 def directive(words: Sequence[str], where: str) -> dict[str, str]:
     """The settings of one `#DL` line. UsageError as in `settings`, or for a word that is no --dl-* option."""
     line = getopt.parse(words, {}, LONG)

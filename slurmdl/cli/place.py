@@ -38,8 +38,8 @@ Shows what `slurmdl sbatch` would choose for the same words, and why; submits no
   --seed N         settles the choice among equal nodes, so that many who ask at once do not all get the same
                    ones; 0, the default: the first of them
 
-Without a script only the options count. Status 0 also where nothing can be chosen (the job would be submitted
-as written), with --dl-strict then 75."""
+Options stand before the script: what stands behind it are its own arguments. Without a script only the options
+count. Status 0 also where nothing can be chosen (the job would be submitted as written), with --dl-strict then 75."""
 
 _FILES = ("svg", "topology", "cluster", "scores")
 #: largest seed
@@ -72,22 +72,40 @@ def _split(argv: Sequence[str]) -> tuple[dict[str, str], list[str]]:
 
     Raises
     ------
-    UsageError : an option without its file.
+    UsageError : an option without its file, a misspelled one, or one behind the script.
     """
     from slurmdl import dl_options, getopt, sbatch_options
 
     flags = ("json", "explain", "exact", "help")
+    own = (*flags, *_FILES, "seed")
     table: dict[str, getopt.Takes] = {**sbatch_options.LONG, **dl_options.LONG}
     table.update(dict.fromkeys(flags, "no"))
     table.update(dict.fromkeys((*_FILES, "seed"), "yes"))
     line = getopt.parse(argv, sbatch_options.SHORT, table)
-    ours = [option for option in line.options if option.name in (*flags, *_FILES, "seed")]
+    for option in line.options:
+        if not option.known and (meant := _meant(option.words[0], own)):
+            raise UsageError(f"unknown option {option.words[0]}; valid: --{meant}")
+    for word in line.operands[1:]:
+        if meant := _meant(word, list(dl_options.LONG) if word.startswith("--dl-") else own):
+            raise UsageError(f"{word.partition('=')[0]} behind {line.operands[0]} is an argument of the script; "
+                             f"valid: --{meant} before the script, and nothing behind it")
+    ours = [option for option in line.options if option.name in own]
     for option in ours:
         if option.name in _FILES and not option.value:
             raise UsageError(f"--{option.name} needs a file")
     taken = {i for option in ours for i in range(option.index, option.index + len(option.words))}
     return ({option.name: option.value or "" for option in ours},
             [word for i, word in enumerate(argv) if i not in taken])
+
+
+def _meant(word: str, names: Sequence[str]) -> str:
+    """The option that a word names, or nearly names; "" for none. What else there is can be an option of a newer
+    sbatch, or an argument of the script."""
+    from difflib import get_close_matches
+
+    if not word.startswith("--"):
+        return ""
+    return next(iter(get_close_matches(word[2:].partition("=")[0][:40], names, n=1, cutoff=0.8)), "")
 
 
 def _seed(text: str) -> int:

@@ -176,6 +176,9 @@ class Attempt:
             tell(self.decision.explanation)
         if self.dl.explain or self.decision.reason:
             warn(outcome(self.dl, self.decision))
+        misplaced = dl_options.misplaced(self.words.line.operands, "script")
+        if misplaced:
+            warn(misplaced)
         if self.job and self.job.maps_ranks is False:
             warn("the script has no `slurmdl srun`, so its ranks will not be mapped")
 

@@ -134,6 +134,9 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     dl = dl_options.merge(settings.options, _requested(marked), dl_options.from_environment(news), chosen)
     # nothing of ours is said where the user wants nothing said
     say: Callable[[str], None] = (lambda _: None) if line.has("quiet") else warn
+    misplaced = dl_options.misplaced(line.operands, "program")
+    if misplaced:
+        say(misplaced)
     chosen_step = plain
     try:
         if complaint is not None:

@@ -79,7 +79,7 @@ def test_picture(case: str, tmp_path: Path, golden: Callable[[str, str], None]) 
 def test_the_script_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     script = tmp_path / "job.sh"
     script.write_text("#!/bin/sh\n#SBATCH --nodes=2\n#DL --dl-zone=zoneB\nslurmdl srun true\n")
-    assert main(["place", *FILES, "--json", str(script), "--json"]) == 0
+    assert main(["place", *FILES, "--json", str(script), "-e", "--epochs", "10", "json", "--strategy=ps"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["placement"]["zones_used"] == {"zoneB": 2}
 
@@ -97,6 +97,22 @@ def test_bad_input(argv: list[str], status: int, says: str, capsys: pytest.Captu
     assert says in captured.err
     assert captured.err.count("\n") == 1
     assert captured.out == ""
+
+
+@pytest.mark.parametrize(("words", "says"), [
+    (["README.md", "--svg", "{out}"], "--svg behind README.md is an argument of the script; valid: --svg before"),
+    (["README.md", "a", "--json"], "--json behind"), (["README.md", "--cluster=x"], "--cluster behind"),
+    (["--", "README.md", "--dl-zone=zoneB"], "--dl-zone behind"), (["README.md", "--explian"], "--explain before"),
+    (["README.md", "--dl-strateg=ps"], "--dl-strategy before"),
+    (["--explian", "README.md"], "unknown option --explian; valid: --explain"),
+    (["--tpology=x", "README.md"], "unknown option --tpology=x; valid: --topology"),
+])
+def test_an_option_that_would_have_no_effect_is_refused(
+        words: list[str], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["place", *FILES, "-N3", *(word.format(out=tmp_path / "out") for word in words)]) == 64
+    captured = capsys.readouterr()
+    assert says in captured.err and captured.err.count("\n") == 1
+    assert captured.out == "" and not (tmp_path / "out").exists()
 
 
 def test_512_nodes_are_folded(golden: Callable[[str, str], None]) -> None:

@@ -259,3 +259,12 @@ def test_only_the_job_that_sbatch_names_is_changed(says, options, site):
 def test_where_sbatch_names_no_job_none_is_changed(says, site):
     assert run(site, "--dl-place=pack", "-N2", "--wrap=true", says=says).stdout == says.replace("\\n", "\n")
     assert " job " not in (site / "asked").read_text()
+
+
+def test_an_option_behind_the_script_is_the_scripts_and_one_line_says_so(site, capsys):
+    (site / "slurmdl/slurmdl.yaml").unlink()
+    words = ["--dl-bind=off", "job.sh", "--dl-explain", "--dl-ps=1", "-N9"]
+    assert submitted(*words).argv[1:] == words[1:]
+    assert capsys.readouterr().err == "slurmdl: --dl-explain is passed to the script job.sh: it stands behind it\n"
+    assert submitted("-Q", *words).argv[1:] == ["-Q", *words[1:]]
+    assert capsys.readouterr().err == ""
