@@ -14,7 +14,6 @@ from training import evenly, whole
 from slurmdl.errors import SlurmdlError, TrainError
 from slurmdl.train import init
 from slurmdl.train.library.deal import Deal
-from slurmdl.train.library.replica import Replica
 from slurmdl.train.library.run import Run
 from slurmdl.train.method import Method
 from slurmdl.train.runtime import Refused
@@ -179,18 +178,6 @@ def test_all_begin_as_rank_0() -> None:
         assert torch.equal(model, flat(nn.Sequential(Net(0), nn.BatchNorm1d(3))))
         assert not mean.any()
         assert tracked == 0
-
-
-@pytest.mark.parametrize("method", [Method("allreduce"), Method("ps"), Method("gossip")], ids=named)
-def test_parameters_on_another_device(method: Method, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The copies between device and host, here from CPU to CPU; in one job also mixed with ranks without them."""
-    expected = library(4, method, script("groups"))
-    whole = Replica.__init__
-    made = iter(range(4))
-    monkeypatch.setattr(Replica, "__init__", lambda self, module, chosen: whole(
-        self, module, chosen, staged=next(made) % 2 == 0))
-    for mine, its in zip(library(4, method, script("groups")), expected, strict=True):
-        assert mine is its is None or torch.equal(mine, its)
 
 
 def test_several_passes_in_a_step() -> None:

@@ -53,6 +53,7 @@ class QuasiGlobal:
         """All gradients of a step are there; the optimizer is about to use them."""
         replica = self._replica
         replica.fetch_parameters()
+        replica.fetch_gradients(slice(None))()
         self._before[:] = replica.parameters
         for part, group in self._parts:
             replica.gradients[part] += np.float32(group["momentum"]) * self._momentum[part]
@@ -60,11 +61,13 @@ class QuasiGlobal:
         self._betas = [group["momentum"] for group in self._groups]
         for group in self._groups:
             group["momentum"] = 0.0
+        replica.store_gradients()
 
     def stepped(self) -> None:
         """The optimizer has made its step, and `replica.parameters` are about to be mixed with others'."""
         for group, beta in zip(self._groups, self._betas, strict=True):
             group["momentum"] = beta
+        self._replica.fetch_parameters()
         self._stepped[:] = self._replica.parameters
         self._before -= self._stepped
         self._steps += 1

@@ -11,16 +11,17 @@ import numpy as np
 import numpy.typing as npt
 
 from slurmdl.errors import TrainError
+from slurmdl.train.strategies.strategy import Copies
 
 FloatArray = npt.NDArray[np.float32]
 
 
-class Replica:
+class Replica(Copies):
     """A torch module whose trained parameters are views of one flat buffer, and their gradients of another.
 
     A strategy sends and changes the buffers in place: nothing is packed, copied or unpacked. Parameters on another
     device than the CPU have their flat buffers there; what a strategy sees is a copy in pinned memory of the host,
-    which `fetch` and `store` bring up to date.
+    which is brought up to date where a strategy asks for it, see strategies.strategy.Copies.
 
     Parameters
     ----------
@@ -58,6 +59,8 @@ class Replica:
             tensor.grad = view
         self._places = tuple(tensor.data_ptr() for tensor in self.tensors)
         self._flat, self._slope = flat, slope
+        #: whether `parameters` are as those on the device
+        self._fetched = False
         self._sums = slope.new_zeros(len(self.tensors))
         self._nodes: list[Any] = []
         self.staged = flat.device.type != "cpu" if staged is None else staged
@@ -78,20 +81,44 @@ class Replica:
                 tensor.data = here[self.part(index)].view_as(tensor)
             self._places = tuple(tensor.data_ptr() for tensor in self.tensors)
 
+    def changed(self) -> None:
+        """The parameters may have changed on the device: by the optimizer, or by the script."""
+        self._fetched = False
+
     def fetch_parameters(self) -> None:
-        """Bring `parameters` up to date with the device's."""
-        if self.staged:
-            self._flat_here.copy_(self._flat)
+        if self.staged and not self._fetched:
+            self._copy(self._flat_here, self._flat)
+            self._copied()()
+            self._fetched = True
 
     def store_parameters(self) -> None:
-        """Bring the device's parameters up to date with `parameters`."""
         if self.staged:
-            self._flat.copy_(self._flat_here)
+            self._copy(self._flat, self._flat_here)
+
+    def fetch_gradients(self, part: slice) -> Callable[[], None]:
+        if not self.staged:
+            return super().fetch_gradients(part)
+        self._copy(self._slope_here[part], self._slope[part])
+        return self._copied()
 
     def store_gradients(self) -> None:
-        """Bring the device's gradients up to date with `gradients`."""
         if self.staged:
-            self._slope.copy_(self._slope_here)
+            self._copy(self._slope, self._slope_here)
+
+    def _copy(self, target: Any, source: Any) -> None:
+        """Copy between device and host; CUDA does it in the order of the device's work, and nobody waits."""
+        target.copy_(source, non_blocking=self._flat.device.type == "cuda")
+
+    def _copied(self) -> Callable[[], None]:
+        """What waits for the copies so far."""
+        import torch
+
+        if self._flat.device.type != "cuda":
+            return _nothing
+        copied = torch.cuda.Event()
+        copied.record(torch.cuda.current_stream(self._flat.device))
+        wait: Callable[[], None] = copied.synchronize
+        return wait
 
     def watch(self, gathered: Callable[[int], None]) -> None:
         """Call `gathered(index)` whenever a backward pass has completed the gradient of parameter `index`."""
@@ -120,13 +147,10 @@ class Replica:
             else:
                 view.copy_(tensor.grad.to_dense() if tensor.grad.is_sparse else tensor.grad)
             tensor.grad = view
-        if self.staged:
-            part = self.part(index)
-            self._slope_here[part].copy_(self._slope[part])
 
     def scale(self, index: int, factor: float) -> None:
         """Multiply the gradient of one parameter."""
-        self._slope_here[self.part(index)] *= factor
+        self._slope[self.part(index)] *= factor
 
     def part(self, index: int) -> slice:
         """Where a parameter lies in the buffers."""
@@ -177,6 +201,10 @@ class Replica:
             for tensor in self.tensors:
                 if tensor.grad is not None:
                     tensor.grad.mul_(factor.to(tensor.grad.device))
+
+
+def _nothing() -> None:
+    """Nothing is to be waited for."""
 
 
 def _check(named: list[tuple[str, Any]]) -> None:

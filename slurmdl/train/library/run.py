@@ -290,7 +290,8 @@ class Run:
             self.replica.gradients, self.replica.sizes, world.method, self.seed, world.nodes, world.zones,
             world.costs, lambda: float(optimizer.param_groups[0]["lr"]),
             lambda part: shards.updater(optimizer, self.replica, part), lambda: shards.numbers(optimizer),
-            shards.rates(optimizer), weights=lambda: self._share.weights, settle=self.replica.settle)
+            shards.rates(optimizer), weights=lambda: self._share.weights, settle=self.replica.settle,
+            copies=self.replica)
         strategy = agreement.on_all(world, lambda: STRATEGIES[world.strategy](setting))
         self.survivors = Survivors(world, self.replica, setting, strategy, self._all_needed(strategy),
                                    self.saver is not None)
@@ -409,7 +410,9 @@ class Run:
         self.finished = True
         if self.saver:
             self.saver.finish()
-        self.replica.fetch_parameters()
+        if not self.serves:  # what a server has is newer than its model
+            self.replica.changed()
+            self.replica.fetch_parameters()
         self._share.finish()
         self.survivors.all_do(lambda: self._end(score), self.step)
         self.courier.close()
@@ -425,7 +428,9 @@ class Run:
         if not self.strategy.alike:
             weights = do(lambda: transport.allgather(0.0 if self.serves else self.strategy.weight))
             if not self.serves:
-                self._before = score() if score else None
+                if score:
+                    self.replica.store_parameters()
+                    self._before = score()
                 share = weights[self.rank] / sum(filter(None, weights))
                 self.consensus = do(lambda: agreement.average(
                     self.messages, self.world.living("worker"), self.replica.parameters, share))

@@ -102,7 +102,9 @@ class Saver:
         run, world, folder = self._run, self._world, self._folder
         there = number == folder.last
         self._last = max(number, run.step)
-        run.replica.fetch_parameters()
+        if not run.serves:  # what a server has is newer than its model
+            run.replica.changed()
+            run.replica.fetch_parameters()
         run.strategy.pause(number)
         run.replica.store_parameters()
         part, fault = None, ""

@@ -127,7 +127,6 @@ class Steps:
             run.strategy.before_update(self.made, self._skips)
         if self._momentum:
             self._momentum.lead()
-        run.replica.store_gradients()
         if run.strategy.overlaps:
             self._infinite = run.replica.infinite()
 
@@ -188,6 +187,7 @@ class Steps:
             raise TrainError(f"step {self.made + 1}: --balance {run.world.method.balance} shares out the batches of "
                              "run.loader(), and this one is none; valid: a batch of it for each step, or "
                              "--balance off")
+        run.replica.changed()
         self._take_scale(optimizer)
         if not self._backward.over:
             self._complete()
@@ -204,6 +204,7 @@ class Steps:
         if self._skips or not run.strategy.updates:
             run.replica.show_gradients()
         self._skips, self._infinite = False, ""
+        run.replica.changed()
         self.watch.enter("communication")
         if run.strategy.in_step:
             run.survivors.after_update(self.made)
@@ -220,8 +221,8 @@ class Steps:
     def _mix(self) -> None:
         """Bring the model together with others', where that is due."""
         run = self._run
-        run.replica.fetch_parameters()
         if self._moved:
+            run.replica.fetch_parameters()
             run.meter.add_drift(self._moved.far())
         if self._momentum:
             self._momentum.stepped()
@@ -232,4 +233,3 @@ class Steps:
             self._moved.mark()
         if self._momentum:
             self._momentum.follow()
-        run.replica.store_parameters()

@@ -122,7 +122,9 @@ class Survivors:
         furthest = max(its[0] for its in told if its)
         if not old.alike:
             share = old.weight / sum(told[worker][1] for worker in workers)
+            self._replica.fetch_parameters()
             do(lambda: agreement.average(self._setting.messages, workers, self._replica.parameters, share))
+            self._replica.store_parameters()
         self._setting = replace(self._setting, workers=workers, servers=servers, parameters=self._replica.parameters,
                                 method=self._fitting(workers))
         self.strategy = old.without(self._setting)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -47,7 +49,8 @@ class Allreduce(Strategy):
         # in rank-map order a ring enters each zone once
         groups = by_zone(setting.workers, setting.zones) if method.traffic == "hierarchical" else [setting.workers]
         self._starts = buckets.starts(setting.gradients.size)
-        parts = np.split(setting.gradients, self._starts[1:])
+        self._slices = [slice(*edge) for edge in pairwise([*self._starts, setting.gradients.size])]
+        parts = [setting.gradients[part] for part in self._slices]
         wire = np.float16 if method.compress == "fp16" else np.float32
         count = len(setting.workers)
         if method.library:
@@ -67,7 +70,8 @@ class Allreduce(Strategy):
             bucket = len(self._means) - 1 - len(self._given)
             if self._starts[bucket] < start:
                 return
-            self._given.append(self._its.courier.give(self._means[bucket]))
+            there = self._its.copies.fetch_gradients(self._slices[bucket])
+            self._given.append(self._its.courier.give(partial(_after, there, self._means[bucket])))
 
     def _begin(self, bucket: Sum, count: int, tag: int) -> None:
         """Begin to make the mean of a bucket, and carry on the others until the next one comes."""
@@ -81,7 +85,13 @@ class Allreduce(Strategy):
         for future in self._given:
             self._its.courier.wait(future)
         self._given.clear()
+        self._its.copies.store_gradients()
         self.fired += 1
+
+
+def _after(there: Callable[[], None], mean: Callable[[], None]) -> None:
+    there()
+    mean()
 
 
 def _by_library(messages: Messages, bucket: FloatArray, count: int) -> None:

@@ -60,9 +60,11 @@ class Gossip(Triggered):
         super().after_update(number)
         every = self._its.method.global_every
         if self._all and (number + 1) % every == 0:
+            self._its.copies.fetch_parameters()
             np.multiply(self._its.parameters, np.float32(self._its.share), out=self._mean)
             self._its.courier.do(self._all.run)
             self._its.parameters[:] = self._mean
+            self._its.copies.store_parameters()
             self._trigger.joined(number)
 
     def next_exchange(self, number: int) -> int:

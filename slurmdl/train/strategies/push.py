@@ -75,10 +75,16 @@ class Push(Strategy):
         setting.courier.attend(self._progress)
 
     def after_update(self, number: int) -> None:
-        free = self._take_in()
-        if number != self._due:
-            return
+        free, changed = self._take_in()
+        if number == self._due:
+            changed |= self._exchange(number, free)
+        if changed:
+            self._its.copies.store_parameters()
+
+    def _exchange(self, number: int, free: bool) -> bool:
+        """Push in a step that is due, where that is wanted and a push can leave at once; whether it has."""
         trigger, its = self._trigger, self._its
+        its.copies.fetch_parameters()
         wanted = trigger.sure(number) or trigger.urgency(number) >= 1
         to = int(self._graph.round(self._turn).target[its.place])
         self._turn += 1
@@ -89,6 +95,7 @@ class Push(Strategy):
         self.skipped += not going and to != its.place
         trigger.settle(number, going)
         self._due = trigger.next(number)
+        return going
 
     def pause(self, number: int) -> None:
         """Receive all that was sent to this rank: the ranks tell each other how much that is."""
@@ -128,17 +135,18 @@ class Push(Strategy):
     def _leave(self, peer: int) -> None:
         self._leaving = self._its.messages.send(peer, self._goes, _TAG)
 
-    def _take_in(self) -> bool:
-        """Mix in what came; whether a push can leave at once."""
+    def _take_in(self) -> tuple[bool, bool]:
+        """Mix in what came; whether a push can leave at once, and whether any came."""
         box, weight, free = self._its.courier.do(self._hand_over)
         if weight:
+            self._its.copies.fetch_parameters()
             parameters = self._its.parameters
             parameters *= np.float32(self.weight / (self.weight + weight))
             box *= np.float32(1 / (self.weight + weight))
             parameters += box
             self.weight += weight
             box.fill(0)
-        return bool(free)
+        return bool(free), bool(weight)
 
     def _hand_over(self) -> tuple[Any, float, bool]:
         """What came, its weight, and whether nothing is leaving; an errand."""

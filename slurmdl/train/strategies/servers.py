@@ -113,6 +113,8 @@ class Worker(Strategy):
 
     def before_update(self, number: int, skips: bool = False) -> None:
         self._header[0], self._header[1:] = SKIPS if skips else 1, self._its.numbers()
+        if not skips:
+            self._its.copies.fetch_gradients(slice(None))()
         self._its.courier.do(lambda: self._its.messages.exchange(self._heads + self._push, self._pull, self.tag))
         self.fired += 1
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from slurmdl.plan import by_zone
 from slurmdl.train.mixing.graphs import GRAPHS, Members, Weighted
-from slurmdl.train.strategies.strategy import Setting, Strategy
+from slurmdl.train.strategies.strategy import Copies, Setting, Strategy
 from slurmdl.train.transports.window import Window, mean, mix_both
 from slurmdl.train.triggers import TRIGGERS, Cost
 
@@ -81,16 +81,18 @@ class Shared(Strategy):
                           weights=lambda: tuple(sum(self._weights_of(group)) for group in nodes))
             if not method.asynchronous:
                 self._window.common[:] = setting.parameters
-                its = replace(its, parameters=self._window.common)
+                its = replace(its, parameters=self._window.common, copies=Copies())
             self._between = between(its)
 
     def after_update(self, number: int) -> None:
+        self._its.copies.fetch_parameters()
         if self._its.method.asynchronous:
             self._mix_without_waiting(number)
         elif self._is_due(number) and not self._alone:
             self._mix_between(number)
         else:
             self._its.courier.do(lambda: self._mix_inside(number))
+        self._its.copies.store_parameters()
 
     def _is_due(self, number: int) -> bool:
         """Whether the leaders need their nodes' means in this step: to exchange them, or to look at them."""

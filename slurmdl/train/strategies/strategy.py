@@ -43,6 +43,27 @@ class Update(Protocol):
         """Remember what pieces say that cover the part."""
 
 
+class Copies:
+    """Between the buffers that a strategy sees and the model's own, where it is on another device than the CPU.
+
+    A strategy calls these where it needs them, so that only what an exchange needs is copied. Here the buffers are
+    the model's own, and nothing is to be done.
+    """
+
+    def fetch_parameters(self) -> None:
+        """Before parameters are read: bring them up to date with the model's."""
+
+    def store_parameters(self) -> None:
+        """After parameters have changed: bring the model's up to date with them."""
+
+    def fetch_gradients(self, part: slice) -> Callable[[], None]:
+        """Begin to bring a part of the gradients up to date; what is returned waits until they are."""
+        return lambda: None
+
+    def store_gradients(self) -> None:
+        """After gradients have changed, before the optimizer uses them."""
+
+
 @dataclass(frozen=True)
 class Setting:
     """This rank's part of a run.
@@ -66,6 +87,7 @@ class Setting:
     weights : gives now, entry i, how many models that of worker i stands for; () where all stand for as many.
     settle : moves the replica's parameters into other memory, of shape (D,), where they are from then on. For shared
         memory.
+    copies : between the buffers and the model.
     """
 
     messages: Messages
@@ -86,6 +108,7 @@ class Setting:
     rates: tuple[int, ...] = ()
     weights: Callable[[], tuple[float, ...]] = tuple
     settle: Callable[[FloatArray], None] = _stay
+    copies: Copies = field(default=Copies())
 
     @property
     def place(self) -> int:

@@ -33,18 +33,26 @@ class Triggered(Strategy):
     def after_update(self, number: int) -> None:
         trigger, courier = self._trigger, self._its.courier
         if not trigger.sure(self._due) and number == trigger.look(self._due):
+            self._its.copies.fetch_parameters()
             urgency = trigger.urgency(self._due)
             self._agreed = courier.give(lambda: self.agree(urgency))
         if number != self._due:
             return
         wanted = trigger.sure(number) or self._wanted()
-        going = wanted and self.exchange()
+        going = wanted and self._exchange()
         self.fired += going
         self.skipped += not wanted
         self.turn += 1
         trigger.settle(number, going)
         self._due = trigger.next(number)
         self._agreed = self._verdict = None
+
+    def _exchange(self) -> bool:
+        self._its.copies.fetch_parameters()
+        going = self.exchange()
+        if going:
+            self._its.copies.store_parameters()
+        return going
 
     def _wanted(self) -> bool:
         """What the ranks have agreed on for the due step; False before they have begun to."""
