@@ -80,6 +80,12 @@ class Refused(TrainError):
     """A training run that cannot be; found by every rank alike, so that the first alone reports it."""
 
 
+class BadOptions(Refused):
+    """A training run whose options are not valid for its ranks, or not valid together."""
+
+    exit_status = UsageError.exit_status
+
+
 class Stopped(SlurmdlError):
     """A training run that was told to stop, after a checkpoint of all ranks.
 

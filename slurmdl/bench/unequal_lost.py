@@ -107,7 +107,7 @@ def begin_again(jobs: Jobs, seed: int) -> tuple[float, int, int]:
     def steps() -> list[list[int]]:
         """The steps of each start."""
         text = log.read_text() if log.exists() else ""
-        return [[int(step) for step in re.findall(r"^step (\d+):", part, re.M)]
+        return [[int(step) for step in re.findall(r"^step (\d+) of ", part, re.M)]
                 for part in text.split("if a rank is lost:")[1:]]
 
     target = AT + 7 * seed % EVERY  # somewhere between two checkpoints

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from slurmdl.errors import Refused
+from slurmdl.errors import BadOptions
 from slurmdl.graphs import GRAPHS
 from slurmdl.train.method import BALANCES, COMPRESSORS, TRIGGERS, Method
 
@@ -98,11 +98,11 @@ def check(method: Method, workers: int) -> None:
 
     Raises
     ------
-    Refused : names the option, what is valid in its place, and the reason.
+    BadOptions : names the option, what is valid in its place, and the reason.
     """
     graph = GRAPHS.get(method.traffic or "")
     if graph and graph.unfit(workers):
-        raise Refused(f"--traffic {method.traffic}: {workers} workers are {graph.unfit(workers)}; "
+        raise BadOptions(f"--traffic {method.traffic}: {workers} workers are {graph.unfit(workers)}; "
                       "for any number: base, exponential, random")
     for given, asked, fit, valid in (
             (method.global_every, "--global-every", method.strategy in _GOSSIP and not method.asynchronous,
@@ -117,21 +117,21 @@ def check(method: Method, workers: int) -> None:
             (method.warm_up is not None, "--warm-up", method.when == "drift", "trigger drift"),
             (method.silence is not None, "--silence", method.when == "drift", "trigger drift")):
         if given and not fit:
-            raise Refused(f"{asked}: not valid with strategy {method.strategy}, trigger {method.when}"
+            raise BadOptions(f"{asked}: not valid with strategy {method.strategy}, trigger {method.when}"
                           f"{', --async' * method.asynchronous}; valid with {valid}")
     if method.balance == "steps" and method.strategy in _GOSSIP and not method.asynchronous:
         # others may end a round with any number of steps, but pairs that meet after each step need as many
         if method.shared_memory:
-            raise Refused("--balance steps: with --shared-memory the ranks of a node meet after every step; valid: "
-                          "--balance batch, or --async")
+            raise BadOptions("--balance steps: with --shared-memory the ranks of a node meet after every step; "
+                             "valid: --balance batch, or --async")
         if method.when == "period" and method.every == 1:
-            raise Refused("--balance steps: with an exchange after every step there are none to shift between two; "
-                          "valid: --period 2 or more, as many as the quickest is times as quick as the slowest; "
-                          "--balance batch; or --async")
+            raise BadOptions("--balance steps: with an exchange after every step there are none to shift between "
+                             "two; valid: --period 2 or more, as many as the quickest is times as quick as the "
+                             "slowest; --balance batch; or --async")
     rows = [row for row in ROWS if method.strategy in row.strategies]
     least = min(len(row.misfits(method)) for row in rows)
     if least:
-        raise Refused(_refusal(method, [row for row in rows if len(row.misfits(method)) == least]))
+        raise BadOptions(_refusal(method, [row for row in rows if len(row.misfits(method)) == least]))
 
 
 def _refusal(method: Method, nearest: Sequence[Row]) -> str:

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 
 from slurmdl import plan as plans
+from slurmdl.errors import BadOptions, SlurmdlError, UnavailableError, warn
 from slurmdl.errors import Refused as Refused
-from slurmdl.errors import SlurmdlError, UnavailableError, warn
 from slurmdl.mpi import EAGER_LIMIT, HEADER, open_mpi, settle
 from slurmdl.train.combine import check
 from slurmdl.train.messages import CHUNK
@@ -236,7 +236,7 @@ def join(method: Method, transport: Transport, environ: Mapping[str, str] = os.e
 
     Raises
     ------
-    Refused : ranks with different options, a strategy, roles or a traffic that cannot be, or what does not go
+    BadOptions : ranks with different options, a strategy, roles or a traffic that cannot be, or what does not go
         together (see combine).
     """
     tasks = transport.allgather((node_name(environ), zone_path(environ), {**vars(method), **(alike or {})}))
@@ -244,8 +244,8 @@ def join(method: Method, transport: Transport, environ: Mapping[str, str] = os.e
     for rank, (_, _, theirs) in enumerate(tasks):
         for name, value in theirs.items():
             if value != first[name]:
-                raise Refused(f"rank {rank} has --{name.replace('_', '-')} {value} but rank 0 has {first[name]}: "
-                              "all ranks need the same options")
+                raise BadOptions(f"rank {rank} has --{name.replace('_', '-')} {value} but rank 0 has {first[name]}: "
+                                 "all ranks need the same options")
     nodes = tuple(node for node, _, _ in tasks)
     plan = transport.broadcast(_plan(nodes, environ) if transport.rank == 0 else None)
     if plan:
@@ -277,15 +277,15 @@ def _plan(nodes: tuple[str, ...], environ: Mapping[str, str]) -> plans.Plan | No
 def _roles(strategy: str, ps: int | None, plan: plans.Plan | None, size: int) -> tuple[str, ...]:
     """Role of every rank. The plan's, where its count of servers is the one asked for; else servers come first."""
     if strategy not in STRATEGIES:
-        raise Refused(f"strategy {strategy!r} is not one of {', '.join(STRATEGIES)}")
+        raise BadOptions(f"strategy {strategy!r} is not one of {', '.join(STRATEGIES)}")
     if strategy != "ps":
         if ps:
-            raise Refused(f"--ps {ps}: strategy {strategy} has no parameter servers; --strategy ps has")
+            raise BadOptions(f"--ps {ps}: strategy {strategy} has no parameter servers; --strategy ps has")
         return ("worker",) * size
     planned = plan.roles.count("ps") if plan else 0
     servers = ps if ps is not None else planned or 1
     if not 0 < servers < size:
-        raise Refused(f"{servers} parameter servers in {size} ranks: at least 1 server and 1 worker are needed")
+        raise BadOptions(f"{servers} parameter servers in {size} ranks: at least 1 server and 1 worker are needed")
     if plan and servers == planned:
         return plan.roles
     return ("ps",) * servers + ("worker",) * (size - servers)
@@ -299,5 +299,5 @@ def _traffic(method: Method, plan: plans.Plan | None, zones: Sequence[str] = ())
     several = len(set(zones)) > 1 and all(zones) and not method.library
     traffic = method.traffic or planned or plans.usual(strategy, between_zones=several)
     if traffic not in valid:
-        raise Refused(f"--traffic {traffic}: strategy {strategy} has {', '.join(valid)}")
+        raise BadOptions(f"--traffic {traffic}: strategy {strategy} has {', '.join(valid)}")
     return traffic

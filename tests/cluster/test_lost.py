@@ -52,7 +52,7 @@ class Training:
         self.box, self.folder = box, script.parent
         self.job = box.submit(["slurmdl", "sbatch", str(script)], directory=self.folder)
         self.output = self.folder / f"slurm-{self.job}.out"
-        self.wait_for("step 10:")
+        self.wait_for("step 10 of")
         #: node of each rank
         self.nodes = trained_on(self.text())
 
@@ -141,7 +141,7 @@ def test_with_checkpoints_the_job_begins_again_without_a_killed_rank(new_sandbox
     launcher, variables = WAYS[way]
     after = '[ "$status" = 0 ] || scontrol requeue "$SLURM_JOB_ID"' if way == "srun" else ""
     training = Training(box, box.script(KEPT.format(launcher=launcher, variables=variables, after=after)))
-    training.wait_for("step 40:")
+    training.wait_for("step 40 of")
     os.kill(training.process(training.nodes[1]), signal.SIGKILL)
     training.wait_for("goes on after step ", 60)
     training.wait_for("status 0", 60)

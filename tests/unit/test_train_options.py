@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from slurmdl.durations import duration
 from slurmdl.errors import InputError, TrainError, UsageError
+from slurmdl.train.__main__ import main
 from slurmdl.train.trainer import optimizers
 from slurmdl.train.trainer.options import Options, Replay, parse
 from slurmdl.train.trainer.progress import Progress
@@ -89,13 +91,14 @@ def figures(step: int, **more: float) -> dict[str, float]:
 
 
 def test_lines_and_metrics(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    progress = Progress(4, 2, str(tmp_path / "metrics"))
+    clock = iter(range(0, 1000, 65))  # read at the start and at each line
+    progress = Progress(4, 2, str(tmp_path / "metrics"), now=lambda: float(next(clock)))
     for step in range(1, 5):
         progress.step(figures(step, **({"accuracy": 0.5} if step == 4 else {})))
     progress.close()
     assert capsys.readouterr().out.splitlines() == [
-        "step 2: loss 1.5000, 0.5000 s/step, communication 20%",
-        "step 4: loss 0.5833, 0.5000 s/step, communication 20%, accuracy 50.00%"]
+        "step 2 of 4: loss 1.5000, 0.5000 s/step, communication 20%, 1 min 5 s left",
+        "step 4 of 4: loss 0.5833, 0.5000 s/step, communication 20%, accuracy 50.00%, 0 s left"]
     assert [json.loads(line)["step"] for line in (tmp_path / "metrics").read_text().splitlines()] == [1, 2, 3, 4]
 
 
@@ -105,8 +108,8 @@ def test_a_bar_on_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     progress.step(figures(1))
     progress.step(figures(2))
     first, last = terminal.getvalue().split("\r")[1:]
-    assert first.startswith("[" + "#" * 15 + "." * 15 + "] step 1: loss 2.0000")
-    assert last.startswith("[" + "#" * 30 + "] step 2")
+    assert first.startswith("[" + "#" * 15 + "." * 15 + "] step 1 of 2: loss 2.0000")
+    assert last.startswith("[" + "#" * 30 + "] step 2 of 2")
     assert last.endswith("\n")
     assert capsys.readouterr().out == ""
 
@@ -131,3 +134,27 @@ def test_tensorboard_or_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixtu
 def test_a_variable_that_is_misspelt_is_named() -> None:
     with pytest.raises(UsageError, match="SLURMDL_TRAIN_PEROID: no such variable; valid: SLURMDL_TRAIN_PERIOD"):
         parse([], {"SLURMDL_TRAIN_PEROID": "3"})
+
+
+def test_the_time_left_counts_only_the_steps_of_this_start(capsys: pytest.CaptureFixture[str]) -> None:
+    clock = iter([0.0, 100.0])
+    Progress(400, 50, done=50, now=lambda: next(clock)).step(figures(100))
+    assert capsys.readouterr().out.endswith(", 10 min left\n")  # 50 steps took 100 s, and 300 are to come
+
+
+@pytest.mark.parametrize("seconds, text", [(-1, "0 s"), (0.4, "0 s"), (59.6, "1 min"), (125, "2 min 5 s"),
+                                           (3600, "1 h"), (12_059, "3 h 20 min"), (187_300, "2 d 4 h")])
+def test_durations_have_two_units(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+@pytest.mark.parametrize("options", [
+    "--strategy ps --simulate 1", "--simulate 4 --strategy ps --ps 9", "--simulate 2 --compress int4",
+    "--simulate 4 --strategy gossip --traffic ring", "--simulate 2 --slow 9=2",
+    "--simulate 2 --strategy adaptive-gossip --comm-budget 0.0001%",
+    "--simulate 2 --strategy local-sgd --balance batch --async", "--simulate 2 --steps 0",
+    "--simulate 2 --batch 100000", "--simulate 2 --model mlp:x"])
+def test_options_at_fault_have_the_status_of_wrong_usage(options: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*options.split(), "--compute", "replay:0.01"] if "--slow" in options else options.split()) == 64
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("slurmdl: ")

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from slurmdl.errors import SlurmdlError, TrainError
+from slurmdl.errors import BadOptions, SlurmdlError, TrainError, UsageError
 from slurmdl.train.library import shards
 from slurmdl.train.messages import Messages
 from slurmdl.train.mixing.sums import Sum
@@ -24,19 +24,21 @@ def on_all(world: World, make: Callable[[], Thing]) -> Thing:
 
     Raises
     ------
-    Refused : it raises on one rank or more.
+    Refused : it raises on one rank or more; BadOptions when the first of them finds the options at fault.
     """
     found: list[Thing] = []
-    fault = ""
+    fault, refused = "", Refused
     try:
         found.append(make())
+    except (UsageError, BadOptions) as error:
+        fault, refused = str(error), BadOptions
     except SlurmdlError as error:
         fault = str(error)
-    faults = world.transport.allgather(fault)
-    for rank, its in enumerate(faults):
+    faults = world.transport.allgather((fault, refused))
+    for rank, (its, error_type) in enumerate(faults):
         if its:
             where = "" if len(set(faults)) == 1 else f"rank {rank} on {world.nodes[rank]}: "
-            raise Refused(f"{where}{its}")
+            raise error_type(f"{where}{its}")
     return found[0]
 
 

@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
-from slurmdl.errors import Stopped, TrainError, UsageError
+from slurmdl.errors import BadOptions, Stopped, TrainError, UsageError
 from slurmdl.train import method, runtime
 from slurmdl.train.courier import Courier
 from slurmdl.train.library import agreement, ending, halt, shards
@@ -111,7 +111,7 @@ def _check_steps(world: runtime.World) -> None:
     method = world.method
     if method.balance == "steps" or (method.balance == "batch" and method.asynchronous):
         how = f"{method.balance}{' --async' * method.asynchronous}"
-        raise runtime.Refused(f"--checkpoint: with --balance {how} what is dealt to one worker depends on the "
+        raise BadOptions(f"--checkpoint: with --balance {how} what is dealt to one worker depends on the "
                               "others' speeds; valid: --balance off, or batch without --async")
 
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
+from collections.abc import Callable
 from itertools import islice
 from typing import Any, TextIO
 
+from slurmdl.durations import duration
 from slurmdl.errors import TrainError, warn
 
 #: characters of the bar
@@ -24,6 +27,7 @@ class Progress:
     metrics : file for one JSON object per step, "" for none.
     tensorboard : folder for TensorBoard's files, "" for none.
     done : steps that an earlier start has made, whose figures stay in the file.
+    now : clock for the time left, in seconds.
 
     Raises
     ------
@@ -31,8 +35,9 @@ class Progress:
     """
 
     def __init__(self, steps: int, every: int, metrics: str = "", tensorboard: str = "",
-                 done: int = 0, terminal: TextIO | None = None) -> None:
+                 done: int = 0, terminal: TextIO | None = None, now: Callable[[], float] = time.monotonic) -> None:
         self._steps, self._every = steps, every
+        self._now, self._start_s, self._first_step = now, now(), done
         self._terminal = terminal or (sys.stderr if sys.stderr and sys.stderr.isatty() else None)
         self._metrics = _from(metrics, done) if metrics else None
         self._board = _board(tensorboard) if tensorboard else None
@@ -43,6 +48,7 @@ class Progress:
         where a worker makes other steps than the run has.
         """
         done = int(figures["step"])
+        of_run = min(int(figures.get("done", done)), self._steps)
         if self._metrics:
             print(json.dumps(figures), file=self._metrics)
         if self._board:
@@ -51,30 +57,38 @@ class Progress:
                     self._board.add_scalar(name, value, done)
         self._recent.append(figures)
         if self._terminal:
-            self._bar(done, min(int(figures.get("done", done)), self._steps))
+            self._bar(done, of_run)
         if done % self._every == 0:
             if self._metrics:
                 self._metrics.flush()
             if not self._terminal:
-                print(self._line(done), flush=True)
+                print(self._line(done, of_run), flush=True)
             self._recent.clear()
 
-    def _line(self, done: int) -> str:
+    def _line(self, step: int, of_run: int) -> str:
         def mean(name: str) -> float:
             return sum(figures[name] for figures in self._recent) / len(self._recent)
 
-        line = f"step {done}: loss {mean('loss'):.4f}, {mean('seconds'):.4f} s/step"
+        line = f"step {step} of {self._steps}: loss {mean('loss'):.4f}, {mean('seconds'):.4f} s/step"
         if mean("seconds"):
             line += f", communication {mean('comm_seconds') / mean('seconds'):.0%}"
         scores = [figures["accuracy"] for figures in self._recent if "accuracy" in figures]
-        return line + (f", accuracy {scores[-1]:.2%}" if scores else "")
+        line += f", accuracy {scores[-1]:.2%}" if scores else ""
+        return f"{line}, {duration(self._left_s(of_run))} left"
 
-    def _bar(self, step: int, done: int) -> None:
+    def _left_s(self, of_run: int) -> float:
+        """Seconds to the last step if the steps to come take as long as those of this start: evaluations, checkpoints
+        and this output included.
+        """
+        made = of_run - self._first_step
+        return (self._now() - self._start_s) / made * (self._steps - of_run) if made > 0 else 0.0
+
+    def _bar(self, step: int, of_run: int) -> None:
         assert self._terminal
-        full = _WIDTH * done // self._steps
-        end = "\n" if done == self._steps else ""
-        print(f"\r[{'#' * full}{'.' * (_WIDTH - full)}] {self._line(step)}\x1b[K", end=end, file=self._terminal,
-              flush=True)
+        full = _WIDTH * of_run // self._steps
+        end = "\n" if of_run == self._steps else ""
+        bar = f"[{'#' * full}{'.' * (_WIDTH - full)}]"
+        print(f"\r{bar} {self._line(step, of_run)}\x1b[K", end=end, file=self._terminal, flush=True)
 
     def close(self) -> None:
         """Write out what is left."""

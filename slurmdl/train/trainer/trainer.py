@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from slurmdl import wholefile
-from slurmdl.errors import Refused, TrainError, UnavailableError, warn
+from slurmdl.errors import BadOptions, TrainError, UnavailableError, warn
 from slurmdl.train.library import agreement, halt
 from slurmdl.train.library.run import CHECKPOINT, Run, init
 from slurmdl.train.report import meters
@@ -75,7 +75,7 @@ def one_rank(options: Options, data: Data | None, environ: Mapping[str, str], tr
                environ=environ, transport=transport)
     beyond = [slow.rank for slow in options.slow if slow.rank >= len(run.world.nodes)]
     if beyond:
-        raise Refused(f"--slow {beyond[0]}=: no such rank; valid: 0 to {len(run.world.nodes) - 1}")
+        raise BadOptions(f"--slow {beyond[0]}=: no such rank; valid: 0 to {len(run.world.nodes) - 1}")
     if run.rank == 0:
         if options.summary:
             _check_writable(options.summary)

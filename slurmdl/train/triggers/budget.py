@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from slurmdl.errors import Refused
+from slurmdl.errors import BadOptions
 from slurmdl.train.compressors import COMPRESSORS
 from slurmdl.train.kept import Kept
 from slurmdl.train.triggers.trigger import Cost
@@ -60,7 +60,7 @@ class Budget(Kept):
 
     Raises
     ------
-    Refused : a budget below what `silence` forces.
+    BadOptions : a budget below what `silence` forces.
     """
 
     kept = ("_spent", "_log")
@@ -73,7 +73,7 @@ class Budget(Kept):
         self._least = min(1.0, check / max(check, silence // check * check))
         floor = (cost.each + (cost.exchange * self._least + cost.check) / check) / full
         if share < floor:
-            raise Refused(f"--comm-budget {100 * share:g}%: below {100 * floor:.3g}%, which an exchange every "
+            raise BadOptions(f"--comm-budget {100 * share:g}%: below {100 * floor:.3g}%, which an exchange every "
                           f"{silence} steps (--silence{' and --global-every' * bool(cost.each)}) needs in any case")
         self._share, self._full, self._cost, self._check = share, full, cost, check
         self._spent = cost.once
