@@ -49,6 +49,8 @@ def main() -> None:
         raise TrainError(f"framework {work['framework']}: {type(error).__name__}: {error}") from error
     if figures is not None:
         _write(result, figures)
+    # PyTorch's gloo threads can abort a shutdown of the interpreter (pytorch#190489)
+    ending.leave(0)
 
 
 def measure(framework: Framework, work: Mapping[str, Any]) -> dict[str, Any] | None:
