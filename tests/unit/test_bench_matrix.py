@@ -15,6 +15,7 @@ import pytest
 from slurmdl.bench import frameworks, sockets
 from slurmdl.bench.matrix import jobs, report
 from slurmdl.bench.matrix.jobs import Outcome
+from slurmdl.bench.matrix.progress import Progress
 from slurmdl.bench.matrix.spec import Cell, Spec, read
 from slurmdl.cli.main import main
 from slurmdl.errors import InputError, UsageError
@@ -193,7 +194,7 @@ def test_what_is_done_is_not_run_again(tmp_path: Path, monkeypatch: pytest.Monke
     """A framework that is not installed is asked for once; what failed is left, unless it is wanted again."""
     ran: list[tuple[str, int]] = []
 
-    def one(spec: Spec, cell: Cell, repeat: int, folder: Path) -> Outcome:
+    def one(spec: Spec, cell: Cell, repeat: int, folder: Path, watch: object) -> Outcome:
         ran.append((cell.name, repeat))
         status = {"horovod": "missing", "ddp": "failed"}.get(cell.framework, "done")
         return Outcome(cell, repeat, status, ranks=(rank(0),))
@@ -202,9 +203,32 @@ def test_what_is_done_is_not_run_again(tmp_path: Path, monkeypatch: pytest.Monke
     asked = Spec(frameworks=("slurmdl", "ddp", "horovod"), nodes=(1,), placements=("slurm",), repeats=2)
     said: list[str] = []
     jobs.run(asked, tmp_path, say=said.append)
-    assert (len(ran), len(said)) == (5, 6)
-    assert said[0] == "1 of 6: slurmdl allreduce, cnn, 1 node, slurm: done"
+    assert (len(ran), len(said)) == (5, 7)
+    assert said[0] == "6 of 6 cells to run, at most 1 h left (10 min per job) and the time in the queue"
+    assert said[1].startswith("1 of 6: slurmdl allreduce, cnn, 1 node, slurm: done; about ")
+    assert said[-1] == "6 of 6: slurmdl allreduce, cnn, 1 node, slurm: done"
     jobs.run(asked, tmp_path, say=said.append)
     assert len(ran) == 5
     jobs.run(asked, tmp_path, again=True, say=said.append)
     assert len(ran) == 5 + 3
+
+
+def test_progress_tells_the_time_left_from_the_first_minute() -> None:
+    clock, said = [0.0], list[str]()
+    progress = Progress(3, 2, 600.0, said.append, now=lambda: clock[0])
+    assert said.pop() == "2 of 3 cells to run, at most 20 min left (10 min per job) and the time in the queue"
+    progress.start(2)
+    for clock[0] in (1.0, 29.0, 31.0, 60.0):
+        progress.job("7", "PENDING", "Resources")
+    assert said == ["2 of 3: job 7 is PENDING (Resources), 31 s since its submission; at most 20 min left "
+                    "(10 min per job) and the time in the queue"]
+    clock[0] = 90.0
+    progress.end(2, "cell", "done", "", 1)
+    assert said[-1] == "2 of 3: cell: done; about 1 min 30 s left"
+    progress.start(3)
+    clock[0] = 120.0
+    progress.job("8", "RUNNING", "None")
+    assert said[-1] == "3 of 3: job 8 is RUNNING, 30 s since its submission; about 1 min left"
+    clock[0] = 500.0
+    progress.end(3, "cell", "failed", "why", 0)
+    assert said[-1] == "3 of 3: cell: failed: why"

@@ -44,7 +44,8 @@ def test_ddp_exits_when_the_threads_of_gloo_are_late() -> None:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
         ranks = [subprocess.Popen(
-            [sys.executable, "-c", STARVED, str(EXAMPLE)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            [sys.executable, "-c", STARVED, str(EXAMPLE)], text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             env={**os.environ, "RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1",
                  "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"},
             preexec_fn=lambda: os.sched_setaffinity(0, {cpu})) for rank in range(2)]

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from slurmdl import process, wholefile
+from slurmdl.bench.matrix.progress import Progress
 from slurmdl.bench.matrix.spec import Cell, Spec
 from slurmdl.errors import InputError, UnavailableError, tell
 from slurmdl.launch import srun
@@ -32,6 +33,10 @@ ENDED = {"OUT_OF_MEMORY": "out of memory", "TIMEOUT": "time limit", "DEADLINE": 
 #: reasons for which a job waits in vain
 _NEVER = ("PartitionNodeLimit", "PartitionTimeLimit", "PartitionConfig", "BadConstraints", "ReqNodeNotAvail",
           "AssocMaxNodePerJobLimit", "QOSMaxNodePerJobLimit", "QOSMaxWallDurationPerJobLimit")
+
+
+#: is told number, state and reason of a job that has not ended
+Watch = Callable[[str, str, str], None]
 
 
 @dataclass(frozen=True)
@@ -72,18 +77,23 @@ def run(spec: Spec, folder: Path, again: bool = False,
     # one that a job did not find is not asked for again
     missing = {cell.framework: its.reason for (cell, _), its in found.items()
                if its.status == "missing" and not again}
-    for number, (cell, repeat) in enumerate(todo, 1):
-        before = found.get((cell, repeat))
-        if before and (before.status == "done" or not again):
-            continue
+    left = [(number, cell, repeat) for number, (cell, repeat) in enumerate(todo, 1)
+            if (cell, repeat) not in found or (again and found[cell, repeat].status != "done")]
+
+    def jobs_from(index: int) -> int:
+        return sum(cell.framework not in missing for _, cell, _ in left[index:])
+
+    progress = Progress(len(todo), jobs_from(0), 60.0 * spec.minutes, say)
+    for index, (number, cell, repeat) in enumerate(left):
         if cell.framework in missing:
             outcome = Outcome(cell, repeat, "missing", missing[cell.framework])
         else:
-            outcome = _one(spec, cell, repeat, folder)
+            progress.start(number)
+            outcome = _one(spec, cell, repeat, folder, progress.job)
         if outcome.status == "missing":
             missing[cell.framework] = outcome.reason
         wholefile.write(str(folder / f"{cell.name}.{repeat}.outcome"), json.dumps(asdict(outcome)))
-        say(f"{number} of {len(todo)}: {cell}: {outcome.status}{': ' * bool(outcome.reason)}{outcome.reason}")
+        progress.end(number, str(cell), outcome.status, outcome.reason, jobs_from(index + 1))
 
 
 def begin(spec: Spec, folder: Path) -> None:
@@ -126,16 +136,16 @@ def outcomes(folder: Path) -> Iterator[Outcome]:
             continue
 
 
-def _one(spec: Spec, cell: Cell, repeat: int, folder: Path) -> Outcome:
+def _one(spec: Spec, cell: Cell, repeat: int, folder: Path, watch: Watch) -> Outcome:
     """Run a cell as a job, and wait for its end."""
     for start in range(STARTS):
-        outcome = _start(spec, cell, repeat, folder)
+        outcome = _start(spec, cell, repeat, folder, watch)
         if outcome.status != "failed" or start + 1 == STARTS:
             break
     return outcome
 
 
-def _start(spec: Spec, cell: Cell, repeat: int, folder: Path) -> Outcome:
+def _start(spec: Spec, cell: Cell, repeat: int, folder: Path, watch: Watch) -> Outcome:
     base = folder.resolve() / f"{cell.name}.{repeat}"
     for file in folder.glob(f"{cell.name}.{repeat}.*.json"):
         file.unlink()
@@ -150,7 +160,7 @@ def _start(spec: Spec, cell: Cell, repeat: int, folder: Path) -> Outcome:
     if answer.status or not number.isdigit():
         return Outcome(cell, repeat, "refused", answer.first_error or f"exit status {answer.status}")
     try:
-        state, reason = _end(number)
+        state, reason = _end(number, watch)
     except BaseException:  # what is broken off leaves no job behind
         process.ask(["scancel", number], timeout=LIMIT)
         raise
@@ -191,8 +201,8 @@ def script(spec: Spec, cell: Cell, base: str) -> str:
         f"{shlex.quote(base)}", ""])
 
 
-def _end(number: str) -> tuple[str, str]:
-    """Wait for the end of a job; its state, and why it can never start, "" where it could."""
+def _end(number: str, watch: Watch) -> tuple[str, str]:
+    """Wait for the end of a job, and tell `watch` its state; its last state, and why it can never start, else ""."""
     while True:
         state, _, reason = process.ask(["squeue", "-h", "-j", number, "-o", "%T %r"],
                                        timeout=LIMIT).out.strip().partition(" ")
@@ -201,6 +211,7 @@ def _end(number: str) -> tuple[str, str]:
             return "REFUSED", f"it can never start ({reason})"
         if state not in ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "STAGE_OUT", "SUSPENDED", "REQUEUED"):
             break
+        watch(number, state, reason)
         time.sleep(LOOK)
     told = process.ask(["scontrol", "show", "job", "-o", number], timeout=LIMIT).out
     found = re.search(r"\bJobState=(\S+)", told)
