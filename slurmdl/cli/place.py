@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
+from slurmdl import units
 from slurmdl.cli.parser import write_file
 from slurmdl.errors import PlacementError, UnavailableError, UsageError
 from slurmdl.output import show
@@ -63,7 +64,7 @@ def run(argv: list[str]) -> int:
     if "svg" in own:
         _draw(decision, seen, own["svg"])
     exact = _exact(job.request, seen) if "exact" in own else None
-    show(_json(job.request.dl, decision, seen, exact) if "json" in own else _text(decision, seen, exact))
+    show(_json(job.request.dl, decision, seen, exact) if "json" in own else _text(job.request, decision, seen, exact))
     return 0
 
 
@@ -164,7 +165,7 @@ def _exact(request: JobRequest, seen: Survey) -> Exact | str:
         return str(error)
 
 
-def _text(decision: Decision, seen: Survey, exact: Exact | str | None) -> str:
+def _text(request: JobRequest, decision: Decision, seen: Survey, exact: Exact | str | None) -> str:
     from slurmdl.placement.explain import explain
     from slurmdl.placement.model import Placement
 
@@ -173,13 +174,14 @@ def _text(decision: Decision, seen: Survey, exact: Exact | str | None) -> str:
         binding += f", Slurm chooses the nodes: {decision.reason}"
     placement = decision.placement or Placement(reason=decision.reason)
     solved = f"\nexact      {_solved(exact, placement)}" if exact is not None else ""
-    return f"{explain(placement, seen.topology, seen.cluster, seen.scores)}{solved}\nbinding    {binding}"
+    text = explain(placement, seen.topology, seen.cluster, seen.scores, request.dl)
+    return f"{text}{solved}\nbinding    {binding}"
 
 
 def _solved(exact: Exact | str, placement: Placement) -> str:
     if isinstance(exact, str):
         return f"none: {exact}"
-    found = f"{exact.cost.seconds:.3g} s, {'proven' if exact.proven else 'the best that was found in time'}"
+    found = f"{units.duration(exact.cost.seconds)}, {'proven' if exact.proven else 'the best that was found in time'}"
     if not placement.map or not exact.cost.seconds:
         return found
     return f"{found}; this choice takes {placement.map.cost.seconds / exact.cost.seconds:.4g} times that"

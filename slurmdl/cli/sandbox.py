@@ -8,6 +8,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
+from slurmdl import units
 from slurmdl.cli.parser import Parser
 from slurmdl.errors import UsageError
 from slurmdl.output import show
@@ -140,15 +141,15 @@ def _status(box: Sandbox, as_json: bool) -> int:
                           "changed": {name: vars(shape) for name, shape in box.shapes().items()}}))
         return 0
     show(f"sandbox {box.spec.name}: user {box.user.name}, shared directory {box.shared}, "
-          f"node links {box.spec.node_rate / 1e6:g} Mbit/s, zone uplinks {box.spec.zone_rate / 1e6:g} Mbit/s")
+          f"node links {units.rate(box.spec.node_rate / 8)}, zone uplinks {units.rate(box.spec.zone_rate / 8)}")
     for index, zone in enumerate(topology.zones):
         nodes = [n for n, leaf in zip(topology.nodes, topology.leaf, strict=True) if leaf == index]
         if nodes:
             line = " ".join(f"{n}({states.get(n, 'off')})" for n in nodes)
             show(f"  {zone}: {line}  out {counters[zone]['out']:,} B  in {counters[zone]['in']:,} B")
     for name, shape in box.shapes().items():
-        rate = f"{shape.rate / 1e6:g} Mbit/s" if shape.rate else "no limit of its rate"
-        show(f"  {'way' if '|' in name else 'link of'} {name}, each way: {rate}, {shape.delay * 1e3:g} ms more, "
+        rate = units.rate(shape.rate / 8) if shape.rate else "no limit of its rate"
+        show(f"  {'way' if '|' in name else 'link of'} {name}, each way: {rate}, {units.duration(shape.delay)} more, "
               f"{shape.loss:g} lost")
     for node, share in box.cpu_shares().items():
         show(f"  CPU of {node}: {share:.0%} of a core")

@@ -69,12 +69,14 @@ def run(argv: list[str]) -> int:
                           "ranks": case.ranks, "busy": case.busy, "seed": case.seed,
                           "ways": {way: its.to_json() for way, its in found.items()}}, indent=1))
         return 0
+    from slurmdl.placement import assumed
     from slurmdl.simulate.compare import table
 
     first = next(iter(found.values()))
     show(f"{case.training.strategy} ({case.training.pattern}), {case.training.parameters:,} parameters, "
          f"{case.ranks} rank{'s' * (case.ranks > 1)} on {case.nodes} of {len(case.topology.nodes)} nodes; "
-         f"{first.steps} step{'s' * (first.steps > 1)} simulated as {first.detail}")
+         f"{first.steps} step{'s' * (first.steps > 1)} simulated as {first.detail}; "
+         f"{assumed.links(case.topology, case.scores)}")
     show("\n".join(table(found)))
     return 0
 

@@ -144,7 +144,7 @@ class Attempt:
         if self.dl.explain and decision.placement is not None:
             from slurmdl.placement.explain import explain
 
-            text = explain(decision.placement, seen.topology, seen.cluster, seen.scores)
+            text = explain(decision.placement, seen.topology, seen.cluster, seen.scores, self.dl)
             decision = replace(decision, explanation=text)
         self.commands.append(render(self.program, job, decision, os.environ))
         self.decision = decision

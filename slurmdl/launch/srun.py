@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from slurmdl import config, dl_options, getopt, process
+from slurmdl import config, dl_options, getopt, process, units
 from slurmdl.dl_options import DlOptions
 from slurmdl.errors import (
     InputError,
@@ -90,7 +90,7 @@ class Mapped:
     """A step that is mapped, with what the explanation tells of it, and why it has no zones ("" where it has).
 
     `text` is the map as --print-map wants it, "" where it is not asked for; `heard` are lines on the scores that
-    mattered.
+    mattered; `assumed` says on what the predictions rest.
     """
 
     step: Step
@@ -100,6 +100,7 @@ class Mapped:
     source: str
     complaint: str = ""
     heard: tuple[str, ...] = ()
+    assumed: str = ""
 
 
 def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
@@ -214,6 +215,7 @@ def _map(line: getopt.CommandLine, dl: DlOptions, settings: config.Config, launc
     scores = _scores(dl, settings, given.nodes, topology, environ, say) if known is None else known
     plan, rank_map = _plan(laid, topology, scores, dl)
     heard = _heard(rank_map, given.nodes, topology, scores) if dl.explain and scores.measured else ()
+    assumptions = _assumed(dl, topology, scores) if dl.explain else ""
     text = environ.get("SLURM_ARRAY_TASK_ID", "")
     array_task = int(text) if text.isdigit() else 0
     form = line.last("print-map")
@@ -222,7 +224,8 @@ def _map(line: getopt.CommandLine, dl: DlOptions, settings: config.Config, launc
     if form:
         tasks = dialects.Tasks(plan, [node for node, _ in laid.slots], request.cpus_per_task or 1,
                                step.port(given.job, array_task), given.job, variables)
-        return Mapped(Step(()), dialects.render(form, tasks), plan, rank_map, topology.source, complaint, heard)
+        return Mapped(Step(()), dialects.render(form, tasks), plan, rank_map, topology.source, complaint, heard,
+                      assumptions)
     if launcher == "mpirun":
         if shutil.which("mpirun", path=environ.get("PATH")) is None:
             raise UnavailableError("--launcher=mpirun: mpirun is not in PATH")
@@ -230,7 +233,8 @@ def _map(line: getopt.CommandLine, dl: DlOptions, settings: config.Config, launc
     else:
         together = [*mpi_option(line, controller, environ), *_end_option(line, environ)]
         made = step.srun(line, plan, together, variables, environ)
-    return Mapped(made, "", plan, rank_map, topology.source, complaint, heard)
+    return Mapped(made, "", plan, rank_map, topology.source, complaint, heard,
+                      assumptions)
 
 
 def _has_ulfm(environ: Mapping[str, str]) -> bool:
@@ -248,6 +252,12 @@ def _scores(dl: DlOptions, settings: config.Config, nodes: Sequence[str], topolo
     from slurmdl.launch import probing
 
     return probing.refreshed(scores, nodes, topology, float(dl.probe), environ, say)
+
+
+def _assumed(dl: DlOptions, topology: Topology, scores: LinkScores) -> str:
+    from slurmdl.placement import assumed
+
+    return assumed.text(dl, topology, scores)
 
 
 def _heard(ranks: RankMap, nodes: Sequence[str], topology: Topology, scores: LinkScores) -> tuple[str, ...]:
@@ -376,8 +386,9 @@ def _explain(mapped: Mapped) -> None:
     plan, cost = mapped.plan, mapped.map.cost
     warn(f"{len(plan)} tasks on {len(set(plan.nodes))} nodes, order {mapped.map.order or 'alphabetical'}, zones from "
          f"{mapped.source}")
-    warn(f"an iteration of {plan.strategy}: {cost.bytes_across_zones:g} bytes across zones, "
-         f"{cost.bytes_across_nodes:g} across nodes, {cost.seconds:g} s, busiest: {cost.busiest or 'none'}")
+    warn(f"an iteration of {plan.strategy} ({mapped.assumed}): {units.size(cost.bytes_across_zones)} across zones, "
+         f"{units.size(cost.bytes_across_nodes)} across nodes, {units.duration(cost.seconds)}, "
+         f"busiest: {cost.busiest or 'none'}")
     if mapped.map.held and mapped.map.anywhere:
         warn(f"rank 0 stays on {plan.nodes[0]}, the first node: with --dl-rank0=any an iteration takes "
              f"{mapped.map.anywhere.seconds:g} s")

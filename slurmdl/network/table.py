@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from slurmdl import units
 from slurmdl.network import capacity
 from slurmdl.network.model import LinkScore, LinkScores
 from slurmdl.topology.model import Topology
@@ -103,15 +104,10 @@ def text(rows: Sequence[Row], height: int) -> str:
 def _cells(row: Row) -> tuple[str, ...]:
     score = row.score
     return (row.name, row.kind, row.zone, f"x{row.times:.3g}",
-            "-" if score.throughput is None else f"{score.throughput / 1e6:.4g} MB/s",
-            _seconds(score.delay), _seconds(score.delay_tail), f"{score.loss:.2%}" if score.loss else "0",
+            "-" if score.throughput is None else units.rate(score.throughput),
+            *(units.duration(each) if each else "-" for each in (score.delay, score.delay_tail)),
+            f"{score.loss:.2%}" if score.loss else "0",
             age(score.age), str(score.samples), score.source or "-")
-
-
-def _seconds(value: float) -> str:
-    if not value:
-        return "-"
-    return f"{value * 1e6:.3g} us" if value < 1e-3 else f"{value * 1e3:.3g} ms" if value < 1 else f"{value:.3g} s"
 
 
 def age(seconds: float) -> str:

@@ -8,9 +8,11 @@ from itertools import groupby
 
 import numpy as np
 
+from slurmdl import units
 from slurmdl.cluster.model import ClusterSnapshot
+from slurmdl.dl_options import DlOptions
 from slurmdl.network.model import LinkScores
-from slurmdl.placement import scored
+from slurmdl.placement import assumed, scored
 from slurmdl.placement.label import label
 from slurmdl.placement.model import Cost, Placement, RankMap
 from slurmdl.placement.nodes.eligible import idle
@@ -32,7 +34,8 @@ _ORDERS = {"roles": "by role", "depth-first": "depth-first", "leaf": "leaf order
            "rotated": "rotated", "renumbered": "renumbered"}
 
 
-def explain(placement: Placement, topology: Topology, cluster: ClusterSnapshot, scores: LinkScores) -> str:
+def explain(placement: Placement, topology: Topology, cluster: ClusterSnapshot, scores: LinkScores,
+            dl: DlOptions) -> str:
     """Zones, what was considered, the nodes, the ranks with their roles, the cost of other orders, and the scores.
 
     A few lines where the job is small; ranks, zones and candidates are folded where there are many.
@@ -42,9 +45,11 @@ def explain(placement: Placement, topology: Topology, cluster: ClusterSnapshot, 
     if placement.map is None:
         return "\n".join([*lines, f"choice     none: {placement.reason}"])
     names = fold(placement.nodes) if len(placement.nodes) <= MAX_RANKS else f"{len(placement.nodes)} nodes"
-    lines += [f"choice     {names}: {placement.reason}", "considered", *_candidates(placement),
+    assumptions = assumed.text(dl, topology, scores)
+    lines += [f"choice     {names}: {placement.reason}",
+              f"considered ({assumptions})", *_candidates(placement),
               "ranks", *_ranks(placement.map, topology),
-              "cost of one iteration on these nodes, by order of the ranks", *_orders(placement.map),
+              f"cost of one iteration on these nodes, by order of the ranks ({assumptions})", *_orders(placement.map),
               *_traffic(placement.map.cost), f"bound      {_bound(placement)}"]
     if scores.measured:
         lines += scored.lines(scored.mattered(placement, topology, cluster, scores), scores)
@@ -111,9 +116,9 @@ def _orders(ranks: RankMap) -> Iterator[str]:
 
 def _traffic(cost: Cost) -> Iterator[str]:
     """What crosses what. Where zones of one level only are left, the cost of the order has said it already."""
-    yield (f"traffic    {_bytes(cost.bytes_across_nodes)} across nodes; of all bytes {cost.aggregation_nodes:.0%} "
-           f"stay inside a node, {cost.aggregation_zones:.0%} inside a leaf zone")
-    levels = [f"{_bytes(count)} at level {level}" for level, count in enumerate(cost.bytes_across_levels) if count]
+    yield (f"traffic    {units.size(cost.bytes_across_nodes)} across nodes; of all bytes "
+           f"{cost.aggregation_nodes:.0%} stay inside a node, {cost.aggregation_zones:.0%} inside a leaf zone")
+    levels = [f"{units.size(sent)} at level {level}" for level, sent in enumerate(cost.bytes_across_levels) if sent]
     if len(levels) > 1:
         yield f"{'':10} out of zones: {', '.join(levels)}"
 
@@ -122,17 +127,9 @@ def _bound(placement: Placement) -> str:
     if placement.bound is None or placement.gap is None:
         return "none is known for this traffic"
     above = "which is reached" if placement.gap < 5e-4 else f"this one takes at most {placement.gap:.1%} more"
-    return f"no choice takes less than {placement.bound:.3g} s ({placement.bound_basis}); {above}"
+    return f"no choice takes less than {units.duration(placement.bound)} ({placement.bound_basis}); {above}"
 
 
 def _cost(cost: Cost) -> str:
     busiest = f", busiest link {cost.busiest}" if cost.busiest else ""
-    return f"{cost.seconds:.3g} s, {_bytes(cost.bytes_across_zones)} across zones{busiest}"
-
-
-def _bytes(count: float) -> str:
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:.4g} TB"
+    return f"{units.duration(cost.seconds)}, {units.size(cost.bytes_across_zones)} across zones{busiest}"

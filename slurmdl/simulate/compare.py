@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from slurmdl import units
 from slurmdl.cluster.model import ClusterSnapshot, Node, Partition
 from slurmdl.errors import UsageError
 from slurmdl.network.model import LinkScores
@@ -115,8 +116,9 @@ class Case:
 
 def table(found: dict[str, Prediction]) -> Iterator[str]:
     """The predictions as lines of text."""
-    yield f"{'':12} {'s/step':>9} {'communication':>14} {'MB across zones':>16} {'times':>7}"
+    yield f"{'':12} {'step':>9} {'communication':>14} {'across zones':>13} {'times':>7}"
     least = next(iter(found.values())).seconds
     for way, its in found.items():
         times = f"{its.seconds / least:7.3g}" if least else f"{'':7}"
-        yield (f"{way:12} {its.seconds:9.4g} {its.communication:14.1%} {its.bytes_across_zones / 1e6:16.4g} {times}")
+        yield (f"{way:12} {units.duration(its.seconds):>9} {its.communication:14.1%} "
+               f"{units.size(its.bytes_across_zones):>13} {times}")

@@ -74,7 +74,7 @@ def _zones(one: Topology, other: Topology, sides: tuple[str, str]) -> Iterator[s
         if abs(one.speed[i] - other.speed[j]) > 0:  # never where one of them is NaN
             speeds.setdefault((one.speed[i], other.speed[j]), []).append(one.zones[i])
     for (a, b), zones in speeds.items():
-        yield f"{_some(zones, 'zone')}: {a * 8e-6:g} Mbit/s in {sides[0]}, {b * 8e-6:g} Mbit/s in {sides[1]}"
+        yield f"{_some(zones, 'zone')}: {a * 8e-9:g} Gbit/s in {sides[0]}, {b * 8e-9:g} Gbit/s in {sides[1]}"
 
 
 def _nodes(one: Topology, other: Topology, sides: tuple[str, str]) -> Iterator[str]:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from slurmdl import units
 from slurmdl.topology.hostlist import fold
 from slurmdl.topology.model import Topology
 
@@ -117,7 +118,7 @@ def _shapes(topology: Topology) -> list[int]:
 
 def _what(topology: Topology, zones: Sequence[int], below: Sequence[int]) -> str:
     nodes, speeds = topology.size[list(zones)].tolist(), topology.speed[list(zones)]
-    speed = f", {speeds[0] * 8 / 1e6:g} Mbit/s" if speeds.min() == speeds.max() else ""  # NaN equals nothing
+    speed = f", {units.rate(speeds[0])}" if speeds.min() == speeds.max() else ""  # NaN equals nothing
     if len(zones) == 1:
         return count(nodes[0], "node") + speed
     parts = [_span(below, "zone")] * bool(max(below)) + [_span(nodes, "node")]

@@ -281,6 +281,20 @@ def test_place_explains_the_same_choice_that_is_submitted(cluster):
     assert "zone" in cluster.run(["slurmdl", "place", "--explain", str(script)]).stdout
 
 
+def test_predictions_say_on_what_they_rest(cluster):
+    """place, sbatch and srun, in the line of the prediction or of its table; a sandbox's uplinks have 50 Mbit/s."""
+    rests = "(model 400 MB, links 10 Gbit/s (default), uplinks 50 Mbit/s)"
+    script = cluster.script("#SBATCH -N3 --ntasks-per-node=1\n#DL --dl-model-bytes=400M\n"
+                            "slurmdl srun --dl-explain true")
+    placed = cluster.run(["slurmdl", "place", str(script)]).stdout
+    assert f"considered {rests}\n" in placed
+    assert f"cost of one iteration on these nodes, by order of the ranks {rests}\n" in placed
+    assert rests in cluster.run(["slurmdl", "sbatch", "--dl-dry-run", "--dl-explain", str(script)]).stderr
+    told = cluster.output(cluster.submit(["slurmdl", "sbatch", str(script)], directory=script.parent))
+    assert re.search(re.escape(f"an iteration of allreduce {rests}: ") + r"[0-9.]+ [kMG]?B across zones, 1.6 GB "
+                     r"across nodes, [0-9.]+ m?s, busiest: ", told), told
+
+
 def test_no_slurm_and_no_python_traceback(cluster):
     slurmdl = cluster.run(["sh", "-c", "command -v slurmdl"]).stdout.strip()
     done = cluster.run(["env", "PATH=/nowhere", slurmdl, "sbatch", "--wrap", "x"])

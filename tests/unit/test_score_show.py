@@ -85,7 +85,7 @@ def test_show(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert told.err == ""
     assert "3 of 6 nodes (50.0%) have a score younger than 15 min" in told.out
     assert told.out.index("n5 ") < told.out.index("z2    ") < told.out.index("n1 ")
-    assert "2.00%" in told.out and "125 MB/s" in told.out and "z0  9 2 9" in told.out
+    assert "2.00%" in told.out and "1 Gbit/s" in told.out and "z0  9 2 9" in told.out
     ElementTree.parse(site / "heat.svg")
 
 

@@ -210,7 +210,7 @@ def test_diff_of_speeds(capsys: pytest.CaptureFixture[str]) -> None:
     Path("b.conf").write_text("SwitchName=s1 Nodes=n1 LinkSpeed=100000\nSwitchName=s2 Nodes=n2 LinkSpeed=7\n")
     topology("diff", "a.conf", "b.conf", status=1)
     assert capsys.readouterr().out.splitlines() == [
-        "zone s1: 50000 Mbit/s in a.conf, 100000 Mbit/s in b.conf", "1 difference between a.conf and b.conf"]
+        "zone s1: 50 Gbit/s in a.conf, 100 Gbit/s in b.conf", "1 difference between a.conf and b.conf"]
 
 
 @pytest.mark.parametrize(("words", "golden_name"), [

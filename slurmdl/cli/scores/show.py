@@ -28,6 +28,7 @@ def run(argv: list[str]) -> int:
     options = parser.parse_args(argv)
     from slurmdl.network import heat, table
     from slurmdl.network.live import live
+    from slurmdl.placement import assumed
 
     given = config.load()
     found = live(given, options.scores, os.environ)
@@ -47,6 +48,8 @@ def run(argv: list[str]) -> int:
                  f"{table.age(given.scores.max_age)}\n")
         height = len(rows) if options.all else max(8, shutil.get_terminal_size().lines - 4)
         show(table.text(rows, height))
+        if rows:
+            show(f"x1: as over links that were not measured ({assumed.unmeasured(topology, found.scores)})")
     warmth = heat.of(found.scores, topology)
     if warmth.zones and not options.json:
         show(f"\n{heat.text(warmth)}")

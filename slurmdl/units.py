@@ -1,0 +1,35 @@
+"""Quantities for people, in one format everywhere: three digits and a unit, as "320 MB", "25.6 s", "10 Gbit/s"."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def size(count_bytes: float) -> str:
+    """Bytes, in powers of 1000: "320 MB"."""
+    return _scaled(count_bytes, ("B", "kB", "MB", "GB", "TB"))
+
+
+def rate(bytes_per_s: float) -> str:
+    """What a link carries, as makers of networks say it: "10 Gbit/s" for 1.25e9 bytes/s."""
+    return _scaled(8 * bytes_per_s, ("bit/s", "kbit/s", "Mbit/s", "Gbit/s", "Tbit/s"))
+
+
+def duration(seconds: float) -> str:
+    """Seconds: "25.6 s", "65.2 ms", "20 us"."""
+    for factor, unit in ((1.0, "s"), (1e3, "ms"), (1e6, "us")):
+        if not seconds or float(f"{seconds * factor:.3g}") >= 1 or unit == "us":
+            return f"{_digits(seconds * factor)} {unit}"
+    raise AssertionError
+
+
+def _scaled(value: float, units: Sequence[str]) -> str:
+    for unit in units[:-1]:
+        if float(f"{value:.3g}") < 1000:
+            return f"{_digits(value)} {unit}"
+        value /= 1000
+    return f"{_digits(value)} {units[-1]}"
+
+
+def _digits(value: float) -> str:
+    return f"{value:,.0f}" if float(f"{value:.3g}") >= 1000 else f"{value:.3g}"
