@@ -232,3 +232,19 @@ def test_progress_tells_the_time_left_from_the_first_minute() -> None:
     clock[0] = 500.0
     progress.end(3, "cell", "failed", "why", 0)
     assert said[-1] == "3 of 3: cell: failed: why"
+
+
+def test_the_job_number_is_found_among_the_lines_of_a_site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A filter of the site may print to stdout before sbatch does."""
+    watched: list[str] = []
+
+    def end(number: str, watch: object) -> tuple[str, str]:
+        watched.append(number)
+        return "CANCELLED", ""
+
+    site = "echo Quota: 3 jobs pending; echo '12;east'"
+    monkeypatch.setattr(jobs, "submitter", lambda cell: ["sh", "-c", site])
+    monkeypatch.setattr(jobs, "_end", end)
+    asked = Spec(nodes=(1,), placements=("slurm",), repeats=1, frameworks=("ddp",))
+    jobs.run(asked, tmp_path, say=lambda line: None)
+    assert watched == ["12"]

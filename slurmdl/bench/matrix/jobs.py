@@ -20,7 +20,7 @@ from slurmdl import process, wholefile
 from slurmdl.bench.matrix.progress import Progress
 from slurmdl.bench.matrix.spec import Cell, Spec
 from slurmdl.errors import InputError, UnavailableError, tell
-from slurmdl.launch import srun
+from slurmdl.launch import release, srun
 from slurmdl.plan import STRATEGIES
 
 #: seconds from one look at a job to the next, and that Slurm's commands may take
@@ -156,8 +156,10 @@ def _start(spec: Spec, cell: Cell, repeat: int, folder: Path, watch: Watch) -> O
     wholefile.write(str(base.with_name(f"{base.name}.work")), json.dumps(work))
     wholefile.write(str(base.with_name(f"{base.name}.sh")), script(spec, cell, str(base)))
     answer = process.ask([*submitter(cell), "--parsable", *spec.sbatch, f"{base}.sh"], timeout=LIMIT)
-    number = answer.out.strip().partition(";")[0]
-    if answer.status or not number.isdigit():
+    # a site's filter may print lines of its own before sbatch's
+    numbers = [release.job_number(line.encode(), parsable=True) for line in answer.out.splitlines()]
+    number = next(filter(None, numbers), "")
+    if answer.status or not number:
         return Outcome(cell, repeat, "refused", answer.first_error or f"exit status {answer.status}")
     try:
         state, reason = _end(number, watch)
@@ -188,7 +190,7 @@ def script(spec: Spec, cell: Cell, base: str) -> str:
     """The job script of a cell; `base` is the path of its files without their endings."""
     python = shlex.quote(sys.executable)
     mpi = f"--mpi={srun.pmi(os.environ) or 'pmix'}"
-    plain, option = ("mpirun", "--launcher=mpirun") if spec.launcher == "mpirun" else (f"srun -K {mpi}", mpi)
+    plain, option = ("mpirun", "--launcher=mpirun") if spec.launcher == "mpirun" else (f"srun -K {mpi}", f"-K {mpi}")
     start = plain if cell.placement == "slurm" else f"{python} -m slurmdl srun {option}"
     ours = [f"export SLURMDL_TRAIN_STRATEGY={cell.strategy}"] if cell.framework == "slurmdl" else []
     if cell.strategy == "ps":
