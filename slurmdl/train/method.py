@@ -17,7 +17,8 @@ from slurmdl.plan import PATTERNS
 
 PREFIX = "SLURMDL_TRAIN_"
 #: variables of that prefix that are not part of the method
-OTHERS = (f"{PREFIX}TRACE", f"{PREFIX}PLOT", f"{PREFIX}CHECKPOINT", f"{PREFIX}CHECKPOINT_EVERY")
+OTHERS = (f"{PREFIX}TRACE", f"{PREFIX}PLOT", f"{PREFIX}CHECKPOINT", f"{PREFIX}CHECKPOINT_EVERY",
+          f"{PREFIX}CHECK_EVERY")
 COMPRESSORS = ("none", "fp16", "int8", "int4", "sign", "topk")
 TRIGGERS = ("period", "drift")
 BALANCES = ("off", "batch", "steps")

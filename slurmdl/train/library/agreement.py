@@ -165,6 +165,7 @@ def description(model: Any, optimizer: Any) -> list[tuple[str, str]]:
     tensors = [*((f"parameter {name}", tensor) for name, tensor in model.named_parameters()),
                *((f"buffer {name}", tensor) for name, tensor in model.named_buffers())]
     return [*((name, f"{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
+               f"{'' if tensor.is_contiguous() else f' strides {tensor.stride()}'}"
                f"{' trained' if tensor.requires_grad else ''}") for name, tensor in tensors),
             ("optimizer", type(optimizer).__name__),
             *((f"{key} of parameter group {index}", str(value)) for index, key, value in

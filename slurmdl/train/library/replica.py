@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any
@@ -49,16 +50,15 @@ class Replica(Copies):
         self.tensors = tuple(tensor for _, tensor in named)
         self.sizes = tuple(tensor.numel() for tensor in self.tensors)
         self.starts = tuple(sum(self.sizes[:index]) for index in range(len(self.sizes)))
-        flat = torch.cat([tensor.detach().reshape(-1) for tensor in self.tensors])
+        # each keeps its memory format, as channels_last; one whose memory has gaps becomes contiguous
+        self._strides = tuple(torch.empty_like(tensor, device="meta").stride() for tensor in self.tensors)
+        flat = torch.empty(sum(self.sizes), dtype=torch.float32, device=self.tensors[0].device)
         slope = torch.zeros_like(flat)
-        self._views = []
-        for tensor, start, size in zip(self.tensors, self.starts, self.sizes, strict=True):
-            tensor.data = flat[start:start + size].view_as(tensor)
-            view = slope[start:start + size].view_as(tensor)
-            self._views.append(view)
-            tensor.grad = view
-        self._places = tuple(tensor.data_ptr() for tensor in self.tensors)
-        self._flat, self._slope = flat, slope
+        for tensor, view in zip(self.tensors, self._cut(flat), strict=True):
+            view.copy_(tensor.detach())
+        self._lay(flat)
+        self._slope, self._views = slope, self._cut(slope)
+        self.show_gradients()
         #: whether `parameters` are as those on the device
         self._fetched = False
         self._sums = slope.new_zeros(len(self.tensors))
@@ -76,10 +76,19 @@ class Replica(Copies):
         here.copy_(self._flat_here)
         self._flat_here, self.parameters = here, memory
         if not self.staged:
-            self._flat = here
-            for index, tensor in enumerate(self.tensors):
-                tensor.data = here[self.part(index)].view_as(tensor)
-            self._places = tuple(tensor.data_ptr() for tensor in self.tensors)
+            self._lay(here)
+
+    def _lay(self, flat: Any) -> None:
+        """Let the parameters be views of this buffer."""
+        self._flat = flat
+        for tensor, view in zip(self.tensors, self._cut(flat), strict=True):
+            tensor.data = view
+        self._places = tuple(tensor.data_ptr() for tensor in self.tensors)
+
+    def _cut(self, flat: Any) -> list[Any]:
+        """The views of a buffer that belong to the parameters, in their shapes and memory formats."""
+        return [flat[self.part(index)].as_strided(tensor.shape, strides)
+                for index, (tensor, strides) in enumerate(zip(self.tensors, self._strides, strict=True))]
 
     def changed(self) -> None:
         """The parameters may have changed on the device: by the optimizer, or by the script."""
@@ -148,9 +157,27 @@ class Replica(Copies):
                 view.copy_(tensor.grad.to_dense() if tensor.grad.is_sparse else tensor.grad)
             tensor.grad = view
 
-    def scale(self, index: int, factor: float) -> None:
-        """Multiply the gradient of one parameter."""
-        self._slope[self.part(index)] *= factor
+    def weigh(self, factor: float) -> list[Any]:
+        """Multiply the gradients that backward passes bring, before they add up, until the handles are removed."""
+        return [tensor.register_hook(lambda gradient: gradient * factor) for tensor in self.tensors
+                if tensor.requires_grad]
+
+    def checksum(self) -> int:
+        """Of the parameters on their device, at the speed of memory: the sum of their bits, as whole numbers."""
+        import torch
+
+        words, even = self._flat.view(torch.int32), self._flat.numel() // 2 * 2
+        return int(words[:even].view(torch.int64).sum()) + int(words[even:].sum())
+
+    def checksums(self) -> list[int]:
+        """CRC-32 of each parameter."""
+        whole = self._flat.cpu().numpy()
+        return [zlib.crc32(whole[self.part(index)]) for index in range(len(self.tensors))]
+
+    @property
+    def version(self) -> int:
+        """Another number after each change of the parameters in place."""
+        return sum(tensor._version for tensor in self.tensors)
 
     def part(self, index: int) -> slice:
         """Where a parameter lies in the buffers."""

@@ -28,10 +28,11 @@ from typing import Any, NoReturn
 from slurmdl.errors import BadOptions, Stopped, TrainError, UsageError
 from slurmdl.train import method, runtime
 from slurmdl.train.courier import Courier
-from slurmdl.train.library import agreement, ending, halt, shards
+from slurmdl.train.library import agreement, ending, halt, replica_check, shards
 from slurmdl.train.library.deal import Deal, Hand
 from slurmdl.train.library.loader import Loader, Source, Told, source
 from slurmdl.train.library.replica import Replica
+from slurmdl.train.library.replica_check import ReplicaCheck
 from slurmdl.train.library.saver import Saver
 from slurmdl.train.library.share import Share
 from slurmdl.train.library.steps import Steps
@@ -55,11 +56,13 @@ Score = Callable[[], tuple[float, float] | None]
 TRACE, PLOT = method.PREFIX + "TRACE", method.PREFIX + "PLOT"
 #: and for checkpoints: their folder, and the steps from one to the next
 CHECKPOINT, CHECKPOINT_EVERY = method.PREFIX + "CHECKPOINT", method.PREFIX + "CHECKPOINT_EVERY"
+#: and the steps from one comparison of replicas to the next
+CHECK_EVERY = method.PREFIX + "CHECK_EVERY"
 
 
 def init(asked: Method | None = None, *, seed: int = 1, passes: int = 1, alike: Mapping[str, object] | None = None,
          same: Mapping[str, object] | None = None, trace: str = "", plot: str = "", checkpoint: str = "",
-         checkpoint_every: int | None = None, environ: Mapping[str, str] = os.environ,
+         checkpoint_every: int | None = None, check_every: int | None = None, environ: Mapping[str, str] = os.environ,
          transport: Transport | None = None) -> Run:
     """Meet the other ranks; a call of all of them.
 
@@ -76,6 +79,8 @@ def init(asked: Method | None = None, *, seed: int = 1, passes: int = 1, alike: 
         A run whose folder holds a whole checkpoint of it goes on from there.
     checkpoint_every : steps from one checkpoint to the next, 0 for none but those that a signal asks for; None: as
         SLURMDL_TRAIN_CHECKPOINT_EVERY says, else EVERY.
+    check_every : steps from one comparison of replicas that must be equal to the next, 0 for none; None: as
+        SLURMDL_TRAIN_CHECK_EVERY says, else replica_check.EVERY.
     transport : between the ranks. None: MPI; then an exception that the script does not catch ends all ranks, and
         the end of the script closes the run.
 
@@ -90,13 +95,14 @@ def init(asked: Method | None = None, *, seed: int = 1, passes: int = 1, alike: 
         ending.end_together()
     found = runtime.connect(environ) if transport is None else transport
     folder = checkpoint or environ.get(CHECKPOINT, "")
-    every = checkpoint_every if checkpoint_every is not None else _every(environ)
+    every = checkpoint_every if checkpoint_every is not None else _steps(environ, CHECKPOINT_EVERY, EVERY)
+    compared = check_every if check_every is not None else _steps(environ, CHECK_EVERY, replica_check.EVERY)
     if folder and own:
         halt.listen()
     its = {"seed": seed, "passes": passes}
     world = runtime.join(asked or method.of({}, environ), found, environ, {
-        **(alike or {}), **its, "checkpoint": folder, "checkpoint_every": every})
-    run = agreement.on_all(world, lambda: Run(world, seed, passes, trace or environ.get(TRACE, ""),
+        **(alike or {}), **its, "checkpoint": folder, "checkpoint_every": every, "check_every": compared})
+    run = agreement.on_all(world, lambda: Run(world, seed, passes, compared, trace or environ.get(TRACE, ""),
                                               plot or environ.get(PLOT, ""), own))
     if folder:
         _check_steps(world)
@@ -115,10 +121,10 @@ def _check_steps(world: runtime.World) -> None:
                               "others' speeds; valid: --balance off, or batch without --async")
 
 
-def _every(environ: Mapping[str, str]) -> int:
-    text = environ.get(CHECKPOINT_EVERY) or str(EVERY)
+def _steps(environ: Mapping[str, str], variable: str, default: int) -> int:
+    text = environ.get(variable) or str(default)
     if not text.isdecimal():
-        raise UsageError(f"{CHECKPOINT_EVERY}: {text!r} is not a whole number of 0 or more")
+        raise UsageError(f"{variable}: {text!r} is not a whole number of 0 or more")
     return int(text)
 
 
@@ -152,13 +158,14 @@ class Run:
     model: Any
     optimizer: Any
 
-    def __init__(self, world: runtime.World, seed: int, passes: int, trace: str, plot: str, own: bool) -> None:
+    def __init__(self, world: runtime.World, seed: int, passes: int, check_every: int, trace: str, plot: str,
+                 own: bool) -> None:
         self.world, self._own = world, own
         self.messages = Messages(world.transport, world.levels())
         self.meter = Meter()
         self.batch = 0
         self.consensus = 0.0
-        self.seed, self._passes = seed, passes
+        self.seed, self._passes, self._check_every = seed, passes, check_every
         self._trace = Trace(trace, self.rank, world.nodes[self.rank]) if trace else None
         self._plot = plot if self.first else ""
         if self._plot:
@@ -295,7 +302,8 @@ class Run:
         strategy = agreement.on_all(world, lambda: STRATEGIES[world.strategy](setting))
         self.survivors = Survivors(world, self.replica, setting, strategy, self._all_needed(strategy),
                                    self.saver is not None)
-        self._steps = Steps(self, self._share, self._passes, self._trace, bool(self._plot))
+        self._check = ReplicaCheck(self, self._check_every)
+        self._steps = Steps(self, self._share, self._passes, self._trace, bool(self._plot), self._check)
         if self.saver:
             self.saver.take_strategy(self.strategy)
         self._steps.begin()
@@ -408,6 +416,7 @@ class Run:
             return
         self._boundary(last=True)
         self.finished = True
+        self._check.close()
         if self.saver:
             self.saver.finish()
         if not self.serves:  # what a server has is newer than its model
@@ -425,6 +434,7 @@ class Run:
         self.strategy.finish()
         transport, do = self.world.transport, self.courier.do
         do(lambda: transport.meet(self._others_go_on))
+        self._check.finish()
         if not self.strategy.alike:
             weights = do(lambda: transport.allgather(0.0 if self.serves else self.strategy.weight))
             if not self.serves:
@@ -499,6 +509,7 @@ class Run:
         """All ranks have made a checkpoint, and end."""
         assert self.saver
         self.finished = self._closed = True
+        self._check.close()
         transport = self.world.transport
         self.courier.close()
         transport.meet()

@@ -11,6 +11,7 @@ from slurmdl.errors import TrainError
 from slurmdl.train.library import agreement
 from slurmdl.train.library.backward import Backward, Listener
 from slurmdl.train.library.quasi_global import QuasiGlobal
+from slurmdl.train.library.replica_check import ReplicaCheck
 from slurmdl.train.library.share import Share
 from slurmdl.train.mixing.moved import Moved
 from slurmdl.train.report.meters import Stopwatch
@@ -34,8 +35,9 @@ class Steps:
     looked : number of the step before which a checkpoint was thought of last.
     """
 
-    def __init__(self, run: Run, share: Share, passes: int, trace: Trace | None, drift: bool) -> None:
-        self._run, self._share, self._passes = run, share, passes
+    def __init__(self, run: Run, share: Share, passes: int, trace: Trace | None, drift: bool,
+                 check: ReplicaCheck) -> None:
+        self._run, self._share, self._passes, self._check = run, share, passes, check
         replica, world, courier = run.replica, run.world, run.courier
         self.watch = Stopwatch(run.meter, world.transport.now, lambda: courier.waiting, trace)
         self.looked = 0
@@ -43,13 +45,14 @@ class Steps:
         self._momentum = agreement.on_all(world, lambda: QuasiGlobal(replica, run.optimizer)) \
             if world.method.quasi_global else None
         self._moved = Moved(replica.parameters, replica.sizes) if drift else None
-        self._backward = Backward(replica, passes, run.strategy.in_step,
+        self._backward = Backward(replica, passes, run.strategy.overlaps,
                                   Listener(lambda: self.watch.enter("backward"), self._ready, self._passes_over))
         self._groups = len(run.optimizer.param_groups)
         #: whether the step that is under way leaves the model as it is, since its gradients have overflowed
         self._skips = False
         #: a parameter whose mean gradient is not finite, "" for none
         self._infinite = ""
+        self._trained = {id(tensor) for tensor in replica.tensors}
 
     def begin(self) -> None:
         """Follow the model and the optimizer from now on."""
@@ -57,7 +60,10 @@ class Steps:
         if self._momentum:
             run.keep("quasi-global momentum", self._momentum)
         self._hook(run.optimizer)
-        run.model.register_forward_pre_hook(self._before_forward)
+        try:
+            run.model.register_forward_pre_hook(self._before_forward, with_kwargs=True)
+        except TypeError:  # PyTorch before 2.0
+            run.model.register_forward_pre_hook(self._before_forward)
         run.model.register_forward_hook(self._after_forward)
 
     def _hook(self, optimizer: Any) -> None:
@@ -92,18 +98,21 @@ class Steps:
         """Count the gradients of the step to come `weight` times, where they go to others as they are."""
         strategy = self._run.strategy
         if self._passes == 1 and (strategy.in_step or not strategy.updates):
-            self._backward.weight = weight
+            self._backward.weigh(weight)
 
     def _ready(self, start: int) -> None:
         # without a thread of its own the courier would hold up the backward pass
         if self._run.strategy.overlaps and self._run.world.transport.threaded:
             self._run.strategy.ready(start)
 
-    def _before_forward(self, model: Any, arguments: Any) -> None:
+    def _before_forward(self, model: Any, arguments: Any, named: Any = None) -> None:
         import torch
 
-        if self.watch.between and torch.is_grad_enabled() and not self._run.finished:
-            self.watch.enter("forward")
+        if torch.is_grad_enabled() and not self._run.finished:
+            if self.watch.between:
+                self.watch.enter("forward")
+            if not self._share.hand:
+                self._check.see(arguments, named)
 
     def _after_forward(self, model: Any, arguments: Any, output: Any) -> None:
         if not self.watch.between and getattr(output, "requires_grad", False):
@@ -180,6 +189,11 @@ class Steps:
             what = f"parameter {moved} was laid elsewhere" if moved else "the optimizer got another group"
             raise TrainError(f"step {self.made + 1}: {what} after run.wrap(); move, load (with assign=True) and add "
                              "parameters before it")
+        thawed = self._thawed()
+        if thawed:
+            raise TrainError(f"step {self.made + 1}: parameter {thawed} is trained now, but was not at run.wrap(); "
+                             "valid: requires_grad=True before run.wrap(), and a learning rate of 0 for its "
+                             "parameter group until it is to be trained")
         if run.saver and self.looked < self.made:
             raise TrainError(f"step {self.made + 1}: checkpoints are made where a batch is asked for; valid: batches "
                              "of run.loader(), or `with run.fetching():` around what makes them")
@@ -199,6 +213,16 @@ class Steps:
         if self._skips or not run.strategy.updates:
             run.replica.hide_gradients()
 
+    def _thawed(self) -> str:
+        """Name of a parameter that the optimizer is about to train and the replica does not hold, "" for none."""
+        run, its = self._run, self._trained
+        found = next((tensor for group in run.optimizer.param_groups for tensor in group["params"]
+                      if id(tensor) not in its and tensor.requires_grad), None)
+        if found is None:
+            return ""
+        return next((name for name, tensor in run.model.named_parameters() if tensor is found),
+                    f"of shape {tuple(found.shape)}")
+
     def _after(self, optimizer: Any, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> None:
         run = self._run
         if self._skips or not run.strategy.updates:
@@ -210,6 +234,8 @@ class Steps:
             run.survivors.after_update(self.made)
         else:
             self._mix()
+        with run.survivors.staying(self.made + 1):
+            self._check.after(self.made + 1)
         self._backward.next_step()
         self.watch.end_step()
         meter, courier = run.meter, run.courier

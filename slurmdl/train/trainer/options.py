@@ -67,7 +67,7 @@ class Options:
     metrics, summary : files to write, "" for none.
     tensorboard : folder for TensorBoard's files, "" for none.
     plot, trace : file for a picture, and folder for traces, "" for none.
-    checkpoint, checkpoint_every : see library.run.init.
+    checkpoint, checkpoint_every, check_every : see library.run.init.
     log_every : steps between two lines of the log.
     """
 
@@ -98,13 +98,14 @@ class Options:
     trace: str = ""
     checkpoint: str = ""
     checkpoint_every: int | None = None
+    check_every: int | None = None
     log_every: int = 50
 
     def alike(self) -> dict[str, object]:
         """The options, besides the method's, that every rank must have alike."""
         return {name: value for name, value in vars(self).items()
                 if name not in ("method", "metrics", "summary", "tensorboard", "plot", "trace", "checkpoint",
-                                "checkpoint_every", "log_every")}
+                                "checkpoint_every", "check_every", "log_every")}
 
     def same(self) -> dict[str, object]:
         """Those of them with which alone a checkpoint may be taken up; the optimizer's are compared in any case."""
@@ -264,6 +265,8 @@ def parse(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> Optio
                                               "last one; SIGTERM and SIGUSR1 make one, stop, and requeue the job")
     add("--checkpoint-every", type=_natural, metavar="STEPS",
         help="steps from one to the next (default: 500; 0: at signals alone)")
+    add("--check-every", type=_natural, metavar="STEPS",
+        help="steps from one comparison of replicas that must be equal to the next (default: 100; 0: never)")
     add("--log-every", type=_positive, metavar="N", help="steps between two lines of the log (default: %(default)s)")
     parser.set_defaults(**{name: value for name, value in vars(default).items() if name != "method"})
     file = parser.parse_args(argv).config

@@ -72,7 +72,7 @@ def one_rank(options: Options, data: Data | None, environ: Mapping[str, str], tr
     """
     run = init(options.method, seed=options.seed, alike=options.alike(), same=options.same(), trace=options.trace,
                plot=options.plot, checkpoint=options.checkpoint, checkpoint_every=options.checkpoint_every,
-               environ=environ, transport=transport)
+               check_every=options.check_every, environ=environ, transport=transport)
     beyond = [slow.rank for slow in options.slow if slow.rank >= len(run.world.nodes)]
     if beyond:
         raise BadOptions(f"--slow {beyond[0]}=: no such rank; valid: 0 to {len(run.world.nodes) - 1}")

@@ -1,0 +1,409 @@
+"""Replicas that must be equal: gradients that come late, memory formats, and how differences are found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from slurmdl.errors import TrainError
+from slurmdl.train import init
+from slurmdl.train.library.run import Run
+from slurmdl.train.method import Method
+from slurmdl.train.runtime import Refused
+from slurmdl.train.transports import virtual
+
+torch.set_num_threads(1)
+torch.manual_seed(5)
+X, Y = torch.randn(24, 6), torch.randint(0, 3, (24,))
+METHODS = [Method("allreduce"), Method("ps", ps=1)]
+
+
+def name(thing: Any) -> str | None:
+    return thing.strategy if isinstance(thing, Method) else None
+
+
+def ranks(count: int, method: Method, program: Callable[[Run], Any], **options: Any) -> list[Any]:
+    """What the program gives on each of `count` virtual workers."""
+    def rank(transport: virtual.Virtual) -> Any:
+        run = init(method, environ={}, transport=transport, **options)
+        result = program(run)
+        run.close()
+        return result
+    return [its for its in virtual.run(count + (method.ps or 0), rank) if its is not None]
+
+
+def sgd(model: Any) -> Any:
+    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+
+def flat(model: Any) -> Any:
+    return torch.cat([tensor.detach().reshape(-1) for tensor in model.parameters()]).clone()
+
+
+class Blocks(nn.Module):
+    """Some blocks are checkpointed, re-entrantly or not at all."""
+
+    def __init__(self, checkpointed: tuple[int, ...] = (), tied: bool = False) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(6, 6), nn.Tanh()) for _ in range(4))
+        if tied:
+            self.blocks[3][0].weight = self.blocks[1][0].weight
+        self.blocks.append(nn.Linear(6, 3))
+        self.checkpointed = checkpointed
+
+    def forward(self, x: Any) -> Any:
+        x = x.clone().requires_grad_()
+        for index, block in enumerate(self.blocks):
+            x = checkpoint(block, x, use_reentrant=True) if index in self.checkpointed else block(x)
+        return x
+
+
+def loss(model: Any, x: Any, y: Any) -> Any:
+    return nn.functional.cross_entropy(model(x), y)
+
+
+def at_once(model: Any, x: Any, y: Any) -> None:
+    loss(model, x, y).backward()
+
+
+def by_halves(model: Any, x: Any, y: Any) -> None:
+    """Two passes that reach different parameters, then a third that reaches all again."""
+    last = list(model.blocks[3:].parameters())
+    for wanted in (last, [its for its in model.parameters() if all(its is not other for other in last)]):
+        loss(model, x, y).backward(inputs=wanted)
+    loss(model, x, y).backward()
+
+
+def twice(model: Any, x: Any, y: Any) -> None:
+    for part in (slice(0, 5), slice(5, None)):
+        loss(model, x[part], y[part]).backward()
+
+
+def train(model: Any, opt: Any, passes: Callable[[Any, Any, Any], None], x: Any, y: Any, steps: int = 5) -> Any:
+    for _ in range(steps):
+        opt.zero_grad()
+        passes(model, x, y)
+        nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        opt.step()
+    return flat(model)
+
+
+def alone(passes: Callable[[Any, Any, Any], None], workers: int) -> Any:
+    """The same steps by torch alone; each gradient is the mean of what the workers' passes give."""
+    model = Blocks()
+    opt = sgd(model)
+
+    def each(model: Any, x: Any, y: Any) -> None:
+        for worker in range(workers):
+            passes(model, x[worker::workers], y[worker::workers])
+        for tensor in model.parameters():
+            tensor.grad /= workers
+    return train(model, opt, each, X, Y)
+
+
+def mine(run: Run) -> tuple[Any, Any]:
+    return X[run.worker::run.workers], Y[run.worker::run.workers]
+
+
+def trained(passes: Callable[[Any, Any, Any], None], net: Callable[[], Any] = Blocks) -> Callable[[Run], Any]:
+    def program(run: Run) -> Any:
+        model = net()
+        opt = sgd(model)
+        run.attach(model, opt)
+        if run.serves:
+            run.serve()
+            return None
+        return train(model, opt, passes, *mine(run)), run.strategy.fired
+    return program
+
+
+@pytest.mark.parametrize("passes", [by_halves, twice])
+def test_gradients_of_further_passes_are_summed(passes: Callable[[Any, Any, Any], None]) -> None:
+    expected = alone(passes, 3)
+    assert (expected - flat(Blocks())).abs().max() > 1e-2, "the reference did not learn"
+    found = ranks(3, Method("allreduce"), trained(passes))
+    assert all(torch.equal(model, found[0][0]) for model, _ in found)
+    assert torch.allclose(found[0][0], expected, rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("passes", [1, 2, 3])
+def test_further_passes_than_said_give_the_same(passes: int) -> None:
+    """Where the number is right gradients are exchanged once a step."""
+    def program(run: Run) -> Any:
+        return trained(by_halves)(run)
+    found = ranks(2, Method("allreduce"), program, passes=passes)
+    assert torch.allclose(found[0][0], alone(by_halves, 2), rtol=0, atol=2e-6)
+    assert found[0][1] == 5 * (4 - passes)
+
+
+def test_further_passes_with_uneven_batches() -> None:
+    """Gradients count by the samples of their batch, those that come late, too."""
+    def program(run: Run) -> Any:
+        model = Blocks()
+        opt = sgd(model)
+        run.attach(model, opt)
+        if run.serves:
+            run.serve()
+            return None
+        for x, y in run.loader((X[:13], Y[:13]), 13, shuffle=False):
+            assert len(x) != 13 / 2
+            by_halves(model, x, y)
+            opt.step()
+        return flat(model)
+    model = Blocks()
+    opt = sgd(model)
+    by_halves(model, X[:13], Y[:13])
+    opt.step()
+    for method in METHODS:
+        for found in ranks(2, method, program):
+            assert torch.allclose(found, flat(model), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("checkpointed", [(4,), (0,), (0, 1, 2, 3, 4), (1, 2, 4)])
+@pytest.mark.parametrize("method", METHODS, ids=name)
+def test_reentrant_checkpoints(method: Method, checkpointed: tuple[int, ...]) -> None:
+    """However many there are, gradients are exchanged once a step."""
+    found = ranks(2, method, trained(at_once, lambda: Blocks(checkpointed)))
+    plain = ranks(2, method, trained(at_once))
+    assert [fired for _, fired in found] == [5, 5]
+    for (model, _), (expected, _) in zip(found, plain, strict=True):
+        assert torch.equal(model, expected)
+
+
+def test_a_whole_model_in_a_reentrant_checkpoint() -> None:
+    def passes(model: Any, x: Any, y: Any) -> None:
+        nn.functional.cross_entropy(checkpoint(model, x.clone().requires_grad_(), use_reentrant=True), y).backward()
+    found, plain = (ranks(2, Method("allreduce"), trained(its)) for its in (passes, at_once))
+    assert found[0][1] == 5
+    assert torch.equal(found[1][0], plain[1][0])
+
+
+def test_a_parameter_that_reentrant_checkpoints_share() -> None:
+    with pytest.raises(TrainError, match=r"step 1: .* gradient of blocks.1.0.weight twice.*use_reentrant=False"):
+        ranks(2, Method("allreduce"), trained(at_once, lambda: Blocks((1, 3), tied=True)))
+
+
+def test_replicas_are_equal_without_knowing_of_nested_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As before PyTorch 2.1: more exchanges, no other result."""
+    monkeypatch.delattr(torch._C, "_current_autograd_node")
+    found = ranks(2, Method("allreduce"), trained(at_once, lambda: Blocks((2, 4))))
+    monkeypatch.undo()
+    plain = ranks(2, Method("allreduce"), trained(at_once))
+    assert found[0][1] > 5
+    assert torch.equal(found[0][0], found[1][0])
+    assert torch.allclose(found[0][0], plain[0][0], rtol=0, atol=1e-6)
+
+
+def test_ranks_with_other_numbers_of_passes() -> None:
+    """Virtual ranks notice that all wait for each other; real ones see the message of the exchange."""
+    def passes(model: Any, x: Any, y: Any) -> None:
+        for _ in range(1 if torch.equal(x, X[::2]) else 2):
+            loss(model, x, y).backward()
+    with pytest.raises(TrainError):
+        ranks(2, Method("allreduce"), trained(passes))
+
+
+@pytest.mark.parametrize("method", [*METHODS, Method("gossip")], ids=name)
+def test_a_parameter_that_is_thawed(method: Method) -> None:
+    def program(run: Run) -> Any:
+        model = Blocks()
+        model.blocks[2].requires_grad_(False)
+        opt = sgd(model)
+        run.attach(model, opt)
+        if run.serves:
+            run.serve()
+            return None
+        train(model, opt, at_once, *mine(run), steps=2)
+        model.blocks[2].requires_grad_(True)
+        before = flat(model)
+        try:
+            train(model, opt, at_once, *mine(run), steps=1)
+        finally:
+            assert torch.equal(before, flat(model)), "updated all the same"
+    with pytest.raises(TrainError, match="step 3: parameter blocks.2.0.weight is trained now, but was not at "
+                                         "run.wrap.*learning rate of 0"):
+        ranks(2, method, program)
+
+
+def strays(rank: int, at: int, steps: int) -> Callable[[Run], Any]:
+    """One rank changes a parameter by hand, after so many steps."""
+    def program(run: Run) -> Any:
+        model = Blocks()
+        opt = sgd(model)
+        run.attach(model, opt)
+        for step in range(steps):
+            if run.worker == rank and step == at:
+                model.blocks[1][0].bias.data[2] += 1e-6
+            train(model, opt, at_once, *mine(run), steps=1)
+        return run.step
+    return program
+
+
+@pytest.mark.parametrize("at, steps, step, options", [
+    (0, 3, 1, {}), (2, 9, 4, {}), (9, 16, 12, {"check_every": 6}), (20, 23, 23, {})])
+def test_replicas_that_differ(at: int, steps: int, step: int, options: dict[str, int]) -> None:
+    with pytest.raises(Refused, match=rf"^step {step}: parameter blocks.1.0.bias is not the same on all ranks: rank 1 "
+                                      r"on \S+ differ from rank 0 on .*valid: "):
+        ranks(3, Method("allreduce"), strays(1, at, steps), **options)
+
+
+def test_replicas_are_not_compared() -> None:
+    """Where that is turned off, or they need not be equal, or ranks round differently."""
+    assert ranks(2, Method("allreduce"), strays(1, 0, 3), check_every=0) == [3, 3]
+    assert ranks(2, Method("gossip"), strays(1, 0, 3)) == [3, 3]
+
+
+def test_replicas_that_round_differently(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    count = iter(range(4))
+    monkeypatch.setattr(torch, "get_num_threads", lambda: next(count))
+    assert ranks(2, Method("allreduce"), strays(1, 0, 5)) == [5, 5]
+    assert capsys.readouterr().err.count("are not the same to the last bit, and are not compared any more") == 1
+
+
+def test_a_model_that_is_changed_after_the_last_step() -> None:
+    def program(run: Run) -> Any:
+        model = Blocks()
+        opt = sgd(model)
+        run.wrap(model, opt)
+        train(model, opt, at_once, *mine(run), steps=3)
+        if run.first:
+            model.load_state_dict(Blocks().state_dict())  # its best one, say
+        run.finish()
+        return run.step
+    assert ranks(2, Method("allreduce"), program) == [3, 3]
+
+
+def test_a_second_optimizer(capsys: pytest.CaptureFixture[str]) -> None:
+    def program(run: Run) -> Any:
+        model, other = Blocks(), nn.Linear(6, 3)
+        opt, adam = sgd(model), torch.optim.Adam(other.parameters())
+        run.wrap(model, opt)
+        for _ in range(3):
+            at_once(model, *mine(run))
+            at_once(other, *mine(run))
+            opt.step()
+            adam.step()
+        run.finish()
+        adam.step()
+        return run.step
+    from torch.optim.optimizer import _global_optimizer_pre_hooks
+
+    before = len(_global_optimizer_pre_hooks)
+    assert ranks(2, Method("allreduce"), program) == [3, 3]
+    assert capsys.readouterr().err.count(
+        "slurmdl: train: Adam trains 2 parameters that run.wrap() was not given, so that each rank trains its own; "
+        "valid: ") == 1
+    assert len(_global_optimizer_pre_hooks) == before, "the hook stays after the run"
+
+
+def test_an_optimizer_inside_another_one(capsys: pytest.CaptureFixture[str]) -> None:
+    """As those that look ahead: what it trains is kept together."""
+    class Outer(torch.optim.SGD):
+        inner: Any
+
+        def step(self, closure: Any = None) -> Any:
+            return self.inner.step()
+
+    def program(run: Run) -> Any:
+        model = Blocks()
+        opt = Outer(model.parameters(), lr=0.1)
+        opt.inner = sgd(model)
+        run.wrap(model, opt)
+        return train(model, opt, at_once, *mine(run))
+    assert torch.equal(*ranks(2, Method("allreduce"), program))
+    assert "run.wrap() was not given" not in capsys.readouterr().err
+
+
+def batches(own: bool, dealt: bool = False, steps: int = 4) -> Callable[[Run], Any]:
+    def program(run: Run) -> Any:
+        model = Blocks()
+        opt = sgd(model)
+        run.attach(model, opt)
+        if run.serves:
+            run.serve()
+            return None
+        same = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(X, Y), 6)
+        loader = run.loader((torch.ones(24, 6), Y), 3) if dealt else same
+        for _, (x, y) in zip(range(steps), loader, strict=False):
+            train(model, opt, at_once, x + run.rank * own, y, steps=1)
+        return run.step
+    return program
+
+
+SAME = "slurmdl: train: all workers train with the same samples; valid: batches of run.loader()"
+
+
+@pytest.mark.parametrize("method", [*METHODS, Method("gossip"), Method("gossip", asynchronous=True)], ids=name)
+def test_the_same_samples_on_all_ranks(method: Method, capsys: pytest.CaptureFixture[str]) -> None:
+    ranks(2, method, batches(own=False))
+    assert capsys.readouterr().err.count(SAME) == 1
+    ranks(2, method, batches(own=True))
+    ranks(2, method, batches(own=False, dealt=True))
+    ranks(2, method, batches(own=False), check_every=0)
+    ranks(1, method, batches(own=False))
+    assert SAME not in capsys.readouterr().err
+
+
+class Convolutions(nn.Sequential):
+    def __init__(self, last: bool) -> None:
+        torch.manual_seed(3)
+        super().__init__(nn.Conv2d(3, 5, 3), nn.ReLU(), nn.Conv2d(5, 4, 2, bias=False), nn.Flatten(), nn.Linear(4, 3))
+        if last:
+            self.to(memory_format=torch.channels_last)
+
+
+def convolved(last: bool, method: Method, seen: list[Any] | None = None) -> list[Any]:
+    def program(run: Run) -> Any:
+        model = Convolutions(last)
+        opt = torch.optim.AdamW(model.parameters(), lr=0.01)
+        run.attach(model, opt)
+        if run.serves:
+            run.serve()
+            return None
+        generator = torch.Generator().manual_seed(run.rank)
+        for _ in range(5):
+            opt.zero_grad()
+            x = torch.randn(6, 3, 4, 4, generator=generator)
+            loss(model, x.to(memory_format=torch.channels_last) if last else x, Y[:6]).backward()
+            opt.step()
+        if seen is not None:
+            seen.append([(tensor.stride(), tensor.grad.stride()) for tensor in model.parameters()])
+        return flat(model)
+    return ranks(2, method, program)
+
+
+@pytest.mark.parametrize("method", [*METHODS, Method("gossip"), Method("gossip", shared_memory=True),
+                                    Method("local-sgd", period=2)], ids=name)
+def test_memory_formats_are_kept(method: Method) -> None:
+    seen: list[Any] = []
+    found, expected = convolved(True, method, seen), convolved(False, method)
+    strides = [tensor.stride() for tensor in Convolutions(True).parameters()]
+    assert strides[0] == (27, 1, 9, 3), "channels_last, or this tests nothing"
+    assert seen == [[(its, its) for its in strides]] * 2
+    for mine, its in zip(found, expected, strict=True):
+        assert torch.allclose(mine, its, rtol=0, atol=1e-5)
+
+
+def test_ranks_with_other_memory_formats() -> None:
+    def program(run: Run) -> None:
+        model = Convolutions(run.rank == 1)
+        run.wrap(model, sgd(model))
+    with pytest.raises(Refused, match=r"rank 1 on \S+ has parameter 0.weight \(5, 3, 3, 3\) float32 strides "
+                                      r"\(27, 1, 9, 3\) trained where rank 0 has parameter 0.weight \(5, 3, 3, 3\) "
+                                      "float32 trained"):
+        ranks(2, Method("allreduce"), program)
+
+
+def test_parameters_with_gaps_in_their_memory() -> None:
+    def program(run: Run) -> Any:
+        model = nn.Linear(4, 3)
+        model.weight = nn.Parameter(torch.randn(3, 8)[:, ::2])
+        run.wrap(model, sgd(model))
+        return model.weight.stride(), model.weight.is_contiguous()
+    assert ranks(2, Method("allreduce"), program) == [((4, 1), True)] * 2
