@@ -326,11 +326,6 @@ def test_changes_after_the_start(method: Method, change: Callable[[Any, Any], No
         library(2, method, program)
 
 
-def twice(model: Any, opt: Any) -> None:
-    model(X).sum().backward()
-    model(X).sum().backward()
-
-
 def broken(model: Any, opt: Any) -> None:
     step(model, opt)
     (model(X).sum() * float("nan")).backward()
@@ -338,7 +333,6 @@ def broken(model: Any, opt: Any) -> None:
 
 
 @pytest.mark.parametrize("fault, words", [
-    (twice, r"step 1: the gradient of \S+ comes in a 2. time before opt.step.*init\(passes=...\)"),
     (broken, r"step 2: the gradient of one.weight has entries that are infinite or no numbers"),
     (lambda model, opt: opt.step(lambda: None), r"opt.step\(closure\): not supported")])
 def test_faults_in_a_step(fault: Callable[[Any, Any], None], words: str) -> None:

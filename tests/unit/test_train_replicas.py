@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from mpi import mpirun, needs_mpi
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -20,6 +22,7 @@ from slurmdl.train.transports import virtual
 torch.set_num_threads(1)
 torch.manual_seed(5)
 X, Y = torch.randn(24, 6), torch.randint(0, 3, (24,))
+SCRIPT = str(Path(__file__).with_name("replicas_script.py"))
 METHODS = [Method("allreduce"), Method("ps", ps=1)]
 
 
@@ -200,13 +203,30 @@ def test_replicas_are_equal_without_knowing_of_nested_passes(monkeypatch: pytest
     assert torch.allclose(found[0][0], plain[0][0], rtol=0, atol=1e-6)
 
 
-def test_ranks_with_other_numbers_of_passes() -> None:
-    """Virtual ranks notice that all wait for each other; real ones see the message of the exchange."""
-    def passes(model: Any, x: Any, y: Any) -> None:
-        for _ in range(1 if torch.equal(x, X[::2]) else 2):
-            loss(model, x, y).backward()
-    with pytest.raises(TrainError):
-        ranks(2, Method("allreduce"), trained(passes))
+@needs_mpi
+@pytest.mark.parametrize("way, exchanges", [("halves", 12), ("checkpoints", 6)])
+def test_gradients_that_come_late_over_mpi(way: str, exchanges: int) -> None:
+    """With sums that begin while a pass goes on."""
+    done = mpirun(3, SCRIPT, way)
+    assert done.returncode == 0, done.stderr
+    marks = {line.partition(": ")[2] for line in done.stdout.splitlines()}
+    assert len(marks) == 1
+    assert marks.pop().endswith(f"after {exchanges} exchanges")
+    assert len(done.stdout.splitlines()) == 3
+
+
+@needs_mpi
+@pytest.mark.parametrize("way, words", [
+    ("passes", "slurmdl: train: rank 1 on n1: step 2: rank 0 makes more backward passes before opt.step() than this "
+               "rank; valid: as many on all ranks"),
+    ("differs", "slurmdl: step 4: parameter 1.bias is not the same on all ranks: rank 0 on n0 differs from rank 1 "
+                "on n1; valid: ")])
+def test_one_line_names_what_differs(way: str, words: str) -> None:
+    done = mpirun(2, SCRIPT, way, per_rank="export SLURMD_NODENAME=n$R")
+    assert (done.returncode, done.stdout) == (76, "")
+    said = [line for line in done.stderr.splitlines() if line.startswith("slurmdl:")]
+    assert len(said) == 1, done.stderr
+    assert said[0].startswith(words)
 
 
 @pytest.mark.parametrize("method", [*METHODS, Method("gossip")], ids=name)
@@ -248,8 +268,8 @@ def strays(rank: int, at: int, steps: int) -> Callable[[Run], Any]:
 @pytest.mark.parametrize("at, steps, step, options", [
     (0, 3, 1, {}), (2, 9, 4, {}), (9, 16, 12, {"check_every": 6}), (20, 23, 23, {})])
 def test_replicas_that_differ(at: int, steps: int, step: int, options: dict[str, int]) -> None:
-    with pytest.raises(Refused, match=rf"^step {step}: parameter blocks.1.0.bias is not the same on all ranks: rank 1 "
-                                      r"on \S+ differ from rank 0 on .*valid: "):
+    with pytest.raises(Refused, match=rf"^step {step}: parameter blocks.1.0.bias is not the same on all ranks: rank 0 "
+                                      r"on \S+ differs from rank 1 on .*valid: "):
         ranks(3, Method("allreduce"), strays(1, at, steps), **options)
 
 

@@ -116,8 +116,8 @@ class ReplicaCheck:
             if others:
                 shown = ", ".join(f"rank {rank} on {nodes[rank]}" for rank in others[:_SHOWN])
                 more = f" and {len(others) - _SHOWN} more" if len(others) > _SHOWN else ""
-                raise Refused(f"step {self._step}: parameter {name} is not the same on all ranks: {shown}{more} "
-                              f"differ from rank 0 on {nodes[0]}; valid: parameters that change in opt.step() "
+                raise Refused(f"step {self._step}: parameter {name} is not the same on all ranks: rank 0 on "
+                              f"{nodes[0]} differs from {shown}{more}; valid: parameters that change in opt.step() "
                               "alone, or alike on all ranks (check_every=0 turns this comparison off)")
 
     def _tell_of_batches(self) -> None:
