@@ -246,8 +246,8 @@ def test_a_parameter_that_is_thawed(method: Method) -> None:
             train(model, opt, at_once, *mine(run), steps=1)
         finally:
             assert torch.equal(before, flat(model)), "updated all the same"
-    with pytest.raises(TrainError, match="step 3: parameter blocks.2.0.weight is trained now, but was not at "
-                                         "run.wrap.*learning rate of 0"):
+    with pytest.raises(TrainError, match=r"step 3: parameter blocks.2.0.weight is trained now, but was not at "
+                                         r"run.wrap.*learning rate of 0"):
         ranks(2, method, program)
 
 
@@ -268,8 +268,8 @@ def strays(rank: int, at: int, steps: int) -> Callable[[Run], Any]:
 @pytest.mark.parametrize("at, steps, step, options", [
     (0, 3, 1, {}), (2, 9, 4, {}), (9, 16, 12, {"check_every": 6}), (20, 23, 23, {})])
 def test_replicas_that_differ(at: int, steps: int, step: int, options: dict[str, int]) -> None:
-    with pytest.raises(Refused, match=rf"^step {step}: parameter blocks.1.0.bias is not the same on all ranks: rank 0 "
-                                      r"on \S+ differs from rank 1 on .*valid: "):
+    with pytest.raises(Refused, match=rf"^step {step}: parameter blocks.1.0.bias is not the same on all ranks: "
+                                      r"rank 0 on \S+ differs from rank 1 on .*valid: "):
         ranks(3, Method("allreduce"), strays(1, at, steps), **options)
 
 
