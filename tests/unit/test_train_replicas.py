@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from slurmdl.errors import TrainError
 from slurmdl.train import init
+from slurmdl.train.library.replica import Replica
 from slurmdl.train.library.run import Run
 from slurmdl.train.method import Method
 from slurmdl.train.runtime import Refused
@@ -133,6 +134,16 @@ def test_gradients_of_further_passes_are_summed(passes: Callable[[Any, Any, Any]
     found = ranks(3, Method("allreduce"), trained(passes))
     assert all(torch.equal(model, found[0][0]) for model, _ in found)
     assert torch.allclose(found[0][0], expected, rtol=0, atol=2e-6)
+
+
+def test_further_passes_where_buffers_are_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of parameters on a GPU."""
+    plain = ranks(2, Method("allreduce"), trained(by_halves))
+    whole = Replica.__init__
+    monkeypatch.setattr(Replica, "__init__", lambda self, module, chosen: whole(self, module, chosen, staged=True))
+    found = ranks(2, Method("allreduce"), trained(by_halves))
+    assert all(torch.equal(*its) for its in zip([model for model, _ in plain], [model for model, _ in found],
+                                                strict=True))
 
 
 @pytest.mark.parametrize("passes", [1, 2, 3])
