@@ -63,7 +63,7 @@ def test_wrong_specs(tmp_path: Path, text: str, words: str) -> None:
 
 
 @pytest.mark.parametrize("launcher, plain, placed", [
-    ("srun", "exec srun -K --mpi=pmi2 ", " -m slurmdl srun --mpi=pmi2 "),
+    ("srun", "exec srun -K --mpi=pmi2 ", " -m slurmdl srun -K --mpi=pmi2 "),
     ("mpirun", "exec mpirun ", " -m slurmdl srun --launcher=mpirun ")])
 def test_cells_start_by_what_fits_the_mpi_at_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launcher: str,
                                                   plain: str, placed: str) -> None:
