@@ -23,6 +23,16 @@ def duration(seconds: float) -> str:
     raise AssertionError
 
 
+def coarse_duration(seconds: float) -> str:
+    """Whole seconds, in the two largest units, for waiting times: "5 s", "2 min 5 s", "3 h 20 min", "2 d 4 h"."""
+    whole = max(0, round(seconds))
+    for large, small, size_s, part_s in (("d", "h", 86_400, 3_600), ("h", "min", 3_600, 60), ("min", "s", 60, 1)):
+        if whole >= size_s:
+            rest = whole % size_s // part_s
+            return f"{whole // size_s} {large} {rest} {small}" if rest else f"{whole // size_s} {large}"
+    return f"{whole} s"
+
+
 def _scaled(value: float, units: Sequence[str]) -> str:
     for unit in units[:-1]:
         if float(f"{value:.3g}") < 1000:

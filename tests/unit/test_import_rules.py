@@ -54,7 +54,7 @@ def test_training_knows_only_a_few_shared_modules():
         shared = {name.split(".")[1] for name in imports(path) if name.count(".")} - {"train"}
         shared = {name for name in shared if (PACKAGE / f"{name}.py").exists()}
         assert shared <= {"plan", "graphs", "errors", "yamlfile", "process", "wholefile", "mpi", "buckets",
-                          "durations"}, path
+                          "units"}, path
 
 
 def test_shared_modules_stand_on_the_ground():

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from slurmdl.durations import duration
 from slurmdl.errors import InputError, TrainError, UsageError
 from slurmdl.train.__main__ import main
 from slurmdl.train.trainer import optimizers
@@ -140,12 +139,6 @@ def test_the_time_left_counts_only_the_steps_of_this_start(capsys: pytest.Captur
     clock = iter([0.0, 100.0])
     Progress(400, 50, done=50, now=lambda: next(clock)).step(figures(100))
     assert capsys.readouterr().out.endswith(", 10 min left\n")  # 50 steps took 100 s, and 300 are to come
-
-
-@pytest.mark.parametrize("seconds, text", [(-1, "0 s"), (0.4, "0 s"), (59.6, "1 min"), (125, "2 min 5 s"),
-                                           (3600, "1 h"), (12_059, "3 h 20 min"), (187_300, "2 d 4 h")])
-def test_durations_have_two_units(seconds: float, text: str) -> None:
-    assert duration(seconds) == text
 
 
 @pytest.mark.parametrize("options", [

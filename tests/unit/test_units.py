@@ -55,3 +55,9 @@ def tree(**speeds: int) -> Topology:
 ])
 def test_assumptions(dl, topology, scores, text):
     assert assumed.text(dl, topology, scores) == text
+
+
+@pytest.mark.parametrize("seconds, text", [(-1, "0 s"), (0.4, "0 s"), (59.6, "1 min"), (125, "2 min 5 s"),
+                                           (3600, "1 h"), (12_059, "3 h 20 min"), (187_300, "2 d 4 h")])
+def test_coarse_durations_have_two_units(seconds: float, text: str) -> None:
+    assert units.coarse_duration(seconds) == text

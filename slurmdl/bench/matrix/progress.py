@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from slurmdl.durations import duration
+from slurmdl.units import coarse_duration
 
 #: seconds between two lines about the same job
 EVERY_S = 30.0
@@ -43,7 +43,7 @@ class Progress:
         self._said_s = now
         passed_s = now - self._start_s
         why = f" ({reason})" if state == "PENDING" and reason else ""
-        self._say(f"{self._number} of {self._cells}: job {job} is {state}{why}, {duration(passed_s)} since its "
+        self._say(f"{self._number} of {self._cells}: job {job} is {state}{why}, {coarse_duration(passed_s)} since its "
                   f"submission; {self._estimate(passed_s)}")
 
     def end(self, number: int, cell: str, status: str, reason: str, left: int) -> None:
@@ -57,7 +57,7 @@ class Progress:
     def _estimate(self, passed_s: float) -> str:
         """Time left, from the mean of the cells so far; from the time limit while there is none."""
         if not self._took_s:
-            limit = duration(self._left * self._limit_s)
-            return f"at most {limit} left ({duration(self._limit_s)} per job) and the time in the queue"
+            limit = coarse_duration(self._left * self._limit_s)
+            return f"at most {limit} left ({coarse_duration(self._limit_s)} per job) and the time in the queue"
         mean_s = sum(self._took_s) / len(self._took_s)
-        return f"about {duration(max(0.0, self._left * mean_s - passed_s))} left"
+        return f"about {coarse_duration(max(0.0, self._left * mean_s - passed_s))} left"

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from itertools import islice
 from typing import Any, TextIO
 
-from slurmdl.durations import duration
+from slurmdl import units
 from slurmdl.errors import TrainError, warn
 
 #: characters of the bar
@@ -74,7 +74,7 @@ class Progress:
             line += f", communication {mean('comm_seconds') / mean('seconds'):.0%}"
         scores = [figures["accuracy"] for figures in self._recent if "accuracy" in figures]
         line += f", accuracy {scores[-1]:.2%}" if scores else ""
-        return f"{line}, {duration(self._left_s(of_run))} left"
+        return f"{line}, {units.coarse_duration(self._left_s(of_run))} left"
 
     def _left_s(self, of_run: int) -> float:
         """Seconds to the last step if the steps to come take as long as those of this start: evaluations, checkpoints
