@@ -43,8 +43,8 @@ class Progress:
         self._said_s = now
         passed_s = now - self._start_s
         why = f" ({reason})" if state == "PENDING" and reason else ""
-        self._say(f"{self._number} of {self._cells}: job {job} is {state}{why}, {coarse_duration(passed_s)} since its "
-                  f"submission; {self._estimate(passed_s)}")
+        self._say(f"{self._number} of {self._cells}: job {job} is {state}{why}, {coarse_duration(passed_s)} since "
+                  f"its submission; {self._estimate(passed_s)}")
 
     def end(self, number: int, cell: str, status: str, reason: str, left: int) -> None:
         """The outcome of cell `number` is there, and `left` cells still need a job."""
