@@ -27,10 +27,13 @@ import urllib.request
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from slurmdl.network.model import LinkScore, LinkScores
+from slurmdl.network.probe.channel import Deadline
 from slurmdl.network.probe.measure import measure
 from slurmdl.network.probe.pair import Effort
+from slurmdl.network.probe.wire import Control, Datagrams
 from slurmdl.network.samples import LinkSample, to_lines
 
 PEERS, MOST_MEMORY_KB, MOST_FILES = 24, 600_000, 600
@@ -39,6 +42,7 @@ VALUES = ("null", "true", "false", "-1", "0", "1", "1e400", "-1e400", "NaN", "In
           "0." + "1" * 400, "[]", "[1]", "{}", '{"a": 1}', '""',
           '"x"', '"\\ud800"', '"\\u0000"', '"\\u001b[2J"', '"a|b"', '"b|a"',
           "[" * 950 + "]" * 950, "[" * 50_000, '"' + "n" * 70_000 + '"', '"probe"', '"node"', '"trunk"', '"\\u202e"')
+ODD: tuple[Any, ...] = (None, True, -1, 0, 1e308, -1e308, float("inf"), float("nan"), 10**30, "", "x", [], {}, [[]])
 KEYS = ("kind", "name", "time", "source", "throughput", "delay", "delay_tail", "loss", "rdma", "noise", "", "cls",
         "do", "size", "seconds", "udp", "end", "wait", "token")
 BYTES = (b"\0", b"\xff", b"\n", b"\r\n", b'"', b"{", b"}", b"[", b"\\", b"\xed\xa0\x80", b"MUNGE:",
@@ -69,6 +73,26 @@ def request(dice: random.Random) -> bytes:
                       f"{dice.choice(('a', '-1', '9' * 30, '100-continue', 'keep-alive', chr(233)))}\r\n"
                       for _ in range(dice.choice((0, 1, 3, 200))))
     return f"{method} {path} {version}\r\n{headers}\r\n".encode("latin-1")
+
+
+def session(dice: random.Random, peer: socket.socket) -> None:
+    """Requests of a probe in the codes of the protocol, with some values that are others, and datagrams."""
+    control, datagrams = Control(peer, b"", Deadline(2), asks=True), Datagrams(peer.getsockname()[0])
+    try:
+        control.write(udp=dice.choice((datagrams.port, datagrams.port, datagrams.port, *ODD)))
+        datagrams.connect((peer.getpeername()[0], int(control.read()["udp"])), dice.choice((control.tag, b"no tag")))
+        for _ in range(dice.randrange(6)):
+            what = dice.choice(("echo", "take", "send", "train", "send train", dice.choice(ODD)))
+            control.write(do=what, size=dice.choice((10**5, *ODD)), seconds=dice.choice((0.1, *ODD)))
+            for _ in range(dice.randrange(20)):
+                datagrams.send(dice.randbytes(dice.choice((0, 1, 64, 1400))))
+            if dice.random() < 0.3:
+                peer.sendall(dice.randbytes(dice.choice((1, 20_000))))
+            control.write(**{dice.choice(("end", "wait", "do")): dice.choice((True, 0.05, *ODD))})
+            if dice.random() < 0.5:
+                control.read()
+    finally:
+        datagrams.close()
 
 
 def probe(dice: random.Random) -> bytes:
@@ -182,15 +206,17 @@ def attack(services: Services, dice: random.Random, end: float, sent: Counter[st
         sent[f"{name}: {how}"] += 1
         if name == "ingest" and dice.random() < 0.2:
             put(services.spool, dice)
-        host = dice.choice(("127.0.0.1", "127.0.0.9", "::1")) if name != "serve" else "127.0.0.1"
-        where = host, services.ports[name]
-        with contextlib.suppress(OSError):
+        where = dice.choice(("127.0.0.1", "127.0.0.9", "::1")), services.ports[name]
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, OverflowError):
             if how == "crowd":
                 crowd = [socket.create_connection(where, 2) for _ in range(20)]
                 for peer in crowd:
                     peer.close()
                 continue
             with socket.create_connection(where, 5) as peer:
+                if how == "whole" and name == "serve":
+                    session(dice, peer)
+                    continue
                 data = mutated(dice, MAKE[name](dice))
                 if how == "garbage":
                     data = dice.randbytes(dice.choice((1, 100, 70_000, 1_100_000)))

@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 import pytest
 
+from slurmdl.cli.address import networks
 from slurmdl.network.probe.channel import Channel, Deadline
 from slurmdl.network.probe.measure import measure
 from slurmdl.network.probe.pair import Effort
@@ -217,6 +218,43 @@ def assert_answers(served: Reflector, secret: bytes = b"") -> None:
         except OSError:
             assert time.monotonic() < deadline
             time.sleep(0.01)
+
+
+@pytest.mark.parametrize("behaves", ["wants to be waited for", "sends for ever", "sends for ever without the tag"])
+def test_a_train_that_never_ends_is_left(reflector, monkeypatch, behaves):
+    monkeypatch.setattr("slurmdl.network.probe.reflector._MAX_SECONDS", 0.5)
+    served, done = reflector(sessions=1), threading.Event()
+    with socket.create_connection(("127.0.0.1", served.port)) as rude:
+        control, own = Control(rude, b"", Deadline(5), asks=True), Datagrams("127.0.0.1")
+        control.write(udp=own.port)
+        own.connect(("127.0.0.1", control.read()["udp"]), b"no tag" if "without" in behaves else control.tag)
+        control.write(do="train", size=1000)
+        control.write(wait=1e9)
+
+        def flood() -> None:
+            while not done.is_set():
+                own.send(bytes(100))
+
+        sender = threading.Thread(target=flood)
+        try:
+            if "sends" in behaves:
+                sender.start()
+            assert_answers(served)
+        finally:
+            done.set()
+            if "sends" in behaves:
+                sender.join()
+            own.close()
+
+
+def test_probes_by_ipv6():
+    served = Reflector("", allow=networks("127.0.0.0/8,::1", "--allow"))
+    try:
+        for host in ("::1", "127.0.0.1"):
+            pair = measure(("a", "b"), (host, served.port), SHORT)
+            assert pair.delay > 0 and pair.loss == 0.0 and min(pair.forward, pair.backward) > 0
+    finally:
+        served.close()
 
 
 @pytest.mark.parametrize("line", [b"[]\n", b"{}\n", b'{"udp": 9}\n', b"0" * 32 + b'\n{"udp": 9}\n',

@@ -44,7 +44,7 @@ def measure(names: tuple[str, str], address: tuple[str, int], effort: Effort, *,
         datagrams = Datagrams(connection.getsockname()[0])
         try:
             control.write(udp=datagrams.port)
-            datagrams.connect((address[0], int(control.read()["udp"])), control.tag)
+            datagrams.connect((connection.getpeername()[0], int(control.read()["udp"])), control.tag)
             _measure(control, datagrams, effort, figures)
         except (OSError, KeyError, TypeError, ValueError) as error:
             if not figures:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import ipaddress
 import select
 import socket
 import threading
+import time
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
+from slurmdl.network.access import Network, address_of, among, listener
 from slurmdl.network.probe.channel import HANDSHAKE_S, Deadline, Timeout
 from slurmdl.network.probe.wire import CHUNK, Allowance, Arrivals, Budget, Control, Datagrams
 
@@ -23,9 +24,6 @@ _MAX_STREAM = 2**30
 _MAX_SECONDS, _MAX_IDLE, _MAX_SESSION = 10.0, 5.0, 30.0
 #: connections whose peer has not yet proved that it knows the secret; the oldest one gives way
 _MOST_UNPROVED = 64
-
-Network = ipaddress.IPv4Network | ipaddress.IPv6Network
-
 
 class Reflector:
     """Answers the probes of other nodes until it is closed.
@@ -44,7 +42,7 @@ class Reflector:
 
     def __init__(self, address: str = "", port: int = 0, *, secret: bytes = b"", allow: Sequence[Network] = (),
                  sessions: int = 16, rate: float = 0.0) -> None:
-        self._server = socket.create_server((address, port))
+        self._server, self._closed = listener(address, port), False
         self._secret, self._allow, self._allowance = secret, tuple(allow), Allowance(rate)
         self._most, self._lock = sessions, threading.Lock()
         self._unproved: dict[socket.socket, None] = {}  # the oldest first
@@ -54,16 +52,19 @@ class Reflector:
 
     def close(self) -> None:
         """Take no new sessions."""
+        self._closed = True
         self._server.shutdown(socket.SHUT_RDWR)
         self._server.close()
 
     def _listen(self) -> None:
-        while True:
+        while not self._closed:
             try:
-                connection, (host, _) = self._server.accept()
+                connection, (host, *_) = self._server.accept()
             except OSError:
-                return  # closed
-            if self._allow and not any(ipaddress.IPv4Address(host) in network for network in self._allow):
+                time.sleep(0.05)  # closed, or no file descriptor is left, or the peer has gone already
+                continue
+            address = address_of(host)
+            if self._allow and not among(address, self._allow):
                 connection.close()
                 continue
             with self._lock:
@@ -73,7 +74,12 @@ class Reflector:
                     del self._unproved[oldest]
                     with suppress(OSError):
                         oldest.shutdown(socket.SHUT_RDWR)  # its thread closes it
-            threading.Thread(target=self._session, args=(connection, host), daemon=True).start()
+            try:
+                threading.Thread(target=self._session, args=(connection, str(address)), daemon=True).start()
+            except RuntimeError:  # the system has no thread left
+                with self._lock:
+                    self._unproved.pop(connection, None)
+                connection.close()
 
     def _session(self, connection: socket.socket, host: str) -> None:
         try:
@@ -161,10 +167,11 @@ def _echo(control: Control, datagrams: Datagrams, most: int) -> dict[str, int]:
 
 def _take_train(control: Control, datagrams: Datagrams) -> float:
     """Take a train until the peer's line says that it has been sent, and no more of it comes; its bytes/s."""
-    arrivals, wait = Arrivals(datagrams), None
+    arrivals, wait = Arrivals(datagrams), 0.0
     while True:
+        left = control.deadline.left()  # also while datagrams come, and whatever the peer says
         ready, _, _ = select.select([datagrams.socket] if wait else [datagrams.socket, control.socket], [], [],
-                                    wait or control.deadline.left())
+                                    min(wait or left, left))
         if datagrams.socket in ready:
             found = datagrams.receive(0)
             if found is not None:

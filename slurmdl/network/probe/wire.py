@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 
+from slurmdl.network.access import address_of
 from slurmdl.network.probe.channel import TAG_BYTES, Channel, Deadline, Timeout
 
 #: a stream is a row of these; the first byte of the last one is 0
@@ -91,16 +92,18 @@ class Datagrams:
     """
 
     def __init__(self, address: str) -> None:
-        self.socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        own = str(address_of(address))
+        self._family = socket.AF_INET6 if ":" in own else socket.AF_INET
+        self.socket = socket.socket(self._family, socket.SOCK_DGRAM)
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER)
         self.socket.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
         self.socket.setsockopt(socket.SOL_SOCKET, _SO_RXQ_OVFL, 1)
-        self.socket.bind((address, 0))
+        self.socket.bind((own, 0))
         self.overflow, self._tag = 0, b""
 
-    def connect(self, address: tuple[str, int], tag: bytes) -> None:
-        """Send to this peer, and receive from it alone."""
-        self.socket.connect(address)
+    def connect(self, peer: tuple[str, int], tag: bytes) -> None:
+        """Send to this address and port, and receive from there alone."""
+        self.socket.connect((str(address_of(peer[0])), peer[1]))
         self._tag = tag
 
     @property
@@ -119,6 +122,8 @@ class Datagrams:
                 return None
             if data.endswith(self._tag):
                 break
+            if time.monotonic() > end:
+                return None  # a peer that goes on sending others holds nobody up
         stamp = time.time()
         for _, kind, value in ancillary:
             if kind == _SO_TIMESTAMPNS:
@@ -141,7 +146,9 @@ class Datagrams:
 
     def longest(self) -> int:
         """Bytes of a datagram that the way carries whole, as far as this host knows."""
-        return max(512, self.socket.getsockopt(socket.IPPROTO_IP, 14) - 28)  # IP_MTU; headers of IP and UDP
+        if self._family == socket.AF_INET6:  # IPV6_MTU; headers of IP and UDP
+            return max(512, self.socket.getsockopt(socket.IPPROTO_IPV6, 24) - 48)
+        return max(512, self.socket.getsockopt(socket.IPPROTO_IP, 14) - 28)  # IP_MTU
 
     def close(self) -> None:
         self.socket.close()
