@@ -32,12 +32,12 @@ def trusted_text(path: str, owner: str = "") -> str:
     InputError : it cannot be read, is no regular file, is not UTF-8, is too large, or others could have written it.
     """
     try:
-        return _trusted_bytes(path, owner).decode()
+        return _trusted_bytes(path, owner, "scores.owner").decode()
     except UnicodeDecodeError as error:
         raise InputError("is not text in UTF-8", file=path) from error
 
 
-def _trusted_bytes(path: str, owner: str) -> bytes:
+def _trusted_bytes(path: str, owner: str, others: str) -> bytes:
     try:
         # a pipe without a writer would hang in open
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
@@ -46,8 +46,8 @@ def _trusted_bytes(path: str, owner: str) -> bytes:
                 raise InputError("is no regular file", file=path)
             where = os.path.realpath(f"/proc/self/fd/{file.fileno()}")
             if why := doubt(where, status, {0, os.geteuid()} | numbers(owner)):
-                raise InputError(f"is ignored: {why}; valid: owned by root, yourself or scores.owner, and writable "
-                                 "by its owner alone", file=path)
+                raise InputError(f"is ignored: {why}; valid: owned by root, yourself or {others}, and writable by its "
+                                 "owner alone", file=path)
             return _bytes(file, path)
     except OSError as error:
         raise InputError(f"cannot be read ({error.strerror})", file=path) from error
@@ -67,7 +67,7 @@ def trusted_lines(path: str, owner: str = "") -> list[str]:
     ------
     InputError : as trusted_text.
     """
-    data = _trusted_stdin(owner) if path == "-" else _trusted_bytes(path, owner)
+    data = _trusted_stdin(owner) if path == "-" else _trusted_bytes(path, owner, "one of --users")
     return data.decode(errors="surrogateescape").splitlines()
 
 

@@ -126,6 +126,21 @@ def test_with_munge_nothing_else_is_believed(site):
     assert len((place / "told").read_text().splitlines()) <= 10
 
 
+def test_a_probe_is_believed_if_its_user_is(site):
+    """What an ordinary user has measured decides for nobody else, until the admin names that user."""
+    user, place = site.run(["id", "-un"]).stdout.strip(), site.directory("probe")
+    site.run(["slurmdl", "score", "probe", "--nodes=n[1-2]", "--budget=2s", f"--out={place}/probe.jsonl"],
+             directory=place).check_returncode()
+    words = ["slurmdl", "score", "ingest", f"{place}/probe.jsonl", f"--history={place}/samples.db",
+             f"--publish={place}/scores.json"]
+    refused = site.run(words, as_root=True)
+    assert refused.returncode == 65 and "probe.jsonl: is ignored: user " in refused.stderr
+    assert not (place / "scores.json").exists()
+    done = site.run([*words, f"--users={user}"], as_root=True)
+    assert done.returncode == 0, done.stderr
+    assert set(json.loads((place / "scores.json").read_text())["nodes"]) == {"n1", "n2"}
+
+
 def test_without_munge_the_port_decides(new_sandbox):
     site = new_sandbox(nodes=2, zones=1)
     site.run(["sh", "-c", "kill $(cat /run/munge/munged.pid)"], as_root=True).check_returncode()

@@ -230,13 +230,20 @@ def test_a_crowd_that_is_refused_takes_no_place_and_is_told_of_seldom(site: Path
     assert "more of the kind)" in lines[-1]
 
 
-def test_no_peer_can_take_all_places(site: Path) -> None:
-    """300 connections of one host that say nothing, and another host that has something to say."""
+def other_address() -> str:
+    """An address of this host that is not of the loopback."""
+    found = "127."
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as routed:
         routed.connect(("192.0.2.1", 9))
-        other = routed.getsockname()[0]
-    if other.startswith("127."):
+        found = routed.getsockname()[0]
+    if found.startswith("127."):
         pytest.skip("needs an address that is not of the loopback")
+    return found
+
+
+def test_no_peer_can_take_all_places(site: Path) -> None:
+    """300 connections of one host that say nothing, and another host that has something to say."""
+    other = other_address()
     service = Service(site, "ingest", "--history", str(site / "h.db"), "--publish", str(site / "scores.json"),
                       "--listen", "0.0.0.0:0", "--any-port", "--allow", f"127.0.0.0/8,{other}")
     with Crowd(service.port, 300, idle=True):
@@ -305,6 +312,24 @@ def test_scores_over_http(site: Path) -> None:
     finally:
         service.child.kill()
         service.child.wait()
+
+
+def test_no_client_can_take_all_places_of_the_export(site: Path) -> None:
+    """A crowd of this host that asks for nothing; a client of another address is served."""
+    file = site / "scores.json"
+    file.write_text(LinkScores(nodes={"n1": LinkScore(1e9)}, time=time.time()).to_text())
+    file.chmod(0o644)
+    service = Service(site, "export", "--scores", str(file), "--listen", "0.0.0.0:0")
+    try:
+        with Crowd(service.port, 200, idle=True):
+            for _ in range(5):
+                with urllib.request.urlopen(f"http://{other_address()}:{service.port}/metrics", timeout=30) as found:
+                    assert b'link="n1"' in found.read()
+            threads = len(os.listdir(f"/proc/{service.child.pid}/task"))
+    finally:
+        service.child.kill()
+        service.child.wait()
+    assert threads < 150
 
 
 def test_every_line_of_the_text_is_of_the_format() -> None:

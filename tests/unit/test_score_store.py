@@ -263,6 +263,23 @@ def test_nodes_that_the_cluster_does_not_have_are_refused(site: Path, capsys: py
     assert list(found.trunks) == ["a|b"]
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give files away")
+def test_probe_results_of_others_are_refused_unless_they_are_named(site: Path,
+                                                                   capsys: pytest.CaptureFixture[str]) -> None:
+    (site / "a.jsonl").write_text(to_lines(samples(2, time.time())))
+    os.chown(site / "a.jsonl", 64001, 64001)
+    assert ingest(site, str(site / "a.jsonl")) == 65
+    told = capsys.readouterr().err
+    assert told.count("\n") == 1 and "a.jsonl: is ignored: user 64001 owns it; valid: owned by root, yourself or one of --users" in told
+    assert not (site / "scores.json").exists()
+    for words in (["--users", "64001"], ["--users", "daemon,64001"]):
+        assert ingest(site, str(site / "a.jsonl"), *words) == 0
+    (site / "slurm.conf").write_text("ClusterName=c\nslurmuser = 64001(slurm) # who runs slurmctld\n")
+    assert ingest(site, str(site / "a.jsonl")) == 0
+    assert ingest(site, "--users", "no-such-user") == 64
+    assert "'no-such-user' is not a user of this host; valid: names or numbers" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(("words", "says"), [
     (["--listen", "nowhere"], "not an address"), (["--listen", "::1:9"], "not an address"),
     (["--listen", ":99999"], "not an address"), (["--every", "0"], "more than 0"),
