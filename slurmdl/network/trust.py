@@ -46,8 +46,8 @@ def _trusted_bytes(path: str, owner: str, others: str) -> bytes:
                 raise InputError("is no regular file", file=path)
             where = os.path.realpath(f"/proc/self/fd/{file.fileno()}")
             if why := doubt(where, status, {0, os.geteuid()} | numbers(owner)):
-                raise InputError(f"is ignored: {why}; valid: owned by root, yourself or {others}, and writable by its "
-                                 "owner alone", file=path)
+                raise InputError(f"is ignored: {why}; valid: owned by root, yourself or {others}, and writable by "
+                                 "its owner alone", file=path)
             return _bytes(file, path)
     except OSError as error:
         raise InputError(f"cannot be read ({error.strerror})", file=path) from error
