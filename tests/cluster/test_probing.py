@@ -52,9 +52,9 @@ def test_a_probe_finds_which_link_is_slow_late_and_lossy(shaped):
 
 
 def test_a_job_is_mapped_by_its_own_probe(shaped):
-    """The server, whose link carries most, leaves the slow node; without --dl-probe nobody knows of it."""
+    """The server, whose link carries most, leaves the slow first node; without --dl-probe nobody knows of it."""
     script = "#!/bin/sh\n#SBATCH -N3 --ntasks-per-node=1 -w n3,n5,n7\nslurmdl srun --dl-strategy=ps --dl-ps=1 " \
-             "{probe} sh -c 'echo rank $SLURM_PROCID $SLURMD_NODENAME $SLURMDL_ROLE'\n"
+             "--dl-rank0=any {probe} sh -c 'echo rank $SLURM_PROCID $SLURMD_NODENAME $SLURMDL_ROLE'\n"
     place = {}
     for probe in ("--dl-probe=2", "--dl-scores=off"):
         job = shaped.submit(["sbatch", "--output=out-%j", str(shaped.script(script.format(probe=probe)))])
