@@ -90,7 +90,12 @@ def _words(status: int) -> str:
     return (function(status) or b"?").decode(errors="replace")
 
 
+@cache
+def _libc() -> ctypes.CDLL:
+    library = ctypes.CDLL(None)
+    library.free.argtypes, library.free.restype = [ctypes.c_void_p], None
+    return library
+
+
 def _free(memory: ctypes.c_char_p | ctypes.c_void_p) -> None:
-    free = ctypes.CDLL(None).free
-    free.argtypes, free.restype = [ctypes.c_void_p], None
-    free(memory)
+    _libc().free(memory)
