@@ -28,6 +28,8 @@ from slurmdl.errors import UnavailableError
 from slurmdl.network import exposition, outbox
 from slurmdl.network.access import Places, RateLimitedLog
 from slurmdl.network.model import LinkScore, LinkScores
+from slurmdl.network.probe.measure import measure
+from slurmdl.network.probe.pair import Effort
 from slurmdl.network.samples import LinkSample, to_lines
 from slurmdl.network.store import Store
 
@@ -398,6 +400,32 @@ def test_a_collector_that_is_not_there_is_said_also_with_nothing_to_send(site: P
     assert capsys.readouterr().err == f"slurmdl: collector 127.0.0.1:{port}: Connection refused\n"
     assert main(words) == 0 and capsys.readouterr() == ("", "")
     assert not (site / "state" / "spool").exists()
+
+
+def test_idle_connections_keep_nobody_from_the_service_of_a_node(site: Path) -> None:
+    """They say nothing; and a host of another protocol of the internet is served as well."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    child = subprocess.Popen([sys.executable, "-m", "slurmdl", "score", "serve", f"--listen=:{port}", "--peers=0",
+                              "--allow=127.0.0.0/8,::1", f"--spool={site}"])
+    try:
+        with contextlib.ExitStack() as idle:
+            deadline = time.monotonic() + 30
+            while True:
+                try:
+                    idle.enter_context(socket.create_connection(("127.0.0.1", port)))
+                    break
+                except ConnectionRefusedError:
+                    assert time.monotonic() < deadline
+                    time.sleep(0.05)
+            for _ in range(60):
+                idle.enter_context(socket.create_connection(("127.0.0.1", port)))
+            for host in ("127.0.0.1", "::1"):
+                effort = Effort(echoes=5, echo_seconds=0.02, datagrams=20, size=10**5, seconds=0.05, deadline=4.0)
+                assert measure(("a", "b"), (host, port), effort).delay is not None
+    finally:
+        child.terminate()
+    assert child.wait(30) == 0
 
 
 def test_the_service_of_a_node_goes_on_when_its_spool_is_emptied(site: Path) -> None:
