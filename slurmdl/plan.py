@@ -1,15 +1,18 @@
 """What reaches the tasks: the one versioned schema between launch (writes) and train (reads).
 
 A plan travels in the step's environment as SLURMDL_PLAN: JSON, deflated, base64; where that is longer
-than 96 KiB it is a file in a shared directory and the variable holds `file:PATH`.
+than 96 KiB it is a file in a shared directory, and the variable holds `file:PATH`.
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
+import errno
 import json
 import os
+import secrets
+import stat
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -121,17 +124,52 @@ def encode(plan: Plan) -> str:
 def decode(text: str) -> Plan:
     """The plan behind a value of SLURMDL_PLAN. InputError where it is not one."""
     if text.startswith("file:"):
-        path = text[len("file:"):]
-        try:
-            with open(path, encoding="utf-8") as file:
-                text = file.read()
-        except OSError as error:
-            raise InputError(f"cannot read the plan: {error.strerror}", file=path) from error
+        text = _read(text[len("file:"):])
     try:
         data = json.loads(zlib.decompress(base64.b64decode(text, validate=True)))
     except (binascii.Error, zlib.error, ValueError) as error:
         raise InputError("SLURMDL_PLAN is not a plan (expected base64 of deflated JSON)") from error
     return Plan.from_json(data)
+
+
+def write(text: str, directory: str) -> str:
+    """Keep the text of a plan in a new file that its owner alone can read, and return its path.
+
+    Others may write to the directory: the name is drawn at random, and no link of theirs is followed.
+
+    Raises
+    ------
+    OSError : it cannot be written.
+    """
+    directory = os.path.abspath(directory)
+    os.makedirs(directory, mode=0o700, exist_ok=True)
+    status = os.lstat(directory)
+    if stat.S_ISLNK(status.st_mode) and status.st_uid not in (0, os.geteuid()):
+        raise OSError(errno.ELOOP, "a symbolic link of another user", directory)
+    folder = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        name = f"plan-{secrets.token_hex(8)}"
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        with open(os.open(name, flags, 0o600, dir_fd=folder), "w", encoding="utf-8") as file:
+            file.write(text)
+    finally:
+        os.close(folder)
+    return os.path.join(directory, name)
+
+
+def _read(path: str) -> str:
+    """The text of a plan's file. InputError where it is not a regular file of this user's own."""
+    try:
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        with open(os.open(path, flags), encoding="utf-8") as file:
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
+                raise InputError("the plan is not a regular file of this user", file=path)
+            return file.read()
+    except OSError as error:
+        raise InputError(f"cannot read the plan: {error.strerror}", file=path) from error
+    except UnicodeDecodeError as error:
+        raise InputError("the plan is not UTF-8 text", file=path) from error
 
 
 def from_environment(environ: Mapping[str, str] = os.environ) -> Plan | None:

@@ -10,9 +10,8 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from slurmdl.errors import UnavailableError
 
@@ -22,8 +21,6 @@ if TYPE_CHECKING:
 #: seconds that a query of Slurm may take
 QUERY_TIMEOUT = 5.0
 
-#: signals that end programs, or tell them something
-_PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 #: Python ignores these from its start; other programs start with them as usual
 _IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
 #: bytes of a line of a program's stdout that is listened to
@@ -171,9 +168,10 @@ def _end(child: subprocess.Popen[bytes], patience: float) -> None:
 
 def later(argv: Sequence[str], seconds: float) -> None:
     """Start a command after so many seconds, whatever becomes of this process and its terminal until then."""
-    null = [(os.POSIX_SPAWN_OPEN, stream, os.devnull, os.O_RDWR, 0) for stream in range(3)]
-    os.posix_spawn("/bin/sh", ["sh", "-c", 'cd /; sleep "$0"; exec "$@"', str(seconds), *argv], os.environ,
-                   file_actions=null, setsid=True, setsigmask=(), setsigdef=_IGNORED_BY_PYTHON)
+    import subprocess
+
+    subprocess.Popen(["/bin/sh", "-c", 'sleep "$0"; exec "$@"', str(seconds), *argv], cwd="/", start_new_session=True,
+                     stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
 def become(argv: Sequence[str], env: Mapping[str, str], stdin: bytes | None = None) -> NoReturn:
@@ -190,7 +188,7 @@ def become(argv: Sequence[str], env: Mapping[str, str], stdin: bytes | None = No
     """
     if stdin is not None:
         os.dup2(_readable(stdin), 0)
-    _flush()
+    flush()
     for number in _IGNORED_BY_PYTHON:
         signal.signal(number, signal.SIG_DFL)
     try:
@@ -203,105 +201,49 @@ def relay(argv: Sequence[str], env: Mapping[str, str], stdin: bytes | None,
           hears: Callable[[bytes], bool]) -> int:
     """Run a program to its end, hand its stdout through byte for byte, and return its exit status.
 
-    Signals are passed on to it. `hears` is called with each line that has been handed through, while the program goes
-    on, until it returns True. Of a long line it gets the beginning.
+    Signals that end programs are passed on to it. `hears` is called with each line that has been handed through, while
+    the program goes on, until it returns True. Of a long line it gets the beginning.
 
     Raises
     ------
     UnavailableError : the program cannot be run.
     """
-    rest, heard = b"", False
+    import subprocess
 
-    def hear(chunk: bytes) -> None:
-        nonlocal rest, heard
+    child = _beside(argv, env, stdin=None if stdin is None else _readable(stdin), stdout=subprocess.PIPE)
+    assert child.stdout is not None
+    rest, heard = b"", False
+    while chunk := os.read(child.stdout.fileno(), 65536):
+        with suppress(OSError):  # closed or full: the program itself would go on, too
+            _write(1, chunk)
         if not heard:
             *lines, rest = (rest + chunk).split(b"\n")
             heard = any(hears(line[:_LONGEST_LINE]) for line in lines)
             rest = rest[:_LONGEST_LINE]
-
-    return _attend(argv, env, stdin, 1, hear)
-
-
-def overhear(argv: Sequence[str], env: Mapping[str, str], words: bytes) -> tuple[int, bool]:
-    """Run a program to its end, hand its stderr through as it comes, and return its exit status, and whether these
-    words were in it. Signals are passed on to it, and so are this process's inheritable files.
-
-    Raises
-    ------
-    UnavailableError : the program cannot be run.
-    """
-    heard, end = False, b""
-
-    def hear(chunk: bytes) -> None:
-        nonlocal heard, end
-        text = end + chunk
-        heard, end = heard or words in text, text[-len(words):]
-
-    return _attend(argv, env, None, 2, hear), heard
+    return _status(child)
 
 
-def attend(argv: Sequence[str], env: Mapping[str, str]) -> int:
-    """Run a program to its end and return its exit status.
+def _beside(argv: Sequence[str], env: Mapping[str, str], **streams: Any) -> subprocess.Popen[bytes]:
+    """A program that gets the signals that this process gets."""
+    import subprocess
 
-    Signals are passed on to it, and so are this process's inheritable files.
-
-    Raises
-    ------
-    UnavailableError : the program cannot be run.
-    """
-    return _attend(argv, env)
-
-
-def _attend(argv: Sequence[str], env: Mapping[str, str], stdin: bytes | None = None, stream: int | None = None,
-            watch: Callable[[bytes], None] = lambda _: None) -> int:
-    """Run a program to its end and return its exit status; this process ends by the signal by which it did.
-
-    The program is in the process group of this process and gets every signal once: those of the terminal (Ctrl-C) go
-    to the whole group, and what another process sends to this one is passed on.
-
-    Parameters
-    ----------
-    stream : what it writes there (1 or 2) is handed through and given to `watch`; None leaves that as it is.
-    """
-    import threading
-
-    files = {} if stdin is None else {0: _readable(stdin)}
-    if stream is not None:
-        source, files[stream] = os.pipe()
-    _flush()
-    # blocked before the start, so that none is lost; the program itself starts with the mask as it was
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, _PASSED_ON)
     try:
-        pid = os.posix_spawn(argv[0], [os.path.basename(argv[0]), *argv[1:]], dict(env), setsigmask=mask,
-                             setsigdef=_IGNORED_BY_PYTHON,
-                             file_actions=[(os.POSIX_SPAWN_DUP2, file, number) for number, file in files.items()])
+        child = subprocess.Popen([os.path.basename(argv[0]), *argv[1:]], executable=argv[0], env=dict(env), **streams)
     except OSError as error:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         raise UnavailableError(f"{argv[0]}: {error.strerror}") from error
-    threading.Thread(target=_pass_on, args=(os.pidfd_open(pid),), daemon=True).start()
-    for file in files.values():
-        os.close(file)
-    if stream is not None:
-        while chunk := os.read(source, 65536):
-            with suppress(OSError):  # closed or full: the program itself would go on, too
-                _write(stream, chunk)
-            watch(chunk)
-    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, lambda received, _: child.send_signal(received))
+    return child
+
+
+def _status(child: subprocess.Popen[bytes]) -> int:
+    """The exit status of a program when it has ended; this process ends by the signal by which it did."""
+    status = child.wait()
     if status < 0:
-        with suppress(OSError):  # SIGKILL has no other action
+        if -status != signal.SIGKILL:  # which has no other action
             signal.signal(-status, signal.SIG_DFL)
-        signal.raise_signal(-status)
+        os.kill(os.getpid(), -status)
     return status
-
-
-def _pass_on(process: int) -> NoReturn:
-    """Send the signals that other processes send to this one to a process, given by its pidfd."""
-    while True:
-        received = signal.sigwaitinfo(_PASSED_ON)
-        if received.si_code <= 0:  # sent by a process; the kernel's own are above 0 (sigaction(2))
-            with suppress(ProcessLookupError):
-                signal.pidfd_send_signal(process, received.si_signo)
 
 
 def _readable(data: bytes) -> int:
@@ -317,7 +259,7 @@ def _write(fd: int, data: bytes) -> None:
         data = data[os.write(fd, data):]
 
 
-def _flush() -> None:
+def flush() -> None:
     """Write out what was said. What cannot be written (closed, a full disk) keeps no program from its start."""
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):

@@ -3,11 +3,15 @@
 #include "core/task.h"
 #include "glue.h"
 
+#include <errno.h>
+#include <netinet/in.h>
 #include <slurm/slurm.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/random.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 /* hostlist_t, and since Slurm 23.11 a pointer to it */
@@ -91,12 +95,39 @@ static void export_number(const char *name, uint32_t value)
 	setenv(name, text, 1);
 }
 
+/* False where another program has this address of this host. */
+static bool is_free(const void *address, socklen_t length)
+{
+	int server = socket(((const struct sockaddr *)address)->sa_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	bool taken = server >= 0 && bind(server, address, length) && errno == EADDRINUSE;
+	if (server >= 0)
+		close(server);
+	return !taken;
+}
+
+/* A port for rank 0: one that is free here, as srun most often runs on the host of rank 0. It is drawn at random, so
+ * that nobody can occupy it beforehand, below the ports that Linux gives out by itself (32768) and above those of
+ * services. */
+static uint32_t draw_port(void)
+{
+	uint32_t port = 0;
+	for (int draws = 0; draws < 100; draws++) {
+		uint32_t number = 0;
+		if (getrandom(&number, sizeof(number), 0) != (ssize_t)sizeof(number))
+			number = (uint32_t)getpid();
+		port = 10000 + number % 22000;
+		struct sockaddr_in6 six = {.sin6_family = AF_INET6, .sin6_port = htons((uint16_t)port)};
+		struct sockaddr_in four = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port)};
+		if (is_free(&six, sizeof(six)) && is_free(&four, sizeof(four)))
+			break;
+	}
+	return port;
+}
+
 /* srun takes a host file from SLURM_HOSTFILE, which it reads after its options, where neither -w nor -F is given
  * (srun(1)). The step's variables are those that `slurmdl srun` gives. */
 static void export_map(const char *nodes, uint32_t size)
 {
-	const char *array = getenv("SLURM_ARRAY_TASK_ID");
-	unsigned job = 0, task = 0;
 	struct dl_span first;
 	char text[DL_NAME_MAX + 1];
 
@@ -105,10 +136,7 @@ static void export_map(const char *nodes, uint32_t size)
 	dl_node_of(nodes, 0, &first);
 	snprintf(text, sizeof(text), "%.*s", (int)first.length, first.at);
 	setenv("SLURMDL_MASTER", text, 1);
-	if (array)
-		dl_number(array, &task);
-	dl_number(getenv("SLURM_JOB_ID"), &job);
-	export_number("SLURMDL_PORT", dl_port(job, task));
+	export_number("SLURMDL_PORT", draw_port());
 	export_number("SLURMDL_SIZE", size);
 	hand_on("SLURMDL_PS_RANKS", "SLURMDL_MAP_PS_RANKS");
 	hand_on("SLURMDL_ZONE_RANKS", "SLURMDL_MAP_ZONE_RANKS");

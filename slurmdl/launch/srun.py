@@ -13,16 +13,17 @@ import shutil
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from itertools import dropwhile
+from typing import TYPE_CHECKING, NoReturn
 
-from slurmdl import config, dl_options, getopt, process, units
+from slurmdl import attend, config, dl_options, getopt, process, units
 from slurmdl.dl_options import DlOptions
 from slurmdl.errors import (
     InputError,
     PlacementError,
     SlurmdlError,
-    TrainError,
     UnavailableError,
     UsageError,
     nearest_first,
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
     from slurmdl.topology.model import Topology
 
 LAUNCHERS = ("srun", "mpirun")
+#: where plans too long for the environment are kept, unless the configuration names a directory
+PLAN_DIR = ".slurmdl"
 #: how often, and seconds between, it is looked whether other steps of the job run
 _LOOKS, _BETWEEN_LOOKS = 3, 0.3
 _LONG: dict[str, getopt.Takes] = {**srun_options.LONG, **dl_options.LONG, **dict.fromkeys(srun_options.OURS, "yes")}
@@ -62,6 +65,17 @@ class Controller:
     mpi: str
     plugins: tuple[str, ...]
     zones: bool
+
+    @classmethod
+    def ask(cls) -> Controller:
+        """From the controller itself.
+
+        Raises
+        ------
+        UnavailableError : it does not answer.
+        InputError : as `parse`.
+        """
+        return cls.parse(process.query(["scontrol", "show", "config"]))
 
     @classmethod
     def parse(cls, text: str) -> Controller:
@@ -106,14 +120,13 @@ class Mapped:
 def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     """Replace this process by srun (or mpirun), so that signals and the exit status are its own.
 
-    Returns only after a dry run, after --print-map, which starts nothing, and where mpirun had to be overheard.
+    Returns only after a dry run, and after --print-map, which starts nothing.
 
     Raises
     ------
     UsageError : outside a job, or an unknown --dl-* option, launcher, format or value.
     PlacementError : the step cannot be mapped, and --dl-strict is given.
     UnavailableError : there is no srun, or no mpirun where that is asked for.
-    TrainError : mpirun has lost a node.
     """
     line = getopt.parse(argv, srun_options.SHORT, _LONG)
     chosen = dl_options.settings(line.options)
@@ -126,27 +139,48 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         raise UsageError(f"--print-map: {form or ''!r} is not valid; valid: {', '.join(valid)}")
     if not environ.get("SLURM_JOB_ID"):
         allocation.read(environ)
-    plain = Step(("srun", *_without_ours(argv, line)), unset=step.leftovers(environ))
+    words, unset = _without_ours(argv, line), step.leftovers(environ)
     asks_srun = any(line.has(name) for name in srun_options.PASSED) or line.last("mpi") == "list"
     if asks_srun or not (line.operands or form):
-        return _start(plain, environ)
-    settings, marked, complaint = _given(environ)
-    news = marked.news(environ) if marked else environ
-    dl = dl_options.merge(settings.options, _requested(marked), dl_options.from_environment(news), chosen)
+        _start(Step(("srun", *words), unset=unset), environ)
+    # the user's own words, which alone can be wrong usage
+    dl = dl_options.merge(dl_options.from_environment(environ), chosen)
     # nothing of ours is said where the user wants nothing said
     say: Callable[[str], None] = (lambda _: None) if line.has("quiet") else warn
     misplaced = dl_options.misplaced(line.operands, "program")
     if misplaced:
         say(misplaced)
-    chosen_step = plain
+    controller = _Once()
+    needs_map = launcher != "srun" or form is not None
+
+    def unmapped(error: Exception) -> Step:
+        """What srun starts by itself, with one line that says why; the error where that is not wanted."""
+        if dl.strict or needs_map:
+            raise error
+        problem: object = error
+        if not isinstance(error, SlurmdlError):
+            # a fault of ours must not cost the user the step
+            problem = f"internal error: {type(error).__name__}: {error}"
+            if environ.get("SLURMDL_DEBUG") == "1":
+                traceback.print_exception(error)
+        extra: list[str] = []
+        with suppress(Exception):
+            extra = added_options(line, controller, environ)
+        with suppress(Exception):
+            say(f"{problem}; the step runs in srun's own order")
+        return Step(("srun", *extra, *words), unset=unset)
+
     try:
-        if complaint is not None:
-            raise complaint
+        marked = mark.read(environ)
+        layers = _requested(marked), dl_options.from_environment(marked.news(environ) if marked else environ), chosen
+        dl = dl_options.merge(*layers)
+        settings = config.load()
+        dl = dl_options.merge(settings.options, *layers)
         known = None
         if marked and marked.asked:
             environ = late.unchosen(environ, marked.asked)
-            environ, known = _trimmed(marked, marked.asked, dl, settings, environ, say)
-        mapped = _map(line, dl, settings, launcher, environ, say, known)
+            environ, known = _trimmed(marked, marked.asked, dl, settings, controller, environ, say)
+        mapped = _map(line, dl, settings, launcher, controller, environ, say, known)
         chosen_step = mapped.step
         master = _other_master(mapped.plan, environ)
         if master:
@@ -158,21 +192,38 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         if form:
             print(mapped.text, end="")
             return 0
-    except SlurmdlError as error:
-        if dl.strict or launcher != "srun" or form:
-            raise
-        say(f"{error}; the step runs in srun's own order")
+        if not dl.dry_run:
+            chosen_step = step.with_plan_file(chosen_step, settings.plan_dir or PLAN_DIR)
     except Exception as error:
-        # a fault of ours must not cost the user the step
-        if dl.strict or launcher != "srun" or form:
-            raise
-        if environ.get("SLURMDL_DEBUG") == "1":
-            traceback.print_exc()
-        say(f"internal error: {type(error).__name__}: {error}; the step runs in srun's own order")
+        chosen_step = unmapped(error)
     if dl.dry_run:
         _show(chosen_step)
         return 0
-    return _start(chosen_step, environ)
+    try:
+        _start(chosen_step, environ)
+    except UnavailableError as error:
+        # the command line or the environment is longer with a map; without one the kernel may take them
+        if not (isinstance(error.__cause__, OSError) and chosen_step.set):
+            raise
+        _start(unmapped(error), environ)
+
+
+class _Once:
+    """The controller's configuration, which is asked for once, whether it answers or not."""
+
+    def __init__(self) -> None:
+        self._answer: Controller | Exception | None = None
+
+    def __call__(self) -> Controller:
+        """The configuration; raises what `Controller.ask` raised."""
+        if self._answer is None:
+            try:
+                self._answer = Controller.ask()
+            except Exception as error:
+                self._answer = error
+        if isinstance(self._answer, Exception):
+            raise self._answer
+        return self._answer
 
 
 def _without_ours(argv: Sequence[str], line: getopt.CommandLine) -> list[str]:
@@ -180,14 +231,6 @@ def _without_ours(argv: Sequence[str], line: getopt.CommandLine) -> list[str]:
     ours = {option.index + i for option in line.options
             if option.name.startswith("dl-") or option.name in srun_options.OURS for i in range(len(option.words))}
     return [word for i, word in enumerate(argv) if i not in ours]
-
-
-def _given(environ: Mapping[str, str]) -> tuple[config.Config, mark.Mark | None, InputError | None]:
-    """The configuration, what `slurmdl sbatch` left for this job, and what is malformed in them."""
-    try:
-        return config.load(), mark.read(environ), None
-    except InputError as error:
-        return config.Config(), None, error
 
 
 def _requested(marked: mark.Mark | None) -> dict[str, str]:
@@ -200,11 +243,11 @@ def _requested(marked: mark.Mark | None) -> dict[str, str]:
             "probe": dl.probe, "rank0": dl.rank0, **({"traffic": dl.traffic} if dl.traffic else {}), **flags}
 
 
-def _map(line: getopt.CommandLine, dl: DlOptions, settings: config.Config, launcher: str,
+def _map(line: getopt.CommandLine, dl: DlOptions, settings: config.Config, launcher: str, ask: _Once,
          environ: Mapping[str, str], say: Callable[[str], None], known: LinkScores | None) -> Mapped:
     """The step, mapped by the scores that are known already, else by those that there are."""
     given = allocation.read(environ)
-    controller = Controller.parse(process.query(["scontrol", "show", "config"]))
+    controller = ask()
     if controller.packs:
         raise PlacementError("SelectTypeParameters has CR_Pack_Nodes: its layout is not mapped")
     request = layout.read(line, environ, controller.cpus_per_task(environ))
@@ -216,14 +259,13 @@ def _map(line: getopt.CommandLine, dl: DlOptions, settings: config.Config, launc
     plan, rank_map = _plan(laid, topology, scores, dl)
     heard = _heard(rank_map, given.nodes, topology, scores) if dl.explain and scores.measured else ()
     assumptions = _assumed(dl, topology, scores) if dl.explain else ""
-    text = environ.get("SLURM_ARRAY_TASK_ID", "")
-    array_task = int(text) if text.isdigit() else 0
+    variables: Mapping[str, str] = step.task_variables(plan)
     form = line.last("print-map")
-    variables = step.task_variables(plan, given.job, array_task, settings.plan_dir or ".slurmdl") \
-        if form in (None, "shell") else {}
     if form:
+        if form == "shell":
+            variables = step.with_plan_file(Step((), variables), settings.plan_dir or PLAN_DIR).set
         tasks = dialects.Tasks(plan, [node for node, _ in laid.slots], request.cpus_per_task or 1,
-                               step.port(given.job, array_task), given.job, variables)
+                               int(variables["SLURMDL_PORT"]), given.job, variables)
         return Mapped(Step(()), dialects.render(form, tasks), plan, rank_map, topology.source, complaint, heard,
                       assumptions)
     if launcher == "mpirun":
@@ -231,10 +273,8 @@ def _map(line: getopt.CommandLine, dl: DlOptions, settings: config.Config, launc
             raise UnavailableError("--launcher=mpirun: mpirun is not in PATH")
         made = step.mpirun(line, plan, variables, environ, _has_ulfm(environ))
     else:
-        together = [*mpi_option(line, controller, environ), *_end_option(line, environ)]
-        made = step.srun(line, plan, together, variables, environ)
-    return Mapped(made, "", plan, rank_map, topology.source, complaint, heard,
-                      assumptions)
+        made = step.srun(line, plan, added_options(line, ask, environ), variables, environ)
+    return Mapped(made, "", plan, rank_map, topology.source, complaint, heard, assumptions)
 
 
 def _has_ulfm(environ: Mapping[str, str]) -> bool:
@@ -267,8 +307,8 @@ def _heard(ranks: RankMap, nodes: Sequence[str], topology: Topology, scores: Lin
     return tuple(" ".join(line.split()) for line in told)
 
 
-def _trimmed(marked: mark.Mark, asked: mark.Asked, dl: DlOptions, settings: config.Config, environ: Mapping[str, str],
-             say: Callable[[str], None]) -> tuple[dict[str, str], LinkScores | None]:
+def _trimmed(marked: mark.Mark, asked: mark.Asked, dl: DlOptions, settings: config.Config, ask: _Once,
+             environ: Mapping[str, str], say: Callable[[str], None]) -> tuple[dict[str, str], LinkScores | None]:
     """The environment of a job that asked for more nodes than it needs, on the best of its nodes (see late), and the
     scores that these were chosen by, None where nothing had to be chosen."""
     used: list[LinkScores] = []
@@ -278,8 +318,7 @@ def _trimmed(marked: mark.Mark, asked: mark.Asked, dl: DlOptions, settings: conf
         from slurmdl.placement.keep import keep
         from slurmdl.request import JobRequest
 
-        controller = Controller.parse(process.query(["scontrol", "show", "config"]))
-        topology, _ = _zones(controller, held.nodes, environ.get("SLURM_JOB_PARTITION", ""), dl.strict)
+        topology, _ = _zones(ask(), held.nodes, environ.get("SLURM_JOB_PARTITION", ""), dl.strict)
         wanted = JobRequest(replace(dl, place=marked.dl.place), (asked.nodes, asked.nodes), asked.tasks,
                             asked.tasks_per_node)
         used.append(_scores(dl, settings, held.nodes, topology, environ, say))
@@ -353,23 +392,45 @@ def pmi(environ: Mapping[str, str]) -> str:
         "pmi2" if launcher in ("mpiexec.hydra", "mpirun.mpich", "mpiexec.mpich") else ""
 
 
-def mpi_option(line: getopt.CommandLine, controller: Controller, environ: Mapping[str, str]) -> list[str]:
+def added_options(line: getopt.CommandLine, ask: Callable[[], Controller], environ: Mapping[str, str]) -> list[str]:
+    """What srun is given beside the user's options, whether the step is mapped or not."""
+    return [*mpi_option(line, ask, environ), *_end_option(line, environ)]
+
+
+def mpi_option(line: getopt.CommandLine, ask: Callable[[], Controller], environ: Mapping[str, str]) -> list[str]:
     """--mpi for the MPI that PATH has; the wrong one starts every task as a world of its own.
 
     The user's --mpi and SLURM_MPI_TYPE win, and so does the cluster's default where it is the right one.
     """
     wanted = "" if line.has("mpi") or "SLURM_MPI_TYPE" in environ else pmi(environ)
-    fits = not wanted or controller.mpi.startswith(wanted) or not controller.has_pmi(wanted)
-    return [] if fits else [f"--mpi={wanted}"]
+    if not wanted:
+        return []
+    try:
+        controller = ask()
+        needed = controller.has_pmi(wanted) and not controller.mpi.startswith(wanted)
+    except SlurmdlError:
+        # srun lists its plugins without the controller
+        listed = process.ask(["srun", "--mpi=list"], env=environ)
+        needed = wanted in re.findall(r"\w+", listed.out + listed.err)
+    return [f"--mpi={wanted}"] if needed else []
 
 
 def _end_option(line: getopt.CommandLine, environ: Mapping[str, str]) -> list[str]:
-    """--kill-on-bad-exit for an MPI program: its ranks wait for one that is killed for ever, and srun with them.
+    """--kill-on-bad-exit for the built-in trainer, whose ranks wait for ever for one that is killed.
 
-    The user's own word wins.
+    Another program may go on without one of its tasks. The user's own option wins.
     """
-    asked = line.has("kill-on-bad-exit") or "SLURM_KILL_BAD_EXIT" in environ or line.last("mpi") == "none"
-    return [] if asked or not pmi(environ) else ["--kill-on-bad-exit=1"]
+    asked = line.has("kill-on-bad-exit") or "SLURM_KILL_BAD_EXIT" in environ
+    return ["--kill-on-bad-exit=1"] if is_trainer(line.operands) and not asked else []
+
+
+def is_trainer(words: Sequence[str]) -> bool:
+    """Whether a command line is `slurmdl train` or `python -m slurmdl.train`, with or without options of Python's."""
+    program, *rest = [os.path.basename(words[0]), *words[1:]]
+    if program.startswith("python"):
+        rest = list(dropwhile(lambda word: word.startswith("-") and word != "-m", rest))
+        return rest[:2] == ["-m", "slurmdl.train"] or rest[:3] == ["-m", "slurmdl", "train"]
+    return program == "slurmdl" and rest[:1] == ["train"]
 
 
 def _other_master(plan: Plan, environ: Mapping[str, str]) -> str:
@@ -407,29 +468,33 @@ def _show(chosen: Step) -> None:
     for name in chosen.unset:
         if name in os.environ and name not in chosen.set:
             show(f"unset {name}")
+    plan = step.long_plan(chosen)
     for name, value in chosen.set.items():
-        show(f"export {name}={shlex.quote(value)}")
+        show(f"export {name}={'file:PLAN' if name == 'SLURMDL_PLAN' and plan else shlex.quote(value)}")
     show(shlex.join(chosen.words(lambda file: file.name)))
-    for file in chosen.files():
+    for file in [*chosen.files(), *([Inline("", "PLAN", plan)] if plan else [])]:
         show(f"# {file.name}:\n{file.text.rstrip()}")
 
 
-def _start(chosen: Step, environ: Mapping[str, str]) -> int:
-    """Become the program; where its exit status is not to be trusted, become its parent, and return the status.
+def _start(chosen: Step, environ: Mapping[str, str]) -> NoReturn:
+    """Become the program, or its parent where something is left to do at its end.
 
-    Files are anonymous memory behind inherited descriptors: nothing is left to remove.
+    Files of the command line are anonymous memory behind inherited descriptors: nothing is left to remove.
     """
     words = chosen.words(_in_memory)
     program = shutil.which(words[0], path=environ.get("PATH"))
     if program is None:
         raise UnavailableError(f"{words[0]}: not found in PATH; Slurm's client commands are needed")
     argv, variables = [program, *words[1:]], chosen.environment(environ)
-    if not chosen.fails:
+
+    if not (chosen.plan_file or chosen.fails):
         process.become(argv, variables)
-    status, failed = process.overhear(argv, variables, chosen.fails.encode())
-    if failed and not status:
-        raise TrainError(f"{words[0]} {chosen.fails}, and has ended all tasks; its own exit status is 0")
-    return status
+    try:
+        attend.attend(argv, variables, remove=chosen.plan_file, fails=chosen.fails)
+    except UnavailableError:
+        with suppress(OSError):
+            os.unlink(chosen.plan_file)
+        raise
 
 
 def _in_memory(file: Inline) -> str:

@@ -5,9 +5,12 @@ A rank map and a plan go in; the words of an `srun` or of an `mpirun` come out. 
 
 from __future__ import annotations
 
+import errno
 import os
+import secrets
+import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from slurmdl import plan as plans
@@ -21,6 +24,9 @@ from slurmdl.plan import Plan
 TASK = ("/bin/sh", "-c", 'eval "$SLURMDL_TASK"', "slurmdl")
 #: bash, called as sh, hands on variables whose names are none for the shell (exported functions); dash drops them
 TASK_BASH = ("/bin/bash", "--posix", "-c", *TASK[2:])
+
+#: how many ports are tried at most
+_DRAWS = 100
 
 #: what Open MPI 5.0's mpirun says where it has lost a node: it ends all tasks, and then with status 0
 NODE_LOST = "has lost communication with a remote daemon"
@@ -51,12 +57,14 @@ class Step:
     argv : words of the command line, the program first.
     set, unset : changes to the environment.
     fails : words on its stderr with which it has failed whatever its exit status is, "" for none.
+    plan_file : file to remove when it has ended, "" for none.
     """
 
     argv: tuple[str | Inline, ...]
     set: Mapping[str, str] = field(default_factory=dict)
     unset: tuple[str, ...] = ()
     fails: str = ""
+    plan_file: str = ""
 
     def words(self, place: Callable[[Inline], str]) -> list[str]:
         """The command line, with `place` giving the path of each file."""
@@ -87,6 +95,9 @@ def srun(line: CommandLine, plan: Plan, extra: Sequence[str], variables: Mapping
     own = {o.name for o in line.options if o.name.startswith("dl-")} | srun_options.OURS
     words = [*line.without(srun_options.LAYOUT | own), *extra]
     variables = {**variables, "SLURMDL_TASK": _task("task_srun.sh")}
+    per_node = line.last("tasks-per-node") or line.last("ntasks-per-node")
+    if per_node:
+        variables["SLURM_NTASKS_PER_NODE"] = per_node  # srun hands it on to the tasks; the host file has the layout
     if not line.has("job-name"):
         # accounting shows the name of the program, not that of the shell before it; the tasks see the job's name
         words.append(f"--job-name={os.path.basename(line.operands[0])}")
@@ -128,47 +139,73 @@ def mpirun(line: CommandLine, plan: Plan, variables: Mapping[str, str], environ:
     return Step((*words, *_shell(environ), *line.operands), variables, leftovers(environ), NODE_LOST if ulfm else "")
 
 
-def task_variables(plan: Plan, job: int, array_task: int, plan_dir: str) -> dict[str, str]:
-    """The variables that all tasks share; a shell before the program makes from them those that differ.
-
-    A plan too long for one variable is written to `plan_dir`, which the nodes must share.
-
-    Raises
-    ------
-    PlacementError : that file cannot be written.
-    """
-    text = plans.encode(plan)
-    if len(text) > plans.MAX_ENV_BYTES:
-        text = "file:" + _write_plan(text, plan_dir, job)
+def task_variables(plan: Plan) -> dict[str, str]:
+    """The variables that all tasks share; a shell before the program makes from them those that differ."""
     zones: dict[str, list[int]] = {}
     for rank in range(len(plan)):
         if plan.zone(rank):
             zones.setdefault(plan.zone(rank), []).append(rank)
     return {
-        "SLURMDL_PLAN": text,
+        "SLURMDL_PLAN": plans.encode(plan),
         "SLURMDL_SIZE": str(len(plan)),
         "SLURMDL_PS_RANKS": fold(rank for rank, role in enumerate(plan.roles) if role == "ps"),
         "SLURMDL_ZONE_RANKS": "".join(f"{zone}:{fold(ranks)};" for zone, ranks in zones.items()),
         "SLURMDL_MASTER": plan.nodes[0],
-        "SLURMDL_PORT": str(port(job, array_task)),
+        "SLURMDL_PORT": str(free_port()),
     }
 
 
-def port(job: int, array_task: int) -> int:
-    """The port of the master: below those that Linux gives out by itself (32768), above those of services."""
-    return 10_000 + (job * 37 + array_task) % 20_000
+def long_plan(chosen: Step) -> str:
+    """The plan of a step if it is too long for a variable, else ""."""
+    text = chosen.set.get("SLURMDL_PLAN", "")
+    return text if len(text) > plans.MAX_ENV_BYTES else ""
 
 
-def _write_plan(text: str, plan_dir: str, job: int) -> str:
-    path = os.path.abspath(os.path.join(plan_dir, f"plan-{job}-{os.getpid()}"))
+def with_plan_file(chosen: Step, directory: str) -> Step:
+    """The step with its plan in a file, if that is too long for a variable.
+
+    Parameters
+    ----------
+    directory : one that the nodes share.
+
+    Raises
+    ------
+    PlacementError : the file cannot be written.
+    """
+    text = long_plan(chosen)
+    if not text:
+        return chosen
     try:
-        os.makedirs(plan_dir, exist_ok=True)
-        with open(path, "w", encoding="utf-8") as file:
-            file.write(text)
+        path = plans.write(text, directory)
     except OSError as error:
-        raise PlacementError(f"{path}: the plan cannot be written ({error.strerror}); set plan_dir in slurmdl.yaml "
-                             "to a directory that all nodes share") from error
-    return path
+        raise PlacementError(f"{os.path.abspath(directory)}: the plan cannot be written ({error.strerror}); set "
+                             "plan_dir in slurmdl.yaml to a directory that all nodes share") from error
+    return replace(chosen, set={**chosen.set, "SLURMDL_PLAN": f"file:{path}"}, plan_file=path)
+
+
+def free_port() -> int:
+    """A port for rank 0: one that is free here, as `slurmdl srun` most often runs on the host of rank 0.
+
+    It is drawn at random, so that nobody can occupy it beforehand, below the ports that Linux gives out by itself
+    (32768) and above those of services.
+    """
+    for _ in range(_DRAWS):
+        port = 10_000 + secrets.randbelow(22_000)
+        if _is_free(port):
+            break
+    return port
+
+
+def _is_free(port: int) -> bool:
+    """Whether a server can listen at this port of this host, for IPv6 and IPv4; True where that cannot be tried."""
+    for family, address in ((socket.AF_INET6, "::"), (socket.AF_INET, "0.0.0.0")):
+        try:
+            with socket.socket(family) as server:
+                server.bind((address, port))
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                return False
+    return True
 
 
 def fold(ranks: Iterable[int]) -> str:

@@ -4,8 +4,6 @@ unset SLURM_DISTRIBUTION
 [ -n "$SLURMDL_JOB_NAME" ] && SLURM_JOB_NAME=$SLURMDL_JOB_NAME
 unset SLURMDL_JOB_NAME
 _dl_rank=$SLURM_PROCID _dl_local_rank=$SLURM_LOCALID
-# steps at once in one job may have the same first node
-SLURMDL_PORT=$((SLURMDL_PORT + SLURM_STEP_ID % 1000))
 # tasks per node are folded, as 2(x3),1
 _dl_at=$SLURM_NODEID _dl_list=$SLURM_STEP_TASKS_PER_NODE,
 while [ -n "$_dl_list" ]; do

@@ -207,8 +207,9 @@ def without_recovery(environ: Mapping[str, str] = os.environ) -> str:
     if open_mpi(mpi) >= 5:
         return f"{name} was started without ULFM: slurmdl srun --launcher=mpirun, or mpirun --with-ft ulfm"
     why = f"no ULFM in {name}"
-    alone = environ.get("PMIX_NAMESPACE", "").startswith("slurm.") and "SLURMDL_PLAN" not in environ
-    return f"{why}; srun ends them only with --kill-on-bad-exit" if alone else why
+    if environ.get("PMIX_NAMESPACE", "").startswith("slurm."):
+        why += "; srun ends them only with --kill-on-bad-exit, which `slurmdl srun` sets for `slurmdl train`"
+    return why
 
 
 def finalize() -> None:

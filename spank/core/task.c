@@ -5,11 +5,6 @@
 #include <stdio.h>
 #include <string.h>
 
-uint32_t dl_port(uint32_t job, uint32_t array_task)
-{
-	return 10000 + (uint32_t)(((uint64_t)job * 37 + array_task) % 20000);
-}
-
 static void copy(char to[DL_NAME_MAX + 1], struct dl_span from)
 {
 	memcpy(to, from.at, from.length);
@@ -100,7 +95,7 @@ static bool from_map(const struct dl_task *task, struct dl_told *told)
 	struct dl_span master = {task->master, task->master ? strnlen(task->master, DL_NAME_MAX + 1) : 0};
 	if (!master.length || master.length > DL_NAME_MAX)
 		return malformed(told, "SLURMDL_MASTER", dl_error_text(DL_BAD_NAME));
-	if (!task->port || !dl_number(task->port, &port) || port > 65535 - DL_PORT_STEPS)
+	if (!task->port || !dl_number(task->port, &port) || !port || port > 65535)
 		return malformed(told, "SLURMDL_PORT", "a port was expected");
 	error = task->nodes ? dl_node_of(task->nodes, task->rank, &node) : DL_OK;
 	if (error)
@@ -114,7 +109,7 @@ static bool from_map(const struct dl_task *task, struct dl_told *told)
 	}
 	copy(told->zone, task->zone_ranks ? zone : leaf_of(zones_of(task)));
 	copy(told->master, master);
-	told->port = port + task->step % DL_PORT_STEPS;
+	told->port = port;
 
 	struct dl_span real = zones_of(task);
 	char shown[2][DL_SHOWN];

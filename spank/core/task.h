@@ -5,8 +5,6 @@
 
 #include "ranks.h"
 
-#define DL_PORT_STEPS 1000 /* steps at once in one job may have the same first node */
-
 /* Texts may be NULL: not in the environment. */
 struct dl_task {
 	uint32_t rank, size, step;
@@ -29,8 +27,5 @@ struct dl_told {
 };
 
 void dl_tell(const struct dl_task *task, struct dl_told *told);
-
-/* The first port of a job's steps: below the ports that Linux gives out by itself (32768), above those of services. */
-uint32_t dl_port(uint32_t job, uint32_t array_task);
 
 #endif

@@ -1,5 +1,5 @@
 /* The core on standard input, for the tests that compare it with Python. One request a line, fields with tabs between:
- * option NAME VALUE; role SIZE RANK PS_RANKS ZONE_RANKS; nodes RANK TEXT; port JOB ARRAY_TASK. One answer a line. */
+ * option NAME VALUE; role SIZE RANK PS_RANKS ZONE_RANKS; nodes RANK TEXT. One answer a line. */
 #define _GNU_SOURCE
 #include "../core/options.h"
 #include "../core/task.h"
@@ -46,12 +46,10 @@ int main(void)
 			option(field);
 		} else if (!strcmp(field[0], "role")) {
 			role(field);
-		} else if (!strcmp(field[0], "nodes")) {
+		} else {
 			struct dl_span node;
 			enum dl_error error = dl_node_of(field[2], (uint32_t)atol(field[1]), &node);
 			printf("%s %.*s\n", error ? "malformed" : "node", (int)node.length, node.at);
-		} else {
-			printf("%u\n", dl_port((uint32_t)atol(field[1]), (uint32_t)atol(field[2])));
 		}
 	}
 	return 0;

@@ -140,7 +140,7 @@ done"""
 @settings(bounded, max_examples=100)
 @given(plans())
 def test_roles_and_zones_are_those_of_the_plan_and_of_the_shell(ask, plan):
-    variables = step.task_variables(plan, 71, 0, "nowhere")
+    variables = step.task_variables(plan)
     found = [ask("role", len(plan), rank, variables["SLURMDL_PS_RANKS"], variables["SLURMDL_ZONE_RANKS"])
              for rank in range(len(plan))]
     assert found == [f"{plan.roles[rank]} {plan.role_rank(rank)} {plan.zone(rank)}" for rank in range(len(plan))]
@@ -153,13 +153,6 @@ def test_the_node_of_each_rank(ask, groups):
     text = ",".join(name if repeats == 1 else f"{name}(x{repeats})" for name, repeats in groups)
     nodes = [name for name, repeats in groups for _ in range(repeats)]
     assert [ask("nodes", rank, text) for rank in range(len(nodes) + 1)] == [f"node {name}" for name in (*nodes, "")]
-
-
-@bounded
-@given(st.integers(1, 2**31), st.integers(0, 10**6))
-def test_ports_are_those_of_python(ask, job, array_task):
-    plan = Plan("gossip", ("n1",), ("worker",), {})
-    assert ask("port", job, array_task) == step.task_variables(plan, job, array_task, "nowhere")["SLURMDL_PORT"]
 
 
 def test_only_what_slurm_looks_for_is_exported(plugin):

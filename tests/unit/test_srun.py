@@ -15,7 +15,7 @@ from placing import SCORES, two_level
 
 from slurmdl import dl_options, getopt, plan
 from slurmdl.dl_options import DlOptions
-from slurmdl.errors import InputError, PlacementError, TrainError, UnavailableError, UsageError
+from slurmdl.errors import InputError, PlacementError, UnavailableError, UsageError
 from slurmdl.launch import layout, srun, srun_options, step
 from slurmdl.plan import Plan
 
@@ -37,7 +37,7 @@ def shown(made: step.Step) -> str:
 def test_command_line_of_srun(golden):
     line = parse("-lun", "6", "--dl-ps=2", "-N4", "--ntasks-per-node=2", "-c", "2", "-w", "n[1-4]", "--mem", "1G",
                  "--mpi=pmix", "program", "a  b", "-n", "")
-    made = step.srun(line, PLAN, [], step.task_variables(PLAN, 71, 0, "nowhere"), {"SLURM_JOB_NAME": "mine"})
+    made = step.srun(line, PLAN, [], step.task_variables(PLAN), {"SLURM_JOB_NAME": "mine"})
     golden("srun/options.txt", shown(made))
 
 
@@ -50,7 +50,7 @@ def test_command_line_of_several_programs(golden, tmp_path):
 
 def test_command_line_of_mpirun(golden):
     line = parse("-n", "6", "--launcher=mpirun", "program", "argument")
-    golden("srun/mpirun.txt", shown(step.mpirun(line, PLAN, step.task_variables(PLAN, 71, 5, "nowhere"), {})))
+    golden("srun/mpirun.txt", shown(step.mpirun(line, PLAN, step.task_variables(PLAN), {})))
 
 
 def test_command_line_of_an_mpirun_with_ulfm():
@@ -67,6 +67,12 @@ def test_which_mpirun_has_ulfm(tmp_path, version, has):
     (tmp_path / "mpirun").write_text(f"#!/bin/sh\necho '{version}'\n")
     (tmp_path / "mpirun").chmod(0o755)
     assert srun._has_ulfm({"PATH": f"{tmp_path}:/usr/bin:/bin"}) == has
+
+
+def program(path: Path, text: str) -> None:
+    """A shell script that can be executed."""
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
 
 
 def test_options_that_mpirun_has_not():
@@ -94,13 +100,15 @@ def test_a_program_of_the_working_directory(tmp_path, monkeypatch):
 def test_a_long_plan_is_a_file(tmp_path):
     nodes = tuple(f"{os.urandom(6).hex()}" for _ in range(12_000))
     large = Plan("gossip", nodes, ("worker",) * len(nodes), dict.fromkeys(nodes, ("leaf",)))
-    variables = step.task_variables(large, 71, 0, str(tmp_path / "plans"))
-    assert variables["SLURMDL_PLAN"].startswith("file:")
-    assert plan.from_environment(variables) == large
-    assert variables["SLURMDL_ZONE_RANKS"] == "leaf:0-11999;"
+    long = step.Step(("srun",), step.task_variables(large))
+    assert long.set["SLURMDL_ZONE_RANKS"] == "leaf:0-11999;"
+    kept = step.with_plan_file(long, str(tmp_path / "plans"))
+    assert kept.set["SLURMDL_PLAN"] == f"file:{kept.plan_file}"
+    assert plan.from_environment(kept.set) == large
+    assert step.with_plan_file(kept, "/nowhere") == kept
     (tmp_path / "file").touch()
     with pytest.raises(PlacementError, match="plan_dir"):
-        step.task_variables(large, 71, 0, str(tmp_path / "file"))
+        step.with_plan_file(long, str(tmp_path / "file"))
 
 
 @given(st.sets(st.integers(0, 60)))
@@ -118,7 +126,7 @@ SHELLS = [shell for shell in (("/bin/sh",), ("/bin/dash",), ("/bin/bash", "--pos
 def task(shell, words: list[str], rank: int, environ: dict[str, str] | None = None) -> subprocess.CompletedProcess:
     """Run the tasks' shell as srun would run it for one rank of PLAN."""
     node = sorted(set(PLAN.nodes)).index(PLAN.nodes[rank])
-    made = step.srun(parse("-n6", *words), PLAN, [], step.task_variables(PLAN, 71, 0, "nowhere"),
+    made = step.srun(parse("-n6", *words), PLAN, [], step.task_variables(PLAN),
                      {"SLURM_JOB_NAME": "mine"})
     told = {"PATH": os.environ["PATH"], "SLURM_PROCID": str(rank), "SLURM_NODEID": str(node),
             "SLURM_LOCALID": str(PLAN.nodes[:rank].count(PLAN.nodes[rank])), "SLURM_STEP_ID": "3",
@@ -138,7 +146,7 @@ def test_variables_of_each_task(shell, rank):
     assert (found["RANK"], found["WORLD_SIZE"]) == (str(rank), "6")
     assert found["LOCAL_RANK"] == str(PLAN.nodes[:rank].count(node))
     assert found["LOCAL_WORLD_SIZE"] == str(PLAN.nodes.count(node))
-    assert found["MASTER_ADDR"] == "n2" and found["MASTER_PORT"] == str(10_000 + 71 * 37 + 3)
+    assert found["MASTER_ADDR"] == "n2" and found["MASTER_PORT"] == found["SLURMDL_PORT"]
     assert found["SLURM_JOB_NAME"] == "mine" and found["at"] == "mine"
     assert plan.decode(found["SLURMDL_PLAN"]) == PLAN
     left = [name for name in found if name.startswith("_dl") or name in ("SLURMDL_TASK", "SLURM_DISTRIBUTION")]
@@ -211,38 +219,48 @@ def test_mpi_of_the_mpi_in_path(tmp_path, launcher, option):
     for name in ("pmix", "pmi2"):
         (tmp_path / f"mpi_{name}.so").touch()
     here, environ = controller(plugins=f"/nowhere:{tmp_path}"), {"PATH": str(tmp_path)}
-    assert srun.mpi_option(parse("p"), here, environ) == ([option] if option else [])
-    assert srun.mpi_option(parse("--mpi=none", "p"), here, environ) == []
-    assert srun.mpi_option(parse("p"), here, {**environ, "SLURM_MPI_TYPE": "pmi2"}) == []
-    assert srun.mpi_option(parse("p"), controller(), environ) == [], "no such plugin"
+    assert srun.mpi_option(parse("p"), lambda: here, environ) == ([option] if option else [])
+    assert srun.mpi_option(parse("--mpi=none", "p"), lambda: here, environ) == []
+    assert srun.mpi_option(parse("p"), lambda: here, {**environ, "SLURM_MPI_TYPE": "pmi2"}) == []
+    assert srun.mpi_option(parse("p"), controller, environ) == [], "no such plugin"
 
 
-def test_ranks_of_an_mpi_end_together_unless_the_user_says_otherwise(tmp_path):
-    (tmp_path / "orterun").write_text("")
-    (tmp_path / "orterun").chmod(0o755)
+@pytest.mark.parametrize(("listed", "options"), [("none\n\tpmix\n", ["--mpi=pmix"]), ("none\n\tpmi2", [])])
+def test_mpi_where_the_controller_does_not_answer(tmp_path, listed, options):
+    def no_answer() -> srun.Controller:
+        raise UnavailableError("scontrol: no answer within 5 s")
+
+    program(tmp_path / "orterun", "")
     (tmp_path / "mpirun").symlink_to("orterun")
-    environ = {"PATH": str(tmp_path)}
-    assert srun._end_option(parse("p"), environ) == ["--kill-on-bad-exit=1"]
-    assert srun._end_option(parse("-K0", "p"), environ) == []
-    assert srun._end_option(parse("p"), {**environ, "SLURM_KILL_BAD_EXIT": "0"}) == []
-    assert srun._end_option(parse("--mpi=none", "p"), environ) == []
-    assert srun._end_option(parse("p"), {"PATH": "/nowhere"}) == []
+    program(tmp_path / "srun", f"[ $* = --mpi=list ] && printf 'MPI plugin types are...\\n\t{listed}' >&2")
+    environ = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    assert srun.mpi_option(parse("p"), no_answer, environ) == options
+
+
+@pytest.mark.parametrize(("words", "ends"), [
+    ("slurmdl train --steps 9", True), ("python -m slurmdl.train", True), ("/x/python3.11 -u -m slurmdl.train", True),
+    ("python3 -m slurmdl train", True), ("python3 -m slurmdl bench", False),
+    ("python3 train.py -m slurmdl.train", False),
+    ("python3 -m torch.distributed.run", False), ("slurmdl", False), ("./mpi_program", False), ("python3", False),
+    ("-K0 slurmdl train", False), ("--kill-on-bad-exit slurmdl train", False)])
+def test_srun_ends_all_tasks_with_one_in_the_trainer_only(words, ends):
+    line = parse(*words.split())
+    assert srun._end_option(line, {}) == (["--kill-on-bad-exit=1"] if ends else [])
+    assert srun._end_option(line, {"SLURM_KILL_BAD_EXIT": "0"}) == []
 
 
 @pytest.mark.parametrize(("text", "status"), [("has lost communication with a remote daemon.", 76), ("", 0)])
-def test_an_mpirun_that_has_lost_a_node_has_failed(tmp_path, capfd, text, status):
-    program = tmp_path / "mpirun"
-    program.write_text(f"#!/bin/sh\necho out; echo 'PRTE {text}' >&2; cat $1\n")
-    program.chmod(0o755)
-    made = step.Step(("mpirun", step.Inline("", "HOSTFILE", "n1\n")), {}, (), step.NODE_LOST)
-    environ = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    if status:
-        with pytest.raises(TrainError, match="ended all tasks"):
-            srun._start(made, environ)
-    else:
-        assert srun._start(made, environ) == 0
-    said = capfd.readouterr()
-    assert (said.out, said.err) == ("out\nn1\n", f"PRTE {text}\n")
+def test_an_mpirun_that_has_lost_a_node_has_failed(tmp_path, text, status):
+    program(tmp_path / "mpirun", f"echo out; echo 'PRTE {text}' >&2; cat $1")
+    call = "from slurmdl.launch import srun, step; import os; srun._start(step.Step(('mpirun', step.Inline('', " \
+           "'HOSTFILE', 'n1\\n')), {}, (), step.NODE_LOST), os.environ)"
+    done = subprocess.run([sys.executable, "-c", call], capture_output=True, text=True, check=False, timeout=30,
+                          env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"})
+    assert (done.returncode, done.stdout) == (status, "out\nn1\n")
+    first, *more = done.stderr.splitlines()
+    assert first == f"PRTE {text}"
+    assert len(more) == (status == 76)
+    assert all(line.startswith("slurmdl: mpirun has lost") for line in more)
 
 
 def test_the_plan_tells_what_a_byte_costs_between_zones():

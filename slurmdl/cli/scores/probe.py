@@ -48,11 +48,11 @@ def run(argv: list[str]) -> int:
 
 def _mpi_option(further: list[str]) -> list[str]:
     """--mpi for the MPI that PATH has, where none is given, as `slurmdl srun` chooses it."""
-    from slurmdl import getopt, process
+    from slurmdl import getopt
     from slurmdl.launch import srun, srun_options
 
-    controller = srun.Controller.parse(process.query(["scontrol", "show", "config"]))
-    return srun.mpi_option(getopt.parse(further, srun_options.SHORT, srun_options.LONG), controller, os.environ)
+    line = getopt.parse(further, srun_options.SHORT, srun_options.LONG)
+    return srun.mpi_option(line, srun.Controller.ask, os.environ)
 
 
 def _probe(options: argparse.Namespace, further: list[str]) -> int:

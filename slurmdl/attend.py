@@ -1,0 +1,102 @@
+"""The parent of a program where something is left to do at its end; else a process would become the program.
+
+It is an interpreter of its own, without the threads that libraries start: only where no thread takes a signal can
+the main thread learn who sent it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import NoReturn
+
+#: signals that end programs, or tell them something
+_PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+
+
+def attend(argv: Sequence[str], env: Mapping[str, str], *, remove: str = "", fails: str = "") -> NoReturn:
+    """Become the parent of a program and end as it does; it gets this process's inheritable files.
+
+    The program is in the process group of this process and gets every signal once: those of the terminal (Ctrl-C) go
+    to the whole group, and what another process sends to this one is passed on.
+
+    Parameters
+    ----------
+    argv : the first word is the program's path; the program is told its name only.
+    remove : file to remove at the end, "" for none.
+    fails : words on the program's stderr with which it has failed although its status is 0, "" for none.
+
+    Raises
+    ------
+    UnavailableError : the parent cannot be run.
+    """
+    from slurmdl import process
+    from slurmdl.errors import UnavailableError
+
+    process.flush()
+    try:
+        os.execve(sys.executable, [sys.executable, "-IS", __file__, remove, fails, *argv], dict(env))
+    except OSError as error:
+        raise UnavailableError(f"{argv[0]}: {error.strerror}") from error
+
+
+def _main(remove: str, fails: str, *argv: str) -> int:
+    name = os.path.basename(argv[0])
+    status, failed = 69, False
+    # blocked before the start, so that none is lost; the program itself starts with the mask as it was
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, _PASSED_ON)
+    try:
+        source, sink = os.pipe() if fails else (-1, -1)
+        actions = [(os.POSIX_SPAWN_DUP2, sink, 2)] if fails else []
+        # Python ignores two signals from its start; other programs start with them as usual
+        pid = os.posix_spawn(argv[0], [name, *argv[1:]], os.environ, file_actions=actions, setsigmask=mask,
+                             setsigdef=(signal.SIGPIPE, signal.SIGXFSZ))
+        threading.Thread(target=_pass_on, args=(os.pidfd_open(pid),), daemon=True).start()
+        if fails:
+            os.close(sink)
+            failed = _overhear(source, fails.encode())
+        status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    except OSError as error:
+        print(f"slurmdl: {argv[0]}: {error.strerror}", file=sys.stderr)
+    finally:
+        if remove:
+            with suppress(OSError):
+                os.unlink(remove)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    if status < 0:
+        with suppress(OSError):  # SIGKILL has no other action
+            signal.signal(-status, signal.SIG_DFL)
+        signal.raise_signal(-status)
+    if failed and not status:
+        print(f"slurmdl: {name} {fails}, and has ended all tasks; its own exit status is 0", file=sys.stderr)
+        return 76
+    return status
+
+
+def _overhear(source: int, words: bytes) -> bool:
+    """Hand stderr of the program through as it comes; whether these words were in it."""
+    heard, end = False, b""
+    while chunk := os.read(source, 65536):
+        text = end + chunk
+        heard, end = heard or words in text, text[-len(words):]
+        with suppress(OSError):  # closed or full: the program itself would go on, too
+            while chunk:
+                chunk = chunk[os.write(2, chunk):]
+    return heard
+
+
+def _pass_on(process: int) -> NoReturn:
+    """Send the signals that other processes send to this one to a process, given by its pidfd."""
+    while True:
+        received = signal.sigwaitinfo(_PASSED_ON)
+        if received.si_code <= 0:  # sent by a process; the kernel's own are above 0 (sigaction(2))
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(process, received.si_signo)
+
+
+if __name__ == "__main__":
+    sys.exit(_main(*sys.argv[1:]))

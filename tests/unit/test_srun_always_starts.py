@@ -1,0 +1,354 @@
+"""`slurmdl srun` starts the user's step whatever fails on the way, and leaves nothing behind.
+
+Slurm's commands are scripts here, so that every failure can be made; real steps run in tests/cluster.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import secrets
+import signal
+import socket
+import stat
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import CodeType, FrameType
+
+import pytest
+
+import slurmdl
+from slurmdl import config, dl_options, plan, process
+from slurmdl.errors import InputError
+from slurmdl.launch import mark, srun, step
+from slurmdl.placement.ranks import rankmap
+
+PACKAGE = os.path.dirname(slurmdl.__file__)
+NODES = 4
+CONFIG = """SLURM_VERSION = 22.05.8
+SelectTypeParameters = CR_CORE
+MpiDefault = none
+PluginDir = /nowhere
+TopologyPlugin = topology/tree
+"""
+TOPOLOGY = """SwitchName=zoneA Nodes=n[1,3]
+SwitchName=zoneB Nodes=n[2,4]
+SwitchName=core Switches=zone[A-B]
+"""
+#: tells what it was started with
+SRUN = """#!/bin/sh
+printf '%s\\n' "$@"
+echo "plan ${SLURMDL_PLAN:-none}"
+[ -z "$PLAN_COPY" ] || cp "${SLURMDL_PLAN#file:}" "$PLAN_COPY"
+[ -z "$SRUN_WAITS" ] || { echo up; exec sleep 60; }
+exit 3
+"""
+WORDS = ["-n", str(NODES), "program", "a  b", ""]
+
+
+class Job:
+    """A job on such a cluster, from inside."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, nodes: int = NODES) -> None:
+        self.folder, self.bin = folder, folder / "bin"
+        names = ",".join(f"n{i}" for i in range(1, nodes + 1))
+        self.bin.mkdir()
+        answers = f"case $* in *config) cat {folder}/config ;; *) echo NodeList={names} ;; esac"
+        for name, text in (("srun", SRUN), ("squeue", "#!/bin/sh\n"), ("scontrol", f"#!/bin/sh\n{answers}\n")):
+            (self.bin / name).write_text(text)
+            (self.bin / name).chmod(0o755)
+        (folder / "config").write_text(CONFIG)
+        (folder / "slurm.conf").touch()
+        (folder / "topology.conf").write_text(TOPOLOGY)
+        self.configuration = folder / "home/slurmdl/slurmdl.yaml"
+        self.configuration.parent.mkdir(parents=True)
+        self.environ = {
+            "PATH": f"{self.bin}:/usr/bin:/bin", "XDG_CONFIG_HOME": str(folder / "home"), "HOME": str(folder),
+            "SLURM_CONF": str(folder / "slurm.conf"), "SLURM_JOB_ID": "71", "SLURM_JOB_NODELIST": names,
+            "SLURM_NNODES": str(nodes), "SLURM_JOB_CPUS_PER_NODE": f"1(x{nodes})",
+            "SLURM_TASKS_PER_NODE": f"1(x{nodes})", "SLURM_JOB_NAME": "job"}
+        for name in os.environ:
+            if name.startswith(("SLURM", "XDG_", "HOME", "PATH")):
+                monkeypatch.delenv(name)
+        for name, value in self.environ.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.chdir(folder)
+
+    plans: Path  # of `large`
+
+    def start(self, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([sys.executable, "-m", "slurmdl", "srun", *words], capture_output=True, text=True,
+                              env={**self.environ, **variables}, cwd=self.folder, timeout=60, check=False)
+
+
+@pytest.fixture
+def job(tmp_path, monkeypatch) -> Job:
+    return Job(tmp_path, monkeypatch)
+
+
+class Started(Exception):
+    """In the place of the process that becomes srun."""
+
+
+PLAIN = [*WORDS, "plan none"]
+
+
+@pytest.mark.parametrize("text", [
+    "plan_dir: 2024-13-01\n", "[" * 20_000, "a: " * 3, "planned: 1\n", "\x00", "options: {strategy: gossip, ps: 2}\n",
+    "options: {ps: 99}\n", "scores: {file: 7}\n"])
+def test_whatever_a_configuration_file_holds_the_step_starts(job, text):
+    job.configuration.write_text(text)
+    done = job.start(*WORDS)
+    assert done.stdout.splitlines() == PLAIN
+    assert done.returncode == 3
+    assert done.stderr.startswith("slurmdl: ")
+    assert done.stderr.endswith("; the step runs in srun's own order\n")
+    assert done.stderr.count("\n") == 1
+    strict = job.start("--dl-strict", *WORDS)
+    assert (strict.stdout, strict.stderr.count("\n")) == ("", 1)
+    assert strict.returncode >= 64
+
+
+def test_options_of_the_submission_hold_where_the_configuration_is_broken(job):
+    job.configuration.write_text("planned: 1\n")
+    strict = mark.make(dl_options.DlOptions(strict=True), {}).text()
+    done = job.start(*WORDS, SLURMDL_REQUEST=strict)
+    assert (done.returncode, done.stdout) == (65, "")
+
+
+def test_the_mpi_is_chosen_without_a_map(job):
+    (job.bin / "orterun").write_text("#!/bin/sh\n")
+    (job.bin / "orterun").chmod(0o755)
+    (job.bin / "mpirun").symlink_to("orterun")
+    (job.bin / "mpi_pmix.so").touch()
+    (job.folder / "config").write_text(CONFIG.replace("/nowhere", str(job.bin)))
+    job.configuration.write_text("planned: 1\n")
+    assert job.start(*WORDS).stdout.splitlines() == ["--mpi=pmix", *PLAIN]
+    assert job.start("-O", *WORDS).stdout.splitlines() == ["--mpi=pmix", "-O", *PLAIN]
+    assert job.start("-O", "--mpi=none", *WORDS).stdout.splitlines() == ["-O", "--mpi=none", *PLAIN]
+    assert job.start("-n4", "-O", "slurmdl", "train").stdout.splitlines() == [
+        "--mpi=pmix", "--kill-on-bad-exit=1", "-n4", "-O", "slurmdl", "train", "plan none"]
+
+
+def test_an_environment_that_is_too_long_with_a_map_is_not_too_long_without(job, monkeypatch):
+    """The kernel takes no variable of more than 128 KiB."""
+    monkeypatch.setattr(step, "task_variables", lambda _: {"SLURMDL_ZONE_RANKS": "x" * 2**18})
+    become = process.become
+
+    def record(argv: list[str], environ: dict[str, str]) -> None:
+        if "--distribution=arbitrary" in argv:
+            become(argv, environ)
+        raise Started(argv, environ)
+
+    monkeypatch.setattr(process, "become", record)
+    with pytest.raises(Started) as started:
+        srun.run(WORDS, dict(os.environ))
+    assert started.value.args[0] == [str(job.bin / "srun"), *WORDS]
+
+
+# --- a plan that is too long for a variable ---
+
+@pytest.fixture
+def large(tmp_path, monkeypatch) -> Job:
+    """A job of many nodes that lie in zones by chance; everybody may write to its directory of plans."""
+    job, nodes = Job(tmp_path, monkeypatch), 16_000
+    chance = random.Random(1)
+    zones: dict[int, list[str]] = {}
+    for i in range(1, nodes + 1):
+        zones.setdefault(chance.randrange(64), []).append(f"n{i}")
+    leaves = [f"SwitchName=z{zone} Nodes={','.join(names)}\n" for zone, names in zones.items()]
+    (tmp_path / "topology.conf").write_text("".join([*leaves, "SwitchName=core Switches=z[0-63]\n"]))
+    job.environ |= {"SLURM_JOB_NODELIST": f"n[1-{nodes}]", "SLURM_NNODES": str(nodes),
+                    "SLURM_JOB_CPUS_PER_NODE": f"1(x{nodes})", "SLURM_TASKS_PER_NODE": f"1(x{nodes})"}
+    job.plans = tmp_path / "plans"
+    job.plans.mkdir()
+    job.plans.chmod(0o1777)
+    job.configuration.write_text(f"plan_dir: {job.plans}\n")
+    return job
+
+
+def files(folder: Path) -> list[Path]:
+    return sorted(folder.iterdir())
+
+
+def test_the_file_of_a_plan_is_the_users_own_and_goes_with_the_step(large):
+    copy = large.folder / "copy"
+    done = large.start("program", PLAN_COPY=str(copy))
+    assert (done.returncode, done.stderr) == (3, "")
+    path = Path(done.stdout.splitlines()[-1].removeprefix("plan file:"))
+    assert path.parent == large.plans
+    assert len(plan.decode(f"file:{copy}")) == 16_000
+    assert files(large.plans) == []
+
+
+def test_no_link_at_the_place_of_a_plan_is_followed(large):
+    """Another user may write to the directory, and know number and process of the job."""
+    precious = large.folder / "precious"
+    precious.write_text("mine")
+    start = f'ln -s {precious} {large.plans}/plan-71-$$; exec "$@"'
+    done = subprocess.run(["sh", "-c", start, "sh", sys.executable, "-m", "slurmdl", "srun", "program"],
+                          capture_output=True, text=True, env=large.environ, timeout=60, check=False)
+    assert done.returncode == 3
+    assert "plan file:" in done.stdout
+    assert precious.read_text() == "mine"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_the_file_of_a_plan_goes_with_a_step_that_is_ended(large, number):
+    child = subprocess.Popen([sys.executable, "-m", "slurmdl", "srun", "program"], stdout=subprocess.PIPE, text=True,
+                             env={**large.environ, "SRUN_WAITS": "1"})
+    words = list(iter(child.stdout.readline, "up\n"))
+    path, = files(large.plans)
+    assert f"plan file:{path}\n" in words
+    found = path.stat()
+    assert (stat.S_IMODE(found.st_mode), found.st_uid) == (0o600, os.geteuid())
+    child.send_signal(number)
+    child.communicate(timeout=30)
+    assert child.returncode == -number
+    assert files(large.plans) == []
+
+
+def test_a_dry_run_writes_no_plan(large):
+    done = large.start("--dl-dry-run", "program")
+    assert "export SLURMDL_PLAN=file:PLAN\n" in done.stdout
+    assert files(large.plans) == []
+
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root makes files of other users")
+
+
+@needs_root
+def test_a_directory_that_is_a_link_of_another_user_is_not_used(large):
+    link = large.folder / "link"
+    link.symlink_to(large.plans)
+    os.lchown(link, 12345, 12345)
+    large.configuration.write_text(f"plan_dir: {link}\n")
+    done = large.start("program")
+    assert done.stdout.splitlines()[-1] == "plan none"
+    assert done.stderr.startswith(f"slurmdl: {link}: the plan cannot be written (a symbolic link of another user)")
+    assert done.stderr.endswith("; the step runs in srun's own order\n")
+
+
+@needs_root
+def test_a_plan_of_another_user_is_not_read(tmp_path):
+    path = Path(plan.write("text", str(tmp_path)))
+    os.chown(path, 12345, 12345)
+    with pytest.raises(InputError, match="not a regular file of this user"):
+        plan.decode(f"file:{path}")
+
+
+@pytest.mark.parametrize("make", [lambda path: os.mkfifo(path), lambda path: path.symlink_to("/dev/zero"),
+                                  lambda path: path.mkdir(), lambda path: None])
+def test_what_is_no_file_is_not_read(tmp_path, make):
+    make(tmp_path / "plan")
+    with pytest.raises(InputError, match="plan"):
+        plan.decode(f"file:{tmp_path}/plan")
+
+
+# --- the port of rank 0 ---
+
+@pytest.mark.parametrize(("family", "address"), [(socket.AF_INET, "0.0.0.0"), (socket.AF_INET, "127.0.0.1"),
+                                                 (socket.AF_INET6, "::1")])
+def test_a_port_that_is_in_use_is_not_chosen(monkeypatch, family, address):
+    with socket.socket(family) as server:
+        server.bind((address, 0))
+        server.listen()
+        taken = server.getsockname()[1]
+        drawn = [taken - 10_000, taken - 10_000, 21_999]
+        monkeypatch.setattr(secrets, "randbelow", lambda below: drawn.pop(0) if below == 22_000 else 0)
+        assert step.free_port() == 31_999
+
+
+def test_the_port_does_not_follow_from_the_job():
+    chosen = plan.Plan("gossip", ("n1",), ("worker",), {})
+    ports = {int(step.task_variables(chosen)["SLURMDL_PORT"]) for _ in range(50)}
+    assert len(ports) > 40
+    assert all(10_000 <= port < 32_768 for port in ports)
+
+
+# --- a failure at every call ---
+
+FAULTS = (ValueError("fault"), RecursionError("fault"), MemoryError("fault"), KeyError("fault"))
+Site = tuple[CodeType, int, CodeType]
+
+
+class Calls:
+    """The calls of the package from the first use of what a submission and the configuration say to the decision."""
+
+    def __init__(self, fault: Exception | None = None, site: Site | None = None) -> None:
+        self.sites: dict[Site, None] = {}
+        self.fault, self.site, self.inside = fault, site, False
+
+    def trace(self, frame: FrameType, event: str, argument: object) -> None:
+        if event != "call" or not frame.f_code.co_filename.startswith(PACKAGE):
+            return
+        self.inside = (self.inside or frame.f_code is mark.read.__code__) and frame.f_code is not srun._start.__code__
+        if not self.inside or frame.f_back is None:
+            return
+        site = frame.f_back.f_code, frame.f_back.f_lineno, frame.f_code
+        self.sites[site] = None
+        if self.fault and site == self.site:
+            fault, self.fault = self.fault, None
+            raise fault
+
+
+def run(calls: Calls, words: list[str]) -> Exception:
+    """What `srun.run` ends with."""
+    sys.settrace(calls.trace)
+    try:
+        srun.run(words, dict(os.environ))
+    except Exception as error:
+        return error
+    finally:
+        sys.settrace(None)
+    raise AssertionError("nothing was started")
+
+
+@pytest.fixture
+def started(monkeypatch) -> Callable[[list[str], dict[str, str]], None]:
+    def become(argv: list[str], environ: dict[str, str]) -> None:
+        raise Started(argv, environ)
+
+    monkeypatch.setattr(process, "become", become)
+    return become
+
+
+LATE = mark.Mark(dl_options.DlOptions(), "", 1, os.uname().nodename.partition(".")[0], {}, mark.Asked(NODES - 1))
+JOBS = {"mapped": {}, "with fewer nodes than it has": {"SLURMDL_REQUEST": LATE.text(), "SLURM_NTASKS": "3"}}
+
+
+@pytest.mark.parametrize("variables", JOBS.values(), ids=JOBS)
+def test_a_fault_at_any_call_costs_the_map_and_not_the_step(job, started, capfd, monkeypatch, variables):
+    """Under --dl-strict it is an error."""
+    job.configuration.write_text("options: {strategy: gossip, explain: true}\nscores: {max_age: 60}\n")
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    words = WORDS[2:] if variables else WORDS
+    plain = [str(job.bin / "srun"), *words]
+    run(Calls(), words)  # imports, which come once
+    path = Calls()
+    whole = run(path, words)
+    assert isinstance(whole, Started), whole
+    assert "--distribution=arbitrary" in whole.args[0]
+    assert len(path.sites) > 100
+    assert {each.__code__ for each in (mark.read, config.load, rankmap.rank_map, step.srun)} <= {
+        called for _, _, called in path.sites}
+    capfd.readouterr()
+    for fault, site in zip(itertools.cycle(FAULTS), path.sites, strict=False):
+        where = f"{site[2].co_qualname if sys.version_info >= (3, 11) else site[2].co_name}, called in line {site[1]}"
+        calls = Calls(fault, site)
+        found = run(calls, words)
+        assert calls.fault is None, f"{where}: not reached again"
+        assert isinstance(found, Started), f"{where}: {found!r}"
+        said = capfd.readouterr().err
+        if found.args[0] != plain:
+            assert "--distribution=arbitrary" in found.args[0], where
+            continue
+        assert "SLURMDL_PLAN" not in found.args[1]
+        assert "; the step runs in srun's own order" in said or site[2].co_name == "warn", where
+        strict = run(Calls(fault, site), ["--dl-strict", *words])
+        assert not isinstance(strict, Started), where
+        capfd.readouterr()
