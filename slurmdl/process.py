@@ -10,6 +10,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -201,8 +202,8 @@ def relay(argv: Sequence[str], env: Mapping[str, str], stdin: bytes | None,
           hears: Callable[[bytes], bool]) -> int:
     """Run a program to its end, hand its stdout through byte for byte, and return its exit status.
 
-    Signals that end programs are passed on to it. `hears` is called with each line that has been handed through, while
-    the program goes on, until it returns True. Of a long line it gets the beginning.
+    Signals that end programs are passed on to it. `hears` is called with each line that has been handed through,
+    while the program goes on, until it returns True. Of a long line it gets the beginning.
 
     Raises
     ------

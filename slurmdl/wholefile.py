@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import secrets
 from contextlib import suppress
 
 
@@ -27,7 +28,7 @@ def check(path: str) -> None:
 
 
 def write(path: str, text: str, *, durable: bool = False) -> None:
-    """Put a file in its place at once; what another program left of the same attempt is overwritten, never followed.
+    """Put a file in its place at once, from a new file of a random name beside it that nobody else has made.
 
     Parameters
     ----------
@@ -38,9 +39,9 @@ def write(path: str, text: str, *, durable: bool = False) -> None:
     OSError : it cannot be written; the old one stays, and nothing beside it.
     """
     folder, name = os.path.split(os.path.abspath(path))
-    part = os.path.join(folder, f".{name}.{os.getpid()}")
+    part = os.path.join(folder, f".{name}.{secrets.token_hex(8)}")
     try:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         with open(os.open(part, flags, 0o666), "w", encoding="utf-8") as file:
             file.write(text)
             if durable:
