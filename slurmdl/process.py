@@ -195,6 +195,8 @@ def become(argv: Sequence[str], env: Mapping[str, str], stdin: bytes | None = No
     try:
         os.execve(argv[0], [os.path.basename(argv[0]), *argv[1:]], dict(env))
     except OSError as error:
+        for number in _IGNORED_BY_PYTHON:
+            signal.signal(number, signal.SIG_IGN)
         raise UnavailableError(f"{argv[0]}: {error.strerror}") from error
 
 
