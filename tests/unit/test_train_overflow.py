@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -219,3 +220,36 @@ def test_a_mean_that_is_too_large_on_its_way_is_refused() -> None:
         opt.step()
     with pytest.raises(TrainError, match=r"^step 1: the mean of the ranks' gradients of \S+ has entries"):
         library(2, Method("allreduce", compress="fp16"), program)
+
+
+@pytest.mark.parametrize("case", ["allreduce", "local-sgd", "ps"])
+def test_a_run_goes_on_from_a_checkpoint_with_its_scale(case: str, tmp_path: Path) -> None:
+    """Steps that were skipped before it count, so that data and exchanges go on where they were."""
+    def trained(steps: int, folder: Path) -> list[Any]:
+        def rank(transport: virtual.Virtual) -> Any:
+            run = init(ALONE.get(case, Method("allreduce")), environ={}, transport=transport, checkpoint=str(folder),
+                       checkpoint_every=4)
+            model = net()
+            opt = OPTIMIZERS["adamw"](model)
+            run.attach(model, opt)
+            if run.serves:
+                run.serve()
+                run.close()
+                return None
+            its = scaler()
+            run.keep("scaler", its)
+            loader = run.loader((X, Y), BATCH)
+            for x, y in loader.until(steps):
+                opt.zero_grad()
+                its.scale(16 * nn.functional.cross_entropy(model(x), y)).backward()
+                its.step(opt)
+                its.update()
+            run.close()
+            return flat(model), its.get_scale(), run.step
+        return virtual.run(4, rank)
+    unbroken = trained(11, tmp_path / "unbroken")
+    trained(8, tmp_path / "kept")
+    for one, other in zip(trained(11, tmp_path / "kept"), unbroken, strict=True):
+        assert one is other is None or (torch.equal(one[0], other[0]) and one[1:] == other[1:])
+    assert unbroken[-1][1] < 2.0 ** 127
+    assert unbroken[-1][2] == 11
