@@ -89,9 +89,11 @@ def test_a_run_without_common_steps_goes_on(words: str, tmp_path: Path, capsys: 
 @pytest.mark.parametrize("words", [
     SYNCHRONOUS["hypercube"], SYNCHRONOUS["copies"], SYNCHRONOUS["shared"], SYNCHRONOUS["drift"], SYNCHRONOUS["ps"],
     "--strategy gossip --async", "--strategy ps --staleness 2"])
-def test_told_to_stop_in_any_step(words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ranks of unequal speed, which are in different steps when the signal comes, agree on one."""
-    further = {"compute": "replay:0.2", "slow": "3=4", "checkpoint_every": 0}
+@pytest.mark.parametrize("every", [0, 1])
+def test_told_to_stop_in_any_step(every: int, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks of unequal speed, which are in different steps when the signal comes, agree on one; also where each step
+    ends with a checkpoint, in the midst of which the signal may come."""
+    further = {"compute": "replay:0.2", "slow": "3=4", "checkpoint_every": every}
     unbroken = figures(words, **further)
     record = Run.record
 
@@ -106,12 +108,38 @@ def test_told_to_stop_in_any_step(words: str, tmp_path: Path, monkeypatch: pytes
         figures(words, checkpoint=tmp_path, **further)
     monkeypatch.setattr(Run, "record", record)
     monkeypatch.setattr(halt, "_came", 0)
-    resumed = figures(words, checkpoint=tmp_path, **further)
     assert 17 <= Folder(str(tmp_path)).numbers()[0] < 40
+    resumed = figures(words, checkpoint=tmp_path, **further)
     if words in SYNCHRONOUS.values():
         assert outcome(resumed) == outcome(unbroken)
     else:
         assert resumed["steps"] == 40
+
+
+@pytest.mark.parametrize("words", [
+    SYNCHRONOUS["hypercube"], SYNCHRONOUS["ps"], "--strategy gossip --async", "--strategy ps --staleness 2"])
+def test_told_to_stop_again_and_again_while_checkpoints_are_made(words: str, tmp_path: Path,
+                                                                 monkeypatch: pytest.MonkeyPatch) -> None:
+    """As scancel does with each rank, and a user who is impatient: what is under way is not begun anew."""
+    write, begin, begun = Folder.write, halt.Halt._begin, list[bool]()
+
+    def then_signalled(folder: Folder, number: int, *its: Any) -> Any:
+        if number >= 17:
+            halt._come(signal.SIGTERM, None)
+        return write(folder, number, *its)
+
+    def counted(its: halt.Halt, *under_way: int) -> None:
+        # a promise that was not kept yet is one to a call that is under way
+        begun.append(not its._calling and bool(its._answers) and its._promise is not None)
+        begin(its, *under_way)
+
+    monkeypatch.setattr(halt, "_came", 0)
+    monkeypatch.setattr(Folder, "write", then_signalled)
+    monkeypatch.setattr(halt.Halt, "_begin", counted)
+    with pytest.raises(Stopped, match=rf"checkpoint of step \d+ in {tmp_path}; the same command goes on from it$"):
+        figures(words, compute="replay:0.2", slow="3=4", checkpoint=tmp_path, checkpoint_every=1)
+    assert begun
+    assert not any(begun)
 
 
 @pytest.mark.parametrize("words", ["--strategy gossip --async", "--strategy ps --staleness 2"])

@@ -65,6 +65,8 @@ class Halt:
         self._finished = self._busy = False
         self._signals = 0
         self._wanted = self._stops = self._calling = False
+        #: whether `due` has named the checkpoint that was called last
+        self._acted = False
         self._answers: dict[int, int] = {}
         #: kept, since what is under way must stay as it is
         self._sent: list[Any] = []
@@ -94,14 +96,16 @@ class Halt:
             return None
         number = self._until
         self._promise = self._until = None
+        self._acted = True
         return None if number >= _NEVER else (number, self._stops)
 
     def over(self) -> None:
-        """All ranks have made the checkpoint that `due` named: from now on the first worker may call the next one.
+        """All ranks have made a checkpoint. If `due` named it, the first worker may call the next one from now on.
 
         Not earlier: a rank that still has to act on the last call would drop its answer to the next one.
         """
-        self._calling = False
+        if self._acted:
+            self._acted = self._calling = False
 
     def finish(self) -> None:
         """This worker has made its last step: nobody waits for it any more."""
