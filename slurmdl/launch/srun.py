@@ -452,7 +452,7 @@ def _explain(mapped: Mapped) -> None:
          f"busiest: {cost.busiest or 'none'}")
     if mapped.map.held and mapped.map.anywhere:
         warn(f"rank 0 stays on {plan.nodes[0]}, the first node: with --dl-rank0=any an iteration takes "
-             f"{mapped.map.anywhere.seconds:g} s")
+             f"{units.duration(mapped.map.anywhere.seconds)}")
     start = 0
     for rank in range(1, len(plan) + 1):
         if rank == len(plan) or plan.nodes[rank] != plan.nodes[start] or plan.roles[rank] != plan.roles[start]:

@@ -8,9 +8,14 @@ import numpy as np
 import pytest
 from placing import cluster, node, two_level
 
+from slurmdl import units
+from slurmdl.launch import srun
+from slurmdl.launch.step import Step
 from slurmdl.network import capacity, figure
 from slurmdl.network.model import LinkScore, LinkScores, Weights
+from slurmdl.placement.explain import explain
 from slurmdl.placement.place import place
+from slurmdl.plan import Plan
 from slurmdl.request import DlOptions, JobRequest
 
 TCP, RDMA = np.array([False]), np.array([True])
@@ -122,6 +127,24 @@ def test_servers_stand_on_good_links() -> None:
     ranks = place(request, IDLE, FOUR, scores).map
     assert ranks is not None
     assert {name for name, role in zip(ranks.nodes, ranks.roles, strict=True) if role == "ps"} <= {"n3", "n4"}
+
+
+def test_what_rank_0_on_the_first_node_costs_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    scores = LinkScores(nodes={"n3": LinkScore(5e9), "n4": LinkScore(4e9)}, node_default=1e9)
+    request = JobRequest(nodes=(4, 4), ntasks_per_node=2, dl=DlOptions(strategy="ps", ps=2, zone=("z0",)))
+    found = place(request, IDLE, FOUR, scores)
+    assert found.map is not None and found.map.anywhere is not None and found.map.nodes[0] == "n1"
+    free = place(replace(request, dl=replace(request.dl, rank0="any")), IDLE, FOUR, scores)
+    assert free.map is not None and found.map.anywhere == free.map.cost
+    seconds, less = found.map.cost.seconds, free.map.cost.seconds
+    line = (f"  rank 0 stays on n1, the first node, which takes {seconds / less - 1:.1%} more time; "
+            f"--dl-rank0=any: {units.duration(less)}, ")
+    assert seconds > less and line in explain(found, FOUR, IDLE, scores, request.dl)
+    assert "rank 0 stays" not in explain(free, FOUR, IDLE, scores, request.dl)
+    plan = Plan("ps", found.map.nodes, found.map.roles, {})
+    srun._explain(srun.Mapped(Step(()), "", plan, found.map, "a file"))
+    said = "rank 0 stays on n1, the first node: with --dl-rank0=any an iteration takes"
+    assert f"slurmdl: {said} {units.duration(less)}" in capsys.readouterr().err.splitlines()
 
 
 def test_a_zone_behind_a_slow_uplink_is_left_out() -> None:
