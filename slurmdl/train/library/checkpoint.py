@@ -253,7 +253,9 @@ def _written(path: str, write: Callable[[Any], Any]) -> _Checked:
     """Write a file anew, all of it or nothing."""
     there = f"{path}.tmp"
     try:
-        with open(there, "wb", buffering=0) as file:
+        with suppress(FileNotFoundError):
+            os.unlink(there)  # of an attempt that was broken off
+        with open(there, "xb", buffering=0) as file:  # new, so that no link at its place is followed
             checked = _Checked(file)
             write(checked)
             checked.flush()
