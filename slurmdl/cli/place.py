@@ -40,7 +40,7 @@ Shows what `slurmdl sbatch` would choose for the same words, and why; submits no
                    ones; 0, the default: the first of them
 
 Options stand before the script: what stands behind it are its own arguments. Without a script only the options
-count. Status 0 also where nothing can be chosen (the job would be submitted as written), with --dl-strict then 75."""
+count. Status 0 also where Slurm chooses the nodes, with --dl-strict then 75."""
 
 _FILES = ("svg", "topology", "cluster", "scores")
 #: largest seed
