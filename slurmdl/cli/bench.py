@@ -8,6 +8,7 @@ from pathlib import Path
 
 from slurmdl.cli.parser import Parser, check_file
 from slurmdl.errors import UsageError, warn
+from slurmdl.output import show
 
 #: benchmarks of several parts -> the seed, what it is of, and what is measured in few words and in more
 PARTS = {
@@ -143,6 +144,6 @@ def _report(results: str) -> int:
         warn("no pictures: they need matplotlib (pip install 'slurmdl[plot]')")
     else:
         files += pictures.draw(folder, report.lines(folder))
-    print(files[0].read_text(), end="")
-    print("\n".join(map(str, files)))
+    show(files[0].read_text().rstrip("\n"))
+    show("\n".join(map(str, files)))
     return 0

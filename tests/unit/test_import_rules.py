@@ -53,7 +53,7 @@ def test_training_knows_only_a_few_shared_modules():
     for path in (PACKAGE / "train").rglob("*.py"):
         shared = {name.split(".")[1] for name in imports(path) if name.count(".")} - {"train"}
         shared = {name for name in shared if (PACKAGE / f"{name}.py").exists()}
-        assert shared <= {"plan", "graphs", "errors", "yamlfile", "process", "wholefile", "mpi", "buckets",
+        assert shared <= {"plan", "graphs", "errors", "yamlfile", "process", "wholefile", "mpi", "buckets", "output",
                           "units"}, path
 
 

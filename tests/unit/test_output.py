@@ -24,9 +24,8 @@ BAD = "\x1b[31m\x1b]0;x\x07\x9b1m\x7f\u202e\u2066\rroot#"
 ZONE = "zoneA\x1bc\x9b1m\x7f\u202e"
 #: calls of print outside of the benchmarks and of the training: texts of our own, and what programs read
 RAW = {
-    ("cli/bench.py", "document(Path(options.folder))"), ("cli/bench.py", "files[0].read_text()"),
-    ("cli/bench.py", "'\\n'.join(map(str, files))"),
-    ("cli/main.py", "_help()"), ("cli/main.py", "f'slurmdl {__version__}'"), ("cli/place.py", "HELP"),
+    ("cli/bench.py", "document(Path(options.folder))"), ("cli/main.py", "_help()"),
+    ("cli/main.py", "f'slurmdl {__version__}'"), ("cli/place.py", "HELP"),
     ("cli/score.py", "'\\n'.join(['usage: slurmdl score COMMAND [options]', '', *lines, '', '`slurmdl score COMMAND "
                      "--help` says more.'])"),
     ("cli/scores/export.py", "text"), ("cli/scores/probe.py", "to_lines(samples)"), ("cli/srun.py", "HELP"),

@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
-from slurmdl.errors import BadOptions, Stopped, TrainError, UsageError
+from slurmdl.errors import BadOptions, Stopped, TrainError, UsageError, tell
 from slurmdl.train import method, runtime
 from slurmdl.train.courier import Courier
 from slurmdl.train.library import agreement, ending, halt, replica_check, shards
@@ -473,7 +473,7 @@ class Run:
         self.finish()
         figures = self.summary()
         if figures:
-            print(table(figures), file=sys.stderr, flush=True)
+            tell(table(figures))
 
     def __enter__(self) -> Run:
         return self

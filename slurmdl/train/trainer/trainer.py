@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from slurmdl import wholefile
 from slurmdl.errors import BadOptions, TrainError, UnavailableError, warn
+from slurmdl.output import show
 from slurmdl.train.library import agreement, halt
 from slurmdl.train.library.run import CHECKPOINT, Run, init
 from slurmdl.train.report import meters
@@ -79,7 +80,7 @@ def one_rank(options: Options, data: Data | None, environ: Mapping[str, str], tr
     if run.rank == 0:
         if options.summary:
             _check_writable(options.summary)
-        print(f"ranks: {run.world}", flush=True)
+        show(f"ranks: {run.world}")
     compute = run.world.transport.compute
     takes = _seconds(options)
 
@@ -115,7 +116,7 @@ def one_rank(options: Options, data: Data | None, environ: Mapping[str, str], tr
         progress = Progress(steps, options.log_every, options.metrics, options.tensorboard, run.step) \
             if run.first else None
         if run.first:
-            print(f"if a rank is lost: {run.outlook}", flush=True)
+            show(f"if a rank is lost: {run.outlook}")
             _warn_of_skew(run, skew)
         if models is not None:
             models[run.worker] = run.replica.parameters
@@ -149,7 +150,7 @@ def one_rank(options: Options, data: Data | None, environ: Mapping[str, str], tr
         return None
     summary |= {"model": options.model, "data": options.data, "lr": options.lr, "momentum": options.momentum,
                 "label_skew": skew}
-    print(meters.table(summary), flush=True)
+    show(meters.table(summary))
     if options.summary:
         with writable(options.summary) as file:
             json.dump(summary, file, indent=1)
