@@ -24,6 +24,9 @@ BAD = "\x1b[31m\x1b]0;x\x07\x9b1m\x7f\u202e\u2066\rroot#"
 ZONE = "zoneA\x1bc\x9b1m\x7f\u202e"
 #: calls of print outside of the benchmarks and of the training: texts of our own, and what programs read
 RAW = {
+    # an interpreter of its own, which imports nothing; it names the program that slurmdl has found on PATH
+    ("attend.py", "f'slurmdl: {argv[0]}: {error.strerror}'"),
+    ("attend.py", "f'slurmdl: {name} {fails}, and has ended all tasks; its own exit status is 0'"),
     ("cli/bench.py", "document(Path(options.folder))"), ("cli/main.py", "_help()"),
     ("cli/main.py", "f'slurmdl {__version__}'"), ("cli/place.py", "HELP"),
     ("cli/score.py", "'\\n'.join(['usage: slurmdl score COMMAND [options]', '', *lines, '', '`slurmdl score COMMAND "
