@@ -331,6 +331,8 @@ def test_a_second_optimizer(capsys: pytest.CaptureFixture[str]) -> None:
         "slurmdl: train: Adam trains 2 parameters that run.wrap() was not given, so that each rank trains its own; "
         "valid: ") == 1
     assert len(_global_optimizer_pre_hooks) == before, "the hook stays after the run"
+    assert ranks(1, Method("allreduce"), program) == [3]
+    assert "run.wrap() was not given" not in capsys.readouterr().err
 
 
 def test_an_optimizer_inside_another_one(capsys: pytest.CaptureFixture[str]) -> None:

@@ -128,7 +128,7 @@ class ReplicaCheck:
 
     def _watch_optimizers(self) -> Any:
         """Say so where an optimizer trains parameters that are not kept together."""
-        if self._run.serves:
+        if self._run.serves or self._run.workers == 1:
             return None
         try:
             from torch.optim.optimizer import register_optimizer_step_pre_hook
