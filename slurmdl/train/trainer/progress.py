@@ -74,7 +74,8 @@ class Progress:
             line += f", communication {mean('comm_seconds') / mean('seconds'):.0%}"
         scores = [figures["accuracy"] for figures in self._recent if "accuracy" in figures]
         line += f", accuracy {scores[-1]:.2%}" if scores else ""
-        return f"{line}, {units.coarse_duration(self._left_s(of_run))} left"
+        left = f", {units.coarse_duration(self._left_s(of_run))} left"
+        return line + left * (of_run < self._steps)
 
     def _left_s(self, of_run: int) -> float:
         """Seconds to the last step if the steps to come take as long as those of this start: evaluations, checkpoints
