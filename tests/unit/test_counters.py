@@ -164,7 +164,9 @@ def test_what_the_collector_does_not_take_goes_with_the_next(tmp_path):
     outbox.send(collector(b"stored 3\n", received), [SAMPLE._replace(time=7.0)], spool)
     assert [sample.time for sample in from_lines(received[0].decode().splitlines())] == [5.0, 6.0, 7.0]
     assert os.listdir(spool) == []
-    outbox.send(closed, [], spool)  # nothing waits: nobody is called
+    with pytest.raises(UnavailableError, match="Connection refused$"):  # nothing waits, and nothing is kept
+        outbox.send(closed, [], spool)
+    assert os.listdir(spool) == []
 
 
 def test_a_spool_is_bounded_and_holds_whole_files(tmp_path):
