@@ -164,7 +164,7 @@ def test_what_the_collector_does_not_take_goes_with_the_next(tmp_path):
     outbox.send(collector(b"stored 3\n", received), [SAMPLE._replace(time=7.0)], spool)
     assert [sample.time for sample in from_lines(received[0].decode().splitlines())] == [5.0, 6.0, 7.0]
     assert os.listdir(spool) == []
-    with pytest.raises(UnavailableError, match="Connection refused$"):  # nothing waits, and nothing is kept
+    with pytest.raises(UnavailableError, match=r"Connection refused$"):  # nothing waits, and nothing is kept
         outbox.send(closed, [], spool)
     assert os.listdir(spool) == []
 
