@@ -55,10 +55,13 @@ def _main(remove: str, fails: str, *argv: str) -> int:
         # Python ignores two signals from its start; other programs start with them as usual
         pid = os.posix_spawn(argv[0], [name, *argv[1:]], os.environ, file_actions=actions, setsigmask=mask,
                              setsigdef=(signal.SIGPIPE, signal.SIGXFSZ))
-        threading.Thread(target=_pass_on, args=(os.pidfd_open(pid),), daemon=True).start()
+        ended = threading.Lock()
+        threading.Thread(target=_pass_on, args=(pid, ended), daemon=True).start()
         if fails:
             os.close(sink)
             failed = _overhear(source, fails.encode())
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        ended.acquire()  # from here on the process number may be another program's
         status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     except OSError as error:
         print(f"slurmdl: {argv[0]}: {error.strerror}", file=sys.stderr)
@@ -89,13 +92,16 @@ def _overhear(source: int, words: bytes) -> bool:
     return heard
 
 
-def _pass_on(process: int) -> NoReturn:
-    """Send the signals that other processes send to this one to a process, given by its pidfd."""
+def _pass_on(pid: int, ended: threading.Lock) -> NoReturn:
+    """Send the signals that other processes send to this one to a child, until `ended` is held: it is reaped then.
+
+    A pidfd would need no lock, but Linux before 5.3 has none (RHEL 8: 4.18).
+    """
     while True:
         received = signal.sigwaitinfo(_PASSED_ON)
         if received.si_code <= 0:  # sent by a process; the kernel's own are above 0 (sigaction(2))
-            with suppress(ProcessLookupError):
-                signal.pidfd_send_signal(process, received.si_signo)
+            with ended:
+                os.kill(pid, received.si_signo)
 
 
 if __name__ == "__main__":
