@@ -92,7 +92,7 @@ def plugin(site: Site) -> Finding:
     if why:
         return failure(f"{line.path}: {why}, and slurmstepd loads it as root",
                        f"chown root: {line.path}; chmod 755 {line.path}; look who changed it")
-    offered = set(re.findall(r"--(dl-[a-z-]+)", site.help.out)) - {"dl-map"}
+    offered = set(re.findall(r"--(dl-[a-z0-9-]+)", site.help.out)) - {"dl-map"}
     other = offered ^ dl_options.PLUGIN.keys()
     if other:
         return failure(f"{line.path}: is of another release of slurmdl ("

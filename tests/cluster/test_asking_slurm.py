@@ -39,10 +39,10 @@ def decided(cluster, *words: str) -> str:
     (["-N2", "--mincpus=3"], "--mincpus is not modelled, and Slurm says: "),
     (["-N2", "--tmp=1T"], "--tmp is not modelled, and Slurm says: "),
     (["-N2", "--no-requeue", "-C", "[zoneA|zoneB]"], "--nodelist=n["),
-    (["-N2", "--no-requeue", "-C", "[zoneA*1&zoneB*1]"], "nothing binds the job: constraint too rich"),
+    (["-N2", "--no-requeue", "-C", "[zoneA*1&zoneB*1]"], "Slurm chooses the nodes: constraint too rich"),
     (["-N4", "--no-requeue", "-C", "(zoneA|zoneB)&zoneB"], "--nodelist=n[2,4,6,8]"),
-    (["-N2", "-C", "zoneA,zoneB"], "nothing binds the job: no zone has 2 fitting nodes"),
-    (["-N2", "--reservation=none"], "nothing binds the job: reservation none is unknown; known: none"),
+    (["-N2", "-C", "zoneA,zoneB"], "Slurm chooses the nodes: no zone has 2 fitting nodes"),
+    (["-N2", "--reservation=none"], "Slurm chooses the nodes: reservation none is unknown; known: none"),
 ])
 def test_slurm_is_asked(cluster, words, says):
     assert says in decided(cluster, *words)

@@ -82,7 +82,7 @@ def test_what_another_user_wrote_is_not_read(cluster):
 def test_the_map_of_a_step_follows_the_scores(cluster):
     """A parameter server does not stand on a node with a bad link, also where the nodes were given."""
     file = scores_file(cluster, "n1", "n5")
-    script = cluster.script("slurmdl srun --dl-strategy=ps --dl-ps=1 sh -c "
+    script = cluster.script("slurmdl srun --dl-strategy=ps --dl-ps=1 --dl-rank0=any sh -c "
                             "'echo rank $SLURM_PROCID $SLURMD_NODENAME $SLURMDL_ROLE'\n")
     job = cluster.submit(["sbatch", "-N3", "-w", "n1,n3,n5", str(script)], directory=script.parent,
                          env={"SLURMDL_OPT_SCORES": str(file)})

@@ -58,7 +58,7 @@ def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in ("SLURM_CONF", "SLURM_JOB_ID", "SLURMDL_REQUEST"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "sbatch").write_text("#!/bin/sh\nexit 0\n")
@@ -125,8 +125,8 @@ def test_the_dry_run_of_a_step(tmp_path: Path) -> None:
 
 
 def test_findings_of_the_doctor() -> None:
-    Path("slurmdl").mkdir()
-    Path("slurmdl/slurmdl.yaml").write_text(json.dumps({f"plan{BAD}": 1}))
+    Path("config/slurmdl").mkdir(parents=True)
+    Path("config/slurmdl/slurmdl.yaml").write_text(json.dumps({f"plan{BAD}": 1}))
     done = slurmdl("doctor", PATH="/nowhere")
     assert r"unknown key plan\x1b[31m" in done.stdout
     assert not commands(done.stdout + done.stderr)

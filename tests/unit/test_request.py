@@ -29,8 +29,9 @@ def test_precedence_script_environment_command_line():
 
 def test_every_option_in_every_layer():
     values = {"strategy": "ps", "ps": "3", "place": "spread", "bind": "pin", "zone": "a,b", "model_bytes": "1.5G",
-              "traffic": "shards", "scores": "off", "probe": "0.5"}
-    expected = DlOptions("ps", 3, "spread", "pin", ("a", "b"), 1.5e9, "shards", "off", "0.5")
+              "traffic": "shards", "scores": "off", "probe": "0.5", "rank0": "any"}
+    expected = DlOptions(strategy="ps", ps=3, place="spread", bind="pin", zone=("a", "b"), model_bytes=1.5e9,
+                         traffic="shards", scores="off", probe="0.5", rank0="any")
     words = [f"--dl-{name.replace('_', '-')}={value}" for name, value in values.items()]
     assert dl(*words) == expected
     assert dl(*(part for word in words for part in word.split("="))) == expected

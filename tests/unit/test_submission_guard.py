@@ -44,14 +44,14 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "topology.conf").write_text(ZONES)
     (tmp_path / "slurm.conf").write_text("")
     (tmp_path / "job.sh").write_text(SCRIPT)
-    (tmp_path / "slurmdl").mkdir()
-    (tmp_path / "slurmdl/slurmdl.yaml").write_text("options: {place: spread}\nlinks: {node: 1e9}\n")
+    (tmp_path / "config/slurmdl").mkdir(parents=True)
+    (tmp_path / "config/slurmdl/slurmdl.yaml").write_text("options: {place: spread}\nlinks: {node: 1e9}\n")
     for name in list(os.environ):
         if name.startswith(("SLURM", "SBATCH")):
             monkeypatch.delenv(name)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     monkeypatch.setenv("SLURM_CONF", str(tmp_path / "slurm.conf"))
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.chdir(tmp_path)
 
     def start(argv: Sequence[str], env: Mapping[str, str], stdin: bytes | None = None, *_: object) -> None:
@@ -145,7 +145,7 @@ BROKEN["\n".join(["plan_dir:", "- &a0 [x]", *(f"- &a{i + 1} [{', '.join([f'*a{i}
 
 @pytest.mark.parametrize("text", BROKEN, ids=range(len(BROKEN)))
 def test_whatever_a_configuration_file_holds_the_job_is_submitted(text, site, capsys):
-    file = site / "slurmdl/slurmdl.yaml"
+    file = site / "config/slurmdl/slurmdl.yaml"
     file.write_text(text)
     found = submitted("-J", "x", "--dl-ps=1", "job.sh")
     assert found.argv == [f"{site}/sbatch", "-J", "x", "job.sh"]
@@ -159,7 +159,7 @@ def test_whatever_a_configuration_file_holds_the_job_is_submitted(text, site, ca
 
 
 def test_a_configuration_that_is_no_file(site, capsys):
-    file = site / "slurmdl/slurmdl.yaml"
+    file = site / "config/slurmdl/slurmdl.yaml"
     file.unlink()
     os.mkfifo(file)
     assert submitted("job.sh").argv == [f"{site}/sbatch", "job.sh"]
@@ -213,7 +213,7 @@ def run(site: Path, *words: str, shell: str = 'exec "$@"', says: str = "") -> su
     (f"#SBATCH --comment={'x' * 2_000_000}", "", "they go on beyond 1048576 bytes", "allreduce"),
 ], ids=["zones", "traffic", "scores", "lines", "line"])
 def test_directives_of_any_length_are_submitted(lines, added, said, strategy, site):
-    (site / "slurmdl/slurmdl.yaml").unlink()
+    (site / "config/slurmdl/slurmdl.yaml").unlink()
     (site / "job.sh").write_text(SCRIPT.replace("slurmdl srun", f"{lines}\nslurmdl srun"))
     done = run(site, "-J", "x", "job.sh")
     assert (done.returncode, done.stdout) == (0, "")
@@ -262,7 +262,7 @@ def test_where_sbatch_names_no_job_none_is_changed(says, site):
 
 
 def test_an_option_behind_the_script_is_the_scripts_and_one_line_says_so(site, capsys):
-    (site / "slurmdl/slurmdl.yaml").unlink()
+    (site / "config/slurmdl/slurmdl.yaml").unlink()
     words = ["--dl-bind=off", "job.sh", "--dl-explain", "--dl-ps=1", "-N9"]
     assert submitted(*words).argv[1:] == words[1:]
     assert capsys.readouterr().err == "slurmdl: --dl-explain is passed to the script job.sh: it stands behind it\n"

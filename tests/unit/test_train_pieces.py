@@ -240,4 +240,5 @@ def test_train_imports_nothing_else_of_slurmdl() -> None:
             "m.startswith('slurmdl.') and not m.startswith('slurmdl.train')), 'sklearn' in sys.modules)")
     done = python("-c", code)
     assert done.stdout.split() == ["slurmdl.buckets", "slurmdl.errors", "slurmdl.graphs", "slurmdl.mpi",
-                                   "slurmdl.plan", "slurmdl.wholefile", "slurmdl.yamlfile", "False"], done.stderr
+                                   "slurmdl.output", "slurmdl.plan", "slurmdl.units", "slurmdl.wholefile",
+                                   "slurmdl.yamlfile", "False"], done.stderr
