@@ -130,7 +130,7 @@ OPTIONS = (
     DlOption("ps", "count", "N", "number of parameter servers among the tasks (strategy ps; 1 where not given)"),
     DlOption("place", "choice", "|".join(PLACES), "fill a zone after the other, level them, or spread wide"),
     DlOption("bind", "choice", "|".join(BINDS), "how hard the choice of nodes binds Slurm"),
-    DlOption("zone", "names", "NAME,...", "zones whose nodes alone the job may use"),
+    DlOption("zone", "names", "NAME,...", "the only zones whose nodes the job may use"),
     DlOption("rank0", "choice", "|".join(RANK0), "keep rank 0 on the first node of the job, where scripts look for "
              "it, or let it be on any"),
     DlOption("model-bytes", "bytes", "N", "bytes of one replica of the parameters, e.g. 400M"),

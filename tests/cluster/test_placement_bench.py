@@ -64,8 +64,9 @@ def test_herding(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_overhead(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(overhead, "REPEATS", 1)
     monkeypatch.setattr(overhead, "LARGE", 200)
+    monkeypatch.setattr(overhead, "LEAVES", (10,))
     found = {row.metric: row for row in overhead.rows()}
-    assert len([metric for metric in found if metric.startswith("slurmdl sbatch over sbatch")]) == 5
+    assert len([metric for metric in found if metric.startswith("slurmdl sbatch over sbatch")]) == 6
     assert all(row.baseline is not None and row.baseline > 0 for metric, row in found.items()
                if metric.startswith("slurmdl sbatch over sbatch"))
     assert len([metric for metric in found if metric.startswith("from the job's number")]) == 2
