@@ -38,6 +38,7 @@ def test_quality_against_a_real_controller(monkeypatch: pytest.MonkeyPatch) -> N
     assert any("could save" in metric for metric in found)
 
 
+@pytest.mark.nightly
 def test_herding(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(herding, "NODES", 40)
     monkeypatch.setattr(herding, "LEAVES", 4)

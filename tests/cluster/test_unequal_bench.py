@@ -31,6 +31,7 @@ def jobs() -> Iterator[Jobs]:
     cluster.down(name)
 
 
+@pytest.mark.nightly
 def test_a_job_runs_each_way_on_the_nodes_that_are_free(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(unequal_placement, "STEPS", 3)
     case = unequal_placement.Case(Job("PS", 2, 2, 2), ("n1", "n3", "n5", "n6"))

@@ -105,7 +105,8 @@ def test_an_mpi_launcher_with_the_variables_of_torch() -> None:
     assert len([line for line in done.stdout.splitlines() if line.startswith("worker")]) == 2
 
 
-@pytest.mark.parametrize("strategy", ["allreduce", "gossip", "ps", "local-sgd"])
+@pytest.mark.parametrize("strategy", ["allreduce", "gossip", *(
+    pytest.param(name, marks=pytest.mark.nightly) for name in ("ps", "local-sgd"))])
 def test_mixed_precision_whose_first_gradients_overflow(strategy: str) -> None:
     """In float16, by autocast and GradScaler: the scale goes down, and the training goes on."""
     done = mpirun(3, SCRIPT, "float16", environ={"SLURMDL_TRAIN_STRATEGY": strategy})
