@@ -13,6 +13,7 @@ import torch
 from mpi import mpirun, needs_mpi
 from torch import nn
 from training import noise, play, whole
+from virtual_ranks import flat
 
 from slurmdl.errors import Refused, TrainError, UsageError
 from slurmdl.train import combine, init
@@ -35,10 +36,6 @@ def net() -> tuple[Any, Any]:
     torch.manual_seed(1)
     model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
     return model, torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-
-
-def flat(model: Any) -> Any:
-    return torch.cat([tensor.detach().reshape(-1) for tensor in model.parameters()]).clone()
 
 
 def step(model: Any, opt: Any, x: Any, y: Any) -> None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 from training import evenly, whole
+from virtual_ranks import flat, library
 
 from slurmdl.errors import SlurmdlError, TrainError
 from slurmdl.train import init
@@ -75,20 +76,6 @@ def train(model: Any, opt: Any, batches: Callable[[], Any], none: bool = True, f
             opt.step()
             schedule.step()
     return flat(model)
-
-
-def flat(model: Any) -> Any:
-    return torch.cat([tensor.detach().reshape(-1) for tensor in model.parameters()]).clone()
-
-
-def library(count: int, method: Method, program: Callable[[Run], Any]) -> list[Any]:
-    """What the program gives on each of `count` virtual ranks, parameter servers included."""
-    def rank(transport: virtual.Virtual) -> Any:
-        run = init(method, environ={}, transport=transport)
-        result = program(run)
-        run.close()
-        return result
-    return virtual.run(count, rank)
 
 
 def script(optimizer: str, none: bool = True, net: Callable[[Run], Any] = lambda run: Net()) -> Callable[[Run], Any]:

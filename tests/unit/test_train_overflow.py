@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 from training import whole
+from virtual_ranks import flat, library, trains
 
 from slurmdl.errors import TrainError
 from slurmdl.train import init
@@ -41,22 +42,9 @@ def net() -> Any:
     return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
 
 
-def flat(model: Any) -> Any:
-    return torch.cat([tensor.detach().reshape(-1) for tensor in model.parameters()]).clone()
-
-
 def scaler() -> Any:
     """Its first scales are so large that the scaled gradients are beyond float32."""
     return torch.amp.GradScaler("cpu", init_scale=2.0 ** 127, backoff_factor=2.0 ** -30, growth_interval=4)
-
-
-def library(count: int, method: Method, program: Callable[[Run], Any]) -> list[Any]:
-    def rank(transport: virtual.Virtual) -> Any:
-        run = init(method, environ={}, transport=transport)
-        result = program(run)
-        run.close()
-        return result
-    return virtual.run(count, rank)
 
 
 def train(model: Any, opt: Any, batches: Any, clip: bool, scales: list[float]) -> Any:
@@ -106,9 +94,7 @@ def test_one_worker_skips_alone(case: str, staged: bool, monkeypatch: pytest.Mon
     def program(run: Run) -> Any:
         model = net()
         opt = OPTIMIZERS["sgd"](model)
-        run.attach(model, opt)
-        if run.serves:
-            run.serve()
+        if not trains(run, model, opt):
             return None
         its = torch.amp.GradScaler("cpu", init_scale=4.0)
         for step, (x, y) in enumerate(run.loader((X, Y), BATCH)):
@@ -136,9 +122,7 @@ def test_servers_leave_out_the_gradients_of_a_worker_that_skips() -> None:
     def program(run: Run) -> Any:
         model = net()
         opt = OPTIMIZERS["adamw"](model)
-        run.attach(model, opt)
-        if run.serves:
-            run.serve()
+        if not trains(run, model, opt):
             return None
         its = torch.amp.GradScaler("cpu", init_scale=4.0)
         for step in range(3):
@@ -195,9 +179,7 @@ def test_an_update_that_is_not_finite_is_refused(method: Method) -> None:
     def program(run: Run) -> Any:
         model = net()
         opt = OPTIMIZERS["sgd"](model)
-        run.attach(model, opt)
-        if run.serves:
-            run.serve()
+        if not trains(run, model, opt):
             return
         for step, (x, y) in enumerate(run.loader((X, Y), BATCH)):
             opt.zero_grad()

@@ -11,14 +11,13 @@ import torch
 from mpi import mpirun, needs_mpi
 from torch import nn
 from torch.utils.checkpoint import checkpoint
+from virtual_ranks import flat, library, trains
 
 from slurmdl.errors import TrainError
-from slurmdl.train import init
 from slurmdl.train.library.replica import Replica
 from slurmdl.train.library.run import Run
 from slurmdl.train.method import Method
 from slurmdl.train.runtime import Refused
-from slurmdl.train.transports import virtual
 
 torch.set_num_threads(1)
 torch.manual_seed(5)
@@ -33,20 +32,11 @@ def name(thing: Any) -> str | None:
 
 def ranks(count: int, method: Method, program: Callable[[Run], Any], **options: Any) -> list[Any]:
     """What the program gives on each of `count` virtual workers."""
-    def rank(transport: virtual.Virtual) -> Any:
-        run = init(method, environ={}, transport=transport, **options)
-        result = program(run)
-        run.close()
-        return result
-    return [its for its in virtual.run(count + (method.ps or 0), rank) if its is not None]
+    return [its for its in library(count + (method.ps or 0), method, program, **options) if its is not None]
 
 
 def sgd(model: Any) -> Any:
     return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-
-
-def flat(model: Any) -> Any:
-    return torch.cat([tensor.detach().reshape(-1) for tensor in model.parameters()]).clone()
 
 
 class Blocks(nn.Module):
@@ -119,9 +109,7 @@ def trained(passes: Callable[[Any, Any, Any], None], net: Callable[[], Any] = Bl
     def program(run: Run) -> Any:
         model = net()
         opt = sgd(model)
-        run.attach(model, opt)
-        if run.serves:
-            run.serve()
+        if not trains(run, model, opt):
             return None
         return train(model, opt, passes, *mine(run)), run.strategy.fired
     return program
@@ -149,9 +137,7 @@ def test_further_passes_where_buffers_are_copies(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("passes", [1, 2, 3])
 def test_further_passes_than_said_give_the_same(passes: int) -> None:
     """Where the number is right gradients are exchanged once a step."""
-    def program(run: Run) -> Any:
-        return trained(by_halves)(run)
-    found = ranks(2, Method("allreduce"), program, passes=passes)
+    found = ranks(2, Method("allreduce"), trained(by_halves), passes=passes)
     assert torch.allclose(found[0][0], alone(by_halves, 2), rtol=0, atol=2e-6)
     assert found[0][1] == 5 * (4 - passes)
 
@@ -161,9 +147,7 @@ def test_further_passes_with_uneven_batches() -> None:
     def program(run: Run) -> Any:
         model = Blocks()
         opt = sgd(model)
-        run.attach(model, opt)
-        if run.serves:
-            run.serve()
+        if not trains(run, model, opt):
             return None
         for x, y in run.loader((X[:13], Y[:13]), 13, shuffle=False):
             assert len(x) != 13 / 2
@@ -246,9 +230,7 @@ def test_a_parameter_that_is_thawed(method: Method) -> None:
         model = Blocks()
         model.blocks[2].requires_grad_(False)
         opt = sgd(model)
-        run.attach(model, opt)
-        if run.serves:
-            run.serve()
+        if not trains(run, model, opt):
             return None
         train(model, opt, at_once, *mine(run), steps=2)
         model.blocks[2].requires_grad_(True)
@@ -357,9 +339,7 @@ def batches(own: bool, dealt: bool = False, steps: int = 4) -> Callable[[Run], A
     def program(run: Run) -> Any:
         model = Blocks()
         opt = sgd(model)
-        run.attach(model, opt)
-        if run.serves:
-            run.serve()
+        if not trains(run, model, opt):
             return None
         same = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(X, Y), 6)
         loader = run.loader((torch.ones(24, 6), Y), 3) if dealt else same
@@ -395,9 +375,7 @@ def convolved(last: bool, method: Method, seen: list[Any] | None = None) -> list
     def program(run: Run) -> Any:
         model = Convolutions(last)
         opt = torch.optim.AdamW(model.parameters(), lr=0.01)
-        run.attach(model, opt)
-        if run.serves:
-            run.serve()
+        if not trains(run, model, opt):
             return None
         generator = torch.Generator().manual_seed(run.rank)
         for _ in range(5):

@@ -1,0 +1,36 @@
+"""Runs scripts that use the library on virtual ranks, in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from slurmdl.train import init
+from slurmdl.train.library.run import Run
+from slurmdl.train.method import Method
+from slurmdl.train.transports import virtual
+
+
+def library(count: int, method: Method, program: Callable[[Run], Any], **options: Any) -> list[Any]:
+    """What `program` returns on each of `count` virtual ranks, parameter servers included; `options` go to `init`."""
+    def rank(transport: virtual.Virtual) -> Any:
+        run = init(method, environ={}, transport=transport, **options)
+        result = program(run)
+        run.close()
+        return result
+    return virtual.run(count, rank)
+
+
+def trains(run: Run, model: Any, opt: Any) -> bool:
+    """Attach model and optimizer; True on a worker, False on a parameter server, which has served then."""
+    run.attach(model, opt)
+    if run.serves:
+        run.serve()
+    return not run.serves
+
+
+def flat(model: Any) -> Any:
+    """A copy of all parameters of a model, shape (D,)."""
+    return torch.cat([tensor.detach().reshape(-1) for tensor in model.parameters()]).clone()
