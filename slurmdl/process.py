@@ -98,6 +98,37 @@ def ask(argv: Sequence[str], *, stdin: str = "", timeout: float = QUERY_TIMEOUT,
     return Answer(name, child.returncode, out.decode(errors="replace"), err.decode(errors="replace"))
 
 
+def start(argv: Sequence[str], *, stdin: str = "") -> Callable[[], Answer]:
+    """Start a query command and return at once, so that this process can work while the command runs.
+
+    Returns
+    -------
+    a function that waits for the command; it returns and raises as `ask` does.
+    """
+    import threading
+
+    answers: list[Answer] = []
+    errors: list[Exception] = []
+
+    def run() -> None:
+        try:
+            answers.append(ask(argv, stdin=stdin))
+        except Exception as error:
+            errors.append(error)
+
+    # a daemon: a process that fails meanwhile ends without waiting for the command
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+
+    def result() -> Answer:
+        thread.join()
+        if errors:
+            raise errors[0]
+        return answers[0]
+
+    return result
+
+
 def pairs(text: str) -> dict[str, str]:
     """Key -> value of the lines `KEY = VALUE`, as `scontrol show config` has them."""
     return {key.strip(): value.strip() for key, equals, value in

@@ -157,11 +157,12 @@ def _convert(options: argparse.Namespace) -> int:
 
 
 def _features(options: argparse.Namespace) -> int:
+    from slurmdl.slurm.conf_files import slurm_conf_path
     from slurmdl.topology import features, read
 
     topology = read.read(options.file, options.name)
     zones = features.of_zones(topology, options.every_level)
-    conf = options.slurm_conf or os.environ.get("SLURM_CONF") or read.DEFAULT_SLURM_CONF
+    conf = options.slurm_conf or slurm_conf_path()
     if not options.scontrol and (options.slurm_conf or (not options.cluster and os.path.exists(conf))):
         lines = list(features.slurm_conf(conf, zones))
         show("\n".join([f"# instead of the NodeName lines of {conf} and of the files that it includes", *lines]))

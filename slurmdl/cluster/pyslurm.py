@@ -22,13 +22,14 @@ from slurmdl import process
 from slurmdl.cluster import scontrol
 from slurmdl.cluster.model import NUMBERS, ClusterSnapshot, Kind
 from slurmdl.errors import UnavailableError
+from slurmdl.slurm.scontrol import start_scontrol_show
 
 #: finds the modules where this process found them; a directory of the user's is no place to import from
 _START = "import sys; sys.path[:] = sys.argv[1:]; from slurmdl.cluster import pyslurm_child; pyslurm_child.main()"
 
 
 def fetch(with_topology: bool = False) -> tuple[ClusterSnapshot, str]:
-    """As `scontrol.fetch`: the same snapshot field by field, and the same text of the zones.
+    """As `read.start` with scontrol: the same snapshot field by field, and the same text of the zones.
 
     Raises
     ------
@@ -36,7 +37,7 @@ def fetch(with_topology: bool = False) -> tuple[ClusterSnapshot, str]:
     """
     told = _ask()
     gres = process.pairs(told)["GresTypes"]
-    answer = scontrol.ask(("nodes", "partitions") if gres else ("partitions",), with_topology)
+    answer = start_scontrol_show(("nodes", "partitions") if gres else ("partitions",), with_topology)()
     snapshot = _joined(scontrol.parse(told), scontrol.parse(answer.out))
     if not snapshot.names:
         raise UnavailableError(f"scontrol: {answer.first_error or 'shows no partition with nodes'}")

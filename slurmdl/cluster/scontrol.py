@@ -1,4 +1,4 @@
-"""One bounded call of scontrol for all that is read from the controller, and the reader of its text."""
+"""Parse the output of `scontrol show` into a snapshot of the cluster."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from slurmdl import process
 from slurmdl.cluster.model import ClusterSnapshot, IntArray, Kind, Partition, Reservation
-from slurmdl.errors import InputError, UnavailableError
+from slurmdl.errors import InputError
 from slurmdl.topology import hostlist
 
 #: KEY=VALUE at the begin of the line or after a blank. The values read here hold no blanks; those that do (OS,
@@ -23,33 +22,6 @@ _NONE = frozenset(("(null)", "N/A", "n/a"))
 _NEXT_LINE = "\n   "
 #: numbers stay far below what 64 bits hold, so that sums of them do, too
 _MOST = 2 ** 40
-
-
-def fetch(with_topology: bool = False) -> tuple[ClusterSnapshot, str]:
-    """Nodes, partitions, reservations and defaults, and where wanted the zones, from one call of scontrol.
-
-    The sub-commands are given on its standard input, so that they share one process and one time limit. One
-    that fails does not lose the others: without partitions or topology a snapshot of the nodes remains.
-
-    Returns
-    -------
-    the snapshot, and the text of `scontrol show topoconf` and `show topology` ("" where not wanted or not available).
-
-    Raises
-    ------
-    UnavailableError : scontrol is missing, hangs, or gives no node.
-    """
-    answer = ask(("nodes", "partitions", "reservations", "config"), with_topology)
-    snapshot = parse(answer.out)
-    if not snapshot.names:
-        raise UnavailableError(f"scontrol: {answer.first_error or 'gives no node'}")
-    return snapshot, zones(answer.out) if with_topology else ""
-
-
-def ask(what: Sequence[str], with_topology: bool) -> process.Answer:
-    """One call of scontrol that shows each of `what`, and behind them the zones where wanted."""
-    wanted = [*what, *("topoconf", "topology") * with_topology]
-    return process.ask(["scontrol", "-o", "-d"], stdin="".join(f"show {each}\n" for each in wanted))
 
 
 def zones(out: str) -> str:

@@ -66,7 +66,7 @@ class Site:
     @cached_property
     def slurm_directory(self) -> str:
         """Where Slurm's configuration is on this host."""
-        from slurmdl.topology.read import DEFAULT_SLURM_CONF
+        from slurmdl.slurm.conf_files import DEFAULT_SLURM_CONF
 
         return os.path.dirname(self.environ.get("SLURM_CONF") or self.settings.get("SLURM_CONF")
                                or DEFAULT_SLURM_CONF)

@@ -13,6 +13,7 @@ from slurmdl.doctor.site import Site
 from slurmdl.errors import InputError
 from slurmdl.launch.srun import pmi
 from slurmdl.network import trust
+from slurmdl.slurm.conf_files import topology_file_path
 from slurmdl.topology import check, diff, read
 from slurmdl.topology.files import text_of
 from slurmdl.topology.tree import count
@@ -21,7 +22,7 @@ _SHOWN = 2
 
 
 def topology(site: Site) -> Finding:
-    file = read.beside_slurm_conf()
+    file = topology_file_path()
     if file is None and not site.controller.zones:
         return warning("the cluster has no zones: jobs are submitted as they are written",
                        "write a topology.conf beside slurm.conf, and set TopologyPlugin=topology/tree")
@@ -40,7 +41,7 @@ def topology(site: Site) -> Finding:
 
 
 def controllers_topology(site: Site) -> Finding:
-    file = read.beside_slurm_conf()
+    file = topology_file_path()
     if file is None:
         return ok("read from the controller")
     if not site.controller.zones:

@@ -343,12 +343,13 @@ def _others_run(job: int) -> bool:
 
 def _zones(controller: Controller, nodes: Sequence[str], partition: str, strict: bool) -> tuple[Topology, str]:
     """The zones of the partition; or none and the reason, since roles and variables are of use without, too."""
+    from slurmdl.slurm.conf_files import topology_file_path
     from slurmdl.topology import read
     from slurmdl.topology.model import Topology
 
     try:
         # TopologyPlugin speaks of topology.conf; a topology.yaml (25.05 and newer) holds whatever it says
-        file = read.beside_slurm_conf()
+        file = topology_file_path()
         held = controller.version >= (25, 5) if file is None else file.endswith(".yaml")
         if not (controller.zones or held):
             raise UnavailableError("the cluster's topology has no zones")

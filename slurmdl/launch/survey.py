@@ -40,12 +40,16 @@ def take(config: Config, scores: str, partitions: Sequence[str] = (), say: Calla
     UnavailableError : scontrol, or PySlurm in its place, is missing, hangs or fails, or there is no topology.
     InputError : the topology is malformed.
     """
-    from slurmdl.cluster.read import from_controller
+    from slurmdl.cluster.read import start
+    from slurmdl.slurm.conf_files import topology_file_path
+
+    answer = start(config.cluster_backend, with_topology=topology_file_path() is None)
+
     from slurmdl.topology import read
     from slurmdl.topology import scontrol as zones
 
     topologies = read.from_files()
-    cluster, text = from_controller(config.cluster_backend, with_topology=topologies is None)
+    cluster, text = answer()
     if topologies is None:
         if not text.strip():
             raise UnavailableError("no topology: neither a topology.yaml or topology.conf nor an answer of "

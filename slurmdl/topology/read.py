@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 
 from slurmdl import process
 from slurmdl.errors import InputError, UnavailableError
+from slurmdl.slurm.conf_files import topology_file_path
 from slurmdl.topology import conf, scontrol
 from slurmdl.topology.contents import Contents, OnFault
 from slurmdl.topology.files import text_of
@@ -16,7 +16,6 @@ from slurmdl.topology.topologies import Topologies
 #: bytes; JSON names every node and is read faster than the other formats
 MAX_JSON_BYTES = 16 * 2**20
 _YAML = (".yaml", ".yml")
-DEFAULT_SLURM_CONF = "/etc/slurm/slurm.conf"
 
 
 def read(file: str | None = None, name: str | None = None) -> Topology:
@@ -67,7 +66,7 @@ def declared(file: str | None, on_fault: OnFault) -> list[Contents]:
     ------
     InputError, UnavailableError : as `read_all`, where reading cannot go on.
     """
-    path = file if file is not None else beside_slurm_conf()
+    path = file if file is not None else topology_file_path()
     if path is None or path.endswith(".json"):
         return [Contents.of(topology) for topology in read_all(path).each]
     if not path.endswith(_YAML):
@@ -96,20 +95,5 @@ def from_file(path: str) -> Topologies:
 
 def from_files(slurm_conf: str | None = None) -> Topologies | None:
     """The topologies in the directory of slurm.conf, None where there is no file of them."""
-    path = beside_slurm_conf(slurm_conf)
+    path = topology_file_path(slurm_conf)
     return None if path is None else from_file(path)
-
-
-def path_of_slurm_conf() -> str:
-    """Where Slurm's commands look for slurm.conf."""
-    return os.environ.get("SLURM_CONF") or DEFAULT_SLURM_CONF
-
-
-def beside_slurm_conf(slurm_conf: str | None = None) -> str | None:
-    """The file that Slurm reads: a topology.yaml makes it ignore topology.conf."""
-    directory = os.path.dirname(slurm_conf or path_of_slurm_conf())
-    for name in ("topology.yaml", "topology.conf"):
-        path = os.path.join(directory, name)
-        if os.path.exists(path):
-            return path
-    return None

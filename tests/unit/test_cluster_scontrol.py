@@ -85,14 +85,14 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
 def test_a_failing_part_does_not_lose_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program(tmp_path, monkeypatch, f"grep -v -e ^PartitionName -e ^SwitchName {DATA}/scontrol-22.05.8.txt\n"
                                    "echo 'slurm_load_partitions error: Access/permission denied' >&2\nexit 1")
-    snapshot, zones = scontrol.fetch(with_topology=True)
+    snapshot, zones = read.from_controller("auto", with_topology=True)
     assert len(snapshot.nodes) == 9
     assert (snapshot.partitions, zones) == ((), "")
 
 
 def test_zones_come_with_the_same_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program(tmp_path, monkeypatch, f"cat > {tmp_path}/stdin; cat {DATA}/scontrol-22.05.8.txt")
-    assert scontrol.fetch(with_topology=True)[1].count("SwitchName=") == 3
+    assert read.from_controller("auto", with_topology=True)[1].count("SwitchName=") == 3
     wanted = ("nodes", "partitions", "reservations", "config", "topoconf", "topology")
     assert (tmp_path / "stdin").read_text() == "".join(f"show {what}\n" for what in wanted)
 
@@ -104,13 +104,13 @@ def test_zones_come_with_the_same_call(tmp_path: Path, monkeypatch: pytest.Monke
 def test_no_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, says: str) -> None:
     program(tmp_path, monkeypatch, text)
     with pytest.raises(UnavailableError, match=says):
-        scontrol.fetch()
+        read.from_controller("auto")
 
 
 def test_no_scontrol(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UnavailableError, match="scontrol"):
-        scontrol.fetch()
+        read.from_controller("auto")
 
 
 def test_json_and_back(tmp_path: Path) -> None:
@@ -190,4 +190,4 @@ def test_reservations() -> None:
 
 def test_without_reservations_the_zones_are_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program(tmp_path, monkeypatch, "echo NodeName=n1 State=IDLE; echo No reservations in the system")
-    assert scontrol.fetch(with_topology=True)[1] == ""
+    assert read.from_controller("auto", with_topology=True)[1] == ""

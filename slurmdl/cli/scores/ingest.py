@@ -24,6 +24,7 @@ from slurmdl.network import hygiene, inlet, trust
 from slurmdl.network.access import LOOPBACK
 from slurmdl.network.collector import Collector
 from slurmdl.network.store import Store
+from slurmdl.slurm.conf_files import slurm_conf_path
 from slurmdl.topology import read
 
 HISTORY = "/var/lib/slurmdl/samples.db"
@@ -147,7 +148,7 @@ def _trusted(users: str | None, owner: str) -> str:
 def _slurm_user() -> str:
     """SlurmUser of slurm.conf, "" where that does not name one or cannot be read."""
     try:
-        with open(read.path_of_slurm_conf(), encoding="utf-8", errors="replace") as file:
+        with open(slurm_conf_path(), encoding="utf-8", errors="replace") as file:
             found = re.findall(r"(?im)^\s*SlurmUser\s*=\s*([^\s#]+)", file.read())
     except OSError:
         return ""
