@@ -43,19 +43,21 @@ def take(config: Config, scores: str, partitions: Sequence[str] = (), say: Calla
     from slurmdl.cluster.read import start
     from slurmdl.slurm.conf_files import topology_file_path
 
+    # everything that needs no answer of the controller is done while it answers
     answer = start(config.cluster_backend, with_topology=topology_file_path() is None)
 
     from slurmdl.topology import read
     from slurmdl.topology import scontrol as zones
 
     topologies = read.from_files()
+    links = link_scores(config, scores, say, strict)
     cluster, text = answer()
     if topologies is None:
         if not text.strip():
             raise UnavailableError("no topology: neither a topology.yaml or topology.conf nor an answer of "
                                    "`scontrol show topology`")
         topologies = zones.parse_all(text)
-    return Survey(cluster, topologies.of(cluster.topology_of(partitions)), link_scores(config, scores, say, strict))
+    return Survey(cluster, topologies.of(cluster.topology_of(partitions)), links)
 
 
 def link_scores(config: Config, scores: str, say: Callable[[str], None] = warn, strict: bool = False) -> LinkScores:
