@@ -43,9 +43,11 @@ def take(config: Config, scores: str, partitions: Sequence[str] = (), say: Calla
     from slurmdl.cluster.read import start
     from slurmdl.slurm.conf_files import topology_file_path
 
-    # everything that needs no answer of the controller is done while it answers
+    # while the controller answers, import the modules that need the answer and read what does not
     answer = start(config.cluster_backend, with_topology=topology_file_path() is None)
 
+    import slurmdl.cluster.scontrol
+    import slurmdl.placement.place  # noqa: F401
     from slurmdl.topology import read
     from slurmdl.topology import scontrol as zones
 
