@@ -25,12 +25,12 @@ VERSION = 1
 MAX_ENV_BYTES = 96 * 1024
 
 ROLES = ("ps", "worker")
-STRATEGIES = ("allreduce", "gossip", "adaptive-gossip", "local-sgd", "elastic", "ps")
+STRATEGIES = ("allreduce", "gossip", "adaptive-gossip", "local-sgd", "ps")
 #: strategy -> names of the patterns of its traffic, the default first
 PATTERNS = {"allreduce": ("ring", "hierarchical"), "ps": ("shards",),
-            "gossip": ("random", "hypercube", "exponential", "base", "zones", "links"),
-            "adaptive-gossip": ("base", "random", "hypercube", "exponential", "zones", "links"),
-            "local-sgd": ("ring", "hierarchical"), "elastic": ("ring", "hierarchical")}
+            "gossip": ("random", "exponential", "base", "zones", "links"),
+            "adaptive-gossip": ("base", "random", "exponential", "zones", "links"),
+            "local-sgd": ("ring", "hierarchical")}
 
 
 def usual(strategy: str, between_zones: bool) -> str:

@@ -82,7 +82,7 @@ class Method:
                                 "--threshold (default: period; with adaptive-gossip, --threshold or --comm-budget: "
                                 "drift)")
     period: int | None = _knob(_whole(1), None, "STEPS",
-                               "steps from exchange to exchange (default: 1; local-sgd and elastic: 32)")
+                               "steps from exchange to exchange (default: 1; local-sgd: 32)")
     threshold: float | None = _knob(_number(0, float("inf")), None, "X",
                                     "drift that makes a rank exchange, relative to its model, at the first learning "
                                     "rate; it is scaled with the rate (default: 0.05)")
@@ -104,8 +104,6 @@ class Method:
                                "its own gradients alone, against skewed data")
     staleness: int | None = _knob(_whole(0), None, "STEPS",
                                   "ps: how far the fastest worker may be ahead of the slowest (default: 0, in step)")
-    compensation: float = _knob(_number(0, float("inf")), 0.0, "X",
-                                "ps: weight of delay compensation; 0: smaller steps for old gradients instead")
     balance: str = _knob(_word(*BALANCES), "off", "WHAT",
                          "what faster ranks get more of, as their speed is measured: samples in a batch, or steps; "
                          f"{', '.join(BALANCES)}")
@@ -121,7 +119,7 @@ class Method:
     @property
     def every(self) -> int:
         """Steps from exchange to exchange with the trigger `period`."""
-        return self.period or (32 if self.strategy in ("local-sgd", "elastic") else 1)
+        return self.period or (32 if self.strategy == "local-sgd" else 1)
 
 
 def add_options(add: Callable[..., Any]) -> None:
