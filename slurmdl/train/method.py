@@ -60,8 +60,9 @@ def _switch(text: str) -> bool:
     return valid[text.lower()]
 
 
-def _knob(read: Callable[[str], Any], default: Any, metavar: str, text: str) -> Any:
-    return field(default=default, metadata={"read": read, "metavar": metavar, "help": text})
+def _knob(read: Callable[[str], Any], default: Any, metavar: str, text: str, experimental: bool = False) -> Any:
+    return field(default=default,
+                 metadata={"read": read, "metavar": metavar, "help": text, "experimental": experimental})
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,8 @@ class Method:
                                 strategy, names in PATTERNS.items()) + " (default: the plan's, else the first; of "
                                 "allreduce between known zones hierarchical)")
     ps: int | None = _knob(_whole(0), None, "N", "parameter servers (default: the plan's, else 1 with ps)")
-    library: bool = _knob(_switch, False, "", "allreduce by the MPI library's own call, which follows no zones")
+    library: bool = _knob(_switch, False, "", "allreduce by the MPI library's own call, which follows no zones",
+                          experimental=True)
     compress: str = _knob(_word(*COMPRESSORS), "none", "NAME", f"of what is sent: {', '.join(COMPRESSORS)}")
     trigger: str | None = _knob(_word(*TRIGGERS), None, "NAME",
                                 "when to exchange: every --period steps, or when the model has drifted by "
@@ -91,17 +93,18 @@ class Method:
                                       "threshold by itself")
     warm_up: int | None = _knob(_whole(0), None, "STEPS",
                                 "drift: first steps, with an exchange in each, however small it is (default: 30, "
-                                "with --comm-budget as far as that pays for them)")
+                                "with --comm-budget as far as that pays for them)", experimental=True)
     silence: int | None = _knob(_whole(1), None, "STEPS",
                                 "drift: longest time without an exchange (default: 64, with --comm-budget less where "
-                                "exchanges are often)")
+                                "exchanges are often)", experimental=True)
     asynchronous: bool = _knob(_switch, False, "", "wait for nobody (gossip, ps)")
     shared_memory: bool = _knob(_switch, False, "",
                                 "gossip inside a node through shared memory, and one leader per node outside")
-    global_every: int = _knob(_whole(0), 0, "STEPS", "gossip: an average over all ranks now and then (0: never)")
+    global_every: int = _knob(_whole(0), 0, "STEPS", "gossip: an average over all ranks now and then (0: never)",
+                              experimental=True)
     quasi_global: bool = _knob(_switch, False, "",
                                "gossip: the momentum of SGD is of the way that a model goes with the mixing, not of "
-                               "its own gradients alone, against skewed data")
+                               "its own gradients alone, against skewed data", experimental=True)
     staleness: int | None = _knob(_whole(0), None, "STEPS",
                                   "ps: how far the fastest worker may be ahead of the slowest (default: 0, in step)")
     balance: str = _knob(_word(*BALANCES), "off", "WHAT",
@@ -122,9 +125,12 @@ class Method:
         return self.period or (32 if self.strategy == "local-sgd" else 1)
 
 
-def add_options(add: Callable[..., Any]) -> None:
-    """Declare an option for each field to an argparse parser, by its `add_argument`; absent ones stay None."""
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add an option for each field to a parser, the experimental ones in a group of their own; absent ones stay None."""
+    experimental = parser.add_argument_group(
+        "Experimental", "These options, and --traffic links, may change or be removed in any release.")
     for knob in fields(Method):
+        add = (experimental if knob.metadata["experimental"] else parser).add_argument
         name = "--" + ("async" if knob.name == "asynchronous" else knob.name.replace("_", "-"))
         shown = "" if knob.default in (None, False) else f" (default: {knob.default})"
         if knob.metadata["read"] is _switch:

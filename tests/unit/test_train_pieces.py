@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from types import SimpleNamespace
 
@@ -161,6 +162,15 @@ def test_roles() -> None:
             runtime._roles(strategy, ps, None, size)
     with pytest.raises(runtime.Refused, match="allreduce, gossip, adaptive-gossip"):
         runtime._roles("none", None, None, 3)
+
+
+def test_experimental_options_have_their_own_heading(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse(["--help"], {})
+    _, _, group = capsys.readouterr().out.partition("Experimental:\n")
+    assert re.findall(r"^  (--[\w-]+)", group, re.MULTILINE) == [
+        "--library", "--warm-up", "--silence", "--global-every", "--quasi-global"]
+    assert "--traffic links" in group
 
 
 def test_traffic_of_option_plan_and_strategy() -> None:

@@ -229,7 +229,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> Optio
                      description="Train a network with MPI: one replica per rank, kept together by a strategy.")
     add = parser.add_argument
     add("--config", metavar="FILE", help="YAML file with any of these options, e.g. lr: 0.1")
-    method.add_options(add)
+    method.add_options(parser)
     add("--steps", type=_positive, metavar="N", help="steps to train (default: 200)")
     add("--epochs", type=_positive, metavar="N", help="passes over the data, where --steps is not given")
     add("--batch", type=_positive, metavar="N", help="images per worker and step (default: %(default)s)")
