@@ -126,7 +126,7 @@ class Method:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add an option for each field to a parser, the experimental ones in a group of their own; absent ones stay None."""
+    """Add an option for each field to a parser, experimental ones in their own group; absent ones stay None."""
     experimental = parser.add_argument_group(
         "Experimental", "These options, and --traffic links, may change or be removed in any release.")
     for knob in fields(Method):
