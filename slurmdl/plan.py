@@ -90,10 +90,6 @@ class Plan:
         path = self.zones.get(self.nodes[rank], ())
         return path[-1] if path else ""
 
-    def role_rank(self, rank: int) -> int:
-        """Index of a rank among the ranks of its role."""
-        return sum(role == self.roles[rank] for role in self.roles[:rank])
-
     def to_json(self) -> dict[str, Any]:
         return {"version": VERSION, **asdict(self)}
 

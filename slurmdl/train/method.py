@@ -24,15 +24,21 @@ TRIGGERS = ("period", "drift")
 BALANCES = ("off", "batch", "steps")
 
 
-def _whole(least: int) -> Callable[[str], int]:
+def whole(least: int) -> Callable[[str], int]:
+    """Make a reader of whole numbers for argparse."""
     def read(text: str) -> int:
-        if not text.strip().isdecimal() or int(text) < least:
+        try:
+            value = int(text)
+        except ValueError:
+            value = least - 1
+        if value < least:
             raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of {least} or more")
-        return int(text)
+        return value
     return read
 
 
-def _number(low: float, high: float, percent: bool = False) -> Callable[[str], float]:
+def number(low: float, high: float, percent: bool = False) -> Callable[[str], float]:
+    """Make a reader of numbers from `low` to below `high` for argparse; with `percent`, 1% is read as 0.01."""
     def read(text: str) -> float:
         word, scale = (text[:-1], 100.0) if percent and text.endswith("%") else (text, 1.0)
         try:
@@ -75,7 +81,7 @@ class Method:
                                 "who sends what to whom: " + "; ".join(f"{', '.join(names)} ({strategy})" for
                                 strategy, names in PATTERNS.items()) + " (default: the plan's, else the first; of "
                                 "allreduce between known zones hierarchical)")
-    ps: int | None = _knob(_whole(0), None, "N", "parameter servers (default: the plan's, else 1 with ps)")
+    ps: int | None = _knob(whole(0), None, "N", "parameter servers (default: the plan's, else 1 with ps)")
     library: bool = _knob(_switch, False, "", "allreduce by the MPI library's own call, which follows no zones",
                           experimental=True)
     compress: str = _knob(_word(*COMPRESSORS), "none", "NAME", f"of what is sent: {', '.join(COMPRESSORS)}")
@@ -83,35 +89,35 @@ class Method:
                                 "when to exchange: every --period steps, or when the model has drifted by "
                                 "--threshold (default: period; with adaptive-gossip, --threshold or --comm-budget: "
                                 "drift)")
-    period: int | None = _knob(_whole(1), None, "STEPS",
+    period: int | None = _knob(whole(1), None, "STEPS",
                                "steps from exchange to exchange (default: 1; local-sgd: 32)")
-    threshold: float | None = _knob(_number(0, float("inf")), None, "X",
+    threshold: float | None = _knob(number(0, float("inf")), None, "X",
                                     "drift that makes a rank exchange, relative to its model, at the first learning "
                                     "rate; it is scaled with the rate (default: 0.05)")
-    comm_budget: float | None = _knob(_number(0, 1, percent=True), None, "SHARE",
+    comm_budget: float | None = _knob(number(0, 1, percent=True), None, "SHARE",
                                       "bytes, as a share of those of fp32 gossip at every step, e.g. 1%%; sets the "
                                       "threshold by itself")
-    warm_up: int | None = _knob(_whole(0), None, "STEPS",
+    warm_up: int | None = _knob(whole(0), None, "STEPS",
                                 "drift: first steps, with an exchange in each, however small it is (default: 30, "
                                 "with --comm-budget as far as that pays for them)", experimental=True)
-    silence: int | None = _knob(_whole(1), None, "STEPS",
+    silence: int | None = _knob(whole(1), None, "STEPS",
                                 "drift: longest time without an exchange (default: 64, with --comm-budget less where "
                                 "exchanges are often)", experimental=True)
     asynchronous: bool = _knob(_switch, False, "", "wait for nobody (gossip, ps)")
     shared_memory: bool = _knob(_switch, False, "",
                                 "gossip inside a node through shared memory, and one leader per node outside")
-    global_every: int = _knob(_whole(0), 0, "STEPS", "gossip: an average over all ranks now and then (0: never)",
+    global_every: int = _knob(whole(0), 0, "STEPS", "gossip: an average over all ranks now and then (0: never)",
                               experimental=True)
     quasi_global: bool = _knob(_switch, False, "",
                                "gossip: the momentum of SGD is of the way that a model goes with the mixing, not of "
                                "its own gradients alone, against skewed data", experimental=True)
-    staleness: int | None = _knob(_whole(0), None, "STEPS",
+    staleness: int | None = _knob(whole(0), None, "STEPS",
                                   "ps: how far the fastest worker may be ahead of the slowest (default: 0, in step)")
     balance: str = _knob(_word(*BALANCES), "off", "WHAT",
                          "what faster ranks get more of, as their speed is measured: samples in a batch, or steps; "
                          f"{', '.join(BALANCES)}")
-    outer_lr: float = _knob(_number(0, 10), 0.7, "X", "local-sgd: step along the mean change")
-    outer_momentum: float = _knob(_number(0, 1), 0.5, "X", "local-sgd: momentum of the mean change")
+    outer_lr: float = _knob(number(0, 10), 0.7, "X", "local-sgd: step along the mean change")
+    outer_momentum: float = _knob(number(0, 1), 0.5, "X", "local-sgd: momentum of the mean change")
 
     @property
     def when(self) -> str:
