@@ -134,7 +134,7 @@ OPTIONS = (
     DlOption("rank0", "choice", "|".join(RANK0), "keep rank 0 on the first node of the job, where scripts look for "
              "it, or let it be on any"),
     DlOption("model-bytes", "bytes", "N", "bytes of one replica of the parameters, e.g. 400M"),
-    DlOption("traffic", "text", "PATTERN|FILE", "what the ranks send: ring or hierarchical; random, hypercube, "
+    DlOption("traffic", "text", "PATTERN|FILE", "what the ranks send: ring or hierarchical; random, "
              "exponential, base, zones or links (gossip); shards (ps); or a file of matrices, .npz or CSV"),
     DlOption("scores", "text", "auto|off|FILE|URL", "link scores: JSON, CSV, or a Prometheus server"),
     DlOption("probe", "choice", "|".join(PROBES), "seconds to probe the links of the job's own nodes before ranks "

@@ -100,11 +100,6 @@ class Graph:
         """All different rounds, each with the share of the steps in which it is played; [] where they are drawn."""
         return [(turn, 1 / len(self._rounds)) for turn in self._rounds]
 
-    @staticmethod
-    def unfit(count: int) -> str:
-        """Why it cannot be made for so many workers, "" where it can."""
-        return ""
-
 
 class Drawn(Graph):
     """Base of graphs whose pairs are drawn anew in each step."""
@@ -134,28 +129,6 @@ class Random(Drawn):
     def round(self, step: int) -> Round:
         order = np.random.default_rng((self._seed, step)).permutation(self._count)
         return _pairs(self._count, order[:self._count // 2 * 2].reshape(-1, 2))
-
-
-class Hypercube(Graph):
-    """Partners at distance 1, 2, 4, ... by turns, both ways; the count is a power of two, 2^k.
-
-    k steps make all models the mean of those before.
-
-    References
-    ----------
-    B. Ying et al.: Exponential graph is provably efficient for decentralized deep training. NeurIPS 2021.
-    arXiv:2110.13363
-    """
-
-    def __init__(self, members: Members) -> None:
-        super().__init__(members)
-        everyone, half = np.arange(len(members)), np.full(len(members), 0.5)
-        if len(members) > 1:
-            self._rounds = tuple(Round(everyone ^ distance, half) for distance in _distances(len(members)))
-
-    @staticmethod
-    def unfit(count: int) -> str:
-        return "no power of two" if count & (count - 1) else ""
 
 
 class Exponential(Graph):
@@ -339,5 +312,5 @@ def _distances(count: int) -> list[int]:
 
 
 #: pattern, one of plan.PATTERNS -> its graph
-GRAPHS: dict[str, type[Graph]] = {"random": Random, "hypercube": Hypercube, "exponential": Exponential, "base": Base,
-                                  "zones": Zones, "links": Links}
+GRAPHS: dict[str, type[Graph]] = {"random": Random, "exponential": Exponential, "base": Base, "zones": Zones,
+                                  "links": Links}

@@ -25,12 +25,12 @@ VERSION = 1
 MAX_ENV_BYTES = 96 * 1024
 
 ROLES = ("ps", "worker")
-STRATEGIES = ("allreduce", "gossip", "adaptive-gossip", "local-sgd", "elastic", "ps")
+STRATEGIES = ("allreduce", "gossip", "adaptive-gossip", "local-sgd", "ps")
 #: strategy -> names of the patterns of its traffic, the default first
 PATTERNS = {"allreduce": ("ring", "hierarchical"), "ps": ("shards",),
-            "gossip": ("random", "hypercube", "exponential", "base", "zones", "links"),
-            "adaptive-gossip": ("base", "random", "hypercube", "exponential", "zones", "links"),
-            "local-sgd": ("ring", "hierarchical"), "elastic": ("ring", "hierarchical")}
+            "gossip": ("random", "exponential", "base", "zones", "links"),
+            "adaptive-gossip": ("base", "random", "exponential", "zones", "links"),
+            "local-sgd": ("ring", "hierarchical")}
 
 
 def usual(strategy: str, between_zones: bool) -> str:
@@ -89,10 +89,6 @@ class Plan:
         """Leaf zone of a rank, "" where the node has none."""
         path = self.zones.get(self.nodes[rank], ())
         return path[-1] if path else ""
-
-    def role_rank(self, rank: int) -> int:
-        """Index of a rank among the ranks of its role."""
-        return sum(role == self.roles[rank] for role in self.roles[:rank])
 
     def to_json(self) -> dict[str, Any]:
         return {"version": VERSION, **asdict(self)}

@@ -1,6 +1,6 @@
 """What sending less costs in accuracy: periods and triggers on one graph, with and without compression.
 
-Every run is simulated: 8 ranks, the hypercube, a small perceptron on the digits; bytes are exact. Each way runs on
+Every run is simulated: 8 ranks, the graph `base`, a small perceptron on the digits; bytes are exact. Each way runs on
 the same folds with the same seeds as gossip at every step, so that differences are paired.
 """
 
@@ -17,7 +17,7 @@ from slurmdl.bench.results import Row, row
 from slurmdl.bench.simulated import Outcome, outcomes
 
 # computation takes no time: nobody asks for times here, and ranks change over less often
-COMMON = ("--simulate", "8", "--model", "mlp:64", "--batch", "16", "--traffic", "hypercube", "--compute", "replay:0")
+COMMON = ("--simulate", "8", "--model", "mlp:64", "--batch", "16", "--traffic", "base", "--compute", "replay:0")
 STEPS = 500
 FOLDS = 5
 SGD, ADAM = ("--lr", "0.05"), ("--optimizer", "adam", "--lr", "0.002")

@@ -61,9 +61,15 @@ def write(path: str, rows: Sequence[Row], *, seed: int, versions: Mapping[str, s
         "versions": {"slurmdl": __version__, "python": platform.python_version(), **versions},
         "machine": _machine(), "command": command}
     with open(path, "w", encoding="utf-8") as file:
-        json.dump(document, file, indent=1)
-        file.write("\n")
+        file.write(_text(document))
     print(closing(rows))
+
+
+def _text(document: Mapping[str, Any]) -> str:
+    """Format a document as JSON with one row per line."""
+    rows = ",\n".join(f"  {json.dumps(row)}" for row in document["rows"])
+    rest = ",\n".join(f" {json.dumps(key)}: {json.dumps(value)}" for key, value in document.items() if key != "rows")
+    return f'{{\n "rows": [\n{rows}\n ],\n{rest}\n}}\n'
 
 
 def closing(rows: Sequence[Row]) -> str:

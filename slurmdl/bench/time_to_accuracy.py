@@ -19,7 +19,7 @@ from slurmdl.bench.simulated import Outcome, outcomes
 #: seconds of a step's computation, and the accuracy to be reached in %
 COMPUTE, GOAL = 0.005, 93.0
 COMMON = ("--simulate", "8", "--zones", "A:4,B:4", "--model", "mlp:256,128", "--batch", "16", "--lr", "0.05",
-          "--traffic", "hypercube", "--steps", "300", "--evaluate-every", "5", "--compute", f"replay:{COMPUTE}")
+          "--traffic", "base", "--steps", "300", "--evaluate-every", "5", "--compute", f"replay:{COMPUTE}")
 #: rates between zones in bit/s, as they are called; within a zone it is the fastest of them
 RATES = {"100 Mbit/s": "100M", "1 Gbit/s": "1G", "10 Gbit/s": "10G"}
 DATA = {"same data": SAME, "skewed data": SKEWED}

@@ -49,7 +49,7 @@ def parser() -> argparse.ArgumentParser:
         "--json", action="store_true")
     link = command("link", "change the link of a node, the uplink of a zone, or the way between two zones")
     link.add_argument("target", metavar="NODE|ZONE|ZONE:ZONE")
-    link.add_argument("--rate", "--bandwidth", metavar="RATE", help="e.g. 10mbit; 0 takes the limit away")
+    link.add_argument("--rate", metavar="RATE", help="e.g. 10mbit; 0 takes the limit away")
     link.add_argument("--delay", metavar="TIME", help="that each packet is held each way, e.g. 10ms")
     link.add_argument("--loss", metavar="SHARE", help="of the packets between nodes, each way, e.g. 0.02 or 2%%")
     cpu = command("cpu", "let the processes of a node, its jobs among them, have only a share of a core")

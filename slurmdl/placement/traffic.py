@@ -81,7 +81,7 @@ class Traffic:
     @property
     def searched(self) -> bool:
         """Whether no rule gives the best order of the ranks, so that one is searched."""
-        return bool(self.matrices) or self.name in ("hypercube", "exponential", "base")
+        return bool(self.matrices) or self.name in ("exponential", "base")
 
     @property
     def counted(self) -> bool:
@@ -215,9 +215,6 @@ def _gossip(pattern: str, zone: IntArray, model_bytes: float) -> Iterator[Phase]
     """
     ranks = len(zone)
     graph = GRAPHS[pattern]
-    if graph.unfit(ranks):
-        raise PlacementError(f"--dl-traffic={pattern}: {ranks} ranks are {graph.unfit(ranks)}; "
-                             "valid for any number: base, exponential, random")
     everyone = np.arange(ranks)
     turns = graph(Members(tuple(map(str, zone.tolist())))).turns()
     for turn, share in turns:

@@ -26,7 +26,6 @@ INSTALL = "apt install python3-simgrid"
 ENGINE = Path(__file__).with_name("engine.py")
 #: seconds that SimGrid may take
 LIMIT = 600.0
-DETAILS = ("auto", "messages", "flows")
 #: messages up to which each is simulated, where nothing else is asked for; and flows of a phase at most
 MOST_MESSAGES, MOST_FLOWS = 10_000, 400_000
 
@@ -61,7 +60,7 @@ def predict(training: Training, links: Links, place: IntArray, steps: int = 0, d
     ----------
     place : shape (ranks,), entry i is the index in `links.nodes` of the node of rank i.
     steps : that are simulated, whole periods of gossip; 0 for as many as say enough.
-    detail : one of DETAILS: message by message, phase by phase (see flows), or what is possible.
+    detail : "messages", "flows" or "auto": message by message, phase by phase (see flows), or what is possible.
 
     Raises
     ------

@@ -85,9 +85,6 @@ class Training:
                              if ranks > 1 else "--strategy ps: a server needs a worker beside it: 2 ranks at least")
         if strategy != "ps" and self.ps:
             raise UsageError(f"--ps {self.ps}: {strategy} has no parameter servers; valid: --strategy ps")
-        if self.gossips and GRAPHS[pattern].unfit(ranks):
-            raise UsageError(f"--traffic {pattern}: {ranks} ranks are {GRAPHS[pattern].unfit(ranks)}; valid for any "
-                             "number: base, exponential, random, zones")
         if not self.gossips and self.period != 1:
             raise UsageError(f"--period {self.period}: {strategy} exchanges in every step; "
                              "valid with gossip and adaptive-gossip")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from slurmdl.errors import InputError
+from slurmdl.errors import InputError, UnavailableError
 
 if TYPE_CHECKING:
     import networkx
@@ -194,8 +194,16 @@ class Topology:
 
         Its nodes are pairs ("zone", name) and ("node", name), since a zone may be named as a node is; zones have
         the attributes `level` and, where it is known, `speed` (bytes/s).
+
+        Raises
+        ------
+        UnavailableError : networkx is not installed.
         """
-        import networkx
+        try:
+            import networkx
+        except ImportError as error:
+            raise UnavailableError(
+                "the graph of a topology needs the package networkx: pip install 'slurmdl[graph]'") from error
 
         graph: networkx.DiGraph[tuple[str, str]] = networkx.DiGraph(name=self.name)
         for zone, level, speed in zip(self.zones, self.level.tolist(), self.speed.tolist(), strict=True):

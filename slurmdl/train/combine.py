@@ -13,9 +13,6 @@ _GOSSIP = ("gossip", "adaptive-gossip")
 _DRAWN = tuple(name for name, graph in GRAPHS.items() if not graph.fixed)
 _PAIRED = tuple(name for name, graph in GRAPHS.items() if graph.fixed and graph.paired)
 _WHOLE = ("none", "fp16")
-#: reasons of local SGD and elastic averaging
-_IN_ZONES = {"--compress": "sums in and between zones would have to be compressed again at each of their steps"}
-_STRAYS = {"--balance": "workers that are never made alike stray with batches much smaller than the others'"}
 #: what can be shared out where each step takes all workers
 _IN_STEP = ("off", "batch")
 
@@ -71,9 +68,8 @@ ROWS = (
         {"--compress": "a model that is pushed goes whole, since nobody keeps a copy of it"},
         asynchronous=True, shared_memory=None),
     Row(("local-sgd",), ("ring",), TRIGGERS, COMPRESSORS),
-    Row(("elastic",), ("ring",), TRIGGERS, COMPRESSORS, _STRAYS, balance=("off", "steps")),
-    Row(("local-sgd",), ("hierarchical",), TRIGGERS, ("none",), _IN_ZONES),
-    Row(("elastic",), ("hierarchical",), TRIGGERS, ("none",), {**_STRAYS, **_IN_ZONES}, balance=("off", "steps")),
+    Row(("local-sgd",), ("hierarchical",), TRIGGERS, ("none",),
+        {"--compress": "sums in and between zones would have to be compressed again at each of their steps"}),
     Row(("ps",), ("shards",), ("period",), ("none",), balance=_IN_STEP),
     Row(("ps",), ("shards",), ("period",), ("none",), asynchronous=True),
 )
@@ -88,30 +84,24 @@ _REASONS = {"--traffic": "who sends what to whom belongs to the strategy",
             "--balance": "each step takes all workers, so that none can make more of them"}
 
 
-def check(method: Method, workers: int) -> None:
+def check(method: Method) -> None:
     """Refuse a method that cannot be.
 
     Parameters
     ----------
     method : with its strategy and traffic set.
-    workers : how many play the graph.
 
     Raises
     ------
     BadOptions : names the option, what is valid in its place, and the reason.
     """
-    graph = GRAPHS.get(method.traffic or "")
-    if graph and graph.unfit(workers):
-        raise BadOptions(f"--traffic {method.traffic}: {workers} workers are {graph.unfit(workers)}; "
-                      "for any number: base, exponential, random")
     for given, asked, fit, valid in (
             (method.global_every, "--global-every", method.strategy in _GOSSIP and not method.asynchronous,
              "gossip, adaptive-gossip without --async"),
             (method.quasi_global, "--quasi-global", method.strategy in _GOSSIP, "gossip, adaptive-gossip"),
             (method.staleness, "--staleness", method.strategy == "ps", "strategy ps"),
-            (method.compensation, "--compensation", method.strategy == "ps", "strategy ps"),
             (method.period, "--period", method.when == "period" and method.strategy not in ("allreduce", "ps"),
-             "gossip, adaptive-gossip, local-sgd, elastic and trigger period"),
+             "gossip, adaptive-gossip, local-sgd and trigger period"),
             (method.threshold is not None, "--threshold", method.when == "drift", "trigger drift"),
             (method.comm_budget is not None, "--comm-budget", method.when == "drift", "trigger drift"),
             (method.warm_up is not None, "--warm-up", method.when == "drift", "trigger drift"),

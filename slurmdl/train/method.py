@@ -24,15 +24,21 @@ TRIGGERS = ("period", "drift")
 BALANCES = ("off", "batch", "steps")
 
 
-def _whole(least: int) -> Callable[[str], int]:
+def whole(least: int) -> Callable[[str], int]:
+    """Make a reader of whole numbers for argparse."""
     def read(text: str) -> int:
-        if not text.strip().isdecimal() or int(text) < least:
+        try:
+            value = int(text)
+        except ValueError:
+            value = least - 1
+        if value < least:
             raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of {least} or more")
-        return int(text)
+        return value
     return read
 
 
-def _number(low: float, high: float, percent: bool = False) -> Callable[[str], float]:
+def number(low: float, high: float, percent: bool = False) -> Callable[[str], float]:
+    """Make a reader of numbers from `low` to below `high` for argparse; with `percent`, 1% is read as 0.01."""
     def read(text: str) -> float:
         word, scale = (text[:-1], 100.0) if percent and text.endswith("%") else (text, 1.0)
         try:
@@ -60,8 +66,9 @@ def _switch(text: str) -> bool:
     return valid[text.lower()]
 
 
-def _knob(read: Callable[[str], Any], default: Any, metavar: str, text: str) -> Any:
-    return field(default=default, metadata={"read": read, "metavar": metavar, "help": text})
+def _knob(read: Callable[[str], Any], default: Any, metavar: str, text: str, experimental: bool = False) -> Any:
+    return field(default=default,
+                 metadata={"read": read, "metavar": metavar, "help": text, "experimental": experimental})
 
 
 @dataclass(frozen=True)
@@ -74,43 +81,43 @@ class Method:
                                 "who sends what to whom: " + "; ".join(f"{', '.join(names)} ({strategy})" for
                                 strategy, names in PATTERNS.items()) + " (default: the plan's, else the first; of "
                                 "allreduce between known zones hierarchical)")
-    ps: int | None = _knob(_whole(0), None, "N", "parameter servers (default: the plan's, else 1 with ps)")
-    library: bool = _knob(_switch, False, "", "allreduce by the MPI library's own call, which follows no zones")
+    ps: int | None = _knob(whole(0), None, "N", "parameter servers (default: the plan's, else 1 with ps)")
+    library: bool = _knob(_switch, False, "", "allreduce by the MPI library's own call, which follows no zones",
+                          experimental=True)
     compress: str = _knob(_word(*COMPRESSORS), "none", "NAME", f"of what is sent: {', '.join(COMPRESSORS)}")
     trigger: str | None = _knob(_word(*TRIGGERS), None, "NAME",
                                 "when to exchange: every --period steps, or when the model has drifted by "
                                 "--threshold (default: period; with adaptive-gossip, --threshold or --comm-budget: "
                                 "drift)")
-    period: int | None = _knob(_whole(1), None, "STEPS",
-                               "steps from exchange to exchange (default: 1; local-sgd and elastic: 32)")
-    threshold: float | None = _knob(_number(0, float("inf")), None, "X",
+    period: int | None = _knob(whole(1), None, "STEPS",
+                               "steps from exchange to exchange (default: 1; local-sgd: 32)")
+    threshold: float | None = _knob(number(0, float("inf")), None, "X",
                                     "drift that makes a rank exchange, relative to its model, at the first learning "
                                     "rate; it is scaled with the rate (default: 0.05)")
-    comm_budget: float | None = _knob(_number(0, 1, percent=True), None, "SHARE",
+    comm_budget: float | None = _knob(number(0, 1, percent=True), None, "SHARE",
                                       "bytes, as a share of those of fp32 gossip at every step, e.g. 1%%; sets the "
                                       "threshold by itself")
-    warm_up: int | None = _knob(_whole(0), None, "STEPS",
+    warm_up: int | None = _knob(whole(0), None, "STEPS",
                                 "drift: first steps, with an exchange in each, however small it is (default: 30, "
-                                "with --comm-budget as far as that pays for them)")
-    silence: int | None = _knob(_whole(1), None, "STEPS",
+                                "with --comm-budget as far as that pays for them)", experimental=True)
+    silence: int | None = _knob(whole(1), None, "STEPS",
                                 "drift: longest time without an exchange (default: 64, with --comm-budget less where "
-                                "exchanges are often)")
+                                "exchanges are often)", experimental=True)
     asynchronous: bool = _knob(_switch, False, "", "wait for nobody (gossip, ps)")
     shared_memory: bool = _knob(_switch, False, "",
                                 "gossip inside a node through shared memory, and one leader per node outside")
-    global_every: int = _knob(_whole(0), 0, "STEPS", "gossip: an average over all ranks now and then (0: never)")
+    global_every: int = _knob(whole(0), 0, "STEPS", "gossip: an average over all ranks now and then (0: never)",
+                              experimental=True)
     quasi_global: bool = _knob(_switch, False, "",
                                "gossip: the momentum of SGD is of the way that a model goes with the mixing, not of "
-                               "its own gradients alone, against skewed data")
-    staleness: int | None = _knob(_whole(0), None, "STEPS",
+                               "its own gradients alone, against skewed data", experimental=True)
+    staleness: int | None = _knob(whole(0), None, "STEPS",
                                   "ps: how far the fastest worker may be ahead of the slowest (default: 0, in step)")
-    compensation: float = _knob(_number(0, float("inf")), 0.0, "X",
-                                "ps: weight of delay compensation; 0: smaller steps for old gradients instead")
     balance: str = _knob(_word(*BALANCES), "off", "WHAT",
                          "what faster ranks get more of, as their speed is measured: samples in a batch, or steps; "
                          f"{', '.join(BALANCES)}")
-    outer_lr: float = _knob(_number(0, 10), 0.7, "X", "local-sgd: step along the mean change")
-    outer_momentum: float = _knob(_number(0, 1), 0.5, "X", "local-sgd: momentum of the mean change")
+    outer_lr: float = _knob(number(0, 10), 0.7, "X", "local-sgd: step along the mean change")
+    outer_momentum: float = _knob(number(0, 1), 0.5, "X", "local-sgd: momentum of the mean change")
 
     @property
     def when(self) -> str:
@@ -121,12 +128,15 @@ class Method:
     @property
     def every(self) -> int:
         """Steps from exchange to exchange with the trigger `period`."""
-        return self.period or (32 if self.strategy in ("local-sgd", "elastic") else 1)
+        return self.period or (32 if self.strategy == "local-sgd" else 1)
 
 
-def add_options(add: Callable[..., Any]) -> None:
-    """Declare an option for each field to an argparse parser, by its `add_argument`; absent ones stay None."""
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add an option for each field to a parser, experimental ones in their own group; absent ones stay None."""
+    experimental = parser.add_argument_group(
+        "Experimental", "These options, and --traffic links, may change or be removed in any release.")
     for knob in fields(Method):
+        add = (experimental if knob.metadata["experimental"] else parser).add_argument
         name = "--" + ("async" if knob.name == "asynchronous" else knob.name.replace("_", "-"))
         shown = "" if knob.default in (None, False) else f" (default: {knob.default})"
         if knob.metadata["read"] is _switch:

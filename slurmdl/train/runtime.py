@@ -19,7 +19,6 @@ from slurmdl.train.combine import check
 from slurmdl.train.messages import CHUNK
 from slurmdl.train.method import Method
 from slurmdl.train.strategies import STRATEGIES
-from slurmdl.train.strategies.shared import leaders
 from slurmdl.train.transports.mpi import Mpi
 from slurmdl.train.transports.transport import Transport
 from slurmdl.train.transports.ulfm import Ulfm, enabled, hurt
@@ -257,8 +256,7 @@ def join(method: Method, transport: Transport, environ: Mapping[str, str] = os.e
     roles = _roles(strategy, method.ps, plan, len(nodes))
     method = replace(method, strategy=strategy)
     method = replace(method, traffic=_traffic(method, plan, zones))
-    workers = [rank for rank, role in enumerate(roles) if role == "worker"]
-    check(method, len(leaders(workers, nodes, zones) if method.shared_memory else workers))
+    check(method)
     return World(transport, method, nodes, zones, roles, plan.costs if plan else {})
 
 

@@ -27,7 +27,7 @@ static void options(void)
 		bool valid;
 	} cases[] = {
 		{DL_OPT_STRATEGY, "ps", true}, {DL_OPT_STRATEGY, "adaptive-gossip", true},
-		{DL_OPT_STRATEGY, "local-sgd", true}, {DL_OPT_STRATEGY, "local", false}, {DL_OPT_STRATEGY, "elastic", true},
+		{DL_OPT_STRATEGY, "local-sgd", true}, {DL_OPT_STRATEGY, "local", false}, {DL_OPT_STRATEGY, "elastic", false},
 		{DL_OPT_STRATEGY, "", false}, {DL_OPT_STRATEGY, "gossi", false}, {DL_OPT_STRATEGY, "gossip|ps", false},
 		{DL_OPT_STRATEGY, "PS", false}, {DL_OPT_STRATEGY, "ps ", false}, {DL_OPT_STRATEGY, "|", false},
 		{DL_OPT_PS, "0", true}, {DL_OPT_PS, "999999999", true}, {DL_OPT_PS, "007", true},

@@ -22,7 +22,7 @@ METHODS = {
     "push": Method("gossip", "random", asynchronous=True),
     "adaptive-push": Method("adaptive-gossip", "links", asynchronous=True, compress="fp16", threshold=0.03),
     "local-sgd": Method("local-sgd", "ring", compress="int8", period=4),
-    "elastic": Method("elastic", "ring", trigger="drift", threshold=0.03, warm_up=5)}
+    "local-sgd by drift": Method("local-sgd", "ring", trigger="drift", threshold=0.03, warm_up=5)}
 #: alike in each rank, whether it is real or virtual
 FURTHER: dict[str, Any] = {"size": SIZE, "update": noise(0.01), "zones": "aabb", "seconds": lambda rank: 1e-3}
 

@@ -28,13 +28,13 @@ CASES = {
     "ring": ("--strategy", "allreduce", "--traffic", "ring"),
     "hierarchical": ("--strategy", "allreduce", "--traffic", "hierarchical", "--optimizer", "adam", "--lr", "0.003"),
     "random": ("--strategy", "gossip", "--skew", "0.3"),
-    "hypercube": ("--strategy", "gossip", "--traffic", "hypercube"),
+    "base": ("--strategy", "gossip", "--traffic", "base"),
     "exponential": ("--strategy", "gossip", "--traffic", "exponential", "--optimizer", "adamw", "--lr", "0.003"),
     "ps": ("--strategy", "ps", "--ps", "2"),
-    "adaptive": ("--strategy", "adaptive-gossip", "--traffic", "hypercube", "--compress", "int4", "--threshold",
+    "adaptive": ("--strategy", "adaptive-gossip", "--traffic", "base", "--compress", "int4", "--threshold",
                  "0.05", "--warm-up", "5"),
     "local-sgd": ("--strategy", "local-sgd", "--compress", "int8", "--period", "8"),
-    "elastic": ("--strategy", "elastic", "--trigger", "drift", "--warm-up", "4"),
+    "local-sgd by drift": ("--strategy", "local-sgd", "--trigger", "drift", "--warm-up", "4"),
 }
 
 

@@ -107,6 +107,8 @@ def test_results_as_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     rows = [results.row("a | b", [1.0, 3.0, 2.0], "s", baseline=4.0, target="below 4", met=True),
             results.row("lost", [1.0], "", target="2", met=False), results.row("told", [1.0], "")]
     results.write(str(tmp_path / "some.json"), rows, seed=3, versions={"numpy": "2"}, command="slurmdl bench some")
+    lines = (tmp_path / "some.json").read_text().splitlines()
+    assert [json.loads(line.rstrip(","))["metric"] for line in lines[2:5]] == ["a | b", "lost", "told"]
     capsys.readouterr()
     assert main(["bench", "results", str(tmp_path)]) == 0
     page = capsys.readouterr().out

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from slurmdl.cli import sandbox
 from slurmdl.errors import UsageError
 from slurmdl.sandbox import delay, ways
 from slurmdl.sandbox.spec import Spec, alternating, parse_share, parse_time
@@ -31,11 +30,6 @@ def test_shares(text, share):
 def test_what_is_no_share(text):
     with pytest.raises(UsageError, match=r"share .*2%"):
         parse_share(text)
-
-
-def test_a_rate_has_two_names():
-    for option in ("--rate", "--bandwidth"):
-        assert sandbox.parser().parse_args(["link", "n1", option, "1gbit"]).rate == "1gbit"
 
 
 def test_netem_holds_before_the_bucket_limits():

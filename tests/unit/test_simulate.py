@@ -74,7 +74,7 @@ def test_closed_forms(detail: str) -> None:
     def seconds(training: Training, *nodes: str) -> float:
         return step(training, *nodes, detail=detail).seconds
 
-    pair = Training("gossip", PARAMETERS, traffic="hypercube", compute=0.5)
+    pair = Training("gossip", PARAMETERS, traffic="base", compute=0.5)
     assert seconds(pair, "a", "b") == pytest.approx(0.5 + SIZE / NODE + near)
     assert seconds(pair, "a", "d") == pytest.approx(0.5 + SIZE / UPLINK + far)
     # each of n ranks sends 2 (n - 1) / n of each bucket, in turns
@@ -91,17 +91,17 @@ def test_closed_forms(detail: str) -> None:
 def test_a_slow_way_between_two_zones() -> None:
     slow = LinkScores(node_default=NODE, zone_default=(UPLINK,), delay_default=DELAY,
                       trunks={"z0|z1": LinkScore(1e5, delay=0.2)})
-    plain = step(Training("gossip", PARAMETERS, traffic="hypercube"), "a", "d").seconds
-    found = step(Training("gossip", PARAMETERS, traffic="hypercube"), "a", "d", scores=slow)
+    plain = step(Training("gossip", PARAMETERS, traffic="base"), "a", "d").seconds
+    found = step(Training("gossip", PARAMETERS, traffic="base"), "a", "d", scores=slow)
     assert found.seconds > 4 * plain
-    assert found.seconds == pytest.approx(step(Training("gossip", PARAMETERS, traffic="hypercube"), "d", "a",
+    assert found.seconds == pytest.approx(step(Training("gossip", PARAMETERS, traffic="base"), "d", "a",
                                                scores=slow).seconds)
 
 
 @needs_simgrid
 def test_ranks_on_one_node_and_nodes_without_a_zone() -> None:
     flat = links(("x", "y"), Topology.flat(("x", "y")), SCORES)
-    training = Training("gossip", PARAMETERS, traffic="hypercube")
+    training = Training("gossip", PARAMETERS, traffic="base")
     for detail in ("messages", "flows"):
         assert predict(training, flat, np.array([0, 1]), detail=detail).seconds == pytest.approx(SIZE / NODE
                                                                                                  + 2 * DELAY)
@@ -164,7 +164,7 @@ def test_the_same_seed_gives_the_same_answer_and_another_one_another() -> None:
 def test_placed_is_never_slower_than_random(strategy: str) -> None:
     topology = example.tree((1, 2, 8, 96))
     training = Training(strategy, 4_000_000, 4 if strategy == "ps" else 0,
-                        traffic="hypercube" if "gossip" in strategy else "")
+                        traffic="base" if "gossip" in strategy else "")
     for seed in range(2):
         case = Case(training, topology, LinkScores(zone_default=(1.25e9,)), 32, 32, busy=0.4, seed=seed)
         found = case.predictions()
@@ -232,17 +232,16 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     (["-N", "4", "--ranks", "9"], 64, "--ranks 9: 4 nodes with --ntasks-per-node 1 hold 4 to 4"),
     (["--nodes", "n[7-9]"], 64, "no node n9 in topology/topology.conf"), ([], 64, "-N or --nodes"),
     (["-N", "4", "--topology", "nowhere.conf"], 65, "nowhere.conf"),
-    (["-N", "4", "--strategy", "elastic"], 64, "valid: allreduce, gossip, adaptive-gossip, ps"),
+    (["-N", "4", "--strategy", "local-sgd"], 64, "valid: allreduce, gossip, adaptive-gossip, ps"),
     (["-N", "4", "--traffic", "links", "--strategy", "gossip"], 64, "--traffic links: is not simulated with gossip"),
     (["-N", "4", "--strategy", "ps", "--ps", "4"], 64, "4 ranks can hold 1 to 3 parameter servers"),
     (["-N", "4", "--ps", "2"], 64, "allreduce has no parameter servers"),
-    (["-N", "6", "--strategy", "gossip", "--traffic", "hypercube"], 64, "6 ranks are no power of two"),
     (["-N", "4", "--strategy", "gossip", "--compress", "int4"], 64, "valid: none, fp16"),
     (["-N", "4", "--period", "3"], 64, "--period 3: allreduce exchanges in every step"),
     (["-N", "4", "--strategy", "gossip", "--period", "3", "--steps", "4"], 64, "valid: multiples of 3"),
     (["-N", "4", "--parameters", "-3"], 64, "--parameters"), (["-N", "4", "--busy", "2"], 64, "--busy 2"),
     (["-N", "8", "--busy", "0.6"], 64, "free nodes at --busy 0.6"), (["-N", "4", "--compute=nan"], 64, "--compute"),
-], ids=["nodes", "ranks", "unknown-node", "none", "file", "strategy", "links", "servers", "ps", "hypercube",
+], ids=["nodes", "ranks", "unknown-node", "none", "file", "strategy", "links", "servers", "ps",
         "compress", "period", "steps", "parameters", "busy", "free", "compute"])
 def test_refusals(words: list[str], status: int, says: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["simulate", FILE, *words]) == status

@@ -143,7 +143,8 @@ def test_roles_and_zones_are_those_of_the_plan_and_of_the_shell(ask, plan):
     variables = step.task_variables(plan)
     found = [ask("role", len(plan), rank, variables["SLURMDL_PS_RANKS"], variables["SLURMDL_ZONE_RANKS"])
              for rank in range(len(plan))]
-    assert found == [f"{plan.roles[rank]} {plan.role_rank(rank)} {plan.zone(rank)}" for rank in range(len(plan))]
+    assert found == [f"{plan.roles[rank]} {plan.roles[:rank].count(plan.roles[rank])} {plan.zone(rank)}"
+                     for rank in range(len(plan))]
     assert found == by_shell(variables, len(plan))
 
 

@@ -141,7 +141,8 @@ def test_variables_of_each_task(shell, rank):
     done = task(shell, ["env", "-0"], rank, {"at": "mine"})
     found = dict(pair.split("=", 1) for pair in done.stdout.split("\0") if pair)
     node = PLAN.nodes[rank]
-    assert found["SLURMDL_ROLE"] == PLAN.roles[rank] and found["SLURMDL_ROLE_RANK"] == str(PLAN.role_rank(rank))
+    role = PLAN.roles[rank]
+    assert found["SLURMDL_ROLE"] == role and found["SLURMDL_ROLE_RANK"] == str(PLAN.roles[:rank].count(role))
     assert found["SLURMDL_ZONE"] == PLAN.zone(rank)
     assert (found["RANK"], found["WORLD_SIZE"]) == (str(rank), "6")
     assert found["LOCAL_RANK"] == str(PLAN.nodes[:rank].count(node))

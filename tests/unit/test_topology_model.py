@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+
 import networkx
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurmdl.errors import InputError
+from slurmdl.errors import InputError, UnavailableError
 from slurmdl.topology import write
 from slurmdl.topology.build import Declared, build
 from slurmdl.topology.model import MAX_LEVELS, Topology
@@ -96,6 +98,12 @@ def test_the_graph_keeps_levels_and_speeds_and_equal_names_apart() -> None:
     assert graph.nodes["zone", "x"] == {"level": 0, "speed": 1e9}
     assert graph.nodes["zone", "top"] == {"level": 1}
     assert set(graph.edges) == {(("zone", "top"), ("zone", "x")), (("zone", "x"), ("node", "x"))}
+
+
+def test_the_graph_without_networkx_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "networkx", None)
+    with pytest.raises(UnavailableError, match=r"networkx: pip install 'slurmdl\[graph\]'$"):
+        Topology.flat(["n1"]).graph()
 
 
 def test_a_redundant_parent_does_not_hide_the_zone_between() -> None:

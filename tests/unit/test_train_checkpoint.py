@@ -28,7 +28,7 @@ from slurmdl.train.transports import virtual
 
 SYNCHRONOUS = {
     "allreduce": "--strategy allreduce --optimizer adam --lr 0.003",
-    "random": "--strategy gossip --global-every 7", "hypercube": "--strategy gossip --traffic hypercube",
+    "random": "--strategy gossip --global-every 7", "base": "--strategy gossip --traffic base",
     "copies": "--strategy adaptive-gossip --traffic base --compress int4 --threshold 0.02 --warm-up 5",
     "budget": "--strategy adaptive-gossip --comm-budget 5% --warm-up 5 --compress sign --traffic base",
     "shared": "--strategy gossip --shared-memory --zones A:1x2,B:1x2",
@@ -36,7 +36,6 @@ SYNCHRONOUS = {
     "quasi-global, shared": "--strategy gossip --quasi-global --shared-memory --zones A:1x2,B:1x2",
     "local-sgd": "--strategy local-sgd --compress int8 --period 8",
     "drift": "--strategy local-sgd --trigger drift --warm-up 4",
-    "elastic": "--strategy elastic --trigger drift --warm-up 4",
     "ps": "--strategy ps --ps 2 --optimizer adam --lr 0.003"}
 
 
@@ -87,7 +86,7 @@ def test_a_run_without_common_steps_goes_on(words: str, tmp_path: Path, capsys: 
 
 
 @pytest.mark.parametrize("words", [
-    SYNCHRONOUS["hypercube"], SYNCHRONOUS["copies"], SYNCHRONOUS["shared"], SYNCHRONOUS["drift"], SYNCHRONOUS["ps"],
+    SYNCHRONOUS["base"], SYNCHRONOUS["copies"], SYNCHRONOUS["shared"], SYNCHRONOUS["drift"], SYNCHRONOUS["ps"],
     "--strategy gossip --async", "--strategy ps --staleness 2"])
 @pytest.mark.parametrize("every", [0, 1])
 def test_told_to_stop_in_any_step(every: int, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,7 +116,7 @@ def test_told_to_stop_in_any_step(every: int, words: str, tmp_path: Path, monkey
 
 
 @pytest.mark.parametrize("words", [
-    SYNCHRONOUS["hypercube"], SYNCHRONOUS["ps"], "--strategy gossip --async", "--strategy ps --staleness 2"])
+    SYNCHRONOUS["base"], SYNCHRONOUS["ps"], "--strategy gossip --async", "--strategy ps --staleness 2"])
 def test_told_to_stop_again_and_again_while_checkpoints_are_made(words: str, tmp_path: Path,
                                                                  monkeypatch: pytest.MonkeyPatch) -> None:
     """As scancel does with each rank, and a user who is impatient: what is under way is not begun anew."""
@@ -204,10 +203,9 @@ def test_a_checkpoint_of_another_run_is_refused(words: str, ranks: int, further:
         figures(words, ranks, 5, **{"checkpoint": tmp_path, **further})
 
 
-@pytest.mark.parametrize("words, why", [
-    ("--strategy elastic", "is of 3 workers, these are 2 workers: each worker is as far from the centre"),
-    ("--strategy ps --async", "is of 2 workers and 1 servers, these are 1 workers and 1 servers: each worker has")])
-def test_ranks_of_another_number_are_refused_where_each_is_on_its_own(words: str, why: str, tmp_path: Path) -> None:
+def test_ranks_of_another_number_are_refused_where_each_is_on_its_own(tmp_path: Path) -> None:
+    words = "--strategy ps --async"
+    why = "is of 2 workers and 1 servers, these are 1 workers and 1 servers: each worker has"
     figures(words, 3, 20, checkpoint=tmp_path, checkpoint_every=5, compute="replay:0.2")
     with pytest.raises(Refused, match=f"^--checkpoint {tmp_path}: {why}"):
         figures(words, 2, 20, checkpoint=tmp_path)

@@ -1,8 +1,7 @@
-"""Gossip, adaptive gossip, local SGD and elastic averaging against their definitions, on virtual ranks."""
+"""Gossip, adaptive gossip and local SGD against their definitions, on virtual ranks."""
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -19,8 +18,6 @@ ZONES = tuple("abbacabcddeabcbda")
 @pytest.mark.parametrize("graph", GRAPHS)
 @pytest.mark.parametrize("count", COUNTS)
 def test_gossip_is_the_product_of_its_mixing_matrices(graph: str, count: int) -> None:
-    if GRAPHS[graph].unfit(count):
-        return
     steps, zones = 9, ZONES[:count]
     played = play(Method("gossip", graph), count, steps, zones=zones)
     models = np.array([its.first for its in played], np.float64)
@@ -43,7 +40,7 @@ def test_compressed_gossip_keeps_the_sum_and_comes_together(compress: str, near:
     assert spread([its.last for its in played]) < near * spread([its.first for its in played])
 
 
-@pytest.mark.parametrize("graph", ["hypercube", "exponential", "zones"])
+@pytest.mark.parametrize("graph", ["exponential", "zones"])
 def test_copies_on_every_fixed_graph(graph: str) -> None:
     played = play(Method("gossip", graph, compress="int4"), 8, 300, zones=ZONES[:8], update=noise(1e-3))
     assert lost(played) < 1e-5
@@ -56,7 +53,7 @@ def test_copies_on_every_fixed_graph(graph: str) -> None:
     (Method("gossip", "exponential", period=3), 5), (Method("gossip", "random", global_every=7), 6),
     (Method("adaptive-gossip", "random", asynchronous=True), 5),
     (Method("gossip", "exponential", asynchronous=True, compress="fp16"), 7),
-    (Method("local-sgd", "ring", compress="int4", period=5), 5), (Method("elastic", "ring", period=3), 4),
+    (Method("local-sgd", "ring", compress="int4", period=5), 5),
     (Method("local-sgd", "hierarchical", trigger="drift"), 7)],
     ids=lambda its: f"{its.strategy}-{its.traffic}-{its.compress}" if isinstance(its, Method) else str(its))
 def test_no_deadlock_and_no_loss_whatever_the_delays(method: Method, count: int) -> None:
@@ -80,7 +77,7 @@ def test_drift_decides_when_pairs_exchange() -> None:
     """One worker moves, the others stand still: all exchanges that no guard forces are those with the one."""
     def update(worker: int, step: int, parameters: np.ndarray) -> np.ndarray:
         return np.full_like(parameters, 0.02 * (worker == 0 and step < 60))
-    played = play(Method("adaptive-gossip", "hypercube", threshold=0.05, warm_up=4), 4, 100, update=update, apart=0)
+    played = play(Method("adaptive-gossip", "base", threshold=0.05, warm_up=4), 4, 100, update=update, apart=0)
     first, *others = (its.exchanges for its in played)
     assert first[:4] == [0, 1, 2, 3]
     assert 5 < len(first) < 25
@@ -91,7 +88,7 @@ def test_drift_decides_when_pairs_exchange() -> None:
 
 
 def test_nothing_moves_and_silence_ends() -> None:
-    played = play(Method("adaptive-gossip", "hypercube", warm_up=2, silence=20), 4, 200, apart=0)
+    played = play(Method("adaptive-gossip", "base", warm_up=2, silence=20), 4, 200, apart=0)
     for its in played:
         gaps = np.diff([*its.exchanges, 200])
         assert its.exchanges[:2] == [0, 1]
@@ -192,30 +189,14 @@ def test_local_sgd_is_its_formula(traffic: str, count: int) -> None:
     assert all(np.array_equal(its.last, played[0].last) for its in played)
 
 
-@pytest.mark.parametrize("count", [2, 5])
-def test_elastic_averaging_is_its_formula(count: int) -> None:
-    played = play(Method("elastic", "ring", period=2), count, 20, update=noise(0.1))
-    x = np.array([its.first for its in played], np.float64)
-    z = np.random.default_rng(5).standard_normal(x.shape[1])
-    for step in range(20):
-        x += [noise(0.1)(worker, step, z) for worker in range(count)]
-        if step % 2:
-            distance = x - z
-            x -= 0.9 / count * distance
-            z = z + 0.9 / count * distance.sum(0)
-    assert np.abs(x - [its.last for its in played]).max() < 1e-4
-    assert all(np.abs(its.strategy.centre - z).max() < 1e-4 for its in played)
-
-
-@pytest.mark.parametrize("strategy, compress", list(itertools.product(
-    ["local-sgd", "elastic"], ["int8", "int4", "sign", "topk"])))
-def test_what_compression_leaves_out_comes_later(strategy: str, compress: str) -> None:
+@pytest.mark.parametrize("compress", ["int8", "int4", "sign", "topk"])
+def test_what_compression_leaves_out_comes_later(compress: str) -> None:
     """All are drawn to one point: compressed and not, they come to it."""
     def update(worker: int, step: int, parameters: np.ndarray) -> np.ndarray:
         return np.float32(0.02) * (3 - parameters)
-    played = play(Method(strategy, "ring", compress=compress, period=4), 5, 800, size=700, update=update)
+    played = play(Method("local-sgd", "ring", compress=compress, period=4), 5, 800, size=700, update=update)
     far = np.abs(played[0].first - 3).max()
-    near = 0.2 if (strategy, compress) == ("local-sgd", "sign") else 0.01
+    near = 0.2 if compress == "sign" else 0.01
     assert all(np.abs(its.last - 3).max() < near * far for its in played)
     assert len({its.strategy.fired for its in played}) == 1
 
@@ -230,12 +211,11 @@ def test_momentum_and_what_is_fed_back_do_not_swing_up(compress: str) -> None:
     assert all(np.abs(its.last - 3).max() < np.abs(its.first - 3).max() for its in played)
 
 
-@pytest.mark.parametrize("strategy", ["local-sgd", "elastic"])
-def test_all_decide_alike_by_the_mean_drift(strategy: str) -> None:
+def test_all_decide_alike_by_the_mean_drift() -> None:
     """One of five moves: in the mean it is a fifth as urgent."""
     def update(worker: int, step: int, parameters: np.ndarray) -> np.ndarray:
         return np.full_like(parameters, 0.01 * (worker == 2))
-    played = play(Method(strategy, "ring", trigger="drift", threshold=0.02, warm_up=0), 5, 100, update=update,
+    played = play(Method("local-sgd", "ring", trigger="drift", threshold=0.02, warm_up=0), 5, 100, update=update,
                   apart=0)
     exchanges = played[0].exchanges
     assert all(its.exchanges == exchanges for its in played)

@@ -1,4 +1,4 @@
-"""Gossip, local SGD and elastic averaging by real messages of four ranks, beside virtual ones."""
+"""Gossip and local SGD by real messages of four ranks, beside virtual ones."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ CASES: dict[str, tuple[dict[str, Any], int, dict[int, int]]] = {
                                      {0: 30, 2: 60}),
     "two at once, global means": ({"strategy": "gossip", "traffic": "exponential", "global_every": 5}, 5,
                                   {1: 40, 2: 40}),
-    "of a hypercube": ({"strategy": "gossip", "traffic": "hypercube", "compress": "int4"}, 4, {3: 40}),
+    "compressed": ({"strategy": "gossip", "traffic": "base", "compress": "int4"}, 4, {3: 40}),
     "by drift": ({"strategy": "adaptive-gossip", "threshold": 0.05, "warm_up": 5}, 4, {1: 50}),
     "without waiting": ({"strategy": "gossip", "asynchronous": True}, 4, {0: 40}),
     "in shared memory": ({"strategy": "gossip", "shared_memory": True}, 4, {2: 40}),

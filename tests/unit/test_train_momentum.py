@@ -19,7 +19,7 @@ from slurmdl.train.trainer.options import parse
 from slurmdl.train.trainer.trainer import train
 from slurmdl.train.transports import virtual
 
-METHOD = Method("gossip", "hypercube", quasi_global=True)
+METHOD = Method("gossip", "base", quasi_global=True)
 RATES, BETA, STEPS = (0.1, 0.03), 0.8, 12
 #: the rank pulls the model to CENTRES[rank]
 CENTRES = np.random.default_rng(3).standard_normal((4, 2, 3)).astype(np.float32)

@@ -28,7 +28,7 @@ Y = torch.from_numpy(random.integers(0, 3, SAMPLES))
 torch.set_num_threads(1)
 
 ALONE = {"gossip": Method("gossip"), "gossip --async": Method("gossip", asynchronous=True),
-         "local-sgd": Method("local-sgd", period=3), "elastic": Method("elastic", period=3),
+         "local-sgd": Method("local-sgd", period=3),
          "quasi-global": Method("gossip", quasi_global=True), "ps": Method("ps", ps=2),
          "ps --async": Method("ps", ps=2, asynchronous=True), "ps --staleness": Method("ps", ps=2, staleness=2)}
 OPTIMIZERS: dict[str, Callable[[Any], Any]] = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from types import SimpleNamespace
 
@@ -117,7 +118,7 @@ def test_unknown_models(spec: str) -> None:
 
 
 @pytest.mark.parametrize("argv, culprit", [
-    (["--strategy", "gosip"], "'gosip' is not one of allreduce, ps, gossip, adaptive-gossip, local-sgd, elastic"),
+    (["--strategy", "gosip"], "'gosip' is not one of allreduce, ps, gossip, adaptive-gossip, local-sgd"),
     (["--ps", "-1"], "--ps: '-1'"), (["--steps", "0"], "--steps: '0'"), (["--batch", "x"], "--batch: 'x'"),
     (["--lr", "nan"], "--lr: 'nan'"), (["--momentum", "1"], "--momentum: '1'"), (["--data", "mnist"], "'mnist'"),
     (["--step", "3"], "--step"), (["more"], "more")])
@@ -163,16 +164,25 @@ def test_roles() -> None:
         runtime._roles("none", None, None, 3)
 
 
+def test_experimental_options_have_their_own_heading(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse(["--help"], {})
+    _, _, group = capsys.readouterr().out.partition("Experimental:\n")
+    assert re.findall(r"^  (--[\w-]+)", group, re.MULTILINE) == [
+        "--library", "--warm-up", "--silence", "--global-every", "--quasi-global"]
+    assert "--traffic links" in group
+
+
 def test_traffic_of_option_plan_and_strategy() -> None:
     nodes, roles = ("a", "b", "c", "d"), ("worker",) * 4
-    plan = Plan("gossip", nodes, roles, {}, traffic="hypercube")
-    assert runtime._traffic(Method("gossip"), plan) == "hypercube"
+    plan = Plan("gossip", nodes, roles, {}, traffic="base")
+    assert runtime._traffic(Method("gossip"), plan) == "base"
     assert runtime._traffic(Method("gossip", "exponential"), plan) == "exponential"
     assert runtime._traffic(Method("allreduce"), plan) == "ring"
     assert runtime._traffic(Method("gossip"), Plan("gossip", nodes, roles, {})) == "random"
     assert runtime._traffic(Method("allreduce", "hierarchical"), None) == "hierarchical"
-    with pytest.raises(runtime.Refused, match="--traffic hypercube: strategy allreduce has ring, hierarchical"):
-        runtime._traffic(Method("allreduce", "hypercube"), None)
+    with pytest.raises(runtime.Refused, match="--traffic base: strategy allreduce has ring, hierarchical"):
+        runtime._traffic(Method("allreduce", "base"), None)
 
 
 @pytest.mark.parametrize(("method", "planned", "zones", "found"), [
@@ -194,7 +204,7 @@ def test_plans_with_and_without_traffic() -> None:
     older = plan.to_json()
     del older["traffic"]
     assert Plan.from_json(older).traffic == ""
-    with pytest.raises(InputError, match="traffic 'ring' is not one of random, hypercube, exponential, base"):
+    with pytest.raises(InputError, match="traffic 'ring' is not one of random, exponential, base"):
         Plan.from_json({**older, "traffic": "ring"})
 
 

@@ -59,7 +59,7 @@ def test_a_simulation_can_be_repeated(strategy: str) -> None:
 
 def test_bytes_are_those_of_the_levels() -> None:
     size = 64 * 16 + 16 + 16 * 10 + 10
-    found = figures("--simulate", "8", "--zones", "A:2x2,B:4", "--strategy", "gossip", "--traffic", "hypercube")
+    found = figures("--simulate", "8", "--zones", "A:2x2,B:4", "--strategy", "gossip", "--traffic", "base")
     # distances 1, 2, 4 by turns: in turn 1 ranks 0 to 3 have their partner on their node, in turn 2 all in their
     # zone, in turn 3 in the other; then the models are the same already but for the last turn's share
     per_turn = 8 * 4 * size * 10

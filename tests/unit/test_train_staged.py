@@ -30,8 +30,7 @@ METHODS = {
     "quasi-global": Method("gossip", quasi_global=True), "push": Method("gossip", asynchronous=True, compress="fp16"),
     "shared": Method("gossip", shared_memory=True, period=2),
     "shared --async": Method("gossip", shared_memory=True, asynchronous=True),
-    "local-sgd": Method("local-sgd", period=3), "local-sgd, drift": Method("local-sgd", trigger="drift", warm_up=2),
-    "elastic": Method("elastic", period=3)}
+    "local-sgd": Method("local-sgd", period=3), "local-sgd, drift": Method("local-sgd", trigger="drift", warm_up=2)}
 
 
 def net() -> Any:

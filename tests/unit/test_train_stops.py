@@ -56,7 +56,6 @@ def test_a_signal_on_any_rank_stops_all_and_the_same_command_goes_on(strategy: s
     *(pytest.param(words, marks=NIGHTLY) for words in (
         ("--strategy", "ps", "--async"), ("--strategy", "gossip", "--shared-memory"),
         ("--strategy", "ps", "--staleness", "2"), ("--strategy", "gossip", "--shared-memory", "--async"),
-        ("--strategy", "elastic", "--trigger", "drift", "--warm-up", "5"),
         ("--strategy", "adaptive-gossip", "--traffic", "base", "--compress", "int4", "--warm-up", "5")))],
     ids=lambda words: "".join(words[1:]).replace("--", "-"))
 def test_the_trainer_stops_and_goes_on(arguments: tuple[str, ...], tmp_path: Path) -> None:

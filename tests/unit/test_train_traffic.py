@@ -21,7 +21,7 @@ from slurmdl.train.mixing.graphs import GRAPHS, Members, spectral_gap
 from slurmdl.train.mixing.sums import Sum
 
 FloatArray = npt.NDArray[np.float32]
-EVERY = [(name, count) for name in GRAPHS for count in range(1, 18) if not GRAPHS[name].unfit(count)]
+EVERY = [(name, count) for name in GRAPHS for count in range(1, 18)]
 DRAWN = ("random", "links")
 
 
@@ -56,7 +56,7 @@ def test_graphs_keep_the_sum_and_draw_the_models_together(name: str, count: int)
 
 
 @pytest.mark.parametrize("count", [2, 4, 8, 16])
-@pytest.mark.parametrize("name", ["hypercube", "exponential"])
+@pytest.mark.parametrize("name", ["base", "exponential"])
 def test_powers_of_two_reach_the_exact_average_in_k_rounds_and_not_before(name: str, count: int) -> None:
     rounds = count.bit_length() - 1
     for first in range(rounds):
@@ -140,7 +140,7 @@ def test_spectral_gap_is_what_the_steps_take_away(count: int) -> None:
     alone = Members(("",) * count)
     assert (1 - spectral_gap("exponential", alone)) ** len(distances) == pytest.approx(cosines.max(), abs=1e-9)
     if not count & count - 1:
-        assert spectral_gap("hypercube", alone) == spectral_gap("exponential", alone) == 1
+        assert spectral_gap("base", alone) == spectral_gap("exponential", alone) == 1
     models = np.random.default_rng(count).standard_normal((count, 50))
     models -= models.mean(0)
     left = [(np.linalg.norm(mixing("random", count, step) @ models) / np.linalg.norm(models)) ** 2

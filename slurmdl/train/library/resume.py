@@ -234,8 +234,6 @@ def _ranks(layout: Mapping[str, Any]) -> str:
 def _unfit(world: World) -> str:
     """Why ranks of another number cannot go on from a checkpoint, "" where they can."""
     method = world.method
-    if method.strategy == "elastic":
-        return "each worker is as far from the centre as it has gone itself"
     if method.strategy == "ps" and (method.asynchronous or method.staleness):
         return "each worker has pulled a model of its own"
     return ""

@@ -15,11 +15,8 @@ from typing import Any, TypeVar
 from slurmdl.errors import warn
 from slurmdl.train.library import agreement
 from slurmdl.train.library.replica import Replica
-from slurmdl.train.method import Method
-from slurmdl.train.mixing.graphs import GRAPHS
 from slurmdl.train.runtime import World
 from slurmdl.train.strategies import Setting, Strategy
-from slurmdl.train.strategies.shared import leaders
 from slurmdl.train.transports.transport import LostRank
 
 Result = TypeVar("Result")
@@ -125,8 +122,7 @@ class Survivors:
             self._replica.fetch_parameters()
             do(lambda: agreement.average(self._setting.messages, workers, self._replica.parameters, share))
             self._replica.store_parameters()
-        self._setting = replace(self._setting, workers=workers, servers=servers, parameters=self._replica.parameters,
-                                method=self._fitting(workers))
+        self._setting = replace(self._setting, workers=workers, servers=servers, parameters=self._replica.parameters)
         self.strategy = old.without(self._setting)
         self._fired, self._skipped = self._fired + old.fired, self._skipped + old.skipped
         # who waits for nobody need not be waited for
@@ -135,13 +131,6 @@ class Survivors:
         self.lost += [{"rank": rank, "node": world.nodes[rank], "step": self._begin} for rank in lost]
         if world.rank == transport.living[0]:
             warn(f"train: {transport.recovery}: goes on without {self._words(lost)}, from step {self._begin + 1}")
-
-    def _fitting(self, workers: Sequence[int]) -> Method:
-        """The method, for these workers: `base` is for any number, and for 2^k what `hypercube` is."""
-        world, method = self._world, self._setting.method
-        graph = GRAPHS.get(method.traffic or "")
-        play = leaders(workers, world.nodes, world.zones) if method.shared_memory else workers
-        return replace(method, traffic="base") if graph and graph.unfit(len(play)) else method
 
     def _end_of_all(self, ranks: Sequence[int], step: int, why: str) -> LostRank:
         return LostRank(ranks, f"{self._words(ranks)} is lost in step {step}; all ranks end, since {why}",

@@ -41,7 +41,6 @@ class Allreduce(Strategy):
 
     in_step = alike = True
     overlaps = True
-    from_mean = True
 
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)

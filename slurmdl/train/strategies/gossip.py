@@ -35,7 +35,7 @@ class Gossip(Triggered):
     Y. Chen et al.: Accelerating gossip SGD with periodic global averaging. ICML 2021. arXiv:2105.09080
     """
 
-    survives = from_mean = True
+    survives = True
     kept: tuple[str, ...] = ("_mixer",)
 
     def __init__(self, setting: Setting) -> None:

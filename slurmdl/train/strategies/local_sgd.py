@@ -8,14 +8,18 @@ from typing import Any
 import numpy as np
 
 from slurmdl.train.compressors import COMPRESSORS
+from slurmdl.train.mixing.votes import gathered
+from slurmdl.train.strategies.means import mean
 from slurmdl.train.strategies.strategy import Setting
-from slurmdl.train.strategies.together import Together
+from slurmdl.train.strategies.triggered import Triggered
+from slurmdl.train.triggers import Cost
 
 
-class LocalSgd(Together):
+class LocalSgd(Triggered):
     """With momentum of the common model z: u = mu u + mean(q), z += alpha (mean(q) + mu u), x = z.
 
-    q is the compressed change x - z, with what was left out of the one before.
+    q is the compressed change x - z, with what was left out of the one before. All workers exchange when the mean of
+    their drifts reaches the threshold, or every period.
 
     References
     ----------
@@ -23,11 +27,13 @@ class LocalSgd(Together):
     S. P. Karimireddy et al.: Error feedback fixes SignSGD. ICML 2019. arXiv:1901.09847
     """
 
-    from_mean = True
-    kept: tuple[str, ...] = ("_common", "_speed", "_left_out")
+    kept: tuple[str, ...] = ("_mean", "_common", "_speed", "_left_out")
 
     def __init__(self, setting: Setting) -> None:
-        super().__init__(setting)
+        self._mean = mean(setting)
+        count = len(setting.workers)
+        once = 8.0 * setting.parameters.size * (count - 1) / count
+        super().__init__(setting, Cost(self._mean.size, 4.0 * (count - 1), once))
         self._common = setting.parameters.copy()
         self._speed, self._left_out = np.zeros_like(self._common), np.zeros_like(self._common)
         self._feedback = np.float32(COMPRESSORS[setting.method.compress].feedback)
@@ -36,6 +42,10 @@ class LocalSgd(Together):
     def renew(self, state: Mapping[str, Any], number: int) -> None:
         super().renew(state, number)
         self._common[:], self._speed[:] = state["_common"].numpy(), state["_speed"].numpy()
+
+    def agree(self, urgency: float) -> bool:
+        # all workers gather the same values, so that they decide alike
+        return bool(gathered(self._its.messages, self._its.workers, urgency).mean() >= 1)
 
     def exchange(self) -> bool:
         its, made, change = self._its, self._mean, self._change

@@ -47,7 +47,7 @@ class Push(Strategy):
     """
 
     meets = False
-    survives = from_mean = True
+    survives = True
     kept: tuple[str, ...] = ("_trigger", "_due", "_turn")
 
     def __init__(self, setting: Setting) -> None:

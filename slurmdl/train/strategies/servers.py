@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 
@@ -96,7 +95,7 @@ class Worker(Strategy):
     """
 
     updates = False
-    in_step = alike = survives = from_mean = True
+    in_step = alike = survives = True
     tag = 0
 
     def __init__(self, setting: Setting, homes: Sequence[Home] | None = None) -> None:
@@ -185,9 +184,8 @@ class Holder(Strategy):
         """The shards, and what their optimizers remember."""
         import torch
 
-        held = [{"parameters": torch.from_numpy(self._its.parameters[part]), **self._further(index)}
-                for index, part in enumerate(self.parts)]
-        return {"shard": [(part.start, part.stop, its) for part, its in zip(self.parts, held, strict=True)],
+        return {"shard": [(part.start, part.stop, {"parameters": torch.from_numpy(self._its.parameters[part])})
+                          for part in self.parts],
                 "optimizer": [piece for shard in self._own for piece in shard.update.pieces()]}
 
     def fill(self, shards: Sequence[Piece], memory: Sequence[Piece]) -> None:
@@ -195,10 +193,6 @@ class Holder(Strategy):
         for shard in self._own:
             self._its.parameters[shard.part] = gathered(shards, shard.part)["parameters"].numpy()
             shard.update.fill(memory)
-
-    def _further(self, index: int) -> dict[str, Any]:
-        """Tensors as long as a shard, by name."""
-        return {}
 
 
 class Server(Holder):
@@ -211,7 +205,7 @@ class Server(Holder):
     M. Li et al.: Scaling distributed machine learning with the parameter server. OSDI 2014.
     """
 
-    in_step = from_mean = True
+    in_step = True
 
     def __init__(self, setting: Setting, homes: Sequence[Home] | None = None,
                  own: Sequence[Shard] | None = None) -> None:

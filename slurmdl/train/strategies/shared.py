@@ -50,7 +50,7 @@ class Shared(Strategy):
     arXiv:1710.06952
     """
 
-    survives = from_mean = True
+    survives = True
     kept: tuple[str, ...] = ("_between", "_trigger", "_due", "_dues")
 
     def __init__(self, setting: Setting, between: Callable[[Setting], Strategy]) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from slurmdl.train.strategies.pieces import Piece, gathered
 from slurmdl.train.strategies.servers import CALL, SKIPS, Holder, Worker
 from slurmdl.train.strategies.spares import EVERY, Home, Shard
 from slurmdl.train.strategies.strategy import Setting
@@ -20,7 +19,7 @@ _TAG = 1
 class StaleWorker(Worker):
     """As Worker, but it is answered as soon as it may go on, and with the last model when all have ended."""
 
-    in_step = meets = from_mean = False
+    in_step = meets = False
     alike = True
     tag = _TAG
 
@@ -37,15 +36,11 @@ class StaleServer(Holder):
     pulled: its gradient goes into the optimizer with the learning rates eta / (1 + tau), so that n workers move the
     model about as far as the mean of their gradients would.
 
-    Delay compensation, where it is asked for, corrects the gradient g instead: g + c g^2 (w - w'), w the shard now
-    and w' as the worker has it, and leaves the learning rates as they are.
-
     References
     ----------
     Q. Ho et al.: More effective distributed ML via a stale synchronous parallel parameter server. NIPS 2013.
     W. Zhang, S. Gupta, X. Lian, J. Liu: Staleness-aware async-SGD for distributed deep learning. IJCAI 2016.
     arXiv:1511.05950
-    S. Zheng et al.: Asynchronous stochastic gradient descent with delay compensation. ICML 2017. arXiv:1609.08326
     """
 
     meets = False
@@ -56,12 +51,11 @@ class StaleServer(Holder):
         super().__init__(setting, homes, own)
         method = setting.method
         self._bound = math.inf if method.asynchronous else method.staleness or 0
-        self._compensation = method.compensation
         workers = setting.workers
         #: steps of each worker that has not ended, and updates before it has pulled
         self._steps, self._pulled = dict.fromkeys(workers, 0), dict.fromkeys(workers, 0)
         self._headers = {worker: np.zeros(1 + setting.numbers().size) for worker in workers}
-        #: what each worker has pushed, and what it has pulled or is pulling
+        #: what each worker has pushed, and what is sent to it
         self._pushed = {worker: self._rooms() for worker in workers}
         self._theirs = {worker: self._rooms() for worker in workers}
         self._arriving: dict[int, list[Any]] = {}
@@ -80,18 +74,6 @@ class StaleServer(Holder):
         super().restore(state)
         self._steps = dict(zip(self._steps, state["steps"], strict=True))
         self._pulled = dict(zip(self._pulled, state["pulled"], strict=True))
-
-    def _further(self, index: int) -> dict[str, Any]:
-        import torch
-
-        return {f"pulled by {place}": torch.from_numpy(its[index]) for place, its in enumerate(self._theirs.values())}
-
-    def fill(self, shards: Sequence[Piece], memory: Sequence[Piece]) -> None:
-        super().fill(shards, memory)
-        for index, shard in enumerate(self._own):
-            found = gathered(shards, shard.part)
-            for place, its in enumerate(self._theirs.values()):
-                its[index][:] = found[f"pulled by {place}"].numpy()
 
     def _copied(self) -> int:
         return EVERY * len(self._its.workers)
@@ -152,13 +134,9 @@ class StaleServer(Holder):
 
     def _update(self, worker: int) -> None:
         its, numbers = self._its, self._headers[worker][1:].copy()
-        if not self._compensation:
-            numbers[list(its.rates)] /= 1 + self._made - self._pulled[worker]
-        for shard, gradient, theirs in zip(self._own, self._pushed[worker], self._theirs[worker], strict=True):
+        numbers[list(its.rates)] /= 1 + self._made - self._pulled[worker]
+        for shard, gradient in zip(self._own, self._pushed[worker], strict=True):
             its.gradients[shard.part] = gradient
-            if self._compensation:
-                its.gradients[shard.part] += np.float32(self._compensation) * gradient * gradient * (
-                    its.parameters[shard.part] - theirs)
             shard.update(numbers)
 
     def _answer(self) -> None:

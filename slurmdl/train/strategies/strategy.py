@@ -147,7 +147,6 @@ class Strategy(Kept):
         backward pass, else right before the optimizer's step.
     weight : of this rank's model in the average of all at the end, relative to the others'.
     meets : whether all workers make the same step at a checkpoint; else each is there with a step of its own.
-    from_mean : whether workers of any number may go on from the mean of the models that others had.
     called : on a server: the number of the checkpoint to which the workers have called it, None for none.
     aggregation : share of the bytes between workers and servers within nodes, and within leaf zones; None where
         there are no servers.
@@ -160,7 +159,6 @@ class Strategy(Kept):
     survives = False
     overlaps = False
     meets = True
-    from_mean = False
     called: int | None = None
     aggregation: tuple[float, float] | None = None
     kept: tuple[str, ...] = ("fired", "skipped", "weight")

@@ -118,44 +118,8 @@ class _Parser(argparse.ArgumentParser):
         raise UsageError(f"train: {message} (slurmdl train --help lists the options)")
 
 
-def _count(least: int, text: str) -> int:
-    try:
-        value = int(text)
-    except ValueError:
-        value = least - 1
-    if value < least:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of {least} or more")
-    return value
-
-
-def _positive(text: str) -> int:
-    return _count(1, text)
-
-
-def _natural(text: str) -> int:
-    return _count(0, text)
-
-
-def _number(low: float, high: float, text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = float("nan")
-    if not low <= value < high:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from {low:g} to below {high:g}")
-    return value
-
-
-def _rate(text: str) -> float:
-    return _number(0.0, float("inf"), text)
-
-
-def _fraction(text: str) -> float:
-    return _number(0.0, 1.0, text)
-
-
-def _alpha(text: str) -> float:
-    return _number(1e-6, float("inf"), text)
+_positive, _natural = method.whole(1), method.whole(0)
+_rate, _fraction, _alpha = (method.number(*bounds) for bounds in ((0.0, math.inf), (0.0, 1.0), (1e-6, math.inf)))
 
 
 def _named(names: Collection[str]) -> Callable[[str], str]:
@@ -194,7 +158,7 @@ def _slow(text: str) -> tuple[Slow, ...]:
         begin, end = int(words[3] or 0), int(words[4]) if words[4] else math.inf
         if end <= begin:
             raise argparse.ArgumentTypeError(f"{words[0]!r} ends before it begins")
-        return Slow(int(words[1]), _number(1e-3, 1e6, words[2]), begin, end)
+        return Slow(int(words[1]), method.number(1e-3, 1e6)(words[2]), begin, end)
 
     return _list(text, r"(\d+)=([\d.]+)(?:@(\d+)(?:-(\d+))?)?",
                  "RANK=FACTOR[@STEP[-STEP]],..., e.g. 3=4 or 3=4@100-200", one)
@@ -210,7 +174,7 @@ def _links(text: str) -> tuple[tuple[str, Link], ...]:
     return _list(text, rf"({'|'.join(LEVELS)})=([\d.]+)([kMG]?)(?::(.+))?",
                  f"LEVEL=RATE or LEVEL=RATE:DELAY,... in bit/s and s, LEVEL one of {', '.join(LEVELS)}, e.g. "
                  "across=100M:0.001",
-                 lambda words: (words[1], Link(_number(1e-9, 1e15, words[2]) * scale[words[3]] / 8,
+                 lambda words: (words[1], Link(method.number(1e-9, 1e15)(words[2]) * scale[words[3]] / 8,
                                                _rate(words[4] or "0"))))
 
 
@@ -229,7 +193,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> Optio
                      description="Train a network with MPI: one replica per rank, kept together by a strategy.")
     add = parser.add_argument
     add("--config", metavar="FILE", help="YAML file with any of these options, e.g. lr: 0.1")
-    method.add_options(add)
+    method.add_options(parser)
     add("--steps", type=_positive, metavar="N", help="steps to train (default: 200)")
     add("--epochs", type=_positive, metavar="N", help="passes over the data, where --steps is not given")
     add("--batch", type=_positive, metavar="N", help="images per worker and step (default: %(default)s)")
