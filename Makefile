@@ -8,10 +8,10 @@
 # make bench-spank   what the SPANK plugin adds to a task's launch, into results/spank.json
 # make bench-strategies   bytes, accuracy and time of training strategies, into results/strategies*.json
 # make bench-scores   what probes recover of links, what scores are worth, and how they scale, into results/scores.json
-# make bench-unequal   load balance of unequal ranks, and what placement saves in training, into results/unequal*.json
+# make bench-heterogeneous  ranks of different speeds, and savings of placement in training, into results/heterogeneous-*.json
 # make bench-simulate   simulated step times beside measured ones, and up to 10,000 nodes, into results/simulate-*.json
-# make bench-paper   the experiments of the papers behind slurmdl, published beside ours, into results/paper-*.json
-# make results    docs/results.md, from what the benchmarks have written
+# make bench-paper   the experiments of the papers behind slurmdl, with published values, into results/paper-*.json
+# make results    docs/results.md, from results/*.json
 # make openmpi    an Open MPI with ULFM in build/openmpi, for what is told of lost ranks
 # make fuzz       ten minutes of coverage-guided fuzzing of the readers of topologies
 # make plugin     the SPANK plugin, build/spank/slurmdl.so (spank/README.md)
@@ -36,7 +36,7 @@ AS_ROOT := tools/as-root
 WORKERS ?= 2
 
 BENCHES := bench-demo bench-topology bench-placement bench-model bench-spank bench-strategies bench-scores \
-	bench-unequal bench-simulate bench-paper
+	bench-heterogeneous bench-simulate bench-paper
 
 .PHONY: demo test lint results install openmpi system nightly fuzz oracle plugin fuzz-plugin memcheck-plugin plugin-releases pyslurm clean \
 	packages rpms site-flow \
@@ -44,7 +44,7 @@ BENCHES := bench-demo bench-topology bench-placement bench-model bench-spank ben
 	$(BENCHES)
 
 demo: install
-	@$(AS_ROOT) $(BIN)/slurmdl bench demo
+	@$(AS_ROOT) $(BIN)/python -m benchmarks.demo
 
 # the cluster tests are skipped where there can be no sandbox; a Docker engine that runs takes them then
 test: install openmpi
@@ -60,54 +60,58 @@ lint: install
 	$(BIN)/mypy
 
 results: install
-	$(BIN)/slurmdl bench results > docs/results.md
+	$(BIN)/python -m benchmarks.results > docs/results.md
 
 bench-demo: install
-	$(AS_ROOT) $(BIN)/slurmdl bench demo --repeats 3 --results results/demo.json
+	$(AS_ROOT) $(BIN)/python -m benchmarks.demo --repeats 3 --results results/demo.json
 
 bench-topology: install
 	@mkdir -p results
-	$(BIN)/slurmdl bench topology --results results/topology.json
+	$(BIN)/python -m benchmarks.topology_io --results results/topology.json
 
 bench-placement: install
 	@mkdir -p results
 	-@tools/install-debian scotch
-	$(AS_ROOT) $(BIN)/slurmdl bench placement --results results/placement.json
+	$(AS_ROOT) $(BIN)/python -m benchmarks.placement --results results/placement.json
 
 bench-model: install
 	@mkdir -p results
-	$(AS_ROOT) $(BIN)/slurmdl bench model --results results/model.json
+	$(AS_ROOT) $(BIN)/python -m benchmarks.cost_model --results results/model.json
 
 bench-spank: install plugin
 	@mkdir -p results
 	$(MAKE) -C spank timed
-	$(AS_ROOT) $(BIN)/slurmdl bench spank --results results/spank.json
+	$(AS_ROOT) $(BIN)/python -m benchmarks.spank_overhead --results results/spank.json
 
 bench-strategies: install
 	@mkdir -p results
-	$(AS_ROOT) $(BIN)/slurmdl bench strategies --only allreduce,shared,metering --results results/strategies.json
-	$(BIN)/slurmdl bench strategies --only accuracy,time --seed 11 --results results/strategies-simulated.json
-	$(BIN)/slurmdl bench strategies --only asynchronous --seed 11 --results results/strategies-asynchronous.json
+	$(AS_ROOT) $(BIN)/python -m benchmarks.strategies --only allreduce-vs-ddp,shared-memory-gossip,meter-overhead \
+		--results results/strategies.json
+	$(BIN)/python -m benchmarks.strategies --only accuracy-vs-bytes,time-to-accuracy --seed 11 \
+		--results results/strategies-simulated.json
+	$(BIN)/python -m benchmarks.strategies --only accuracy-vs-bytes-async --seed 11 \
+		--results results/strategies-asynchronous.json
 
 bench-scores: install
 	@mkdir -p results
-	$(AS_ROOT) $(BIN)/slurmdl bench scores --results results/scores.json
+	$(AS_ROOT) $(BIN)/python -m benchmarks.link_scores --results results/scores.json
 
-# without its part `gossip`, which is the paper `heterogeneous`
-bench-unequal: install
+# without its part `gossip-variants`, which is the paper `heterogeneous`
+bench-heterogeneous: install
 	@mkdir -p results
-	@for part in speed accuracy aggregation tie lost; do \
-		$(AS_ROOT) $(BIN)/slurmdl bench unequal --only $$part --results results/unequal-$$part.json || exit; done
+	@for part in throughput accuracy placement-savings no-bottleneck-control rank-failure; do \
+		$(AS_ROOT) $(BIN)/python -m benchmarks.heterogeneous --only $$part \
+			--results results/heterogeneous-$$part.json || exit; done
 
 bench-simulate: install
 	@mkdir -p results
-	$(BIN)/slurmdl bench simulate --only scaling --results results/simulate-scaling.json
-	$(AS_ROOT) $(BIN)/slurmdl bench simulate --only validation --results results/simulate-validation.json
+	$(BIN)/python -m benchmarks.simulator --only scaling --results results/simulate-scaling.json
+	$(AS_ROOT) $(BIN)/python -m benchmarks.simulator --only validation --results results/simulate-validation.json
 
 bench-paper: install
 	@mkdir -p results
 	for paper in dltap zones adaptive-gossip heterogeneous frameworks; do \
-		$(AS_ROOT) $(BIN)/slurmdl bench paper $$paper --results results/paper-$$paper.json || exit; done
+		$(AS_ROOT) $(BIN)/python -m benchmarks.papers $$paper --results results/paper-$$paper.json || exit; done
 
 fuzz: install
 	SLURMDL_FUZZ_SECONDS=100 $(BIN)/pytest -p no:cacheprovider -s tests/fuzz

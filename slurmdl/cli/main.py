@@ -15,7 +15,7 @@ COMMANDS = {
     "score": "measure, store and look at the state of links",
     "topology": "show and check the zones of the cluster",
     "train": "the built-in trainer, an MPI program",
-    "bench": "figures, measured: jobs side by side, and the speed of slurmdl itself",
+    "bench": "compare frameworks, strategies, models and placements in jobs on your own cluster",
     "simulate": "predict step times of placements on clusters of any size, by SimGrid",
     "doctor": "what of the site's set-up works, what does not, and the mend",
     "sandbox": "a real Slurm cluster on this machine",

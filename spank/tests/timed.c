@@ -1,4 +1,4 @@
-/* The plugin with a clock around its callbacks, for `slurmdl bench spank`: each task finds in SLURMDL_NS how many
+/* The plugin with a clock around its callbacks, for `python -m benchmarks.spank_overhead`: each task finds in SLURMDL_NS how many
  * nanoseconds they took for it in srun and in slurmstepd. An argument in plugstack.conf makes a control that must
  * lose: so many microseconds each task sleeps. */
 #include "../glue.h"

@@ -16,9 +16,9 @@ nodes: [2]
 placements: [slurm, slurmdl]
 repeats: 1
 steps: 6
-warm_up: 2
+warmup_steps: 2
 launcher: {launcher}
-accuracy: 0.1
+target_accuracy: 0.1
 evaluate_every: 3
 """
 #: framework that this machine cannot have -> why
@@ -48,9 +48,9 @@ def test_frameworks_side_by_side(cluster):
             continue
         assert row["status"].startswith("done"), (row, done.stderr)
         assert float(row["images/s"]) > 0
-        assert float(row["s to accuracy"]) > 0
+        assert float(row["time to accuracy (s)"]) > 0
         assert float(row["memory"]) > 50e6
-        assert float(row["bytes zone"]) + float(row["bytes across"]) > 0
+        assert float(row["intra-zone bytes"]) + float(row["inter-zone bytes"]) > 0
     again = cluster.run(["slurmdl", "bench", "run", "spec.yaml"], directory=folder, timeout=60)
     assert (again.returncode, "done" in again.stderr) == (0, False)
 
@@ -58,8 +58,8 @@ def test_frameworks_side_by_side(cluster):
 def test_cells_that_cannot_be_say_so_and_the_rest_goes_on(cluster):
     """More nodes than there are; an adapter that raises; and one that takes too much time is for the time limit."""
     folder = cluster.directory("matrix")
-    (folder / "raises.py").write_text("STRATEGIES = ('x',)\ndef missing(): return ''\n"
-                                      "def start(*given): raise RuntimeError('of its own')\n")
+    (folder / "raises.py").write_text("STRATEGIES = ('x',)\ndef unavailable_reason(): return ''\n"
+                                      "def setup(*given): raise RuntimeError('of its own')\n")
     (folder / "spec.yaml").write_text(
         f"frameworks: [slurmdl, {folder}/raises.py]\nmodels: {{mlp: digits}}\nnodes: [1, 100]\nplacements: [slurm]\n"
         f"repeats: 1\nsteps: 2\nlauncher: {launcher(cluster)}\n")
@@ -80,10 +80,10 @@ def test_a_cell_that_is_ended_says_by_what_and_the_rest_goes_on(cluster, does, s
     """By somebody, by the lack of memory, by the time limit."""
     folder = cluster.directory("matrix")
     (folder / "ends.py").write_text("import os, subprocess, time, torch\nSTRATEGIES = ('x',)\n"
-                                    f"def missing(): return ''\ndef start(*given): {does}\n")
+                                    f"def unavailable_reason(): return ''\ndef setup(*given): {does}\n")
     (folder / "spec.yaml").write_text(
         f"frameworks: [{folder}/ends.py, slurmdl]\nmodels: {{mlp: digits}}\nnodes: [2]\nplacements: [slurm]\n"
-        f"repeats: 1\nsteps: 2\nminutes: 1\nlauncher: {launcher(cluster)}\n")
+        f"repeats: 1\nsteps: 2\ntime_limit_minutes: 1\nlauncher: {launcher(cluster)}\n")
     done = cluster.run(["slurmdl", "bench", "run", "spec.yaml", "--results", "here"], directory=folder, timeout=400)
     assert done.returncode == 0, done.stderr
     ended, other = sorted(table(folder / "here"), key=lambda row: row["framework"] == "slurmdl")

@@ -6,9 +6,9 @@ import os
 
 import pytest
 
-from slurmdl.bench import herding, overhead, quality
+from benchmarks.placement import concurrent_submitters, quality, sbatch_overhead
 from slurmdl.errors import SandboxError
-from slurmdl.sandbox import cluster as sandbox
+from slurmdl.sandbox import cluster as sandbox_cluster
 from slurmdl.sandbox.spec import Spec, alternating
 from slurmdl.topology import example
 
@@ -17,12 +17,12 @@ from slurmdl.topology import example
 def _controller() -> None:
     """Skip where no sandbox comes up; the benchmark itself would only say so."""
     try:
-        sandbox.up(Spec(f"cloud-{os.getpid()}", alternating(2, 1), cloud=True))
+        sandbox_cluster.up(Spec(f"cloud-{os.getpid()}", alternating(2, 1), cloud=True))
     except SandboxError as error:
         if os.environ.get("SLURMDL_REQUIRE_CLUSTER") == "1":
             raise
         pytest.skip(f"no real Slurm cluster: {error}")
-    sandbox.down(f"cloud-{os.getpid()}")
+    sandbox_cluster.down(f"cloud-{os.getpid()}")
 
 
 def test_quality_against_a_real_controller(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -40,17 +40,17 @@ def test_quality_against_a_real_controller(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.nightly
 def test_herding(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(herding, "NODES", 40)
-    monkeypatch.setattr(herding, "LEAVES", 4)
-    monkeypatch.setattr(herding, "SUBMITTERS", 3)
-    monkeypatch.setattr(herding, "JOBS", 4)
-    monkeypatch.setattr(herding, "SIZES", (1, 8))
-    monkeypatch.setattr(herding, "ARRIVALS", 1.0)
-    monkeypatch.setattr(herding, "DURATIONS", (1.0, 2.0))
-    monkeypatch.setattr(herding, "SNAPSHOTS", 2)
-    monkeypatch.setattr(herding, "BURSTS", 1)
-    monkeypatch.setattr(herding, "TRACES", 1)
-    found = {row.metric: row for row in herding.rows(seed=1)}
+    monkeypatch.setattr(concurrent_submitters, "NODES", 40)
+    monkeypatch.setattr(concurrent_submitters, "LEAVES", 4)
+    monkeypatch.setattr(concurrent_submitters, "SUBMITTERS", 3)
+    monkeypatch.setattr(concurrent_submitters, "JOBS", 4)
+    monkeypatch.setattr(concurrent_submitters, "SIZES", (1, 8))
+    monkeypatch.setattr(concurrent_submitters, "ARRIVALS", 1.0)
+    monkeypatch.setattr(concurrent_submitters, "DURATIONS", (1.0, 2.0))
+    monkeypatch.setattr(concurrent_submitters, "SNAPSHOTS", 2)
+    monkeypatch.setattr(concurrent_submitters, "BURSTS", 1)
+    monkeypatch.setattr(concurrent_submitters, "TRACES", 1)
+    found = {row.metric: row for row in concurrent_submitters.rows(seed=1)}
     assert found["burst: jobs that never start, slurmdl"].value == 0
     assert found["burst: longest wait, slurmdl"].repeats == 1
     assert found["one snapshot: pairs of 3 choices that share a node"].repeats == 2
@@ -63,10 +63,10 @@ def test_herding(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_overhead(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(overhead, "REPEATS", 1)
-    monkeypatch.setattr(overhead, "LARGE", 200)
-    monkeypatch.setattr(overhead, "LEAVES", (10,))
-    found = {row.metric: row for row in overhead.rows()}
+    monkeypatch.setattr(sbatch_overhead, "REPEATS", 1)
+    monkeypatch.setattr(sbatch_overhead, "LARGE", 200)
+    monkeypatch.setattr(sbatch_overhead, "LEAVES", (10,))
+    found = {row.metric: row for row in sbatch_overhead.rows()}
     assert len([metric for metric in found if metric.startswith("slurmdl sbatch over sbatch")]) == 6
     assert all(row.baseline is not None and row.baseline > 0 for metric, row in found.items()
                if metric.startswith("slurmdl sbatch over sbatch"))

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 from mpi4py import MPI
+from stub_models import PlainParameters
 
-from slurmdl.bench.replay import Held
 from slurmdl.train.courier import Courier
 from slurmdl.train.messages import Messages
 from slurmdl.train.method import Method
@@ -44,7 +44,7 @@ draw = random.Random(rank)
 def mixed(method: Method, steps: int) -> dict[str, Any]:
     world = World(transport, method, tuple("ab"[r // 2] for r in ranks), ("",) * len(ranks),
                   ("worker",) * len(ranks), {})
-    messages, model = Messages(transport, world.levels()), Held(before[0].copy())
+    messages, model = Messages(transport, world.levels()), PlainParameters(before[0].copy())
     its = Setting(messages, Courier(transport.threaded), ranks, (), model.parameters, before[0].copy(), (SIZE,),
                   method, 3, world.nodes, world.zones, {}, lambda: 0.1, lambda part: lambda numbers: None,
                   settle=model.settle)

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from slurmdl.bench import frameworks, sockets
-from slurmdl.bench.matrix import jobs, report
-from slurmdl.bench.matrix.jobs import Outcome
+from slurmdl.bench import frameworks, tcp_bytes
+from slurmdl.bench.matrix import report, submit
 from slurmdl.bench.matrix.progress import Progress
 from slurmdl.bench.matrix.spec import Cell, Spec, read
+from slurmdl.bench.matrix.submit import CellResult
 from slurmdl.cli.main import main
 from slurmdl.errors import InputError, UsageError
 
@@ -29,7 +29,7 @@ def spec(tmp_path: Path, text: str) -> Spec:
 
 def test_a_spec_and_its_cells(tmp_path: Path) -> None:
     found = spec(tmp_path, "frameworks: [slurmdl, ddp]\nstrategies: [allreduce, gossip]\nmodels: [mlp:8, cnn]\n"
-                           "nodes: 2\nplacements: [slurm, spread]\nlr: 1\nrepeats: 2\n")
+                 "nodes: 2\nplacements: [slurm, spread]\nlr: 1\nrepeats: 2\n")
     assert found.models == {"mlp:8": "digits", "cnn": "digits"}
     assert (found.nodes, found.lr) == ((2,), 1.0)
     cells = found.cells()
@@ -48,10 +48,11 @@ def test_a_spec_and_its_cells(tmp_path: Path) -> None:
     ("frameworks: [dpp]", "'dpp' is not valid; valid: ddp"),
     ("models: [vgg]", "models: 'vgg' is not valid; valid: vgg16"), ("placements: [near]", "placements: 'near'"),
     ("nodes: []", "nodes: nothing is in the list"), ("nodes: [2, 2]", "nodes: something is twice"),
-    ("steps: true", "steps: True is not valid"), ("accuracy: 0.9", "accuracy: 0.9 with evaluate_every 0"),
+    ("steps: true", "steps: True is not valid"),
+    ("target_accuracy: 0.9", "target_accuracy: 0.9 with evaluate_every 0"),
     ("- nodes", "must hold keys with values"), ("nodes: [1", "is not YAML"),
     ("models: {cnn: 3}", "models: {'cnn': 3}"),
-    ("compute: replay:1:5", "valid: replay:SECONDS"), ("strategies: [gosip]", "'gosip' is not valid; valid: gossip"),
+    ("emulate_compute: -1", "valid: 0 or more"), ("strategies: [gosip]", "'gosip' is not valid; valid: gossip"),
     ("models: {cnn: digit}", "models: cnn: 'digit' is not valid; valid: digits"),
     ("models: {cnn: 'synthetic:3x8x8:10:5'}", "5 images for 10 classes; valid: one of each class, or more"),
     ("launcher: mpiexec", "launcher: 'mpiexec' is not valid; valid: ")])
@@ -71,19 +72,21 @@ def test_cells_start_by_what_fits_the_mpi_at_hand(tmp_path: Path, monkeypatch: p
     (tmp_path / "mpirun").symlink_to("mpiexec.hydra")
     monkeypatch.setenv("PATH", str(tmp_path))
     spec = Spec(launcher=launcher)
-    starts = [jobs.script(spec, Cell("ddp", "ddp", "cnn", 2, placement), "/x") for placement in ("slurm", "slurmdl")]
+    starts = [submit.script(spec, Cell("ddp", "ddp", "cnn", 2, placement), "/x")
+              for placement in ("slurm", "slurmdl")]
     assert plain in starts[0]
     assert placed in starts[1]
 
 
 def test_adapters_of_ones_own(tmp_path: Path) -> None:
     file = tmp_path / "alone.py"
-    file.write_text("STRATEGIES = ('alone',)\ndef missing(): return 'not today'\ndef start(*given): return None\n")
-    assert frameworks.load(str(file)).missing() == "not today"
+    file.write_text("STRATEGIES = ('alone',)\ndef unavailable_reason(): return 'not today'\n"
+                    "def setup(*given): return None\n")
+    assert frameworks.load(str(file)).unavailable_reason() == "not today"
     assert [str(cell) for cell in Spec(frameworks=(str(file),), nodes=(1,), placements=("slurm",)).cells()] == [
         f"{file} alone, cnn, 1 node, slurm"]
     file.write_text("STRATEGIES = ('alone',)\n")
-    with pytest.raises(UsageError, match="has no missing"):
+    with pytest.raises(UsageError, match="has no unavailable_reason"):
         frameworks.load(str(file))
     file.write_text("1 / 0\n")
     with pytest.raises(UsageError, match="ZeroDivisionError"):
@@ -92,8 +95,8 @@ def test_adapters_of_ones_own(tmp_path: Path) -> None:
         assert frameworks.load(name).STRATEGIES
 
 
-SPEC = Spec(frameworks=("slurmdl", "ddp"), nodes=(1, 2), placements=("slurm",), repeats=2, batch=10, warm_up=1,
-            steps=2, accuracy=0.5, evaluate_every=1)
+SPEC = Spec(frameworks=("slurmdl", "ddp"), nodes=(1, 2), placements=("slurm",), repeats=2, batch=10, warmup_steps=1,
+            steps=2, target_accuracy=0.5, evaluate_every=1)
 OURS, DDP = (Cell(name, "allreduce", "cnn", 2, "slurm") for name in ("slurmdl", "ddp"))
 
 
@@ -103,27 +106,28 @@ def rank(number: int, forward: float = 1.0, metered: bool = True, **more: Any) -
     step = {"data": 0.0, "forward": forward, "backward": 1.0, "communication": 2.5 - forward - waiting,
             "waiting": waiting, "optimizer": 0.5, "wall": 4.0}
     return {"rank": number, "node": f"n{number}", "parameters": 7, "steps": [step] * 2, "memory": 100 + number,
-            "course": [[4.0, 0.4], [8.0, 0.6]], "communication": None if metered else 2.0, "idle": 0.5,
-            "hidden": 0.25 if metered else None,
+            "accuracy_curve": [[4.0, 0.4], [8.0, 0.6]], "communication": None if metered else 2.0, "cpu_idle": 0.5,
+            "overlapped_comm": 0.25 if metered else None,
             "bytes": {"node": 0, "zone": 30, "across": 60} if metered and not number else None,
-            "zone": "A", "own": [f"10.0.0.{number}"], "sent": {"10.0.0.0": 40} if number else {"10.0.0.9": 6}, **more}
+            "zone": "A", "local_addresses": [f"10.0.0.{number}"], "sent": {"10.0.0.0": 40}
+            if number else {"10.0.0.9": 6}, **more}
 
 
 def test_figures_of_a_runtime_that_meters_itself() -> None:
-    its = report.figures(Outcome(OURS, 0, "done", ranks=(rank(0), rank(1))), SPEC)
+    its = report.job_figures(CellResult(OURS, 0, "done", ranks=(rank(0), rank(1))), SPEC)
     assert (its.images, its.seconds) == (2 * 10 / 4, 4.0)
     assert its.phases["waiting"] == 0.5
-    assert (its.hidden, its.memory, its.reached) == (0.25, 101, 8.0)
+    assert (its.overlapped_comm, its.memory, its.seconds_to_accuracy) == (0.25, 101, 8.0)
     assert its.bytes == {"node": 0, "zone": 10, "across": 20}
-    assert its.sums == pytest.approx(4 / 4)
+    assert its.phase_sum_ratio == pytest.approx(4 / 4)
 
 
 def test_figures_of_others_tell_waiting_for_the_slowest_and_what_was_hidden() -> None:
     """One computes for a second longer than the other, which stands still meanwhile."""
-    its = report.figures(Outcome(DDP, 0, "done", ranks=(rank(0, 1.0, False), rank(1, 2.0, False))), SPEC)
+    its = report.job_figures(CellResult(DDP, 0, "done", ranks=(rank(0, 1.0, False), rank(1, 2.0, False))), SPEC)
     assert its.phases["waiting"] == pytest.approx((1.0 + 0.0) / 2)
     assert its.phases["communication"] == pytest.approx((1.5 + 0.5) / 2 - 0.5)
-    assert its.hidden == pytest.approx(2.0 - 1.0)
+    assert its.overlapped_comm == pytest.approx(2.0 - 1.0)
     assert its.bytes == {"node": 0, "zone": 20, "across": 3}
 
 
@@ -133,37 +137,37 @@ def test_what_is_sent_over_tcp_is_counted_by_peer() -> None:
         with receiver:
             sender.sendall(b"x" * 1000)
             assert len(receiver.recv(1000, socket.MSG_WAITALL)) == 1000
-            sent = sockets.Sent()
+            sent = tcp_bytes.TcpBytesSent()
             sender.sendall(b"x" * 70_000)
             assert len(receiver.recv(70_000, socket.MSG_WAITALL)) == 70_000
             limit = time.monotonic() + 10
             while sent.bytes() != {"127.0.0.1": 70_000} and time.monotonic() < limit:
                 time.sleep(0.01)  # what has arrived is confirmed a little later
             assert sent.bytes() == {"127.0.0.1": 70_000}
-            assert sent.own == {"127.0.0.1"}
+            assert sent.local_addresses == {"127.0.0.1"}
             there = os.listdir("/proc/self/fd")
             sent.bytes()
             assert len(os.listdir("/proc/self/fd")) == len(there), "no descriptor stays open"
-    ranks = [{"node": "n0", "zone": "A", "own": ["127.0.0.1", "10.0.0.1"],
+    ranks = [{"node": "n0", "zone": "A", "local_addresses": ["127.0.0.1", "10.0.0.1"],
               "sent": {"127.0.0.1": 1, "10.0.0.1": 2, "10.0.0.2": 4, "10.0.0.3": 8}},
-             {"node": "n1", "zone": "A", "own": ["127.0.0.1", "10.0.0.2"], "sent": {"10.0.0.1": 16}},
-             {"node": "n2", "zone": "B", "own": ["10.0.0.3"], "sent": {}}]
-    assert sockets.by_level(ranks) == {"node": 3, "zone": 20, "across": 8}
+             {"node": "n1", "zone": "A", "local_addresses": ["127.0.0.1", "10.0.0.2"], "sent": {"10.0.0.1": 16}},
+             {"node": "n2", "zone": "B", "local_addresses": ["10.0.0.3"], "sent": {}}]
+    assert tcp_bytes.by_locality(ranks) == {"node": 3, "zone": 20, "across": 8}
 
 
-def keep(folder: Path, *outcomes: Outcome) -> None:
-    jobs.begin(SPEC, folder)
+def keep(folder: Path, *outcomes: CellResult) -> None:
+    submit.prepare(SPEC, folder)
     for its in outcomes:
-        (folder / f"{its.cell.name}.{its.repeat}.outcome").write_text(json.dumps(asdict(its)))
+        (folder / f"{its.cell.name}.{its.repeat}.result").write_text(json.dumps(asdict(its)))
 
 
 def test_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Cells that failed or were not run say so; efficiency is per node; bad marks are there."""
     alone = Cell("slurmdl", "allreduce", "cnn", 1, "slurm")
-    keep(tmp_path, Outcome(alone, 0, "done", ranks=(rank(0),)),
-         Outcome(OURS, 0, "done", ranks=(rank(0), rank(1, idle=0.1))), Outcome(OURS, 1, "time limit"),
-         Outcome(DDP, 0, "failed", "slurmdl: a | b"))
-    (tmp_path / "half.0.outcome").write_text('{"cell": ')
+    keep(tmp_path, CellResult(alone, 0, "done", ranks=(rank(0),)),
+         CellResult(OURS, 0, "done", ranks=(rank(0), rank(1, cpu_idle=0.1))), CellResult(OURS, 1, "time limit"),
+         CellResult(DDP, 0, "failed", "slurmdl: a | b"))
+    (tmp_path / "half.0.result").write_text('{"cell": ')
     assert main(["bench", "report", str(tmp_path)]) == 0
     told = capsys.readouterr().out
     table = [line for line in told.splitlines() if line.startswith("| ")]
@@ -180,13 +184,13 @@ def test_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_folder_belongs_to_one_spec(tmp_path: Path) -> None:
     keep(tmp_path)
-    with pytest.raises(InputError, match=r"results of another spec \(of other steps\)"):
-        jobs.begin(Spec(**{**vars(SPEC), "steps": 3}), tmp_path)
+    with pytest.raises(InputError, match=r"results of another spec \(different steps\)"):
+        submit.prepare(Spec(**{**vars(SPEC), "steps": 3}), tmp_path)
     (tmp_path / "spec.json").write_text("[]")
     with pytest.raises(InputError, match=r"spec\.json"):
-        report.lines(tmp_path)
+        report.report_rows(tmp_path)
     with pytest.raises(InputError, match="no results"):
-        report.lines(tmp_path / "nowhere")
+        report.report_rows(tmp_path / "nowhere")
     assert main(["bench", "run", str(tmp_path / "no-such-spec.yaml")]) == InputError.exit_status
 
 
@@ -194,22 +198,22 @@ def test_what_is_done_is_not_run_again(tmp_path: Path, monkeypatch: pytest.Monke
     """A framework that is not installed is asked for once; what failed is left, unless it is wanted again."""
     ran: list[tuple[str, int]] = []
 
-    def one(spec: Spec, cell: Cell, repeat: int, folder: Path, watch: object) -> Outcome:
+    def one(spec: Spec, cell: Cell, repeat: int, folder: Path, watch: object) -> CellResult:
         ran.append((cell.name, repeat))
         status = {"horovod": "missing", "ddp": "failed"}.get(cell.framework, "done")
-        return Outcome(cell, repeat, status, ranks=(rank(0),))
+        return CellResult(cell, repeat, status, ranks=(rank(0),))
 
-    monkeypatch.setattr(jobs, "_one", one)
+    monkeypatch.setattr(submit, "_one", one)
     asked = Spec(frameworks=("slurmdl", "ddp", "horovod"), nodes=(1,), placements=("slurm",), repeats=2)
     said: list[str] = []
-    jobs.run(asked, tmp_path, say=said.append)
+    submit.run(asked, tmp_path, report_progress=said.append)
     assert (len(ran), len(said)) == (5, 7)
     assert said[0] == "6 of 6 cells to run, at most 1 h left (10 min per job) and the time in the queue"
     assert said[1].startswith("1 of 6: slurmdl allreduce, cnn, 1 node, slurm: done; about ")
     assert said[-1] == "6 of 6: slurmdl allreduce, cnn, 1 node, slurm: done"
-    jobs.run(asked, tmp_path, say=said.append)
+    submit.run(asked, tmp_path, report_progress=said.append)
     assert len(ran) == 5
-    jobs.run(asked, tmp_path, again=True, say=said.append)
+    submit.run(asked, tmp_path, retry_failed=True, report_progress=said.append)
     assert len(ran) == 5 + 3
 
 
@@ -243,8 +247,8 @@ def test_the_job_number_is_found_among_the_lines_of_a_site(tmp_path: Path, monke
         return "CANCELLED", ""
 
     site = "echo Quota: 3 jobs pending; echo '12;east'"
-    monkeypatch.setattr(jobs, "submitter", lambda cell: ["sh", "-c", site])
-    monkeypatch.setattr(jobs, "_end", end)
+    monkeypatch.setattr(submit, "submit_command", lambda cell: ["sh", "-c", site])
+    monkeypatch.setattr(submit, "_end", end)
     asked = Spec(nodes=(1,), placements=("slurm",), repeats=1, frameworks=("ddp",))
-    jobs.run(asked, tmp_path, say=lambda line: None)
+    submit.run(asked, tmp_path, report_progress=lambda line: None)
     assert watched == ["12"]

@@ -23,7 +23,8 @@ README = (ROOT / "README.md").read_text()
 REFERENCE = (ROOT / "docs/reference.md").read_text()
 PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("spank/*.md")]
 #: what is built, run or installed; tests have variables of their own
-CODE = ("slurmdl/**/*.py", "slurmdl/**/*.sh", "spank/*.[ch]", "spank/core/*", "tools/*", "packaging/*",
+CODE = ("slurmdl/**/*.py", "benchmarks/**/*.py", "slurmdl/**/*.sh", "spank/*.[ch]", "spank/core/*", "tools/*",
+        "packaging/*",
         "packaging/systemd/*", "topology/*.lua", "Makefile", ".ci/run")
 
 
@@ -104,7 +105,7 @@ def test_contributing_names_every_room_and_no_other():
         named = {name for first in firsts for name in re.findall(r"`([^`]+)`", first)}
         assert {name for name in named if not name.endswith(".py")} == rooms
         assert all((above / name).exists() for name in named)
-    paths = re.findall(r"`((?:slurmdl|docs|tests|tools)/[\w./-]*)`", text)
+    paths = re.findall(r"`((?:slurmdl|benchmarks|docs|tests|tools)/[\w./-]*)`", text)
     assert paths and [path for path in paths if not (ROOT / path).exists()] == []
 
 

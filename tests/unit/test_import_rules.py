@@ -84,6 +84,14 @@ def test_placement_is_pure():
         assert not unseeded, path
 
 
+def test_the_package_does_not_import_its_benchmarks():
+    for path in PACKAGE.rglob("*.py"):
+        modules = {name.split(".")[0] for node in ast.walk(ast.parse(path.read_text()))
+                   for name in ([alias.name for alias in node.names] if isinstance(node, ast.Import) else
+                                [node.module or ""] if isinstance(node, ast.ImportFrom) else [])}
+        assert "benchmarks" not in modules, path
+
+
 def test_one_module_starts_query_programs():
     """Launch and its readers reach Slurm through slurmdl.process alone."""
     for room in ("cli", "doctor", "launch", "simulate", "placement", "topology", "cluster", "network", "slurm"):

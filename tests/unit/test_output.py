@@ -27,8 +27,7 @@ RAW = {
     # an interpreter of its own, which imports nothing; it names the program that slurmdl has found on PATH
     ("attend.py", "f'slurmdl: {argv[0]}: {error.strerror}'"),
     ("attend.py", "f'slurmdl: {name} {fails}, and has ended all tasks; its own exit status is 0'"),
-    ("cli/bench.py", "document(Path(options.folder))"), ("cli/main.py", "_help()"),
-    ("cli/main.py", "f'slurmdl {__version__}'"), ("cli/place.py", "HELP"),
+    ("cli/main.py", "_help()"), ("cli/main.py", "f'slurmdl {__version__}'"), ("cli/place.py", "HELP"),
     ("cli/score.py", "'\\n'.join(['usage: slurmdl score COMMAND [options]', '', *lines, '', '`slurmdl score COMMAND "
                      "--help` says more.'])"),
     ("cli/scores/export.py", "text"), ("cli/scores/probe.py", "to_lines(samples)"), ("cli/srun.py", "HELP"),

@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 import torch
 from mpi import python
+from stub_models import NoOpOptimizer
 
-from slurmdl.bench.replay import Still
 from slurmdl.errors import SlurmdlError
 from slurmdl.train import init
 from slurmdl.train.courier import Courier
@@ -184,7 +184,7 @@ def test_a_model_leaves_when_its_partner_is_there(size: int, leaves: float) -> N
         gradients = np.zeros(size, np.float32)
         setting = Setting(Messages(transport, LEVELS[1:2] * 2), Courier(False), (0, 1), (), np.zeros_like(gradients),
                           gradients, (size,), Method("gossip", "random"), 1, ("",) * 2, ("",) * 2, {}, lambda: 0.1,
-                          lambda part: Still())
+                          lambda part: NoOpOptimizer())
         strategy = STRATEGIES["gossip"](setting)
         transport.compute(float(transport.rank))
         strategy.before_update(0)

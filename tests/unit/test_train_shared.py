@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import torch
 from mpi import mpirun, needs_mpi
+from stub_models import PlainParameters
 
-from slurmdl.bench.replay import Held
 from slurmdl.train import init
 from slurmdl.train.courier import Courier
 from slurmdl.train.library import run as library
@@ -57,7 +57,7 @@ def mixed(nodes: str, method: Method, steps: int, zones: Sequence[str] = (), mov
         rank = transport.rank
         world = World(transport, method, tuple(nodes), tuple(zones) or ("",) * len(nodes),
                       ("worker",) * len(nodes), {})
-        messages, model = Messages(transport, world.levels()), Held(before[0].copy())
+        messages, model = Messages(transport, world.levels()), PlainParameters(before[0].copy())
         its = Setting(messages, Courier(False), tuple(range(len(nodes))), (), model.parameters, before[0].copy(),
                       (SIZE,), method, 3, world.nodes, world.zones, {}, lambda: 0.1,
                       lambda part: lambda numbers: None, settle=model.settle)
@@ -194,7 +194,7 @@ def test_waiting_for_a_rank_of_the_node_counts_as_waiting() -> None:
     """Every second rank comes a second late, where pairs mix and where a node makes its mean."""
     def program(transport: Virtual, nodes: str) -> tuple[float, float]:
         world = World(transport, method(), tuple(nodes), ("",) * len(nodes), ("worker",) * len(nodes), {})
-        messages, model = Messages(transport, world.levels()), Held(np.ones(SIZE, np.float32))
+        messages, model = Messages(transport, world.levels()), PlainParameters(np.ones(SIZE, np.float32))
         courier = Courier(False, now=transport.now, waited=messages.waited)
         strategy = STRATEGIES["gossip"](Setting(
             messages, courier, tuple(range(len(nodes))), (), model.parameters, model.parameters.copy(), (SIZE,),
@@ -213,7 +213,8 @@ def test_waiting_for_a_rank_of_the_node_counts_as_waiting() -> None:
 @pytest.mark.parametrize("ranks", [1, 4])
 def test_by_mpi_as_by_virtual_ranks(ranks: int) -> None:
     """Nodes are pretended: two ranks each, with random delays."""
-    done = mpirun(ranks, str(Path(__file__).with_name("shared_ranks.py")))
+    done = mpirun(ranks, str(Path(__file__).with_name("shared_ranks.py")),
+                  environ={"PYTHONPATH": str(Path(__file__).parents[1])})
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["collective"] == []

@@ -1,32 +1,82 @@
-"""Frameworks that can train side by side. A new one is one file here, or anywhere, with what `Framework` lists."""
+"""Adapters of the frameworks that `slurmdl bench run` compares: one module each, or any Python file.
+
+An adapter has the members of `Framework`.
+"""
 
 from __future__ import annotations
 
 import importlib.util
+import socket
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import cast
+from typing import Any, Protocol, cast
 
-from slurmdl.bench.frameworks.framework import Framework
 from slurmdl.errors import UsageError
+from slurmdl.train.transports.transport import Transport
 
 #: name -> module
-FRAMEWORKS = {name: f"slurmdl.bench.frameworks.{module}" for name, module in (
-    ("slurmdl", "ours"), ("ddp", "ddp"), ("ddp-mpi", "ddp_mpi"), ("post-local", "post_local"),
-    ("horovod", "horovod"), ("bluefog", "bluefog"))}
+FRAMEWORKS = {name: f"slurmdl.bench.frameworks.{name.replace('-', '_')}" for name in (
+    "slurmdl", "ddp", "ddp-mpi", "post-local", "horovod", "bluefog")}
+
+
+@dataclass(frozen=True)
+class TrainingSession:
+    """A model and an optimizer that several ranks train together.
+
+    Attributes
+    ----------
+    module : called with a batch; returns the model's output.
+    optimizer : its step() trains the module.
+    after_step : communication after each step.
+    no_sync : context of a backward pass without communication, which is timed by itself.
+    phase_seconds : seconds of the training thread so far, by phase (train.report.meters.PHASES); None if the
+        framework has no meter of its own.
+    overlapped_comm : seconds so far in which messages were in flight while the training thread did something else;
+        None if the framework does not measure them.
+    close : ends the session on all ranks and returns further metrics: `bytes` of all ranks, by locality.
+    """
+
+    module: Any
+    optimizer: Any
+    after_step: Callable[[], None] = lambda: None
+    no_sync: Callable[[], AbstractContextManager[Any]] = nullcontext
+    phase_seconds: Callable[[], Mapping[str, float]] | None = None
+    overlapped_comm: Callable[[], float] | None = None
+    close: Callable[[], Mapping[str, Any]] = dict
+
+
+class Framework(Protocol):
+    """An adapter, which is a module.
+
+    Attributes
+    ----------
+    STRATEGIES : strategies of the framework, by its own names; the first is the default.
+    """
+
+    STRATEGIES: tuple[str, ...]
+
+    def unavailable_reason(self) -> str:
+        """Return why the framework cannot be used; "" if it can."""
+
+    def setup(self, transport: Transport, strategy: str, module: Any, optimizer: Any) -> TrainingSession | None:
+        """Start training on all ranks of `transport`; return None on a rank that only serves, after it has ended.
+        Collective."""
 
 
 def load(name: str) -> Framework:
-    """The framework of that name, or of a Python file of one's own.
+    """Return the framework with this name, or the adapter in this Python file.
 
     Raises
     ------
-    UsageError : unknown name, or a file that is no framework.
+    UsageError : unknown name, or a file that is no adapter.
     """
     if name in FRAMEWORKS:
         return cast(Framework, import_module(FRAMEWORKS[name]))
     if not name.endswith(".py"):
-        raise UsageError(f"framework {name!r} is not one of {', '.join(FRAMEWORKS)}, nor a file that ends in .py")
+        raise UsageError(f"framework {name!r}: unknown; expected {', '.join(FRAMEWORKS)}, or a file NAME.py")
     spec = importlib.util.spec_from_file_location(Path(name).stem, name)
     assert spec and spec.loader, "a name that ends in .py has a loader"
     module = importlib.util.module_from_spec(spec)
@@ -34,7 +84,22 @@ def load(name: str) -> Framework:
         spec.loader.exec_module(module)
     except Exception as error:
         raise UsageError(f"framework {name}: cannot be loaded ({type(error).__name__}: {error})") from error
-    lacking = [part for part in ("STRATEGIES", "missing", "start") if not hasattr(module, part)]
-    if lacking:
-        raise UsageError(f"framework {name}: has no {lacking[0]}; needed: STRATEGIES, missing(), start()")
+    absent = [member for member in ("STRATEGIES", "unavailable_reason", "setup") if not hasattr(module, member)]
+    if absent:
+        raise UsageError(f"framework {name}: has no {absent[0]}; expected STRATEGIES, unavailable_reason(), setup()")
     return cast(Framework, module)
+
+
+def import_failure(module: str, title: str) -> str:
+    """Return why a module cannot be imported; "" if it can."""
+    try:
+        import_module(module)
+    except ImportError as error:
+        return f"{title} is not installed ({error})"
+    return ""
+
+
+def rendezvous(transport: Transport) -> str:
+    """Return a tcp:// address on which rank 0 can listen, the same on all ranks. Collective."""
+    with socket.create_server(("", 0)) as free:
+        return str(transport.broadcast(f"tcp://{socket.gethostname()}:{free.getsockname()[1]}"))

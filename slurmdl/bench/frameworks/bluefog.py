@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from slurmdl.bench.frameworks.framework import Training, missing_module
+from slurmdl.bench.frameworks import TrainingSession, import_failure
 from slurmdl.train.transports.transport import Transport
 
 STRATEGIES = ("gossip",)
 
 
-def missing() -> str:
-    return missing_module("bluefog.torch", "BlueFog")
+def unavailable_reason() -> str:
+    return import_failure("bluefog.torch", "BlueFog")
 
 
-def start(transport: Transport, strategy: str, module: Any, optimizer: Any) -> Training:
+def setup(transport: Transport, strategy: str, module: Any, optimizer: Any) -> TrainingSession:
     import bluefog.torch as bf
 
     bf.init()
     bf.broadcast_parameters(module.state_dict(), root_rank=0)
-    return Training(module, bf.DistributedAdaptWithCombineOptimizer(optimizer, model=module))
+    return TrainingSession(module, bf.DistributedAdaptWithCombineOptimizer(optimizer, model=module))

@@ -1,40 +1,45 @@
-"""PyTorch's DistributedDataParallel: NCCL where every rank has a GPU, gloo elsewhere."""
+"""PyTorch's DistributedDataParallel, over NCCL if every rank has a GPU, else over gloo."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from slurmdl.bench.frameworks.framework import Training, rendezvous
+from slurmdl.bench.frameworks import TrainingSession, rendezvous
 from slurmdl.train.transports.transport import Transport
 
 STRATEGIES = ("allreduce",)
 
 
-def missing() -> str:
+def unavailable_reason() -> str:
     import torch.distributed as dist
 
     return "" if dist.is_available() else "this PyTorch has no torch.distributed"
 
 
-def start(transport: Transport, strategy: str, module: Any, optimizer: Any) -> Training:
-    return train(module, optimizer, join(transport))
+def setup(transport: Transport, strategy: str, module: Any, optimizer: Any) -> TrainingSession:
+    return train(module, optimizer, init_process_group(transport))
 
 
-def train(module: Any, optimizer: Any, close: Any) -> Training:
-    """Once the process group is there, which `close` ends."""
+def train(module: Any, optimizer: Any, close: Any) -> TrainingSession:
+    """Wrap a model after `init_process_group`, whose result is `close`."""
     from torch.nn.parallel import DistributedDataParallel
 
     model = DistributedDataParallel(module)
-    return Training(model, optimizer, apart=model.no_sync, close=close)
+    return TrainingSession(model, optimizer, no_sync=model.no_sync, close=close)
 
 
-def join(transport: Transport, backend: str = "") -> Any:
-    """Make the process group of all ranks, by the backend named or that which fits; returns what ends it."""
+def init_process_group(transport: Transport, backend: str = "") -> Any:
+    """Create the process group of all ranks, and return a function that destroys it.
+
+    Parameters
+    ----------
+    backend : "" for NCCL if every rank has a GPU, else gloo.
+    """
     import torch
     import torch.distributed as dist
 
     if backend == "mpi":
-        dist.init_process_group(backend)  # which has the ranks from MPI, as the transport has
+        dist.init_process_group(backend)  # takes the ranks from MPI, like the transport
     else:
         with_gpus = dist.is_nccl_available() and all(transport.allgather(torch.cuda.is_available()))
         dist.init_process_group("nccl" if with_gpus else "gloo", init_method=rendezvous(transport),

@@ -1,21 +1,20 @@
-"""DistributedDataParallel over PyTorch's own MPI backend, which a build from source has on a machine with MPI."""
+"""DistributedDataParallel over PyTorch's MPI backend, which only builds from source have."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from slurmdl.bench.frameworks import ddp
-from slurmdl.bench.frameworks.framework import Training
+from slurmdl.bench.frameworks import TrainingSession, ddp
 from slurmdl.train.transports.transport import Transport
 
 STRATEGIES = ddp.STRATEGIES
 
 
-def missing() -> str:
+def unavailable_reason() -> str:
     import torch.distributed as dist
 
-    return ddp.missing() or ("" if dist.is_mpi_available() else "this PyTorch is built without MPI")
+    return ddp.unavailable_reason() or ("" if dist.is_mpi_available() else "this PyTorch is built without MPI")
 
 
-def start(transport: Transport, strategy: str, module: Any, optimizer: Any) -> Training:
-    return ddp.train(module, optimizer, ddp.join(transport, "mpi"))
+def setup(transport: Transport, strategy: str, module: Any, optimizer: Any) -> TrainingSession:
+    return ddp.train(module, optimizer, ddp.init_process_group(transport, "mpi"))

@@ -1,1 +1,1 @@
-"""A matrix of training jobs, side by side on a cluster: `slurmdl bench run` and `slurmdl bench report`."""
+"""Matrix of training jobs on a cluster: `slurmdl bench run` and `slurmdl bench report`."""

@@ -1,4 +1,4 @@
-"""Tables and pictures of what `slurmdl bench run` has measured."""
+"""Tables of the results of `slurmdl bench run`."""
 
 from __future__ import annotations
 
@@ -10,88 +10,93 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from slurmdl.bench import sockets
-from slurmdl.bench.machine import IDLE
-from slurmdl.bench.matrix import jobs
-from slurmdl.bench.matrix.jobs import Outcome
+from slurmdl.bench import tcp_bytes
+from slurmdl.bench.cpu_idle import CPU_BOUND_IDLE
+from slurmdl.bench.matrix import submit
 from slurmdl.bench.matrix.spec import Cell, Spec
+from slurmdl.bench.matrix.submit import CellResult
 from slurmdl.errors import UnavailableError
 from slurmdl.train.messages import LEVELS
 from slurmdl.train.report.meters import PHASES
 
-#: what the sum of the phases may differ from the time of the steps
-SUMS = 0.03
+#: largest relative difference between the sum of the phases and the step time
+PHASE_SUM_TOLERANCE = 0.03
+#: locality of messages -> column
+BYTES_COLUMNS = dict(zip(LEVELS, ("intra-node bytes", "intra-zone bytes", "inter-zone bytes"), strict=True))
 COLUMNS = ("framework", "strategy", "model", "nodes", "placement", "status", "repeats", "images/s", "spread",
-           "efficiency", "s/step", *PHASES, "hidden", *(f"bytes {level}" for level in LEVELS), "memory", "idle",
-           "s to accuracy")
+           "efficiency", "s/step", *PHASES, "overlapped comm", *BYTES_COLUMNS.values(), "memory", "CPU idle",
+           "time to accuracy (s)")
 
 
 @dataclass(frozen=True)
-class Figures:
-    """Of one job.
+class JobFigures:
+    """Metrics of one job.
 
     Attributes
     ----------
-    images : per second, of all workers.
-    seconds : of a step, the slowest worker's, median.
-    phases : seconds of a step by phase, mean over workers and steps; communication is what computation did not hide.
-    hidden : seconds of communication in a step that computation hid; None where nobody knows.
-    sums : sum of the phases, as a share of the time of the steps.
-    bytes : that all ranks sent in a step, by level: as the framework meters them, else over TCP.
-    memory : bytes, of the worker that had most.
-    idle : share of the processors' time, least of all nodes.
-    reached : seconds of training until the accuracy asked for, None where it was not reached or not asked for.
+    images : images per second, all workers together.
+    seconds : median step time of the slowest worker.
+    phases : seconds of a step by phase, mean over workers and steps; communication is the exposed part only.
+    overlapped_comm : seconds of communication in a step that overlap with computation; None if unknown.
+    phase_sum_ratio : sum of the phases over the step time.
+    bytes : bytes that all ranks send in a step, by locality, from the framework's own meter or else from TCP.
+    memory : peak bytes of the worker that used most.
+    cpu_idle : idle share of the CPUs on the busiest node.
+    seconds_to_accuracy : training seconds to the target accuracy; None if there is no target or it was not reached.
     """
 
     images: float
     seconds: float
     phases: Mapping[str, float]
-    hidden: float | None
-    sums: float
+    overlapped_comm: float | None
+    phase_sum_ratio: float
     bytes: Mapping[str, float]
     memory: int
-    idle: float
-    reached: float | None
+    cpu_idle: float
+    seconds_to_accuracy: float | None
 
 
-def figures(outcome: Outcome, spec: Spec) -> Figures:
-    """What the ranks of a job have measured, as one.
+def job_figures(result: CellResult, spec: Spec) -> JobFigures:
+    """Combine the measurements of all ranks of a job.
 
-    Where a framework does not tell how long a worker waited for others, it is how much longer the slowest one
-    computed in the same step, as far as the worker stood still in communication.
+    If the framework does not measure how long a worker waits for the others, the waiting time is the difference to
+    the computation time of the slowest worker in the same step, at most the worker's communication time.
     """
-    steps = [its["steps"] for its in outcome.ranks]
+    steps = [its["steps"] for its in result.ranks]
     walls = [max(its["wall"] for its in same) for same in zip(*steps, strict=True)]
-    metered = outcome.ranks[0]["communication"] is None
+    metered = result.ranks[0]["communication"] is None
     phases = {phase: fmean(its[phase] for of in steps for its in of) for phase in PHASES}
-    hidden = None if outcome.ranks[0]["hidden"] is None else fmean(its["hidden"] for its in outcome.ranks)
+    overlapped_comm = None if result.ranks[0]["overlapped_comm"] is None else fmean(
+        rank["overlapped_comm"] for rank in result.ranks)
     if not metered:
         stood = []
         for same in zip(*steps, strict=True):
             computed = [its["data"] + its["forward"] + its["backward"] for its in same]
             stood += [min(its["communication"], max(computed) - own) for its, own in zip(same, computed, strict=True)]
-        hidden = max(0.0, fmean(its["communication"] for its in outcome.ranks) - phases["communication"])
+        overlapped_comm = max(0.0, fmean(its["communication"] for its in result.ranks) - phases["communication"])
         phases["waiting"] += fmean(stood)
         phases["communication"] -= fmean(stood)
-    counted = next((its["bytes"] for its in outcome.ranks if its["bytes"]), None)
-    sent, made = (counted, spec.warm_up + spec.steps) if counted else (sockets.by_level(outcome.ranks), spec.steps)
-    reached = [next((seconds for seconds, accuracy in its["course"] if accuracy >= spec.accuracy), None)
-               for its in outcome.ranks if its["course"]]
-    return Figures(
-        len(steps) * spec.batch / median(walls), median(walls), phases, hidden,
+    counted = next((its["bytes"] for its in result.ranks if its["bytes"]), None)
+    sent, made = (counted, spec.warmup_steps + spec.steps) if counted else (tcp_bytes.by_locality(result.ranks),
+                                                                            spec.steps)
+    seconds_to_accuracy = [
+        next((seconds for seconds, accuracy in rank["accuracy_curve"] if accuracy >= spec.target_accuracy), None)
+        for rank in result.ranks if rank["accuracy_curve"]]
+    return JobFigures(
+        len(steps) * spec.batch / median(walls), median(walls), phases, overlapped_comm,
         sum(phases.values()) / fmean(its["wall"] for of in steps for its in of),
         {level: sent[level] / made for level in LEVELS},
-        max(its["memory"] for its in outcome.ranks), min(its["idle"] for its in outcome.ranks),
-        reached[0] if reached and spec.accuracy else None)
+        max(its["memory"] for its in result.ranks), min(its["cpu_idle"] for its in result.ranks),
+        seconds_to_accuracy[0] if seconds_to_accuracy and spec.target_accuracy else None)
 
 
 @dataclass(frozen=True)
-class Line:
-    """A cell in the table, of all its repeats; the figures of a repeat that failed are left out."""
+class ReportRow:
+    """One row of the table: a cell with the metrics of all repeats that succeeded."""
 
     cell: Cell
     status: str
-    jobs: tuple[Figures, ...] = ()
+    jobs: tuple[JobFigures, ...] = ()
     efficiency: float | None = None
     marks: tuple[str, ...] = field(default=())
 
@@ -100,37 +105,37 @@ class Line:
         return median(its.images for its in self.jobs)
 
     @property
-    def usual(self) -> Figures:
-        """The job in the middle."""
+    def median_job(self) -> JobFigures:
+        """The job with the median images per second."""
         return sorted(self.jobs, key=lambda its: its.images)[len(self.jobs) // 2]
 
 
-def lines(folder: Path) -> list[Line]:
-    """A line for each cell of a folder, in the spec's order."""
-    spec = jobs.read_spec(folder)
-    found: dict[Cell, list[Outcome]] = {}
-    for outcome in jobs.outcomes(folder):
-        found.setdefault(outcome.cell, []).append(outcome)
-    made = [_line(cell, found.get(cell, []), spec) for cell in spec.cells()]
+def report_rows(folder: Path) -> list[ReportRow]:
+    """Return one row for each cell of a results directory, in the order of the spec."""
+    spec = submit.read_spec(folder)
+    found: dict[Cell, list[CellResult]] = {}
+    for result in submit.cell_results(folder):
+        found.setdefault(result.cell, []).append(result)
+    made = [_make_row(cell, found.get(cell, []), spec) for cell in spec.cells()]
     return [replace(line, efficiency=_efficiency(line, made)) for line in made]
 
 
-def _line(cell: Cell, outcomes: Sequence[Outcome], spec: Spec) -> Line:
-    done = tuple(figures(outcome, spec) for outcome in outcomes if outcome.status == "done")
-    others = [f"{outcome.status}: {outcome.reason}" if outcome.reason else outcome.status for outcome in outcomes
-              if outcome.status != "done"]
+def _make_row(cell: Cell, cell_results: Sequence[CellResult], spec: Spec) -> ReportRow:
+    done = tuple(job_figures(result, spec) for result in cell_results if result.status == "done")
+    others = [f"{result.status}: {result.reason}" if result.reason else result.status for result in cell_results
+              if result.status != "done"]
     status = "done" if done else "not run yet"
     if others:
-        status = others[0] if not done else f"{len(others)} of {len(outcomes)} {others[0]}"
+        status = others[0] if not done else f"{len(others)} of {len(cell_results)} {others[0]}"
     marks = [word for word, true in (
-        ("CPU-bound", done and median(its.idle for its in done) < IDLE),
-        (f"phases sum to {median(its.sums for its in done):.0%} of the step" if done else "",
-         done and abs(median(its.sums for its in done) - 1) > SUMS)) if true]
-    return Line(cell, status, done, marks=tuple(marks))
+        ("CPU-bound", done and median(its.cpu_idle for its in done) < CPU_BOUND_IDLE),
+        (f"phases sum to {median(its.phase_sum_ratio for its in done):.0%} of the step" if done else "",
+         done and abs(median(its.phase_sum_ratio for its in done) - 1) > PHASE_SUM_TOLERANCE)) if true]
+    return ReportRow(cell, status, done, marks=tuple(marks))
 
 
-def _efficiency(line: Line, others: Sequence[Line]) -> float | None:
-    """Images/s per node, of those on the fewest nodes; None where there is nothing to compare."""
+def _efficiency(line: ReportRow, others: Sequence[ReportRow]) -> float | None:
+    """Return images/s per node relative to the fewest nodes; None if there is nothing to compare."""
     same = [other for other in others if other.jobs and replace(other.cell, nodes=0) == replace(line.cell, nodes=0)]
     if not line.jobs or len(same) < 2:
         return None
@@ -138,36 +143,37 @@ def _efficiency(line: Line, others: Sequence[Line]) -> float | None:
     return line.images / line.cell.nodes / (least.images / least.cell.nodes)
 
 
-def rows(made: Sequence[Line]) -> Iterator[dict[str, Any]]:
-    """Values by COLUMNS; None where there is none."""
+def rows(made: Sequence[ReportRow]) -> Iterator[dict[str, Any]]:
+    """Yield the values of each row by column; None for no value."""
     for line in made:
         row: dict[str, Any] = {**dict.fromkeys(COLUMNS), "framework": line.cell.framework,
                                "strategy": line.cell.strategy, "model": line.cell.model, "nodes": line.cell.nodes,
                                "placement": line.cell.placement, "repeats": len(line.jobs),
                                "status": "; ".join([line.status, *line.marks])}
         if line.jobs:
-            its, rates = line.usual, [job.images for job in line.jobs]
+            its, rates = line.median_job, [job.images for job in line.jobs]
             row |= {"images/s": line.images, "spread": max(rates) - min(rates), "efficiency": line.efficiency,
-                    "s/step": its.seconds, **its.phases, "hidden": its.hidden, "memory": its.memory,
-                    "idle": its.idle, "s to accuracy": its.reached,
-                    **{f"bytes {level}": value for level, value in its.bytes.items()}}
+                    "s/step": its.seconds, **its.phases, "overlapped comm": its.overlapped_comm, "memory": its.memory,
+                    "CPU idle": its.cpu_idle, "time to accuracy (s)": its.seconds_to_accuracy,
+                    **{BYTES_COLUMNS[level]: value for level, value in its.bytes.items()}}
         yield row
 
 
-def markdown(made: Sequence[Line], spec: Spec) -> str:
-    """The table, what it is of, and what the columns mean."""
+def markdown(made: Sequence[ReportRow], spec: Spec) -> str:
+    """Format the table, its settings, and the meaning of its columns."""
     shown = [column for column in COLUMNS if any(row[column] is not None for row in rows(made))]
     text = [f"# {' / '.join(spec.models)}: {' / '.join(spec.frameworks)}", "",
             f"{spec.tasks_per_node} task{'s' * (spec.tasks_per_node > 1)} on each node, batches of {spec.batch}, "
-            f"{spec.steps} steps after {spec.warm_up}, repeats {spec.repeats}, seed {spec.seed}"
-            + (f", computation {spec.compute}" if spec.compute else "") + ".", "",
+            f"{spec.steps} steps after {spec.warmup_steps}, repeats {spec.repeats}, seed {spec.seed}"
+            + (f", computation {spec.emulate_compute}" if spec.emulate_compute else "") + ".", "",
             "| " + " | ".join(shown) + " |", "|" + " --- |" * len(shown)]
     text += ["| " + " | ".join(_shown(column, row[column]) for column in shown) + " |" for row in rows(made)]
-    text += ["", "images/s is the median of the repeats, spread largest minus smallest; all else is of the repeat in "
-             "the middle. efficiency: images/s per node, of those on the fewest nodes. The phases are seconds of a "
-             "step, mean over the workers; communication and waiting are what computation did not hide, hidden is "
-             "what it did. bytes are those of all ranks in a step, by how far they went; of frameworks that do not "
-             "meter them those that went over TCP.", ""]
+    text += ["",
+             "images/s: median of the repeats; spread: largest minus smallest. All other columns are of the median "
+             "repeat. efficiency: images/s per node, relative to the fewest nodes. The phases are seconds of a step, "
+             "mean over the workers; communication and waiting are exposed, overlapped comm overlaps with "
+             "computation. Bytes are those of all ranks in a step; TCP bytes only, if the framework has no meter of "
+             "its own.", ""]
     return "\n".join(text)
 
 
@@ -176,18 +182,18 @@ def _shown(column: str, value: Any) -> str:
         return ""
     if isinstance(value, str):
         return value.replace("|", "\\|")
-    if column in ("efficiency", "idle"):
+    if column in ("efficiency", "CPU idle"):
         return f"{value:.0%}"
     if column == "memory":
         return f"{value / 1e6:,.0f} MB"
-    if column.startswith("bytes"):
+    if column.endswith("bytes"):
         return f"{value:,.0f}"
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def write(folder: Path) -> list[Path]:
-    """Write the table as Markdown and CSV; returns the files."""
-    made, spec = lines(folder), jobs.read_spec(folder)
+    """Write the table as Markdown and CSV; return the files."""
+    made, spec = report_rows(folder), submit.read_spec(folder)
     table, values = folder / "report.md", folder / "report.csv"
     text = io.StringIO()
     writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
@@ -198,4 +204,4 @@ def write(folder: Path) -> list[Path]:
         values.write_text(text.getvalue())
         return [table, values]
     except OSError as error:
-        raise UnavailableError(f"{folder}: cannot be written ({error.strerror})") from error
+        raise UnavailableError(f"{folder}: not writable ({error.strerror})") from error

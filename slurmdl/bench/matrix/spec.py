@@ -1,25 +1,25 @@
-"""What `slurmdl bench run` compares: a SPEC.yaml, the cells that it stands for, and their order.
+"""The SPEC.yaml of `slurmdl bench run`, its cells (combinations), and their running order.
 
 The keys, all optional::
 
-    frameworks: [slurmdl, ddp]     # or post-local, horovod, bluefog, and files of adapters of one's own
-    strategies: [allreduce]        # of slurmdl; the others have one each
-    models: {cnn: digits}          # model: data, as of `slurmdl train`; a list has `digits` for all
+    frameworks: [slurmdl, ddp]     # or post-local, horovod, bluefog, and files of other adapters
+    strategies: [allreduce]        # of slurmdl; the other frameworks have one each
+    models: {cnn: digits}          # model: data, as in `slurmdl train`; a list of models uses `digits`
     nodes: [1, 2]
-    placements: [slurm, slurmdl]   # plain sbatch; and `slurmdl sbatch`, which also takes balance and spread
-    launcher: srun                 # or mpirun, Open MPI's, where Slurm has no PMI that fits
+    placements: [slurm, slurmdl]   # sbatch, `slurmdl sbatch`; or balance, spread: `slurmdl sbatch --dl-place=...`
+    launcher: srun                 # or mpirun (Open MPI), if Slurm has no matching PMI
     tasks_per_node: 1
-    ps: 1                          # servers of the strategy ps, among the tasks
+    ps: 1                          # parameter servers of the strategy ps, among the tasks
     batch: 32                      # samples of a worker in a step
     lr: 0.05
-    compute: ""                    # replay:SECONDS: a step takes that long, asleep
-    warm_up: 3                     # steps before those that are timed
+    emulate_compute: 0             # seconds that each step sleeps in place of its computation; 0: compute
+    warmup_steps: 3                # untimed steps before the timed ones
     steps: 20
-    accuracy: 0                    # evaluate every `evaluate_every` steps, and tell when this one was reached
+    target_accuracy: 0             # report when the accuracy, evaluated every `evaluate_every` steps, reaches this
     evaluate_every: 0
     repeats: 3
     seed: 1
-    minutes: 10                    # time limit of a job
+    time_limit_minutes: 10         # of a job
     sbatch: []                     # further options of every job, e.g. --partition=short
 """
 
@@ -40,7 +40,7 @@ from slurmdl.errors import InputError, UsageError, nearest_first
 from slurmdl.launch.srun import LAUNCHERS
 from slurmdl.plan import STRATEGIES
 
-#: placements beside Slurm's own; the first word of `slurmdl` is what --dl-place has by default
+#: placements; `slurmdl` is `slurmdl sbatch` with the default of --dl-place
 PLACEMENTS = ("slurm", "slurmdl", *PLACES[1:])
 
 
@@ -56,7 +56,7 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """For files: readable, and another one for another cell."""
+        """A readable file name, unique for each cell."""
         words = [self.framework, self.strategy, self.model, str(self.nodes), self.placement]
         plain = re.sub(r"[^A-Za-z0-9.-]+", "_", "-".join(words))
         return f"{plain}-{hashlib.sha256(json.dumps(words).encode()).hexdigest()[:6]}"
@@ -68,7 +68,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Spec:
-    """What SPEC.yaml says; see above."""
+    """Contents of SPEC.yaml; the keys are described above."""
 
     frameworks: tuple[str, ...] = ("slurmdl", "ddp")
     strategies: tuple[str, ...] = ("allreduce",)
@@ -80,14 +80,14 @@ class Spec:
     ps: int = 1
     batch: int = 32
     lr: float = 0.05
-    compute: str = ""
-    warm_up: int = 3
+    emulate_compute: float = 0.0
+    warmup_steps: int = 3
     steps: int = 20
-    accuracy: float = 0.0
+    target_accuracy: float = 0.0
     evaluate_every: int = 0
     repeats: int = 3
     seed: int = 1
-    minutes: int = 10
+    time_limit_minutes: int = 10
     sbatch: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
@@ -95,53 +95,53 @@ class Spec:
         return found
 
     def cells(self) -> list[Cell]:
-        """Those that are compared stand together: frameworks and strategies first, then placements."""
-        ways = [(framework, strategy) for framework in self.frameworks
-                for strategy in (self.strategies if framework == "slurmdl" else load(framework).STRATEGIES[:1])]
+        """All combinations; those with the same model, nodes and placement are adjacent."""
+        variants = [(framework, strategy) for framework in self.frameworks
+                    for strategy in (self.strategies if framework == "slurmdl" else load(framework).STRATEGIES[:1])]
         return [Cell(framework, strategy, model, nodes, placement)
                 for model, nodes, placement, (framework, strategy) in product(
-                    self.models, self.nodes, self.placements, ways)]
+                    self.models, self.nodes, self.placements, variants)]
 
     def order(self) -> Iterator[tuple[Cell, int]]:
-        """Every cell once, then all again the other way round, and so on: what changes in time meets all alike."""
+        """Yield all cells once for each repeat, in alternating directions, so that drift affects all cells alike."""
         for repeat in range(self.repeats):
             for cell in self.cells()[::-1 if repeat % 2 else 1]:
                 yield cell, repeat
 
 
 def read(path: str) -> Spec:
-    """The spec of a file.
+    """Read a spec from a file.
 
     Raises
     ------
-    InputError : the file cannot be read, is not YAML, or holds an unknown key or a value that is not valid.
+    InputError : unreadable file, invalid YAML, unknown key, or invalid value.
     """
     data = yamlfile.keys(yamlfile.read(path) or {}, [entry.name for entry in fields(Spec)], path, "")
-    usual = Spec()
+    default = Spec()
     try:
-        spec = Spec(**{key: _value(key, value, getattr(usual, key)) for key, value in data.items()})
+        spec = Spec(**{key: _value(key, value, getattr(default, key)) for key, value in data.items()})
         _check(spec)
     except UsageError as error:
         raise InputError(str(error), path) from error
     return spec
 
 
-def _value(key: str, value: Any, usual: Any) -> Any:
-    """A value of the type of the usual one; a single value stands for a list of it."""
-    if isinstance(usual, tuple):
+def _value(key: str, value: Any, default: Any) -> Any:
+    """Convert a value to the type of the default; a single value becomes a list."""
+    if isinstance(default, tuple):
         kind = int if key == "nodes" else str
         found = value if isinstance(value, list) else [value]
         return tuple(_value(key, each, kind()) for each in found)
-    if isinstance(usual, dict):
+    if isinstance(default, dict):
         names = dict.fromkeys([value] if isinstance(value, str) else value, "digits") \
             if isinstance(value, (str, list)) else value
         if not isinstance(names, dict) or not all(isinstance(word, str) for pair in names.items() for word in pair):
             raise UsageError(f"{key}: {value!r} is not valid; valid: MODEL: DATA, or a list of models")
         return names
-    if isinstance(usual, float) and isinstance(value, int) and not isinstance(value, bool):
+    if isinstance(default, float) and isinstance(value, int) and not isinstance(value, bool):
         value = float(value)
-    if type(value) is not type(usual):
-        words = {int: "a whole number", float: "a number", str: "a text"}[type(usual)]
+    if type(value) is not type(default):
+        words = {int: "a whole number", float: "a number", str: "a text"}[type(default)]
         raise UsageError(f"{key}: {value!r} is not valid; valid: {words}")
     return value
 
@@ -166,18 +166,17 @@ def _check(spec: Spec) -> None:
             parse(arguments)
     one_of("placements", spec.placements, PLACEMENTS)
     one_of("launcher", [spec.launcher], LAUNCHERS)
-    for key, least in (("tasks_per_node", 1), ("ps", 1), ("batch", 1), ("warm_up", 1), ("steps", 1), ("repeats", 1),
-                       ("minutes", 1), ("evaluate_every", 0)):
+    for key, least in (("tasks_per_node", 1), ("ps", 1), ("batch", 1), ("warmup_steps", 1), ("steps", 1),
+                       ("repeats", 1),
+                       ("time_limit_minutes", 1), ("evaluate_every", 0), ("emulate_compute", 0)):
         if getattr(spec, key) < least:
             raise UsageError(f"{key}: {getattr(spec, key)} is not valid; valid: {least} or more")
-    if spec.compute and not re.fullmatch(r"replay:[0-9]+(\.[0-9]*)?", spec.compute):
-        raise UsageError(f"compute: {spec.compute!r} is not valid; valid: replay:SECONDS, or nothing")
     if any(nodes < 1 for nodes in spec.nodes):
         raise UsageError(f"nodes: {min(spec.nodes)} is not valid; valid: 1 or more")
     for key in ("frameworks", "strategies", "models", "nodes", "placements"):
         given = list(getattr(spec, key))
         if not given or len(set(given)) < len(given):
             raise UsageError(f"{key}: {'nothing is' if not given else 'something is twice'} in the list")
-    if not 0 <= spec.accuracy <= 1 or bool(spec.accuracy) != bool(spec.evaluate_every):
-        raise UsageError(f"accuracy: {spec.accuracy} with evaluate_every {spec.evaluate_every} is not valid; valid: "
-                         "both, accuracy as a share of 1, or neither")
+    if not 0 <= spec.target_accuracy <= 1 or bool(spec.target_accuracy) != bool(spec.evaluate_every):
+        raise UsageError(f"target_accuracy: {spec.target_accuracy} with evaluate_every {spec.evaluate_every} is not "
+                         "valid; valid: both, target_accuracy as a share of 1, or neither")

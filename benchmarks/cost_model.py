@@ -1,0 +1,197 @@
+"""The cost model against reality: predicted and measured communication of random placements on shaped links.
+
+Nine nodes in three zones. Again and again the links change: every zone's uplink gets a rate of its own, and some
+nodes a degraded link. The model knows these rates as it knows measured ones, by link scores. For each pattern random
+nodes get random ranks (so the parameter servers sit anywhere), the trainer's strategies run on exactly these, and
+the seconds of communication per iteration are held against the model's. The figure is Spearman's rank correlation:
+what a choice among placements needs of a model is their order. The control, shuffled predictions, must lose.
+
+C. Spearman: The proof and measurement of association between two things. Am. J. Psychol. 15 (1904).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from benchmarks import results, sandbox_mpi
+from benchmarks.results import make_row
+from benchmarks.suite import run_repeated, start
+from slurmdl.network.model import LinkScore, LinkScores
+from slurmdl.placement.cost import cost, links
+from slurmdl.placement.traffic import Traffic
+from slurmdl.sandbox import cluster
+from slurmdl.sandbox.spec import Spec, alternating
+from slurmdl.topology.model import Topology
+
+SEED = 4
+PLACEMENTS, RANKS, SERVERS = 40, 6, 2
+#: pattern -> strategy
+PATTERNS = {"ring": "allreduce", "ps": "ps", "gossip": "gossip"}
+#: a placement runs a step to warm up, then blocks of so many steps; partners of gossip differ from step to step
+WARM_UP, BLOCKS = 1, 3
+STEPS = {"ring": 2, "ps": 2, "gossip": 6}
+#: placements of each pattern that run before the links change
+UNCHANGED = 4
+#: so many that what a link's token bucket lets through at once, 70 KB, is little of a message
+PARAMETERS = 400_000
+TARGET = 0.9
+#: bits/s, lowest and highest; two CPUs move far more than that, so that the links bound the time
+NODE_RATE = 3e8
+ZONE_RATES = (3e7, 3e8)
+DEGRADED_RATES = (1.5e7, 1.5e8)
+#: share of the nodes that have a degraded link
+DEGRADED = 0.25
+#: share of a rate that is payload, of frames of 9,000 bytes with Ethernet, IP and TCP around (66 bytes)
+PAYLOAD = 0.99
+
+FloatArray = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Job:
+    """One placement: entry i of `nodes` is the node of rank i, of `zones` its zone; the ranks below `ps` serve.
+
+    `rates` : node or zone -> bits/s of its link.
+    """
+
+    pattern: str
+    nodes: tuple[str, ...]
+    zones: tuple[str, ...]
+    rates: Mapping[str, float]
+
+    @property
+    def traffic(self) -> Traffic:
+        return Traffic(PATTERNS[self.pattern], PARAMETERS * 4, self.ps)
+
+    @property
+    def ps(self) -> int:
+        return SERVERS if self.pattern == "ps" else 0
+
+    def to_json(self) -> dict[str, Any]:
+        return {"strategy": PATTERNS[self.pattern], "ps": self.ps, "nodes": self.nodes, "zones": self.zones,
+                "warm_up": WARM_UP, "blocks": BLOCKS, "steps": STEPS[self.pattern]}
+
+
+def run(repeats: int = 1, results_file: str | None = None, name: str = "model") -> None:
+    """Bring a sandbox up, run all placements `repeats` times, print and write the correlations, take it down."""
+    topology = alternating(9, 3)
+    jobs = draw(topology)
+    sandbox = cluster.up(Spec(name, topology, node_rate=NODE_RATE))
+    try:
+        version = sandbox_mpi.call(sandbox, ["sbatch", "--version"]).strip()
+        measured = np.concatenate([measure(sandbox, jobs) for _ in range(repeats)], axis=1)
+    finally:
+        cluster.down(name)
+    rows = evaluate(jobs, predict(jobs, topology), measured)
+    for row in rows:
+        print(f"{row.metric}: {row.value:.3f}{f' {row.unit}' if row.unit else ''}"
+              f"{f' (target: {row.target})' if row.target else ''}")
+    if results_file:
+        results.write(results_file, rows, seed=SEED, versions={"slurm": version},
+                      command=f"python -m benchmarks.cost_model --repeats {repeats} --results {results_file}")
+
+
+def draw(topology: Topology) -> list[Job]:
+    """Random placements under random links, the same for the same seed; jobs with the same links stand together."""
+    random = np.random.default_rng(SEED)
+    jobs = []
+    for _ in range(PLACEMENTS // UNCHANGED):
+        rates = {zone: _between(random, *ZONE_RATES) for zone in topology.zones if zone != "core"}
+        rates |= {node: _between(random, *DEGRADED_RATES) if random.random() < DEGRADED else NODE_RATE
+                  for node in topology.nodes}
+        for pattern in np.repeat([*PATTERNS], UNCHANGED).tolist():
+            nodes = [str(node) for node in random.permutation(topology.nodes)[:RANKS]]
+            zones = [topology.zones[topology.leaf[topology.node_index[node]]] for node in nodes]
+            jobs.append(Job(pattern, tuple(nodes), tuple(zones), rates))
+    return jobs
+
+
+def _between(random: np.random.Generator, low: float, high: float) -> float:
+    """A number that is as likely near one end as near the other, whatever their ratio."""
+    return float(np.exp(random.uniform(np.log(low), np.log(high))))
+
+
+def predict(jobs: Sequence[Job], topology: Topology) -> FloatArray:
+    """Predicted seconds of communication per iteration; shape (jobs,). The shaped rates are given as link scores."""
+    found = []
+    for job in jobs:
+        names = sorted(job.nodes)
+        place = np.array([names.index(node) for node in job.nodes])
+        found.append(cost(job.traffic.phases(RANKS), links(names, topology, known(job, topology)), place).seconds)
+    return np.array(found)
+
+
+def known(job: Job, topology: Topology) -> LinkScores:
+    """The shaped rates of the links as scores."""
+    payload = {name: LinkScore(rate / 8 * PAYLOAD) for name, rate in job.rates.items()}
+    return LinkScores(nodes={name: score for name, score in payload.items() if name in topology.node_index},
+                      zones={name: score for name, score in payload.items() if name in topology.zone_index})
+
+
+def measure(sandbox: cluster.Sandbox, jobs: Sequence[Job]) -> FloatArray:
+    """Measured seconds of communication per iteration; shape (jobs, blocks)."""
+    found: list[list[float]] = []
+    for together in (jobs[i:i + UNCHANGED * len(PATTERNS)] for i in range(0, len(jobs), UNCHANGED * len(PATTERNS))):
+        for link, rate in together[0].rates.items():
+            sandbox.change_link(link, rate=rate)
+        work = {"parameters": PARAMETERS, "jobs": [job.to_json() for job in together]}
+        found += sandbox_mpi.run_program(sandbox, "placement_comm_time", work)
+    return np.array(found)
+
+
+def evaluate(jobs: Sequence[Job], predicted: FloatArray, measured: FloatArray) -> list[results.Row]:
+    """The rows of each pattern: correlation, its control, the median ratio, and how far the predictions spread.
+
+    Parameters
+    ----------
+    predicted : shape (jobs,). measured : shape (jobs, blocks); of a placement its median counts.
+    """
+    rows = []
+    for pattern in PATTERNS:
+        mine = np.array([job.pattern == pattern for job in jobs])
+        seconds = np.median(measured[mine], axis=1)
+        known = spearman(predicted[mine], seconds)
+        shuffled = [spearman(np.random.default_rng(SEED + i).permutation(predicted[mine]), seconds)
+                    for i in range(20)]
+        ratios = (seconds / predicted[mine]).tolist()
+        rows += [
+            make_row(f"{pattern}: rank correlation of predicted with measured seconds", [known], "",
+                     target=f"at least {TARGET}", met=known >= TARGET),
+            make_row(f"{pattern}: the same, predictions shuffled (control)", shuffled, "", baseline=known,
+                     target=f"below {TARGET}", met=max(shuffled) < min(known, TARGET)),
+            make_row(f"{pattern}: measured / predicted seconds", ratios, ""),
+            make_row(f"{pattern}: largest / smallest predicted seconds",
+                     [float(predicted[mine].max() / predicted[mine].min())], "",
+                     target="at least 4", met=bool(predicted[mine].max() >= 4 * predicted[mine].min())),
+            make_row(f"{pattern}: measured seconds per iteration", seconds.tolist(), "s"),
+            make_row(f"{pattern}: predicted seconds per iteration", predicted[mine].tolist(), "s")]
+    return rows
+
+
+def spearman(one: Sequence[float] | FloatArray, other: Sequence[float] | FloatArray) -> float:
+    """Rank correlation; equal values share their mean rank. 0 where one of them has but one value."""
+    first, second = _ranks(np.asarray(one, float)), _ranks(np.asarray(other, float))
+    if not np.ptp(first) or not np.ptp(second):
+        return 0.0
+    return float(np.corrcoef(first, second)[0, 1])
+
+
+def _ranks(values: FloatArray) -> FloatArray:
+    _, group, counts = np.unique(values, return_inverse=True, return_counts=True)
+    last = np.cumsum(counts)
+    return np.asarray((last - (counts - 1) / 2)[group], float)
+
+
+def main(argv: list[str]) -> None:
+    run_repeated("cost_model",
+                 "Predicted and measured communication times of random placements on a sandbox (needs root).",
+                 run, 1, argv)
+
+
+if __name__ == "__main__":
+    start(main)

@@ -1,0 +1,283 @@
+"""The same two training jobs three ways on a sandbox: plain Slurm, Slurm in leaf order, and placed.
+
+All three run with Slurm's own topology/tree on, on the same free nodes, one after the other in turn. What
+differs is how they are submitted and started:
+
+- plain: `sbatch` and `srun`; ranks in the alphabetical order of the nodes, as Slurm up to 25.11 orders them.
+- leaf order: Slurm's choice of nodes, ranks ordered by leaf switch, as Slurm 26.05 orders them by itself.
+- slurmdl: `slurmdl sbatch` and `slurmdl srun`.
+- control (benchmark only): the worst of 30 random rank orders in the cost model; it must lose.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks import results
+from benchmarks.results import make_row
+from benchmarks.suite import run_repeated, start
+from slurmdl.errors import SandboxError
+from slurmdl.plan import PATTERNS
+from slurmdl.sandbox import cluster
+from slurmdl.sandbox.spec import Spec, alternating
+from slurmdl.topology import hostlist
+
+MODEL = "mlp:256,128"
+PARAMETERS = 64 * 256 + 256 + 256 * 128 + 128 + 128 * 10 + 10
+RANKS, SERVERS, SEED = 6, 2, 1
+#: nodes that another job holds, so that the free ones are scattered over both zones
+BUSY = ("n2", "n7")
+TRAIN = "python -m slurmdl.train"
+VARIANTS = ("plain", "leaf order", "slurmdl")
+NEGATIVE_CONTROL = "control"
+
+
+@dataclass(frozen=True)
+class Job:
+    """One of the two training jobs; `arguments` go to the trainer.
+
+    Allreduce goes round a ring, as that of most libraries does: there the order of the ranks shows.
+    """
+
+    strategy: str
+    ps: int
+    steps: int
+    title: str
+
+    @property
+    def arguments(self) -> str:
+        return (f"--strategy {self.strategy} --traffic {PATTERNS[self.strategy][0]} --ps {self.ps} --model {MODEL} "
+                f"--steps {self.steps} --seed {SEED} --log-every {self.steps // 2}")
+
+
+@dataclass
+class Outcome:
+    """What the runs of one job one way gave; bytes as the routers between the zones counted them."""
+
+    nodes: str = ""
+    zones: int = 0
+    accuracy: float = 0.0
+    metered: float = 0.0
+    across: list[float] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+
+
+JOBS = (Job("ps", SERVERS, 40, "parameter server (2 PS, 4 workers)"),
+        Job("allreduce", 0, 40, "allreduce (6 workers)"))
+
+_HEADER = f"#!/bin/sh\n#SBATCH -N {RANKS} --ntasks-per-node=1 -J {{name}} -o {{name}}.log -t 5\n"
+_ORDERED = """\
+python - {order} > hosts.$SLURM_JOB_ID <<'END'
+{program}
+END
+SLURM_HOSTFILE=hosts.$SLURM_JOB_ID exec srun --mpi=pmix -n {ranks} -m arbitrary {train}
+"""
+_ORDER_PROGRAM = """\
+import os, random, sys
+import numpy
+from slurmdl import config
+from slurmdl.launch.survey import link_scores
+from slurmdl.placement.cost import cost, links
+from slurmdl.placement.ranks.rankmap import leaf_order
+from slurmdl.placement.traffic import Traffic
+from slurmdl.topology import hostlist, read
+network = links(hostlist.expand(os.environ["SLURM_JOB_NODELIST"]), read.read(),
+                link_scores(config.load(), "off"))
+orders = [list(leaf_order(network))]
+if sys.argv[1] != "leaf":
+    strategy, ps = sys.argv[1].split(",")
+    shuffle = random.Random(1)
+    orders = [shuffle.sample(orders[0], len(orders[0])) for _ in range(30)]
+    traffic = Traffic(strategy, 1e6, int(ps)).phases(len(orders[0]))
+    orders.sort(key=lambda order: -cost(traffic, network, numpy.array(order)).seconds)
+print(*(network.nodes[i] for i in orders[0]), sep="\\n")
+"""
+
+
+def run(repeats: int = 1, results_file: str | None = None, name: str = "demo") -> None:
+    """Bring a sandbox up, run the jobs, print what happens and the table, take the sandbox down."""
+    began = time.monotonic()
+    variants = (*VARIANTS, NEGATIVE_CONTROL) if results_file else VARIANTS
+    sandbox = cluster.up(Spec(name, alternating(8, 2)))
+    try:
+        demo = Demo(sandbox)
+        outcomes, version = demo.run(variants, repeats), demo.version()
+    finally:
+        cluster.down(name)
+    print(f"the cluster is down, nothing is left of it; {time.monotonic() - began:.0f} s in all\n")
+    print(table(outcomes, variants))
+    if results_file:
+        _write(results_file, outcomes, repeats, version)
+
+
+class Demo:
+    """The demo on a sandbox that is up."""
+
+    def __init__(self, sandbox: cluster.Sandbox) -> None:
+        self.sandbox = sandbox
+        self.folder = sandbox.shared / "demo"
+        self._call(["mkdir", "-p", str(self.folder)], directory=str(sandbox.shared))
+
+    def run(self, variants: Sequence[str], repeats: int) -> dict[tuple[str, str], Outcome]:
+        """Run every job every way, the ways in turn; (strategy, way) -> outcome."""
+        spec = self.sandbox.spec
+        print(f"a Slurm cluster of 8 nodes on this machine: {self.version()}; links of "
+              f"{spec.node_rate / 1e9:g} Gbit/s inside a zone, {spec.zone_rate / 1e6:g} Mbit/s between")
+        self._call(["sbatch", "-J", "other", "-o", "/dev/null", "-N", str(len(BUSY)), "-w", ",".join(BUSY),
+                    "--exclusive", "--wrap", "sleep 86400"])
+        self._wait_for(lambda: self._call(["squeue", "-h", "-t", "R", "-o", "%j"]).split() == ["other"],
+                       "the other user's job")
+        print("\nzones, with another user's job on " + " and ".join(BUSY) + ":")
+        print(_indent(self._call(["slurmdl", "topology", "show"])))
+        print(_indent(self._call(["sinfo", "-o", "%6t %N"])))
+        outcomes: dict[tuple[str, str], Outcome] = {}
+        for repeat in range(repeats):
+            for job in JOBS:
+                if not repeat:
+                    print(f"--- {job.title}, {PARAMETERS * 4:,} bytes of parameters: the choice")
+                    print(_indent(self._call(["slurmdl", "place", "--explain", self._script(job, "slurmdl")])))
+                for variant in variants:
+                    self._one(job, variant, outcomes.setdefault((job.strategy, variant), Outcome()), loud=not repeat)
+        return outcomes
+
+    def _one(self, job: Job, variant: str, outcome: Outcome, *, loud: bool) -> None:
+        """Submit one job one way, wait for it, and add what it measured."""
+        script = self._script(job, variant)
+        before = self.sandbox.bytes_between_zones()
+        if loud:
+            print(f"--- {job.strategy}, {variant}")
+        submit = ["slurmdl", "sbatch"] if variant == "slurmdl" else ["sbatch"]
+        summary_file = Path(script).with_suffix(".json")
+        summary_file.unlink(missing_ok=True)  # of an earlier repeat
+        words = self._call([*submit, script], loud=loud)
+        number = words.split()[-1]
+        self._wait_for(lambda: not self._call(["squeue", "-h", "-j", number]).strip(), f"{job.strategy}, {variant}",
+                       240)
+        log = (self.folder / Path(script).with_suffix(".log").name).read_text()
+        try:
+            summary: dict[str, Any] = json.loads(summary_file.read_text())
+        except OSError as error:
+            said = " ".join(log.split())[-400:]
+            raise SandboxError(f"job {number} ({job.strategy}, {variant}) failed: {said}") from error
+        outcome.across.append(self.sandbox.bytes_between_zones() - before)
+        outcome.metered = summary["bytes"]["across"]
+        outcome.seconds.append(summary["seconds_per_step"])
+        outcome.accuracy = summary["accuracy"]
+        outcome.nodes = hostlist.fold(sorted({place["node"] for place in summary["map"]}))
+        outcome.zones = summary["zones"]
+        if loud:
+            print(_indent(words))
+            # the whole log of the placed run; of the others only what differs
+            wanted = log if variant == "slurmdl" else "\n".join(
+                line for line in log.splitlines() if line.startswith(("ranks:", "step ", "seconds/step")))
+            print(_indent(wanted))
+
+    def _script(self, job: Job, variant: str) -> str:
+        """Write the job script of a way; returns its path."""
+        name = f"{job.strategy}-{variant.replace(' ', '-')}"
+        train = f"{TRAIN} {job.arguments} --summary {name}.json"
+        text = _HEADER.format(name=name)
+        if variant == "slurmdl":
+            text += f"#DL --dl-strategy={job.strategy} --dl-model-bytes={PARAMETERS * 4}\n"
+            text += f"#DL --dl-ps={job.ps}\n" if job.ps else ""
+            text += f"slurmdl srun {train}\n"
+        elif variant == "plain":
+            text += f"exec srun --mpi=pmix {train}\n"
+        else:
+            order = "leaf" if variant == "leaf order" else f"{job.strategy},{job.ps}"
+            text += _ORDERED.format(order=order, program=_ORDER_PROGRAM, ranks=RANKS, train=train)
+        path = self.folder / f"{name}.sh"
+        path.write_text(text)
+        return str(path)
+
+    def version(self) -> str:
+        """Slurm's name and release."""
+        return self._call(["sbatch", "--version"]).strip()
+
+    def _wait_for(self, done: Callable[[], bool], what: str, timeout: float = 20) -> None:
+        deadline = time.monotonic() + timeout
+        while not done():
+            if time.monotonic() > deadline:
+                raise SandboxError(f"{what}: not done within {timeout:g} s")
+            time.sleep(0.2)
+
+    def _call(self, argv: Sequence[str], *, directory: str | None = None, loud: bool = True) -> str:
+        """Run a command on the login host as the ordinary user; returns its stdout, shows its stderr."""
+        line = self.sandbox.command(argv, directory=directory or str(self.folder))
+        sys.stdout.flush()
+        done = subprocess.run(line, capture_output=True, text=True, timeout=300, check=False)
+        if done.returncode:
+            raise SandboxError(f"{' '.join(argv[:3])}: exit status {done.returncode}: "
+                               f"{' '.join(done.stderr.split())[-300:]}")
+        if done.stderr and loud:
+            print(_indent(done.stderr))
+        return done.stdout
+
+
+def table(outcomes: dict[tuple[str, str], Outcome], variants: Sequence[str]) -> str:
+    """The closing table; the margin is over leaf order, in time per step and in bytes."""
+    head = ("job", "way", "nodes", "zones", "MB across zones", "s/step", "accuracy", "margin over leaf order")
+    rows = [head]
+    for job in JOBS:
+        leaf = outcomes[job.strategy, "leaf order"]
+        for variant in variants:
+            o = outcomes[job.strategy, variant]
+            time_margin = 1 - statistics.median(o.seconds) / statistics.median(leaf.seconds)
+            byte_margin = 1 - statistics.median(o.across) / statistics.median(leaf.across)
+            margin = "" if variant == "leaf order" else f"{_percent(time_margin)} time, {_percent(byte_margin)} bytes"
+            rows.append((job.strategy, variant, o.nodes, str(o.zones), f"{statistics.median(o.across) / 1e6:.1f}",
+                         f"{statistics.median(o.seconds):.3f}", f"{o.accuracy:.1%}", margin))
+    widths = [max(len(r[i]) for r in rows) for i in range(len(head))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(r, widths, strict=True)).rstrip() for r in rows]
+    lines.insert(1, "  ".join("-" * width for width in widths))
+    worst = max(abs(statistics.median(o.across) / o.metered - 1) for o in outcomes.values() if o.metered)
+    return "\n".join([*lines, f"bytes: as the zones' routers counted them; the trainer's own meter agrees "
+                      f"within {worst:.1%}"])
+
+
+def _write(path: str, outcomes: dict[tuple[str, str], Outcome], repeats: int, version: str) -> None:
+    rows = []
+    for job in JOBS:
+        leaf, plain = outcomes[job.strategy, "leaf order"], outcomes[job.strategy, "plain"]
+        for metric, unit, field_name, slack in (("seconds per step", "s", "seconds", 1.05),
+                                                ("bytes across zones", "B", "across", 1.01)):
+            base, other, placed = (statistics.median(getattr(outcome, field_name))
+                                   for outcome in (leaf, plain, outcomes[job.strategy, "slurmdl"]))
+            for variant in (*VARIANTS, NEGATIVE_CONTROL):
+                samples = getattr(outcomes[job.strategy, variant], field_name)
+                value, target, met = statistics.median(samples), "", None
+                if variant == "slurmdl" and job.ps:
+                    target, met = "below leaf order and plain", slack * value < min(base, other)
+                elif variant == "slurmdl":
+                    target, met = f"at most {slack} x leaf order", value <= slack * base
+                elif variant == NEGATIVE_CONTROL:
+                    target, met = f"above {slack} x slurmdl", value > slack * placed
+                rows.append(make_row(f"{job.strategy}: {metric}, {variant}", samples, unit, baseline=base,
+                                     target=target, met=met))
+    results.write(path, rows, seed=SEED, versions={"slurm": version},
+                  command=f"python -m benchmarks.demo --repeats {repeats} --results {path}")
+
+
+def _percent(share: float) -> str:
+    return f"{share:+.0%}" if abs(share) >= 0.005 else "0%"
+
+
+def _indent(text: str) -> str:
+    return "\n".join("  " + line for line in text.rstrip().splitlines())
+
+
+def main(argv: list[str]) -> None:
+    run_repeated("demo", "Two training jobs submitted three ways on a sandbox of 8 nodes (needs root).",
+                 run, 1, argv)
+
+
+if __name__ == "__main__":
+    start(main)

@@ -1,0 +1,59 @@
+"""What ranks of unequal speed cost in accuracy, simulated and paired: the same seeds and folds at equal speed.
+
+The control, ranks that never exchange, must be worse. Each has images of its own: one that is dealt all of them in
+turn, as balance wants it, trains nearly as well alone.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
+
+from benchmarks.heterogeneous.throughput import BALANCED, GOSSIP, SPEEDS, VARIANTS
+from benchmarks.results import Row, make_row
+from benchmarks.strategies.accuracy_vs_bytes import FOLDS, LOSS, SAME, difference, lower_bound_95
+from benchmarks.virtual_runs import Outcome, outcomes
+
+COMMON = ("--simulate", "8", "--model", "mlp:64", "--batch", "16", "--lr", "0.05", "--steps", "500")
+EQUAL = "equal speeds"
+NO_EXCHANGE = "ranks that never exchange, with images of their own"
+SEEDS = 5
+#: way and speeds
+Case = tuple[str, str]
+
+
+def rows(seed: int) -> Iterator[Row]:
+    """Differences in accuracy for each mixture of speeds."""
+    speeds = {EQUAL: "", **SPEEDS}
+    cases = {(variant, name): (*VARIANTS[variant].split(), *(("--slow", slow) if slow else ()))
+             for variant, (name, slow) in product((GOSSIP, BALANCED), speeds.items())}
+    alone = ("--strategy", "gossip", "--period", "1000000", *SAME)
+    yield from evaluate(run({**cases, (NO_EXCHANGE, EQUAL): alone}, range(seed, seed + SEEDS)))
+
+
+def run(cases: Mapping[Case, Sequence[str]], seeds: Sequence[int]) -> dict[Case, list[list[Outcome]]]:
+    """Outcome of each case, by seed and fold."""
+    todo = list(product(cases, seeds, range(1, FOLDS + 1)))
+    came = outcomes((*COMMON, *cases[case], "--seed", str(seed), "--fold", f"{fold}/{FOLDS}")
+                    for case, seed, fold in todo)
+    found: dict[Case, list[list[Outcome]]] = {case: [[] for _ in seeds] for case in cases}
+    for (case, seed, _), outcome in zip(todo, came, strict=True):
+        found[case][seed - seeds[0]].append(outcome)
+    return found
+
+
+def evaluate(found: Mapping[Case, Sequence[Sequence[Outcome]]]) -> Iterator[Row]:
+    """The rows: what unequal speeds cost, and the control."""
+    alone = [statistics.fmean(mine.own - theirs.accuracy for mine, theirs in zip(*folds, strict=True))
+             for folds in zip(found[NO_EXCHANGE, EQUAL], found[GOSSIP, EQUAL], strict=True)]
+    yield make_row(f"control: {NO_EXCHANGE}, over {GOSSIP}", alone, "points",
+                   target=f"at least {LOSS:g} worse", met=-lower_bound_95([-points for points in alone]) < -LOSS)
+    for (variant, speeds), its in found.items():
+        if speeds != EQUAL:
+            equal = found[variant, EQUAL]
+            more = difference(its, equal)
+            yield make_row(f"{variant}: accuracy, {speeds} over {EQUAL}", more, "points",
+                           baseline=statistics.fmean(each.accuracy for folds in equal for each in folds),
+                           target=f"lower 95 % bound (here {lower_bound_95(more):.2f}) at least -{LOSS:g} points",
+                           met=lower_bound_95(more) >= -LOSS)

@@ -1,0 +1,66 @@
+"""The control of placement: where links bound nothing, a placed job and an unplaced one take the same time.
+
+Eight nodes in two zones, of which others hold one each, and a job that needs more than one zone has; Slurm's
+default order goes from zone to zone. Placed and unplaced take turns, first on unshaped links, where they must tie,
+then behind thin uplinks, where the same measurement must tell them apart.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+from collections.abc import Iterator, Sequence
+
+from benchmarks.heterogeneous.placement_methods import DEFAULT, PLACED, Job, Run, run
+from benchmarks.heterogeneous.trainer_jobs import SETTINGS, Jobs, cpu_bound_note
+from benchmarks.results import Row, make_row
+from benchmarks.strategies.accuracy_vs_bytes import lower_bound_95
+from slurmdl.sandbox import cluster
+from slurmdl.sandbox.spec import Spec, alternating
+
+NODES, ZONES, CPUS, BUSY = 8, 2, 4, ("n7", "n8")
+#: the ring is of five nodes, since three of one zone and one of the other are a good ring in any order
+JOBS = (Job("PS", 4, 2, 2), Job("allreduce", 5, 1))
+STEPS, REPEATS = 40, 5
+#: bits/s of links of nodes and of zones, 0 for unshaped
+UNSHAPED, SHAPED = (0.0, 0.0), (1e8, 5e7)
+#: a ratio that is no difference, and how many times the bounds may be apart for a tie to say anything
+TIED, NOISE = 1.05, 1.25
+
+
+def rows(seed: int) -> Iterator[Row]:
+    """Ratios of seconds per step on both kinds of links; nothing is random but the machine."""
+    topology = alternating(NODES, ZONES)
+    sandbox = cluster.up(Spec(f"tie-{os.getpid()}", topology, cpus=CPUS, zone_features=False, settings=SETTINGS))
+    try:
+        jobs = Jobs(sandbox)
+        jobs.hold(BUSY)
+        for node_rate, zone_rate in (UNSHAPED, SHAPED):
+            for link in (*topology.nodes, *topology.zones):
+                if link != "core":
+                    sandbox.change_link(link, rate=node_rate if link in topology.node_index else zone_rate)
+            for job in JOBS:
+                runs = [{variant: run(jobs, job, variant, (), STEPS)
+                         for variant in (PLACED, DEFAULT)[::-1 if repeat % 2 else 1]}
+                        for repeat in range(REPEATS)]
+                print(f"tie: {job.kind}, {node_rate:g} bit/s", file=sys.stderr, flush=True)
+                yield evaluate(job.kind, runs, shaped=zone_rate > 0)
+    finally:
+        cluster.down(sandbox.spec.name)
+
+
+def evaluate(kind: str, runs: Sequence[dict[str, Run]], shaped: bool) -> Row:
+    """The row of a job on one kind of links."""
+    ratios = [its[PLACED].seconds / its[DEFAULT].seconds for its in runs]
+    logs = [math.log(ratio) for ratio in ratios]
+    low, high = math.exp(lower_bound_95(logs)), math.exp(-lower_bound_95([-log for log in logs]))
+    busy = cpu_bound_note([its[variant].result for its in runs for variant in its])
+    seconds = f"{kind}: seconds of a step, placed, over those of {DEFAULT}"
+    bounds = f"(95 % bounds {low:.3f} and {high:.3f})"
+    if shaped:
+        return make_row(f"{seconds}, thin uplinks (control){busy}", ratios, "times", baseline=1.0,
+                        target=f"below {1 / TIED:.2f} {bounds}", met=high < 1 / TIED)
+    return make_row(f"{seconds}, unshaped links{busy}", ratios, "times", baseline=1.0,
+                    target=f"a tie: not beyond {1 / TIED:.2f} or {TIED:g}, but for noise of at most {NOISE:g} x "
+                    f"{bounds}", met=low <= TIED and high >= 1 / TIED and high <= NOISE * low)

@@ -1,0 +1,94 @@
+"""Ways to give a job its nodes and its ranks their places: placement, Slurm's own, and at random."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from benchmarks.heterogeneous.trainer_jobs import Jobs, Result
+from slurmdl.dl_options import DlOptions
+from slurmdl.placement.traffic import Traffic
+from slurmdl.request import JobRequest
+from slurmdl.topology import hostlist
+
+PLACED, LEAF, DEFAULT = "placed", "Slurm's nodes, leaf order", "Slurm's default"
+VARIANTS = (PLACED, LEAF, DEFAULT)
+NEGATIVE_CONTROL = "random nodes and ranks"
+#: kind of job -> strategy and traffic
+KINDS = {"PS": ("ps", "shards"), "allreduce": ("allreduce", "ring"), "gossip, drawn partners": ("gossip", "random"),
+         "gossip, base graph": ("gossip", "base")}
+#: elements of the model, and seconds of a step's computation, slept
+PARAMETERS, COMPUTE = 100_000, 0.01
+
+
+@dataclass(frozen=True)
+class Job:
+    """A training job: `nodes` nodes with `each` tasks on each; the first `ps` ranks serve.
+
+    `kind` is one of KINDS; `parameters` are the elements of its model.
+    """
+
+    kind: str
+    nodes: int
+    each: int
+    ps: int = 0
+    parameters: int = PARAMETERS
+
+    @property
+    def request(self) -> JobRequest:
+        strategy, traffic = KINDS[self.kind]
+        return JobRequest(DlOptions(strategy=strategy, ps=self.ps, model_bytes=4 * self.parameters, traffic=traffic),
+                          (self.nodes, self.nodes), ntasks_per_node=self.each, requeue=False)
+
+    @property
+    def sends(self) -> Traffic:
+        return Traffic.of(self.request.dl)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A job that ran one way.
+
+    Attributes
+    ----------
+    order : node of each rank.
+    bytes_across_nodes, bytes_across_zones : in a step, all ranks together, as they metered them.
+    seconds : of a step, the slowest worker's median.
+    """
+
+    order: tuple[str, ...]
+    bytes_across_nodes: float
+    bytes_across_zones: float
+    seconds: float
+    result: Result
+
+    @classmethod
+    def of(cls, result: Result) -> Run:
+        its, sent = result.summary, result.summary["bytes"]
+        return cls(tuple(place["node"] for place in its["map"]), (sent["zone"] + sent["across"]) / its["steps"],
+                   sent["across"] / its["steps"], its["seconds_per_step"], result)
+
+
+def run(jobs: Jobs, job: Job, variant: str, order: Sequence[str], steps: int) -> Run:
+    """Submit a job and wait for its end.
+
+    Parameters
+    ----------
+    order : the node of each rank, as LEAF and CONTROL have it; the others find out by themselves.
+    """
+    strategy, traffic = KINDS[job.kind]
+    train = (f"--strategy {strategy} --traffic {traffic} --steps {steps} --log-every {steps} "
+             f"--compute replay:{COMPUTE}:{job.parameters}")
+    if variant == PLACED:
+        ps = f" --dl-ps={job.ps}" if job.ps else ""
+        return Run.of(jobs.train(
+            job.nodes, job.each, train, start="exec slurmdl srun -K", submit=["slurmdl", "sbatch"],
+            lines=f"#DL --dl-strategy={strategy} --dl-traffic={traffic} --dl-model-bytes={4 * job.parameters}{ps}\n"))
+    train += f" --ps {job.ps}" if job.ps else ""
+    if variant == DEFAULT:
+        return Run.of(jobs.train(job.nodes, job.each, train))
+    hosts = jobs.folder / "hosts"
+    hosts.write_text("\n".join(order) + "\n")
+    return Run.of(jobs.train(
+        job.nodes, job.each, train, lines=f"#SBATCH -w {hostlist.fold(sorted(set(order)))}\n",
+        start=f"SLURM_HOSTFILE={hosts} exec srun --mpi=pmix -K -n {len(order)} -m arbitrary"))

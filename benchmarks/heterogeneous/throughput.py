@@ -1,0 +1,96 @@
+"""Samples per second of ranks of unequal speed, beside what the same ranks do at once with communication off.
+
+Eight ranks, each on a node of a sandbox, some of which compute several times as long; computation is slept, since
+the ranks outnumber the cores, and messages are real. All ways take turns. Where ranks wait for each other the batches
+must find their sizes first: their speed is that of the steps after SETTLED, when they have. The control is allreduce
+without balance, which goes at the pace of the slowest. In one more case a network is really computed, by ranks to
+whose nodes quotas of the kernel's scheduler leave parts of a core.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+
+from benchmarks.heterogeneous.trainer_jobs import SETTINGS, Jobs, Result, cpu_bound_note
+from benchmarks.results import Row, make_row
+from slurmdl.sandbox import cluster
+from slurmdl.sandbox.spec import Spec, alternating
+
+RANKS, CPUS = 8, 8
+#: seconds of a step of BATCH samples at full speed, and elements of the model
+COMPUTE, BATCH, PARAMETERS = 0.1, 64, 100_000
+#: which ranks compute so many times as long
+SPEEDS = {"one rank of 8 at a quarter of the speed": "7=4", "ranks at 1 x, 2 x and 4 x": "0=4,1=4,2=2,3=2,4=2"}
+OFF = "communication off"
+GOSSIP, BALANCED = "asynchronous gossip", "balanced allreduce"
+NEGATIVE_CONTROL = "unbalanced allreduce (control)"
+#: way -> its options; who exchanges in the millionth step does not exchange
+VARIANTS = {OFF: "--strategy gossip --async --balance steps --period 1000000",
+            GOSSIP: "--strategy gossip --async --balance steps",
+            BALANCED: "--strategy allreduce --balance batch", NEGATIVE_CONTROL: "--strategy allreduce"}
+#: steps of a run, and those of them in which batches find their sizes
+STEPS, SETTLED = 160, 60
+REPEATS, TARGET = 3, 0.95
+#: what is really computed, in steps as long as the replayed ones and far above the period of a quota, the speeds of
+#: its ranks beside each other, and the share of the cores that all have. The speed of a machine that others use, too,
+#: changes from minute to minute: short runs, and more of them
+REAL, REAL_REPEATS = "--model cnn --data cifar-shaped --batch 64 --steps 120 --log-every 120", 5
+QUOTAS, CORES = (4, 4, 4, 1), 0.75
+
+
+def rows(seed: int) -> Iterator[Row]:
+    """Ratios of samples per second, for each mixture of speeds."""
+    sandbox = cluster.up(Spec(f"speed-{os.getpid()}", alternating(RANKS, 1), cpus=CPUS, settings=SETTINGS))
+    try:
+        jobs = Jobs(sandbox)
+        for speeds, slow in SPEEDS.items():
+            yield from evaluate(speeds,
+                                _by_turns(jobs, RANKS, f"{common(STEPS, seed)} --slow {slow}", speeds, REPEATS))
+        for node, speed in zip(sandbox.spec.topology.nodes, QUOTAS, strict=False):
+            sandbox.limit_cpu(node, CORES * (os.cpu_count() or 1) * speed / sum(QUOTAS))
+        speeds = f"really computed, quotas of {':'.join(map(str, QUOTAS))}"
+        yield from evaluate(speeds, _by_turns(jobs, len(QUOTAS), f"{REAL} --seed {seed}", speeds, REAL_REPEATS))
+    finally:
+        cluster.down(sandbox.spec.name)
+
+
+def _by_turns(jobs: Jobs, ranks: int, options: str, what: str, repeats: int) -> dict[str, list[Result]]:
+    """What each way measures, on a node for each rank."""
+    found: dict[str, list[Result]] = {variant: [] for variant in VARIANTS}
+    for repeat in range(repeats):
+        for variant, its in VARIANTS.items():
+            found[variant].append(jobs.train(ranks, 1, f"{options} {its}"))
+        print(f"speed: {what}: {repeat + 1} of {repeats}", file=sys.stderr, flush=True)
+    return found
+
+
+def common(steps: int, seed: int) -> str:
+    """Options of all runs."""
+    return (f"--compute replay:{COMPUTE}:{PARAMETERS} --batch {BATCH} --steps {steps} --log-every {steps} "
+            f"--seed {seed}")
+
+
+def rate(result: Result, options: str) -> float:
+    """Samples per second of all workers together, which were given these options."""
+    its = result.summary
+    if "--async" in options:
+        return float(its["samples_per_second"])
+    settled = result.seconds[SETTLED:]
+    return float(its["workers"] * its["batch"] * len(settled) / sum(settled))
+
+
+def evaluate(speeds: str, found: Mapping[str, Sequence[Result]]) -> Iterator[Row]:
+    """The rows of one mixture of speeds."""
+    rates = {variant: [rate(result, VARIANTS[variant]) for result in its] for variant, its in found.items()}
+    off = statistics.median(rates[OFF])
+    yield make_row(f"{speeds}: {OFF}{cpu_bound_note(found[OFF])}", rates[OFF], "1/s", target="samples of all ranks")
+    for variant in (GOSSIP, BALANCED, NEGATIVE_CONTROL):
+        shares = [mine / theirs for mine, theirs in zip(rates[variant], rates[OFF], strict=True)]
+        good = statistics.median(shares) >= TARGET
+        yield make_row(f"{speeds}: {variant}{cpu_bound_note(found[variant])}", rates[variant], "1/s", baseline=off)
+        yield make_row(f"{speeds}: {variant}, as a share of {OFF}", shares, "share", baseline=1.0,
+                       target=f"{'below' if variant == NEGATIVE_CONTROL else 'at least'} {TARGET:g}",
+                       met=good != (variant == NEGATIVE_CONTROL))

@@ -1,0 +1,136 @@
+"""Jobs of the built-in trainer on a sandbox, submitted as a user submits them, one at a time."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks import sandbox_mpi
+from slurmdl.bench import cpu_idle
+from slurmdl.errors import SandboxError
+from slurmdl.sandbox import cloud
+from slurmdl.sandbox.cluster import Sandbox
+from slurmdl.topology import hostlist
+
+#: nothing waits for more jobs before the controller looks at a new one
+SETTINGS = cloud.SETTINGS[:1]
+#: seconds that a job may take
+_LIMIT = 600.0
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a job measured.
+
+    Attributes
+    ----------
+    summary : of `slurmdl train --summary`.
+    seconds : of each step of the first worker.
+    idle : share of the machine's processors that was idle since the ranks had met.
+    """
+
+    summary: dict[str, Any]
+    seconds: tuple[float, ...]
+    idle: float
+
+
+class Jobs:
+    """Jobs on a sandbox that is up."""
+
+    def __init__(self, sandbox: Sandbox) -> None:
+        self.sandbox = sandbox
+        self.folder = sandbox.shared / "jobs"
+        self.call(["mkdir", "-p", str(self.folder)])
+
+    def call(self, argv: Sequence[str]) -> str:
+        """As `within.call`."""
+        return sandbox_mpi.call(self.sandbox, argv)
+
+    def hold(self, nodes: Sequence[str]) -> int:
+        """Another job on these nodes; returns its number once it runs."""
+        return self._sleep(["-N", str(len(nodes)), "--exclusive", "-w", hostlist.fold(sorted(nodes))])[0]
+
+    def granted(self, nodes: int, each: int) -> tuple[str, ...]:
+        """The nodes that Slurm itself gives to a job of so many nodes and tasks on each, in its order."""
+        number, names = self._sleep(["-N", str(nodes), f"--ntasks-per-node={each}"])
+        self.end(number)
+        return names
+
+    def _sleep(self, options: Sequence[str]) -> tuple[int, tuple[str, ...]]:
+        number = int(self.call(["sbatch", "--parsable", "--no-requeue", "-o/dev/null", *options,
+                                "--wrap", "sleep 3600"]))
+        return number, cloud.nodes_of(self.sandbox, number)
+
+    def end(self, number: int) -> None:
+        """Cancel a job, and return when its nodes are free."""
+        _, nodes = cloud.running(self.sandbox, number)
+        self.call(["scancel", str(number)])
+        wait(lambda: all(self.sandbox.node_states()[node] == "idle" for node in hostlist.expand(nodes)),
+             f"the end of job {number}", _LIMIT)
+
+    def train(self, nodes: int, each: int, options: str, *, lines: str = "",
+              start: str = "exec srun --mpi=pmix -K", submit: Sequence[str] = ("sbatch",)) -> Result:
+        """Train on so many nodes with so many tasks on each, and wait for the end.
+
+        Parameters
+        ----------
+        options : of `slurmdl train`.
+        lines : of the job script, before the step.
+        start : starts the step.
+        submit : submits the job script.
+
+        Raises
+        ------
+        SandboxError : it fails again and again.
+        """
+        script, log, summary, steps = (self.folder / f"train.{kind}" for kind in ("sh", "log", "json", "steps"))
+        script.write_text(
+            f"#!/bin/sh\n#SBATCH -N {nodes} --ntasks-per-node={each} --no-requeue -t 10 -o {log}\n{lines}"
+            f"{start} python -m slurmdl.train {options} --summary {summary} --metrics {steps}\n")
+        said = ""
+        for _ in range(sandbox_mpi.STARTS):
+            for file in (log, summary, steps):
+                file.unlink(missing_ok=True)
+            idle = self._idle(int(self.call([*submit, "--parsable", str(script)])), log)
+            if summary.exists():
+                return Result(json.loads(summary.read_text()),
+                              tuple(json.loads(line)["seconds"] for line in steps.read_text().splitlines()), idle)
+            said = " ".join(log.read_text().split())[-400:] if log.exists() else "no output"
+            print(f"started again: {said}", file=sys.stderr, flush=True)
+        raise SandboxError(f"slurmdl train {options}: no summary: {said}")
+
+    def _idle(self, number: int, log: Path) -> float:
+        """Wait for the end of a job; returns `Result.idle`."""
+        def ended() -> bool:
+            return not cloud.running(self.sandbox, number)[0]
+
+        # its first line tells the places of the ranks
+        wait(lambda: ended() or (log.exists() and os.path.getsize(log) > 0), f"the start of job {number}", _LIMIT)
+        processors = cpu_idle.CpuIdleMeter()
+        wait(ended, f"the end of job {number}", _LIMIT)
+        return processors.idle_share()
+
+
+def wait(true: Callable[[], bool], what: str, limit: float, pause: float = 0.1) -> None:
+    """Look every `pause` seconds until something is true.
+
+    Raises
+    ------
+    SandboxError : it is not in `limit` seconds.
+    """
+    deadline = time.monotonic() + limit
+    while not true():
+        if time.monotonic() > deadline:
+            raise SandboxError(f"{what}: waited for {limit:g} s")
+        time.sleep(pause)
+
+
+def cpu_bound_note(results: Sequence[Result]) -> str:
+    """See machine.bound."""
+    return cpu_idle.cpu_bound_note([result.idle for result in results])

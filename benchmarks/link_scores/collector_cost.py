@@ -1,0 +1,84 @@
+"""What `slurmdl score collect` costs a node: paired starts of it and of an interpreter that does nothing.
+
+Each start finds a last reading in which 2,000 segments were fewer, so that it makes a sample, as on a node whose jobs
+send; the sample goes to a spool. It starts as the installed program does: without what finds an editable checkout,
+and with bytecode that was compiled before. Time is that of processors, user and system, which a busy machine changes
+little.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from statistics import median
+
+import slurmdl
+from benchmarks.results import Row, make_row
+from slurmdl.errors import UnavailableError
+from slurmdl.network import counters
+
+REPEATS = 31
+#: milliseconds beyond the interpreter's own, and bytes, that a run may cost
+MILLISECONDS, BYTES = 20.0, 20e6
+#: segments that were sent since the last reading
+_SENT = 2000
+
+
+def rows(seed: int = 0, repeats: int = REPEATS) -> Iterator[Row]:
+    """Processor time beyond the interpreter's own start, and the most memory at once; `seed` changes nothing."""
+    with tempfile.TemporaryDirectory(prefix="slurmdl-collect-") as folder:
+        words = ["-c", _PROGRAM.format(root=str(Path(slurmdl.__file__).parents[1]), state=folder)]
+        bare, ours = [], []
+        for number in range(-1, repeats):
+            before = counters.read()
+            Path(folder, "counters.json").write_text(
+                json.dumps(before._replace(sent=max(0, before.sent - _SENT)).to_json()))
+            first, second = _start(["-c", "pass"], folder), _start(words, folder)
+            if number >= 0:  # the first one compiles
+                bare.append(first)
+                ours.append(second)
+        made = len(list(Path(folder, "spool").glob("*")))
+    usual = median(1e3 * seconds for seconds, _ in bare)
+    more = [1e3 * (seconds - other) for (seconds, _), (other, _) in zip(ours, bare, strict=True)]
+    memory = [size / 1e6 for _, size in ours]
+    yield make_row("processor time of score collect beyond the interpreter's start", more, "ms",
+                   baseline=usual, target=f"median at most {MILLISECONDS:g} ms", met=median(more) <= MILLISECONDS)
+    yield make_row("memory of score collect, at its most", memory, "MB",
+                   baseline=median(size / 1e6 for _, size in bare), target=f"at most {BYTES / 1e6:g} MB",
+                   met=max(memory) <= BYTES / 1e6)
+    yield make_row("samples in the spool after these runs", [made], "", target="at least one", met=made > 0)
+
+
+#: what the program `slurmdl` that pip installs does
+_PROGRAM = """
+import sys
+sys.path.insert(0, {root!r})
+from slurmdl.cli.main import main
+sys.exit(main(["score", "collect", "--strict", "--state={state}"]))
+"""
+
+#: a program of its own, since what a process had in memory before exec(2) counts as its own (getrusage(2))
+_MEASURE = """
+import os, sys
+pid = os.posix_spawn(sys.argv[1], sys.argv[1:], os.environ)
+_, status, usage = os.wait4(pid, 0)
+print(os.waitstatus_to_exitcode(status), usage.ru_utime + usage.ru_stime, usage.ru_maxrss)
+"""
+
+
+def _start(words: Sequence[str], folder: str) -> tuple[float, float]:
+    """Seconds of processors and bytes of memory that a Python program took; UnavailableError where it fails.
+
+    The interpreter is the one below a virtual environment, which has only what belongs to Python.
+    """
+    plain = getattr(sys, "_base_executable", sys.executable)
+    start = [plain, "-I", f"-Xpycache_prefix={folder}/bytecode", *words]
+    told = subprocess.run([sys.executable, "-c", _MEASURE, *start], stdout=subprocess.PIPE, text=True, check=True)
+    status, seconds, size = told.stdout.split()
+    if status != "0":
+        raise UnavailableError(f"python {' '.join(words)}: exit status {status}")
+    return float(seconds), float(size) * 1024

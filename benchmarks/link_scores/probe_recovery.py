@@ -1,0 +1,146 @@
+"""What probes recover of links that were shaped: random settings of one node's link on a sandbox.
+
+A setting is a rate, a delay each way and a loss each way; the probe is `slurmdl score probe` as an ordinary user
+starts it. Of PROBES of them the median counts, as it does in a score. Delays are held against the shaped one and what
+the same link took before it was shaped. The control holds what was measured against another setting.
+
+Meanwhile loops of the lowest priority keep the processors awake: a virtual one that halts takes up to a tenth of a
+millisecond to come back, which would count as the link's.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import random
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from benchmarks.results import Row, make_row
+from slurmdl.errors import SandboxError
+from slurmdl.network.samples import LinkSample, from_lines
+from slurmdl.sandbox import cluster
+from slurmdl.sandbox.spec import Spec, alternating
+from slurmdl.topology import hostlist
+
+SETTINGS, NODES, NODE = 20, 4, "n3"
+#: bits/s and seconds each way, lowest and highest; shares that get lost
+RATES, DELAYS, LOSSES = (2e7, 8e8), (1e-4, 1e-2), (0.0, 0.01, 0.02, 0.03, 0.03, 0.05)
+#: probes of a setting, and seconds of one
+PROBES, BUDGET = 3, 18
+#: share of a rate that is payload, of frames of 9,000 bytes with Ethernet, IP and TCP around (66 bytes)
+PAYLOAD = 0.99
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How a link is shaped: bits/s, and each way seconds and the share that gets lost."""
+
+    rate: float
+    delay: float
+    loss: float
+
+    def __str__(self) -> str:
+        return f"{self.rate / 1e6:.0f} Mbit/s, {self.delay * 1e3:.2f} ms, {self.loss:.0%}"
+
+
+#: figure -> its unit, what is expected of a setting given the unshaped link, what was measured, and how far apart the
+#: two may be
+FIGURES: dict[str, tuple[str, Callable[[Setting, LinkSample], float], Callable[[LinkSample], float | None],
+                         Callable[[float], float], str]] = {
+    "throughput": ("Mbit/s", lambda s, _: s.rate * PAYLOAD / 1e6,
+                   lambda m: None if m.throughput is None else m.throughput * 8e-6, lambda e: 0.1 * e, "within 10 %"),
+    "round trip": ("ms", lambda s, base: 2e3 * s.delay + 1e3 * (base.delay or 0.0),
+                   lambda m: None if m.delay is None else m.delay * 1e3, lambda e: max(0.1 * e, 0.05),
+                   "within 10 % or 50 us"),
+    "loss": ("%", lambda s, _: 100 * s.loss, lambda m: None if m.loss is None else m.loss * 100, lambda e: 0.3,
+             "within 0.3 points"),
+}
+
+
+def draw(seed: int, count: int = SETTINGS) -> list[Setting]:
+    """Random settings: rates and delays as likely near one end as near the other."""
+    source = random.Random(seed)
+
+    def between(low: float, high: float) -> float:
+        return float(low * (high / low) ** source.random())
+
+    return [Setting(between(*RATES), source.choice((0.0, between(*DELAYS), between(*DELAYS))),
+                    source.choice(LOSSES)) for _ in range(count)]
+
+
+@contextmanager
+def awake() -> Iterator[None]:
+    """No processor halts (sched(7), SCHED_IDLE)."""
+    loop = "import os\nos.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))\nwhile True: pass"
+    loops = [subprocess.Popen([sys.executable, "-IS", "-c", loop]) for _ in range(os.cpu_count() or 1)]
+    try:
+        yield
+    finally:
+        for process in loops:
+            process.kill()
+            process.wait()
+
+
+def rows(seed: int = 0, count: int = SETTINGS) -> Iterator[Row]:
+    """Each setting's three figures, how many were recovered, and the control."""
+    with awake():
+        yield from _rows(seed, count)
+
+
+def _rows(seed: int, count: int) -> Iterator[Row]:
+    settings = draw(seed, count)
+    sandbox = cluster.up(Spec(f"links-{os.getpid()}", alternating(NODES, 1)))
+    try:
+        found = [probe(sandbox) for _ in range(PROBES)]
+        base = sorted(found, key=lambda sample: sample.delay or 0.0)[len(found) // 2]
+        yield make_row("round trip of the link as it is", [1e3 * (sample.delay or 0.0) for sample in found], "ms")
+        measured = []
+        for setting in settings:
+            sandbox.change_link(NODE, rate=setting.rate, delay=setting.delay, loss=setting.loss)
+            measured.append([probe(sandbox) for _ in range(PROBES)])
+            yield from _of(setting, base, measured[-1])
+    finally:
+        cluster.down(sandbox.spec.name)
+    yield from summary(settings, base, measured)
+
+
+def probe(sandbox: cluster.Sandbox) -> LinkSample:
+    """What a probe of all nodes says of the link of NODE; SandboxError where it says nothing."""
+    # by name: `--all` leaves out nodes that still clear up after the probe before, which the scheduler waits for
+    nodes = hostlist.fold(sandbox.spec.topology.nodes)
+    done = subprocess.run(
+        sandbox.command(["slurmdl", "score", "probe", f"--nodes={nodes}", f"--budget={BUDGET}s", "--out", "-"],
+                        directory=str(sandbox.shared)), capture_output=True, text=True, timeout=120, check=False)
+    found = [sample for sample in from_lines(done.stdout.splitlines())
+             if isinstance(sample, LinkSample) and sample.name == NODE]
+    if not found:
+        raise SandboxError(f"score probe: {' '.join(done.stderr.split())[-300:] or 'no sample of ' + NODE}")
+    return found[0]
+
+
+def _of(setting: Setting, base: LinkSample, measured: Sequence[LinkSample]) -> Iterator[Row]:
+    for name, (unit, expect, get, slack, target) in FIGURES.items():
+        values = [float("nan") if value is None else value for value in map(get, measured)]
+        expected, value = expect(setting, base), statistics.median(values)
+        yield make_row(f"{setting}: {name}", values, unit, baseline=expected, target=target,
+                       met=not any(map(math.isnan, values)) and abs(value - expected) <= slack(expected))
+
+
+def summary(settings: Sequence[Setting], base: LinkSample,
+            measured: Sequence[Sequence[LinkSample]]) -> Iterator[Row]:
+    """Share of the settings that were recovered, by figure, and of other settings that would have been (control)."""
+    for name in FIGURES:
+        def share(of: Sequence[Setting], name: str = name) -> float:
+            hits = [row.met for setting, samples in zip(of, measured, strict=True)
+                    for row in _of(setting, base, samples) if row.metric.endswith(f": {name}")]
+            return sum(map(bool, hits)) / len(hits)
+
+        right, wrong = share(settings), share([*settings[1:], settings[0]])
+        yield make_row(f"settings whose {name} was recovered", [right], "", target="all", met=right == 1)
+        yield make_row(f"settings whose {name} was that of the next one (control)", [wrong], "", baseline=right,
+                       target="at most half of it", met=wrong <= right / 2)

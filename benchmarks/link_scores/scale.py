@@ -1,0 +1,203 @@
+"""Finding the bad links among 10,000 nodes, by the code that probes real ones; only the links are made up.
+
+The rounds of pairs, the fit of links to pairs, the hygiene of samples and the figures that placement sees are those
+that are used on a cluster. A pair measures the worse of two links, the sum of two delays and the product of two
+losses, each off by noise, and one pair in a hundred runs into traffic that takes two thirds of its throughput.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import islice
+
+import numpy as np
+import numpy.typing as npt
+
+from benchmarks.results import Row, make_row
+from slurmdl.network import capacity, hygiene
+from slurmdl.network.model import LinkScores
+from slurmdl.network.probe.fit import fit
+from slurmdl.network.probe.pair import Effort, Pair
+from slurmdl.network.probe.rounds import rounds
+from slurmdl.network.samples import LinkSample
+
+FloatArray = npt.NDArray[np.float64]
+
+NODES, PER_ZONE, DEGRADED, NOISE = 10_000, 20, 0.01, 0.10
+#: twice what the target speaks of
+NOISIER = 0.20
+#: seconds that probing may take, and share of what the nodes' links could carry in that time
+SECONDS, SHARE = 180.0, 0.001
+RECALL, PRECISION = 0.99, 0.95
+#: a good link: bytes/s, seconds of a round trip, loss
+SPEED, TRIP = 1.25e9, 2e-5
+#: share of pairs that other traffic disturbs, and what is left to them
+BUSY, LEFT = 0.01, 1 / 3
+#: how a link is bad -> factor of its throughput, seconds added to its round trip, loss
+KINDS = {"a tenth of the throughput": (0.1, 0.0, 0.0), "2 % loss": (1.0, 0.0, 0.02),
+         "10 ms of delay": (1.0, 0.01, 0.0)}
+#: others that each node meets in its zone, and other zones that each zone meets, in each sweep
+INSIDE, BETWEEN, SWEEPS = 4, 8, 3
+#: an uplink, and a bad one, in bytes/s; as many of them are bad as of the nodes
+UPLINK, BAD_UPLINK = 1.25e10, 1.25e8
+REPEATS = 5
+#: bytes of a datagram of the loss probe with all headers
+_DATAGRAM = 128
+
+
+@dataclass(frozen=True, eq=False)
+class Fabric:
+    """Nodes in zones, and what their links are.
+
+    Attributes
+    ----------
+    names, leaf : names of the nodes, and their zones.
+    kind : shape (nodes,), index into KINDS, -1 for a good link.
+    speed, trip, loss : shape (nodes,), bytes/s, seconds and fraction of each node's link.
+    uplink : shape (zones,), bytes/s.
+    """
+
+    names: tuple[str, ...]
+    leaf: tuple[int, ...]
+    kind: npt.NDArray[np.int64]
+    speed: FloatArray
+    trip: FloatArray
+    loss: FloatArray
+    uplink: FloatArray
+
+    @classmethod
+    def of(cls, nodes: int, draw: np.random.Generator) -> Fabric:
+        kind = np.full(nodes, -1)
+        bad = draw.choice(nodes, round(nodes * DEGRADED), replace=False)
+        kind[bad] = np.arange(len(bad)) % len(KINDS)
+        factor, late, loss = np.array([*KINDS.values(), (1.0, 0.0, 0.0)])[kind].T
+        uplink = np.full(-(-nodes // PER_ZONE), UPLINK)
+        uplink[draw.choice(len(uplink), max(1, round(len(uplink) * DEGRADED)), replace=False)] = BAD_UPLINK
+        return cls(tuple(f"n{i:05d}" for i in range(nodes)), tuple(i // PER_ZONE for i in range(nodes)), kind,
+                   SPEED * factor, TRIP + late, loss, uplink)
+
+    def measured(self, games: list[tuple[int, int]], effort: Effort, noise: float,
+                 draw: np.random.Generator) -> list[Pair]:
+        """What the pairs of one round measure."""
+        a, b = np.array(games, np.int64).reshape(-1, 2).T
+
+        def off() -> FloatArray:
+            return np.maximum(0.1, 1 + noise * draw.standard_normal(len(a)))
+
+        busy = np.where(draw.random(len(a)) < BUSY, LEFT, 1.0)
+        one, other = (np.array(self.leaf)[i] for i in (a, b))
+        way = np.where(one == other, np.inf, np.minimum(self.uplink[one], self.uplink[other]))
+        carried = np.minimum(np.minimum(self.speed[a], self.speed[b]), way) * busy
+        trip = (self.trip[a] + self.trip[b]) * off()
+        lost = draw.binomial(effort.datagrams, 1 - (1 - self.loss[a]) * (1 - self.loss[b])) / effort.datagrams
+        columns = (carried * off(), carried * off(), trip, trip * 1.5, lost)
+        return [Pair(self.names[i], self.names[j], *figures) for (i, j), *figures in zip(
+            games, *(column.tolist() for column in columns), strict=True)]
+
+
+@dataclass(frozen=True)
+class Found:
+    """What probing one fabric came to.
+
+    Attributes
+    ----------
+    scores : as they would be published.
+    seconds : that the rounds take.
+    share : bytes of all probes, of what all nodes' links could carry in SECONDS.
+    """
+
+    scores: LinkScores
+    seconds: float
+    share: float
+
+
+def probe(fabric: Fabric, seed: int, noise: float = NOISE, sweeps: int = SWEEPS) -> Found:
+    """Probe inside the zones and between some of them, so often, each time with other pairs."""
+    draw, effort = np.random.default_rng((seed, 1)), Effort()
+    leaf = {name: f"z{zone}" for name, zone in zip(fabric.names, fabric.leaf, strict=True)}
+    samples: list[LinkSample] = []
+    played, count = 0, 0
+    for sweep in range(sweeps):
+        games = [*rounds(fabric.leaf, seed + sweep, inside=INSIDE, between=0),
+                 *islice(rounds(fabric.leaf, seed + sweep, inside=0, between=1), BETWEEN)]
+        pairs = [pair for each in games for pair in fabric.measured(each, effort, noise, draw)]
+        played, count = played + len(games), count + len(pairs)
+        samples += fit(pairs, leaf, 1e9 + played * effort.expected)
+    made = hygiene.scores(samples, 1e9 + played * effort.expected).scores
+    per_pair = 2 * min(effort.size, SPEED * effort.seconds) + 2 * effort.datagrams * _DATAGRAM
+    return Found(replace(made, half_life=hygiene.USUAL.half_life), played * effort.expected,
+                 count * per_pair / (len(fabric.names) * SPEED * SECONDS))
+
+
+def flagged(names: tuple[str, ...], scores: LinkScores) -> npt.NDArray[np.bool_]:
+    """Which nodes placement sees as worse than those that were never measured; shape (nodes,)."""
+    usual = replace(scores, nodes={}, zones={}, trunks={})
+    (speed, delay), (best, least) = capacity.node_links(names, scores), capacity.node_links(names, usual)
+    return np.asarray((speed < best * (1 - 1e-9)) | (delay > least * (1 + 1e-9)))
+
+
+@dataclass(frozen=True)
+class Rates:
+    """How well the bad links were found: of all bad nodes, of those that were flagged, of each of KINDS, and of the
+    uplinks."""
+
+    recall: float
+    precision: float
+    each: tuple[float, ...]
+    uplinks: float
+
+    @classmethod
+    def of(cls, fabric: Fabric, scores: LinkScores) -> Rates:
+        seen, bad = flagged(fabric.names, scores), fabric.kind >= 0
+        slow = {name for name, score in scores.zones.items() if score.throughput is not None}
+        bad_uplinks = {f"z{zone}" for zone in np.flatnonzero(fabric.uplink < UPLINK).tolist()}
+        return cls(float(seen[bad].mean()), float(bad[seen].mean()) if seen.any() else 0.0,
+                   tuple(float(seen[fabric.kind == kind].mean()) for kind in range(len(KINDS))),
+                   len(slow & bad_uplinks) / len(slow | bad_uplinks))
+
+
+def shuffled(scores: LinkScores, draw: np.random.Generator) -> LinkScores:
+    """The scores of the nodes, dealt out anew: the negative control."""
+    order = draw.permutation(len(scores.nodes))
+    values = list(scores.nodes.values())
+    return replace(scores, nodes={name: values[i] for name, i in zip(scores.nodes, order.tolist(), strict=True)})
+
+
+def rows(seed: int = 0, nodes: int = NODES, repeats: int = REPEATS) -> Iterator[Row]:
+    """The table: recall and precision at the noise of the target and beyond it, the cost, and the control."""
+    label = f"{nodes} nodes, {DEGRADED:.0%} bad"
+    found = []
+    for number in range(repeats):
+        fabric = Fabric.of(nodes, np.random.default_rng((seed, number)))
+        found.append((fabric, probe(fabric, seed + 100 * number)))
+    measured = [Rates.of(fabric, its.scores) for fabric, its in found]
+    recall = [entry.recall for entry in measured]
+    yield _evaluate(f"{label}, noise {NOISE:.0%}: recall", recall, RECALL)
+    yield _evaluate(f"{label}, noise {NOISE:.0%}: precision", [entry.precision for entry in measured], PRECISION)
+    noisier = [Rates.of(fabric, probe(fabric, seed + 100 * number, NOISIER).scores)
+               for number, (fabric, _) in enumerate(found)]
+    yield _evaluate(f"{label}, noise {NOISIER:.0%}: recall", [entry.recall for entry in noisier], RECALL)
+    yield _evaluate(f"{label}, noise {NOISIER:.0%}: precision", [entry.precision for entry in noisier], PRECISION)
+    for kind, name in enumerate(KINDS):
+        yield make_row(f"{label}: recall of {name}", [entry.each[kind] for entry in measured], "")
+    yield make_row(f"{label}: slow uplinks found, of these and those found wrongly",
+                   [entry.uplinks for entry in measured], "")
+    seconds = [its.seconds for _, its in found]
+    yield make_row("rounds of probes", seconds, "s", target=f"at most {SECONDS:g} s", met=max(seconds) <= SECONDS)
+    share = [its.share for _, its in found]
+    yield make_row(f"bytes of all probes, of what the links could carry in {SECONDS:g} s", share, "",
+                   target=f"below {SHARE:g}", met=max(share) < SHARE)
+    fabric = found[0][0]
+    for said, noise, sweeps in (("noise 5%", 0.05, SWEEPS), ("noise 30%", 0.3, SWEEPS),
+                                (f"noise {NOISE:.0%}, one sweep only", NOISE, 1)):
+        other = Rates.of(fabric, probe(fabric, seed, noise, sweeps).scores)
+        yield make_row(f"{label}, {said}: recall", [other.recall], "")
+        yield make_row(f"{label}, {said}: precision", [other.precision], "")
+    lost = [Rates.of(fabric, shuffled(its.scores, np.random.default_rng((seed, 2)))).recall for fabric, its in found]
+    yield make_row("control, shuffled scores: recall", lost, "", baseline=float(np.median(recall)),
+                   target="below 0.1", met=max(lost) < 0.1)
+
+
+def _evaluate(metric: str, samples: list[float], least: float) -> Row:
+    return make_row(metric, samples, "", target=f"at least {least:g}", met=min(samples) >= least)

@@ -1,0 +1,232 @@
+"""What link scores are worth to training: the same job on a sandbox with two degraded nodes, chosen by several rules.
+
+Twelve nodes in two zones, of which one has a tenth of its link, and another loses 2 % and is 10 ms away. A probe
+measures all links. Then the same training runs on the nodes, and in the order of ranks, that each rule chooses, the
+rules in turn:
+
+- Slurm: its own choice of nodes, ranks in the order of their names.
+- leaf order: the same nodes, ranks ordered by leaf.
+- zone: slurmdl without scores.
+- score: slurmdl with scores and no zones.
+- zone + score: slurmdl with both; and the same with only the throughput, the delay or the loss known of each link.
+- shuffled: slurmdl with zones and the scores of other nodes (control); the gain must vanish.
+
+Beside it, 20 submissions of jobs of random sizes to nodes some of which are busy: a degraded node may have been
+chosen only where the clean ones were too few.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from benchmarks.results import Row, make_row
+from slurmdl.errors import SandboxError
+from slurmdl.network import hygiene
+from slurmdl.network.model import LinkScore, LinkScores
+from slurmdl.network.samples import LinkSample, from_lines
+from slurmdl.sandbox import cluster
+from slurmdl.sandbox.spec import Spec, alternating
+from slurmdl.topology import hostlist
+
+NODES, ZONES, RANKS = 12, 2, 4
+#: bits/s of the nodes' links; small, so that two CPUs are not what bounds the time
+NODE_RATE, ZONE_RATE = 2e8, 2e8
+SLOW, LOSSY = "n03", "n01"
+MODEL = "mlp:256,128"
+STEPS, WARM_UP, REPEATS, TRIALS = 12, 2, 3, 20
+PLAIN, LEAF, ZONE, SCORE, BOTH = "Slurm", "leaf order", "zone", "score", "zone + score"
+SHUFFLED = "shuffled (control)"
+FIGURES = ("throughput", "delay", "loss")
+#: Open MPI 4.1.4 crashes now and then in MPI_Init, where a message comes before it is ready for it; without -K the
+#: other ranks would wait for that one for ever. So often a step is started
+_STARTS = 8
+_FLAT = f"SwitchName=all Nodes=n[01-{NODES}]\n"
+
+
+def rows(seed: int = 0) -> Iterator[Row]:
+    """Median and 99th percentile of the seconds per step by rule, and the trials of avoiding."""
+    sandbox = cluster.up(Spec(f"gain-{os.getpid()}", alternating(NODES, ZONES), node_rate=NODE_RATE,
+                              zone_rate=ZONE_RATE, zone_features=False,
+                              settings=("SchedulerParameters=batch_sched_delay=0,sched_min_interval=0",)))
+    try:
+        benchmark = _TrainingBenchmark(sandbox, random.Random(seed))
+        benchmark.degrade()
+        yield from benchmark.avoided()
+        yield from benchmark.trained()
+    finally:
+        cluster.down(sandbox.spec.name)
+
+
+class _TrainingBenchmark:
+    """The measurements on a sandbox that is up."""
+
+    def __init__(self, sandbox: cluster.Sandbox, source: random.Random) -> None:
+        self.sandbox, self.random = sandbox, source
+        self.folder = sandbox.shared / "gain"
+        self._call(["mkdir", "-p", str(self.folder)], str(sandbox.shared))
+        self.scores = LinkScores()
+
+    def degrade(self) -> None:
+        """Degrade two links, and probe all of them."""
+        self.sandbox.change_link(SLOW, rate=NODE_RATE / 10)
+        self.sandbox.change_link(LOSSY, delay=1e-2, loss=0.02)
+        text = self._call(["slurmdl", "score", "probe", "--all", "--budget=20s", "--out", "-"])
+        found = [sample for sample in from_lines(text.splitlines()) if isinstance(sample, LinkSample)]
+        self.scores = hygiene.scores(found, time.time()).scores
+
+    def avoided(self) -> Iterator[Row]:
+        """Trials with random busy nodes: enough clean nodes are free, or one too few."""
+        for spare, what, words in ((0, "enough clean nodes free", "no degraded one is taken"),
+                                   (-1, "a clean node too few free", "one degraded one is taken, no more")):
+            right = []
+            for _ in range(TRIALS):
+                clean = [node for node in self.sandbox.spec.topology.nodes if node not in (SLOW, LOSSY)]
+                size = self.random.randint(2, 6)
+                more = 0 if spare else self.random.randint(0, 2)
+                busy = self.random.sample(clean, len(clean) - size - spare - more)
+                bad = {SLOW, LOSSY} & set(self._submitted(size, busy))
+                right.append(len(bad) == -spare)
+            yield make_row(f"trials with {what}: {words}", [sum(right)], "", target=str(TRIALS),
+                           met=sum(right) == TRIALS)
+
+    def _submitted(self, size: int, busy: Sequence[str]) -> list[str]:
+        """The nodes that a job gets while others are busy."""
+        path = self._written(self.scores, "scores")
+        other = self._call(["sbatch", "--parsable", "-o/dev/null", f"-N{len(busy)}", f"-w{hostlist.fold(busy)}",
+                            "--exclusive", "--wrap", "sleep 60"]).strip() if busy else ""
+        try:
+            if other:
+                self._wait_for(other)
+            job = self._call(["slurmdl", "sbatch", "--parsable", f"--dl-scores={path}", "--dl-bind=pin", f"-N{size}",
+                              "--exclusive", "-o/dev/null", "--wrap", "sleep 60"]).strip()
+            return self._wait_for(job)
+        finally:
+            self._call(["scancel", "-u", self.sandbox.user.name])
+            while self._call(["squeue", "-h"]).strip():
+                time.sleep(0.1)
+
+    def _wait_for(self, job: str) -> list[str]:
+        """The nodes of a job once it runs."""
+        deadline = time.monotonic() + 30
+        while time.monotonic() < deadline:
+            state, _, nodes = self._call(["squeue", "-h", "-j", job, "-o", "%T %N"]).strip().partition(" ")
+            if state == "RUNNING":
+                return hostlist.expand(nodes)
+            time.sleep(0.1)
+        raise SandboxError(f"job {job} does not start")
+
+    def trained(self) -> Iterator[Row]:
+        """Seconds per step by rule."""
+        names = list(self.scores.nodes)
+        shuffled = names[1:] + names[:1]
+        # the degraded links' figures stand at nodes that nobody would otherwise avoid
+        wrong = replace(self.scores, nodes={a: self.scores.nodes[b] for a, b in zip(names, shuffled, strict=True)})
+        flat = self.folder / "flat.conf"
+        flat.write_text(_FLAT)
+        orders = {ZONE: self._placed("off"), SCORE: self._placed(self._written(self.scores, "all"), str(flat)),
+                  BOTH: self._placed(self._written(self.scores, "all"))}
+        for figure in FIGURES:
+            known = replace(self.scores, nodes={k: _only(v, figure) for k, v in self.scores.nodes.items()},
+                            zones={}, trunks={})
+            orders[f"{figure} alone"] = self._placed(self._written(known, figure))
+        orders[SHUFFLED] = self._placed(self._written(wrong, "wrong"))
+        slurms = sorted(self._granted())
+        orders = {PLAIN: slurms, LEAF: sorted(slurms, key=lambda n: (self.sandbox.spec.topology.leaf_of(n), n)),
+                  **orders}
+        seconds: dict[str, list[list[float]]] = {variant: [] for variant in orders}
+        for _ in range(REPEATS):
+            for variant, nodes in orders.items():
+                seconds[variant].append(self._train(nodes))
+                print(f"{variant}: {' '.join(nodes)}: {statistics.median(seconds[variant][-1]):.4f} s",
+                      file=sys.stderr)
+        yield from evaluate(seconds, orders)
+
+    def _granted(self) -> list[str]:
+        """The nodes that Slurm itself gives to a job."""
+        job = self._call(["sbatch", "--parsable", f"-N{RANKS}", "-o/dev/null", "--wrap", "sleep 30"]).strip()
+        try:
+            return self._wait_for(job)
+        finally:
+            self._call(["scancel", job])
+
+    def _placed(self, scores: str, topology: str = "") -> list[str]:
+        """Node of each rank as `slurmdl place` chooses."""
+        given = [f"--topology={topology}"] if topology else []
+        text = self._call(["slurmdl", "place", "--json", f"--dl-scores={scores}", *given, f"-N{RANKS}",
+                           "--ntasks-per-node=1", "--dl-strategy=allreduce"])
+        placement = json.loads(text)["placement"]
+        if placement is None:
+            raise SandboxError(f"slurmdl place --dl-scores={scores}: nothing chosen: {text[:200]}")
+        return list(placement["map"]["nodes"])
+
+    def _written(self, scores: LinkScores, name: str) -> str:
+        path = self.folder / f"{name}.json"
+        path.write_text(scores.to_text())
+        return str(path)
+
+    def _train(self, nodes: Sequence[str]) -> list[float]:
+        """Seconds of each step on these nodes, in this order of ranks."""
+        hostfile, metrics = self.folder / "hosts", self.folder / "metrics"
+        hostfile.write_text("\n".join(nodes) + "\n")
+        train = ["salloc", "-Q", f"-N{RANKS}", f"-w{hostlist.fold(sorted(nodes))}",
+                 "env", f"SLURM_HOSTFILE={hostfile}", "srun", "--mpi=pmix", "-K", "-n", str(RANKS), "-m", "arbitrary",
+                 "python", "-m", "slurmdl.train",
+                 "--strategy", "allreduce", "--traffic", "ring", "--model", MODEL, "--steps", str(STEPS),
+                 "--log-every", str(STEPS), "--metrics", str(metrics)]
+        for start in range(_STARTS):
+            metrics.unlink(missing_ok=True)
+            try:
+                self._call(train)
+                break
+            except SandboxError:
+                if start + 1 == _STARTS:
+                    raise
+        return [float(json.loads(line)["seconds"]) for line in Path(metrics).read_text().splitlines()][WARM_UP:]
+
+    def _call(self, argv: Sequence[str], directory: str = "") -> str:
+        """Run a command on the login host as the ordinary user; returns its stdout."""
+        done = subprocess.run(self.sandbox.command(argv, directory=directory or str(self.folder)),
+                              capture_output=True,
+                              text=True, timeout=240, check=False)
+        if done.returncode:
+            raise SandboxError(f"{' '.join(argv[:3])}: exit status {done.returncode}: "
+                               f"{' '.join(done.stderr.split())[-300:]}")
+        return done.stdout
+
+
+def evaluate(seconds: Mapping[str, Sequence[Sequence[float]]], orders: Mapping[str, Sequence[str]]) -> Iterator[Row]:
+    """Rows of the rules: median and 99th percentile of all steps; the baseline is Slurm's own choice."""
+    def tail(steps: Sequence[float]) -> float:
+        return sorted(steps)[min(len(steps) - 1, len(steps) * 99 // 100)]
+
+    for name, figure in (("median", statistics.median), ("99th percentile", tail)):
+        of = {variant: [float(figure(steps)) for steps in runs] for variant, runs in seconds.items()}
+        middle = {variant: statistics.median(values) for variant, values in of.items()}
+        for variant, values in of.items():
+            target, met = "", None
+            if variant == BOTH:
+                target, met = "below Slurm, leaf order and zone", middle[variant] < min(middle[PLAIN], middle[LEAF],
+                                                                                        middle[ZONE])
+            elif variant == SHUFFLED:
+                target, met = "more than half of the gain is gone", middle[ZONE] - middle[variant] < 0.5 * (
+                    middle[ZONE] - middle[BOTH])
+            yield make_row(f"{name} seconds per step, {variant} ({hostlist.fold(sorted(orders[variant]))})", values,
+                           "s",
+                           baseline=middle[PLAIN], target=target, met=met)
+
+
+def _only(score: LinkScore, figure: str) -> LinkScore:
+    """A score of which one figure alone is known."""
+    of = {"throughput": LinkScore(score.throughput),
+          "delay": LinkScore(None, score.delay, delay_tail=score.delay_tail),
+          "loss": LinkScore(None, loss=score.loss)}
+    return replace(of[figure], age=score.age, samples=score.samples, source=score.source)

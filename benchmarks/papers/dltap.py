@@ -1,0 +1,149 @@
+"""Parameter servers beside their workers: bytes between nodes, and many submitters who decide at once.
+
+B. Qiao, Z. Li, M. Wu: DLTAP: a network-efficient scheduling method for distributed deep learning workload in
+containerized cluster environment. ITM Web of Conferences 12 (2017), 03030. doi:10.1051/itmconf/20171203030
+
+Three networks at their real size are trained by servers and workers, 2 to 4 tasks on each of 3 to 5 nodes of a
+cluster of which others hold some; a real controller says what Slurm would take, and a spread placement deals the
+tasks to all free nodes by turns. Bytes are those of the cost model, which the part `placement-savings` of
+`benchmarks.heterogeneous` compares with the bytes that ranks meter. Then SUBMITTERS jobs are submitted at once to the
+empty cluster and really run, and each rank says where it is.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.heterogeneous.placement_methods import DEFAULT, NEGATIVE_CONTROL, PLACED, Job
+from benchmarks.heterogeneous.placement_savings import CPUS, DLTAP, LEAST, NODES, ZONES, Case, draw, orders, predicted
+from benchmarks.heterogeneous.trainer_jobs import SETTINGS, Jobs
+from benchmarks.results import Row, make_row
+from slurmdl.cluster import scontrol
+from slurmdl.errors import SandboxError
+from slurmdl.sandbox import cluster, hosts
+from slurmdl.sandbox.spec import LOGIN, Spec, alternating
+from slurmdl.topology.model import Topology
+
+#: elements of the networks: a perceptron of 784, 512, 512 and 10 units, and as in docs/train.md
+NETWORKS = {"MLP": 669_706, "ResNet-50": 25_557_032, "VGG-16": 138_357_544}
+JOBS = 40
+SPREAD = "tasks spread over all free nodes"
+VARIANTS = (PLACED, DEFAULT, SPREAD, LEAST, NEGATIVE_CONTROL)
+#: jobs that are submitted at once, and how often; a job's nodes, tasks on each, and servers
+SUBMITTERS, BURSTS, SHAPE = 6, 3, Job("PS", 2, 4, 2)
+#: seconds that the jobs of a burst may take
+PATIENCE = 120.0
+
+
+def rows(seed: int) -> Iterator[Row]:
+    """Bytes between nodes that placement saves, by network, and with many submitters."""
+    topology = alternating(NODES, ZONES)
+    sandbox = cluster.up(Spec(f"dltap-{os.getpid()}", topology, cpus=CPUS, zone_features=False, settings=SETTINGS))
+    try:
+        jobs = Jobs(sandbox)
+        found: dict[str, list[Mapping[str, float]]] = {name: [] for name in NETWORKS}
+        cases = [case for case in draw(topology, seed) if case.job.kind == "PS"][:JOBS]
+        for number, case in enumerate(cases, 1):
+            for name, its in compare(jobs, case, topology, np.random.default_rng([seed, number])).items():
+                found[name].append(its)
+            print(f"dltap: {number} of {len(cases)} jobs", file=sys.stderr, flush=True)
+        for name, costs in found.items():
+            yield from evaluate(name, costs)
+        bursts = [{variant: burst(jobs, topology, variant) for variant in (PLACED, DEFAULT)} for _ in range(BURSTS)]
+    finally:
+        cluster.down(sandbox.spec.name)
+    yield saving(f"{SUBMITTERS} submitters at once", DEFAULT, [its[DEFAULT] for its in bursts],
+                 [its[PLACED] for its in bursts], None, published=True)
+
+
+def compare(jobs: Jobs, case: Case, topology: Topology,
+            random: np.random.Generator) -> dict[str, Mapping[str, float]]:
+    """Network -> way -> bytes between nodes in a step, beside another job that holds the busy nodes."""
+    other = jobs.hold(case.busy)
+    try:
+        slurm = jobs.granted(case.job.nodes, case.job.each)
+        text = hosts.run(jobs.sandbox.pids[LOGIN], ["scontrol", "-o", "-d"],
+                         stdin="show nodes\nshow partitions\nshow config\n")
+    finally:
+        jobs.end(other)
+    snapshot, free = scontrol.parse(text), sorted(set(topology.nodes) - set(case.busy))
+    found: dict[str, Mapping[str, float]] = {}
+    for name, size in NETWORKS.items():
+        job = replace(case.job, parameters=size)
+        variants = orders(replace(case, job=job), topology, snapshot, slurm, random)
+        variants[SPREAD] = tuple(free[rank % len(free)] for rank in range(job.nodes * job.each))
+        found[name] = {variant: predicted(job, variants[variant], topology).bytes_across_nodes
+                       for variant in VARIANTS if variant in variants}
+    return found
+
+
+def evaluate(name: str, costs: Sequence[Mapping[str, float]]) -> Iterator[Row]:
+    """What is saved with a network, all jobs together, beside what can be saved; and the control."""
+    of = {variant: [its[variant] for its in costs if variant in its] for variant in VARIANTS}
+    least = of[LEAST] if len(of[LEAST]) == len(costs) else None
+    for base in (DEFAULT, SPREAD):
+        yield saving(f"{name}, {len(costs)} jobs", base, of[base], of[PLACED], least, published=base == DEFAULT)
+    ratio = sum(of[NEGATIVE_CONTROL]) / sum(of[PLACED])
+    yield make_row(f"{name}: bytes between nodes of {NEGATIVE_CONTROL} over those of placement (control)", [ratio],
+                   "times",
+                   baseline=1.0, target="above 1", met=ratio > 1)
+
+
+def saving(what: str, base: str, before: Sequence[float], placed: Sequence[float], least: Sequence[float] | None,
+           published: bool) -> Row:
+    """Bytes between nodes that placement saves against a base; beside it what the least bytes save."""
+    share = 100 * (1 - sum(placed) / sum(before))
+    return make_row(f"{what}: bytes between nodes saved against {base}", [share], "%",
+                    baseline=100 * (1 - sum(least) / sum(before)) if least else None,
+                    target=f"at least the published {DLTAP:g} %" if published else "",
+                    met=share >= DLTAP if published else None)
+
+
+def burst(jobs: Jobs, topology: Topology, variant: str) -> float:
+    """Bytes between nodes in a step of each of the jobs that are submitted at the same time, together.
+
+    Raises
+    ------
+    SandboxError : a job is refused, or does not run in time.
+    """
+    sandbox, folder = jobs.sandbox, jobs.folder
+    start, submit = ("slurmdl srun", ["slurmdl", "sbatch"]) if variant == PLACED else ("srun", ["sbatch"])
+    script = folder / "burst.sh"
+    # each rank tells where it is; who has told waits for the others to get their nodes
+    script.write_text(
+        f"#!/bin/sh\n#SBATCH -N {SHAPE.nodes} --ntasks-per-node={SHAPE.each} --no-requeue -t 5 -o /dev/null\n"
+        f"#DL --dl-strategy=ps --dl-ps={SHAPE.ps} --dl-model-bytes={SHAPE.request.dl.model_bytes:.0f}\n"
+        f"{start} sh -c 'echo $SLURM_PROCID $SLURMD_NODENAME > {folder}/at.$SLURM_JOB_ID.$SLURM_PROCID'\nsleep 20\n")
+    started = [subprocess.Popen(sandbox.command([*submit, "--parsable", str(script)], directory=str(folder)),
+                                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(SUBMITTERS)]
+    told = [process.communicate(timeout=PATIENCE) for process in started]
+    if any(process.returncode for process in started):
+        raise SandboxError(f"a submission failed: {' '.join(err for _, err in told)[-300:]}")
+    numbers = [out.strip() for out, _ in told]
+    deadline = time.monotonic() + PATIENCE
+    found = sum(predicted(SHAPE, _places(folder, number, deadline), topology).bytes_across_nodes
+                for number in numbers)
+    for number in numbers:
+        jobs.end(int(number))
+    return found
+
+
+def _places(folder: Path, number: str, deadline: float) -> list[str]:
+    """The node of each rank of a job, in rank order, once all have told."""
+    ranks = SHAPE.nodes * SHAPE.each
+    while True:
+        told = [file.read_text().split() for file in folder.glob(f"at.{number}.*")]
+        if len(told) == ranks and all(len(words) == 2 for words in told):
+            at = dict(told)
+            return [at[str(rank)] for rank in range(ranks)]
+        if time.monotonic() > deadline:
+            raise SandboxError(f"job {number}: its ranks have not told where they are in {PATIENCE:g} s")
+        time.sleep(0.2)

@@ -1,0 +1,134 @@
+"""ResNet-50 by several frameworks on one and more nodes: images per second, scaling, and where the time goes.
+
+Wang et al. 2019, the evaluation of frameworks on ResNet-50. doi:10.5281/zenodo.3455641. None of its figures is quoted
+here: they are of its GPUs and its network. What it asks is asked here of other frameworks, by `slurmdl bench run` on
+a sandbox. The network has its real size, 25,557,032 parameters; its computation is that of small images and for the
+rest slept (replayed), since the ranks outnumber the cores, whose threads therefore sleep where they wait for each
+other; links carry 1 Gbit/s. Weak scaling keeps the batch of a node, strong scaling that of all nodes together.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from benchmarks.heterogeneous.trainer_jobs import SETTINGS
+from benchmarks.results import Row, make_row
+from slurmdl.bench.cpu_idle import cpu_bound_note
+from slurmdl.bench.matrix import report
+from slurmdl.bench.matrix.report import PHASE_SUM_TOLERANCE, ReportRow
+from slurmdl.errors import SandboxError
+from slurmdl.sandbox import cluster
+from slurmdl.sandbox.cluster import Sandbox
+from slurmdl.sandbox.spec import Spec, alternating
+from slurmdl.train.report.meters import PHASES
+
+FRAMEWORKS = ("slurmdl", "ddp", "ddp-mpi", "post-local", "horovod", "bluefog")
+NODES, CPUS = (1, 2, 4), 2
+#: bits/s of each node's link and of each zone's
+RATE = 1e9
+#: images of a node's batch, and seconds of their computation
+BATCH, SECONDS = 8, 0.8
+REPEATS, STEPS, WARM_UP = 2, 8, 3
+#: images of all classes
+IMAGES = 1000
+#: seconds that a matrix may take
+LIMIT = 2400.0
+
+
+def rows(seed: int) -> Iterator[Row]:
+    """Images per second and shares of the phases, weak scaling first."""
+    sandbox = cluster.up(Spec(f"frameworks-{os.getpid()}", alternating(NODES[-1], 2), node_rate=RATE, zone_rate=RATE,
+                              cpus=CPUS, zone_features=False, settings=SETTINGS))
+    try:
+        weak = measure(sandbox, "weak", NODES, BATCH, SECONDS, seed)
+        strong = [line for nodes in NODES for line in (
+            [its for its in weak if its.cell.nodes == nodes] if nodes == 1 else
+            measure(sandbox, f"strong{nodes}", (nodes,), BATCH // nodes, SECONDS / nodes, seed))]
+    finally:
+        cluster.down(sandbox.spec.name)
+    yield from evaluate("weak scaling", weak)
+    yield from evaluate("strong scaling", strong)
+
+
+def measure(sandbox: Sandbox, name: str, nodes: Sequence[int], batch: int, seconds: float,
+            seed: int) -> list[ReportRow]:
+    """A matrix of all frameworks, run by the ordinary user."""
+    spec = sandbox.shared / f"{name}.yaml"
+    spec.write_text(matrix(nodes, batch, seconds, seed))
+    done = subprocess.run(sandbox.command(["env", "OMP_WAIT_POLICY=passive", "slurmdl", "bench", "run", str(spec)],
+                                          directory=str(sandbox.shared)),
+                          stdout=subprocess.DEVNULL, stderr=sys.stderr, timeout=LIMIT, check=False)
+    if done.returncode:
+        raise SandboxError(f"slurmdl bench run {spec}: exit status {done.returncode}")
+    lines = report.report_rows(Path(spec).with_suffix(""))
+    if not any(line.jobs for line in lines):
+        raise SandboxError(f"slurmdl bench run {spec}: no cell has figures; the first: {lines[0].status}")
+    return lines
+
+
+def matrix(nodes: Sequence[int], batch: int, seconds: float, seed: int) -> str:
+    """What `slurmdl bench run` reads."""
+    return f"""\
+frameworks: [{', '.join(FRAMEWORKS)}]
+models: {{resnet50: "synthetic:3x32x32:1000:{IMAGES}"}}
+nodes: [{', '.join(map(str, nodes))}]
+placements: [slurm]
+batch: {batch}
+emulate_compute: {seconds:g}
+warmup_steps: {WARM_UP}
+steps: {STEPS}
+repeats: {REPEATS}
+seed: {seed}
+"""
+
+
+def evaluate(scaling: str, lines: Sequence[ReportRow]) -> Iterator[Row]:
+    """Rows of one kind of scaling; the control is that one process is as quick with each framework."""
+    made = [line for line in lines if line.jobs]
+    for line in lines:
+        if line.jobs:
+            continue
+        if not line.status.startswith("missing"):
+            yield make_row(f"{scaling}: {line.cell}: {line.status}", [0.0], "images/s", target="figures",
+                           met=False)
+        elif line.cell.nodes == NODES[0]:
+            yield make_row(f"{scaling}: {line.cell.framework}: {line.status}", [0.0], "images/s")
+    of = {(line.cell.framework, line.cell.nodes): line for line in made}
+    for line in made:
+        cell = line.cell
+        where = f"{scaling}, replayed: {cell.framework} {cell.strategy}, {cell.nodes} " \
+                f"node{'s' * (cell.nodes > 1)}{cpu_bound_note([its.cpu_idle for its in line.jobs])}"
+        rates = [its.images for its in line.jobs]
+        beside = of.get(("ddp", cell.nodes))
+        ours = cell.framework == "slurmdl" and cell.nodes > 1 and beside is not None
+        yield make_row(f"{where}: images/s", rates, "1/s", baseline=beside.images if beside else None,
+                       target="at least DistributedDataParallel's" if ours else "",
+                       met=line.images >= beside.images if ours and beside else None)
+        if line.efficiency is not None and cell.nodes > 1:
+            yield make_row(f"{where}: images/s over those of as many single nodes",
+                           [rate / line.images * line.efficiency for rate in rates], "share", baseline=1.0)
+        if cell.nodes > 1:
+            yield make_row(f"{where}: bytes from node to node in a step", _sent(line), "B",
+                           baseline=statistics.median(_sent(beside)) if beside else None)
+        for phase in PHASES:
+            yield make_row(f"{where}: {phase}, share of a step",
+                           [its.phases[phase] / sum(its.phases.values()) for its in line.jobs], "share")
+        sums = statistics.median(its.phase_sum_ratio for its in line.jobs)
+        yield make_row(f"{where}: sum of the phases over the time of the steps",
+                       [its.phase_sum_ratio for its in line.jobs], "share", baseline=1.0,
+                       target=f"within {PHASE_SUM_TOLERANCE:.0%}", met=abs(sums - 1) <= PHASE_SUM_TOLERANCE)
+    alone = [line.images for line in made if line.cell.nodes == NODES[0]]
+    if len(alone) > 1:
+        yield make_row(f"{scaling}: images/s on one node, slowest framework over quickest (control)",
+                       [min(alone) / max(alone)], "share", baseline=1.0, target="at least 0.9",
+                       met=min(alone) >= 0.9 * max(alone))
+
+
+def _sent(line: ReportRow) -> list[float]:
+    """Bytes from node to node in a step, of each job."""
+    return [its.bytes["zone"] + its.bytes["across"] for its in line.jobs]

@@ -1,0 +1,66 @@
+"""Zones first, then scores of the network: what each is worth, and that nothing is lost where Slurm is right.
+
+Lee et al.: Electronics 12 (2023), 3021. It is the source of the weighted score (`scoring: weighted`). None of its
+figures is quoted here: they were measured on another system, against another scheduler.
+
+The first half is the part `training-value` of `benchmarks.link_scores`: one job on a cluster with two degraded nodes,
+chosen by {Slurm, leaf order, zone, score, zone + score}. The second sets the predicted seconds of a step of placement
+beside those of Slurm's own choice on clusters that others partly hold, apart by whether Slurm's is as good as can be.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from benchmarks.heterogeneous.placement_methods import DEFAULT, LEAF, NEGATIVE_CONTROL, PLACED
+from benchmarks.heterogeneous.placement_savings import CPUS, NODES, ZONES, Found, draw, measure
+from benchmarks.heterogeneous.trainer_jobs import SETTINGS, Jobs
+from benchmarks.link_scores import training_value
+from benchmarks.results import Row, make_row
+from slurmdl.sandbox import cluster
+from slurmdl.sandbox.spec import Spec, alternating
+
+JOBS = 60
+#: a ratio that is no difference
+SAME = 1e-6
+
+
+def rows(seed: int) -> Iterator[Row]:
+    """Measured seconds per step by rule, then predicted ones by occupancy."""
+    yield from training_value.rows(seed)
+    topology = alternating(NODES, ZONES)
+    sandbox = cluster.up(Spec(f"zones-{os.getpid()}", topology, cpus=CPUS, zone_features=False, settings=SETTINGS))
+    try:
+        jobs, found = Jobs(sandbox), []
+        for number, case in enumerate(draw(topology, seed)[:JOBS], 1):
+            found.append(measure(jobs, case, topology, np.random.default_rng([seed, number]), False))
+            print(f"zones: {number} of {JOBS} jobs", file=sys.stderr, flush=True)
+    finally:
+        cluster.down(sandbox.spec.name)
+    yield from evaluate(found)
+
+
+def evaluate(found: Sequence[Found]) -> Iterator[Row]:
+    """Ratios of predicted seconds per step; where Slurm is right placement must tie."""
+    def seconds(its: Found, variant: str) -> float:
+        return its.costs[variant].seconds
+
+    right = [its for its in found if seconds(its, DEFAULT) <= seconds(its, PLACED) * (1 + SAME)]
+    wrong = [its for its in found if its not in right]
+    yield make_row("occupancies in which Slurm's own choice is as quick", [len(right) / len(found)], "share")
+    for words, its in (("where Slurm is right", right), ("where it is not", wrong)):
+        if its:
+            ratios = [seconds(each, DEFAULT) / seconds(each, PLACED) for each in its if seconds(each, PLACED)]
+            yield make_row(f"{words}: predicted seconds of {DEFAULT} over those of placement", ratios, "times",
+                           baseline=1.0, target="none below 1", met=min(ratios) >= 1 - SAME)
+            order = [seconds(each, LEAF) / seconds(each, PLACED) for each in its if seconds(each, PLACED)]
+            yield make_row(f"{words}: predicted seconds of {LEAF} over those of placement", order, "times",
+                           baseline=1.0)
+    drawn = [seconds(its, NEGATIVE_CONTROL) / seconds(its, PLACED) for its in found if seconds(its, PLACED)]
+    middle = float(np.median(drawn))
+    yield make_row(f"predicted seconds of {NEGATIVE_CONTROL} over those of placement (control)", drawn, "times",
+                   baseline=1.0, target="median above 1", met=middle > 1)

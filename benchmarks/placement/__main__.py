@@ -1,0 +1,4 @@
+from benchmarks.placement import SUITE
+from benchmarks.suite import start
+
+start(SUITE.main)

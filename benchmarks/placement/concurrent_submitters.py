@@ -1,0 +1,321 @@
+"""Many submitters at once: how often their choices meet, how long they wait, and when the queue is done.
+
+Each submission decides by itself, so that submitters who look at the same time may choose the same nodes. The
+controller is real, its nodes are a cloud, and time is scaled: jobs of seconds stand for jobs of hours.
+
+- one snapshot: 20 jobs placed on the same snapshot of a cluster that others half fill, each with a seed of its own
+  as each submission has it, and as the negative control all without one.
+- burst: 20 submissions at once on such a cluster, with sbatch, with `slurmdl sbatch`, and as the negative control
+  with node lists that are never taken back.
+- trace: 200 jobs that come one after the other, every second one placed, beside the same trace with sbatch alone.
+  Submitters, controller and the clock that ends the jobs share this machine: a choice of 0.1 s of CPU time, which on
+  a cluster costs no other job anything, makes all jobs a little longer here. So the trace is judged beside sbatch
+  under the same load, where each choice is made and thrown away; that is played before and after, and what these
+  two differ by is noise.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from benchmarks.results import Row, make_row
+from slurmdl.cluster import scontrol
+from slurmdl.cluster.model import ClusterSnapshot
+from slurmdl.errors import PlacementError, SandboxError
+from slurmdl.network.model import LinkScores
+from slurmdl.placement.place import place
+from slurmdl.request import DlOptions, JobRequest
+from slurmdl.sandbox import cloud, hosts
+from slurmdl.sandbox import cluster as sandbox_cluster
+from slurmdl.sandbox.cluster import Sandbox
+from slurmdl.sandbox.spec import LOGIN, Spec
+from slurmdl.simulate import load
+from slurmdl.topology import example, hostlist
+from slurmdl.topology.model import Topology
+
+CPUS = 4
+LEAVES, NODES = 10, 200
+SUBMITTERS, BURST_SIZES, BURST_BUSY = 20, (1, 8), 0.5
+#: seconds that a job of a burst may wait until it counts as waiting for ever
+PATIENCE = 15.0
+JOBS, SIZES, DURATIONS, ARRIVALS = 200, (1, 40), (1.0, 10.0), 70.0
+#: seconds for a trace as a whole
+LIMIT = 240.0
+#: what a comparison with sbatch forgives, and how much more where it is one job's wait: passes of the scheduler come
+#: once a second
+SLACK, PASS = 1.05, 1.0
+#: snapshots, bursts and traces, each with a seed of its own
+SNAPSHOTS, BURSTS, TRACES = 10, 2, 2
+VARIANTS = ("sbatch", "slurmdl", "control")
+#: the ways of a trace, in the order in which they are played
+TRACE_VARIANTS = ("sbatch", "thrown away", "slurmdl", "thrown away")
+
+
+@dataclass(frozen=True)
+class Job:
+    """One job of a trace: when it comes and how long it runs (s), its nodes, and whether we place it."""
+
+    arrival: float
+    duration: float
+    nodes: int
+    strategy: str
+    placed: bool
+
+    def argv(self, variant: str, name: str) -> list[str]:
+        """The command that submits it."""
+        options = ["-J", name, "-o", "/dev/null", "-t", "5", f"-N{self.nodes}", f"-n{self.nodes}", "--exclusive",
+                   "--no-requeue", "--wrap=true"]
+        if variant == "sbatch" or not self.placed:
+            return ["sbatch", *options]
+        strategy = f"--dl-strategy={self.strategy}"
+        if variant == "thrown away":
+            both = 'slurmdl place "$@" >/dev/null 2>&1; shift; exec sbatch "$@"'
+            return ["sh", "-c", both, "sh", strategy, *options]
+        bind = ["--dl-bind=pin"] if variant == "control" else []
+        return ["slurmdl", "sbatch", *bind, strategy, *options]
+
+
+def trace(jobs: int, sizes: tuple[int, int], arrivals: float, seed: int, every: int = 1) -> list[Job]:
+    """So many jobs of log-uniform sizes and durations that come within `arrivals` seconds; each `every`-th ours."""
+    generator = np.random.default_rng(seed)
+    arrival = np.sort(generator.uniform(0, arrivals, jobs))
+    nodes = np.exp(generator.uniform(np.log(sizes[0]), np.log(sizes[1] + 1), jobs)).astype(int)
+    duration = np.exp(generator.uniform(np.log(DURATIONS[0]), np.log(DURATIONS[1]), jobs))
+    strategy = np.where(nodes > 1, generator.choice(["allreduce", "gossip", "ps"], jobs), "gossip")
+    return [Job(*values, i % every == 0) for i, values in enumerate(zip(
+        arrival.tolist(), duration.tolist(), nodes.tolist(), strategy.tolist(), strict=True))]
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a trace did.
+
+    Attributes
+    ----------
+    waits : seconds from the queue to the start of each job, inf where it never started.
+    submissions : seconds from arrival to the queue, which on a machine with few cores are many.
+    nodes : of each job.
+    completion : seconds to the last end.
+    lost : jobs that ended before their time, which the controller did, not we.
+    """
+
+    waits: tuple[float, ...]
+    submissions: tuple[float, ...]
+    nodes: tuple[tuple[str, ...], ...]
+    completion: float
+    lost: int
+
+
+def play(sandbox: Sandbox, jobs: Sequence[Job], variant: str, patience: float = LIMIT) -> Run:
+    """Submit the jobs when they come, end each when it has run long enough, and wait for all.
+
+    A job that has not started `patience` seconds after it was queued is cancelled.
+    """
+    began = time.monotonic()
+    queued: dict[int, float] = {}
+    starts: dict[int, float] = {}
+    held: dict[int, tuple[str, ...]] = {}
+    children: list[subprocess.Popen[bytes]] = []
+    done: set[int] = set()
+    lost: set[int] = set()
+    try:
+        while len(done) < len(jobs):
+            now = time.monotonic() - began
+            while len(children) < len(jobs) and jobs[len(children)].arrival <= now:
+                line = sandbox.command(jobs[len(children)].argv(variant, str(len(children))),
+                                       directory=str(sandbox.shared))
+                children.append(subprocess.Popen(line, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                                                 stderr=subprocess.DEVNULL))
+            listed = set()
+            # name, number, state and nodes of each job
+            for name, number, state, *nodes in map(str.split, hosts.run(
+                    sandbox.pids[LOGIN], ["squeue", "-h", "-o", "%j %A %t %N"]).splitlines()):
+                if not name.isdigit() or int(name) in done:
+                    continue
+                job, now = int(name), time.monotonic() - began
+                listed.add(job)
+                queued.setdefault(job, now)
+                if state == "CF" and job not in starts:
+                    starts[job], held[job] = now, tuple(hostlist.expand(nodes[0]))
+                late = now - queued[job] > patience and job not in starts
+                if late or (job in starts and now - starts[job] >= jobs[job].duration):
+                    cloud.end(sandbox, int(number), held.get(job, ()))
+                    done.add(job)
+            lost |= set(starts) - listed - done
+            done |= lost
+            if time.monotonic() - began > LIMIT:
+                raise SandboxError(f"{len(jobs) - len(done)} jobs of a trace are not done after {LIMIT:g} s")
+            time.sleep(0.1)
+        completion = time.monotonic() - began
+    finally:
+        for child in children:
+            if child.wait(timeout=60):
+                raise SandboxError("a job of a trace was refused")
+    cloud.wait_idle(sandbox, sorted(set(itertools.chain.from_iterable(held.values()))))
+    return Run(tuple(starts.get(i, np.inf) - queued[i] for i in range(len(jobs))),
+               tuple(queued[i] - job.arrival for i, job in enumerate(jobs)),
+               tuple(held.get(i, ()) for i in range(len(jobs))), completion, len(lost))
+
+
+def rows(seed: int = 0) -> Iterator[Row]:
+    """Snapshots, bursts and traces. Says in one line where there is no cluster to submit to."""
+    spec = Spec(f"herding-{os.getpid()}", example.tree((1, LEAVES, NODES)), cpus=CPUS, cloud=True,
+                zone_features=False, settings=cloud.SETTINGS)
+    try:
+        sandbox = sandbox_cluster.up(spec)
+    except SandboxError as error:
+        print(f"no herding measured: {error}", file=sys.stderr, flush=True)
+        return
+    try:
+        yield from _traces(sandbox, [trace(JOBS, SIZES, ARRIVALS, seed + i, every=2) for i in range(TRACES)])
+        busy = load.busy_nodes(spec.topology, BURST_BUSY, seed)
+        others = [spec.topology.nodes[i] for i in np.flatnonzero(busy)]
+        cloud.nodes_of(sandbox,
+                       cloud.submit(sandbox, ["-N", str(len(others)), "--exclusive", "-w", hostlist.fold(others)]))
+        bursts = [trace(SUBMITTERS, BURST_SIZES, 0.0, seed + i) for i in range(max(SNAPSHOTS, BURSTS))]
+        yield from _snapshots(sandbox, bursts[:SNAPSHOTS])
+        yield from _bursts(sandbox, bursts[:BURSTS])
+    finally:
+        sandbox_cluster.down(spec.name)
+
+
+@dataclass
+class Collisions:
+    """Of choices on one snapshot, for each burst: pairs that share a node, and choices that meet an earlier one."""
+
+    pairs: list[float] = field(default_factory=list)
+    late: list[float] = field(default_factory=list)
+
+
+def collisions(bursts: Sequence[Sequence[Job]], cluster: ClusterSnapshot,
+               topology: Topology) -> tuple[Collisions, Collisions]:
+    """With seeds, as each submission draws one for itself, and without."""
+    found = Collisions(), Collisions()
+    for number, jobs in enumerate(bursts):
+        seeds = np.random.default_rng(number).integers(1, 2**32, len(jobs)).tolist()
+        for into, drawn in zip(found, (seeds, [0] * len(jobs)), strict=True):
+            chosen = [_chosen(job, seed, cluster, topology) for job, seed in zip(jobs, drawn, strict=True)]
+            met = [[bool(mine & other) for other in chosen[:i]] for i, mine in enumerate(chosen)]
+            into.pairs.append(float(sum(map(sum, met))))
+            into.late.append(float(sum(map(any, met))))
+    return found
+
+
+def _chosen(job: Job, seed: int, cluster: ClusterSnapshot, topology: Topology) -> set[str]:
+    request = JobRequest(DlOptions(strategy=job.strategy, ps=int(job.strategy == "ps")), (job.nodes, job.nodes),
+                         exclusive=True, seed=seed)
+    try:
+        return set(place(request, cluster, topology, LinkScores()).nodes)
+    except PlacementError:
+        return set()
+
+
+def _snapshots(sandbox: Sandbox, bursts: Sequence[Sequence[Job]]) -> Iterator[Row]:
+    text = hosts.run(sandbox.pids[LOGIN], ["scontrol", "-o", "-d"], stdin="show nodes\nshow partitions\n")
+    seeded, plain = collisions(bursts, scontrol.parse(text), sandbox.spec.topology)
+    count = len(bursts[0])
+    yield make_row(f"one snapshot: pairs of {count} choices that share a node", seeded.pairs, "pairs",
+                   baseline=float(np.median(plain.pairs)))
+    yield make_row(f"control: one snapshot: pairs of {count} choices that share a node, without seeds",
+                   plain.pairs, "pairs", baseline=float(np.median(seeded.pairs)),
+                   target="above those with seeds",
+                   met=float(np.median(plain.pairs)) > float(np.median(seeded.pairs)))
+    # no control: where the jobs want most of the free nodes, almost every choice meets one before it
+    yield make_row(f"one snapshot: of {count} choices, those that share a node with an earlier one, beside those "
+                   "without seeds", seeded.late, "jobs", baseline=float(np.median(plain.late)))
+
+
+def _bursts(sandbox: Sandbox, bursts: Sequence[Sequence[Job]]) -> Iterator[Row]:
+    found: dict[str, list[Run]] = {variant: [] for variant in VARIANTS}
+    for number, jobs in enumerate(bursts):
+        for variant in VARIANTS:
+            print(f"herding: burst {number + 1} of {len(bursts)}, {variant}", file=sys.stderr, flush=True)
+            found[variant].append(play(sandbox, jobs, variant, PATIENCE))
+    waits = {variant: [[min(wait, PATIENCE) for wait in run.waits] for run in runs] for variant,
+             runs in found.items()}
+    never = sum(wait == np.inf for run in found["slurmdl"] for wait in run.waits)
+    yield make_row("burst: jobs that never start, slurmdl", [never], "jobs", target="none", met=not never)
+    for name, figure in (("median", np.median), ("longest", np.max)):
+        plain, ours, control = ([float(figure(run)) for run in waits[variant]] for variant in VARIANTS)
+        forgiven = SLACK * float(np.median(plain)) + PASS
+        yield make_row(f"burst: {name} wait, slurmdl", ours, "s", baseline=float(np.median(plain)),
+                       target=f"at most {forgiven:.3g} s: sbatch's, {SLACK - 1:.0%} and a pass of the scheduler",
+                       met=float(np.median(ours)) <= forgiven)
+    yield make_row("control: burst: longest wait with node lists that stay", control, "s",
+                   baseline=float(np.median(ours)), target="above slurmdl",
+                   met=float(np.median(control)) > float(np.median(ours)))
+
+
+@dataclass(frozen=True)
+class _Played:
+    """One trace, played in each of TRACE_WAYS."""
+
+    jobs: Sequence[Job]
+    plain: Run
+    before: Run
+    ours: Run
+    after: Run
+
+
+def _traces(sandbox: Sandbox, traces: Sequence[Sequence[Job]]) -> Iterator[Row]:
+    played = []
+    for number, jobs in enumerate(traces):
+        runs = []
+        for variant in TRACE_VARIANTS:
+            print(f"herding: trace {number + 1} of {len(traces)}, {variant}", file=sys.stderr, flush=True)
+            runs.append(play(sandbox, jobs, variant))
+        played.append(_Played(jobs, *runs))
+    yield from _compared(f"trace of {len(traces[0])} jobs: completion of the queue", played,
+                         lambda run, _: run.completion, "s", 0.0)
+    yield make_row("trace: jobs that the controller ended",
+                   [sum(run.lost for one in played for run in (one.plain, one.before, one.ours, one.after))],
+                   "jobs")
+    for who, mine in (("placed jobs", True), ("other users' jobs", False)):
+        yield from _of_users(sandbox.spec.topology, who, mine, played)
+
+
+def _of_users(topology: Topology, who: str, placed: bool, played: Sequence[_Played]) -> Iterator[Row]:
+    def theirs(values: Sequence[float], jobs: Sequence[Job]) -> list[float]:
+        return [value for value, job in zip(values, jobs, strict=True) if job.placed is placed]
+
+    def leaves(run: Run, jobs: Sequence[Job]) -> float:
+        return float(np.mean(theirs([_leaves(topology, nodes) for nodes in run.nodes], jobs)))
+
+    yield from _compared(f"trace: median seconds to submit {who}", played,
+                         lambda run, jobs: float(np.median(theirs(run.submissions, jobs))), "s")
+    yield from _compared(f"trace: mean wait of {who}", played,
+                         lambda run, jobs: float(np.mean(theirs(run.waits, jobs))), "s", 0.0)
+    yield from _compared(f"trace: median wait of {who}", played,
+                         lambda run, jobs: float(np.median(theirs(run.waits, jobs))), "s", PASS)
+    yield from _compared(f"trace: longest wait of {who}", played,
+                         lambda run, jobs: max(theirs(run.waits, jobs)), "s", PASS)
+    yield from _compared(f"trace: mean leaves of {who}", played, leaves, "leaves")
+
+
+def _compared(metric: str, played: Sequence[_Played], figure: Callable[[Run, Sequence[Job]], float], unit: str,
+              more: float | None = None) -> Iterator[Row]:
+    """A figure with slurmdl beside sbatch's under the same load, judged where it is said how much more is forgiven;
+    and that of sbatch alone."""
+    ours = [figure(one.ours, one.jobs) for one in played]
+    pairs = [(figure(one.before, one.jobs), figure(one.after, one.jobs)) for one in played]
+    loaded = float(np.median(pairs))
+    yield make_row(f"{metric}, sbatch alone", [figure(one.plain, one.jobs) for one in played], unit,
+                   baseline=loaded)
+    if more is None:
+        yield make_row(f"{metric}, slurmdl", ours, unit, baseline=loaded)
+        return
+    most, noise = SLACK * loaded + more, max(abs(first - second) for first, second in pairs)
+    yield make_row(f"{metric}, slurmdl", ours, unit, baseline=loaded, met=float(np.median(ours)) <= most,
+                   target=f"at most {most:.4g} {unit} (sbatch twice: up to {noise:.3g} {unit} apart)")
+
+
+def _leaves(topology: Topology, nodes: Sequence[str]) -> int:
+    return len({topology.leaf_of(node) for node in nodes})

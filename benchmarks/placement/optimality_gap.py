@@ -1,0 +1,244 @@
+"""How close `place` comes to the exact optimum, on small random clusters."""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+
+import numpy as np
+
+from benchmarks import results
+from benchmarks.results import make_row
+from benchmarks.suite import start
+from slurmdl.cli.parser import Parser, check_file
+from slurmdl.cluster.model import ClusterSnapshot, Node, Partition
+from slurmdl.dl_options import DlOptions
+from slurmdl.errors import SlurmdlError
+from slurmdl.network.model import LinkScore, LinkScores
+from slurmdl.placement import exact
+from slurmdl.placement.cost import cost, links
+from slurmdl.placement.nodes.eligible import eligible
+from slurmdl.placement.place import place
+from slurmdl.placement.shape import shape
+from slurmdl.placement.traffic import Traffic
+from slurmdl.request import JobRequest
+from slurmdl.topology.build import Declared, build
+from slurmdl.topology.model import Topology
+
+#: seconds that the exact solver may take for one cluster
+LIMIT = 20.0
+#: cases that are dealt to the processes at once
+BATCH = 100
+#: leaf order is off where it takes so much longer than the optimum
+OFF = 1.1
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """One job on one small cluster."""
+
+    seed: int
+    request: JobRequest
+    cluster: ClusterSnapshot
+    topology: Topology
+    scores: LinkScores
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Predicted seconds of one case.
+
+    Attributes
+    ----------
+    fits : the job fits one leaf zone.
+    proven : `optimum` is one, not only the best that the solver found in time.
+    """
+
+    seed: int
+    kind: str
+    fits: bool
+    optimum: float
+    placed: float
+    leaf: float
+    chance: float
+    proven: bool = True
+
+    @property
+    def counts(self) -> bool:
+        """Whether there is something to win by more than the choice of a leaf."""
+        return self.proven and not self.fits and self.optimum > 0 and \
+            max(self.placed, self.leaf, self.chance) > min(self.placed, self.leaf, self.chance) * (1 + 1e-6)
+
+
+def case(seed: int) -> Case:
+    """8 to 24 nodes in 3 to 6 leaf zones below two or three levels, unequal links, some nodes partly in use."""
+    generator = np.random.default_rng(seed)
+    leaves, nodes = int(generator.integers(3, 7)), int(generator.integers(8, 25))
+    names = [f"n{i:02d}" for i in generator.permutation(nodes)]
+    cuts = np.sort(generator.choice(np.arange(1, nodes), leaves - 1, replace=False))
+    shares = [tuple(part.tolist()) for part in np.split(np.array(names), cuts)]
+    declared = [Declared(f"z{i}", nodes=share) for i, share in enumerate(shares)]
+    below = [zone.name for zone in declared]
+    if generator.random() < 0.5:
+        half = int(generator.integers(1, leaves))
+        declared += [Declared("m0", children=tuple(below[:half])), Declared("m1", children=tuple(below[half:]))]
+        below = ["m0", "m1"]
+    topology = build([*declared, Declared("root", children=tuple(below))], kind="tree", source="bench")
+    measured = generator.random() < 0.3
+
+    def score(low: float, high: float) -> LinkScore:
+        return LinkScore(float(np.round(generator.uniform(low, high), -6)),
+                         float(generator.choice([1e-4, 5e-4, 2e-3, 1e-2])) if measured else 4e-5)
+
+    scores = LinkScores(
+        nodes={name: score(4e8, 12.5e8) for name in names if generator.random() < 0.7},
+        zones={zone: score(1e8, 20e8) for zone in topology.zones if generator.random() < 0.8})
+    free = generator.choice([0, 1, 2, 4], nodes, p=[0.1, 0.1, 0.2, 0.6])
+    cluster = ClusterSnapshot.of(
+        (Node(name, ("MIXED",) if count < 4 else ("IDLE",), cpus=4, cpus_free=int(count), memory=4000,
+              memory_free=1000 * int(count), partitions=("main",)) for name, count in zip(
+                  sorted(names), free, strict=True)), (Partition("main", True, memory_per_cpu=1000),))
+    each = int(generator.choice([1, 1, 2, 4]))
+    fitting = int((free >= each).sum())
+    wanted = int(generator.integers(2, max(3, fitting + 1)))
+    kind = str(generator.choice(["allreduce", "gossip", "ps", "ps"]))
+    ps = int(generator.integers(1, min(4, wanted * each - 1) + 1)) if kind == "ps" else 0
+    dl = DlOptions(strategy=kind, ps=ps, rank0="any")
+    return Case(seed, JobRequest(nodes=(wanted, wanted), ntasks_per_node=each, dl=dl), cluster, topology, scores)
+
+
+def outcome(given: Case) -> Outcome | None:
+    """What the case costs by each way; None where the job does not fit the cluster."""
+    try:
+        found = place(given.request, given.cluster, given.topology, given.scores)
+    except SlurmdlError:
+        return None
+    if not found.free_now or found.map is None:
+        return None
+    best = exact.solve(given.request, given.cluster, given.topology, given.scores, LIMIT)
+    room = eligible(given.request, given.cluster, "main").now
+    nodes = [name for name, tasks in zip(given.cluster.names, room.tolist(), strict=True)
+             if tasks >= shape(given.request).most_per_node]
+    generator = np.random.default_rng(given.seed)
+    wanted = shape(given.request).nodes
+    chance = generator.permutation(nodes)[:wanted].tolist()
+    largest = max(sum(given.topology.leaf_of(name) == zone for name in nodes) for zone in given.topology.zones)
+    return Outcome(given.seed, given.request.dl.strategy, largest >= wanted, best.cost.seconds,
+                   found.map.cost.seconds, predicted(given, leaf_order(given, nodes)),
+                   predicted(given, np.repeat(chance, shape(given.request).tasks // wanted).tolist()), best.proven)
+
+
+def leaf_order(given: Case, nodes: Sequence[str]) -> list[str]:
+    """What Slurm does: the lowest zone that fits, in it the fullest leaves, and the ranks leaf by leaf."""
+    topology, wanted = given.topology, shape(given.request).nodes
+    below = {zone: [node for node in nodes if zone in topology.path(node)] for zone in topology.zones}
+    zone = min((zone for zone in topology.zones if len(below[zone]) >= wanted),
+               key=lambda zone: (topology.level[topology.zone_index[zone]], len(below[zone])))
+    leaves = {leaf: [node for node in below[zone] if topology.leaf_of(node) == leaf] for leaf in topology.zones}
+    chosen: list[str] = []
+    while len(chosen) < wanted:
+        left = wanted - len(chosen)
+        fitting = [leaf for leaf in leaves if len(leaves[leaf]) >= left]
+        leaf = min(fitting, key=lambda leaf: len(leaves[leaf])) if fitting else \
+            max(leaves, key=lambda leaf: len(leaves[leaf]))
+        chosen += leaves.pop(leaf)[:left]
+    ranked = sorted(chosen, key=lambda node: (topology.zone_index[topology.leaf_of(node)], node))
+    return np.repeat(ranked, shape(given.request).tasks // wanted).tolist()
+
+
+def predicted(given: Case, order: Sequence[str]) -> float:
+    """Seconds of ranks on these nodes in this order."""
+    names = sorted(set(order))
+    ranks = np.array([names.index(name) for name in order], np.int64)
+    return cost(Traffic.of(given.request.dl).phases(len(order)), links(names, given.topology, given.scores),
+                ranks).seconds
+
+
+def outcomes(clusters: int, seed: int) -> Iterator[Outcome]:
+    """Cases until so many of them count, solved by as many processes as may run; those that do not are among them."""
+    counted = 0
+    with multiprocessing.Pool(len(os.sched_getaffinity(0))) as pool:
+        for first in itertools.count(seed * 1_000_000, BATCH):
+            for found in pool.imap(_numbered, range(first, first + BATCH)):
+                if found is not None:
+                    counted += found.counts
+                    yield found
+                if counted >= clusters:
+                    return
+
+
+def _numbered(number: int) -> Outcome | None:
+    return outcome(case(number))
+
+
+def rows(seed: int = 1, clusters: int = 2000) -> list[results.Row]:
+    """Ratios of predicted seconds to the exact optimum over so many cases that count."""
+    found = []
+    for one in outcomes(clusters, seed):
+        found.append(one)
+        if len(found) % 500 == 0:
+            print(f"exact: {len(found)} cases, {sum(each.counts for each in found)} of {clusters} counted",
+                  file=sys.stderr, flush=True)
+    counted = [one for one in found if one.counts]
+    ratios = np.array([one.placed / one.optimum for one in counted])
+    leaf = np.array([one.leaf / one.optimum for one in counted])
+    chance = np.array([one.chance / one.optimum for one in counted])
+    worst = counted[int(ratios.argmax())]
+    apart = [one.placed / one.optimum for one in found if one.proven and not one.counts and one.optimum > 0]
+    middle, high = float(np.median(ratios)), float(np.quantile(ratios, 0.99))
+    off = float((leaf > OFF).mean())
+    made = [
+        make_row("exact: cases that count", [len(counted)], "cases", baseline=len(found),
+                 target=f"at least {clusters}", met=len(counted) >= clusters),
+        make_row(f"exact: cases left out, no optimum proven in {LIMIT:g} s",
+                 [sum(not one.proven for one in found)], "cases", baseline=len(found)),
+        make_row("exact: of these, leaf order more than 10 % off", [off], "share", baseline=None,
+                 target="at least 0.5", met=off >= 0.5),
+        make_row("exact: median ratio to the optimum", [middle], "ratio", baseline=float(np.median(leaf)),
+                 target="1.00", met=middle <= 1.0 + 1e-6),
+        make_row("exact: 99th percentile of the ratio", [high], "ratio", baseline=float(np.quantile(leaf, 0.99)),
+                 target="at most 1.05", met=high <= 1.05),
+        make_row(f"exact: worst ratio (cluster {worst.seed}, {worst.kind})", [float(ratios.max())], "ratio",
+                 baseline=float(leaf.max())),
+        make_row("exact: control, a random choice loses", [float(np.median(chance))], "ratio", baseline=middle,
+                 target="above the median of place", met=float(np.median(chance)) > middle * 1.05)]
+    for kind in sorted({one.kind for one in counted}):
+        mine = [one.placed / one.optimum for one in counted if one.kind == kind]
+        made.append(make_row(f"exact: 99th percentile, {kind}", [float(np.quantile(mine, 0.99))], "ratio",
+                             baseline=None))
+    if apart:
+        made.append(make_row("exact: worst ratio of the cases counted apart", [max(apart)], "ratio",
+                             baseline=None))
+    return made
+
+
+def main(argv: list[str]) -> None:
+    """Measure, print the rows, and write them to --results."""
+    name = "python -m benchmarks.placement.optimality_gap"
+    parser = Parser(prog=name,
+                    description="Choices of nodes compared with the exact optimum, on small random clusters.")
+    parser.add_argument("--clusters", type=int, default=2000, metavar="N",
+                        help="number of counted cases (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=1, metavar="N",
+                        help="seed of the clusters (default: %(default)s)")
+    parser.add_argument("--results", metavar="FILE", help="write all rows, negative controls included, as JSON")
+    options = parser.parse_args(argv)
+    if options.results:
+        check_file(options.results, "--results")
+    clusters, seed = max(1, options.clusters), options.seed
+    found = rows(seed, clusters)
+    for row in found:
+        print(f"{row.metric:60} {row.value:10.4f} {row.unit:6} {row.target}")
+    if options.results:
+        results.write(options.results, found, seed=seed,
+                      versions={package: version(package) for package in ("numpy", "ortools")},
+                      command=f"{name} --clusters {clusters} --seed {seed} --results {options.results}")
+
+
+if __name__ == "__main__":
+    start(main)

@@ -1,0 +1,375 @@
+"""What a placement costs, against other ways to choose the nodes and to map the ranks of the same jobs.
+
+On each cluster a trace of other people's jobs is replayed until its free nodes are scattered. Then jobs that ring,
+gossip or use parameter servers are placed one by one, each on the same free nodes:
+
+- Slurm: the nodes that a real slurmctld with topology/tree gives the job (a cloud sandbox), with ranks in the order
+  of their names, as up to 25.11, and by leaf, as from 26.05 on.
+- depth-first: the first free nodes in depth-first order over the tree, and ranks in that order.
+- gmap, KaHIP: our nodes, and ranks as Scotch or KaHIP map them.
+- least bytes, for parameter servers only: the choice of nodes and ranks that sends least across leaves, however long
+  it takes. It is what the savings are judged against.
+- random: random free nodes, and random ranks on our nodes; the negative controls.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from benchmarks.placement import graph_mappers
+from benchmarks.results import Row, make_row
+from slurmdl.cluster import scontrol
+from slurmdl.cluster.model import ClusterSnapshot, Node, Partition
+from slurmdl.errors import PlacementError, SandboxError
+from slurmdl.network.model import LinkScores
+from slurmdl.placement.cost import cost, links
+from slurmdl.placement.model import Cost
+from slurmdl.placement.place import place
+from slurmdl.placement.ranks.rankmap import rank_map
+from slurmdl.placement.traffic import Traffic
+from slurmdl.request import DlOptions, JobRequest
+from slurmdl.sandbox import cloud, hosts
+from slurmdl.sandbox import cluster as sandbox_cluster
+from slurmdl.sandbox.spec import LOGIN, Spec
+from slurmdl.simulate import load
+from slurmdl.topology import example, hostlist
+from slurmdl.topology.model import Indices, Topology
+
+CPUS = 4
+MODEL_BYTES = 100e6
+#: nodes of the jobs
+SIZES = (8, 16, 32, 64, 128, 256, 512)
+#: share of the nodes that is busy, and the seed of the trace that made it so
+LOADS = ((0.7, 1), (0.85, 2))
+#: Two kinds of network. Behind the default uplinks, half of what the nodes below can send, the nodes' own links bound
+#: most jobs, so that the time is often the same and bytes across zones decide; thin ones, half as fast as the link of
+#: one node, bound almost all jobs.
+LINKS = {"2:1 uplinks": LinkScores(), "thin uplinks": LinkScores(zone_default=(6.25e8,))}
+#: Where savings of bytes are judged. Behind thin uplinks the least bytes, all servers in the fullest leaves, and the
+#: least time, no uplink busier than the others, are different choices, and time is the objective.
+BYTES_JUDGED = "2:1 uplinks"
+SAVED_TARGET = 0.95
+#: A mapping is timed so many times, a slow one once. Ours counts with its median and the others with their best: a
+#: noisy machine only makes us look worse.
+TIMINGS, SLOW = 3, 1.0
+LEAST = "least bytes"
+#: stands for a ratio to nothing: JSON has no infinity
+INFINITE = 1e9
+#: rounding that a comparison of predictions forgives
+SLACK = 1e-6
+#: ways to choose nodes and ranks that ours may never be above
+VARIANTS = ("Slurm, names", "Slurm, leaves", "depth-first", "gmap", "KaHIP")
+CONTROLS = ("random nodes", "random ranks")
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """What a job sends, and how many tasks its nodes have."""
+
+    name: str
+    strategy: str
+    per_node: int = 1
+    nodes_per_server: int = 0
+
+    def request(self, nodes: int) -> JobRequest:
+        servers = nodes // self.nodes_per_server if self.nodes_per_server else 0
+        # as the other mappers, which know nothing of a first node
+        dl = DlOptions(strategy=self.strategy, ps=servers, model_bytes=MODEL_BYTES, rank0="any")
+        return JobRequest(dl, (nodes, nodes), ntasks_per_node=self.per_node, exclusive=True, requeue=False)
+
+
+PATTERNS = (Pattern("ring", "allreduce"), Pattern("gossip", "gossip"), Pattern("PS", "ps", 2, 4))
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One cluster to place on; a tree can be given to slurmctld."""
+
+    name: str
+    topology: Topology
+
+
+def shapes() -> tuple[Shape, ...]:
+    """The clusters: a wide tree, two shapes of real networks (their nodes are made up), and blocks."""
+    return (Shape("500 leaves of 20", example.tree((1, 500, 10_000))),
+            Shape("Leonardo's shape", example.tree((1, 23, 394, 4_992))),
+            Shape("JUPITER's shape", example.tree((1, 25, 368, 5_888))),
+            Shape("blocks of 18", example.blocks((192, 3_456), (18, 72, 576))))
+
+
+@dataclass
+class Found:
+    """What the ways made of one job: way -> cost, and way -> seconds that mapping took."""
+
+    pattern: str
+    links: str
+    nodes: int
+    costs: dict[str, Cost] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+
+class LoadedCluster:
+    """One cluster under one load."""
+
+    def __init__(self, shape: Shape, share: float, seed: int) -> None:
+        self.topology = shape.topology
+        self.busy = load.busy_nodes(self.topology, share, seed)
+        self.generator = np.random.default_rng(seed)
+
+    def modelled(self) -> ClusterSnapshot:
+        """The cluster as it would be read, without a controller."""
+        whole = (CPUS, CPUS * 1000)
+        return ClusterSnapshot.of(
+            [Node(name, ("ALLOCATED",) if busy else ("IDLE",), True, whole[0], 0 if busy else whole[0], whole[1],
+                  0 if busy else whole[1], partitions=("main",))
+             for name, busy in zip(self.topology.nodes, self.busy.tolist(), strict=True)],
+            (Partition("main", True),))
+
+    def run(self, pattern: Pattern, network: str, nodes: int, cluster: ClusterSnapshot,
+            slurm: Sequence[str]) -> Found:
+        """Place one job every way.
+
+        Parameters
+        ----------
+        network : one of LINKS.
+        slurm : nodes that Slurm gave such a job; () where it was not asked.
+
+        Raises
+        ------
+        PlacementError : `place` finds no nodes.
+        """
+        request = pattern.request(nodes)
+        scores = LINKS[network]
+        ours = place(request, cluster, self.topology, scores)
+        assert ours.map is not None
+        traffic = Traffic(pattern.strategy, MODEL_BYTES, request.dl.ps)
+        found = Found(pattern.name, network, nodes, {"ours": ours.map.cost})
+
+        def add(variant: str, names: Sequence[str]) -> None:
+            """The cost of ranks on these nodes in this order."""
+            found.costs[variant] = self.cost(traffic, names, scores)
+
+        if slurm:
+            add("Slurm, names", np.repeat(slurm, pattern.per_node).tolist())
+            add("Slurm, leaves", np.repeat(self.by_leaf(slurm), pattern.per_node).tolist())
+        free = self.topology.order[~self.busy[self.topology.order]]
+        add("depth-first", np.repeat(self.names(free[:nodes]), pattern.per_node).tolist())
+        drawn = self.generator.permutation(np.repeat(self.generator.choice(free, nodes, False), pattern.per_node))
+        add("random nodes", self.names(drawn))
+        add("random ranks", self.generator.permutation(np.array(ours.map.nodes)).tolist())
+        if traffic.ps:
+            add(LEAST, self.least_bytes(nodes, pattern.per_node, traffic.ps))
+        self.map(found, traffic, ours.nodes, pattern.per_node, scores)
+        return found
+
+    def names(self, nodes: Indices) -> list[str]:
+        return [self.topology.nodes[i] for i in nodes.tolist()]
+
+    def by_leaf(self, nodes: Sequence[str]) -> list[str]:
+        """Sorted by leaf, then as they stood: Slurm's order from 26.05 on."""
+        return sorted(nodes, key=lambda name: int(self.topology.leaf[self.topology.node_index[name]]))
+
+    def cost(self, traffic: Traffic, order: Sequence[str], scores: LinkScores) -> Cost:
+        names = sorted(set(order))
+        index = {name: i for i, name in enumerate(names)}
+        return cost(traffic.phases(len(order)), links(names, self.topology, scores),
+                    np.array([index[name] for name in order]))
+
+    def map(self, found: Found, traffic: Traffic, nodes: Sequence[str], per_node: int,
+            scores: LinkScores) -> None:
+        """Map the ranks over the same nodes: ourselves, and with the mappers that are there."""
+        slots = [(name, per_node) for name in nodes]
+        ours = [_timed(lambda: rank_map(slots, self.topology, scores, traffic, "any")) for _ in range(TIMINGS)]
+        found.seconds["ours"] = float(np.median(ours))
+        network = links(nodes, self.topology, scores)
+        path = graph_mappers.paths(network)
+        slot = np.repeat(np.lexsort(path.T[::-1]), per_node)
+        volume = graph_mappers.volumes(traffic.phases(len(slot)), len(slot))
+        far = graph_mappers.distances(network, slot)
+        variants: dict[str, Callable[[], tuple[Indices, float]]] = {
+            "gmap": lambda: graph_mappers.gmap(volume, far), "KaHIP": lambda: graph_mappers.kahip(volume, path[slot])}
+        for variant in variants.keys() - graph_mappers.missing().keys():
+            where, took = variants[variant]()
+            for _ in range(TIMINGS - 1 if took < SLOW else 0):
+                took = min(took, variants[variant]()[1])
+            found.seconds[variant] = took
+            found.costs[variant] = self.cost(traffic, [nodes[i] for i in slot[where].tolist()], scores)
+
+    def least_bytes(self, nodes: int, per_node: int, servers: int) -> list[str]:
+        """Ranks of servers and workers, servers first, so that they send least bytes across leaves."""
+        free = self.topology.order[~self.busy[self.topology.order]]
+        leaf = self.topology.leaf[free]
+        room = np.bincount(leaf, minlength=len(self.topology.zones))
+        first: list[str] = []
+        last: list[str] = []
+        for zone, taken, count in least_ps_deal(room, nodes, per_node, servers):
+            # one server on each node, then a second one: apart from each other
+            tasks = self.names(np.tile(free[leaf == zone][:taken], per_node))
+            first += tasks[:count]
+            last += tasks[count:]
+        return first + last
+
+
+def _timed(work: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
+
+
+def least_ps_deal(room: Indices, nodes: int, per_node: int, servers: int) -> list[tuple[int, int, int]]:
+    """(leaf, nodes in it, servers in it) with the least bytes across leaves, over all nodes and all deals of servers.
+
+    What stays inside is the sum of p (t - p) over the leaves, with p servers among the t tasks of a leaf, and the
+    most of it over p is a symmetric, convex function of the t: it is greatest where the t are least even, and no
+    choice is less even than the roomiest leaves filled one after the other. There each further server goes where
+    it adds most, t - 2 p - 1, which falls with p.
+
+    Parameters
+    ----------
+    room : free nodes of each leaf.
+    """
+    leaves = np.argsort(-room, kind="stable")
+    taken = np.diff(np.minimum(np.cumsum(room[leaves]), nodes), prepend=0)
+    leaves, taken = leaves[taken > 0], taken[taken > 0]
+    tasks = taken * per_node
+    count = np.zeros_like(tasks)
+    for _ in range(servers):
+        count[np.where(count < tasks, tasks - 2 * count - 1, -10**9).argmax()] += 1
+    return list(zip(leaves.tolist(), taken.tolist(), count.tolist(), strict=True))
+
+
+def rows(seed: int = 0) -> Iterator[Row]:
+    """All clusters and loads; `seed` is added to those of the traces. Says in one line what is left out."""
+    for why in graph_mappers.missing().values():
+        print(f"without a mapper: {why}", file=sys.stderr, flush=True)
+    for shape in shapes():
+        found: list[Found] = []
+        refused = 0
+        for share, number in LOADS:
+            loaded = LoadedCluster(shape, share, seed + number)
+            sizes = [size for size in SIZES if size <= (~loaded.busy).sum()]
+            print(f"quality: {shape.name}, {share:.0%} busy", file=sys.stderr, flush=True)
+            for size, cluster, slurm in _asked(shape, loaded, sizes):
+                for pattern, network in itertools.product(PATTERNS, LINKS):
+                    try:
+                        found.append(loaded.run(pattern, network, size, cluster, slurm))
+                    except PlacementError:
+                        refused += 1
+        yield make_row(f"{shape.name}: jobs that find no zone, of {len(found) + refused}", [refused], "jobs")
+        for network in LINKS:
+            here = [f for f in found if f.links == network]
+            yield from evaluate(f"{shape.name}, {network}", here)
+            yield from saved(f"{shape.name}, {network}", here, network == BYTES_JUDGED)
+
+
+def _asked(shape: Shape, loaded: LoadedCluster,
+           sizes: Sequence[int]) -> Iterator[tuple[int, ClusterSnapshot, tuple[str, ...]]]:
+    """(nodes of a job, the cluster before it, the nodes that Slurm gives it); () where there is no Slurm to ask."""
+    why = "Slurm 22.05 knows no blocks" if shape.topology.kind != "tree" else \
+        "a controller needs root" if os.geteuid() else ""
+    sandbox = None
+    if not why:
+        try:
+            sandbox = sandbox_cluster.up(Spec(f"quality-{os.getpid()}", shape.topology, cpus=CPUS, cloud=True,
+                                              zone_features=False, settings=cloud.SETTINGS))
+        except SandboxError as error:
+            why = str(error)
+    if sandbox is None:
+        print(f"quality: {shape.name}: not against Slurm: {why}", file=sys.stderr, flush=True)
+        modelled = loaded.modelled()
+        yield from ((size, modelled, ()) for size in sizes)
+        return
+    try:
+        yield from _of_slurm(sandbox, loaded, sizes)
+    finally:
+        sandbox_cluster.down(sandbox.spec.name)
+
+
+def _of_slurm(sandbox: sandbox_cluster.Sandbox, loaded: LoadedCluster,
+              sizes: Sequence[int]) -> Iterator[tuple[int, ClusterSnapshot, tuple[str, ...]]]:
+    held = loaded.names(np.flatnonzero(loaded.busy))
+    others = cloud.submit(sandbox, ["-N", str(len(held)), "--exclusive", "-w", hostlist.fold(held)])
+    assert len(cloud.nodes_of(sandbox, others)) == len(held)
+    for size in sizes:
+        text = hosts.run(sandbox.pids[LOGIN], ["scontrol", "-o", "-d"],
+                         stdin="show nodes\nshow partitions\nshow config\n")
+        job = cloud.submit(sandbox, ["-N", str(size), "--exclusive"])
+        given = cloud.nodes_of(sandbox, job)
+        cloud.end(sandbox, job, given)
+        yield size, scontrol.parse(text), given
+        cloud.wait_idle(sandbox, given)
+
+
+def evaluate(name: str, found: Sequence[Found]) -> Iterator[Row]:
+    """The rows of one cluster: ratios of ours to each way, and the controls."""
+    for pattern in PATTERNS:
+        here = [f for f in found if f.pattern == pattern.name]
+        for variant in VARIANTS:
+            pairs = [(f.costs["ours"], f.costs[variant]) for f in here if variant in f.costs]
+            if pairs:
+                seconds = [_ratio(ours.seconds, other.seconds) for ours, other in pairs]
+                worst = max(seconds)
+                yield make_row(f"{name}, {pattern.name}: predicted seconds over those of {variant}", seconds, "times",
+                               baseline=1.0, target=f"at most 1 for each job (worst {worst:.4g})",
+                               met=worst <= 1 + SLACK)
+                yield make_row(f"{name}, {pattern.name}: bytes across leaves over those of {variant}",
+                               [_ratio(o.bytes_across_zones, p.bytes_across_zones) for o, p in pairs], "times",
+                               baseline=1.0)
+        for variant in ("gmap", "KaHIP"):
+            times = [f.seconds["ours"] / f.seconds[variant] for f in here if variant in f.seconds]
+            if times:
+                slower = sum(time > 1 for time in times)
+                yield make_row(f"{name}, {pattern.name}: seconds to map over those of {variant}", times, "times",
+                               baseline=1.0, target=f"median at most 1 (above for {slower} of {len(times)} jobs)",
+                               met=float(np.median(times)) <= 1)
+        for control in CONTROLS:
+            # ranks of uniform gossip are all alike
+            if not (control == "random ranks" and pattern.strategy == "gossip"):
+                lost = [_excess(f.costs[control], f.costs["ours"]) for f in here]
+                metric = f"control: {name}, {pattern.name}: {control}, predicted seconds over ours, or bytes"
+                yield make_row(metric, lost, "times", baseline=1.0, target="above 1",
+                               met=float(np.median(lost)) > 1 + SLACK)
+
+
+def saved(name: str, found: Sequence[Found], is_judged: bool) -> Iterator[Row]:
+    """What of the bytes of parameter servers is saved that could be, against Slurm's nodes by leaf.
+
+    Where time and bytes contradict each other the share says little: how much longer the least bytes take stands
+    beside it.
+    """
+    here = [(f.costs["ours"], f.costs["Slurm, leaves"], f.costs[LEAST]) for f in found
+            if LEAST in f.costs and "Slurm, leaves" in f.costs]
+    did = [slurm.bytes_across_zones - ours.bytes_across_zones for ours, slurm, _ in here]
+    could = [slurm.bytes_across_zones - least.bytes_across_zones for _, slurm, least in here]
+    if sum(could) <= 0:
+        return
+    share = sum(did) / sum(could)
+    yield make_row(f"{name}, PS: of the bytes across leaves that any choice could save against Slurm, leaves, "
+                   "share saved, all jobs together", [share], "share", baseline=1.0,
+                   target=f"at least {SAVED_TARGET:g}" if is_judged else "",
+                   met=share >= SAVED_TARGET if is_judged else None)
+    yield make_row(f"{name}, PS: the same share, job by job",
+                   [d / c for d, c in zip(did, could, strict=True) if c > 0], "share", baseline=1.0)
+    yield make_row(f"{name}, PS: GB across leaves saved in an iteration, beside what could be", [
+        sum(did) / 1e9], "GB", baseline=sum(could) / 1e9)
+    yield make_row(f"{name}, PS: ms saved in an iteration, beside what Slurm, leaves, takes",
+                   [1e3 * (slurm.seconds - ours.seconds) for ours, slurm, _ in here], "ms",
+                   baseline=1e3 * float(np.median([slurm.seconds for _, slurm, _ in here])))
+    yield make_row(f"{name}, PS: predicted seconds of the choice with least bytes over ours",
+                   [_ratio(least.seconds, ours.seconds) for ours, _, least in here], "times", baseline=1.0)
+
+
+def _excess(control: Cost, ours: Cost) -> float:
+    seconds = _ratio(control.seconds, ours.seconds)
+    return seconds if abs(seconds - 1) > SLACK else _ratio(control.bytes_across_zones, ours.bytes_across_zones)
+
+
+def _ratio(one: float, other: float) -> float:
+    return one / other if other else 1.0 if one <= 0 else INFINITE

@@ -1,0 +1,117 @@
+"""What `slurmdl sbatch` adds to `sbatch`: paired runs on a real controller, as an ordinary user.
+
+Time runs until the line with the job's number is there, which is what scripts wait for; what a pinned job's check
+takes after it is told apart. So is the time of processors, which says what remains on a machine that is not busy.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from benchmarks.results import Row, make_row
+from slurmdl.errors import SandboxError
+from slurmdl.sandbox import cluster as sandbox_cluster
+from slurmdl.sandbox.cluster import Sandbox
+from slurmdl.sandbox.spec import Spec, alternating
+from slurmdl.topology import example
+
+REPEATS = 15
+#: nodes of the large clusters, and leaves on which they are; the nodes are a cloud, so jobs stay there with theirs
+LARGE, LEAVES = 10_000, (10, 200)
+CHECK_TARGET = 1.0
+
+
+@dataclass(frozen=True)
+class Case:
+    """One way to submit: the options for both commands, and those for ours alone."""
+
+    name: str
+    target: float
+    options: tuple[str, ...]
+    ours: tuple[str, ...] = ()
+    pinned: bool = False
+
+
+SMALL_CASES = (
+    Case("nothing placed, --dl-bind=off", 0.060, ("-N2",), ("--dl-bind=off",)),
+    Case("nothing placed, a job array", 0.060, ("-N2", "--array=1-2")),
+    Case("placed on 8 nodes, zone preferred", 0.250, ("-N2",)),
+)
+PINNED_CASES = (Case("placed on 8 nodes, pinned", 0.250, ("-N2", "--no-requeue"), pinned=True),)
+LARGE_TARGET = 0.270
+
+
+def rows(seed: int = 0) -> Iterator[Row]:
+    """All cases; `seed` changes nothing here. Says in one line where there is no cluster to submit to."""
+    name = f"overhead-{os.getpid()}"
+    for spec, cases in ((Spec(name, alternating(8, 2)), SMALL_CASES),
+                        (Spec(name, alternating(8, 2), zone_features=False), PINNED_CASES),
+                        *(_large(name, leaves, features) for leaves in LEAVES for features in (False, True))):
+        try:
+            sandbox = sandbox_cluster.up(spec)
+        except SandboxError as error:
+            print(f"no overhead measured on {len(spec.topology.nodes)} nodes: {error}", file=sys.stderr, flush=True)
+            continue
+        try:
+            for case in cases:
+                print(f"overhead: {case.name}", file=sys.stderr, flush=True)
+                yield from _measured(sandbox, case)
+        finally:
+            sandbox_cluster.down(name)
+
+
+def _large(name: str, leaves: int, features: bool) -> tuple[Spec, tuple[Case, ...]]:
+    """A large cluster, and the case that is measured there: with features of the zones they are preferred."""
+    where = f"placed at {LARGE} nodes in {leaves} zones"
+    case = Case(f"{where}, zone preferred", LARGE_TARGET, ("-N8",)) if features else \
+        Case(f"{where}, pinned", LARGE_TARGET, ("-N8", "--no-requeue"), pinned=True)
+    return Spec(name, example.tree((1, leaves, LARGE)), zone_features=features, cloud=True), (case,)
+
+
+def _measured(sandbox: Sandbox, case: Case) -> Iterator[Row]:
+    plain, more, checks, little, work = [], [], [], [], []
+    words = ["-o", "/dev/null", *case.options, "--wrap=true"]
+    for command in (["sbatch"], ["slurmdl", "sbatch"]):  # once unmeasured, so that all files are in memory
+        _submit(sandbox, [*command, *words])
+    for number in range(REPEATS):
+        # in turn the one and the other first: what comes second finds the controller busy with what came first
+        pair = {}
+        for mine in (False, True) if number % 2 else (True, False):
+            pair[mine] = _submit(sandbox, ["slurmdl", "sbatch", *case.ours, *words] if mine else ["sbatch", *words])
+        (base, _, base_work), (ours, rest, our_work) = pair[False], pair[True]
+        plain.append(base)
+        more.append(ours - base)
+        checks.append(rest)
+        little.append(base_work)
+        work.append(our_work - base_work)
+    yield make_row(f"slurmdl sbatch over sbatch, {case.name}", more, "s", baseline=float(np.median(plain)),
+                   target=f"at most {case.target:g} s more", met=float(np.median(more)) <= case.target)
+    yield make_row(f"processor time of slurmdl sbatch over sbatch, {case.name}", work, "s",
+                   baseline=float(np.median(little)))
+    if case.pinned:
+        yield make_row(f"from the job's number to the end of slurmdl sbatch, {case.name}", checks, "s",
+                       target=f"at most {CHECK_TARGET:g} s", met=float(np.median(checks)) <= CHECK_TARGET)
+
+
+def _submit(sandbox: Sandbox, argv: Sequence[str]) -> tuple[float, float, float]:
+    """Seconds until the first line of stdout, from there to the end, and of processors; SandboxError if it fails."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    began = time.perf_counter()
+    child = subprocess.Popen(sandbox.command(argv, directory=str(sandbox.shared)), stdin=subprocess.DEVNULL,
+                             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert child.stdout is not None
+    first = child.stdout.readline()
+    told = time.perf_counter()
+    _, said = child.communicate(timeout=60)
+    if child.returncode or not first:
+        raise SandboxError(f"{' '.join(argv)}: {' '.join(said.split())[-300:]}")
+    rest, after = time.perf_counter() - told, resource.getrusage(resource.RUSAGE_CHILDREN)
+    return told - began, rest, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime

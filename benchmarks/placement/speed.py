@@ -1,0 +1,133 @@
+"""How long `place` takes, by nodes of the cluster, and how much memory; every call in a fresh process.
+
+What is placed from is made before the clock starts, as the readers make it: arrays of the cluster, the topology as
+it was read, with nothing looked up in it yet. The repeats go round all cases, so that a busy spell of the machine
+meets a few repeats of each case and not all of one. Targets are judged by wall time; the time of processors stands
+beside it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from benchmarks.results import Row, make_row
+
+#: nodes of the cluster, on leaves of 20 below one root, two of five busy
+SIZES = (1_000, 10_000, 100_000)
+#: nodes of the cluster -> seconds that a job of 1,024 ranks (256 nodes) may take
+TARGETS = {1_000: 0.010, 10_000: 0.050, 100_000: 0.500}
+#: nodes of the cluster and ranks of the largest job, one to a node: it takes them all
+LARGEST = 10_000
+LARGEST_TARGET = 1.0
+MEMORY_TARGET = 500.0
+RANKS, PER_NODE = 1_024, 4
+STRATEGIES = ("allreduce", "gossip", "ps")
+REPEATS = 5
+#: seconds after which a call is given up; it then counts as this long
+LIMIT = 20.0
+
+_PROGRAM = """\
+import json, resource, sys, time
+import numpy
+from slurmdl.cluster.model import ClusterSnapshot, Node, Partition
+from slurmdl.network.model import LinkScores
+from slurmdl.placement.place import place
+from slurmdl.request import DlOptions, JobRequest
+from slurmdl.topology import example
+nodes, leaves, ranks, per_node, share, strategy, seed = json.loads(sys.argv[1])
+topology = example.tree((1, leaves, nodes))
+busy = numpy.random.default_rng(seed).random(nodes) < share
+idle, held = ("IDLE",), ("ALLOCATED",)
+cluster = ClusterSnapshot.of(
+    (Node(name, held if taken else idle, True, 4, 0 if taken else 4, 4000, 0 if taken else 4000, partitions=("main",))
+     for name, taken in zip(topology.nodes, busy.tolist())), (Partition("main", True),))
+servers = ranks // 16 if strategy == "ps" else 0
+job = JobRequest(DlOptions(strategy=strategy, ps=servers), (ranks // per_node,) * 2, ntasks_per_node=per_node,
+                 exclusive=True)
+began, worked = time.perf_counter(), time.process_time()
+found = place(job, cluster, topology, LinkScores())
+seconds, work = time.perf_counter() - began, time.process_time() - worked
+assert found.map is not None and len(found.map.nodes) == ranks
+peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
+print(json.dumps({"seconds": seconds, "work": work, "peak": peak}))
+"""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One job on one cluster; `share` of the nodes is busy."""
+
+    strategy: str
+    nodes: int
+    ranks: int
+    per_node: int
+    share: float
+
+    @property
+    def name(self) -> str:
+        return f"{self.strategy}, {self.ranks} ranks, {self.nodes} nodes"
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One call: seconds, seconds of processors, and the peak MB of its process."""
+
+    seconds: float
+    work: float
+    peak: float
+
+
+def rows(seed: int = 0) -> Iterator[Row]:
+    """Times by strategy and size, their growth, the largest job, and the peak memory of the largest cluster."""
+    plain = {(strategy, nodes): Case(strategy, nodes, RANKS, PER_NODE, 0.4)
+             for strategy in STRATEGIES for nodes in SIZES}
+    largest = {strategy: Case(strategy, LARGEST, LARGEST, 1, 0.0) for strategy in STRATEGIES}
+    found: dict[Case, list[Sample]] = defaultdict(list)
+    for number in range(REPEATS):
+        print(f"speed: repeat {number + 1} of {REPEATS}", file=sys.stderr, flush=True)
+        for case in (*plain.values(), *largest.values()):
+            found[case].append(_sample(case, seed))
+    for strategy in STRATEGIES:
+        for nodes in SIZES:
+            yield from _times(plain[strategy, nodes], found[plain[strategy, nodes]], TARGETS.get(nodes))
+        for less, more in itertools.pairwise(SIZES):
+            # over the best time of the smaller one, so that a busy machine does not make it look slow
+            best = min(sample.seconds for sample in found[plain[strategy, less]])
+            growth = [sample.seconds / best for sample in found[plain[strategy, more]]]
+            yield make_row(f"growth of place, {strategy}, {less} to {more} nodes", growth, "times",
+                           baseline=more / less, target=f"at most {more / less:g}",
+                           met=float(np.median(growth)) <= more / less)
+        peak = [sample.peak for sample in found[plain[strategy, SIZES[-1]]]]
+        yield make_row(f"peak memory, {strategy}, {SIZES[-1]} nodes", peak, "MB",
+                       target=f"under {MEMORY_TARGET:g} MB", met=max(peak) < MEMORY_TARGET)
+        yield from _times(largest[strategy], found[largest[strategy]], LARGEST_TARGET)
+
+
+def _times(case: Case, found: Sequence[Sample], target: float | None) -> Iterator[Row]:
+    seconds = [sample.seconds for sample in found]
+    yield make_row(f"place, {case.name}", seconds, "s", target=f"at most {target:g} s" if target else "",
+                   met=float(np.median(seconds)) <= target if target else None)
+    yield make_row(f"processor time of place, {case.name}", [sample.work for sample in found], "s")
+
+
+def _sample(case: Case, seed: int) -> Sample:
+    """One call in a process of its own."""
+    job = json.dumps([case.nodes, case.nodes // 20, case.ranks, case.per_node, case.share, case.strategy, seed])
+    try:
+        done = subprocess.run([sys.executable, "-c", _PROGRAM, job], capture_output=True, text=True, timeout=LIMIT,
+                              check=False)
+    except subprocess.TimeoutExpired:
+        print(f"speed: {case.name}: given up after {LIMIT:g} s", file=sys.stderr, flush=True)
+        # its memory is unknown; at the target it misses it
+        return Sample(LIMIT, LIMIT, MEMORY_TARGET)
+    if done.returncode:
+        raise RuntimeError(f"place of {job}: {done.stderr.strip().splitlines()[-1]}")
+    return Sample(**json.loads(done.stdout))

@@ -1,0 +1,102 @@
+"""Communication of many placements, one after the other in one step: an MPI program with one rank on each node.
+
+    srun --mpi=pmix python -m benchmarks.placement_comm_time WORK.json RESULT.json
+
+It runs the trainer's own strategies over the trainer's own messages and meters; only the gradients are made up, so
+that a placement costs no start of PyTorch. Ranks that a placement leaves out wait, asleep.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from benchmarks import sandbox_mpi
+from slurmdl.plan import PATTERNS
+from slurmdl.train.courier import Courier
+from slurmdl.train.messages import Messages
+from slurmdl.train.method import Method
+from slurmdl.train.report.meters import Meter
+from slurmdl.train.strategies import STRATEGIES, Setting
+from slurmdl.train.strategies.pieces import Piece
+from slurmdl.train.transports.transport import Transport
+
+SEED = 1
+
+
+def main() -> None:
+    """Replay each job of WORK.json (see benchmarks.sandbox_mpi).
+
+    WORK.json is {"parameters": D, "jobs": [{"strategy", "ps", "nodes", "zones", "warm_up", "blocks", "steps"}]};
+    entry i of "zones" is the zone of rank i. For each job the answer is the figures of its blocks, as `measure` gives
+    them.
+    """
+    sandbox_mpi.measure_jobs(lambda transport, job, work: measure(transport, job, work["parameters"]))
+
+
+def measure(transport: Transport, job: Mapping[str, Any], size: int) -> list[float]:
+    """Seconds of communication per iteration, one figure for each block of steps: the slowest worker's mean.
+
+    A mean, since the partners of gossip, and with them the links in use, differ from step to step.
+    """
+    ranks, blocks, steps = transport.size, job["blocks"], job["steps"]
+    levels = ["zone" if zone == job["zones"][transport.rank] else "across" for zone in job["zones"]]
+    messages, courier = Messages(transport, levels), Courier(transport.threaded)
+    servers, workers = tuple(range(job["ps"])), tuple(range(job["ps"], ranks))
+    gradients = np.full(size, 1e-3, np.float32)
+    parameters = np.zeros_like(gradients)
+    method = Method(job["strategy"], PATTERNS[job["strategy"]][0])
+    strategy = STRATEGIES[job["strategy"]](Setting(
+        messages, courier, workers, servers, parameters, gradients, (size,), method, SEED, job["nodes"],
+        ("",) * ranks, {}, lambda: 0.01, lambda part: NoOpOptimizer()))
+    meter, seconds = Meter(), []
+    courier.do(transport.meet)
+    for number in range(job["warm_up"] + blocks * steps):
+        with meter.step(courier):
+            if transport.rank in servers:
+                strategy.serve(number)
+            else:
+                strategy.before_update(number)
+                strategy.after_update(number)
+        seconds.append(meter.comm.last)
+    courier.close()
+    communication = np.array(seconds[job["warm_up"]:]).reshape(blocks, steps).mean(axis=1)
+    told = transport.allgather(communication if transport.rank in workers else np.zeros(blocks))
+    return [float(figure) for figure in np.max(told, axis=0)]
+
+
+class PlainParameters:
+    """Parameters of no network; see strategies.strategy.Setting.settle."""
+
+    def __init__(self, parameters: npt.NDArray[np.float32]) -> None:
+        self.parameters = parameters
+
+    def settle(self, memory: npt.NDArray[np.float32]) -> None:
+        memory[:] = self.parameters
+        self.parameters = memory
+
+
+class NoOpOptimizer:
+    """An optimizer that changes nothing; see strategies.strategy.Update."""
+
+    def __call__(self, numbers: Any) -> None:
+        """The gradients are made up."""
+
+    def state(self) -> npt.NDArray[np.uint8]:
+        return np.empty(0, np.uint8)
+
+    def restore(self, state: npt.NDArray[np.uint8]) -> None:
+        """There is nothing to remember."""
+
+    def pieces(self) -> list[Piece]:
+        return []
+
+    def fill(self, pieces: Sequence[Piece]) -> None:
+        """Nor here."""
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,43 @@
+"""Simulated step times: validation against measured ones, and scaling from 8 to 10,000 nodes."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+
+import numpy as np
+
+from benchmarks.results import Row
+from benchmarks.simulator import scaling, validation
+from benchmarks.suite import Suite
+from slurmdl.simulate import predict
+
+#: points of the scaling plot, collected while the part runs
+_points: list[scaling.Point] = []
+
+
+def rows(part: str, seed: int, quick: bool) -> Iterator[Row]:
+    """Yield the rows of a part; `validation` needs root, for a sandbox."""
+    if part == "validation":
+        yield from validation.rows(quick)
+    else:
+        _points.clear()
+        yield from scaling.rows(seed, quick, _points)
+
+
+def plot(results_file: str) -> None:
+    """Draw the scaling plot next to the results file, if matplotlib is installed."""
+    if not _points:
+        return
+    try:
+        scaling.draw(f"{os.path.splitext(results_file)[0]}.svg", _points)
+    except ImportError:
+        print("no plot: pip install 'slurmdl[plot]'", file=sys.stderr)
+
+
+SUITE = Suite("simulator",
+              "Simulated step times compared with measured ones (needs root), and the value of placement "
+              "from 8 to 10,000 nodes. Draws a plot next to the results file.",
+              ("validation", "scaling"), rows, lambda: {"numpy": np.__version__, "simgrid": predict.version()},
+              quick="fewer placements, at most 512 nodes", plot=plot)

@@ -1,0 +1,4 @@
+from benchmarks.simulator import SUITE
+from benchmarks.suite import start
+
+start(SUITE.main)

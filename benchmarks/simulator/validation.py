@@ -1,0 +1,101 @@
+"""The simulation against reality: the random placements of benchmarks.cost_model, measured and simulated.
+
+Each case is simulated message by message, with the partners that gossip drew, and judged by itself: what its
+communication takes, and whether it is on the right side of the others. Pairs count where the measurement tells them
+apart, that is where no block of steps of one took as long as one of the other. The control is the simulation of
+other placements: the figures of each strategy shuffled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from benchmarks import cost_model, placement_comm_time
+from benchmarks.cost_model import FloatArray, Job
+from benchmarks.results import Row, make_row
+from slurmdl.placement.cost import links
+from slurmdl.plan import PATTERNS
+from slurmdl.sandbox import cluster
+from slurmdl.sandbox.spec import Spec, alternating
+from slurmdl.simulate.predict import ends
+from slurmdl.simulate.training import Training
+from slurmdl.topology.model import Topology
+
+#: largest error of a case, and least share of the pairs in the right order
+ERROR, ORDER = 0.2, 0.95
+SHUFFLES = 20
+
+
+def rows(quick: bool = False) -> Iterator[Row]:
+    """Bring a sandbox up, run the placements (`quick`: those before the links first change), take it down, judge."""
+    topology = alternating(9, 3)
+    jobs = cost_model.draw(topology)
+    if quick:
+        jobs = jobs[:cost_model.UNCHANGED * len(cost_model.PATTERNS)]
+    sandbox = cluster.up(Spec("simulate", topology, node_rate=cost_model.NODE_RATE))
+    try:
+        measured = cost_model.measure(sandbox, jobs)
+    finally:
+        cluster.down("simulate")
+    yield from evaluate(jobs, np.array([simulate(job, topology) for job in jobs]), measured)
+
+
+def simulate(job: Job, topology: Topology) -> float:
+    """Seconds of communication per iteration, made of steps as those that are measured: median of the blocks."""
+    names = sorted(job.nodes)
+    place = np.array([names.index(node) for node in job.nodes])
+    steps = cost_model.STEPS[job.pattern]
+    strategy = cost_model.PATTERNS[job.pattern]
+    training = Training(strategy, cost_model.PARAMETERS, job.ps, PATTERNS[strategy][0], seed=placement_comm_time.SEED)
+    ended = ends(training, links(names, topology, cost_model.known(job, topology)), place,
+                 cost_model.WARM_UP + cost_model.BLOCKS * steps)[job.ps:]
+    blocks = np.diff(ended[:, cost_model.WARM_UP - 1::steps], axis=1) / steps
+    return float(np.median(blocks.max(axis=0)))
+
+
+def evaluate(jobs: Sequence[Job], simulated: FloatArray, measured: FloatArray) -> Iterator[Row]:
+    """The errors of each strategy, its pairs and those of different strategies on the same links, and the controls.
+
+    Parameters
+    ----------
+    simulated : shape (jobs,). measured : shape (jobs, blocks).
+    """
+    pattern = np.array([job.pattern for job in jobs])
+    same_links = np.array([[one.rates == other.rates for other in jobs] for one in jobs])
+    for name in cost_model.PATTERNS:
+        mine = pattern == name
+        seconds, its = np.median(measured[mine], axis=1), simulated[mine]
+        errors = np.abs(its / seconds - 1)
+        yield make_row(f"{name}: error of the simulation, case by case", errors.tolist(), "share",
+                       target=f"at most {ERROR} in each", met=bool((errors <= ERROR).all()))
+        yield make_row(f"{name}: share of the cases within {ERROR}", [float((errors <= ERROR).mean())], "share")
+        yield make_row(f"{name}: simulated / measured seconds", (its / seconds).tolist(), "times", baseline=1.0)
+        yield from _order(f"{name}: pairs of placements", its, measured[mine], np.ones((len(its), len(its)), bool))
+    yield from _order("pairs of strategies on the same links", simulated, measured,
+                      same_links & (pattern[:, None] != pattern[None]))
+
+
+def _order(what: str, simulated: FloatArray, measured: FloatArray, wanted: npt.NDArray[np.bool_]) -> Iterator[Row]:
+    """Of the wanted pairs that the measurement tells apart, the share that the simulation tells rightly.
+
+    Parameters
+    ----------
+    wanted : shape (cases, cases), symmetric.
+    """
+    shorter = (measured.max(axis=1)[:, None] < measured.min(axis=1)[None]) & wanted
+    if not shorter.any():
+        return
+
+    def right(its: FloatArray) -> float:
+        return float((its[:, None] < its[None])[shorter].mean())
+
+    random = np.random.default_rng(cost_model.SEED)
+    shuffled = [right(random.permutation(simulated)) for _ in range(SHUFFLES)]
+    share = right(simulated)
+    yield make_row(f"{what} in the right order, of {int(shorter.sum())}", [share], "share",
+                   baseline=float(np.median(shuffled)), target=f"at least {ORDER}", met=share >= ORDER)
+    yield make_row(f"{what}: the same, simulations shuffled (control)", shuffled, "share", baseline=share,
+                   target=f"below {ORDER}", met=float(np.median(shuffled)) < min(share, ORDER))

@@ -1,0 +1,215 @@
+"""What the SPANK plugin adds to the launch of a task, and to slurmd's memory.
+
+Two sandboxes of one node are up at once, one with the plugin and one without; each step is one task, and steps of
+both alternate. A launch takes tens of milliseconds, with a spread far above what the plugin may add: its median is
+told from pairs of neighbours, and all that it says stands beside the same of two halves of the steps without the
+plugin. So there is a third sandbox, whose plugin has a clock around its callbacks (spank/tests/timed.c): what
+they take in srun and in slurmstepd, step by step. The control is that plugin with a sleep in it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+
+from benchmarks import results
+from benchmarks.results import Row, make_row
+from benchmarks.suite import run_repeated, start
+from slurmdl.errors import SandboxError, UsageError
+from slurmdl.sandbox import cluster as sandbox_cluster
+from slurmdl.sandbox.cluster import Sandbox
+from slurmdl.sandbox.spec import Spec, alternating
+
+STEPS, WARM_UP, BLOCKS, CONTROLS = 1000, 50, 20, 100
+#: seconds that a task launch may take more
+TARGET = 1e-3
+#: KiB by which slurmd's memory may grow more with the plugin than without: what one allocator's arena rounds to
+GROWTH = 132
+#: microseconds that the control sleeps in each task
+SLEEP = 5000
+#: variables that a user's environment has, and more
+VARIABLES = 150
+BUILD = Path(__file__).parents[1] / "build/spank"
+
+_TASK = "echo $(date +%s%N) ${SLURMDL_ROLE--} ${MASTER_ADDR--} ${SLURMDL_NS-}"
+#: runs in an allocation: a step for each line of options, then when it began, its nanoseconds, status and output;
+#: with --overlap and --mem=0 no step waits until the one before is put away
+_DRIVER = """
+import os, subprocess, sys, time
+os.environ["SLURMDL_MAP_JOB"] = os.environ["SLURM_JOB_ID"]
+for line in sys.stdin:
+    at, began = time.time_ns(), time.perf_counter_ns()
+    done = subprocess.run(["srun", "-n1", "--overlap", "--mem=0", *line.split(), "sh", "-c", sys.argv[1]],
+                          stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    print(at, time.perf_counter_ns() - began, done.returncode, " ".join(done.stdout.split()), flush=True)
+"""
+
+
+@dataclass(frozen=True)
+class Step:
+    """Seconds from srun's start to the task's and to srun's end, and of the plugin's callbacks, where told."""
+
+    launch: float
+    wall: float
+    client: float
+    remote: float
+
+
+class Steps:
+    """A sandbox of one node with an allocation in which steps are started."""
+
+    def __init__(self, name: str, plugstack: str) -> None:
+        self.sandbox: Sandbox = sandbox_cluster.up(Spec(f"{name}-{os.getpid()}", alternating(1, 1),
+                                                        plugstack=plugstack,
+                                                        shares=(str(BUILD),)))
+        self._role = "worker" if plugstack else "-"
+        foreign = {key: value for key, value in os.environ.items() if not key.startswith("SLURMDL_")}
+        self._child = subprocess.Popen(
+            self.sandbox.command(["salloc", "-Q", "-N1", "-n1", "python3", "-c", _DRIVER, _TASK],
+                                 directory=str(self.sandbox.shared)),
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            env={**foreign, **{f"SOME_VARIABLE_{i}": "some/path:" * 5 for i in range(VARIABLES)},
+                 "SLURMDL_OPT_STRATEGY": "gossip", "SLURMDL_MAP_NODES": "n1"})
+
+    def __enter__(self) -> Steps:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 trace: TracebackType | None) -> None:
+        with contextlib.suppress(BrokenPipeError, subprocess.TimeoutExpired):
+            self._child.communicate(timeout=10)
+        self._child.kill()
+        sandbox_cluster.down(self.sandbox.spec.name)
+
+    def step(self, *options: str) -> Step:
+        """One step; SandboxError where it fails, or where its task is not told what it should be."""
+        assert self._child.stdin is not None and self._child.stdout is not None
+        self._child.stdin.write(" ".join(options) + "\n")
+        self._child.stdin.flush()
+        began, wall, status, *told = self._child.stdout.readline().split() or ("0", "0", "salloc failed")
+        expected = [self._role, "n1" if options else "-"]
+        if status != "0" or told[1:3] != expected:
+            raise SandboxError(f"a step that should tell {expected}: exit status {status}: {' '.join(told)[-300:]}")
+        client, remote = map(float, told[3:] or (0, 0))
+        return Step((int(told[0]) - int(began)) * 1e-9, float(wall) * 1e-9, client * 1e-9, remote * 1e-9)
+
+    def memory(self) -> float:
+        """KiB of slurmd's resident memory."""
+        status = Path(f"/proc/{self.sandbox.daemon_pid('n1')}/status").read_text()
+        return float(next(line for line in status.splitlines() if line.startswith("VmRSS")).split()[1])
+
+    def plugstack(self, text: str) -> None:
+        """Change the plugins of the steps that follow."""
+        (self.sandbox.root / "slurm/plugstack.conf").write_text(text)
+
+
+def run(repeats: int = STEPS, results_file: str | None = None) -> None:
+    """Measure `repeats` steps of each kind, print each figure, and write them where wanted."""
+    if repeats < 2 * BLOCKS:
+        raise UsageError(f"--repeats {repeats}: at least {2 * BLOCKS} expected")
+    plain, timed = BUILD / "slurmdl.so", BUILD / "timed.so"
+    missing = [str(path) for path in (plain, timed) if not path.exists()]
+    if missing:
+        raise SandboxError(f"{missing[0]} is missing: make plugin, then make -C spank timed")
+    rows = []
+    with Steps("bare", "") as bare, Steps("plugged", f"optional {plain}\n") as plugged, \
+            Steps("timed", f"optional {timed}\n") as clocked:
+        done = subprocess.run(bare.sandbox.command(["sbatch", "--version"]), capture_output=True, text=True,
+                              check=True)
+        for row in measure(bare, plugged, clocked, timed, repeats):
+            rows.append(row)
+            print(f"{ {None: '', True: 'met', False: 'MISSED'}[row.met]:7}{row.value:10.4g} {row.unit:4} {row.metric}"
+                  + (f", beside {row.baseline:.4g}" if row.baseline is not None else "")
+                  + (f"; {row.target}" if row.target else ""), flush=True)
+    if results_file:
+        results.write(results_file, rows, seed=0, versions={"slurm": done.stdout.strip()},
+                      command=f"python -m benchmarks.spank_overhead --repeats {repeats} --results {results_file}")
+    else:
+        print(results.verdict(rows))
+
+
+def measure(bare: Steps, plugged: Steps, clocked: Steps, timed: Path, repeats: int) -> Iterator[Row]:
+    """All rows, from `repeats` steps of each kind."""
+    for _ in range(WARM_UP):
+        for each in (bare, plugged, clocked):
+            each.step()
+    before = (bare.memory(), plugged.memory())
+    without: list[Step] = []
+    with_it: list[Step] = []
+    inside, mapped = [], []
+    for i in range(repeats):
+        # a step may wait for what the one before left: each is first as often
+        for each in (bare, plugged) if i % 2 else (plugged, bare):
+            (without if each is bare else with_it).append(each.step())
+    after = (bare.memory(), plugged.memory())
+    for _ in range(repeats // 2):
+        inside.append(clocked.step())
+        mapped.append(clocked.step("--dl-map"))
+    clocked.plugstack(f"optional {timed} {SLEEP}\n")
+    slow = [(bare.step(), clocked.step()) for _ in range(CONTROLS)]
+
+    for what, of in (("srun's start to the task's", "launch"), ("srun's start to its end", "wall")):
+        less, more = ([getattr(step, of) for step in steps] for steps in (without, with_it))
+        yield make_row(f"{what}, without the plugin", _medians(less), "s")
+        yield _evaluate(f"{what}, added by the plugin, median", _medians(_pairs(more, less)), float(np.median(less)))
+        # of each four steps without, two that stood as the others do to those with the plugin
+        one, other = ([value for i, value in enumerate(less) if i % 4 // 2 == half] for half in (0, 1))
+        both = min(len(one), len(other))
+        yield make_row(f"{what}, the same between two halves of those without",
+                       _medians(_pairs(one[:both], other[:both])), "s")
+        high = [float(np.percentile(values, 99)) for values in (more, less, one, other)]
+        yield make_row(f"{what}, added to the 99th percentile, beside that between two halves of those without",
+                       [high[0] - high[1]], "s", baseline=abs(high[2] - high[3]))
+    for what, steps in (("", inside), (", with --dl-map", mapped)):
+        for where, seconds in (("srun", [step.client for step in steps]),
+                               ("slurmstepd", [step.remote for step in steps]),
+                               ("both", [step.client + step.remote for step in steps])):
+            for share, name in ((50, "median"), (99, "99th percentile")):
+                found = [float(np.percentile(seconds, share))]
+                metric = f"callbacks in {where} for a task, {name} of {len(seconds)}{what}"
+                yield _evaluate(metric, found) if where == "both" else make_row(metric, found, "s")
+    for i, what in enumerate(("without", "with")):
+        yield make_row(f"slurmd's memory {what} the plugin after {repeats} steps", [after[i]], "KiB",
+                       baseline=before[i])
+    grown = [new - old for new, old in zip(after, before, strict=True)]
+    yield make_row(f"growth of slurmd's memory over {repeats} steps", [grown[1]], "KiB", baseline=grown[0],
+                   target=f"at most {GROWTH} KiB above that without", met=grown[1] <= grown[0] + GROWTH)
+    lost = _medians(_pairs([step.launch for _, step in slow], [step.launch for step, _ in slow]), 5)
+    yield make_row(f"control, a sleep of {SLEEP / 1e6:g} s: srun's start to the task's, added", lost, "s",
+                   target=f"above {TARGET:g} s", met=float(np.median(lost)) > TARGET)
+    spent = [step.client + step.remote for _, step in slow]
+    yield make_row(f"control, a sleep of {SLEEP / 1e6:g} s: callbacks for a task", _medians(spent, 5), "s",
+                   target=f"above {TARGET:g} s", met=float(np.median(spent)) > TARGET)
+
+
+def _evaluate(metric: str, seconds: Sequence[float], baseline: float | None = None) -> Row:
+    return make_row(metric, seconds, "s", baseline=baseline, target=f"below {TARGET:g} s",
+                    met=float(np.median(seconds)) < TARGET)
+
+
+def _medians(values: Sequence[float], blocks: int = BLOCKS) -> list[float]:
+    """The medians of consecutive blocks."""
+    return [float(np.median(block)) for block in np.array_split(np.array(values), blocks) if len(block)]
+
+
+def _pairs(more: Sequence[float], less: Sequence[float]) -> list[float]:
+    """How much larger a value is than the one beside it, of two neighbours the mean: each is first in one of them."""
+    added = np.subtract(more, less)[:len(more) // 2 * 2]
+    return [float(value) for value in added.reshape(-1, 2).mean(1)]
+
+
+def main(argv: list[str]) -> None:
+    run_repeated("spank_overhead",
+                 "What the SPANK plugin adds to the launch of a task, on sandboxes (needs root and the plugin).",
+                 run, STEPS, argv)
+
+
+if __name__ == "__main__":
+    start(main)

@@ -1,0 +1,116 @@
+"""Allreduce beside PyTorch's DistributedDataParallel and post-local SGD, on a sandbox of two zones.
+
+All have the same ranks on the same nodes, zone after zone, and the same replayed computation; they take turns in one
+run for each rate of the links between the zones. The control is the same ring with the ranks of both zones by turns,
+so that each of its messages goes between the zones.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks import sandbox_mpi
+from benchmarks.results import Row, make_row
+from slurmdl.bench.cpu_idle import cpu_bound_note
+from slurmdl.sandbox import cluster
+from slurmdl.sandbox.spec import Spec, alternating
+
+NODES, NAME = 8, "allreduce"
+RANKS = (4, 8)
+#: links between zones -> bits/s, 0 for unshaped
+LINKS = {"unshaped": 0.0, "1 Gbit/s": 1e9, "100 Mbit/s": 1e8}
+#: elements of a model -> replayed seconds of a step's computation
+SIZES = {1_000_000: 0.1, 25_000_000: 0.4}
+#: what is measured at all rates and sizes; the ring where that does not take too long
+VARIANTS = ("none", "barrier", "ddp", "post-local", "hierarchical")
+#: shares of what the others reach, of which the smaller counts
+OF_DDP, OF_NONE = 1.3, 0.9
+
+
+#: variant -> "seconds" and "idle" -> one figure for each repeat
+Figures = Mapping[str, Mapping[str, list[float]]]
+
+
+@dataclass(frozen=True)
+class Job:
+    """Ranks that train side by side; entry i of `nodes` is the node of rank i, `worst` where zones take turns."""
+
+    nodes: tuple[str, ...]
+    size: int
+    variants: tuple[str, ...]
+    repeats: int
+    steps: int
+    worst: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        return {"nodes": self.nodes, "parameters": self.size, "seconds": SIZES[self.size], "variants": self.variants,
+                "repeats": self.repeats, "steps": self.steps}
+
+
+def rows(seed: int, quick: bool = False) -> Iterator[Row]:
+    """Steps per second beside what they are to reach, for each number of ranks, size and rate."""
+    topology = alternating(NODES, 2)
+    zones = {node: topology.zones[leaf] for node, leaf in zip(topology.nodes, topology.leaf, strict=True)}
+    sandbox = cluster.up(Spec(NAME, topology))
+    try:
+        for node in topology.nodes:
+            sandbox.change_link(node, rate=0)
+        for link, rate in LINKS.items():
+            for zone in sorted(set(zones.values())):
+                sandbox.change_link(zone, rate=rate)
+            todo = jobs(zones, slow=0 < rate < 1e9, repeats=1 if quick else 3)
+            yield from evaluate(link, todo, measure(sandbox, todo, zones), shaped=rate > 0)
+    finally:
+        cluster.down(NAME)
+
+
+def jobs(zones: Mapping[str, str], slow: bool, repeats: int) -> list[Job]:
+    """What is measured at one rate. Where a step takes very long, there are fewer of them, and no ring of ours."""
+    found = []
+    for ranks in RANKS:
+        by_turns = tuple(sorted(zones))[:ranks]
+        in_order = tuple(sorted(by_turns, key=lambda node: zones[node]))
+        for size in SIZES:
+            large = size > 1e7
+            found.append(Job(in_order, size, VARIANTS if large and slow else (*VARIANTS, "ring"),
+                             min(repeats, 2) if large and slow else repeats, 1 if large else 5))
+        found.append(Job(by_turns, min(SIZES), ("none", "ring"), repeats, 5, worst=True))
+    return found
+
+
+def measure(sandbox: cluster.Sandbox, todo: Sequence[Job], zones: Mapping[str, str]) -> list[Figures]:
+    """Return step times and idle CPU shares of each job; see `allreduce_vs_ddp_worker`."""
+    return sandbox_mpi.run_program(sandbox, "strategies.allreduce_vs_ddp_worker",
+                                   {"zones": zones, "jobs": [job.to_json() for job in todo]})
+
+
+def evaluate(link: str, todo: Sequence[Job], found: Sequence[Figures], shaped: bool) -> Iterator[Row]:
+    """The rows of one rate of the links; those say so whose ranks waited for processors more than for links."""
+    ring: dict[tuple[int, int], float] = {}
+    for job, figures in zip(todo, found, strict=True):
+        ranks = len(job.nodes)
+        what = f"{ranks} ranks, {job.size // 1_000_000}M parameters, {link}"
+        what += cpu_bound_note(figures["ring" if job.worst else "hierarchical"]["idle"])
+        rates = {name: [1 / seconds for seconds in its["seconds"]] for name, its in figures.items()}
+        middle = {name: statistics.median(its) for name, its in rates.items()}
+        if job.worst:
+            if shaped:
+                yield make_row(f"{what}: steps/s of a ring through both zones by turns (control)", rates["ring"],
+                               "1/s", baseline=ring[ranks, job.size], target="less than with ranks in order",
+                               met=middle["ring"] < ring[ranks, job.size])
+            continue
+        least = min(OF_DDP * middle["ddp"], OF_NONE * middle["none"])
+        yield make_row(f"{what}: steps/s of hierarchical allreduce", rates["hierarchical"], "1/s", baseline=least,
+                       target=f"the smaller of {OF_DDP} x DDP and {OF_NONE} x no communication",
+                       met=middle["hierarchical"] >= least)
+        for name, words in (("ring", "allreduce round one ring"), ("ddp", "DistributedDataParallel"),
+                            ("post-local", "post-local SGD, an average in every 4th step"),
+                            ("barrier", "no communication but a barrier in each step"),
+                            ("none", "no communication")):
+            if name in rates:
+                yield make_row(f"{what}: steps/s of {words}", rates[name], "1/s", baseline=middle["hierarchical"])
+        if "ring" in middle:
+            ring[ranks, job.size] = middle["ring"]

@@ -1,0 +1,149 @@
+"""Training steps by several frameworks, by turns in one step of MPI: a program with one rank on each node.
+
+    srun --mpi=pmix python -m benchmarks.strategies.allreduce_vs_ddp_worker WORK.json RESULT.json
+
+All train the trainer's own stand-in for a network: its gradients are ready one after the other while time goes by,
+asleep, so that ranks which outnumber cores do not compute at each other's expense. The messages are real, and all
+frameworks have the same ranks on the same nodes.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from benchmarks import sandbox_mpi
+from slurmdl.bench.cpu_idle import CpuIdleMeter
+from slurmdl.bench.frameworks import ddp, post_local
+from slurmdl.train import init
+from slurmdl.train.method import Method
+from slurmdl.train.trainer.task import StandIn
+from slurmdl.train.transports.transport import Transport
+
+SEED, RATE = 1, 1e-4
+Step = Callable[[], None]
+
+
+def main() -> None:
+    """Measure each job of WORK.json (see benchmarks.sandbox_mpi).
+
+    WORK.json is {"zones": {node: zone}, "jobs": [{"nodes", "parameters", "seconds", "variants", "repeats",
+    "steps"}]}: `seconds` are those of a step's computation. For each job the answer is {variant: {"seconds": [per
+    step, the slowest rank's, one figure for each repeat], "idle": [share of the processors' time]}}.
+    """
+    sandbox_mpi.measure_jobs(lambda transport, job, work: measure(transport, job, work["zones"]))
+
+
+def measure(transport: Transport, job: Mapping[str, Any],
+            zones: Mapping[str, str]) -> dict[str, dict[str, list[float]]]:
+    """Of each variant, one figure for each repeat: seconds per step, the slowest rank's, and idle processors."""
+    import torch
+
+    torch.set_num_threads(1)
+    node = job["nodes"][transport.rank]
+    rival = Rival(transport, job)
+    makers: dict[str, Callable[[], tuple[Step, Step]]] = {
+        "none": rival.alone, "barrier": rival.together, "ddp": rival.ddp, "post-local": rival.post_local,
+        "ring": lambda: ours(transport, job, "ring", node, zones[node]),
+        "hierarchical": lambda: ours(transport, job, "hierarchical", node, zones[node])}
+    made = {name: makers[name]() for name in job["variants"]}
+    for step, _ in made.values():
+        step()  # the first one asks the kernel for memory
+    found: dict[str, dict[str, list[float]]] = {name: {"seconds": [], "idle": []} for name in made}
+    for repeat in range(job["repeats"]):
+        for name in list(made)[::-1 if repeat % 2 else 1]:
+            # post-local SGD exchanges in one of so many steps
+            steps = post_local.PERIOD if name == "post-local" else job["steps"]
+            transport.meet()
+            begun, processors = time.perf_counter(), CpuIdleMeter()
+            for _ in range(steps):
+                made[name][0]()
+            taken = (time.perf_counter() - begun) / steps
+            found[name]["seconds"].append(float(max(transport.allgather(taken))))
+            found[name]["idle"].append(processors.idle_share())
+    for _, close in made.values():
+        close()
+    rival.close()
+    del made, makers
+    gc.collect()
+    return found
+
+
+def task(job: Mapping[str, Any]) -> tuple[Any, Any]:
+    """A stand-in for a network, and its optimizer."""
+    import torch
+
+    its = StandIn(job["parameters"], lambda samples: float(job["seconds"]), time.sleep, SEED)
+    return its, torch.optim.SGD(its.module.parameters(), lr=RATE)
+
+
+def stepping(loss: Callable[[], Any], optimizer: Any) -> Step:
+    """A training step as a script writes it."""
+    def step() -> None:
+        optimizer.zero_grad()
+        loss().backward()
+        optimizer.step()
+    return step
+
+
+def ours(transport: Transport, job: Mapping[str, Any], traffic: str, node: str, zone: str) -> tuple[Step, Step]:
+    """A step by the library, and what ends it."""
+    its, optimizer = task(job)
+    run = init(Method("allreduce", traffic), transport=transport, environ={
+        "SLURMD_NODENAME": node, "SLURM_TOPOLOGY_ADDR": f"{zone}.{node}",
+        "SLURM_TOPOLOGY_ADDR_PATTERN": "switch.node"})
+    run.wrap(its.module, optimizer)
+    return stepping(lambda: its.loss(1), optimizer), run.close
+
+
+class Rival:
+    """PyTorch's own ways, over gloo between the same ranks."""
+
+    def __init__(self, transport: Transport, job: Mapping[str, Any]) -> None:
+        self._transport, self._job = transport, job
+        self.close = ddp.init_process_group(transport)
+        self._plain: tuple[Any, Any] | None = None
+
+    def alone(self) -> tuple[Step, Step]:
+        """No communication at all."""
+        its, optimizer = self._shared()
+        return stepping(lambda: its.loss(1), optimizer), lambda: None
+
+    def together(self) -> tuple[Step, Step]:
+        """No communication, but nobody begins a step before all have ended the one before."""
+        step, close = self.alone()
+
+        def after_all() -> None:
+            step()
+            self._transport.meet()
+
+        return after_all, close
+
+    def post_local(self) -> tuple[Step, Step]:
+        """Steps of its own, and the average of all models in some."""
+        its, optimizer = self._shared()
+        plain, average = stepping(lambda: its.loss(1), optimizer), post_local.averaging(its.module)
+
+        def step() -> None:
+            plain()
+            average()
+
+        return step, lambda: None
+
+    def ddp(self) -> tuple[Step, Step]:
+        """DistributedDataParallel, with its own buckets and overlap."""
+        from torch.nn.parallel import DistributedDataParallel
+
+        its, optimizer = task(self._job)
+        model = DistributedDataParallel(its.module)
+        return stepping(model, optimizer), lambda: None
+
+    def _shared(self) -> tuple[Any, Any]:
+        self._plain = self._plain or task(self._job)
+        return self._plain
+
+
+if __name__ == "__main__":
+    main()

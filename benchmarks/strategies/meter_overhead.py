@@ -1,0 +1,66 @@
+"""What the meter of a step's time takes of it: its calls alone, beside the steps of the smallest built-in model.
+
+The control is the same meter with a clock that takes CLOCK seconds to read: it must be told.
+"""
+
+from __future__ import annotations
+
+import io
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import redirect_stdout
+
+from benchmarks.results import Row, make_row
+from slurmdl.train.report.meters import PHASES, Meter, Stopwatch
+
+#: of one rank that sends to nobody: what a step takes is its computation
+RUN = ("--simulate", "1", "--model", "mlp:64", "--batch", "16", "--steps", "1000")
+#: largest share of a step
+TARGET = 0.01
+#: s
+CLOCK = 20e-6
+REPEATS, CALLS = 9, 10_000
+
+
+def rows(seed: int, quick: bool = False) -> Iterator[Row]:
+    """The share of a step that its metering takes."""
+    step = _step(seed)
+    repeats = 3 if quick else REPEATS
+    shares = [metering(time.perf_counter, CALLS) / step for _ in range(repeats)]
+    slow = [metering(_slow, CALLS // 100) / step for _ in range(repeats)]
+    share = statistics.median(shares)
+    yield make_row("share of the meter in a step of the smallest model", shares, "share",
+                   target=f"below {TARGET}", met=share < TARGET)
+    yield make_row(f"the same with a clock that takes {CLOCK * 1e6:.0f} us (control)", slow, "share",
+                   baseline=share, target=f"above {TARGET}", met=statistics.median(slow) > TARGET)
+    yield make_row("seconds of that step", [step], "s")
+
+
+def metering(clock: Callable[[], float], calls: int) -> float:
+    """Seconds that one step's calls of the meter take."""
+    watch = Stopwatch(Meter(), clock, lambda: 0.0)
+    begun = time.perf_counter()
+    for _ in range(calls):
+        for phase in PHASES:
+            watch.enter(phase)
+        watch.end_step()
+    return (time.perf_counter() - begun) / calls
+
+
+def _step(seed: int) -> float:
+    """Seconds of a step, median."""
+    from slurmdl.train.trainer.options import parse
+    from slurmdl.train.trainer.trainer import train
+
+    with redirect_stdout(io.StringIO()):
+        found = train(parse([*RUN, "--seed", str(seed)], {}))
+    assert found is not None, "a simulation gives its summary"
+    return float(found["seconds_per_step"])
+
+
+def _slow() -> float:
+    until = time.perf_counter() + CLOCK
+    while (now := time.perf_counter()) < until:
+        pass
+    return now

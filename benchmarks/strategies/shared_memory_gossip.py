@@ -1,0 +1,76 @@
+"""Gossip inside a node: through shared memory beside MPI messages, by turns in one run.
+
+MPI's messages inside a node go through shared memory, too (the transports that the MPI chooses by itself). What the
+window saves are the receive buffer and its way through the memory. The control has the window switched off in both.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from benchmarks.results import Row, make_row
+from benchmarks.sandbox_mpi import ROOT
+from slurmdl.errors import SlurmdlError
+from slurmdl.mpi import ONE_MACHINE
+
+#: elements of a model -> exchanges in one repeat
+SIZES = {1_000_000: 40, 25_000_000: 6}
+REPEATS = 7
+TARGET = 1.5
+#: shared memory of each rank, in models, and room for the rest
+_ROOM = 3
+
+
+def rows(seed: int, quick: bool = False) -> Iterator[Row]:
+    """Ratios of seconds per exchange, for as many ranks as cores and for twice as many."""
+    cores = os.cpu_count() or 1
+    for ranks in sorted({2, min(2 * cores, 4)}):
+        for size, steps in SIZES.items():
+            found = exchanges(ranks, size, steps, 3 if quick else REPEATS)
+            what = f"{ranks} ranks, {size // 1_000_000}M parameters"
+            bound = f"; CPU-bound: {ranks} ranks on {cores} cores" if ranks > cores else ""
+            ratio = _ratios(found["messages"], found["shared"])
+            least = statistics.median(ratio)
+            yield make_row(f"{what}: exchange by messages / through shared memory{bound}", ratio, "x",
+                           target=f"at least {TARGET}", met=least >= TARGET)
+            control = _ratios(found["messages"], found["switched off"])
+            yield make_row(f"{what}: the same with the window switched off (control)", control, "x",
+                           baseline=least, target=f"below {TARGET}", met=statistics.median(control) < TARGET)
+            yield make_row(f"{what}: seconds of an exchange through shared memory", found["shared"], "s",
+                           baseline=statistics.median(found["messages"]))
+
+
+def _ratios(one: list[float], other: list[float]) -> list[float]:
+    return [first / second for first, second in zip(one, other, strict=True)]
+
+
+def exchanges(ranks: int, size: int, steps: int, repeats: int) -> dict[str, list[float]]:
+    """Seconds per exchange by variant, one figure for each repeat; see `shared_memory_gossip_worker`.
+
+    Raises
+    ------
+    SlurmdlError : the ranks cannot run.
+    """
+    room = os.statvfs("/dev/shm")
+    if room.f_bavail * room.f_frsize < _ROOM * 4 * size * ranks:
+        raise SlurmdlError(f"/dev/shm: too small for the models of {ranks} ranks of {size:,} parameters")
+    variants: list[tuple[str, bool]] = [("messages", False), ("shared", True), ("switched off", False)]
+    with tempfile.TemporaryDirectory() as folder:
+        work, result = Path(folder, "work.json"), Path(folder, "result.json")
+        work.write_text(json.dumps({"parameters": size, "variants": variants, "repeats": repeats, "steps": steps}))
+        done = subprocess.run(
+            ["mpirun", "-n", str(ranks), sys.executable, "-m", "benchmarks.strategies.shared_memory_gossip_worker",
+             str(work), str(result)], env={**os.environ, **ONE_MACHINE, "PYTHONPATH": str(ROOT)}, capture_output=True,
+             text=True, timeout=300, check=False)
+        if done.returncode:
+            raise SlurmdlError(f"mpirun: exit status {done.returncode}: {' '.join(done.stderr.split())[:300]}")
+        found: dict[str, Any] = json.loads(result.read_text())
+        return found

@@ -1,0 +1,71 @@
+"""Exchanges of gossip inside a node, through shared memory and by messages, by turns in one step of MPI.
+
+    mpirun -n 4 python -m benchmarks.strategies.shared_memory_gossip_worker WORK.json RESULT.json
+
+It runs the trainer's own strategies on models that nobody trains, so that nothing but the exchanges takes time.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from dataclasses import replace
+
+import numpy as np
+
+from benchmarks.placement_comm_time import NoOpOptimizer, PlainParameters
+from slurmdl.train import runtime
+from slurmdl.train.courier import Courier
+from slurmdl.train.messages import Messages
+from slurmdl.train.method import Method
+from slurmdl.train.strategies import STRATEGIES, Setting
+from slurmdl.train.transports.transport import Transport
+
+SEED = 1
+
+
+def main() -> None:
+    """Measure what WORK.json asks for.
+
+    WORK.json is {"parameters": D, "variants": [[name, whether through shared memory]], "repeats", "steps"},
+    RESULT.json {name: [seconds per exchange, one figure for each repeat]}, those of the slowest rank.
+    """
+    work_file, result_file = sys.argv[1:]
+    transport = runtime.connect()
+    with open(work_file, encoding="utf-8") as file:
+        work = json.load(file)
+    found: dict[str, list[float]] = {name: [] for name, _ in work["variants"]}
+    for repeat in range(work["repeats"]):
+        for name, shared in work["variants"][::-1 if repeat % 2 else 1]:
+            found[name].append(measure(transport, shared, work["parameters"], work["steps"]))
+    if transport.rank == 0:
+        with open(result_file, "w", encoding="utf-8") as file:
+            json.dump(found, file)
+
+
+def measure(transport: Transport, shared: bool, size: int, steps: int) -> float:
+    """Seconds per exchange, of the slowest rank."""
+    ranks = tuple(range(transport.size))
+    messages, courier = Messages(transport, ("node",) * len(ranks)), Courier(transport.threaded)
+    model = PlainParameters(np.full(size, transport.rank, np.float32))
+    setting = Setting(messages, courier, ranks, (), model.parameters, np.empty(0, np.float32), (size,),
+                      replace(Method("gossip", "base"), shared_memory=shared), SEED, ("",) * len(ranks),
+                      ("",) * len(ranks), {}, lambda: 0.01, lambda part: NoOpOptimizer(), settle=model.settle)
+    strategy = STRATEGIES["gossip"](setting)
+    strategy.after_update(0)
+    strategy.after_update(1)
+    courier.do(transport.meet)
+    begun = time.perf_counter()
+    for number in range(2, 2 + steps):
+        strategy.after_update(number)
+    seconds = (time.perf_counter() - begun) / steps
+    strategy.finish()
+    courier.close()
+    if strategy.fired < steps or abs(float(model.parameters.mean()) - (len(ranks) - 1) / 2) > 1e-3:
+        raise RuntimeError(f"{strategy.fired} exchanges have led to {model.parameters.mean()}")
+    return float(max(transport.allgather(seconds)))
+
+
+if __name__ == "__main__":
+    main()

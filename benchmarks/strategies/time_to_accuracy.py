@@ -1,0 +1,100 @@
+"""How long training takes to an accuracy where links between zones are slow, by the clock of simulated runs.
+
+8 ranks in two zones, each on a node of its own; a step's computation takes a declared time, and messages queue on the
+uplinks of the zones. Compared are gossip at every step, with and without compression, a period, and the trigger, on
+one graph; the gain is also told as a share of what there is to gain, the time that goes into communication.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator
+from itertools import pairwise, product
+
+from benchmarks.results import Row, make_row
+from benchmarks.strategies.accuracy_vs_bytes import SAME, SKEWED, Variant
+from benchmarks.strategies.accuracy_vs_bytes import TARGET_VARIANT as BYTES_VARIANT
+from benchmarks.virtual_runs import Outcome, outcomes
+
+#: seconds of a step's computation, and the accuracy to be reached in %
+COMPUTE, GOAL = 0.005, 93.0
+COMMON = ("--simulate", "8", "--zones", "A:4,B:4", "--model", "mlp:256,128", "--batch", "16", "--lr", "0.05",
+          "--traffic", "base", "--steps", "300", "--evaluate-every", "5", "--compute", f"replay:{COMPUTE}")
+#: rates between zones in bit/s, as they are called; within a zone it is the fastest of them
+RATES = {"100 Mbit/s": "100M", "1 Gbit/s": "1G", "10 Gbit/s": "10G"}
+DATA = {"same data": SAME, "skewed data": SKEWED}
+EVERY_STEP = ("--strategy", "gossip")
+#: the control: no rank ever hears of another, so that each has but its own images
+NO_EXCHANGE = ("--strategy", "gossip", "--period", "1000000")
+#: for slow links; the other adaptive way exchanges more in the beginning, for those that are not
+TARGET_VARIANT = f"adaptive, {BYTES_VARIANT}"
+VARIANTS = {"every step": EVERY_STEP, TARGET_VARIANT: BYTES_VARIANT.options(),
+            "adaptive, int4, budget 5 %, warm-up 60": ("--strategy", "adaptive-gossip", "--compress", "int4",
+                                                       "--comm-budget", "5%", "--warm-up", "60"),
+            **{str(variant): variant.options() for variant in (Variant("sign", 2), Variant("int4", 16))},
+            "alone": NO_EXCHANGE}
+#: less time is promised where the share of communication is at least this
+SHARE, LESS = 0.70, 60.0
+#: points by which the control must be worse
+SHORT = 1.0
+
+
+def rows(seed: int, quick: bool = False, published: float | None = None) -> Iterator[Row]:
+    """Times, gains and controls of each rate.
+
+    `quick`: 2 seeds instead of 5; `published`: % of the time that others have saved.
+    """
+    seeds = range(seed, seed + (2 if quick else 5))
+    cases = list(product(DATA, RATES, VARIANTS, seeds))
+    came = outcomes((*COMMON, *DATA[data], "--links", f"across={RATES[rate]}:0.0001,zone=10G:0.00005",
+                     *VARIANTS[variant],
+                     "--seed", str(its)) for data, rate, variant, its in cases)
+    found: dict[tuple[str, str, str], list[Outcome]] = {}
+    for (data, rate, variant, _), outcome in zip(cases, came, strict=True):
+        found.setdefault((data, rate, variant), []).append(outcome)
+    for data, rate in product(DATA, RATES):
+        yield from evaluate(f"{data}, {rate}", {variant: found[data, rate, variant] for variant in VARIANTS},
+                            published)
+
+
+def evaluate(where: str, found: dict[str, list[Outcome]], published: float | None = None) -> Iterator[Row]:
+    """Rows of one rate between zones.
+
+    Raises
+    ------
+    RuntimeError : one of the ways, the control apart, does not reach the goal.
+    """
+    every = found["every step"]
+    base = [reached(its) for its in every]
+    share = statistics.median(its.share for its in every)
+    yield make_row(f"{where}: gossip at every step, time to {GOAL:g} %", base, "s",
+                   target=f"communication is {share:.0%} of it")
+    for variant, its in found.items():
+        if its is every:
+            continue
+        if variant == "alone":
+            short = [theirs.accuracy - max(own for _, _, own in mine.course)
+                     for mine, theirs in zip(its, every, strict=True)]
+            yield make_row(f"{where}: control: ranks that never exchange fall short of every step", short, "points",
+                           target=f"at least {SHORT:g}", met=min(short) >= SHORT)
+            continue
+        times = [reached(outcome) for outcome in its]
+        yield make_row(f"{where}: {variant}, time to {GOAL:g} %", times, "s", baseline=statistics.median(base))
+        less = [100 * (1 - mine / theirs) for mine, theirs in zip(times, base, strict=True)]
+        promised = share >= SHARE and variant == TARGET_VARIANT
+        yield make_row(f"{where}: {variant}, less time than every step", less, "%",
+                       baseline=published if variant == TARGET_VARIANT else None, target=f"at least {LESS:g} %"
+                       if promised else "",
+                       met=statistics.median(less) >= LESS if promised else None)
+        # what there is to gain is the time of communication: the same steps' computation is left
+        gained = [100 * (theirs - mine) / (theirs * outcome.share)
+                  for mine, theirs, outcome in zip(times, base, every, strict=True)]
+        yield make_row(f"{where}: {variant}, gain as a share of what there is to gain", gained, "%")
+
+
+def reached(outcome: Outcome) -> float:
+    """Seconds until the mean of all models reaches the goal in two evaluations, one after the other."""
+    for (_, before, _), (clock, now, _) in pairwise(outcome.course):
+        if min(before, now) >= GOAL:
+            return clock
+    raise RuntimeError(f"{GOAL:g} % are not reached in {outcome.course[-1][0]:.2f} s on the clock")

@@ -1,0 +1,35 @@
+"""The strategies of slurmdl.train through its library; the plan of `slurmdl srun` selects the servers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from slurmdl.bench.frameworks import TrainingSession
+from slurmdl.plan import STRATEGIES as _STRATEGIES
+from slurmdl.train.transports.transport import Transport
+
+STRATEGIES = _STRATEGIES
+
+
+def unavailable_reason() -> str:
+    return ""
+
+
+def setup(transport: Transport, strategy: str, module: Any, optimizer: Any) -> TrainingSession | None:
+    from slurmdl.train import init
+
+    run = init(transport=transport)
+    run.attach(module, optimizer)
+
+    def close() -> Mapping[str, Any]:
+        run.finish()
+        # rank 0, which has the summary, may be a server
+        return transport.broadcast(run.summary()) or {}
+
+    if run.serves:
+        run.serve()
+        close()
+        return None
+    return TrainingSession(module, optimizer, phase_seconds=lambda: dict(run.meter.phases),
+                           overlapped_comm=lambda: run.meter.hidden, close=close)

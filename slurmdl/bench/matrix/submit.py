@@ -1,0 +1,232 @@
+"""Submit the cells of a matrix as jobs, one after the other, and keep the result of each in a directory.
+
+An interrupted run continues where it stopped.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from slurmdl import process, wholefile
+from slurmdl.bench.matrix.progress import Progress
+from slurmdl.bench.matrix.spec import Cell, Spec
+from slurmdl.errors import InputError, UnavailableError, tell
+from slurmdl.launch import release, srun
+from slurmdl.plan import STRATEGIES
+
+#: polling interval of jobs in seconds
+POLL_S = 1.0
+#: timeout of Slurm's commands in seconds
+COMMAND_TIMEOUT_S = 60.0
+#: attempts to run a job that fails: MPI libraries sometimes crash in MPI_Init
+STARTS = 3
+#: state of a job -> status of its cell
+ENDED = {"OUT_OF_MEMORY": "out of memory", "TIMEOUT": "time limit", "DEADLINE": "time limit",
+         "CANCELLED": "cancelled", "PREEMPTED": "cancelled", "REFUSED": "refused"}
+#: pending reasons of jobs that can never start
+_NEVER = ("PartitionNodeLimit", "PartitionTimeLimit", "PartitionConfig", "BadConstraints", "ReqNodeNotAvail",
+          "AssocMaxNodePerJobLimit", "QOSMaxNodePerJobLimit", "QOSMaxWallDurationPerJobLimit")
+
+#: called with number, state and reason of a job that has not ended
+Watch = Callable[[str, str, str], None]
+
+
+@dataclass(frozen=True)
+class CellResult:
+    """Result of one repeat of a cell.
+
+    Attributes
+    ----------
+    status : "done", "missing" (the framework is not installed), or the kind of failure.
+    reason : one line; "" if the status is "done".
+    ranks : measurements of each worker; see `worker`.
+    """
+
+    cell: Cell
+    repeat: int
+    status: str
+    reason: str = ""
+    ranks: tuple[dict[str, Any], ...] = ()
+
+
+def run(spec: Spec, folder: Path, retry_failed: bool = False,
+        report_progress: Callable[[str], None] = tell) -> None:
+    """Run the cells that have no result yet.
+
+    Parameters
+    ----------
+    retry_failed : also run the cells that failed.
+    report_progress : prints one line of progress.
+
+    Raises
+    ------
+    InputError : the directory holds results of another spec.
+    UnavailableError : Slurm does not answer, or the directory is not writable.
+    """
+    prepare(spec, folder)
+    todo = [*spec.order()]
+    found = {(result.cell, result.repeat): result for result in cell_results(folder)}
+    # a framework that one job did not find is not tried again
+    missing = {cell.framework: its.reason for (cell, _), its in found.items()
+               if its.status == "missing" and not retry_failed}
+    left = [(number, cell, repeat) for number, (cell, repeat) in enumerate(todo, 1)
+            if (cell, repeat) not in found or (retry_failed and found[cell, repeat].status != "done")]
+
+    def jobs_from(index: int) -> int:
+        return sum(cell.framework not in missing for _, cell, _ in left[index:])
+
+    progress = Progress(len(todo), jobs_from(0), 60.0 * spec.time_limit_minutes, report_progress)
+    for index, (number, cell, repeat) in enumerate(left):
+        if cell.framework in missing:
+            result = CellResult(cell, repeat, "missing", missing[cell.framework])
+        else:
+            progress.start(number)
+            result = _one(spec, cell, repeat, folder, progress.job)
+        if result.status == "missing":
+            missing[cell.framework] = result.reason
+        wholefile.write(str(folder / f"{cell.name}.{repeat}.result"), json.dumps(asdict(result)))
+        progress.end(number, str(cell), result.status, result.reason, jobs_from(index + 1))
+
+
+def prepare(spec: Spec, folder: Path) -> None:
+    """Create the directory, or check that it belongs to this spec."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = folder / "spec.json"
+        if not file.exists():
+            wholefile.write(str(file), json.dumps(spec.to_json(), indent=1))
+    except OSError as error:
+        raise UnavailableError(f"{folder}: cannot be written ({error.strerror})") from error
+    its = read_spec(folder)
+    differs = [key for key, value in spec.to_json().items() if its.to_json().get(key) != value]
+    if differs:
+        raise InputError(f"results of another spec (different {', '.join(differs)}); use another directory, or "
+                         "the original spec", str(folder))
+
+
+def read_spec(folder: Path) -> Spec:
+    """Read the spec of a results directory; InputError if there is none."""
+    file = folder / "spec.json"
+    try:
+        data: dict[str, Any] = json.loads(file.read_text())
+        values: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value
+                                  for key, value in data.items()}
+        return Spec(**values)
+    except OSError as error:
+        raise InputError(f"no results of `slurmdl bench run` ({error.strerror})", str(file)) from error
+    except (ValueError, TypeError, AttributeError) as error:
+        raise InputError(f"not from this version of slurmdl ({error})", str(file)) from error
+
+
+def cell_results(folder: Path) -> Iterator[CellResult]:
+    """Yield the results in a directory; unreadable files are ignored."""
+    for file in sorted(folder.glob("*.result")):
+        try:
+            data = json.loads(file.read_text())
+            yield CellResult(**{**data, "cell": Cell(**data["cell"]), "ranks": tuple(data["ranks"])})
+        except (OSError, ValueError, TypeError, KeyError):
+            continue
+
+
+def _one(spec: Spec, cell: Cell, repeat: int, folder: Path, watch: Watch) -> CellResult:
+    """Run a cell as a job and wait for its end."""
+    for start in range(STARTS):
+        result = _start(spec, cell, repeat, folder, watch)
+        if result.status != "failed" or start + 1 == STARTS:
+            break
+    return result
+
+
+def _start(spec: Spec, cell: Cell, repeat: int, folder: Path, watch: Watch) -> CellResult:
+    base = folder.resolve() / f"{cell.name}.{repeat}"
+    for file in folder.glob(f"{cell.name}.{repeat}.*.json"):
+        file.unlink()
+    log = base.with_name(f"{base.name}.log")
+    work = {"framework": cell.framework, "strategy": cell.strategy, "model": cell.model,
+            "data": spec.models[cell.model], "seed": spec.seed + repeat, **{key: getattr(spec, key) for key in (
+                "batch", "lr", "emulate_compute", "warmup_steps", "steps", "evaluate_every")}}
+    wholefile.write(str(base.with_name(f"{base.name}.work")), json.dumps(work))
+    wholefile.write(str(base.with_name(f"{base.name}.sh")), script(spec, cell, str(base)))
+    answer = process.ask([*submit_command(cell), "--parsable", *spec.sbatch, f"{base}.sh"], timeout=COMMAND_TIMEOUT_S)
+    # a site's cli_filter may print lines before sbatch's own
+    numbers = [release.job_number(line.encode(), parsable=True) for line in answer.out.splitlines()]
+    number = next(filter(None, numbers), "")
+    if answer.status or not number:
+        return CellResult(cell, repeat, "refused", answer.first_error or f"exit status {answer.status}")
+    try:
+        state, reason = _end(number, watch)
+    except BaseException:  # also KeyboardInterrupt: leave no job behind
+        process.ask(["scancel", number], timeout=COMMAND_TIMEOUT_S)
+        raise
+    if state == "COMPLETED":
+        ranks = sorted((json.loads(file.read_text()) for file in folder.glob(f"{cell.name}.{repeat}.*.json")),
+                       key=lambda its: int(its.get("rank", 0)))
+        if ranks and "missing" in ranks[0]:
+            return CellResult(cell, repeat, "missing", ranks[0]["missing"])
+        if ranks:
+            return CellResult(cell, repeat, "done", ranks=tuple(ranks))
+        reason = "no worker has written results"
+    return CellResult(cell, repeat, ENDED.get(state, "failed"), reason or _last_log_line(log) or state.lower())
+
+
+def submit_command(cell: Cell) -> list[str]:
+    """Return the command that submits a job script with this placement."""
+    if cell.placement == "slurm":
+        return ["sbatch"]
+    strategy = cell.strategy if cell.strategy in STRATEGIES else "allreduce"
+    place = "pack" if cell.placement == "slurmdl" else cell.placement
+    return [sys.executable, "-m", "slurmdl", "sbatch", f"--dl-strategy={strategy}", f"--dl-place={place}"]
+
+
+def script(spec: Spec, cell: Cell, base: str) -> str:
+    """Return the job script of a cell; `base` is the path of its files without suffix."""
+    python = shlex.quote(sys.executable)
+    mpi = f"--mpi={srun.pmi(os.environ) or 'pmix'}"
+    plain, option = ("mpirun", "--launcher=mpirun") if spec.launcher == "mpirun" else (f"srun -K {mpi}", f"-K {mpi}")
+    start = plain if cell.placement == "slurm" else f"{python} -m slurmdl srun {option}"
+    ours = [f"export SLURMDL_TRAIN_STRATEGY={cell.strategy}"] if cell.framework == "slurmdl" else []
+    if cell.strategy == "ps":
+        ours.append(f"export SLURMDL_TRAIN_PS={spec.ps}")
+    return "\n".join([
+        "#!/bin/sh",
+        f"#SBATCH -J slurmdl-bench -N {cell.nodes} --ntasks-per-node={spec.tasks_per_node}",
+        f"#SBATCH -t {spec.time_limit_minutes} --no-requeue -o {base}.log", *ours,
+        f"exec {start} {python} -m slurmdl.bench.matrix.worker {shlex.quote(base)}.work "
+        f"{shlex.quote(base)}", ""])
+
+
+def _end(number: str, watch: Watch) -> tuple[str, str]:
+    """Wait for the end of a job; return its last state, and why it can never start or ""."""
+    while True:
+        state, _, reason = process.ask(["squeue", "-h", "-j", number, "-o", "%T %r"],
+                                       timeout=COMMAND_TIMEOUT_S).out.strip().partition(" ")
+        if state == "PENDING" and reason.partition(",")[0] in _NEVER:
+            process.ask(["scancel", number], timeout=COMMAND_TIMEOUT_S)
+            return "REFUSED", f"it can never start ({reason})"
+        if state not in ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "STAGE_OUT", "SUSPENDED", "REQUEUED"):
+            break
+        watch(number, state, reason)
+        time.sleep(POLL_S)
+    told = process.ask(["scontrol", "show", "job", "-o", number], timeout=COMMAND_TIMEOUT_S).out
+    found = re.search(r"\bJobState=(\S+)", told)
+    return (found[1] if found else state or "unknown"), ""
+
+
+def _last_log_line(log: Path) -> str:
+    """Return the last line of slurmdl in a log, else the last line."""
+    try:
+        lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    except OSError:
+        return ""
+    ours = [line for line in lines if line.startswith("slurmdl: ")]
+    theirs = [line for line in lines if not line.startswith(("srun: ", "slurmstepd"))]
+    return (ours or theirs or lines or [""])[-1][:300]

@@ -1,0 +1,231 @@
+"""Cases and evaluation of the benchmark of heterogeneous ranks, which needs sandboxes (bench-heterogeneous)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from benchmarks import heterogeneous
+from benchmarks.heterogeneous import accuracy, gossip_variants, no_bottleneck_control, placement_savings, throughput
+from benchmarks.heterogeneous.accuracy import EQUAL, NO_EXCHANGE
+from benchmarks.heterogeneous.placement_methods import (
+    DEFAULT,
+    KINDS,
+    LEAF,
+    NEGATIVE_CONTROL,
+    PLACED,
+    VARIANTS,
+    Job,
+    Run,
+)
+from benchmarks.heterogeneous.placement_savings import LEAST, Case, Found, draw, orders, predicted
+from benchmarks.heterogeneous.throughput import BALANCED, GOSSIP, OFF, SPEEDS
+from benchmarks.heterogeneous.trainer_jobs import Result, cpu_bound_note
+from benchmarks.results import Row
+from benchmarks.virtual_runs import Outcome
+from slurmdl.cluster.model import ClusterSnapshot, Node, Partition
+from slurmdl.errors import UsageError
+from slurmdl.placement.model import Cost
+from slurmdl.sandbox.spec import alternating
+from slurmdl.train.trainer.options import parse
+from slurmdl.train.trainer.trainer import train
+
+SIXTEEN = alternating(placement_savings.NODES, placement_savings.ZONES)
+
+
+def by_metric(rows: Sequence[Row]) -> dict[str, Row]:
+    return {row.metric: row for row in rows}
+
+
+def snapshot(busy: Sequence[str]) -> ClusterSnapshot:
+    free = {name: 0 if name in busy else placement_savings.CPUS for name in SIXTEEN.nodes}
+    return ClusterSnapshot.of(
+        [Node(name, ("IDLE",) if cpus else ("ALLOCATED",), cpus=4, cpus_free=cpus, memory=4000,
+              memory_free=1000 * cpus, partitions=("main",)) for name, cpus in free.items()],
+        (Partition("main", True),))
+
+
+def test_occupancies_are_random_and_the_same_for_the_same_seed() -> None:
+    cases = draw(SIXTEEN, 3)
+    assert cases == draw(SIXTEEN, 3) != draw(SIXTEEN, 4)
+    each = placement_savings.OCCUPANCIES // len(KINDS)
+    assert Counter(case.job.kind for case in cases) == dict.fromkeys(KINDS, each)
+    assert {case.job.each for case in cases} == {2, 3, 4}
+    assert all(case.job.nodes <= len(SIXTEEN.nodes) - len(case.busy) for case in cases)
+    assert all((case.job.ps > 0) == (case.job.kind == "PS") for case in cases)
+    assert sum(case.job.nodes * case.job.each <= placement_savings.RANKS for case in cases) > placement_savings.RUN
+
+
+@pytest.mark.parametrize("number", range(8))
+def test_all_ways_are_on_free_nodes_and_none_sends_less_than_the_least(number: int) -> None:
+    case = draw(SIXTEEN, 5)[number]
+    slurm = sorted(set(SIXTEEN.nodes) - set(case.busy))[:case.job.nodes]
+    variants = orders(case, SIXTEEN, snapshot(case.busy), slurm, np.random.default_rng(1))
+    assert (LEAST in variants) == (case.job.kind != "gossip, base graph")
+    for order in variants.values():
+        assert set(Counter(order).values()) == {case.job.each}
+        assert len(set(order)) == case.job.nodes
+        assert not set(order) & set(case.busy)
+    assert set(variants[LEAF]) == set(variants[DEFAULT]) == set(slurm)
+    zones = [SIXTEEN.leaf_of(node) for node in variants[LEAF]]
+    assert zones == sorted(zones)
+    sent = {variant: predicted(case.job, order, SIXTEEN).bytes_across_zones for variant, order in variants.items()}
+    assert sent.get(LEAST, 0.0) <= min(sent.values()) * (1 + 1e-9)
+
+
+def test_servers_that_stand_together_send_all_that_they_serve() -> None:
+    """4 nodes of 2 ranks, 2 servers on the first one: each pair of server and worker is apart, 6 workers."""
+    job = Job("PS", 4, 2, 2)
+    case = Case(job, SIXTEEN.nodes[4:])
+    variants = orders(case, SIXTEEN, snapshot(case.busy), SIXTEEN.nodes[:4], np.random.default_rng(1))
+    whole = 2 * 6 * job.request.dl.model_bytes
+    assert predicted(job, variants[DEFAULT], SIXTEEN).bytes_across_nodes == pytest.approx(whole)
+    # placed, each server has a worker beside it
+    assert predicted(job, variants[PLACED], SIXTEEN).bytes_across_nodes == pytest.approx(whole * 5 / 6)
+
+
+def cost(sent: float, seconds: float = 1.0) -> Cost:
+    return Cost(seconds, sent, sent)
+
+
+def result(seconds: float, *, idle: float = 0.5, sent: float = 100.0, nodes: Sequence[str] = ("n1",)) -> Result:
+    return Result({"map": [{"node": node} for node in nodes], "bytes": {"node": 0.0, "zone": 0.0, "across": sent},
+                   "steps": 10, "seconds_per_step": seconds}, (seconds,) * 10, idle)
+
+
+def test_savings_are_held_against_the_least_bytes() -> None:
+    def found(placed: float, chance: float) -> list[Found]:
+        return [Found("PS",
+                      {PLACED: cost(placed), LEAF: cost(100.0), DEFAULT: cost(200.0), NEGATIVE_CONTROL: cost(chance),
+                       LEAST: cost(50.0)})] * 3
+
+    rows = by_metric(list(placement_savings.evaluate(found(50.0, 70.0))))
+    saved = rows[f"PS: bytes across nodes saved against {DEFAULT}, 3 jobs together"]
+    assert (saved.value, saved.baseline, saved.met) == (75.0, 75.0, None)
+    assert "12 %" in saved.target
+    share = f"PS: bytes across zones saved against {LEAF}, as a share of what the least bytes save, job by job"
+    assert (rows[share].value, rows[share].met) == (1.0, True)
+    control = f"PS: bytes across zones of {NEGATIVE_CONTROL} over those of placement (control)"
+    assert (rows[control].value, rows[control].met) == (1.4, True)
+    worse = by_metric(list(placement_savings.evaluate(found(52.0, 50.0))))
+    assert (worse[share].value, worse[share].met) == (pytest.approx(0.96), False)
+    assert worse[control].met is False
+
+
+def test_where_nothing_can_be_saved_nothing_is_judged() -> None:
+    same = dict.fromkeys((*VARIANTS, NEGATIVE_CONTROL, LEAST), cost(100.0))
+    rows = list(placement_savings.evaluate([Found("allreduce", same)]))
+    assert [row.value for row in rows] == [0.0] * 4
+    assert all(row.met is None for row in rows)
+
+
+def test_jobs_that_ran_are_judged_by_their_seconds() -> None:
+    def rows(placed: float, chance: float, idle: float = 0.5) -> dict[str, Row]:
+        took = {PLACED: placed, LEAF: 1.0, DEFAULT: 2.0, NEGATIVE_CONTROL: chance}
+        runs = {variant: (Run.of(result(seconds, idle=idle)), cost(20.0, seconds)) for variant,
+                seconds in took.items()}
+        return by_metric(list(placement_savings.ran("allreduce", [runs])))
+
+    good = rows(0.5, 1.5)
+    over = f"allreduce, run: seconds of a step, placed, over those of {DEFAULT}"
+    assert (good[over].value, good[over].baseline, good[over].met) == (0.25, 0.25, True)
+    assert good["allreduce, run: bytes across zones that the ranks metered over those of the model"].value == 0.5
+    lost = f"allreduce, run: seconds of a step of {NEGATIVE_CONTROL} over those of placement (control)"
+    assert (good[lost].value, good[lost].met) == (3.0, True)
+    assert rows(1.1, 1.1)[f"allreduce, run: seconds of a step, placed, over those of {LEAF}"].met is False
+    assert rows(1.1, 1.1)[lost].met is False
+    assert f"{over}; CPU-bound: 10% idle" in rows(0.5, 1.5, idle=0.1)
+    assert cpu_bound_note([result(1.0)]) == ""
+
+
+@pytest.mark.parametrize(("ratio", "noise", "ties", "differs"), [
+    (1.0, 0.01, True, False), (1.2, 0.01, False, False), (0.5, 0.01, False, True), (1.05, 0.1, True, False),
+    (1.0, 0.5, False, False)], ids=["equal", "slower", "faster", "noisy", "too noisy to tell"])
+def test_a_tie_is_told_from_a_difference(ratio: float, noise: float, ties: bool, differs: bool) -> None:
+    spread = np.exp(noise * np.array([-1.0, -0.5, 0.0, 0.5, 1.0]))
+    runs = [{PLACED: Run.of(result(ratio * each)), DEFAULT: Run.of(result(1.0))} for each in spread.tolist()]
+    assert no_bottleneck_control.evaluate("PS", runs, shaped=False).met is ties
+    assert no_bottleneck_control.evaluate("PS", runs, shaped=True).met is differs
+
+
+def test_shares_of_the_speed_without_communication() -> None:
+    def free(rate: float) -> Result:
+        return Result({"samples_per_second": rate}, (), 0.5)
+
+    def in_step(seconds: float) -> Result:
+        """Slow until batches have found their sizes, then as given."""
+        first = (9.0,) * throughput.SETTLED
+        return Result({"workers": 8, "batch": 64}, (*first, seconds, seconds), 0.5)
+
+    # 8 ranks of 64 samples in 0.5 s are 1,024 in a second
+    found = {OFF: [free(1000.0)] * 3, GOSSIP: [free(940.0), free(960.0), free(970.0)], BALANCED: [in_step(0.5)] * 3,
+             throughput.NEGATIVE_CONTROL: [in_step(1.0)] * 3}
+    rows = by_metric(list(throughput.evaluate("x", found)))
+    gossip = rows[f"x: {GOSSIP}, as a share of {OFF}"]
+    assert (gossip.value, gossip.met, gossip.repeats) == (0.96, True, 3)
+    assert rows[f"x: {BALANCED}"].value == 1024.0
+    assert rows[f"x: {BALANCED}, as a share of {OFF}"].met is True
+    assert rows[f"x: {throughput.NEGATIVE_CONTROL}, as a share of {OFF}"].met is True
+    slow = by_metric(list(throughput.evaluate("x", {**found, BALANCED: [in_step(0.6)] * 3,
+                                                    throughput.NEGATIVE_CONTROL: [in_step(0.5)] * 3})))
+    assert slow[f"x: {BALANCED}, as a share of {OFF}"].met is False
+    assert slow[f"x: {throughput.NEGATIVE_CONTROL}, as a share of {OFF}"].met is False
+
+
+def test_accuracy_is_paired_and_the_control_must_be_worse() -> None:
+    noise = np.random.default_rng(1).normal(0, 0.5, (5, 2)).tolist()
+
+    def outcomes(right: float, own: float | None = None) -> list[list[Outcome]]:
+        return [[Outcome(right + more, (right if own is None else own) + more, 1, 0.5) for more in folds]
+                for folds in noise]
+
+    def rows(slow: float, alone: float) -> dict[str, Row]:
+        cases = {(variant, speeds): outcomes(97.0 if speeds == EQUAL else slow)
+                 for variant in (GOSSIP, BALANCED) for speeds in (EQUAL, *SPEEDS)}
+        return by_metric(list(accuracy.evaluate({**cases, (NO_EXCHANGE, EQUAL): outcomes(97.0, own=alone)})))
+
+    for speeds in SPEEDS:
+        metric = f"{GOSSIP}: accuracy, {speeds} over {EQUAL}"
+        good = rows(96.8, 80.0)[metric]
+        assert (good.value, good.met) == (pytest.approx(-0.2), True)
+        assert good.baseline == pytest.approx(97.0, abs=0.5)
+        assert rows(96.0, 80.0)[metric].met is False
+    control = f"control: {NO_EXCHANGE}, over {GOSSIP}"
+    assert rows(97.0, 80.0)[control].met is True
+    assert rows(97.0, 96.9)[control].met is False
+
+
+def test_runs_are_simulated_by_seed_and_fold(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(accuracy, "COMMON", ("--simulate", "2", "--model", "mlp:8", "--steps", "12"))
+    monkeypatch.setattr(accuracy, "FOLDS", 2)
+    found = accuracy.run({("gossip", EQUAL): ("--strategy", "gossip")}, range(4, 6))
+    assert [len(folds) for folds in found["gossip", EQUAL]] == [2, 2]
+    assert len({its.accuracy for folds in found["gossip", EQUAL] for its in folds}) > 1
+
+
+@pytest.mark.parametrize("options", [*throughput.VARIANTS.values(), *(
+    f"{variant.options} --zones {variant.zones}"
+    for variant in (*gossip_variants.COMBINATIONS, *gossip_variants.ALLREDUCE))])
+@pytest.mark.parametrize("slow", SPEEDS.values())
+def test_all_ways_go_together(options: str, slow: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = f"--simulate 8 --model mlp:8 --batch 4 --steps 3 --compute replay:0.01 --slow {slow} {options}"
+    summary = train(parse(words.split(), {}))
+    assert summary is not None
+    assert summary["workers"] == 8
+    assert summary["samples_per_second"] > 0
+
+
+def test_what_is_balanced_must_keep_up_and_what_is_not_must_not() -> None:
+    variants = [*gossip_variants.COMBINATIONS, *gossip_variants.ALLREDUCE]
+    assert [gossip_variants.throughput(variant, "", [94.0, 98.0], 100.0).met for variant in variants] == [
+        *[False, True] * 6, None, None]
+    assert [gossip_variants.throughput(variant, "", [94.0, 95.0], 100.0).met for variant in variants] == [
+        *[True, False] * 6, None, None]
+
+
+def test_a_part_that_does_not_exist() -> None:
+    with pytest.raises(UsageError, match="--only placement: unknown part; valid: throughput, accuracy"):
+        heterogeneous.SUITE.run(["placement"])

@@ -1,0 +1,54 @@
+"""The simulation of probing many nodes, on a few."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from benchmarks import link_scores
+from benchmarks.link_scores import collector_cost, scale
+from benchmarks.link_scores.scale import Fabric, Rates, flagged, probe, shuffled
+from slurmdl.errors import UsageError
+from slurmdl.network.model import LinkScore, LinkScores
+
+
+def test_bad_links_are_found_among_600_and_shuffled_scores_find_none() -> None:
+    found = {row.metric: row for row in scale.rows(seed=3, nodes=600, repeats=1)}
+    assert found["600 nodes, 1% bad, noise 10%: recall"].met
+    assert found["600 nodes, 1% bad, noise 10%: precision"].met
+    assert found["600 nodes, 1% bad, noise 20%: recall"].met
+    assert found["600 nodes, 1% bad, noise 20%: precision"].met
+    assert found["rounds of probes"].met
+    control = found["control, shuffled scores: recall"]
+    assert control.value < 0.5 and control.baseline == 1.0
+
+
+def test_without_noise_nothing_but_the_bad_links_is_flagged() -> None:
+    fabric = Fabric.of(400, np.random.default_rng(1))
+    rates = Rates.of(fabric, probe(fabric, 1, noise=0.0).scores)
+    assert (rates.recall, rates.precision, rates.uplinks) == (1.0, 1.0, 1.0)
+    assert set(fabric.kind[fabric.kind >= 0]) == {0, 1, 2}
+
+
+def test_shuffling_keeps_the_scores_and_moves_them() -> None:
+    given = LinkScores(nodes={f"n{i}": LinkScore(1.0 + i) for i in range(50)})
+    mixed = shuffled(given, np.random.default_rng(0))
+    assert list(mixed.nodes) == list(given.nodes) and mixed.nodes != given.nodes
+    assert sorted(score.throughput or 0 for score in mixed.nodes.values()) == [1.0 + i for i in range(50)]
+
+
+def test_what_was_not_measured_is_not_flagged() -> None:
+    assert not flagged(("a", "b"), LinkScores()).any()
+    assert flagged(("a", "b"), LinkScores(nodes={"b": LinkScore(1.0)})).tolist() == [False, True]
+
+
+def test_a_run_of_the_collector_is_measured_and_makes_a_sample() -> None:
+    more, memory, made = collector_cost.rows(repeats=2)
+    assert more.repeats == 2 and more.baseline and more.baseline > 0
+    assert memory.met and memory.baseline and memory.value >= memory.baseline > 5
+    assert made.met
+
+
+def test_a_part_that_does_not_exist() -> None:
+    with pytest.raises(UsageError, match="valid: probe-recovery, training-value, scale, collector-cost"):
+        link_scores.SUITE.run(["speed"])

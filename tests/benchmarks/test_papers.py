@@ -1,0 +1,141 @@
+"""How the experiments of the papers judge, and the page of all results; they run on sandboxes (make bench-paper)."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from benchmarks import (
+    cost_model,
+    demo,
+    heterogeneous,
+    link_scores,
+    papers,
+    placement,
+    results,
+    simulator,
+    spank_overhead,
+    strategies,
+    topology_io,
+)
+from benchmarks.heterogeneous.placement_methods import DEFAULT, LEAF, NEGATIVE_CONTROL, PLACED
+from benchmarks.heterogeneous.placement_savings import LEAST, Found
+from benchmarks.papers import dltap, frameworks, zones
+from benchmarks.placement import optimality_gap
+from benchmarks.results import Row
+from slurmdl.bench.matrix.report import JobFigures, ReportRow
+from slurmdl.bench.matrix.spec import Cell, read
+from slurmdl.errors import InputError, UsageError
+from slurmdl.placement.model import Cost
+
+ROOT = Path(__file__).parents[2]
+
+
+def by_metric(rows: Sequence[Row]) -> dict[str, Row]:
+    return {row.metric: row for row in rows}
+
+
+def test_papers_are_named() -> None:
+    with pytest.raises(UsageError, match="alexnet: unknown part; valid: dltap, zones, adaptive-gossip"):
+        papers.SUITE.run(["alexnet"])
+
+
+@pytest.mark.parametrize(("placed", "met"), [(80.0, True), (90.0, False)])
+def test_bytes_saved_stand_beside_the_published(placed: float, met: bool) -> None:
+    costs = [{PLACED: placed, DEFAULT: 100.0, dltap.SPREAD: 200.0, LEAST: 50.0, NEGATIVE_CONTROL: 120.0}] * 3
+    found = by_metric(list(dltap.evaluate("VGG-16", costs)))
+    row = found[f"VGG-16, 3 jobs: bytes between nodes saved against {DEFAULT}"]
+    assert (row.value, row.baseline, row.met) == (pytest.approx(100 - placed), 50.0, met)
+    spread = found[f"VGG-16, 3 jobs: bytes between nodes saved against {dltap.SPREAD}"]
+    assert (spread.value, spread.met) == (pytest.approx(100 - placed / 2), None)
+    assert found[f"VGG-16: bytes between nodes of {NEGATIVE_CONTROL} over those of placement (control)"].met
+
+
+def test_where_the_least_is_not_known_for_all_jobs_none_is_shown() -> None:
+    costs = [{PLACED: 80.0, DEFAULT: 100.0, dltap.SPREAD: 200.0, NEGATIVE_CONTROL: 70.0}] * 2
+    rows = list(dltap.evaluate("MLP", [*costs, {**costs[0], LEAST: 3.0}]))
+    assert rows[0].baseline is None
+    assert rows[-1].met is False, "random places that send less are no control"
+
+
+def test_placement_must_tie_where_slurm_is_right() -> None:
+    def found(slurm: float, placed: float) -> Found:
+        return Found("PS", {DEFAULT: Cost(slurm, 0, 0), PLACED: Cost(placed, 0, 0), LEAF: Cost(slurm, 0, 0),
+                            NEGATIVE_CONTROL: Cost(9.0, 0, 0)})
+    rows = by_metric(list(zones.evaluate([found(2.0, 2.0), found(3.0, 2.0), found(4.0, 4.0), found(6.0, 3.0)])))
+    assert rows["occupancies in which Slurm's own choice is as quick"].value == 0.5
+    assert all(row.met in (True, None) for row in rows.values())
+    assert rows[f"where it is not: predicted seconds of {DEFAULT} over those of placement"].value == 1.75
+    worse = by_metric(list(zones.evaluate([found(1.0, 2.0)])))
+    assert worse[f"where Slurm is right: predicted seconds of {DEFAULT} over those of placement"].met is False
+
+
+def line(framework: str, nodes: int, images: float, sums: float = 1.0) -> ReportRow:
+    phases = {"data": 0.0, "forward": 1.0, "backward": 2.0, "communication": 1.0, "waiting": 0.0, "optimizer": 0.0}
+    its = JobFigures(images, 1.0, phases, None, sums, {"node": 9, "zone": 5 * nodes, "across": images}, 1, 0.5, None)
+    return ReportRow(Cell(framework, "allreduce", "resnet50", nodes, "slurm"), "done", (its,),
+                     images / nodes / 10)
+
+
+def test_frameworks_are_set_beside_ddp() -> None:
+    lines = [line("slurmdl", 1, 10.0), line("ddp", 1, 9.5), line("slurmdl", 4, 30.0), line("ddp", 4, 20.0, sums=0.9),
+             ReportRow(Cell("horovod", "allreduce", "resnet50", 1, "slurm"), "missing: Horovod is not installed"),
+             ReportRow(Cell("slurmdl", "allreduce", "resnet50", 2, "slurm"), "failed: of its own")]
+    rows = by_metric(list(frameworks.evaluate("weak scaling", lines)))
+    ours = rows["weak scaling, replayed: slurmdl allreduce, 4 nodes: images/s"]
+    assert (ours.value, ours.baseline, ours.met) == (30.0, 20.0, True)
+    assert rows["weak scaling, replayed: slurmdl allreduce, 4 nodes: images/s over those of as many single nodes"
+                ].value == 0.75
+    sent = rows["weak scaling, replayed: slurmdl allreduce, 4 nodes: bytes from node to node in a step"]
+    assert (sent.value, sent.baseline) == (20 + 30, 20 + 20)
+    assert rows["weak scaling, replayed: ddp allreduce, 4 nodes: sum of the phases over the time of the steps"
+                ].met is False
+    assert rows["weak scaling: horovod: missing: Horovod is not installed"].met is None
+    assert rows["weak scaling: slurmdl allreduce, resnet50, 2 nodes, slurm: failed: of its own"].met is False
+    assert rows["weak scaling: images/s on one node, slowest framework over quickest (control)"].met
+
+
+def test_what_the_frameworks_train_can_be_trained(tmp_path: Path) -> None:
+    (tmp_path / "spec.yaml").write_text(frameworks.matrix((1, 2), 8, 0.5, 3))
+    spec = read(str(tmp_path / "spec.yaml"))
+    assert (spec.nodes, spec.batch, spec.emulate_compute, spec.seed) == ((1, 2), 8, 0.5, 3)
+
+
+@pytest.mark.parametrize("main", [
+    *(module.main for module in (demo, topology_io, cost_model, spank_overhead, optimality_gap)),
+    *(suite.SUITE.main for suite in (papers, placement, strategies, heterogeneous, link_scores, simulator))])
+def test_unwritable_results_file_is_refused_before_measurements(
+        main: Callable[[list[str]], None], tmp_path: Path) -> None:
+    for path, reason in ((tmp_path, "Is a directory"), (tmp_path / "none" / "x.json", "No such file or directory")):
+        with pytest.raises(UsageError, match=re.escape(f"--results={path}: cannot be written ({reason})")):
+            main(["--results", str(path)])
+    assert not list(tmp_path.iterdir())
+
+
+def test_results_as_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [results.make_row("a | b", [1.0, 3.0, 2.0], "s", baseline=4.0, target="below 4", met=True),
+            results.make_row("lost", [1.0], "", target="2", met=False), results.make_row("told", [1.0], "")]
+    results.write(str(tmp_path / "some.json"), rows, seed=3, versions={"numpy": "2"},
+                  command="python -m benchmarks.some")
+    lines = (tmp_path / "some.json").read_text().splitlines()
+    assert [json.loads(line.rstrip(","))["metric"] for line in lines[2:5]] == ["a | b", "lost", "told"]
+    capsys.readouterr()
+    results.main([str(tmp_path)])
+    page = capsys.readouterr().out
+    assert "## some: met 1 of 2" in page
+    assert "`python -m benchmarks.some`" in page
+    assert "| met | 2 (1 to 3) | 4 | s | a \\| b | below 4 |" in page
+    assert "| **missed** | 1 |  |  | lost | 2 |" in page
+    assert "told" not in page
+    assert "3 rows, 2 with a target" in page
+    (tmp_path / "other.json").write_text(json.dumps({"rows": 3}))
+    with pytest.raises(InputError, match=r"other\.json: no benchmark results"):
+        results.to_markdown(tmp_path)
+
+
+def test_the_page_of_results_is_what_the_files_say() -> None:
+    assert (ROOT / "docs/results.md").read_text() == results.to_markdown(ROOT / "results"), "make results writes it"

@@ -1,0 +1,56 @@
+"""How the benchmark of the simulation judges, and a small scaling; the measuring runs on a sandbox."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from simulating import needs_simgrid
+
+from benchmarks import cost_model, simulator
+from benchmarks.simulator import scaling, validation
+from slurmdl.sandbox.spec import alternating
+
+NINE = alternating(9, 3)
+
+
+@needs_simgrid
+def test_a_case_is_simulated_as_it_is_measured() -> None:
+    jobs = [next(job for job in cost_model.draw(NINE) if job.pattern == pattern) for pattern in cost_model.PATTERNS]
+    found = [validation.simulate(job, NINE) for job in jobs]
+    predicted = cost_model.predict(jobs, NINE)
+    # the model's figure for gossip is a mean over all partners; the other two are what they are
+    assert found[:2] == pytest.approx(predicted[:2], rel=0.1)
+    assert found[2] > predicted[2]
+
+
+@pytest.mark.parametrize(("noise", "met"), [(0.01, True), (1.0, False)], ids=["right", "wrong"])
+def test_a_simulation_that_is_right_is_told_from_one_that_is_not(noise: float, met: bool) -> None:
+    jobs = cost_model.draw(NINE)
+    measured = cost_model.predict(jobs, NINE)
+    random = np.random.default_rng(1)
+    simulated = measured * np.exp(noise * random.standard_normal(len(jobs)))
+    blocks = measured[:, None] * np.exp(0.005 * random.standard_normal((len(jobs), 3)))
+    rows = list(validation.evaluate(jobs, simulated, blocks))
+    assert {row.met for row in rows if row.met is not None and "control" not in row.metric} == {met}
+    assert sum("right order" in row.metric for row in rows) == len(cost_model.PATTERNS) + 1
+    assert all(row.met for row in rows if "control" in row.metric)
+
+
+@needs_simgrid
+def test_scaling_writes_its_rows_and_a_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                               capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib")
+    monkeypatch.setattr(scaling, "SIZES", (8,))
+    monkeypatch.setattr(scaling, "CLUSTER", (1, 4, 40))
+    file = tmp_path / "simulate.json"
+    simulator.SUITE.main(["--only", "scaling", "--results", str(file)])
+    written = json.loads(file.read_text())
+    rows = {row["metric"]: row for row in written["rows"]}
+    assert written["versions"]["simgrid"]
+    for strategy in ("allreduce", "gossip", "adaptive-gossip", "ps"):
+        assert rows[f"{strategy}, 8 nodes: seconds per step, placed, beside leaf order"]["met"]
+    assert "<svg" in (tmp_path / "simulate.svg").read_text()
+    assert capsys.readouterr().out.splitlines()[-1].startswith("met ")

@@ -1,0 +1,168 @@
+"""The benchmark of strategies at a small size: its rows, its controls and its statistics."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks import strategies, virtual_runs
+from benchmarks.strategies import accuracy_vs_bytes, meter_overhead, time_to_accuracy
+from benchmarks.strategies.accuracy_vs_bytes import (
+    EVERY_STEP,
+    NO_EXCHANGE,
+    TARGET_VARIANT,
+    Variant,
+    evaluate,
+    lower_bound_95,
+)
+from benchmarks.virtual_runs import Outcome, outcome
+from slurmdl.errors import UsageError
+
+ROOT = Path(__file__).parents[2]
+
+
+def outcomes(right: float, sent: int, own: float | None = None) -> list[list[Outcome]]:
+    """Of 5 seeds and 2 folds, with a little noise that is the same for all ways."""
+    noise = np.random.default_rng(1).normal(0, 0.5, (5, 2))
+    return [[Outcome(right + more, (right if own is None else own) + more, sent, 0.5) for more in each]
+            for each in noise.tolist()]
+
+
+FOUND = {EVERY_STEP: outcomes(97, 1000), NO_EXCHANGE: outcomes(95, 0, own=80), TARGET_VARIANT: outcomes(97, 20),
+         Variant("sign", 8): outcomes(96, 15), Variant("sign", 4): outcomes(98, 25),
+         Variant("fp32", 8): outcomes(97.5, 5)}
+
+
+def test_ways_are_judged_against_every_step_and_triggers_against_periods() -> None:
+    rows = {row.metric: row for row in evaluate("here", FOUND)}
+    assert rows["here: control: ranks that never exchange, over every step"].met is True
+    judged = rows[f"here: {TARGET_VARIANT}: accuracy over every step"]
+    assert (judged.met, judged.value, judged.repeats) == (True, pytest.approx(0), 5)
+    assert rows[f"here: {TARGET_VARIANT}: bytes saved"].value == 98
+    # the period of 4 is better, but sends more; that of fp32 is of another compressor
+    gain = rows[f"here: {TARGET_VARIANT}: accuracy over sign, every 8 steps, the best period at no more bytes"]
+    assert gain.value == pytest.approx(1)
+    assert gain.target.startswith("a gain")
+    assert rows["here: sign, every 4 steps: accuracy over every step"].met is None
+
+
+def test_less_accuracy_or_too_many_bytes_miss() -> None:
+    worse = {row.metric: row for row in evaluate("here", {**FOUND, TARGET_VARIANT: outcomes(96, 20)})}
+    assert worse[f"here: {TARGET_VARIANT}: accuracy over every step"].met is False
+    more = {row.metric: row for row in evaluate("here", {**FOUND, TARGET_VARIANT: outcomes(97, 40)})}
+    assert more[f"here: {TARGET_VARIANT}: bytes saved"].met is False
+    control = next(row for row in evaluate("here", {**FOUND, NO_EXCHANGE: outcomes(97, 0)})
+                   if "control" in row.metric)
+    assert control.met is False
+
+
+def test_a_benchmark_that_is_ended_takes_its_workers_with_it() -> None:
+    done = subprocess.Popen([sys.executable, "-m", "benchmarks.strategies", "--only", "accuracy-vs-bytes-async"],
+                            cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                            stderr=subprocess.DEVNULL, start_new_session=True)
+
+    def working() -> int:
+        """Those of the session that have not ended."""
+        stats = []
+        for file in Path("/proc").glob("[0-9]*/stat"):
+            with contextlib.suppress(OSError):
+                stats.append(file.read_text().rpartition(")")[2].split())
+        return sum(stat[3] == str(done.pid) and stat[0] != "Z" for stat in stats)
+
+    try:
+        deadline = time.monotonic() + 60
+        while working() < 2 + virtual_runs.SIDE_BY_SIDE:  # itself, and multiprocessing's tracker
+            assert done.poll() is None and time.monotonic() < deadline
+            time.sleep(0.1)
+        done.terminate()
+        assert done.wait(30) == 128 + signal.SIGINT
+        while working():
+            assert time.monotonic() < deadline + 60
+            time.sleep(0.1)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(done.pid, signal.SIGKILL)
+        done.wait()
+
+
+def test_bounds_hold_as_often_as_they_say() -> None:
+    random = np.random.default_rng(3)
+    below = [lower_bound_95(random.normal(1.0, 0.3, 5).tolist()) <= 1.0 for _ in range(4000)]
+    assert np.mean(below) == pytest.approx(0.95, abs=0.012)
+
+
+def test_a_run_and_its_course() -> None:
+    found = outcome(("--simulate", "2", "--steps", "40", "--model", "mlp:16", "--strategy", "gossip",
+                     "--evaluate-every", "20", "--compute", "replay:0.25"))
+    # the last batch of an epoch is smaller, and takes as much less
+    assert [clock for clock, _, _ in found.course] == pytest.approx([5.0, 10.0], rel=0.02)
+    assert found.own == pytest.approx(found.accuracy), "two that exchange at every step are the same"
+    assert found.accuracy > 50
+    assert found.course[-1][1] == pytest.approx(found.accuracy, abs=0.01)
+    assert found.sent > 0
+
+
+def test_times_gains_and_the_control() -> None:
+    def course(*means: float, own: float = 50.0) -> tuple[tuple[float, float, float], ...]:
+        return tuple((1.0 + at, mean, own) for at, mean in enumerate(means))
+
+    slow = Outcome(97, 97, 1000, 0.75, course(50, 70, 80, 92, 94, 95, 95, 96))
+    fast = Outcome(97, 97, 10, 0.1, course(93, 94))
+    found = {variant: [slow if variant == "every step" else fast] * 2 for variant in time_to_accuracy.VARIANTS}
+    rows = {row.metric: row for row in time_to_accuracy.evaluate("here", found)}
+    assert rows["here: gossip at every step, time to 93 %"].value == 6
+    adaptive = f"here: {time_to_accuracy.TARGET_VARIANT}"
+    assert rows[f"{adaptive}, time to 93 %"].value == 2
+    assert rows[f"{adaptive}, less time than every step"].value == pytest.approx(100 * 4 / 6)
+    assert rows[f"{adaptive}, less time than every step"].met is True
+    assert rows[f"{adaptive}, gain as a share of what there is to gain"].value == pytest.approx(100 * 4 / 4.5)
+    assert rows["here: control: ranks that never exchange fall short of every step"].met is True
+    with pytest.raises(RuntimeError, match="not reached"):
+        time_to_accuracy.reached(Outcome(90, 90, 1, 0.5, course(80, 90)))
+
+
+def test_command_and_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of runs that take no time; the runs themselves are those of the test above."""
+    scores = itertools.cycle([outcomes(97, 1000)[0][0]])
+    monkeypatch.setattr(accuracy_vs_bytes, "outcomes", lambda runs: (next(scores) for _ in runs))
+    file = tmp_path / "results.json"
+    strategies.SUITE.main(["--only", "accuracy-vs-bytes", "--quick", "--results", str(file)])
+    written = json.loads(file.read_text())
+    assert written["command"].startswith("python -m benchmarks.strategies --only accuracy-vs-bytes --quick --seed 1")
+    assert {row["metric"].split(":")[0] for row in written["rows"]} == {
+        *accuracy_vs_bytes.SITUATIONS}
+    with pytest.raises(UsageError, match="valid: accuracy-vs-bytes, accuracy-vs-bytes-async, time"):
+        strategies.SUITE.run(["speed"])
+
+
+def test_metering_tells_a_slow_clock() -> None:
+    rows = list(meter_overhead.rows(1, quick=True))
+    assert [row.unit for row in rows] == ["share", "share", "s"]
+    assert rows[1].value > 5 * rows[0].value
+    assert rows[1].met is True
+
+
+def test_every_way_is_one_that_the_trainer_takes() -> None:
+    from slurmdl.train.combine import check
+    from slurmdl.train.trainer.options import parse
+    situations = [*itertools.product([*accuracy_vs_bytes.SITUATIONS.values(), *accuracy_vs_bytes.CHANGING.values()],
+                                     accuracy_vs_bytes.VARIANTS),
+                  *itertools.product([accuracy_vs_bytes.ASYNC_OPTIONS], accuracy_vs_bytes.seldom("fp32"))]
+    for options, variant in situations:
+        asked = parse([*accuracy_vs_bytes.COMMON, *options, *variant.options()], {})
+        assert asked.simulate == 8
+        check(dataclasses.replace(asked.method, traffic="base"))
+    for variant in time_to_accuracy.VARIANTS.values():
+        assert parse([*time_to_accuracy.COMMON, *variant], {}).compute is not None
+    assert virtual_runs.SIDE_BY_SIDE == 2

@@ -1,0 +1,54 @@
+"""The benchmark of unequal machines on a real Slurm: jobs that run each way, and what they measure."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from benchmarks.heterogeneous import placement_savings
+from benchmarks.heterogeneous.placement_methods import DEFAULT, LEAF, NEGATIVE_CONTROL, PLACED, Job
+from benchmarks.heterogeneous.trainer_jobs import SETTINGS, Jobs
+from slurmdl.errors import SandboxError
+from slurmdl.sandbox import cluster
+from slurmdl.sandbox.spec import Spec, alternating
+
+SIX = alternating(6, 2)
+
+
+@pytest.fixture(scope="module")
+def jobs() -> Iterator[Jobs]:
+    name = f"unequal-{os.getpid()}"
+    try:
+        sandbox = cluster.up(Spec(name, SIX, zone_features=False, settings=SETTINGS))
+    except SandboxError as error:
+        if os.environ.get("SLURMDL_REQUIRE_CLUSTER") == "1":
+            raise
+        pytest.skip(f"no real Slurm cluster: {error}")
+    yield Jobs(sandbox)
+    cluster.down(name)
+
+
+@pytest.mark.nightly
+def test_a_job_runs_each_way_on_the_nodes_that_are_free(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(placement_savings, "STEPS", 3)
+    case = placement_savings.Case(Job("PS", 2, 2, 2), ("n1", "n3", "n5", "n6"))
+    found = placement_savings.measure(jobs, case, SIX, np.random.default_rng(1), True)
+    # n2 and n4 are left; Slurm's default puts both servers on n2, placement one on each
+    assert found.runs[DEFAULT][0].order == found.runs[LEAF][0].order == ("n2", "n2", "n4", "n4")
+    assert sorted(found.runs[PLACED][0].order[:2]) == ["n2", "n4"]
+    assert sorted(found.runs[NEGATIVE_CONTROL][0].order) == ["n2", "n2", "n4", "n4"]
+    for variant, (run, model) in found.runs.items():
+        assert run.bytes_across_zones == 0
+        assert run.seconds > 0
+        assert 0 <= run.result.idle <= 1
+        assert model == found.costs[variant]
+    assert found.runs[PLACED][0].bytes_across_nodes < found.runs[DEFAULT][0].bytes_across_nodes
+    assert jobs.granted(6, 1) == SIX.nodes, "the other job has ended"
+
+
+def test_a_job_that_fails_says_what_it_said(jobs: Jobs) -> None:
+    with pytest.raises(SandboxError, match=r"no summary: .*--traffic ring"):
+        jobs.train(2, 1, "--strategy gossip --traffic ring --steps 1")
