@@ -22,10 +22,10 @@ from benchmarks import results, sandbox_mpi
 from benchmarks.results import make_row
 from benchmarks.suite import run_repeated, start
 from slurmdl.network.model import LinkScore, LinkScores
-from slurmdl.placement.cost import cost, links
+from slurmdl.placement.cost import network_links, predict_cost
 from slurmdl.placement.traffic import Traffic
 from slurmdl.sandbox import cluster
-from slurmdl.sandbox.spec import Spec, alternating
+from slurmdl.sandbox.spec import SandboxSpec, round_robin_topology
 from slurmdl.topology.model import Topology
 
 SEED = 4
@@ -79,14 +79,14 @@ class Job:
 
 def run(repeats: int = 1, results_file: str | None = None, name: str = "model") -> None:
     """Bring a sandbox up, run all placements `repeats` times, print and write the correlations, take it down."""
-    topology = alternating(9, 3)
+    topology = round_robin_topology(9, 3)
     jobs = draw(topology)
-    sandbox = cluster.up(Spec(name, topology, node_rate=NODE_RATE))
+    sandbox = cluster.sandbox_up(SandboxSpec(name, topology, node_rate=NODE_RATE))
     try:
         version = sandbox_mpi.call(sandbox, ["sbatch", "--version"]).strip()
         measured = np.concatenate([measure(sandbox, jobs) for _ in range(repeats)], axis=1)
     finally:
-        cluster.down(name)
+        cluster.sandbox_down(name)
     rows = evaluate(jobs, predict(jobs, topology), measured)
     for row in rows:
         print(f"{row.metric}: {row.value:.3f}{f' {row.unit}' if row.unit else ''}"
@@ -122,7 +122,16 @@ def predict(jobs: Sequence[Job], topology: Topology) -> FloatArray:
     for job in jobs:
         names = sorted(job.nodes)
         place = np.array([names.index(node) for node in job.nodes])
-        found.append(cost(job.traffic.phases(RANKS), links(names, topology, known(job, topology)), place).seconds)
+        found.append(
+    predict_cost(
+        job.traffic.phases(RANKS),
+        network_links(
+            names,
+            topology,
+            known(
+                job,
+                topology)),
+                 place).seconds)
     return np.array(found)
 
 
@@ -138,7 +147,7 @@ def measure(sandbox: cluster.Sandbox, jobs: Sequence[Job]) -> FloatArray:
     found: list[list[float]] = []
     for together in (jobs[i:i + UNCHANGED * len(PATTERNS)] for i in range(0, len(jobs), UNCHANGED * len(PATTERNS))):
         for link, rate in together[0].rates.items():
-            sandbox.change_link(link, rate=rate)
+            sandbox.shape_link(link, rate=rate)
         work = {"parameters": PARAMETERS, "jobs": [job.to_json() for job in together]}
         found += sandbox_mpi.run_program(sandbox, "placement_comm_time", work)
     return np.array(found)

@@ -25,9 +25,9 @@ from benchmarks import results
 from benchmarks.results import make_row
 from benchmarks.suite import run_repeated, start
 from slurmdl.errors import SandboxError
-from slurmdl.plan import PATTERNS
+from slurmdl.plan import COMM_PATTERNS
 from slurmdl.sandbox import cluster
-from slurmdl.sandbox.spec import Spec, alternating
+from slurmdl.sandbox.spec import SandboxSpec, round_robin_topology
 from slurmdl.topology import hostlist
 
 MODEL = "mlp:256,128"
@@ -54,7 +54,7 @@ class Job:
 
     @property
     def arguments(self) -> str:
-        return (f"--strategy {self.strategy} --traffic {PATTERNS[self.strategy][0]} --ps {self.ps} --model {MODEL} "
+        return (f"--strategy {self.strategy} --traffic {COMM_PATTERNS[self.strategy][0]} --ps {self.ps} --model {MODEL} "
                 f"--steps {self.steps} --seed {SEED} --log-every {self.steps // 2}")
 
 
@@ -106,12 +106,12 @@ def run(repeats: int = 1, results_file: str | None = None, name: str = "demo") -
     """Bring a sandbox up, run the jobs, print what happens and the table, take the sandbox down."""
     began = time.monotonic()
     variants = (*VARIANTS, NEGATIVE_CONTROL) if results_file else VARIANTS
-    sandbox = cluster.up(Spec(name, alternating(8, 2)))
+    sandbox = cluster.sandbox_up(SandboxSpec(name, round_robin_topology(8, 2)))
     try:
         demo = Demo(sandbox)
         outcomes, version = demo.run(variants, repeats), demo.version()
     finally:
-        cluster.down(name)
+        cluster.sandbox_down(name)
     print(f"the cluster is down, nothing is left of it; {time.monotonic() - began:.0f} s in all\n")
     print(table(outcomes, variants))
     if results_file:
@@ -151,7 +151,7 @@ class Demo:
     def _one(self, job: Job, variant: str, outcome: Outcome, *, loud: bool) -> None:
         """Submit one job one way, wait for it, and add what it measured."""
         script = self._script(job, variant)
-        before = self.sandbox.bytes_between_zones()
+        before = self.sandbox.inter_zone_bytes()
         if loud:
             print(f"--- {job.strategy}, {variant}")
         submit = ["slurmdl", "sbatch"] if variant == "slurmdl" else ["sbatch"]
@@ -167,11 +167,11 @@ class Demo:
         except OSError as error:
             said = " ".join(log.split())[-400:]
             raise SandboxError(f"job {number} ({job.strategy}, {variant}) failed: {said}") from error
-        outcome.across.append(self.sandbox.bytes_between_zones() - before)
+        outcome.across.append(self.sandbox.inter_zone_bytes() - before)
         outcome.metered = summary["bytes"]["across"]
         outcome.seconds.append(summary["seconds_per_step"])
         outcome.accuracy = summary["accuracy"]
-        outcome.nodes = hostlist.fold(sorted({place["node"] for place in summary["map"]}))
+        outcome.nodes = hostlist.fold_hostlist(sorted({place["node"] for place in summary["map"]}))
         outcome.zones = summary["zones"]
         if loud:
             print(_indent(words))

@@ -15,13 +15,13 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks import sandbox_mpi
-from slurmdl.plan import PATTERNS
-from slurmdl.train.courier import Courier
-from slurmdl.train.messages import Messages
-from slurmdl.train.method import Method
-from slurmdl.train.report.meters import Meter
-from slurmdl.train.strategies import STRATEGIES, Setting
-from slurmdl.train.strategies.pieces import Piece
+from slurmdl.plan import COMM_PATTERNS
+from slurmdl.train.courier import CommThread
+from slurmdl.train.messages import MeteredP2P
+from slurmdl.train.method import StrategyConfig
+from slurmdl.train.report.meters import StepMeter
+from slurmdl.train.strategies import STRATEGIES, StrategyContext
+from slurmdl.train.strategies.pieces import ShardState
 from slurmdl.train.transports.transport import Transport
 
 SEED = 1
@@ -44,24 +44,24 @@ def measure(transport: Transport, job: Mapping[str, Any], size: int) -> list[flo
     """
     ranks, blocks, steps = transport.size, job["blocks"], job["steps"]
     levels = ["zone" if zone == job["zones"][transport.rank] else "across" for zone in job["zones"]]
-    messages, courier = Messages(transport, levels), Courier(transport.threaded)
+    messages, courier = MeteredP2P(transport, levels), CommThread(transport.supports_comm_thread)
     servers, workers = tuple(range(job["ps"])), tuple(range(job["ps"], ranks))
     gradients = np.full(size, 1e-3, np.float32)
     parameters = np.zeros_like(gradients)
-    method = Method(job["strategy"], PATTERNS[job["strategy"]][0])
-    strategy = STRATEGIES[job["strategy"]](Setting(
+    method = StrategyConfig(job["strategy"], COMM_PATTERNS[job["strategy"]][0])
+    strategy = STRATEGIES[job["strategy"]](StrategyContext(
         messages, courier, workers, servers, parameters, gradients, (size,), method, SEED, job["nodes"],
         ("",) * ranks, {}, lambda: 0.01, lambda part: NoOpOptimizer()))
-    meter, seconds = Meter(), []
-    courier.do(transport.meet)
+    meter, seconds = StepMeter(), []
+    courier.call(transport.barrier)
     for number in range(job["warm_up"] + blocks * steps):
-        with meter.step(courier):
+        with meter.time_step(courier):
             if transport.rank in servers:
-                strategy.serve(number)
+                strategy.serve_step(number)
             else:
-                strategy.before_update(number)
-                strategy.after_update(number)
-        seconds.append(meter.comm.last)
+                strategy.before_optimizer_step(number)
+                strategy.after_optimizer_step(number)
+        seconds.append(meter.exposed_comm.last)
     courier.close()
     communication = np.array(seconds[job["warm_up"]:]).reshape(blocks, steps).mean(axis=1)
     told = transport.allgather(communication if transport.rank in workers else np.zeros(blocks))
@@ -91,10 +91,10 @@ class NoOpOptimizer:
     def restore(self, state: npt.NDArray[np.uint8]) -> None:
         """There is nothing to remember."""
 
-    def pieces(self) -> list[Piece]:
+    def pieces(self) -> list[ShardState]:
         return []
 
-    def fill(self, pieces: Sequence[Piece]) -> None:
+    def fill(self, pieces: Sequence[ShardState]) -> None:
         """Nor here."""
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from slurmdl import __version__
-from slurmdl.cli.parser import Parser
+from slurmdl.cli.parser import CliParser
 from slurmdl.errors import InputError
 
 
@@ -131,7 +131,7 @@ def _machine() -> dict[str, Any]:
 
 def main(argv: list[str]) -> None:
     """Print the results of a directory as Markdown."""
-    parser = Parser(prog="python -m benchmarks.results", description="Print benchmark results as Markdown.")
+    parser = CliParser(prog="python -m benchmarks.results", description="Print benchmark results as Markdown.")
     parser.add_argument("directory", nargs="?", default="results", metavar="DIR",
                         help="directory of JSON files (default: %(default)s)")
     print(to_markdown(Path(parser.parse_args(argv).directory)), end="")

@@ -71,10 +71,10 @@ def measure_jobs(measure: Callable[[Transport, Mapping[str, Any], Mapping[str, A
     from mpi4py import MPI
 
     from slurmdl.train import runtime
-    from slurmdl.train.transports.mpi import Mpi
+    from slurmdl.train.transports.mpi import MpiTransport
 
     work_file, result_file = sys.argv[1:]
-    world = runtime.connect()
+    world = runtime.init_mpi()
     with open(work_file, encoding="utf-8") as file:
         work = json.load(file)
     here = runtime.node_name()
@@ -83,8 +83,8 @@ def measure_jobs(measure: Callable[[Transport, Mapping[str, Any], Mapping[str, A
         mine = job["nodes"].index(here) if here in job["nodes"] else None
         # color 1: the ranks of the job, in its order; the other ranks wait at the end of the loop
         part = MPI.COMM_WORLD.Split(int(mine is not None), mine or 0)
-        figures = None if mine is None else measure(Mpi(part), job, work)
-        world.meet()
+        figures = None if mine is None else measure(MpiTransport(part), job, work)
+        world.barrier()
         found.append(next(figure for figure in world.allgather(figures) if figure))
         part.Free()
     if world.rank == 0:

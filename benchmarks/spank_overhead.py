@@ -25,7 +25,7 @@ from benchmarks.suite import run_repeated, start
 from slurmdl.errors import SandboxError, UsageError
 from slurmdl.sandbox import cluster as sandbox_cluster
 from slurmdl.sandbox.cluster import Sandbox
-from slurmdl.sandbox.spec import Spec, alternating
+from slurmdl.sandbox.spec import SandboxSpec, round_robin_topology
 
 STEPS, WARM_UP, BLOCKS, CONTROLS = 1000, 50, 20, 100
 #: seconds that a task launch may take more
@@ -66,9 +66,9 @@ class Steps:
     """A sandbox of one node with an allocation in which steps are started."""
 
     def __init__(self, name: str, plugstack: str) -> None:
-        self.sandbox: Sandbox = sandbox_cluster.up(Spec(f"{name}-{os.getpid()}", alternating(1, 1),
+        self.sandbox: Sandbox = sandbox_cluster.sandbox_up(SandboxSpec(f"{name}-{os.getpid()}", round_robin_topology(1, 1),
                                                         plugstack=plugstack,
-                                                        shares=(str(BUILD),)))
+                                                        bind_mounts=(str(BUILD),)))
         self._role = "worker" if plugstack else "-"
         foreign = {key: value for key, value in os.environ.items() if not key.startswith("SLURMDL_")}
         self._child = subprocess.Popen(
@@ -86,7 +86,7 @@ class Steps:
         with contextlib.suppress(BrokenPipeError, subprocess.TimeoutExpired):
             self._child.communicate(timeout=10)
         self._child.kill()
-        sandbox_cluster.down(self.sandbox.spec.name)
+        sandbox_cluster.sandbox_down(self.sandbox.spec.name)
 
     def step(self, *options: str) -> Step:
         """One step; SandboxError where it fails, or where its task is not told what it should be."""

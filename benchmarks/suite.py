@@ -15,8 +15,8 @@ from typing import NoReturn
 
 from benchmarks import results
 from benchmarks.results import Row
-from slurmdl.cli.parser import Parser, check_file
-from slurmdl.errors import SlurmdlError, UsageError, report
+from slurmdl.cli.parser import CliParser, check_output_file
+from slurmdl.errors import SlurmdlError, UsageError, report_error
 
 _RESULTS_HELP = "write all rows, negative controls included, as JSON"
 
@@ -30,7 +30,7 @@ def start(main: Callable[[list[str]], None]) -> NoReturn:
     try:
         main(sys.argv[1:])
     except (Exception, KeyboardInterrupt) as error:
-        sys.exit(report(error))
+        sys.exit(report_error(error))
     sys.exit(0)
 
 
@@ -47,13 +47,13 @@ def run_repeated(name: str, description: str, run: Callable[[int, str | None], N
     ------
     UsageError : invalid options, or a results file that cannot be written.
     """
-    parser = Parser(prog=f"python -m benchmarks.{name}", description=description)
+    parser = CliParser(prog=f"python -m benchmarks.{name}", description=description)
     parser.add_argument("--repeats", type=int, default=repeats, metavar="N",
                         help="number of repeats (default: %(default)s)")
     parser.add_argument("--results", metavar="FILE", help=_RESULTS_HELP)
     options = parser.parse_args(argv)
     if options.results:
-        check_file(options.results, "--results")
+        check_output_file(options.results, "--results")
     if options.repeats < 1:
         raise UsageError(f"--repeats {options.repeats}: at least 1 expected")
     run(options.repeats, options.results)
@@ -112,7 +112,7 @@ class Suite:
         ------
         UsageError : invalid options, or a results file that cannot be written.
         """
-        parser = Parser(prog=f"python -m benchmarks.{self.name}", description=self.description)
+        parser = CliParser(prog=f"python -m benchmarks.{self.name}", description=self.description)
         parts = ", ".join(self.parts)
         if self.positional:
             parser.add_argument("parts", nargs="*", metavar="NAME", help=f"{parts} (default: all)")
@@ -125,7 +125,7 @@ class Suite:
         parser.add_argument("--results", metavar="FILE", help=_RESULTS_HELP)
         options = parser.parse_args(argv)
         if options.results:
-            check_file(options.results, "--results")
+            check_output_file(options.results, "--results")
         only = options.parts if self.positional else [part for part in options.only.split(",") if part]
         self.run(only, options.results, options.seed, self.quick != "" and options.quick)
 

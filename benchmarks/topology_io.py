@@ -20,7 +20,7 @@ from benchmarks import results
 from benchmarks.results import Row, make_row
 from benchmarks.suite import run_repeated, start
 from slurmdl.topology import example, write
-from slurmdl.topology.topologies import Topologies
+from slurmdl.topology.topologies import TopologySet
 
 SEED = 1
 #: nodes, on leaves of 20 below one root; each ten times the one before
@@ -136,7 +136,11 @@ def _evaluate(add: Callable[..., Row], metric: str, samples: list[float], unit: 
 def _file(folder: str, nodes: int, form: str) -> str:
     path = Path(folder) / f"{nodes}.{form}"
     if not path.exists():
-        path.write_text(write.text(Topologies.one(example.tree((1, nodes // 20, nodes))), None, form))
+        path.write_text(
+    write.format_topology(
+        TopologySet.single(
+            example.tree_topology(
+                (1, nodes // 20, nodes))), None, form))
     return str(path)
 
 

@@ -59,12 +59,12 @@ def outcomes(runs: Iterable[tuple[str, ...]]) -> Iterator[Outcome]:
 
 def outcome(words: tuple[str, ...]) -> Outcome:
     """What becomes of one run."""
-    from slurmdl.train.trainer.options import parse
+    from slurmdl.train.trainer.options import parse_train_options
     from slurmdl.train.trainer.trainer import train
 
     with tempfile.TemporaryDirectory() as folder:
         metrics = os.path.join(folder, "metrics")
-        found = train(parse([*words, "--metrics", metrics], {}))
+        found = train(parse_train_options([*words, "--metrics", metrics], {}))
         assert found is not None, "a simulation gives its summary"
         with open(metrics, encoding="utf-8") as file:
             steps = [json.loads(line) for line in file]

@@ -23,8 +23,8 @@ from pathlib import Path
 
 from slurmdl.errors import UsageError
 from slurmdl.sandbox import relay
-from slurmdl.sandbox.bucket import MTU, bucket
-from slurmdl.sandbox.spec import parse_rate, parse_share, parse_time
+from slurmdl.sandbox.bucket import MTU, tbf_args
+from slurmdl.sandbox.spec import parse_bit_rate, parse_duration, parse_fraction
 
 STATE = Path("/run/links.json")
 #: the networks 1 to 4 hold the nodes, 0 the other hosts
@@ -91,7 +91,7 @@ def lay(name: str, shape: dict[str, float]) -> None:
                  f"{shape['delay'] * 1e6:.0f}us", "limit", "100000"])
             root = "parent 1:1"
         if shape["rate"]:
-            limit = bucket(shape["rate"], single=bool(shape["loss"]))
+            limit = tbf_args(shape["rate"], single_segments=bool(shape["loss"]))
             run(["tc", "qdisc", "add", "dev", end, *root.split(), *limit.split()])
         # packets of 64 KB are cut to frames before one of them is lost
         run(["ip", "link", "set", end, "gso_max_segs", "1" if shape["loss"] else "65535"])
@@ -119,7 +119,7 @@ def lay_all() -> None:
     counters = "".join(f"counter {name}-{way} {{ }}\n" for name in zones() for way in ("out", "in"))
     run(["nft", "-f", "-"], f"table ip links {{\n{counters}chain count {{ type filter hook forward priority 0;\n"
                             f"{chains}}}\n}}\n")
-    shape = {"rate": parse_rate(os.environ["ZONE_RATE"]), "delay": 0.0, "loss": 0.0}
+    shape = {"rate": parse_bit_rate(os.environ["ZONE_RATE"]), "delay": 0.0, "loss": 0.0}
     for name in zones():
         lay(name, shape)
     STATE.write_text(json.dumps(dict.fromkeys(zones(), shape)))
@@ -133,9 +133,9 @@ def counters() -> dict[str, int]:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="links", description="links between the zones of the cluster")
     parser.add_argument("zone", nargs="?", help="the zone whose link changes")
-    parser.add_argument("--rate", type=parse_rate, help="such as 10mbit")
-    parser.add_argument("--delay", type=parse_time, help="each way, such as 5ms")
-    parser.add_argument("--loss", type=parse_share, help="share of the packets between nodes, such as 1%%")
+    parser.add_argument("--rate", type=parse_bit_rate, help="such as 10mbit")
+    parser.add_argument("--delay", type=parse_duration, help="each way, such as 5ms")
+    parser.add_argument("--loss", type=parse_fraction, help="share of the packets between nodes, such as 1%%")
     parser.add_argument("--lay", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.lay:

@@ -25,16 +25,16 @@ model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.L
 opt = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9)
 model, opt = run.wrap(model, opt)  # parameter servers, where there are some, stay in here
 
-loader = run.loader((images[training], labels[training]), batch=32)
+loader = run.loader((images[training], labels[training]), batch_size=32)
 for epoch in range(loader.epoch, 20):
     for batch, target in loader:
         opt.zero_grad()
         loss = torch.nn.functional.cross_entropy(model(batch), target)
         loss.backward()
         opt.step()
-    run.log(f"epoch {epoch + 1}: loss {loss.item():.3f}")
+    run.print(f"epoch {epoch + 1}: loss {loss.item():.3f}")
 
 run.finish()  # all workers now hold the same model
 with torch.no_grad():
     right = (model(images[test]).argmax(1) == labels[test]).float().mean().item()
-run.log(f"accuracy {right:.1%}")
+run.print(f"accuracy {right:.1%}")

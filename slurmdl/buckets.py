@@ -11,30 +11,31 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 
 #: elements of the longest bucket (4 MB), and of the first one (512 KB)
-LONGEST, FIRST = 1 << 20, 1 << 17
+MAX_BUCKET_ELEMENTS, FIRST_BUCKET_ELEMENTS = 1 << 20, 1 << 17
 #: the first bucket is half of a smaller model, so that the rest is summed meanwhile, but not shorter (128 KB)
-_LEAST = 1 << 15
+_MIN_FIRST_BUCKET_ELEMENTS = 1 << 15
 #: the buckets of so many first elements are exchanged at once
-AT_ONCE = 2 * FIRST
+DIRECT_ELEMENTS = 2 * FIRST_BUCKET_ELEMENTS
 #: most ranks of a zone that do so
-_MEET = 16
+_MAX_DIRECT_RANKS = 16
 
 
-def starts(size: int) -> list[int]:
+def bucket_starts(size: int) -> list[int]:
     """Where the buckets of so many elements begin: the first is the smallest, and they grow.
 
     One begins where those end that are exchanged at once.
     """
-    found, length = [0], min(FIRST, LONGEST, max(_LEAST, -(-size // 2)))
-    while found[-1] + length + (length // 2 if found[-1] >= AT_ONCE else 0) < size:
+    found, length = [0], min(FIRST_BUCKET_ELEMENTS, MAX_BUCKET_ELEMENTS,
+                             max(_MIN_FIRST_BUCKET_ELEMENTS, -(-size // 2)))
+    while found[-1] + length + (length // 2 if found[-1] >= DIRECT_ELEMENTS else 0) < size:
         found.append(found[-1] + length)
-        length = min(found[-1], LONGEST)
+        length = min(found[-1], MAX_BUCKET_ELEMENTS)
     return found
 
 
-def meet(nodes: Sequence[Hashable], zones: Sequence[str]) -> bool:
+def uses_direct_exchange(nodes: Sequence[Hashable], zones: Sequence[str]) -> bool:
     """Whether the ranks of a group exchange the first buckets at once; entry i is the node, the leaf zone of one.
 
     Between the nodes of one zone all links that a message goes by are those of its ends.
     """
-    return len(set(nodes)) == len(nodes) <= _MEET and len({*zones, ""}) == 2
+    return len(set(nodes)) == len(nodes) <= _MAX_DIRECT_RANKS and len({*zones, ""}) == 2

@@ -37,17 +37,17 @@ from typing import Any
 from slurmdl import dl_options, yamlfile
 from slurmdl.errors import InputError, SlurmdlError, UsageError
 
-SITE_FILE = "/etc/slurmdl/slurmdl.yaml"
-SCORES_FILE = "/var/lib/slurmdl/scores.json"
-SCORINGS = ("physical", "weighted")
+SITE_CONFIG_FILE = "/etc/slurmdl/slurmdl.yaml"
+DEFAULT_SCORES_FILE = "/var/lib/slurmdl/scores.json"
+COST_MODELS = ("physical", "weighted")
 #: who may read nodes, partitions and reservations (cluster.read.from_controller)
-BACKENDS = ("auto", "scontrol", "pyslurm")
+CLUSTER_BACKENDS = ("auto", "scontrol", "pyslurm")
 #: what is measured of a link, by the names of the weights and of the queries
-FIGURES = ("throughput", "delay", "loss")
+METRICS = ("throughput", "delay", "loss")
 
 
 @dataclass(frozen=True)
-class Scores:
+class LinkScoresConfig:
     """Where scores of links are found, whom to trust with them, and how they count.
 
     Attributes
@@ -64,16 +64,16 @@ class Scores:
     queries : figure -> PromQL, for those that are not the shipped ones.
     """
 
-    file: str = SCORES_FILE
-    owner: str = ""
+    file: str = DEFAULT_SCORES_FILE
+    trusted_owner: str = ""
     max_age: float = 900.0
     half_life: float = 300.0
-    margin: float = 0.25
-    scoring: str = "physical"
+    tolerance: float = 0.25
+    cost_model: str = "physical"
     weights: Mapping[str, float] = field(default_factory=dict)
-    url: str = ""
-    label: str = "instance"
-    queries: Mapping[str, str] = field(default_factory=dict)
+    prometheus_url: str = ""
+    prometheus_node_label: str = "instance"
+    prometheus_queries: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -92,21 +92,21 @@ class Config:
     """
 
     options: Mapping[str, str] = field(default_factory=dict)
-    node_speed: float | None = None
-    zone_speed: tuple[float, ...] = ()
-    delay: float | None = None
+    node_bandwidth: float | None = None
+    zone_bandwidth: tuple[float, ...] = ()
+    latency: float | None = None
     plan_dir: str | None = None
-    scores: Scores = field(default_factory=Scores)
+    link_scores: LinkScoresConfig = field(default_factory=LinkScoresConfig)
     cluster_backend: str = "auto"
 
 
-def files(environ: Mapping[str, str]) -> tuple[str, str]:
+def config_paths(environ: Mapping[str, str]) -> tuple[str, str]:
     """The site's file and the user's file (XDG Base Directory Specification)."""
     base = environ.get("XDG_CONFIG_HOME") or os.path.join(environ.get("HOME") or os.path.expanduser("~"), ".config")
-    return SITE_FILE, os.path.join(base, "slurmdl", "slurmdl.yaml")
+    return SITE_CONFIG_FILE, os.path.join(base, "slurmdl", "slurmdl.yaml")
 
 
-def load(paths: Sequence[str] | None = None) -> Config:
+def load_config(paths: Sequence[str] | None = None) -> Config:
     """Read the files that exist, the later before the earlier.
 
     Raises
@@ -114,10 +114,10 @@ def load(paths: Sequence[str] | None = None) -> Config:
     InputError : a file cannot be read, is not YAML, or holds an unknown key or a value that is not valid.
     """
     config = Config()
-    for path in files(os.environ) if paths is None else paths:
+    for path in config_paths(os.environ) if paths is None else paths:
         if os.path.exists(path):
             try:
-                config = _merge(config, _read(path), path)
+                config = _merge_config(config, _read_config_file(path), path)
             except SlurmdlError:
                 raise
             except Exception as error:  # a file that is wrong in a way that no check below knows
@@ -125,103 +125,121 @@ def load(paths: Sequence[str] | None = None) -> Config:
     return config
 
 
-def _read(path: str) -> dict[str, Any]:
+def _read_config_file(path: str) -> dict[str, Any]:
     if not os.path.isfile(path):  # the writer of a pipe may never come
         raise InputError("is not a regular file", path)
-    data = yamlfile.read(path)
-    return yamlfile.keys(data or {}, ("options", "links", "plan_dir", "scores", "cluster_backend"), path, "")
+    data = yamlfile.load_yaml_file(path)
+    return yamlfile.check_keys(data or {}, ("options", "links", "plan_dir", "scores", "cluster_backend"), path, "")
 
 
-def _merge(below: Config, data: dict[str, Any], path: str) -> Config:
-    links = yamlfile.keys(data.get("links") or {}, ("node", "zone", "delay"), path, "links.")
-    zone = links.get("zone", below.zone_speed)
+def _merge_config(base: Config, data: dict[str, Any], path: str) -> Config:
+    links = yamlfile.check_keys(data.get("links") or {}, ("node", "zone", "delay"), path, "links.")
+    zone = links.get("zone", base.zone_bandwidth)
     plan_dir = data.get("plan_dir")
     return Config(
-        options=_options(below.options, data.get("options") or {}, path),
-        node_speed=_positive(links["node"], "links.node", path) if "node" in links else below.node_speed,
-        zone_speed=tuple(_positive(speed, "links.zone", path)
+        options=_parse_options(base.options, data.get("options") or {}, path),
+        node_bandwidth=_checked_number(links["node"], "links.node", path) if "node" in links else base.node_bandwidth,
+        zone_bandwidth=tuple(_checked_number(speed, "links.zone", path)
                          for speed in (zone if isinstance(zone, (list, tuple)) else [zone])),
-        delay=_positive(links["delay"], "links.delay", path) if "delay" in links else below.delay,
-        plan_dir=below.plan_dir if plan_dir is None else
-        _text(plan_dir, "plan_dir", path, os.path.isabs, "an absolute path"),
-        scores=_scores(below.scores, data.get("scores") or {}, path),
-        cluster_backend=_text(data.get("cluster_backend", below.cluster_backend), "cluster_backend", path,
-                              BACKENDS.__contains__, ", ".join(BACKENDS)))
+        latency=_checked_number(links["delay"], "links.delay", path) if "delay" in links else base.latency,
+        plan_dir=base.plan_dir if plan_dir is None else
+        _checked_text(plan_dir, "plan_dir", path, os.path.isabs, "an absolute path"),
+        link_scores=_parse_link_scores(base.link_scores, data.get("scores") or {}, path),
+        cluster_backend=_checked_text(data.get("cluster_backend", base.cluster_backend), "cluster_backend", path,
+                              CLUSTER_BACKENDS.__contains__, ", ".join(CLUSTER_BACKENDS)))
 
 
-def _scores(below: Scores, data: Any, path: str) -> Scores:
+def _parse_link_scores(base: LinkScoresConfig, data: Any, path: str) -> LinkScoresConfig:
     keys = ("file", "owner", "max_age", "half_life", "margin", "scoring", "weights", "prometheus")
-    data = yamlfile.keys(data, keys, path, "scores.")
+    data = yamlfile.check_keys(data, keys, path, "scores.")
     found: dict[str, Any] = {}
     if "file" in data:
-        found["file"] = _text(data["file"], "scores.file", path, os.path.isabs, "an absolute path")
+        found["file"] = _checked_text(data["file"], "scores.file", path, os.path.isabs, "an absolute path")
     if "owner" in data:
         owner = str(data["owner"]) if isinstance(data["owner"], int) else data["owner"]
-        found["owner"] = _text(owner, "scores.owner", path, str.strip, "a user's name or number")
+        found["owner"] = _checked_text(owner, "scores.owner", path, str.strip, "a user's name or number")
     for key, zero in (("max_age", False), ("half_life", True), ("margin", True)):
         if key in data:
-            found[key] = _positive(data[key], f"scores.{key}", path, zero)
+            found[key] = _checked_number(data[key], f"scores.{key}", path, zero)
     if "scoring" in data:
-        found["scoring"] = _text(data["scoring"], "scores.scoring", path, SCORINGS.__contains__, ", ".join(SCORINGS))
+        found["scoring"] = _checked_text(
+    data["scoring"],
+    "scores.scoring",
+    path,
+    COST_MODELS.__contains__,
+     ", ".join(COST_MODELS))
     if "weights" in data:
-        weights = yamlfile.keys(data["weights"], FIGURES, path, "scores.weights.")
-        found["weights"] = {**below.weights, **{key: _positive(value, f"scores.weights.{key}", path, zero=True)
+        weights = yamlfile.check_keys(data["weights"], METRICS, path, "scores.weights.")
+        found["weights"] = {**base.weights, **{key: _checked_number(value, f"scores.weights.{key}", path, allow_zero=True)
                                                 for key, value in weights.items()}}
-        if not any(found["weights"].get(key, 1.0) for key in FIGURES):
+        if not any(found["weights"].get(key, 1.0) for key in METRICS):
             raise InputError("scores.weights: all are 0; valid: one at least above 0", path)
-    prometheus = yamlfile.keys(data.get("prometheus") or {}, ("url", "label", "queries"), path, "scores.prometheus.")
+    prometheus = yamlfile.check_keys(
+    data.get("prometheus") or {},
+    ("url",
+    "label",
+    "queries"),
+    path,
+     "scores.prometheus.")
     if "url" in prometheus:
-        found["url"] = _text(prometheus["url"], "scores.prometheus.url", path,
+        found["url"] = _checked_text(prometheus["url"], "scores.prometheus.url", path,
                              lambda url: url.startswith(("http://", "https://")), "http://HOST[:PORT]")
     if "label" in prometheus:
-        found["label"] = _text(prometheus["label"], "scores.prometheus.label", path, str.isidentifier, "a label")
+        found["label"] = _checked_text(
+    prometheus["label"],
+    "scores.prometheus.label",
+    path,
+    str.isidentifier,
+     "a label")
     if "queries" in prometheus:
-        queries = yamlfile.keys(prometheus["queries"], FIGURES, path, "scores.prometheus.queries.")
-        found["queries"] = {**below.queries, **{
-            key: _text(value, f"scores.prometheus.queries.{key}", path, str.strip, "PromQL")
+        queries = yamlfile.check_keys(prometheus["queries"], METRICS, path, "scores.prometheus.queries.")
+        found["queries"] = {**base.prometheus_queries, **{
+            key: _checked_text(value, f"scores.prometheus.queries.{key}", path, str.strip, "PromQL")
             for key, value in queries.items()}}
-    return replace(below, **found)
+    return replace(base, **found)
 
 
-def _text(value: Any, name: str, path: str, fits: Callable[[str], object], valid: str) -> str:
-    if not isinstance(value, str) or "\0" in value or not fits(value):
-        raise InputError(f"{name}: {yamlfile.shown(value)} is not valid; valid: {valid}", path)
+def _checked_text(value: Any, name: str, path: str, is_valid: Callable[[str], object], expected: str) -> str:
+    if not isinstance(value, str) or "\0" in value or not is_valid(value):
+        raise InputError(f"{name}: {yamlfile.short_repr(value)} is not valid; valid: {expected}", path)
     return value
 
 
-def _options(below: Mapping[str, str], data: Any, path: str) -> dict[str, str]:
+def _parse_options(base: Mapping[str, str], data: Any, path: str) -> dict[str, str]:
     named = {option.name: option for option in dl_options.OPTIONS}
     found = {}
-    for name, value in yamlfile.keys(data, tuple(named), path, "options.").items():
+    for name, value in yamlfile.check_keys(data, tuple(named), path, "options.").items():
         option = named[name]
         if option.kind == "flag":
             if value is True:
                 found[option.field] = ""
             elif value is not False:
-                raise InputError(f"options.{name}: {yamlfile.shown(value)} is not valid; valid: true, false", path)
+                raise InputError(
+    f"options.{name}: {yamlfile.short_repr(value)} is not valid; valid: true, false", path)
             continue
         parts = value if isinstance(value, list) else [value]
         if any(isinstance(part, (list, dict, set)) for part in parts):
-            raise InputError(f"options.{name}: {yamlfile.shown(value)} is not valid; valid: {option.values}", path)
+            raise InputError(
+    f"options.{name}: {yamlfile.short_repr(value)} is not valid; valid: {option.values}", path)
         # YAML takes a bare `off` for False: the options know it as a word
         text = "off" if value is False else ",".join(map(str, parts))
         try:
-            option.read(text, f"options.{name}")
+            option.parse(text, f"options.{name}")
         except UsageError as error:
             raise InputError(str(error), path) from error
         found[option.field] = text
     try:
-        return dl_options.overlay(below, found)
+        return dl_options.overlay_settings(base, found)
     except UsageError as error:
         raise InputError(f"options: {error}", path) from error
 
 
-def _positive(value: Any, name: str, path: str, zero: bool = False) -> float:
+def _checked_number(value: Any, name: str, path: str, allow_zero: bool = False) -> float:
     try:
         number = float(value)  # YAML 1.1 reads 1e9, which has no point, as text
     except (TypeError, ValueError, OverflowError):
         number = -1.0
-    if isinstance(value, bool) or not 0 <= number < float("inf") or (not number and not zero):
-        raise InputError(f"{name}: {yamlfile.shown(value)} is not valid; valid: a number "
-                         f"{'from' if zero else 'above'} 0", path)
+    if isinstance(value, bool) or not 0 <= number < float("inf") or (not number and not allow_zero):
+        raise InputError(f"{name}: {yamlfile.short_repr(value)} is not valid; valid: a number "
+                         f"{'from' if allow_zero else 'above'} 0", path)
     return number

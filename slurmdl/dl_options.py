@@ -8,13 +8,13 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from slurmdl import getopt
-from slurmdl.errors import InputError, UsageError, nearest_first
-from slurmdl.plan import PATTERNS, STRATEGIES
+from slurmdl.errors import InputError, UsageError, sort_by_similarity
+from slurmdl.plan import COMM_PATTERNS, STRATEGIES
 
-PLACES = ("pack", "balance", "spread")
-PROBES = ("0", "0.5", "1", "2")
-BINDS = ("auto", "pin", "zone", "late", "off")
-RANK0 = ("first", "any")
+PLACE_CHOICES = ("pack", "balance", "spread")
+PROBE_CHOICES = ("0", "0.5", "1", "2")
+NODE_BINDING_CHOICES = ("auto", "pin", "zone", "late", "off")
+RANK0_CHOICES = ("first", "any")
 
 
 @dataclass(frozen=True)
@@ -38,12 +38,12 @@ class DlOptions:
     strategy: str = "allreduce"
     ps: int = 0
     place: str = "pack"
-    bind: str = "auto"
+    node_binding: str = "auto"
     zone: tuple[str, ...] = ()
     rank0: str = "first"
     model_bytes: float = 100e6
-    traffic: str = ""
-    scores: str = "auto"
+    comm_pattern: str = ""
+    link_scores: str = "auto"
     probe: str = "0"
     explain: bool = False
     dry_run: bool = False
@@ -96,24 +96,25 @@ class DlOption:
         return self.name.replace("-", "_")
 
     @property
-    def variable(self) -> str:
+    def env_variable(self) -> str:
         return f"SLURMDL_OPT_{self.field.upper()}"
 
-    def read(self, value: str, source: str) -> Any:
+    def parse(self, value: str, source: str) -> Any:
         """The value of `DlOptions.<field>`; UsageError names `source` and what is valid."""
         if self.kind == "flag":
-            return is_set(value)
+            return is_flag_set(value)
         if self.kind == "choice":
             valid = self.values.split("|")
             if value not in valid:
-                raise UsageError(f"{source}: {value!r} is not valid; valid: {', '.join(nearest_first(value, valid))}")
+                raise UsageError(
+                    f"{source}: {value!r} is not valid; valid: {', '.join(sort_by_similarity(value, valid))}")
             return value
         if self.kind == "count":
             if not re.fullmatch(r"[0-9]{1,9}", value):
                 raise UsageError(f"{source}: {value!r} is not valid; valid: a whole number, 0 or more")
             return int(value)
         if self.kind == "bytes":
-            return bytes_of(value, source)
+            return parse_bytes(value, source)
         if self.kind == "names":
             names = tuple(dict.fromkeys(name for name in value.split(",") if name))
             if not names:
@@ -128,16 +129,16 @@ class DlOption:
 OPTIONS = (
     DlOption("strategy", "choice", "|".join(STRATEGIES), "how the replicas of the model are kept together"),
     DlOption("ps", "count", "N", "number of parameter servers among the tasks (strategy ps; 1 where not given)"),
-    DlOption("place", "choice", "|".join(PLACES), "fill a zone after the other, level them, or spread wide"),
-    DlOption("bind", "choice", "|".join(BINDS), "how hard the choice of nodes binds Slurm"),
+    DlOption("place", "choice", "|".join(PLACE_CHOICES), "fill a zone after the other, level them, or spread wide"),
+    DlOption("bind", "choice", "|".join(NODE_BINDING_CHOICES), "how hard the choice of nodes binds Slurm"),
     DlOption("zone", "names", "NAME,...", "the only zones whose nodes the job may use"),
-    DlOption("rank0", "choice", "|".join(RANK0), "keep rank 0 on the first node of the job, where scripts look for "
+    DlOption("rank0", "choice", "|".join(RANK0_CHOICES), "keep rank 0 on the first node of the job, where scripts look for "
              "it, or let it be on any"),
     DlOption("model-bytes", "bytes", "N", "bytes of one replica of the parameters, e.g. 400M"),
     DlOption("traffic", "text", "PATTERN|FILE", "what the ranks send: ring or hierarchical; random, "
              "exponential, base, zones or links (gossip); shards (ps); or a file of matrices, .npz or CSV"),
     DlOption("scores", "text", "auto|off|FILE|URL", "link scores: JSON, CSV, or a Prometheus server"),
-    DlOption("probe", "choice", "|".join(PROBES), "seconds to probe the links of the job's own nodes before ranks "
+    DlOption("probe", "choice", "|".join(PROBE_CHOICES), "seconds to probe the links of the job's own nodes before ranks "
              "are mapped"),
     DlOption("explain", "flag", "", "say on stderr what was chosen and why"),
     DlOption("dry-run", "flag", "", "print what would be submitted, submit nothing"),
@@ -151,16 +152,16 @@ _BY_NAME = {f"dl-{option.name}": option for option in OPTIONS}
 _BY_FIELD = {option.field: option for option in OPTIONS}
 
 #: long name -> whether it takes a value, for getopt.parse
-LONG: dict[str, getopt.Takes] = {
+LONG_OPTIONS: dict[str, getopt.HasArg] = {
     name: "no" if option.kind == "flag" else "yes" for name, option in _BY_NAME.items()}
 #: those that sbatch, salloc and srun have by the plugin
-PLUGIN: dict[str, getopt.Takes] = {
-    name: takes for name, takes in LONG.items() if _BY_NAME[name].name not in WRAPPER_ONLY}
+SPANK_OPTIONS: dict[str, getopt.HasArg] = {
+    name: takes for name, takes in LONG_OPTIONS.items() if _BY_NAME[name].name not in WRAPPER_ONLY}
 
 
-def variables(settings: Mapping[str, str]) -> dict[str, str]:
+def to_environ(settings: Mapping[str, str]) -> dict[str, str]:
     """Settings as the variables SLURMDL_OPT_* by which the plugin hands them to the job."""
-    return {_BY_FIELD[field].variable: value for field, value in settings.items()
+    return {_BY_FIELD[field].env_variable: value for field, value in settings.items()
             if _BY_FIELD[field].name not in WRAPPER_ONLY}
 
 
@@ -173,17 +174,17 @@ def help_text() -> str:
                       *lines, ""])
 
 
-def is_set(value: str) -> bool:
+def is_flag_set(value: str) -> bool:
     """Whether a variable switches a flag on: empty, "yes" or a number that is not 0 (sbatch(1))."""
     return value in ("", "yes") or re.fullmatch(r"[+-]?0*[1-9][0-9]*", value) is not None
 
 
-def is_pattern(traffic: str | None) -> bool:
+def is_comm_pattern(name: str | None) -> bool:
     """Whether it is the name of a pattern of any strategy, and no file."""
-    return any(traffic in patterns for patterns in PATTERNS.values())
+    return any(name in patterns for patterns in COMM_PATTERNS.values())
 
 
-def bytes_of(value: str, source: str) -> float:
+def parse_bytes(value: str, source: str) -> float:
     """The number of bytes behind `400M` and the like; UsageError names `source`."""
     match = re.fullmatch(r"([0-9.]+(?:[eE][+-]?[0-9]+)?)([kKMGT]i?)?B?", value)
     try:
@@ -196,7 +197,7 @@ def bytes_of(value: str, source: str) -> float:
     return float(number * (1024 if prefix.endswith("i") else 1000) ** " KMGT".index((prefix[:1] or " ").upper()))
 
 
-def settings(options: Iterable[getopt.Option], where: str = "") -> dict[str, str]:
+def collect_settings(options: Iterable[getopt.Option], location: str = "") -> dict[str, str]:
     """Check the --dl-* options among `options`: field -> value as text ("" for a flag).
 
     Parameters
@@ -211,23 +212,23 @@ def settings(options: Iterable[getopt.Option], where: str = "") -> dict[str, str
     for option in options:
         known = _BY_NAME.get(option.name)
         if known is not None:
-            found[known.field] = _value(known, option, where)
+            found[known.field] = _checked_value(known, option, location)
         elif option.name.startswith("dl-"):
-            written = option.words[0].partition("=")[0]
-            raise UsageError(f"{where}unknown option {written}; valid: {_valid(written)}")
+            written = option.args[0].partition("=")[0]
+            raise UsageError(f"{location}unknown option {written}; valid: {_similar_options(written)}")
     return found
 
 
-def _value(known: DlOption, option: getopt.Option, where: str) -> str:
-    if known.kind == "flag" and option.value is not None:
-        raise UsageError(f"{where}--{option.name} takes no value")
-    if known.kind != "flag" and option.value is None:
-        raise UsageError(f"{where}--{option.name} needs a value: {known.values}")
-    known.read(option.value or "", f"{where}--{option.name}")
+def _checked_value(dl_option: DlOption, option: getopt.Option, location: str) -> str:
+    if dl_option.kind == "flag" and option.value is not None:
+        raise UsageError(f"{location}--{option.name} takes no value")
+    if dl_option.kind != "flag" and option.value is None:
+        raise UsageError(f"{location}--{option.name} needs a value: {dl_option.values}")
+    dl_option.parse(option.value or "", f"{location}--{option.name}")
     return option.value or ""
 
 
-def misplaced(operands: Sequence[str], what: str) -> str:
+def misplaced_option_warning(operands: Sequence[str], operand_kind: str) -> str:
     """A remark on --dl-* options behind the first operand, which is a script or a program; "" if there are none.
 
     Parameters
@@ -235,37 +236,39 @@ def misplaced(operands: Sequence[str], what: str) -> str:
     what : "script" or "program".
     """
     behind = [word.partition("=")[0] for word in operands[1:] if word.startswith("--dl-")]
-    return f"{behind[0]} is passed to the {what} {operands[0]}: it stands behind it" if behind else ""
+    return f"{behind[0]} is passed to the {operand_kind} {operands[0]}: it stands behind it" if behind else ""
 
 
-def directive(words: Sequence[str], where: str) -> dict[str, str]:
+def parse_directive(args: Sequence[str], location: str) -> dict[str, str]:
     """The settings of one `#DL` line. UsageError as in `settings`, or for a word that is no --dl-* option."""
-    line = getopt.parse(words, {}, LONG)
-    strangers = [o.words[0] for o in line.options if not o.name.startswith("dl-")] + list(line.operands)
+    line = getopt.parse_command_line(args, {}, LONG_OPTIONS)
+    strangers = [o.args[0] for o in line.options if not o.name.startswith("dl-")] + list(line.operands)
     if strangers:
-        raise UsageError(f"{where}{strangers[0]!r} is not valid after #DL; valid: {_valid(strangers[0])}")
-    return settings(line.options, where)
+        raise UsageError(
+            f"{location}{strangers[0]!r} is not valid after #DL; valid: {_similar_options(strangers[0])}")
+    return collect_settings(line.options, location)
 
 
-def from_environment(environ: Mapping[str, str]) -> dict[str, str]:
+def dl_settings_from_environ(environ: Mapping[str, str]) -> dict[str, str]:
     """The settings that SLURMDL_OPT_* make. UsageError for an unknown variable or a value that is not valid."""
-    variables = {option.variable: option for option in OPTIONS}
+    variables = {option.env_variable: option for option in OPTIONS}
     found = {}
     for name, value in environ.items():
         if name.startswith("SLURMDL_OPT_"):
             option = variables.get(name)
             if option is None:
-                raise UsageError(f"unknown variable {name}; valid: {', '.join(nearest_first(name, list(variables)))}")
-            if option.read(value, name) is not False:
+                raise UsageError(
+                    f"unknown variable {name}; valid: {', '.join(sort_by_similarity(name, list(variables)))}")
+            if option.parse(value, name) is not False:
                 found[option.field] = value
     return found
 
 
-def _valid(written: str) -> str:
-    return ", ".join(nearest_first(written, [f"--{name}" for name in LONG]))
+def _similar_options(written: str) -> str:
+    return ", ".join(sort_by_similarity(written, [f"--{name}" for name in LONG_OPTIONS]))
 
 
-def overlay(below: Mapping[str, str], layer: Mapping[str, str]) -> dict[str, str]:
+def overlay_settings(base: Mapping[str, str], layer: Mapping[str, str]) -> dict[str, str]:
     """The settings of a layer over those below it.
 
     A layer that names a strategy sets aside what layers below say of another one, its parameter servers and the
@@ -275,7 +278,7 @@ def overlay(below: Mapping[str, str], layer: Mapping[str, str]) -> dict[str, str
     ------
     UsageError : the layer asks for parameter servers beside another strategy.
     """
-    merged = dict(below)
+    merged = dict(base)
     strategy, servers = layer.get("strategy"), layer.get("ps")
     if servers not in (None, "0") and strategy not in (None, "ps"):
         raise UsageError(f"--dl-ps={servers}: the strategy {strategy} has no parameter servers; "
@@ -285,13 +288,13 @@ def overlay(below: Mapping[str, str], layer: Mapping[str, str]) -> dict[str, str
     merged.update(layer)
     if servers not in (None, "0"):
         merged["strategy"] = "ps"
-    valid = PATTERNS[merged.get("strategy", DlOptions.strategy)]
-    if "traffic" not in layer and merged.get("traffic") not in valid and is_pattern(merged.get("traffic")):
+    valid = COMM_PATTERNS[merged.get("strategy", DlOptions.strategy)]
+    if "traffic" not in layer and merged.get("traffic") not in valid and is_comm_pattern(merged.get("traffic")):
         del merged["traffic"]
     return merged
 
 
-def merge(*layers: Mapping[str, str]) -> DlOptions:
+def merge_layers(*layers: Mapping[str, str]) -> DlOptions:
     """The options from layers of settings, the weakest first (see `overlay`).
 
     Raises
@@ -300,8 +303,8 @@ def merge(*layers: Mapping[str, str]) -> DlOptions:
     """
     merged: dict[str, str] = {}
     for layer in layers:
-        merged = overlay(merged, layer)
+        merged = overlay_settings(merged, layer)
     if merged.get("strategy") == "ps":
         merged.setdefault("ps", "1")
-    return DlOptions(**{field: _BY_FIELD[field].read(value, f"--dl-{_BY_FIELD[field].name}")
+    return DlOptions(**{field: _BY_FIELD[field].parse(value, f"--dl-{_BY_FIELD[field].name}")
                         for field, value in merged.items()})

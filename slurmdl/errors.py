@@ -11,12 +11,12 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 
-from slurmdl.output import show
+from slurmdl.output import print_escaped
 
 #: characters of a message about a file; what goes beyond is cut out of its middle
-_LONGEST = 600
+_MAX_MESSAGE_CHARS = 600
 #: characters of a line on stderr, likewise
-_LONGEST_LINE = 4000
+_MAX_LINE_CHARS = 4000
 
 
 class SlurmdlError(Exception):
@@ -47,7 +47,7 @@ class InputError(SlurmdlError):
         where = "".join([file or "", f":{line}" if line is not None else ""])
         what = f": {_one_line(text)!r}" if text is not None else ""
         message = " ".join(message.splitlines())  # a library's own words may have several
-        message = _shortened(message, _LONGEST)  # a quoted word may be the whole file
+        message = _truncate_middle(message, _MAX_MESSAGE_CHARS)  # a quoted word may be the whole file
         super().__init__(f"{where}{what}: {message}" if where else message)
         self.file, self.line, self.text = file, line, text
 
@@ -76,17 +76,17 @@ class TrainError(SlurmdlError):
     exit_status = 76
 
 
-class Refused(TrainError):
+class InvalidRunError(TrainError):
     """A training run that cannot be; found by every rank alike, so that the first alone reports it."""
 
 
-class BadOptions(Refused):
+class InvalidOptionsError(InvalidRunError):
     """A training run whose options are not valid for its ranks, or not valid together."""
 
     exit_status = UsageError.exit_status
 
 
-class Stopped(SlurmdlError):
+class Preempted(SlurmdlError):
     """A training run that was told to stop, after a checkpoint of all ranks.
 
     Parameters
@@ -96,13 +96,13 @@ class Stopped(SlurmdlError):
 
     exit_status = 77
 
-    def __init__(self, message: str, ends: bool = False) -> None:
+    def __init__(self, message: str, job_ending: bool = False) -> None:
         super().__init__(message)
-        self.ends = ends
+        self.job_ending = job_ending
 
 
 #: exit status -> meaning; the documentation prints this table
-EXIT_STATUS = {
+EXIT_STATUS_MEANINGS = {
     64: "wrong usage: unknown option or value, or a command called outside its place",
     65: "malformed input file",
     69: "something needed is missing or does not answer (Slurm, MPI, a package)",
@@ -116,7 +116,7 @@ EXIT_STATUS = {
 }
 
 
-def nearest_first(word: str, valid: Sequence[str]) -> list[str]:
+def sort_by_similarity(word: str, valid: Sequence[str]) -> list[str]:
     """`valid` with the entries that look most like `word` at the head."""
     import difflib
 
@@ -124,29 +124,29 @@ def nearest_first(word: str, valid: Sequence[str]) -> list[str]:
     return near + [other for other in valid if other not in near]
 
 
-def _one_line(text: str, limit: int = 120) -> str:
+def _one_line(text: str, max_chars: int = 120) -> str:
     flat = " ".join(text.split())
-    return flat if len(flat) <= limit else flat[: limit - 3] + "..."
+    return flat if len(flat) <= max_chars else flat[: max_chars - 3] + "..."
 
 
-def _shortened(text: str, longest: int) -> str:
+def _truncate_middle(text: str, max_chars: int) -> str:
     """A text without its middle where it is too long: what is valid stands at the end."""
-    return text if len(text) <= longest else f"{text[:longest // 2]}...{text[-longest // 2:]}"
+    return text if len(text) <= max_chars else f"{text[:max_chars // 2]}...{text[-max_chars // 2:]}"
 
 
-def tell(text: str) -> None:
+def print_stderr(text: str) -> None:
     """Text on stderr. Where it cannot be written (closed, a full disk, a pipe that nobody reads) nothing is said."""
     if sys.stderr is not None:  # closed (2>&-): print would take stdout, which scripts evaluate
         with suppress(OSError, ValueError):
-            show(text, sys.stderr)
+            print_escaped(text, sys.stderr)
 
 
 def warn(message: str) -> None:
     """One line on stderr that begins with the project's name. stdout belongs to Slurm."""
-    tell(_shortened(f"slurmdl: {' '.join(message.split())}", _LONGEST_LINE))
+    print_stderr(_truncate_middle(f"slurmdl: {' '.join(message.split())}", _MAX_LINE_CHARS))
 
 
-def report(error: BaseException) -> int:
+def report_error(error: BaseException) -> int:
     """Print `error` as one line on stderr and return the exit status for it.
 
     With SLURMDL_DEBUG=1 the traceback is printed before the line.

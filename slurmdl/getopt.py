@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-Takes = Literal["no", "yes", "optional"]
+HasArg = Literal["no", "yes", "optional"]
 
 
 @dataclass(frozen=True)
@@ -29,10 +29,10 @@ class Option:
 
     name: str
     value: str | None
-    words: tuple[str, ...]
+    args: tuple[str, ...]
     index: int
-    known: bool = True
-    complete: bool = True
+    is_known: bool = True
+    is_complete: bool = True
 
 
 @dataclass(frozen=True)
@@ -42,20 +42,21 @@ class CommandLine:
     options: tuple[Option, ...]
     operands: tuple[str, ...]
 
-    def last(self, name: str) -> str | None:
+    def last_value(self, name: str) -> str | None:
         """Value of the last `--name`, None where it was not given or has no value (use `has`)."""
         return next((option.value for option in reversed(self.options) if option.name == name), None)
 
-    def has(self, name: str) -> bool:
+    def has_option(self, name: str) -> bool:
         return any(option.name == name for option in self.options)
 
-    def without(self, names: Iterable[str]) -> tuple[str, ...]:
+    def args_except(self, names: Iterable[str]) -> tuple[str, ...]:
         """The words of all options but these, in the order given (no operands, no `--`)."""
         dropped = frozenset(names)
-        return tuple(word for option in self.options if option.name not in dropped for word in option.words)
+        return tuple(word for option in self.options if option.name not in dropped for word in option.args)
 
 
-def parse(argv: Sequence[str], short: Mapping[str, str], long: Mapping[str, Takes]) -> CommandLine:
+def parse_command_line(argv: Sequence[str], short_options: Mapping[str, str],
+                       long_options: Mapping[str, HasArg]) -> CommandLine:
     """Split `argv` (without the program's own name) into options and operands.
 
     Follows getopt_long with a leading `+`, as sbatch and srun call it: clusters (`-lun4`), `-n4`, `-n 4`,
@@ -77,45 +78,45 @@ def parse(argv: Sequence[str], short: Mapping[str, str], long: Mapping[str, Take
         if not word.startswith("-") or word == "-":
             break
         following = argv[at + 1] if at + 1 < len(argv) else None
-        read = [_long(word, following, at, long)] if word.startswith("--") else \
-            list(_cluster(word, following, at, short, long))
+        read = [_long_option(word, following, at, long_options)] if word.startswith("--") else \
+            list(_short_options(word, following, at, short_options, long_options))
         options += read
-        at += 1 + (len(read[-1].words) == 2)
+        at += 1 + (len(read[-1].args) == 2)
     return CommandLine(tuple(options), tuple(argv[at:]))
 
 
-def _long(word: str, following: str | None, index: int, long: Mapping[str, Takes]) -> Option:
-    written, equals, attached = word[2:].partition("=")
-    name = _full_name(written, long)
+def _long_option(arg: str, next_arg: str | None, index: int, long_options: Mapping[str, HasArg]) -> Option:
+    written, equals, attached = arg[2:].partition("=")
+    name = _full_name(written, long_options)
     value = attached if equals else None
     if name is None:
-        return Option(written, value, (word,), index, known=False)
-    if long[name] != "yes" or equals:
-        return Option(name, value, (word,), index)
-    if following is None:
-        return Option(name, None, (word,), index, complete=False)
-    return Option(name, following, (word, following), index)
+        return Option(written, value, (arg,), index, is_known=False)
+    if long_options[name] != "yes" or equals:
+        return Option(name, value, (arg,), index)
+    if next_arg is None:
+        return Option(name, None, (arg,), index, is_complete=False)
+    return Option(name, next_arg, (arg, next_arg), index)
 
 
-def _full_name(written: str, long: Mapping[str, Takes]) -> str | None:
-    if written in long:
+def _full_name(written: str, long_options: Mapping[str, HasArg]) -> str | None:
+    if written in long_options:
         return written
-    candidates = [name for name in long if name.startswith(written)]
+    candidates = [name for name in long_options if name.startswith(written)]
     return candidates[0] if len(candidates) == 1 and written else None
 
 
-def _cluster(word: str, following: str | None, index: int, short: Mapping[str, str],
-             long: Mapping[str, Takes]) -> Iterable[Option]:
-    for i, letter in enumerate(word[1:], start=1):
-        name, attached = short.get(letter), word[i + 1:]
+def _short_options(arg: str, next_arg: str | None, index: int, short_options: Mapping[str, str],
+             long_options: Mapping[str, HasArg]) -> Iterable[Option]:
+    for i, letter in enumerate(arg[1:], start=1):
+        name, attached = short_options.get(letter), arg[i + 1:]
         if name is None:
-            yield Option(letter, None, (f"-{letter}",), index, known=False)
-        elif long[name] == "no":
+            yield Option(letter, None, (f"-{letter}",), index, is_known=False)
+        elif long_options[name] == "no":
             yield Option(name, None, (f"-{letter}",), index)
-        elif attached or long[name] == "optional":
+        elif attached or long_options[name] == "optional":
             yield Option(name, attached or None, (f"-{letter}{attached}",), index)
             return
-        elif following is None:
-            yield Option(name, None, (f"-{letter}",), index, complete=False)
+        elif next_arg is None:
+            yield Option(name, None, (f"-{letter}",), index, is_complete=False)
         else:
-            yield Option(name, following, (f"-{letter}", following), index)
+            yield Option(name, next_arg, (f"-{letter}", next_arg), index)

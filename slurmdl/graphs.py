@@ -19,7 +19,7 @@ FloatArray = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Members:
+class GossipGroup:
     """The workers that a graph is made for.
 
     Attributes
@@ -38,7 +38,7 @@ class Members:
 
 
 @dataclass(frozen=True, eq=False)
-class Round:
+class MixingRound:
     """One step of a graph.
 
     Attributes
@@ -64,12 +64,12 @@ class Round:
         return mixed
 
 
-def _pairs(count: int, pairs: IntArray, weight: float | FloatArray = 0.5) -> Round:
+def _pairwise_round(count: int, pairs: IntArray, weight: float | FloatArray = 0.5) -> MixingRound:
     """Worker pairs[i, 0] and worker pairs[i, 1] exchange; all others rest."""
     target, weights = np.arange(count), np.full(count, 0.5)
     target[pairs] = pairs[:, ::-1]
     weights[pairs] = np.reshape(weight, (-1, 1))
-    return Round(target, weights)
+    return MixingRound(target, weights)
 
 
 class Graph:
@@ -81,13 +81,13 @@ class Graph:
     fixed : whether each worker meets the same few others again and again.
     """
 
-    paired = True
-    fixed = True
+    pairwise = True
+    static_neighbors = True
 
-    def __init__(self, members: Members) -> None:
-        self._rounds: tuple[Round, ...] = (Round(np.arange(len(members)), np.full(len(members), 0.5)),)
+    def __init__(self, members: GossipGroup) -> None:
+        self._rounds: tuple[MixingRound, ...] = (MixingRound(np.arange(len(members)), np.full(len(members), 0.5)),)
 
-    def round(self, step: int) -> Round:
+    def round(self, step: int) -> MixingRound:
         """What is done in a step, counted from 0."""
         return self._rounds[step % len(self._rounds)]
 
@@ -96,28 +96,28 @@ class Graph:
         """Steps after which the graph begins again; 0 where each step is drawn."""
         return len(self._rounds)
 
-    def turns(self) -> list[tuple[Round, float]]:
+    def weighted_rounds(self) -> list[tuple[MixingRound, float]]:
         """All different rounds, each with the share of the steps in which it is played; [] where they are drawn."""
         return [(turn, 1 / len(self._rounds)) for turn in self._rounds]
 
 
-class Drawn(Graph):
+class RandomizedGraph(Graph):
     """Base of graphs whose pairs are drawn anew in each step."""
 
-    fixed = False
+    static_neighbors = False
 
-    def __init__(self, members: Members) -> None:
+    def __init__(self, members: GossipGroup) -> None:
         self._count, self._seed = len(members), members.seed
 
     @property
     def period(self) -> int:
         return 0
 
-    def turns(self) -> list[tuple[Round, float]]:
+    def weighted_rounds(self) -> list[tuple[MixingRound, float]]:
         return []
 
 
-class Random(Drawn):
+class RandomMatching(RandomizedGraph):
     """A random permutation paired off; the one left over of an odd count rests.
 
     References
@@ -126,12 +126,12 @@ class Random(Drawn):
     doi:10.1109/TIT.2006.874516
     """
 
-    def round(self, step: int) -> Round:
+    def round(self, step: int) -> MixingRound:
         order = np.random.default_rng((self._seed, step)).permutation(self._count)
-        return _pairs(self._count, order[:self._count // 2 * 2].reshape(-1, 2))
+        return _pairwise_round(self._count, order[:self._count // 2 * 2].reshape(-1, 2))
 
 
-class Exponential(Graph):
+class OnePeerExponential(Graph):
     """Each sends to the one at distance 1, 2, 4, ... by turns, one way round the circle of workers.
 
     Where the count is 2^k, k steps make all models the mean of those before; else they draw near to it.
@@ -142,17 +142,18 @@ class Exponential(Graph):
     arXiv:2110.13363
     """
 
-    paired = False
+    pairwise = False
 
-    def __init__(self, members: Members) -> None:
+    def __init__(self, members: GossipGroup) -> None:
         super().__init__(members)
         count = len(members)
         everyone, half = np.arange(count), np.full(count, 0.5)
         if count > 1:
-            self._rounds = tuple(Round((everyone + distance) % count, half) for distance in _distances(count))
+            self._rounds = tuple(MixingRound((everyone + distance) % count, half)
+                                 for distance in _hop_distances(count))
 
 
-class Base(Graph):
+class Base2Graph(Graph):
     """Pairs by turns, whose weights make all models the mean of those before after a few steps, for any count.
 
     For a count of 2^a m, m odd: a steps of a hypercube between blocks of m workers, and where m > 1 further
@@ -166,19 +167,19 @@ class Base(Graph):
     for decentralized learning via finite-time convergence. NeurIPS 2023. arXiv:2305.11420
     """
 
-    def __init__(self, members: Members) -> None:
+    def __init__(self, members: GossipGroup) -> None:
         super().__init__(members)
-        self._rounds = _base(len(members)) or self._rounds
+        self._rounds = _base2_rounds(len(members)) or self._rounds
 
 
 @cache
-def _base(count: int) -> tuple[Round, ...]:
+def _base2_rounds(count: int) -> tuple[MixingRound, ...]:
     """The rounds of Base; () for a worker alone."""
     blocks = count & -count
     size = count // blocks
     everyone = np.arange(count)
-    rounds = [Round((everyone // size ^ distance) * size + everyone % size, np.full(count, 0.5))
-              for distance in _distances(blocks)]
+    rounds = [MixingRound((everyone // size ^ distance) * size + everyone % size, np.full(count, 0.5))
+              for distance in _hop_distances(blocks)]
     bits = [bit for bit in reversed(range(size.bit_length())) if size >> bit & 1]
     start = [sum(1 << bit for bit in bits[:place]) for place in range(len(bits))]
     inside: list[list[tuple[IntArray, float]]] = [[] for _ in range(2 * bits[0] + 1)] if size > 1 else []
@@ -197,11 +198,11 @@ def _base(count: int) -> tuple[Round, ...]:
     for step in inside:
         pairs = np.concatenate([block + begin for block, _ in step for begin in range(0, count, size)])
         weights = np.concatenate([np.full(len(block) * blocks, weight) for block, weight in step])
-        rounds.append(_pairs(count, pairs, weights))
+        rounds.append(_pairwise_round(count, pairs, weights))
     return tuple(rounds)
 
 
-class Zones(Graph):
+class ZoneAware(Graph):
     """Three steps inside the leaf zones, then one between them, and so on.
 
     Inside a zone its workers play Base; between zones, the zones play it, and the i-th worker of one exchanges
@@ -210,56 +211,58 @@ class Zones(Graph):
     """
 
     #: one step in so many goes to another zone
-    FAR = 4
+    INTER_ZONE_EVERY = 4
 
-    def __init__(self, members: Members) -> None:
+    def __init__(self, members: GossipGroup) -> None:
         count = len(members)
         groups: dict[str, list[int]] = {}
         for worker, zone in enumerate(members.zones):
             groups.setdefault(zone, []).append(worker)
         zones = [np.array(group) for group in groups.values()]
-        near = max((len(_base(len(own))) for own in zones), default=0)
-        self._near, self._far = [], []
+        near = max((len(_base2_rounds(len(own))) for own in zones), default=0)
+        self._intra_zone_rounds, self._inter_zone_rounds = [], []
         for turn in range(near):
             target, weight = np.arange(count), np.full(count, 0.5)
             for own in zones:
                 if len(own) > 1:
-                    plays = _base(len(own))[turn % len(_base(len(own)))]
+                    plays = _base2_rounds(len(own))[turn % len(_base2_rounds(len(own)))]
                     target[own], weight[own] = own[plays.target], plays.weight
-            self._near.append(Round(target, weight))
-        for plays in _base(len(zones)):
+            self._intra_zone_rounds.append(MixingRound(target, weight))
+        for plays in _base2_rounds(len(zones)):
             target, weight = np.arange(count), np.full(count, 0.5)
             for own, other, share in zip(zones, plays.target.tolist(), plays.weight, strict=True):
                 meet = min(len(own), len(zones[other]))
                 target[own[:meet]], weight[own[:meet]] = zones[other][:meet], share
-            self._far.append(Round(target, weight))
-        if not self._near and not self._far:
+            self._inter_zone_rounds.append(MixingRound(target, weight))
+        if not self._intra_zone_rounds and not self._inter_zone_rounds:
             super().__init__(members)
-            self._near = list(self._rounds)
+            self._intra_zone_rounds = list(self._rounds)
 
-    def round(self, step: int) -> Round:
-        block, turn = divmod(step, self.FAR)
-        if not self._far or not self._near:
-            only = self._near or self._far
+    def round(self, step: int) -> MixingRound:
+        block, turn = divmod(step, self.INTER_ZONE_EVERY)
+        if not self._inter_zone_rounds or not self._intra_zone_rounds:
+            only = self._intra_zone_rounds or self._inter_zone_rounds
             return only[step % len(only)]
-        if turn == self.FAR - 1:
-            return self._far[block % len(self._far)]
-        return self._near[(block * (self.FAR - 1) + turn) % len(self._near)]
+        if turn == self.INTER_ZONE_EVERY - 1:
+            return self._inter_zone_rounds[block % len(self._inter_zone_rounds)]
+        return self._intra_zone_rounds[(block * (self.INTER_ZONE_EVERY - 1) + turn) % len(self._intra_zone_rounds)]
 
     @property
     def period(self) -> int:
-        if not self._far or not self._near:
-            return len(self._near or self._far)
-        blocks = len(self._near) // np.gcd(len(self._near), self.FAR - 1)
-        return int(self.FAR * np.lcm(blocks, len(self._far)))
+        if not self._inter_zone_rounds or not self._intra_zone_rounds:
+            return len(self._intra_zone_rounds or self._inter_zone_rounds)
+        blocks = len(self._intra_zone_rounds) // np.gcd(len(self._intra_zone_rounds), self.INTER_ZONE_EVERY - 1)
+        return int(self.INTER_ZONE_EVERY * np.lcm(blocks, len(self._inter_zone_rounds)))
 
-    def turns(self) -> list[tuple[Round, float]]:
-        far = 1 / self.FAR if self._near and self._far else float(not self._near)
-        return [*((turn, (1 - far) / len(self._near)) for turn in self._near),
-                *((turn, far / len(self._far)) for turn in self._far)]
+    def weighted_rounds(self) -> list[tuple[MixingRound, float]]:
+        far = 1 / \
+            self.INTER_ZONE_EVERY if self._intra_zone_rounds and self._inter_zone_rounds else float(
+                not self._intra_zone_rounds)
+        return [*((turn, (1 - far) / len(self._intra_zone_rounds)) for turn in self._intra_zone_rounds),
+                *((turn, far / len(self._inter_zone_rounds)) for turn in self._inter_zone_rounds)]
 
 
-class Links(Drawn):
+class LinkAware(RandomizedGraph):
     """A random matching that prefers quick links; without known costs all links are alike.
 
     A pair is preferred by the inverse of the cost of its link, and a fifth of all preference is spread evenly, so
@@ -272,9 +275,9 @@ class Links(Drawn):
     """
 
     #: of all preference
-    EVEN = 0.2
+    UNIFORM_SHARE = 0.2
 
-    def __init__(self, members: Members) -> None:
+    def __init__(self, members: GossipGroup) -> None:
         super().__init__(members)
         count = len(members)
         names, zone = np.unique(np.array(members.zones, dtype=str), return_inverse=True)
@@ -283,17 +286,17 @@ class Links(Drawn):
         cost[~np.isfinite(cost)] = np.nanmean(cost) if np.isfinite(cost).any() else 1.0
         speed = 1 / np.maximum(cost, 1e-30)[np.ix_(zone, zone)]
         np.fill_diagonal(speed, 0)
-        share = (1 - self.EVEN) * speed / np.maximum(speed.sum(1, keepdims=True), 1e-30)
-        share += self.EVEN / max(count - 1, 1)
-        self._above = np.triu_indices(count, 1)
-        self._preferred = np.log(share + share.T)[self._above]
+        share = (1 - self.UNIFORM_SHARE) * speed / np.maximum(speed.sum(1, keepdims=True), 1e-30)
+        share += self.UNIFORM_SHARE / max(count - 1, 1)
+        self._upper_triangle = np.triu_indices(count, 1)
+        self._log_preferences = np.log(share + share.T)[self._upper_triangle]
 
-    def round(self, step: int) -> Round:
+    def round(self, step: int) -> MixingRound:
         count = self._count
         # with Gumbel noise the largest key is each pair's with the probability of its preference
         key = np.full((count, count), -np.inf)
-        noise = np.random.default_rng((self._seed, step)).gumbel(size=len(self._preferred))
-        key[self._above] = self._preferred + noise
+        noise = np.random.default_rng((self._seed, step)).gumbel(size=len(self._log_preferences))
+        key[self._upper_triangle] = self._log_preferences + noise
         key = np.maximum(key, key.T)
         pairs, free = [], np.arange(count)
         while len(free) > 1:
@@ -304,13 +307,13 @@ class Links(Drawn):
             agreed = free[(mutual[best] == free) & (free < best)]
             pairs.append(np.stack([agreed, mutual[agreed]], axis=1))
             free = np.setdiff1d(free, pairs[-1])
-        return _pairs(count, np.concatenate([np.empty((0, 2), np.int64), *pairs]))
+        return _pairwise_round(count, np.concatenate([np.empty((0, 2), np.int64), *pairs]))
 
 
-def _distances(count: int) -> list[int]:
+def _hop_distances(count: int) -> list[int]:
     return [1 << bit for bit in range((count - 1).bit_length())]
 
 
 #: pattern, one of plan.PATTERNS -> its graph
-GRAPHS: dict[str, type[Graph]] = {"random": Random, "exponential": Exponential, "base": Base, "zones": Zones,
-                                  "links": Links}
+GRAPHS: dict[str, type[Graph]] = {"random": RandomMatching, "exponential": OnePeerExponential, "base": Base2Graph, "zones": ZoneAware,
+                                  "links": LinkAware}

@@ -27,25 +27,25 @@ MAX_ENV_BYTES = 96 * 1024
 ROLES = ("ps", "worker")
 STRATEGIES = ("allreduce", "gossip", "adaptive-gossip", "local-sgd", "ps")
 #: strategy -> names of the patterns of its traffic, the default first
-PATTERNS = {"allreduce": ("ring", "hierarchical"), "ps": ("shards",),
+COMM_PATTERNS = {"allreduce": ("ring", "hierarchical"), "ps": ("shards",),
             "gossip": ("random", "exponential", "base", "zones", "links"),
             "adaptive-gossip": ("base", "random", "exponential", "zones", "links"),
             "local-sgd": ("ring", "hierarchical")}
 
 
-def usual(strategy: str, between_zones: bool) -> str:
+def default_pattern(strategy: str, multiple_zones: bool) -> str:
     """The pattern of a training's traffic where nobody asks for one, and no plan has one.
 
     Allreduce between zones that are known is hierarchical: less goes between them than round a ring.
     """
-    return "hierarchical" if strategy == "allreduce" and between_zones else PATTERNS[strategy][0]
+    return "hierarchical" if strategy == "allreduce" and multiple_zones else COMM_PATTERNS[strategy][0]
 
 
-def by_zone(ranks: Sequence[int], zones: Sequence[str]) -> list[list[int]]:
+def group_ranks(ranks: Sequence[int], labels: Sequence[str]) -> list[list[int]]:
     """The ranks in groups of one zone, in the order of their first ranks; entry i of `zones` is that of rank i."""
     groups: dict[str, list[int]] = {}
     for rank in ranks:
-        groups.setdefault(zones[rank], []).append(rank)
+        groups.setdefault(labels[rank], []).append(rank)
     return list(groups.values())
 
 
@@ -69,7 +69,7 @@ class Plan:
     roles: tuple[str, ...]
     zones: Mapping[str, tuple[str, ...]]
     costs: Mapping[str, float] = field(default_factory=dict)
-    traffic: str = ""
+    comm_pattern: str = ""
 
     def __post_init__(self) -> None:
         if len(self.nodes) != len(self.roles):
@@ -79,13 +79,14 @@ class Plan:
                 raise InputError(f"plan: role {role!r} is not one of {', '.join(ROLES)}")
         if self.strategy not in STRATEGIES:
             raise InputError(f"plan: strategy {self.strategy!r} is not one of {', '.join(STRATEGIES)}")
-        if self.traffic not in ("", *PATTERNS[self.strategy]):
-            raise InputError(f"plan: traffic {self.traffic!r} is not one of {', '.join(PATTERNS[self.strategy])}")
+        if self.comm_pattern not in ("", *COMM_PATTERNS[self.strategy]):
+            raise InputError(
+                f"plan: traffic {self.comm_pattern!r} is not one of {', '.join(COMM_PATTERNS[self.strategy])}")
 
     def __len__(self) -> int:
         return len(self.nodes)
 
-    def zone(self, rank: int) -> str:
+    def leaf_zone(self, rank: int) -> str:
         """Leaf zone of a rank, "" where the node has none."""
         path = self.zones.get(self.nodes[rank], ())
         return path[-1] if path else ""
@@ -111,16 +112,16 @@ class Plan:
             raise InputError(f"plan: malformed ({type(error).__name__}: {error})") from error
 
 
-def encode(plan: Plan) -> str:
+def encode_plan(plan: Plan) -> str:
     """The text of SLURMDL_PLAN (its length is not bounded here; see MAX_ENV_BYTES)."""
     text = json.dumps(plan.to_json(), separators=(",", ":"))
     return base64.b64encode(zlib.compress(text.encode(), 9)).decode()
 
 
-def decode(text: str) -> Plan:
+def decode_plan(text: str) -> Plan:
     """The plan behind a value of SLURMDL_PLAN. InputError where it is not one."""
     if text.startswith("file:"):
-        text = _read(text[len("file:"):])
+        text = _read_plan_file(text[len("file:"):])
     try:
         data = json.loads(zlib.decompress(base64.b64decode(text, validate=True)))
     except (binascii.Error, zlib.error, ValueError) as error:
@@ -128,7 +129,7 @@ def decode(text: str) -> Plan:
     return Plan.from_json(data)
 
 
-def write(text: str, directory: str) -> str:
+def write_plan_file(text: str, directory: str) -> str:
     """Keep the text of a plan in a new file that its owner alone can read, and return its path.
 
     Others may write to the directory: the name is drawn at random, and no link of theirs is followed.
@@ -153,7 +154,7 @@ def write(text: str, directory: str) -> str:
     return os.path.join(directory, name)
 
 
-def _read(path: str) -> str:
+def _read_plan_file(path: str) -> str:
     """The text of a plan's file. InputError where it is not a regular file of this user's own."""
     try:
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -168,7 +169,7 @@ def _read(path: str) -> str:
         raise InputError("the plan is not UTF-8 text", file=path) from error
 
 
-def from_environment(environ: Mapping[str, str] = os.environ) -> Plan | None:
+def plan_from_environ(environ: Mapping[str, str] = os.environ) -> Plan | None:
     """The plan of this step, or None where the step has none."""
     text = environ.get("SLURMDL_PLAN")
-    return decode(text) if text else None
+    return decode_plan(text) if text else None

@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     import subprocess
 
 #: seconds that a query of Slurm may take
-QUERY_TIMEOUT = 5.0
+QUERY_TIMEOUT_S = 5.0
 
 #: Python ignores these from its start; other programs start with them as usual
 _IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
 #: bytes of a line of a program's stdout that is listened to
-_LONGEST_LINE = 4096
+_MAX_LINE_BYTES = 4096
 
 #: variables that change the output of Slurm's own commands, unset before a query
 _FORMAT_VARIABLES = ("SINFO_FORMAT", "SQUEUE_FORMAT", "SLURM_TOPO_LEN", "SLURM_TIME_FORMAT",
@@ -34,21 +34,21 @@ _FORMAT_VARIABLES = ("SINFO_FORMAT", "SQUEUE_FORMAT", "SLURM_TOPO_LEN", "SLURM_T
 
 
 @dataclass(frozen=True)
-class Answer:
+class CommandResult:
     """What a query command gave back."""
 
     command: str
-    status: int
-    out: str
-    err: str
+    returncode: int
+    stdout: str
+    stderr: str
 
     @property
     def first_error(self) -> str:
         """First line of its stderr, "" where it wrote none."""
-        return next((line.strip() for line in self.err.splitlines() if line.strip()), "")
+        return next((line.strip() for line in self.stderr.splitlines() if line.strip()), "")
 
 
-def query(argv: Sequence[str], *, stdin: str = "", timeout: float = QUERY_TIMEOUT,
+def check_output(argv: Sequence[str], *, stdin: str = "", timeout: float = QUERY_TIMEOUT_S,
           env: Mapping[str, str] | None = None) -> str:
     """Run a query command and return its stdout.
 
@@ -56,16 +56,16 @@ def query(argv: Sequence[str], *, stdin: str = "", timeout: float = QUERY_TIMEOU
     ------
     UnavailableError : as `ask`, and where the command fails (its last line of stderr is quoted).
     """
-    answer = ask(argv, stdin=stdin, timeout=timeout, env=env)
-    if answer.status:
-        lines = answer.err.strip().splitlines() or answer.out.splitlines()
+    answer = run_command(argv, stdin=stdin, timeout=timeout, env=env)
+    if answer.returncode:
+        lines = answer.stderr.strip().splitlines() or answer.stdout.splitlines()
         message = lines[-1] if lines else "no message"
-        raise UnavailableError(f"{answer.command}: exit status {answer.status}: {message}")
-    return answer.out
+        raise UnavailableError(f"{answer.command}: exit status {answer.returncode}: {message}")
+    return answer.stdout
 
 
-def ask(argv: Sequence[str], *, stdin: str = "", timeout: float = QUERY_TIMEOUT,
-        env: Mapping[str, str] | None = None, directory: str | None = None, name: str = "") -> Answer:
+def run_command(argv: Sequence[str], *, stdin: str = "", timeout: float = QUERY_TIMEOUT_S,
+        env: Mapping[str, str] | None = None, cwd: str | None = None, name: str = "") -> CommandResult:
     """Run a query command and return all that it gave, whatever its exit status.
 
     The command runs in a process group of its own, which is killed when `timeout` seconds are over, so
@@ -86,7 +86,7 @@ def ask(argv: Sequence[str], *, stdin: str = "", timeout: float = QUERY_TIMEOUT,
     clean = {k: v for k, v in (os.environ if env is None else env).items() if k not in _FORMAT_VARIABLES}
     try:
         child = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                                 env=clean, start_new_session=True, cwd=directory)
+                                 env=clean, start_new_session=True, cwd=cwd)
     except OSError as error:
         raise UnavailableError(f"{name}: {error.strerror or error}") from error
     try:
@@ -95,10 +95,10 @@ def ask(argv: Sequence[str], *, stdin: str = "", timeout: float = QUERY_TIMEOUT,
         os.killpg(child.pid, signal.SIGKILL)
         child.communicate()
         raise UnavailableError(f"{name}: no answer within {timeout:g} s") from error
-    return Answer(name, child.returncode, out.decode(errors="replace"), err.decode(errors="replace"))
+    return CommandResult(name, child.returncode, out.decode(errors="replace"), err.decode(errors="replace"))
 
 
-def start(argv: Sequence[str], *, stdin: str = "") -> Callable[[], Answer]:
+def start_command(argv: Sequence[str], *, stdin: str = "") -> Callable[[], CommandResult]:
     """Start a query command and return at once, so that this process can work while the command runs.
 
     Returns
@@ -107,12 +107,12 @@ def start(argv: Sequence[str], *, stdin: str = "") -> Callable[[], Answer]:
     """
     import threading
 
-    answers: list[Answer] = []
+    answers: list[CommandResult] = []
     errors: list[Exception] = []
 
     def run() -> None:
         try:
-            answers.append(ask(argv, stdin=stdin))
+            answers.append(run_command(argv, stdin=stdin))
         except Exception as error:
             errors.append(error)
 
@@ -120,7 +120,7 @@ def start(argv: Sequence[str], *, stdin: str = "") -> Callable[[], Answer]:
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
 
-    def result() -> Answer:
+    def result() -> CommandResult:
         thread.join()
         if errors:
             raise errors[0]
@@ -129,13 +129,13 @@ def start(argv: Sequence[str], *, stdin: str = "") -> Callable[[], Answer]:
     return result
 
 
-def pairs(text: str) -> dict[str, str]:
+def parse_key_values(text: str) -> dict[str, str]:
     """Key -> value of the lines `KEY = VALUE`, as `scontrol show config` has them."""
     return {key.strip(): value.strip() for key, equals, value in
             (line.partition("=") for line in text.splitlines()) if equals}
 
 
-def lines(argv: Sequence[str], *, stdin: str, timeout: float,
+def stream_lines(argv: Sequence[str], *, stdin: str, timeout: float,
           env: Mapping[str, str]) -> Generator[str, None, None]:
     """Run a program and yield the lines of its stdout as they come, until it ends or nobody wants more.
 
@@ -155,7 +155,7 @@ def lines(argv: Sequence[str], *, stdin: str, timeout: float,
     name, end = os.path.basename(argv[0]), time.monotonic() + timeout
     with tempfile.TemporaryFile() as said:
         try:
-            child = subprocess.Popen(argv, stdin=_readable(stdin.encode()), stdout=subprocess.PIPE, stderr=said,
+            child = subprocess.Popen(argv, stdin=_memfd_containing(stdin.encode()), stdout=subprocess.PIPE, stderr=said,
                                      env=dict(env), start_new_session=True)
         except OSError as error:
             raise UnavailableError(f"{name}: {error.strerror or error}") from error
@@ -177,14 +177,14 @@ def lines(argv: Sequence[str], *, stdin: str, timeout: float,
                     break
                 yield line.decode(errors="replace")
         finally:
-            _end(child, min(1.0, max(0.0, end - time.monotonic())))
+            _terminate(child, min(1.0, max(0.0, end - time.monotonic())))
         if child.returncode:
             said.seek(0)
             text = said.read().decode(errors="replace").strip().splitlines() or ["no message"]
             raise UnavailableError(f"{name}: exit status {child.returncode}: {text[-1]}")
 
 
-def _end(child: subprocess.Popen[bytes], patience: float) -> None:
+def _terminate(child: subprocess.Popen[bytes], grace_s: float) -> None:
     """Wait so many seconds for a program to end, then make it end: srun ends its tasks when it is told to."""
     import subprocess
 
@@ -192,21 +192,21 @@ def _end(child: subprocess.Popen[bytes], patience: float) -> None:
         if number:
             os.killpg(child.pid, number)
         try:
-            child.wait(patience or 0.5)
+            child.wait(grace_s or 0.5)
             return
         except subprocess.TimeoutExpired:
             continue
 
 
-def later(argv: Sequence[str], seconds: float) -> None:
+def run_detached_after(argv: Sequence[str], delay_s: float) -> None:
     """Start a command after so many seconds, whatever becomes of this process and its terminal until then."""
     import subprocess
 
-    subprocess.Popen(["/bin/sh", "-c", 'sleep "$0"; exec "$@"', str(seconds), *argv], cwd="/", start_new_session=True,
+    subprocess.Popen(["/bin/sh", "-c", 'sleep "$0"; exec "$@"', str(delay_s), *argv], cwd="/", start_new_session=True,
                      stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
-def become(argv: Sequence[str], env: Mapping[str, str], stdin: bytes | None = None) -> NoReturn:
+def exec_program(argv: Sequence[str], env: Mapping[str, str], stdin: bytes | None = None) -> NoReturn:
     """Replace this process by a program, so that signals, terminal and exit status are its own.
 
     Parameters
@@ -219,8 +219,8 @@ def become(argv: Sequence[str], env: Mapping[str, str], stdin: bytes | None = No
     UnavailableError : the program cannot be run.
     """
     if stdin is not None:
-        os.dup2(_readable(stdin), 0)
-    flush()
+        os.dup2(_memfd_containing(stdin), 0)
+    flush_output()
     for number in _IGNORED_BY_PYTHON:
         signal.signal(number, signal.SIG_DFL)
     try:
@@ -231,8 +231,8 @@ def become(argv: Sequence[str], env: Mapping[str, str], stdin: bytes | None = No
         raise UnavailableError(f"{argv[0]}: {error.strerror}") from error
 
 
-def relay(argv: Sequence[str], env: Mapping[str, str], stdin: bytes | None,
-          hears: Callable[[bytes], bool]) -> int:
+def run_passthrough(argv: Sequence[str], env: Mapping[str, str], stdin: bytes | None,
+          on_line: Callable[[bytes], bool]) -> int:
     """Run a program to its end, hand its stdout through byte for byte, and return its exit status.
 
     Signals that end programs are passed on to it. `hears` is called with each line that has been handed through,
@@ -244,20 +244,24 @@ def relay(argv: Sequence[str], env: Mapping[str, str], stdin: bytes | None,
     """
     import subprocess
 
-    child = _beside(argv, env, stdin=None if stdin is None else _readable(stdin), stdout=subprocess.PIPE)
+    child = _popen_forwarding_signals(
+    argv,
+    env,
+    stdin=None if stdin is None else _memfd_containing(stdin),
+     stdout=subprocess.PIPE)
     assert child.stdout is not None
     rest, heard = b"", False
     while chunk := os.read(child.stdout.fileno(), 65536):
         with suppress(OSError):  # closed or full: the program itself would go on, too
-            _write(1, chunk)
+            _write_all(1, chunk)
         if not heard:
             *lines, rest = (rest + chunk).split(b"\n")
-            heard = any(hears(line[:_LONGEST_LINE]) for line in lines)
-            rest = rest[:_LONGEST_LINE]
-    return _status(child)
+            heard = any(on_line(line[:_MAX_LINE_BYTES]) for line in lines)
+            rest = rest[:_MAX_LINE_BYTES]
+    return _wait_for_exit(child)
 
 
-def _beside(argv: Sequence[str], env: Mapping[str, str], **streams: Any) -> subprocess.Popen[bytes]:
+def _popen_forwarding_signals(argv: Sequence[str], env: Mapping[str, str], **streams: Any) -> subprocess.Popen[bytes]:
     """A program that gets the signals that this process gets."""
     import subprocess
 
@@ -270,7 +274,7 @@ def _beside(argv: Sequence[str], env: Mapping[str, str], **streams: Any) -> subp
     return child
 
 
-def _status(child: subprocess.Popen[bytes]) -> int:
+def _wait_for_exit(child: subprocess.Popen[bytes]) -> int:
     """The exit status of a program when it has ended; this process ends by the signal by which it did."""
     status = child.wait()
     if status < 0:
@@ -280,20 +284,20 @@ def _status(child: subprocess.Popen[bytes]) -> int:
     return status
 
 
-def _readable(data: bytes) -> int:
+def _memfd_containing(data: bytes) -> int:
     """A file descriptor from which `data` can be read."""
     fd = os.memfd_create("stdin")
-    _write(fd, data)
+    _write_all(fd, data)
     os.lseek(fd, 0, os.SEEK_SET)
     return fd
 
 
-def _write(fd: int, data: bytes) -> None:
+def _write_all(fd: int, data: bytes) -> None:
     while data:
         data = data[os.write(fd, data):]
 
 
-def flush() -> None:
+def flush_output() -> None:
     """Write out what was said. What cannot be written (closed, a full disk) keeps no program from its start."""
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from slurmdl.dl_options import is_set
+from slurmdl.dl_options import is_flag_set
 from slurmdl.errors import UsageError
-from slurmdl.getopt import Takes
+from slurmdl.getopt import HasArg
 
-_VALUE = """account acctg-freq array autocomplete batch bb bbf begin chdir cluster cluster-constraint clusters
+_REQUIRED_ARG = """account acctg-freq array autocomplete batch bb bbf begin chdir cluster cluster-constraint clusters
     comment constraint container container-id context core-spec cores-per-socket cpu-freq cpus-per-gpu
     cpus-per-task deadline delay-boot dependency distribution error exclude export export-file extra
     extra-node-info gid gpu-bind gpu-freq gpus gpus-per-node gpus-per-socket gpus-per-task gres gres-flags hint
@@ -22,19 +22,19 @@ _VALUE = """account acctg-freq array autocomplete batch bb bbf begin chdir clust
     ntasks-per-node ntasks-per-socket ntasks-per-tres open-mode output partition power prefer priority profile
     qos reservation resources runtime segment signal sockets-per-node switches tasks-per-node thread-spec
     threads-per-core time time-min tmp tres-bind tres-per-task uid wait-all-nodes wckey wrap"""
-_OPTIONAL = "exclusive get-user-env nice no-kill oom-kill-step propagate requeue resv-ports"
-_FLAGS = """consolidate-segments contiguous external help hold ignore-pbs no-requeue overcommit oversubscribe
+_OPTIONAL_ARG = "exclusive get-user-env nice no-kill oom-kill-step propagate requeue resv-ports"
+_NO_ARG = """consolidate-segments contiguous external help hold ignore-pbs no-requeue overcommit oversubscribe
     parsable quiet reboot spread-job spread-segments stepmgr test-only usage use-min-nodes verbose version wait"""
 
 #: long name -> whether it takes a value
-LONG: dict[str, Takes] = {
-    **dict.fromkeys(_VALUE.split(), "yes"),
-    **dict.fromkeys(_OPTIONAL.split(), "optional"),
-    **dict.fromkeys(_FLAGS.split(), "no"),
+LONG_OPTIONS: dict[str, HasArg] = {
+    **dict.fromkeys(_REQUIRED_ARG.split(), "yes"),
+    **dict.fromkeys(_OPTIONAL_ARG.split(), "optional"),
+    **dict.fromkeys(_NO_ARG.split(), "no"),
 }
 
 #: letter -> long name
-SHORT = {
+SHORT_OPTIONS = {
     "A": "account", "a": "array", "b": "begin", "B": "extra-node-info", "C": "constraint", "c": "cpus-per-task",
     "D": "chdir", "d": "dependency", "e": "error", "F": "nodefile", "G": "gpus", "H": "hold", "h": "help",
     "i": "input", "J": "job-name", "k": "no-kill", "L": "licenses", "M": "clusters", "m": "distribution",
@@ -47,7 +47,7 @@ SHORT = {
 SYNONYMS = {"tasks-per-node": "ntasks-per-node", "cluster": "clusters"}
 
 #: the variables that sbatch reads and placement depends on; the later of two for one option wins
-VARIABLES = {
+ENV_VARIABLES = {
     "SBATCH_IGNORE_PBS": "ignore-pbs", "SBATCH_ARRAY_INX": "array", "SBATCH_CLUSTERS": "clusters",
     "SLURM_CLUSTERS": "clusters", "SBATCH_CONSTRAINT": "constraint", "SBATCH_CORE_SPEC": "core-spec",
     "SBATCH_CPUS_PER_GPU": "cpus-per-gpu", "SBATCH_DISTRIBUTION": "distribution", "SBATCH_EXCLUSIVE": "exclusive",
@@ -62,15 +62,15 @@ VARIABLES = {
 }
 
 
-def from_environment(environ: Mapping[str, str]) -> dict[str, str | None]:
+def sbatch_settings_from_environ(environ: Mapping[str, str]) -> dict[str, str | None]:
     """What the environment sets: long name -> value, "" for a flag, None for one that it takes back."""
     settings: dict[str, str | None] = {}
-    for variable, name in VARIABLES.items():
+    for variable, name in ENV_VARIABLES.items():
         value = environ.get(variable)
         if value is not None:
-            flag = LONG[name] == "no" or name == "requeue"
+            flag = LONG_OPTIONS[name] == "no" or name == "requeue"
             settings.pop(name, None)  # the order is that of the last word on each
-            settings[name] = value if not flag else "" if is_set(value) else None
+            settings[name] = value if not flag else "" if is_flag_set(value) else None
     return settings
 
 
@@ -82,11 +82,11 @@ class Directive:
     """
 
     keyword: str
-    words: tuple[str, ...]
+    args: tuple[str, ...]
     line: int
 
 
-def header(body: bytes) -> tuple[list[str], bool]:
+def script_header(body: bytes) -> tuple[list[str], bool]:
     """The lines of a batch script above its first command, and whether there is a command."""
     lines = body.decode(errors="surrogateescape").split("\n")
     commands = (i for i, line in enumerate(lines) if line.strip() and not line.lstrip().startswith("#"))
@@ -94,7 +94,7 @@ def header(body: bytes) -> tuple[list[str], bool]:
     return lines[:end], end is not None
 
 
-def directives(body: bytes, file: str) -> Iterator[Directive]:
+def script_directives(body: bytes, file: str) -> Iterator[Directive]:
     """The directive lines of a batch script, up to its first line that is neither blank nor a comment.
 
     A `#SBATCH` keyword begins its line and needs no blank after it, as sbatch reads it; `#DL` needs one, so
@@ -104,21 +104,21 @@ def directives(body: bytes, file: str) -> Iterator[Directive]:
     ------
     UsageError : a quote in a `#DL` line is not closed.
     """
-    for number, raw in enumerate(header(body)[0], start=1):
+    for number, raw in enumerate(script_header(body)[0], start=1):
         if raw.startswith("#SBATCH"):
-            yield Directive("#SBATCH", tuple(_words(raw[len("#SBATCH"):])), number)
+            yield Directive("#SBATCH", tuple(_split_directive(raw[len("#SBATCH"):])), number)
         elif raw.startswith("#SLURM"):
-            yield Directive("#SBATCH", tuple(_words(raw[len("#SLURM"):])), number)
+            yield Directive("#SBATCH", tuple(_split_directive(raw[len("#SLURM"):])), number)
         elif raw.startswith("#DL") and raw[3:4] in ("", " ", "\t", "\r"):
             try:
-                yield Directive("#DL", tuple(_words(raw[3:], strict=True)), number)
+                yield Directive("#DL", tuple(_split_directive(raw[3:], strict=True)), number)
             except ValueError as error:
                 raise UsageError(f"{file}:{number}: {raw[:100]!r}: {error}") from error
         elif raw.startswith(("#PBS", "#BSUB")):
             yield Directive(raw.split(maxsplit=1)[0], (), number)
 
 
-def _words(text: str, strict: bool = False) -> Iterator[str]:
+def _split_directive(text: str, strict: bool = False) -> Iterator[str]:
     """Split a directive as sbatch does: blanks, either quote, a backslash before any character, `#` ends it."""
     if not any(special in text for special in "\\\"'#"):
         yield from text.split()

@@ -8,7 +8,7 @@ import secrets
 from contextlib import suppress
 
 
-def check(path: str) -> None:
+def check_writable(path: str) -> None:
     """Say before long work, not after it, that a file cannot be written. Nothing is left of the attempt.
 
     Raises
@@ -27,7 +27,7 @@ def check(path: str) -> None:
     raise OSError(reason, os.strerror(reason), path)
 
 
-def write(path: str, text: str, *, durable: bool = False) -> None:
+def write_atomic(path: str, text: str, *, durable: bool = False) -> None:
     """Put a file in its place at once, from a new file of a random name beside it that nobody else has made.
 
     Parameters
@@ -54,12 +54,12 @@ def write(path: str, text: str, *, durable: bool = False) -> None:
             os.unlink(part)
         raise
     if durable:
-        sync(folder)
+        fsync_dir(folder)
 
 
-def sync(folder: str) -> None:
+def fsync_dir(directory: str) -> None:
     """Bring the names in a folder to the disk."""
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(handle)
     finally:

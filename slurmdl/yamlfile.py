@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from slurmdl.errors import InputError, SlurmdlError, nearest_first
+from slurmdl.errors import InputError, SlurmdlError, sort_by_similarity
 
 #: bytes of the largest file that is read: PyYAML takes about a second for them
-MAX_BYTES = 65536
+MAX_YAML_BYTES = 65536
 
 
-def read(path: str, parse: Callable[[str], Any] | None = None) -> Any:
+def load_yaml_file(path: str, parse: Callable[[str], Any] | None = None) -> Any:
     """What a file holds.
 
     Parameters
@@ -26,10 +26,10 @@ def read(path: str, parse: Callable[[str], Any] | None = None) -> Any:
 
     try:
         with open(path, "rb") as file:
-            content = file.read(MAX_BYTES + 1)
-        if len(content) > MAX_BYTES:
-            raise InputError(f"is too large; valid: at most {MAX_BYTES} bytes", path)
-        return (parse or _load)(content.decode("utf-8"))
+            content = file.read(MAX_YAML_BYTES + 1)
+        if len(content) > MAX_YAML_BYTES:
+            raise InputError(f"is too large; valid: at most {MAX_YAML_BYTES} bytes", path)
+        return (parse or _load_yaml)(content.decode("utf-8"))
     except SlurmdlError:
         raise
     except OSError as error:
@@ -46,7 +46,7 @@ def read(path: str, parse: Callable[[str], Any] | None = None) -> Any:
         raise InputError(f"cannot be understood ({type(error).__name__}: {error})", path) from error
 
 
-def _load(text: str) -> Any:
+def _load_yaml(text: str) -> Any:
     """yaml.safe_load, with the line of a value that PyYAML cannot convert: the month 13, an empty !!int."""
     import yaml
 
@@ -57,13 +57,13 @@ def _load(text: str) -> Any:
             except (yaml.YAMLError, RecursionError):
                 raise
             except Exception as error:
-                problem = f"{shown(node.value)}: {error}"
+                problem = f"{short_repr(node.value)}: {error}"
                 raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark) from error
 
     return yaml.load(text, Loader)
 
 
-def shown(value: Any) -> str:
+def short_repr(value: Any) -> str:
     """A value of a file in a message, shortened: with aliases a small file can hold a value of any size."""
     import reprlib
 
@@ -75,7 +75,7 @@ def shown(value: Any) -> str:
         return "a number of too many digits"
 
 
-def keys(data: Any, valid: Sequence[str], path: str, prefix: str) -> dict[str, Any]:
+def check_keys(data: Any, valid: Sequence[str], path: str, prefix: str) -> dict[str, Any]:
     """A mapping of a file that holds none but these keys; `prefix` is where it stands in the file, e.g. "links.".
 
     Raises
@@ -87,6 +87,6 @@ def keys(data: Any, valid: Sequence[str], path: str, prefix: str) -> dict[str, A
                          f"not {type(data).__name__}", path)
     for key in data:
         if key not in valid:
-            near = nearest_first(str(key)[:100], valid)
+            near = sort_by_similarity(str(key)[:100], valid)
             raise InputError(f"unknown key {prefix}{key}; valid: {', '.join(prefix + name for name in near)}", path)
     return data

@@ -9,21 +9,21 @@ import numpy.typing as npt
 
 from slurmdl.cluster.model import ClusterSnapshot, Node, Partition
 from slurmdl.network.model import LinkScores
-from slurmdl.placement.cost import cost, links
+from slurmdl.placement.cost import network_links, predict_cost
 from slurmdl.placement.model import Cost
 from slurmdl.placement.traffic import Phase, Traffic
-from slurmdl.topology.build import Declared, build
+from slurmdl.topology.build import ZoneDecl, build_topology
 from slurmdl.topology.model import Topology
 
 #: links between zones 20 times slower than inside, no delay, round numbers
-SCORES = LinkScores(node_default=1000.0, zone_default=(50.0,), delay_default=0.0)
+SCORES = LinkScores(default_node_bandwidth=1000.0, default_zone_bandwidth=(50.0,), default_latency=0.0)
 
 
 def two_level(*leaves: Sequence[str]) -> Topology:
     """A root over leaves z0, z1, ... with these nodes."""
     names = [f"z{i}" for i in range(len(leaves))]
-    return build([*(Declared(name, nodes=tuple(nodes)) for name, nodes in zip(names, leaves, strict=True)),
-                  Declared("root", children=tuple(names))], kind="tree", source="test")
+    return build_topology([*(ZoneDecl(name, nodes=tuple(nodes)) for name, nodes in zip(names, leaves, strict=True)),
+                  ZoneDecl("root", children=tuple(names))], kind="tree", source="test")
 
 
 def three_level(rows: int, leaves: int, nodes: int) -> Topology:
@@ -31,13 +31,13 @@ def three_level(rows: int, leaves: int, nodes: int) -> Topology:
     count = rows * leaves
     names = [[f"n{i:03d}" for i in range(leaf, count * nodes, count)] for leaf in range(count)]
     below = [tuple(f"z{row * leaves + i}" for i in range(leaves)) for row in range(rows)]
-    return build([*(Declared(f"z{leaf}", nodes=tuple(own)) for leaf, own in enumerate(names)),
-                  *(Declared(f"row{row}", children=children) for row, children in enumerate(below)),
-                  Declared("root", children=tuple(f"row{row}" for row in range(rows)))], kind="tree", source="test")
+    return build_topology([*(ZoneDecl(f"z{leaf}", nodes=tuple(own)) for leaf, own in enumerate(names)),
+                  *(ZoneDecl(f"row{row}", children=children) for row, children in enumerate(below)),
+                  ZoneDecl("root", children=tuple(f"row{row}" for row in range(rows)))], kind="tree", source="test")
 
 
 def cluster(*nodes: Node) -> ClusterSnapshot:
-    return ClusterSnapshot.of(nodes, (Partition("main", True),))
+    return ClusterSnapshot.from_nodes(nodes, (Partition("main", True),))
 
 
 def node(name: str, state: str = "IDLE", **more: object) -> Node:
@@ -49,10 +49,10 @@ def node(name: str, state: str = "IDLE", **more: object) -> Node:
 def matrix(phase: Phase, ranks: int) -> npt.NDArray[np.float64]:
     """Bytes from rank to rank, message by message; shape (ranks, ranks)."""
     total = np.zeros((ranks, ranks))
-    if phase.crossed:
-        total[np.ix_(phase.source, phase.target)] += phase.size
+    if phase.all_pairs:
+        total[np.ix_(phase.source, phase.target)] += phase.bytes_per_pair
     else:
-        np.add.at(total, (phase.source, phase.target), phase.size)
+        np.add.at(total, (phase.source, phase.target), phase.bytes_per_pair)
     np.fill_diagonal(total, 0)
     return total
 
@@ -62,4 +62,5 @@ def cost_of(order: Sequence[str], topology: Topology, scores: LinkScores, strate
     """The cost of ranks on these nodes in this order."""
     names = sorted(set(order))
     place = np.array([names.index(name) for name in order])
-    return cost(Traffic(strategy, model_bytes, ps).phases(len(order)), links(names, topology, scores), place)
+    return predict_cost(Traffic(strategy, model_bytes, ps).phases(
+        len(order)), network_links(names, topology, scores), place)

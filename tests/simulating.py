@@ -10,9 +10,9 @@ from slurmdl.simulate import predict
 
 def _has_simgrid() -> bool:
     try:
-        return bool(predict.version())
+        return bool(predict.simgrid_version())
     except UnavailableError:
         return False
 
 
-needs_simgrid = pytest.mark.skipif(not _has_simgrid(), reason=f"SimGrid is missing: {predict.INSTALL}")
+needs_simgrid = pytest.mark.skipif(not _has_simgrid(), reason=f"SimGrid is missing: {predict.INSTALL_COMMAND}")

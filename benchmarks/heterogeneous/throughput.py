@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from benchmarks.heterogeneous.trainer_jobs import SETTINGS, Jobs, Result, cpu_bound_note
 from benchmarks.results import Row, make_row
 from slurmdl.sandbox import cluster
-from slurmdl.sandbox.spec import Spec, alternating
+from slurmdl.sandbox.spec import SandboxSpec, round_robin_topology
 
 RANKS, CPUS = 8, 8
 #: seconds of a step of BATCH samples at full speed, and elements of the model
@@ -43,7 +43,14 @@ QUOTAS, CORES = (4, 4, 4, 1), 0.75
 
 def rows(seed: int) -> Iterator[Row]:
     """Ratios of samples per second, for each mixture of speeds."""
-    sandbox = cluster.up(Spec(f"speed-{os.getpid()}", alternating(RANKS, 1), cpus=CPUS, settings=SETTINGS))
+    sandbox = cluster.sandbox_up(
+    SandboxSpec(
+        f"speed-{os.getpid()}",
+        round_robin_topology(
+            RANKS,
+            1),
+            cpus=CPUS,
+             slurm_conf_lines=SETTINGS))
     try:
         jobs = Jobs(sandbox)
         for speeds, slow in SPEEDS.items():
@@ -54,7 +61,7 @@ def rows(seed: int) -> Iterator[Row]:
         speeds = f"really computed, quotas of {':'.join(map(str, QUOTAS))}"
         yield from evaluate(speeds, _by_turns(jobs, len(QUOTAS), f"{REAL} --seed {seed}", speeds, REAL_REPEATS))
     finally:
-        cluster.down(sandbox.spec.name)
+        cluster.sandbox_down(sandbox.spec.name)
 
 
 def _by_turns(jobs: Jobs, ranks: int, options: str, what: str, repeats: int) -> dict[str, list[Result]]:

@@ -19,7 +19,7 @@ from slurmdl.sandbox.cluster import Sandbox
 from slurmdl.topology import hostlist
 
 #: nothing waits for more jobs before the controller looks at a new one
-SETTINGS = cloud.SETTINGS[:1]
+SETTINGS = cloud.SLURM_CONF_LINES[:1]
 #: seconds that a job may take
 _LIMIT = 600.0
 
@@ -54,7 +54,7 @@ class Jobs:
 
     def hold(self, nodes: Sequence[str]) -> int:
         """Another job on these nodes; returns its number once it runs."""
-        return self._sleep(["-N", str(len(nodes)), "--exclusive", "-w", hostlist.fold(sorted(nodes))])[0]
+        return self._sleep(["-N", str(len(nodes)), "--exclusive", "-w", hostlist.fold_hostlist(sorted(nodes))])[0]
 
     def granted(self, nodes: int, each: int) -> tuple[str, ...]:
         """The nodes that Slurm itself gives to a job of so many nodes and tasks on each, in its order."""
@@ -65,13 +65,13 @@ class Jobs:
     def _sleep(self, options: Sequence[str]) -> tuple[int, tuple[str, ...]]:
         number = int(self.call(["sbatch", "--parsable", "--no-requeue", "-o/dev/null", *options,
                                 "--wrap", "sleep 3600"]))
-        return number, cloud.nodes_of(self.sandbox, number)
+        return number, cloud.wait_for_nodes(self.sandbox, number)
 
     def end(self, number: int) -> None:
         """Cancel a job, and return when its nodes are free."""
-        _, nodes = cloud.running(self.sandbox, number)
+        _, nodes = cloud.job_state(self.sandbox, number)
         self.call(["scancel", str(number)])
-        wait(lambda: all(self.sandbox.node_states()[node] == "idle" for node in hostlist.expand(nodes)),
+        wait(lambda: all(self.sandbox.node_states()[node] == "idle" for node in hostlist.expand_hostlist(nodes)),
              f"the end of job {number}", _LIMIT)
 
     def train(self, nodes: int, each: int, options: str, *, lines: str = "",
@@ -108,7 +108,7 @@ class Jobs:
     def _idle(self, number: int, log: Path) -> float:
         """Wait for the end of a job; returns `Result.idle`."""
         def ended() -> bool:
-            return not cloud.running(self.sandbox, number)[0]
+            return not cloud.job_state(self.sandbox, number)[0]
 
         # its first line tells the places of the ranks
         wait(lambda: ended() or (log.exists() and os.path.getsize(log) > 0), f"the start of job {number}", _LIMIT)

@@ -34,9 +34,9 @@ def rows(seed: int = 0, repeats: int = REPEATS) -> Iterator[Row]:
         words = ["-c", _PROGRAM.format(root=str(Path(slurmdl.__file__).parents[1]), state=folder)]
         bare, ours = [], []
         for number in range(-1, repeats):
-            before = counters.read()
+            before = counters.read_counters()
             Path(folder, "counters.json").write_text(
-                json.dumps(before._replace(sent=max(0, before.sent - _SENT)).to_json()))
+                json.dumps(before._replace(sent=max(0, before.segments_sent - _SENT)).to_json()))
             first, second = _start(["-c", "pass"], folder), _start(words, folder)
             if number >= 0:  # the first one compiles
                 bare.append(first)

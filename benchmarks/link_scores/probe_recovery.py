@@ -22,9 +22,9 @@ from dataclasses import dataclass
 
 from benchmarks.results import Row, make_row
 from slurmdl.errors import SandboxError
-from slurmdl.network.samples import LinkSample, from_lines
+from slurmdl.network.samples import LinkSample, parse_sample_lines
 from slurmdl.sandbox import cluster
-from slurmdl.sandbox.spec import Spec, alternating
+from slurmdl.sandbox.spec import SandboxSpec, round_robin_topology
 from slurmdl.topology import hostlist
 
 SETTINGS, NODES, NODE = 20, 4, "n3"
@@ -54,8 +54,8 @@ FIGURES: dict[str, tuple[str, Callable[[Setting, LinkSample], float], Callable[[
                          Callable[[float], float], str]] = {
     "throughput": ("Mbit/s", lambda s, _: s.rate * PAYLOAD / 1e6,
                    lambda m: None if m.throughput is None else m.throughput * 8e-6, lambda e: 0.1 * e, "within 10 %"),
-    "round trip": ("ms", lambda s, base: 2e3 * s.delay + 1e3 * (base.delay or 0.0),
-                   lambda m: None if m.delay is None else m.delay * 1e3, lambda e: max(0.1 * e, 0.05),
+    "round trip": ("ms", lambda s, base: 2e3 * s.delay + 1e3 * (base.rtt or 0.0),
+                   lambda m: None if m.rtt is None else m.rtt * 1e3, lambda e: max(0.1 * e, 0.05),
                    "within 10 % or 50 us"),
     "loss": ("%", lambda s, _: 100 * s.loss, lambda m: None if m.loss is None else m.loss * 100, lambda e: 0.3,
              "within 0.3 points"),
@@ -94,29 +94,29 @@ def rows(seed: int = 0, count: int = SETTINGS) -> Iterator[Row]:
 
 def _rows(seed: int, count: int) -> Iterator[Row]:
     settings = draw(seed, count)
-    sandbox = cluster.up(Spec(f"links-{os.getpid()}", alternating(NODES, 1)))
+    sandbox = cluster.sandbox_up(SandboxSpec(f"links-{os.getpid()}", round_robin_topology(NODES, 1)))
     try:
         found = [probe(sandbox) for _ in range(PROBES)]
-        base = sorted(found, key=lambda sample: sample.delay or 0.0)[len(found) // 2]
-        yield make_row("round trip of the link as it is", [1e3 * (sample.delay or 0.0) for sample in found], "ms")
+        base = sorted(found, key=lambda sample: sample.rtt or 0.0)[len(found) // 2]
+        yield make_row("round trip of the link as it is", [1e3 * (sample.rtt or 0.0) for sample in found], "ms")
         measured = []
         for setting in settings:
-            sandbox.change_link(NODE, rate=setting.rate, delay=setting.delay, loss=setting.loss)
+            sandbox.shape_link(NODE, rate=setting.rate, delay=setting.delay, loss=setting.loss)
             measured.append([probe(sandbox) for _ in range(PROBES)])
             yield from _of(setting, base, measured[-1])
     finally:
-        cluster.down(sandbox.spec.name)
+        cluster.sandbox_down(sandbox.spec.name)
     yield from summary(settings, base, measured)
 
 
 def probe(sandbox: cluster.Sandbox) -> LinkSample:
     """What a probe of all nodes says of the link of NODE; SandboxError where it says nothing."""
     # by name: `--all` leaves out nodes that still clear up after the probe before, which the scheduler waits for
-    nodes = hostlist.fold(sandbox.spec.topology.nodes)
+    nodes = hostlist.fold_hostlist(sandbox.spec.topology.nodes)
     done = subprocess.run(
         sandbox.command(["slurmdl", "score", "probe", f"--nodes={nodes}", f"--budget={BUDGET}s", "--out", "-"],
                         directory=str(sandbox.shared)), capture_output=True, text=True, timeout=120, check=False)
-    found = [sample for sample in from_lines(done.stdout.splitlines())
+    found = [sample for sample in parse_sample_lines(done.stdout.splitlines())
              if isinstance(sample, LinkSample) and sample.name == NODE]
     if not found:
         raise SandboxError(f"score probe: {' '.join(done.stderr.split())[-300:] or 'no sample of ' + NODE}")

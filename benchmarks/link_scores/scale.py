@@ -17,9 +17,9 @@ import numpy.typing as npt
 from benchmarks.results import Row, make_row
 from slurmdl.network import capacity, hygiene
 from slurmdl.network.model import LinkScores
-from slurmdl.network.probe.fit import fit
-from slurmdl.network.probe.pair import Effort, Pair
-from slurmdl.network.probe.rounds import rounds
+from slurmdl.network.probe.fit import estimate_links
+from slurmdl.network.probe.pair import PairMeasurement, ProbeConfig
+from slurmdl.network.probe.rounds import round_robin_schedule
 from slurmdl.network.samples import LinkSample
 
 FloatArray = npt.NDArray[np.float64]
@@ -77,8 +77,8 @@ class Fabric:
         return cls(tuple(f"n{i:05d}" for i in range(nodes)), tuple(i // PER_ZONE for i in range(nodes)), kind,
                    SPEED * factor, TRIP + late, loss, uplink)
 
-    def measured(self, games: list[tuple[int, int]], effort: Effort, noise: float,
-                 draw: np.random.Generator) -> list[Pair]:
+    def measured(self, games: list[tuple[int, int]], effort: ProbeConfig, noise: float,
+                 draw: np.random.Generator) -> list[PairMeasurement]:
         """What the pairs of one round measure."""
         a, b = np.array(games, np.int64).reshape(-1, 2).T
 
@@ -90,9 +90,9 @@ class Fabric:
         way = np.where(one == other, np.inf, np.minimum(self.uplink[one], self.uplink[other]))
         carried = np.minimum(np.minimum(self.speed[a], self.speed[b]), way) * busy
         trip = (self.trip[a] + self.trip[b]) * off()
-        lost = draw.binomial(effort.datagrams, 1 - (1 - self.loss[a]) * (1 - self.loss[b])) / effort.datagrams
+        lost = draw.binomial(effort.loss_probes, 1 - (1 - self.loss[a]) * (1 - self.loss[b])) / effort.loss_probes
         columns = (carried * off(), carried * off(), trip, trip * 1.5, lost)
-        return [Pair(self.names[i], self.names[j], *figures) for (i, j), *figures in zip(
+        return [PairMeasurement(self.names[i], self.names[j], *figures) for (i, j), *figures in zip(
             games, *(column.tolist() for column in columns), strict=True)]
 
 
@@ -114,19 +114,19 @@ class Found:
 
 def probe(fabric: Fabric, seed: int, noise: float = NOISE, sweeps: int = SWEEPS) -> Found:
     """Probe inside the zones and between some of them, so often, each time with other pairs."""
-    draw, effort = np.random.default_rng((seed, 1)), Effort()
+    draw, effort = np.random.default_rng((seed, 1)), ProbeConfig()
     leaf = {name: f"z{zone}" for name, zone in zip(fabric.names, fabric.leaf, strict=True)}
     samples: list[LinkSample] = []
     played, count = 0, 0
     for sweep in range(sweeps):
-        games = [*rounds(fabric.leaf, seed + sweep, inside=INSIDE, between=0),
-                 *islice(rounds(fabric.leaf, seed + sweep, inside=0, between=1), BETWEEN)]
+        games = [*round_robin_schedule(fabric.leaf, seed + sweep, rounds_in_zone=INSIDE, pairs_per_zone_pair=0),
+                 *islice(round_robin_schedule(fabric.leaf, seed + sweep, rounds_in_zone=0, pairs_per_zone_pair=1), BETWEEN)]
         pairs = [pair for each in games for pair in fabric.measured(each, effort, noise, draw)]
         played, count = played + len(games), count + len(pairs)
-        samples += fit(pairs, leaf, 1e9 + played * effort.expected)
-    made = hygiene.scores(samples, 1e9 + played * effort.expected).scores
-    per_pair = 2 * min(effort.size, SPEED * effort.seconds) + 2 * effort.datagrams * _DATAGRAM
-    return Found(replace(made, half_life=hygiene.USUAL.half_life), played * effort.expected,
+        samples += estimate_links(pairs, leaf, 1e9 + played * effort.expected_s)
+    made = hygiene.aggregate_scores(samples, 1e9 + played * effort.expected_s).scores
+    per_pair = 2 * min(effort.stream_bytes, SPEED * effort.stream_seconds) + 2 * effort.loss_probes * _DATAGRAM
+    return Found(replace(made, half_life=hygiene.DEFAULT_RULES.half_life), played * effort.expected_s,
                  count * per_pair / (len(fabric.names) * SPEED * SECONDS))
 
 

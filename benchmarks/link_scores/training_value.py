@@ -32,9 +32,9 @@ from benchmarks.results import Row, make_row
 from slurmdl.errors import SandboxError
 from slurmdl.network import hygiene
 from slurmdl.network.model import LinkScore, LinkScores
-from slurmdl.network.samples import LinkSample, from_lines
+from slurmdl.network.samples import LinkSample, parse_sample_lines
 from slurmdl.sandbox import cluster
-from slurmdl.sandbox.spec import Spec, alternating
+from slurmdl.sandbox.spec import SandboxSpec, round_robin_topology
 from slurmdl.topology import hostlist
 
 NODES, ZONES, RANKS = 12, 2, 4
@@ -54,16 +54,16 @@ _FLAT = f"SwitchName=all Nodes=n[01-{NODES}]\n"
 
 def rows(seed: int = 0) -> Iterator[Row]:
     """Median and 99th percentile of the seconds per step by rule, and the trials of avoiding."""
-    sandbox = cluster.up(Spec(f"gain-{os.getpid()}", alternating(NODES, ZONES), node_rate=NODE_RATE,
+    sandbox = cluster.sandbox_up(SandboxSpec(f"gain-{os.getpid()}", round_robin_topology(NODES, ZONES), node_rate=NODE_RATE,
                               zone_rate=ZONE_RATE, zone_features=False,
-                              settings=("SchedulerParameters=batch_sched_delay=0,sched_min_interval=0",)))
+                              slurm_conf_lines=("SchedulerParameters=batch_sched_delay=0,sched_min_interval=0",)))
     try:
         benchmark = _TrainingBenchmark(sandbox, random.Random(seed))
         benchmark.degrade()
         yield from benchmark.avoided()
         yield from benchmark.trained()
     finally:
-        cluster.down(sandbox.spec.name)
+        cluster.sandbox_down(sandbox.spec.name)
 
 
 class _TrainingBenchmark:
@@ -77,11 +77,11 @@ class _TrainingBenchmark:
 
     def degrade(self) -> None:
         """Degrade two links, and probe all of them."""
-        self.sandbox.change_link(SLOW, rate=NODE_RATE / 10)
-        self.sandbox.change_link(LOSSY, delay=1e-2, loss=0.02)
+        self.sandbox.shape_link(SLOW, rate=NODE_RATE / 10)
+        self.sandbox.shape_link(LOSSY, delay=1e-2, loss=0.02)
         text = self._call(["slurmdl", "score", "probe", "--all", "--budget=20s", "--out", "-"])
-        found = [sample for sample in from_lines(text.splitlines()) if isinstance(sample, LinkSample)]
-        self.scores = hygiene.scores(found, time.time()).scores
+        found = [sample for sample in parse_sample_lines(text.splitlines()) if isinstance(sample, LinkSample)]
+        self.scores = hygiene.aggregate_scores(found, time.time()).scores
 
     def avoided(self) -> Iterator[Row]:
         """Trials with random busy nodes: enough clean nodes are free, or one too few."""
@@ -101,7 +101,7 @@ class _TrainingBenchmark:
     def _submitted(self, size: int, busy: Sequence[str]) -> list[str]:
         """The nodes that a job gets while others are busy."""
         path = self._written(self.scores, "scores")
-        other = self._call(["sbatch", "--parsable", "-o/dev/null", f"-N{len(busy)}", f"-w{hostlist.fold(busy)}",
+        other = self._call(["sbatch", "--parsable", "-o/dev/null", f"-N{len(busy)}", f"-w{hostlist.fold_hostlist(busy)}",
                             "--exclusive", "--wrap", "sleep 60"]).strip() if busy else ""
         try:
             if other:
@@ -120,7 +120,7 @@ class _TrainingBenchmark:
         while time.monotonic() < deadline:
             state, _, nodes = self._call(["squeue", "-h", "-j", job, "-o", "%T %N"]).strip().partition(" ")
             if state == "RUNNING":
-                return hostlist.expand(nodes)
+                return hostlist.expand_hostlist(nodes)
             time.sleep(0.1)
         raise SandboxError(f"job {job} does not start")
 
@@ -177,7 +177,7 @@ class _TrainingBenchmark:
         """Seconds of each step on these nodes, in this order of ranks."""
         hostfile, metrics = self.folder / "hosts", self.folder / "metrics"
         hostfile.write_text("\n".join(nodes) + "\n")
-        train = ["salloc", "-Q", f"-N{RANKS}", f"-w{hostlist.fold(sorted(nodes))}",
+        train = ["salloc", "-Q", f"-N{RANKS}", f"-w{hostlist.fold_hostlist(sorted(nodes))}",
                  "env", f"SLURM_HOSTFILE={hostfile}", "srun", "--mpi=pmix", "-K", "-n", str(RANKS), "-m", "arbitrary",
                  "python", "-m", "slurmdl.train",
                  "--strategy", "allreduce", "--traffic", "ring", "--model", MODEL, "--steps", str(STEPS),
@@ -219,7 +219,7 @@ def evaluate(seconds: Mapping[str, Sequence[Sequence[float]]], orders: Mapping[s
             elif variant == SHUFFLED:
                 target, met = "more than half of the gain is gone", middle[ZONE] - middle[variant] < 0.5 * (
                     middle[ZONE] - middle[BOTH])
-            yield make_row(f"{name} seconds per step, {variant} ({hostlist.fold(sorted(orders[variant]))})", values,
+            yield make_row(f"{name} seconds per step, {variant} ({hostlist.fold_hostlist(sorted(orders[variant]))})", values,
                            "s",
                            baseline=middle[PLAIN], target=target, met=met)
 
@@ -227,6 +227,6 @@ def evaluate(seconds: Mapping[str, Sequence[Sequence[float]]], orders: Mapping[s
 def _only(score: LinkScore, figure: str) -> LinkScore:
     """A score of which one figure alone is known."""
     of = {"throughput": LinkScore(score.throughput),
-          "delay": LinkScore(None, score.delay, delay_tail=score.delay_tail),
+          "delay": LinkScore(None, score.rtt, rtt_p99=score.rtt_p99),
           "loss": LinkScore(None, loss=score.loss)}
     return replace(of[figure], age=score.age, samples=score.samples, source=score.source)

@@ -29,7 +29,7 @@ from benchmarks.results import Row, make_row
 from slurmdl.cluster import scontrol
 from slurmdl.errors import SandboxError
 from slurmdl.sandbox import cluster, hosts
-from slurmdl.sandbox.spec import LOGIN, Spec, alternating
+from slurmdl.sandbox.spec import LOGIN, SandboxSpec, round_robin_topology
 from slurmdl.topology.model import Topology
 
 #: elements of the networks: a perceptron of 784, 512, 512 and 10 units, and as in docs/train.md
@@ -45,8 +45,14 @@ PATIENCE = 120.0
 
 def rows(seed: int) -> Iterator[Row]:
     """Bytes between nodes that placement saves, by network, and with many submitters."""
-    topology = alternating(NODES, ZONES)
-    sandbox = cluster.up(Spec(f"dltap-{os.getpid()}", topology, cpus=CPUS, zone_features=False, settings=SETTINGS))
+    topology = round_robin_topology(NODES, ZONES)
+    sandbox = cluster.sandbox_up(
+    SandboxSpec(
+        f"dltap-{os.getpid()}",
+        topology,
+        cpus=CPUS,
+        zone_features=False,
+         slurm_conf_lines=SETTINGS))
     try:
         jobs = Jobs(sandbox)
         found: dict[str, list[Mapping[str, float]]] = {name: [] for name in NETWORKS}
@@ -59,7 +65,7 @@ def rows(seed: int) -> Iterator[Row]:
             yield from evaluate(name, costs)
         bursts = [{variant: burst(jobs, topology, variant) for variant in (PLACED, DEFAULT)} for _ in range(BURSTS)]
     finally:
-        cluster.down(sandbox.spec.name)
+        cluster.sandbox_down(sandbox.spec.name)
     yield saving(f"{SUBMITTERS} submitters at once", DEFAULT, [its[DEFAULT] for its in bursts],
                  [its[PLACED] for its in bursts], None, published=True)
 
@@ -70,17 +76,17 @@ def compare(jobs: Jobs, case: Case, topology: Topology,
     other = jobs.hold(case.busy)
     try:
         slurm = jobs.granted(case.job.nodes, case.job.each)
-        text = hosts.run(jobs.sandbox.pids[LOGIN], ["scontrol", "-o", "-d"],
+        text = hosts.run_on_host(jobs.sandbox.pids[LOGIN], ["scontrol", "-o", "-d"],
                          stdin="show nodes\nshow partitions\nshow config\n")
     finally:
         jobs.end(other)
-    snapshot, free = scontrol.parse(text), sorted(set(topology.nodes) - set(case.busy))
+    snapshot, free = scontrol.parse_snapshot(text), sorted(set(topology.nodes) - set(case.busy))
     found: dict[str, Mapping[str, float]] = {}
     for name, size in NETWORKS.items():
         job = replace(case.job, parameters=size)
         variants = orders(replace(case, job=job), topology, snapshot, slurm, random)
         variants[SPREAD] = tuple(free[rank % len(free)] for rank in range(job.nodes * job.each))
-        found[name] = {variant: predicted(job, variants[variant], topology).bytes_across_nodes
+        found[name] = {variant: predicted(job, variants[variant], topology).inter_node_bytes
                        for variant in VARIANTS if variant in variants}
     return found
 
@@ -129,7 +135,7 @@ def burst(jobs: Jobs, topology: Topology, variant: str) -> float:
         raise SandboxError(f"a submission failed: {' '.join(err for _, err in told)[-300:]}")
     numbers = [out.strip() for out, _ in told]
     deadline = time.monotonic() + PATIENCE
-    found = sum(predicted(SHAPE, _places(folder, number, deadline), topology).bytes_across_nodes
+    found = sum(predicted(SHAPE, _places(folder, number, deadline), topology).inter_node_bytes
                 for number in numbers)
     for number in numbers:
         jobs.end(int(number))

@@ -24,7 +24,7 @@ from slurmdl.bench.matrix.report import PHASE_SUM_TOLERANCE, ReportRow
 from slurmdl.errors import SandboxError
 from slurmdl.sandbox import cluster
 from slurmdl.sandbox.cluster import Sandbox
-from slurmdl.sandbox.spec import Spec, alternating
+from slurmdl.sandbox.spec import SandboxSpec, round_robin_topology
 from slurmdl.train.report.meters import PHASES
 
 FRAMEWORKS = ("slurmdl", "ddp", "ddp-mpi", "post-local", "horovod", "bluefog")
@@ -42,15 +42,15 @@ LIMIT = 2400.0
 
 def rows(seed: int) -> Iterator[Row]:
     """Images per second and shares of the phases, weak scaling first."""
-    sandbox = cluster.up(Spec(f"frameworks-{os.getpid()}", alternating(NODES[-1], 2), node_rate=RATE, zone_rate=RATE,
-                              cpus=CPUS, zone_features=False, settings=SETTINGS))
+    sandbox = cluster.sandbox_up(SandboxSpec(f"frameworks-{os.getpid()}", round_robin_topology(NODES[-1], 2), node_rate=RATE, zone_rate=RATE,
+                              cpus=CPUS, zone_features=False, slurm_conf_lines=SETTINGS))
     try:
         weak = measure(sandbox, "weak", NODES, BATCH, SECONDS, seed)
         strong = [line for nodes in NODES for line in (
             [its for its in weak if its.cell.nodes == nodes] if nodes == 1 else
             measure(sandbox, f"strong{nodes}", (nodes,), BATCH // nodes, SECONDS / nodes, seed))]
     finally:
-        cluster.down(sandbox.spec.name)
+        cluster.sandbox_down(sandbox.spec.name)
     yield from evaluate("weak scaling", weak)
     yield from evaluate("strong scaling", strong)
 

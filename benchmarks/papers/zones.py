@@ -22,7 +22,7 @@ from benchmarks.heterogeneous.trainer_jobs import SETTINGS, Jobs
 from benchmarks.link_scores import training_value
 from benchmarks.results import Row, make_row
 from slurmdl.sandbox import cluster
-from slurmdl.sandbox.spec import Spec, alternating
+from slurmdl.sandbox.spec import SandboxSpec, round_robin_topology
 
 JOBS = 60
 #: a ratio that is no difference
@@ -32,15 +32,21 @@ SAME = 1e-6
 def rows(seed: int) -> Iterator[Row]:
     """Measured seconds per step by rule, then predicted ones by occupancy."""
     yield from training_value.rows(seed)
-    topology = alternating(NODES, ZONES)
-    sandbox = cluster.up(Spec(f"zones-{os.getpid()}", topology, cpus=CPUS, zone_features=False, settings=SETTINGS))
+    topology = round_robin_topology(NODES, ZONES)
+    sandbox = cluster.sandbox_up(
+    SandboxSpec(
+        f"zones-{os.getpid()}",
+        topology,
+        cpus=CPUS,
+        zone_features=False,
+         slurm_conf_lines=SETTINGS))
     try:
         jobs, found = Jobs(sandbox), []
         for number, case in enumerate(draw(topology, seed)[:JOBS], 1):
             found.append(measure(jobs, case, topology, np.random.default_rng([seed, number]), False))
             print(f"zones: {number} of {JOBS} jobs", file=sys.stderr, flush=True)
     finally:
-        cluster.down(sandbox.spec.name)
+        cluster.sandbox_down(sandbox.spec.name)
     yield from evaluate(found)
 
 

@@ -31,12 +31,12 @@ from slurmdl.cluster import scontrol
 from slurmdl.cluster.model import ClusterSnapshot
 from slurmdl.errors import PlacementError, SandboxError
 from slurmdl.network.model import LinkScores
-from slurmdl.placement.place import place
+from slurmdl.placement.place import place_job
 from slurmdl.request import DlOptions, JobRequest
 from slurmdl.sandbox import cloud, hosts
 from slurmdl.sandbox import cluster as sandbox_cluster
 from slurmdl.sandbox.cluster import Sandbox
-from slurmdl.sandbox.spec import LOGIN, Spec
+from slurmdl.sandbox.spec import LOGIN, SandboxSpec
 from slurmdl.simulate import load
 from slurmdl.topology import example, hostlist
 from slurmdl.topology.model import Topology
@@ -136,7 +136,7 @@ def play(sandbox: Sandbox, jobs: Sequence[Job], variant: str, patience: float = 
                                                  stderr=subprocess.DEVNULL))
             listed = set()
             # name, number, state and nodes of each job
-            for name, number, state, *nodes in map(str.split, hosts.run(
+            for name, number, state, *nodes in map(str.split, hosts.run_on_host(
                     sandbox.pids[LOGIN], ["squeue", "-h", "-o", "%j %A %t %N"]).splitlines()):
                 if not name.isdigit() or int(name) in done:
                     continue
@@ -144,10 +144,10 @@ def play(sandbox: Sandbox, jobs: Sequence[Job], variant: str, patience: float = 
                 listed.add(job)
                 queued.setdefault(job, now)
                 if state == "CF" and job not in starts:
-                    starts[job], held[job] = now, tuple(hostlist.expand(nodes[0]))
+                    starts[job], held[job] = now, tuple(hostlist.expand_hostlist(nodes[0]))
                 late = now - queued[job] > patience and job not in starts
                 if late or (job in starts and now - starts[job] >= jobs[job].duration):
-                    cloud.end(sandbox, int(number), held.get(job, ()))
+                    cloud.power_down_job(sandbox, int(number), held.get(job, ()))
                     done.add(job)
             lost |= set(starts) - listed - done
             done |= lost
@@ -159,7 +159,7 @@ def play(sandbox: Sandbox, jobs: Sequence[Job], variant: str, patience: float = 
         for child in children:
             if child.wait(timeout=60):
                 raise SandboxError("a job of a trace was refused")
-    cloud.wait_idle(sandbox, sorted(set(itertools.chain.from_iterable(held.values()))))
+    cloud.wait_for_idle_nodes(sandbox, sorted(set(itertools.chain.from_iterable(held.values()))))
     return Run(tuple(starts.get(i, np.inf) - queued[i] for i in range(len(jobs))),
                tuple(queued[i] - job.arrival for i, job in enumerate(jobs)),
                tuple(held.get(i, ()) for i in range(len(jobs))), completion, len(lost))
@@ -167,24 +167,24 @@ def play(sandbox: Sandbox, jobs: Sequence[Job], variant: str, patience: float = 
 
 def rows(seed: int = 0) -> Iterator[Row]:
     """Snapshots, bursts and traces. Says in one line where there is no cluster to submit to."""
-    spec = Spec(f"herding-{os.getpid()}", example.tree((1, LEAVES, NODES)), cpus=CPUS, cloud=True,
-                zone_features=False, settings=cloud.SETTINGS)
+    spec = SandboxSpec(f"herding-{os.getpid()}", example.tree_topology((1, LEAVES, NODES)), cpus=CPUS, cloud_nodes=True,
+                zone_features=False, slurm_conf_lines=cloud.SLURM_CONF_LINES)
     try:
-        sandbox = sandbox_cluster.up(spec)
+        sandbox = sandbox_cluster.sandbox_up(spec)
     except SandboxError as error:
         print(f"no herding measured: {error}", file=sys.stderr, flush=True)
         return
     try:
         yield from _traces(sandbox, [trace(JOBS, SIZES, ARRIVALS, seed + i, every=2) for i in range(TRACES)])
-        busy = load.busy_nodes(spec.topology, BURST_BUSY, seed)
+        busy = load.occupied_nodes(spec.topology, BURST_BUSY, seed)
         others = [spec.topology.nodes[i] for i in np.flatnonzero(busy)]
-        cloud.nodes_of(sandbox,
-                       cloud.submit(sandbox, ["-N", str(len(others)), "--exclusive", "-w", hostlist.fold(others)]))
+        cloud.wait_for_nodes(sandbox,
+                       cloud.submit_job(sandbox, ["-N", str(len(others)), "--exclusive", "-w", hostlist.fold_hostlist(others)]))
         bursts = [trace(SUBMITTERS, BURST_SIZES, 0.0, seed + i) for i in range(max(SNAPSHOTS, BURSTS))]
         yield from _snapshots(sandbox, bursts[:SNAPSHOTS])
         yield from _bursts(sandbox, bursts[:BURSTS])
     finally:
-        sandbox_cluster.down(spec.name)
+        sandbox_cluster.sandbox_down(spec.name)
 
 
 @dataclass
@@ -213,14 +213,14 @@ def _chosen(job: Job, seed: int, cluster: ClusterSnapshot, topology: Topology) -
     request = JobRequest(DlOptions(strategy=job.strategy, ps=int(job.strategy == "ps")), (job.nodes, job.nodes),
                          exclusive=True, seed=seed)
     try:
-        return set(place(request, cluster, topology, LinkScores()).nodes)
+        return set(place_job(request, cluster, topology, LinkScores()).nodes)
     except PlacementError:
         return set()
 
 
 def _snapshots(sandbox: Sandbox, bursts: Sequence[Sequence[Job]]) -> Iterator[Row]:
-    text = hosts.run(sandbox.pids[LOGIN], ["scontrol", "-o", "-d"], stdin="show nodes\nshow partitions\n")
-    seeded, plain = collisions(bursts, scontrol.parse(text), sandbox.spec.topology)
+    text = hosts.run_on_host(sandbox.pids[LOGIN], ["scontrol", "-o", "-d"], stdin="show nodes\nshow partitions\n")
+    seeded, plain = collisions(bursts, scontrol.parse_snapshot(text), sandbox.spec.topology)
     count = len(bursts[0])
     yield make_row(f"one snapshot: pairs of {count} choices that share a node", seeded.pairs, "pairs",
                    baseline=float(np.median(plain.pairs)))

@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from slurmdl.placement.cost import Links
+from slurmdl.placement.cost import NetworkLinks
 from slurmdl.placement.traffic import Phase
 
 FloatArray = npt.NDArray[np.float64]
@@ -48,15 +48,15 @@ def volumes(phases: Sequence[Phase], ranks: int) -> FloatArray:
     """Bytes between each two ranks, both directions and all phases together; shape (ranks, ranks), symmetric."""
     total = np.zeros((ranks, ranks))
     for phase in phases:
-        if phase.crossed:
-            total[np.ix_(phase.source, phase.target)] += phase.size
+        if phase.all_pairs:
+            total[np.ix_(phase.source, phase.target)] += phase.bytes_per_pair
         else:
-            np.add.at(total, (phase.source, phase.target), phase.size)
+            np.add.at(total, (phase.source, phase.target), phase.bytes_per_pair)
     np.fill_diagonal(total, 0.0)
     return total + total.T
 
 
-def distances(network: Links, slots: IntArray) -> FloatArray:
+def distances(network: NetworkLinks, slots: IntArray) -> FloatArray:
     """Seconds per byte of the links between each two slots, one after the other; shape (slots, slots).
 
     Parameters
@@ -66,21 +66,21 @@ def distances(network: Links, slots: IntArray) -> FloatArray:
     own = 1 / network.node_capacity
     zone = np.append(1 / network.zone_capacity, 0.0)
     # up from each node to its root, less twice what the two have in common
-    climb = own + zone[network.above].sum(axis=1)
+    climb = own + zone[network.ancestors].sum(axis=1)
     shared = np.zeros((len(own), len(own)))
-    for column in network.above.T:
-        both = (column[:, None, None] == network.above[None]).any(axis=2) & (column >= 0)[:, None]
+    for column in network.ancestors.T:
+        both = (column[:, None, None] == network.ancestors[None]).any(axis=2) & (column >= 0)[:, None]
         shared += both * zone[column][:, None]
     between = climb[:, None] + climb[None] - 2 * shared
     np.fill_diagonal(between, 0.0)
     return np.asarray(between[np.ix_(slots, slots)])
 
 
-def paths(network: Links) -> IntArray:
+def paths(network: NetworkLinks) -> IntArray:
     """Zones above each node from the root down, -1 below its leaf, and the node itself last; (nodes, levels)."""
-    depth = (network.above >= 0).sum(axis=1)
-    turned = depth[:, None] - 1 - np.arange(network.above.shape[1])
-    zones = np.where(turned >= 0, np.take_along_axis(network.above, np.maximum(turned, 0), axis=1), -1)
+    depth = (network.ancestors >= 0).sum(axis=1)
+    turned = depth[:, None] - 1 - np.arange(network.ancestors.shape[1])
+    zones = np.where(turned >= 0, np.take_along_axis(network.ancestors, np.maximum(turned, 0), axis=1), -1)
     return np.column_stack([zones, np.arange(len(depth))])
 
 

@@ -15,19 +15,19 @@ import numpy as np
 from benchmarks import results
 from benchmarks.results import make_row
 from benchmarks.suite import start
-from slurmdl.cli.parser import Parser, check_file
+from slurmdl.cli.parser import CliParser, check_output_file
 from slurmdl.cluster.model import ClusterSnapshot, Node, Partition
 from slurmdl.dl_options import DlOptions
 from slurmdl.errors import SlurmdlError
 from slurmdl.network.model import LinkScore, LinkScores
 from slurmdl.placement import exact
-from slurmdl.placement.cost import cost, links
-from slurmdl.placement.nodes.eligible import eligible
-from slurmdl.placement.place import place
-from slurmdl.placement.shape import shape
+from slurmdl.placement.cost import network_links, predict_cost
+from slurmdl.placement.nodes.eligible import eligible_tasks
+from slurmdl.placement.place import place_job
+from slurmdl.placement.shape import resolve_job_size
 from slurmdl.placement.traffic import Traffic
 from slurmdl.request import JobRequest
-from slurmdl.topology.build import Declared, build
+from slurmdl.topology.build import ZoneDecl, build_topology
 from slurmdl.topology.model import Topology
 
 #: seconds that the exact solver may take for one cluster
@@ -82,13 +82,13 @@ def case(seed: int) -> Case:
     names = [f"n{i:02d}" for i in generator.permutation(nodes)]
     cuts = np.sort(generator.choice(np.arange(1, nodes), leaves - 1, replace=False))
     shares = [tuple(part.tolist()) for part in np.split(np.array(names), cuts)]
-    declared = [Declared(f"z{i}", nodes=share) for i, share in enumerate(shares)]
+    declared = [ZoneDecl(f"z{i}", nodes=share) for i, share in enumerate(shares)]
     below = [zone.name for zone in declared]
     if generator.random() < 0.5:
         half = int(generator.integers(1, leaves))
-        declared += [Declared("m0", children=tuple(below[:half])), Declared("m1", children=tuple(below[half:]))]
+        declared += [ZoneDecl("m0", children=tuple(below[:half])), ZoneDecl("m1", children=tuple(below[half:]))]
         below = ["m0", "m1"]
-    topology = build([*declared, Declared("root", children=tuple(below))], kind="tree", source="bench")
+    topology = build_topology([*declared, ZoneDecl("root", children=tuple(below))], kind="tree", source="bench")
     measured = generator.random() < 0.3
 
     def score(low: float, high: float) -> LinkScore:
@@ -99,9 +99,9 @@ def case(seed: int) -> Case:
         nodes={name: score(4e8, 12.5e8) for name in names if generator.random() < 0.7},
         zones={zone: score(1e8, 20e8) for zone in topology.zones if generator.random() < 0.8})
     free = generator.choice([0, 1, 2, 4], nodes, p=[0.1, 0.1, 0.2, 0.6])
-    cluster = ClusterSnapshot.of(
-        (Node(name, ("MIXED",) if count < 4 else ("IDLE",), cpus=4, cpus_free=int(count), memory=4000,
-              memory_free=1000 * int(count), partitions=("main",)) for name, count in zip(
+    cluster = ClusterSnapshot.from_nodes(
+        (Node(name, ("MIXED",) if count < 4 else ("IDLE",), cpus=4, cpus_unallocated=int(count), memory=4000,
+              memory_unallocated=1000 * int(count), partitions=("main",)) for name, count in zip(
                   sorted(names), free, strict=True)), (Partition("main", True, memory_per_cpu=1000),))
     each = int(generator.choice([1, 1, 2, 4]))
     fitting = int((free >= each).sum())
@@ -115,28 +115,28 @@ def case(seed: int) -> Case:
 def outcome(given: Case) -> Outcome | None:
     """What the case costs by each way; None where the job does not fit the cluster."""
     try:
-        found = place(given.request, given.cluster, given.topology, given.scores)
+        found = place_job(given.request, given.cluster, given.topology, given.scores)
     except SlurmdlError:
         return None
-    if not found.free_now or found.map is None:
+    if not found.free_now or found.rank_map is None:
         return None
-    best = exact.solve(given.request, given.cluster, given.topology, given.scores, LIMIT)
-    room = eligible(given.request, given.cluster, "main").now
+    best = exact.solve_exactly(given.request, given.cluster, given.topology, given.scores, LIMIT)
+    room = eligible_tasks(given.request, given.cluster, "main").tasks_now
     nodes = [name for name, tasks in zip(given.cluster.names, room.tolist(), strict=True)
-             if tasks >= shape(given.request).most_per_node]
+             if tasks >= resolve_job_size(given.request).max_tasks_per_node]
     generator = np.random.default_rng(given.seed)
-    wanted = shape(given.request).nodes
+    wanted = resolve_job_size(given.request).nodes
     chance = generator.permutation(nodes)[:wanted].tolist()
     largest = max(sum(given.topology.leaf_of(name) == zone for name in nodes) for zone in given.topology.zones)
     return Outcome(given.seed, given.request.dl.strategy, largest >= wanted, best.cost.seconds,
-                   found.map.cost.seconds, predicted(given, leaf_order(given, nodes)),
-                   predicted(given, np.repeat(chance, shape(given.request).tasks // wanted).tolist()), best.proven)
+                   found.rank_map.cost.seconds, predicted(given, leaf_order(given, nodes)),
+                   predicted(given, np.repeat(chance, resolve_job_size(given.request).tasks // wanted).tolist()), best.proven)
 
 
 def leaf_order(given: Case, nodes: Sequence[str]) -> list[str]:
     """What Slurm does: the lowest zone that fits, in it the fullest leaves, and the ranks leaf by leaf."""
-    topology, wanted = given.topology, shape(given.request).nodes
-    below = {zone: [node for node in nodes if zone in topology.path(node)] for zone in topology.zones}
+    topology, wanted = given.topology, resolve_job_size(given.request).nodes
+    below = {zone: [node for node in nodes if zone in topology.path_of(node)] for zone in topology.zones}
     zone = min((zone for zone in topology.zones if len(below[zone]) >= wanted),
                key=lambda zone: (topology.level[topology.zone_index[zone]], len(below[zone])))
     leaves = {leaf: [node for node in below[zone] if topology.leaf_of(node) == leaf] for leaf in topology.zones}
@@ -148,14 +148,14 @@ def leaf_order(given: Case, nodes: Sequence[str]) -> list[str]:
             max(leaves, key=lambda leaf: len(leaves[leaf]))
         chosen += leaves.pop(leaf)[:left]
     ranked = sorted(chosen, key=lambda node: (topology.zone_index[topology.leaf_of(node)], node))
-    return np.repeat(ranked, shape(given.request).tasks // wanted).tolist()
+    return np.repeat(ranked, resolve_job_size(given.request).tasks // wanted).tolist()
 
 
 def predicted(given: Case, order: Sequence[str]) -> float:
     """Seconds of ranks on these nodes in this order."""
     names = sorted(set(order))
     ranks = np.array([names.index(name) for name in order], np.int64)
-    return cost(Traffic.of(given.request.dl).phases(len(order)), links(names, given.topology, given.scores),
+    return predict_cost(Traffic.from_options(given.request.dl).phases(len(order)), network_links(names, given.topology, given.scores),
                 ranks).seconds
 
 
@@ -220,7 +220,7 @@ def rows(seed: int = 1, clusters: int = 2000) -> list[results.Row]:
 def main(argv: list[str]) -> None:
     """Measure, print the rows, and write them to --results."""
     name = "python -m benchmarks.placement.optimality_gap"
-    parser = Parser(prog=name,
+    parser = CliParser(prog=name,
                     description="Choices of nodes compared with the exact optimum, on small random clusters.")
     parser.add_argument("--clusters", type=int, default=2000, metavar="N",
                         help="number of counted cases (default: %(default)s)")
@@ -229,7 +229,7 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--results", metavar="FILE", help="write all rows, negative controls included, as JSON")
     options = parser.parse_args(argv)
     if options.results:
-        check_file(options.results, "--results")
+        check_output_file(options.results, "--results")
     clusters, seed = max(1, options.clusters), options.seed
     found = rows(seed, clusters)
     for row in found:

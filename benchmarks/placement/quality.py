@@ -29,15 +29,15 @@ from slurmdl.cluster import scontrol
 from slurmdl.cluster.model import ClusterSnapshot, Node, Partition
 from slurmdl.errors import PlacementError, SandboxError
 from slurmdl.network.model import LinkScores
-from slurmdl.placement.cost import cost, links
+from slurmdl.placement.cost import network_links, predict_cost
 from slurmdl.placement.model import Cost
-from slurmdl.placement.place import place
-from slurmdl.placement.ranks.rankmap import rank_map
+from slurmdl.placement.place import place_job
+from slurmdl.placement.ranks.rankmap import best_rank_map
 from slurmdl.placement.traffic import Traffic
 from slurmdl.request import DlOptions, JobRequest
 from slurmdl.sandbox import cloud, hosts
 from slurmdl.sandbox import cluster as sandbox_cluster
-from slurmdl.sandbox.spec import LOGIN, Spec
+from slurmdl.sandbox.spec import LOGIN, SandboxSpec
 from slurmdl.simulate import load
 from slurmdl.topology import example, hostlist
 from slurmdl.topology.model import Indices, Topology
@@ -51,7 +51,7 @@ LOADS = ((0.7, 1), (0.85, 2))
 #: Two kinds of network. Behind the default uplinks, half of what the nodes below can send, the nodes' own links bound
 #: most jobs, so that the time is often the same and bytes across zones decide; thin ones, half as fast as the link of
 #: one node, bound almost all jobs.
-LINKS = {"2:1 uplinks": LinkScores(), "thin uplinks": LinkScores(zone_default=(6.25e8,))}
+LINKS = {"2:1 uplinks": LinkScores(), "thin uplinks": LinkScores(default_zone_bandwidth=(6.25e8,))}
 #: Where savings of bytes are judged. Behind thin uplinks the least bytes, all servers in the fullest leaves, and the
 #: least time, no uplink busier than the others, are different choices, and time is the objective.
 BYTES_JUDGED = "2:1 uplinks"
@@ -98,10 +98,10 @@ class Shape:
 
 def shapes() -> tuple[Shape, ...]:
     """The clusters: a wide tree, two shapes of real networks (their nodes are made up), and blocks."""
-    return (Shape("500 leaves of 20", example.tree((1, 500, 10_000))),
-            Shape("Leonardo's shape", example.tree((1, 23, 394, 4_992))),
-            Shape("JUPITER's shape", example.tree((1, 25, 368, 5_888))),
-            Shape("blocks of 18", example.blocks((192, 3_456), (18, 72, 576))))
+    return (Shape("500 leaves of 20", example.tree_topology((1, 500, 10_000))),
+            Shape("Leonardo's shape", example.tree_topology((1, 23, 394, 4_992))),
+            Shape("JUPITER's shape", example.tree_topology((1, 25, 368, 5_888))),
+            Shape("blocks of 18", example.block_topology((192, 3_456), (18, 72, 576))))
 
 
 @dataclass
@@ -120,13 +120,13 @@ class LoadedCluster:
 
     def __init__(self, shape: Shape, share: float, seed: int) -> None:
         self.topology = shape.topology
-        self.busy = load.busy_nodes(self.topology, share, seed)
+        self.busy = load.occupied_nodes(self.topology, share, seed)
         self.generator = np.random.default_rng(seed)
 
     def modelled(self) -> ClusterSnapshot:
         """The cluster as it would be read, without a controller."""
         whole = (CPUS, CPUS * 1000)
-        return ClusterSnapshot.of(
+        return ClusterSnapshot.from_nodes(
             [Node(name, ("ALLOCATED",) if busy else ("IDLE",), True, whole[0], 0 if busy else whole[0], whole[1],
                   0 if busy else whole[1], partitions=("main",))
              for name, busy in zip(self.topology.nodes, self.busy.tolist(), strict=True)],
@@ -147,10 +147,10 @@ class LoadedCluster:
         """
         request = pattern.request(nodes)
         scores = LINKS[network]
-        ours = place(request, cluster, self.topology, scores)
-        assert ours.map is not None
+        ours = place_job(request, cluster, self.topology, scores)
+        assert ours.rank_map is not None
         traffic = Traffic(pattern.strategy, MODEL_BYTES, request.dl.ps)
-        found = Found(pattern.name, network, nodes, {"ours": ours.map.cost})
+        found = Found(pattern.name, network, nodes, {"ours": ours.rank_map.cost})
 
         def add(variant: str, names: Sequence[str]) -> None:
             """The cost of ranks on these nodes in this order."""
@@ -159,11 +159,11 @@ class LoadedCluster:
         if slurm:
             add("Slurm, names", np.repeat(slurm, pattern.per_node).tolist())
             add("Slurm, leaves", np.repeat(self.by_leaf(slurm), pattern.per_node).tolist())
-        free = self.topology.order[~self.busy[self.topology.order]]
+        free = self.topology.node_order[~self.busy[self.topology.node_order]]
         add("depth-first", np.repeat(self.names(free[:nodes]), pattern.per_node).tolist())
         drawn = self.generator.permutation(np.repeat(self.generator.choice(free, nodes, False), pattern.per_node))
         add("random nodes", self.names(drawn))
-        add("random ranks", self.generator.permutation(np.array(ours.map.nodes)).tolist())
+        add("random ranks", self.generator.permutation(np.array(ours.rank_map.nodes)).tolist())
         if traffic.ps:
             add(LEAST, self.least_bytes(nodes, pattern.per_node, traffic.ps))
         self.map(found, traffic, ours.nodes, pattern.per_node, scores)
@@ -179,16 +179,16 @@ class LoadedCluster:
     def cost(self, traffic: Traffic, order: Sequence[str], scores: LinkScores) -> Cost:
         names = sorted(set(order))
         index = {name: i for i, name in enumerate(names)}
-        return cost(traffic.phases(len(order)), links(names, self.topology, scores),
+        return predict_cost(traffic.phases(len(order)), network_links(names, self.topology, scores),
                     np.array([index[name] for name in order]))
 
     def map(self, found: Found, traffic: Traffic, nodes: Sequence[str], per_node: int,
             scores: LinkScores) -> None:
         """Map the ranks over the same nodes: ourselves, and with the mappers that are there."""
         slots = [(name, per_node) for name in nodes]
-        ours = [_timed(lambda: rank_map(slots, self.topology, scores, traffic, "any")) for _ in range(TIMINGS)]
+        ours = [_timed(lambda: best_rank_map(slots, self.topology, scores, traffic, "any")) for _ in range(TIMINGS)]
         found.seconds["ours"] = float(np.median(ours))
-        network = links(nodes, self.topology, scores)
+        network = network_links(nodes, self.topology, scores)
         path = graph_mappers.paths(network)
         slot = np.repeat(np.lexsort(path.T[::-1]), per_node)
         volume = graph_mappers.volumes(traffic.phases(len(slot)), len(slot))
@@ -204,7 +204,7 @@ class LoadedCluster:
 
     def least_bytes(self, nodes: int, per_node: int, servers: int) -> list[str]:
         """Ranks of servers and workers, servers first, so that they send least bytes across leaves."""
-        free = self.topology.order[~self.busy[self.topology.order]]
+        free = self.topology.node_order[~self.busy[self.topology.node_order]]
         leaf = self.topology.leaf[free]
         room = np.bincount(leaf, minlength=len(self.topology.zones))
         first: list[str] = []
@@ -277,8 +277,8 @@ def _asked(shape: Shape, loaded: LoadedCluster,
     sandbox = None
     if not why:
         try:
-            sandbox = sandbox_cluster.up(Spec(f"quality-{os.getpid()}", shape.topology, cpus=CPUS, cloud=True,
-                                              zone_features=False, settings=cloud.SETTINGS))
+            sandbox = sandbox_cluster.sandbox_up(SandboxSpec(f"quality-{os.getpid()}", shape.topology, cpus=CPUS, cloud_nodes=True,
+                                              zone_features=False, slurm_conf_lines=cloud.SLURM_CONF_LINES))
         except SandboxError as error:
             why = str(error)
     if sandbox is None:
@@ -289,22 +289,22 @@ def _asked(shape: Shape, loaded: LoadedCluster,
     try:
         yield from _of_slurm(sandbox, loaded, sizes)
     finally:
-        sandbox_cluster.down(sandbox.spec.name)
+        sandbox_cluster.sandbox_down(sandbox.spec.name)
 
 
 def _of_slurm(sandbox: sandbox_cluster.Sandbox, loaded: LoadedCluster,
               sizes: Sequence[int]) -> Iterator[tuple[int, ClusterSnapshot, tuple[str, ...]]]:
     held = loaded.names(np.flatnonzero(loaded.busy))
-    others = cloud.submit(sandbox, ["-N", str(len(held)), "--exclusive", "-w", hostlist.fold(held)])
-    assert len(cloud.nodes_of(sandbox, others)) == len(held)
+    others = cloud.submit_job(sandbox, ["-N", str(len(held)), "--exclusive", "-w", hostlist.fold_hostlist(held)])
+    assert len(cloud.wait_for_nodes(sandbox, others)) == len(held)
     for size in sizes:
-        text = hosts.run(sandbox.pids[LOGIN], ["scontrol", "-o", "-d"],
+        text = hosts.run_on_host(sandbox.pids[LOGIN], ["scontrol", "-o", "-d"],
                          stdin="show nodes\nshow partitions\nshow config\n")
-        job = cloud.submit(sandbox, ["-N", str(size), "--exclusive"])
-        given = cloud.nodes_of(sandbox, job)
-        cloud.end(sandbox, job, given)
-        yield size, scontrol.parse(text), given
-        cloud.wait_idle(sandbox, given)
+        job = cloud.submit_job(sandbox, ["-N", str(size), "--exclusive"])
+        given = cloud.wait_for_nodes(sandbox, job)
+        cloud.power_down_job(sandbox, job, given)
+        yield size, scontrol.parse_snapshot(text), given
+        cloud.wait_for_idle_nodes(sandbox, given)
 
 
 def evaluate(name: str, found: Sequence[Found]) -> Iterator[Row]:
@@ -320,7 +320,7 @@ def evaluate(name: str, found: Sequence[Found]) -> Iterator[Row]:
                                baseline=1.0, target=f"at most 1 for each job (worst {worst:.4g})",
                                met=worst <= 1 + SLACK)
                 yield make_row(f"{name}, {pattern.name}: bytes across leaves over those of {variant}",
-                               [_ratio(o.bytes_across_zones, p.bytes_across_zones) for o, p in pairs], "times",
+                               [_ratio(o.inter_zone_bytes, p.inter_zone_bytes) for o, p in pairs], "times",
                                baseline=1.0)
         for variant in ("gmap", "KaHIP"):
             times = [f.seconds["ours"] / f.seconds[variant] for f in here if variant in f.seconds]
@@ -346,8 +346,8 @@ def saved(name: str, found: Sequence[Found], is_judged: bool) -> Iterator[Row]:
     """
     here = [(f.costs["ours"], f.costs["Slurm, leaves"], f.costs[LEAST]) for f in found
             if LEAST in f.costs and "Slurm, leaves" in f.costs]
-    did = [slurm.bytes_across_zones - ours.bytes_across_zones for ours, slurm, _ in here]
-    could = [slurm.bytes_across_zones - least.bytes_across_zones for _, slurm, least in here]
+    did = [slurm.inter_zone_bytes - ours.inter_zone_bytes for ours, slurm, _ in here]
+    could = [slurm.inter_zone_bytes - least.inter_zone_bytes for _, slurm, least in here]
     if sum(could) <= 0:
         return
     share = sum(did) / sum(could)
@@ -368,7 +368,7 @@ def saved(name: str, found: Sequence[Found], is_judged: bool) -> Iterator[Row]:
 
 def _excess(control: Cost, ours: Cost) -> float:
     seconds = _ratio(control.seconds, ours.seconds)
-    return seconds if abs(seconds - 1) > SLACK else _ratio(control.bytes_across_zones, ours.bytes_across_zones)
+    return seconds if abs(seconds - 1) > SLACK else _ratio(control.inter_zone_bytes, ours.inter_zone_bytes)
 
 
 def _ratio(one: float, other: float) -> float:

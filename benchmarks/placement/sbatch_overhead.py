@@ -20,7 +20,7 @@ from benchmarks.results import Row, make_row
 from slurmdl.errors import SandboxError
 from slurmdl.sandbox import cluster as sandbox_cluster
 from slurmdl.sandbox.cluster import Sandbox
-from slurmdl.sandbox.spec import Spec, alternating
+from slurmdl.sandbox.spec import SandboxSpec, round_robin_topology
 from slurmdl.topology import example
 
 REPEATS = 15
@@ -52,11 +52,11 @@ LARGE_TARGET = 0.270
 def rows(seed: int = 0) -> Iterator[Row]:
     """All cases; `seed` changes nothing here. Says in one line where there is no cluster to submit to."""
     name = f"overhead-{os.getpid()}"
-    for spec, cases in ((Spec(name, alternating(8, 2)), SMALL_CASES),
-                        (Spec(name, alternating(8, 2), zone_features=False), PINNED_CASES),
+    for spec, cases in ((SandboxSpec(name, round_robin_topology(8, 2)), SMALL_CASES),
+                        (SandboxSpec(name, round_robin_topology(8, 2), zone_features=False), PINNED_CASES),
                         *(_large(name, leaves, features) for leaves in LEAVES for features in (False, True))):
         try:
-            sandbox = sandbox_cluster.up(spec)
+            sandbox = sandbox_cluster.sandbox_up(spec)
         except SandboxError as error:
             print(f"no overhead measured on {len(spec.topology.nodes)} nodes: {error}", file=sys.stderr, flush=True)
             continue
@@ -65,15 +65,16 @@ def rows(seed: int = 0) -> Iterator[Row]:
                 print(f"overhead: {case.name}", file=sys.stderr, flush=True)
                 yield from _measured(sandbox, case)
         finally:
-            sandbox_cluster.down(name)
+            sandbox_cluster.sandbox_down(name)
 
 
-def _large(name: str, leaves: int, features: bool) -> tuple[Spec, tuple[Case, ...]]:
+def _large(name: str, leaves: int, features: bool) -> tuple[SandboxSpec, tuple[Case, ...]]:
     """A large cluster, and the case that is measured there: with features of the zones they are preferred."""
     where = f"placed at {LARGE} nodes in {leaves} zones"
     case = Case(f"{where}, zone preferred", LARGE_TARGET, ("-N8",)) if features else \
         Case(f"{where}, pinned", LARGE_TARGET, ("-N8", "--no-requeue"), pinned=True)
-    return Spec(name, example.tree((1, leaves, LARGE)), zone_features=features, cloud=True), (case,)
+    return SandboxSpec(name, example.tree_topology((1, leaves, LARGE)),
+                       zone_features=features, cloud_nodes=True), (case,)
 
 
 def _measured(sandbox: Sandbox, case: Case) -> Iterator[Row]:

@@ -15,9 +15,9 @@ from typing import Any
 
 from benchmarks.results import Row, make_row
 from slurmdl.network.model import LinkScores
-from slurmdl.simulate.compare import WAYS, Case
+from slurmdl.simulate.compare import PLACEMENT_POLICIES, SimulatedJob
 from slurmdl.simulate.predict import Prediction
-from slurmdl.simulate.training import Training
+from slurmdl.simulate.training import TrainingWorkload
 from slurmdl.topology import example
 
 SIZES = (8, 32, 128, 512, 2_048, 10_000)
@@ -48,24 +48,24 @@ class Point:
     found: dict[str, Prediction]
 
 
-def trainings(nodes: int, seed: int) -> tuple[Training, ...]:
+def trainings(nodes: int, seed: int) -> tuple[TrainingWorkload, ...]:
     """The strategies, as a job of so many nodes would run them."""
     servers = min(MOST_SERVERS, max(1, nodes // NODES_PER_SERVER))
-    return (Training("allreduce", PARAMETERS, traffic="hierarchical", compute=COMPUTE),
-            Training("gossip", PARAMETERS, compute=COMPUTE, seed=seed),
-            Training("adaptive-gossip", PARAMETERS, compute=COMPUTE, period=8, compress="int4"),
-            Training("ps", PARAMETERS, servers, compute=COMPUTE))
+    return (TrainingWorkload("allreduce", PARAMETERS, comm_pattern="hierarchical", compute_seconds=COMPUTE),
+            TrainingWorkload("gossip", PARAMETERS, compute_seconds=COMPUTE, seed=seed),
+            TrainingWorkload("adaptive-gossip", PARAMETERS, compute_seconds=COMPUTE, period=8, compression="int4"),
+            TrainingWorkload("ps", PARAMETERS, servers, compute_seconds=COMPUTE))
 
 
 def rows(seed: int, quick: bool, points: list[Point]) -> Iterator[Row]:
     """Seconds and bytes by strategy and size, the control, and how long it took; `points` takes what is drawn."""
-    topology = example.tree(CLUSTER)
+    topology = example.tree_topology(CLUSTER)
     for nodes in SIZES[:4] if quick else SIZES:
         for training in trainings(nodes, seed):
-            case = Case(training, topology, LinkScores(), nodes, nodes, busy=BUSY, seed=seed)
+            case = SimulatedJob(training, topology, LinkScores(), nodes, nodes, busy_share=BUSY, seed=seed)
             begun = time.monotonic()
-            point = Point(training.strategy, nodes, case.predictions())
-            taken = (time.monotonic() - begun) / len(WAYS)
+            point = Point(training.strategy, nodes, case.predict_policies())
+            taken = (time.monotonic() - begun) / len(PLACEMENT_POLICIES)
             points.append(point)
             print(f"scaling: {training.strategy}, {nodes} nodes: {taken:.1f} s each", file=sys.stderr, flush=True)
             yield from _evaluate(point)
@@ -76,20 +76,20 @@ def rows(seed: int, quick: bool, points: list[Point]) -> Iterator[Row]:
 
 def _evaluate(point: Point) -> Iterator[Row]:
     name = f"{point.strategy}, {point.nodes} nodes"
-    placed, leaves, random = (point.found[variant] for variant in WAYS)
-    yield make_row(f"{name}: seconds per step, placed, beside leaf order", [placed.seconds], "s",
-                   baseline=leaves.seconds, target=f"at most {1 + SLACK} times",
-                   met=placed.seconds <= leaves.seconds * (1 + SLACK))
-    yield make_row(f"{name}: share of communication, placed, beside leaf order", [placed.communication], "share",
-                   baseline=leaves.communication)
-    yield make_row(f"{name}: MB across leaf zones, placed, beside leaf order", [placed.bytes_across_zones / 1e6],
-                   "MB", baseline=leaves.bytes_across_zones / 1e6)
+    placed, leaves, random = (point.found[variant] for variant in PLACEMENT_POLICIES)
+    yield make_row(f"{name}: seconds per step, placed, beside leaf order", [placed.step_seconds], "s",
+                   baseline=leaves.step_seconds, target=f"at most {1 + SLACK} times",
+                   met=placed.step_seconds <= leaves.step_seconds * (1 + SLACK))
+    yield make_row(f"{name}: share of communication, placed, beside leaf order", [placed.exposed_comm_fraction], "share",
+                   baseline=leaves.exposed_comm_fraction)
+    yield make_row(f"{name}: MB across leaf zones, placed, beside leaf order", [placed.inter_zone_bytes / 1e6],
+                   "MB", baseline=leaves.inter_zone_bytes / 1e6)
     judged = point.strategy == CONTROLLED
     yield make_row(f"{name}: seconds per step at random{' (control)' if judged else ''}, beside placed",
-                   [random.seconds], "s", baseline=placed.seconds,
+                   [random.step_seconds], "s", baseline=placed.step_seconds,
                    target="longer, or more bytes across leaf zones" if judged else "",
-                   met=random.seconds > placed.seconds * (1 + SLACK)
-                   or random.bytes_across_zones > placed.bytes_across_zones * (1 + SLACK) if judged else None)
+                   met=random.step_seconds > placed.step_seconds * (1 + SLACK)
+                   or random.inter_zone_bytes > placed.inter_zone_bytes * (1 + SLACK) if judged else None)
 
 
 def draw(path: str, points: Sequence[Point]) -> None:
@@ -101,10 +101,10 @@ def draw(path: str, points: Sequence[Point]) -> None:
     figure = Figure(figsize=(4 * len(names), 3.5), layout="constrained")
     for panel, name in zip(figure.subplots(1, len(names), squeeze=False)[0], names, strict=True):
         mine = [point for point in points if point.strategy == name]
-        for variant, style in zip(WAYS, LINES, strict=True):
-            panel.plot([point.nodes for point in mine], [point.found[variant].seconds for point in mine],
+        for variant, style in zip(PLACEMENT_POLICIES, LINES, strict=True):
+            panel.plot([point.nodes for point in mine], [point.found[variant].step_seconds for point in mine],
                        label=variant, **style)
-        taken = [its.seconds for point in mine for its in point.found.values()]
+        taken = [its.step_seconds for point in mine for its in point.found.values()]
         panel.set(title=name, xlabel="nodes", xscale="log", **(
             {"yscale": "log"} if max(taken) > 3 * min(taken) else {"ylim": (0, 1.1 * max(taken))}))
         sizes = sorted({point.nodes for point in mine})

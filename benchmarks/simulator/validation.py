@@ -16,12 +16,12 @@ import numpy.typing as npt
 from benchmarks import cost_model, placement_comm_time
 from benchmarks.cost_model import FloatArray, Job
 from benchmarks.results import Row, make_row
-from slurmdl.placement.cost import links
-from slurmdl.plan import PATTERNS
+from slurmdl.placement.cost import network_links
+from slurmdl.plan import COMM_PATTERNS
 from slurmdl.sandbox import cluster
-from slurmdl.sandbox.spec import Spec, alternating
-from slurmdl.simulate.predict import ends
-from slurmdl.simulate.training import Training
+from slurmdl.sandbox.spec import SandboxSpec, round_robin_topology
+from slurmdl.simulate.predict import step_end_times
+from slurmdl.simulate.training import TrainingWorkload
 from slurmdl.topology.model import Topology
 
 #: largest error of a case, and least share of the pairs in the right order
@@ -31,15 +31,15 @@ SHUFFLES = 20
 
 def rows(quick: bool = False) -> Iterator[Row]:
     """Bring a sandbox up, run the placements (`quick`: those before the links first change), take it down, judge."""
-    topology = alternating(9, 3)
+    topology = round_robin_topology(9, 3)
     jobs = cost_model.draw(topology)
     if quick:
         jobs = jobs[:cost_model.UNCHANGED * len(cost_model.PATTERNS)]
-    sandbox = cluster.up(Spec("simulate", topology, node_rate=cost_model.NODE_RATE))
+    sandbox = cluster.sandbox_up(SandboxSpec("simulate", topology, node_rate=cost_model.NODE_RATE))
     try:
         measured = cost_model.measure(sandbox, jobs)
     finally:
-        cluster.down("simulate")
+        cluster.sandbox_down("simulate")
     yield from evaluate(jobs, np.array([simulate(job, topology) for job in jobs]), measured)
 
 
@@ -49,8 +49,13 @@ def simulate(job: Job, topology: Topology) -> float:
     place = np.array([names.index(node) for node in job.nodes])
     steps = cost_model.STEPS[job.pattern]
     strategy = cost_model.PATTERNS[job.pattern]
-    training = Training(strategy, cost_model.PARAMETERS, job.ps, PATTERNS[strategy][0], seed=placement_comm_time.SEED)
-    ended = ends(training, links(names, topology, cost_model.known(job, topology)), place,
+    training = TrainingWorkload(
+    strategy,
+    cost_model.PARAMETERS,
+    job.ps,
+    COMM_PATTERNS[strategy][0],
+     seed=placement_comm_time.SEED)
+    ended = step_end_times(training, network_links(names, topology, cost_model.known(job, topology)), place,
                  cost_model.WARM_UP + cost_model.BLOCKS * steps)[job.ps:]
     blocks = np.diff(ended[:, cost_model.WARM_UP - 1::steps], axis=1) / steps
     return float(np.median(blocks.max(axis=0)))

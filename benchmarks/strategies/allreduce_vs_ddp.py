@@ -16,7 +16,7 @@ from benchmarks import sandbox_mpi
 from benchmarks.results import Row, make_row
 from slurmdl.bench.cpu_idle import cpu_bound_note
 from slurmdl.sandbox import cluster
-from slurmdl.sandbox.spec import Spec, alternating
+from slurmdl.sandbox.spec import SandboxSpec, round_robin_topology
 
 NODES, NAME = 8, "allreduce"
 RANKS = (4, 8)
@@ -52,19 +52,19 @@ class Job:
 
 def rows(seed: int, quick: bool = False) -> Iterator[Row]:
     """Steps per second beside what they are to reach, for each number of ranks, size and rate."""
-    topology = alternating(NODES, 2)
+    topology = round_robin_topology(NODES, 2)
     zones = {node: topology.zones[leaf] for node, leaf in zip(topology.nodes, topology.leaf, strict=True)}
-    sandbox = cluster.up(Spec(NAME, topology))
+    sandbox = cluster.sandbox_up(SandboxSpec(NAME, topology))
     try:
         for node in topology.nodes:
-            sandbox.change_link(node, rate=0)
+            sandbox.shape_link(node, rate=0)
         for link, rate in LINKS.items():
             for zone in sorted(set(zones.values())):
-                sandbox.change_link(zone, rate=rate)
+                sandbox.shape_link(zone, rate=rate)
             todo = jobs(zones, slow=0 < rate < 1e9, repeats=1 if quick else 3)
             yield from evaluate(link, todo, measure(sandbox, todo, zones), shaped=rate > 0)
     finally:
-        cluster.down(NAME)
+        cluster.sandbox_down(NAME)
 
 
 def jobs(zones: Mapping[str, str], slow: bool, repeats: int) -> list[Job]:

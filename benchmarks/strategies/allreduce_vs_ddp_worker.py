@@ -18,8 +18,8 @@ from benchmarks import sandbox_mpi
 from slurmdl.bench.cpu_idle import CpuIdleMeter
 from slurmdl.bench.frameworks import ddp, post_local
 from slurmdl.train import init
-from slurmdl.train.method import Method
-from slurmdl.train.trainer.task import StandIn
+from slurmdl.train.method import StrategyConfig
+from slurmdl.train.trainer.task import SyntheticWorkload
 from slurmdl.train.transports.transport import Transport
 
 SEED, RATE = 1, 1e-4
@@ -56,7 +56,7 @@ def measure(transport: Transport, job: Mapping[str, Any],
         for name in list(made)[::-1 if repeat % 2 else 1]:
             # post-local SGD exchanges in one of so many steps
             steps = post_local.PERIOD if name == "post-local" else job["steps"]
-            transport.meet()
+            transport.barrier()
             begun, processors = time.perf_counter(), CpuIdleMeter()
             for _ in range(steps):
                 made[name][0]()
@@ -75,7 +75,7 @@ def task(job: Mapping[str, Any]) -> tuple[Any, Any]:
     """A stand-in for a network, and its optimizer."""
     import torch
 
-    its = StandIn(job["parameters"], lambda samples: float(job["seconds"]), time.sleep, SEED)
+    its = SyntheticWorkload(job["parameters"], lambda samples: float(job["seconds"]), time.sleep, SEED)
     return its, torch.optim.SGD(its.module.parameters(), lr=RATE)
 
 
@@ -91,7 +91,7 @@ def stepping(loss: Callable[[], Any], optimizer: Any) -> Step:
 def ours(transport: Transport, job: Mapping[str, Any], traffic: str, node: str, zone: str) -> tuple[Step, Step]:
     """A step by the library, and what ends it."""
     its, optimizer = task(job)
-    run = init(Method("allreduce", traffic), transport=transport, environ={
+    run = init(StrategyConfig("allreduce", traffic), transport=transport, environ={
         "SLURMD_NODENAME": node, "SLURM_TOPOLOGY_ADDR": f"{zone}.{node}",
         "SLURM_TOPOLOGY_ADDR_PATTERN": "switch.node"})
     run.wrap(its.module, optimizer)
@@ -117,7 +117,7 @@ class Rival:
 
         def after_all() -> None:
             step()
-            self._transport.meet()
+            self._transport.barrier()
 
         return after_all, close
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import redirect_stdout
 
 from benchmarks.results import Row, make_row
-from slurmdl.train.report.meters import PHASES, Meter, Stopwatch
+from slurmdl.train.report.meters import PHASES, PhaseTimer, StepMeter
 
 #: of one rank that sends to nobody: what a step takes is its computation
 RUN = ("--simulate", "1", "--model", "mlp:64", "--batch", "16", "--steps", "1000")
@@ -39,7 +39,7 @@ def rows(seed: int, quick: bool = False) -> Iterator[Row]:
 
 def metering(clock: Callable[[], float], calls: int) -> float:
     """Seconds that one step's calls of the meter take."""
-    watch = Stopwatch(Meter(), clock, lambda: 0.0)
+    watch = PhaseTimer(StepMeter(), clock, lambda: 0.0)
     begun = time.perf_counter()
     for _ in range(calls):
         for phase in PHASES:
@@ -50,11 +50,11 @@ def metering(clock: Callable[[], float], calls: int) -> float:
 
 def _step(seed: int) -> float:
     """Seconds of a step, median."""
-    from slurmdl.train.trainer.options import parse
+    from slurmdl.train.trainer.options import parse_train_options
     from slurmdl.train.trainer.trainer import train
 
     with redirect_stdout(io.StringIO()):
-        found = train(parse([*RUN, "--seed", str(seed)], {}))
+        found = train(parse_train_options([*RUN, "--seed", str(seed)], {}))
     assert found is not None, "a simulation gives its summary"
     return float(found["seconds_per_step"])
 

@@ -19,7 +19,7 @@ from typing import Any
 from benchmarks.results import Row, make_row
 from benchmarks.sandbox_mpi import ROOT
 from slurmdl.errors import SlurmdlError
-from slurmdl.mpi import ONE_MACHINE
+from slurmdl.mpi import OVERSUBSCRIBE_ENV
 
 #: elements of a model -> exchanges in one repeat
 SIZES = {1_000_000: 40, 25_000_000: 6}
@@ -68,7 +68,7 @@ def exchanges(ranks: int, size: int, steps: int, repeats: int) -> dict[str, list
         work.write_text(json.dumps({"parameters": size, "variants": variants, "repeats": repeats, "steps": steps}))
         done = subprocess.run(
             ["mpirun", "-n", str(ranks), sys.executable, "-m", "benchmarks.strategies.shared_memory_gossip_worker",
-             str(work), str(result)], env={**os.environ, **ONE_MACHINE, "PYTHONPATH": str(ROOT)}, capture_output=True,
+             str(work), str(result)], env={**os.environ, **OVERSUBSCRIBE_ENV, "PYTHONPATH": str(ROOT)}, capture_output=True,
              text=True, timeout=300, check=False)
         if done.returncode:
             raise SlurmdlError(f"mpirun: exit status {done.returncode}: {' '.join(done.stderr.split())[:300]}")

@@ -16,10 +16,10 @@ import numpy as np
 
 from benchmarks.placement_comm_time import NoOpOptimizer, PlainParameters
 from slurmdl.train import runtime
-from slurmdl.train.courier import Courier
-from slurmdl.train.messages import Messages
-from slurmdl.train.method import Method
-from slurmdl.train.strategies import STRATEGIES, Setting
+from slurmdl.train.courier import CommThread
+from slurmdl.train.messages import MeteredP2P
+from slurmdl.train.method import StrategyConfig
+from slurmdl.train.strategies import STRATEGIES, StrategyContext
 from slurmdl.train.transports.transport import Transport
 
 SEED = 1
@@ -32,7 +32,7 @@ def main() -> None:
     RESULT.json {name: [seconds per exchange, one figure for each repeat]}, those of the slowest rank.
     """
     work_file, result_file = sys.argv[1:]
-    transport = runtime.connect()
+    transport = runtime.init_mpi()
     with open(work_file, encoding="utf-8") as file:
         work = json.load(file)
     found: dict[str, list[float]] = {name: [] for name, _ in work["variants"]}
@@ -47,23 +47,23 @@ def main() -> None:
 def measure(transport: Transport, shared: bool, size: int, steps: int) -> float:
     """Seconds per exchange, of the slowest rank."""
     ranks = tuple(range(transport.size))
-    messages, courier = Messages(transport, ("node",) * len(ranks)), Courier(transport.threaded)
+    messages, courier = MeteredP2P(transport, ("node",) * len(ranks)), CommThread(transport.supports_comm_thread)
     model = PlainParameters(np.full(size, transport.rank, np.float32))
-    setting = Setting(messages, courier, ranks, (), model.parameters, np.empty(0, np.float32), (size,),
-                      replace(Method("gossip", "base"), shared_memory=shared), SEED, ("",) * len(ranks),
-                      ("",) * len(ranks), {}, lambda: 0.01, lambda part: NoOpOptimizer(), settle=model.settle)
+    setting = StrategyContext(messages, courier, ranks, (), model.parameters, np.empty(0, np.float32), (size,),
+                      replace(StrategyConfig("gossip", "base"), shared_memory=shared), SEED, ("",) * len(ranks),
+                      ("",) * len(ranks), {}, lambda: 0.01, lambda part: NoOpOptimizer(), relocate_parameters=model.settle)
     strategy = STRATEGIES["gossip"](setting)
-    strategy.after_update(0)
-    strategy.after_update(1)
-    courier.do(transport.meet)
+    strategy.after_optimizer_step(0)
+    strategy.after_optimizer_step(1)
+    courier.call(transport.barrier)
     begun = time.perf_counter()
     for number in range(2, 2 + steps):
-        strategy.after_update(number)
+        strategy.after_optimizer_step(number)
     seconds = (time.perf_counter() - begun) / steps
     strategy.finish()
     courier.close()
-    if strategy.fired < steps or abs(float(model.parameters.mean()) - (len(ranks) - 1) / 2) > 1e-3:
-        raise RuntimeError(f"{strategy.fired} exchanges have led to {model.parameters.mean()}")
+    if strategy.exchanges < steps or abs(float(model.parameters.mean()) - (len(ranks) - 1) / 2) > 1e-3:
+        raise RuntimeError(f"{strategy.exchanges} exchanges have led to {model.parameters.mean()}")
     return float(max(transport.allgather(seconds)))
 
 

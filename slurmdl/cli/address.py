@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 from slurmdl.errors import UsageError
 
 if TYPE_CHECKING:
-    from slurmdl.network.access import Network
+    from slurmdl.network.access import IPNetwork
 
 
-def address(text: str, option: str) -> tuple[str, int]:
+def parse_address(text: str, option: str) -> tuple[str, int]:
     """HOST:PORT, [IPV6]:PORT or :PORT as host ("" for all of this machine) and port; UsageError for anything else."""
     host, colon, port = text.rpartition(":")
     plain = host[1:-1] if host.startswith("[") and host.endswith("]") else host
@@ -20,7 +20,7 @@ def address(text: str, option: str) -> tuple[str, int]:
     return plain, int(port)
 
 
-def networks(text: str, option: str) -> tuple[Network, ...]:
+def parse_networks(text: str, option: str) -> tuple[IPNetwork, ...]:
     """Addresses and networks of IPv4 and IPv6 with commas between; UsageError for anything else."""
     import ipaddress
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
-from slurmdl.cli.parser import Parser
+from slurmdl.cli.parser import CliParser
 from slurmdl.errors import warn
-from slurmdl.output import show
+from slurmdl.output import print_escaped
 
 
 def run(argv: list[str]) -> int:
-    top = Parser(prog="slurmdl bench", description=__doc__)
+    top = CliParser(prog="slurmdl bench", description=__doc__)
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     matrix = commands.add_parser("run", help="run all combinations of a SPEC.yaml as jobs",
                                  description="Submit each combination of SPEC.yaml as a job, one after the "
@@ -56,6 +56,6 @@ def _report(results: str) -> int:
         warn("no plots: matplotlib is not installed (pip install 'slurmdl[plot]')")
     else:
         files += plots.draw(directory, report.report_rows(directory))
-    show(files[0].read_text().rstrip("\n"))
-    show("\n".join(map(str, files)))
+    print_escaped(files[0].read_text().rstrip("\n"))
+    print_escaped("\n".join(map(str, files)))
     return 0

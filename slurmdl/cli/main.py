@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from slurmdl import __version__
-from slurmdl.errors import UsageError, nearest_first, report
+from slurmdl.errors import UsageError, report_error, sort_by_similarity
 
 #: command -> its line in `slurmdl --help`; a table, so that the help imports nothing
 COMMANDS = {
@@ -26,9 +26,9 @@ def main(argv: list[str] | None = None) -> int:
     """Run one command line (without the program's name) and return its exit status."""
     words = sys.argv[1:] if argv is None else argv
     try:
-        return _run(words)
+        return _dispatch(words)
     except (Exception, KeyboardInterrupt) as error:
-        return report(error)
+        return report_error(error)
 
 
 def dlsbatch() -> int:
@@ -36,23 +36,24 @@ def dlsbatch() -> int:
     return main(["sbatch", *sys.argv[1:]])
 
 
-def _run(words: list[str]) -> int:
-    command = words[0] if words else "--help"
+def _dispatch(args: list[str]) -> int:
+    command = args[0] if args else "--help"
     if command in ("--help", "-h", "help"):
-        print(_help())
+        print(_usage_text())
         return 0
     if command in ("--version", "-V"):
         print(f"slurmdl {__version__}")
         return 0
     if command not in COMMANDS:
-        raise UsageError(f"unknown command {command!r}; valid: {', '.join(nearest_first(command, list(COMMANDS)))}")
+        raise UsageError(
+            f"unknown command {command!r}; valid: {', '.join(sort_by_similarity(command, list(COMMANDS)))}")
     from importlib import import_module
 
-    status: int = import_module(f"slurmdl.cli.{command}").run(words[1:])
+    status: int = import_module(f"slurmdl.cli.{command}").run(args[1:])
     return status
 
 
-def _help() -> str:
+def _usage_text() -> str:
     width = max(map(len, COMMANDS))
     lines = [f"  {name:{width}}  {line}" for name, line in COMMANDS.items()]
     return "\n".join(["usage: slurmdl COMMAND [options]", "", *lines, "",

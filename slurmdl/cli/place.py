@@ -9,17 +9,17 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from slurmdl import units
-from slurmdl.cli.parser import write_file
+from slurmdl.cli.parser import write_output_file
 from slurmdl.errors import PlacementError, UnavailableError, UsageError
-from slurmdl.output import show
+from slurmdl.output import print_escaped
 
 if TYPE_CHECKING:
     from slurmdl.config import Config
     from slurmdl.dl_options import DlOptions
     from slurmdl.launch.sbatch import Decision
     from slurmdl.launch.submission import Submission
-    from slurmdl.launch.survey import Survey
-    from slurmdl.placement.exact import Exact
+    from slurmdl.launch.survey import ClusterState
+    from slurmdl.placement.exact import ExactPlacement
     from slurmdl.placement.model import Placement
     from slurmdl.request import JobRequest
 
@@ -42,7 +42,7 @@ Shows what `slurmdl sbatch` would choose for the same words, and why; submits no
 Options stand before the script: what stands behind it are its own arguments. Without a script only the options
 count. Status 0 also where Slurm chooses the nodes, with --dl-strict then 75."""
 
-_FILES = ("svg", "topology", "cluster", "scores")
+_FILE_OPTIONS = ("svg", "topology", "cluster", "scores")
 #: largest seed
 _MAX_SEED = 2**32
 
@@ -52,23 +52,32 @@ def run(argv: list[str]) -> int:
     from slurmdl import config
     from slurmdl.launch import submission
 
-    own, words = _split(argv)
+    own, words = _split_own_options(argv)
     if "help" in own:
         print(HELP)
         return 0
-    site = config.load()
-    job = submission.read(words, os.environ, site.options)
-    job = replace(job, request=replace(job.request, seed=_seed(own.get("seed", "0"))))
-    seen = _survey(site, own, job.request)
-    decision = _decide(job, seen, live=not {"cluster", "topology"} & own.keys())
+    site = config.load_config()
+    job = submission.parse_submission(words, os.environ, site.options)
+    job = replace(job, request=replace(job.request, seed=_parse_seed(own.get("seed", "0"))))
+    seen = _load_state(site, own, job.request)
+    decision = _make_decision(job, seen, query_slurm=not {"cluster", "topology"} & own.keys())
     if "svg" in own:
-        _draw(decision, seen, own["svg"])
-    exact = _exact(job.request, seen) if "exact" in own else None
-    show(_json(job.request.dl, decision, seen, exact) if "json" in own else _text(job.request, decision, seen, exact))
+        _write_svg(decision, seen, own["svg"])
+    exact = _solve_exactly(job.request, seen) if "exact" in own else None
+    print_escaped(
+    _format_json(
+        job.request.dl,
+        decision,
+        seen,
+        exact) if "json" in own else _format_text(
+            job.request,
+            decision,
+            seen,
+             exact))
     return 0
 
 
-def _split(argv: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+def _split_own_options(argv: Sequence[str]) -> tuple[dict[str, str], list[str]]:
     """This command's own options, and the words that are sbatch's.
 
     Raises
@@ -78,70 +87,70 @@ def _split(argv: Sequence[str]) -> tuple[dict[str, str], list[str]]:
     from slurmdl import dl_options, getopt, sbatch_options
 
     flags = ("json", "explain", "exact", "help")
-    own = (*flags, *_FILES, "seed")
-    table: dict[str, getopt.Takes] = {**sbatch_options.LONG, **dl_options.LONG}
+    own = (*flags, *_FILE_OPTIONS, "seed")
+    table: dict[str, getopt.HasArg] = {**sbatch_options.LONG_OPTIONS, **dl_options.LONG_OPTIONS}
     table.update(dict.fromkeys(flags, "no"))
-    table.update(dict.fromkeys((*_FILES, "seed"), "yes"))
-    line = getopt.parse(argv, sbatch_options.SHORT, table)
+    table.update(dict.fromkeys((*_FILE_OPTIONS, "seed"), "yes"))
+    line = getopt.parse_command_line(argv, sbatch_options.SHORT_OPTIONS, table)
     for option in line.options:
-        if not option.known and (meant := _meant(option.words[0], own)):
-            raise UsageError(f"unknown option {option.words[0]}; valid: --{meant}")
+        if not option.is_known and (meant := _similar_option(option.args[0], own)):
+            raise UsageError(f"unknown option {option.args[0]}; valid: --{meant}")
     for word in line.operands[1:]:
-        if meant := _meant(word, list(dl_options.LONG) if word.startswith("--dl-") else own):
+        if meant := _similar_option(word, list(dl_options.LONG_OPTIONS) if word.startswith("--dl-") else own):
             raise UsageError(f"{word.partition('=')[0]} behind {line.operands[0]} is an argument of the script; "
                              f"valid: --{meant} before the script, and nothing behind it")
     ours = [option for option in line.options if option.name in own]
     for option in ours:
-        if option.name in _FILES and not option.value:
+        if option.name in _FILE_OPTIONS and not option.value:
             raise UsageError(f"--{option.name} needs a file")
-    taken = {i for option in ours for i in range(option.index, option.index + len(option.words))}
+    taken = {i for option in ours for i in range(option.index, option.index + len(option.args))}
     return ({option.name: option.value or "" for option in ours},
             [word for i, word in enumerate(argv) if i not in taken])
 
 
-def _meant(word: str, names: Sequence[str]) -> str:
+def _similar_option(arg: str, names: Sequence[str]) -> str:
     """The option that a word names, or nearly names; "" for none. What else there is can be an option of a newer
     sbatch, or an argument of the script."""
     from difflib import get_close_matches
 
-    if not word.startswith("--"):
+    if not arg.startswith("--"):
         return ""
-    return next(iter(get_close_matches(word[2:].partition("=")[0][:40], names, n=1, cutoff=0.8)), "")
+    return next(iter(get_close_matches(arg[2:].partition("=")[0][:40], names, n=1, cutoff=0.8)), "")
 
 
-def _seed(text: str) -> int:
+def _parse_seed(text: str) -> int:
     if not text.isdecimal() or int(text) > _MAX_SEED:
         raise UsageError(f"--seed: {text!r} is not valid; valid: 0 to {_MAX_SEED}")
     return int(text)
 
 
-def _survey(site: Config, own: dict[str, str], request: JobRequest) -> Survey:
+def _load_state(config: Config, own_options: dict[str, str], request: JobRequest) -> ClusterState:
     from slurmdl.cluster import read as cluster
     from slurmdl.launch import survey
     from slurmdl.topology import read as topology
 
-    scores, strict = own.get("scores", request.dl.scores), request.dl.strict or "scores" in own
-    if "cluster" not in own and "topology" not in own:
-        return survey.take(site, scores, request.partitions, strict=strict)
-    snapshot = cluster.from_file(own["cluster"]) if "cluster" in own else \
-        cluster.from_controller(site.cluster_backend)[0]
-    return survey.Survey(snapshot, topology.read(own.get("topology"), snapshot.topology_of(request.partitions)),
-                         survey.link_scores(site, scores, strict=strict))
+    scores, strict = own_options.get("scores", request.dl.link_scores), request.dl.strict or "scores" in own_options
+    if "cluster" not in own_options and "topology" not in own_options:
+        return survey.load_cluster_state(config, scores, request.partitions, strict=strict)
+    snapshot = cluster.load_cluster_file(own_options["cluster"]) if "cluster" in own_options else \
+        cluster.query_cluster(config.cluster_backend)[0]
+    return survey.ClusterState(snapshot, topology.load_topology(own_options.get("topology"), snapshot.topology_of(request.partitions)),
+                         survey.load_link_scores(config, scores, strict=strict))
 
 
-def _decide(job: Submission, seen: Survey, live: bool) -> Decision:
-    from slurmdl.launch.sbatch import Decision, decide, not_applied
+def _make_decision(job: Submission, state: ClusterState, query_slurm: bool) -> Decision:
+    from slurmdl.launch.sbatch import Decision, decide_binding, zone_not_applied_reason
 
     dl = job.request.dl
-    if dl.bind == "off":
-        return Decision(reason=not_applied(dl, "--dl-bind=off"), failed=bool(dl.zone))
-    decision = decide(job, seen, _sbatch() if live else "")
+    if dl.node_binding == "off":
+        return Decision(reason=zone_not_applied_reason(dl, "--dl-bind=off"), failed=bool(dl.zone))
+    decision = decide_binding(job, state, _find_sbatch_if_any() if query_slurm else "")
     if decision.reason and dl.strict:
         raise PlacementError(decision.reason)
     return decision
 
 
-def _sbatch() -> str:
+def _find_sbatch_if_any() -> str:
     from slurmdl.launch.sbatch import find_sbatch
 
     try:
@@ -150,7 +159,7 @@ def _sbatch() -> str:
         return ""
 
 
-def _exact(request: JobRequest, seen: Survey) -> Exact | str:
+def _solve_exactly(request: JobRequest, state: ClusterState) -> ExactPlacement | str:
     """The solver's answer, or why it has none.
 
     Raises
@@ -160,52 +169,53 @@ def _exact(request: JobRequest, seen: Survey) -> Exact | str:
     from slurmdl.placement import exact
 
     try:
-        return exact.solve(request, seen.cluster, seen.topology, seen.scores)
+        return exact.solve_exactly(request, state.cluster, state.topology, state.scores)
     except PlacementError as error:
         return str(error)
 
 
-def _text(request: JobRequest, decision: Decision, seen: Survey, exact: Exact | str | None) -> str:
-    from slurmdl.placement.explain import explain
+def _format_text(request: JobRequest, decision: Decision, state: ClusterState,
+                 exact: ExactPlacement | str | None) -> str:
+    from slurmdl.placement.explain import explain_placement
     from slurmdl.placement.model import Placement
 
-    binding = " ".join(decision.argv) or "none"
+    binding = " ".join(decision.binding_options) or "none"
     if decision.reason:
         binding += f", Slurm chooses the nodes: {decision.reason}"
     placement = decision.placement or Placement(reason=decision.reason)
-    solved = f"\nexact      {_solved(exact, placement)}" if exact is not None else ""
-    text = explain(placement, seen.topology, seen.cluster, seen.scores, request.dl)
+    solved = f"\nexact      {_format_exact(exact, placement)}" if exact is not None else ""
+    text = explain_placement(placement, state.topology, state.cluster, state.scores, request.dl)
     return f"{text}{solved}\nbinding    {binding}"
 
 
-def _solved(exact: Exact | str, placement: Placement) -> str:
+def _format_exact(exact: ExactPlacement | str, placement: Placement) -> str:
     if isinstance(exact, str):
         return f"none: {exact}"
-    found = f"{units.duration(exact.cost.seconds)}, {'proven' if exact.proven else 'the best that was found in time'}"
-    if not placement.map or not exact.cost.seconds:
+    found = f"{units.format_duration(exact.cost.seconds)}, {'proven' if exact.proven else 'the best that was found in time'}"
+    if not placement.rank_map or not exact.cost.seconds:
         return found
-    return f"{found}; this choice takes {placement.map.cost.seconds / exact.cost.seconds:.4g} times that"
+    return f"{found}; this choice takes {placement.rank_map.cost.seconds / exact.cost.seconds:.4g} times that"
 
 
-def _json(dl: DlOptions, decision: Decision, seen: Survey, exact: Exact | str | None) -> str:
-    from slurmdl.launch.sbatch import outcome
+def _format_json(dl: DlOptions, decision: Decision, state: ClusterState, exact: ExactPlacement | str | None) -> str:
+    from slurmdl.launch.sbatch import decision_summary
 
     found: dict[str, Any] = {"placement": decision.placement.to_json() if decision.placement else None,
-                             "binding": list(decision.argv), "releases": decision.releases, "reason": decision.reason,
-                             "line": " ".join(outcome(dl, decision).split()) if decision.reason else ""}
-    if decision.placement and seen.scores.measured:
-        from slurmdl.placement.scored import mattered
+                             "binding": list(decision.binding_options), "releases": decision.revert_field, "reason": decision.reason,
+                             "line": " ".join(decision_summary(dl, decision).split()) if decision.reason else ""}
+    if decision.placement and state.scores.link_count:
+        from slurmdl.placement.scored import decisive_scores
 
-        found["scores"] = [each.to_json() for each in mattered(decision.placement, seen.topology, seen.cluster,
-                                                               seen.scores)]
+        found["scores"] = [each.to_json() for each in decisive_scores(decision.placement, state.topology, state.cluster,
+                                                               state.scores)]
     if exact is not None:
         found["exact"] = {"reason": exact} if isinstance(exact, str) else asdict(exact)
     return json.dumps(found, indent=2)
 
 
-def _draw(decision: Decision, seen: Survey, path: str) -> None:
+def _write_svg(decision: Decision, state: ClusterState, path: str) -> None:
     from slurmdl.placement.model import Placement
-    from slurmdl.placement.svg import svg
+    from slurmdl.placement.svg import draw_placement
 
-    picture = svg(decision.placement or Placement(reason=decision.reason), seen.topology, seen.cluster)
-    write_file(path, "--svg", picture)
+    picture = draw_placement(decision.placement or Placement(reason=decision.reason), state.topology, state.cluster)
+    write_output_file(path, "--svg", picture)

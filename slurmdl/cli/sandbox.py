@@ -9,17 +9,17 @@ import sys
 from typing import TYPE_CHECKING
 
 from slurmdl import units
-from slurmdl.cli.parser import Parser
+from slurmdl.cli.parser import CliParser
 from slurmdl.errors import UsageError
-from slurmdl.output import show
+from slurmdl.output import print_escaped
 
 if TYPE_CHECKING:
     from slurmdl.sandbox.cluster import Sandbox
-    from slurmdl.sandbox.spec import Spec
+    from slurmdl.sandbox.spec import SandboxSpec
 
 
-def parser() -> argparse.ArgumentParser:
-    top = Parser(prog="slurmdl sandbox", description=__doc__)
+def build_parser() -> argparse.ArgumentParser:
+    top = CliParser(prog="slurmdl sandbox", description=__doc__)
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     def command(name: str, text: str) -> argparse.ArgumentParser:
@@ -66,37 +66,37 @@ def parser() -> argparse.ArgumentParser:
 
 
 def run(argv: list[str]) -> int:
-    options = parser().parse_args(argv)
+    options = build_parser().parse_args(argv)
     # these imports need numpy, which the parser and its help do not
     from slurmdl.sandbox import cluster
 
     if options.command == "up":
-        box = cluster.up(_spec(options))
-        zones = len(box.spec.leaves())
-        show(f"sandbox {box.spec.name}: {len(box.spec.topology.nodes)} nodes in {zones} zone{'s' * (zones != 1)} "
+        box = cluster.sandbox_up(_build_spec(options))
+        zones = len(box.spec.leaf_indices())
+        print_escaped(f"sandbox {box.spec.name}: {len(box.spec.topology.nodes)} nodes in {zones} zone{'s' * (zones != 1)} "
               f"are idle; jobs run as {box.user.name}; shared directory {box.shared}")
         return 0
     if options.command == "down":
-        show(f"sandbox {options.name}: {'down' if cluster.down(options.name) else 'was not up'}")
+        print_escaped(f"sandbox {options.name}: {'down' if cluster.sandbox_down(options.name) else 'was not up'}")
         return 0
-    box = cluster.find(options.name)
+    box = cluster.find_sandbox(options.name)
     if options.command == "status":
-        return _status(box, options.json)
+        return _print_status(box, options.json)
     if options.command == "link":
-        from slurmdl.sandbox.spec import parse_share, parse_time
+        from slurmdl.sandbox.spec import parse_duration, parse_fraction
 
-        means = box.change_link(options.target,
-                                rate=None if options.rate is None else _rate(options.rate),
-                                delay=None if options.delay is None else parse_time(options.delay),
-                                loss=None if options.loss is None else parse_share(options.loss))
-        show(f"{options.target}: {means}")
+        means = box.shape_link(options.target,
+                                rate=None if options.rate is None else _parse_rate_or_zero(options.rate),
+                                delay=None if options.delay is None else parse_duration(options.delay),
+                                loss=None if options.loss is None else parse_fraction(options.loss))
+        print_escaped(f"{options.target}: {means}")
         return 0
     if options.command == "cpu":
-        from slurmdl.sandbox.spec import parse_share
+        from slurmdl.sandbox.spec import parse_fraction
 
-        share = parse_share(options.share)
+        share = parse_fraction(options.share)
         box.limit_cpu(options.node, share)
-        show(f"{options.node}: " + (f"{share:.0%} of a core" if share else "no limit of its CPU"))
+        print_escaped(f"{options.node}: " + (f"{share:.0%} of a core" if share else "no limit of its CPU"))
         return 0
     words = ["bash", "-i"] if options.command == "shell" else options.argv
     words = words[1:] if words[:1] == ["--"] else words
@@ -107,19 +107,19 @@ def run(argv: list[str]) -> int:
     os.execvp(line[0], line)
 
 
-def _rate(text: str) -> float:
-    from slurmdl.sandbox.spec import parse_rate
-    return 0.0 if text == "0" else parse_rate(text)
+def _parse_rate_or_zero(text: str) -> float:
+    from slurmdl.sandbox.spec import parse_bit_rate
+    return 0.0 if text == "0" else parse_bit_rate(text)
 
 
-def _spec(options: argparse.Namespace) -> Spec:
-    from slurmdl.sandbox.spec import Spec, alternating, parse_rate
+def _build_spec(options: argparse.Namespace) -> SandboxSpec:
+    from slurmdl.sandbox.spec import SandboxSpec, parse_bit_rate, round_robin_topology
 
     if options.topology:
         from slurmdl.topology import read
-        topology = read.read(options.topology)
+        topology = read.load_topology(options.topology)
     else:
-        topology = alternating(options.nodes, options.zones)
+        topology = round_robin_topology(options.nodes, options.zones)
     features: dict[str, str] = {}
     for text in options.features:
         node, _, names = text.rpartition("=")
@@ -127,30 +127,30 @@ def _spec(options: argparse.Namespace) -> Spec:
     for line in options.set:
         if "=" not in line:
             raise UsageError(f"--set {line!r}: KEY=VALUE of slurm.conf expected")
-    return Spec(options.name, topology, node_rate=parse_rate(options.node_bandwidth),
-                zone_rate=parse_rate(options.zone_bandwidth), cpus=options.cpus, memory=options.memory,
+    return SandboxSpec(options.name, topology, node_rate=parse_bit_rate(options.node_bandwidth),
+                zone_rate=parse_bit_rate(options.zone_bandwidth), cpus=options.cpus, memory=options.memory,
                 zone_features=not options.no_zone_features, features=features, gres=options.gres,
-                settings=tuple(options.set), shares=tuple(options.share))
+                slurm_conf_lines=tuple(options.set), bind_mounts=tuple(options.share))
 
 
-def _status(box: Sandbox, as_json: bool) -> int:
-    topology, counters, states = box.spec.topology, box.counters(), box.node_states()
+def _print_status(sandbox: Sandbox, as_json: bool) -> int:
+    topology, counters, states = sandbox.spec.topology, sandbox.zone_byte_counters(), sandbox.node_states()
     if as_json:
-        print(json.dumps({"name": box.spec.name, "user": box.user.name, "shared": str(box.shared),
+        print(json.dumps({"name": sandbox.spec.name, "user": sandbox.user.name, "shared": str(sandbox.shared),
                           "topology": topology.to_json(), "states": states, "counters": counters,
-                          "changed": {name: vars(shape) for name, shape in box.shapes().items()}}))
+                          "changed": {name: vars(shape) for name, shape in sandbox.link_shapes().items()}}))
         return 0
-    show(f"sandbox {box.spec.name}: user {box.user.name}, shared directory {box.shared}, "
-          f"node links {units.rate(box.spec.node_rate / 8)}, zone uplinks {units.rate(box.spec.zone_rate / 8)}")
+    print_escaped(f"sandbox {sandbox.spec.name}: user {sandbox.user.name}, shared directory {sandbox.shared}, "
+          f"node links {units.format_bit_rate(sandbox.spec.node_rate / 8)}, zone uplinks {units.format_bit_rate(sandbox.spec.zone_rate / 8)}")
     for index, zone in enumerate(topology.zones):
         nodes = [n for n, leaf in zip(topology.nodes, topology.leaf, strict=True) if leaf == index]
         if nodes:
             line = " ".join(f"{n}({states.get(n, 'off')})" for n in nodes)
-            show(f"  {zone}: {line}  out {counters[zone]['out']:,} B  in {counters[zone]['in']:,} B")
-    for name, shape in box.shapes().items():
-        rate = units.rate(shape.rate / 8) if shape.rate else "no limit of its rate"
-        show(f"  {'way' if '|' in name else 'link of'} {name}, each way: {rate}, {units.duration(shape.delay)} more, "
+            print_escaped(f"  {zone}: {line}  out {counters[zone]['out']:,} B  in {counters[zone]['in']:,} B")
+    for name, shape in sandbox.link_shapes().items():
+        rate = units.format_bit_rate(shape.rate / 8) if shape.rate else "no limit of its rate"
+        print_escaped(f"  {'way' if '|' in name else 'link of'} {name}, each way: {rate}, {units.format_duration(shape.delay)} more, "
               f"{shape.loss:g} lost")
-    for node, share in box.cpu_shares().items():
-        show(f"  CPU of {node}: {share:.0%} of a core")
+    for node, share in sandbox.cpu_fractions().items():
+        print_escaped(f"  CPU of {node}: {share:.0%} of a core")
     return 0

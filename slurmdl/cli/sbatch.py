@@ -7,4 +7,4 @@ def run(argv: list[str]) -> int:
     """`slurmdl sbatch`: see slurmdl.launch.sbatch.submit."""
     from slurmdl.launch import sbatch
 
-    return sbatch.submit(argv)
+    return sbatch.run_sbatch(argv)

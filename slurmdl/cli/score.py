@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib import import_module
 
-from slurmdl.errors import UsageError, nearest_first
+from slurmdl.errors import UsageError, sort_by_similarity
 
 #: subcommand -> its line in the help; `collect` runs every minute on every node, so nothing else is imported for it
 COMMANDS = {
@@ -26,7 +26,7 @@ def run(argv: list[str]) -> int:
                          "`slurmdl score COMMAND --help` says more."]))
         return 0
     if command not in COMMANDS:
-        valid = ", ".join(nearest_first(command, list(COMMANDS)))
+        valid = ", ".join(sort_by_similarity(command, list(COMMANDS)))
         raise UsageError(f"slurmdl score: unknown command {command!r}; valid: {valid}")
     status: int = import_module(f"slurmdl.cli.scores.{command}").run(argv[1:])
     return status

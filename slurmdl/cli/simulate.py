@@ -8,20 +8,20 @@ import re
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from slurmdl.cli.parser import Parser
+from slurmdl.cli.parser import CliParser
 from slurmdl.errors import UsageError
-from slurmdl.output import show
+from slurmdl.output import print_escaped
 
 if TYPE_CHECKING:
-    from slurmdl.simulate.compare import Case
-    from slurmdl.simulate.training import Training
+    from slurmdl.simulate.compare import SimulatedJob
+    from slurmdl.simulate.training import TrainingWorkload
 
 #: largest seed
 _MAX_SEED = 2**32
 
 
-def parser() -> argparse.ArgumentParser:
-    top = Parser(prog="slurmdl simulate",
+def build_parser() -> argparse.ArgumentParser:
+    top = CliParser(prog="slurmdl simulate",
                  description="Predict the step time of a job that is placed, in Slurm's leaf order, and at random, "
                              "by SimGrid (docs/simulate.md).")
     job = top.add_argument_group("the job")
@@ -59,35 +59,35 @@ def parser() -> argparse.ArgumentParser:
 
 def run(argv: list[str]) -> int:
     """`slurmdl simulate`: see `parser`."""
-    options = parser().parse_args(argv)
+    options = build_parser().parse_args(argv)
     if not 0 <= options.steps <= 10_000:
         raise UsageError(f"--steps {options.steps}: valid: 1 to 10000")
-    case = _case(options)
-    found = case.predictions(options.steps, options.detail)
+    case = _build_job(options)
+    found = case.predict_policies(options.steps, options.detail)
     if options.json:
-        print(json.dumps({"training": asdict(case.training), "topology": case.topology.source, "nodes": case.nodes,
-                          "ranks": case.ranks, "busy": case.busy, "seed": case.seed,
+        print(json.dumps({"training": asdict(case.workload), "topology": case.topology.source, "nodes": case.node_count,
+                          "ranks": case.rank_count, "busy": case.busy_share, "seed": case.seed,
                           "ways": {way: its.to_json() for way, its in found.items()}}, indent=1))
         return 0
     from slurmdl.placement import assumed
-    from slurmdl.simulate.compare import table
+    from slurmdl.simulate.compare import format_predictions
 
     first = next(iter(found.values()))
-    show(f"{case.training.strategy} ({case.training.pattern}), {case.training.parameters:,} parameters, "
-         f"{case.ranks} rank{'s' * (case.ranks > 1)} on {case.nodes} of {len(case.topology.nodes)} nodes; "
-         f"{first.steps} step{'s' * (first.steps > 1)} simulated as {first.detail}; "
-         f"{assumed.links(case.topology, case.scores)}")
-    show("\n".join(table(found)))
+    print_escaped(f"{case.workload.strategy} ({case.workload.effective_pattern}), {case.workload.parameters:,} parameters, "
+         f"{case.rank_count} rank{'s' * (case.rank_count > 1)} on {case.node_count} of {len(case.topology.nodes)} nodes; "
+         f"{first.steps} step{'s' * (first.steps > 1)} simulated as {first.granularity}; "
+         f"{assumed.link_assumption(case.topology, case.scores)}")
+    print_escaped("\n".join(format_predictions(found)))
     return 0
 
 
-def _case(options: argparse.Namespace) -> Case:
+def _build_job(options: argparse.Namespace) -> SimulatedJob:
     from slurmdl import config
     from slurmdl.launch import survey
-    from slurmdl.simulate.compare import Case
+    from slurmdl.simulate.compare import SimulatedJob
     from slurmdl.topology import hostlist, read
 
-    chosen = tuple(dict.fromkeys(hostlist.expand(options.nodes))) if options.nodes else ()
+    chosen = tuple(dict.fromkeys(hostlist.expand_hostlist(options.nodes))) if options.nodes else ()
     nodes = options.N if options.N is not None else len(chosen)
     if not chosen and options.N is None:
         raise UsageError("-N or --nodes: one of them is needed")
@@ -104,15 +104,16 @@ def _case(options: argparse.Namespace) -> Case:
         raise UsageError(f"--busy {options.busy:g}: valid: 0 to 0.95")
     if not 0 <= options.seed <= _MAX_SEED:
         raise UsageError(f"--seed {options.seed}: valid: 0 to {_MAX_SEED}")
-    training = _training(options)
-    training.check(ranks)
-    return Case(training, read.read(options.topology),
-                survey.link_scores(config.load(), options.scores, strict=options.scores != "auto"), nodes, ranks,
+    training = _build_workload(options)
+    training.check_supported(ranks)
+    return SimulatedJob(training, read.load_topology(options.topology),
+                survey.load_link_scores(config.load_config(), options.scores,
+                                        strict=options.scores != "auto"), nodes, ranks,
                 chosen, options.busy, options.seed)
 
 
-def _training(options: argparse.Namespace) -> Training:
-    from slurmdl.simulate.training import Training
+def _build_workload(options: argparse.Namespace) -> TrainingWorkload:
+    from slurmdl.simulate.training import TrainingWorkload
 
     adaptive = options.strategy == "adaptive-gossip"
     drawn = options.traffic == "random"
@@ -123,11 +124,11 @@ def _training(options: argparse.Namespace) -> Training:
         raise UsageError(f"--period {period}: valid: 1 and more")
     if not 0 <= options.compute < float("inf"):
         raise UsageError(f"--compute {options.compute:g}: valid: seconds, 0 and more")
-    return Training(options.strategy, _elements(options.parameters), servers, options.traffic, options.compute,
+    return TrainingWorkload(options.strategy, _parse_parameter_count(options.parameters), servers, options.traffic, options.compute,
                     not options.no_overlap, period, compress, options.seed)
 
 
-def _elements(text: str) -> int:
+def _parse_parameter_count(text: str) -> int:
     match = re.fullmatch(r"([0-9]{1,12}(?:\.[0-9]{1,9})?)([kMG]?)", text)
     count = round(float(match[1]) * {"": 1, "k": 1e3, "M": 1e6, "G": 1e9}[match[2]]) if match else 0
     if not 1 <= count <= 10**13:

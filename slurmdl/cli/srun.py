@@ -31,4 +31,4 @@ def run(argv: list[str]) -> int:
         return 0
     from slurmdl.launch import srun
 
-    return srun.run(argv, os.environ)
+    return srun.run_srun(argv, os.environ)

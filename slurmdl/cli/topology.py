@@ -9,22 +9,22 @@ import shutil
 import sys
 from typing import TYPE_CHECKING
 
-from slurmdl.cli.parser import Parser, write_file
+from slurmdl.cli.parser import CliParser, write_output_file
 from slurmdl.errors import InputError, UnavailableError, UsageError, warn
-from slurmdl.output import show
+from slurmdl.output import print_escaped
 
 if TYPE_CHECKING:
     from slurmdl.cluster.model import ClusterSnapshot
 
-_FILE = "a topology.conf, topology.yaml or JSON; without it the file beside slurm.conf, else the controller's answer"
-_CLUSTER = "nodes from JSON, or from the text of `scontrol -d show nodes`, instead of the controller's"
+_FILE_HELP = "a topology.conf, topology.yaml or JSON; without it the file beside slurm.conf, else the controller's answer"
+_CLUSTER_HELP = "nodes from JSON, or from the text of `scontrol -d show nodes`, instead of the controller's"
 
 
-def parser() -> argparse.ArgumentParser:
-    top = Parser(prog="slurmdl topology", description=__doc__)
+def build_parser() -> argparse.ArgumentParser:
+    top = CliParser(prog="slurmdl topology", description=__doc__)
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
-    def command(name: str, text: str, file: str = _FILE) -> argparse.ArgumentParser:
+    def command(name: str, text: str, file: str = _FILE_HELP) -> argparse.ArgumentParser:
         sub = commands.add_parser(name, help=text, description=text)
         sub.add_argument("file", nargs="?", metavar="FILE", help=file)
         sub.add_argument("--name", metavar="TOPOLOGY", help="one of several topologies")
@@ -37,7 +37,7 @@ def parser() -> argparse.ArgumentParser:
     show.add_argument("--json", action="store_true", help="print the canonical form instead")
 
     check = command("check", "all that is wrong or odd; status 65 where slurmctld would not start with it")
-    check.add_argument("--cluster", metavar="FILE", help=_CLUSTER)
+    check.add_argument("--cluster", metavar="FILE", help=_CLUSTER_HELP)
     check.add_argument("--offline", action="store_true", help="ask no controller for the nodes of the cluster")
     check.add_argument("--strict", action="store_true", help="status 65 where there are warnings, too")
 
@@ -52,7 +52,7 @@ def parser() -> argparse.ArgumentParser:
     features = command("features", "print the NodeName lines of slurm.conf with each node's zone as a feature")
     features.add_argument("--slurm-conf", metavar="FILE",
                           help="whose lines are rewritten (default: SLURM_CONF, /etc/slurm/slurm.conf)")
-    features.add_argument("--cluster", metavar="FILE", help=_CLUSTER)
+    features.add_argument("--cluster", metavar="FILE", help=_CLUSTER_HELP)
     features.add_argument("--every-level", action="store_true", help="the zones above the leaves as features, too")
     features.add_argument("--scontrol", action="store_true",
                           help="commands for the running controller instead, until slurm.conf is read again")
@@ -69,7 +69,7 @@ def parser() -> argparse.ArgumentParser:
 
 def run(argv: list[str]) -> int:
     """`slurmdl topology`: see `parser`."""
-    options = parser().parse_args(argv)
+    options = build_parser().parse_args(argv)
     commands = {"show": _show, "check": _check, "diff": _diff, "convert": _convert, "features": _features,
                 "example": _example}
     return commands[options.command](options)
@@ -80,28 +80,28 @@ def _show(options: argparse.Namespace) -> int:
 
     if options.file and options.file_option:
         raise UsageError("slurmdl topology show: FILE and --topology FILE are the same; give one of them")
-    topologies = read.read_all(options.file or options.file_option)
-    chosen = [topologies.of(options.name)] if options.name else list(topologies.each)
+    topologies = read.load_topologies(options.file or options.file_option)
+    chosen = [topologies.get(options.name)] if options.name else list(topologies.topologies)
     if options.svg:
-        from slurmdl.topology.svg import svg
+        from slurmdl.topology.svg import draw_topology
 
-        write_file(options.svg, "--svg", svg(topologies.of(options.name)))
+        write_output_file(options.svg, "--svg", draw_topology(topologies.get(options.name)))
     if options.json:
         print(json.dumps((chosen[0] if len(chosen) == 1 else topologies).to_json()))
         return 0
     width, height = (sys.maxsize, None) if options.all else shutil.get_terminal_size()
-    show("\n\n".join(tree.text(topology, width=width, height=height) for topology in chosen))
+    print_escaped("\n\n".join(tree.format_tree(topology, width=width, height=height) for topology in chosen))
     return 0
 
 
 def _check(options: argparse.Namespace) -> int:
     from slurmdl.topology import read
-    from slurmdl.topology.check import check, fault, ordered
-    from slurmdl.topology.tree import count
+    from slurmdl.topology.check import check_source, finding_from_error, sort_findings
+    from slurmdl.topology.tree import pluralize
 
     faults: list[InputError] = []
     try:
-        each = read.declared(options.file, faults.append)
+        each = read.load_sources(options.file, faults.append)
     except InputError as error:
         faults.append(error)
         each = []
@@ -113,44 +113,44 @@ def _check(options: argparse.Namespace) -> int:
     nodes, unasked = None, ""
     if options.cluster or not options.offline:
         try:
-            nodes = [node.name for node in _cluster(options.cluster).nodes]
+            nodes = [node.name for node in _load_snapshot(options.cluster).nodes]
         except UnavailableError as error:
             unasked = f"; not compared with the nodes of the cluster ({error})"
-    found = [fault(error) for error in faults]
+    found = [finding_from_error(error) for error in faults]
     for contents in each:
-        found += check(contents, nodes)
-    for finding in ordered(found):
-        show(f"{finding.grade}: {finding.text}")
-    grades = [finding.grade for finding in found]
-    counts = ", ".join(count(grades.count(grade), grade) for grade in ("error", "warning", "note"))
+        found += check_source(contents, nodes)
+    for finding in sort_findings(found):
+        print_escaped(f"{finding.severity}: {finding.text}")
+    grades = [finding.severity for finding in found]
+    counts = ", ".join(pluralize(grades.count(grade), grade) for grade in ("error", "warning", "note"))
     zones = sum(len(contents.zones) for contents in each)
-    show(f"{counts} in {count(zones, 'zone')}{unasked}")
+    print_escaped(f"{counts} in {pluralize(zones, 'zone')}{unasked}")
     return InputError.exit_status if "error" in grades or (options.strict and "warning" in grades) else 0
 
 
 def _diff(options: argparse.Namespace) -> int:
     from slurmdl.topology import diff, read
-    from slurmdl.topology.tree import count
+    from slurmdl.topology.tree import pluralize
 
-    one = read.from_file(options.file) if options.file else read.from_files()
+    one = read.load_topology_file(options.file) if options.file else read.load_slurm_topology_file()
     if one is None:
         raise UsageError("slurmdl topology diff: no topology.conf or topology.yaml beside slurm.conf; name a FILE")
-    other = read.from_file(options.other) if options.other else read.from_controller()
-    sides = one.each[0].source, options.other or "the controller"
-    lines = diff.between(one, other, sides, options.name)
-    show("\n".join([*lines, f"{count(len(lines), 'difference')} between {sides[0]} and {sides[1]}"]))
+    other = read.load_topology_file(options.other) if options.other else read.query_topologies()
+    sides = one.topologies[0].source, options.other or "the controller"
+    lines = diff.diff_sets(one, other, sides, options.name)
+    print_escaped("\n".join([*lines, f"{pluralize(len(lines), 'difference')} between {sides[0]} and {sides[1]}"]))
     return 1 if lines else 0
 
 
 def _convert(options: argparse.Namespace) -> int:
     from slurmdl.topology import read, write
 
-    topologies = read.read_all(options.file)
-    text = write.text(topologies, options.name, options.to)
-    for loss in write.lost(topologies, options.name, options.to):
+    topologies = read.load_topologies(options.file)
+    text = write.format_topology(topologies, options.name, options.to)
+    for loss in write.conversion_losses(topologies, options.name, options.to):
         warn(f"lost: {loss}")
     if options.output:
-        write_file(options.output, "--output", text)
+        write_output_file(options.output, "--output", text)
     else:
         print(text, end="")
     return 0
@@ -160,37 +160,39 @@ def _features(options: argparse.Namespace) -> int:
     from slurmdl.slurm.conf_files import slurm_conf_path
     from slurmdl.topology import features, read
 
-    topology = read.read(options.file, options.name)
-    zones = features.of_zones(topology, options.every_level)
+    topology = read.load_topology(options.file, options.name)
+    zones = features.zone_features(topology, options.every_level)
     conf = options.slurm_conf or slurm_conf_path()
     if not options.scontrol and (options.slurm_conf or (not options.cluster and os.path.exists(conf))):
-        lines = list(features.slurm_conf(conf, zones))
-        show("\n".join([f"# instead of the NodeName lines of {conf} and of the files that it includes", *lines]))
+        lines = list(features.rewrite_node_lines(conf, zones))
+        print_escaped(
+            "\n".join([f"# instead of the NodeName lines of {conf} and of the files that it includes", *lines]))
         return 0
-    present = {node.name: node.features for node in _cluster(options.cluster).nodes}
+    present = {node.name: node.features for node in _load_snapshot(options.cluster).nodes}
     known = {node: names for node, names in zones.items() if node in present}
     if options.scontrol:
-        for nodes, names in features.groups(known, present):
-            show(f"scontrol update NodeName={nodes} AvailableFeatures={names}")
+        for nodes, names in features.group_by_features(known, present):
+            print_escaped(f"scontrol update NodeName={nodes} AvailableFeatures={names}")
         return 0
     print("# what to put into the NodeName lines of slurm.conf; each node may stand on one such line only")
-    for nodes, names in features.groups(known, present):
-        show(f"NodeName={nodes} Features={names}")
+    for nodes, names in features.group_by_features(known, present):
+        print_escaped(f"NodeName={nodes} Features={names}")
     return 0
 
 
-def _cluster(path: str | None) -> ClusterSnapshot:
+def _load_snapshot(path: str | None) -> ClusterSnapshot:
     from slurmdl import config
     from slurmdl.cluster import read
 
-    return read.from_file(path) if path else read.from_controller(config.load().cluster_backend)[0]
+    return read.load_cluster_file(path) if path else read.query_cluster(config.load_config().cluster_backend)[0]
 
 
 def _example(options: argparse.Namespace) -> int:
     from slurmdl.topology import example, write
-    from slurmdl.topology.topologies import Topologies
+    from slurmdl.topology.topologies import TopologySet
 
-    counts = example.counts(options.shape)
-    made = example.blocks(counts, example.sizes(options.blocks)) if options.blocks else example.tree(counts)
-    print(write.text(Topologies.one(made), None, options.to), end="")
+    counts = example.parse_shape(options.shape)
+    made = example.block_topology(counts, example.parse_block_sizes(options.blocks)
+                                  ) if options.blocks else example.tree_topology(counts)
+    print(write.format_topology(TopologySet.single(made), None, options.to), end="")
     return 0

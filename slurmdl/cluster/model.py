@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from slurmdl.cluster.fields import records
+from slurmdl.cluster.fields import parse_records
 from slurmdl.errors import InputError
 
 IntArray = npt.NDArray[np.int64]
 
 #: what a node has of each, in numbers: the arrays of a snapshot and the fields of a node
-NUMBERS = ("cpus", "cpus_free", "memory", "memory_free", "weight")
+NODE_ARRAYS = ("cpus", "cpus_free", "memory", "memory_free", "weight")
 
 
 @dataclass(frozen=True)
@@ -41,9 +41,9 @@ class Node:
     state: tuple[str, ...]
     responding: bool = True
     cpus: int = 1
-    cpus_free: int = 1
+    cpus_unallocated: int = 1
     memory: int = 1
-    memory_free: int = 1
+    memory_unallocated: int = 1
     features: tuple[str, ...] = ()
     partitions: tuple[str, ...] = ()
     gres: Mapping[str, int] = field(default_factory=dict)
@@ -52,7 +52,7 @@ class Node:
 
 
 @dataclass(frozen=True)
-class Kind:
+class NodeProfile:
     """What many nodes have in common, so that it is looked at once; the fields are those of Node.
 
     Generic resources are pairs of name and count.
@@ -116,39 +116,39 @@ class ClusterSnapshot:
     """
 
     names: tuple[str, ...]
-    kind: npt.NDArray[np.int32]
-    kinds: tuple[Kind, ...]
+    profile_index: npt.NDArray[np.int32]
+    profiles: tuple[NodeProfile, ...]
     cpus: IntArray
-    cpus_free: IntArray
+    cpus_unallocated: IntArray
     memory: IntArray
-    memory_free: IntArray
+    memory_unallocated: IntArray
     weight: IntArray
     partitions: tuple[Partition, ...] = ()
     reservations: tuple[Reservation, ...] = ()
 
     @classmethod
-    def of(cls, nodes: Iterable[Node], partitions: Sequence[Partition] = (),
+    def from_nodes(cls, nodes: Iterable[Node], partitions: Sequence[Partition] = (),
            reservations: Sequence[Reservation] = ()) -> ClusterSnapshot:
         """The snapshot of nodes that are given one by one."""
         nodes = tuple(nodes)
-        kinds: dict[Kind, int] = {}
-        kind = [kinds.setdefault(_kind(node), len(kinds)) for node in nodes]
-        numbers = {name: np.array([getattr(node, name) for node in nodes], np.int64) for name in NUMBERS}
+        kinds: dict[NodeProfile, int] = {}
+        kind = [kinds.setdefault(_node_profile(node), len(kinds)) for node in nodes]
+        numbers = {name: np.array([getattr(node, name) for node in nodes], np.int64) for name in NODE_ARRAYS}
         return cls(tuple(node.name for node in nodes), np.array(kind, np.int32), tuple(kinds), **numbers,
                    partitions=tuple(partitions), reservations=tuple(reservations))
 
     @cached_property
     def nodes(self) -> tuple[Node, ...]:
         """The nodes one by one: for a few, or for many where time does not matter."""
-        columns = [getattr(self, name).tolist() for name in NUMBERS]
+        columns = [getattr(self, name).tolist() for name in NODE_ARRAYS]
         shared = [{"state": kind.state, "responding": kind.responding, "features": kind.features,
                    "partitions": kind.partitions, "gres": dict(kind.gres), "gres_used": dict(kind.gres_used)}
-                  for kind in self.kinds]
-        return tuple(Node(name, **shared[kind], **dict(zip(NUMBERS, numbers, strict=True)))
-                     for name, kind, *numbers in zip(self.names, self.kind.tolist(), *columns, strict=True))
+                  for kind in self.profiles]
+        return tuple(Node(name, **shared[kind], **dict(zip(NODE_ARRAYS, numbers, strict=True)))
+                     for name, kind, *numbers in zip(self.names, self.profile_index.tolist(), *columns, strict=True))
 
     @cached_property
-    def node(self) -> dict[str, Node]:
+    def node_by_name(self) -> dict[str, Node]:
         return dict(zip(self.names, self.nodes, strict=True))
 
     @cached_property
@@ -169,13 +169,14 @@ class ClusterSnapshot:
         """The inverse of `to_json`; InputError names the field that does not fit."""
         if not isinstance(data, dict) or "nodes" not in data:
             raise InputError("cluster JSON: an object with nodes is expected")
-        nodes = records(Node, data, "nodes")
+        nodes = parse_records(Node, data, "nodes")
         twice = next((name for name, count in Counter(node.name for node in nodes).items() if count > 1), None)
         if twice is not None:
             raise InputError(f"cluster JSON: node {twice} stands twice")
-        return cls.of(nodes, records(Partition, data, "partitions"), records(Reservation, data, "reservations"))
+        return cls.from_nodes(nodes, parse_records(Partition, data, "partitions"),
+                              parse_records(Reservation, data, "reservations"))
 
 
-def _kind(node: Node) -> Kind:
-    return Kind(node.state, node.responding, node.features, node.partitions, tuple(node.gres.items()),
+def _node_profile(node: Node) -> NodeProfile:
+    return NodeProfile(node.state, node.responding, node.features, node.partitions, tuple(node.gres.items()),
                 tuple(node.gres_used.items()))

@@ -14,16 +14,16 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 #: release whose attributes are read below
-OLDEST = (25, 11)
+MIN_RELEASE = (25, 11)
 
 #: key of scontrol -> attribute of PySlurm
-_NODE = {"CPUAlloc": "allocated_cpus", "CPUEfctv": "effective_cpus", "CPUTot": "total_cpus",
+_NODE_ATTRIBUTES = {"CPUAlloc": "allocated_cpus", "CPUEfctv": "effective_cpus", "CPUTot": "total_cpus",
          "ActiveFeatures": "active_features", "RealMemory": "real_memory", "AllocMem": "allocated_memory",
          "State": "state", "MemSpecLimit": "memory_reserved_for_system", "Weight": "weight",
          "Partitions": "partitions"}
-_PARTITION = {"Default": "is_default", "OverSubscribe": "oversubscribe", "PriorityTier": "priority_tier",
+_PARTITION_ATTRIBUTES = {"Default": "is_default", "OverSubscribe": "oversubscribe", "PriorityTier": "priority_tier",
               "State": "state", "DefMemPerCPU": "default_memory_per_cpu", "DefMemPerNode": "default_memory_per_node"}
-_CONFIG = {"DefMemPerCPU": "default_memory_per_cpu", "DefMemPerNode": "default_memory_per_node",
+_CONFIG_ATTRIBUTES = {"DefMemPerCPU": "default_memory_per_cpu", "DefMemPerNode": "default_memory_per_node",
            "GresTypes": "gres_types"}
 
 
@@ -37,53 +37,53 @@ def main() -> None:
                  "scontrol")
     try:
         config = pyslurm.slurmctld.Config.load()
-        if why := unfit(pyslurm.__version__, config.version):
+        if why := version_mismatch_reason(pyslurm.__version__, config.version):
             sys.exit(why)
-        answer.writelines(_lines(pyslurm, config))
+        answer.writelines(_record_lines(pyslurm, config))
         answer.close()
     except Exception as error:
         sys.exit(f"{type(error).__name__}: {error}")
     os._exit(0)  # libslurm's own threads and the freeing of each node one by one are not waited for
 
 
-def unfit(own: str, controller: str) -> str:
+def version_mismatch_reason(pyslurm_version: str, controller_version: str) -> str:
     """Why a release of PySlurm cannot read from a controller of a release of Slurm, "" where it can.
 
     PySlurm X.Y is built for Slurm X.Y, whose structures it reads as they are in memory. No command is newer than its
     controller, so where PySlurm and the controller are of one release, the library between them is, too.
     """
-    own_release, release = _release(own), _release(controller)
-    if own_release < OLDEST:
-        return (f"release {own} is not valid; valid: {'.'.join(map(str, OLDEST))} and newer, or cluster_backend: "
+    own_release, release = _parse_release(pyslurm_version), _parse_release(controller_version)
+    if own_release < MIN_RELEASE:
+        return (f"release {pyslurm_version} is not valid; valid: {'.'.join(map(str, MIN_RELEASE))} and newer, or cluster_backend: "
                 "scontrol")
     if own_release != release:
-        return (f"release {own} does not fit a controller of Slurm {controller}; valid: "
+        return (f"release {pyslurm_version} does not fit a controller of Slurm {controller_version}; valid: "
                 f"{'.'.join(map(str, release))}.*, or cluster_backend: scontrol")
     return ""
 
 
-def _release(version: str) -> tuple[int, ...]:
+def _parse_release(version: str) -> tuple[int, ...]:
     """26.05.5 and 26.5.0 -> (26, 5); () for what is no version."""
     return tuple(map(int, re.findall(r"\d+", version)[:2]))
 
 
-def _lines(pyslurm: Any, config: Any) -> Iterator[str]:
+def _record_lines(pyslurm: Any, config: Any) -> Iterator[str]:
     for node in pyslurm.Nodes.load().values():
-        yield f"NodeName={node.name} {_pairs(node, _NODE)}\n"
+        yield f"NodeName={node.name} {_format_pairs(node, _NODE_ATTRIBUTES)}\n"
     for partition in pyslurm.Partitions.load().values():
-        yield f"PartitionName={partition.name} {_pairs(partition, _PARTITION)}\n"
+        yield f"PartitionName={partition.name} {_format_pairs(partition, _PARTITION_ATTRIBUTES)}\n"
     for held in pyslurm.Reservations.load().values():
-        yield (f"ReservationName={held.name} Nodes={_text(held.nodes)} "
+        yield (f"ReservationName={held.name} Nodes={_format_value(held.nodes)} "
                f"State={'ACTIVE' if held.is_active else 'INACTIVE'}\n")
-    for key, attribute in _CONFIG.items():
-        yield f"{key} = {_text(getattr(config, attribute))}\n"
+    for key, attribute in _CONFIG_ATTRIBUTES.items():
+        yield f"{key} = {_format_value(getattr(config, attribute))}\n"
 
 
-def _pairs(item: Any, attributes: Mapping[str, str]) -> str:
-    return " ".join([f"{key}={_text(getattr(item, attribute))}" for key, attribute in attributes.items()])
+def _format_pairs(item: Any, attributes: Mapping[str, str]) -> str:
+    return " ".join([f"{key}={_format_value(getattr(item, attribute))}" for key, attribute in attributes.items()])
 
 
-def _text(value: Any) -> str:
+def _format_value(value: Any) -> str:
     if isinstance(value, bool):
         return "YES" if value else "NO"
     # PySlurm has None for a number that is 0

@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     from slurmdl.cluster.model import ClusterSnapshot
 
 
-def from_controller(backend: str, with_topology: bool = False) -> tuple[ClusterSnapshot, str]:
+def query_cluster(backend: str, with_topology: bool = False) -> tuple[ClusterSnapshot, str]:
     """As `start`, waiting for the answer."""
-    return start(backend, with_topology)()
+    return start_cluster_query(backend, with_topology)()
 
 
-def start(backend: str, with_topology: bool = False) -> Callable[[], tuple[ClusterSnapshot, str]]:
+def start_cluster_query(backend: str, with_topology: bool = False) -> Callable[[], tuple[ClusterSnapshot, str]]:
     """Query nodes, partitions, reservations and defaults; return at once.
 
     scontrol runs while this process imports NumPy, which takes as long: at 10,000 nodes a submission is 30 ms
@@ -40,22 +40,22 @@ def start(backend: str, with_topology: bool = False) -> Callable[[], tuple[Clust
     if backend == "pyslurm":
         from slurmdl.cluster import pyslurm
 
-        return lambda: pyslurm.fetch(with_topology)
+        return lambda: pyslurm.fetch_with_pyslurm(with_topology)
     wait = start_scontrol_show(("nodes", "partitions", "reservations", "config"), with_topology)
 
     def result() -> tuple[ClusterSnapshot, str]:
         from slurmdl.cluster import scontrol
 
         answer = wait()
-        snapshot = scontrol.parse(answer.out)
+        snapshot = scontrol.parse_snapshot(answer.stdout)
         if not snapshot.names:
             raise UnavailableError(f"scontrol: {answer.first_error or 'gives no node'}")
-        return snapshot, scontrol.zones(answer.out) if with_topology else ""
+        return snapshot, scontrol.topology_text(answer.stdout) if with_topology else ""
 
     return result
 
 
-def from_file(path: str) -> ClusterSnapshot:
+def load_cluster_file(path: str) -> ClusterSnapshot:
     """The snapshot in a file: JSON as `ClusterSnapshot.to_json` writes it, or text of `scontrol -d` (see `parse`).
 
     Raises
@@ -69,7 +69,7 @@ def from_file(path: str) -> ClusterSnapshot:
         with open(path, encoding="utf-8") as file:
             text = file.read()
         snapshot = ClusterSnapshot.from_json(json.loads(text)) if text.lstrip().startswith("{") else \
-            scontrol.parse(text)
+            scontrol.parse_snapshot(text)
     except OSError as error:
         raise InputError(f"cannot be read ({error.strerror})", file=path) from error
     except InputError as error:
@@ -79,7 +79,7 @@ def from_file(path: str) -> ClusterSnapshot:
     if not snapshot.names:
         raise InputError("holds no node; valid is JSON with nodes, or the text of "
                          "`scontrol -d show nodes` and `show partitions`", file=path)
-    if not text.lstrip().startswith("{") and "GresUsed=" not in text and any(kind.gres for kind in snapshot.kinds):
+    if not text.lstrip().startswith("{") and "GresUsed=" not in text and any(kind.gres for kind in snapshot.profiles):
         raise InputError("shows generic resources, but not how many are used; valid is the text of "
                          "`scontrol -d show nodes`, with the option -d", file=path)
     return snapshot

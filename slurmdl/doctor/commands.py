@@ -13,63 +13,67 @@ from slurmdl.doctor import probe
 from slurmdl.doctor.finding import Finding, failure, ok, warning
 from slurmdl.doctor.site import Site
 from slurmdl.errors import InputError
-from slurmdl.network.hygiene import SKEW
-from slurmdl.topology.hostlist import fold
+from slurmdl.network.hygiene import MAX_CLOCK_SKEW_S
+from slurmdl.topology.hostlist import fold_hostlist
 
 #: what submissions and steps call
-CLIENTS = ("sbatch", "srun", "scontrol", "squeue")
+SLURM_CLIENTS = ("sbatch", "srun", "scontrol", "squeue")
 #: releases of Slurm that slurmdl is tested with
-TESTED = ("22.05", "24.11", "26.05")
+TESTED_RELEASES = ("22.05", "24.11", "26.05")
 #: seconds that clocks may be apart; scores from further in the future than SKEW are refused
-APART = 2.0
+MAX_CLOCK_OFFSET_S = 2.0
 
 
-def clients(site: Site) -> Finding:
-    missing = [name for name in CLIENTS if shutil.which(name, path=site.environ.get("PATH")) is None]
+def check_clients(site: Site) -> Finding:
+    missing = [name for name in SLURM_CLIENTS if shutil.which(name, path=site.environ.get("PATH")) is None]
     if missing:
         return failure(f"{', '.join(missing)}: not found in PATH",
                        "install Slurm's commands (Debian: slurm-client), or put their directory into PATH")
-    return ok(f"slurmdl {slurmdl.__version__}, Python {platform.python_version()}; {', '.join(CLIENTS)} are in PATH")
+    return ok(
+        f"slurmdl {slurmdl.__version__}, Python {platform.python_version()}; {', '.join(SLURM_CLIENTS)} are in PATH")
 
 
-def controller(site: Site) -> Finding:
-    return ok(f"{site.settings.get('ClusterName', 'the controller')} answers")
+def check_controller(site: Site) -> Finding:
+    return ok(f"{site.slurm_config_values.get('ClusterName', 'the controller')} answers")
 
 
-def release(site: Site) -> Finding:
+def check_release(site: Site) -> Finding:
     """A command of another release than the controller's works for some releases only (Slurm's upgrade guide)."""
-    client = process.query(["scontrol", "--version"], env=site.environ).split()[-1]
-    server = site.settings["SLURM_VERSION"]
-    if series(client) != series(server):
+    client = process.check_output(["scontrol", "--version"], env=site.environ).split()[-1]
+    server = site.slurm_config_values["SLURM_VERSION"]
+    if release_series(client) != release_series(server):
         return warning(f"the commands here are of Slurm {client}, the controller is of {server}",
-                       f"install Slurm's commands of {series(server)} here")
-    return ok(f"Slurm {server}" + ("" if series(server) in TESTED else f"; tested are {', '.join(TESTED)}"))
+                       f"install Slurm's commands of {release_series(server)} here")
+    return ok(f"Slurm {server}" + ("" if release_series(server)
+              in TESTED_RELEASES else f"; tested are {', '.join(TESTED_RELEASES)}"))
 
 
-def controllers_clock(site: Site) -> Finding:
-    return _clocks({"the controller": _apart(_as_of(site.answer.value), 1.0, site.answer)})
+def check_controller_clock(site: Site) -> Finding:
+    return _compare_clocks({"the controller": _min_clock_offset(
+        _controller_time(site.slurm_config_text.value), 1.0, site.slurm_config_text)})
 
 
-def nodes_clocks(site: Site) -> Finding:
-    return _clocks({node: _apart(float(told), 0.0, site.reports) for node, told in site.told("clock").items()})
+def check_node_clocks(site: Site) -> Finding:
+    return _compare_clocks({node: _min_clock_offset(float(told), 0.0, site.facts)
+                           for node, told in site.fact("clock").items()})
 
 
-def _clocks(apart: Mapping[str, float]) -> Finding:
-    late = {name: seconds for name, seconds in apart.items() if abs(seconds) > APART}
+def _compare_clocks(offsets: Mapping[str, float]) -> Finding:
+    late = {name: seconds for name, seconds in offsets.items() if abs(seconds) > MAX_CLOCK_OFFSET_S}
     if not late:
-        return ok(f"{fold(apart)}: apart from the clock here by no more than {APART:g} s")
+        return ok(f"{fold_hostlist(offsets)}: apart from the clock here by no more than {MAX_CLOCK_OFFSET_S:g} s")
     worst = max(late.values(), key=abs)
-    grade: Callable[[str, str], Finding] = failure if abs(worst) > SKEW else warning
-    return grade(f"{fold(late)}: {abs(worst):.0f} s {'ahead of' if worst > 0 else 'behind'} the clock here",
+    grade: Callable[[str, str], Finding] = failure if abs(worst) > MAX_CLOCK_SKEW_S else warning
+    return grade(f"{fold_hostlist(late)}: {abs(worst):.0f} s {'ahead of' if worst > 0 else 'behind'} the clock here",
                  "let one time server set all clocks; chronyc tracking shows how far each is")
 
 
-def series(version: str) -> str:
+def release_series(version: str) -> str:
     """`22.05` of `22.05.8`."""
     return ".".join(version.split(".")[:2])
 
 
-def _as_of(text: str) -> float:
+def _controller_time(text: str) -> float:
     """The controller's clock in the first line of `scontrol show config`, a whole second."""
     word = text.partition("\n")[0].rpartition(" ")[2]
     try:
@@ -78,11 +82,11 @@ def _as_of(text: str) -> float:
         raise InputError(f"scontrol show config: no time in its first line, but {word!r}") from error
 
 
-def _apart(told: float, coarse: float, asked: probe.Timed[object]) -> float:
+def _min_clock_offset(remote_time: float, resolution_s: float, timed: probe.TimedResult[object]) -> float:
     """Seconds that a clock is ahead, at least: it was read between two moments of the clock here.
 
     Parameters
     ----------
     coarse : seconds by which it may be later than it told.
     """
-    return max(0.0, told - asked.after) + min(0.0, told + coarse - asked.before)
+    return max(0.0, remote_time - timed.after) + min(0.0, remote_time + resolution_s - timed.before)

@@ -27,49 +27,49 @@ class Check:
     """
 
     name: str
-    look: Callable[[Site], Finding]
-    needs: tuple[str, ...] = ()
-    mend: str = ""
-    nodes: bool = False
+    run: Callable[[Site], Finding]
+    requires: tuple[str, ...] = ()
+    fix: str = ""
+    on_nodes: bool = False
 
 
 CHECKS = (
-    Check("commands", commands.clients),
-    Check("configuration", settings.configuration, (), "mend the line; slurmdl.yaml(5) has every key"),
-    Check("controller", commands.controller, ("commands",),
+    Check("commands", commands.check_clients),
+    Check("configuration", settings.check_configuration, (), "mend the line; slurmdl.yaml(5) has every key"),
+    Check("controller", commands.check_controller, ("commands",),
           "start slurmctld and munge, or set SLURM_CONF to the slurm.conf of a cluster that runs (scontrol ping)"),
-    Check("clock", commands.controllers_clock, ("controller",)),
-    Check("release", commands.release, ("controller",), "reinstall Slurm's commands"),
-    Check("cluster_backend", settings.cluster_backend, ("controller", "configuration"),
+    Check("clock", commands.check_controller_clock, ("controller",)),
+    Check("release", commands.check_release, ("controller",), "reinstall Slurm's commands"),
+    Check("cluster_backend", settings.check_cluster_backend, ("controller", "configuration"),
           "install the PySlurm of the controller's release, or set cluster_backend: auto"),
-    Check("topology", slurms.topology, ("controller", "cluster_backend"),
+    Check("topology", slurms.check_topology, ("controller", "cluster_backend"),
           "mend the file; slurmdl topology check shows all faults"),
-    Check("controller's topology", slurms.controllers_topology, ("topology",), "see slurmctld's log"),
-    Check("cli_filter", slurms.cli_filter, ("controller",)),
-    Check("plugin", slurms.plugin, ("controller", "cli_filter"),
+    Check("controller's topology", slurms.check_controller_topology, ("topology",), "see slurmctld's log"),
+    Check("cli_filter", slurms.check_cli_filter, ("controller",)),
+    Check("plugin", slurms.check_plugin, ("controller", "cli_filter"),
           "make plugstack.conf and what it includes readable for all"),
-    Check("MPI", slurms.mpi, ("controller",)),
-    Check("plan_dir", settings.plan_dir, ("configuration",)),
-    Check("scores", settings.scores, ("configuration",)),
-    Check("prometheus", settings.prometheus_server, ("configuration",)),
-    Check("nodes", computes.nodes, ("controller", "configuration", "plugin"),
+    Check("MPI", slurms.check_mpi, ("controller",)),
+    Check("plan_dir", settings.check_plan_dir, ("configuration",)),
+    Check("scores", settings.check_link_scores, ("configuration",)),
+    Check("prometheus", settings.check_prometheus, ("configuration",)),
+    Check("nodes", computes.check_nodes, ("controller", "configuration", "plugin"),
           "see that a job runs there: srun --nodelist=NODE hostname", True),
-    Check("nodes' clocks", commands.nodes_clocks, ("nodes", "clock"), nodes=True),
-    Check("nodes' release", computes.release, ("nodes",), nodes=True),
-    Check("nodes' slurmdl", computes.own, ("nodes",), nodes=True),
-    Check("nodes' configuration", settings.nodes_configuration, ("nodes", "configuration"), nodes=True),
-    Check("nodes' topology", slurms.nodes_zones, ("nodes", "topology", "controller's topology"), nodes=True),
-    Check("nodes' plugin", computes.plugin, ("nodes",), nodes=True),
-    Check("nodes' MPI", computes.mpi, ("nodes", "MPI"), nodes=True),
-    Check("nodes' plan_dir", settings.nodes_plan_dir, ("nodes", "plan_dir"), nodes=True),
+    Check("nodes' clocks", commands.check_node_clocks, ("nodes", "clock"), on_nodes=True),
+    Check("nodes' release", computes.check_node_release, ("nodes",), on_nodes=True),
+    Check("nodes' slurmdl", computes.check_node_slurmdl, ("nodes",), on_nodes=True),
+    Check("nodes' configuration", settings.check_node_configuration, ("nodes", "configuration"), on_nodes=True),
+    Check("nodes' topology", slurms.check_node_zones, ("nodes", "topology", "controller's topology"), on_nodes=True),
+    Check("nodes' plugin", computes.check_node_plugin, ("nodes",), on_nodes=True),
+    Check("nodes' MPI", computes.check_node_mpi, ("nodes", "MPI"), on_nodes=True),
+    Check("nodes' plan_dir", settings.check_node_plan_dir, ("nodes", "plan_dir"), on_nodes=True),
 )
 
 
 #: seconds that one check may take; what it asks of Slurm takes less by itself
-EACH = 30.0
+CHECK_TIMEOUT_S = 30.0
 
 
-def examine(site: Site, limit: float, each: float = EACH,
+def run_checks(site: Site, timeout_s: float, check_timeout_s: float = CHECK_TIMEOUT_S,
             checks: Sequence[Check] = CHECKS) -> Iterator[tuple[Check, Finding | str]]:
     """Go through the checks: each with its finding, or with the reason why it was not looked at.
 
@@ -77,12 +77,12 @@ def examine(site: Site, limit: float, each: float = EACH,
     ----------
     limit, each : seconds for all, and for one; a check that hangs, in a dead file system say, is left behind then.
     """
-    deadline = time.monotonic() + limit
+    deadline = time.monotonic() + timeout_s
     ended: set[str] = set()
     for check in checks:
-        if check.nodes and not site.nodes:
+        if check.on_nodes and not site.nodes:
             continue
-        unmet = [name for name in check.needs if name in ended]
+        unmet = [name for name in check.requires if name in ended]
         if unmet:
             ended.add(check.name)
             yield check, f"needs {unmet[0]}"
@@ -90,25 +90,25 @@ def examine(site: Site, limit: float, each: float = EACH,
         if time.monotonic() > deadline:
             yield check, "no time left"
             continue
-        finding = _bounded(check, site, min(each, deadline - time.monotonic()))
-        if finding.last:
+        finding = _run_with_timeout(check, site, min(check_timeout_s, deadline - time.monotonic()))
+        if finding.blocks_dependents:
             ended.add(check.name)
         yield check, finding
 
 
-def _bounded(check: Check, site: Site, seconds: float) -> Finding:
+def _run_with_timeout(check: Check, site: Site, timeout_s: float) -> Finding:
     found: list[Finding] = []
 
     def look() -> None:
         try:
-            found.append(check.look(site))
+            found.append(check.run(site))
         except SlurmdlError as error:
-            found.append(failure(str(error), check.mend))
+            found.append(failure(str(error), check.fix))
         except Exception as error:
             found.append(failure(f"internal error: {type(error).__name__}: {error}", "report it"))
 
     thread = threading.Thread(target=look, daemon=True)
     thread.start()
-    thread.join(max(0.0, seconds))
-    return found[0] if found else failure(f"no answer within {seconds:.0f} s",
-                                          check.mend or "see whether its file system answers (df)")
+    thread.join(max(0.0, timeout_s))
+    return found[0] if found else failure(f"no answer within {timeout_s:.0f} s",
+                                          check.fix or "see whether its file system answers (df)")

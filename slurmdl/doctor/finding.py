@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Grade = Literal["OK", "warn", "fail"]
+Severity = Literal["OK", "warn", "fail"]
 #: grade of the worst finding -> exit status, after the Monitoring Plugins Development Guidelines
-EXIT_STATUS: dict[Grade, int] = {"OK": 0, "warn": 1, "fail": 2}
+SEVERITY_EXIT_STATUS: dict[Severity, int] = {"OK": 0, "warn": 1, "fail": 2}
 
 
 @dataclass(frozen=True)
@@ -23,19 +23,19 @@ class Finding:
     last : whether the checks that need this one have nothing to look at; so it is where it fails.
     """
 
-    grade: Grade
+    severity: Severity
     text: str
-    mend: str = ""
-    last: bool = False
+    fix: str = ""
+    blocks_dependents: bool = False
 
 
 def ok(text: str) -> Finding:
     return Finding("OK", text)
 
 
-def warning(text: str, mend: str, last: bool = False) -> Finding:
-    return Finding("warn", text, mend, last)
+def warning(text: str, fix: str, blocks_dependents: bool = False) -> Finding:
+    return Finding("warn", text, fix, blocks_dependents)
 
 
-def failure(text: str, mend: str) -> Finding:
-    return Finding("fail", text, mend, True)
+def failure(text: str, fix: str) -> Finding:
+    return Finding("fail", text, fix, True)

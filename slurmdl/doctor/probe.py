@@ -15,19 +15,19 @@ from slurmdl.cluster.model import Node
 from slurmdl.errors import UnavailableError, UsageError
 
 #: node -> key -> what it told (probe.sh)
-Reports = dict[str, dict[str, str]]
+NodeFacts = dict[str, dict[str, str]]
 Value = TypeVar("Value", covariant=True)
 
 #: seconds that a step may wait for its nodes, and that all of it may take
-WAIT, LIMIT = 10, 25.0
-TOKEN = "slurmdl doctor"
+STEP_WAIT_S, STEP_TIMEOUT_S = 10, 25.0
+TOKEN_TEXT = "slurmdl doctor"
 #: what probe.sh says of a file that is not there, or cannot be read
-MISSING = "missing"
+MISSING_FILE = "missing"
 _SCRIPT = Path(__file__).with_name("probe.sh")
 
 
 @dataclass(frozen=True)
-class Timed(Generic[Value]):
+class TimedResult(Generic[Value]):
     """What was found out, and the times (seconds since the epoch) before and after."""
 
     before: float
@@ -36,7 +36,7 @@ class Timed(Generic[Value]):
 
 
 @dataclass(frozen=True)
-class Asked:
+class FactsStep:
     """A step: its partition, its nodes, its --mpi, the plugin's file ("" for none), and the configured plan_dir."""
 
     partition: str
@@ -46,20 +46,20 @@ class Asked:
     plan_dir: str | None
 
 
-def timed(make: Callable[[], Value]) -> Timed[Value]:
+def timed_call(make: Callable[[], Value]) -> TimedResult[Value]:
     before = time.time()
     value = make()
-    return Timed(before, value, time.time())
+    return TimedResult(before, value, time.time())
 
 
-def mark(path: str) -> str:
+def file_checksum(path: str) -> str:
     """What probe.sh says of a file: its checksum as cksum(1) prints it, or MISSING."""
     if not os.access(path, os.R_OK):
-        return MISSING
-    return process.query(["/bin/sh", "-c", 'exec cksum <"$1"', "sh", path]).strip()
+        return MISSING_FILE
+    return process.check_output(["/bin/sh", "-c", 'exec cksum <"$1"', "sh", path]).strip()
 
 
-def together(nodes: Sequence[Node]) -> str:
+def common_partition(nodes: Sequence[Node]) -> str:
     """A partition that has all of the nodes. UsageError where there is none."""
     common = set.intersection(*(set(node.partitions) for node in nodes)) if nodes else set()
     if not common:
@@ -67,7 +67,7 @@ def together(nodes: Sequence[Node]) -> str:
     return min(common, key=[*nodes[0].partitions].index)
 
 
-def ask(asked: Asked, environ: Mapping[str, str]) -> Reports:
+def gather_facts(step: FactsStep, environ: Mapping[str, str]) -> NodeFacts:
     """Start the step and read what the nodes tell.
 
     The tasks get nothing of the user's environment but PATH, in which they look for slurmdl.
@@ -76,28 +76,28 @@ def ask(asked: Asked, environ: Mapping[str, str]) -> Reports:
     ------
     UnavailableError : no node tells anything within LIMIT seconds; srun's last line says why.
     """
-    with tempfile.TemporaryDirectory(dir=_writable(asked.plan_dir), prefix=".slurmdl-doctor-") as directory:
-        token = os.path.join(directory, "token") if asked.plan_dir else ""
+    with tempfile.TemporaryDirectory(dir=_writable_or_none(step.plan_dir), prefix=".slurmdl-doctor-") as directory:
+        token = os.path.join(directory, "token") if step.plan_dir else ""
         if token:
-            Path(token).write_text(TOKEN)
-        count = str(len(asked.nodes))
+            Path(token).write_text(TOKEN_TEXT)
+        count = str(len(step.nodes))
         clean = {key: value for key, value in environ.items()
                  if not key.startswith(("SLURM_", "SRUN_", "SLURMDL_", "SALLOC_")) or key == "SLURM_CONF"}
-        answer = process.ask(
-            ["srun", f"--partition={asked.partition}", f"--nodelist={','.join(asked.nodes)}", f"--nodes={count}",
-             f"--ntasks={count}", "--ntasks-per-node=1", "--time=1", f"--immediate={WAIT}", "--export=PATH",
-             "--chdir=/", f"--mpi={asked.mpi}", "--job-name=slurmdl-doctor", "/bin/sh", "-c", _SCRIPT.read_text(),
-             "sh", asked.plugin, token], timeout=LIMIT, env=clean)
-    reports: Reports = {}
-    for line in answer.out.splitlines():
+        answer = process.run_command(
+            ["srun", f"--partition={step.partition}", f"--nodelist={','.join(step.nodes)}", f"--nodes={count}",
+             f"--ntasks={count}", "--ntasks-per-node=1", "--time=1", f"--immediate={STEP_WAIT_S}", "--export=PATH",
+             "--chdir=/", f"--mpi={step.mpi}", "--job-name=slurmdl-doctor", "/bin/sh", "-c", _SCRIPT.read_text(),
+             "sh", step.plugin, token], timeout=STEP_TIMEOUT_S, env=clean)
+    reports: NodeFacts = {}
+    for line in answer.stdout.splitlines():
         words = line.split("\t")
-        if len(words) == 3 and words[0] in asked.nodes:
+        if len(words) == 3 and words[0] in step.nodes:
             reports.setdefault(words[0], {})[words[1]] = words[2].strip()
     if not reports:
-        lines = [line for line in answer.err.splitlines() if line.strip()]
-        raise UnavailableError(lines[-1] if lines else f"srun: exit status {answer.status}, and no node answers")
+        lines = [line for line in answer.stderr.splitlines() if line.strip()]
+        raise UnavailableError(lines[-1] if lines else f"srun: exit status {answer.returncode}, and no node answers")
     return reports
 
 
-def _writable(plan_dir: str | None) -> str | None:
+def _writable_or_none(plan_dir: str | None) -> str | None:
     return plan_dir if plan_dir and os.access(plan_dir, os.W_OK | os.X_OK) else None

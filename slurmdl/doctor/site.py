@@ -14,8 +14,8 @@ from slurmdl.errors import UsageError
 
 if TYPE_CHECKING:
     from slurmdl.cluster.model import ClusterSnapshot
-    from slurmdl.launch.srun import Controller
-    from slurmdl.topology.topologies import Topologies
+    from slurmdl.launch.srun import SlurmConfig
+    from slurmdl.topology.topologies import TopologySet
 
 
 @dataclass
@@ -33,78 +33,78 @@ class Site:
 
     @cached_property
     def config(self) -> config.Config:
-        return config.load()
+        return config.load_config()
 
     @cached_property
-    def answer(self) -> probe.Timed[str]:
+    def slurm_config_text(self) -> probe.TimedResult[str]:
         """The controller's configuration, and between which moments it was asked for."""
-        return probe.timed(lambda: process.query(["scontrol", "show", "config"], env=self.environ))
+        return probe.timed_call(lambda: process.check_output(["scontrol", "show", "config"], env=self.environ))
 
     @cached_property
-    def settings(self) -> dict[str, str]:
+    def slurm_config_values(self) -> dict[str, str]:
         """The same by its keys."""
-        return process.pairs(self.answer.value)
+        return process.parse_key_values(self.slurm_config_text.value)
 
     @cached_property
-    def controller(self) -> Controller:
-        from slurmdl.launch.srun import Controller
+    def slurm_config(self) -> SlurmConfig:
+        from slurmdl.launch.srun import SlurmConfig
 
-        return Controller.parse(self.answer.value)
+        return SlurmConfig.from_scontrol(self.slurm_config_text.value)
 
     @cached_property
     def cluster(self) -> ClusterSnapshot:
-        from slurmdl.cluster.read import from_controller
+        from slurmdl.cluster.read import query_cluster
 
-        return from_controller(self.config.cluster_backend)[0]
+        return query_cluster(self.config.cluster_backend)[0]
 
     @cached_property
-    def topologies(self) -> Topologies:
+    def topologies(self) -> TopologySet:
         from slurmdl.topology import read
 
-        return read.read_all()
+        return read.load_topologies()
 
     @cached_property
-    def slurm_directory(self) -> str:
+    def slurm_conf_dir(self) -> str:
         """Where Slurm's configuration is on this host."""
         from slurmdl.slurm.conf_files import DEFAULT_SLURM_CONF
 
-        return os.path.dirname(self.environ.get("SLURM_CONF") or self.settings.get("SLURM_CONF")
+        return os.path.dirname(self.environ.get("SLURM_CONF") or self.slurm_config_values.get("SLURM_CONF")
                                or DEFAULT_SLURM_CONF)
 
     @cached_property
-    def help(self) -> process.Answer:
+    def sbatch_help(self) -> process.CommandResult:
         """Of sbatch: to write it, all that a submission loads is loaded, and nothing is submitted."""
-        return process.ask(["sbatch", "--help"], env=self.environ)
+        return process.run_command(["sbatch", "--help"], env=self.environ)
 
     @cached_property
-    def plugin(self) -> plugstack.Line | None:
+    def plugstack_line(self) -> plugstack.PlugstackLine | None:
         """The line of plugstack.conf that names the plugin, None where there is none."""
-        named = self.settings.get("PlugStackConfig", "(null)")
-        file = os.path.join(self.slurm_directory, "plugstack.conf") if named == "(null)" else named
-        return plugstack.find(file, self.controller.plugins)
+        named = self.slurm_config_values.get("PlugStackConfig", "(null)")
+        file = os.path.join(self.slurm_conf_dir, "plugstack.conf") if named == "(null)" else named
+        return plugstack.find_plugin_line(file, self.slurm_config.plugin_dirs)
 
     @cached_property
-    def reached(self) -> tuple[str, ...]:
+    def reachable_nodes(self) -> tuple[str, ...]:
         """Those of `nodes` that a task can start on now. UsageError for one that the cluster does not have."""
-        from slurmdl.placement.nodes.eligible import serves
+        from slurmdl.placement.nodes.eligible import is_in_service
 
-        strangers = [node for node in self.nodes if node not in self.cluster.node]
+        strangers = [node for node in self.nodes if node not in self.cluster.node_by_name]
         if strangers:
             raise UsageError(f"{strangers[0]}: the cluster has no such node")
-        found = [self.cluster.node[node] for node in self.nodes]
-        return tuple(node.name for node in found if serves(node) and node.cpus_free)
+        found = [self.cluster.node_by_name[node] for node in self.nodes]
+        return tuple(node.name for node in found if is_in_service(node) and node.cpus_unallocated)
 
     @cached_property
-    def reports(self) -> probe.Timed[probe.Reports]:
+    def facts(self) -> probe.TimedResult[probe.NodeFacts]:
         """What each of the nodes that are reached told, and between which moments."""
-        from slurmdl.launch.srun import pmi
+        from slurmdl.launch.srun import detect_pmi
 
-        wanted = pmi(self.environ)
-        mpi = wanted if wanted and self.controller.has_pmi(wanted) else "none"
-        asked = probe.Asked(probe.together([self.cluster.node[node] for node in self.reached]), self.reached, mpi,
-                            self.plugin.path if self.plugin else "", self.config.plan_dir)
-        return probe.timed(lambda: probe.ask(asked, self.environ))
+        wanted = detect_pmi(self.environ)
+        mpi = wanted if wanted and self.slurm_config.has_pmi_plugin(wanted) else "none"
+        asked = probe.FactsStep(probe.common_partition([self.cluster.node_by_name[node] for node in self.reachable_nodes]), self.reachable_nodes, mpi,
+                            self.plugstack_line.path if self.plugstack_line else "", self.config.plan_dir)
+        return probe.timed_call(lambda: probe.gather_facts(asked, self.environ))
 
-    def told(self, key: str) -> dict[str, str]:
+    def fact(self, key: str) -> dict[str, str]:
         """What each node said of one thing."""
-        return {node: facts.get(key, "") for node, facts in self.reports.value.items()}
+        return {node: facts.get(key, "") for node, facts in self.facts.value.items()}

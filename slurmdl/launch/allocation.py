@@ -10,7 +10,7 @@ from itertools import groupby
 from slurmdl.errors import InputError, PlacementError, UsageError
 from slurmdl.topology import hostlist
 
-_REPEATED = re.compile(r"([0-9]+)(?:\(x([0-9]+)\))?")
+_COUNT_PATTERN = re.compile(r"([0-9]+)(?:\(x([0-9]+)\))?")
 
 
 @dataclass(frozen=True)
@@ -25,35 +25,35 @@ class Allocation:
     tasks : the job's own tasks on each node (SLURM_TASKS_PER_NODE), () where that does not cover the nodes.
     """
 
-    job: int
+    job_id: int
     nodes: tuple[str, ...]
-    cpus: tuple[int, ...]
-    tasks: tuple[int, ...] = ()
+    cpus_per_node: tuple[int, ...]
+    tasks_per_node: tuple[int, ...] = ()
 
-    def only(self, nodes: Collection[str]) -> Allocation:
+    def restricted_to(self, nodes: Collection[str]) -> Allocation:
         """The part of it on these nodes, whose tasks are not known."""
-        kept = [(node, cpus) for node, cpus in zip(self.nodes, self.cpus, strict=True) if node in nodes]
-        return Allocation(self.job, tuple(node for node, _ in kept), tuple(cpus for _, cpus in kept))
+        kept = [(node, cpus) for node, cpus in zip(self.nodes, self.cpus_per_node, strict=True) if node in nodes]
+        return Allocation(self.job_id, tuple(node for node, _ in kept), tuple(cpus for _, cpus in kept))
 
 
-def fold(counts: Iterable[int]) -> str:
+def fold_counts(counts: Iterable[int]) -> str:
     """(2, 2, 2, 1) -> `2(x3),1`, the inverse of `unfold`."""
     runs = [(count, len(list(run))) for count, run in groupby(counts)]
     return ",".join(f"{count}(x{length})" if length > 1 else f"{count}" for count, length in runs)
 
 
-def unfold(text: str) -> tuple[int, ...]:
+def expand_counts(text: str) -> tuple[int, ...]:
     """`2(x3),1` -> (2, 2, 2, 1). InputError where it is not of this form."""
     counts: list[int] = []
     for part in text.split(","):
-        match = _REPEATED.fullmatch(part)
+        match = _COUNT_PATTERN.fullmatch(part)
         if not match:
             raise InputError(f"{text!r}: {part!r} is not COUNT or COUNT(xREPEATS)")
         counts += [int(match[1])] * int(match[2] or 1)
     return tuple(counts)
 
 
-def read(environ: Mapping[str, str]) -> Allocation:
+def read_allocation(environ: Mapping[str, str]) -> Allocation:
     """The allocation of the job that this process runs in.
 
     Raises
@@ -68,8 +68,8 @@ def read(environ: Mapping[str, str]) -> Allocation:
     if not nodelist or not cpus or not job.isdigit():
         raise PlacementError("SLURM_JOB_NODELIST and SLURM_JOB_CPUS_PER_NODE do not tell the nodes of the job")
     try:
-        nodes, counts = tuple(hostlist.expand(nodelist)), unfold(cpus)
-        tasks = unfold(environ.get("SLURM_TASKS_PER_NODE") or "0")
+        nodes, counts = tuple(hostlist.expand_hostlist(nodelist)), expand_counts(cpus)
+        tasks = expand_counts(environ.get("SLURM_TASKS_PER_NODE") or "0")
     except InputError as error:
         raise PlacementError(str(error)) from error
     if len(counts) != len(nodes):

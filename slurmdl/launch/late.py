@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from slurmdl import process
 from slurmdl.errors import InputError, PlacementError, UnavailableError
 from slurmdl.launch import allocation
-from slurmdl.launch.mark import Asked
+from slurmdl.launch.mark import RequestedSize
 from slurmdl.topology import hostlist
 
 if TYPE_CHECKING:
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 
 
 #: what Slurm told of the tasks of the larger job
-_TASKS = ("SLURM_NPROCS", "SLURM_NTASKS", "SLURM_TASKS_PER_NODE", "SLURM_NTASKS_PER_NODE")
+_TASK_COUNT_VARIABLES = ("SLURM_NPROCS", "SLURM_NTASKS", "SLURM_TASKS_PER_NODE", "SLURM_NTASKS_PER_NODE")
 
 
-def _larger(nodes: int) -> int:
+def _overallocated_count(nodes: int) -> int:
     return nodes + math.ceil(nodes / 8)
 
 
-def over_ask(request: JobRequest) -> tuple[tuple[str, ...], Asked]:
+def overallocation_options(request: JobRequest) -> tuple[tuple[str, ...], RequestedSize]:
     """The options that ask for a few nodes more: one for each eight or part of eight.
 
     Slurm gives no more nodes than there are tasks, and CPUs for the tasks that are asked for; so where `-n` is
@@ -49,8 +49,8 @@ def over_ask(request: JobRequest) -> tuple[tuple[str, ...], Asked]:
     nodes, most = request.nodes or (0, None)
     if not nodes or nodes != most:
         raise PlacementError("--dl-bind=late: the number of nodes is not given (-N)")
-    asked = Asked(nodes, request.ntasks, request.ntasks_per_node)
-    larger = _larger(nodes)
+    asked = RequestedSize(nodes, request.ntasks, request.ntasks_per_node)
+    larger = _overallocated_count(nodes)
     options = [f"--nodes={nodes}-{larger}"]
     if request.ntasks is not None:
         tasks = max(request.ntasks, larger)
@@ -60,24 +60,24 @@ def over_ask(request: JobRequest) -> tuple[tuple[str, ...], Asked]:
 
 
 @dataclass(frozen=True)
-class Held:
+class JobNodes:
     """What the controller says of a running job: its nodes, in Slurm's order, and that of the batch script."""
 
     nodes: tuple[str, ...]
-    batch: str
+    batch_host: str
 
     @classmethod
-    def parse(cls, record: str) -> Held:
+    def from_scontrol(cls, job_record: str) -> JobNodes:
         """From `scontrol -o show job`; InputError where that names no nodes."""
-        fields = dict(re.findall(r"(?:^|\s)(NodeList|BatchHost)=(\S+)", record))
-        nodes = tuple(hostlist.expand(fields.get("NodeList", "").replace("(null)", "")))
+        fields = dict(re.findall(r"(?:^|\s)(NodeList|BatchHost)=(\S+)", job_record))
+        nodes = tuple(hostlist.expand_hostlist(fields.get("NodeList", "").replace("(null)", "")))
         if not nodes:
             raise InputError("scontrol show job: no NodeList in its answer")
         return cls(nodes, fields.get("BatchHost", nodes[0]))
 
 
-def trim(environ: Mapping[str, str], asked: Asked, choose: Callable[[Held], Sequence[str]],
-         others_run: Callable[[int], bool], say: Callable[[str], None], *, dry_run: bool) -> dict[str, str]:
+def shrink_job(environ: Mapping[str, str], requested_size: RequestedSize, choose_nodes: Callable[[JobNodes], Sequence[str]],
+         other_steps_run: Callable[[int], bool], on_warning: Callable[[str], None], *, dry_run: bool) -> dict[str, str]:
     """Reduce the job to the nodes that were asked for, and return the environment of the job as it is then.
 
     Where the job cannot be reduced, its steps run on the nodes that would have been kept, and one line says so.
@@ -93,69 +93,72 @@ def trim(environ: Mapping[str, str], asked: Asked, choose: Callable[[Held], Sequ
     ------
     SlurmdlError : the nodes of the job are not known.
     """
-    given = allocation.read(environ)
-    held = Held.parse(process.query(["scontrol", "-o", "show", "job", str(given.job)]))
+    given = allocation.read_allocation(environ)
+    held = JobNodes.from_scontrol(process.check_output(["scontrol", "-o", "show", "job", str(given.job_id)]))
     kept: Sequence[str] = held.nodes
     # a job of more nodes than were asked for is another one, that inherited our mark
-    if asked.nodes < len(held.nodes) <= _larger(asked.nodes):
+    if requested_size.nodes < len(held.nodes) <= _overallocated_count(requested_size.nodes):
         # asked before a probe's own step may be listed for a moment after its end
-        busy = not dry_run and others_run(given.job)
+        busy = not dry_run and other_steps_run(given.job_id)
         try:
-            kept = choose(held)
+            kept = choose_nodes(held)
         except PlacementError as error:
-            kept = [held.batch, *(node for node in held.nodes if node != held.batch)][:asked.nodes]
-            say(f"{error}; the first {asked.nodes} nodes of the job are kept")
-        short = _short(environ, asked, given.only(kept))
+            kept = [held.batch_host, *(node for node in held.nodes if node != held.batch_host)][:requested_size.nodes]
+            on_warning(f"{error}; the first {requested_size.nodes} nodes of the job are kept")
+        short = _cpu_shortfall_reason(environ, requested_size, given.restricted_to(kept))
         if short:
             kept = held.nodes
-            say(f"the job keeps its {len(kept)} nodes, and the step has all of them: {short}")
+            on_warning(f"the job keeps its {len(kept)} nodes, and the step has all of them: {short}")
         elif not dry_run:
-            problem = "other steps run" if busy else _resize(given.job, kept)
+            problem = "other steps run" if busy else _shrink_error(given.job_id, kept)
             if problem:
-                say(f"the job keeps its {len(held.nodes)} nodes ({problem}); the step runs on {asked.nodes} of them")
-    return environment(environ, given.only(kept))
+                on_warning(
+                    f"the job keeps its {len(held.nodes)} nodes ({problem}); the step runs on {requested_size.nodes} of them")
+    return environ_with_nodes(environ, given.restricted_to(kept))
 
 
-def _short(environ: Mapping[str, str], asked: Asked, kept: allocation.Allocation) -> str:
+def _cpu_shortfall_reason(environ: Mapping[str, str], requested_size: RequestedSize,
+                          allocation_kept: allocation.Allocation) -> str:
     """Why the job's tasks do not fit what it has on these nodes, "" where they do.
 
     For a number of tasks that the nodes do not share evenly Slurm 24.11 gives no more CPUs in all than they need,
     whatever `--ntasks-per-node` and `--mincpus` say; Slurm 22.05 gives each node its share.
     """
     each = environ.get("SLURM_CPUS_PER_TASK", "1")
-    if asked.tasks is None or not each.isdigit() or asked.tasks * int(each) <= sum(kept.cpus):
+    if requested_size.tasks is None or not each.isdigit() or requested_size.tasks * \
+                                                        int(each) <= sum(allocation_kept.cpus_per_node):
         return ""
-    return f"{asked.tasks} tasks do not fit the {sum(kept.cpus)} CPUs that it has on {len(kept.nodes)} of them"
+    return f"{requested_size.tasks} tasks do not fit the {sum(allocation_kept.cpus_per_node)} CPUs that it has on {len(allocation_kept.nodes)} of them"
 
 
-def _resize(job: int, nodes: Sequence[str]) -> str:
+def _shrink_error(job_id: int, nodes: Sequence[str]) -> str:
     """Give back all other nodes; why that failed, "" where it did not."""
     # scontrol leaves scripts in its working directory that set the variables which `environment` sets
     import tempfile
 
     with tempfile.TemporaryDirectory(prefix="slurmdl-") as folder:
         try:
-            answer = process.ask(["scontrol", "update", f"JobId={job}", f"NodeList={','.join(nodes)}"],
-                                 directory=folder)
+            answer = process.run_command(["scontrol", "update", f"JobId={job_id}", f"NodeList={','.join(nodes)}"],
+                                 cwd=folder)
         except UnavailableError as error:
             return str(error)
-    return answer.first_error or f"exit status {answer.status}" if answer.status else ""
+    return answer.first_error or f"exit status {answer.returncode}" if answer.returncode else ""
 
 
-def environment(environ: Mapping[str, str], kept: allocation.Allocation) -> dict[str, str]:
+def environ_with_nodes(environ: Mapping[str, str], kept: allocation.Allocation) -> dict[str, str]:
     """The environment of the job on these nodes only, as Slurm's own script for a resized job makes it."""
-    count, nodes = str(len(kept.nodes)), hostlist.fold(kept.nodes)
+    count, nodes = str(len(kept.nodes)), hostlist.fold_hostlist(kept.nodes)
     return {**environ, "SLURM_NNODES": count, "SLURM_JOB_NUM_NODES": count, "SLURM_NODELIST": nodes,
-            "SLURM_JOB_NODELIST": nodes, "SLURM_JOB_CPUS_PER_NODE": allocation.fold(kept.cpus)}
+            "SLURM_JOB_NODELIST": nodes, "SLURM_JOB_CPUS_PER_NODE": allocation.fold_counts(kept.cpus_per_node)}
 
 
-def unchosen(environ: Mapping[str, str], asked: Asked) -> dict[str, str]:
+def environ_with_requested_size(environ: Mapping[str, str], requested_size: RequestedSize) -> dict[str, str]:
     """The environment with the number of nodes and the tasks that were asked for, whichever nodes they will be."""
-    count = str(asked.nodes)
-    changed = {name: value for name, value in environ.items() if name not in _TASKS}
+    count = str(requested_size.nodes)
+    changed = {name: value for name, value in environ.items() if name not in _TASK_COUNT_VARIABLES}
     changed |= {"SLURM_NNODES": count, "SLURM_JOB_NUM_NODES": count}
-    if asked.tasks is not None:
-        changed |= {"SLURM_NPROCS": str(asked.tasks), "SLURM_NTASKS": str(asked.tasks)}
-    if asked.tasks_per_node is not None:
-        changed["SLURM_NTASKS_PER_NODE"] = str(asked.tasks_per_node)
+    if requested_size.tasks is not None:
+        changed |= {"SLURM_NPROCS": str(requested_size.tasks), "SLURM_NTASKS": str(requested_size.tasks)}
+    if requested_size.tasks_per_node is not None:
+        changed["SLURM_NTASKS_PER_NODE"] = str(requested_size.tasks_per_node)
     return changed

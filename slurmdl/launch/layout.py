@@ -15,7 +15,7 @@ from slurmdl.errors import InputError, PlacementError
 from slurmdl.getopt import CommandLine
 from slurmdl.launch import srun_options
 from slurmdl.launch.allocation import Allocation
-from slurmdl.placement.shape import deal
+from slurmdl.placement.shape import block_distribution
 from slurmdl.topology import hostlist
 
 
@@ -40,11 +40,11 @@ class StepRequest:
     exclude: tuple[str, ...] = ()
     exact: bool = False
     overlap: bool = False
-    bounding: str = ""
+    task_limiting_option: str = ""
 
 
 @dataclass(frozen=True)
-class Layout:
+class StepLayout:
     """Tasks per node of a step.
 
     Attributes
@@ -53,15 +53,15 @@ class Layout:
     if_alone : it holds only while no other step of the job runs.
     """
 
-    slots: tuple[tuple[str, int], ...]
-    if_alone: bool = False
+    node_tasks: tuple[tuple[str, int], ...]
+    only_if_alone: bool = False
 
     @property
     def ntasks(self) -> int:
-        return sum(count for _, count in self.slots)
+        return sum(count for _, count in self.node_tasks)
 
 
-def read(line: CommandLine, environ: Mapping[str, str], cpus_per_task: int | None) -> StepRequest:
+def parse_step_request(line: CommandLine, environ: Mapping[str, str], cpus_per_task: int | None) -> StepRequest:
     """What the step asks for.
 
     Parameters
@@ -72,52 +72,56 @@ def read(line: CommandLine, environ: Mapping[str, str], cpus_per_task: int | Non
     ------
     PlacementError : names the first option, variable or value that cannot be mapped.
     """
-    understood = srun_options.LAYOUT | srun_options.READ | srun_options.BOUNDING | srun_options.NEUTRAL
+    understood = srun_options.LAYOUT_OPTIONS | srun_options.LAYOUT_INPUTS | srun_options.TASK_LIMITING | srun_options.LAYOUT_NEUTRAL
     for option in line.options:
-        if option.name.startswith("dl-") or option.name in srun_options.OURS:
+        if option.name.startswith("dl-") or option.name in srun_options.WRAPPER_OPTIONS:
             continue
-        if not option.known or not option.complete or option.name not in understood:
-            raise PlacementError(f"{option.words[0].partition('=')[0]}: steps with it are not mapped")
-    for variable in srun_options.UNMAPPED_VARIABLES:
+        if not option.is_known or not option.is_complete or option.name not in understood:
+            raise PlacementError(f"{option.args[0].partition('=')[0]}: steps with it are not mapped")
+    for variable in srun_options.UNSUPPORTED_ENV:
         if variable in environ:
             raise PlacementError(f"{variable} is set: steps with it are not mapped")
     if environ.get("SLURM_HET_SIZE", "1") != "1" or ":" in line.operands:
         raise PlacementError("heterogeneous jobs and steps are not mapped")
-    bounding = next((f"--{o.name}" for o in line.options if o.name in srun_options.BOUNDING), "") or \
-        next((variable for variable in srun_options.BOUNDING_VARIABLES if variable in environ), "")
+    bounding = next((f"--{o.name}" for o in line.options if o.name in srun_options.TASK_LIMITING), "") or \
+        next((variable for variable in srun_options.TASK_LIMITING_ENV if variable in environ), "")
     return StepRequest(
-        ntasks=_count(line, environ, "ntasks", "SLURM_NTASKS", "SLURM_NPROCS"),
-        nodes=_count(line, environ, "nodes", "SLURM_JOB_NUM_NODES", "SLURM_NNODES"),
-        ntasks_per_node=_count(line, environ, "ntasks-per-node", "SLURM_NTASKS_PER_NODE")
-        if not line.has("tasks-per-node") else _count(line, environ, "tasks-per-node"),
-        cpus_per_task=_count(line, environ, "cpus-per-task") if line.has("cpus-per-task") else cpus_per_task,
-        relative=_count(line, environ, "relative", least=0),
-        nodelist=_names(line, "nodelist"), exclude=_names(line, "exclude"),
-        exact=line.has("exact") or line.has("exclusive") or "SLURM_EXACT" in environ or "SLURM_EXCLUSIVE" in environ,
-        overlap=line.has("overlap") or "SLURM_OVERLAP" in environ, bounding=bounding)
+        ntasks=_parse_fixed_count(line, environ, "ntasks", "SLURM_NTASKS", "SLURM_NPROCS"),
+        nodes=_parse_fixed_count(line, environ, "nodes", "SLURM_JOB_NUM_NODES", "SLURM_NNODES"),
+        ntasks_per_node=_parse_fixed_count(line, environ, "ntasks-per-node", "SLURM_NTASKS_PER_NODE")
+        if not line.has_option("tasks-per-node") else _parse_fixed_count(line, environ, "tasks-per-node"),
+        cpus_per_task=_parse_fixed_count(
+    line, environ, "cpus-per-task") if line.has_option("cpus-per-task") else cpus_per_task,
+        relative=_parse_fixed_count(line, environ, "relative", minimum=0),
+        nodelist=_parse_node_names(line, "nodelist"), exclude=_parse_node_names(line, "exclude"),
+        exact=line.has_option("exact") or line.has_option(
+            "exclusive") or "SLURM_EXACT" in environ or "SLURM_EXCLUSIVE" in environ,
+        overlap=line.has_option("overlap") or "SLURM_OVERLAP" in environ, task_limiting_option=bounding)
 
 
-def _count(line: CommandLine, environ: Mapping[str, str], name: str, *variables: str, least: int = 1) -> int | None:
-    given = line.last(name) if line.has(name) else next((environ[v] for v in variables if v in environ), None)
+def _parse_fixed_count(line: CommandLine, environ: Mapping[str, str],
+                       name: str, *variables: str, minimum: int = 1) -> int | None:
+    given = line.last_value(name) if line.has_option(name) else next(
+        (environ[v] for v in variables if v in environ), None)
     if given is None:
         return None
     low, _, high = given.partition("-")
-    if not low.isdigit() or (high and high != low) or int(low) < least:
+    if not low.isdigit() or (high and high != low) or int(low) < minimum:
         raise PlacementError(f"--{name}={given}: only a fixed count is mapped")
     return int(low)
 
 
-def _names(line: CommandLine, name: str) -> tuple[str, ...]:
-    text = line.last(name) or ""
+def _parse_node_names(line: CommandLine, name: str) -> tuple[str, ...]:
+    text = line.last_value(name) or ""
     if "/" in text:
         raise PlacementError(f"--{name}={text}: a file of nodes is not mapped")
     try:
-        return tuple(hostlist.expand(text))
+        return tuple(hostlist.expand_hostlist(text))
     except InputError as error:
         raise PlacementError(f"--{name}: {error}") from error
 
 
-def layout(allocation: Allocation, request: StepRequest) -> Layout:
+def compute_step_layout(allocation: Allocation, request: StepRequest) -> StepLayout:
     """The layout of the step; PlacementError where it is not certain, or where srun would refuse it."""
     total = len(allocation.nodes)
     count = total if request.nodes is None else request.nodes
@@ -129,26 +133,26 @@ def layout(allocation: Allocation, request: StepRequest) -> Layout:
             raise PlacementError("-c without -n on a part of the nodes is not mapped")
         elif request.cpus_per_task:
             # srun fills the allocation where only the CPUs of a task are given (_set_ntasks)
-            ntasks = max(total, sum(cpus // request.cpus_per_task for cpus in allocation.cpus))
+            ntasks = max(total, sum(cpus // request.cpus_per_task for cpus in allocation.cpus_per_node))
         else:
             ntasks = count
     count = min(count, ntasks)
-    chosen, if_alone = _nodes(allocation, request, count)
+    chosen, if_alone = _select_step_nodes(allocation, request, count)
     index = {node: i for i, node in enumerate(allocation.nodes)}
-    cpus = [allocation.cpus[index[node]] for node in chosen]
-    tasks = _deal(cpus, request, ntasks)
-    if request.bounding:
-        _check_bound(allocation, request, chosen, cpus, tasks)
+    cpus = [allocation.cpus_per_node[index[node]] for node in chosen]
+    tasks = _distribute_tasks(cpus, request, ntasks)
+    if request.task_limiting_option:
+        _check_task_limit(allocation, request, chosen, cpus, tasks)
     # a step that shares its nodes finds only the CPUs that others leave; one task on each node, or all
     # CPUs taken, comes out the same in any case
     used = ntasks * (request.cpus_per_task or 1)
     shares = (request.exact or request.cpus_per_task is not None) and not request.overlap
     if shares and ntasks > len(chosen) and used < sum(cpus):
         if_alone = True
-    return Layout(tuple(zip(chosen, tasks, strict=True)), if_alone)
+    return StepLayout(tuple(zip(chosen, tasks, strict=True)), if_alone)
 
 
-def _nodes(allocation: Allocation, request: StepRequest, count: int) -> tuple[Sequence[str], bool]:
+def _select_step_nodes(allocation: Allocation, request: StepRequest, count: int) -> tuple[Sequence[str], bool]:
     """The nodes of the step, in Slurm's order, and whether that holds only while no other step runs."""
     nodes, total = allocation.nodes, len(allocation.nodes)
     foreign = set(request.nodelist) - set(nodes)
@@ -158,7 +162,7 @@ def _nodes(allocation: Allocation, request: StepRequest, count: int) -> tuple[Se
         end = request.relative + count
         if request.nodelist or request.exclude or end > total:
             raise PlacementError(f"--relative={request.relative} with {count} nodes: the job has {total}")
-        if end < total and len(set(allocation.cpus)) > 1:
+        if end < total and len(set(allocation.cpus_per_node)) > 1:
             raise PlacementError("--relative on a part of unequal nodes: Slurm chooses among them")
         return nodes[request.relative:end], end < total
     left = [node for node in nodes if node not in set(request.exclude)]
@@ -171,27 +175,28 @@ def _nodes(allocation: Allocation, request: StepRequest, count: int) -> tuple[Se
     return left, False
 
 
-def _deal(cpus: Sequence[int], request: StepRequest, ntasks: int) -> list[int]:
+def _distribute_tasks(cpus: Sequence[int], request: StepRequest, ntasks: int) -> list[int]:
     per_task = request.cpus_per_task or 1
     room = [c // per_task for c in cpus]
     if min(room) == 0 or sum(room) < ntasks:
         raise PlacementError(f"{ntasks} tasks of {per_task} CPUs do not fit the nodes' {sum(cpus)} CPUs")
-    tasks = deal(room, ntasks)
+    tasks = block_distribution(room, ntasks)
     if request.ntasks_per_node:
         # whether a contradicted --ntasks-per-node still caps the nodes differs between releases
-        capped = deal([min(r, request.ntasks_per_node * per_task) for r in room], ntasks)
+        capped = block_distribution([min(r, request.ntasks_per_node * per_task) for r in room], ntasks)
         if tasks != capped:
             raise PlacementError(f"--ntasks-per-node={request.ntasks_per_node} contradicts {ntasks} tasks "
                                  f"on {len(cpus)} nodes")
     return tasks
 
 
-def _check_bound(allocation: Allocation, request: StepRequest, chosen: Sequence[str], cpus: Sequence[int],
+def _check_task_limit(allocation: Allocation, request: StepRequest, step_nodes: Sequence[str], cpus: Sequence[int],
                  tasks: Sequence[int]) -> None:
     """A bound that is the same on all nodes moves no task of an even layout; the job's own layout has it in it."""
-    own = dict(zip(allocation.nodes, allocation.tasks, strict=False))
-    if [own.get(node) for node in chosen] == list(tasks):
+    own = dict(zip(allocation.nodes, allocation.tasks_per_node, strict=False))
+    if [own.get(node) for node in step_nodes] == list(tasks):
         return
     even = len(set(tasks)) == 1 and len(set(cpus)) == 1
-    if not even or ("GPUS" in request.bounding.upper() and len(set(allocation.tasks)) > 1):
-        raise PlacementError(f"{request.bounding} may bound the tasks of a node in a way that is not known here")
+    if not even or ("GPUS" in request.task_limiting_option.upper() and len(set(allocation.tasks_per_node)) > 1):
+        raise PlacementError(
+            f"{request.task_limiting_option} may bound the tasks of a node in a way that is not known here")

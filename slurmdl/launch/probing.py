@@ -14,9 +14,9 @@ from slurmdl.errors import InputError, SlurmdlError, UnavailableError
 from slurmdl.network import hygiene
 from slurmdl.network.model import LinkScores
 from slurmdl.network.probe import task
-from slurmdl.network.probe.fit import fit
-from slurmdl.network.probe.pair import Effort, Pair
-from slurmdl.network.probe.rounds import BETWEEN, INSIDE, rounds
+from slurmdl.network.probe.fit import estimate_links
+from slurmdl.network.probe.pair import PairMeasurement, ProbeConfig
+from slurmdl.network.probe.rounds import PAIRS_PER_ZONE_PAIR, ROUNDS_IN_ZONE, round_robin_schedule
 from slurmdl.network.samples import LinkSample
 from slurmdl.topology import hostlist
 from slurmdl.topology.model import Topology
@@ -24,15 +24,15 @@ from slurmdl.topology.model import Topology
 #: what carries the probes -> the module of its tasks
 TRANSPORTS = {"tcp": "slurmdl.network.probe.task", "mpi": "slurmdl.network.probe.mpitask"}
 #: seconds that the step of --dl-probe may take to start, beside those that it probes
-_START = 2.0
+_START_TIMEOUT_S = 2.0
 #: variables of a job that would change the step
-_FOREIGN = ("SLURM_HOSTFILE", "SLURM_DISTRIBUTION", "SLURM_ARBITRARY_NODELIST", "SLURM_LABELIO", "SLURM_MULTI_PROG",
+_CONFLICTING_VARIABLES = ("SLURM_HOSTFILE", "SLURM_DISTRIBUTION", "SLURM_ARBITRARY_NODELIST", "SLURM_LABELIO", "SLURM_MULTI_PROG",
             "SLURM_STDOUTMODE", "SLURM_STDINMODE", "SLURM_STDERRMODE", "SLURM_NTASKS_PER_NODE", "SLURM_CPUS_PER_TASK",
             "SLURM_TRES_PER_TASK", "SLURM_MEM_PER_CPU", "SLURM_MEM_PER_NODE", "SLURM_MEM_PER_GPU", "SLURM_OVERCOMMIT")
 
 
 @dataclass(frozen=True)
-class Probe:
+class ProbeStep:
     """What is to be measured, and how.
 
     Attributes
@@ -51,42 +51,43 @@ class Probe:
 
     nodes: tuple[str, ...]
     topology: Topology
-    effort: Effort = field(default_factory=Effort)
-    budget: float = 30.0
-    start: float = 30.0
+    config: ProbeConfig = field(default_factory=ProbeConfig)
+    budget_s: float = 30.0
+    start_timeout_s: float = 30.0
     transport: str = "tcp"
     interface: str = ""
-    options: tuple[str, ...] = ()
+    srun_args: tuple[str, ...] = ()
     source: str = "probe"
-    inside: int = INSIDE
-    between: int = BETWEEN
+    rounds_in_zone: int = ROUNDS_IN_ZONE
+    pairs_per_zone_pair: int = PAIRS_PER_ZONE_PAIR
     seed: int = 0
 
-    def leaf(self) -> dict[str, str]:
+    def leaf_by_node(self) -> dict[str, str]:
         """Leaf zone of each node that has one."""
         return {node: leaf for node in self.nodes if (leaf := self.topology.leaf_of(node))}
 
-    def work(self) -> task.Work:
+    def schedule(self) -> task.ProbeSchedule:
         """What the step is told."""
-        leaf = self.leaf()
+        leaf = self.leaf_by_node()
         number = {name: i for i, name in enumerate(dict.fromkeys(leaf.values()))}
-        drawn = list(rounds([number.get(leaf.get(node, ""), -1) for node in self.nodes], self.seed,
-                            inside=self.inside, between=self.between))
+        drawn = list(round_robin_schedule([number.get(leaf.get(node, ""), -1) for node in self.nodes], self.seed,
+                            rounds_in_zone=self.rounds_in_zone, pairs_per_zone_pair=self.pairs_per_zone_pair))
         # the tasks need a moment to come, and a pair one more for what it waits for
-        effort = self.effort.within(max(0.1, 0.6 * self.budget / max(1, len(drawn))))
-        return task.Work(self.nodes, tuple(map(tuple, drawn)), effort, self.budget, self.interface)
+        effort = self.config.scaled_to(max(0.1, 0.6 * self.budget_s / max(1, len(drawn))))
+        return task.ProbeSchedule(self.nodes, tuple(map(tuple, drawn)), effort, self.budget_s, self.interface)
 
-    def command(self, in_job: bool) -> list[str]:
+    def srun_argv(self, in_job: bool) -> list[str]:
         """srun's command line. In a job the step takes no CPU and no memory away from other steps."""
         count = str(len(self.nodes))
         line = ["srun", "--input=0", "--no-kill", "--kill-on-bad-exit=0", "--unbuffered", f"--nodes={count}",
-                f"--ntasks={count}", "--ntasks-per-node=1", f"--nodelist={hostlist.fold(self.nodes)}"]
+                f"--ntasks={count}", "--ntasks-per-node=1", f"--nodelist={hostlist.fold_hostlist(self.nodes)}"]
         line += ["--overlap", "--mem=0"] if in_job else ["--job-name=slurmdl-probe"]
         line += ["--mpi=none"] if self.transport == "tcp" else []
-        return [*line, *self.options, sys.executable, "-m", TRANSPORTS[self.transport]]
+        return [*line, *self.srun_args, sys.executable, "-m", TRANSPORTS[self.transport]]
 
 
-def run(probe: Probe, environ: Mapping[str, str], say: Callable[[str], None]) -> list[LinkSample]:
+def run_probe_step(probe: ProbeStep, environ: Mapping[str, str],
+                   on_warning: Callable[[str], None]) -> list[LinkSample]:
     """Run the step and return the samples of the links that it measured.
 
     Pairs that are known when the step breaks off are kept; why it broke off goes to `say`, as do the step's remarks.
@@ -95,21 +96,21 @@ def run(probe: Probe, environ: Mapping[str, str], say: Callable[[str], None]) ->
     ------
     UnavailableError : srun is missing, or no pair was measured.
     """
-    env = {name: value for name, value in environ.items() if name not in _FOREIGN}
-    env[task.SECRET] = secrets.token_hex()
-    found: list[Pair] = []
-    output = process.lines(probe.command("SLURM_JOB_ID" in environ), stdin=json.dumps(probe.work().to_json()),
-                           timeout=probe.start + probe.budget, env=env)
+    env = {name: value for name, value in environ.items() if name not in _CONFLICTING_VARIABLES}
+    env[task.SECRET_VARIABLE] = secrets.token_hex()
+    found: list[PairMeasurement] = []
+    output = process.stream_lines(probe.srun_argv("SLURM_JOB_ID" in environ), stdin=json.dumps(probe.schedule().to_json()),
+                           timeout=probe.start_timeout_s + probe.budget_s, env=env)
     remarks = []
     try:
         for line in output:
-            message = _message(line)
-            if message == task.END:
+            message = _parse_message(line)
+            if message == task.END_MESSAGE:
                 break
             if "note" in message:
                 remarks.append(str(message["note"]))
             else:
-                found.append(Pair.from_json(message))
+                found.append(PairMeasurement.from_json(message))
     except (UnavailableError, InputError) as error:
         remarks.append(str(error))
     finally:
@@ -117,11 +118,11 @@ def run(probe: Probe, environ: Mapping[str, str], say: Callable[[str], None]) ->
     if not found:
         raise UnavailableError(f"probe: no pair of nodes was measured ({remarks[0] if remarks else 'no answer'})")
     for remark in dict.fromkeys(remarks):
-        say(f"probe: {remark}")
-    return fit(found, probe.leaf(), time.time(), probe.source)
+        on_warning(f"probe: {remark}")
+    return estimate_links(found, probe.leaf_by_node(), time.time(), probe.source)
 
 
-def _message(line: str) -> dict[str, object]:
+def _parse_message(line: str) -> dict[str, object]:
     try:
         message = json.loads(line)
     except ValueError as error:
@@ -131,19 +132,26 @@ def _message(line: str) -> dict[str, object]:
     return message
 
 
-def refreshed(scores: LinkScores, nodes: Sequence[str], topology: Topology, seconds: float,
-              environ: Mapping[str, str], say: Callable[[str], None]) -> LinkScores:
+def with_probed_scores(scores: LinkScores, nodes: Sequence[str], topology: Topology, budget_s: float,
+              environ: Mapping[str, str], on_warning: Callable[[str], None]) -> LinkScores:
     """The scores with those links measured anew that a probe of a job's own nodes reaches within `seconds`.
 
     A probe that fails, or does not start in time, leaves the scores as they are, and one line says so.
     """
     if len(nodes) < 2:
         return scores
-    probe = Probe(tuple(nodes), topology, budget=seconds, start=_START, source="job", inside=3, between=1)
+    probe = ProbeStep(
+    tuple(nodes),
+    topology,
+    budget_s=budget_s,
+    start_timeout_s=_START_TIMEOUT_S,
+    source="job",
+    rounds_in_zone=3,
+     pairs_per_zone_pair=1)
     try:
-        fresh = hygiene.scores(run(probe, environ, lambda _: None), time.time()).scores
+        fresh = hygiene.aggregate_scores(run_probe_step(probe, environ, lambda _: None), time.time()).scores
     except SlurmdlError as error:
-        say(f"--dl-probe: {error}; the map is made without")
+        on_warning(f"--dl-probe: {error}; the map is made without")
         return scores
     return replace(scores, nodes={**scores.nodes, **fresh.nodes}, zones={**scores.zones, **fresh.zones},
-                   trunks={**scores.trunks, **fresh.trunks}, margin=max(scores.margin, fresh.margin))
+                   trunks={**scores.inter_leaf, **fresh.inter_leaf}, margin=max(scores.tolerance, fresh.tolerance))

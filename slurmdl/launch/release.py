@@ -21,39 +21,39 @@ from slurmdl import process
 from slurmdl.errors import UnavailableError, warn
 
 #: sbatch's own words; a cluster is named where there are several
-_SUBMITTED = rb"Submitted batch job ([0-9]{1,10})(?: on cluster \S+)?"
-_PARSABLE = rb"([0-9]{1,10})(?:;\S+)?"
+_SUBMITTED_PATTERN = rb"Submitted batch job ([0-9]{1,10})(?: on cluster \S+)?"
+_PARSABLE_PATTERN = rb"([0-9]{1,10})(?:;\S+)?"
 #: seconds that the look, and taking the list back, may take
-_TIMEOUT = 1.0
+_TIMEOUT_S = 1.0
 #: seconds after which the scheduler has passed: batch_sched_delay and a tick of the controller's clock
-_PASSED = 4.0
+_SCHEDULER_PASS_S = 4.0
 
 
-def job_number(line: bytes, parsable: bool) -> str:
+def parse_job_id(line: bytes, is_parsable: bool) -> str:
     """The number of the job that sbatch names on a line of its stdout, "" where the line is another program's.
 
     Parameters
     ----------
     parsable : sbatch was told to print the number alone (--parsable).
     """
-    match = re.fullmatch(_PARSABLE if parsable else _SUBMITTED, line)
+    match = re.fullmatch(_PARSABLE_PATTERN if is_parsable else _SUBMITTED_PATTERN, line)
     return match[1].decode() if match else ""
 
 
-def release(job: str, what: str) -> None:
+def revert_unless_started(job_id: str, field: str) -> None:
     """Look after a job that was submitted.
 
     Parameters
     ----------
     what : key of `scontrol update` that takes the choice back when it is empty: ReqNodeList or Prefer.
     """
-    update = ["scontrol", "update", f"JobId={job}", f"{what}="]
+    update = ["scontrol", "update", f"JobId={job_id}", f"{field}="]
     try:
-        record = process.ask(["scontrol", "-o", "show", "job", job], timeout=_TIMEOUT).out
+        record = process.run_command(["scontrol", "-o", "show", "job", job_id], timeout=_TIMEOUT_S).stdout
         if re.search(r"\bJobState=PENDING Reason=None\b", record):
-            process.later(update, _PASSED)
+            process.run_detached_after(update, _SCHEDULER_PASS_S)
         elif not re.search(r"\bJobState=(?!PENDING)", record):
-            process.ask(update, timeout=_TIMEOUT)
+            process.run_command(update, timeout=_TIMEOUT_S)
     except UnavailableError as error:
-        process.later(update, _PASSED)
-        warn(f"job {job} keeps its choice of nodes for {_PASSED:g} s: {error}")
+        process.run_detached_after(update, _SCHEDULER_PASS_S)
+        warn(f"job {job_id} keeps its choice of nodes for {_SCHEDULER_PASS_S:g} s: {error}")

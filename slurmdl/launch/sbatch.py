@@ -17,20 +17,20 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from slurmdl import config, dl_options, process
-from slurmdl.errors import PlacementError, SlurmdlError, UnavailableError, UsageError, tell, warn
+from slurmdl.errors import PlacementError, SlurmdlError, UnavailableError, UsageError, print_stderr, warn
 from slurmdl.launch import mark, release, submission
-from slurmdl.launch.submission import Command, Submission, Words
-from slurmdl.output import show
+from slurmdl.launch.submission import ParsedArgv, Submission, SubmitCommand
+from slurmdl.output import print_escaped
 
 if TYPE_CHECKING:
-    from slurmdl.launch.survey import Survey
+    from slurmdl.launch.survey import ClusterState
     from slurmdl.placement.model import Placement
     from slurmdl.topology.model import Topology
 
 #: longest option, bytes (execve(2), MAX_ARG_STRLEN)
-MAX_OPTION = 128 * 1024 - 1
+MAX_OPTION_BYTES = 128 * 1024 - 1
 #: zones of --dl-zone that a message names
-_SHOWN_ZONES = 8
+_MAX_SHOWN_ZONES = 8
 
 
 @dataclass(frozen=True)
@@ -49,16 +49,16 @@ class Decision:
     asked : what the user asked for, where the options ask for more nodes.
     """
 
-    argv: tuple[str, ...] = ()
+    binding_options: tuple[str, ...] = ()
     placement: Placement | None = None
     reason: str = ""
     failed: bool = False
     explanation: str = ""
-    releases: str = ""
-    asked: mark.Asked | None = None
+    revert_field: str = ""
+    requested_size: mark.RequestedSize | None = None
 
 
-def submit(argv: Sequence[str]) -> int:
+def run_sbatch(argv: Sequence[str]) -> int:
     """Run `slurmdl sbatch ARGV`; return the exit status, unless this process became sbatch.
 
     Raises
@@ -68,28 +68,28 @@ def submit(argv: Sequence[str]) -> int:
     SlurmdlError : with --dl-strict: why no choice can be made; nothing is submitted.
     """
     program = find_sbatch(os.environ)
-    words = Words.split(argv)
-    if words.asks_for_help:
-        if words.line.has("help"):
+    words = ParsedArgv.from_argv(argv)
+    if words.requests_help:
+        if words.command_line.has_option("help"):
             print(f"usage: slurmdl sbatch [--dl-*] [sbatch options] script [args]\n\n{dl_options.help_text()}")
-        process.become([program, *argv], os.environ)
-    attempt = Attempt(program, words, _standard_input() if words.reads_stdin else None)
+        process.exec_program([program, *argv], os.environ)
+    attempt = SubmissionAttempt(program, words, _read_stdin() if words.reads_stdin else None)
     try:
-        attempt.choose()
-        attempt.speak()
+        attempt.choose_binding()
+        attempt.print_messages()
     except UsageError:
         raise
     except Exception as error:
         if attempt.dl.strict:
             raise
-        attempt.fall_back(error)
+        attempt.fall_back_to_unbound(error)
     if attempt.dl.dry_run:
-        show(describe(attempt.job, attempt.decision, attempt.commands[-1]))
+        print_escaped(format_dry_run(attempt.job, attempt.decision, attempt.commands[-1]))
         return 0
-    return attempt.run()
+    return attempt.submit()
 
 
-class Attempt:
+class SubmissionAttempt:
     """One submission, and what is known of it so far: what fails later costs nothing of that.
 
     Attributes
@@ -100,16 +100,17 @@ class Attempt:
     job : what was read, None before.
     """
 
-    def __init__(self, program: str, words: Words, stdin: bytes | None) -> None:
-        self.program, self.words, self.stdin = program, words, stdin
-        environ = {name: value for name, value in os.environ.items() if name != mark.VARIABLE}
-        self.commands = [Command((program, *words.passed_on()[0]), environ, stdin=stdin)]
-        self.dl = dl_options.DlOptions(strict=words.line.has("dl-strict"), dry_run=words.line.has("dl-dry-run"))
-        self.quiet = words.line.has("quiet")
+    def __init__(self, program: str, parsed_argv: ParsedArgv, stdin: bytes | None) -> None:
+        self.program, self.parsed_argv, self.stdin = program, parsed_argv, stdin
+        environ = {name: value for name, value in os.environ.items() if name != mark.ENV_VARIABLE}
+        self.commands = [SubmitCommand((program, *parsed_argv.sbatch_args()[0]), environ, stdin=stdin)]
+        self.dl = dl_options.DlOptions(strict=parsed_argv.command_line.has_option(
+            "dl-strict"), dry_run=parsed_argv.command_line.has_option("dl-dry-run"))
+        self.quiet = parsed_argv.command_line.has_option("quiet")
         self.job: Submission | None = None
         self.decision = Decision()
 
-    def choose(self) -> None:
+    def choose_binding(self) -> None:
         """Read the submission and the configuration, and choose nodes.
 
         Raises
@@ -117,19 +118,19 @@ class Attempt:
         UsageError : an option of the user is wrong.
         SlurmdlError : no choice can be made.
         """
-        job = submission.read(self.words.argv, os.environ, {}, stdin=self.stdin,
-                              has_plugin=partial(_has_plugin, self.program))
-        self._know(job)
-        site = config.load()
+        job = submission.parse_submission(self.parsed_argv.argv, os.environ, {}, stdin=self.stdin,
+                              has_plugin=partial(_sbatch_has_plugin, self.program))
+        self._update_job(job)
+        site = config.load_config()
         if site.options:
-            job = job.over(site.options)
-            self._know(job)
-        if self.dl.bind == "off":
+            job = job.with_defaults(site.options)
+            self._update_job(job)
+        if self.dl.node_binding == "off":
             if self.dl.zone:
                 raise PlacementError("--dl-bind=off")
             return
-        if job.request.unpinnable and not self.dl.zone:
-            raise PlacementError(job.request.unpinnable)
+        if job.request.unplaceable_reason and not self.dl.zone:
+            raise PlacementError(job.request.unplaceable_reason)
         from slurmdl.launch import survey
 
         if not job.request.dl.dry_run:
@@ -137,23 +138,23 @@ class Attempt:
             seed = 1 + (time.time_ns() ^ os.getpid()) % 2**32
             job = replace(job, request=replace(job.request, seed=seed))
         say: Callable[[str], None] = (lambda _: None) if self.quiet else warn
-        seen = survey.take(site, self.dl.scores, job.request.partitions, say, self.dl.strict)
-        decision = decide(job, seen, self.program)
+        seen = survey.load_cluster_state(site, self.dl.link_scores, job.request.partitions, say, self.dl.strict)
+        decision = decide_binding(job, seen, self.program)
         if decision.reason and self.dl.strict:
             raise PlacementError(decision.reason)
         if self.dl.explain and decision.placement is not None:
-            from slurmdl.placement.explain import explain
+            from slurmdl.placement.explain import explain_placement
 
-            text = explain(decision.placement, seen.topology, seen.cluster, seen.scores, self.dl)
+            text = explain_placement(decision.placement, seen.topology, seen.cluster, seen.scores, self.dl)
             decision = replace(decision, explanation=text)
-        self.commands.append(render(self.program, job, decision, os.environ))
+        self.commands.append(build_submit_command(self.program, job, decision, os.environ))
         self.decision = decision
 
-    def _know(self, job: Submission) -> None:
+    def _update_job(self, job: Submission) -> None:
         self.job, self.dl, self.quiet = job, job.request.dl, job.quiet
-        self.commands[1:] = [render(self.program, job, Decision(), os.environ)]
+        self.commands[1:] = [build_submit_command(self.program, job, Decision(), os.environ)]
 
-    def fall_back(self, error: Exception) -> None:
+    def fall_back_to_unbound(self, error: Exception) -> None:
         """Bind nothing, since this went wrong, and say so."""
         del self.commands[2:]
         if isinstance(error, SlurmdlError):
@@ -165,24 +166,24 @@ class Attempt:
                 traceback.print_exception(error)
             reason = f"internal error: {type(error).__name__}: {error} (SLURMDL_DEBUG=1 shows where)"
         failed = bool(self.dl.zone) or not isinstance(error, PlacementError)
-        self.decision = Decision(reason=not_applied(self.dl, reason), failed=failed)
-        self.speak()
+        self.decision = Decision(reason=zone_not_applied_reason(self.dl, reason), failed=failed)
+        self.print_messages()
 
-    def speak(self) -> None:
+    def print_messages(self) -> None:
         """What users should know, on stderr; nothing with -Q."""
         if self.quiet:
             return
         if self.dl.explain and self.decision.explanation:
-            tell(self.decision.explanation)
+            print_stderr(self.decision.explanation)
         if self.dl.explain or self.decision.reason:
-            warn(outcome(self.dl, self.decision))
-        misplaced = dl_options.misplaced(self.words.line.operands, "script")
+            warn(decision_summary(self.dl, self.decision))
+        misplaced = dl_options.misplaced_option_warning(self.parsed_argv.command_line.operands, "script")
         if misplaced:
             warn(misplaced)
         if self.job and self.job.maps_ranks is False:
             warn("the script has no `slurmdl srun`, so its ranks will not be mapped")
 
-    def run(self) -> int:
+    def submit(self) -> int:
         """Submit by the strongest command that can be run: what is added may be too long for the system.
 
         Raises
@@ -193,29 +194,29 @@ class Attempt:
             command = self.commands.pop()
             bound = len(self.commands) == 2
             try:
-                if bound and self.decision.releases:
-                    return process.relay(command.argv, command.env, command.stdin, self._look_after)
-                process.become(command.argv, command.env, command.stdin)
+                if bound and self.decision.revert_field:
+                    return process.run_passthrough(command.argv, command.env, command.stdin, self._on_output_line)
+                process.exec_program(command.argv, command.env, command.stdin)
             except UnavailableError as error:
                 if not self.commands or self.dl.strict:
                     raise
                 if not self.quiet:
-                    warn(f"submitted as written: {not_applied(self.dl, str(error))}" if bound else
+                    warn(f"submitted as written: {zone_not_applied_reason(self.dl, str(error))}" if bound else
                          f"the job is not told its --dl-* options: {error}")
 
-    def _look_after(self, line: bytes) -> bool:
+    def _on_output_line(self, line: bytes) -> bool:
         """Whether sbatch names the job on this line of its stdout, which is looked after then."""
         assert self.job is not None
-        number = release.job_number(line, "parsable" in self.job.settings)
+        number = release.parse_job_id(line, "parsable" in self.job.settings)
         if number:
             try:
-                release.release(number, self.decision.releases)
+                release.revert_unless_started(number, self.decision.revert_field)
             except Exception as error:  # the job is submitted: the exit status is sbatch's
                 warn(f"job {number} keeps its choice of nodes: {type(error).__name__}: {error}")
         return bool(number)
 
 
-def _standard_input() -> bytes | None:
+def _read_stdin() -> bytes | None:
     """What standard input holds, None where it cannot be read (closed, a directory); sbatch says so then."""
     try:
         return sys.stdin.buffer.read() if sys.stdin is not None else None
@@ -223,25 +224,25 @@ def _standard_input() -> bytes | None:
         return None
 
 
-def _has_plugin(program: str) -> bool:
+def _sbatch_has_plugin(program: str) -> bool:
     """Whether sbatch has the options of the plugin. Where it does not say, it is left to sbatch to refuse them."""
     try:
-        return "--dl-" in process.query([program, "--help"])
+        return "--dl-" in process.check_output([program, "--help"])
     except UnavailableError:
         return True
 
 
-def not_applied(dl: dl_options.DlOptions, why: str) -> str:
+def zone_not_applied_reason(dl: dl_options.DlOptions, reason: str) -> str:
     """The reason, and that zones which the user named do not hold."""
-    return f"--dl-zone={_named(dl, ',')} is not applied: {why}" if dl.zone else why
+    return f"--dl-zone={_format_zones(dl, ',')} is not applied: {reason}" if dl.zone else reason
 
 
-def _named(dl: dl_options.DlOptions, between: str) -> str:
+def _format_zones(dl: dl_options.DlOptions, separator: str) -> str:
     """The zones of --dl-zone, the first of many."""
-    return between.join(dl.zone[:_SHOWN_ZONES] + ("...",) * (len(dl.zone) > _SHOWN_ZONES))
+    return separator.join(dl.zone[:_MAX_SHOWN_ZONES] + ("...",) * (len(dl.zone) > _MAX_SHOWN_ZONES))
 
 
-def decide(job: Submission, seen: Survey, program: str = "") -> Decision:
+def decide_binding(job: Submission, state: ClusterState, program: str = "") -> Decision:
     """Choose nodes for a job, and how hard the choice binds Slurm.
 
     Zones that the user named hold in any case: nodes outside of them are excluded.
@@ -257,37 +258,37 @@ def decide(job: Submission, seen: Survey, program: str = "") -> Decision:
     PlacementError : the site did.
     """
     dl = job.request.dl
-    if dl.zone and job.request.unrestrictable:
-        return Decision(reason=not_applied(dl, job.request.unrestrictable), failed=True)
+    if dl.zone and job.request.unrestrictable_reason:
+        return Decision(reason=zone_not_applied_reason(dl, job.request.unrestrictable_reason), failed=True)
     try:
-        limit = _limit(job, seen) if dl.zone else ()
+        limit = _zone_limit_options(job, state) if dl.zone else ()
     except UsageError as error:
         if job.names_zones:
             raise
         raise PlacementError(f"slurmdl.yaml: {error}") from error  # nothing that a site sets refuses a job
-    if any(len(option) > MAX_OPTION for option in limit):
-        return Decision(reason=not_applied(dl, "sbatch takes no list of so many nodes"), failed=True)
+    if any(len(option) > MAX_OPTION_BYTES for option in limit):
+        return Decision(reason=zone_not_applied_reason(dl, "sbatch takes no list of so many nodes"), failed=True)
     try:
-        decision = _choose(job, seen, program)
+        decision = _choose_binding(job, state, program)
     except PlacementError as error:
         decision = Decision(reason=str(error))
-    return replace(decision, argv=(*limit, *decision.argv))
+    return replace(decision, argv=(*limit, *decision.binding_options))
 
 
-def _limit(job: Submission, seen: Survey) -> tuple[str, ...]:
+def _zone_limit_options(job: Submission, state: ClusterState) -> tuple[str, ...]:
     """The option that keeps the job out of all nodes outside of the zones of --dl-zone; () where there are none.
 
     Nodes are excluded, whatever features they carry, so the user's own --constraint stays as it is.
     """
-    from slurmdl.placement.nodes.pool import within
-    from slurmdl.topology.hostlist import fold
+    from slurmdl.placement.nodes.pool import snapshot_nodes_in_zones
+    from slurmdl.topology.hostlist import fold_hostlist
 
-    inside = within(seen.cluster, seen.topology, job.request.dl.zone)
-    outside = [name for name, here in zip(seen.cluster.names, inside.tolist(), strict=True) if not here]
-    return (f"--exclude={fold([*outside, *job.request.exclude])}",) if outside else ()
+    inside = snapshot_nodes_in_zones(state.cluster, state.topology, job.request.dl.zone)
+    outside = [name for name, here in zip(state.cluster.names, inside.tolist(), strict=True) if not here]
+    return (f"--exclude={fold_hostlist([*outside, *job.request.exclude])}",) if outside else ()
 
 
-def _choose(job: Submission, seen: Survey, program: str) -> Decision:
+def _choose_binding(job: Submission, state: ClusterState, program: str) -> Decision:
     """Choose nodes, and how hard the choice binds Slurm.
 
     `auto` never costs a start: first the zone as a preference, then the node list where the job can neither be
@@ -300,141 +301,157 @@ def _choose(job: Submission, seen: Survey, program: str) -> Decision:
     """
     from slurmdl.launch import doubt as doubts
     from slurmdl.launch import matrices
-    from slurmdl.placement.place import place
+    from slurmdl.placement.place import place_job
 
-    placement = place(job.request, seen.cluster, seen.topology, seen.scores, matrices.of(job.request.dl))
+    placement = place_job(
+    job.request,
+    state.cluster,
+    state.topology,
+    state.scores,
+    matrices.load_traffic_matrices(
+        job.request.dl))
     if not placement.nodes:
         return Decision(reason=placement.reason or "no nodes fit")
-    bind = job.request.dl.bind
+    bind = job.request.dl.node_binding
     if bind == "pin":
-        return Decision((_nodelist(placement),), placement)
+        return Decision((_nodelist_option(placement),), placement)
     if bind == "zone":
-        return Decision((_hard_zone(job, seen, placement),), placement)
+        return Decision((_zone_option(job, state, placement),), placement)
     if bind == "late":
-        return _late(job, placement)
-    if job.request.uncertain:
-        return Decision((), placement, f"{job.request.uncertain}, so the nodes that are free now bind nothing")
+        return _late_decision(job, placement)
+    if job.request.start_unknown_reason:
+        return Decision(
+            (), placement, f"{job.request.start_unknown_reason}, so the nodes that are free now bind nothing")
     if not placement.free_now:
-        return Decision((), placement, f"{_zones(placement)} would fit, but not now")
-    decision = _automatic(job, seen, placement)
-    doubt = doubts.doubt(job.request, seen.cluster, placement.nodes) if decision.argv else ""
+        return Decision((), placement, f"{_placement_zones_text(placement)} would fit, but not now")
+    decision = _automatic_decision(job, state, placement)
+    doubt = doubts.unpredictable_start_reason(
+    job.request,
+    state.cluster,
+     placement.nodes) if decision.binding_options else ""
     if doubt:
-        sure = Decision((_nodelist(placement),), placement)
-        why = doubts.ask(render(program, job, sure, os.environ), placement.nodes) if program else "Slurm is not asked"
+        sure = Decision((_nodelist_option(placement),), placement)
+        why = doubts.not_starting_reason(
+    build_submit_command(
+        program,
+        job,
+        sure,
+        os.environ),
+         placement.nodes) if program else "Slurm is not asked"
         if why:
             return Decision((), placement, f"{doubt}, and {why}")
     return decision
 
 
-def _late(job: Submission, placement: Placement) -> Decision:
+def _late_decision(job: Submission, placement: Placement) -> Decision:
     """A few nodes more than the job needs, the worst of which `slurmdl srun` drops."""
-    if job.request.not_modelled:
-        raise PlacementError(f"--dl-bind=late: {job.request.not_modelled}")
+    if job.request.unmodelled_reason:
+        raise PlacementError(f"--dl-bind=late: {job.request.unmodelled_reason}")
     if not job.maps_ranks:
         raise PlacementError("--dl-bind=late: the script has no `slurmdl srun` that could drop nodes")
     from slurmdl.launch import late
 
-    options, asked = late.over_ask(job.request)
-    return Decision(options, placement, asked=asked)
+    options, asked = late.overallocation_options(job.request)
+    return Decision(options, placement, requested_size=asked)
 
 
-def _automatic(job: Submission, seen: Survey, placement: Placement) -> Decision:
+def _automatic_decision(job: Submission, state: ClusterState, placement: Placement) -> Decision:
     """The softest way to bind a job to nodes that are free now."""
     zones = job.request.dl.zone
-    if zones and set(placement.zones_used) == _leaves(seen.topology, zones) != _leaves(seen.topology):
+    if zones and set(placement.nodes_per_zone) == _leaf_zones(state.topology, zones) != _leaf_zones(state.topology):
         # no other zone is left to Slurm
         return Decision((), placement)
     numbered = not job.quiet and "test-only" not in job.settings
-    feature = _preference(job, seen, placement)
+    feature = _preferred_features(job, state, placement)
     if feature:
-        return Decision((f"--prefer={feature}",), placement, releases="Prefer" if numbered else "")
+        return Decision((f"--prefer={feature}",), placement, revert_field="Prefer" if numbered else "")
     # what looks after the job later would end with the job that this is
     inside = "SLURM_JOB_ID" in os.environ
     certain = job.request.nodes is not None and job.request.nodes[0] == job.request.nodes[1]
     if certain and not job.request.requeue and not job.quiet and not inside:
-        return Decision((_nodelist(placement),), placement, releases="ReqNodeList" if numbered else "")
-    return Decision((), placement, f"{_why_no_preference(seen, placement)}, and for a node list "
-                                   f"{_why_no_list(job, certain, inside)}")
+        return Decision((_nodelist_option(placement),), placement, revert_field="ReqNodeList" if numbered else "")
+    return Decision((), placement, f"{_no_preference_reason(state, placement)}, and for a node list "
+                                   f"{_no_nodelist_reason(job, certain, inside)}")
 
 
-def _why_no_preference(seen: Survey, placement: Placement) -> str:
-    if set(placement.zones_used) == _leaves(seen.topology):
+def _no_preference_reason(state: ClusterState, placement: Placement) -> str:
+    if set(placement.nodes_per_zone) == _leaf_zones(state.topology):
         return "every zone is needed"
-    return f"{_zones(placement)} would fit, but no feature of the nodes can name it"
+    return f"{_placement_zones_text(placement)} would fit, but no feature of the nodes can name it"
 
 
-def _why_no_list(job: Submission, certain: bool, inside: bool) -> str:
-    if not certain:
+def _no_nodelist_reason(job: Submission, has_fixed_node_count: bool, inside_job: bool) -> str:
+    if not has_fixed_node_count:
         return "the number of nodes is not given (-N)"
     if job.request.requeue:
         return "the job may be requeued (--no-requeue)"
-    return "this is inside of a job" if inside else "-Q hides the job's number"
+    return "this is inside of a job" if inside_job else "-Q hides the job's number"
 
 
-def _zones(placement: Placement) -> str:
-    from slurmdl.placement.label import MAX_ZONES
+def _placement_zones_text(placement: Placement) -> str:
+    from slurmdl.placement.label import MAX_NAMED_ZONES
 
-    names = list(placement.zones_used)
-    return " + ".join(names) if len(names) <= MAX_ZONES else f"{len(names)} zones"
-
-
-def _nodelist(placement: Placement) -> str:
-    from slurmdl.topology.hostlist import fold
-
-    return f"--nodelist={fold(placement.nodes)}"
+    names = list(placement.nodes_per_zone)
+    return " + ".join(names) if len(names) <= MAX_NAMED_ZONES else f"{len(names)} zones"
 
 
-def _hard_zone(job: Submission, seen: Survey, placement: Placement) -> str:
-    features = _features(seen, job.request.dl.zone or tuple(placement.zones_used))
-    both = _and(job.request.constraint, features) if features else None
+def _nodelist_option(placement: Placement) -> str:
+    from slurmdl.topology.hostlist import fold_hostlist
+
+    return f"--nodelist={fold_hostlist(placement.nodes)}"
+
+
+def _zone_option(job: Submission, state: ClusterState, placement: Placement) -> str:
+    features = _zone_features(state, job.request.dl.zone or tuple(placement.nodes_per_zone))
+    both = _join_constraint(job.request.constraint, features) if features else None
     if both:
         return f"--constraint={both}"
-    if seen.topology.kind != "tree":
+    if state.topology.kind != "tree":
         raise PlacementError("--dl-bind=zone: the nodes carry no features that name the zones, and --switches "
                              "is for trees only")
-    return f"--switches={len(placement.zones_used)}"
+    return f"--switches={len(placement.nodes_per_zone)}"
 
 
-def _preference(job: Submission, seen: Survey, placement: Placement) -> str | None:
+def _preferred_features(job: Submission, state: ClusterState, placement: Placement) -> str | None:
     """The value of --prefer for the zones of a placement, None where they cannot be named or leave none out."""
-    if set(placement.zones_used) == _leaves(seen.topology):
+    if set(placement.nodes_per_zone) == _leaf_zones(state.topology):
         return None
-    features = _features(seen, tuple(placement.zones_used))
-    return _and(job.request.constraint, features) if features else None
+    features = _zone_features(state, tuple(placement.nodes_per_zone))
+    return _join_constraint(job.request.constraint, features) if features else None
 
 
-def _leaves(topology: Topology, zones: Sequence[str] = ()) -> set[str]:
+def _leaf_zones(topology: Topology, zones: Sequence[str] = ()) -> set[str]:
     """Zones that hold nodes themselves, and are among the named ones or below them; all where none is named."""
-    from slurmdl.placement.nodes.pool import allowed
+    from slurmdl.placement.nodes.pool import nodes_in_zones
 
-    return {topology.zones[leaf] for leaf in set(topology.leaf[allowed(topology, zones)].tolist())}
+    return {topology.zones[leaf] for leaf in set(topology.leaf[nodes_in_zones(topology, zones)].tolist())}
 
 
-def _features(seen: Survey, zones: Iterable[str]) -> tuple[str, ...]:
+def _zone_features(state: ClusterState, zones: Iterable[str]) -> tuple[str, ...]:
     """For each zone a feature that exactly its nodes carry, the zone's own name first; () if one has none."""
     import numpy as np
 
-    from slurmdl.placement.nodes.pool import position
+    from slurmdl.placement.nodes.pool import topology_index
 
-    cluster, topology = seen.cluster, seen.topology
-    where = position(cluster, topology)
+    cluster, topology = state.cluster, state.topology
+    where = topology_index(cluster, topology)
     # index in the cluster of each node of the topology; what the cluster does not have is left out below
     number = np.full(len(topology.nodes) + 1, -1, np.int64)
     number[where] = np.arange(len(where))
-    order = np.argsort(cluster.kind, kind="stable")
-    ends = np.cumsum(np.bincount(cluster.kind, minlength=len(cluster.kinds)))
+    order = np.argsort(cluster.profile_index, kind="stable")
+    ends = np.cumsum(np.bincount(cluster.profile_index, minlength=len(cluster.profiles)))
     alike = np.split(order, ends[:-1])
     carriers: dict[str, list[int]] = {}
-    for kind, shared in enumerate(cluster.kinds):
+    for kind, shared in enumerate(cluster.profiles):
         for feature in set(shared.features):
             carriers.setdefault(feature, []).append(kind)
     carried = {feature: int(sum(len(alike[kind]) for kind in kinds)) for feature, kinds in carriers.items()}
     found = []
     for zone in zones:
-        nodes = number[topology.members(topology.zone_index[zone])]
+        nodes = number[topology.indices_below(topology.zone_index[zone])]
         nodes = np.sort(nodes[nodes >= 0])
         # what all nodes of the zone carry, its first node carries
-        features = cluster.kinds[cluster.kind[nodes[0]]].features if len(nodes) else ()
+        features = cluster.profiles[cluster.profile_index[nodes[0]]].features if len(nodes) else ()
         names = [name for name in features if carried[name] == len(nodes)
                  and np.array_equal(np.sort(np.concatenate([alike[kind] for kind in carriers[name]])), nodes)]
         if not names:
@@ -443,7 +460,7 @@ def _features(seen: Survey, zones: Iterable[str]) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _and(constraint: str | None, features: Sequence[str]) -> str | None:
+def _join_constraint(constraint: str | None, features: Sequence[str]) -> str | None:
     """The user's constraint and one of `features`; None where the two cannot be joined.
 
     --prefer stands in for --constraint while it is tried (sbatch(1)), so it must hold both. Only names with
@@ -456,54 +473,60 @@ def _and(constraint: str | None, features: Sequence[str]) -> str | None:
     return None
 
 
-def render(program: str, job: Submission, decision: Decision, environ: Mapping[str, str]) -> Command:
+def build_submit_command(program: str, job: Submission, decision: Decision,
+                         environ: Mapping[str, str]) -> SubmitCommand:
     """The command that submits: the user's own words, the choice behind their options, and our mark."""
-    added = list(decision.argv)
-    if not _keeps_mark(program, job.settings.get("export", "ALL")):
-        added.append(f"--export={job.settings['export']},{mark.VARIABLE}")
+    added = list(decision.binding_options)
+    if not _export_keeps_record(program, job.settings.get("export", "ALL")):
+        added.append(f"--export={job.settings['export']},{mark.ENV_VARIABLE}")
     # to the plugin the environment is stronger than the script, as what was typed is
-    env = {**mark.clean(environ), **job.told}
-    removed = tuple(sorted(set(environ) - set(env) - {mark.VARIABLE}))
-    env[mark.VARIABLE] = mark.make(job.request.dl, {**job.plugged, **environ, **job.told}, decision.asked).text()
+    env = {**mark.environ_without_inherited(environ), **job.plugin_environ}
+    removed = tuple(sorted(set(environ) - set(env) - {mark.ENV_VARIABLE}))
+    env[mark.ENV_VARIABLE] = mark.new_record(job.request.dl,
+    {**job.directive_environ,
+    **environ,
+    **job.plugin_environ},
+     decision.requested_size).to_env_value()
     stdin = job.script.body if job.script and job.script.from_stdin else None
-    return Command((program, *job.argv[:job.end], *added, *job.argv[job.end:]), env, removed, stdin)
+    return SubmitCommand((program, *job.argv[:job.options_end], *added, * \
+                         job.argv[job.options_end:]), env, removed, stdin)
 
 
-def _keeps_mark(program: str, export: str) -> bool:
+def _export_keeps_record(program: str, export: str) -> bool:
     """Whether the job finds our mark under this value of --export (see slurmdl.launch.mark)."""
     names = export.upper().split(",")
     if names == ["NIL"]:
         # behind a name newer releases would load the user's login environment, which NIL is there to avoid
         try:
-            version = re.search(r"([0-9]+)\.([0-9]+)", process.query([program, "--version"]))
+            version = re.search(r"([0-9]+)\.([0-9]+)", process.check_output([program, "--version"]))
         except UnavailableError:
             return True
         return version is None or (int(version[1]), int(version[2])) >= (23, 11)
     return "ALL" in names or names == ["NONE"]
 
 
-def describe(job: Submission | None, decision: Decision, command: Command) -> str:
+def format_dry_run(job: Submission | None, decision: Decision, command: SubmitCommand) -> str:
     """What a dry run prints: the command line, the environment that changes, and the decision."""
     lines = [f"command: {shlex.join(command.argv)}"]
     if job:
-        added = {mark.VARIABLE: command.env[mark.VARIABLE], **job.told}
+        added = {mark.ENV_VARIABLE: command.env[mark.ENV_VARIABLE], **job.plugin_environ}
         lines += [f"environment: {name}={shlex.quote(value)}" for name, value in added.items()]
-    lines += [f"environment: without {name}" for name in command.removed]
+    lines += [f"environment: without {name}" for name in command.removed_variables]
     if command.stdin is not None:
         lines.append(f"standard input: the script, {len(command.stdin)} bytes")
-    lines.append(f"decision: {outcome(job.request.dl if job else dl_options.DlOptions(), decision)}")
+    lines.append(f"decision: {decision_summary(job.request.dl if job else dl_options.DlOptions(), decision)}")
     if decision.placement and decision.placement.nodes:
         lines.append(f"nodes: {' '.join(decision.placement.nodes)}")
     return "\n".join(lines)
 
 
-def outcome(dl: dl_options.DlOptions, decision: Decision) -> str:
+def decision_summary(dl: dl_options.DlOptions, decision: Decision) -> str:
     """What users are told of a decision, in one line."""
     if decision.failed:
         return f"submitted as written: {decision.reason}"
-    options = f"{' '.join(decision.argv)}: " if decision.argv else ""
+    options = f"{' '.join(decision.binding_options)}: " if decision.binding_options else ""
     if decision.reason:
-        where = f" in {_named(dl, ', ')}" if decision.argv else ""
+        where = f" in {_format_zones(dl, ', ')}" if decision.binding_options else ""
         return f"{options}Slurm chooses the nodes{where}: {decision.reason}"
     if decision.placement is None:
         return "Slurm chooses the nodes: --dl-bind=off"
@@ -519,7 +542,7 @@ def find_sbatch(environ: Mapping[str, str]) -> str:
     """
     own = os.path.dirname(os.path.realpath(sys.argv[0]))
     ours = {os.path.realpath(sys.argv[0]), os.path.join(own, "dlsbatch"), os.path.join(own, "slurmdl")}
-    if mark.called_by_itself(environ):
+    if mark.is_recursive_call(environ):
         raise UnavailableError("sbatch: the sbatch on PATH calls slurmdl, which calls it again; "
                                "put Slurm's own before it on PATH")
     for directory in environ.get("PATH", os.defpath).split(os.pathsep):

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Survey:
+class ClusterState:
     """The cluster at one moment, and what is known or assumed of its links."""
 
     cluster: ClusterSnapshot
@@ -25,8 +25,8 @@ class Survey:
     scores: LinkScores
 
 
-def take(config: Config, scores: str, partitions: Sequence[str] = (), say: Callable[[str], None] = warn,
-         strict: bool = False) -> Survey:
+def load_cluster_state(config: Config, source: str, partitions: Sequence[str] = (), on_warning: Callable[[str], None] = warn,
+         strict: bool = False) -> ClusterState:
     """Look once.
 
     Parameters
@@ -40,29 +40,30 @@ def take(config: Config, scores: str, partitions: Sequence[str] = (), say: Calla
     UnavailableError : scontrol, or PySlurm in its place, is missing, hangs or fails, or there is no topology.
     InputError : the topology is malformed.
     """
-    from slurmdl.cluster.read import start
+    from slurmdl.cluster.read import start_cluster_query
     from slurmdl.slurm.conf_files import topology_file_path
 
     # while the controller answers, import the modules that need the answer and read what does not
-    answer = start(config.cluster_backend, with_topology=topology_file_path() is None)
+    answer = start_cluster_query(config.cluster_backend, with_topology=topology_file_path() is None)
 
     import slurmdl.cluster.scontrol
     import slurmdl.placement.place  # noqa: F401
     from slurmdl.topology import read
     from slurmdl.topology import scontrol as zones
 
-    topologies = read.from_files()
-    links = link_scores(config, scores, say, strict)
+    topologies = read.load_slurm_topology_file()
+    links = load_link_scores(config, source, on_warning, strict)
     cluster, text = answer()
     if topologies is None:
         if not text.strip():
             raise UnavailableError("no topology: neither a topology.yaml or topology.conf nor an answer of "
                                    "`scontrol show topology`")
-        topologies = zones.parse_all(text)
-    return Survey(cluster, topologies.of(cluster.topology_of(partitions)), links)
+        topologies = zones.parse_scontrol_topologies(text)
+    return ClusterState(cluster, topologies.get(cluster.topology_of(partitions)), links)
 
 
-def link_scores(config: Config, scores: str, say: Callable[[str], None] = warn, strict: bool = False) -> LinkScores:
+def load_link_scores(config: Config, source: str, on_warning: Callable[[
+                     str], None] = warn, strict: bool = False) -> LinkScores:
     """What is known of the links, from the sources that --dl-scores names, in at most a second.
 
     Scores that cannot be used are no fault: without them the topology decides, and one line says why.
@@ -77,12 +78,12 @@ def link_scores(config: Config, scores: str, say: Callable[[str], None] = warn, 
     ------
     InputError : strict, and scores that were asked for cannot be used.
     """
-    from slurmdl.network.live import live
+    from slurmdl.network.live import load_from_sources
 
-    found = live(config, scores, os.environ)
-    if found.remarks and strict:
-        raise InputError(found.remarks[0])
-    if found.remarks:
-        rest = "the other scores decide" if found.scores.measured else "the topology alone decides"
-        say(f"scores: {'; '.join(found.remarks)}; {rest}")
+    found = load_from_sources(config, source, os.environ)
+    if found.warnings and strict:
+        raise InputError(found.warnings[0])
+    if found.warnings:
+        rest = "the other scores decide" if found.scores.link_count else "the topology alone decides"
+        on_warning(f"scores: {'; '.join(found.warnings)}; {rest}")
     return found.scores

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from slurmdl.placement.cost import Links
+from slurmdl.placement.cost import NetworkLinks
 
 #: most leaf zones whose pairs are told; beyond that the plan has no costs
 MAX_ZONES = 64
 
 
-def zone_costs(network: Links) -> dict[str, float]:
+def compute_zone_costs(network: NetworkLinks) -> dict[str, float]:
     """Seconds per byte over the slowest link of the way between two leaf zones, or over the way itself where that was
     found slower.
 
@@ -25,14 +25,14 @@ def zone_costs(network: Links) -> dict[str, float]:
     if not len(leaves) or len(leaves) > MAX_ZONES or leaves[0] < 0:
         return {}
     inside = np.array([np.median(network.node_capacity[network.leaf == leaf]) for leaf in leaves])
-    path = network.above[first]
+    path = network.ancestors[first]
     uplink = np.append(network.zone_capacity, np.inf)
     shared = (path[:, None, :, None] == path[None, :, None, :]) & (path >= 0)[:, None, :, None]
     # over the uplinks of one zone's path that are not on the other's
     up = np.where(shared.any(axis=3), np.inf, uplink[path][:, None, :]).min(axis=2)
     slowest = np.minimum(np.minimum(up, up.T), np.minimum(inside[:, None], inside))
-    row = np.searchsorted(leaves, network.trunks.ends)
-    for (i, j), speed in zip(row.tolist(), network.trunks.capacity.tolist(), strict=True):
+    row = np.searchsorted(leaves, network.slow_paths.leaf_pairs)
+    for (i, j), speed in zip(row.tolist(), network.slow_paths.capacity.tolist(), strict=True):
         slowest[i, j] = slowest[j, i] = min(slowest[i, j], speed)
     names = [network.zones[leaf] for leaf in leaves]
     return {"|".join(sorted((names[i], names[j]))): float(f"{1 / slowest[i, j]:.3g}")

@@ -9,16 +9,16 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-Network = ipaddress.IPv4Network | ipaddress.IPv6Network
-Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+IPNetwork = ipaddress.IPv4Network | ipaddress.IPv6Network
+IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 #: the machine itself
-LOOPBACK: tuple[Network, ...] = (ipaddress.ip_network("127.0.0.0/8"), ipaddress.ip_network("::1/128"))
+LOOPBACK: tuple[IPNetwork, ...] = (ipaddress.ip_network("127.0.0.0/8"), ipaddress.ip_network("::1/128"))
 #: connections that the kernel keeps while none is accepted
-_BACKLOG = 1024
+_ACCEPT_BACKLOG = 1024
 
 
-def listener(host: str, port: int) -> socket.socket:
+def create_listener(host: str, port: int) -> socket.socket:
     """A TCP socket that listens at an address; OSError where that is not possible.
 
     Parameters
@@ -27,24 +27,24 @@ def listener(host: str, port: int) -> socket.socket:
     port : 0 for any.
     """
     if not host and socket.has_dualstack_ipv6():
-        return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=_BACKLOG)
+        return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=_ACCEPT_BACKLOG)
     found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     family, _, _, _, where = found[0]
-    return socket.create_server(where[:2], family=family, backlog=_BACKLOG)
+    return socket.create_server(where[:2], family=family, backlog=_ACCEPT_BACKLOG)
 
 
-def address_of(host: str) -> Address:
+def parse_peer_address(host: str) -> IPAddress:
     """The address that accept(2) gave: without a zone, and as IPv4 where it is an IPv4 address in IPv6's form."""
     given = ipaddress.ip_address(host.partition("%")[0])
     return getattr(given, "ipv4_mapped", None) or given
 
 
-def among(address: Address, networks: Sequence[Network]) -> bool:
+def is_in_networks(address: IPAddress, networks: Sequence[IPNetwork]) -> bool:
     """Whether an address is in one of the networks."""
     return any(address in network for network in networks)
 
 
-class Places:
+class ConnectionSlots:
     """A bounded number of places for the connections of peers, shared fairly among their addresses.
 
     A peer may take all of them while nobody else comes. Once all are taken, a peer that comes gets the oldest place
@@ -55,12 +55,12 @@ class Places:
     most : how many places there are.
     """
 
-    def __init__(self, most: int) -> None:
-        self._most, self._taken, self._lock = most, 0, threading.Lock()
+    def __init__(self, max_connections: int) -> None:
+        self._max_connections, self._in_use, self._lock = max_connections, 0, threading.Lock()
         #: peer -> when each of its places was taken, and what ends the connection, the oldest first
-        self._held: dict[str, list[tuple[float, Callable[[], object]]]] = {}
+        self._slots_by_peer: dict[str, list[tuple[float, Callable[[], object]]]] = {}
 
-    def take(self, address: Address, end: Callable[[], object]) -> bool:
+    def acquire(self, address: IPAddress, on_evict: Callable[[], object]) -> bool:
         """Take a place, if there is one.
 
         Parameters
@@ -71,35 +71,35 @@ class Places:
         # whoever is on this machine may send from any address of it
         peer, last = "loopback" if address.is_loopback else str(address), None
         with self._lock:
-            if self._taken >= self._most:
-                busiest = max(self._held, key=lambda each: len(self._held[each]))
-                if len(self._held[busiest]) <= len(self._held.get(peer, ())) + 1:
+            if self._in_use >= self._max_connections:
+                busiest = max(self._slots_by_peer, key=lambda each: len(self._slots_by_peer[each]))
+                if len(self._slots_by_peer[busiest]) <= len(self._slots_by_peer.get(peer, ())) + 1:
                     return False
-                _, last = self._held[busiest].pop(0)
-                self._taken -= 1
-            self._held.setdefault(peer, []).append((time.monotonic(), end))
-            self._taken += 1
+                _, last = self._slots_by_peer[busiest].pop(0)
+                self._in_use -= 1
+            self._slots_by_peer.setdefault(peer, []).append((time.monotonic(), on_evict))
+            self._in_use += 1
         if last is not None:
             last()
         return True
 
-    def leave(self, end: Callable[[], object]) -> None:
+    def release(self, on_evict: Callable[[], object]) -> None:
         """Give the place back that was taken with this `end`, where it was not taken away."""
         with self._lock:
-            for peer, held in self._held.items():
+            for peer, held in self._slots_by_peer.items():
                 for place in held:
-                    if place[1] == end:
+                    if place[1] == on_evict:
                         held.remove(place)
-                        self._taken -= 1
+                        self._in_use -= 1
                         if not held:
-                            del self._held[peer]
+                            del self._slots_by_peer[peer]
                         return
 
-    def end_older(self, seconds: float) -> None:
+    def evict_older_than(self, seconds: float) -> None:
         """End the connections that have lasted for longer than that; they leave their places themselves."""
         past = time.monotonic() - seconds
         with self._lock:
-            ends = [end for held in self._held.values() for since, end in held if since < past]
+            ends = [end for held in self._slots_by_peer.values() for since, end in held if since < past]
         for end in ends:
             end()
 
@@ -114,21 +114,21 @@ class RateLimitedLog:
     seconds : between two lines of a kind.
     """
 
-    say: Callable[[str], None]
-    seconds: float = 10.0
+    emit: Callable[[str], None]
+    interval_s: float = 10.0
     #: kind -> when its next line may come, how many events wait for it, and the last one's text
-    _kinds: dict[str, tuple[float, int, str]] = field(default_factory=dict)
+    _pending_by_kind: dict[str, tuple[float, int, str]] = field(default_factory=dict)
 
     def __call__(self, kind: str, text: str) -> None:
         """Tell of an event, now or later."""
-        due, waiting, _ = self._kinds.get(kind, (0.0, 0, ""))
-        self._kinds[kind] = due, waiting + 1, text
+        due, waiting, _ = self._pending_by_kind.get(kind, (0.0, 0, ""))
+        self._pending_by_kind[kind] = due, waiting + 1, text
         self.flush()
 
-    def flush(self, all_of_it: bool = False) -> None:
+    def flush(self, force: bool = False) -> None:
         """Tell what waits and is due."""
         now = time.monotonic()
-        for kind, (due, waiting, text) in self._kinds.items():
-            if waiting and (now >= due or all_of_it):
-                self._kinds[kind] = now + self.seconds, 0, ""
-                self.say(text if waiting == 1 else f"{text} (and {waiting - 1} more of the kind)")
+        for kind, (due, waiting, text) in self._pending_by_kind.items():
+            if waiting and (now >= due or force):
+                self._pending_by_kind[kind] = now + self.interval_s, 0, ""
+                self.emit(text if waiting == 1 else f"{text} (and {waiting - 1} more of the kind)")

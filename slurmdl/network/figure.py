@@ -15,24 +15,24 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from slurmdl.network.model import Weights
+from slurmdl.network.model import MetricWeights
 
 FloatArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
 
 #: bytes of payload in a segment, on Ethernet with 1500 bytes
-SEGMENT = 1448.0
+MSS_BYTES = 1448.0
 #: segments that one acknowledgement answers
-PER_ACK = 2.0
+SEGMENTS_PER_ACK = 2.0
 #: least retransmission timeout in seconds, Linux's TCP_RTO_MIN; RFC 6298 would have 1 s
-LEAST_TIMEOUT = 0.2
+MIN_RTO_S = 0.2
 #: seconds beyond two round trips after which the loss of a flight's end is probed, two ticks of Linux's timer
-PROBE_TICKS = 4e-3
+TLP_SLACK_S = 4e-3
 #: loss above which no formula holds; so much stands for a link that carries hardly anything
-MOST_LOSS = 0.9
+MAX_LOSS = 0.9
 
 
-def carried(throughput: FloatArray, loss: FloatArray, round_trip: FloatArray, rdma: BoolArray) -> FloatArray:
+def usable_throughput(throughput: FloatArray, loss: FloatArray, rtt: FloatArray, rdma: BoolArray) -> FloatArray:
     """Bytes/s that a link carries: what was measured, or less where TCP cannot fill it at that loss.
 
     Parameters
@@ -42,35 +42,35 @@ def carried(throughput: FloatArray, loss: FloatArray, round_trip: FloatArray, rd
     round_trip : seconds, above 0.
     rdma : links without TCP: their losses are repaired by the adapter and show in the throughput alone.
     """
-    return np.asarray(np.where(rdma, throughput, np.minimum(throughput, tcp(loss, round_trip))))
+    return np.asarray(np.where(rdma, throughput, np.minimum(throughput, padhye_throughput(loss, rtt))))
 
 
-def tcp(loss: FloatArray, round_trip: FloatArray) -> FloatArray:
+def padhye_throughput(loss: FloatArray, rtt: FloatArray) -> FloatArray:
     """Bytes/s of one TCP connection that only losses bound; infinity without loss. Padhye et al., equation 32.
 
     Their T0 is the time that passes where no duplicate acknowledgements tell of a loss. Inside a bulk transfer
     that is a tail loss probe's (RFC 8985), not the retransmission timeout's; what the latter does to the end of a
     message is in `stall`.
     """
-    p = np.minimum(loss, MOST_LOSS)
-    timeout = 2 * round_trip + PROBE_TICKS
-    by_acks = round_trip * np.sqrt(2 * PER_ACK * p / 3)
-    by_timeouts = timeout * np.minimum(1.0, 3 * np.sqrt(3 * PER_ACK * p / 8)) * p * (1 + 32 * p**2)
+    p = np.minimum(loss, MAX_LOSS)
+    timeout = 2 * rtt + TLP_SLACK_S
+    by_acks = rtt * np.sqrt(2 * SEGMENTS_PER_ACK * p / 3)
+    by_timeouts = timeout * np.minimum(1.0, 3 * np.sqrt(3 * SEGMENTS_PER_ACK * p / 8)) * p * (1 + 32 * p**2)
     with np.errstate(divide="ignore"):
-        return np.asarray(SEGMENT / (by_acks + by_timeouts))
+        return np.asarray(MSS_BYTES / (by_acks + by_timeouts))
 
 
-def stall(loss: FloatArray, round_trip: FloatArray, rdma: BoolArray) -> FloatArray:
+def expected_rto_stall(loss: FloatArray, rtt: FloatArray, rdma: BoolArray) -> FloatArray:
     """Seconds that a message is expected to wait for a retransmission timeout, since its last packet was lost.
 
     A lost timeout's retransmission doubles the timeout (RFC 6298), which adds up to p / (1 - 2p), here bounded.
     """
-    p = np.minimum(loss, MOST_LOSS / 2)
-    return np.asarray(np.where(rdma, 0.0, p / (1 - 2 * p) * np.maximum(LEAST_TIMEOUT, 2 * round_trip)))
+    p = np.minimum(loss, MAX_LOSS / 2)
+    return np.asarray(np.where(rdma, 0.0, p / (1 - 2 * p) * np.maximum(MIN_RTO_S, 2 * rtt)))
 
 
-def weighted(throughput: FloatArray, loss: FloatArray, round_trip: FloatArray, best: FloatArray, least: FloatArray,
-             weights: Weights) -> FloatArray:
+def weighted_score(throughput: FloatArray, loss: FloatArray, rtt: FloatArray, good_throughput: FloatArray, good_rtt: FloatArray,
+             weights: MetricWeights) -> FloatArray:
     """Score of a link from above 0 to 1 by a weighted sum of its figures, each beside that of a good link.
 
     Parameters
@@ -79,13 +79,13 @@ def weighted(throughput: FloatArray, loss: FloatArray, round_trip: FloatArray, b
     best : bytes/s of a good link.
     least : seconds, round trip of a good link.
     """
-    total = weights.throughput + weights.delay + weights.loss
-    score = (weights.throughput * np.minimum(throughput / best, 1.0)
-             + weights.delay * np.minimum(least / round_trip, 1.0) + weights.loss * (1 - loss))
+    total = weights.throughput + weights.rtt + weights.loss
+    score = (weights.throughput * np.minimum(throughput / good_throughput, 1.0)
+             + weights.rtt * np.minimum(good_rtt / rtt, 1.0) + weights.loss * (1 - loss))
     return np.asarray(np.maximum(score / total if total else np.ones_like(score), 1e-6))
 
 
-def stepped(value: FloatArray, usual: FloatArray, margin: float) -> FloatArray:
+def quantize(value: FloatArray, baseline: FloatArray, tolerance: float) -> FloatArray:
     """The value, in steps of so many times the usual one that noise below the margin makes no difference.
 
     What lies within the margin of the usual value is the usual value.
@@ -95,7 +95,7 @@ def stepped(value: FloatArray, usual: FloatArray, margin: float) -> FloatArray:
     value, usual : above 0.
     margin : a fraction of the value, 0 for none.
     """
-    if margin <= 0:
+    if tolerance <= 0:
         return value
-    step = 2 * np.log1p(margin)
-    return np.asarray(usual * np.exp(step * np.round(np.log(value / usual) / step)))
+    step = 2 * np.log1p(tolerance)
+    return np.asarray(baseline * np.exp(step * np.round(np.log(value / baseline) / step)))

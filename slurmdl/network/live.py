@@ -17,35 +17,35 @@ from typing import Any
 from slurmdl.config import Config
 from slurmdl.errors import InputError, SlurmdlError, UnavailableError
 from slurmdl.network import hygiene, read
-from slurmdl.network.model import LinkScore, LinkScores, Weights
+from slurmdl.network.model import LinkScore, LinkScores, MetricWeights
 
 #: seconds for all sources together
-LIMIT = 0.9
+SOURCES_TIMEOUT_S = 0.9
 #: values of --dl-scores that are neither a file nor a URL
-WORDS = ("auto", "off")
+KEYWORDS = ("auto", "off")
 
 
 @dataclass(frozen=True)
-class Live:
+class LoadedScores:
     """Scores, and why some that were asked for are not among them."""
 
     scores: LinkScores
-    remarks: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
 
 
 #: reads one source; what is wrong with the score of a single link is told to the function that it is given
-Reader = Callable[[Callable[[str], None]], LinkScores]
+ScoreReader = Callable[[Callable[[str], None]], LinkScores]
 
 
 @dataclass
-class _Reading:
+class _SourceReader:
     """One source that is read beside the others; it is daemonic, so that a hung file system holds nobody."""
 
     name: str
-    read: Reader
+    read_scores: ScoreReader
     scores: LinkScores | None = None
     error: SlurmdlError | None = None
-    refused: list[str] = field(default_factory=list)
+    rejected: list[str] = field(default_factory=list)
     thread: threading.Thread = field(init=False)
 
     def __post_init__(self) -> None:
@@ -54,121 +54,130 @@ class _Reading:
 
     def _run(self) -> None:
         try:
-            self.scores = self.read(self.refused.append)
+            self.scores = self.read_scores(self.rejected.append)
         except SlurmdlError as error:
             self.error = error
         except Exception as error:
             self.error = InputError(f"{self.name}: {type(error).__name__}: {error}")
 
 
-def own_file(environ: Mapping[str, str]) -> str:
+def user_probe_file(environ: Mapping[str, str]) -> str:
     """Where a user's own probes are kept, as JSON lines of samples (XDG Base Directory Specification)."""
     base = environ.get("XDG_STATE_HOME") or os.path.join(environ.get("HOME") or os.path.expanduser("~"),
                                                          ".local", "state")
     return os.path.join(base, "slurmdl", "probe.jsonl")
 
 
-def live(config: Config, wanted: str, environ: Mapping[str, str]) -> Live:
+def load_from_sources(config: Config, source: str, environ: Mapping[str, str]) -> LoadedScores:
     """Read what --dl-scores names, in at most a second.
 
     Parameters
     ----------
     wanted : "off", "auto", a file (JSON, CSV, or JSON lines of samples) or the URL of a Prometheus server.
     """
-    usual = _usual(config)
-    if wanted == "off":
-        return Live(usual)
-    deadline = monotonic() + LIMIT
-    readings = [_Reading(name, reader) for name, reader in _sources(config, wanted, environ, time(), deadline)]
+    usual = _defaults(config)
+    if source == "off":
+        return LoadedScores(usual)
+    deadline = monotonic() + SOURCES_TIMEOUT_S
+    readings = [
+    _SourceReader(
+        name,
+        reader) for name,
+        reader in _list_sources(
+            config,
+            source,
+            environ,
+            time(),
+             deadline)]
     found, remarks = [], []
     for reading in readings:
         reading.thread.join(max(0.0, deadline - monotonic()))
         if reading.error is not None:
             remarks.append(str(reading.error))
         elif reading.scores is None:
-            remarks.append(f"{reading.name}: no answer within {LIMIT:g} s")
+            remarks.append(f"{reading.name}: no answer within {SOURCES_TIMEOUT_S:g} s")
         else:
-            if reading.refused:
-                remarks.append(f"{reading.name}: {len(reading.refused)} refused, the first: {reading.refused[0]}")
-            fresh = _fresh(reading.scores, config.scores.max_age)
-            if reading.scores.measured and not fresh.measured:
-                remarks.append(f"{reading.name}: stale, the newest score is {newest(reading.scores):.0f} s old "
-                               f"(scores.max_age: {config.scores.max_age:g})")
-            elif not (fresh.measured or reading.refused or _assumed(fresh)) and wanted not in WORDS:
-                remarks.append(f"{reading.name}: holds no score of the last {config.scores.max_age:g} s")
+            if reading.rejected:
+                remarks.append(f"{reading.name}: {len(reading.rejected)} refused, the first: {reading.rejected[0]}")
+            fresh = _drop_expired(reading.scores, config.link_scores.max_age)
+            if reading.scores.link_count and not fresh.link_count:
+                remarks.append(f"{reading.name}: stale, the newest score is {newest_age(reading.scores):.0f} s old "
+                               f"(scores.max_age: {config.link_scores.max_age:g})")
+            elif not (fresh.link_count or reading.rejected or _declared_defaults(fresh)) and source not in KEYWORDS:
+                remarks.append(f"{reading.name}: holds no score of the last {config.link_scores.max_age:g} s")
             found.append(fresh)
-    return Live(_joined(usual, found), tuple(remarks))
+    return LoadedScores(_merge_sources(usual, found), tuple(remarks))
 
 
-def _usual(config: Config) -> LinkScores:
+def _defaults(config: Config) -> LinkScores:
     """No scores; what the configuration assumes of all links, and how scores count."""
-    default, given = LinkScores(), config.scores
-    return LinkScores(node_default=config.node_speed or default.node_default,
-                      zone_default=config.zone_speed or default.zone_default,
-                      delay_default=config.delay or default.delay_default,
+    default, given = LinkScores(), config.link_scores
+    return LinkScores(default_node_bandwidth=config.node_bandwidth or default.default_node_bandwidth,
+                      default_zone_bandwidth=config.zone_bandwidth or default.default_zone_bandwidth,
+                      default_latency=config.latency or default.default_latency,
                       half_life=given.half_life or None,
-                      weights=Weights(**given.weights) if given.scoring == "weighted" else None)
+                      weights=MetricWeights(**given.weights) if given.cost_model == "weighted" else None)
 
 
-def _sources(config: Config, wanted: str, environ: Mapping[str, str], now: float,
-             deadline: float) -> list[tuple[str, Reader]]:
-    given = config.scores
-    rules = hygiene.Rules(given.max_age, given.half_life, given.margin)
+def _list_sources(config: Config, source: str, environ: Mapping[str, str], now: float,
+             deadline: float) -> list[tuple[str, ScoreReader]]:
+    given = config.link_scores
+    rules = hygiene.AggregationRules(given.max_age, given.half_life, given.tolerance)
 
     def asked(url: str, _: Callable[[str], None]) -> LinkScores:
         from slurmdl.network import prometheus  # what it stands on takes longer to import than files to read
 
-        found = prometheus.samples(url, given.queries, given.label, deadline)
+        found = prometheus.query_samples(url, given.prometheus_queries, given.prometheus_node_label, deadline)
         if not found:
-            raise UnavailableError(f"prometheus: no answer names a node by its label {given.label!r}")
-        return hygiene.scores(found, now, rules=rules).scores
+            raise UnavailableError(f"prometheus: no answer names a node by its label {given.prometheus_node_label!r}")
+        return hygiene.aggregate_scores(found, now, rules=rules).scores
 
     def file(path: str, refuse: Callable[[str], None]) -> LinkScores:
-        return read.from_file(path, now, given.owner, rules, refuse)
+        return read.load_scores(path, now, given.trusted_owner, rules, refuse)
 
     def perhaps(path: str, refuse: Callable[[str], None]) -> LinkScores:
         return file(path, refuse) if os.path.exists(path) else LinkScores()
 
-    if wanted not in WORDS:
-        return [(wanted, partial(asked if wanted.startswith(("http://", "https://")) else file, wanted))]
-    found: list[tuple[str, Reader]] = [
+    if source not in KEYWORDS:
+        return [(source, partial(asked if source.startswith(("http://", "https://")) else file, source))]
+    found: list[tuple[str, ScoreReader]] = [
         (given.file, partial(file if given.file != type(given).file else perhaps, given.file)),
-        (own_file(environ), partial(perhaps, own_file(environ)))]
-    return [*found, (given.url, partial(asked, given.url))] if given.url else found
+        (user_probe_file(environ), partial(perhaps, user_probe_file(environ)))]
+    return [*found, (given.prometheus_url, partial(asked, given.prometheus_url))] if given.prometheus_url else found
 
 
-def _fresh(scores: LinkScores, max_age: float) -> LinkScores:
+def _drop_expired(scores: LinkScores, max_age: float) -> LinkScores:
     def young(links: Mapping[str, LinkScore]) -> dict[str, LinkScore]:
         return {name: score for name, score in links.items() if score.age <= max_age}
 
-    return replace(scores, nodes=young(scores.nodes), zones=young(scores.zones), trunks=young(scores.trunks))
+    return replace(scores, nodes=young(scores.nodes), zones=young(scores.zones), trunks=young(scores.inter_leaf))
 
 
-def newest(scores: LinkScores) -> float:
-    return min(score.age for links in (scores.nodes, scores.zones, scores.trunks) for score in links.values())
+def newest_age(scores: LinkScores) -> float:
+    return min(score.age for links in (scores.nodes, scores.zones, scores.inter_leaf) for score in links.values())
 
 
-def _joined(usual: LinkScores, found: Sequence[LinkScores]) -> LinkScores:
+def _merge_sources(defaults: LinkScores, loaded: Sequence[LinkScores]) -> LinkScores:
     """All scores together: of two of one link the younger one counts, and the other fills in what it lacks; one of
     mere counters comes last.
 
     What is assumed of links that were not measured is what the first source says of it, else the configuration.
     Scores that were made of samples say how noisy they are; what is written by hand counts as it stands.
     """
-    assumed = {name: value for each in reversed(found) for name, value in _assumed(each).items()}
-    margin = max((each.margin for each in found if each.measured), default=0.0)
-    return replace(usual, **assumed, margin=margin, nodes=_united([each.nodes for each in found]),
-                   zones=_united([each.zones for each in found]), trunks=_united([each.trunks for each in found]))
+    assumed = {name: value for each in reversed(loaded) for name, value in _declared_defaults(each).items()}
+    margin = max((each.tolerance for each in loaded if each.link_count), default=0.0)
+    return replace(defaults, **assumed, margin=margin, nodes=_merge_links([each.nodes for each in loaded]),
+                   zones=_merge_links([each.zones for each in loaded]), trunks=_merge_links([each.inter_leaf for each in loaded]))
 
 
-def _assumed(scores: LinkScores) -> dict[str, Any]:
+def _declared_defaults(scores: LinkScores) -> dict[str, Any]:
     """What a source itself says of links that were not measured."""
     default = LinkScores()
     return {name: getattr(scores, name) for name in ("node_default", "zone_default", "delay_default")
             if getattr(scores, name) != getattr(default, name)}
 
 
-def _united(links: Sequence[Mapping[str, LinkScore]]) -> dict[str, LinkScore]:
+def _merge_links(links: Sequence[Mapping[str, LinkScore]]) -> dict[str, LinkScore]:
     if len(links) < 2:
         return dict(links[0]) if links else {}
     found: dict[str, LinkScore] = {}
@@ -176,7 +185,7 @@ def _united(links: Sequence[Mapping[str, LinkScore]]) -> dict[str, LinkScore]:
         young, *others = sorted((each[name] for each in links if name in each),
                                 key=lambda score: (score.source == "counters", score.age))
         for other in others:
-            young = replace(young, throughput=young.throughput or other.throughput, delay=young.delay or other.delay,
-                            delay_tail=young.delay_tail or other.delay_tail, loss=young.loss or other.loss)
+            young = replace(young, throughput=young.throughput or other.throughput, delay=young.rtt or other.rtt,
+                            delay_tail=young.rtt_p99 or other.rtt_p99, loss=young.loss or other.loss)
         found[name] = young
     return found

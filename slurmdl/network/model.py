@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from slurmdl.errors import InputError
-from slurmdl.network.samples import FASTEST, SOURCES, is_name, shown
+from slurmdl.network.samples import MAX_BANDWIDTH, SOURCES, is_link_name, short_repr
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -36,11 +36,11 @@ class LinkScore:
     """
 
     throughput: float | None = None
-    delay: float = 0.0
+    rtt: float = 0.0
     loss: float = 0.0
     age: float = 0.0
     samples: int = 1
-    delay_tail: float = 0.0
+    rtt_p99: float = 0.0
     rdma: bool = False
     source: str = ""
 
@@ -50,16 +50,16 @@ class LinkScore:
         if not isinstance(data, dict):
             raise InputError(f"{name}: an object expected, not {type(data).__name__}")
         for key in data:
-            if key not in _RANGES:
-                raise InputError(f"{name}: unknown key {key!r}; valid: {', '.join(_RANGES)}")
+            if key not in _VALID_RANGES:
+                raise InputError(f"{name}: unknown key {key!r}; valid: {', '.join(_VALID_RANGES)}")
         for key, value in data.items():
-            valid, fits = _RANGES[key]
+            valid, fits = _VALID_RANGES[key]
             if not fits(value):
-                raise InputError(f"{name}: {key} {shown(value)} is not valid; valid: {valid}")
+                raise InputError(f"{name}: {key} {short_repr(value)} is not valid; valid: {valid}")
         return cls(**data)
 
 
-def _within(low: float, high: float, above: bool = False) -> Callable[[Any], bool]:
+def _range_check(low: float, high: float, above: bool = False) -> Callable[[Any], bool]:
     """Whether a value is a number of the range."""
     def fits(value: Any) -> bool:
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
@@ -70,38 +70,38 @@ def _within(low: float, high: float, above: bool = False) -> Callable[[Any], boo
 
 
 #: seconds that no round trip takes, and seconds after which a measurement is history
-_LONGEST, _OLDEST = 60.0, 1e10
+_MAX_RTT_S, _MAX_AGE_S = 60.0, 1e10
 
-_positive = _within(0, FASTEST, above=True)
-_delay = f"a number from 0 to {_LONGEST:g}", _within(0, _LONGEST)
+_is_bandwidth = _range_check(0, MAX_BANDWIDTH, above=True)
+_RTT_RANGE = f"a number from 0 to {_MAX_RTT_S:g}", _range_check(0, _MAX_RTT_S)
 #: key of a score -> what is valid in words, and whether a value is
-_RANGES: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
-    "throughput": (f"a number above 0, up to {FASTEST:g}, or null", lambda value: value is None or _positive(value)),
-    "delay": _delay, "delay_tail": _delay,
-    "loss": ("a number from 0 to 1", _within(0, 1)),
-    "age": (f"a number from 0 to {_OLDEST:g}", _within(0, _OLDEST)),
+_VALID_RANGES: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
+    "throughput": (f"a number above 0, up to {MAX_BANDWIDTH:g}, or null", lambda value: value is None or _is_bandwidth(value)),
+    "delay": _RTT_RANGE, "delay_tail": _RTT_RANGE,
+    "loss": ("a number from 0 to 1", _range_check(0, 1)),
+    "age": (f"a number from 0 to {_MAX_AGE_S:g}", _range_check(0, _MAX_AGE_S)),
     "samples": ("a whole number from 1", lambda value: type(value) is int and 1 <= value < 2**53),
     "rdma": ("true, false", lambda value: isinstance(value, bool)),
     "source": (", ".join(SOURCES), lambda value: isinstance(value, str) and value in ("", *SOURCES)),
 }
 
 
-def refused(why: str) -> None:
+def raise_rejection(reason: str) -> None:
     """What readers do with a score that is not valid where nothing else is wanted: InputError."""
-    raise InputError(why)
+    raise InputError(reason)
 
 
 @dataclass(frozen=True)
-class Weights:
+class MetricWeights:
     """How much each figure counts in the weighted sum (see figure.weighted)."""
 
     throughput: float = 1.0
-    delay: float = 1.0
+    rtt: float = 1.0
     loss: float = 1.0
 
 
 @dataclass(frozen=True, eq=False)
-class Table:
+class ScoreArrays:
     """The scores of links of one kind as arrays, each of shape (links,).
 
     Attributes
@@ -115,14 +115,14 @@ class Table:
 
     index: Mapping[str, int]
     throughput: FloatArray
-    delay: FloatArray
+    rtt: FloatArray
     loss: FloatArray
     age: FloatArray
     rdma: npt.NDArray[np.bool_]
 
     @classmethod
-    def of(cls, scores: Mapping[str, LinkScore]) -> Table:
-        rows = [(math.nan if score.throughput is None else score.throughput, score.delay or math.nan, score.loss,
+    def from_scores(cls, scores: Mapping[str, LinkScore]) -> ScoreArrays:
+        rows = [(math.nan if score.throughput is None else score.throughput, score.rtt or math.nan, score.loss,
                  score.age, score.rdma) for score in scores.values()]
         throughput, delay, loss, age, rdma = np.array(rows, float).reshape(-1, 5).T
         return cls(dict(zip(scores, range(len(scores)), strict=True)), throughput, delay, loss, age, rdma > 0)
@@ -152,31 +152,31 @@ class LinkScores:
 
     nodes: Mapping[str, LinkScore] = field(default_factory=dict)
     zones: Mapping[str, LinkScore] = field(default_factory=dict)
-    node_default: float = 1.25e9
-    zone_default: tuple[float, ...] = ()
-    delay_default: float = 2e-5
-    trunks: Mapping[str, LinkScore] = field(default_factory=dict)
+    default_node_bandwidth: float = 1.25e9
+    default_zone_bandwidth: tuple[float, ...] = ()
+    default_latency: float = 2e-5
+    inter_leaf: Mapping[str, LinkScore] = field(default_factory=dict)
     time: float = 0.0
     half_life: float | None = None
-    margin: float = 0.0
-    weights: Weights | None = None
+    tolerance: float = 0.0
+    weights: MetricWeights | None = None
 
     @cached_property
-    def node_table(self) -> Table:
-        return Table.of(self.nodes)
+    def node_table(self) -> ScoreArrays:
+        return ScoreArrays.from_scores(self.nodes)
 
     @cached_property
-    def zone_table(self) -> Table:
-        return Table.of(self.zones)
+    def zone_table(self) -> ScoreArrays:
+        return ScoreArrays.from_scores(self.zones)
 
     @cached_property
-    def trunk_table(self) -> Table:
-        return Table.of(self.trunks)
+    def inter_leaf_table(self) -> ScoreArrays:
+        return ScoreArrays.from_scores(self.inter_leaf)
 
     @property
-    def measured(self) -> int:
+    def link_count(self) -> int:
         """Number of links with a score."""
-        return len(self.nodes) + len(self.zones) + len(self.trunks)
+        return len(self.nodes) + len(self.zones) + len(self.inter_leaf)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -189,13 +189,13 @@ class LinkScores:
                            if key == "samples" or value != getattr(LinkScore, key)} for name, score in links.items()}
             return "{\n" + ",\n".join(f"  {json.dumps(name)}: {json.dumps(said[name])}" for name in said) + "}"
 
-        links = {"nodes": self.nodes, "zones": self.zones, "trunks": self.trunks}
+        links = {"nodes": self.nodes, "zones": self.zones, "trunks": self.inter_leaf}
         rest = {key: value for key, value in self.to_json().items() if key not in links}
         return "{" + ",\n".join([f"{json.dumps(key)}: {json.dumps(value)}" for key, value in rest.items()]
                                 + [f"{json.dumps(key)}: {block(each)}" for key, each in links.items()]) + "}\n"
 
     @classmethod
-    def from_json(cls, data: Any, refuse: Callable[[str], None] = refused) -> LinkScores:
+    def from_json(cls, data: Any, on_reject: Callable[[str], None] = raise_rejection) -> LinkScores:
         """The inverse of `to_json`; every key may be absent. InputError names what does not fit.
 
         Parameters
@@ -208,55 +208,55 @@ class LinkScores:
         for key in data:
             if key not in known:
                 raise InputError(f"unknown key {key!r}; valid: {', '.join(sorted(known))}")
-        found: dict[str, Any] = {key: _links(key, data[key], refuse) for key in ("nodes", "zones", "trunks")
+        found: dict[str, Any] = {key: _parse_links(key, data[key], on_reject) for key in ("nodes", "zones", "trunks")
                                  if key in data}
         for key in ("node_default", "delay_default", "time", "half_life", "margin"):
             if key in data:
-                found[key] = _number(key, data[key], zero=key in ("delay_default", "time", "margin"),
-                                     none=key == "half_life")
+                found[key] = _parse_number(key, data[key], allow_zero=key in ("delay_default", "time", "margin"),
+                                     allow_none=key == "half_life")
         if "zone_default" in data:
             if not isinstance(data["zone_default"], (list, tuple)):
                 raise InputError("zone_default: a list expected")
-            found["zone_default"] = tuple(_number("zone_default", each) for each in data["zone_default"])
+            found["zone_default"] = tuple(_parse_number("zone_default", each) for each in data["zone_default"])
         if data.get("weights") is not None:
-            found["weights"] = _weights(data["weights"])
+            found["weights"] = _parse_weights(data["weights"])
         return cls(**found)
 
 
-def trunk(one: str, other: str) -> str:
+def inter_leaf_name(left: str, right: str) -> str:
     """Name of the way between two leaf zones."""
-    return "|".join(sorted((one, other)))
+    return "|".join(sorted((left, right)))
 
 
-def _links(key: str, data: Any, refuse: Callable[[str], None]) -> dict[str, LinkScore]:
+def _parse_links(key: str, data: Any, on_reject: Callable[[str], None]) -> dict[str, LinkScore]:
     if not isinstance(data, dict):
         raise InputError(f"{key}: an object expected, not {type(data).__name__}")
     found = {}
     for name, score in data.items():
         try:
-            if not is_name(name, key[:-1]):
-                raise InputError(f"{key}: {shown(name)} is not valid; valid: a {key[:-1]}'s name"
+            if not is_link_name(name, key[:-1]):
+                raise InputError(f"{key}: {short_repr(name)} is not valid; valid: a {key[:-1]}'s name"
                                  + (", as A|B in sorted order" if key == "trunks" else ""))
             found[name] = LinkScore.from_json(name, score)
         except InputError as error:
-            refuse(str(error))
+            on_reject(str(error))
     return found
 
 
-def _number(key: str, value: Any, zero: bool = False, none: bool = False) -> float | None:
-    if none and value is None:
+def _parse_number(key: str, value: Any, allow_zero: bool = False, allow_none: bool = False) -> float | None:
+    if allow_none and value is None:
         return None
-    if not _within(0, FASTEST, above=not zero)(value):
-        raise InputError(f"{key} {shown(value)} is not valid; valid: a number "
-                         f"{'from' if zero else 'above'} 0")
+    if not _range_check(0, MAX_BANDWIDTH, above=not allow_zero)(value):
+        raise InputError(f"{key} {short_repr(value)} is not valid; valid: a number "
+                         f"{'from' if allow_zero else 'above'} 0")
     return float(value)
 
 
-def _weights(data: Any) -> Weights:
+def _parse_weights(data: Any) -> MetricWeights:
     try:
-        weights = Weights(**data)
+        weights = MetricWeights(**data)
     except TypeError as error:
         raise InputError(f"weights: {error}") from error
     for key, value in asdict(weights).items():
-        _number(f"weights.{key}", value, zero=True)
+        _parse_number(f"weights.{key}", value, allow_zero=True)
     return weights

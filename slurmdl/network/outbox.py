@@ -13,22 +13,22 @@ from typing import TYPE_CHECKING
 
 from slurmdl import wholefile
 from slurmdl.errors import UnavailableError
-from slurmdl.network.samples import LinkSample, to_lines
+from slurmdl.network.samples import LinkSample, format_sample_lines
 
 if TYPE_CHECKING:
     import socket
 
 #: what a file of samples ends in once it is whole
-SUFFIX = ".jsonl"
+SPOOL_SUFFIX = ".jsonl"
 #: seconds that sending may take
-LIMIT = 2.0
+SEND_TIMEOUT_S = 2.0
 #: files that wait in a spool, at most: the oldest go first
-MOST = 100
+MAX_SPOOL_FILES = 100
 #: bytes of one sending
-_MOST_BYTES = 500_000
+_MAX_SEND_BYTES = 500_000
 
 
-def put(folder: str, samples: Sequence[LinkSample]) -> None:
+def spool_samples(spool_dir: str, samples: Sequence[LinkSample]) -> None:
     """Put samples into a directory, as a file of their own.
 
     Raises
@@ -39,15 +39,15 @@ def put(folder: str, samples: Sequence[LinkSample]) -> None:
         return
     name = f"{samples[-1].time:.6f}-{os.uname().nodename}-{os.getpid()}"
     try:
-        os.makedirs(folder, mode=0o755, exist_ok=True)
-        wholefile.write(os.path.join(folder, name + SUFFIX), to_lines(samples))
-        for old in _waiting(folder)[:-MOST]:
-            _remove(os.path.join(folder, old))
+        os.makedirs(spool_dir, mode=0o755, exist_ok=True)
+        wholefile.write_atomic(os.path.join(spool_dir, name + SPOOL_SUFFIX), format_sample_lines(samples))
+        for old in _spooled_files(spool_dir)[:-MAX_SPOOL_FILES]:
+            _remove(os.path.join(spool_dir, old))
     except OSError as error:
-        raise UnavailableError(f"{folder}: samples cannot be put there ({error.strerror})") from error
+        raise UnavailableError(f"{spool_dir}: samples cannot be put there ({error.strerror})") from error
 
 
-def send(where: tuple[str, int], samples: Sequence[LinkSample], spool: str) -> None:
+def send_samples(address: tuple[str, int], samples: Sequence[LinkSample], spool_dir: str) -> None:
     """Send what waits in the spool, and these samples; what the collector does not take stays in the spool.
 
     With nothing to send the collector is asked all the same, so that a mistake in the set-up is found at once.
@@ -56,27 +56,27 @@ def send(where: tuple[str, int], samples: Sequence[LinkSample], spool: str) -> N
     ------
     UnavailableError : the collector is not reached, refuses or does not answer in time.
     """
-    put(spool, samples)
+    spool_samples(spool_dir, samples)
     names, text = [], b""
-    for name in _waiting(spool):
+    for name in _spooled_files(spool_dir):
         try:
-            with open(os.path.join(spool, name), "rb") as file:
+            with open(os.path.join(spool_dir, name), "rb") as file:
                 data = file.read()
         except FileNotFoundError:
             continue  # another process has sent it
         except OSError as error:
-            raise UnavailableError(f"{spool}/{name}: cannot be read ({error.strerror})") from error
-        if text and len(text) + len(data) > _MOST_BYTES:
+            raise UnavailableError(f"{spool_dir}/{name}: cannot be read ({error.strerror})") from error
+        if text and len(text) + len(data) > _MAX_SEND_BYTES:
             break
         names.append(name)
         text += data
     import socket
 
-    collector = f"collector {where[0]}:{where[1]}"
-    kept = f"; the samples wait in {spool}" if names else ""
+    collector = f"collector {address[0]}:{address[1]}"
+    kept = f"; the samples wait in {spool_dir}" if names else ""
     try:
-        with _connect(where) as connection:
-            connection.sendall(_credential(text) + text)
+        with _connect_privileged(address) as connection:
+            connection.sendall(_credential_line(text) + text)
             connection.shutdown(socket.SHUT_WR)
             answer = connection.recv(200).decode(errors="replace").strip()
     except OSError as error:
@@ -84,15 +84,15 @@ def send(where: tuple[str, int], samples: Sequence[LinkSample], spool: str) -> N
     if not answer.startswith("stored"):
         raise UnavailableError(f"{collector}: {answer or 'no answer'}{kept}")
     for name in names:
-        _remove(os.path.join(spool, name))
+        _remove(os.path.join(spool_dir, name))
 
 
-def _credential(text: bytes) -> bytes:
+def _credential_line(text: bytes) -> bytes:
     """The line that proves who sends this, where munge is on this host; else the port has to do."""
     from slurmdl.network import munge
 
     try:
-        return munge.credential(text).encode() + b"\n"
+        return munge.create_credential(text).encode() + b"\n"
     except UnavailableError:
         return b""
 
@@ -107,24 +107,24 @@ def _remove(path: str) -> None:
         raise UnavailableError(f"{path}: cannot be removed ({error.strerror})") from error
 
 
-def _connect(where: tuple[str, int]) -> socket.socket:
+def _connect_privileged(address: tuple[str, int]) -> socket.socket:
     """From a port below 1024 where this may take one (root, or CAP_NET_BIND_SERVICE): by that the collector knows
     that no user of the node sends."""
     import socket
 
     for port in (*range(1023, 1007, -1), 0):
         try:
-            return socket.create_connection(where, timeout=LIMIT, source_address=("", port))
+            return socket.create_connection(address, timeout=SEND_TIMEOUT_S, source_address=("", port))
         except OSError as error:
             if port == 0 or error.errno not in (errno.EACCES, errno.EADDRINUSE, errno.EADDRNOTAVAIL):
                 raise
     raise AssertionError("the last port is any")
 
 
-def _waiting(folder: str) -> list[str]:
+def _spooled_files(spool_dir: str) -> list[str]:
     try:
-        return sorted(name for name in os.listdir(folder) if name.endswith(SUFFIX))
+        return sorted(name for name in os.listdir(spool_dir) if name.endswith(SPOOL_SUFFIX))
     except FileNotFoundError:
         return []
     except OSError as error:
-        raise UnavailableError(f"{folder}: cannot be read ({error.strerror})") from error
+        raise UnavailableError(f"{spool_dir}: cannot be read ({error.strerror})") from error

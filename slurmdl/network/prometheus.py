@@ -21,17 +21,17 @@ from slurmdl.errors import InputError, UnavailableError
 from slurmdl.network.samples import LinkSample
 
 #: figure -> PromQL, in base units
-QUERIES: Mapping[str, str] = {
+DEFAULT_QUERIES: Mapping[str, str] = {
     "throughput": 'max without (device) (node_network_speed_bytes{device!~"lo|veth.*|docker.*|br.*"} > 0 and on '
                   '(instance, device) node_network_up == 1)',
     "loss": "rate(node_netstat_Tcp_RetransSegs[5m]) / (rate(node_netstat_Tcp_OutSegs[5m]) > 100)",
 }
 #: bytes of an answer; one of 100,000 nodes has 12 MB
-MAX_BYTES = 32 * 2**20
-_CHUNK = 65536
+MAX_ANSWER_BYTES = 32 * 2**20
+_CHUNK_BYTES = 65536
 
 
-def samples(url: str, queries: Mapping[str, str], label: str, deadline: float) -> list[LinkSample]:
+def query_samples(url: str, queries: Mapping[str, str], node_label: str, deadline: float) -> list[LinkSample]:
     """What the server says of the nodes now, a sample for each node and figure.
 
     Parameters
@@ -46,12 +46,12 @@ def samples(url: str, queries: Mapping[str, str], label: str, deadline: float) -
     InputError : the answer is not what the API gives.
     """
     # the shipped throughput is what an interface calls its speed, which only bounds it
-    return [sample for figure, query in {**QUERIES, **queries}.items()
-            for sample in parse(_ask(url, query, deadline), figure, label,
-                                "counters" if query == QUERIES.get(figure) else "prometheus")]
+    return [sample for figure, query in {**DEFAULT_QUERIES, **queries}.items()
+            for sample in parse_instant_vector(_run_query(url, query, deadline), figure, node_label,
+                                "counters" if query == DEFAULT_QUERIES.get(figure) else "prometheus")]
 
 
-def parse(text: bytes, figure: str, label: str, source: str = "prometheus") -> list[LinkSample]:
+def parse_instant_vector(text: bytes, metric: str, node_label: str, source: str = "prometheus") -> list[LinkSample]:
     """The samples in an answer to an instant query; values that no link has are passed over.
 
     Raises
@@ -66,30 +66,30 @@ def parse(text: bytes, figure: str, label: str, source: str = "prometheus") -> l
         if answer["status"] != "success" or answer["data"]["resultType"] != "vector":
             why = str(answer.get("error") or answer["data"]["resultType"])[:200]
             raise InputError(f"prometheus: {why!r}; valid: an instant vector")
-        found = [_sample(each, figure, label, source) for each in answer["data"]["result"]]
+        found = [_parse_vector_element(each, metric, node_label, source) for each in answer["data"]["result"]]
     except (AttributeError, IndexError, KeyError, TypeError, ValueError, OverflowError) as error:
         what = f"{type(error).__name__}: {str(error)[:80]}"
         raise InputError(f"prometheus: the answer is malformed ({what})") from error
     return [sample for sample in found if sample is not None]
 
 
-def _sample(each: Any, figure: str, label: str, source: str) -> LinkSample | None:
-    time, value = each["value"]
-    name = _node(str(each["metric"].get(label, "")))
+def _parse_vector_element(element: Any, metric: str, node_label: str, source: str) -> LinkSample | None:
+    time, value = element["value"]
+    name = _node_name(str(element["metric"].get(node_label, "")))
     try:
         return LinkSample.from_json({"kind": "node", "name": name, "time": float(time), "source": source,
-                                     figure: float(value)})
+                                     metric: float(value)})
     except InputError:
         return None
 
 
-def _node(target: str) -> str:
+def _node_name(target: str) -> str:
     """The node behind node17:9100 or node17.cluster.example:9100; an address stays as it is."""
     name = re.sub(r"^\[(.*)\](:\d+)?$|^([^:]*):\d+$", r"\1\3", target)
     return name if re.fullmatch(r"[\d.]+|.*:.*", name) else name.partition(".")[0]
 
 
-def _ask(url: str, query: str, deadline: float) -> bytes:
+def _run_query(url: str, query: str, deadline: float) -> bytes:
     """The body of the answer, whose last byte must come before the deadline: one that drips is cut off."""
     try:
         parts = urlsplit(url)
@@ -102,18 +102,18 @@ def _ask(url: str, query: str, deadline: float) -> bytes:
     try:
         with urllib.request.urlopen(f"{url.rstrip('/')}/api/v1/query?query={quote(query)}", timeout=left) as answer:
             body = bytearray()
-            while chunk := answer.read1(_CHUNK):
+            while chunk := answer.read1(_CHUNK_BYTES):
                 body += chunk
-                if len(body) > MAX_BYTES:
-                    raise InputError(f"prometheus: {where}: the answer has more than {MAX_BYTES} bytes")
+                if len(body) > MAX_ANSWER_BYTES:
+                    raise InputError(f"prometheus: {where}: the answer has more than {MAX_ANSWER_BYTES} bytes")
                 if monotonic() > deadline:
                     raise UnavailableError(f"prometheus: {where}: no whole answer in time")
             return bytes(body)
     except (OSError, HTTPException, ValueError) as error:
-        raise UnavailableError(f"prometheus: {where}: {_why(error)}") from error
+        raise UnavailableError(f"prometheus: {where}: {_error_reason(error)}") from error
 
 
-def _why(error: Exception) -> str:
+def _error_reason(error: Exception) -> str:
     status = getattr(error, "code", None)
     if status:
         return f"HTTP status {status}"

@@ -12,31 +12,31 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from slurmdl.errors import InputError
 
 #: a node's link to its leaf; a zone's uplink; the way between two leaf zones
-KINDS = ("node", "zone", "trunk")
+LINK_KINDS = ("node", "zone", "trunk")
 #: bytes/s that no link has, and seconds since the epoch that nobody lives to see
-FASTEST, LATEST = 1e15, 1e12
+MAX_BANDWIDTH, MAX_TIMESTAMP = 1e15, 1e12
 #: characters of a link's name; Slurm has at most 255 for a node
-LONGEST_NAME = 600
+MAX_NAME_CHARS = 600
 #: standard error, as a fraction, beyond which a figure says nothing
-NOISIEST = 100.0
+MAX_RSE = 100.0
 SOURCES = ("probe", "serve", "job", "counters", "prometheus", "file")
 
 
-class _Measured(NamedTuple):
+class _LinkSampleFields(NamedTuple):
     kind: str
     name: str
     time: float
     source: str
     throughput: float | None = None
-    delay: float | None = None
-    delay_tail: float | None = None
+    rtt: float | None = None
+    rtt_p99: float | None = None
     loss: float | None = None
     rdma: bool = False
-    noise: float | None = None
+    throughput_rse: float | None = None
 
 
 # no dataclass: that would take a node longer to import than its counters to read
-class LinkSample(_Measured):
+class LinkSample(_LinkSampleFields):
     """One measurement of one link.
 
     Attributes
@@ -60,25 +60,25 @@ class LinkSample(_Measured):
             made._check()
             return made
 
-    def _check(self) -> None:
+    def _validate(self) -> None:
         """The one place where a sample's fields are checked: what passes can be stored, sorted and printed."""
         kind, name = self.kind, self.name
-        if kind not in KINDS:
-            raise InputError(f"sample: kind {shown(kind)} is not valid; valid: {', '.join(KINDS)}")
-        if not is_name(name, kind):
-            raise InputError(f"sample: name {shown(name)} is not valid; valid: a {kind}'s name"
+        if kind not in LINK_KINDS:
+            raise InputError(f"sample: kind {short_repr(kind)} is not valid; valid: {', '.join(LINK_KINDS)}")
+        if not is_link_name(name, kind):
+            raise InputError(f"sample: name {short_repr(name)} is not valid; valid: a {kind}'s name"
                              + (", as A|B in sorted order" if kind == "trunk" else ""))
         if self.source not in SOURCES:
-            raise InputError(f"sample of {name}: source {shown(self.source)} is not valid; "
+            raise InputError(f"sample of {name}: source {short_repr(self.source)} is not valid; "
                              f"valid: {', '.join(SOURCES)}")
         if not isinstance(self.rdma, bool):
-            raise InputError(f"sample of {name}: rdma {shown(self.rdma)} is not valid; valid: true, false")
-        _check("time", self.time, name, 0, LATEST)
-        for key, low, high in (("throughput", 0, FASTEST), ("delay", 0, 60), ("delay_tail", 0, 60), ("loss", 0, 1),
-                               ("noise", 0, NOISIEST)):
+            raise InputError(f"sample of {name}: rdma {short_repr(self.rdma)} is not valid; valid: true, false")
+        _check_number("time", self.time, name, 0, MAX_TIMESTAMP)
+        for key, low, high in (("throughput", 0, MAX_BANDWIDTH), ("delay", 0, 60), ("delay_tail", 0, 60), ("loss", 0, 1),
+                               ("noise", 0, MAX_RSE)):
             value = getattr(self, key)
             if value is not None:
-                _check(key, value, name, low, high)
+                _check_number(key, value, name, low, high)
 
     def to_json(self) -> dict[str, Any]:
         return {key: value for key, value in self._asdict().items() if value is not None and value is not False}
@@ -87,27 +87,27 @@ class LinkSample(_Measured):
     def from_json(cls, data: Any) -> LinkSample:
         """The inverse of `to_json`; InputError names what does not fit."""
         if not isinstance(data, dict):
-            raise InputError(f"sample: {shown(data)} is not valid; valid: a JSON object")
+            raise InputError(f"sample: {short_repr(data)} is not valid; valid: a JSON object")
         for key in data:
             if key not in cls._fields:
-                raise InputError(f"sample: unknown key {shown(key)}; valid: {', '.join(cls._fields)}")
-        for key in cls._fields[:_REQUIRED]:
+                raise InputError(f"sample: unknown key {short_repr(key)}; valid: {', '.join(cls._fields)}")
+        for key in cls._fields[:_REQUIRED_COUNT]:
             if key not in data:
                 raise InputError(f"sample: {key} is missing")
         return cls(**data)
 
 
 #: how many of the fields, the first ones, have no default
-_REQUIRED = len(LinkSample._fields) - len(LinkSample._field_defaults)
+_REQUIRED_COUNT = len(LinkSample._fields) - len(LinkSample._field_defaults)
 
 
-def _check(key: str, value: Any, name: str, low: float, high: float) -> None:
+def _check_number(key: str, value: Any, name: str, low: float, high: float) -> None:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
-        raise InputError(f"sample of {name}: {key} {shown(value)} is not valid; "
+        raise InputError(f"sample of {name}: {key} {short_repr(value)} is not valid; "
                          f"valid: a number from {low:g} to {high:g}")
 
 
-def shown(value: Any) -> str:
+def short_repr(value: Any) -> str:
     """A value of a JSON text in a few characters. What it contains, if anything, is not looked at."""
     if isinstance(value, (list, dict)):
         return "[...]" if isinstance(value, list) else "{...}"
@@ -115,39 +115,39 @@ def shown(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:30]}...{text[-20:]}"
 
 
-def is_name(name: Any, kind: str) -> bool:
+def is_link_name(name: Any, kind: str) -> bool:
     """Whether it can be the name of a link of that kind."""
-    return isinstance(name, str) and name.isprintable() and 0 < len(name) <= LONGEST_NAME \
-        and (kind != "trunk" or is_trunk(name))
+    return isinstance(name, str) and name.isprintable() and 0 < len(name) <= MAX_NAME_CHARS \
+        and (kind != "trunk" or is_inter_leaf_name(name))
 
 
-def is_trunk(name: str) -> bool:
+def is_inter_leaf_name(name: str) -> bool:
     """Whether it names a way between two leaf zones."""
     parts = name.split("|")
     return len(parts) == 2 and all(parts) and parts == sorted(parts)
 
 
-def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def reject_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """A JSON object, for json.loads; InputError where a key stands in it twice."""
     found = dict(pairs)
     if len(found) < len(pairs):
         seen: set[str] = set()
         twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
-        raise InputError(f"{shown(twice)} stands there twice")
+        raise InputError(f"{short_repr(twice)} stands there twice")
     return found
 
 
-def to_lines(samples: Iterable[LinkSample]) -> str:
+def format_sample_lines(samples: Iterable[LinkSample]) -> str:
     return "".join(json.dumps(sample.to_json(), separators=(",", ":")) + "\n" for sample in samples)
 
 
-def from_lines(lines: Iterable[str]) -> Iterator[LinkSample | InputError]:
+def parse_sample_lines(lines: Iterable[str]) -> Iterator[LinkSample | InputError]:
     """Each line's sample; an InputError, not raised, for a line that holds none, so that the rest is kept."""
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         try:
-            yield LinkSample.from_json(json.loads(line, object_pairs_hook=unique))
+            yield LinkSample.from_json(json.loads(line, object_pairs_hook=reject_duplicate_keys))
         except (ValueError, RecursionError) as error:
             yield InputError(f"is not JSON ({type(error).__name__})", line=number, text=line[:80])
         except InputError as error:

@@ -15,10 +15,10 @@ from slurmdl.errors import InputError, UnavailableError
 from slurmdl.network.samples import LinkSample
 
 #: seconds that a writer waits for another one
-LOCK_TIMEOUT = 5.0
+LOCK_TIMEOUT_S = 5.0
 #: seconds and samples that are kept, and bytes that the file may have
-KEEP, MOST_ROWS, MOST_BYTES = 7 * 86400.0, 20_000_000, 4 * 2**30
-_PAGE = 4096
+RETENTION_S, MAX_ROWS, MAX_BYTES = 7 * 86400.0, 20_000_000, 4 * 2**30
+_PAGE_BYTES = 4096
 
 _COLUMNS = LinkSample._fields
 _SCHEMA = f"""
@@ -27,7 +27,7 @@ CREATE TABLE IF NOT EXISTS samples (
 """
 
 
-class Store:
+class SampleStore:
     """An open history. One process writes; a second one waits, then is refused."""
 
     def __init__(self, connection: sqlite3.Connection, path: str) -> None:
@@ -35,7 +35,7 @@ class Store:
 
     @classmethod
     @contextmanager
-    def open(cls, path: str) -> Iterator[Store]:
+    def open(cls, path: str) -> Iterator[SampleStore]:
         """The history in a file, which is made where there is none.
 
         Raises
@@ -43,13 +43,13 @@ class Store:
         UnavailableError : the file cannot be opened or is locked.
         InputError : it is no history.
         """
-        with _told(path), closing(sqlite3.connect(path, timeout=LOCK_TIMEOUT, isolation_level=None)) as connection:
+        with _translate_sqlite_errors(path), closing(sqlite3.connect(path, timeout=LOCK_TIMEOUT_S, isolation_level=None)) as connection:
             # a write-ahead log that is synced at every commit: readers do not wait, nothing that was committed goes
             connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
             connection.execute("PRAGMA journal_mode = WAL")
             connection.execute("PRAGMA synchronous = FULL")
             connection.execute(f"PRAGMA journal_size_limit = {64 * 2**20}")
-            connection.execute(f"PRAGMA max_page_count = {MOST_BYTES // _PAGE}")
+            connection.execute(f"PRAGMA max_page_count = {MAX_BYTES // _PAGE_BYTES}")
             connection.execute(_SCHEMA)
             there = {row[1] for row in connection.execute("PRAGMA table_info(samples)")}
             for column in _COLUMNS:
@@ -69,18 +69,18 @@ class Store:
         UnavailableError : the disk is full, or another process holds the lock.
         """
         names, marks = ", ".join(_COLUMNS), ", ".join("?" * len(_COLUMNS))
-        with _told(self._path), self._transaction():
+        with _translate_sqlite_errors(self._path), self._transaction():
             before = self._connection.total_changes
             self._connection.executemany(f"INSERT OR IGNORE INTO samples ({names}) VALUES ({marks})",
                                          samples)
             return self._connection.total_changes - before
 
-    def since(self, time: float) -> list[LinkSample]:
+    def samples_since(self, time: float) -> list[LinkSample]:
         """The samples of that time (seconds since the epoch) and later.
 
         A row that is not a valid sample (an earlier version checked less) is left out; it goes with its age.
         """
-        with _told(self._path):
+        with _translate_sqlite_errors(self._path):
             rows = self._connection.execute(f"SELECT {', '.join(_COLUMNS)} FROM samples WHERE time >= ?", (time,))
             found = []
             for row in rows:
@@ -89,19 +89,19 @@ class Store:
                     found.append(LinkSample(**{**sample, "rdma": bool(sample["rdma"])}))
             return found
 
-    def prune(self, now: float, keep: float = KEEP, rows: int = MOST_ROWS) -> int:
+    def prune(self, now: float, retention_s: float = RETENTION_S, max_rows: int = MAX_ROWS) -> int:
         """Forget what is older than `keep` seconds, and the oldest of more samples than `rows`; returns how many.
 
         A clock that jumps ahead makes nothing old: the newest sample tells the time, too.
         """
-        with _told(self._path), self._transaction():
+        with _translate_sqlite_errors(self._path), self._transaction():
             gone = self._connection.execute(
-                "DELETE FROM samples WHERE time < min(?, (SELECT max(time) FROM samples)) - ?", (now, keep)).rowcount
+                "DELETE FROM samples WHERE time < min(?, (SELECT max(time) FROM samples)) - ?", (now, retention_s)).rowcount
             gone += self._connection.execute(
                 "DELETE FROM samples WHERE time <= (SELECT time FROM samples ORDER BY time DESC LIMIT 1 OFFSET ?)",
-                (rows,)).rowcount
+                (max_rows,)).rowcount
         if gone:
-            with _told(self._path):
+            with _translate_sqlite_errors(self._path):
                 # execute would free one page: the pragma gives no rows, and is to be stepped to its end
                 self._connection.executescript("PRAGMA incremental_vacuum")
         return gone
@@ -119,7 +119,7 @@ class Store:
 
 
 @contextmanager
-def _told(path: str) -> Iterator[None]:
+def _translate_sqlite_errors(path: str) -> Iterator[None]:
     """SQLite's errors in our words."""
     try:
         yield
@@ -129,7 +129,7 @@ def _told(path: str) -> Iterator[None]:
         raise InputError(f"{error}; valid: a history that `slurmdl score ingest` made", file=path) from error
 
 
-def publish(path: str, text: str) -> None:
+def publish_file(path: str, text: str) -> None:
     """Put a file in its place at once: readers see the old or the new text, also after a power failure.
 
     Raises
@@ -137,6 +137,6 @@ def publish(path: str, text: str) -> None:
     UnavailableError : it cannot be written; the old one stays.
     """
     try:
-        wholefile.write(path, text, durable=True)
+        wholefile.write_atomic(path, text, durable=True)
     except OSError as error:
         raise UnavailableError(f"{path}: cannot be written ({error.strerror}); the old one stays") from error

@@ -14,10 +14,10 @@ from typing import BinaryIO
 from slurmdl.errors import InputError
 
 #: bytes; scores of 100,000 nodes have 15 MB
-MAX_BYTES = 64 * 2**20
+MAX_FILE_BYTES = 64 * 2**20
 
 
-def trusted_text(path: str, owner: str = "") -> str:
+def read_trusted_text(path: str, trusted_users: str = "") -> str:
     """The text of a file of scores.
 
     Its owner, and that of every directory on the way to it, must be root, the reader, or `owner`; nobody else may
@@ -32,12 +32,12 @@ def trusted_text(path: str, owner: str = "") -> str:
     InputError : it cannot be read, is no regular file, is not UTF-8, is too large, or others could have written it.
     """
     try:
-        return _trusted_bytes(path, owner, "scores.owner").decode()
+        return _read_trusted_bytes(path, trusted_users, "scores.owner").decode()
     except UnicodeDecodeError as error:
         raise InputError("is not text in UTF-8", file=path) from error
 
 
-def _trusted_bytes(path: str, owner: str, others: str) -> bytes:
+def _read_trusted_bytes(path: str, trusted_users: str, valid_owner: str) -> bytes:
     try:
         # a pipe without a writer would hang in open
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
@@ -45,17 +45,17 @@ def _trusted_bytes(path: str, owner: str, others: str) -> bytes:
             if not stat.S_ISREG(status.st_mode):
                 raise InputError("is no regular file", file=path)
             where = os.path.realpath(f"/proc/self/fd/{file.fileno()}")
-            if why := doubt(where, status, {0, os.geteuid()} | numbers(owner)):
-                raise InputError(f"is ignored: {why}; valid: owned by root, yourself or {others}, and writable by "
+            if why := untrusted_reason(where, status, {0, os.geteuid()} | resolve_uids(trusted_users)):
+                raise InputError(f"is ignored: {why}; valid: owned by root, yourself or {valid_owner}, and writable by "
                                  "its owner alone", file=path)
-            return _bytes(file, path)
+            return _read_limited(file, path)
     except OSError as error:
         raise InputError(f"cannot be read ({error.strerror})", file=path) from error
     except ValueError as error:
         raise InputError("cannot be read (its name holds a NUL byte)", file=path.replace("\0", "?")) from error
 
 
-def trusted_lines(path: str, owner: str = "") -> list[str]:
+def read_trusted_lines(path: str, trusted_users: str = "") -> list[str]:
     """The lines of a file of samples, or of standard input, with bytes that are not UTF-8 as lone surrogates.
 
     Parameters
@@ -67,34 +67,35 @@ def trusted_lines(path: str, owner: str = "") -> list[str]:
     ------
     InputError : as trusted_text.
     """
-    data = _trusted_stdin(owner) if path == "-" else _trusted_bytes(path, owner, "one of --users")
+    data = _read_trusted_stdin(trusted_users) if path == "-" else _read_trusted_bytes(path,
+                               trusted_users, "one of --users")
     return data.decode(errors="surrogateescape").splitlines()
 
 
-def _trusted_stdin(owner: str) -> bytes:
+def _read_trusted_stdin(trusted_users: str) -> bytes:
     name = "standard input"
     try:
         with open(os.dup(0), "rb") as file:
             status = os.fstat(file.fileno())
-            if status.st_uid not in {0, os.geteuid()} | numbers(owner):
+            if status.st_uid not in {0, os.geteuid()} | resolve_uids(trusted_users):
                 raise InputError(f"is ignored: user {status.st_uid} owns it; valid: owned by root, yourself or one "
                                  "of --users", file=name)
-            if (stat.S_ISREG(status.st_mode) or stat.S_ISFIFO(status.st_mode)) and _open_to_others(status):
+            if (stat.S_ISREG(status.st_mode) or stat.S_ISFIFO(status.st_mode)) and _is_writable_by_others(status):
                 raise InputError(f"is ignored: others may write it (mode {stat.S_IMODE(status.st_mode):o}); valid: "
                                  "writable by its owner alone", file=name)
-            return _bytes(file, name)
+            return _read_limited(file, name)
     except OSError as error:
         raise InputError(f"cannot be read ({error.strerror})", file=name) from error
 
 
-def _bytes(file: BinaryIO, name: str) -> bytes:
-    data = file.read(MAX_BYTES + 1)
-    if len(data) > MAX_BYTES:
-        raise InputError(f"has more than {MAX_BYTES} bytes", file=name)
+def _read_limited(file: BinaryIO, name: str) -> bytes:
+    data = file.read(MAX_FILE_BYTES + 1)
+    if len(data) > MAX_FILE_BYTES:
+        raise InputError(f"has more than {MAX_FILE_BYTES} bytes", file=name)
     return data
 
 
-def doubt(where: str, status: os.stat_result, users: Collection[int]) -> str:
+def untrusted_reason(real_path: str, status: os.stat_result, trusted_uids: Collection[int]) -> str:
     """Why others than `users` could have written a file, or put it in its place; "" where they could not.
 
     Parameters
@@ -103,23 +104,23 @@ def doubt(where: str, status: os.stat_result, users: Collection[int]) -> str:
     status : of the file itself.
     users : numbers of those who may.
     """
-    if status.st_uid not in users:
+    if status.st_uid not in trusted_uids:
         return f"user {status.st_uid} owns it"
-    if _open_to_others(status):
+    if _is_writable_by_others(status):
         return f"others may write it (mode {stat.S_IMODE(status.st_mode):o})"
-    directory = os.path.dirname(where)
+    directory = os.path.dirname(real_path)
     while True:
         status = os.stat(directory)
-        if status.st_uid not in users:
+        if status.st_uid not in trusted_uids:
             return f"user {status.st_uid} owns {directory}"
-        if _open_to_others(status) and not status.st_mode & stat.S_ISVTX:
+        if _is_writable_by_others(status) and not status.st_mode & stat.S_ISVTX:
             return f"others may write {directory} (mode {stat.S_IMODE(status.st_mode):o})"
         if directory == os.path.dirname(directory):
             return ""
         directory = os.path.dirname(directory)
 
 
-def _open_to_others(status: os.stat_result) -> bool:
+def _is_writable_by_others(status: os.stat_result) -> bool:
     """Whether another than its owner may write; a group that is the owner's alone is the owner."""
     if status.st_mode & stat.S_IWGRP and status.st_mode & stat.S_IWOTH == 0:
         import grp
@@ -133,7 +134,7 @@ def _open_to_others(status: os.stat_result) -> bool:
     return bool(status.st_mode & stat.S_IWOTH)
 
 
-def numbers(users: str) -> set[int]:
+def resolve_uids(users: str) -> set[int]:
     """The users' numbers, of names or numbers with commas between; none for a name that the machine does not know."""
     found = set()
     for user in users.split(","):

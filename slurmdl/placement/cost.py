@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from slurmdl.network import capacity
 from slurmdl.network.model import LinkScores
-from slurmdl.placement.arrays import distinct
+from slurmdl.placement.arrays import sorted_unique
 from slurmdl.placement.model import Cost
 from slurmdl.placement.traffic import Phase
 from slurmdl.topology.model import MAX_LEVELS, Topology
@@ -21,7 +21,7 @@ IntArray = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
-class Trunks:
+class SlowInterLeafPaths:
     """Ways between pairs of leaf zones that were found slower or later than the links on them. All others are as good
     as these.
 
@@ -34,13 +34,13 @@ class Trunks:
     """
 
     names: tuple[str, ...]
-    ends: IntArray
+    leaf_pairs: IntArray
     capacity: FloatArray
-    delay: FloatArray
+    latency: FloatArray
 
 
 @dataclass(frozen=True, eq=False)
-class Links:
+class NetworkLinks:
     """The links that a set of nodes can load: the link of each node, and the uplinks of the zones above them.
 
     Attributes
@@ -60,29 +60,29 @@ class Links:
     nodes: tuple[str, ...]
     zones: tuple[str, ...]
     leaf: IntArray
-    above: IntArray
+    ancestors: IntArray
     node_capacity: FloatArray
     zone_capacity: FloatArray
-    node_delay: FloatArray
-    zone_delay: FloatArray
+    node_latency: FloatArray
+    zone_latency: FloatArray
     zone_level: IntArray
-    group: IntArray
-    trunks: Trunks
+    level_group: IntArray
+    slow_paths: SlowInterLeafPaths
 
-    def name(self, link: int) -> str:
+    def link_name(self, link: int) -> str:
         """Name of a link, counted through nodes, zones and trunks."""
-        for names in (self.nodes, self.zones, self.trunks.names):
+        for names in (self.nodes, self.zones, self.slow_paths.names):
             if link < len(names):
                 return names[link]
             link -= len(names)
         raise IndexError(link)
 
 
-def links(nodes: Sequence[str], topology: Topology, scores: LinkScores) -> Links:
+def network_links(nodes: Sequence[str], topology: Topology, scores: LinkScores) -> NetworkLinks:
     """The links of these nodes, which must be distinct; a node that the topology does not know has no zone."""
     index = topology.node_index
     position = np.fromiter(map(index.get, nodes, repeat(-1)), np.int64, len(nodes))
-    above = topology.above(position)
+    above = topology.ancestors(position)
     leaf = above[:, 0] if above.shape[1] else position * 0 - 1
     is_used = np.zeros(len(topology.zones) + 1, bool)
     is_used[above] = True
@@ -92,42 +92,44 @@ def links(nodes: Sequence[str], topology: Topology, scores: LinkScores) -> Links
     zones = tuple(topology.zones[i] for i in used.tolist())
     level = topology.level[used].astype(np.int64)
     node_capacity, node_delay = capacity.node_links(nodes, scores)
-    zone_capacity, zone_delay = capacity.zone_uplinks(zones, level, topology.size[used], topology.speed[used],
+    zone_capacity, zone_delay = capacity.zone_uplinks(zones, level, topology.node_count[used], topology.uplink_bandwidth[used],
                                                       scores)
     above = renumber[above]
-    return Links(tuple(nodes), zones, renumber[leaf], above, node_capacity, zone_capacity, node_delay, zone_delay,
-                 level, _groups(above, level), _trunks(zones, zone_capacity, zone_delay, scores))
+    return NetworkLinks(tuple(nodes), zones, renumber[leaf], above, node_capacity, zone_capacity, node_delay, zone_delay,
+                 level, _level_groups(above, level), _find_slow_paths(zones, zone_capacity, zone_delay, scores))
 
 
-def _trunks(zones: Sequence[str], capacities: FloatArray, delays: FloatArray, scores: LinkScores) -> Trunks:
+def _find_slow_paths(zones: Sequence[str], capacities: FloatArray,
+                     latencies: FloatArray, scores: LinkScores) -> SlowInterLeafPaths:
     """Those of the measured ways that are slower than the links on them, or later.
 
     Parameters
     ----------
     capacities, delays : of the uplinks of these zones.
     """
-    place = {zone: i for i, zone in enumerate(zones)} if scores.trunks else {}
-    names = [name for name in scores.trunks if all(zone in place for zone in name.split("|"))]
+    place = {zone: i for i, zone in enumerate(zones)} if scores.inter_leaf else {}
+    names = [name for name in scores.inter_leaf if all(zone in place for zone in name.split("|"))]
     ends = np.array([[place[zone] for zone in name.split("|")] for name in names], np.int64).reshape(-1, 2)
     # the nodes that measured a way bound what they can show of it
-    usual = np.minimum(capacities[ends].min(axis=1, initial=np.inf), scores.node_default)
-    speed, delay = capacity.trunks(names, usual, scores)
-    apart = (speed < usual * (1 - capacity.SLOWER)) | (delay > 2 * delays[ends].sum(axis=1) + 2 * capacity.TCP_GRAIN)
+    usual = np.minimum(capacities[ends].min(axis=1, initial=np.inf), scores.default_node_bandwidth)
+    speed, delay = capacity.inter_leaf_paths(names, usual, scores)
+    apart = (speed < usual * (1 - capacity.SLOW_PATH_FRACTION)) | (delay > 2 * \
+             latencies[ends].sum(axis=1) + 2 * capacity.TCP_LATENCY_RESOLUTION_S)
     kept = np.flatnonzero(apart)
-    return Trunks(tuple(names[i] for i in kept.tolist()), ends[kept], speed[kept], delay[kept])
+    return SlowInterLeafPaths(tuple(names[i] for i in kept.tolist()), ends[kept], speed[kept], delay[kept])
 
 
-def _groups(above: IntArray, level: IntArray) -> IntArray:
+def _level_groups(ancestors: IntArray, level: IntArray) -> IntArray:
     """`Links.group`."""
     if not len(level):
-        return np.zeros((len(above), 0), np.int64)
-    height = np.append(level, MAX_LEVELS)[above]
+        return np.zeros((len(ancestors), 0), np.int64)
+    height = np.append(level, MAX_LEVELS)[ancestors]
     # the entries of a row get higher from left to right
     entry = np.stack([(height <= k).sum(axis=1) - 1 for k in range(int(level.max()) + 1)], axis=1)
-    return np.asarray(np.take_along_axis(above, entry.clip(min=0), axis=1))
+    return np.asarray(np.take_along_axis(ancestors, entry.clip(min=0), axis=1))
 
 
-def cost(phases: Sequence[Phase], links: Links, place: IntArray) -> Cost:
+def predict_cost(phases: Sequence[Phase], links: NetworkLinks, node_of_rank: IntArray) -> Cost:
     """Predicted cost of one iteration.
 
     A phase takes as long as its busiest link or trunk, each direction by itself, and the delay of its rounds.
@@ -138,38 +140,39 @@ def cost(phases: Sequence[Phase], links: Links, place: IntArray) -> Cost:
     place : shape (ranks,), entry i is the index in `links.nodes` of the node of rank i.
     """
     seconds = across_nodes = sent = 0.0
-    across = np.zeros(links.group.shape[1])
+    across = np.zeros(links.level_group.shape[1])
     slowest, busiest = 0.0, -1
     for phase in phases:
-        load = _load(phase, links, place)
-        times = _times(links, load)
+        load = _phase_load(phase, links, node_of_rank)
+        times = _link_times(links, load)
         worst = int(times.argmax())
         if times[worst] > slowest:
             slowest, busiest = float(times[worst]), worst
-        seconds += float(_seconds(phase, links, times))
+        seconds += float(_phase_seconds(phase, links, times))
         across_nodes += float(load.node_out.sum())
-        across += load.across
-        sent += _sent(phase)
+        across += load.inter_group
+        sent += _total_bytes(phase)
     across_zones = float(across[0]) if len(across) else 0.0
     return Cost(seconds, across_nodes, across_zones,
-                links.name(busiest) if busiest >= 0 else "",
-                tuple(across.tolist()), _share(sent - across_nodes, sent), _share(sent - across_zones, sent),
-                int((np.bincount(links.leaf[place] + 1, minlength=1)[1:] > 0).sum()))
+                links.link_name(busiest) if busiest >= 0 else "",
+                tuple(across.tolist()), _fraction(sent - across_nodes, sent), _fraction(sent - across_zones, sent),
+                int((np.bincount(links.leaf[node_of_rank] + 1, minlength=1)[1:] > 0).sum()))
 
 
-def _sent(phase: Phase) -> float:
+def _total_bytes(phase: Phase) -> float:
     """Bytes of all messages of a phase, those inside a node included."""
-    if not phase.crossed:
-        return float(np.broadcast_to(phase.size, phase.source.shape).sum(where=phase.source != phase.target))
-    return float(phase.size) * (len(phase.source) * len(phase.target)
+    if not phase.all_pairs:
+        return float(np.broadcast_to(phase.bytes_per_pair, phase.source.shape).sum(
+            where=phase.source != phase.target))
+    return float(phase.bytes_per_pair) * (len(phase.source) * len(phase.target)
                                 - len(np.intersect1d(phase.source, phase.target, assume_unique=True)))
 
 
-def _share(part: float, whole: float) -> float:
+def _fraction(part: float, whole: float) -> float:
     return min(max(part / whole, 0.0), 1.0) if whole else 1.0
 
 
-def role_costs(phases: Sequence[Phase], links: Links, servers: IntArray, workers: IntArray) -> FloatArray:
+def ps_split_costs(phases: Sequence[Phase], links: NetworkLinks, servers: IntArray, workers: IntArray) -> FloatArray:
     """Costs of many ways to deal out two roles at once, where each phase goes from one role to all of the other.
 
     Parameters
@@ -184,15 +187,16 @@ def role_costs(phases: Sequence[Phase], links: Links, servers: IntArray, workers
     total = np.zeros((len(servers), 3))
     for phase in phases:
         down = phase.source[0] < phase.target[0]
-        load = _crossed(phase, links, links.group[:, :1], *((servers, workers) if down else (workers, servers)))
-        across_zones = load.across[..., 0] if load.across.shape[-1] else np.zeros(len(servers))
-        seconds = _seconds(phase, links, _times(links, load))
+        load = _all_pairs_load(phase, links, links.level_group[:, :1],
+                               *((servers, workers) if down else (workers, servers)))
+        across_zones = load.inter_group[..., 0] if load.inter_group.shape[-1] else np.zeros(len(servers))
+        seconds = _phase_seconds(phase, links, _link_times(links, load))
         total += np.stack([seconds, across_zones, load.node_out.sum(axis=-1)], axis=-1)
     return total
 
 
 @dataclass(frozen=True, eq=False)
-class _Load:
+class _LinkLoad:
     """Bytes over each link, by direction, and bytes between the groups of each level (`Links.group`).
 
     The arrays may have leading axes, one entry for each of several ways to place the ranks.
@@ -202,18 +206,18 @@ class _Load:
     node_in: FloatArray
     zone_out: FloatArray
     zone_in: FloatArray
-    trunk: FloatArray
-    across: FloatArray
+    inter_leaf: FloatArray
+    inter_group: FloatArray
 
 
-def _times(links: Links, load: _Load) -> FloatArray:
+def _link_times(links: NetworkLinks, load: _LinkLoad) -> FloatArray:
     """Seconds that each link is busy; shape (..., nodes + zones + trunks)."""
     return np.concatenate([np.maximum(load.node_out, load.node_in) / links.node_capacity,
                            np.maximum(load.zone_out, load.zone_in) / links.zone_capacity,
-                           load.trunk / links.trunks.capacity], axis=-1)
+                           load.inter_leaf / links.slow_paths.capacity], axis=-1)
 
 
-def _seconds(phase: Phase, links: Links, times: FloatArray) -> FloatArray:
+def _phase_seconds(phase: Phase, links: NetworkLinks, times: FloatArray) -> FloatArray:
     """The busiest link, and for each round the delay of the slowest loaded link of each level, up and down.
 
     Parameters
@@ -222,26 +226,27 @@ def _seconds(phase: Phase, links: Links, times: FloatArray) -> FloatArray:
     """
     nodes, zones = len(links.nodes), len(links.nodes) + len(links.zones)
     node_time, zone_time, trunk_time = times[..., :nodes], times[..., nodes:zones], times[..., zones:]
-    node = np.where(node_time > 0, links.node_delay, 0.0).max(axis=-1, initial=0.0)
+    node = np.where(node_time > 0, links.node_latency, 0.0).max(axis=-1, initial=0.0)
     delay = node
-    for level in distinct(links.zone_level):
+    for level in sorted_unique(links.zone_level):
         loaded = (zone_time > 0) & (links.zone_level == level)
-        delay = delay + np.where(loaded, links.zone_delay, 0.0).max(axis=-1, initial=0.0)
-    way = np.where(trunk_time > 0, links.trunks.delay, 0.0).max(axis=-1, initial=0.0)
+        delay = delay + np.where(loaded, links.zone_latency, 0.0).max(axis=-1, initial=0.0)
+    way = np.where(trunk_time > 0, links.slow_paths.latency, 0.0).max(axis=-1, initial=0.0)
     delay = np.maximum(delay, node + way / 2)
     return np.asarray(times.max(axis=-1, initial=0.0) + phase.rounds * 2 * delay, float)
 
 
-def _load(phase: Phase, links: Links, place: IntArray) -> _Load:
-    source, target = place[phase.source], place[phase.target]
-    if not phase.crossed:
-        return _paired(phase, links, source, target)
+def _phase_load(phase: Phase, links: NetworkLinks, node_of_rank: IntArray) -> _LinkLoad:
+    source, target = node_of_rank[phase.source], node_of_rank[phase.target]
+    if not phase.all_pairs:
+        return _pairwise_load(phase, links, source, target)
     nodes = len(links.nodes)
-    return _crossed(phase, links, links.group, np.bincount(source, minlength=nodes),
+    return _all_pairs_load(phase, links, links.level_group, np.bincount(source, minlength=nodes),
                     np.bincount(target, minlength=nodes))
 
 
-def _crossed(phase: Phase, links: Links, groups: IntArray, sources: IntArray, targets: IntArray) -> _Load:
+def _all_pairs_load(phase: Phase, links: NetworkLinks, groups: IntArray,
+                    source_counts: IntArray, target_counts: IntArray) -> _LinkLoad:
     """Every source to every target: the load of a link depends only on how many of each are below it.
 
     Parameters
@@ -249,29 +254,31 @@ def _crossed(phase: Phase, links: Links, groups: IntArray, sources: IntArray, ta
     groups : columns of `links.group` between which bytes are counted.
     sources, targets : shape (..., nodes), how many are on each node.
     """
-    all_sources, all_targets = (count.sum(axis=-1, keepdims=True) for count in (sources, targets))
+    all_sources, all_targets = (count.sum(axis=-1, keepdims=True) for count in (source_counts, target_counts))
 
     def both_ways(sources_below: FloatArray, targets_below: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Bytes out of and into parts that hold so many of each."""
-        return (phase.size * sources_below * (all_targets - targets_below),
-                phase.size * targets_below * (all_sources - sources_below))
+        return (phase.bytes_per_pair * sources_below * (all_targets - targets_below),
+                phase.bytes_per_pair * targets_below * (all_sources - sources_below))
 
-    node_out, node_in = both_ways(sources.astype(float), targets.astype(float))
+    node_out, node_in = both_ways(source_counts.astype(float), target_counts.astype(float))
     zones = len(links.zones)
-    zone_sources, zone_targets = (_sums(links.above, count, zones) for count in (sources, targets))
+    zone_sources, zone_targets = (_sum_by_group(links.ancestors, count, zones)
+                                  for count in (source_counts, target_counts))
     zone_out, zone_in = both_ways(zone_sources, zone_targets)
-    one, other = links.trunks.ends.T
-    trunk = phase.size * np.maximum(zone_sources[..., one] * zone_targets[..., other],
+    one, other = links.slow_paths.leaf_pairs.T
+    trunk = phase.bytes_per_pair * np.maximum(zone_sources[..., one] * zone_targets[..., other],
                                     zone_sources[..., other] * zone_targets[..., one])
     across = []
     for column in groups.T:
-        leaving, _ = both_ways(*(_sums(column[:, None] + 1, count, zones + 1) for count in (sources, targets)))
+        leaving, _ = both_ways(*(_sum_by_group(column[:, None] + 1, count, zones + 1)
+                               for count in (source_counts, target_counts)))
         across.append(leaving.sum(axis=-1))
-    return _Load(node_out, node_in, zone_out, zone_in, trunk,
-                 np.stack(across, axis=-1) if across else np.zeros((*sources.shape[:-1], 0)))
+    return _LinkLoad(node_out, node_in, zone_out, zone_in, trunk,
+                 np.stack(across, axis=-1) if across else np.zeros((*source_counts.shape[:-1], 0)))
 
 
-def _sums(groups: IntArray, count: IntArray, length: int) -> FloatArray:
+def _sum_by_group(groups: IntArray, count: IntArray, length: int) -> FloatArray:
     """Sum of the nodes' counts in each group.
 
     Parameters
@@ -289,36 +296,36 @@ def _sums(groups: IntArray, count: IntArray, length: int) -> FloatArray:
     return total.reshape(*count.shape[:-1], length)
 
 
-def _paired(phase: Phase, links: Links, source: IntArray, target: IntArray) -> _Load:
+def _pairwise_load(phase: Phase, links: NetworkLinks, source: IntArray, target: IntArray) -> _LinkLoad:
     apart = source != target
-    size = np.broadcast_to(phase.size, apart.shape)[apart].astype(float)
+    size = np.broadcast_to(phase.bytes_per_pair, apart.shape)[apart].astype(float)
     source, target = source[apart], target[apart]
     nodes, zones = len(links.nodes), len(links.zones)
-    here, there = links.above[source], links.above[target]
-    across = [size.sum(where=group[source] != group[target]) for group in links.group.T]
-    return _Load(_sum(source, size, nodes), _sum(target, size, nodes), _leaving(here, there, size, zones),
-                 _leaving(there, here, size, zones), _between(links, source, target, size), np.array(across))
+    here, there = links.ancestors[source], links.ancestors[target]
+    across = [size.sum(where=group[source] != group[target]) for group in links.level_group.T]
+    return _LinkLoad(_sum_by_index(source, size, nodes), _sum_by_index(target, size, nodes), _bytes_leaving_zones(here, there, size, zones),
+                 _bytes_leaving_zones(there, here, size, zones), _inter_leaf_load(links, source, target, size), np.array(across))
 
 
-def _between(links: Links, source: IntArray, target: IntArray, size: FloatArray) -> FloatArray:
+def _inter_leaf_load(links: NetworkLinks, source: IntArray, target: IntArray, size: FloatArray) -> FloatArray:
     """Bytes over each trunk in its busier direction."""
-    one, other = links.trunks.ends.T
+    one, other = links.slow_paths.leaf_pairs.T
     if not len(one):
         return np.zeros(0)
     here, there, zones = links.leaf[source], links.leaf[target], len(links.zones)
     known = (here >= 0) & (there >= 0)
-    total = _sum(here[known] * zones + there[known], size[known], zones * zones).reshape(zones, zones)
+    total = _sum_by_index(here[known] * zones + there[known], size[known], zones * zones).reshape(zones, zones)
     return np.asarray(np.maximum(total[one, other], total[other, one]))
 
 
-def _sum(index: IntArray, size: FloatArray, length: int) -> FloatArray:
+def _sum_by_index(index: IntArray, size: FloatArray, length: int) -> FloatArray:
     return np.bincount(index, size, length).astype(float)
 
 
-def _leaving(here: IntArray, there: IntArray, size: FloatArray, zones: int) -> FloatArray:
+def _bytes_leaving_zones(source_zones: IntArray, target_zones: IntArray, size: FloatArray, zones: int) -> FloatArray:
     """Bytes that leave each zone: those of pairs with the zone above `here` and not above `there`."""
     total = np.zeros(zones)
-    for column in here.T:
-        left = (column >= 0) & ~(there == column[:, None]).any(axis=1)
-        total += _sum(column[left], size[left], zones)
+    for column in source_zones.T:
+        left = (column >= 0) & ~(target_zones == column[:, None]).any(axis=1)
+        total += _sum_by_index(column[left], size[left], zones)
     return total

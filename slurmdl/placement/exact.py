@@ -18,10 +18,10 @@ import numpy as np
 from slurmdl.cluster.model import ClusterSnapshot
 from slurmdl.errors import PlacementError, UnavailableError
 from slurmdl.network.model import LinkScores
-from slurmdl.placement.cost import FloatArray, Links, cost, links
+from slurmdl.placement.cost import FloatArray, NetworkLinks, network_links, predict_cost
 from slurmdl.placement.model import Cost
-from slurmdl.placement.nodes.eligible import eligible, partitions
-from slurmdl.placement.shape import Shape, shape
+from slurmdl.placement.nodes.eligible import candidate_partitions, eligible_tasks
+from slurmdl.placement.shape import JobSize, resolve_job_size
 from slurmdl.placement.traffic import Phase, Traffic
 from slurmdl.request import JobRequest
 from slurmdl.topology.model import Topology
@@ -29,18 +29,18 @@ from slurmdl.topology.model import Topology
 if TYPE_CHECKING:
     from ortools.sat.python import cp_model
 
-Least = Literal["seconds", "bytes"]
+Objective = Literal["seconds", "bytes"]
 #: what of a job is on some nodes: variables for tasks and for servers, and the most tasks that it may be
-Part = tuple[Any, Any, int]
+GroupVariables = tuple[Any, Any, int]
 
 #: the predicted seconds of the first choice, in the solver's integers; what is far above it is cut off
-SCALE, MOST = 2 * 10**8, 10**9
-_KEYS: dict[Least, Callable[[Cost], tuple[float, ...]]] = {
-    "seconds": lambda cost: cost.key[:1], "bytes": lambda cost: cost.key[1:]}
+TIME_SCALE, MAX_SCALED_TIME = 2 * 10**8, 10**9
+_OBJECTIVE_KEYS: dict[Objective, Callable[[Cost], tuple[float, ...]]] = {
+    "seconds": lambda cost: cost.sort_key[:1], "bytes": lambda cost: cost.sort_key[1:]}
 
 
 @dataclass(frozen=True)
-class Exact:
+class ExactPlacement:
     """The best choice that the solver found.
 
     Attributes
@@ -52,13 +52,13 @@ class Exact:
     """
 
     nodes: tuple[str, ...]
-    order: tuple[str, ...]
+    node_of_rank: tuple[str, ...]
     cost: Cost
     proven: bool
 
 
-def solve(request: JobRequest, cluster: ClusterSnapshot, topology: Topology, scores: LinkScores,
-          limit_s: float = 10.0, least: Least = "seconds") -> Exact:
+def solve_exactly(request: JobRequest, cluster: ClusterSnapshot, topology: Topology, scores: LinkScores,
+          time_limit_s: float = 10.0, objective: Objective = "seconds") -> ExactPlacement:
     """The best nodes and ranks among the nodes that are free now.
 
     Parameters
@@ -76,51 +76,53 @@ def solve(request: JobRequest, cluster: ClusterSnapshot, topology: Topology, sco
         from ortools.sat.python import cp_model
     except ImportError as error:
         raise UnavailableError("the exact solver needs OR-tools: pip install slurmdl[exact]") from error
-    job, traffic = shape(request), Traffic.of(request.dl)
+    job, traffic = resolve_job_size(request), Traffic.from_options(request.dl)
     phases = traffic.phases(job.tasks)
-    if any(np.ndim(phase.size) for phase in phases) or not (len(phases) < 2 or all(p.crossed for p in phases)):
-        raise PlacementError(f"--dl-traffic={request.dl.traffic}: no exact answer is known for this pattern")
-    best: Exact | None = None
-    for partition in partitions(request, cluster) or (None,):
-        room = eligible(request, cluster, partition).now
-        names = [cluster.names[i] for i in np.flatnonzero(room >= job.most_per_node) if _allowed(
+    if any(np.ndim(phase.bytes_per_pair) for phase in phases) or not (
+        len(phases) < 2 or all(p.all_pairs for p in phases)):
+        raise PlacementError(f"--dl-traffic={request.dl.comm_pattern}: no exact answer is known for this pattern")
+    best: ExactPlacement | None = None
+    for partition in candidate_partitions(request, cluster) or (None,):
+        room = eligible_tasks(request, cluster, partition).tasks_now
+        names = [cluster.names[i] for i in np.flatnonzero(room >= job.max_tasks_per_node) if _is_in_zones(
             topology, request.dl.zone, cluster.names[i])]
-        for root in sorted({topology.path(name)[0] for name in names}):
-            nodes = [name for name in names if topology.path(name)[0] == root]
+        for root in sorted({topology.path_of(name)[0] for name in names}):
+            nodes = [name for name in names if topology.path_of(name)[0] == root]
             if len(nodes) < job.nodes:
                 continue
-            network = links(nodes, topology, scores)
-            if network.trunks.names:
-                raise PlacementError(f"the way {network.trunks.names[0]} is slower than the links on it: no exact "
+            network = network_links(nodes, topology, scores)
+            if network.slow_paths.names:
+                raise PlacementError(f"the way {network.slow_paths.names[0]} is slower than the links on it: no exact "
                                      "answer is known for that")
-            found = _Model(cp_model, job, traffic, phases, network).solve(limit_s, least)
-            if best is None or _KEYS[least](found.cost) < _KEYS[least](best.cost):
+            found = _CpSatModel(cp_model, job, traffic, phases, network).minimize(time_limit_s, objective)
+            if best is None or _OBJECTIVE_KEYS[objective](found.cost) < _OBJECTIVE_KEYS[objective](best.cost):
                 best = found
         if best is not None:
             return best
     raise PlacementError(f"no zone has {job.nodes} fitting nodes")
 
 
-def _allowed(topology: Topology, zones: tuple[str, ...], node: str) -> bool:
-    path = topology.path(node)
+def _is_in_zones(topology: Topology, zones: tuple[str, ...], node: str) -> bool:
+    path = topology.path_of(node)
     return bool(path) and (not zones or not set(zones).isdisjoint(path))
 
 
-class _Model:
+class _CpSatModel:
     """One job on given nodes of one tree."""
 
-    def __init__(self, solver: Any, job: Shape, traffic: Traffic, phases: list[Phase], network: Links) -> None:
-        self.cp, self.job, self.ps, self.phases, self.network = solver, job, traffic.ps, phases, network
+    def __init__(self, solver: Any, job: JobSize, traffic: Traffic,
+                 phases: list[Phase], network: NetworkLinks) -> None:
+        self.cp_module, self.job, self.ps, self.phases, self.network = solver, job, traffic.ps, phases, network
         self.model: cp_model.CpModel = solver.CpModel()
         self.rounds = sum(phase.rounds for phase in phases)
         each, more = divmod(job.tasks, job.nodes)
         count = len(network.nodes)
-        self.chosen = [self.model.new_bool_var(f"chosen {i}") for i in range(count)]
-        self.model.add(sum(self.chosen) == job.nodes)
-        self.tasks = [self.model.new_int_var(0, job.most_per_node, f"tasks {i}") for i in range(count)]
+        self.is_chosen = [self.model.new_bool_var(f"chosen {i}") for i in range(count)]
+        self.model.add(sum(self.is_chosen) == job.nodes)
+        self.tasks = [self.model.new_int_var(0, job.max_tasks_per_node, f"tasks {i}") for i in range(count)]
         # the first nodes that are chosen get one task more
         before: Any = 0
-        for chosen, tasks in zip(self.chosen, self.tasks, strict=True):
+        for chosen, tasks in zip(self.is_chosen, self.tasks, strict=True):
             if more:
                 first = self.model.new_bool_var("")
                 self.model.add(before < more).only_enforce_if(first)
@@ -131,60 +133,61 @@ class _Model:
             else:
                 self.model.add(tasks == each * chosen)
             before = before + chosen
-        self.servers = [self.model.new_int_var(0, min(self.ps, job.most_per_node), f"servers {i}")
+        self.servers = [self.model.new_int_var(0, min(self.ps, job.max_tasks_per_node), f"servers {i}")
                         for i in range(count)]
         for servers, tasks in zip(self.servers, self.tasks, strict=True):
             self.model.add(servers <= tasks)
         self.model.add(sum(self.servers) == self.ps)
 
-    def load(self, tasks: int, servers: int) -> float:
+    def link_bytes(self, tasks: int, servers: int) -> float:
         """Bytes in one phase over a link with so much on one side."""
         if not self.phases or not 0 < tasks < self.job.tasks:
             return 0.0
-        size = float(self.phases[0].size)
-        if not self.phases[0].crossed:
+        size = float(self.phases[0].bytes_per_pair)
+        if not self.phases[0].all_pairs:
             return size
         if not self.ps:
             return size * tasks * (self.job.tasks - tasks)
         workers, others = tasks - servers, self.job.tasks - self.ps
         return size * max(servers * (others - workers), workers * (self.ps - servers))
 
-    def messages(self, tasks: int, servers: int) -> int:
+    def message_count(self, tasks: int, servers: int) -> int:
         """How many leave what has so much of the job in one iteration, all of one size."""
         if not self.phases or not 0 < tasks < self.job.tasks:
             return 0
-        if not self.phases[0].crossed:
+        if not self.phases[0].all_pairs:
             return 1
         if not self.ps:
             return tasks * (self.job.tasks - tasks)
         workers = tasks - servers
         return servers * (self.job.tasks - self.ps - workers) + workers * (self.ps - servers)
 
-    def solve(self, limit_s: float, least: Least) -> Exact:
-        network, first = self.network, self.first()
-        scale = SCALE / first.cost.seconds if first.cost.seconds else 0.0
+    def minimize(self, time_limit_s: float, objective: Objective) -> ExactPlacement:
+        network, first = self.network, self.initial_placement()
+        scale = TIME_SCALE / first.cost.seconds if first.cost.seconds else 0.0
         if not scale:
-            return Exact(first.nodes, first.order, first.cost, True)
-        zones = [self.below(np.flatnonzero((network.above == zone).any(axis=1)).tolist())
+            return ExactPlacement(first.nodes, first.node_of_rank, first.cost, True)
+        zones = [self.group_variables(np.flatnonzero((network.ancestors == zone).any(axis=1)).tolist())
                  for zone in range(len(network.zones))]
-        nodes = [(tasks, servers, self.job.most_per_node)
+        nodes = [(tasks, servers, self.job.max_tasks_per_node)
                  for tasks, servers in zip(self.tasks, self.servers, strict=True)]
         leaves = [zones[zone] for zone in sorted(set(network.leaf.tolist()))]
         # in no way so many messages go between nodes
-        self.model.minimize(self.seconds(nodes, zones, scale) if least == "seconds" else
-                            (self.job.tasks**2 + 1) * self.leaving(leaves) + self.leaving(nodes))
-        solver = self.cp.CpSolver()
-        solver.parameters.max_time_in_seconds = limit_s
+        self.model.minimize(self.scaled_seconds(nodes, zones, scale) if objective == "seconds" else
+                            (self.job.tasks**2 + 1) * self.total_messages(leaves) + self.total_messages(nodes))
+        solver = self.cp_module.CpSolver()
+        solver.parameters.max_time_in_seconds = time_limit_s
         solver.parameters.num_workers = 1
         solver.parameters.random_seed = 1
         status = solver.solve(self.model)
-        if status not in (self.cp.OPTIMAL, self.cp.FEASIBLE):
+        if status not in (self.cp_module.OPTIMAL, self.cp_module.FEASIBLE):
             return first
-        found = self.exact([solver.value(tasks) for tasks in self.tasks],
-                           [solver.value(servers) for servers in self.servers], status == self.cp.OPTIMAL)
-        return found if _KEYS[least](found.cost) <= _KEYS[least](first.cost) else replace(first, proven=found.proven)
+        found = self.to_placement([solver.value(tasks) for tasks in self.tasks],
+                           [solver.value(servers) for servers in self.servers], status == self.cp_module.OPTIMAL)
+        return found if _OBJECTIVE_KEYS[objective](found.cost) <= _OBJECTIVE_KEYS[objective](
+            first.cost) else replace(first, proven=found.proven)
 
-    def below(self, nodes: Sequence[int]) -> Part:
+    def group_variables(self, nodes: Sequence[int]) -> GroupVariables:
         """What of the job is on these nodes."""
         tasks = self.model.new_int_var(0, self.job.tasks, "")
         self.model.add(tasks == sum(self.tasks[i] for i in nodes))
@@ -192,57 +195,57 @@ class _Model:
         self.model.add(servers == sum(self.servers[i] for i in nodes))
         return tasks, servers, self.job.tasks
 
-    def seconds(self, nodes: Sequence[Part], zones: Sequence[Part], scale: float) -> Any:
+    def scaled_seconds(self, nodes: Sequence[GroupVariables], zones: Sequence[GroupVariables], scale: float) -> Any:
         """The predicted seconds times `scale`."""
         network = self.network
-        busiest = self.model.new_int_var(0, MOST, "busiest")
+        busiest = self.model.new_int_var(0, MAX_SCALED_TIME, "busiest")
         levels = sorted(set(network.zone_level.tolist()))
-        delays = [self.model.new_int_var(0, MOST, f"delay {level}") for level in (-1, *levels)]
+        delays = [self.model.new_int_var(0, MAX_SCALED_TIME, f"delay {level}") for level in (-1, *levels)]
         longest = [delays[0]] * len(nodes)
         longest += [delays[1 + levels.index(level)] for level in network.zone_level.tolist()]
         capacities = [*network.node_capacity.tolist(), *network.zone_capacity.tolist()]
-        waits = [*network.node_delay.tolist(), *network.zone_delay.tolist()]
+        waits = [*network.node_latency.tolist(), *network.zone_latency.tolist()]
         for part, capacity, delay, most in zip([*nodes, *zones], capacities, waits, longest, strict=True):
-            loads = self.table(part, self.load)
-            self.at_least(busiest, part, loads / capacity * scale)
-            self.at_least(most, part, np.where(loads > 0, 2 * self.rounds * delay * scale, 0.0))
+            loads = self.load_table(part, self.link_bytes)
+            self.require_at_least(busiest, part, loads / capacity * scale)
+            self.require_at_least(most, part, np.where(loads > 0, 2 * self.rounds * delay * scale, 0.0))
         return len(self.phases) * busiest + sum(delays)
 
-    def leaving(self, parts: Sequence[Part]) -> Any:
+    def total_messages(self, parts: Sequence[GroupVariables]) -> Any:
         """Messages between these parts of the job."""
         found = []
         for part in parts:
             count = self.model.new_int_var(0, self.job.tasks**2, "")
-            self.at_least(count, part, self.table(part, self.messages))
+            self.require_at_least(count, part, self.load_table(part, self.message_count))
             found.append(count)
         return sum(found)
 
-    def table(self, part: Part, entry: Callable[[int, int], float]) -> FloatArray:
+    def load_table(self, part: GroupVariables, entry: Callable[[int, int], float]) -> FloatArray:
         """An entry for each number of tasks (rows) and servers (columns) that the part may hold."""
         return np.array([[entry(tasks, servers) for servers in range(min(self.ps, part[2]) + 1)]
                          for tasks in range(part[2] + 1)], float)
 
-    def at_least(self, bound: Any, part: Part, table: FloatArray) -> None:
+    def require_at_least(self, bound: Any, part: GroupVariables, table: FloatArray) -> None:
         """The bound is no less than the part's entry of the table, rounded."""
-        values = np.minimum(np.round(table), MOST).astype(np.int64)
+        values = np.minimum(np.round(table), MAX_SCALED_TIME).astype(np.int64)
         if values.any():
-            entry = self.model.new_int_var(0, MOST, "")
+            entry = self.model.new_int_var(0, MAX_SCALED_TIME, "")
             self.model.add_element(part[0] * values.shape[1] + part[1], values.ravel().tolist(), entry)
             self.model.add(bound >= entry)
 
-    def first(self) -> Exact:
+    def initial_placement(self) -> ExactPlacement:
         """The first nodes and the first tasks as servers: an upper bound to scale by."""
         wanted = self.job.nodes
-        tasks = [self.job.tasks_of(i) if i < wanted else 0 for i in range(len(self.network.nodes))]
+        tasks = [self.job.tasks_on_node(i) if i < wanted else 0 for i in range(len(self.network.nodes))]
         before = np.cumsum([0, *tasks])
-        return self.exact(tasks, [int(min(count, max(0, self.ps - begin)))
+        return self.to_placement(tasks, [int(min(count, max(0, self.ps - begin)))
                                   for count, begin in zip(tasks, before[:-1], strict=True)], False)
 
-    def exact(self, tasks: list[int], servers: list[int], proven: bool) -> Exact:
+    def to_placement(self, tasks: list[int], servers: list[int], proven: bool) -> ExactPlacement:
         network = self.network
-        paths = [tuple(zone for zone in reversed(row) if zone >= 0) for row in network.above.tolist()]
+        paths = [tuple(zone for zone in reversed(row) if zone >= 0) for row in network.ancestors.tolist()]
         depth_first = sorted(range(len(tasks)), key=lambda i: paths[i])
         order = np.array([i for i in depth_first for _ in range(servers[i])]
                          + [i for i in depth_first for _ in range(tasks[i] - servers[i])], np.int64)
-        return Exact(tuple(name for name, count in zip(network.nodes, tasks, strict=True) if count),
-                     tuple(network.nodes[i] for i in order), cost(self.phases, network, order), proven)
+        return ExactPlacement(tuple(name for name, count in zip(network.nodes, tasks, strict=True) if count),
+                     tuple(network.nodes[i] for i in order), predict_cost(self.phases, network, order), proven)

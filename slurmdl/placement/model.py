@@ -25,19 +25,19 @@ class Cost:
     """
 
     seconds: float
-    bytes_across_nodes: float
-    bytes_across_zones: float
-    busiest: str = ""
-    bytes_across_levels: tuple[float, ...] = ()
-    aggregation_nodes: float = 1.0
-    aggregation_zones: float = 1.0
-    zones_used: int = 0
+    inter_node_bytes: float
+    inter_zone_bytes: float
+    bottleneck_link: str = ""
+    inter_zone_bytes_by_level: tuple[float, ...] = ()
+    intra_node_fraction: float = 1.0
+    intra_zone_fraction: float = 1.0
+    leaf_zone_count: int = 0
 
     @property
-    def key(self) -> tuple[float, float, float]:
+    def sort_key(self) -> tuple[float, float, float]:
         """Sort key, free of rounding noise: time first, then bytes across zones, then across nodes."""
-        return (float(f"{self.seconds:.9e}"), float(f"{self.bytes_across_zones:.9e}"),
-                float(f"{self.bytes_across_nodes:.9e}"))
+        return (float(f"{self.seconds:.9e}"), float(f"{self.inter_zone_bytes:.9e}"),
+                float(f"{self.inter_node_bytes:.9e}"))
 
 
 @dataclass(frozen=True)
@@ -58,15 +58,15 @@ class RankMap:
     roles: tuple[str, ...]
     cost: Cost
     order: str = ""
-    compared: Mapping[str, Cost] = field(default_factory=dict)
-    anywhere: Cost | None = None
+    order_costs: Mapping[str, Cost] = field(default_factory=dict)
+    any_rank0_cost: Cost | None = None
 
     @property
-    def held(self) -> float:
+    def rank0_slowdown(self) -> float:
         """How much longer an iteration takes because rank 0 stays on the first node, as a fraction; 0 for no more."""
-        if self.anywhere is None or self.anywhere.key[0] >= self.cost.key[0]:
+        if self.any_rank0_cost is None or self.any_rank0_cost.sort_key[0] >= self.cost.sort_key[0]:
             return 0.0
-        return self.cost.seconds / self.anywhere.seconds - 1 if self.anywhere.seconds else float("inf")
+        return self.cost.seconds / self.any_rank0_cost.seconds - 1 if self.any_rank0_cost.seconds else float("inf")
 
 
 @dataclass(frozen=True)
@@ -103,21 +103,21 @@ class Placement:
     """
 
     nodes: tuple[str, ...] = ()
-    map: RankMap | None = None
-    zones: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    zones_used: Mapping[str, int] = field(default_factory=dict)
+    rank_map: RankMap | None = None
+    zone_paths: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    nodes_per_zone: Mapping[str, int] = field(default_factory=dict)
     free_now: bool = False
     candidates: tuple[Candidate, ...] = ()
     reason: str = ""
-    bound: float | None = None
-    bound_basis: str = ""
+    lower_bound: float | None = None
+    lower_bound_reason: str = ""
 
     @property
-    def gap(self) -> float | None:
+    def optimality_gap(self) -> float | None:
         """How much longer than the bound the placement takes at most, as a fraction; None without a bound."""
-        if self.bound is None or self.map is None or (not self.bound and self.map.cost.seconds):
+        if self.lower_bound is None or self.rank_map is None or (not self.lower_bound and self.rank_map.cost.seconds):
             return None
-        return max(0.0, self.map.cost.seconds / self.bound - 1) if self.bound else 0.0
+        return max(0.0, self.rank_map.cost.seconds / self.lower_bound - 1) if self.lower_bound else 0.0
 
     def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "gap": self.gap}
+        return {**asdict(self), "gap": self.optimality_gap}

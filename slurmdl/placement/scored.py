@@ -10,17 +10,17 @@ from slurmdl.cluster.model import ClusterSnapshot
 from slurmdl.network import table
 from slurmdl.network.model import LinkScores
 from slurmdl.placement.model import Placement, RankMap
-from slurmdl.placement.nodes.eligible import idle
+from slurmdl.placement.nodes.eligible import is_idle
 from slurmdl.topology.model import Topology
 
 #: a link counts as slow from so many times the usual time on (see table.times)
-SLOW = 1.25
+SLOWDOWN_THRESHOLD = 1.25
 #: most links that are told
-MAX_LINKS = 12
+MAX_REPORTED_LINKS = 12
 
 
 @dataclass(frozen=True)
-class Mattered:
+class DecisiveScore:
     """A score that the choice was made by.
 
     Attributes
@@ -33,7 +33,7 @@ class Mattered:
 
     kind: str
     name: str
-    times: float
+    slowdown: float
     age: float
     samples: int
     loss: float
@@ -43,46 +43,47 @@ class Mattered:
         return asdict(self)
 
 
-def mattered(placement: Placement, topology: Topology, cluster: ClusterSnapshot,
-             scores: LinkScores) -> list[Mattered]:
+def decisive_scores(placement: Placement, topology: Topology, cluster: ClusterSnapshot,
+             scores: LinkScores) -> list[DecisiveScore]:
     """The slow links among those that the job could use now, and the busiest link of the choice; worst first."""
-    return _slow(placement.nodes, [node.name for node in cluster.nodes if idle(node)],
-                 placement.map.cost.busiest if placement.map else "", topology, scores)
+    return _slow_links(placement.nodes, [node.name for node in cluster.nodes if is_idle(node)],
+                 placement.rank_map.cost.bottleneck_link if placement.rank_map else "", topology, scores)
 
 
-def of_step(ranks: RankMap, allocated: Sequence[str], topology: Topology, scores: LinkScores) -> list[Mattered]:
+def decisive_step_scores(ranks: RankMap, allocated: Sequence[str],
+                         topology: Topology, scores: LinkScores) -> list[DecisiveScore]:
     """The same of a step, which could use the nodes of its job only."""
-    return _slow(ranks.nodes, allocated, ranks.cost.busiest, topology, scores)
+    return _slow_links(ranks.nodes, allocated, ranks.cost.bottleneck_link, topology, scores)
 
 
-def _slow(nodes: Sequence[str], free: Sequence[str], busiest: str, topology: Topology,
-          scores: LinkScores) -> list[Mattered]:
-    used, within = _used(nodes, topology), {*nodes, *free}
-    return [Mattered(row.kind, row.name, row.times, row.score.age, row.score.samples, row.score.loss,
-                     "used, the busiest link" if row.name == busiest else "used" if row.name in used else "left out")
-            for row in table.rows(scores, topology)
-            if row.name == busiest or (row.times >= SLOW and (row.kind != "node" or row.name in within))]
+def _slow_links(nodes: Sequence[str], available: Sequence[str], bottleneck_link: str, topology: Topology,
+          scores: LinkScores) -> list[DecisiveScore]:
+    used, within = _used_link_names(nodes, topology), {*nodes, *available}
+    return [DecisiveScore(row.kind, row.name, row.slowdown, row.score.age, row.score.samples, row.score.loss,
+                     "used, the busiest link" if row.name == bottleneck_link else "used" if row.name in used else "left out")
+            for row in table.link_rows(scores, topology)
+            if row.name == bottleneck_link or (row.slowdown >= SLOWDOWN_THRESHOLD and (row.kind != "node" or row.name in within))]
 
 
-def _used(nodes: Sequence[str], topology: Topology) -> set[str]:
+def _used_link_names(nodes: Sequence[str], topology: Topology) -> set[str]:
     """Names of the nodes, of the zones above them, and of the ways between their leaf zones."""
     leaves = sorted({leaf for node in nodes if (leaf := topology.leaf_of(node))})
-    return {*nodes, *(zone for node in nodes for zone in topology.path(node)),
+    return {*nodes, *(zone for node in nodes for zone in topology.path_of(node)),
             *(f"{one}|{other}" for i, one in enumerate(leaves) for other in leaves[i + 1:])}
 
 
-def lines(found: list[Mattered], scores: LinkScores) -> Iterator[str]:
+def format_score_report(decisive: list[DecisiveScore], scores: LinkScores) -> Iterator[str]:
     """What is told of them: how many links have scores, how old these are, then link by link."""
-    ages = [score.age for links in (scores.nodes, scores.zones, scores.trunks) for score in links.values()]
+    ages = [score.age for links in (scores.nodes, scores.zones, scores.inter_leaf) for score in links.values()]
     counts = ", ".join(f"{len(links)} {name}" for name, links in (
-        ("nodes", scores.nodes), ("zones", scores.zones), ("ways between zones", scores.trunks)) if links)
-    yield f"scores     of {counts}, {table.age(min(ages))} to {table.age(max(ages))} old" if min(ages) != max(ages) \
-        else f"scores     of {counts}, {table.age(min(ages))} old"
-    shown = found[:MAX_LINKS]
+        ("nodes", scores.nodes), ("zones", scores.zones), ("ways between zones", scores.inter_leaf)) if links)
+    yield f"scores     of {counts}, {table.format_age(min(ages))} to {table.format_age(max(ages))} old" if min(ages) != max(ages) \
+        else f"scores     of {counts}, {table.format_age(min(ages))} old"
+    shown = decisive[:MAX_REPORTED_LINKS]
     width = max((len(each.name) for each in shown), default=0)
     for each in shown:
         loss = f", {each.loss:.2%} loss" if each.loss else ""
-        yield (f"  {each.name:{width}}  {each.verdict}: {each.times:.3g} times as long as usual{loss}, "
-               f"{table.age(each.age)} old, samples: {each.samples}")
-    if len(found) > len(shown):
-        yield f"  and {len(found) - len(shown)} more"
+        yield (f"  {each.name:{width}}  {each.verdict}: {each.slowdown:.3g} times as long as usual{loss}, "
+               f"{table.format_age(each.age)} old, samples: {each.samples}")
+    if len(decisive) > len(shown):
+        yield f"  and {len(decisive) - len(shown)} more"

@@ -10,7 +10,7 @@ from slurmdl.request import JobRequest
 
 
 @dataclass(frozen=True)
-class Shape:
+class JobSize:
     """The nodes and tasks of a job.
 
     Attributes
@@ -22,15 +22,15 @@ class Shape:
     tasks: int
 
     @property
-    def most_per_node(self) -> int:
+    def max_tasks_per_node(self) -> int:
         return -(-self.tasks // self.nodes)
 
-    def tasks_of(self, i: int) -> int:
+    def tasks_on_node(self, index: int) -> int:
         """Tasks of the i-th node: even, the first ones take what is left, as Slurm deals them out."""
-        return self.tasks // self.nodes + (i < self.tasks % self.nodes)
+        return self.tasks // self.nodes + (index < self.tasks % self.nodes)
 
 
-def shape(request: JobRequest) -> Shape:
+def resolve_job_size(request: JobRequest) -> JobSize:
     """The shape of the job, where the request settles it.
 
     Raises
@@ -55,20 +55,20 @@ def shape(request: JobRequest) -> Shape:
         raise PlacementError(f"{tasks} tasks do not fill {nodes} nodes")
     if per_node and tasks > nodes * per_node:
         raise PlacementError(f"{tasks} tasks do not fit on {nodes} nodes with {per_node} tasks each")
-    return Shape(nodes, tasks)
+    return JobSize(nodes, tasks)
 
 
-def deal(room: Sequence[int], ntasks: int) -> list[int]:
+def block_distribution(max_tasks: Sequence[int], ntasks: int) -> list[int]:
     """Tasks per node: one to each node in turn while it has room, regardless of room when all are full.
 
     Slurm's default (block) distribution counts so, then numbers the tasks node by node.
     """
-    tasks = [0] * len(room)
+    tasks = [0] * len(max_tasks)
     dealt = turn = 0
     full = False
     while dealt < ntasks:
         more = False
-        for i, r in enumerate(room):
+        for i, r in enumerate(max_tasks):
             if dealt < ntasks and (turn < r or full):
                 tasks[i] += 1
                 dealt += 1

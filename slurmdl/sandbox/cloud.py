@@ -18,22 +18,22 @@ from slurmdl.topology import hostlist
 
 #: nothing waits for more jobs before the controller looks at a new one (3 s by default, slurm.conf(5)), and a
 #: backfill pass and a look at the nodes that power down come every second
-SETTINGS = ("SchedulerParameters=batch_sched_delay=0,sched_min_interval=0,bf_interval=1",
+SLURM_CONF_LINES = ("SchedulerParameters=batch_sched_delay=0,sched_min_interval=0,bf_interval=1",
             "SlurmctldParameters=power_save_interval=1")
-_SCRIPT = "#!/bin/sh\n"
+_JOB_SCRIPT = "#!/bin/sh\n"
 
 
-def submit(box: Sandbox, options: Sequence[str]) -> int:
+def submit_job(box: Sandbox, options: Sequence[str]) -> int:
     """Submit a job as the ordinary user; returns its number. SandboxError quotes sbatch where it refuses it."""
     done = subprocess.run(box.command(["sbatch", "--parsable", "--no-requeue", "--output=/dev/null", *options],
                                       directory=str(box.shared)),
-                          input=_SCRIPT, capture_output=True, text=True, timeout=60, check=False)
+                          input=_JOB_SCRIPT, capture_output=True, text=True, timeout=60, check=False)
     if done.returncode:
         raise SandboxError(f"sbatch: {' '.join(done.stderr.split())[-300:]}")
     return int(done.stdout.split(";")[0])
 
 
-def nodes_of(box: Sandbox, job: int, timeout: float = 20.0) -> tuple[str, ...]:
+def wait_for_nodes(box: Sandbox, job: int, timeout: float = 20.0) -> tuple[str, ...]:
     """The nodes of a job once it has some, in Slurm's order.
 
     Raises
@@ -42,34 +42,34 @@ def nodes_of(box: Sandbox, job: int, timeout: float = 20.0) -> tuple[str, ...]:
     """
     deadline = time.monotonic() + timeout
     while True:
-        state, names = running(box, job)
+        state, names = job_state(box, job)
         if state not in ("PD", ""):
-            return tuple(hostlist.expand(names))
+            return tuple(hostlist.expand_hostlist(names))
         if time.monotonic() > deadline:
             raise SandboxError(f"job {job} has no nodes after {timeout:g} s (state {state or 'unknown'})")
         time.sleep(0.05)
 
 
-def running(box: Sandbox, job: int) -> tuple[str, str]:
+def job_state(box: Sandbox, job: int) -> tuple[str, str]:
     """State of a job in squeue's short form ("" where it is gone), and its nodes as a hostlist."""
-    words = hosts.run(box.pids[LOGIN], ["squeue", "-h", "-j", str(job), "-o", "%t %N"]).split()
+    words = hosts.run_on_host(box.pids[LOGIN], ["squeue", "-h", "-j", str(job), "-o", "%t %N"]).split()
     return (words[0], words[1] if len(words) > 1 else "") if words else ("", "")
 
 
-def end(box: Sandbox, job: int, nodes: Sequence[str]) -> None:
+def power_down_job(box: Sandbox, job: int, nodes: Sequence[str]) -> None:
     """End a job that may not be requeued; the nodes that it has can be chosen again some seconds later.
 
     Powering its nodes down ends it. To cancel it first would set them free for a moment, and the job that gets them
     in it would be ended, too.
     """
     if nodes:
-        hosts.run(box.pids[LOGIN], ["scontrol", "update", f"NodeName={hostlist.fold(nodes)}",
+        hosts.run_on_host(box.pids[LOGIN], ["scontrol", "update", f"NodeName={hostlist.fold_hostlist(nodes)}",
                                     "State=POWER_DOWN_FORCE"])
     else:
-        hosts.run(box.pids[LOGIN], ["scancel", str(job)])
+        hosts.run_on_host(box.pids[LOGIN], ["scancel", str(job)])
 
 
-def wait_idle(box: Sandbox, nodes: Sequence[str], timeout: float = 20.0) -> None:
+def wait_for_idle_nodes(box: Sandbox, nodes: Sequence[str], timeout: float = 20.0) -> None:
     """Return when all these nodes can be chosen again; SandboxError names one that cannot."""
     deadline = time.monotonic() + timeout
     while True:

@@ -16,19 +16,19 @@ from typing import Any
 import slurmdl
 from slurmdl.errors import SandboxError, UsageError
 from slurmdl.sandbox import fabric, hosts, quota, slurm, ways
-from slurmdl.sandbox.spec import LOGIN, Spec, check_name
+from slurmdl.sandbox.spec import LOGIN, SandboxSpec, check_name
 
-_BASE = Path("/var/lib/slurmdl-sandbox")
+_STATE_ROOT = Path("/var/lib/slurmdl-sandbox")
 #: the account that the sandbox makes up (on its hosts only) where root has no sudo user behind it
-_USER = ("researcher", 20001)
+_DEFAULT_USER = ("researcher", 20001)
 
 
 class Sandbox:
     """A sandbox that is up. `up` and `find` make one."""
 
-    def __init__(self, spec: Spec, pids: dict[str, int], user: slurm.User) -> None:
+    def __init__(self, spec: SandboxSpec, pids: dict[str, int], user: slurm.JobUser) -> None:
         self.spec, self.pids, self.user = spec, pids, user
-        self.root = _BASE / spec.name
+        self.root = _STATE_ROOT / spec.name
 
     @property
     def shared(self) -> Path:
@@ -45,7 +45,7 @@ class Sandbox:
         """
         if host not in self.pids:
             raise UsageError(f"sandbox {self.spec.name} has no host {host!r} (hosts: {', '.join(self.pids)})")
-        user = slurm.User("root", 0, 0, "/root") if as_root else self.user
+        user = slurm.JobUser("root", 0, 0, "/root") if as_root else self.user
         foreign = [f"--unset={name}" for name in os.environ
                    if name.startswith(("SLURM_", "SBATCH_", "SRUN_", "SUDO_"))]
         venv = os.path.join(sys.prefix, "bin")
@@ -55,22 +55,22 @@ class Sandbox:
         # Slurm writes a job's output where it was submitted, and loses the job where it cannot
         start = (f'cd -- "$1" 2>/dev/null || cd {self.shared} || exit 71; shift; '
                  f'[ -w . ] || export SBATCH_OUTPUT="${{SBATCH_OUTPUT-{self.shared}/slurm-%j.out}}"; exec "$@"')
-        return hosts.enter(self.pids[host], [
+        return hosts.nsenter_command(self.pids[host], [
             "env", *foreign, *environ, *drop, "sh", "-c", start, "sh", directory or os.getcwd(), *argv])
 
     def node_states(self) -> dict[str, str]:
         """State of every node as sinfo words it; empty while the controller does not answer."""
         return slurm.node_states(self.pids)
 
-    def counters(self) -> dict[str, dict[str, int]]:
+    def zone_byte_counters(self) -> dict[str, dict[str, int]]:
         """Bytes between zones as the zones' routers counted them: zone -> {"out": bytes, "in": bytes}."""
-        return fabric.counters(self.pids, self.spec.topology.zones)
+        return fabric.zone_byte_counters(self.pids, self.spec.topology.zones)
 
-    def bytes_between_zones(self) -> int:
+    def inter_zone_bytes(self) -> int:
         """Bytes that nodes have sent out of their zones so far, all zones together."""
-        return sum(counter["out"] for counter in self.counters().values())
+        return sum(counter["out"] for counter in self.zone_byte_counters().values())
 
-    def change_link(self, name: str, *, rate: float | None = None, delay: float | None = None,
+    def shape_link(self, name: str, *, rate: float | None = None, delay: float | None = None,
                     loss: float | None = None) -> str:
         """Change a node's link, a zone's uplink, or the way between two leaf zones alone (`zoneA|zoneB`), each way,
         and say by which means; None leaves it as it is.
@@ -81,35 +81,36 @@ class Sandbox:
         delay : seconds that every packet is held.
         loss : share of the packets between nodes that get lost.
         """
-        shapes, ends = self.shapes(), ways.find(self.spec, name)
-        cable = None if ends else fabric.find(self.spec, name)
-        name = ways.label(ends) if ends else name
-        old = shapes.pop(name, fabric.Shape(cable.rate) if cable else ways.UNCHANGED)
+        shapes, ends = self.link_shapes(), ways.find_inter_leaf(self.spec, name)
+        cable = None if ends else fabric.find_link(self.spec, name)
+        name = ways.inter_leaf_label(ends) if ends else name
+        old = shapes.pop(name, fabric.LinkShape(cable.rate) if cable else ways.UNSHAPED)
         new = replace(old, **{key: value for key, value in (("rate", rate), ("delay", delay), ("loss", loss))
                               if value is not None})
         if cable:
-            means = fabric.change(self.pids, cable, old, new, fabric.upper_end(self.spec, cable))
+            means = fabric.set_link_shape(self.pids, cable, old, new, fabric.restore_commands(self.spec, cable))
         elif ends:
-            means = ways.change(self.spec, self.pids, ends, old, new)
-        if cable or new != ways.UNCHANGED:
+            means = ways.set_inter_leaf_shape(self.spec, self.pids, ends, old, new)
+        if cable or new != ways.UNSHAPED:
             shapes[name] = new
         (self.root / "links.json").write_text(json.dumps({k: vars(v) for k, v in shapes.items()}))
         return means
 
-    def shapes(self) -> dict[str, fabric.Shape]:
+    def link_shapes(self) -> dict[str, fabric.LinkShape]:
         """The links that were changed, by node, zone, or pair of zones."""
         file = self.root / "links.json"
-        return {k: fabric.Shape(**v) for k, v in json.loads(file.read_text()).items()} if file.exists() else {}
+        return {k: fabric.LinkShape(**v) for k, v in json.loads(file.read_text()).items()} if file.exists() else {}
 
-    def limit_cpu(self, node: str, share: float) -> None:
+    def limit_cpu(self, node: str, fraction: float) -> None:
         """Let the processes of a node together have so much of a core, its jobs among them; 0 for no limit."""
-        if node not in self.pids or node not in self.spec.hosts:
-            raise UsageError(f"sandbox {self.spec.name} has no node {node!r} (nodes: {', '.join(self.spec.hosts)})")
-        quota.limit(self.spec.name, node, self.pids[node], share)
+        if node not in self.pids or node not in self.spec.node_hosts:
+            raise UsageError(
+                f"sandbox {self.spec.name} has no node {node!r} (nodes: {', '.join(self.spec.node_hosts)})")
+        quota.set_cpu_quota(self.spec.name, node, self.pids[node], fraction)
 
-    def cpu_shares(self) -> dict[str, float]:
+    def cpu_fractions(self) -> dict[str, float]:
         """Node -> its part of a core, of the nodes that have a limit."""
-        return quota.shares(self.spec.name)
+        return quota.cpu_quotas(self.spec.name)
 
     def daemon_pid(self, host: str) -> int:
         """Process id (seen from here) of slurmctld on the login host, of slurmd on a node."""
@@ -127,19 +128,19 @@ class Sandbox:
     def start_daemon(self, host: str) -> None:
         """Start the Slurm daemon of a host again after it was stopped."""
         daemon = ["slurmctld"] if host == LOGIN else ["slurmd", "-N", host]
-        hosts.run(self.pids[host], daemon)
-        quota.join(self.spec.name, host, self.pids[host])
+        hosts.run_on_host(self.pids[host], daemon)
+        quota.add_processes(self.spec.name, host, self.pids[host])
 
     def power_off(self, node: str) -> None:
         """End a node as a loss of power would: all its processes at once, and its link."""
-        hosts.stop(self.spec.name, [node])
+        hosts.stop_hosts(self.spec.name, [node])
         self.pids.pop(node, None)
 
     def to_json(self) -> dict[str, Any]:
         return {"spec": self.spec.to_json(), "user": vars(self.user)}
 
 
-def up(spec: Spec) -> Sandbox:
+def sandbox_up(spec: SandboxSpec) -> Sandbox:
     """Bring a sandbox up and return when Slurm calls all its nodes idle.
 
     What an earlier, broken start of the same name left is cleared first; a running one is an error.
@@ -148,65 +149,65 @@ def up(spec: Spec) -> Sandbox:
     ------
     SandboxError : no root, a program is missing (with its package), the name is taken, a host or daemon fails.
     """
-    _check_machine()
-    root = _BASE / spec.name
-    if (root / "ready").exists() and hosts.find(spec.name):
+    _check_requirements()
+    root = _STATE_ROOT / spec.name
+    if (root / "ready").exists() and hosts.running_hosts(spec.name):
         raise SandboxError(f"sandbox {spec.name} is up already; `slurmdl sandbox down --name {spec.name}` ends it")
-    down(spec.name)
-    user = _ordinary_user(root)
-    shares = _shares(spec, user)
+    sandbox_down(spec.name)
+    user = _job_user(root)
+    shares = _bind_mounts(spec, user)
     try:
         stages = ["copied", *map(str, range(len(shares)))]
         for directory in ("spool/ctld", "log", "shared/home", *(f"stage/{stage}" for stage in stages)):
             (root / directory).mkdir(parents=True)
-        for node in spec.hosts:
+        for node in spec.node_hosts:
             (root / "spool" / node).mkdir()
         (root / "shared").chmod(0o1777)
         if user.home.startswith(str(root)):
             os.mkdir(user.home, 0o755)
             os.chown(user.home, user.uid, user.gid)
-        slurm.write_files(spec, root, user)
-        private = f"{hosts.mount_script(shares, str(root), user.may_enter)}\n{slurm.mount_script(root)}"
-        mounts = dict.fromkeys([LOGIN, *spec.hosts], private)
-        mounts |= {} if spec.cloud else dict.fromkeys(spec.topology.zones, "")
-        pids = hosts.start(spec.name, list(mounts), mounts)
-        fabric.lay(spec, pids)
+        slurm.write_config_files(spec, root, user)
+        private = f"{hosts.host_mount_script(shares, str(root), user.may_enter)}\n{slurm.config_mount_script(root)}"
+        mounts = dict.fromkeys([LOGIN, *spec.node_hosts], private)
+        mounts |= {} if spec.cloud_nodes else dict.fromkeys(spec.topology.zones, "")
+        pids = hosts.start_hosts(spec.name, list(mounts), mounts)
+        fabric.create_links(spec, pids)
         slurm.start_daemons(spec, root, pids)
-        slurm.wait_ready(pids)
+        slurm.wait_until_ready(pids)
         sandbox = Sandbox(spec, pids, user)
         (root / "state.json").write_text(json.dumps(sandbox.to_json()))
         (root / "ready").touch()
     except BaseException:
-        down(spec.name)
+        sandbox_down(spec.name)
         raise
     return sandbox
 
 
-def find(name: str) -> Sandbox:
+def find_sandbox(name: str) -> Sandbox:
     """The running sandbox of a name; SandboxError where there is none."""
     check_name(name)
     _check_root()
-    root, pids = _BASE / name, hosts.find(name)
+    root, pids = _STATE_ROOT / name, hosts.running_hosts(name)
     if not pids or not (root / "ready").exists():
-        others = sorted(hosts.sandboxes())
+        others = sorted(hosts.running_sandboxes())
         raise SandboxError(f"no sandbox {name} is up" + (f" (up: {', '.join(others)})" if others else "")
                            + f"; `slurmdl sandbox up --name {name}` starts it")
     state = json.loads((root / "state.json").read_text())
-    return Sandbox(Spec.from_json(state["spec"]), pids, slurm.User(**state["user"]))
+    return Sandbox(SandboxSpec.from_json(state["spec"]), pids, slurm.JobUser(**state["user"]))
 
 
-def down(name: str) -> bool:
+def sandbox_down(name: str) -> bool:
     """End a sandbox, whole or half-made, and remove all that is left of it. False where there was nothing."""
     check_name(name)
     _check_root()
-    root = _BASE / name
-    existed = bool(hosts.find(name)) or root.exists()
-    hosts.stop(name)
-    quota.drop(name)
+    root = _STATE_ROOT / name
+    existed = bool(hosts.running_hosts(name)) or root.exists()
+    hosts.stop_hosts(name)
+    quota.remove_quotas(name)
     if root.exists():
         shutil.rmtree(root)
     with contextlib.suppress(OSError):
-        _BASE.rmdir()
+        _STATE_ROOT.rmdir()
     return existed
 
 
@@ -215,31 +216,31 @@ def _check_root() -> None:
         raise SandboxError("the sandbox needs root to make network namespaces: run it with sudo")
 
 
-def _check_machine() -> None:
+def _check_requirements() -> None:
     if not sys.platform.startswith("linux"):
         raise SandboxError("the sandbox needs Linux: its hosts are Linux namespaces")
     _check_root()
     path = os.environ.get("PATH", "") + ":/usr/sbin:/sbin"
-    missing = [program for program in slurm.PROGRAMS if not shutil.which(program, path=path)]
+    missing = [program for program in slurm.REQUIRED_PROGRAMS if not shutil.which(program, path=path)]
     if missing:
-        packages = sorted({slurm.PROGRAMS[program] for program in missing})
+        packages = sorted({slurm.REQUIRED_PROGRAMS[program] for program in missing})
         raise SandboxError(f"missing: {', '.join(missing)}; on Debian: apt-get install {' '.join(packages)}")
 
 
-def _ordinary_user(root: Path) -> slurm.User:
+def _job_user(root: Path) -> slurm.JobUser:
     """The user behind sudo, else an account that exists on the sandbox's hosts only."""
     uid = int(os.environ.get("SUDO_UID", "0") or 0)
     if uid:
         entry = pwd.getpwuid(uid)
-        return slurm.User(entry.pw_name, uid, entry.pw_gid, entry.pw_dir)
-    name, number = _USER
-    return slurm.User(name, number, number, f"{root}/shared/home/{name}")
+        return slurm.JobUser(entry.pw_name, uid, entry.pw_gid, entry.pw_dir)
+    name, number = _DEFAULT_USER
+    return slurm.JobUser(name, number, number, f"{root}/shared/home/{name}")
 
 
-def _shares(spec: Spec, user: slurm.User) -> list[str]:
+def _bind_mounts(spec: SandboxSpec, user: slurm.JobUser) -> list[str]:
     """Directories to keep visible: those asked for, this package, and the Python that runs it."""
     package = str(Path(slurmdl.__file__).resolve().parent.parent)
-    wanted = [*spec.shares, package, os.path.abspath(sys.prefix), os.path.abspath(sys.base_prefix)]
+    wanted = [*spec.bind_mounts, package, os.path.abspath(sys.prefix), os.path.abspath(sys.base_prefix)]
     kept: list[str] = []
     for path in (os.path.abspath(p) for p in wanted):
         if not os.path.isdir(path):

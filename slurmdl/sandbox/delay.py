@@ -11,26 +11,26 @@ from slurmdl.sandbox import hosts, relay
 #: packets that netem holds back, more than any bandwidth-delay product here
 _NETEM_LIMIT = 100_000
 #: the other means, in words
-RELAY = "a relay in user space, as this kernel has no netem"
+RELAY_DESCRIPTION = "a relay in user space, as this kernel has no netem"
 
 
 def has_netem(pid: int) -> bool:
     """Whether the kernel has netem; tried on the loopback of a host."""
     try:
-        hosts.run(pid, ["tc", "qdisc", "add", "dev", "lo", "root", "netem", "delay", "1ms"])
+        hosts.run_on_host(pid, ["tc", "qdisc", "add", "dev", "lo", "root", "netem", "delay", "1ms"])
     except SandboxError:
         return False
-    hosts.run(pid, ["tc", "qdisc", "del", "dev", "lo", "root"])
+    hosts.run_on_host(pid, ["tc", "qdisc", "del", "dev", "lo", "root"])
     return True
 
 
-def netem(interface: str, seconds: float, bucket: str) -> list[str]:
+def netem_lines(interface: str, delay_s: float, tbf: str) -> list[str]:
     """Lines of a tc batch that delay what an interface sends, before the token bucket `bucket` ("" for none)."""
-    lines = [f"qdisc replace dev {interface} root handle 1: netem delay {seconds * 1e6:.0f}us limit {_NETEM_LIMIT}"]
-    return [*lines, f"qdisc replace dev {interface} parent 1:1 {bucket}"] if bucket else lines
+    lines = [f"qdisc replace dev {interface} root handle 1: netem delay {delay_s * 1e6:.0f}us limit {_NETEM_LIMIT}"]
+    return [*lines, f"qdisc replace dev {interface} parent 1:1 {tbf}"] if tbf else lines
 
 
-def insert(pid: int, interface: str, mtu: int, seconds: float, restore: Sequence[str]) -> None:
+def insert_relay(pid: int, interface: str, mtu: int, delay_s: float, restore: Sequence[str]) -> None:
     """Put a relay behind an interface of a host: all that it sends and gets is held for `seconds`.
 
     The interface gets a new name, under which its shape goes on, and a pair of virtual interfaces takes its place:
@@ -40,34 +40,34 @@ def insert(pid: int, interface: str, mtu: int, seconds: float, restore: Sequence
     ----------
     restore : lines for `ip -batch` that give the new interface what the old one had.
     """
-    cable, inner = wire(interface), _inner(interface)
+    cable, inner = physical_name(interface), _relay_name(interface)
     lines = [f"link set {interface} nomaster", f"address flush dev {interface}", f"link set {interface} down",
              f"link set {interface} name {cable}",
              f"link add {interface} mtu {mtu} type veth peer name {inner} mtu {mtu}"]
     lines += [f"link set {name} up" for name in (cable, inner, interface)]
-    hosts.run(pid, ["ip", "-batch", "-"], stdin="\n".join([*lines, *restore]) + "\n")
+    hosts.run_on_host(pid, ["ip", "-batch", "-"], stdin="\n".join([*lines, *restore]) + "\n")
     # the relay sees each frame before these rules, and the host itself must not see it there a second time
     rules = ("table netdev relay-{0} {{\n"
              "chain mute {{ type filter hook ingress device \"{0}\" priority 0; policy drop; }}\n}}\n")
-    hosts.run(pid, ["nft", "-f", "-"], stdin=rules.format(cable) + rules.format(inner))
-    hosts.run(pid, [sys.executable, "-IS", relay.__file__, cable, inner, repr(seconds)])
+    hosts.run_on_host(pid, ["nft", "-f", "-"], stdin=rules.format(cable) + rules.format(inner))
+    hosts.run_on_host(pid, [sys.executable, "-IS", relay.__file__, cable, inner, repr(delay_s)])
 
 
-def remove(pid: int, interface: str, restore: Sequence[str]) -> None:
+def remove_relay(pid: int, interface: str, restore: Sequence[str]) -> None:
     """Undo `insert`; the relay ends with its interface."""
-    cable = wire(interface)
+    cable = physical_name(interface)
     lines = [f"link del {interface}", f"link set {cable} down", f"link set {cable} name {interface}",
              f"link set {interface} up"]
-    hosts.run(pid, ["nft", "-f", "-"], stdin="".join(
+    hosts.run_on_host(pid, ["nft", "-f", "-"], stdin="".join(
         f"table netdev relay-{name} {{ }}\ndelete table netdev relay-{name}\n"
-        for name in (cable, _inner(interface))))
-    hosts.run(pid, ["ip", "-batch", "-"], stdin="\n".join([*lines, *restore]) + "\n")
+        for name in (cable, _relay_name(interface))))
+    hosts.run_on_host(pid, ["ip", "-batch", "-"], stdin="\n".join([*lines, *restore]) + "\n")
 
 
-def wire(interface: str) -> str:
+def physical_name(interface: str) -> str:
     """Name of the interface at the cable once a relay stands behind it."""
     return f"wire-{interface}"
 
 
-def _inner(interface: str) -> str:
+def _relay_name(interface: str) -> str:
     return f"held-{interface}"

@@ -14,46 +14,46 @@ from dataclasses import dataclass
 
 from slurmdl.errors import SandboxError, UsageError
 from slurmdl.sandbox import delay, hosts
-from slurmdl.sandbox.bucket import MTU, bucket
-from slurmdl.sandbox.spec import LOGIN, Spec
+from slurmdl.sandbox.bucket import MTU, tbf_args
+from slurmdl.sandbox.spec import LOGIN, SandboxSpec
 
 
 @dataclass(frozen=True)
-class Link:
+class VethLink:
     """One cable: the host below and its interface, the host above and its interface, bits/s (0 = unshaped)."""
 
-    below: str
-    below_if: str
-    above: str
-    above_if: str
+    lower_host: str
+    lower_interface: str
+    upper_host: str
+    upper_interface: str
     rate: float
 
 
-def subnet(spec: Spec, leaf: int) -> int:
+def leaf_subnet(spec: SandboxSpec, leaf: int) -> int:
     """Second byte of the addresses in a leaf zone."""
-    return spec.leaves().index(leaf) + 1
+    return spec.leaf_indices().index(leaf) + 1
 
 
-def addresses(spec: Spec) -> dict[str, str]:
+def host_addresses(spec: SandboxSpec) -> dict[str, str]:
     """Address of every node and of the login host."""
     found = {LOGIN: "10.0.0.1"}
-    if spec.cloud:
+    if spec.cloud_nodes:
         return found
     count: dict[int, int] = {}
     for name, leaf in zip(spec.topology.nodes, spec.topology.leaf, strict=True):
         count[int(leaf)] = count.get(int(leaf), 0) + 1
-        found[name] = f"10.{subnet(spec, int(leaf))}.0.{count[int(leaf)]}"
+        found[name] = f"10.{leaf_subnet(spec, int(leaf))}.0.{count[int(leaf)]}"
     return found
 
 
-def links(spec: Spec) -> list[Link]:
+def all_links(spec: SandboxSpec) -> list[VethLink]:
     """All cables, those of the nodes first. Interfaces downward are named d0, d1, ... in this order."""
     topology, found = spec.topology, []
     down: dict[str, int] = {}
 
     def cable(below: str, below_if: str, above: str, rate: float) -> None:
         down[above] = down.get(above, -1) + 1
-        found.append(Link(below, below_if, above, f"d{down[above]}", rate))
+        found.append(VethLink(below, below_if, above, f"d{down[above]}", rate))
 
     for name, leaf in zip(topology.nodes, topology.leaf, strict=True):
         cable(name, "eth0", topology.zones[leaf], spec.node_rate)
@@ -63,71 +63,71 @@ def links(spec: Spec) -> list[Link]:
     return found
 
 
-def lay(spec: Spec, pids: dict[str, int]) -> None:
+def create_links(spec: SandboxSpec, pids: dict[str, int]) -> None:
     """Make all links, addresses, routes, shapes and counters. `pids` as `hosts.start` returns them."""
-    if spec.cloud:
-        hosts.run(pids[LOGIN], ["ip", "address", "add", f"{addresses(spec)[LOGIN]}/32", "dev", "lo"])
+    if spec.cloud_nodes:
+        hosts.run_on_host(pids[LOGIN], ["ip", "address", "add", f"{host_addresses(spec)[LOGIN]}/32", "dev", "lo"])
         return
-    cables = links(spec)
+    cables = all_links(spec)
     batch = "".join(
-        f"link add {c.below_if} mtu {MTU} netns {pids[c.below]} type veth "
-        f"peer name {c.above_if} mtu {MTU} netns {pids[c.above]}\n" for c in cables)
+        f"link add {c.lower_interface} mtu {MTU} netns {pids[c.lower_host]} type veth "
+        f"peer name {c.upper_interface} mtu {MTU} netns {pids[c.upper_host]}\n" for c in cables)
     done = subprocess.run(["ip", "-batch", "-"], input=batch, text=True, capture_output=True, check=False)
     if done.returncode:
         raise SandboxError(f"ip link: {' '.join(done.stderr.split())[:300]}")
-    for host, lines in _addressing(spec, cables).items():
-        hosts.run(pids[host], ["ip", "-batch", "-"], stdin="\n".join(lines) + "\n")
+    for host, lines in _address_commands(spec, cables).items():
+        hosts.run_on_host(pids[host], ["ip", "-batch", "-"], stdin="\n".join(lines) + "\n")
     for host in (LOGIN, *spec.topology.zones):
-        hosts.run(pids[host], ["sysctl", "-qw", "net.ipv4.ip_forward=1"])
+        hosts.run_on_host(pids[host], ["sysctl", "-qw", "net.ipv4.ip_forward=1"])
     shapes: dict[str, list[str]] = {}
     for c in cables:
         if c.rate:
-            for host, interface in ((c.below, c.below_if), (c.above, c.above_if)):
-                shapes.setdefault(host, []).append(f"qdisc add dev {interface} root {bucket(c.rate)}")
+            for host, interface in ((c.lower_host, c.lower_interface), (c.upper_host, c.upper_interface)):
+                shapes.setdefault(host, []).append(f"qdisc add dev {interface} root {tbf_args(c.rate)}")
     for host, lines in shapes.items():
-        hosts.run(pids[host], ["tc", "-batch", "-"], stdin="\n".join(lines) + "\n")
+        hosts.run_on_host(pids[host], ["tc", "-batch", "-"], stdin="\n".join(lines) + "\n")
     for zone in spec.topology.zones:
-        hosts.run(pids[zone], ["nft", "-f", "-"], stdin=_RULES)
+        hosts.run_on_host(pids[zone], ["nft", "-f", "-"], stdin=_COUNTER_RULES)
 
 
-def _addressing(spec: Spec, cables: list[Link]) -> dict[str, list[str]]:
-    topology, address = spec.topology, addresses(spec)
+def _address_commands(spec: SandboxSpec, veth_links: list[VethLink]) -> dict[str, list[str]]:
+    topology, address = spec.topology, host_addresses(spec)
     batch: dict[str, list[str]] = {LOGIN: [f"address add {address[LOGIN]}/32 dev lo"]}
-    for leaf in spec.leaves():
+    for leaf in spec.leaf_indices():
         batch[topology.zones[leaf]] = ["link add br0 type bridge", f"link set br0 mtu {MTU} up",
-                                       f"address add 10.{subnet(spec, leaf)}.255.254/16 dev br0"]
+                                       f"address add 10.{leaf_subnet(spec, leaf)}.255.254/16 dev br0"]
     below: dict[str, list[int]] = {}  # host -> leaves reached through it
-    for leaf in spec.leaves():
+    for leaf in spec.leaf_indices():
         zone = leaf
         while zone >= 0:
             below.setdefault(topology.zones[zone], []).append(leaf)
             zone = int(topology.parent[zone])
-    for number, c in enumerate(cables):
-        lower, upper = batch.setdefault(c.below, []), batch.setdefault(c.above, [])
-        lower.append(f"link set {c.below_if} up")
-        upper.append(f"link set {c.above_if} up")
-        if c.below in address:
-            gateway = subnet(spec, int(topology.leaf[topology.node_index[c.below]]))
-            upper.append(f"link set {c.above_if} master br0")
-            lower += [f"address add {address[c.below]}/16 dev {c.below_if}",
+    for number, c in enumerate(veth_links):
+        lower, upper = batch.setdefault(c.lower_host, []), batch.setdefault(c.upper_host, [])
+        lower.append(f"link set {c.lower_interface} up")
+        upper.append(f"link set {c.upper_interface} up")
+        if c.lower_host in address:
+            gateway = leaf_subnet(spec, int(topology.leaf[topology.node_index[c.lower_host]]))
+            upper.append(f"link set {c.upper_interface} master br0")
+            lower += [f"address add {address[c.lower_host]}/16 dev {c.lower_interface}",
                       f"route add default via 10.{gateway}.255.254"]
         else:
-            ends = _ends(number)
-            lower += [f"address add {ends[0]}/30 dev {c.below_if}", f"route add default via {ends[1]}"]
-            upper.append(f"address add {ends[1]}/30 dev {c.above_if}")
-            upper += [f"route add 10.{subnet(spec, leaf)}.0.0/16 via {ends[0]}" for leaf in below.get(c.below, [])]
+            ends = _uplink_addresses(number)
+            lower += [f"address add {ends[0]}/30 dev {c.lower_interface}", f"route add default via {ends[1]}"]
+            upper.append(f"address add {ends[1]}/30 dev {c.upper_interface}")
+            upper += [f"route add 10.{leaf_subnet(spec, leaf)}.0.0/16 via {ends[0]}" for leaf in below.get(c.lower_host, [])]
     return batch
 
 
-def _ends(number: int) -> tuple[str, str]:
+def _uplink_addresses(number: int) -> tuple[str, str]:
     """Addresses of the two ends of a cable between zones, the lower end's first."""
     network = f"172.{16 + number // 8192}.{number // 32 % 256}"
     return f"{network}.{number % 32 * 8 + 1}", f"{network}.{number % 32 * 8 + 2}"
 
 
 # Counted and lost are only packets between nodes: what Slurm's controller sends is neither.
-_NODES = "10.1.0.0-10.255.255.255"
-_RULES = """
+_NODE_ADDRESSES = "10.1.0.0-10.255.255.255"
+_COUNTER_RULES = """
 table ip slurmdl {
   counter out { }
   counter in { }
@@ -140,17 +140,17 @@ table ip slurmdl {
 """
 
 
-def counters(pids: dict[str, int], zones: tuple[str, ...]) -> dict[str, dict[str, int]]:
+def zone_byte_counters(pids: dict[str, int], zones: tuple[str, ...]) -> dict[str, dict[str, int]]:
     """Bytes that nodes sent out of, and got into, each zone so far: zone -> {"out": bytes, "in": bytes}."""
     found: dict[str, dict[str, int]] = {}
     for zone in zones:
-        rows = json.loads(hosts.run(pids[zone], ["nft", "-j", "list", "counters"]))["nftables"]
+        rows = json.loads(hosts.run_on_host(pids[zone], ["nft", "-j", "list", "counters"]))["nftables"]
         found[zone] = {row["counter"]["name"]: int(row["counter"]["bytes"]) for row in rows if "counter" in row}
     return found
 
 
 @dataclass(frozen=True)
-class Shape:
+class LinkShape:
     """What a link is like, each way: bits/s (0: unshaped), seconds that packets are held, share of them lost."""
 
     rate: float
@@ -158,16 +158,17 @@ class Shape:
     loss: float = 0.0
 
 
-def find(spec: Spec, name: str) -> Link:
+def find_link(spec: SandboxSpec, name: str) -> VethLink:
     """The link of a node, or the uplink of a zone; UsageError for any other name."""
-    cable = next((c for c in links(spec) if c.below == name), None)
+    cable = next((c for c in all_links(spec) if c.lower_host == name), None)
     if cable is None:
         raise UsageError(f"no node, zone or pair of zones {name!r} (nodes {', '.join(spec.topology.nodes[:8])}; "
                          f"zones {', '.join(spec.topology.zones[:8])})")
     return cable
 
 
-def change(pids: Mapping[str, int], cable: Link, old: Shape, new: Shape, restore: Sequence[str]) -> str:
+def set_link_shape(pids: Mapping[str, int], link: VethLink, old: LinkShape,
+                   new: LinkShape, restore: Sequence[str]) -> str:
     """Give a link another shape, and return the means by which it has it, in words.
 
     Packets between nodes are lost where they arrive, after the segments of 64 KB that hosts hand to their interfaces
@@ -177,37 +178,37 @@ def change(pids: Mapping[str, int], cable: Link, old: Shape, new: Shape, restore
     ----------
     restore : lines for `ip -batch` that give a new upper end what the cable's had (see `upper_end`).
     """
-    ends = ((cable.below, cable.below_if), (cable.above, cable.above_if))
-    held, netem = cable.above_if, False
+    ends = ((link.lower_host, link.lower_interface), (link.upper_host, link.upper_interface))
+    held, netem = link.upper_interface, False
     if new.delay or old.delay:
-        netem = delay.has_netem(pids[cable.above])
+        netem = delay.has_netem(pids[link.upper_host])
         if not netem and old.delay != new.delay:
             if old.delay:
-                delay.remove(pids[cable.above], held, restore)
+                delay.remove_relay(pids[link.upper_host], held, restore)
             if new.delay:
-                delay.insert(pids[cable.above], held, MTU, new.delay, restore)
-    wire = delay.wire(held) if new.delay and not netem else held
-    for host, interface in ((cable.below, cable.below_if), (cable.above, wire)):
-        shape = bucket(new.rate, single=bool(new.loss)) if new.rate else ""
-        lines = delay.netem(interface, new.delay, shape) if new.delay and netem else \
+                delay.insert_relay(pids[link.upper_host], held, MTU, new.delay, restore)
+    wire = delay.physical_name(held) if new.delay and not netem else held
+    for host, interface in ((link.lower_host, link.lower_interface), (link.upper_host, wire)):
+        shape = tbf_args(new.rate, single_segments=bool(new.loss)) if new.rate else ""
+        lines = delay.netem_lines(interface, new.delay, shape) if new.delay and netem else \
             [f"qdisc replace dev {interface} root {shape or 'noqueue'}"]
-        hosts.run(pids[host], ["tc", "-batch", "-"], stdin="\n".join(lines) + "\n")
-        hosts.run(pids[host], ["ip", "link", "set", interface, "gso_max_segs", "1" if new.loss else "65535"])
+        hosts.run_on_host(pids[host], ["tc", "-batch", "-"], stdin="\n".join(lines) + "\n")
+        hosts.run_on_host(pids[host], ["ip", "link", "set", interface, "gso_max_segs", "1" if new.loss else "65535"])
     for host, interface in ends:
-        hosts.run(pids[host], ["nft", "-f", "-"], stdin=_loss_rules(interface, new.loss))
+        hosts.run_on_host(pids[host], ["nft", "-f", "-"], stdin=_loss_rules(interface, new.loss))
     words = [f"{new.rate / 1e6:g} Mbit/s (tbf)" if new.rate else "no limit of its rate"]
     if new.delay:
-        words.append(f"{new.delay * 1e3:g} ms each way ({'netem' if netem else delay.RELAY})")
+        words.append(f"{new.delay * 1e3:g} ms each way ({'netem' if netem else delay.RELAY_DESCRIPTION})")
     if new.loss:
         words.append(f"{new.loss:.3%} lost each way (nftables; segmentation offloads are off)")
     return ", ".join(words)
 
 
-def upper_end(spec: Spec, cable: Link) -> list[str]:
+def restore_commands(spec: SandboxSpec, link: VethLink) -> list[str]:
     """Lines for `ip -batch` that give the upper end of a cable its place in the host above."""
-    number = links(spec).index(cable)
-    return [line for line in _addressing(spec, links(spec))[cable.above]
-            if f" {cable.above_if} " in f"{line} " or f"via {_ends(number)[0]}" in line]
+    number = all_links(spec).index(link)
+    return [line for line in _address_commands(spec, all_links(spec))[link.upper_host]
+            if f" {link.upper_interface} " in f"{line} " or f"via {_uplink_addresses(number)[0]}" in line]
 
 
 def _loss_rules(interface: str, loss: float) -> str:
@@ -216,4 +217,4 @@ def _loss_rules(interface: str, loss: float) -> str:
     if not loss:
         return clear
     return (f"{clear}{table} {{\nchain lose {{ type filter hook ingress device \"{interface}\" priority 0;\n"
-            f"ip saddr {_NODES} ip daddr {_NODES} numgen random mod 1000000 < {round(loss * 1e6)} drop\n}}\n}}\n")
+            f"ip saddr {_NODE_ADDRESSES} ip daddr {_NODE_ADDRESSES} numgen random mod 1000000 < {round(loss * 1e6)} drop\n}}\n}}\n")

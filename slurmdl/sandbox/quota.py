@@ -17,44 +17,45 @@ from pathlib import Path
 from slurmdl.errors import SandboxError
 
 #: microseconds in which a quota may be used up once: far below a training step, so that it slows one down evenly
-_PERIOD = 10_000
+_PERIOD_US = 10_000
 #: of a quota, in microseconds; the kernel's least is 1000
-_LEAST = 1_000
+_MIN_QUOTA_US = 1_000
 _CONTROLLER = "cpu"
-_PREFIX = "slurmdl-sandbox."
+_GROUP_PREFIX = "slurmdl-sandbox."
 #: an empty group that says that a sandbox has enabled the controller; like that, it ends with the machine's boot
-_ENABLED = "slurmdl-sandbox-enabled-cpu"
+_MARKER_GROUP = "slurmdl-sandbox-enabled-cpu"
 
 
-def limit(sandbox: str, host: str, pid: int, share: float) -> None:
+def set_cpu_quota(sandbox: str, host: str, pid: int, fraction: float) -> None:
     """Let all processes of a host together, and those that they start, have so much of a core; 0 for no limit.
 
     Raises
     ------
     SandboxError : no control group for the CPU, as in most containers; or a share that the kernel cannot give.
     """
-    root = _root()
-    group = root / f"{_PREFIX}{sandbox}.{host}"
-    quota = round(share * _PERIOD)
-    if share and quota < _LEAST:
-        raise SandboxError(f"cpu {share:g}: the kernel gives no less than {_LEAST / _PERIOD:g} of a core")
-    if not share and not group.exists():
+    root = _cgroup_root()
+    group = root / f"{_GROUP_PREFIX}{sandbox}.{host}"
+    quota = round(fraction * _PERIOD_US)
+    if fraction and quota < _MIN_QUOTA_US:
+        raise SandboxError(
+            f"cpu {fraction:g}: the kernel gives no less than {_MIN_QUOTA_US / _PERIOD_US:g} of a core")
+    if not fraction and not group.exists():
         return
     try:
-        with _locked(root):
-            _enable(root)
+        with _group_lock(root):
+            _enable_controller(root)
             group.mkdir(exist_ok=True)
         if (group / "cpu.max").exists():
-            (group / "cpu.max").write_text(f"{quota or 'max'} {_PERIOD}")
+            (group / "cpu.max").write_text(f"{quota or 'max'} {_PERIOD_US}")
         else:
-            (group / "cpu.cfs_period_us").write_text(str(_PERIOD))
+            (group / "cpu.cfs_period_us").write_text(str(_PERIOD_US))
             (group / "cpu.cfs_quota_us").write_text(str(quota or -1))
-        join(sandbox, host, pid)
+        add_processes(sandbox, host, pid)
     except OSError as error:
         raise SandboxError(f"{group}: {error.strerror}: the processes of {host} cannot be limited") from error
 
 
-def join(sandbox: str, host: str, pid: int) -> None:
+def add_processes(sandbox: str, host: str, pid: int) -> None:
     """Bring those processes of a host under its quota, if it has one, that were started from outside.
 
     Parameters
@@ -62,48 +63,48 @@ def join(sandbox: str, host: str, pid: int) -> None:
     pid : the host's first process; all of its process namespace are the host's.
     """
     with contextlib.suppress(SandboxError):
-        group = _root() / f"{_PREFIX}{sandbox}.{host}"
+        group = _cgroup_root() / f"{_GROUP_PREFIX}{sandbox}.{host}"
         # one that forks meanwhile leaves a child outside, which is found when nothing else is
-        while group.exists() and (outside := _processes(pid) - set((group / "cgroup.procs").read_text().split())):
+        while group.exists() and (outside := _host_pids(pid) - set((group / "cgroup.procs").read_text().split())):
             for process in outside:
                 with contextlib.suppress(ProcessLookupError):
                     (group / "cgroup.procs").write_text(process)
 
 
-def shares(sandbox: str) -> dict[str, float]:
+def cpu_quotas(sandbox: str) -> dict[str, float]:
     """Host -> its part of a core, of the hosts that have a quota."""
     found = {}
     for group in _groups(sandbox):
         old, new = group / "cpu.cfs_quota_us", group / "cpu.max"
         quota = (new if new.exists() else old).read_text().split()[0]
         if quota not in ("max", "-1"):
-            found[group.name.removeprefix(f"{_PREFIX}{sandbox}.")] = int(quota) / _PERIOD
+            found[group.name.removeprefix(f"{_GROUP_PREFIX}{sandbox}.")] = int(quota) / _PERIOD_US
     return found
 
 
-def drop(sandbox: str) -> None:
+def remove_quotas(sandbox: str) -> None:
     """Take the quotas of a sandbox away, once no process of it is left."""
     try:
-        root = _root()
+        root = _cgroup_root()
     except SandboxError:
         return  # where none can be made there are none
-    with _locked(root):
+    with _group_lock(root):
         for group in _groups(sandbox):
             try:
                 group.rmdir()
             except OSError as error:
                 raise SandboxError(f"{group}: {error.strerror}") from error
-        _disable(root)
+        _disable_controller(root)
 
 
 def _groups(sandbox: str) -> list[Path]:
     try:
-        return sorted(_root().glob(f"{_PREFIX}{sandbox}.*"))
+        return sorted(_cgroup_root().glob(f"{_GROUP_PREFIX}{sandbox}.*"))
     except SandboxError:
         return []
 
 
-def _root() -> Path:
+def _cgroup_root() -> Path:
     """The directory in which groups for the CPU are made, of cgroup v1 or v2, whichever has the controller."""
     for line in Path("/proc/self/mounts").read_text().splitlines():
         _, where, kind, options, *_ = line.split()
@@ -116,7 +117,7 @@ def _root() -> Path:
 
 
 @contextlib.contextmanager
-def _locked(root: Path) -> Iterator[None]:
+def _group_lock(root: Path) -> Iterator[None]:
     """No other sandbox makes or removes a group meanwhile."""
     directory = os.open(root, os.O_RDONLY)
     try:
@@ -126,9 +127,9 @@ def _locked(root: Path) -> Iterator[None]:
         os.close(directory)
 
 
-def _enable(root: Path) -> None:
+def _enable_controller(root: Path) -> None:
     """Give the groups in `root` the controller, in cgroup v2, and remember it where that changes anything."""
-    control, mark = root / "cgroup.subtree_control", root / _ENABLED
+    control, mark = root / "cgroup.subtree_control", root / _MARKER_GROUP
     if control.exists() and _CONTROLLER not in control.read_text().split():
         mark.mkdir(exist_ok=True)
         try:
@@ -138,10 +139,10 @@ def _enable(root: Path) -> None:
             raise
 
 
-def _disable(root: Path) -> None:
+def _disable_controller(root: Path) -> None:
     """Disable the controller again if a sandbox enabled it, and nobody has begun to use it since."""
-    mark = root / _ENABLED
-    if not mark.exists() or any(root.glob(f"{_PREFIX}*")):
+    mark = root / _MARKER_GROUP
+    if not mark.exists() or any(root.glob(f"{_GROUP_PREFIX}*")):
         return
     mark.rmdir()
     if all(file.read_text().split()[0] in ("max", "100") for name in ("max", "weight")
@@ -150,7 +151,7 @@ def _disable(root: Path) -> None:
             (root / "cgroup.subtree_control").write_text(f"-{_CONTROLLER}")
 
 
-def _processes(pid: int) -> set[str]:
+def _host_pids(pid: int) -> set[str]:
     """Ids, seen from here, of all processes of a host."""
     inside = os.stat(f"/proc/{pid}/ns/pid")
     found = set()

@@ -28,43 +28,43 @@ _SO_TIMESTAMPNS, _SO_SNDBUFFORCE, _SO_RCVBUFFORCE = 35, 32, 33
 _ETH_P_ALL = 3
 _PR_SET_TIMERSLACK = 29
 #: as much as a link may hold: the token bucket that follows decides what is lost, not a socket
-_BUFFER = 256 * 2**20
-_LARGEST = 2**17
+_BUFFER_BYTES = 256 * 2**20
+_MAX_FRAME_BYTES = 2**17
 #: frames read from one side before the other has its turn
-_BATCH = 64
+_FRAMES_PER_READ = 64
 #: nanoseconds before a frame is due in which it is waited for awake: a virtual processor that halts takes about as
 #: long to come back
-_AWAKE = 150_000
+_BUSY_WAIT_NS = 150_000
 #: the most nanoseconds by which frames leave early, and what the newest one counts of the mean that says so
-_MOST_EARLY, _NEWEST = 50_000, 1 / 16
+_MAX_EARLY_NS, _EARLY_EMA_WEIGHT = 50_000, 1 / 16
 
 
-class _Side:
+class _RelayInterface:
     """One interface, and what waits to leave through it: (when, in CLOCK_REALTIME nanoseconds; the frame)."""
 
     def __init__(self, interface: str) -> None:
         self.socket = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
         for level, option, value in ((_SOL_PACKET, _VNET_HDR, 1), (_SOL_PACKET, _IGNORE_OUTGOING, 1),
                                      (socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1),
-                                     (socket.SOL_SOCKET, _SO_SNDBUFFORCE, _BUFFER),
-                                     (socket.SOL_SOCKET, _SO_RCVBUFFORCE, _BUFFER)):
+                                     (socket.SOL_SOCKET, _SO_SNDBUFFORCE, _BUFFER_BYTES),
+                                     (socket.SOL_SOCKET, _SO_RCVBUFFORCE, _BUFFER_BYTES)):
             self.socket.setsockopt(level, option, value)
         self.socket.bind((interface, _ETH_P_ALL))
         self.socket.setblocking(False)
-        self.waiting: collections.deque[tuple[int, bytes]] = collections.deque()
+        self.queue: collections.deque[tuple[int, bytes]] = collections.deque()
 
-    def read(self, delay: int, onward: collections.deque[tuple[int, bytes]]) -> None:
+    def read_frames(self, delay_ns: int, outgoing: collections.deque[tuple[int, bytes]]) -> None:
         with contextlib.suppress(BlockingIOError):
-            for _ in range(_BATCH):
-                frame, ancillary, _, _ = self.socket.recvmsg(_LARGEST, 64)
+            for _ in range(_FRAMES_PER_READ):
+                frame, ancillary, _, _ = self.socket.recvmsg(_MAX_FRAME_BYTES, 64)
                 seconds, nanoseconds = struct.unpack("qq", ancillary[0][2][:16])
-                onward.append((seconds * 1_000_000_000 + nanoseconds + delay, frame))
+                outgoing.append((seconds * 1_000_000_000 + nanoseconds + delay_ns, frame))
 
-    def send_due(self, early: int) -> int | None:
+    def send_due(self, early_ns: int) -> int | None:
         """Send what is due within `early` nanoseconds; how late the first one was out, None where none was due."""
         late = None
-        while self.waiting and self.waiting[0][0] - early <= time.time_ns():
-            due, frame = self.waiting.popleft()
+        while self.queue and self.queue[0][0] - early_ns <= time.time_ns():
+            due, frame = self.queue.popleft()
             try:
                 self.socket.send(frame)
             except OSError as error:
@@ -75,24 +75,24 @@ class _Side:
         return late
 
 
-def relay(sides: tuple[_Side, _Side], delay: int) -> None:
+def relay_frames(sides: tuple[_RelayInterface, _RelayInterface], delay_ns: int) -> None:
     """Relay, each frame `delay` nanoseconds late, until an interface is gone (OSError)."""
-    early, most = 0.0, min(_MOST_EARLY, delay)
+    early, most = 0.0, min(_MAX_EARLY_NS, delay_ns)
     while True:
-        heads = [side.waiting[0][0] for side in sides if side.waiting]
-        wait = max(0, min(heads) - _AWAKE - time.time_ns()) / 1e9 if heads else None
+        heads = [side.queue[0][0] for side in sides if side.queue]
+        wait = max(0, min(heads) - _BUSY_WAIT_NS - time.time_ns()) / 1e9 if heads else None
         ready, _, _ = select.select([side.socket for side in sides], [], [], wait)
         for side, other in (sides, sides[::-1]):
             if side.socket in ready:
-                side.read(delay, other.waiting)
+                side.read_frames(delay_ns, other.queue)
             late = other.send_due(int(early))
             if late is not None:
-                early = min(max(early + _NEWEST * min(late, most), 0.0), float(most))
+                early = min(max(early + _EARLY_EMA_WEIGHT * min(late, most), 0.0), float(most))
 
 
-def main(wire: str, inner: str, seconds: str) -> None:
+def main(physical: str, inner: str, seconds: str) -> None:
     """Go on in the background once frames are seen, so that the caller's wait ends then."""
-    sides = (_Side(wire), _Side(inner))
+    sides = (_RelayInterface(physical), _RelayInterface(inner))
     if os.fork():
         os._exit(0)
     os.setsid()
@@ -104,7 +104,7 @@ def main(wire: str, inner: str, seconds: str) -> None:
     with contextlib.suppress(OSError):
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
     with contextlib.suppress(OSError):
-        relay(sides, int(float(seconds) * 1e9))
+        relay_frames(sides, int(float(seconds) * 1e9))
 
 
 if __name__ == "__main__":

@@ -14,11 +14,11 @@ import numpy as np
 
 from slurmdl.errors import SandboxError
 from slurmdl.sandbox import fabric, hosts
-from slurmdl.sandbox.spec import LOGIN, Spec
+from slurmdl.sandbox.spec import LOGIN, SandboxSpec
 from slurmdl.topology import hostlist, write
 
 #: program -> Debian package that has it
-PROGRAMS = {"slurmctld": "slurmctld", "slurmd": "slurmd", "scontrol": "slurm-client", "munged": "munge",
+REQUIRED_PROGRAMS = {"slurmctld": "slurmctld", "slurmd": "slurmd", "scontrol": "slurm-client", "munged": "munge",
             "ip": "iproute2", "tc": "iproute2", "nft": "nftables", "nsenter": "util-linux",
             "unshare": "util-linux", "setpriv": "util-linux", "sysctl": "procps"}
 
@@ -35,13 +35,13 @@ hwloc_base_binding_policy = none
 
 #: Nodes of a cloud boot when they are allocated (ResumeProgram), and these never finish: nothing is sent to them,
 #: they stay with their job until it is cancelled, and serve again once they were powered down (`cloud.end`).
-_CLOUD = {"ResumeProgram": "/bin/true", "SuspendProgram": "/bin/true", "SuspendTime": 2**30, "SuspendTimeout": 1,
+_CLOUD_SETTINGS = {"ResumeProgram": "/bin/true", "SuspendProgram": "/bin/true", "SuspendTime": 2**30, "SuspendTimeout": 1,
           "ResumeTimeout": 65000, "ResumeRate": 0, "SuspendRate": 0, "SlurmdTimeout": 0, "MaxJobCount": 100000,
           "PrivateData": "cloud"}
 
 
 @dataclass(frozen=True)
-class User:
+class JobUser:
     """The ordinary user who submits jobs."""
 
     name: str
@@ -51,13 +51,13 @@ class User:
 
     def may_enter(self, directory: Path) -> bool:
         """Whether the mode of a directory lets the user pass it."""
-        return self._may(directory, 0o1)
+        return self._has_mode_bits(directory, 0o1)
 
     def may_read(self, directory: Path) -> bool:
         """Whether the mode of a directory lets the user list and pass it."""
-        return self._may(directory, 0o5)
+        return self._has_mode_bits(directory, 0o5)
 
-    def _may(self, directory: Path, bits: int) -> bool:
+    def _has_mode_bits(self, directory: Path, bits: int) -> bool:
         status = directory.stat()
         if status.st_uid == self.uid:
             bits <<= 6
@@ -66,21 +66,21 @@ class User:
         return status.st_mode & bits == bits
 
 
-def write_files(spec: Spec, root: Path, user: User) -> None:
+def write_config_files(spec: SandboxSpec, root: Path, user: JobUser) -> None:
     """Write all configuration files: Slurm's own to `root`/slurm, the others of /etc to `root`/etc."""
-    etc, slurm, address = root / "etc", root / "slurm", fabric.addresses(spec)
+    etc, slurm, address = root / "etc", root / "slurm", fabric.host_addresses(spec)
     slurm.mkdir()
     for directory in ("slurm", "openmpi", "slurmdl"):
         (etc / directory).mkdir(parents=True)
     (slurm / "slurm.conf").write_text(_slurm_conf(spec, root, address))
     without_speeds = replace(spec.topology, kind="tree", speed=np.full(len(spec.topology.zones), np.nan))
-    (slurm / "topology.conf").write_text(write.conf(without_speeds))
+    (slurm / "topology.conf").write_text(write.format_topology_conf(without_speeds))
     if spec.zone_rate:  # which may be slower than a LinkSpeed can say
         (etc / "slurmdl/slurmdl.yaml").write_text(f"links: {{zone: {spec.zone_rate / 8:f}}}\n")
     (slurm / "cgroup.conf").write_text("CgroupAutomount=no\n")
     if spec.plugstack:
         (slurm / "plugstack.conf").write_text(spec.plugstack)
-    for name, text in spec.files.items():
+    for name, text in spec.config_files.items():
         (slurm / name).write_text(text)
     if spec.gres:
         kinds = {kind.split(":")[0]: kind for kind in spec.gres.split(",")}
@@ -108,7 +108,7 @@ def write_files(spec: Spec, root: Path, user: User) -> None:
     (etc / "group").write_text(group)
 
 
-def mount_script(root: Path) -> str:
+def config_mount_script(root: Path) -> str:
     """Shell text that shows a host the cluster's files in its /etc, over those of the machine.
 
     An overlay, not a mount on each file: the machine may replace its /etc/passwd at any time (useradd(8) renames
@@ -118,8 +118,8 @@ def mount_script(root: Path) -> str:
     return f"mount -t overlay -o lowerdir={etc}:/etc overlay /etc\nmount --bind {slurm} /etc/slurm"
 
 
-def _slurm_conf(spec: Spec, root: Path, address: Mapping[str, str]) -> str:
-    chosen = {line.split("=", 1)[0].lower() for line in spec.settings}
+def _slurm_conf(spec: SandboxSpec, root: Path, address: Mapping[str, str]) -> str:
+    chosen = {line.split("=", 1)[0].lower() for line in spec.slurm_conf_lines}
     settings = {
         "ClusterName": spec.name,
         "SlurmctldHost": f"{LOGIN}({address[LOGIN]})",
@@ -144,24 +144,24 @@ def _slurm_conf(spec: Spec, root: Path, address: Mapping[str, str]) -> str:
         "SlurmdTimeout": 15,
         "KillWait": 5,
         "MessageTimeout": 10,
-        **(_CLOUD if spec.cloud else {}),
+        **(_CLOUD_SETTINGS if spec.cloud_nodes else {}),
         **({"GresTypes": ",".join(sorted({g.split(":")[0] for g in spec.gres.split(",")}))} if spec.gres else {}),
     }
     lines = [f"{key}={value}" for key, value in settings.items() if key.lower() not in chosen]
-    lines += spec.settings
+    lines += spec.slurm_conf_lines
     alike: dict[tuple[str, str], list[str]] = {}
     for node in spec.topology.nodes:
         # a name that no host has would let the controller wait seconds for the resolver: here nobody listens
-        where = f"NodeAddr={address[LOGIN]} State=CLOUD" if spec.cloud else f"NodeAddr={address[node]}"
+        where = f"NodeAddr={address[LOGIN]} State=CLOUD" if spec.cloud_nodes else f"NodeAddr={address[node]}"
         alike.setdefault((where, spec.node_features(node)), []).append(node)
     for (where, features), nodes in alike.items():
-        lines.append(f"NodeName={hostlist.fold(nodes)} {where} CPUs={spec.cpus} RealMemory={spec.memory}"
+        lines.append(f"NodeName={hostlist.fold_hostlist(nodes)} {where} CPUs={spec.cpus} RealMemory={spec.memory}"
                      + (f" Features={features}" if features else "") + (f" Gres={spec.gres}" if spec.gres else ""))
     lines.append("PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP")
     return "\n".join(map(str, lines)) + "\n"
 
 
-def start_daemons(spec: Spec, root: Path, pids: Mapping[str, int]) -> None:
+def start_daemons(spec: SandboxSpec, root: Path, pids: Mapping[str, int]) -> None:
     """Start munged on each host, slurmctld on the login host and a slurmd on each node."""
     script = {
         "munged": "mkdir -p -m 755 /run/munge && exec munged --force --key-file={root}/munge.key"
@@ -172,7 +172,7 @@ def start_daemons(spec: Spec, root: Path, pids: Mapping[str, int]) -> None:
 
     def begin(names: Sequence[str], daemon: str) -> None:
         started = [(name, subprocess.Popen(
-            hosts.enter(pids[name], ["sh", "-c", script[daemon].format(root=root, host=name)]),
+            hosts.nsenter_command(pids[name], ["sh", "-c", script[daemon].format(root=root, host=name)]),
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
             text=True, env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"})) for name in names]
         for name, child in started:
@@ -184,23 +184,23 @@ def start_daemons(spec: Spec, root: Path, pids: Mapping[str, int]) -> None:
             if child.returncode:
                 raise SandboxError(f"{daemon} on {name}: {' '.join(text.split())[-300:] or 'failed'}")
 
-    begin([LOGIN, *spec.hosts], "munged")
+    begin([LOGIN, *spec.node_hosts], "munged")
     begin([LOGIN], "slurmctld")
-    begin(spec.hosts, "slurmd")
+    begin(spec.node_hosts, "slurmd")
 
 
 def node_states(pids: Mapping[str, int]) -> dict[str, str]:
     """Node -> state as sinfo words it ("idle", "down*", ...); empty while the controller does not answer."""
     try:
         # by state: a line for each node (-N) would take sinfo a second for 10,000
-        text = hosts.run(pids[LOGIN], ["sinfo", "-h", "-o", "%T %N"], timeout=5)
+        text = hosts.run_on_host(pids[LOGIN], ["sinfo", "-h", "-o", "%T %N"], timeout=5)
     except SandboxError:
         return {}
     rows = (line.split() for line in text.splitlines())
-    return {node: row[0] for row in rows if len(row) > 1 for node in hostlist.expand(row[1])}
+    return {node: row[0] for row in rows if len(row) > 1 for node in hostlist.expand_hostlist(row[1])}
 
 
-def wait_ready(pids: Mapping[str, int], timeout: float = 30.0) -> None:
+def wait_until_ready(pids: Mapping[str, int], timeout: float = 30.0) -> None:
     """Return when the controller calls every node idle; SandboxError names those that are not."""
     deadline = time.monotonic() + timeout
     while True:

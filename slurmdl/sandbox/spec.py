@@ -12,12 +12,12 @@ import numpy as np
 from slurmdl.errors import UsageError
 from slurmdl.topology.model import Topology
 
-_NAME = re.compile(r"[a-z][a-z0-9-]{0,20}")
-_RATE = re.compile(r"(\d+(?:\.\d+)?)(k|m|g)?(?:bit)?", re.IGNORECASE)
-_TIME = re.compile(r"(\d+(?:\.\d+)?)(us|ms|s)?")
-_UNIT = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
-_SHARE = re.compile(r"(\d+(?:\.\d+)?)(%)?")
-_FACTOR = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9}
+_NAME_PATTERN = re.compile(r"[a-z][a-z0-9-]{0,20}")
+_RATE_PATTERN = re.compile(r"(\d+(?:\.\d+)?)(k|m|g)?(?:bit)?", re.IGNORECASE)
+_DURATION_PATTERN = re.compile(r"(\d+(?:\.\d+)?)(us|ms|s)?")
+_SECONDS_PER_UNIT = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
+_FRACTION_PATTERN = re.compile(r"(\d+(?:\.\d+)?)(%)?")
+_RATE_FACTORS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9}
 
 #: the head host: login node, controller, and the router above the roots of the zone tree
 LOGIN = "login"
@@ -26,7 +26,7 @@ MAX_LEAVES = 250
 MAX_NODES = 256
 
 
-def alternating(nodes: int, zones: int) -> Topology:
+def round_robin_topology(nodes: int, zones: int) -> Topology:
     """`nodes` nodes n1, n2, ... dealt in turn to `zones` leaf switches zoneA, zoneB, ... under one root.
 
     The alphabetical order of the nodes is thus the worst order of ranks. One zone has no root above it.
@@ -43,31 +43,31 @@ def alternating(nodes: int, zones: int) -> Topology:
         zones=(*leaves, *above),
         parent=np.array([zones if above else -1] * zones + [-1] * len(above), np.int32),
         level=np.array([0] * zones + [1] * len(above), np.int32),
-        speed=np.full(zones + len(above), np.nan),
+        uplink_bandwidth=np.full(zones + len(above), np.nan),
         nodes=tuple(names), leaf=np.array([i % zones for i in range(nodes)], np.int32), source="sandbox")
 
 
-def parse_rate(text: str) -> float:
+def parse_bit_rate(text: str) -> float:
     """Bits/s of `50mbit`, `1g`, `200kbit` or a plain number; UsageError for anything else or zero."""
-    match = _RATE.fullmatch(text.strip())
-    rate = float(match[1]) * _FACTOR[(match[2] or "").lower()] if match else 0.0
+    match = _RATE_PATTERN.fullmatch(text.strip())
+    rate = float(match[1]) * _RATE_FACTORS[(match[2] or "").lower()] if match else 0.0
     if rate < 8e3:
         raise UsageError(f"rate {text!r}: a number of at least 8kbit expected, such as 50mbit, 1gbit or 200000")
     return rate
 
 
-def parse_time(text: str) -> float:
+def parse_duration(text: str) -> float:
     """Seconds of `10ms`, `250us`, `1s` or a plain number, up to 10 s; UsageError for anything else."""
-    match = _TIME.fullmatch(text.strip())
-    seconds = float(match[1]) * _UNIT[match[2] or "s"] if match else -1.0
+    match = _DURATION_PATTERN.fullmatch(text.strip())
+    seconds = float(match[1]) * _SECONDS_PER_UNIT[match[2] or "s"] if match else -1.0
     if not 0 <= seconds <= 10:
         raise UsageError(f"time {text!r}: a number from 0 to 10s expected, such as 10ms, 250us or 0.01")
     return seconds
 
 
-def parse_share(text: str) -> float:
+def parse_fraction(text: str) -> float:
     """A share below 1 of `2%` or `0.02`; UsageError for anything else."""
-    match = _SHARE.fullmatch(text.strip())
+    match = _FRACTION_PATTERN.fullmatch(text.strip())
     share = float(match[1]) / (100 if match[2] else 1) if match else -1.0
     if not 0 <= share < 1:
         raise UsageError(f"share {text!r}: at least 0 and below 1 expected, such as 0.02 or 2%")
@@ -75,7 +75,7 @@ def parse_share(text: str) -> float:
 
 
 @dataclass(frozen=True)
-class Spec:
+class SandboxSpec:
     """One sandbox.
 
     Attributes
@@ -101,11 +101,11 @@ class Spec:
     zone_features: bool = True
     features: dict[str, str] = field(default_factory=dict)
     gres: str = ""
-    settings: tuple[str, ...] = ()
+    slurm_conf_lines: tuple[str, ...] = ()
     plugstack: str = ""
-    files: dict[str, str] = field(default_factory=dict)
-    shares: tuple[str, ...] = ()
-    cloud: bool = False
+    config_files: dict[str, str] = field(default_factory=dict)
+    bind_mounts: tuple[str, ...] = ()
+    cloud_nodes: bool = False
 
     def __post_init__(self) -> None:
         check_name(self.name)
@@ -113,10 +113,10 @@ class Spec:
             raise UsageError(f"--cpus {self.cpus}: 1 to 1024 expected")
         if self.memory < 1:
             raise UsageError(f"--memory {self.memory}: at least 1 (MB) expected")
-        if len(self.topology.nodes) > MAX_NODES and not self.cloud:
+        if len(self.topology.nodes) > MAX_NODES and not self.cloud_nodes:
             raise UsageError(f"{len(self.topology.nodes)} nodes: a sandbox holds at most {MAX_NODES}")
-        if len(self.leaves()) > MAX_LEAVES and not self.cloud:
-            raise UsageError(f"{len(self.leaves())} leaf zones: a sandbox holds at most {MAX_LEAVES}")
+        if len(self.leaf_indices()) > MAX_LEAVES and not self.cloud_nodes:
+            raise UsageError(f"{len(self.leaf_indices())} leaf zones: a sandbox holds at most {MAX_LEAVES}")
         homeless = [n for n, leaf in zip(self.topology.nodes, self.topology.leaf, strict=True) if leaf < 0]
         if homeless:
             raise UsageError(f"node {homeless[0]} is in no zone: every node of a sandbox needs one")
@@ -128,14 +128,14 @@ class Spec:
             raise UsageError(f"{min(both)} is both a node and a zone: their names must differ")
         unknown = set(self.features) - {"", *self.topology.nodes}
         if unknown:
-            raise UsageError(f"--features: no node {min(unknown)!r} (nodes: {_some(self.topology.nodes)})")
+            raise UsageError(f"--features: no node {min(unknown)!r} (nodes: {_sample_names(self.topology.nodes)})")
 
     @property
-    def hosts(self) -> tuple[str, ...]:
+    def node_hosts(self) -> tuple[str, ...]:
         """The nodes that are hosts of this machine."""
-        return () if self.cloud else self.topology.nodes
+        return () if self.cloud_nodes else self.topology.nodes
 
-    def leaves(self) -> list[int]:
+    def leaf_indices(self) -> list[int]:
         """Indices of the zones that hold nodes, in the order of the topology."""
         return sorted({int(leaf) for leaf in self.topology.leaf})
 
@@ -147,7 +147,7 @@ class Spec:
         return {**{k: v for k, v in asdict(self).items() if k != "topology"}, "topology": self.topology.to_json()}
 
     @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Spec:
+    def from_json(cls, data: dict[str, Any]) -> SandboxSpec:
         values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in data.items()}
         values["topology"] = Topology.from_json(data["topology"])
         return cls(**values)
@@ -155,9 +155,9 @@ class Spec:
 
 def check_name(name: str) -> None:
     """UsageError unless `name` can name a sandbox."""
-    if not _NAME.fullmatch(name):
+    if not _NAME_PATTERN.fullmatch(name):
         raise UsageError(f"--name {name!r}: a lower-case letter, then up to 20 of a-z, 0-9 and - expected")
 
 
-def _some(names: Sequence[str]) -> str:
+def _sample_names(names: Sequence[str]) -> str:
     return ", ".join(names[:6]) + (", ..." if len(names) > 6 else "")

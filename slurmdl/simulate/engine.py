@@ -31,12 +31,12 @@ except ImportError as error:
 #: CM02 without the factors that were fitted to TCP on Gigabit Ethernet of 2008 (LV08, 0.97 of the bandwidth), without
 #: a largest window (TCP-gamma) and without acknowledgements as traffic (crosstraffic): capacities are what messages
 #: get. Links have no latency: flows would share a link in inverse proportion to theirs
-SETTINGS = ("network/model:CM02", "network/TCP-gamma:0", "network/crosstraffic:0")
+SIMGRID_SETTINGS = ("network/model:CM02", "network/TCP-gamma:0", "network/crosstraffic:0")
 #: bytes/s between ranks of one host, which costs nothing
-INSIDE = 1e15
+LOOPBACK_BANDWIDTH = 1e15
 
 
-def platform(work: dict[str, Any]) -> list[Any]:
+def build_platform(work: dict[str, Any]) -> list[Any]:
     """Hosts of SimGrid: a star for each leaf zone, with a way between those that exchange anything."""
     root = NetZone.create_full_zone("root")
     zones = [NetZone.create_star_zone(f"zone{number}").set_parent(root) for number in range(work["zones"])]
@@ -47,7 +47,7 @@ def platform(work: dict[str, Any]) -> list[Any]:
     hosts = []
     for number, (zone, link) in enumerate(work["hosts"]):
         host = zones[zone].create_host(f"host{number}", 1)
-        inside = zones[zone].create_link(f"inside{number}", INSIDE).seal()
+        inside = zones[zone].create_link(f"inside{number}", LOOPBACK_BANDWIDTH).seal()
         zones[zone].add_route(host.netpoint, None, None, None, [LinkInRoute(links[link], LinkInRoute.UP)], True)
         zones[zone].add_route(host.netpoint, host.netpoint, None, None, [LinkInRoute(inside)], False)
         hosts.append(host)
@@ -60,7 +60,7 @@ def platform(work: dict[str, Any]) -> list[Any]:
     return hosts
 
 
-def flowing(phases: Sequence[Any], hosts: Sequence[Any], answer: list[float]) -> None:
+def run_flows(phases: Sequence[Any], hosts: Sequence[Any], answer: list[float]) -> None:
     """One phase after the other."""
     for flows in phases:
         begun = Engine.clock
@@ -68,7 +68,7 @@ def flowing(phases: Sequence[Any], hosts: Sequence[Any], answer: list[float]) ->
         answer.append(Engine.clock - begun)
 
 
-def ranking(rank: int, program: Sequence[Any], ends: list[float]) -> None:
+def run_rank(rank: int, program: Sequence[Any], step_ends: list[float]) -> None:
     """What one rank does."""
     for step in program:
         begun = Engine.clock
@@ -82,20 +82,20 @@ def ranking(rank: int, program: Sequence[Any], ends: list[float]) -> None:
                 this_actor.sleep_for(delay)
             elif begun + action > Engine.clock:
                 this_actor.sleep_until(begun + action)
-        ends.append(Engine.clock)
+        step_ends.append(Engine.clock)
 
 
 def main() -> None:
     work = json.load(sys.stdin)
-    engine = Engine(["engine", "--log=root.thresh:error", *(f"--cfg={setting}" for setting in SETTINGS)])
-    hosts = platform(work)
+    engine = Engine(["engine", "--log=root.thresh:error", *(f"--cfg={setting}" for setting in SIMGRID_SETTINGS)])
+    hosts = build_platform(work)
     answer: list[Any] = []
     if "phases" in work:
-        Actor.create("phases", hosts[0], flowing, work["phases"], hosts, answer)
+        Actor.create("phases", hosts[0], run_flows, work["phases"], hosts, answer)
     else:
         for rank, (place, program) in enumerate(zip(work["places"], work["programs"], strict=True)):
             answer.append([])
-            Actor.create(f"rank{rank}", hosts[place], ranking, rank, program, answer[rank])
+            Actor.create(f"rank{rank}", hosts[place], run_rank, rank, program, answer[rank])
     engine.run()
     if any(len(ends) < len(program) for ends, program in zip(answer, work.get("programs", ()), strict=False)):
         sys.exit("ranks wait for messages that nobody sends")

@@ -12,16 +12,16 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from slurmdl.placement.cost import FloatArray, IntArray, Links
-from slurmdl.simulate.network import Network
-from slurmdl.simulate.training import ELEMENT, Training
+from slurmdl.placement.cost import FloatArray, IntArray, NetworkLinks
+from slurmdl.simulate.network import SimulatedNetwork
+from slurmdl.simulate.training import FLOAT32_BYTES, TrainingWorkload
 
 #: flows of a phase from which on nodes that are alike are taken together
-MANY = 20_000
+MERGE_ABOVE = 20_000
 
 
 @dataclass(frozen=True, eq=False)
-class Flows:
+class FlowPhase:
     """A phase: flows between different nodes that begin together.
 
     Attributes
@@ -36,13 +36,13 @@ class Flows:
     source: IntArray
     target: IntArray
     size: FloatArray
-    delay: float
-    across: float
-    times: IntArray
+    latency_s: float
+    inter_zone_bytes: float
+    multiplicity: IntArray
 
 
-def phases(training: Training, links: Links, network: Network, place: IntArray, zones: Sequence[str],
-           exchanges: int) -> list[Flows]:
+def flow_phases(workload: TrainingWorkload, links: NetworkLinks, network: SimulatedNetwork, node_of_rank: IntArray, zones: Sequence[str],
+           exchange_count: int) -> list[FlowPhase]:
     """Those of one step of allreduce, for the model as a whole, or of a parameter server; of all exchanges of gossip.
 
     Parameters
@@ -50,46 +50,52 @@ def phases(training: Training, links: Links, network: Network, place: IntArray, 
     place : shape (ranks,), node of each rank.
     zones : entry i is the leaf zone of rank i.
     """
-    if training.strategy == "ps":
-        return list(_shards(training, links, network, place))
-    if training.gossips:
-        graph, size = training.graph(zones), training.bytes(training.parameters)
-        return [_between(network, place, place[graph.round(turn).target], np.full(len(place), size), 1)
-                for turn in range(exchanges)]
-    found = replace(training.placed_as, pattern=training.pattern).phases(len(place), network.leaf[place])
-    return [_between(network, place[phase.source], place[phase.target],
-                     np.broadcast_to(phase.size, phase.source.shape), phase.rounds) for phase in found]
+    if workload.strategy == "ps":
+        return list(_ps_phases(workload, links, network, node_of_rank))
+    if workload.is_gossip:
+        graph, size = workload.make_graph(zones), workload.wire_bytes(workload.parameters)
+        return [_inter_node_phase(network, node_of_rank, node_of_rank[graph.round(turn).target], np.full(len(node_of_rank), size), 1)
+                for turn in range(exchange_count)]
+    found = replace(
+    workload.placement_traffic,
+    pattern=workload.effective_pattern).phases(
+        len(node_of_rank),
+         network.leaf[node_of_rank])
+    return [_inter_node_phase(network, node_of_rank[phase.source], node_of_rank[phase.target],
+                     np.broadcast_to(phase.bytes_per_pair, phase.source.shape), phase.rounds) for phase in found]
 
 
-def _between(network: Network, source: IntArray, target: IntArray, size: FloatArray, rounds: float) -> Flows:
+def _inter_node_phase(network: SimulatedNetwork, source: IntArray, target: IntArray,
+                      size: FloatArray, rounds: float) -> FlowPhase:
     apart = source != target
     source, target, size = source[apart], target[apart], np.asarray(size, float)[apart]
-    delay = rounds * float(network.delay(source, target).max(initial=0.0))
+    delay = rounds * float(network.latency(source, target).max(initial=0.0))
     across = float(size.sum(where=network.leaf[source] != network.leaf[target]))
-    return Flows(source, target, size, delay, across, np.ones(len(network.leaf), np.int64))
+    return FlowPhase(source, target, size, delay, across, np.ones(len(network.leaf), np.int64))
 
 
-def _shards(training: Training, links: Links, network: Network, place: IntArray) -> Iterator[Flows]:
+def _ps_phases(workload: TrainingWorkload, links: NetworkLinks, network: SimulatedNetwork,
+               node_of_rank: IntArray) -> Iterator[FlowPhase]:
     """All push their gradients, then all pull the parameters."""
-    servers = place[:training.ps]
-    workers, tasks = np.unique(place[training.ps:], return_counts=True)
-    delay = float(network.delay(servers[:, None], workers[None]).max(initial=0.0))
-    size = np.array(training.shards(), float) * ELEMENT
+    servers = node_of_rank[:workload.ps]
+    workers, tasks = np.unique(node_of_rank[workload.ps:], return_counts=True)
+    delay = float(network.latency(servers[:, None], workers[None]).max(initial=0.0))
+    size = np.array(workload.shard_sizes(), float) * FLOAT32_BYTES
     leaving = network.leaf[servers][:, None] != network.leaf[workers][None]
     across = float((size[:, None] * tasks * leaving).sum())
     times = np.ones(len(links.nodes), np.int64)
-    if len(servers) * len(workers) > MANY:
-        workers, tasks, alike = _alike(links, servers, workers, tasks)
+    if len(servers) * len(workers) > MERGE_ABOVE:
+        workers, tasks, alike = _merge_identical(links, servers, workers, tasks)
         times[workers] = alike
     server, worker = (axis.ravel() for axis in np.broadcast_arrays(servers[:, None], workers[None]))
     sizes = (size[:, None] * tasks).ravel()
     apart = server != worker
     server, worker, sizes = server[apart], worker[apart], sizes[apart]
-    yield Flows(worker, server, sizes, delay, across, times)
-    yield Flows(server, worker, sizes, delay, across, times)
+    yield FlowPhase(worker, server, sizes, delay, across, times)
+    yield FlowPhase(server, worker, sizes, delay, across, times)
 
 
-def _alike(links: Links, servers: IntArray, workers: IntArray,
+def _merge_identical(links: NetworkLinks, servers: IntArray, workers: IntArray,
            tasks: IntArray) -> tuple[IntArray, IntArray, IntArray]:
     """The first node of those that are alike, the tasks on all of them, and how many they are."""
     alone = np.where(np.isin(workers, servers), workers, -1)

@@ -14,20 +14,20 @@ import numpy.typing as npt
 
 from slurmdl import process
 from slurmdl.errors import UnavailableError, UsageError
-from slurmdl.placement.cost import FloatArray, IntArray, Links
-from slurmdl.simulate.flows import Flows, phases
-from slurmdl.simulate.messages import count, programs
-from slurmdl.simulate.network import Network
-from slurmdl.simulate.training import Training
+from slurmdl.placement.cost import FloatArray, IntArray, NetworkLinks
+from slurmdl.simulate.flows import FlowPhase, flow_phases
+from slurmdl.simulate.messages import message_count, rank_programs
+from slurmdl.simulate.network import SimulatedNetwork
+from slurmdl.simulate.training import TrainingWorkload
 
 #: the Python that Debian's python3-simgrid is for
-PYTHON = "/usr/bin/python3"
-INSTALL = "apt install python3-simgrid"
-ENGINE = Path(__file__).with_name("engine.py")
+SIMGRID_PYTHON = "/usr/bin/python3"
+INSTALL_COMMAND = "apt install python3-simgrid"
+ENGINE_PATH = Path(__file__).with_name("engine.py")
 #: seconds that SimGrid may take
-LIMIT = 600.0
+SIMGRID_TIMEOUT_S = 600.0
 #: messages up to which each is simulated, where nothing else is asked for; and flows of a phase at most
-MOST_MESSAGES, MOST_FLOWS = 10_000, 400_000
+MAX_MESSAGES, MAX_FLOWS = 10_000, 400_000
 
 
 @dataclass(frozen=True)
@@ -43,17 +43,18 @@ class Prediction:
     detail : "messages" or "flows".
     """
 
-    seconds: float
-    communication: float
-    bytes_across_zones: float
+    step_seconds: float
+    exposed_comm_fraction: float
+    inter_zone_bytes: float
     steps: int
-    detail: str
+    granularity: str
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
 
-def predict(training: Training, links: Links, place: IntArray, steps: int = 0, detail: str = "auto") -> Prediction:
+def predict_step(workload: TrainingWorkload, links: NetworkLinks, node_of_rank: IntArray,
+                 steps: int = 0, granularity: str = "auto") -> Prediction:
     """The step time of one placement.
 
     Parameters
@@ -67,35 +68,36 @@ def predict(training: Training, links: Links, place: IntArray, steps: int = 0, d
     UsageError : this cannot be simulated; the text names the option.
     UnavailableError : SimGrid is not there, or fails.
     """
-    training.check(len(place))
-    zones = zones_of(links, place)
-    steps = steps or training.exchanges(zones) * training.period
-    if steps % training.period:
-        raise UsageError(f"--steps {steps}: an exchange comes in every {training.period}th step; "
-                         f"valid: multiples of {training.period}")
-    if detail == "auto":
-        detail = "messages" if count(training, len(place), steps) <= MOST_MESSAGES else "flows"
-    network = Network(links)
-    exchanges = steps // training.period if training.gossips else 1
-    sent = phases(training, links, network, place, zones, exchanges)
-    across = sum(phase.across for phase in sent) / (steps if training.gossips else 1)
-    seconds = float(ends(training, links, place, steps)[training.ps:, -1].max()) / steps \
-        if detail == "messages" else _together(training, network, sent, steps)
-    return Prediction(seconds, max(0.0, 1 - training.compute / seconds) if seconds else 0.0, across, steps, detail)
+    workload.check_supported(len(node_of_rank))
+    zones = zones_of_ranks(links, node_of_rank)
+    steps = steps or workload.cycle_length(zones) * workload.period
+    if steps % workload.period:
+        raise UsageError(f"--steps {steps}: an exchange comes in every {workload.period}th step; "
+                         f"valid: multiples of {workload.period}")
+    if granularity == "auto":
+        granularity = "messages" if message_count(workload, len(node_of_rank), steps) <= MAX_MESSAGES else "flows"
+    network = SimulatedNetwork(links)
+    exchanges = steps // workload.period if workload.is_gossip else 1
+    sent = flow_phases(workload, links, network, node_of_rank, zones, exchanges)
+    across = sum(phase.inter_zone_bytes for phase in sent) / (steps if workload.is_gossip else 1)
+    seconds = float(step_end_times(workload, links, node_of_rank, steps)[workload.ps:, -1].max()) / steps \
+        if granularity == "messages" else _flow_step_time(workload, network, sent, steps)
+    return Prediction(seconds, max(0.0, 1 - workload.compute_seconds / seconds)
+                      if seconds else 0.0, across, steps, granularity)
 
 
-def zones_of(links: Links, place: IntArray) -> list[str]:
+def zones_of_ranks(links: NetworkLinks, node_of_rank: IntArray) -> list[str]:
     """Leaf zone of each rank, "" where its node has none."""
-    return ["" if leaf < 0 else links.zones[leaf] for leaf in links.leaf[place].tolist()]
+    return ["" if leaf < 0 else links.zones[leaf] for leaf in links.leaf[node_of_rank].tolist()]
 
 
-def ends(training: Training, links: Links, place: IntArray, steps: int) -> FloatArray:
+def step_end_times(workload: TrainingWorkload, links: NetworkLinks, node_of_rank: IntArray, steps: int) -> FloatArray:
     """Seconds at the end of each step, message by message; shape (ranks, steps)."""
-    network = Network(links)
-    nodes = place.tolist()
+    network = SimulatedNetwork(links)
+    nodes = node_of_rank.tolist()
     told: list[list[list[Any]]] = []
     used: set[tuple[int, int]] = set()
-    for rank, program in enumerate(programs(training, nodes, zones_of(links, place), steps)):
+    for rank, program in enumerate(rank_programs(workload, nodes, zones_of_ranks(links, node_of_rank), steps)):
         told.append([])
         for step in program:
             told[rank].append([])
@@ -105,48 +107,55 @@ def ends(training: Training, links: Links, place: IntArray, steps: int) -> Float
                     continue
                 sends, receives = action
                 used |= {(nodes[rank], nodes[peer]) for peer, _ in sends}
-                delay = network.delay(place[receives], place[[rank]]).max(initial=0.0) if receives else 0.0
+                delay = network.latency(node_of_rank[receives],
+     node_of_rank[[rank]]).max(initial=0.0) if receives else 0.0
                 told[rank][-1].append([sends, receives, float(delay)])
-    return np.array(_ask({**network.work(used), "places": nodes, "programs": told}), float)
+    return np.array(_run_engine({**network.platform_spec(used), "places": nodes, "programs": told}), float)
 
 
-def _together(training: Training, network: Network, sent: Sequence[Flows], steps: int) -> float:
+def _flow_step_time(workload: TrainingWorkload, network: SimulatedNetwork,
+                    phases: Sequence[FlowPhase], steps: int) -> float:
     """Seconds of a step, mean over the steps, phase by phase."""
-    moving = [_moving(network, list(alike)) for _, alike in groupby(sent, key=lambda phase: phase.times.tobytes())]
+    moving = [
+    _transfer_seconds(
+        network, list(alike)) for _, alike in groupby(
+            phases, key=lambda phase: phase.multiplicity.tobytes())]
     lasts = np.concatenate([np.zeros(0), *moving])
-    delays = np.array([phase.delay for phase in sent])
-    if training.gossips:
-        return training.compute + float((lasts + delays).sum()) / steps
-    if training.strategy == "ps":
-        return training.compute + float((lasts + delays).sum())
+    delays = np.array([phase.latency_s for phase in phases])
+    if workload.is_gossip:
+        return workload.compute_seconds + float((lasts + delays).sum()) / steps
+    if workload.strategy == "ps":
+        return workload.compute_seconds + float((lasts + delays).sum())
     now = 0.0
-    for _, elements, ready in training.buckets():
-        now = max(now, ready) + float((lasts * elements / training.parameters + delays).sum())
-    return max(now, training.compute)
+    for _, elements, ready in workload.gradient_buckets():
+        now = max(now, ready) + float((lasts * elements / workload.parameters + delays).sum())
+    return max(now, workload.compute_seconds)
 
 
-def _moving(network: Network, sent: Sequence[Flows]) -> npt.NDArray[np.float64]:
+def _transfer_seconds(network: SimulatedNetwork, phases: Sequence[FlowPhase]) -> npt.NDArray[np.float64]:
     """Seconds of each phase without the delays of its messages; the phases stand for the same nodes."""
-    most = max(len(phase.size) for phase in sent)
-    if most > MOST_FLOWS:
-        raise UsageError(f"{most} flows at once are too many; valid: up to {MOST_FLOWS}, by fewer --ps or ranks")
+    most = max(len(phase.size) for phase in phases)
+    if most > MAX_FLOWS:
+        raise UsageError(f"{most} flows at once are too many; valid: up to {MAX_FLOWS}, by fewer --ps or ranks")
     flows = [list(zip(phase.source.tolist(), phase.target.tolist(), np.rint(phase.size).astype(int).tolist(),
-                      strict=True)) for phase in sent]
+                      strict=True)) for phase in phases]
     used = {(source, target) for phase in flows for source, target, _ in phase}
-    return np.array(_ask({**network.work(used, sent[0].times), "phases": flows}), float)
+    return np.array(_run_engine({**network.platform_spec(used, phases[0].multiplicity), "phases": flows}), float)
 
 
-def version() -> str:
+def simgrid_version() -> str:
     """Of SimGrid."""
-    return process.query([PYTHON, "-I", "-c", "import simgrid; print(simgrid.simgrid_version)"], timeout=60).strip()
+    return process.check_output(
+        [SIMGRID_PYTHON, "-I", "-c", "import simgrid; print(simgrid.simgrid_version)"], timeout=60).strip()
 
 
-def _ask(work: Mapping[str, Any]) -> Any:
+def _run_engine(work: Mapping[str, Any]) -> Any:
     """The answer of `engine`, in a process of its own."""
-    answer = process.ask([PYTHON, "-I", str(ENGINE)], stdin=json.dumps(work), timeout=LIMIT)
-    if "No module named 'simgrid'" in answer.err:
-        raise UnavailableError(f"{PYTHON} has no SimGrid; install it: {INSTALL}")
-    if answer.status:
-        lines = answer.err.strip().splitlines() or ["no message"]
-        raise UnavailableError(f"SimGrid: exit status {answer.status}: {lines[-1]}")
-    return json.loads(answer.out)
+    answer = process.run_command([SIMGRID_PYTHON, "-I", str(ENGINE_PATH)],
+                                 stdin=json.dumps(work), timeout=SIMGRID_TIMEOUT_S)
+    if "No module named 'simgrid'" in answer.stderr:
+        raise UnavailableError(f"{SIMGRID_PYTHON} has no SimGrid; install it: {INSTALL_COMMAND}")
+    if answer.returncode:
+        lines = answer.stderr.strip().splitlines() or ["no message"]
+        raise UnavailableError(f"SimGrid: exit status {answer.returncode}: {lines[-1]}")
+    return json.loads(answer.stdout)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from slurmdl import process
 
 
-def start_scontrol_show(reports: Sequence[str], with_topology: bool = False) -> Callable[[], process.Answer]:
+def start_scontrol_show(reports: Sequence[str], with_topology: bool = False) -> Callable[[], process.CommandResult]:
     """Start `scontrol -o -d` and return at once; the returned function waits for the answer.
 
     The reports are requested on scontrol's standard input. A report that fails does not lose the others.
@@ -22,4 +22,4 @@ def start_scontrol_show(reports: Sequence[str], with_topology: bool = False) -> 
     UnavailableError : from the returned function, if scontrol is missing or hangs.
     """
     reports = [*reports, *("topoconf", "topology") * with_topology]
-    return process.start(["scontrol", "-o", "-d"], stdin="".join(f"show {report}\n" for report in reports))
+    return process.start_command(["scontrol", "-o", "-d"], stdin="".join(f"show {report}\n" for report in reports))

@@ -15,14 +15,14 @@ from slurmdl.topology.model import MAX_LEVELS, Topology
 LINK_SPEED_UNIT = 1e6 / 8
 #: speeds that the uplink of a zone can have, in Mbit/s: from 1 Gbit/s to less than 10 Tbit/s. A number outside this
 #: range has another unit, or none.
-PLAUSIBLE = range(1_000, 10_000_000)
+PLAUSIBLE_LINK_SPEEDS = range(1_000, 10_000_000)
 
 #: remark on rings and tori, whose distances no tree of zones can hold
-SIMPLIFIED = "each {0} is taken as one zone; where a node stands in its {0} is not used"
+TREE_APPROXIMATION_NOTE = "each {0} is taken as one zone; where a node stands in its {0} is not used"
 
 
 @dataclass(frozen=True)
-class Declared:
+class ZoneDecl:
     """One zone as a source declares it.
 
     Attributes
@@ -45,34 +45,34 @@ class Declared:
         return InputError(message, self.file, self.line, self.text)
 
     @property
-    def has_speed(self) -> bool:
+    def has_link_speed(self) -> bool:
         """Whether LinkSpeed says something: 1 is Slurm's default."""
         return (self.link_speed or 0) > 1
 
     @property
-    def speed(self) -> float:
+    def uplink_bandwidth(self) -> float:
         """Bytes/s of the uplink, NaN if not given or not plausible."""
         speed = self.link_speed or 0
-        return speed * LINK_SPEED_UNIT if speed in PLAUSIBLE else math.nan
+        return speed * LINK_SPEED_UNIT if speed in PLAUSIBLE_LINK_SPEEDS else math.nan
 
 
-def link_speed(speed: float) -> int | None:
+def to_link_speed(bandwidth: float) -> int | None:
     """The LinkSpeed that reads as this speed (bytes/s), None if there is none."""
-    number = 0 if math.isnan(speed) else round(speed / LINK_SPEED_UNIT)
-    return number if number in PLAUSIBLE else None
+    number = 0 if math.isnan(bandwidth) else round(bandwidth / LINK_SPEED_UNIT)
+    return number if number in PLAUSIBLE_LINK_SPEEDS else None
 
 
-def unused_speeds(zones: Iterable[Declared]) -> str:
+def unused_link_speeds_note(zones: Iterable[ZoneDecl]) -> str:
     """One sentence about the zones whose LinkSpeed is not plausible and therefore not used, "" if there are none."""
-    odd = [zone.link_speed or 0 for zone in zones if zone.has_speed and math.isnan(zone.speed)]
+    odd = [zone.link_speed or 0 for zone in zones if zone.has_link_speed and math.isnan(zone.uplink_bandwidth)]
     if not odd:
         return ""
     values = " to ".join(f"{each:,}" for each in dict.fromkeys((min(odd), max(odd))))
     return (f"LinkSpeed of {len(odd):,} zone{'s' * (len(odd) > 1)} ({values}) is not used: it is taken for Mbit/s; "
-            f"plausible: {PLAUSIBLE.start:,} to {PLAUSIBLE.stop - 1:,}, or links.zone in slurmdl.yaml")
+            f"plausible: {PLAUSIBLE_LINK_SPEEDS.start:,} to {PLAUSIBLE_LINK_SPEEDS.stop - 1:,}, or links.zone in slurmdl.yaml")
 
 
-def build(declared: Sequence[Declared], *, kind: str, source: str, name: str = "default",
+def build_topology(declared: Sequence[ZoneDecl], *, kind: str, source: str, name: str = "default",
           notes: tuple[str, ...] = (), block_sizes: tuple[int, ...] = ()) -> Topology:
     """The canonical form of the declared zones.
 
@@ -98,20 +98,20 @@ def build(declared: Sequence[Declared], *, kind: str, source: str, name: str = "
         if not zone.children:
             for node in zone.nodes:
                 leaf.setdefault(node, i)
-    level = _levels(declared, index)
+    level = _zone_levels(declared, index)
     parents: dict[str, int] = {}
     for i in np.argsort(level, kind="stable").tolist():
         for child in declared[i].children:
             parents.setdefault(child, i)
     parent = np.array([parents.get(zone, -1) for zone in index], np.int32)
-    speed = np.array([zone.speed for zone in declared], float)
-    unused = unused_speeds(declared)
+    speed = np.array([zone.uplink_bandwidth for zone in declared], float)
+    unused = unused_link_speeds_note(declared)
     notes += (unused,) * bool(unused)
     return Topology(tuple(index), parent, level, speed, tuple(leaf),
                     np.fromiter(leaf.values(), np.int32, len(leaf)), kind, source, name, notes, block_sizes)
 
 
-def _levels(declared: Sequence[Declared], index: dict[str, int]) -> np.typing.NDArray[np.int32]:
+def _zone_levels(declared: Sequence[ZoneDecl], index: dict[str, int]) -> np.typing.NDArray[np.int32]:
     """Height of each zone; InputError at a cycle."""
     level = np.full(len(declared), -1, np.int32)
     open_children = [len(set(zone.children)) for zone in declared]

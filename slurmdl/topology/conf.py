@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 from slurmdl.errors import InputError
 from slurmdl.topology import blocks, hostlist
-from slurmdl.topology.build import SIMPLIFIED, Declared
-from slurmdl.topology.contents import Contents, OnFault, refuse
-from slurmdl.topology.files import MAX_BYTES, text_of
+from slurmdl.topology.build import TREE_APPROXIMATION_NOTE, ZoneDecl
+from slurmdl.topology.contents import OnError, TopologySource, raise_error
+from slurmdl.topology.files import MAX_TEXT_BYTES, read_text_limited
 from slurmdl.topology.model import Topology
 
 # s_p_parse_line's expression: a value is never empty, so the word after `Nodes=` is its value, whatever it is
@@ -28,15 +28,15 @@ _KEYS = {"SwitchName": ("SwitchName", "Switches", "Nodes", "LinkSpeed"),
          "RingName": ("RingName", "Nodes"),
          "BlockSizes": ("BlockSizes",)}
 _KINDS = {"SwitchName": "tree", "BlockName": "block", "RingName": "ring"}
-_FULL = {key.lower(): key for keys in _KEYS.values() for key in keys}
+_CANONICAL_KEYS = {key.lower(): key for keys in _KEYS.values() for key in keys}
 _INCLUDE = re.compile(r"include\s+(\S+)\s*\Z", re.IGNORECASE | re.ASCII)
 #: a `#` after an even number of backslashes begins a comment; the backslashes before it belong to the text
 _COMMENT = re.compile(r"(?<!\\)((?:\\\\)*)#.*", re.DOTALL)
-_MAX_FILES = 1024
+_MAX_INCLUDED_FILES = 1024
 
 
 @dataclass(frozen=True)
-class Line:
+class LogicalLine:
     """One logical line: continuations joined, comment cut, `line` where it begins."""
 
     file: str
@@ -47,37 +47,37 @@ class Line:
         return InputError(message, self.file, self.line, self.text.strip())
 
 
-def parse_file(path: str) -> Topology:
+def parse_topology_conf(path: str) -> Topology:
     """The topology in a topology.conf.
 
     Raises
     ------
     InputError : with file, line, text and what is valid, wherever slurmctld would refuse the file, too.
     """
-    return declare(path).topology()
+    return declare_topology_conf(path).to_topology()
 
 
-def declare(path: str, on_fault: OnFault = refuse) -> Contents:
+def declare_topology_conf(path: str, on_error: OnError = raise_error) -> TopologySource:
     """What a topology.conf declares; a line with a fault is passed over where `on_fault` returns.
 
     Raises
     ------
     InputError : from `on_fault`, and where the file as a whole cannot be read or declares no zone.
     """
-    declared: dict[str, list[Declared]] = {key: [] for key in _KINDS}
+    declared: dict[str, list[ZoneDecl]] = {key: [] for key in _KINDS}
     notes: list[str] = []
     sizes: tuple[int, ...] = ()
     room = hostlist.MAX_NAMES
-    for line in lines(path):
+    for line in logical_lines(path):
         try:
-            pairs = _pairs(line)
-            kind = _kind(pairs, line)
+            pairs = _parse_pairs(line)
+            kind = _line_kind(pairs, line)
             if kind == "BlockSizes":
-                sizes = _sizes(pairs[kind], line)
+                sizes = _parse_block_sizes(pairs[kind], line)
                 continue
-            zone = _declared(kind, pairs, line, room)
+            zone = _parse_zone(kind, pairs, line, room)
         except InputError as fault:
-            on_fault(fault)
+            on_error(fault)
             continue
         room -= 1 + len(zone.nodes) + len(zone.children)
         if kind != "BlockName" and not zone.children and not zone.nodes:
@@ -85,18 +85,18 @@ def declare(path: str, on_fault: OnFault = refuse) -> Contents:
         declared[kind].append(zone)
     used = [key for key, zones in declared.items() if zones]
     if len(used) > 1:
-        on_fault(InputError(f"holds both {' and '.join(used)}; a topology is either a tree, blocks or rings",
+        on_error(InputError(f"holds both {' and '.join(used)}; a topology is either a tree, blocks or rings",
                             file=path))
     if not used:
         raise InputError("declares no zone; a line SwitchName=NAME Nodes=LIST or BlockName=NAME Nodes=LIST "
                          "is needed", file=path)
     if used[0] == "RingName":
-        notes.append(SIMPLIFIED.format("ring"))
-    return Contents(tuple(declared[used[0]]), _KINDS[used[0]], path, notes=tuple(notes),
+        notes.append(TREE_APPROXIMATION_NOTE.format("ring"))
+    return TopologySource(tuple(declared[used[0]]), _KINDS[used[0]], path, notes=tuple(notes),
                     block_sizes=sizes if used[0] == "BlockName" else ())
 
 
-def _kind(pairs: dict[str, str], line: Line) -> str:
+def _line_kind(pairs: dict[str, str], line: LogicalLine) -> str:
     kind = next(iter(pairs))
     if kind not in _KEYS:
         raise line.error(f"a line begins with one of {', '.join(_KEYS)}")
@@ -106,18 +106,18 @@ def _kind(pairs: dict[str, str], line: Line) -> str:
     return kind
 
 
-def _sizes(text: str, line: Line) -> tuple[int, ...]:
+def _parse_block_sizes(text: str, line: LogicalLine) -> tuple[int, ...]:
     if not re.fullmatch(r"[1-9][0-9]{0,8}(, *[1-9][0-9]{0,8})*", text):
         raise line.error("BlockSizes takes numbers of nodes, e.g. BlockSizes=30,120")
     sizes = tuple(map(int, text.split(",")))
     try:
-        blocks.steps(sizes)
+        blocks.level_multiples(sizes)
     except ValueError as error:
         raise line.error(str(error)) from error
     return sizes
 
 
-def _declared(kind: str, pairs: dict[str, str], line: Line, room: int) -> Declared:
+def _parse_zone(kind: str, pairs: dict[str, str], line: LogicalLine, names_left: int) -> ZoneDecl:
     """The zone of a line, with at most `room` names."""
     if not pairs[kind]:
         raise line.error(f"{kind} needs a name")
@@ -125,17 +125,18 @@ def _declared(kind: str, pairs: dict[str, str], line: Line, room: int) -> Declar
         raise line.error("has both Nodes and Switches; a leaf has Nodes, a switch above has Switches")
     if kind == "BlockName" and "Nodes" not in pairs:
         raise line.error("a block needs Nodes, e.g. BlockName=b1 Nodes=n[1-18]")
-    speed = _number(pairs["LinkSpeed"]) if "LinkSpeed" in pairs else None
+    speed = _parse_uint32(pairs["LinkSpeed"]) if "LinkSpeed" in pairs else None
     try:
-        children, nodes = (tuple(hostlist.expand(pairs.get(key, ""), room)) for key in ("Switches", "Nodes"))
+        children, nodes = (tuple(hostlist.expand_hostlist(pairs.get(key, ""), names_left))
+                           for key in ("Switches", "Nodes"))
     except InputError as error:
         raise line.error(str(error)) from error
     if "Switches" in pairs and not children:
         raise line.error("Switches names no switch; a switch needs Nodes or Switches")
-    return Declared(pairs[kind], children, nodes, speed, line.file, line.line, line.text.strip())
+    return ZoneDecl(pairs[kind], children, nodes, speed, line.file, line.line, line.text.strip())
 
 
-def _number(text: str) -> int | None:
+def _parse_uint32(text: str) -> int | None:
     """The number that Slurm reads (s_p_handle_uint32), None where it refuses."""
     if text.lower() in ("unlimited", "infinite"):
         return 0xFFFFFFFF
@@ -148,7 +149,7 @@ def _number(text: str) -> int | None:
     return number if number <= 0xFFFFFFFF else None
 
 
-def _pairs(line: Line) -> dict[str, str]:
+def _parse_pairs(line: LogicalLine) -> dict[str, str]:
     """Key (in full spelling) -> value; of a key that stands twice the last wins, but Slurm checks each."""
     pairs: dict[str, str] = {}
     at, text = 0, line.text.rstrip(_BLANKS)
@@ -156,29 +157,29 @@ def _pairs(line: Line) -> dict[str, str]:
         match = _PAIR.match(text, at)
         if not match:
             raise line.error(f"{text[at:].strip(_BLANKS).split(' ')[0]!r} is no KEY=VALUE; "
-                             f"valid keys: {', '.join(_FULL.values())}")
-        key = _FULL.get(match["key"].lower())
+                             f"valid keys: {', '.join(_CANONICAL_KEYS.values())}")
+        key = _CANONICAL_KEYS.get(match["key"].lower())
         if key is None:
-            raise line.error(f"unknown key {match['key']!r}; valid: {', '.join(_FULL.values())}")
+            raise line.error(f"unknown key {match['key']!r}; valid: {', '.join(_CANONICAL_KEYS.values())}")
         if pairs and key in _KEYS:
             raise line.error(f"{key} stands only at the beginning of a line, and once")
         pairs[key] = match["quoted"] if match["quoted"] is not None else match["bare"]
-        if key == "LinkSpeed" and _number(pairs[key]) is None:
+        if key == "LinkSpeed" and _parse_uint32(pairs[key]) is None:
             raise line.error("LinkSpeed takes a whole number of at most 32 bits")
         at = match.end()
     return pairs
 
 
-def lines(path: str) -> Iterator[Line]:
+def logical_lines(path: str) -> Iterator[LogicalLine]:
     """Logical lines of a file in the format of slurm.conf, those of included files among them, without blank ones.
 
     Raises
     ------
     InputError : a file cannot be read or includes itself, or there are too many files or bytes in all.
     """
-    base, left, opened = os.path.dirname(path), MAX_BYTES, 1
-    text = text_of(path, left)
-    stack = [(path, _logical(path, text))]
+    base, left, opened = os.path.dirname(path), MAX_TEXT_BYTES, 1
+    text = read_text_limited(path, left)
+    stack = [(path, _split_logical_lines(path, text))]
     while stack:
         line = next(stack[-1][1], None)
         if line is None:
@@ -192,13 +193,13 @@ def lines(path: str) -> Iterator[Line]:
         if below in [path for path, _ in stack]:
             raise line.error(f"{below} includes itself")
         opened, left = opened + 1, left - len(text)
-        if opened > _MAX_FILES or left < 0:
-            raise line.error(f"more than {_MAX_FILES} files, or {MAX_BYTES} bytes in all, are included")
-        text = text_of(below, left)
-        stack.append((below, _logical(below, text)))
+        if opened > _MAX_INCLUDED_FILES or left < 0:
+            raise line.error(f"more than {_MAX_INCLUDED_FILES} files, or {MAX_TEXT_BYTES} bytes in all, are included")
+        text = read_text_limited(below, left)
+        stack.append((below, _split_logical_lines(below, text)))
 
 
-def _logical(path: str, text: str) -> Iterator[Line]:
+def _split_logical_lines(path: str, text: str) -> Iterator[LogicalLine]:
     """Lines with their continuations, without comments; those that are blank are left out."""
     parts: list[str] = []
     raw = text.split("\n")
@@ -217,4 +218,4 @@ def _logical(path: str, text: str) -> Iterator[Line]:
         whole = "".join([*parts, kept])
         begin, parts = number - len(parts), []
         if whole.strip(_BLANKS):
-            yield Line(path, begin, re.sub(r"\\(.)", r"\1", whole) if "\\" in whole else whole)
+            yield LogicalLine(path, begin, re.sub(r"\\(.)", r"\1", whole) if "\\" in whole else whole)

@@ -7,20 +7,20 @@ from dataclasses import dataclass
 
 from slurmdl.errors import InputError
 from slurmdl.topology import blocks
-from slurmdl.topology.build import Declared, build, link_speed
+from slurmdl.topology.build import ZoneDecl, build_topology, to_link_speed
 from slurmdl.topology.model import Topology
-from slurmdl.topology.tree import children, members
+from slurmdl.topology.tree import children_by_zone, nodes_by_leaf
 
 #: called with a fault where the reader can go on; the readers raise it, `check` collects it
-OnFault = Callable[[InputError], None]
+OnError = Callable[[InputError], None]
 
 
-def refuse(fault: InputError) -> None:
-    raise fault
+def raise_error(error: InputError) -> None:
+    raise error
 
 
 @dataclass(frozen=True)
-class Contents:
+class TopologySource:
     """One topology as its source declares it.
 
     Attributes
@@ -29,7 +29,7 @@ class Contents:
     kind, source, name, notes, block_sizes : as in Topology.
     """
 
-    zones: tuple[Declared, ...]
+    zones: tuple[ZoneDecl, ...]
     kind: str
     source: str
     name: str = "default"
@@ -37,19 +37,19 @@ class Contents:
     block_sizes: tuple[int, ...] = ()
 
     @classmethod
-    def of(cls, topology: Topology) -> Contents:
+    def from_topology(cls, topology: Topology) -> TopologySource:
         """What a source would declare of this topology, without a place in a file.
 
         A speed that no reader would take from a LinkSpeed is left out.
         """
-        nodes, below = members(topology), children(topology)
-        speeds = [link_speed(speed) for speed in topology.speed.tolist()]
-        zones = [Declared(name, tuple(topology.zones[child] for child in below.get(zone, ())),
+        nodes, below = nodes_by_leaf(topology), children_by_zone(topology)
+        speeds = [to_link_speed(speed) for speed in topology.uplink_bandwidth.tolist()]
+        zones = [ZoneDecl(name, tuple(topology.zones[child] for child in below.get(zone, ())),
                           tuple(nodes.get(zone, ())), speeds[zone])
                  for zone, name in enumerate(topology.zones) if topology.kind != "block" or not topology.level[zone]]
         return cls(tuple(zones), topology.kind, topology.source, topology.name, topology.notes, topology.block_sizes)
 
-    def topology(self) -> Topology:
+    def to_topology(self) -> Topology:
         """The canonical form.
 
         Raises
@@ -60,9 +60,9 @@ class Contents:
             return Topology.flat((), self.source, self.name, self.notes)
         zones = list(self.zones)
         if self.kind == "block":
-            small = blocks.too_small(zones, self.block_sizes)
+            small = blocks.undersized_block(zones, self.block_sizes)
             if small:
                 raise small[0].error(small[1])
-            zones += blocks.aggregates(zones, blocks.steps(self.block_sizes))
-        return build(zones, kind=self.kind, source=self.source, name=self.name, notes=self.notes,
+            zones += blocks.aggregate_blocks(zones, blocks.level_multiples(self.block_sizes))
+        return build_topology(zones, kind=self.kind, source=self.source, name=self.name, notes=self.notes,
                      block_sizes=self.block_sizes)

@@ -8,16 +8,16 @@ from collections.abc import Sequence
 
 from slurmdl.errors import UsageError
 from slurmdl.topology import blocks as block
-from slurmdl.topology.build import Declared
-from slurmdl.topology.contents import Contents
+from slurmdl.topology.build import ZoneDecl
+from slurmdl.topology.contents import TopologySource
 from slurmdl.topology.hostlist import MAX_NAMES
 from slurmdl.topology.model import MAX_LEVELS, Topology
 
 #: names of zones by their level; higher ones are numbered
-_NAMES = ("leaf", "group", "core")
+_LEVEL_NAMES = ("leaf", "group", "core")
 
 
-def counts(shape: str) -> tuple[int, ...]:
+def parse_shape(shape: str) -> tuple[int, ...]:
     """`1x23x394x4992` -> (1, 23, 394, 4992): zones of each level from the roots down, then nodes.
 
     Raises
@@ -36,7 +36,7 @@ def counts(shape: str) -> tuple[int, ...]:
     return found
 
 
-def sizes(text: str) -> tuple[int, ...]:
+def parse_block_sizes(text: str) -> tuple[int, ...]:
     """`18,72` -> (18, 72), BlockSizes in nodes.
 
     Raises
@@ -47,30 +47,30 @@ def sizes(text: str) -> tuple[int, ...]:
         raise UsageError(f"block sizes {text!r}: valid are numbers of nodes, e.g. 18,72")
     found = tuple(map(int, text.split(",")))
     try:
-        block.steps(found)
+        block.level_multiples(found)
     except ValueError as error:
         raise UsageError(str(error)) from error
     return found
 
 
-def tree(counts: Sequence[int]) -> Topology:
+def tree_topology(counts: Sequence[int]) -> Topology:
     """A tree with so many zones of each level, from the roots down, and so many nodes, dealt out evenly.
 
     Where a number does not divide, the first zones of the level above have one more.
     """
     *zones, nodes = counts
-    below = _names("n", nodes)
-    declared: list[Declared] = []
+    below = _numbered_names("n", nodes)
+    declared: list[ZoneDecl] = []
     for level, number in enumerate(reversed(zones)):
-        names = _names(_NAMES[level] if level < len(_NAMES) else f"core{level}", number)
-        here = [Declared(name, () if not level else share, share if not level else ())
-                for name, share in zip(names, _dealt(below, number), strict=True)]
+        names = _numbered_names(_LEVEL_NAMES[level] if level < len(_LEVEL_NAMES) else f"core{level}", number)
+        here = [ZoneDecl(name, () if not level else share, share if not level else ())
+                for name, share in zip(names, _split_evenly(below, number), strict=True)]
         declared += here
         below = names
-    return Contents(tuple(declared), "tree", "example").topology()
+    return TopologySource(tuple(declared), "tree", "example").to_topology()
 
 
-def blocks(counts: Sequence[int], sizes: Sequence[int] = ()) -> Topology:
+def block_topology(counts: Sequence[int], sizes: Sequence[int] = ()) -> Topology:
     """Blocks, dealt out evenly; `counts` is the number of blocks and that of nodes, `sizes` the BlockSizes.
 
     Raises
@@ -80,18 +80,22 @@ def blocks(counts: Sequence[int], sizes: Sequence[int] = ()) -> Topology:
     """
     if len(counts) != 2:
         raise UsageError("blocks have no levels: valid is BLOCKSxNODES, e.g. 40x720")
-    shares = _dealt(_names("n", counts[1]), counts[0])
-    declared = [Declared(name, (), share) for name, share in zip(_names("block", counts[0]), shares, strict=True)]
-    return Contents(tuple(declared), "block", "example", block_sizes=tuple(sizes)).topology()
+    shares = _split_evenly(_numbered_names("n", counts[1]), counts[0])
+    declared = [
+    ZoneDecl(
+        name, (), share) for name, share in zip(
+            _numbered_names(
+                "block", counts[0]), shares, strict=True)]
+    return TopologySource(tuple(declared), "block", "example", block_sizes=tuple(sizes)).to_topology()
 
 
-def _names(prefix: str, count: int) -> list[str]:
+def _numbered_names(prefix: str, count: int) -> list[str]:
     """Numbered from 1, all of the same width; a single zone has no number."""
     width = len(str(count))
     return [f"{prefix}{i:0{width}}" for i in range(1, count + 1)] if count > 1 else [prefix]
 
 
-def _dealt(names: Sequence[str], parts: int) -> list[tuple[str, ...]]:
+def _split_evenly(names: Sequence[str], parts: int) -> list[tuple[str, ...]]:
     each, more = divmod(len(names), parts)
     starts = [i * each + min(i, more) for i in range(parts + 1)]
     return [tuple(names[start:end]) for start, end in itertools.pairwise(starts)]

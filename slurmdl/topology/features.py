@@ -11,9 +11,9 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from slurmdl.errors import InputError
 from slurmdl.topology import hostlist
-from slurmdl.topology.conf import Line, lines
+from slurmdl.topology.conf import LogicalLine, logical_lines
 from slurmdl.topology.model import Topology
-from slurmdl.topology.write import hostlist as fold
+from slurmdl.topology.write import checked_hostlist as fold
 
 #: constraints (sbatch(1)) give the other signs a meaning
 _FEATURE = re.compile(r"[^\s,&|*()\[\]{}\"'#=\\]+")
@@ -22,7 +22,7 @@ _WORD = re.compile(r"""(\w+)\s*=\s*("[^"]*"|\S+)""")
 _PER_NODE = ("nodeaddr", "nodehostname", "bcastaddr", "port")
 
 
-def of_zones(topology: Topology, every_level: bool = False) -> dict[str, tuple[str, ...]]:
+def zone_features(topology: Topology, all_levels: bool = False) -> dict[str, tuple[str, ...]]:
     """Node -> the names of its zones, its leaf first; with `every_level` those above, too.
 
     Names of aggregated blocks are left out where they cannot be a feature.
@@ -37,7 +37,7 @@ def of_zones(topology: Topology, every_level: bool = False) -> dict[str, tuple[s
         if not _FEATURE.fullmatch(path[0]):
             raise InputError(f"{topology.source}: zone {path[0]!r} cannot be the name of a feature: blanks and "
                              "signs of constraints are not valid there")
-        while every_level and zone >= 0:
+        while all_levels and zone >= 0:
             path += [topology.zones[zone]] if _FEATURE.fullmatch(topology.zones[zone]) else []
             zone = int(topology.parent[zone])
         features[leaf] = tuple(path)
@@ -45,7 +45,7 @@ def of_zones(topology: Topology, every_level: bool = False) -> dict[str, tuple[s
             if leaf >= 0}
 
 
-def slurm_conf(path: str, zones: Mapping[str, tuple[str, ...]]) -> Iterator[str]:
+def rewrite_node_lines(path: str, features_by_node: Mapping[str, tuple[str, ...]]) -> Iterator[str]:
     """The NodeName lines of a slurm.conf and of what it includes, with the features of `zones` added to theirs.
 
     Lines of NodeName=DEFAULT and of nodes without a zone stay as they are.
@@ -55,7 +55,7 @@ def slurm_conf(path: str, zones: Mapping[str, tuple[str, ...]]) -> Iterator[str]
     InputError : the file cannot be read, or a line has lists of different lengths.
     """
     default: tuple[str, ...] = ()
-    for line in lines(path):
+    for line in logical_lines(path):
         words = {key.lower(): value.strip('"') for key, value in _WORD.findall(line.text)}
         if "nodename" not in words:
             continue
@@ -65,47 +65,48 @@ def slurm_conf(path: str, zones: Mapping[str, tuple[str, ...]]) -> Iterator[str]
             default = present
             yield line.text.strip()
             continue
-        nodes = _expand(words["nodename"], line)
+        nodes = _expand_on_line(words["nodename"], line)
         groups: dict[tuple[str, ...], list[int]] = {}
         for i, node in enumerate(nodes):
-            groups.setdefault(_union(present, zones.get(node, ())), []).append(i)
+            groups.setdefault(_merge_features(present, features_by_node.get(node, ())), []).append(i)
         for features, members in groups.items():
-            yield _line(line, nodes, members, features, features != present)
+            yield _format_node_line(line, nodes, members, features, features != present)
 
 
-def _line(line: Line, nodes: list[str], members: list[int], features: tuple[str, ...], changed: bool) -> str:
+def _format_node_line(line: LogicalLine, nodes: list[str],
+                      indices: list[int], features: tuple[str, ...], changed: bool) -> str:
     """The line for some of its nodes."""
     said = []
     for key, value in _WORD.findall(line.text):
         if key.lower() in ("feature", "features") and changed:
             continue
         if key.lower() == "nodename":
-            value = fold([nodes[i] for i in members])
-        elif key.lower() in _PER_NODE and len(members) < len(nodes):
-            each = _expand(value.strip('"'), line)
+            value = fold([nodes[i] for i in indices])
+        elif key.lower() in _PER_NODE and len(indices) < len(nodes):
+            each = _expand_on_line(value.strip('"'), line)
             if len(each) not in (1, len(nodes)):
                 raise line.error(f"{key} has {len(each)} values for {len(nodes)} nodes")
-            value = fold([each[i] for i in members]) if len(each) > 1 else value
+            value = fold([each[i] for i in indices]) if len(each) > 1 else value
         said.append(f"{key}={value}")
     return " ".join(said + [f"Features={','.join(features)}"] * changed)
 
 
-def groups(zones: Mapping[str, tuple[str, ...]], present: Mapping[str, tuple[str, ...]]) \
+def group_by_features(features_by_node: Mapping[str, tuple[str, ...]], present_features: Mapping[str, tuple[str, ...]]) \
         -> Iterator[tuple[str, str]]:
     """(hostlist, features joined by commas) of the nodes that get the same features, those `present` kept."""
     found: dict[tuple[str, ...], list[str]] = {}
-    for node, names in zones.items():
-        found.setdefault(_union(present.get(node, ()), names), []).append(node)
+    for node, names in features_by_node.items():
+        found.setdefault(_merge_features(present_features.get(node, ()), names), []).append(node)
     for features, nodes in found.items():
         yield fold(nodes), ",".join(features)
 
 
-def _expand(text: str, line: Line) -> list[str]:
+def _expand_on_line(text: str, line: LogicalLine) -> list[str]:
     try:
-        return hostlist.expand(text)
+        return hostlist.expand_hostlist(text)
     except InputError as error:
         raise line.error(str(error)) from error
 
 
-def _union(one: Iterable[str], other: Iterable[str]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys((*one, *other)))
+def _merge_features(present: Iterable[str], added: Iterable[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys((*present, *added)))

@@ -8,10 +8,10 @@ import stat
 from slurmdl.errors import InputError
 
 #: bytes; a file of 100,000 nodes, each on a line of its own, has 3 MB, and reading must not take a second
-MAX_BYTES = 4 * 2**20
+MAX_TEXT_BYTES = 4 * 2**20
 
 
-def text_of(path: str, limit: int = MAX_BYTES) -> str:
+def read_text_limited(path: str, max_bytes: int = MAX_TEXT_BYTES) -> str:
     """The text of a regular file.
 
     Raises
@@ -25,9 +25,9 @@ def text_of(path: str, limit: int = MAX_BYTES) -> str:
             if not stat.S_ISREG(status.st_mode):
                 raise InputError("is no regular file", file=path)
             # what grows while it is read, or tells no size, is bounded as well
-            data = file.read(limit + 1) if status.st_size <= limit else b""
-            if status.st_size > limit or len(data) > limit:
-                raise InputError(f"has more than {limit} bytes", file=path)
+            data = file.read(max_bytes + 1) if status.st_size <= max_bytes else b""
+            if status.st_size > max_bytes or len(data) > max_bytes:
+                raise InputError(f"has more than {max_bytes} bytes", file=path)
     except OSError as error:
         raise InputError(f"cannot be read ({error.strerror})", file=path) from error
     except ValueError as error:

@@ -29,7 +29,7 @@ _SPECIAL = frozenset("[]{}")
 _MAX_GROUPS = 64
 
 
-def expand(text: str, limit: int = MAX_NAMES) -> list[str]:
+def expand_hostlist(text: str, max_names: int = MAX_NAMES) -> list[str]:
     """The names behind a hostlist, in the order and with the repeats that Slurm gives them.
 
     With two bracket groups the first is the outermost; with more, the last group runs fastest, then the
@@ -46,26 +46,26 @@ def expand(text: str, limit: int = MAX_NAMES) -> list[str]:
         if _SPECIAL.isdisjoint(word):
             names.append(word)
         else:
-            names += _expanded(word, limit - len(names))
-        if len(names) > limit:
-            raise _error(word, f"more than {MAX_NAMES} names in all")
+            names += _expand_word(word, max_names - len(names))
+        if len(names) > max_names:
+            raise _hostlist_error(word, f"more than {MAX_NAMES} names in all")
     return names
 
 
-def _expanded(word: str, limit: int) -> Iterator[str]:
+def _expand_word(word: str, max_names: int) -> Iterator[str]:
     """The names behind one word with brackets."""
     if re.match(r"\w+\{", word):
-        raise _error(word, "functions such as switch{..} and block{..} are resolved by the controller only; "
+        raise _hostlist_error(word, "functions such as switch{..} and block{..} are resolved by the controller only; "
                            "give the node names")
     pieces = _GROUP.split(word, maxsplit=_MAX_GROUPS + 1)
     literal, inside = pieces[::2], pieces[1::2]
     if len(inside) > _MAX_GROUPS:
-        raise _error(word, f"more than {_MAX_GROUPS} brackets")
+        raise _hostlist_error(word, f"more than {_MAX_GROUPS} brackets")
     if not all(_SPECIAL.isdisjoint(part) for part in literal):
-        raise _error(word, "brackets must close and may not nest, e.g. n[01-03,7]")
-    groups = [_group(group, word, limit) for group in inside]
-    if math.prod(map(len, groups)) > limit:
-        raise _error(word, f"more than {MAX_NAMES} names in all")
+        raise _hostlist_error(word, "brackets must close and may not nest, e.g. n[01-03,7]")
+    groups = [_expand_group(group, word, max_names) for group in inside]
+    if math.prod(map(len, groups)) > max_names:
+        raise _hostlist_error(word, f"more than {MAX_NAMES} names in all")
     if len(groups) == 1:
         before, after = literal
         return (f"{before}{number}{after}" for number in groups[0])
@@ -77,13 +77,14 @@ def _expanded(word: str, limit: int) -> Iterator[str]:
             for values in itertools.product(*(groups[i] for i in order)))
 
 
-def ranged(names: Iterable[str]) -> str:
+def ranged_string(names: Iterable[str]) -> str:
     """A hostlist that expands to these names in this order: n3,n1,n2,login -> n[3,1-2],login.
 
     As Slurm's hostlist_ranged_string; only the digits at the end of a name are folded.
     """
     words: list[str] = []
-    for (prefix, bare), numbers in itertools.groupby(map(_split, names), key=lambda pair: (pair[0], not pair[1])):
+    for (prefix, bare), numbers in itertools.groupby(
+        map(_split_trailing_digits, names), key=lambda pair: (pair[0], not pair[1])):
         ranges: list[tuple[str, str]] = []
         for _, number in numbers:
             low, high = ranges[-1] if ranges else ("", "")
@@ -101,41 +102,42 @@ def ranged(names: Iterable[str]) -> str:
     return ",".join(words)
 
 
-def _split(name: str) -> tuple[str, str]:
+def _split_trailing_digits(name: str) -> tuple[str, str]:
     """A name without the digits at its end, and these, at most 18."""
     digits = len(name) - max(len(name.rstrip("0123456789")), len(name) - 18)
     return (name[:-digits], name[-digits:]) if digits else (name, "")
 
 
-def fold(names: Iterable[str]) -> str:
+def fold_hostlist(names: Iterable[str]) -> str:
     """The hostlist of these names, sorted and without repeats: n10,n2,n1,n3 -> n[1-3,10]."""
-    return ranged(name for *_, name in sorted((prefix, len(number), number, prefix + number)
-                                              for prefix, number in map(_split, set(names))))
+    return ranged_string(name for *_, name in sorted((prefix, len(number), number, prefix + number)
+                                              for prefix, number in map(_split_trailing_digits, set(names))))
 
 
-def _group(text: str, word: str, limit: int) -> list[str]:
+def _expand_group(text: str, word: str, max_names: int) -> list[str]:
     """The numbers of one bracket, with their zeros in front; the first ones where they are more than `limit`."""
     numbers: list[str] = []
     for match in _PART.finditer(text):
         part = _RANGE.fullmatch(match[0])
         if not part:
-            raise _error(word, f"{_short(match[0])!r} is no range; valid are N and LOW-HIGH, e.g. [01-03,7]")
+            raise _hostlist_error(
+    word, f"{_truncate(match[0])!r} is no range; valid are N and LOW-HIGH, e.g. [01-03,7]")
         low = part[1]
         high = part[2] or low
         # bounds with many digits are refused before they are made numbers
         if len(low) > 18 or len(high) > 18 or not 0 <= int(high) - int(low) < MAX_RANGE:
-            raise _error(word, f"{_short(match[0])!r}: the low bound comes first, and a range has at most "
+            raise _hostlist_error(word, f"{_truncate(match[0])!r}: the low bound comes first, and a range has at most "
                                f"{MAX_RANGE} names")
         width = len(low)
         numbers += [str(number).zfill(width) for number in range(int(low), int(high) + 1)]
-        if len(numbers) > limit:
+        if len(numbers) > max_names:
             break
     return numbers
 
 
-def _error(word: str, message: str) -> InputError:
-    return InputError(f"hostlist {_short(word)!r}: {message}")
+def _hostlist_error(word: str, message: str) -> InputError:
+    return InputError(f"hostlist {_truncate(word)!r}: {message}")
 
 
-def _short(text: str) -> str:
+def _truncate(text: str) -> str:
     return text if len(text) <= 60 else text[:57] + "..."

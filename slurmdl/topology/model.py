@@ -45,7 +45,7 @@ class Topology:
     zones: tuple[str, ...]
     parent: IntArray
     level: IntArray
-    speed: npt.NDArray[np.float64]
+    uplink_bandwidth: npt.NDArray[np.float64]
     nodes: tuple[str, ...]
     leaf: IntArray
     kind: str = "tree"
@@ -71,7 +71,7 @@ class Topology:
         return {name: i for i, name in enumerate(self.zones)}
 
     @cached_property
-    def size(self) -> Indices:
+    def node_count(self) -> Indices:
         """Nodes below each zone, at any depth; shape (zones,)."""
         total = np.bincount(self.leaf[self.leaf >= 0], minlength=len(self.zones)).astype(np.int64)
         for level in range(int(self.level.max(initial=0))):
@@ -80,11 +80,11 @@ class Topology:
         return total
 
     @cached_property
-    def begin(self) -> Indices:
+    def node_begin(self) -> Indices:
         """Where each zone's nodes begin in `order`; shape (zones,). Zones below one zone lie side by side."""
         # sorted by parent, the sizes of the earlier siblings add up to the offset inside the parent
         siblings = np.argsort(self.parent, kind="stable")
-        before = np.cumsum(self.size[siblings]) - self.size[siblings]
+        before = np.cumsum(self.node_count[siblings]) - self.node_count[siblings]
         above = self.parent[siblings]
         first = np.searchsorted(above, above)
         begin = np.empty(len(self.zones), np.int64)
@@ -97,28 +97,28 @@ class Topology:
         return begin
 
     @cached_property
-    def order(self) -> Indices:
+    def node_order(self) -> Indices:
         """Indices of the nodes such that the nodes of any zone stand together; shape (nodes,).
 
         Nodes without a zone stand last. See `members`.
         """
         position = np.full(len(self.nodes), len(self.nodes), np.int64)
         has_zone = self.leaf >= 0
-        position[has_zone] = self.begin[self.leaf[has_zone]]
+        position[has_zone] = self.node_begin[self.leaf[has_zone]]
         return np.argsort(position, kind="stable")
 
-    def members(self, zone: int) -> Indices:
+    def indices_below(self, zone: int) -> Indices:
         """Indices of the nodes below a zone, at any depth; in a leaf they keep the order of the source."""
-        begin = int(self.begin[zone])
-        return self.order[begin:begin + int(self.size[zone])]
+        begin = int(self.node_begin[zone])
+        return self.node_order[begin:begin + int(self.node_count[zone])]
 
-    def below(self, zone: int) -> npt.NDArray[np.bool_]:
+    def mask_below(self, zone: int) -> npt.NDArray[np.bool_]:
         """Which nodes lie below a zone, at any depth; shape (nodes,)."""
         inside = np.zeros(len(self.nodes), bool)
-        inside[self.members(zone)] = True
+        inside[self.indices_below(zone)] = True
         return inside
 
-    def sums(self, values: Indices) -> Indices:
+    def sum_below(self, values: Indices) -> Indices:
         """Sums of a number per node over the nodes below each zone, all levels at once.
 
         Parameters
@@ -129,10 +129,10 @@ class Topology:
         -------
         shape (zones,).
         """
-        total = np.concatenate([[0], np.cumsum(values[self.order])])
-        return np.asarray(total[self.begin + self.size] - total[self.begin])
+        total = np.concatenate([[0], np.cumsum(values[self.node_order])])
+        return np.asarray(total[self.node_begin + self.node_count] - total[self.node_begin])
 
-    def common(self, one: Indices, other: Indices) -> Indices:
+    def lowest_common_zone(self, left: Indices, right: Indices) -> Indices:
         """Lowest zone that holds both nodes of each pair.
 
         Parameters
@@ -143,7 +143,7 @@ class Topology:
         -------
         indices of zones in that shape, -1 where no zone holds both.
         """
-        a, b = self.leaf[one].astype(np.int64), self.leaf[other].astype(np.int64)
+        a, b = self.leaf[left].astype(np.int64), self.leaf[right].astype(np.int64)
         # the lower of two zones cannot hold the other, so it is the one to raise; -1 is above all
         height = np.append(self.level, MAX_LEVELS)
         above = np.append(self.parent, -1)
@@ -152,7 +152,7 @@ class Topology:
             a, b = np.where(raise_a, above[a], a), np.where(raise_b, above[b], b)
         return a
 
-    def above(self, nodes: Indices) -> Indices:
+    def ancestors(self, nodes: Indices) -> Indices:
         """The zones above each node, its leaf first, then -1; shape (nodes, greatest depth among them).
 
         Parameters
@@ -167,29 +167,29 @@ class Topology:
             current = parent[current]
         return np.stack(columns, axis=1) if columns else np.full((len(nodes), 0), -1, np.int64)
 
-    def path(self, node: str) -> tuple[str, ...]:
+    def path_of(self, node: str) -> tuple[str, ...]:
         """Zone path of a node, root first, leaf last; () for a node that is unknown or has no zone."""
         i = self.node_index.get(node)
-        return self.path_to(int(self.leaf[i])) if i is not None else ()
+        return self.zone_path(int(self.leaf[i])) if i is not None else ()
 
-    def path_to(self, zone: int) -> tuple[str, ...]:
+    def zone_path(self, zone: int) -> tuple[str, ...]:
         """Names from the root down to a zone, which is the last; () for -1."""
-        path = self._paths.get(zone)
+        path = self._zone_path_cache.get(zone)
         if path is None:
-            path = self._paths[zone] = (*self.path_to(int(self.parent[zone])), self.zones[zone])
+            path = self._zone_path_cache[zone] = (*self.zone_path(int(self.parent[zone])), self.zones[zone])
         return path
 
     @cached_property
-    def _paths(self) -> dict[int, tuple[str, ...]]:
+    def _zone_path_cache(self) -> dict[int, tuple[str, ...]]:
         """Those that were asked for: the nodes of a leaf share one."""
         return {-1: ()}
 
     def leaf_of(self, node: str) -> str:
         """Leaf zone of a node, "" where it has none."""
-        path = self.path(node)
+        path = self.path_of(node)
         return path[-1] if path else ""
 
-    def graph(self) -> networkx.DiGraph[tuple[str, str]]:
+    def to_networkx(self) -> networkx.DiGraph[tuple[str, str]]:
         """A networkx view, edges from a zone to the zones and nodes below it.
 
         Its nodes are pairs ("zone", name) and ("node", name), since a zone may be named as a node is; zones have
@@ -206,7 +206,7 @@ class Topology:
                 "the graph of a topology needs the package networkx: pip install 'slurmdl[graph]'") from error
 
         graph: networkx.DiGraph[tuple[str, str]] = networkx.DiGraph(name=self.name)
-        for zone, level, speed in zip(self.zones, self.level.tolist(), self.speed.tolist(), strict=True):
+        for zone, level, speed in zip(self.zones, self.level.tolist(), self.uplink_bandwidth.tolist(), strict=True):
             graph.add_node(("zone", zone), level=level, **({} if np.isnan(speed) else {"speed": speed}))
         graph.add_nodes_from(("node", node) for node in self.nodes)
         graph.add_edges_from((("zone", self.zones[parent]), ("zone", zone))
@@ -219,7 +219,7 @@ class Topology:
         return {"name": self.name, "kind": self.kind, "source": self.source, "notes": list(self.notes),
                 "block_sizes": list(self.block_sizes),
                 "zones": list(self.zones), "parent": self.parent.tolist(), "level": self.level.tolist(),
-                "speed": [None if np.isnan(s) else float(s) for s in self.speed],
+                "speed": [None if np.isnan(s) else float(s) for s in self.uplink_bandwidth],
                 "nodes": list(self.nodes), "leaf": self.leaf.tolist()}
 
     @classmethod
@@ -236,7 +236,7 @@ class Topology:
             raise InputError(f"topology JSON: malformed ({type(error).__name__}: {error})") from error
         count = len(self.zones)
         for name, array, length in (("parent", self.parent, count), ("level", self.level, count),
-                                    ("speed", self.speed, count), ("leaf", self.leaf, len(self.nodes))):
+                                    ("speed", self.uplink_bandwidth, count), ("leaf", self.leaf, len(self.nodes))):
             if array.shape != (length,):
                 raise InputError(f"topology JSON: {name} has {array.size} entries, expected {length}")
         for name, array in (("parent", self.parent), ("leaf", self.leaf)):

@@ -8,27 +8,27 @@ from slurmdl import process
 from slurmdl.errors import InputError, UnavailableError
 from slurmdl.slurm.conf_files import topology_file_path
 from slurmdl.topology import conf, scontrol
-from slurmdl.topology.contents import Contents, OnFault
-from slurmdl.topology.files import text_of
+from slurmdl.topology.contents import OnError, TopologySource
+from slurmdl.topology.files import read_text_limited
 from slurmdl.topology.model import Topology
-from slurmdl.topology.topologies import Topologies
+from slurmdl.topology.topologies import TopologySet
 
 #: bytes; JSON names every node and is read faster than the other formats
 MAX_JSON_BYTES = 16 * 2**20
-_YAML = (".yaml", ".yml")
+_YAML_SUFFIXES = (".yaml", ".yml")
 
 
-def read(file: str | None = None, name: str | None = None) -> Topology:
+def load_topology(file: str | None = None, name: str | None = None) -> Topology:
     """One topology of those that `read_all` finds: the one of that name, else the default.
 
     Raises
     ------
     InputError, UnavailableError : as `read_all`; InputError where there is none of that name.
     """
-    return read_all(file).of(name)
+    return load_topologies(file).get(name)
 
 
-def read_all(file: str | None = None) -> Topologies:
+def load_topologies(file: str | None = None) -> TopologySet:
     """The topologies of `file`, else of the file beside slurm.conf, else of one bounded call of scontrol.
 
     Raises
@@ -37,14 +37,14 @@ def read_all(file: str | None = None) -> Topologies:
     UnavailableError : there is no file, and scontrol is missing, hangs or fails.
     """
     if file is not None:
-        return from_file(file)
-    found = from_files()
+        return load_topology_file(file)
+    found = load_slurm_topology_file()
     if found is not None:
         return found
-    return from_controller()
+    return query_topologies()
 
 
-def from_controller() -> Topologies:
+def query_topologies() -> TopologySet:
     """The topologies as the controller holds them, from one bounded call of scontrol.
 
     Raises
@@ -52,14 +52,14 @@ def from_controller() -> Topologies:
     UnavailableError : scontrol is missing, hangs or fails.
     InputError : its answer is malformed, or holds no zone.
     """
-    answer = process.ask(["scontrol", "-o"], stdin="show topoconf\nshow topology\n")
-    text = "".join(f"{line}\n" for line in answer.out.splitlines() if not line.startswith("scontrol:"))
+    answer = process.run_command(["scontrol", "-o"], stdin="show topoconf\nshow topology\n")
+    text = "".join(f"{line}\n" for line in answer.stdout.splitlines() if not line.startswith("scontrol:"))
     if not text.strip():
         raise UnavailableError(f"scontrol show topology: {answer.first_error or 'no answer'}")
-    return scontrol.parse_all(text)
+    return scontrol.parse_scontrol_topologies(text)
 
 
-def declared(file: str | None, on_fault: OnFault) -> list[Contents]:
+def load_sources(file: str | None, on_error: OnError) -> list[TopologySource]:
     """What the source that `read_all` would take declares, with its faults to `on_fault` where reading can go on.
 
     Raises
@@ -68,32 +68,32 @@ def declared(file: str | None, on_fault: OnFault) -> list[Contents]:
     """
     path = file if file is not None else topology_file_path()
     if path is None or path.endswith(".json"):
-        return [Contents.of(topology) for topology in read_all(path).each]
-    if not path.endswith(_YAML):
-        return [conf.declare(path, on_fault)]
+        return [TopologySource.from_topology(topology) for topology in load_topologies(path).topologies]
+    if not path.endswith(_YAML_SUFFIXES):
+        return [conf.declare_topology_conf(path, on_error)]
     from slurmdl.topology import yamlfile
 
-    return yamlfile.declare(text_of(path, MAX_JSON_BYTES), path, on_fault)[0]
+    return yamlfile.declare_topology_yaml(read_text_limited(path, MAX_JSON_BYTES), path, on_error)[0]
 
 
-def from_file(path: str) -> Topologies:
+def load_topology_file(path: str) -> TopologySet:
     """The topologies in a topology.conf, a topology.yaml, or a JSON file as `to_json` writes it."""
-    if path.endswith(_YAML):
+    if path.endswith(_YAML_SUFFIXES):
         # PyYAML is imported only where there is a file for it
         from slurmdl.topology import yamlfile
 
-        return yamlfile.parse_file(path)
+        return yamlfile.load_topology_yaml(path)
     if not path.endswith(".json"):
-        return Topologies.one(conf.parse_file(path))
+        return TopologySet.single(conf.parse_topology_conf(path))
     try:
-        return Topologies.from_json(json.loads(text_of(path, MAX_JSON_BYTES)))
+        return TopologySet.from_json(json.loads(read_text_limited(path, MAX_JSON_BYTES)))
     except (ValueError, RecursionError) as error:
         raise InputError(f"is not JSON ({error})", file=path) from error
     except InputError as error:
         raise InputError(str(error), file=path) if error.file is None else error from error
 
 
-def from_files(slurm_conf: str | None = None) -> Topologies | None:
+def load_slurm_topology_file(slurm_conf: str | None = None) -> TopologySet | None:
     """The topologies in the directory of slurm.conf, None where there is no file of them."""
     path = topology_file_path(slurm_conf)
-    return None if path is None else from_file(path)
+    return None if path is None else load_topology_file(path)

@@ -6,85 +6,87 @@ import math
 from collections.abc import Iterator, Sequence
 from xml.sax.saxutils import escape
 
-from slurmdl.topology.drawing import Box, Grid, Size, Space, document, fitting, layout, text
+from slurmdl.topology.drawing import Box, Grid, Size, Spacing, layout_boxes, svg_document, svg_text, truncate
 from slurmdl.topology.model import Topology
-from slurmdl.topology.tree import children, members, summary
+from slurmdl.topology.tree import children_by_zone, nodes_by_leaf, summarize_topology
 
 #: most nodes that are drawn with their names; above that each is a dot
-MAX_NAMED = 64
+MAX_NAMED_NODES = 64
 #: most nodes that are drawn one by one; above that a zone shows their number
 MAX_DOTS = 20_000
 #: pixels after which named boxes go on in the next row
-MAX_WIDTH = 1280
+MAX_ROW_WIDTH = 1280
 #: width by height that rows of boxes are laid out for
-_ASPECT = 1.6
+_ASPECT_RATIO = 1.6
 
 
-def svg(topology: Topology) -> str:
+def draw_topology(topology: Topology) -> str:
     """The SVG document. Boxes and dots carry their names as tooltips.
 
     Up to MAX_NAMED nodes have their names in them; up to MAX_DOTS each node is a dot; above that each leaf zone
     shows its number of nodes.
     """
-    return _Drawing(topology).document()
+    return _Drawing(topology).render()
 
 
 class _Drawing:
     """Sizes and marks for this number of nodes, then the elements."""
 
     def __init__(self, topology: Topology) -> None:
-        self.topology, self.below, self.members = topology, children(topology), members(topology)
-        count, largest = len(topology.nodes), max(map(len, self.members.values()), default=1)
-        self.named, self.dots = count <= MAX_NAMED, count <= MAX_DOTS
-        columns = math.ceil(math.sqrt(_ASPECT * largest))
-        self.grid = Grid(4, 76, 32) if self.named else Grid(columns, 6, 6, 2)
-        self.space, self.font = (Space(), 13) if self.named else (Space(6, 6, 18), 9)
-        if -1 in self.members:  # nodes without a zone: one more box, which has no name
-            self.below.setdefault(-1, []).append(len(topology.zones))
-            self.members[len(topology.zones)] = self.members.pop(-1)
+        self.topology, self.child_zones, self.leaf_nodes = topology, children_by_zone(
+            topology), nodes_by_leaf(topology)
+        count, largest = len(topology.nodes), max(map(len, self.leaf_nodes.values()), default=1)
+        self.shows_names, self.shows_dots = count <= MAX_NAMED_NODES, count <= MAX_DOTS
+        columns = math.ceil(math.sqrt(_ASPECT_RATIO * largest))
+        self.grid = Grid(4, 76, 32) if self.shows_names else Grid(columns, 6, 6, 2)
+        self.spacing, self.font_size = (Spacing(), 13) if self.shows_names else (Spacing(6, 6, 18), 9)
+        if -1 in self.leaf_nodes:  # nodes without a zone: one more box, which has no name
+            self.child_zones.setdefault(-1, []).append(len(topology.zones))
+            self.leaf_nodes[len(topology.zones)] = self.leaf_nodes.pop(-1)
 
-    def document(self) -> str:
-        boxes = layout(self.below, self._size, 24, 56, space=self.space,
-                       width_of=(lambda sizes: MAX_WIDTH) if self.named else _landscape)
+    def render(self) -> str:
+        boxes = layout_boxes(self.child_zones, self._leaf_size, 24, 56, spacing=self.spacing,
+                       row_width=(lambda sizes: MAX_ROW_WIDTH) if self.shows_names else _landscape_width)
         width = max([box.right + 24 for box in boxes] + [480.0])
         bottom = max([box.bottom for box in boxes] + [56.0])
-        return document(summary(self.topology), width, bottom + 24,
-                        [element for box in boxes for element in self._zone(box)])
+        return svg_document(summarize_topology(self.topology), width, bottom + 24,
+                        [element for box in boxes for element in self._draw_zone(box)])
 
-    def _name(self, zone: int) -> str:
+    def _zone_name(self, zone: int) -> str:
         return self.topology.zones[zone] if zone < len(self.topology.zones) else "no zone"
 
-    def _size(self, leaf: int) -> Size:
-        width, height = self.grid.size(len(self.members.get(leaf, ())) if self.dots else 1)
-        name = min(len(self._name(leaf)), 24)
-        return max(width, 0.65 * self.font * name) + 2 * self.space.side, height + self.space.head + self.space.side
+    def _leaf_size(self, leaf: int) -> Size:
+        width, height = self.grid.size(len(self.leaf_nodes.get(leaf, ())) if self.shows_dots else 1)
+        name = min(len(self._zone_name(leaf)), 24)
+        return max(width, 0.65 * self.font_size * name) + 2 * \
+                   self.spacing.padding, height + self.spacing.header + self.spacing.padding
 
-    def _zone(self, box: Box) -> Iterator[str]:
-        name, nodes = self._name(box.zone), self.members.get(box.zone, [])
+    def _draw_zone(self, box: Box) -> Iterator[str]:
+        name, nodes = self._zone_name(box.zone), self.leaf_nodes.get(box.zone, [])
         dashed = ' stroke-dasharray="4"' if box.zone >= len(self.topology.zones) else ""
         yield f"<g><title>{escape(name)}{f', {len(nodes)} nodes' if nodes else ''}</title>"
-        yield box.outline(self.space.side / 2, dashed)
-        room = int((box.width - self.space.side) / (0.6 * self.font))
-        yield text(box.x + self.space.side, box.y + (20 if self.named else 13), fitting(name, room), size=self.font,
+        yield box.outline(self.spacing.padding / 2, dashed)
+        room = int((box.width - self.spacing.padding) / (0.6 * self.font_size))
+        yield svg_text(box.x + self.spacing.padding, box.y + (20 if self.shows_names else 13), truncate(name, room), size=self.font_size,
                    weight="bold")
         yield "</g>"
-        if not self.dots:
+        if not self.shows_dots:
             nodes = [f"{len(nodes)} nodes"] if nodes else []
         for i, node in enumerate(nodes):
-            x, y = self.grid.at(i)
-            yield from self._node(node, box.x + self.space.side + x, box.y + self.space.head + y)
+            x, y = self.grid.cell_position(i)
+            yield from self._draw_node(node, box.x + self.spacing.padding + x, box.y + self.spacing.header + y)
 
-    def _node(self, node: str, x: float, y: float) -> Iterator[str]:
-        if not self.dots:
-            yield text(x, y + 6, node, size=8)
+    def _draw_node(self, node: str, x: float, y: float) -> Iterator[str]:
+        if not self.shows_dots:
+            yield svg_text(x, y + 6, node, size=8)
             return
         yield (f'<rect x="{x:g}" y="{y:g}" width="{self.grid.width:g}" height="{self.grid.height:g}" '
-               f'rx="{4 if self.named else 1}" fill="{"#dbeafe" if self.named else "#3b82f6"}">'
+               f'rx="{4 if self.shows_names else 1}" fill="{"#dbeafe" if self.shows_names else "#3b82f6"}">'
                f"<title>{escape(node)}</title></rect>")
-        if self.named:
-            yield text(x + 8, y + 21, fitting(node, 9), fill="#334155")
+        if self.shows_names:
+            yield svg_text(x + 8, y + 21, truncate(node, 9), fill="#334155")
 
 
-def _landscape(sizes: Sequence[Size]) -> float:
+def _landscape_width(sizes: Sequence[Size]) -> float:
     """Pixels of a row such that rows of these boxes together are wider than high."""
-    return max([width for width, _ in sizes] + [math.sqrt(_ASPECT * sum((w + 6) * (h + 6) for w, h in sizes))])
+    return max([width for width, _ in sizes] + [math.sqrt(_ASPECT_RATIO * sum((w + 6) * (h + 6) for w, h in sizes))])

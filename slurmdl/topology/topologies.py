@@ -11,7 +11,7 @@ from slurmdl.topology.model import Topology
 
 
 @dataclass(frozen=True, eq=False)
-class Topologies:
+class TopologySet:
     """The topologies that one source declares.
 
     Attributes
@@ -20,19 +20,19 @@ class Topologies:
     default : name of the one that holds where a partition names none.
     """
 
-    each: tuple[Topology, ...]
+    topologies: tuple[Topology, ...]
     default: str
 
     @classmethod
-    def one(cls, topology: Topology) -> Topologies:
+    def single(cls, topology: Topology) -> TopologySet:
         """A source with a single topology."""
         return cls((topology,), topology.name)
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        return tuple(topology.name for topology in self.each)
+        return tuple(topology.name for topology in self.topologies)
 
-    def of(self, name: str | None = None) -> Topology:
+    def get(self, name: str | None = None) -> Topology:
         """The topology of a name, as a partition's `Topology=` gives it; None or "" stands for the default.
 
         Raises
@@ -40,17 +40,17 @@ class Topologies:
         InputError : there is none of that name.
         """
         wanted = name or self.default
-        for topology in self.each:
+        for topology in self.topologies:
             if topology.name == wanted:
                 return topology
         raise InputError(f"no topology is named {wanted!r}; valid: {', '.join(self.names)}",
-                         file=self.each[0].source or None)
+                         file=self.topologies[0].source or None)
 
     def to_json(self) -> dict[str, Any]:
-        return {"default": self.default, "topologies": [topology.to_json() for topology in self.each]}
+        return {"default": self.default, "topologies": [topology.to_json() for topology in self.topologies]}
 
     @classmethod
-    def from_json(cls, data: Any) -> Topologies:
+    def from_json(cls, data: Any) -> TopologySet:
         """The inverse of `to_json`; the JSON of a single Topology is taken, too.
 
         Raises
@@ -58,7 +58,7 @@ class Topologies:
         InputError : a field is missing or malformed, a name stands twice, or the default does not exist.
         """
         if not isinstance(data, dict) or "topologies" not in data:
-            return cls.one(Topology.from_json(data))
+            return cls.single(Topology.from_json(data))
         if not isinstance(data["topologies"], list) or not data["topologies"]:
             raise InputError("topology JSON: topologies must be a list of at least one")
         self = cls(tuple(map(Topology.from_json, data["topologies"])), str(data.get("default", "")))

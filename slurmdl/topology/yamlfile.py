@@ -6,33 +6,34 @@ from collections.abc import Callable, Sequence
 
 from slurmdl.errors import InputError
 from slurmdl.topology import blocks, hostlist
-from slurmdl.topology.build import SIMPLIFIED, Declared
-from slurmdl.topology.contents import Contents, OnFault, refuse
-from slurmdl.topology.files import text_of
-from slurmdl.topology.topologies import Topologies
-from slurmdl.topology.yamltree import Entry, tree_of
+from slurmdl.topology.build import TREE_APPROXIMATION_NOTE, ZoneDecl
+from slurmdl.topology.contents import OnError, TopologySource, raise_error
+from slurmdl.topology.files import read_text_limited
+from slurmdl.topology.topologies import TopologySet
+from slurmdl.topology.yamltree import YamlNode, parse_yaml_nodes
 
-_YES, _NO = ("y", "yes", "t", "true", "on"), ("n", "no", "f", "false", "off")
+_TRUE_WORDS, _FALSE_WORDS = ("y", "yes", "t", "true", "on"), ("n", "no", "f", "false", "off")
 _KINDS = ("tree", "block", "flat", "ring", "torus3d")
 
 
-def parse_file(path: str) -> Topologies:
+def load_topology_yaml(path: str) -> TopologySet:
     """The topologies in a topology.yaml.
 
     Raises
     ------
     InputError : with file, line, text and what is valid, wherever slurmctld would refuse the file, too.
     """
-    return parse(text_of(path), path)
+    return parse_topology_yaml(read_text_limited(path), path)
 
 
-def parse(text: str, source: str) -> Topologies:
+def parse_topology_yaml(text: str, source: str) -> TopologySet:
     """The topologies in a text; `source` names it in messages."""
-    each, default = declare(text, source)
-    return Topologies(tuple(contents.topology() for contents in each), default)
+    each, default = declare_topology_yaml(text, source)
+    return TopologySet(tuple(contents.to_topology() for contents in each), default)
 
 
-def declare(text: str, source: str, on_fault: OnFault = refuse) -> tuple[list[Contents], str]:
+def declare_topology_yaml(text: str, source: str,
+                          on_error: OnError = raise_error) -> tuple[list[TopologySource], str]:
     """What a text declares, and the name of the default; a zone or topology with a fault is passed over where
     `on_fault` returns.
 
@@ -40,22 +41,22 @@ def declare(text: str, source: str, on_fault: OnFault = refuse) -> tuple[list[Co
     ------
     InputError : from `on_fault`, and where the text is no YAML or declares no topology.
     """
-    top = tree_of(text, source)
-    entries = top.items() if isinstance(top.value, list) else [top]
+    top = parse_yaml_nodes(text, source)
+    entries = top.as_list() if isinstance(top.value, list) else [top]
     if not entries:
         raise InputError("declares no topology; an entry `topology: NAME` with tree, block, flat, ring or torus3d "
                          "is needed", file=source)
-    names = _Names()
-    found: dict[str, Contents] = {}
+    names = _HostlistBudget()
+    found: dict[str, TopologySource] = {}
     default = ""
     for entry in entries:
         try:
-            reader = _Reader(source, entry, names, on_fault)
-            contents = reader.contents()
+            reader = _TopologyReader(source, entry, names, on_error)
+            contents = reader.to_source()
             if contents.name in found:
-                raise reader.top["topology"].error(f"topology {contents.name!r} is declared twice")
+                raise reader.top_fields["topology"].error(f"topology {contents.name!r} is declared twice")
         except InputError as fault:
-            on_fault(fault)
+            on_error(fault)
             continue
         found[contents.name] = contents
         if reader.is_default and not default:
@@ -63,142 +64,144 @@ def declare(text: str, source: str, on_fault: OnFault = refuse) -> tuple[list[Co
     return list(found.values()), default or next(iter(found), "")
 
 
-class _Reader:
+class _TopologyReader:
     """One topology of a file; fields that Slurm does not know either are noted and passed over."""
 
-    def __init__(self, source: str, entry: Entry, names: _Names, on_fault: OnFault) -> None:
+    def __init__(self, source: str, entry: YamlNode, budget: _HostlistBudget, on_error: OnError) -> None:
         self.source = source
         self.entry = entry
-        self.names = names
-        self.on_fault = on_fault
+        self.budget = budget
+        self.on_error = on_error
         self.notes: list[str] = []
-        self.top = self.fields(entry, "a topology", ("topology", "cluster_default", *_KINDS))
-        if "topology" not in self.top or not self.top["topology"].text():
+        self.top_fields = self.checked_fields(entry, "a topology", ("topology", "cluster_default", *_KINDS))
+        if "topology" not in self.top_fields or not self.top_fields["topology"].as_string():
             raise entry.error("a topology needs a name, `topology: NAME`")
-        default = self.top.get("cluster_default")
-        self.is_default = default is not None and _truth(default)
+        default = self.top_fields.get("cluster_default")
+        self.is_default = default is not None and _parse_bool(default)
 
-    def contents(self) -> Contents:
-        used = [kind for kind in _KINDS if kind in self.top and not _unused(self.top[kind])]
-        name = self.top["topology"].text()
+    def to_source(self) -> TopologySource:
+        used = [kind for kind in _KINDS if kind in self.top_fields and not _is_unused(self.top_fields[kind])]
+        name = self.top_fields["topology"].as_string()
         if len(used) != 1:
             raise self.entry.error(f"topology {name!r} has {' and '.join(used) or 'no kind'}; "
                                    f"exactly one of {', '.join(_KINDS)} is needed")
-        kind, body = used[0], self.top[used[0]]
-        zones: list[Declared] = []
+        kind, body = used[0], self.top_fields[used[0]]
+        zones: list[ZoneDecl] = []
         sizes: tuple[int, ...] = ()
         if kind == "tree":
-            zones = self.each(body, kind, "switches", self.switch)
+            zones = self.read_zones(body, kind, "switches", self.read_switch)
         elif kind == "block":
-            zones = self.each(body, kind, "blocks", lambda item: self.leaf(item, "block"), ("block_sizes",))
-            sizes = _sizes(body.fields().get("block_sizes"))
+            zones = self.read_zones(
+    body, kind, "blocks", lambda item: self.read_leaf(
+        item, "block"), ("block_sizes",))
+            sizes = _parse_block_sizes(body.as_map().get("block_sizes"))
         elif kind == "ring":
-            self.notes.append(SIMPLIFIED.format("ring"))
-            zones = self.each(body, kind, "rings", lambda item: self.leaf(item, "ring"))
+            self.notes.append(TREE_APPROXIMATION_NOTE.format("ring"))
+            zones = self.read_zones(body, kind, "rings", lambda item: self.read_leaf(item, "ring"))
         elif kind == "torus3d":
-            self.notes.append(SIMPLIFIED.format("torus"))
-            zones = self.each(body, kind, "toruses", self.torus)
-        return Contents(tuple(zones), kind, self.source, name, tuple(self.notes), sizes)
+            self.notes.append(TREE_APPROXIMATION_NOTE.format("torus"))
+            zones = self.read_zones(body, kind, "toruses", self.read_torus)
+        return TopologySource(tuple(zones), kind, self.source, name, tuple(self.notes), sizes)
 
-    def each(self, body: Entry, kind: str, key: str, read: Callable[[Entry], Declared],
-             others: tuple[str, ...] = ()) -> list[Declared]:
+    def read_zones(self, body: YamlNode, kind: str, key: str, read_zone: Callable[[YamlNode], ZoneDecl],
+             other_keys: tuple[str, ...] = ()) -> list[ZoneDecl]:
         """The zones of the list `key`."""
         zones = []
-        for item in _items(self.fields(body, kind, (key, *others)), key, body):
+        for item in _required_list(self.checked_fields(body, kind, (key, *other_keys)), key, body):
             try:
-                zones.append(read(item))
+                zones.append(read_zone(item))
             except InputError as fault:
-                self.on_fault(fault)
+                self.on_error(fault)
         return zones
 
-    def switch(self, item: Entry) -> Declared:
-        fields = self.fields(item, "a switch", ("switch", "children", "nodes"))
-        children, nodes = (self.names.expand(fields.get(key)) for key in ("children", "nodes"))
+    def read_switch(self, item: YamlNode) -> ZoneDecl:
+        fields = self.checked_fields(item, "a switch", ("switch", "children", "nodes"))
+        children, nodes = (self.budget.expand_entry(fields.get(key)) for key in ("children", "nodes"))
         if children and nodes:
             raise item.error("has both nodes and children; a leaf has nodes, a switch above has children")
-        return _declared(item, fields, "switch", nodes, children)
+        return _to_zone_decl(item, fields, "switch", nodes, children)
 
-    def leaf(self, item: Entry, key: str) -> Declared:
-        fields = self.fields(item, f"a {key}", (key, "nodes"))
-        return _declared(item, fields, key, self.names.expand(fields.get("nodes")))
+    def read_leaf(self, item: YamlNode, key: str) -> ZoneDecl:
+        fields = self.checked_fields(item, f"a {key}", (key, "nodes"))
+        return _to_zone_decl(item, fields, key, self.budget.expand_entry(fields.get("nodes")))
 
-    def torus(self, item: Entry) -> Declared:
+    def read_torus(self, item: YamlNode) -> ZoneDecl:
         """A torus with all of its nodes; how they are laid out (dims, regions, placements) is not read."""
-        fields = item.fields()
-        regions = fields["regions"].items() if "regions" in fields else []
-        parts = [fields, *(region.fields() for region in regions)]
-        nodes = [node for part in parts for node in self.names.expand(part.get("nodes"))]
-        return _declared(item, fields, "torus" if "torus" in fields else "name", nodes)
+        fields = item.as_map()
+        regions = fields["regions"].as_list() if "regions" in fields else []
+        parts = [fields, *(region.as_map() for region in regions)]
+        nodes = [node for part in parts for node in self.budget.expand_entry(part.get("nodes"))]
+        return _to_zone_decl(item, fields, "torus" if "torus" in fields else "name", nodes)
 
-    def fields(self, entry: Entry, what: str, valid: Sequence[str]) -> dict[str, Entry]:
-        fields = entry.fields()
+    def checked_fields(self, entry: YamlNode, owner: str, valid_keys: Sequence[str]) -> dict[str, YamlNode]:
+        fields = entry.as_map()
         for key, value in fields.items():
-            if key not in valid:
-                self.notes.append(f"{self.source}:{value.line}: unknown field {key!r} of {what} is passed over; "
-                                  f"valid: {', '.join(valid)}")
+            if key not in valid_keys:
+                self.notes.append(f"{self.source}:{value.line}: unknown field {key!r} of {owner} is passed over; "
+                                  f"valid: {', '.join(valid_keys)}")
         return fields
 
 
-def _unused(kind: Entry) -> bool:
+def _is_unused(kind: YamlNode) -> bool:
     """Whether a kind stands there empty, as the controller's dump has those that are not used."""
     if isinstance(kind.value, str):
-        return not kind.value or not _truth(kind)
-    return not any(value.value for value in kind.fields().values())
+        return not kind.value or not _parse_bool(kind)
+    return not any(value.value for value in kind.as_map().values())
 
 
-def _truth(entry: Entry) -> bool:
-    word = entry.text().lower()
-    if word not in _YES + _NO:
-        raise entry.error(f"valid are {', '.join(_YES)} and {', '.join(_NO)}")
-    return word in _YES
+def _parse_bool(entry: YamlNode) -> bool:
+    word = entry.as_string().lower()
+    if word not in _TRUE_WORDS + _FALSE_WORDS:
+        raise entry.error(f"valid are {', '.join(_TRUE_WORDS)} and {', '.join(_FALSE_WORDS)}")
+    return word in _TRUE_WORDS
 
 
-def _items(fields: dict[str, Entry], key: str, body: Entry) -> list[Entry]:
+def _required_list(fields: dict[str, YamlNode], key: str, body: YamlNode) -> list[YamlNode]:
     if key not in fields:
         raise body.error(f"needs a list `{key}`")
-    return fields[key].items()
+    return fields[key].as_list()
 
 
-def _sizes(entry: Entry | None) -> tuple[int, ...]:
+def _parse_block_sizes(entry: YamlNode | None) -> tuple[int, ...]:
     if entry is None:
         return ()
-    sizes = tuple(map(_size, entry.items()))
+    sizes = tuple(map(_parse_block_size, entry.as_list()))
     try:
-        blocks.steps(sizes)
+        blocks.level_multiples(sizes)
     except ValueError as error:
         raise entry.error(str(error)) from error
     return sizes
 
 
-def _size(entry: Entry) -> int:
-    text = entry.text()
+def _parse_block_size(entry: YamlNode) -> int:
+    text = entry.as_string()
     if not text.isascii() or not text.isdigit() or len(text) > 9 or not int(text):
         raise entry.error("block_sizes takes numbers of nodes, e.g. [30, 120]")
     return int(text)
 
 
-def _declared(item: Entry, fields: dict[str, Entry], key: str, nodes: Sequence[str],
-              children: Sequence[str] = ()) -> Declared:
-    name = fields[key].text() if key in fields else ""
+def _to_zone_decl(item: YamlNode, fields: dict[str, YamlNode], key: str, nodes: Sequence[str],
+              children: Sequence[str] = ()) -> ZoneDecl:
+    name = fields[key].as_string() if key in fields else ""
     if not name:
         raise item.error(f"needs a name, `{key}: NAME`")
-    return Declared(name, tuple(children), tuple(nodes), None, item.file, item.line, f"{key}: {name}")
+    return ZoneDecl(name, tuple(children), tuple(nodes), None, item.file, item.line, f"{key}: {name}")
 
 
-class _Names:
+class _HostlistBudget:
     """Expands the hostlists of a file, which may stand for so many names in all."""
 
     def __init__(self) -> None:
-        self.left = hostlist.MAX_NAMES
+        self.names_left = hostlist.MAX_NAMES
 
-    def expand(self, entry: Entry | None) -> list[str]:
+    def expand_entry(self, entry: YamlNode | None) -> list[str]:
         if entry is None:
             return []
         if not isinstance(entry.value, str):
             raise entry.error("takes a hostlist as one string, e.g. n[1-4,7], not a list or a map")
         try:
-            names = hostlist.expand(entry.value, self.left)
+            names = hostlist.expand_hostlist(entry.value, self.names_left)
         except InputError as error:
             raise entry.error(str(error)) from error
-        self.left -= len(names)
+        self.names_left -= len(names)
         return names

@@ -15,28 +15,28 @@ from slurmdl.errors import InputError
 #: nested lists and maps; Slurm's own files have six
 _MAX_DEPTH = 16
 #: lists, maps and scalars of one document; 100,000 nodes on leaves of 20 make 35,000
-_MAX_ENTRIES = 300_000
+_MAX_YAML_NODES = 300_000
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 @dataclass
-class Entry:
+class YamlNode:
     """A value with its place: a string, a list, or a map with strings as keys."""
 
-    value: str | list[Entry] | dict[str, Entry]
+    value: str | list[YamlNode] | dict[str, YamlNode]
     file: str
     line: int
 
     def error(self, message: str) -> InputError:
-        return InputError(message, self.file, self.line, _shown(self))
+        return InputError(message, self.file, self.line, _excerpt(self))
 
-    def text(self) -> str:
+    def as_string(self) -> str:
         """The string; InputError where it is a list or a map."""
         if not isinstance(self.value, str):
             raise self.error("one value is expected here, not a list or a map")
         return self.value
 
-    def items(self) -> list[Entry]:
+    def as_list(self) -> list[YamlNode]:
         """The entries of a list; an empty string counts as an empty list."""
         if self.value == "":
             return []
@@ -44,7 +44,7 @@ class Entry:
             raise self.error("a list is expected here, entries that begin with `- `")
         return self.value
 
-    def fields(self) -> dict[str, Entry]:
+    def as_map(self) -> dict[str, YamlNode]:
         """The fields of a map; an empty string counts as an empty map."""
         if self.value == "":
             return {}
@@ -53,7 +53,7 @@ class Entry:
         return self.value
 
 
-def tree_of(text: str, source: str) -> Entry:
+def parse_yaml_nodes(text: str, source: str) -> YamlNode:
     """The one document in a text; an empty text is an empty list.
 
     Raises
@@ -62,17 +62,17 @@ def tree_of(text: str, source: str) -> Entry:
         string, or is deeper or larger than a topology can be.
     """
     try:
-        return _tree(text, source)
+        return _build_tree(text, source)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         what = getattr(error, "problem", None) or str(error)
         raise InputError(f"is not YAML ({what})", source, mark.line + 1 if mark else None) from error
 
 
-def _tree(text: str, source: str) -> Entry:
-    documents: list[Entry] = []
+def _build_tree(text: str, source: str) -> YamlNode:
+    documents: list[YamlNode] = []
     # open lists and maps; beside each map the key whose value comes next
-    stack: list[tuple[Entry, list[str]]] = []
+    stack: list[tuple[YamlNode, list[str]]] = []
     count = 0
     for event in yaml.parse(text, Loader=_LOADER):
         if isinstance(event, (yaml.SequenceEndEvent, yaml.MappingEndEvent)):
@@ -84,21 +84,21 @@ def _tree(text: str, source: str) -> Entry:
         if isinstance(event, yaml.AliasEvent):
             raise InputError("aliases are not valid here, as Slurm refuses them; write the value out", source, line,
                              f"*{event.anchor}")
-        value: str | list[Entry] | dict[str, Entry] = \
+        value: str | list[YamlNode] | dict[str, YamlNode] = \
             event.value if isinstance(event, yaml.ScalarEvent) else \
             [] if isinstance(event, yaml.SequenceStartEvent) else {}
-        entry = Entry(value, source, line)
+        entry = YamlNode(value, source, line)
         count += 1
-        if count > _MAX_ENTRIES or len(stack) > _MAX_DEPTH:
-            raise InputError(f"holds more than {_MAX_ENTRIES} values" if count > _MAX_ENTRIES else
+        if count > _MAX_YAML_NODES or len(stack) > _MAX_DEPTH:
+            raise InputError(f"holds more than {_MAX_YAML_NODES} values" if count > _MAX_YAML_NODES else
                              f"is nested deeper than {_MAX_DEPTH} lists and maps", source, entry.line)
-        _add(entry, stack, documents)
+        _attach(entry, stack, documents)
         if not isinstance(entry.value, str):
             stack.append((entry, []))
-    return documents[0] if documents else Entry([], source, 1)
+    return documents[0] if documents else YamlNode([], source, 1)
 
 
-def _add(entry: Entry, stack: list[tuple[Entry, list[str]]], documents: list[Entry]) -> None:
+def _attach(entry: YamlNode, stack: list[tuple[YamlNode, list[str]]], documents: list[YamlNode]) -> None:
     """Put a value where it belongs: into the open list or map, or as the document."""
     if not stack:
         if documents:
@@ -117,7 +117,7 @@ def _add(entry: Entry, stack: list[tuple[Entry, list[str]]], documents: list[Ent
         above.value[key.pop()] = entry  # of a key that stands twice the last wins, as in Slurm
 
 
-def _shown(entry: Entry) -> str:
+def _excerpt(entry: YamlNode) -> str:
     if isinstance(entry.value, str):
         return entry.value
     if isinstance(entry.value, list):

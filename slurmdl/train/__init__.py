@@ -6,7 +6,10 @@ For scripts of the user's own: `from slurmdl.train import init`, see `slurmdl.tr
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from slurmdl.train.library.run import init as init
 
 
 def __getattr__(name: str) -> Any:

@@ -6,17 +6,17 @@ import sys
 from collections.abc import Sequence
 
 from slurmdl.train.library import ending
-from slurmdl.train.trainer.options import parse
+from slurmdl.train.trainer.options import parse_train_options
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Train, and return the exit status."""
     try:
-        options = parse(sys.argv[1:] if argv is None else argv)
+        options = parse_train_options(sys.argv[1:] if argv is None else argv)
         from slurmdl.train.trainer.trainer import train
         train(options)
     except Exception as error:
-        return ending.failed(error)
+        return ending.report_failure(error)
     return 0
 
 

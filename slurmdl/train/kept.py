@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 
-class Kept:
+class Stateful:
     """An object of which some attributes are kept.
 
     Attributes
@@ -21,46 +21,46 @@ class Kept:
         objects that are Kept themselves, or None.
     """
 
-    kept: tuple[str, ...] = ()
+    state_fields: tuple[str, ...] = ()
 
-    def state(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """The attributes by name, as numbers, torch tensors and dicts; arrays are not copied."""
-        return {name: _plain(getattr(self, name)) for name in self._names()}
+        return {name: _to_plain(getattr(self, name)) for name in self._field_names()}
 
-    def restore(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take up a state, on an object that was made with the same options; arrays are filled in place."""
-        for name in self._names():
+        for name in self._field_names():
             mine, its = getattr(self, name), state[name]
-            if isinstance(mine, Kept):
-                mine.restore(its)
+            if isinstance(mine, Stateful):
+                mine.load_state_dict(its)
             elif isinstance(mine, np.ndarray):
                 mine[...] = its.numpy()
             else:
-                setattr(self, name, _own(its))
+                setattr(self, name, _from_plain(its))
 
-    def _names(self) -> Iterator[str]:
+    def _field_names(self) -> Iterator[str]:
         for kind in type(self).__mro__:
             yield from vars(kind).get("kept", ())
 
 
-def _plain(value: Any) -> Any:
+def _to_plain(value: Any) -> Any:
     import torch
 
-    if isinstance(value, Kept):
-        return value.state()
+    if isinstance(value, Stateful):
+        return value.state_dict()
     if isinstance(value, np.ndarray):
         return torch.from_numpy(value)
     if isinstance(value, dict):
-        return {key: _plain(its) for key, its in value.items()}
+        return {key: _to_plain(its) for key, its in value.items()}
     return value
 
 
-def _own(value: Any) -> Any:
+def _from_plain(value: Any) -> Any:
     """As `_plain`, the other way."""
     import torch
 
     if isinstance(value, torch.Tensor):
         return value.numpy().copy()
     if isinstance(value, dict):
-        return {key: _own(its) for key, its in value.items()}
+        return {key: _from_plain(its) for key, its in value.items()}
     return value

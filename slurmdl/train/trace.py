@@ -12,9 +12,9 @@ from typing import Any
 from slurmdl.errors import TrainError, warn
 
 #: rows of the trace: the training thread, and the communication thread's errands
-TRAINING, MESSAGES = 0, 1
+TRAINING_ROW, COMM_ROW = 0, 1
 #: what makes the file a whole JSON document after each event; the next event is written over it
-_END = b"\n]}\n"
+_JSON_END = b"\n]}\n"
 
 
 class Trace:
@@ -28,24 +28,24 @@ class Trace:
     TrainError : the folder cannot be made or written to.
     """
 
-    def __init__(self, folder: str, rank: int, place: str) -> None:
-        self._path, self._rank = os.path.join(folder, f"rank-{rank}.json"), rank
+    def __init__(self, trace_dir: str, rank: int, node: str) -> None:
+        self._path, self._rank = os.path.join(trace_dir, f"rank-{rank}.json"), rank
         self._lock = threading.Lock()
         about: list[dict[str, Any]] = [
-            {"name": "process_name", "ph": "M", "pid": rank, "args": {"name": f"rank {rank}, {place}"}},
+            {"name": "process_name", "ph": "M", "pid": rank, "args": {"name": f"rank {rank}, {node}"}},
             *({"name": "thread_name", "ph": "M", "pid": rank, "tid": row, "args": {"name": name}}
-              for row, name in ((TRAINING, "training"), (MESSAGES, "messages")))]
+              for row, name in ((TRAINING_ROW, "training"), (COMM_ROW, "messages")))]
         begin = b'{"traceEvents": [\n' + b",\n".join(json.dumps(event).encode() for event in about)
         #: where the next event is written
-        self._at = len(begin)
+        self._offset = len(begin)
         try:
-            os.makedirs(folder, exist_ok=True)
+            os.makedirs(trace_dir, exist_ok=True)
             self._file: int | None = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
-            os.write(self._file, begin + _END)
+            os.write(self._file, begin + _JSON_END)
         except OSError as error:
             raise TrainError(f"trace {self._path}: {error.strerror}") from error
 
-    def add(self, name: str, start: float, end: float, row: int = TRAINING) -> None:
+    def add(self, name: str, start: float, end: float, row: int = TRAINING_ROW) -> None:
         """Something that went on from `start` to `end`, in s on the rank's clock.
 
         Where it cannot be written, as on a full disk, one line says so, and the training goes on without a trace.
@@ -56,14 +56,14 @@ class Trace:
             if self._file is None:
                 return
             try:
-                if os.pwrite(self._file, event + _END, self._at) < len(event + _END):
+                if os.pwrite(self._file, event + _JSON_END, self._offset) < len(event + _JSON_END):
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-                self._at += len(event)
+                self._offset += len(event)
             except OSError as error:
                 warn(f"train: trace {self._path}: {error.strerror}; it ends here")
                 with suppress(OSError):
-                    os.pwrite(self._file, _END, self._at)
-                    os.ftruncate(self._file, self._at + len(_END))
+                    os.pwrite(self._file, _JSON_END, self._offset)
+                    os.ftruncate(self._file, self._offset + len(_JSON_END))
                 self._close()
 
     def close(self) -> None:

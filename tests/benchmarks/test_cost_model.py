@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from benchmarks import cost_model
-from slurmdl.sandbox.spec import alternating
+from slurmdl.sandbox.spec import round_robin_topology
 
-NINE = alternating(9, 3)
+NINE = round_robin_topology(9, 3)
 
 
 @pytest.mark.parametrize(("one", "other", "expected"), [

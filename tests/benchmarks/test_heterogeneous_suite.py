@@ -29,11 +29,11 @@ from benchmarks.virtual_runs import Outcome
 from slurmdl.cluster.model import ClusterSnapshot, Node, Partition
 from slurmdl.errors import UsageError
 from slurmdl.placement.model import Cost
-from slurmdl.sandbox.spec import alternating
-from slurmdl.train.trainer.options import parse
+from slurmdl.sandbox.spec import round_robin_topology
+from slurmdl.train.trainer.options import parse_train_options
 from slurmdl.train.trainer.trainer import train
 
-SIXTEEN = alternating(placement_savings.NODES, placement_savings.ZONES)
+SIXTEEN = round_robin_topology(placement_savings.NODES, placement_savings.ZONES)
 
 
 def by_metric(rows: Sequence[Row]) -> dict[str, Row]:
@@ -42,9 +42,9 @@ def by_metric(rows: Sequence[Row]) -> dict[str, Row]:
 
 def snapshot(busy: Sequence[str]) -> ClusterSnapshot:
     free = {name: 0 if name in busy else placement_savings.CPUS for name in SIXTEEN.nodes}
-    return ClusterSnapshot.of(
-        [Node(name, ("IDLE",) if cpus else ("ALLOCATED",), cpus=4, cpus_free=cpus, memory=4000,
-              memory_free=1000 * cpus, partitions=("main",)) for name, cpus in free.items()],
+    return ClusterSnapshot.from_nodes(
+        [Node(name, ("IDLE",) if cpus else ("ALLOCATED",), cpus=4, cpus_unallocated=cpus, memory=4000,
+              memory_unallocated=1000 * cpus, partitions=("main",)) for name, cpus in free.items()],
         (Partition("main", True),))
 
 
@@ -72,7 +72,7 @@ def test_all_ways_are_on_free_nodes_and_none_sends_less_than_the_least(number: i
     assert set(variants[LEAF]) == set(variants[DEFAULT]) == set(slurm)
     zones = [SIXTEEN.leaf_of(node) for node in variants[LEAF]]
     assert zones == sorted(zones)
-    sent = {variant: predicted(case.job, order, SIXTEEN).bytes_across_zones for variant, order in variants.items()}
+    sent = {variant: predicted(case.job, order, SIXTEEN).inter_zone_bytes for variant, order in variants.items()}
     assert sent.get(LEAST, 0.0) <= min(sent.values()) * (1 + 1e-9)
 
 
@@ -82,9 +82,9 @@ def test_servers_that_stand_together_send_all_that_they_serve() -> None:
     case = Case(job, SIXTEEN.nodes[4:])
     variants = orders(case, SIXTEEN, snapshot(case.busy), SIXTEEN.nodes[:4], np.random.default_rng(1))
     whole = 2 * 6 * job.request.dl.model_bytes
-    assert predicted(job, variants[DEFAULT], SIXTEEN).bytes_across_nodes == pytest.approx(whole)
+    assert predicted(job, variants[DEFAULT], SIXTEEN).inter_node_bytes == pytest.approx(whole)
     # placed, each server has a worker beside it
-    assert predicted(job, variants[PLACED], SIXTEEN).bytes_across_nodes == pytest.approx(whole * 5 / 6)
+    assert predicted(job, variants[PLACED], SIXTEEN).inter_node_bytes == pytest.approx(whole * 5 / 6)
 
 
 def cost(sent: float, seconds: float = 1.0) -> Cost:
@@ -212,7 +212,7 @@ def test_runs_are_simulated_by_seed_and_fold(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize("slow", SPEEDS.values())
 def test_all_ways_go_together(options: str, slow: str, capsys: pytest.CaptureFixture[str]) -> None:
     words = f"--simulate 8 --model mlp:8 --batch 4 --steps 3 --compute replay:0.01 --slow {slow} {options}"
-    summary = train(parse(words.split(), {}))
+    summary = train(parse_train_options(words.split(), {}))
     assert summary is not None
     assert summary["workers"] == 8
     assert summary["samples_per_second"] > 0

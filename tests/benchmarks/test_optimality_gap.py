@@ -11,31 +11,31 @@ import pytest
 from benchmarks.placement.optimality_gap import Case, case, outcome, rows
 from slurmdl.errors import PlacementError
 from slurmdl.placement import exact
-from slurmdl.placement.cost import cost, links
+from slurmdl.placement.cost import network_links, predict_cost
 from slurmdl.placement.model import Cost
-from slurmdl.placement.nodes.eligible import eligible
-from slurmdl.placement.place import place
-from slurmdl.placement.shape import shape
+from slurmdl.placement.nodes.eligible import eligible_tasks
+from slurmdl.placement.place import place_job
+from slurmdl.placement.shape import resolve_job_size
 from slurmdl.placement.traffic import Traffic
 
 
 def brute_force(given: Case, key: Callable[[Cost], tuple[float, ...]]) -> tuple[float, ...]:
     """Least key over all choices of nodes and of their servers; ranks zone by zone."""
     topology, request = given.topology, given.request
-    job, ps = shape(request), request.dl.ps
-    room = eligible(request, given.cluster, "main").now
+    job, ps = resolve_job_size(request), request.dl.ps
+    room = eligible_tasks(request, given.cluster, "main").tasks_now
     names = [name for name, tasks in zip(given.cluster.names, room.tolist(), strict=True)
-             if tasks >= job.most_per_node]
-    phases = Traffic.of(request.dl).phases(job.tasks)
+             if tasks >= job.max_tasks_per_node]
+    phases = Traffic.from_options(request.dl).phases(job.tasks)
     best: tuple[float, ...] = (np.inf,)
-    for nodes in itertools.combinations(sorted(names, key=topology.path), job.nodes):
-        network = links(nodes, topology, given.scores)
+    for nodes in itertools.combinations(sorted(names, key=topology.path_of), job.nodes):
+        network = network_links(nodes, topology, given.scores)
         each = [job.tasks // job.nodes] * job.nodes
         for servers in itertools.product(*(range(min(ps, count) + 1) for count in each)):
             if sum(servers) == ps:
                 order = [i for i, count in enumerate(servers) for _ in range(count)]
                 order += [i for i, count in enumerate(servers) for _ in range(each[i] - count)]
-                best = min(best, key(cost(phases, network, np.array(order))))
+                best = min(best, key(predict_cost(phases, network, np.array(order))))
     return best
 
 
@@ -48,10 +48,10 @@ def small(seed: int) -> bool:
 @pytest.mark.parametrize("seed", [seed for seed in range(300) if small(seed)][:16])
 @pytest.mark.parametrize(("least", "key"), [
     ("seconds", lambda cost: cost.key[:1]), ("bytes", lambda cost: cost.key[1:])], ids=["seconds", "bytes"])
-def test_the_solver_against_brute_force(seed: int, least: exact.Least,
+def test_the_solver_against_brute_force(seed: int, least: exact.Objective,
                                         key: Callable[[Cost], tuple[float, ...]]) -> None:
     given = case(seed)
-    found = exact.solve(given.request, given.cluster, given.topology, given.scores, 20.0, least)
+    found = exact.solve_exactly(given.request, given.cluster, given.topology, given.scores, 20.0, least)
     assert found.proven
     assert key(found.cost) == pytest.approx(brute_force(given, key), rel=1e-6)
 
@@ -69,15 +69,15 @@ def test_place_is_never_better_than_the_optimum_and_close_to_it() -> None:
 def test_no_choice_undercuts_the_bound(seed: int) -> None:
     given = case(seed)
     try:
-        found = place(given.request, given.cluster, given.topology, given.scores)
+        found = place_job(given.request, given.cluster, given.topology, given.scores)
     except PlacementError:
         return
-    assert found.map is not None and found.bound is not None and found.gap is not None
-    best = exact.solve(given.request, given.cluster, given.topology, given.scores, 20.0).cost.seconds
-    assert found.bound <= best * (1 + 1e-6)
-    assert best <= found.map.cost.seconds * (1 + 1e-6)
+    assert found.rank_map is not None and found.lower_bound is not None and found.optimality_gap is not None
+    best = exact.solve_exactly(given.request, given.cluster, given.topology, given.scores, 20.0).cost.seconds
+    assert found.lower_bound <= best * (1 + 1e-6)
+    assert best <= found.rank_map.cost.seconds * (1 + 1e-6)
     if given.request.dl.strategy == "allreduce":
-        assert found.bound == pytest.approx(best, rel=1e-6)
+        assert found.lower_bound == pytest.approx(best, rel=1e-6)
 
 
 def test_leaf_order_and_chance_lose() -> None:

@@ -17,7 +17,7 @@ from benchmarks.suite import Suite
 from slurmdl.cluster.model import ClusterSnapshot, Node, Partition
 from slurmdl.errors import SandboxError, UsageError
 from slurmdl.network.model import LinkScores
-from slurmdl.placement.cost import links
+from slurmdl.placement.cost import network_links
 from slurmdl.placement.model import Cost
 from slurmdl.placement.traffic import Traffic
 from slurmdl.simulate import load
@@ -76,9 +76,9 @@ def test_table_repeats_missed_rows_and_failed_parts(tmp_path: Path, capsys: pyte
 
 
 def test_choices_on_one_snapshot_meet_less_with_seeds() -> None:
-    topology = example.tree((1, 8, 80))
+    topology = example.tree_topology((1, 8, 80))
     nodes = (Node(name, ("IDLE",), True, 4, 4, 4000, 4000, partitions=("main",)) for name in topology.nodes)
-    cluster = ClusterSnapshot.of(nodes, (Partition("main", True),))
+    cluster = ClusterSnapshot.from_nodes(nodes, (Partition("main", True),))
     with_seeds, without = concurrent_submitters.collisions([concurrent_submitters.trace(6, (1, 8), 0.0, 1)], cluster,
                                                            topology)
     assert without.pairs[0] == 15
@@ -87,7 +87,7 @@ def test_choices_on_one_snapshot_meet_less_with_seeds() -> None:
 
 
 def test_quality_on_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    shape = quality.Shape("blocks", example.blocks((8, 64), (8, 64)))
+    shape = quality.Shape("blocks", example.block_topology((8, 64), (8, 64)))
     monkeypatch.setattr(quality, "shapes", lambda: (shape,))
     monkeypatch.setattr(quality, "SIZES", (4, 16))
     monkeypatch.setattr(quality, "LOADS", ((0.5, 1),))
@@ -126,14 +126,14 @@ def test_least_bytes_of_servers_against_every_choice() -> None:
 
 def test_the_choice_with_least_bytes_is_a_choice() -> None:
     """Its cost in the model is that of its deal, on free nodes, with each node's tasks."""
-    loaded = quality.LoadedCluster(quality.Shape("tree", example.tree((1, 8, 80))), 0.5, 1)
+    loaded = quality.LoadedCluster(quality.Shape("tree", example.tree_topology((1, 8, 80))), 0.5, 1)
     order = loaded.least_bytes(12, 2, 3)
     assert sorted(Counter(order).values()) == [2] * 12
     assert not any(loaded.busy[loaded.topology.node_index[name]] for name in order)
     leaf = [loaded.topology.leaf_of(name) for name in order]
     sent = sum(leaf[server] != leaf[worker] for server in range(3) for worker in range(3, 24))
     found = loaded.cost(Traffic("ps", 90.0, 3), order, LinkScores())
-    assert found.bytes_across_zones == pytest.approx(2 * 30.0 * sent)
+    assert found.inter_zone_bytes == pytest.approx(2 * 30.0 * sent)
 
 
 def test_savings_are_judged_where_bytes_and_time_agree() -> None:
@@ -150,10 +150,10 @@ def test_savings_are_judged_where_bytes_and_time_agree() -> None:
 
 
 def test_the_load_leaves_what_it_was_asked_for() -> None:
-    topology = example.tree((1, 20, 400))
-    busy = load.busy_nodes(topology, 0.7, 3)
+    topology = example.tree_topology((1, 20, 400))
+    busy = load.occupied_nodes(topology, 0.7, 3)
     assert 0.5 < busy.mean() <= 0.7
-    assert (busy == load.busy_nodes(topology, 0.7, 3)).all()
+    assert (busy == load.occupied_nodes(topology, 0.7, 3)).all()
     free = np.bincount(topology.leaf[~busy], minlength=20)
     assert len(set(free.tolist())) > 2  # scattered
 
@@ -163,8 +163,8 @@ def test_mappers_find_the_pairs_that_talk(mapper: str) -> None:
     """Ranks 0-2, 1-3, ... talk in two groups of unequal zones; each group fits one zone exactly."""
     if why := graph_mappers.missing().get(mapper):
         pytest.skip(why)
-    topology = example.tree((1, 3, 9))
-    network = links(topology.nodes[:5], topology, LinkScores())
+    topology = example.tree_topology((1, 3, 9))
+    network = network_links(topology.nodes[:5], topology, LinkScores())
     slots = np.arange(5)
     traffic = np.zeros((5, 5))
     for group in ([0, 2, 4], [1, 3]):
@@ -178,8 +178,15 @@ def test_mappers_find_the_pairs_that_talk(mapper: str) -> None:
 
 
 def test_distances_and_volumes_by_hand() -> None:
-    topology = example.tree((1, 2, 4))
-    network = links(topology.nodes, topology, LinkScores(node_default=2.0, zone_default=(1.0, 1.0)))
+    topology = example.tree_topology((1, 2, 4))
+    network = network_links(
+    topology.nodes,
+    topology,
+    LinkScores(
+        default_node_bandwidth=2.0,
+        default_zone_bandwidth=(
+            1.0,
+             1.0)))
     far = graph_mappers.distances(network, np.array([0, 0, 1, 2]))
     assert far[0].tolist() == [0, 0, 1, 3]
     total = graph_mappers.volumes(Traffic("allreduce", 4.0).phases(2), 2)

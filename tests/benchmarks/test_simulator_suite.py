@@ -11,9 +11,9 @@ from simulating import needs_simgrid
 
 from benchmarks import cost_model, simulator
 from benchmarks.simulator import scaling, validation
-from slurmdl.sandbox.spec import alternating
+from slurmdl.sandbox.spec import round_robin_topology
 
-NINE = alternating(9, 3)
+NINE = round_robin_topology(9, 3)
 
 
 @needs_simgrid

@@ -154,15 +154,15 @@ def test_metering_tells_a_slow_clock() -> None:
 
 
 def test_every_way_is_one_that_the_trainer_takes() -> None:
-    from slurmdl.train.combine import check
-    from slurmdl.train.trainer.options import parse
+    from slurmdl.train.combine import check_compatibility
+    from slurmdl.train.trainer.options import parse_train_options
     situations = [*itertools.product([*accuracy_vs_bytes.SITUATIONS.values(), *accuracy_vs_bytes.CHANGING.values()],
                                      accuracy_vs_bytes.VARIANTS),
                   *itertools.product([accuracy_vs_bytes.ASYNC_OPTIONS], accuracy_vs_bytes.seldom("fp32"))]
     for options, variant in situations:
-        asked = parse([*accuracy_vs_bytes.COMMON, *options, *variant.options()], {})
-        assert asked.simulate == 8
-        check(dataclasses.replace(asked.method, traffic="base"))
+        asked = parse_train_options([*accuracy_vs_bytes.COMMON, *options, *variant.options()], {})
+        assert asked.virtual_ranks == 8
+        check_compatibility(dataclasses.replace(asked.strategy_config, traffic="base"))
     for variant in time_to_accuracy.VARIANTS.values():
-        assert parse([*time_to_accuracy.COMMON, *variant], {}).compute is not None
+        assert parse_train_options([*time_to_accuracy.COMMON, *variant], {}).emulate_compute is not None
     assert virtual_runs.SIDE_BY_SIDE == 2

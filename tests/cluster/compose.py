@@ -21,11 +21,11 @@ import pytest
 from conftest import Cluster
 
 from slurmdl.sandbox import slurm
-from slurmdl.sandbox.spec import LOGIN, Spec, alternating
+from slurmdl.sandbox.spec import LOGIN, SandboxSpec, round_robin_topology
 
 ROOT = Path(__file__).parents[2]
 PROJECT = "slurmdl-test"
-USER = slurm.User("researcher", 20001, 20001, "/home/researcher")
+USER = slurm.JobUser("researcher", 20001, 20001, "/home/researcher")
 #: the networks 1 to 4 hold n1 and n5, n2 and n6, n3 and n7, n4 and n8
 ZONES = "zoneA=1,3 zoneB=2,4"
 
@@ -47,7 +47,7 @@ class ComposeCluster(Cluster):
 
     def up(self) -> None:
         """Bring the containers up; RuntimeError in one sentence where they do not come."""
-        self._write(Spec("compose", alternating(8, 2)))
+        self._write(SandboxSpec("compose", round_robin_topology(8, 2)))
         done = subprocess.run([ROOT / "tests/cluster/base-image", self._release], capture_output=True, text=True,
                               check=False)
         if done.returncode:
@@ -97,7 +97,7 @@ class ComposeCluster(Cluster):
                 pytest.skip(f"on compose, {why}")
         if zones != 2 or nodes > 8:
             pytest.skip("compose has eight nodes, in two zones for tests")
-        spec = Spec("compose", alternating(nodes, zones), **fields)  # type: ignore[arg-type]
+        spec = SandboxSpec("compose", round_robin_topology(nodes, zones), **fields)  # type: ignore[arg-type]
         self._is_common = False
         _docker("kill", self._containers["slurmctld"], check=False)
         if spec.gres != self._gres:  # slurmd takes other kinds of them only where it starts
@@ -120,17 +120,17 @@ class ComposeCluster(Cluster):
     def box(self) -> NoReturn:
         pytest.skip("on compose, there is no sandbox to look into")
 
-    def _write(self, spec: Spec) -> None:
+    def _write(self, spec: SandboxSpec) -> None:
         """Fill /etc/slurm: the sandbox's files, with what is of the containers (compose/slurm) over them."""
         self.topology = spec.topology
         with tempfile.TemporaryDirectory() as scratch:
-            slurm.write_files(spec, Path(scratch), USER)
+            slurm.write_config_files(spec, Path(scratch), USER)
             for file in self.etc.iterdir():
                 file.unlink()
             for file in (Path(scratch) / "slurm").iterdir():
                 shutil.copy(file, self.etc)
         own = (ROOT / "compose/slurm/slurm.conf").read_text()
-        chosen = {setting.split("=")[0] for setting in spec.settings}
+        chosen = {setting.split("=")[0] for setting in spec.slurm_conf_lines}
         keys = dict(re.findall(r"^(?!NodeName|PartitionName)(\w+)=(.*)$", own, re.MULTILINE))
         addresses = dict(re.findall(r"^NodeName=(\w+) NodeAddr=(\S+)", own, re.MULTILINE))
         lines = [f"{key}={value}" for key, value in keys.items() if key not in chosen]

@@ -20,7 +20,7 @@ import pytest
 
 from slurmdl.errors import SandboxError
 from slurmdl.sandbox import cluster as sandbox
-from slurmdl.sandbox.spec import LOGIN, Spec, alternating
+from slurmdl.sandbox.spec import LOGIN, SandboxSpec, round_robin_topology
 from slurmdl.topology.model import Topology
 
 _numbers = itertools.count()
@@ -179,10 +179,10 @@ class SandboxCluster(Cluster):
 
     def change_link(self, name: str, *, rate: float | None = None, delay: float | None = None,
                     loss: float | None = None) -> None:
-        self.box.change_link(name, rate=rate, delay=delay, loss=loss)
+        self.box.shape_link(name, rate=rate, delay=delay, loss=loss)
 
     def bytes_between_zones(self) -> int:
-        return self.box.bytes_between_zones()
+        return self.box.inter_zone_bytes()
 
     def controller_log(self) -> str:
         return (self.box.root / "log/slurmctld.log").read_text()
@@ -191,9 +191,14 @@ class SandboxCluster(Cluster):
 def _up(**options: object) -> SandboxCluster:
     """A sandbox of 8 nodes in 2 zones, or as `options` (fields of Spec; nodes, zones) say."""
     nodes, zones = int(options.pop("nodes", 8)), int(options.pop("zones", 2))  # type: ignore[call-overload]
-    spec = Spec(f"test-{os.getpid()}-{next(_numbers)}", alternating(nodes, zones), **options)  # type: ignore[arg-type]
+    spec = SandboxSpec(
+    f"test-{os.getpid()}-{next(_numbers)}",
+    round_robin_topology(
+        nodes,
+        zones),
+         **options)  # type: ignore[arg-type]
     try:
-        return SandboxCluster(sandbox.up(spec))
+        return SandboxCluster(sandbox.sandbox_up(spec))
     except SandboxError as error:
         if os.environ.get("SLURMDL_REQUIRE_CLUSTER") == "1":
             raise
@@ -206,7 +211,7 @@ def _shared_cluster() -> Iterator[SandboxCluster]:
     try:
         yield cluster
     finally:
-        sandbox.down(cluster.box.spec.name)
+        sandbox.sandbox_down(cluster.box.spec.name)
 
 
 @pytest.fixture(scope="session")
@@ -235,7 +240,7 @@ def _makes() -> Iterator[Callable[..., SandboxCluster]]:
 
     yield make
     for each in made:
-        sandbox.down(each.box.spec.name)
+        sandbox.sandbox_down(each.box.spec.name)
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from types import MappingProxyType
 
 from conftest import Cluster
 
-from slurmdl.sandbox.spec import LOGIN, alternating
+from slurmdl.sandbox.spec import LOGIN, round_robin_topology
 from slurmdl.topology import write
 
 USER, NUMBER = "dluser", 31415
@@ -85,7 +85,7 @@ class RootCluster(Cluster):
     def __init__(self, root: Path, here: Path, nodes: int, plugin: Path | None,
                  cgroup: str = "CgroupPlugin=disabled", lines: str = _NODES,
                  files: Mapping[str, str] = MappingProxyType({})) -> None:
-        self.topology, self.shared, self.user = alternating(nodes, 2), here / "shared", USER
+        self.topology, self.shared, self.user = round_robin_topology(nodes, 2), here / "shared", USER
         self._root, self._here, self.box, self.etc = root, here, self, here / "slurm"
         for name in ("slurm", "spool/ctld", "shared", *(f"spool/n{i + 1}" for i in range(nodes))):
             (here / name).mkdir(parents=True)
@@ -94,7 +94,7 @@ class RootCluster(Cluster):
         etc = self.etc
         (etc / "slurm.conf").write_text((_SLURM_CONF + lines).format(here=here, nodes=nodes, last=17000 + nodes,
                                                                      address=_ADDRESS))
-        (etc / "topology.conf").write_text(write.conf(self.topology))
+        (etc / "topology.conf").write_text(write.format_topology_conf(self.topology))
         (etc / "cgroup.conf").write_text(f"{cgroup}\n")
         if plugin:
             (etc / "slurmdl.so").write_bytes(plugin.read_bytes())

@@ -51,7 +51,7 @@ def test_slurm_is_asked(cluster, words, says):
 def test_a_job_of_which_slurm_was_asked_starts_where_it_was_placed(cluster):
     job = cluster.submit(["slurmdl", "sbatch", "-N2", "--hint=nomultithread", "--no-requeue", "-C", "[zoneA|zoneB]",
                           "--wrap", "sleep 5"])
-    nodes = hostlist.expand(cluster.wait_for(job, {"RUNNING"}, timeout=30)["NodeList"])
+    nodes = hostlist.expand_hostlist(cluster.wait_for(job, {"RUNNING"}, timeout=30)["NodeList"])
     assert len({int(node[1:]) % 2 for node in nodes}) == 1  # odd ones are in zoneA
 
 
@@ -61,7 +61,7 @@ def test_reserved_nodes_are_for_the_reservation(cluster, reserve):
     assert "--nodelist=n[1,3,5]" in decided(cluster, "-N3", "--no-requeue", "-C", "(zoneA)", "--reservation=course")
     job = cluster.submit(["slurmdl", "sbatch", "-N2", "--no-requeue", "-C", "(zoneA)", "--reservation=course",
                           "--wrap", "sleep 5"])
-    nodes = hostlist.expand(cluster.wait_for(job, {"RUNNING"}, timeout=30)["NodeList"])
+    nodes = hostlist.expand_hostlist(cluster.wait_for(job, {"RUNNING"}, timeout=30)["NodeList"])
     assert set(nodes) < {"n1", "n3", "n5"}
 
 
@@ -85,7 +85,7 @@ def test_every_form_that_scontrol_prints_gives_the_same_snapshot(cluster, reserv
         for form in ("-o", ""):
             path = directory / f"nodes{form}.txt"
             cluster.run(["sh", "-c", f"({shown.format(form)}) > {path}"]).check_returncode()
-            found[form] = read.from_file(str(path))
+            found[form] = read.load_cluster_file(str(path))
             placed = cluster.run(["slurmdl", "place", "--cluster", str(path), "-N2"])
             assert "5 of 8 nodes idle" in placed.stdout, placed
     finally:

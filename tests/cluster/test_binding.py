@@ -9,7 +9,7 @@ import time
 import pytest
 from jobs import AT_ONCE, MAPPED, occupy, own_lines, ranks, release, zone
 
-from slurmdl.topology.hostlist import expand
+from slurmdl.topology.hostlist import expand_hostlist
 
 
 def overtaken(cluster, nodes: str, script, *words: str) -> list[str]:
@@ -27,7 +27,7 @@ def overtaken(cluster, nodes: str, script, *words: str) -> list[str]:
 
 def asked_for(cluster, job: int) -> list[str]:
     """The node list that a job is bound to."""
-    return expand(cluster.job(job)["ReqNodeList"].replace("(null)", ""))
+    return expand_hostlist(cluster.job(job)["ReqNodeList"].replace("(null)", ""))
 
 
 def argv_of(cluster, *words: str) -> str:
@@ -143,7 +143,7 @@ def test_a_zone_that_the_user_names_is_never_left(new_cluster, features):
         assert len(own_lines(done.stderr)) <= 1
         record = cluster.job(done.stdout.strip())
         assert record["JobState"] == "PENDING"
-        assert set(expand(record["ExcNodeList"])) == {"n2", "n4", "n6", "n8"}
+        assert set(expand_hostlist(record["ExcNodeList"])) == {"n2", "n4", "n6", "n8"}
     assert cluster.job(submitted[2].stdout.strip())["Features"] == "any"
     cluster.run(["scancel", "--state=RUNNING", f"--user={cluster.user}"])
     for done in submitted:
@@ -195,7 +195,7 @@ def test_late_drops_the_worst_node_and_gives_it_back(cluster, words, tasks):
     while not log.exists() or log.read_text().count("rank ") < tasks:
         assert time.monotonic() < deadline, log.read_text() if log.exists() else cluster.job(job)
         time.sleep(0.1)
-    kept = expand(cluster.job(job)["NodeList"])
+    kept = expand_hostlist(cluster.job(job)["NodeList"])
     # for 5 tasks 24.11 gives nodes of 2 CPUs 5 of them, and no 3 of 4 nodes have 5
     short = tasks % 3 > 0 and release(cluster) == (24, 11)
     assert short == ("5 tasks do not fit" in log.read_text())

@@ -10,30 +10,31 @@ from slurmdl.cluster import scontrol
 from slurmdl.errors import SandboxError
 from slurmdl.sandbox import cloud, hosts
 from slurmdl.sandbox import cluster as sandbox
-from slurmdl.sandbox.spec import LOGIN, Spec
+from slurmdl.sandbox.spec import LOGIN, SandboxSpec
 from slurmdl.topology import example
 
 
 def test_jobs_get_nodes_and_give_them_back():
-    spec = Spec(f"cloud-{os.getpid()}", example.tree((1, 30, 600)), cpus=4, cloud=True, settings=cloud.SETTINGS)
+    spec = SandboxSpec(f"cloud-{os.getpid()}", example.tree_topology((1, 30, 600)),
+                       cpus=4, cloud_nodes=True, slurm_conf_lines=cloud.SLURM_CONF_LINES)
     try:
-        box = sandbox.up(spec)
+        box = sandbox.sandbox_up(spec)
     except SandboxError as error:
         if os.environ.get("SLURMDL_REQUIRE_CLUSTER") == "1":
             raise
         pytest.skip(f"no real Slurm cluster: {error}")
     try:
-        one, other = (cloud.submit(box, ["-N", "20", "--exclusive"]) for _ in range(2))
-        nodes = cloud.nodes_of(box, one)
+        one, other = (cloud.submit_job(box, ["-N", "20", "--exclusive"]) for _ in range(2))
+        nodes = cloud.wait_for_nodes(box, one)
         # topology/tree takes one leaf for a job that fits into it
         assert len({spec.topology.leaf_of(node) for node in nodes}) == 1
-        assert not set(nodes) & set(cloud.nodes_of(box, other))
-        text = hosts.run(box.pids[LOGIN], ["scontrol", "-o", "-d", "show", "nodes"])
-        snapshot = scontrol.parse(text)
+        assert not set(nodes) & set(cloud.wait_for_nodes(box, other))
+        text = hosts.run_on_host(box.pids[LOGIN], ["scontrol", "-o", "-d", "show", "nodes"])
+        snapshot = scontrol.parse_snapshot(text)
         assert len(snapshot.nodes) == 600
-        assert all(snapshot.node[node].cpus_free == 0 for node in nodes)
-        cloud.end(box, one, nodes)
-        cloud.wait_idle(box, nodes)
-        assert cloud.running(box, one) == ("", "")
+        assert all(snapshot.node_by_name[node].cpus_unallocated == 0 for node in nodes)
+        cloud.power_down_job(box, one, nodes)
+        cloud.wait_for_idle_nodes(box, nodes)
+        assert cloud.job_state(box, one) == ("", "")
     finally:
-        sandbox.down(spec.name)
+        sandbox.sandbox_down(spec.name)

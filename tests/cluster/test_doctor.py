@@ -83,12 +83,12 @@ class Site:
     def over(self, path: str, source: Path, *names: str) -> Iterator[None]:
         """Another file or directory in the place of `path` on some hosts, the login host by default."""
         for host in names or (LOGIN,):
-            hosts.run(self.cluster.box.pids[host], ["mount", "--bind", str(source), path])
+            hosts.run_on_host(self.cluster.box.pids[host], ["mount", "--bind", str(source), path])
         try:
             yield
         finally:
             for host in names or (LOGIN,):
-                hosts.run(self.cluster.box.pids[host], ["umount", "-l", path])
+                hosts.run_on_host(self.cluster.box.pids[host], ["umount", "-l", path])
 
     @contextmanager
     def text(self, file: Path, text: str) -> Iterator[None]:
@@ -132,7 +132,7 @@ def site(new_sandbox: Callable[..., Any]) -> Site:
     site.score()
     shutil.copy(build(SPANK.parent / "build/spank"), site.slurm)
     for host in (LOGIN, *cluster.topology.nodes):
-        hosts.run(cluster.box.pids[host], ["mount", "--bind", str(site.here), "/etc/slurmdl"])
+        hosts.run_on_host(cluster.box.pids[host], ["mount", "--bind", str(site.here), "/etc/slurmdl"])
     return site
 
 
@@ -145,7 +145,7 @@ def test_a_site_that_is_whole(site):
     text = site.cluster.run(["slurmdl", "doctor"])
     assert (text.returncode, text.stderr) == (0, "")
     lines = text.stdout.splitlines()
-    count = sum(not check.nodes for check in CHECKS)
+    count = sum(not check.on_nodes for check in CHECKS)
     assert lines[0] == f"slurmdl doctor: {count} OK, 0 warn, 0 fail"
     assert [line[:6] for line in lines[1:]] == ["OK    "] * count
 

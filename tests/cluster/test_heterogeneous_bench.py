@@ -13,22 +13,22 @@ from benchmarks.heterogeneous.placement_methods import DEFAULT, LEAF, NEGATIVE_C
 from benchmarks.heterogeneous.trainer_jobs import SETTINGS, Jobs
 from slurmdl.errors import SandboxError
 from slurmdl.sandbox import cluster
-from slurmdl.sandbox.spec import Spec, alternating
+from slurmdl.sandbox.spec import SandboxSpec, round_robin_topology
 
-SIX = alternating(6, 2)
+SIX = round_robin_topology(6, 2)
 
 
 @pytest.fixture(scope="module")
 def jobs() -> Iterator[Jobs]:
     name = f"unequal-{os.getpid()}"
     try:
-        sandbox = cluster.up(Spec(name, SIX, zone_features=False, settings=SETTINGS))
+        sandbox = cluster.sandbox_up(SandboxSpec(name, SIX, zone_features=False, slurm_conf_lines=SETTINGS))
     except SandboxError as error:
         if os.environ.get("SLURMDL_REQUIRE_CLUSTER") == "1":
             raise
         pytest.skip(f"no real Slurm cluster: {error}")
     yield Jobs(sandbox)
-    cluster.down(name)
+    cluster.sandbox_down(name)
 
 
 @pytest.mark.nightly

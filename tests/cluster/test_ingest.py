@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from slurmdl.network.samples import LinkSample, to_lines
+from slurmdl.network.samples import LinkSample, format_sample_lines
 
 #: sends a file as it stands, from any port, and prints the answer
 SEND = """
@@ -59,7 +59,8 @@ def collector(site, *options: str) -> Iterator[Path]:
 def written(site, name: str = "n1", **figures: float) -> Path:
     """A file of one sample in a directory of the ordinary user's."""
     path = site.directory("samples") / "1.jsonl"
-    path.write_text(to_lines([LinkSample("node", name, time.time(), "probe", **(figures or {"throughput": 1e8}))]))
+    path.write_text(format_sample_lines(
+        [LinkSample("node", name, time.time(), "probe", **(figures or {"throughput": 1e8}))]))
     os.chmod(path, 0o644)
     return path
 

@@ -9,7 +9,7 @@ import pytest
 from benchmarks.placement import concurrent_submitters, quality, sbatch_overhead
 from slurmdl.errors import SandboxError
 from slurmdl.sandbox import cluster as sandbox_cluster
-from slurmdl.sandbox.spec import Spec, alternating
+from slurmdl.sandbox.spec import SandboxSpec, round_robin_topology
 from slurmdl.topology import example
 
 
@@ -17,16 +17,16 @@ from slurmdl.topology import example
 def _controller() -> None:
     """Skip where no sandbox comes up; the benchmark itself would only say so."""
     try:
-        sandbox_cluster.up(Spec(f"cloud-{os.getpid()}", alternating(2, 1), cloud=True))
+        sandbox_cluster.sandbox_up(SandboxSpec(f"cloud-{os.getpid()}", round_robin_topology(2, 1), cloud_nodes=True))
     except SandboxError as error:
         if os.environ.get("SLURMDL_REQUIRE_CLUSTER") == "1":
             raise
         pytest.skip(f"no real Slurm cluster: {error}")
-    sandbox_cluster.down(f"cloud-{os.getpid()}")
+    sandbox_cluster.sandbox_down(f"cloud-{os.getpid()}")
 
 
 def test_quality_against_a_real_controller(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quality, "shapes", lambda: (quality.Shape("tree", example.tree((1, 8, 80))),))
+    monkeypatch.setattr(quality, "shapes", lambda: (quality.Shape("tree", example.tree_topology((1, 8, 80))),))
     monkeypatch.setattr(quality, "SIZES", (12,))
     monkeypatch.setattr(quality, "LOADS", ((0.5, 1),))
     found = {row.metric: row for row in quality.rows()}

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 from jobs import own_lines, ranks
 
-from slurmdl.network.samples import LinkSample, from_lines
+from slurmdl.network.samples import LinkSample, parse_sample_lines
 
 
 def samples(text: str) -> dict[str, LinkSample]:
     found = {}
-    for sample in from_lines(line for line in text.splitlines() if line.startswith("{")):
+    for sample in parse_sample_lines(line for line in text.splitlines() if line.startswith("{")):
         assert isinstance(sample, LinkSample), sample
         found[f"{sample.kind} {sample.name}"] = sample
     return found
@@ -42,12 +42,12 @@ def test_a_probe_finds_which_link_is_slow_late_and_lossy(shaped):
     slow, late, lossy = (found.pop(f"node {node}") for node in ("n3", "n5", "n6"))
     clean = [sample for name, sample in found.items() if name.startswith("node")]
     assert 0.6 * 12.5e6 < slow.throughput < 1.3 * 12.5e6
-    assert 3.5e-3 < late.delay < 8e-3
+    assert 3.5e-3 < late.rtt < 8e-3
     assert 0.03 < lossy.loss < 0.07
     assert min(sample.throughput for sample in clean) > 2 * slow.throughput
     assert max(sample.loss for sample in clean) < 0.01
     # a late peer may share an even number of ways with one that the machine held up for a moment
-    assert sorted(sample.delay for sample in clean)[-2] < late.delay / 3
+    assert sorted(sample.rtt for sample in clean)[-2] < late.rtt / 3
     assert found["trunk zoneA|zoneB"].throughput < 1.3 * 50e6 / 8
 
 

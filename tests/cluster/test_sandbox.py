@@ -14,7 +14,7 @@ import pytest
 
 from slurmdl.sandbox import cluster as sandbox
 from slurmdl.sandbox import quota
-from slurmdl.sandbox.spec import Spec, alternating
+from slurmdl.sandbox.spec import SandboxSpec, round_robin_topology
 
 
 def traces(name: str) -> list[str]:
@@ -39,7 +39,7 @@ def traces(name: str) -> list[str]:
 def test_hosts_are_apart_and_share_one_directory(cluster):
     # a checkout below /tmp shows there on every host
     box = cluster.box
-    shares = {Path(share).parts[2] for share in sandbox._shares(box.spec, box.user) if share.startswith("/tmp/")}
+    shares = {Path(share).parts[2] for share in sandbox._bind_mounts(box.spec, box.user) if share.startswith("/tmp/")}
     for host in ("n1", "n2", "login"):
         seen = cluster.run(["sh", "-c", "hostname; id -un; touch /dev/shm/mine /run/mine 2>/dev/null; "
                             "echo $$ > /tmp/only-here; ls /dev/shm /tmp"], host=host).stdout.split()
@@ -172,9 +172,9 @@ def test_the_way_between_two_zones_alone_is_changed(new_cluster):
 
 
 def test_down_leaves_nothing():
-    first, second = (Spec(f"trace-{os.getpid()}-{i}", alternating(4, 2)) for i in (1, 2))
+    first, second = (SandboxSpec(f"trace-{os.getpid()}-{i}", round_robin_topology(4, 2)) for i in (1, 2))
     try:
-        boxes = [sandbox.up(first), sandbox.up(second)]  # two side by side
+        boxes = [sandbox.sandbox_up(first), sandbox.sandbox_up(second)]  # two side by side
         for box in boxes:
             line = box.command(["srun", "-N4", "hostname"])
             done = subprocess.run(line, capture_output=True, text=True, timeout=30, check=False)
@@ -184,8 +184,8 @@ def test_down_leaves_nothing():
         assert all(any(kind in trace for trace in traces(first.name))
                    for kind in ("slurmd", "slurmctld", "munged", "sleep", "file"))
     finally:
-        sandbox.down(first.name)
-        sandbox.down(second.name)
+        sandbox.sandbox_down(first.name)
+        sandbox.sandbox_down(second.name)
     assert traces(first.name) + traces(second.name) == []
 
 
@@ -204,7 +204,7 @@ def test_a_node_has_a_share_of_a_core():
         line = box.command(["srun", "-w", node, "python3", "-c", code])
         return subprocess.run(line, capture_output=True, text=True, timeout=60, check=True).stdout
 
-    box = sandbox.up(Spec(name, alternating(2, 1)))
+    box = sandbox.sandbox_up(SandboxSpec(name, round_robin_topology(2, 1)))
     try:
         done = slurmdl("sandbox", "cpu", "--name", name, "n1", "25%")
         assert (done.returncode, done.stdout) == (0, "n1: 25% of a core\n"), done.stderr
@@ -223,7 +223,7 @@ def test_a_node_has_a_share_of_a_core():
             done = slurmdl("sandbox", "cpu", "--name", name, *words)
             assert (done.returncode, len(done.stderr.splitlines())) == (status, 1), done.stderr
     finally:
-        sandbox.down(name)
+        sandbox.sandbox_down(name)
     assert traces(name) == []
 
 
@@ -250,25 +250,25 @@ def enabled(root: Path) -> bool:
 
 
 def with_group(root: Path, name: str) -> None:
-    with quota._locked(root):
-        quota._enable(root)
+    with quota._group_lock(root):
+        quota._enable_controller(root)
         (root / f"slurmdl-sandbox.{name}.n1").mkdir()
 
 
 def test_a_controller_is_disabled_by_the_last_sandbox_that_uses_it(controlled):
     names = [f"{word}-{os.getpid()}" for word in ("one", "two")]
     try:
-        assert quota.shares(names[0]) == {}
-        quota.drop(names[0])
+        assert quota.cpu_quotas(names[0]) == {}
+        quota.remove_quotas(names[0])
         assert not enabled(controlled)  # who only looks changes nothing
         for name in names:
             with_group(controlled, name)
         assert enabled(controlled)
-        quota.drop(names[0])
+        quota.remove_quotas(names[0])
         assert enabled(controlled)
     finally:
         for name in names:
-            quota.drop(name)
+            quota.remove_quotas(name)
     assert not enabled(controlled)
     assert list(controlled.glob("slurmdl-sandbox*")) == []
 
@@ -279,16 +279,16 @@ def test_a_controller_that_others_enabled_or_use_stays_enabled(controlled):
     try:
         control.write_text(f"+{quota._CONTROLLER}")
         with_group(controlled, name)
-        quota.drop(name)
+        quota.remove_quotas(name)
         assert enabled(controlled)
         control.write_text(f"-{quota._CONTROLLER}")
         with_group(controlled, name)
         other.mkdir()
         (other / "cgroup.subtree_control").write_text(f"+{quota._CONTROLLER}")
-        quota.drop(name)
+        quota.remove_quotas(name)
         assert enabled(controlled)
     finally:
-        quota.drop(name)
+        quota.remove_quotas(name)
         with contextlib.suppress(OSError):
             other.rmdir()
         control.write_text(f"-{quota._CONTROLLER}")
@@ -310,14 +310,14 @@ def test_a_start_that_was_cut_off_is_cleared_by_down_and_by_up(seconds):
 
     cut()
     try:
-        sandbox.down(name)
+        sandbox.sandbox_down(name)
         assert traces(name) == []
         cut()
-        (sandbox._BASE / name / "ready").unlink(missing_ok=True)
-        box = sandbox.up(Spec(name, alternating(8, 2)))
+        (sandbox._STATE_ROOT / name / "ready").unlink(missing_ok=True)
+        box = sandbox.sandbox_up(SandboxSpec(name, round_robin_topology(8, 2)))
         assert set(box.node_states().values()) == {"idle"}
     finally:
-        sandbox.down(name)
+        sandbox.sandbox_down(name)
     assert traces(name) == []
 
 
@@ -346,7 +346,7 @@ def test_the_command_line(tmp_path):
             seen = slurmdl("sandbox", "run", "--name", name, "sbatch", "--wait", "-N5", "--gres=gpu:2",
                            "--wrap", "srun -l sh -c 'echo $SLURM_TOPOLOGY_ADDR'", directory=directory)
             assert seen.returncode == 0, seen.stderr
-        outputs = list((sandbox._BASE / name / "shared").glob("slurm-*.out"))
+        outputs = list((sandbox._STATE_ROOT / name / "shared").glob("slurm-*.out"))
         assert len(outputs) == 3  # the user may write to none of these directories
         assert all("top.left.l1.a1" in path.read_text() for path in outputs)
         node = slurmdl("sandbox", "run", "--name", name, "scontrol", "show", "node", "c").stdout

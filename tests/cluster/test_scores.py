@@ -16,7 +16,7 @@ SLOW, LOSSY = LinkScore(1.25e8, 4e-5), LinkScore(1.25e9, 4e-5, 0.02)
 def scores_file(cluster, *bad: str, age: float = 0.0, kind: LinkScore = SLOW) -> Path:
     """Scores of all nodes, some of them bad, in a file of the user's own."""
     nodes = {f"n{i}": LinkScore(1.25e9, 4e-5) for i in range(1, 9)}
-    text = LinkScores({**nodes, **dict.fromkeys(bad, kind)}, time=time.time() - age, margin=0.25).to_text()
+    text = LinkScores({**nodes, **dict.fromkeys(bad, kind)}, time=time.time() - age, tolerance=0.25).to_text()
     path = cluster.directory("scores") / "scores.json"
     cluster.run(["sh", "-c", f"umask 022; cat > {path}"], stdin=text).check_returncode()
     return path

@@ -18,8 +18,8 @@ import pytest
 
 from slurmdl.errors import InputError
 from slurmdl.topology import conf
-from slurmdl.topology.build import Declared
-from slurmdl.topology.hostlist import MAX_NAMES, expand, fold
+from slurmdl.topology.build import ZoneDecl
+from slurmdl.topology.hostlist import MAX_NAMES, expand_hostlist, fold_hostlist
 from slurmdl.topology.model import Topology
 
 FILES = int(os.environ.get("SLURMDL_ORACLE_FILES", "300"))
@@ -56,7 +56,7 @@ def _oracle() -> None:
 
 def ours(path: Path) -> Topology | InputError:
     try:
-        return conf.parse_file(str(path))
+        return conf.parse_topology_conf(str(path))
     except InputError as error:
         assert error.file, f"no file in {error}"
         assert len(str(error).splitlines()) == 1, str(error)
@@ -79,15 +79,16 @@ def difference(slurm: oracle.Verdict, found: Topology | InputError) -> str:
         return "" if empty or suffix else "Slurm refuses it; we accept it"
     if [match["name"] for match in listed] != list(found.zones):
         return f"zones {[match['name'] for match in listed]} are {found.zones}"
-    speed = [Declared(match["name"], link_speed=int(match["speed"] or 0)).speed for match in listed]
+    speed = [ZoneDecl(match["name"], link_speed=int(match["speed"] or 0)).uplink_bandwidth for match in listed]
     leaf: dict[str, int] = {}
     for i, match in enumerate(listed):
         if int(match["level"]) != found.level[i]:
             return f"{match['name']} has level {match['level']}, not {found.level[i]}"
-        if not (speed[i] == found.speed[i] or (math.isnan(speed[i]) and math.isnan(found.speed[i]))):
-            return f"{match['name']} has speed {speed[i]}, not {found.speed[i]}"
+        if not (speed[i] == found.uplink_bandwidth[i] or (
+            math.isnan(speed[i]) and math.isnan(found.uplink_bandwidth[i]))):
+            return f"{match['name']} has speed {speed[i]}, not {found.uplink_bandwidth[i]}"
         if not match["switches"]:
-            for node in expand(match["nodes"] or ""):
+            for node in expand_hostlist(match["nodes"] or ""):
                 leaf.setdefault(node, i)
     mine = dict(zip(found.nodes, found.leaf.tolist(), strict=True))
     if leaf.keys() <= set(oracle.NODES):  # newer releases list only nodes that the cluster has
@@ -96,7 +97,7 @@ def difference(slurm: oracle.Verdict, found: Topology | InputError) -> str:
         return f"nodes {leaf} are {mine}"
     parents: dict[str, list[tuple[int, int]]] = {}
     for i, match in enumerate(listed):
-        for child in expand(match["switches"] or ""):
+        for child in expand_hostlist(match["switches"] or ""):
             parents.setdefault(child, []).append((int(match["level"]), i))
     # of several parents the lowest holds the zone
     above = [min(parents.get(match["name"], [(0, -1)]))[1] for match in listed]
@@ -110,10 +111,10 @@ def _difference_above(listed: list[re.Match[str]], found: Topology) -> str:
     below: dict[int, set[str]] = {}
     for node in found.nodes:
         if node in oracle.NODES:
-            for zone in found.path(node):
+            for zone in found.path_of(node):
                 below.setdefault(found.zone_index[zone], set()).add(node)
     for i, match in enumerate(listed):
-        said = set(expand(match["nodes"] or "")) & set(oracle.NODES)
+        said = set(expand_hostlist(match["nodes"] or "")) & set(oracle.NODES)
         # a node on two leaves, or a zone with two parents, counts for each of them in Slurm, and once with us
         if not below.get(i, set()) <= said:
             return f"{match['name']} has nodes {sorted(said)}, not {sorted(below.get(i, set()))}"
@@ -147,7 +148,7 @@ def test_hostlists(tmp_path: Path) -> None:
     wrong, refused, skipped = [], 0, 0
     for expression, answer in zip(expressions, answers, strict=True):
         try:
-            found: list[str] | None = expand(expression)
+            found: list[str] | None = expand_hostlist(expression)
         except InputError as error:
             assert len(str(error).splitlines()) == 1
             found = None
@@ -189,7 +190,7 @@ def test_fold_keeps_the_names(tmp_path: Path) -> None:
         prefix = source.choice(("n", "rack-1.n", "a1b", "login"))
         width = source.choice((0, 0, 2, 4))
         sets.append({f"{prefix}{source.randrange(1, 300):0{width}}" for _ in range(source.randrange(1, 60))})
-    folded = [fold(sorted(names)) for names in sets]
+    folded = [fold_hostlist(sorted(names)) for names in sets]
     for names, text, answer in zip(sets, folded, oracle.hostnames(tmp_path, folded), strict=True):
         assert answer is not None, text
         assert sorted(answer) == sorted(names), text

@@ -21,23 +21,23 @@ with atheris.instrument_imports(include=["slurmdl.topology", "slurmdl.network", 
     from slurmdl.network import exposition, hygiene, prometheus, table
     from slurmdl.network import read as scores
     from slurmdl.network.model import LinkScores
-    from slurmdl.network.samples import LinkSample, from_lines, to_lines
+    from slurmdl.network.samples import LinkSample, format_sample_lines, parse_sample_lines
     from slurmdl.topology import check, conf, hostlist, read, scontrol, write
     from slurmdl.topology.model import Topology
-    from slurmdl.topology.topologies import Topologies
-    from slurmdl.train.trainer.data.cifar import read as read_cifar
-    from slurmdl.train.trainer.data.idx import read as read_idx
-    from slurmdl.train.trainer.options import parse
+    from slurmdl.topology.topologies import TopologySet
+    from slurmdl.train.trainer.data.cifar import read_cifar as read_cifar
+    from slurmdl.train.trainer.data.idx import read_idx as read_idx
+    from slurmdl.train.trainer.options import parse_train_options
 
 _DIRECTORY = tempfile.TemporaryDirectory()
 
 
-def _file(name: str) -> Callable[[bytes], Topologies]:
+def _file(name: str) -> Callable[[bytes], TopologySet]:
     path = Path(_DIRECTORY.name, name)
 
-    def reader(data: bytes) -> Topologies:
+    def reader(data: bytes) -> TopologySet:
         path.write_bytes(data)
-        return read.from_file(str(path))
+        return read.load_topology_file(str(path))
 
     return reader
 
@@ -47,16 +47,16 @@ def _check(data: bytes) -> None:
     path = Path(_DIRECTORY.name, "checked.conf")
     path.write_bytes(data)
     faults: list[InputError] = []
-    for finding in check.check(conf.declare(str(path), faults.append), ["n1", "n2"]):
+    for finding in check.check_source(conf.declare_topology_conf(str(path), faults.append), ["n1", "n2"]):
         assert "\n" not in finding.text
     assert all("\n" not in str(fault) for fault in faults)
 
 
 def _hostlist(data: bytes) -> None:
-    names = hostlist.expand(data.decode(errors="replace"))
+    names = hostlist.expand_hostlist(data.decode(errors="replace"))
     assert len(names) <= hostlist.MAX_NAMES
     if len(names) < 1000 and not any(set(name) & set("[]{}, \t\r\n") for name in names):
-        assert hostlist.expand(write.hostlist(names)) == names
+        assert hostlist.expand_hostlist(write.checked_hostlist(names)) == names
 
 
 def _idx(data: bytes) -> None:
@@ -70,7 +70,7 @@ def _train(data: bytes) -> None:
     path = Path(_DIRECTORY.name, "train.yaml")
     path.write_bytes(data)
     try:
-        parse(["--config", str(path)], {})
+        parse_train_options(["--config", str(path)], {})
     except UsageError as error:
         assert len(str(error).splitlines()) == 1, str(error)
 
@@ -79,7 +79,7 @@ def _cifar(data: bytes) -> None:
     """Shorter files of shorter images, so that whole ones are found."""
     path = Path(_DIRECTORY.name, "train.bin")
     path.write_bytes(data)
-    labels, images = read_cifar(str(path), 1, 10, image=(3, 1, 1))
+    labels, images = read_cifar(str(path), 1, 10, image_shape=(3, 1, 1))
     assert len(labels) == len(images) == len(data) // 4
 
 
@@ -89,41 +89,41 @@ NOW = 1.8e9
 
 def _scores(data: bytes) -> None:
     """Files of scores; the first byte tells JSON or JSON lines from CSV. What is read can be told in every form."""
-    found = scores.from_text(data[1:].decode(errors="replace"), NOW, is_csv=data[:1] == b"c")
+    found = scores.parse_scores(data[1:].decode(errors="replace"), NOW, is_csv=data[:1] == b"c")
     assert LinkScores.from_json(json.loads(json.dumps(found.to_json()))) == found
-    scores.from_text(found.to_text(), max(NOW, found.time))
-    text = exposition.text(found)
+    scores.parse_scores(found.to_text(), max(NOW, found.time))
+    text = exposition.exposition_text(found)
     assert len(text.splitlines()) == text.count("\n")
-    for row in table.rows(found, Topology.flat(())):
-        assert 0 < row.times < float("inf"), row
+    for row in table.link_rows(found, Topology.flat(())):
+        assert 0 < row.slowdown < float("inf"), row
 
 
 def _samples(data: bytes) -> None:
     """JSON lines of samples: each is one sample or one error, and the scores of the good ones are finite."""
-    found = list(from_lines(data.decode(errors="replace").splitlines()))
+    found = list(parse_sample_lines(data.decode(errors="replace").splitlines()))
     good = [each for each in found if isinstance(each, LinkSample)]
     assert all("\n" not in str(each) for each in found if isinstance(each, InputError))
-    assert list(from_lines(to_lines(good).splitlines())) == good
-    made = hygiene.scores(good, NOW)
+    assert list(parse_sample_lines(format_sample_lines(good).splitlines())) == good
+    made = hygiene.aggregate_scores(good, NOW)
     assert LinkScores.from_json(made.scores.to_json()) == made.scores
-    assert sum(made.refused.values()) + sum(score.samples for links in (
-        made.scores.nodes, made.scores.trunks) for score in links.values()) <= len(set(good))
+    assert sum(made.rejected.values()) + sum(score.samples for links in (
+        made.scores.nodes, made.scores.inter_leaf) for score in links.values()) <= len(set(good))
 
 
 def _prometheus(data: bytes) -> None:
-    for sample in prometheus.parse(data, "loss", "instance"):
+    for sample in prometheus.parse_instant_vector(data, "loss", "instance"):
         assert 0 <= sample.loss <= 1 and sample.name
 
 
-READERS: dict[str, Callable[[bytes], Topologies | None]] = {
+READERS: dict[str, Callable[[bytes], TopologySet | None]] = {
     "conf": _file("topology.conf"), "yaml": _file("topology.yaml"), "json": _file("topology.json"),
-    "scontrol": lambda data: scontrol.parse_all(data.decode(errors="replace")), "hostlist": _hostlist,
+    "scontrol": lambda data: scontrol.parse_scontrol_topologies(data.decode(errors="replace")), "hostlist": _hostlist,
     "check": _check, "idx": _idx, "cifar": _cifar, "train": _train, "scores": _scores, "samples": _samples,
     "prometheus": _prometheus,
 }
 
 
-def one(reader: Callable[[bytes], Topologies | None], data: bytes) -> None:
+def one(reader: Callable[[bytes], TopologySet | None], data: bytes) -> None:
     try:
         found = reader(data)
     except InputError as error:
@@ -131,9 +131,9 @@ def one(reader: Callable[[bytes], Topologies | None], data: bytes) -> None:
         return
     if found is not None:
         told = json.loads(json.dumps(found.to_json()))
-        assert Topologies.from_json(told).to_json() == found.to_json()
-        for topology in found.each:
-            assert int(topology.size[topology.parent < 0].sum()) == int((topology.leaf >= 0).sum())
+        assert TopologySet.from_json(told).to_json() == found.to_json()
+        for topology in found.topologies:
+            assert int(topology.node_count[topology.parent < 0].sum()) == int((topology.leaf >= 0).sum())
 
 
 if __name__ == "__main__":

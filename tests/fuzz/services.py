@@ -31,13 +31,19 @@ from typing import Any
 
 from slurmdl.network.model import LinkScore, LinkScores
 from slurmdl.network.probe.channel import Deadline
-from slurmdl.network.probe.measure import measure
-from slurmdl.network.probe.pair import Effort
-from slurmdl.network.probe.wire import Control, Datagrams
-from slurmdl.network.samples import LinkSample, to_lines
+from slurmdl.network.probe.measure import measure_pair
+from slurmdl.network.probe.pair import ProbeConfig
+from slurmdl.network.probe.wire import ControlChannel, ProbeSocket
+from slurmdl.network.samples import LinkSample, format_sample_lines
 
 PEERS, MOST_MEMORY_KB, MOST_FILES = 24, 600_000, 600
-SHORT = Effort(echoes=5, echo_seconds=0.02, datagrams=20, size=10**5, seconds=0.05, deadline=3.0)
+SHORT = ProbeConfig(
+    rtt_probes=5,
+    rtt_seconds=0.02,
+    loss_probes=20,
+    stream_bytes=10**5,
+    stream_seconds=0.05,
+     timeout_s=3.0)
 VALUES = ("null", "true", "false", "-1", "0", "1", "1e400", "-1e400", "NaN", "Infinity", "9" * 30, "9" * 5000,
           "0." + "1" * 400, "[]", "[1]", "{}", '{"a": 1}', '""',
           '"x"', '"\\ud800"', '"\\u0000"', '"\\u001b[2J"', '"a|b"', '"b|a"',
@@ -77,20 +83,23 @@ def request(dice: random.Random) -> bytes:
 
 def session(dice: random.Random, peer: socket.socket) -> None:
     """Requests of a probe in the codes of the protocol, with some values that are others, and datagrams."""
-    control, datagrams = Control(peer, b"", Deadline(2), asks=True), Datagrams(peer.getsockname()[0])
+    control, datagrams = ControlChannel(peer, b"", Deadline(2), is_client=True), ProbeSocket(peer.getsockname()[0])
     try:
-        control.write(udp=dice.choice((datagrams.port, datagrams.port, datagrams.port, *ODD)))
-        datagrams.connect((peer.getpeername()[0], int(control.read()["udp"])), dice.choice((control.tag, b"no tag")))
+        control.write_message(udp=dice.choice((datagrams.port, datagrams.port, datagrams.port, *ODD)))
+        datagrams.connect(
+    (peer.getpeername()[0], int(
+        control.read_message()["udp"])), dice.choice(
+            (control.tag, b"no tag")))
         for _ in range(dice.randrange(6)):
             what = dice.choice(("echo", "take", "send", "train", "send train", dice.choice(ODD)))
-            control.write(do=what, size=dice.choice((10**5, *ODD)), seconds=dice.choice((0.1, *ODD)))
+            control.write_message(do=what, size=dice.choice((10**5, *ODD)), seconds=dice.choice((0.1, *ODD)))
             for _ in range(dice.randrange(20)):
                 datagrams.send(dice.randbytes(dice.choice((0, 1, 64, 1400))))
             if dice.random() < 0.3:
                 peer.sendall(dice.randbytes(dice.choice((1, 20_000))))
-            control.write(**{dice.choice(("end", "wait", "do")): dice.choice((True, 0.05, *ODD))})
+            control.write_message(**{dice.choice(("end", "wait", "do")): dice.choice((True, 0.05, *ODD))})
             if dice.random() < 0.5:
-                control.read()
+                control.read_message()
     finally:
         datagrams.close()
 
@@ -178,9 +187,9 @@ class Services:
                 with urllib.request.urlopen(f"http://127.0.0.1:{self.ports[name]}/metrics", timeout=5) as answer:
                     return b'link="n7"' in answer.read()
             if name == "serve":
-                return measure(("a", "b"), ("127.0.0.1", self.ports[name]), SHORT).delay is not None
+                return measure_pair(("a", "b"), ("127.0.0.1", self.ports[name]), SHORT).rtt is not None
             with socket.create_connection(("127.0.0.1", self.ports[name]), 5) as peer:
-                peer.sendall(to_lines([LinkSample("node", "good", time.time(), "probe", 1e9)]).encode())
+                peer.sendall(format_sample_lines([LinkSample("node", "good", time.time(), "probe", 1e9)]).encode())
                 peer.shutdown(socket.SHUT_WR)
                 return peer.makefile().read() == "stored 1\n"
         return False

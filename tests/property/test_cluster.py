@@ -41,18 +41,18 @@ def first(line: str, key: str) -> str:
 
 @given(st.lists(st.one_of(lines(), st.sampled_from(RECORDED)), max_size=6))
 def test_each_node_is_what_its_own_first_line_says(drawn: list[str]) -> None:
-    snapshot = scontrol.parse("".join(f"{line}\n" for line in drawn))
+    snapshot = scontrol.parse_snapshot("".join(f"{line}\n" for line in drawn))
     own = {first(line, "NodeName"): line for line in reversed(drawn)}
     assert set(snapshot.names) == set(own)
     for node in snapshot.nodes:
         line = own[node.name]
-        assert scontrol.parse(line).nodes == (node,)
+        assert scontrol.parse_snapshot(line).nodes == (node,)
         count = {key: min(2 ** 40, int(match[0])) if (match := re.match("[0-9]{1,15}", first(line, key))) else 0
                  for key in KEYS}
         cpus = count["CPUEfctv"] or count["CPUTot"]
         memory = max(0, count["RealMemory"] - count["MemSpecLimit"])
-        assert (node.cpus, node.cpus_free) == (cpus, max(0, cpus - count["CPUAlloc"]))
-        assert (node.memory, node.memory_free) == (memory, max(0, memory - count["AllocMem"]))
+        assert (node.cpus, node.cpus_unallocated) == (cpus, max(0, cpus - count["CPUAlloc"]))
+        assert (node.memory, node.memory_unallocated) == (memory, max(0, memory - count["AllocMem"]))
         assert node.weight == count["Weight"]
         states = [part.rstrip("*~#!%$@+^-") for part in first(line, "State").split("+") if part]
         assert list(node.state) == (states or ["UNKNOWN"])
@@ -63,7 +63,7 @@ def test_each_node_is_what_its_own_first_line_says(drawn: list[str]) -> None:
 
 @given(st.lists(lines(), max_size=6))
 def test_a_snapshot_comes_back_from_its_json(drawn: list[str]) -> None:
-    snapshot = scontrol.parse("\n".join(drawn))
+    snapshot = scontrol.parse_snapshot("\n".join(drawn))
     found = ClusterSnapshot.from_json(json.loads(json.dumps(snapshot.to_json())))
     assert found.nodes == snapshot.nodes
-    assert ClusterSnapshot.of(snapshot.nodes).nodes == snapshot.nodes
+    assert ClusterSnapshot.from_nodes(snapshot.nodes).nodes == snapshot.nodes

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from placing import cluster, node, two_level
 
 from slurmdl.network import capacity, exposition, hygiene, read, table
-from slurmdl.network.model import LinkScore, LinkScores, Weights, trunk
-from slurmdl.network.samples import SOURCES, LinkSample, from_lines, to_lines
-from slurmdl.placement.place import place
+from slurmdl.network.model import LinkScore, LinkScores, MetricWeights, inter_leaf_name
+from slurmdl.network.samples import SOURCES, LinkSample, format_sample_lines, parse_sample_lines
+from slurmdl.placement.place import place_job
 from slurmdl.request import DlOptions, JobRequest
 
 NOW = 1.8e9
@@ -36,10 +36,10 @@ def snapshots(draw: st.DrawFn) -> LinkScores:
     plain = names.filter(lambda name: "|" not in name)
     return LinkScores(draw(st.dictionaries(st.sampled_from(FOUR.nodes) | names, scores_of_links(), max_size=6)),
                       draw(st.dictionaries(st.sampled_from(FOUR.zones) | plain, scores_of_links(), max_size=4)),
-                      trunks={trunk(one, other): draw(scores_of_links()) for one, other in draw(st.lists(
+                      inter_leaf={inter_leaf_name(one, other): draw(scores_of_links()) for one, other in draw(st.lists(
                           st.tuples(plain, plain) | st.just(("z0", "z1")), max_size=3))},
-                      time=NOW, half_life=draw(st.none() | st.floats(1, 1e5)), margin=draw(st.floats(0, 1)),
-                      weights=draw(st.none() | st.builds(Weights, *[st.floats(0, 10)] * 3)))
+                      time=NOW, half_life=draw(st.none() | st.floats(1, 1e5)), tolerance=draw(st.floats(0, 1)),
+                      weights=draw(st.none() | st.builds(MetricWeights, *[st.floats(0, 10)] * 3)))
 
 
 @st.composite
@@ -54,25 +54,25 @@ def samples(draw: st.DrawFn) -> LinkSample:
 @given(snapshots())
 def test_scores_round_trip_as_json_and_nearly_as_text(found: LinkScores) -> None:
     assert LinkScores.from_json(json.loads(json.dumps(found.to_json()))) == found
-    told = read.from_text(found.to_text(), NOW)
-    assert (set(told.nodes), set(told.zones), set(told.trunks)) == (
-        set(found.nodes), set(found.zones), set(found.trunks))
+    told = read.parse_scores(found.to_text(), NOW)
+    assert (set(told.nodes), set(told.zones), set(told.inter_leaf)) == (
+        set(found.nodes), set(found.zones), set(found.inter_leaf))
     for name, score in found.nodes.items():
         assert np.isclose(told.nodes[name].throughput or 0, score.throughput or 0, rtol=1e-5)
-    assert exposition.text(found).endswith("\n")
+    assert exposition.exposition_text(found).endswith("\n")
 
 
 @bounded
 @given(snapshots())
 def test_figures_are_finite_and_no_score_stops_a_placement(found: LinkScores) -> None:
     for carried, delay in (capacity.node_links(FOUR.nodes, found),
-                           capacity.trunks(list(found.trunks), np.ones(len(found.trunks)), found)):
+                           capacity.inter_leaf_paths(list(found.inter_leaf), np.ones(len(found.inter_leaf)), found)):
         assert (carried > 0).all() and np.isfinite(carried).all()
         assert (delay >= 0).all() and np.isfinite(delay).all()
-    placed = place(JobRequest(nodes=(3, 3), dl=DlOptions(strategy="ps", ps=1)), cluster(*map(node, FOUR.nodes)), FOUR,
+    placed = place_job(JobRequest(nodes=(3, 3), dl=DlOptions(strategy="ps", ps=1)), cluster(*map(node, FOUR.nodes)), FOUR,
                    found)
     assert len(placed.nodes) == 3
-    assert all(row.times > 0 for row in table.rows(found, FOUR))
+    assert all(row.slowdown > 0 for row in table.link_rows(found, FOUR))
 
 
 @bounded
@@ -81,7 +81,7 @@ def test_the_older_a_score_the_nearer_it_is_to_the_default(score: LinkScore, hal
     def away(age: float) -> float:
         known = LinkScores(nodes={"n": replace(score, age=age)}, half_life=half_life)
         carried, _ = capacity.node_links(["n"], known)
-        return float(abs(np.log(carried[0] / known.node_default)))
+        return float(abs(np.log(carried[0] / known.default_node_bandwidth)))
 
     assert away(0) >= away(half_life) - 1e-9 >= away(50 * half_life) - 2e-9
     assert away(50 * half_life) < 1e-9
@@ -90,14 +90,14 @@ def test_the_older_a_score_the_nearer_it_is_to_the_default(score: LinkScore, hal
 @bounded
 @given(st.lists(samples(), max_size=20), st.none() | snapshots())
 def test_any_samples_make_valid_scores(given_: list[LinkSample], previous: LinkScores | None) -> None:
-    made = hygiene.scores(given_, NOW, previous)
+    made = hygiene.aggregate_scores(given_, NOW, previous)
     assert LinkScores.from_json(json.loads(json.dumps(made.scores.to_json()))) == made.scores
-    kept = [*made.scores.nodes.values(), *made.scores.trunks.values()]
+    kept = [*made.scores.nodes.values(), *made.scores.inter_leaf.values()]
     counted = len({sample for sample in given_ if sample.kind != "zone"})
     assert sum(score.samples for score in kept) <= counted
-    assert all(score.age <= hygiene.USUAL.window for score in kept)
+    assert all(score.age <= hygiene.DEFAULT_RULES.window for score in kept)
     # once more, from what was published: nothing moves
-    again = hygiene.scores(given_, NOW, made.scores).scores
+    again = hygiene.aggregate_scores(given_, NOW, made.scores).scores
     assert {name: score.throughput for name, score in again.nodes.items()} == {
         name: score.throughput for name, score in made.scores.nodes.items()}
 
@@ -105,4 +105,4 @@ def test_any_samples_make_valid_scores(given_: list[LinkSample], previous: LinkS
 @bounded
 @given(st.lists(samples(), max_size=10))
 def test_lines_round_trip(given_: list[LinkSample]) -> None:
-    assert list(from_lines(to_lines(given_).splitlines())) == given_
+    assert list(parse_sample_lines(format_sample_lines(given_).splitlines())) == given_

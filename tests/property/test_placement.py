@@ -12,12 +12,12 @@ from placing import cluster, cost_of, node, two_level
 
 from slurmdl.errors import PlacementError
 from slurmdl.network.model import LinkScore, LinkScores
-from slurmdl.placement.place import place
-from slurmdl.placement.ranks.rankmap import rank_map
+from slurmdl.placement.place import place_job
+from slurmdl.placement.ranks.rankmap import best_rank_map
 from slurmdl.placement.traffic import Traffic
-from slurmdl.plan import PATTERNS, STRATEGIES
+from slurmdl.plan import COMM_PATTERNS, STRATEGIES
 from slurmdl.request import DlOptions, JobRequest
-from slurmdl.topology.hostlist import expand, fold
+from slurmdl.topology.hostlist import expand_hostlist, fold_hostlist
 from slurmdl.topology.model import Topology
 
 bounded = settings(max_examples=80, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
@@ -37,7 +37,7 @@ def link_scores(draw: st.DrawFn, topology: Topology) -> LinkScores:
     speeds = st.floats(1.0, 1000.0)
     return LinkScores(nodes={name: LinkScore(draw(speeds)) for name in topology.nodes if draw(st.booleans())},
                       zones={name: LinkScore(draw(speeds)) for name in topology.zones if draw(st.booleans())},
-                      node_default=1000.0, zone_default=(50.0,), delay_default=draw(st.sampled_from([0.0, 0.1])))
+                      default_node_bandwidth=1000.0, default_zone_bandwidth=(50.0,), default_latency=draw(st.sampled_from([0.0, 0.1])))
 
 
 @bounded
@@ -50,14 +50,14 @@ def test_a_rank_map_keeps_the_tasks_and_is_never_worse(data: st.DataObject) -> N
     strategy = data.draw(st.sampled_from(STRATEGIES))
     assume(strategy != "ps" or tasks > 1)
     ps = data.draw(st.integers(1, min(4, tasks - 1))) if strategy == "ps" else 0
-    found = rank_map(slots, topology, scores, Traffic(strategy, 1000.0, ps), "any")
+    found = best_rank_map(slots, topology, scores, Traffic(strategy, 1000.0, ps), "any")
     assert Counter(found.nodes) == dict(slots)
     assert found.roles == ("ps",) * ps + ("worker",) * (tasks - ps)
     plain = [name for name, count in slots for _ in range(count)]
     by_leaf = sorted(plain, key=lambda name: topology.zone_index[topology.leaf_of(name)])
     for order in (plain, by_leaf):
-        assert found.cost.key <= cost_of(order, topology, scores, strategy, 1000.0, ps).key
-    assert found.cost.key == cost_of(found.nodes, topology, scores, strategy, 1000.0, ps).key
+        assert found.cost.sort_key <= cost_of(order, topology, scores, strategy, 1000.0, ps).sort_key
+    assert found.cost.sort_key == cost_of(found.nodes, topology, scores, strategy, 1000.0, ps).sort_key
 
 
 @bounded
@@ -72,7 +72,7 @@ def test_servers_are_near_the_best_of_all_choices(data: st.DataObject) -> None:
     orders = [[*servers, *(Counter(tasks) - Counter(servers)).elements()]
               for servers in set(itertools.combinations(tasks, ps))]
     for rank0, valid in (("any", orders), ("first", [order for order in orders if order[0] == tasks[0]])):
-        found = rank_map(slots, topology, scores, Traffic("ps", 1000.0, ps), rank0)
+        found = best_rank_map(slots, topology, scores, Traffic("ps", 1000.0, ps), rank0)
         best = min(cost_of(order, topology, scores, "ps", 1000.0, ps).seconds for order in valid)
         assert found.cost.seconds <= 1.15 * best + 1e-9
 
@@ -86,20 +86,23 @@ def test_rank_0_is_on_the_first_node(data: st.DataObject) -> None:
     slots = [(name, data.draw(st.integers(1, 3))) for name in data.draw(st.permutations(sorted(topology.nodes)))]
     slots = slots[:data.draw(st.integers(1, len(slots)))]
     tasks = sum(count for _, count in slots)
-    strategy, pattern = data.draw(st.sampled_from([(s, p) for s, patterns in PATTERNS.items() for p in patterns]))
+    strategy, pattern = data.draw(st.sampled_from(
+        [(s, p) for s, patterns in COMM_PATTERNS.items() for p in patterns]))
     assume(strategy != "ps" or tasks > 1)
     ps = data.draw(st.integers(1, tasks - 1)) if strategy == "ps" else 0
     flow = np.array(data.draw(st.lists(st.sampled_from([0.0, 0.0, 1.0, 50.0]), min_size=tasks**2, max_size=tasks**2)))
     matrices = (flow.reshape(tasks, tasks),) if data.draw(st.booleans()) else ()
     traffic = Traffic(strategy, 1000.0, ps, "m.csv" if matrices else pattern, matrices)
-    found, anywhere = rank_map(slots, topology, scores, traffic), rank_map(slots, topology, scores, traffic, "any")
+    found, anywhere = best_rank_map(
+    slots, topology, scores, traffic), best_rank_map(
+        slots, topology, scores, traffic, "any")
     assert found.nodes[0] == slots[0][0]
     assert Counter(found.nodes) == dict(slots)
-    assert found.anywhere == anywhere.cost == anywhere.anywhere
-    assert (found.held > 0) == (found.cost.key[0] > anywhere.cost.key[0])
-    assert found.cost == found.compared[found.order]
+    assert found.any_rank0_cost == anywhere.cost == anywhere.any_rank0_cost
+    assert (found.rank0_slowdown > 0) == (found.cost.sort_key[0] > anywhere.cost.sort_key[0])
+    assert found.cost == found.order_costs[found.order]
     if pattern == "ring" and not matrices:
-        assert found.cost.key == anywhere.cost.key
+        assert found.cost.sort_key == anywhere.cost.sort_key
 
 
 @bounded
@@ -116,31 +119,31 @@ def test_a_choice_takes_free_nodes_of_one_tree_and_repeats(data: st.DataObject) 
     request = JobRequest(nodes=(wanted, wanted), ntasks_per_node=2,
                          dl=DlOptions(place=data.draw(st.sampled_from(["pack", "balance", "spread"]))))
     try:
-        found = place(request, snapshot, topology, scores)
+        found = place_job(request, snapshot, topology, scores)
     except PlacementError:
         assert usable < wanted
         return
     assert len(set(found.nodes)) == wanted
     assert found.free_now == (free >= wanted)
-    assert all(found.free_now <= (snapshot.node[name].state == ("IDLE",)) for name in found.nodes)
-    assert found.map is not None
-    assert Counter(found.map.nodes) == dict.fromkeys(found.nodes, 2)
-    assert sum(found.zones_used.values()) == wanted
-    assert place(request, snapshot, topology, scores) == found
-    if request.dl.place == "spread" or len(found.zones_used) == 1:
+    assert all(found.free_now <= (snapshot.node_by_name[name].state == ("IDLE",)) for name in found.nodes)
+    assert found.rank_map is not None
+    assert Counter(found.rank_map.nodes) == dict.fromkeys(found.nodes, 2)
+    assert sum(found.nodes_per_zone.values()) == wanted
+    assert place_job(request, snapshot, topology, scores) == found
+    if request.dl.place == "spread" or len(found.nodes_per_zone) == 1:
         return
     # several zones are taken only where no single one is as fast: a zone may hold a slow node
-    idle = [name for name in snapshot.names if snapshot.node[name].state == ("IDLE",)]
+    idle = [name for name in snapshot.names if snapshot.node_by_name[name].state == ("IDLE",)]
     for zone in topology.zones[:-1]:
         for names in itertools.combinations([name for name in idle if topology.leaf_of(name) == zone], wanted):
-            alone = rank_map([(name, 2) for name in names], topology, scores, Traffic("allreduce"))
-            assert found.map.cost.seconds < alone.cost.seconds
+            alone = best_rank_map([(name, 2) for name in names], topology, scores, Traffic("allreduce"))
+            assert found.rank_map.cost.seconds < alone.cost.seconds
 
 
 @bounded
 @given(st.lists(st.from_regex(r"\A[a-z]{1,3}[0-9]{0,3}\Z"), max_size=30))
 def test_fold_and_expand_are_inverse(names: list[str]) -> None:
-    assert sorted(expand(fold(names))) == sorted(set(names))
+    assert sorted(expand_hostlist(fold_hostlist(names))) == sorted(set(names))
 
 
 @bounded
@@ -149,7 +152,7 @@ def test_any_text_is_a_hostlist_or_an_error_of_one_line(text: str) -> None:
     from slurmdl.errors import InputError
 
     try:
-        names = expand(text)
+        names = expand_hostlist(text)
     except InputError as error:
         assert "\n" not in str(error)
     else:

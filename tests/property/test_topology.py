@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from slurmdl.errors import InputError
 from slurmdl.topology import hostlist, read, scontrol, write
-from slurmdl.topology.build import Declared, build
+from slurmdl.topology.build import ZoneDecl, build_topology
 from slurmdl.topology.model import Topology
-from slurmdl.topology.topologies import Topologies
+from slurmdl.topology.topologies import TopologySet
 
 bounded = settings(max_examples=150, deadline=None, derandomize=True)
 
@@ -31,11 +31,11 @@ def forests(draw: st.DrawFn) -> Topology:
             children.setdefault(parent, []).append(f"z{i}")
     leaves = [i for i in range(count) if i not in children]
     places = draw(st.lists(st.sampled_from(leaves), max_size=20))
-    zones = [Declared(f"z{i}", tuple(children.get(i, ())),
+    zones = [ZoneDecl(f"z{i}", tuple(children.get(i, ())),
                       tuple(f"n{j}" for j, place in enumerate(places) if place == i)) for i in range(count)]
-    made = build(draw(st.permutations(zones)), kind="tree", source="drawn")
+    made = build_topology(draw(st.permutations(zones)), kind="tree", source="drawn")
     alone = draw(st.integers(0, 2))
-    return Topology(made.zones, made.parent, made.level, made.speed, (*made.nodes, *(f"x{i}" for i in range(alone))),
+    return Topology(made.zones, made.parent, made.level, made.uplink_bandwidth, (*made.nodes, *(f"x{i}" for i in range(alone))),
                     np.append(made.leaf, np.full(alone, -1)).astype(np.int32))
 
 
@@ -44,9 +44,9 @@ def forests(draw: st.DrawFn) -> Topology:
 def test_lowest_common_zone_is_the_last_that_two_paths_share(topology: Topology) -> None:
     count = len(topology.nodes)
     one, other = (grid.ravel() for grid in np.meshgrid(np.arange(count), np.arange(count)))
-    found = topology.common(one, other)
+    found = topology.lowest_common_zone(one, other)
     for a, b, zone in zip(one.tolist(), other.tolist(), found.tolist(), strict=True):
-        shared = [p for p, q in zip(topology.path(topology.nodes[a]), topology.path(topology.nodes[b]), strict=False)
+        shared = [p for p, q in zip(topology.path_of(topology.nodes[a]), topology.path_of(topology.nodes[b]), strict=False)
                   if p == q]
         assert (topology.zones[zone] if zone >= 0 else None) == (shared[-1] if shared else None)
 
@@ -55,13 +55,13 @@ def test_lowest_common_zone_is_the_last_that_two_paths_share(topology: Topology)
 @given(forests(), st.data())
 def test_sums_and_members_are_those_of_the_paths(topology: Topology, data: st.DataObject) -> None:
     values = np.array([data.draw(st.integers(0, 9)) for _ in topology.nodes], np.int64)
-    sums = topology.sums(values)
+    sums = topology.sum_below(values)
     for i, zone in enumerate(topology.zones):
-        inside = [j for j, node in enumerate(topology.nodes) if zone in topology.path(node)]
-        assert sorted(topology.members(i).tolist()) == inside
-        assert topology.size[i] == len(inside)
+        inside = [j for j, node in enumerate(topology.nodes) if zone in topology.path_of(node)]
+        assert sorted(topology.indices_below(i).tolist()) == inside
+        assert topology.node_count[i] == len(inside)
         assert sums[i] == sum(values[inside])
-        assert np.flatnonzero(topology.below(i)).tolist() == inside
+        assert np.flatnonzero(topology.mask_below(i)).tolist() == inside
 
 
 @bounded
@@ -76,12 +76,12 @@ def _read(text: bytes, name: str) -> None:
         path = Path(directory) / name
         path.write_bytes(text)
         try:
-            found = read.from_file(str(path))
+            found = read.load_topology_file(str(path))
         except InputError as error:
             assert len(str(error).splitlines()) == 1
             assert directory in str(error)  # the file, or one that it includes
             return
-    assert Topologies.from_json(found.to_json()).to_json() == found.to_json()
+    assert TopologySet.from_json(found.to_json()).to_json() == found.to_json()
 
 
 texts = st.one_of(st.binary(max_size=300), st.text(max_size=300).map(str.encode),
@@ -113,22 +113,22 @@ def test_any_json_is_a_topology_or_an_input_error(data: object) -> None:
 @given(texts)
 def test_any_answer_of_the_controller_is_a_topology_or_an_input_error(text: bytes) -> None:
     try:
-        found = scontrol.parse_all(text.decode(errors="replace"))
+        found = scontrol.parse_scontrol_topologies(text.decode(errors="replace"))
     except InputError as error:
         assert len(str(error).splitlines()) == 1
         return
-    assert found.each
+    assert found.topologies
 
 
 @settings(bounded, max_examples=400)
 @given(st.one_of(st.text(max_size=40), st.text("n0123456789[]-, {", max_size=25)))
 def test_any_hostlist_is_names_or_an_input_error(text: str) -> None:
     try:
-        found = hostlist.expand(text)
+        found = hostlist.expand_hostlist(text)
     except InputError as error:
         assert len(str(error).splitlines()) == 1
         return
     assert len(found) <= hostlist.MAX_NAMES
     assert all(found)
     if len(found) < 1000 and re.fullmatch(r"[\w.,-]*", ",".join(found)):
-        assert hostlist.expand(write.hostlist(found)) == found
+        assert hostlist.expand_hostlist(write.checked_hostlist(found)) == found

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from slurmdl.errors import InputError
 from slurmdl.topology import conf, read, write
-from slurmdl.topology.check import check
-from slurmdl.topology.contents import Contents
-from slurmdl.topology.diff import between, differences
-from slurmdl.topology.hostlist import expand
+from slurmdl.topology.check import check_source
+from slurmdl.topology.contents import TopologySource
+from slurmdl.topology.diff import diff_sets, diff_topologies
+from slurmdl.topology.hostlist import expand_hostlist
 from slurmdl.topology.model import Topology
-from slurmdl.topology.topologies import Topologies
+from slurmdl.topology.topologies import TopologySet
 
 bounded = settings(max_examples=80, deadline=None, derandomize=True)
 SIDES = ("one", "other")
@@ -25,13 +25,13 @@ names = st.one_of(st.builds("{}{}".format, st.sampled_from(["n", "r1n", "", "a-"
                   st.sampled_from(["login", "on", "007", "n1-ib", "1e3", "null", "y", "ä1", "n999999999999999999"]))
 
 
-def dumped(topologies: Topologies) -> object:
+def dumped(topologies: TopologySet) -> object:
     """All that files hold."""
-    return topologies.default, [{**t.to_json(), "source": "", "notes": ()} for t in topologies.each]
+    return topologies.default, [{**t.to_json(), "source": "", "notes": ()} for t in topologies.topologies]
 
 
 @st.composite
-def contents(draw: st.DrawFn, name: str = "default") -> Contents:
+def contents(draw: st.DrawFn, name: str = "default") -> TopologySource:
     """A tree, blocks or rings, as lines of a topology.conf declare them, read back without a fault."""
     kind = draw(st.sampled_from(["SwitchName", "BlockName", "RingName"]))
     nodes = draw(st.lists(names, min_size=1, max_size=24, unique=True))
@@ -55,57 +55,57 @@ def contents(draw: st.DrawFn, name: str = "default") -> Contents:
     with TemporaryDirectory() as directory:
         path = Path(directory) / "topology.conf"
         path.write_text("\n".join(lines) + "\n")
-        found = conf.declare(str(path))
-    return Contents(found.zones, found.kind, "x", name, (), found.block_sizes)
+        found = conf.declare_topology_conf(str(path))
+    return TopologySource(found.zones, found.kind, "x", name, (), found.block_sizes)
 
 
-def reread(text: str, name: str) -> Topologies:
+def reread(text: str, name: str) -> TopologySet:
     with TemporaryDirectory() as directory:
         path = Path(directory) / name
         path.write_text(text, encoding="utf-8")
-        return read.read_all(str(path))
+        return read.load_topologies(str(path))
 
 
 @bounded
 @given(st.lists(names, max_size=30))
 def test_hostlists(listed: list[str]) -> None:
-    assert expand(write.hostlist(listed)) == listed
+    assert expand_hostlist(write.checked_hostlist(listed)) == listed
 
 
 @bounded
 @given(contents())
-def test_a_written_topology_conf_reads_as_it_was(found: Contents) -> None:
-    once = Topologies.one(found.topology())
-    again = reread(write.text(once, None, "conf"), "topology.conf")
+def test_a_written_topology_conf_reads_as_it_was(found: TopologySource) -> None:
+    once = TopologySet.single(found.to_topology())
+    again = reread(write.format_topology(once, None, "conf"), "topology.conf")
     assert dumped(again) == dumped(once)
-    assert differences(once.of(), again.of(), SIDES) == []
+    assert diff_topologies(once.get(), again.get(), SIDES) == []
 
 
 @bounded
 @given(contents("first"), contents("second"), st.sampled_from(["first", "second"]))
-def test_a_written_topology_yaml_reads_as_it_was_without_speeds(first: Contents, second: Contents,
+def test_a_written_topology_yaml_reads_as_it_was_without_speeds(first: TopologySource, second: TopologySource,
                                                                default: str) -> None:
-    once = Topologies((first.topology(), second.topology(), Topology.flat((), name="third")), default)
-    again = reread(write.text(once, None, "yaml"), "topology.yaml")
-    for topology in once.each:
-        topology.speed.fill(float("nan"))
+    once = TopologySet((first.to_topology(), second.to_topology(), Topology.flat((), name="third")), default)
+    again = reread(write.format_topology(once, None, "yaml"), "topology.yaml")
+    for topology in once.topologies:
+        topology.uplink_bandwidth.fill(float("nan"))
     assert dumped(again) == dumped(once)
-    assert between(once, again, SIDES) == []
-    third = reread(write.text(again, None, "yaml"), "topology.yaml")
+    assert diff_sets(once, again, SIDES) == []
+    third = reread(write.format_topology(again, None, "yaml"), "topology.yaml")
     assert dumped(third) == dumped(again)
 
 
 @bounded
 @given(contents(), contents())
-def test_differences_are_none_only_where_the_zones_are_the_same(one: Contents, other: Contents) -> None:
-    a, b = one.topology(), other.topology()
+def test_differences_are_none_only_where_the_zones_are_the_same(one: TopologySource, other: TopologySource) -> None:
+    a, b = one.to_topology(), other.to_topology()
     same = (a.kind == b.kind and {z: a.parent[i] >= 0 and a.zones[a.parent[i]] for z, i in a.zone_index.items()}
             == {z: b.parent[i] >= 0 and b.zones[b.parent[i]] for z, i in b.zone_index.items()}
-            and {n: a.path(n) for n in a.nodes} == {n: b.path(n) for n in b.nodes})
-    found = differences(a, b, SIDES)
+            and {n: a.path_of(n) for n in a.nodes} == {n: b.path_of(n) for n in b.nodes})
+    found = diff_topologies(a, b, SIDES)
     assert not same or all("Mbit/s" in line or "order of the blocks" in line for line in found)
     assert same or found
-    assert len(found) == len(differences(b, a, SIDES))
+    assert len(found) == len(diff_topologies(b, a, SIDES))
 
 
 LINES = st.sampled_from(["SwitchName=a Nodes=n[1-3]", "SwitchName=b Nodes=n[3-4]", "SwitchName=b Switches=a",
@@ -123,16 +123,16 @@ def test_check_finds_an_error_wherever_the_reader_refuses(lines: list[str]) -> N
         Path(path).write_text("\n".join(lines) + "\n")
         faults: list[InputError] = []
         try:
-            found = check(conf.declare(path, faults.append), [f"n{i}" for i in range(1, 6)])
+            found = check_source(conf.declare_topology_conf(path, faults.append), [f"n{i}" for i in range(1, 6)])
         except InputError as fault:
             faults.append(fault)
             found = []
         try:
-            read.read_all(path)
+            read.load_topologies(path)
             refused = ""
         except InputError as fault:
             refused = str(fault)
-        told = [str(fault) for fault in faults] + [finding.text for finding in found if finding.grade == "error"]
+        told = [str(fault) for fault in faults] + [finding.text for finding in found if finding.severity == "error"]
         assert bool(refused) <= bool(told)
         if told and not refused:  # what some releases of Slurm refuse, and slurmdl can read
             assert all("no zone has a node" in text or "a ring has at most" in text for text in told)

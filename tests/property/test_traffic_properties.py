@@ -12,13 +12,13 @@ from placing import SCORES, matrix, two_level
 from test_placement import link_scores, topologies
 
 from slurmdl.launch import dialects
-from slurmdl.launch.dialects import Tasks
+from slurmdl.launch.dialects import RankMapInput
 from slurmdl.network.model import LinkScores
-from slurmdl.placement.cost import cost, links
+from slurmdl.placement.cost import network_links, predict_cost
 from slurmdl.placement.ranks import mapper
-from slurmdl.placement.ranks.rankmap import Orders, depth_first, largest_first, leaf_order, rank_map
+from slurmdl.placement.ranks.rankmap import RankOrders, best_rank_map, depth_first, largest_first, leaf_order
 from slurmdl.placement.traffic import Traffic
-from slurmdl.plan import PATTERNS, Plan
+from slurmdl.plan import COMM_PATTERNS, Plan
 
 bounded = settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 zonings = st.lists(st.integers(0, 5), min_size=2, max_size=40).map(lambda zones: np.array(zones))
@@ -33,7 +33,7 @@ def sparse(draw: st.DrawFn, ranks: int) -> npt.NDArray[np.float64]:
 
 
 @bounded
-@given(st.sampled_from([(s, p) for s in ("allreduce", "gossip") for p in PATTERNS[s]]), zonings)
+@given(st.sampled_from([(s, p) for s in ("allreduce", "gossip") for p in COMM_PATTERNS[s]]), zonings)
 def test_every_rank_gets_as_much_as_it_sends_and_the_strategy_says_how_much(
         which: tuple[str, str], zone: npt.NDArray[np.int64]) -> None:
     strategy, pattern = which
@@ -78,23 +78,23 @@ def test_aggregation_degree_and_levels_against_single_messages(data: st.DataObje
     topology = data.draw(topologies())
     names = sorted(topology.nodes)
     order = data.draw(st.lists(st.sampled_from(names), min_size=2, max_size=12))
-    strategy, pattern = data.draw(st.sampled_from([(s, p) for s, ps in PATTERNS.items() for p in ps]))
+    strategy, pattern = data.draw(st.sampled_from([(s, p) for s, ps in COMM_PATTERNS.items() for p in ps]))
     ps = data.draw(st.integers(1, len(order) - 1)) if strategy == "ps" else 0
-    network = links(names, topology, SCORES)
+    network = network_links(names, topology, SCORES)
     place = np.array([names.index(name) for name in order])
     phases = Traffic(strategy, 60.0, ps, pattern).phases(len(order), network.leaf[place])
-    found = cost(phases, network, place)
+    found = predict_cost(phases, network, place)
     sent = node = zone = 0.0
     for phase in phases:
         for (i, j), size in np.ndenumerate(matrix(phase, len(order))):
             sent += size
             node += size * (order[i] == order[j])
             zone += size * (topology.leaf_of(order[i]) == topology.leaf_of(order[j]))
-    assert np.isclose(found.bytes_across_nodes, sent - node) and np.isclose(found.bytes_across_zones, sent - zone)
-    assert np.isclose(found.aggregation_nodes, node / sent) and np.isclose(found.aggregation_zones, zone / sent)
-    assert 0 <= found.aggregation_nodes <= found.aggregation_zones <= 1
-    assert found.bytes_across_levels == (found.bytes_across_zones, 0.0)
-    assert found.zones_used == len({topology.leaf_of(name) for name in order})
+    assert np.isclose(found.inter_node_bytes, sent - node) and np.isclose(found.inter_zone_bytes, sent - zone)
+    assert np.isclose(found.intra_node_fraction, node / sent) and np.isclose(found.intra_zone_fraction, zone / sent)
+    assert 0 <= found.intra_node_fraction <= found.intra_zone_fraction <= 1
+    assert found.inter_zone_bytes_by_level == (found.inter_zone_bytes, 0.0)
+    assert found.leaf_zone_count == len({topology.leaf_of(name) for name in order})
 
 
 @bounded
@@ -108,17 +108,19 @@ def test_a_searched_map_keeps_the_tasks_and_is_never_worse(data: st.DataObject) 
     matrices = tuple(data.draw(sparse(ranks)) for _ in range(data.draw(st.integers(1, 3)))) if given_phases else ()
     traffic = Traffic("gossip", 60.0, pattern="m.npz" if matrices else "exponential", matrices=matrices)
     rank0 = data.draw(st.sampled_from(["first", "any"]))
-    found, quick = rank_map(slots, topology, scores, traffic, rank0), Orders(slots, topology, scores, traffic, rank0)
+    found, quick = best_rank_map(
+    slots, topology, scores, traffic, rank0), RankOrders(
+        slots, topology, scores, traffic, rank0)
     assert Counter(found.nodes) == dict(slots)
-    network = links([name for name, _ in slots], topology, scores)
+    network = network_links([name for name, _ in slots], topology, scores)
     tasks = np.array([count for _, count in slots])
     first = 0 if rank0 == "first" else None
     for nodes in (depth_first(network, first), leaf_order(network, first), largest_first(network, tasks, first),
                   np.arange(len(tasks))):
-        plain = cost(traffic.phases(ranks), network, np.repeat(nodes, tasks[nodes]))
-        assert found.cost.key <= quick.cost.key <= plain.key
+        plain = predict_cost(traffic.phases(ranks), network, np.repeat(nodes, tasks[nodes]))
+        assert found.cost.sort_key <= quick.rule_based_cost.sort_key <= plain.sort_key
     place = np.array([network.nodes.index(name) for name in found.nodes])
-    assert cost(traffic.phases(ranks), network, place).key == found.cost.key
+    assert predict_cost(traffic.phases(ranks), network, place).sort_key == found.cost.sort_key
 
 
 @bounded
@@ -129,27 +131,27 @@ def test_swaps_keep_account_of_every_link(data: st.DataObject) -> None:
     scores = data.draw(link_scores(topology))
     names = sorted(topology.nodes)
     place = np.repeat(np.arange(len(names)), [data.draw(st.integers(1, 3)) for _ in names])
-    network = links(names, topology, scores)
+    network = network_links(names, topology, scores)
     flow = np.stack([data.draw(sparse(len(place))) for _ in range(2)])
     for phase in flow:
         np.fill_diagonal(phase, 0)
-    search = mapper._Swaps(flow, network, place)
-    for power in mapper.POWERS:
-        assert search.reduce(power, 400) > 0, "swaps come to an end"
-    fresh = mapper._Swaps(flow, network, search.place)
+    search = mapper._SwapSearch(flow, network, place)
+    for power in mapper.NORM_POWERS:
+        assert search.descend(power, 400) > 0, "swaps come to an end"
+    fresh = mapper._SwapSearch(flow, network, search.node_of_rank)
     for name in ("sent", "received", "out", "into"):
         assert np.allclose(getattr(search, name), getattr(fresh, name), atol=1e-6)
-    assert Counter(search.place.tolist()) == Counter(place.tolist())
+    assert Counter(search.node_of_rank.tolist()) == Counter(place.tolist())
 
 
 def test_swaps_come_to_an_end_where_phases_differ_much() -> None:
     """The rounds of the base graph on zones of 6 and 2: at a high power one phase's time hides the others'."""
     topology = two_level(["n0", "n1", "n2", "n3", "n4", "n5"], ["n6", "n7"])
-    network = links(sorted(topology.nodes), topology, SCORES)
+    network = network_links(sorted(topology.nodes), topology, SCORES)
     flow = np.stack([matrix(phase, 8) for phase in Traffic("gossip", 1e8, pattern="base").phases(8)])
-    search = mapper._Swaps(flow, network, np.arange(8))
-    for power in mapper.POWERS:
-        assert search.reduce(power, 100) > 0
+    search = mapper._SwapSearch(flow, network, np.arange(8))
+    for power in mapper.NORM_POWERS:
+        assert search.descend(power, 100) > 0
 
 
 def test_a_ring_with_scrambled_ranks_is_found() -> None:
@@ -159,9 +161,9 @@ def test_a_ring_with_scrambled_ranks_is_found() -> None:
     ring = np.zeros((32, 32))
     ring[label, np.roll(label, -1)] = 50.0
     slots = [(name, 1) for name in sorted(topology.nodes)]
-    found = rank_map(slots, topology, SCORES, Traffic("gossip", matrices=(ring,)))
-    assert found.cost.seconds == 1.0 < found.compared["depth-first"].seconds
-    assert found.cost.bytes_across_zones == 4 * 50
+    found = best_rank_map(slots, topology, SCORES, Traffic("gossip", matrices=(ring,)))
+    assert found.cost.seconds == 1.0 < found.order_costs["depth-first"].seconds
+    assert found.cost.inter_zone_bytes == 4 * 50
 
 
 def test_a_stencil_with_scrambled_ranks_is_cut_well() -> None:
@@ -172,10 +174,10 @@ def test_a_stencil_with_scrambled_ranks_is_cut_well() -> None:
         stencil[one, two] = stencil[two, one] = 1.0
     label = np.random.default_rng(5).permutation(64)
     topology = two_level(*[[f"n{16 * z + i:02d}" for i in range(16)] for z in range(4)])
-    found = rank_map([(name, 1) for name in sorted(topology.nodes)], topology,
-                     LinkScores(node_default=1e6, zone_default=(1.0,), delay_default=0.0),
+    found = best_rank_map([(name, 1) for name in sorted(topology.nodes)], topology,
+                     LinkScores(default_node_bandwidth=1e6, default_zone_bandwidth=(1.0,), default_latency=0.0),
                      Traffic("gossip", matrices=(stencil[np.ix_(label, label)],)))
-    assert found.cost.bytes_across_zones == 32
+    assert found.cost.inter_zone_bytes == 32
     assert found.cost.seconds == 8
 
 
@@ -185,7 +187,7 @@ def test_every_launchers_text_leads_back_to_the_map(data: st.DataObject) -> None
     nodes = [f"n{i}" for i in range(data.draw(st.integers(1, 6)))]
     extra = data.draw(st.lists(st.sampled_from(nodes), max_size=12))
     order = tuple(data.draw(st.permutations(nodes + extra)))
-    tasks = Tasks(Plan("allreduce", order, ("worker",) * len(order), {}), nodes, data.draw(st.integers(1, 4)))
+    tasks = RankMapInput(Plan("allreduce", order, ("worker",) * len(order), {}), nodes, data.draw(st.integers(1, 4)))
     for form, (_, read) in dialects.FORMATS.items():
         if form != "torchrun":
-            assert tuple(read(dialects.render(form, tasks), tasks)) == order
+            assert tuple(read(dialects.format_rank_map(form, tasks), tasks)) == order

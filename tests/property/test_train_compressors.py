@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slurmdl.train.compressors import COMPRESSORS
-from slurmdl.train.compressors.compressor import BLOCK, FloatArray
+from slurmdl.train.compressors.compressor import SCALE_BLOCK, FloatArray
 from slurmdl.train.compressors.topk import TopK
-from slurmdl.train.method import COMPRESSORS as NAMES
+from slurmdl.train.method import COMPRESSION_NAMES as NAMES
 
 bounded = settings(max_examples=60, deadline=None, derandomize=True)
 
@@ -18,29 +18,29 @@ bounded = settings(max_examples=60, deadline=None, derandomize=True)
 @st.composite
 def vectors(draw: st.DrawFn) -> FloatArray:
     """Any length, also none; blocks of very different magnitudes, with zeros in them."""
-    length = draw(st.integers(0, 3 * BLOCK + 5))
+    length = draw(st.integers(0, 3 * SCALE_BLOCK + 5))
     random = np.random.default_rng(draw(st.integers(0, 2**32)))
     magnitude = 10.0 ** random.uniform(draw(st.sampled_from([-9, -3, 0])), draw(st.sampled_from([1, 4])), 4)
-    vector = random.standard_normal(length) * np.repeat(magnitude, BLOCK)[:length]
+    vector = random.standard_normal(length) * np.repeat(magnitude, SCALE_BLOCK)[:length]
     return np.where(random.random(length) < draw(st.sampled_from([0, 0.5, 1])), 0, vector).astype(np.float32)
 
 
 def through(name: str, vector: FloatArray, seed: int = 1) -> FloatArray:
     """What comes out at the other end, of as many bytes as promised."""
     before = vector.copy()
-    packed = COMPRESSORS[name].pack(vector, np.random.default_rng(seed))
+    packed = COMPRESSORS[name].compress(vector, np.random.default_rng(seed))
     assert np.array_equal(vector, before), "the vector is left as it is"
-    assert (packed.dtype, packed.size) == (np.uint8, COMPRESSORS[name].size(vector.size))
+    assert (packed.dtype, packed.size) == (np.uint8, COMPRESSORS[name].packed_bytes(vector.size))
     assert not np.shares_memory(packed, vector)
     out = np.full_like(vector, np.nan)
-    COMPRESSORS[name].unpack(packed, out)
+    COMPRESSORS[name].decompress(packed, out)
     return out
 
 
 def by_block(vector: FloatArray) -> FloatArray:
     """Shape (elements,): the largest magnitude of the block of each."""
     return np.concatenate([np.full(len(block), np.abs(block).max(initial=0), np.float32) for block in np.split(
-        vector, range(BLOCK, max(vector.size, 1), BLOCK))])
+        vector, range(SCALE_BLOCK, max(vector.size, 1), SCALE_BLOCK))])
 
 
 @bounded
@@ -68,12 +68,12 @@ def test_levels_err_by_less_than_the_blocks_scale(vector: FloatArray, which: tup
 
 @pytest.mark.parametrize("name", ["int8", "int4"])
 def test_levels_are_right_in_the_mean(name: str) -> None:
-    vector = np.random.default_rng(2).standard_normal(BLOCK).astype(np.float32)
+    vector = np.random.default_rng(2).standard_normal(SCALE_BLOCK).astype(np.float32)
     draws = np.mean([through(name, vector, seed) for seed in range(400)], axis=0)
     scale = np.abs(vector).max() / (127 if name == "int8" else 7)
     # the standard deviation of a draw is scale / 2 at most, of 400 of them scale / 40
     assert np.abs(draws - vector).max() <= 5 * scale / 40
-    assert abs((draws - vector).mean()) <= 5 * scale / 40 / BLOCK**0.5
+    assert abs((draws - vector).mean()) <= 5 * scale / 40 / SCALE_BLOCK**0.5
     assert np.array_equal(through(name, vector, 7), through(name, vector, 7))
 
 
@@ -81,8 +81,8 @@ def test_levels_are_right_in_the_mean(name: str) -> None:
 @given(vectors())
 def test_signs_take_away_their_share_of_the_square(vector: FloatArray) -> None:
     out = through("sign", vector)
-    for block, its in zip(np.split(vector, range(BLOCK, max(vector.size, 1), BLOCK)),
-                          np.split(out, range(BLOCK, max(vector.size, 1), BLOCK)), strict=True):
+    for block, its in zip(np.split(vector, range(SCALE_BLOCK, max(vector.size, 1), SCALE_BLOCK)),
+                          np.split(out, range(SCALE_BLOCK, max(vector.size, 1), SCALE_BLOCK)), strict=True):
         if len(block):
             wide, mean = block.astype(np.float64), float(np.abs(block).mean())
             rounded = max(mean * 2.0**-11, 2.0**-25) + 1e-6 * mean
@@ -98,15 +98,15 @@ def test_the_largest_are_kept(vector: FloatArray) -> None:
     out = through("topk", vector)
     kept = out != 0
     assert (np.abs(out - vector)[kept] <= np.maximum(np.abs(vector[kept]) * 2.0**-11, 2.0**-25)).all()
-    for block, its in zip(np.split(vector, range(BLOCK, max(vector.size, 1), BLOCK)),
-                          np.split(kept, range(BLOCK, max(vector.size, 1), BLOCK)), strict=True):
-        expected = np.sort(np.abs(block[np.abs(block) > 2.0**-25]))[-TopK.KEPT:]
+    for block, its in zip(np.split(vector, range(SCALE_BLOCK, max(vector.size, 1), SCALE_BLOCK)),
+                          np.split(kept, range(SCALE_BLOCK, max(vector.size, 1), SCALE_BLOCK)), strict=True):
+        expected = np.sort(np.abs(block[np.abs(block) > 2.0**-25]))[-TopK.K:]
         assert np.allclose(np.sort(np.abs(block[its])), expected, rtol=1e-3, atol=1e-7)
 
 
 def test_bytes_that_each_takes_of_fp32() -> None:
-    length = 100 * BLOCK
-    ratio = {name: 4 * length / its.size(length) for name, its in COMPRESSORS.items()}
+    length = 100 * SCALE_BLOCK
+    ratio = {name: 4 * length / its.packed_bytes(length) for name, its in COMPRESSORS.items()}
     assert ratio == pytest.approx({"none": 1, "fp16": 2, "int8": 3.97, "int4": 7.88, "sign": 30.1, "topk": 13.1},
                                   rel=0.01)
 

@@ -10,10 +10,10 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurmdl.train.library.balance import Balance
-from slurmdl.train.library.deal import MOST, Deal, Hand, InRounds, apportioned
-from slurmdl.train.library.leases import Dealer
-from slurmdl.train.triggers.period import Period
+from slurmdl.train.library.balance import LoadBalancer
+from slurmdl.train.library.deal import MAX_SHARE_FACTOR, BatchSlice, GlobalBatches, LockstepSampler, apportion
+from slurmdl.train.library.leases import GuidedScheduler
+from slurmdl.train.triggers.period import PeriodTrigger
 
 speeds_of = st.floats(0.01, 1000)
 
@@ -23,17 +23,17 @@ def test_numbers_in_proportion_keep_sum_and_bounds(total: int, weights: list[flo
     count = len(weights)
     least = data.draw(st.integers(0, total // count))
     most = data.draw(st.integers(-(-total // count), total))
-    found = apportioned(total, weights, least, most)
+    found = apportion(total, weights, least, most)
     assert sum(found) == total
     assert least <= min(found) and max(found) <= most
     for one, other in zip(range(count), range(1, count), strict=False):
         assert found[one] <= found[other] + 1 or weights[one] >= weights[other]
-    for its, weight in zip(apportioned(total, weights), weights, strict=True):
+    for its, weight in zip(apportion(total, weights), weights, strict=True):
         assert abs(its - total * weight / sum(weights)) < 1 + 1e-6
 
 
-def hands(deal: Deal, worker: int, by_steps: bool, period: int, ahead: int, told: list[list[float]],
-          begin: int) -> list[list[Hand]]:
+def hands(deal: GlobalBatches, worker: int, by_steps: bool, period: int, ahead: int, told: list[list[float]],
+          begin: int) -> list[list[BatchSlice]]:
     """Two epochs of a worker, the first from a position on; all workers tell the same speeds.
 
     A batch is drawn `ahead` steps before it is used, and a round's end tells once its last batch was used.
@@ -43,23 +43,23 @@ def hands(deal: Deal, worker: int, by_steps: bool, period: int, ahead: int, told
 
     def gather(speed: float) -> Future[np.ndarray]:
         future: Future[np.ndarray] = Future()
-        future.set_result(np.array(next(answers)[:deal.workers], np.float32))
+        future.set_result(np.array(next(answers)[:deal.worker_count], np.float32))
         return future
 
-    strategy = SimpleNamespace(next_exchange=lambda number: Period(period).next(number - 1))
-    balance = Balance(deal, by_steps, strategy, 1 + ahead, gather, lambda future: future.result(timeout=0))
-    rounds = InRounds(deal, worker, by_steps, balance.round, lambda: made)
-    found: list[list[Hand]] = []
+    strategy = SimpleNamespace(next_exchange=lambda number: PeriodTrigger(period).next_due(number - 1))
+    balance = LoadBalancer(deal, by_steps, strategy, 1 + ahead, gather, lambda future: future.result(timeout=0))
+    rounds = LockstepSampler(deal, worker, by_steps, balance.next_round, lambda: made)
+    found: list[list[BatchSlice]] = []
     for epoch, cursor in ((0, begin), (1, 0)):
-        drawn: list[Hand] = []
-        source, used = rounds.deal(epoch, cursor, None), 0
+        drawn: list[BatchSlice] = []
+        source, used = rounds.slices(epoch, cursor, None), 0
         while True:
             following = next(source, None)
             drawn += [following] if following else []
             if used < len(drawn) and (len(drawn) - used > ahead or following is None):
                 made = drawn[used].steps.stop
-                if drawn[used].tells:
-                    balance.tell(1.0)
+                if drawn[used].publishes_speed:
+                    balance.publish_speed(1.0)
                 used += 1
             elif following is None:
                 break
@@ -74,7 +74,7 @@ def test_every_sample_is_dealt_once_while_speeds_change(data: st.DataObject, wor
     begin = data.draw(st.integers(0, count - workers))
     random = np.random.default_rng(data.draw(st.integers(0, 1000)))
     told = (10 ** random.uniform(-1, 1, (3000, workers))).tolist()
-    deal = Deal(count, workers, batch, True, 1)
+    deal = GlobalBatches(count, workers, batch, True, 1)
     both = [hands(deal, worker, by_steps, period, ahead, told, begin) for worker in range(workers)]
     for epoch, start in ((0, begin), (1, 0)):
         dealt = [both[worker][epoch] for worker in range(workers)]
@@ -83,12 +83,12 @@ def test_every_sample_is_dealt_once_while_speeds_change(data: st.DataObject, wor
         # all have the same steps of the run, each of them once, and tell at the same of them
         steps = [[step for hand in its for step in hand.steps] for its in dealt]
         assert all(its == steps[0] for its in steps)
-        assert len({tuple(hand.steps.stop for hand in its if hand.tells) for its in dealt}) == 1
+        assert len({tuple(hand.steps.stop for hand in its if hand.publishes_speed) for its in dealt}) == 1
         assert all(hand.stop > hand.start for its in dealt for hand in its)
         if not by_steps:
             for same in zip(*dealt, strict=True):
                 assert math.isclose(sum(hand.weight for hand in same), workers)
-                assert max(hand.weight for hand in same) <= MOST + workers / sum(
+                assert max(hand.weight for hand in same) <= MAX_SHARE_FACTOR + workers / sum(
                     hand.stop - hand.start for hand in same)
 
 
@@ -97,23 +97,23 @@ def test_every_sample_goes_once_to_whoever_asks(data: st.DataObject, workers: in
                                                 until: int) -> None:
     count = data.draw(st.integers(workers, 2000))
     random = np.random.default_rng(data.draw(st.integers(0, 1000)))
-    deal = Deal(count, workers, batch, True, 1)
-    dealer = Dealer(deal, by_steps)
+    deal = GlobalBatches(count, workers, batch, True, 1)
+    dealer = GuidedScheduler(deal, by_steps)
     epoch, going = [0] * workers, set(range(workers))
     taken: dict[int, list[int]] = {}
     while going:
         worker = int(random.choice(sorted(going)))
         speed = float(10 ** random.uniform(-1, 1)) if random.random() < 0.9 else 0.0
-        kind, start, stop, steps, *sizes = map(int, dealer.answer(worker, epoch[worker], 0, until, speed))
+        kind, start, stop, steps, *sizes = map(int, dealer.grant(worker, epoch[worker], 0, until, speed))
         if kind == 0:
             assert 0 < steps <= stop - start
-            assert sum(sizes) == deal.whole and min(sizes) >= 1
+            assert sum(sizes) == deal.global_batch_size and min(sizes) >= 1
             taken.setdefault(epoch[worker], []).extend(range(start, stop))
         elif kind == 1:
             epoch[worker] += 1
         else:
             going.remove(worker)
-    epochs, rest = divmod(until, deal.steps)
+    epochs, rest = divmod(until, deal.steps_per_epoch)
     for number, places in taken.items():
-        assert places == list(range(count if number < epochs else rest * deal.whole))
+        assert places == list(range(count if number < epochs else rest * deal.global_batch_size))
     assert len(taken) == epochs + (rest > 0)

@@ -7,19 +7,19 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from training import Drawn, lost, noise, play
 
-from slurmdl.errors import Refused
-from slurmdl.plan import PATTERNS
-from slurmdl.train.combine import check
-from slurmdl.train.method import COMPRESSORS, TRIGGERS, Method
+from slurmdl.errors import InvalidRunError
+from slurmdl.plan import COMM_PATTERNS
+from slurmdl.train.combine import check_compatibility
+from slurmdl.train.method import COMPRESSION_NAMES, TRIGGER_NAMES, StrategyConfig
 
 bounded = settings(max_examples=50, deadline=None, derandomize=True,
                    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
 
 
-def legal(method: Method) -> bool:
+def legal(method: StrategyConfig) -> bool:
     try:
-        check(method)
-    except Refused:
+        check_compatibility(method)
+    except InvalidRunError:
         return False
     return True
 
@@ -30,16 +30,16 @@ def test_gossip_of_any_kind(data: st.DataObject) -> None:
     zones = data.draw(st.lists(st.sampled_from("abcd"), min_size=1, max_size=17))
     count = len(zones)
     choices = st.builds(
-        Method, st.sampled_from(["gossip", "adaptive-gossip"]), st.sampled_from(PATTERNS["gossip"]),
-        compress=st.sampled_from(COMPRESSORS), trigger=st.sampled_from(TRIGGERS), asynchronous=st.booleans(),
+        StrategyConfig, st.sampled_from(["gossip", "adaptive-gossip"]), st.sampled_from(COMM_PATTERNS["gossip"]),
+        compress=st.sampled_from(COMPRESSION_NAMES), trigger=st.sampled_from(TRIGGER_NAMES), asynchronous=st.booleans(),
         global_every=st.sampled_from([0, 0, 5]), warm_up=st.integers(0, 9), silence=st.integers(4, 20))
     method = data.draw(choices.filter(legal))
     network = Drawn(data.draw(st.integers(0, 99)), data.draw(st.sampled_from([0.01, 3.0])))
     played = play(method, count, 25, zones=zones, network=network, update=noise(0.05), size=data.draw(
         st.integers(3, 600)), seconds=lambda rank: 1.0 + rank % 3)
     assert lost(played) < 1e-5
-    assert np.isclose(sum(its.strategy.weight for its in played), count)
-    assert (sum(its.strategy.fired for its in played) > 0) == (count > 1)
+    assert np.isclose(sum(its.strategy.model_weight for its in played), count)
+    assert (sum(its.strategy.exchanges for its in played) > 0) == (count > 1)
 
 
 @bounded
@@ -48,11 +48,11 @@ def test_local_sgd_of_any_kind(data: st.DataObject) -> None:
     zones = data.draw(st.lists(st.sampled_from("abcd"), min_size=1, max_size=17))
     count = len(zones)
     choices = st.builds(
-        Method, st.just("local-sgd"), st.sampled_from(["ring", "hierarchical"]),
-        compress=st.sampled_from(COMPRESSORS), trigger=st.sampled_from(TRIGGERS), warm_up=st.integers(0, 9))
+        StrategyConfig, st.just("local-sgd"), st.sampled_from(["ring", "hierarchical"]),
+        compress=st.sampled_from(COMPRESSION_NAMES), trigger=st.sampled_from(TRIGGER_NAMES), warm_up=st.integers(0, 9))
     method = data.draw(choices.filter(legal))
     period = data.draw(st.integers(1, 9)) if method.trigger == "period" else None
-    played = play(Method(**{**vars(method), "period": period}), count, 18, zones=zones, update=noise(0.05),
+    played = play(StrategyConfig(**{**vars(method), "period": period}), count, 18, zones=zones, update=noise(0.05),
                   network=Drawn(data.draw(st.integers(0, 99)), 3.0), size=data.draw(st.integers(1, 600)))
     assert all(its.exchanges == played[0].exchanges for its in played)
     if played[0].exchanges:

@@ -33,8 +33,8 @@ model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Dropout(0.3), torch.
 opt = torch.optim.Adam(model.parameters(), lr=0.1)
 model, opt = run.wrap(model, opt)
 schedule = torch.optim.lr_scheduler.StepLR(opt, 10, 0.7)
-run.keep("schedule", schedule)
-loader = run.loader(Noisy(), batch=2)
+run.register_for_checkpointing("schedule", schedule)
+loader = run.loader(Noisy(), batch_size=2)
 for _epoch in range(loader.epoch, 4):
     for batch in loader:
         opt.zero_grad()
@@ -46,4 +46,4 @@ for _epoch in range(loader.epoch, 4):
             os.kill(os.getpid(), signal.SIGUSR1)
 run.finish()
 flat = torch.cat([tensor.detach().reshape(-1) for tensor in [*model.parameters(), *model.buffers()]])
-print(f"worker {run.worker}: {run.step} steps, {zlib.crc32(flat.numpy()):08x}, {schedule.last_epoch}", flush=True)
+print(f"worker {run.worker_rank}: {run.step} steps, {zlib.crc32(flat.numpy()):08x}, {schedule.last_epoch}", flush=True)

@@ -12,17 +12,17 @@ import numpy as np
 from mpi4py import MPI
 from training import live, noise
 
-from slurmdl.train.method import Method
-from slurmdl.train.transports.mpi import Mpi
+from slurmdl.train.method import StrategyConfig
+from slurmdl.train.transports.mpi import MpiTransport
 
 STEPS, SIZE = 40, 20_000
 METHODS = {
-    "gossip": Method("gossip", "base"), "random": Method("gossip", "random", compress="fp16", period=3),
-    "adaptive": Method("adaptive-gossip", "base", compress="int4", threshold=0.03, warm_up=5),
-    "push": Method("gossip", "random", asynchronous=True),
-    "adaptive-push": Method("adaptive-gossip", "links", asynchronous=True, compress="fp16", threshold=0.03),
-    "local-sgd": Method("local-sgd", "ring", compress="int8", period=4),
-    "local-sgd by drift": Method("local-sgd", "ring", trigger="drift", threshold=0.03, warm_up=5)}
+    "gossip": StrategyConfig("gossip", "base"), "random": StrategyConfig("gossip", "random", compression="fp16", period=3),
+    "adaptive": StrategyConfig("adaptive-gossip", "base", compression="int4", drift_threshold=0.03, trigger_warmup=5),
+    "push": StrategyConfig("gossip", "random", asynchronous=True),
+    "adaptive-push": StrategyConfig("adaptive-gossip", "links", asynchronous=True, compression="fp16", drift_threshold=0.03),
+    "local-sgd": StrategyConfig("local-sgd", "ring", compression="int8", period=4),
+    "local-sgd by drift": StrategyConfig("local-sgd", "ring", trigger="drift", drift_threshold=0.03, trigger_warmup=5)}
 #: alike in each rank, whether it is real or virtual
 FURTHER: dict[str, Any] = {"size": SIZE, "update": noise(0.01), "zones": "aabb", "seconds": lambda rank: 1e-3}
 
@@ -41,7 +41,7 @@ class Spy:
         return getattr(self._comm, name)
 
 
-class Hesitant(Mpi):
+class Hesitant(MpiTransport):
     """Sleeps before some of the calls, so that messages are seen half sent and at any time."""
 
     def __init__(self, comm: Any) -> None:
@@ -52,21 +52,21 @@ class Hesitant(Mpi):
         if self._random.random() < 0.1:
             time.sleep(2e-3 * self._random.random())
 
-    def send(self, peer: int, array: Any, tag: int = 0) -> Any:
+    def isend(self, peer: int, array: Any, tag: int = 0) -> Any:
         self._hesitate()
-        return super().send(peer, array, tag)
+        return super().isend(peer, array, tag)
 
-    def receive(self, peer: int, array: Any, tag: int = 0) -> Any:
+    def irecv(self, peer: int, array: Any, tag: int = 0) -> Any:
         self._hesitate()
-        return super().receive(peer, array, tag)
+        return super().irecv(peer, array, tag)
 
-    def probe(self, tag: int) -> int | None:
+    def iprobe(self, tag: int) -> int | None:
         self._hesitate()
-        return super().probe(tag)
+        return super().iprobe(tag)
 
-    def test(self, requests: Sequence[Any]) -> bool:
+    def testall(self, requests: Sequence[Any]) -> bool:
         self._hesitate()
-        return super().test(requests)
+        return super().testall(requests)
 
 
 def main() -> None:
@@ -77,7 +77,7 @@ def main() -> None:
         played = live(Hesitant(spy), method, STEPS, **FURTHER)
         result[name] = comm.gather({
             "first": played.first, "last": played.last, "added": played.added,
-            "weight": played.strategy.weight, "fired": played.strategy.fired, "sent": sum(played.sent),
+            "weight": played.strategy.model_weight, "fired": played.strategy.exchanges, "sent": sum(played.sent),
             "exchanges": played.exchanges, "collective": sorted(spy.noted)})
     if comm.Get_rank() == 0:
         with open(sys.argv[1], "wb") as file:

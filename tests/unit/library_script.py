@@ -9,15 +9,15 @@ from slurmdl.train import init
 
 fault = sys.argv[1]
 if fault == "buckets":
-    buckets.LONGEST = 3  # several in this small model
+    buckets.MAX_BUCKET_ELEMENTS = 3  # several in this small model
 run = init()
 torch.manual_seed(run.rank)
 model = torch.nn.Linear(4, 3 if fault == "model" and run.rank == 1 else 2)
 opt = torch.optim.SGD(model.parameters(), lr=0.1)
 model, opt = run.wrap(model, opt)
 scaler = torch.amp.GradScaler("cpu", init_scale=2.0 ** 40, backoff_factor=2.0 ** -15, enabled=fault == "float16")
-for step, batch in enumerate(run.loader(torch.ones(40, 4) * torch.arange(40)[:, None] / 40, batch=2)):
-    if run.worker == 1 and step == 2:
+for step, batch in enumerate(run.loader(torch.ones(40, 4) * torch.arange(40)[:, None] / 40, batch_size=2)):
+    if run.worker_rank == 1 and step == 2:
         if fault == "early":
             break
         if fault == "exception":
@@ -26,7 +26,7 @@ for step, batch in enumerate(run.loader(torch.ones(40, 4) * torch.arange(40)[:, 
             sys.exit(3)
     opt.zero_grad()
     with torch.autocast("cpu", dtype=torch.float16, enabled=fault == "float16"):
-        loss = model(batch).square().mean() * (float("inf") if fault == "nan" and run.worker == 1 else 1)
+        loss = model(batch).square().mean() * (float("inf") if fault == "nan" and run.worker_rank == 1 else 1)
     scaler.scale(loss).backward()
     scaler.step(opt)
     scaler.update()
@@ -34,4 +34,4 @@ if fault == "float16":
     print(f"scale {scaler.get_scale()}", flush=True)
 if fault != "open":
     run.finish()
-    print(f"worker {run.worker}: {run.step} steps, {model.weight.detach().flatten().tolist()}", flush=True)
+    print(f"worker {run.worker_rank}: {run.step} steps, {model.weight.detach().flatten().tolist()}", flush=True)

@@ -16,12 +16,12 @@ import numpy as np
 import torch
 
 from slurmdl.train import init
-from slurmdl.train.method import Method
+from slurmdl.train.method import StrategyConfig
 
 torch.set_num_threads(1)
 folder, case = Path(sys.argv[1]), json.loads(sys.argv[2])
 lost = {int(rank): step for rank, step in case["lost"].items()}
-run = init(Method(**case["method"]))
+run = init(StrategyConfig(**case["method"]))
 (folder / f"pid-{run.rank}").write_text(str(os.getpid()))
 run.world.transport.meet()
 #: it is never lost itself
@@ -32,9 +32,9 @@ opt = torch.optim.SGD(module.parameters(), lr=0.05, momentum=0.5)
 run.attach(module, opt)
 goal = torch.randn(50, 20)
 random = torch.Generator().manual_seed(run.rank)
-if run.serves:
+if run.is_server:
     run.serve()
-for step in range(0 if run.serves else case["steps"]):
+for step in range(0 if run.is_server else case["steps"]):
     for rank in [rank for rank, when in lost.items() if run.rank == killer and when == step]:
         os.kill(int((folder / f"pid-{rank}").read_text()), signal.SIGKILL)
     samples = torch.randn(16, 50, generator=random)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from slurmdl.mpi import BY_LOOPBACK, ONE_MACHINE
+from slurmdl.mpi import LOOPBACK_TCP_ENV, OVERSUBSCRIBE_ENV
 
 #: an Open MPI that has ULFM, beside Debian's own (`make openmpi`)
 WITH_ULFM = Path(__file__).resolve().parents[2] / "build/openmpi"
@@ -53,5 +53,5 @@ def mpirun_ulfm(ranks: int, *arguments: str, timeout: float = 400) -> subprocess
 def _run(argv: Sequence[str], environ: Mapping[str, str] | None,
          timeout: float) -> subprocess.CompletedProcess[str]:
     clean = {name: value for name, value in os.environ.items() if not name.startswith("SLURM")}
-    return subprocess.run(argv, env={**clean, **ONE_MACHINE, **BY_LOOPBACK, **(environ or {})}, capture_output=True,
+    return subprocess.run(argv, env={**clean, **OVERSUBSCRIBE_ENV, **LOOPBACK_TCP_ENV, **(environ or {})}, capture_output=True,
                           text=True, timeout=timeout, check=False)

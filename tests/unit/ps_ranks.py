@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from slurmdl.train.courier import Courier
-from slurmdl.train.messages import Messages
-from slurmdl.train.method import Method
-from slurmdl.train.strategies import STRATEGIES, Setting
-from slurmdl.train.transports.mpi import Mpi
+from slurmdl.train.courier import CommThread
+from slurmdl.train.messages import MeteredP2P
+from slurmdl.train.method import StrategyConfig
+from slurmdl.train.strategies import STRATEGIES, StrategyContext
+from slurmdl.train.transports.mpi import MpiTransport
 
 SIZE, SERVERS, RATE = 60_000, 2, 1e-3
 comm = MPI.COMM_WORLD
@@ -43,19 +43,19 @@ class Descent:
         self._parameters -= np.float32(numbers[0]) * self._gradients
         self.gone += float(numbers[0] * self._gradients[0])
 
-    def state(self) -> Any:
+    def state_bytes(self) -> Any:
         return np.zeros(3, np.uint8)
 
-    def restore(self, state: Any) -> None:
+    def load_state_bytes(self, state: Any) -> None:
         assert state.size == 3
 
 
-transport = Mpi(Spy())
+transport = MpiTransport(Spy())
 rank = transport.rank
 draw = random.Random(rank)
 
 
-def ran(method: Method) -> dict[str, Any]:
+def ran(method: StrategyConfig) -> dict[str, Any]:
     parameters, gradients = np.zeros(SIZE, np.float32), np.ones(SIZE, np.float32)
     updates: list[Descent] = []
 
@@ -63,7 +63,7 @@ def ran(method: Method) -> dict[str, Any]:
         updates.append(Descent(parameters[part], gradients[part]))
         return updates[0]
 
-    its = Setting(Messages(transport, ("zone",) * len(ranks)), Courier(transport.threaded), ranks[SERVERS:],
+    its = StrategyContext(MeteredP2P(transport, ("zone",) * len(ranks)), CommThread(transport.supports_comm_thread), ranks[SERVERS:],
                   ranks[:SERVERS], parameters, gradients, (SIZE,), method, 1, ("",) * len(ranks),
                   ("",) * len(ranks), {}, lambda: RATE, updater, lambda: np.array([RATE]), (0,))
     strategy = STRATEGIES["ps"](its)
@@ -71,16 +71,16 @@ def ran(method: Method) -> dict[str, Any]:
     begun = []
     if rank < SERVERS:
         number = 0
-        while strategy.serve(number):
+        while strategy.serve_step(number):
             number += 1
     else:
         for step in range(60 + 40 * (rank == SERVERS)):
             begun.append(time.time())
             time.sleep(draw.random() * 2e-3 * rank)
-            strategy.before_update(step)
+            strategy.before_optimizer_step(step)
     strategy.finish()
     called = list(collective)
-    its.courier.close()
+    its.comm_thread.close()
     everyone, starts = comm.allgather(parameters), comm.allgather(begun)[SERVERS:]
     gone = comm.allgather(updates[0].gone if updates else 0.0)
     # a worker has made as many steps as it has begun, less the one under way
@@ -91,7 +91,7 @@ def ran(method: Method) -> dict[str, Any]:
             "moved": [-float(everyone[SERVERS][0]), -float(everyone[SERVERS][-1])], "expected": gone[:SERVERS]}
 
 
-result = {"stale": ran(Method("ps", "shards", staleness=3)),
-          "free": ran(Method("ps", "shards", asynchronous=True))}
+result = {"stale": ran(StrategyConfig("ps", "shards", max_staleness=3)),
+          "free": ran(StrategyConfig("ps", "shards", asynchronous=True))}
 if rank == 0:
     print(json.dumps(result))

@@ -10,7 +10,7 @@ from slurmdl import buckets
 from slurmdl.train import init
 
 way = sys.argv[1]
-buckets.LONGEST = 3  # several in this small model
+buckets.MAX_BUCKET_ELEMENTS = 3  # several in this small model
 run = init()
 torch.manual_seed(1)
 first, second = torch.nn.Linear(4, 4), torch.nn.Linear(4, 2)
@@ -33,4 +33,4 @@ for step in range(6):
         second.bias.data += 1e-3
     opt.step()
 run.finish()
-print(f"worker {run.worker}: {zlib.crc32(run.replica.parameters)} after {run.strategy.fired} exchanges", flush=True)
+print(f"worker {run.worker_rank}: {zlib.crc32(run.replica.parameters)} after {run.strategy.fired} exchanges", flush=True)

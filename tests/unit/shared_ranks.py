@@ -11,12 +11,12 @@ import numpy as np
 from mpi4py import MPI
 from stub_models import PlainParameters
 
-from slurmdl.train.courier import Courier
-from slurmdl.train.messages import Messages
-from slurmdl.train.method import Method
+from slurmdl.train.courier import CommThread
+from slurmdl.train.messages import MeteredP2P
+from slurmdl.train.method import StrategyConfig
 from slurmdl.train.runtime import World
-from slurmdl.train.strategies import STRATEGIES, Setting
-from slurmdl.train.transports.mpi import Mpi
+from slurmdl.train.strategies import STRATEGIES, StrategyContext
+from slurmdl.train.transports.mpi import MpiTransport
 
 SIZE, STEPS = 301, 24
 comm = MPI.COMM_WORLD
@@ -35,38 +35,38 @@ class Spy:
         return getattr(comm, name)
 
 
-transport = Mpi(Spy())
+transport = MpiTransport(Spy())
 rank = transport.rank
 before = np.random.default_rng(5).standard_normal((len(ranks), SIZE)).astype(np.float32)
 draw = random.Random(rank)
 
 
-def mixed(method: Method, steps: int) -> dict[str, Any]:
+def mixed(method: StrategyConfig, steps: int) -> dict[str, Any]:
     world = World(transport, method, tuple("ab"[r // 2] for r in ranks), ("",) * len(ranks),
                   ("worker",) * len(ranks), {})
-    messages, model = Messages(transport, world.levels()), PlainParameters(before[0].copy())
-    its = Setting(messages, Courier(transport.threaded), ranks, (), model.parameters, before[0].copy(), (SIZE,),
+    messages, model = MeteredP2P(transport, world.locality_levels()), PlainParameters(before[0].copy())
+    its = StrategyContext(messages, CommThread(transport.supports_comm_thread), ranks, (), model.parameters, before[0].copy(), (SIZE,),
                   method, 3, world.nodes, world.zones, {}, lambda: 0.1, lambda part: lambda numbers: None,
-                  settle=model.settle)
+                  relocate_parameters=model.settle)
     strategy = STRATEGIES[method.strategy or ""](its)
     model.parameters[:] = before[rank]
     collective.clear()
     for number in range(steps):
         if draw.random() < 0.3:
             time.sleep(draw.random() * 3e-3)
-        strategy.after_update(number)
+        strategy.after_optimizer_step(number)
     called = list(collective)
     strategy.finish()
-    its.courier.close()
-    return {"after": comm.allgather(model.parameters.tolist()), "sent": comm.allgather(messages.sent),
+    its.comm_thread.close()
+    return {"after": comm.allgather(model.parameters.tolist()), "sent": comm.allgather(messages.bytes_sent),
             "collective": [name for its in comm.allgather(called) for name in its]}
 
 
 result: dict[str, Any] = {
-    "every": mixed(Method("gossip", "base", shared_memory=True), STEPS),
-    "third": mixed(Method("gossip", "base", shared_memory=True, period=3), STEPS),
-    "drift": mixed(Method("adaptive-gossip", "base", shared_memory=True, warm_up=4, threshold=0.3), STEPS),
-    "free": mixed(Method("gossip", "random", shared_memory=True, asynchronous=True), 300)}
+    "every": mixed(StrategyConfig("gossip", "base", shared_memory=True), STEPS),
+    "third": mixed(StrategyConfig("gossip", "base", shared_memory=True, period=3), STEPS),
+    "drift": mixed(StrategyConfig("adaptive-gossip", "base", shared_memory=True, trigger_warmup=4, drift_threshold=0.3), STEPS),
+    "free": mixed(StrategyConfig("gossip", "random", shared_memory=True, asynchronous=True), 300)}
 result |= {"collective": [name for its in result.values() for name in its["collective"]], "steps": STEPS,
            "before": before.tolist()}
 if rank == 0:

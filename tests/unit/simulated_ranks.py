@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 
 from slurmdl.train.library.run import init
-from slurmdl.train.messages import Messages
-from slurmdl.train.runtime import connect
+from slurmdl.train.messages import MeteredP2P
+from slurmdl.train.runtime import init_mpi
 from slurmdl.train.trainer import optimizers, simulation
-from slurmdl.train.trainer.data import read
-from slurmdl.train.trainer.options import parse
-from slurmdl.train.trainer.task import Images
+from slurmdl.train.trainer.data import load_dataset
+from slurmdl.train.trainer.options import parse_train_options
+from slurmdl.train.trainer.task import ImageClassification
 from slurmdl.train.transports.transport import Transport
 
 RANKS = 4
@@ -38,50 +38,60 @@ CASES = {
 }
 
 
-class Logged(Messages):
+class Logged(MeteredP2P):
     """Messages that write down what they send: to whom, how many bytes, with which tag."""
 
     log: list[tuple[int, int, int]]
 
-    def send(self, peer: int, array: Any, tag: int = 0) -> Any:
+    def isend(self, peer: int, array: Any, tag: int = 0) -> Any:
         self.log.append((peer, array.nbytes, tag))
-        return super().send(peer, array, tag)
+        return super().isend(peer, array, tag)
 
 
 def one(case: str, transport: Transport, environ: dict[str, str]) -> dict[str, Any]:
     """The log of one rank's messages, their bytes by level, and the parameters in the end."""
-    options = parse([*COMMON, *CASES[case]], {})
-    run = init(options.method, seed=options.seed, environ=environ, transport=transport)
+    options = parse_train_options([*COMMON, *CASES[case]], {})
+    run = init(options.strategy_config, seed=options.seed, environ=environ, transport=transport)
     log: list[tuple[int, int, int]] = []
-    run.messages.__class__ = Logged
-    run.messages.log = log
-    task = Images(options, read(options.data, options.seed, skew=options.skew))
-    optimizer = optimizers.build(options.optimizer, task.module.parameters(), options.lr, options.momentum, 0.0)
-    schedule = optimizers.schedule(optimizer, options.lr_schedule, options.steps)
+    run.p2p.__class__ = Logged
+    run.p2p.log = log
+    task = ImageClassification(
+    options,
+    load_dataset(
+        options.data,
+        options.seed,
+         dirichlet_alpha=options.dirichlet_alpha))
+    optimizer = optimizers.build_optimizer(
+    options.optimizer,
+    task.module.parameters(),
+    options.lr,
+    options.momentum,
+     0.0)
+    schedule = optimizers.build_lr_scheduler(optimizer, options.lr_schedule, options.steps)
     run.attach(task.module, optimizer)
-    if run.worker is None:
+    if run.worker_rank is None:
         run.serve()
     else:
-        batches = task.batches(run.worker, run.workers)
+        batches = task.batches(run.worker_rank, run.worker_count)
         for _ in range(options.steps):
             optimizer.zero_grad()
             task.loss(next(batches)).backward()
             optimizer.step()
             schedule.step()
     run.finish()
-    return {"log": log, "sent": dict(run.messages.sent), "worker": run.worker,
+    return {"log": log, "sent": dict(run.p2p.bytes_sent), "worker": run.worker_rank,
             "parameters": np.array(run.replica.parameters)}
 
 
 def simulated(case: str) -> list[dict[str, Any]]:
     """What `one` gives on each virtual rank."""
-    options = parse([*COMMON, *CASES[case]], {})
-    return list(simulation.run(options, lambda transport, environ: one(case, transport, environ)))
+    options = parse_train_options([*COMMON, *CASES[case]], {})
+    return list(simulation.run_virtual(options, lambda transport, environ: one(case, transport, environ)))
 
 
 if __name__ == "__main__":
-    over_mpi = connect()
-    nodes, zones = simulation.places(parse(COMMON, {}))
-    its = simulation.environ(nodes[over_mpi.rank], zones[over_mpi.rank])
+    over_mpi = init_mpi()
+    nodes, zones = simulation.rank_places(parse_train_options(COMMON, {}))
+    its = simulation.rank_environ(nodes[over_mpi.rank], zones[over_mpi.rank])
     found = {case: one(case, over_mpi, its) for case in CASES}
     Path(sys.argv[1], str(over_mpi.rank)).write_bytes(pickle.dumps(found))

@@ -7,25 +7,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurmdl.errors import InputError, PlacementError, UsageError
-from slurmdl.launch.allocation import read, unfold
+from slurmdl.launch.allocation import expand_counts, read_allocation
 
 
 @pytest.mark.parametrize(("text", "counts"), [
     ("4", (4,)), ("2(x3)", (2, 2, 2)), ("2(x3),1", (2, 2, 2, 1)), ("16,8(x2),16", (16, 8, 8, 16))])
 def test_unfold(text, counts):
-    assert unfold(text) == counts
+    assert expand_counts(text) == counts
 
 
 @pytest.mark.parametrize("text", ["", "x", "2(3)", "2(x3", "2(x3)1", "-1", "2,,1"])
 def test_unfold_refuses(text):
     with pytest.raises(InputError, match="COUNT"):
-        unfold(text)
+        expand_counts(text)
 
 
 @given(st.lists(st.tuples(st.integers(0, 300), st.integers(1, 20)), min_size=1, max_size=8))
 def test_unfold_is_the_inverse_of_folding(runs):
     text = ",".join(f"{count}(x{times})" if times > 1 else str(count) for count, times in runs)
-    assert unfold(text) == tuple(count for count, times in runs for _ in range(times))
+    assert expand_counts(text) == tuple(count for count, times in runs for _ in range(times))
 
 
 JOB = {"SLURM_JOB_ID": "71", "SLURM_JOB_NODELIST": "n[1-3],login", "SLURM_JOB_CPUS_PER_NODE": "2(x3),1",
@@ -33,18 +33,18 @@ JOB = {"SLURM_JOB_ID": "71", "SLURM_JOB_NODELIST": "n[1-3],login", "SLURM_JOB_CP
 
 
 def test_read():
-    found = read(JOB)
-    assert found.job == 71 and found.nodes == ("n1", "n2", "n3", "login")
-    assert found.cpus == (2, 2, 2, 1) and found.tasks == (1, 1, 1, 1)
+    found = read_allocation(JOB)
+    assert found.job_id == 71 and found.nodes == ("n1", "n2", "n3", "login")
+    assert found.cpus_per_node == (2, 2, 2, 1) and found.tasks_per_node == (1, 1, 1, 1)
 
 
 def test_tasks_of_an_enclosing_step_are_not_the_jobs():
-    assert read({**JOB, "SLURM_TASKS_PER_NODE": "2"}).tasks == ()
+    assert read_allocation({**JOB, "SLURM_TASKS_PER_NODE": "2"}).tasks_per_node == ()
 
 
 def test_outside_a_job():
     with pytest.raises(UsageError, match="not inside a job"):
-        read({})
+        read_allocation({})
 
 
 @pytest.mark.parametrize("change", [{"SLURM_JOB_NODELIST": ""}, {"SLURM_JOB_CPUS_PER_NODE": ""},
@@ -52,4 +52,4 @@ def test_outside_a_job():
                                     {"SLURM_TASKS_PER_NODE": "many"}, {"SLURM_JOB_ID": "1_2"}])
 def test_a_malformed_environment_is_not_mapped(change):
     with pytest.raises(PlacementError):
-        read({**JOB, **change})
+        read_allocation({**JOB, **change})

@@ -16,8 +16,8 @@ import pytest
 from slurmdl.cli.scores import collect
 from slurmdl.errors import InputError, UnavailableError, UsageError
 from slurmdl.network import counters, outbox
-from slurmdl.network.counters import Reading
-from slurmdl.network.samples import LinkSample, from_lines
+from slurmdl.network.counters import CounterReading
+from slurmdl.network.samples import LinkSample, parse_sample_lines
 
 SNMP = """\
 Ip: Forwarding DefaultTTL
@@ -60,8 +60,8 @@ def kernel(root: Path, *, sent: int = 0, again: int = 0, needless: int = 0, boot
 
 
 def two(tmp_path: Path, first: dict, second: dict) -> LinkSample | None:
-    before = counters.read(kernel(tmp_path, **first))
-    return counters.sample(before, counters.read(kernel(tmp_path, **second)), "n1", 5.0)
+    before = counters.read_counters(kernel(tmp_path, **first))
+    return counters.sample_from_counters(before, counters.read_counters(kernel(tmp_path, **second)), "n1", 5.0)
 
 
 def test_loss_is_what_was_sent_again_and_had_not_arrived(tmp_path):
@@ -82,17 +82,17 @@ def test_what_says_nothing_makes_no_sample(tmp_path, first, second):
 
 
 def test_a_first_reading_says_nothing_of_loss(tmp_path):
-    now = counters.read(kernel(tmp_path, sent=10**9, again=10**6, speeds={"eth0": "1000"}))
-    assert counters.sample(None, now, "n1", 5.0) == LinkSample("node", "n1", 5.0, "counters", 125e6)
+    now = counters.read_counters(kernel(tmp_path, sent=10**9, again=10**6, speeds={"eth0": "1000"}))
+    assert counters.sample_from_counters(None, now, "n1", 5.0) == LinkSample("node", "n1", 5.0, "counters", 125e6)
 
 
 def test_the_speed_is_that_of_real_hardware(tmp_path):
     root = kernel(tmp_path, speeds={"eth0": "-1", "eth1": "25000", "eth2": "1000", "veth9": "100000"})
     os.symlink("/nonexistent", tmp_path / "sys/class/net/down")
-    assert counters.read(root).speed == 25000 * 125_000
-    assert counters.read(root, "eth2").speed == 125e6
-    assert counters.read(root, "veth9").speed == 0
-    assert counters.read(root, "none").speed == 0
+    assert counters.read_counters(root).bandwidth == 25000 * 125_000
+    assert counters.read_counters(root, "eth2").bandwidth == 125e6
+    assert counters.read_counters(root, "veth9").bandwidth == 0
+    assert counters.read_counters(root, "none").bandwidth == 0
 
 
 IB = {"port_rcv_packets": 1000, "port_xmit_packets": 1000, "port_rcv_errors": 5, "port_xmit_discards": 5}
@@ -102,37 +102,44 @@ def test_a_port_of_rdma_counts_and_tcp_does_not(tmp_path):
     later = {**IB, "port_rcv_packets": 11_000, "port_rcv_errors": 105}
     found = two(tmp_path, {"port": IB, "sent": 0}, {"port": later, "sent": 10**6, "again": 10**5})
     assert found == LinkSample("node", "n1", 5.0, "counters", 100 * 125e6, loss=0.01, rdma=True)
-    again = counters.read(kernel(tmp_path, port=IB))
-    assert counters.sample(counters.read(kernel(tmp_path, port=later)), again, "n1", 5.0).loss is None
-    assert counters.read(kernel(tmp_path, port=IB, state="1: DOWN")).ports == {}
-    assert counters.read(kernel(tmp_path, port=IB, rate="unknown")).ports["mlx5_0/1"].speed == 0
+    again = counters.read_counters(kernel(tmp_path, port=IB))
+    assert counters.sample_from_counters(
+    counters.read_counters(
+        kernel(
+            tmp_path,
+            port=later)),
+            again,
+            "n1",
+             5.0).loss is None
+    assert counters.read_counters(kernel(tmp_path, port=IB, state="1: DOWN")).rdma_ports == {}
+    assert counters.read_counters(kernel(tmp_path, port=IB, rate="unknown")).rdma_ports["mlx5_0/1"].bandwidth == 0
 
 
 def test_small_counts_add_up_until_they_say_something(tmp_path):
-    first = counters.read(kernel(tmp_path, sent=100))
-    soon = counters.read(kernel(tmp_path, sent=700, uptime=1e5 + 60))
-    assert not counters.due(first, soon)
-    assert counters.due(first, counters.read(kernel(tmp_path, sent=1300, uptime=1e5 + 120)))
-    assert counters.due(first, counters.read(kernel(tmp_path, sent=700, uptime=1e5 + 4000)))
-    assert counters.due(first, counters.read(kernel(tmp_path, sent=50, uptime=1e5 + 60)))
-    assert counters.due(None, first)
+    first = counters.read_counters(kernel(tmp_path, sent=100))
+    soon = counters.read_counters(kernel(tmp_path, sent=700, uptime=1e5 + 60))
+    assert not counters.should_replace(first, soon)
+    assert counters.should_replace(first, counters.read_counters(kernel(tmp_path, sent=1300, uptime=1e5 + 120)))
+    assert counters.should_replace(first, counters.read_counters(kernel(tmp_path, sent=700, uptime=1e5 + 4000)))
+    assert counters.should_replace(first, counters.read_counters(kernel(tmp_path, sent=50, uptime=1e5 + 60)))
+    assert counters.should_replace(None, first)
 
 
 def test_a_kernel_that_tells_nothing(tmp_path):
     with pytest.raises(InputError, match="snmp: no OutSegs"):
-        counters.read(str(tmp_path))
+        counters.read_counters(str(tmp_path))
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", "[" * 100_000, '{"boot": "x"}', '{"boot":"","time":"x"}'])
 def test_a_broken_state_is_none(tmp_path, text):
     (tmp_path / "state").write_text(text)
-    assert counters.load(str(tmp_path / "state")) is None
-    assert counters.load(str(tmp_path / "missing")) is None
+    assert counters.load_reading(str(tmp_path / "state")) is None
+    assert counters.load_reading(str(tmp_path / "missing")) is None
 
 
 def test_a_reading_survives_json(tmp_path):
-    reading = counters.read(kernel(tmp_path, sent=7, port=IB, speeds={"eth0": "1000"}))
-    assert Reading.from_json(json.loads(json.dumps(reading.to_json()))) == reading
+    reading = counters.read_counters(kernel(tmp_path, sent=7, port=IB, speeds={"eth0": "1000"}))
+    assert CounterReading.from_json(json.loads(json.dumps(reading.to_json()))) == reading
 
 
 # --- the way to the collector
@@ -158,22 +165,22 @@ def test_what_the_collector_does_not_take_goes_with_the_next(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as gone:
         closed = gone.getsockname()
     with pytest.raises(UnavailableError, match="the samples wait in"):
-        outbox.send(closed, [SAMPLE], spool)
+        outbox.send_samples(closed, [SAMPLE], spool)
     with pytest.raises(UnavailableError, match="refused"):
-        outbox.send(collector(b"refused\n", []), [SAMPLE._replace(time=6.0)], spool)
-    outbox.send(collector(b"stored 3\n", received), [SAMPLE._replace(time=7.0)], spool)
-    assert [sample.time for sample in from_lines(received[0].decode().splitlines())] == [5.0, 6.0, 7.0]
+        outbox.send_samples(collector(b"refused\n", []), [SAMPLE._replace(time=6.0)], spool)
+    outbox.send_samples(collector(b"stored 3\n", received), [SAMPLE._replace(time=7.0)], spool)
+    assert [sample.time for sample in parse_sample_lines(received[0].decode().splitlines())] == [5.0, 6.0, 7.0]
     assert os.listdir(spool) == []
     with pytest.raises(UnavailableError, match=r"Connection refused$"):  # nothing waits, and nothing is kept
-        outbox.send(closed, [], spool)
+        outbox.send_samples(closed, [], spool)
     assert os.listdir(spool) == []
 
 
 def test_a_spool_is_bounded_and_holds_whole_files(tmp_path):
-    for number in range(outbox.MOST + 5):
-        outbox.put(str(tmp_path), [SAMPLE._replace(time=1000.0 + number)])
+    for number in range(outbox.MAX_SPOOL_FILES + 5):
+        outbox.spool_samples(str(tmp_path), [SAMPLE._replace(time=1000.0 + number)])
     names = sorted(os.listdir(tmp_path))
-    assert len(names) == outbox.MOST
+    assert len(names) == outbox.MAX_SPOOL_FILES
     assert names[0].startswith("1005.")
     assert all(name.endswith(".jsonl") for name in names)
 

@@ -11,12 +11,12 @@ import pytest
 
 from slurmdl import config
 from slurmdl.cli.main import COMMANDS, main
-from slurmdl.cli.scores.collect import state_directory
-from slurmdl.cli.scores.ingest import HISTORY
+from slurmdl.cli.scores.collect import state_dir
+from slurmdl.cli.scores.ingest import DEFAULT_DATABASE
 from slurmdl.dl_options import OPTIONS
-from slurmdl.errors import EXIT_STATUS
-from slurmdl.network.live import own_file
-from slurmdl.train.method import PREFIX, Method
+from slurmdl.errors import EXIT_STATUS_MEANINGS
+from slurmdl.network.live import user_probe_file
+from slurmdl.train.method import ENV_PREFIX, StrategyConfig
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -51,7 +51,7 @@ def test_every_option_is_in_the_table():
 
 def test_every_exit_status_is_in_the_table():
     table = REFERENCE.partition("| exit status | meaning |\n")[2].partition("\n\n")[0]
-    assert table.splitlines()[1:] == [f"| {status} | {meaning} |" for status, meaning in EXIT_STATUS.items()]
+    assert table.splitlines()[1:] == [f"| {status} | {meaning} |" for status, meaning in EXIT_STATUS_MEANINGS.items()]
 
 
 def test_every_command_is_in_the_table():
@@ -60,8 +60,8 @@ def test_every_command_is_in_the_table():
 
 
 def test_every_variable_is_in_the_tables():
-    families = {option.variable for option in OPTIONS} | {
-        f"{PREFIX}{'ASYNC' if knob.name == 'asynchronous' else knob.name.upper()}" for knob in fields(Method)}
+    families = {option.env_variable for option in OPTIONS} | {
+        f"{ENV_PREFIX}{'ASYNC' if knob.name == 'asynchronous' else knob.name.upper()}" for knob in fields(StrategyConfig)}
     assert set().union(*map(variables, code())) - families == variables(REFERENCE) - families
 
 
@@ -70,8 +70,9 @@ def test_every_file_is_in_the_table(monkeypatch):
     home = {"HOME": "~"}
     monkeypatch.setenv("HOME", "/home/user")
     monkeypatch.delenv("XDG_STATE_HOME", raising=False)
-    state = state_directory().replace("/home/user", "~")
-    for path in (*config.files(home), own_file(home), config.SCORES_FILE, HISTORY, state):
+    state = state_dir().replace("/home/user", "~")
+    for path in (*config.config_paths(home), user_probe_file(home),
+                 config.DEFAULT_SCORES_FILE, DEFAULT_DATABASE, state):
         assert f"`{path}`" in REFERENCE, path
     named = re.findall(r"/(?:etc|var/lib|usr/share)/slurmdl[\w./-]*\w", "\n".join(code()))
     assert named and {path for path in named if path not in REFERENCE} == set()

@@ -11,7 +11,7 @@ import pytest
 
 from slurmdl import config
 from slurmdl.doctor import commands, plugstack, probe, settings
-from slurmdl.doctor.examine import CHECKS, Check, examine
+from slurmdl.doctor.examine import CHECKS, Check, run_checks
 from slurmdl.doctor.finding import Finding, failure, ok, warning
 from slurmdl.doctor.site import Site
 from slurmdl.errors import InputError, UnavailableError
@@ -50,15 +50,15 @@ def test_a_check_that_hangs_is_left_behind(tmp_path):
     def away(_: Site) -> Finding:
         raise UnavailableError("x: away")
 
-    checks = (Check("one", hangs, mend="df"), Check("two", away, mend="bring it back"),
+    checks = (Check("one", hangs, fix="df"), Check("two", away, fix="bring it back"),
               Check("three", hangs, ("two",)), Check("four", hangs, ("three",)),
               Check("five", lambda _: warning("late", "hurry")),
-              Check("six", lambda _: ok("fine"), ("five",)), Check("seven", lambda _: ok(""), nodes=True))
-    found = {check.name: finding for check, finding in examine(Site(), 60, 0.2, checks)}
+              Check("six", lambda _: ok("fine"), ("five",)), Check("seven", lambda _: ok(""), on_nodes=True))
+    found = {check.name: finding for check, finding in run_checks(Site(), 60, 0.2, checks)}
     assert found == {"one": failure("no answer within 0 s", "df"),
                      "two": failure("x: away", "bring it back"), "three": "needs two", "four": "needs three",
                      "five": Finding("warn", "late", "hurry"), "six": ok("fine")}
-    late = [finding for _, finding in examine(Site(), 0.1, 60, (checks[0], checks[4]))]
+    late = [finding for _, finding in run_checks(Site(), 0.1, 60, (checks[0], checks[4]))]
     assert late == [failure("no answer within 0 s", "df"), "no time left"]
     pipe.open("w").close()
 
@@ -66,7 +66,7 @@ def test_a_check_that_hangs_is_left_behind(tmp_path):
 def test_checks_need_earlier_ones():
     seen: set[str] = set()
     for check in CHECKS:
-        assert seen.issuperset(check.needs), check.name
+        assert seen.issuperset(check.requires), check.name
         seen.add(check.name)
     assert len(seen) == len(CHECKS)
 
@@ -82,21 +82,24 @@ def test_the_plugins_line(tmp_path):
     folder = tmp_path / "plugstack.conf.d"
     folder.mkdir()
     main, plugins = tmp_path / "plugstack.conf", tmp_path / "plugins"
-    assert plugstack.find(str(main), []) is None
+    assert plugstack.find_plugin_line(str(main), []) is None
     main.write_text("# optional slurmdl.so\nrequired other.so a=b\ninclude plugstack.conf.d/*.conf\n")
-    assert plugstack.find(str(main), []) is None
+    assert plugstack.find_plugin_line(str(main), []) is None
     (folder / "a.conf").write_text(f"include {main}\n")  # a ring of files
     (folder / "b.conf").write_text("\n  required\tslurmdl.so  # ours\n")
     (folder / "c.bak").write_text("optional /elsewhere/slurmdl.so\n")
-    assert plugstack.find(str(main), [str(plugins)]) == plugstack.Line(f"{folder}/b.conf:2", True, "slurmdl.so")
+    assert plugstack.find_plugin_line(
+    str(main), [
+        str(plugins)]) == plugstack.PlugstackLine(
+            f"{folder}/b.conf:2", True, "slurmdl.so")
     plugins.mkdir()
     (plugins / "slurmdl.so").touch()
-    found = plugstack.find(str(main), ["/nowhere", str(plugins)])
+    found = plugstack.find_plugin_line(str(main), ["/nowhere", str(plugins)])
     assert found is not None and found.path == str(plugins / "slurmdl.so")
     (folder / "b.conf").unlink()
     (folder / "b.conf").mkdir()
     with pytest.raises(InputError, match=r"b\.conf: cannot be read"):
-        plugstack.find(str(main), [])
+        plugstack.find_plugin_line(str(main), [])
 
 
 @pytest.mark.parametrize(("text", "number"), [
@@ -108,27 +111,30 @@ def test_the_plugins_line(tmp_path):
 def test_the_plugins_line_is_counted_as_slurm_counts(tmp_path, text, number):
     file = tmp_path / "plugstack.conf"
     file.write_bytes(text)
-    found = plugstack.find(str(file), [])
-    assert (found and found.where) == (number and f"{file}:{number}")
+    found = plugstack.find_plugin_line(str(file), [])
+    assert (found and found.location) == (number and f"{file}:{number}")
 
 
 def test_an_owner_of_scores_who_does_not_exist(monkeypatch):
-    monkeypatch.setattr(Site, "config", config.Config(scores=config.Scores(owner="no-such-user")))
-    found = settings.scores(Site())
-    assert (found.grade, found.text.partition(",")[0]) == (
+    monkeypatch.setattr(
+    Site, "config", config.Config(
+        link_scores=config.LinkScoresConfig(
+            trusted_owner="no-such-user")))
+    found = settings.check_link_scores(Site())
+    assert (found.severity, found.text.partition(",")[0]) == (
         "fail", "scores.owner: no user has the name 'no-such-user' here")
     for owner in ("", "root", "0", "4294967294"):
-        monkeypatch.setattr(Site, "config", config.Config(scores=config.Scores(owner=owner)))
-        assert settings.scores(Site()).grade == "OK"
+        monkeypatch.setattr(Site, "config", config.Config(link_scores=config.LinkScoresConfig(trusted_owner=owner)))
+        assert settings.check_link_scores(Site()).severity == "OK"
 
 
 def test_clocks_are_judged_between_two_moments():
-    asked = probe.Timed(100.0, None, 103.0)
+    asked = probe.TimedResult(100.0, None, 103.0)
     for told, coarse, apart in ((100, 0, 0), (103, 0, 0), (105, 0, 2), (96, 0, -4), (96, 1, -3), (99, 1, 0)):
-        assert commands._apart(told, coarse, asked) == apart
-    assert commands._as_of("Configuration data as of 2026-11-21T19:42:31\nA = b\n") > 1.7e9
+        assert commands._min_clock_offset(told, coarse, asked) == apart
+    assert commands._controller_time("Configuration data as of 2026-11-21T19:42:31\nA = b\n") > 1.7e9
     with pytest.raises(InputError, match="no time in its first line"):
-        commands._as_of("slurm_load_ctl_conf error: x\n")
+        commands._controller_time("slurm_load_ctl_conf error: x\n")
 
 
 def test_probe_of_a_node(tmp_path):
@@ -140,7 +146,7 @@ def test_probe_of_a_node(tmp_path):
                           check=True, timeout=20)
     facts = dict(line.split("\t")[1:] for line in done.stdout.splitlines())
     assert {line.split("\t")[0] for line in done.stdout.splitlines()} == {"n1"}
-    assert facts["plugin"] == probe.mark(str(plugin)) != "missing" == probe.mark("/nowhere")
+    assert facts["plugin"] == probe.file_checksum(str(plugin)) != "missing" == probe.file_checksum("/nowhere")
     assert "No such file" in facts["shared"]
     assert facts["pmi"] == "0"
     assert float(facts["clock"]) > 1.7e9
@@ -153,6 +159,6 @@ def test_no_configuration_is_not_called_the_same(here, said, tmp_path, monkeypat
     if here:
         (tmp_path / "slurmdl.yaml").write_text("links: {}\n")
     site = Site()
-    told = {node: {"site": probe.mark(config.SITE_FILE)} for node in ("n1", "n2")}
-    site.__dict__["reports"] = probe.timed(lambda: told)
-    assert settings.nodes_configuration(site) == ok(f"{config.SITE_FILE} {said}")
+    told = {node: {"site": probe.file_checksum(config.SITE_CONFIG_FILE)} for node in ("n1", "n2")}
+    site.__dict__["reports"] = probe.timed_call(lambda: told)
+    assert settings.check_node_configuration(site) == ok(f"{config.SITE_CONFIG_FILE} {said}")

@@ -9,8 +9,8 @@ from placing import cluster, node
 
 from slurmdl.cluster.model import ClusterSnapshot, Partition, Reservation
 from slurmdl.errors import PlacementError
-from slurmdl.placement.nodes.constraint import alternatives, fulfils
-from slurmdl.placement.nodes.eligible import eligible, partitions
+from slurmdl.placement.nodes.constraint import constraint_alternatives, satisfies_features
+from slurmdl.placement.nodes.eligible import candidate_partitions, eligible_tasks
 from slurmdl.request import JobRequest
 
 #: nodes with these features, one letter each, besides z, in the order of the answers below
@@ -25,25 +25,26 @@ FEATURES = ("", "a", "b", "ab", "c", "ac", "bc", "abc")
     ("z&a", "1357"),
 ])
 def test_a_constraint_is_read_as_slurmctld_does(text: str, accepted: str) -> None:
-    (only,) = alternatives(text)
-    assert "".join(str(i) for i, letters in enumerate(FEATURES) if fulfils({"z", *letters}, only)) == accepted
+    (only,) = constraint_alternatives(text)
+    assert "".join(str(i) for i, letters in enumerate(FEATURES)
+                   if satisfies_features({"z", *letters}, only)) == accepted
 
 
 @pytest.mark.parametrize("text", ["a*1", "[a*1&b*1]", "[(a|b)*1&(c)*2]", "[a&b]", "z&[a|b]", "!a", "((a))", "a&&b",
                                   "a&", "|a", "(a&b", "a)", "()", "a b", "", "[]"])
 def test_constraint_too_rich(text: str) -> None:
     with pytest.raises(PlacementError, match="constraint too rich"):
-        alternatives(text)
+        constraint_alternatives(text)
 
 
 def test_one_alternative_holds_for_all_nodes() -> None:
     nodes = cluster(*(node(f"n{i}", features=tuple(letters)) for i, letters in enumerate(FEATURES)))
-    found = eligible(JobRequest(constraint="[d|(a&b)|c]"), nodes, "main")
-    assert found.now.tolist() == [0, 0, 0, 0, 4, 4, 4, 4]
-    assert found.refused == {"without the features": 4}
+    found = eligible_tasks(JobRequest(constraint="[d|(a&b)|c]"), nodes, "main")
+    assert found.tasks_now.tolist() == [0, 0, 0, 0, 4, 4, 4, 4]
+    assert found.rejection_counts == {"without the features": 4}
 
 
-SNAPSHOT = ClusterSnapshot.of(
+SNAPSHOT = ClusterSnapshot.from_nodes(
     [node("n1"), node("n2", "IDLE+RESERVED"), node("n3"), node("n4", "IDLE+MAINTENANCE"), node("n5")],
     (Partition("main", True),),
     (Reservation("mine", ("n2", "n3", "elsewhere")), Reservation("later", ("n5",), active=False),
@@ -58,9 +59,9 @@ SNAPSHOT = ClusterSnapshot.of(
 ])
 def test_a_reservation_holds_its_nodes(reservation: str, expected: list[int], refused: dict[str, int]) -> None:
     """A powered-down node carries no flag of it: the nodes of the reservation count, too."""
-    found = eligible(JobRequest(reservation=reservation), SNAPSHOT, "main")
-    assert found.now.tolist() == found.once_idle.tolist() == expected
-    assert found.refused == refused
+    found = eligible_tasks(JobRequest(reservation=reservation), SNAPSHOT, "main")
+    assert found.tasks_now.tolist() == found.tasks_when_idle.tolist() == expected
+    assert found.rejection_counts == refused
 
 
 @pytest.mark.parametrize(("reservation", "says"), [
@@ -68,17 +69,17 @@ def test_a_reservation_holds_its_nodes(reservation: str, expected: list[int], re
 ])
 def test_no_such_reservation(reservation: str, says: str) -> None:
     with pytest.raises(PlacementError, match=says):
-        eligible(JobRequest(reservation=reservation), SNAPSHOT, "main")
+        eligible_tasks(JobRequest(reservation=reservation), SNAPSHOT, "main")
 
 
 def test_partitions_come_in_the_order_in_which_slurm_tries_them() -> None:
     snapshot = replace(SNAPSHOT, partitions=(Partition("a"), Partition("b", priority=5), Partition("c")))
-    assert partitions(JobRequest(partitions=("a", "c", "b")), snapshot) == ("b", "a", "c")
+    assert candidate_partitions(JobRequest(partitions=("a", "c", "b")), snapshot) == ("b", "a", "c")
 
 
 def test_each_node_is_refused_once() -> None:
-    found = eligible(JobRequest(constraint="fast", exclude=("n1", "gone"), cpus_per_task=3), cluster(
+    found = eligible_tasks(JobRequest(constraint="fast", exclude=("n1", "gone"), cpus_per_task=3), cluster(
         node("n1", "DOWN"), node("n2", features=("fast",), cpus=2, cpus_free=2), node("n3", features=("fast",)),
         node("n4", "MIXED", features=("fast",), cpus_free=2)), "main")
-    assert found.now.tolist() == [0, 0, 1, 0]
-    assert found.refused == {"without the features": 1, "too small": 1, "busy": 1}
+    assert found.tasks_now.tolist() == [0, 0, 1, 0]
+    assert found.rejection_counts == {"without the features": 1, "too small": 1, "busy": 1}

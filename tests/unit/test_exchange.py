@@ -10,8 +10,8 @@ from placing import cluster, node, two_level
 
 from slurmdl.dl_options import DlOptions
 from slurmdl.network.model import LinkScore, LinkScores
-from slurmdl.placement.place import place
-from slurmdl.placement.ranks.rankmap import rank_map
+from slurmdl.placement.place import place_job
+from slurmdl.placement.ranks.rankmap import best_rank_map
 from slurmdl.placement.traffic import Traffic
 from slurmdl.request import JobRequest
 from slurmdl.topology.model import Topology
@@ -24,11 +24,11 @@ def unequal(seed: int) -> tuple[Topology, LinkScores]:
     topology = two_level(*([f"n{z}{i}" for i in range(size)] for z, size in enumerate(sizes)))
 
     def score() -> LinkScore:
-        return LinkScore(draw.uniform(2e9, 12.5e9), delay=draw.choice([0.0, 1e-4, 1e-3]))
+        return LinkScore(draw.uniform(2e9, 12.5e9), rtt=draw.choice([0.0, 1e-4, 1e-3]))
 
     return topology, LinkScores(nodes={name: score() for name in topology.nodes if draw.random() < 0.5},
                                 zones={zone: score() for zone in topology.zones if draw.random() < 0.6},
-                                node_default=12.5e9, delay_default=1e-4)
+                                default_node_bandwidth=12.5e9, default_latency=1e-4)
 
 
 @pytest.mark.parametrize(("strategy", "pattern"), [
@@ -37,23 +37,24 @@ def test_small_jobs_are_near_the_best_of_all_choices(strategy: str, pattern: str
     ratios = []
     for seed in range(12):
         topology, scores = unequal(seed)
-        request = JobRequest(DlOptions(strategy=strategy, traffic=pattern), (4, 4), ntasks_per_node=1)
-        found = place(request, cluster(*map(node, topology.nodes)), topology, scores)
-        assert found.map is not None
+        request = JobRequest(DlOptions(strategy=strategy, comm_pattern=pattern), (4, 4), ntasks_per_node=1)
+        found = place_job(request, cluster(*map(node, topology.nodes)), topology, scores)
+        assert found.rank_map is not None
         assert len(set(found.nodes)) == 4
-        best = min(rank_map([(name, 1) for name in names], topology, scores, Traffic.of(request.dl)).cost.seconds
+        best = min(best_rank_map([(name, 1) for name in names], topology, scores, Traffic.from_options(request.dl)).cost.seconds
                    for names in itertools.combinations(topology.nodes, 4))
-        ratios.append(found.map.cost.seconds / best)
+        ratios.append(found.rank_map.cost.seconds / best)
     assert sum(ratio < 1 + 1e-9 for ratio in ratios) >= 10
     assert max(ratios) <= 1.3
 
 
 def test_a_choice_stays_in_its_tree() -> None:
     """Two trees that no switch joins: the better nodes of the other one are out of reach."""
-    from slurmdl.topology.build import Declared, build
+    from slurmdl.topology.build import ZoneDecl, build_topology
 
-    topology = build([Declared("a", nodes=("a1", "a2", "a3")), Declared("b", nodes=("b1",))], kind="tree", source="")
+    topology = build_topology([ZoneDecl("a", nodes=("a1", "a2", "a3")),
+                              ZoneDecl("b", nodes=("b1",))], kind="tree", source="")
     scores = LinkScores(nodes={name: LinkScore(1e6) for name in ("a1", "a2", "a3")})
-    request = JobRequest(DlOptions(strategy="gossip", traffic="exponential"), (3, 3), ntasks_per_node=1)
-    found = place(request, cluster(*map(node, topology.nodes)), topology, scores)
+    request = JobRequest(DlOptions(strategy="gossip", comm_pattern="exponential"), (3, 3), ntasks_per_node=1)
+    found = place_job(request, cluster(*map(node, topology.nodes)), topology, scores)
     assert found.nodes == ("a1", "a2", "a3")

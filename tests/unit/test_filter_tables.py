@@ -22,17 +22,17 @@ def table(name: str) -> set[str]:
 
 
 def test_options_without_a_value():
-    assert table("FLAGS") == {name for name, takes in sbatch_options.LONG.items() if takes == "no"}
-    assert table("OPTIONAL") == {name for name, takes in sbatch_options.LONG.items() if takes == "optional"}
-    assert table("PASSED_OVER") <= set(sbatch_options.LONG)
+    assert table("FLAGS") == {name for name, takes in sbatch_options.LONG_OPTIONS.items() if takes == "no"}
+    assert table("OPTIONAL") == {name for name, takes in sbatch_options.LONG_OPTIONS.items() if takes == "optional"}
+    assert table("PASSED_OVER") <= set(sbatch_options.LONG_OPTIONS)
 
 
 def test_what_is_passed_over_decides_no_placement():
-    from slurmdl.request import from_settings
+    from slurmdl.request import build_request
 
-    plain = from_settings({}, dl_options.DlOptions())
+    plain = build_request({}, dl_options.DlOptions())
     for name in table("PASSED_OVER"):
-        assert from_settings({name: "1"}, dl_options.DlOptions()) == plain, name
+        assert build_request({name: "1"}, dl_options.DlOptions()) == plain, name
 
 
 def test_the_options_that_the_controllers_side_hands_on():
@@ -42,7 +42,7 @@ def test_the_options_that_the_controllers_side_hands_on():
     names = {f"SLURMDL_OPT_{name}" for name in re.findall(r'"(\w+)"', found[1])}
     files = {"SLURMDL_OPT_TRAFFIC", "SLURMDL_OPT_SCORES"}
     # those that name files are none that SlurmUser may read, and it never refuses a job
-    known = {option.variable for option in dl_options.OPTIONS if f"dl-{option.name}" in dl_options.PLUGIN}
+    known = {option.env_variable for option in dl_options.OPTIONS if f"dl-{option.name}" in dl_options.SPANK_OPTIONS}
     assert names == known - files - {"SLURMDL_OPT_STRICT"}
 
 

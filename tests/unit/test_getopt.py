@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurmdl.getopt import Takes, parse
+from slurmdl.getopt import HasArg, parse_command_line
 
 SHORT = {"n": "ntasks", "N": "nodes", "l": "label", "u": "unbuffered", "K": "kill-on-bad-exit"}
-LONG: dict[str, Takes] = {"ntasks": "yes", "ntasks-per-node": "yes", "nodes": "yes", "nodelist": "yes",
+LONG: dict[str, HasArg] = {"ntasks": "yes", "ntasks-per-node": "yes", "nodes": "yes", "nodelist": "yes",
                           "label": "no", "unbuffered": "no", "kill-on-bad-exit": "optional"}
 
 
 def read(*argv: str) -> list[tuple[str, str | None]]:
-    return [(o.name, o.value) for o in parse(argv, SHORT, LONG).options]
+    return [(o.name, o.value) for o in parse_command_line(argv, SHORT, LONG).options]
 
 
 @pytest.mark.parametrize(("argv", "options", "operands"), [
@@ -34,29 +34,29 @@ def read(*argv: str) -> list[tuple[str, str | None]]:
     ([], [], []),
 ])
 def test_forms(argv: list[str], options: list[tuple[str, str | None]], operands: list[str]) -> None:
-    line = parse(argv, SHORT, LONG)
+    line = parse_command_line(argv, SHORT, LONG)
     assert [(o.name, o.value) for o in line.options] == options
     assert list(line.operands) == operands
-    assert all(o.known and o.complete for o in line.options)
+    assert all(o.is_known and o.is_complete for o in line.options)
 
 
 def test_unknown_and_ambiguous_options_are_kept() -> None:
-    line = parse(["--new=1", "--node", "-lZ", "prog"], SHORT, LONG)
-    assert [(o.name, o.known) for o in line.options] == [
+    line = parse_command_line(["--new=1", "--node", "-lZ", "prog"], SHORT, LONG)
+    assert [(o.name, o.is_known) for o in line.options] == [
         ("new", False), ("node", False), ("label", True), ("Z", False)]
-    assert line.without(()) == ("--new=1", "--node", "-l", "-Z")
+    assert line.args_except(()) == ("--new=1", "--node", "-l", "-Z")
     assert line.operands == ("prog",)
 
 
 def test_missing_value() -> None:
-    assert not parse(["--ntasks"], SHORT, LONG).options[0].complete
-    assert not parse(["-ln"], SHORT, LONG).options[1].complete
+    assert not parse_command_line(["--ntasks"], SHORT, LONG).options[0].is_complete
+    assert not parse_command_line(["-ln"], SHORT, LONG).options[1].is_complete
 
 
 def test_without_drops_out_of_a_cluster() -> None:
-    line = parse(["-lun4", "-N", "2", "--nodes=3", "-u", "prog"], SHORT, LONG)
-    assert line.without(["nodes", "ntasks"]) == ("-l", "-u", "-u")
-    assert line.last("nodes") == "3" and line.has("ntasks") and not line.has("nodelist")
+    line = parse_command_line(["-lun4", "-N", "2", "--nodes=3", "-u", "prog"], SHORT, LONG)
+    assert line.args_except(["nodes", "ntasks"]) == ("-l", "-u", "-u")
+    assert line.last_value("nodes") == "3" and line.has_option("ntasks") and not line.has_option("nodelist")
 
 
 words = st.lists(st.sampled_from(["-n", "4", "-l", "-lu", "-un3", "--label", "--ntasks", "--ntasks=2", "--nodes",
@@ -71,8 +71,8 @@ def test_agrees_with_pythons_getopt(argv: list[str]) -> None:
     except reference.GetoptError:
         return
     full = {"-n": "ntasks", "-N": "nodes", "-l": "label", "-u": "unbuffered"}
-    long: dict[str, Takes] = {"ntasks": "yes", "nodes": "yes", "label": "no", "unbuffered": "no"}
-    line = parse(argv, SHORT, long)
+    long: dict[str, HasArg] = {"ntasks": "yes", "nodes": "yes", "label": "no", "unbuffered": "no"}
+    line = parse_command_line(argv, SHORT, long)
     assert [(o.name, o.value or "") for o in line.options] == \
         [(full.get(name, name.removeprefix("--")), value) for name, value in options]
     assert list(line.operands) == operands
@@ -80,8 +80,8 @@ def test_agrees_with_pythons_getopt(argv: list[str]) -> None:
 
 @given(words)
 def test_options_spelled_alone_read_the_same(argv: list[str]) -> None:
-    line = parse(argv, SHORT, LONG)
-    again = parse([*line.without(()), "--", *line.operands], SHORT, LONG)
-    if all(o.complete for o in line.options):
+    line = parse_command_line(argv, SHORT, LONG)
+    again = parse_command_line([*line.args_except(()), "--", *line.operands], SHORT, LONG)
+    if all(o.is_complete for o in line.options):
         assert [(o.name, o.value) for o in again.options] == [(o.name, o.value) for o in line.options]
         assert again.operands == line.operands

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurmdl.errors import InputError
-from slurmdl.topology.hostlist import expand, fold, ranged
+from slurmdl.topology.hostlist import expand_hostlist, fold_hostlist, ranged_string
 
 GOOD = ["n1", "n[1-3],m2,n2", "n[3,1-2]", "n[08-11,3]", "n[001-1000]", "[1-010]", "a b", "x,,y", "a[01-2]",
         "a[1-2]b[3-4]", "a[1-2]b[3-4]c[5-6]", "a[1-2]b[1-2]c[1-2]d[1-2]", "n[9-11],login", "rack-1.n[1-2][3-4]"]
@@ -26,20 +26,20 @@ def test_as_scontrol_expands(text: str, tmp_path: Path) -> None:
     conf.write_text("ClusterName=oracle\nSlurmctldHost=localhost\n")
     oracle = subprocess.run(["scontrol", "show", "hostnames", text], capture_output=True, text=True, timeout=10,
                             check=True, env={**os.environ, "SLURM_CONF": str(conf)})
-    assert expand(text) == oracle.stdout.split()
+    assert expand_hostlist(text) == oracle.stdout.split()
 
 
 def test_order_of_three_groups() -> None:
-    assert expand("a[1-2]b[3-4]c[5-6]")[:5] == ["a1b3c5", "a1b3c6", "a2b3c5", "a2b3c6", "a1b4c5"]
+    assert expand_hostlist("a[1-2]b[3-4]c[5-6]")[:5] == ["a1b3c5", "a1b3c6", "a2b3c5", "a2b3c6", "a1b4c5"]
 
 
 def test_suffix() -> None:
-    assert expand("n[1-2]x,m[3]-ib") == ["n1x", "n2x", "m3-ib"]
+    assert expand_hostlist("n[1-2]x,m[3]-ib") == ["n1x", "n2x", "m3-ib"]
 
 
 @pytest.mark.parametrize("text", ["", ",", " \t\n"])
 def test_empty(text: str) -> None:
-    assert expand(text) == []
+    assert expand_hostlist(text) == []
 
 
 @pytest.mark.parametrize(("text", "says"), [
@@ -50,14 +50,14 @@ def test_empty(text: str) -> None:
 ])
 def test_refused(text: str, says: str) -> None:
     with pytest.raises(InputError) as caught:
-        expand(text)
+        expand_hostlist(text)
     assert says in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 def test_groups_are_never_looked_up() -> None:
-    assert expand("@compute") == ["@compute"]
-    assert fold(["@compute", "n2", "n1"]) == "@compute,n[1-2]"
+    assert expand_hostlist("@compute") == ["@compute"]
+    assert fold_hostlist(["@compute", "n2", "n1"]) == "@compute,n[1-2]"
 
 
 @pytest.mark.parametrize(("names", "expected"), [
@@ -66,26 +66,26 @@ def test_groups_are_never_looked_up() -> None:
     ("n" + "9" * 18 + " n" + "9" * 19, "n" + "9" * 18 + ",n" + "9" * 19),
 ])
 def test_ranged_keeps_the_order(names: str, expected: str) -> None:
-    assert ranged(names.split()) == expected
-    assert expand(expected) == names.split()
+    assert ranged_string(names.split()) == expected
+    assert expand_hostlist(expected) == names.split()
 
 
 @given(st.lists(st.from_regex(r"[a-c]?[0-9]{0,3}[a-c]?([0-9]{0,2}|9{17,20})", fullmatch=True).filter(bool)))
 def test_ranged_expands_to_the_same(names: list[str]) -> None:
-    assert expand(ranged(names)) == names
+    assert expand_hostlist(ranged_string(names)) == names
 
 
 def test_the_limit_counts_all_names() -> None:
-    assert len(expand("n[1-5],m[1-5]", 10)) == 10
+    assert len(expand_hostlist("n[1-5],m[1-5]", 10)) == 10
     for text in ("n[1-5],m[1-6]", "n[1-6]m[1-2]", "a,b,c,d,e,f,g,h,i,j,k", "n[1,2,3,4,5,6,7,8,9,10,11]"):
         with pytest.raises(InputError, match="more than"):
-            expand(text, 10)
+            expand_hostlist(text, 10)
 
 
 def test_fold_gives_back_the_same_names() -> None:
     names = [f"n{i:03d}" for i in range(1, 40)] + ["a1b2", "a1b3", "login"]
-    assert sorted(expand(fold(names))) == sorted(names)
-    assert fold([]) == ""
+    assert sorted(expand_hostlist(fold_hostlist(names))) == sorted(names)
+    assert fold_hostlist([]) == ""
 
 
 @pytest.mark.parametrize(("names", "expected"), [
@@ -93,4 +93,4 @@ def test_fold_gives_back_the_same_names() -> None:
     ("n9 n10 n11 n08 n09", "n[9,08-11]"), ("login n1", "login,n1")])
 def test_fold_sorts_as_slurm_does(names: str, expected: str) -> None:
     """Suffixes stay out of brackets, since Slurm 22.05 refuses them there."""
-    assert fold(names.split()) == expected
+    assert fold_hostlist(names.split()) == expected

@@ -8,9 +8,9 @@ import pytest
 
 from slurmdl.errors import InputError
 from slurmdl.network import hygiene
-from slurmdl.network.hygiene import Rules
+from slurmdl.network.hygiene import AggregationRules
 from slurmdl.network.model import LinkScore, LinkScores
-from slurmdl.network.samples import LinkSample, from_lines, to_lines
+from slurmdl.network.samples import LinkSample, format_sample_lines, parse_sample_lines
 
 NOW = 1.8e9
 
@@ -21,9 +21,10 @@ def probes(*speeds: float, name: str = "n1", every: float = 10.0, **more: float)
             for i, speed in enumerate(reversed(speeds))]
 
 
-def score(samples: list[LinkSample], previous: LinkScore | None = None, rules: Rules = hygiene.USUAL) -> LinkScore:
+def score(samples: list[LinkSample], previous: LinkScore | None = None,
+          rules: AggregationRules = hygiene.DEFAULT_RULES) -> LinkScore:
     before = LinkScores(nodes={"n1": previous}) if previous else None
-    return hygiene.scores(samples, NOW, before, rules).scores.nodes["n1"]
+    return hygiene.aggregate_scores(samples, NOW, before, rules).scores.nodes["n1"]
 
 
 def test_one_wild_sample_changes_nothing() -> None:
@@ -36,16 +37,16 @@ def test_number_and_age() -> None:
 
 
 def test_what_is_recent_counts_more() -> None:
-    rules = Rules(half_life=10.0)
+    rules = AggregationRules(half_life=10.0)
     assert score(probes(1e9, 1e9, 1e9, 1e8, 1e8), rules=rules).throughput == 1e8
-    assert score(probes(1e9, 1e9, 1e9, 1e8, 1e8), rules=Rules(half_life=0)).throughput == 1e9
+    assert score(probes(1e9, 1e9, 1e9, 1e8, 1e8), rules=AggregationRules(half_life=0)).throughput == 1e9
 
 
 def test_the_tail_is_of_all_recent_samples() -> None:
     samples = [sample._replace(delay=1e-4, delay_tail=1e-2 if i == 2 else 2e-4)
                for i, sample in enumerate(probes(*[1e9] * 5))]
-    assert score(samples).delay_tail == 1e-2
-    assert score(samples).delay == 1e-4
+    assert score(samples).rtt_p99 == 1e-2
+    assert score(samples).rtt == 1e-4
 
 
 def test_rare_losses_are_not_nothing() -> None:
@@ -63,13 +64,13 @@ def test_rare_losses_are_not_nothing() -> None:
     ([0.9e9, 0.9e9, 1.3e9, 1.3e9, 1.3e9], 1e9),    # better, but not for long enough
 ])
 def test_a_published_figure_stays_until_it_is_left_by_a_margin(speeds: list[float], expected: float) -> None:
-    assert score(probes(*speeds), LinkScore(1e9), Rules(half_life=0)).throughput == expected
+    assert score(probes(*speeds), LinkScore(1e9), AggregationRules(half_life=0)).throughput == expected
 
 
 def test_delay_has_the_same_margin_the_other_way_round() -> None:
     def delays(*values: float) -> float:
         return score([LinkSample("node", "n1", NOW, "probe", delay=value) for value in values],
-                     LinkScore(delay=1e-4), Rules(half_life=0)).delay
+                     LinkScore(rtt=1e-4), AggregationRules(half_life=0)).rtt
 
     assert delays(1.1e-4) == 1e-4
     assert delays(2e-4) == 2e-4
@@ -97,8 +98,8 @@ def test_samples_that_cannot_be_are_counted_and_the_rest_is_kept() -> None:
     old = LinkSample("node", "n3", NOW - 1e6, "probe", throughput=1e9)
     empty = LinkSample("node", "n4", NOW, "probe")
     absurd = LinkSample("node", "n5", NOW, "probe", delay=1e-3, delay_tail=1e-5)
-    made = hygiene.scores([*probes(1e9), future, old, empty, absurd], NOW)
-    assert made.refused == {"in the future": 1, "too old": 1, "without a figure": 1, "absurd": 1}
+    made = hygiene.aggregate_scores([*probes(1e9), future, old, empty, absurd], NOW)
+    assert made.rejected == {"in the future": 1, "too old": 1, "without a figure": 1, "absurd": 1}
     assert list(made.scores.nodes) == ["n1"]
 
 
@@ -128,15 +129,15 @@ def test_a_trunk_names_two_zones_in_order(name: str) -> None:
 
 def test_lines_round_trip_and_bad_ones_cost_only_themselves() -> None:
     samples = [*probes(1e9, 2e9, delay=1e-4, loss=0.01), LinkSample("trunk", "a|b", 2.0, "file", rdma=True)]
-    assert list(from_lines(to_lines(samples).splitlines())) == samples
-    half = to_lines(samples)[:-9].splitlines()
-    found = list(from_lines([*half[:2], "", "[" * 100_000, '{"kind": 1}', *half[2:]]))
+    assert list(parse_sample_lines(format_sample_lines(samples).splitlines())) == samples
+    half = format_sample_lines(samples)[:-9].splitlines()
+    found = list(parse_sample_lines([*half[:2], "", "[" * 100_000, '{"kind": 1}', *half[2:]]))
     assert [each for each in found if isinstance(each, LinkSample)] == samples[:2]
     assert [each.line for each in found if isinstance(each, InputError)] == [4, 5, 6]
 
 
 def test_a_dead_link_is_slow_not_infinitely_slow() -> None:
-    assert score(probes(0.0, 0.0, 0.0)).throughput == hygiene.LEAST
+    assert score(probes(0.0, 0.0, 0.0)).throughput == hygiene.MIN_THROUGHPUT
 
 
 def test_counters_bound_a_link_that_was_not_probed_and_do_not_outvote_a_probe() -> None:
@@ -148,27 +149,28 @@ def test_counters_bound_a_link_that_was_not_probed_and_do_not_outvote_a_probe() 
 
 
 def test_a_link_without_samples_has_no_score_but_a_prior_that_was_measured() -> None:
-    made = hygiene.scores([sample for i in range(5) for sample in probes(3e9, name=f"m{i}", delay=2e-4)], NOW).scores
+    made = hygiene.aggregate_scores([sample for i in range(5)
+                                    for sample in probes(3e9, name=f"m{i}", delay=2e-4)], NOW).scores
     assert "n1" not in made.nodes
-    assert (made.node_default, made.delay_default) == (3e9, 1e-4)
-    few = hygiene.scores(probes(3e9), NOW).scores
-    assert few.node_default == LinkScores().node_default
+    assert (made.default_node_bandwidth, made.default_latency) == (3e9, 1e-4)
+    few = hygiene.aggregate_scores(probes(3e9), NOW).scores
+    assert few.default_node_bandwidth == LinkScores().default_node_bandwidth
 
 
 def test_uplinks_by_the_best_way_over_them() -> None:
     ways = {"a|b": 1e8, "a|c": 1.2e9, "b|c": 1e8, "b|d": 1e8}
     samples = [LinkSample("trunk", name, NOW, "probe", throughput=speed, delay=2e-4) for name, speed in ways.items()]
-    zones = hygiene.scores(samples, NOW).scores.zones
+    zones = hygiene.aggregate_scores(samples, NOW).scores.zones
     # one fast way shows that a and c are fast; how fast, the nodes that measured cannot say
     assert {name: score.throughput for name, score in zones.items()} == {"a": None, "b": 1e8, "c": None, "d": 1e8}
-    assert {score.delay for score in zones.values()} == {1e-4}
+    assert {score.rtt for score in zones.values()} == {1e-4}
 
 
 def test_a_zone_that_was_measured_itself_keeps_its_own_score() -> None:
     def zone(speed: float, source: str) -> float | None:
         samples = [LinkSample("trunk", "a|b", NOW, "probe", throughput=1e8),
                    LinkSample("zone", "a", NOW, source, throughput=speed)]
-        return hygiene.scores(samples, NOW).scores.zones["a"].throughput
+        return hygiene.aggregate_scores(samples, NOW).scores.zones["a"].throughput
 
     assert zone(5e9, "file") == 5e9
     assert zone(2e8, "probe") == 2e8
@@ -180,22 +182,22 @@ def test_the_same_sample_twice_counts_once() -> None:
 
 
 def test_scores_grow_older() -> None:
-    made = hygiene.scores(probes(1e9), NOW).scores
-    assert hygiene.decayed(made, NOW + 60).nodes["n1"].age == 60
-    assert hygiene.decayed(made, NOW - 60).nodes["n1"].age == 0
+    made = hygiene.aggregate_scores(probes(1e9), NOW).scores
+    assert hygiene.with_current_ages(made, NOW + 60).nodes["n1"].age == 60
+    assert hygiene.with_current_ages(made, NOW - 60).nodes["n1"].age == 0
 
 
 def test_the_margin_widens_with_the_noise_that_samples_tell_of() -> None:
     def margin(noise: float | None, count: int = 1, nodes: int = 9) -> float:
         each = [probes(*[1e9] * count, name=f"n{i}") for i in range(nodes)]
         told = [sample._replace(noise=noise) for samples in each for sample in samples]
-        return hygiene.scores(told, NOW).scores.margin
+        return hygiene.aggregate_scores(told, NOW).scores.tolerance
 
     assert margin(None) == margin(0.0) == margin(0.02) == margin(0.1, nodes=2) == 0.25
     assert 0.25 < margin(0.1, count=5) < margin(0.1) < margin(0.15)
-    assert margin(50.0) == hygiene.WIDEST  # what is at less than half counts, however noisy the probes
+    assert margin(50.0) == hygiene.MAX_TOLERANCE  # what is at less than half counts, however noisy the probes
 
 
 def test_a_few_noisy_nodes_widen_nothing() -> None:
     told = [LinkSample("node", f"n{i}", NOW, "probe", throughput=1e9, noise=1.0 if i < 3 else 0.01) for i in range(9)]
-    assert hygiene.scores(told, NOW).scores.margin == 0.25
+    assert hygiene.aggregate_scores(told, NOW).scores.tolerance == 0.25

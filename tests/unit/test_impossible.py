@@ -8,7 +8,7 @@ import pytest
 from placing import SCORES, cluster, node, two_level
 
 from slurmdl.errors import PlacementError
-from slurmdl.placement.place import place
+from slurmdl.placement.place import place_job
 from slurmdl.request import DlOptions, JobRequest
 from slurmdl.topology.model import Topology
 
@@ -27,11 +27,11 @@ OTHER = replace(two_level(["x1", "x2"], ["x3", "x4"]), source="/etc/slurm/topolo
 ])
 def test_refused_at_once(request_: JobRequest, topology: Topology, says: str) -> None:
     with pytest.raises(PlacementError, match=f"^{says}"):
-        place(request_, NODES, topology, SCORES)
+        place_job(request_, NODES, topology, SCORES)
 
 
 def test_a_topology_that_knows_some_of_the_nodes_serves_for_those() -> None:
-    found = place(JobRequest(nodes=(2, 2)), NODES, two_level(["x1", "x2", "n1"], ["n3", "n4"]), SCORES)
+    found = place_job(JobRequest(nodes=(2, 2)), NODES, two_level(["x1", "x2", "n1"], ["n3", "n4"]), SCORES)
     assert found.nodes == ("n3", "n4")
     with pytest.raises(PlacementError, match="no zone has 4 fitting nodes"):
-        place(JobRequest(nodes=(4, 4)), NODES, two_level(["x1", "x2", "n1"], ["n3", "n4"]), SCORES)
+        place_job(JobRequest(nodes=(4, 4)), NODES, two_level(["x1", "x2", "n1"], ["n3", "n4"]), SCORES)

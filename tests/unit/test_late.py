@@ -12,10 +12,10 @@ from placing import SCORES, two_level
 
 from slurmdl.errors import InputError, PlacementError
 from slurmdl.launch import allocation, late
-from slurmdl.launch.mark import Asked
+from slurmdl.launch.mark import RequestedSize
 from slurmdl.network.model import LinkScore, LinkScores
-from slurmdl.placement.keep import keep
-from slurmdl.placement.ranks.rankmap import rank_map
+from slurmdl.placement.keep import select_subset
+from slurmdl.placement.ranks.rankmap import best_rank_map
 from slurmdl.placement.traffic import Traffic
 from slurmdl.request import DlOptions, JobRequest
 
@@ -31,16 +31,16 @@ def wanted(nodes: int, tasks: int | None = None, **dl: object) -> JobRequest:
 
 
 def test_the_node_of_another_zone_goes():
-    assert keep(["n1", "n2", "n3", "n5"], wanted(3), "n1", EIGHT, SCORES) == ("n1", "n3", "n5")
+    assert select_subset(["n1", "n2", "n3", "n5"], wanted(3), "n1", EIGHT, SCORES) == ("n1", "n3", "n5")
 
 
 def test_the_node_with_a_slow_link_goes():
-    slow = LinkScores(nodes={"n3": LinkScore(10.0)}, node_default=1000.0, zone_default=(50.0,))
-    assert keep(["n1", "n3", "n5", "n7"], wanted(3), "n1", EIGHT, slow) == ("n1", "n5", "n7")
+    slow = LinkScores(nodes={"n3": LinkScore(10.0)}, default_node_bandwidth=1000.0, default_zone_bandwidth=(50.0,))
+    assert select_subset(["n1", "n3", "n5", "n7"], wanted(3), "n1", EIGHT, slow) == ("n1", "n5", "n7")
 
 
 def test_the_node_of_the_batch_script_stays():
-    assert keep(["n1", "n2", "n3", "n5"], wanted(3), "n2", EIGHT, SCORES).count("n2") == 1
+    assert select_subset(["n1", "n2", "n3", "n5"], wanted(3), "n2", EIGHT, SCORES).count("n2") == 1
 
 
 @given(st.lists(st.sampled_from(EIGHT.nodes), min_size=3, max_size=6, unique=True), st.integers(0, 5),
@@ -50,29 +50,29 @@ def test_no_other_nodes_that_keep_the_batch_host_are_much_better(names, stays, s
     allocated = sorted(names)
     host = allocated[stays % len(allocated)]
     scores = LinkScores(nodes={n: LinkScore(s) for n, s in zip(EIGHT.nodes, speeds, strict=True)},
-                        zone_default=(50.0,), delay_default=0.0)
-    kept = keep(allocated, wanted(len(allocated) - 1), host, EIGHT, scores)
+                        default_zone_bandwidth=(50.0,), default_latency=0.0)
+    kept = select_subset(allocated, wanted(len(allocated) - 1), host, EIGHT, scores)
     assert host in kept and len(kept) == len(allocated) - 1 and list(kept) == [n for n in allocated if n in kept]
 
     def seconds(nodes: tuple[str, ...]) -> float:
-        return rank_map([(n, 1) for n in nodes], EIGHT, scores, Traffic("allreduce")).cost.seconds
+        return best_rank_map([(n, 1) for n in nodes], EIGHT, scores, Traffic("allreduce")).cost.seconds
 
     best = min(seconds(way) for way in itertools.combinations(allocated, len(kept)) if host in way)
     assert seconds(kept) <= best * (1 + 1e-9)
 
 
 def test_of_the_controllers_record():
-    assert late.Held.parse(RECORD) == late.Held(("n1", "n2", "n3", "n5"), "n1")
+    assert late.JobNodes.from_scontrol(RECORD) == late.JobNodes(("n1", "n2", "n3", "n5"), "n1")
     with pytest.raises(InputError, match="NodeList"):
-        late.Held.parse("slurm_load_jobs error: Invalid job id specified")
+        late.JobNodes.from_scontrol("slurm_load_jobs error: Invalid job id specified")
 
 
 @pytest.mark.parametrize(("asked", "tasks", "per_node"), [
-    (Asked(3), None, None), (Asked(3, 5), "5", None), (Asked(3, None, 2), None, "2"), (Asked(3, 6, 2), "6", "2")])
+    (RequestedSize(3), None, None), (RequestedSize(3, 5), "5", None), (RequestedSize(3, None, 2), None, "2"), (RequestedSize(3, 6, 2), "6", "2")])
 def test_environment(asked, tasks, per_node):
-    kept = allocation.read(ENVIRON).only(("n1", "n2", "n5"))
-    found = late.environment(late.unchosen(ENVIRON, asked), kept)
-    assert allocation.read(found) == allocation.Allocation(7, ("n1", "n2", "n5"), (2, 2, 4))
+    kept = allocation.read_allocation(ENVIRON).restricted_to(("n1", "n2", "n5"))
+    found = late.environ_with_nodes(late.environ_with_requested_size(ENVIRON, asked), kept)
+    assert allocation.read_allocation(found) == allocation.Allocation(7, ("n1", "n2", "n5"), (2, 2, 4))
     assert found["SLURM_NNODES"] == found["SLURM_JOB_NUM_NODES"] == "3" and found["HOME"] == "/"
     assert (found.get("SLURM_NTASKS"), found.get("SLURM_NPROCS")) == (tasks, tasks)
     assert found.get("SLURM_NTASKS_PER_NODE") == per_node and "SLURM_TASKS_PER_NODE" not in found
@@ -80,7 +80,7 @@ def test_environment(asked, tasks, per_node):
 
 @given(st.lists(st.integers(1, 4), min_size=1))
 def test_counts_fold_and_unfold(counts):
-    assert allocation.unfold(allocation.fold(counts)) == tuple(counts)
+    assert allocation.expand_counts(allocation.fold_counts(counts)) == tuple(counts)
 
 
 def scontrol(tmp_path: Path, monkeypatch, batch: str = "n1") -> Path:
@@ -103,7 +103,7 @@ def scontrol(tmp_path: Path, monkeypatch, batch: str = "n1") -> Path:
 def test_when_a_job_is_reduced(tmp_path, monkeypatch, asked, dry_run, resized):
     log = scontrol(tmp_path, monkeypatch)
     said: list[str] = []
-    found = late.trim(ENVIRON, Asked(asked), lambda held: ("n1", "n3", "n5"), lambda job: False, said.append,
+    found = late.shrink_job(ENVIRON, RequestedSize(asked), lambda held: ("n1", "n3", "n5"), lambda job: False, said.append,
                       dry_run=dry_run)
     assert log.read_text() == resized and not said
     assert found["SLURM_JOB_NODELIST"] == ("n[1,3,5]" if asked == 3 else "n[1-3,5]")
@@ -114,12 +114,12 @@ def test_nodes_are_kept_without_which_the_tasks_do_not_fit(tmp_path, monkeypatch
     log = scontrol(tmp_path, monkeypatch)
     said: list[str] = []
     environ = {**ENVIRON, "SLURM_JOB_CPUS_PER_NODE": "2,1(x3)"}
-    found = late.trim(environ, Asked(3, 5), lambda held: ("n1", "n3", "n5"), lambda job: False, said.append,
+    found = late.shrink_job(environ, RequestedSize(3, 5), lambda held: ("n1", "n3", "n5"), lambda job: False, said.append,
                       dry_run=False)
     assert log.read_text() == "" and found["SLURM_JOB_NODELIST"] == "n[1-3,5]"
     assert said == ["the job keeps its 4 nodes, and the step has all of them: 5 tasks do not fit the 4 CPUs that it "
                     "has on 3 of them"]
-    late.trim({**environ, "SLURM_JOB_CPUS_PER_NODE": "2(x2),1(x2)"}, Asked(3, 5), lambda held: ("n1", "n2", "n5"),
+    late.shrink_job({**environ, "SLURM_JOB_CPUS_PER_NODE": "2(x2),1(x2)"}, RequestedSize(3, 5), lambda held: ("n1", "n2", "n5"),
               lambda job: False, said.append, dry_run=False)
     assert log.read_text() == "update JobId=7 NodeList=n1,n2,n5\n"
 
@@ -128,9 +128,9 @@ def test_without_zones_the_first_nodes_are_kept(tmp_path, monkeypatch):
     log = scontrol(tmp_path, monkeypatch, batch="n5")
     said: list[str] = []
 
-    def choose(held: late.Held) -> tuple[str, ...]:
+    def choose(held: late.JobNodes) -> tuple[str, ...]:
         raise PlacementError("the topology has no zones")
 
-    late.trim(ENVIRON, Asked(3), choose, lambda job: False, said.append, dry_run=False)
+    late.shrink_job(ENVIRON, RequestedSize(3), choose, lambda job: False, said.append, dry_run=False)
     assert log.read_text() == "update JobId=7 NodeList=n5,n1,n2\n"
     assert said == ["the topology has no zones; the first 3 nodes of the job are kept"]

@@ -10,22 +10,24 @@ from slurmdl import getopt
 from slurmdl.errors import PlacementError
 from slurmdl.launch import srun_options
 from slurmdl.launch.allocation import Allocation
-from slurmdl.launch.layout import Layout, layout, read
-from slurmdl.placement.shape import deal
+from slurmdl.launch.layout import StepLayout, compute_step_layout, parse_step_request
+from slurmdl.placement.shape import block_distribution
 
 EVEN = Allocation(1, ("n1", "n2", "n3", "n4"), (4, 4, 4, 4), (1, 1, 1, 1))
 UNEVEN = Allocation(1, ("n1", "n2", "n3"), (4, 2, 1), (4, 2, 1))
 
 
 def lay(options: str, given: Allocation = EVEN, environ: dict[str, str] | None = None,
-        cpus_per_task: int | None = None) -> Layout:
-    line = getopt.parse([*options.split(), "program"], srun_options.SHORT, srun_options.LONG)
+        cpus_per_task: int | None = None) -> StepLayout:
+    line = getopt.parse_command_line([*options.split(), "program"],
+                                     srun_options.SHORT_OPTIONS, srun_options.LONG_OPTIONS)
     # sbatch and salloc always tell the number of nodes
-    return layout(given, read(line, {"SLURM_NNODES": str(len(given.nodes)), **(environ or {})}, cpus_per_task))
+    return compute_step_layout(given, parse_step_request(
+        line, {"SLURM_NNODES": str(len(given.nodes)), **(environ or {})}, cpus_per_task))
 
 
 def counts(*arguments, **keywords) -> list[int]:
-    return [count for _, count in lay(*arguments, **keywords).slots]
+    return [count for _, count in lay(*arguments, **keywords).node_tasks]
 
 
 @pytest.mark.parametrize(("options", "expected"), [
@@ -47,14 +49,14 @@ def test_uneven_nodes_fill_in_turn(options, expected):
     ("-w n2,n4 -N 2", ["n2", "n4"]), ("-w n[2-3] -N2 -n 3", ["n2", "n3"]), ("-w n3", ["n1", "n2", "n3", "n4"]),
     ("-x n1 -N 3", ["n2", "n3", "n4"]), ("-r 1 -N 3", ["n2", "n3", "n4"]), ("-r 1 -N 2", ["n2", "n3"])])
 def test_nodes(options, nodes):
-    assert [node for node, _ in lay(options).slots] == nodes
+    assert [node for node, _ in lay(options).node_tasks] == nodes
 
 
 @pytest.mark.parametrize(("options", "alone"), [
     ("-n 5", False), ("-n 5 --exact", True), ("-c 1 -n 5", True), ("-c 1 -n 4", False), ("-c 1 -n 16", False),
     ("-c 1 -n 5 --overlap", False), ("-r 1 -N 3", False), ("-r 1 -N 2", True)])
 def test_what_other_steps_can_change(options, alone):
-    assert lay(options).if_alone == alone
+    assert lay(options).only_if_alone == alone
 
 
 @pytest.mark.parametrize(("options", "word"), [
@@ -72,18 +74,24 @@ def test_what_is_not_mapped(options, word):
 
 def test_an_option_without_its_value_is_left_to_srun():
     with pytest.raises(PlacementError, match="-n"):
-        read(getopt.parse(["-n"], srun_options.SHORT, srun_options.LONG), {}, None)
+        parse_step_request(
+    getopt.parse_command_line(
+        ["-n"],
+        srun_options.SHORT_OPTIONS,
+        srun_options.LONG_OPTIONS),
+        {},
+         None)
 
 
 def test_heterogeneous_steps_are_not_mapped():
-    line = getopt.parse(["-n4", "a", ":", "b"], srun_options.SHORT, srun_options.LONG)
+    line = getopt.parse_command_line(["-n4", "a", ":", "b"], srun_options.SHORT_OPTIONS, srun_options.LONG_OPTIONS)
     with pytest.raises(PlacementError, match="heterogeneous"):
-        read(line, {}, None)
+        parse_step_request(line, {}, None)
     with pytest.raises(PlacementError, match="heterogeneous"):
         lay("", environ={"SLURM_HET_SIZE": "2"})
 
 
-@pytest.mark.parametrize("variable", srun_options.UNMAPPED_VARIABLES)
+@pytest.mark.parametrize("variable", srun_options.UNSUPPORTED_ENV)
 def test_variables_that_are_not_mapped(variable):
     with pytest.raises(PlacementError, match=variable):
         lay("", environ={variable: "1"})
@@ -96,7 +104,7 @@ def test_the_environment_counts_as_options_do():
     assert counts("", cpus_per_task=2) == [2, 2, 2, 2]
     assert counts("-c 1 -n 6", cpus_per_task=4) == [2, 2, 1, 1]
     # without a number of nodes the step has no more than tasks
-    assert [n for n, _ in lay("-n 4", environ={"SLURM_NNODES": "4"}).slots] == ["n1", "n2", "n3", "n4"]
+    assert [n for n, _ in lay("-n 4", environ={"SLURM_NNODES": "4"}).node_tasks] == ["n1", "n2", "n3", "n4"]
 
 
 def test_a_contradicted_ntasks_per_node_is_mapped_where_it_changes_nothing():
@@ -123,7 +131,7 @@ def test_gpus_that_a_job_has_unevenly():
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=12), st.integers(1, 120))
 def test_deal(room, ntasks):
-    tasks = deal(room, ntasks)
+    tasks = block_distribution(room, ntasks)
     assert sum(tasks) == ntasks
     if ntasks <= sum(room):
         assert all(t <= r for t, r in zip(tasks, room, strict=True))

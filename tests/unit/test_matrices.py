@@ -19,7 +19,7 @@ EYE = np.array([[0.0, 3], [1, 0]])
 
 
 def read(path: Path) -> list[list[list[float]]]:
-    return [matrix.tolist() for matrix in matrices.of(DlOptions(traffic=str(path)))]
+    return [matrix.tolist() for matrix in matrices.load_traffic_matrices(DlOptions(comm_pattern=str(path)))]
 
 
 def npz(path: Path, **arrays: np.ndarray) -> Path:
@@ -43,8 +43,11 @@ def test_csv(tmp_path):
 def test_a_name_is_a_pattern_first(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "ring").write_text("0,1\n1,0\n")
-    assert matrices.of(DlOptions(traffic="ring")) == () == matrices.of(DlOptions())
-    assert len(matrices.of(DlOptions(traffic="./ring"))) == 1
+    assert matrices.load_traffic_matrices(
+    DlOptions(
+        comm_pattern="ring")) == () == matrices.load_traffic_matrices(
+            DlOptions())
+    assert len(matrices.load_traffic_matrices(DlOptions(comm_pattern="./ring"))) == 1
 
 
 def header(shape: str) -> bytes:

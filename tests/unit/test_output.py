@@ -14,7 +14,7 @@ import pytest
 
 from slurmdl.cli.main import main
 from slurmdl.errors import InputError
-from slurmdl.output import printable
+from slurmdl.output import escape_nonprintable
 from slurmdl.topology import read
 
 PACKAGE = Path(__file__).parents[2] / "slurmdl"
@@ -76,12 +76,12 @@ def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["zoneA", "Zürich", "日本", "a b"])
 def test_what_a_terminal_shows_stays(text: str) -> None:
-    assert printable(text) == text
+    assert escape_nonprintable(text) == text
 
 
 def test_what_a_terminal_obeys_is_written_out() -> None:
-    assert printable("a\x1b[1m\x9b\x7f\u202e\n") == r"a\x1b[1m\x9b\x7f\u202e\n"
-    assert not commands(printable("".join(map(chr, range(0x3000)))))
+    assert escape_nonprintable("a\x1b[1m\x9b\x7f\u202e\n") == r"a\x1b[1m\x9b\x7f\u202e\n"
+    assert not commands(escape_nonprintable("".join(map(chr, range(0x3000)))))
 
 
 PLACED = ["--topology=zones.conf", "--cluster=nodes.json", "--scores=scores.json"]
@@ -140,7 +140,7 @@ def test_findings_of_the_doctor() -> None:
 def test_a_name_has_one_line(name: str, text: str) -> None:
     Path(name).write_text(text)
     with pytest.raises(InputError, match="line break"):
-        read.read(name)
+        read.load_topology(name)
 
 
 def test_only_what_programs_read_is_printed_raw() -> None:

@@ -14,9 +14,9 @@ from placing import cluster, node, two_level
 
 from slurmdl.cli.main import main
 from slurmdl.network.model import LinkScores
-from slurmdl.placement.explain import explain
-from slurmdl.placement.place import place
-from slurmdl.placement.svg import svg
+from slurmdl.placement.explain import explain_placement
+from slurmdl.placement.place import place_job
+from slurmdl.placement.svg import draw_placement
 from slurmdl.request import DlOptions, JobRequest
 
 ROOT = Path(__file__).parents[2]
@@ -120,11 +120,11 @@ def test_512_nodes_are_folded(golden: Callable[[str, str], None]) -> None:
     topology = two_level(*leaves)
     nodes = cluster(*(node(name, "IDLE" if i % 3 else "DOWN") for i, name in enumerate(sorted(topology.nodes))))
     request = JobRequest(nodes=(512, 512), ntasks_per_node=2, dl=DlOptions(strategy="ps", ps=16))
-    found = place(request, nodes, topology, LinkScores())
-    text = explain(found, topology, nodes, LinkScores(), DlOptions())
+    found = place_job(request, nodes, topology, LinkScores())
+    text = explain_placement(found, topology, nodes, LinkScores(), DlOptions())
     assert len(text.splitlines()) < 40
     golden("place/512-nodes.txt", text + "\n")
-    picture = svg(found, topology, nodes)
+    picture = draw_placement(found, topology, nodes)
     ElementTree.fromstring(picture)
     golden("place/512-nodes.svg", picture)
 

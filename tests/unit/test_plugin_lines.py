@@ -9,7 +9,8 @@ from slurmdl.launch import mark, sbatch, submission
 
 
 def read(text: str, *argv: str, plugin: bool = True, **environ: str) -> submission.Submission:
-    return submission.read(argv, environ, {}, stdin=f"#!/bin/sh\n{text}\n".encode(), has_plugin=lambda: plugin)
+    return submission.parse_submission(
+        argv, environ, {}, stdin=f"#!/bin/sh\n{text}\n".encode(), has_plugin=lambda: plugin)
 
 
 def test_script_then_environment_then_command_line():
@@ -38,15 +39,15 @@ def test_sbatch_is_not_asked_for_scripts_without_such_lines():
 def test_the_job_finds_what_was_typed_and_not_what_the_plugin_reads_in_the_script():
     """The plugin sees no typed options of the wrapper, which takes them away: it is told in the environment."""
     job = read("#SBATCH --dl-ps=2 --dl-place=spread", "--dl-ps=3", "--dl-explain")
-    command = sbatch.render("/bin/sbatch", job, sbatch.Decision(), {})
+    command = sbatch.build_submit_command("/bin/sbatch", job, sbatch.Decision(), {})
     given = {name: value for name, value in command.env.items() if name.startswith("SLURMDL_OPT_")}
     assert given == {"SLURMDL_OPT_PS": "3"}
-    marked = mark.parse(command.env[mark.VARIABLE])
+    marked = mark.parse_record(command.env[mark.ENV_VARIABLE])
     in_job = {**given, "SLURMDL_OPT_PLACE": "spread", "SLURMDL_OPT_STRATEGY": "gossip"}
-    assert marked.dl.ps == 3 and marked.dl.place == "spread"
-    assert marked.news(in_job) == {"SLURMDL_OPT_STRATEGY": "gossip"}
+    assert marked.options.ps == 3 and marked.options.place == "spread"
+    assert marked.environ_without_inputs(in_job) == {"SLURMDL_OPT_STRATEGY": "gossip"}
 
 
 def test_without_such_lines_the_environment_stays():
-    command = sbatch.render("/bin/sbatch", read("#DL --dl-ps=2", "--dl-ps=3"), sbatch.Decision(), {})
-    assert set(command.env) == {mark.VARIABLE}
+    command = sbatch.build_submit_command("/bin/sbatch", read("#DL --dl-ps=2", "--dl-ps=3"), sbatch.Decision(), {})
+    assert set(command.env) == {mark.ENV_VARIABLE}

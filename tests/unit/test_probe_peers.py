@@ -11,17 +11,17 @@ from collections.abc import Callable
 
 import pytest
 
-from slurmdl.cli.address import networks
-from slurmdl.network.probe.channel import Channel, Deadline
-from slurmdl.network.probe.measure import measure
-from slurmdl.network.probe.pair import Effort
-from slurmdl.network.probe.patrol import patrol, peers
+from slurmdl.cli.address import parse_networks
+from slurmdl.network.probe.channel import AuthenticatedChannel, Deadline
+from slurmdl.network.probe.measure import measure_pair
+from slurmdl.network.probe.pair import ProbeConfig
+from slurmdl.network.probe.patrol import probe_peers, ring_peers
 from slurmdl.network.probe.reflector import Reflector
-from slurmdl.network.probe.wire import Allowance, Arrivals, Budget, Control, Datagrams
-from slurmdl.sandbox.spec import alternating
+from slurmdl.network.probe.wire import ControlChannel, Pacer, PacketTrainReceiver, ProbeSocket, TokenBucket
+from slurmdl.sandbox.spec import round_robin_topology
 
-SHORT = Effort(echoes=20, echo_seconds=0.05, datagrams=200, datagram_rate=5000, size=2_000_000, seconds=0.1,
-               deadline=3.0)
+SHORT = ProbeConfig(rtt_probes=20, rtt_seconds=0.05, loss_probes=200, loss_probe_rate=5000, stream_bytes=2_000_000, stream_seconds=0.1,
+               timeout_s=3.0)
 
 
 @pytest.fixture
@@ -38,30 +38,36 @@ def reflector():
 
 
 def test_a_pair_measures_all(reflector):
-    pair = measure(("a", "b"), ("127.0.0.1", reflector(secret=b"word").port), SHORT, secret=b"word")
+    pair = measure_pair(("a", "b"), ("127.0.0.1", reflector(secret=b"word").port), SHORT, secret=b"word")
     assert min(pair.forward, pair.backward) > 1e7
-    assert 0 < pair.delay <= pair.delay_tail
+    assert 0 < pair.rtt <= pair.rtt_p99
     assert pair.loss == 0.0
 
 
 def test_a_limit_holds_and_is_not_taken_for_the_link(reflector):
-    limited = Effort(echoes=5, echo_seconds=0.02, datagrams=50, size=2_000_000, seconds=0.2, rate_limit=1e6)
-    pair = measure(("a", "b"), ("127.0.0.1", reflector().port), limited)
+    limited = ProbeConfig(
+    rtt_probes=5,
+    rtt_seconds=0.02,
+    loss_probes=50,
+    stream_bytes=2_000_000,
+    stream_seconds=0.2,
+     rate_limit=1e6)
+    pair = measure_pair(("a", "b"), ("127.0.0.1", reflector().port), limited)
     assert (pair.forward, pair.backward) == (None, None)
 
 
 @pytest.mark.parametrize("options", [{"secret": b"other"}, {"allow": (ipaddress.IPv4Network("192.0.2.0/24"),)}])
 def test_strangers_are_refused(reflector, options):
     with pytest.raises(OSError):
-        measure(("a", "b"), ("127.0.0.1", reflector(**options).port), SHORT, secret=b"word")
+        measure_pair(("a", "b"), ("127.0.0.1", reflector(**options).port), SHORT, secret=b"word")
 
 
-def session(served: Reflector, secret: bytes = b"", source: str = "127.0.0.1") -> Control:
+def session(served: Reflector, secret: bytes = b"", source: str = "127.0.0.1") -> ControlChannel:
     """A session that has been let in; OSError where it is not."""
     connection = socket.create_connection(("127.0.0.1", served.port), source_address=(source, 0))
-    control = Control(connection, secret, Deadline(5), asks=True)
-    control.write(udp=9)
-    control.read()
+    control = ControlChannel(connection, secret, Deadline(5), is_client=True)
+    control.write_message(udp=9)
+    control.read_message()
     return control
 
 
@@ -114,7 +120,7 @@ def recorded(served: Reflector, secret: bytes) -> bytes:
             threading.Thread(target=relay, args=(onward, connection, False), daemon=True).start()
             relay(connection, onward, True)
 
-    pair = measure(("a", "b"), peer_that(answer), SHORT, secret=secret)
+    pair = measure_pair(("a", "b"), peer_that(answer), SHORT, secret=secret)
     assert pair.forward
     return b"".join(taken)
 
@@ -148,37 +154,37 @@ def test_only_lines_that_are_as_they_were_sent_are_accepted(change, accepted):
     ours, theirs = tcp_pair()
     between, far = tcp_pair()
     with ours, theirs, between, far:
-        asker = Channel(ours, b"word", asks=True, deadline=Deadline(5))
-        answerer = Channel(theirs, b"word", asks=False, deadline=Deadline(5))
-        asker.write(number=0)
-        asker.write(number=1)
+        asker = AuthenticatedChannel(ours, b"word", is_client=True, deadline=Deadline(5))
+        answerer = AuthenticatedChannel(theirs, b"word", is_client=False, deadline=Deadline(5))
+        asker.write_message(number=0)
+        asker.write_message(number=1)
         between.sendall(b"".join(change(theirs.recv(65536).splitlines(keepends=True))))
         between.shutdown(socket.SHUT_WR)
         answerer.socket = far
         got = []
         with contextlib.suppress(OSError):
             while True:
-                got.append(answerer.read())
+                got.append(answerer.read_message())
     assert got == [{"number": number} for number in range(accepted)]
 
 
 def test_lines_arrive_as_they_were_sent_and_not_back_where_they_came_from():
     ours, theirs = tcp_pair()
     with ours, theirs:
-        asker = Channel(ours, b"word", asks=True, deadline=Deadline(5))
-        answerer = Channel(theirs, b"word", asks=False, deadline=Deadline(5))
-        asker.write(text="a\nb")
-        assert answerer.read() == {"text": "a\nb"}
-        answerer.write(number=1)
-        assert asker.read() == {"number": 1}
+        asker = AuthenticatedChannel(ours, b"word", is_client=True, deadline=Deadline(5))
+        answerer = AuthenticatedChannel(theirs, b"word", is_client=False, deadline=Deadline(5))
+        asker.write_message(text="a\nb")
+        assert answerer.read_message() == {"text": "a\nb"}
+        answerer.write_message(number=1)
+        assert asker.read_message() == {"number": 1}
     ours, theirs = tcp_pair()
     with ours, theirs:
-        echoed = Channel(ours, b"word", asks=True, deadline=Deadline(5))
+        echoed = AuthenticatedChannel(ours, b"word", is_client=True, deadline=Deadline(5))
         theirs.sendall(theirs.recv(65536))
-        echoed.write(number=1)
+        echoed.write_message(number=1)
         theirs.sendall(theirs.recv(65536))
         with pytest.raises(OSError):
-            echoed.read()
+            echoed.read_message()
 
 
 def tcp_pair() -> tuple[socket.socket, socket.socket]:
@@ -188,7 +194,7 @@ def tcp_pair() -> tuple[socket.socket, socket.socket]:
 
 
 def test_datagrams_of_others_do_not_count():
-    one, other = Datagrams("127.0.0.1"), Datagrams("127.0.0.1")
+    one, other = ProbeSocket("127.0.0.1"), ProbeSocket("127.0.0.1")
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as stranger:
         for junk in (b"", b"x", bytes(64), b"\xff" * 64):
             stranger.sendto(junk, ("127.0.0.1", one.port))  # before the socket knows its peer
@@ -203,8 +209,8 @@ def test_datagrams_of_others_do_not_count():
 
 def test_bytes_are_bounded(reflector):
     """What a second and a half of the allowance cannot pay is refused; what was measured until then stays."""
-    pair = measure(("a", "b"), ("127.0.0.1", reflector(rate=150_000.0).port), SHORT)
-    assert pair.delay > 0
+    pair = measure_pair(("a", "b"), ("127.0.0.1", reflector(rate=150_000.0).port), SHORT)
+    assert pair.rtt > 0
     assert (pair.forward, pair.backward) == (None, None)
 
 
@@ -213,7 +219,7 @@ def assert_answers(served: Reflector, secret: bytes = b"") -> None:
     deadline = time.monotonic() + 5
     while True:
         try:
-            assert measure(("a", "b"), ("127.0.0.1", served.port), SHORT, secret=secret).delay > 0
+            assert measure_pair(("a", "b"), ("127.0.0.1", served.port), SHORT, secret=secret).rtt > 0
             return
         except OSError:
             assert time.monotonic() < deadline
@@ -225,11 +231,11 @@ def test_a_train_that_never_ends_is_left(reflector, monkeypatch, behaves):
     monkeypatch.setattr("slurmdl.network.probe.reflector._MAX_SECONDS", 0.5)
     served, done = reflector(sessions=1), threading.Event()
     with socket.create_connection(("127.0.0.1", served.port)) as rude:
-        control, own = Control(rude, b"", Deadline(5), asks=True), Datagrams("127.0.0.1")
-        control.write(udp=own.port)
-        own.connect(("127.0.0.1", control.read()["udp"]), b"no tag")
-        control.write(do="train", size=1000)
-        control.write(wait=1e9)
+        control, own = ControlChannel(rude, b"", Deadline(5), is_client=True), ProbeSocket("127.0.0.1")
+        control.write_message(udp=own.port)
+        own.connect(("127.0.0.1", control.read_message()["udp"]), b"no tag")
+        control.write_message(do="train", size=1000)
+        control.write_message(wait=1e9)
 
         def flood() -> None:
             while not done.is_set():
@@ -248,11 +254,11 @@ def test_a_train_that_never_ends_is_left(reflector, monkeypatch, behaves):
 
 
 def test_probes_by_ipv6():
-    served = Reflector("", allow=networks("127.0.0.0/8,::1", "--allow"))
+    served = Reflector("", allowed_networks=parse_networks("127.0.0.0/8,::1", "--allow"))
     try:
         for host in ("::1", "127.0.0.1"):
-            pair = measure(("a", "b"), (host, served.port), SHORT)
-            assert pair.delay > 0 and pair.loss == 0.0 and min(pair.forward, pair.backward) > 0
+            pair = measure_pair(("a", "b"), (host, served.port), SHORT)
+            assert pair.rtt > 0 and pair.loss == 0.0 and min(pair.forward, pair.backward) > 0
     finally:
         served.close()
 
@@ -278,10 +284,10 @@ def test_a_reflector_outlives_what_it_is_sent(reflector, line):
 def test_a_reflector_outlives_what_its_peers_ask(reflector, messages):
     served = reflector()
     with socket.create_connection(("127.0.0.1", served.port)) as rude:
-        control = Control(rude, b"", Deadline(5), asks=True)
+        control = ControlChannel(rude, b"", Deadline(5), is_client=True)
         with contextlib.suppress(OSError):
             for message in messages:
-                control.write(**message)
+                control.write_message(**message)
             rude.sendall(b"x")
             rude.shutdown(socket.SHUT_WR)
             while rude.recv(65536):
@@ -306,9 +312,9 @@ def hangs(connection: socket.socket) -> None:
 
 
 def vanishes_after_the_first_answer(connection: socket.socket) -> None:
-    control = Control(connection, b"", Deadline(5), asks=False)
-    control.read()
-    control.write(udp=9)
+    control = ControlChannel(connection, b"", Deadline(5), is_client=False)
+    control.read_message()
+    control.write_message(udp=9)
 
 
 def drips(connection: socket.socket) -> None:
@@ -319,24 +325,30 @@ def drips(connection: socket.socket) -> None:
 
 def boasts(connection: socket.socket) -> None:
     """It claims a rate that no link has."""
-    control, udp = Control(connection, b"", Deadline(5), asks=False), Datagrams("127.0.0.1")
-    control.read()
-    control.write(udp=udp.port)
+    control, udp = ControlChannel(connection, b"", Deadline(5), is_client=False), ProbeSocket("127.0.0.1")
+    control.read_message()
+    control.write_message(udp=udp.port)
     while True:
-        request = control.read()
+        request = control.read_message()
         if "end" in request:
-            control.write(received=20, overflow=0)
+            control.write_message(received=20, overflow=0)
         elif request["do"] == "take":
             control.receive_stream()
-            control.write(rate=1e30)
+            control.write_message(rate=1e30)
 
 
 @pytest.mark.parametrize("behaves", [hangs, vanishes_after_the_first_answer, drips, boasts])
 def test_a_bad_peer_costs_no_more_than_the_deadline(behaves):
-    effort = Effort(echoes=3, echo_seconds=0.02, datagrams=20, size=10**5, seconds=0.05, deadline=0.7)
+    effort = ProbeConfig(
+    rtt_probes=3,
+    rtt_seconds=0.02,
+    loss_probes=20,
+    stream_bytes=10**5,
+    stream_seconds=0.05,
+     timeout_s=0.7)
     began = time.monotonic()
     try:
-        pair = measure(("a", "b"), peer_that(behaves), effort)
+        pair = measure_pair(("a", "b"), peer_that(behaves), effort)
     except Exception as error:
         assert isinstance(error, OSError)
     else:
@@ -348,69 +360,69 @@ def test_nobody_listens():
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
     with pytest.raises(OSError):
-        measure(("a", "b"), ("127.0.0.1", port), SHORT)
+        measure_pair(("a", "b"), ("127.0.0.1", port), SHORT)
 
 
 def test_an_allowance_is_spent_and_comes_back(monkeypatch):
     now = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    allowance = Allowance(100.0)
-    assert allowance.take(1000)
-    assert not allowance.take(1)
+    allowance = TokenBucket(100.0)
+    assert allowance.try_consume(1000)
+    assert not allowance.try_consume(1)
     now[0] += 5
-    assert allowance.take(500)
-    assert not allowance.take(1)
+    assert allowance.try_consume(500)
+    assert not allowance.try_consume(1)
     now[0] += 1e6
-    assert not allowance.take(1001)
-    assert Allowance(0.0).take(10**12)
+    assert not allowance.try_consume(1001)
+    assert TokenBucket(0.0).try_consume(10**12)
 
 
 def test_a_budget_waits(monkeypatch):
     waited: list[float] = []
     monkeypatch.setattr(time, "sleep", waited.append)
-    budget = Budget(1000.0)
+    budget = Pacer(1000.0)
     for _ in range(10):
-        budget.spend(1000)
+        budget.wait_to_send(1000)
     assert waited[-1] == pytest.approx(8.9, abs=0.1)
 
 
 def test_a_train_counts_what_the_buffer_dropped():
-    datagrams = Datagrams("127.0.0.1")
+    datagrams = ProbeSocket("127.0.0.1")
     arrivals = train(datagrams, [number / 1000 for number in range(101)])
-    assert arrivals.rate() == pytest.approx(1e6)
+    assert arrivals.throughput() == pytest.approx(1e6)
     datagrams.overflow += 101
-    assert arrivals.rate() == pytest.approx(2e6)
+    assert arrivals.throughput() == pytest.approx(2e6)
     datagrams.close()
 
 
 def test_a_clock_that_jumps_makes_no_rate():
-    datagrams = Datagrams("127.0.0.1")
+    datagrams = ProbeSocket("127.0.0.1")
     stamps = [number / 1000 for number in range(50)]
-    assert train(datagrams, [*stamps, *(stamp + 3600 for stamp in stamps)]).rate() == 0.0
-    assert train(datagrams, [*stamps, *(stamp - 3600 for stamp in stamps)]).rate() == 0.0
-    assert train(datagrams, stamps[:10]).rate() == 0.0
+    assert train(datagrams, [*stamps, *(stamp + 3600 for stamp in stamps)]).throughput() == 0.0
+    assert train(datagrams, [*stamps, *(stamp - 3600 for stamp in stamps)]).throughput() == 0.0
+    assert train(datagrams, stamps[:10]).throughput() == 0.0
     datagrams.close()
 
 
-def train(datagrams: Datagrams, stamps: list[float]) -> Arrivals:
-    arrivals = Arrivals(datagrams)
+def train(datagrams: ProbeSocket, stamps: list[float]) -> PacketTrainReceiver:
+    arrivals = PacketTrainReceiver(datagrams)
     for stamp in stamps:
-        arrivals.take(bytes(1000), stamp)
+        arrivals.add(bytes(1000), stamp)
     return arrivals
 
 
 def test_a_patrol_goes_round_the_zone():
-    topology = alternating(7, 2)
-    assert peers(topology, "n1", 2) == ["n3", "n5"]
-    assert peers(topology, "n7", 9) == ["n1", "n3", "n5"]
-    assert peers(alternating(2, 2), "n1", 3) == ["n2"]
-    assert peers(topology, "stranger", 3) == []
+    topology = round_robin_topology(7, 2)
+    assert ring_peers(topology, "n1", 2) == ["n3", "n5"]
+    assert ring_peers(topology, "n7", 9) == ["n1", "n3", "n5"]
+    assert ring_peers(round_robin_topology(2, 2), "n1", 3) == ["n2"]
+    assert ring_peers(topology, "stranger", 3) == []
 
 
 def test_a_patrol_goes_on_where_a_peer_is_silent(reflector):
     said: list[str] = []
     served = reflector()
-    found = patrol("n1", ["127.0.0.1", "nowhere.invalid"], served.port, 0.2, said.append, SHORT)
+    found = probe_peers("n1", ["127.0.0.1", "nowhere.invalid"], served.port, 0.2, said.append, SHORT)
     first, second = next(found), next(found)
     assert (first.name, first.source, first.loss) == ("n1", "serve", 0.0)
     assert second.time >= first.time

@@ -8,11 +8,11 @@ import pytest
 from slurmdl import config, dl_options
 from slurmdl.errors import InputError, UsageError
 from slurmdl.launch import submission
-from slurmdl.request import DlOptions, from_settings
+from slurmdl.request import DlOptions, build_request
 
 
 def read(*argv, script="#!/bin/sh\ntrue\n", environ=None, defaults=None):
-    return submission.read(argv, environ or {}, defaults or {}, stdin=script.encode())
+    return submission.parse_submission(argv, environ or {}, defaults or {}, stdin=script.encode())
 
 
 def dl(*argv, **layers) -> DlOptions:
@@ -30,8 +30,8 @@ def test_precedence_script_environment_command_line():
 def test_every_option_in_every_layer():
     values = {"strategy": "ps", "ps": "3", "place": "spread", "bind": "pin", "zone": "a,b", "model_bytes": "1.5G",
               "traffic": "shards", "scores": "off", "probe": "0.5", "rank0": "any"}
-    expected = DlOptions(strategy="ps", ps=3, place="spread", bind="pin", zone=("a", "b"), model_bytes=1.5e9,
-                         traffic="shards", scores="off", probe="0.5", rank0="any")
+    expected = DlOptions(strategy="ps", ps=3, place="spread", node_binding="pin", zone=("a", "b"), model_bytes=1.5e9,
+                         comm_pattern="shards", link_scores="off", probe="0.5", rank0="any")
     words = [f"--dl-{name.replace('_', '-')}={value}" for name, value in values.items()]
     assert dl(*words) == expected
     assert dl(*(part for word in words for part in word.split("="))) == expected
@@ -47,11 +47,12 @@ def test_flags_in_the_environment_follow_sbatch(value, on):
 
 def test_the_pattern_of_another_strategy_is_set_aside():
     environ = {"SLURMDL_OPT_STRATEGY": "gossip", "SLURMDL_OPT_TRAFFIC": "base"}
-    assert dl(environ=environ) == DlOptions("gossip", traffic="base")
-    assert dl("--dl-strategy=adaptive-gossip", environ=environ).traffic == "base"
+    assert dl(environ=environ) == DlOptions("gossip", comm_pattern="base")
+    assert dl("--dl-strategy=adaptive-gossip", environ=environ).comm_pattern == "base"
     assert dl("--dl-strategy=allreduce", environ=environ) == DlOptions("allreduce")
     assert dl("--dl-ps=2", environ=environ) == DlOptions("ps", ps=2)
-    assert dl("--dl-strategy=ps", environ={"SLURMDL_OPT_TRAFFIC": "f.npz"}).traffic == "f.npz", "a file serves any"
+    assert dl("--dl-strategy=ps", environ={"SLURMDL_OPT_TRAFFIC": "f.npz"}
+              ).comm_pattern == "f.npz", "a file serves any"
 
 
 def test_servers_and_strategy():
@@ -110,13 +111,13 @@ def test_placement_sees_what_it_depends_on():
     job = read("-N", "2-4", "-n8", "--ntasks-per-node=4", "-c", "2", "--mem=2G", "-p", "a,b", "-C", "x&y", "-x",
                "n[1-2],n4", "--gres=gpu:a100:2,tmp:1", "--exclusive", "--no-requeue").request
     assert (job.nodes, job.ntasks, job.ntasks_per_node, job.cpus_per_task) == ((2, 4), 8, 4, 2)
-    assert (job.memory_per_node, job.partitions, job.constraint) == (2048, ("a", "b"), "x&y")
+    assert (job.memory_per_node_mb, job.partitions, job.constraint) == (2048, ("a", "b"), "x&y")
     assert job.exclude == ("n1", "n2", "n4")
     assert job.gres_per_node == {"gpu:a100": 2, "tmp": 1}
     assert job.exclusive
     assert not job.requeue
-    assert not job.unpinnable
-    assert not job.uncertain
+    assert not job.unplaceable_reason
+    assert not job.start_unknown_reason
 
 
 @pytest.mark.parametrize(("settings", "gres"), [
@@ -125,13 +126,13 @@ def test_placement_sees_what_it_depends_on():
     ({"gres": "none"}, {}),
 ])
 def test_gpus_per_node(settings, gres):
-    assert from_settings(settings, DlOptions()).gres_per_node == gres
+    assert build_request(settings, DlOptions()).gres_per_node == gres
 
 
 @pytest.mark.parametrize(("settings", "megabytes"), [
     ({"mem": "1024K"}, 1), ({"mem": "1025K"}, 2), ({"mem": "7"}, 7), ({"mem": "1T"}, 1 << 20), ({"mem": "0"}, 0)])
 def test_memory_units(settings, megabytes):
-    assert from_settings(settings, DlOptions()).memory_per_node == megabytes
+    assert build_request(settings, DlOptions()).memory_per_node_mb == megabytes
 
 
 @pytest.mark.parametrize(("argv", "why"), [
@@ -144,37 +145,39 @@ def test_memory_units(settings, megabytes):
     (["-w", ",".join(f"n{i}x[1-50000]" for i in range(20))], "more than 262144 names in all"),
 ])
 def test_what_is_never_pinned_says_why(argv, why):
-    assert why in read(*argv).request.unpinnable
+    assert why in read(*argv).request.unplaceable_reason
 
 
 @pytest.mark.parametrize("script", ["#SBATCH -N 1\n#SBATCH hetjob\n#SBATCH -N 2\n", "#SBATCH packjob\n",
                                     "#PBS -l nodes=4\n"])
 def test_scripts_that_are_never_pinned(script):
-    assert read(script="#!/bin/sh\n" + script).request.unpinnable
+    assert read(script="#!/bin/sh\n" + script).request.unplaceable_reason
 
 
 def test_ignored_pbs_lines_do_not_matter():
-    assert not read("--ignore-pbs", script="#!/bin/sh\n#SBATCH --ignore-pbs\n#PBS -l nodes=4\n").request.unpinnable
+    assert not read(
+    "--ignore-pbs",
+     script="#!/bin/sh\n#SBATCH --ignore-pbs\n#PBS -l nodes=4\n").request.unplaceable_reason
 
 
 @pytest.mark.parametrize("argv", [["-H"], ["-d", "afterok:1"], ["-b", "now+1hour"]])
 def test_what_may_start_later_is_uncertain(argv):
     request = read(*argv).request
-    assert request.uncertain
-    assert not request.unpinnable
+    assert request.start_unknown_reason
+    assert not request.unplaceable_reason
 
 
 @pytest.mark.parametrize("argv", [["--reservation=r,s"], ["--tmp=1G"], ["--gpus=4"], ["--hint=nomultithread"]])
 def test_what_only_slurm_knows(argv):
     request = read(*argv).request
-    assert request.not_modelled
-    assert not request.uncertain
-    assert not request.unpinnable
+    assert request.unmodelled_reason
+    assert not request.start_unknown_reason
+    assert not request.unplaceable_reason
 
 
 def test_one_reservation_is_modelled():
     request = read("--reservation=r").request
-    assert (request.reservation, request.not_modelled) == ("r", "")
+    assert (request.reservation, request.unmodelled_reason) == ("r", "")
 
 
 def test_words_pass_on_as_they_are():
@@ -182,12 +185,12 @@ def test_words_pass_on_as_they_are():
             "--dl-ps=9", ":"]
     job = read(*argv)
     assert job.argv == ("-vN2", "--comment", "--dl-ps", "-J=x", "--", "/no/script", "--dl-ps=9", ":")
-    assert job.argv[job.end:] == ("--", "/no/script", "--dl-ps=9", ":")
+    assert job.argv[job.options_end:] == ("--", "/no/script", "--dl-ps=9", ":")
 
 
 def test_a_pipe_is_left_to_sbatch(tmp_path):
     os.mkfifo(tmp_path / "pipe")
-    assert "cannot be read" in read(str(tmp_path / "pipe")).request.unpinnable
+    assert "cannot be read" in read(str(tmp_path / "pipe")).request.unplaceable_reason
 
 
 def test_script_is_found_where_sbatch_finds_it(tmp_path, monkeypatch):
@@ -207,13 +210,22 @@ class TestConfig:
         paths = [tmp_path / f"{i}.yaml" for i in range(len(texts))]
         for path, text in zip(paths, texts, strict=True):
             path.write_text(text)
-        return config.load([*map(str, paths), str(tmp_path / "absent")])
+        return config.load_config([*map(str, paths), str(tmp_path / "absent")])
 
     def test_later_file_wins_key_by_key(self, tmp_path):
         found = self.load(tmp_path, "options: {strategy: ps, bind: off}\nlinks: {node: 1e9, zone: [1.0e8, 2.0e8]}\n",
                           "options: {bind: auto, strict: true, zone: [a, b]}\nlinks: {delay: 1.0e-4}\nplan_dir: /x\n")
         assert found.options == {"strategy": "ps", "bind": "auto", "strict": "", "zone": "a,b"}
-        assert (found.node_speed, found.zone_speed, found.delay, found.plan_dir) == (1e9, (1e8, 2e8), 1e-4, "/x")
+        assert (
+    found.node_bandwidth,
+    found.zone_bandwidth,
+    found.latency,
+    found.plan_dir) == (
+        1e9,
+        (1e8,
+        2e8),
+        1e-4,
+         "/x")
         assert dl(defaults=found.options) == DlOptions("ps", 1, zone=("a", "b"), strict=True)
 
     @pytest.mark.parametrize(("text", "message"), [

@@ -16,7 +16,7 @@ import pytest
 from slurmdl.cluster.model import ClusterSnapshot, Node, Partition
 from slurmdl.errors import InputError, UnavailableError
 from slurmdl.launch import mark, sbatch, submission
-from slurmdl.launch.survey import Survey
+from slurmdl.launch.survey import ClusterState
 from slurmdl.network.model import LinkScores
 from slurmdl.request import DlOptions
 from slurmdl.topology import scontrol
@@ -24,21 +24,22 @@ from slurmdl.topology import scontrol
 SCRIPT = b"#!/bin/sh\n#SBATCH -N 2 --ntasks-per-node=2\nslurmdl srun true\n"
 
 
-def cluster(zones: int = 3, busy: str = "", features: bool = True) -> Survey:
+def cluster(zones: int = 3, busy: str = "", features: bool = True) -> ClusterState:
     """Three nodes a zone, dealt in turn: n1 in z1, n2 in z2, ..."""
     names = [f"n{i}" for i in range(1, 3 * zones + 1)]
     zone = {name: f"z{i % zones + 1}" for i, name in enumerate(names)}
     lines = [f"SwitchName={z} Nodes={','.join(n for n in names if zone[n] == z)}" for z in sorted(set(zone.values()))]
     nodes = tuple(Node(name, ("ALLOCATED",) if name in busy.split(",") else ("IDLE",), cpus=4,
-                       cpus_free=0 if name in busy.split(",") else 4, memory=1000, memory_free=1000,
+                       cpus_unallocated=0 if name in busy.split(",") else 4, memory=1000, memory_unallocated=1000,
                        features=(zone[name], "big") if features else ("big",), partitions=("main",))
                   for name in names)
     text = "\n".join([*lines, f"SwitchName=top Switches=z[1-{zones}]"])
-    return Survey(ClusterSnapshot.of(nodes, (Partition("main", True),)), scontrol.parse(text), LinkScores())
+    return ClusterState(ClusterSnapshot.from_nodes(nodes, (Partition("main", True),)),
+                        scontrol.parse_show_topology(text), LinkScores())
 
 
 def read(*argv: str, script: bytes = SCRIPT) -> submission.Submission:
-    return submission.read(argv, {}, {}, stdin=script)
+    return submission.parse_submission(argv, {}, {}, stdin=script)
 
 
 @pytest.mark.parametrize(("argv", "seen", "options", "reason"), [
@@ -65,8 +66,8 @@ def read(*argv: str, script: bytes = SCRIPT) -> submission.Submission:
     (["--dl-bind=zone"], cluster(features=False), ["--switches=1"], ""),
 ])
 def test_how_hard_a_choice_binds(argv, seen, options, reason):
-    decision = sbatch.decide(read(*argv), seen)
-    assert list(decision.argv) == options
+    decision = sbatch.decide_binding(read(*argv), seen)
+    assert list(decision.binding_options) == options
     assert reason in decision.reason
     assert bool(decision.reason) != bool(options)
 
@@ -96,8 +97,8 @@ Z3 = "--exclude=n[1-2,4-5,7-8]"
     (["--dl-zone=z3", "-N1", ":", "-N1"], cluster(), [], "is not applied: a heterogeneous job"),
 ])
 def test_a_named_zone_is_a_limit_whatever_else_is_decided(argv, seen, options, reason):
-    decision = sbatch.decide(read(*argv), seen)
-    assert list(decision.argv) == options
+    decision = sbatch.decide_binding(read(*argv), seen)
+    assert list(decision.binding_options) == options
     assert reason in decision.reason and bool(reason) == bool(decision.reason)
 
 
@@ -107,10 +108,10 @@ def test_features_are_looked_up_once_for_all_zones(monkeypatch):
     text = "\n".join([f"SwitchName=z{i} Nodes=n{i}" for i in range(60)] + ["SwitchName=top Switches=z[0-59]"])
     nodes = [Node(name, ("IDLE",), features=(f"z{i}", "big")) for i, name in enumerate(names)]
     looked_at = []
-    seen = Survey(ClusterSnapshot.of(nodes), scontrol.parse(text), LinkScores())
-    path = type(seen.topology).path
+    seen = ClusterState(ClusterSnapshot.from_nodes(nodes), scontrol.parse_show_topology(text), LinkScores())
+    path = type(seen.topology).path_of
     monkeypatch.setattr(type(seen.topology), "path", lambda self, node: looked_at.append(node) or path(self, node))
-    assert sbatch._features(seen, [f"z{i}" for i in range(60)]) == tuple(f"z{i}" for i in range(60))
+    assert sbatch._zone_features(seen, [f"z{i}" for i in range(60)]) == tuple(f"z{i}" for i in range(60))
     assert len(looked_at) <= len(names)
 
 
@@ -123,27 +124,27 @@ def test_features_of_zones_are_those_that_exactly_their_nodes_carry(seed):
     nodes = [Node(str(name), ("IDLE",), features=tuple(f for f in "abcd" if random.random() < 0.5) + ("z0",) * (
         str(name) in names[:4])) for name in random.permutation(known)]
     lines = ("SwitchName=z0 Nodes=n[0-3]", "SwitchName=z1 Nodes=n[4-7]", "SwitchName=top Switches=z[0-1]")
-    topology = scontrol.parse("\n".join(lines))
-    seen = Survey(ClusterSnapshot.of(nodes), topology, LinkScores())
+    topology = scontrol.parse_show_topology("\n".join(lines))
+    seen = ClusterState(ClusterSnapshot.from_nodes(nodes), topology, LinkScores())
     for zone, members in (("z0", names[:4]), ("z1", names[4:7]), ("top", names[:7])):
         exact = [f for f in ("a", "b", "c", "d", "z0") if {n.name for n in nodes if f in n.features} == set(members)]
         expected = ("z0",) if zone == "z0" else tuple(exact[:1])
-        assert sbatch._features(seen, [zone]) == expected
+        assert sbatch._zone_features(seen, [zone]) == expected
 
 
 def test_only_an_automatic_choice_is_taken_back():
     plain = cluster(features=False)
-    assert sbatch.decide(read("--no-requeue"), plain).releases == "ReqNodeList"
-    assert sbatch.decide(read(), cluster()).releases == "Prefer"
-    assert not sbatch.decide(read("--no-requeue", "--test-only"), plain).releases
-    assert not sbatch.decide(read("-Q"), cluster()).releases
-    assert not sbatch.decide(read("--dl-bind=pin"), plain).releases
+    assert sbatch.decide_binding(read("--no-requeue"), plain).revert_field == "ReqNodeList"
+    assert sbatch.decide_binding(read(), cluster()).revert_field == "Prefer"
+    assert not sbatch.decide_binding(read("--no-requeue", "--test-only"), plain).revert_field
+    assert not sbatch.decide_binding(read("-Q"), cluster()).revert_field
+    assert not sbatch.decide_binding(read("--dl-bind=pin"), plain).revert_field
 
 
 def test_a_job_is_not_pinned_from_inside_of_another(monkeypatch):
     monkeypatch.setenv("SLURM_JOB_ID", "7")
-    decision = sbatch.decide(read("--no-requeue"), cluster(features=False))
-    assert not decision.argv
+    decision = sbatch.decide_binding(read("--no-requeue"), cluster(features=False))
+    assert not decision.binding_options
     assert "inside of a job" in decision.reason
 
 
@@ -156,12 +157,12 @@ def test_a_job_is_not_pinned_from_inside_of_another(monkeypatch):
 ])
 def test_late_asks_for_a_range(argv, options):
     job = read("--dl-bind=late", *argv)
-    decision = sbatch.decide(job, cluster())
-    assert list(decision.argv) == options
-    command = sbatch.render("/bin/sbatch", job, decision, {})
+    decision = sbatch.decide_binding(job, cluster())
+    assert list(decision.binding_options) == options
+    command = sbatch.build_submit_command("/bin/sbatch", job, decision, {})
     least = int(options[0].partition("=")[2].partition("-")[0])
     tasks = int(argv[1]) if argv[:1] == ["-n"] else None
-    assert mark.parse(command.env[mark.VARIABLE]).asked == mark.Asked(least, tasks, 2)
+    assert mark.parse_record(command.env[mark.ENV_VARIABLE]).requested_size == mark.RequestedSize(least, tasks, 2)
 
 
 @pytest.mark.parametrize(("argv", "reason"), [
@@ -169,8 +170,8 @@ def test_late_asks_for_a_range(argv, options):
     (["--array=1-2"], "array"),
 ])
 def test_late_where_it_cannot_be(argv, reason):
-    decision = sbatch.decide(read("--dl-bind=late", *argv), cluster())
-    assert decision.argv == () and re.search(reason, decision.reason)
+    decision = sbatch.decide_binding(read("--dl-bind=late", *argv), cluster())
+    assert decision.binding_options == () and re.search(reason, decision.reason)
 
 
 def test_a_zone_without_a_feature_of_its_own_is_not_preferred():
@@ -178,8 +179,8 @@ def test_a_zone_without_a_feature_of_its_own_is_not_preferred():
     seen = cluster()
     nodes = list(seen.cluster.nodes)
     nodes[1] = replace(nodes[1], features=("z1", "z2"))
-    shared = replace(seen, cluster=ClusterSnapshot.of(tuple(nodes), seen.cluster.partitions))
-    assert sbatch.decide(read(), shared).argv == ()
+    shared = replace(seen, cluster=ClusterSnapshot.from_nodes(tuple(nodes), seen.cluster.partitions))
+    assert sbatch.decide_binding(read(), shared).binding_options == ()
 
 
 @pytest.mark.parametrize("name", ["script", "wrap", "stdin", "export", "ps"])
@@ -194,8 +195,10 @@ def test_the_command_of_a_dry_run(name, golden, tmp_path, monkeypatch):
     job = read(*argv)
     environ = {"HOME": "/home/me", "SLURM_JOB_ID": "7", "SLURMDL_REQUEST": "{}", "SLURMDL_PLAN": "x",
                "RANK": "3", "SLURMDL_SET": " RANK", "SLURMDL_OPT_PLACE": "pack", "MASTER_ADDR": "n9"}
-    decision = sbatch.decide(job, cluster())
-    text = sbatch.describe(job, decision, sbatch.render("/usr/bin/sbatch", job, decision, environ))
+    decision = sbatch.decide_binding(job, cluster())
+    text = sbatch.format_dry_run(
+    job, decision, sbatch.build_submit_command(
+        "/usr/bin/sbatch", job, decision, environ))
     text = re.sub(r'"pid":\d+,"host":"[^"]*"', '"pid":PID,"host":"HOST"', text)
     golden(f"sbatch/{name}.txt", text + "\n")
 
@@ -204,30 +207,32 @@ class TestMark:
     DL = DlOptions("ps", 2, zone=("a", "b"), model_bytes=4e8, strict=True)
 
     def test_round_trip(self):
-        made = mark.make(self.DL, {"SLURM_JOB_ID": "12"})
-        assert mark.read({"SLURMDL_REQUEST": made.text(), "SLURM_SUBMIT_HOST": os.uname().nodename}) == made
-        assert made.submitter == "12"
+        made = mark.new_record(self.DL, {"SLURM_JOB_ID": "12"})
+        assert mark.read_record({"SLURMDL_REQUEST": made.to_env_value(),
+                                "SLURM_SUBMIT_HOST": os.uname().nodename}) == made
+        assert made.submitter_job == "12"
 
     def test_a_job_that_another_host_submitted_has_none(self):
-        text = mark.make(self.DL, {}).text()
-        assert mark.read({"SLURMDL_REQUEST": text, "SLURM_SUBMIT_HOST": "another"}) is None
-        assert mark.read({}) is None
+        text = mark.new_record(self.DL, {}).to_env_value()
+        assert mark.read_record({"SLURMDL_REQUEST": text, "SLURM_SUBMIT_HOST": "another"}) is None
+        assert mark.read_record({}) is None
 
     @pytest.mark.parametrize("text", ["{", "[]", "{}", '{"version":9}', '{"version":1,"dl":{"ps":"x"}}'])
     def test_malformed(self, text):
         with pytest.raises(InputError, match=r"SLURMDL_REQUEST|--dl-"):
-            mark.read({"SLURMDL_REQUEST": text})
+            mark.read_record({"SLURMDL_REQUEST": text})
 
     def test_what_the_submission_saw_is_no_news_to_the_job(self):
-        made = mark.make(self.DL, {"SLURMDL_OPT_STRATEGY": "gossip", "SLURMDL_OPT_PS": "1", "HOME": "/"})
+        made = mark.new_record(self.DL, {"SLURMDL_OPT_STRATEGY": "gossip", "SLURMDL_OPT_PS": "1", "HOME": "/"})
         inside = {"SLURMDL_OPT_STRATEGY": "gossip", "SLURMDL_OPT_PS": "3", "SLURMDL_OPT_STRICT": "1", "HOME": "/x"}
-        assert made.news(inside) == {"SLURMDL_OPT_PS": "3", "SLURMDL_OPT_STRICT": "1", "HOME": "/x"}
+        assert made.environ_without_inputs(inside) == {"SLURMDL_OPT_PS": "3", "SLURMDL_OPT_STRICT": "1", "HOME": "/x"}
 
     def test_a_submission_inherits_no_outputs(self):
         task = {"SLURMDL_PLAN": "x", "SLURMDL_ROLE": "ps", "RANK": "1", "SLURMDL_SET": " RANK"}
         own = {"SLURMDL_OPT_PS": "2", "SLURMDL_DEBUG": "1", "HOME": "/", "SLURM_JOB_ID": "3", "MASTER_ADDR": "mine"}
-        assert mark.clean(task | own) == own
-        assert mark.clean({"RANK": "1", "MASTER_ADDR": "mine"}) == {"RANK": "1", "MASTER_ADDR": "mine"}
+        assert mark.environ_without_inherited(task | own) == own
+        assert mark.environ_without_inherited({"RANK": "1", "MASTER_ADDR": "mine"}) == {
+                                              "RANK": "1", "MASTER_ADDR": "mine"}
 
 
 @pytest.mark.parametrize(("export", "added"), [
@@ -235,7 +240,7 @@ class TestMark:
 ])
 def test_the_mark_is_named_where_a_list_is_exported(export, added):
     job = read(*([f"--export={export}"] if export else []), "--wrap=true")
-    command = sbatch.render("/bin/sbatch", job, sbatch.Decision(), {})
+    command = sbatch.build_submit_command("/bin/sbatch", job, sbatch.Decision(), {})
     assert [word for word in command.argv if "SLURMDL_REQUEST" in word] == ([added] if added else [])
 
 

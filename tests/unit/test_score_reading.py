@@ -17,24 +17,24 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from slurmdl import config
-from slurmdl.config import Config, Scores
+from slurmdl.config import Config, LinkScoresConfig
 from slurmdl.errors import InputError
 from slurmdl.launch import survey
 from slurmdl.network import hygiene, prometheus, read
-from slurmdl.network.live import live, own_file
+from slurmdl.network.live import load_from_sources, user_probe_file
 from slurmdl.network.model import LinkScore, LinkScores
-from slurmdl.network.samples import LinkSample, to_lines
+from slurmdl.network.samples import LinkSample, format_sample_lines
 
 NOW = 1.8e9
 ONE = LinkScores(nodes={"n1": LinkScore(1e8, 1e-4, 0.01, 5.0, 3, 2e-4, False, "probe")},
-                 zones={"z1": LinkScore(delay=1e-3)}, trunks={"a|b": LinkScore(5e8)}, time=NOW)
+                 zones={"z1": LinkScore(rtt=1e-3)}, inter_leaf={"a|b": LinkScore(5e8)}, time=NOW)
 
 
 def test_json_round_trips() -> None:
     assert LinkScores.from_json(json.loads(json.dumps(ONE.to_json()))) == ONE
-    assert read.from_text(ONE.to_text(), NOW) == ONE
-    assert read.from_text("{}", NOW) == LinkScores()
-    assert read.from_text(ONE.to_text(), NOW + 60).nodes["n1"].age == 65
+    assert read.parse_scores(ONE.to_text(), NOW) == ONE
+    assert read.parse_scores("{}", NOW) == LinkScores()
+    assert read.parse_scores(ONE.to_text(), NOW + 60).nodes["n1"].age == 65
 
 
 @pytest.mark.parametrize(("text", "says"), [
@@ -67,17 +67,17 @@ def test_json_round_trips() -> None:
 ])
 def test_what_is_malformed_is_named(text: str, says: str) -> None:
     with pytest.raises(InputError, match=says) as error:
-        read.from_text(text, NOW)
+        read.parse_scores(text, NOW)
     assert len(str(error.value).splitlines()) == 1 and len(str(error.value)) < 700
 
 
 def test_csv() -> None:
     text = ("kind,name,throughput,delay,loss,age,samples\nnode,n1,1e8,0.0001,0.01,5,3\nzone,z1,,0.001,,,\n"
             'trunk,"a|b",5e8,,,,\n')
-    found = read.from_text(text, NOW, is_csv=True)
+    found = read.parse_scores(text, NOW, is_csv=True)
     assert found.nodes == {"n1": LinkScore(1e8, 1e-4, 0.01, 5.0, 3)}
-    assert (found.zones, found.trunks) == ({"z1": LinkScore(delay=1e-3)}, {"a|b": LinkScore(5e8)})
-    assert read.from_text("name,loss\nn1,0.5\n", NOW, is_csv=True).nodes == {"n1": LinkScore(loss=0.5)}
+    assert (found.zones, found.inter_leaf) == ({"z1": LinkScore(rtt=1e-3)}, {"a|b": LinkScore(5e8)})
+    assert read.parse_scores("name,loss\nn1,0.5\n", NOW, is_csv=True).nodes == {"n1": LinkScore(loss=0.5)}
 
 
 @pytest.mark.parametrize(("text", "says"), [
@@ -90,13 +90,13 @@ def test_csv() -> None:
 ])
 def test_csv_that_is_malformed_is_named(text: str, says: str) -> None:
     with pytest.raises(InputError, match=says):
-        read.from_text(text, NOW, is_csv=True)
+        read.parse_scores(text, NOW, is_csv=True)
 
 
 def test_samples_are_read_as_scores() -> None:
-    text = to_lines([LinkSample("node", "n1", NOW - i, "probe", throughput=1e8) for i in range(3)])
+    text = format_sample_lines([LinkSample("node", "n1", NOW - i, "probe", throughput=1e8) for i in range(3)])
     told: list[str] = []
-    found = read.from_text(text + "half a li", NOW, refuse=told.append)
+    found = read.parse_scores(text + "half a li", NOW, on_reject=told.append)
     assert (found.nodes["n1"].throughput, found.nodes["n1"].samples) == (1e8, 3)
     assert told == ["line 4: 'half a li': is not JSON (JSONDecodeError)"]
 
@@ -152,7 +152,7 @@ def drips(handler: BaseHTTPRequestHandler, query: str) -> None:
 def floods(handler: BaseHTTPRequestHandler, query: str) -> None:
     handler.send_response(200)
     handler.end_headers()
-    for _ in range(prometheus.MAX_BYTES // 2**20 + 2):
+    for _ in range(prometheus.MAX_ANSWER_BYTES // 2**20 + 2):
         handler.wfile.write(b" " * 2**20)
 
 
@@ -176,11 +176,17 @@ def test_prometheus_gives_figures_by_node(site: Path) -> None:
         says(figures[query])(handler, query)
 
     with server(reply) as url:
-        given = Config(scores=Scores(url=url, queries={"throughput": "speed", "loss": "lost", "delay": "rtt"}))
-        found = live(given, "auto", os.environ)
-    assert found.remarks == ()
+        given = Config(
+    link_scores=LinkScoresConfig(
+        prometheus_url=url,
+        prometheus_queries={
+            "throughput": "speed",
+            "loss": "lost",
+             "delay": "rtt"}))
+        found = load_from_sources(given, "auto", os.environ)
+    assert found.warnings == ()
     score = found.scores.nodes["n1"]
-    assert (score.throughput, score.delay, score.loss, score.source) == (2e8, 1e-3, 0.02, "prometheus")
+    assert (score.throughput, score.rtt, score.loss, score.source) == (2e8, 1e-3, 0.02, "prometheus")
     assert found.scores.nodes["n2"].throughput is None
 
 
@@ -192,8 +198,8 @@ def test_shipped_queries_are_asked_where_none_are_given(site: Path) -> None:
         says(answer(n1=1.25e9) if "speed" in query else answer(n1=0.0))(handler, query)
 
     with server(reply) as url:
-        found = live(Config(), url, os.environ)
-    assert asked == list(prometheus.QUERIES.values())
+        found = load_from_sources(Config(), url, os.environ)
+    assert asked == list(prometheus.DEFAULT_QUERIES.values())
     assert found.scores.nodes["n1"].source == "counters"  # an interface's speed is no measurement
 
 
@@ -203,11 +209,18 @@ def test_shipped_queries_are_asked_where_none_are_given(site: Path) -> None:
 def test_the_label_names_the_node(instance: str, node: str) -> None:
     text = json.dumps({"status": "success", "data": {"resultType": "vector", "result": [
         {"metric": {"instance": instance}, "value": [1.0, "0.5"]}]}}).encode()
-    assert [sample.name for sample in prometheus.parse(text, "loss", "instance")] == [node]
+    assert [sample.name for sample in prometheus.parse_instant_vector(text, "loss", "instance")] == [node]
 
 
 def test_values_that_no_link_has_are_passed_over() -> None:
-    found = prometheus.parse(answer(n1=float("nan"), n2=-1, n3=0.5, n4=float("inf")), "loss", "instance")
+    found = prometheus.parse_instant_vector(
+    answer(
+        n1=float("nan"),
+        n2=-1,
+        n3=0.5,
+        n4=float("inf")),
+        "loss",
+         "instance")
     assert [sample.name for sample in found] == ["n3"]
 
 
@@ -226,9 +239,9 @@ def test_a_server_that_does_not_help_costs_a_second_at_most_and_one_line(site: P
     said: list[str] = []
     with server(reply) as url:
         began = time.monotonic()
-        found = survey.link_scores(Config(scores=Scores(url=url)), "auto", said.append)
+        found = survey.load_link_scores(Config(link_scores=LinkScoresConfig(prometheus_url=url)), "auto", said.append)
         took = time.monotonic() - began
-    assert found.measured == 0
+    assert found.link_count == 0
     assert len(said) == 1 and len(said[0].splitlines()) == 1
     assert re.search(why, said[0]) and said[0].endswith("the topology alone decides")
     assert took < 30  # on an idle machine below 1 s; those that hang or drip go on for a minute and more
@@ -238,8 +251,8 @@ def test_a_server_that_is_not_there_or_takes_no_connection(site: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     for url in (f"http://127.0.0.1:{port}", "http://no-such-host.invalid:9090", "http://[::1"):
-        found = live(Config(), url, os.environ)
-        assert found.scores.measured == 0 and len(found.remarks) == 1, url
+        found = load_from_sources(Config(), url, os.environ)
+        assert found.scores.link_count == 0 and len(found.warnings) == 1, url
 
 
 def write(path: Path, text: str) -> str:
@@ -252,30 +265,31 @@ def write(path: Path, text: str) -> str:
 def test_sources_are_joined_link_by_link(site: Path) -> None:
     now = time.time()
     snapshot = LinkScores(nodes={"n1": LinkScore(1e8, age=100.0, source="probe"), "n2": LinkScore(2e8, age=1.0)},
-                          node_default=3e9, time=now, margin=0.25)
-    write(Path(own_file(os.environ)), to_lines([LinkSample("node", "n1", now, "probe", delay=1e-3)]))
-    given = Config(scores=Scores(file=write(site / "scores.json", snapshot.to_text())))
-    found = live(given, "auto", os.environ).scores
-    assert (found.nodes["n1"].delay, found.nodes["n1"].throughput) == (1e-3, 1e8)
+                          default_node_bandwidth=3e9, time=now, tolerance=0.25)
+    write(Path(user_probe_file(os.environ)), format_sample_lines(
+        [LinkSample("node", "n1", now, "probe", delay=1e-3)]))
+    given = Config(link_scores=LinkScoresConfig(file=write(site / "scores.json", snapshot.to_text())))
+    found = load_from_sources(given, "auto", os.environ).scores
+    assert (found.nodes["n1"].rtt, found.nodes["n1"].throughput) == (1e-3, 1e8)
     assert found.nodes["n1"].age < 50 and found.nodes["n2"].throughput == 2e8
-    assert (found.node_default, found.margin, found.half_life) == (3e9, 0.25, 300.0)
-    assert live(given, "off", os.environ).scores.measured == 0
+    assert (found.default_node_bandwidth, found.tolerance, found.half_life) == (3e9, 0.25, 300.0)
+    assert load_from_sources(given, "off", os.environ).scores.link_count == 0
 
 
 def test_stale_scores_are_not_read_and_one_says_so(site: Path) -> None:
     old = LinkScores(nodes={"n1": LinkScore(1e8)}, time=time.time() - 1000)
-    given = Config(scores=Scores(file=write(site / "scores.json", old.to_text()), max_age=900))
+    given = Config(link_scores=LinkScoresConfig(file=write(site / "scores.json", old.to_text()), max_age=900))
     said: list[str] = []
-    assert survey.link_scores(given, "auto", said.append).measured == 0
+    assert survey.load_link_scores(given, "auto", said.append).link_count == 0
     assert len(said) == 1 and "stale, the newest score is 100" in said[0]
     with pytest.raises(InputError, match="stale"):
-        survey.link_scores(given, "auto", said.append, strict=True)
+        survey.load_link_scores(given, "auto", said.append, strict=True)
 
 
 def test_scores_that_are_old_in_part_are_read_in_part(site: Path) -> None:
     both = LinkScores(nodes={"n1": LinkScore(1e8, age=1000.0), "n2": LinkScore(1e8)}, time=time.time())
-    found = live(Config(), write(site / "scores.json", both.to_text()), os.environ)
-    assert (list(found.scores.nodes), found.remarks) == (["n2"], ())
+    found = load_from_sources(Config(), write(site / "scores.json", both.to_text()), os.environ)
+    assert (list(found.scores.nodes), found.warnings) == (["n2"], ())
 
 
 @pytest.mark.parametrize(("make", "why"), [
@@ -289,8 +303,15 @@ def test_a_file_that_does_not_help_is_one_line(site: Path, make: Callable[[Path]
         (site / "scores.json").chmod(0o644)
     said: list[str] = []
     for wanted in ("auto", str(site / "scores.json")):
-        found = survey.link_scores(Config(scores=Scores(file=str(site / "scores.json"))), wanted, said.append)
-        assert found.measured == 0
+        found = survey.load_link_scores(
+    Config(
+        link_scores=LinkScoresConfig(
+            file=str(
+                site /
+                "scores.json"))),
+                wanted,
+                 said.append)
+        assert found.link_count == 0
     assert len(said) == 2 and all(why in line and str(site) in line for line in said)
 
 
@@ -299,13 +320,20 @@ def test_a_file_system_that_hangs_costs_a_second_at_most(site: Path, monkeypatch
     from slurmdl.network import trust
 
     monkeypatch.setattr(trust, "trusted_text", lambda *_: time.sleep(5))
-    found = live(Config(), str(site / "scores.json"), os.environ)
-    assert found.remarks == (f"{site}/scores.json: no answer within 0.9 s",)
+    found = load_from_sources(Config(), str(site / "scores.json"), os.environ)
+    assert found.warnings == (f"{site}/scores.json: no answer within 0.9 s",)
 
 
 def test_where_nothing_is_configured_nothing_is_said(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Scores, "file", str(site / "none.json"))
-    assert live(Config(scores=Scores(file=str(site / "none.json"))), "auto", os.environ).remarks == ()
+    monkeypatch.setattr(LinkScoresConfig, "file", str(site / "none.json"))
+    assert load_from_sources(
+    Config(
+        link_scores=LinkScoresConfig(
+            file=str(
+                site /
+                "none.json"))),
+                "auto",
+                 os.environ).warnings == ()
 
 
 @pytest.mark.parametrize(("text", "says"), [
@@ -320,35 +348,35 @@ def test_where_nothing_is_configured_nothing_is_said(site: Path, monkeypatch: py
 ])
 def test_the_configuration_of_scores_is_checked(site: Path, text: str, says: str) -> None:
     with pytest.raises(InputError, match=says):
-        config.load([write(site / "slurmdl.yaml", text)])
+        config.load_config([write(site / "slurmdl.yaml", text)])
 
 
 def test_the_configuration_of_scores(site: Path) -> None:
     text = ("scores: {file: /x/s.json, owner: 17, max_age: 60, half_life: 0, margin: 0.1, scoring: weighted, "
             "weights: {loss: 2}, prometheus: {url: 'http://p', label: node, queries: {delay: q}}}")
     own = write(site / "own.yaml", "scores: {weights: {delay: 3}}")
-    found = config.load([write(site / "slurmdl.yaml", text), own])
-    assert found.scores == Scores("/x/s.json", "17", 60, 0, 0.1, "weighted", {"loss": 2, "delay": 3}, "http://p",
+    found = config.load_config([write(site / "slurmdl.yaml", text), own])
+    assert found.link_scores == LinkScoresConfig("/x/s.json", "17", 60, 0, 0.1, "weighted", {"loss": 2, "delay": 3}, "http://p",
                                   "node", {"delay": "q"})
-    weights = live(found, "off", os.environ).scores.weights
-    assert weights is not None and (weights.loss, weights.delay, weights.throughput) == (2, 3, 1)
+    weights = load_from_sources(found, "off", os.environ).scores.weights
+    assert weights is not None and (weights.loss, weights.rtt, weights.throughput) == (2, 3, 1)
 
 
 def test_rules_of_the_configuration_hold(site: Path) -> None:
-    rules = hygiene.Rules(60, 30, 0.1)
-    text = to_lines([LinkSample("node", "n1", NOW - 61, "probe", loss=0.1),
+    rules = hygiene.AggregationRules(60, 30, 0.1)
+    text = format_sample_lines([LinkSample("node", "n1", NOW - 61, "probe", loss=0.1),
                      LinkSample("node", "n2", NOW - 59, "probe", loss=0.1)])
-    found = read.from_text(text, NOW, rules=rules)
-    assert (list(found.nodes), found.margin) == (["n2"], 0.1)
+    found = read.parse_scores(text, NOW, rules=rules)
+    assert (list(found.nodes), found.tolerance) == (["n2"], 0.1)
 
 
 def test_a_file_that_was_named_and_holds_nothing_is_said(site: Path) -> None:
-    for text in ("{}", to_lines([LinkSample("node", "n1", time.time() - 1e6, "probe", loss=0.1)])):
-        found = live(Config(), write(site / "scores.json", text), os.environ)
-        assert found.remarks == (f"{site}/scores.json: holds no score of the last 900 s",)
+    for text in ("{}", format_sample_lines([LinkSample("node", "n1", time.time() - 1e6, "probe", loss=0.1)])):
+        found = load_from_sources(Config(), write(site / "scores.json", text), os.environ)
+        assert found.warnings == (f"{site}/scores.json: holds no score of the last 900 s",)
     only_assumed = write(site / "scores.json", '{"zone_default": [1e9]}')
-    found = live(Config(), only_assumed, os.environ)
-    assert (found.remarks, found.scores.zone_default) == ((), (1e9,))
+    found = load_from_sources(Config(), only_assumed, os.environ)
+    assert (found.warnings, found.scores.default_zone_bandwidth) == ((), (1e9,))
 
 
 @pytest.mark.parametrize(("name", "text", "says"), [
@@ -361,6 +389,6 @@ def test_a_file_that_was_named_and_holds_nothing_is_said(site: Path) -> None:
 def test_one_absurd_score_costs_only_itself(site: Path, name: str, text: str, says: str) -> None:
     said: list[str] = []
     text = text.replace("NOW", str(time.time()))
-    found = survey.link_scores(Config(), write(site / name, text), said.append)
+    found = survey.load_link_scores(Config(), write(site / name, text), said.append)
     assert list(found.nodes) == ["n2"] and found.nodes["n2"].loss == 0.1
     assert len(said) == 1 and says in said[0] and said[0].endswith("the other scores decide")

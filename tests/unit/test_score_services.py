@@ -22,16 +22,16 @@ from pathlib import Path
 
 import pytest
 
-from slurmdl.cli.address import networks
+from slurmdl.cli.address import parse_networks
 from slurmdl.cli.main import main
 from slurmdl.errors import UnavailableError
 from slurmdl.network import exposition, outbox
-from slurmdl.network.access import Places, RateLimitedLog
+from slurmdl.network.access import ConnectionSlots, RateLimitedLog
 from slurmdl.network.model import LinkScore, LinkScores
-from slurmdl.network.probe.measure import measure
-from slurmdl.network.probe.pair import Effort
-from slurmdl.network.samples import LinkSample, to_lines
-from slurmdl.network.store import Store
+from slurmdl.network.probe.measure import measure_pair
+from slurmdl.network.probe.pair import ProbeConfig
+from slurmdl.network.samples import LinkSample, format_sample_lines
+from slurmdl.network.store import SampleStore
 
 PROMETHEUS_LINE = re.compile(r'[a-zA-Z_:][\w:]*(\{[a-z]+="([^"\\\n]|\\["\\n])*"(,[a-z]+="([^"\\\n]|\\["\\n])*")*\})? '
                              r"-?[\d.]+(e[+-]?\d+)?")
@@ -129,7 +129,7 @@ def test_no_line_that_is_sent_ends_the_service(inlet: Service, site: Path) -> No
     for line in BAD_LINES:
         line = line.replace("NOW", str(time.time()))
         assert inlet.send(line.encode()) == "stored 0\n", line[:200]
-    assert inlet.send(b"\xff\xfe\n" + to_lines(samples(1)).encode()) == "stored 1\n"
+    assert inlet.send(b"\xff\xfe\n" + format_sample_lines(samples(1)).encode()) == "stored 1\n"
     status, told = inlet.end()
     assert status == 0 and f"{len(BAD_LINES) + 1} refused: " in told and "Traceback" not in told, told
     assert all(len(line) < 2500 and line.isprintable() for line in told.splitlines())
@@ -137,18 +137,18 @@ def test_no_line_that_is_sent_ends_the_service(inlet: Service, site: Path) -> No
 
 
 def test_samples_are_stored_before_the_sender_is_told(inlet: Service, site: Path) -> None:
-    assert inlet.send(to_lines(samples(5)).encode() + b"no sample\n") == "stored 5\n"
+    assert inlet.send(format_sample_lines(samples(5)).encode() + b"no sample\n") == "stored 5\n"
     inlet.child.kill()
     inlet.child.wait()
-    with Store.open(str(site / "h.db")) as history:
-        assert len(history.since(0)) == 5
+    with SampleStore.open(str(site / "h.db")) as history:
+        assert len(history.samples_since(0)) == 5
 
 
 def test_many_senders_at_once_and_one_who_says_nothing(inlet: Service, site: Path) -> None:
     silent = socket.create_connection(("127.0.0.1", inlet.port))
     senders = [socket.create_connection(("127.0.0.1", inlet.port)) for _ in range(40)]
     for i, sender in enumerate(senders):
-        sender.sendall(to_lines([LinkSample("node", f"n{i}", time.time(), "probe", loss=0.0)]).encode())
+        sender.sendall(format_sample_lines([LinkSample("node", f"n{i}", time.time(), "probe", loss=0.0)]).encode())
         sender.shutdown(socket.SHUT_WR)
     assert [sender.makefile().read() for sender in senders] == ["stored 1\n"] * 40
     for sender in (*senders, silent):
@@ -161,16 +161,16 @@ def test_many_senders_at_once_and_one_who_says_nothing(inlet: Service, site: Pat
 def test_what_is_sent_is_bounded(inlet: Service) -> None:
     assert inlet.send(b"x" * (2**20 + 70_000)) == "refused: more than 1048576 bytes\n"
     assert inlet.send(b"") == "stored 0\n"
-    assert inlet.send(to_lines(samples(1)).encode()) == "stored 1\n"
+    assert inlet.send(format_sample_lines(samples(1)).encode()) == "stored 1\n"
 
 
 def test_senders_without_privileges_are_refused(site: Path) -> None:
     service = Service(site, "ingest", "--history", str(site / "h.db"), "--publish", str(site / "scores.json"),
                       "--listen", "127.0.0.1:0")
     try:
-        assert "which any user may take" in service.send(to_lines(samples(1)).encode())
+        assert "which any user may take" in service.send(format_sample_lines(samples(1)).encode())
         if os.geteuid() == 0:
-            assert service.send(to_lines(samples(1)).encode(), low_port=True) == "stored 1\n"
+            assert service.send(format_sample_lines(samples(1)).encode(), low_port=True) == "stored 1\n"
     finally:
         status, told = service.end()
     assert status == 0 and "any user may take" in told
@@ -179,7 +179,8 @@ def test_senders_without_privileges_are_refused(site: Path) -> None:
 def test_senders_of_other_networks_are_refused(site: Path) -> None:
     service = Service(site, "ingest", "--history", str(site / "h.db"), "--publish", str(site / "scores.json"),
                       "--listen", "127.0.0.1:0", "--any-port", "--allow", "10.0.0.0/8,fd00::/8")
-    assert service.send(to_lines(samples(1)).encode()) == "refused: 127.0.0.1 is in no network of --allow\n"
+    assert service.send(format_sample_lines(samples(1)).encode()
+                        ) == "refused: 127.0.0.1 is in no network of --allow\n"
     service.end()
 
 
@@ -224,7 +225,7 @@ def test_a_crowd_that_is_refused_takes_no_place_and_is_told_of_seldom(site: Path
                       "--listen", "127.0.0.1:0", "--auth", "port")
     with Crowd(service.port, 300, idle=True) as crowd:
         for _ in range(5):
-            assert service.send(to_lines(samples(1)).encode(), low_port=True) == "stored 1\n"
+            assert service.send(format_sample_lines(samples(1)).encode(), low_port=True) == "stored 1\n"
     status, told = service.end()
     assert status == 0 and crowd.connected >= 300
     lines = told.splitlines()
@@ -250,29 +251,29 @@ def test_no_peer_can_take_all_places(site: Path) -> None:
                       "--listen", "0.0.0.0:0", "--any-port", "--allow", f"127.0.0.0/8,{other}")
     with Crowd(service.port, 300, idle=True):
         for _ in range(5):
-            assert service.send(to_lines(samples(1)).encode(), host=other) == "stored 1\n"
+            assert service.send(format_sample_lines(samples(1)).encode(), host=other) == "stored 1\n"
     status, told = service.end()
     assert status == 0 and "too many senders at once" in told
 
 
 def test_places_are_shared_among_addresses() -> None:
-    places, ended = Places(4), []
+    places, ended = ConnectionSlots(4), []
     one, two, here, also_here = (ip_address(text) for text in ("10.0.0.1", "fd00::1", "127.0.0.1", "127.9.9.9"))
     end = [partial(ended.append, i) for i in range(9)]
-    assert all(places.take(one, end[i]) for i in range(4))
-    assert not places.take(one, end[4]) and not ended
-    assert places.take(two, end[5]) and ended == [0]
-    assert places.take(here, end[6]) and ended == [0, 1]
-    assert not places.take(also_here, end[7]) and ended == [0, 1]  # this host has one, and would have as many
-    places.leave(end[2])
-    assert places.take(also_here, end[7]) and ended == [0, 1]
-    places.leave(end[0])  # who lost its place has none to leave
-    assert not places.take(one, end[8])
+    assert all(places.acquire(one, end[i]) for i in range(4))
+    assert not places.acquire(one, end[4]) and not ended
+    assert places.acquire(two, end[5]) and ended == [0]
+    assert places.acquire(here, end[6]) and ended == [0, 1]
+    assert not places.acquire(also_here, end[7]) and ended == [0, 1]  # this host has one, and would have as many
+    places.release(end[2])
+    assert places.acquire(also_here, end[7]) and ended == [0, 1]
+    places.release(end[0])  # who lost its place has none to leave
+    assert not places.acquire(one, end[8])
 
 
 def test_a_log_tells_each_kind_seldom_and_counts_the_others() -> None:
     said: list[str] = []
-    log = RateLimitedLog(said.append, seconds=0.2)
+    log = RateLimitedLog(said.append, interval_s=0.2)
     for i in range(100):
         log("port", f"refused {i}")
     log("network", "stranger")
@@ -280,7 +281,7 @@ def test_a_log_tells_each_kind_seldom_and_counts_the_others() -> None:
     time.sleep(0.25)
     log.flush()
     assert said[2:] == ["refused 99 (and 98 more of the kind)"]
-    log.flush(all_of_it=True)
+    log.flush(force=True)
     assert len(said) == 3
 
 
@@ -288,7 +289,7 @@ def test_senders_of_ipv6(site: Path) -> None:
     service = Service(site, "ingest", "--history", str(site / "h.db"), "--publish", str(site / "scores.json"),
                       "--listen", ":0", "--any-port", "--allow", "::1,fd00::/8")
     with socket.create_connection(("::1", service.port), 30) as sender:
-        sender.sendall(to_lines(samples(1)).encode())
+        sender.sendall(format_sample_lines(samples(1)).encode())
         sender.shutdown(socket.SHUT_WR)
         assert sender.makefile().read() == "stored 1\n"
     assert service.send(b"") == "refused: 127.0.0.1 is in no network of --allow\n"
@@ -336,7 +337,11 @@ def test_no_client_can_take_all_places_of_the_export(site: Path) -> None:
 
 def test_every_line_of_the_text_is_of_the_format() -> None:
     odd = {'a"b\\c': LinkScore(1e9, 1e-4, 0.5, 3.0, 2, 2e-4), "n": LinkScore()}
-    text = exposition.text(LinkScores(nodes=odd, zones={"z": LinkScore(1.0)}, trunks={"a|b": LinkScore()}, time=1e9))
+    text = exposition.exposition_text(
+    LinkScores(
+        nodes=odd, zones={
+            "z": LinkScore(1.0)}, inter_leaf={
+                "a|b": LinkScore()}, time=1e9))
     assert text.endswith("\n")
     declared: set[str] = set()
     for line in text.splitlines():
@@ -370,24 +375,24 @@ def test_networks_are_read_alike_everywhere(command, allow, capsys, monkeypatch)
 
 
 def test_networks_of_both_protocols():
-    assert [str(each) for each in networks("10.0.0.0/8,192.168.1.5,fd00::/8,::1", "--allow")] == [
+    assert [str(each) for each in parse_networks("10.0.0.0/8,192.168.1.5,fd00::/8,::1", "--allow")] == [
         "10.0.0.0/8", "192.168.1.5/32", "fd00::/8", "::1/128"]
 
 
 def test_a_spool_that_another_process_empties_does_not_stop_the_sender(inlet: Service, site: Path) -> None:
     """A link that leads nowhere is a file that was removed between the look into the spool and its opening."""
     spool = site / "spool"
-    outbox.put(str(spool), samples(1))
+    outbox.spool_samples(str(spool), samples(1))
     (spool / "0.jsonl").symlink_to(site / "gone")
-    outbox.send(("127.0.0.1", inlet.port), samples(1), str(spool))
+    outbox.send_samples(("127.0.0.1", inlet.port), samples(1), str(spool))
     assert os.listdir(spool) == ["0.jsonl"]
     shutil.rmtree(spool)
-    outbox.send(("127.0.0.1", inlet.port), samples(1), str(spool))
+    outbox.send_samples(("127.0.0.1", inlet.port), samples(1), str(spool))
     assert os.listdir(spool) == []
     spool.rmdir()
     spool.write_text("no directory")
     with pytest.raises(UnavailableError, match="samples cannot be put there"):
-        outbox.send(("127.0.0.1", inlet.port), samples(1), str(spool))
+        outbox.send_samples(("127.0.0.1", inlet.port), samples(1), str(spool))
 
 
 def test_a_collector_that_is_not_there_is_said_also_with_nothing_to_send(site: Path,
@@ -421,8 +426,14 @@ def test_idle_connections_keep_nobody_from_the_service_of_a_node(site: Path) -> 
             for _ in range(60):
                 idle.enter_context(socket.create_connection(("127.0.0.1", port)))
             for host in ("127.0.0.1", "::1"):
-                effort = Effort(echoes=5, echo_seconds=0.02, datagrams=20, size=10**5, seconds=0.05, deadline=4.0)
-                assert measure(("a", "b"), (host, port), effort).delay is not None
+                effort = ProbeConfig(
+    rtt_probes=5,
+    rtt_seconds=0.02,
+    loss_probes=20,
+    stream_bytes=10**5,
+    stream_seconds=0.05,
+     timeout_s=4.0)
+                assert measure_pair(("a", "b"), (host, port), effort).rtt is not None
     finally:
         child.terminate()
     assert child.wait(30) == 0

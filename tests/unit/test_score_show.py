@@ -18,46 +18,46 @@ from slurmdl.topology.model import Topology
 
 SIX = two_level(("n1", "n2"), ("n3", "n4"), ("n5", "n6"))
 SCORES = LinkScores(nodes={"n1": LinkScore(1.25e9, 4e-5), "n2": LinkScore(1.25e8, 4e-5), "n5": LinkScore(loss=0.02)},
-                    zones={"z2": LinkScore(1e8)}, trunks={"z0|z1": LinkScore(6.25e8, 8e-5)}, time=1e9)
+                    zones={"z2": LinkScore(1e8)}, inter_leaf={"z0|z1": LinkScore(6.25e8, 8e-5)}, time=1e9)
 
 
 def test_rows_begin_with_the_worst_and_an_unmeasured_link_is_usual() -> None:
-    rows = table.rows(SCORES, SIX)
+    rows = table.link_rows(SCORES, SIX)
     assert [(row.kind, row.name) for row in rows] == [
         ("node", "n5"), ("zone", "z2"), ("node", "n2"), ("trunk", "z0|z1"), ("node", "n1")]
     assert [row.zone for row in rows] == ["z2", "root", "z0", "", "z0"]
     # a MB at a tenth of 1.25e9 bytes/s, and 2 x 20 us
-    assert rows[2].times == pytest.approx((8e-3 + 4e-5) / (8e-4 + 4e-5), rel=1e-3)
-    assert rows[-1].times == 1.0
+    assert rows[2].slowdown == pytest.approx((8e-3 + 4e-5) / (8e-4 + 4e-5), rel=1e-3)
+    assert rows[-1].slowdown == 1.0
 
 
 def test_heat_of_the_ways_and_inside_the_zones() -> None:
-    found = heat.of(SCORES, SIX)
+    found = heat.build_heatmap(SCORES, SIX)
     assert found.zones == ("z0", "z1", "z2")
-    assert found.times[0, 1] == found.times[1, 0] == pytest.approx(2, rel=0.1)
-    assert found.times[0, 2] == found.times[1, 2] > 10  # by the uplink of z2
-    assert found.times[0, 0] > 9 and np.isnan(found.times[1, 1]) and found.times[2, 2] > 5
-    assert heat.text(found).splitlines()[1:] == ["z0  9 2 9", "z1  2 · 9", "z2  9 9 9"]
+    assert found.slowdowns[0, 1] == found.slowdowns[1, 0] == pytest.approx(2, rel=0.1)
+    assert found.slowdowns[0, 2] == found.slowdowns[1, 2] > 10  # by the uplink of z2
+    assert found.slowdowns[0, 0] > 9 and np.isnan(found.slowdowns[1, 1]) and found.slowdowns[2, 2] > 5
+    assert heat.heatmap_text(found).splitlines()[1:] == ["z0  9 2 9", "z1  2 · 9", "z2  9 9 9"]
 
 
 def test_without_a_topology_the_ways_name_the_zones() -> None:
-    found = heat.of(SCORES, Topology.flat(()))
-    assert found.zones == ("z0", "z1") and found.times[0, 1] == pytest.approx(2, rel=0.1)
-    assert heat.of(LinkScores(), Topology.flat(())).zones == ()
+    found = heat.build_heatmap(SCORES, Topology.flat(()))
+    assert found.zones == ("z0", "z1") and found.slowdowns[0, 1] == pytest.approx(2, rel=0.1)
+    assert heat.build_heatmap(LinkScores(), Topology.flat(())).zones == ()
 
 
 def test_of_many_zones_the_worst_are_shown() -> None:
     many = two_level(*([f"n{i}"] for i in range(120)))
-    found = heat.of(LinkScores(nodes={"n77": LinkScore(1e6)}), many)
-    assert "z77" in heat.text(found) and f"the worst {heat.MAX_TEXT} of 120" in heat.text(found)
-    assert len(heat.text(found).splitlines()) == heat.MAX_TEXT + 1
-    picture = heat.svg(found)
+    found = heat.build_heatmap(LinkScores(nodes={"n77": LinkScore(1e6)}), many)
+    assert "z77" in heat.heatmap_text(found) and f"the worst {heat.MAX_TEXT_ZONES} of 120" in heat.heatmap_text(found)
+    assert len(heat.heatmap_text(found).splitlines()) == heat.MAX_TEXT_ZONES + 1
+    picture = heat.heatmap_svg(found)
     ElementTree.fromstring(picture)
-    assert "inside z77, the worst node" in picture and f"the worst {heat.MAX_CELLS} of 120" in picture
+    assert "inside z77, the worst node" in picture and f"the worst {heat.MAX_SVG_ZONES} of 120" in picture
 
 
 def test_the_picture(golden: object) -> None:
-    picture = heat.svg(heat.of(SCORES, SIX))
+    picture = heat.heatmap_svg(heat.build_heatmap(SCORES, SIX))
     ElementTree.fromstring(picture)
     golden("scores/heat.svg", picture)  # type: ignore[operator]
 
@@ -68,7 +68,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "xdg"))
     (tmp_path / "topology.conf").write_text("SwitchName=z0 Nodes=n[1-2]\nSwitchName=z1 Nodes=n[3-4]\n"
                                             "SwitchName=z2 Nodes=n[5-6]\nSwitchName=root Switches=z0,z1,z2\n")
-    (tmp_path / "scores.json").write_text(LinkScores(SCORES.nodes, SCORES.zones, trunks=SCORES.trunks,
+    (tmp_path / "scores.json").write_text(LinkScores(SCORES.nodes, SCORES.zones, inter_leaf=SCORES.inter_leaf,
                                                      time=time.time()).to_text())
     (tmp_path / "scores.json").chmod(0o644)
     return tmp_path
@@ -106,4 +106,4 @@ def test_show_of_a_file_that_is_not_there(site: Path, capsys: pytest.CaptureFixt
 @pytest.mark.parametrize(("seconds", "says"), [(0, "0 s"), (59.4, "59 s"), (200, "3 min"), (7200, "2 h"),
                                                (2e5, "2 d")])
 def test_ages_as_people_say_them(seconds: float, says: str) -> None:
-    assert table.age(seconds) == says
+    assert table.format_age(seconds) == says

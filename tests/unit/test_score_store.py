@@ -17,8 +17,8 @@ from slurmdl.cli.main import main
 from slurmdl.errors import InputError, UnavailableError
 from slurmdl.network import store
 from slurmdl.network.model import LinkScores
-from slurmdl.network.samples import LinkSample, to_lines
-from slurmdl.network.store import Store, publish
+from slurmdl.network.samples import LinkSample, format_sample_lines
+from slurmdl.network.store import SampleStore, publish_file
 
 NOW = 1.8e9
 
@@ -30,37 +30,37 @@ def samples(count: int, now: float = NOW) -> list[LinkSample]:
 
 def test_what_goes_in_comes_out(tmp_path: Path) -> None:
     given = [*samples(20), LinkSample("trunk", "a|b", NOW, "serve", delay=1.0, delay_tail=2.0, rdma=True)]
-    with Store.open(str(tmp_path / "h.db")) as history:
+    with SampleStore.open(str(tmp_path / "h.db")) as history:
         assert history.add(given) == 21
         assert history.add(given[5:]) == 0
-    with Store.open(str(tmp_path / "h.db")) as history:
-        assert set(history.since(0)) == set(given)
-        assert set(history.since(NOW - 3)) == {sample for sample in given if sample.time >= NOW - 3}
+    with SampleStore.open(str(tmp_path / "h.db")) as history:
+        assert set(history.samples_since(0)) == set(given)
+        assert set(history.samples_since(NOW - 3)) == {sample for sample in given if sample.time >= NOW - 3}
 
 
 def test_age_and_rows_are_bounded_and_the_file_shrinks(tmp_path: Path) -> None:
     path = tmp_path / "h.db"
-    with Store.open(str(path)) as history:
+    with SampleStore.open(str(path)) as history:
         history.add(samples(20_000))
-        assert history.prune(NOW, keep=10_000) == 9_999
-        assert len(history.since(0)) == 10_001
-        assert history.prune(NOW, keep=1e9, rows=100) == 9_901
-        assert {sample.time for sample in history.since(0)} == {NOW - i for i in range(100)}
+        assert history.prune(NOW, retention_s=10_000) == 9_999
+        assert len(history.samples_since(0)) == 10_001
+        assert history.prune(NOW, retention_s=1e9, max_rows=100) == 9_901
+        assert {sample.time for sample in history.samples_since(0)} == {NOW - i for i in range(100)}
     assert path.stat().st_size < 200_000
 
 
 def test_a_clock_that_jumps_ahead_forgets_nothing(tmp_path: Path) -> None:
-    with Store.open(str(tmp_path / "h.db")) as history:
+    with SampleStore.open(str(tmp_path / "h.db")) as history:
         history.add(samples(10))
-        assert history.prune(NOW + 1e9, keep=100) == 0
-        assert history.prune(NOW, keep=5) == 4
-        assert len(history.since(0)) == 6
+        assert history.prune(NOW + 1e9, retention_s=100) == 0
+        assert history.prune(NOW, retention_s=5) == 4
+        assert len(history.samples_since(0)) == 6
 
 
 def test_a_locked_history_is_said_and_nothing_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store, "LOCK_TIMEOUT", 0.1)
     path = str(tmp_path / "h.db")
-    with Store.open(path) as history:
+    with SampleStore.open(path) as history:
         history.add(samples(3))
         other = sqlite3.connect(path, isolation_level=None)
         other.execute("BEGIN IMMEDIATE")
@@ -68,7 +68,7 @@ def test_a_locked_history_is_said_and_nothing_is_lost(tmp_path: Path, monkeypatc
             history.add(samples(10))
         other.execute("ROLLBACK")
         other.close()
-        assert len(history.since(0)) == 3
+        assert len(history.samples_since(0)) == 3
         assert history.add(samples(10)) == 7
 
 
@@ -89,31 +89,31 @@ def small_disk(tmp_path: Path) -> Path:
 
 def test_a_full_disk_refuses_what_is_new_and_keeps_what_is_there(small_disk: Path) -> None:
     history_file, snapshot = small_disk / "h.db", small_disk / "scores.json"
-    publish(str(snapshot), LinkScores(time=NOW).to_text())
+    publish_file(str(snapshot), LinkScores(time=NOW).to_text())
     before = snapshot.read_text()
     stored: list[LinkSample] = []
-    with Store.open(str(history_file)) as history:
+    with SampleStore.open(str(history_file)) as history:
         with pytest.raises(UnavailableError, match=r"full|I/O"):
             for i in range(100):
                 batch = samples(500, NOW + 1000 * i)
                 history.add(batch)
                 stored += batch
-        assert stored and set(history.since(0)) == set(stored)
+        assert stored and set(history.samples_since(0)) == set(stored)
         with pytest.raises(UnavailableError, match="cannot be written"):
-            publish(str(snapshot), "x" * 2**20)
+            publish_file(str(snapshot), "x" * 2**20)
         assert snapshot.read_text() == before
         assert not [name for name in os.listdir(small_disk) if name.startswith(".")]
-    with Store.open(str(history_file)) as history:
-        assert set(history.since(0)) == set(stored)
+    with SampleStore.open(str(history_file)) as history:
+        assert set(history.samples_since(0)) == set(stored)
 
 
 def test_what_is_no_history_is_left_as_it_is(tmp_path: Path) -> None:
     path = tmp_path / "h.db"
     path.write_text("not a database, not at all" * 100)
-    with pytest.raises(InputError, match="valid: a history"), Store.open(str(path)):
+    with pytest.raises(InputError, match="valid: a history"), SampleStore.open(str(path)):
         pass
     assert path.read_text().startswith("not a database")
-    with pytest.raises(UnavailableError), Store.open(str(tmp_path / "no" / "h.db")):
+    with pytest.raises(UnavailableError), SampleStore.open(str(tmp_path / "no" / "h.db")):
         pass
 
 
@@ -133,8 +133,8 @@ def test_a_process_that_is_killed_loses_nothing_that_it_stored(tmp_path: Path) -
     rest = child.stdout.read().split()
     child.wait()
     told = int(rest[-1]) if rest else told
-    with Store.open(path) as history:
-        kept = len(history.since(0))
+    with SampleStore.open(path) as history:
+        kept = len(history.samples_since(0))
     assert kept >= told and kept % 50 == 0
 
 
@@ -142,7 +142,7 @@ def test_readers_see_the_old_or_the_new_file_only(tmp_path: Path) -> None:
     path = tmp_path / "scores.json"
     code = ("import sys\nfrom slurmdl.network.store import publish\ni = 0\n"
             "while True:\n    publish(sys.argv[1], str(i % 10) * 100_000)\n    i += 1\n")
-    publish(str(path), "0" * 100_000)
+    publish_file(str(path), "0" * 100_000)
     child = subprocess.Popen([sys.executable, "-c", code, str(path)])
     seen = set()
     until = time.monotonic() + 1.0
@@ -171,7 +171,7 @@ def ingest(site: Path, *words: str) -> int:
 
 def test_files_become_a_snapshot_and_what_is_malformed_is_said(site: Path,
                                                                capsys: pytest.CaptureFixture[str]) -> None:
-    text = to_lines(samples(7, time.time()))
+    text = format_sample_lines(samples(7, time.time()))
     (site / "a.jsonl").write_text(text + '{"kind": "node", "name": "n1", "time": 5, "source": "probe", "loss": -1}\n'
                                   + text.splitlines()[0][:30])
     assert ingest(site, "--textfile", str(site / "s.prom"), str(site / "a.jsonl")) == 0
@@ -188,7 +188,7 @@ def test_a_spool_is_emptied_once_its_samples_are_stored(site: Path, capsys: pyte
     spool = site / "spool"
     spool.mkdir()
     for name in ("a.jsonl", "b.jsonl", ".half.jsonl", "other.txt"):
-        (spool / name).write_text(to_lines([samples(1, time.time())[0]._replace(name=name[0] * 2)]))
+        (spool / name).write_text(format_sample_lines([samples(1, time.time())[0]._replace(name=name[0] * 2)]))
         (spool / name).chmod(0o644)
     assert ingest(site, "--spool", str(spool)) == 0
     assert sorted(os.listdir(spool)) == [".half.jsonl", "other.txt"]
@@ -202,7 +202,12 @@ def test_a_file_of_the_spool_that_is_refused_is_kept_aside_and_said_once(site: P
     """What is wrong with one file keeps the others from nothing, and nobody reads it again."""
     spool = site / "spool"
     spool.mkdir()
-    good, bad = to_lines(samples(1, time.time())), to_lines(samples(1, time.time())).replace("}", ', "rdma": [1]}')
+    good, bad = format_sample_lines(
+    samples(
+        1, time.time())), format_sample_lines(
+            samples(
+                1, time.time())).replace(
+                    "}", ', "rdma": [1]}')
     for name, text in (("good", good), ("half", good.replace("n0", "n1") + bad), ("open", good.replace("n0", "n2"))):
         (spool / f"{name}.jsonl").write_text(text)
     (spool / "open.jsonl").chmod(0o666)
@@ -231,7 +236,7 @@ def test_files_kept_aside_are_bounded(site: Path) -> None:
 
 def test_scores_are_published_without_a_spool_that_is_not_there(site: Path,
                                                                 capsys: pytest.CaptureFixture[str]) -> None:
-    (site / "a.jsonl").write_text(to_lines(samples(2, time.time())))
+    (site / "a.jsonl").write_text(format_sample_lines(samples(2, time.time())))
     assert ingest(site, "--spool", str(site / "none"), str(site / "a.jsonl")) == 69
     assert "none: cannot be read (No such file" in capsys.readouterr().err
     assert len(json.loads((site / "scores.json").read_text())["nodes"]) == 2
@@ -239,15 +244,15 @@ def test_scores_are_published_without_a_spool_that_is_not_there(site: Path,
 
 def test_a_row_that_an_earlier_version_let_in_is_passed_over(tmp_path: Path) -> None:
     path = str(tmp_path / "h.db")
-    with Store.open(path) as history:
+    with SampleStore.open(path) as history:
         history.add(samples(1))
     with sqlite3.connect(path) as direct:
         direct.execute("INSERT INTO samples (kind, name, time, source, loss) VALUES ('node', 'n\x1b', ?, 'probe', 0)",
                        (NOW,))
         direct.execute("INSERT INTO samples (kind, name, time, source, loss) VALUES ('node', 'n8', ?, 'probe', 'x')",
                        (NOW,))
-    with Store.open(path) as history:
-        assert [sample.name for sample in history.since(0)] == ["n0"]
+    with SampleStore.open(path) as history:
+        assert [sample.name for sample in history.samples_since(0)] == ["n0"]
 
 
 def test_nodes_that_the_cluster_does_not_have_are_refused(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -255,18 +260,18 @@ def test_nodes_that_the_cluster_does_not_have_are_refused(site: Path, capsys: py
                                         "SwitchName=r Switches=a,b\n")
     more = [LinkSample("trunk", "a|b", time.time(), "probe", loss=0.0),
             LinkSample("trunk", "a|x", time.time(), "probe", loss=0.0)]
-    (site / "a.jsonl").write_text(to_lines([*samples(7, time.time()), *more]))
+    (site / "a.jsonl").write_text(format_sample_lines([*samples(7, time.time()), *more]))
     assert ingest(site, str(site / "a.jsonl")) == 0
     assert "2 refused: unknown node n6; unknown trunk a|x" in capsys.readouterr().err
     found = LinkScores.from_json(json.loads((site / "scores.json").read_text()))
     assert sorted(found.nodes) == [f"n{i}" for i in range(6)]
-    assert list(found.trunks) == ["a|b"]
+    assert list(found.inter_leaf) == ["a|b"]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give files away")
 def test_probe_results_of_others_are_refused_unless_they_are_named(site: Path,
                                                                    capsys: pytest.CaptureFixture[str]) -> None:
-    (site / "a.jsonl").write_text(to_lines(samples(2, time.time())))
+    (site / "a.jsonl").write_text(format_sample_lines(samples(2, time.time())))
     os.chown(site / "a.jsonl", 64001, 64001)
     assert ingest(site, str(site / "a.jsonl")) == 65
     told = capsys.readouterr().err
@@ -299,6 +304,6 @@ def test_a_history_of_a_version_that_knew_no_noise(tmp_path: Path) -> None:
                     "PRIMARY KEY (time, kind, name, source)) WITHOUT ROWID")
         old.execute("INSERT INTO samples VALUES ('node', 'n1', 1e9, 'probe', 5.0, NULL, NULL, NULL, 1)")
     fresh = LinkSample("node", "n2", 2e9, "probe", throughput=1e9, noise=0.1)
-    with Store.open(path) as history:
+    with SampleStore.open(path) as history:
         assert history.add([fresh]) == 1
-        assert history.since(0) == [LinkSample("node", "n1", 1e9, "probe", throughput=5.0, rdma=True), fresh]
+        assert history.samples_since(0) == [LinkSample("node", "n1", 1e9, "probe", throughput=5.0, rdma=True), fresh]

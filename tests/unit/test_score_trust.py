@@ -127,7 +127,7 @@ def test_a_file_that_was_replaced_after_it_was_opened_is_the_one_that_is_judged(
     opened = os.open(forged, os.O_RDONLY)
     os.replace(place / "scores.json", forged)
     with pytest.raises(InputError, match=f"user {OTHER} owns it"):
-        trust.trusted_text(f"/proc/self/fd/{opened}")
+        trust.read_trusted_text(f"/proc/self/fd/{opened}")
     os.close(opened)
 
 
@@ -167,18 +167,18 @@ def test_what_is_no_file_is_refused_at_once(tmp_path: Path) -> None:
     for path, says in ((tmp_path, "cannot be read"), (tmp_path / "pipe", "no regular file"),
                        (tmp_path / "missing", "cannot be read"), (Path("/dev/zero"), "no regular file")):
         with pytest.raises(InputError, match=says):
-            trust.trusted_text(str(path))
+            trust.read_trusted_text(str(path))
     with pytest.raises(InputError, match="NUL"):
-        trust.trusted_text("a\0b")
+        trust.read_trusted_text("a\0b")
 
 
 def test_what_is_too_large_or_no_text_is_refused(tmp_path: Path) -> None:
     large = tmp_path / "large"
     with large.open("wb") as file:
-        file.truncate(trust.MAX_BYTES + 1)
+        file.truncate(trust.MAX_FILE_BYTES + 1)
     large.chmod(0o600)
     with pytest.raises(InputError, match="more than"):
-        trust.trusted_text(str(large))
+        trust.read_trusted_text(str(large))
     large.write_bytes(b"\xff\xfe")
     with pytest.raises(InputError, match="UTF-8"):
-        trust.trusted_text(str(large))
+        trust.read_trusted_text(str(large))

@@ -17,13 +17,13 @@ from slurmdl import buckets
 from slurmdl.cli.main import main
 from slurmdl.graphs import GRAPHS
 from slurmdl.network.model import LinkScore, LinkScores
-from slurmdl.placement.cost import Links, links
+from slurmdl.placement.cost import NetworkLinks, network_links
 from slurmdl.simulate import predict as predicting
-from slurmdl.simulate.compare import Case
-from slurmdl.simulate.flows import MANY, phases
-from slurmdl.simulate.network import Network
-from slurmdl.simulate.predict import Prediction, ends, predict, zones_of
-from slurmdl.simulate.training import BLOCK, COMPRESSED, FORWARD, Training
+from slurmdl.simulate.compare import SimulatedJob
+from slurmdl.simulate.flows import MERGE_ABOVE, flow_phases
+from slurmdl.simulate.network import SimulatedNetwork
+from slurmdl.simulate.predict import Prediction, predict_step, step_end_times, zones_of_ranks
+from slurmdl.simulate.training import FORWARD_SHARE, PACKED_ELEMENT_BYTES, SHARD_BLOCK, TrainingWorkload
 from slurmdl.topology import example
 from slurmdl.topology.model import Topology
 from slurmdl.train.compressors import COMPRESSORS
@@ -32,27 +32,27 @@ from slurmdl.train.trainer import task
 
 #: bytes/s of a node's link and of an uplink, and seconds of each link
 NODE, UPLINK, DELAY = 1e6, 5e5, 1e-3
-SCORES = LinkScores(node_default=NODE, zone_default=(UPLINK,), delay_default=DELAY)
+SCORES = LinkScores(default_node_bandwidth=NODE, default_zone_bandwidth=(UPLINK,), default_latency=DELAY)
 PAIRS = two_level(("a", "b", "c"), ("d", "e", "f"))
 #: bytes of a model of so many parameters
 SIZE, PARAMETERS = 1e6, 250_000
 
 
-def network(*nodes: str, topology: Topology = PAIRS, scores: LinkScores = SCORES) -> Links:
-    return links(nodes, topology, scores)
+def network(*nodes: str, topology: Topology = PAIRS, scores: LinkScores = SCORES) -> NetworkLinks:
+    return network_links(nodes, topology, scores)
 
 
-def step(training: Training, *nodes: str, scores: LinkScores = SCORES, detail: str = "messages",
+def step(training: TrainingWorkload, *nodes: str, scores: LinkScores = SCORES, detail: str = "messages",
          steps: int = 0) -> Prediction:
     """One rank on each of these nodes, in this order."""
-    return predict(training, network(*nodes, scores=scores), np.arange(len(nodes)), steps, detail)
+    return predict_step(training, network(*nodes, scores=scores), np.arange(len(nodes)), steps, detail)
 
 
-def flows(nodes: Links, *flows: tuple[int, int]) -> float:
+def flows(nodes: NetworkLinks, *flows: tuple[int, int]) -> float:
     """Seconds of flows of SIZE bytes that begin together, without delays."""
-    its = Network(nodes)
-    work = {**its.work(flows), "phases": [[[source, target, int(SIZE)] for source, target in flows]]}
-    return float(predicting._ask(work)[0])
+    its = SimulatedNetwork(nodes)
+    work = {**its.platform_spec(flows), "phases": [[[source, target, int(SIZE)] for source, target in flows]]}
+    return float(predicting._run_engine(work)[0])
 
 
 @needs_simgrid
@@ -71,90 +71,102 @@ def test_flows_share_links(pairs: list[tuple[int, int]], seconds: float) -> None
 def test_closed_forms(detail: str) -> None:
     near, far = 2 * DELAY, 4 * DELAY
 
-    def seconds(training: Training, *nodes: str) -> float:
-        return step(training, *nodes, detail=detail).seconds
+    def seconds(training: TrainingWorkload, *nodes: str) -> float:
+        return step(training, *nodes, detail=detail).step_seconds
 
-    pair = Training("gossip", PARAMETERS, traffic="base", compute=0.5)
+    pair = TrainingWorkload("gossip", PARAMETERS, comm_pattern="base", compute_seconds=0.5)
     assert seconds(pair, "a", "b") == pytest.approx(0.5 + SIZE / NODE + near)
     assert seconds(pair, "a", "d") == pytest.approx(0.5 + SIZE / UPLINK + far)
     # each of n ranks sends 2 (n - 1) / n of each bucket, in turns
-    ring = Training("allreduce", PARAMETERS)
-    turns = 2 * sum(1 if detail == "messages" and start < buckets.AT_ONCE else 2
-                    for start in buckets.starts(PARAMETERS))
+    ring = TrainingWorkload("allreduce", PARAMETERS)
+    turns = 2 * sum(1 if detail == "messages" and start < buckets.DIRECT_ELEMENTS else 2
+                    for start in buckets.bucket_starts(PARAMETERS))
     assert seconds(ring, "a", "b", "c") == pytest.approx(4 / 3 * SIZE / NODE + turns * near, rel=1e-4)
     # one server pulls and pushes the model to each of three workers
-    server = Training("ps", PARAMETERS, 1, compute=1.0)
+    server = TrainingWorkload("ps", PARAMETERS, 1, compute_seconds=1.0)
     assert seconds(server, "d", "a", "b", "c") == pytest.approx(1 + 2 * 3 * SIZE / UPLINK + 2 * far, rel=1e-4)
 
 
 @needs_simgrid
 def test_a_slow_way_between_two_zones() -> None:
-    slow = LinkScores(node_default=NODE, zone_default=(UPLINK,), delay_default=DELAY,
-                      trunks={"z0|z1": LinkScore(1e5, delay=0.2)})
-    plain = step(Training("gossip", PARAMETERS, traffic="base"), "a", "d").seconds
-    found = step(Training("gossip", PARAMETERS, traffic="base"), "a", "d", scores=slow)
-    assert found.seconds > 4 * plain
-    assert found.seconds == pytest.approx(step(Training("gossip", PARAMETERS, traffic="base"), "d", "a",
-                                               scores=slow).seconds)
+    slow = LinkScores(default_node_bandwidth=NODE, default_zone_bandwidth=(UPLINK,), default_latency=DELAY,
+                      inter_leaf={"z0|z1": LinkScore(1e5, rtt=0.2)})
+    plain = step(TrainingWorkload("gossip", PARAMETERS, comm_pattern="base"), "a", "d").step_seconds
+    found = step(TrainingWorkload("gossip", PARAMETERS, comm_pattern="base"), "a", "d", scores=slow)
+    assert found.step_seconds > 4 * plain
+    assert found.step_seconds == pytest.approx(step(TrainingWorkload("gossip", PARAMETERS, comm_pattern="base"), "d", "a",
+                                               scores=slow).step_seconds)
 
 
 @needs_simgrid
 def test_ranks_on_one_node_and_nodes_without_a_zone() -> None:
-    flat = links(("x", "y"), Topology.flat(("x", "y")), SCORES)
-    training = Training("gossip", PARAMETERS, traffic="base")
+    flat = network_links(("x", "y"), Topology.flat(("x", "y")), SCORES)
+    training = TrainingWorkload("gossip", PARAMETERS, comm_pattern="base")
     for detail in ("messages", "flows"):
-        assert predict(training, flat, np.array([0, 1]), detail=detail).seconds == pytest.approx(SIZE / NODE
+        assert predict_step(training, flat, np.array([0, 1]), granularity=detail).step_seconds == pytest.approx(SIZE / NODE
                                                                                                  + 2 * DELAY)
-        assert predict(training, flat, np.array([0, 0]), detail=detail).seconds == pytest.approx(0, abs=1e-6)
+        assert predict_step(training, flat, np.array([0, 0]),
+                            granularity=detail).step_seconds == pytest.approx(0, abs=1e-6)
 
 
 @needs_simgrid
 def test_allreduce_hides_what_it_sends_behind_the_backward_pass() -> None:
     def seconds(compute: float, overlap: bool) -> float:
-        return step(Training("allreduce", PARAMETERS, compute=compute, overlap=overlap), "a", "b", "c").seconds
+        return step(TrainingWorkload("allreduce", PARAMETERS, compute_seconds=compute,
+                    overlap=overlap), "a", "b", "c").step_seconds
 
     alone = seconds(0.0, True)
     assert seconds(10.0, False) == pytest.approx(10 + alone)
     assert 10 < seconds(10.0, True) < 10 + alone * 0.6
-    assert step(Training("allreduce", PARAMETERS, compute=10.0, overlap=False), "a", "b", "c").communication == \
+    assert step(TrainingWorkload("allreduce", PARAMETERS, compute_seconds=10.0, overlap=False), "a", "b", "c").exposed_comm_fraction == \
         pytest.approx(alone / (10 + alone))
 
 
 @needs_simgrid
 @pytest.mark.parametrize("training", [
-    Training("allreduce", 2_000_000, compute=0.5), Training("allreduce", 2_000_000, traffic="hierarchical"),
-    Training("gossip", 500_000, traffic="exponential", compute=0.1), Training("ps", 2_500_000, 2, compute=0.1),
-    Training("adaptive-gossip", 500_000, compute=0.1, period=3, compress="int4"),
+    TrainingWorkload(
+    "allreduce", 2_000_000, compute_seconds=0.5), TrainingWorkload(
+        "allreduce", 2_000_000, comm_pattern="hierarchical"),
+    TrainingWorkload(
+    "gossip", 500_000, comm_pattern="exponential", compute_seconds=0.1), TrainingWorkload(
+        "ps", 2_500_000, 2, compute_seconds=0.1),
+    TrainingWorkload("adaptive-gossip", 500_000, compute_seconds=0.1, period=3, compression="int4"),
 ], ids=["ring", "hierarchical", "exponential", "ps", "adaptive"])
-def test_flows_are_near_single_messages(training: Training) -> None:
+def test_flows_are_near_single_messages(training: TrainingWorkload) -> None:
     nodes = network(*"abcdef")
     place = np.array([0, 1, 3, 4, 2, 5])
-    one, other = (predict(training, nodes, place, detail=detail) for detail in ("messages", "flows"))
-    assert other.seconds == pytest.approx(one.seconds, rel=0.1)
-    assert other.bytes_across_zones == one.bytes_across_zones
+    one, other = (predict_step(training, nodes, place, granularity=detail) for detail in ("messages", "flows"))
+    assert other.step_seconds == pytest.approx(one.step_seconds, rel=0.1)
+    assert other.inter_zone_bytes == one.inter_zone_bytes
 
 
 @needs_simgrid
 def test_nodes_that_are_alike_stand_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    topology = example.tree((1, 8, 64))
-    nodes = links(topology.nodes, topology, LinkScores(zone_default=(2e9,)))
+    topology = example.tree_topology((1, 8, 64))
+    nodes = network_links(topology.nodes, topology, LinkScores(default_zone_bandwidth=(2e9,)))
     place = np.random.default_rng(3).permutation(64)
-    training = Training("ps", 4_000_000, 4)
-    assert MANY > 4 * 60
-    alone = predict(training, nodes, place, detail="flows")
+    training = TrainingWorkload("ps", 4_000_000, 4)
+    assert MERGE_ABOVE > 4 * 60
+    alone = predict_step(training, nodes, place, granularity="flows")
     monkeypatch.setattr("slurmdl.simulate.flows.MANY", 1)
-    its = Network(nodes)
-    taken = phases(training, nodes, its, place, zones_of(nodes, place), 1)
+    its = SimulatedNetwork(nodes)
+    taken = flow_phases(training, nodes, its, place, zones_of_ranks(nodes, place), 1)
     assert max(len(phase.size) for phase in taken) <= 4 * 8
     assert taken[0].size.sum() == pytest.approx(60 * 16e6)
-    assert predict(training, nodes, place, detail="flows").seconds == pytest.approx(alone.seconds, rel=0.05)
+    assert predict_step(
+    training,
+    nodes,
+    place,
+    granularity="flows").step_seconds == pytest.approx(
+        alone.step_seconds,
+         rel=0.05)
 
 
 @needs_simgrid
 def test_the_same_seed_gives_the_same_answer_and_another_one_another() -> None:
     def seconds(seed: int) -> list[float]:
-        training = Training("gossip", PARAMETERS, seed=seed)
-        return ends(training, network(*"abcdef"), np.arange(6), 5)[:, -1].tolist()
+        training = TrainingWorkload("gossip", PARAMETERS, seed=seed)
+        return step_end_times(training, network(*"abcdef"), np.arange(6), 5)[:, -1].tolist()
 
     assert seconds(1) == seconds(1) != seconds(2)
 
@@ -162,42 +174,52 @@ def test_the_same_seed_gives_the_same_answer_and_another_one_another() -> None:
 @needs_simgrid
 @pytest.mark.parametrize("strategy", ["allreduce", "gossip", "adaptive-gossip", "ps"])
 def test_placed_is_never_slower_than_random(strategy: str) -> None:
-    topology = example.tree((1, 2, 8, 96))
-    training = Training(strategy, 4_000_000, 4 if strategy == "ps" else 0,
-                        traffic="base" if "gossip" in strategy else "")
+    topology = example.tree_topology((1, 2, 8, 96))
+    training = TrainingWorkload(strategy, 4_000_000, 4 if strategy == "ps" else 0,
+                        comm_pattern="base" if "gossip" in strategy else "")
     for seed in range(2):
-        case = Case(training, topology, LinkScores(zone_default=(1.25e9,)), 32, 32, busy=0.4, seed=seed)
-        found = case.predictions()
-        assert found["placed"].seconds <= found["random"].seconds * 1.02
-        assert found["placed"].bytes_across_zones <= found["random"].bytes_across_zones
+        case = SimulatedJob(
+    training,
+    topology,
+    LinkScores(
+        default_zone_bandwidth=(
+            1.25e9,
+            )),
+            32,
+            32,
+            busy_share=0.4,
+             seed=seed)
+        found = case.predict_policies()
+        assert found["placed"].step_seconds <= found["random"].step_seconds * 1.02
+        assert found["placed"].inter_zone_bytes <= found["random"].inter_zone_bytes
 
 
 def test_sizes_are_those_of_the_trainer() -> None:
     for name, its in COMPRESSORS.items():
-        assert COMPRESSED[name] * (1 << 20) == its.size(1 << 20), name
-    assert (BLOCK, FORWARD) == (servers.BLOCK, task.FORWARD)
-    for size, count in ((1_000, 3), (25_000_000, 16), (7 * BLOCK + 5, 7)):
-        found = [part.stop - part.start for part in servers.cut(size, [1.0] * count)]
-        assert Training("ps", size, count).shards() == found
+        assert PACKED_ELEMENT_BYTES[name] * (1 << 20) == its.packed_bytes(1 << 20), name
+    assert (SHARD_BLOCK, FORWARD_SHARE) == (servers.SHARD_BLOCK, task.FORWARD_SHARE)
+    for size, count in ((1_000, 3), (25_000_000, 16), (7 * SHARD_BLOCK + 5, 7)):
+        found = [part.stop - part.start for part in servers.split_by_speed(size, [1.0] * count)]
+        assert TrainingWorkload("ps", size, count).shard_sizes() == found
 
 
 @given(st.integers(1, 30_000_000))
 def test_buckets_grow_and_one_ends_where_those_end_that_are_exchanged_at_once(size: int) -> None:
-    edges = [*buckets.starts(size), size]
+    edges = [*buckets.bucket_starts(size), size]
     lengths = np.diff(edges)
-    assert edges[0] == 0 and (lengths > 0).all() and lengths.max() <= 1.5 * buckets.LONGEST
-    assert lengths[0] <= min(size, buckets.FIRST)
-    assert lengths[0] >= min(size, buckets.FIRST, max(buckets._LEAST, size / 2))
-    assert size <= buckets.AT_ONCE or buckets.AT_ONCE in edges
+    assert edges[0] == 0 and (lengths > 0).all() and lengths.max() <= 1.5 * buckets.MAX_BUCKET_ELEMENTS
+    assert lengths[0] <= min(size, buckets.FIRST_BUCKET_ELEMENTS)
+    assert lengths[0] >= min(size, buckets.FIRST_BUCKET_ELEMENTS, max(buckets._MIN_FIRST_BUCKET_ELEMENTS, size / 2))
+    assert size <= buckets.DIRECT_ELEMENTS or buckets.DIRECT_ELEMENTS in edges
 
 
 def test_buckets_cover_the_model_from_its_end() -> None:
-    found = Training("allreduce", 25_000_000, compute=3.0).buckets()
+    found = TrainingWorkload("allreduce", 25_000_000, compute_seconds=3.0).gradient_buckets()
     assert sum(elements for _, elements, _ in found) == 25_000_000
     ready = [seconds for *_, seconds in found]
     assert ready == sorted(ready)
     assert 1 < ready[0] < 1.1 and ready[-1] == pytest.approx(3.0)
-    late = Training("allreduce", 9_000_000, compute=3.0, overlap=False).buckets()
+    late = TrainingWorkload("allreduce", 9_000_000, compute_seconds=3.0, overlap=False).gradient_buckets()
     assert {seconds for *_, seconds in late} == {3.0}
 
 
@@ -256,10 +278,10 @@ def test_without_simgrid_the_way_to_it_is_told(monkeypatch: pytest.MonkeyPatch, 
     bare.chmod(0o755)
     monkeypatch.setattr(predicting, "PYTHON", str(bare))
     assert main(["simulate", FILE, "-N", "4"]) == 69
-    assert f"has no SimGrid; install it: {predicting.INSTALL}" in capsys.readouterr().err
+    assert f"has no SimGrid; install it: {predicting.INSTALL_COMMAND}" in capsys.readouterr().err
 
 
 def test_every_pattern_is_simulated_or_refused() -> None:
     for pattern in GRAPHS:
         if pattern != "links":
-            Training("gossip", 1_000, traffic=pattern).check(8)
+            TrainingWorkload("gossip", 1_000, comm_pattern=pattern).check_supported(8)

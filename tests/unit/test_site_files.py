@@ -16,7 +16,7 @@ import yaml
 from slurmdl import config, dl_options
 from slurmdl.cli.main import COMMANDS
 from slurmdl.cli.score import COMMANDS as SCORE_COMMANDS
-from slurmdl.errors import EXIT_STATUS, InputError
+from slurmdl.errors import EXIT_STATUS_MEANINGS, InputError
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "topology/slurmdl.yaml"
@@ -39,16 +39,16 @@ def test_man_pages_name_all_that_the_parsers_know(written):
     page = (written / "slurmdl.1").read_text().replace(r"\-", "-")
     bold = set(re.findall(r"\\fB(.*?)\\fR", page))
     assert bold >= COMMANDS.keys()
-    assert {name.partition("=")[0] for name in bold} >= {f"--{name}" for name in dl_options.LONG}
+    assert {name.partition("=")[0] for name in bold} >= {f"--{name}" for name in dl_options.LONG_OPTIONS}
     for command in ("doctor", "topology check", "topology convert", "score ingest", "score show", "sandbox up"):
         section = page.partition(f".SH {command.upper()}\n")[2].partition("\n.SH ")[0]
         usage = run(sys.executable, "-m", "slurmdl", *command.split(), "--help").stdout
         options = set(re.findall(r"^  (?:-\w(?: \w+)?, )?(--[a-z-]+)", usage, re.MULTILINE)) - {"--help"}
         assert options and options <= set(re.findall(r"\\fB(--[a-z-]+)", section)), command
-    for status, meaning in EXIT_STATUS.items():
+    for status, meaning in EXIT_STATUS_MEANINGS.items():
         assert f".TP\n{status}\n{meaning.replace('-', '-')}" in page
     plugin = (written / "slurmdl-spank.8").read_text().replace(r"\-", "-")
-    assert set(re.findall(r"\\fB--(dl-[a-z0-9-]+)", plugin)) == {*dl_options.PLUGIN, "dl-map"}
+    assert set(re.findall(r"\\fB--(dl-[a-z0-9-]+)", plugin)) == {*dl_options.SPANK_OPTIONS, "dl-map"}
     assert "prometheus:" in (written / "slurmdl.yaml.5").read_text()
 
 
@@ -74,7 +74,7 @@ def valid_keys(path: Path, prefix: tuple[str, ...] = ()) -> Iterator[tuple[str, 
         data = {key: data}
     path.write_text(yaml.safe_dump(data))
     try:
-        config.load([str(path)])
+        config.load_config([str(path)])
     except InputError as error:
         listed = re.search(r"unknown key \S+; valid: (.*)", str(error))
         if listed:
@@ -97,17 +97,17 @@ def test_the_example_has_every_key_and_no_other(tmp_path):
 
 
 def test_the_example_shows_the_defaults(tmp_path):
-    assert config.load([str(EXAMPLE)]) == config.Config()
+    assert config.load_config([str(EXAMPLE)]) == config.Config()
     file = tmp_path / "slurmdl.yaml"
     file.write_text(uncommented())
-    found = config.load([str(file)])
+    found = config.load_config([str(file)])
     #: what has no value of its own as a default
     examples = {"owner", "url", "queries", "weights"}
-    for each in fields(config.Scores):
+    for each in fields(config.LinkScoresConfig):
         if each.name not in examples:
-            assert getattr(found.scores, each.name) == getattr(config.Scores(), each.name), each.name
+            assert getattr(found.link_scores, each.name) == getattr(config.LinkScoresConfig(), each.name), each.name
     options = {name: value for name, value in found.options.items() if name not in ("zone", "traffic")}
-    assert dl_options.merge(options) == dl_options.DlOptions()
+    assert dl_options.merge_layers(options) == dl_options.DlOptions()
 
 
 def test_completion_of_bash(written):

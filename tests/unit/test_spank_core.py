@@ -86,7 +86,7 @@ def test_the_table_of_options_is_current():
 
 def says(option: dl_options.DlOption, value: str) -> str:
     try:
-        option.read(value, f"--dl-{option.name}")
+        option.parse(value, f"--dl-{option.name}")
     except UsageError as error:
         return str(error)
     return "valid"

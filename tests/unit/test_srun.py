@@ -24,38 +24,39 @@ PLAN = Plan("ps", ("n2", "n1", "n1", "n3", "n2", "n4"), ("ps", "worker", "worker
 
 
 def parse(*words: str) -> getopt.CommandLine:
-    return getopt.parse(words, srun_options.SHORT, {**srun_options.LONG, **dl_options.LONG, "launcher": "yes"})
+    return getopt.parse_command_line(words, srun_options.SHORT_OPTIONS, {
+                                     **srun_options.LONG_OPTIONS, **dl_options.LONG_OPTIONS, "launcher": "yes"})
 
 
-def shown(made: step.Step) -> str:
+def shown(made: step.StepCommand) -> str:
     """Command line, one word a line, and the files; variables by name only, as their text is tested by running it."""
-    lines = made.words(lambda file: file.name)
-    files = [f"--- {file.name}\n{file.text}" for file in made.files()]
-    return "\n".join([*lines, "--- variables", *sorted(made.set), *files])
+    lines = made.argv_with_files(lambda file: file.name)
+    files = [f"--- {file.name}\n{file.text}" for file in made.inline_files()]
+    return "\n".join([*lines, "--- variables", *sorted(made.environ_set), *files])
 
 
 def test_command_line_of_srun(golden):
     line = parse("-lun", "6", "--dl-ps=2", "-N4", "--ntasks-per-node=2", "-c", "2", "-w", "n[1-4]", "--mem", "1G",
                  "--mpi=pmix", "program", "a  b", "-n", "")
-    made = step.srun(line, PLAN, [], step.task_variables(PLAN), {"SLURM_JOB_NAME": "mine"})
+    made = step.srun_command(line, PLAN, [], step.task_variables(PLAN), {"SLURM_JOB_NAME": "mine"})
     golden("srun/options.txt", shown(made))
 
 
 def test_command_line_of_several_programs(golden, tmp_path):
     path = tmp_path / "programs"
     path.write_text("# a comment\n0,2-3 first %t 'quoted  text'\n  4 second \\\n  * of the line before\n\n* third\n")
-    made = step.srun(parse("-n6", "--multi-prog", str(path), "more"), PLAN, ["--mpi=pmix"], {}, {})
+    made = step.srun_command(parse("-n6", "--multi-prog", str(path), "more"), PLAN, ["--mpi=pmix"], {}, {})
     golden("srun/multi_prog.txt", shown(made))
 
 
 def test_command_line_of_mpirun(golden):
     line = parse("-n", "6", "--launcher=mpirun", "program", "argument")
-    golden("srun/mpirun.txt", shown(step.mpirun(line, PLAN, step.task_variables(PLAN), {})))
+    golden("srun/mpirun.txt", shown(step.mpirun_command(line, PLAN, step.task_variables(PLAN), {})))
 
 
 def test_command_line_of_an_mpirun_with_ulfm():
     line = parse("-n", "6", "--launcher=mpirun", "program", "argument")
-    words = [list(step.mpirun(line, PLAN, {}, {}, ulfm).argv) for ulfm in (False, True)]
+    words = [list(step.mpirun_command(line, PLAN, {}, {}, ulfm).argv) for ulfm in (False, True)]
     at = words[1].index("--with-ft")
     assert words[1][at:at + 2] == ["--with-ft", "ulfm"]
     assert words[1][:at] + words[1][at + 2:] == words[0]
@@ -66,7 +67,7 @@ def test_command_line_of_an_mpirun_with_ulfm():
 def test_which_mpirun_has_ulfm(tmp_path, version, has):
     (tmp_path / "mpirun").write_text(f"#!/bin/sh\necho '{version}'\n")
     (tmp_path / "mpirun").chmod(0o755)
-    assert srun._has_ulfm({"PATH": f"{tmp_path}:/usr/bin:/bin"}) == has
+    assert srun._mpirun_has_ulfm({"PATH": f"{tmp_path}:/usr/bin:/bin"}) == has
 
 
 def program(path: Path, text: str) -> None:
@@ -77,34 +78,35 @@ def program(path: Path, text: str) -> None:
 
 def test_options_that_mpirun_has_not():
     with pytest.raises(PlacementError, match="--label"):
-        step.mpirun(parse("--label", "program"), PLAN, {}, {})
+        step.mpirun_command(parse("--label", "program"), PLAN, {}, {})
 
 
 def test_the_step_is_named_for_the_program_unless_the_user_names_it():
-    assert "--job-name=program" in step.srun(parse("/bin/program"), PLAN, [], {}, {}).argv
-    assert step.srun(parse("-J", "mine", "program"), PLAN, [], {}, {}).argv[:3] == ("srun", "-J", "mine")
+    assert "--job-name=program" in step.srun_command(parse("/bin/program"), PLAN, [], {}, {}).argv
+    assert step.srun_command(parse("-J", "mine", "program"), PLAN, [], {}, {}).argv[:3] == ("srun", "-J", "mine")
 
 
 def test_a_missing_file_of_programs():
     with pytest.raises(PlacementError, match="no-such-file"):
-        step.srun(parse("--multi-prog", "no-such-file"), PLAN, [], {}, {})
+        step.srun_command(parse("--multi-prog", "no-such-file"), PLAN, [], {}, {})
 
 
 def test_a_program_of_the_working_directory(tmp_path, monkeypatch):
     (tmp_path / "program").touch()
     monkeypatch.chdir(tmp_path)
-    assert step.srun(parse("program"), PLAN, [], {}, {"PATH": "/nowhere"}).argv[-1] == str(tmp_path / "program")
-    assert step.srun(parse("sh"), PLAN, [], {}, {"PATH": "/bin"}).argv[-1] == "sh"
+    assert step.srun_command(parse("program"), PLAN, [], {}, {"PATH": "/nowhere"}
+                             ).argv[-1] == str(tmp_path / "program")
+    assert step.srun_command(parse("sh"), PLAN, [], {}, {"PATH": "/bin"}).argv[-1] == "sh"
 
 
 def test_a_long_plan_is_a_file(tmp_path):
     nodes = tuple(f"{os.urandom(6).hex()}" for _ in range(12_000))
     large = Plan("gossip", nodes, ("worker",) * len(nodes), dict.fromkeys(nodes, ("leaf",)))
-    long = step.Step(("srun",), step.task_variables(large))
-    assert long.set["SLURMDL_ZONE_RANKS"] == "leaf:0-11999;"
+    long = step.StepCommand(("srun",), step.task_variables(large))
+    assert long.environ_set["SLURMDL_ZONE_RANKS"] == "leaf:0-11999;"
     kept = step.with_plan_file(long, str(tmp_path / "plans"))
-    assert kept.set["SLURMDL_PLAN"] == f"file:{kept.plan_file}"
-    assert plan.from_environment(kept.set) == large
+    assert kept.environ_set["SLURMDL_PLAN"] == f"file:{kept.plan_file}"
+    assert plan.plan_from_environ(kept.environ_set) == large
     assert step.with_plan_file(kept, "/nowhere") == kept
     (tmp_path / "file").touch()
     with pytest.raises(PlacementError, match="plan_dir"):
@@ -113,7 +115,7 @@ def test_a_long_plan_is_a_file(tmp_path):
 
 @given(st.sets(st.integers(0, 60)))
 def test_fold(ranks):
-    text = step.fold(sorted(ranks))
+    text = step.fold_ranks(sorted(ranks))
     back = [i for part in text.split(",") if part
             for i in range(int(part.split("-")[0]), int(part.split("-")[-1]) + 1)]
     assert back == sorted(ranks)
@@ -126,12 +128,12 @@ SHELLS = [shell for shell in (("/bin/sh",), ("/bin/dash",), ("/bin/bash", "--pos
 def task(shell, words: list[str], rank: int, environ: dict[str, str] | None = None) -> subprocess.CompletedProcess:
     """Run the tasks' shell as srun would run it for one rank of PLAN."""
     node = sorted(set(PLAN.nodes)).index(PLAN.nodes[rank])
-    made = step.srun(parse("-n6", *words), PLAN, [], step.task_variables(PLAN),
+    made = step.srun_command(parse("-n6", *words), PLAN, [], step.task_variables(PLAN),
                      {"SLURM_JOB_NAME": "mine"})
     told = {"PATH": os.environ["PATH"], "SLURM_PROCID": str(rank), "SLURM_NODEID": str(node),
             "SLURM_LOCALID": str(PLAN.nodes[:rank].count(PLAN.nodes[rank])), "SLURM_STEP_ID": "3",
             "SLURM_STEP_TASKS_PER_NODE": "2(x2),1(x2)", "SLURM_DISTRIBUTION": "arbitrary", "SLURM_JOB_NAME": "sh"}
-    return subprocess.run([*shell, *step.TASK[1:], *words], env={**told, **made.set, **(environ or {})},
+    return subprocess.run([*shell, *step.TASK_SHELL[1:], *words], env={**told, **made.environ_set, **(environ or {})},
                           capture_output=True, text=True, check=False, timeout=20)
 
 
@@ -143,13 +145,13 @@ def test_variables_of_each_task(shell, rank):
     node = PLAN.nodes[rank]
     role = PLAN.roles[rank]
     assert found["SLURMDL_ROLE"] == role and found["SLURMDL_ROLE_RANK"] == str(PLAN.roles[:rank].count(role))
-    assert found["SLURMDL_ZONE"] == PLAN.zone(rank)
+    assert found["SLURMDL_ZONE"] == PLAN.leaf_zone(rank)
     assert (found["RANK"], found["WORLD_SIZE"]) == (str(rank), "6")
     assert found["LOCAL_RANK"] == str(PLAN.nodes[:rank].count(node))
     assert found["LOCAL_WORLD_SIZE"] == str(PLAN.nodes.count(node))
     assert found["MASTER_ADDR"] == "n2" and found["MASTER_PORT"] == found["SLURMDL_PORT"]
     assert found["SLURM_JOB_NAME"] == "mine" and found["at"] == "mine"
-    assert plan.decode(found["SLURMDL_PLAN"]) == PLAN
+    assert plan.decode_plan(found["SLURMDL_PLAN"]) == PLAN
     left = [name for name in found if name.startswith("_dl") or name in ("SLURMDL_TASK", "SLURM_DISTRIBUTION")]
     assert not left
     assert done.stderr == ""
@@ -159,9 +161,9 @@ def test_variables_of_the_user_stay_and_ours_are_known():
     done = task(("/bin/sh",), ["env"], 3, {"RANK": "7", "MASTER_ADDR": ""})
     found = dict(line.split("=", 1) for line in done.stdout.splitlines())
     assert (found["RANK"], found["MASTER_ADDR"], found["WORLD_SIZE"]) == ("7", "", "6")
-    ours = step.leftovers(found)
+    ours = step.inherited_variables(found)
     assert "WORLD_SIZE" in ours and "RANK" not in ours and "MASTER_ADDR" not in ours
-    inner = step.Step((), unset=ours).environment(found)
+    inner = step.StepCommand((), environ_unset=ours).apply_to_environ(found)
     assert not [name for name in inner if name.startswith("SLURMDL_")] and inner["RANK"] == "7"
 
 
@@ -178,8 +180,8 @@ def test_the_program_gets_its_words_and_gives_its_status(shell):
 
 def test_bash_where_names_are_none_for_the_shell():
     odd = {"BASH_FUNC_f%%": "() { :; }"}
-    assert step.TASK[0] in step.srun(parse("p"), PLAN, [], {}, {"PLAIN_1": ""}).argv
-    assert ("/bin/bash" in step.srun(parse("p"), PLAN, [], {}, odd).argv) == Path("/bin/bash").exists()
+    assert step.TASK_SHELL[0] in step.srun_command(parse("p"), PLAN, [], {}, {"PLAIN_1": ""}).argv
+    assert ("/bin/bash" in step.srun_command(parse("p"), PLAN, [], {}, odd).argv) == Path("/bin/bash").exists()
 
 
 CONFIG = """Configuration data as of 2026-01-05T10:00:00
@@ -192,15 +194,15 @@ Slurmctld(primary) at login is UP
 """
 
 
-def controller(version: str = "22.05.8", packs: str = "", plugins: str = "/lib/slurm") -> srun.Controller:
-    return srun.Controller.parse(CONFIG.format(version=version, packs=packs, plugins=plugins))
+def controller(version: str = "22.05.8", packs: str = "", plugins: str = "/lib/slurm") -> srun.SlurmConfig:
+    return srun.SlurmConfig.from_scontrol(CONFIG.format(version=version, packs=packs, plugins=plugins))
 
 
 def test_controller():
-    assert controller() == srun.Controller((22, 5), False, "none", ("/lib/slurm",), True)
-    assert controller(packs=",CR_PACK_NODES").packs
+    assert controller() == srun.SlurmConfig((22, 5), False, "none", ("/lib/slurm",), True)
+    assert controller(packs=",CR_PACK_NODES").pack_nodes
     with pytest.raises(InputError, match="SLURM_VERSION"):
-        srun.Controller.parse("slurm_load_ctl_conf error")
+        srun.SlurmConfig.from_scontrol("slurm_load_ctl_conf error")
 
 
 @pytest.mark.parametrize(("version", "environ", "expected"), [
@@ -208,7 +210,7 @@ def test_controller():
     ("23.02.1", {"SLURM_CPUS_PER_TASK": "4"}, None), ("23.11.0", {"SLURM_CPUS_PER_TASK": "4"}, 4),
     ("24.11.5", {"SRUN_CPUS_PER_TASK": "2"}, None), ("26.05.0-rc1", {}, None)])
 def test_cpus_per_task_of_the_environment(version, environ, expected):
-    assert controller(version).cpus_per_task(environ) == expected
+    assert controller(version).srun_cpus_per_task(environ) == expected
 
 
 @pytest.mark.parametrize(("launcher", "option"), [("orterun", "--mpi=pmix"), ("mpiexec.hydra", "--mpi=pmi2"),
@@ -220,22 +222,22 @@ def test_mpi_of_the_mpi_in_path(tmp_path, launcher, option):
     for name in ("pmix", "pmi2"):
         (tmp_path / f"mpi_{name}.so").touch()
     here, environ = controller(plugins=f"/nowhere:{tmp_path}"), {"PATH": str(tmp_path)}
-    assert srun.mpi_option(parse("p"), lambda: here, environ) == ([option] if option else [])
-    assert srun.mpi_option(parse("--mpi=none", "p"), lambda: here, environ) == []
-    assert srun.mpi_option(parse("p"), lambda: here, {**environ, "SLURM_MPI_TYPE": "pmi2"}) == []
-    assert srun.mpi_option(parse("p"), controller, environ) == [], "no such plugin"
+    assert srun.mpi_type_option(parse("p"), lambda: here, environ) == ([option] if option else [])
+    assert srun.mpi_type_option(parse("--mpi=none", "p"), lambda: here, environ) == []
+    assert srun.mpi_type_option(parse("p"), lambda: here, {**environ, "SLURM_MPI_TYPE": "pmi2"}) == []
+    assert srun.mpi_type_option(parse("p"), controller, environ) == [], "no such plugin"
 
 
 @pytest.mark.parametrize(("listed", "options"), [("none\n\tpmix\n", ["--mpi=pmix"]), ("none\n\tpmi2", [])])
 def test_mpi_where_the_controller_does_not_answer(tmp_path, listed, options):
-    def no_answer() -> srun.Controller:
+    def no_answer() -> srun.SlurmConfig:
         raise UnavailableError("scontrol: no answer within 5 s")
 
     program(tmp_path / "orterun", "")
     (tmp_path / "mpirun").symlink_to("orterun")
     program(tmp_path / "srun", f"[ $* = --mpi=list ] && printf 'MPI plugin types are...\\n\t{listed}' >&2")
     environ = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
-    assert srun.mpi_option(parse("p"), no_answer, environ) == options
+    assert srun.mpi_type_option(parse("p"), no_answer, environ) == options
 
 
 @pytest.mark.parametrize(("words", "ends"), [
@@ -246,8 +248,8 @@ def test_mpi_where_the_controller_does_not_answer(tmp_path, listed, options):
     ("-K0 slurmdl train", False), ("--kill-on-bad-exit slurmdl train", False)])
 def test_srun_ends_all_tasks_with_one_in_the_trainer_only(words, ends):
     line = parse(*words.split())
-    assert srun._end_option(line, {}) == (["--kill-on-bad-exit=1"] if ends else [])
-    assert srun._end_option(line, {"SLURM_KILL_BAD_EXIT": "0"}) == []
+    assert srun._kill_on_bad_exit_option(line, {}) == (["--kill-on-bad-exit=1"] if ends else [])
+    assert srun._kill_on_bad_exit_option(line, {"SLURM_KILL_BAD_EXIT": "0"}) == []
 
 
 @pytest.mark.parametrize(("text", "status"), [("has lost communication with a remote daemon.", 76), ("", 0)])
@@ -265,35 +267,35 @@ def test_an_mpirun_that_has_lost_a_node_has_failed(tmp_path, text, status):
 
 
 def test_the_plan_tells_what_a_byte_costs_between_zones():
-    laid = layout.Layout((("n1", 2), ("n2", 1)))
-    made, _ = srun._plan(laid, two_level(["n1"], ["n2"]), SCORES, DlOptions())
+    laid = layout.StepLayout((("n1", 2), ("n2", 1)))
+    made, _ = srun._build_plan(laid, two_level(["n1"], ["n2"]), SCORES, DlOptions())
     assert made.costs == {"z0|z0": 1e-3, "z0|z1": 0.02, "z1|z1": 1e-3}
 
 
 def test_the_plan_tells_the_pattern_but_no_file():
-    laid, topology = layout.Layout((("n1", 2), ("n2", 1))), two_level(["n1"], ["n2"])
-    asked = DlOptions("gossip", traffic="exponential")
-    assert srun._plan(laid, topology, SCORES, asked)[0].traffic == "exponential"
-    assert srun._plan(laid, topology, SCORES, DlOptions())[0].traffic == ""
+    laid, topology = layout.StepLayout((("n1", 2), ("n2", 1))), two_level(["n1"], ["n2"])
+    asked = DlOptions("gossip", comm_pattern="exponential")
+    assert srun._build_plan(laid, topology, SCORES, asked)[0].comm_pattern == "exponential"
+    assert srun._build_plan(laid, topology, SCORES, DlOptions())[0].comm_pattern == ""
 
 
 def test_the_plan_of_matrices_names_no_pattern(tmp_path):
     file = tmp_path / "flow.csv"
     file.write_text("0,1,0\n0,0,1\n1,0,0\n")
-    laid = layout.Layout((("n1", 2), ("n2", 1)))
-    made, _ = srun._plan(laid, two_level(["n1"], ["n2"]), SCORES, DlOptions("gossip", traffic=str(file)))
-    assert made.traffic == ""
+    laid = layout.StepLayout((("n1", 2), ("n2", 1)))
+    made, _ = srun._build_plan(laid, two_level(["n1"], ["n2"]), SCORES, DlOptions("gossip", comm_pattern=str(file)))
+    assert made.comm_pattern == ""
 
 
 def test_outside_a_job():
     with pytest.raises(UsageError, match="not inside a job"):
-        srun.run(["hostname"], {})
+        srun.run_srun(["hostname"], {})
 
 
 @pytest.mark.parametrize("words", [["--dl-strategy=best", "p"], ["--dl-sort", "p"], ["--launcher=ssh", "p"]])
 def test_wrong_options_of_ours(words):
     with pytest.raises(UsageError, match="valid"):
-        srun.run(words, {"SLURM_JOB_ID": "1"})
+        srun.run_srun(words, {"SLURM_JOB_ID": "1"})
 
 
 @pytest.mark.skipif(shutil.which("srun") is None, reason="no srun")
@@ -313,7 +315,7 @@ def test_an_option_behind_the_program_is_the_programs_and_one_line_says_so(tmp_p
     monkeypatch.setattr(srun, "_start", lambda chosen, _: started.extend(chosen.words(lambda file: file.name)))
     environ = {"SLURM_JOB_ID": "7", "PATH": str(tmp_path), "HOME": str(tmp_path)}
     monkeypatch.setenv("PATH", str(tmp_path))
-    srun.run(["-n1", "program", "--dl-explain", "--dl-ps=1"], environ)
+    srun.run_srun(["-n1", "program", "--dl-explain", "--dl-ps=1"], environ)
     assert started[-3:] == ["program", "--dl-explain", "--dl-ps=1"]
     said = capsys.readouterr().err
     assert "slurmdl: --dl-explain is passed to the program program: it stands behind it\n" in said
@@ -321,10 +323,10 @@ def test_an_option_behind_the_program_is_the_programs_and_one_line_says_so(tmp_p
 
 def test_a_topology_yaml_holds_whatever_topology_plugin_says(tmp_path, monkeypatch):
     monkeypatch.setenv("SLURM_CONF", str(tmp_path / "slurm.conf"))
-    flat = srun.Controller((26, 5), False, "none", (), False)
+    flat = srun.SlurmConfig((26, 5), False, "none", (), False)
     tree = "tree:\n    switches: [{switch: zoneA, nodes: n1}]\n"
     (tmp_path / "topology.yaml").write_text(f"- topology: fabric\n  cluster_default: true\n  {tree}")
-    assert srun._zones(flat, ["n1"], "", True)[0].zones == ("zoneA",)
+    assert srun._load_zones(flat, ["n1"], "", True)[0].zones == ("zoneA",)
     (tmp_path / "topology.yaml").rename(tmp_path / "topology.conf")
     with pytest.raises(UnavailableError, match="no zones"):
-        srun._zones(flat, ["n1"], "", True)
+        srun._load_zones(flat, ["n1"], "", True)

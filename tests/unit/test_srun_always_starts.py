@@ -114,7 +114,7 @@ def test_whatever_a_configuration_file_holds_the_step_starts(job, text):
 
 def test_options_of_the_submission_hold_where_the_configuration_is_broken(job):
     job.configuration.write_text("planned: 1\n")
-    strict = mark.make(dl_options.DlOptions(strict=True), {}).text()
+    strict = mark.new_record(dl_options.DlOptions(strict=True), {}).to_env_value()
     done = job.start(*WORDS, SLURMDL_REQUEST=strict)
     assert (done.returncode, done.stdout) == (65, "")
 
@@ -136,7 +136,7 @@ def test_the_mpi_is_chosen_without_a_map(job):
 def test_an_environment_that_is_too_long_with_a_map_is_not_too_long_without(job, monkeypatch):
     """The kernel takes no variable of more than 128 KiB."""
     monkeypatch.setattr(step, "task_variables", lambda _: {"SLURMDL_ZONE_RANKS": "x" * 2**18})
-    become = process.become
+    become = process.exec_program
 
     def record(argv: list[str], environ: dict[str, str]) -> None:
         if "--distribution=arbitrary" in argv:
@@ -145,7 +145,7 @@ def test_an_environment_that_is_too_long_with_a_map_is_not_too_long_without(job,
 
     monkeypatch.setattr(process, "become", record)
     with pytest.raises(Started) as started:
-        srun.run(WORDS, dict(os.environ))
+        srun.run_srun(WORDS, dict(os.environ))
     assert started.value.args[0] == [str(job.bin / "srun"), *WORDS]
 
 
@@ -180,7 +180,7 @@ def test_the_file_of_a_plan_is_the_users_own_and_goes_with_the_step(large):
     assert (done.returncode, done.stderr) == (3, "")
     path = Path(done.stdout.splitlines()[-1].removeprefix("plan file:"))
     assert path.parent == large.plans
-    assert len(plan.decode(f"file:{copy}")) == 16_000
+    assert len(plan.decode_plan(f"file:{copy}")) == 16_000
     assert files(large.plans) == []
 
 
@@ -234,10 +234,10 @@ def test_a_directory_that_is_a_link_of_another_user_is_not_used(large):
 
 @needs_root
 def test_a_plan_of_another_user_is_not_read(tmp_path):
-    path = Path(plan.write("text", str(tmp_path)))
+    path = Path(plan.write_plan_file("text", str(tmp_path)))
     os.chown(path, 12345, 12345)
     with pytest.raises(InputError, match="not a regular file of this user"):
-        plan.decode(f"file:{path}")
+        plan.decode_plan(f"file:{path}")
 
 
 @pytest.mark.parametrize("make", [lambda path: os.mkfifo(path), lambda path: path.symlink_to("/dev/zero"),
@@ -245,7 +245,7 @@ def test_a_plan_of_another_user_is_not_read(tmp_path):
 def test_what_is_no_file_is_not_read(tmp_path, make):
     make(tmp_path / "plan")
     with pytest.raises(InputError, match="plan"):
-        plan.decode(f"file:{tmp_path}/plan")
+        plan.decode_plan(f"file:{tmp_path}/plan")
 
 
 # --- the port of rank 0 ---
@@ -259,7 +259,7 @@ def test_a_port_that_is_in_use_is_not_chosen(monkeypatch, family, address):
         taken = server.getsockname()[1]
         drawn = [taken - 10_000, taken - 10_000, 21_999]
         monkeypatch.setattr(secrets, "randbelow", lambda below: drawn.pop(0) if below == 22_000 else 0)
-        assert step.free_port() == 31_999
+        assert step.pick_free_port() == 31_999
 
 
 def test_the_port_does_not_follow_from_the_job():
@@ -285,7 +285,8 @@ class Calls:
     def trace(self, frame: FrameType, event: str, argument: object) -> None:
         if event != "call" or not frame.f_code.co_filename.startswith(PACKAGE):
             return
-        self.inside = (self.inside or frame.f_code is mark.read.__code__) and frame.f_code is not srun._start.__code__
+        self.inside = (
+    self.inside or frame.f_code is mark.read_record.__code__) and frame.f_code is not srun._exec_step.__code__
         if not self.inside or frame.f_back is None:
             return
         site = frame.f_back.f_code, frame.f_back.f_lineno, frame.f_code
@@ -299,7 +300,7 @@ def run(calls: Calls, words: list[str]) -> Exception:
     """What `srun.run` ends with."""
     sys.settrace(calls.trace)
     try:
-        srun.run(words, dict(os.environ))
+        srun.run_srun(words, dict(os.environ))
     except Exception as error:
         return error
     finally:
@@ -316,8 +317,15 @@ def started(monkeypatch) -> Callable[[list[str], dict[str, str]], None]:
     return become
 
 
-LATE = mark.Mark(dl_options.DlOptions(), "", 1, os.uname().nodename.partition(".")[0], {}, mark.Asked(NODES - 1))
-JOBS = {"mapped": {}, "with fewer nodes than it has": {"SLURMDL_REQUEST": LATE.text(), "SLURM_NTASKS": "3"}}
+LATE = mark.SubmissionRecord(
+    dl_options.DlOptions(),
+    "",
+    1,
+    os.uname().nodename.partition(".")[0],
+    {},
+    mark.RequestedSize(
+        NODES - 1))
+JOBS = {"mapped": {}, "with fewer nodes than it has": {"SLURMDL_REQUEST": LATE.to_env_value(), "SLURM_NTASKS": "3"}}
 
 
 @pytest.mark.parametrize("variables", JOBS.values(), ids=JOBS)
@@ -334,7 +342,7 @@ def test_a_fault_at_any_call_costs_the_map_and_not_the_step(job, started, capfd,
     assert isinstance(whole, Started), whole
     assert "--distribution=arbitrary" in whole.args[0]
     assert len(path.sites) > 100
-    assert {each.__code__ for each in (mark.read, config.load, rankmap.rank_map, step.srun)} <= {
+    assert {each.__code__ for each in (mark.read_record, config.load_config, rankmap.best_rank_map, step.srun_command)} <= {
         called for _, _, called in path.sites}
     capfd.readouterr()
     for fault, site in zip(itertools.cycle(FAULTS), path.sites, strict=False):

@@ -14,7 +14,7 @@ from slurmdl.launch import submission
 
 pytestmark = pytest.mark.skipif(shutil.which("sbatch") is None, reason="needs the program sbatch (slurm-client)")
 
-LETTER = {name: letter for letter, name in sbatch_options.SHORT.items()}
+LETTER = {name: letter for letter, name in sbatch_options.SHORT_OPTIONS.items()}
 VALUES = {
     "nodes": ["1", "2-4", "16"], "ntasks": ["16", "32"], "ntasks-per-node": ["2", "3"], "cpus-per-task": ["1", "4"],
     "mem": ["1G", "300"], "mem-per-cpu": ["100", "1G"], "partition": ["p", "p,q"],
@@ -37,7 +37,7 @@ def words(draw) -> list[str]:
     name = draw(st.sampled_from(SHOWN))
     values = VALUES[name]
     value = draw(st.sampled_from(values)) if values else None
-    required = sbatch_options.LONG[name] == "yes"
+    required = sbatch_options.LONG_OPTIONS[name] == "yes"
     letter = LETTER.get(name)
     if letter and draw(st.booleans()):
         if value is None:
@@ -90,7 +90,7 @@ def understood(directory, argv, script, environ) -> dict[str, str] | None:
 
 def shown(found: dict[str, str]) -> dict[str, str]:
     """Our settings as sbatch prints them."""
-    out = {name: value if sbatch_options.LONG[name] == "yes" or value else "set" for name, value in found.items()
+    out = {name: value if sbatch_options.LONG_OPTIONS[name] == "yes" or value else "set" for name, value in found.items()
            if name in SHOWN}
     if out.pop("no-requeue", None):
         out["requeue"] = "no-requeue"
@@ -109,15 +109,15 @@ def test_same_options_as_sbatch(unreachable, script, options, arguments, environ
     path.write_text(script)
     argv = [word for option in options for word in option] + [str(path), *arguments]
     theirs = understood(unreachable, argv, "", environ)
-    ours = submission.read(argv, environ, {})
+    ours = submission.parse_submission(argv, environ, {})
     assume(theirs is not None)  # what sbatch refuses it will refuse again
     assert ours.argv == tuple(argv)
-    if ours.request.unpinnable.endswith("is not understood"):
+    if ours.request.unplaceable_reason.endswith("is not understood"):
         # an abbreviation that newer releases no longer take for this option: we stand aside
         assert any(word.startswith("--spread") for word in [*argv, *script.split()])
         return
     assert shown(dict(ours.settings)) == theirs
-    assert ours.argv[ours.end:] == (str(path), *arguments)
+    assert ours.argv[ours.options_end:] == (str(path), *arguments)
 
 
 @pytest.mark.parametrize("argv", [["--ntasks-per-n", "2"], ["--mem-per-c=1G"], ["-Hc4"], ["-HN", "2-3"],
@@ -128,18 +128,18 @@ def test_spellings(unreachable, argv, tmp_path, monkeypatch):
     words = argv if argv[-1] == "job.sh" else [*argv, "job.sh"]
     theirs = understood(unreachable, words, "", {})
     assert theirs
-    ours = submission.read(words, {}, {})
+    ours = submission.parse_submission(words, {}, {})
     assert shown(dict(ours.settings)) == theirs
-    assert list(ours.argv[ours.end:]) == words[words.index("job.sh") - ("--" in words):]
+    assert list(ours.argv[ours.options_end:]) == words[words.index("job.sh") - ("--" in words):]
 
 
 @pytest.mark.parametrize("argv", [["--wrap", "true"], ["--wrap=true", "-N2"], ["-N2", "--wra", "--", "-n4"]])
 def test_wrap_reads_no_script(unreachable, argv):
-    assert shown(dict(submission.read(argv, {}, {}).settings)) == understood(unreachable, argv, "", {})
+    assert shown(dict(submission.parse_submission(argv, {}, {}).settings)) == understood(unreachable, argv, "", {})
 
 
 @pytest.mark.parametrize(("nodes", "tasks"), [("4", "2"), ("2-4", "3"), ("2-4", "1"), ("2-4", "4"), ("2", "8")])
 def test_no_more_nodes_than_tasks(unreachable, nodes, tasks):
     argv = ["-N", nodes, "-n", tasks, "--wrap=true"]
     least, _, most = understood(unreachable, argv, "", {})["nodes"].partition("-")
-    assert submission.read(argv, {}, {}).request.nodes == (int(least), int(most or least))
+    assert submission.parse_submission(argv, {}, {}).request.nodes == (int(least), int(most or least))

@@ -81,10 +81,10 @@ def fault_at(number: int, calls: list[str]) -> Iterator[None]:
     def trace(frame, event, argument):
         nonlocal finished
         code, caller = frame.f_code, frame.f_back
-        finished = finished or code is sbatch.Attempt.run.__code__
+        finished = finished or code is sbatch.SubmissionAttempt.submit.__code__
         if finished or event != "call" or not code.co_filename.startswith(PACKAGE):
             return
-        if not calls and code is not sbatch.Attempt.choose.__code__:
+        if not calls and code is not sbatch.SubmissionAttempt.choose_binding.__code__:
             return
         place = (code, caller.f_code, caller.f_lineno)
         if place not in seen:
@@ -149,8 +149,8 @@ def test_whatever_a_configuration_file_holds_the_job_is_submitted(text, site, ca
     file.write_text(text)
     found = submitted("-J", "x", "--dl-ps=1", "job.sh")
     assert found.argv == [f"{site}/sbatch", "-J", "x", "job.sh"]
-    marked = mark.parse(found.env[mark.VARIABLE])
-    assert (marked.dl.strategy, marked.dl.ps) == ("ps", 1), "the job is told what its user asked for"
+    marked = mark.parse_record(found.env[mark.ENV_VARIABLE])
+    assert (marked.options.strategy, marked.options.ps) == ("ps", 1), "the job is told what its user asked for"
     said = capsys.readouterr().err
     assert said.count("\n") == 1 and len(said) < 1000
     assert said.startswith("slurmdl: submitted as written: ") and BROKEN[text] in said and "slurmdl.yaml" in said
@@ -176,13 +176,13 @@ def test_a_later_configuration_sets_aside_what_does_not_go_with_it(site):
 
     (site / "first").write_text("options: {ps: 2}\n")
     (site / "second").write_text("options: {strategy: gossip}\n")
-    assert config.load([str(site / "first"), str(site / "second")]).options == {"strategy": "gossip"}
+    assert config.load_config([str(site / "first"), str(site / "second")]).options == {"strategy": "gossip"}
 
 
 @pytest.mark.parametrize("inherited", ["[" * 100_000, '{"version":1,"pid":Infinity,"dl":{},'
                                                                 '"submitter":"","host":""}'])
 def test_an_inherited_mark_of_any_form_refuses_nothing(inherited, site, monkeypatch):
-    monkeypatch.setenv(mark.VARIABLE, inherited)
+    monkeypatch.setenv(mark.ENV_VARIABLE, inherited)
     assert "--prefer" in submitted("--dl-place=pack", "job.sh").argv[1]
 
 
@@ -222,7 +222,7 @@ def test_directives_of_any_length_are_submitted(lines, added, said, strategy, si
     assert added or words == "<-J><x><job.sh>"
     assert said in done.stderr and bool(done.stderr) == bool(said) and len(done.stderr) < 10_000
     text = (site / "mark").read_text()
-    assert (mark.parse(text).dl.strategy if text else None) == strategy
+    assert (mark.parse_record(text).options.strategy if text else None) == strategy
 
 
 @pytest.mark.parametrize("shell", ['"$@" <&-', '"$@" >&-', '"$@" 2>&-', '"$@" 2>/dev/full', '"$@" <&- >&- 2>&-'])

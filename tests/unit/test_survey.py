@@ -34,7 +34,7 @@ def test_topology_of_the_partition(cluster: Path, from_file: bool, partitions: t
                                    expected: str) -> None:
     if from_file:
         shutil.copy(DATA / "topology-26.05.5.yaml", cluster / "topology.yaml")
-    seen = survey.take(Config(), "auto", partitions)
+    seen = survey.load_cluster_state(Config(), "auto", partitions)
     assert seen.topology.name == expected
     assert seen.topology.source == (str(cluster / "topology.yaml") if from_file else "scontrol show topoconf")
     assert len(seen.cluster.nodes) == 10
@@ -44,19 +44,19 @@ def test_topology_of_the_partition(cluster: Path, from_file: bool, partitions: t
     ("main", ("spine", "leaf01")), ("flat", ()), ("blocks", ("b[1-4]", "b[1-2]", "b2")),
 ])
 def test_a_step_takes_the_zones_of_its_partition(cluster: Path, partition: str, expected: tuple[str, ...]) -> None:
-    controller = srun.Controller((26, 5), False, "none", (), True)
-    topology, complaint = srun._zones(controller, ["n3"], partition, True)
-    assert (topology.path("n3"), complaint) == (expected, "")
+    controller = srun.SlurmConfig((26, 5), False, "none", (), True)
+    topology, complaint = srun._load_zones(controller, ["n3"], partition, True)
+    assert (topology.path_of("n3"), complaint) == (expected, "")
 
 
 def test_a_topology_that_is_not_there(cluster: Path) -> None:
     (cluster / "topology.yaml").write_text("topology: other\nflat: true\n")
     with pytest.raises(InputError, match="no topology is named 'blocks'; valid: other"):
-        survey.take(Config(), "auto", ("blocks",))
+        survey.load_cluster_state(Config(), "auto", ("blocks",))
 
 
 def test_no_topology_at_all(cluster: Path) -> None:
     text = (cluster / "answer").read_text()
     (cluster / "answer").write_text(text[:text.index("scontrol: show topoconf")])
     with pytest.raises(UnavailableError, match="no topology"):
-        survey.take(Config(), "auto")
+        survey.load_cluster_state(Config(), "auto")

@@ -11,10 +11,10 @@ import pytest
 
 from slurmdl.cli.main import main
 from slurmdl.topology import read
-from slurmdl.topology.drawing import document
+from slurmdl.topology.drawing import svg_document
 from slurmdl.topology.model import Topology
-from slurmdl.topology.svg import MAX_DOTS, svg
-from slurmdl.topology.write import hostlist
+from slurmdl.topology.svg import MAX_DOTS, draw_topology
+from slurmdl.topology.write import checked_hostlist
 
 EXAMPLES = Path(__file__).parents[2] / "topology"
 Golden = Callable[[str, str], None]
@@ -117,8 +117,8 @@ def test_picture_of_the_example(golden: Golden) -> None:
 
 @pytest.mark.parametrize(("file", "names"), [("leaves.conf", 10_000), ("odd.conf", 13)])
 def test_pictures_tell_every_zone_and_node(file: str, names: int) -> None:
-    found = read.read(file)
-    root = ElementTree.fromstring(svg(found))
+    found = read.load_topology(file)
+    root = ElementTree.fromstring(draw_topology(found))
     titles = [element.text or "" for element in root.iter("{http://www.w3.org/2000/svg}title")]
     assert set(found.nodes) <= set(titles)
     assert len(set(found.nodes)) == names
@@ -127,7 +127,7 @@ def test_pictures_tell_every_zone_and_node(file: str, names: int) -> None:
 
 
 def test_a_long_heading_takes_more_lines_and_moves_what_is_below() -> None:
-    short, long = (ElementTree.fromstring(document(words, 480, 200, ['<rect id="below"/>']))
+    short, long = (ElementTree.fromstring(svg_document(words, 480, 200, ['<rect id="below"/>']))
                    for words in ("one line", "no choice: " + "a reason that is too long for a line, " * 4))
     name = "{http://www.w3.org/2000/svg}"
     lines = [element.text or "" for element in long.iter(f"{name}text")]
@@ -140,17 +140,17 @@ def test_a_long_heading_takes_more_lines_and_moves_what_is_below() -> None:
 
 
 def test_a_node_without_a_zone_is_shown_and_drawn() -> None:
-    flat = read.read("two.yaml", "none")
-    data = {**read.read("topology.conf").to_json(), "nodes": ["n1", "lost"], "leaf": [0, -1]}
-    assert "no zone" in svg(Topology.from_json(data))
-    assert "lost" in svg(Topology.from_json(data))
-    ElementTree.fromstring(svg(flat))
+    flat = read.load_topology("two.yaml", "none")
+    data = {**read.load_topology("topology.conf").to_json(), "nodes": ["n1", "lost"], "leaf": [0, -1]}
+    assert "no zone" in draw_topology(Topology.from_json(data))
+    assert "lost" in draw_topology(Topology.from_json(data))
+    ElementTree.fromstring(draw_topology(flat))
 
 
 def test_a_picture_of_very_many_nodes_has_their_numbers() -> None:
     count = MAX_DOTS + 1
     Path("many.conf").write_text(f"SwitchName=s1 Nodes=n[1-{count}]\n")
-    assert f">{count} nodes<" in svg(read.read("many.conf"))
+    assert f">{count} nodes<" in draw_topology(read.load_topology("many.conf"))
 
 
 @pytest.mark.parametrize(("words", "status"), [
@@ -222,7 +222,7 @@ def test_convert(words: list[str], golden_name: str, capsys: pytest.CaptureFixtu
     golden(f"topology/convert-{golden_name}", text)
     golden(f"topology/convert-{golden_name}.lost.txt", said)
     Path(golden_name).write_text(text)
-    before, after = read.read(words[0]), read.read(golden_name)
+    before, after = read.load_topology(words[0]), read.load_topology(golden_name)
     assert {**before.to_json(), "source": "", "name": "", "notes": 0} == \
         {**after.to_json(), "source": "", "name": "", "notes": 0}
 
@@ -230,7 +230,7 @@ def test_convert(words: list[str], golden_name: str, capsys: pytest.CaptureFixtu
 def test_what_no_file_can_hold_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     topology("convert", "two.yaml", "--name=none", "--to=conf", status=65)
     assert "flat cannot stand in a topology.conf; valid: tree, block, ring" in capsys.readouterr().err
-    data = {**read.read("topology.conf").to_json(), "zones": ["a b", "zoneB", "core"]}
+    data = {**read.load_topology("topology.conf").to_json(), "zones": ["a b", "zoneB", "core"]}
     Path("odd.json").write_text(json.dumps(data))
     topology("convert", "odd.json", "--to=yaml", "--output=out.yaml", status=65)
     assert "'a b' cannot stand in a hostlist" in capsys.readouterr().err
@@ -243,7 +243,7 @@ def test_what_no_file_can_hold_is_an_error(capsys: pytest.CaptureFixture[str]) -
     ("n1-ib n2-ib", "n1-ib,n2-ib"),
     ("r1n1 r1n2 r2n1", "r1n[1-2],r2n1"), ("login", "login"), ("007 008", "[007-008]"), ("", "")])
 def test_hostlists_keep_order_and_repeats(names: str, expected: str) -> None:
-    assert hostlist(names.split()) == expected
+    assert checked_hostlist(names.split()) == expected
 
 
 def test_features_in_the_lines_of_slurm_conf(capsys: pytest.CaptureFixture[str], golden: Golden) -> None:

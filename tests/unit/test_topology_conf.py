@@ -17,16 +17,16 @@ EXAMPLE = Path(__file__).parents[2] / "topology" / "topology.conf"
 def parsed(tmp_path: Path, text: str) -> Topology:
     path = tmp_path / "topology.conf"
     path.write_text(text)
-    return conf.parse_file(str(path))
+    return conf.parse_topology_conf(str(path))
 
 
 def test_the_example() -> None:
-    topology = conf.parse_file(str(EXAMPLE))
+    topology = conf.parse_topology_conf(str(EXAMPLE))
     assert topology.zones == ("zoneA", "zoneB", "core")
     assert topology.level.tolist() == [0, 0, 1]
-    assert topology.path("n3") == ("core", "zoneA")
-    assert topology.path("n4") == ("core", "zoneB")
-    assert topology.path("elsewhere") == ()
+    assert topology.path_of("n3") == ("core", "zoneA")
+    assert topology.path_of("n4") == ("core", "zoneB")
+    assert topology.path_of("elsewhere") == ()
 
 
 def test_lexical_rules(tmp_path: Path) -> None:
@@ -41,15 +41,15 @@ def test_lexical_rules(tmp_path: Path) -> None:
     assert topology.zones == ("s1", "s2", "top", "s3")
     assert topology.nodes == ("n1", "n2", "n3", "n4", "n5")
     assert topology.parent.tolist() == [2, 2, -1, -1]
-    assert topology.speed.tolist()[0] == 1.25e9
-    assert all(speed != speed for speed in topology.speed.tolist()[1:])
+    assert topology.uplink_bandwidth.tolist()[0] == 1.25e9
+    assert all(speed != speed for speed in topology.uplink_bandwidth.tolist()[1:])
 
 
 def test_levels_of_an_uneven_tree_with_a_forward_reference(tmp_path: Path) -> None:
     topology = parsed(tmp_path, "SwitchName=root Switches=mid,leaf0\nSwitchName=mid Switches=leaf[1-2]\n"
                                 "SwitchName=leaf0 Nodes=a\nSwitchName=leaf1 Nodes=b\nSwitchName=leaf2 Nodes=c\n")
     assert topology.level.tolist() == [2, 1, 0, 0, 0]
-    assert topology.path("b") == ("root", "mid", "leaf1")
+    assert topology.path_of("b") == ("root", "mid", "leaf1")
 
 
 def test_a_node_on_two_leaves_belongs_to_the_first(tmp_path: Path) -> None:
@@ -61,7 +61,7 @@ def test_a_node_on_two_leaves_belongs_to_the_first(tmp_path: Path) -> None:
 def test_several_roots_and_an_empty_leaf(tmp_path: Path) -> None:
     topology = parsed(tmp_path, "SwitchName=s1 Nodes=a\nSwitchName=s2 Nodes=b\nSwitchName=s3\n")
     assert topology.parent.tolist() == [-1, -1, -1]
-    assert topology.size.tolist() == [1, 1, 0]
+    assert topology.node_count.tolist() == [1, 1, 0]
     assert topology.notes == (f"{tmp_path}/topology.conf:3: s3 is empty, which Slurm before 25.05 refuses",)
 
 
@@ -119,7 +119,7 @@ def test_refused_as_a_whole(tmp_path: Path, text: str, says: str) -> None:
 
 
 def test_the_controller_says_the_same_as_the_file(tmp_path: Path) -> None:
-    told = scontrol.parse((DATA / "scontrol-22.05.8.txt").read_text())
+    told = scontrol.parse_show_topology((DATA / "scontrol-22.05.8.txt").read_text())
     filed = parsed(tmp_path, "SwitchName=zoneA Nodes=n[1,3,5,7] LinkSpeed=10\nSwitchName=zoneB Nodes=n[2,4,6,8,9]\n"
                              "SwitchName=core Switches=zoneA,zoneB\n")
     assert {**told.to_json(), "source": ""} == {**filed.to_json(), "source": ""}
@@ -127,28 +127,28 @@ def test_the_controller_says_the_same_as_the_file(tmp_path: Path) -> None:
 
 def test_no_zone_from_the_controller() -> None:
     with pytest.raises(InputError, match="no zone"):
-        scontrol.parse("scontrol: show topology\nscontrol: \n")
+        scontrol.parse_show_topology("scontrol: show topology\nscontrol: \n")
 
 
 def test_found_beside_slurm_conf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_CONF", str(tmp_path / "slurm.conf"))
-    assert read.from_files() is None
+    assert read.load_slurm_topology_file() is None
     (tmp_path / "topology.conf").write_text("SwitchName=s1 Nodes=n1\n")
-    found = read.from_files()
+    found = read.load_slurm_topology_file()
     assert found is not None
-    assert found.of().zones == ("s1",)
+    assert found.get().zones == ("s1",)
     (tmp_path / "topology.yaml").write_text("topology: new\ntree: {switches: [{switch: s2, nodes: n2}]}\n")
-    found = read.from_files()
+    found = read.load_slurm_topology_file()
     assert found is not None
-    assert (found.default, found.of("new").zones) == ("new", ("s2",))
+    assert (found.default, found.get("new").zones) == ("new", ("s2",))
 
 
 def test_json_and_back(tmp_path: Path) -> None:
-    topology = conf.parse_file(str(EXAMPLE))
+    topology = conf.parse_topology_conf(str(EXAMPLE))
     again = Topology.from_json(topology.to_json())
     assert again.to_json() == topology.to_json()
 
 
 def test_text_tree() -> None:
-    assert tree.text(conf.parse_file(str(EXAMPLE))).splitlines()[1:] == [
+    assert tree.format_tree(conf.parse_topology_conf(str(EXAMPLE))).splitlines()[1:] == [
         "core     8 nodes", "  zoneA  4 nodes  n[1,3,5,7]", "  zoneB  4 nodes  n[2,4,6,8]"]

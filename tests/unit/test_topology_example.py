@@ -32,28 +32,28 @@ def test_the_files_are_what_the_generator_prints(path: Path, capsys: pytest.Capt
     ("10000-nodes.conf", [500, 1], 10_000),
 ])
 def test_shapes(name: str, zones: list[int], nodes: int) -> None:
-    topology = read.read(str(FOLDER / name))
+    topology = read.load_topology(str(FOLDER / name))
     assert np.bincount(topology.level).tolist() == zones
     assert (len(topology.nodes), len(set(topology.nodes))) == (nodes, nodes)
     assert topology.notes == ()
-    leaves = topology.size[topology.level == 0]
+    leaves = topology.node_count[topology.level == 0]
     assert leaves.sum() == nodes
     assert leaves.max() - leaves.min() <= 1
 
 
 def test_two_topologies_in_one_file() -> None:
-    several = read.read_all(str(FOLDER / "several.yaml"))
+    several = read.load_topologies(str(FOLDER / "several.yaml"))
     assert (several.names, several.default) == (("fabric", "nvlink"), "fabric")
-    fabric, nvlink = several.each
+    fabric, nvlink = several.topologies
     assert fabric.nodes == nvlink.nodes
-    assert (fabric.path("n10"), nvlink.path("n10")) == (("core", "leaf1"), ("b[1-2]", "b2"))
+    assert (fabric.path_of("n10"), nvlink.path_of("n10")) == (("core", "leaf1"), ("b[1-2]", "b2"))
 
 
 def test_uneven_shapes_are_dealt_out() -> None:
-    topology = example.tree(example.counts("2x3x7"))
+    topology = example.tree_topology(example.parse_shape("2x3x7"))
     assert topology.zones == ("leaf1", "leaf2", "leaf3", "group1", "group2")
-    assert topology.size.tolist() == [3, 2, 2, 5, 2]
-    assert topology.path("n6") == ("group2", "leaf3")
+    assert topology.node_count.tolist() == [3, 2, 2, 5, 2]
+    assert topology.path_of("n6") == ("group2", "leaf3")
 
 
 @pytest.mark.parametrize("form", ["conf", "yaml", "json"])
@@ -63,9 +63,9 @@ def test_every_form_reads_as_the_same(form: str, tmp_path: Path, capsys: pytest.
         assert main(["topology", "example", *shape, "--to", form]) == 0
         path = tmp_path / f"topology.{form}"
         path.write_text(capsys.readouterr().out)
-        made[shape[0]] = {**read.read(str(path)).to_json(), "source": ""}
-    assert made["1x2x5x40"] == {**example.tree((1, 2, 5, 40)).to_json(), "source": ""}
-    assert made["6x24"] == {**example.blocks((6, 24), (4, 8)).to_json(), "source": ""}
+        made[shape[0]] = {**read.load_topology(str(path)).to_json(), "source": ""}
+    assert made["1x2x5x40"] == {**example.tree_topology((1, 2, 5, 40)).to_json(), "source": ""}
+    assert made["6x24"] == {**example.block_topology((6, 24), (4, 8)).to_json(), "source": ""}
 
 
 @pytest.mark.parametrize(("arguments", "says"), [

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from slurmdl.errors import InputError, UnavailableError
 from slurmdl.topology import write
-from slurmdl.topology.build import Declared, build
+from slurmdl.topology.build import ZoneDecl, build_topology
 from slurmdl.topology.model import MAX_LEVELS, Topology
-from slurmdl.topology.topologies import Topologies
+from slurmdl.topology.topologies import TopologySet
 
 
 @st.composite
@@ -27,28 +27,28 @@ def forests(draw: st.DrawFn) -> Topology:
     for i in range(count):
         below = tuple(f"z{j}" for j in range(count) if above[j] == i)
         nodes = () if below else tuple(f"n{next(numbered)}" for _ in range(draw(st.integers(0, 3))))
-        zones.append(Declared(f"z{i}", below, nodes))
-    built = build(draw(st.permutations(zones)), kind="tree", source="drawn")
+        zones.append(ZoneDecl(f"z{i}", below, nodes))
+    built = build_topology(draw(st.permutations(zones)), kind="tree", source="drawn")
     alone = draw(st.integers(0, 2))
-    return Topology(built.zones, built.parent, built.level, built.speed,
+    return Topology(built.zones, built.parent, built.level, built.uplink_bandwidth,
                     (*built.nodes, *(f"alone{i}" for i in range(alone))),
                     np.append(built.leaf, np.full(alone, -1, np.int32)))
 
 
 def names_below(topology: Topology, zone: str) -> set[str]:
-    return {node for node in topology.nodes if zone in topology.path(node)}
+    return {node for node in topology.nodes if zone in topology.path_of(node)}
 
 
 @given(forests())
 def test_members_and_sums(topology: Topology) -> None:
     values = np.arange(1, len(topology.nodes) + 1)
-    assert sorted(topology.order.tolist()) == list(range(len(topology.nodes)))
+    assert sorted(topology.node_order.tolist()) == list(range(len(topology.nodes)))
     for i, zone in enumerate(topology.zones):
-        members = topology.members(i).tolist()
+        members = topology.indices_below(i).tolist()
         assert {topology.nodes[node] for node in members} == names_below(topology, zone)
-        assert np.flatnonzero(topology.below(i)).tolist() == sorted(members)
-        assert topology.sums(values)[i] == sum(values[node] for node in members)
-        assert topology.size[i] == len(members)
+        assert np.flatnonzero(topology.mask_below(i)).tolist() == sorted(members)
+        assert topology.sum_below(values)[i] == sum(values[node] for node in members)
+        assert topology.node_count[i] == len(members)
         if topology.level[i] == 0:
             assert members == sorted(members)
 
@@ -56,18 +56,18 @@ def test_members_and_sums(topology: Topology) -> None:
 @given(forests())
 def test_lowest_common_zone(topology: Topology) -> None:
     one, other = (pairs.ravel() for pairs in np.indices((len(topology.nodes),) * 2))
-    for i, j, zone in zip(one, other, topology.common(one, other), strict=True):
-        common = [name for name in topology.path(topology.nodes[i]) if name in topology.path(topology.nodes[j])]
+    for i, j, zone in zip(one, other, topology.lowest_common_zone(one, other), strict=True):
+        common = [name for name in topology.path_of(topology.nodes[i]) if name in topology.path_of(topology.nodes[j])]
         assert (topology.zones[zone] if zone >= 0 else None) == (common[-1] if common else None)
 
 
 @given(forests())
 def test_zones_above_and_graph(topology: Topology) -> None:
-    above = topology.above(np.append(np.arange(len(topology.nodes)), -1))
-    graph = topology.graph()
+    above = topology.ancestors(np.append(np.arange(len(topology.nodes)), -1))
+    graph = topology.to_networkx()
     assert networkx.is_forest(graph)
     for node, zones in zip((*topology.nodes, "unknown"), above.tolist(), strict=True):
-        path = topology.path(node)
+        path = topology.path_of(node)
         assert tuple(topology.zones[zone] for zone in reversed(zones) if zone >= 0) == path
         if node != "unknown":
             assert {name for _, name in networkx.ancestors(graph, ("node", node))} == set(path)
@@ -79,22 +79,24 @@ def test_json_and_back(topology: Topology) -> None:
 
 
 def test_common_keeps_the_shape_of_its_arguments() -> None:
-    topology = build([Declared("a", nodes=("n1", "n2")), Declared("b", nodes=("n3",))], kind="tree", source="")
-    pairs = topology.common(np.array([[0, 0], [1, 2]]), np.array([[1, 2], [1, 2]]))
+    topology = build_topology([ZoneDecl("a", nodes=("n1", "n2")),
+                              ZoneDecl("b", nodes=("n3",))], kind="tree", source="")
+    pairs = topology.lowest_common_zone(np.array([[0, 0], [1, 2]]), np.array([[1, 2], [1, 2]]))
     assert pairs.tolist() == [[0, -1], [0, 1]]
 
 
 def test_without_zones() -> None:
     flat = Topology.flat(["n1", "n2"])
-    assert flat.common(np.array([0]), np.array([1])).tolist() == [-1]
-    assert flat.above(np.array([0, -1])).shape == (2, 0)
-    assert flat.sums(np.array([1, 1])).tolist() == []
-    assert sorted(flat.graph()) == [("node", "n1"), ("node", "n2")]
+    assert flat.lowest_common_zone(np.array([0]), np.array([1])).tolist() == [-1]
+    assert flat.ancestors(np.array([0, -1])).shape == (2, 0)
+    assert flat.sum_below(np.array([1, 1])).tolist() == []
+    assert sorted(flat.to_networkx()) == [("node", "n1"), ("node", "n2")]
 
 
 def test_the_graph_keeps_levels_and_speeds_and_equal_names_apart() -> None:
-    topology = build([Declared("x", nodes=("x",), link_speed=8000), Declared("top", ("x",))], kind="tree", source="")
-    graph = topology.graph()
+    topology = build_topology([ZoneDecl("x", nodes=("x",), link_speed=8000),
+                              ZoneDecl("top", ("x",))], kind="tree", source="")
+    graph = topology.to_networkx()
     assert graph.nodes["zone", "x"] == {"level": 0, "speed": 1e9}
     assert graph.nodes["zone", "top"] == {"level": 1}
     assert set(graph.edges) == {(("zone", "top"), ("zone", "x")), (("zone", "x"), ("node", "x"))}
@@ -103,20 +105,20 @@ def test_the_graph_keeps_levels_and_speeds_and_equal_names_apart() -> None:
 def test_the_graph_without_networkx_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "networkx", None)
     with pytest.raises(UnavailableError, match=r"networkx: pip install 'slurmdl\[graph\]'$"):
-        Topology.flat(["n1"]).graph()
+        Topology.flat(["n1"]).to_networkx()
 
 
 def test_a_redundant_parent_does_not_hide_the_zone_between() -> None:
-    topology = build([Declared("root", ("mid", "leaf")), Declared("mid", ("leaf",)), Declared("leaf", nodes=("n1",))],
+    topology = build_topology([ZoneDecl("root", ("mid", "leaf")), ZoneDecl("mid", ("leaf",)), ZoneDecl("leaf", nodes=("n1",))],
                      kind="tree", source="")
-    assert topology.path("n1") == ("root", "mid", "leaf")
+    assert topology.path_of("n1") == ("root", "mid", "leaf")
 
 
 def test_the_levels_are_bounded() -> None:
-    chain = [Declared("z0", nodes=("n",)), *(Declared(f"z{i}", (f"z{i - 1}",)) for i in range(1, MAX_LEVELS))]
-    assert len(build(chain, kind="tree", source="").path("n")) == MAX_LEVELS
+    chain = [ZoneDecl("z0", nodes=("n",)), *(ZoneDecl(f"z{i}", (f"z{i - 1}",)) for i in range(1, MAX_LEVELS))]
+    assert len(build_topology(chain, kind="tree", source="").path_of("n")) == MAX_LEVELS
     with pytest.raises(InputError, match="levels of zones"):
-        build([*chain, Declared("top", (chain[-1].name,))], kind="tree", source="")
+        build_topology([*chain, ZoneDecl("top", (chain[-1].name,))], kind="tree", source="")
 
 
 @pytest.mark.parametrize(("change", "says"), [
@@ -135,15 +137,15 @@ def test_malformed_json(change: dict[str, object], says: str) -> None:
 
 
 def test_several_topologies() -> None:
-    one, two = (build([Declared(zone, nodes=("n1",))], kind="tree", source="t.yaml", name=name)
+    one, two = (build_topology([ZoneDecl(zone, nodes=("n1",))], kind="tree", source="t.yaml", name=name)
                 for zone, name in (("s1", "old"), ("b1", "new")))
-    several = Topologies((one, two), "new")
-    assert (several.names, several.of(), several.of(""), several.of("old")) == (("old", "new"), two, two, one)
+    several = TopologySet((one, two), "new")
+    assert (several.names, several.get(), several.get(""), several.get("old")) == (("old", "new"), two, two, one)
     with pytest.raises(InputError, match="no topology is named 'none'; valid: old, new"):
-        several.of("none")
-    again = Topologies.from_json(several.to_json())
+        several.get("none")
+    again = TopologySet.from_json(several.to_json())
     assert again.to_json() == several.to_json()
-    assert Topologies.from_json(one.to_json()).default == "old"
+    assert TopologySet.from_json(one.to_json()).default == "old"
 
 
 @pytest.mark.parametrize(("change", "says"), [
@@ -151,9 +153,9 @@ def test_several_topologies() -> None:
     ({"topologies": [Topology.flat(()).to_json()] * 2}, "named twice"), ({"topologies": [7]}, "malformed"),
 ])
 def test_malformed_json_of_several(change: dict[str, object], says: str) -> None:
-    good = Topologies.one(Topology.flat(())).to_json()
+    good = TopologySet.single(Topology.flat(())).to_json()
     with pytest.raises(InputError, match=says):
-        Topologies.from_json({**good, **change})
+        TopologySet.from_json({**good, **change})
 
 
 @pytest.mark.parametrize(("link_speed", "speed"), [
@@ -161,15 +163,15 @@ def test_malformed_json_of_several(change: dict[str, object], says: str) -> None
     (9_999_999, 1.249999875e12), (10_000_000, None), (0xFFFFFFFF, None)])
 def test_a_link_speed_that_no_uplink_has_is_not_used(link_speed: int | None, speed: float | None) -> None:
     """Slurm leaves the unit open: 2 may stand for anything, so it is no prediction's base, and a note says so."""
-    topology = build([Declared("x", nodes=("n1",), link_speed=link_speed)], kind="tree", source="")
+    topology = build_topology([ZoneDecl("x", nodes=("n1",), link_speed=link_speed)], kind="tree", source="")
     assert topology.to_json()["speed"] == [speed]
     said = [] if speed or link_speed in (None, 0, 1) else [f"LinkSpeed of 1 zone ({link_speed:,}) is not used"]
     assert [note.partition(":")[0] for note in topology.notes] == said
 
 
 def test_speeds_that_a_link_speed_cannot_say_are_lost_in_a_topology_conf() -> None:
-    slow = build([Declared("x", nodes=("n1",))], kind="tree", source="")
+    slow = build_topology([ZoneDecl("x", nodes=("n1",))], kind="tree", source="")
     slow = Topology.from_json({**slow.to_json(), "speed": [6.25e6]})
-    assert "LinkSpeed" not in write.conf(slow)
-    assert [said.partition(":")[0] for said in write.lost(Topologies.one(slow), None, "conf")] == [
+    assert "LinkSpeed" not in write.format_topology_conf(slow)
+    assert [said.partition(":")[0] for said in write.conversion_losses(TopologySet.single(slow), None, "conf")] == [
         "speeds of 1 zones of default"]

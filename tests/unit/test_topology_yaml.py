@@ -8,15 +8,15 @@ import pytest
 
 from slurmdl.errors import InputError
 from slurmdl.topology import read, scontrol
-from slurmdl.topology.topologies import Topologies
+from slurmdl.topology.topologies import TopologySet
 
 TREE = "topology: t\ntree: {switches: [{switch: s1, nodes: 'n[1-2]'}]}\n"
 
 
-def parsed(tmp_path: Path, text: str) -> Topologies:
+def parsed(tmp_path: Path, text: str) -> TopologySet:
     path = tmp_path / "topology.yaml"
     path.write_text(text)
-    return read.from_file(str(path))
+    return read.load_topology_file(str(path))
 
 
 def test_several_topologies(tmp_path: Path) -> None:
@@ -41,22 +41,22 @@ def test_several_topologies(tmp_path: Path) -> None:
   flat: true
 """)
     assert (several.names, several.default) == (("fabric", "nvlink", "plain"), "nvlink")
-    fabric, nvlink, plain = several.each
-    assert (fabric.kind, fabric.path("n10"), fabric.level.tolist()) == ("tree", ("top", "s2"), [1, 0, 0])
+    fabric, nvlink, plain = several.topologies
+    assert (fabric.kind, fabric.path_of("n10"), fabric.level.tolist()) == ("tree", ("top", "s2"), [1, 0, 0])
     assert (nvlink.kind, nvlink.block_sizes) == ("block", (2, 4))
     assert nvlink.zones == ("b1", "b2", "b3", "b[1-2]")
-    assert (nvlink.path("n08"), nvlink.path("n11")) == (("b[1-2]", "b1"), ("b3",))
+    assert (nvlink.path_of("n08"), nvlink.path_of("n11")) == (("b[1-2]", "b1"), ("b3",))
     assert (plain.kind, plain.zones, plain.notes) == ("flat", (), ())
 
 
 def test_one_map_instead_of_a_list(tmp_path: Path) -> None:
     several = parsed(tmp_path, TREE)
-    assert (several.names, several.of().nodes) == (("t",), ("n1", "n2"))
+    assert (several.names, several.get().nodes) == (("t",), ("n1", "n2"))
 
 
 def test_every_scalar_is_a_string(tmp_path: Path) -> None:
     topology = parsed(tmp_path, "topology: 0x10\ntree: {switches: [{switch: 0012, nodes: 'on,1e3,~'}, "
-                                "{switch: yes, children: 0012}, {switch: null, nodes: }]}\n").of()
+                                "{switch: yes, children: 0012}, {switch: null, nodes: }]}\n").get()
     assert (topology.name, topology.zones, topology.nodes) == ("0x10", ("0012", "yes", "null"), ("on", "1e3", "~"))
 
 
@@ -70,12 +70,12 @@ def test_words_for_true(tmp_path: Path, word: str) -> None:
 def test_words_for_false(tmp_path: Path, word: str) -> None:
     several = parsed(tmp_path, f"- topology: a\n  flat: on\n- topology: b\n  cluster_default: {word}\n"
                                f"  flat: {word}\n  tree: {{switches: [{{switch: s, nodes: n}}]}}\n")
-    assert (several.default, several.of("b").kind) == ("a", "tree")
+    assert (several.default, several.get("b").kind) == ("a", "tree")
 
 
 def test_unknown_fields_are_noted(tmp_path: Path) -> None:
     topology = parsed(tmp_path, "topology: t\nrail: 3\ntree:\n  switches:\n  - switch: s1\n    nodes: n1\n"
-                                "    speed: 9\n").of()
+                                "    speed: 9\n").get()
     assert topology.nodes == ("n1",)
     assert [note.split(";")[0] for note in topology.notes] == [
         f"{tmp_path}/topology.yaml:2: unknown field 'rail' of a topology is passed over",
@@ -84,7 +84,7 @@ def test_unknown_fields_are_noted(tmp_path: Path) -> None:
 
 def test_empty_maps_of_unused_kinds(tmp_path: Path) -> None:
     text = TREE + "block: {block_sizes: [], blocks: []}\nring: {}\ntorus3d:\nflat: false\n"
-    assert parsed(tmp_path, text).of().kind == "tree"
+    assert parsed(tmp_path, text).get().kind == "tree"
 
 
 @pytest.mark.parametrize(("text", "nodes"), [
@@ -93,7 +93,7 @@ def test_empty_maps_of_unused_kinds(tmp_path: Path) -> None:
     ("torus3d: {toruses: [{name: r1, regions: [{nodes: n1}, {nodes: n2}]}]}", ("n1", "n2")),
 ])
 def test_rings_and_tori_are_one_zone_each(tmp_path: Path, text: str, nodes: tuple[str, ...]) -> None:
-    topology = parsed(tmp_path, f"topology: t\n{text}\n").of()
+    topology = parsed(tmp_path, f"topology: t\n{text}\n").get()
     assert (topology.zones, topology.level.tolist(), topology.nodes) == (("r1",), [0], nodes)
     assert "one zone" in topology.notes[0]
 
@@ -153,18 +153,20 @@ def test_the_controllers_own_dump() -> None:
     """The answer to `show topoconf` among those to other commands."""
     dump = "---\n- topology: a\n  cluster_default: false\n  flat: true\n" + "".join(
         f"  {line}" if i else f"- {line}" for i, line in enumerate(TREE.splitlines(keepends=True)))
-    told = scontrol.parse_all(f"scontrol: show topoconf\n{dump}scontrol: show topology\nSwitchName=x Nodes=n1\n")
-    assert (told.names, told.of("t").zones, told.each[0].source) == (("a", "t"), ("s1",), "scontrol show topoconf")
+    told = scontrol.parse_scontrol_topologies(
+        f"scontrol: show topoconf\n{dump}scontrol: show topology\nSwitchName=x Nodes=n1\n")
+    assert (told.names, told.get("t").zones, told.topologies[0].source) == (
+        ("a", "t"), ("s1",), "scontrol show topoconf")
 
 
 def test_a_dump_in_which_all_is_empty() -> None:
     """As 26.05.5 gives it where its file is topology.conf; `show topology` knows the zones."""
-    told = scontrol.parse_all("scontrol: show topoconf\n%YAML 1.1\n---\n- topology: default\n"
+    told = scontrol.parse_scontrol_topologies("scontrol: show topoconf\n%YAML 1.1\n---\n- topology: default\n"
                               "  cluster_default: false\n  block: {}\n  flat: {}\n  tree: {}\n...\n"
                               "scontrol: show topology\nSwitchName=x Level=0 LinkSpeed=1 Nodes=n[1-2]\n")
-    assert (told.names, told.of().nodes, told.of().source) == (("default",), ("n1", "n2"), "scontrol show topology")
+    assert (told.names, told.get().nodes, told.get().source) == (("default",), ("n1", "n2"), "scontrol show topology")
 
 
 def test_releases_without_show_topoconf() -> None:
-    told = scontrol.parse_all("SwitchName=x Level=0 LinkSpeed=1 Nodes=n[1-2]\n")
-    assert (told.names, told.of().nodes, told.of().source) == (("default",), ("n1", "n2"), "scontrol show topology")
+    told = scontrol.parse_scontrol_topologies("SwitchName=x Level=0 LinkSpeed=1 Nodes=n[1-2]\n")
+    assert (told.names, told.get().nodes, told.get().source) == (("default",), ("n1", "n2"), "scontrol show topology")

@@ -15,13 +15,13 @@ from torch import nn
 from training import noise, play, whole
 from virtual_ranks import flat
 
-from slurmdl.errors import Refused, TrainError, UsageError
+from slurmdl.errors import InvalidRunError, TrainError, UsageError
 from slurmdl.train import combine, init
-from slurmdl.train.library.balance import EVERY, Shares, Speed
-from slurmdl.train.library.deal import Deal
+from slurmdl.train.library.balance import MIN_STEPS_BETWEEN_CHANGES, ThroughputEstimator, WorkShares
+from slurmdl.train.library.deal import GlobalBatches
 from slurmdl.train.library.run import Run
-from slurmdl.train.method import Method
-from slurmdl.train.trainer.options import Slow, parse
+from slurmdl.train.method import StrategyConfig
+from slurmdl.train.trainer.options import Straggler, parse_train_options
 from slurmdl.train.trainer.trainer import train
 from slurmdl.train.transports import virtual
 
@@ -44,29 +44,29 @@ def step(model: Any, opt: Any, x: Any, y: Any) -> None:
     opt.step()
 
 
-def library(count: int, method: Method, program: Callable[[Run, Any, Any], Any], **options: Any) -> list[Any]:
+def library(count: int, method: StrategyConfig, program: Callable[[Run, Any, Any], Any], **options: Any) -> list[Any]:
     """What the program gives on each of `count` virtual ranks; the servers only serve."""
-    def rank(transport: virtual.Virtual) -> Any:
+    def rank(transport: virtual.VirtualTransport) -> Any:
         run = init(method, environ={}, transport=transport, **options)
         model, opt = net()
         run.attach(model, opt)
         result = program(run, model, opt)
-        if run.serves:
+        if run.is_server:
             run.serve()
         run.close()
         return result
-    return virtual.run(count, rank)
+    return virtual.run_virtual_ranks(count, rank)
 
 
 def slowed(run: Run, samples: int) -> None:
     """Let the time of a step go by; worker 1 takes 4 times as long, in the second epoch as long as the others."""
-    slow = run.worker == 1 and not 40 <= run.done < 80
-    run.world.transport.compute(samples * (4e-3 if slow else 1e-3))
+    slow = run.worker_rank == 1 and not 40 <= run.global_step < 80
+    run.world.transport.emulate_compute(samples * (4e-3 if slow else 1e-3))
 
 
 def trained(run: Run, model: Any, opt: Any) -> Any:
     """The model, and the sizes of the batches, on a worker."""
-    if run.serves:
+    if run.is_server:
         run.loader((X, Y), BATCH)
         return None
     sizes, loader = [], run.loader((X, Y), BATCH)
@@ -79,13 +79,13 @@ def trained(run: Run, model: Any, opt: Any) -> Any:
     return flat(model), sizes
 
 
-@pytest.mark.parametrize("method, workers", [(Method("allreduce", balance="batch"), 4),
-                                             (Method("allreduce", library=True, balance="batch"), 3),
-                                             (Method("ps", ps=2, balance="batch"), 4)], ids=["sum", "library", "ps"])
-def test_batches_by_speed_are_equal_to_the_whole_batch(method: Method, workers: int) -> None:
+@pytest.mark.parametrize("method, workers", [(StrategyConfig("allreduce", load_balance="batch"), 4),
+                                             (StrategyConfig("allreduce", uses_mpi_allreduce=True, load_balance="batch"), 3),
+                                             (StrategyConfig("ps", ps=2, load_balance="batch"), 4)], ids=["sum", "library", "ps"])
+def test_batches_by_speed_are_equal_to_the_whole_batch(method: StrategyConfig, workers: int) -> None:
     model, opt = net()
     first = flat(model)
-    deal = Deal(SAMPLES, workers, BATCH, True, 1)
+    deal = GlobalBatches(SAMPLES, workers, BATCH, True, 1)
     for epoch in range(EPOCHS):
         for index in whole(deal, epoch):
             step(model, opt, X[index], Y[index])
@@ -100,7 +100,7 @@ def test_batches_by_speed_are_equal_to_the_whole_batch(method: Method, workers: 
 
 
 def test_speeds_are_averaged() -> None:
-    speed = Speed()
+    speed = ThroughputEstimator()
     for samples, seconds in ((8, 1.0), (8, 4.0), (0, 1.0), (8, 0.0)):
         speed.measure(samples, seconds)
     assert speed.value == pytest.approx((8 + 2) / 2)
@@ -112,28 +112,28 @@ def test_speeds_are_averaged() -> None:
 
 
 def test_shares_change_for_more_than_3_percent_and_not_soon_again() -> None:
-    shares = Shares(2)
-    assert not shares.follow([1.0, 0.95], 0)
+    shares = WorkShares(2)
+    assert not shares.update([1.0, 0.95], 0)
     assert shares.values == (1.0, 1.0)
-    assert shares.follow([3.0, 1.0], 5)
+    assert shares.update([3.0, 1.0], 5)
     assert shares.values == (1.5, 0.5)
-    assert not shares.follow([1.0, 1.0], 5 + EVERY - 1)
+    assert not shares.update([1.0, 1.0], 5 + MIN_STEPS_BETWEEN_CHANGES - 1)
     assert shares.values == (1.5, 0.5)
-    assert not shares.follow([3.1, 1.0], 5 + EVERY)
-    assert shares.follow([1.0, 1.0], 5 + EVERY)
+    assert not shares.update([3.1, 1.0], 5 + MIN_STEPS_BETWEEN_CHANGES)
+    assert shares.update([1.0, 1.0], 5 + MIN_STEPS_BETWEEN_CHANGES)
     assert shares.values == (1.0, 1.0)
 
 
 def test_what_a_step_takes_in_any_case_is_taken_in_by_the_second_change() -> None:
     """One of eight at a quarter of the speed, 10 of 110 ms in any case: the slowest comes within 1 % of the best."""
-    def seconds(shares: Shares) -> list[float]:
+    def seconds(shares: WorkShares) -> list[float]:
         return [0.01 + share * 0.1 * slow for share, slow in zip(shares.values, (1,) * 7 + (4,), strict=True)]
 
-    shares, slowest = Shares(8), []
+    shares, slowest = WorkShares(8), []
     for step in range(0, 100, 5):
         taken = seconds(shares)
         slowest.append(max(taken))
-        shares.follow([share / its for share, its in zip(shares.values, taken, strict=True)], step)
+        shares.update([share / its for share, its in zip(shares.values, taken, strict=True)], step)
     assert slowest[0] == pytest.approx(0.41)
     assert slowest[-1] < 1.01 * (0.01 + 0.1 * 8 / 7.25)
 
@@ -144,51 +144,53 @@ WEIGHTS = (0.25, 1.25, 1.5, 1.0)
 @pytest.mark.parametrize("traffic, compress", [("random", "none"), ("base", "int4"), ("exponential", "none"),
                                                ("base", "fp16"), ("zones", "none")])
 def test_gossip_keeps_the_weighted_sum(traffic: str, compress: str) -> None:
-    played = play(Method("gossip", traffic, compress=compress), 4, 60, weights=WEIGHTS, zones="aabb")
+    played = play(StrategyConfig("gossip", traffic, compression=compress), 4, 60, weights=WEIGHTS, zones="aabb")
     first, last = (sum(weight * np.float64(getattr(its, name)) for weight, its in zip(WEIGHTS, played, strict=True))
                    for name in ("first", "last"))
     assert np.abs(first - last).max() < 1e-3 * np.abs(first).max()
-    assert [its.strategy.weight for its in played] == pytest.approx(WEIGHTS)
+    assert [its.strategy.model_weight for its in played] == pytest.approx(WEIGHTS)
 
 
 def test_pushed_models_of_other_weights_keep_the_weighted_sum() -> None:
-    played = play(Method("gossip", "random", asynchronous=True), 4, 40, weights=WEIGHTS, update=noise(0.1),
+    played = play(StrategyConfig("gossip", "random", asynchronous=True), 4, 40, weights=WEIGHTS, update=noise(0.1),
                   seconds=lambda rank: 1e-3)
     before = sum(weight * np.float64(its.first) + its.added for weight, its in zip(WEIGHTS, played, strict=True))
-    after = sum(its.strategy.weight * np.float64(its.last) for its in played)
+    after = sum(its.strategy.model_weight * np.float64(its.last) for its in played)
     assert np.abs(after - before).max() < 1e-4
-    assert sum(its.strategy.weight for its in played) == pytest.approx(sum(WEIGHTS))
-    assert all(its.strategy.fired for its in played)
+    assert sum(its.strategy.model_weight for its in played) == pytest.approx(sum(WEIGHTS))
+    assert all(its.strategy.exchanges for its in played)
 
 
 def test_a_slow_rank_does_not_gather_all_the_weight() -> None:
     """Of one that is 4 times slower the others keep more than half."""
     held = []
     for steps in range(30, 40):
-        played = play(Method("gossip", "random", asynchronous=True), 8, steps, update=noise(0.1),
+        played = play(StrategyConfig("gossip", "random", asynchronous=True), 8, steps, update=noise(0.1),
                       seconds=lambda rank: 4.0 if rank == 0 else 1.0)
-        held.append(sum(its.strategy.weight for its in played[1:]))
+        held.append(sum(its.strategy.model_weight for its in played[1:]))
     assert np.mean(held) > 4
 
 
 @pytest.mark.parametrize("compress", ["none", "int8"])
 def test_local_sgd_takes_the_weighted_mean(compress: str) -> None:
-    method = Method("local-sgd", "ring", compress=compress, period=5, outer_lr=1.0, outer_momentum=0.0)
+    method = StrategyConfig("local-sgd", "ring", compression=compress, period=5, outer_lr=1.0, outer_momentum=0.0)
     played = play(method, 4, 5, weights=WEIGHTS)
     mean = sum(weight * np.float64(its.first) for weight, its in zip(WEIGHTS, played, strict=True)) / 4
     for its in played:
         assert np.abs(its.last - mean).max() < (1e-5 if compress == "none" else 0.05)
 
 
-METHODS = [Method("allreduce", balance="batch"), Method("gossip", "base", balance="batch"),
-           Method("gossip", "base", period=5, balance="steps"), Method("local-sgd", period=8, balance="steps"),
-           Method("gossip", "random", asynchronous=True, balance="steps"),
-           Method("gossip", "random", asynchronous=True, balance="batch")]
+METHODS = [StrategyConfig("allreduce", load_balance="batch"), StrategyConfig("gossip", "base", load_balance="batch"),
+           StrategyConfig(
+    "gossip", "base", period=5, load_balance="steps"), StrategyConfig(
+        "local-sgd", period=8, load_balance="steps"),
+           StrategyConfig("gossip", "random", asynchronous=True, load_balance="steps"),
+           StrategyConfig("gossip", "random", asynchronous=True, load_balance="batch")]
 
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda its: f"{its.strategy}-{its.balance}-{its.asynchronous}")
 @pytest.mark.parametrize("data", ["arrays", "dataset"])
-def test_a_loader_deals_every_sample_once_and_goes_on_from_a_position(method: Method, data: str) -> None:
+def test_a_loader_deals_every_sample_once_and_goes_on_from_a_position(method: StrategyConfig, data: str) -> None:
     """After a restart in the middle of an epoch with fewer workers what is left is dealt out."""
     class Numbers(torch.utils.data.Dataset[Any]):
         def __len__(self) -> int:
@@ -203,15 +205,15 @@ def test_a_loader_deals_every_sample_once_and_goes_on_from_a_position(method: Me
         def deal(run: Run, model: Any, opt: Any) -> Any:
             loader, seen, states = run.loader(source, BATCH), [], []
             if begin:
-                loader.restore(begin)
-                assert loader.state() == begin
+                loader.load_state_dict(begin)
+                assert loader.state_dict() == begin
             for _ in range(1 if begin else 2):
                 seen.append([])
                 for index in loader:
                     slowed(run, len(index))
                     step(model, opt, X[index], Y[index])
                     seen[-1] += index.tolist()
-                    states.append((run.done, loader.state()))
+                    states.append((run.global_step, loader.state_dict()))
             return seen, states
         return deal
 
@@ -224,20 +226,25 @@ def test_a_loader_deals_every_sample_once_and_goes_on_from_a_position(method: Me
         state for done, state in found[0][1] if done == 40)
     rest = library(3, method, program(middle))
     dealt = sorted(sample for seen, _ in rest for sample in seen[0])
-    assert dealt == sorted(Deal(SAMPLES, 3, BATCH, True, 1).order(middle["epoch"])[middle["cursor"]:].tolist())
+    assert dealt == sorted(
+    GlobalBatches(
+        SAMPLES, 3, BATCH, True, 1).order(
+            middle["epoch"])[
+                middle["cursor"]:].tolist())
 
 
 @pytest.mark.parametrize("method, text", [
-    (Method("allreduce", "ring", balance="steps"), "--balance steps: each step takes all workers, so that none can "
+    (StrategyConfig("allreduce", "ring", load_balance="steps"), "--balance steps: each step takes all workers, so that none can "
      "make more of them; asked for with allreduce --traffic ring --trigger period --compress none; valid: --balance "
      "off, batch"),
-    (Method("ps", "shards", balance="steps"), "--balance steps: each step takes all workers"),
-    (Method("ps", "shards", staleness=2, balance="steps"), "--balance steps: each step takes all workers"),
-    (Method("gossip", "base", balance="steps"), "--balance steps: with an exchange after every step there are none"),
-    (Method("gossip", "base", shared_memory=True, period=4, balance="steps"), "--balance steps: with --shared")])
-def test_what_cannot_be_balanced_is_refused(method: Method, text: str) -> None:
-    with pytest.raises(Refused) as refused:
-        combine.check(method)
+    (StrategyConfig("ps", "shards", load_balance="steps"), "--balance steps: each step takes all workers"),
+    (StrategyConfig("ps", "shards", max_staleness=2, load_balance="steps"), "--balance steps: each step takes all workers"),
+    (StrategyConfig("gossip", "base", load_balance="steps"),
+     "--balance steps: with an exchange after every step there are none"),
+    (StrategyConfig("gossip", "base", shared_memory=True, period=4, load_balance="steps"), "--balance steps: with --shared")])
+def test_what_cannot_be_balanced_is_refused(method: StrategyConfig, text: str) -> None:
+    with pytest.raises(InvalidRunError) as refused:
+        combine.check_compatibility(method)
     assert str(refused.value).startswith(text)
     assert "valid: " in str(refused.value)
 
@@ -258,29 +265,36 @@ def two_loaders(run: Run, model: Any, opt: Any) -> None:
 def test_scripts_that_cannot_be_balanced(program: Callable[[Run, Any, Any], None], options: dict[str, int],
                                          words: str) -> None:
     with pytest.raises(TrainError, match=words):
-        library(2, Method("allreduce", balance="batch"), program, **options)
+        library(2, StrategyConfig("allreduce", load_balance="batch"), program, **options)
 
 
 def test_checkpoints_need_a_common_step(tmp_path: Path) -> None:
-    with pytest.raises(Refused, match="--checkpoint: with --balance steps --async what is dealt to one worker"):
-        library(2, Method("gossip", asynchronous=True, balance="steps"), no_batch, checkpoint=str(tmp_path))
+    with pytest.raises(InvalidRunError, match="--checkpoint: with --balance steps --async what is dealt to one worker"):
+        library(
+    2,
+    StrategyConfig(
+        "gossip",
+        asynchronous=True,
+        load_balance="steps"),
+        no_batch,
+         checkpoint=str(tmp_path))
 
 
 def test_skewed_data_cannot_be_balanced() -> None:
     with pytest.raises(UsageError, match="--balance batch: with --skew each worker has images of its own"):
-        parse(["--balance", "batch", "--skew", "0.3"], {})
+        parse_train_options(["--balance", "batch", "--skew", "0.3"], {})
 
 
 def test_ranks_slow_for_a_while() -> None:
-    options = parse(["--simulate", "4", "--slow", "3=4@100-200,1=2@50,0=1.5"], {})
-    assert options.slow == (Slow(3, 4.0, 100, 200), Slow(1, 2.0, 50), Slow(0, 1.5))
+    options = parse_train_options(["--simulate", "4", "--slow", "3=4@100-200,1=2@50,0=1.5"], {})
+    assert options.straggler == (Straggler(3, 4.0, 100, 200), Straggler(1, 2.0, 50), Straggler(0, 1.5))
     for text in ("3=4@", "3=4@-5", "3=4@5-5", "3=4@9-5", "3@4", "1=2,1=3@4"):
         with pytest.raises(UsageError, match="--slow"):
-            parse(["--simulate", "4", "--slow", text], {})
+            parse_train_options(["--simulate", "4", "--slow", text], {})
 
 
 def simulated(*arguments: str, slow: str = "5=4") -> dict[str, Any]:
-    found = train(parse(["--simulate", "8", "--zones", "A:2x2,B:2x2", "--steps", "240", "--model", "mlp:32",
+    found = train(parse_train_options(["--simulate", "8", "--zones", "A:2x2,B:2x2", "--steps", "240", "--model", "mlp:32",
                          "--batch", "16", *(["--slow", slow] if slow else []), *arguments], {}))
     assert found is not None
     return found
@@ -350,6 +364,6 @@ def test_a_slowed_rank_over_mpi_gets_less(words: str, tmp_path: Path) -> None:
     assert ("of each worker" if "steps" in words else "batch, each worker") in done.stdout
     # 60 steps are two epochs of 23 (or, of three workers, 30) steps and a part of a third
     taken = round(sum(np.multiply(summary["steps_per_worker"], summary["batch_per_worker"])))
-    epochs, rest = divmod(steps, Deal(1437, summary["workers"], batch, True, 1).steps)
+    epochs, rest = divmod(steps, GlobalBatches(1437, summary["workers"], batch, True, 1).steps_per_epoch)
     assert taken == epochs * 1437 + rest * summary["workers"] * batch
     assert summary["accuracy"] > 0.8

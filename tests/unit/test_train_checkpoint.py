@@ -14,15 +14,15 @@ import torch
 from training import evenly
 
 from slurmdl import wholefile
-from slurmdl.errors import Refused, Stopped, TrainError
+from slurmdl.errors import InvalidRunError, Preempted, TrainError
 from slurmdl.train import init
 from slurmdl.train.library import checkpoint, halt
-from slurmdl.train.library.checkpoint import Folder, Manifest, Unusable
-from slurmdl.train.library.deal import Deal
+from slurmdl.train.library.checkpoint import CheckpointDir, CorruptCheckpointError, Manifest
+from slurmdl.train.library.deal import GlobalBatches
 from slurmdl.train.library.run import Run
-from slurmdl.train.method import Method
-from slurmdl.train.strategies.pieces import gathered
-from slurmdl.train.trainer.options import parse
+from slurmdl.train.method import StrategyConfig
+from slurmdl.train.strategies.pieces import assemble_shard
+from slurmdl.train.trainer.options import parse_train_options
 from slurmdl.train.trainer.trainer import train
 from slurmdl.train.transports import virtual
 
@@ -48,7 +48,7 @@ def figures(words: str, ranks: int = 4, steps: int = 40, **further: object) -> d
     """The summary of a simulated run; further options by name."""
     more = [word for name, value in further.items() for word in (f"--{name.replace('_', '-')}", str(value))]
     common = ["--simulate", str(ranks), "--steps", str(steps), "--model", "mlp:16", "--batch", "16", "--skew", "0.3"]
-    found = train(parse([*words.split(), *common, *more], {}))
+    found = train(parse_train_options([*words.split(), *common, *more], {}))
     assert found is not None
     return found
 
@@ -77,7 +77,7 @@ def test_a_run_that_goes_on_ends_bit_for_bit_as_an_unbroken_one(case: str, tmp_p
 def test_a_run_without_common_steps_goes_on(words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     further = {"slow": "3=3", "checkpoint": tmp_path, "checkpoint_every": 4, "compute": "replay:0.2"}
     figures(words, **further)
-    newest = Folder(str(tmp_path)).numbers()[0]
+    newest = CheckpointDir(str(tmp_path)).list_numbers()[0]
     (tmp_path / f"step-{newest:08d}/manifest.json").unlink()
     resumed = figures(words, **further)
     assert "goes on after step" in capsys.readouterr().err
@@ -94,20 +94,20 @@ def test_told_to_stop_in_any_step(every: int, words: str, tmp_path: Path, monkey
     ends with a checkpoint, in the midst of which the signal may come."""
     further = {"compute": "replay:0.2", "slow": "3=4", "checkpoint_every": every}
     unbroken = figures(words, **further)
-    record = Run.record
+    record = Run.log_loss
 
     def signalled(run: Run, loss: float) -> None:
         record(run, loss)
         if run.step == 17 and run.rank == 2:
-            halt._come(signal.SIGTERM, None)
+            halt._on_signal(signal.SIGTERM, None)
 
     monkeypatch.setattr(halt, "_came", 0)
     monkeypatch.setattr(Run, "record", signalled)
-    with pytest.raises(Stopped, match=rf"checkpoint of step \d+ in {tmp_path}; the same command goes on from it$"):
+    with pytest.raises(Preempted, match=rf"checkpoint of step \d+ in {tmp_path}; the same command goes on from it$"):
         figures(words, checkpoint=tmp_path, **further)
     monkeypatch.setattr(Run, "record", record)
     monkeypatch.setattr(halt, "_came", 0)
-    assert 17 <= Folder(str(tmp_path)).numbers()[0] < 40
+    assert 17 <= CheckpointDir(str(tmp_path)).list_numbers()[0] < 40
     resumed = figures(words, checkpoint=tmp_path, **further)
     if words in SYNCHRONOUS.values():
         assert outcome(resumed) == outcome(unbroken)
@@ -120,22 +120,22 @@ def test_told_to_stop_in_any_step(every: int, words: str, tmp_path: Path, monkey
 def test_told_to_stop_again_and_again_while_checkpoints_are_made(words: str, tmp_path: Path,
                                                                  monkeypatch: pytest.MonkeyPatch) -> None:
     """As scancel does with each rank, and a user who is impatient: what is under way is not begun anew."""
-    write, begin, begun = Folder.write, halt.Halt._begin, list[bool]()
+    write, begin, begun = CheckpointDir.write_rank_file, halt.CheckpointCoordinator._start_query, list[bool]()
 
-    def then_signalled(folder: Folder, number: int, *its: Any) -> Any:
+    def then_signalled(folder: CheckpointDir, number: int, *its: Any) -> Any:
         if number >= 17:
-            halt._come(signal.SIGTERM, None)
+            halt._on_signal(signal.SIGTERM, None)
         return write(folder, number, *its)
 
-    def counted(its: halt.Halt, *under_way: int) -> None:
+    def counted(its: halt.CheckpointCoordinator, *under_way: int) -> None:
         # a promise that was not kept yet is one to a call that is under way
-        begun.append(not its._calling and bool(its._answers) and its._promise is not None)
+        begun.append(not its._query_open and bool(its._replies) and its._promised_step is not None)
         begin(its, *under_way)
 
     monkeypatch.setattr(halt, "_came", 0)
-    monkeypatch.setattr(Folder, "write", then_signalled)
-    monkeypatch.setattr(halt.Halt, "_begin", counted)
-    with pytest.raises(Stopped, match=rf"checkpoint of step \d+ in {tmp_path}; the same command goes on from it$"):
+    monkeypatch.setattr(CheckpointDir, "write", then_signalled)
+    monkeypatch.setattr(halt.CheckpointCoordinator, "_begin", counted)
+    with pytest.raises(Preempted, match=rf"checkpoint of step \d+ in {tmp_path}; the same command goes on from it$"):
         figures(words, compute="replay:0.2", slow="3=4", checkpoint=tmp_path, checkpoint_every=1)
     assert begun
     assert not any(begun)
@@ -145,19 +145,19 @@ def test_told_to_stop_again_and_again_while_checkpoints_are_made(words: str, tmp
 def test_told_to_stop_after_a_periodic_checkpoint_was_decided(words: str, tmp_path: Path,
                                                               monkeypatch: pytest.MonkeyPatch) -> None:
     """The request comes too late for the checkpoint that is about to be made: the run stops at one more."""
-    decide, decided = halt.Halt._decide, list[int]()
+    decide, decided = halt.CheckpointCoordinator._decide, list[int]()
 
-    def then_asked(its: halt.Halt) -> None:
+    def then_asked(its: halt.CheckpointCoordinator) -> None:
         decide(its)
-        decided.append(max(its._answers.values()))
+        decided.append(max(its._replies.values()))
         if len(decided) == 2:
-            its._hear(its._workers[-1], halt._ASK, 0, False)
+            its._on_message(its._workers[-1], halt._STOP_REQUEST, 0, False)
 
-    monkeypatch.setattr(halt.Halt, "_decide", then_asked)
-    with pytest.raises(Stopped, match=rf"checkpoint of step \d+ in {tmp_path}; the same command goes on from it$"):
+    monkeypatch.setattr(halt.CheckpointCoordinator, "_decide", then_asked)
+    with pytest.raises(Preempted, match=rf"checkpoint of step \d+ in {tmp_path}; the same command goes on from it$"):
         figures(words, compute="replay:0.2", slow="3=4", checkpoint=tmp_path, checkpoint_every=8)
     assert len(decided) == 3
-    assert Folder(str(tmp_path)).numbers()[0] == decided[-1]
+    assert CheckpointDir(str(tmp_path)).list_numbers()[0] == decided[-1]
 
 
 @pytest.mark.parametrize("words, before, after", [
@@ -199,7 +199,7 @@ def test_shards_are_cut_anew_for_servers_of_another_number(servers: int, tmp_pat
 def test_a_checkpoint_of_another_run_is_refused(words: str, ranks: int, further: dict[str, Any], why: str,
                                                 tmp_path: Path) -> None:
     figures("--strategy allreduce", 2, 5, checkpoint=tmp_path, checkpoint_every=5)
-    with pytest.raises(Refused, match=f"^--checkpoint {tmp_path}: is of a run with {why}"):
+    with pytest.raises(InvalidRunError, match=f"^--checkpoint {tmp_path}: is of a run with {why}"):
         figures(words, ranks, 5, **{"checkpoint": tmp_path, **further})
 
 
@@ -207,28 +207,28 @@ def test_ranks_of_another_number_are_refused_where_each_is_on_its_own(tmp_path: 
     words = "--strategy ps --async"
     why = "is of 2 workers and 1 servers, these are 1 workers and 1 servers: each worker has"
     figures(words, 3, 20, checkpoint=tmp_path, checkpoint_every=5, compute="replay:0.2")
-    with pytest.raises(Refused, match=f"^--checkpoint {tmp_path}: {why}"):
+    with pytest.raises(InvalidRunError, match=f"^--checkpoint {tmp_path}: {why}"):
         figures(words, 2, 20, checkpoint=tmp_path)
 
 
-def written(folder: Folder, number: int, ranks: int = 2) -> None:
-    parts = [folder.write(number, f"worker-{rank}", {"its": torch.full((1000,), float(number))})
+def written(folder: CheckpointDir, number: int, ranks: int = 2) -> None:
+    parts = [folder.write_rank_file(number, f"worker-{rank}", {"its": torch.full((1000,), float(number))})
              for rank in range(ranks)]
-    folder.seal(Manifest(number, {"--strategy": "gossip"}, {"workers": ranks}, {part.name: part for part in parts}))
+    folder.commit(Manifest(number, {"--strategy": "gossip"}, {"workers": ranks}, {part.name: part for part in parts}))
 
 
 def test_the_last_two_stay_and_what_is_half_written_goes(tmp_path: Path) -> None:
-    folder = Folder(str(tmp_path))
-    folder.write(5, "worker-0", {"its": 1})
+    folder = CheckpointDir(str(tmp_path))
+    folder.write_rank_file(5, "worker-0", {"its": 1})
     for number in (10, 20, 30):
         written(folder, number)
-    assert folder.numbers() == [30, 20]
+    assert folder.list_numbers() == [30, 20]
     assert not list(tmp_path.rglob("*.tmp"))
 
 
 @pytest.mark.parametrize("spoil", ["cut", "flipped", "lost", "manifest", "half a manifest"])
 def test_what_is_spoilt_is_found_to_be(spoil: str, tmp_path: Path) -> None:
-    folder = Folder(str(tmp_path))
+    folder = CheckpointDir(str(tmp_path))
     written(folder, 10)
     part, manifest = (tmp_path / "step-00000010" / name for name in ("worker-1.pt", "manifest.json"))
     data = part.read_bytes()
@@ -242,8 +242,8 @@ def test_what_is_spoilt_is_found_to_be(spoil: str, tmp_path: Path) -> None:
         manifest.write_text(manifest.read_text().replace('"workers": 2', '"workers": 3'))
     else:
         manifest.write_text(manifest.read_text()[:50])
-    with pytest.raises(Unusable, match=str(tmp_path)):
-        folder.read(folder.manifest(10), "worker-1")
+    with pytest.raises(CorruptCheckpointError, match=str(tmp_path)):
+        folder.read_rank_file(folder.read_manifest(10), "worker-1")
 
 
 def test_a_spoilt_checkpoint_is_skipped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -257,19 +257,19 @@ def test_a_spoilt_checkpoint_is_skipped(tmp_path: Path, capsys: pytest.CaptureFi
     assert said[0].startswith(f"slurmdl: train: a checkpoint is skipped: {part}: corrupt: ")
     assert said[1:2] == [f"slurmdl: train: goes on after step 15 from {tmp_path}/step-00000015"]
     assert resumed["checksum"] == unbroken["checksum"]
-    assert Folder(str(tmp_path)).numbers() == [30, 15], "the spoilt one was written anew"
+    assert CheckpointDir(str(tmp_path)).list_numbers() == [30, 15], "the spoilt one was written anew"
 
 
 def test_the_time_of_checkpoints_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sync = wholefile.sync
+    sync = wholefile.fsync_dir
 
     def slow(folder: str) -> None:
         sync(folder)
         virtual_ranks[0].clock += 1.0
 
     virtual_ranks: list[Any] = []
-    make = virtual.Virtual.__init__
-    monkeypatch.setattr(virtual.Virtual, "__init__", lambda self, *words: (virtual_ranks.append(self),
+    make = virtual.VirtualTransport.__init__
+    monkeypatch.setattr(virtual.VirtualTransport, "__init__", lambda self, *words: (virtual_ranks.append(self),
                                                                            make(self, *words))[1])
     monkeypatch.setattr(wholefile, "sync", slow)
     found = figures("--strategy allreduce", 1, 20, checkpoint=tmp_path, checkpoint_every=10)
@@ -288,8 +288,8 @@ def test_the_figures_of_each_step_stay_in_the_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize("count, cursor", [(100, 42), (100, 84), (45, 42), (100, 99)])
 @pytest.mark.parametrize("workers", [2, 3])
 def test_what_is_left_of_an_epoch_goes_once_to_one_worker_each(count: int, cursor: int, workers: int) -> None:
-    deal = Deal(count, workers, 7, True, 1)
-    assert np.array_equal(deal.order(4), Deal(count, 3, 7, True, 1).order(4))
+    deal = GlobalBatches(count, workers, 7, True, 1)
+    assert np.array_equal(deal.order(4), GlobalBatches(count, 3, 7, True, 1).order(4))
     dealt = [place for worker in range(workers) for hand in evenly(deal, worker, cursor)
              for place in range(hand.start, hand.stop)]
     assert sorted(dealt) == (list(range(cursor, count)) if count - cursor >= workers else [])
@@ -297,18 +297,23 @@ def test_what_is_left_of_an_epoch_goes_once_to_one_worker_each(count: int, curso
 
 def test_pieces_are_cut_anew() -> None:
     pieces = [(0, 3, {"a": torch.arange(3), "n": 5}), (3, 10, {"a": torch.arange(3, 10), "n": 5})]
-    found = gathered(pieces, slice(2, 8))
+    found = assemble_shard(pieces, slice(2, 8))
     assert found["a"].tolist() == [2, 3, 4, 5, 6, 7]
     assert found["n"] == 5
 
 
 def script(folder: Path, program: Any, ranks: int = 2) -> Sequence[Any]:
-    def rank(transport: virtual.Virtual) -> Any:
-        run = init(Method("allreduce"), environ={}, transport=transport, checkpoint=str(folder), checkpoint_every=2)
+    def rank(transport: virtual.VirtualTransport) -> Any:
+        run = init(
+    StrategyConfig("allreduce"),
+    environ={},
+    transport=transport,
+    checkpoint_dir=str(folder),
+     checkpoint_every=2)
         model = torch.nn.Linear(3, 1)
         opt = torch.optim.SGD(model.parameters(), lr=0.1)
         return program(run, model, opt)
-    return virtual.run(ranks, rank)
+    return virtual.run_virtual_ranks(ranks, rank)
 
 
 def test_a_script_whose_steps_have_no_end_is_refused(tmp_path: Path) -> None:
@@ -333,20 +338,20 @@ def test_what_cannot_be_kept_is_refused_at_once(state: Any, why: str, tmp_path: 
 
     def program(run: Run, model: Any, opt: Any) -> None:
         run.wrap(model, opt)
-        run.keep("thing", Thing() if state else object())
+        run.register_for_checkpointing("thing", Thing() if state else object())
     with pytest.raises(TrainError, match=rf"^keep\('thing'\): .*{why}"):
         script(tmp_path, program)
 
 
 def test_a_folder_that_not_all_ranks_see_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoint, "PATIENCE", 0.2)
-    monkeypatch.setattr(Folder, "announce", lambda self: (str(tmp_path / "elsewhere"), ""))
+    monkeypatch.setattr(CheckpointDir, "announce", lambda self: (str(tmp_path / "elsewhere"), ""))
     monkeypatch.setattr("os.unlink", lambda path: None)
-    with pytest.raises(Refused, match=r"rank 0 on .* does not see there.*; valid: a folder that all ranks share"):
+    with pytest.raises(InvalidRunError, match=r"rank 0 on .* does not see there.*; valid: a folder that all ranks share"):
         script(tmp_path / "kept", lambda run, model, opt: run.wrap(model, opt))
 
 
 def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(Refused, match=r"^--checkpoint .*/file/kept: Not a directory; valid: a folder that all ranks"):
+    with pytest.raises(InvalidRunError, match=r"^--checkpoint .*/file/kept: Not a directory; valid: a folder that all ranks"):
         script(tmp_path / "file" / "kept", lambda run, model, opt: run.wrap(model, opt))

@@ -7,23 +7,23 @@ import time
 
 import pytest
 
-from slurmdl.train.courier import LONGEST, Courier
+from slurmdl.train.courier import MAX_POLL_SECONDS, CommThread
 
 
 def test_what_is_attended_to_goes_on_between_errands_and_ends() -> None:
-    courier, enough, calls = Courier(True), threading.Event(), []
+    courier, enough, calls = CommThread(True), threading.Event(), []
 
     def idle() -> bool:
         calls.append(threading.current_thread().name)
         if len(calls) == 5:
             enough.set()
         return len(calls) % 2 == 0
-    courier.attend(idle)
+    courier.add_poller(idle)
     assert enough.wait(10)
-    assert courier.do(lambda: 3) == 3
-    courier.neglect(idle)
-    before = courier.do(lambda: len(calls))
-    assert courier.do(lambda: len(calls)) == before
+    assert courier.call(lambda: 3) == 3
+    courier.remove_poller(idle)
+    before = courier.call(lambda: len(calls))
+    assert courier.call(lambda: len(calls)) == before
     courier.close()
     assert set(calls) == {"courier"}
 
@@ -31,18 +31,18 @@ def test_what_is_attended_to_goes_on_between_errands_and_ends() -> None:
 def test_looks_become_seldom_while_nothing_comes_and_not_while_something_is_under_way() -> None:
     def looks(comes: bool) -> float:
         """In the time of one long pause, on average."""
-        courier, calls = Courier(True), list[bool]()
+        courier, calls = CommThread(True), list[bool]()
 
         def idle() -> bool:
             calls.append(comes)
             return comes
         begin = time.perf_counter()
-        courier.attend(idle)
+        courier.add_poller(idle)
         threading.Event().wait(0.3)
-        courier.neglect(idle)
+        courier.remove_poller(idle)
         taken = time.perf_counter() - begin
         courier.close()
-        return len(calls) * LONGEST / taken
+        return len(calls) * MAX_POLL_SECONDS / taken
 
     seldom = looks(comes=False)
     assert seldom < 1.1
@@ -50,20 +50,20 @@ def test_looks_become_seldom_while_nothing_comes_and_not_while_something_is_unde
 
 
 def test_what_fails_between_errands_fails_all_errands_that_follow() -> None:
-    courier = Courier(True)
-    courier.attend(lambda: bool(1 / 0))
+    courier = CommThread(True)
+    courier.add_poller(lambda: bool(1 / 0))
     with pytest.raises(ZeroDivisionError):
         for _ in range(1000):
-            courier.do(lambda: threading.Event().wait(1e-3))
+            courier.call(lambda: threading.Event().wait(1e-3))
     with pytest.raises(ZeroDivisionError):
-        courier.do(lambda: 3)
+        courier.call(lambda: 3)
     courier.close()
 
 
 def test_what_an_errand_raises_its_giver_gets() -> None:
     for threaded in (True, False):
-        courier = Courier(threaded)
+        courier = CommThread(threaded)
         with pytest.raises(ZeroDivisionError):
-            courier.do(lambda: 1 / 0)
-        assert courier.do(lambda: 4) == 4
+            courier.call(lambda: 1 / 0)
+        assert courier.call(lambda: 4) == 4
         courier.close()

@@ -10,40 +10,40 @@ import numpy as np
 import pytest
 
 from slurmdl.errors import InputError, UsageError
-from slurmdl.train.trainer.data import read
-from slurmdl.train.trainer.data.dataset import Labelled, divide
-from slurmdl.train.trainer.data.shares import shares
+from slurmdl.train.trainer.data import load_dataset
+from slurmdl.train.trainer.data.dataset import LabeledImages, split_and_normalize
+from slurmdl.train.trainer.data.shares import partition_indices
 
 #: bytes of an image of CIFAR
 IMAGE = 3 * 32 * 32
 
 
 def test_digits_are_images() -> None:
-    data = read("digits", 1)
+    data = load_dataset("digits", 1)
     assert data.train_x.shape == (1437, 1, 8, 8)
     assert data.shape == (1, 8, 8)
     assert len(data.test_y) == 360
 
 
 def test_cifar_shaped_is_standardised_by_channel_and_alike_for_every_seed() -> None:
-    data = read("cifar-shaped", 1)
+    data = load_dataset("cifar-shaped", 1)
     assert data.train_x.shape == (1437, 3, 32, 32)
     assert data.train_x.dtype == np.float32
     assert np.abs(data.train_x.mean((0, 2, 3))).max() < 1e-3
     assert np.allclose(data.train_x.std((0, 2, 3)), 1, atol=1e-3)
     assert data.train_x.mean(0).std() > 1e-2, "not by the pixel"
-    assert not np.array_equal(data.test_y, read("cifar-shaped", 2).test_y)
+    assert not np.array_equal(data.test_y, load_dataset("cifar-shaped", 2).test_y)
 
 
 @pytest.mark.parametrize(("spec", "shape", "classes", "count"), [
     ("synthetic:3x8x8:4", (3, 8, 8), 4, 2000), ("synthetic:64:10:100", (64,), 10, 100)])
 def test_synthetic(spec: str, shape: tuple[int, ...], classes: int, count: int) -> None:
-    data = read(spec, 1)
+    data = load_dataset(spec, 1)
     assert (data.shape, data.classes) == (shape, classes)
     assert len(data.train_y) + len(data.test_y) == count
     assert set(data.train_y) == set(range(classes))
-    assert np.array_equal(data.train_x, read(spec, 1).train_x)
-    assert not np.array_equal(data.train_x, read(spec, 2).train_x)
+    assert np.array_equal(data.train_x, load_dataset(spec, 1).train_x)
+    assert not np.array_equal(data.train_x, load_dataset(spec, 2).train_x)
 
 
 @pytest.mark.parametrize("spec", [
@@ -51,7 +51,7 @@ def test_synthetic(spec: str, shape: tuple[int, ...], classes: int, count: int) 
     "synthetic:0:2", "synthetic:1000000:10:1000000", "digits:3", "cifar-shaped:3", "mnist", "idx", "cifar:"])
 def test_wrong_specifications(spec: str) -> None:
     with pytest.raises(UsageError) as raised:
-        read(spec, 1)
+        load_dataset(spec, 1)
     assert spec.partition(":")[0] in str(raised.value)
 
 
@@ -70,14 +70,14 @@ def mnist(tmp_path: Path) -> Path:
 
 
 def test_idx_with_and_without_test_images(mnist: Path) -> None:
-    data = read(f"idx:{mnist}", 1)
+    data = load_dataset(f"idx:{mnist}", 1)
     assert (data.train_x.shape, len(data.test_y), data.classes) == ((16, 1, 5, 6), 4, 4)
     idx(mnist / "t10k-images.idx3-ubyte", np.full((3, 5, 6), 7))
     idx(mnist / "t10k-labels.idx1-ubyte", np.array([3, 1, 2]))
-    data = read(f"idx:{mnist}", 1)
+    data = load_dataset(f"idx:{mnist}", 1)
     assert data.train_x.shape == (20, 1, 5, 6)
     assert data.test_y.tolist() == [3, 1, 2]
-    folded = read(f"idx:{mnist}", 1, fold=(2, 4))
+    folded = load_dataset(f"idx:{mnist}", 1, fold=(2, 4))
     assert (len(folded.train_y), len(folded.test_y)) == (17, 6)
 
 
@@ -119,7 +119,7 @@ def broken(mnist: Path, fault: str) -> None:
 def test_broken_idx(mnist: Path, fault: str, message: str) -> None:
     broken(mnist, fault)
     with pytest.raises(InputError) as raised:
-        read(f"idx:{mnist}", 1)
+        load_dataset(f"idx:{mnist}", 1)
     assert message in str(raised.value)
     assert str(mnist) in str(raised.value)
 
@@ -132,7 +132,7 @@ def test_a_header_that_promises_terabytes_costs_no_memory(mnist: Path, packed: b
     (mnist / name).write_bytes(gzip.compress(head) if packed else head)
     tracemalloc.start()
     with pytest.raises(InputError, match="4294967295 x 4294967295 x 4294967295 bytes, it is shorter"):
-        read(f"idx:{mnist}", 1)
+        load_dataset(f"idx:{mnist}", 1)
     assert tracemalloc.get_traced_memory()[1] < 1 << 20
     tracemalloc.stop()
 
@@ -143,28 +143,28 @@ def test_cifar(tmp_path: Path) -> None:
         table = random.integers(0, 256, (count, 1 + IMAGE)).astype(np.uint8)
         table[:, 0] %= 10
         (tmp_path / name).write_bytes(table.tobytes())
-    data = read(f"cifar:{tmp_path}", 1)
+    data = load_dataset(f"cifar:{tmp_path}", 1)
     assert (data.train_x.shape, data.test_x.shape, data.classes) == ((50, 3, 32, 32), (10, 3, 32, 32), 10)
     assert np.array_equal(data.test_y, table[:, 0])
     channel = table[:, 1:].reshape(-1, 3, 32, 32).astype(np.float64)
     assert np.corrcoef(data.test_x[:, 1].ravel(), channel[:, 1].ravel())[0, 1] > 0.999
     (tmp_path / "data_batch_2.bin").write_bytes(b"\0" * 5000)
     with pytest.raises(InputError, match=r"data_batch_2.bin: has 5000 bytes.* of 3073 bytes"):
-        read(f"cifar:{tmp_path}", 1)
+        load_dataset(f"cifar:{tmp_path}", 1)
     (tmp_path / "data_batch_2.bin").write_bytes(b"\0" * (1 + IMAGE) + b"\x0b" * (1 + IMAGE))
     with pytest.raises(InputError, match="image 2 has label 11; valid are 0 to 9"):
-        read(f"cifar:{tmp_path}", 1)
+        load_dataset(f"cifar:{tmp_path}", 1)
 
 
 def test_cifar_100_has_fine_labels(tmp_path: Path) -> None:
     table = np.zeros((50, 2 + IMAGE), np.uint8)
     table[:, 0], table[:, 1] = 3, np.arange(50) + 50
     (tmp_path / "train.bin").write_bytes(table.tobytes())
-    data = read(f"cifar:{tmp_path}", 1)
+    data = load_dataset(f"cifar:{tmp_path}", 1)
     assert data.classes == 100
     assert sorted([*data.train_y, *data.test_y]) == list(range(50, 100))
     with pytest.raises(InputError, match="holds neither"):
-        read(f"cifar:{tmp_path.parent}", 1)
+        load_dataset(f"cifar:{tmp_path.parent}", 1)
 
 
 @pytest.fixture
@@ -181,54 +181,55 @@ def pictures(tmp_path: Path) -> Path:
 
 
 def test_folders(pictures: Path) -> None:
-    data = read(f"folder:{pictures}", 1)
+    data = load_dataset(f"folder:{pictures}", 1)
     assert (data.train_x.shape, data.test_x.shape, data.classes) == ((8, 3, 32, 32), (2, 3, 32, 32), 2)
     assert data.train_x[data.train_y == 1].mean() > data.train_x[data.train_y == 0].mean() + 0.5
-    assert read(f"folder:{pictures}:16", 1).shape == (3, 16, 16)
+    assert load_dataset(f"folder:{pictures}:16", 1).shape == (3, 16, 16)
     for part, names in (("train", ("0.png", "1.jpg", "2.ppm")), ("test", ("3.pgm",))):
         for name in ("cat", "dog"):
             (pictures / "own" / part / name).mkdir(parents=True)
             for file in names:
                 (pictures / "own" / part / name / file).write_bytes((pictures / name / file).read_bytes())
-    data = read(f"folder:{pictures / 'own'}", 1)
+    data = load_dataset(f"folder:{pictures / 'own'}", 1)
     assert (data.train_y.tolist(), data.test_y.tolist()) == ([0, 0, 0, 1, 1, 1], [0, 1])
 
 
 def test_broken_folders(pictures: Path) -> None:
     (pictures / "cat" / "0.png").write_bytes((pictures / "cat" / "0.png").read_bytes()[:40])
     with pytest.raises(InputError, match=r"cat/0.png: not an image that Pillow can read"):
-        read(f"folder:{pictures}", 1)
+        load_dataset(f"folder:{pictures}", 1)
     with pytest.raises(InputError, match="0 images in 0 folders"):
-        read(f"folder:{pictures / 'dog'}", 1)
+        load_dataset(f"folder:{pictures / 'dog'}", 1)
     with pytest.raises(InputError, match="not a folder"):
-        read(f"folder:{pictures / 'none'}", 1)
+        load_dataset(f"folder:{pictures / 'none'}", 1)
     (pictures / "cat" / "0.png").write_bytes(b"P6 99999 99999 255\n")
     with pytest.raises(InputError, match=r"cat/0.png"):
-        read(f"folder:{pictures}", 1)
+        load_dataset(f"folder:{pictures}", 1)
 
 
 @pytest.mark.parametrize(("count", "parts"), [(10, 3), (1797, 5), (7, 7)])
 def test_folds_hold_every_image_once(count: int, parts: int) -> None:
-    found = Labelled(np.arange(count, dtype=np.float64)[:, None], np.arange(count), count)
+    found = LabeledImages(np.arange(count, dtype=np.float64)[:, None], np.arange(count), count)
     tests = []
     for part in range(1, parts + 1):
-        data = divide(found, 3, (part, parts))
+        data = split_and_normalize(found, 3, (part, parts))
         assert sorted([*data.train_y, *data.test_y]) == list(range(count))
         tests += data.test_y.tolist()
         assert abs(len(data.test_y) - count / parts) < 1
     assert sorted(tests) == list(range(count))
-    assert np.array_equal(divide(found, 3).test_y, divide(found, 3, (1, 5)).test_y)
+    assert np.array_equal(split_and_normalize(found, 3).test_y, split_and_normalize(found, 3, (1, 5)).test_y)
 
 
 @pytest.mark.parametrize("workers", [1, 3, 8])
 @pytest.mark.parametrize("skew", [None, 0.01, 0.3, 100.0])
 def test_shares_are_disjoint_and_of_equal_size(workers: int, skew: float | None) -> None:
     labels = np.random.default_rng(1).permutation(np.repeat([0, 1, 2, 4], [500, 60, 300, 140]))
-    found = shares(labels, workers, skew, 5)
+    found = partition_indices(labels, workers, skew, 5)
     assert {len(share) for share in found} == {1000 // workers}
     assert len(np.unique(np.concatenate(found))) == 1000 // workers * workers
-    assert all(map(np.array_equal, found, shares(labels, workers, skew, 5)))
-    assert skew is None or workers == 1 or not np.array_equal(found[0], shares(labels, workers, skew, 6)[0])
+    assert all(map(np.array_equal, found, partition_indices(labels, workers, skew, 5)))
+    assert skew is None or workers == 1 or not np.array_equal(
+        found[0], partition_indices(labels, workers, skew, 6)[0])
 
 
 def test_the_smaller_alpha_the_fewer_labels_has_a_worker() -> None:
@@ -236,5 +237,6 @@ def test_the_smaller_alpha_the_fewer_labels_has_a_worker() -> None:
 
     def most(skew: float | None) -> float:
         """The share of its commonest label in a worker's images, mean over the workers."""
-        return float(np.mean([np.bincount(labels[share]).max() / len(share) for share in shares(labels, 8, skew, 1)]))
+        return float(np.mean([np.bincount(labels[share]).max() / len(share)
+                     for share in partition_indices(labels, 8, skew, 1)]))
     assert most(0.05) > 0.5 > most(0.3) > 0.25 > most(100) > most(None) > 0.1

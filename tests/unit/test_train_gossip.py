@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from training import Drawn, lost, noise, play, spread
 
-from slurmdl.train.method import Method
-from slurmdl.train.mixing.graphs import GRAPHS, Members
+from slurmdl.train.method import StrategyConfig
+from slurmdl.train.mixing.graphs import GRAPHS, GossipGroup
 
 COUNTS = (1, 2, 3, 5, 8, 13, 17)
 ZONES = tuple("abbacabcddeabcbda")
@@ -19,55 +19,55 @@ ZONES = tuple("abbacabcddeabcbda")
 @pytest.mark.parametrize("count", COUNTS)
 def test_gossip_is_the_product_of_its_mixing_matrices(graph: str, count: int) -> None:
     steps, zones = 9, ZONES[:count]
-    played = play(Method("gossip", graph), count, steps, zones=zones)
+    played = play(StrategyConfig("gossip", graph), count, steps, zones=zones)
     models = np.array([its.first for its in played], np.float64)
-    expected = GRAPHS[graph](Members(zones, 5))
+    expected = GRAPHS[graph](GossipGroup(zones, 5))
     for step in range(steps):
         models = expected.round(step).matrix @ models
     assert np.abs(models - [its.last for its in played]).max() < 1e-5
     assert lost(played) < 1e-6
     rests = [sum(expected.round(step).target[worker] == worker for step in range(steps)) for worker in range(count)]
-    assert [its.strategy.fired for its in played] == [steps - rest for rest in rests]
-    assert all(its.strategy.skipped == 0 for its in played)
+    assert [its.strategy.exchanges for its in played] == [steps - rest for rest in rests]
+    assert all(its.strategy.exchanges_skipped == 0 for its in played)
 
 
 @pytest.mark.parametrize("compress, near", [("fp16", 1e-3), ("int8", 1e-3), ("int4", 1e-3), ("sign", 0.1),
                                             ("topk", 0.01)])
 @pytest.mark.parametrize("count", [2, 5, 8])
 def test_compressed_gossip_keeps_the_sum_and_comes_together(compress: str, near: float, count: int) -> None:
-    played = play(Method("gossip", "base", compress=compress), count, 300, zones=ZONES[:count])
+    played = play(StrategyConfig("gossip", "base", compression=compress), count, 300, zones=ZONES[:count])
     assert lost(played) < 1e-5
     assert spread([its.last for its in played]) < near * spread([its.first for its in played])
 
 
 @pytest.mark.parametrize("graph", ["exponential", "zones"])
 def test_copies_on_every_fixed_graph(graph: str) -> None:
-    played = play(Method("gossip", graph, compress="int4"), 8, 300, zones=ZONES[:8], update=noise(1e-3))
+    played = play(StrategyConfig("gossip", graph, compression="int4"), 8, 300, zones=ZONES[:8], update=noise(1e-3))
     assert lost(played) < 1e-5
     assert spread([its.last for its in played]) < 0.05 * spread([its.first for its in played])
 
 
 @pytest.mark.parametrize("method, count", [
-    (Method("adaptive-gossip", "base"), 5), (Method("adaptive-gossip", "random", compress="fp16"), 8),
-    (Method("adaptive-gossip", "zones", compress="int4"), 6), (Method("adaptive-gossip", "links"), 7),
-    (Method("gossip", "exponential", period=3), 5), (Method("gossip", "random", global_every=7), 6),
-    (Method("adaptive-gossip", "random", asynchronous=True), 5),
-    (Method("gossip", "exponential", asynchronous=True, compress="fp16"), 7),
-    (Method("local-sgd", "ring", compress="int4", period=5), 5),
-    (Method("local-sgd", "hierarchical", trigger="drift"), 7)],
-    ids=lambda its: f"{its.strategy}-{its.traffic}-{its.compress}" if isinstance(its, Method) else str(its))
-def test_no_deadlock_and_no_loss_whatever_the_delays(method: Method, count: int) -> None:
+    (StrategyConfig("adaptive-gossip", "base"), 5), (StrategyConfig("adaptive-gossip", "random", compression="fp16"), 8),
+    (StrategyConfig("adaptive-gossip", "zones", compression="int4"), 6), (StrategyConfig("adaptive-gossip", "links"), 7),
+    (StrategyConfig("gossip", "exponential", period=3), 5), (StrategyConfig("gossip", "random", global_average_every=7), 6),
+    (StrategyConfig("adaptive-gossip", "random", asynchronous=True), 5),
+    (StrategyConfig("gossip", "exponential", asynchronous=True, compression="fp16"), 7),
+    (StrategyConfig("local-sgd", "ring", compression="int4", period=5), 5),
+    (StrategyConfig("local-sgd", "hierarchical", trigger="drift"), 7)],
+    ids=lambda its: f"{its.strategy}-{its.comm_pattern}-{its.compression}" if isinstance(its, StrategyConfig) else str(its))
+def test_no_deadlock_and_no_loss_whatever_the_delays(method: StrategyConfig, count: int) -> None:
     """Messages that take up to 5 steps, and ranks of which each is slower than the one before."""
     for seed in range(4):
         played = play(method, count, 60, zones=ZONES[:count], network=Drawn(seed, 5.0), update=noise(0.05),
                       seconds=lambda rank: 1.0 + rank)
-        assert sum(its.strategy.fired for its in played) > 0
+        assert sum(its.strategy.exchanges for its in played) > 0
         if method.strategy in ("gossip", "adaptive-gossip"):
             assert lost(played) < 1e-5
 
 
 def test_the_same_seed_makes_the_same_exchanges_whatever_the_delays() -> None:
-    method = Method("adaptive-gossip", "base", compress="int8", threshold=0.03)
+    method = StrategyConfig("adaptive-gossip", "base", compression="int8", drift_threshold=0.03)
     one, other = (play(method, 6, 200, update=noise(2e-3), network=network) for network in (None, Drawn(1, 9.0)))
     assert [its.exchanges for its in one] == [its.exchanges for its in other]
     assert all(np.array_equal(a.last, b.last) for a, b in zip(one, other, strict=True))
@@ -77,7 +77,16 @@ def test_drift_decides_when_pairs_exchange() -> None:
     """One worker moves, the others stand still: all exchanges that no guard forces are those with the one."""
     def update(worker: int, step: int, parameters: np.ndarray) -> np.ndarray:
         return np.full_like(parameters, 0.02 * (worker == 0 and step < 60))
-    played = play(Method("adaptive-gossip", "base", threshold=0.05, warm_up=4), 4, 100, update=update, apart=0)
+    played = play(
+    StrategyConfig(
+        "adaptive-gossip",
+        "base",
+        drift_threshold=0.05,
+        trigger_warmup=4),
+        4,
+        100,
+        update=update,
+         apart=0)
     first, *others = (its.exchanges for its in played)
     assert first[:4] == [0, 1, 2, 3]
     assert 5 < len(first) < 25
@@ -88,7 +97,7 @@ def test_drift_decides_when_pairs_exchange() -> None:
 
 
 def test_nothing_moves_and_silence_ends() -> None:
-    played = play(Method("adaptive-gossip", "base", warm_up=2, silence=20), 4, 200, apart=0)
+    played = play(StrategyConfig("adaptive-gossip", "base", trigger_warmup=2, max_interval=20), 4, 200, apart=0)
     for its in played:
         gaps = np.diff([*its.exchanges, 200])
         assert its.exchanges[:2] == [0, 1]
@@ -103,7 +112,7 @@ def test_the_threshold_follows_the_learning_rate() -> None:
 
     def update(worker: int, step: int, parameters: np.ndarray) -> np.ndarray:
         return noise(0.05)(worker, step, parameters) * np.float32(rate(step))
-    fixed, scaled = (play(Method("adaptive-gossip", "base", threshold=0.02, warm_up=0, silence=1000), 4, 400,
+    fixed, scaled = (play(StrategyConfig("adaptive-gossip", "base", drift_threshold=0.02, trigger_warmup=0, max_interval=1000), 4, 400,
                           update=update, apart=0, rate=its) for its in (lambda step: 0.1, rate))
 
     def late(played: list) -> int:
@@ -114,7 +123,7 @@ def test_the_threshold_follows_the_learning_rate() -> None:
 @pytest.mark.parametrize("budget, compress", [(0.05, "none"), (0.02, "int4"), (0.1, "fp16"), (0.012, "sign")])
 def test_a_budget_is_kept(budget: float, compress: str) -> None:
     count, steps, size = 4, 1500, 600
-    played = play(Method("adaptive-gossip", "base" if compress in ("int4", "sign") else "random", compress=compress,
+    played = play(StrategyConfig("adaptive-gossip", "base" if compress in ("int4", "sign") else "random", compression=compress,
                          comm_budget=budget), count, steps, size=size, update=noise(0.02), apart=0)
     final = 8 * size * (count - 1) / count
     for its in played:
@@ -123,10 +132,10 @@ def test_a_budget_is_kept(budget: float, compress: str) -> None:
 
 
 def test_a_budget_below_what_silence_forces_is_refused() -> None:
-    from slurmdl.errors import Refused
-    with pytest.raises(Refused, match=r"--comm-budget 1%: below 1.56%, .* 64 steps"):
-        play(Method("adaptive-gossip", "base", comm_budget=0.01), 2, 1, size=100_000)
-    play(Method("adaptive-gossip", "base", comm_budget=0.01, compress="int4"), 2, 1, size=100_000)
+    from slurmdl.errors import InvalidRunError
+    with pytest.raises(InvalidRunError, match=r"--comm-budget 1%: below 1.56%, .* 64 steps"):
+        play(StrategyConfig("adaptive-gossip", "base", comm_budget=0.01), 2, 1, size=100_000)
+    play(StrategyConfig("adaptive-gossip", "base", comm_budget=0.01, compression="int4"), 2, 1, size=100_000)
 
 
 @pytest.mark.parametrize("budget, compress, warm_up, silence", [(0.02, "int4", 7, 16), (0.02, "none", 1, 64),
@@ -135,7 +144,7 @@ def test_a_budget_below_what_silence_forces_is_refused() -> None:
 def test_a_budget_says_how_long_all_exchange_and_how_long_none_need_to(budget: float, compress: str, warm_up: int,
                                                                       silence: int) -> None:
     """A quarter of what it pays for in 200 steps; 2.5 times the mean distance, in whole checks of 4 steps or 2."""
-    for its in play(Method("adaptive-gossip", "base", comm_budget=budget, compress=compress), 2, 300, size=100_000,
+    for its in play(StrategyConfig("adaptive-gossip", "base", comm_budget=budget, compression=compress), 2, 300, size=100_000,
                     apart=0):
         assert its.exchanges[:warm_up] == list(range(warm_up))
         assert warm_up + 1 not in its.exchanges
@@ -143,7 +152,13 @@ def test_a_budget_says_how_long_all_exchange_and_how_long_none_need_to(budget: f
 
 
 def test_what_is_asked_for_wins_over_what_the_budget_says() -> None:
-    method = Method("adaptive-gossip", "base", comm_budget=0.02, compress="int4", warm_up=12, silence=40)
+    method = StrategyConfig(
+    "adaptive-gossip",
+    "base",
+    comm_budget=0.02,
+    compression="int4",
+    trigger_warmup=12,
+     max_interval=40)
     for its in play(method, 2, 300, size=100_000, apart=0):
         assert its.exchanges[:12] == list(range(12))
         assert set(np.diff(its.exchanges[12:])) == {40}
@@ -151,18 +166,18 @@ def test_what_is_asked_for_wins_over_what_the_budget_says() -> None:
 
 @pytest.mark.parametrize("strategy", ["gossip", "local-sgd"])
 def test_a_budget_of_one_who_is_alone(strategy: str) -> None:
-    (alone,) = play(Method(strategy, "random" if strategy == "gossip" else "ring", comm_budget=0.1), 1, 50, apart=0)
+    (alone,) = play(StrategyConfig(strategy, "random" if strategy == "gossip" else "ring", comm_budget=0.1), 1, 50, apart=0)
     assert np.array_equal(alone.first, alone.last)
 
 
 def test_a_global_average_makes_all_models_the_mean() -> None:
-    played = play(Method("gossip", "random", global_every=4), 6, 8, zones=ZONES[:6])
+    played = play(StrategyConfig("gossip", "random", global_average_every=4), 6, 8, zones=ZONES[:6])
     mean = np.mean([its.first for its in played], axis=0, dtype=np.float64)
     assert all(np.abs(its.last - mean).max() < 1e-5 for its in played)
 
 
 def test_a_global_average_ends_the_silence_and_is_paid_from_the_budget() -> None:
-    method = Method("adaptive-gossip", "base", warm_up=0, global_every=10, silence=20)
+    method = StrategyConfig("adaptive-gossip", "base", trigger_warmup=0, global_average_every=10, max_interval=20)
     assert all(not its.exchanges for its in play(method, 4, 200, apart=0))
     paid = play(replace(method, comm_budget=0.25), 4, 1000, update=noise(0.02), apart=0)
     final = 8 * 300 * 3 / 4
@@ -174,7 +189,7 @@ def test_a_global_average_ends_the_silence_and_is_paid_from_the_budget() -> None
 def test_local_sgd_is_its_formula(traffic: str, count: int) -> None:
     """In fp64, in one process."""
     alpha, mu, period = 0.7, 0.5, 4
-    played = play(Method("local-sgd", traffic, period=period), count, 20, apart=0, update=noise(0.1),
+    played = play(StrategyConfig("local-sgd", traffic, period=period), count, 20, apart=0, update=noise(0.1),
                   zones=ZONES[:count])
     x = np.array([its.first for its in played], np.float64)
     z, u = x[0].copy(), np.zeros(x.shape[1])
@@ -194,16 +209,25 @@ def test_what_compression_leaves_out_comes_later(compress: str) -> None:
     """All are drawn to one point: compressed and not, they come to it."""
     def update(worker: int, step: int, parameters: np.ndarray) -> np.ndarray:
         return np.float32(0.02) * (3 - parameters)
-    played = play(Method("local-sgd", "ring", compress=compress, period=4), 5, 800, size=700, update=update)
+    played = play(
+    StrategyConfig(
+        "local-sgd",
+        "ring",
+        compression=compress,
+        period=4),
+        5,
+        800,
+        size=700,
+         update=update)
     far = np.abs(played[0].first - 3).max()
     near = 0.2 if compress == "sign" else 0.01
     assert all(np.abs(its.last - 3).max() < near * far for its in played)
-    assert len({its.strategy.fired for its in played}) == 1
+    assert len({its.strategy.exchanges for its in played}) == 1
 
 
 @pytest.mark.parametrize("compress", ["int4", "sign", "topk"])
 def test_momentum_and_what_is_fed_back_do_not_swing_up(compress: str) -> None:
-    method = Method("local-sgd", "ring", compress=compress, period=2, outer_momentum=0.9)
+    method = StrategyConfig("local-sgd", "ring", compression=compress, period=2, outer_momentum=0.9)
 
     def update(worker: int, step: int, parameters: np.ndarray) -> np.ndarray:
         return np.float32(0.04) * (3 - parameters)
@@ -215,7 +239,7 @@ def test_all_decide_alike_by_the_mean_drift() -> None:
     """One of five moves: in the mean it is a fifth as urgent."""
     def update(worker: int, step: int, parameters: np.ndarray) -> np.ndarray:
         return np.full_like(parameters, 0.01 * (worker == 2))
-    played = play(Method("local-sgd", "ring", trigger="drift", threshold=0.02, warm_up=0), 5, 100, update=update,
+    played = play(StrategyConfig("local-sgd", "ring", trigger="drift", drift_threshold=0.02, trigger_warmup=0), 5, 100, update=update,
                   apart=0)
     exchanges = played[0].exchanges
     assert all(its.exchanges == exchanges for its in played)
@@ -224,14 +248,14 @@ def test_all_decide_alike_by_the_mean_drift() -> None:
 
 def test_asynchronous_gossip_comes_together_though_one_is_slow() -> None:
     """Nobody waits: on its clock a quick rank ends long before one that takes 10 times as long for a step."""
-    played = play(Method("gossip", "random", asynchronous=True), 6, 150, network=Drawn(3, 0.5),
+    played = play(StrategyConfig("gossip", "random", asynchronous=True), 6, 150, network=Drawn(3, 0.5),
                   seconds=lambda rank: 10.0 if rank == 0 else 1.0)
     assert lost(played) < 1e-5
-    assert sum(its.strategy.weight for its in played) == pytest.approx(6, rel=1e-12)
+    assert sum(its.strategy.model_weight for its in played) == pytest.approx(6, rel=1e-12)
     assert spread([its.last for its in played]) < 0.2 * spread([its.first for its in played])
 
 
 def test_a_push_that_would_wait_is_left_out() -> None:
-    played = play(Method("gossip", "random", asynchronous=True), 3, 40, network=Drawn(3, 20.0))
-    assert all(its.strategy.skipped > 10 for its in played)
+    played = play(StrategyConfig("gossip", "random", asynchronous=True), 3, 40, network=Drawn(3, 20.0))
+    assert all(its.strategy.exchanges_skipped > 10 for its in played)
     assert lost(played) < 1e-5

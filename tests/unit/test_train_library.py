@@ -14,10 +14,10 @@ from virtual_ranks import flat, library
 
 from slurmdl.errors import SlurmdlError, TrainError
 from slurmdl.train import init
-from slurmdl.train.library.deal import Deal
+from slurmdl.train.library.deal import GlobalBatches
 from slurmdl.train.library.run import Run
-from slurmdl.train.method import Method
-from slurmdl.train.runtime import Refused
+from slurmdl.train.method import StrategyConfig
+from slurmdl.train.runtime import InvalidRunError
 from slurmdl.train.transports import virtual
 
 SAMPLES, BATCH, EPOCHS = 100, 7, 2
@@ -52,7 +52,7 @@ def groups(model: Any) -> Any:
 
 
 def named(thing: Any) -> str | None:
-    return f"{thing.strategy}{thing.ps or ''}" if isinstance(thing, Method) else None
+    return f"{thing.strategy}{thing.ps or ''}" if isinstance(thing, StrategyConfig) else None
 
 
 OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
@@ -84,7 +84,7 @@ def script(optimizer: str, none: bool = True, net: Callable[[Run], Any] = lambda
         opt = OPTIMIZERS[optimizer](model)
         run.attach(model, opt)
         loader = run.loader((X, Y), BATCH)
-        if run.serves:
+        if run.is_server:
             run.serve()
             return None
         return train(model, opt, lambda: loader, none)
@@ -94,7 +94,7 @@ def script(optimizer: str, none: bool = True, net: Callable[[Run], Any] = lambda
 def one_process(optimizer: str, workers: int) -> Any:
     """The same training on the workers' batches together, by torch alone."""
     model = Net()
-    deal = Deal(SAMPLES, workers, BATCH, True, 1)
+    deal = GlobalBatches(SAMPLES, workers, BATCH, True, 1)
     epochs = iter(range(EPOCHS))
 
     def batches() -> Any:
@@ -112,10 +112,11 @@ def one_process(optimizer: str, workers: int) -> Any:
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("method, ranks", [
-    (Method("allreduce"), 1), (Method("allreduce"), 3), (Method("allreduce", library=True), 4),
-    (Method("ps", ps=1), 3), (Method("ps", ps=2), 5),
-    (Method("ps", ps=3), 4)], ids=named)
-def test_equal_to_one_process(optimizer: str, method: Method, ranks: int) -> None:
+    (StrategyConfig("allreduce"), 1), (StrategyConfig("allreduce"),
+     3), (StrategyConfig("allreduce", uses_mpi_allreduce=True), 4),
+    (StrategyConfig("ps", ps=1), 3), (StrategyConfig("ps", ps=2), 5),
+    (StrategyConfig("ps", ps=3), 4)], ids=named)
+def test_equal_to_one_process(optimizer: str, method: StrategyConfig, ranks: int) -> None:
     workers = ranks - (method.ps or 0)
     expected = one_process(optimizer, workers)
     assert (expected - flat(Net())).abs().max() > 1e-2, "the reference did not learn"
@@ -124,14 +125,16 @@ def test_equal_to_one_process(optimizer: str, method: Method, ranks: int) -> Non
             assert torch.allclose(mine, expected, rtol=0, atol=2e-6)
 
 
-@pytest.mark.parametrize("method", [Method("allreduce"), Method("ps"), Method("gossip")], ids=named)
-def test_gradients_that_are_set_to_zero_or_to_none(method: Method) -> None:
+@pytest.mark.parametrize("method", [StrategyConfig("allreduce"),
+                         StrategyConfig("ps"), StrategyConfig("gossip")], ids=named)
+def test_gradients_that_are_set_to_zero_or_to_none(method: StrategyConfig) -> None:
     kept, made = (library(3, method, script("sgd", none))[-1] for none in (False, True))
     assert torch.equal(kept, made)
 
 
-@pytest.mark.parametrize("method", [Method("allreduce"), Method("ps"), Method("gossip")], ids=named)
-def test_pytorch_1_13_trains_the_same(method: Method, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("method", [StrategyConfig("allreduce"),
+                         StrategyConfig("ps"), StrategyConfig("gossip")], ids=named)
+def test_pytorch_1_13_trains_the_same(method: StrategyConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     """Which has no hooks of the optimizer's steps, and none of gradients that are complete."""
     expected = library(3, method, script("sgd", False))[-1]
     for owner, name in ((torch.optim.Optimizer, "register_step_pre_hook"),
@@ -149,8 +152,8 @@ def test_gossip_ends_with_one_model(ranks: int) -> None:
         run.wrap(model, opt)
         train(model, opt, lambda: run.loader((X, Y), BATCH))
         run.finish()
-        return flat(model), run.consensus
-    models = library(ranks, Method("gossip"), program)
+        return flat(model), run.consensus_distance
+    models = library(ranks, StrategyConfig("gossip"), program)
     assert all(torch.equal(model, models[0][0]) for model, _ in models)
     assert (max(consensus for _, consensus in models) > 0) == (ranks > 1)
 
@@ -161,16 +164,16 @@ def test_all_begin_as_rank_0() -> None:
         model[1].running_mean += run.rank
         run.wrap(model, sgd(model))
         return flat(model), model[1].running_mean.clone(), model[1].num_batches_tracked.clone()
-    for model, mean, tracked in library(3, Method("gossip"), program):
+    for model, mean, tracked in library(3, StrategyConfig("gossip"), program):
         assert torch.equal(model, flat(nn.Sequential(Net(0), nn.BatchNorm1d(3))))
         assert not mean.any()
         assert tracked == 0
 
 
 def test_several_passes_in_a_step() -> None:
-    def program(passes: int) -> Callable[[virtual.Virtual], Any]:
-        def rank(transport: virtual.Virtual) -> Any:
-            run = init(Method("allreduce"), environ={}, transport=transport, passes=passes)
+    def program(passes: int) -> Callable[[virtual.VirtualTransport], Any]:
+        def rank(transport: virtual.VirtualTransport) -> Any:
+            run = init(StrategyConfig("allreduce"), environ={}, transport=transport, backward_passes_per_step=passes)
             model = Net()
             opt = sgd(model)
             run.wrap(model, opt)
@@ -183,7 +186,7 @@ def test_several_passes_in_a_step() -> None:
                 opt.step()
             return flat(model)
         return rank
-    whole, parts = (virtual.run(2, program(passes)) for passes in (1, 5))
+    whole, parts = (virtual.run_virtual_ranks(2, program(passes)) for passes in (1, 5))
     assert torch.equal(parts[0], parts[1])
     assert torch.allclose(whole[0], parts[0], rtol=0, atol=1e-6)
 
@@ -198,20 +201,20 @@ def test_gradients_are_the_mean_when_backward_returns() -> None:
     model = Net()
     nn.functional.cross_entropy(model(X), Y).backward()
     expected = torch.cat([tensor.grad.reshape(-1) for tensor in model.parameters() if tensor.grad is not None])
-    for mine in library(2, Method("allreduce"), program):
+    for mine in library(2, StrategyConfig("allreduce"), program):
         assert torch.allclose(mine[mine != 0], expected[expected != 0], rtol=0, atol=1e-6)
 
 
 def test_sums_begin_while_the_backward_pass_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """A rank alone, whose sums need no message, with a communication thread as MPI has it."""
     monkeypatch.setattr("slurmdl.buckets.LONGEST", 16)
-    monkeypatch.setattr(virtual.Virtual, "threaded", True)
+    monkeypatch.setattr(virtual.VirtualTransport, "threaded", True)
 
     def program(run: Run) -> list[int]:
         model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(4)))
         run.wrap(model, sgd(model))
         ready: list[int] = []
-        tell = run.strategy.ready
+        tell = run.strategy.on_gradients_ready
 
         def listen(start: int) -> None:
             ready.append(start)
@@ -220,7 +223,7 @@ def test_sums_begin_while_the_backward_pass_goes_on(monkeypatch: pytest.MonkeyPa
         monkeypatch.setattr(run.strategy, "ready", listen)
         model(torch.ones(1, 4)).sum().backward()
         return ready
-    assert library(1, Method("allreduce"), program) == [[76, 60, 56, 40, 36, 20, 16, 0, 0]]
+    assert library(1, StrategyConfig("allreduce"), program) == [[76, 60, 56, 40, 36, 20, 16, 0, 0]]
 
 
 def wrapped(run: Run, change: Callable[[Any, Any], None] = lambda model, opt: None) -> tuple[Any, Any]:
@@ -244,7 +247,7 @@ def test_models_keep_their_class_and_their_state() -> None:
         model.load_state_dict(Net(5).state_dict())  # in place
         step(model, opt)
         assert model.again.weight is model.two.weight
-    library(2, Method("allreduce"), program)
+    library(2, StrategyConfig("allreduce"), program)
 
 
 def mixed(model: Any, opt: Any) -> None:
@@ -270,8 +273,8 @@ def stranger(model: Any, opt: Any) -> None:
     (all_frozen, "the optimizer trains no parameter of the model"),
     (stranger, r"tensor of shape \(2, 9\) that is no parameter of the model")])
 def test_models_that_cannot_be_laid_flat(change: Callable[[Any, Any], None], words: str) -> None:
-    with pytest.raises(Refused, match=words):
-        library(2, Method("allreduce"), lambda run: wrapped(run, change))
+    with pytest.raises(InvalidRunError, match=words):
+        library(2, StrategyConfig("allreduce"), lambda run: wrapped(run, change))
 
 
 @pytest.mark.parametrize("differ, words", [
@@ -284,8 +287,8 @@ def test_models_that_cannot_be_laid_flat(change: Callable[[Any, Any], None], wor
 def test_ranks_that_differ(differ: Callable[[Any, Any], None], words: str) -> None:
     def program(run: Run) -> None:
         wrapped(run, differ if run.rank else lambda model, opt: None)
-    with pytest.raises(Refused, match=words):
-        library(2, Method("allreduce"), program)
+    with pytest.raises(InvalidRunError, match=words):
+        library(2, StrategyConfig("allreduce"), program)
 
 
 def moved(model: Any, opt: Any) -> None:
@@ -300,11 +303,11 @@ def grown(model: Any, opt: Any) -> None:
     opt.add_param_group({"params": nn.Parameter(torch.zeros(2))})
 
 
-@pytest.mark.parametrize("method", [Method("allreduce"), Method("gossip")], ids=named)
+@pytest.mark.parametrize("method", [StrategyConfig("allreduce"), StrategyConfig("gossip")], ids=named)
 @pytest.mark.parametrize("change, words", [
     (moved, "step 1: parameter one.weight was laid elsewhere after run.wrap"),
     (grown, "step 1: the optimizer got another group after run.wrap")])
-def test_changes_after_the_start(method: Method, change: Callable[[Any, Any], None], words: str) -> None:
+def test_changes_after_the_start(method: StrategyConfig, change: Callable[[Any, Any], None], words: str) -> None:
     def program(run: Run) -> None:
         model, opt = wrapped(run)
         change(model, opt)
@@ -324,7 +327,7 @@ def broken(model: Any, opt: Any) -> None:
     (lambda model, opt: opt.step(lambda: None), r"opt.step\(closure\): not supported")])
 def test_faults_in_a_step(fault: Callable[[Any, Any], None], words: str) -> None:
     with pytest.raises(TrainError, match=words):
-        library(1, Method("allreduce"), lambda run: fault(*wrapped(run)))
+        library(1, StrategyConfig("allreduce"), lambda run: fault(*wrapped(run)))
 
 
 def test_sparse_gradients_become_dense() -> None:
@@ -337,14 +340,14 @@ def test_sparse_gradients_become_dense() -> None:
             model(torch.tensor([run.rank])).sum().backward()
             opt.step()
         return model.weight.detach()[:, 0].tolist()
-    assert library(2, Method("allreduce"), program) == [[0.5, 0.5, 1, 1, 1]] * 2
+    assert library(2, StrategyConfig("allreduce"), program) == [[0.5, 0.5, 1, 1, 1]] * 2
 
 
 @pytest.mark.parametrize("make", [
     lambda model: torch.optim.LBFGS(model.parameters()), lambda model: torch.optim.Adafactor(model.parameters())])
 def test_optimizers_that_work_on_no_shard(make: Callable[[Any], Any]) -> None:
-    with pytest.raises(Refused, match=r"--strategy ps: \w+ needs whole tensors"):
-        library(2, Method("ps"), lambda run: run.attach(model := Net(), make(model)))
+    with pytest.raises(InvalidRunError, match=r"--strategy ps: \w+ needs whole tensors"):
+        library(2, StrategyConfig("ps"), lambda run: run.attach(model := Net(), make(model)))
 
 
 def test_a_worker_that_ends_early_leaves_no_server_waiting() -> None:
@@ -352,16 +355,16 @@ def test_a_worker_that_ends_early_leaves_no_server_waiting() -> None:
         model = Net()
         opt = sgd(model)
         run.attach(model, opt)
-        if run.serves:
+        if run.is_server:
             run.serve()
-        for _ in range(run.worker or 0):
+        for _ in range(run.worker_rank or 0):
             step(model, opt)
         return run.step
-    assert library(4, Method("ps"), program) == [0, 0, 1, 2]
+    assert library(4, StrategyConfig("ps"), program) == [0, 0, 1, 2]
 
 
-@pytest.mark.parametrize("method", [Method("allreduce"), Method("gossip")], ids=named)
-def test_a_worker_that_ends_early_ends_all(method: Method) -> None:
+@pytest.mark.parametrize("method", [StrategyConfig("allreduce"), StrategyConfig("gossip")], ids=named)
+def test_a_worker_that_ends_early_ends_all(method: StrategyConfig) -> None:
     def program(run: Run) -> None:
         model, opt = wrapped(run)
         for _ in range(2 + run.rank):
@@ -373,19 +376,19 @@ def test_a_worker_that_ends_early_ends_all(method: Method) -> None:
 @pytest.mark.parametrize("count, workers, batch", [(100, 3, 7), (9, 3, 3), (10, 3, 3), (11, 3, 3), (3, 3, 50),
                                                    (1437, 8, 32), (5, 1, 2), (17, 16, 1)])
 def test_every_sample_is_dealt_once(count: int, workers: int, batch: int) -> None:
-    deal = Deal(count, workers, batch, True, 4)
+    deal = GlobalBatches(count, workers, batch, True, 4)
     hands = [list(evenly(deal, worker)) for worker in range(workers)]
-    assert {len(hand) for hand in hands} == {deal.steps}
+    assert {len(hand) for hand in hands} == {deal.steps_per_epoch}
     places = [place for hand in hands for its in hand for place in range(its.start, its.stop)]
     assert sorted(places) == list(range(count))
-    for number in range(deal.steps):
+    for number in range(deal.steps_per_epoch):
         sizes = [hand[number].stop - hand[number].start for hand in hands]
-        assert [hand[number].weight for hand in hands] == [size * workers / sum(sizes) for size in sizes]
-        assert sizes == [batch] * workers or (number == deal.steps - 1 and max(sizes) - min(sizes) <= 1 <= min(sizes)
+        assert [hand[number].gradient_weight for hand in hands] == [size * workers / sum(sizes) for size in sizes]
+        assert sizes == [batch] * workers or (number == deal.steps_per_epoch - 1 and max(sizes) - min(sizes) <= 1 <= min(sizes)
                                               and max(sizes) <= batch + 1)
     assert sorted(deal.order(2)) == list(range(count))
     assert not np.array_equal(deal.order(2), deal.order(3))
-    assert np.array_equal(Deal(count, workers, batch, False, 4).order(0), np.arange(count))
+    assert np.array_equal(GlobalBatches(count, workers, batch, False, 4).order(0), np.arange(count))
 
 
 class Squares(torch.utils.data.Dataset[Any]):
@@ -404,7 +407,7 @@ def test_kinds_of_data(data: Any) -> None:
         assert (len(loader), len(loader.dataset), loader.batch_size) == (3, 10, 2), "as scripts with a DataLoader log"
         assert [int(its) for its in loader.dataset[3]] == [3, 9]
         return [pair for x, y in loader for pair in zip(x.tolist(), y.tolist(), strict=True)]
-    found = library(2, Method("allreduce"), program)
+    found = library(2, StrategyConfig("allreduce"), program)
     assert sorted(found[0] + found[1]) == [(number, number * number) for number in range(10)]
 
 
@@ -413,12 +416,12 @@ def test_samples_that_are_drawn_anew_each_time() -> None:
     class Noise(Squares):
         def __getitem__(self, index: int) -> tuple[int, int]:
             return index, int(np.random.default_rng().integers(1 << 60))
-    assert library(2, Method("allreduce"), lambda run: len(run.loader(Noise(), 5))) == [1, 1]
+    assert library(2, StrategyConfig("allreduce"), lambda run: len(run.loader(Noise(), 5))) == [1, 1]
 
 
 def test_a_server_does_not_end_a_process_of_others() -> None:
     with pytest.raises(TrainError, match=r"valid: attach\(\) and serve\(\)"):
-        library(2, Method("ps"), wrapped)
+        library(2, StrategyConfig("ps"), wrapped)
 
 
 @pytest.mark.parametrize("data, batch, words", [
@@ -426,9 +429,9 @@ def test_a_server_does_not_end_a_process_of_others() -> None:
     (np.zeros(1), 2, "1 samples for 2 workers"), (np.zeros(4), 0, "a batch of 0 samples")])
 def test_data_that_cannot_be_dealt_out(data: Any, batch: int, words: str) -> None:
     with pytest.raises(TrainError, match=words):
-        library(2, Method("allreduce"), lambda run: run.loader(data, batch))
+        library(2, StrategyConfig("allreduce"), lambda run: run.loader(data, batch))
 
 
 def test_workers_with_other_data() -> None:
     with pytest.raises(TrainError, match="its data is not that of rank 0"):
-        library(3, Method("allreduce"), lambda run: run.loader(np.zeros(4 + (run.rank == 2)), 2))
+        library(3, StrategyConfig("allreduce"), lambda run: run.loader(np.zeros(4 + (run.rank == 2)), 2))

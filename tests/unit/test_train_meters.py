@@ -21,15 +21,23 @@ from stub_models import NoOpOptimizer
 
 from slurmdl.errors import SlurmdlError
 from slurmdl.train import init
-from slurmdl.train.courier import Courier
+from slurmdl.train.courier import CommThread
 from slurmdl.train.library.run import Run
-from slurmdl.train.messages import LEVELS, Messages
-from slurmdl.train.method import Method
+from slurmdl.train.messages import LOCALITY_LEVELS, MeteredP2P
+from slurmdl.train.method import StrategyConfig
 from slurmdl.train.mixing import moved as moves
-from slurmdl.train.mixing.moved import Moved, sample
-from slurmdl.train.report.meters import PHASES, POINTS, SAMPLES, Meter, Sampled, Stopwatch, table
-from slurmdl.train.report.plot import draw
-from slurmdl.train.strategies import STRATEGIES, Setting
+from slurmdl.train.mixing.moved import DriftEstimator, sample_coordinates
+from slurmdl.train.report.meters import (
+    MAX_POINTS,
+    MAX_SAMPLES,
+    PHASES,
+    PhaseTimer,
+    SampledSeries,
+    StepMeter,
+    format_summary,
+)
+from slurmdl.train.report.plot import write_plot
+from slurmdl.train.strategies import STRATEGIES, StrategyContext
 from slurmdl.train.transports import virtual
 
 #: seconds of the work of a step, by phase
@@ -46,8 +54,8 @@ class Clock:
 
 def test_a_stopwatch_gives_each_phase_its_time() -> None:
     """Two intervals of 10 s are between three steps; after the third the step counts that has begun, for 0.5 s."""
-    clock, meter = Clock(), Meter()
-    watch = Stopwatch(meter, clock, lambda: clock.waited)
+    clock, meter = Clock(), StepMeter()
+    watch = PhaseTimer(meter, clock, lambda: clock.waited)
     clock.time = 100.0  # before the first step
     for _ in range(3):
         for phase, seconds in WORK.items():
@@ -60,29 +68,29 @@ def test_a_stopwatch_gives_each_phase_its_time() -> None:
         watch.end_step()
         watch.enter("data")  # that of the step after the last one of an epoch, which there is not
         clock.time += 0.5
-        watch.cancel()
+        watch.discard_empty_step()
         clock.time += 9.5
     assert meter.phases == {**{phase: 3 * seconds for phase, seconds in WORK.items()}, "communication": 7.5,
                             "waiting": 4.5}
     assert tuple(meter.phases) == PHASES
     assert (meter.wall.count, meter.wall.total, meter.wall.median) == (3, 3 * 7.75, 7.75)
-    assert (meter.comm.count, meter.comm.total, meter.comm.last) == (3, 12.0, 4.0)
-    assert meter.between == 20.5
+    assert (meter.exposed_comm.count, meter.exposed_comm.total, meter.exposed_comm.last) == (3, 12.0, 4.0)
+    assert meter.between_steps == 20.5
 
 
 def test_meters_do_not_grow_with_the_steps() -> None:
     """The figures of 100,000 steps take as many bytes as those of 1,000, and say as much."""
-    def size(meter: Meter) -> int:
+    def size(meter: StepMeter) -> int:
         file = io.BytesIO()
-        torch.save(meter.state(), file)
+        torch.save(meter.state_dict(), file)
         return file.tell() + len(pickle.dumps(meter.totals))
 
     random = np.random.default_rng(1)
     sizes, walls, losses = [], random.lognormal(size=100_000), np.linspace(3, 1, 100_000)
-    meter = Meter()
+    meter = StepMeter()
     for number, (wall, loss) in enumerate(zip(walls.tolist(), losses.tolist(), strict=True), 1):
         meter.wall.add(wall)
-        meter.comm.add(wall / 4)
+        meter.exposed_comm.add(wall / 4)
         meter.samples.add(8)
         meter.add_loss(loss)
         if number in (1_000, 100_000):
@@ -94,20 +102,20 @@ def test_meters_do_not_grow_with_the_steps() -> None:
     assert totals.wall == pytest.approx(walls.sum())
     assert totals.median == pytest.approx(np.median(walls), rel=0.2)
     steps, seconds, values = meter.loss.points.T
-    assert POINTS / 2 <= len(steps) <= POINTS
+    assert MAX_POINTS / 2 <= len(steps) <= MAX_POINTS
     assert values == pytest.approx(np.interp(steps, np.arange(1, 100_001), losses))
     assert seconds == pytest.approx(np.interp(steps, np.arange(1, 100_001), walls.cumsum()), rel=0.02)
-    copy = Meter()
-    copy.restore(meter.state())
+    copy = StepMeter()
+    copy.load_state_dict(meter.state_dict())
     assert copy.totals == totals
     assert np.array_equal(copy.loss.points, meter.loss.points)
 
 
 def test_the_median_of_few_steps_is_exact() -> None:
-    sampled = Sampled()
-    for value in range(SAMPLES):
+    sampled = SampledSeries()
+    for value in range(MAX_SAMPLES):
         sampled.add(float(value))
-    assert sampled.median == (SAMPLES - 1) / 2
+    assert sampled.median == (MAX_SAMPLES - 1) / 2
 
 
 class Sleeps(torch.nn.Module):
@@ -127,13 +135,13 @@ class Sleeps(torch.nn.Module):
 @pytest.mark.parametrize("method", ["allreduce", "gossip"])
 def test_phases_are_all_of_the_time(method: str) -> None:
     """A rank alone, on the clock of the machine: what the phases say is what the steps have taken."""
-    class Alone(virtual.Virtual):
+    class Alone(virtual.VirtualTransport):
         def now(self) -> float:
             return time.perf_counter()
 
-    def program(transport: virtual.Virtual) -> tuple[dict[str, Any] | None, float]:
+    def program(transport: virtual.VirtualTransport) -> tuple[dict[str, Any] | None, float]:
         transport.__class__ = Alone
-        run = init(Method(method), environ={}, transport=transport)
+        run = init(StrategyConfig(method), environ={}, transport=transport)
         model = Sleeps()
         model, opt = run.wrap(model, torch.optim.SGD(model.parameters(), lr=0.1))
         loader = run.loader(torch.ones(20, 4), 1)
@@ -145,7 +153,7 @@ def test_phases_are_all_of_the_time(method: str) -> None:
         took = time.perf_counter() - begun
         run.finish()
         return run.summary(), took
-    summary, took = virtual.run(1, program)[0]
+    summary, took = virtual.run_virtual_ranks(1, program)[0]
     assert summary is not None
     assert sum(summary["phases"].values()) + summary["between_seconds"] == pytest.approx(took, rel=0.03)
     assert sum(summary["phases"].values()) == pytest.approx(summary["seconds"])
@@ -160,14 +168,14 @@ def test_waiting_is_until_the_first_chunk_is_there() -> None:
         def arrival(self, source: int, target: int, size: int, clock: float) -> tuple[float, float]:
             return clock, clock + 0.25
 
-    def program(transport: virtual.Virtual) -> float:
-        messages = Messages(transport, LEVELS[:1] * 2)
+    def program(transport: virtual.VirtualTransport) -> float:
+        messages = MeteredP2P(transport, LOCALITY_LEVELS[:1] * 2)
         vector = np.zeros(10, np.float32)
         if transport.rank == 1:
-            transport.compute(1.0)
+            transport.emulate_compute(1.0)
         messages.exchange([(1 - transport.rank, vector)], [(1 - transport.rank, np.empty_like(vector))])
-        return messages.waited()
-    assert virtual.run(2, program, Slow()) == [1.25, 0.0]
+        return messages.peer_wait_seconds()
+    assert virtual.run_virtual_ranks(2, program, Slow()) == [1.25, 0.0]
 
 
 @pytest.mark.parametrize(("size", "leaves"), [(100_000, 1.0), (10, 0.0)])
@@ -180,17 +188,18 @@ def test_a_model_leaves_when_its_partner_is_there(size: int, leaves: float) -> N
             sent.append((source, size, clock))
             return clock, clock
 
-    def program(transport: virtual.Virtual) -> None:
+    def program(transport: virtual.VirtualTransport) -> None:
         gradients = np.zeros(size, np.float32)
-        setting = Setting(Messages(transport, LEVELS[1:2] * 2), Courier(False), (0, 1), (), np.zeros_like(gradients),
-                          gradients, (size,), Method("gossip", "random"), 1, ("",) * 2, ("",) * 2, {}, lambda: 0.1,
+        setting = StrategyContext(MeteredP2P(transport, LOCALITY_LEVELS[1:2] * 2), CommThread(False), (0, 1), (), np.zeros_like(gradients),
+                          gradients, (size,), StrategyConfig("gossip", "random"), 1, ("",) * \
+                                      2, ("",) * 2, {}, lambda: 0.1,
                           lambda part: NoOpOptimizer())
         strategy = STRATEGIES["gossip"](setting)
-        transport.compute(float(transport.rank))
-        strategy.before_update(0)
-        strategy.after_update(0)
+        transport.emulate_compute(float(transport.rank))
+        strategy.before_optimizer_step(0)
+        strategy.after_optimizer_step(0)
 
-    virtual.run(2, program, Recorded())
+    virtual.run_virtual_ranks(2, program, Recorded())
     models = [(source, clock) for source, length, clock in sent if length]
     assert sum(length for source, length, _ in sent if source == 0) == 4 * size, "the bytes of the model alone"
     assert {clock for source, clock in models if source == 0} == {leaves}
@@ -200,15 +209,15 @@ def test_drift_is_counted_from_the_last_mark() -> None:
     random = np.random.default_rng(1)
     sizes = (5, 40_000, 1, 0, 7_000)
     vector = random.standard_normal(sum(sizes)).astype(np.float32)
-    moved, start = Moved(vector, sizes), vector.copy()
-    assert moved.far() == 0
+    moved, start = DriftEstimator(vector, sizes), vector.copy()
+    assert moved.relative_drift() == 0
     vector += 0.1 * random.standard_normal(vector.size).astype(np.float32)
     exact = np.linalg.norm(vector - start) / np.linalg.norm(start)
-    assert moved.far() == pytest.approx(exact, rel=0.1)
-    moved.mark()
-    assert moved.far() == 0
-    places, stands_for = sample(sizes)
-    assert len(places) <= moves.SAMPLES + len(sizes)
+    assert moved.relative_drift() == pytest.approx(exact, rel=0.1)
+    moved.reset()
+    assert moved.relative_drift() == 0
+    places, stands_for = sample_coordinates(sizes)
+    assert len(places) <= moves.MAX_COORDINATES + len(sizes)
     assert stands_for.sum() == pytest.approx(sum(sizes))
     assert len(set(places.tolist())) == len(places)
 
@@ -219,28 +228,28 @@ def trained(run: Run) -> dict[str, Any] | None:
     model, opt = run.wrap(model, torch.optim.SGD(model.parameters(), lr=0.1))
     for batch in run.loader(torch.ones(24, 4), 2):
         opt.zero_grad()
-        run.world.transport.compute(0.01)
+        run.world.transport.emulate_compute(0.01)
         loss = model(batch).square().sum()
         loss.backward()
         opt.step()
-        run.record(float(loss.detach()))
+        run.log_loss(float(loss.detach()))
     run.finish(lambda: (1.0, 0.5 + run.rank / 10))
-    return run.summary((0.5, 0.9) if run.first else None)
+    return run.summary((0.5, 0.9) if run.is_main else None)
 
 
 def test_what_a_run_leaves_behind(tmp_path: Path) -> None:
     picture, folder = tmp_path / "run.svg", tmp_path / "traces"
 
-    def program(transport: virtual.Virtual) -> tuple[dict[str, Any] | None, Meter]:
-        run = init(Method("gossip"), environ={"SLURMDL_TRAIN_PLOT": str(picture)}, transport=transport,
-                   trace=str(folder))
+    def program(transport: virtual.VirtualTransport) -> tuple[dict[str, Any] | None, StepMeter]:
+        run = init(StrategyConfig("gossip"), environ={"SLURMDL_TRAIN_PLOT": str(picture)}, transport=transport,
+                   trace_dir=str(folder))
         return trained(run), run.meter
-    (summary, meter), *others = virtual.run(3, program)
+    (summary, meter), *others = virtual.run_virtual_ranks(3, program)
     assert summary is not None and [figures for figures, _ in others] == [None, None]
     assert (summary["accuracy"], summary["accuracy_before"], summary["accuracy_worst"]) == pytest.approx(
         (0.9, 0.6, 0.5))
     assert summary["train_loss"] is not None
-    text = " ".join(table(summary).split())
+    text = " ".join(format_summary(summary).split())
     for word in ("waiting", "exchanges", "of the worst rank 50.00%", "spectral gap"):
         assert word in text
     assert meter.drift.count == meter.loss.count == 4
@@ -293,21 +302,21 @@ def test_pictures_that_cannot_be_made_are_refused_at_the_start(plot: str | None,
     if plot is None:
         monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(SlurmdlError, match=words):
-        virtual.run(2, lambda transport: init(Method("gossip"), environ={}, transport=transport,
-                                              plot=plot or "run.svg"))
+        virtual.run_virtual_ranks(2, lambda transport: init(StrategyConfig("gossip"), environ={}, transport=transport,
+                                              plot_file=plot or "run.svg"))
 
 
 def test_traces_that_cannot_be_written_are_refused_at_the_start(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(SlurmdlError, match=r"trace .*file/rank-[01]\.json: "):
-        virtual.run(2, lambda transport: init(Method("gossip"), environ={}, transport=transport,
-                                              trace=str(tmp_path / "file")))
+        virtual.run_virtual_ranks(2, lambda transport: init(StrategyConfig("gossip"), environ={}, transport=transport,
+                                              trace_dir=str(tmp_path / "file")))
 
 
 def test_a_picture_of_a_run_without_losses(tmp_path: Path) -> None:
-    meter = Meter()
+    meter = StepMeter()
     for drift in (0.5, 0.25):
         meter.add_drift(drift)
         meter.wall.add(1.0)
-    draw(str(tmp_path / "run.png"), meter, "gossip")
+    write_plot(str(tmp_path / "run.png"), meter, "gossip")
     assert (tmp_path / "run.png").read_bytes().startswith(b"\x89PNG")

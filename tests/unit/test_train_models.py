@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from slurmdl.errors import UsageError
-from slurmdl.train.trainer.models import MODELS, build
+from slurmdl.train.trainer.models import MODELS, build_model
 
 
 def parameters(module: torch.nn.Module) -> int:
@@ -20,13 +20,13 @@ def parameters(module: torch.nn.Module) -> int:
     ("cnn:16,32", (3, 32, 32), 10, 3 * 9 * 16 + 16 + 16 * 9 * 32 + 32 + 4 * 32 * 10 + 10)])
 def test_number_of_parameters(spec: str, shape: tuple[int, ...], classes: int, count: int) -> None:
     with torch.device("meta"):
-        assert parameters(build(spec, shape, classes, 1)) == count
+        assert parameters(build_model(spec, shape, classes, 1)) == count
 
 
 @pytest.mark.parametrize("shape", [(1, 8, 8), (3, 32, 32), (1, 28, 28), (3, 5, 7), (3, 64, 64)])
 @pytest.mark.parametrize("spec", ["mlp:16", "cnn:4,8", "resnet18", "transformer:16,1,2"])
 def test_every_model_takes_images_of_any_size(spec: str, shape: tuple[int, ...]) -> None:
-    module = build(spec, shape, 3, 1)
+    module = build_model(spec, shape, 3, 1)
     scores = module(torch.randn(2, *shape))
     assert scores.shape == (2, 3)
     scores.sum().backward()
@@ -36,19 +36,19 @@ def test_every_model_takes_images_of_any_size(spec: str, shape: tuple[int, ...])
 @pytest.mark.parametrize("spec, side", [("resnet50", 8), ("vgg16", 32), ("vgg16", 70)])
 def test_large_ones_run(spec: str, side: int) -> None:
     with torch.no_grad():
-        assert build(spec, (3, side, side), 10, 1).eval()(torch.randn(1, 3, side, side)).shape == (1, 10)
+        assert build_model(spec, (3, side, side), 10, 1).eval()(torch.randn(1, 3, side, side)).shape == (1, 10)
 
 
 @pytest.mark.parametrize("spec", ["mlp:8", "cnn:4", "resnet18", "transformer:8,2,2"])
 def test_first_parameters_are_those_of_the_seed(spec: str) -> None:
-    one, same, other = (torch.nn.utils.parameters_to_vector(build(spec, (1, 8, 8), 10, seed).parameters())
+    one, same, other = (torch.nn.utils.parameters_to_vector(build_model(spec, (1, 8, 8), 10, seed).parameters())
                         for seed in (1, 1, 2))
     assert torch.equal(one, same)
     assert not torch.equal(one, other)
 
 
 def test_layers_of_the_transformer_begin_different() -> None:
-    module = build("transformer:8,2,2", (1, 8, 8), 10, 1)
+    module = build_model("transformer:8,2,2", (1, 8, 8), 10, 1)
     first, second = (layer for layer in module if isinstance(layer, torch.nn.TransformerEncoderLayer))
     assert not torch.equal(first.linear1.weight, second.linear1.weight)
 
@@ -58,11 +58,11 @@ def test_layers_of_the_transformer_begin_different() -> None:
                                   "transformer:9,2,2"])
 def test_wrong_specifications(spec: str) -> None:
     with pytest.raises(UsageError) as raised:
-        build(spec, (1, 8, 8), 10, 1)
+        build_model(spec, (1, 8, 8), 10, 1)
     assert spec in str(raised.value)
 
 
 @pytest.mark.parametrize("name", sorted(MODELS.keys() - {"mlp"}))
 def test_models_of_images_refuse_rows(name: str) -> None:
     with pytest.raises(UsageError, match=f"{name} needs images"):
-        build(name, (64,), 10, 1)
+        build_model(name, (64,), 10, 1)

@@ -11,24 +11,24 @@ import pytest
 import torch
 from torch import nn
 
-from slurmdl.errors import Refused
+from slurmdl.errors import InvalidRunError
 from slurmdl.train import init
 from slurmdl.train.library.run import Run
-from slurmdl.train.method import Method
-from slurmdl.train.trainer.options import parse
+from slurmdl.train.method import StrategyConfig
+from slurmdl.train.trainer.options import parse_train_options
 from slurmdl.train.trainer.trainer import train
 from slurmdl.train.transports import virtual
 
-METHOD = Method("gossip", "base", quasi_global=True)
+METHOD = StrategyConfig("gossip", "base", quasi_global_momentum=True)
 RATES, BETA, STEPS = (0.1, 0.03), 0.8, 12
 #: the rank pulls the model to CENTRES[rank]
 CENTRES = np.random.default_rng(3).standard_normal((4, 2, 3)).astype(np.float32)
 
 
-def on_ranks(count: int, method: Method, program: Callable[[Run], Any]) -> list[Any]:
-    def rank(transport: virtual.Virtual) -> Any:
+def on_ranks(count: int, method: StrategyConfig, program: Callable[[Run], Any]) -> list[Any]:
+    def rank(transport: virtual.VirtualTransport) -> Any:
         return program(init(method, environ={}, transport=transport))
-    return virtual.run(count, rank)
+    return virtual.run_virtual_ranks(count, rank)
 
 
 class Vectors(nn.Module):
@@ -85,13 +85,13 @@ def test_other_optimizers_have_no_such_momentum(make: Callable[[Any], Any]) -> N
     def program(run: Run) -> None:
         model = Vectors()
         run.attach(model, make(model.parameters()))
-    with pytest.raises(Refused, match=r"--quasi-global: .* valid: torch.optim.SGD\(..., momentum=0.9\)"):
+    with pytest.raises(InvalidRunError, match=r"--quasi-global: .* valid: torch.optim.SGD\(..., momentum=0.9\)"):
         on_ranks(2, METHOD, program)
 
 
 def test_only_gossip_has_it() -> None:
-    with pytest.raises(Refused, match=r"--quasi-global: not valid with strategy allreduce.*valid with gossip"):
-        train(parse(["--simulate", "2", "--strategy", "allreduce", "--quasi-global"], {}))
+    with pytest.raises(InvalidRunError, match=r"--quasi-global: not valid with strategy allreduce.*valid with gossip"):
+        train(parse_train_options(["--simulate", "2", "--strategy", "allreduce", "--quasi-global"], {}))
 
 
 @pytest.mark.parametrize(("words", "warns"), [
@@ -100,7 +100,7 @@ def test_only_gossip_has_it() -> None:
     ("--strategy gossip --skew 1000", False), ("--strategy gossip", False)],
     ids=["skewed", "local-sgd", "quasi-global", "allreduce", "nearly alike", "alike"])
 def test_label_skew_is_measured_and_warned_of(words: str, warns: bool, capsys: pytest.CaptureFixture[str]) -> None:
-    found = train(parse([*words.split(), "--simulate", "4", "--steps", "2", "--model", "mlp:8"], {}))
+    found = train(parse_train_options([*words.split(), "--simulate", "4", "--steps", "2", "--model", "mlp:8"], {}))
     assert found is not None
     told = capsys.readouterr().err
     assert ("the workers' labels differ by 0." in told) == warns

@@ -15,10 +15,10 @@ from virtual_ranks import flat, library, trains
 
 from slurmdl.errors import TrainError
 from slurmdl.train import init
-from slurmdl.train.library.deal import Deal
+from slurmdl.train.library.deal import GlobalBatches
 from slurmdl.train.library.replica import Replica
 from slurmdl.train.library.run import Run
-from slurmdl.train.method import Method
+from slurmdl.train.method import StrategyConfig
 from slurmdl.train.transports import virtual
 
 SAMPLES, BATCH = 60, 4
@@ -27,10 +27,10 @@ X = torch.from_numpy(random.standard_normal((SAMPLES, 6)).astype(np.float32))
 Y = torch.from_numpy(random.integers(0, 3, SAMPLES))
 torch.set_num_threads(1)
 
-ALONE = {"gossip": Method("gossip"), "gossip --async": Method("gossip", asynchronous=True),
-         "local-sgd": Method("local-sgd", period=3),
-         "quasi-global": Method("gossip", quasi_global=True), "ps": Method("ps", ps=2),
-         "ps --async": Method("ps", ps=2, asynchronous=True), "ps --staleness": Method("ps", ps=2, staleness=2)}
+ALONE = {"gossip": StrategyConfig("gossip"), "gossip --async": StrategyConfig("gossip", asynchronous=True),
+         "local-sgd": StrategyConfig("local-sgd", period=3),
+         "quasi-global": StrategyConfig("gossip", quasi_global_momentum=True), "ps": StrategyConfig("ps", ps=2),
+         "ps --async": StrategyConfig("ps", ps=2, asynchronous=True), "ps --staleness": StrategyConfig("ps", ps=2, max_staleness=2)}
 OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
     "sgd": lambda model: torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, weight_decay=1e-3),
     "adamw": lambda model: torch.optim.AdamW(model.parameters(), lr=0.01),
@@ -67,7 +67,7 @@ def train(model: Any, opt: Any, batches: Any, clip: bool, scales: list[float]) -
 def test_all_skip_together_where_gradients_are_averaged(optimizer: str, clip: bool) -> None:
     """Equal to one process on the workers' batches together, the scale included."""
     model, expected_scales = net(), list[float]()
-    deal = Deal(SAMPLES, 3, BATCH, True, 1)
+    deal = GlobalBatches(SAMPLES, 3, BATCH, True, 1)
     expected = train(model, OPTIMIZERS[optimizer](model), [(X[index], Y[index]) for index in whole(deal, 0)], clip,
                      expected_scales)
     assert expected_scales[0] < 2.0 ** 127 and expected_scales[-1] > min(expected_scales), "it overflows, and grows"
@@ -78,7 +78,7 @@ def test_all_skip_together_where_gradients_are_averaged(optimizer: str, clip: bo
         opt = OPTIMIZERS[optimizer](mine)
         run.wrap(mine, opt)
         return train(mine, opt, run.loader((X, Y), BATCH), clip, scales), scales, run.step
-    for mine, scales, steps in library(3, Method("allreduce"), program):
+    for mine, scales, steps in library(3, StrategyConfig("allreduce"), program):
         assert torch.allclose(mine, expected, rtol=0, atol=2e-6)
         assert scales == expected_scales
         assert steps == len(scales), "a step that is skipped counts"
@@ -99,7 +99,7 @@ def test_one_worker_skips_alone(case: str, staged: bool, monkeypatch: pytest.Mon
         its = torch.amp.GradScaler("cpu", init_scale=4.0)
         for step, (x, y) in enumerate(run.loader((X, Y), BATCH)):
             opt.zero_grad()
-            overflow = float("inf") if run.worker == 1 and step in (0, 2) else 1.0
+            overflow = float("inf") if run.worker_rank == 1 and step in (0, 2) else 1.0
             its.scale(nn.functional.cross_entropy(model(x), y) * overflow).backward()
             before = flat(model)
             its.step(opt)
@@ -127,8 +127,8 @@ def test_servers_leave_out_the_gradients_of_a_worker_that_skips() -> None:
         its = torch.amp.GradScaler("cpu", init_scale=4.0)
         for step in range(3):
             opt.zero_grad()
-            loss = nn.functional.cross_entropy(model(X[run.worker::3]), Y[run.worker::3])
-            its.scale(loss * (float("nan") if not step and run.worker == 1 else 1.0)).backward()
+            loss = nn.functional.cross_entropy(model(X[run.worker_rank::3]), Y[run.worker_rank::3])
+            its.scale(loss * (float("nan") if not step and run.worker_rank == 1 else 1.0)).backward()
             its.step(opt)
             its.update()
         return flat(model)
@@ -140,14 +140,14 @@ def test_servers_leave_out_the_gradients_of_a_worker_that_skips() -> None:
             if step or worker != 1:
                 nn.functional.cross_entropy(model(X[worker::3]), Y[worker::3]).div(3 if step else 2).backward()
         opt.step()
-    for mine in library(5, Method("ps", ps=2), program):
+    for mine in library(5, StrategyConfig("ps", ps=2), program):
         assert mine is None or torch.allclose(mine, flat(model), rtol=0, atol=2e-6)
 
 
 @pytest.mark.parametrize("passes", [1, 2])
 def test_passes_add_up_before_a_step_that_is_skipped(passes: int) -> None:
-    def rank(transport: virtual.Virtual) -> Any:
-        run = init(Method("allreduce"), environ={}, transport=transport, passes=passes)
+    def rank(transport: virtual.VirtualTransport) -> Any:
+        run = init(StrategyConfig("allreduce"), environ={}, transport=transport, backward_passes_per_step=passes)
         model = net()
         opt = OPTIMIZERS["sgd"](model)
         run.wrap(model, opt)
@@ -162,7 +162,7 @@ def test_passes_add_up_before_a_step_that_is_skipped(passes: int) -> None:
             its.update()
         run.finish()
         return flat(model), its.get_scale()
-    (one, scale), (other, same) = virtual.run(2, rank)
+    (one, scale), (other, same) = virtual.run_virtual_ranks(2, rank)
     assert torch.equal(one, other) and scale == same < 2.0 ** 127
     model = net()
     plain = OPTIMIZERS["sgd"](model)
@@ -170,9 +170,9 @@ def test_passes_add_up_before_a_step_that_is_skipped(passes: int) -> None:
     assert torch.allclose(one, flat(model), rtol=0, atol=2e-6)
 
 
-@pytest.mark.parametrize("method", [Method("allreduce"), *ALONE.values()],
+@pytest.mark.parametrize("method", [StrategyConfig("allreduce"), *ALONE.values()],
                          ids=["allreduce", *ALONE])
-def test_an_update_that_is_not_finite_is_refused(method: Method) -> None:
+def test_an_update_that_is_not_finite_is_refused(method: StrategyConfig) -> None:
     """Where no scaler skips it: before it is made, or reaches a server. A pass alone is not refused."""
     reached = list[int]()
 
@@ -183,7 +183,7 @@ def test_an_update_that_is_not_finite_is_refused(method: Method) -> None:
             return
         for step, (x, y) in enumerate(run.loader((X, Y), BATCH)):
             opt.zero_grad()
-            (nn.functional.cross_entropy(model(x), y) * (float("inf") if run.worker == 1 and step else 1)).backward()
+            (nn.functional.cross_entropy(model(x), y) * (float("inf") if run.worker_rank == 1 and step else 1)).backward()
             reached.append(step)
             opt.step()
     where = r"rank 1 on \S+: " if method.strategy == "allreduce" else ""
@@ -201,34 +201,34 @@ def test_a_mean_that_is_too_large_on_its_way_is_refused() -> None:
         (model(X).sum() * 1e4).backward()
         opt.step()
     with pytest.raises(TrainError, match=r"^step 1: the mean of the ranks' gradients of \S+ has entries"):
-        library(2, Method("allreduce", compress="fp16"), program)
+        library(2, StrategyConfig("allreduce", compression="fp16"), program)
 
 
 @pytest.mark.parametrize("case", ["allreduce", "local-sgd", "ps"])
 def test_a_run_goes_on_from_a_checkpoint_with_its_scale(case: str, tmp_path: Path) -> None:
     """Steps that were skipped before it count, so that data and exchanges go on where they were."""
     def trained(steps: int, folder: Path) -> list[Any]:
-        def rank(transport: virtual.Virtual) -> Any:
-            run = init(ALONE.get(case, Method("allreduce")), environ={}, transport=transport, checkpoint=str(folder),
+        def rank(transport: virtual.VirtualTransport) -> Any:
+            run = init(ALONE.get(case, StrategyConfig("allreduce")), environ={}, transport=transport, checkpoint_dir=str(folder),
                        checkpoint_every=4)
             model = net()
             opt = OPTIMIZERS["adamw"](model)
             run.attach(model, opt)
-            if run.serves:
+            if run.is_server:
                 run.serve()
                 run.close()
                 return None
             its = scaler()
-            run.keep("scaler", its)
+            run.register_for_checkpointing("scaler", its)
             loader = run.loader((X, Y), BATCH)
-            for x, y in loader.until(steps):
+            for x, y in loader.batches_until(steps):
                 opt.zero_grad()
                 its.scale(16 * nn.functional.cross_entropy(model(x), y)).backward()
                 its.step(opt)
                 its.update()
             run.close()
             return flat(model), its.get_scale(), run.step
-        return virtual.run(4, rank)
+        return virtual.run_virtual_ranks(4, rank)
     unbroken = trained(11, tmp_path / "unbroken")
     trained(8, tmp_path / "kept")
     for one, other in zip(trained(11, tmp_path / "kept"), unbroken, strict=True):

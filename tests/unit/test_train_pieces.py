@@ -12,20 +12,20 @@ import torch
 from mpi import python
 
 from slurmdl.errors import InputError, UnavailableError, UsageError
-from slurmdl.plan import Plan, decode, encode
+from slurmdl.plan import Plan, decode_plan, encode_plan
 from slurmdl.train import runtime
 from slurmdl.train.library.replica import Replica
-from slurmdl.train.messages import bounds
-from slurmdl.train.method import Method
-from slurmdl.train.report.meters import PHASES, Meter, Report, summarise
+from slurmdl.train.messages import split_offsets
+from slurmdl.train.method import StrategyConfig
+from slurmdl.train.report.meters import PHASES, RankReport, StepMeter, summarize
 from slurmdl.train.strategies import STRATEGIES
 from slurmdl.train.trainer import models
-from slurmdl.train.trainer.data import Data, read
-from slurmdl.train.trainer.options import Options, parse
+from slurmdl.train.trainer.data import ImageDataset, load_dataset
+from slurmdl.train.trainer.options import Options, parse_train_options
 
 
-def digits(seed: int) -> Data:
-    return read("digits", seed)
+def digits(seed: int) -> ImageDataset:
+    return load_dataset("digits", seed)
 
 
 def test_digits_are_split_and_standardised() -> None:
@@ -74,7 +74,7 @@ def test_batch_larger_than_a_share() -> None:
 
 def test_replica_trains_through_its_flat_buffers() -> None:
     data = digits(1)
-    network = models.build("mlp:32", (1, 8, 8), 10, 1)
+    network = models.build_model("mlp:32", (1, 8, 8), 10, 1)
     replica = Replica(network)
     assert replica.parameters.size == 64 * 32 + 32 + 32 * 10 + 10
     losses = []
@@ -96,17 +96,18 @@ def test_a_replica_tells_of_each_gradient_when_it_is_complete(old: bool, monkeyp
     first, second = torch.nn.Linear(3, 3), torch.nn.Linear(3, 1)
     replica = Replica(torch.nn.ModuleList([first, second]))
     told: list[tuple[int, list[float]]] = []
-    replica.watch(lambda index: told.append((index, replica.gradients[replica.part(index)].tolist())))
+    replica.register_gradient_hook(lambda index: told.append(
+        (index, replica.gradients[replica.slice_of(index)].tolist())))
     for _ in range(2):
         second(first(first(torch.ones(3)))).sum().backward()  # type: ignore[no-untyped-call]
     assert sorted(index for index, _ in told) == [0, 0, 1, 1, 2, 2, 3, 3]
     assert dict(told) == {
-        index: replica.gradients[replica.part(index)].tolist() for index in range(4)}
+        index: replica.gradients[replica.slice_of(index)].tolist() for index in range(4)}
     assert dict(told)[3] == [2.0]
 
 
 def test_models_start_alike_by_seed() -> None:
-    one, same, other = (Replica(models.build("mlp:8", (64,), 10, seed)).parameters for seed in (1, 1, 2))
+    one, same, other = (Replica(models.build_model("mlp:8", (64,), 10, seed)).parameters for seed in (1, 1, 2))
     assert np.array_equal(one, same)
     assert not np.array_equal(one, other)
 
@@ -114,7 +115,7 @@ def test_models_start_alike_by_seed() -> None:
 @pytest.mark.parametrize("spec", ["cnn", "mlp:a", "mlp:0", "mlp:16,-2"])
 def test_unknown_models(spec: str) -> None:
     with pytest.raises(UsageError, match="mlp"):
-        models.build(spec, (64,), 10, 1)
+        models.build_model(spec, (64,), 10, 1)
 
 
 @pytest.mark.parametrize("argv, culprit", [
@@ -124,13 +125,13 @@ def test_unknown_models(spec: str) -> None:
     (["--step", "3"], "--step"), (["more"], "more")])
 def test_wrong_options(argv: list[str], culprit: str) -> None:
     with pytest.raises(UsageError) as raised:
-        parse(argv)
+        parse_train_options(argv)
     assert culprit in str(raised.value)
 
 
 def test_options_default_to_those_of_the_class() -> None:
-    assert parse([]) == Options()
-    assert parse(["--ps", "2", "--lr", "0.5"]) == Options(method=Method(ps=2), lr=0.5)
+    assert parse_train_options([]) == Options()
+    assert parse_train_options(["--ps", "2", "--lr", "0.5"]) == Options(strategy_config=StrategyConfig(ps=2), lr=0.5)
 
 
 @pytest.mark.parametrize("address, pattern, path", [
@@ -144,29 +145,29 @@ def test_zone_path_of_a_task(address: str, pattern: str, path: tuple[str, ...]) 
 
 
 def test_levels_of_messages() -> None:
-    world = runtime.World(SimpleNamespace(rank=0), Method("gossip", "random"), ("n1", "n1", "n2", "n3", "n4"),
+    world = runtime.World(SimpleNamespace(rank=0), StrategyConfig("gossip", "random"), ("n1", "n1", "n2", "n3", "n4"),
                           ("A", "A", "A", "B", ""), ("worker",) * 5, {})
-    assert world.levels() == ("node", "node", "zone", "across", "across")
+    assert world.locality_levels() == ("node", "node", "zone", "across", "across")
     assert str(world).startswith("0 n1 (A worker), 1 n1 (A worker)")
 
 
 def test_roles() -> None:
     plan = Plan("ps", ("a", "b", "c"), ("worker", "ps", "worker"), {})
-    assert runtime._roles("ps", None, plan, 3) == plan.roles
-    assert runtime._roles("ps", 1, plan, 3) == plan.roles
-    assert runtime._roles("ps", 2, plan, 3) == ("ps", "ps", "worker")
-    assert runtime._roles("ps", None, None, 3) == ("ps", "worker", "worker")
-    assert runtime._roles("gossip", None, plan, 3) == ("worker",) * 3
+    assert runtime._assign_roles("ps", None, plan, 3) == plan.roles
+    assert runtime._assign_roles("ps", 1, plan, 3) == plan.roles
+    assert runtime._assign_roles("ps", 2, plan, 3) == ("ps", "ps", "worker")
+    assert runtime._assign_roles("ps", None, None, 3) == ("ps", "worker", "worker")
+    assert runtime._assign_roles("gossip", None, plan, 3) == ("worker",) * 3
     for strategy, ps, size in (("ps", 3, 3), ("ps", 0, 3), ("ps", None, 1), ("gossip", 1, 3)):
-        with pytest.raises(runtime.Refused):
-            runtime._roles(strategy, ps, None, size)
-    with pytest.raises(runtime.Refused, match="allreduce, gossip, adaptive-gossip"):
-        runtime._roles("none", None, None, 3)
+        with pytest.raises(runtime.InvalidRunError):
+            runtime._assign_roles(strategy, ps, None, size)
+    with pytest.raises(runtime.InvalidRunError, match="allreduce, gossip, adaptive-gossip"):
+        runtime._assign_roles("none", None, None, 3)
 
 
 def test_experimental_options_have_their_own_heading(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        parse(["--help"], {})
+        parse_train_options(["--help"], {})
     _, _, group = capsys.readouterr().out.partition("Experimental:\n")
     assert re.findall(r"^  (--[\w-]+)", group, re.MULTILINE) == [
         "--library", "--warm-up", "--silence", "--global-every", "--quasi-global"]
@@ -175,52 +176,53 @@ def test_experimental_options_have_their_own_heading(capsys: pytest.CaptureFixtu
 
 def test_traffic_of_option_plan_and_strategy() -> None:
     nodes, roles = ("a", "b", "c", "d"), ("worker",) * 4
-    plan = Plan("gossip", nodes, roles, {}, traffic="base")
-    assert runtime._traffic(Method("gossip"), plan) == "base"
-    assert runtime._traffic(Method("gossip", "exponential"), plan) == "exponential"
-    assert runtime._traffic(Method("allreduce"), plan) == "ring"
-    assert runtime._traffic(Method("gossip"), Plan("gossip", nodes, roles, {})) == "random"
-    assert runtime._traffic(Method("allreduce", "hierarchical"), None) == "hierarchical"
-    with pytest.raises(runtime.Refused, match="--traffic base: strategy allreduce has ring, hierarchical"):
-        runtime._traffic(Method("allreduce", "base"), None)
+    plan = Plan("gossip", nodes, roles, {}, comm_pattern="base")
+    assert runtime._choose_comm_pattern(StrategyConfig("gossip"), plan) == "base"
+    assert runtime._choose_comm_pattern(StrategyConfig("gossip", "exponential"), plan) == "exponential"
+    assert runtime._choose_comm_pattern(StrategyConfig("allreduce"), plan) == "ring"
+    assert runtime._choose_comm_pattern(StrategyConfig("gossip"), Plan("gossip", nodes, roles, {})) == "random"
+    assert runtime._choose_comm_pattern(StrategyConfig("allreduce", "hierarchical"), None) == "hierarchical"
+    with pytest.raises(runtime.InvalidRunError, match="--traffic base: strategy allreduce has ring, hierarchical"):
+        runtime._choose_comm_pattern(StrategyConfig("allreduce", "base"), None)
 
 
 @pytest.mark.parametrize(("method", "planned", "zones", "found"), [
-    (Method("allreduce"), "", ("A", "A", "B", "B"), "hierarchical"), (Method("allreduce"), "", ("A",) * 4, "ring"),
-    (Method("allreduce"), "", ("A", "A", "B", ""), "ring"),
-    (Method("allreduce"), "ring", ("A", "A", "B", "B"), "ring"),
-    (Method("allreduce", "ring"), "", ("A", "A", "B", "B"), "ring"),
-    (Method("allreduce", library=True), "", ("A", "A", "B", "B"), "ring"),
-    (Method("local-sgd"), "", ("A", "A", "B", "B"), "ring")])
+    (StrategyConfig("allreduce"), "", ("A", "A", "B", "B"),
+     "hierarchical"), (StrategyConfig("allreduce"), "", ("A",) * 4, "ring"),
+    (StrategyConfig("allreduce"), "", ("A", "A", "B", ""), "ring"),
+    (StrategyConfig("allreduce"), "ring", ("A", "A", "B", "B"), "ring"),
+    (StrategyConfig("allreduce", "ring"), "", ("A", "A", "B", "B"), "ring"),
+    (StrategyConfig("allreduce", uses_mpi_allreduce=True), "", ("A", "A", "B", "B"), "ring"),
+    (StrategyConfig("local-sgd"), "", ("A", "A", "B", "B"), "ring")])
 def test_allreduce_between_known_zones_is_hierarchical_where_nobody_asks_for_a_ring(
-        method: Method, planned: str, zones: tuple[str, ...], found: str) -> None:
-    plan = Plan(method.strategy or "", ("a", "b", "c", "d"), ("worker",) * 4, {}, traffic=planned)
-    assert runtime._traffic(method, plan, zones) == found
+        method: StrategyConfig, planned: str, zones: tuple[str, ...], found: str) -> None:
+    plan = Plan(method.strategy or "", ("a", "b", "c", "d"), ("worker",) * 4, {}, comm_pattern=planned)
+    assert runtime._choose_comm_pattern(method, plan, zones) == found
 
 
 def test_plans_with_and_without_traffic() -> None:
-    plan = Plan("gossip", ("a", "b"), ("worker",) * 2, {"a": ("core", "leaf")}, traffic="exponential")
-    assert decode(encode(plan)) == plan
+    plan = Plan("gossip", ("a", "b"), ("worker",) * 2, {"a": ("core", "leaf")}, comm_pattern="exponential")
+    assert decode_plan(encode_plan(plan)) == plan
     older = plan.to_json()
     del older["traffic"]
-    assert Plan.from_json(older).traffic == ""
+    assert Plan.from_json(older).comm_pattern == ""
     with pytest.raises(InputError, match="traffic 'ring' is not one of random, exponential, base"):
         Plan.from_json({**older, "traffic": "ring"})
 
 
 def test_summary_figures() -> None:
-    server = Report(Meter().totals, {"node": 1, "zone": 2, "across": 3})
+    server = RankReport(StepMeter().totals, {"node": 1, "zone": 2, "across": 3})
     times = dict.fromkeys(PHASES, 1.5)
-    meter = Meter()
+    meter = StepMeter()
     for wall, loss, samples in ((2.0, 9.0, 8), (2.0, 8.0, 8), (5.0, 7.0, 2)):
         meter.wall.add(wall)
-        meter.comm.add(1.0)
+        meter.exposed_comm.add(1.0)
         meter.add_loss(loss)
         meter.samples.add(samples)
-    meter.phases, meter.between, meter.checkpoint = times, 0.5, 0.75
-    worker = Report(meter.totals, {"node": 10, "zone": 20, "across": 30}, 0.5, (0.25, 0.75), (0.5, 0.5), 2, 1, 8,
+    meter.phases, meter.between_steps, meter.checkpoint = times, 0.5, 0.75
+    worker = RankReport(meter.totals, {"node": 10, "zone": 20, "across": 30}, 0.5, (0.25, 0.75), (0.5, 0.5), 2, 1, 8,
                     0xabc)
-    summary = summarise([server, worker], ["ps", "worker"])
+    summary = summarize([server, worker], ["ps", "worker"])
     assert summary == {"steps": 3, "seconds": 9.0, "seconds_per_step": 2.0, "images_per_second": 4.0, "batch": 8,
                        "compute_seconds": 6.0, "comm_seconds": 3.0, "bytes": {"node": 11, "zone": 22, "across": 33},
                        "phases": times, "hidden_seconds": 0.0, "between_seconds": 0.5, "fired": 2, "skipped": 1,
@@ -232,7 +234,7 @@ def test_summary_figures() -> None:
 
 @pytest.mark.parametrize("size, parts", [(10, 3), (2, 5), (0, 2)])
 def test_bounds(size: int, parts: int) -> None:
-    edge = bounds(size, parts)
+    edge = split_offsets(size, parts)
     lengths = np.diff(edge)
     assert (edge[0], edge[-1], len(lengths)) == (0, size, parts)
     assert lengths.min() >= 0

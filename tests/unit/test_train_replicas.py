@@ -16,21 +16,21 @@ from virtual_ranks import flat, library, trains
 from slurmdl.errors import TrainError
 from slurmdl.train.library.replica import Replica
 from slurmdl.train.library.run import Run
-from slurmdl.train.method import Method
-from slurmdl.train.runtime import Refused
+from slurmdl.train.method import StrategyConfig
+from slurmdl.train.runtime import InvalidRunError
 
 torch.set_num_threads(1)
 torch.manual_seed(5)
 X, Y = torch.randn(24, 6), torch.randint(0, 3, (24,))
 SCRIPT = str(Path(__file__).with_name("replicas_script.py"))
-METHODS = [Method("allreduce"), Method("ps", ps=1)]
+METHODS = [StrategyConfig("allreduce"), StrategyConfig("ps", ps=1)]
 
 
 def name(thing: Any) -> str | None:
-    return thing.strategy if isinstance(thing, Method) else None
+    return thing.strategy if isinstance(thing, StrategyConfig) else None
 
 
-def ranks(count: int, method: Method, program: Callable[[Run], Any], **options: Any) -> list[Any]:
+def ranks(count: int, method: StrategyConfig, program: Callable[[Run], Any], **options: Any) -> list[Any]:
     """What the program gives on each of `count` virtual workers."""
     return [its for its in library(count + (method.ps or 0), method, program, **options) if its is not None]
 
@@ -102,7 +102,7 @@ def alone(passes: Callable[[Any, Any, Any], None], workers: int) -> Any:
 
 
 def mine(run: Run) -> tuple[Any, Any]:
-    return X[run.worker::run.workers], Y[run.worker::run.workers]
+    return X[run.worker_rank::run.worker_count], Y[run.worker_rank::run.worker_count]
 
 
 def trained(passes: Callable[[Any, Any, Any], None], net: Callable[[], Any] = Blocks) -> Callable[[Run], Any]:
@@ -111,7 +111,7 @@ def trained(passes: Callable[[Any, Any, Any], None], net: Callable[[], Any] = Bl
         opt = sgd(model)
         if not trains(run, model, opt):
             return None
-        return train(model, opt, passes, *mine(run)), run.strategy.fired
+        return train(model, opt, passes, *mine(run)), run.strategy.exchanges
     return program
 
 
@@ -119,17 +119,17 @@ def trained(passes: Callable[[Any, Any, Any], None], net: Callable[[], Any] = Bl
 def test_gradients_of_further_passes_are_summed(passes: Callable[[Any, Any, Any], None]) -> None:
     expected = alone(passes, 3)
     assert (expected - flat(Blocks())).abs().max() > 1e-2, "the reference did not learn"
-    found = ranks(3, Method("allreduce"), trained(passes))
+    found = ranks(3, StrategyConfig("allreduce"), trained(passes))
     assert all(torch.equal(model, found[0][0]) for model, _ in found)
     assert torch.allclose(found[0][0], expected, rtol=0, atol=2e-6)
 
 
 def test_further_passes_where_buffers_are_copies(monkeypatch: pytest.MonkeyPatch) -> None:
     """As of parameters on a GPU."""
-    plain = ranks(2, Method("allreduce"), trained(by_halves))
+    plain = ranks(2, StrategyConfig("allreduce"), trained(by_halves))
     whole = Replica.__init__
     monkeypatch.setattr(Replica, "__init__", lambda self, module, chosen: whole(self, module, chosen, staged=True))
-    found = ranks(2, Method("allreduce"), trained(by_halves))
+    found = ranks(2, StrategyConfig("allreduce"), trained(by_halves))
     assert all(torch.equal(*its) for its in zip([model for model, _ in plain], [model for model, _ in found],
                                                 strict=True))
 
@@ -137,7 +137,7 @@ def test_further_passes_where_buffers_are_copies(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("passes", [1, 2, 3])
 def test_further_passes_than_said_give_the_same(passes: int) -> None:
     """Where the number is right gradients are exchanged once a step."""
-    found = ranks(2, Method("allreduce"), trained(by_halves), passes=passes)
+    found = ranks(2, StrategyConfig("allreduce"), trained(by_halves), passes=passes)
     assert torch.allclose(found[0][0], alone(by_halves, 2), rtol=0, atol=2e-6)
     assert found[0][1] == 5 * (4 - passes)
 
@@ -165,7 +165,7 @@ def test_further_passes_with_uneven_batches() -> None:
 
 @pytest.mark.parametrize("checkpointed", [(4,), (0,), (0, 1, 2, 3, 4), (1, 2, 4)])
 @pytest.mark.parametrize("method", METHODS, ids=name)
-def test_reentrant_checkpoints(method: Method, checkpointed: tuple[int, ...]) -> None:
+def test_reentrant_checkpoints(method: StrategyConfig, checkpointed: tuple[int, ...]) -> None:
     """However many there are, gradients are exchanged once a step."""
     found = ranks(2, method, trained(at_once, lambda: Blocks(checkpointed)))
     plain = ranks(2, method, trained(at_once))
@@ -177,22 +177,22 @@ def test_reentrant_checkpoints(method: Method, checkpointed: tuple[int, ...]) ->
 def test_a_whole_model_in_a_reentrant_checkpoint() -> None:
     def passes(model: Any, x: Any, y: Any) -> None:
         nn.functional.cross_entropy(checkpoint(model, x.clone().requires_grad_(), use_reentrant=True), y).backward()
-    found, plain = (ranks(2, Method("allreduce"), trained(its)) for its in (passes, at_once))
+    found, plain = (ranks(2, StrategyConfig("allreduce"), trained(its)) for its in (passes, at_once))
     assert found[0][1] == 5
     assert torch.equal(found[1][0], plain[1][0])
 
 
 def test_a_parameter_that_reentrant_checkpoints_share() -> None:
     with pytest.raises(TrainError, match=r"step 1: .* gradient of blocks.1.0.weight twice.*use_reentrant=False"):
-        ranks(2, Method("allreduce"), trained(at_once, lambda: Blocks((1, 3), tied=True)))
+        ranks(2, StrategyConfig("allreduce"), trained(at_once, lambda: Blocks((1, 3), tied=True)))
 
 
 def test_replicas_are_equal_without_knowing_of_nested_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     """As before PyTorch 2.1: more exchanges, no other result."""
     monkeypatch.delattr(torch._C, "_current_autograd_node")
-    found = ranks(2, Method("allreduce"), trained(at_once, lambda: Blocks((2, 4))))
+    found = ranks(2, StrategyConfig("allreduce"), trained(at_once, lambda: Blocks((2, 4))))
     monkeypatch.undo()
-    plain = ranks(2, Method("allreduce"), trained(at_once))
+    plain = ranks(2, StrategyConfig("allreduce"), trained(at_once))
     assert found[0][1] > 5
     assert torch.equal(found[0][0], found[1][0])
     assert torch.allclose(found[0][0], plain[0][0], rtol=0, atol=1e-6)
@@ -224,8 +224,8 @@ def test_one_line_names_what_differs(way: str, words: str) -> None:
     assert said[0].startswith(words)
 
 
-@pytest.mark.parametrize("method", [*METHODS, Method("gossip")], ids=name)
-def test_a_parameter_that_is_thawed(method: Method) -> None:
+@pytest.mark.parametrize("method", [*METHODS, StrategyConfig("gossip")], ids=name)
+def test_a_parameter_that_is_thawed(method: StrategyConfig) -> None:
     def program(run: Run) -> Any:
         model = Blocks()
         model.blocks[2].requires_grad_(False)
@@ -251,7 +251,7 @@ def strays(rank: int, at: int, steps: int) -> Callable[[Run], Any]:
         opt = sgd(model)
         run.attach(model, opt)
         for step in range(steps):
-            if run.worker == rank and step == at:
+            if run.worker_rank == rank and step == at:
                 model.blocks[1][0].bias.data[2] += 1e-6
             train(model, opt, at_once, *mine(run), steps=1)
         return run.step
@@ -261,21 +261,21 @@ def strays(rank: int, at: int, steps: int) -> Callable[[Run], Any]:
 @pytest.mark.parametrize("at, steps, step, options", [
     (0, 3, 1, {}), (2, 9, 4, {}), (9, 16, 12, {"check_every": 6}), (20, 23, 23, {})])
 def test_replicas_that_differ(at: int, steps: int, step: int, options: dict[str, int]) -> None:
-    with pytest.raises(Refused, match=rf"^step {step}: parameter blocks.1.0.bias is not the same on all ranks: "
+    with pytest.raises(InvalidRunError, match=rf"^step {step}: parameter blocks.1.0.bias is not the same on all ranks: "
                                       r"rank 0 on \S+ differs from rank 1 on .*valid: "):
-        ranks(3, Method("allreduce"), strays(1, at, steps), **options)
+        ranks(3, StrategyConfig("allreduce"), strays(1, at, steps), **options)
 
 
 def test_replicas_are_not_compared() -> None:
     """Where that is turned off, or they need not be equal, or ranks round differently."""
-    assert ranks(2, Method("allreduce"), strays(1, 0, 3), check_every=0) == [3, 3]
-    assert ranks(2, Method("gossip"), strays(1, 0, 3)) == [3, 3]
+    assert ranks(2, StrategyConfig("allreduce"), strays(1, 0, 3), check_every=0) == [3, 3]
+    assert ranks(2, StrategyConfig("gossip"), strays(1, 0, 3)) == [3, 3]
 
 
 def test_replicas_that_round_differently(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     count = iter(range(4))
     monkeypatch.setattr(torch, "get_num_threads", lambda: next(count))
-    assert ranks(2, Method("allreduce"), strays(1, 0, 5)) == [5, 5]
+    assert ranks(2, StrategyConfig("allreduce"), strays(1, 0, 5)) == [5, 5]
     assert capsys.readouterr().err.count("are not the same to the last bit, and are not compared any more") == 1
 
 
@@ -285,11 +285,11 @@ def test_a_model_that_is_changed_after_the_last_step() -> None:
         opt = sgd(model)
         run.wrap(model, opt)
         train(model, opt, at_once, *mine(run), steps=3)
-        if run.first:
+        if run.is_main:
             model.load_state_dict(Blocks().state_dict())  # its best one, say
         run.finish()
         return run.step
-    assert ranks(2, Method("allreduce"), program) == [3, 3]
+    assert ranks(2, StrategyConfig("allreduce"), program) == [3, 3]
 
 
 def test_a_second_optimizer(capsys: pytest.CaptureFixture[str]) -> None:
@@ -308,12 +308,12 @@ def test_a_second_optimizer(capsys: pytest.CaptureFixture[str]) -> None:
     from torch.optim.optimizer import _global_optimizer_pre_hooks
 
     before = len(_global_optimizer_pre_hooks)
-    assert ranks(2, Method("allreduce"), program) == [3, 3]
+    assert ranks(2, StrategyConfig("allreduce"), program) == [3, 3]
     assert capsys.readouterr().err.count(
         "slurmdl: train: Adam trains 2 parameters that run.wrap() was not given, so that each rank trains its own; "
         "valid: ") == 1
     assert len(_global_optimizer_pre_hooks) == before, "the hook stays after the run"
-    assert ranks(1, Method("allreduce"), program) == [3]
+    assert ranks(1, StrategyConfig("allreduce"), program) == [3]
     assert "run.wrap() was not given" not in capsys.readouterr().err
 
 
@@ -331,7 +331,7 @@ def test_an_optimizer_inside_another_one(capsys: pytest.CaptureFixture[str]) -> 
         opt.inner = sgd(model)
         run.wrap(model, opt)
         return train(model, opt, at_once, *mine(run))
-    assert torch.equal(*ranks(2, Method("allreduce"), program))
+    assert torch.equal(*ranks(2, StrategyConfig("allreduce"), program))
     assert "run.wrap() was not given" not in capsys.readouterr().err
 
 
@@ -352,8 +352,9 @@ def batches(own: bool, dealt: bool = False, steps: int = 4) -> Callable[[Run], A
 SAME = "slurmdl: train: all workers train with the same samples; valid: batches of run.loader()"
 
 
-@pytest.mark.parametrize("method", [*METHODS, Method("gossip"), Method("gossip", asynchronous=True)], ids=name)
-def test_the_same_samples_on_all_ranks(method: Method, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("method", [*METHODS, StrategyConfig("gossip"),
+                         StrategyConfig("gossip", asynchronous=True)], ids=name)
+def test_the_same_samples_on_all_ranks(method: StrategyConfig, capsys: pytest.CaptureFixture[str]) -> None:
     ranks(2, method, batches(own=False))
     assert capsys.readouterr().err.count(SAME) == 1
     ranks(2, method, batches(own=True))
@@ -371,7 +372,7 @@ class Convolutions(nn.Sequential):
             self.to(memory_format=torch.channels_last)
 
 
-def convolved(last: bool, method: Method, seen: list[Any] | None = None) -> list[Any]:
+def convolved(last: bool, method: StrategyConfig, seen: list[Any] | None = None) -> list[Any]:
     def program(run: Run) -> Any:
         model = Convolutions(last)
         opt = torch.optim.AdamW(model.parameters(), lr=0.01)
@@ -389,9 +390,9 @@ def convolved(last: bool, method: Method, seen: list[Any] | None = None) -> list
     return ranks(2, method, program)
 
 
-@pytest.mark.parametrize("method", [*METHODS, Method("gossip"), Method("gossip", shared_memory=True),
-                                    Method("local-sgd", period=2)], ids=name)
-def test_memory_formats_are_kept(method: Method) -> None:
+@pytest.mark.parametrize("method", [*METHODS, StrategyConfig("gossip"), StrategyConfig("gossip", shared_memory=True),
+                                    StrategyConfig("local-sgd", period=2)], ids=name)
+def test_memory_formats_are_kept(method: StrategyConfig) -> None:
     seen: list[Any] = []
     found, expected = convolved(True, method, seen), convolved(False, method)
     strides = [tensor.stride() for tensor in Convolutions(True).parameters()]
@@ -405,10 +406,10 @@ def test_ranks_with_other_memory_formats() -> None:
     def program(run: Run) -> None:
         model = Convolutions(run.rank == 1)
         run.wrap(model, sgd(model))
-    with pytest.raises(Refused, match=r"rank 1 on \S+ has parameter 0.weight \(5, 3, 3, 3\) float32 strides "
+    with pytest.raises(InvalidRunError, match=r"rank 1 on \S+ has parameter 0.weight \(5, 3, 3, 3\) float32 strides "
                                       r"\(27, 1, 9, 3\) trained where rank 0 has parameter 0.weight \(5, 3, 3, 3\) "
                                       "float32 trained"):
-        ranks(2, Method("allreduce"), program)
+        ranks(2, StrategyConfig("allreduce"), program)
 
 
 def test_parameters_with_gaps_in_their_memory() -> None:
@@ -417,4 +418,4 @@ def test_parameters_with_gaps_in_their_memory() -> None:
         model.weight = nn.Parameter(torch.randn(3, 8)[:, ::2])
         run.wrap(model, sgd(model))
         return model.weight.stride(), model.weight.is_contiguous()
-    assert ranks(2, Method("allreduce"), program) == [((4, 1), True)] * 2
+    assert ranks(2, StrategyConfig("allreduce"), program) == [((4, 1), True)] * 2

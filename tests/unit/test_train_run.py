@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from mpi import mpirun, needs_mpi, python
 
-from slurmdl.mpi import open_mpi
-from slurmdl.plan import Plan, encode
-from slurmdl.train.method import Method
+from slurmdl.mpi import open_mpi_major
+from slurmdl.plan import Plan, encode_plan
+from slurmdl.train.method import StrategyConfig
 from slurmdl.train.runtime import World
 
 TRAIN = ("-m", "slurmdl.train")
@@ -75,7 +75,7 @@ def test_training_on_digits(strategy: str, tmp_path: Path) -> None:
 def test_the_plan_gives_strategy_roles_and_zones() -> None:
     plan = Plan("ps", ("n0", "n1", "n2", "n3"), ("worker", "ps", "worker", "ps"),
                 {f"n{i}": ("top", "left" if i < 2 else "right") for i in range(4)})
-    done = mpirun(4, *TRAIN, "--steps", "2", environ={"SLURMDL_PLAN": encode(plan)}, per_rank=ON_NODES)
+    done = mpirun(4, *TRAIN, "--steps", "2", environ={"SLURMDL_PLAN": encode_plan(plan)}, per_rank=ON_NODES)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[0] == ("ranks: 0 n0 (left worker), 1 n1 (left ps), 2 n2 (right worker), "
                                            "3 n3 (right ps)")
@@ -87,9 +87,9 @@ def test_the_plan_gives_the_traffic(tmp_path: Path) -> None:
     """The zones differ in size: 2 N (Z - 1) cross them in each step, with a flat ring 2 N (Z - 1) 3 / 2."""
     steps = 3
     plan = Plan("allreduce", ("n0", "n1", "n2", "n3"), ("worker",) * 4,
-                {f"n{i}": ("top", "left" if i < 3 else "right") for i in range(4)}, traffic="hierarchical")
+                {f"n{i}": ("top", "left" if i < 3 else "right") for i in range(4)}, comm_pattern="hierarchical")
     done = mpirun(4, *TRAIN, "--steps", str(steps), "--model", "mlp:64", "--summary", str(tmp_path / "summary"),
-                  environ={"SLURMDL_PLAN": encode(plan)}, per_rank=ON_NODES)
+                  environ={"SLURMDL_PLAN": encode_plan(plan)}, per_rank=ON_NODES)
     assert done.returncode == 0, done.stderr
     summary = json.loads((tmp_path / "summary").read_text())
     assert (summary["strategy"], summary["traffic"]) == ("allreduce", "hierarchical")
@@ -101,7 +101,7 @@ def test_the_plan_gives_the_traffic(tmp_path: Path) -> None:
 
 @needs_mpi
 @pytest.mark.parametrize("text, why", [
-    (encode(Plan("ps", ("n0", "n9"), ("ps", "worker"), {})), "it is for 2 ranks on n0,n9, these are 2 on n0,n1"),
+    (encode_plan(Plan("ps", ("n0", "n9"), ("ps", "worker"), {})), "it is for 2 ranks on n0,n9, these are 2 on n0,n1"),
     ("nonsense", "SLURMDL_PLAN is not a plan")])
 def test_a_plan_that_does_not_fit_is_left_aside(text: str, why: str) -> None:
     done = mpirun(2, *TRAIN, "--steps", "2", environ={"SLURMDL_PLAN": text}, per_rank=ON_NODES)
@@ -200,7 +200,7 @@ def test_a_rank_that_fails_ends_the_others(arguments: tuple[str, ...], text: str
 def test_the_places_of_many_ranks_are_told_together() -> None:
     nodes = tuple(f"n{rank // 4}" for rank in range(40))
     zones = tuple("A" if rank < 20 else "" for rank in range(40))
-    world = World(SimpleNamespace(rank=0), Method("ps", "shards"), nodes, zones,
+    world = World(SimpleNamespace(rank=0), StrategyConfig("ps", "shards"), nodes, zones,
                   ("ps",) * 4 + ("worker",) * 36, {})
     assert str(world) == ("0 to 3 on n0 (A ps), 4 to 19 on 4 nodes from n1 to n4 (A worker), "
                           "20 to 39 on 5 nodes from n5 to n9 (worker)")
@@ -211,4 +211,4 @@ def test_the_places_of_many_ranks_are_told_together() -> None:
     ("Open MPI vmaster, package: x", 0), ("MPICH Version:      4.0.2", 0),
     ("Intel(R) MPI Library 2021.9 for Linux", 0)])
 def test_open_mpi_is_told_from_others(words: str, first: int) -> None:
-    assert open_mpi(SimpleNamespace(Get_library_version=lambda: words)) == first
+    assert open_mpi_major(SimpleNamespace(Get_library_version=lambda: words)) == first

@@ -10,7 +10,7 @@ import torch
 from mpi import mpirun, needs_mpi, python
 from training import whole
 
-from slurmdl.train.library.deal import Deal
+from slurmdl.train.library.deal import GlobalBatches
 
 SCRIPT = str(Path(__file__).with_name("library_script.py"))
 EXAMPLE = str(Path(__file__).parents[2] / "examples" / "library.py")
@@ -50,7 +50,7 @@ def test_sums_that_overlap_with_the_backward_pass() -> None:
     model = torch.nn.Linear(4, 2)
     opt = torch.optim.SGD(model.parameters(), lr=0.1)
     data = torch.ones(40, 4) * torch.arange(40)[:, None] / 40
-    deal = Deal(40, 3, 2, True, 1)
+    deal = GlobalBatches(40, 3, 2, True, 1)
     for index in whole(deal, 0):
         opt.zero_grad()
         model(data[index]).square().mean().backward()

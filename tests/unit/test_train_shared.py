@@ -16,14 +16,14 @@ from mpi import mpirun, needs_mpi
 from stub_models import PlainParameters
 
 from slurmdl.train import init
-from slurmdl.train.courier import Courier
+from slurmdl.train.courier import CommThread
 from slurmdl.train.library import run as library
 from slurmdl.train.library.replica import Replica
-from slurmdl.train.messages import Messages
-from slurmdl.train.method import Method
+from slurmdl.train.messages import MeteredP2P
+from slurmdl.train.method import StrategyConfig
 from slurmdl.train.runtime import World
-from slurmdl.train.strategies import STRATEGIES, Setting
-from slurmdl.train.transports.virtual import Virtual, run
+from slurmdl.train.strategies import STRATEGIES, StrategyContext
+from slurmdl.train.transports.virtual import VirtualTransport, run_virtual_ranks
 
 SIZE = 301
 
@@ -46,36 +46,36 @@ class Ran:
         return float(np.ptp(self.after, axis=0).max() / max(np.ptp(self.before, axis=0).max(), 1e-6))
 
 
-def mixed(nodes: str, method: Method, steps: int, zones: Sequence[str] = (), move: float = 0.0) -> Ran:
+def mixed(nodes: str, method: StrategyConfig, steps: int, zones: Sequence[str] = (), move: float = 0.0) -> Ran:
     """Models of ranks on these nodes, a letter each, after some steps.
 
     They begin alike, the first update moves them far apart, and each step all alike by `move`.
     """
     before = np.random.default_rng(5).standard_normal((len(nodes), SIZE)).astype(np.float32)
 
-    def program(transport: Virtual) -> tuple[Any, dict[str, int], int]:
+    def program(transport: VirtualTransport) -> tuple[Any, dict[str, int], int]:
         rank = transport.rank
         world = World(transport, method, tuple(nodes), tuple(zones) or ("",) * len(nodes),
                       ("worker",) * len(nodes), {})
-        messages, model = Messages(transport, world.levels()), PlainParameters(before[0].copy())
-        its = Setting(messages, Courier(False), tuple(range(len(nodes))), (), model.parameters, before[0].copy(),
+        messages, model = MeteredP2P(transport, world.locality_levels()), PlainParameters(before[0].copy())
+        its = StrategyContext(messages, CommThread(False), tuple(range(len(nodes))), (), model.parameters, before[0].copy(),
                       (SIZE,), method, 3, world.nodes, world.zones, {}, lambda: 0.1,
-                      lambda part: lambda numbers: None, settle=model.settle)
+                      lambda part: lambda numbers: None, relocate_parameters=model.settle)
         strategy = STRATEGIES[method.strategy or ""](its)
         model.parameters[:] = before[rank]
         for number in range(steps):
             model.parameters += np.float32(move)
-            strategy.after_update(number)
-            transport.compute(1e-3 * (1 + rank % 3))
+            strategy.after_optimizer_step(number)
+            transport.emulate_compute(1e-3 * (1 + rank % 3))
         strategy.finish()
-        return model.parameters, messages.sent, strategy.fired
+        return model.parameters, messages.bytes_sent, strategy.exchanges
 
-    after, sent, fired = zip(*run(len(nodes), program), strict=True)
+    after, sent, fired = zip(*run_virtual_ranks(len(nodes), program), strict=True)
     return Ran(before, np.array(after), list(sent), list(fired))
 
 
-def method(traffic: str = "base", **others: Any) -> Method:
-    return Method(others.pop("strategy", "gossip"), traffic, shared_memory=True, **others)
+def method(traffic: str = "base", **others: Any) -> StrategyConfig:
+    return StrategyConfig(others.pop("strategy", "gossip"), traffic, shared_memory=True, **others)
 
 
 @pytest.mark.parametrize("count", range(1, 10))
@@ -165,7 +165,7 @@ def test_a_network_in_shared_memory_is_trained_as_by_messages(staged: bool, monk
     """And its parameters are its own again at the end; with copies on the host, as of a GPU's, too."""
     monkeypatch.setattr(library, "Replica", partial(Replica, staged=staged))
 
-    def program(transport: Virtual, method: Method) -> Any:
+    def program(transport: VirtualTransport, method: StrategyConfig) -> Any:
         run = init(method, environ={}, transport=transport)
         torch.manual_seed(1)
         model = torch.nn.Linear(5, 3)
@@ -181,9 +181,9 @@ def test_a_network_in_shared_memory_is_trained_as_by_messages(staged: bool, monk
         assert np.shares_memory(inside, run.replica.parameters) is not method.shared_memory
         assert torch.cat([p.detach().reshape(-1) for p in model.parameters()]).tolist() == (
             run.replica.parameters.tolist())
-        return run.replica.parameters, run.consensus
-    shared = run(3, partial(program, method=method()))
-    sent = run(3, partial(program, method=replace(method(), shared_memory=False)))
+        return run.replica.parameters, run.consensus_distance
+    shared = run_virtual_ranks(3, partial(program, method=method()))
+    sent = run_virtual_ranks(3, partial(program, method=replace(method(), shared_memory=False)))
     for one, other in zip(shared, sent, strict=True):
         assert one[0] == pytest.approx(other[0], abs=1e-6)
         assert one[1] == pytest.approx(other[1], rel=1e-3)
@@ -192,20 +192,20 @@ def test_a_network_in_shared_memory_is_trained_as_by_messages(staged: bool, monk
 
 def test_waiting_for_a_rank_of_the_node_counts_as_waiting() -> None:
     """Every second rank comes a second late, where pairs mix and where a node makes its mean."""
-    def program(transport: Virtual, nodes: str) -> tuple[float, float]:
+    def program(transport: VirtualTransport, nodes: str) -> tuple[float, float]:
         world = World(transport, method(), tuple(nodes), ("",) * len(nodes), ("worker",) * len(nodes), {})
-        messages, model = Messages(transport, world.levels()), PlainParameters(np.ones(SIZE, np.float32))
-        courier = Courier(False, now=transport.now, waited=messages.waited)
-        strategy = STRATEGIES["gossip"](Setting(
+        messages, model = MeteredP2P(transport, world.locality_levels()), PlainParameters(np.ones(SIZE, np.float32))
+        courier = CommThread(False, clock=transport.now, peer_wait_clock=messages.peer_wait_seconds)
+        strategy = STRATEGIES["gossip"](StrategyContext(
             messages, courier, tuple(range(len(nodes))), (), model.parameters, model.parameters.copy(), (SIZE,),
             method(), 3, world.nodes, world.zones, {}, lambda: 0.1, lambda part: lambda numbers: None,
-            settle=model.settle))
-        before = courier.seconds, courier.waiting
-        transport.compute(float(transport.rank % 2))
-        strategy.after_update(0)
-        return courier.seconds - before[0], courier.waiting - before[1]
+            relocate_parameters=model.settle))
+        before = courier.blocked_seconds, courier.peer_wait_seconds
+        transport.emulate_compute(float(transport.rank % 2))
+        strategy.after_optimizer_step(0)
+        return courier.blocked_seconds - before[0], courier.peer_wait_seconds - before[1]
     for nodes in ("aa", "aabb"):
-        for rank, (took, waited) in enumerate(run(len(nodes), partial(program, nodes=nodes))):
+        for rank, (took, waited) in enumerate(run_virtual_ranks(len(nodes), partial(program, nodes=nodes))):
             assert took == waited == (0.0 if rank % 2 else 1.0)
 
 

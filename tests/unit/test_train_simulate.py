@@ -13,10 +13,10 @@ import torch
 from mpi import mpirun, needs_mpi
 from simulated_ranks import CASES, RANKS, simulated
 
-from slurmdl.errors import Refused, TrainError, UsageError
-from slurmdl.train.trainer.options import parse
+from slurmdl.errors import InvalidRunError, TrainError, UsageError
+from slurmdl.train.trainer.options import parse_train_options
 from slurmdl.train.trainer.trainer import train
-from slurmdl.train.transports.links import Link, Links
+from slurmdl.train.transports.links import Link, QueueingNetwork
 
 PROGRAM = Path(__file__).with_name("simulated_ranks.py")
 
@@ -47,7 +47,7 @@ def test_real_and_simulated_runs_exchange_the_same(case: str, real: list[dict[st
 
 
 def figures(*arguments: str) -> dict[str, Any]:
-    found = train(parse(["--steps", "30", "--model", "mlp:16", "--batch", "16", *arguments], {}))
+    found = train(parse_train_options(["--steps", "30", "--model", "mlp:16", "--batch", "16", *arguments], {}))
     assert found is not None
     return found
 
@@ -95,9 +95,9 @@ def test_stand_in_of_any_size(tmp_path: Path) -> None:
 def test_a_failure_names_the_virtual_rank_and_what_all_refuse_does_not() -> None:
     with pytest.raises(TrainError, match=r"^rank \d on B\d: step \d: the gradient of .* are infinite or no numbers"):
         figures("--simulate", "2", "--zones", "B:2", "--strategy", "gossip", "--lr", "1e30")
-    with pytest.raises(Refused, match=r"^--traffic ring"):
+    with pytest.raises(InvalidRunError, match=r"^--traffic ring"):
         figures("--simulate", "2", "--strategy", "gossip", "--traffic", "ring")
-    with pytest.raises(Refused, match=r"^--slow 2=: no such rank; valid: 0 to 1"):
+    with pytest.raises(InvalidRunError, match=r"^--slow 2=: no such rank; valid: 0 to 1"):
         figures("--simulate", "2", "--slow", "2=4")
 
 
@@ -108,11 +108,12 @@ def test_a_failure_names_the_virtual_rank_and_what_all_refuse_does_not() -> None
     ["--simulate", "2", "--slow", "1=0"], ["--fold", "0/5"], ["--fold", "1/1"], ["--skew", "0"]])
 def test_options_that_cannot_be(arguments: list[str]) -> None:
     with pytest.raises(UsageError):
-        parse(arguments, {})
+        parse_train_options(arguments, {})
 
 
 def test_links_carry_one_message_after_the_other() -> None:
-    links = Links(["n0", "n1", "n2", "n3"], ["A", "A", "B", "B"], {"across": Link(100.0, 1.0), "zone": Link(1000.0)})
+    links = QueueingNetwork(["n0", "n1", "n2", "n3"], ["A", "A", "B", "B"], {
+                            "across": Link(100.0, 1.0), "zone": Link(1000.0)})
     assert links.arrival(0, 2, 100, 5.0) == (6.0, 7.0)
     assert links.arrival(1, 3, 100, 5.0) == (7.0, 8.0), "the zone's uplink was in use"
     assert links.arrival(2, 0, 100, 5.0) == (6.0, 7.0), "the other direction was not"
@@ -121,6 +122,6 @@ def test_links_carry_one_message_after_the_other() -> None:
 
 
 def test_who_receives_from_two_zones_receives_one_after_the_other() -> None:
-    links = Links(["n0", "n1", "n2"], ["A", "B", "C"], {"across": Link(100.0)})
+    links = QueueingNetwork(["n0", "n1", "n2"], ["A", "B", "C"], {"across": Link(100.0)})
     assert links.arrival(0, 2, 100, 0.0) == (1.0, 1.0)
     assert links.arrival(1, 2, 100, 0.0) == (1.0, 2.0)

@@ -14,7 +14,7 @@ from torch import nn
 from slurmdl.train import init
 from slurmdl.train.library.replica import Replica
 from slurmdl.train.library.run import Run
-from slurmdl.train.method import Method
+from slurmdl.train.method import StrategyConfig
 from slurmdl.train.transports import virtual
 
 SAMPLES, BATCH = 128, 4
@@ -24,13 +24,13 @@ Y = torch.from_numpy(random.integers(0, 3, SAMPLES))
 torch.set_num_threads(1)
 
 METHODS = {
-    "allreduce": Method("allreduce"), "ps": Method("ps", ps=2), "ps --async": Method("ps", asynchronous=True),
-    "gossip": Method("gossip", period=3), "global": Method("gossip", period=4, global_every=5),
-    "drift": Method("adaptive-gossip", "base", compress="int4", threshold=0.01, warm_up=2),
-    "quasi-global": Method("gossip", quasi_global=True), "push": Method("gossip", asynchronous=True, compress="fp16"),
-    "shared": Method("gossip", shared_memory=True, period=2),
-    "shared --async": Method("gossip", shared_memory=True, asynchronous=True),
-    "local-sgd": Method("local-sgd", period=3), "local-sgd, drift": Method("local-sgd", trigger="drift", warm_up=2)}
+    "allreduce": StrategyConfig("allreduce"), "ps": StrategyConfig("ps", ps=2), "ps --async": StrategyConfig("ps", asynchronous=True),
+    "gossip": StrategyConfig("gossip", period=3), "global": StrategyConfig("gossip", period=4, global_average_every=5),
+    "drift": StrategyConfig("adaptive-gossip", "base", compression="int4", drift_threshold=0.01, trigger_warmup=2),
+    "quasi-global": StrategyConfig("gossip", quasi_global_momentum=True), "push": StrategyConfig("gossip", asynchronous=True, compression="fp16"),
+    "shared": StrategyConfig("gossip", shared_memory=True, period=2),
+    "shared --async": StrategyConfig("gossip", shared_memory=True, asynchronous=True),
+    "local-sgd": StrategyConfig("local-sgd", period=3), "local-sgd, drift": StrategyConfig("local-sgd", trigger="drift", trigger_warmup=2)}
 
 
 def net() -> Any:
@@ -48,14 +48,14 @@ def staged(monkeypatch: pytest.MonkeyPatch, which: Callable[[int], bool]) -> Non
         self, module, chosen, staged=which(next(count))))
 
 
-def trained(transport: virtual.Virtual, method: Method, steps: int = 24,
+def trained(transport: virtual.VirtualTransport, method: StrategyConfig, steps: int = 24,
             each: Callable[[Run], None] = lambda run: None, **options: Any) -> Any:
     run = init(method, environ={"SLURMD_NODENAME": f"n{transport.rank // 2}"}, transport=transport, **options)
     model = net()
     opt = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     run.attach(model, opt)
     loader = run.loader((X, Y), BATCH)
-    if run.serves:
+    if run.is_server:
         run.serve()
         run.close()
         return None
@@ -75,11 +75,12 @@ def trained(transport: virtual.Virtual, method: Method, steps: int = 24,
 def test_the_same_models_as_without_copies(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """In one run also mixed with ranks without them."""
     method = METHODS[case]
-    expected = virtual.run(4, lambda transport: trained(transport, method))
+    expected = virtual.run_virtual_ranks(4, lambda transport: trained(transport, method))
     for which in (lambda number: True, lambda number: number % 2 == 0):
         with monkeypatch.context() as patched:
             staged(patched, which)
-            for mine, its in zip(virtual.run(4, lambda transport: trained(transport, method)), expected, strict=True):
+            for mine, its in zip(virtual.run_virtual_ranks(
+                4, lambda transport: trained(transport, method)), expected, strict=True):
                 assert mine is its is None or torch.equal(mine, its)
 
 
@@ -87,7 +88,7 @@ def test_the_same_models_as_without_copies(case: str, monkeypatch: pytest.Monkey
 def test_the_same_models_with_checkpoints(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Which read what is on the host: on a server it is newer than what is on the device."""
     def run(folder: str) -> Any:
-        return virtual.run(4, lambda transport: trained(
+        return virtual.run_virtual_ranks(4, lambda transport: trained(
             transport, METHODS[case], checkpoint=str(tmp_path / folder), checkpoint_every=5))
     expected = run("one")
     staged(monkeypatch, lambda number: True)
@@ -102,7 +103,7 @@ def test_only_what_an_exchange_needs_is_copied(monkeypatch: pytest.MonkeyPatch) 
 
     def counted(replica: Replica, target: Any, source: Any) -> None:
         if watched and replica is watched[0]:
-            back = source.data_ptr() in (replica._flat_here.data_ptr(), replica._slope_here.data_ptr())
+            back = source.data_ptr() in (replica._host_flat.data_ptr(), replica._host_grad.data_ptr())
             copied.append((back, source.numel()))
         copy(replica, target, source)
 
@@ -110,7 +111,7 @@ def test_only_what_an_exchange_needs_is_copied(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(Replica, "_copy", counted)
     staged(monkeypatch, lambda number: True)
 
-    def steps(method: Method, count: int) -> list[list[tuple[bool, int]]]:
+    def steps(method: StrategyConfig, count: int) -> list[list[tuple[bool, int]]]:
         """Copies in each step of rank 0."""
         found: list[list[tuple[bool, int]]] = []
         watched.clear()
@@ -120,29 +121,37 @@ def test_only_what_an_exchange_needs_is_copied(monkeypatch: pytest.MonkeyPatch) 
                 watched[:] = [run.replica]
                 found.append(list(copied))
                 copied.clear()
-        virtual.run(2, lambda transport: trained(transport, method, count, each))
+        virtual.run_virtual_ranks(2, lambda transport: trained(transport, method, count, each))
         return found[1:]  # the first one begins before it is watched
 
     there, back = (False, SIZE), (True, SIZE)
-    assert steps(Method("local-sgd"), 40) == [[there, back] if number == 32 else [] for number in range(2, 41)]
-    assert steps(Method("gossip", "base", period=4), 12) == [
+    assert steps(StrategyConfig("local-sgd"), 40) == [[there, back]
+                 if number == 32 else [] for number in range(2, 41)]
+    assert steps(StrategyConfig("gossip", "base", period=4), 12) == [
         [there, back] if number % 4 == 0 else [] for number in range(2, 13)]
-    assert steps(Method("allreduce"), 4) == [[there, back]] * 3, "gradients alone"
-    looks = steps(Method("local-sgd", trigger="drift", warm_up=0, threshold=1e9, silence=1000), 12)
+    assert steps(StrategyConfig("allreduce"), 4) == [[there, back]] * 3, "gradients alone"
+    looks = steps(
+    StrategyConfig(
+        "local-sgd",
+        trigger="drift",
+        trigger_warmup=0,
+        drift_threshold=1e9,
+        max_interval=1000),
+         12)
     assert looks == [[there] if number % 4 == 2 else [] for number in range(2, 13)], "two steps before each due one"
 
 
 def test_a_bucket_of_gradients_is_copied_when_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a rank with a communication thread: each element once, and not at the end alone."""
     monkeypatch.setattr("slurmdl.buckets.LONGEST", 16)
-    monkeypatch.setattr(virtual.Virtual, "threaded", True)
+    monkeypatch.setattr(virtual.VirtualTransport, "threaded", True)
     staged(monkeypatch, lambda number: True)
     copy, copies, ready = Replica._copy, list[tuple[int, int]](), list[str]()
     monkeypatch.setattr(Replica, "_copy", lambda its, target, source: (
         copies.append((source.numel(), len(ready))), copy(its, target, source)))
 
-    def program(transport: virtual.Virtual) -> list[tuple[int, int]]:
-        run = init(Method("allreduce"), environ={}, transport=transport)
+    def program(transport: virtual.VirtualTransport) -> list[tuple[int, int]]:
+        run = init(StrategyConfig("allreduce"), environ={}, transport=transport)
         model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(4)))
         run.wrap(model, torch.optim.SGD(model.parameters(), lr=0.1))
         for name, tensor in model.named_parameters():
@@ -150,7 +159,7 @@ def test_a_bucket_of_gradients_is_copied_when_it_is_there(monkeypatch: pytest.Mo
         copies.clear()
         model(torch.ones(1, 4)).sum().backward()
         return copies[:]
-    [found] = virtual.run(1, program)
+    [found] = virtual.run_virtual_ranks(1, program)
     *there, back = found
     assert sum(size for size, _ in there) == 80
     assert back == (80, 8)

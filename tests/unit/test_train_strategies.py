@@ -11,7 +11,7 @@ import pytest
 from mpi import mpirun, needs_mpi
 
 from slurmdl.placement.traffic import Traffic
-from slurmdl.train.messages import bounds
+from slurmdl.train.messages import split_offsets
 
 STEPS, FLOAT = 12, 4
 pytestmark = needs_mpi
@@ -36,7 +36,7 @@ def modelled(ran: tuple[int, dict[str, Any]], strategy: str, pattern: str, lengt
     sent = [{"node": 0.0, "zone": 0.0, "across": 0.0} for _ in range(size)]
     _, zone = np.unique(result["zones"], return_inverse=True)
     for phase in Traffic(strategy, float(length * FLOAT), pattern=pattern).phases(size, zone):
-        for source, target, amount in np.broadcast(phase.source, phase.target, phase.size):
+        for source, target, amount in np.broadcast(phase.source, phase.target, phase.bytes_per_pair):
             sent[source][level(result, source, target)] += amount
     return sent
 
@@ -65,7 +65,7 @@ def test_sums_in_half_the_bytes(ran: tuple[int, dict[str, Any]]) -> None:
 def test_ring_bytes_by_level_are_those_of_the_formula(ran: tuple[int, dict[str, Any]]) -> None:
     size, result = ran
     for ring in result["ring"]:
-        length, edge = ring["length"], bounds(ring["length"], size)
+        length, edge = ring["length"], split_offsets(ring["length"], size)
         part = [edge[i + 1] - edge[i] for i in range(size)]
         assert sum(total(ring["sent"])) == 2 * (size - 1) * length * FLOAT
         for rank, sent in enumerate(ring["sent"]):
@@ -116,7 +116,7 @@ def test_ps_equals_one_process_on_the_big_batch(ran: tuple[int, dict[str, Any]])
     size, result = ran
     assert len(result["ps"]) == min(size, 3) - 1
     for servers, run in enumerate(result["ps"], start=1):
-        workers, edge, header = size - servers, bounds(run["length"], servers), 8
+        workers, edge, header = size - servers, split_offsets(run["length"], servers), 8
         assert run["distance"] < 1e-5
         assert total(run["sent"]) == [STEPS * workers * (edge[i + 1] - edge[i]) * FLOAT for i in range(servers)] + [
             STEPS * (run["length"] * FLOAT + servers * header)] * workers

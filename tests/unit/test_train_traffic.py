@@ -15,10 +15,10 @@ import pytest
 from placing import matrix
 
 from slurmdl.placement.traffic import Traffic
-from slurmdl.plan import PATTERNS, by_zone
-from slurmdl.train.messages import Messages
-from slurmdl.train.mixing.graphs import GRAPHS, Members, spectral_gap
-from slurmdl.train.mixing.sums import Sum
+from slurmdl.plan import COMM_PATTERNS, group_ranks
+from slurmdl.train.messages import MeteredP2P
+from slurmdl.train.mixing.graphs import GRAPHS, GossipGroup, spectral_gap
+from slurmdl.train.mixing.sums import AllreduceOp
 
 FloatArray = npt.NDArray[np.float32]
 EVERY = [(name, count) for name in GRAPHS for count in range(1, 18)]
@@ -32,7 +32,7 @@ def zoned(count: int, names: int = 3) -> tuple[str, ...]:
 
 def mixing(name: str, count: int, step: int) -> npt.NDArray[np.float64]:
     """The matrix that a step multiplies the workers' models with."""
-    return GRAPHS[name](Members(zoned(count), 3)).round(step).matrix
+    return GRAPHS[name](GossipGroup(zoned(count), 3)).round(step).matrix
 
 
 def modelled(strategy: str, pattern: str, ranks: int, model_bytes: float,
@@ -72,7 +72,7 @@ def test_powers_of_two_reach_the_exact_average_in_k_rounds_and_not_before(name: 
 def test_drawn_partners_are_a_new_matching_in_each_step(name: str, count: int) -> None:
     seen = set()
     for step in range(5):
-        target = GRAPHS[name](Members(zoned(count), 1, {"0|0": 1e-9, "0|1": 1e-7})).round(step).target
+        target = GRAPHS[name](GossipGroup(zoned(count), 1, {"0|0": 1e-9, "0|1": 1e-7})).round(step).target
         seen.add(tuple(target))
         assert (target[target] == np.arange(count)).all()
         assert (target == np.arange(count)).sum() == count % 2
@@ -83,7 +83,7 @@ def test_drawn_partners_are_a_new_matching_in_each_step(name: str, count: int) -
 def test_partners_are_those_of_the_model(name: str, count: int) -> None:
     """Over a period of the turns exactly; drawn partners, all links alike, in the mean of many steps."""
     zones = zoned(count)
-    graph = GRAPHS[name](Members(zones, 3))
+    graph = GRAPHS[name](GossipGroup(zones, 3))
     steps = graph.period or 2000
     sent = np.zeros((count, count))
     for step in range(steps):
@@ -96,7 +96,7 @@ def test_partners_are_those_of_the_model(name: str, count: int) -> None:
 
 @pytest.mark.parametrize("count", range(1, 18))
 def test_base_reaches_the_exact_average_of_any_number_in_one_period(count: int) -> None:
-    graph = GRAPHS["base"](Members(("",) * count))
+    graph = GRAPHS["base"](GossipGroup(("",) * count))
     odd = count // (count & -count)
     blocks = (count & -count).bit_length() - 1
     assert graph.period == max(1, blocks + (2 * (odd.bit_length() - 1) + 1 if odd > 1 else 0))
@@ -104,12 +104,12 @@ def test_base_reaches_the_exact_average_of_any_number_in_one_period(count: int) 
     for step in range(graph.period):
         after = graph.round(step).matrix @ after
     assert np.allclose(after, 1 / count, rtol=0, atol=1e-12)
-    assert spectral_gap("base", Members(("",) * count)) == pytest.approx(1, abs=0.02)
+    assert spectral_gap("base", GossipGroup(("",) * count)) == pytest.approx(1, abs=0.02)
 
 
 def test_zones_are_left_in_one_step_of_four_and_make_the_mean_exact_where_they_are_alike() -> None:
     zones = ("a", "b", "b", "a", "c", "c", "d", "d")
-    graph = GRAPHS["zones"](Members(zones))
+    graph = GRAPHS["zones"](GossipGroup(zones))
     after = np.eye(8)
     for step in range(graph.period):
         target = graph.round(step).target
@@ -123,7 +123,7 @@ def test_zones_are_left_in_one_step_of_four_and_make_the_mean_exact_where_they_a
 def test_links_prefer_the_quick_and_leave_out_none() -> None:
     """Two zones of 4, links between them 10 times slower: at most 1 pair in 3 crosses, at random 4 in 7 would."""
     zones = ("a",) * 4 + ("b",) * 4
-    graph = GRAPHS["links"](Members(zones, 1, {"a|a": 1e-9, "b|b": 1e-9, "a|b": 1e-8}))
+    graph = GRAPHS["links"](GossipGroup(zones, 1, {"a|a": 1e-9, "b|b": 1e-9, "a|b": 1e-8}))
     steps = 400
     sent = np.zeros((8, 8))
     for step in range(steps):
@@ -137,7 +137,7 @@ def test_spectral_gap_is_what_the_steps_take_away(count: int) -> None:
     # the exponential graph's matrices are circulant: eigenvalues (1 + w^d) / 2 for a distance d, w^count = 1
     distances = [1 << bit for bit in range((count - 1).bit_length())]
     cosines = np.abs(np.cos(np.pi * np.outer(np.arange(1, count), distances) / count)).prod(1)
-    alone = Members(("",) * count)
+    alone = GossipGroup(("",) * count)
     assert (1 - spectral_gap("exponential", alone)) ** len(distances) == pytest.approx(cosines.max(), abs=1e-9)
     if not count & count - 1:
         assert spectral_gap("base", alone) == spectral_gap("exponential", alone) == 1
@@ -162,14 +162,14 @@ class Local:
     def now(self) -> float:
         return time.perf_counter()
 
-    def send(self, peer: int, array: FloatArray, tag: int) -> None:
+    def isend(self, peer: int, array: FloatArray, tag: int) -> None:
         self._sent[self.rank, peer] += array.nbytes
         self._mail[self.rank, peer].put(array.copy())
 
-    def receive(self, peer: int, array: FloatArray, tag: int) -> tuple[int, FloatArray]:
+    def irecv(self, peer: int, array: FloatArray, tag: int) -> tuple[int, FloatArray]:
         return peer, array
 
-    def wait(self, requests: Sequence[tuple[int, FloatArray] | None]) -> None:
+    def waitall(self, requests: Sequence[tuple[int, FloatArray] | None]) -> None:
         for peer, array in filter(None, requests):
             array[:] = self._mail[peer, self.rank].get(timeout=10)
 
@@ -180,8 +180,9 @@ def summed(vectors: FloatArray, groups: Sequence[Sequence[int]], wire: type[np.f
     ranks = len(vectors)
     result, sent = vectors.copy(), np.zeros((ranks, ranks), np.int64)
     mail = {pair: queue.Queue() for pair in itertools.product(range(ranks), repeat=2)}
-    messages = [Messages(Local(rank, mail, sent), ("node",) * ranks) for rank in range(ranks)]  # type: ignore[arg-type]
-    threads = [threading.Thread(target=Sum(its, groups, vector, wire, at_once).run, args=(count,))
+    messages = [MeteredP2P(Local(rank, mail, sent), ("node",) * ranks)
+                           for rank in range(ranks)]  # type: ignore[arg-type]
+    threads = [threading.Thread(target=AllreduceOp(its, groups, vector, wire, at_once).run, args=(count,))
                for its, vector in zip(messages, result, strict=True)]
     for thread in threads:
         thread.start()
@@ -205,7 +206,7 @@ def test_hierarchical_sum_and_its_bytes_are_those_of_the_definition(zone: tuple[
     sizes = [zone.count(name) for name in set(zone)]
     length = int(np.lcm.reduce(sizes)) * zones
     vectors = np.random.default_rng(ranks).standard_normal((ranks, length)).astype(np.float32)
-    result, sent = summed(vectors, by_zone(range(ranks), [str(name) for name in zone]))
+    result, sent = summed(vectors, group_ranks(range(ranks), [str(name) for name in zone]))
     assert (result == result[0]).all(), "all ranks hold the same"
     assert np.allclose(result[0], vectors.sum(0, dtype=np.float64), rtol=0, atol=1e-5)
     assert np.array_equal(sent, np.rint(modelled("allreduce", "hierarchical", ranks, 4.0 * length, np.array(zone))))
@@ -217,7 +218,7 @@ def test_hierarchical_sum_and_its_bytes_are_those_of_the_definition(zone: tuple[
 
 @pytest.mark.parametrize("zone", list(layouts()), ids=str)
 def test_sums_at_once_inside_zones_are_the_same_with_as_many_bytes(zone: tuple[int, ...]) -> None:
-    ranks, groups = len(zone), by_zone(range(len(zone)), [str(name) for name in zone])
+    ranks, groups = len(zone), group_ranks(range(len(zone)), [str(name) for name in zone])
     vectors = np.random.default_rng(ranks).standard_normal((ranks, 720_720)).astype(np.float32)
     result, sent = summed(vectors, groups, at_once=True)
     assert (result == result[0]).all(), "all ranks hold the same"
@@ -234,7 +235,7 @@ def test_sums_at_once_inside_zones_are_the_same_with_as_many_bytes(zone: tuple[i
 @pytest.mark.parametrize("zone", list(layouts()), ids=str)
 def test_means_in_half_the_bytes_err_by_no_more_than_is_said(zone: tuple[int, ...]) -> None:
     """Of values between 10^-9 and 10^3: below and above where numbers of 16 bits lose their precision."""
-    ranks, groups, length = len(zone), by_zone(range(len(zone)), [str(name) for name in zone]), 2 * len(zone) + 13
+    ranks, groups, length = len(zone), group_ranks(range(len(zone)), [str(name) for name in zone]), 2 * len(zone) + 13
     random = np.random.default_rng(ranks)
     vectors = (random.standard_normal((ranks, length)) * 10 ** random.uniform(-9, 3, length)).astype(np.float32)
     result, sent = summed(vectors, groups, np.float16, ranks)
@@ -266,9 +267,9 @@ def test_flat_ring_is_that_of_the_model(ranks: int) -> None:
 
 
 def test_a_worker_alone_has_no_distance_from_the_mean() -> None:
-    assert [spectral_gap(name, Members(("",))) for name in GRAPHS] == [1] * len(GRAPHS)
+    assert [spectral_gap(name, GossipGroup(("",))) for name in GRAPHS] == [1] * len(GRAPHS)
 
 
 def test_every_pattern_of_gossip_has_its_graph() -> None:
-    assert tuple(GRAPHS) == PATTERNS["gossip"]
-    assert set(GRAPHS) == set(PATTERNS["adaptive-gossip"])
+    assert tuple(GRAPHS) == COMM_PATTERNS["gossip"]
+    assert set(GRAPHS) == set(COMM_PATTERNS["adaptive-gossip"])

@@ -2,35 +2,36 @@
 
 from __future__ import annotations
 
-from slurmdl.launch.zone_costs import MAX_ZONES, zone_costs
+from slurmdl.launch.zone_costs import MAX_ZONES, compute_zone_costs
 from slurmdl.network.model import LinkScore, LinkScores
-from slurmdl.placement.cost import links
-from slurmdl.topology.build import Declared, build
+from slurmdl.placement.cost import network_links
+from slurmdl.topology.build import ZoneDecl, build_topology
 from slurmdl.topology.model import Topology
 
 
 def test_the_slowest_link_of_the_way_counts() -> None:
-    topology = build([Declared("a", nodes=("a1", "a2", "a3")), Declared("b", nodes=("b1",)),
-                      Declared("c", nodes=("c1",)), Declared("m", children=("a", "b")),
-                      Declared("r", children=("m", "c"))], kind="tree", source="")
-    scores = LinkScores(nodes={"a2": LinkScore(1.0), "c1": LinkScore(80.0)}, node_default=100.0,
-                        zones={"b": LinkScore(10.0)}, zone_default=(50.0, 20.0))
+    topology = build_topology([ZoneDecl("a", nodes=("a1", "a2", "a3")), ZoneDecl("b", nodes=("b1",)),
+                      ZoneDecl("c", nodes=("c1",)), ZoneDecl("m", children=("a", "b")),
+                      ZoneDecl("r", children=("m", "c"))], kind="tree", source="")
+    scores = LinkScores(nodes={"a2": LinkScore(1.0), "c1": LinkScore(80.0)}, default_node_bandwidth=100.0,
+                        zones={"b": LinkScore(10.0)}, default_zone_bandwidth=(50.0, 20.0))
     # a: its median node; a-b: b's uplink; a-c: the uplink of m, above a; b-c: b's
-    assert zone_costs(links(topology.nodes, topology, scores)) == {
+    assert compute_zone_costs(network_links(topology.nodes, topology, scores)) == {
         "a|a": 1 / 100, "a|b": 1 / 10, "a|c": 1 / 20, "b|b": 1 / 100, "b|c": 1 / 10, "c|c": 1 / 80}
 
 
 def test_a_way_that_was_found_slow_costs_what_was_found() -> None:
-    topology = build([Declared("a", nodes=("a1",)), Declared("b", nodes=("b1",)), Declared("c", nodes=("c1",)),
-                      Declared("r", children=("a", "b", "c"))], kind="tree", source="")
-    scores = LinkScores(trunks={"a|c": LinkScore(20.0), "a|b": LinkScore(90.0)}, node_default=100.0,
-                        zone_default=(100.0,))
-    assert zone_costs(links(topology.nodes, topology, scores)) == {
+    topology = build_topology([ZoneDecl("a", nodes=("a1",)), ZoneDecl("b", nodes=("b1",)), ZoneDecl("c", nodes=("c1",)),
+                      ZoneDecl("r", children=("a", "b", "c"))], kind="tree", source="")
+    scores = LinkScores(inter_leaf={"a|c": LinkScore(20.0), "a|b": LinkScore(90.0)}, default_node_bandwidth=100.0,
+                        default_zone_bandwidth=(100.0,))
+    assert compute_zone_costs(network_links(topology.nodes, topology, scores)) == {
         "a|a": 1 / 100, "a|b": 1 / 100, "a|c": 1 / 20, "b|b": 1 / 100, "b|c": 1 / 100, "c|c": 1 / 100}
 
 
 def test_no_costs_without_zones_and_for_very_many() -> None:
-    assert zone_costs(links(["a", "b"], Topology.flat(["a", "b"]), LinkScores())) == {}
-    many = build([Declared(f"z{i}", nodes=(f"n{i}",)) for i in range(MAX_ZONES + 1)], kind="tree", source="")
-    assert zone_costs(links(many.nodes, many, LinkScores())) == {}
-    assert len(zone_costs(links(many.nodes[1:], many, LinkScores()))) == MAX_ZONES * (MAX_ZONES + 1) / 2
+    assert compute_zone_costs(network_links(["a", "b"], Topology.flat(["a", "b"]), LinkScores())) == {}
+    many = build_topology([ZoneDecl(f"z{i}", nodes=(f"n{i}",)) for i in range(MAX_ZONES + 1)], kind="tree", source="")
+    assert compute_zone_costs(network_links(many.nodes, many, LinkScores())) == {}
+    assert len(compute_zone_costs(network_links(many.nodes[1:],
+               many, LinkScores()))) == MAX_ZONES * (MAX_ZONES + 1) / 2

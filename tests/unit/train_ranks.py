@@ -14,24 +14,24 @@ import numpy as np
 import torch
 from mpi4py import MPI
 
-from slurmdl.plan import by_zone
-from slurmdl.train.courier import Courier
+from slurmdl.plan import group_ranks
+from slurmdl.train.courier import CommThread
 from slurmdl.train.library.replica import Replica
-from slurmdl.train.messages import CHUNK, Messages
-from slurmdl.train.method import Method
-from slurmdl.train.mixing.sums import Sum
+from slurmdl.train.messages import CHUNK_BYTES, MeteredP2P
+from slurmdl.train.method import StrategyConfig
+from slurmdl.train.mixing.sums import AllreduceOp
 from slurmdl.train.runtime import World
-from slurmdl.train.strategies import STRATEGIES, Setting
+from slurmdl.train.strategies import STRATEGIES, StrategyContext
 from slurmdl.train.trainer import models
-from slurmdl.train.trainer.data import read
-from slurmdl.train.transports.mpi import Mpi
+from slurmdl.train.trainer.data import load_dataset
+from slurmdl.train.transports.mpi import MpiTransport
 
 STEPS, BATCH, LR, MOMENTUM = 12, 16, 0.1, 0.9
 comm = MPI.COMM_WORLD
-transport = Mpi(comm)
+transport = MpiTransport(comm)
 rank, size = transport.rank, transport.size
 ranks = tuple(range(size))
-world = World(transport, Method("allreduce", "ring"), tuple(f"n{r // 3}{r % 3 // 2}" for r in ranks),
+world = World(transport, StrategyConfig("allreduce", "ring"), tuple(f"n{r // 3}{r % 3 // 2}" for r in ranks),
               tuple(f"leaf{r // 3}" for r in ranks), ("worker",) * size, {})
 
 
@@ -39,11 +39,11 @@ def summed(groups: Sequence[Sequence[int]], length: int,
            wire: type[np.floating[Any]] = np.float32) -> dict[str, Any]:
     random = np.random.default_rng(length)
     inputs = random.standard_normal((size, length)).astype(np.float32)
-    messages = Messages(transport, world.levels())
+    messages = MeteredP2P(transport, world.locality_levels())
     vector = inputs[rank].copy()
-    Sum(messages, groups, vector, wire).run()
+    AllreduceOp(messages, groups, vector, wire).run()
     everyone = comm.gather(vector)
-    sent = comm.gather(messages.sent)
+    sent = comm.gather(messages.bytes_sent)
     if rank:
         return {}
     return {"length": length, "sent": sent, "alike": all((v == vector).all() for v in everyone),
@@ -62,54 +62,55 @@ def updater(replica: Replica, part: slice) -> Callable[[Any], None]:
     return lambda numbers: step()
 
 
-def setting(messages: Messages, replica: Replica, strategy: str, traffic: str, servers: int = 0) -> Setting:
-    return Setting(messages, Courier(transport.threaded), ranks[servers:], ranks[:servers], replica.parameters,
-                   replica.gradients, replica.sizes, Method(strategy, traffic), 7, world.nodes, world.zones, {},
+def setting(messages: MeteredP2P, replica: Replica, strategy: str, traffic: str, servers: int = 0) -> StrategyContext:
+    return StrategyContext(messages, CommThread(transport.supports_comm_thread), ranks[servers:], ranks[:servers], replica.parameters,
+                   replica.gradients, replica.sizes, StrategyConfig(
+                       strategy, traffic), 7, world.nodes, world.zones, {},
                    lambda: LR, lambda part: updater(replica, part))
 
 
 def gossip(traffic: str) -> dict[str, Any]:
     """Different models, no gradients: only the averaging is left."""
-    messages = Messages(transport, world.levels())
-    replica = Replica(models.build("mlp:16", (64,), 10, rank))
+    messages = MeteredP2P(transport, world.locality_levels())
+    replica = Replica(models.build_model("mlp:16", (64,), 10, rank))
     its = setting(messages, replica, "gossip", traffic)
     strategy = STRATEGIES["gossip"](its)
     before = np.array(comm.allgather(replica.parameters.copy()))
     for number in range(STEPS):
-        strategy.after_update(number)
-    its.courier.close()
+        strategy.after_optimizer_step(number)
+    its.comm_thread.close()
     after = np.array(comm.allgather(replica.parameters.copy()))
-    sent = comm.allgather(messages.sent)
+    sent = comm.allgather(messages.bytes_sent)
     return {"sum_error": float(np.abs(before.sum(0) - after.sum(0)).max()), "sent": sent, "length": before.shape[1],
             "spread": float(np.ptp(after, axis=0).max() / np.ptp(before, axis=0).max())}
 
 
 def against_big_batch(name: str, traffic: str, servers: int = 0) -> dict[str, Any]:
     """Train on digits, and again in one process on the workers' batches together, with torch's own optimizer."""
-    data = read("digits", 3)
-    messages = Messages(transport, world.levels())
-    network = models.build("mlp:32", (1, 8, 8), 10, 5)
+    data = load_dataset("digits", 3)
+    messages = MeteredP2P(transport, world.locality_levels())
+    network = models.build_model("mlp:32", (1, 8, 8), 10, 5)
     replica = Replica(network)
     its = setting(messages, replica, name, traffic, servers)
     strategy = STRATEGIES[name](its)
-    update = sgd(replica, slice(None)) if strategy.updates else lambda: None
+    update = sgd(replica, slice(None)) if strategy.updates_locally else lambda: None
     workers = len(its.workers)
     mine = None if rank in its.servers else data.batches(its.workers.index(rank), workers, BATCH, 1)
     for number in range(STEPS):
         if not mine:
-            strategy.serve(number)
+            strategy.serve_step(number)
             continue
         images, labels = map(torch.from_numpy, next(mine))
         replica.gradients.fill(0)
         torch.nn.functional.cross_entropy(network(images), labels).backward()
-        strategy.before_update(number)
+        strategy.before_optimizer_step(number)
         update()
-        strategy.after_update(number)
-    its.courier.close()
-    sent = comm.allgather(messages.sent)
+        strategy.after_optimizer_step(number)
+    its.comm_thread.close()
+    sent = comm.allgather(messages.bytes_sent)
     distance = 0.0
     if rank in its.workers:
-        module = models.build("mlp:32", (1, 8, 8), 10, 5)
+        module = models.build_model("mlp:32", (1, 8, 8), 10, 5)
         first = module[1].weight.detach().clone()
         optimizer = torch.optim.SGD(module.parameters(), lr=LR, momentum=MOMENTUM)
         shares = [data.batches(worker, workers, BATCH, 1) for worker in range(workers)]
@@ -126,11 +127,11 @@ def against_big_batch(name: str, traffic: str, servers: int = 0) -> dict[str, An
 
 
 torch.set_num_threads(1)
-lengths = (0, 1, size - 1, size, size + 1, 1000, size * max(CHUNK.values()) // 4 + 3)
+lengths = (0, 1, size - 1, size, size + 1, 1000, size * max(CHUNK_BYTES.values()) // 4 + 3)
 result = {"zones": world.zones, "nodes": world.nodes,
           "ring": [summed([ranks], length) for length in lengths],
-          "hierarchical": [summed(by_zone(ranks, world.zones), length) for length in lengths],
-          "halved": summed(by_zone(ranks, world.zones), 1000, np.float16),
+          "hierarchical": [summed(group_ranks(ranks, world.zones), length) for length in lengths],
+          "halved": summed(group_ranks(ranks, world.zones), 1000, np.float16),
           "gossip": {graph: gossip(graph) for graph in ("random", "exponential", "base")},
           "allreduce": {traffic: against_big_batch("allreduce", traffic) for traffic in ("ring", "hierarchical")},
           "ps": [against_big_batch("ps", "shards", servers) for servers in range(1, min(size, 3))]}

@@ -12,19 +12,19 @@ import time
 import numpy as np
 from mpi4py import MPI
 
-from slurmdl.train.transports.mpi import Mpi
-from slurmdl.train.transports.window import Window, mix_both
+from slurmdl.train.transports.mpi import MpiTransport
+from slurmdl.train.transports.window import ModelWindow, mix_pair
 
 SIZE, SECONDS = 50_000, 1.5
 comm = MPI.COMM_WORLD
-transport = Mpi(comm)
+transport = MpiTransport(comm)
 rank, ranks = transport.rank, tuple(range(transport.size))
 draw = random.Random(rank)
 
 
 def hunt_without_waiting() -> dict[str, int]:
     """Even ranks write as fast as they can; odd ones take in the newest whole model of the rank before."""
-    window = Window(transport.share, rank, ranks, SIZE)
+    window = ModelWindow(transport.allocate_shared, rank, ranks, SIZE)
     seen, torn, given_up, version = set(), 0, 0, 0
     model = np.zeros(SIZE, np.float32)
     end = time.perf_counter() + SECONDS
@@ -35,33 +35,33 @@ def hunt_without_waiting() -> dict[str, int]:
             window.publish(version, model)
         else:
             model.fill(0)
-            given_up += not window.blend(version, model, rank - 1, 1.0)
+            given_up += not window.mix_newest(version, model, rank - 1, 1.0)
             torn += bool((model != model[0]).any())
             seen.add(float(model[0]))
         if draw.random() < 0.1:
             time.sleep(draw.random() * 1e-3)
-    transport.meet()
+    transport.barrier()
     window.close()
     return {"versions": version, "seen": len(seen - {0.0}), "torn": torn, "given_up": given_up}
 
 
 def hunt_in_step(steps: int) -> dict[str, int]:
     """Pairs that change from step to step mix their models in place, each one half of both."""
-    window = Window(transport.share, rank, ranks, SIZE)
-    model, wrong = window.model(rank), 0
+    window = ModelWindow(transport.allocate_shared, rank, ranks, SIZE)
+    model, wrong = window.live_model(rank), 0
     for step in range(steps):
         peer = rank ^ (1 + step % (len(ranks) - 1))
         model.fill(1000 * step + rank)
-        window.tell("ready", step)
+        window.set_flag("ready", step)
         if draw.random() < 0.2:
             time.sleep(draw.random() * 1e-3)
-        window.wait(peer, "ready", step)
+        window.wait_flag(peer, "ready", step)
         half = slice(0, SIZE // 2) if rank < peer else slice(SIZE // 2, SIZE)
-        mix_both(model[half], window.model(peer)[half], (0.25, 0.25))
-        window.tell("mixed", step)
-        window.wait(peer, "mixed", step)
+        mix_pair(model[half], window.live_model(peer)[half], (0.25, 0.25))
+        window.set_flag("mixed", step)
+        window.wait_flag(peer, "mixed", step)
         wrong += bool((model != 1000 * step + 0.75 * rank + 0.25 * peer).any())
-    transport.meet()
+    transport.barrier()
     window.close()
     return {"wrong": wrong}
 

@@ -27,7 +27,7 @@ def setup(transport: Transport, strategy: str, module: Any, optimizer: Any) -> T
         # rank 0, which has the summary, may be a server
         return transport.broadcast(run.summary()) or {}
 
-    if run.serves:
+    if run.is_server:
         run.serve()
         close()
         return None

@@ -10,7 +10,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from slurmdl.bench.matrix.report import ReportRow
-from slurmdl.train.messages import LEVELS
+from slurmdl.train.messages import LOCALITY_LEVELS
 from slurmdl.train.report.meters import PHASES
 
 #: largest number of bars in a plot
@@ -55,7 +55,7 @@ def _phases(axes: Any, made: Sequence[ReportRow]) -> None:
 
 
 def _bytes(axes: Any, made: Sequence[ReportRow]) -> None:
-    _stacked(axes, made, LEVELS, lambda line, level: line.median_job.bytes[level] / 1e6,
+    _stacked(axes, made, LOCALITY_LEVELS, lambda line, level: line.median_job.bytes[level] / 1e6,
              "MB per step, all ranks")
 
 

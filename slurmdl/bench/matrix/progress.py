@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from slurmdl.units import coarse_duration
+from slurmdl.units import format_coarse_duration
 
 #: seconds between two lines about the same job
 EVERY_S = 30.0
@@ -45,7 +45,7 @@ class Progress:
         passed_s = now - self._start_s
         why = f" ({reason})" if state == "PENDING" and reason else ""
         self._report_progress(f"{self._number} of {self._cells}: job {job} is {state}{why}, "
-                              f"{coarse_duration(passed_s)} since its submission; {self._estimate(passed_s)}")
+                              f"{format_coarse_duration(passed_s)} since its submission; {self._estimate(passed_s)}")
 
     def end(self, number: int, cell: str, status: str, reason: str, left: int) -> None:
         """Report the result of cell `number`; `left` cells still need a job."""
@@ -58,7 +58,7 @@ class Progress:
     def _estimate(self, passed_s: float) -> str:
         """Estimate the time left from the mean of the cells so far, or from the time limit before the first."""
         if not self._took_s:
-            limit = coarse_duration(self._left * self._limit_s)
-            return f"at most {limit} left ({coarse_duration(self._limit_s)} per job) and the time in the queue"
+            limit = format_coarse_duration(self._left * self._limit_s)
+            return f"at most {limit} left ({format_coarse_duration(self._limit_s)} per job) and the time in the queue"
         mean_s = sum(self._took_s) / len(self._took_s)
-        return f"about {coarse_duration(max(0.0, self._left * mean_s - passed_s))} left"
+        return f"about {format_coarse_duration(max(0.0, self._left * mean_s - passed_s))} left"

@@ -16,13 +16,13 @@ from slurmdl.bench.matrix import submit
 from slurmdl.bench.matrix.spec import Cell, Spec
 from slurmdl.bench.matrix.submit import CellResult
 from slurmdl.errors import UnavailableError
-from slurmdl.train.messages import LEVELS
+from slurmdl.train.messages import LOCALITY_LEVELS
 from slurmdl.train.report.meters import PHASES
 
 #: largest relative difference between the sum of the phases and the step time
 PHASE_SUM_TOLERANCE = 0.03
 #: locality of messages -> column
-BYTES_COLUMNS = dict(zip(LEVELS, ("intra-node bytes", "intra-zone bytes", "inter-zone bytes"), strict=True))
+BYTES_COLUMNS = dict(zip(LOCALITY_LEVELS, ("intra-node bytes", "intra-zone bytes", "inter-zone bytes"), strict=True))
 COLUMNS = ("framework", "strategy", "model", "nodes", "placement", "status", "repeats", "images/s", "spread",
            "efficiency", "s/step", *PHASES, "overlapped comm", *BYTES_COLUMNS.values(), "memory", "CPU idle",
            "time to accuracy (s)")
@@ -85,7 +85,7 @@ def job_figures(result: CellResult, spec: Spec) -> JobFigures:
     return JobFigures(
         len(steps) * spec.batch / median(walls), median(walls), phases, overlapped_comm,
         sum(phases.values()) / fmean(its["wall"] for of in steps for its in of),
-        {level: sent[level] / made for level in LEVELS},
+        {level: sent[level] / made for level in LOCALITY_LEVELS},
         max(its["memory"] for its in result.ranks), min(its["cpu_idle"] for its in result.ranks),
         seconds_to_accuracy[0] if seconds_to_accuracy and spec.target_accuracy else None)
 

@@ -35,13 +35,13 @@ from typing import Any
 
 from slurmdl import yamlfile
 from slurmdl.bench.frameworks import FRAMEWORKS, load
-from slurmdl.dl_options import PLACES
-from slurmdl.errors import InputError, UsageError, nearest_first
+from slurmdl.dl_options import PLACE_CHOICES
+from slurmdl.errors import InputError, UsageError, sort_by_similarity
 from slurmdl.launch.srun import LAUNCHERS
 from slurmdl.plan import STRATEGIES
 
 #: placements; `slurmdl` is `slurmdl sbatch` with the default of --dl-place
-PLACEMENTS = ("slurm", "slurmdl", *PLACES[1:])
+PLACEMENTS = ("slurm", "slurmdl", *PLACE_CHOICES[1:])
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ def read(path: str) -> Spec:
     ------
     InputError : unreadable file, invalid YAML, unknown key, or invalid value.
     """
-    data = yamlfile.keys(yamlfile.read(path) or {}, [entry.name for entry in fields(Spec)], path, "")
+    data = yamlfile.check_keys(yamlfile.load_yaml_file(path) or {}, [entry.name for entry in fields(Spec)], path, "")
     default = Spec()
     try:
         spec = Spec(**{key: _value(key, value, getattr(default, key)) for key, value in data.items()})
@@ -147,23 +147,23 @@ def _value(key: str, value: Any, default: Any) -> Any:
 
 
 def _check(spec: Spec) -> None:
-    from slurmdl.train.trainer.data import DATA
-    from slurmdl.train.trainer.data.synthetic import parse
+    from slurmdl.train.trainer.data import DATASETS
+    from slurmdl.train.trainer.data.synthetic import parse_synthetic_arguments
     from slurmdl.train.trainer.models import MODELS
 
     def one_of(key: str, given: Sequence[str], valid: Sequence[str]) -> None:
         for word in given:
             if word not in valid:
-                raise UsageError(f"{key}: {word!r} is not valid; valid: {', '.join(nearest_first(word, valid))}")
+                raise UsageError(f"{key}: {word!r} is not valid; valid: {', '.join(sort_by_similarity(word, valid))}")
 
     one_of("frameworks", [name for name in spec.frameworks if not name.endswith(".py")], list(FRAMEWORKS))
     one_of("strategies", spec.strategies, STRATEGIES)
     one_of("models", [model.partition(":")[0] for model in spec.models], list(MODELS))
     for model, data in spec.models.items():
         name, _, arguments = data.partition(":")
-        one_of(f"models: {model}", [name], list(DATA))
+        one_of(f"models: {model}", [name], list(DATASETS))
         if name == "synthetic":
-            parse(arguments)
+            parse_synthetic_arguments(arguments)
     one_of("placements", spec.placements, PLACEMENTS)
     one_of("launcher", [spec.launcher], LAUNCHERS)
     for key, least in (("tasks_per_node", 1), ("ps", 1), ("batch", 1), ("warmup_steps", 1), ("steps", 1),

@@ -19,7 +19,7 @@ from typing import Any
 from slurmdl import process, wholefile
 from slurmdl.bench.matrix.progress import Progress
 from slurmdl.bench.matrix.spec import Cell, Spec
-from slurmdl.errors import InputError, UnavailableError, tell
+from slurmdl.errors import InputError, UnavailableError, print_stderr
 from slurmdl.launch import release, srun
 from slurmdl.plan import STRATEGIES
 
@@ -59,7 +59,7 @@ class CellResult:
 
 
 def run(spec: Spec, folder: Path, retry_failed: bool = False,
-        report_progress: Callable[[str], None] = tell) -> None:
+        report_progress: Callable[[str], None] = print_stderr) -> None:
     """Run the cells that have no result yet.
 
     Parameters
@@ -93,7 +93,7 @@ def run(spec: Spec, folder: Path, retry_failed: bool = False,
             result = _one(spec, cell, repeat, folder, progress.job)
         if result.status == "missing":
             missing[cell.framework] = result.reason
-        wholefile.write(str(folder / f"{cell.name}.{repeat}.result"), json.dumps(asdict(result)))
+        wholefile.write_atomic(str(folder / f"{cell.name}.{repeat}.result"), json.dumps(asdict(result)))
         progress.end(number, str(cell), result.status, result.reason, jobs_from(index + 1))
 
 
@@ -103,7 +103,7 @@ def prepare(spec: Spec, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         file = folder / "spec.json"
         if not file.exists():
-            wholefile.write(str(file), json.dumps(spec.to_json(), indent=1))
+            wholefile.write_atomic(str(file), json.dumps(spec.to_json(), indent=1))
     except OSError as error:
         raise UnavailableError(f"{folder}: cannot be written ({error.strerror})") from error
     its = read_spec(folder)
@@ -154,18 +154,19 @@ def _start(spec: Spec, cell: Cell, repeat: int, folder: Path, watch: Watch) -> C
     work = {"framework": cell.framework, "strategy": cell.strategy, "model": cell.model,
             "data": spec.models[cell.model], "seed": spec.seed + repeat, **{key: getattr(spec, key) for key in (
                 "batch", "lr", "emulate_compute", "warmup_steps", "steps", "evaluate_every")}}
-    wholefile.write(str(base.with_name(f"{base.name}.work")), json.dumps(work))
-    wholefile.write(str(base.with_name(f"{base.name}.sh")), script(spec, cell, str(base)))
-    answer = process.ask([*submit_command(cell), "--parsable", *spec.sbatch, f"{base}.sh"], timeout=COMMAND_TIMEOUT_S)
+    wholefile.write_atomic(str(base.with_name(f"{base.name}.work")), json.dumps(work))
+    wholefile.write_atomic(str(base.with_name(f"{base.name}.sh")), script(spec, cell, str(base)))
+    answer = process.run_command([*submit_command(cell), "--parsable", *spec.sbatch,
+                                 f"{base}.sh"], timeout=COMMAND_TIMEOUT_S)
     # a site's cli_filter may print lines before sbatch's own
-    numbers = [release.job_number(line.encode(), parsable=True) for line in answer.out.splitlines()]
+    numbers = [release.parse_job_id(line.encode(), is_parsable=True) for line in answer.stdout.splitlines()]
     number = next(filter(None, numbers), "")
-    if answer.status or not number:
-        return CellResult(cell, repeat, "refused", answer.first_error or f"exit status {answer.status}")
+    if answer.returncode or not number:
+        return CellResult(cell, repeat, "refused", answer.first_error or f"exit status {answer.returncode}")
     try:
         state, reason = _end(number, watch)
     except BaseException:  # also KeyboardInterrupt: leave no job behind
-        process.ask(["scancel", number], timeout=COMMAND_TIMEOUT_S)
+        process.run_command(["scancel", number], timeout=COMMAND_TIMEOUT_S)
         raise
     if state == "COMPLETED":
         ranks = sorted((json.loads(file.read_text()) for file in folder.glob(f"{cell.name}.{repeat}.*.json")),
@@ -190,7 +191,7 @@ def submit_command(cell: Cell) -> list[str]:
 def script(spec: Spec, cell: Cell, base: str) -> str:
     """Return the job script of a cell; `base` is the path of its files without suffix."""
     python = shlex.quote(sys.executable)
-    mpi = f"--mpi={srun.pmi(os.environ) or 'pmix'}"
+    mpi = f"--mpi={srun.detect_pmi(os.environ) or 'pmix'}"
     plain, option = ("mpirun", "--launcher=mpirun") if spec.launcher == "mpirun" else (f"srun -K {mpi}", f"-K {mpi}")
     start = plain if cell.placement == "slurm" else f"{python} -m slurmdl srun {option}"
     ours = [f"export SLURMDL_TRAIN_STRATEGY={cell.strategy}"] if cell.framework == "slurmdl" else []
@@ -207,16 +208,16 @@ def script(spec: Spec, cell: Cell, base: str) -> str:
 def _end(number: str, watch: Watch) -> tuple[str, str]:
     """Wait for the end of a job; return its last state, and why it can never start or ""."""
     while True:
-        state, _, reason = process.ask(["squeue", "-h", "-j", number, "-o", "%T %r"],
-                                       timeout=COMMAND_TIMEOUT_S).out.strip().partition(" ")
+        state, _, reason = process.run_command(["squeue", "-h", "-j", number, "-o", "%T %r"],
+                                       timeout=COMMAND_TIMEOUT_S).stdout.strip().partition(" ")
         if state == "PENDING" and reason.partition(",")[0] in _NEVER:
-            process.ask(["scancel", number], timeout=COMMAND_TIMEOUT_S)
+            process.run_command(["scancel", number], timeout=COMMAND_TIMEOUT_S)
             return "REFUSED", f"it can never start ({reason})"
         if state not in ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "STAGE_OUT", "SUSPENDED", "REQUEUED"):
             break
         watch(number, state, reason)
         time.sleep(POLL_S)
-    told = process.ask(["scontrol", "show", "job", "-o", number], timeout=COMMAND_TIMEOUT_S).out
+    told = process.run_command(["scontrol", "show", "job", "-o", number], timeout=COMMAND_TIMEOUT_S).stdout
     found = re.search(r"\bJobState=(\S+)", told)
     return (found[1] if found else state or "unknown"), ""
 

@@ -34,7 +34,7 @@ _COMM_PREFIXES = ("gloo:", "nccl:", "mpi:")
 
 
 def main() -> None:
-    ending.end_together()
+    ending.install_excepthook()
     work_file, result = sys.argv[1:]
     with open(work_file, encoding="utf-8") as file:
         work = json.load(file)
@@ -50,7 +50,7 @@ def main() -> None:
     if figures is not None:
         _write(result, figures)
     # PyTorch's gloo threads can abort a shutdown of the interpreter (pytorch#190489)
-    ending.leave(0)
+    ending.exit_process(0)
 
 
 def measure(framework: Framework, work: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -58,27 +58,27 @@ def measure(framework: Framework, work: Mapping[str, Any]) -> dict[str, Any] | N
     import torch
 
     from slurmdl.train.trainer import optimizers
-    from slurmdl.train.trainer.data import read
-    from slurmdl.train.trainer.options import parse
-    from slurmdl.train.trainer.task import Images
+    from slurmdl.train.trainer.data import load_dataset
+    from slurmdl.train.trainer.options import parse_train_options
+    from slurmdl.train.trainer.task import ImageClassification
 
     torch.set_num_threads(max(1, int(os.environ.get("SLURM_CPUS_PER_TASK", "1"))))
     words = [f"--{key}={work[key]}" for key in ("model", "data", "batch", "lr", "seed") if work[key]]
     if work["emulate_compute"]:
         words.append(f"--compute=replay:{work['emulate_compute']}")
-    options = parse(words, {})
-    transport = runtime.connect()
+    options = parse_train_options(words, {})
+    transport = runtime.init_mpi()
     rank, size = transport.rank, transport.size
-    task = Images(options, read(options.data, options.seed))
-    optimizer = optimizers.build(options.optimizer, task.module.parameters(), options.lr, options.momentum,
+    task = ImageClassification(options, load_dataset(options.data, options.seed))
+    optimizer = optimizers.build_optimizer(options.optimizer, task.module.parameters(), options.lr, options.momentum,
                                  options.weight_decay)
     parameters = sum(tensor.numel() for tensor in task.module.parameters())
     session = framework.setup(transport, work["strategy"], task.module, optimizer)
     if session is None:
         return None
-    if options.compute:  # after the framework's hooks, so that their time counts as backward pass
-        each = options.compute.seconds / options.batch
-        task.pace(lambda images: each * images, time.sleep)
+    if options.emulate_compute:  # after the framework's hooks, so that their time counts as backward pass
+        each = options.emulate_compute.seconds / options.batch_size
+        task.install_compute_emulation(lambda images: each * images, time.sleep)
     task.module = session.module
     timer = StepTimer(task, session, task.batches(rank, size))
     backward_without_comm = 0.0 if session.phase_seconds else timer.backward_without_comm(work["warmup_steps"])
@@ -90,7 +90,7 @@ def measure(framework: Framework, work: Mapping[str, Any]) -> dict[str, Any] | N
         steps.append(timer.step())
         passed_s += steps[-1]["wall"]
         if work["evaluate_every"] and number % work["evaluate_every"] == 0:
-            accuracy_curve.append((passed_s, task.score()[1]))
+            accuracy_curve.append((passed_s, task.evaluate()[1]))
     cpu_idle, by_peer = cpu_meter.idle_share(), sent.bytes()
     if session.phase_seconds is None:
         for its in steps:
@@ -176,7 +176,7 @@ def _memory() -> int:
 
 
 def _write(result: str, figures: Mapping[str, Any]) -> None:
-    wholefile.write(f"{result}.{figures.get('rank', 0)}.json", json.dumps(figures))
+    wholefile.write_atomic(f"{result}.{figures.get('rank', 0)}.json", json.dumps(figures))
 
 
 if __name__ == "__main__":

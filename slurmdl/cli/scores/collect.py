@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 from slurmdl import wholefile
-from slurmdl.cli.address import address
+from slurmdl.cli.address import parse_address
 from slurmdl.errors import SlurmdlError, UnavailableError, UsageError, warn
 
 #: option -> its value and its line in the help
@@ -27,7 +27,7 @@ OPTIONS = {
 
 def run(argv: list[str]) -> int:
     try:
-        _collect(_plain(argv) or _parsed(argv))
+        _collect_sample(_parse_fast(argv) or _parse_with_argparse(argv))
     except (SlurmdlError, OSError) as error:
         if "--strict" in argv:
             raise
@@ -36,7 +36,7 @@ def run(argv: list[str]) -> int:
     return 0
 
 
-def _plain(argv: Sequence[str]) -> dict[str, str]:
+def _parse_fast(argv: Sequence[str]) -> dict[str, str]:
     """The options by name, where all are spelled out; empty where argparse must look at them.
 
     argparse takes longer to import than the counters to read.
@@ -52,10 +52,10 @@ def _plain(argv: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def _parsed(argv: Sequence[str]) -> dict[str, str]:
-    from slurmdl.cli.parser import Parser
+def _parse_with_argparse(argv: Sequence[str]) -> dict[str, str]:
+    from slurmdl.cli.parser import CliParser
 
-    parser = Parser(prog="slurmdl score collect", description=__doc__)
+    parser = CliParser(prog="slurmdl score collect", description=__doc__)
     for name, (value, text) in OPTIONS.items():
         parser.add_argument(f"--{name}", default="", metavar=value, help=text)
     parser.add_argument("--strict", action="store_const", const="", default="",
@@ -63,31 +63,31 @@ def _parsed(argv: Sequence[str]) -> dict[str, str]:
     return dict(vars(parser.parse_args(argv)))
 
 
-def _collect(given: Mapping[str, str]) -> None:
+def _collect_sample(given: Mapping[str, str]) -> None:
     from slurmdl.network import counters, outbox
 
     options = {**dict.fromkeys(OPTIONS, ""), **given}
-    where = address(options["to"], "--to") if options["to"] else None
-    state = options["state"] or state_directory()
-    now, path = counters.read(interface=options["interface"]), os.path.join(state, "counters.json")
-    before = counters.load(path)
-    sample = counters.sample(before, now, options["node"] or this_node(), time.time())
-    if counters.due(before, now):
-        _write(path, json.dumps(now.to_json()))
+    where = parse_address(options["to"], "--to") if options["to"] else None
+    state = options["state"] or state_dir()
+    now, path = counters.read_counters(interface=options["interface"]), os.path.join(state, "counters.json")
+    before = counters.load_reading(path)
+    sample = counters.sample_from_counters(before, now, options["node"] or slurm_node_name(), time.time())
+    if counters.should_replace(before, now):
+        _write_state(path, json.dumps(now.to_json()))
     samples = [sample] if sample is not None else []
     spool = options["spool"] or os.path.join(state, "spool")
     if where is None:
-        outbox.put(spool, samples)
+        outbox.spool_samples(spool, samples)
     else:
-        outbox.send(where, samples, spool)
+        outbox.send_samples(where, samples, spool)
 
 
-def this_node() -> str:
+def slurm_node_name() -> str:
     """The name that Slurm has for this node, as far as the environment tells it, else the host's."""
     return os.environ.get("SLURMD_NODENAME") or os.uname().nodename.partition(".")[0]
 
 
-def state_directory() -> str:
+def state_dir() -> str:
     """Where this node keeps what it will want to know next time (XDG Base Directory Specification)."""
     if not os.geteuid():
         return "/var/lib/slurmdl"
@@ -95,9 +95,9 @@ def state_directory() -> str:
     return os.path.join(base, "slurmdl")
 
 
-def _write(path: str, text: str) -> None:
+def _write_state(path: str, text: str) -> None:
     try:
         os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
-        wholefile.write(path, text)
+        wholefile.write_atomic(path, text)
     except OSError as error:
         raise UnavailableError(f"{path}: cannot be written ({error.strerror})") from error

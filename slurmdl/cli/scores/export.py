@@ -5,22 +5,22 @@ from __future__ import annotations
 from time import time
 
 from slurmdl import config
-from slurmdl.cli.address import address
-from slurmdl.cli.parser import Parser
+from slurmdl.cli.address import parse_address
+from slurmdl.cli.parser import CliParser
 from slurmdl.errors import UnavailableError, UsageError, warn
 from slurmdl.network import exposition, read
 from slurmdl.network.model import LinkScores
-from slurmdl.network.store import publish
+from slurmdl.network.store import publish_file
 
 
 def run(argv: list[str]) -> int:
-    parser = Parser(prog="slurmdl score export", description=__doc__)
+    parser = CliParser(prog="slurmdl score export", description=__doc__)
     parser.add_argument("--scores", metavar="FILE", help="the snapshot (default: scores.file of slurmdl.yaml)")
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--textfile", metavar="FILE", help="written at once, so that nobody reads half of it")
     where.add_argument("--listen", metavar="HOST:PORT", help="serve http://HOST:PORT/metrics until it is ended")
     options = parser.parse_args(argv)
-    given = config.load().scores
+    given = config.load_config().link_scores
     path = options.scores or given.file
 
     told = ""
@@ -28,7 +28,7 @@ def run(argv: list[str]) -> int:
     def scores() -> LinkScores:
         nonlocal told
         refused: list[str] = []
-        found = read.from_file(path, time(), given.owner, refuse=refused.append)
+        found = read.load_scores(path, time(), given.trusted_owner, on_reject=refused.append)
         line = f"{path}: {len(refused)} refused, the first: {refused[0]}" if refused else ""
         if line and line != told:
             warn(line)
@@ -36,17 +36,17 @@ def run(argv: list[str]) -> int:
         return found
 
     if not options.listen:
-        text = exposition.text(scores())
+        text = exposition.exposition_text(scores())
         if options.textfile:
             if not options.textfile.endswith(".prom"):
                 raise UsageError(f"--textfile {options.textfile}: node_exporter reads only names that end in .prom")
-            publish(options.textfile, text)
+            publish_file(options.textfile, text)
         else:
             print(text, end="")
         return 0
-    host, port = address(options.listen, "--listen")
+    host, port = parse_address(options.listen, "--listen")
     try:
-        server = exposition.server((host, port), scores)
+        server = exposition.metrics_server((host, port), scores)
     except OSError as error:
         raise UnavailableError(f"--listen {options.listen}: cannot listen ({error.strerror})") from error
     warn(f"listening on port {server.server_address[1]}")

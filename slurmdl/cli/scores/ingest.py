@@ -17,25 +17,29 @@ from dataclasses import replace
 from time import time
 
 from slurmdl import config
-from slurmdl.cli.address import address, networks
-from slurmdl.cli.parser import Parser
-from slurmdl.errors import SlurmdlError, UnavailableError, UsageError, report, warn
+from slurmdl.cli.address import parse_address, parse_networks
+from slurmdl.cli.parser import CliParser
+from slurmdl.errors import SlurmdlError, UnavailableError, UsageError, report_error, warn
 from slurmdl.network import hygiene, inlet, trust
 from slurmdl.network.access import LOOPBACK
 from slurmdl.network.collector import Collector
-from slurmdl.network.store import Store
+from slurmdl.network.store import SampleStore
 from slurmdl.slurm.conf_files import slurm_conf_path
 from slurmdl.topology import read
 
-HISTORY = "/var/lib/slurmdl/samples.db"
+DEFAULT_DATABASE = "/var/lib/slurmdl/samples.db"
 #: seconds between two snapshots where nothing is said
-EVERY = 30.0
+DEFAULT_INTERVAL_S = 30.0
 
 
 def run(argv: list[str]) -> int:
-    parser = Parser(prog="slurmdl score ingest", description=__doc__)
+    parser = CliParser(prog="slurmdl score ingest", description=__doc__)
     parser.add_argument("files", nargs="*", metavar="FILE", help="samples as JSON lines; - for stdin")
-    parser.add_argument("--history", default=HISTORY, metavar="FILE", help="on a local disk (default: %(default)s)")
+    parser.add_argument(
+    "--history",
+    default=DEFAULT_DATABASE,
+    metavar="FILE",
+     help="on a local disk (default: %(default)s)")
     parser.add_argument("--publish", metavar="FILE", help="the snapshot (default: scores.file of slurmdl.yaml)")
     parser.add_argument("--textfile", default="", metavar="FILE", help="Prometheus text, too")
     parser.add_argument("--spool", metavar="DIR", help="take its *.jsonl and remove them once they are stored")
@@ -51,56 +55,61 @@ def run(argv: list[str]) -> int:
                         help="users whose samples are taken, beside root, SlurmUser, scores.owner and the user who "
                              "runs this")
     parser.add_argument("--every", type=float, metavar="SECONDS",
-                        help=f"stay, and publish so often (default with --listen: {EVERY:g})")
+                        help=f"stay, and publish so often (default with --listen: {DEFAULT_INTERVAL_S:g})")
     options = parser.parse_args(argv)
     if options.every is not None and not 0 < options.every < float("inf"):
         raise UsageError(f"--every {options.every:g}: more than 0 seconds expected")
-    allowed = networks(options.allow, "--allow") if options.allow is not None else LOOPBACK
-    where = address(options.listen, "--listen") if options.listen else None
-    given = config.load()
-    owner = _trusted(options.users, given.scores.owner)
-    rules = hygiene.Rules(given.scores.max_age, given.scores.half_life, given.scores.margin)
-    with Store.open(options.history) as store:
-        collector = Collector(store, options.publish or given.scores.file, rules, options.textfile,
-                              owner, _known())
+    allowed = parse_networks(options.allow, "--allow") if options.allow is not None else LOOPBACK
+    where = parse_address(options.listen, "--listen") if options.listen else None
+    given = config.load_config()
+    owner = _trusted_users(options.users, given.link_scores.trusted_owner)
+    rules = hygiene.AggregationRules(
+    given.link_scores.max_age,
+    given.link_scores.half_life,
+     given.link_scores.tolerance)
+    with SampleStore.open(options.history) as store:
+        collector = Collector(store, options.publish or given.link_scores.file, rules, options.textfile,
+                              owner, _known_link_names())
         for file in options.files:
-            text = trust.trusted_lines(file, owner)
-            collector.keep(collector.lines(text, time()))
+            text = trust.read_trusted_lines(file, owner)
+            collector.store_samples(collector.parse_samples(text, time()))
         if where is None and options.every is None:
-            _cycle(collector, options.spool)
+            _ingest_and_publish(collector, options.spool)
             return 0
 
         def cycle() -> None:
             # in a thread and by a connection of its own: senders do not wait for it
-            with Store.open(options.history) as own:
-                _cycle(replace(collector, store=own, refused=Counter()), options.spool)
+            with SampleStore.open(options.history) as own:
+                _ingest_and_publish(replace(collector, store=own, refused=Counter()), options.spool)
 
-        listener = inlet.Inlet(collector.take, warn, allowed, _credentials(options, owner), options.any_port)
-        asyncio.run(_stay(collector, cycle, options.every or EVERY, listener, where))
-        _cycle(collector, options.spool)
+        listener = inlet.SampleReceiver(
+    collector.store_batches, warn, allowed, _accepted_uids(
+        options, owner), options.any_port)
+        asyncio.run(_serve_until_signal(collector, cycle, options.every or DEFAULT_INTERVAL_S, listener, where))
+        _ingest_and_publish(collector, options.spool)
     return 0
 
 
-def _cycle(collector: Collector, spool: str | None) -> None:
+def _ingest_and_publish(collector: Collector, spool_dir: str | None) -> None:
     """Take what is in the spool, publish, and say what was refused. A spool that fails keeps nobody from the rest."""
     try:
-        if spool:
-            collector.spool(spool)
+        if spool_dir:
+            collector.ingest_spool(spool_dir)
     finally:
         try:
-            collector.publish()
+            collector.publish_scores()
         finally:
-            _report(collector)
+            _report_rejections(collector)
 
 
-def _report(collector: Collector) -> None:
-    text = collector.report()
+def _report_rejections(collector: Collector) -> None:
+    text = collector.rejection_summary()
     if text:
         warn(text)
 
 
-async def _stay(collector: Collector, cycle: Callable[[], None], every: float, listener: inlet.Inlet,
-                where: tuple[str, int] | None) -> None:
+async def _serve_until_signal(collector: Collector, ingest_once: Callable[[], None], interval_s: float, receiver: inlet.SampleReceiver,
+                address: tuple[str, int] | None) -> None:
     """Take and publish until a signal ends it.
 
     Raises
@@ -110,16 +119,16 @@ async def _stay(collector: Collector, cycle: Callable[[], None], every: float, l
     async def cycles() -> None:
         while True:
             try:
-                await asyncio.to_thread(cycle)
+                await asyncio.to_thread(ingest_once)
             except Exception as error:  # a full disk may have room again
-                report(error)
-            _report(collector)
-            await asyncio.sleep(every)
+                report_error(error)
+            _report_rejections(collector)
+            await asyncio.sleep(interval_s)
 
     tasks = [asyncio.ensure_future(cycles())]
-    if where is not None:
-        tasks.append(asyncio.ensure_future(listener.serve(
-            *where, ready=lambda port: warn(f"listening on port {port}{_proof(listener)}"))))
+    if address is not None:
+        tasks.append(asyncio.ensure_future(receiver.serve(
+            *address, on_listening=lambda port: warn(f"listening on port {port}{_sender_proof_text(receiver)}"))))
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, lambda: [task.cancel() for task in tasks])
     try:
@@ -130,16 +139,16 @@ async def _stay(collector: Collector, cycle: Callable[[], None], every: float, l
         raise UnavailableError(f"--listen: cannot listen ({error.strerror})") from error
 
 
-def _proof(listener: inlet.Inlet) -> str:
-    if listener.users is not None:
-        return f"; senders need a munge credential of user {', '.join(map(str, sorted(listener.users)))}"
-    return "" if listener.any_port else "; senders need a port below 1024"
+def _sender_proof_text(receiver: inlet.SampleReceiver) -> str:
+    if receiver.trusted_uids is not None:
+        return f"; senders need a munge credential of user {', '.join(map(str, sorted(receiver.trusted_uids)))}"
+    return "" if receiver.allow_unprivileged else "; senders need a port below 1024"
 
 
-def _trusted(users: str | None, owner: str) -> str:
+def _trusted_users(users: str | None, owner: str) -> str:
     """The users whose samples are taken, beside root and the one who runs this, with commas between."""
     for name in users.split(",") if users is not None else ():
-        if not trust.numbers(name):
+        if not trust.resolve_uids(name):
             raise UsageError(f"--users {users}: {name!r} is not a user of this host; valid: names or numbers, with "
                              "commas between")
     return ",".join(filter(None, (users, owner, _slurm_user())))
@@ -155,7 +164,7 @@ def _slurm_user() -> str:
     return found[-1].partition("(")[0] if found else ""
 
 
-def _credentials(options: argparse.Namespace, owner: str) -> frozenset[int] | None:
+def _accepted_uids(options: argparse.Namespace, owner: str) -> frozenset[int] | None:
     """Numbers of the users of whom a munge credential is accepted; None where no credential is asked for.
 
     Raises
@@ -166,20 +175,20 @@ def _credentials(options: argparse.Namespace, owner: str) -> frozenset[int] | No
 
     if options.any_port or options.auth == "port" or options.listen is None:
         return None
-    if not munge.available():
+    if not munge.is_munge_available():
         if options.auth == "munge":
             raise UnavailableError("--auth munge: munge does not answer on this host; valid: --auth port")
         return None
-    return frozenset(trust.numbers(owner) | {0, os.geteuid()})
+    return frozenset(trust.resolve_uids(owner) | {0, os.geteuid()})
 
 
-def _known() -> frozenset[str] | None:
+def _known_link_names() -> frozenset[str] | None:
     """Names of all nodes and zones, where a file of Slurm's tells them."""
     try:
-        topologies = read.from_files()
+        topologies = read.load_slurm_topology_file()
     except SlurmdlError as error:
         warn(f"{error}; samples of any name are taken")
         return None
     if topologies is None:
         return None
-    return frozenset(name for each in topologies.each for name in (*each.nodes, *each.zones))
+    return frozenset(name for each in topologies.topologies for name in (*each.nodes, *each.zones))

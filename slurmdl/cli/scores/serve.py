@@ -11,16 +11,20 @@ import os
 import signal
 from contextlib import suppress
 
-from slurmdl.cli.address import address, networks
-from slurmdl.cli.parser import Parser
+from slurmdl.cli.address import parse_address, parse_networks
+from slurmdl.cli.parser import CliParser
 from slurmdl.errors import SlurmdlError, UnavailableError, UsageError, warn
 
-PORT = 6819
+DEFAULT_PORT = 6819
 
 
 def run(argv: list[str]) -> int:
-    parser = Parser(prog="slurmdl score serve", description=__doc__)
-    parser.add_argument("--listen", default=f":{PORT}", metavar="HOST:PORT", help="where (default: %(default)s)")
+    parser = CliParser(prog="slurmdl score serve", description=__doc__)
+    parser.add_argument(
+    "--listen",
+    default=f":{DEFAULT_PORT}",
+    metavar="HOST:PORT",
+     help="where (default: %(default)s)")
     parser.add_argument("--allow", required=True, metavar="NET,...",
                         help="addresses and networks of the nodes, e.g. 10.0.0.0/8,fd00::/8")
     parser.add_argument("--rate", default="4M", metavar="RATE",
@@ -40,38 +44,38 @@ def run(argv: list[str]) -> int:
         raise UsageError("slurmdl score serve: --peers from 0, --sessions from 1, --every 1 to 86400 expected")
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with suppress(KeyboardInterrupt):
-        _serve(options)
+        _run_agent(options)
     return 0
 
 
-def _serve(options: argparse.Namespace) -> None:
+def _run_agent(options: argparse.Namespace) -> None:
     from slurmdl import dl_options
-    from slurmdl.cli.scores.collect import state_directory, this_node
+    from slurmdl.cli.scores.collect import slurm_node_name, state_dir
     from slurmdl.network import outbox
-    from slurmdl.network.probe.patrol import patrol, peers
+    from slurmdl.network.probe.patrol import probe_peers, ring_peers
     from slurmdl.network.probe.reflector import Reflector
     from slurmdl.topology import read
 
-    host, port = address(options.listen, "--listen")
-    allow, rate = networks(options.allow, "--allow"), dl_options.bytes_of(options.rate, "--rate")
-    where = address(options.to, "--to") if options.to else None
-    spool = options.spool or os.path.join(state_directory(), "spool")
-    node = options.node or this_node()
-    others = peers(read.read(options.topology), node, options.peers) if options.peers else []
+    host, port = parse_address(options.listen, "--listen")
+    allow, rate = parse_networks(options.allow, "--allow"), dl_options.parse_bytes(options.rate, "--rate")
+    where = parse_address(options.to, "--to") if options.to else None
+    spool = options.spool or os.path.join(state_dir(), "spool")
+    node = options.node or slurm_node_name()
+    others = ring_peers(read.load_topology(options.topology), node, options.peers) if options.peers else []
     if options.peers and not others:
         warn(f"score serve: {node} is in no zone with others; it only answers")
     try:
-        Reflector(host, port, allow=allow, sessions=options.sessions, rate=rate)
+        Reflector(host, port, allowed_networks=allow, max_sessions=options.sessions, rate_limit=rate)
     except OSError as error:
         raise UnavailableError(f"--listen {options.listen}: {error.strerror}") from error
     if not others:
         signal.pause()
-    for sample in patrol(node, others, port, options.every, lambda text: warn(f"score serve: {text}")):
+    for sample in probe_peers(node, others, port, options.every, lambda text: warn(f"score serve: {text}")):
         try:
             if where is None:
-                outbox.put(spool, [sample])
+                outbox.spool_samples(spool, [sample])
             else:
-                outbox.send(where, [sample], spool)
+                outbox.send_samples(where, [sample], spool)
         except (SlurmdlError, OSError) as error:
             warn(f"score serve: {error}")
 

@@ -12,23 +12,24 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import median, median_low
 
-from slurmdl.network.probe.pair import Pair
+from slurmdl.network.probe.pair import PairMeasurement
 from slurmdl.network.samples import LinkSample
 
 #: an end counts as good enough for another one where it carries this share of what that one does: noise of probes
-_AS_GOOD = 0.75
+_MIN_PEER_FRACTION = 0.75
 #: passes over the ends; each corrects the figures by those of the other ends
-_PASSES = 4
+_ITERATIONS = 4
 #: -log(1 - loss) of a way that lets nothing through
-_ALL_LOST = 20.0
+_LOG_ALL_LOST = 20.0
 
 #: standard error of a median, times that of a mean, of normal noise
-MEDIAN = math.sqrt(math.pi / 2)
+MEDIAN_SE_FACTOR = math.sqrt(math.pi / 2)
 #: the ways that were measured: one end, the other end, the figure
-Ways = Sequence[tuple[str, str, float]]
+PathValues = Sequence[tuple[str, str, float]]
 
 
-def fit(pairs: Iterable[Pair], leaf: Mapping[str, str], time: float, source: str = "probe") -> list[LinkSample]:
+def estimate_links(pairs: Iterable[PairMeasurement], leaf: Mapping[str, str],
+                   time: float, source: str = "probe") -> list[LinkSample]:
     """Samples of the links.
 
     A node that has no peer in its zone is told apart from its zone's uplink by nothing: the figures of its way are
@@ -46,36 +47,44 @@ def fit(pairs: Iterable[Pair], leaf: Mapping[str, str], time: float, source: str
     between = [pair for pair in known if leaf.get(pair.first, "") != leaf.get(pair.second, "")]
     met = {node for pair in inside for node in (pair.first, pair.second)}
     lonely = [pair for pair in between if not {pair.first, pair.second} <= met]
-    nodes = _Ends(inside + lonely)
+    nodes = _EndpointEstimates(inside + lonely)
     found = nodes.samples("node", time, source)
-    trunks: list[Pair] = []
-    grouped: dict[tuple[str, str], list[Pair]] = {}
+    trunks: list[PairMeasurement] = []
+    grouped: dict[tuple[str, str], list[PairMeasurement]] = {}
     for pair in between:
         one, other = sorted((leaf.get(pair.first, ""), leaf.get(pair.second, "")))
         if one:
             grouped.setdefault((one, other), []).append(pair)
     for (one, other), group in grouped.items():
-        trunks.append(_trunk(one, other, [nodes.without(pair) for pair in group], group))
-    found += [_sample("trunk", f"{trunk.first}|{trunk.second}", trunk, time, source) for trunk in trunks]
+        trunks.append(_inter_leaf_path(one, other, [nodes.subtract_endpoints(pair) for pair in group], group))
+    found += [_make_sample("trunk", f"{trunk.first}|{trunk.second}", trunk, time, source) for trunk in trunks]
     # an uplink adds to a round trip what the way between two zones adds to that of the nodes' own links
-    return found + _Ends(trunks).samples("zone", time, source)
+    return found + _EndpointEstimates(trunks).samples("zone", time, source)
 
 
-def spread(ways: Ways, ends: Mapping[str, float]) -> float | None:
+def robust_spread(paths: PathValues, estimates: Mapping[str, float]) -> float | None:
     """How far the ways are off what their ends carry, as a fraction; None where no more ways than ends were measured.
 
     It is 1.4826 times the median absolute deviation of the logarithms: of normal noise the standard deviation, and
     blind to the few ways that were disturbed. The ends were fitted to the same ways, which takes away as many degrees
     of freedom.
     """
-    off = [math.log(value / most) for one, other, value in ways if (most := min(ends[one], ends[other])) and value]
-    if len(off) <= len(ends):
+    off = [
+    math.log(
+        value / most) for one,
+        other,
+        value in paths if (
+            most := min(
+                estimates[one],
+                 estimates[other])) and value]
+    if len(off) <= len(estimates):
         return None
     middle = median(off)
-    return 1.4826 * median(abs(value - middle) for value in off) * math.sqrt(len(off) / (len(off) - len(ends)))
+    return 1.4826 * median(abs(value - middle) for value in off) * math.sqrt(len(off) / (len(off) - len(estimates)))
 
 
-def own(pairs: Sequence[Pair], node: str, time: float, source: str = "serve") -> LinkSample | None:
+def estimate_own_link(pairs: Sequence[PairMeasurement], node: str, time: float,
+                      source: str = "serve") -> LinkSample | None:
     """What one node can say of its own link, from its ways to a few others; None where it reached nobody.
 
     The best of its ways tells most of it: its throughput, its loss, and the half of its round trips.
@@ -87,93 +96,99 @@ def own(pairs: Sequence[Pair], node: str, time: float, source: str = "serve") ->
     def half(values: list[float]) -> float:
         return min(values) / 2
 
-    link = Pair(node, "", best((p.throughput for p in pairs), max), None, best((p.delay for p in pairs), half),
-                best((p.delay_tail for p in pairs), half), best((p.loss for p in pairs), min))
-    return _sample("node", node, link, time, source) if pairs else None
+    link = PairMeasurement(node, "", best((p.throughput for p in pairs), max), None, best((p.rtt for p in pairs), half),
+                best((p.rtt_p99 for p in pairs), half), best((p.loss for p in pairs), min))
+    return _make_sample("node", node, link, time, source) if pairs else None
 
 
-class _Ends:
+class _EndpointEstimates:
     """The ends of ways between pairs, with each end's share in the figures."""
 
-    def __init__(self, pairs: Sequence[Pair]) -> None:
-        speeds = _known(pairs, lambda pair: pair.throughput)
-        self.throughput, met = _least(speeds), _by_end(speeds)
+    def __init__(self, pairs: Sequence[PairMeasurement]) -> None:
+        speeds = _known_values(pairs, lambda pair: pair.throughput)
+        self.throughput, met = _min_rule_estimates(speeds), _group_by_endpoint(speeds)
         # a median of n figures is off by so much where these are off by the spread
-        off = spread(speeds, self.throughput)
-        self.noise = {end: MEDIAN * off / math.sqrt(len(others)) for end, others in met.items()} \
+        off = robust_spread(speeds, self.throughput)
+        self.throughput_rse = {end: MEDIAN_SE_FACTOR * off / math.sqrt(len(others)) for end, others in met.items()} \
             if off is not None else {}
-        self.delay = _shares(_known(pairs, lambda pair: pair.delay))
-        self.tail = _shares(_known(pairs, lambda pair: pair.delay_tail))
-        self.loss = _shares(_known(pairs, lambda pair: None if pair.loss is None else _sum_of(pair.loss)))
+        self.rtt = _sum_rule_estimates(_known_values(pairs, lambda pair: pair.rtt))
+        self.rtt_p99 = _sum_rule_estimates(_known_values(pairs, lambda pair: pair.rtt_p99))
+        self.log_loss = _sum_rule_estimates(
+    _known_values(
+        pairs,
+        lambda pair: None if pair.loss is None else _loss_to_log(
+            pair.loss)))
         self.names = list(dict.fromkeys(end for pair in pairs for end in (pair.first, pair.second)))
 
     def samples(self, kind: str, time: float, source: str) -> list[LinkSample]:
-        return [_sample(kind, name, Pair(name, "", self.throughput.get(name), None, self.delay.get(name),
-                                         self.tail.get(name), _loss_of(self.loss.get(name))), time, source,
-                        self.noise.get(name))
+        return [_make_sample(kind, name, PairMeasurement(name, "", self.throughput.get(name), None, self.rtt.get(name),
+                                         self.rtt_p99.get(name), _log_to_loss(self.log_loss.get(name))), time, source,
+                        self.throughput_rse.get(name))
                 for name in self.names]
 
-    def without(self, pair: Pair) -> Pair:
+    def subtract_endpoints(self, pair: PairMeasurement) -> PairMeasurement:
         """What a way adds to the links of its ends."""
         def rest(value: float | None, shares: Mapping[str, float]) -> float | None:
             known = [shares.get(end, 0.0) for end in (pair.first, pair.second)]
             return None if value is None else max(0.0, value - sum(known))
 
-        lost = rest(None if pair.loss is None else _sum_of(pair.loss), self.loss)
-        return Pair(pair.first, pair.second, pair.throughput, None, rest(pair.delay, self.delay),
-                    rest(pair.delay_tail, self.tail), _loss_of(lost))
+        lost = rest(None if pair.loss is None else _loss_to_log(pair.loss), self.log_loss)
+        return PairMeasurement(pair.first, pair.second, pair.throughput, None, rest(pair.rtt, self.rtt),
+                    rest(pair.rtt_p99, self.rtt_p99), _log_to_loss(lost))
 
 
-def _trunk(one: str, other: str, rest: Sequence[Pair], group: Sequence[Pair]) -> Pair:
+def _inter_leaf_path(left: str, right: str,
+                     residuals: Sequence[PairMeasurement], group: Sequence[PairMeasurement]) -> PairMeasurement:
     """The way between two zones, from the pairs that measured it: the best throughput, medians of the rest."""
     def middle(values: list[float]) -> float | None:
         return median(values) if values else None
 
-    return Pair(one, other, max((p.throughput for p in group if p.throughput is not None), default=None), None,
-                middle([p.delay for p in rest if p.delay is not None]),
-                middle([p.delay_tail for p in rest if p.delay_tail is not None]),
-                middle([p.loss for p in rest if p.loss is not None]))
+    return PairMeasurement(left, right, max((p.throughput for p in group if p.throughput is not None), default=None), None,
+                middle([p.rtt for p in residuals if p.rtt is not None]),
+                middle([p.rtt_p99 for p in residuals if p.rtt_p99 is not None]),
+                middle([p.loss for p in residuals if p.loss is not None]))
 
 
-def _known(pairs: Sequence[Pair], figure: Callable[[Pair], float | None]) -> Ways:
-    return [(pair.first, pair.second, value) for pair in pairs if (value := figure(pair)) is not None]
+def _known_values(pairs: Sequence[PairMeasurement], metric: Callable[[PairMeasurement], float | None]) -> PathValues:
+    return [(pair.first, pair.second, value) for pair in pairs if (value := metric(pair)) is not None]
 
 
-def _by_end(ways: Ways) -> dict[str, list[tuple[str, float]]]:
+def _group_by_endpoint(paths: PathValues) -> dict[str, list[tuple[str, float]]]:
     found: dict[str, list[tuple[str, float]]] = {}
-    for one, other, value in ways:
+    for one, other, value in paths:
         found.setdefault(one, []).append((other, value))
         found.setdefault(other, []).append((one, value))
     return found
 
 
-def _least(ways: Ways) -> dict[str, float]:
+def _min_rule_estimates(paths: PathValues) -> dict[str, float]:
     """What each end carries, where a way carries the less of its two ends."""
-    met = _by_end(ways)
+    met = _group_by_endpoint(paths)
     best = {end: max(value for _, value in others) for end, others in met.items()}
-    return {end: median([value for other, value in others if best[other] >= _AS_GOOD * best[end]])
+    return {end: median([value for other, value in others if best[other] >= _MIN_PEER_FRACTION * best[end]])
             for end, others in met.items()}
 
 
-def _shares(ways: Ways) -> dict[str, float]:
+def _sum_rule_estimates(paths: PathValues) -> dict[str, float]:
     """What each end adds, where a way has the sum of its two ends."""
-    met = _by_end(ways)
+    met = _group_by_endpoint(paths)
     share = {end: min(value for _, value in others) / 2 for end, others in met.items()}
-    for _ in range(_PASSES):
+    for _ in range(_ITERATIONS):
         for end, others in met.items():
             share[end] = max(0.0, median_low([value - share[other] for other, value in others]))
     return share
 
 
-def _sum_of(loss: float) -> float:
-    return -math.log1p(-loss) if loss < 1 else _ALL_LOST
+def _loss_to_log(loss: float) -> float:
+    return -math.log1p(-loss) if loss < 1 else _LOG_ALL_LOST
 
 
-def _loss_of(total: float | None) -> float | None:
-    return None if total is None else -math.expm1(-total)
+def _log_to_loss(log_loss: float | None) -> float | None:
+    return None if log_loss is None else -math.expm1(-log_loss)
 
 
-def _sample(kind: str, name: str, pair: Pair, time: float, source: str, noise: float | None = None) -> LinkSample:
+def _make_sample(kind: str, name: str, pair: PairMeasurement, time: float,
+                 source: str, throughput_rse: float | None = None) -> LinkSample:
     # the shares in tails are another sum, whose noise may put one below the share in medians
-    tail = None if pair.delay_tail is None else max(pair.delay_tail, pair.delay or 0.0)
-    return LinkSample(kind, name, time, source, pair.throughput, pair.delay, tail, pair.loss, noise=noise)
+    tail = None if pair.rtt_p99 is None else max(pair.rtt_p99, pair.rtt or 0.0)
+    return LinkSample(kind, name, time, source, pair.throughput, pair.rtt, tail, pair.loss, noise=throughput_rse)

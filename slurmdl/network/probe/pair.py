@@ -6,14 +6,14 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from slurmdl.errors import InputError
-from slurmdl.network.samples import FASTEST
+from slurmdl.network.samples import MAX_BANDWIDTH
 
 #: enough to know a loss of 3 % to a tenth of a point, over three peers
-MOST_DATAGRAMS = 10_000
+MAX_LOSS_PROBES = 10_000
 
 
 @dataclass(frozen=True)
-class Effort:
+class ProbeConfig:
     """How much one pair of nodes may cost.
 
     Attributes
@@ -25,34 +25,35 @@ class Effort:
     deadline : seconds for all of it.
     """
 
-    echoes: int = 100
-    echo_seconds: float = 0.25
-    datagrams: int = 2000
-    datagram_rate: float = 5000.0
-    size: int = 16_000_000
-    seconds: float = 0.3
+    rtt_probes: int = 100
+    rtt_seconds: float = 0.25
+    loss_probes: int = 2000
+    loss_probe_rate: float = 5000.0
+    stream_bytes: int = 16_000_000
+    stream_seconds: float = 0.3
     rate_limit: float = 0.0
-    deadline: float = 5.0
+    timeout_s: float = 5.0
 
-    def within(self, seconds: float) -> Effort:
+    def scaled_to(self, seconds: float) -> ProbeConfig:
         """So that a pair takes about so many seconds: less of all where they are few, else more datagrams."""
-        share = seconds / self.expected
+        share = seconds / self.expected_s
         if share >= 1:
-            more = (seconds - self.expected) * self.datagram_rate
-            return replace(self, datagrams=min(MOST_DATAGRAMS, self.datagrams + int(more)),
-                           deadline=self.deadline + seconds)
-        return Effort(max(5, int(self.echoes * share)), self.echo_seconds * share,
-                      max(50, int(self.datagrams * share)), self.datagram_rate, max(10**6, int(self.size * share)),
-                      self.seconds * share, self.rate_limit, min(self.deadline, 3 * seconds + 0.5))
+            more = (seconds - self.expected_s) * self.loss_probe_rate
+            return replace(self, datagrams=min(MAX_LOSS_PROBES, self.loss_probes + int(more)),
+                           deadline=self.timeout_s + seconds)
+        return ProbeConfig(max(5, int(self.rtt_probes * share)), self.rtt_seconds * share,
+                      max(50, int(self.loss_probes * share)), self.loss_probe_rate, max(10**
+                          6, int(self.stream_bytes * share)),
+                      self.stream_seconds * share, self.rate_limit, min(self.timeout_s, 3 * seconds + 0.5))
 
     @property
-    def expected(self) -> float:
+    def expected_s(self) -> float:
         """Seconds that a pair takes on links that are as they should be."""
-        return self.echo_seconds + self.datagrams / self.datagram_rate + 2 * self.seconds
+        return self.rtt_seconds + self.loss_probes / self.loss_probe_rate + 2 * self.stream_seconds
 
 
 @dataclass(frozen=True)
-class Pair:
+class PairMeasurement:
     """What two nodes measured of the way between them; None for what they did not.
 
     Attributes
@@ -66,8 +67,8 @@ class Pair:
     second: str
     forward: float | None = None
     backward: float | None = None
-    delay: float | None = None
-    delay_tail: float | None = None
+    rtt: float | None = None
+    rtt_p99: float | None = None
     loss: float | None = None
 
     @property
@@ -80,13 +81,13 @@ class Pair:
         return {key: value for key, value in asdict(self).items() if value is not None}
 
     @classmethod
-    def from_json(cls, data: Any) -> Pair:
+    def from_json(cls, data: Any) -> PairMeasurement:
         """The inverse of `to_json`; InputError where it does not fit."""
         try:
             pair = cls(**data)
             figures = [v for k, v in asdict(pair).items() if k not in ("first", "second") and v is not None]
-            if not all(type(v) in (int, float) and 0 <= v < FASTEST for v in figures):
-                raise TypeError(f"figures from 0 to {FASTEST:g} expected")
+            if not all(type(v) in (int, float) and 0 <= v < MAX_BANDWIDTH for v in figures):
+                raise TypeError(f"figures from 0 to {MAX_BANDWIDTH:g} expected")
         except TypeError as error:
             raise InputError(f"pair: malformed ({error})") from error
         return pair

@@ -11,19 +11,26 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-from slurmdl.network.access import Network, address_of, among, listener
-from slurmdl.network.probe.channel import HANDSHAKE_S, Deadline, Timeout
-from slurmdl.network.probe.wire import CHUNK, Allowance, Arrivals, Budget, Control, Datagrams
+from slurmdl.network.access import IPNetwork, create_listener, is_in_networks, parse_peer_address
+from slurmdl.network.probe.channel import HANDSHAKE_S, Deadline, PeerError
+from slurmdl.network.probe.wire import (
+    CHUNK_BYTES,
+    ControlChannel,
+    Pacer,
+    PacketTrainReceiver,
+    ProbeSocket,
+    TokenBucket,
+)
 
 #: a train has at most so many datagrams
-TRAIN = 256
+PACKET_TRAIN_LENGTH = 256
 #: bytes of a datagram that is echoed
-ECHO = 64
-_MAX_STREAM = 2**30
+ECHO_BYTES = 64
+_MAX_STREAM_BYTES = 2**30
 #: seconds of one answer, until the next request, and of a session
-_MAX_SECONDS, _MAX_IDLE, _MAX_SESSION = 10.0, 5.0, 30.0
+_MAX_REQUEST_S, _MAX_IDLE_S, _MAX_SESSION_S = 10.0, 5.0, 30.0
 #: connections whose peer has not yet proved that it knows the secret; the oldest one gives way
-_MOST_UNPROVED = 64
+_MAX_UNAUTHENTICATED = 64
 
 class Reflector:
     """Answers the probes of other nodes until it is closed.
@@ -40,15 +47,16 @@ class Reflector:
     rate : bytes/s that all sessions together may move on average, 0 for no limit: who asks for more is refused.
     """
 
-    def __init__(self, address: str = "", port: int = 0, *, secret: bytes = b"", allow: Sequence[Network] = (),
-                 sessions: int = 16, rate: float = 0.0) -> None:
-        self._server, self._closed = listener(address, port), False
-        self._secret, self._allow, self._allowance = secret, tuple(allow), Allowance(rate)
-        self._most, self._lock = sessions, threading.Lock()
-        self._unproved: dict[socket.socket, None] = {}  # the oldest first
-        self._sessions: Counter[str] = Counter()  # of each host
+    def __init__(self, address: str = "", port: int = 0, *, secret: bytes = b"", allowed_networks: Sequence[IPNetwork] = (),
+                 max_sessions: int = 16, rate_limit: float = 0.0) -> None:
+        self._server, self._closed = create_listener(address, port), False
+        self._secret, self._allowed_networks, self._token_bucket = secret, tuple(
+            allowed_networks), TokenBucket(rate_limit)
+        self._max_sessions, self._lock = max_sessions, threading.Lock()
+        self._unauthenticated: dict[socket.socket, None] = {}  # the oldest first
+        self._sessions_by_host: Counter[str] = Counter()  # of each host
         self.port: int = self._server.getsockname()[1]
-        threading.Thread(target=self._listen, daemon=True).start()
+        threading.Thread(target=self._accept_connections, daemon=True).start()
 
     def close(self) -> None:
         """Take no new sessions."""
@@ -56,139 +64,140 @@ class Reflector:
         self._server.shutdown(socket.SHUT_RDWR)
         self._server.close()
 
-    def _listen(self) -> None:
+    def _accept_connections(self) -> None:
         while not self._closed:
             try:
                 connection, (host, *_) = self._server.accept()
             except OSError:
                 time.sleep(0.05)  # closed, or no file descriptor is left, or the peer has gone already
                 continue
-            address = address_of(host)
-            if self._allow and not among(address, self._allow):
+            address = parse_peer_address(host)
+            if self._allowed_networks and not is_in_networks(address, self._allowed_networks):
                 connection.close()
                 continue
             with self._lock:
-                self._unproved[connection] = None
-                if len(self._unproved) > _MOST_UNPROVED:
-                    oldest = next(iter(self._unproved))
-                    del self._unproved[oldest]
+                self._unauthenticated[connection] = None
+                if len(self._unauthenticated) > _MAX_UNAUTHENTICATED:
+                    oldest = next(iter(self._unauthenticated))
+                    del self._unauthenticated[oldest]
                     with suppress(OSError):
                         oldest.shutdown(socket.SHUT_RDWR)  # its thread closes it
             try:
-                threading.Thread(target=self._session, args=(connection, str(address)), daemon=True).start()
+                threading.Thread(target=self._handle_connection, args=(connection, str(address)), daemon=True).start()
             except RuntimeError:  # the system has no thread left
                 with self._lock:
-                    self._unproved.pop(connection, None)
+                    self._unauthenticated.pop(connection, None)
                 connection.close()
 
-    def _session(self, connection: socket.socket, host: str) -> None:
+    def _handle_connection(self, connection: socket.socket, host: str) -> None:
         try:
             with connection:
                 try:
-                    control = Control(connection, self._secret, Deadline(HANDSHAKE_S), asks=False)
-                    hello = control.read()
+                    control = ControlChannel(connection, self._secret, Deadline(HANDSHAKE_S), is_client=False)
+                    hello = control.read_message()
                 finally:
                     with self._lock:
-                        self._unproved.pop(connection, None)
-                if self._enter(host):
+                        self._unauthenticated.pop(connection, None)
+                if self._acquire_session(host):
                     try:
-                        self._serve(control, hello)
+                        self._serve_session(control, hello)
                     finally:
-                        self._leave(host)
+                        self._release_session(host)
         except (OSError, ValueError, TypeError, OverflowError):
             pass  # the peer has gone, or is none: nothing of it is left
 
-    def _enter(self, host: str) -> bool:
+    def _acquire_session(self, host: str) -> bool:
         with self._lock:
-            if self._sessions.total() >= self._most or self._sessions[host] >= max(1, self._most // 2):
+            if self._sessions_by_host.total() >= self._max_sessions or self._sessions_by_host[host] >= max(
+                1, self._max_sessions // 2):
                 return False
-            self._sessions[host] += 1
+            self._sessions_by_host[host] += 1
             return True
 
-    def _leave(self, host: str) -> None:
+    def _release_session(self, host: str) -> None:
         with self._lock:
-            self._sessions[host] -= 1
-            if not self._sessions[host]:
-                del self._sessions[host]
+            self._sessions_by_host[host] -= 1
+            if not self._sessions_by_host[host]:
+                del self._sessions_by_host[host]
 
-    def _serve(self, control: Control, hello: dict[str, Any]) -> None:
-        connection, session = control.socket, Deadline(_MAX_SESSION)
-        datagrams = Datagrams(connection.getsockname()[0])
+    def _serve_session(self, control: ControlChannel, hello: dict[str, Any]) -> None:
+        connection, session = control.socket, Deadline(_MAX_SESSION_S)
+        datagrams = ProbeSocket(connection.getsockname()[0])
         try:
             datagrams.connect((connection.getpeername()[0], int(hello.get("udp", 0))), control.tag)
-            control.write(udp=datagrams.port)
+            control.write_message(udp=datagrams.port)
             while True:
-                control.deadline = Deadline(min(_MAX_IDLE, session.left()))
-                request = control.read()
-                control.deadline = Deadline(min(_MAX_SECONDS, session.left()))
-                self._answer(control, datagrams, request)
+                control.deadline = Deadline(min(_MAX_IDLE_S, session.remaining_s()))
+                request = control.read_message()
+                control.deadline = Deadline(min(_MAX_REQUEST_S, session.remaining_s()))
+                self._handle_request(control, datagrams, request)
         finally:
             datagrams.close()
 
-    def _answer(self, control: Control, datagrams: Datagrams, request: dict[str, Any]) -> None:
-        seconds = min(float(request.get("seconds", 0)), _MAX_SECONDS)
-        size = min(int(request.get("size", 0)), _MAX_STREAM)
+    def _handle_request(self, control: ControlChannel, probe_socket: ProbeSocket, request: dict[str, Any]) -> None:
+        seconds = min(float(request.get("seconds", 0)), _MAX_REQUEST_S)
+        size = min(int(request.get("size", 0)), _MAX_STREAM_BYTES)
         what = request.get("do")
         if what in ("train", "send train"):
-            size = TRAIN * datagrams.longest()
-        if not self._allowance.take(max(0, size)):
-            raise Timeout("more than is allowed here")
+            size = PACKET_TRAIN_LENGTH * probe_socket.max_payload()
+        if not self._token_bucket.try_consume(max(0, size)):
+            raise PeerError("more than is allowed here")
         match what:
             case "echo":
-                control.write(**_echo(control, datagrams, size // ECHO))
+                control.write_message(**_echo_datagrams(control, probe_socket, size // ECHO_BYTES))
             case "take":
-                control.write(rate=control.receive_stream(size + 2 * CHUNK))
+                control.write_message(rate=control.receive_stream(size + 2 * CHUNK_BYTES))
             case "send":
-                control.send_stream(size, seconds, Budget(0).spend)
+                control.send_stream(size, seconds, Pacer(0).wait_to_send)
             case "train":
-                control.write(rate=_take_train(control, datagrams))
+                control.write_message(rate=_receive_packet_train(control, probe_socket))
             case "send train":
-                send_train(datagrams, seconds, 0)
-                control.write(done=True)
+                send_packet_train(probe_socket, seconds, 0)
+                control.write_message(done=True)
             case _:
-                raise Timeout("the peer asks for what is not known here")
+                raise PeerError("the peer asks for what is not known here")
 
 
-def _echo(control: Control, datagrams: Datagrams, most: int) -> dict[str, int]:
+def _echo_datagrams(control: ControlChannel, probe_socket: ProbeSocket, max_echoes: int) -> dict[str, int]:
     """Echo until the peer writes a line, so many at most; how many came, and how many more found the buffer full."""
-    received, before = 0, datagrams.overflow
+    received, before = 0, probe_socket.overflow
     while True:
-        ready, _, _ = select.select([datagrams.socket, control.socket], [], [], control.deadline.left())
-        if datagrams.socket in ready:
-            found = datagrams.receive(0)
-            if found is not None and len(found[0]) <= ECHO:
+        ready, _, _ = select.select([probe_socket.socket, control.socket], [], [], control.deadline.remaining_s())
+        if probe_socket.socket in ready:
+            found = probe_socket.receive(0)
+            if found is not None and len(found[0]) <= ECHO_BYTES:
                 received += 1
-                if received <= most:
-                    datagrams.send(found[0])
+                if received <= max_echoes:
+                    probe_socket.send(found[0])
         elif ready:
-            control.read()
-            return {"received": received, "overflow": datagrams.overflow - before}
+            control.read_message()
+            return {"received": received, "overflow": probe_socket.overflow - before}
 
 
-def _take_train(control: Control, datagrams: Datagrams) -> float:
+def _receive_packet_train(control: ControlChannel, probe_socket: ProbeSocket) -> float:
     """Take a train until the peer's line says that it has been sent, and no more of it comes; its bytes/s."""
-    arrivals, wait = Arrivals(datagrams), 0.0
+    arrivals, wait = PacketTrainReceiver(probe_socket), 0.0
     while True:
-        left = control.deadline.left()  # also while datagrams come, and whatever the peer says
-        ready, _, _ = select.select([datagrams.socket] if wait else [datagrams.socket, control.socket], [], [],
+        left = control.deadline.remaining_s()  # also while datagrams come, and whatever the peer says
+        ready, _, _ = select.select([probe_socket.socket] if wait else [probe_socket.socket, control.socket], [], [],
                                     min(wait or left, left))
-        if datagrams.socket in ready:
-            found = datagrams.receive(0)
+        if probe_socket.socket in ready:
+            found = probe_socket.receive(0)
             if found is not None:
-                arrivals.take(*found)
+                arrivals.add(*found)
         elif ready:
-            wait = float(control.read().get("wait", 0.0)) or 0.01
+            wait = float(control.read_message().get("wait", 0.0)) or 0.01
         else:
-            return arrivals.rate()
+            return arrivals.throughput()
 
 
-def send_train(datagrams: Datagrams, seconds: float, rate: float) -> None:
+def send_packet_train(probe_socket: ProbeSocket, seconds: float, rate: float) -> None:
     """Send at most TRAIN of the longest datagrams one after the other, for at most so long."""
-    deadline, budget, data = Deadline(seconds), Budget(rate), bytes(datagrams.longest())
+    deadline, budget, data = Deadline(seconds), Pacer(rate), bytes(probe_socket.max_payload())
     try:
-        for _ in range(TRAIN):
-            deadline.left()
-            budget.spend(len(data))
-            datagrams.send(data)
-    except Timeout:
+        for _ in range(PACKET_TRAIN_LENGTH):
+            deadline.remaining_s()
+            budget.wait_to_send(len(data))
+            probe_socket.send(data)
+    except PeerError:
         return

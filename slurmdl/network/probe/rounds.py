@@ -11,12 +11,13 @@ import random
 from collections.abc import Iterator, Sequence
 
 #: how many others each node meets in its zone, and how many pairs of nodes meet for two zones
-INSIDE, BETWEEN = 4, 2
+ROUNDS_IN_ZONE, PAIRS_PER_ZONE_PAIR = 4, 2
 
-Round = list[tuple[int, int]]
+ProbeRound = list[tuple[int, int]]
 
 
-def rounds(leaf: Sequence[int], seed: int = 0, *, inside: int = INSIDE, between: int = BETWEEN) -> Iterator[Round]:
+def round_robin_schedule(leaf: Sequence[int], seed: int = 0, *, rounds_in_zone: int = ROUNDS_IN_ZONE,
+                         pairs_per_zone_pair: int = PAIRS_PER_ZONE_PAIR) -> Iterator[ProbeRound]:
     """The rounds, those inside the zones first; in each, no node is in two pairs, no zone in two of those between.
 
     Parameters
@@ -36,32 +37,32 @@ def rounds(leaf: Sequence[int], seed: int = 0, *, inside: int = INSIDE, between:
     members = list(zones.values())
     for nodes in members:
         draw.shuffle(nodes)
-    played = [_drawn(len(nodes), inside, draw) for nodes in members]
+    played = [_sample_rounds(len(nodes), rounds_in_zone, draw) for nodes in members]
     for number in range(max(map(len, played), default=0)):
         yield [(nodes[i], nodes[j]) for nodes, drawn in zip(members, played, strict=True) if number < len(drawn)
-               for i, j in _games(len(nodes), drawn[number])]
+               for i, j in _round_pairs(len(nodes), drawn[number])]
     turn = [0] * len(members)
-    for _ in range(between):
-        for number in _drawn(len(members), len(members), draw):
+    for _ in range(pairs_per_zone_pair):
+        for number in _sample_rounds(len(members), len(members), draw):
             games = []
-            for a, b in _games(len(members), number):
+            for a, b in _round_pairs(len(members), number):
                 games.append((members[a][turn[a] % len(members[a])], members[b][turn[b] % len(members[b])]))
                 turn[a] += 1
                 turn[b] += 1
             yield games
 
 
-def _drawn(players: int, most: int, draw: random.Random) -> list[int]:
+def _sample_rounds(players: int, max_rounds: int, rng: random.Random) -> list[int]:
     """Numbers of at most `most` rounds of a tournament, in random order; none where nobody can meet."""
     total = players - 1 + players % 2 if players > 1 else 0
-    return draw.sample(range(total), min(most, total))
+    return rng.sample(range(total), min(max_rounds, total))
 
 
-def _games(players: int, number: int) -> Iterator[tuple[int, int]]:
+def _round_pairs(players: int, round_number: int) -> Iterator[tuple[int, int]]:
     """The pairs of one round; with an odd number of players one has a rest."""
     circle = players - 1 + players % 2
     for i in range(circle):
-        j = (number - i) % circle
+        j = (round_number - i) % circle
         if i < j:
             yield i, j
         elif i == j and players % 2 == 0:

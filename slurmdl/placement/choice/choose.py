@@ -7,19 +7,19 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from slurmdl.placement.arrays import distinct
-from slurmdl.placement.choice.floors import Limit, bottlenecks, limits, widths
-from slurmdl.placement.choice.quota import quotas, take
-from slurmdl.placement.nodes.pool import FloatArray, IntArray, Pool, rounded
-from slurmdl.placement.shape import Shape
+from slurmdl.placement.arrays import sorted_unique
+from slurmdl.placement.choice.floors import LatencyCap, kth_widest_paths, latency_caps, path_widths
+from slurmdl.placement.choice.quota import take_nodes, zone_quotas
+from slurmdl.placement.nodes.pool import CandidateNodes, FloatArray, IntArray, round_mantissa
+from slurmdl.placement.shape import JobSize
 from slurmdl.placement.traffic import Phase
 
 #: most zones of one level that are looked at: the best by their links, then those that fit tightest
-MAX_ZONES = 8
+MAX_ZONES_PER_LEVEL = 8
 
 
 @dataclass(frozen=True, eq=False)
-class Choice:
+class NodeChoice:
     """One way to choose the nodes.
 
     Attributes
@@ -32,12 +32,12 @@ class Choice:
 
     zone: int
     nodes: IntArray
-    left: int
-    smallest: bool = True
+    unused_nodes: int
+    is_smallest_zone: bool = True
 
 
 @dataclass(frozen=True, eq=False)
-class Start:
+class ZoneCandidate:
     """A zone to choose in, and the worst links that its best nodes need.
 
     Attributes
@@ -49,18 +49,19 @@ class Start:
     """
 
     zone: int
-    seconds: float
-    floor: float
-    limit: Limit
+    min_seconds: float
+    min_capacity: float
+    latency_cap: LatencyCap
 
 
-def chosen(pool: Pool, zone: int, nodes: IntArray) -> Choice:
+def make_choice(pool: CandidateNodes, zone: int, nodes: IntArray) -> NodeChoice:
     """The choice of these nodes, all below `zone`."""
-    smallest = not (pool.size[pool.parent == zone] >= len(nodes)).any()
-    return Choice(zone, nodes, int(pool.size[zone]) - len(nodes), smallest)
+    smallest = not (pool.node_count[pool.parent == zone] >= len(nodes)).any()
+    return NodeChoice(zone, nodes, int(pool.node_count[zone]) - len(nodes), smallest)
 
 
-def starts(pool: Pool, job: Shape, place: str, phases: Sequence[Phase], follows_zones: bool = False) -> list[Start]:
+def rank_zones(pool: CandidateNodes, job: JobSize, place: str,
+               phases: Sequence[Phase], is_zone_dependent: bool = False) -> list[ZoneCandidate]:
     """The zones to choose in, the most promising first.
 
     With `spread` these are the highest that fit. Else, where only the worst link counts, a zone stands back behind
@@ -70,89 +71,98 @@ def starts(pool: Pool, job: Shape, place: str, phases: Sequence[Phase], follows_
     ----------
     follows_zones : ranks in more zones send other phases than these: less over the uplinks, and in fewer rounds.
     """
-    volume, rounds = least_load(phases, job), sum(phase.rounds for phase in phases)
-    seconds = np.full(len(pool.zone), np.inf)
-    floor = np.zeros(len(pool.zone))
-    which = np.zeros(len(pool.zone), np.int64)
-    tried: list[Limit] = []
+    volume, rounds = min_node_load(phases, job), sum(phase.rounds for phase in phases)
+    seconds = np.full(len(pool.topology_zone_index), np.inf)
+    floor = np.zeros(len(pool.topology_zone_index))
+    which = np.zeros(len(pool.topology_zone_index), np.int64)
+    tried: list[LatencyCap] = []
     fastest = float(pool.node_capacity.max())
-    for limit in limits(pool):
-        if volume / fastest + 2 * rounds * limit.node > seconds.min(initial=np.inf) and tried:
+    for limit in latency_caps(pool):
+        if volume / fastest + 2 * rounds * limit.node_s > seconds.min(initial=np.inf) and tried:
             break
-        widest = bottlenecks(pool, job.nodes, limit)
+        widest = kth_widest_paths(pool, job.nodes, limit)
         time = np.divide(volume, widest, out=np.full(len(widest), np.inf), where=widest > 0)
-        time = rounded(time + 2 * rounds * limit.latency(pool) * (time < np.inf))
+        time = round_mantissa(time + 2 * rounds * limit.path_latency(pool) * (time < np.inf))
         better = time < seconds
         seconds[better], floor[better], which[better] = time[better], widest[better], len(tried)
         tried.append(limit)
     found = seconds < np.inf
-    if roles(phases) or follows_zones:
+    if has_two_roles(phases) or is_zone_dependent:
         # an uplink, e.g. with servers and workers on both sides, may carry less than a node's link
-        seconds = np.where(found, least_seconds(pool, job, volume), np.inf)
+        seconds = np.where(found, min_node_link_seconds(pool, job, volume), np.inf)
     if place == "spread":
         found &= pool.parent < 0
-    elif not crossed(phases) and not follows_zones:
-        best_below = np.full(len(pool.zone), np.inf)
+    elif not depends_on_counts(phases) and not is_zone_dependent:
+        best_below = np.full(len(pool.topology_zone_index), np.inf)
         for level in pool.levels:
             np.minimum.at(best_below, pool.parent[level.zones],
                           np.minimum(seconds, best_below)[level.zones])
         found &= seconds < best_below
     zones = np.flatnonzero(found)
-    zones = zones[np.lexsort((pool.turn[zones], pool.size[zones], pool.level[zones], seconds[zones]))]
-    kept = np.concatenate([zones[pool.level[zones] == level][:MAX_ZONES] for level in distinct(pool.level[zones])])
+    zones = zones[np.lexsort((pool.tie_break[zones], pool.node_count[zones], pool.level[zones], seconds[zones]))]
+    kept = np.concatenate([zones[pool.level[zones] == level][:MAX_ZONES_PER_LEVEL]
+                          for level in sorted_unique(pool.level[zones])])
     zones = zones[np.isin(zones, kept)]
-    return [Start(int(zone), float(seconds[zone]), float(floor[zone]), tried[which[zone]]) for zone in zones]
+    return [ZoneCandidate(int(zone), float(seconds[zone]), float(floor[zone]), tried[which[zone]]) for zone in zones]
 
 
-def least_seconds(pool: Pool, job: Shape, volume: float) -> FloatArray:
+def min_node_link_seconds(pool: CandidateNodes, job: JobSize, node_bytes: float) -> FloatArray:
     """Seconds that so many bytes take over the k-th best node's link alone; shape (zones,)."""
-    nodes_only = replace(pool, zone_capacity=np.full(len(pool.zone), np.inf))
-    widest = bottlenecks(nodes_only, job.nodes, Limit(np.inf, ()))
+    nodes_only = replace(pool, zone_capacity=np.full(len(pool.topology_zone_index), np.inf))
+    widest = kth_widest_paths(nodes_only, job.nodes, LatencyCap(np.inf, ()))
     seconds = np.full(len(widest), np.inf)
-    return np.asarray(np.divide(volume, widest, out=seconds, where=widest > 0))
+    return np.asarray(np.divide(node_bytes, widest, out=seconds, where=widest > 0))
 
 
-def roles(phases: Sequence[Phase]) -> bool:
+def has_two_roles(phases: Sequence[Phase]) -> bool:
     """Whether the phases go between two roles, as with parameter servers."""
-    return crossed(phases) and bool(phases[0].source[0] != phases[0].target[0])
+    return depends_on_counts(phases) and bool(phases[0].source[0] != phases[0].target[0])
 
 
-def crossed(phases: Sequence[Phase]) -> bool:
+def depends_on_counts(phases: Sequence[Phase]) -> bool:
     """Whether the time depends on how many ranks are below each link, not only on which links are used."""
-    return bool(phases) and all(phase.crossed for phase in phases)
+    return bool(phases) and all(phase.all_pairs for phase in phases)
 
 
-def least_load(phases: Sequence[Phase], job: Shape) -> float:
+def min_node_load(phases: Sequence[Phase], job: JobSize) -> float:
     """Bytes that the busiest link of every node in use carries at least, summed over the phases."""
     if job.nodes == 1:
         return 0.0
     total = 0.0
     for phase in phases:
-        held = np.array([job.tasks // job.nodes, job.most_per_node])
-        if not phase.crossed:
-            total += float(np.mean(phase.size)) * bool(len(phase.source))
-        elif not roles([phase]):
-            total += float(np.min(phase.size * held * (job.tasks - held)))
+        held = np.array([job.tasks // job.nodes, job.max_tasks_per_node])
+        if not phase.all_pairs:
+            total += float(np.mean(phase.bytes_per_pair)) * bool(len(phase.source))
+        elif not has_two_roles([phase]):
+            total += float(np.min(phase.bytes_per_pair * held * (job.tasks - held)))
         else:
             servers, workers = len(phase.source), len(phase.target)
-            mine = np.arange(min(servers, job.most_per_node) + 1)
+            mine = np.arange(min(servers, job.max_tasks_per_node) + 1)
             others = np.clip(held[:, None] - mine, 0, workers)
-            total += float(np.min(phase.size * np.maximum(mine * (workers - others), others * (servers - mine))))
+            total += float(np.min(phase.bytes_per_pair * np.maximum(mine * \
+                           (workers - others), others * (servers - mine))))
     return total
 
 
-def choices(pool: Pool, start: Start, wanted: int, place: str) -> Iterator[Choice]:
+def even_choices(pool: CandidateNodes, candidate: ZoneCandidate, wanted: int, place: str) -> Iterator[NodeChoice]:
     """Ways to choose `wanted` nodes below one zone.
 
     `pack` tries the fewest leaves evenly, the same filled one after the other, and all leaves evenly; `balance`
     the fewest leaves evenly; `spread` all leaves evenly.
     """
-    nodes = pool.nodes_below(start.zone)
+    nodes = pool.nodes_below(candidate.zone)
     if place == "spread":
         # over all leaves, whatever their uplinks, but not to nodes whose own links would slow down all others
-        fits = (pool.node_capacity[nodes] >= start.floor) & (pool.node_delay[nodes] <= start.limit.node)
+        fits = (pool.node_capacity[nodes] >= candidate.min_capacity) & (
+            pool.node_latency[nodes] <= candidate.latency_cap.node_s)
     else:
-        fits = (widths(pool, start.zone) >= start.floor) & start.limit.holds(pool, start.zone)
+        fits = (
+    path_widths(
+        pool,
+        candidate.zone) >= candidate.min_capacity) & candidate.latency_cap.allowed_nodes(
+            pool,
+             candidate.zone)
     inside = nodes.start + np.flatnonzero(fits)
-    for quota in quotas(np.bincount(pool.leaf[inside], minlength=len(pool.zone)), pool.turn, wanted, place):
-        yield chosen(pool, start.zone, take(pool, inside, quota))
+    for quota in zone_quotas(np.bincount(pool.leaf[inside], minlength=len(
+        pool.topology_zone_index)), pool.tie_break, wanted, place):
+        yield make_choice(pool, candidate.zone, take_nodes(pool, inside, quota))

@@ -7,38 +7,38 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from slurmdl.placement.arrays import distinct
-from slurmdl.placement.choice.bound import serving
-from slurmdl.placement.choice.choose import Choice, Start, chosen, roles
-from slurmdl.placement.choice.floors import Limit, limits
-from slurmdl.placement.choice.mesh import Mesh, usable
-from slurmdl.placement.choice.quota import take
-from slurmdl.placement.choice.shards import Shards
-from slurmdl.placement.nodes.pool import IntArray, Pool, part
-from slurmdl.placement.shape import Shape
+from slurmdl.placement.arrays import sorted_unique
+from slurmdl.placement.choice.bound import min_serving_seconds
+from slurmdl.placement.choice.choose import NodeChoice, ZoneCandidate, has_two_roles, make_choice
+from slurmdl.placement.choice.floors import LatencyCap, latency_caps
+from slurmdl.placement.choice.mesh import AllToAllModel, nodes_within_latency
+from slurmdl.placement.choice.quota import take_nodes
+from slurmdl.placement.choice.shards import PsSearch
+from slurmdl.placement.nodes.pool import CandidateNodes, IntArray, subset
+from slurmdl.placement.shape import JobSize
 from slurmdl.placement.traffic import Phase
 
 #: most limits of delay that are tried
-MAX_LIMITS = 64
+MAX_RELEVANT_CAPS = 64
 #: a share of the time that delays must make up to be looked at
-MIN_SHARE = 1e-4
+MIN_LATENCY_FRACTION = 1e-4
 #: most leaves over which the servers are split
-MAX_LEAVES = 16
+MAX_SERVER_LEAVES = 16
 #: most zones in which a choice is made, for peers and for servers
-MAX_STARTS, MAX_ZONES = 6, 12
+MAX_ALL_TO_ALL_ZONES, MAX_PS_ZONES = 6, 12
 
 
-def relevant(pool: Pool, seconds: float, rounds: float) -> list[Limit]:
+def relevant_latency_caps(pool: CandidateNodes, seconds: float, rounds: float) -> list[LatencyCap]:
     """Limits of delay that may matter beside so much time, the tightest first."""
-    found = list(limits(pool))
-    longest = float(found[-1].latency(pool).max())
-    if 2 * rounds * longest < MIN_SHARE * seconds:
+    found = list(latency_caps(pool))
+    longest = float(found[-1].path_latency(pool).max())
+    if 2 * rounds * longest < MIN_LATENCY_FRACTION * seconds:
         return found[-1:]
-    return [found[i] for i in distinct(np.linspace(0, len(found) - 1, MAX_LIMITS).astype(int))]
+    return [found[i] for i in sorted_unique(np.linspace(0, len(found) - 1, MAX_RELEVANT_CAPS).astype(int))]
 
 
-def choices(pool: Pool, job: Shape, starts: Sequence[Start],
-            phases: Sequence[Phase], almost: float) -> Iterator[tuple[Start, Choice]]:
+def count_based_choices(pool: CandidateNodes, job: JobSize, zone_candidates: Sequence[ZoneCandidate],
+            phases: Sequence[Phase], max_slowdown: float) -> Iterator[tuple[ZoneCandidate, NodeChoice]]:
     """The choice of the least time in each of the most promising zones.
 
     Parameters
@@ -47,16 +47,17 @@ def choices(pool: Pool, job: Shape, starts: Sequence[Start],
     """
     if job.nodes == 1:
         return
-    found = _shards(pool, job, starts, phases) if roles(phases) else _meshes(pool, job, starts, phases)
+    found = ps_choices(pool, job, zone_candidates, phases) if has_two_roles(
+        phases) else all_to_all_choices(pool, job, zone_candidates, phases)
     ways = list(found)
     least = min((seconds for seconds, _, _ in ways), default=0.0)
     for seconds, start, choice in ways:
-        if seconds <= almost * least:
+        if seconds <= max_slowdown * least:
             yield start, choice
 
 
 @dataclass(frozen=True, eq=False)
-class _Peers:
+class AllToAllEstimate:
     """What a zone can do if all ranks were peers, within one limit of delay.
 
     Attributes
@@ -65,124 +66,127 @@ class _Peers:
     latency : seconds of the delays.
     """
 
-    mesh: Mesh
+    model: AllToAllModel
     low: float
     high: float
     latency: float
 
     @property
-    def least(self) -> float:
+    def min_seconds(self) -> float:
         return self.low + self.latency
 
     @property
-    def most(self) -> float:
+    def max_seconds(self) -> float:
         return self.high + self.latency
 
-    def refined(self, zone: int) -> _Peers:
-        low, high = (float(bound[zone]) for bound in self.mesh.bracket(self.low, self.high, zone))
-        return _Peers(self.mesh, low, high, self.latency)
+    def narrowed(self, zone: int) -> AllToAllEstimate:
+        low, high = (float(bound[zone]) for bound in self.model.bracket_time(self.low, self.high, zone))
+        return AllToAllEstimate(self.model, low, high, self.latency)
 
 
-def _meshes(pool: Pool, job: Shape, starts: Sequence[Start],
-            phases: Sequence[Phase]) -> Iterator[tuple[float, Start, Choice]]:
-    for start, peers in _ranked(pool, job, starts, _as_one(phases), sum(phase.rounds for phase in phases)):
-        quota, nodes = peers.mesh.quota(peers.high, start.zone)
-        yield peers.most, start, chosen(pool, start.zone, take(pool, nodes, quota))
+def all_to_all_choices(pool: CandidateNodes, job: JobSize, zone_candidates: Sequence[ZoneCandidate],
+            phases: Sequence[Phase]) -> Iterator[tuple[float, ZoneCandidate, NodeChoice]]:
+    for start, peers in rank_zones_all_to_all(
+        pool, job, zone_candidates, merge_phases(phases), sum(phase.rounds for phase in phases)):
+        quota, nodes = peers.model.node_counts_for_time(peers.high, start.zone)
+        yield peers.max_seconds, start, make_choice(pool, start.zone, take_nodes(pool, nodes, quota))
 
 
-def _ranked(pool: Pool, job: Shape, starts: Sequence[Start], phase: Phase,
-            rounds: float, close: bool = True) -> list[tuple[Start, _Peers]]:
+def rank_zones_all_to_all(pool: CandidateNodes, job: JobSize, zone_candidates: Sequence[ZoneCandidate], phase: Phase,
+            rounds: float, refine: bool = True) -> list[tuple[ZoneCandidate, AllToAllEstimate]]:
     """The most promising zones, each with the best limit of delay, the least time first.
 
     Parameters
     ----------
     close : divide the interval of the least time until it is short.
     """
-    load = float(phase.size) * job.tasks * job.tasks
+    load = float(phase.bytes_per_pair) * job.tasks * job.tasks
     slowest = min(float(pool.node_capacity.min()), float(pool.zone_capacity.min()))
     share = (job.tasks // job.nodes) / job.tasks
     least = load * share * (1 - share) / float(pool.node_capacity.max())
-    tried: dict[int, list[_Peers]] = {start.zone: [] for start in starts}
-    for limit in relevant(pool, least, rounds):
-        mesh = Mesh(pool, job, phase, limit, usable(pool, limit))
-        low, high = mesh.bracket(least, load / slowest)
-        latency = 2 * rounds * limit.latency(pool)
+    tried: dict[int, list[AllToAllEstimate]] = {start.zone: [] for start in zone_candidates}
+    for limit in relevant_latency_caps(pool, least, rounds):
+        mesh = AllToAllModel(pool, job, phase, limit, nodes_within_latency(pool, limit))
+        low, high = mesh.bracket_time(least, load / slowest)
+        latency = 2 * rounds * limit.path_latency(pool)
         for zone, found in tried.items():
             if high[zone] < np.inf:
-                found.append(_Peers(mesh, float(low[zone]), float(high[zone]), float(latency[zone])))
-    promising = sorted((min(peers.least for peers in found), i, start) for i, start in enumerate(starts)
-                       if (found := tried[start.zone]))[:MAX_STARTS]
-    ranked = [(start, _best(tried[start.zone], start.zone) if close else
-               min(tried[start.zone], key=lambda peers: peers.most)) for _, _, start in promising]
-    return sorted(ranked, key=lambda entry: entry[1].most)
+                found.append(AllToAllEstimate(mesh, float(low[zone]), float(high[zone]), float(latency[zone])))
+    promising = sorted((min(peers.min_seconds for peers in found), i, start) for i, start in enumerate(zone_candidates)
+                       if (found := tried[start.zone]))[:MAX_ALL_TO_ALL_ZONES]
+    ranked = [(start, _best_estimate(tried[start.zone], start.zone) if refine else
+               min(tried[start.zone], key=lambda peers: peers.max_seconds)) for _, _, start in promising]
+    return sorted(ranked, key=lambda entry: entry[1].max_seconds)
 
 
-def _best(tried: Sequence[_Peers], zone: int) -> _Peers:
+def _best_estimate(tried: Sequence[AllToAllEstimate], zone: int) -> AllToAllEstimate:
     """The best limit for a zone: each is looked at closely until the rest cannot win."""
-    best: _Peers | None = None
-    for peers in sorted(tried, key=lambda peers: peers.least):
-        if best is None or peers.least < best.most:
-            close = peers.refined(zone)
-            if best is None or close.most < best.most:
+    best: AllToAllEstimate | None = None
+    for peers in sorted(tried, key=lambda peers: peers.min_seconds):
+        if best is None or peers.min_seconds < best.max_seconds:
+            close = peers.narrowed(zone)
+            if best is None or close.max_seconds < best.max_seconds:
                 best = close
     assert best is not None
     return best
 
 
-def _as_one(phases: Sequence[Phase]) -> Phase:
+def merge_phases(phases: Sequence[Phase]) -> Phase:
     """All phases as one; servers and workers as so many peers that a link with their average mix bears the same."""
     everyone = phases[0].source
     size = 0.0
     for phase in phases:
         ranks = len(phase.source) + len(phase.target)
         mixed = phase.source[0] == phase.target[0]
-        size += float(phase.size) * (1 if mixed else len(phase.source) * len(phase.target) / ranks**2)
-    return Phase(everyone, everyone, size, crossed=True)
+        size += float(phase.bytes_per_pair) * (1 if mixed else len(phase.source) * len(phase.target) / ranks**2)
+    return Phase(everyone, everyone, size, all_pairs=True)
 
 
-def _shards(pool: Pool, job: Shape, starts: Sequence[Start],
-            phases: Sequence[Phase]) -> Iterator[tuple[float, Start, Choice]]:
+def ps_choices(pool: CandidateNodes, job: JobSize, zone_candidates: Sequence[ZoneCandidate],
+            phases: Sequence[Phase]) -> Iterator[tuple[float, ZoneCandidate, NodeChoice]]:
     rounds, times = sum(phase.rounds for phase in phases), len(phases)
     ps = min(len(phases[0].source), len(phases[0].target)) if phases[0].target[0] < phases[0].source[0] else \
         len(phases[0].source)
-    best, served = np.inf, serving(pool, job, phases)
+    best, served = np.inf, min_serving_seconds(pool, job, phases)
     # any choice keeps the time of all traffic over the slowest link
-    high = float(phases[0].size) * len(phases[0].source) * len(phases[0].target) / min(
+    high = float(phases[0].bytes_per_pair) * len(phases[0].source) * len(phases[0].target) / min(
         float(pool.node_capacity.min()), float(pool.zone_capacity.min()))
-    ranked = {start.zone: entry for start, entry in _ranked(pool, job, starts, _as_one(phases), rounds, False)}
-    for start in sorted(starts, key=lambda start: (start.zone not in ranked, start.seconds))[:MAX_ZONES]:
-        if start.seconds > best * (1 + 1e-6):
+    ranked = {start.zone: entry for start, entry in rank_zones_all_to_all(
+        pool, job, zone_candidates, merge_phases(phases), rounds, False)}
+    for start in sorted(zone_candidates, key=lambda start: (
+        start.zone not in ranked, start.min_seconds))[:MAX_PS_ZONES]:
+        if start.min_seconds > best * (1 + 1e-6):
             continue
         found: tuple[float, IntArray] | None = None
-        for limit in relevant(pool, start.seconds, rounds):
-            latency = 2 * rounds * float(limit.latency(pool)[start.zone])
-            low = max(start.seconds, served) / times
+        for limit in relevant_latency_caps(pool, start.min_seconds, rounds):
+            latency = 2 * rounds * float(limit.path_latency(pool)[start.zone])
+            low = max(start.min_seconds, served) / times
             bound = (best - latency) / times
             if bound <= low:
                 continue
-            inside = pool.nodes_below(start.zone).start + np.flatnonzero(limit.holds(pool, start.zone))
+            inside = pool.nodes_below(start.zone).start + np.flatnonzero(limit.allowed_nodes(pool, start.zone))
             if len(inside) < job.nodes:
                 continue
-            inside = _few_leaves(pool, inside, ranked.get(start.zone), start, job)
-            below = part(pool, inside, start.zone)
-            search = Shards(below, job, ps, float(phases[0].size))
-            deal = search.best(low, min(high, bound))
+            inside = limit_leaves(pool, inside, ranked.get(start.zone), start, job)
+            below = subset(pool, inside, start.zone)
+            search = PsSearch(below, job, ps, float(phases[0].bytes_per_pair))
+            deal = search.best_split(low, min(high, bound))
             if deal is not None:
                 best = times * deal.seconds + latency
-                found = best, inside[search.take(deal)]
+                found = best, inside[search.select_nodes(deal)]
         if found is not None:
-            yield found[0], start, chosen(pool, start.zone, found[1])
+            yield found[0], start, make_choice(pool, start.zone, found[1])
 
 
-def _few_leaves(pool: Pool, nodes: IntArray, peers: _Peers | None, start: Start,
-                job: Shape) -> IntArray:
+def limit_leaves(pool: CandidateNodes, nodes: IntArray, estimate: AllToAllEstimate | None, candidate: ZoneCandidate,
+                job: JobSize) -> IntArray:
     """The nodes of the leaves that would serve peers best, and of the largest."""
-    room = np.bincount(pool.leaf[nodes], minlength=len(pool.zone))
-    if (room > 0).sum() <= MAX_LEAVES:
+    room = np.bincount(pool.leaf[nodes], minlength=len(pool.topology_zone_index))
+    if (room > 0).sum() <= MAX_SERVER_LEAVES:
         return nodes
     kept = np.zeros(len(room), bool)
-    if peers is not None:
-        quota, _ = peers.mesh.quota(peers.high, start.zone)
+    if estimate is not None:
+        quota, _ = estimate.model.node_counts_for_time(estimate.high, candidate.zone)
         kept |= quota > 0
     order = np.argsort(-room, kind="stable")
     fewest = int(np.searchsorted(np.cumsum(room[order]), job.nodes) + 1)

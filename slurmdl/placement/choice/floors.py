@@ -13,15 +13,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from slurmdl.placement.arrays import begins, distinct
-from slurmdl.placement.nodes.pool import BoolArray, FloatArray, IntArray, Pool
+from slurmdl.placement.arrays import run_starts, sorted_unique
+from slurmdl.placement.nodes.pool import BoolArray, CandidateNodes, FloatArray, IntArray
 
 #: most limits of delay that are tried, and most of their product with the nodes
-MAX_LIMITS, MAX_WORK = 512, 1_000_000
+MAX_LATENCY_CAPS, MAX_CAP_NODE_PRODUCT = 512, 1_000_000
 
 
 @dataclass(frozen=True)
-class Limit:
+class LatencyCap:
     """The longest delays that links may have.
 
     Attributes
@@ -30,74 +30,74 @@ class Limit:
     zone : seconds, of the uplinks of zones, by level.
     """
 
-    node: float
-    zone: tuple[float, ...]
+    node_s: float
+    uplinks_s: tuple[float, ...]
 
-    def latency(self, pool: Pool) -> FloatArray:
+    def path_latency(self, pool: CandidateNodes) -> FloatArray:
         """Seconds of one way within each zone, where the longest of these delays occur; shape (zones,)."""
-        up = np.append(0.0, np.cumsum(self.zone))
-        return np.asarray(self.node + up[np.minimum(pool.level, len(self.zone))])
+        up = np.append(0.0, np.cumsum(self.uplinks_s))
+        return np.asarray(self.node_s + up[np.minimum(pool.level, len(self.uplinks_s))])
 
-    def holds(self, pool: Pool, top: int) -> BoolArray:
+    def allowed_nodes(self, pool: CandidateNodes, top: int) -> BoolArray:
         """Which of the nodes below a zone have only such links on their way to it; shape (nodes below it,)."""
         nodes = pool.nodes_below(top)
-        inside = pool.node_delay[nodes] <= self.node
-        for zones in pool.above[nodes].T:
+        inside = pool.node_latency[nodes] <= self.node_s
+        for zones in pool.ancestors[nodes].T:
             below = (zones >= 0) & (pool.level[zones] < pool.level[top])
-            inside &= ~below | (pool.zone_delay[zones] <= np.array([*self.zone, np.inf])[pool.level[zones]])
+            inside &= ~below | (pool.zone_latency[zones] <= np.array([*self.uplinks_s, np.inf])[pool.level[zones]])
         return np.asarray(inside)
 
 
-def limits(pool: Pool) -> Iterator[Limit]:
+def latency_caps(pool: CandidateNodes) -> Iterator[LatencyCap]:
     """Limits of delay to try, the tightest first: all that differ where they are few, else some quantiles.
 
     Nothing but the last one, which allows everything, where all links of a level have the same delay.
     """
-    per_level = [pool.zone_delay[(pool.level == level) & (pool.parent >= 0)]
+    per_level = [pool.zone_latency[(pool.level == level) & (pool.parent >= 0)]
                  for level in range(int(pool.level.max(initial=0)))]
-    values = [distinct(delays) for delays in (pool.node_delay, *per_level)]
+    values = [sorted_unique(delays) for delays in (pool.node_latency, *per_level)]
     values = [delays if len(delays) else np.zeros(1) for delays in values]
-    most = max(2, min(MAX_LIMITS, MAX_WORK // max(1, len(pool.node))))
+    most = max(2, min(MAX_LATENCY_CAPS, MAX_CAP_NODE_PRODUCT // max(1, len(pool.snapshot_index))))
     count = int(np.prod([len(delays) for delays in values], dtype=float) > most) and \
         max(2, int(most ** (1 / max(1, sum(len(delays) > 1 for delays in values)))))
-    kept = [delays[distinct(np.linspace(0, len(delays) - 1, count).astype(int))] if count else delays
+    kept = [delays[sorted_unique(np.linspace(0, len(delays) - 1, count).astype(int))] if count else delays
             for delays in values]
-    found = [Limit(each[0], each[1:]) for each in itertools.product(*(delays.tolist() for delays in kept))]
-    yield from sorted(found, key=lambda limit: limit.node + sum(limit.zone))
+    found = [LatencyCap(each[0], each[1:]) for each in itertools.product(*(delays.tolist() for delays in kept))]
+    yield from sorted(found, key=lambda limit: limit.node_s + sum(limit.uplinks_s))
 
 
-def widths(pool: Pool, top: int) -> FloatArray:
+def path_widths(pool: CandidateNodes, top: int) -> FloatArray:
     """Capacity of the narrowest link from each node below a zone up to it; shape (nodes below it,)."""
     nodes = pool.nodes_below(top)
     width = pool.node_capacity[nodes].copy()
-    for zones in pool.above[nodes].T:
+    for zones in pool.ancestors[nodes].T:
         below = (zones >= 0) & (pool.level[zones] < pool.level[top])
         width = np.where(below, np.minimum(width, pool.zone_capacity[zones]), width)
     return width
 
 
-def bottlenecks(pool: Pool, wanted: int, limit: Limit) -> FloatArray:
+def kth_widest_paths(pool: CandidateNodes, wanted: int, cap: LatencyCap) -> FloatArray:
     """For each zone the k-th widest path of its nodes to it, k = `wanted`, by links of such delays.
 
     Returns
     -------
     shape (zones,), bytes/s; 0 where too few nodes are left.
     """
-    found = np.zeros(len(pool.zone))
-    width = np.where(pool.node_delay <= limit.node, pool.node_capacity, 0.0)
-    here: IntArray = pool.leaf.copy() if len(pool.node) else pool.node
+    found = np.zeros(len(pool.topology_zone_index))
+    width = np.where(pool.node_latency <= cap.node_s, pool.node_capacity, 0.0)
+    here: IntArray = pool.leaf.copy() if len(pool.snapshot_index) else pool.snapshot_index
     for level in range(int(pool.level.max(initial=-1)) + 1):
         at = np.flatnonzero((here >= 0) & (pool.level[here] == level))
         if len(at):
             zones = here[at]
-            begin = begins(zones)
+            begin = run_starts(zones)
             # the nodes of a zone stand together; where all are alike there is nothing to sort
             alike = width[at].min() == width[at].max()
             order = at if alike else at[np.lexsort((-width[at], zones))]
             enough = np.diff(np.append(begin, len(at))) >= wanted
             found[zones[begin[enough]]] = width[order][begin[enough] + wanted - 1]
-            longest = limit.zone[level] if level < len(limit.zone) else np.inf
-            passing = np.where(pool.zone_delay[zones] <= longest, pool.zone_capacity[zones], 0.0)
+            longest = cap.uplinks_s[level] if level < len(cap.uplinks_s) else np.inf
+            passing = np.where(pool.zone_latency[zones] <= longest, pool.zone_capacity[zones], 0.0)
             width[at] = np.minimum(width[at], passing)
             here[at] = pool.parent[zones]
     return found

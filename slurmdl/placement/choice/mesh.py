@@ -12,17 +12,17 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from slurmdl.placement.choice.floors import Limit
-from slurmdl.placement.nodes.pool import BoolArray, FloatArray, IntArray, Pool
-from slurmdl.placement.shape import Shape
+from slurmdl.placement.choice.floors import LatencyCap
+from slurmdl.placement.nodes.pool import BoolArray, CandidateNodes, FloatArray, IntArray
+from slurmdl.placement.shape import JobSize
 from slurmdl.placement.traffic import Phase
 
 #: times that are tried at once, and how often the interval between two of them is divided again
-STEPS, ROUNDS = 24, 4
+TIME_STEPS, BRACKET_ROUNDS = 24, 4
 
 
 @dataclass(frozen=True, eq=False)
-class Room:
+class ZoneNodeCounts:
     """How many nodes each zone can hold within given times; arrays of shape (times, zones).
 
     Attributes
@@ -33,33 +33,37 @@ class Room:
     least : the fewest that count as most.
     """
 
-    few: IntArray
-    most: IntArray
-    inside: IntArray
-    gain: IntArray
-    least: IntArray
+    minority: IntArray
+    majority: IntArray
+    in_children: IntArray
+    majority_gain: IntArray
+    min_majority: IntArray
 
 
-class Mesh:
+class AllToAllModel:
     """One job on the nodes of one pool, over links of limited delay."""
 
-    def __init__(self, pool: Pool, job: Shape, phase: Phase, limit: Limit, usable: BoolArray) -> None:
-        self.pool, self.job, self.size, self.usable = pool, job, float(np.mean(phase.size)), usable
-        self.each = job.tasks / job.nodes
-        longest = np.append(np.array(limit.zone), np.inf)[np.minimum(pool.level, len(limit.zone))]
-        self.link = np.where(pool.zone_delay <= longest, pool.zone_capacity, 0.0)
+    def __init__(self, pool: CandidateNodes, job: JobSize, phase: Phase,
+                 latency_cap: LatencyCap, usable_nodes: BoolArray) -> None:
+        self.pool, self.job, self.bytes_per_pair, self.usable_nodes = pool, job, float(
+            np.mean(phase.bytes_per_pair)), usable_nodes
+        self.tasks_per_node = job.tasks / job.nodes
+        longest = np.append(np.array(latency_cap.uplinks_s), np.inf)[
+                            np.minimum(pool.level, len(latency_cap.uplinks_s))]
+        self.uplink_capacity = np.where(pool.zone_latency <= longest, pool.zone_capacity, 0.0)
 
-    def wide_enough(self, times: FloatArray) -> BoolArray:
+    def fast_enough_nodes(self, times: FloatArray) -> BoolArray:
         """Which nodes' links carry their share in time: (times,) -> (times, nodes)."""
-        share = self.size * self.each * (self.job.tasks - self.each)
-        return (self.pool.node_capacity >= share / times[:, None] * (1 - 1e-9)) & self.usable
+        share = self.bytes_per_pair * self.tasks_per_node * (self.job.tasks - self.tasks_per_node)
+        return (self.pool.node_capacity >= share / times[:, None] * (1 - 1e-9)) & self.usable_nodes
 
-    def room(self, times: FloatArray) -> Room:
+    def zone_node_counts(self, times: FloatArray) -> ZoneNodeCounts:
         pool, wanted, ranks = self.pool, self.job.nodes, self.job.tasks
-        inside = pool.per_leaf(self.wide_enough(times))
-        carries = times[:, None] * self.link / self.size
+        inside = pool.sum_per_leaf(self.fast_enough_nodes(times))
+        carries = times[:, None] * self.uplink_capacity / self.bytes_per_pair
         root = np.sqrt(np.maximum(0.0, ranks * ranks - 4 * carries))
-        few_at_most = np.where(root > 0, np.floor((ranks - root) / 2 / self.each * (1 + 1e-9) + 1e-9), wanted)
+        few_at_most = np.where(root > 0, np.floor((ranks - root) / 2 / \
+                               self.tasks_per_node * (1 + 1e-9) + 1e-9), wanted)
         least = wanted - few_at_most.astype(np.int64)
         gain = np.zeros_like(inside)
         few, most = inside.copy(), inside.copy()
@@ -68,17 +72,17 @@ class Mesh:
             few[:, zones] = np.minimum(inside[:, zones], few_at_most[:, zones]).astype(np.int64)
             best = np.minimum(inside[:, zones] + gain[:, zones], wanted)
             most[:, zones] = np.where(best >= least[:, zones], np.maximum(best, few[:, zones]), few[:, zones])
-            inside[:, level.parents] += np.add.reduceat(few[:, zones], level.begin, axis=1)
-            more = np.maximum.reduceat(most[:, zones] - few[:, zones], level.begin, axis=1)
+            inside[:, level.parents] += np.add.reduceat(few[:, zones], level.child_begin, axis=1)
+            more = np.maximum.reduceat(most[:, zones] - few[:, zones], level.child_begin, axis=1)
             gain[:, level.parents] = np.maximum(gain[:, level.parents], more)
-        return Room(few, most, inside, gain, least)
+        return ZoneNodeCounts(few, most, inside, gain, least)
 
-    def holds(self, times: FloatArray) -> BoolArray:
+    def can_hold_job(self, times: FloatArray) -> BoolArray:
         """Whether each zone can hold the job: (times,) -> (times, zones)."""
-        room = self.room(times)
-        return np.asarray(room.inside + room.gain >= self.job.nodes)
+        room = self.zone_node_counts(times)
+        return np.asarray(room.in_children + room.majority_gain >= self.job.nodes)
 
-    def bracket(self, low: float, high: float, zone: int | None = None) -> tuple[FloatArray, FloatArray]:
+    def bracket_time(self, low: float, high: float, zone: int | None = None) -> tuple[FloatArray, FloatArray]:
         """For each zone a time in which it cannot hold the job, and the next one tried, in which it can.
 
         Parameters
@@ -86,22 +90,23 @@ class Mesh:
         low, high : seconds; where `high` does not suffice both are infinite.
         zone : divide the interval again for this zone alone.
         """
-        bounds = np.full(len(self.pool.zone), np.inf), np.full(len(self.pool.zone), np.inf)
-        for _ in range(1 if zone is None else ROUNDS):
-            times = np.geomspace(low, high, STEPS)
-            holds = self.holds(times)
-            first = np.where(holds.any(axis=0), holds.argmax(axis=0), STEPS)
+        bounds = np.full(len(self.pool.topology_zone_index), np.inf), np.full(
+            len(self.pool.topology_zone_index), np.inf)
+        for _ in range(1 if zone is None else BRACKET_ROUNDS):
+            times = np.geomspace(low, high, TIME_STEPS)
+            holds = self.can_hold_job(times)
+            first = np.where(holds.any(axis=0), holds.argmax(axis=0), TIME_STEPS)
             bounds = np.append(times, np.inf)[np.maximum(first - 1, 0)], np.append(times, np.inf)[first]
             if zone is None:
                 return np.where(first > 0, bounds[0], low), bounds[1]
-            if first[zone] == STEPS:
+            if first[zone] == TIME_STEPS:
                 break
             low, high = float(bounds[0][zone]), float(bounds[1][zone])
             if low == high:
                 break
         return bounds
 
-    def quota(self, seconds: float, zone: int) -> tuple[IntArray, IntArray]:
+    def node_counts_for_time(self, seconds: float, zone: int) -> tuple[IntArray, IntArray]:
         """Nodes per zone that hold the job in this time below one zone, and the nodes to take them from.
 
         Returns
@@ -109,22 +114,22 @@ class Mesh:
         shape (zones,), and indices in the pool.
         """
         times = np.array([seconds])
-        room = self.room(times)
+        room = self.zone_node_counts(times)
         below = self.pool.nodes_below(zone)
-        nodes = below.start + np.flatnonzero(self.wide_enough(times)[0, below])
-        quota = np.zeros(len(self.pool.zone), np.int64)
-        own = np.bincount(self.pool.leaf[nodes], minlength=len(self.pool.zone))
+        nodes = below.start + np.flatnonzero(self.fast_enough_nodes(times)[0, below])
+        quota = np.zeros(len(self.pool.topology_zone_index), np.int64)
+        own = np.bincount(self.pool.leaf[nodes], minlength=len(self.pool.topology_zone_index))
         todo = [(zone, self.job.nodes)]
         while todo:
             here, wanted = todo.pop()
             quota[here] = min(wanted, int(own[here]))
             children = np.flatnonzero(self.pool.parent == here)
-            todo += self.dealt(room, children, wanted - int(quota[here]))
+            todo += self.split_among_children(room, children, wanted - int(quota[here]))
         return quota, nodes
 
-    def dealt(self, room: Room, zones: IntArray, wanted: int) -> list[tuple[int, int]]:
+    def split_among_children(self, counts: ZoneNodeCounts, zones: IntArray, wanted: int) -> list[tuple[int, int]]:
         """So many nodes over the zones below one: the roomiest first, the last in the zone that they fit best."""
-        few, most, least = room.few[0, zones], room.most[0, zones], room.least[0, zones]
+        few, most, least = counts.minority[0, zones], counts.majority[0, zones], counts.min_majority[0, zones]
         found: list[tuple[int, int]] = []
         open_ = np.ones(len(zones), bool)
         gains = np.where(most > few, np.minimum(most, wanted), 0)
@@ -146,6 +151,6 @@ class Mesh:
         return found
 
 
-def usable(pool: Pool, limit: Limit) -> npt.NDArray[np.bool_]:
+def nodes_within_latency(pool: CandidateNodes, cap: LatencyCap) -> npt.NDArray[np.bool_]:
     """Nodes whose own link has no longer delay; shape (nodes,)."""
-    return np.asarray(pool.node_delay <= limit.node)
+    return np.asarray(pool.node_latency <= cap.node_s)

@@ -6,24 +6,24 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from slurmdl.placement.choice.choose import Choice
-from slurmdl.placement.nodes.pool import Pool
-from slurmdl.placement.shape import Shape
+from slurmdl.placement.choice.choose import NodeChoice
+from slurmdl.placement.nodes.pool import CandidateNodes
+from slurmdl.placement.shape import JobSize
 
 #: most zones that are looked at
-MAX_ZONES = 4
+MAX_UNEVEN_ZONES = 4
 
 
-def uneven(pool: Pool, job: Shape) -> Iterator[Choice]:
+def uneven_choices(pool: CandidateNodes, job: JobSize) -> Iterator[NodeChoice]:
     """The roomiest nodes of each of the lowest and smallest zones where these hold all tasks.
 
     Slurm takes any nodes with room for the tasks together where `-n` is given without --ntasks-per-node.
     """
     found = 0
-    for zone in np.lexsort((pool.size, pool.level)):
-        if pool.size[zone] >= job.nodes and found < MAX_ZONES:
-            nodes = np.arange(int(pool.begin[zone]), int(pool.end[zone]))
-            roomiest = nodes[np.argsort(-pool.room[nodes], kind="stable")][:job.nodes]
-            if pool.room[roomiest].sum() >= job.tasks:
+    for zone in np.lexsort((pool.node_count, pool.level)):
+        if pool.node_count[zone] >= job.nodes and found < MAX_UNEVEN_ZONES:
+            nodes = np.arange(int(pool.node_begin[zone]), int(pool.node_end[zone]))
+            roomiest = nodes[np.argsort(-pool.max_tasks[nodes], kind="stable")][:job.nodes]
+            if pool.max_tasks[roomiest].sum() >= job.tasks:
                 found += 1
-                yield Choice(int(zone), roomiest, len(nodes) - job.nodes)
+                yield NodeChoice(int(zone), roomiest, len(nodes) - job.nodes)

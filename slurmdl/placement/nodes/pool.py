@@ -14,7 +14,7 @@ from slurmdl.cluster.model import ClusterSnapshot
 from slurmdl.errors import UsageError
 from slurmdl.network import capacity
 from slurmdl.network.model import LinkScores
-from slurmdl.placement.arrays import begins, distinct, shuffled
+from slurmdl.placement.arrays import run_starts, seeded_permutation, sorted_unique
 from slurmdl.topology.model import Topology
 
 BoolArray = npt.NDArray[np.bool_]
@@ -22,11 +22,11 @@ FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 
 #: bits of a figure that count where figures are compared: rounding noise is no difference
-_BITS = 30
+_MANTISSA_BITS = 30
 
 
 @dataclass(frozen=True, eq=False)
-class Level:
+class ZoneLevel:
     """The zones of one height that have a zone above.
 
     Attributes
@@ -37,11 +37,11 @@ class Level:
 
     zones: IntArray
     parents: IntArray
-    begin: IntArray
+    child_begin: IntArray
 
 
 @dataclass(frozen=True, eq=False)
-class Pool:
+class CandidateNodes:
     """The nodes of a snapshot that can take tasks, and the zones above them, numbered anew.
 
     The nodes of any zone stand together; in a leaf the preferred come first: by Slurm's weight, then by capacity
@@ -61,30 +61,30 @@ class Pool:
     turn : shape (zones,), settles the order of equal zones.
     """
 
-    node: IntArray
-    room: IntArray
+    snapshot_index: IntArray
+    max_tasks: IntArray
     weight: IntArray
     node_capacity: FloatArray
-    node_delay: FloatArray
-    above: IntArray
-    zone: IntArray
+    node_latency: FloatArray
+    ancestors: IntArray
+    topology_zone_index: IntArray
     zone_capacity: FloatArray
-    zone_delay: FloatArray
+    zone_latency: FloatArray
     parent: IntArray
     level: IntArray
-    begin: IntArray
-    end: IntArray
-    turn: IntArray
+    node_begin: IntArray
+    node_end: IntArray
+    tie_break: IntArray
 
     @property
     def leaf(self) -> IntArray:
         """Shape (nodes,), the leaf zone of each node."""
-        return self.above[:, 0]
+        return self.ancestors[:, 0]
 
     @property
-    def size(self) -> IntArray:
+    def node_count(self) -> IntArray:
         """Shape (zones,), nodes below each zone."""
-        return self.end - self.begin
+        return self.node_end - self.node_begin
 
     @cached_property
     def leaves(self) -> IntArray:
@@ -94,63 +94,63 @@ class Pool:
     @cached_property
     def leaf_begin(self) -> IntArray:
         """Where the nodes of each of `leaves` begin."""
-        return begins(self.leaf)
+        return run_starts(self.leaf)
 
     @cached_property
-    def _leaf_kind(self) -> IntArray | None:
+    def _leaf_class(self) -> IntArray | None:
         """Shape (zones,), equal for leaves below one zone with equal uplinks; None where nodes differ."""
-        figures = (self.node_capacity, self.node_delay, self.room, self.weight)
+        figures = (self.node_capacity, self.node_latency, self.max_tasks, self.weight)
         if any((figure != figure[0]).any() for figure in figures):
             return None
-        keys = np.stack([self.parent.astype(float), self.zone_capacity, self.zone_delay])
+        keys = np.stack([self.parent.astype(float), self.zone_capacity, self.zone_latency])
         order = np.lexsort(keys)
         kind = np.empty(len(order), np.int64)
         kind[order] = np.cumsum(np.append(0, (np.diff(keys[:, order], axis=1) != 0).any(axis=0)))
         return kind
 
-    def signature(self, nodes: IntArray) -> bytes:
+    def choice_signature(self, nodes: IntArray) -> bytes:
         """Equal for choices that no figure tells apart: the same nodes, or as many of leaves that are alike.
 
         Parameters
         ----------
         nodes : indices in the pool.
         """
-        if self._leaf_kind is None:
+        if self._leaf_class is None:
             return np.sort(nodes).tobytes()
-        count = np.bincount(self.leaf[nodes], minlength=len(self.zone))
+        count = np.bincount(self.leaf[nodes], minlength=len(self.topology_zone_index))
         used = np.flatnonzero(count)
-        return np.sort(self._leaf_kind[used] * (len(self.node) + 1) + count[used]).tobytes()
+        return np.sort(self._leaf_class[used] * (len(self.snapshot_index) + 1) + count[used]).tobytes()
 
     @cached_property
-    def levels(self) -> tuple[Level, ...]:
+    def levels(self) -> tuple[ZoneLevel, ...]:
         """The zones height by height, the lowest first, without the roots."""
         found = []
         for height in range(int(self.level.max(initial=0))):
             zones = np.flatnonzero((self.level == height) & (self.parent >= 0))
             zones = zones[np.argsort(self.parent[zones], kind="stable")]
             if len(zones):
-                begin = begins(self.parent[zones])
-                found.append(Level(zones, self.parent[zones[begin]], begin))
+                begin = run_starts(self.parent[zones])
+                found.append(ZoneLevel(zones, self.parent[zones[begin]], begin))
         return tuple(found)
 
     def nodes_below(self, zone: int) -> slice:
-        return slice(int(self.begin[zone]), int(self.end[zone]))
+        return slice(int(self.node_begin[zone]), int(self.node_end[zone]))
 
-    def per_leaf(self, values: npt.NDArray[np.generic]) -> IntArray:
+    def sum_per_leaf(self, values: npt.NDArray[np.generic]) -> IntArray:
         """Sums over the nodes of each zone that holds nodes itself: (..., nodes) -> (..., zones)."""
-        total = np.zeros((*values.shape[:-1], len(self.zone)), np.int64)
-        if len(self.node):
+        total = np.zeros((*values.shape[:-1], len(self.topology_zone_index)), np.int64)
+        if len(self.snapshot_index):
             total[..., self.leaves] = np.add.reduceat(values, self.leaf_begin, axis=-1, dtype=np.int64)
         return total
 
 
-def rounded(values: FloatArray) -> FloatArray:
+def round_mantissa(values: FloatArray) -> FloatArray:
     """The figures without rounding noise."""
     fraction, exponent = np.frexp(values)
-    return np.asarray(np.ldexp(np.round(fraction * 2.0**_BITS), exponent - _BITS))
+    return np.asarray(np.ldexp(np.round(fraction * 2.0**_MANTISSA_BITS), exponent - _MANTISSA_BITS))
 
 
-def allowed(topology: Topology, zones: Sequence[str]) -> BoolArray:
+def nodes_in_zones(topology: Topology, zones: Sequence[str]) -> BoolArray:
     """Which nodes lie below one of the named zones, of any level; shape (nodes,).
 
     Raises
@@ -165,11 +165,11 @@ def allowed(topology: Topology, zones: Sequence[str]) -> BoolArray:
         return np.asarray(topology.leaf >= 0)
     inside = np.zeros(len(topology.nodes), bool)
     for zone in zones:
-        inside |= topology.below(topology.zone_index[zone])
+        inside |= topology.mask_below(topology.zone_index[zone])
     return inside
 
 
-def position(cluster: ClusterSnapshot, topology: Topology) -> IntArray:
+def topology_index(cluster: ClusterSnapshot, topology: Topology) -> IntArray:
     """Index in the topology of each node of the snapshot, -1 where it does not know the node; shape (nodes,)."""
     if cluster.names == topology.nodes:
         return np.arange(len(topology.nodes))
@@ -177,13 +177,13 @@ def position(cluster: ClusterSnapshot, topology: Topology) -> IntArray:
     return np.fromiter(found, np.int64, len(cluster.names))
 
 
-def within(cluster: ClusterSnapshot, topology: Topology, zones: Sequence[str]) -> BoolArray:
+def snapshot_nodes_in_zones(cluster: ClusterSnapshot, topology: Topology, zones: Sequence[str]) -> BoolArray:
     """Which nodes of the snapshot lie below one of the named zones, see `allowed`; shape (nodes,)."""
-    return np.asarray(np.append(allowed(topology, zones), False)[position(cluster, topology)])
+    return np.asarray(np.append(nodes_in_zones(topology, zones), False)[topology_index(cluster, topology)])
 
 
-def pool(cluster: ClusterSnapshot, topology: Topology, scores: LinkScores, room: IntArray,
-         zones: Sequence[str] = (), joined: bool = False, seed: int = 0) -> Pool:
+def build_candidate_nodes(cluster: ClusterSnapshot, topology: Topology, scores: LinkScores, max_tasks: IntArray,
+         zones: Sequence[str] = (), join_trees: bool = False, seed: int = 0) -> CandidateNodes:
     """The nodes with room, below the named zones.
 
     Parameters
@@ -196,26 +196,27 @@ def pool(cluster: ClusterSnapshot, topology: Topology, scores: LinkScores, room:
     ------
     UsageError : a zone that the topology does not have.
     """
-    node = np.flatnonzero((room > 0) & within(cluster, topology, zones))
-    where = position(cluster, topology)[node]
+    node = np.flatnonzero((max_tasks > 0) & snapshot_nodes_in_zones(cluster, topology, zones))
+    where = topology_index(cluster, topology)[node]
     names = [cluster.names[i] for i in node.tolist()]
     speed, delay = capacity.node_links(names, scores)
     weight = cluster.weight[node]
-    order = np.lexsort((shuffled(len(node), seed), delay, -speed, weight, topology.begin[topology.leaf[where]]))
+    order = np.lexsort((seeded_permutation(len(node), seed), delay, -speed,
+                       weight, topology.node_begin[topology.leaf[where]]))
     node, where = node[order], where[order]
-    above = topology.above(where)
+    above = topology.ancestors(where)
     used = np.zeros(len(topology.zones), bool)
     used[above[above >= 0]] = True
     zone = np.flatnonzero(used)
     number = np.full(len(topology.zones) + 1, -1, np.int64)
     number[zone] = np.arange(len(zone))
     zone_speed, zone_delay = capacity.zone_uplinks([topology.zones[i] for i in zone.tolist()], topology.level[zone],
-                                                   topology.size[zone], topology.speed[zone], scores)
+                                                   topology.node_count[zone], topology.uplink_bandwidth[zone], scores)
     above = number[above]
-    begin = np.searchsorted(topology.begin[topology.leaf[where]], topology.begin[zone])
+    begin = np.searchsorted(topology.node_begin[topology.leaf[where]], topology.node_begin[zone])
     end = begin + np.bincount(above[above >= 0], minlength=len(zone))
     parent, level = number[topology.parent[zone]], topology.level[zone].astype(np.int64)
-    if joined and (parent < 0).sum() > 1:
+    if join_trees and (parent < 0).sum() > 1:
         top = len(zone)
         parent = np.append(np.where(parent < 0, top, parent), -1)
         level = np.append(level, level.max() + 1)
@@ -224,20 +225,20 @@ def pool(cluster: ClusterSnapshot, topology: Topology, scores: LinkScores, room:
         depth = (above >= 0).sum(axis=1)
         above = np.column_stack([above, np.full(len(node), -1)])
         above[np.arange(len(node)), depth] = top
-    return Pool(node, room[node], weight[order], speed[order], delay[order], above, zone, zone_speed, zone_delay,
-                parent, level, begin, end, shuffled(len(zone), seed))
+    return CandidateNodes(node, max_tasks[node], weight[order], speed[order], delay[order], above, zone, zone_speed, zone_delay,
+                parent, level, begin, end, seeded_permutation(len(zone), seed))
 
 
-def part(pool: Pool, nodes: IntArray, top: int) -> Pool:
+def subset(pool: CandidateNodes, nodes: IntArray, top: int) -> CandidateNodes:
     """Some of the nodes below one zone, and no zone above it.
 
     Parameters
     ----------
     nodes : indices in the pool, ascending.
     """
-    above = np.where(pool.level[pool.above[nodes]] <= pool.level[top], pool.above[nodes], -1)
-    used = distinct(above[above >= 0])
-    number = np.full(len(pool.zone) + 1, -1, np.int64)
+    above = np.where(pool.level[pool.ancestors[nodes]] <= pool.level[top], pool.ancestors[nodes], -1)
+    used = sorted_unique(above[above >= 0])
+    number = np.full(len(pool.topology_zone_index) + 1, -1, np.int64)
     number[used] = np.arange(len(used))
     above = number[above]
     begin = np.full(len(used), len(nodes))
@@ -245,6 +246,6 @@ def part(pool: Pool, nodes: IntArray, top: int) -> Pool:
         inside = column >= 0
         np.minimum.at(begin, column[inside], np.flatnonzero(inside))
     end = begin + np.bincount(above[above >= 0], minlength=len(used))
-    return Pool(pool.node[nodes], pool.room[nodes], pool.weight[nodes], pool.node_capacity[nodes],
-                pool.node_delay[nodes], above, pool.zone[used], pool.zone_capacity[used], pool.zone_delay[used],
-                number[pool.parent[used]], pool.level[used], begin, end, pool.turn[used])
+    return CandidateNodes(pool.snapshot_index[nodes], pool.max_tasks[nodes], pool.weight[nodes], pool.node_capacity[nodes],
+                pool.node_latency[nodes], above, pool.topology_zone_index[used], pool.zone_capacity[used], pool.zone_latency[used],
+                number[pool.parent[used]], pool.level[used], begin, end, pool.tie_break[used])

@@ -18,19 +18,19 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from slurmdl.placement.arrays import distinct
-from slurmdl.placement.cost import FloatArray, IntArray, Links, role_costs
-from slurmdl.placement.nodes.pool import rounded
+from slurmdl.placement.arrays import sorted_unique
+from slurmdl.placement.cost import FloatArray, IntArray, NetworkLinks, ps_split_costs
+from slurmdl.placement.nodes.pool import round_mantissa
 from slurmdl.placement.traffic import Phase
 
 #: most ways over the nodes that are all tried
-MAX_WAYS = 2000
+MAX_ASSIGNMENTS = 2000
 #: most moves of a server between two nodes that are tried in a round, and most rounds
 MAX_MOVES, MAX_ROUNDS = 256, 16
 
 
-def servers_per_node(network: Links, tasks: IntArray, traffic: Sequence[Phase], ps: int,
-                     first: int | None = None) -> IntArray:
+def assign_servers(network: NetworkLinks, tasks: IntArray, phases: Sequence[Phase], ps: int,
+                     required_node: int | None = None) -> IntArray:
     """How many of each node's tasks are parameter servers.
 
     Parameters
@@ -43,44 +43,45 @@ def servers_per_node(network: Links, tasks: IntArray, traffic: Sequence[Phase], 
     -------
     shape (nodes,), sum `ps`, at most `tasks`.
     """
-    ways = _Ways(network, tasks, traffic, ps, first)
-    if math.comb(len(tasks) + ps - 1, ps) <= MAX_WAYS:
-        return ways.best(ways.every())
-    servers = _Split(network, tasks, ps, first).servers()
+    ways = _ServerAssignments(network, tasks, phases, ps, required_node)
+    if math.comb(len(tasks) + ps - 1, ps) <= MAX_ASSIGNMENTS:
+        return ways.best_of(ways.all_assignments())
+    servers = _LeafServerSplit(network, tasks, ps, required_node).node_servers()
     for _ in range(MAX_ROUNDS if ps * len(tasks) <= MAX_MOVES else 0):
-        better = ways.best(ways.moves(servers))
+        better = ways.best_of(ways.neighbor_assignments(servers))
         if (better == servers).all():
             break
         servers = better
     return servers
 
 
-class _Ways:
+class _ServerAssignments:
     """Ways to deal out the servers of one job over the nodes, compared by their whole cost."""
 
-    def __init__(self, network: Links, tasks: IntArray, traffic: Sequence[Phase], ps: int, first: int | None) -> None:
-        self.network, self.tasks, self.traffic, self.ps, self.first = network, tasks, traffic, ps, first
+    def __init__(self, network: NetworkLinks, tasks: IntArray,
+                 phases: Sequence[Phase], ps: int, required_node: int | None) -> None:
+        self.network, self.tasks, self.phases, self.ps, self.required_node = network, tasks, phases, ps, required_node
 
-    def best(self, servers: IntArray) -> IntArray:
+    def best_of(self, servers: IntArray) -> IntArray:
         """The best of these ways, the first one where several are: (ways, nodes) -> (nodes,).
 
         The cost decides, then how many servers share a node with another.
         """
-        costs = role_costs(self.traffic, self.network, servers, self.tasks - servers)
+        costs = ps_split_costs(self.phases, self.network, servers, self.tasks - servers)
         crowded = (servers - 1).clip(min=0).sum(axis=1)
-        keys = rounded(np.column_stack([costs, crowded]))
+        keys = round_mantissa(np.column_stack([costs, crowded]))
         return np.asarray(servers[np.lexsort(keys.T[::-1])[0]])
 
-    def every(self) -> IntArray:
+    def all_assignments(self) -> IntArray:
         """All ways; shape (ways, nodes)."""
         # those on the best links come first, so that they win a tie
         order = np.argsort(-self.network.node_capacity, kind="stable")
         hosts = order[np.array(list(itertools.combinations_with_replacement(range(len(order)), self.ps)), np.int64)]
         ways = np.zeros((len(hosts), len(order)), np.int64)
         np.add.at(ways, (np.arange(len(hosts))[:, None], hosts), 1)
-        return self.valid(ways[(ways <= self.tasks).all(axis=1)])
+        return self.with_required_server(ways[(ways <= self.tasks).all(axis=1)])
 
-    def moves(self, servers: IntArray) -> IntArray:
+    def neighbor_assignments(self, servers: IntArray) -> IntArray:
         """The servers as they are, and after each move of one between two nodes; shape (ways, nodes)."""
         givers, takers = np.flatnonzero(servers), np.flatnonzero(servers < self.tasks)
         giver, taker = (ends.ravel() for ends in np.meshgrid(givers, takers, indexing="ij"))
@@ -89,100 +90,103 @@ class _Ways:
         row = 1 + np.arange(len(giver))
         ways[row, giver] -= 1
         ways[row, taker] += 1
-        return self.valid(ways)
+        return self.with_required_server(ways)
 
-    def valid(self, ways: IntArray) -> IntArray:
+    def with_required_server(self, assignments: IntArray) -> IntArray:
         """Those with a server on the node that must hold one."""
-        return ways if self.first is None else ways[ways[:, self.first] > 0]
+        return assignments if self.required_node is None else assignments[assignments[:, self.required_node] > 0]
 
 
-class _Split:
+class _LeafServerSplit:
     """Servers per leaf zone, on nodes that are given; nodes without a zone are each a leaf of their own."""
 
-    def __init__(self, network: Links, tasks: IntArray, ps: int, first: int | None) -> None:
+    def __init__(self, network: NetworkLinks, tasks: IntArray, ps: int, required_node: int | None) -> None:
         self.network, self.tasks, self.ps = network, tasks, ps
         self.workers = int(tasks.sum()) - ps
         leaf = np.where(network.leaf >= 0, network.leaf, len(network.zones) + np.arange(len(tasks)))
-        leaf = np.searchsorted(distinct(leaf), leaf)
-        self.room = np.bincount(leaf, tasks).astype(np.int64)
+        leaf = np.searchsorted(sorted_unique(leaf), leaf)
+        self.leaf_tasks = np.bincount(leaf, tasks).astype(np.int64)
         #: nodes leaf by leaf, how many each leaf has, and which of them each node is
-        self.nodes, self.size = np.argsort(leaf, kind="stable"), np.bincount(leaf)
-        self.position = np.empty_like(leaf)
-        self.position[self.nodes] = _turns(self.size)
+        self.nodes_by_leaf, self.leaf_sizes = np.argsort(leaf, kind="stable"), np.bincount(leaf)
+        self.position_in_leaf = np.empty_like(leaf)
+        self.position_in_leaf[self.nodes_by_leaf] = _concatenated_ranges(self.leaf_sizes)
         #: the leaf that must hold a server, None for none
-        self.first = None if first is None else int(leaf[first])
+        self.required_leaf = None if required_node is None else int(leaf[required_node])
         # one host for each task, leaf by leaf, in the order in which they take servers
         node = np.repeat(np.arange(len(tasks)), tasks)
-        later = (node != first) | (_turns(tasks) > 0)
-        self.hosts = node[np.lexsort((node, -network.node_capacity[node], _turns(tasks), later, leaf[node]))]
+        later = (node != required_node) | (_concatenated_ranges(tasks) > 0)
+        self.host_order = node[np.lexsort((node, -network.node_capacity[node],
+                                          _concatenated_ranges(tasks), later, leaf[node]))]
         # the leaves below each zone: those of lone nodes have no uplink of their own
-        above = network.above[self.nodes[np.cumsum(self.size) - self.size]]
-        self.leaf_of, column = np.nonzero(above >= 0)
-        self.zone_of = above[self.leaf_of, column]
+        above = network.ancestors[self.nodes_by_leaf[np.cumsum(self.leaf_sizes) - self.leaf_sizes]]
+        self.pair_leaf, column = np.nonzero(above >= 0)
+        self.pair_zone = above[self.pair_leaf, column]
 
-    def load(self, servers: IntArray, tasks: IntArray | int) -> FloatArray:
+    def link_load(self, servers: IntArray, tasks: IntArray | int) -> FloatArray:
         """Shares of the model over a link with so many servers among so many tasks on one side."""
         workers = tasks - servers
         busier = np.maximum(servers * (self.workers - workers), workers * (self.ps - servers))
         return np.asarray(busier, float)
 
-    def node_times(self, leaves: IntArray, most: int) -> FloatArray:
+    def node_times(self, leaves: IntArray, max_servers: int) -> FloatArray:
         """Time of the busiest node with 0, 1, ..., `most` servers in each leaf, all with as many nodes and as much
         room; shape (leaves, servers + 1).
         """
-        node = (np.cumsum(self.size) - self.size)[leaves, None] + np.arange(self.size[leaves[0]])
-        host = (np.cumsum(self.room) - self.room)[leaves, None] + np.arange(most)
-        nodes, hosts = self.nodes[node][:, None], self.position[self.hosts[host]]
-        held = np.zeros((len(leaves), most + 1, nodes.shape[-1]), np.int64)
-        held[np.arange(len(leaves))[:, None], np.arange(1, most + 1), hosts] = 1
-        times = self.load(held.cumsum(axis=1), self.tasks[nodes]) / self.network.node_capacity[nodes]
+        node = (np.cumsum(self.leaf_sizes) - self.leaf_sizes)[leaves, None] + np.arange(self.leaf_sizes[leaves[0]])
+        host = (np.cumsum(self.leaf_tasks) - self.leaf_tasks)[leaves, None] + np.arange(max_servers)
+        nodes, hosts = self.nodes_by_leaf[node][:, None], self.position_in_leaf[self.host_order[host]]
+        held = np.zeros((len(leaves), max_servers + 1, nodes.shape[-1]), np.int64)
+        held[np.arange(len(leaves))[:, None], np.arange(1, max_servers + 1), hosts] = 1
+        times = self.link_load(held.cumsum(axis=1), self.tasks[nodes]) / self.network.node_capacity[nodes]
         return np.asarray(times.max(axis=2), float)
 
-    def times(self) -> FloatArray:
+    def leaf_times(self) -> FloatArray:
         """Time of each leaf's links by its servers, infinite where it has no room; shape (leaves, servers + 1)."""
-        found = np.full((len(self.room), self.ps + 1), np.inf)
-        alike = self.size * (self.room.max() + 1) + self.room
-        for kind in distinct(alike):
+        found = np.full((len(self.leaf_tasks), self.ps + 1), np.inf)
+        alike = self.leaf_sizes * (self.leaf_tasks.max() + 1) + self.leaf_tasks
+        for kind in sorted_unique(alike):
             leaves = np.flatnonzero(alike == kind)
-            most = min(self.ps, int(self.room[leaves[0]]))
+            most = min(self.ps, int(self.leaf_tasks[leaves[0]]))
             found[leaves, :most + 1] = self.node_times(leaves, most)
-        alone = np.bincount(self.zone_of)[self.zone_of] == 1
-        leaf, zone = self.leaf_of[alone], self.zone_of[alone]
-        own = self.load(np.arange(self.ps + 1), self.room[leaf, None]) / self.network.zone_capacity[zone, None]
+        alone = np.bincount(self.pair_zone)[self.pair_zone] == 1
+        leaf, zone = self.pair_leaf[alone], self.pair_zone[alone]
+        own = self.link_load(np.arange(self.ps + 1),
+                             self.leaf_tasks[leaf, None]) / self.network.zone_capacity[zone, None]
         np.maximum.at(found, leaf, own)
-        if self.first is not None:
-            found[self.first, 0] = np.inf
+        if self.required_leaf is not None:
+            found[self.required_leaf, 0] = np.inf
         return found
 
-    def servers(self) -> IntArray:
+    def node_servers(self) -> IntArray:
         """Servers per node: the least time, then the fewest bytes between zones."""
-        times = rounded(self.times())
+        times = round_mantissa(self.leaf_times())
         count = np.arange(self.ps + 1)
         upper = []
-        for zone in np.flatnonzero(np.bincount(self.zone_of) > 1):
-            members = self.leaf_of[self.zone_of == zone]
-            time = self.load(count, int(self.room[members].sum())) / self.network.zone_capacity[zone]
-            upper.append((members, rounded(time)))
+        for zone in np.flatnonzero(np.bincount(self.pair_zone) > 1):
+            members = self.pair_leaf[self.pair_zone == zone]
+            time = self.link_load(count, int(self.leaf_tasks[members].sum())) / self.network.zone_capacity[zone]
+            upper.append((members, round_mantissa(time)))
         upper.sort(key=lambda entry: len(entry[0]))
         # the least time is that of a link
-        tried = distinct(np.concatenate([times[np.isfinite(times)], *(time for _, time in upper)]))
-        least = bisect_left(tried, True, key=lambda time: self.bounds(times, upper, time) is not None)
-        best = self.bounds(times, upper, tried[least])
+        tried = sorted_unique(np.concatenate([times[np.isfinite(times)], *(time for _, time in upper)]))
+        least = bisect_left(tried, True, key=lambda time: self.server_bounds(times, upper, time) is not None)
+        best = self.server_bounds(times, upper, tried[least])
         assert best is not None
-        split = self.cheapest(*best)
-        return np.bincount(self.hosts[_turns(self.room) < np.repeat(split, self.room)], minlength=len(self.tasks))
+        split = self.min_inter_leaf_split(*best)
+        return np.bincount(self.host_order[_concatenated_ranges(self.leaf_tasks) <
+                           np.repeat(split, self.leaf_tasks)], minlength=len(self.tasks))
 
-    def bounds(self, times: FloatArray, upper: list[tuple[IntArray, FloatArray]],
-               most: float) -> tuple[IntArray, IntArray, list[tuple[IntArray, int, int]]] | None:
+    def server_bounds(self, times: FloatArray, upper: list[tuple[IntArray, FloatArray]],
+               max_time: float) -> tuple[IntArray, IntArray, list[tuple[IntArray, int, int]]] | None:
         """Fewest and most servers of each leaf, and of each zone above, within a time; None where none fit."""
-        fits = times <= most
+        fits = times <= max_time
         if not fits.any(axis=1).all():
             return None
         low, high = fits.argmax(axis=1), self.ps - fits[:, ::-1].argmax(axis=1)
         zones: list[tuple[IntArray, int, int]] = []
         fewest, largest = low.copy(), high.copy()
         for members, time in upper:
-            allowed = np.flatnonzero(time <= most)
+            allowed = np.flatnonzero(time <= max_time)
             # sums over the members stand at the first of each zone that is counted already
             least, top = int(fewest[members].sum()), int(largest[members].sum())
             if not len(allowed) or max(least, allowed[0]) > min(top, allowed[-1]):
@@ -194,7 +198,7 @@ class _Split:
             return None
         return low, high, zones
 
-    def cheapest(self, low: IntArray, high: IntArray, zones: list[tuple[IntArray, int, int]]) -> IntArray:
+    def min_inter_leaf_split(self, low: IntArray, high: IntArray, zones: list[tuple[IntArray, int, int]]) -> IntArray:
         """One server after the other where it adds the fewest bytes between leaves, within all bounds."""
         split = low.copy()
         full = [(members, top) for members, _, top in zones if top < high[members].sum()]
@@ -208,7 +212,7 @@ class _Split:
                     if split[inside].sum() >= top:
                         free[inside] = False
                 # bytes of a leaf are s (W - w) + w (P - s) with w = room - s
-                split[np.where(free, 4 * split - 2 * self.room, np.iinfo(np.int64).max).argmin()] += 1
+                split[np.where(free, 4 * split - 2 * self.leaf_tasks, np.iinfo(np.int64).max).argmin()] += 1
 
         for members, least, _ in zones:
             add(members, least - int(split[members].sum()))
@@ -216,6 +220,6 @@ class _Split:
         return split
 
 
-def _turns(count: IntArray) -> IntArray:
+def _concatenated_ranges(count: IntArray) -> IntArray:
     """0, 1, ... up to each count, one after the other: (3, 1) -> (0, 1, 2, 0)."""
     return np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)

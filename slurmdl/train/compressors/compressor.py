@@ -8,12 +8,12 @@ import numpy as np
 import numpy.typing as npt
 
 FloatArray = npt.NDArray[np.float32]
-Bytes = npt.NDArray[np.uint8]
+ByteArray = npt.NDArray[np.uint8]
 
 #: elements that share a scale
-BLOCK = 256
+SCALE_BLOCK = 256
 #: largest finite number of 16 bits
-LARGEST = np.float32(65504)
+FP16_MAX = np.float32(65504)
 
 
 class Compressor(Protocol):
@@ -27,32 +27,32 @@ class Compressor(Protocol):
     whole : whether a model itself may go through it, and not only a difference of models.
     """
 
-    mixing: float
-    feedback: float
-    whole: bool
+    consensus_step_size: float
+    feedback_decay: float
+    applies_to_models: bool
 
-    def size(self, length: int) -> int:
+    def packed_bytes(self, length: int) -> int:
         """Bytes of a packed vector of so many elements."""
 
-    def pack(self, vector: FloatArray, random: np.random.Generator) -> Bytes:
+    def compress(self, vector: FloatArray, rng: np.random.Generator) -> ByteArray:
         """The bytes of a contiguous vector, an array of their own; of shape (size(length),)."""
 
-    def unpack(self, packed: Bytes, out: FloatArray) -> None:
+    def decompress(self, packed: ByteArray, out: FloatArray) -> None:
         """Fill `out`, as long as the vector was, with what the bytes say."""
 
 
-def blocks(length: int) -> int:
+def num_blocks(length: int) -> int:
     """How many blocks a vector of so many elements has."""
-    return -(-length // BLOCK)
+    return -(-length // SCALE_BLOCK)
 
 
-def cut(vector: FloatArray) -> FloatArray:
+def to_blocks(vector: FloatArray) -> FloatArray:
     """The vector as blocks, shape (blocks, BLOCK); the last one is filled up with zeros."""
-    whole = np.zeros(blocks(vector.size) * BLOCK, np.float32)
+    whole = np.zeros(num_blocks(vector.size) * SCALE_BLOCK, np.float32)
     whole[:vector.size] = vector
-    return whole.reshape(-1, BLOCK)
+    return whole.reshape(-1, SCALE_BLOCK)
 
 
-def halved(numbers: FloatArray) -> npt.NDArray[np.float16]:
+def to_fp16(values: FloatArray) -> npt.NDArray[np.float16]:
     """The numbers in 16 bits; those beyond its range become the largest of it."""
-    return np.clip(numbers, -LARGEST, LARGEST).astype(np.float16)
+    return np.clip(values, -FP16_MAX, FP16_MAX).astype(np.float16)

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import numpy as np
 
-from slurmdl.train.compressors.compressor import Bytes, FloatArray, halved
+from slurmdl.train.compressors.compressor import ByteArray, FloatArray, to_fp16
 
 
-class Half:
+class Fp16:
     """Relative error 2^-11 at most; below 2^-14 an absolute one of 2^-25; beyond 65,504 the number is cut off."""
 
-    mixing = 0.5
-    feedback = 1.0
-    whole = True
+    consensus_step_size = 0.5
+    feedback_decay = 1.0
+    applies_to_models = True
 
-    def size(self, length: int) -> int:
+    def packed_bytes(self, length: int) -> int:
         return 2 * length
 
-    def pack(self, vector: FloatArray, random: np.random.Generator) -> Bytes:
-        return halved(vector).view(np.uint8)
+    def compress(self, vector: FloatArray, rng: np.random.Generator) -> ByteArray:
+        return to_fp16(vector).view(np.uint8)
 
-    def unpack(self, packed: Bytes, out: FloatArray) -> None:
+    def decompress(self, packed: ByteArray, out: FloatArray) -> None:
         out[:] = packed.view(np.float16)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from slurmdl.train.compressors.levels import Levels
+from slurmdl.train.compressors.levels import StochasticQuantizer
 
 
-class Int8(Levels):
-    most = 127
+class Int8(StochasticQuantizer):
+    max_level = 127

@@ -5,10 +5,18 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from slurmdl.train.compressors.compressor import BLOCK, LARGEST, Bytes, FloatArray, blocks, cut, halved
+from slurmdl.train.compressors.compressor import (
+    FP16_MAX,
+    SCALE_BLOCK,
+    ByteArray,
+    FloatArray,
+    num_blocks,
+    to_blocks,
+    to_fp16,
+)
 
 
-class Levels:
+class StochasticQuantizer:
     """Base of int8 and int4: the error of an element is below the scale of its block, its mean 0.
 
     The scale is the block's largest magnitude over `most`, rounded up to 16 bits.
@@ -19,35 +27,35 @@ class Levels:
     quantization and encoding. NeurIPS 2017. arXiv:1610.02132
     """
 
-    mixing = 0.5
-    feedback = 1.0
-    whole = False
+    consensus_step_size = 0.5
+    feedback_decay = 1.0
+    applies_to_models = False
     #: the largest level; levels go from -most to most
-    most = 127
+    max_level = 127
 
-    def size(self, length: int) -> int:
-        return 2 * blocks(length) + length
+    def packed_bytes(self, length: int) -> int:
+        return 2 * num_blocks(length) + length
 
-    def pack(self, vector: FloatArray, random: np.random.Generator) -> Bytes:
-        found = cut(vector)
-        wanted = np.abs(found).max(axis=1, initial=0) / np.float32(self.most)
-        scale = halved(wanted)
-        low = (scale < wanted) & (wanted < LARGEST)
+    def compress(self, vector: FloatArray, rng: np.random.Generator) -> ByteArray:
+        found = to_blocks(vector)
+        wanted = np.abs(found).max(axis=1, initial=0) / np.float32(self.max_level)
+        scale = to_fp16(wanted)
+        low = (scale < wanted) & (wanted < FP16_MAX)
         scale[low] = np.nextafter(scale[low], np.float16(np.inf))
         found /= np.where(scale > 0, scale, 1).astype(np.float32)[:, None]
-        found += random.random(found.shape, np.float32)
-        np.clip(np.floor(found, out=found), -self.most, self.most, out=found)
+        found += rng.random(found.shape, np.float32)
+        np.clip(np.floor(found, out=found), -self.max_level, self.max_level, out=found)
         levels = found.reshape(-1)[:vector.size].astype(np.int8)
-        return np.concatenate([scale.view(np.uint8), self._bytes(levels)])
+        return np.concatenate([scale.view(np.uint8), self._pack_levels(levels)])
 
-    def unpack(self, packed: Bytes, out: FloatArray) -> None:
-        count = blocks(out.size)
+    def decompress(self, packed: ByteArray, out: FloatArray) -> None:
+        count = num_blocks(out.size)
         scale = packed[:2 * count].view(np.float16).astype(np.float32)
-        out[:] = self._levels(packed[2 * count:], out.size)
-        out *= np.repeat(scale, BLOCK)[:out.size]
+        out[:] = self._unpack_levels(packed[2 * count:], out.size)
+        out *= np.repeat(scale, SCALE_BLOCK)[:out.size]
 
-    def _bytes(self, levels: npt.NDArray[np.int8]) -> Bytes:
+    def _pack_levels(self, levels: npt.NDArray[np.int8]) -> ByteArray:
         return levels.view(np.uint8)
 
-    def _levels(self, packed: Bytes, length: int) -> npt.NDArray[np.int8]:
+    def _unpack_levels(self, packed: ByteArray, length: int) -> npt.NDArray[np.int8]:
         return packed.view(np.int8)

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import numpy as np
 
-from slurmdl.train.compressors.compressor import Bytes, FloatArray
+from slurmdl.train.compressors.compressor import ByteArray, FloatArray
 
 
-class Plain:
-    mixing = 0.5
-    feedback = 1.0
-    whole = True
+class NoCompression:
+    consensus_step_size = 0.5
+    feedback_decay = 1.0
+    applies_to_models = True
 
-    def size(self, length: int) -> int:
+    def packed_bytes(self, length: int) -> int:
         return 4 * length
 
-    def pack(self, vector: FloatArray, random: np.random.Generator) -> Bytes:
+    def compress(self, vector: FloatArray, rng: np.random.Generator) -> ByteArray:
         return vector.copy().view(np.uint8)
 
-    def unpack(self, packed: Bytes, out: FloatArray) -> None:
+    def decompress(self, packed: ByteArray, out: FloatArray) -> None:
         out[:] = packed.view(np.float32)

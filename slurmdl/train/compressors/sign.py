@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from slurmdl.train.compressors.compressor import BLOCK, Bytes, FloatArray, blocks, cut, halved
+from slurmdl.train.compressors.compressor import SCALE_BLOCK, ByteArray, FloatArray, num_blocks, to_blocks, to_fp16
 
 
 class Sign:
@@ -20,24 +20,24 @@ class Sign:
     schemes. ICML 2019. arXiv:1901.09847
     """
 
-    mixing = 0.3
-    feedback = 0.9
-    whole = False
+    consensus_step_size = 0.3
+    feedback_decay = 0.9
+    applies_to_models = False
 
-    def size(self, length: int) -> int:
-        return 2 * blocks(length) + (length + 7) // 8
+    def packed_bytes(self, length: int) -> int:
+        return 2 * num_blocks(length) + (length + 7) // 8
 
-    def pack(self, vector: FloatArray, random: np.random.Generator) -> Bytes:
-        found = cut(vector)
-        filled = np.full(len(found), BLOCK, np.float32)
-        filled[-1:] = vector.size - BLOCK * (len(found) - 1)
-        scale = halved(np.abs(found).sum(axis=1) / filled)
+    def compress(self, vector: FloatArray, rng: np.random.Generator) -> ByteArray:
+        found = to_blocks(vector)
+        filled = np.full(len(found), SCALE_BLOCK, np.float32)
+        filled[-1:] = vector.size - SCALE_BLOCK * (len(found) - 1)
+        scale = to_fp16(np.abs(found).sum(axis=1) / filled)
         return np.concatenate([scale.view(np.uint8), np.packbits(vector >= 0)])
 
-    def unpack(self, packed: Bytes, out: FloatArray) -> None:
-        count = blocks(out.size)
+    def decompress(self, packed: ByteArray, out: FloatArray) -> None:
+        count = num_blocks(out.size)
         scale = packed[:2 * count].view(np.float16).astype(np.float32)
         out[:] = np.unpackbits(packed[2 * count:], count=out.size)
         out *= 2
         out -= 1
-        out *= np.repeat(scale, BLOCK)[:out.size]
+        out *= np.repeat(scale, SCALE_BLOCK)[:out.size]

@@ -9,29 +9,29 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from slurmdl.errors import BadOptions, SlurmdlError, TrainError, UsageError
+from slurmdl.errors import InvalidOptionsError, SlurmdlError, TrainError, UsageError
 from slurmdl.train.library import shards
-from slurmdl.train.messages import Messages
-from slurmdl.train.mixing.sums import Sum
-from slurmdl.train.runtime import Refused, World
+from slurmdl.train.messages import MeteredP2P
+from slurmdl.train.mixing.sums import AllreduceOp
+from slurmdl.train.runtime import InvalidRunError, World
 
 FloatArray = npt.NDArray[np.float32]
-Thing = TypeVar("Thing")
+T = TypeVar("Thing")
 
 
-def on_all(world: World, make: Callable[[], Thing]) -> Thing:
+def call_on_all(world: World, function: Callable[[], T]) -> T:
     """What `make` gives, where it gives something on all ranks; a collective call of all ranks.
 
     Raises
     ------
     Refused : it raises on one rank or more; BadOptions when the first of them finds the options at fault.
     """
-    found: list[Thing] = []
-    fault, refused = "", Refused
+    found: list[T] = []
+    fault, refused = "", InvalidRunError
     try:
-        found.append(make())
-    except (UsageError, BadOptions) as error:
-        fault, refused = str(error), BadOptions
+        found.append(function())
+    except (UsageError, InvalidOptionsError) as error:
+        fault, refused = str(error), InvalidOptionsError
     except SlurmdlError as error:
         fault = str(error)
     faults = world.transport.allgather((fault, refused))
@@ -42,7 +42,7 @@ def on_all(world: World, make: Callable[[], Thing]) -> Thing:
     return found[0]
 
 
-def compare(world: World, mine: Sequence[tuple[str, str]]) -> None:
+def check_same_on_ranks(world: World, items: Sequence[tuple[str, str]]) -> None:
     """Refuse ranks that differ; a collective call of all ranks.
 
     Parameters
@@ -53,55 +53,55 @@ def compare(world: World, mine: Sequence[tuple[str, str]]) -> None:
     ------
     Refused : names the rank and the first thing in which it differs from rank 0.
     """
-    marks = world.transport.allgather(zlib.crc32(repr(mine).encode()))
+    marks = world.transport.allgather(zlib.crc32(repr(items).encode()))
     if len(set(marks)) == 1:
         return
-    lists = world.transport.allgather(list(mine))
+    lists = world.transport.allgather(list(items))
     for rank, theirs in enumerate(lists):
         for index in range(max(len(theirs), len(lists[0]))):
             first, other = (" ".join(its[index]) if index < len(its) else "nothing" for its in (lists[0], theirs))
             if first != other:
-                raise Refused(f"rank {rank} on {world.nodes[rank]} has {other} where rank 0 has {first}: "
+                raise InvalidRunError(f"rank {rank} on {world.nodes[rank]} has {other} where rank 0 has {first}: "
                               "all ranks need the same model, optimizer and data")
 
 
-def compare_workers(world: World, messages: Messages, what: str, mark: tuple[int, ...]) -> None:
+def check_same_on_workers(world: World, p2p: MeteredP2P, what: str, fingerprint: tuple[int, ...]) -> None:
     """Refuse workers whose marks differ from the first worker's; by messages, since servers may be serving.
 
     Raises
     ------
     TrainError : on the first worker that differs.
     """
-    workers = world.ranks("worker")
-    mine = np.array(mark, np.int64)
+    workers = world.ranks_with_role("worker")
+    mine = np.array(fingerprint, np.int64)
     first = mine.copy()
-    hand_on(messages, workers, first)
+    pipelined_broadcast(p2p, workers, first)
     if not np.array_equal(mine, first):
         raise TrainError(f"its {what} is not that of rank {workers[0]} on {world.nodes[workers[0]]}: "
                          "all workers need the same")
 
 
-def hand_on(messages: Messages, ranks: Sequence[int], vector: npt.NDArray[Any]) -> None:
+def pipelined_broadcast(p2p: MeteredP2P, ranks: Sequence[int], vector: npt.NDArray[Any]) -> None:
     """Replace the vector of all these ranks by that of the first of them; it goes from rank to rank in chunks."""
-    place = ranks.index(messages.rank)
+    place = ranks.index(p2p.rank)
     right = ranks[place + 1] if place + 1 < len(ranks) else None
     if place == 0:
-        messages.swap([(right, vector)] if right is not None else [], [])
+        p2p.exchange_chunked([(right, vector)] if right is not None else [], [])
         return
     leaving = []
-    for _, part in messages.stream([], [(ranks[place - 1], vector)]):
+    for _, part in p2p.iter_chunks([], [(ranks[place - 1], vector)]):
         if right is not None:
-            leaving.append(messages.send(right, vector[part]))
-    messages.transport.wait(leaving)
+            leaving.append(p2p.isend(right, vector[part]))
+    p2p.transport.waitall(leaving)
 
 
-def start_alike(world: World, messages: Messages, vector: npt.NDArray[Any]) -> None:
+def broadcast_if_different(world: World, p2p: MeteredP2P, vector: npt.NDArray[Any]) -> None:
     """Give all ranks rank 0's vector where any differ; a collective call of all ranks."""
     if len(set(world.transport.allgather(zlib.crc32(vector)))) > 1:
-        hand_on(messages, range(len(world.nodes)), vector)
+        pipelined_broadcast(p2p, range(len(world.nodes)), vector)
 
 
-def average(messages: Messages, workers: Sequence[int], parameters: FloatArray, share: float) -> float:
+def average_models(p2p: MeteredP2P, workers: Sequence[int], parameters: FloatArray, weight: float) -> float:
     """Replace the workers' models by their mean; a call of all workers.
 
     Parameters
@@ -112,23 +112,23 @@ def average(messages: Messages, workers: Sequence[int], parameters: FloatArray, 
     -------
     The distance of this rank's model from the mean, relative to the mean's norm.
     """
-    mean = parameters * np.float32(share)
-    Sum(messages, [workers], mean).run()
+    mean = parameters * np.float32(weight)
+    AllreduceOp(p2p, [workers], mean).run()
     norm = float(np.linalg.norm(mean))
     distance = float(np.linalg.norm(parameters - mean)) / norm if norm else 0.0
     parameters[:] = mean
     return distance
 
 
-def begin_alike(world: World, messages: Messages, model: Any, chosen: Sequence[Any]) -> None:
+def broadcast_untrained(world: World, p2p: MeteredP2P, model: Any, trained_tensors: Sequence[Any]) -> None:
     """Give parameters that are not trained, and buffers, rank 0's values; `chosen` are those that are trained."""
     import torch
 
-    others = list(untrained(model, chosen).values())
+    others = list(untrained_tensors(model, trained_tensors).values())
     if not others:
         return
     blob = torch.cat([tensor.cpu().contiguous().reshape(-1).view(torch.uint8) for tensor in others])
-    start_alike(world, messages, blob.numpy())
+    broadcast_if_different(world, p2p, blob.numpy())
     start = 0
     with torch.no_grad():
         for tensor in others:
@@ -137,14 +137,14 @@ def begin_alike(world: World, messages: Messages, model: Any, chosen: Sequence[A
             start = end
 
 
-def untrained(model: Any, trained: Sequence[Any]) -> dict[str, Any]:
+def untrained_tensors(model: Any, trained_tensors: Sequence[Any]) -> dict[str, Any]:
     """Parameters that are not trained, and buffers, by name."""
-    its = {id(tensor) for tensor in trained}
+    its = {id(tensor) for tensor in trained_tensors}
     return {name: tensor.detach() for name, tensor in [*model.named_parameters(), *model.named_buffers()]
             if id(tensor) not in its}
 
 
-def trained(model: Any, optimizer: Any) -> set[int]:
+def trained_parameter_ids(model: Any, optimizer: Any) -> set[int]:
     """Ids of the parameters that are trained."""
     its = {id(tensor) for tensor in model.parameters()}
     for group in optimizer.param_groups:
@@ -155,7 +155,7 @@ def trained(model: Any, optimizer: Any) -> set[int]:
     return {id(tensor) for group in optimizer.param_groups for tensor in group["params"] if tensor.requires_grad}
 
 
-def description(model: Any, optimizer: Any) -> list[tuple[str, str]]:
+def model_signature(model: Any, optimizer: Any) -> list[tuple[str, str]]:
     """What all ranks must have alike, by name; devices may differ."""
     import torch
 
@@ -169,4 +169,4 @@ def description(model: Any, optimizer: Any) -> list[tuple[str, str]]:
                f"{' trained' if tensor.requires_grad else ''}") for name, tensor in tensors),
             ("optimizer", type(optimizer).__name__),
             *((f"{key} of parameter group {index}", str(value)) for index, key, value in
-              shards.entries(optimizer))]
+              shards.hyperparameter_entries(optimizer))]

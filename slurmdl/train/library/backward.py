@@ -11,7 +11,7 @@ from slurmdl.train.library.replica import Replica
 
 
 @dataclass(frozen=True)
-class Listener:
+class BackwardCallbacks:
     """Whom a `Backward` tells.
 
     Attributes
@@ -21,12 +21,12 @@ class Listener:
     complete : the last expected pass of the step is over, or a further one.
     """
 
-    begun: Callable[[], None]
-    ready: Callable[[int], None]
-    complete: Callable[[], None]
+    on_start: Callable[[], None]
+    on_ready: Callable[[int], None]
+    on_complete: Callable[[], None]
 
 
-class Backward:
+class GradientTracker:
     """The backward passes of one step.
 
     Parameters
@@ -40,91 +40,92 @@ class Backward:
     over : whether `end` has brought in all gradients so far.
     """
 
-    def __init__(self, replica: Replica, passes: int, once: bool, listener: Listener) -> None:
-        self._replica, self._passes, self._once, self._listener = replica, passes, once, listener
+    def __init__(self, replica: Replica, backward_passes: int,
+                 forbid_repeats: bool, callbacks: BackwardCallbacks) -> None:
+        self._replica, self._backward_passes, self._forbid_repeats, self._callbacks = replica, backward_passes, forbid_repeats, callbacks
         self.step = 0
-        self._weights: list[Any] = []
-        self._begin()
-        replica.watch(self._gathered)
+        self._weight_hooks: list[Any] = []
+        self._reset()
+        replica.register_gradient_hook(self._on_gradient)
 
-    def _begin(self) -> None:
-        self.over = False
+    def _reset(self) -> None:
+        self.done = False
         #: the pass, from 1, that brought each gradient last
-        self._brought = [0] * len(self._replica.tensors)
-        self._complete_from = len(self._brought)
-        self._passed, self._under_way = 0, False
+        self._last_pass = [0] * len(self._replica.tensors)
+        self._complete_from = len(self._last_pass)
+        self._passes_done, self._in_pass = 0, False
 
     def next_step(self) -> None:
         """The optimizer has made its step."""
         self.step += 1
-        self.weigh(1.0)
-        self._begin()
+        self.set_gradient_weight(1.0)
+        self._reset()
 
-    def weigh(self, weight: float) -> None:
+    def set_gradient_weight(self, weight: float) -> None:
         """Count the gradients of the passes to come in this step `weight` times."""
-        for handle in self._weights:
+        for handle in self._weight_hooks:
             handle.remove()
-        self._weights = self._replica.weigh(weight) if weight != 1 else []
+        self._weight_hooks = self._replica.register_gradient_scale(weight) if weight != 1 else []
 
-    def end(self) -> None:
+    def collect_missing(self) -> None:
         """Bring in what the last pass has not: parameters that were not used, gradients that were set by hand."""
-        latest = max(self._passed, 1)
-        for index, brought in enumerate(self._brought):
+        latest = max(self._passes_done, 1)
+        for index, brought in enumerate(self._last_pass):
             if brought < latest:
-                self._replica.gather(index)
-        self.over = True
+                self._replica.collect_gradient(index)
+        self.done = True
 
-    def _gathered(self, index: int) -> None:
-        if not self._under_way:
-            self._start()
-        self.over = False
-        name, number = self._replica.names[index], self._passed + 1
-        if self._brought[index] == number and self._once:
+    def _on_gradient(self, index: int) -> None:
+        if not self._in_pass:
+            self._start_pass()
+        self.done = False
+        name, number = self._replica.names[index], self._passes_done + 1
+        if self._last_pass[index] == number and self._forbid_repeats:
             raise TrainError(f"step {self.step + 1}: one backward pass brings the gradient of {name} twice, as where "
                              "several re-entrant checkpoints share a parameter; valid: "
                              "torch.utils.checkpoint.checkpoint(..., use_reentrant=False)")
-        self._brought[index] = number
-        if self._once:
-            self._replica.look(index)
-        if number == self._passes:
-            self._advance()
+        self._last_pass[index] = number
+        if self._forbid_repeats:
+            self._replica.record_gradient_sum(index)
+        if number == self._backward_passes:
+            self._report_ready()
 
-    def _advance(self) -> None:
+    def _report_ready(self) -> None:
         before = self._complete_from
-        while self._complete_from and self._brought[self._complete_from - 1] == self._passes:
+        while self._complete_from and self._last_pass[self._complete_from - 1] == self._backward_passes:
             self._complete_from -= 1
         if self._complete_from < before:
-            self._listener.ready(self._replica.starts[self._complete_from])
+            self._callbacks.on_ready(self._replica.starts[self._complete_from])
 
-    def _start(self) -> None:
-        self._under_way = True
-        self._await_end()
-        self._listener.begun()
+    def _start_pass(self) -> None:
+        self._in_pass = True
+        self._queue_end_callback()
+        self._callbacks.on_start()
 
-    def _pass_over(self) -> None:
-        following = _following_nodes()
+    def _on_pass_end(self) -> None:
+        following = _outer_pass_nodes()
         if following:
             def go_on(gradients: Any) -> None:
                 handle.remove()
-                self._await_end()
+                self._queue_end_callback()
 
             # a re-entrant checkpoint makes a pass inside another one: that one's end counts
             handle = following[0].register_prehook(go_on)
             return
-        self._under_way = False
-        self._passed += 1
-        if self._passed >= self._passes:
-            self._listener.complete()
+        self._in_pass = False
+        self._passes_done += 1
+        if self._passes_done >= self._backward_passes:
+            self._callbacks.on_complete()
 
-    def _await_end(self) -> None:
+    def _queue_end_callback(self) -> None:
         """Learn of the end of the pass that is under way; of several inside each other, of the innermost."""
         from torch.autograd import Variable
 
         # as torch's own DistributedDataParallel learns of the end of a pass
-        Variable._execution_engine.queue_callback(self._pass_over)
+        Variable._execution_engine.queue_callback(self._on_pass_end)
 
 
-def _following_nodes() -> list[Any]:
+def _outer_pass_nodes() -> list[Any]:
     """At the end of a pass inside another one: nodes of that one's graph that are still to come; else none.
 
     None either before PyTorch 2.1, where gradients are exchanged at the end of each pass inside another one, too.

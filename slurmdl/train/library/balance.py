@@ -10,22 +10,22 @@ from math import fsum
 import numpy as np
 import numpy.typing as npt
 
-from slurmdl.train.library.deal import MOST, Deal, Round, apportioned
+from slurmdl.train.library.deal import MAX_SHARE_FACTOR, BalanceRound, GlobalBatches, apportion
 from slurmdl.train.strategies import Strategy
 
 Speeds = npt.NDArray[np.float32]
 
 #: what the average of a speed keeps of itself in each step
-KEPT = 0.8
+EMA_DECAY = 0.8
 #: steps from one change of the shares to the next
-EVERY = 20
+MIN_STEPS_BETWEEN_CHANGES = 20
 #: steps after which workers that go along with each other tell each other their speeds
-TELLING = 5
+SPEED_EXCHANGE_EVERY = 5
 #: how many times as long as it could be the slowest worker's step is before the shares change
-GAIN = 1.03
+MIN_SPEEDUP = 1.03
 
 
-class Speed:
+class ThroughputEstimator:
     """Of one worker, in samples per second of computing alone: an exponential average over its steps, of the first
     few the mean.
 
@@ -39,12 +39,12 @@ class Speed:
 
     def measure(self, samples: int, seconds: float) -> None:
         if samples and seconds > 0:
-            kept = min(KEPT, self._steps / (self._steps + 1))
+            kept = min(EMA_DECAY, self._steps / (self._steps + 1))
             self.value = kept * self.value + (1 - kept) * samples / seconds
             self._steps += 1
 
 
-class Shares:
+class WorkShares:
     """Each worker's share of the work, from speeds that all who ask know alike.
 
     They follow the speeds only where the slowest worker's step takes more than GAIN times as long as with shares that
@@ -56,26 +56,26 @@ class Shares:
     values : entry i is that of worker i, 1 in the mean.
     """
 
-    def __init__(self, workers: int) -> None:
-        self.values = (1.0,) * workers
-        self._changed = -EVERY
+    def __init__(self, worker_count: int) -> None:
+        self.values = (1.0,) * worker_count
+        self._last_change = -MIN_STEPS_BETWEEN_CHANGES
 
-    def follow(self, speeds: Sequence[float], step: int) -> bool:
+    def update(self, speeds: Sequence[float], step: int) -> bool:
         """Take in the speeds that are known in a step of the run, none of them 0; whether the shares have changed."""
         times = [share / speed for share, speed in zip(self.values, speeds, strict=True)]
         mean = fsum(speeds) / len(speeds)
-        if step - self._changed < EVERY or max(times) * mean <= GAIN:
+        if step - self._last_change < MIN_STEPS_BETWEEN_CHANGES or max(times) * mean <= MIN_SPEEDUP:
             return False
-        self.values, self._changed = tuple(speed / mean for speed in speeds), step
+        self.values, self._last_change = tuple(speed / mean for speed in speeds), step
         return True
 
 
-def batches(deal: Deal, shares: Sequence[float]) -> list[int]:
+def batch_sizes(global_batches: GlobalBatches, shares: Sequence[float]) -> list[int]:
     """Samples of each worker in a full step."""
-    return apportioned(deal.whole, shares, 1, MOST * deal.batch)
+    return apportion(global_batches.global_batch_size, shares, 1, MAX_SHARE_FACTOR * global_batches.batch_size)
 
 
-class Balance:
+class LoadBalancer:
     """Makes the rounds of workers that go along with each other, all alike.
 
     Now and then, at the end of a round, each tells the others its speed, while it goes on; what they have told
@@ -91,46 +91,46 @@ class Balance:
     wait : for what they have told.
     """
 
-    def __init__(self, deal: Deal, by_steps: bool, strategy: Strategy, later: int,
-                 gather: Callable[[float], Future[Speeds]], wait: Callable[[Future[Speeds]], Speeds]) -> None:
-        self._deal, self._by_steps, self._strategy = deal, by_steps, strategy
-        self._later, self._gather, self._wait = later, gather, wait
-        self._shares, self._weights = Shares(deal.workers), tuple[float, ...]()
-        self._rounds, self._next = 0, 0
+    def __init__(self, global_batches: GlobalBatches, by_steps: bool, strategy: Strategy, rounds_ahead: int,
+                 gather_speeds: Callable[[float], Future[Speeds]], wait: Callable[[Future[Speeds]], Speeds]) -> None:
+        self._global_batches, self._by_steps, self._strategy = global_batches, by_steps, strategy
+        self._rounds_ahead, self._gather_speeds, self._wait = rounds_ahead, gather_speeds, wait
+        self._shares, self._model_weights = WorkShares(global_batches.worker_count), tuple[float, ...]()
+        self._round_count, self._next_step = 0, 0
         #: rounds after which the workers tell, and what they have told so far, of what is not used yet
-        self._tells: deque[int] = deque()
-        self._told: deque[Future[Speeds]] = deque()
+        self._publishing_rounds: deque[int] = deque()
+        self._pending_speeds: deque[Future[Speeds]] = deque()
 
-    def round(self, step: int, longest: int) -> Round:
+    def next_round(self, step: int, max_steps: int) -> BalanceRound:
         """The round that begins with a step of the run, of no more than so many steps."""
-        if step < self._next:  # some were dealt that nobody made
-            while len(self._tells) > len(self._told):
-                self._tells.pop()
-        self._rounds += 1
+        if step < self._next_step:  # some were dealt that nobody made
+            while len(self._publishing_rounds) > len(self._pending_speeds):
+                self._publishing_rounds.pop()
+        self._round_count += 1
         exchange = self._strategy.next_exchange
         if not step or exchange(step - 1) == step - 1:
-            self._follow(step)
-        length = min(longest, exchange(step) - step + 1)
-        self._next = step + length
-        tells = self._next // TELLING > step // TELLING
+            self._update_shares(step)
+        length = min(max_steps, exchange(step) - step + 1)
+        self._next_step = step + length
+        tells = self._next_step // SPEED_EXCHANGE_EVERY > step // SPEED_EXCHANGE_EVERY
         if tells:
-            self._tells.append(self._rounds)
-        return Round(length, self._shares.values, self._weights, tells)
+            self._publishing_rounds.append(self._round_count)
+        return BalanceRound(length, self._shares.values, self._model_weights, tells)
 
-    def tell(self, speed: float) -> None:
+    def publish_speed(self, speed: float) -> None:
         """At the end of a round that tells."""
-        self._told.append(self._gather(speed))
+        self._pending_speeds.append(self._gather_speeds(speed))
 
-    def _follow(self, step: int) -> None:
-        while self._tells and self._tells[0] + 1 < self._rounds - self._later:
-            self._tells.popleft()
-            speeds = self._wait(self._told.popleft()).tolist()
-            if min(speeds) > 0 and self._shares.follow(speeds, step) and not self._by_steps:
-                sizes = batches(self._deal, self._shares.values)
-                self._weights = tuple(size / self._deal.batch for size in sizes)
+    def _update_shares(self, step: int) -> None:
+        while self._publishing_rounds and self._publishing_rounds[0] + 1 < self._round_count - self._rounds_ahead:
+            self._publishing_rounds.popleft()
+            speeds = self._wait(self._pending_speeds.popleft()).tolist()
+            if min(speeds) > 0 and self._shares.update(speeds, step) and not self._by_steps:
+                sizes = batch_sizes(self._global_batches, self._shares.values)
+                self._model_weights = tuple(size / self._global_batches.batch_size for size in sizes)
 
 
-def alike(workers: int) -> Callable[[int, int], Round]:
+def even_rounds(worker_count: int) -> Callable[[int, int], BalanceRound]:
     """Makes rounds of one step in which all workers take as much."""
-    one = Round(1, (1.0,) * workers, (), False)
+    one = BalanceRound(1, (1.0,) * worker_count, (), False)
     return lambda step, longest: one

@@ -32,24 +32,24 @@ from slurmdl import wholefile
 from slurmdl.errors import TrainError
 
 #: checkpoints that stay
-KEPT = 2
+MAX_KEPT = 2
 #: seconds for which a rank waits to see what another has written
-PATIENCE = 5.0
+VISIBILITY_TIMEOUT_SECONDS = 5.0
 _MANIFEST = "manifest.json"
 _FORMAT = 2
 
 
-class Unusable(TrainError):
+class CorruptCheckpointError(TrainError):
     """A checkpoint, or a part of one, that is half-written or corrupt."""
 
 
 @dataclass(frozen=True)
-class Part:
+class RankFile:
     """What a rank has written: its name in the checkpoint, bytes, and CRC-32 of them."""
 
     name: str
-    size: int
-    checksum: int
+    size_bytes: int
+    crc32: int
 
 
 @dataclass(frozen=True)
@@ -65,24 +65,24 @@ class Manifest:
     """
 
     number: int
-    run: Mapping[str, str]
-    layout: Mapping[str, Any]
-    parts: Mapping[str, Part]
+    run_identity: Mapping[str, str]
+    rank_layout: Mapping[str, Any]
+    rank_files: Mapping[str, RankFile]
 
 
-class Folder:
+class CheckpointDir:
     """The checkpoints of a run, in a folder that all ranks share."""
 
     def __init__(self, path: str) -> None:
         self.path = path
         #: those known to be whole, the newest last: written or verified by this run
-        self._whole: list[int] = []
+        self._valid: list[int] = []
 
-    def step(self, number: int) -> str:
+    def path_of(self, number: int) -> str:
         """The folder of a checkpoint."""
         return os.path.join(self.path, f"step-{number:08d}")
 
-    def announce(self) -> tuple[str, str]:
+    def create_probe(self) -> tuple[str, str]:
         """Make the folder and a file in it, for other ranks to see; its path, and why that cannot be."""
         try:
             os.makedirs(self.path, exist_ok=True)
@@ -92,16 +92,16 @@ class Folder:
             return "", str(error.strerror)
         return mark, ""
 
-    def sees(self, mark: str) -> bool:
+    def sees_probe(self, probe: str) -> bool:
         """Whether this rank sees such a file and may write beside it; waits where a file system is slow to tell."""
-        late = time.monotonic() + PATIENCE
-        while not os.path.exists(mark):
+        late = time.monotonic() + VISIBILITY_TIMEOUT_SECONDS
+        while not os.path.exists(probe):
             if time.monotonic() > late:
                 return False
             time.sleep(0.1)
         return os.access(self.path, os.W_OK)
 
-    def write(self, number: int, name: str, content: Any) -> Part:
+    def write_rank_file(self, number: int, name: str, content: Any) -> RankFile:
         """Write a rank's part.
 
         Raises
@@ -110,75 +110,75 @@ class Folder:
         """
         import torch
 
-        folder = self.step(number)
+        folder = self.path_of(number)
         os.makedirs(folder, exist_ok=True)
-        checked = _written(os.path.join(folder, f"{name}.pt"), lambda file: torch.save(content, file))
-        return Part(name, checked.size, checked.checksum)
+        checked = _write_atomic(os.path.join(folder, f"{name}.pt"), lambda file: torch.save(content, file))
+        return RankFile(name, checked.size_bytes, checked.crc32)
 
-    def seal(self, manifest: Manifest) -> None:
+    def commit(self, manifest: Manifest) -> None:
         """Write the manifest, which makes a checkpoint of the parts, and remove all but the last KEPT checkpoints.
 
         Raises
         ------
         OSError : it cannot be written; no checkpoint is removed then.
         """
-        folder = self.step(manifest.number)
-        its = {"format": _FORMAT, "number": manifest.number, "run": dict(manifest.run),
-               "layout": dict(manifest.layout),
-               "parts": {part.name: [part.size, part.checksum] for part in manifest.parts.values()}}
-        text = json.dumps({**its, "checksum": _checksum(its)}, indent=1).encode()
-        _written(os.path.join(folder, _MANIFEST), lambda file: file.write(text))
-        wholefile.sync(self.path)
-        self.verified(manifest.number)
-        for number in self.numbers():
-            if number not in self._whole:
+        folder = self.path_of(manifest.number)
+        its = {"format": _FORMAT, "number": manifest.number, "run": dict(manifest.run_identity),
+               "layout": dict(manifest.rank_layout),
+               "parts": {part.name: [part.size_bytes, part.crc32] for part in manifest.rank_files.values()}}
+        text = json.dumps({**its, "checksum": _json_crc32(its)}, indent=1).encode()
+        _write_atomic(os.path.join(folder, _MANIFEST), lambda file: file.write(text))
+        wholefile.fsync_dir(self.path)
+        self.mark_verified(manifest.number)
+        for number in self.list_numbers():
+            if number not in self._valid:
                 self.remove(number)
 
-    def verified(self, number: int) -> None:
+    def mark_verified(self, number: int) -> None:
         """This checkpoint is whole, and the newest."""
-        self._whole = [*(its for its in self._whole if its != number), number][-KEPT:]
+        self._valid = [*(its for its in self._valid if its != number), number][-MAX_KEPT:]
 
     @property
-    def last(self) -> int | None:
+    def newest_valid(self) -> int | None:
         """The newest that this run knows to be whole."""
-        return self._whole[-1] if self._whole else None
+        return self._valid[-1] if self._valid else None
 
     def remove(self, number: int) -> None:
         """Remove what there is of a checkpoint, unless it is known to be whole; the manifest first."""
-        if number not in self._whole:
+        if number not in self._valid:
             with suppress(OSError):
-                os.unlink(os.path.join(self.step(number), _MANIFEST))
-            shutil.rmtree(self.step(number), ignore_errors=True)
+                os.unlink(os.path.join(self.path_of(number), _MANIFEST))
+            shutil.rmtree(self.path_of(number), ignore_errors=True)
 
-    def numbers(self) -> Sequence[int]:
+    def list_numbers(self) -> Sequence[int]:
         """The checkpoints that are there, whole or not, the newest first."""
         with suppress(FileNotFoundError):
             found = [re.fullmatch(r"step-(\d+)", name) for name in os.listdir(self.path)]
             return sorted((int(match[1]) for match in found if match), reverse=True)
         return []
 
-    def manifest(self, number: int) -> Manifest:
+    def read_manifest(self, number: int) -> Manifest:
         """
         Raises
         ------
         Unusable : there is none, or it is corrupt.
         """
-        path = os.path.join(self.step(number), _MANIFEST)
+        path = os.path.join(self.path_of(number), _MANIFEST)
         try:
             with open(path, "rb") as file:
                 its = json.load(file)
-            if its.pop("checksum") != _checksum(its) or its["format"] != _FORMAT:
+            if its.pop("checksum") != _json_crc32(its) or its["format"] != _FORMAT:
                 raise ValueError
         except FileNotFoundError as error:
-            raise Unusable(f"{self.step(number)}: half-written, without {_MANIFEST}") from error
+            raise CorruptCheckpointError(f"{self.path_of(number)}: half-written, without {_MANIFEST}") from error
         except OSError as error:
-            raise Unusable(f"{path}: {error.strerror}") from error
+            raise CorruptCheckpointError(f"{path}: {error.strerror}") from error
         except (ValueError, KeyError, AttributeError) as error:
-            raise Unusable(f"{path}: corrupt") from error
+            raise CorruptCheckpointError(f"{path}: corrupt") from error
         return Manifest(number, its["run"], its["layout"],
-                        {name: Part(name, *rest) for name, rest in its["parts"].items()})
+                        {name: RankFile(name, *rest) for name, rest in its["parts"].items()})
 
-    def read(self, manifest: Manifest, name: str) -> Any:
+    def read_rank_file(self, manifest: Manifest, name: str) -> Any:
         """A part, once its checksum is found to be right; tensors are on the host.
 
         Raises
@@ -187,19 +187,19 @@ class Folder:
         """
         import torch
 
-        part, path = manifest.parts[name], os.path.join(self.step(manifest.number), f"{name}.pt")
+        part, path = manifest.rank_files[name], os.path.join(self.path_of(manifest.number), f"{name}.pt")
         try:
             with open(path, "rb") as file:
                 data = file.read()
         except OSError as error:
-            raise Unusable(f"{path}: {error.strerror}") from error
-        if len(data) != part.size or zlib.crc32(data) != part.checksum:
-            raise Unusable(f"{path}: corrupt: {len(data)} bytes of checksum {zlib.crc32(data):08x} where the "
-                           f"manifest has {part.size} of {part.checksum:08x}")
+            raise CorruptCheckpointError(f"{path}: {error.strerror}") from error
+        if len(data) != part.size_bytes or zlib.crc32(data) != part.crc32:
+            raise CorruptCheckpointError(f"{path}: corrupt: {len(data)} bytes of checksum {zlib.crc32(data):08x} where the "
+                           f"manifest has {part.size_bytes} of {part.crc32:08x}")
         return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
 
 
-def check(name: str, state: Any) -> None:
+def check_loadable(name: str, state: Any) -> None:
     """Refuse what could be written, but not read again without running code that it names.
 
     Raises
@@ -219,7 +219,7 @@ def check(name: str, state: Any) -> None:
                          "words, tensors, and lists, tuples and dicts of them") from error
 
 
-class _Checked:
+class _ChecksumFile:
     """A file that counts and sums up what is written, and reports at the end what went wrong on the way.
 
     torch.save hides the reason where a write fails.
@@ -227,7 +227,7 @@ class _Checked:
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
-        self.size = self.checksum = 0
+        self.size_bytes = self.crc32 = 0
         self._failure: OSError | None = None
 
     def write(self, data: Any) -> int:
@@ -237,8 +237,8 @@ class _Checked:
                 left = left[self._file.write(left):]
         except OSError as error:
             self._failure = error
-        self.checksum = zlib.crc32(data, self.checksum)
-        self.size += len(data)
+        self.crc32 = zlib.crc32(data, self.crc32)
+        self.size_bytes += len(data)
         return len(data)
 
     def flush(self) -> None:
@@ -249,18 +249,18 @@ class _Checked:
         os.fsync(self._file.fileno())
 
 
-def _written(path: str, write: Callable[[Any], Any]) -> _Checked:
+def _write_atomic(path: str, write: Callable[[Any], Any]) -> _ChecksumFile:
     """Write a file anew, all of it or nothing."""
     there = f"{path}.tmp"
     try:
         with suppress(FileNotFoundError):
             os.unlink(there)  # of an attempt that was broken off
         with open(there, "xb", buffering=0) as file:  # new, so that no link at its place is followed
-            checked = _Checked(file)
+            checked = _ChecksumFile(file)
             write(checked)
             checked.flush()
         os.replace(there, path)
-        wholefile.sync(os.path.dirname(path))
+        wholefile.fsync_dir(os.path.dirname(path))
     except OSError as error:
         with suppress(OSError):
             os.unlink(there)
@@ -268,5 +268,5 @@ def _written(path: str, write: Callable[[Any], Any]) -> _Checked:
     return checked
 
 
-def _checksum(thing: Any) -> int:
-    return zlib.crc32(json.dumps(thing, sort_keys=True).encode())
+def _json_crc32(value: Any) -> int:
+    return zlib.crc32(json.dumps(value, sort_keys=True).encode())

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 
-def state() -> dict[str, Any]:
+def get_rng_state() -> dict[str, Any]:
     """Of all of them, as numbers, words and tensors; those of GPUs where there are some in use."""
     import torch
 
@@ -19,13 +19,13 @@ def state() -> dict[str, Any]:
             "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []}
 
 
-def restore(its: Mapping[str, Any]) -> None:
+def set_rng_state(rng_state: Mapping[str, Any]) -> None:
     """Let them go on from a state."""
     import torch
 
-    kind, keys, *rest = its["numpy"]
+    kind, keys, *rest = rng_state["numpy"]
     np.random.set_state((kind, keys.numpy().astype(np.uint32), *rest))
-    random.setstate(its["python"])
-    torch.set_rng_state(its["torch"])
-    if its["cuda"]:
-        torch.cuda.set_rng_state_all(its["cuda"])
+    random.setstate(rng_state["python"])
+    torch.set_rng_state(rng_state["torch"])
+    if rng_state["cuda"]:
+        torch.cuda.set_rng_state_all(rng_state["cuda"])

@@ -16,35 +16,35 @@ from typing import Any
 
 import numpy as np
 
-from slurmdl.train.courier import Courier
+from slurmdl.train.courier import CommThread
 from slurmdl.train.transports.transport import Transport
 
 #: what Slurm sends before a time limit (sbatch --signal), at it, and at preemption
-SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+PREEMPTION_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 #: of messages about stopping
 TAG = 3
 #: a step that no run gets to: this worker has made its last one
 _NEVER = 1 << 62
 #: words of messages, each with a number
-_ASK, _CALL, _HERE, _UNTIL = range(4)
+_STOP_REQUEST, _STEP_QUERY, _STEP_REPLY, _STOP_STEP = range(4)
 #: seconds between two looks at messages while a rank computes
-_PAUSE = 0.1
+_POLL_SECONDS = 0.1
 
-_came = 0
+_signals_received = 0
 
 
-def listen() -> None:
+def install_signal_handlers() -> None:
     """From now on SIGNALS do not end this process; a call of the main thread."""
-    for number in SIGNALS:
-        signal.signal(number, _come)
+    for number in PREEMPTION_SIGNALS:
+        signal.signal(number, _on_signal)
 
 
-def _come(number: int, frame: FrameType | None) -> None:
-    global _came
-    _came += 1
+def _on_signal(number: int, frame: FrameType | None) -> None:
+    global _signals_received
+    _signals_received += 1
 
 
-class Halt:
+class CheckpointCoordinator:
     """One rank's part in agreeing on a checkpoint that does not come by itself.
 
     Parameters
@@ -54,136 +54,137 @@ class Halt:
     together : whether all are to stop at the same step.
     """
 
-    def __init__(self, transport: Transport, courier: Courier, workers: Sequence[int], step: Callable[[], int],
-                 together: bool) -> None:
-        self._transport, self._courier, self._workers = transport, courier, workers
-        self._step, self._together = step, together
+    def __init__(self, transport: Transport, comm_thread: CommThread, workers: Sequence[int], completed_steps: Callable[[], int],
+                 lockstep: bool) -> None:
+        self._transport, self._comm_thread, self._workers = transport, comm_thread, workers
+        self._completed_steps, self._lockstep = completed_steps, lockstep
         #: guards the promise: it is given by the communication thread, and kept by the training thread
         self._lock = threading.Lock()
-        self._promise: int | None = None
-        self._until: int | None = None
-        self._finished = self._busy = False
-        self._signals = 0
-        self._wanted = self._stops = self._calling = False
+        self._promised_step: int | None = None
+        self._agreed_step: int | None = None
+        self._finished = self._polling = False
+        self._signals_handled = 0
+        self._stop_requested = self._stops_after = self._query_open = False
         #: whether `due` has named the checkpoint that was called last
-        self._acted = False
-        self._answers: dict[int, int] = {}
+        self._reported = False
+        self._replies: dict[int, int] = {}
         #: kept, since what is under way must stay as it is
-        self._sent: list[Any] = []
-        self._looked = transport.now()
-        courier.do(lambda: transport.attend(TAG, self._attend))
+        self._pending_sends: list[Any] = []
+        self._last_poll = transport.now()
+        comm_thread.call(lambda: transport.set_poll_hook(TAG, self._poll))
 
-    def call(self) -> None:
+    def request(self) -> None:
         """Let all make a checkpoint soon, and go on; a call of the first worker."""
-        self._courier.do(self._begin)
+        self._comm_thread.call(self._start_query)
 
-    def due(self, last: bool = False) -> tuple[int, bool] | None:
+    def due_checkpoint(self, last: bool = False) -> tuple[int, bool] | None:
         """Whether all make a checkpoint now, between two steps of this worker: its number, and whether they stop.
 
         Parameters
         ----------
         last : this worker has made its last step, so that it hears what is decided on with its promise, in any case.
         """
-        step, now = self._step(), self._transport.now()
+        step, now = self._completed_steps(), self._transport.now()
         at = _NEVER if last else step
-        if not self._held(at) and self._until is None and now - self._looked < _PAUSE:
+        if not self._is_holding(at) and self._agreed_step is None and now - self._last_poll < _POLL_SECONDS:
             return None
-        self._looked = now
-        self._courier.do(lambda: self._attend(0))
-        while self._held(at):
-            self._courier.do(self._await)
-        if self._until is None or (self._together and step < self._until):
+        self._last_poll = now
+        self._comm_thread.call(lambda: self._poll(0))
+        while self._is_holding(at):
+            self._comm_thread.call(self._wait_message)
+        if self._agreed_step is None or (self._lockstep and step < self._agreed_step):
             return None
-        number = self._until
-        self._promise = self._until = None
-        self._acted = True
-        return None if number >= _NEVER else (number, self._stops)
+        number = self._agreed_step
+        self._promised_step = self._agreed_step = None
+        self._reported = True
+        return None if number >= _NEVER else (number, self._stops_after)
 
-    def over(self) -> None:
+    def checkpoint_done(self) -> None:
         """All ranks have made a checkpoint. If `due` named it, the first worker may call the next one from now on.
 
         Not earlier: a rank that still has to act on the last call would drop its answer to the next one.
         """
-        if self._acted:
-            self._acted = self._calling = False
+        if self._reported:
+            self._reported = self._query_open = False
 
     def finish(self) -> None:
         """This worker has made its last step: nobody waits for it any more."""
         with self._lock:
             self._finished = True
 
-    def _held(self, step: int) -> bool:
+    def _is_holding(self, step: int) -> bool:
         """Whether this worker may not begin another step yet."""
         with self._lock:
-            return self._promise is not None and step >= self._promise and self._until is None
+            return self._promised_step is not None and step >= self._promised_step and self._agreed_step is None
 
-    def _await(self) -> None:
+    def _wait_message(self) -> None:
         """Wait for a message; an errand."""
-        self._busy = True  # or it would be read while it is waited for
-        self._transport.first([], TAG)
-        self._busy = False
-        self._attend(0)
+        self._polling = True  # or it would be read while it is waited for
+        self._transport.wait_any_or_message([], TAG)
+        self._polling = False
+        self._poll(0)
 
-    def _attend(self, under_way: int = 1) -> None:
+    def _poll(self, in_step: int = 1) -> None:
         """Answer what there is; an errand, or while an errand waits.
 
         Parameters
         ----------
         under_way : 0 where it is known that no step is under way, else 1.
         """
-        if self._busy:
+        if self._polling:
             return
-        self._busy = True
-        if self._signals < _came:
-            self._signals = _came
-            self._tell(self._workers[0], _ASK, 0)
-        while (peer := self._transport.probe(TAG)) is not None:
+        self._polling = True
+        if self._signals_handled < _signals_received:
+            self._signals_handled = _signals_received
+            self._send(self._workers[0], _STOP_REQUEST, 0)
+        while (peer := self._transport.iprobe(TAG)) is not None:
             message = np.empty(3, np.int64)
-            self._transport.wait([self._transport.receive(peer, message, TAG)])
+            self._transport.waitall([self._transport.irecv(peer, message, TAG)])
             word, number, stops = message.tolist()
-            self._hear(peer, word, number, bool(stops), under_way)
-        if self._wanted:
-            self._begin(under_way)
-        self._busy = False
+            self._on_message(peer, word, number, bool(stops), in_step)
+        if self._stop_requested:
+            self._start_query(in_step)
+        self._polling = False
 
-    def _tell(self, peer: int, word: int, number: int) -> None:
+    def _send(self, peer: int, kind: int, number: int) -> None:
         if peer == self._transport.rank:
-            self._hear(peer, word, number, self._stops)
+            self._on_message(peer, kind, number, self._stops_after)
         else:
-            self._sent.append(self._transport.send(peer, np.array([word, number, self._stops], np.int64), TAG))
+            self._pending_sends.append(self._transport.isend(
+                peer, np.array([kind, number, self._stops_after], np.int64), TAG))
 
-    def _hear(self, peer: int, word: int, number: int, stops: bool, under_way: int = 1) -> None:
-        if word == _ASK:
-            self._wanted = True
-        elif word == _CALL:
-            self._tell(self._workers[0], _HERE, self._promised(under_way))
-        elif word == _UNTIL:
-            self._stops = stops
-            self._until = number
+    def _on_message(self, peer: int, kind: int, number: int, stops: bool, in_step: int = 1) -> None:
+        if kind == _STOP_REQUEST:
+            self._stop_requested = True
+        elif kind == _STEP_QUERY:
+            self._send(self._workers[0], _STEP_REPLY, self._promise(in_step))
+        elif kind == _STOP_STEP:
+            self._stops_after = stops
+            self._agreed_step = number
         else:
-            self._answers[peer] = number
-            if len(self._answers) == len(self._workers):
+            self._replies[peer] = number
+            if len(self._replies) == len(self._workers):
                 self._decide()
 
-    def _begin(self, under_way: int = 1) -> None:
-        if self._calling:
+    def _start_query(self, in_step: int = 1) -> None:
+        if self._query_open:
             return
-        self._calling = True
-        self._answers = {self._transport.rank: self._promised(under_way)}
+        self._query_open = True
+        self._replies = {self._transport.rank: self._promise(in_step)}
         for worker in self._workers[1:]:
-            self._tell(worker, _CALL, 0)
+            self._send(worker, _STEP_QUERY, 0)
         if len(self._workers) == 1:
             self._decide()
 
     def _decide(self) -> None:
         # a request that comes later is not part of this decision, and waits for the next call
-        self._stops, self._wanted = self._wanted, False
-        until = max(self._answers.values())
+        self._stops_after, self._stop_requested = self._stop_requested, False
+        until = max(self._replies.values())
         for worker in self._workers[1:]:
-            self._tell(worker, _UNTIL, until)
-        self._until = until
+            self._send(worker, _STOP_STEP, until)
+        self._agreed_step = until
 
-    def _promised(self, under_way: int) -> int:
+    def _promise(self, in_step: int) -> int:
         with self._lock:
-            self._promise = _NEVER if self._finished else self._step() + under_way
-            return self._promise
+            self._promised_step = _NEVER if self._finished else self._completed_steps() + in_step
+            return self._promised_step

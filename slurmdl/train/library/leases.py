@@ -10,24 +10,24 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from slurmdl.train.courier import Courier
-from slurmdl.train.library.balance import Shares, batches
-from slurmdl.train.library.deal import Deal, Hand, Hands
-from slurmdl.train.messages import Messages
+from slurmdl.train.courier import CommThread
+from slurmdl.train.library.balance import WorkShares, batch_sizes
+from slurmdl.train.library.deal import BatchSlice, GlobalBatches, SliceSampler
+from slurmdl.train.messages import MeteredP2P
 
 Numbers = npt.NDArray[np.float64]
 
 #: of messages that ask, and of those that answer
-_ASK, _ANSWER = 5, 6
+_REQUEST_TAG, _GRANT_TAG = 5, 6
 #: steps that a worker gets at a time at most, and the part at most of what it is yet expected to make until the end
-LONGEST, PART = 8, 0.25
+MAX_GRANT_STEPS, MAX_GRANT_SHARE = 8, 0.25
 #: what an answer begins with
 _GRANTED, _EPOCH_OVER, _RUN_OVER = range(3)
 #: what a worker asks that needs no more
-_LEAVES = -1
+_NO_MORE = -1
 
 
-class Dealer:
+class GuidedScheduler:
     """Deals out an epoch, and then the next, to whoever asks.
 
     So each worker makes as many steps as its speed lets it make. What it gets at a time becomes less towards the end
@@ -44,14 +44,16 @@ class Dealer:
     supercomputers. IEEE Trans. Computers C-36 (1987). doi:10.1109/TC.1987.5009495
     """
 
-    def __init__(self, deal: Deal, by_steps: bool) -> None:
-        self._deal, self._by_steps = deal, by_steps
+    def __init__(self, global_batches: GlobalBatches, by_steps: bool) -> None:
+        self._global_batches, self._by_steps = global_batches, by_steps
         self._epoch = self._cursor = 0
-        self._speeds = [0.0] * deal.workers
-        self._going = set(range(deal.workers))
-        self._shares, self._sizes = Shares(deal.workers), [deal.batch] * deal.workers
+        self._speeds = [0.0] * global_batches.worker_count
+        self._active_workers = set(range(global_batches.worker_count))
+        self._shares, self._batch_sizes = WorkShares(
+    global_batches.worker_count), [
+        global_batches.batch_size] * global_batches.worker_count
 
-    def answer(self, worker: int, epoch: int, cursor: int, until: float, speed: float) -> Numbers:
+    def grant(self, worker: int, epoch: int, cursor: int, until: float, speed: float) -> Numbers:
         """What a worker gets.
 
         Parameters
@@ -65,53 +67,54 @@ class Dealer:
         shape (4 + workers,): whether there is something, and why not; start and stop in the epoch's order; steps that
         it is for; and the batches of all workers.
         """
-        deal, sizes = self._deal, self._sizes
+        deal, sizes = self._global_batches, self._batch_sizes
         self._epoch, self._cursor = max((epoch, cursor), (self._epoch, self._cursor))
         self._speeds[worker] = speed
-        speeds = self._known()
-        if not self._by_steps and self._shares.follow(speeds, position(deal, self._epoch, self._cursor)):
-            sizes = self._sizes = batches(deal, self._shares.values)
+        speeds = self._known_speeds()
+        if not self._by_steps and self._shares.update(speeds, global_step_at(deal, self._epoch, self._cursor)):
+            sizes = self._batch_sizes = batch_sizes(deal, self._shares.values)
         found = np.array([_GRANTED, self._cursor, self._cursor, 0, *sizes], np.float64)
-        rest = self._until(until)
-        if rest <= 0 or self._late(worker, rest, speeds):
+        rest = self._samples_left(until)
+        if rest <= 0 or self._would_finish_last(worker, rest, speeds):
             found[0] = _RUN_OVER
-            self._going.discard(worker)
-        elif epoch < self._epoch or self._cursor == deal.count:
+            self._active_workers.discard(worker)
+        elif epoch < self._epoch or self._cursor == deal.num_samples:
             found[0] = _EPOCH_OVER
         else:
-            share = PART * rest * speeds[worker] / fsum(speeds) / sizes[worker]
-            samples = int(min(deal.count - self._cursor, rest, max(1, int(min(LONGEST, share))) * sizes[worker]))
+            share = MAX_GRANT_SHARE * rest * speeds[worker] / fsum(speeds) / sizes[worker]
+            samples = int(min(deal.num_samples - self._cursor, rest,
+                          max(1, int(min(MAX_GRANT_STEPS, share))) * sizes[worker]))
             self._cursor += samples
             # the last samples of an epoch need not fill their batches
             found[2:4] = self._cursor, max(1, round(samples / sizes[worker]))
         return found
 
-    def _known(self) -> list[float]:
+    def _known_speeds(self) -> list[float]:
         """The workers' speeds; those not known yet are as the others' mean."""
         known = [speed for speed in self._speeds if speed]
         return [speed or (fsum(known) / len(known) if known else 1.0) for speed in self._speeds]
 
-    def _until(self, until: float) -> float:
+    def _samples_left(self, until: float) -> float:
         """Samples that are left until so many steps of the run."""
         if until == math.inf:
             return until
-        deal = self._deal
-        epochs, steps = divmod(until, deal.steps)
-        return (epochs - self._epoch) * deal.count + steps * deal.whole - self._cursor
+        deal = self._global_batches
+        epochs, steps = divmod(until, deal.steps_per_epoch)
+        return (epochs - self._epoch) * deal.num_samples + steps * deal.global_batch_size - self._cursor
 
-    def _late(self, worker: int, rest: float, speeds: Sequence[float]) -> bool:
+    def _would_finish_last(self, worker: int, samples_left: float, speeds: Sequence[float]) -> bool:
         """Whether those who go on make all the rest, and the quickest a step more, while this one makes a step."""
-        going = self._going | {worker}
-        takes = {its: self._sizes[its] / speeds[its] for its in going}
-        return takes[worker] > rest / fsum(speeds[its] for its in going) + min(takes.values())
+        going = self._active_workers | {worker}
+        takes = {its: self._batch_sizes[its] / speeds[its] for its in going}
+        return takes[worker] > samples_left / fsum(speeds[its] for its in going) + min(takes.values())
 
 
-def position(deal: Deal, epoch: int, cursor: int) -> int:
+def global_step_at(global_batches: GlobalBatches, epoch: int, cursor: int) -> int:
     """Steps that the workers have made in the mean when so much is dealt."""
-    return epoch * deal.steps + cursor // deal.whole
+    return epoch * global_batches.steps_per_epoch + cursor // global_batches.global_batch_size
 
 
-class Leases(Hands):
+class DynamicSampler(SliceSampler):
     """One worker's side; the first worker's also answers the others, in its communication thread.
 
     A worker asks for the next samples as soon as it has some, so that the answer is there when it needs it.
@@ -121,105 +124,106 @@ class Leases(Hands):
     speed : of this worker now.
     """
 
-    def __init__(self, messages: Messages, courier: Courier, workers: Sequence[int], deal: Deal, by_steps: bool,
+    def __init__(self, p2p: MeteredP2P, comm_thread: CommThread, workers: Sequence[int], global_batches: GlobalBatches, by_steps: bool,
                  speed: Callable[[], float]) -> None:
-        self._messages, self._courier, self._workers = messages, courier, workers
-        self._deal, self._by_steps, self._speed = deal, by_steps, speed
-        self._place = workers.index(messages.rank)
-        self._dealer = Dealer(deal, by_steps) if self._place == 0 else None
+        self._p2p, self._comm_thread, self._workers = p2p, comm_thread, workers
+        self._global_batches, self._by_steps, self._speed = global_batches, by_steps, speed
+        self._worker_rank = workers.index(p2p.rank)
+        self._scheduler = GuidedScheduler(global_batches, by_steps) if self._worker_rank == 0 else None
         #: what this worker asks and is answered, and what is under way of it
-        self._asks, self._answer = np.empty(4), np.empty(4 + len(workers))
-        self._asked: list[Any] = []
-        self._over = False
+        self._request_buffer, self._grant_buffer = np.empty(4), np.empty(4 + len(workers))
+        self._pending_request: list[Any] = []
+        self._exhausted = False
         #: worker -> the last answer to it, on its way; and how many need no more
-        self._answers: dict[int, tuple[Any, Numbers]] = {}
-        self._left = 0
-        if self._dealer:
-            courier.attend(self._help)
+        self._pending_grants: dict[int, tuple[Any, Numbers]] = {}
+        self._finished_count = 0
+        if self._scheduler:
+            comm_thread.add_poller(self._answer_one)
 
-    def deal(self, epoch: int, cursor: int, until: int | None) -> Iterator[Hand]:
-        if self._asked:  # in an epoch that was broken off
-            self._take()
-        self._ask(epoch, cursor, until)
+    def slices(self, epoch: int, cursor: int, until: int | None) -> Iterator[BatchSlice]:
+        if self._pending_request:  # in an epoch that was broken off
+            self._receive_grant()
+        self._request(epoch, cursor, until)
         while True:
-            kind, start, stop, steps, *sizes = (int(number) for number in self._take())
+            kind, start, stop, steps, *sizes = (int(number) for number in self._receive_grant())
             if kind != _GRANTED:
-                self._over = kind == _RUN_OVER
+                self._exhausted = kind == _RUN_OVER
                 return
-            self._ask(epoch, cursor, until)
-            batch = self._deal.batch
+            self._request(epoch, cursor, until)
+            batch = self._global_batches.batch_size
             weights = () if self._by_steps else tuple(size / batch for size in sizes)
             for number in range(steps):
                 begin, end = (start + (stop - start) * each // steps for each in (number, number + 1))
-                made = position(self._deal, epoch, end)
-                yield Hand(begin, end, end, range(made, made), (end - begin) / batch, weights)
+                made = global_step_at(self._global_batches, epoch, end)
+                yield BatchSlice(begin, end, end, range(made, made), (end - begin) / batch, weights)
 
-    def over(self, until: int) -> bool:
-        return self._over
+    def exhausted(self, until: int) -> bool:
+        return self._exhausted
 
-    def help(self) -> None:
+    def answer_requests(self) -> None:
         """Answer those who have asked, after each step, where no thread does it meanwhile."""
-        if self._dealer:
-            self._courier.do(self._help_all)
+        if self._scheduler:
+            self._comm_thread.call(self._answer_all)
 
     def finish(self) -> None:
         """This worker needs no more; the first one answers the others until they need no more, either."""
-        if self._dealer:
-            self._courier.do(self._serve)
-            self._courier.neglect(self._help)
+        if self._scheduler:
+            self._comm_thread.call(self._answer_until_done)
+            self._comm_thread.remove_poller(self._answer_one)
         else:
-            if self._asked:
-                self._take()
-            self._ask(_LEAVES, 0, None)
-            self._take()
+            if self._pending_request:
+                self._receive_grant()
+            self._request(_NO_MORE, 0, None)
+            self._receive_grant()
 
-    def _ask(self, epoch: int, cursor: int, until: int | None) -> None:
-        self._asks[:] = epoch, cursor, math.inf if until is None else until, self._speed()
-        if not self._dealer:
-            self._asked = self._courier.do(self._send)
+    def _request(self, epoch: int, cursor: int, until: int | None) -> None:
+        self._request_buffer[:] = epoch, cursor, math.inf if until is None else until, self._speed()
+        if not self._scheduler:
+            self._pending_request = self._comm_thread.call(self._send_request)
 
-    def _send(self) -> list[Any]:
-        first, messages = self._workers[0], self._messages
-        return [messages.send(first, self._asks, _ASK), messages.transport.receive(first, self._answer, _ANSWER)]
+    def _send_request(self) -> list[Any]:
+        first, messages = self._workers[0], self._p2p
+        return [messages.isend(first, self._request_buffer, _REQUEST_TAG),
+                               messages.transport.irecv(first, self._grant_buffer, _GRANT_TAG)]
 
-    def _take(self) -> Numbers:
-        if self._dealer:
-            self._answer = self._courier.do(lambda: self._granted(0, self._asks))
+    def _receive_grant(self) -> Numbers:
+        if self._scheduler:
+            self._grant_buffer = self._comm_thread.call(lambda: self._grant(0, self._request_buffer))
         else:
-            self._courier.do(self._arrive)
-            self._asked = []
-        return self._answer
+            self._comm_thread.call(self._wait_for_grant)
+            self._pending_request = []
+        return self._grant_buffer
 
-    def _arrive(self) -> None:
-        with self._messages.awaiting():
-            self._messages.transport.wait(self._asked)
+    def _wait_for_grant(self) -> None:
+        with self._p2p.timing_wait():
+            self._p2p.transport.waitall(self._pending_request)
 
-    def _help_all(self) -> None:
-        while self._help():
+    def _answer_all(self) -> None:
+        while self._answer_one():
             pass
 
-    def _help(self) -> bool:
+    def _answer_one(self) -> bool:
         """Answer one who has asked; an errand, or between errands."""
-        transport = self._messages.transport
-        peer = transport.probe(_ASK)
+        transport = self._p2p.transport
+        peer = transport.iprobe(_REQUEST_TAG)
         if peer is None:
             return False
-        worker, asks = self._workers.index(peer), np.empty_like(self._asks)
-        transport.wait([transport.receive(peer, asks, _ASK)])
-        answer = self._granted(worker, asks)
+        worker, asks = self._workers.index(peer), np.empty_like(self._request_buffer)
+        transport.waitall([transport.irecv(peer, asks, _REQUEST_TAG)])
+        answer = self._grant(worker, asks)
         # the answer before this one was there, or the worker would not have asked
-        self._answers[worker] = self._messages.send(peer, answer, _ANSWER), answer
-        self._left += asks[0] == _LEAVES
+        self._pending_grants[worker] = self._p2p.isend(peer, answer, _GRANT_TAG), answer
+        self._finished_count += asks[0] == _NO_MORE
         return True
 
-    def _granted(self, worker: int, asks: Numbers) -> Numbers:
-        assert self._dealer
-        epoch, cursor, until, speed = asks.tolist()
-        return self._dealer.answer(worker, int(epoch), int(cursor), until, speed)
+    def _grant(self, worker: int, request: Numbers) -> Numbers:
+        assert self._scheduler
+        epoch, cursor, until, speed = request.tolist()
+        return self._scheduler.grant(worker, int(epoch), int(cursor), until, speed)
 
-    def _serve(self) -> None:
-        transport = self._messages.transport
-        while self._left < len(self._workers) - 1:
-            transport.first([], _ASK)
-            self._help()
-        transport.wait([request for request, _ in self._answers.values()])
+    def _answer_until_done(self) -> None:
+        transport = self._p2p.transport
+        while self._finished_count < len(self._workers) - 1:
+            transport.wait_any_or_message([], _REQUEST_TAG)
+            self._answer_one()
+        transport.waitall([request for request, _ in self._pending_grants.values()])

@@ -12,13 +12,13 @@ import numpy as np
 import numpy.typing as npt
 
 from slurmdl.errors import TrainError
-from slurmdl.train.library.deal import Deal, Hand, Hands
+from slurmdl.train.library.deal import BatchSlice, GlobalBatches, SliceSampler
 
 IntArray = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Told:
+class LoaderCallbacks:
     """Whom a Loader tells.
 
     Attributes
@@ -29,14 +29,14 @@ class Told:
     resumed : all is as it was when the position was taken that was restored.
     """
 
-    asked: Callable[[], None]
-    there: Callable[[Hand], None]
-    over: Callable[[], None]
-    resumed: Callable[[], None]
+    on_fetch: Callable[[], None]
+    on_batch: Callable[[BatchSlice], None]
+    on_epoch_end: Callable[[], None]
+    on_resume: Callable[[], None]
 
 
 @dataclass(frozen=True)
-class Source:
+class DataSource:
     """A data set.
 
     Attributes
@@ -48,10 +48,10 @@ class Source:
     dataset : has as many entries as there are samples.
     """
 
-    count: int
-    mark: int
-    batches: Callable[[Iterator[IntArray]], Iterator[Any]]
-    ahead: int = 0
+    num_samples: int
+    fingerprint: int
+    make_batches: Callable[[Iterator[IntArray]], Iterator[Any]]
+    prefetch: int = 0
     dataset: Any = None
 
 
@@ -70,66 +70,67 @@ class Loader:
     batch_size : as a DataLoader has it: samples per worker and step, in the mean over the workers.
     """
 
-    def __init__(self, deal: Deal, hands: Hands, source: Source, told: Told) -> None:
-        self._deal, self._hands, self._batches, self._told = deal, hands, source.batches, told
-        self.dataset, self.batch_size = source.dataset, deal.batch
+    def __init__(self, global_batches: GlobalBatches, sampler: SliceSampler,
+                 data_source: DataSource, callbacks: LoaderCallbacks) -> None:
+        self._global_batches, self._sampler, self._make_batches, self._callbacks = global_batches, sampler, data_source.make_batches, callbacks
+        self.dataset, self.batch_size = data_source.dataset, global_batches.batch_size
         self.epoch = self._cursor = 0
-        self._at, self._restored = (0, 0), False
+        self._position, self._restored = (0, 0), False
 
     def __len__(self) -> int:
         """Steps in an epoch, in the mean over the workers."""
-        return self._deal.steps
+        return self._global_batches.steps_per_epoch
 
     def __iter__(self) -> Iterator[Any]:
-        return self._epoch(None)
+        return self._iterate_epoch(None)
 
-    def until(self, step: int) -> Iterator[Any]:
+    def batches_until(self, step: int) -> Iterator[Any]:
         """Batches, epoch after epoch, up to a step of the run."""
-        while not self._hands.over(step):
-            yield from self._epoch(step)
+        while not self._sampler.exhausted(step):
+            yield from self._iterate_epoch(step)
 
-    def state(self) -> dict[str, int]:
+    def state_dict(self) -> dict[str, int]:
         """The position: the epoch, and its `cursor`, the samples of it that are dealt to all workers so far.
 
         With --balance steps it is exact for all workers where an exchange is over, and without waiting (--async) on
         the first worker alone.
         """
-        return dict(zip(("epoch", "cursor"), self._at, strict=True))
+        return dict(zip(("epoch", "cursor"), self._position, strict=True))
 
-    def restore(self, state: Mapping[str, int]) -> None:
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
         """Go on from a position with the next iteration, on all workers; there may be more or fewer than before."""
-        self._at = self.epoch, self._cursor = state["epoch"], state["cursor"]
+        self._position = self.epoch, self._cursor = state["epoch"], state["cursor"]
         self._restored = True
 
-    def _epoch(self, until: int | None) -> Iterator[Any]:
-        number, cursor, order = self.epoch, self._cursor, self._deal.order(self.epoch)
+    def _iterate_epoch(self, until: int | None) -> Iterator[Any]:
+        number, cursor, order = self.epoch, self._cursor, self._global_batches.order(self.epoch)
         self.epoch, self._cursor = number + 1, 0
         restored, self._restored = self._restored, False
-        dealt: deque[Hand] = deque()
+        dealt: deque[BatchSlice] = deque()
 
         def indices() -> Iterator[IntArray]:
-            for hand in self._hands.deal(number, cursor, until):
+            for hand in self._sampler.slices(number, cursor, until):
                 dealt.append(hand)
                 yield order[hand.start:hand.stop]
 
         if restored and not cursor:
-            self._told.resumed()
-        self._told.asked()
-        batches = self._batches(indices())
+            self._callbacks.on_resume()
+        self._callbacks.on_fetch()
+        batches = self._make_batches(indices())
         if restored and cursor:
-            self._told.resumed()  # only now: a DataLoader draws a random number when it begins
+            self._callbacks.on_resume()  # only now: a DataLoader draws a random number when it begins
         for batch in batches:
             hand = dealt.popleft()
-            self._at = number, hand.cursor
-            self._told.there(hand)
+            self._position = number, hand.cursor
+            self._callbacks.on_batch(hand)
             yield batch
-            self._told.asked()
-        if not self._deal.total(self._at[1]):
-            self._at = number + 1, 0
-        self._told.over()
+            self._callbacks.on_fetch()
+        if not self._global_batches.size_at(self._position[1]):
+            self._position = number + 1, 0
+        self._callbacks.on_epoch_end()
 
 
-def source(data: Any, options: dict[str, Any]) -> Source:
+def make_data_source(data: Any, options: dict[str, Any]) -> DataSource:
     """What deals with a data set.
 
     Parameters
@@ -165,15 +166,16 @@ def source(data: Any, options: dict[str, Any]) -> Source:
                 yield batch[0] if alone else batch
 
         some = np.arange(0, len(tensors[0]), len(tensors[0]) // 5 or 1)
-        return Source(len(tensors[0]), zlib.crc32(repr([tensor[some] for tensor in tensors]).encode()), batches,
+        return DataSource(len(tensors[0]), zlib.crc32(repr([tensor[some] for tensor in tensors]).encode()), batches,
                       dataset=data if alone or isinstance(data, TensorDataset) else TensorDataset(*tensors))
 
     def loaded(indices: Iterator[IntArray]) -> Iterator[Any]:
         return iter(DataLoader(data, batch_sampler=(index.tolist() for index in indices), **options))
 
     # without processes of its own a DataLoader asks for indices when it is asked for a batch
-    return Source(len(data), 0, loaded, options.get("num_workers", 0) * (options.get("prefetch_factor") or 2), data)
+    return DataSource(len(data), 0, loaded, options.get("num_workers", 0)
+                      * (options.get("prefetch_factor") or 2), data)
 
 
-def _is_array(thing: Any) -> bool:
-    return hasattr(thing, "shape") and hasattr(thing, "dtype") and len(thing.shape) > 0
+def _is_array(value: Any) -> bool:
+    return hasattr(value, "shape") and hasattr(value, "dtype") and len(value.shape) > 0

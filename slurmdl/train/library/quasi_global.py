@@ -11,7 +11,7 @@ from slurmdl.errors import TrainError
 from slurmdl.train.library.replica import Replica
 
 
-class QuasiGlobal:
+class QuasiGlobalMomentum:
     """Takes the place of an SGD's own momentum where data are skewed, so that it does not pull models apart.
 
     With x the model, g its gradient, eta and beta the optimizer's learning rate and momentum, step t is
@@ -42,52 +42,53 @@ class QuasiGlobal:
                              "is none; valid: torch.optim.SGD(..., momentum=0.9)")
         group_of = {id(tensor): group for group in groups for tensor in group["params"]}
         self._replica, self._groups = replica, groups
-        self._parts = [(replica.part(index), group_of[id(tensor)]) for index, tensor in enumerate(replica.tensors)]
-        self._momentum, self._before = np.zeros_like(replica.parameters), np.empty_like(replica.parameters)
-        self._stepped = np.empty_like(replica.parameters)
+        self._group_slices = [(replica.slice_of(index), group_of[id(tensor)])
+                               for index, tensor in enumerate(replica.tensors)]
+        self._momentum, self._displacement = np.zeros_like(replica.parameters), np.empty_like(replica.parameters)
+        self._after_step = np.empty_like(replica.parameters)
         self._betas: list[float] = []
         #: steps since models were mixed
-        self._steps = 0
+        self._steps_since_mixing = 0
 
-    def lead(self) -> None:
+    def before_optimizer_step(self) -> None:
         """All gradients of a step are there; the optimizer is about to use them."""
         replica = self._replica
-        replica.fetch_parameters()
-        replica.fetch_gradients(slice(None))()
-        self._before[:] = replica.parameters
-        for part, group in self._parts:
+        replica.copy_to_host()
+        replica.copy_gradients_to_host(slice(None))()
+        self._displacement[:] = replica.parameters
+        for part, group in self._group_slices:
             replica.gradients[part] += np.float32(group["momentum"]) * self._momentum[part]
         # schedules may change it from step to step
         self._betas = [group["momentum"] for group in self._groups]
         for group in self._groups:
             group["momentum"] = 0.0
-        replica.store_gradients()
+        replica.copy_gradients_to_device()
 
-    def stepped(self) -> None:
+    def after_optimizer_step(self) -> None:
         """The optimizer has made its step, and `replica.parameters` are about to be mixed with others'."""
         for group, beta in zip(self._groups, self._betas, strict=True):
             group["momentum"] = beta
-        self._replica.fetch_parameters()
-        self._stepped[:] = self._replica.parameters
-        self._before -= self._stepped
-        self._steps += 1
+        self._replica.copy_to_host()
+        self._after_step[:] = self._replica.parameters
+        self._displacement -= self._after_step
+        self._steps_since_mixing += 1
 
-    def follow(self) -> None:
+    def after_mixing(self) -> None:
         """They are mixed, or stay as they are where no exchange was due."""
-        self._stepped -= self._replica.parameters
-        if self._stepped.any():
-            self._stepped *= np.float32(1 / self._steps)
-            self._before += self._stepped
-            self._steps = 0
-        for part, group in self._parts:
+        self._after_step -= self._replica.parameters
+        if self._after_step.any():
+            self._after_step *= np.float32(1 / self._steps_since_mixing)
+            self._displacement += self._after_step
+            self._steps_since_mixing = 0
+        for part, group in self._group_slices:
             if group["lr"]:
                 self._momentum[part] *= np.float32(group["momentum"])
-                self._momentum[part] += np.float32((1 - group["momentum"]) / group["lr"]) * self._before[part]
+                self._momentum[part] += np.float32((1 - group["momentum"]) / group["lr"]) * self._displacement[part]
 
     def state_dict(self) -> dict[str, Any]:
         import torch
 
-        return {"momentum": torch.from_numpy(self._momentum), "steps": self._steps}
+        return {"momentum": torch.from_numpy(self._momentum), "steps": self._steps_since_mixing}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._momentum[:], self._steps = state["momentum"].numpy(), state["steps"]
+        self._momentum[:], self._steps_since_mixing = state["momentum"].numpy(), state["steps"]

@@ -12,12 +12,12 @@ import numpy as np
 import numpy.typing as npt
 
 from slurmdl.errors import TrainError
-from slurmdl.train.strategies.strategy import Copies
+from slurmdl.train.strategies.strategy import DeviceCopies
 
 FloatArray = npt.NDArray[np.float32]
 
 
-class Replica(Copies):
+class Replica(DeviceCopies):
     """A torch module whose trained parameters are views of one flat buffer, and their gradients of another.
 
     A strategy sends and changes the buffers in place: nothing is packed, copied or unpacked. Parameters on another
@@ -40,12 +40,12 @@ class Replica(Copies):
     TrainError : parameters that cannot be laid out flat, named.
     """
 
-    def __init__(self, module: Any, chosen: Collection[int] | None = None, staged: bool | None = None) -> None:
+    def __init__(self, module: Any, trained_ids: Collection[int] | None = None, staged: bool | None = None) -> None:
         import torch
 
         named = [(name, tensor) for name, tensor in module.named_parameters()
-                 if chosen is None or id(tensor) in chosen]
-        _check(named)
+                 if trained_ids is None or id(tensor) in trained_ids]
+        _check_parameters(named)
         self.names = tuple(name for name, _ in named)
         self.tensors = tuple(tensor for _, tensor in named)
         self.sizes = tuple(tensor.numel() for tensor in self.tensors)
@@ -54,102 +54,102 @@ class Replica(Copies):
         self._strides = tuple(torch.empty_like(tensor, device="meta").stride() for tensor in self.tensors)
         flat = torch.empty(sum(self.sizes), dtype=torch.float32, device=self.tensors[0].device)
         slope = torch.zeros_like(flat)
-        for tensor, view in zip(self.tensors, self._cut(flat), strict=True):
+        for tensor, view in zip(self.tensors, self._parameter_views(flat), strict=True):
             view.copy_(tensor.detach())
-        self._lay(flat)
-        self._slope, self._views = slope, self._cut(slope)
+        self._bind_views(flat)
+        self._flat_grad, self._grad_views = slope, self._parameter_views(slope)
         self.show_gradients()
         #: whether `parameters` are as those on the device
-        self._fetched = False
-        self._sums = slope.new_zeros(len(self.tensors))
-        self._nodes: list[Any] = []
+        self._host_is_current = False
+        self._gradient_sums = slope.new_zeros(len(self.tensors))
+        self._grad_accumulators: list[Any] = []
         self.staged = flat.device.type != "cpu" if staged is None else staged
-        self._flat_here, self._slope_here = (_pinned(flat), _pinned(slope)) if self.staged else (flat, slope)
-        self.parameters: FloatArray = self._flat_here.numpy()
-        self.gradients: FloatArray = self._slope_here.numpy()
+        self._host_flat, self._host_grad = (_pinned_copy(flat), _pinned_copy(slope)) if self.staged else (flat, slope)
+        self.parameters: FloatArray = self._host_flat.numpy()
+        self.gradients: FloatArray = self._host_grad.numpy()
 
-    def settle(self, memory: FloatArray) -> None:
+    def relocate_parameters(self, memory: FloatArray) -> None:
         """Move `parameters` into other memory, of shape (D,)."""
         import torch
 
         here = torch.from_numpy(memory)
-        here.copy_(self._flat_here)
-        self._flat_here, self.parameters = here, memory
+        here.copy_(self._host_flat)
+        self._host_flat, self.parameters = here, memory
         if not self.staged:
-            self._lay(here)
+            self._bind_views(here)
 
-    def _lay(self, flat: Any) -> None:
+    def _bind_views(self, flat: Any) -> None:
         """Let the parameters be views of this buffer."""
         self._flat = flat
-        for tensor, view in zip(self.tensors, self._cut(flat), strict=True):
+        for tensor, view in zip(self.tensors, self._parameter_views(flat), strict=True):
             tensor.data = view
-        self._places = tuple(tensor.data_ptr() for tensor in self.tensors)
+        self._data_pointers = tuple(tensor.data_ptr() for tensor in self.tensors)
 
-    def _cut(self, flat: Any) -> list[Any]:
+    def _parameter_views(self, flat: Any) -> list[Any]:
         """The views of a buffer that belong to the parameters, in their shapes and memory formats."""
-        return [flat[self.part(index)].as_strided(tensor.shape, strides)
+        return [flat[self.slice_of(index)].as_strided(tensor.shape, strides)
                 for index, (tensor, strides) in enumerate(zip(self.tensors, self._strides, strict=True))]
 
-    def changed(self) -> None:
+    def mark_changed(self) -> None:
         """The parameters may have changed on the device: by the optimizer, or by the script."""
-        self._fetched = False
+        self._host_is_current = False
 
-    def fetch_parameters(self) -> None:
-        if self.staged and not self._fetched:
-            self._copy(self._flat_here, self._flat)
-            self._copied()()
-            self._fetched = True
+    def copy_to_host(self) -> None:
+        if self.staged and not self._host_is_current:
+            self._copy(self._host_flat, self._flat)
+            self._copy_waiter()()
+            self._host_is_current = True
 
-    def store_parameters(self) -> None:
+    def copy_to_device(self) -> None:
         if self.staged:
-            self._copy(self._flat, self._flat_here)
+            self._copy(self._flat, self._host_flat)
 
-    def fetch_gradients(self, part: slice) -> Callable[[], None]:
+    def copy_gradients_to_host(self, part: slice) -> Callable[[], None]:
         if not self.staged:
-            return super().fetch_gradients(part)
-        self._copy(self._slope_here[part], self._slope[part])
-        return self._copied()
+            return super().copy_gradients_to_host(part)
+        self._copy(self._host_grad[part], self._flat_grad[part])
+        return self._copy_waiter()
 
-    def store_gradients(self) -> None:
+    def copy_gradients_to_device(self) -> None:
         if self.staged:
-            self._copy(self._slope, self._slope_here)
+            self._copy(self._flat_grad, self._host_grad)
 
     def _copy(self, target: Any, source: Any) -> None:
         """Copy between device and host; CUDA does it in the order of the device's work, and nobody waits."""
         target.copy_(source, non_blocking=self._flat.device.type == "cuda")
 
-    def _copied(self) -> Callable[[], None]:
+    def _copy_waiter(self) -> Callable[[], None]:
         """What waits for the copies so far."""
         import torch
 
         if self._flat.device.type != "cuda":
-            return _nothing
+            return _no_wait
         copied = torch.cuda.Event()
         copied.record(torch.cuda.current_stream(self._flat.device))
         wait: Callable[[], None] = copied.synchronize
         return wait
 
-    def watch(self, gathered: Callable[[int], None]) -> None:
+    def register_gradient_hook(self, on_gradient: Callable[[int], None]) -> None:
         """Call `gathered(index)` whenever a backward pass has completed the gradient of parameter `index`."""
         for index, tensor in enumerate(self.tensors):
-            completed = partial(self._gather, index, gathered)
+            completed = partial(self._on_gradient, index, on_gradient)
             if hasattr(tensor, "register_post_accumulate_grad_hook"):
                 tensor.register_post_accumulate_grad_hook(completed)
             else:  # PyTorch before 2.1: a node of the graph adds gradients up, and lives as long as it is held
-                self._nodes.append(tensor.expand_as(tensor).grad_fn.next_functions[0][0])
-                self._nodes[-1].register_hook(completed)
+                self._grad_accumulators.append(tensor.expand_as(tensor).grad_fn.next_functions[0][0])
+                self._grad_accumulators[-1].register_hook(completed)
 
-    def _gather(self, index: int, gathered: Callable[[int], None], *_: Any) -> None:
-        self.gather(index)
-        gathered(index)
+    def _on_gradient(self, index: int, on_gradient: Callable[[int], None], *_: Any) -> None:
+        self.collect_gradient(index)
+        on_gradient(index)
 
-    def gather(self, index: int) -> None:
+    def collect_gradient(self, index: int) -> None:
         """Bring the gradient of one parameter into the flat buffer, if autograd or the user laid it elsewhere.
 
         A parameter without a gradient, as `zero_grad` leaves it and a pass that does not use it, has a gradient of 0:
         what one rank does not use another may.
         """
-        tensor, view = self.tensors[index], self._views[index]
+        tensor, view = self.tensors[index], self._grad_views[index]
         if tensor.grad is not view:
             if tensor.grad is None:
                 view.zero_()
@@ -157,7 +157,7 @@ class Replica(Copies):
                 view.copy_(tensor.grad.to_dense() if tensor.grad.is_sparse else tensor.grad)
             tensor.grad = view
 
-    def weigh(self, factor: float) -> list[Any]:
+    def register_gradient_scale(self, factor: float) -> list[Any]:
         """Multiply the gradients that backward passes bring, before they add up, until the handles are removed."""
         return [tensor.register_hook(lambda gradient: gradient * factor) for tensor in self.tensors
                 if tensor.requires_grad]
@@ -172,14 +172,14 @@ class Replica(Copies):
     def checksums(self) -> list[int]:
         """CRC-32 of each parameter."""
         whole = self._flat.cpu().numpy()
-        return [zlib.crc32(whole[self.part(index)]) for index in range(len(self.tensors))]
+        return [zlib.crc32(whole[self.slice_of(index)]) for index in range(len(self.tensors))]
 
     @property
     def version(self) -> int:
         """Another number after each change of the parameters in place."""
         return sum(tensor._version for tensor in self.tensors)
 
-    def part(self, index: int) -> slice:
+    def slice_of(self, index: int) -> slice:
         """Where a parameter lies in the buffers."""
         return slice(self.starts[index], self.starts[index] + self.sizes[index])
 
@@ -190,36 +190,36 @@ class Replica(Copies):
 
     def show_gradients(self) -> None:
         """The gradients are those of the flat buffer again."""
-        for tensor, view in zip(self.tensors, self._views, strict=True):
+        for tensor, view in zip(self.tensors, self._grad_views, strict=True):
             tensor.grad = view
 
-    def moved(self) -> str:
+    def relocated_parameter(self) -> str:
         """Name of a parameter that is no longer a view of the flat buffer, "" where all are."""
-        for name, tensor, place in zip(self.names, self.tensors, self._places, strict=True):
+        for name, tensor, place in zip(self.names, self.tensors, self._data_pointers, strict=True):
             if tensor.data_ptr() != place:
                 return str(name)
         return ""
 
-    def look(self, index: int) -> None:
+    def record_gradient_sum(self, index: int) -> None:
         """Note whether the gradient of a parameter holds an infinity or no number; a GPU does it without a wait."""
         import torch
 
-        torch.sum(self._slope[self.part(index)], 0, out=self._sums[index])
+        torch.sum(self._flat_grad[self.slice_of(index)], 0, out=self._gradient_sums[index])
 
-    def noted(self) -> str:
+    def recorded_nonfinite_parameter(self) -> str:
         """Name of the first parameter whose gradient was not finite when it was looked at, "" for none."""
-        return next((name for name, total in zip(self.names, self._sums.tolist(), strict=True)
+        return next((name for name, total in zip(self.names, self._gradient_sums.tolist(), strict=True)
                      if not math.isfinite(total)), "")
 
-    def infinite(self) -> str:
+    def nonfinite_parameter(self) -> str:
         """Name of the first parameter whose gradient holds an infinity or no number now, "" for none."""
-        if math.isfinite(float(self._slope.sum())):
+        if math.isfinite(float(self._flat_grad.sum())):
             return ""
         # some element is not finite, or their sum is beyond float32
         return next((name for index, name in enumerate(self.names)
-                     if not bool(self._slope[self.part(index)].isfinite().all())), "")
+                     if not bool(self._flat_grad[self.slice_of(index)].isfinite().all())), "")
 
-    def unscale(self, scale: Any) -> None:
+    def unscale_gradients(self, scale: Any) -> None:
         """Divide the gradients by a scale, as torch.amp.GradScaler does."""
         import torch
 
@@ -230,11 +230,11 @@ class Replica(Copies):
                     tensor.grad.mul_(factor.to(tensor.grad.device))
 
 
-def _nothing() -> None:
+def _no_wait() -> None:
     """Nothing is to be waited for."""
 
 
-def _check(named: list[tuple[str, Any]]) -> None:
+def _check_parameters(named: list[tuple[str, Any]]) -> None:
     import torch
 
     if not named:
@@ -253,7 +253,7 @@ def _check(named: list[tuple[str, Any]]) -> None:
                              "torch.nn.Parameter in both places")
 
 
-def _pinned(tensor: Any) -> Any:
+def _pinned_copy(tensor: Any) -> Any:
     """A copy on the host, in memory from which a GPU copies without a detour."""
     import torch
 

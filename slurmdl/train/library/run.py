@@ -25,43 +25,44 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
-from slurmdl.errors import BadOptions, Stopped, TrainError, UsageError, tell
+from slurmdl.errors import InvalidOptionsError, Preempted, TrainError, UsageError, print_stderr
 from slurmdl.train import method, runtime
-from slurmdl.train.courier import Courier
+from slurmdl.train.courier import CommThread
 from slurmdl.train.library import agreement, ending, halt, replica_check, shards
-from slurmdl.train.library.deal import Deal, Hand
-from slurmdl.train.library.loader import Loader, Source, Told, source
+from slurmdl.train.library.deal import BatchSlice, GlobalBatches
+from slurmdl.train.library.loader import DataSource, Loader, LoaderCallbacks, make_data_source
 from slurmdl.train.library.replica import Replica
 from slurmdl.train.library.replica_check import ReplicaCheck
-from slurmdl.train.library.saver import Saver
-from slurmdl.train.library.share import Share
-from slurmdl.train.library.steps import Steps
-from slurmdl.train.library.survivors import Survivors
-from slurmdl.train.messages import Messages
-from slurmdl.train.method import Method
-from slurmdl.train.mixing.graphs import GRAPHS, Members, spectral_gap
+from slurmdl.train.library.saver import Checkpointer
+from slurmdl.train.library.share import WorkAssignment
+from slurmdl.train.library.steps import StepHooks
+from slurmdl.train.library.survivors import FailureRecovery
+from slurmdl.train.messages import MeteredP2P
+from slurmdl.train.method import StrategyConfig
+from slurmdl.train.mixing.graphs import GRAPHS, GossipGroup, spectral_gap
 from slurmdl.train.report import plot as pictures
-from slurmdl.train.report.meters import Meter, Report, summarise, table
-from slurmdl.train.strategies import STRATEGIES, Setting, Strategy
-from slurmdl.train.strategies.shared import leaders
+from slurmdl.train.report.meters import RankReport, StepMeter, format_summary, summarize
+from slurmdl.train.strategies import STRATEGIES, Strategy, StrategyContext
+from slurmdl.train.strategies.shared import node_leaders
 from slurmdl.train.trace import Trace
 from slurmdl.train.transports.transport import Transport
 
 #: steps from one checkpoint to the next where nothing is said
-EVERY = 500
+DEFAULT_CHECKPOINT_EVERY = 500
 
-Score = Callable[[], tuple[float, float] | None]
+EvaluateFn = Callable[[], tuple[float, float] | None]
 
 #: variables that name a folder for traces, and a file for a picture
-TRACE, PLOT = method.PREFIX + "TRACE", method.PREFIX + "PLOT"
+TRACE_DIR_VARIABLE, PLOT_VARIABLE = method.ENV_PREFIX + "TRACE", method.ENV_PREFIX + "PLOT"
 #: and for checkpoints: their folder, and the steps from one to the next
-CHECKPOINT, CHECKPOINT_EVERY = method.PREFIX + "CHECKPOINT", method.PREFIX + "CHECKPOINT_EVERY"
+CHECKPOINT_DIR_VARIABLE, CHECKPOINT_EVERY_VARIABLE = method.ENV_PREFIX + \
+    "CHECKPOINT", method.ENV_PREFIX + "CHECKPOINT_EVERY"
 #: and the steps from one comparison of replicas to the next
-CHECK_EVERY = method.PREFIX + "CHECK_EVERY"
+CHECK_EVERY_VARIABLE = method.ENV_PREFIX + "CHECK_EVERY"
 
 
-def init(asked: Method | None = None, *, seed: int = 1, passes: int = 1, alike: Mapping[str, object] | None = None,
-         same: Mapping[str, object] | None = None, trace: str = "", plot: str = "", checkpoint: str = "",
+def init(config: StrategyConfig | None = None, *, seed: int = 1, backward_passes_per_step: int = 1, must_match: Mapping[str, object] | None = None,
+         resume_must_match: Mapping[str, object] | None = None, trace_dir: str = "", plot_file: str = "", checkpoint_dir: str = "",
          checkpoint_every: int | None = None, check_every: int | None = None, environ: Mapping[str, str] = os.environ,
          transport: Transport | None = None) -> Run:
     """Meet the other ranks; a call of all of them.
@@ -88,40 +89,42 @@ def init(asked: Method | None = None, *, seed: int = 1, passes: int = 1, alike: 
     ------
     SlurmdlError : the run cannot start; one line says why.
     """
-    if passes < 1:
-        raise TrainError(f"passes={passes}: not valid; valid: 1 or more")
+    if backward_passes_per_step < 1:
+        raise TrainError(f"passes={backward_passes_per_step}: not valid; valid: 1 or more")
     own = transport is None
     if own:
-        ending.end_together()
-    found = runtime.connect(environ) if transport is None else transport
-    folder = checkpoint or environ.get(CHECKPOINT, "")
-    every = checkpoint_every if checkpoint_every is not None else _steps(environ, CHECKPOINT_EVERY, EVERY)
-    compared = check_every if check_every is not None else _steps(environ, CHECK_EVERY, replica_check.EVERY)
+        ending.install_excepthook()
+    found = runtime.init_mpi(environ) if transport is None else transport
+    folder = checkpoint_dir or environ.get(CHECKPOINT_DIR_VARIABLE, "")
+    every = checkpoint_every if checkpoint_every is not None else _steps_from_environ(
+        environ, CHECKPOINT_EVERY_VARIABLE, DEFAULT_CHECKPOINT_EVERY)
+    compared = check_every if check_every is not None else _steps_from_environ(
+        environ, CHECK_EVERY_VARIABLE, replica_check.DEFAULT_CHECK_EVERY)
     if folder and own:
-        halt.listen()
-    its = {"seed": seed, "passes": passes}
-    world = runtime.join(asked or method.of({}, environ), found, environ, {
-        **(alike or {}), **its, "checkpoint": folder, "checkpoint_every": every, "check_every": compared})
-    run = agreement.on_all(world, lambda: Run(world, seed, passes, compared, trace or environ.get(TRACE, ""),
-                                              plot or environ.get(PLOT, ""), own))
+        halt.install_signal_handlers()
+    its = {"seed": seed, "passes": backward_passes_per_step}
+    world = runtime.create_world(config or method.resolve({}, environ), found, environ, {
+        **(must_match or {}), **its, "checkpoint": folder, "checkpoint_every": every, "check_every": compared})
+    run = agreement.call_on_all(world, lambda: Run(world, seed, backward_passes_per_step, compared, trace_dir or environ.get(TRACE_DIR_VARIABLE, ""),
+                                              plot_file or environ.get(PLOT_VARIABLE, ""), own))
     if folder:
-        _check_steps(world)
-        run.saver = Saver(run, os.path.abspath(folder), every, {**(same or {}), **its})
+        _require_common_steps(world)
+        run.checkpointer = Checkpointer(run, os.path.abspath(folder), every, {**(resume_must_match or {}), **its})
     if own:
         atexit.register(_close_at_exit, run)
     return run
 
 
-def _check_steps(world: runtime.World) -> None:
+def _require_common_steps(world: runtime.World) -> None:
     """Refuse checkpoints of workers that have no step in common at which to make one."""
-    method = world.method
-    if method.balance == "steps" or (method.balance == "batch" and method.asynchronous):
-        how = f"{method.balance}{' --async' * method.asynchronous}"
-        raise BadOptions(f"--checkpoint: with --balance {how} what is dealt to one worker depends on the "
+    method = world.config
+    if method.load_balance == "steps" or (method.load_balance == "batch" and method.asynchronous):
+        how = f"{method.load_balance}{' --async' * method.asynchronous}"
+        raise InvalidOptionsError(f"--checkpoint: with --balance {how} what is dealt to one worker depends on the "
                               "others' speeds; valid: --balance off, or batch without --async")
 
 
-def _steps(environ: Mapping[str, str], variable: str, default: int) -> int:
+def _steps_from_environ(environ: Mapping[str, str], variable: str, default: int) -> int:
     text = environ.get(variable) or str(default)
     if not text.isdecimal():
         raise UsageError(f"{variable}: {text!r} is not a whole number of 0 or more")
@@ -153,32 +156,32 @@ class Run:
     """
 
     replica: Replica
-    survivors: Survivors
-    courier: Courier
+    recovery: FailureRecovery
+    comm_thread: CommThread
     model: Any
     optimizer: Any
 
-    def __init__(self, world: runtime.World, seed: int, passes: int, check_every: int, trace: str, plot: str,
-                 own: bool) -> None:
-        self.world, self._own = world, own
-        self.messages = Messages(world.transport, world.levels())
-        self.meter = Meter()
-        self.batch = 0
-        self.consensus = 0.0
-        self.seed, self._passes, self._check_every = seed, passes, check_every
-        self._trace = Trace(trace, self.rank, world.nodes[self.rank]) if trace else None
-        self._plot = plot if self.first else ""
-        if self._plot:
-            pictures.check(self._plot)
-        self.saver: Saver | None = None
+    def __init__(self, world: runtime.World, seed: int, backward_passes: int, check_every: int, trace_dir: str, plot_file: str,
+                 owns_process: bool) -> None:
+        self.world, self._owns_process = world, owns_process
+        self.p2p = MeteredP2P(world.transport, world.locality_levels())
+        self.meter = StepMeter()
+        self.batch_size = 0
+        self.consensus_distance = 0.0
+        self.seed, self._backward_passes, self._check_every = seed, backward_passes, check_every
+        self._trace = Trace(trace_dir, self.rank, world.nodes[self.rank]) if trace_dir else None
+        self._plot_file = plot_file if self.is_main else ""
+        if self._plot_file:
+            pictures.check_plot_file(self._plot_file)
+        self.checkpointer: Checkpointer | None = None
         self.loaders: list[Loader] = []
         self._first_step = 0
-        self._before: tuple[float, float] | None = None
-        self._share = Share(self)
-        if world.method.balance != "off" and passes > 1:
-            raise TrainError(f"--balance {world.method.balance}: with passes={passes} several batches make a step, "
+        self._score_before_averaging: tuple[float, float] | None = None
+        self._work_assignment = WorkAssignment(self)
+        if world.config.load_balance != "off" and backward_passes > 1:
+            raise TrainError(f"--balance {world.config.load_balance}: with passes={backward_passes} several batches make a step, "
                              "which cannot be shared out; valid: passes=1, or --balance off")
-        self._served: Strategy | None = None
+        self._served_strategy: Strategy | None = None
         self.attached = self.finished = self._closed = False
 
     @property
@@ -186,65 +189,65 @@ class Run:
         return self.world.rank
 
     @property
-    def workers(self) -> int:
+    def worker_count(self) -> int:
         """How many workers there are."""
-        return len(self.world.ranks("worker"))
+        return len(self.world.ranks_with_role("worker"))
 
     @property
-    def worker(self) -> int | None:
+    def worker_rank(self) -> int | None:
         """Index of this rank among the workers, None for a server."""
-        return None if self.serves else self.world.ranks("worker").index(self.rank)
+        return None if self.is_server else self.world.ranks_with_role("worker").index(self.rank)
 
     @property
-    def serves(self) -> bool:
+    def is_server(self) -> bool:
         """Whether this rank is a parameter server."""
         return self.world.roles[self.rank] == "ps"
 
     @property
-    def first(self) -> bool:
+    def is_main(self) -> bool:
         """Whether this rank is the first living worker: the one that logs, evaluates and saves."""
-        return self.rank == self.world.living("worker")[0]
+        return self.rank == self.world.alive_with_role("worker")[0]
 
     @property
     def strategy(self) -> Strategy:
         """This rank's part in the strategy; another one after the loss of a rank."""
-        return self.survivors.strategy
+        return self.recovery.strategy
 
     @property
-    def outlook(self) -> str:
+    def failure_policy(self) -> str:
         """What becomes of the run where a rank is lost, in words."""
         transport = self.world.transport
-        if not transport.recovery:
-            return f"all ranks end ({runtime.without_recovery()})"
-        needed = self._all_needed(self.strategy)
-        return f"all ranks end ({needed})" if needed else f"the others go on ({transport.recovery})"
+        if not transport.recovery_name:
+            return f"all ranks end ({runtime.no_recovery_reason()})"
+        needed = self._all_ranks_needed_reason(self.strategy)
+        return f"all ranks end ({needed})" if needed else f"the others go on ({transport.recovery_name})"
 
-    def _all_needed(self, strategy: Strategy) -> str:
+    def _all_ranks_needed_reason(self, strategy: Strategy) -> str:
         """Why all ranks end where one is lost, "" where the others could go on."""
-        if self.saver:
+        if self.checkpointer:
             return "a checkpoint is of all ranks"
-        if self.balanced:
-            return f"--balance {self.world.method.balance} needs them all"
-        return "" if strategy.survives else f"{self.world.strategy} needs them all"
+        if self.is_load_balanced:
+            return f"--balance {self.world.config.load_balance} needs them all"
+        return "" if strategy.survives_rank_failure else f"{self.world.strategy} needs them all"
 
     @property
     def step(self) -> int:
         """Steps that the optimizer has made, those before a checkpoint included."""
-        return self._steps.made if self.attached else 0
+        return self._step_hooks.completed if self.attached else 0
 
     @property
-    def balanced(self) -> bool:
+    def is_load_balanced(self) -> bool:
         """Whether faster workers get more to do."""
-        return self.world.method.balance != "off"
+        return self.world.config.load_balance != "off"
 
     @property
-    def done(self) -> int:
+    def global_step(self) -> int:
         """Steps that the workers have made in the mean, by which a learning rate should go; other than `step` where
         a worker makes more or fewer of them than others (--balance steps).
         """
-        method = self.world.method
-        by_share = method.balance == "steps" or (self.balanced and method.asynchronous)
-        return self._share.done if by_share else self.step
+        method = self.world.config
+        by_share = method.load_balance == "steps" or (self.is_load_balanced and method.asynchronous)
+        return self._work_assignment.global_step if by_share else self.step
 
     def wrap(self, model: Any, optimizer: Any) -> tuple[Any, Any]:
         """Keep the model together with those of the other ranks from now on; a call of all ranks.
@@ -256,13 +259,13 @@ class Run:
         ------
         TrainError : as `attach`.
         """
-        if self.serves and not self._own:
+        if self.is_server and not self._owns_process:
             raise TrainError("wrap() would end a process that is not its own; valid: attach() and serve()")
         self.attach(model, optimizer)
-        if self.serves:
+        if self.is_server:
             self.serve()
             self.close()
-            ending.leave(0)
+            ending.exit_process(0)
         return model, optimizer
 
     def attach(self, model: Any, optimizer: Any) -> None:
@@ -280,36 +283,45 @@ class Run:
             raise TrainError("wrap() was called before; one model and one optimizer belong to a run "
                              "(torch.nn.ModuleDict holds several models)")
         world = self.world
-        description = agreement.on_all(world, lambda: agreement.description(model, optimizer))
-        agreement.compare(world, description)
-        chosen = agreement.on_all(world, lambda: agreement.trained(model, optimizer))
-        self.replica = agreement.on_all(world, lambda: Replica(model, chosen))
-        agreement.start_alike(world, self.messages, self.replica.parameters)
-        self.replica.store_parameters()
-        agreement.begin_alike(world, self.messages, model, self.replica.tensors)
+        description = agreement.call_on_all(world, lambda: agreement.model_signature(model, optimizer))
+        agreement.check_same_on_ranks(world, description)
+        chosen = agreement.call_on_all(world, lambda: agreement.trained_parameter_ids(model, optimizer))
+        self.replica = agreement.call_on_all(world, lambda: Replica(model, chosen))
+        agreement.broadcast_if_different(world, self.p2p, self.replica.parameters)
+        self.replica.copy_to_device()
+        agreement.broadcast_untrained(world, self.p2p, model, self.replica.tensors)
         self.model, self.optimizer = model, optimizer
-        if self.saver:
-            self.saver.find(description)
-        self.courier = Courier(world.transport.threaded, now=world.transport.now, waited=self.messages.waited,
+        if self.checkpointer:
+            self.checkpointer.load_latest(description)
+        self.comm_thread = CommThread(world.transport.supports_comm_thread, clock=world.transport.now, peer_wait_clock=self.p2p.peer_wait_seconds,
                                trace=self._trace)
-        setting = Setting(
-            self.messages, self.courier, world.ranks("worker"), world.ranks("ps"), self.replica.parameters,
-            self.replica.gradients, self.replica.sizes, world.method, self.seed, world.nodes, world.zones,
+        setting = StrategyContext(
+            self.p2p, self.comm_thread, world.ranks_with_role(
+                "worker"), world.ranks_with_role("ps"), self.replica.parameters,
+            self.replica.gradients, self.replica.sizes, world.config, self.seed, world.nodes, world.zones,
             world.costs, lambda: float(optimizer.param_groups[0]["lr"]),
-            lambda part: shards.updater(optimizer, self.replica, part), lambda: shards.numbers(optimizer),
-            shards.rates(optimizer), weights=lambda: self._share.weights, settle=self.replica.settle,
-            copies=self.replica)
-        strategy = agreement.on_all(world, lambda: STRATEGIES[world.strategy](setting))
-        self.survivors = Survivors(world, self.replica, setting, strategy, self._all_needed(strategy),
-                                   self.saver is not None)
-        self._check = ReplicaCheck(self, self._check_every)
-        self._steps = Steps(self, self._share, self._passes, self._trace, bool(self._plot), self._check)
-        if self.saver:
-            self.saver.take_strategy(self.strategy)
-        self._steps.begin()
+            lambda part: shards.make_shard_optimizer(
+    optimizer, self.replica, part), lambda: shards.hyperparameters(optimizer),
+            shards.lr_indices(optimizer), model_weights=lambda: self._work_assignment.model_weights, relocate_parameters=self.replica.relocate_parameters,
+            device_copies=self.replica)
+        strategy = agreement.call_on_all(world, lambda: STRATEGIES[world.strategy](setting))
+        self.recovery = FailureRecovery(world, self.replica, setting, strategy, self._all_ranks_needed_reason(strategy),
+                                   self.checkpointer is not None)
+        self._replica_check = ReplicaCheck(self, self._check_every)
+        self._step_hooks = StepHooks(
+    self,
+    self._work_assignment,
+    self._backward_passes,
+    self._trace,
+    bool(
+        self._plot_file),
+         self._replica_check)
+        if self.checkpointer:
+            self.checkpointer.restore_strategy(self.strategy)
+        self._step_hooks.install()
         self.attached = True
 
-    def loader(self, data: Any, batch: int, shuffle: bool = True, **options: Any) -> Loader:
+    def loader(self, data: Any, batch_size: int, shuffle: bool = True, **options: Any) -> Loader:
         """This worker's batches of the training data: over all workers every sample once per epoch.
 
         A call of all workers; each iteration over what it gives is an epoch.
@@ -324,25 +336,25 @@ class Run:
         ------
         TrainError : data that cannot be dealt out, or that differ between the workers.
         """
-        found = source(data, options)
-        loader = self.deal(found, batch, shuffle)
-        if not self.serves:
-            mark = (found.count, batch, found.mark, found.ahead * self.balanced)
-            self._do(lambda: agreement.compare_workers(self.world, self.messages, "data", mark))
+        found = make_data_source(data, options)
+        loader = self.loader_from_source(found, batch_size, shuffle)
+        if not self.is_server:
+            mark = (found.num_samples, batch_size, found.fingerprint, found.prefetch * self.is_load_balanced)
+            self._call(lambda: agreement.check_same_on_workers(self.world, self.p2p, "data", mark))
         return loader
 
-    def deal(self, found: Source, batch: int, shuffle: bool = True) -> Loader:
+    def loader_from_source(self, data_source: DataSource, batch_size: int, shuffle: bool = True) -> Loader:
         """As `loader`, of a source that is known to be the same on all workers."""
-        deal = Deal(found.count, self.workers, batch, shuffle, self.seed)
-        self.batch = batch
-        loader = Loader(deal, self._share.hands(deal, found.ahead), found,
-                        Told(self._fetch, self._dealt, self._fetched_none, self._resumed))
+        deal = GlobalBatches(data_source.num_samples, self.worker_count, batch_size, shuffle, self.seed)
+        self.batch_size = batch_size
+        loader = Loader(deal, self._work_assignment.make_sampler(deal, data_source.prefetch), data_source,
+                        LoaderCallbacks(self._on_fetch, self._on_batch, self._on_epoch_end, self._on_resume))
         self.loaders.append(loader)
-        if self.saver and not self.serves:
-            self.saver.take_position(len(self.loaders) - 1)
+        if self.checkpointer and not self.is_server:
+            self.checkpointer.restore_loader(len(self.loaders) - 1)
         return loader
 
-    def keep(self, name: str, thing: Any) -> None:
+    def register_for_checkpointing(self, name: str, obj: Any) -> None:
         """Let checkpoints hold something besides model, optimizer and loaders, as a schedule of the learning rate.
 
         Where the run goes on from a checkpoint it is given what it was. After `wrap`; each name once.
@@ -356,51 +368,51 @@ class Run:
         ------
         TrainError : it cannot be kept.
         """
-        if self.saver and not self.serves:
-            self.saver.keep(name, thing)
+        if self.checkpointer and not self.is_server:
+            self.checkpointer.register(name, obj)
 
-    def begin_at(self, step: int) -> None:
+    def resume_at(self, step: int) -> None:
         """So many steps have been made already."""
         self._first_step = step
-        self._steps.begin_at(step)
+        self._step_hooks.resume_at(step)
 
-    def meet(self, thing: Any) -> list[Any]:
+    def all_gather_object(self, obj: Any) -> list[Any]:
         """What all ranks give, in rank order; between two steps, a call of all of them."""
         def errand() -> list[Any]:
-            self.world.transport.meet()  # asleep, where gathering spins
-            return self.world.transport.allgather(thing)
-        return list(self._do(errand))
+            self.world.transport.barrier()  # asleep, where gathering spins
+            return self.world.transport.allgather(obj)
+        return list(self._call(errand))
 
-    def log(self, *things: Any) -> None:
+    def print(self, *values: Any) -> None:
         """Print, on the first worker alone."""
-        if self.first:
-            print(*things, flush=True)
+        if self.is_main:
+            print(*values, flush=True)
 
     @contextmanager
-    def fetching(self) -> Iterator[None]:
+    def data_phase(self) -> Iterator[None]:
         """Around what makes the next batch, where it is not one of `loader`: counts as time for data."""
-        self._fetch()
+        self._on_fetch()
         yield
-        self._begin()
+        self._start_forward()
 
-    def record(self, loss: float) -> None:
+    def log_loss(self, loss: float) -> None:
         """Tell the loss of the step that is under way or just over, for the summary."""
         self.meter.add_loss(loss)
 
     def serve(self) -> None:
         """A parameter server's part, until all workers have ended."""
-        while self._served is not self.strategy:
+        while self._served_strategy is not self.strategy:
             strategy, number = self.strategy, self._first_step
-            with self.survivors.staying(self.step):
-                while strategy.serve(number):
-                    called, strategy.called = strategy.called, None
+            with self.recovery.recovering(self.step):
+                while strategy.serve_step(number):
+                    called, strategy.requested_checkpoint = strategy.requested_checkpoint, None
                     if called is None:
                         number += 1
-                    elif self.saver and self.saver.save(called):
-                        self._stop(called)
-                self._served = strategy
+                    elif self.checkpointer and self.checkpointer.save(called):
+                        self._stop_after_checkpoint(called)
+                self._served_strategy = strategy
 
-    def finish(self, score: Score | None = None) -> None:
+    def finish(self, evaluate: EvaluateFn | None = None) -> None:
         """After the last step: all workers' models become their mean, where they are not the same; all ranks call.
 
         Parameters
@@ -414,36 +426,36 @@ class Run:
         """
         if self.finished or not self.attached:
             return
-        self._boundary(last=True)
+        self._checkpoint_if_due(last=True)
         self.finished = True
-        self._check.close()
-        if self.saver:
-            self.saver.finish()
-        if not self.serves:  # what a server has is newer than its model
-            self.replica.changed()
-            self.replica.fetch_parameters()
-        self._share.finish()
-        self.survivors.all_do(lambda: self._end(score), self.step)
-        self.courier.close()
-        self.replica.store_parameters()
+        self._replica_check.close()
+        if self.checkpointer:
+            self.checkpointer.finish()
+        if not self.is_server:  # what a server has is newer than its model
+            self.replica.mark_changed()
+            self.replica.copy_to_host()
+        self._work_assignment.finish()
+        self.recovery.retry_until_agreed(lambda: self._finalize(evaluate), self.step)
+        self.comm_thread.close()
+        self.replica.copy_to_device()
 
-    def _end(self, score: Score | None) -> None:
+    def _finalize(self, evaluate: EvaluateFn | None) -> None:
         """What `finish` does; anew with those that live, where a rank is lost meanwhile."""
-        if self.serves:
+        if self.is_server:
             self.serve()
         self.strategy.finish()
-        transport, do = self.world.transport, self.courier.do
-        do(lambda: transport.meet(self._others_go_on))
-        self._check.finish()
-        if not self.strategy.alike:
-            weights = do(lambda: transport.allgather(0.0 if self.serves else self.strategy.weight))
-            if not self.serves:
-                if score:
-                    self.replica.store_parameters()
-                    self._before = score()
+        transport, do = self.world.transport, self.comm_thread.call
+        do(lambda: transport.barrier(self._fail_if_others_continue))
+        self._replica_check.finish()
+        if not self.strategy.identical_at_end:
+            weights = do(lambda: transport.allgather(0.0 if self.is_server else self.strategy.model_weight))
+            if not self.is_server:
+                if evaluate:
+                    self.replica.copy_to_device()
+                    self._score_before_averaging = evaluate()
                 share = weights[self.rank] / sum(filter(None, weights))
-                self.consensus = do(lambda: agreement.average(
-                    self.messages, self.world.living("worker"), self.replica.parameters, share))
+                self.consensus_distance = do(lambda: agreement.average_models(
+                    self.p2p, self.world.alive_with_role("worker"), self.replica.parameters, share))
 
     def summary(self, score: tuple[float, float] | None = None) -> dict[str, Any] | None:
         """The figures of the run on the first living rank, None on the others; a call of all ranks after `finish`.
@@ -452,19 +464,22 @@ class Run:
         ----------
         score : (loss, accuracy) of the final model on the test data, from the rank that evaluated it.
         """
-        fired, skipped = self.survivors.exchanges
-        report = Report(self.meter.totals, self.messages.sent, self.consensus, score, self._before, fired, skipped,
-                        self.batch, zlib.crc32(self.replica.parameters))
-        reports = self.survivors.all_do(lambda: self.world.transport.gather(report), self.step)
+        fired, skipped = self.recovery.exchange_counts
+        report = RankReport(self.meter.totals, self.p2p.bytes_sent, self.consensus_distance, score, self._score_before_averaging, fired, skipped,
+                        self.batch_size, zlib.crc32(self.replica.parameters))
+        reports = self.recovery.retry_until_agreed(lambda: self.world.transport.gather(report), self.step)
         if self._trace:
             self._trace.close()
-        if self._plot:
+        if self._plot_file:
             world = self.world
-            pictures.draw(self._plot, self.meter, f"{world.strategy}, {world.traffic}, {self.workers} workers")
+            pictures.write_plot(
+    self._plot_file,
+    self.meter,
+     f"{world.strategy}, {world.comm_pattern}, {self.worker_count} workers")
         self._closed = True
         if reports is None:
             return None
-        return _describe(self) | summarise(reports, self.world.roles)
+        return _summary_header(self) | summarize(reports, self.world.roles)
 
     def close(self) -> None:
         """Finish the run and tell its figures on the first living rank's stderr; the script's end calls it, too."""
@@ -473,7 +488,7 @@ class Run:
         self.finish()
         figures = self.summary()
         if figures:
-            tell(table(figures))
+            print_stderr(format_summary(figures))
 
     def __enter__(self) -> Run:
         return self
@@ -482,82 +497,85 @@ class Run:
         if error is None:
             self.close()
 
-    def _do(self, errand: Callable[[], Any]) -> Any:
+    def _call(self, op: Callable[[], Any]) -> Any:
         """Carry out what needs messages: by the courier, once there is one."""
-        return self.courier.do(errand) if self.attached and not self.finished else errand()
+        return self.comm_thread.call(op) if self.attached and not self.finished else op()
 
-    def _fetch(self) -> None:
+    def _on_fetch(self) -> None:
         if self.attached and not self.finished:
-            self._boundary()
-            self._steps.watch.enter("data")
-            self._share.fetch()
+            self._checkpoint_if_due()
+            self._step_hooks.timer.enter("data")
+            self._work_assignment.start_fetch()
 
-    def _boundary(self, last: bool = False) -> None:
+    def _checkpoint_if_due(self, last: bool = False) -> None:
         """Between two steps: all that belongs to the one before has been done."""
-        if not self.saver or self.serves:
+        if not self.checkpointer or self.is_server:
             return
-        start, self._steps.looked = self.world.transport.now(), self.step
-        with self.survivors.staying(self.step):
-            due = self.saver.due(last)
+        start, self._step_hooks.last_checkpoint_check = self.world.transport.now(), self.step
+        with self.recovery.recovering(self.step):
+            due = self.checkpointer.due_checkpoint(last)
             if due:
-                stops = self.saver.save(*due)
-                self._steps.watch.was_checkpoint(start)
+                stops = self.checkpointer.save(*due)
+                self._step_hooks.timer.add_checkpoint(start)
                 if stops:
-                    self._stop(due[0])
+                    self._stop_after_checkpoint(due[0])
 
-    def _stop(self, number: int) -> NoReturn:
+    def _stop_after_checkpoint(self, number: int) -> NoReturn:
         """All ranks have made a checkpoint, and end."""
-        assert self.saver
+        assert self.checkpointer
         self.finished = self._closed = True
-        self._check.close()
+        self._replica_check.close()
         transport = self.world.transport
-        self.courier.close()
-        transport.meet()
-        ends, words = transport.broadcast(ending.requeue() if self.rank == 0 else None)
-        raise Stopped(f"train: told to stop: checkpoint of step {number} in {self.saver.path}; {words}", ends)
+        self.comm_thread.close()
+        transport.barrier()
+        ends, words = transport.broadcast(ending.requeue_job() if self.rank == 0 else None)
+        raise Preempted(
+    f"train: told to stop: checkpoint of step {number} in {self.checkpointer.path}; {words}",
+     ends)
 
-    def _resumed(self) -> None:
+    def _on_resume(self) -> None:
         """The data are as they were; from here on random numbers are, too."""
-        if self.saver:
-            self.saver.take_random()
+        if self.checkpointer:
+            self.checkpointer.restore_rng()
 
-    def _fetched_none(self) -> None:
+    def _on_epoch_end(self) -> None:
         if self.attached and not self.finished:
-            self._steps.watch.cancel()
+            self._step_hooks.timer.discard_empty_step()
 
-    def _dealt(self, hand: Hand) -> None:
-        self._begin()
-        self._share.deal(hand)
+    def _on_batch(self, batch_slice: BatchSlice) -> None:
+        self._start_forward()
+        self._work_assignment.begin_step(batch_slice)
         if self.attached:
-            self._steps.weigh(hand.weight)
+            self._step_hooks.set_gradient_weight(batch_slice.gradient_weight)
 
-    def _begin(self) -> None:
-        self._resumed()
+    def _start_forward(self) -> None:
+        self._on_resume()
         if self.attached and not self.finished:
-            self._steps.watch.enter("forward")
-            self._share.fetched()
+            self._step_hooks.timer.enter("forward")
+            self._work_assignment.end_fetch()
 
-    def _others_go_on(self) -> None:
-        peer = self.world.transport.probe(0)
+    def _fail_if_others_continue(self) -> None:
+        peer = self.world.transport.iprobe(0)
         if peer is not None:
             raise TrainError(f"rank {peer} goes on while this one has ended after {self.step} steps: every worker "
                              "needs as many steps as the others (run.loader gives them)")
 
 
-def _describe(run: Run) -> dict[str, Any]:
+def _summary_header(run: Run) -> dict[str, Any]:
     """What ran, where; `nodes` and `zones` are counts (0 zones where none is known).
 
     `spectral_gap` is that of the graph of gossip, with shared memory between nodes; None for other strategies.
     `aggregation` is as Strategy has it.
     """
-    world, workers = run.world, run.world.ranks("worker")
+    world, workers = run.world, run.world.ranks_with_role("worker")
     places = [{"rank": rank, "node": node, "zone": zone, "role": role} for rank, (node, zone, role) in enumerate(
         zip(world.nodes, world.zones, world.roles, strict=True))]
     gap = None
-    if world.traffic in GRAPHS:
-        play = leaders(workers, world.nodes, world.zones) if world.method.shared_memory else workers
-        gap = spectral_gap(world.traffic, Members([world.zones[rank] for rank in play], run.seed, world.costs))
-    return {"strategy": world.strategy, "traffic": world.traffic, "spectral_gap": gap, "ranks": len(world.nodes),
+    if world.comm_pattern in GRAPHS:
+        play = node_leaders(workers, world.nodes, world.zones) if world.config.shared_memory else workers
+        gap = spectral_gap(world.comm_pattern, GossipGroup(
+            [world.zones[rank] for rank in play], run.seed, world.costs))
+    return {"strategy": world.strategy, "traffic": world.comm_pattern, "spectral_gap": gap, "ranks": len(world.nodes),
             "workers": len(workers), "ps": len(world.nodes) - len(workers), "nodes": len(set(world.nodes)),
             "zones": len(set(world.zones) - {""}), "map": places, "parameters": run.replica.parameters.size,
-            "aggregation": run.strategy.aggregation, "seed": run.seed, "lost": run.survivors.lost}
+            "aggregation": run.strategy.ps_locality, "seed": run.seed, "lost": run.recovery.failed_ranks}

@@ -7,17 +7,23 @@ from typing import TYPE_CHECKING, Any
 
 from slurmdl.errors import TrainError, warn
 from slurmdl.train.library import agreement, checkpoint, generators
-from slurmdl.train.library.checkpoint import Folder, Manifest
-from slurmdl.train.library.halt import Halt
-from slurmdl.train.library.resume import Rest, Resume, layout, words, workers_differ
+from slurmdl.train.library.checkpoint import CheckpointDir, Manifest
+from slurmdl.train.library.halt import CheckpointCoordinator
+from slurmdl.train.library.resume import (
+    CheckpointRestorer,
+    DeferredState,
+    config_fingerprint,
+    models_differ,
+    rank_layout,
+)
 from slurmdl.train.strategies import Strategy
-from slurmdl.train.strategies.servers import Holder
+from slurmdl.train.strategies.servers import PSServerBase
 
 if TYPE_CHECKING:
     from slurmdl.train.library.run import Run
 
 
-class Saver:
+class Checkpointer:
     """One rank's part in the checkpoints of a run.
 
     Parameters
@@ -27,133 +33,135 @@ class Saver:
     about : what another run could not go on from, by name, besides the method.
     """
 
-    def __init__(self, run: Run, folder: str, every: int, about: Mapping[str, object]) -> None:
+    def __init__(self, run: Run, checkpoint_dir: str, every: int, run_identity: Mapping[str, object]) -> None:
         self._run, self._world = run, run.world
-        self._folder, self._every = Folder(folder), every
-        self._about = {**words(run.world), **{name: str(value) for name, value in about.items()}}
-        self._things: dict[str, Any] = {}
-        self._resume: Resume | None = None
-        self._rest: Rest | None = None
-        self._random_taken = False
-        self._name = f"worker-{run.worker}" if run.worker is not None else \
-            f"server-{run.world.ranks('ps').index(run.rank)}"
-        self._last = 0
-        self._halt: Halt | None = None
+        self._checkpoint_dir, self._every = CheckpointDir(checkpoint_dir), every
+        self._run_identity = {**config_fingerprint(run.world), **{name: str(value)
+                                                   for name, value in run_identity.items()}}
+        self._registered: dict[str, Any] = {}
+        self._restorer: CheckpointRestorer | None = None
+        self._deferred: DeferredState | None = None
+        self._rng_restored = False
+        self._rank_file_name = f"worker-{run.worker_rank}" if run.worker_rank is not None else \
+            f"server-{run.world.ranks_with_role('ps').index(run.rank)}"
+        self._last_number = 0
+        self._coordinator: CheckpointCoordinator | None = None
 
-    def find(self, about: Sequence[tuple[str, str]]) -> None:
+    def load_latest(self, signature: Sequence[tuple[str, str]]) -> None:
         """Look for the last whole checkpoint; see Resume.find.
 
         Parameters
         ----------
         about : (name, value) of what else another run could not go on from, as shapes of parameters.
         """
-        self._about |= dict(about)
-        self._resume = Resume(self._run, self._folder, self._name, self._about)
-        self._resume.find()
+        self._run_identity |= dict(signature)
+        self._restorer = CheckpointRestorer(self._run, self._checkpoint_dir, self._rank_file_name, self._run_identity)
+        self._restorer.load_latest()
 
-    def take_strategy(self, strategy: Strategy) -> None:
+    def restore_strategy(self, strategy: Strategy) -> None:
         """Let a strategy go on as the one whose checkpoint was found, and listen for signals from now on."""
         run = self._run
-        if self._resume:
-            self._rest, self._resume = self._resume.take_strategy(strategy), None
-        self._last = self._rest.number if self._rest else 0
-        self._halt = Halt(self._world.transport, run.courier, self._world.ranks("worker"), lambda: run.step,
-                          strategy.meets)
+        if self._restorer:
+            self._deferred, self._restorer = self._restorer.restore_strategy(strategy), None
+        self._last_number = self._deferred.number if self._deferred else 0
+        self._coordinator = CheckpointCoordinator(self._world.transport, run.comm_thread, self._world.ranks_with_role("worker"), lambda: run.step,
+                          strategy.lockstep)
 
-    def keep(self, name: str, thing: Any) -> None:
+    def register(self, name: str, obj: Any) -> None:
         """See Run.keep."""
-        if name in self._things or self._halt is None:
+        if name in self._registered or self._coordinator is None:
             raise TrainError(f"keep({name!r}): valid: after run.wrap(), each name once")
-        if not (hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")):
-            raise TrainError(f"keep({name!r}): a {type(thing).__name__} has no state_dict() and load_state_dict()")
-        checkpoint.check(name, thing.state_dict())
-        self._things[name] = thing
-        if self._rest and name in self._rest.things:
-            thing.load_state_dict(self._rest.things[name])
+        if not (hasattr(obj, "state_dict") and hasattr(obj, "load_state_dict")):
+            raise TrainError(f"keep({name!r}): a {type(obj).__name__} has no state_dict() and load_state_dict()")
+        checkpoint.check_loadable(name, obj.state_dict())
+        self._registered[name] = obj
+        if self._deferred and name in self._deferred.registered:
+            obj.load_state_dict(self._deferred.registered[name])
             # a schedule that was made after wrap() has begun with the first learning rate again
-            for group, saved in zip(self._run.optimizer.param_groups, self._rest.groups, strict=True):
+            for group, saved in zip(self._run.optimizer.param_groups, self._deferred.param_groups, strict=True):
                 group.update({key: value for key, value in saved.items() if key != "params"})
 
-    def take_position(self, index: int) -> None:
+    def restore_loader(self, index: int) -> None:
         """Let the loader of this index go on where it was."""
-        if self._rest and index < len(self._rest.loaders):
-            self._run.loaders[index].restore(self._rest.loaders[index])
+        if self._deferred and index < len(self._deferred.loaders):
+            self._run.loaders[index].load_state_dict(self._deferred.loaders[index])
 
-    def take_random(self) -> None:
+    def restore_rng(self) -> None:
         """Let random numbers go on as they did; once."""
-        if self._rest and self._rest.random and not self._random_taken:
-            generators.restore(self._rest.random)
-        self._random_taken = True
+        if self._deferred and self._deferred.rng and not self._rng_restored:
+            generators.set_rng_state(self._deferred.rng)
+        self._rng_restored = True
 
-    def due(self, last: bool) -> tuple[int, bool] | None:
+    def due_checkpoint(self, last: bool) -> tuple[int, bool] | None:
         """The number of the checkpoint that is due now, between two steps, and whether all stop after it."""
-        assert self._halt
-        step, together = self._run.step, self._run.strategy.meets
-        passed = self._every and step - self._last >= self._every
-        if passed and not together and self._run.first:
-            self._halt.call()
-        told = self._halt.due(last)
+        assert self._coordinator
+        step, together = self._run.step, self._run.strategy.lockstep
+        passed = self._every and step - self._last_number >= self._every
+        if passed and not together and self._run.is_main:
+            self._coordinator.request()
+        told = self._coordinator.due_checkpoint(last)
         if told:
             return told
-        return (step, False) if together and self._every and step % self._every == 0 and step > self._last else None
+        return (step, False) if together and self._every and step % self._every == 0 and step > self._last_number else None
 
     def save(self, number: int, stops: bool = False) -> bool:
         """Write this checkpoint, with all other ranks, unless it is there already; whether all stop now."""
-        run, world, folder = self._run, self._world, self._folder
-        there = number == folder.last
-        self._last = max(number, run.step)
-        if not run.serves:  # what a server has is newer than its model
-            run.replica.changed()
-            run.replica.fetch_parameters()
-        run.strategy.pause(number)
-        run.replica.store_parameters()
+        run, world, folder = self._run, self._world, self._checkpoint_dir
+        there = number == folder.newest_valid
+        self._last_number = max(number, run.step)
+        if not run.is_server:  # what a server has is newer than its model
+            run.replica.mark_changed()
+            run.replica.copy_to_host()
+        run.strategy.quiesce(number)
+        run.replica.copy_to_device()
         part, fault = None, ""
         try:
-            part = None if there else folder.write(number, self._name, self._content())
+            part = None if there else folder.write_rank_file(number, self._rank_file_name, self._rank_state())
         except OSError as error:
             fault = f"rank {world.rank} on {world.nodes[world.rank]}: {error.filename}: {error.strerror}"
-        told = run.meet((part, fault, stops))
+        told = run.all_gather_object((part, fault, stops))
         faults = [its for _, its, _ in told if its]
         if world.rank == 0 and not there and not faults:
             parts = {its.name: its for its, _, _ in told if its}
             try:
-                folder.seal(Manifest(number, self._about, layout(world), parts))
+                folder.commit(Manifest(number, self._run_identity, rank_layout(world), parts))
             except OSError as error:
                 faults = [f"{error.filename}: {error.strerror}"]
         if world.rank == 0 and faults:
             folder.remove(number)
-            stays = "no other is there" if folder.last is None else f"that of step {folder.last} stays"
+            stays = "no other is there" if folder.newest_valid is None else f"that of step {folder.newest_valid} stays"
             warn(f"train: no checkpoint of step {number}: {faults[0]}; {stays}")
-        if run.meet(not faults)[0]:
-            folder.verified(number)
-        if self._halt:
-            self._halt.over()
+        if run.all_gather_object(not faults)[0]:
+            folder.mark_verified(number)
+        if self._coordinator:
+            self._coordinator.checkpoint_done()
         # without any checkpoint to go on from there is nothing to stop for
-        return folder.last is not None and any(its for _, _, its in told)
+        return folder.newest_valid is not None and any(its for _, _, its in told)
 
     @property
     def path(self) -> str:
         """Of the folder."""
-        return self._folder.path
+        return self._checkpoint_dir.path
 
     def finish(self) -> None:
         """This worker has made its last step."""
-        if self._halt:
-            self._halt.finish()
+        if self._coordinator:
+            self._coordinator.finish()
 
-    def _content(self) -> dict[str, Any]:
+    def _rank_state(self) -> dict[str, Any]:
         """What this rank writes down."""
         run, strategy = self._run, self._run.strategy
-        content = {"strategy": strategy.state(), "sent": dict(run.messages.sent), "meter": run.meter.state()}
-        if isinstance(strategy, Holder):
-            return {**content, "pieces": strategy.pieces()}
+        content = {"strategy": strategy.state_dict(), "sent": dict(
+            run.p2p.bytes_sent), "meter": run.meter.state_dict()}
+        if isinstance(strategy, PSServerBase):
+            return {**content, "pieces": strategy.shard_states()}
         import torch
 
-        alone = run.first or workers_differ(self._world)
+        alone = run.is_main or models_differ(self._world)
         return {**content, "step": run.step,
                 "model": torch.from_numpy(run.replica.parameters) if alone else None,
                 "optimizer": run.optimizer.state_dict() if alone else None,
-                "rest": agreement.untrained(run.model, run.replica.tensors),
-                "loaders": [loader.state() for loader in run.loaders],
-                "things": {name: thing.state_dict() for name, thing in self._things.items()},
-                "random": generators.state()}
+                "rest": agreement.untrained_tensors(run.model, run.replica.tensors),
+                "loaders": [loader.state_dict() for loader in run.loaders],
+                "things": {name: thing.state_dict() for name, thing in self._registered.items()},
+                "random": generators.get_rng_state()}

@@ -12,44 +12,45 @@ import numpy.typing as npt
 
 from slurmdl.errors import TrainError
 from slurmdl.train.library.replica import Replica
-from slurmdl.train.strategies.pieces import Piece, gathered
+from slurmdl.train.strategies.pieces import ShardState, assemble_shard
 
 Numbers = npt.NDArray[np.float64]
 Bytes = npt.NDArray[np.uint8]
 
 #: those of torch.optim whose step looks at more than one element at a time
-_WHOLE = ("Adafactor", "LBFGS", "Muon", "SparseAdam")
+_NOT_ELEMENTWISE = ("Adafactor", "LBFGS", "Muon", "SparseAdam")
 
 #: what only a GPU's optimizers may be asked for; a shard lies on the host
-_ON_HOST = {"capturable": False, "fused": None}
+_HOST_OVERRIDES = {"capturable": False, "fused": None}
 
 
-def numbers(optimizer: Any) -> Numbers:
+def hyperparameters(optimizer: Any) -> Numbers:
     """The numbers of all parameter groups, as learning rates and betas, in the order of `set_numbers`."""
-    return np.array([number for _, _, value in entries(optimizer) for number in _numbers(value)], np.float64)
+    return np.array([number for _, _, value in hyperparameter_entries(optimizer)
+                    for number in _numeric_values(value)], np.float64)
 
 
-def entries(optimizer: Any) -> list[tuple[int, str, Any]]:
+def hyperparameter_entries(optimizer: Any) -> list[tuple[int, str, Any]]:
     """Group, name and value of what makes up `numbers`; what schedules keep in the groups is none of it."""
     return [(index, key, group[key]) for index, group in enumerate(optimizer.param_groups)
-            for key in sorted(optimizer.defaults) if _numbers(group[key])]
+            for key in sorted(optimizer.defaults) if _numeric_values(group[key])]
 
 
-def set_numbers(optimizer: Any, values: Numbers) -> None:
+def set_hyperparameters(optimizer: Any, values: Numbers) -> None:
     """Give the groups of an optimizer of the same kind these numbers."""
     queue = iter(values.tolist())
-    for index, key, value in entries(optimizer):
-        new = tuple(next(queue) for _ in _numbers(value))
+    for index, key, value in hyperparameter_entries(optimizer):
+        new = tuple(next(queue) for _ in _numeric_values(value))
         optimizer.param_groups[index][key] = new if isinstance(value, tuple) else new[0]
 
 
-def rates(optimizer: Any) -> tuple[int, ...]:
+def lr_indices(optimizer: Any) -> tuple[int, ...]:
     """Where among the `numbers` the learning rates stand."""
-    keys = [key for _, key, value in entries(optimizer) for _ in _numbers(value)]
+    keys = [key for _, key, value in hyperparameter_entries(optimizer) for _ in _numeric_values(value)]
     return tuple(place for place, key in enumerate(keys) if key == "lr")
 
 
-class Updater:
+class TorchShardOptimizer:
     """A part's optimizer; see strategy.Update.
 
     Parameters
@@ -58,37 +59,37 @@ class Updater:
         for none.
     """
 
-    def __init__(self, twin: Any, places: Sequence[slice]) -> None:
-        self._twin, self._places = twin, places
+    def __init__(self, optimizer: Any, slices: Sequence[slice]) -> None:
+        self._optimizer, self._slices = optimizer, slices
 
     def __call__(self, values: Numbers) -> None:
-        set_numbers(self._twin, values)
-        self._twin.step()
+        set_hyperparameters(self._optimizer, values)
+        self._optimizer.step()
 
-    def state(self) -> Bytes:
+    def state_bytes(self) -> Bytes:
         import torch
 
         file = io.BytesIO()
-        torch.save(self._twin.state_dict(), file)
+        torch.save(self._optimizer.state_dict(), file)
         return np.frombuffer(file.getbuffer(), np.uint8)
 
-    def restore(self, state: Bytes) -> None:
+    def load_state_bytes(self, state: Bytes) -> None:
         import torch
 
-        self._twin.load_state_dict(torch.load(io.BytesIO(state), weights_only=True))
+        self._optimizer.load_state_dict(torch.load(io.BytesIO(state), weights_only=True))
 
-    def pieces(self) -> list[Piece]:
-        state = self._twin.state_dict()["state"]
-        return [(place.start, place.stop, state[index]) for index, place in enumerate(self._places) if index in state]
+    def shard_states(self) -> list[ShardState]:
+        state = self._optimizer.state_dict()["state"]
+        return [(place.start, place.stop, state[index]) for index, place in enumerate(self._slices) if index in state]
 
-    def fill(self, pieces: Sequence[Piece]) -> None:
-        state = {index: gathered(pieces, place) for index, place in enumerate(self._places)}
-        groups = self._twin.state_dict()["param_groups"]
-        self._twin.load_state_dict({"state": {index: its for index, its in state.items() if its},
+    def load_shard_states(self, states: Sequence[ShardState]) -> None:
+        state = {index: assemble_shard(states, place) for index, place in enumerate(self._slices)}
+        groups = self._optimizer.state_dict()["param_groups"]
+        self._optimizer.load_state_dict({"state": {index: its for index, its in state.items() if its},
                                     "param_groups": groups})
 
 
-def updater(optimizer: Any, replica: Replica, part: slice) -> Updater:
+def make_shard_optimizer(optimizer: Any, replica: Replica, part: slice) -> TorchShardOptimizer:
     """An optimizer of the same class for a part of the buffers.
 
     Each call of what is returned takes the `numbers` of a worker's optimizer, so that its schedules of learning rates
@@ -100,7 +101,7 @@ def updater(optimizer: Any, replica: Replica, part: slice) -> Updater:
     TrainError : an optimizer that cannot work on a part.
     """
     kind = type(optimizer)
-    if kind.__name__ in _WHOLE:
+    if kind.__name__ in _NOT_ELEMENTWISE:
         raise TrainError(f"--strategy ps: {kind.__name__} needs whole tensors, not shards; valid: optimizers that "
                          "work element by element, as SGD, Adam, AdamW, RMSprop, Adagrad")
     import torch
@@ -108,34 +109,34 @@ def updater(optimizer: Any, replica: Replica, part: slice) -> Updater:
     host = torch.from_numpy(replica.parameters), torch.from_numpy(replica.gradients)
     pieces: list[list[Any]] = [[] for _ in optimizer.param_groups]
     places: list[list[slice]] = [[] for _ in optimizer.param_groups]
-    for group, piece in _pieces(optimizer, replica, part):
+    for group, piece in _split_by_group(optimizer, replica, part):
         shard = torch.nn.Parameter(host[0][piece])
         shard.grad = host[1][piece]
         pieces[group].append(shard)
         places[group].append(piece)
     # torch refuses a group without parameters only where all are, which a shard's may be
-    groups = [{**group, **{key: value for key, value in _ON_HOST.items() if key in group},
+    groups = [{**group, **{key: value for key, value in _HOST_OVERRIDES.items() if key in group},
                "params": pieces[index] or [torch.nn.Parameter(torch.zeros(0))]}
               for index, group in enumerate(optimizer.param_groups)]
     takes = inspect.signature(kind).parameters
     try:
-        twin = kind(groups, **{key: _ON_HOST.get(key, value) for key, value in optimizer.defaults.items()
+        twin = kind(groups, **{key: _HOST_OVERRIDES.get(key, value) for key, value in optimizer.defaults.items()
                                if key in takes})
     except (TypeError, ValueError) as error:
         raise TrainError(f"--strategy ps: {kind.__name__} cannot be built for a shard: {error}") from error
-    return Updater(twin, [place for its in places for place in its or [slice(0, 0)]])
+    return TorchShardOptimizer(twin, [place for its in places for place in its or [slice(0, 0)]])
 
 
-def _numbers(value: Any) -> list[float]:
+def _numeric_values(value: Any) -> list[float]:
     """The numbers that a value of a group holds; none in flags and words."""
     if isinstance(value, tuple):
-        return [number for item in value for number in _numbers(item)]
+        return [number for item in value for number in _numeric_values(item)]
     if isinstance(value, bool) or not (isinstance(value, (int, float)) or getattr(value, "ndim", None) == 0):
         return []
     return [float(value)]
 
 
-def _pieces(optimizer: Any, replica: Replica, part: slice) -> Iterator[tuple[int, slice]]:
+def _split_by_group(optimizer: Any, replica: Replica, part: slice) -> Iterator[tuple[int, slice]]:
     """The part, cut where the group of parameters changes."""
     group_of = {id(tensor): index for index, group in enumerate(optimizer.param_groups)
                 for tensor in group["params"]}

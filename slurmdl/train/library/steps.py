@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING, Any
 
 from slurmdl.errors import TrainError
 from slurmdl.train.library import agreement
-from slurmdl.train.library.backward import Backward, Listener
-from slurmdl.train.library.quasi_global import QuasiGlobal
+from slurmdl.train.library.backward import BackwardCallbacks, GradientTracker
+from slurmdl.train.library.quasi_global import QuasiGlobalMomentum
 from slurmdl.train.library.replica_check import ReplicaCheck
-from slurmdl.train.library.share import Share
-from slurmdl.train.mixing.moved import Moved
-from slurmdl.train.report.meters import Stopwatch
+from slurmdl.train.library.share import WorkAssignment
+from slurmdl.train.mixing.moved import DriftEstimator
+from slurmdl.train.report.meters import PhaseTimer
 from slurmdl.train.trace import Trace
 
 if TYPE_CHECKING:
     from slurmdl.train.library.run import Run
 
 
-class Steps:
+class StepHooks:
     """The steps of one rank: its gradients leave for the others, and its model is mixed with theirs.
 
     Parameters
@@ -35,41 +35,41 @@ class Steps:
     looked : number of the step before which a checkpoint was thought of last.
     """
 
-    def __init__(self, run: Run, share: Share, passes: int, trace: Trace | None, drift: bool,
-                 check: ReplicaCheck) -> None:
-        self._run, self._share, self._passes, self._check = run, share, passes, check
-        replica, world, courier = run.replica, run.world, run.courier
-        self.watch = Stopwatch(run.meter, world.transport.now, lambda: courier.waiting, trace)
-        self.looked = 0
-        self._hidden = 0.0
-        self._momentum = agreement.on_all(world, lambda: QuasiGlobal(replica, run.optimizer)) \
-            if world.method.quasi_global else None
-        self._moved = Moved(replica.parameters, replica.sizes) if drift else None
-        self._backward = Backward(replica, passes, run.strategy.overlaps,
-                                  Listener(lambda: self.watch.enter("backward"), self._ready, self._passes_over))
-        self._groups = len(run.optimizer.param_groups)
+    def __init__(self, run: Run, work_assignment: WorkAssignment, backward_passes: int, trace: Trace | None, measure_drift: bool,
+                 replica_check: ReplicaCheck) -> None:
+        self._run, self._work_assignment, self._backward_passes, self._replica_check = run, work_assignment, backward_passes, replica_check
+        replica, world, courier = run.replica, run.world, run.comm_thread
+        self.timer = PhaseTimer(run.meter, world.transport.now, lambda: courier.peer_wait_seconds, trace)
+        self.last_checkpoint_check = 0
+        self._overlapped_comm = 0.0
+        self._momentum = agreement.call_on_all(world, lambda: QuasiGlobalMomentum(replica, run.optimizer)) \
+            if world.config.quasi_global_momentum else None
+        self._drift_estimator = DriftEstimator(replica.parameters, replica.sizes) if measure_drift else None
+        self._gradient_tracker = GradientTracker(replica, backward_passes, run.strategy.overlaps_backward,
+                                  BackwardCallbacks(lambda: self.timer.enter("backward"), self._on_gradients_ready, self._on_backward_complete))
+        self._group_count = len(run.optimizer.param_groups)
         #: whether the step that is under way leaves the model as it is, since its gradients have overflowed
-        self._skips = False
+        self._skips_update = False
         #: a parameter whose mean gradient is not finite, "" for none
-        self._infinite = ""
-        self._trained = {id(tensor) for tensor in replica.tensors}
+        self._nonfinite_parameter = ""
+        self._trained_ids = {id(tensor) for tensor in replica.tensors}
 
-    def begin(self) -> None:
+    def install(self) -> None:
         """Follow the model and the optimizer from now on."""
         run = self._run
         if self._momentum:
-            run.keep("quasi-global momentum", self._momentum)
-        self._hook(run.optimizer)
+            run.register_for_checkpointing("quasi-global momentum", self._momentum)
+        self._hook_optimizer(run.optimizer)
         try:
             run.model.register_forward_pre_hook(self._before_forward, with_kwargs=True)
         except TypeError:  # PyTorch before 2.0
             run.model.register_forward_pre_hook(self._before_forward)
         run.model.register_forward_hook(self._after_forward)
 
-    def _hook(self, optimizer: Any) -> None:
+    def _hook_optimizer(self, optimizer: Any) -> None:
         if hasattr(optimizer, "register_step_pre_hook"):
-            optimizer.register_step_pre_hook(self._before)
-            optimizer.register_step_post_hook(self._after)
+            optimizer.register_step_pre_hook(self._before_optimizer_step)
+            optimizer.register_step_post_hook(self._after_optimizer_step)
             # torch.amp.GradScaler then leaves it to the step to unscale gradients, and to do nothing at an overflow:
             # so the hooks are called in each step, also where this rank skips the update alone
             optimizer._step_supports_amp_scaling = True
@@ -78,68 +78,68 @@ class Steps:
 
         @wraps(step)
         def between(*arguments: Any, **named: Any) -> Any:
-            self._before(optimizer, arguments, named)
+            self._before_optimizer_step(optimizer, arguments, named)
             made = step(*arguments[1:], **named)
-            self._after(optimizer, arguments, named)
+            self._after_optimizer_step(optimizer, arguments, named)
             return made
 
         optimizer.step = MethodType(between, optimizer)  # a method, since schedules of learning rates look into it
 
     @property
-    def made(self) -> int:
+    def completed(self) -> int:
         """How many the optimizer has made."""
-        return self._backward.step
+        return self._gradient_tracker.step
 
-    def begin_at(self, step: int) -> None:
+    def resume_at(self, step: int) -> None:
         """So many have been made already."""
-        self._backward.step = self.looked = step
+        self._gradient_tracker.step = self.last_checkpoint_check = step
 
-    def weigh(self, weight: float) -> None:
+    def set_gradient_weight(self, weight: float) -> None:
         """Count the gradients of the step to come `weight` times, where they go to others as they are."""
         strategy = self._run.strategy
-        if self._passes == 1 and (strategy.in_step or not strategy.updates):
-            self._backward.weigh(weight)
+        if self._backward_passes == 1 and (strategy.averages_gradients or not strategy.updates_locally):
+            self._gradient_tracker.set_gradient_weight(weight)
 
-    def _ready(self, start: int) -> None:
+    def _on_gradients_ready(self, start: int) -> None:
         # without a thread of its own the courier would hold up the backward pass
-        if self._run.strategy.overlaps and self._run.world.transport.threaded:
-            self._run.strategy.ready(start)
+        if self._run.strategy.overlaps_backward and self._run.world.transport.supports_comm_thread:
+            self._run.strategy.on_gradients_ready(start)
 
-    def _before_forward(self, model: Any, arguments: Any, named: Any = None) -> None:
+    def _before_forward(self, model: Any, args: Any, kwargs: Any = None) -> None:
         import torch
 
         if torch.is_grad_enabled() and not self._run.finished:
-            if self.watch.between:
-                self.watch.enter("forward")
-            if not self._share.hand:
-                self._check.see(arguments, named)
+            if self.timer.is_between_steps:
+                self.timer.enter("forward")
+            if not self._work_assignment.current_slice:
+                self._replica_check.record_batch(args, kwargs)
 
-    def _after_forward(self, model: Any, arguments: Any, output: Any) -> None:
-        if not self.watch.between and getattr(output, "requires_grad", False):
+    def _after_forward(self, model: Any, args: Any, output: Any) -> None:
+        if not self.timer.is_between_steps and getattr(output, "requires_grad", False):
             output.register_hook(self._enter_backward)
 
     def _enter_backward(self, gradient: Any) -> None:
-        self.watch.enter("backward")
+        self.timer.enter("backward")
 
-    def _passes_over(self) -> None:
-        if self._run.strategy.overlaps:
-            self._complete()
-        self.watch.enter("optimizer")
+    def _on_backward_complete(self) -> None:
+        if self._run.strategy.overlaps_backward:
+            self._complete_gradients()
+        self.timer.enter("optimizer")
 
-    def _complete(self) -> None:
+    def _complete_gradients(self) -> None:
         run = self._run
-        self.watch.enter("communication")
-        self._backward.end()
-        if not (run.strategy.overlaps or self._skips):
-            self._refuse_infinite(run.replica.infinite())
-        with run.survivors.staying(self.made):
-            run.strategy.before_update(self.made, self._skips)
+        self.timer.enter("communication")
+        self._gradient_tracker.collect_missing()
+        if not (run.strategy.overlaps_backward or self._skips_update):
+            self._reject_nonfinite(run.replica.nonfinite_parameter())
+        with run.recovery.recovering(self.completed):
+            run.strategy.before_optimizer_step(self.completed, self._skips_update)
         if self._momentum:
-            self._momentum.lead()
-        if run.strategy.overlaps:
-            self._infinite = run.replica.infinite()
+            self._momentum.before_optimizer_step()
+        if run.strategy.overlaps_backward:
+            self._nonfinite_parameter = run.replica.nonfinite_parameter()
 
-    def _take_scale(self, optimizer: Any) -> None:
+    def _apply_grad_scaler(self, optimizer: Any) -> None:
         """Unscale the gradients, and learn whether they have overflowed, where a torch.amp.GradScaler makes the step.
 
         It hands over by two attributes, as to optimizers that do both in one kernel on a GPU.
@@ -147,12 +147,12 @@ class Steps:
         found = getattr(optimizer, "found_inf", None)
         if found is None:
             return
-        self._skips = bool(float(found))
-        if optimizer.grad_scale is not None and not self._skips:
-            self._run.replica.unscale(optimizer.grad_scale)
+        self._skips_update = bool(float(found))
+        if optimizer.grad_scale is not None and not self._skips_update:
+            self._run.replica.unscale_gradients(optimizer.grad_scale)
         optimizer.grad_scale = optimizer.found_inf = None
 
-    def _refuse_infinite(self, name: str) -> None:
+    def _reject_nonfinite(self, name: str) -> None:
         """Refuse an update with a gradient that is not finite; with the mean of all, all ranks do.
 
         Parameters
@@ -164,58 +164,58 @@ class Steps:
         run = self._run
 
         def fault(whose: str) -> TrainError:
-            return TrainError(f"step {self.made + 1}: {whose} has entries that are infinite or no numbers; valid: "
+            return TrainError(f"step {self.completed + 1}: {whose} has entries that are infinite or no numbers; valid: "
                               "a smaller learning rate, or with float16 torch.amp.GradScaler")
 
         def check() -> None:
             """Name the ranks that have brought it in."""
-            own = run.replica.noted()
+            own = run.replica.recorded_nonfinite_parameter()
             if own:
                 raise fault(f"the gradient of {own}")
 
-        if not run.strategy.overlaps:
+        if not run.strategy.overlaps_backward:
             raise fault(f"the gradient of {name}")
-        run.courier.do(lambda: agreement.on_all(run.world, check))
+        run.comm_thread.call(lambda: agreement.call_on_all(run.world, check))
         raise fault(f"the mean of the ranks' gradients of {name}")
 
-    def _before(self, optimizer: Any, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> None:
+    def _before_optimizer_step(self, optimizer: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         run = self._run
         if run.finished:
             raise TrainError("opt.step() after the run was finished; valid: run.finish() after the last step")
-        if named.get("closure") or any(argument is not None for argument in arguments[1:]):
+        if kwargs.get("closure") or any(argument is not None for argument in args[1:]):
             raise TrainError("opt.step(closure): not supported; valid: loss.backward(), then opt.step()")
-        moved = run.replica.moved()
-        if moved or len(optimizer.param_groups) != self._groups:
+        moved = run.replica.relocated_parameter()
+        if moved or len(optimizer.param_groups) != self._group_count:
             what = f"parameter {moved} was laid elsewhere" if moved else "the optimizer got another group"
-            raise TrainError(f"step {self.made + 1}: {what} after run.wrap(); move, load (with assign=True) and add "
+            raise TrainError(f"step {self.completed + 1}: {what} after run.wrap(); move, load (with assign=True) and add "
                              "parameters before it")
-        thawed = self._thawed()
+        thawed = self._unfrozen_parameter()
         if thawed:
-            raise TrainError(f"step {self.made + 1}: parameter {thawed} is trained now, but was not at run.wrap(); "
+            raise TrainError(f"step {self.completed + 1}: parameter {thawed} is trained now, but was not at run.wrap(); "
                              "valid: requires_grad=True before run.wrap(), and a learning rate of 0 for its "
                              "parameter group until it is to be trained")
-        if run.saver and self.looked < self.made:
-            raise TrainError(f"step {self.made + 1}: checkpoints are made where a batch is asked for; valid: batches "
+        if run.checkpointer and self.last_checkpoint_check < self.completed:
+            raise TrainError(f"step {self.completed + 1}: checkpoints are made where a batch is asked for; valid: batches "
                              "of run.loader(), or `with run.fetching():` around what makes them")
-        if run.balanced and not self._share.hand:
-            raise TrainError(f"step {self.made + 1}: --balance {run.world.method.balance} shares out the batches of "
+        if run.is_load_balanced and not self._work_assignment.current_slice:
+            raise TrainError(f"step {self.completed + 1}: --balance {run.world.config.load_balance} shares out the batches of "
                              "run.loader(), and this one is none; valid: a batch of it for each step, or "
                              "--balance off")
-        run.replica.changed()
-        self._take_scale(optimizer)
-        if not self._backward.over:
-            self._complete()
-        if not self._skips:
-            self._refuse_infinite(self._infinite)
-        self.watch.enter("optimizer")
-        if not run.strategy.updates:
-            run.replica.store_parameters()
-        if self._skips or not run.strategy.updates:
+        run.replica.mark_changed()
+        self._apply_grad_scaler(optimizer)
+        if not self._gradient_tracker.done:
+            self._complete_gradients()
+        if not self._skips_update:
+            self._reject_nonfinite(self._nonfinite_parameter)
+        self.timer.enter("optimizer")
+        if not run.strategy.updates_locally:
+            run.replica.copy_to_device()
+        if self._skips_update or not run.strategy.updates_locally:
             run.replica.hide_gradients()
 
-    def _thawed(self) -> str:
+    def _unfrozen_parameter(self) -> str:
         """Name of a parameter that the optimizer is about to train and the replica does not hold, "" for none."""
-        run, its = self._run, self._trained
+        run, its = self._run, self._trained_ids
         found = next((tensor for group in run.optimizer.param_groups for tensor in group["params"]
                       if id(tensor) not in its and tensor.requires_grad), None)
         if found is None:
@@ -223,39 +223,39 @@ class Steps:
         return next((name for name, tensor in run.model.named_parameters() if tensor is found),
                     f"of shape {tuple(found.shape)}")
 
-    def _after(self, optimizer: Any, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> None:
+    def _after_optimizer_step(self, optimizer: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         run = self._run
-        if self._skips or not run.strategy.updates:
+        if self._skips_update or not run.strategy.updates_locally:
             run.replica.show_gradients()
-        self._skips, self._infinite = False, ""
-        run.replica.changed()
-        self.watch.enter("communication")
-        if run.strategy.in_step:
-            run.survivors.after_update(self.made)
+        self._skips_update, self._nonfinite_parameter = False, ""
+        run.replica.mark_changed()
+        self.timer.enter("communication")
+        if run.strategy.averages_gradients:
+            run.recovery.after_optimizer_step(self.completed)
         else:
-            self._mix()
-        with run.survivors.staying(self.made + 1):
-            self._check.after(self.made + 1)
-        self._backward.next_step()
-        self.watch.end_step()
-        meter, courier = run.meter, run.courier
-        meter.samples.add(self._share.account(meter.wall.last - meter.comm.last))
-        hidden = courier.busy - courier.seconds
-        meter.hidden += hidden - self._hidden
-        self._hidden = hidden
+            self._exchange_models()
+        with run.recovery.recovering(self.completed + 1):
+            self._replica_check.after_step(self.completed + 1)
+        self._gradient_tracker.next_step()
+        self.timer.end_step()
+        meter, courier = run.meter, run.comm_thread
+        meter.samples.add(self._work_assignment.end_step(meter.wall.last - meter.exposed_comm.last))
+        hidden = courier.busy_seconds - courier.blocked_seconds
+        meter.overlapped_comm += hidden - self._overlapped_comm
+        self._overlapped_comm = hidden
 
-    def _mix(self) -> None:
+    def _exchange_models(self) -> None:
         """Bring the model together with others', where that is due."""
         run = self._run
-        if self._moved:
-            run.replica.fetch_parameters()
-            run.meter.add_drift(self._moved.far())
+        if self._drift_estimator:
+            run.replica.copy_to_host()
+            run.meter.add_drift(self._drift_estimator.relative_drift())
         if self._momentum:
-            self._momentum.stepped()
-        fired = run.strategy.fired
-        for number in self._share.numbers(self.made):
-            run.survivors.after_update(number)
-        if self._moved and run.strategy.fired > fired:
-            self._moved.mark()
+            self._momentum.after_optimizer_step()
+        fired = run.strategy.exchanges
+        for number in self._work_assignment.strategy_steps(self.completed):
+            run.recovery.after_optimizer_step(number)
+        if self._drift_estimator and run.strategy.exchanges > fired:
+            self._drift_estimator.reset()
         if self._momentum:
-            self._momentum.follow()
+            self._momentum.after_mixing()

@@ -16,13 +16,13 @@ from slurmdl.errors import warn
 from slurmdl.train.library import agreement
 from slurmdl.train.library.replica import Replica
 from slurmdl.train.runtime import World
-from slurmdl.train.strategies import Setting, Strategy
-from slurmdl.train.transports.transport import LostRank
+from slurmdl.train.strategies import Strategy, StrategyContext
+from slurmdl.train.transports.transport import RankFailedError
 
 Result = TypeVar("Result")
 
 
-class Survivors:
+class FailureRecovery:
     """The ranks that live, as one of them sees them.
 
     Parameters
@@ -37,30 +37,30 @@ class Survivors:
         on, counted from 0.
     """
 
-    def __init__(self, world: World, replica: Replica, setting: Setting, strategy: Strategy, ends: str,
-                 kept: bool) -> None:
-        self._world, self._replica, self._setting, self._ends, self._kept = world, replica, setting, ends, kept
+    def __init__(self, world: World, replica: Replica, context: StrategyContext, strategy: Strategy, unrecoverable_reason: str,
+                 resumable: bool) -> None:
+        self._world, self._replica, self._context, self._unrecoverable_reason, self._resumable = world, replica, context, unrecoverable_reason, resumable
         self.strategy = strategy
-        self.lost: list[dict[str, Any]] = []
+        self.failed_ranks: list[dict[str, Any]] = []
         #: the step that is the strategy's first
-        self._begin = 0
-        self._fired = self._skipped = 0
+        self._first_step = 0
+        self._exchanges = self._exchanges_skipped = 0
         #: what was under way when a rank was lost: a partner may still write into its memory
-        self._broken_off: list[LostRank] = []
+        self._aborted_errors: list[RankFailedError] = []
 
     @property
-    def exchanges(self) -> tuple[int, int]:
+    def exchange_counts(self) -> tuple[int, int]:
         """How many were made and left out in all, see Strategy.fired."""
-        return self._fired + self.strategy.fired, self._skipped + self.strategy.skipped
+        return self._exchanges + self.strategy.exchanges, self._exchanges_skipped + self.strategy.exchanges_skipped
 
-    def after_update(self, step: int) -> None:
+    def after_optimizer_step(self, step: int) -> None:
         """The strategy's part after the update of a step; nothing where others are ahead, see above."""
-        if step >= self._begin:
-            with self.staying(step + 1):
-                self.strategy.after_update(step - self._begin)
+        if step >= self._first_step:
+            with self.recovering(step + 1):
+                self.strategy.after_optimizer_step(step - self._first_step)
 
     @contextmanager
-    def staying(self, step: int) -> Iterator[None]:
+    def recovering(self, step: int) -> Iterator[None]:
         """Around the strategy's part in a step: where a rank is lost meanwhile, it is broken off.
 
         Parameters
@@ -73,68 +73,69 @@ class Survivors:
         """
         try:
             yield
-        except LostRank as error:
-            self._go_on(error, step)
+        except RankFailedError as error:
+            self._recover(error, step)
 
-    def all_do(self, deed: Callable[[], Result], step: int) -> Result:
+    def retry_until_agreed(self, action: Callable[[], Result], step: int) -> Result:
         """What a deed of all ranks returns; done anew by all that live, until none is lost meanwhile."""
         while True:
-            lost: LostRank | None = None
+            lost: RankFailedError | None = None
             try:
-                result = deed()
-            except LostRank as error:
+                result = action()
+            except RankFailedError as error:
                 lost = error
             if lost is None and self._agree(True):
                 return result
-            self._go_on(lost, step, agreed=lost is None)
+            self._recover(lost, step, agreed=lost is None)
 
     def _agree(self, done: bool) -> bool:
-        return bool(self._setting.courier.do(lambda: self._world.transport.agree(done)))
+        return bool(self._context.comm_thread.call(lambda: self._world.transport.agree(done)))
 
-    def _go_on(self, error: LostRank | None, step: int, agreed: bool = False) -> None:
-        before = self._world.transport.living
-        if self._ends:
-            raise self._end_of_all(error.ranks if error else (), step, self._ends)
+    def _recover(self, error: RankFailedError | None, step: int, agreed: bool = False) -> None:
+        before = self._world.transport.alive_ranks
+        if self._unrecoverable_reason:
+            raise self._unrecoverable(error.ranks if error else (), step, self._unrecoverable_reason)
         while True:
             if error:
-                self._broken_off.append(error)
-            self._setting.courier.forgive()
+                self._aborted_errors.append(error)
+            self._context.comm_thread.reset()
             if not agreed:
                 self._agree(False)
             for role in ("worker", "ps"):
-                if role in self._world.roles and not self._world.living(role):
-                    raise self._end_of_all(self._world.ranks(role), step, f"no {role} is left")
+                if role in self._world.roles and not self._world.alive_with_role(role):
+                    raise self._unrecoverable(self._world.ranks_with_role(role), step, f"no {role} is left")
             try:
-                self._begin_anew(before, step)
+                self._rebuild_strategy(before, step)
                 return
-            except LostRank as another:
+            except RankFailedError as another:
                 error, agreed = another, False
 
-    def _begin_anew(self, before: tuple[int, ...], step: int) -> None:
+    def _rebuild_strategy(self, previously_alive: tuple[int, ...], step: int) -> None:
         """Make the strategy of the living, `before` those of before; a call of all of them."""
-        world, old, do = self._world, self.strategy, self._setting.courier.do
-        transport, workers, servers = world.transport, world.living("worker"), world.living("ps")
-        old.leave()
-        told = do(lambda: transport.allgather((step, old.weight)))
+        world, old, do = self._world, self.strategy, self._context.comm_thread.call
+        transport, workers, servers = world.transport, world.alive_with_role("worker"), world.alive_with_role("ps")
+        old.abort()
+        told = do(lambda: transport.allgather((step, old.model_weight)))
         furthest = max(its[0] for its in told if its)
-        if not old.alike:
-            share = old.weight / sum(told[worker][1] for worker in workers)
-            self._replica.fetch_parameters()
-            do(lambda: agreement.average(self._setting.messages, workers, self._replica.parameters, share))
-            self._replica.store_parameters()
-        self._setting = replace(self._setting, workers=workers, servers=servers, parameters=self._replica.parameters)
-        self.strategy = old.without(self._setting)
-        self._fired, self._skipped = self._fired + old.fired, self._skipped + old.skipped
+        if not old.identical_at_end:
+            share = old.model_weight / sum(told[worker][1] for worker in workers)
+            self._replica.copy_to_host()
+            do(lambda: agreement.average_models(self._context.p2p, workers, self._replica.parameters, share))
+            self._replica.copy_to_device()
+        self._context = replace(self._context, workers=workers, servers=servers, parameters=self._replica.parameters)
+        self.strategy = old.shrink(self._context)
+        self._exchanges, self._exchanges_skipped = self._exchanges + \
+            old.exchanges, self._exchanges_skipped + old.exchanges_skipped
         # who waits for nobody need not be waited for
-        self._begin = step if world.method.asynchronous else furthest
-        lost = [rank for rank in before if rank not in transport.living]
-        self.lost += [{"rank": rank, "node": world.nodes[rank], "step": self._begin} for rank in lost]
-        if world.rank == transport.living[0]:
-            warn(f"train: {transport.recovery}: goes on without {self._words(lost)}, from step {self._begin + 1}")
+        self._first_step = step if world.config.asynchronous else furthest
+        lost = [rank for rank in previously_alive if rank not in transport.alive_ranks]
+        self.failed_ranks += [{"rank": rank, "node": world.nodes[rank], "step": self._first_step} for rank in lost]
+        if world.rank == transport.alive_ranks[0]:
+            warn(f"train: {transport.recovery_name}: goes on without {self._format_ranks(lost)}, from step {self._first_step + 1}")
 
-    def _end_of_all(self, ranks: Sequence[int], step: int, why: str) -> LostRank:
-        return LostRank(ranks, f"{self._words(ranks)} is lost in step {step}; all ranks end, since {why}",
-                        self._kept)
+    def _unrecoverable(self, ranks: Sequence[int], step: int, reason: str) -> RankFailedError:
+        return RankFailedError(ranks, f"{self._format_ranks(ranks)} is lost in step {step}; all ranks end, since {reason}",
+                        self._resumable)
 
-    def _words(self, ranks: Sequence[int]) -> str:
+    def _format_ranks(self, ranks: Sequence[int]) -> str:
         return ", ".join(f"rank {rank} on {self._world.nodes[rank]}" for rank in ranks) or "a rank"

@@ -11,19 +11,19 @@ import numpy.typing as npt
 
 from slurmdl.errors import TrainError
 from slurmdl.train.compressors import COMPRESSORS, Compressor
-from slurmdl.train.kept import Kept
+from slurmdl.train.kept import Stateful
 
 FloatArray = npt.NDArray[np.float32]
 #: sends one array to a rank and receives another from a rank, and waits for both
-Exchange = Callable[[int, npt.NDArray[np.generic], int, npt.NDArray[np.generic]], None]
+ExchangeFn = Callable[[int, npt.NDArray[np.generic], int, npt.NDArray[np.generic]], None]
 
 
 @dataclass(frozen=True)
-class Edge:
+class GossipEdge:
     """What this rank does in one step of a graph: ranks `to` and `source`, and the weight of what comes in."""
 
-    to: int
-    source: int
+    send_to: int
+    recv_from: int
     weight: float
 
 
@@ -36,60 +36,60 @@ class Mixer(Protocol):
     most : the largest weight of an edge between models of one weight.
     """
 
-    size: int
-    most: float
+    message_bytes: int
+    max_weight: float
 
-    def mix(self, edge: Edge, random: np.random.Generator) -> None:
+    def mix(self, edge: GossipEdge, rng: np.random.Generator) -> None:
         """Send, receive, and change the parameters."""
 
 
-def mixer(compressor: str, parameters: FloatArray, exchange: Exchange) -> Mixer:
+def make_mixer(compression: str, parameters: FloatArray, exchange: ExchangeFn) -> Mixer:
     """What mixes models by a compressor, one of COMPRESSORS."""
-    if compressor == "none":
-        return Plain(parameters, exchange)
-    its = COMPRESSORS[compressor]
-    return (Models if its.whole else Copies)(parameters, its, exchange)
+    if compression == "none":
+        return Fp32Mixer(parameters, exchange)
+    its = COMPRESSORS[compression]
+    return (Fp16Mixer if its.applies_to_models else ChocoMixer)(parameters, its, exchange)
 
 
-class Plain(Kept, Mixer):
+class Fp32Mixer(Stateful, Mixer):
     """Whole models: x_i += w (x_j - x_i)."""
 
-    most = 1.0
+    max_weight = 1.0
 
-    def __init__(self, parameters: FloatArray, exchange: Exchange) -> None:
+    def __init__(self, parameters: FloatArray, exchange: ExchangeFn) -> None:
         self._parameters, self._exchange = parameters, exchange
-        self._theirs = np.empty_like(parameters)
-        self.size = parameters.nbytes
+        self._peer_model = np.empty_like(parameters)
+        self.message_bytes = parameters.nbytes
 
-    def mix(self, edge: Edge, random: np.random.Generator) -> None:
-        self._exchange(edge.to, self._parameters, edge.source, self._theirs)
-        self._theirs -= self._parameters
-        self._theirs *= np.float32(edge.weight)
-        self._parameters += self._theirs
+    def mix(self, edge: GossipEdge, rng: np.random.Generator) -> None:
+        self._exchange(edge.send_to, self._parameters, edge.recv_from, self._peer_model)
+        self._peer_model -= self._parameters
+        self._peer_model *= np.float32(edge.weight)
+        self._parameters += self._peer_model
 
 
-class Models(Kept, Mixer):
+class Fp16Mixer(Stateful, Mixer):
     """Whole models, each as its receiver sees it: x_i += w (C(x_j) - C(x_i))."""
 
-    most = 1.0
+    max_weight = 1.0
 
-    def __init__(self, parameters: FloatArray, compressor: Compressor, exchange: Exchange) -> None:
+    def __init__(self, parameters: FloatArray, compressor: Compressor, exchange: ExchangeFn) -> None:
         self._parameters, self._compressor, self._exchange = parameters, compressor, exchange
-        self.size = compressor.size(parameters.size)
-        self._mine, self._theirs = np.empty_like(parameters), np.empty_like(parameters)
-        self._came = np.empty(self.size, np.uint8)
+        self.message_bytes = compressor.packed_bytes(parameters.size)
+        self._own_as_sent, self._peer_as_sent = np.empty_like(parameters), np.empty_like(parameters)
+        self._recv_buffer = np.empty(self.message_bytes, np.uint8)
 
-    def mix(self, edge: Edge, random: np.random.Generator) -> None:
-        packed = self._compressor.pack(self._parameters, random)
-        self._exchange(edge.to, packed, edge.source, self._came)
-        self._compressor.unpack(packed, self._mine)
-        self._compressor.unpack(self._came, self._theirs)
-        self._theirs -= self._mine
-        self._theirs *= np.float32(edge.weight)
-        self._parameters += self._theirs
+    def mix(self, edge: GossipEdge, rng: np.random.Generator) -> None:
+        packed = self._compressor.compress(self._parameters, rng)
+        self._exchange(edge.send_to, packed, edge.recv_from, self._recv_buffer)
+        self._compressor.decompress(packed, self._own_as_sent)
+        self._compressor.decompress(self._recv_buffer, self._peer_as_sent)
+        self._peer_as_sent -= self._own_as_sent
+        self._peer_as_sent *= np.float32(edge.weight)
+        self._parameters += self._peer_as_sent
 
 
-class Copies(Kept, Mixer):
+class ChocoMixer(Stateful, Mixer):
     """Differences between a model and a public copy of it, which both ends of an edge keep.
 
     q = C(x_i - y_ij), and both ends add q to the copy y_ij of x_i; then x_i += w (y_ji - y_ij), w the edge's weight,
@@ -106,40 +106,44 @@ class Copies(Kept, Mixer):
     communication. ICML 2019. arXiv:1902.00340
     """
 
-    kept = ("_start", "_mine", "_theirs", "_sent", "_received")
-    _HEADER = 4
+    state_fields = ("_start", "_mine", "_theirs", "_sent", "_received")
+    _HEADER_BYTES = 4
 
-    def __init__(self, parameters: FloatArray, compressor: Compressor, exchange: Exchange) -> None:
+    def __init__(self, parameters: FloatArray, compressor: Compressor, exchange: ExchangeFn) -> None:
         self._parameters, self._compressor, self._exchange = parameters, compressor, exchange
-        self.size = self._HEADER + compressor.size(parameters.size)
-        self.most = compressor.mixing
-        self._start = parameters.copy()
-        self._mine: dict[int, FloatArray] = {}
-        self._theirs: dict[int, FloatArray] = {}
-        self._sent: dict[int, int] = {}
-        self._received: dict[int, int] = {}
-        self._spare = np.empty_like(parameters)
-        self._goes, self._came = np.empty(self.size, np.uint8), np.empty(self.size, np.uint8)
+        self.message_bytes = self._HEADER_BYTES + compressor.packed_bytes(parameters.size)
+        self.max_weight = compressor.consensus_step_size
+        self._initial_estimate = parameters.copy()
+        self._own_estimates: dict[int, FloatArray] = {}
+        self._peer_estimates: dict[int, FloatArray] = {}
+        self._sent_counts: dict[int, int] = {}
+        self._received_counts: dict[int, int] = {}
+        self._scratch = np.empty_like(parameters)
+        self._send_buffer, self._recv_buffer = np.empty(
+    self.message_bytes, np.uint8), np.empty(
+        self.message_bytes, np.uint8)
 
-    def mix(self, edge: Edge, random: np.random.Generator) -> None:
-        mine = self._mine.setdefault(edge.to, self._start)
-        theirs = self._theirs.setdefault(edge.source, self._start)
-        np.subtract(self._parameters, mine, out=self._spare)
-        number = self._sent[edge.to] = self._sent.get(edge.to, 0) + 1
-        self._goes[:self._HEADER].view(np.uint32)[0] = number
-        self._goes[self._HEADER:] = self._compressor.pack(self._spare, random)
-        self._exchange(edge.to, self._goes, edge.source, self._came)
-        came, expected = int(self._came[:self._HEADER].view(np.uint32)[0]), self._received.get(edge.source, 0) + 1
+    def mix(self, edge: GossipEdge, rng: np.random.Generator) -> None:
+        mine = self._own_estimates.setdefault(edge.send_to, self._initial_estimate)
+        theirs = self._peer_estimates.setdefault(edge.recv_from, self._initial_estimate)
+        np.subtract(self._parameters, mine, out=self._scratch)
+        number = self._sent_counts[edge.send_to] = self._sent_counts.get(edge.send_to, 0) + 1
+        self._send_buffer[:self._HEADER_BYTES].view(np.uint32)[0] = number
+        self._send_buffer[self._HEADER_BYTES:] = self._compressor.compress(self._scratch, rng)
+        self._exchange(edge.send_to, self._send_buffer, edge.recv_from, self._recv_buffer)
+        came, expected = int(self._recv_buffer[:self._HEADER_BYTES].view(np.uint32)[
+                             0]), self._received_counts.get(edge.recv_from, 0) + 1
         if came != expected:
-            raise TrainError(f"message {came} of rank {edge.source} came where its message {expected} was expected")
-        self._received[edge.source] = expected
-        mine = self._mine[edge.to] = self._added(mine, self._goes)
-        theirs = self._theirs[edge.source] = self._added(theirs, self._came)
-        np.subtract(theirs, mine, out=self._spare)
-        self._spare *= np.float32(edge.weight)
-        self._parameters += self._spare
+            raise TrainError(
+                f"message {came} of rank {edge.recv_from} came where its message {expected} was expected")
+        self._received_counts[edge.recv_from] = expected
+        mine = self._own_estimates[edge.send_to] = self._add_difference(mine, self._send_buffer)
+        theirs = self._peer_estimates[edge.recv_from] = self._add_difference(theirs, self._recv_buffer)
+        np.subtract(theirs, mine, out=self._scratch)
+        self._scratch *= np.float32(edge.weight)
+        self._parameters += self._scratch
 
-    def _added(self, copy: FloatArray, message: npt.NDArray[np.uint8]) -> FloatArray:
+    def _add_difference(self, estimate: FloatArray, message: npt.NDArray[np.uint8]) -> FloatArray:
         """The copy with a message added, in place but for the one that all edges share at first."""
-        self._compressor.unpack(message[self._HEADER:], self._spare)
-        return np.add(copy, self._spare, out=None if copy is self._start else copy)
+        self._compressor.decompress(message[self._HEADER_BYTES:], self._scratch)
+        return np.add(estimate, self._scratch, out=None if estimate is self._initial_estimate else estimate)

@@ -6,15 +6,15 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from slurmdl.graphs import GRAPHS, Graph, Members, Round
+from slurmdl.graphs import GRAPHS, GossipGroup, Graph, MixingRound
 
-__all__ = ["GRAPHS", "Members", "Weighted", "spectral_gap"]
+__all__ = ["GRAPHS", "GossipGroup", "WeightedGraph", "spectral_gap"]
 
 #: rounds of a graph without a period that stand for all
-DRAWS = 200
+SAMPLED_ROUNDS = 200
 
 
-class Weighted:
+class WeightedGraph:
     """A graph for workers whose models stand for several: it keeps the weighted sum of the models.
 
     In each step as much weight as a worker sends of its model, it takes in of another. A pair whose share is 1/2 goes
@@ -26,24 +26,25 @@ class Weighted:
     most : the largest share of an edge between models of one weight; larger ones of the graph are cut.
     """
 
-    def __init__(self, graph: Graph, weights: Sequence[float], most: float = 1.0) -> None:
-        self._graph, self._weights, self._most = graph, np.array(weights, float), most
-        self._rounds = [self._weigh(graph.round(step)) for step in range(graph.period)]
+    def __init__(self, graph: Graph, weights: Sequence[float], max_share: float = 1.0) -> None:
+        self._graph, self._weights, self._max_share = graph, np.array(weights, float), max_share
+        self._rounds = [self._weighted_round(graph.round(step)) for step in range(graph.period)]
 
-    def round(self, step: int) -> Round:
+    def round(self, step: int) -> MixingRound:
         """As Graph.round; weights of a round are equal along its cycles only where the models' are."""
-        return self._rounds[step % len(self._rounds)] if self._rounds else self._weigh(self._graph.round(step))
+        return self._rounds[step % len(self._rounds)] if self._rounds else self._weighted_round(
+            self._graph.round(step))
 
-    def _weigh(self, turn: Round) -> Round:
+    def _weighted_round(self, mixing_round: MixingRound) -> MixingRound:
         own = self._weights
-        share, other = np.minimum(turn.weight, self._most), own[turn.target]
-        pairs = turn.target[turn.target] == np.arange(len(own))
+        share, other = np.minimum(mixing_round.weight, self._max_share), own[mixing_round.target]
+        pairs = mixing_round.target[mixing_round.target] == np.arange(len(own))
         flow = np.where(pairs, np.minimum(2 * share * own * other / (own + other), np.minimum(own, other)),
                         share * own.min())
-        return Round(turn.target, flow / own)
+        return MixingRound(mixing_round.target, flow / own)
 
 
-def spectral_gap(pattern: str, members: Members) -> float:
+def spectral_gap(pattern: str, members: GossipGroup) -> float:
     """The share of the models' distance from their mean that a step of a graph takes away, 0 to 1.
 
     For graphs with turns it is 1 - s^(1/k), s the largest singular value of the product of a period's k mixing
@@ -57,7 +58,8 @@ def spectral_gap(pattern: str, members: Members) -> float:
         # two workers are partners with probability 1 / (count - 1 + count % 2)
         return float(1 - (1 - count / (count - 1 + count % 2) / 2) ** 0.5)
     if not graph.period:
-        mean = sum((graph.round(step).matrix for step in range(DRAWS)), np.zeros((count, count))) / DRAWS
+        mean = sum((graph.round(step).matrix for step in range(SAMPLED_ROUNDS)),
+                   np.zeros((count, count))) / SAMPLED_ROUNDS
         return float(1 - np.linalg.norm(mean - 1 / count, 2) ** 0.5)
     product = np.eye(count)
     for step in range(graph.period):

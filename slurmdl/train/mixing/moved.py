@@ -8,15 +8,15 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from slurmdl.train.kept import Kept
+from slurmdl.train.kept import Stateful
 
 FloatArray = npt.NDArray[np.float32]
 
 #: coordinates that are looked at
-SAMPLES = 4096
+MAX_COORDINATES = 4096
 
 
-class Moved(Kept):
+class DriftEstimator(Stateful):
     """How far a model has moved since it was last marked, estimated on SAMPLES coordinates.
 
     Parameters
@@ -25,26 +25,26 @@ class Moved(Kept):
     sizes : elements of each of its tensors.
     """
 
-    kept = ("_since",)
+    state_fields = ("_since",)
 
     def __init__(self, parameters: FloatArray, sizes: Sequence[int]) -> None:
         self._parameters = parameters
-        self._at, self._stands_for = sample(sizes)
-        self.mark()
+        self._indices, self._multiplicity = sample_coordinates(sizes)
+        self.reset()
 
-    def mark(self) -> None:
+    def reset(self) -> None:
         """Count from the model as it is now."""
-        self._since = self._parameters[self._at]
+        self._reference = self._parameters[self._indices]
 
-    def far(self) -> float:
+    def relative_drift(self) -> float:
         """|x - s| / |s|, x the model now and s the one that was marked."""
-        here = self._parameters[self._at].astype(np.float64)
-        moved = float(np.dot(self._stands_for, (here - self._since) ** 2)) ** 0.5
-        norm = float(np.dot(self._stands_for, self._since.astype(np.float64) ** 2)) ** 0.5
+        here = self._parameters[self._indices].astype(np.float64)
+        moved = float(np.dot(self._multiplicity, (here - self._reference) ** 2)) ** 0.5
+        norm = float(np.dot(self._multiplicity, self._reference.astype(np.float64) ** 2)) ** 0.5
         return moved / norm if norm else math.inf if moved else 0.0
 
 
-def sample(sizes: Sequence[int]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
+def sample_coordinates(sizes: Sequence[int]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
     """Coordinates of all tensors, evenly spaced, and how many each of them stands for.
 
     Parameters
@@ -59,7 +59,7 @@ def sample(sizes: Sequence[int]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.
     places, stands_for = [np.empty(0, np.int64)], [np.empty(0)]
     start = 0
     for size in sizes:
-        count = min(size, max(1, round(SAMPLES * size / whole))) if whole > SAMPLES else size
+        count = min(size, max(1, round(MAX_COORDINATES * size / whole))) if whole > MAX_COORDINATES else size
         places.append(start + (2 * np.arange(count) + 1) * size // (2 * max(count, 1)))
         stands_for.append(np.full(count, size / max(count, 1)))
         start += size

@@ -6,36 +6,37 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any
 
-from slurmdl.train.messages import Flow, Messages
+from slurmdl.train.messages import CommCoroutine, MeteredP2P
 
 
-class Pipeline:
+class CollectivePipeline:
     """Flows that are under way. Each has a tag of its own, so that ranks may come to them in any order."""
 
-    def __init__(self, messages: Messages) -> None:
-        self._messages = messages
-        self._going: list[Flow] = []
+    def __init__(self, p2p: MeteredP2P) -> None:
+        self._p2p = p2p
+        self._in_flight: list[CommCoroutine] = []
         #: what each of them waits for
-        self._waits: list[tuple[Sequence[Any], bool]] = []
+        self._pending_waits: list[tuple[Sequence[Any], bool]] = []
 
-    def add(self, flow: Flow) -> None:
+    def add(self, coroutine: CommCoroutine) -> None:
         """Begin a flow."""
-        self._go_on(flow, len(self._going))
+        self._advance(coroutine, len(self._in_flight))
 
-    def carry_on(self, most: int = 0, stop: Callable[[], bool] = lambda: False) -> None:
+    def progress(self, max_in_flight: int = 0, should_stop: Callable[[], bool] = lambda: False) -> None:
         """Carry on the flows until there are no more than `most`, or until `stop`; the oldest go first."""
-        messages = self._messages
-        while len(self._going) > most:
-            nothing_there = all(first for _, first in self._waits)
-            with messages.awaiting() if nothing_there else nullcontext():
-                which = messages.transport.either([requests for requests, _ in self._waits], stop)
+        messages = self._p2p
+        while len(self._in_flight) > max_in_flight:
+            nothing_there = all(first for _, first in self._pending_waits)
+            with messages.timing_wait() if nothing_there else nullcontext():
+                which = messages.transport.wait_any_group(
+                    [requests for requests, _ in self._pending_waits], should_stop)
             if which is None:
                 return
-            self._waits.pop(which)
-            self._go_on(self._going.pop(which), which)
+            self._pending_waits.pop(which)
+            self._advance(self._in_flight.pop(which), which)
 
-    def _go_on(self, flow: Flow, place: int) -> None:
-        wait = next(flow, None)
+    def _advance(self, coroutine: CommCoroutine, position: int) -> None:
+        wait = next(coroutine, None)
         if wait is not None:
-            self._going.insert(place, flow)
-            self._waits.insert(place, wait)
+            self._in_flight.insert(position, coroutine)
+            self._pending_waits.insert(position, wait)

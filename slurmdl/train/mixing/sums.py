@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from slurmdl.train.messages import Flow, Messages, bounds
+from slurmdl.train.messages import CommCoroutine, MeteredP2P, split_offsets
 
 FloatArray = npt.NDArray[np.float32]
 
@@ -28,36 +28,36 @@ class Ring:
 
     def __init__(self, rank: int, ranks: Sequence[int], vector: FloatArray) -> None:
         self.count, self._ranks = len(ranks), ranks
-        self._place = ranks.index(rank)
+        self._position = ranks.index(rank)
         self.right, self.left = self.peer(1), self.peer(-1)
         self._vector = vector
-        self._edge = bounds(vector.size, self.count)
+        self._offsets = split_offsets(vector.size, self.count)
 
-    def peer(self, ahead: int) -> int:
+    def peer(self, distance: int) -> int:
         """The rank so many places to the right."""
-        return self._ranks[(self._place + ahead) % self.count]
+        return self._ranks[(self._position + distance) % self.count]
 
-    def part(self, ahead: int) -> FloatArray:
+    def chunk(self, distance: int) -> FloatArray:
         """The part (a view) of the rank so many places to the right, 0 for the own one."""
-        at = (self._place + ahead) % self.count
-        return self._vector[self._edge[at]:self._edge[at + 1]]
+        at = (self._position + distance) % self.count
+        return self._vector[self._offsets[at]:self._offsets[at + 1]]
 
-    def spare(self, wire: npt.DTypeLike) -> npt.NDArray[Any]:
+    def scratch(self, wire_dtype: npt.DTypeLike) -> npt.NDArray[Any]:
         """Room for the longest part, in this type."""
-        return np.empty(-(-self._vector.size // self.count), wire)
+        return np.empty(-(-self._vector.size // self.count), wire_dtype)
 
 
-def reduce_scatter(messages: Messages, rings: Sequence[Ring], wire: npt.DTypeLike, tag: int) -> Flow:
+def ring_reduce_scatter(p2p: MeteredP2P, rings: Sequence[Ring], wire_dtype: npt.DTypeLike, tag: int) -> CommCoroutine:
     """Replace the own part of each ring's vector by the sum over its ranks; the other parts are left half summed.
 
     The rings have the same number of ranks and turn together; all ranks name those they share in the same order.
     `wire` is the type in which values travel; they are added in fp32.
     """
-    spare = [ring.spare(wire) for ring in rings]
-    for turn in range(1, _count(rings)):
-        sums = [ring.part(-1 - turn) for ring in rings]
+    spare = [ring.scratch(wire_dtype) for ring in rings]
+    for turn in range(1, _ring_size(rings)):
+        sums = [ring.chunk(-1 - turn) for ring in rings]
         arrived = [room[:mine.size] for room, mine in zip(spare, sums, strict=True)]
-        arriving, leaving = messages.post([(ring.right, _as(wire, ring.part(-turn))) for ring in rings],
+        arriving, leaving = p2p.post([(ring.right, _to_wire(wire_dtype, ring.chunk(-turn))) for ring in rings],
                                           [(ring.left, into) for ring, into in zip(rings, arrived, strict=True)], tag)
         for number, (index, chunk, request) in enumerate(arriving):
             yield [request], not number
@@ -65,79 +65,80 @@ def reduce_scatter(messages: Messages, rings: Sequence[Ring], wire: npt.DTypeLik
         yield leaving, False
 
 
-def allgather(messages: Messages, rings: Sequence[Ring], wire: npt.DTypeLike, tag: int) -> Flow:
+def ring_allgather(p2p: MeteredP2P, rings: Sequence[Ring], wire_dtype: npt.DTypeLike, tag: int) -> CommCoroutine:
     """Hand the own part of each ring's vector to its other ranks; rings and `wire` as in `reduce_scatter`.
 
     All ranks keep what travelled, so that they have the same.
     """
-    travelling = [_as(wire, ring.part(0)) for ring in rings]
-    if _count(rings) > 1:
-        _keep(rings, 0, travelling)
-    for turn in range(1, _count(rings)):
-        rooms = [_room(wire, ring.part(-turn)) for ring in rings]
-        arriving, leaving = messages.post([(ring.right, part) for ring, part in zip(rings, travelling, strict=True)],
+    travelling = [_to_wire(wire_dtype, ring.chunk(0)) for ring in rings]
+    if _ring_size(rings) > 1:
+        _store_chunks(rings, 0, travelling)
+    for turn in range(1, _ring_size(rings)):
+        rooms = [_receive_buffer(wire_dtype, ring.chunk(-turn)) for ring in rings]
+        arriving, leaving = p2p.post([(ring.right, part) for ring, part in zip(rings, travelling, strict=True)],
                                           [(ring.left, part) for ring, part in zip(rings, rooms, strict=True)], tag)
         requests = [request for _, _, request in arriving]
         yield requests[:1], True
         yield requests[1:] + leaving, False
-        _keep(rings, -turn, rooms)
+        _store_chunks(rings, -turn, rooms)
         travelling = rooms
 
 
-def reduce_scatter_at_once(messages: Messages, rings: Sequence[Ring], wire: npt.DTypeLike, tag: int) -> Flow:
+def direct_reduce_scatter(p2p: MeteredP2P, rings: Sequence[Ring],
+                          wire_dtype: npt.DTypeLike, tag: int) -> CommCoroutine:
     """As `reduce_scatter`, in one turn: each rank sends each other one the part that belongs to it."""
     others = [(ring, ahead) for ring in rings for ahead in range(1, ring.count)]
-    arrived = [np.empty(ring.part(0).size, wire) for ring, _ in others]
-    arriving, leaving = messages.post(
-        [(ring.peer(ahead), _as(wire, ring.part(ahead))) for ring, ahead in others],
+    arrived = [np.empty(ring.chunk(0).size, wire_dtype) for ring, _ in others]
+    arriving, leaving = p2p.post(
+        [(ring.peer(ahead), _to_wire(wire_dtype, ring.chunk(ahead))) for ring, ahead in others],
         [(ring.peer(-ahead), room) for (ring, ahead), room in zip(others, arrived, strict=True)], tag)
     for number, (index, chunk, request) in enumerate(arriving):
         yield [request], not number
-        others[index][0].part(0)[chunk] += arrived[index][chunk]
+        others[index][0].chunk(0)[chunk] += arrived[index][chunk]
     yield leaving, False
 
 
-def allgather_at_once(messages: Messages, rings: Sequence[Ring], wire: npt.DTypeLike, tag: int) -> Flow:
+def direct_allgather(p2p: MeteredP2P, rings: Sequence[Ring], wire_dtype: npt.DTypeLike, tag: int) -> CommCoroutine:
     """As `allgather`, in one turn: each rank sends its own part to all others."""
     others = [(ring, ahead) for ring in rings for ahead in range(1, ring.count)]
-    rooms = [_room(wire, ring.part(-ahead)) for ring, ahead in others]
-    own = {ring: _as(wire, ring.part(0)) for ring in rings}
-    arriving, leaving = messages.post(
+    rooms = [_receive_buffer(wire_dtype, ring.chunk(-ahead)) for ring, ahead in others]
+    own = {ring: _to_wire(wire_dtype, ring.chunk(0)) for ring in rings}
+    arriving, leaving = p2p.post(
         [(ring.peer(ahead), own[ring]) for ring, ahead in others],
         [(ring.peer(-ahead), room) for (ring, ahead), room in zip(others, rooms, strict=True)], tag)
     requests = [request for _, _, request in arriving]
     yield requests[:1], True
     yield requests[1:] + leaving, False
     for (ring, ahead), room in zip(others, rooms, strict=True):
-        _keep([ring], -ahead, [room])
+        _store_chunks([ring], -ahead, [room])
     for ring, part in own.items():
         if ring.count > 1:
-            _keep([ring], 0, [part])
+            _store_chunks([ring], 0, [part])
 
 
-def _as(wire: npt.DTypeLike, part: FloatArray) -> npt.NDArray[Any]:
-    if part.dtype == wire:
-        return part
+def _to_wire(wire_dtype: npt.DTypeLike, chunk: FloatArray) -> npt.NDArray[Any]:
+    if chunk.dtype == wire_dtype:
+        return chunk
     with np.errstate(over="ignore"):
-        return part.astype(wire)  # what is beyond its range becomes infinite, and so is known to all
+        return chunk.astype(wire_dtype)  # what is beyond its range becomes infinite, and so is known to all
 
 
-def _room(wire: npt.DTypeLike, part: FloatArray) -> npt.NDArray[Any]:
-    return part if part.dtype == wire else np.empty(part.size, wire)
+def _receive_buffer(wire_dtype: npt.DTypeLike, chunk: FloatArray) -> npt.NDArray[Any]:
+    return chunk if chunk.dtype == wire_dtype else np.empty(chunk.size, wire_dtype)
 
 
-def _keep(rings: Sequence[Ring], ahead: int, parts: Sequence[npt.NDArray[Any]]) -> None:
+def _store_chunks(rings: Sequence[Ring], distance: int, chunks: Sequence[npt.NDArray[Any]]) -> None:
     """Write parts that are elsewhere to their places in the vectors."""
-    for ring, part in zip(rings, parts, strict=True):
+    for ring, part in zip(rings, chunks, strict=True):
         if part.dtype != np.float32:
-            ring.part(ahead)[:] = part
+            ring.chunk(distance)[:] = part
 
 
-def _count(rings: Sequence[Ring]) -> int:
+def _ring_size(rings: Sequence[Ring]) -> int:
     return rings[0].count if rings else 0
 
 
-class Sum:
+class AllreduceOp:
     """Replaces a vector by its sum over the ranks of all groups, bit for bit alike on all of them.
 
     A reduce-scatter round each group leaves every rank with a sum over its group, its shard; the shards go round
@@ -164,32 +165,32 @@ class Sum:
     MLSys 2019.
     """
 
-    def __init__(self, messages: Messages, groups: Sequence[Sequence[int]], vector: FloatArray,
-                 wire: npt.DTypeLike = np.float32, at_once: bool = False) -> None:
-        self._messages, self._wire = messages, wire
-        rank = messages.rank
-        self._inside = [Ring(rank, group, vector) for group in groups if rank in group]
-        self._inward, self._outward = (
-            (reduce_scatter_at_once, allgather_at_once) if at_once else (reduce_scatter, allgather))
-        self._between = []
-        edges = [bounds(vector.size, len(group)) for group in groups]
+    def __init__(self, p2p: MeteredP2P, groups: Sequence[Sequence[int]], vector: FloatArray,
+                 wire_dtype: npt.DTypeLike = np.float32, direct: bool = False) -> None:
+        self._p2p, self._wire_dtype = p2p, wire_dtype
+        rank = p2p.rank
+        self._intra_group = [Ring(rank, group, vector) for group in groups if rank in group]
+        self._reduce_scatter_phase, self._allgather_phase = (
+            (direct_reduce_scatter, direct_allgather) if direct else (ring_reduce_scatter, ring_allgather))
+        self._inter_group = []
+        edges = [split_offsets(vector.size, len(group)) for group in groups]
         for begin, end in pairwise(sorted({border for edge in edges for border in edge})):
             holders = [group[bisect_right(edge, begin) - 1] for group, edge in zip(groups, edges, strict=True)]
             if rank in holders:
-                self._between.append(Ring(rank, holders, vector[begin:end]))
+                self._inter_group.append(Ring(rank, holders, vector[begin:end]))
 
-    def run(self, count: int = 1) -> None:
+    def run(self, divisor: int = 1) -> None:
         """Sum what the vectors hold now, and divide by `count`."""
-        self._messages.follow(self.flow(count))
+        self._p2p.run_to_completion(self.coroutine(divisor))
 
-    def flow(self, count: int = 1, tag: int = 0) -> Flow:
+    def coroutine(self, divisor: int = 1, tag: int = 0) -> CommCoroutine:
         """As `run`, in steps; of sums that are under way at the same time each has a tag of its own."""
-        messages, wire = self._messages, self._wire
-        yield from self._inward(messages, self._inside, wire, tag)
-        yield from reduce_scatter(messages, self._between, wire, tag)
-        if count != 1:  # on each rank its shard alone
-            for ring in self._between:
+        messages, wire = self._p2p, self._wire_dtype
+        yield from self._reduce_scatter_phase(messages, self._intra_group, wire, tag)
+        yield from ring_reduce_scatter(messages, self._inter_group, wire, tag)
+        if divisor != 1:  # on each rank its shard alone
+            for ring in self._inter_group:
                 shard = ring.part(0)
-                shard /= np.float32(count)
-        yield from allgather(messages, self._between, wire, tag)
-        yield from self._outward(messages, self._inside, wire, tag)
+                shard /= np.float32(divisor)
+        yield from ring_allgather(messages, self._inter_group, wire, tag)
+        yield from self._allgather_phase(messages, self._intra_group, wire, tag)

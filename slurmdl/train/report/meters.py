@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from slurmdl.train.courier import Courier
-from slurmdl.train.kept import Kept
-from slurmdl.train.messages import LEVELS
+from slurmdl.train.courier import CommThread
+from slurmdl.train.kept import Stateful
+from slurmdl.train.messages import LOCALITY_LEVELS
 from slurmdl.train.trace import Trace
 
 #: what a rank's time is spent on. Communication is that of the training thread, in mixing models and in waiting for
@@ -25,13 +25,13 @@ PHASES = ("data", "forward", "backward", "communication", "waiting", "optimizer"
 
 
 #: values from which a median is taken, and points of a curve
-SAMPLES, POINTS = 512, 400
+MAX_SAMPLES, MAX_POINTS = 512, 400
 
 #: workers whose figures a table shows one by one, and the ratio of such figures from which on it shows them
-SHOWN, UNEVEN = 16, 1.05
+MAX_LISTED_WORKERS, UNEVEN_RATIO = 16, 1.05
 
 
-class Series(Kept):
+class Series(Stateful):
     """A figure of each step, of which only sums are held.
 
     Attributes
@@ -39,7 +39,7 @@ class Series(Kept):
     count, total, last : number, sum and last one of the values.
     """
 
-    kept: tuple[str, ...] = ("count", "total", "last")
+    state_fields: tuple[str, ...] = ("count", "total", "last")
 
     def __init__(self) -> None:
         self.count = 0
@@ -51,27 +51,27 @@ class Series(Kept):
         self.last = value
 
 
-class Sampled(Series):
+class SampledSeries(Series):
     """As Series, with the median: of all values up to SAMPLES, of more values that of SAMPLES drawn at random."""
 
-    kept = ("_drawn",)
+    state_fields = ("_drawn",)
 
     def __init__(self) -> None:
         super().__init__()
-        self._drawn = np.zeros(SAMPLES)
-        self._random = random.Random(1)
+        self._reservoir = np.zeros(MAX_SAMPLES)
+        self._rng = random.Random(1)
 
     def add(self, value: float) -> None:
         # each value is among the drawn ones with the same probability (Vitter's algorithm R)
-        place = self.count if self.count < SAMPLES else self._random.randrange(self.count + 1)
-        if place < SAMPLES:
-            self._drawn[place] = value
+        place = self.count if self.count < MAX_SAMPLES else self._rng.randrange(self.count + 1)
+        if place < MAX_SAMPLES:
+            self._reservoir[place] = value
         super().add(value)
 
     @property
     def median(self) -> float:
         """0 without values."""
-        return float(np.median(self._drawn[:self.count])) if self.count else 0.0
+        return float(np.median(self._reservoir[:self.count])) if self.count else 0.0
 
 
 class Curve(Series):
@@ -81,34 +81,34 @@ class Curve(Series):
     twice as wide from then on.
     """
 
-    kept = ("_points", "_used", "_width")
+    state_fields = ("_points", "_used", "_width")
 
     def __init__(self) -> None:
         super().__init__()
         #: step, time and value: mean over the window; the last row in use is that of a window that is not full
-        self._points = np.zeros((POINTS, 3))
-        self._used, self._width = 0, 1
+        self._points = np.zeros((MAX_POINTS, 3))
+        self._num_points, self._window = 0, 1
 
     def add_at(self, step: int, seconds: float, value: float) -> None:
         """Add the value of a step that ended after so many seconds."""
-        filled = self.count % self._width
-        if not filled and self._used == POINTS:
-            self._points[:POINTS // 2] = self._points.reshape(-1, 2, 3).mean(axis=1)
-            self._used, self._width = POINTS // 2, 2 * self._width
+        filled = self.count % self._window
+        if not filled and self._num_points == MAX_POINTS:
+            self._points[:MAX_POINTS // 2] = self._points.reshape(-1, 2, 3).mean(axis=1)
+            self._num_points, self._window = MAX_POINTS // 2, 2 * self._window
         if not filled:
-            self._points[self._used] = 0.0
-            self._used += 1
-        point = self._points[self._used - 1]
+            self._points[self._num_points] = 0.0
+            self._num_points += 1
+        point = self._points[self._num_points - 1]
         point += (np.array([step, seconds, value]) - point) / (filled + 1)
         self.add(value)
 
     @property
     def points(self) -> npt.NDArray[np.float64]:
         """Shape (points, 3): step, seconds and value."""
-        return self._points[:self._used]
+        return self._points[:self._num_points]
 
 
-class Meter(Kept):
+class StepMeter(Stateful):
     """Time of the steps of one rank, in seconds, in memory that does not grow with their number.
 
     Attributes
@@ -124,13 +124,13 @@ class Meter(Kept):
     samples : of the rank's own batch; 0 where that is not known.
     """
 
-    kept = ("wall", "comm", "loss", "drift", "phases", "hidden", "between", "checkpoint", "samples")
+    state_fields = ("wall", "comm", "loss", "drift", "phases", "hidden", "between", "checkpoint", "samples")
 
     def __init__(self) -> None:
-        self.wall, self.comm, self.samples = Sampled(), Series(), Series()
+        self.wall, self.exposed_comm, self.samples = SampledSeries(), Series(), Series()
         self.loss, self.drift = Curve(), Curve()
         self.phases = dict.fromkeys(PHASES, 0.0)
-        self.hidden = self.between = self.checkpoint = 0.0
+        self.overlapped_comm = self.between_steps = self.checkpoint = 0.0
 
     def add_loss(self, loss: float) -> None:
         """Of the step that is under way or just over."""
@@ -141,21 +141,22 @@ class Meter(Kept):
         self.drift.add_at(self.wall.count + 1, self.wall.total, drift)
 
     @property
-    def totals(self) -> Totals:
-        return Totals(self.wall.count, self.wall.total, self.wall.median, self.comm.total,
-                      self.loss.last if self.loss.count else None, int(self.samples.total), self.phases, self.hidden,
-                      self.between, self.checkpoint)
+    def totals(self) -> StepTotals:
+        return StepTotals(self.wall.count, self.wall.total, self.wall.median, self.exposed_comm.total,
+                      self.loss.last if self.loss.count else None, int(
+                          self.samples.total), self.phases, self.overlapped_comm,
+                      self.between_steps, self.checkpoint)
 
     @contextmanager
-    def step(self, courier: Courier, now: Callable[[], float] = time.perf_counter) -> Iterator[None]:
+    def time_step(self, comm_thread: CommThread, now: Callable[[], float] = time.perf_counter) -> Iterator[None]:
         """Time what stands in the `with` block as one step, of computation and communication alone."""
-        before, start = courier.seconds, now()
+        before, start = comm_thread.blocked_seconds, now()
         yield
         self.wall.add(now() - start)
-        self.comm.add(courier.seconds - before)
+        self.exposed_comm.add(comm_thread.blocked_seconds - before)
 
 
-class Stopwatch:
+class PhaseTimer:
     """Shares out the time of the training thread among the phases, into a Meter.
 
     Parameters
@@ -164,15 +165,15 @@ class Stopwatch:
     waited : how long it has waited so far for a peer's first chunk, in s, as far as the training thread stood still.
     """
 
-    def __init__(self, meter: Meter, now: Callable[[], float], waited: Callable[[], float],
+    def __init__(self, meter: StepMeter, now: Callable[[], float], peer_wait_clock: Callable[[], float],
                  trace: Trace | None = None) -> None:
-        self._meter, self._now, self._waited, self._trace = meter, now, waited, trace
-        self._phase, self._since = "", now()
-        self._began, self._comm, self._waited_before = 0.0, 0.0, 0.0
-        self._first = True
+        self._meter, self._now, self._peer_wait_clock, self._trace = meter, now, peer_wait_clock, trace
+        self._phase, self._phase_start = "", now()
+        self._step_start, self._step_comm, self._peer_wait_at_start = 0.0, 0.0, 0.0
+        self._is_first_step = True
 
     @property
-    def between(self) -> bool:
+    def is_between_steps(self) -> bool:
         """Whether no step is under way."""
         return not self._phase
 
@@ -182,54 +183,54 @@ class Stopwatch:
             return
         moment = self._now()
         if self._phase:
-            self._count(moment)
+            self._add_phase_time(moment)
         else:
-            if not self._first:
-                self._meter.between += moment - self._since
-            self._first = False
-            self._began, self._comm = moment, 0.0
-            self._waited_before = self._waited()
-        self._phase, self._since = phase, moment
+            if not self._is_first_step:
+                self._meter.between_steps += moment - self._phase_start
+            self._is_first_step = False
+            self._step_start, self._step_comm = moment, 0.0
+            self._peer_wait_at_start = self._peer_wait_clock()
+        self._phase, self._phase_start = phase, moment
 
-    def cancel(self) -> None:
+    def discard_empty_step(self) -> None:
         """If a step has only just begun it is none, since there were no more data."""
-        if self._since == self._began:
+        if self._phase_start == self._step_start:
             moment = self._now()
-            self._meter.between += moment - self._since
-            self._phase, self._since = "", moment
+            self._meter.between_steps += moment - self._phase_start
+            self._phase, self._phase_start = "", moment
 
-    def was_checkpoint(self, start: float) -> None:
+    def add_checkpoint(self, start: float) -> None:
         """From `start` until now, between two steps, a checkpoint was made."""
         moment = self._now()
-        if not self._first:
-            self._meter.between += start - self._since
+        if not self._is_first_step:
+            self._meter.between_steps += start - self._phase_start
         self._meter.checkpoint += moment - start
-        self._since = moment
+        self._phase_start = moment
         if self._trace:
             self._trace.add("checkpoint", start, moment)
 
     def end_step(self) -> None:
         """The step is over; the next one begins with the next phase."""
         moment, meter = self._now(), self._meter
-        self._count(moment)
-        waited = min(self._waited() - self._waited_before, self._comm)
+        self._add_phase_time(moment)
+        waited = min(self._peer_wait_clock() - self._peer_wait_at_start, self._step_comm)
         meter.phases["communication"] -= waited
         meter.phases["waiting"] += waited
-        meter.wall.add(moment - self._began)
-        meter.comm.add(self._comm)
-        self._phase, self._since = "", moment
+        meter.wall.add(moment - self._step_start)
+        meter.exposed_comm.add(self._step_comm)
+        self._phase, self._phase_start = "", moment
 
-    def _count(self, moment: float) -> None:
-        took = moment - self._since
+    def _add_phase_time(self, moment: float) -> None:
+        took = moment - self._phase_start
         self._meter.phases[self._phase] += took
         if self._phase == "communication":
-            self._comm += took
+            self._step_comm += took
         if self._trace:
-            self._trace.add(self._phase, self._since, moment)
+            self._trace.add(self._phase, self._phase_start, moment)
 
 
 @dataclass(frozen=True)
-class Totals:
+class StepTotals:
     """What a Meter comes to.
 
     Attributes
@@ -245,17 +246,17 @@ class Totals:
     steps: int
     wall: float
     median: float
-    comm: float
+    exposed_comm: float
     loss: float | None
     samples: int
     phases: Mapping[str, float]
-    hidden: float
-    between: float
+    overlapped_comm: float
+    between_steps: float
     checkpoint: float
 
 
 @dataclass(frozen=True)
-class Report:
+class RankReport:
     """What one rank hands in at the end.
 
     Attributes
@@ -269,18 +270,18 @@ class Report:
     checksum : CRC-32 of the parameters; on a server of what it has of them.
     """
 
-    totals: Totals
-    sent: dict[str, int]
-    consensus: float = 0.0
+    totals: StepTotals
+    bytes_sent: dict[str, int]
+    consensus_distance: float = 0.0
     score: tuple[float, float] | None = None
-    before: tuple[float, float] | None = None
-    fired: int = 0
-    skipped: int = 0
-    batch: int = 0
-    checksum: int = 0
+    score_before_averaging: tuple[float, float] | None = None
+    exchanges: int = 0
+    exchanges_skipped: int = 0
+    batch_size: int = 0
+    parameters_crc32: int = 0
 
 
-def summarise(reports: Sequence[Report | None], roles: Sequence[str]) -> dict[str, Any]:
+def summarize(reports: Sequence[RankReport | None], roles: Sequence[str]) -> dict[str, Any]:
     """The figures of a run from the reports of all ranks, in rank order, None for those that are lost.
 
     Returns
@@ -313,8 +314,8 @@ def summarise(reports: Sequence[Report | None], roles: Sequence[str]) -> dict[st
     slowest = max(its.median for its in totals)
     loss, accuracy = next((report.score for report in living if report.score), (None, None))
     losses = [its.loss for its in totals if its.loss is not None]
-    before = [report.before[1] for report in workers if report.before]
-    batch = max(report.batch for report in workers)
+    before = [report.score_before_averaging[1] for report in workers if report.score_before_averaging]
+    batch = max(report.batch_size for report in workers)
     return {"batch": batch, "steps": max(steps), "seconds": max(wall), "steps_per_worker": steps,
             "seconds_per_worker": wall,
             "batch_per_worker": [its.samples / max(its.steps, 1) for its in totals],
@@ -323,19 +324,19 @@ def summarise(reports: Sequence[Report | None], roles: Sequence[str]) -> dict[st
             "images_per_second": len(workers) * batch / slowest if slowest else 0.0,
             "compute_seconds": float(np.mean(wall) - np.mean(comm)), "comm_seconds": float(np.mean(comm)),
             "phases": {phase: float(np.mean([its.phases[phase] for its in totals])) for phase in PHASES},
-            "hidden_seconds": max(0.0, float(np.mean([its.hidden for its in totals]))),
-            "between_seconds": float(np.mean([its.between for its in totals])),
+            "hidden_seconds": max(0.0, float(np.mean([its.overlapped_comm for its in totals]))),
+            "between_seconds": float(np.mean([its.between_steps for its in totals])),
             "checkpoint_seconds": float(np.mean([its.checkpoint for its in totals])),
-            "bytes": {level: sum(report.sent[level] for report in living) for level in LEVELS},
-            "fired": float(np.mean([report.fired for report in workers])),
-            "skipped": float(np.mean([report.skipped for report in workers])),
+            "bytes": {level: sum(report.bytes_sent[level] for report in living) for level in LOCALITY_LEVELS},
+            "fired": float(np.mean([report.exchanges for report in workers])),
+            "skipped": float(np.mean([report.exchanges_skipped for report in workers])),
             "train_loss": float(np.mean(losses)) if losses else None, "loss": loss, "accuracy": accuracy,
             "accuracy_before": float(np.mean(before)) if before else None,
             "accuracy_worst": min(before) if before else None,
-            "consensus": max(report.consensus for report in workers), "checksum": f"{workers[0].checksum:08x}"}
+            "consensus": max(report.consensus_distance for report in workers), "checksum": f"{workers[0].parameters_crc32:08x}"}
 
 
-def table(summary: dict[str, Any]) -> str:
+def format_summary(summary: dict[str, Any]) -> str:
     """The summary as text, one figure a line; figures that the run does not have are left out."""
     s = summary
     total = s["comm_seconds"] + s["compute_seconds"]
@@ -353,9 +354,9 @@ def table(summary: dict[str, Any]) -> str:
 
     def each(name: str, key: str, form: str) -> list[tuple[str, str]]:
         """Of each worker, where they differ by more than what is left over at the end of an epoch."""
-        if max(s[key]) <= UNEVEN * min(s[key]):
+        if max(s[key]) <= UNEVEN_RATIO * min(s[key]):
             return []
-        if len(s[key]) > SHOWN:
+        if len(s[key]) > MAX_LISTED_WORKERS:
             return [(name, f"{min(s[key]):{form}} to {max(s[key]):{form}}")]
         return [(name, ", ".join(format(value, form) for value in s[key]))]
 
@@ -377,7 +378,7 @@ def table(summary: dict[str, Any]) -> str:
               if s["hidden_seconds"] >= 0.005 else []),
             ("between steps", f"{s['between_seconds']:.2f} s"),
             *([("checkpoints", f"{s['checkpoint_seconds']:.2f} s")] if s["checkpoint_seconds"] else []),
-            *((f"bytes, {level}", f"{s['bytes'][level]:,}") for level in LEVELS),
+            *((f"bytes, {level}", f"{s['bytes'][level]:,}") for level in LOCALITY_LEVELS),
             *([("bytes, all", f"{sent:,}, {sent / full:.2%} of fp32 gossip at every step")] if full else []),
             *([("aggregation", "{:.0%} within nodes, {:.0%} within zones".format(*s["aggregation"]))]
               if s["aggregation"] else []),

@@ -6,10 +6,10 @@ import os
 
 from slurmdl import wholefile
 from slurmdl.errors import TrainError, UnavailableError
-from slurmdl.train.report.meters import Meter
+from slurmdl.train.report.meters import StepMeter
 
 
-def check(path: str) -> None:
+def check_plot_file(path: str) -> None:
     """Say at the start, not after the training, that a picture cannot be made.
 
     Raises
@@ -25,12 +25,12 @@ def check(path: str) -> None:
     if path.rpartition(".")[2] not in kinds:
         raise TrainError(f"--plot {path}: its ending is none of {', '.join(kinds)}")
     try:
-        wholefile.check(path)
+        wholefile.check_writable(path)
     except OSError as error:
         raise TrainError(f"--plot {os.path.abspath(path)}: cannot be written ({error.strerror})") from error
 
 
-def draw(path: str, meter: Meter, title: str) -> None:
+def write_plot(path: str, meter: StepMeter, title: str) -> None:
     """Write the picture: rows for what there is of loss and drift, by step on the left, by time on the right."""
     from matplotlib.figure import Figure
 

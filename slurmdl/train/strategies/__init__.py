@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from slurmdl.train.strategies.allreduce import Allreduce
-from slurmdl.train.strategies.gossip import gossip
-from slurmdl.train.strategies.local_sgd import LocalSgd
-from slurmdl.train.strategies.ps import ps
-from slurmdl.train.strategies.strategy import Setting, Strategy
+from slurmdl.train.strategies.gossip import make_gossip
+from slurmdl.train.strategies.local_sgd import LocalSGD
+from slurmdl.train.strategies.ps import make_parameter_server
+from slurmdl.train.strategies.strategy import Strategy, StrategyContext
 
-__all__ = ["STRATEGIES", "Setting", "Strategy"]
+__all__ = ["STRATEGIES", "Strategy", "StrategyContext"]
 
 #: name, one of plan.STRATEGIES -> what makes this rank's part in it from a Setting
-STRATEGIES: dict[str, Callable[[Setting], Strategy]] = {
-    "allreduce": Allreduce, "gossip": gossip, "adaptive-gossip": gossip, "local-sgd": LocalSgd, "ps": ps}
+STRATEGIES: dict[str, Callable[[StrategyContext], Strategy]] = {
+    "allreduce": Allreduce, "gossip": make_gossip, "adaptive-gossip": make_gossip, "local-sgd": LocalSGD, "ps": make_parameter_server}

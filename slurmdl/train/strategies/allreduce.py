@@ -11,18 +11,18 @@ from typing import Any
 import numpy as np
 
 from slurmdl import buckets
-from slurmdl.plan import by_zone
-from slurmdl.train.messages import Messages
-from slurmdl.train.mixing.pipeline import Pipeline
-from slurmdl.train.mixing.sums import Sum
-from slurmdl.train.strategies.strategy import FloatArray, Setting, Strategy
+from slurmdl.plan import group_ranks
+from slurmdl.train.messages import MeteredP2P
+from slurmdl.train.mixing.pipeline import CollectivePipeline
+from slurmdl.train.mixing.sums import AllreduceOp
+from slurmdl.train.strategies.strategy import FloatArray, Strategy, StrategyContext
 
 #: buckets whose sums are under way at the same time: one inside the zones on its way out, one between them, one
 #: inside on its way back
-DEPTH = 3
+MAX_BUCKETS_IN_FLIGHT = 3
 #: tags of the buckets' messages, which no others have, and no two of DEPTH buckets the same. Those of the bucket that
 #: goes first in a step have 0, as all strategies' do: by it a worker that has ended learns that others go on
-FIRST_TAG, TAGS = 10, 100
+FIRST_BUCKET_TAG, NUM_BUCKET_TAGS = 10, 100
 
 
 class Allreduce(Strategy):
@@ -39,60 +39,65 @@ class Allreduce(Strategy):
     doi:10.14778/3415478.3415530
     """
 
-    in_step = alike = True
-    overlaps = True
+    averages_gradients = identical_at_end = True
+    overlaps_backward = True
 
-    def __init__(self, setting: Setting) -> None:
-        super().__init__(setting)
-        method, messages = setting.method, setting.messages
+    def __init__(self, ctx: StrategyContext) -> None:
+        super().__init__(ctx)
+        method, messages = ctx.config, ctx.p2p
         # in rank-map order a ring enters each zone once
-        groups = by_zone(setting.workers, setting.zones) if method.traffic == "hierarchical" else [setting.workers]
-        self._starts = buckets.starts(setting.gradients.size)
-        self._slices = [slice(*edge) for edge in pairwise([*self._starts, setting.gradients.size])]
-        parts = [setting.gradients[part] for part in self._slices]
-        wire = np.float16 if method.compress == "fp16" else np.float32
-        count = len(setting.workers)
-        if method.library:
-            self._means = [partial(_by_library, messages, part, count) for part in parts]
+        groups = group_ranks(ctx.workers, ctx.zones) if method.comm_pattern == "hierarchical" else [ctx.workers]
+        self._bucket_starts = buckets.bucket_starts(ctx.gradients.size)
+        self._bucket_slices = [slice(*edge) for edge in pairwise([*self._bucket_starts, ctx.gradients.size])]
+        parts = [ctx.gradients[part] for part in self._bucket_slices]
+        wire = np.float16 if method.compression == "fp16" else np.float32
+        count = len(ctx.workers)
+        if method.uses_mpi_allreduce:
+            self._bucket_reducers = [partial(_mpi_allreduce_mean, messages, part, count) for part in parts]
         else:
-            tags = [FIRST_TAG + number % TAGS for number in range(len(parts) - 1)]
+            tags = [FIRST_BUCKET_TAG + number % NUM_BUCKET_TAGS for number in range(len(parts) - 1)]
             own = next((group for group in groups if messages.rank in group), ())
-            meet = buckets.meet([setting.nodes[rank] for rank in own], [setting.zones[rank] for rank in own])
-            self._means = [partial(self._begin, Sum(messages, groups, part, wire, meet and start < buckets.AT_ONCE),
+            meet = buckets.uses_direct_exchange([ctx.nodes[rank] for rank in own], [ctx.zones[rank] for rank in own])
+            self._bucket_reducers = [partial(self._start_allreduce, AllreduceOp(messages, groups, part, wire, meet and start < buckets.DIRECT_ELEMENTS),
                                    count, tag)
-                           for part, start, tag in zip(parts, self._starts, [*tags, 0], strict=True)]
-        self._pipeline = Pipeline(messages)
-        self._given: list[Future[Any]] = []
+                           for part, start, tag in zip(parts, self._bucket_starts, [*tags, 0], strict=True)]
+        self._pipeline = CollectivePipeline(messages)
+        self._futures: list[Future[Any]] = []
 
-    def ready(self, start: int) -> None:
-        while len(self._given) < len(self._means):
-            bucket = len(self._means) - 1 - len(self._given)
-            if self._starts[bucket] < start:
+    def on_gradients_ready(self, start: int) -> None:
+        while len(self._futures) < len(self._bucket_reducers):
+            bucket = len(self._bucket_reducers) - 1 - len(self._futures)
+            if self._bucket_starts[bucket] < start:
                 return
-            there = self._its.copies.fetch_gradients(self._slices[bucket])
-            self._given.append(self._its.courier.give(partial(_after, there, self._means[bucket])))
+            there = self._ctx.device_copies.copy_gradients_to_host(self._bucket_slices[bucket])
+            self._futures.append(
+    self._ctx.comm_thread.submit(
+        partial(
+            _reduce_when_copied,
+            there,
+             self._bucket_reducers[bucket])))
 
-    def _begin(self, bucket: Sum, count: int, tag: int) -> None:
+    def _start_allreduce(self, bucket: AllreduceOp, divisor: int, tag: int) -> None:
         """Begin to make the mean of a bucket, and carry on the others until the next one comes."""
-        self._pipeline.carry_on(DEPTH - 1)
-        self._pipeline.add(bucket.flow(count, tag))
-        self._pipeline.carry_on(stop=lambda: self._its.courier.pending)
+        self._pipeline.progress(MAX_BUCKETS_IN_FLIGHT - 1)
+        self._pipeline.add(bucket.coroutine(divisor, tag))
+        self._pipeline.progress(should_stop=lambda: self._ctx.comm_thread.has_queued)
 
-    def before_update(self, number: int, skips: bool = False) -> None:
-        self.ready(0)
-        self._given.append(self._its.courier.give(self._pipeline.carry_on))
-        for future in self._given:
-            self._its.courier.wait(future)
-        self._given.clear()
-        self._its.copies.store_gradients()
-        self.fired += 1
-
-
-def _after(there: Callable[[], None], mean: Callable[[], None]) -> None:
-    there()
-    mean()
+    def before_optimizer_step(self, step: int, skip_update: bool = False) -> None:
+        self.on_gradients_ready(0)
+        self._futures.append(self._ctx.comm_thread.submit(self._pipeline.progress))
+        for future in self._futures:
+            self._ctx.comm_thread.wait(future)
+        self._futures.clear()
+        self._ctx.device_copies.copy_gradients_to_device()
+        self.exchanges += 1
 
 
-def _by_library(messages: Messages, bucket: FloatArray, count: int) -> None:
-    messages.total(bucket)
-    bucket /= np.float32(count)
+def _reduce_when_copied(wait_for_copy: Callable[[], None], reduce_bucket: Callable[[], None]) -> None:
+    wait_for_copy()
+    reduce_bucket()
+
+
+def _mpi_allreduce_mean(p2p: MeteredP2P, bucket: FloatArray, divisor: int) -> None:
+    p2p.allreduce(bucket)
+    bucket /= np.float32(divisor)

@@ -5,25 +5,25 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from slurmdl.plan import by_zone
-from slurmdl.train.mixing.edges import Edge, mixer
-from slurmdl.train.mixing.graphs import GRAPHS, Members, Weighted
-from slurmdl.train.mixing.sums import Sum
-from slurmdl.train.strategies.push import Push
-from slurmdl.train.strategies.shared import Shared
-from slurmdl.train.strategies.strategy import Setting, Strategy
-from slurmdl.train.strategies.triggered import Triggered
-from slurmdl.train.triggers import Cost
+from slurmdl.plan import group_ranks
+from slurmdl.train.mixing.edges import GossipEdge, make_mixer
+from slurmdl.train.mixing.graphs import GRAPHS, GossipGroup, WeightedGraph
+from slurmdl.train.mixing.sums import AllreduceOp
+from slurmdl.train.strategies.push import PushSum
+from slurmdl.train.strategies.shared import SharedMemoryGossip
+from slurmdl.train.strategies.strategy import Strategy, StrategyContext
+from slurmdl.train.strategies.triggered import TriggeredStrategy
+from slurmdl.train.triggers import CommCost
 
 
-def gossip(setting: Setting) -> Strategy:
+def make_gossip(ctx: StrategyContext) -> Strategy:
     """This rank's part: in step with its partners, or asynchronous; by messages alone, or in shared memory, too."""
-    method = setting.method
-    by_messages = Push if method.asynchronous else Gossip
-    return Shared(setting, by_messages) if method.shared_memory else by_messages(setting)
+    method = ctx.config
+    by_messages = PushSum if method.asynchronous else Gossip
+    return SharedMemoryGossip(ctx, by_messages) if method.shared_memory else by_messages(ctx)
 
 
-class Gossip(Triggered):
+class Gossip(TriggeredStrategy):
     """A weighted mean of two models in every exchange; the graph says of whose (slurmdl.graphs). Keeps the sum.
 
     Where a trigger looks at the models, the two of a pair tell each other by one byte whether they want to exchange,
@@ -35,72 +35,74 @@ class Gossip(Triggered):
     Y. Chen et al.: Accelerating gossip SGD with periodic global averaging. ICML 2021. arXiv:2105.09080
     """
 
-    survives = True
-    kept: tuple[str, ...] = ("_mixer",)
+    survives_rank_failure = True
+    state_fields: tuple[str, ...] = ("_mixer",)
 
-    def __init__(self, setting: Setting) -> None:
-        self._mixer = mixer(setting.method.compress, setting.parameters, self._swap)
-        count = len(setting.workers)
-        once = 8.0 * setting.parameters.size * (count - 1) / count
-        every = setting.method.global_every
-        super().__init__(setting, Cost(self._mixer.size, 1.0, once, once / every if every else 0.0))
-        zones = [setting.zones[worker] for worker in setting.workers]
-        graph = GRAPHS[setting.method.traffic or ""](Members(zones, setting.seed, setting.costs))
-        self._plain, self._weights = graph, (1.0,) * count
-        self._graph = Weighted(graph, self._weights, self._mixer.most)
-        self._place = setting.place
-        self._all: Sum | None = None
+    def __init__(self, ctx: StrategyContext) -> None:
+        self._mixer = make_mixer(ctx.config.compression, ctx.parameters, self._swap_buffers)
+        count = len(ctx.workers)
+        once = 8.0 * ctx.parameters.size * (count - 1) / count
+        every = ctx.config.global_average_every
+        super().__init__(ctx, CommCost(self._mixer.message_bytes, 1.0, once, once / every if every else 0.0))
+        zones = [ctx.zones[worker] for worker in ctx.workers]
+        graph = GRAPHS[ctx.config.comm_pattern or ""](GossipGroup(zones, ctx.seed, ctx.costs))
+        self._unweighted_graph, self._model_weights = graph, (1.0,) * count
+        self._graph = WeightedGraph(graph, self._model_weights, self._mixer.max_weight)
+        self._worker_rank = ctx.worker_rank
+        self._global_average: AllreduceOp | None = None
         if every:
             # not in place: where a rank is lost meanwhile, the model must still be there
-            self._mean = np.empty_like(setting.parameters)
-            self._all = Sum(setting.messages, by_zone(setting.workers, setting.zones), self._mean)
-        self._flag, self._theirs = np.zeros(1, np.uint8), np.zeros(1, np.uint8)
+            self._average_buffer = np.empty_like(ctx.parameters)
+            self._global_average = AllreduceOp(ctx.p2p, group_ranks(ctx.workers, ctx.zones), self._average_buffer)
+        self._vote, self._peer_vote = np.zeros(1, np.uint8), np.zeros(1, np.uint8)
 
-    def after_update(self, number: int) -> None:
-        super().after_update(number)
-        every = self._its.method.global_every
-        if self._all and (number + 1) % every == 0:
-            self._its.copies.fetch_parameters()
-            np.multiply(self._its.parameters, np.float32(self._its.share), out=self._mean)
-            self._its.courier.do(self._all.run)
-            self._its.parameters[:] = self._mean
-            self._its.copies.store_parameters()
-            self._trigger.joined(number)
+    def after_optimizer_step(self, step: int) -> None:
+        super().after_optimizer_step(step)
+        every = self._ctx.config.global_average_every
+        if self._global_average and (step + 1) % every == 0:
+            self._ctx.device_copies.copy_to_host()
+            np.multiply(self._ctx.parameters, np.float32(self._ctx.own_weight_share), out=self._average_buffer)
+            self._ctx.comm_thread.call(self._global_average.run)
+            self._ctx.parameters[:] = self._average_buffer
+            self._ctx.device_copies.copy_to_device()
+            self._trigger.reset_reference(step)
 
-    def next_exchange(self, number: int) -> int:
-        every = self._its.method.global_every
-        due = super().next_exchange(number)
-        return min(due, (number // every + 1) * every - 1) if every else due
+    def next_exchange(self, step: int) -> int:
+        every = self._ctx.config.global_average_every
+        due = super().next_exchange(step)
+        return min(due, (step // every + 1) * every - 1) if every else due
 
     def exchange(self) -> bool:
-        edge = self._edge()
-        if edge.to == self._its.messages.rank:
+        edge = self._current_edge()
+        if edge.send_to == self._ctx.p2p.rank:
             return False
-        random = np.random.default_rng((self._its.seed, self._place, self.turn))
+        random = np.random.default_rng((self._ctx.seed, self._worker_rank, self.exchange_index))
         self._mixer.mix(edge, random)
         return True
 
-    def agree(self, urgency: float) -> bool:
-        edge, messages = self._edge(), self._its.messages
-        if edge.to == messages.rank:
+    def decide(self, urgency: float) -> bool:
+        edge, messages = self._current_edge(), self._ctx.p2p
+        if edge.send_to == messages.rank:
             return False
-        self._flag[0] = urgency >= 1
-        messages.exchange([(edge.to, self._flag)], [(edge.source, self._theirs)])
-        return bool(self._flag[0] or self._theirs[0])
+        self._vote[0] = urgency >= 1
+        messages.exchange([(edge.send_to, self._vote)], [(edge.recv_from, self._peer_vote)])
+        return bool(self._vote[0] or self._peer_vote[0])
 
-    def _edge(self) -> Edge:
-        weights = self._its.weights() or self._weights
-        if weights != self._weights:
-            self._graph, self._weights = Weighted(self._plain, weights, self._mixer.most), weights
-        turn, workers = self._graph.round(self.turn), self._its.workers
-        return Edge(workers[turn.target[self._place]], workers[turn.source[self._place]],
-                    float(turn.weight[self._place]))
+    def _current_edge(self) -> GossipEdge:
+        weights = self._ctx.model_weights() or self._model_weights
+        if weights != self._model_weights:
+            self._graph, self._model_weights = WeightedGraph(
+    self._unweighted_graph, weights, self._mixer.max_weight), weights
+        turn, workers = self._graph.round(self.exchange_index), self._ctx.workers
+        return GossipEdge(workers[turn.target[self._worker_rank]], workers[turn.source[self._worker_rank]],
+                    float(turn.weight[self._worker_rank]))
 
-    def _swap(self, to: int, goes: npt.NDArray[np.generic], source: int, comes: npt.NDArray[np.generic]) -> None:
-        sends, receives, messages = [(to, goes)], [(source, comes)], self._its.messages
+    def _swap_buffers(
+        self, send_to: int, send_buffer: npt.NDArray[np.generic], recv_from: int, recv_buffer: npt.NDArray[np.generic]) -> None:
+        sends, receives, messages = [(send_to, send_buffer)], [(recv_from, recv_buffer)], self._ctx.p2p
 
         def swap() -> None:
-            messages.invited(sends, receives)
-            messages.swap(sends, receives)
+            messages.rendezvous_handshake(sends, receives)
+            messages.exchange_chunked(sends, receives)
 
-        self._its.courier.do(swap)
+        self._ctx.comm_thread.call(swap)

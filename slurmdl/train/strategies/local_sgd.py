@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 
 from slurmdl.train.compressors import COMPRESSORS
-from slurmdl.train.mixing.votes import gathered
-from slurmdl.train.strategies.means import mean
-from slurmdl.train.strategies.strategy import Setting
-from slurmdl.train.strategies.triggered import Triggered
-from slurmdl.train.triggers import Cost
+from slurmdl.train.mixing.votes import bruck_allgather
+from slurmdl.train.strategies.means import make_mean_reducer
+from slurmdl.train.strategies.strategy import StrategyContext
+from slurmdl.train.strategies.triggered import TriggeredStrategy
+from slurmdl.train.triggers import CommCost
 
 
-class LocalSgd(Triggered):
+class LocalSGD(TriggeredStrategy):
     """With momentum of the common model z: u = mu u + mean(q), z += alpha (mean(q) + mu u), x = z.
 
     q is the compressed change x - z, with what was left out of the one before. All workers exchange when the mean of
@@ -27,35 +27,37 @@ class LocalSgd(Triggered):
     S. P. Karimireddy et al.: Error feedback fixes SignSGD. ICML 2019. arXiv:1901.09847
     """
 
-    kept: tuple[str, ...] = ("_mean", "_common", "_speed", "_left_out")
+    state_fields: tuple[str, ...] = ("_mean", "_common", "_speed", "_left_out")
 
-    def __init__(self, setting: Setting) -> None:
-        self._mean = mean(setting)
-        count = len(setting.workers)
-        once = 8.0 * setting.parameters.size * (count - 1) / count
-        super().__init__(setting, Cost(self._mean.size, 4.0 * (count - 1), once))
-        self._common = setting.parameters.copy()
-        self._speed, self._left_out = np.zeros_like(self._common), np.zeros_like(self._common)
-        self._feedback = np.float32(COMPRESSORS[setting.method.compress].feedback)
-        self._change = np.empty_like(self._common)
+    def __init__(self, ctx: StrategyContext) -> None:
+        self._mean = make_mean_reducer(ctx)
+        count = len(ctx.workers)
+        once = 8.0 * ctx.parameters.size * (count - 1) / count
+        super().__init__(ctx, CommCost(self._mean.message_bytes, 4.0 * (count - 1), once))
+        self._outer_parameters = ctx.parameters.copy()
+        self._outer_momentum, self._residual = np.zeros_like(
+    self._outer_parameters), np.zeros_like(
+        self._outer_parameters)
+        self._feedback_decay = np.float32(COMPRESSORS[ctx.config.compression].feedback_decay)
+        self._pseudo_gradient = np.empty_like(self._outer_parameters)
 
-    def renew(self, state: Mapping[str, Any], number: int) -> None:
-        super().renew(state, number)
-        self._common[:], self._speed[:] = state["_common"].numpy(), state["_speed"].numpy()
+    def resume_from_average(self, state: Mapping[str, Any], step: int) -> None:
+        super().resume_from_average(state, step)
+        self._outer_parameters[:], self._outer_momentum[:] = state["_common"].numpy(), state["_speed"].numpy()
 
     def agree(self, urgency: float) -> bool:
         # all workers gather the same values, so that they decide alike
-        return bool(gathered(self._its.messages, self._its.workers, urgency).mean() >= 1)
+        return bool(bruck_allgather(self._ctx.p2p, self._ctx.workers, urgency).mean() >= 1)
 
     def exchange(self) -> bool:
-        its, made, change = self._its, self._mean, self._change
-        rate, momentum = np.float32(its.method.outer_lr), np.float32(its.method.outer_momentum)
-        np.subtract(its.parameters, self._common, out=change)
-        change += self._feedback * self._left_out
-        its.courier.do(lambda: made.run(change, self.turn, its.relative))
-        np.subtract(change, made.counted, out=self._left_out)
-        self._speed *= momentum
-        self._speed += made.mean
-        self._common += rate * (made.mean + momentum * self._speed)
-        its.parameters[:] = self._common
+        its, made, change = self._ctx, self._mean, self._pseudo_gradient
+        rate, momentum = np.float32(its.config.outer_lr), np.float32(its.config.outer_momentum)
+        np.subtract(its.parameters, self._outer_parameters, out=change)
+        change += self._feedback_decay * self._residual
+        its.comm_thread.call(lambda: made.reduce(change, self.exchange_index, its.relative_weights))
+        np.subtract(change, made.contribution, out=self._residual)
+        self._outer_momentum *= momentum
+        self._outer_momentum += made.mean
+        self._outer_parameters += rate * (made.mean + momentum * self._outer_momentum)
+        its.parameters[:] = self._outer_parameters
         return True

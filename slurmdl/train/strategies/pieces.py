@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 #: begin and end in the parameters, and by name tensors of that length, or what holds for all of it
-Piece = tuple[int, int, Mapping[str, Any]]
+ShardState = tuple[int, int, Mapping[str, Any]]
 
 
-def gathered(pieces: Sequence[Piece], part: slice) -> dict[str, Any]:
+def assemble_shard(states: Sequence[ShardState], part: slice) -> dict[str, Any]:
     """What pieces say of a part of the parameters: by name a tensor as long as the part, or what holds for all of it.
 
     Parameters
@@ -19,14 +19,15 @@ def gathered(pieces: Sequence[Piece], part: slice) -> dict[str, Any]:
     import torch
 
     found: dict[str, list[Any]] = {}
-    for start, stop, its in sorted(pieces, key=lambda piece: piece[0]):
+    for start, stop, its in sorted(states, key=lambda piece: piece[0]):
         low, high = max(start, part.start), min(stop, part.stop)
         if low < high:
             for name, value in its.items():
-                found.setdefault(name, []).append(value[low - start:high - start] if _long(value) else value)
-    return {name: torch.cat(values) if _long(values[0]) else values[0] for name, values in found.items()}
+                found.setdefault(name, []).append(value[low - start:high - start]
+                                 if _is_per_parameter(value) else value)
+    return {name: torch.cat(values) if _is_per_parameter(values[0]) else values[0] for name, values in found.items()}
 
 
-def _long(value: Any) -> bool:
+def _is_per_parameter(value: Any) -> bool:
     """Whether there is one for each parameter."""
     return getattr(value, "ndim", 0) == 1

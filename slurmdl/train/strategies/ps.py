@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from slurmdl.train.strategies.servers import Server, Worker
-from slurmdl.train.strategies.stale import StaleServer, StaleWorker
-from slurmdl.train.strategies.strategy import Setting, Strategy
+from slurmdl.train.strategies.servers import PSWorker, SyncPSServer
+from slurmdl.train.strategies.stale import AsyncPSServer, AsyncPSWorker
+from slurmdl.train.strategies.strategy import Strategy, StrategyContext
 
 
-def ps(setting: Setting) -> Strategy:
+def make_parameter_server(ctx: StrategyContext) -> Strategy:
     """This rank's part. Workers in step need no bound: each server waits for all of them anyway."""
-    serves = setting.messages.rank in setting.servers
-    if setting.method.asynchronous or setting.method.staleness:
-        return StaleServer(setting) if serves else StaleWorker(setting)
-    return Server(setting) if serves else Worker(setting)
+    serves = ctx.p2p.rank in ctx.servers
+    if ctx.config.asynchronous or ctx.config.max_staleness:
+        return AsyncPSServer(ctx) if serves else AsyncPSWorker(ctx)
+    return SyncPSServer(ctx) if serves else PSWorker(ctx)

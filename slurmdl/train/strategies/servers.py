@@ -8,73 +8,81 @@ from itertools import pairwise
 import numpy as np
 
 from slurmdl.errors import TrainError
-from slurmdl.train.messages import bounds
-from slurmdl.train.strategies.pieces import Piece, gathered
-from slurmdl.train.strategies.spares import EVERY, Home, Shard, Spares, following, rebuild
-from slurmdl.train.strategies.strategy import FloatArray, Setting, Strategy
+from slurmdl.train.messages import split_offsets
+from slurmdl.train.strategies.pieces import ShardState, assemble_shard
+from slurmdl.train.strategies.spares import (
+    BACKUP_EVERY,
+    OwnedShard,
+    ShardAssignment,
+    ShardBackups,
+    next_alive,
+    promote_backup,
+)
+from slurmdl.train.strategies.strategy import FloatArray, Strategy, StrategyContext
 
 #: elements that are dealt out to servers at a time (4 MB)
-BLOCK = 1 << 20
+SHARD_BLOCK = 1 << 20
 #: from here on the first number of a worker's header is that of a checkpoint
-CALL = 2
+CHECKPOINT_REQUEST = 2
 #: in its place: the gradients that follow have overflowed, and are left out
-SKIPS = -1
+SKIP_UPDATE = -1
 
 
-def shards(setting: Setting) -> list[slice]:
+def assign_shards(ctx: StrategyContext) -> list[slice]:
     """The part of the parameters that each server holds, in their order.
 
     Contiguous blocks are dealt out by the speed of the servers' links to the workers, as the plan's costs tell it;
     servers of one node share its link. Where nothing is known, all get as much.
     """
-    nodes, zones = setting.nodes, setting.zones
-    costs = [np.mean([setting.costs.get("|".join(sorted((zones[server], zones[worker]))), np.nan)
-                      for worker in setting.workers]) for server in setting.servers]
-    if not setting.costs or not np.all(np.isfinite(costs)):
+    nodes, zones = ctx.nodes, ctx.zones
+    costs = [np.mean([ctx.costs.get("|".join(sorted((zones[server], zones[worker]))), np.nan)
+                      for worker in ctx.workers]) for server in ctx.servers]
+    if not ctx.costs or not np.all(np.isfinite(costs)):
         speed = np.ones(len(costs))
     else:
-        beside = [sum(nodes[other] == nodes[server] for other in setting.servers) for server in setting.servers]
+        beside = [sum(nodes[other] == nodes[server] for other in ctx.servers) for server in ctx.servers]
         speed = 1 / (np.maximum(costs, 1e-30) * beside)
-    return cut(setting.parameters.size, speed.tolist())
+    return split_by_speed(ctx.parameters.size, speed.tolist())
 
 
-def cut(size: int, speeds: Sequence[float]) -> list[slice]:
+def split_by_speed(size: int, speeds: Sequence[float]) -> list[slice]:
     """Parts of `size` elements in proportion to some speeds, of whole blocks where each has one."""
     if len(set(speeds)) == 1:
-        edge = bounds(size, len(speeds))
+        edge = split_offsets(size, len(speeds))
     else:
         share = np.cumsum(speeds) / sum(speeds)
         edge = [0, *np.rint(size * share).astype(int).tolist()]
-    if size >= len(speeds) * BLOCK:
-        edge = [round(border / BLOCK) * BLOCK for border in edge[:-1]] + [size]
+    if size >= len(speeds) * SHARD_BLOCK:
+        edge = [round(border / SHARD_BLOCK) * SHARD_BLOCK for border in edge[:-1]] + [size]
     return [slice(begin, end) for begin, end in pairwise(edge)]
 
 
-def settled(setting: Setting) -> list[Home]:
+def initial_assignment(ctx: StrategyContext) -> list[ShardAssignment]:
     """The shards of the parameters with their servers, in their order."""
-    return [Home(server, part) for server, part in zip(setting.servers, shards(setting), strict=True)]
+    return [ShardAssignment(server, part) for server, part in zip(ctx.servers, assign_shards(ctx), strict=True)]
 
 
-def moved(homes: Sequence[Home], before: Sequence[int], servers: Sequence[int]) -> list[Home]:
+def reassign(assignments: Sequence[ShardAssignment], old_servers: Sequence[int],
+             alive_servers: Sequence[int]) -> list[ShardAssignment]:
     """The same shards where of the servers `before` only `servers` are left: those of a lost one go to the next."""
-    return [home if home.server in servers else Home(following(home.server, before, servers), home.part)
-            for home in homes]
+    return [home if home.server in alive_servers else ShardAssignment(next_alive(home.server, old_servers, alive_servers), home.part)
+            for home in assignments]
 
 
-def aggregation(setting: Setting, homes: Sequence[Home]) -> tuple[float, float]:
+def traffic_locality(ctx: StrategyContext, assignments: Sequence[ShardAssignment]) -> tuple[float, float]:
     """Shares of the bytes between workers and servers that stay within nodes, and within leaf zones, 0 to 1."""
     node = zone = 0
-    for home in homes:
+    for home in assignments:
         server, size = home.server, home.part.stop - home.part.start
-        for worker in setting.workers:
-            beside = setting.nodes[server] == setting.nodes[worker]
+        for worker in ctx.workers:
+            beside = ctx.nodes[server] == ctx.nodes[worker]
             node += beside * size
-            zone += (beside or "" != setting.zones[server] == setting.zones[worker]) * size
-    whole = max(1, setting.parameters.size * len(setting.workers))
+            zone += (beside or "" != ctx.zones[server] == ctx.zones[worker]) * size
+    whole = max(1, ctx.parameters.size * len(ctx.workers))
     return node / whole, zone / whole
 
 
-def mean(vectors: Sequence[FloatArray], out: FloatArray) -> None:
+def mean_into(vectors: Sequence[FloatArray], out: FloatArray) -> None:
     """Write the mean of vectors into `out`, bit for bit as np.mean does, but without a copy of all of them."""
     out[:] = vectors[0]
     for vector in vectors[1:]:
@@ -82,7 +90,7 @@ def mean(vectors: Sequence[FloatArray], out: FloatArray) -> None:
     out /= np.float32(len(vectors))
 
 
-class Worker(Strategy):
+class PSWorker(Strategy):
     """Sends each server its shard of the gradients and receives that shard of the parameters.
 
     Before the gradients goes a header: 1, or SKIPS, and the numbers of the worker's optimizer, whose schedules so
@@ -94,39 +102,44 @@ class Worker(Strategy):
     homes : the shards; None for those of all servers of the setting.
     """
 
-    updates = False
-    in_step = alike = survives = True
+    updates_locally = False
+    averages_gradients = identical_at_end = survives_rank_failure = True
     tag = 0
 
-    def __init__(self, setting: Setting, homes: Sequence[Home] | None = None) -> None:
-        super().__init__(setting)
-        self._homes = homes or settled(setting)
-        self.aggregation = aggregation(setting, self._homes)
-        self._header = np.zeros(1 + setting.numbers().size)
-        self._heads = [(server, self._header) for server in setting.servers]
-        self._push = [(home.server, setting.gradients[home.part]) for home in self._homes]
-        self._pull = [(home.server, setting.parameters[home.part]) for home in self._homes]
+    def __init__(self, ctx: StrategyContext, assignments: Sequence[ShardAssignment] | None = None) -> None:
+        super().__init__(ctx)
+        self._assignments = assignments or initial_assignment(ctx)
+        self.ps_locality = traffic_locality(ctx, self._assignments)
+        self._header = np.zeros(1 + ctx.hyperparameters().size)
+        self._header_sends = [(server, self._header) for server in ctx.servers]
+        self._gradient_sends = [(home.server, ctx.gradients[home.part]) for home in self._assignments]
+        self._parameter_receives = [(home.server, ctx.parameters[home.part]) for home in self._assignments]
 
-    def without(self, setting: Setting) -> Strategy:
-        return type(self)(setting, moved(self._homes, self._its.servers, setting.servers))
+    def shrink(self, ctx: StrategyContext) -> Strategy:
+        return type(self)(ctx, reassign(self._assignments, self._ctx.servers, ctx.servers))
 
-    def before_update(self, number: int, skips: bool = False) -> None:
-        self._header[0], self._header[1:] = SKIPS if skips else 1, self._its.numbers()
-        if not skips:
-            self._its.copies.fetch_gradients(slice(None))()
-        self._its.courier.do(lambda: self._its.messages.exchange(self._heads + self._push, self._pull, self.tag))
-        self.fired += 1
+    def before_optimizer_step(self, step: int, skip_update: bool = False) -> None:
+        self._header[0], self._header[1:] = SKIP_UPDATE if skip_update else 1, self._ctx.hyperparameters()
+        if not skip_update:
+            self._ctx.device_copies.copy_gradients_to_host(slice(None))()
+        self._ctx.comm_thread.call(
+    lambda: self._ctx.p2p.exchange(
+        self._header_sends +
+        self._gradient_sends,
+        self._parameter_receives,
+         self.tag))
+        self.exchanges += 1
 
-    def pause(self, number: int) -> None:
-        self._header[0] = CALL + number
-        self._its.courier.do(lambda: self._its.messages.exchange(self._heads, [], self.tag))
+    def quiesce(self, checkpoint_number: int) -> None:
+        self._header[0] = CHECKPOINT_REQUEST + checkpoint_number
+        self._ctx.comm_thread.call(lambda: self._ctx.p2p.exchange(self._header_sends, [], self.tag))
 
     def finish(self) -> None:
         self._header[0] = 0
-        self._its.courier.do(lambda: self._its.messages.exchange(self._heads, []))
+        self._ctx.comm_thread.call(lambda: self._ctx.p2p.exchange(self._header_sends, []))
 
 
-class Holder(Strategy):
+class PSServerBase(Strategy):
     """A server's shards of the parameters, and the state of the optimizer that belongs to them: one shard, but more
     where others are lost.
 
@@ -140,62 +153,62 @@ class Holder(Strategy):
     spares : the copies that servers hold of each other.
     """
 
-    updates = False
-    alike = survives = True
+    updates_locally = False
+    identical_at_end = survives_rank_failure = True
 
-    def __init__(self, setting: Setting, homes: Sequence[Home] | None = None,
-                 own: Sequence[Shard] | None = None) -> None:
-        super().__init__(setting)
-        self._homes = homes or settled(setting)
-        mine = [home.part for home in self._homes if home.server == setting.messages.rank]
-        self._own = own or [Shard(part, setting.updater(part)) for part in mine]
-        self.aggregation = aggregation(setting, self._homes)
-        self.spares = Spares(setting, self._homes, self._own, self._copied())
+    def __init__(self, ctx: StrategyContext, assignments: Sequence[ShardAssignment] | None = None,
+                 owned: Sequence[OwnedShard] | None = None) -> None:
+        super().__init__(ctx)
+        self._assignments = assignments or initial_assignment(ctx)
+        mine = [home.part for home in self._assignments if home.server == ctx.p2p.rank]
+        self._owned = owned or [OwnedShard(part, ctx.make_shard_optimizer(part)) for part in mine]
+        self.ps_locality = traffic_locality(ctx, self._assignments)
+        self.backups = ShardBackups(ctx, self._assignments, self._owned, self._backup_interval())
 
-    def _copied(self) -> int:
+    def _backup_interval(self) -> int:
         """Updates from one copy of the shards on another server to the next."""
-        return EVERY
+        return BACKUP_EVERY
 
-    def _rooms(self) -> list[FloatArray]:
+    def _receive_buffers(self) -> list[FloatArray]:
         """Memory for what a worker pushes or pulls."""
-        return [self._its.parameters[shard.part].copy() for shard in self._own]
+        return [self._ctx.parameters[shard.part].copy() for shard in self._owned]
 
-    def without(self, setting: Setting) -> Strategy:
-        homes = moved(self._homes, self._its.servers, setting.servers)
-        kept = {shard.part.start: shard for shard in self._own}
-        own = [kept.get(home.part.start) or self._rebuilt(home, setting)
-               for home in homes if home.server == setting.messages.rank]
-        return type(self)(setting, homes, own)
+    def shrink(self, ctx: StrategyContext) -> Strategy:
+        homes = reassign(self._assignments, self._ctx.servers, ctx.servers)
+        kept = {shard.part.start: shard for shard in self._owned}
+        own = [kept.get(home.part.start) or self._recover_shard(home, ctx)
+               for home in homes if home.server == ctx.p2p.rank]
+        return type(self)(ctx, homes, own)
 
-    def _rebuilt(self, home: Home, setting: Setting) -> Shard:
-        spare = self.spares.held.get(home.part.start)
+    def _recover_shard(self, assignment: ShardAssignment, ctx: StrategyContext) -> OwnedShard:
+        spare = self.backups.held.get(assignment.part.start)
         if spare is None:
-            lost = next(its.server for its in self._homes if its.part == home.part)
-            raise TrainError(f"no copy of the shard of rank {lost} on {setting.nodes[lost]}, which is lost; a server "
-                             f"gives the next one a copy every {EVERY} steps")
-        return Shard(home.part, rebuild(spare, setting))
+            lost = next(its.server for its in self._assignments if its.part == assignment.part)
+            raise TrainError(f"no copy of the shard of rank {lost} on {ctx.nodes[lost]}, which is lost; a server "
+                             f"gives the next one a copy every {BACKUP_EVERY} steps")
+        return OwnedShard(assignment.part, promote_backup(spare, ctx))
 
     @property
-    def parts(self) -> list[slice]:
+    def owned_slices(self) -> list[slice]:
         """The parts of the parameters that it holds."""
-        return [shard.part for shard in self._own]
+        return [shard.part for shard in self._owned]
 
-    def pieces(self) -> dict[str, list[Piece]]:
+    def shard_states(self) -> dict[str, list[ShardState]]:
         """The shards, and what their optimizers remember."""
         import torch
 
-        return {"shard": [(part.start, part.stop, {"parameters": torch.from_numpy(self._its.parameters[part])})
-                          for part in self.parts],
-                "optimizer": [piece for shard in self._own for piece in shard.update.pieces()]}
+        return {"shard": [(part.start, part.stop, {"parameters": torch.from_numpy(self._ctx.parameters[part])})
+                          for part in self.owned_slices],
+                "optimizer": [piece for shard in self._owned for piece in shard.optimizer.shard_states()]}
 
-    def fill(self, shards: Sequence[Piece], memory: Sequence[Piece]) -> None:
+    def load_shard_states(self, shards: Sequence[ShardState], optimizer_states: Sequence[ShardState]) -> None:
         """Take up shards of servers that may have been others, and what their optimizers remember."""
-        for shard in self._own:
-            self._its.parameters[shard.part] = gathered(shards, shard.part)["parameters"].numpy()
-            shard.update.fill(memory)
+        for shard in self._owned:
+            self._ctx.parameters[shard.part] = assemble_shard(shards, shard.part)["parameters"].numpy()
+            shard.optimizer.load_shard_states(optimizer_states)
 
 
-class Server(Holder):
+class SyncPSServer(PSServerBase):
     """Updates its shard with the mean of what all workers push, in step with them; those that skip are left out.
 
     Equal, all together, to one process on the workers' batches together.
@@ -205,33 +218,34 @@ class Server(Holder):
     M. Li et al.: Scaling distributed machine learning with the parameter server. OSDI 2014.
     """
 
-    in_step = True
+    averages_gradients = True
 
-    def __init__(self, setting: Setting, homes: Sequence[Home] | None = None,
-                 own: Sequence[Shard] | None = None) -> None:
-        super().__init__(setting, homes, own)
-        self._pushed = {worker: self._rooms() for worker in setting.workers}
-        self._headers = {worker: np.ones(1 + setting.numbers().size) for worker in setting.workers}
+    def __init__(self, ctx: StrategyContext, assignments: Sequence[ShardAssignment] | None = None,
+                 owned: Sequence[OwnedShard] | None = None) -> None:
+        super().__init__(ctx, assignments, owned)
+        self._pushed_gradients = {worker: self._receive_buffers() for worker in ctx.workers}
+        self._headers = {worker: np.ones(1 + ctx.hyperparameters().size) for worker in ctx.workers}
 
-    def serve(self, number: int) -> bool:
-        its = self._its
-        its.courier.do(lambda: its.messages.exchange([], list(self._headers.items())))
+    def serve_step(self, step: int) -> bool:
+        its = self._ctx
+        its.comm_thread.call(lambda: its.p2p.exchange([], list(self._headers.items())))
         word = int(next(iter(self._headers.values()))[0])
-        if word >= CALL:
-            self.called = word - CALL
+        if word >= CHECKPOINT_REQUEST:
+            self.requested_checkpoint = word - CHECKPOINT_REQUEST
             return True
         for worker in [worker for worker, header in self._headers.items() if not header[0]]:
-            del self._headers[worker], self._pushed[worker]
+            del self._headers[worker], self._pushed_gradients[worker]
         if not self._headers:
             return False
-        its.courier.do(lambda: its.messages.exchange(
-            [], [(worker, room) for worker, rooms in self._pushed.items() for room in rooms]))
+        its.comm_thread.call(lambda: its.p2p.exchange(
+            [], [(worker, room) for worker, rooms in self._pushed_gradients.items() for room in rooms]))
         numbers = next(iter(self._headers.values()))[1:]
-        pushed = [rooms for worker, rooms in self._pushed.items() if self._headers[worker][0] != SKIPS]
-        for index, shard in enumerate(self._own if pushed else ()):
-            mean([rooms[index] for rooms in pushed], its.gradients[shard.part])
-            shard.update(numbers)
-        its.courier.do(lambda: its.messages.exchange(
-            [(worker, its.parameters[shard.part]) for worker in self._pushed for shard in self._own], []))
-        self.spares.after(number + 1)
+        pushed = [rooms for worker, rooms in self._pushed_gradients.items() if self._headers[worker]
+                                                                          [0] != SKIP_UPDATE]
+        for index, shard in enumerate(self._owned if pushed else ()):
+            mean_into([rooms[index] for rooms in pushed], its.gradients[shard.part])
+            shard.optimizer(numbers)
+        its.comm_thread.call(lambda: its.p2p.exchange(
+            [(worker, its.parameters[shard.part]) for worker in self._pushed_gradients for shard in self._owned], []))
+        self.backups.exchange_if_due(step + 1)
         return True

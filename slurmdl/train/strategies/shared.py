@@ -9,20 +9,20 @@ from typing import Any
 
 import numpy as np
 
-from slurmdl.plan import by_zone
-from slurmdl.train.mixing.graphs import GRAPHS, Members, Weighted
-from slurmdl.train.strategies.strategy import Copies, Setting, Strategy
-from slurmdl.train.transports.window import Window, mean, mix_both
-from slurmdl.train.triggers import TRIGGERS, Cost
+from slurmdl.plan import group_ranks
+from slurmdl.train.mixing.graphs import GRAPHS, GossipGroup, WeightedGraph
+from slurmdl.train.strategies.strategy import DeviceCopies, Strategy, StrategyContext
+from slurmdl.train.transports.window import ModelWindow, mix_pair, weighted_mean
+from slurmdl.train.triggers import TRIGGERS, CommCost
 
 
-def leaders(workers: Sequence[int], nodes: Sequence[str], zones: Sequence[str]) -> tuple[int, ...]:
+def node_leaders(workers: Sequence[int], nodes: Sequence[str], zones: Sequence[str]) -> tuple[int, ...]:
     """The first worker of each node, ordered by zone."""
-    first = [group[0] for group in by_zone(workers, nodes)]
-    return tuple(leader for zone in by_zone(first, zones) for leader in zone)
+    first = [group[0] for group in group_ranks(workers, nodes)]
+    return tuple(leader for zone in group_ranks(first, zones) for leader in zone)
 
 
-class Shared(Strategy):
+class SharedMemoryGossip(Strategy):
     """Every step mixes models inside the nodes; where an exchange between nodes is due, leaders make it for all.
 
     The models themselves are in shared memory until the end. In a step without an exchange, the ranks of a node play
@@ -50,153 +50,155 @@ class Shared(Strategy):
     arXiv:1710.06952
     """
 
-    survives = True
-    kept: tuple[str, ...] = ("_between", "_trigger", "_due", "_dues")
+    survives_rank_failure = True
+    state_fields: tuple[str, ...] = ("_between", "_trigger", "_due", "_dues")
 
-    def __init__(self, setting: Setting, between: Callable[[Setting], Strategy]) -> None:
-        super().__init__(setting)
-        self.meets = not setting.method.asynchronous
-        self._play = between
-        rank, groups = setting.messages.rank, by_zone(setting.workers, setting.nodes)
-        self._group = next(group for group in groups if rank in group)
-        leading = leaders(setting.workers, setting.nodes, setting.zones)
-        self._base, self._weights = GRAPHS["base"](Members([""] * len(self._group))), (1.0,) * len(self._group)
-        self._inside = Weighted(self._base, self._weights)
-        self._place = self._group.index(rank)
-        self._weights_of = setting.weights_of
-        share, size = setting.messages.transport.share, setting.parameters.size
-        self._window = setting.courier.do(lambda: Window(share, rank, self._group, size))
-        if not setting.method.asynchronous:
-            setting.settle(self._window.model(rank))
-            setting = self._its = replace(setting, parameters=self._window.model(rank))
-        self._between = None
-        self._alone = len(leading) == 1
-        method = setting.method
+    def __init__(self, ctx: StrategyContext, make_inter_node: Callable[[StrategyContext], Strategy]) -> None:
+        super().__init__(ctx)
+        self.lockstep = not ctx.config.asynchronous
+        self._make_inter_node = make_inter_node
+        rank, groups = ctx.p2p.rank, group_ranks(ctx.workers, ctx.nodes)
+        self._node_workers = next(group for group in groups if rank in group)
+        leading = node_leaders(ctx.workers, ctx.nodes, ctx.zones)
+        self._base_graph, self._node_weights = GRAPHS["base"](GossipGroup(
+            [""] * len(self._node_workers))), (1.0,) * len(self._node_workers)
+        self._intra_node = WeightedGraph(self._base_graph, self._node_weights)
+        self._node_index = self._node_workers.index(rank)
+        self._relative_weights_of = ctx.relative_weights_of
+        share, size = ctx.p2p.transport.allocate_shared, ctx.parameters.size
+        self._window = ctx.comm_thread.call(lambda: ModelWindow(share, rank, self._node_workers, size))
+        if not ctx.config.asynchronous:
+            ctx.relocate_parameters(self._window.model(rank))
+            ctx = self._ctx = replace(ctx, parameters=self._window.model(rank))
+        self._inter_node = None
+        self._single_node = len(leading) == 1
+        method = ctx.config
         # what is sent is the leaders' alone; steps are due for all alike
-        self._trigger = TRIGGERS[method.when](method, setting.parameters, setting.sizes, setting.rate, Cost(0.0))
-        self._due, self._dues = self._trigger.next(-1), 0
-        if rank in leading and not self._alone:
+        self._trigger = TRIGGERS[method.trigger_name](
+            method, ctx.parameters, ctx.sizes, ctx.learning_rate, CommCost(0.0))
+        self._due_step, self._due_count = self._trigger.next_due(-1), 0
+        if rank in leading and not self._single_node:
             nodes = [group for leader in leading for group in groups if leader in group]
-            its = replace(setting, workers=leading,
-                          weights=lambda: tuple(sum(self._weights_of(group)) for group in nodes))
+            its = replace(ctx, workers=leading,
+                          weights=lambda: tuple(sum(self._relative_weights_of(group)) for group in nodes))
             if not method.asynchronous:
-                self._window.common[:] = setting.parameters
-                its = replace(its, parameters=self._window.common, copies=Copies())
-            self._between = between(its)
+                self._window.common[:] = ctx.parameters
+                its = replace(its, parameters=self._window.common, copies=DeviceCopies())
+            self._inter_node = make_inter_node(its)
 
-    def after_update(self, number: int) -> None:
-        self._its.copies.fetch_parameters()
-        if self._its.method.asynchronous:
-            self._mix_without_waiting(number)
-        elif self._is_due(number) and not self._alone:
-            self._mix_between(number)
+    def after_optimizer_step(self, step: int) -> None:
+        self._ctx.device_copies.copy_to_host()
+        if self._ctx.config.asynchronous:
+            self._mix_async(step)
+        elif self._is_due(step) and not self._single_node:
+            self._mix_inter_node(step)
         else:
-            self._its.courier.do(lambda: self._mix_inside(number))
-        self._its.copies.store_parameters()
+            self._ctx.comm_thread.call(lambda: self._mix_intra_node(step))
+        self._ctx.device_copies.copy_to_device()
 
-    def _is_due(self, number: int) -> bool:
+    def _is_due(self, step: int) -> bool:
         """Whether the leaders need their nodes' means in this step: to exchange them, or to look at them."""
-        trigger, due, every = self._trigger, self._due, self._its.method.global_every
-        if number == due:
-            self._dues += 1
-            self._due = trigger.next(number)
+        trigger, due, every = self._trigger, self._due_step, self._ctx.config.global_average_every
+        if step == due:
+            self._due_count += 1
+            self._due_step = trigger.next_due(step)
             return True
-        looks = not trigger.sure(due) and number == trigger.look(due)
-        return looks or (bool(every) and (number + 1) % every == 0)
+        looks = not trigger.is_unconditional(due) and step == trigger.decision_step(due)
+        return looks or (bool(every) and (step + 1) % every == 0)
 
-    def _mix_inside(self, number: int) -> None:
-        weights = self._weights_of(self._group)
-        if weights != self._weights:
-            self._inside, self._weights = Weighted(self._base, weights), weights
-        turn = self._inside.round(number)
-        other = turn.target[self._place]
-        rank, peer = self._its.messages.rank, self._group[other]
+    def _mix_intra_node(self, step: int) -> None:
+        weights = self._relative_weights_of(self._node_workers)
+        if weights != self._node_weights:
+            self._intra_node, self._node_weights = WeightedGraph(self._base_graph, weights), weights
+        turn = self._intra_node.round(step)
+        other = turn.target[self._node_index]
+        rank, peer = self._ctx.p2p.rank, self._node_workers[other]
         if peer == rank:
             return
-        with self._meeting([peer], number):
-            size = self._its.parameters.size
+        with self._peers_ready([peer], step):
+            size = self._ctx.parameters.size
             half = slice(0, size // 2) if rank < peer else slice(size // 2, size)
-            mix_both(self._window.model(rank)[half], self._window.model(peer)[half],
-                     (float(turn.weight[self._place]), float(turn.weight[other])))
-        self._await([peer], "mixed", number)
-        self.fired += self._alone
+            mix_pair(self._window.model(rank)[half], self._window.model(peer)[half],
+                     (float(turn.weight[self._node_index]), float(turn.weight[other])))
+        self._wait_flag([peer], "mixed", step)
+        self.exchanges += self._single_node
 
     @contextmanager
-    def _meeting(self, peers: Sequence[int], number: int) -> Iterator[None]:
+    def _peers_ready(self, peers: Sequence[int], step: int) -> Iterator[None]:
         """Around what reads and writes models of peers, all of which are in this step, too."""
-        self._window.tell("ready", number)
-        self._await(peers, "ready", number)
+        self._window.tell("ready", step)
+        self._wait_flag(peers, "ready", step)
         yield
-        self._window.tell("mixed", number)
+        self._window.tell("mixed", step)
 
-    def _await(self, peers: Sequence[int], word: str, number: int) -> None:
-        with self._its.messages.awaiting():
+    def _wait_flag(self, peers: Sequence[int], flag: str, step: int) -> None:
+        with self._ctx.p2p.timing_wait():
             for peer in peers:
-                self._window.wait(peer, word, number)
+                self._window.wait(peer, flag, step)
 
-    def _mix_between(self, number: int) -> None:
-        courier, window = self._its.courier, self._window
-        courier.do(lambda: self._mean(number))
-        if self._between:
-            courier.do(lambda: self._await(self._group, "mixed", number))
-            self._between.after_update(number)
-            self.fired = self._between.fired
-            courier.do(lambda: window.tell("made", self.fired))
-            courier.do(lambda: window.tell("arrived", number))
+    def _mix_inter_node(self, step: int) -> None:
+        courier, window = self._ctx.comm_thread, self._window
+        courier.call(lambda: self._average_node_part(step))
+        if self._inter_node:
+            courier.call(lambda: self._wait_flag(self._node_workers, "mixed", step))
+            self._inter_node.after_optimizer_step(step)
+            self.exchanges = self._inter_node.exchanges
+            courier.call(lambda: window.tell("made", self.exchanges))
+            courier.call(lambda: window.tell("arrived", step))
         else:
-            courier.do(lambda: self._await(self._group[:1], "arrived", number))
-            self.fired = courier.do(lambda: window.told(self._group[0], "made"))
-        self.skipped = self._dues - self.fired
+            courier.call(lambda: self._wait_flag(self._node_workers[:1], "arrived", step))
+            self.exchanges = courier.call(lambda: window.told(self._node_workers[0], "made"))
+        self.exchanges_skipped = self._due_count - self.exchanges
         # it stays as it is until all are ready for another mean
-        self._its.parameters[:] = window.common
+        self._ctx.parameters[:] = window.common
 
-    def _mean(self, number: int) -> None:
+    def _average_node_part(self, step: int) -> None:
         """This rank's part of the node's mean."""
-        size, count = self._its.parameters.size, len(self._group)
-        part = slice(size * self._place // count, size * (self._place + 1) // count)
-        with self._meeting(self._group, number):
-            mean([self._window.model(peer)[part] for peer in self._group], self._window.common[part],
-                 self._weights_of(self._group))
+        size, count = self._ctx.parameters.size, len(self._node_workers)
+        part = slice(size * self._node_index // count, size * (self._node_index + 1) // count)
+        with self._peers_ready(self._node_workers, step):
+            weighted_mean([self._window.model(peer)[part] for peer in self._node_workers], self._window.common[part],
+                 self._relative_weights_of(self._node_workers))
 
-    def _mix_without_waiting(self, number: int) -> None:
-        if len(self._group) > 1:
-            draw = np.random.default_rng((self._its.seed, self._its.messages.rank, number))
-            peer = self._group[self._place - int(draw.integers(1, len(self._group)))]
-            own, its = self._weights_of((self._its.messages.rank, peer))
-            taken = self._its.courier.do(lambda: self._window.blend(number, self._its.parameters, peer,
+    def _mix_async(self, step: int) -> None:
+        if len(self._node_workers) > 1:
+            draw = np.random.default_rng((self._ctx.seed, self._ctx.p2p.rank, step))
+            peer = self._node_workers[self._node_index - int(draw.integers(1, len(self._node_workers)))]
+            own, its = self._relative_weights_of((self._ctx.p2p.rank, peer))
+            taken = self._ctx.comm_thread.call(lambda: self._window.blend(step, self._ctx.parameters, peer,
                                                                     its / (own + its)))
-            self.fired += taken
-            self.skipped += not taken
-        if self._between:
-            before = self._between.fired, self._between.skipped
-            self._between.after_update(number)
-            self.fired += self._between.fired - before[0]
-            self.skipped += self._between.skipped - before[1]
+            self.exchanges += taken
+            self.exchanges_skipped += not taken
+        if self._inter_node:
+            before = self._inter_node.exchanges, self._inter_node.exchanges_skipped
+            self._inter_node.after_optimizer_step(step)
+            self.exchanges += self._inter_node.exchanges - before[0]
+            self.exchanges_skipped += self._inter_node.exchanges_skipped - before[1]
 
-    def pause(self, number: int) -> None:
-        if self._between:
-            self._between.pause(number)
+    def quiesce(self, checkpoint_number: int) -> None:
+        if self._inter_node:
+            self._inter_node.quiesce(checkpoint_number)
 
-    def renew(self, state: Mapping[str, Any], number: int) -> None:
-        super().renew(state, number)
-        self._due = self._trigger.next(number - 1)
-        if self._between:
-            self._between.renew(state["_between"] or {}, number)
+    def resume_from_average(self, state: Mapping[str, Any], step: int) -> None:
+        super().resume_from_average(state, step)
+        self._due_step = self._trigger.next_due(step - 1)
+        if self._inter_node:
+            self._inter_node.resume_from_average(state["_between"] or {}, step)
 
-    def leave(self) -> None:
+    def abort(self) -> None:
         """The window stays until the process ends, as it takes all of its ranks to give it back."""
-        self._move_out()
+        self._leave_window()
 
-    def without(self, setting: Setting) -> Strategy:
-        return Shared(setting, self._play)
+    def shrink(self, ctx: StrategyContext) -> Strategy:
+        return SharedMemoryGossip(ctx, self._make_inter_node)
 
     def finish(self) -> None:
-        [self.weight] = self._weights_of((self._its.messages.rank,))
-        if self._between:
-            self._between.finish()
-        self._move_out()
-        self._its.courier.do(self._window.close)
+        [self.model_weight] = self._relative_weights_of((self._ctx.p2p.rank,))
+        if self._inter_node:
+            self._inter_node.finish()
+        self._leave_window()
+        self._ctx.comm_thread.call(self._window.close)
 
-    def _move_out(self) -> None:
-        if not self._its.method.asynchronous:
-            self._its.settle(np.empty_like(self._its.parameters))
+    def _leave_window(self) -> None:
+        if not self._ctx.config.asynchronous:
+            self._ctx.relocate_parameters(np.empty_like(self._ctx.parameters))

@@ -8,19 +8,19 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from slurmdl.train.strategies.strategy import Setting, Update
+from slurmdl.train.strategies.strategy import ShardOptimizer, StrategyContext
 
-Bytes = npt.NDArray[np.uint8]
+ByteArray = npt.NDArray[np.uint8]
 
 #: steps of a worker from one copy of a shard to the next: with Adam a copy is three models long, so that it costs
 #: 1.5 % of what one worker exchanges
-EVERY = 100
-_TAG = 2
-_HEADER = np.dtype([("updates", np.int64), ("start", np.int64), ("stop", np.int64), ("state", np.int64)])
+BACKUP_EVERY = 100
+_BACKUP_TAG = 2
+_HEADER_DTYPE = np.dtype([("updates", np.int64), ("start", np.int64), ("stop", np.int64), ("state", np.int64)])
 
 
 @dataclass(frozen=True)
-class Home:
+class ShardAssignment:
     """A shard of the parameters, and the server that holds it."""
 
     server: int
@@ -28,15 +28,15 @@ class Home:
 
 
 @dataclass(frozen=True)
-class Shard:
+class OwnedShard:
     """A server's shard of the parameters: where it lies in them, and the optimizer that updates it."""
 
     part: slice
-    update: Update
+    optimizer: ShardOptimizer
 
 
 @dataclass(frozen=True)
-class Spare:
+class ShardBackup:
     """A server's shard as it was after some updates, held by another server.
 
     Attributes
@@ -45,30 +45,30 @@ class Spare:
     state : of its optimizer, as Update.state gives it.
     """
 
-    updates: int
+    update_count: int
     part: slice
     parameters: npt.NDArray[np.float32]
-    state: Bytes
+    optimizer_state: ByteArray
 
 
-def rebuild(spare: Spare, setting: Setting) -> Update:
+def promote_backup(backup: ShardBackup, ctx: StrategyContext) -> ShardOptimizer:
     """Make a lost server's shard here: its parameters in their place, and an optimizer that goes on as the lost one.
 
     What workers have pushed since the copy was made is lost.
     """
-    setting.parameters[spare.part] = spare.parameters
-    update = setting.updater(spare.part)
-    update.restore(spare.state)
+    ctx.parameters[backup.part] = backup.parameters
+    update = ctx.make_shard_optimizer(backup.part)
+    update.load_state_bytes(backup.optimizer_state)
     return update
 
 
-def following(server: int, servers: Sequence[int], living: Sequence[int]) -> int:
+def next_alive(server: int, servers: Sequence[int], alive: Sequence[int]) -> int:
     """The next living server after one of `servers` in their ring."""
     place = servers.index(server)
-    return next(its for its in (*servers[place + 1:], *servers[:place + 1]) if its in living)
+    return next(its for its in (*servers[place + 1:], *servers[:place + 1]) if its in alive)
 
 
-class Spares:
+class ShardBackups:
     """A server's place in the ring of servers: it gives copies of its shards to the next, and holds those of the one
     before.
 
@@ -87,29 +87,31 @@ class Spares:
         server.
     """
 
-    def __init__(self, setting: Setting, homes: Sequence[Home], own: Sequence[Shard], every: int) -> None:
-        servers, rank = setting.servers, setting.messages.rank
-        self._its, self._own, self._every = setting, own, every
-        self._next, self._before = following(rank, servers, servers), servers[servers.index(rank) - 1]
-        self._theirs = sum(home.server == self._before for home in homes)
-        self._alone = len(servers) == 1
-        self.held: dict[int, Spare] = {}
+    def __init__(self, ctx: StrategyContext,
+                 assignments: Sequence[ShardAssignment], owned: Sequence[OwnedShard], every: int) -> None:
+        servers, rank = ctx.servers, ctx.p2p.rank
+        self._ctx, self._owned, self._every = ctx, owned, every
+        self._next_server, self._previous_server = next_alive(
+            rank, servers, servers), servers[servers.index(rank) - 1]
+        self._previous_shard_count = sum(home.server == self._previous_server for home in assignments)
+        self._is_only_server = len(servers) == 1
+        self.held: dict[int, ShardBackup] = {}
 
-    def after(self, updates: int) -> None:
+    def exchange_if_due(self, update_count: int) -> None:
         """Exchange copies, where they are due after so many updates."""
-        if self._alone or updates % self._every:
+        if self._is_only_server or update_count % self._every:
             return
-        its, messages = self._its, self._its.messages
-        states = [shard.update.state() for shard in self._own]
-        headers = np.array([(updates, shard.part.start, shard.part.stop, state.size)
-                            for shard, state in zip(self._own, states, strict=True)], _HEADER)
-        theirs = np.empty(self._theirs, _HEADER)
-        its.courier.do(lambda: messages.exchange([(self._next, headers.view(np.int64))],
-                                                 [(self._before, theirs.view(np.int64))], _TAG))
+        its, messages = self._ctx, self._ctx.p2p
+        states = [shard.optimizer.state_bytes() for shard in self._owned]
+        headers = np.array([(update_count, shard.part.start, shard.part.stop, state.size)
+                            for shard, state in zip(self._owned, states, strict=True)], _HEADER_DTYPE)
+        theirs = np.empty(self._previous_shard_count, _HEADER_DTYPE)
+        its.comm_thread.call(lambda: messages.exchange([(self._next_server, headers.view(np.int64))],
+                                                 [(self._previous_server, theirs.view(np.int64))], _BACKUP_TAG))
         rooms = [(np.empty(stop - start, np.float32), np.empty(length, np.uint8))
                  for _, start, stop, length in theirs.tolist()]
-        leaving = [(its.parameters[shard.part], state) for shard, state in zip(self._own, states, strict=True)]
-        its.courier.do(lambda: messages.exchange([(self._next, array) for pair in leaving for array in pair],
-                                                 [(self._before, room) for pair in rooms for room in pair], _TAG))
-        self.held = {start: Spare(told, slice(start, stop), *room)
+        leaving = [(its.parameters[shard.part], state) for shard, state in zip(self._owned, states, strict=True)]
+        its.comm_thread.call(lambda: messages.exchange([(self._next_server, array) for pair in leaving for array in pair],
+                                                 [(self._previous_server, room) for pair in rooms for room in pair], _BACKUP_TAG))
+        self.held = {start: ShardBackup(told, slice(start, stop), *room)
                      for (told, start, stop, _), room in zip(theirs.tolist(), rooms, strict=True)}

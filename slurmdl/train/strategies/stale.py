@@ -8,27 +8,31 @@ from typing import Any
 
 import numpy as np
 
-from slurmdl.train.strategies.servers import CALL, SKIPS, Holder, Worker
-from slurmdl.train.strategies.spares import EVERY, Home, Shard
-from slurmdl.train.strategies.strategy import Setting
+from slurmdl.train.strategies.servers import CHECKPOINT_REQUEST, SKIP_UPDATE, PSServerBase, PSWorker
+from slurmdl.train.strategies.spares import BACKUP_EVERY, OwnedShard, ShardAssignment
+from slurmdl.train.strategies.strategy import StrategyContext
 
 #: of messages between workers and servers
-_TAG = 1
+_ASYNC_PS_TAG = 1
 
 
-class StaleWorker(Worker):
+class AsyncPSWorker(PSWorker):
     """As Worker, but it is answered as soon as it may go on, and with the last model when all have ended."""
 
-    in_step = meets = False
-    alike = True
-    tag = _TAG
+    averages_gradients = lockstep = False
+    identical_at_end = True
+    tag = _ASYNC_PS_TAG
 
     def finish(self) -> None:
         self._header[0] = 0
-        self._its.courier.do(lambda: self._its.messages.exchange(self._heads, self._pull, _TAG))
+        self._ctx.comm_thread.call(
+    lambda: self._ctx.p2p.exchange(
+        self._header_sends,
+        self._parameter_receives,
+         _ASYNC_PS_TAG))
 
 
-class StaleServer(Holder):
+class AsyncPSServer(PSServerBase):
     """Updates its shard with each gradient as it comes, and answers the worker as soon as it may go on.
 
     A worker that has made c steps may begin the next one where c is not more than `staleness` above the steps of the
@@ -43,119 +47,124 @@ class StaleServer(Holder):
     arXiv:1511.05950
     """
 
-    meets = False
-    kept: tuple[str, ...] = ("_made",)
+    lockstep = False
+    state_fields: tuple[str, ...] = ("_made",)
 
-    def __init__(self, setting: Setting, homes: Sequence[Home] | None = None,
-                 own: Sequence[Shard] | None = None) -> None:
-        super().__init__(setting, homes, own)
-        method = setting.method
-        self._bound = math.inf if method.asynchronous else method.staleness or 0
-        workers = setting.workers
+    def __init__(self, ctx: StrategyContext, assignments: Sequence[ShardAssignment] | None = None,
+                 owned: Sequence[OwnedShard] | None = None) -> None:
+        super().__init__(ctx, assignments, owned)
+        method = ctx.config
+        self._max_staleness = math.inf if method.asynchronous else method.max_staleness or 0
+        workers = ctx.workers
         #: steps of each worker that has not ended, and updates before it has pulled
-        self._steps, self._pulled = dict.fromkeys(workers, 0), dict.fromkeys(workers, 0)
-        self._headers = {worker: np.zeros(1 + setting.numbers().size) for worker in workers}
+        self._worker_steps, self._pulled_at = dict.fromkeys(workers, 0), dict.fromkeys(workers, 0)
+        self._headers = {worker: np.zeros(1 + ctx.hyperparameters().size) for worker in workers}
         #: what each worker has pushed, and what is sent to it
-        self._pushed = {worker: self._rooms() for worker in workers}
-        self._theirs = {worker: self._rooms() for worker in workers}
-        self._arriving: dict[int, list[Any]] = {}
-        self._leaving: dict[int, list[Any]] = {}
-        self._waiting: list[int] = []
-        self._made = 0
+        self._pushed_gradients = {worker: self._receive_buffers() for worker in workers}
+        self._pulled_parameters = {worker: self._receive_buffers() for worker in workers}
+        self._receives: dict[int, list[Any]] = {}
+        self._sends: dict[int, list[Any]] = {}
+        self._waiting_workers: list[int] = []
+        self._updates = 0
         #: workers that wait for a checkpoint, and its number
-        self._paused: set[int] = set()
-        self._call = 0
+        self._waiting_for_checkpoint: set[int] = set()
+        self._checkpoint_number = 0
 
-    def state(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         # by the workers' order: another allocation may give them other ranks
-        return {**super().state(), "steps": list(self._steps.values()), "pulled": list(self._pulled.values())}
+        return {**super().state_dict(), "steps": list(self._worker_steps.values()),
+                        "pulled": list(self._pulled_at.values())}
 
-    def restore(self, state: Mapping[str, Any]) -> None:
-        super().restore(state)
-        self._steps = dict(zip(self._steps, state["steps"], strict=True))
-        self._pulled = dict(zip(self._pulled, state["pulled"], strict=True))
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
+        self._worker_steps = dict(zip(self._worker_steps, state["steps"], strict=True))
+        self._pulled_at = dict(zip(self._pulled_at, state["pulled"], strict=True))
 
-    def _copied(self) -> int:
-        return EVERY * len(self._its.workers)
+    def _backup_interval(self) -> int:
+        return BACKUP_EVERY * len(self._ctx.workers)
 
-    def serve(self, number: int) -> bool:
-        courier = self._its.courier
-        worker = courier.do(self._gradient)
-        if worker is None and self._steps:
-            self.called = self._call
-            self._paused.clear()
+    def serve_step(self, step: int) -> bool:
+        courier = self._ctx.comm_thread
+        worker = courier.call(self._next_gradient)
+        if worker is None and self._worker_steps:
+            self.requested_checkpoint = self._checkpoint_number
+            self._waiting_for_checkpoint.clear()
             return True
         if worker is None:
-            courier.do(self._part)
+            courier.call(self._send_final)
             return False
-        self._apply(worker)
-        self.spares.after(self._made)
-        courier.do(self._answer)
+        self._apply_gradient(worker)
+        self.backups.exchange_if_due(self._updates)
+        courier.call(self._reply_allowed)
         return True
 
-    def _gradient(self) -> int | None:
+    def _next_gradient(self) -> int | None:
         """The next worker whose gradient is there; None where all have ended, or wait for a checkpoint."""
-        transport = self._its.messages.transport
+        transport = self._ctx.p2p.transport
         while True:
-            for worker, requests in self._arriving.items():
-                if transport.test(requests):
-                    del self._arriving[worker]
+            for worker, requests in self._receives.items():
+                if transport.testall(requests):
+                    del self._receives[worker]
                     return worker
-            comes = transport.probe(_TAG)
+            comes = transport.iprobe(_ASYNC_PS_TAG)
             if comes is not None:
-                self._greet(comes)
-            elif self._paused == self._steps.keys():
+                self._read_header(comes)
+            elif self._waiting_for_checkpoint == self._worker_steps.keys():
                 return None
             else:
-                transport.first([requests[-1] for requests in self._arriving.values()], _TAG)
+                transport.wait_any_or_message([requests[-1] for requests in self._receives.values()], _ASYNC_PS_TAG)
 
-    def _greet(self, worker: int) -> None:
+    def _read_header(self, worker: int) -> None:
         """Read a worker's header, and expect its gradient or none any more."""
-        transport, header = self._its.messages.transport, self._headers[worker]
-        transport.wait([transport.receive(worker, header, _TAG)])
-        if header[0] >= CALL:
+        transport, header = self._ctx.p2p.transport, self._headers[worker]
+        transport.waitall([transport.irecv(worker, header, _ASYNC_PS_TAG)])
+        if header[0] >= CHECKPOINT_REQUEST:
             # the others shall not wait for it, or they would never come to the checkpoint
-            self._call = int(header[0]) - CALL
-            self._paused.add(worker)
-            self._answer()
+            self._checkpoint_number = int(header[0]) - CHECKPOINT_REQUEST
+            self._waiting_for_checkpoint.add(worker)
+            self._reply_allowed()
         elif header[0]:
-            self._arriving[worker] = [transport.receive(worker, room, _TAG) for room in self._pushed[worker]]
+            self._receives[worker] = [transport.irecv(worker, room, _ASYNC_PS_TAG)
+                                                      for room in self._pushed_gradients[worker]]
         else:
-            del self._steps[worker]
-            self._answer()
+            del self._worker_steps[worker]
+            self._reply_allowed()
 
-    def _apply(self, worker: int) -> None:
-        if self._headers[worker][0] != SKIPS:
-            self._update(worker)
+    def _apply_gradient(self, worker: int) -> None:
+        if self._headers[worker][0] != SKIP_UPDATE:
+            self._update_shards(worker)
         # all servers count alike, whatever the order in which pushes come
-        self._made += 1
-        self._steps[worker] += 1
-        self._waiting.append(worker)
+        self._updates += 1
+        self._worker_steps[worker] += 1
+        self._waiting_workers.append(worker)
 
-    def _update(self, worker: int) -> None:
-        its, numbers = self._its, self._headers[worker][1:].copy()
-        numbers[list(its.rates)] /= 1 + self._made - self._pulled[worker]
-        for shard, gradient in zip(self._own, self._pushed[worker], strict=True):
+    def _update_shards(self, worker: int) -> None:
+        its, numbers = self._ctx, self._headers[worker][1:].copy()
+        numbers[list(its.lr_indices)] /= 1 + self._updates - self._pulled_at[worker]
+        for shard, gradient in zip(self._owned, self._pushed_gradients[worker], strict=True):
             its.gradients[shard.part] = gradient
-            shard.update(numbers)
+            shard.optimizer(numbers)
 
-    def _answer(self) -> None:
+    def _reply_allowed(self) -> None:
         """Send the shard to those who may go on."""
-        slowest = min((made for worker, made in self._steps.items() if worker not in self._paused), default=0)
-        for worker in [its for its in self._waiting if self._steps[its] - slowest <= self._bound]:
-            self._waiting.remove(worker)
-            self._send(worker)
+        slowest = min((made for worker, made in self._worker_steps.items()
+                      if worker not in self._waiting_for_checkpoint), default=0)
+        for worker in [its for its in self._waiting_workers if self._worker_steps[its] - \
+            slowest <= self._max_staleness]:
+            self._waiting_workers.remove(worker)
+            self._send_parameters(worker)
 
-    def _send(self, worker: int) -> None:
+    def _send_parameters(self, worker: int) -> None:
         # what it pulled before has arrived, or it would not have pushed
-        self._its.messages.transport.wait(self._leaving.pop(worker, []))
-        for shard, theirs in zip(self._own, self._theirs[worker], strict=True):
-            theirs[:] = self._its.parameters[shard.part]
-        self._pulled[worker] = self._made
-        self._leaving[worker] = [self._its.messages.send(worker, theirs, _TAG) for theirs in self._theirs[worker]]
+        self._ctx.p2p.transport.waitall(self._sends.pop(worker, []))
+        for shard, theirs in zip(self._owned, self._pulled_parameters[worker], strict=True):
+            theirs[:] = self._ctx.parameters[shard.part]
+        self._pulled_at[worker] = self._updates
+        self._sends[worker] = [self._ctx.p2p.isend(worker, theirs, _ASYNC_PS_TAG)
+                                                   for theirs in self._pulled_parameters[worker]]
 
-    def _part(self) -> None:
+    def _send_final(self) -> None:
         """All workers get the last model."""
-        for worker in self._its.workers:
-            self._send(worker)
-        self._its.messages.transport.wait([request for requests in self._leaving.values() for request in requests])
+        for worker in self._ctx.workers:
+            self._send_parameters(worker)
+        self._ctx.p2p.transport.waitall([request for requests in self._sends.values() for request in requests])

@@ -10,62 +10,62 @@ import numpy as np
 import numpy.typing as npt
 
 from slurmdl.errors import TrainError
-from slurmdl.train.courier import Courier
-from slurmdl.train.kept import Kept
-from slurmdl.train.messages import Messages
-from slurmdl.train.method import Method
-from slurmdl.train.strategies.pieces import Piece
+from slurmdl.train.courier import CommThread
+from slurmdl.train.kept import Stateful
+from slurmdl.train.messages import MeteredP2P
+from slurmdl.train.method import StrategyConfig
+from slurmdl.train.strategies.pieces import ShardState
 
 FloatArray = npt.NDArray[np.float32]
-Numbers = npt.NDArray[np.float64]
+Hyperparameters = npt.NDArray[np.float64]
 
 
-def _stay(memory: FloatArray) -> None:
+def _cannot_relocate(memory: FloatArray) -> None:
     raise TrainError("parameters that cannot be moved cannot be shared")
 
 
-class Update(Protocol):
+class ShardOptimizer(Protocol):
     """An optimizer for a part of the parameters."""
 
-    def __call__(self, numbers: Numbers, /) -> None:
+    def __call__(self, hyperparameters: Hyperparameters, /) -> None:
         """Turn the part's gradients into new parameters, with these `numbers` of a worker's optimizer."""
 
-    def state(self) -> npt.NDArray[np.uint8]:
+    def state_bytes(self) -> npt.NDArray[np.uint8]:
         """What it remembers from step to step, as momentum."""
 
-    def restore(self, state: npt.NDArray[np.uint8]) -> None:
+    def load_state_bytes(self, state: npt.NDArray[np.uint8]) -> None:
         """Remember this instead."""
 
-    def pieces(self) -> list[Piece]:
+    def shard_states(self) -> list[ShardState]:
         """The same, by the places in the parameters to which it belongs, so that it can be cut otherwise."""
 
-    def fill(self, pieces: Sequence[Piece]) -> None:
+    def load_shard_states(self, states: Sequence[ShardState]) -> None:
         """Remember what pieces say that cover the part."""
 
 
-class Copies:
+class DeviceCopies:
     """Between the buffers that a strategy sees and the model's own, where it is on another device than the CPU.
 
     A strategy calls these where it needs them, so that only what an exchange needs is copied. Here the buffers are
     the model's own, and nothing is to be done.
     """
 
-    def fetch_parameters(self) -> None:
+    def copy_to_host(self) -> None:
         """Before parameters are read: bring them up to date with the model's."""
 
-    def store_parameters(self) -> None:
+    def copy_to_device(self) -> None:
         """After parameters have changed: bring the model's up to date with them."""
 
-    def fetch_gradients(self, part: slice) -> Callable[[], None]:
+    def copy_gradients_to_host(self, part: slice) -> Callable[[], None]:
         """Begin to bring a part of the gradients up to date; what is returned waits until they are."""
         return lambda: None
 
-    def store_gradients(self) -> None:
+    def copy_gradients_to_device(self) -> None:
         """After gradients have changed, before the optimizer uses them."""
 
 
 @dataclass(frozen=True)
-class Setting:
+class StrategyContext:
     """This rank's part of a run.
 
     Attributes
@@ -90,49 +90,49 @@ class Setting:
     copies : between the buffers and the model.
     """
 
-    messages: Messages
-    courier: Courier
+    p2p: MeteredP2P
+    comm_thread: CommThread
     workers: tuple[int, ...]
     servers: tuple[int, ...]
     parameters: FloatArray
     gradients: FloatArray
     sizes: tuple[int, ...]
-    method: Method
+    config: StrategyConfig
     seed: int
     nodes: tuple[str, ...]
     zones: tuple[str, ...]
     costs: Mapping[str, float]
-    rate: Callable[[], float]
-    updater: Callable[[slice], Update]
-    numbers: Callable[[], Numbers] = field(default=lambda: np.zeros(0))
-    rates: tuple[int, ...] = ()
-    weights: Callable[[], tuple[float, ...]] = tuple
-    settle: Callable[[FloatArray], None] = _stay
-    copies: Copies = field(default=Copies())
+    learning_rate: Callable[[], float]
+    make_shard_optimizer: Callable[[slice], ShardOptimizer]
+    hyperparameters: Callable[[], Hyperparameters] = field(default=lambda: np.zeros(0))
+    lr_indices: tuple[int, ...] = ()
+    model_weights: Callable[[], tuple[float, ...]] = tuple
+    relocate_parameters: Callable[[FloatArray], None] = _cannot_relocate
+    device_copies: DeviceCopies = field(default=DeviceCopies())
 
     @property
-    def place(self) -> int:
+    def worker_rank(self) -> int:
         """This rank's index among the workers."""
-        return self.workers.index(self.messages.rank)
+        return self.workers.index(self.p2p.rank)
 
     @property
-    def relative(self) -> tuple[float, ...]:
+    def relative_weights(self) -> tuple[float, ...]:
         """The weights of the workers' models now, 1 in the mean."""
-        count, weights = len(self.workers), self.weights()
+        count, weights = len(self.workers), self.model_weights()
         return tuple(weight * count / sum(weights) for weight in weights) or (1.0,) * count
 
-    def weights_of(self, ranks: Sequence[int]) -> tuple[float, ...]:
+    def relative_weights_of(self, ranks: Sequence[int]) -> tuple[float, ...]:
         """Those of some of the workers, see `relative`."""
-        relative = self.relative
+        relative = self.relative_weights
         return tuple(relative[self.workers.index(rank)] for rank in ranks)
 
     @property
-    def share(self) -> float:
+    def own_weight_share(self) -> float:
         """What the mean of all models takes of this worker's now."""
-        return self.relative[self.place] / len(self.workers)
+        return self.relative_weights[self.worker_rank] / len(self.workers)
 
 
-class Strategy(Kept):
+class Strategy(Stateful):
     """One rank's part in a strategy; a new one overrides what it needs. Steps are counted from 0.
 
     What decides how it goes on it names in `kept`.
@@ -153,25 +153,25 @@ class Strategy(Kept):
     fired, skipped : exchanges made, and those left out: held back by a trigger, or so as not to wait.
     """
 
-    updates = True
-    in_step = False
-    alike = False
-    survives = False
-    overlaps = False
-    meets = True
-    called: int | None = None
-    aggregation: tuple[float, float] | None = None
-    kept: tuple[str, ...] = ("fired", "skipped", "weight")
+    updates_locally = True
+    averages_gradients = False
+    identical_at_end = False
+    survives_rank_failure = False
+    overlaps_backward = False
+    lockstep = True
+    requested_checkpoint: int | None = None
+    ps_locality: tuple[float, float] | None = None
+    state_fields: tuple[str, ...] = ("fired", "skipped", "weight")
 
-    def __init__(self, setting: Setting) -> None:
-        self._its = setting
-        self.fired = self.skipped = 0
-        self.weight = 1.0
+    def __init__(self, ctx: StrategyContext) -> None:
+        self._ctx = ctx
+        self.exchanges = self.exchanges_skipped = 0
+        self.model_weight = 1.0
 
-    def ready(self, start: int) -> None:
+    def on_gradients_ready(self, start: int) -> None:
         """The gradients from index `start` on are complete: the backward pass goes from the last to the first."""
 
-    def before_update(self, number: int, skips: bool = False) -> None:
+    def before_optimizer_step(self, step: int, skip_update: bool = False) -> None:
         """All gradients of step `number` are there; the optimizer is about to use them.
 
         Parameters
@@ -179,31 +179,31 @@ class Strategy(Kept):
         skips : this worker leaves them unused, since they have overflowed; it takes part in the step all the same.
         """
 
-    def after_update(self, number: int) -> None:
+    def after_optimizer_step(self, step: int) -> None:
         """The optimizer has turned the gradients of step `number` into new parameters."""
 
-    def next_exchange(self, number: int) -> int:
+    def next_exchange(self, step: int) -> int:
         """The first step, from step `number` on, at whose end workers may exchange, alike on all of them."""
-        return number
+        return step
 
-    def serve(self, number: int) -> bool:
+    def serve_step(self, step: int) -> bool:
         """A server's part in the workers' step `number`; False where all workers have ended."""
         return False
 
-    def pause(self, number: int) -> None:
+    def quiesce(self, checkpoint_number: int) -> None:
         """A checkpoint is made of which this is the number: end what is under way, so that `state` is all there is.
 
         A call of all workers, between two steps; they bring the servers along.
         """
 
-    def renew(self, state: Mapping[str, Any], number: int) -> None:
+    def resume_from_average(self, state: Mapping[str, Any], step: int) -> None:
         """Go on after `number` steps from the mean of other workers' models, the first of which had this state."""
-        self.fired, self.skipped = state.get("fired", 0), state.get("skipped", 0)
+        self.exchanges, self.exchanges_skipped = state.get("fired", 0), state.get("skipped", 0)
 
-    def leave(self) -> None:
+    def abort(self) -> None:
         """A rank is lost: give up what is under way, and what is shared with other ranks, without their help."""
 
-    def without(self, setting: Setting) -> Strategy:
+    def shrink(self, ctx: StrategyContext) -> Strategy:
         """What goes on in this one's place after `leave`, with the workers and servers of `setting`; a call of all of
         them. Its steps are counted from 0 again, and where models are mixed they are alike when it is called.
 
@@ -211,7 +211,7 @@ class Strategy(Kept):
         ------
         TrainError : it cannot go on without these ranks.
         """
-        return type(self)(setting)
+        return type(self)(ctx)
 
     def finish(self) -> None:
         """After the last step: end what is still under way, so that nothing is lost and nobody waits."""

@@ -9,10 +9,10 @@ from typing import Any
 from slurmdl import yamlfile
 from slurmdl.errors import InputError, UsageError
 
-_TRUE, _FALSE = ("true", "yes", "on"), ("false", "no", "off")
+_TRUE_WORDS, _FALSE_WORDS = ("true", "yes", "on"), ("false", "no", "off")
 
 
-def read(path: str, parser: argparse.ArgumentParser) -> dict[str, Any]:
+def read_options(path: str, parser: argparse.ArgumentParser) -> dict[str, Any]:
     """Values of a parser's options from a file, by their names in the parser's result.
 
     A value is text as on the command line; a list stands for its entries with commas between them, and an option
@@ -27,7 +27,7 @@ def read(path: str, parser: argparse.ArgumentParser) -> dict[str, Any]:
 
     options = {word.removeprefix("--"): action for action in _actions(parser) for word in action.option_strings
                if word.startswith("--") and word not in ("--help", "--config")}
-    top = yamlfile.read(path, lambda text: yaml.compose(text, yaml.SafeLoader))
+    top = yamlfile.load_yaml_file(path, lambda text: yaml.compose(text, yaml.SafeLoader))
     if top is None:
         return {}
     if not isinstance(top, yaml.MappingNode):
@@ -42,13 +42,13 @@ def read(path: str, parser: argparse.ArgumentParser) -> dict[str, Any]:
         action = options[name]
         if action.dest in found:
             raise InputError("given twice", path, line, name)
-        word = _text(value)
+        word = _scalar_text(value)
         if word is None:
             raise InputError("one value, or a list of values, expected", path, line, name)
         if action.nargs == 0:
-            if word.lower() not in (*_TRUE, *_FALSE):
+            if word.lower() not in (*_TRUE_WORDS, *_FALSE_WORDS):
                 raise InputError(f"{word!r} is not one of true, false", path, line, name)
-            found[action.dest] = word.lower() in _TRUE
+            found[action.dest] = word.lower() in _TRUE_WORDS
             continue
         try:
             found[action.dest] = getattr(parser.parse_args([f"--{name}={word}"]), action.dest)
@@ -63,7 +63,7 @@ def _actions(parser: argparse.ArgumentParser) -> list[argparse.Action]:
     return parser._actions
 
 
-def _text(node: Any) -> str | None:
+def _scalar_text(node: Any) -> str | None:
     """What a scalar or a list of scalars says, None for anything else."""
     items = node.value if node.id == "sequence" else [node]
     if not all(isinstance(item.value, str) and item.tag != "tag:yaml.org,2002:null" for item in items):

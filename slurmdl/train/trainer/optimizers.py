@@ -9,7 +9,7 @@ from typing import Any
 OPTIMIZERS = ("sgd", "adam", "adamw")
 
 
-def build(name: str, parameters: Iterable[Any], lr: float, momentum: float, weight_decay: float) -> Any:
+def build_optimizer(name: str, parameters: Iterable[Any], lr: float, momentum: float, weight_decay: float) -> Any:
     """A torch optimizer, whose step is one call for all tensors; `momentum` is SGD's, Adam's is 0.9."""
     import torch
 
@@ -21,28 +21,28 @@ def build(name: str, parameters: Iterable[Any], lr: float, momentum: float, weig
     return kind(parameters, lr=lr, weight_decay=weight_decay, **at_once)
 
 
-def _constant(done: float) -> float:
+def _constant(progress: float) -> float:
     return 1.0
 
 
-def _cosine(done: float) -> float:
-    return (1 + math.cos(math.pi * done)) / 2
+def _cosine(progress: float) -> float:
+    return (1 + math.cos(math.pi * progress)) / 2
 
 
-def _step(done: float) -> float:
-    return 0.1 ** int(done * 3)
+def _step(progress: float) -> float:
+    return 0.1 ** int(progress * 3)
 
 
-def _restarts(done: float) -> float:
-    return _cosine(4 * done % 1)
+def _cosine_restarts(progress: float) -> float:
+    return _cosine(4 * progress % 1)
 
 
 #: name -> factor of the learning rate when this share of the steps is done, 0 to 1
-SCHEDULES: dict[str, Callable[[float], float]] = {"constant": _constant, "cosine": _cosine, "restarts": _restarts,
+LR_SCHEDULES: dict[str, Callable[[float], float]] = {"constant": _constant, "cosine": _cosine, "restarts": _cosine_restarts,
                                                "step": _step}
 
 
-def schedule(optimizer: Any, name: str, steps: int, done: Callable[[], int] | None = None) -> Any:
+def build_lr_scheduler(optimizer: Any, name: str, steps: int, global_step: Callable[[], int] | None = None) -> Any:
     """A torch scheduler for a run of so many steps; its `step()` is called after each step of the optimizer.
 
     `done` gives the steps so far, where they are other than those of this optimizer.
@@ -53,5 +53,5 @@ def schedule(optimizer: Any, name: str, steps: int, done: Callable[[], int] | No
     """
     import torch
 
-    return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda number: SCHEDULES[name](
-        (done() if done else number) / steps))
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda number: LR_SCHEDULES[name](
+        (global_step() if global_step else number) / steps))

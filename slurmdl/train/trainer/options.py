@@ -12,16 +12,16 @@ from typing import Any, NoReturn
 
 from slurmdl.errors import UsageError
 from slurmdl.train import method
-from slurmdl.train.messages import LEVELS
+from slurmdl.train.messages import LOCALITY_LEVELS
 from slurmdl.train.trainer import config
-from slurmdl.train.trainer.data import DATA
+from slurmdl.train.trainer.data import DATASETS
 from slurmdl.train.trainer.models import MODELS
-from slurmdl.train.trainer.optimizers import OPTIMIZERS, SCHEDULES
+from slurmdl.train.trainer.optimizers import LR_SCHEDULES, OPTIMIZERS
 from slurmdl.train.transports.links import Link
 
 
 @dataclass(frozen=True)
-class Replay:
+class EmulatedCompute:
     """Computation that is not done but waited for.
 
     Attributes
@@ -31,11 +31,11 @@ class Replay:
     """
 
     seconds: float
-    size: int | None = None
+    parameters: int | None = None
 
 
 @dataclass(frozen=True)
-class Slow:
+class Straggler:
     """A rank that computes `factor` times as long, in the run's steps from `begin` to before `end`."""
 
     rank: int
@@ -71,10 +71,10 @@ class Options:
     log_every : steps between two lines of the log.
     """
 
-    method: method.Method = field(default_factory=method.Method)
+    strategy_config: method.StrategyConfig = field(default_factory=method.StrategyConfig)
     steps: int | None = None
     epochs: int | None = None
-    batch: int = 32
+    batch_size: int = 32
     model: str = "mlp:256,128"
     data: str = "digits"
     optimizer: str = "sgd"
@@ -83,31 +83,31 @@ class Options:
     weight_decay: float = 0.0
     lr_schedule: str = "constant"
     seed: int = 1
-    skew: float | None = None
+    dirichlet_alpha: float | None = None
     fold: tuple[int, int] | None = None
-    compute: Replay | None = None
-    slow: tuple[Slow, ...] = ()
-    simulate: int | None = None
-    zones: tuple[tuple[str, int, int], ...] = ()
-    links: tuple[tuple[str, Link], ...] = ()
+    emulate_compute: EmulatedCompute | None = None
+    straggler: tuple[Straggler, ...] = ()
+    virtual_ranks: int | None = None
+    virtual_zones: tuple[tuple[str, int, int], ...] = ()
+    virtual_links: tuple[tuple[str, Link], ...] = ()
     evaluate_every: int = 0
     metrics: str = ""
     summary: str = ""
-    tensorboard: str = ""
+    tensorboard_dir: str = ""
     plot: str = ""
-    trace: str = ""
-    checkpoint: str = ""
+    trace_dir: str = ""
+    checkpoint_dir: str = ""
     checkpoint_every: int | None = None
     check_every: int | None = None
     log_every: int = 50
 
-    def alike(self) -> dict[str, object]:
+    def must_match(self) -> dict[str, object]:
         """The options, besides the method's, that every rank must have alike."""
         return {name: value for name, value in vars(self).items()
                 if name not in ("method", "metrics", "summary", "tensorboard", "plot", "trace", "checkpoint",
                                 "checkpoint_every", "check_every", "log_every")}
 
-    def same(self) -> dict[str, object]:
+    def resume_must_match(self) -> dict[str, object]:
         """Those of them with which alone a checkpoint may be taken up; the optimizer's are compared in any case."""
         return {f"--{name.replace('_', '-')}": value for name, value in vars(self).items()
                 if name in ("batch", "model", "data", "lr_schedule", "skew", "fold")}
@@ -118,11 +118,12 @@ class _Parser(argparse.ArgumentParser):
         raise UsageError(f"train: {message} (slurmdl train --help lists the options)")
 
 
-_positive, _natural = method.whole(1), method.whole(0)
-_rate, _fraction, _alpha = (method.number(*bounds) for bounds in ((0.0, math.inf), (0.0, 1.0), (1e-6, math.inf)))
+_positive_int, _nonnegative_int = method.whole(1), method.whole(0)
+_nonnegative_float, _fraction, _dirichlet_alpha = (method.number(
+    *bounds) for bounds in ((0.0, math.inf), (0.0, 1.0), (1e-6, math.inf)))
 
 
-def _named(names: Collection[str]) -> Callable[[str], str]:
+def _spec_of(names: Collection[str]) -> Callable[[str], str]:
     def read(text: str) -> str:
         name = text.partition(":")[0]
         if name not in names:
@@ -131,54 +132,55 @@ def _named(names: Collection[str]) -> Callable[[str], str]:
     return read
 
 
-def _fold(text: str) -> tuple[int, int]:
+def _parse_fold(text: str) -> tuple[int, int]:
     words = re.fullmatch(r"(\d+)/(\d+)", text)
     if not words or not 1 <= int(words[1]) <= int(words[2]) or int(words[2]) < 2:
         raise argparse.ArgumentTypeError(f"{text!r} is not I/K, the I-th of K folds, e.g. 1/5")
     return int(words[1]), int(words[2])
 
 
-def _replay(text: str) -> Replay:
+def _parse_emulated_compute(text: str) -> EmulatedCompute:
     word, *numbers = text.split(":")
     if word != "replay" or len(numbers) not in (1, 2):
         raise argparse.ArgumentTypeError(f"{text!r} is not replay:SECONDS or replay:SECONDS:PARAMETERS")
-    return Replay(_rate(numbers[0]), _positive(numbers[1]) if numbers[1:] else None)
+    return EmulatedCompute(_nonnegative_float(numbers[0]), _positive_int(numbers[1]) if numbers[1:] else None)
 
 
-def _list(text: str, pattern: str, form: str, entry: Callable[[re.Match[str]], Any]) -> tuple[Any, ...]:
+def _parse_list(text: str, pattern: str, expected: str,
+                make_entry: Callable[[re.Match[str]], Any]) -> tuple[Any, ...]:
     found = [re.fullmatch(pattern, word) for word in text.split(",")]
-    entries = [entry(words) for words in found if words]
+    entries = [make_entry(words) for words in found if words]
     if None in found or len({words[1] for words in found if words}) < len(found):
-        raise argparse.ArgumentTypeError(f"{text!r} is not {form}")
+        raise argparse.ArgumentTypeError(f"{text!r} is not {expected}")
     return tuple(entries)
 
 
-def _slow(text: str) -> tuple[Slow, ...]:
-    def one(words: re.Match[str]) -> Slow:
+def _parse_stragglers(text: str) -> tuple[Straggler, ...]:
+    def one(words: re.Match[str]) -> Straggler:
         begin, end = int(words[3] or 0), int(words[4]) if words[4] else math.inf
         if end <= begin:
             raise argparse.ArgumentTypeError(f"{words[0]!r} ends before it begins")
-        return Slow(int(words[1]), method.number(1e-3, 1e6)(words[2]), begin, end)
+        return Straggler(int(words[1]), method.number(1e-3, 1e6)(words[2]), begin, end)
 
-    return _list(text, r"(\d+)=([\d.]+)(?:@(\d+)(?:-(\d+))?)?",
+    return _parse_list(text, r"(\d+)=([\d.]+)(?:@(\d+)(?:-(\d+))?)?",
                  "RANK=FACTOR[@STEP[-STEP]],..., e.g. 3=4 or 3=4@100-200", one)
 
 
-def _zones(text: str) -> tuple[tuple[str, int, int], ...]:
-    return _list(text, r"([\w-]+):(?:(\d+)x)?(\d+)", "ZONE:RANKS or ZONE:NODESxRANKS,..., e.g. A:4,B:2x2",
-                 lambda words: (words[1], _positive(words[2] or words[3]), _positive(words[3] if words[2] else "1")))
+def _parse_virtual_zones(text: str) -> tuple[tuple[str, int, int], ...]:
+    return _parse_list(text, r"([\w-]+):(?:(\d+)x)?(\d+)", "ZONE:RANKS or ZONE:NODESxRANKS,..., e.g. A:4,B:2x2",
+                 lambda words: (words[1], _positive_int(words[2] or words[3]), _positive_int(words[3] if words[2] else "1")))
 
 
-def _links(text: str) -> tuple[tuple[str, Link], ...]:
+def _parse_virtual_links(text: str) -> tuple[tuple[str, Link], ...]:
     scale = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9}
-    return _list(text, rf"({'|'.join(LEVELS)})=([\d.]+)([kMG]?)(?::(.+))?",
-                 f"LEVEL=RATE or LEVEL=RATE:DELAY,... in bit/s and s, LEVEL one of {', '.join(LEVELS)}, e.g. "
+    return _parse_list(text, rf"({'|'.join(LOCALITY_LEVELS)})=([\d.]+)([kMG]?)(?::(.+))?",
+                 f"LEVEL=RATE or LEVEL=RATE:DELAY,... in bit/s and s, LEVEL one of {', '.join(LOCALITY_LEVELS)}, e.g. "
                  "across=100M:0.001",
                  lambda words: (words[1], Link(method.number(1e-9, 1e15)(words[2]) * scale[words[3]] / 8,
-                                               _rate(words[4] or "0"))))
+                                               _nonnegative_float(words[4] or "0"))))
 
 
-def parse(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> Options:
+def parse_train_options(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> Options:
     """Options from the command line, from a file (--config), and those of the method also from SLURMDL_TRAIN_*.
 
     The command line wins over the file, and the file over the environment.
@@ -193,33 +195,34 @@ def parse(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> Optio
                      description="Train a network with MPI: one replica per rank, kept together by a strategy.")
     add = parser.add_argument
     add("--config", metavar="FILE", help="YAML file with any of these options, e.g. lr: 0.1")
-    method.add_options(parser)
-    add("--steps", type=_positive, metavar="N", help="steps to train (default: 200)")
-    add("--epochs", type=_positive, metavar="N", help="passes over the data, where --steps is not given")
-    add("--batch", type=_positive, metavar="N", help="images per worker and step (default: %(default)s)")
-    add("--model", type=_named(MODELS), metavar="SPEC",
+    method.add_strategy_options(parser)
+    add("--steps", type=_positive_int, metavar="N", help="steps to train (default: 200)")
+    add("--epochs", type=_positive_int, metavar="N", help="passes over the data, where --steps is not given")
+    add("--batch", type=_positive_int, metavar="N", help="images per worker and step (default: %(default)s)")
+    add("--model", type=_spec_of(MODELS), metavar="SPEC",
         help=f"network: {', '.join(MODELS)}, see docs/train.md (default: %(default)s)")
-    add("--data", type=_named(DATA), metavar="SPEC",
-        help=f"data set: {', '.join(DATA)}, see docs/train.md (default: %(default)s)")
+    add("--data", type=_spec_of(DATASETS), metavar="SPEC",
+        help=f"data set: {', '.join(DATASETS)}, see docs/train.md (default: %(default)s)")
     add("--optimizer", choices=OPTIMIZERS, help="default: %(default)s")
-    add("--lr", type=_rate, metavar="X", help="learning rate (default: %(default)s)")
+    add("--lr", type=_nonnegative_float, metavar="X", help="learning rate (default: %(default)s)")
     add("--momentum", type=_fraction, metavar="X", help="momentum of sgd (default: %(default)s)")
-    add("--weight-decay", type=_rate, metavar="X", help="default: %(default)s")
-    add("--lr-schedule", choices=sorted(SCHEDULES), help="default: %(default)s")
-    add("--seed", type=_natural, metavar="N", help="seed of everything random (default: %(default)s)")
-    add("--skew", type=_alpha, metavar="ALPHA", help="labels of the workers differ: parameter of the Dirichlet "
+    add("--weight-decay", type=_nonnegative_float, metavar="X", help="default: %(default)s")
+    add("--lr-schedule", choices=sorted(LR_SCHEDULES), help="default: %(default)s")
+    add("--seed", type=_nonnegative_int, metavar="N", help="seed of everything random (default: %(default)s)")
+    add("--skew", type=_dirichlet_alpha, metavar="ALPHA", help="labels of the workers differ: parameter of the Dirichlet "
                                                      "distribution from which their shares are drawn, e.g. 0.3")
-    add("--fold", type=_fold, metavar="I/K", help="test with the I-th of K folds, train with the others")
-    add("--compute", type=_replay, metavar="replay:SECONDS[:PARAMETERS]",
+    add("--fold", type=_parse_fold, metavar="I/K", help="test with the I-th of K folds, train with the others")
+    add("--compute", type=_parse_emulated_compute, metavar="replay:SECONDS[:PARAMETERS]",
         help="wait for so long instead of computing a step, with a stand-in of so many parameters where given")
-    add("--slow", type=_slow, metavar="RANK=FACTOR[@STEP[-STEP]],...",
+    add("--slow", type=_parse_stragglers, metavar="RANK=FACTOR[@STEP[-STEP]],...",
         help="ranks that compute so many times as long as --compute: always, from a step on, or for a while")
-    add("--simulate", type=_positive, metavar="N", help="N virtual ranks in this process, without MPI")
-    add("--zones", type=_zones, metavar="ZONE:RANKS,...", help="zones of virtual ranks, e.g. A:4,B:4, or A:2x4 for 4 "
+    add("--simulate", type=_positive_int, metavar="N", help="N virtual ranks in this process, without MPI")
+    add("--zones", type=_parse_virtual_zones, metavar="ZONE:RANKS,...", help="zones of virtual ranks, e.g. A:4,B:4, or A:2x4 for 4 "
                                                                "ranks on each of 2 nodes")
-    add("--links", type=_links, metavar="LEVEL=RATE[:DELAY],...",
+    add("--links", type=_parse_virtual_links, metavar="LEVEL=RATE[:DELAY],...",
         help="links between virtual ranks in bit/s and s, e.g. across=100M:0.001,zone=1G")
-    add("--evaluate-every", type=_natural, metavar="N", help="steps between two evaluations (0: at the end alone)")
+    add("--evaluate-every", type=_nonnegative_int, metavar="N",
+        help="steps between two evaluations (0: at the end alone)")
     add("--metrics", metavar="FILE", help="write one JSON object per step (the first worker's)")
     add("--summary", metavar="FILE", help="write the closing summary as JSON")
     add("--tensorboard", metavar="FOLDER", help="write the first worker's figures for TensorBoard")
@@ -227,31 +230,33 @@ def parse(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> Optio
     add("--trace", metavar="FOLDER", help="write what each rank does when, for chrome://tracing or Perfetto")
     add("--checkpoint", metavar="FOLDER", help="make checkpoints here, where all ranks see them, and go on from the "
                                               "last one; SIGTERM and SIGUSR1 make one, stop, and requeue the job")
-    add("--checkpoint-every", type=_natural, metavar="STEPS",
+    add("--checkpoint-every", type=_nonnegative_int, metavar="STEPS",
         help="steps from one to the next (default: 500; 0: at signals alone)")
-    add("--check-every", type=_natural, metavar="STEPS",
+    add("--check-every", type=_nonnegative_int, metavar="STEPS",
         help="steps from one comparison of replicas that must be equal to the next (default: 100; 0: never)")
-    add("--log-every", type=_positive, metavar="N", help="steps between two lines of the log (default: %(default)s)")
+    add("--log-every", type=_positive_int, metavar="N", help="steps between two lines of the log (default: %(default)s)")
     parser.set_defaults(**{name: value for name, value in vars(default).items() if name != "method"})
     file = parser.parse_args(argv).config
     if file:
-        parser.set_defaults(**config.read(file, parser))
+        parser.set_defaults(**config.read_options(file, parser))
     found = vars(parser.parse_args(argv))
     del found["config"]
-    asked = method.of(found, environ)
-    return _check(Options(method=asked, **{name: value for name, value in found.items() if not hasattr(asked, name)}))
+    asked = method.resolve(found, environ)
+    return _check_combination(Options(strategy_config=asked, **
+                              {name: value for name, value in found.items() if not hasattr(asked, name)}))
 
 
-def _check(options: Options) -> Options:
+def _check_combination(options: Options) -> Options:
     """Options that go together."""
-    if not options.simulate and (options.zones or options.links):
-        raise UsageError(f"train: --{'zones' if options.zones else 'links'} is of virtual ranks: --simulate N needed")
-    ranks = sum(nodes * each for _, nodes, each in options.zones)
-    if options.simulate and options.zones and ranks != options.simulate:
-        raise UsageError(f"train: --zones has {ranks} ranks, --simulate {options.simulate}")
-    if options.skew is not None and options.method.balance != "off":
-        raise UsageError(f"train: --balance {options.method.balance}: with --skew each worker has images of its own, "
+    if not options.virtual_ranks and (options.virtual_zones or options.virtual_links):
+        raise UsageError(
+            f"train: --{'zones' if options.virtual_zones else 'links'} is of virtual ranks: --simulate N needed")
+    ranks = sum(nodes * each for _, nodes, each in options.virtual_zones)
+    if options.virtual_ranks and options.virtual_zones and ranks != options.virtual_ranks:
+        raise UsageError(f"train: --zones has {ranks} ranks, --simulate {options.virtual_ranks}")
+    if options.dirichlet_alpha is not None and options.strategy_config.load_balance != "off":
+        raise UsageError(f"train: --balance {options.strategy_config.load_balance}: with --skew each worker has images of its own, "
                          "which no other may take; valid: --balance off, or no --skew")
-    if options.slow and not (options.compute or options.simulate):
+    if options.straggler and not (options.emulate_compute or options.virtual_ranks):
         raise UsageError("train: --slow needs --compute or --simulate: a real computation takes as long as it takes")
     return options

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 class Link:
     """A rate in bytes/s, and a delay in s."""
 
-    rate: float
-    delay: float = 0.0
+    bandwidth: float
+    latency: float = 0.0
 
 
-class Links:
+class QueueingNetwork:
     """The network of a simulated run; see virtual.Network.
 
     A message to another zone passes the uplink of its zone and that of the other one, a message to another node of
@@ -29,24 +29,28 @@ class Links:
     """
 
     def __init__(self, nodes: Sequence[str], zones: Sequence[str], links: Mapping[str, Link]) -> None:
-        self._places = {"across": tuple(zones), "zone": tuple(nodes)}
+        self._location_by_level = {"across": tuple(zones), "zone": tuple(nodes)}
         self._links = links
-        self._free: defaultdict[tuple[str, str, str], float] = defaultdict(float)
+        self._free_at: defaultdict[tuple[str, str, str], float] = defaultdict(float)
 
     def arrival(self, source: int, target: int, size: int, clock: float) -> tuple[float, float]:
-        level = next((level for level, its in self._places.items() if its[source] != its[target]), "node")
+        level = next((level for level, its in self._location_by_level.items() if its[source] != its[target]), "node")
         link = self._links.get(level)
         if link is None:
             return clock, clock
-        takes = size / link.rate
+        takes = size / link.bandwidth
         if level == "node":
-            return clock + takes, clock + takes + link.delay
-        left = self._after(level, self._places[level][source], "out", clock) + takes
-        self._free[level, self._places[level][source], "out"] = left
+            return clock + takes, clock + takes + link.latency
+        left = self._earliest_start(level, self._location_by_level[level][source], "out", clock) + takes
+        self._free_at[level, self._location_by_level[level][source], "out"] = left
         # what begins to arrive while another message still comes in waits for it
-        there = self._after(level, self._places[level][target], "in", left - takes + link.delay) + takes
-        self._free[level, self._places[level][target], "in"] = there
+        there = self._earliest_start(
+    level,
+    self._location_by_level[level][target],
+    "in",
+     left - takes + link.latency) + takes
+        self._free_at[level, self._location_by_level[level][target], "in"] = there
         return left, there
 
-    def _after(self, level: str, place: str, way: str, clock: float) -> float:
-        return max(clock, self._free[level, place, way])
+    def _earliest_start(self, level: str, location: str, direction: str, clock: float) -> float:
+        return max(clock, self._free_at[level, location, direction])

@@ -22,70 +22,70 @@ from typing import Any
 import numpy as np
 
 from slurmdl.errors import TrainError
-from slurmdl.train.transports.mpi import Mpi
-from slurmdl.train.transports.transport import LostRank
-from slurmdl.train.transports.window import Memory
+from slurmdl.train.transports.mpi import MpiTransport
+from slurmdl.train.transports.transport import RankFailedError
+from slurmdl.train.transports.window import SharedMemory
 
 #: a tag that no message has
-_NONE = 1000
+_UNUSED_TAG = 1000
 
 
-def enabled(environ: Mapping[str, str] = os.environ) -> bool:
+def ulfm_enabled(environ: Mapping[str, str] = os.environ) -> bool:
     """Whether `mpirun --with-ft ulfm` has started this process."""
     return environ.get("OMPI_MCA_mpi_ft_enable") == "1"
 
 
-def hurt(comm: Any) -> bool:
+def has_failed_ranks(comm: Any) -> bool:
     """Whether a rank of a communicator is lost, or the others have given it up for that."""
     return bool(comm.Is_revoked() or comm.Get_failed().Get_size())
 
 
-class Ulfm(Mpi):
+class UlfmTransport(MpiTransport):
     """The ranks of an mpi4py communicator whose errors are exceptions, as by default; see `transport.Transport`."""
 
-    recovery = "ULFM"
+    recovery_name = "ULFM"
 
-    def send(self, peer: int, array: Any, tag: int = 0) -> Any:
-        with self._noticing():
-            return super().send(peer, array, tag)
+    def isend(self, peer: int, array: Any, tag: int = 0) -> Any:
+        with self._translating_errors():
+            return super().isend(peer, array, tag)
 
-    def receive(self, peer: int, array: Any, tag: int = 0) -> Any:
-        with self._noticing():
-            return super().receive(peer, array, tag)
+    def irecv(self, peer: int, array: Any, tag: int = 0) -> Any:
+        with self._translating_errors():
+            return super().irecv(peer, array, tag)
 
-    def probe(self, tag: int) -> int | None:
-        with self._noticing():
-            found = super().probe(tag)
+    def iprobe(self, tag: int) -> int | None:
+        with self._translating_errors():
+            found = super().iprobe(tag)
         if found is None:
-            self._look()
+            self._check_alive()
         return found
 
-    def test(self, requests: Sequence[Any]) -> bool:
-        with self._noticing():
-            return super().test(requests)
+    def testall(self, requests: Sequence[Any]) -> bool:
+        with self._translating_errors():
+            return super().testall(requests)
 
-    def _until(self, true: Callable[[], bool], watch: Callable[[], None] | None = None) -> None:
+    def _poll_until(self, condition: Callable[[], bool], on_poll: Callable[[], None] | None = None) -> None:
         def look() -> None:
             # what is waited for need not come from the rank that is lost, and may be no message at all: MPI must be
             # called to hear of it
-            self._comm.Iprobe(self._mpi.ANY_SOURCE, _NONE)
-            self._look()
-            if watch:
-                watch()
-        with self._noticing():
-            super()._until(true, look)
+            self._comm.Iprobe(self._mpi.ANY_SOURCE, _UNUSED_TAG)
+            self._check_alive()
+            if on_poll:
+                on_poll()
+        with self._translating_errors():
+            super()._poll_until(condition, look)
 
-    def share(self, ranks: Sequence[int], size: int) -> Memory:
-        with self._noticing():
-            return super().share(ranks, size)
+    def allocate_shared(self, ranks: Sequence[int], num_bytes: int) -> SharedMemory:
+        with self._translating_errors():
+            return super().allocate_shared(ranks, num_bytes)
 
-    def allgather(self, thing: Any) -> list[Any]:
-        with self._noticing():
-            return super().allgather(thing)
+    def allgather(self, obj: Any) -> list[Any]:
+        with self._translating_errors():
+            return super().allgather(obj)
 
-    def gather(self, thing: Any) -> list[Any] | None:
-        with self._noticing():
-            return super().gather(thing)
+    def gather(self, obj: Any) -> list[Any] | None:
+        with self._translating_errors():
+            return super().gather(obj)
 
     def agree(self, done: bool) -> bool:
         comm = self._comm
@@ -94,7 +94,7 @@ class Ulfm(Mpi):
         all_done = np.array([done], np.int32)
         try:
             request = comm.Iagree(all_done)
-            super()._until(lambda: bool(request.Test()))
+            super()._poll_until(lambda: bool(request.Test()))
         except self._mpi.Exception:
             # a rank is lost of which not all knew: all get this error
             all_done[0] = 0
@@ -102,25 +102,25 @@ class Ulfm(Mpi):
             return True
         self._comm = comm.Shrink()
         places = self._mpi.Group.Translate_ranks(self._comm.Get_group(), None, comm.Get_group())
-        self.living = tuple(self.living[place] for place in places)
-        self._places = {rank: place for place, rank in enumerate(self.living)}
+        self.alive_ranks = tuple(self.alive_ranks[place] for place in places)
+        self._comm_rank_of = {rank: place for place, rank in enumerate(self.alive_ranks)}
         return False
 
-    def _look(self) -> None:
+    def _check_alive(self) -> None:
         """Raise LostRank where one is lost: a probe for any rank's message does not."""
-        if hurt(self._comm):
-            raise self._lost()
+        if has_failed_ranks(self._comm):
+            raise self._rank_failed_error()
 
-    def _lost(self) -> LostRank:
+    def _rank_failed_error(self) -> RankFailedError:
         places = self._mpi.Group.Translate_ranks(self._comm.Get_failed(), None, self._comm.Get_group())
-        return LostRank([self.living[place] for place in places])
+        return RankFailedError([self.alive_ranks[place] for place in places])
 
     @contextmanager
-    def _noticing(self) -> Iterator[None]:
+    def _translating_errors(self) -> Iterator[None]:
         """Around calls of MPI: an error that comes of the loss of a rank becomes a LostRank."""
         try:
             yield
         except (self._mpi.Exception, TrainError) as error:
-            if isinstance(error, LostRank) or not hurt(self._comm):
+            if isinstance(error, RankFailedError) or not has_failed_ranks(self._comm):
                 raise
-            raise self._lost() from error
+            raise self._rank_failed_error() from error

@@ -24,23 +24,23 @@ FloatArray = npt.NDArray[np.float32]
 IntArray = npt.NDArray[np.int64]
 
 #: bytes of a cache line, so that ranks that look at different words do not disturb each other
-_LINE = 64
+_CACHE_LINE_BYTES = 64
 #: elements that are mixed at a time, so that what is between stays in the cache (256 KiB)
-_BLOCK = 1 << 16
+_MIX_BLOCK = 1 << 16
 #: times that a model is read anew before it is left for the next step
-_TRIES = 3
+MAX_SEQLOCK_RETRIES = 3
 
 
-class Memory(Protocol):
+class SharedMemory(Protocol):
     """Memory that some ranks share; see transport.Transport.share. Stores of one rank are seen in their order."""
 
-    def part(self, rank: int) -> npt.NDArray[np.uint8]:
+    def segment(self, rank: int) -> npt.NDArray[np.uint8]:
         """The bytes that a rank has brought in."""
 
     def fence(self) -> None:
         """What this rank has stored is there for the others from now on, and what they have stored for this one."""
 
-    def until(self, true: Callable[[], bool], what: str) -> None:
+    def wait_until(self, condition: Callable[[], bool], description: str) -> None:
         """Return when something is true that another rank's stores make true, asleep where it takes long.
 
         `what` says in words what is waited for.
@@ -50,7 +50,7 @@ class Memory(Protocol):
         """Give the memory back; a call of all ranks that share it, after which nobody may use it."""
 
 
-class Window:
+class ModelWindow:
     """The models of the ranks of a node.
 
     Parameters
@@ -64,27 +64,33 @@ class Window:
     common : shape (size,), a vector in which all of them read and write; the first of them has brought it in.
     """
 
-    def __init__(self, share: Callable[[Sequence[int], int], Memory], rank: int, ranks: Sequence[int],
+    def __init__(self, allocate_shared: Callable[[Sequence[int], int], SharedMemory], rank: int, ranks: Sequence[int],
                  size: int) -> None:
         self._rank, self._ranks = rank, tuple(ranks)
         # slots begin at pages
-        self._long = -(-4 * size // 4096) * 4096
-        self._memory = share(ranks, 4096 + (3 if rank == ranks[0] else 2) * self._long)
-        self._words = {peer: self._memory.part(peer)[:8 * _LINE].view(np.int64)[::_LINE // 8] for peer in ranks}
-        self._slots = {peer: [self._array(peer, slot, size) for slot in range(2)] for peer in ranks}
-        self.common = self._array(ranks[0], 2, size)
+        self._slot_bytes = -(-4 * size // 4096) * 4096
+        self._memory = allocate_shared(ranks, 4096 + (3 if rank == ranks[0] else 2) * self._slot_bytes)
+        self._control_words = {
+    peer: self._memory.segment(peer)[
+        :8 *
+        _CACHE_LINE_BYTES].view(
+            np.int64)[
+                ::_CACHE_LINE_BYTES //
+                 8] for peer in ranks}
+        self._slots = {peer: [self._slot_view(peer, slot, size) for slot in range(2)] for peer in ranks}
+        self.node_mean = self._slot_view(ranks[0], 2, size)
 
-    def _array(self, rank: int, slot: int, size: int) -> FloatArray:
-        begin = 4096 + slot * self._long
-        return self._memory.part(rank)[begin:begin + 4 * size].view(np.float32)
+    def _slot_view(self, rank: int, slot: int, size: int) -> FloatArray:
+        begin = 4096 + slot * self._slot_bytes
+        return self._memory.segment(rank)[begin:begin + 4 * size].view(np.float32)
 
-    def model(self, rank: int) -> FloatArray:
+    def live_model(self, rank: int) -> FloatArray:
         """A rank's first slot: where its model itself may be, for ranks that tell each other when to touch it."""
         return self._slots[rank][0]
 
     def publish(self, version: int, model: FloatArray) -> None:
         """Write a version of the own model, later than all before, into one of the slots."""
-        its, slot = self._words[self._rank], version % 2
+        its, slot = self._control_words[self._rank], version % 2
         its[slot] = 2 * version + 1
         self._memory.fence()
         self._slots[self._rank][slot][:] = model
@@ -92,31 +98,31 @@ class Window:
         its[slot] = 2 * version + 2
         self._memory.fence()
 
-    def tell(self, word: str, version: int) -> None:
+    def set_flag(self, flag: str, version: int) -> None:
         """Say that this rank has done something, one of WORDS, with a version."""
         self._memory.fence()
-        self._words[self._rank][_WORD[word]] = version + 1
+        self._control_words[self._rank][_FLAG_INDEX[flag]] = version + 1
         self._memory.fence()
 
-    def told(self, peer: int, word: str) -> int:
+    def get_flag(self, peer: int, flag: str) -> int:
         """The version of which a peer has told that last, -1 for none."""
         self._memory.fence()
-        return int(self._words[peer][_WORD[word]]) - 1
+        return int(self._control_words[peer][_FLAG_INDEX[flag]]) - 1
 
-    def wait(self, peer: int, word: str, version: int) -> None:
+    def wait_flag(self, peer: int, flag: str, version: int) -> None:
         """Wait until a peer has told that of this version."""
-        words, at = self._words[peer], _WORD[word]
-        self._memory.until(lambda: bool(words[at] > version), f"rank {peer} to be {word} in step {version}")
+        words, at = self._control_words[peer], _FLAG_INDEX[flag]
+        self._memory.wait_until(lambda: bool(words[at] > version), f"rank {peer} to be {flag} in step {version}")
 
-    def blend(self, version: int, model: FloatArray, peer: int, weight: float) -> bool:
+    def mix_newest(self, version: int, model: FloatArray, peer: int, weight: float) -> bool:
         """Publish (1 - weight) model + weight (newest whole model of a peer), and make it the own model.
 
         It waits for nobody. False where the peer has no model yet, or writes faster than this rank reads: then the
         model is published as it is.
         """
-        words, slot = self._words[peer], version % 2
-        own, stamps = self._slots[self._rank][slot], self._words[self._rank]
-        for _ in range(_TRIES):
+        words, slot = self._control_words[peer], version % 2
+        own, stamps = self._slots[self._rank][slot], self._control_words[self._rank]
+        for _ in range(MAX_SEQLOCK_RETRIES):
             self._memory.fence()
             before = words[:2].tolist()
             whole = [stamp if stamp % 2 == 0 else 0 for stamp in before]
@@ -125,7 +131,7 @@ class Window:
                 break
             stamps[slot] = 2 * version + 1
             self._memory.fence()
-            mix(model, self._slots[peer][newest], weight, own)
+            mix_into(model, self._slots[peer][newest], weight, own)
             self._memory.fence()
             if words[newest] == whole[newest]:
                 stamps[slot] = 2 * version + 2
@@ -137,34 +143,34 @@ class Window:
 
     def close(self) -> None:
         """Give the memory back; a call of all ranks of the node."""
-        self._words, self._slots, self.common = {}, {}, np.empty(0, np.float32)
+        self._control_words, self._slots, self.node_mean = {}, {}, np.empty(0, np.float32)
         self._memory.close()
 
 
 #: what ranks tell each other of a version, and where it stands behind the stamps of the slots
-WORDS = ("ready", "mixed", "arrived", "made")
-_WORD = {word: 2 + index for index, word in enumerate(WORDS)}
+FLAGS = ("ready", "mixed", "arrived", "made")
+_FLAG_INDEX = {word: 2 + index for index, word in enumerate(FLAGS)}
 
 
-def mix(mine: FloatArray, theirs: FloatArray, weight: float, out: FloatArray) -> None:
+def mix_into(own: FloatArray, other: FloatArray, weight: float, out: FloatArray) -> None:
     """out = mine + weight (theirs - mine), in one pass through memory; `out` may be `mine`."""
-    change = np.empty(min(_BLOCK, mine.size), np.float32)
+    change = np.empty(min(_MIX_BLOCK, own.size), np.float32)
     share = np.float32(weight)
-    for begin in range(0, mine.size, _BLOCK):
-        part = slice(begin, begin + _BLOCK)
-        here = mine[part]
+    for begin in range(0, own.size, _MIX_BLOCK):
+        part = slice(begin, begin + _MIX_BLOCK)
+        here = own[part]
         its = change[:here.size]
-        np.subtract(theirs[part], here, out=its)
+        np.subtract(other[part], here, out=its)
         its *= share
         np.add(here, its, out=out[part])
 
 
-def mix_both(one: FloatArray, other: FloatArray, weights: tuple[float, float]) -> None:
+def mix_pair(left: FloatArray, right: FloatArray, weights: tuple[float, float]) -> None:
     """Move both towards each other, each by its weight times their difference, in one pass through memory."""
-    room = np.empty(min(_BLOCK, one.size), np.float32)
+    room = np.empty(min(_MIX_BLOCK, left.size), np.float32)
     share, ratio = np.float32(weights[0]), np.float32(weights[1] / weights[0])
-    for begin in range(0, one.size, _BLOCK):
-        here, there = one[begin:begin + _BLOCK], other[begin:begin + _BLOCK]
+    for begin in range(0, left.size, _MIX_BLOCK):
+        here, there = left[begin:begin + _MIX_BLOCK], right[begin:begin + _MIX_BLOCK]
         change = room[:here.size]
         np.subtract(there, here, out=change)
         change *= share
@@ -174,18 +180,18 @@ def mix_both(one: FloatArray, other: FloatArray, weights: tuple[float, float]) -
         there -= change
 
 
-def mean(vectors: Sequence[FloatArray], out: FloatArray, weights: Sequence[float]) -> None:
+def weighted_mean(vectors: Sequence[FloatArray], out: FloatArray, weights: Sequence[float]) -> None:
     """out = the weighted mean of vectors of its length, in one pass through memory."""
     shares = [np.float32(weight / sum(weights)) for weight in weights]
-    for begin in range(0, out.size, _BLOCK):
-        part = slice(begin, begin + _BLOCK)
+    for begin in range(0, out.size, _MIX_BLOCK):
+        part = slice(begin, begin + _MIX_BLOCK)
         np.multiply(vectors[0][part], shares[0], out=out[part])
         its = out[part]
         for vector, share in zip(vectors[1:], shares[1:], strict=True):
             its += vector[part] * share
 
 
-class Shared:
+class MpiSharedMemory:
     """Memory of ranks on one node; see `Memory`.
 
     Parameters
@@ -194,36 +200,36 @@ class Shared:
     wait : called with a condition; returns when it is true.
     """
 
-    def __init__(self, comm: Any, ranks: Sequence[int], size: int,
-                 wait: Callable[[Callable[[], bool]], None]) -> None:
+    def __init__(self, comm: Any, ranks: Sequence[int], num_bytes: int,
+                 poll_until: Callable[[Callable[[], bool]], None]) -> None:
         from mpi4py import MPI
 
         self._comm = comm
-        self._window = MPI.Win.Allocate_shared(size, 1, comm=self._comm)
+        self._window = MPI.Win.Allocate_shared(num_bytes, 1, comm=self._comm)
         self._window.Lock_all()
-        self._parts = {rank: np.frombuffer(self._window.Shared_query(place)[0], np.uint8)
+        self._segments = {rank: np.frombuffer(self._window.Shared_query(place)[0], np.uint8)
                        for place, rank in enumerate(ranks)}
-        self._parts[ranks[comm.Get_rank()]].fill(0)
-        self._wait = wait
+        self._segments[ranks[comm.Get_rank()]].fill(0)
+        self._poll_until = poll_until
         self.fence()
         self._comm.Barrier()
         self.fence()
 
-    def part(self, rank: int) -> npt.NDArray[np.uint8]:
-        return self._parts[rank]
+    def segment(self, rank: int) -> npt.NDArray[np.uint8]:
+        return self._segments[rank]
 
     def fence(self) -> None:
         self._window.Sync()
 
-    def until(self, true: Callable[[], bool], what: str) -> None:
+    def wait_until(self, condition: Callable[[], bool], description: str) -> None:
         def seen() -> bool:
             self.fence()
-            return true()
-        self._wait(seen)
+            return condition()
+        self._poll_until(seen)
         self.fence()
 
     def close(self) -> None:
-        self._parts = {}
+        self._segments = {}
         self._window.Unlock_all()
         self._window.Free()
         self._comm.Free()

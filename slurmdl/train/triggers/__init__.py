@@ -10,17 +10,18 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from slurmdl.train.method import Method
-from slurmdl.train.triggers.drift import Drift
-from slurmdl.train.triggers.period import Period
-from slurmdl.train.triggers.trigger import Cost, Trigger
+from slurmdl.train.method import StrategyConfig
+from slurmdl.train.triggers.drift import DriftTrigger
+from slurmdl.train.triggers.period import PeriodTrigger
+from slurmdl.train.triggers.trigger import CommCost, Trigger
 
-__all__ = ["TRIGGERS", "Cost", "Trigger"]
+__all__ = ["TRIGGERS", "CommCost", "Trigger"]
 
-Make = Callable[[Method, npt.NDArray[np.float32], Sequence[int], Callable[[], float], Cost], Trigger]
+TriggerFactory = Callable[[StrategyConfig, npt.NDArray[np.float32],
+    Sequence[int], Callable[[], float], CommCost], Trigger]
 
 #: name -> what makes it from the method, the parameters, the sizes of their tensors, the learning rate and the bytes
-TRIGGERS: dict[str, Make] = {
-    "period": lambda method, parameters, sizes, rate, cost: Period(method.every),
-    "drift": Drift,
+TRIGGERS: dict[str, TriggerFactory] = {
+    "period": lambda method, parameters, sizes, rate, cost: PeriodTrigger(method.exchange_period),
+    "drift": DriftTrigger,
 }

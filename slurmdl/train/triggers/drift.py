@@ -8,39 +8,41 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from slurmdl.train.kept import Kept
-from slurmdl.train.method import Method
-from slurmdl.train.mixing.moved import Moved
-from slurmdl.train.triggers.budget import SILENCE, Budget, first_steps, paid
-from slurmdl.train.triggers.trigger import Cost, Trigger
+from slurmdl.train.kept import Stateful
+from slurmdl.train.method import StrategyConfig
+from slurmdl.train.mixing.moved import DriftEstimator
+from slurmdl.train.triggers.budget import MAX_INTERVAL, CommBudget, affordable_rate, affordable_warmup
+from slurmdl.train.triggers.trigger import CommCost, Trigger
 
 FloatArray = npt.NDArray[np.float32]
 
 #: steps from one look at the drift to the next, of which ranks have half to agree: mostly, and where a budget pays
 #: for more than that
-CHECK, OFTEN = 4, 2
+DECISION_INTERVAL, BUDGETED_DECISION_INTERVAL = 4, 2
 #: drift that asks for an exchange, where nothing else was said
-THRESHOLD = 0.05
+DEFAULT_DRIFT_THRESHOLD = 0.05
 #: first steps with an exchange in each, where nothing was said
-WARM_UP = 30
+DEFAULT_WARMUP_STEPS = 30
 
 
-def warm_up(method: Method, parameters: int) -> int:
+def warmup_steps(config: StrategyConfig, num_parameters: int) -> int:
     """The first steps, with an exchange in each; alike on all ranks."""
-    if method.warm_up is not None:
-        return method.warm_up
-    if method.comm_budget is None:
-        return WARM_UP
-    return min(WARM_UP, first_steps(paid(method.comm_budget, method.compress, parameters)))
+    if config.trigger_warmup is not None:
+        return config.trigger_warmup
+    if config.comm_budget is None:
+        return DEFAULT_WARMUP_STEPS
+    return min(DEFAULT_WARMUP_STEPS, affordable_warmup(
+        affordable_rate(config.comm_budget, config.compression, num_parameters)))
 
 
-def check(method: Method, parameters: int) -> int:
+def decision_interval(config: StrategyConfig, num_parameters: int) -> int:
     """Steps from one look at the drift to the next; alike on all ranks."""
-    often = method.comm_budget is not None and paid(method.comm_budget, method.compress, parameters) > 1 / CHECK
-    return OFTEN if often else CHECK
+    often = config.comm_budget is not None and affordable_rate(
+    config.comm_budget, config.compression, num_parameters) > 1 / DECISION_INTERVAL
+    return BUDGETED_DECISION_INTERVAL if often else DECISION_INTERVAL
 
 
-class Drift(Kept, Trigger):
+class DriftTrigger(Stateful, Trigger):
     """Asks for an exchange where |x - s| / |s| is above a threshold, x the model, s the model at the last exchange.
 
     The norms are estimated (Moved). The threshold is scaled with the learning rate: theta_t = theta_0
@@ -53,52 +55,60 @@ class Drift(Kept, Trigger):
     optimization. IEEE CDC 2020. arXiv:1910.14280
     """
 
-    kept = ("_moved", "_peak", "_last", "_budget")
+    state_fields = ("_moved", "_peak", "_last", "_budget")
 
-    def __init__(self, method: Method, parameters: FloatArray, sizes: Sequence[int], rate: Callable[[], float],
-                 cost: Cost) -> None:
-        self._warm_up, self._check = warm_up(method, parameters.size), check(method, parameters.size)
-        self._rate = rate
-        self._moved = Moved(parameters, sizes)
-        self._threshold = THRESHOLD if method.threshold is None else method.threshold
-        self._peak = 0.0
-        self._last = -1
-        self._silence = SILENCE if method.silence is None else method.silence
+    def __init__(self, config: StrategyConfig, parameters: FloatArray, sizes: Sequence[int], learning_rate: Callable[[], float],
+                 cost: CommCost) -> None:
+        self._warmup_steps, self._decision_interval = warmup_steps(
+    config, parameters.size), decision_interval(
+        config, parameters.size)
+        self._learning_rate = learning_rate
+        self._drift_estimator = DriftEstimator(parameters, sizes)
+        self._initial_threshold = DEFAULT_DRIFT_THRESHOLD if config.drift_threshold is None else config.drift_threshold
+        self._max_learning_rate = 0.0
+        self._last_exchange_step = -1
+        self._max_interval = MAX_INTERVAL if config.max_interval is None else config.max_interval
         self._budget = None
-        if method.comm_budget is not None:
-            self._budget = Budget(method.comm_budget, 4.0 * parameters.size, cost, self._check, method.silence)
-            self._silence = self._budget.silence
+        if config.comm_budget is not None:
+            self._budget = CommBudget(
+    config.comm_budget,
+    4.0 * parameters.size,
+    cost,
+    self._decision_interval,
+     config.max_interval)
+            self._max_interval = self._budget.max_interval
 
-    def next(self, number: int) -> int:
-        if number + 1 < self._warm_up:
-            return number + 1
-        return self._warm_up + ((number + 1 - self._warm_up) // self._check + 1) * self._check - 1
+    def next_due(self, step: int) -> int:
+        if step + 1 < self._warmup_steps:
+            return step + 1
+        return self._warmup_steps + ((step + 1 - self._warmup_steps) //
+                                     self._decision_interval + 1) * self._decision_interval - 1
 
-    def sure(self, number: int) -> bool:
-        return number < self._warm_up
+    def is_unconditional(self, step: int) -> bool:
+        return step < self._warmup_steps
 
-    def look(self, due: int) -> int:
-        return due - self._check // 2
+    def decision_step(self, due_step: int) -> int:
+        return due_step - self._decision_interval // 2
 
-    def urgency(self, due: int) -> float:
-        if self.next(due) - self._last > self._silence:
+    def urgency(self, due_step: int) -> float:
+        if self.next_due(due_step) - self._last_exchange_step > self._max_interval:
             return math.inf
-        return self._moved.far() / max(self.threshold(), 1e-12)
+        return self._drift_estimator.relative_drift() / max(self.current_threshold(), 1e-12)
 
-    def threshold(self) -> float:
+    def current_threshold(self) -> float:
         """The drift from which on an exchange is asked for now."""
-        rate = self._rate()
-        self._peak = max(self._peak, rate)
-        scale = rate / self._peak if self._peak else 1.0
-        return self._threshold * scale * (self._budget.factor if self._budget else 1.0)
+        rate = self._learning_rate()
+        self._max_learning_rate = max(self._max_learning_rate, rate)
+        scale = rate / self._max_learning_rate if self._max_learning_rate else 1.0
+        return self._initial_threshold * scale * (self._budget.threshold_factor if self._budget else 1.0)
 
-    def settle(self, number: int, exchanged: bool) -> None:
+    def observe(self, step: int, exchanged: bool) -> None:
         if exchanged:
-            self._moved.mark()
-            self._last = number
+            self._drift_estimator.reset()
+            self._last_exchange_step = step
         if self._budget:
-            self._budget.count(number, exchanged, self.sure(number))
+            self._budget.update(step, exchanged, self.is_unconditional(step))
 
-    def joined(self, number: int) -> None:
-        self._moved.mark()
-        self._last = number
+    def reset_reference(self, step: int) -> None:
+        self._drift_estimator.reset()
+        self._last_exchange_step = step

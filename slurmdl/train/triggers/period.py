@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-from slurmdl.train.kept import Kept
+from slurmdl.train.kept import Stateful
 from slurmdl.train.triggers.trigger import Trigger
 
 
-class Period(Kept, Trigger):
-    def __init__(self, steps: int) -> None:
-        self._steps = steps
+class PeriodTrigger(Stateful, Trigger):
+    def __init__(self, period: int) -> None:
+        self._period = period
 
-    def next(self, number: int) -> int:
-        return ((number + 1) // self._steps + 1) * self._steps - 1
+    def next_due(self, step: int) -> int:
+        return ((step + 1) // self._period + 1) * self._period - 1
 
-    def sure(self, number: int) -> bool:
+    def is_unconditional(self, step: int) -> bool:
         return True
 
-    def look(self, due: int) -> int:
-        return due
+    def decision_step(self, due_step: int) -> int:
+        return due_step
 
-    def urgency(self, due: int) -> float:
+    def urgency(self, due_step: int) -> float:
         return 1.0
 
-    def settle(self, number: int, exchanged: bool) -> None:
+    def observe(self, step: int, exchanged: bool) -> None:
         """A period needs to know nothing of it."""
 
-    def joined(self, number: int) -> None:
+    def reset_reference(self, step: int) -> None:
         """Nor of this."""

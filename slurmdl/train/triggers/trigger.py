@@ -7,7 +7,7 @@ from typing import Protocol
 
 
 @dataclass(frozen=True)
-class Cost:
+class CommCost:
     """Bytes that a rank sends.
 
     Attributes
@@ -18,10 +18,10 @@ class Cost:
     each : besides all that in each step, in the mean, as in global averages.
     """
 
-    exchange: float
-    check: float = 0.0
-    once: float = 0.0
-    each: float = 0.0
+    per_exchange: float
+    per_decision: float = 0.0
+    one_off: float = 0.0
+    per_step: float = 0.0
 
 
 class Trigger(Protocol):
@@ -30,20 +30,20 @@ class Trigger(Protocol):
     The ranks look at their models some steps before, so that what they tell each other travels meanwhile.
     """
 
-    def next(self, number: int) -> int:
+    def next_due(self, step: int) -> int:
         """The first step after step `number`, -1 for the start, in which an exchange is due; alike on all ranks."""
 
-    def sure(self, number: int) -> bool:
+    def is_unconditional(self, step: int) -> bool:
         """Whether all ranks exchange in a step that is due, whatever their models are; alike on all ranks."""
 
-    def look(self, due: int) -> int:
+    def decision_step(self, due_step: int) -> int:
         """The step in which ranks look at their models for an exchange in step `due`, later than the one before."""
 
-    def urgency(self, due: int) -> float:
+    def urgency(self, due_step: int) -> float:
         """How much this rank asks for an exchange in step `due`, by its model now; from 1 on it wants one."""
 
-    def settle(self, number: int, exchanged: bool) -> None:
+    def observe(self, step: int, exchanged: bool) -> None:
         """What has come of a step that was due."""
 
-    def joined(self, number: int) -> None:
+    def reset_reference(self, step: int) -> None:
         """All models were made alike in step `number`, besides the exchanges."""

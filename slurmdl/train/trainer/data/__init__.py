@@ -5,22 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from slurmdl.errors import UsageError
-from slurmdl.train.trainer.data.cifar import cifar
-from slurmdl.train.trainer.data.dataset import Data, Labelled, divide
-from slurmdl.train.trainer.data.digits import cifar_shaped, digits
-from slurmdl.train.trainer.data.folder import folder
-from slurmdl.train.trainer.data.idx import idx
-from slurmdl.train.trainer.data.synthetic import synthetic
+from slurmdl.train.trainer.data.cifar import load_cifar
+from slurmdl.train.trainer.data.dataset import ImageDataset, LabeledImages, split_and_normalize
+from slurmdl.train.trainer.data.digits import load_digit_images, make_digits_rgb32
+from slurmdl.train.trainer.data.folder import load_image_folder
+from slurmdl.train.trainer.data.idx import load_idx
+from slurmdl.train.trainer.data.synthetic import make_synthetic_images
 
-__all__ = ["DATA", "Data", "read"]
+__all__ = ["DATASETS", "ImageDataset", "load_dataset"]
 
 #: name -> reader(arguments, seed); `arguments` is what follows the name, "" where nothing does
-DATA: dict[str, Callable[[str, int], Labelled]] = {
-    "digits": digits, "cifar-shaped": cifar_shaped, "synthetic": synthetic, "idx": idx, "cifar": cifar,
-    "folder": folder}
+DATASETS: dict[str, Callable[[str, int], LabeledImages]] = {
+    "digits": load_digit_images, "cifar-shaped": make_digits_rgb32, "synthetic": make_synthetic_images, "idx": load_idx, "cifar": load_cifar,
+    "folder": load_image_folder}
 
 
-def read(spec: str, seed: int, fold: tuple[int, int] | None = None, skew: float | None = None) -> Data:
+def load_dataset(spec: str, seed: int, fold: tuple[int, int] |
+                 None = None, dirichlet_alpha: float | None = None) -> ImageDataset:
     """The data set that NAME:ARGUMENTS stands for, divided by the seed as `dataset.divide` says.
 
     Raises
@@ -29,6 +30,6 @@ def read(spec: str, seed: int, fold: tuple[int, int] | None = None, skew: float 
     InputError : a file that is not what it should be.
     """
     name, _, arguments = spec.partition(":")
-    if name not in DATA:
-        raise UsageError(f"train: --data {spec}: {name!r} is not one of {', '.join(DATA)}")
-    return divide(DATA[name](arguments, seed), seed, fold, skew)
+    if name not in DATASETS:
+        raise UsageError(f"train: --data {spec}: {name!r} is not one of {', '.join(DATASETS)}")
+    return split_and_normalize(DATASETS[name](arguments, seed), seed, fold, dirichlet_alpha)

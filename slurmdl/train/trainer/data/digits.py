@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 
 from slurmdl.errors import UnavailableError, UsageError
-from slurmdl.train.trainer.data.dataset import Labelled
+from slurmdl.train.trainer.data.dataset import LabeledImages
 
 
-def digits(arguments: str = "", seed: int = 1) -> Labelled:
+def load_digit_images(arguments: str = "", seed: int = 1) -> LabeledImages:
     """Handwritten digits, 1,797 images of 8 x 8.
 
     The file is read directly: importing scikit-learn costs seconds of start-up on every rank.
@@ -36,27 +36,28 @@ def digits(arguments: str = "", seed: int = 1) -> Labelled:
         from sklearn.datasets import load_digits
         bunch = load_digits()
         table = np.column_stack([bunch.data, bunch.target]).astype(np.float32)
-    return Labelled(table[:, :-1].reshape(-1, 1, 8, 8), table[:, -1].astype(np.int64), 10, pixelwise=True)
+    return LabeledImages(table[:, :-1].reshape(-1, 1, 8, 8), table[:, - \
+                         1].astype(np.int64), 10, normalize_per_pixel=True)
 
 
-def cifar_shaped(arguments: str = "", seed: int = 1) -> Labelled:
+def make_digits_rgb32(arguments: str = "", seed: int = 1) -> LabeledImages:
     """The digits as 3 x 32 x 32: each twice as large, in a random colour, on a random spot of a noisy ground.
 
     The pictures are the same for every seed; only their split depends on it.
     """
     if arguments:
         raise UsageError(f"train: --data cifar-shaped:{arguments}: cifar-shaped has no arguments")
-    small = digits()
+    small = load_digit_images()
     random = np.random.default_rng(0)
     count = len(small.labels)
-    images = NOISE * random.standard_normal((count, 3, 32, 32)).astype(np.float32)
+    images = NOISE_STD * random.standard_normal((count, 3, 32, 32)).astype(np.float32)
     large = small.images.repeat(2, 2).repeat(2, 3) / 16
     colours = random.uniform(0.3, 1.0, (count, 3, 1, 1)) * random.choice([-1, 1], (count, 1, 1, 1))
     for image, digit, colour, (down, right) in zip(
-            images, large, colours, random.integers(0, 2 * SHIFT + 1, (count, 2)) + 8 - SHIFT, strict=True):
+            images, large, colours, random.integers(0, 2 * MAX_SHIFT + 1, (count, 2)) + 8 - MAX_SHIFT, strict=True):
         image[:, down:down + 16, right:right + 16] += digit * colour
-    return Labelled(images, small.labels, 10)
+    return LabeledImages(images, small.labels, 10)
 
 
 #: of the pictures of `cifar_shaped`: deviation of the ground's noise, and pixels by which a digit is off the middle
-NOISE, SHIFT = 0.3, 2
+NOISE_STD, MAX_SHIFT = 0.3, 2

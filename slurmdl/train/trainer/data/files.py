@@ -9,7 +9,7 @@ import zlib
 from slurmdl.errors import InputError, UsageError
 
 
-def folder(name: str, path: str) -> str:
+def require_dir(name: str, path: str) -> str:
     """The folder that --data NAME:DIR names."""
     if not path:
         raise UsageError(f"train: --data {name}: a folder is needed: {name}:DIR")
@@ -18,7 +18,7 @@ def folder(name: str, path: str) -> str:
     return path
 
 
-def content(path: str, most: int) -> bytes:
+def read_bytes(path: str, max_bytes: int) -> bytes:
     """The bytes of a file, unpacked where it is named .gz; of them no more than `most`.
 
     Raises
@@ -27,7 +27,7 @@ def content(path: str, most: int) -> bytes:
     """
     try:
         with gzip.open(path) if path.endswith(".gz") else open(path, "rb") as file:
-            return bytes(file.read(most))
+            return bytes(file.read(max_bytes))
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise InputError(f"cannot be unpacked: {error}", file=path) from error
     except OSError as error:

@@ -11,16 +11,16 @@ import numpy.typing as npt
 
 from slurmdl.errors import InputError, UnavailableError
 from slurmdl.train.trainer.data import files
-from slurmdl.train.trainer.data.dataset import Labelled
+from slurmdl.train.trainer.data.dataset import LabeledImages
 
 #: names of images end so
-KINDS = (".png", ".jpg", ".jpeg", ".ppm", ".pgm", ".bmp", ".webp")
+IMAGE_EXTENSIONS = (".png", ".jpg", ".jpeg", ".ppm", ".pgm", ".bmp", ".webp")
 
 #: height and width to which images are brought, where nothing is said
-SIDE = 32
+DEFAULT_SIDE = 32
 
 
-def folder(arguments: str, seed: int) -> Labelled:
+def load_image_folder(arguments: str, seed: int) -> LabeledImages:
     """DIR/CLASS/*.png and the like, or DIR/train/CLASS/* and DIR/test/CLASS/*; in three colours, of equal size.
 
     `arguments` are DIR or DIR:SIDE. Classes are counted in the order of their names.
@@ -32,35 +32,35 @@ def folder(arguments: str, seed: int) -> Labelled:
     """
     path, _, side = arguments.rpartition(":")
     if not path or not re.fullmatch("[1-9][0-9]{0,3}", side):
-        path, side = arguments, str(SIDE)
-    where = files.folder("folder", path)
+        path, side = arguments, str(DEFAULT_SIDE)
+    where = files.require_dir("folder", path)
     train, test = os.path.join(where, "train"), os.path.join(where, "test")
     apart = os.path.isdir(train) and os.path.isdir(test)
-    names = _folders(train if apart else where)
+    names = _class_names(train if apart else where)
     images, labels, own = [], [], 0
     for part in [train, test] if apart else [where]:
         for label, name in enumerate(names):
-            found = _files(os.path.join(part, name))
-            images += [_read(file, int(side)) for file in found]
+            found = _image_files(os.path.join(part, name))
+            images += [_read_image(file, int(side)) for file in found]
             labels += [label] * len(found)
             own += len(found) * (part == test)
     if len(names) < 2 or not len(labels) - own:
         raise InputError(f"{len(labels)} images in {len(names)} folders; expected are two or more folders, one for "
-                         f"each class, with images ({', '.join(KINDS)})", file=where)
-    return Labelled(np.stack(images), np.array(labels), len(names), own)
+                         f"each class, with images ({', '.join(IMAGE_EXTENSIONS)})", file=where)
+    return LabeledImages(np.stack(images), np.array(labels), len(names), own)
 
 
-def _folders(where: str) -> list[str]:
-    return sorted(entry.name for entry in os.scandir(where) if entry.is_dir() and not entry.name.startswith("."))
+def _class_names(directory: str) -> list[str]:
+    return sorted(entry.name for entry in os.scandir(directory) if entry.is_dir() and not entry.name.startswith("."))
 
 
-def _files(where: str) -> list[str]:
-    if not os.path.isdir(where):
+def _image_files(directory: str) -> list[str]:
+    if not os.path.isdir(directory):
         return []
-    return sorted(entry.path for entry in os.scandir(where) if entry.name.lower().endswith(KINDS))
+    return sorted(entry.path for entry in os.scandir(directory) if entry.name.lower().endswith(IMAGE_EXTENSIONS))
 
 
-def _read(path: str, side: int) -> npt.NDArray[Any]:
+def _read_image(path: str, side: int) -> npt.NDArray[Any]:
     try:
         from PIL import Image
     except ImportError as error:

@@ -16,14 +16,14 @@ import numpy as np
 import numpy.typing as npt
 
 from slurmdl.errors import InputError
-from slurmdl.train.trainer.data.dataset import Labelled
-from slurmdl.train.trainer.data.files import content, folder
+from slurmdl.train.trainer.data.dataset import LabeledImages
+from slurmdl.train.trainer.data.files import read_bytes, require_dir
 
 #: an unpacked file is at most so many times as long as a packed one (deflate)
-PACKED = 1032
+MAX_COMPRESSION_RATIO = 1032
 
 
-def idx(arguments: str, seed: int) -> Labelled:
+def load_idx(arguments: str, seed: int) -> LabeledImages:
     """`train-images-idx3-ubyte` and `train-labels-idx1-ubyte` of a folder, and `t10k-...` where it has them.
 
     Each may be packed, as FILE.gz. A dot instead of the last hyphen is valid, too.
@@ -32,41 +32,42 @@ def idx(arguments: str, seed: int) -> Labelled:
     ------
     InputError : a file is missing, truncated or malformed, or images and labels do not match.
     """
-    where = folder("idx", arguments)
-    images, labels = _pair(where, "train")
+    where = require_dir("idx", arguments)
+    images, labels = _read_pair(where, "train")
     test = 0
     if any(name.startswith("t10k-") for name in os.listdir(where)):
-        more, theirs = _pair(where, "t10k")
+        more, theirs = _read_pair(where, "t10k")
         if more.shape[1:] != images.shape[1:]:
             raise InputError(f"the test images have {more.shape[1:]} pixels, those for training {images.shape[1:]}",
                              file=where)
         images, labels, test = np.concatenate([images, more]), np.concatenate([labels, theirs]), len(theirs)
-    return Labelled(images[:, None], labels.astype(np.int64), int(labels.max()) + 1, test)
+    return LabeledImages(images[:, None], labels.astype(np.int64), int(labels.max()) + 1, test)
 
 
-def _pair(where: str, part: str) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-    images, labels = read(_find(where, f"{part}-images", 3), 3), read(_find(where, f"{part}-labels", 1), 1)
+def _read_pair(directory: str, part: str) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    images, labels = read_idx(_find_idx_file(
+        directory, f"{part}-images", 3), 3), read_idx(_find_idx_file(directory, f"{part}-labels", 1), 1)
     if len(images) != len(labels) or not len(labels):
-        raise InputError(f"{len(images)} images but {len(labels)} labels of {part}", file=where)
+        raise InputError(f"{len(images)} images but {len(labels)} labels of {part}", file=directory)
     return images, labels
 
 
-def _find(where: str, stem: str, dimensions: int) -> str:
+def _find_idx_file(directory: str, stem: str, dimensions: int) -> str:
     names = [f"{stem}{sign}idx{dimensions}-ubyte{packed}" for sign in "-." for packed in ("", ".gz")]
     for name in names:
-        if os.path.exists(os.path.join(where, name)):
-            return os.path.join(where, name)
-    raise InputError(f"holds no {names[0]}[.gz]", file=where)
+        if os.path.exists(os.path.join(directory, name)):
+            return os.path.join(directory, name)
+    raise InputError(f"holds no {names[0]}[.gz]", file=directory)
 
 
-def read(path: str, dimensions: int) -> npt.NDArray[np.uint8]:
+def read_idx(path: str, dimensions: int) -> npt.NDArray[np.uint8]:
     """The array of unsigned bytes in a file.
 
     Raises
     ------
     InputError : it is no such file, has another number of dimensions, or is longer or shorter than its header says.
     """
-    head = content(path, 4 + 4 * dimensions)
+    head = read_bytes(path, 4 + 4 * dimensions)
     magic = bytes([0, 0, 8, dimensions])
     if head[:4] != magic:
         raise InputError(f"begins with {head[:4].hex(' ') or 'nothing'}; IDX of bytes in {dimensions} dimensions "
@@ -77,9 +78,9 @@ def read(path: str, dimensions: int) -> npt.NDArray[np.uint8]:
     size = math.prod(shape)
     if not size:
         raise InputError(f"its header says {' x '.join(map(str, shape))} bytes: nothing", file=path)
-    room = os.path.getsize(path) * (PACKED if path.endswith(".gz") else 1)
+    room = os.path.getsize(path) * (MAX_COMPRESSION_RATIO if path.endswith(".gz") else 1)
     # a header may promise more than any memory holds: nothing is read before the file may keep its word
-    found = len(head) + size <= room and content(path, len(head) + size + 1)
+    found = len(head) + size <= room and read_bytes(path, len(head) + size + 1)
     if not found or len(found) != len(head) + size:
         raise InputError(f"its header says {' x '.join(map(str, shape))} bytes, it is "
                          f"{'longer' if found and len(found) > len(head) + size else 'shorter'}", file=path)

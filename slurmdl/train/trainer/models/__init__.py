@@ -19,7 +19,7 @@ MODELS: dict[str, Callable[[str, tuple[int, ...], int], Any]] = {
     "transformer": transformer}
 
 
-def build(spec: str, shape: Sequence[int], classes: int, seed: int) -> Any:
+def build_model(spec: str, shape: Sequence[int], classes: int, seed: int) -> Any:
     """The torch module that NAME:ARGUMENTS stands for; the same seed gives the same parameters on every rank.
 
     Parameters

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from slurmdl.train.trainer.models.arguments import image, numbers
+from slurmdl.train.trainer.models.arguments import parse_ints, require_image_shape
 
 
 def cnn(arguments: str, shape: tuple[int, ...], classes: int) -> Any:
@@ -14,8 +14,8 @@ def cnn(arguments: str, shape: tuple[int, ...], classes: int) -> Any:
     """
     from torch import nn
 
-    channels = numbers("cnn", arguments, (32, 64, 64), "channels of the convolutions, e.g. cnn:32,64,")
-    inputs, _, _ = image("cnn", shape)
+    channels = parse_ints("cnn", arguments, (32, 64, 64), "channels of the convolutions, e.g. cnn:32,64,")
+    inputs, _, _ = require_image_shape("cnn", shape)
     layers: list[Any] = []
     for outputs in channels:
         layers += [nn.MaxPool2d(2, ceil_mode=True)] * bool(layers)

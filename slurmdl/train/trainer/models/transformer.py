@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from slurmdl.errors import UsageError
-from slurmdl.train.trainer.models.arguments import image, numbers
+from slurmdl.train.trainer.models.arguments import parse_ints, require_image_shape
 
 
 def transformer(arguments: str, shape: tuple[int, ...], classes: int) -> Any:
@@ -21,8 +21,8 @@ def transformer(arguments: str, shape: tuple[int, ...], classes: int) -> Any:
     import torch
     from torch import nn
 
-    channels, height, across = image("transformer", shape)
-    found = numbers("transformer", arguments, (64, 2, 4), "WIDTH,LAYERS,HEADS, e.g. transformer:64,2,4,")
+    channels, height, across = require_image_shape("transformer", shape)
+    found = parse_ints("transformer", arguments, (64, 2, 4), "WIDTH,LAYERS,HEADS, e.g. transformer:64,2,4,")
     if len(found) != 3 or found[0] % found[2]:
         raise UsageError(f"train: --model transformer:{arguments}: WIDTH,LAYERS,HEADS expected, and a width that the "
                          "heads divide, e.g. transformer:64,2,4")
