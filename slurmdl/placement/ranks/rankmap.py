@@ -166,14 +166,14 @@ class _Found:
 
 def renumbered(place: IntArray, first: int) -> dict[str, IntArray]:
     """An order with its ranks renumbered so that rank 0 is on a node, in ways that leave the messages of symmetric
-    patterns on the same links: round a ring, and across a hypercube or the blocks of the base graph.
+    patterns on the same links: around a ring, and between the blocks of the base graph.
 
     Parameters
     ----------
     place : shape (ranks,), the node of each rank; `first` is among them.
     """
     ranks = np.arange(len(place))
-    # a hypercube of blocks, each of an odd number of ranks
+    # 2^k blocks, each of an odd number of ranks
     size = len(place) // (len(place) & -len(place))
     there = np.flatnonzero(place == first)
     rank = int(there[(there % size).argmin()])
@@ -259,7 +259,7 @@ def around(network: Links, depth: IntArray) -> IntArray:
 def largest_first(network: Links, tasks: IntArray, first: int | None = None) -> IntArray:
     """Depth-first order in which of the zones below one the zone with most tasks comes first.
 
-    Halves, quarters and so on of the ranks then tend to lie in one zone: the neighbours of a hypercube.
+    Halves, quarters and so on of the ranks then tend to lie in one zone: the neighbours in the base and exponential graphs.
 
     Parameters
     ----------
