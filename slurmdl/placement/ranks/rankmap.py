@@ -259,7 +259,7 @@ def around(network: Links, depth: IntArray) -> IntArray:
 def largest_first(network: Links, tasks: IntArray, first: int | None = None) -> IntArray:
     """Depth-first order in which of the zones below one the zone with most tasks comes first.
 
-    Halves, quarters and so on of the ranks then tend to lie in one zone: the neighbours in the base and exponential graphs.
+    Halves, quarters and so on of the ranks then tend to lie in one zone: neighbours in the base graph.
 
     Parameters
     ----------
