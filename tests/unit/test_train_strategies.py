@@ -87,7 +87,7 @@ def test_bytes_of_allreduce_by_rank_and_level_are_those_of_the_model(ran: tuple[
 
 def test_gossip_keeps_the_sum_of_the_models_and_draws_them_together(ran: tuple[int, dict[str, Any]]) -> None:
     size, result = ran
-    assert result["gossip"].keys() == {"random", "exponential", "base"}
+    assert len(result["gossip"]) == (3 if size in (2, 4) else 2)
     for graph, run in result["gossip"].items():
         assert run["sum_error"] < 1e-5
         assert run["spread"] < (0.2 if graph == "random" or size == 5 else 1e-6)

@@ -168,14 +168,14 @@ class _BestOrder:
 
 def renumber_orders(node_of_rank: IntArray, rank0_node: int) -> dict[str, IntArray]:
     """An order with its ranks renumbered so that rank 0 is on a node, in ways that leave the messages of symmetric
-    patterns on the same links: round a ring, and across a hypercube or the blocks of the base graph.
+    patterns on the same links: around a ring, and between the blocks of the base graph.
 
     Parameters
     ----------
     place : shape (ranks,), the node of each rank; `first` is among them.
     """
     ranks = np.arange(len(node_of_rank))
-    # a hypercube of blocks, each of an odd number of ranks
+    # 2^k blocks, each of an odd number of ranks
     size = len(node_of_rank) // (len(node_of_rank) & -len(node_of_rank))
     there = np.flatnonzero(node_of_rank == rank0_node)
     rank = int(there[(there % size).argmin()])
@@ -261,7 +261,7 @@ def detour_order(network: NetworkLinks, depth: IntArray) -> IntArray:
 def largest_first(network: NetworkLinks, tasks: IntArray, first: int | None = None) -> IntArray:
     """Depth-first order in which of the zones below one the zone with most tasks comes first.
 
-    Halves, quarters and so on of the ranks then tend to lie in one zone: the neighbours of a hypercube.
+    Halves, quarters and so on of the ranks then tend to lie in one zone: neighbours in the base graph.
 
     Parameters
     ----------
