@@ -1,10 +1,10 @@
-"""The cost model against reality: predicted and measured communication of random placements on shaped links.
+"""Cost model compared with measurements: communication times of random placements on shaped links.
 
-Nine nodes in three zones. Again and again the links change: every zone's uplink gets a rate of its own, and some
-nodes a degraded link. The model knows these rates as it knows measured ones, by link scores. For each pattern random
-nodes get random ranks (so the parameter servers sit anywhere), the trainer's strategies run on exactly these, and
-the seconds of communication per iteration are held against the model's. The figure is Spearman's rank correlation:
-what a choice among placements needs of a model is their order. The control, shuffled predictions, must lose.
+Nine nodes in three zones. The links change several times: each zone's uplink gets its own rate, and some nodes get a
+degraded link. The model knows the rates as link scores. For each pattern, random nodes get random ranks, so parameter
+servers can be anywhere; the trainer's strategies run on these placements, and the measured communication seconds per
+iteration are compared with the predicted ones. The metric is Spearman's rank correlation, because a choice among
+placements needs only their order. The negative control, shuffled predictions, must have a low correlation.
 
 C. Spearman: The proof and measurement of association between two things. Am. J. Psychol. 15 (1904).
 """

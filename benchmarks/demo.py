@@ -1,12 +1,12 @@
-"""The same two training jobs three ways on a sandbox: plain Slurm, Slurm in leaf order, and placed.
+"""Two training jobs submitted three ways on a sandbox: plain Slurm, Slurm in leaf order, and slurmdl.
 
-All three run with Slurm's own topology/tree on, on the same free nodes, one after the other in turn. What
-differs is how they are submitted and started:
+All runs use Slurm's topology/tree and the same free nodes, one after the other in turn. They differ in how they are
+submitted and started:
 
-- plain: `sbatch` and `srun`; ranks in the alphabetical order of the nodes, as Slurm up to 25.11 orders them.
-- leaf order: Slurm's choice of nodes, ranks ordered by leaf switch, as Slurm 26.05 orders them by itself.
+- plain: `sbatch` and `srun`; ranks in alphabetical order of the nodes, as in Slurm up to 25.11.
+- leaf order: Slurm's choice of nodes, ranks ordered by leaf switch, as in Slurm 26.05.
 - slurmdl: `slurmdl sbatch` and `slurmdl srun`.
-- control (benchmark only): the worst of 30 random rank orders in the cost model; it must lose.
+- control (with --results only): the worst of 30 random rank orders in the cost model; it must be slower.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""What the SPANK plugin adds to the launch of a task, and to slurmd's memory.
+"""What the SPANK plugin adds to the launch of a task and to the memory of slurmd.
 
-Two sandboxes of one node are up at once, one with the plugin and one without; each step is one task, and steps of
-both alternate. A launch takes tens of milliseconds, with a spread far above what the plugin may add: its median is
-told from pairs of neighbours, and all that it says stands beside the same of two halves of the steps without the
-plugin. So there is a third sandbox, whose plugin has a clock around its callbacks (spank/tests/timed.c): what
-they take in srun and in slurmstepd, step by step. The control is that plugin with a sleep in it.
+Two sandboxes of one node run at once, one with the plugin and one without; steps of one task alternate between them.
+A launch takes tens of milliseconds and varies far more than the plugin may add. So the median difference is taken
+over pairs of adjacent steps, and each value is shown next to the same value of two halves of the steps without the
+plugin. In a third sandbox the plugin has a clock around its callbacks (spank/tests/timed.c), which measures their
+time in srun and in slurmstepd. The negative control is that plugin with a sleep.
 """
 
 from __future__ import annotations

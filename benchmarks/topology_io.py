@@ -1,7 +1,7 @@
-"""How long topologies take to read and to ask, by size; every reading in a fresh process.
+"""Time and memory to read and query topologies, by size; each read in a fresh process.
 
-The negative controls do the same in the plain way, on the smallest cluster only: one ClusterShell NodeSet for each
-node, zone paths compared pair by pair, each node counted up its path. They must lose.
+The negative controls do the same work naively, on the smallest cluster only: one ClusterShell NodeSet for each node,
+pairwise comparison of zone paths, and counting each node up its path. They must be slower.
 """
 
 from __future__ import annotations

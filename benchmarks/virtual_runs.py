@@ -1,4 +1,4 @@
-"""Simulated training runs, several at once, for the benchmarks of strategies."""
+"""Training runs on virtual ranks, several at once."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 
-#: processes side by side
+#: number of concurrent processes
 SIDE_BY_SIDE = 2
-#: seconds from one line of progress to the next
+#: seconds between two lines of progress
 PROGRESS = 30
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What has become of a run.
+    """Result of a run.
 
     Attributes
     ----------
-    accuracy : of the final model on the test images, in %.
-    own : of the ranks' own models before the final average, mean, in %; as `accuracy` where they are the same.
-    sent : bytes of all ranks.
-    share : of communication and waiting in the time of the steps.
-    course : at each evaluation the seconds on the clock, and the accuracy of the mean of all models and of the first
-        rank's own, in %.
+    accuracy : test accuracy of the final model, in %.
+    own : mean test accuracy of the local models before the final average, in %; equal to `accuracy` if there is none.
+    sent : bytes that all ranks sent.
+    share : share of communication and waiting in the step time.
+    course : for each evaluation the virtual seconds, and the test accuracy of the averaged model and of the local
+        model of rank 0, in %.
     """
 
     accuracy: float
@@ -40,7 +40,7 @@ class Outcome:
 
 
 def outcomes(runs: Iterable[tuple[str, ...]]) -> Iterator[Outcome]:
-    """What becomes of runs with these options of `slurmdl train`, in their order; progress goes to stderr."""
+    """Run `slurmdl train` with each list of options; yield the results in order. Progress goes to stderr."""
     queue = list(runs)
     began = told = time.monotonic()
     # spawned, not forked: torch's threads do not survive a fork
@@ -51,21 +51,21 @@ def outcomes(runs: Iterable[tuple[str, ...]]) -> Iterator[Outcome]:
                     told = time.monotonic()
                     print(f"{done} of {len(queue)} runs in {told - began:.0f} s", file=sys.stderr, flush=True)
                 yield its
-        except BaseException:  # broken off: nobody wants what the workers still have to do
+        except BaseException:  # also KeyboardInterrupt: drop the remaining runs
             for worker in multiprocessing.active_children():
                 worker.terminate()
             raise
 
 
 def outcome(words: tuple[str, ...]) -> Outcome:
-    """What becomes of one run."""
+    """Run `slurmdl train` with these options."""
     from slurmdl.train.trainer.options import parse
     from slurmdl.train.trainer.trainer import train
 
     with tempfile.TemporaryDirectory() as folder:
         metrics = os.path.join(folder, "metrics")
         found = train(parse([*words, "--metrics", metrics], {}))
-        assert found is not None, "a simulation gives its summary"
+        assert found is not None, "a run on virtual ranks returns its summary"
         with open(metrics, encoding="utf-8") as file:
             steps = [json.loads(line) for line in file]
     clock, course = 0.0, []
@@ -80,6 +80,6 @@ def outcome(words: tuple[str, ...]) -> Outcome:
 
 
 def _hush() -> None:
-    """The tables and warnings of thousands of runs are not shown; what goes wrong is raised."""
+    """Discard the output of a worker process; errors are raised."""
     for stream in (sys.stdout, sys.stderr):
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

@@ -1,7 +1,7 @@
-"""What ranks of unequal speed cost in accuracy, simulated and paired: the same seeds and folds at equal speed.
+"""Accuracy lost by different rank speeds, on virtual ranks and paired: same seeds and folds as at equal speed.
 
-The control, ranks that never exchange, must be worse. Each has images of its own: one that is dealt all of them in
-turn, as balance wants it, trains nearly as well alone.
+The negative control, ranks that never exchange, must be worse. Each rank has its own partition of the images: with
+all images in turn, as load balance assigns them, a rank trains nearly as well alone.
 """
 
 from __future__ import annotations

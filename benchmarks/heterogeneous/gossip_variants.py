@@ -1,8 +1,11 @@
-"""Gossip of unequal ranks: {shared memory, messages, both} x {balanced, not} x {in step, asynchronous}.
+"""Gossip of ranks of different speeds: {shared memory, messages, both} x {balanced, not} x {synchronous,
+asynchronous}.
 
-What each combination does in a second, on nodes of a sandbox that hold all ranks, one each, or half of them, and what
-it costs in accuracy, simulated on the same nodes with the same seeds at equal speed; allreduce stands beside it.
-Allreduce, which the parts `speed` and `accuracy` judge, is not judged here.
+This is the experiment of the paper on gossip training on heterogeneous hardware (Large-Scale Scientific Computing,
+LSSC 2019). None of its values is quoted here, because they belong to its machines. Measured are samples per second
+relative to the same ranks with communication off, on sandbox nodes that hold all ranks, one each, or half of them;
+and the accuracy relative to equal speed, on virtual ranks with the same nodes and seeds. Allreduce is shown without a
+target; the parts `throughput` and `accuracy` evaluate it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The control of placement: where links bound nothing, a placed job and an unplaced one take the same time.
+"""Negative control of placement: without a network bottleneck, placed and unplaced jobs take the same time.
 
-Eight nodes in two zones, of which others hold one each, and a job that needs more than one zone has; Slurm's
-default order goes from zone to zone. Placed and unplaced take turns, first on unshaped links, where they must tie,
-then behind thin uplinks, where the same measurement must tell them apart.
+Eight nodes in two zones, of which other jobs hold one each, and a job that needs more than one zone; Slurm's default
+order alternates between the zones. Placed and unplaced runs alternate, first on unshaped links, where they must tie,
+then behind thin uplinks, where the same measurement must separate them.
 """
 
 from __future__ import annotations

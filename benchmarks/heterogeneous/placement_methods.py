@@ -1,4 +1,4 @@
-"""Ways to give a job its nodes and its ranks their places: placement, Slurm's own, and at random."""
+"""Methods to choose nodes and rank order for a job: slurmdl, Slurm's own, and random."""
 
 from __future__ import annotations
 

@@ -1,15 +1,15 @@
-"""What placement saves jobs of several tasks per node: bytes across nodes and zones, and seconds of a step.
+"""Savings of placement for jobs with several tasks per node: bytes between nodes and zones, and step times.
 
-Sixteen nodes in four zones, of which others hold some at random; their names are dealt to the zones by turns. On each
-of OCCUPANCIES such clusters a job asks for 2 to 4 tasks on each of some nodes, and a real Slurm with topology/tree
-chooses for it. Compared by the cost model are the ways of `unequal_ways`, and the choice of nodes and ranks that
-sends least bytes across zones, of equal ones least across nodes, as the exact solver finds it. The first RUN jobs of
-no more than RANKS tasks also train on the sandbox, where the links of zones are half as fast as those of their nodes
-together, as the cost model takes them to be where nothing is known.
+Sixteen nodes in four zones, of which other jobs hold some at random; node names alternate between the zones. On each
+of OCCUPANCIES such clusters a job requests 2 to 4 tasks on each of some nodes, and a real Slurm with topology/tree
+chooses nodes for it. The cost model compares the variants of `placement_methods`, and the nodes and ranks that send
+the fewest bytes between zones (of equal ones, between nodes), found by the exact solver. The first RUN jobs with at
+most RANKS tasks also train on the sandbox. The links of its zones are half as fast as those of their nodes together,
+the default of the cost model.
 
-A published saving stands beside that of parameter servers: Qiao, Li, Wu: DLTAP: a network-efficient scheduling method
-for distributed deep learning workload in containerized cluster environment. ITM Web of Conferences 12 (2017), 03030.
-doi:10.1051/itmconf/20171203030
+The savings of parameter servers are shown next to a published value: Qiao, Li, Wu: DLTAP: a network-efficient
+scheduling method for distributed deep learning workload in containerized cluster environment. ITM Web of Conferences
+12 (2017), 03030. doi:10.1051/itmconf/20171203030
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""How soon the others go on where a rank is killed: real ranks, messages and SIGKILL, with Open MPI 5's ULFM.
+"""Recovery time after a rank is killed: real ranks, messages and SIGKILL, with Open MPI 5's ULFM.
 
-Measured is the longest time from one good step of a rank to its next, from the kill on: it holds what passes until
-the loss is noticed, the agreement of the living, the mean of their models, and the step itself. A good step ends with
-an exchange. Steps compute asleep (replay), so that ranks may outnumber cores. The control is a rank that is stopped,
-not killed: nobody may take it for lost, so all wait for it.
+The metric is the longest time between two good steps of a rank, from the kill on. It includes failure detection, the
+agreement of the surviving ranks, the average of their models, and the step itself. A good step ends with an exchange.
+Computation is emulated by sleep, so that ranks can outnumber cores. The negative control is a rank that is stopped
+instead of killed: no rank may treat it as failed, so all wait for it.
 
-Where ranks cannot go on without another, or a checkpoint is kept, the job begins again from it: that is measured as
-jobs of a sandbox, from the kill to the end of the first step after the start from the checkpoint, with the time for
-which Slurm itself holds a requeued job back beside it.
+If ranks cannot continue without another, or if there is a checkpoint, the job restarts from it. This is measured with
+jobs on a sandbox, from the kill to the end of the first step after the restart, next to the time for which Slurm
+itself delays a requeued job.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Samples per second of ranks of unequal speed, beside what the same ranks do at once with communication off.
+"""Samples per second of ranks of different speeds, relative to the same ranks with communication off.
 
-Eight ranks, each on a node of a sandbox, some of which compute several times as long; computation is slept, since
-the ranks outnumber the cores, and messages are real. All ways take turns. Where ranks wait for each other the batches
-must find their sizes first: their speed is that of the steps after SETTLED, when they have. The control is allreduce
-without balance, which goes at the pace of the slowest. In one more case a network is really computed, by ranks to
-whose nodes quotas of the kernel's scheduler leave parts of a core.
+Eight ranks, each on a node of a sandbox; some compute several times as long. Computation is emulated by sleep,
+because the ranks outnumber the cores; messages are real. All variants alternate. In synchronous variants the batch
+sizes first need to converge, so their speed is that of the steps after SETTLED. The negative control is allreduce
+without load balance, which runs at the speed of the slowest rank. In one more case a network is really computed, by
+ranks whose CPU quotas differ.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Jobs of the built-in trainer on a sandbox, submitted as a user submits them, one at a time."""
+"""Jobs of the built-in trainer on a sandbox, submitted like a user's jobs, one at a time."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""What `slurmdl score collect` costs a node: paired starts of it and of an interpreter that does nothing.
+"""Cost of `slurmdl score collect` on a node: paired starts of the collector and of an idle interpreter.
 
-Each start finds a last reading in which 2,000 segments were fewer, so that it makes a sample, as on a node whose jobs
-send; the sample goes to a spool. It starts as the installed program does: without what finds an editable checkout,
-and with bytecode that was compiled before. Time is that of processors, user and system, which a busy machine changes
-little.
+Each start finds a last reading with 2,000 fewer segments, so that it writes a sample to a spool, as on a node whose
+jobs send. It starts like the installed program: without the finder of an editable install, and with compiled
+bytecode. The metric is CPU time, user and system, which load on the machine hardly changes.
 """
 
 from __future__ import annotations

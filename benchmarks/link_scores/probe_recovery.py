@@ -1,11 +1,11 @@
-"""What probes recover of links that were shaped: random settings of one node's link on a sandbox.
+"""Accuracy of probes on shaped links: random settings of one node's link on a sandbox.
 
-A setting is a rate, a delay each way and a loss each way; the probe is `slurmdl score probe` as an ordinary user
-starts it. Of PROBES of them the median counts, as it does in a score. Delays are held against the shaped one and what
-the same link took before it was shaped. The control holds what was measured against another setting.
+A setting is a rate, and a delay and a loss in each direction. An ordinary user runs `slurmdl score probe` PROBES
+times; the median counts, as in a score. The expected delay is the shaped delay plus that of the unshaped link. The
+negative control compares the measurements with another setting.
 
-Meanwhile loops of the lowest priority keep the processors awake: a virtual one that halts takes up to a tenth of a
-millisecond to come back, which would count as the link's.
+Idle-priority loops keep the CPUs awake during the probes: a halted virtual CPU takes up to a tenth of a millisecond
+to wake up, which would count as link delay.
 """
 
 from __future__ import annotations

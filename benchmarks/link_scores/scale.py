@@ -1,8 +1,8 @@
-"""Finding the bad links among 10,000 nodes, by the code that probes real ones; only the links are made up.
+"""Detection of bad links among 10,000 nodes, with the production code on synthetic links.
 
-The rounds of pairs, the fit of links to pairs, the hygiene of samples and the figures that placement sees are those
-that are used on a cluster. A pair measures the worse of two links, the sum of two delays and the product of two
-losses, each off by noise, and one pair in a hundred runs into traffic that takes two thirds of its throughput.
+The rounds of pairs, the fit of links to pairs, the filtering of samples and the values that placement uses are those
+of a cluster. A pair measures the worse of two links, the sum of two delays and the product of two losses, each with
+noise; in one pair of a hundred, other traffic takes two thirds of the throughput.
 """
 
 from __future__ import annotations

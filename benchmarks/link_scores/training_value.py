@@ -1,18 +1,17 @@
-"""What link scores are worth to training: the same job on a sandbox with two degraded nodes, chosen by several rules.
+"""Value of link scores for training: the same job on a sandbox with two degraded nodes, with several placement rules.
 
-Twelve nodes in two zones, of which one has a tenth of its link, and another loses 2 % and is 10 ms away. A probe
-measures all links. Then the same training runs on the nodes, and in the order of ranks, that each rule chooses, the
-rules in turn:
+Twelve nodes in two zones; one has a tenth of its link rate, another loses 2 % of its packets and has 10 ms of delay.
+A probe measures all links. Then the same training runs on the nodes and in the rank order of each rule, alternating:
 
-- Slurm: its own choice of nodes, ranks in the order of their names.
+- Slurm: its own choice, ranks in order of node names.
 - leaf order: the same nodes, ranks ordered by leaf.
 - zone: slurmdl without scores.
-- score: slurmdl with scores and no zones.
-- zone + score: slurmdl with both; and the same with only the throughput, the delay or the loss known of each link.
-- shuffled: slurmdl with zones and the scores of other nodes (control); the gain must vanish.
+- score: slurmdl with scores and without zones.
+- zone + score: slurmdl with both; and with only throughput, delay or loss of each link.
+- shuffled: slurmdl with zones and the scores of other nodes (negative control); the gain must vanish.
 
-Beside it, 20 submissions of jobs of random sizes to nodes some of which are busy: a degraded node may have been
-chosen only where the clean ones were too few.
+In addition 20 jobs of random sizes are submitted while some nodes are busy: a degraded node may be chosen only if
+there are too few others.
 """
 
 from __future__ import annotations

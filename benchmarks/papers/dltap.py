@@ -1,13 +1,13 @@
-"""Parameter servers beside their workers: bytes between nodes, and many submitters who decide at once.
+"""Parameter servers on the nodes of their workers: bytes between nodes, and concurrent submitters.
 
 B. Qiao, Z. Li, M. Wu: DLTAP: a network-efficient scheduling method for distributed deep learning workload in
 containerized cluster environment. ITM Web of Conferences 12 (2017), 03030. doi:10.1051/itmconf/20171203030
 
-Three networks at their real size are trained by servers and workers, 2 to 4 tasks on each of 3 to 5 nodes of a
-cluster of which others hold some; a real controller says what Slurm would take, and a spread placement deals the
-tasks to all free nodes by turns. Bytes are those of the cost model, which the part `placement-savings` of
-`benchmarks.heterogeneous` compares with the bytes that ranks meter. Then SUBMITTERS jobs are submitted at once to the
-empty cluster and really run, and each rank says where it is.
+Servers and workers train three networks of real size, with 2 to 4 tasks on each of 3 to 5 nodes of a partly occupied
+cluster. A real controller chooses the nodes of plain Slurm; a spread placement assigns the tasks to all free nodes in
+turn. Bytes are those of the cost model; the part `placement-savings` of `benchmarks.heterogeneous` compares them with
+metered bytes. Then SUBMITTERS jobs are submitted at once to the empty cluster and run, and each rank reports its
+node.
 """
 
 from __future__ import annotations

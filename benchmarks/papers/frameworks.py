@@ -1,10 +1,10 @@
-"""ResNet-50 by several frameworks on one and more nodes: images per second, scaling, and where the time goes.
+"""ResNet-50 with several frameworks on one and more nodes: images per second, scaling, and phases of a step.
 
-Wang et al. 2019, the evaluation of frameworks on ResNet-50. doi:10.5281/zenodo.3455641. None of its figures is quoted
-here: they are of its GPUs and its network. What it asks is asked here of other frameworks, by `slurmdl bench run` on
-a sandbox. The network has its real size, 25,557,032 parameters; its computation is that of small images and for the
-rest slept (replayed), since the ranks outnumber the cores, whose threads therefore sleep where they wait for each
-other; links carry 1 Gbit/s. Weak scaling keeps the batch of a node, strong scaling that of all nodes together.
+Wang et al. 2019, the evaluation of frameworks on ResNet-50. doi:10.5281/zenodo.3455641. None of its values is quoted
+here, because they belong to its GPUs and its network. Its questions are asked here of other frameworks, with `slurmdl
+bench run` on a sandbox. The network has its real size, 25,557,032 parameters. Its computation is that of small
+images, and sleep for the rest, because the ranks outnumber the cores; waiting threads sleep for the same reason.
+Links carry 1 Gbit/s. Weak scaling keeps the batch size of a node, strong scaling that of all nodes together.
 """
 
 from __future__ import annotations

@@ -1,17 +1,16 @@
-"""Many submitters at once: how often their choices meet, how long they wait, and when the queue is done.
+"""Concurrent submitters: collisions of their choices, wait times, and completion time of the queue.
 
-Each submission decides by itself, so that submitters who look at the same time may choose the same nodes. The
-controller is real, its nodes are a cloud, and time is scaled: jobs of seconds stand for jobs of hours.
+Each submission decides on its own, so concurrent submitters can choose the same nodes. The controller is real, its
+nodes are a cloud, and time is scaled: jobs of seconds stand for jobs of hours.
 
-- one snapshot: 20 jobs placed on the same snapshot of a cluster that others half fill, each with a seed of its own
-  as each submission has it, and as the negative control all without one.
-- burst: 20 submissions at once on such a cluster, with sbatch, with `slurmdl sbatch`, and as the negative control
-  with node lists that are never taken back.
-- trace: 200 jobs that come one after the other, every second one placed, beside the same trace with sbatch alone.
-  Submitters, controller and the clock that ends the jobs share this machine: a choice of 0.1 s of CPU time, which on
-  a cluster costs no other job anything, makes all jobs a little longer here. So the trace is judged beside sbatch
-  under the same load, where each choice is made and thrown away; that is played before and after, and what these
-  two differ by is noise.
+- one snapshot: 20 jobs placed on the same snapshot of a half-full cluster, each with its own seed as in a submission,
+  and without seeds as negative control.
+- burst: 20 concurrent submissions on such a cluster, with sbatch, with `slurmdl sbatch`, and as negative control with
+  node lists that are never released.
+- trace: 200 jobs over time, every second one placed, compared with the same trace with sbatch alone. Submitters,
+  controller and the clock that ends the jobs share this machine: 0.1 s of CPU time for a choice, which costs other
+  jobs nothing on a cluster, delays all jobs here. So the baseline is sbatch under the same load, with each choice
+  computed and discarded. This baseline runs before and after; the difference between the two is noise.
 """
 
 from __future__ import annotations
@@ -167,12 +166,12 @@ def play(sandbox: Sandbox, jobs: Sequence[Job], variant: str, patience: float = 
 
 def rows(seed: int = 0) -> Iterator[Row]:
     """Snapshots, bursts and traces. Says in one line where there is no cluster to submit to."""
-    spec = Spec(f"herding-{os.getpid()}", example.tree((1, LEAVES, NODES)), cpus=CPUS, cloud=True,
+    spec = Spec(f"submitters-{os.getpid()}", example.tree((1, LEAVES, NODES)), cpus=CPUS, cloud=True,
                 zone_features=False, settings=cloud.SETTINGS)
     try:
         sandbox = sandbox_cluster.up(spec)
     except SandboxError as error:
-        print(f"no herding measured: {error}", file=sys.stderr, flush=True)
+        print(f"concurrent submitters not measured: {error}", file=sys.stderr, flush=True)
         return
     try:
         yield from _traces(sandbox, [trace(JOBS, SIZES, ARRIVALS, seed + i, every=2) for i in range(TRACES)])
@@ -237,7 +236,8 @@ def _bursts(sandbox: Sandbox, bursts: Sequence[Sequence[Job]]) -> Iterator[Row]:
     found: dict[str, list[Run]] = {variant: [] for variant in VARIANTS}
     for number, jobs in enumerate(bursts):
         for variant in VARIANTS:
-            print(f"herding: burst {number + 1} of {len(bursts)}, {variant}", file=sys.stderr, flush=True)
+            print(f"concurrent submitters: burst {number + 1} of {len(bursts)}, {variant}", file=sys.stderr,
+                  flush=True)
             found[variant].append(play(sandbox, jobs, variant, PATIENCE))
     waits = {variant: [[min(wait, PATIENCE) for wait in run.waits] for run in runs] for variant,
              runs in found.items()}
@@ -270,7 +270,8 @@ def _traces(sandbox: Sandbox, traces: Sequence[Sequence[Job]]) -> Iterator[Row]:
     for number, jobs in enumerate(traces):
         runs = []
         for variant in TRACE_VARIANTS:
-            print(f"herding: trace {number + 1} of {len(traces)}, {variant}", file=sys.stderr, flush=True)
+            print(f"concurrent submitters: trace {number + 1} of {len(traces)}, {variant}", file=sys.stderr,
+                  flush=True)
             runs.append(play(sandbox, jobs, variant))
         played.append(_Played(jobs, *runs))
     yield from _compared(f"trace of {len(traces[0])} jobs: completion of the queue", played,

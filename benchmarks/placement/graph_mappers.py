@@ -1,6 +1,6 @@
-"""Rank maps by general graph mappers, to compare with: Scotch's gmap, and KaHIP's kaffpa along the zones.
+"""Rank maps by general graph mappers: Scotch's gmap, and KaHIP's kaffpa applied zone by zone.
 
-Both are given what a rank map is made from: which ranks talk how much, the slots, and how far these are apart.
+Both get the input of our rank map: the traffic between ranks, the slots, and the distances between slots.
 
 Pellegrini and Roman, SCOTCH: a software package for static mapping by dual recursive bipartitioning of process and
 architecture graphs, HPCN 1996. Sanders and Schulz, Think locally, act globally: highly balanced graph

@@ -1,4 +1,4 @@
-"""How close `place` comes to the exact optimum, on small random clusters."""
+"""Optimality gap of `place`: predicted times relative to the exact optimum, on small random clusters."""
 
 from __future__ import annotations
 

@@ -1,14 +1,14 @@
-"""What a placement costs, against other ways to choose the nodes and to map the ranks of the same jobs.
+"""Predicted cost of placements compared with other methods to choose nodes and map ranks, for the same jobs.
 
-On each cluster a trace of other people's jobs is replayed until its free nodes are scattered. Then jobs that ring,
-gossip or use parameter servers are placed one by one, each on the same free nodes:
+On each cluster a trace of other jobs runs until the free nodes are scattered. Then ring, gossip and parameter-server
+jobs are placed one by one, each on the same free nodes:
 
-- Slurm: the nodes that a real slurmctld with topology/tree gives the job (a cloud sandbox), with ranks in the order
-  of their names, as up to 25.11, and by leaf, as from 26.05 on.
-- depth-first: the first free nodes in depth-first order over the tree, and ranks in that order.
-- gmap, KaHIP: our nodes, and ranks as Scotch or KaHIP map them.
-- least bytes, for parameter servers only: the choice of nodes and ranks that sends least across leaves, however long
-  it takes. It is what the savings are judged against.
+- Slurm: the nodes that a real slurmctld with topology/tree assigns (a cloud sandbox), with ranks in order of node
+  names (Slurm up to 25.11) and by leaf (from 26.05 on).
+- depth-first: the first free nodes in depth-first order over the tree, ranks in the same order.
+- gmap, KaHIP: our nodes, ranks mapped by Scotch or KaHIP.
+- least bytes, parameter servers only: the nodes and ranks that send the fewest bytes between leaves, however long
+  they take. It is the reference for the savings.
 - random: random free nodes, and random ranks on our nodes; the negative controls.
 """
 

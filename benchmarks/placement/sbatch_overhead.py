@@ -1,7 +1,7 @@
 """What `slurmdl sbatch` adds to `sbatch`: paired runs on a real controller, as an ordinary user.
 
-Time runs until the line with the job's number is there, which is what scripts wait for; what a pinned job's check
-takes after it is told apart. So is the time of processors, which says what remains on a machine that is not busy.
+The time ends with the line that holds the job number, because scripts wait for it. The later check of a pinned job is
+reported separately, and so is the CPU time, which tells the cost on a machine without other load.
 """
 
 from __future__ import annotations

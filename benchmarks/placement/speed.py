@@ -1,9 +1,8 @@
-"""How long `place` takes, by nodes of the cluster, and how much memory; every call in a fresh process.
+"""Time and memory of `place`, by cluster size; each call in a fresh process.
 
-What is placed from is made before the clock starts, as the readers make it: arrays of the cluster, the topology as
-it was read, with nothing looked up in it yet. The repeats go round all cases, so that a busy spell of the machine
-meets a few repeats of each case and not all of one. Targets are judged by wall time; the time of processors stands
-beside it.
+The inputs are built before the clock starts, as the readers build them: arrays of the cluster, and the topology
+without cached lookups. The repeats alternate between all cases, so that load on the machine affects all cases alike.
+Targets apply to wall time; CPU time is shown next to it.
 """
 
 from __future__ import annotations

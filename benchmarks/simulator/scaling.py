@@ -1,8 +1,9 @@
-"""What placement is worth from 8 to 10,000 nodes, simulated: one job at a time on a cluster of which others hold a
-fifth, in three levels of zones behind 2:1 uplinks.
+"""Value of placement from 8 to 10,000 nodes, simulated: one job at a time on a cluster with three levels of zones
+behind 2:1 uplinks, of which other jobs hold a fifth.
 
-The control, random nodes and ranks, must lose where each rank talks to its neighbours in the order of ranks. Where
-all talk to all in turn, or to servers that their own links hold up, random nodes may be as good, which is shown.
+The negative control, random nodes and ranks, must be slower if each rank communicates with its neighbors in rank
+order. If all ranks communicate with all, or with servers whose own links are the bottleneck, random nodes may be as
+fast; this is shown without a target.
 """
 
 from __future__ import annotations

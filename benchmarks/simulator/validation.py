@@ -1,9 +1,9 @@
-"""The simulation against reality: the random placements of benchmarks.cost_model, measured and simulated.
+"""Simulation compared with measurements: the random placements of benchmarks.cost_model, measured and simulated.
 
-Each case is simulated message by message, with the partners that gossip drew, and judged by itself: what its
-communication takes, and whether it is on the right side of the others. Pairs count where the measurement tells them
-apart, that is where no block of steps of one took as long as one of the other. The control is the simulation of
-other placements: the figures of each strategy shuffled.
+Each case is simulated message by message, with the same gossip partners, and evaluated by its communication time and
+by its order relative to the other cases. A pair of cases counts if the measurement separates them: no block of steps
+of one took as long as any block of the other. The negative control is the simulation of other placements: the values
+of each strategy shuffled.
 """
 
 from __future__ import annotations

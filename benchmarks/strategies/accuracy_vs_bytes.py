@@ -1,7 +1,7 @@
-"""What sending less costs in accuracy: periods and triggers on one graph, with and without compression.
+"""Accuracy lost by sending fewer bytes: periods and triggers on one graph, with and without compression.
 
-Every run is simulated: 8 ranks, the hypercube, a small perceptron on the digits; bytes are exact. Each way runs on
-the same folds with the same seeds as gossip at every step, so that differences are paired.
+All runs use 8 virtual ranks, the hypercube graph, and a small perceptron on the digits; bytes are exact. Each variant
+uses the same folds and seeds as gossip at every step, so the differences are paired.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Allreduce beside PyTorch's DistributedDataParallel and post-local SGD, on a sandbox of two zones.
+"""Allreduce compared with PyTorch's DistributedDataParallel and post-local SGD, on a sandbox of two zones.
 
-All have the same ranks on the same nodes, zone after zone, and the same replayed computation; they take turns in one
-run for each rate of the links between the zones. The control is the same ring with the ranks of both zones by turns,
-so that each of its messages goes between the zones.
+All use the same ranks on the same nodes, zone after zone, and the same emulated computation; they alternate in one
+run for each rate of the links between the zones. The negative control is the ring with ranks that alternate between
+the zones, so that each message crosses zones.
 """
 
 from __future__ import annotations

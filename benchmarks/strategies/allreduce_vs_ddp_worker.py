@@ -1,10 +1,9 @@
-"""Training steps by several frameworks, by turns in one step of MPI: a program with one rank on each node.
+"""Training steps with several frameworks, alternating in one step: an MPI program with one rank on each node.
 
     srun --mpi=pmix python -m benchmarks.strategies.allreduce_vs_ddp_worker WORK.json RESULT.json
 
-All train the trainer's own stand-in for a network: its gradients are ready one after the other while time goes by,
-asleep, so that ranks which outnumber cores do not compute at each other's expense. The messages are real, and all
-frameworks have the same ranks on the same nodes.
+All train the trainer's stand-in for a network: its gradients become ready one after the other while the rank sleeps,
+so that ranks that outnumber the cores do not slow each other down. The messages are real.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What the meter of a step's time takes of it: its calls alone, beside the steps of the smallest built-in model.
+"""Share of the step time that the phase meter takes: the time of its calls over the step time of the smallest model.
 
-The control is the same meter with a clock that takes CLOCK seconds to read: it must be told.
+The negative control is the same meter with a clock that takes CLOCK seconds to read.
 """
 
 from __future__ import annotations

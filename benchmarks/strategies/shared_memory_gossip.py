@@ -1,7 +1,7 @@
-"""Gossip inside a node: through shared memory beside MPI messages, by turns in one run.
+"""Gossip inside a node: shared memory compared with MPI messages, alternating in one run.
 
-MPI's messages inside a node go through shared memory, too (the transports that the MPI chooses by itself). What the
-window saves are the receive buffer and its way through the memory. The control has the window switched off in both.
+MPI messages inside a node use shared memory, too (MPI's default transports). The window saves the receive buffer and
+its copy. The negative control disables the window in both.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Exchanges of gossip inside a node, through shared memory and by messages, by turns in one step of MPI.
+"""Gossip exchanges inside a node, through shared memory and by messages, alternating in one MPI run.
 
     mpirun -n 4 python -m benchmarks.strategies.shared_memory_gossip_worker WORK.json RESULT.json
 
-It runs the trainer's own strategies on models that nobody trains, so that nothing but the exchanges takes time.
+It runs the trainer's own strategies on models that are not trained, so that only the exchanges take time.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""How long training takes to an accuracy where links between zones are slow, by the clock of simulated runs.
+"""Time to accuracy over slow links between zones, in virtual time.
 
-8 ranks in two zones, each on a node of its own; a step's computation takes a declared time, and messages queue on the
-uplinks of the zones. Compared are gossip at every step, with and without compression, a period, and the trigger, on
-one graph; the gain is also told as a share of what there is to gain, the time that goes into communication.
+8 virtual ranks in two zones, each on its own node; computation takes a fixed time, and messages queue on the uplinks
+of the zones. Gossip at every step, with and without compression, is compared with a period and with the trigger, on
+one graph. The gain is also shown as a share of the communication time, the largest possible gain.
 """
 
 from __future__ import annotations
