@@ -34,7 +34,7 @@ LOSS = 0.5
 
 @dataclass(frozen=True)
 class Variant:
-    """A strategy on so many nodes with so many ranks on each."""
+    """A strategy on `nodes` nodes with `each` ranks on each."""
 
     name: str
     nodes: int
@@ -44,7 +44,7 @@ class Variant:
 
     @property
     def zones(self) -> str:
-        """As --zones of a simulation has the nodes."""
+        """The nodes as value of --zones."""
         return f"A:{self.nodes}x{self.each}"
 
     @property
@@ -64,7 +64,7 @@ ALLREDUCE = [Variant("allreduce, not balanced", RANKS, 1, "--strategy allreduce"
 
 
 def rows(seed: int) -> Iterator[Row]:
-    """Samples per second of each combination, then accuracies."""
+    """Yield samples per second of each combination, then accuracies."""
     sandbox = cluster.up(Spec(f"gossip-{os.getpid()}", alternating(RANKS, 1), cpus=CPUS, settings=SETTINGS))
     try:
         jobs = Jobs(sandbox)
@@ -82,7 +82,7 @@ def rows(seed: int) -> Iterator[Row]:
 
 
 def throughput(variant: Variant, cpu_bound_note: str, rates: Sequence[float], off: float) -> Row:
-    """Samples per second of a combination beside those of communication off; what is not balanced is the control."""
+    """Compare samples per second with those without communication; variants without balance are controls."""
     good = statistics.median(rates) >= TARGET * off
     words = f"at least {TARGET:g} of them" if variant.balanced else f"below {TARGET:g} of them (control)"
     return make_row(f"{MIXED}: {variant.name}{cpu_bound_note}", rates, "1/s", baseline=off, target=words
@@ -91,7 +91,7 @@ def throughput(variant: Variant, cpu_bound_note: str, rates: Sequence[float], of
 
 
 def accuracies(seed: int) -> Iterator[Row]:
-    """Differences in accuracy of each combination to its own at equal speed."""
+    """Yield the difference in accuracy of each combination from the same at equal speed."""
     cases = {(variant.name, speeds): (*variant.options.split(), "--zones", variant.zones, *slow)
              for variant in (*COMBINATIONS, *ALLREDUCE)
              for speeds, slow in (("", ()), (MIXED, ("--slow", SPEEDS[MIXED])))}

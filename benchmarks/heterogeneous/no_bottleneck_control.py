@@ -30,7 +30,7 @@ TIED, NOISE = 1.05, 1.25
 
 
 def rows(seed: int) -> Iterator[Row]:
-    """Ratios of seconds per step on both kinds of links; nothing is random but the machine."""
+    """Yield ratios of step times on both kinds of links; the seed has no effect."""
     topology = alternating(NODES, ZONES)
     sandbox = cluster.up(Spec(f"tie-{os.getpid()}", topology, cpus=CPUS, zone_features=False, settings=SETTINGS))
     try:
@@ -51,7 +51,7 @@ def rows(seed: int) -> Iterator[Row]:
 
 
 def evaluate(kind: str, runs: Sequence[dict[str, Run]], shaped: bool) -> Row:
-    """The row of a job on one kind of links."""
+    """Return the row of a job on one kind of links."""
     ratios = [its[PLACED].seconds / its[DEFAULT].seconds for its in runs]
     logs = [math.log(ratio) for ratio in ratios]
     low, high = math.exp(lower_bound_95(logs)), math.exp(-lower_bound_95([-log for log in logs]))

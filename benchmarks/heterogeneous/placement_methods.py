@@ -23,7 +23,7 @@ PARAMETERS, COMPUTE = 100_000, 0.01
 
 @dataclass(frozen=True)
 class Job:
-    """A training job: `nodes` nodes with `each` tasks on each; the first `ps` ranks serve.
+    """A training job: `nodes` nodes with `each` tasks on each; the first `ps` ranks are servers.
 
     `kind` is one of KINDS; `parameters` are the elements of its model.
     """
@@ -47,7 +47,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Run:
-    """A job that ran one way.
+    """Results of a job with one placement method.
 
     Attributes
     ----------

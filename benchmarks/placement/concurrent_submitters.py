@@ -54,13 +54,13 @@ SLACK, PASS = 1.05, 1.0
 #: snapshots, bursts and traces, each with a seed of its own
 SNAPSHOTS, BURSTS, TRACES = 10, 2, 2
 VARIANTS = ("sbatch", "slurmdl", "control")
-#: the ways of a trace, in the order in which they are played
+#: variants of a trace, in running order
 TRACE_VARIANTS = ("sbatch", "thrown away", "slurmdl", "thrown away")
 
 
 @dataclass(frozen=True)
 class Job:
-    """One job of a trace: when it comes and how long it runs (s), its nodes, and whether we place it."""
+    """One job of a trace: arrival and duration in seconds, number of nodes, and whether slurmdl places it."""
 
     arrival: float
     duration: float
@@ -69,7 +69,7 @@ class Job:
     placed: bool
 
     def argv(self, variant: str, name: str) -> list[str]:
-        """The command that submits it."""
+        """Return the command that submits the job."""
         options = ["-J", name, "-o", "/dev/null", "-t", "5", f"-N{self.nodes}", f"-n{self.nodes}", "--exclusive",
                    "--no-requeue", "--wrap=true"]
         if variant == "sbatch" or not self.placed:
@@ -83,7 +83,7 @@ class Job:
 
 
 def trace(jobs: int, sizes: tuple[int, int], arrivals: float, seed: int, every: int = 1) -> list[Job]:
-    """So many jobs of log-uniform sizes and durations that come within `arrivals` seconds; each `every`-th ours."""
+    """Draw jobs of log-uniform sizes and durations that arrive within `arrivals` s; each `every`-th is placed."""
     generator = np.random.default_rng(seed)
     arrival = np.sort(generator.uniform(0, arrivals, jobs))
     nodes = np.exp(generator.uniform(np.log(sizes[0]), np.log(sizes[1] + 1), jobs)).astype(int)
@@ -95,7 +95,7 @@ def trace(jobs: int, sizes: tuple[int, int], arrivals: float, seed: int, every: 
 
 @dataclass(frozen=True)
 class Run:
-    """What a trace did.
+    """Result of a trace.
 
     Attributes
     ----------
@@ -114,7 +114,7 @@ class Run:
 
 
 def play(sandbox: Sandbox, jobs: Sequence[Job], variant: str, patience: float = LIMIT) -> Run:
-    """Submit the jobs when they come, end each when it has run long enough, and wait for all.
+    """Submit the jobs on arrival, end each after its duration, and wait for all.
 
     A job that has not started `patience` seconds after it was queued is cancelled.
     """
@@ -165,7 +165,7 @@ def play(sandbox: Sandbox, jobs: Sequence[Job], variant: str, patience: float = 
 
 
 def rows(seed: int = 0) -> Iterator[Row]:
-    """Snapshots, bursts and traces. Says in one line where there is no cluster to submit to."""
+    """Yield the rows of snapshots, bursts and traces; print one line if there is no cluster."""
     spec = Spec(f"submitters-{os.getpid()}", example.tree((1, LEAVES, NODES)), cpus=CPUS, cloud=True,
                 zone_features=False, settings=cloud.SETTINGS)
     try:
@@ -188,7 +188,7 @@ def rows(seed: int = 0) -> Iterator[Row]:
 
 @dataclass
 class Collisions:
-    """Of choices on one snapshot, for each burst: pairs that share a node, and choices that meet an earlier one."""
+    """For each burst on one snapshot: pairs that share a node, and choices that share one with an earlier choice."""
 
     pairs: list[float] = field(default_factory=list)
     late: list[float] = field(default_factory=list)
@@ -196,7 +196,7 @@ class Collisions:
 
 def collisions(bursts: Sequence[Sequence[Job]], cluster: ClusterSnapshot,
                topology: Topology) -> tuple[Collisions, Collisions]:
-    """With seeds, as each submission draws one for itself, and without."""
+    """Count collisions with a seed for each submission, and without seeds."""
     found = Collisions(), Collisions()
     for number, jobs in enumerate(bursts):
         seeds = np.random.default_rng(number).integers(1, 2**32, len(jobs)).tolist()
@@ -256,7 +256,7 @@ def _bursts(sandbox: Sandbox, bursts: Sequence[Sequence[Job]]) -> Iterator[Row]:
 
 @dataclass(frozen=True)
 class _Played:
-    """One trace, played in each of TRACE_WAYS."""
+    """One trace, run with each of TRACE_VARIANTS."""
 
     jobs: Sequence[Job]
     plain: Run
@@ -303,8 +303,10 @@ def _of_users(topology: Topology, who: str, placed: bool, played: Sequence[_Play
 
 def _compared(metric: str, played: Sequence[_Played], figure: Callable[[Run, Sequence[Job]], float], unit: str,
               more: float | None = None) -> Iterator[Row]:
-    """A figure with slurmdl beside sbatch's under the same load, judged where it is said how much more is forgiven;
-    and that of sbatch alone."""
+    """Yield a metric with slurmdl, relative to sbatch under the same load, and with sbatch alone.
+
+    The target is SLACK times the baseline plus `more`; no target if `more` is None.
+    """
     ours = [figure(one.ours, one.jobs) for one in played]
     pairs = [(figure(one.before, one.jobs), figure(one.after, one.jobs)) for one in played]
     loaded = float(np.median(pairs))

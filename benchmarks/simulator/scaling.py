@@ -32,7 +32,7 @@ NODES_PER_SERVER, MOST_SERVERS = 16, 64
 LIMIT = 60.0
 #: how much longer a placed job may take than in leaf order: choices are made by another model
 SLACK = 0.02
-#: of the ways in a picture: broad below narrow, so that each is seen where they coincide
+#: line styles of the placements: broad below narrow, so that coinciding lines are visible
 LINES: tuple[dict[str, Any], ...] = ({"linewidth": 4, "alpha": 0.5},
                                      {"linewidth": 1.2, "marker": "o", "markersize": 3},
                                      {"linewidth": 1.2, "linestyle": ":", "color": "black"})
@@ -42,7 +42,7 @@ CONTROLLED = "allreduce"
 
 @dataclass(frozen=True)
 class Point:
-    """One job with its predictions, by way."""
+    """One job with its predictions by placement."""
 
     strategy: str
     nodes: int
@@ -50,7 +50,7 @@ class Point:
 
 
 def trainings(nodes: int, seed: int) -> tuple[Training, ...]:
-    """The strategies, as a job of so many nodes would run them."""
+    """Return the strategies of a job with `nodes` nodes."""
     servers = min(MOST_SERVERS, max(1, nodes // NODES_PER_SERVER))
     return (Training("allreduce", PARAMETERS, traffic="hierarchical", compute=COMPUTE),
             Training("gossip", PARAMETERS, compute=COMPUTE, seed=seed),
@@ -59,7 +59,7 @@ def trainings(nodes: int, seed: int) -> tuple[Training, ...]:
 
 
 def rows(seed: int, quick: bool, points: list[Point]) -> Iterator[Row]:
-    """Seconds and bytes by strategy and size, the control, and how long it took; `points` takes what is drawn."""
+    """Yield seconds and bytes by strategy and size, the control, and prediction times; append to `points`."""
     topology = example.tree(CLUSTER)
     for nodes in SIZES[:4] if quick else SIZES:
         for training in trainings(nodes, seed):
@@ -94,7 +94,7 @@ def _evaluate(point: Point) -> Iterator[Row]:
 
 
 def draw(path: str, points: Sequence[Point]) -> None:
-    """A picture: seconds per step by nodes, a panel for each strategy, a line for each way."""
+    """Plot step time over nodes, with a panel for each strategy and a line for each placement."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import LogLocator, NullLocator
 

@@ -30,7 +30,7 @@ SHUFFLES = 20
 
 
 def rows(quick: bool = False) -> Iterator[Row]:
-    """Bring a sandbox up, run the placements (`quick`: those before the links first change), take it down, judge."""
+    """Run and simulate the placements on a sandbox (`quick`: those before the links first change)."""
     topology = alternating(9, 3)
     jobs = cost_model.draw(topology)
     if quick:
@@ -44,7 +44,7 @@ def rows(quick: bool = False) -> Iterator[Row]:
 
 
 def simulate(job: Job, topology: Topology) -> float:
-    """Seconds of communication per iteration, made of steps as those that are measured: median of the blocks."""
+    """Simulate communication seconds per iteration over the same steps as measured: median of the blocks."""
     names = sorted(job.nodes)
     place = np.array([names.index(node) for node in job.nodes])
     steps = cost_model.STEPS[job.pattern]
@@ -57,7 +57,7 @@ def simulate(job: Job, topology: Topology) -> float:
 
 
 def evaluate(jobs: Sequence[Job], simulated: FloatArray, measured: FloatArray) -> Iterator[Row]:
-    """The errors of each strategy, its pairs and those of different strategies on the same links, and the controls.
+    """Yield errors and pair order of each strategy, pair order across strategies on the same links, and controls.
 
     Parameters
     ----------
@@ -79,7 +79,7 @@ def evaluate(jobs: Sequence[Job], simulated: FloatArray, measured: FloatArray) -
 
 
 def _order(what: str, simulated: FloatArray, measured: FloatArray, wanted: npt.NDArray[np.bool_]) -> Iterator[Row]:
-    """Of the wanted pairs that the measurement tells apart, the share that the simulation tells rightly.
+    """Yield the share of pairs, among those that the measurement separates, that the simulation orders correctly.
 
     Parameters
     ----------

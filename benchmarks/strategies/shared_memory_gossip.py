@@ -30,7 +30,7 @@ _ROOM = 3
 
 
 def rows(seed: int, quick: bool = False) -> Iterator[Row]:
-    """Ratios of seconds per exchange, for as many ranks as cores and for twice as many."""
+    """Yield ratios of exchange times, for as many ranks as cores and for twice as many."""
     cores = os.cpu_count() or 1
     for ranks in sorted({2, min(2 * cores, 4)}):
         for size, steps in SIZES.items():
@@ -53,7 +53,7 @@ def _ratios(one: list[float], other: list[float]) -> list[float]:
 
 
 def exchanges(ranks: int, size: int, steps: int, repeats: int) -> dict[str, list[float]]:
-    """Seconds per exchange by variant, one figure for each repeat; see `shared_memory_gossip_worker`.
+    """Return variant -> seconds per exchange of each repeat; see `shared_memory_gossip_worker`.
 
     Raises
     ------

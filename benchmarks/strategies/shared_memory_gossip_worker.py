@@ -26,7 +26,7 @@ SEED = 1
 
 
 def main() -> None:
-    """Measure what WORK.json asks for.
+    """Measure the variants of WORK.json.
 
     WORK.json is {"parameters": D, "variants": [[name, whether through shared memory]], "repeats", "steps"},
     RESULT.json {name: [seconds per exchange, one figure for each repeat]}, those of the slowest rank.
@@ -45,7 +45,7 @@ def main() -> None:
 
 
 def measure(transport: Transport, shared: bool, size: int, steps: int) -> float:
-    """Seconds per exchange, of the slowest rank."""
+    """Return the seconds per exchange of the slowest rank."""
     ranks = tuple(range(transport.size))
     messages, courier = Messages(transport, ("node",) * len(ranks)), Courier(transport.threaded)
     model = PlainParameters(np.full(size, transport.rank, np.float32))
