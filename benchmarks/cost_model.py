@@ -1,10 +1,10 @@
-"""The cost model against reality: predicted and measured communication of random placements on shaped links.
+"""Cost model compared with measurements: communication times of random placements on shaped links.
 
-Nine nodes in three zones. Again and again the links change: every zone's uplink gets a rate of its own, and some
-nodes a degraded link. The model knows these rates as it knows measured ones, by link scores. For each pattern random
-nodes get random ranks (so the parameter servers sit anywhere), the trainer's strategies run on exactly these, and
-the seconds of communication per iteration are held against the model's. The figure is Spearman's rank correlation:
-what a choice among placements needs of a model is their order. The control, shuffled predictions, must lose.
+Nine nodes in three zones. The links change several times: each zone's uplink gets its own rate, and some nodes get a
+degraded link. The model knows the rates as link scores. For each pattern, random nodes get random ranks, so parameter
+servers can be anywhere; the trainer's strategies run on these placements, and the measured communication seconds per
+iteration are compared with the predicted ones. The metric is Spearman's rank correlation, because a choice among
+placements needs only their order. The negative control, shuffled predictions, must have a low correlation.
 
 C. Spearman: The proof and measurement of association between two things. Am. J. Psychol. 15 (1904).
 """
@@ -54,7 +54,7 @@ FloatArray = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Job:
-    """One placement: entry i of `nodes` is the node of rank i, of `zones` its zone; the ranks below `ps` serve.
+    """One placement: entry i of `nodes` is the node of rank i, of `zones` its zone; the first `ps` ranks are servers.
 
     `rates` : node or zone -> bits/s of its link.
     """
@@ -78,7 +78,7 @@ class Job:
 
 
 def run(repeats: int = 1, results_file: str | None = None, name: str = "model") -> None:
-    """Bring a sandbox up, run all placements `repeats` times, print and write the correlations, take it down."""
+    """Run all placements `repeats` times on a sandbox, and print and write the correlations."""
     topology = round_robin_topology(9, 3)
     jobs = draw(topology)
     sandbox = cluster.sandbox_up(SandboxSpec(name, topology, node_rate=NODE_RATE))
@@ -97,7 +97,7 @@ def run(repeats: int = 1, results_file: str | None = None, name: str = "model") 
 
 
 def draw(topology: Topology) -> list[Job]:
-    """Random placements under random links, the same for the same seed; jobs with the same links stand together."""
+    """Draw random placements with random links, reproducibly; jobs with the same links are adjacent."""
     random = np.random.default_rng(SEED)
     jobs = []
     for _ in range(PLACEMENTS // UNCHANGED):
@@ -112,12 +112,12 @@ def draw(topology: Topology) -> list[Job]:
 
 
 def _between(random: np.random.Generator, low: float, high: float) -> float:
-    """A number that is as likely near one end as near the other, whatever their ratio."""
+    """Draw a log-uniform number."""
     return float(np.exp(random.uniform(np.log(low), np.log(high))))
 
 
 def predict(jobs: Sequence[Job], topology: Topology) -> FloatArray:
-    """Predicted seconds of communication per iteration; shape (jobs,). The shaped rates are given as link scores."""
+    """Predict communication seconds per iteration, with the shaped rates as link scores; shape (jobs,)."""
     found = []
     for job in jobs:
         names = sorted(job.nodes)
@@ -136,14 +136,14 @@ def predict(jobs: Sequence[Job], topology: Topology) -> FloatArray:
 
 
 def known(job: Job, topology: Topology) -> LinkScores:
-    """The shaped rates of the links as scores."""
+    """Return the shaped rates of the links as link scores."""
     payload = {name: LinkScore(rate / 8 * PAYLOAD) for name, rate in job.rates.items()}
     return LinkScores(nodes={name: score for name, score in payload.items() if name in topology.node_index},
                       zones={name: score for name, score in payload.items() if name in topology.zone_index})
 
 
 def measure(sandbox: cluster.Sandbox, jobs: Sequence[Job]) -> FloatArray:
-    """Measured seconds of communication per iteration; shape (jobs, blocks)."""
+    """Measure communication seconds per iteration; shape (jobs, blocks)."""
     found: list[list[float]] = []
     for together in (jobs[i:i + UNCHANGED * len(PATTERNS)] for i in range(0, len(jobs), UNCHANGED * len(PATTERNS))):
         for link, rate in together[0].rates.items():
@@ -154,7 +154,7 @@ def measure(sandbox: cluster.Sandbox, jobs: Sequence[Job]) -> FloatArray:
 
 
 def evaluate(jobs: Sequence[Job], predicted: FloatArray, measured: FloatArray) -> list[results.Row]:
-    """The rows of each pattern: correlation, its control, the median ratio, and how far the predictions spread.
+    """Return the rows of each pattern: correlation, negative control, median ratio, and spread of the predictions.
 
     Parameters
     ----------
@@ -183,7 +183,7 @@ def evaluate(jobs: Sequence[Job], predicted: FloatArray, measured: FloatArray) -
 
 
 def spearman(one: Sequence[float] | FloatArray, other: Sequence[float] | FloatArray) -> float:
-    """Rank correlation; equal values share their mean rank. 0 where one of them has but one value."""
+    """Return the rank correlation; equal values share their mean rank. 0 if all values of one side are equal."""
     first, second = _ranks(np.asarray(one, float)), _ranks(np.asarray(other, float))
     if not np.ptp(first) or not np.ptp(second):
         return 0.0

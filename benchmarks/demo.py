@@ -1,12 +1,12 @@
-"""The same two training jobs three ways on a sandbox: plain Slurm, Slurm in leaf order, and placed.
+"""Two training jobs submitted three ways on a sandbox: plain Slurm, Slurm in leaf order, and slurmdl.
 
-All three run with Slurm's own topology/tree on, on the same free nodes, one after the other in turn. What
-differs is how they are submitted and started:
+All runs use Slurm's topology/tree and the same free nodes, one after the other in turn. They differ in how they are
+submitted and started:
 
-- plain: `sbatch` and `srun`; ranks in the alphabetical order of the nodes, as Slurm up to 25.11 orders them.
-- leaf order: Slurm's choice of nodes, ranks ordered by leaf switch, as Slurm 26.05 orders them by itself.
+- plain: `sbatch` and `srun`; ranks in alphabetical order of the nodes, as in Slurm up to 25.11.
+- leaf order: Slurm's choice of nodes, ranks ordered by leaf switch, as in Slurm 26.05.
 - slurmdl: `slurmdl sbatch` and `slurmdl srun`.
-- control (benchmark only): the worst of 30 random rank orders in the cost model; it must lose.
+- control (with --results only): the worst of 30 random rank orders in the cost model; it must be slower.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Job:
 
 @dataclass
 class Outcome:
-    """What the runs of one job one way gave; bytes as the routers between the zones counted them."""
+    """Results of the runs of one job with one method; bytes as counted by the routers between the zones."""
 
     nodes: str = ""
     zones: int = 0
@@ -103,7 +103,7 @@ print(*(network.nodes[i] for i in orders[0]), sep="\\n")
 
 
 def run(repeats: int = 1, results_file: str | None = None, name: str = "demo") -> None:
-    """Bring a sandbox up, run the jobs, print what happens and the table, take the sandbox down."""
+    """Run the jobs on a sandbox, and print progress and the table."""
     began = time.monotonic()
     variants = (*VARIANTS, NEGATIVE_CONTROL) if results_file else VARIANTS
     sandbox = cluster.sandbox_up(SandboxSpec(name, round_robin_topology(8, 2)))
@@ -119,7 +119,7 @@ def run(repeats: int = 1, results_file: str | None = None, name: str = "demo") -
 
 
 class Demo:
-    """The demo on a sandbox that is up."""
+    """The demo on a running sandbox."""
 
     def __init__(self, sandbox: cluster.Sandbox) -> None:
         self.sandbox = sandbox
@@ -127,7 +127,7 @@ class Demo:
         self._call(["mkdir", "-p", str(self.folder)], directory=str(sandbox.shared))
 
     def run(self, variants: Sequence[str], repeats: int) -> dict[tuple[str, str], Outcome]:
-        """Run every job every way, the ways in turn; (strategy, way) -> outcome."""
+        """Run each job with each method, alternating; return (strategy, method) -> outcome."""
         spec = self.sandbox.spec
         print(f"a Slurm cluster of 8 nodes on this machine: {self.version()}; links of "
               f"{spec.node_rate / 1e9:g} Gbit/s inside a zone, {spec.zone_rate / 1e6:g} Mbit/s between")
@@ -149,7 +149,7 @@ class Demo:
         return outcomes
 
     def _one(self, job: Job, variant: str, outcome: Outcome, *, loud: bool) -> None:
-        """Submit one job one way, wait for it, and add what it measured."""
+        """Submit one job with one method, wait for its end, and add its measurements."""
         script = self._script(job, variant)
         before = self.sandbox.inter_zone_bytes()
         if loud:
@@ -181,7 +181,7 @@ class Demo:
             print(_indent(wanted))
 
     def _script(self, job: Job, variant: str) -> str:
-        """Write the job script of a way; returns its path."""
+        """Write the job script of a method; return its path."""
         name = f"{job.strategy}-{variant.replace(' ', '-')}"
         train = f"{TRAIN} {job.arguments} --summary {name}.json"
         text = _HEADER.format(name=name)
@@ -199,7 +199,7 @@ class Demo:
         return str(path)
 
     def version(self) -> str:
-        """Slurm's name and release."""
+        """Return Slurm's name and release."""
         return self._call(["sbatch", "--version"]).strip()
 
     def _wait_for(self, done: Callable[[], bool], what: str, timeout: float = 20) -> None:
@@ -210,7 +210,7 @@ class Demo:
             time.sleep(0.2)
 
     def _call(self, argv: Sequence[str], *, directory: str | None = None, loud: bool = True) -> str:
-        """Run a command on the login host as the ordinary user; returns its stdout, shows its stderr."""
+        """Run a command on the login host as the ordinary user; return its stdout, print its stderr."""
         line = self.sandbox.command(argv, directory=directory or str(self.folder))
         sys.stdout.flush()
         done = subprocess.run(line, capture_output=True, text=True, timeout=300, check=False)
@@ -223,7 +223,7 @@ class Demo:
 
 
 def table(outcomes: dict[tuple[str, str], Outcome], variants: Sequence[str]) -> str:
-    """The closing table; the margin is over leaf order, in time per step and in bytes."""
+    """Format the final table; the margin is relative to leaf order, in step time and in bytes."""
     head = ("job", "way", "nodes", "zones", "MB across zones", "s/step", "accuracy", "margin over leaf order")
     rows = [head]
     for job in JOBS:

@@ -1,9 +1,9 @@
-"""Communication of many placements, one after the other in one step: an MPI program with one rank on each node.
+"""Communication times of many placements, measured in one step: an MPI program with one rank on each node.
 
     srun --mpi=pmix python -m benchmarks.placement_comm_time WORK.json RESULT.json
 
-It runs the trainer's own strategies over the trainer's own messages and meters; only the gradients are made up, so
-that a placement costs no start of PyTorch. Ranks that a placement leaves out wait, asleep.
+It runs the trainer's own strategies, messages and meters on constant gradients, so that a placement does not need to
+start PyTorch. Ranks that a placement does not use sleep.
 """
 
 from __future__ import annotations
@@ -28,19 +28,18 @@ SEED = 1
 
 
 def main() -> None:
-    """Replay each job of WORK.json (see benchmarks.sandbox_mpi).
+    """Measure each job of WORK.json (see benchmarks.sandbox_mpi).
 
     WORK.json is {"parameters": D, "jobs": [{"strategy", "ps", "nodes", "zones", "warm_up", "blocks", "steps"}]};
-    entry i of "zones" is the zone of rank i. For each job the answer is the figures of its blocks, as `measure` gives
-    them.
+    entry i of "zones" is the zone of rank i. The result of a job is that of `measure`.
     """
     sandbox_mpi.measure_jobs(lambda transport, job, work: measure(transport, job, work["parameters"]))
 
 
 def measure(transport: Transport, job: Mapping[str, Any], size: int) -> list[float]:
-    """Seconds of communication per iteration, one figure for each block of steps: the slowest worker's mean.
+    """Return the communication seconds per iteration of the slowest worker, one mean for each block of steps.
 
-    A mean, since the partners of gossip, and with them the links in use, differ from step to step.
+    A mean, because gossip partners, and so the links in use, differ between steps.
     """
     ranks, blocks, steps = transport.size, job["blocks"], job["steps"]
     levels = ["zone" if zone == job["zones"][transport.rank] else "across" for zone in job["zones"]]
@@ -69,7 +68,7 @@ def measure(transport: Transport, job: Mapping[str, Any], size: int) -> list[flo
 
 
 class PlainParameters:
-    """Parameters of no network; see strategies.strategy.Setting.settle."""
+    """Parameters without a network; see strategies.strategy.Setting.settle."""
 
     def __init__(self, parameters: npt.NDArray[np.float32]) -> None:
         self.parameters = parameters
@@ -83,19 +82,19 @@ class NoOpOptimizer:
     """An optimizer that changes nothing; see strategies.strategy.Update."""
 
     def __call__(self, numbers: Any) -> None:
-        """The gradients are made up."""
+        """Ignore the gradients."""
 
     def state(self) -> npt.NDArray[np.uint8]:
         return np.empty(0, np.uint8)
 
     def restore(self, state: npt.NDArray[np.uint8]) -> None:
-        """There is nothing to remember."""
+        """Ignore the state."""
 
     def pieces(self) -> list[ShardState]:
         return []
 
     def fill(self, pieces: Sequence[ShardState]) -> None:
-        """Nor here."""
+        """Ignore the pieces."""
 
 
 if __name__ == "__main__":

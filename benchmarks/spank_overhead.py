@@ -1,10 +1,10 @@
-"""What the SPANK plugin adds to the launch of a task, and to slurmd's memory.
+"""What the SPANK plugin adds to the launch of a task and to the memory of slurmd.
 
-Two sandboxes of one node are up at once, one with the plugin and one without; each step is one task, and steps of
-both alternate. A launch takes tens of milliseconds, with a spread far above what the plugin may add: its median is
-told from pairs of neighbours, and all that it says stands beside the same of two halves of the steps without the
-plugin. So there is a third sandbox, whose plugin has a clock around its callbacks (spank/tests/timed.c): what
-they take in srun and in slurmstepd, step by step. The control is that plugin with a sleep in it.
+Two sandboxes of one node run at once, one with the plugin and one without; steps of one task alternate between them.
+A launch takes tens of milliseconds and varies far more than the plugin may add. So the median difference is taken
+over pairs of adjacent steps, and each value is shown next to the same value of two halves of the steps without the
+plugin. In a third sandbox the plugin has a clock around its callbacks (spank/tests/timed.c), which measures their
+time in srun and in slurmstepd. The negative control is that plugin with a sleep.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ for line in sys.stdin:
 
 @dataclass(frozen=True)
 class Step:
-    """Seconds from srun's start to the task's and to srun's end, and of the plugin's callbacks, where told."""
+    """Seconds from srun's start to the task's start and to srun's end, and of the plugin's callbacks if reported."""
 
     launch: float
     wall: float
@@ -63,7 +63,7 @@ class Step:
 
 
 class Steps:
-    """A sandbox of one node with an allocation in which steps are started."""
+    """A sandbox of one node with an allocation for steps."""
 
     def __init__(self, name: str, plugstack: str) -> None:
         self.sandbox: Sandbox = sandbox_cluster.sandbox_up(SandboxSpec(f"{name}-{os.getpid()}", round_robin_topology(1, 1),
@@ -89,7 +89,7 @@ class Steps:
         sandbox_cluster.sandbox_down(self.sandbox.spec.name)
 
     def step(self, *options: str) -> Step:
-        """One step; SandboxError where it fails, or where its task is not told what it should be."""
+        """Run one step; SandboxError if it fails or its task has the wrong environment."""
         assert self._child.stdin is not None and self._child.stdout is not None
         self._child.stdin.write(" ".join(options) + "\n")
         self._child.stdin.flush()
@@ -101,17 +101,17 @@ class Steps:
         return Step((int(told[0]) - int(began)) * 1e-9, float(wall) * 1e-9, client * 1e-9, remote * 1e-9)
 
     def memory(self) -> float:
-        """KiB of slurmd's resident memory."""
+        """Return the resident memory of slurmd in KiB."""
         status = Path(f"/proc/{self.sandbox.daemon_pid('n1')}/status").read_text()
         return float(next(line for line in status.splitlines() if line.startswith("VmRSS")).split()[1])
 
     def plugstack(self, text: str) -> None:
-        """Change the plugins of the steps that follow."""
+        """Change the plugins of the following steps."""
         (self.sandbox.root / "slurm/plugstack.conf").write_text(text)
 
 
 def run(repeats: int = STEPS, results_file: str | None = None) -> None:
-    """Measure `repeats` steps of each kind, print each figure, and write them where wanted."""
+    """Measure `repeats` steps of each kind; print the rows and write them to `results_file`."""
     if repeats < 2 * BLOCKS:
         raise UsageError(f"--repeats {repeats}: at least {2 * BLOCKS} expected")
     plain, timed = BUILD / "slurmdl.so", BUILD / "timed.so"
@@ -136,7 +136,7 @@ def run(repeats: int = STEPS, results_file: str | None = None) -> None:
 
 
 def measure(bare: Steps, plugged: Steps, clocked: Steps, timed: Path, repeats: int) -> Iterator[Row]:
-    """All rows, from `repeats` steps of each kind."""
+    """Yield all rows from `repeats` steps of each kind."""
     for _ in range(WARM_UP):
         for each in (bare, plugged, clocked):
             each.step()
@@ -195,12 +195,12 @@ def _evaluate(metric: str, seconds: Sequence[float], baseline: float | None = No
 
 
 def _medians(values: Sequence[float], blocks: int = BLOCKS) -> list[float]:
-    """The medians of consecutive blocks."""
+    """Return the medians of consecutive blocks."""
     return [float(np.median(block)) for block in np.array_split(np.array(values), blocks) if len(block)]
 
 
 def _pairs(more: Sequence[float], less: Sequence[float]) -> list[float]:
-    """How much larger a value is than the one beside it, of two neighbours the mean: each is first in one of them."""
+    """Return paired differences, each the mean of two adjacent pairs, since the order alternates."""
     added = np.subtract(more, less)[:len(more) // 2 * 2]
     return [float(value) for value in added.reshape(-1, 2).mean(1)]
 

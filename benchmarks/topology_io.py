@@ -1,7 +1,7 @@
-"""How long topologies take to read and to ask, by size; every reading in a fresh process.
+"""Time and memory to read and query topologies, by size; each read in a fresh process.
 
-The negative controls do the same in the plain way, on the smallest cluster only: one ClusterShell NodeSet for each
-node, zone paths compared pair by pair, each node counted up its path. They must lose.
+The negative controls do the same work naively, on the smallest cluster only: one ClusterShell NodeSet for each node,
+pairwise comparison of zone paths, and counting each node up its path. They must be slower.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SIZES = (1_000, 10_000, 100_000)
 TARGETS = {10_000: (0.15, None), 100_000: (1.5, 500)}
 FORMS = ("conf", "yaml", "json")
 PAIRS = 1_000_000
-#: pairs that the plain way compares; its time is scaled up to PAIRS
+#: pairs that the naive control compares; its time is scaled to PAIRS
 PLAIN_PAIRS = 2_000
 PLAIN_NODES = 10_000
 
@@ -90,7 +90,7 @@ print(json.dumps({"read": seconds, "common": pairs, "sums": sums}))
 
 
 def run(repeats: int = 5, results_file: str | None = None) -> None:
-    """Measure, print each figure, and write them where wanted."""
+    """Measure; print the rows and write them to `results_file`."""
     rows: list[Row] = []
 
     def add(*arguments: Any, **more: Any) -> Row:
@@ -145,7 +145,7 @@ def _file(folder: str, nodes: int, form: str) -> str:
 
 
 def _samples(program: str, path: str, repeats: int) -> dict[str, list[float]]:
-    """What the program prints about a file, from so many fresh processes."""
+    """Run the program on a file in fresh processes; return the samples of each metric."""
     found: dict[str, list[float]] = {}
     for _ in range(repeats):
         done = subprocess.run([sys.executable, "-c", program, path, str(SEED), str(PAIRS), str(PLAIN_PAIRS)],

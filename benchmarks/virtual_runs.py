@@ -1,4 +1,4 @@
-"""Simulated training runs, several at once, for the benchmarks of strategies."""
+"""Training runs on virtual ranks, several at once."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ PROGRESS = 30
 
 @dataclass(frozen=True)
 class Outcome:
-    """What has become of a run.
+    """Result of a run.
 
     Attributes
     ----------
-    accuracy : of the final model on the test images, in %.
-    own : of the ranks' own models before the final average, mean, in %; as `accuracy` where they are the same.
-    sent : bytes of all ranks.
-    share : of communication and waiting in the time of the steps.
-    course : at each evaluation the seconds on the clock, and the accuracy of the mean of all models and of the first
-        rank's own, in %.
+    accuracy : test accuracy of the final model, in %.
+    own : mean test accuracy of the local models before the final average, in %; equal to `accuracy` if there is none.
+    sent : bytes that all ranks sent.
+    share : share of communication and waiting in the step time.
+    course : for each evaluation the virtual seconds, and the test accuracy of the averaged model and of the local
+        model of rank 0, in %.
     """
 
     accuracy: float
@@ -40,7 +40,7 @@ class Outcome:
 
 
 def outcomes(runs: Iterable[tuple[str, ...]]) -> Iterator[Outcome]:
-    """What becomes of runs with these options of `slurmdl train`, in their order; progress goes to stderr."""
+    """Run `slurmdl train` with each list of options; yield the results in order. Progress goes to stderr."""
     queue = list(runs)
     began = told = time.monotonic()
     # spawned, not forked: torch's threads do not survive a fork
@@ -58,7 +58,7 @@ def outcomes(runs: Iterable[tuple[str, ...]]) -> Iterator[Outcome]:
 
 
 def outcome(words: tuple[str, ...]) -> Outcome:
-    """What becomes of one run."""
+    """Run `slurmdl train` with these options."""
     from slurmdl.train.trainer.options import parse_train_options
     from slurmdl.train.trainer.trainer import train
 
@@ -80,6 +80,6 @@ def outcome(words: tuple[str, ...]) -> Outcome:
 
 
 def _hush() -> None:
-    """The tables and warnings of thousands of runs are not shown; what goes wrong is raised."""
+    """Discard the output of a worker process; errors are raised."""
     for stream in (sys.stdout, sys.stderr):
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

@@ -1,7 +1,7 @@
-"""What ranks of unequal speed cost in accuracy, simulated and paired: the same seeds and folds at equal speed.
+"""Accuracy lost by different rank speeds, on virtual ranks and paired: same seeds and folds as at equal speed.
 
-The control, ranks that never exchange, must be worse. Each has images of its own: one that is dealt all of them in
-turn, as balance wants it, trains nearly as well alone.
+The negative control, ranks that never exchange, must be worse. Each rank has its own partition of the images: with
+all images in turn, as load balance assigns them, a rank trains nearly as well alone.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ COMMON = ("--simulate", "8", "--model", "mlp:64", "--batch", "16", "--lr", "0.05
 EQUAL = "equal speeds"
 NO_EXCHANGE = "ranks that never exchange, with images of their own"
 SEEDS = 5
-#: way and speeds
+#: variant and speeds
 Case = tuple[str, str]
 
 
 def rows(seed: int) -> Iterator[Row]:
-    """Differences in accuracy for each mixture of speeds."""
+    """Yield the differences in accuracy for each mixture of speeds."""
     speeds = {EQUAL: "", **SPEEDS}
     cases = {(variant, name): (*VARIANTS[variant].split(), *(("--slow", slow) if slow else ()))
              for variant, (name, slow) in product((GOSSIP, BALANCED), speeds.items())}
@@ -33,7 +33,7 @@ def rows(seed: int) -> Iterator[Row]:
 
 
 def run(cases: Mapping[Case, Sequence[str]], seeds: Sequence[int]) -> dict[Case, list[list[Outcome]]]:
-    """Outcome of each case, by seed and fold."""
+    """Run all cases; return their outcomes by seed and fold."""
     todo = list(product(cases, seeds, range(1, FOLDS + 1)))
     came = outcomes((*COMMON, *cases[case], "--seed", str(seed), "--fold", f"{fold}/{FOLDS}")
                     for case, seed, fold in todo)
@@ -44,7 +44,7 @@ def run(cases: Mapping[Case, Sequence[str]], seeds: Sequence[int]) -> dict[Case,
 
 
 def evaluate(found: Mapping[Case, Sequence[Sequence[Outcome]]]) -> Iterator[Row]:
-    """The rows: what unequal speeds cost, and the control."""
+    """Yield the rows: accuracy lost by different speeds, and the negative control."""
     alone = [statistics.fmean(mine.own - theirs.accuracy for mine, theirs in zip(*folds, strict=True))
              for folds in zip(found[NO_EXCHANGE, EQUAL], found[GOSSIP, EQUAL], strict=True)]
     yield make_row(f"control: {NO_EXCHANGE}, over {GOSSIP}", alone, "points",

@@ -1,8 +1,11 @@
-"""Gossip of unequal ranks: {shared memory, messages, both} x {balanced, not} x {in step, asynchronous}.
+"""Gossip of ranks of different speeds: {shared memory, messages, both} x {balanced, not} x {synchronous,
+asynchronous}.
 
-What each combination does in a second, on nodes of a sandbox that hold all ranks, one each, or half of them, and what
-it costs in accuracy, simulated on the same nodes with the same seeds at equal speed; allreduce stands beside it.
-Allreduce, which the parts `speed` and `accuracy` judge, is not judged here.
+This is the experiment of the paper on gossip training on heterogeneous hardware (Large-Scale Scientific Computing,
+LSSC 2019). None of its values is quoted here, because they belong to its machines. Measured are samples per second
+relative to the same ranks with communication off, on sandbox nodes that hold all ranks, one each, or half of them;
+and the accuracy relative to equal speed, on virtual ranks with the same nodes and seeds. Allreduce is shown without a
+target; the parts `throughput` and `accuracy` evaluate it.
 """
 
 from __future__ import annotations
@@ -31,7 +34,7 @@ LOSS = 0.5
 
 @dataclass(frozen=True)
 class Variant:
-    """A strategy on so many nodes with so many ranks on each."""
+    """A strategy on `nodes` nodes with `each` ranks on each."""
 
     name: str
     nodes: int
@@ -41,7 +44,7 @@ class Variant:
 
     @property
     def zones(self) -> str:
-        """As --zones of a simulation has the nodes."""
+        """The nodes as value of --zones."""
         return f"A:{self.nodes}x{self.each}"
 
     @property
@@ -61,7 +64,7 @@ ALLREDUCE = [Variant("allreduce, not balanced", RANKS, 1, "--strategy allreduce"
 
 
 def rows(seed: int) -> Iterator[Row]:
-    """Samples per second of each combination, then accuracies."""
+    """Yield samples per second of each combination, then accuracies."""
     sandbox = cluster.sandbox_up(
     SandboxSpec(
         f"gossip-{os.getpid()}",
@@ -86,7 +89,7 @@ def rows(seed: int) -> Iterator[Row]:
 
 
 def throughput(variant: Variant, cpu_bound_note: str, rates: Sequence[float], off: float) -> Row:
-    """Samples per second of a combination beside those of communication off; what is not balanced is the control."""
+    """Compare samples per second with those without communication; variants without balance are controls."""
     good = statistics.median(rates) >= TARGET * off
     words = f"at least {TARGET:g} of them" if variant.balanced else f"below {TARGET:g} of them (control)"
     return make_row(f"{MIXED}: {variant.name}{cpu_bound_note}", rates, "1/s", baseline=off, target=words
@@ -95,7 +98,7 @@ def throughput(variant: Variant, cpu_bound_note: str, rates: Sequence[float], of
 
 
 def accuracies(seed: int) -> Iterator[Row]:
-    """Differences in accuracy of each combination to its own at equal speed."""
+    """Yield the difference in accuracy of each combination from the same at equal speed."""
     cases = {(variant.name, speeds): (*variant.options.split(), "--zones", variant.zones, *slow)
              for variant in (*COMBINATIONS, *ALLREDUCE)
              for speeds, slow in (("", ()), (MIXED, ("--slow", SPEEDS[MIXED])))}

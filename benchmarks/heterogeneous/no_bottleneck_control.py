@@ -1,8 +1,8 @@
-"""The control of placement: where links bound nothing, a placed job and an unplaced one take the same time.
+"""Negative control of placement: without a network bottleneck, placed and unplaced jobs take the same time.
 
-Eight nodes in two zones, of which others hold one each, and a job that needs more than one zone has; Slurm's
-default order goes from zone to zone. Placed and unplaced take turns, first on unshaped links, where they must tie,
-then behind thin uplinks, where the same measurement must tell them apart.
+Eight nodes in two zones, of which other jobs hold one each, and a job that needs more than one zone; Slurm's default
+order alternates between the zones. Placed and unplaced runs alternate, first on unshaped links, where they must tie,
+then behind thin uplinks, where the same measurement must separate them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ TIED, NOISE = 1.05, 1.25
 
 
 def rows(seed: int) -> Iterator[Row]:
-    """Ratios of seconds per step on both kinds of links; nothing is random but the machine."""
+    """Yield ratios of step times on both kinds of links; the seed has no effect."""
     topology = round_robin_topology(NODES, ZONES)
     sandbox = cluster.sandbox_up(
     SandboxSpec(
@@ -57,7 +57,7 @@ def rows(seed: int) -> Iterator[Row]:
 
 
 def evaluate(kind: str, runs: Sequence[dict[str, Run]], shaped: bool) -> Row:
-    """The row of a job on one kind of links."""
+    """Return the row of a job on one kind of links."""
     ratios = [its[PLACED].seconds / its[DEFAULT].seconds for its in runs]
     logs = [math.log(ratio) for ratio in ratios]
     low, high = math.exp(lower_bound_95(logs)), math.exp(-lower_bound_95([-log for log in logs]))

@@ -1,4 +1,4 @@
-"""Ways to give a job its nodes and its ranks their places: placement, Slurm's own, and at random."""
+"""Methods to choose nodes and rank order for a job: slurmdl, Slurm's own, and random."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PARAMETERS, COMPUTE = 100_000, 0.01
 
 @dataclass(frozen=True)
 class Job:
-    """A training job: `nodes` nodes with `each` tasks on each; the first `ps` ranks serve.
+    """A training job: `nodes` nodes with `each` tasks on each; the first `ps` ranks are servers.
 
     `kind` is one of KINDS; `parameters` are the elements of its model.
     """
@@ -47,7 +47,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Run:
-    """A job that ran one way.
+    """Results of a job with one placement method.
 
     Attributes
     ----------

@@ -1,15 +1,15 @@
-"""What placement saves jobs of several tasks per node: bytes across nodes and zones, and seconds of a step.
+"""Savings of placement for jobs with several tasks per node: bytes between nodes and zones, and step times.
 
-Sixteen nodes in four zones, of which others hold some at random; their names are dealt to the zones by turns. On each
-of OCCUPANCIES such clusters a job asks for 2 to 4 tasks on each of some nodes, and a real Slurm with topology/tree
-chooses for it. Compared by the cost model are the ways of `unequal_ways`, and the choice of nodes and ranks that
-sends least bytes across zones, of equal ones least across nodes, as the exact solver finds it. The first RUN jobs of
-no more than RANKS tasks also train on the sandbox, where the links of zones are half as fast as those of their nodes
-together, as the cost model takes them to be where nothing is known.
+Sixteen nodes in four zones, of which other jobs hold some at random; node names alternate between the zones. On each
+of OCCUPANCIES such clusters a job requests 2 to 4 tasks on each of some nodes, and a real Slurm with topology/tree
+chooses nodes for it. The cost model compares the variants of `placement_methods`, and the nodes and ranks that send
+the fewest bytes between zones (of equal ones, between nodes), found by the exact solver. The first RUN jobs with at
+most RANKS tasks also train on the sandbox. The links of its zones are half as fast as those of their nodes together,
+the default of the cost model.
 
-A published saving stands beside that of parameter servers: Qiao, Li, Wu: DLTAP: a network-efficient scheduling method
-for distributed deep learning workload in containerized cluster environment. ITM Web of Conferences 12 (2017), 03030.
-doi:10.1051/itmconf/20171203030
+The savings of parameter servers are shown next to a published value: Qiao, Li, Wu: DLTAP: a network-efficient
+scheduling method for distributed deep learning workload in containerized cluster environment. ITM Web of Conferences
+12 (2017), 03030. doi:10.1051/itmconf/20171203030
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ INFINITE = 1e9
 
 @dataclass(frozen=True)
 class Case:
-    """A job on a cluster of which others hold the nodes `busy`."""
+    """A job on a cluster whose nodes `busy` are held by other jobs."""
 
     job: Job
     busy: tuple[str, ...]
@@ -83,12 +83,12 @@ class Case:
 
 @dataclass(frozen=True)
 class Found:
-    """What became of a job.
+    """Results of a job.
 
     Attributes
     ----------
-    costs : way -> cost in the model.
-    runs : way -> what was measured, and what the model says of the same ranks; {} where the job did not run.
+    costs : variant -> cost in the model.
+    runs : variant -> measurements, and the cost of the same ranks in the model; {} if the job did not run.
     """
 
     kind: str
@@ -97,7 +97,7 @@ class Found:
 
 
 def rows(seed: int) -> Iterator[Row]:
-    """All jobs on a sandbox of their own."""
+    """Run all jobs on a sandbox and yield their rows."""
     topology = round_robin_topology(NODES, ZONES)
     sandbox = cluster.sandbox_up(SandboxSpec(f"aggregation-{os.getpid()}", topology, node_rate=NODE_RATE, zone_rate=ZONE_RATE,
                               cpus=CPUS,
@@ -116,7 +116,7 @@ def rows(seed: int) -> Iterator[Row]:
 
 
 def draw(topology: Topology, seed: int) -> list[Case]:
-    """The jobs, of each kind as many, the same for the same seed."""
+    """Draw the jobs, the same number of each kind, reproducibly."""
     random = np.random.default_rng(seed)
 
     def between(low: int, high: int) -> int:
@@ -134,7 +134,7 @@ def draw(topology: Topology, seed: int) -> list[Case]:
 
 
 def measure(jobs: Jobs, case: Case, topology: Topology, random: np.random.Generator, trains: bool) -> Found:
-    """A job beside another one that holds the busy nodes."""
+    """Run a job while another job holds the busy nodes."""
     other = jobs.hold(case.busy)
     try:
         slurm = jobs.granted(case.job.nodes, case.job.each)
@@ -152,7 +152,7 @@ def measure(jobs: Jobs, case: Case, topology: Topology, random: np.random.Genera
 
 def orders(case: Case, topology: Topology, snapshot: ClusterSnapshot, slurm: Sequence[str],
            random: np.random.Generator) -> dict[str, tuple[str, ...]]:
-    """Way -> the node of each rank; without the least bytes where no exact answer is known."""
+    """Return variant -> the node of each rank; without the least bytes if no exact solution is known."""
     job, scores = case.job, LinkScores()
 
     def each(nodes: Sequence[str]) -> tuple[str, ...]:
@@ -171,14 +171,14 @@ def orders(case: Case, topology: Topology, snapshot: ClusterSnapshot, slurm: Seq
 
 
 def predicted(job: Job, order: Sequence[str], topology: Topology) -> Cost:
-    """What an iteration costs in the model."""
+    """Predict the cost of an iteration."""
     names = sorted(set(order))
     return predict_cost(job.sends.phases(len(order)), network_links(names, topology, LinkScores()),
                 np.array([names.index(node) for node in order]))
 
 
 def evaluate(found: Sequence[Found]) -> Iterator[Row]:
-    """The rows of all kinds."""
+    """Yield the rows of all kinds."""
     for kind in KINDS:
         here = [its for its in found if its.kind == kind]
         for level in LEVELS:
@@ -189,7 +189,7 @@ def evaluate(found: Sequence[Found]) -> Iterator[Row]:
 
 
 def saved(kind: str, level: str, base: str, found: Sequence[Found]) -> Iterator[Row]:
-    """What placement saves of the bytes across one level against a base, beside what can be saved."""
+    """Yield the bytes at one level that placement saves relative to `base`, next to the largest possible saving."""
     of = LEVELS[level]
     before, placed = ([of(its.costs[variant]) for its in found] for variant in (base, PLACED))
     least = [of(its.costs[LEAST]) if LEAST in its.costs else None for its in found]
@@ -209,7 +209,7 @@ def saved(kind: str, level: str, base: str, found: Sequence[Found]) -> Iterator[
 
 
 def scattered(kind: str, level: str, found: Sequence[Found]) -> Iterator[Row]:
-    """The control, random nodes and ranks; where nothing is gained there is nothing to lose."""
+    """Yield the negative control, random nodes and ranks, unless placement saves nothing."""
     of = LEVELS[level]
     total = {variant: sum(of(its.costs[variant]) for its in found) for variant in (*VARIANTS, NEGATIVE_CONTROL)}
     if max(total[LEAF], total[DEFAULT]) > total[PLACED] * (1 + 1e-9):
@@ -220,7 +220,7 @@ def scattered(kind: str, level: str, found: Sequence[Found]) -> Iterator[Row]:
 
 
 def ran(kind: str, runs: Sequence[Mapping[str, tuple[Run, Cost]]]) -> Iterator[Row]:
-    """What the jobs measured that ran."""
+    """Yield the rows of the jobs that ran."""
     if not runs:
         return
     busy = cpu_bound_note([its[variant][0].result for its in runs for variant in its])

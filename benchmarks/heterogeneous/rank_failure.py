@@ -1,13 +1,13 @@
-"""How soon the others go on where a rank is killed: real ranks, messages and SIGKILL, with Open MPI 5's ULFM.
+"""Recovery time after a rank is killed: real ranks, messages and SIGKILL, with Open MPI 5's ULFM.
 
-Measured is the longest time from one good step of a rank to its next, from the kill on: it holds what passes until
-the loss is noticed, the agreement of the living, the mean of their models, and the step itself. A good step ends with
-an exchange. Steps compute asleep (replay), so that ranks may outnumber cores. The control is a rank that is stopped,
-not killed: nobody may take it for lost, so all wait for it.
+The metric is the longest time between two good steps of a rank, from the kill on. It includes failure detection, the
+agreement of the surviving ranks, the average of their models, and the step itself. A good step ends with an exchange.
+Computation is emulated by sleep, so that ranks can outnumber cores. The negative control is a rank that is stopped
+instead of killed: no rank may treat it as failed, so all wait for it.
 
-Where ranks cannot go on without another, or a checkpoint is kept, the job begins again from it: that is measured as
-jobs of a sandbox, from the kill to the end of the first step after the start from the checkpoint, with the time for
-which Slurm itself holds a requeued job back beside it.
+If ranks cannot continue without another, or if there is a checkpoint, the job restarts from it. This is measured with
+jobs on a sandbox, from the kill to the end of the first step after the restart, next to the time for which Slurm
+itself delays a requeued job.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ CASES: dict[str, tuple[dict[str, Any], int]] = {
 
 
 def rows(seed: int) -> Iterator[Row]:
-    """Seconds without a good step where a rank is killed, for each case, and where it is only stopped."""
+    """Yield the seconds without a good step after a rank is killed, for each case, and after it is stopped."""
     for name, (method, rank) in CASES.items():
         found = [strike(method, rank, seed + repeat, kill=True) for repeat in range(REPEATS)]
         gaps = [gap for gap, _, _ in found]
@@ -69,7 +69,7 @@ def rows(seed: int) -> Iterator[Row]:
 
 
 def requeues(seed: int) -> Iterator[Row]:
-    """Seconds from the kill of a rank to the next step of the job that begins again, and the steps lost."""
+    """Yield the seconds from the kill of a rank to the next step of the requeued job, and the repeated steps."""
     settings = (*SETTINGS, f"AuthInfo=cred_expire={HELD}")
     sandbox = cluster.sandbox_up(
     SandboxSpec(
@@ -94,7 +94,7 @@ def requeues(seed: int) -> Iterator[Row]:
 
 
 def begin_again(jobs: Jobs, seed: int) -> tuple[float, int, int]:
-    """Seconds without a step, steps that were made again, and starts, of one job.
+    """Return the seconds without a step, the number of repeated steps, and the number of starts of one job.
 
     Raises
     ------
@@ -111,7 +111,7 @@ def begin_again(jobs: Jobs, seed: int) -> tuple[float, int, int]:
     number = int(jobs.call(["sbatch", "--parsable", str(script)]))
 
     def steps() -> list[list[int]]:
-        """The steps of each start."""
+        """Return the steps of each start."""
         text = log.read_text() if log.exists() else ""
         return [[int(step) for step in re.findall(r"^step (\d+) of ", part, re.M)]
                 for part in text.split("if a rank is lost:")[1:]]
@@ -131,7 +131,7 @@ def begin_again(jobs: Jobs, seed: int) -> tuple[float, int, int]:
 
 
 def strike(method: dict[str, Any], rank: int, seed: int, kill: bool) -> tuple[float, float, int]:
-    """The longest time without a good step from the stroke on, the median before it, and the exchanges lost.
+    """Return the longest time without a good step after the failure, the median before it, and the lost exchanges.
 
     Of these the most that a rank has lost: the one broken off, and those until the step from which all went on.
 
@@ -161,7 +161,7 @@ def strike(method: dict[str, Any], rank: int, seed: int, kill: bool) -> tuple[fl
 
 
 def _environ() -> dict[str, str]:
-    """Open MPI 5, from the folder of `make openmpi` unless PATH has one."""
+    """Return the environment of Open MPI 5, from the directory of `make openmpi` unless PATH has one."""
     here = Path("build/openmpi").resolve()
     told = subprocess.run(["mpirun", "--version"], capture_output=True, text=True, check=False).stdout
     found = {**OVERSUBSCRIBE_ENV, **LOOPBACK_TCP_ENV}
@@ -173,7 +173,7 @@ def _environ() -> dict[str, str]:
 
 
 def main() -> None:
-    """One rank: trains, and the last worker strikes another rank; see `strike`."""
+    """Train as one rank; the last worker kills or stops another rank. See `strike`."""
     import torch
 
     from slurmdl.train import init
@@ -205,7 +205,7 @@ def main() -> None:
 
 
 def _strike(process: int, kill: bool) -> float:
-    """Kill or stop a process; the time when that was."""
+    """Kill or stop a process; return the time."""
     os.kill(process, signal.SIGKILL if kill else signal.SIGSTOP)
     if not kill:
         threading.Timer(PAUSE, os.kill, (process, signal.SIGCONT)).start()

@@ -1,10 +1,10 @@
-"""Samples per second of ranks of unequal speed, beside what the same ranks do at once with communication off.
+"""Samples per second of ranks of different speeds, relative to the same ranks with communication off.
 
-Eight ranks, each on a node of a sandbox, some of which compute several times as long; computation is slept, since
-the ranks outnumber the cores, and messages are real. All ways take turns. Where ranks wait for each other the batches
-must find their sizes first: their speed is that of the steps after SETTLED, when they have. The control is allreduce
-without balance, which goes at the pace of the slowest. In one more case a network is really computed, by ranks to
-whose nodes quotas of the kernel's scheduler leave parts of a core.
+Eight ranks, each on a node of a sandbox; some compute several times as long. Computation is emulated by sleep,
+because the ranks outnumber the cores; messages are real. All variants alternate. In synchronous variants the batch
+sizes first need to converge, so their speed is that of the steps after SETTLED. The negative control is allreduce
+without load balance, which runs at the speed of the slowest rank. In one more case a network is really computed, by
+ranks whose CPU quotas differ.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ QUOTAS, CORES = (4, 4, 4, 1), 0.75
 
 
 def rows(seed: int) -> Iterator[Row]:
-    """Ratios of samples per second, for each mixture of speeds."""
+    """Yield ratios of samples per second for each mixture of speeds."""
     sandbox = cluster.sandbox_up(
     SandboxSpec(
         f"speed-{os.getpid()}",
@@ -65,7 +65,7 @@ def rows(seed: int) -> Iterator[Row]:
 
 
 def _by_turns(jobs: Jobs, ranks: int, options: str, what: str, repeats: int) -> dict[str, list[Result]]:
-    """What each way measures, on a node for each rank."""
+    """Run the variants in turn, with one rank on each node."""
     found: dict[str, list[Result]] = {variant: [] for variant in VARIANTS}
     for repeat in range(repeats):
         for variant, its in VARIANTS.items():
@@ -75,13 +75,13 @@ def _by_turns(jobs: Jobs, ranks: int, options: str, what: str, repeats: int) -> 
 
 
 def common(steps: int, seed: int) -> str:
-    """Options of all runs."""
+    """Return the options of all runs."""
     return (f"--compute replay:{COMPUTE}:{PARAMETERS} --batch {BATCH} --steps {steps} --log-every {steps} "
             f"--seed {seed}")
 
 
 def rate(result: Result, options: str) -> float:
-    """Samples per second of all workers together, which were given these options."""
+    """Return samples per second of all workers together; `options` are those of the run."""
     its = result.summary
     if "--async" in options:
         return float(its["samples_per_second"])
@@ -90,7 +90,7 @@ def rate(result: Result, options: str) -> float:
 
 
 def evaluate(speeds: str, found: Mapping[str, Sequence[Result]]) -> Iterator[Row]:
-    """The rows of one mixture of speeds."""
+    """Yield the rows of one mixture of speeds."""
     rates = {variant: [rate(result, VARIANTS[variant]) for result in its] for variant, its in found.items()}
     off = statistics.median(rates[OFF])
     yield make_row(f"{speeds}: {OFF}{cpu_bound_note(found[OFF])}", rates[OFF], "1/s", target="samples of all ranks")

@@ -1,4 +1,4 @@
-"""Jobs of the built-in trainer on a sandbox, submitted as a user submits them, one at a time."""
+"""Jobs of the built-in trainer on a sandbox, submitted like a user's jobs, one at a time."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _LIMIT = 600.0
 
 @dataclass(frozen=True)
 class Result:
-    """What a job measured.
+    """Measurements of a job.
 
     Attributes
     ----------
@@ -41,7 +41,7 @@ class Result:
 
 
 class Jobs:
-    """Jobs on a sandbox that is up."""
+    """Jobs on a running sandbox."""
 
     def __init__(self, sandbox: Sandbox) -> None:
         self.sandbox = sandbox
@@ -49,15 +49,15 @@ class Jobs:
         self.call(["mkdir", "-p", str(self.folder)])
 
     def call(self, argv: Sequence[str]) -> str:
-        """As `within.call`."""
+        """See sandbox_mpi.call."""
         return sandbox_mpi.call(self.sandbox, argv)
 
     def hold(self, nodes: Sequence[str]) -> int:
-        """Another job on these nodes; returns its number once it runs."""
+        """Start another job on these nodes; return its number once it runs."""
         return self._sleep(["-N", str(len(nodes)), "--exclusive", "-w", hostlist.fold_hostlist(sorted(nodes))])[0]
 
     def granted(self, nodes: int, each: int) -> tuple[str, ...]:
-        """The nodes that Slurm itself gives to a job of so many nodes and tasks on each, in its order."""
+        """Return the nodes that Slurm assigns to a job with `each` tasks on each of `nodes` nodes, in its order."""
         number, names = self._sleep(["-N", str(nodes), f"--ntasks-per-node={each}"])
         self.end(number)
         return names
@@ -68,7 +68,7 @@ class Jobs:
         return number, cloud.wait_for_nodes(self.sandbox, number)
 
     def end(self, number: int) -> None:
-        """Cancel a job, and return when its nodes are free."""
+        """Cancel a job and wait until its nodes are free."""
         _, nodes = cloud.job_state(self.sandbox, number)
         self.call(["scancel", str(number)])
         wait(lambda: all(self.sandbox.node_states()[node] == "idle" for node in hostlist.expand_hostlist(nodes)),
@@ -76,7 +76,7 @@ class Jobs:
 
     def train(self, nodes: int, each: int, options: str, *, lines: str = "",
               start: str = "exec srun --mpi=pmix -K", submit: Sequence[str] = ("sbatch",)) -> Result:
-        """Train on so many nodes with so many tasks on each, and wait for the end.
+        """Train with `each` tasks on each of `nodes` nodes, and wait for the end.
 
         Parameters
         ----------
@@ -106,7 +106,7 @@ class Jobs:
         raise SandboxError(f"slurmdl train {options}: no summary: {said}")
 
     def _idle(self, number: int, log: Path) -> float:
-        """Wait for the end of a job; returns `Result.idle`."""
+        """Wait for the end of a job; return `Result.idle`."""
         def ended() -> bool:
             return not cloud.job_state(self.sandbox, number)[0]
 
@@ -118,7 +118,7 @@ class Jobs:
 
 
 def wait(true: Callable[[], bool], what: str, limit: float, pause: float = 0.1) -> None:
-    """Look every `pause` seconds until something is true.
+    """Poll every `pause` seconds until true() is true.
 
     Raises
     ------
@@ -132,5 +132,5 @@ def wait(true: Callable[[], bool], what: str, limit: float, pause: float = 0.1) 
 
 
 def cpu_bound_note(results: Sequence[Result]) -> str:
-    """See machine.bound."""
+    """See cpu_idle.cpu_bound_note."""
     return cpu_idle.cpu_bound_note([result.idle for result in results])

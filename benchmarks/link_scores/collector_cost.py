@@ -1,9 +1,8 @@
-"""What `slurmdl score collect` costs a node: paired starts of it and of an interpreter that does nothing.
+"""Cost of `slurmdl score collect` on a node: paired starts of the collector and of an idle interpreter.
 
-Each start finds a last reading in which 2,000 segments were fewer, so that it makes a sample, as on a node whose jobs
-send; the sample goes to a spool. It starts as the installed program does: without what finds an editable checkout,
-and with bytecode that was compiled before. Time is that of processors, user and system, which a busy machine changes
-little.
+Each start finds a last reading with 2,000 fewer segments, so that it writes a sample to a spool, as on a node whose
+jobs send. It starts like the installed program: without the finder of an editable install, and with compiled
+bytecode. The metric is CPU time, user and system, which load on the machine hardly changes.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _SENT = 2000
 
 
 def rows(seed: int = 0, repeats: int = REPEATS) -> Iterator[Row]:
-    """Processor time beyond the interpreter's own start, and the most memory at once; `seed` changes nothing."""
+    """Yield CPU time beyond that of the interpreter's start, and peak memory; `seed` has no effect."""
     with tempfile.TemporaryDirectory(prefix="slurmdl-collect-") as folder:
         words = ["-c", _PROGRAM.format(root=str(Path(slurmdl.__file__).parents[1]), state=folder)]
         bare, ours = [], []
@@ -71,7 +70,7 @@ print(os.waitstatus_to_exitcode(status), usage.ru_utime + usage.ru_stime, usage.
 
 
 def _start(words: Sequence[str], folder: str) -> tuple[float, float]:
-    """Seconds of processors and bytes of memory that a Python program took; UnavailableError where it fails.
+    """Return CPU seconds and peak bytes of a Python program; UnavailableError if it fails.
 
     The interpreter is the one below a virtual environment, which has only what belongs to Python.
     """

@@ -1,11 +1,11 @@
-"""What probes recover of links that were shaped: random settings of one node's link on a sandbox.
+"""Accuracy of probes on shaped links: random settings of one node's link on a sandbox.
 
-A setting is a rate, a delay each way and a loss each way; the probe is `slurmdl score probe` as an ordinary user
-starts it. Of PROBES of them the median counts, as it does in a score. Delays are held against the shaped one and what
-the same link took before it was shaped. The control holds what was measured against another setting.
+A setting is a rate, and a delay and a loss in each direction. An ordinary user runs `slurmdl score probe` PROBES
+times; the median counts, as in a score. The expected delay is the shaped delay plus that of the unshaped link. The
+negative control compares the measurements with another setting.
 
-Meanwhile loops of the lowest priority keep the processors awake: a virtual one that halts takes up to a tenth of a
-millisecond to come back, which would count as the link's.
+Idle-priority loops keep the CPUs awake during the probes: a halted virtual CPU takes up to a tenth of a millisecond
+to wake up, which would count as link delay.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from slurmdl.sandbox.spec import SandboxSpec, round_robin_topology
 from slurmdl.topology import hostlist
 
 SETTINGS, NODES, NODE = 20, 4, "n3"
-#: bits/s and seconds each way, lowest and highest; shares that get lost
+#: bits/s and seconds in each direction, lowest and highest; shares of lost packets
 RATES, DELAYS, LOSSES = (2e7, 8e8), (1e-4, 1e-2), (0.0, 0.01, 0.02, 0.03, 0.03, 0.05)
 #: probes of a setting, and seconds of one
 PROBES, BUDGET = 3, 18
@@ -38,7 +38,7 @@ PAYLOAD = 0.99
 
 @dataclass(frozen=True)
 class Setting:
-    """How a link is shaped: bits/s, and each way seconds and the share that gets lost."""
+    """Shaping of a link: bits/s, and in each direction delay in seconds and share of lost packets."""
 
     rate: float
     delay: float
@@ -63,7 +63,7 @@ FIGURES: dict[str, tuple[str, Callable[[Setting, LinkSample], float], Callable[[
 
 
 def draw(seed: int, count: int = SETTINGS) -> list[Setting]:
-    """Random settings: rates and delays as likely near one end as near the other."""
+    """Draw random settings with log-uniform rates and delays."""
     source = random.Random(seed)
 
     def between(low: float, high: float) -> float:
@@ -75,7 +75,7 @@ def draw(seed: int, count: int = SETTINGS) -> list[Setting]:
 
 @contextmanager
 def awake() -> Iterator[None]:
-    """No processor halts (sched(7), SCHED_IDLE)."""
+    """Keep all CPUs awake (sched(7), SCHED_IDLE)."""
     loop = "import os\nos.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))\nwhile True: pass"
     loops = [subprocess.Popen([sys.executable, "-IS", "-c", loop]) for _ in range(os.cpu_count() or 1)]
     try:
@@ -87,7 +87,7 @@ def awake() -> Iterator[None]:
 
 
 def rows(seed: int = 0, count: int = SETTINGS) -> Iterator[Row]:
-    """Each setting's three figures, how many were recovered, and the control."""
+    """Yield the three metrics of each setting, the shares of recovered settings, and the negative control."""
     with awake():
         yield from _rows(seed, count)
 
@@ -110,7 +110,7 @@ def _rows(seed: int, count: int) -> Iterator[Row]:
 
 
 def probe(sandbox: cluster.Sandbox) -> LinkSample:
-    """What a probe of all nodes says of the link of NODE; SandboxError where it says nothing."""
+    """Probe all nodes and return the sample of NODE; SandboxError if there is none."""
     # by name: `--all` leaves out nodes that still clear up after the probe before, which the scheduler waits for
     nodes = hostlist.fold_hostlist(sandbox.spec.topology.nodes)
     done = subprocess.run(
@@ -133,7 +133,7 @@ def _of(setting: Setting, base: LinkSample, measured: Sequence[LinkSample]) -> I
 
 def summary(settings: Sequence[Setting], base: LinkSample,
             measured: Sequence[Sequence[LinkSample]]) -> Iterator[Row]:
-    """Share of the settings that were recovered, by figure, and of other settings that would have been (control)."""
+    """Yield the share of recovered settings for each metric, and the same with other settings (control)."""
     for name in FIGURES:
         def share(of: Sequence[Setting], name: str = name) -> float:
             hits = [row.met for setting, samples in zip(of, measured, strict=True)

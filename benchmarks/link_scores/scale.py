@@ -1,8 +1,8 @@
-"""Finding the bad links among 10,000 nodes, by the code that probes real ones; only the links are made up.
+"""Detection of bad links among 10,000 nodes, with the production code on synthetic links.
 
-The rounds of pairs, the fit of links to pairs, the hygiene of samples and the figures that placement sees are those
-that are used on a cluster. A pair measures the worse of two links, the sum of two delays and the product of two
-losses, each off by noise, and one pair in a hundred runs into traffic that takes two thirds of its throughput.
+The rounds of pairs, the fit of links to pairs, the filtering of samples and the values that placement uses are those
+of a cluster. A pair measures the worse of two links, the sum of two delays and the product of two losses, each with
+noise; in one pair of a hundred, other traffic takes two thirds of the throughput.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _DATAGRAM = 128
 
 @dataclass(frozen=True, eq=False)
 class Fabric:
-    """Nodes in zones, and what their links are.
+    """Nodes in zones with their links.
 
     Attributes
     ----------
@@ -79,7 +79,7 @@ class Fabric:
 
     def measured(self, games: list[tuple[int, int]], effort: ProbeConfig, noise: float,
                  draw: np.random.Generator) -> list[PairMeasurement]:
-        """What the pairs of one round measure."""
+        """Measure the pairs of one round."""
         a, b = np.array(games, np.int64).reshape(-1, 2).T
 
         def off() -> FloatArray:
@@ -98,7 +98,7 @@ class Fabric:
 
 @dataclass(frozen=True)
 class Found:
-    """What probing one fabric came to.
+    """Result of probing one fabric.
 
     Attributes
     ----------
@@ -113,7 +113,7 @@ class Found:
 
 
 def probe(fabric: Fabric, seed: int, noise: float = NOISE, sweeps: int = SWEEPS) -> Found:
-    """Probe inside the zones and between some of them, so often, each time with other pairs."""
+    """Probe inside the zones and between some of them, `sweeps` times, each time with other pairs."""
     draw, effort = np.random.default_rng((seed, 1)), ProbeConfig()
     leaf = {name: f"z{zone}" for name, zone in zip(fabric.names, fabric.leaf, strict=True)}
     samples: list[LinkSample] = []
@@ -131,7 +131,7 @@ def probe(fabric: Fabric, seed: int, noise: float = NOISE, sweeps: int = SWEEPS)
 
 
 def flagged(names: tuple[str, ...], scores: LinkScores) -> npt.NDArray[np.bool_]:
-    """Which nodes placement sees as worse than those that were never measured; shape (nodes,)."""
+    """Return the nodes that placement rates lower than unmeasured nodes; shape (nodes,)."""
     usual = replace(scores, nodes={}, zones={}, trunks={})
     (speed, delay), (best, least) = capacity.node_links(names, scores), capacity.node_links(names, usual)
     return np.asarray((speed < best * (1 - 1e-9)) | (delay > least * (1 + 1e-9)))
@@ -139,8 +139,7 @@ def flagged(names: tuple[str, ...], scores: LinkScores) -> npt.NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Rates:
-    """How well the bad links were found: of all bad nodes, of those that were flagged, of each of KINDS, and of the
-    uplinks."""
+    """Detection of bad links: recall and precision, recall of each of KINDS, and share of bad uplinks found."""
 
     recall: float
     precision: float
@@ -158,14 +157,14 @@ class Rates:
 
 
 def shuffled(scores: LinkScores, draw: np.random.Generator) -> LinkScores:
-    """The scores of the nodes, dealt out anew: the negative control."""
+    """Permute the scores of the nodes: the negative control."""
     order = draw.permutation(len(scores.nodes))
     values = list(scores.nodes.values())
     return replace(scores, nodes={name: values[i] for name, i in zip(scores.nodes, order.tolist(), strict=True)})
 
 
 def rows(seed: int = 0, nodes: int = NODES, repeats: int = REPEATS) -> Iterator[Row]:
-    """The table: recall and precision at the noise of the target and beyond it, the cost, and the control."""
+    """Yield recall and precision at the target noise and above, the cost, and the negative control."""
     label = f"{nodes} nodes, {DEGRADED:.0%} bad"
     found = []
     for number in range(repeats):

@@ -1,18 +1,17 @@
-"""What link scores are worth to training: the same job on a sandbox with two degraded nodes, chosen by several rules.
+"""Value of link scores for training: the same job on a sandbox with two degraded nodes, with several placement rules.
 
-Twelve nodes in two zones, of which one has a tenth of its link, and another loses 2 % and is 10 ms away. A probe
-measures all links. Then the same training runs on the nodes, and in the order of ranks, that each rule chooses, the
-rules in turn:
+Twelve nodes in two zones; one has a tenth of its link rate, another loses 2 % of its packets and has 10 ms of delay.
+A probe measures all links. Then the same training runs on the nodes and in the rank order of each rule, alternating:
 
-- Slurm: its own choice of nodes, ranks in the order of their names.
+- Slurm: its own choice, ranks in order of node names.
 - leaf order: the same nodes, ranks ordered by leaf.
 - zone: slurmdl without scores.
-- score: slurmdl with scores and no zones.
-- zone + score: slurmdl with both; and the same with only the throughput, the delay or the loss known of each link.
-- shuffled: slurmdl with zones and the scores of other nodes (control); the gain must vanish.
+- score: slurmdl with scores and without zones.
+- zone + score: slurmdl with both; and with only throughput, delay or loss of each link.
+- shuffled: slurmdl with zones and the scores of other nodes (negative control); the gain must vanish.
 
-Beside it, 20 submissions of jobs of random sizes to nodes some of which are busy: a degraded node may have been
-chosen only where the clean ones were too few.
+In addition 20 jobs of random sizes are submitted while some nodes are busy: a degraded node may be chosen only if
+there are too few others.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ _FLAT = f"SwitchName=all Nodes=n[01-{NODES}]\n"
 
 
 def rows(seed: int = 0) -> Iterator[Row]:
-    """Median and 99th percentile of the seconds per step by rule, and the trials of avoiding."""
+    """Yield median and 99th percentile of the step time by rule, and the trials with busy nodes."""
     sandbox = cluster.sandbox_up(SandboxSpec(f"gain-{os.getpid()}", round_robin_topology(NODES, ZONES), node_rate=NODE_RATE,
                               zone_rate=ZONE_RATE, zone_features=False,
                               slurm_conf_lines=("SchedulerParameters=batch_sched_delay=0,sched_min_interval=0",)))
@@ -67,7 +66,7 @@ def rows(seed: int = 0) -> Iterator[Row]:
 
 
 class _TrainingBenchmark:
-    """The measurements on a sandbox that is up."""
+    """Measurements on a running sandbox."""
 
     def __init__(self, sandbox: cluster.Sandbox, source: random.Random) -> None:
         self.sandbox, self.random = sandbox, source
@@ -76,7 +75,7 @@ class _TrainingBenchmark:
         self.scores = LinkScores()
 
     def degrade(self) -> None:
-        """Degrade two links, and probe all of them."""
+        """Degrade two links and probe all links."""
         self.sandbox.shape_link(SLOW, rate=NODE_RATE / 10)
         self.sandbox.shape_link(LOSSY, delay=1e-2, loss=0.02)
         text = self._call(["slurmdl", "score", "probe", "--all", "--budget=20s", "--out", "-"])
@@ -84,7 +83,7 @@ class _TrainingBenchmark:
         self.scores = hygiene.aggregate_scores(found, time.time()).scores
 
     def avoided(self) -> Iterator[Row]:
-        """Trials with random busy nodes: enough clean nodes are free, or one too few."""
+        """Run trials with random busy nodes, with enough free clean nodes or one too few."""
         for spare, what, words in ((0, "enough clean nodes free", "no degraded one is taken"),
                                    (-1, "a clean node too few free", "one degraded one is taken, no more")):
             right = []
@@ -99,7 +98,7 @@ class _TrainingBenchmark:
                            met=sum(right) == TRIALS)
 
     def _submitted(self, size: int, busy: Sequence[str]) -> list[str]:
-        """The nodes that a job gets while others are busy."""
+        """Return the nodes of a job that is submitted while other nodes are busy."""
         path = self._written(self.scores, "scores")
         other = self._call(["sbatch", "--parsable", "-o/dev/null", f"-N{len(busy)}", f"-w{hostlist.fold_hostlist(busy)}",
                             "--exclusive", "--wrap", "sleep 60"]).strip() if busy else ""
@@ -115,7 +114,7 @@ class _TrainingBenchmark:
                 time.sleep(0.1)
 
     def _wait_for(self, job: str) -> list[str]:
-        """The nodes of a job once it runs."""
+        """Wait until a job runs; return its nodes."""
         deadline = time.monotonic() + 30
         while time.monotonic() < deadline:
             state, _, nodes = self._call(["squeue", "-h", "-j", job, "-o", "%T %N"]).strip().partition(" ")
@@ -125,7 +124,7 @@ class _TrainingBenchmark:
         raise SandboxError(f"job {job} does not start")
 
     def trained(self) -> Iterator[Row]:
-        """Seconds per step by rule."""
+        """Measure step times by rule."""
         names = list(self.scores.nodes)
         shuffled = names[1:] + names[:1]
         # the degraded links' figures stand at nodes that nobody would otherwise avoid
@@ -151,7 +150,7 @@ class _TrainingBenchmark:
         yield from evaluate(seconds, orders)
 
     def _granted(self) -> list[str]:
-        """The nodes that Slurm itself gives to a job."""
+        """Return the nodes that Slurm assigns to a job."""
         job = self._call(["sbatch", "--parsable", f"-N{RANKS}", "-o/dev/null", "--wrap", "sleep 30"]).strip()
         try:
             return self._wait_for(job)
@@ -159,7 +158,7 @@ class _TrainingBenchmark:
             self._call(["scancel", job])
 
     def _placed(self, scores: str, topology: str = "") -> list[str]:
-        """Node of each rank as `slurmdl place` chooses."""
+        """Return the node of each rank that `slurmdl place` chooses."""
         given = [f"--topology={topology}"] if topology else []
         text = self._call(["slurmdl", "place", "--json", f"--dl-scores={scores}", *given, f"-N{RANKS}",
                            "--ntasks-per-node=1", "--dl-strategy=allreduce"])
@@ -174,7 +173,7 @@ class _TrainingBenchmark:
         return str(path)
 
     def _train(self, nodes: Sequence[str]) -> list[float]:
-        """Seconds of each step on these nodes, in this order of ranks."""
+        """Train on these nodes in this rank order; return the seconds of each step."""
         hostfile, metrics = self.folder / "hosts", self.folder / "metrics"
         hostfile.write_text("\n".join(nodes) + "\n")
         train = ["salloc", "-Q", f"-N{RANKS}", f"-w{hostlist.fold_hostlist(sorted(nodes))}",
@@ -193,7 +192,7 @@ class _TrainingBenchmark:
         return [float(json.loads(line)["seconds"]) for line in Path(metrics).read_text().splitlines()][WARM_UP:]
 
     def _call(self, argv: Sequence[str], directory: str = "") -> str:
-        """Run a command on the login host as the ordinary user; returns its stdout."""
+        """Run a command on the login host as the ordinary user; return its stdout."""
         done = subprocess.run(self.sandbox.command(argv, directory=directory or str(self.folder)),
                               capture_output=True,
                               text=True, timeout=240, check=False)
@@ -204,7 +203,7 @@ class _TrainingBenchmark:
 
 
 def evaluate(seconds: Mapping[str, Sequence[Sequence[float]]], orders: Mapping[str, Sequence[str]]) -> Iterator[Row]:
-    """Rows of the rules: median and 99th percentile of all steps; the baseline is Slurm's own choice."""
+    """Yield median and 99th percentile of the step times of each rule; the baseline is Slurm's own choice."""
     def tail(steps: Sequence[float]) -> float:
         return sorted(steps)[min(len(steps) - 1, len(steps) * 99 // 100)]
 
@@ -225,7 +224,7 @@ def evaluate(seconds: Mapping[str, Sequence[Sequence[float]]], orders: Mapping[s
 
 
 def _only(score: LinkScore, figure: str) -> LinkScore:
-    """A score of which one figure alone is known."""
+    """Return a score with only one known metric."""
     of = {"throughput": LinkScore(score.throughput),
           "delay": LinkScore(None, score.rtt, rtt_p99=score.rtt_p99),
           "loss": LinkScore(None, loss=score.loss)}

@@ -1,10 +1,10 @@
-"""Gossip that exchanges when the model has moved: bytes and time at the accuracy of gossip at every step.
+"""Gossip that exchanges when the model has changed enough: bytes and time at the accuracy of gossip at every step.
 
 Ho et al.: Adaptive communication for gossip SGD. 2018. Published: 92 % fewer bytes and 52 % less time than periodic
 gossip at equal accuracy.
 
-Simulated, with the strategies and messages of a real run: 8 ranks, paired over seeds and folds. What belongs to
-compression and what to the trigger is told apart by the best period of the same compressor at no more bytes.
+8 virtual ranks with the strategies and messages of a real run, paired over seeds and folds. The best period of the
+same compressor at no more bytes separates the effect of compression from that of the trigger.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SEEDS = 5
 
 
 def rows(seed: int) -> Iterator[Row]:
-    """Bytes saved at equal accuracy on same and skewed data, and time saved by rate of the links between zones.
+    """Yield bytes saved at equal accuracy on same and skewed data, and time saved by rate of the inter-zone links.
 
     The published figures stand beside ours; the targets are above them.
     """

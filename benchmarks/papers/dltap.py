@@ -1,13 +1,13 @@
-"""Parameter servers beside their workers: bytes between nodes, and many submitters who decide at once.
+"""Parameter servers on the nodes of their workers: bytes between nodes, and concurrent submitters.
 
 B. Qiao, Z. Li, M. Wu: DLTAP: a network-efficient scheduling method for distributed deep learning workload in
 containerized cluster environment. ITM Web of Conferences 12 (2017), 03030. doi:10.1051/itmconf/20171203030
 
-Three networks at their real size are trained by servers and workers, 2 to 4 tasks on each of 3 to 5 nodes of a
-cluster of which others hold some; a real controller says what Slurm would take, and a spread placement deals the
-tasks to all free nodes by turns. Bytes are those of the cost model, which the part `placement-savings` of
-`benchmarks.heterogeneous` compares with the bytes that ranks meter. Then SUBMITTERS jobs are submitted at once to the
-empty cluster and really run, and each rank says where it is.
+Servers and workers train three networks of real size, with 2 to 4 tasks on each of 3 to 5 nodes of a partly occupied
+cluster. A real controller chooses the nodes of plain Slurm; a spread placement assigns the tasks to all free nodes in
+turn. Bytes are those of the cost model; the part `placement-savings` of `benchmarks.heterogeneous` compares them with
+metered bytes. Then SUBMITTERS jobs are submitted at once to the empty cluster and run, and each rank reports its
+node.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ PATIENCE = 120.0
 
 
 def rows(seed: int) -> Iterator[Row]:
-    """Bytes between nodes that placement saves, by network, and with many submitters."""
+    """Yield the bytes between nodes that placement saves, by network, and with concurrent submitters."""
     topology = round_robin_topology(NODES, ZONES)
     sandbox = cluster.sandbox_up(
     SandboxSpec(
@@ -72,7 +72,7 @@ def rows(seed: int) -> Iterator[Row]:
 
 def compare(jobs: Jobs, case: Case, topology: Topology,
             random: np.random.Generator) -> dict[str, Mapping[str, float]]:
-    """Network -> way -> bytes between nodes in a step, beside another job that holds the busy nodes."""
+    """Return network -> method -> bytes between nodes per step, while another job holds the busy nodes."""
     other = jobs.hold(case.busy)
     try:
         slurm = jobs.granted(case.job.nodes, case.job.each)
@@ -92,7 +92,7 @@ def compare(jobs: Jobs, case: Case, topology: Topology,
 
 
 def evaluate(name: str, costs: Sequence[Mapping[str, float]]) -> Iterator[Row]:
-    """What is saved with a network, all jobs together, beside what can be saved; and the control."""
+    """Yield the savings of all jobs with one network, next to the largest possible savings; and the control."""
     of = {variant: [its[variant] for its in costs if variant in its] for variant in VARIANTS}
     least = of[LEAST] if len(of[LEAST]) == len(costs) else None
     for base in (DEFAULT, SPREAD):
@@ -105,7 +105,7 @@ def evaluate(name: str, costs: Sequence[Mapping[str, float]]) -> Iterator[Row]:
 
 def saving(what: str, base: str, before: Sequence[float], placed: Sequence[float], least: Sequence[float] | None,
            published: bool) -> Row:
-    """Bytes between nodes that placement saves against a base; beside it what the least bytes save."""
+    """Return the bytes between nodes that placement saves relative to `base`; the baseline is the largest saving."""
     share = 100 * (1 - sum(placed) / sum(before))
     return make_row(f"{what}: bytes between nodes saved against {base}", [share], "%",
                     baseline=100 * (1 - sum(least) / sum(before)) if least else None,
@@ -114,7 +114,7 @@ def saving(what: str, base: str, before: Sequence[float], placed: Sequence[float
 
 
 def burst(jobs: Jobs, topology: Topology, variant: str) -> float:
-    """Bytes between nodes in a step of each of the jobs that are submitted at the same time, together.
+    """Submit several jobs at once; return the bytes between nodes per step, all jobs together.
 
     Raises
     ------
@@ -143,7 +143,7 @@ def burst(jobs: Jobs, topology: Topology, variant: str) -> float:
 
 
 def _places(folder: Path, number: str, deadline: float) -> list[str]:
-    """The node of each rank of a job, in rank order, once all have told."""
+    """Wait until all ranks of a job have reported their node; return the nodes in rank order."""
     ranks = SHAPE.nodes * SHAPE.each
     while True:
         told = [file.read_text().split() for file in folder.glob(f"at.{number}.*")]

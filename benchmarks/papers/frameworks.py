@@ -1,10 +1,10 @@
-"""ResNet-50 by several frameworks on one and more nodes: images per second, scaling, and where the time goes.
+"""ResNet-50 with several frameworks on one and more nodes: images per second, scaling, and phases of a step.
 
-Wang et al. 2019, the evaluation of frameworks on ResNet-50. doi:10.5281/zenodo.3455641. None of its figures is quoted
-here: they are of its GPUs and its network. What it asks is asked here of other frameworks, by `slurmdl bench run` on
-a sandbox. The network has its real size, 25,557,032 parameters; its computation is that of small images and for the
-rest slept (replayed), since the ranks outnumber the cores, whose threads therefore sleep where they wait for each
-other; links carry 1 Gbit/s. Weak scaling keeps the batch of a node, strong scaling that of all nodes together.
+Wang et al. 2019, the evaluation of frameworks on ResNet-50. doi:10.5281/zenodo.3455641. None of its values is quoted
+here, because they belong to its GPUs and its network. Its questions are asked here of other frameworks, with `slurmdl
+bench run` on a sandbox. The network has its real size, 25,557,032 parameters. Its computation is that of small
+images, and sleep for the rest, because the ranks outnumber the cores; waiting threads sleep for the same reason.
+Links carry 1 Gbit/s. Weak scaling keeps the batch size of a node, strong scaling that of all nodes together.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ LIMIT = 2400.0
 
 
 def rows(seed: int) -> Iterator[Row]:
-    """Images per second and shares of the phases, weak scaling first."""
+    """Yield images per second and shares of the phases, weak scaling first."""
     sandbox = cluster.sandbox_up(SandboxSpec(f"frameworks-{os.getpid()}", round_robin_topology(NODES[-1], 2), node_rate=RATE, zone_rate=RATE,
                               cpus=CPUS, zone_features=False, slurm_conf_lines=SETTINGS))
     try:
@@ -57,7 +57,7 @@ def rows(seed: int) -> Iterator[Row]:
 
 def measure(sandbox: Sandbox, name: str, nodes: Sequence[int], batch: int, seconds: float,
             seed: int) -> list[ReportRow]:
-    """A matrix of all frameworks, run by the ordinary user."""
+    """Run a matrix of all frameworks as the ordinary user."""
     spec = sandbox.shared / f"{name}.yaml"
     spec.write_text(matrix(nodes, batch, seconds, seed))
     done = subprocess.run(sandbox.command(["env", "OMP_WAIT_POLICY=passive", "slurmdl", "bench", "run", str(spec)],
@@ -72,7 +72,7 @@ def measure(sandbox: Sandbox, name: str, nodes: Sequence[int], batch: int, secon
 
 
 def matrix(nodes: Sequence[int], batch: int, seconds: float, seed: int) -> str:
-    """What `slurmdl bench run` reads."""
+    """Return the SPEC.yaml of `slurmdl bench run`."""
     return f"""\
 frameworks: [{', '.join(FRAMEWORKS)}]
 models: {{resnet50: "synthetic:3x32x32:1000:{IMAGES}"}}
@@ -88,7 +88,7 @@ seed: {seed}
 
 
 def evaluate(scaling: str, lines: Sequence[ReportRow]) -> Iterator[Row]:
-    """Rows of one kind of scaling; the control is that one process is as quick with each framework."""
+    """Yield the rows of one kind of scaling; control: a single process is equally fast with all frameworks."""
     made = [line for line in lines if line.jobs]
     for line in lines:
         if line.jobs:
@@ -130,5 +130,5 @@ def evaluate(scaling: str, lines: Sequence[ReportRow]) -> Iterator[Row]:
 
 
 def _sent(line: ReportRow) -> list[float]:
-    """Bytes from node to node in a step, of each job."""
+    """Return the bytes between nodes per step of each job."""
     return [its.bytes["zone"] + its.bytes["across"] for its in line.jobs]

@@ -1,11 +1,12 @@
-"""Zones first, then scores of the network: what each is worth, and that nothing is lost where Slurm is right.
+"""Zones first, then link scores: the value of each, and no loss where Slurm's choice is already optimal.
 
 Lee et al.: Electronics 12 (2023), 3021. It is the source of the weighted score (`scoring: weighted`). None of its
-figures is quoted here: they were measured on another system, against another scheduler.
+values is quoted here, because they were measured on another system and against another scheduler.
 
 The first half is the part `training-value` of `benchmarks.link_scores`: one job on a cluster with two degraded nodes,
-chosen by {Slurm, leaf order, zone, score, zone + score}. The second sets the predicted seconds of a step of placement
-beside those of Slurm's own choice on clusters that others partly hold, apart by whether Slurm's is as good as can be.
+placed by {Slurm, leaf order, zone, score, zone + score}. The second half compares predicted step times of placement
+with those of Slurm's own choice on partly occupied clusters, separately for the cases where Slurm's choice is
+optimal.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ SAME = 1e-6
 
 
 def rows(seed: int) -> Iterator[Row]:
-    """Measured seconds per step by rule, then predicted ones by occupancy."""
+    """Yield measured step times by rule, then predicted ones by occupancy."""
     yield from training_value.rows(seed)
     topology = round_robin_topology(NODES, ZONES)
     sandbox = cluster.sandbox_up(
@@ -51,7 +52,7 @@ def rows(seed: int) -> Iterator[Row]:
 
 
 def evaluate(found: Sequence[Found]) -> Iterator[Row]:
-    """Ratios of predicted seconds per step; where Slurm is right placement must tie."""
+    """Yield ratios of predicted step times; placement must tie if Slurm's choice is optimal."""
     def seconds(its: Found, variant: str) -> float:
         return its.costs[variant].seconds
 

@@ -1,17 +1,16 @@
-"""Many submitters at once: how often their choices meet, how long they wait, and when the queue is done.
+"""Concurrent submitters: collisions of their choices, wait times, and completion time of the queue.
 
-Each submission decides by itself, so that submitters who look at the same time may choose the same nodes. The
-controller is real, its nodes are a cloud, and time is scaled: jobs of seconds stand for jobs of hours.
+Each submission decides on its own, so concurrent submitters can choose the same nodes. The controller is real, its
+nodes are a cloud, and time is scaled: jobs of seconds stand for jobs of hours.
 
-- one snapshot: 20 jobs placed on the same snapshot of a cluster that others half fill, each with a seed of its own
-  as each submission has it, and as the negative control all without one.
-- burst: 20 submissions at once on such a cluster, with sbatch, with `slurmdl sbatch`, and as the negative control
-  with node lists that are never taken back.
-- trace: 200 jobs that come one after the other, every second one placed, beside the same trace with sbatch alone.
-  Submitters, controller and the clock that ends the jobs share this machine: a choice of 0.1 s of CPU time, which on
-  a cluster costs no other job anything, makes all jobs a little longer here. So the trace is judged beside sbatch
-  under the same load, where each choice is made and thrown away; that is played before and after, and what these
-  two differ by is noise.
+- one snapshot: 20 jobs placed on the same snapshot of a half-full cluster, each with its own seed as in a submission,
+  and without seeds as negative control.
+- burst: 20 concurrent submissions on such a cluster, with sbatch, with `slurmdl sbatch`, and as negative control with
+  node lists that are never released.
+- trace: 200 jobs over time, every second one placed, compared with the same trace with sbatch alone. Submitters,
+  controller and the clock that ends the jobs share this machine: 0.1 s of CPU time for a choice, which costs other
+  jobs nothing on a cluster, delays all jobs here. So the baseline is sbatch under the same load, with each choice
+  computed and discarded. This baseline runs before and after; the difference between the two is noise.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ TRACE_VARIANTS = ("sbatch", "thrown away", "slurmdl", "thrown away")
 
 @dataclass(frozen=True)
 class Job:
-    """One job of a trace: when it comes and how long it runs (s), its nodes, and whether we place it."""
+    """One job of a trace: arrival and duration in seconds, number of nodes, and whether slurmdl places it."""
 
     arrival: float
     duration: float
@@ -70,7 +69,7 @@ class Job:
     placed: bool
 
     def argv(self, variant: str, name: str) -> list[str]:
-        """The command that submits it."""
+        """Return the command that submits the job."""
         options = ["-J", name, "-o", "/dev/null", "-t", "5", f"-N{self.nodes}", f"-n{self.nodes}", "--exclusive",
                    "--no-requeue", "--wrap=true"]
         if variant == "sbatch" or not self.placed:
@@ -84,7 +83,7 @@ class Job:
 
 
 def trace(jobs: int, sizes: tuple[int, int], arrivals: float, seed: int, every: int = 1) -> list[Job]:
-    """So many jobs of log-uniform sizes and durations that come within `arrivals` seconds; each `every`-th ours."""
+    """Draw jobs of log-uniform sizes and durations that arrive within `arrivals` s; each `every`-th is placed."""
     generator = np.random.default_rng(seed)
     arrival = np.sort(generator.uniform(0, arrivals, jobs))
     nodes = np.exp(generator.uniform(np.log(sizes[0]), np.log(sizes[1] + 1), jobs)).astype(int)
@@ -96,7 +95,7 @@ def trace(jobs: int, sizes: tuple[int, int], arrivals: float, seed: int, every: 
 
 @dataclass(frozen=True)
 class Run:
-    """What a trace did.
+    """Result of a trace.
 
     Attributes
     ----------
@@ -115,7 +114,7 @@ class Run:
 
 
 def play(sandbox: Sandbox, jobs: Sequence[Job], variant: str, patience: float = LIMIT) -> Run:
-    """Submit the jobs when they come, end each when it has run long enough, and wait for all.
+    """Submit the jobs on arrival, end each after its duration, and wait for all.
 
     A job that has not started `patience` seconds after it was queued is cancelled.
     """
@@ -166,7 +165,7 @@ def play(sandbox: Sandbox, jobs: Sequence[Job], variant: str, patience: float = 
 
 
 def rows(seed: int = 0) -> Iterator[Row]:
-    """Snapshots, bursts and traces. Says in one line where there is no cluster to submit to."""
+    """Yield the rows of snapshots, bursts and traces; print one line if there is no cluster."""
     spec = SandboxSpec(f"herding-{os.getpid()}", example.tree_topology((1, LEAVES, NODES)), cpus=CPUS, cloud_nodes=True,
                 zone_features=False, slurm_conf_lines=cloud.SLURM_CONF_LINES)
     try:
@@ -189,7 +188,7 @@ def rows(seed: int = 0) -> Iterator[Row]:
 
 @dataclass
 class Collisions:
-    """Of choices on one snapshot, for each burst: pairs that share a node, and choices that meet an earlier one."""
+    """For each burst on one snapshot: pairs that share a node, and choices that share one with an earlier choice."""
 
     pairs: list[float] = field(default_factory=list)
     late: list[float] = field(default_factory=list)
@@ -197,7 +196,7 @@ class Collisions:
 
 def collisions(bursts: Sequence[Sequence[Job]], cluster: ClusterSnapshot,
                topology: Topology) -> tuple[Collisions, Collisions]:
-    """With seeds, as each submission draws one for itself, and without."""
+    """Count collisions with a seed for each submission, and without seeds."""
     found = Collisions(), Collisions()
     for number, jobs in enumerate(bursts):
         seeds = np.random.default_rng(number).integers(1, 2**32, len(jobs)).tolist()
@@ -256,7 +255,7 @@ def _bursts(sandbox: Sandbox, bursts: Sequence[Sequence[Job]]) -> Iterator[Row]:
 
 @dataclass(frozen=True)
 class _Played:
-    """One trace, played in each of TRACE_WAYS."""
+    """One trace, run with each of TRACE_VARIANTS."""
 
     jobs: Sequence[Job]
     plain: Run
@@ -302,8 +301,10 @@ def _of_users(topology: Topology, who: str, placed: bool, played: Sequence[_Play
 
 def _compared(metric: str, played: Sequence[_Played], figure: Callable[[Run, Sequence[Job]], float], unit: str,
               more: float | None = None) -> Iterator[Row]:
-    """A figure with slurmdl beside sbatch's under the same load, judged where it is said how much more is forgiven;
-    and that of sbatch alone."""
+    """Yield a metric with slurmdl, relative to sbatch under the same load, and with sbatch alone.
+
+    The target is SLACK times the baseline plus `more`; no target if `more` is None.
+    """
     ours = [figure(one.ours, one.jobs) for one in played]
     pairs = [(figure(one.before, one.jobs), figure(one.after, one.jobs)) for one in played]
     loaded = float(np.median(pairs))

@@ -1,6 +1,6 @@
-"""Rank maps by general graph mappers, to compare with: Scotch's gmap, and KaHIP's kaffpa along the zones.
+"""Rank maps by general graph mappers: Scotch's gmap, and KaHIP's kaffpa applied zone by zone.
 
-Both are given what a rank map is made from: which ranks talk how much, the slots, and how far these are apart.
+Both get the input of our rank map: the traffic between ranks, the slots, and the distances between slots.
 
 Pellegrini and Roman, SCOTCH: a software package for static mapping by dual recursive bipartitioning of process and
 architecture graphs, HPCN 1996. Sanders and Schulz, Think locally, act globally: highly balanced graph
@@ -35,7 +35,7 @@ STEPS = 1000
 
 
 def missing() -> dict[str, str]:
-    """Mapper -> how to get it, of those that are not installed."""
+    """Return mapper -> how to install it, for the mappers that are not installed."""
     found = {}
     if not shutil.which(GMAP):
         found["gmap"] = f"{GMAP} is not installed (Debian package scotch)"
@@ -45,7 +45,7 @@ def missing() -> dict[str, str]:
 
 
 def volumes(phases: Sequence[Phase], ranks: int) -> FloatArray:
-    """Bytes between each two ranks, both directions and all phases together; shape (ranks, ranks), symmetric."""
+    """Return bytes between each pair of ranks, both directions and all phases; shape (ranks, ranks), symmetric."""
     total = np.zeros((ranks, ranks))
     for phase in phases:
         if phase.all_pairs:
@@ -57,7 +57,7 @@ def volumes(phases: Sequence[Phase], ranks: int) -> FloatArray:
 
 
 def distances(network: NetworkLinks, slots: IntArray) -> FloatArray:
-    """Seconds per byte of the links between each two slots, one after the other; shape (slots, slots).
+    """Return the sum of seconds per byte over the links between each pair of slots; shape (slots, slots).
 
     Parameters
     ----------
@@ -77,7 +77,7 @@ def distances(network: NetworkLinks, slots: IntArray) -> FloatArray:
 
 
 def paths(network: NetworkLinks) -> IntArray:
-    """Zones above each node from the root down, -1 below its leaf, and the node itself last; (nodes, levels)."""
+    """Return the zones above each node from the root, -1 below its leaf, and the node last; (nodes, levels)."""
     depth = (network.ancestors >= 0).sum(axis=1)
     turned = depth[:, None] - 1 - np.arange(network.ancestors.shape[1])
     zones = np.where(turned >= 0, np.take_along_axis(network.ancestors, np.maximum(turned, 0), axis=1), -1)
@@ -85,7 +85,7 @@ def paths(network: NetworkLinks) -> IntArray:
 
 
 def gmap(traffic: FloatArray, far: FloatArray) -> tuple[IntArray, float]:
-    """Slot of each rank by Scotch, and the seconds that it took.
+    """Map ranks to slots with Scotch; return the slot of each rank, and the seconds.
 
     Parameters
     ----------
@@ -107,7 +107,7 @@ def gmap(traffic: FloatArray, far: FloatArray) -> tuple[IntArray, float]:
 
 
 def _graph(traffic: FloatArray) -> str:
-    """Scotch's graph format: no labels, weights of edges, none of vertices."""
+    """Format a graph for Scotch: edge weights, no labels, no vertex weights."""
     weight = _whole(traffic)
     rows = []
     for row in weight:
@@ -118,7 +118,7 @@ def _graph(traffic: FloatArray) -> str:
 
 
 def _architecture(far: FloatArray) -> str:
-    """Scotch's `deco 0`: the slots as leaves of a tree of halves, and how far each two are apart."""
+    """Format Scotch's `deco 0`: the slots as leaves of a binary tree, and the distance of each pair."""
     number = np.zeros(len(far), np.int64)
 
     def halve(begin: int, end: int, label: int) -> None:
@@ -137,7 +137,7 @@ def _architecture(far: FloatArray) -> str:
 
 
 def kahip(traffic: FloatArray, zones: IntArray) -> tuple[IntArray, float]:
-    """Slot of each rank by KaHIP, and the seconds that it took.
+    """Map ranks to slots with KaHIP; return the slot of each rank, and the seconds.
 
     The zones of the highest level are split into two halves, the ranks with them, and so on down to the slots of
     a leaf. KaHIP splits evenly: a heavy rank that talks to nobody makes up for what one half is larger.
@@ -155,7 +155,7 @@ def kahip(traffic: FloatArray, zones: IntArray) -> tuple[IntArray, float]:
 
 
 def _split(weight: IntArray, ranks: IntArray, first: int, zones: IntArray, slot: IntArray) -> None:
-    """Give `ranks` the slots from `first` on."""
+    """Assign the slots from `first` on to `ranks`."""
     here = zones[first:first + len(ranks)]
     column = next((level for level in range(zones.shape[1]) if (here[:, level] != here[0, level]).any()), None)
     if column is None:
@@ -169,7 +169,7 @@ def _split(weight: IntArray, ranks: IntArray, first: int, zones: IntArray, slot:
 
 
 def _half(weight: IntArray, size: int) -> npt.NDArray[np.bool_]:
-    """Which `size` of the ranks kaffpa puts together."""
+    """Return the `size` ranks that kaffpa puts into one block."""
     import kahip as library
 
     ranks = len(weight)
@@ -194,7 +194,7 @@ def _half(weight: IntArray, size: int) -> npt.NDArray[np.bool_]:
 
 
 def _one_each(slot: IntArray) -> IntArray:
-    """One rank a slot: of those that share one, all but the first take the free slots in turn."""
+    """Make the map one-to-one: of ranks in the same slot, all but the first move to free slots."""
     order = np.argsort(slot, kind="stable")
     repeated = order[1:][slot[order[1:]] == slot[order[:-1]]]
     fixed = slot.copy()
@@ -203,6 +203,6 @@ def _one_each(slot: IntArray) -> IntArray:
 
 
 def _whole(values: FloatArray) -> IntArray:
-    """In whole numbers up to STEPS; what is above 0 stays so."""
+    """Scale to integers up to STEPS; positive values stay positive."""
     top = float(values.max(initial=0.0)) or 1.0
     return np.ceil(values / top * STEPS).astype(np.int64)

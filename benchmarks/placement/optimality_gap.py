@@ -1,4 +1,4 @@
-"""How close `place` comes to the exact optimum, on small random clusters."""
+"""Optimality gap of `place`: predicted times relative to the exact optimum, on small random clusters."""
 
 from __future__ import annotations
 
@@ -70,13 +70,13 @@ class Outcome:
 
     @property
     def counts(self) -> bool:
-        """Whether there is something to win by more than the choice of a leaf."""
+        """Whether the optimum is proven and the result depends on more than the choice of a leaf."""
         return self.proven and not self.fits and self.optimum > 0 and \
             max(self.placed, self.leaf, self.chance) > min(self.placed, self.leaf, self.chance) * (1 + 1e-6)
 
 
 def case(seed: int) -> Case:
-    """8 to 24 nodes in 3 to 6 leaf zones below two or three levels, unequal links, some nodes partly in use."""
+    """Draw 8 to 24 nodes in 3 to 6 leaf zones of a tree with two or three levels, different links, busy nodes."""
     generator = np.random.default_rng(seed)
     leaves, nodes = int(generator.integers(3, 7)), int(generator.integers(8, 25))
     names = [f"n{i:02d}" for i in generator.permutation(nodes)]
@@ -113,7 +113,7 @@ def case(seed: int) -> Case:
 
 
 def outcome(given: Case) -> Outcome | None:
-    """What the case costs by each way; None where the job does not fit the cluster."""
+    """Return the predicted time of the case with each method; None if the job does not fit the cluster."""
     try:
         found = place_job(given.request, given.cluster, given.topology, given.scores)
     except SlurmdlError:
@@ -134,7 +134,7 @@ def outcome(given: Case) -> Outcome | None:
 
 
 def leaf_order(given: Case, nodes: Sequence[str]) -> list[str]:
-    """What Slurm does: the lowest zone that fits, in it the fullest leaves, and the ranks leaf by leaf."""
+    """Choose like Slurm: the lowest zone that fits, in it the fullest leaves, and the ranks leaf by leaf."""
     topology, wanted = given.topology, resolve_job_size(given.request).nodes
     below = {zone: [node for node in nodes if zone in topology.path_of(node)] for zone in topology.zones}
     zone = min((zone for zone in topology.zones if len(below[zone]) >= wanted),
@@ -152,7 +152,7 @@ def leaf_order(given: Case, nodes: Sequence[str]) -> list[str]:
 
 
 def predicted(given: Case, order: Sequence[str]) -> float:
-    """Seconds of ranks on these nodes in this order."""
+    """Predict the seconds of ranks on these nodes in this order."""
     names = sorted(set(order))
     ranks = np.array([names.index(name) for name in order], np.int64)
     return predict_cost(Traffic.from_options(given.request.dl).phases(len(order)), network_links(names, given.topology, given.scores),
@@ -160,7 +160,7 @@ def predicted(given: Case, order: Sequence[str]) -> float:
 
 
 def outcomes(clusters: int, seed: int) -> Iterator[Outcome]:
-    """Cases until so many of them count, solved by as many processes as may run; those that do not are among them."""
+    """Yield cases until `clusters` of them count, solved in parallel; the others are included."""
     counted = 0
     with multiprocessing.Pool(len(os.sched_getaffinity(0))) as pool:
         for first in itertools.count(seed * 1_000_000, BATCH):
@@ -177,7 +177,7 @@ def _numbered(number: int) -> Outcome | None:
 
 
 def rows(seed: int = 1, clusters: int = 2000) -> list[results.Row]:
-    """Ratios of predicted seconds to the exact optimum over so many cases that count."""
+    """Return ratios of predicted seconds to the exact optimum over `clusters` counted cases."""
     found = []
     for one in outcomes(clusters, seed):
         found.append(one)

@@ -1,14 +1,14 @@
-"""What a placement costs, against other ways to choose the nodes and to map the ranks of the same jobs.
+"""Predicted cost of placements compared with other methods to choose nodes and map ranks, for the same jobs.
 
-On each cluster a trace of other people's jobs is replayed until its free nodes are scattered. Then jobs that ring,
-gossip or use parameter servers are placed one by one, each on the same free nodes:
+On each cluster a trace of other jobs runs until the free nodes are scattered. Then ring, gossip and parameter-server
+jobs are placed one by one, each on the same free nodes:
 
-- Slurm: the nodes that a real slurmctld with topology/tree gives the job (a cloud sandbox), with ranks in the order
-  of their names, as up to 25.11, and by leaf, as from 26.05 on.
-- depth-first: the first free nodes in depth-first order over the tree, and ranks in that order.
-- gmap, KaHIP: our nodes, and ranks as Scotch or KaHIP map them.
-- least bytes, for parameter servers only: the choice of nodes and ranks that sends least across leaves, however long
-  it takes. It is what the savings are judged against.
+- Slurm: the nodes that a real slurmctld with topology/tree assigns (a cloud sandbox), with ranks in order of node
+  names (Slurm up to 25.11) and by leaf (from 26.05 on).
+- depth-first: the first free nodes in depth-first order over the tree, ranks in the same order.
+- gmap, KaHIP: our nodes, ranks mapped by Scotch or KaHIP.
+- least bytes, parameter servers only: the nodes and ranks that send the fewest bytes between leaves, however long
+  they take. It is the reference for the savings.
 - random: random free nodes, and random ranks on our nodes; the negative controls.
 """
 
@@ -71,7 +71,7 @@ CONTROLS = ("random nodes", "random ranks")
 
 @dataclass(frozen=True)
 class Pattern:
-    """What a job sends, and how many tasks its nodes have."""
+    """Communication pattern of a job, and its tasks per node."""
 
     name: str
     strategy: str
@@ -90,14 +90,14 @@ PATTERNS = (Pattern("ring", "allreduce"), Pattern("gossip", "gossip"), Pattern("
 
 @dataclass(frozen=True)
 class Shape:
-    """One cluster to place on; a tree can be given to slurmctld."""
+    """One cluster; slurmctld can load a tree."""
 
     name: str
     topology: Topology
 
 
 def shapes() -> tuple[Shape, ...]:
-    """The clusters: a wide tree, two shapes of real networks (their nodes are made up), and blocks."""
+    """Return the clusters: a wide tree, two shapes of real networks with synthetic nodes, and blocks."""
     return (Shape("500 leaves of 20", example.tree_topology((1, 500, 10_000))),
             Shape("Leonardo's shape", example.tree_topology((1, 23, 394, 4_992))),
             Shape("JUPITER's shape", example.tree_topology((1, 25, 368, 5_888))),
@@ -106,7 +106,7 @@ def shapes() -> tuple[Shape, ...]:
 
 @dataclass
 class Found:
-    """What the ways made of one job: way -> cost, and way -> seconds that mapping took."""
+    """Results of one job: method -> cost, and method -> seconds of the mapping."""
 
     pattern: str
     links: str
@@ -116,7 +116,7 @@ class Found:
 
 
 class LoadedCluster:
-    """One cluster under one load."""
+    """One cluster with one load."""
 
     def __init__(self, shape: Shape, share: float, seed: int) -> None:
         self.topology = shape.topology
@@ -124,7 +124,7 @@ class LoadedCluster:
         self.generator = np.random.default_rng(seed)
 
     def modelled(self) -> ClusterSnapshot:
-        """The cluster as it would be read, without a controller."""
+        """Return the cluster as a reader would, without a controller."""
         whole = (CPUS, CPUS * 1000)
         return ClusterSnapshot.from_nodes(
             [Node(name, ("ALLOCATED",) if busy else ("IDLE",), True, whole[0], 0 if busy else whole[0], whole[1],
@@ -134,7 +134,7 @@ class LoadedCluster:
 
     def run(self, pattern: Pattern, network: str, nodes: int, cluster: ClusterSnapshot,
             slurm: Sequence[str]) -> Found:
-        """Place one job every way.
+        """Place one job with all methods.
 
         Parameters
         ----------
@@ -153,7 +153,7 @@ class LoadedCluster:
         found = Found(pattern.name, network, nodes, {"ours": ours.rank_map.cost})
 
         def add(variant: str, names: Sequence[str]) -> None:
-            """The cost of ranks on these nodes in this order."""
+            """Add the cost of ranks on these nodes in this order."""
             found.costs[variant] = self.cost(traffic, names, scores)
 
         if slurm:
@@ -173,7 +173,7 @@ class LoadedCluster:
         return [self.topology.nodes[i] for i in nodes.tolist()]
 
     def by_leaf(self, nodes: Sequence[str]) -> list[str]:
-        """Sorted by leaf, then as they stood: Slurm's order from 26.05 on."""
+        """Sort nodes by leaf, stably: Slurm's order from 26.05 on."""
         return sorted(nodes, key=lambda name: int(self.topology.leaf[self.topology.node_index[name]]))
 
     def cost(self, traffic: Traffic, order: Sequence[str], scores: LinkScores) -> Cost:
@@ -184,7 +184,7 @@ class LoadedCluster:
 
     def map(self, found: Found, traffic: Traffic, nodes: Sequence[str], per_node: int,
             scores: LinkScores) -> None:
-        """Map the ranks over the same nodes: ourselves, and with the mappers that are there."""
+        """Map the ranks over the same nodes with slurmdl and with the installed mappers."""
         slots = [(name, per_node) for name in nodes]
         ours = [_timed(lambda: best_rank_map(slots, self.topology, scores, traffic, "any")) for _ in range(TIMINGS)]
         found.seconds["ours"] = float(np.median(ours))
@@ -203,7 +203,7 @@ class LoadedCluster:
             found.costs[variant] = self.cost(traffic, [nodes[i] for i in slot[where].tolist()], scores)
 
     def least_bytes(self, nodes: int, per_node: int, servers: int) -> list[str]:
-        """Ranks of servers and workers, servers first, so that they send least bytes across leaves."""
+        """Return the nodes of servers, then workers, that send the fewest bytes between leaves."""
         free = self.topology.node_order[~self.busy[self.topology.node_order]]
         leaf = self.topology.leaf[free]
         room = np.bincount(leaf, minlength=len(self.topology.zones))
@@ -224,7 +224,7 @@ def _timed(work: Callable[[], object]) -> float:
 
 
 def least_ps_deal(room: Indices, nodes: int, per_node: int, servers: int) -> list[tuple[int, int, int]]:
-    """(leaf, nodes in it, servers in it) with the least bytes across leaves, over all nodes and all deals of servers.
+    """Return (leaf, nodes, servers) with the fewest bytes between leaves, over all choices of nodes and servers.
 
     What stays inside is the sum of p (t - p) over the leaves, with p servers among the t tasks of a leaf, and the
     most of it over p is a symmetric, convex function of the t: it is greatest where the t are least even, and no
@@ -246,7 +246,7 @@ def least_ps_deal(room: Indices, nodes: int, per_node: int, servers: int) -> lis
 
 
 def rows(seed: int = 0) -> Iterator[Row]:
-    """All clusters and loads; `seed` is added to those of the traces. Says in one line what is left out."""
+    """Yield the rows of all clusters and loads; `seed` is added to those of the traces."""
     for why in graph_mappers.missing().values():
         print(f"without a mapper: {why}", file=sys.stderr, flush=True)
     for shape in shapes():
@@ -271,7 +271,7 @@ def rows(seed: int = 0) -> Iterator[Row]:
 
 def _asked(shape: Shape, loaded: LoadedCluster,
            sizes: Sequence[int]) -> Iterator[tuple[int, ClusterSnapshot, tuple[str, ...]]]:
-    """(nodes of a job, the cluster before it, the nodes that Slurm gives it); () where there is no Slurm to ask."""
+    """Yield (nodes of a job, cluster before it, nodes that Slurm assigns); () if there is no Slurm."""
     why = "Slurm 22.05 knows no blocks" if shape.topology.kind != "tree" else \
         "a controller needs root" if os.geteuid() else ""
     sandbox = None
@@ -308,7 +308,7 @@ def _of_slurm(sandbox: sandbox_cluster.Sandbox, loaded: LoadedCluster,
 
 
 def evaluate(name: str, found: Sequence[Found]) -> Iterator[Row]:
-    """The rows of one cluster: ratios of ours to each way, and the controls."""
+    """Yield the rows of one cluster: ratios of slurmdl to each other method, and the negative controls."""
     for pattern in PATTERNS:
         here = [f for f in found if f.pattern == pattern.name]
         for variant in VARIANTS:
@@ -339,7 +339,7 @@ def evaluate(name: str, found: Sequence[Found]) -> Iterator[Row]:
 
 
 def saved(name: str, found: Sequence[Found], is_judged: bool) -> Iterator[Row]:
-    """What of the bytes of parameter servers is saved that could be, against Slurm's nodes by leaf.
+    """Yield the share of the possible byte savings of parameter servers, relative to Slurm's nodes by leaf.
 
     Where time and bytes contradict each other the share says little: how much longer the least bytes take stands
     beside it.

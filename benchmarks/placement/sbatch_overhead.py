@@ -1,7 +1,7 @@
 """What `slurmdl sbatch` adds to `sbatch`: paired runs on a real controller, as an ordinary user.
 
-Time runs until the line with the job's number is there, which is what scripts wait for; what a pinned job's check
-takes after it is told apart. So is the time of processors, which says what remains on a machine that is not busy.
+The time ends with the line that holds the job number, because scripts wait for it. The later check of a pinned job is
+reported separately, and so is the CPU time, which tells the cost on a machine without other load.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ CHECK_TARGET = 1.0
 
 @dataclass(frozen=True)
 class Case:
-    """One way to submit: the options for both commands, and those for ours alone."""
+    """One kind of submission: options of both commands, and options of `slurmdl sbatch` only."""
 
     name: str
     target: float
@@ -50,7 +50,7 @@ LARGE_TARGET = 0.270
 
 
 def rows(seed: int = 0) -> Iterator[Row]:
-    """All cases; `seed` changes nothing here. Says in one line where there is no cluster to submit to."""
+    """Yield the rows of all cases; `seed` has no effect. Print one line if there is no cluster."""
     name = f"overhead-{os.getpid()}"
     for spec, cases in ((SandboxSpec(name, round_robin_topology(8, 2)), SMALL_CASES),
                         (SandboxSpec(name, round_robin_topology(8, 2), zone_features=False), PINNED_CASES),
@@ -69,7 +69,7 @@ def rows(seed: int = 0) -> Iterator[Row]:
 
 
 def _large(name: str, leaves: int, features: bool) -> tuple[SandboxSpec, tuple[Case, ...]]:
-    """A large cluster, and the case that is measured there: with features of the zones they are preferred."""
+    """Return a large cluster and its case; with zone features the zone is preferred, else pinned."""
     where = f"placed at {LARGE} nodes in {leaves} zones"
     case = Case(f"{where}, zone preferred", LARGE_TARGET, ("-N8",)) if features else \
         Case(f"{where}, pinned", LARGE_TARGET, ("-N8", "--no-requeue"), pinned=True)
@@ -103,7 +103,7 @@ def _measured(sandbox: Sandbox, case: Case) -> Iterator[Row]:
 
 
 def _submit(sandbox: Sandbox, argv: Sequence[str]) -> tuple[float, float, float]:
-    """Seconds until the first line of stdout, from there to the end, and of processors; SandboxError if it fails."""
+    """Return seconds to the first line of stdout, then to the end, and CPU seconds; SandboxError if it fails."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     began = time.perf_counter()
     child = subprocess.Popen(sandbox.command(argv, directory=str(sandbox.shared)), stdin=subprocess.DEVNULL,

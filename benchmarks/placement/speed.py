@@ -1,9 +1,8 @@
-"""How long `place` takes, by nodes of the cluster, and how much memory; every call in a fresh process.
+"""Time and memory of `place`, by cluster size; each call in a fresh process.
 
-What is placed from is made before the clock starts, as the readers make it: arrays of the cluster, the topology as
-it was read, with nothing looked up in it yet. The repeats go round all cases, so that a busy spell of the machine
-meets a few repeats of each case and not all of one. Targets are judged by wall time; the time of processors stands
-beside it.
+The inputs are built before the clock starts, as the readers build them: arrays of the cluster, and the topology
+without cached lookups. The repeats alternate between all cases, so that load on the machine affects all cases alike.
+Targets apply to wall time; CPU time is shown next to it.
 """
 
 from __future__ import annotations
@@ -78,7 +77,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Sample:
-    """One call: seconds, seconds of processors, and the peak MB of its process."""
+    """One call: wall seconds, CPU seconds, and peak MB of its process."""
 
     seconds: float
     work: float
@@ -86,7 +85,7 @@ class Sample:
 
 
 def rows(seed: int = 0) -> Iterator[Row]:
-    """Times by strategy and size, their growth, the largest job, and the peak memory of the largest cluster."""
+    """Yield times by strategy and size, their growth, the largest job, and peak memory of the largest cluster."""
     plain = {(strategy, nodes): Case(strategy, nodes, RANKS, PER_NODE, 0.4)
              for strategy in STRATEGIES for nodes in SIZES}
     largest = {strategy: Case(strategy, LARGEST, LARGEST, 1, 0.0) for strategy in STRATEGIES}
@@ -119,7 +118,7 @@ def _times(case: Case, found: Sequence[Sample], target: float | None) -> Iterato
 
 
 def _sample(case: Case, seed: int) -> Sample:
-    """One call in a process of its own."""
+    """Run one call in its own process."""
     job = json.dumps([case.nodes, case.nodes // 20, case.ranks, case.per_node, case.share, case.strategy, seed])
     try:
         done = subprocess.run([sys.executable, "-c", _PROGRAM, job], capture_output=True, text=True, timeout=LIMIT,

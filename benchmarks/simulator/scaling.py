@@ -1,8 +1,9 @@
-"""What placement is worth from 8 to 10,000 nodes, simulated: one job at a time on a cluster of which others hold a
-fifth, in three levels of zones behind 2:1 uplinks.
+"""Value of placement from 8 to 10,000 nodes, simulated: one job at a time on a cluster with three levels of zones
+behind 2:1 uplinks, of which other jobs hold a fifth.
 
-The control, random nodes and ranks, must lose where each rank talks to its neighbours in the order of ranks. Where
-all talk to all in turn, or to servers that their own links hold up, random nodes may be as good, which is shown.
+The negative control, random nodes and ranks, must be slower if each rank communicates with its neighbors in rank
+order. If all ranks communicate with all, or with servers whose own links are the bottleneck, random nodes may be as
+fast; this is shown without a target.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ CONTROLLED = "allreduce"
 
 @dataclass(frozen=True)
 class Point:
-    """One job with its predictions, by way."""
+    """One job with its predictions by placement."""
 
     strategy: str
     nodes: int
@@ -49,7 +50,7 @@ class Point:
 
 
 def trainings(nodes: int, seed: int) -> tuple[TrainingWorkload, ...]:
-    """The strategies, as a job of so many nodes would run them."""
+    """Return the strategies of a job with `nodes` nodes."""
     servers = min(MOST_SERVERS, max(1, nodes // NODES_PER_SERVER))
     return (TrainingWorkload("allreduce", PARAMETERS, comm_pattern="hierarchical", compute_seconds=COMPUTE),
             TrainingWorkload("gossip", PARAMETERS, compute_seconds=COMPUTE, seed=seed),
@@ -58,7 +59,7 @@ def trainings(nodes: int, seed: int) -> tuple[TrainingWorkload, ...]:
 
 
 def rows(seed: int, quick: bool, points: list[Point]) -> Iterator[Row]:
-    """Seconds and bytes by strategy and size, the control, and how long it took; `points` takes what is drawn."""
+    """Yield seconds and bytes by strategy and size, the control, and prediction times; append to `points`."""
     topology = example.tree_topology(CLUSTER)
     for nodes in SIZES[:4] if quick else SIZES:
         for training in trainings(nodes, seed):
@@ -93,7 +94,7 @@ def _evaluate(point: Point) -> Iterator[Row]:
 
 
 def draw(path: str, points: Sequence[Point]) -> None:
-    """A picture: seconds per step by nodes, a panel for each strategy, a line for each way."""
+    """Plot step time over nodes, with a panel for each strategy and a line for each placement."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import LogLocator, NullLocator
 

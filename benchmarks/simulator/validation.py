@@ -1,9 +1,9 @@
-"""The simulation against reality: the random placements of benchmarks.cost_model, measured and simulated.
+"""Simulation compared with measurements: the random placements of benchmarks.cost_model, measured and simulated.
 
-Each case is simulated message by message, with the partners that gossip drew, and judged by itself: what its
-communication takes, and whether it is on the right side of the others. Pairs count where the measurement tells them
-apart, that is where no block of steps of one took as long as one of the other. The control is the simulation of
-other placements: the figures of each strategy shuffled.
+Each case is simulated message by message, with the same gossip partners, and evaluated by its communication time and
+by its order relative to the other cases. A pair of cases counts if the measurement separates them: no block of steps
+of one took as long as any block of the other. The negative control is the simulation of other placements: the values
+of each strategy shuffled.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SHUFFLES = 20
 
 
 def rows(quick: bool = False) -> Iterator[Row]:
-    """Bring a sandbox up, run the placements (`quick`: those before the links first change), take it down, judge."""
+    """Run and simulate the placements on a sandbox (`quick`: those before the links first change)."""
     topology = round_robin_topology(9, 3)
     jobs = cost_model.draw(topology)
     if quick:
@@ -44,7 +44,7 @@ def rows(quick: bool = False) -> Iterator[Row]:
 
 
 def simulate(job: Job, topology: Topology) -> float:
-    """Seconds of communication per iteration, made of steps as those that are measured: median of the blocks."""
+    """Simulate communication seconds per iteration over the same steps as measured: median of the blocks."""
     names = sorted(job.nodes)
     place = np.array([names.index(node) for node in job.nodes])
     steps = cost_model.STEPS[job.pattern]
@@ -62,7 +62,7 @@ def simulate(job: Job, topology: Topology) -> float:
 
 
 def evaluate(jobs: Sequence[Job], simulated: FloatArray, measured: FloatArray) -> Iterator[Row]:
-    """The errors of each strategy, its pairs and those of different strategies on the same links, and the controls.
+    """Yield errors and pair order of each strategy, pair order across strategies on the same links, and controls.
 
     Parameters
     ----------
@@ -84,7 +84,7 @@ def evaluate(jobs: Sequence[Job], simulated: FloatArray, measured: FloatArray) -
 
 
 def _order(what: str, simulated: FloatArray, measured: FloatArray, wanted: npt.NDArray[np.bool_]) -> Iterator[Row]:
-    """Of the wanted pairs that the measurement tells apart, the share that the simulation tells rightly.
+    """Yield the share of pairs, among those that the measurement separates, that the simulation orders correctly.
 
     Parameters
     ----------

@@ -1,7 +1,7 @@
-"""What sending less costs in accuracy: periods and triggers on one graph, with and without compression.
+"""Accuracy lost by sending fewer bytes: periods and triggers on one graph, with and without compression.
 
-Every run is simulated: 8 ranks, the graph `base`, a small perceptron on the digits; bytes are exact. Each way runs on
-the same folds with the same seeds as gossip at every step, so that differences are paired.
+All runs use 8 virtual ranks, the hypercube graph, and a small perceptron on the digits; bytes are exact. Each variant
+uses the same folds and seeds as gossip at every step, so the differences are paired.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ T95 = {1: 6.314, 2: 2.920, 3: 2.353, 4: 2.132, 9: 1.833}
 
 @dataclass(frozen=True)
 class Variant:
-    """One way of exchanging.
+    """One exchange rule with a compressor.
 
     Attributes
     ----------
@@ -81,13 +81,13 @@ VARIANTS = (NO_EXCHANGE, *(Variant(compressor, period) for compressor in ("fp32"
 
 
 def seldom(*compressors: str) -> tuple[Variant, ...]:
-    """What tells whether a trigger gains: those that send little."""
+    """Return the variants that send few bytes, with which a trigger is compared."""
     return tuple(variant for variant in VARIANTS if variant in (NO_EXCHANGE, EVERY_STEP) or (
         variant.compressor in compressors and (variant.period == 0 or variant.period >= SELDOM[variant.compressor])))
 
 
 def rows(seed: int, quick: bool = False) -> Iterator[Row]:
-    """Figures of each situation, as soon as it is done; where `quick`, only of SITUATIONS."""
+    """Yield the rows of each situation; if `quick`, only of SITUATIONS."""
     for situation, options in (SITUATIONS if quick else {**SITUATIONS, **CHANGING}).items():
         variants = VARIANTS if situation in SITUATIONS else seldom("int4", "sign")
         yield from measure(situation, variants, options, seed, quick)
@@ -101,7 +101,7 @@ def rows_async(seed: int, quick: bool = False) -> Iterator[Row]:
 
 def measure(situation: str, variants: Sequence[Variant], options: Sequence[str], seed: int,
             quick: bool) -> Iterator[Row]:
-    """Figures of one situation; where `quick`, on one fold and 4 seeds instead of 5 and 5, too few to judge by."""
+    """Yield the rows of one situation; if `quick`, on 1 fold and 4 seeds instead of 5 and 5, without targets."""
     print(f"accuracy: {situation}", file=sys.stderr, flush=True)
     folds, seeds = (1, 4) if quick else (FOLDS, 5)
     found = run(variants, options, range(seed, seed + seeds), folds)
@@ -110,7 +110,7 @@ def measure(situation: str, variants: Sequence[Variant], options: Sequence[str],
 
 def run(variants: Sequence[Variant], options: Sequence[str], seeds: Sequence[int],
         folds: int) -> dict[Variant, list[list[Outcome]]]:
-    """Outcome of each way, by seed and fold."""
+    """Run all variants; return their outcomes by seed and fold."""
     cases = list(product(variants, seeds, range(1, folds + 1)))
     came = outcomes((*COMMON, "--steps", str(STEPS), *options, *variant.options(), "--seed", str(seed),
                      "--fold", f"{fold}/{FOLDS}") for variant, seed, fold in cases)
@@ -122,7 +122,7 @@ def run(variants: Sequence[Variant], options: Sequence[str], seeds: Sequence[int
 
 def evaluate(situation: str, found: dict[Variant, list[list[Outcome]]], judged: bool = True,
              published: float | None = None) -> Iterator[Row]:
-    """Rows of a situation: the control, what each way saves and loses, and what triggers gain over periods.
+    """Yield the control, savings and losses of each variant, and the gains of triggers over periods.
 
     Parameters
     ----------
@@ -156,12 +156,12 @@ def evaluate(situation: str, found: dict[Variant, list[list[Outcome]]], judged: 
 
 
 def saved(found: Mapping[Variant, list[list[Outcome]]]) -> dict[Variant, float]:
-    """% of the bytes of gossip at every step that each way saves."""
+    """Return the bytes that each variant saves, in % of gossip at every step."""
     return {variant: 100 * (1 - _bytes(its) / _bytes(found[EVERY_STEP])) for variant, its in found.items()}
 
 
 def gain(situation: str, variant: Variant, found: dict[Variant, list[list[Outcome]]]) -> Iterator[Row]:
-    """What a trigger gains over the most accurate period of the same compressor at no more bytes; None: no row."""
+    """Yield the gain of a trigger over the most accurate period of the same compressor at no more bytes, if any."""
     rivals = [other for other in found if other.period and other != NO_EXCHANGE
               and other.compressor == variant.compressor
               and _bytes(found[other]) <= _bytes(found[variant])]
@@ -176,13 +176,13 @@ def gain(situation: str, variant: Variant, found: dict[Variant, list[list[Outcom
 
 
 def difference(one: Sequence[Sequence[Outcome]], other: Sequence[Sequence[Outcome]]) -> list[float]:
-    """For each seed the mean over its folds of the paired difference in accuracy: each image is tested once in it."""
+    """Return the paired difference in accuracy for each seed, as mean over its folds."""
     return [_mean_of([a.accuracy - b.accuracy for a, b in zip(mine, theirs, strict=True)])
             for mine, theirs in zip(one, other, strict=True)]
 
 
 def lower_bound_95(differences: Sequence[float]) -> float:
-    """Lower 95 % bound of their mean, by Student's t; the seeds' differences are independent of each other."""
+    """Return the lower 95 % bound of the mean of independent differences, by Student's t."""
     count = len(differences)
     return _mean_of(differences) - T95[count - 1] * statistics.stdev(differences) / math.sqrt(count)
 

@@ -1,8 +1,8 @@
-"""Allreduce beside PyTorch's DistributedDataParallel and post-local SGD, on a sandbox of two zones.
+"""Allreduce compared with PyTorch's DistributedDataParallel and post-local SGD, on a sandbox of two zones.
 
-All have the same ranks on the same nodes, zone after zone, and the same replayed computation; they take turns in one
-run for each rate of the links between the zones. The control is the same ring with the ranks of both zones by turns,
-so that each of its messages goes between the zones.
+All use the same ranks on the same nodes, zone after zone, and the same emulated computation; they alternate in one
+run for each rate of the links between the zones. The negative control is the ring with ranks that alternate between
+the zones, so that each message crosses zones.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Figures = Mapping[str, Mapping[str, list[float]]]
 
 @dataclass(frozen=True)
 class Job:
-    """Ranks that train side by side; entry i of `nodes` is the node of rank i, `worst` where zones take turns."""
+    """A set of ranks; entry i of `nodes` is the node of rank i. `worst`: ranks alternate between the zones."""
 
     nodes: tuple[str, ...]
     size: int
@@ -51,7 +51,7 @@ class Job:
 
 
 def rows(seed: int, quick: bool = False) -> Iterator[Row]:
-    """Steps per second beside what they are to reach, for each number of ranks, size and rate."""
+    """Yield steps per second and their targets for each number of ranks, model size and link rate."""
     topology = round_robin_topology(NODES, 2)
     zones = {node: topology.zones[leaf] for node, leaf in zip(topology.nodes, topology.leaf, strict=True)}
     sandbox = cluster.sandbox_up(SandboxSpec(NAME, topology))
@@ -68,7 +68,7 @@ def rows(seed: int, quick: bool = False) -> Iterator[Row]:
 
 
 def jobs(zones: Mapping[str, str], slow: bool, repeats: int) -> list[Job]:
-    """What is measured at one rate. Where a step takes very long, there are fewer of them, and no ring of ours."""
+    """Return the jobs for one link rate; fewer steps and no ring if steps take very long."""
     found = []
     for ranks in RANKS:
         by_turns = tuple(sorted(zones))[:ranks]
@@ -88,7 +88,7 @@ def measure(sandbox: cluster.Sandbox, todo: Sequence[Job], zones: Mapping[str, s
 
 
 def evaluate(link: str, todo: Sequence[Job], found: Sequence[Figures], shaped: bool) -> Iterator[Row]:
-    """The rows of one rate of the links; those say so whose ranks waited for processors more than for links."""
+    """Yield the rows of one link rate, with a note if they are CPU-bound."""
     ring: dict[tuple[int, int], float] = {}
     for job, figures in zip(todo, found, strict=True):
         ranks = len(job.nodes)

@@ -1,10 +1,9 @@
-"""Training steps by several frameworks, by turns in one step of MPI: a program with one rank on each node.
+"""Training steps with several frameworks, alternating in one step: an MPI program with one rank on each node.
 
     srun --mpi=pmix python -m benchmarks.strategies.allreduce_vs_ddp_worker WORK.json RESULT.json
 
-All train the trainer's own stand-in for a network: its gradients are ready one after the other while time goes by,
-asleep, so that ranks which outnumber cores do not compute at each other's expense. The messages are real, and all
-frameworks have the same ranks on the same nodes.
+All train the trainer's stand-in for a network: its gradients become ready one after the other while the rank sleeps,
+so that ranks that outnumber the cores do not slow each other down. The messages are real.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ def main() -> None:
 
 def measure(transport: Transport, job: Mapping[str, Any],
             zones: Mapping[str, str]) -> dict[str, dict[str, list[float]]]:
-    """Of each variant, one figure for each repeat: seconds per step, the slowest rank's, and idle processors."""
+    """Measure each variant once per repeat: step time of the slowest rank, and idle share of the CPUs."""
     import torch
 
     torch.set_num_threads(1)
@@ -72,7 +71,7 @@ def measure(transport: Transport, job: Mapping[str, Any],
 
 
 def task(job: Mapping[str, Any]) -> tuple[Any, Any]:
-    """A stand-in for a network, and its optimizer."""
+    """Return a stand-in for a network, and its optimizer."""
     import torch
 
     its = SyntheticWorkload(job["parameters"], lambda samples: float(job["seconds"]), time.sleep, SEED)
@@ -80,7 +79,7 @@ def task(job: Mapping[str, Any]) -> tuple[Any, Any]:
 
 
 def stepping(loss: Callable[[], Any], optimizer: Any) -> Step:
-    """A training step as a script writes it."""
+    """Return a training step as in a user script."""
     def step() -> None:
         optimizer.zero_grad()
         loss().backward()
@@ -89,7 +88,7 @@ def stepping(loss: Callable[[], Any], optimizer: Any) -> Step:
 
 
 def ours(transport: Transport, job: Mapping[str, Any], traffic: str, node: str, zone: str) -> tuple[Step, Step]:
-    """A step by the library, and what ends it."""
+    """Return a step with the library of slurmdl, and a function that closes it."""
     its, optimizer = task(job)
     run = init(StrategyConfig("allreduce", traffic), transport=transport, environ={
         "SLURMD_NODENAME": node, "SLURM_TOPOLOGY_ADDR": f"{zone}.{node}",
@@ -99,7 +98,7 @@ def ours(transport: Transport, job: Mapping[str, Any], traffic: str, node: str, 
 
 
 class Rival:
-    """PyTorch's own ways, over gloo between the same ranks."""
+    """PyTorch's own methods, over gloo between the same ranks."""
 
     def __init__(self, transport: Transport, job: Mapping[str, Any]) -> None:
         self._transport, self._job = transport, job
@@ -107,12 +106,12 @@ class Rival:
         self._plain: tuple[Any, Any] | None = None
 
     def alone(self) -> tuple[Step, Step]:
-        """No communication at all."""
+        """Return a step without communication."""
         its, optimizer = self._shared()
         return stepping(lambda: its.loss(1), optimizer), lambda: None
 
     def together(self) -> tuple[Step, Step]:
-        """No communication, but nobody begins a step before all have ended the one before."""
+        """Return a step without communication, followed by a barrier."""
         step, close = self.alone()
 
         def after_all() -> None:
@@ -122,7 +121,7 @@ class Rival:
         return after_all, close
 
     def post_local(self) -> tuple[Step, Step]:
-        """Steps of its own, and the average of all models in some."""
+        """Return a local step; every PERIOD-th one averages all models."""
         its, optimizer = self._shared()
         plain, average = stepping(lambda: its.loss(1), optimizer), post_local.averaging(its.module)
 
@@ -133,7 +132,7 @@ class Rival:
         return step, lambda: None
 
     def ddp(self) -> tuple[Step, Step]:
-        """DistributedDataParallel, with its own buckets and overlap."""
+        """Return a step with DistributedDataParallel, its own buckets and overlap."""
         from torch.nn.parallel import DistributedDataParallel
 
         its, optimizer = task(self._job)

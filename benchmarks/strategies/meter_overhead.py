@@ -1,6 +1,6 @@
-"""What the meter of a step's time takes of it: its calls alone, beside the steps of the smallest built-in model.
+"""Share of the step time that the phase meter takes: the time of its calls over the step time of the smallest model.
 
-The control is the same meter with a clock that takes CLOCK seconds to read: it must be told.
+The negative control is the same meter with a clock that takes CLOCK seconds to read.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ REPEATS, CALLS = 9, 10_000
 
 
 def rows(seed: int, quick: bool = False) -> Iterator[Row]:
-    """The share of a step that its metering takes."""
+    """Yield the share of the step time that the meter takes."""
     step = _step(seed)
     repeats = 3 if quick else REPEATS
     shares = [metering(time.perf_counter, CALLS) / step for _ in range(repeats)]
@@ -38,7 +38,7 @@ def rows(seed: int, quick: bool = False) -> Iterator[Row]:
 
 
 def metering(clock: Callable[[], float], calls: int) -> float:
-    """Seconds that one step's calls of the meter take."""
+    """Measure the seconds of the meter calls of one step."""
     watch = PhaseTimer(StepMeter(), clock, lambda: 0.0)
     begun = time.perf_counter()
     for _ in range(calls):
@@ -49,7 +49,7 @@ def metering(clock: Callable[[], float], calls: int) -> float:
 
 
 def _step(seed: int) -> float:
-    """Seconds of a step, median."""
+    """Return the median step time in seconds."""
     from slurmdl.train.trainer.options import parse_train_options
     from slurmdl.train.trainer.trainer import train
 

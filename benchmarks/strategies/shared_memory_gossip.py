@@ -1,7 +1,7 @@
-"""Gossip inside a node: through shared memory beside MPI messages, by turns in one run.
+"""Gossip inside a node: shared memory compared with MPI messages, alternating in one run.
 
-MPI's messages inside a node go through shared memory, too (the transports that the MPI chooses by itself). What the
-window saves are the receive buffer and its way through the memory. The control has the window switched off in both.
+MPI messages inside a node use shared memory, too (MPI's default transports). The window saves the receive buffer and
+its copy. The negative control disables the window in both.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _ROOM = 3
 
 
 def rows(seed: int, quick: bool = False) -> Iterator[Row]:
-    """Ratios of seconds per exchange, for as many ranks as cores and for twice as many."""
+    """Yield ratios of exchange times, for as many ranks as cores and for twice as many."""
     cores = os.cpu_count() or 1
     for ranks in sorted({2, min(2 * cores, 4)}):
         for size, steps in SIZES.items():
@@ -53,7 +53,7 @@ def _ratios(one: list[float], other: list[float]) -> list[float]:
 
 
 def exchanges(ranks: int, size: int, steps: int, repeats: int) -> dict[str, list[float]]:
-    """Seconds per exchange by variant, one figure for each repeat; see `shared_memory_gossip_worker`.
+    """Return variant -> seconds per exchange of each repeat; see `shared_memory_gossip_worker`.
 
     Raises
     ------

@@ -1,8 +1,8 @@
-"""Exchanges of gossip inside a node, through shared memory and by messages, by turns in one step of MPI.
+"""Gossip exchanges inside a node, through shared memory and by messages, alternating in one MPI run.
 
     mpirun -n 4 python -m benchmarks.strategies.shared_memory_gossip_worker WORK.json RESULT.json
 
-It runs the trainer's own strategies on models that nobody trains, so that nothing but the exchanges takes time.
+It runs the trainer's own strategies on models that are not trained, so that only the exchanges take time.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SEED = 1
 
 
 def main() -> None:
-    """Measure what WORK.json asks for.
+    """Measure the variants of WORK.json.
 
     WORK.json is {"parameters": D, "variants": [[name, whether through shared memory]], "repeats", "steps"},
     RESULT.json {name: [seconds per exchange, one figure for each repeat]}, those of the slowest rank.
@@ -45,7 +45,7 @@ def main() -> None:
 
 
 def measure(transport: Transport, shared: bool, size: int, steps: int) -> float:
-    """Seconds per exchange, of the slowest rank."""
+    """Return the seconds per exchange of the slowest rank."""
     ranks = tuple(range(transport.size))
     messages, courier = MeteredP2P(transport, ("node",) * len(ranks)), CommThread(transport.supports_comm_thread)
     model = PlainParameters(np.full(size, transport.rank, np.float32))

@@ -1,8 +1,8 @@
-"""How long training takes to an accuracy where links between zones are slow, by the clock of simulated runs.
+"""Time to accuracy over slow links between zones, in virtual time.
 
-8 ranks in two zones, each on a node of its own; a step's computation takes a declared time, and messages queue on the
-uplinks of the zones. Compared are gossip at every step, with and without compression, a period, and the trigger, on
-one graph; the gain is also told as a share of what there is to gain, the time that goes into communication.
+8 virtual ranks in two zones, each on its own node; computation takes a fixed time, and messages queue on the uplinks
+of the zones. Gossip at every step, with and without compression, is compared with a period and with the trigger, on
+one graph. The gain is also shown as a share of the communication time, the largest possible gain.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ DATA = {"same data": SAME, "skewed data": SKEWED}
 EVERY_STEP = ("--strategy", "gossip")
 #: the control: no rank ever hears of another, so that each has but its own images
 NO_EXCHANGE = ("--strategy", "gossip", "--period", "1000000")
-#: for slow links; the other adaptive way exchanges more in the beginning, for those that are not
+#: for slow links; the other adaptive variant exchanges more at the start, for faster links
 TARGET_VARIANT = f"adaptive, {BYTES_VARIANT}"
 VARIANTS = {"every step": EVERY_STEP, TARGET_VARIANT: BYTES_VARIANT.options(),
             "adaptive, int4, budget 5 %, warm-up 60": ("--strategy", "adaptive-gossip", "--compress", "int4",
@@ -40,7 +40,7 @@ SHORT = 1.0
 
 
 def rows(seed: int, quick: bool = False, published: float | None = None) -> Iterator[Row]:
-    """Times, gains and controls of each rate.
+    """Yield times, gains and controls of each link rate.
 
     `quick`: 2 seeds instead of 5; `published`: % of the time that others have saved.
     """
@@ -58,7 +58,7 @@ def rows(seed: int, quick: bool = False, published: float | None = None) -> Iter
 
 
 def evaluate(where: str, found: dict[str, list[Outcome]], published: float | None = None) -> Iterator[Row]:
-    """Rows of one rate between zones.
+    """Yield the rows of one inter-zone link rate.
 
     Raises
     ------
@@ -93,7 +93,7 @@ def evaluate(where: str, found: dict[str, list[Outcome]], published: float | Non
 
 
 def reached(outcome: Outcome) -> float:
-    """Seconds until the mean of all models reaches the goal in two evaluations, one after the other."""
+    """Return the seconds until the averaged model reaches the goal in two consecutive evaluations."""
     for (_, before, _), (clock, now, _) in pairwise(outcome.course):
         if min(before, now) >= GOAL:
             return clock

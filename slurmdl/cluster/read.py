@@ -21,9 +21,9 @@ def query_cluster(backend: str, with_topology: bool = False) -> tuple[ClusterSna
 def start_cluster_query(backend: str, with_topology: bool = False) -> Callable[[], tuple[ClusterSnapshot, str]]:
     """Query nodes, partitions, reservations and defaults; return at once.
 
-    scontrol runs while this process imports NumPy, which takes as long: at 10,000 nodes a submission is 30 ms
-    shorter (`benchmarks.placement --only sbatch-overhead`). `auto` is scontrol also when PySlurm is installed: one
-    call gives zones and generic resources as well, it is quicker at 8 and at 10,000 nodes (docs/admin.md has the figures), and
+    scontrol runs while this process imports NumPy, which takes as long: at 10,000 nodes a submission is 30 ms shorter
+    (`benchmarks.placement --only sbatch-overhead`). `auto` is scontrol also when PySlurm is installed: one call gives
+    zones and generic resources as well, it is quicker at 8 and at 10,000 nodes (docs/admin.md has the figures), and
     it works with every release of Slurm, while PySlurm must be built for each.
 
     Parameters
