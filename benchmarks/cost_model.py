@@ -21,12 +21,12 @@ import numpy.typing as npt
 from benchmarks import results, sandbox_mpi
 from benchmarks.results import make_row
 from benchmarks.suite import run_repeated, start
-from slurmdl.network.model import LinkScore, LinkScores
-from slurmdl.placement.cost import network_links, predict_cost
+from slurmdl.links.link_scores import LinkScore, LinkScores
+from slurmdl.placement.iteration_cost import network_links, predict_cost
 from slurmdl.placement.traffic import Traffic
-from slurmdl.sandbox import cluster
+from slurmdl.sandbox import lifecycle
 from slurmdl.sandbox.spec import SandboxSpec, round_robin_topology
-from slurmdl.topology.model import Topology
+from slurmdl.topology.topology import Topology
 
 SEED = 4
 PLACEMENTS, RANKS, SERVERS = 40, 6, 2
@@ -81,12 +81,12 @@ def run(repeats: int = 1, results_file: str | None = None, name: str = "model") 
     """Run all placements `repeats` times on a sandbox, and print and write the correlations."""
     topology = round_robin_topology(9, 3)
     jobs = draw(topology)
-    sandbox = cluster.sandbox_up(SandboxSpec(name, topology, node_rate=NODE_RATE))
+    sandbox = lifecycle.sandbox_up(SandboxSpec(name, topology, node_rate=NODE_RATE))
     try:
         version = sandbox_mpi.call(sandbox, ["sbatch", "--version"]).strip()
         measured = np.concatenate([measure(sandbox, jobs) for _ in range(repeats)], axis=1)
     finally:
-        cluster.sandbox_down(name)
+        lifecycle.sandbox_down(name)
     rows = evaluate(jobs, predict(jobs, topology), measured)
     for row in rows:
         print(f"{row.metric}: {row.value:.3f}{f' {row.unit}' if row.unit else ''}"
@@ -142,7 +142,7 @@ def known(job: Job, topology: Topology) -> LinkScores:
                       zones={name: score for name, score in payload.items() if name in topology.zone_index})
 
 
-def measure(sandbox: cluster.Sandbox, jobs: Sequence[Job]) -> FloatArray:
+def measure(sandbox: lifecycle.Sandbox, jobs: Sequence[Job]) -> FloatArray:
     """Measure communication seconds per iteration; shape (jobs, blocks)."""
     found: list[list[float]] = []
     for together in (jobs[i:i + UNCHANGED * len(PATTERNS)] for i in range(0, len(jobs), UNCHANGED * len(PATTERNS))):

@@ -26,9 +26,9 @@ from benchmarks.results import make_row
 from benchmarks.suite import run_repeated, start
 from slurmdl.errors import SandboxError
 from slurmdl.plan import COMM_PATTERNS
-from slurmdl.sandbox import cluster
+from slurmdl.sandbox import lifecycle
 from slurmdl.sandbox.spec import SandboxSpec, round_robin_topology
-from slurmdl.topology import hostlist
+from slurmdl.slurm import hostlist
 
 MODEL = "mlp:256,128"
 PARAMETERS = 64 * 256 + 256 + 256 * 128 + 128 + 128 * 10 + 10
@@ -84,9 +84,9 @@ _ORDER_PROGRAM = """\
 import os, random, sys
 import numpy
 from slurmdl import config
-from slurmdl.launch.survey import link_scores
-from slurmdl.placement.cost import cost, links
-from slurmdl.placement.ranks.rankmap import leaf_order
+from slurmdl.launch.cluster_state import link_scores
+from slurmdl.placement.iteration_cost import cost, links
+from slurmdl.placement.ranks.rank_orders import leaf_order
 from slurmdl.placement.traffic import Traffic
 from slurmdl.topology import hostlist, read
 network = links(hostlist.expand(os.environ["SLURM_JOB_NODELIST"]), read.read(),
@@ -106,12 +106,12 @@ def run(repeats: int = 1, results_file: str | None = None, name: str = "demo") -
     """Run the jobs on a sandbox, and print progress and the table."""
     began = time.monotonic()
     variants = (*VARIANTS, NEGATIVE_CONTROL) if results_file else VARIANTS
-    sandbox = cluster.sandbox_up(SandboxSpec(name, round_robin_topology(8, 2)))
+    sandbox = lifecycle.sandbox_up(SandboxSpec(name, round_robin_topology(8, 2)))
     try:
         demo = Demo(sandbox)
         outcomes, version = demo.run(variants, repeats), demo.version()
     finally:
-        cluster.sandbox_down(name)
+        lifecycle.sandbox_down(name)
     print(f"the cluster is down, nothing is left of it; {time.monotonic() - began:.0f} s in all\n")
     print(table(outcomes, variants))
     if results_file:
@@ -121,7 +121,7 @@ def run(repeats: int = 1, results_file: str | None = None, name: str = "demo") -
 class Demo:
     """The demo on a running sandbox."""
 
-    def __init__(self, sandbox: cluster.Sandbox) -> None:
+    def __init__(self, sandbox: lifecycle.Sandbox) -> None:
         self.sandbox = sandbox
         self.folder = sandbox.shared / "demo"
         self._call(["mkdir", "-p", str(self.folder)], directory=str(sandbox.shared))

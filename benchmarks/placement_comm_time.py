@@ -16,12 +16,12 @@ import numpy.typing as npt
 
 from benchmarks import sandbox_mpi
 from slurmdl.plan import COMM_PATTERNS
-from slurmdl.train.courier import CommThread
-from slurmdl.train.messages import MeteredP2P
-from slurmdl.train.method import StrategyConfig
+from slurmdl.train.comm_thread import CommThread
+from slurmdl.train.p2p import MeteredP2P
 from slurmdl.train.report.meters import StepMeter
 from slurmdl.train.strategies import STRATEGIES, StrategyContext
-from slurmdl.train.strategies.pieces import ShardState
+from slurmdl.train.strategies.shard_backup import ShardState
+from slurmdl.train.strategy_config import StrategyConfig
 from slurmdl.train.transports.transport import Transport
 
 SEED = 1

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from slurmdl import __version__
-from slurmdl.cli.parser import CliParser
+from slurmdl.cli.arguments import CliParser
 from slurmdl.errors import InputError
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from slurmdl.errors import SandboxError
 
 if TYPE_CHECKING:
-    from slurmdl.sandbox.cluster import Sandbox
+    from slurmdl.sandbox.lifecycle import Sandbox
     from slurmdl.train.transports.transport import Transport
 
 #: attempts to start a step: Open MPI 4.1.4 sometimes crashes in MPI_Init on a busy machine
@@ -70,14 +70,14 @@ def measure_jobs(measure: Callable[[Transport, Mapping[str, Any], Mapping[str, A
     """
     from mpi4py import MPI
 
-    from slurmdl.train import runtime
+    from slurmdl.train import world as world_module
     from slurmdl.train.transports.mpi import MpiTransport
 
     work_file, result_file = sys.argv[1:]
-    world = runtime.init_mpi()
+    world = world_module.init_mpi()
     with open(work_file, encoding="utf-8") as file:
         work = json.load(file)
-    here = runtime.node_name()
+    here = world_module.node_name()
     found = []
     for job in work["jobs"]:
         mine = job["nodes"].index(here) if here in job["nodes"] else None

@@ -23,8 +23,8 @@ from benchmarks import results
 from benchmarks.results import Row, make_row
 from benchmarks.suite import run_repeated, start
 from slurmdl.errors import SandboxError, UsageError
-from slurmdl.sandbox import cluster as sandbox_cluster
-from slurmdl.sandbox.cluster import Sandbox
+from slurmdl.sandbox import lifecycle as sandbox_cluster
+from slurmdl.sandbox.lifecycle import Sandbox
 from slurmdl.sandbox.spec import SandboxSpec, round_robin_topology
 
 STEPS, WARM_UP, BLOCKS, CONTROLS = 1000, 50, 20, 100

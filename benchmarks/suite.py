@@ -15,7 +15,7 @@ from typing import NoReturn
 
 from benchmarks import results
 from benchmarks.results import Row
-from slurmdl.cli.parser import CliParser, check_output_file
+from slurmdl.cli.arguments import CliParser, check_output_file
 from slurmdl.errors import SlurmdlError, UsageError, report_error
 
 _RESULTS_HELP = "write all rows, negative controls included, as JSON"

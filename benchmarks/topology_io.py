@@ -20,7 +20,7 @@ from benchmarks import results
 from benchmarks.results import Row, make_row
 from benchmarks.suite import run_repeated, start
 from slurmdl.topology import example, write
-from slurmdl.topology.topologies import TopologySet
+from slurmdl.topology.topology import TopologySet
 
 SEED = 1
 #: nodes, on leaves of 20 below one root; each ten times the one before

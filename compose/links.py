@@ -22,8 +22,8 @@ import sys
 from pathlib import Path
 
 from slurmdl.errors import UsageError
-from slurmdl.sandbox import relay
-from slurmdl.sandbox.bucket import MTU, tbf_args
+from slurmdl.sandbox import delay_relay
+from slurmdl.sandbox.qdisc import MTU, tbf_args
 from slurmdl.sandbox.spec import parse_bit_rate, parse_duration, parse_fraction
 
 STATE = Path("/run/links.json")
@@ -101,7 +101,7 @@ def lay(name: str, shape: dict[str, float]) -> None:
     rules = f"{table} {{\nchain lose {{ type filter hook prerouting priority 0;\n{lose}}}\n}}\n"
     run(["nft", "-f", "-"], f"{table} {{ }}\ndelete {table}\n{rules if shape['loss'] else ''}")
     if relayed:
-        run([sys.executable, "-IS", relay.__file__, f"wire-{name}", f"held-{name}", repr(shape["delay"])])
+        run([sys.executable, "-IS", delay_relay.__file__, f"wire-{name}", f"held-{name}", repr(shape["delay"])])
 
 
 def lay_all() -> None:

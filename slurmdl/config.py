@@ -34,7 +34,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from slurmdl import dl_options, yamlfile
+from slurmdl import dl_options, yaml_input
 from slurmdl.errors import InputError, SlurmdlError, UsageError
 
 SITE_CONFIG_FILE = "/etc/slurmdl/slurmdl.yaml"
@@ -128,12 +128,12 @@ def load_config(paths: Sequence[str] | None = None) -> Config:
 def _read_config_file(path: str) -> dict[str, Any]:
     if not os.path.isfile(path):  # the writer of a pipe may never come
         raise InputError("is not a regular file", path)
-    data = yamlfile.load_yaml_file(path)
-    return yamlfile.check_keys(data or {}, ("options", "links", "plan_dir", "scores", "cluster_backend"), path, "")
+    data = yaml_input.load_yaml_file(path)
+    return yaml_input.check_keys(data or {}, ("options", "links", "plan_dir", "scores", "cluster_backend"), path, "")
 
 
 def _merge_config(base: Config, data: dict[str, Any], path: str) -> Config:
-    links = yamlfile.check_keys(data.get("links") or {}, ("node", "zone", "delay"), path, "links.")
+    links = yaml_input.check_keys(data.get("links") or {}, ("node", "zone", "delay"), path, "links.")
     zone = links.get("zone", base.zone_bandwidth)
     plan_dir = data.get("plan_dir")
     return Config(
@@ -151,7 +151,7 @@ def _merge_config(base: Config, data: dict[str, Any], path: str) -> Config:
 
 def _parse_link_scores(base: LinkScoresConfig, data: Any, path: str) -> LinkScoresConfig:
     keys = ("file", "owner", "max_age", "half_life", "margin", "scoring", "weights", "prometheus")
-    data = yamlfile.check_keys(data, keys, path, "scores.")
+    data = yaml_input.check_keys(data, keys, path, "scores.")
     found: dict[str, Any] = {}
     if "file" in data:
         found["file"] = _checked_text(data["file"], "scores.file", path, os.path.isabs, "an absolute path")
@@ -169,12 +169,12 @@ def _parse_link_scores(base: LinkScoresConfig, data: Any, path: str) -> LinkScor
     COST_MODELS.__contains__,
      ", ".join(COST_MODELS))
     if "weights" in data:
-        weights = yamlfile.check_keys(data["weights"], METRICS, path, "scores.weights.")
+        weights = yaml_input.check_keys(data["weights"], METRICS, path, "scores.weights.")
         found["weights"] = {**base.weights, **{key: _checked_number(value, f"scores.weights.{key}", path, allow_zero=True)
                                                 for key, value in weights.items()}}
         if not any(found["weights"].get(key, 1.0) for key in METRICS):
             raise InputError("scores.weights: all are 0; valid: one at least above 0", path)
-    prometheus = yamlfile.check_keys(
+    prometheus = yaml_input.check_keys(
     data.get("prometheus") or {},
     ("url",
     "label",
@@ -192,7 +192,7 @@ def _parse_link_scores(base: LinkScoresConfig, data: Any, path: str) -> LinkScor
     str.isidentifier,
      "a label")
     if "queries" in prometheus:
-        queries = yamlfile.check_keys(prometheus["queries"], METRICS, path, "scores.prometheus.queries.")
+        queries = yaml_input.check_keys(prometheus["queries"], METRICS, path, "scores.prometheus.queries.")
         found["queries"] = {**base.prometheus_queries, **{
             key: _checked_text(value, f"scores.prometheus.queries.{key}", path, str.strip, "PromQL")
             for key, value in queries.items()}}
@@ -201,26 +201,26 @@ def _parse_link_scores(base: LinkScoresConfig, data: Any, path: str) -> LinkScor
 
 def _checked_text(value: Any, name: str, path: str, is_valid: Callable[[str], object], expected: str) -> str:
     if not isinstance(value, str) or "\0" in value or not is_valid(value):
-        raise InputError(f"{name}: {yamlfile.short_repr(value)} is not valid; valid: {expected}", path)
+        raise InputError(f"{name}: {yaml_input.short_repr(value)} is not valid; valid: {expected}", path)
     return value
 
 
 def _parse_options(base: Mapping[str, str], data: Any, path: str) -> dict[str, str]:
     named = {option.name: option for option in dl_options.OPTIONS}
     found = {}
-    for name, value in yamlfile.check_keys(data, tuple(named), path, "options.").items():
+    for name, value in yaml_input.check_keys(data, tuple(named), path, "options.").items():
         option = named[name]
         if option.kind == "flag":
             if value is True:
                 found[option.field] = ""
             elif value is not False:
                 raise InputError(
-    f"options.{name}: {yamlfile.short_repr(value)} is not valid; valid: true, false", path)
+    f"options.{name}: {yaml_input.short_repr(value)} is not valid; valid: true, false", path)
             continue
         parts = value if isinstance(value, list) else [value]
         if any(isinstance(part, (list, dict, set)) for part in parts):
             raise InputError(
-    f"options.{name}: {yamlfile.short_repr(value)} is not valid; valid: {option.values}", path)
+    f"options.{name}: {yaml_input.short_repr(value)} is not valid; valid: {option.values}", path)
         # YAML takes a bare `off` for False: the options know it as a word
         text = "off" if value is False else ",".join(map(str, parts))
         try:
@@ -240,6 +240,6 @@ def _checked_number(value: Any, name: str, path: str, allow_zero: bool = False) 
     except (TypeError, ValueError, OverflowError):
         number = -1.0
     if isinstance(value, bool) or not 0 <= number < float("inf") or (not number and not allow_zero):
-        raise InputError(f"{name}: {yamlfile.short_repr(value)} is not valid; valid: a number "
+        raise InputError(f"{name}: {yaml_input.short_repr(value)} is not valid; valid: a number "
                          f"{'from' if allow_zero else 'above'} 0", path)
     return number

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from slurmdl import getopt
 from slurmdl.errors import InputError, UsageError, sort_by_similarity
 from slurmdl.plan import COMM_PATTERNS, STRATEGIES
+from slurmdl.slurm import getopt
 
 PLACE_CHOICES = ("pack", "balance", "spread")
 PROBE_CHOICES = ("0", "0.5", "1", "2")

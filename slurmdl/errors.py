@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 
-from slurmdl.output import print_escaped
+from slurmdl.text import print_escaped
 
 #: characters of a message about a file; what goes beyond is cut out of its middle
 _MAX_MESSAGE_CHARS = 600

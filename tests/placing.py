@@ -7,13 +7,13 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from slurmdl.cluster.model import ClusterSnapshot, Node, Partition
-from slurmdl.network.model import LinkScores
-from slurmdl.placement.cost import network_links, predict_cost
-from slurmdl.placement.model import Cost
+from slurmdl.cluster.snapshot import ClusterSnapshot, Node, Partition
+from slurmdl.links.link_scores import LinkScores
+from slurmdl.placement.iteration_cost import network_links, predict_cost
+from slurmdl.placement.result import Cost
 from slurmdl.placement.traffic import Phase, Traffic
-from slurmdl.topology.build import ZoneDecl, build_topology
-from slurmdl.topology.model import Topology
+from slurmdl.topology.source import ZoneDecl, build_topology
+from slurmdl.topology.topology import Topology
 
 #: links between zones 20 times slower than inside, no delay, round numbers
 SCORES = LinkScores(default_node_bandwidth=1000.0, default_zone_bandwidth=(50.0,), default_latency=0.0)

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from slurmdl.train.courier import CommThread
-from slurmdl.train.library.balance import even_rounds
-from slurmdl.train.library.deal import BatchSlice, GlobalBatches, LockstepSampler
-from slurmdl.train.messages import MeteredP2P
-from slurmdl.train.method import StrategyConfig
+from slurmdl.train.comm_thread import CommThread
+from slurmdl.train.library.load_balance import even_rounds
+from slurmdl.train.library.sampling import BatchSlice, GlobalBatches, LockstepSampler
+from slurmdl.train.p2p import MeteredP2P
 from slurmdl.train.strategies import STRATEGIES, Strategy, StrategyContext
+from slurmdl.train.strategy_config import StrategyConfig
 from slurmdl.train.transports.transport import Transport
 from slurmdl.train.transports.virtual import NetworkModel, run_virtual_ranks
 

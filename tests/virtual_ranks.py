@@ -9,7 +9,7 @@ import torch
 
 from slurmdl.train import init
 from slurmdl.train.library.run import Run
-from slurmdl.train.method import StrategyConfig
+from slurmdl.train.strategy_config import StrategyConfig
 from slurmdl.train.transports import virtual
 
 

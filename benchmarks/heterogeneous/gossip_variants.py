@@ -22,7 +22,7 @@ from benchmarks.heterogeneous.throughput import CPUS, OFF, RANKS, SPEEDS, STEPS,
 from benchmarks.heterogeneous.trainer_jobs import SETTINGS, Jobs, cpu_bound_note
 from benchmarks.results import Row, make_row
 from benchmarks.strategies.accuracy_vs_bytes import difference, lower_bound_95
-from slurmdl.sandbox import cluster
+from slurmdl.sandbox import lifecycle
 from slurmdl.sandbox.spec import SandboxSpec, round_robin_topology
 
 #: which ranks are how slow
@@ -65,7 +65,7 @@ ALLREDUCE = [Variant("allreduce, not balanced", RANKS, 1, "--strategy allreduce"
 
 def rows(seed: int) -> Iterator[Row]:
     """Yield samples per second of each combination, then accuracies."""
-    sandbox = cluster.sandbox_up(
+    sandbox = lifecycle.sandbox_up(
     SandboxSpec(
         f"gossip-{os.getpid()}",
         round_robin_topology(
@@ -84,7 +84,7 @@ def rows(seed: int) -> Iterator[Row]:
             off = off or statistics.median(rates)
             yield throughput(variant, cpu_bound_note(found), rates, off)
     finally:
-        cluster.sandbox_down(sandbox.spec.name)
+        lifecycle.sandbox_down(sandbox.spec.name)
     yield from accuracies(seed)
 
 

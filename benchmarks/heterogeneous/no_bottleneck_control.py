@@ -16,7 +16,7 @@ from benchmarks.heterogeneous.placement_methods import DEFAULT, PLACED, Job, Run
 from benchmarks.heterogeneous.trainer_jobs import SETTINGS, Jobs, cpu_bound_note
 from benchmarks.results import Row, make_row
 from benchmarks.strategies.accuracy_vs_bytes import lower_bound_95
-from slurmdl.sandbox import cluster
+from slurmdl.sandbox import lifecycle
 from slurmdl.sandbox.spec import SandboxSpec, round_robin_topology
 
 NODES, ZONES, CPUS, BUSY = 8, 2, 4, ("n7", "n8")
@@ -32,7 +32,7 @@ TIED, NOISE = 1.05, 1.25
 def rows(seed: int) -> Iterator[Row]:
     """Yield ratios of step times on both kinds of links; the seed has no effect."""
     topology = round_robin_topology(NODES, ZONES)
-    sandbox = cluster.sandbox_up(
+    sandbox = lifecycle.sandbox_up(
     SandboxSpec(
         f"tie-{os.getpid()}",
         topology,
@@ -53,7 +53,7 @@ def rows(seed: int) -> Iterator[Row]:
                 print(f"tie: {job.kind}, {node_rate:g} bit/s", file=sys.stderr, flush=True)
                 yield evaluate(job.kind, runs, shaped=zone_rate > 0)
     finally:
-        cluster.sandbox_down(sandbox.spec.name)
+        lifecycle.sandbox_down(sandbox.spec.name)
 
 
 def evaluate(kind: str, runs: Sequence[dict[str, Run]], shaped: bool) -> Row:

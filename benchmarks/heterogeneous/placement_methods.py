@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from benchmarks.heterogeneous.trainer_jobs import Jobs, Result
 from slurmdl.dl_options import DlOptions
+from slurmdl.job_request import JobRequest
 from slurmdl.placement.traffic import Traffic
-from slurmdl.request import JobRequest
-from slurmdl.topology import hostlist
+from slurmdl.slurm import hostlist
 
 PLACED, LEAF, DEFAULT = "placed", "Slurm's nodes, leaf order", "Slurm's default"
 VARIANTS = (PLACED, LEAF, DEFAULT)

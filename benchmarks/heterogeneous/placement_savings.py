@@ -36,17 +36,17 @@ from benchmarks.heterogeneous.placement_methods import (
 )
 from benchmarks.heterogeneous.trainer_jobs import SETTINGS, Jobs, cpu_bound_note
 from benchmarks.results import Row, make_row
-from slurmdl.cluster import scontrol
-from slurmdl.cluster.model import ClusterSnapshot
+from slurmdl.cluster import scontrol_parser
+from slurmdl.cluster.snapshot import ClusterSnapshot
 from slurmdl.errors import PlacementError
-from slurmdl.network.model import LinkScores
-from slurmdl.placement import exact
-from slurmdl.placement.cost import network_links, predict_cost
-from slurmdl.placement.model import Cost
+from slurmdl.links.link_scores import LinkScores
+from slurmdl.placement import exact_solver
+from slurmdl.placement.iteration_cost import network_links, predict_cost
 from slurmdl.placement.place import place_job
-from slurmdl.sandbox import cluster, hosts
+from slurmdl.placement.result import Cost
+from slurmdl.sandbox import lifecycle, namespaces
 from slurmdl.sandbox.spec import LOGIN, SandboxSpec, round_robin_topology
-from slurmdl.topology.model import Topology
+from slurmdl.topology.topology import Topology
 
 NODES, ZONES, CPUS = 16, 4, 4
 OCCUPANCIES, RUN = 200, 20
@@ -99,7 +99,7 @@ class Found:
 def rows(seed: int) -> Iterator[Row]:
     """Run all jobs on a sandbox and yield their rows."""
     topology = round_robin_topology(NODES, ZONES)
-    sandbox = cluster.sandbox_up(SandboxSpec(f"aggregation-{os.getpid()}", topology, node_rate=NODE_RATE, zone_rate=ZONE_RATE,
+    sandbox = lifecycle.sandbox_up(SandboxSpec(f"aggregation-{os.getpid()}", topology, node_rate=NODE_RATE, zone_rate=ZONE_RATE,
                               cpus=CPUS,
                               zone_features=False, slurm_conf_lines=SETTINGS))
     try:
@@ -111,7 +111,7 @@ def rows(seed: int) -> Iterator[Row]:
             if trains or number % PROGRESS == 0:
                 print(f"aggregation: {number} of {OCCUPANCIES} jobs", file=sys.stderr, flush=True)
     finally:
-        cluster.sandbox_down(sandbox.spec.name)
+        lifecycle.sandbox_down(sandbox.spec.name)
     yield from evaluate(found)
 
 
@@ -138,9 +138,9 @@ def measure(jobs: Jobs, case: Case, topology: Topology, random: np.random.Genera
     other = jobs.hold(case.busy)
     try:
         slurm = jobs.granted(case.job.nodes, case.job.each)
-        text = hosts.run_on_host(jobs.sandbox.pids[LOGIN], ["scontrol", "-o", "-d"],
+        text = namespaces.run_on_host(jobs.sandbox.pids[LOGIN], ["scontrol", "-o", "-d"],
                          stdin="show nodes\nshow partitions\nshow config\n")
-        variants = orders(case, topology, scontrol.parse_snapshot(text), slurm, random)
+        variants = orders(case, topology, scontrol_parser.parse_snapshot(text), slurm, random)
         found = {variant: run(jobs, case.job, variant, variants[variant], STEPS)
                  for variant in (*VARIANTS, NEGATIVE_CONTROL)} if trains else {}
         return Found(case.job.kind,
@@ -166,7 +166,7 @@ def orders(case: Case, topology: Topology, snapshot: ClusterSnapshot, slurm: Seq
              LEAF: each(sorted(slurm, key=lambda node: (topology.leaf_of(node), node))),
              NEGATIVE_CONTROL: tuple(drawn[i] for i in random.permutation(len(drawn)))}
     with contextlib.suppress(PlacementError):
-        found[LEAST] = exact.solve_exactly(job.request, snapshot, topology, scores, LIMIT, "bytes").node_of_rank
+        found[LEAST] = exact_solver.solve_exactly(job.request, snapshot, topology, scores, LIMIT, "bytes").node_of_rank
     return found
 
 

@@ -31,8 +31,8 @@ from benchmarks.heterogeneous.trainer_jobs import SETTINGS, Jobs, wait
 from benchmarks.results import Row, make_row
 from benchmarks.sandbox_mpi import ROOT
 from slurmdl.errors import SandboxError, SlurmdlError, UnavailableError
-from slurmdl.mpi import LOOPBACK_TCP_ENV, OVERSUBSCRIBE_ENV
-from slurmdl.sandbox import cloud, cluster
+from slurmdl.mpi_library import LOOPBACK_TCP_ENV, OVERSUBSCRIBE_ENV
+from slurmdl.sandbox import cloud_nodes, lifecycle
 from slurmdl.sandbox.spec import SandboxSpec, round_robin_topology
 
 #: ranks, parameters, replayed seconds of a step, steps, and the step before which a rank is struck
@@ -71,7 +71,7 @@ def rows(seed: int) -> Iterator[Row]:
 def requeues(seed: int) -> Iterator[Row]:
     """Yield the seconds from the kill of a rank to the next step of the requeued job, and the repeated steps."""
     settings = (*SETTINGS, f"AuthInfo=cred_expire={HELD}")
-    sandbox = cluster.sandbox_up(
+    sandbox = lifecycle.sandbox_up(
     SandboxSpec(
         f"lost-{os.getpid()}",
         round_robin_topology(
@@ -81,7 +81,7 @@ def requeues(seed: int) -> Iterator[Row]:
     try:
         found = [begin_again(Jobs(sandbox), seed + repeat) for repeat in range(REQUEUES)]
     finally:
-        cluster.sandbox_down(sandbox.spec.name)
+        lifecycle.sandbox_down(sandbox.spec.name)
     yield make_row("allreduce with checkpoints, a rank is killed: seconds to the next step by requeue",
                    [seconds for seconds, _, _ in found], "s", baseline=HELD,
                    target=f"Slurm holds a requeued job back for {HELD} s here (cred_expire; 120 s by default)")
@@ -118,12 +118,12 @@ def begin_again(jobs: Jobs, seed: int) -> tuple[float, int, int]:
 
     target = AT + 7 * seed % CHECKPOINT_EVERY  # somewhere between two checkpoints
     wait(lambda: any(made and made[-1] >= target for made in steps()), f"job {number}: step {target}", LIMIT, 0.01)
-    node = cloud.wait_for_nodes(jobs.sandbox, number)[1]
+    node = cloud_nodes.wait_for_nodes(jobs.sandbox, number)[1]
     subprocess.run(jobs.sandbox.command(["pkill", "-KILL", "-f", "slurmdl.train"], node), check=True)
     struck, before = time.monotonic(), steps()[0][-1]
     wait(lambda: len(steps()) > 1 and bool(steps()[1]), f"job {number}: a step of its second start", LIMIT, 0.01)
     seconds, first = time.monotonic() - struck, steps()[1][0]
-    wait(lambda: not cloud.job_state(jobs.sandbox, number)[0], f"the end of job {number}", LIMIT)
+    wait(lambda: not cloud_nodes.job_state(jobs.sandbox, number)[0], f"the end of job {number}", LIMIT)
     made = steps()
     if made[-1][-1] != STEPS:
         raise SandboxError(f"job {number}: ended after step {made[-1][-1]} of {STEPS}")
@@ -177,8 +177,8 @@ def main() -> None:
     import torch
 
     from slurmdl.train import init
-    from slurmdl.train.method import StrategyConfig
-    from slurmdl.train.trainer.task import SyntheticWorkload
+    from slurmdl.train.strategy_config import StrategyConfig
+    from slurmdl.train.trainer.workloads import SyntheticWorkload
 
     folder, work = Path(sys.argv[1]), json.loads(sys.argv[2])
     run = init(StrategyConfig(**work["method"]), seed=work["seed"])

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from benchmarks.heterogeneous.trainer_jobs import SETTINGS, Jobs, Result, cpu_bound_note
 from benchmarks.results import Row, make_row
-from slurmdl.sandbox import cluster
+from slurmdl.sandbox import lifecycle
 from slurmdl.sandbox.spec import SandboxSpec, round_robin_topology
 
 RANKS, CPUS = 8, 8
@@ -43,7 +43,7 @@ QUOTAS, CORES = (4, 4, 4, 1), 0.75
 
 def rows(seed: int) -> Iterator[Row]:
     """Yield ratios of samples per second for each mixture of speeds."""
-    sandbox = cluster.sandbox_up(
+    sandbox = lifecycle.sandbox_up(
     SandboxSpec(
         f"speed-{os.getpid()}",
         round_robin_topology(
@@ -61,7 +61,7 @@ def rows(seed: int) -> Iterator[Row]:
         speeds = f"really computed, quotas of {':'.join(map(str, QUOTAS))}"
         yield from evaluate(speeds, _by_turns(jobs, len(QUOTAS), f"{REAL} --seed {seed}", speeds, REAL_REPEATS))
     finally:
-        cluster.sandbox_down(sandbox.spec.name)
+        lifecycle.sandbox_down(sandbox.spec.name)
 
 
 def _by_turns(jobs: Jobs, ranks: int, options: str, what: str, repeats: int) -> dict[str, list[Result]]:

@@ -14,12 +14,12 @@ from typing import Any
 from benchmarks import sandbox_mpi
 from slurmdl.bench import cpu_idle
 from slurmdl.errors import SandboxError
-from slurmdl.sandbox import cloud
-from slurmdl.sandbox.cluster import Sandbox
-from slurmdl.topology import hostlist
+from slurmdl.sandbox import cloud_nodes
+from slurmdl.sandbox.lifecycle import Sandbox
+from slurmdl.slurm import hostlist
 
 #: nothing waits for more jobs before the controller looks at a new one
-SETTINGS = cloud.SLURM_CONF_LINES[:1]
+SETTINGS = cloud_nodes.SLURM_CONF_LINES[:1]
 #: seconds that a job may take
 _LIMIT = 600.0
 
@@ -65,11 +65,11 @@ class Jobs:
     def _sleep(self, options: Sequence[str]) -> tuple[int, tuple[str, ...]]:
         number = int(self.call(["sbatch", "--parsable", "--no-requeue", "-o/dev/null", *options,
                                 "--wrap", "sleep 3600"]))
-        return number, cloud.wait_for_nodes(self.sandbox, number)
+        return number, cloud_nodes.wait_for_nodes(self.sandbox, number)
 
     def end(self, number: int) -> None:
         """Cancel a job and wait until its nodes are free."""
-        _, nodes = cloud.job_state(self.sandbox, number)
+        _, nodes = cloud_nodes.job_state(self.sandbox, number)
         self.call(["scancel", str(number)])
         wait(lambda: all(self.sandbox.node_states()[node] == "idle" for node in hostlist.expand_hostlist(nodes)),
              f"the end of job {number}", _LIMIT)
@@ -108,7 +108,7 @@ class Jobs:
     def _idle(self, number: int, log: Path) -> float:
         """Wait for the end of a job; return `Result.idle`."""
         def ended() -> bool:
-            return not cloud.job_state(self.sandbox, number)[0]
+            return not cloud_nodes.job_state(self.sandbox, number)[0]
 
         # its first line tells the places of the ranks
         wait(lambda: ended() or (log.exists() and os.path.getsize(log) > 0), f"the start of job {number}", _LIMIT)

@@ -18,7 +18,7 @@ from statistics import median
 import slurmdl
 from benchmarks.results import Row, make_row
 from slurmdl.errors import UnavailableError
-from slurmdl.network import counters
+from slurmdl.links import counters
 
 REPEATS = 31
 #: milliseconds beyond the interpreter's own, and bytes, that a run may cost

@@ -22,10 +22,10 @@ from dataclasses import dataclass
 
 from benchmarks.results import Row, make_row
 from slurmdl.errors import SandboxError
-from slurmdl.network.samples import LinkSample, parse_sample_lines
-from slurmdl.sandbox import cluster
+from slurmdl.links.samples import LinkSample, parse_sample_lines
+from slurmdl.sandbox import lifecycle
 from slurmdl.sandbox.spec import SandboxSpec, round_robin_topology
-from slurmdl.topology import hostlist
+from slurmdl.slurm import hostlist
 
 SETTINGS, NODES, NODE = 20, 4, "n3"
 #: bits/s and seconds in each direction, lowest and highest; shares of lost packets
@@ -94,7 +94,7 @@ def rows(seed: int = 0, count: int = SETTINGS) -> Iterator[Row]:
 
 def _rows(seed: int, count: int) -> Iterator[Row]:
     settings = draw(seed, count)
-    sandbox = cluster.sandbox_up(SandboxSpec(f"links-{os.getpid()}", round_robin_topology(NODES, 1)))
+    sandbox = lifecycle.sandbox_up(SandboxSpec(f"links-{os.getpid()}", round_robin_topology(NODES, 1)))
     try:
         found = [probe(sandbox) for _ in range(PROBES)]
         base = sorted(found, key=lambda sample: sample.rtt or 0.0)[len(found) // 2]
@@ -105,11 +105,11 @@ def _rows(seed: int, count: int) -> Iterator[Row]:
             measured.append([probe(sandbox) for _ in range(PROBES)])
             yield from _of(setting, base, measured[-1])
     finally:
-        cluster.sandbox_down(sandbox.spec.name)
+        lifecycle.sandbox_down(sandbox.spec.name)
     yield from summary(settings, base, measured)
 
 
-def probe(sandbox: cluster.Sandbox) -> LinkSample:
+def probe(sandbox: lifecycle.Sandbox) -> LinkSample:
     """Probe all nodes and return the sample of NODE; SandboxError if there is none."""
     # by name: `--all` leaves out nodes that still clear up after the probe before, which the scheduler waits for
     nodes = hostlist.fold_hostlist(sandbox.spec.topology.nodes)

@@ -15,12 +15,12 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.results import Row, make_row
-from slurmdl.network import capacity, hygiene
-from slurmdl.network.model import LinkScores
-from slurmdl.network.probe.fit import estimate_links
-from slurmdl.network.probe.pair import PairMeasurement, ProbeConfig
-from slurmdl.network.probe.rounds import round_robin_schedule
-from slurmdl.network.samples import LinkSample
+from slurmdl.links import aggregate, capacity
+from slurmdl.links.link_scores import LinkScores
+from slurmdl.links.probe.link_estimator import estimate_links
+from slurmdl.links.probe.measurement import PairMeasurement, ProbeConfig
+from slurmdl.links.probe.schedule import round_robin_schedule
+from slurmdl.links.samples import LinkSample
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -124,9 +124,9 @@ def probe(fabric: Fabric, seed: int, noise: float = NOISE, sweeps: int = SWEEPS)
         pairs = [pair for each in games for pair in fabric.measured(each, effort, noise, draw)]
         played, count = played + len(games), count + len(pairs)
         samples += estimate_links(pairs, leaf, 1e9 + played * effort.expected_s)
-    made = hygiene.aggregate_scores(samples, 1e9 + played * effort.expected_s).scores
+    made = aggregate.aggregate_scores(samples, 1e9 + played * effort.expected_s).scores
     per_pair = 2 * min(effort.stream_bytes, SPEED * effort.stream_seconds) + 2 * effort.loss_probes * _DATAGRAM
-    return Found(replace(made, half_life=hygiene.DEFAULT_RULES.half_life), played * effort.expected_s,
+    return Found(replace(made, half_life=aggregate.DEFAULT_RULES.half_life), played * effort.expected_s,
                  count * per_pair / (len(fabric.names) * SPEED * SECONDS))
 
 

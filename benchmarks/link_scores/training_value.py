@@ -29,12 +29,12 @@ from pathlib import Path
 
 from benchmarks.results import Row, make_row
 from slurmdl.errors import SandboxError
-from slurmdl.network import hygiene
-from slurmdl.network.model import LinkScore, LinkScores
-from slurmdl.network.samples import LinkSample, parse_sample_lines
-from slurmdl.sandbox import cluster
+from slurmdl.links import aggregate
+from slurmdl.links.link_scores import LinkScore, LinkScores
+from slurmdl.links.samples import LinkSample, parse_sample_lines
+from slurmdl.sandbox import lifecycle
 from slurmdl.sandbox.spec import SandboxSpec, round_robin_topology
-from slurmdl.topology import hostlist
+from slurmdl.slurm import hostlist
 
 NODES, ZONES, RANKS = 12, 2, 4
 #: bits/s of the nodes' links; small, so that two CPUs are not what bounds the time
@@ -53,7 +53,7 @@ _FLAT = f"SwitchName=all Nodes=n[01-{NODES}]\n"
 
 def rows(seed: int = 0) -> Iterator[Row]:
     """Yield median and 99th percentile of the step time by rule, and the trials with busy nodes."""
-    sandbox = cluster.sandbox_up(SandboxSpec(f"gain-{os.getpid()}", round_robin_topology(NODES, ZONES), node_rate=NODE_RATE,
+    sandbox = lifecycle.sandbox_up(SandboxSpec(f"gain-{os.getpid()}", round_robin_topology(NODES, ZONES), node_rate=NODE_RATE,
                               zone_rate=ZONE_RATE, zone_features=False,
                               slurm_conf_lines=("SchedulerParameters=batch_sched_delay=0,sched_min_interval=0",)))
     try:
@@ -62,13 +62,13 @@ def rows(seed: int = 0) -> Iterator[Row]:
         yield from benchmark.avoided()
         yield from benchmark.trained()
     finally:
-        cluster.sandbox_down(sandbox.spec.name)
+        lifecycle.sandbox_down(sandbox.spec.name)
 
 
 class _TrainingBenchmark:
     """Measurements on a running sandbox."""
 
-    def __init__(self, sandbox: cluster.Sandbox, source: random.Random) -> None:
+    def __init__(self, sandbox: lifecycle.Sandbox, source: random.Random) -> None:
         self.sandbox, self.random = sandbox, source
         self.folder = sandbox.shared / "gain"
         self._call(["mkdir", "-p", str(self.folder)], str(sandbox.shared))
@@ -80,7 +80,7 @@ class _TrainingBenchmark:
         self.sandbox.shape_link(LOSSY, delay=1e-2, loss=0.02)
         text = self._call(["slurmdl", "score", "probe", "--all", "--budget=20s", "--out", "-"])
         found = [sample for sample in parse_sample_lines(text.splitlines()) if isinstance(sample, LinkSample)]
-        self.scores = hygiene.aggregate_scores(found, time.time()).scores
+        self.scores = aggregate.aggregate_scores(found, time.time()).scores
 
     def avoided(self) -> Iterator[Row]:
         """Run trials with random busy nodes, with enough free clean nodes or one too few."""

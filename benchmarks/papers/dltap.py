@@ -26,11 +26,11 @@ from benchmarks.heterogeneous.placement_methods import DEFAULT, NEGATIVE_CONTROL
 from benchmarks.heterogeneous.placement_savings import CPUS, DLTAP, LEAST, NODES, ZONES, Case, draw, orders, predicted
 from benchmarks.heterogeneous.trainer_jobs import SETTINGS, Jobs
 from benchmarks.results import Row, make_row
-from slurmdl.cluster import scontrol
+from slurmdl.cluster import scontrol_parser
 from slurmdl.errors import SandboxError
-from slurmdl.sandbox import cluster, hosts
+from slurmdl.sandbox import lifecycle, namespaces
 from slurmdl.sandbox.spec import LOGIN, SandboxSpec, round_robin_topology
-from slurmdl.topology.model import Topology
+from slurmdl.topology.topology import Topology
 
 #: elements of the networks: a perceptron of 784, 512, 512 and 10 units, and as in docs/train.md
 NETWORKS = {"MLP": 669_706, "ResNet-50": 25_557_032, "VGG-16": 138_357_544}
@@ -46,7 +46,7 @@ PATIENCE = 120.0
 def rows(seed: int) -> Iterator[Row]:
     """Yield the bytes between nodes that placement saves, by network, and with concurrent submitters."""
     topology = round_robin_topology(NODES, ZONES)
-    sandbox = cluster.sandbox_up(
+    sandbox = lifecycle.sandbox_up(
     SandboxSpec(
         f"dltap-{os.getpid()}",
         topology,
@@ -65,7 +65,7 @@ def rows(seed: int) -> Iterator[Row]:
             yield from evaluate(name, costs)
         bursts = [{variant: burst(jobs, topology, variant) for variant in (PLACED, DEFAULT)} for _ in range(BURSTS)]
     finally:
-        cluster.sandbox_down(sandbox.spec.name)
+        lifecycle.sandbox_down(sandbox.spec.name)
     yield saving(f"{SUBMITTERS} submitters at once", DEFAULT, [its[DEFAULT] for its in bursts],
                  [its[PLACED] for its in bursts], None, published=True)
 
@@ -76,11 +76,11 @@ def compare(jobs: Jobs, case: Case, topology: Topology,
     other = jobs.hold(case.busy)
     try:
         slurm = jobs.granted(case.job.nodes, case.job.each)
-        text = hosts.run_on_host(jobs.sandbox.pids[LOGIN], ["scontrol", "-o", "-d"],
+        text = namespaces.run_on_host(jobs.sandbox.pids[LOGIN], ["scontrol", "-o", "-d"],
                          stdin="show nodes\nshow partitions\nshow config\n")
     finally:
         jobs.end(other)
-    snapshot, free = scontrol.parse_snapshot(text), sorted(set(topology.nodes) - set(case.busy))
+    snapshot, free = scontrol_parser.parse_snapshot(text), sorted(set(topology.nodes) - set(case.busy))
     found: dict[str, Mapping[str, float]] = {}
     for name, size in NETWORKS.items():
         job = replace(case.job, parameters=size)

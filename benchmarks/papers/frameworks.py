@@ -22,8 +22,8 @@ from slurmdl.bench.cpu_idle import cpu_bound_note
 from slurmdl.bench.matrix import report
 from slurmdl.bench.matrix.report import PHASE_SUM_TOLERANCE, ReportRow
 from slurmdl.errors import SandboxError
-from slurmdl.sandbox import cluster
-from slurmdl.sandbox.cluster import Sandbox
+from slurmdl.sandbox import lifecycle
+from slurmdl.sandbox.lifecycle import Sandbox
 from slurmdl.sandbox.spec import SandboxSpec, round_robin_topology
 from slurmdl.train.report.meters import PHASES
 
@@ -42,7 +42,7 @@ LIMIT = 2400.0
 
 def rows(seed: int) -> Iterator[Row]:
     """Yield images per second and shares of the phases, weak scaling first."""
-    sandbox = cluster.sandbox_up(SandboxSpec(f"frameworks-{os.getpid()}", round_robin_topology(NODES[-1], 2), node_rate=RATE, zone_rate=RATE,
+    sandbox = lifecycle.sandbox_up(SandboxSpec(f"frameworks-{os.getpid()}", round_robin_topology(NODES[-1], 2), node_rate=RATE, zone_rate=RATE,
                               cpus=CPUS, zone_features=False, slurm_conf_lines=SETTINGS))
     try:
         weak = measure(sandbox, "weak", NODES, BATCH, SECONDS, seed)
@@ -50,7 +50,7 @@ def rows(seed: int) -> Iterator[Row]:
             [its for its in weak if its.cell.nodes == nodes] if nodes == 1 else
             measure(sandbox, f"strong{nodes}", (nodes,), BATCH // nodes, SECONDS / nodes, seed))]
     finally:
-        cluster.sandbox_down(sandbox.spec.name)
+        lifecycle.sandbox_down(sandbox.spec.name)
     yield from evaluate("weak scaling", weak)
     yield from evaluate("strong scaling", strong)
 

@@ -22,7 +22,7 @@ from benchmarks.heterogeneous.placement_savings import CPUS, NODES, ZONES, Found
 from benchmarks.heterogeneous.trainer_jobs import SETTINGS, Jobs
 from benchmarks.link_scores import training_value
 from benchmarks.results import Row, make_row
-from slurmdl.sandbox import cluster
+from slurmdl.sandbox import lifecycle
 from slurmdl.sandbox.spec import SandboxSpec, round_robin_topology
 
 JOBS = 60
@@ -34,7 +34,7 @@ def rows(seed: int) -> Iterator[Row]:
     """Yield measured step times by rule, then predicted ones by occupancy."""
     yield from training_value.rows(seed)
     topology = round_robin_topology(NODES, ZONES)
-    sandbox = cluster.sandbox_up(
+    sandbox = lifecycle.sandbox_up(
     SandboxSpec(
         f"zones-{os.getpid()}",
         topology,
@@ -47,7 +47,7 @@ def rows(seed: int) -> Iterator[Row]:
             found.append(measure(jobs, case, topology, np.random.default_rng([seed, number]), False))
             print(f"zones: {number} of {JOBS} jobs", file=sys.stderr, flush=True)
     finally:
-        cluster.sandbox_down(sandbox.spec.name)
+        lifecycle.sandbox_down(sandbox.spec.name)
     yield from evaluate(found)
 
 

@@ -26,19 +26,20 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from benchmarks.results import Row, make_row
-from slurmdl.cluster import scontrol
-from slurmdl.cluster.model import ClusterSnapshot
+from slurmdl.cluster import scontrol_parser
+from slurmdl.cluster.snapshot import ClusterSnapshot
 from slurmdl.errors import PlacementError, SandboxError
-from slurmdl.network.model import LinkScores
+from slurmdl.job_request import DlOptions, JobRequest
+from slurmdl.links.link_scores import LinkScores
 from slurmdl.placement.place import place_job
-from slurmdl.request import DlOptions, JobRequest
-from slurmdl.sandbox import cloud, hosts
-from slurmdl.sandbox import cluster as sandbox_cluster
-from slurmdl.sandbox.cluster import Sandbox
+from slurmdl.sandbox import cloud_nodes, namespaces
+from slurmdl.sandbox import lifecycle as sandbox_cluster
+from slurmdl.sandbox.lifecycle import Sandbox
 from slurmdl.sandbox.spec import LOGIN, SandboxSpec
-from slurmdl.simulate import load
-from slurmdl.topology import example, hostlist
-from slurmdl.topology.model import Topology
+from slurmdl.simulate import background_load
+from slurmdl.slurm import hostlist
+from slurmdl.topology import example
+from slurmdl.topology.topology import Topology
 
 CPUS = 4
 LEAVES, NODES = 10, 200
@@ -135,7 +136,7 @@ def play(sandbox: Sandbox, jobs: Sequence[Job], variant: str, patience: float = 
                                                  stderr=subprocess.DEVNULL))
             listed = set()
             # name, number, state and nodes of each job
-            for name, number, state, *nodes in map(str.split, hosts.run_on_host(
+            for name, number, state, *nodes in map(str.split, namespaces.run_on_host(
                     sandbox.pids[LOGIN], ["squeue", "-h", "-o", "%j %A %t %N"]).splitlines()):
                 if not name.isdigit() or int(name) in done:
                     continue
@@ -146,7 +147,7 @@ def play(sandbox: Sandbox, jobs: Sequence[Job], variant: str, patience: float = 
                     starts[job], held[job] = now, tuple(hostlist.expand_hostlist(nodes[0]))
                 late = now - queued[job] > patience and job not in starts
                 if late or (job in starts and now - starts[job] >= jobs[job].duration):
-                    cloud.power_down_job(sandbox, int(number), held.get(job, ()))
+                    cloud_nodes.power_down_job(sandbox, int(number), held.get(job, ()))
                     done.add(job)
             lost |= set(starts) - listed - done
             done |= lost
@@ -158,7 +159,7 @@ def play(sandbox: Sandbox, jobs: Sequence[Job], variant: str, patience: float = 
         for child in children:
             if child.wait(timeout=60):
                 raise SandboxError("a job of a trace was refused")
-    cloud.wait_for_idle_nodes(sandbox, sorted(set(itertools.chain.from_iterable(held.values()))))
+    cloud_nodes.wait_for_idle_nodes(sandbox, sorted(set(itertools.chain.from_iterable(held.values()))))
     return Run(tuple(starts.get(i, np.inf) - queued[i] for i in range(len(jobs))),
                tuple(queued[i] - job.arrival for i, job in enumerate(jobs)),
                tuple(held.get(i, ()) for i in range(len(jobs))), completion, len(lost))
@@ -167,7 +168,7 @@ def play(sandbox: Sandbox, jobs: Sequence[Job], variant: str, patience: float = 
 def rows(seed: int = 0) -> Iterator[Row]:
     """Yield the rows of snapshots, bursts and traces; print one line if there is no cluster."""
     spec = SandboxSpec(f"herding-{os.getpid()}", example.tree_topology((1, LEAVES, NODES)), cpus=CPUS, cloud_nodes=True,
-                zone_features=False, slurm_conf_lines=cloud.SLURM_CONF_LINES)
+                zone_features=False, slurm_conf_lines=cloud_nodes.SLURM_CONF_LINES)
     try:
         sandbox = sandbox_cluster.sandbox_up(spec)
     except SandboxError as error:
@@ -175,10 +176,10 @@ def rows(seed: int = 0) -> Iterator[Row]:
         return
     try:
         yield from _traces(sandbox, [trace(JOBS, SIZES, ARRIVALS, seed + i, every=2) for i in range(TRACES)])
-        busy = load.occupied_nodes(spec.topology, BURST_BUSY, seed)
+        busy = background_load.occupied_nodes(spec.topology, BURST_BUSY, seed)
         others = [spec.topology.nodes[i] for i in np.flatnonzero(busy)]
-        cloud.wait_for_nodes(sandbox,
-                       cloud.submit_job(sandbox, ["-N", str(len(others)), "--exclusive", "-w", hostlist.fold_hostlist(others)]))
+        cloud_nodes.wait_for_nodes(sandbox,
+                       cloud_nodes.submit_job(sandbox, ["-N", str(len(others)), "--exclusive", "-w", hostlist.fold_hostlist(others)]))
         bursts = [trace(SUBMITTERS, BURST_SIZES, 0.0, seed + i) for i in range(max(SNAPSHOTS, BURSTS))]
         yield from _snapshots(sandbox, bursts[:SNAPSHOTS])
         yield from _bursts(sandbox, bursts[:BURSTS])
@@ -218,8 +219,8 @@ def _chosen(job: Job, seed: int, cluster: ClusterSnapshot, topology: Topology) -
 
 
 def _snapshots(sandbox: Sandbox, bursts: Sequence[Sequence[Job]]) -> Iterator[Row]:
-    text = hosts.run_on_host(sandbox.pids[LOGIN], ["scontrol", "-o", "-d"], stdin="show nodes\nshow partitions\n")
-    seeded, plain = collisions(bursts, scontrol.parse_snapshot(text), sandbox.spec.topology)
+    text = namespaces.run_on_host(sandbox.pids[LOGIN], ["scontrol", "-o", "-d"], stdin="show nodes\nshow partitions\n")
+    seeded, plain = collisions(bursts, scontrol_parser.parse_snapshot(text), sandbox.spec.topology)
     count = len(bursts[0])
     yield make_row(f"one snapshot: pairs of {count} choices that share a node", seeded.pairs, "pairs",
                    baseline=float(np.median(plain.pairs)))

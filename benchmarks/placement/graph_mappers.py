@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from slurmdl.placement.cost import NetworkLinks
+from slurmdl.placement.iteration_cost import NetworkLinks
 from slurmdl.placement.traffic import Phase
 
 FloatArray = npt.NDArray[np.float64]

@@ -15,20 +15,20 @@ import numpy as np
 from benchmarks import results
 from benchmarks.results import make_row
 from benchmarks.suite import start
-from slurmdl.cli.parser import CliParser, check_output_file
-from slurmdl.cluster.model import ClusterSnapshot, Node, Partition
+from slurmdl.cli.arguments import CliParser, check_output_file
+from slurmdl.cluster.snapshot import ClusterSnapshot, Node, Partition
 from slurmdl.dl_options import DlOptions
 from slurmdl.errors import SlurmdlError
-from slurmdl.network.model import LinkScore, LinkScores
-from slurmdl.placement import exact
-from slurmdl.placement.cost import network_links, predict_cost
-from slurmdl.placement.nodes.eligible import eligible_tasks
+from slurmdl.job_request import JobRequest
+from slurmdl.links.link_scores import LinkScore, LinkScores
+from slurmdl.placement import exact_solver
+from slurmdl.placement.eligibility import eligible_tasks
+from slurmdl.placement.iteration_cost import network_links, predict_cost
+from slurmdl.placement.job_size import resolve_job_size
 from slurmdl.placement.place import place_job
-from slurmdl.placement.shape import resolve_job_size
 from slurmdl.placement.traffic import Traffic
-from slurmdl.request import JobRequest
-from slurmdl.topology.build import ZoneDecl, build_topology
-from slurmdl.topology.model import Topology
+from slurmdl.topology.source import ZoneDecl, build_topology
+from slurmdl.topology.topology import Topology
 
 #: seconds that the exact solver may take for one cluster
 LIMIT = 20.0
@@ -120,7 +120,7 @@ def outcome(given: Case) -> Outcome | None:
         return None
     if not found.free_now or found.rank_map is None:
         return None
-    best = exact.solve_exactly(given.request, given.cluster, given.topology, given.scores, LIMIT)
+    best = exact_solver.solve_exactly(given.request, given.cluster, given.topology, given.scores, LIMIT)
     room = eligible_tasks(given.request, given.cluster, "main").tasks_now
     nodes = [name for name, tasks in zip(given.cluster.names, room.tolist(), strict=True)
              if tasks >= resolve_job_size(given.request).max_tasks_per_node]

@@ -25,22 +25,23 @@ import numpy as np
 
 from benchmarks.placement import graph_mappers
 from benchmarks.results import Row, make_row
-from slurmdl.cluster import scontrol
-from slurmdl.cluster.model import ClusterSnapshot, Node, Partition
+from slurmdl.cluster import scontrol_parser
+from slurmdl.cluster.snapshot import ClusterSnapshot, Node, Partition
 from slurmdl.errors import PlacementError, SandboxError
-from slurmdl.network.model import LinkScores
-from slurmdl.placement.cost import network_links, predict_cost
-from slurmdl.placement.model import Cost
+from slurmdl.job_request import DlOptions, JobRequest
+from slurmdl.links.link_scores import LinkScores
+from slurmdl.placement.iteration_cost import network_links, predict_cost
 from slurmdl.placement.place import place_job
-from slurmdl.placement.ranks.rankmap import best_rank_map
+from slurmdl.placement.ranks.rank_orders import best_rank_map
+from slurmdl.placement.result import Cost
 from slurmdl.placement.traffic import Traffic
-from slurmdl.request import DlOptions, JobRequest
-from slurmdl.sandbox import cloud, hosts
-from slurmdl.sandbox import cluster as sandbox_cluster
+from slurmdl.sandbox import cloud_nodes, namespaces
+from slurmdl.sandbox import lifecycle as sandbox_cluster
 from slurmdl.sandbox.spec import LOGIN, SandboxSpec
-from slurmdl.simulate import load
-from slurmdl.topology import example, hostlist
-from slurmdl.topology.model import Indices, Topology
+from slurmdl.simulate import background_load
+from slurmdl.slurm import hostlist
+from slurmdl.topology import example
+from slurmdl.topology.topology import Indices, Topology
 
 CPUS = 4
 MODEL_BYTES = 100e6
@@ -120,7 +121,7 @@ class LoadedCluster:
 
     def __init__(self, shape: Shape, share: float, seed: int) -> None:
         self.topology = shape.topology
-        self.busy = load.occupied_nodes(self.topology, share, seed)
+        self.busy = background_load.occupied_nodes(self.topology, share, seed)
         self.generator = np.random.default_rng(seed)
 
     def modelled(self) -> ClusterSnapshot:
@@ -278,7 +279,7 @@ def _asked(shape: Shape, loaded: LoadedCluster,
     if not why:
         try:
             sandbox = sandbox_cluster.sandbox_up(SandboxSpec(f"quality-{os.getpid()}", shape.topology, cpus=CPUS, cloud_nodes=True,
-                                              zone_features=False, slurm_conf_lines=cloud.SLURM_CONF_LINES))
+                                              zone_features=False, slurm_conf_lines=cloud_nodes.SLURM_CONF_LINES))
         except SandboxError as error:
             why = str(error)
     if sandbox is None:
@@ -295,16 +296,16 @@ def _asked(shape: Shape, loaded: LoadedCluster,
 def _of_slurm(sandbox: sandbox_cluster.Sandbox, loaded: LoadedCluster,
               sizes: Sequence[int]) -> Iterator[tuple[int, ClusterSnapshot, tuple[str, ...]]]:
     held = loaded.names(np.flatnonzero(loaded.busy))
-    others = cloud.submit_job(sandbox, ["-N", str(len(held)), "--exclusive", "-w", hostlist.fold_hostlist(held)])
-    assert len(cloud.wait_for_nodes(sandbox, others)) == len(held)
+    others = cloud_nodes.submit_job(sandbox, ["-N", str(len(held)), "--exclusive", "-w", hostlist.fold_hostlist(held)])
+    assert len(cloud_nodes.wait_for_nodes(sandbox, others)) == len(held)
     for size in sizes:
-        text = hosts.run_on_host(sandbox.pids[LOGIN], ["scontrol", "-o", "-d"],
+        text = namespaces.run_on_host(sandbox.pids[LOGIN], ["scontrol", "-o", "-d"],
                          stdin="show nodes\nshow partitions\nshow config\n")
-        job = cloud.submit_job(sandbox, ["-N", str(size), "--exclusive"])
-        given = cloud.wait_for_nodes(sandbox, job)
-        cloud.power_down_job(sandbox, job, given)
-        yield size, scontrol.parse_snapshot(text), given
-        cloud.wait_for_idle_nodes(sandbox, given)
+        job = cloud_nodes.submit_job(sandbox, ["-N", str(size), "--exclusive"])
+        given = cloud_nodes.wait_for_nodes(sandbox, job)
+        cloud_nodes.power_down_job(sandbox, job, given)
+        yield size, scontrol_parser.parse_snapshot(text), given
+        cloud_nodes.wait_for_idle_nodes(sandbox, given)
 
 
 def evaluate(name: str, found: Sequence[Found]) -> Iterator[Row]:

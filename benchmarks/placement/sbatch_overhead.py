@@ -18,8 +18,8 @@ import numpy as np
 
 from benchmarks.results import Row, make_row
 from slurmdl.errors import SandboxError
-from slurmdl.sandbox import cluster as sandbox_cluster
-from slurmdl.sandbox.cluster import Sandbox
+from slurmdl.sandbox import lifecycle as sandbox_cluster
+from slurmdl.sandbox.lifecycle import Sandbox
 from slurmdl.sandbox.spec import SandboxSpec, round_robin_topology
 from slurmdl.topology import example
 

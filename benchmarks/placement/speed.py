@@ -36,10 +36,10 @@ LIMIT = 20.0
 _PROGRAM = """\
 import json, resource, sys, time
 import numpy
-from slurmdl.cluster.model import ClusterSnapshot, Node, Partition
-from slurmdl.network.model import LinkScores
+from slurmdl.cluster.snapshot import ClusterSnapshot, Node, Partition
+from slurmdl.links.link_scores import LinkScores
 from slurmdl.placement.place import place
-from slurmdl.request import DlOptions, JobRequest
+from slurmdl.job_request import DlOptions, JobRequest
 from slurmdl.topology import example
 nodes, leaves, ranks, per_node, share, strategy, seed = json.loads(sys.argv[1])
 topology = example.tree((1, leaves, nodes))

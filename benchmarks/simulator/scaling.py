@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.results import Row, make_row
-from slurmdl.network.model import LinkScores
+from slurmdl.links.link_scores import LinkScores
 from slurmdl.simulate.compare import PLACEMENT_POLICIES, SimulatedJob
 from slurmdl.simulate.predict import Prediction
-from slurmdl.simulate.training import TrainingWorkload
+from slurmdl.simulate.workload import TrainingWorkload
 from slurmdl.topology import example
 
 SIZES = (8, 32, 128, 512, 2_048, 10_000)

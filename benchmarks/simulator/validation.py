@@ -16,13 +16,13 @@ import numpy.typing as npt
 from benchmarks import cost_model, placement_comm_time
 from benchmarks.cost_model import FloatArray, Job
 from benchmarks.results import Row, make_row
-from slurmdl.placement.cost import network_links
+from slurmdl.placement.iteration_cost import network_links
 from slurmdl.plan import COMM_PATTERNS
-from slurmdl.sandbox import cluster
+from slurmdl.sandbox import lifecycle
 from slurmdl.sandbox.spec import SandboxSpec, round_robin_topology
 from slurmdl.simulate.predict import step_end_times
-from slurmdl.simulate.training import TrainingWorkload
-from slurmdl.topology.model import Topology
+from slurmdl.simulate.workload import TrainingWorkload
+from slurmdl.topology.topology import Topology
 
 #: largest error of a case, and least share of the pairs in the right order
 ERROR, ORDER = 0.2, 0.95
@@ -35,11 +35,11 @@ def rows(quick: bool = False) -> Iterator[Row]:
     jobs = cost_model.draw(topology)
     if quick:
         jobs = jobs[:cost_model.UNCHANGED * len(cost_model.PATTERNS)]
-    sandbox = cluster.sandbox_up(SandboxSpec("simulate", topology, node_rate=cost_model.NODE_RATE))
+    sandbox = lifecycle.sandbox_up(SandboxSpec("simulate", topology, node_rate=cost_model.NODE_RATE))
     try:
         measured = cost_model.measure(sandbox, jobs)
     finally:
-        cluster.sandbox_down("simulate")
+        lifecycle.sandbox_down("simulate")
     yield from evaluate(jobs, np.array([simulate(job, topology) for job in jobs]), measured)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from benchmarks import sandbox_mpi
 from benchmarks.results import Row, make_row
 from slurmdl.bench.cpu_idle import cpu_bound_note
-from slurmdl.sandbox import cluster
+from slurmdl.sandbox import lifecycle
 from slurmdl.sandbox.spec import SandboxSpec, round_robin_topology
 
 NODES, NAME = 8, "allreduce"
@@ -54,7 +54,7 @@ def rows(seed: int, quick: bool = False) -> Iterator[Row]:
     """Yield steps per second and their targets for each number of ranks, model size and link rate."""
     topology = round_robin_topology(NODES, 2)
     zones = {node: topology.zones[leaf] for node, leaf in zip(topology.nodes, topology.leaf, strict=True)}
-    sandbox = cluster.sandbox_up(SandboxSpec(NAME, topology))
+    sandbox = lifecycle.sandbox_up(SandboxSpec(NAME, topology))
     try:
         for node in topology.nodes:
             sandbox.shape_link(node, rate=0)
@@ -64,7 +64,7 @@ def rows(seed: int, quick: bool = False) -> Iterator[Row]:
             todo = jobs(zones, slow=0 < rate < 1e9, repeats=1 if quick else 3)
             yield from evaluate(link, todo, measure(sandbox, todo, zones), shaped=rate > 0)
     finally:
-        cluster.sandbox_down(NAME)
+        lifecycle.sandbox_down(NAME)
 
 
 def jobs(zones: Mapping[str, str], slow: bool, repeats: int) -> list[Job]:
@@ -81,7 +81,7 @@ def jobs(zones: Mapping[str, str], slow: bool, repeats: int) -> list[Job]:
     return found
 
 
-def measure(sandbox: cluster.Sandbox, todo: Sequence[Job], zones: Mapping[str, str]) -> list[Figures]:
+def measure(sandbox: lifecycle.Sandbox, todo: Sequence[Job], zones: Mapping[str, str]) -> list[Figures]:
     """Return step times and idle CPU shares of each job; see `allreduce_vs_ddp_worker`."""
     return sandbox_mpi.run_program(sandbox, "strategies.allreduce_vs_ddp_worker",
                                    {"zones": zones, "jobs": [job.to_json() for job in todo]})

@@ -17,8 +17,8 @@ from benchmarks import sandbox_mpi
 from slurmdl.bench.cpu_idle import CpuIdleMeter
 from slurmdl.bench.frameworks import ddp, post_local
 from slurmdl.train import init
-from slurmdl.train.method import StrategyConfig
-from slurmdl.train.trainer.task import SyntheticWorkload
+from slurmdl.train.strategy_config import StrategyConfig
+from slurmdl.train.trainer.workloads import SyntheticWorkload
 from slurmdl.train.transports.transport import Transport
 
 SEED, RATE = 1, 1e-4

@@ -19,7 +19,7 @@ from typing import Any
 from benchmarks.results import Row, make_row
 from benchmarks.sandbox_mpi import ROOT
 from slurmdl.errors import SlurmdlError
-from slurmdl.mpi import OVERSUBSCRIBE_ENV
+from slurmdl.mpi_library import OVERSUBSCRIBE_ENV
 
 #: elements of a model -> exchanges in one repeat
 SIZES = {1_000_000: 40, 25_000_000: 6}

@@ -15,11 +15,11 @@ from dataclasses import replace
 import numpy as np
 
 from benchmarks.placement_comm_time import NoOpOptimizer, PlainParameters
-from slurmdl.train import runtime
-from slurmdl.train.courier import CommThread
-from slurmdl.train.messages import MeteredP2P
-from slurmdl.train.method import StrategyConfig
+from slurmdl.train import world
+from slurmdl.train.comm_thread import CommThread
+from slurmdl.train.p2p import MeteredP2P
 from slurmdl.train.strategies import STRATEGIES, StrategyContext
+from slurmdl.train.strategy_config import StrategyConfig
 from slurmdl.train.transports.transport import Transport
 
 SEED = 1
@@ -32,7 +32,7 @@ def main() -> None:
     RESULT.json {name: [seconds per exchange, one figure for each repeat]}, those of the slowest rank.
     """
     work_file, result_file = sys.argv[1:]
-    transport = runtime.init_mpi()
+    transport = world.init_mpi()
     with open(work_file, encoding="utf-8") as file:
         work = json.load(file)
     found: dict[str, list[float]] = {name: [] for name, _ in work["variants"]}

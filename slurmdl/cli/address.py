@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from slurmdl.errors import UsageError
 
 if TYPE_CHECKING:
-    from slurmdl.network.access import IPNetwork
+    from slurmdl.links.tcp_server import IPNetwork
 
 
 def parse_address(text: str, option: str) -> tuple[str, int]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
-from slurmdl.cli.parser import CliParser
+from slurmdl.cli.arguments import CliParser
 from slurmdl.errors import warn
-from slurmdl.output import print_escaped
+from slurmdl.text import print_escaped
 
 
 def run(argv: list[str]) -> int:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 import json
 
-from slurmdl.cli.parser import CliParser
+from slurmdl.cli.arguments import CliParser
 from slurmdl.errors import UsageError
-from slurmdl.output import print_escaped
+from slurmdl.text import print_escaped
 
 #: seconds for all checks
 TIMEOUT_S = 60.0
@@ -28,10 +28,10 @@ def run(argv: list[str]) -> int:
     options = build_parser().parse_args(argv)
     if not options.timeout > 0:
         raise UsageError(f"--timeout={options.timeout:g}: not valid; valid: seconds above 0")
-    from slurmdl.doctor.examine import run_checks
     from slurmdl.doctor.finding import SEVERITY_EXIT_STATUS, Finding
+    from slurmdl.doctor.runner import run_checks
     from slurmdl.doctor.site import Site
-    from slurmdl.topology import hostlist
+    from slurmdl.slurm import hostlist
 
     site = Site(tuple(dict.fromkeys(hostlist.expand_hostlist(options.nodes))))
     found = [(check.name, result) for check, result in run_checks(site, options.timeout)]

@@ -9,19 +9,19 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from slurmdl import units
-from slurmdl.cli.parser import write_output_file
+from slurmdl.cli.arguments import write_output_file
 from slurmdl.errors import PlacementError, UnavailableError, UsageError
-from slurmdl.output import print_escaped
+from slurmdl.text import print_escaped
 
 if TYPE_CHECKING:
     from slurmdl.config import Config
     from slurmdl.dl_options import DlOptions
+    from slurmdl.job_request import JobRequest
+    from slurmdl.launch.cluster_state import ClusterState
     from slurmdl.launch.sbatch import Decision
     from slurmdl.launch.submission import Submission
-    from slurmdl.launch.survey import ClusterState
-    from slurmdl.placement.exact import ExactPlacement
-    from slurmdl.placement.model import Placement
-    from slurmdl.request import JobRequest
+    from slurmdl.placement.exact_solver import ExactPlacement
+    from slurmdl.placement.result import Placement
 
 HELP = """\
 usage: slurmdl place [options] [--dl-*] [sbatch options] [script]
@@ -84,7 +84,8 @@ def _split_own_options(argv: Sequence[str]) -> tuple[dict[str, str], list[str]]:
     ------
     UsageError : an option without its file, a misspelled one, or one behind the script.
     """
-    from slurmdl import dl_options, getopt, sbatch_options
+    from slurmdl import dl_options
+    from slurmdl.slurm import getopt, sbatch_options
 
     flags = ("json", "explain", "exact", "help")
     own = (*flags, *_FILE_OPTIONS, "seed")
@@ -125,17 +126,17 @@ def _parse_seed(text: str) -> int:
 
 
 def _load_state(config: Config, own_options: dict[str, str], request: JobRequest) -> ClusterState:
-    from slurmdl.cluster import read as cluster
-    from slurmdl.launch import survey
-    from slurmdl.topology import read as topology
+    from slurmdl.cluster import load as cluster
+    from slurmdl.launch import cluster_state
+    from slurmdl.topology import load as topology
 
     scores, strict = own_options.get("scores", request.dl.link_scores), request.dl.strict or "scores" in own_options
     if "cluster" not in own_options and "topology" not in own_options:
-        return survey.load_cluster_state(config, scores, request.partitions, strict=strict)
+        return cluster_state.load_cluster_state(config, scores, request.partitions, strict=strict)
     snapshot = cluster.load_cluster_file(own_options["cluster"]) if "cluster" in own_options else \
         cluster.query_cluster(config.cluster_backend)[0]
-    return survey.ClusterState(snapshot, topology.load_topology(own_options.get("topology"), snapshot.topology_of(request.partitions)),
-                         survey.load_link_scores(config, scores, strict=strict))
+    return cluster_state.ClusterState(snapshot, topology.load_topology(own_options.get("topology"), snapshot.topology_of(request.partitions)),
+                         cluster_state.load_link_scores(config, scores, strict=strict))
 
 
 def _make_decision(job: Submission, state: ClusterState, query_slurm: bool) -> Decision:
@@ -166,10 +167,10 @@ def _solve_exactly(request: JobRequest, state: ClusterState) -> ExactPlacement |
     ------
     UnavailableError : the solver is not installed.
     """
-    from slurmdl.placement import exact
+    from slurmdl.placement import exact_solver
 
     try:
-        return exact.solve_exactly(request, state.cluster, state.topology, state.scores)
+        return exact_solver.solve_exactly(request, state.cluster, state.topology, state.scores)
     except PlacementError as error:
         return str(error)
 
@@ -177,7 +178,7 @@ def _solve_exactly(request: JobRequest, state: ClusterState) -> ExactPlacement |
 def _format_text(request: JobRequest, decision: Decision, state: ClusterState,
                  exact: ExactPlacement | str | None) -> str:
     from slurmdl.placement.explain import explain_placement
-    from slurmdl.placement.model import Placement
+    from slurmdl.placement.result import Placement
 
     binding = " ".join(decision.binding_options) or "none"
     if decision.reason:
@@ -204,7 +205,7 @@ def _format_json(dl: DlOptions, decision: Decision, state: ClusterState, exact: 
                              "binding": list(decision.binding_options), "releases": decision.revert_field, "reason": decision.reason,
                              "line": " ".join(decision_summary(dl, decision).split()) if decision.reason else ""}
     if decision.placement and state.scores.link_count:
-        from slurmdl.placement.scored import decisive_scores
+        from slurmdl.placement.score_report import decisive_scores
 
         found["scores"] = [each.to_json() for each in decisive_scores(decision.placement, state.topology, state.cluster,
                                                                state.scores)]
@@ -214,8 +215,8 @@ def _format_json(dl: DlOptions, decision: Decision, state: ClusterState, exact: 
 
 
 def _write_svg(decision: Decision, state: ClusterState, path: str) -> None:
-    from slurmdl.placement.model import Placement
-    from slurmdl.placement.svg import draw_placement
+    from slurmdl.placement.placement_svg import draw_placement
+    from slurmdl.placement.result import Placement
 
     picture = draw_placement(decision.placement or Placement(reason=decision.reason), state.topology, state.cluster)
     write_output_file(path, "--svg", picture)

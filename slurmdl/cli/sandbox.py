@@ -9,12 +9,12 @@ import sys
 from typing import TYPE_CHECKING
 
 from slurmdl import units
-from slurmdl.cli.parser import CliParser
+from slurmdl.cli.arguments import CliParser
 from slurmdl.errors import UsageError
-from slurmdl.output import print_escaped
+from slurmdl.text import print_escaped
 
 if TYPE_CHECKING:
-    from slurmdl.sandbox.cluster import Sandbox
+    from slurmdl.sandbox.lifecycle import Sandbox
     from slurmdl.sandbox.spec import SandboxSpec
 
 
@@ -68,18 +68,18 @@ def build_parser() -> argparse.ArgumentParser:
 def run(argv: list[str]) -> int:
     options = build_parser().parse_args(argv)
     # these imports need numpy, which the parser and its help do not
-    from slurmdl.sandbox import cluster
+    from slurmdl.sandbox import lifecycle
 
     if options.command == "up":
-        box = cluster.sandbox_up(_build_spec(options))
+        box = lifecycle.sandbox_up(_build_spec(options))
         zones = len(box.spec.leaf_indices())
         print_escaped(f"sandbox {box.spec.name}: {len(box.spec.topology.nodes)} nodes in {zones} zone{'s' * (zones != 1)} "
               f"are idle; jobs run as {box.user.name}; shared directory {box.shared}")
         return 0
     if options.command == "down":
-        print_escaped(f"sandbox {options.name}: {'down' if cluster.sandbox_down(options.name) else 'was not up'}")
+        print_escaped(f"sandbox {options.name}: {'down' if lifecycle.sandbox_down(options.name) else 'was not up'}")
         return 0
-    box = cluster.find_sandbox(options.name)
+    box = lifecycle.find_sandbox(options.name)
     if options.command == "status":
         return _print_status(box, options.json)
     if options.command == "link":
@@ -116,8 +116,8 @@ def _build_spec(options: argparse.Namespace) -> SandboxSpec:
     from slurmdl.sandbox.spec import SandboxSpec, parse_bit_rate, round_robin_topology
 
     if options.topology:
-        from slurmdl.topology import read
-        topology = read.load_topology(options.topology)
+        from slurmdl.topology import load
+        topology = load.load_topology(options.topology)
     else:
         topology = round_robin_topology(options.nodes, options.zones)
     features: dict[str, str] = {}

@@ -8,13 +8,13 @@ import re
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from slurmdl.cli.parser import CliParser
+from slurmdl.cli.arguments import CliParser
 from slurmdl.errors import UsageError
-from slurmdl.output import print_escaped
+from slurmdl.text import print_escaped
 
 if TYPE_CHECKING:
     from slurmdl.simulate.compare import SimulatedJob
-    from slurmdl.simulate.training import TrainingWorkload
+    from slurmdl.simulate.workload import TrainingWorkload
 
 #: largest seed
 _MAX_SEED = 2**32
@@ -69,23 +69,24 @@ def run(argv: list[str]) -> int:
                           "ranks": case.rank_count, "busy": case.busy_share, "seed": case.seed,
                           "ways": {way: its.to_json() for way, its in found.items()}}, indent=1))
         return 0
-    from slurmdl.placement import assumed
+    from slurmdl.placement import score_report
     from slurmdl.simulate.compare import format_predictions
 
     first = next(iter(found.values()))
     print_escaped(f"{case.workload.strategy} ({case.workload.effective_pattern}), {case.workload.parameters:,} parameters, "
          f"{case.rank_count} rank{'s' * (case.rank_count > 1)} on {case.node_count} of {len(case.topology.nodes)} nodes; "
          f"{first.steps} step{'s' * (first.steps > 1)} simulated as {first.granularity}; "
-         f"{assumed.link_assumption(case.topology, case.scores)}")
+         f"{score_report.link_assumption(case.topology, case.scores)}")
     print_escaped("\n".join(format_predictions(found)))
     return 0
 
 
 def _build_job(options: argparse.Namespace) -> SimulatedJob:
     from slurmdl import config
-    from slurmdl.launch import survey
+    from slurmdl.launch import cluster_state
     from slurmdl.simulate.compare import SimulatedJob
-    from slurmdl.topology import hostlist, read
+    from slurmdl.slurm import hostlist
+    from slurmdl.topology import load
 
     chosen = tuple(dict.fromkeys(hostlist.expand_hostlist(options.nodes))) if options.nodes else ()
     nodes = options.N if options.N is not None else len(chosen)
@@ -106,14 +107,14 @@ def _build_job(options: argparse.Namespace) -> SimulatedJob:
         raise UsageError(f"--seed {options.seed}: valid: 0 to {_MAX_SEED}")
     training = _build_workload(options)
     training.check_supported(ranks)
-    return SimulatedJob(training, read.load_topology(options.topology),
-                survey.load_link_scores(config.load_config(), options.scores,
+    return SimulatedJob(training, load.load_topology(options.topology),
+                cluster_state.load_link_scores(config.load_config(), options.scores,
                                         strict=options.scores != "auto"), nodes, ranks,
                 chosen, options.busy, options.seed)
 
 
 def _build_workload(options: argparse.Namespace) -> TrainingWorkload:
-    from slurmdl.simulate.training import TrainingWorkload
+    from slurmdl.simulate.workload import TrainingWorkload
 
     adaptive = options.strategy == "adaptive-gossip"
     drawn = options.traffic == "random"

@@ -9,12 +9,12 @@ import shutil
 import sys
 from typing import TYPE_CHECKING
 
-from slurmdl.cli.parser import CliParser, write_output_file
+from slurmdl.cli.arguments import CliParser, write_output_file
 from slurmdl.errors import InputError, UnavailableError, UsageError, warn
-from slurmdl.output import print_escaped
+from slurmdl.text import print_escaped
 
 if TYPE_CHECKING:
-    from slurmdl.cluster.model import ClusterSnapshot
+    from slurmdl.cluster.snapshot import ClusterSnapshot
 
 _FILE_HELP = "a topology.conf, topology.yaml or JSON; without it the file beside slurm.conf, else the controller's answer"
 _CLUSTER_HELP = "nodes from JSON, or from the text of `scontrol -d show nodes`, instead of the controller's"
@@ -76,32 +76,32 @@ def run(argv: list[str]) -> int:
 
 
 def _show(options: argparse.Namespace) -> int:
-    from slurmdl.topology import read, tree
+    from slurmdl.topology import load, text_tree
 
     if options.file and options.file_option:
         raise UsageError("slurmdl topology show: FILE and --topology FILE are the same; give one of them")
-    topologies = read.load_topologies(options.file or options.file_option)
+    topologies = load.load_topologies(options.file or options.file_option)
     chosen = [topologies.get(options.name)] if options.name else list(topologies.topologies)
     if options.svg:
-        from slurmdl.topology.svg import draw_topology
+        from slurmdl.topology.topology_svg import draw_topology
 
         write_output_file(options.svg, "--svg", draw_topology(topologies.get(options.name)))
     if options.json:
         print(json.dumps((chosen[0] if len(chosen) == 1 else topologies).to_json()))
         return 0
     width, height = (sys.maxsize, None) if options.all else shutil.get_terminal_size()
-    print_escaped("\n\n".join(tree.format_tree(topology, width=width, height=height) for topology in chosen))
+    print_escaped("\n\n".join(text_tree.format_tree(topology, width=width, height=height) for topology in chosen))
     return 0
 
 
 def _check(options: argparse.Namespace) -> int:
-    from slurmdl.topology import read
+    from slurmdl.topology import load
     from slurmdl.topology.check import check_source, finding_from_error, sort_findings
-    from slurmdl.topology.tree import pluralize
+    from slurmdl.topology.text_tree import pluralize
 
     faults: list[InputError] = []
     try:
-        each = read.load_sources(options.file, faults.append)
+        each = load.load_sources(options.file, faults.append)
     except InputError as error:
         faults.append(error)
         each = []
@@ -129,13 +129,13 @@ def _check(options: argparse.Namespace) -> int:
 
 
 def _diff(options: argparse.Namespace) -> int:
-    from slurmdl.topology import diff, read
-    from slurmdl.topology.tree import pluralize
+    from slurmdl.topology import diff, load
+    from slurmdl.topology.text_tree import pluralize
 
-    one = read.load_topology_file(options.file) if options.file else read.load_slurm_topology_file()
+    one = load.load_topology_file(options.file) if options.file else load.load_slurm_topology_file()
     if one is None:
         raise UsageError("slurmdl topology diff: no topology.conf or topology.yaml beside slurm.conf; name a FILE")
-    other = read.load_topology_file(options.other) if options.other else read.query_topologies()
+    other = load.load_topology_file(options.other) if options.other else load.query_topologies()
     sides = one.topologies[0].source, options.other or "the controller"
     lines = diff.diff_sets(one, other, sides, options.name)
     print_escaped("\n".join([*lines, f"{pluralize(len(lines), 'difference')} between {sides[0]} and {sides[1]}"]))
@@ -143,9 +143,9 @@ def _diff(options: argparse.Namespace) -> int:
 
 
 def _convert(options: argparse.Namespace) -> int:
-    from slurmdl.topology import read, write
+    from slurmdl.topology import load, write
 
-    topologies = read.load_topologies(options.file)
+    topologies = load.load_topologies(options.file)
     text = write.format_topology(topologies, options.name, options.to)
     for loss in write.conversion_losses(topologies, options.name, options.to):
         warn(f"lost: {loss}")
@@ -157,10 +157,10 @@ def _convert(options: argparse.Namespace) -> int:
 
 
 def _features(options: argparse.Namespace) -> int:
-    from slurmdl.slurm.conf_files import slurm_conf_path
-    from slurmdl.topology import features, read
+    from slurmdl.slurm.slurm_conf import slurm_conf_path
+    from slurmdl.topology import features, load
 
-    topology = read.load_topology(options.file, options.name)
+    topology = load.load_topology(options.file, options.name)
     zones = features.zone_features(topology, options.every_level)
     conf = options.slurm_conf or slurm_conf_path()
     if not options.scontrol and (options.slurm_conf or (not options.cluster and os.path.exists(conf))):
@@ -182,14 +182,14 @@ def _features(options: argparse.Namespace) -> int:
 
 def _load_snapshot(path: str | None) -> ClusterSnapshot:
     from slurmdl import config
-    from slurmdl.cluster import read
+    from slurmdl.cluster import load
 
-    return read.load_cluster_file(path) if path else read.query_cluster(config.load_config().cluster_backend)[0]
+    return load.load_cluster_file(path) if path else load.query_cluster(config.load_config().cluster_backend)[0]
 
 
 def _example(options: argparse.Namespace) -> int:
     from slurmdl.topology import example, write
-    from slurmdl.topology.topologies import TopologySet
+    from slurmdl.topology.topology import TopologySet
 
     counts = example.parse_shape(options.shape)
     made = example.block_topology(counts, example.parse_block_sizes(options.blocks)

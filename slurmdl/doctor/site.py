@@ -8,14 +8,15 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from slurmdl import config, process
-from slurmdl.doctor import plugstack, probe
+from slurmdl import config
+from slurmdl.doctor import node_facts
 from slurmdl.errors import UsageError
+from slurmdl.slurm import plugstack, process
 
 if TYPE_CHECKING:
-    from slurmdl.cluster.model import ClusterSnapshot
+    from slurmdl.cluster.snapshot import ClusterSnapshot
     from slurmdl.launch.srun import SlurmConfig
-    from slurmdl.topology.topologies import TopologySet
+    from slurmdl.topology.topology import TopologySet
 
 
 @dataclass
@@ -36,9 +37,9 @@ class Site:
         return config.load_config()
 
     @cached_property
-    def slurm_config_text(self) -> probe.TimedResult[str]:
+    def slurm_config_text(self) -> node_facts.TimedResult[str]:
         """The controller's configuration, and between which moments it was asked for."""
-        return probe.timed_call(lambda: process.check_output(["scontrol", "show", "config"], env=self.environ))
+        return node_facts.timed_call(lambda: process.check_output(["scontrol", "show", "config"], env=self.environ))
 
     @cached_property
     def slurm_config_values(self) -> dict[str, str]:
@@ -53,20 +54,20 @@ class Site:
 
     @cached_property
     def cluster(self) -> ClusterSnapshot:
-        from slurmdl.cluster.read import query_cluster
+        from slurmdl.cluster.load import query_cluster
 
         return query_cluster(self.config.cluster_backend)[0]
 
     @cached_property
     def topologies(self) -> TopologySet:
-        from slurmdl.topology import read
+        from slurmdl.topology import load
 
-        return read.load_topologies()
+        return load.load_topologies()
 
     @cached_property
     def slurm_conf_dir(self) -> str:
         """Where Slurm's configuration is on this host."""
-        from slurmdl.slurm.conf_files import DEFAULT_SLURM_CONF
+        from slurmdl.slurm.slurm_conf import DEFAULT_SLURM_CONF
 
         return os.path.dirname(self.environ.get("SLURM_CONF") or self.slurm_config_values.get("SLURM_CONF")
                                or DEFAULT_SLURM_CONF)
@@ -86,7 +87,7 @@ class Site:
     @cached_property
     def reachable_nodes(self) -> tuple[str, ...]:
         """Those of `nodes` that a task can start on now. UsageError for one that the cluster does not have."""
-        from slurmdl.placement.nodes.eligible import is_in_service
+        from slurmdl.placement.eligibility import is_in_service
 
         strangers = [node for node in self.nodes if node not in self.cluster.node_by_name]
         if strangers:
@@ -95,15 +96,15 @@ class Site:
         return tuple(node.name for node in found if is_in_service(node) and node.cpus_unallocated)
 
     @cached_property
-    def facts(self) -> probe.TimedResult[probe.NodeFacts]:
+    def facts(self) -> node_facts.TimedResult[node_facts.NodeFacts]:
         """What each of the nodes that are reached told, and between which moments."""
         from slurmdl.launch.srun import detect_pmi
 
         wanted = detect_pmi(self.environ)
         mpi = wanted if wanted and self.slurm_config.has_pmi_plugin(wanted) else "none"
-        asked = probe.FactsStep(probe.common_partition([self.cluster.node_by_name[node] for node in self.reachable_nodes]), self.reachable_nodes, mpi,
+        asked = node_facts.FactsStep(node_facts.common_partition([self.cluster.node_by_name[node] for node in self.reachable_nodes]), self.reachable_nodes, mpi,
                             self.plugstack_line.path if self.plugstack_line else "", self.config.plan_dir)
-        return probe.timed_call(lambda: probe.gather_facts(asked, self.environ))
+        return node_facts.timed_call(lambda: node_facts.gather_facts(asked, self.environ))
 
     def fact(self, key: str) -> dict[str, str]:
         """What each node said of one thing."""

@@ -16,16 +16,17 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from slurmdl import config, dl_options, process
+from slurmdl import config, dl_options
 from slurmdl.errors import PlacementError, SlurmdlError, UnavailableError, UsageError, print_stderr, warn
-from slurmdl.launch import mark, release, submission
+from slurmdl.launch import revert_binding, submission, submission_record
 from slurmdl.launch.submission import ParsedArgv, Submission, SubmitCommand
-from slurmdl.output import print_escaped
+from slurmdl.slurm import process
+from slurmdl.text import print_escaped
 
 if TYPE_CHECKING:
-    from slurmdl.launch.survey import ClusterState
-    from slurmdl.placement.model import Placement
-    from slurmdl.topology.model import Topology
+    from slurmdl.launch.cluster_state import ClusterState
+    from slurmdl.placement.result import Placement
+    from slurmdl.topology.topology import Topology
 
 #: longest option, bytes (execve(2), MAX_ARG_STRLEN)
 MAX_OPTION_BYTES = 128 * 1024 - 1
@@ -55,7 +56,7 @@ class Decision:
     failed: bool = False
     explanation: str = ""
     revert_field: str = ""
-    requested_size: mark.RequestedSize | None = None
+    requested_size: submission_record.RequestedSize | None = None
 
 
 def run_sbatch(argv: Sequence[str]) -> int:
@@ -102,7 +103,7 @@ class SubmissionAttempt:
 
     def __init__(self, program: str, parsed_argv: ParsedArgv, stdin: bytes | None) -> None:
         self.program, self.parsed_argv, self.stdin = program, parsed_argv, stdin
-        environ = {name: value for name, value in os.environ.items() if name != mark.ENV_VARIABLE}
+        environ = {name: value for name, value in os.environ.items() if name != submission_record.ENV_VARIABLE}
         self.commands = [SubmitCommand((program, *parsed_argv.sbatch_args()[0]), environ, stdin=stdin)]
         self.dl = dl_options.DlOptions(strict=parsed_argv.command_line.has_option(
             "dl-strict"), dry_run=parsed_argv.command_line.has_option("dl-dry-run"))
@@ -131,14 +132,14 @@ class SubmissionAttempt:
             return
         if job.request.unplaceable_reason and not self.dl.zone:
             raise PlacementError(job.request.unplaceable_reason)
-        from slurmdl.launch import survey
+        from slurmdl.launch import cluster_state
 
         if not job.request.dl.dry_run:
             # many who submit at once see the same cluster; they should not all choose the same of equal nodes
             seed = 1 + (time.time_ns() ^ os.getpid()) % 2**32
             job = replace(job, request=replace(job.request, seed=seed))
         say: Callable[[str], None] = (lambda _: None) if self.quiet else warn
-        seen = survey.load_cluster_state(site, self.dl.link_scores, job.request.partitions, say, self.dl.strict)
+        seen = cluster_state.load_cluster_state(site, self.dl.link_scores, job.request.partitions, say, self.dl.strict)
         decision = decide_binding(job, seen, self.program)
         if decision.reason and self.dl.strict:
             raise PlacementError(decision.reason)
@@ -207,10 +208,10 @@ class SubmissionAttempt:
     def _on_output_line(self, line: bytes) -> bool:
         """Whether sbatch names the job on this line of its stdout, which is looked after then."""
         assert self.job is not None
-        number = release.parse_job_id(line, "parsable" in self.job.settings)
+        number = revert_binding.parse_job_id(line, "parsable" in self.job.settings)
         if number:
             try:
-                release.revert_unless_started(number, self.decision.revert_field)
+                revert_binding.revert_unless_started(number, self.decision.revert_field)
             except Exception as error:  # the job is submitted: the exit status is sbatch's
                 warn(f"job {number} keeps its choice of nodes: {type(error).__name__}: {error}")
         return bool(number)
@@ -280,8 +281,8 @@ def _zone_limit_options(job: Submission, state: ClusterState) -> tuple[str, ...]
 
     Nodes are excluded, whatever features they carry, so the user's own --constraint stays as it is.
     """
-    from slurmdl.placement.nodes.pool import snapshot_nodes_in_zones
-    from slurmdl.topology.hostlist import fold_hostlist
+    from slurmdl.placement.candidate_nodes import snapshot_nodes_in_zones
+    from slurmdl.slurm.hostlist import fold_hostlist
 
     inside = snapshot_nodes_in_zones(state.cluster, state.topology, job.request.dl.zone)
     outside = [name for name, here in zip(state.cluster.names, inside.tolist(), strict=True) if not here]
@@ -299,8 +300,8 @@ def _choose_binding(job: Submission, state: ClusterState, program: str) -> Decis
     ------
     PlacementError, InputError : nothing can be chosen.
     """
-    from slurmdl.launch import doubt as doubts
-    from slurmdl.launch import matrices
+    from slurmdl.launch import sbatch_test_only as doubts
+    from slurmdl.launch import traffic_file
     from slurmdl.placement.place import place_job
 
     placement = place_job(
@@ -308,7 +309,7 @@ def _choose_binding(job: Submission, state: ClusterState, program: str) -> Decis
     state.cluster,
     state.topology,
     state.scores,
-    matrices.load_traffic_matrices(
+    traffic_file.load_traffic_matrices(
         job.request.dl))
     if not placement.nodes:
         return Decision(reason=placement.reason or "no nodes fit")
@@ -349,9 +350,9 @@ def _late_decision(job: Submission, placement: Placement) -> Decision:
         raise PlacementError(f"--dl-bind=late: {job.request.unmodelled_reason}")
     if not job.maps_ranks:
         raise PlacementError("--dl-bind=late: the script has no `slurmdl srun` that could drop nodes")
-    from slurmdl.launch import late
+    from slurmdl.launch import late_binding
 
-    options, asked = late.overallocation_options(job.request)
+    options, asked = late_binding.overallocation_options(job.request)
     return Decision(options, placement, requested_size=asked)
 
 
@@ -389,14 +390,14 @@ def _no_nodelist_reason(job: Submission, has_fixed_node_count: bool, inside_job:
 
 
 def _placement_zones_text(placement: Placement) -> str:
-    from slurmdl.placement.label import MAX_NAMED_ZONES
+    from slurmdl.placement.result import MAX_NAMED_ZONES
 
     names = list(placement.nodes_per_zone)
     return " + ".join(names) if len(names) <= MAX_NAMED_ZONES else f"{len(names)} zones"
 
 
 def _nodelist_option(placement: Placement) -> str:
-    from slurmdl.topology.hostlist import fold_hostlist
+    from slurmdl.slurm.hostlist import fold_hostlist
 
     return f"--nodelist={fold_hostlist(placement.nodes)}"
 
@@ -422,7 +423,7 @@ def _preferred_features(job: Submission, state: ClusterState, placement: Placeme
 
 def _leaf_zones(topology: Topology, zones: Sequence[str] = ()) -> set[str]:
     """Zones that hold nodes themselves, and are among the named ones or below them; all where none is named."""
-    from slurmdl.placement.nodes.pool import nodes_in_zones
+    from slurmdl.placement.candidate_nodes import nodes_in_zones
 
     return {topology.zones[leaf] for leaf in set(topology.leaf[nodes_in_zones(topology, zones)].tolist())}
 
@@ -431,7 +432,7 @@ def _zone_features(state: ClusterState, zones: Iterable[str]) -> tuple[str, ...]
     """For each zone a feature that exactly its nodes carry, the zone's own name first; () if one has none."""
     import numpy as np
 
-    from slurmdl.placement.nodes.pool import topology_index
+    from slurmdl.placement.candidate_nodes import topology_index
 
     cluster, topology = state.cluster, state.topology
     where = topology_index(cluster, topology)
@@ -478,11 +479,11 @@ def build_submit_command(program: str, job: Submission, decision: Decision,
     """The command that submits: the user's own words, the choice behind their options, and our mark."""
     added = list(decision.binding_options)
     if not _export_keeps_record(program, job.settings.get("export", "ALL")):
-        added.append(f"--export={job.settings['export']},{mark.ENV_VARIABLE}")
+        added.append(f"--export={job.settings['export']},{submission_record.ENV_VARIABLE}")
     # to the plugin the environment is stronger than the script, as what was typed is
-    env = {**mark.environ_without_inherited(environ), **job.plugin_environ}
-    removed = tuple(sorted(set(environ) - set(env) - {mark.ENV_VARIABLE}))
-    env[mark.ENV_VARIABLE] = mark.new_record(job.request.dl,
+    env = {**submission_record.environ_without_inherited(environ), **job.plugin_environ}
+    removed = tuple(sorted(set(environ) - set(env) - {submission_record.ENV_VARIABLE}))
+    env[submission_record.ENV_VARIABLE] = submission_record.new_record(job.request.dl,
     {**job.directive_environ,
     **environ,
     **job.plugin_environ},
@@ -493,7 +494,7 @@ def build_submit_command(program: str, job: Submission, decision: Decision,
 
 
 def _export_keeps_record(program: str, export: str) -> bool:
-    """Whether the job finds our mark under this value of --export (see slurmdl.launch.mark)."""
+    """Whether the job finds our mark under this value of --export (see slurmdl.launch.submission_record)."""
     names = export.upper().split(",")
     if names == ["NIL"]:
         # behind a name newer releases would load the user's login environment, which NIL is there to avoid
@@ -509,7 +510,7 @@ def format_dry_run(job: Submission | None, decision: Decision, command: SubmitCo
     """What a dry run prints: the command line, the environment that changes, and the decision."""
     lines = [f"command: {shlex.join(command.argv)}"]
     if job:
-        added = {mark.ENV_VARIABLE: command.env[mark.ENV_VARIABLE], **job.plugin_environ}
+        added = {submission_record.ENV_VARIABLE: command.env[submission_record.ENV_VARIABLE], **job.plugin_environ}
         lines += [f"environment: {name}={shlex.quote(value)}" for name, value in added.items()]
     lines += [f"environment: without {name}" for name in command.removed_variables]
     if command.stdin is not None:
@@ -542,7 +543,7 @@ def find_sbatch(environ: Mapping[str, str]) -> str:
     """
     own = os.path.dirname(os.path.realpath(sys.argv[0]))
     ours = {os.path.realpath(sys.argv[0]), os.path.join(own, "dlsbatch"), os.path.join(own, "slurmdl")}
-    if mark.is_recursive_call(environ):
+    if submission_record.is_recursive_call(environ):
         raise UnavailableError("sbatch: the sbatch on PATH calls slurmdl, which calls it again; "
                                "put Slurm's own before it on PATH")
     for directory in environ.get("PATH", os.defpath).split(os.pathsep):

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from itertools import dropwhile
 from typing import TYPE_CHECKING, NoReturn
 
-from slurmdl import attend, config, dl_options, getopt, process, units
+from slurmdl import config, dl_options, units
 from slurmdl.dl_options import DlOptions
 from slurmdl.errors import (
     InputError,
@@ -29,15 +29,17 @@ from slurmdl.errors import (
     sort_by_similarity,
     warn,
 )
-from slurmdl.launch import allocation, dialects, late, layout, mark, srun_options, step, survey
-from slurmdl.launch.step import InlineFile, StepCommand
-from slurmdl.output import print_escaped
+from slurmdl.launch import cluster_state, late_binding, rankmap_formats, step_command, submission_record, supervisor
+from slurmdl.launch.step_command import InlineFile, StepCommand
+from slurmdl.slurm import allocation, getopt, process, srun_options
+from slurmdl.slurm import step_layout as step_layout_module
+from slurmdl.text import print_escaped
 
 if TYPE_CHECKING:
-    from slurmdl.network.model import LinkScores
-    from slurmdl.placement.model import RankMap
+    from slurmdl.links.link_scores import LinkScores
+    from slurmdl.placement.result import RankMap
     from slurmdl.plan import Plan
-    from slurmdl.topology.model import Topology
+    from slurmdl.topology.topology import Topology
 
 LAUNCHERS = ("srun", "mpirun")
 #: where plans too long for the environment are kept, unless the configuration names a directory
@@ -135,12 +137,12 @@ def run_srun(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     if launcher not in LAUNCHERS:
         raise UsageError(f"--launcher: {launcher!r} is not valid; valid: {', '.join(LAUNCHERS)}")
     form = line.last_value("print-map")
-    if line.has_option("print-map") and form not in dialects.FORMATS:
-        valid = sort_by_similarity(form or "", list(dialects.FORMATS))
+    if line.has_option("print-map") and form not in rankmap_formats.FORMATS:
+        valid = sort_by_similarity(form or "", list(rankmap_formats.FORMATS))
         raise UsageError(f"--print-map: {form or ''!r} is not valid; valid: {', '.join(valid)}")
     if not environ.get("SLURM_JOB_ID"):
         allocation.read_allocation(environ)
-    words, unset = _args_for_srun(argv, line), step.inherited_variables(environ)
+    words, unset = _args_for_srun(argv, line), step_command.inherited_variables(environ)
     asks_srun = any(line.has_option(name) for name in srun_options.PASSTHROUGH) or line.last_value("mpi") == "list"
     if asks_srun or not (line.operands or form):
         _exec_step(StepCommand(("srun", *words), environ_unset=unset), environ)
@@ -172,7 +174,7 @@ def run_srun(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         return StepCommand(("srun", *extra, *words), environ_unset=unset)
 
     try:
-        marked = mark.read_record(environ)
+        marked = submission_record.read_record(environ)
         layers = _settings_of_record(marked), dl_options.dl_settings_from_environ(
             marked.environ_without_inputs(environ) if marked else environ), chosen
         dl = dl_options.merge_layers(*layers)
@@ -180,7 +182,7 @@ def run_srun(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         dl = dl_options.merge_layers(settings.options, *layers)
         known = None
         if marked and marked.requested_size:
-            environ = late.environ_with_requested_size(environ, marked.requested_size)
+            environ = late_binding.environ_with_requested_size(environ, marked.requested_size)
             environ, known = _shrink_job(marked, marked.requested_size, dl, settings, controller, environ, say)
         mapped = _map_step(line, dl, settings, launcher, controller, environ, say, known)
         chosen_step = mapped.command
@@ -195,7 +197,7 @@ def run_srun(argv: Sequence[str], environ: Mapping[str, str]) -> int:
             print(mapped.rank_map_text, end="")
             return 0
         if not dl.dry_run:
-            chosen_step = step.with_plan_file(chosen_step, settings.plan_dir or DEFAULT_PLAN_DIR)
+            chosen_step = step_command.with_plan_file(chosen_step, settings.plan_dir or DEFAULT_PLAN_DIR)
     except Exception as error:
         chosen_step = unmapped(error)
     if dl.dry_run:
@@ -235,7 +237,7 @@ def _args_for_srun(argv: Sequence[str], line: getopt.CommandLine) -> list[str]:
     return [word for i, word in enumerate(argv) if i not in ours]
 
 
-def _settings_of_record(record: mark.SubmissionRecord | None) -> dict[str, str]:
+def _settings_of_record(record: submission_record.SubmissionRecord | None) -> dict[str, str]:
     """The settings of the submission that hold for its steps."""
     if record is None:
         return {}
@@ -252,8 +254,8 @@ def _map_step(line: getopt.CommandLine, dl: DlOptions, site_config: config.Confi
     controller = get_slurm_config()
     if controller.pack_nodes:
         raise PlacementError("SelectTypeParameters has CR_Pack_Nodes: its layout is not mapped")
-    request = layout.parse_step_request(line, environ, controller.srun_cpus_per_task(environ))
-    laid = layout.compute_step_layout(given, request)
+    request = step_layout_module.parse_step_request(line, environ, controller.srun_cpus_per_task(environ))
+    laid = step_layout_module.compute_step_layout(given, request)
     if laid.only_if_alone and _other_steps_run(given.job_id):
         raise PlacementError("other steps of the job run: which nodes and CPUs are left is Slurm's choice")
     topology, complaint = _load_zones(controller, given.nodes, environ.get("SLURM_JOB_PARTITION", ""), dl.strict)
@@ -262,22 +264,22 @@ def _map_step(line: getopt.CommandLine, dl: DlOptions, site_config: config.Confi
     plan, rank_map = _build_plan(laid, topology, scores, dl)
     heard = _score_report_lines(rank_map, given.nodes, topology, scores) if dl.explain and scores.link_count else ()
     assumptions = _assumptions_text(dl, topology, scores) if dl.explain else ""
-    variables: Mapping[str, str] = step.task_variables(plan)
+    variables: Mapping[str, str] = step_command.task_variables(plan)
     form = line.last_value("print-map")
     if form:
         if form == "shell":
-            variables = step.with_plan_file(
+            variables = step_command.with_plan_file(
     StepCommand((), variables), site_config.plan_dir or DEFAULT_PLAN_DIR).environ_set
-        tasks = dialects.RankMapInput(plan, [node for node, _ in laid.node_tasks], request.cpus_per_task or 1,
+        tasks = rankmap_formats.RankMapInput(plan, [node for node, _ in laid.node_tasks], request.cpus_per_task or 1,
                                int(variables["SLURMDL_PORT"]), given.job_id, variables)
-        return MappedStep(StepCommand(()), dialects.format_rank_map(form, tasks), plan, rank_map, topology.source, complaint, heard,
+        return MappedStep(StepCommand(()), rankmap_formats.format_rank_map(form, tasks), plan, rank_map, topology.source, complaint, heard,
                       assumptions)
     if launcher == "mpirun":
         if shutil.which("mpirun", path=environ.get("PATH")) is None:
             raise UnavailableError("--launcher=mpirun: mpirun is not in PATH")
-        made = step.mpirun_command(line, plan, variables, environ, _mpirun_has_ulfm(environ))
+        made = step_command.mpirun_command(line, plan, variables, environ, _mpirun_has_ulfm(environ))
     else:
-        made = step.srun_command(line, plan, added_options(line, get_slurm_config, environ), variables, environ)
+        made = step_command.srun_command(line, plan, added_options(line, get_slurm_config, environ), variables, environ)
     return MappedStep(made, "", plan, rank_map, topology.source, complaint, heard, assumptions)
 
 
@@ -290,47 +292,47 @@ def _mpirun_has_ulfm(environ: Mapping[str, str]) -> bool:
 def _load_scores(dl: DlOptions, site_config: config.Config, nodes: Sequence[str], topology: Topology,
             environ: Mapping[str, str], on_warning: Callable[[str], None]) -> LinkScores:
     """What is known of the links, and what a probe of the job's nodes adds where that is asked for."""
-    scores = survey.load_link_scores(site_config, dl.link_scores, on_warning, dl.strict)
+    scores = cluster_state.load_link_scores(site_config, dl.link_scores, on_warning, dl.strict)
     if dl.probe == "0":
         return scores
-    from slurmdl.launch import probing
+    from slurmdl.launch import probe_step
 
-    return probing.with_probed_scores(scores, nodes, topology, float(dl.probe), environ, on_warning)
+    return probe_step.with_probed_scores(scores, nodes, topology, float(dl.probe), environ, on_warning)
 
 
 def _assumptions_text(dl: DlOptions, topology: Topology, scores: LinkScores) -> str:
-    from slurmdl.placement import assumed
+    from slurmdl.placement import score_report as score_report_module
 
-    return assumed.format_assumptions(dl, topology, scores)
+    return score_report_module.format_assumptions(dl, topology, scores)
 
 
 def _score_report_lines(rank_map: RankMap, nodes: Sequence[str],
                         topology: Topology, scores: LinkScores) -> tuple[str, ...]:
-    from slurmdl.placement import scored
+    from slurmdl.placement import score_report as score_report_module
 
-    told = scored.format_score_report(scored.decisive_step_scores(rank_map, nodes, topology, scores), scores)
+    told = score_report_module.format_score_report(score_report_module.decisive_step_scores(rank_map, nodes, topology, scores), scores)
     return tuple(" ".join(line.split()) for line in told)
 
 
-def _shrink_job(record: mark.SubmissionRecord, requested_size: mark.RequestedSize, dl: DlOptions, site_config: config.Config, get_slurm_config: _CachedSlurmConfig,
+def _shrink_job(record: submission_record.SubmissionRecord, requested_size: submission_record.RequestedSize, dl: DlOptions, site_config: config.Config, get_slurm_config: _CachedSlurmConfig,
              environ: Mapping[str, str], on_warning: Callable[[str], None]) -> tuple[dict[str, str], LinkScores | None]:
     """The environment of a job that asked for more nodes than it needs, on the best of its nodes (see late), and the
     scores that these were chosen by, None where nothing had to be chosen."""
     used: list[LinkScores] = []
 
-    def choose(held: late.JobNodes) -> Sequence[str]:
-        from slurmdl.launch import matrices
-        from slurmdl.placement.keep import select_subset
-        from slurmdl.request import JobRequest
+    def choose(held: late_binding.JobNodes) -> Sequence[str]:
+        from slurmdl.job_request import JobRequest
+        from slurmdl.launch import traffic_file
+        from slurmdl.placement.place import select_subset
 
         topology, _ = _load_zones(get_slurm_config(), held.nodes, environ.get("SLURM_JOB_PARTITION", ""), dl.strict)
         wanted = JobRequest(replace(dl, place=record.options.place), (requested_size.nodes, requested_size.nodes), requested_size.tasks,
                             requested_size.tasks_per_node)
         used.append(_load_scores(dl, site_config, held.nodes, topology, environ, on_warning))
         return select_subset(held.nodes, wanted, held.batch_host, topology,
-                             used[0], matrices.load_traffic_matrices(dl))
+                             used[0], traffic_file.load_traffic_matrices(dl))
 
-    return late.shrink_job(environ, requested_size, choose, _other_steps_run,
+    return late_binding.shrink_job(environ, requested_size, choose, _other_steps_run,
                            on_warning, dry_run=dl.dry_run), used[0] if used else None
 
 
@@ -351,9 +353,9 @@ def _other_steps_run(job_id: int) -> bool:
 def _load_zones(slurm_config: SlurmConfig, nodes: Sequence[str],
                 partition: str, strict: bool) -> tuple[Topology, str]:
     """The zones of the partition; or none and the reason, since roles and variables are of use without, too."""
-    from slurmdl.slurm.conf_files import topology_file_path
-    from slurmdl.topology import read
-    from slurmdl.topology.model import Topology
+    from slurmdl.slurm.slurm_conf import topology_file_path
+    from slurmdl.topology import load
+    from slurmdl.topology.topology import Topology
 
     try:
         # TopologyPlugin speaks of topology.conf; a topology.yaml (25.05 and newer) holds whatever it says
@@ -361,7 +363,7 @@ def _load_zones(slurm_config: SlurmConfig, nodes: Sequence[str],
         held = slurm_config.version >= (25, 5) if file is None else file.endswith(".yaml")
         if not (slurm_config.has_topology or held):
             raise UnavailableError("the cluster's topology has no zones")
-        several = read.load_topologies()
+        several = load.load_topologies()
         return several.get(_partition_topology(partition) if len(several.topologies) > 1 else ""), ""
     except SlurmdlError as error:
         if strict:
@@ -371,31 +373,31 @@ def _load_zones(slurm_config: SlurmConfig, nodes: Sequence[str],
 
 def _partition_topology(partition: str) -> str:
     """Name of the topology that a partition uses, "" for the default."""
-    from slurmdl.cluster import scontrol
+    from slurmdl.cluster import scontrol_parser
 
-    return scontrol.parse_snapshot(process.check_output(
+    return scontrol_parser.parse_snapshot(process.check_output(
         ["scontrol", "-o", "show", "partition", partition])).topology_of([partition])
 
 
-def _build_plan(step_layout: layout.StepLayout, topology: Topology,
+def _build_plan(step_layout: step_layout_module.StepLayout, topology: Topology,
                 scores: LinkScores, dl: DlOptions) -> tuple[Plan, RankMap]:
-    from slurmdl.launch import matrices
-    from slurmdl.launch.zone_costs import compute_zone_costs
-    from slurmdl.placement.cost import network_links
-    from slurmdl.placement.ranks import rankmap
+    from slurmdl.launch import traffic_file
+    from slurmdl.launch.plan_builder import compute_zone_costs
+    from slurmdl.placement.iteration_cost import network_links
+    from slurmdl.placement.ranks import rank_orders
     from slurmdl.placement.traffic import Traffic
     from slurmdl.plan import COMM_PATTERNS, Plan
 
     if dl.ps >= step_layout.ntasks:
         raise PlacementError(
             f"--dl-ps={dl.ps}: the step has {step_layout.ntasks} tasks, and at least one must be a worker")
-    found = rankmap.best_rank_map(
+    found = rank_orders.best_rank_map(
     step_layout.node_tasks,
     topology,
     scores,
     Traffic.from_options(
         dl,
-        matrices.load_traffic_matrices(dl)),
+        traffic_file.load_traffic_matrices(dl)),
          dl.rank0)
     zones = {node: topology.path_of(node) for node, _ in step_layout.node_tasks}
     costs = compute_zone_costs(network_links(list(zones), topology, scores))
@@ -490,7 +492,7 @@ def _print_dry_run(command: StepCommand) -> None:
     for name in command.environ_unset:
         if name in os.environ and name not in command.environ_set:
             print_escaped(f"unset {name}")
-    plan = step.oversized_plan(command)
+    plan = step_command.oversized_plan(command)
     for name, value in command.environ_set.items():
         print_escaped(f"export {name}={'file:PLAN' if name == 'SLURMDL_PLAN' and plan else shlex.quote(value)}")
     print_escaped(shlex.join(command.argv_with_files(lambda file: file.name)))
@@ -512,7 +514,7 @@ def _exec_step(command: StepCommand, environ: Mapping[str, str]) -> NoReturn:
     if not (command.plan_file or command.failure_message):
         process.exec_program(argv, variables)
     try:
-        attend.exec_supervised(argv, variables, remove_file=command.plan_file,
+        supervisor.exec_supervised(argv, variables, remove_file=command.plan_file,
                                failure_message=command.failure_message)
     except UnavailableError:
         with suppress(OSError):

@@ -8,10 +8,11 @@ import stat
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from slurmdl import dl_options, getopt, request, sbatch_options
+from slurmdl import dl_options, job_request
 from slurmdl.dl_options import DlOptions
 from slurmdl.errors import UsageError
-from slurmdl.request import JobRequest
+from slurmdl.job_request import JobRequest
+from slurmdl.slurm import getopt, sbatch_options
 
 _LONG_OPTIONS = {**sbatch_options.LONG_OPTIONS, **dl_options.LONG_OPTIONS}
 #: what a #SBATCH line may have where Slurm has the plugin
@@ -75,7 +76,7 @@ class Submission:
     options_end: int
     settings: Mapping[str, str]
     script: Script | None
-    request: JobRequest
+    job_request: JobRequest
     layers: tuple[Mapping[str, str], ...] = ()
     plugin_environ: Mapping[str, str] = field(default_factory=dict)
     directive_environ: Mapping[str, str] = field(default_factory=dict)
@@ -191,7 +192,7 @@ def parse_submission(argv: Sequence[str], environ: Mapping[str, str], defaults: 
     layers = (plugged, directed, dl_options.dl_settings_from_environ(environ), typed)
     unpinnable = _unplaceable_reason(words, settings, script, environ) or doubt
     passed, end = words.sbatch_args()
-    return Submission(passed, end, settings, script, request.build_request(settings, DlOptions(), unpinnable), layers,
+    return Submission(passed, end, settings, script, job_request.build_request(settings, DlOptions(), unpinnable), layers,
                       dl_options.to_environ(typed) if plugged else {}, dl_options.to_environ(plugged)).with_defaults(defaults)
 
 

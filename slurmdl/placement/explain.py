@@ -9,17 +9,16 @@ from itertools import groupby
 import numpy as np
 
 from slurmdl import units
-from slurmdl.cluster.model import ClusterSnapshot
+from slurmdl.cluster.snapshot import ClusterSnapshot
 from slurmdl.dl_options import DlOptions
-from slurmdl.network.model import LinkScores
-from slurmdl.placement import assumed, scored
-from slurmdl.placement.label import format_zone_counts
-from slurmdl.placement.model import Cost, Placement, RankMap
-from slurmdl.placement.nodes.eligible import is_idle
-from slurmdl.placement.nodes.pool import IntArray
-from slurmdl.topology import tree
-from slurmdl.topology.hostlist import fold_hostlist
-from slurmdl.topology.model import Topology
+from slurmdl.links.link_scores import LinkScores
+from slurmdl.placement import score_report
+from slurmdl.placement.candidate_nodes import IntArray
+from slurmdl.placement.eligibility import is_idle
+from slurmdl.placement.result import Cost, Placement, RankMap, format_zone_counts
+from slurmdl.slurm.hostlist import fold_hostlist
+from slurmdl.topology import text_tree
+from slurmdl.topology.topology import Topology
 
 #: most ranks that get a line each; more are folded by role and zone
 MAX_RANK_LINES = 16
@@ -46,7 +45,7 @@ def explain_placement(placement: Placement, topology: Topology, cluster: Cluster
         return "\n".join([*lines, f"choice     none: {placement.reason}"])
     names = fold_hostlist(placement.nodes) if len(
         placement.nodes) <= MAX_RANK_LINES else f"{len(placement.nodes)} nodes"
-    assumptions = assumed.format_assumptions(dl, topology, scores)
+    assumptions = score_report.format_assumptions(dl, topology, scores)
     lines += [f"choice     {names}: {placement.reason}",
               f"considered ({assumptions})", *_candidate_lines(placement),
               "ranks", *_rank_lines(placement.rank_map, topology),
@@ -54,7 +53,7 @@ def explain_placement(placement: Placement, topology: Topology, cluster: Cluster
                   placement.rank_map),
               *_traffic_lines(placement.rank_map.cost), f"bound      {_format_bound(placement)}"]
     if scores.link_count:
-        lines += scored.format_score_report(scored.decisive_scores(placement, topology, cluster, scores), scores)
+        lines += score_report.format_score_report(score_report.decisive_scores(placement, topology, cluster, scores), scores)
     return "\n".join(lines)
 
 
@@ -62,10 +61,10 @@ def _zone_lines(placement: Placement, topology: Topology, cluster: ClusterSnapsh
     total = _count_below_zones(topology, [node.name for node in cluster.nodes])
     quiet = _count_below_zones(topology, [node.name for node in cluster.nodes if is_idle(node)])
     chosen = _count_below_zones(topology, placement.nodes)
-    order = list(tree.walk_zones(topology))
+    order = list(text_tree.walk_zones(topology))
     shown = set(sorted(order, key=lambda entry: -int(chosen[entry[0]]))[:MAX_LIST_LINES])
     width = max((len(topology.zones[zone]) + 2 * depth for zone, depth in shown), default=0)
-    nodes = tree.nodes_by_leaf(topology)
+    nodes = text_tree.nodes_by_leaf(topology)
     for zone, depth in order:
         if (zone, depth) in shown:
             name = "  " * depth + topology.zones[zone]

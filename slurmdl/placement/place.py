@@ -3,32 +3,37 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import islice
 
 import numpy as np
 import numpy.typing as npt
 
-from slurmdl.cluster.model import ClusterSnapshot
+from slurmdl.cluster.snapshot import ClusterSnapshot, Node
 from slurmdl.errors import PlacementError
-from slurmdl.network.model import LinkScores
-from slurmdl.placement.choice.bound import compute_lower_bound
-from slurmdl.placement.choice.choose import NodeChoice, ZoneCandidate, depends_on_counts, even_choices, rank_zones
-from slurmdl.placement.choice.crossed import count_based_choices as by_counts
-from slurmdl.placement.choice.exchange import single_node_swaps
-from slurmdl.placement.choice.uneven import uneven_choices
-from slurmdl.placement.label import format_zone_counts
-from slurmdl.placement.model import Candidate, Placement
-from slurmdl.placement.nodes import impossible
-from slurmdl.placement.nodes.eligible import EligibleTasks, candidate_partitions, eligible_tasks
-from slurmdl.placement.nodes.pool import CandidateNodes, IntArray
-from slurmdl.placement.nodes.pool import build_candidate_nodes as pool_of
-from slurmdl.placement.ranks.rankmap import RankOrders
-from slurmdl.placement.shape import JobSize, block_distribution, resolve_job_size
+from slurmdl.job_request import JobRequest
+from slurmdl.links import capacity
+from slurmdl.links.link_scores import LinkScores
+from slurmdl.placement.algorithms.all_to_all import count_based_choices as by_counts
+from slurmdl.placement.algorithms.apportion import uneven_choices
+from slurmdl.placement.algorithms.lower_bound import compute_lower_bound
+from slurmdl.placement.algorithms.node_swaps import single_node_swaps
+from slurmdl.placement.algorithms.zone_candidates import (
+    NodeChoice,
+    ZoneCandidate,
+    depends_on_counts,
+    even_choices,
+    rank_zones,
+)
+from slurmdl.placement.candidate_nodes import CandidateNodes, IntArray
+from slurmdl.placement.candidate_nodes import build_candidate_nodes as pool_of
+from slurmdl.placement.eligibility import EligibleTasks, candidate_partitions, eligible_tasks
+from slurmdl.placement.job_size import JobSize, block_distribution, resolve_job_size
+from slurmdl.placement.ranks.rank_orders import RankOrders, best_rank_map
+from slurmdl.placement.result import Candidate, Placement, format_zone_counts
 from slurmdl.placement.traffic import Phase, Traffic
-from slurmdl.request import JobRequest
-from slurmdl.topology.model import Topology
+from slurmdl.topology.topology import Topology
 
 #: most zones that are listed as too small
 MAX_TOO_SMALL_ZONES = 4
@@ -68,7 +73,7 @@ def place_job(request: JobRequest, cluster: ClusterSnapshot, topology: Topology,
     if request.nodelist:
         raise PlacementError("-w is given: the nodes are chosen already")
     job, traffic = resolve_job_size(request), Traffic.from_options(request.dl, matrices)
-    impossible.check_feasible(job, cluster, topology)
+    check_feasible(job, cluster, topology)
     instance = PlacementSearch(request, cluster, topology, scores, job, traffic, traffic.phases(job.tasks))
     refusal = ""
     for free_now in (True, False):
@@ -295,3 +300,77 @@ class PlacementSearch:
         else:
             text = f"{format_zone_counts(winner.nodes_per_zone)} below {zone} take less time than any smaller zone"
         return text if free_now else f"{text}; not all of them are free now"
+
+
+# MERGED: Which nodes of an allocation to keep, where it has more than the job was asked to run on.
+
+def select_subset(allocated: Sequence[str], request: JobRequest, required_node: str, topology: Topology, scores: LinkScores,
+         matrices: tuple[npt.NDArray[np.float64], ...] = ()) -> tuple[str, ...]:
+    """The nodes of an allocation that serve the job best, by the one decision that also places jobs.
+
+    Where that leaves out the node that has to stay, it takes the place of the kept node whose loss costs least.
+
+    Parameters
+    ----------
+    allocated : the nodes to choose from, in Slurm's order; each can take its share of the tasks.
+    request : its number of nodes is the number to keep; of the rest only tasks and the --dl-* options count.
+    stays : one of the nodes, e.g. that of the batch script.
+
+    Raises
+    ------
+    PlacementError : the counts contradict each other, or the topology has no zones.
+    """
+    nodes, _ = request.nodes or (1, None)
+    tasks = request.ntasks or nodes * (request.ntasks_per_node or 1)
+    each = -(-tasks // nodes)
+    asked = JobRequest(replace(request.dl, zone=()), request.nodes, tasks)
+    free = ClusterSnapshot.from_nodes([Node(name, ("IDLE",), cpus=each, cpus_unallocated=each) for name in allocated])
+    best = place_job(asked, free, topology, scores, matrices).nodes
+    if required_node in best:
+        return best
+    traffic = Traffic.from_options(request.dl, matrices)
+    slots = [tasks // nodes + (i < tasks % nodes) for i in range(nodes)]
+
+    def cost(kept: tuple[str, ...]) -> tuple[float, ...]:
+        return best_rank_map(list(zip(kept, slots, strict=True)), topology, scores, traffic,
+                        request.dl.rank0).cost.sort_key
+
+    ways = [tuple(name for name in allocated if name == required_node or (name in best and name != lost))
+            for lost in _worst_node_per_leaf(best, topology, scores)]
+    return min(ways, key=cost)
+
+
+def _worst_node_per_leaf(nodes: Sequence[str], topology: Topology, scores: LinkScores) -> Iterator[str]:
+    """Of each leaf zone the node with the slowest link, or the latest of equal ones: they differ in nothing else."""
+    speed, delay = capacity.node_links(nodes, scores)
+    seen = set()
+    for i in np.lexsort((-delay, speed)):
+        zone = topology.path_of(nodes[i])
+        if zone not in seen:
+            seen.add(zone)
+            yield nodes[i]
+
+
+# MERGED: What no choice of nodes can mend, told before anything is computed.
+
+def check_feasible(job: JobSize, cluster: ClusterSnapshot, topology: Topology) -> None:
+    """Nothing where a choice is thinkable.
+
+    Raises
+    ------
+    PlacementError : the topology has no zones or is that of another cluster; more nodes or tasks than there are.
+    """
+    if not topology.zones:
+        raise PlacementError("the topology has no zones")
+    if cluster.names != topology.nodes and topology.node_index.keys().isdisjoint(cluster.names):
+        raise PlacementError(f"{topology.source or 'the topology'} has none of the cluster's nodes: "
+                             f"the cluster's are {_first_names(cluster.names)}, the topology's {_first_names(topology.nodes)}")
+    if job.nodes > len(cluster.names):
+        raise PlacementError(f"{job.nodes} nodes are asked for, the cluster has {len(cluster.names)}")
+    cpus = int(cluster.cpus.sum())
+    if job.tasks > cpus:
+        raise PlacementError(f"{job.tasks} tasks are asked for, the cluster has {cpus} CPUs")
+
+
+def _first_names(names: tuple[str, ...]) -> str:
+    return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "") or "none"

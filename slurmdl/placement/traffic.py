@@ -3,7 +3,7 @@
 Ring allreduce: Patarasu and Yuan, Bandwidth optimal all-reduce algorithms for clusters of workstations, 2009.
 Hierarchical allreduce: Cho et al., BlueConnect: decomposing all-reduce for deep learning, MLSys 2019.
 Parameter server: Li et al., Scaling distributed machine learning with the parameter server, OSDI 2014.
-Gossip: see slurmdl.graphs.
+Gossip: see slurmdl.gossip_graphs.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from slurmdl.dl_options import DlOptions
 from slurmdl.errors import PlacementError
-from slurmdl.graphs import GRAPHS, GossipGroup
+from slurmdl.gossip_graphs import GRAPHS, GossipGroup
 from slurmdl.plan import COMM_PATTERNS
 
 FloatArray = npt.NDArray[np.float64]

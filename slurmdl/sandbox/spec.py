@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from slurmdl.errors import UsageError
-from slurmdl.topology.model import Topology
+from slurmdl.topology.topology import Topology
 
 _NAME_PATTERN = re.compile(r"[a-z][a-z0-9-]{0,20}")
 _RATE_PATTERN = re.compile(r"(\d+(?:\.\d+)?)(k|m|g)?(?:bit)?", re.IGNORECASE)

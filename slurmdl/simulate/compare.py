@@ -9,18 +9,18 @@ import numpy as np
 import numpy.typing as npt
 
 from slurmdl import units
-from slurmdl.cluster.model import ClusterSnapshot, Node, Partition
+from slurmdl.cluster.snapshot import ClusterSnapshot, Node, Partition
 from slurmdl.errors import UsageError
-from slurmdl.network.model import LinkScores
-from slurmdl.placement.cost import IntArray, NetworkLinks, network_links
+from slurmdl.job_request import DlOptions, JobRequest
+from slurmdl.links.link_scores import LinkScores
+from slurmdl.placement.iteration_cost import IntArray, NetworkLinks, network_links
+from slurmdl.placement.job_size import JobSize
 from slurmdl.placement.place import place_job
-from slurmdl.placement.ranks.rankmap import best_rank_map, leaf_order
-from slurmdl.placement.shape import JobSize
-from slurmdl.request import DlOptions, JobRequest
-from slurmdl.simulate.load import best_fit_nodes, occupied_nodes
+from slurmdl.placement.ranks.rank_orders import best_rank_map, leaf_order
+from slurmdl.simulate.background_load import best_fit_nodes, occupied_nodes
 from slurmdl.simulate.predict import Prediction, predict_step
-from slurmdl.simulate.training import TrainingWorkload
-from slurmdl.topology.model import Topology
+from slurmdl.simulate.workload import TrainingWorkload
+from slurmdl.topology.topology import Topology
 
 #: ways to choose nodes and ranks
 PLACEMENT_POLICIES = ("placed", "leaf order", "random")

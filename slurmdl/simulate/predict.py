@@ -12,13 +12,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from slurmdl import process
 from slurmdl.errors import UnavailableError, UsageError
-from slurmdl.placement.cost import FloatArray, IntArray, NetworkLinks
-from slurmdl.simulate.flows import FlowPhase, flow_phases
-from slurmdl.simulate.messages import message_count, rank_programs
-from slurmdl.simulate.network import SimulatedNetwork
-from slurmdl.simulate.training import TrainingWorkload
+from slurmdl.placement.iteration_cost import FloatArray, IntArray, NetworkLinks
+from slurmdl.simulate.message_programs import message_count, rank_programs
+from slurmdl.simulate.network_flows import FlowPhase, SimulatedNetwork, flow_phases
+from slurmdl.simulate.workload import TrainingWorkload
+from slurmdl.slurm import process
 
 #: the Python that Debian's python3-simgrid is for
 SIMGRID_PYTHON = "/usr/bin/python3"

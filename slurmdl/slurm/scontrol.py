@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from slurmdl import process
+from slurmdl.slurm import process
 
 
 def start_scontrol_show(reports: Sequence[str], with_topology: bool = False) -> Callable[[], process.CommandResult]:

@@ -13,10 +13,9 @@ from statistics import median
 from typing import Literal, get_args
 
 from slurmdl.errors import InputError
-from slurmdl.topology.build import TREE_APPROXIMATION_NOTE, ZoneDecl, unused_link_speeds_note
-from slurmdl.topology.contents import TopologySource
-from slurmdl.topology.hostlist import fold_hostlist
-from slurmdl.topology.tree import pluralize, truncate
+from slurmdl.slurm.hostlist import fold_hostlist
+from slurmdl.topology.source import TREE_APPROXIMATION_NOTE, TopologySource, ZoneDecl, unused_link_speeds_note
+from slurmdl.topology.text_tree import pluralize, truncate
 
 #: passes over the switches in which Slurm must find the level of each, or it ends with "not a tree"
 _MAX_PASSES = 21

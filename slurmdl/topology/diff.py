@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from slurmdl.topology.hostlist import fold_hostlist
-from slurmdl.topology.model import Topology
-from slurmdl.topology.topologies import TopologySet
-from slurmdl.topology.tree import truncate
+from slurmdl.slurm.hostlist import fold_hostlist
+from slurmdl.topology.text_tree import truncate
+from slurmdl.topology.topology import Topology, TopologySet
 
 #: widest list of names in a line
 _MAX_NAMES_WIDTH = 60

@@ -7,11 +7,10 @@ import re
 from collections.abc import Sequence
 
 from slurmdl.errors import UsageError
-from slurmdl.topology import blocks as block
-from slurmdl.topology.build import ZoneDecl
-from slurmdl.topology.contents import TopologySource
-from slurmdl.topology.hostlist import MAX_NAMES
-from slurmdl.topology.model import MAX_LEVELS, Topology
+from slurmdl.slurm.hostlist import MAX_NAMES
+from slurmdl.topology import source as block
+from slurmdl.topology.source import TopologySource, ZoneDecl
+from slurmdl.topology.topology import MAX_LEVELS, Topology
 
 #: names of zones by their level; higher ones are numbered
 _LEVEL_NAMES = ("leaf", "group", "core")

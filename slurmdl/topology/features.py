@@ -10,9 +10,9 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 
 from slurmdl.errors import InputError
-from slurmdl.topology import hostlist
-from slurmdl.topology.conf import LogicalLine, logical_lines
-from slurmdl.topology.model import Topology
+from slurmdl.slurm import hostlist
+from slurmdl.topology.topology import Topology
+from slurmdl.topology.topology_conf import LogicalLine, logical_lines
 from slurmdl.topology.write import checked_hostlist as fold
 
 #: constraints (sbatch(1)) give the other signs a meaning

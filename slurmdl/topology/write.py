@@ -9,11 +9,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from slurmdl.errors import InputError
-from slurmdl.topology.build import to_link_speed
-from slurmdl.topology.contents import TopologySource
-from slurmdl.topology.hostlist import fold_hostlist, ranged_string
-from slurmdl.topology.model import Topology
-from slurmdl.topology.topologies import TopologySet
+from slurmdl.slurm.hostlist import fold_hostlist, ranged_string
+from slurmdl.topology.source import TopologySource, to_link_speed
+from slurmdl.topology.topology import Topology, TopologySet
 
 #: names that both formats and Slurm's hostlists can hold
 _NAME = re.compile(r"[^\s,\[\]{}\"'#\\=]+")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from slurmdl.train.library import ending
+from slurmdl.train.library import shutdown
 from slurmdl.train.trainer.options import parse_train_options
 
 
@@ -16,7 +16,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         from slurmdl.train.trainer.trainer import train
         train(options)
     except Exception as error:
-        return ending.report_failure(error)
+        return shutdown.report_failure(error)
     return 0
 
 

@@ -26,9 +26,9 @@ from benchmarks.heterogeneous.throughput import BALANCED, GOSSIP, OFF, SPEEDS
 from benchmarks.heterogeneous.trainer_jobs import Result, cpu_bound_note
 from benchmarks.results import Row
 from benchmarks.virtual_runs import Outcome
-from slurmdl.cluster.model import ClusterSnapshot, Node, Partition
+from slurmdl.cluster.snapshot import ClusterSnapshot, Node, Partition
 from slurmdl.errors import UsageError
-from slurmdl.placement.model import Cost
+from slurmdl.placement.result import Cost
 from slurmdl.sandbox.spec import round_robin_topology
 from slurmdl.train.trainer.options import parse_train_options
 from slurmdl.train.trainer.trainer import train

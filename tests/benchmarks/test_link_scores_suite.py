@@ -9,7 +9,7 @@ from benchmarks import link_scores
 from benchmarks.link_scores import collector_cost, scale
 from benchmarks.link_scores.scale import Fabric, Rates, flagged, probe, shuffled
 from slurmdl.errors import UsageError
-from slurmdl.network.model import LinkScore, LinkScores
+from slurmdl.links.link_scores import LinkScore, LinkScores
 
 
 def test_bad_links_are_found_among_600_and_shuffled_scores_find_none() -> None:

@@ -10,12 +10,12 @@ import pytest
 
 from benchmarks.placement.optimality_gap import Case, case, outcome, rows
 from slurmdl.errors import PlacementError
-from slurmdl.placement import exact
-from slurmdl.placement.cost import network_links, predict_cost
-from slurmdl.placement.model import Cost
-from slurmdl.placement.nodes.eligible import eligible_tasks
+from slurmdl.placement import exact_solver
+from slurmdl.placement.eligibility import eligible_tasks
+from slurmdl.placement.iteration_cost import network_links, predict_cost
+from slurmdl.placement.job_size import resolve_job_size
 from slurmdl.placement.place import place_job
-from slurmdl.placement.shape import resolve_job_size
+from slurmdl.placement.result import Cost
 from slurmdl.placement.traffic import Traffic
 
 
@@ -48,10 +48,10 @@ def small(seed: int) -> bool:
 @pytest.mark.parametrize("seed", [seed for seed in range(300) if small(seed)][:16])
 @pytest.mark.parametrize(("least", "key"), [
     ("seconds", lambda cost: cost.key[:1]), ("bytes", lambda cost: cost.key[1:])], ids=["seconds", "bytes"])
-def test_the_solver_against_brute_force(seed: int, least: exact.Objective,
+def test_the_solver_against_brute_force(seed: int, least: exact_solver.Objective,
                                         key: Callable[[Cost], tuple[float, ...]]) -> None:
     given = case(seed)
-    found = exact.solve_exactly(given.request, given.cluster, given.topology, given.scores, 20.0, least)
+    found = exact_solver.solve_exactly(given.request, given.cluster, given.topology, given.scores, 20.0, least)
     assert found.proven
     assert key(found.cost) == pytest.approx(brute_force(given, key), rel=1e-6)
 
@@ -73,7 +73,7 @@ def test_no_choice_undercuts_the_bound(seed: int) -> None:
     except PlacementError:
         return
     assert found.rank_map is not None and found.lower_bound is not None and found.optimality_gap is not None
-    best = exact.solve_exactly(given.request, given.cluster, given.topology, given.scores, 20.0).cost.seconds
+    best = exact_solver.solve_exactly(given.request, given.cluster, given.topology, given.scores, 20.0).cost.seconds
     assert found.lower_bound <= best * (1 + 1e-6)
     assert best <= found.rank_map.cost.seconds * (1 + 1e-6)
     if given.request.dl.strategy == "allreduce":

@@ -30,7 +30,7 @@ from benchmarks.results import Row
 from slurmdl.bench.matrix.report import JobFigures, ReportRow
 from slurmdl.bench.matrix.spec import Cell, read
 from slurmdl.errors import InputError, UsageError
-from slurmdl.placement.model import Cost
+from slurmdl.placement.result import Cost
 
 ROOT = Path(__file__).parents[2]
 

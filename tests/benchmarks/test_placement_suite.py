@@ -14,13 +14,13 @@ import pytest
 from benchmarks import placement, results
 from benchmarks.placement import concurrent_submitters, graph_mappers, quality, speed
 from benchmarks.suite import Suite
-from slurmdl.cluster.model import ClusterSnapshot, Node, Partition
+from slurmdl.cluster.snapshot import ClusterSnapshot, Node, Partition
 from slurmdl.errors import SandboxError, UsageError
-from slurmdl.network.model import LinkScores
-from slurmdl.placement.cost import network_links
-from slurmdl.placement.model import Cost
+from slurmdl.links.link_scores import LinkScores
+from slurmdl.placement.iteration_cost import network_links
+from slurmdl.placement.result import Cost
 from slurmdl.placement.traffic import Traffic
-from slurmdl.simulate import load
+from slurmdl.simulate import background_load
 from slurmdl.topology import example
 
 
@@ -151,9 +151,9 @@ def test_savings_are_judged_where_bytes_and_time_agree() -> None:
 
 def test_the_load_leaves_what_it_was_asked_for() -> None:
     topology = example.tree_topology((1, 20, 400))
-    busy = load.occupied_nodes(topology, 0.7, 3)
+    busy = background_load.occupied_nodes(topology, 0.7, 3)
     assert 0.5 < busy.mean() <= 0.7
-    assert (busy == load.occupied_nodes(topology, 0.7, 3)).all()
+    assert (busy == background_load.occupied_nodes(topology, 0.7, 3)).all()
     free = np.bincount(topology.leaf[~busy], minlength=20)
     assert len(set(free.tolist())) > 2  # scattered
 

@@ -154,7 +154,7 @@ def test_metering_tells_a_slow_clock() -> None:
 
 
 def test_every_way_is_one_that_the_trainer_takes() -> None:
-    from slurmdl.train.combine import check_compatibility
+    from slurmdl.train.compatibility import check_compatibility
     from slurmdl.train.trainer.options import parse_train_options
     situations = [*itertools.product([*accuracy_vs_bytes.SITUATIONS.values(), *accuracy_vs_bytes.CHANGING.values()],
                                      accuracy_vs_bytes.VARIANTS),

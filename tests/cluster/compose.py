@@ -20,12 +20,12 @@ from typing import NoReturn
 import pytest
 from conftest import Cluster
 
-from slurmdl.sandbox import slurm
+from slurmdl.sandbox import slurm_daemons
 from slurmdl.sandbox.spec import LOGIN, SandboxSpec, round_robin_topology
 
 ROOT = Path(__file__).parents[2]
 PROJECT = "slurmdl-test"
-USER = slurm.JobUser("researcher", 20001, 20001, "/home/researcher")
+USER = slurm_daemons.JobUser("researcher", 20001, 20001, "/home/researcher")
 #: the networks 1 to 4 hold n1 and n5, n2 and n6, n3 and n7, n4 and n8
 ZONES = "zoneA=1,3 zoneB=2,4"
 
@@ -124,7 +124,7 @@ class ComposeCluster(Cluster):
         """Fill /etc/slurm: the sandbox's files, with what is of the containers (compose/slurm) over them."""
         self.topology = spec.topology
         with tempfile.TemporaryDirectory() as scratch:
-            slurm.write_config_files(spec, Path(scratch), USER)
+            slurm_daemons.write_config_files(spec, Path(scratch), USER)
             for file in self.etc.iterdir():
                 file.unlink()
             for file in (Path(scratch) / "slurm").iterdir():

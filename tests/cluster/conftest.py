@@ -19,9 +19,9 @@ from pathlib import Path
 import pytest
 
 from slurmdl.errors import SandboxError
-from slurmdl.sandbox import cluster as sandbox
+from slurmdl.sandbox import lifecycle as sandbox
 from slurmdl.sandbox.spec import LOGIN, SandboxSpec, round_robin_topology
-from slurmdl.topology.model import Topology
+from slurmdl.topology.topology import Topology
 
 _numbers = itertools.count()
 FINAL = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "PREEMPTED"}

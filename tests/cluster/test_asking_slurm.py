@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from slurmdl.cluster import read
-from slurmdl.topology import hostlist
+from slurmdl.cluster import load
+from slurmdl.slurm import hostlist
 
 
 @pytest.fixture
@@ -85,7 +85,7 @@ def test_every_form_that_scontrol_prints_gives_the_same_snapshot(cluster, reserv
         for form in ("-o", ""):
             path = directory / f"nodes{form}.txt"
             cluster.run(["sh", "-c", f"({shown.format(form)}) > {path}"]).check_returncode()
-            found[form] = read.load_cluster_file(str(path))
+            found[form] = load.load_cluster_file(str(path))
             placed = cluster.run(["slurmdl", "place", "--cluster", str(path), "-N2"])
             assert "5 of 8 nodes idle" in placed.stdout, placed
     finally:

@@ -9,7 +9,7 @@ import time
 import pytest
 from jobs import AT_ONCE, MAPPED, occupy, own_lines, ranks, release, zone
 
-from slurmdl.topology.hostlist import expand_hostlist
+from slurmdl.slurm.hostlist import expand_hostlist
 
 
 def overtaken(cluster, nodes: str, script, *words: str) -> list[str]:

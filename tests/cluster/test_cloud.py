@@ -6,17 +6,17 @@ import os
 
 import pytest
 
-from slurmdl.cluster import scontrol
+from slurmdl.cluster import scontrol_parser
 from slurmdl.errors import SandboxError
-from slurmdl.sandbox import cloud, hosts
-from slurmdl.sandbox import cluster as sandbox
+from slurmdl.sandbox import cloud_nodes, namespaces
+from slurmdl.sandbox import lifecycle as sandbox
 from slurmdl.sandbox.spec import LOGIN, SandboxSpec
 from slurmdl.topology import example
 
 
 def test_jobs_get_nodes_and_give_them_back():
     spec = SandboxSpec(f"cloud-{os.getpid()}", example.tree_topology((1, 30, 600)),
-                       cpus=4, cloud_nodes=True, slurm_conf_lines=cloud.SLURM_CONF_LINES)
+                       cpus=4, cloud_nodes=True, slurm_conf_lines=cloud_nodes.SLURM_CONF_LINES)
     try:
         box = sandbox.sandbox_up(spec)
     except SandboxError as error:
@@ -24,17 +24,17 @@ def test_jobs_get_nodes_and_give_them_back():
             raise
         pytest.skip(f"no real Slurm cluster: {error}")
     try:
-        one, other = (cloud.submit_job(box, ["-N", "20", "--exclusive"]) for _ in range(2))
-        nodes = cloud.wait_for_nodes(box, one)
+        one, other = (cloud_nodes.submit_job(box, ["-N", "20", "--exclusive"]) for _ in range(2))
+        nodes = cloud_nodes.wait_for_nodes(box, one)
         # topology/tree takes one leaf for a job that fits into it
         assert len({spec.topology.leaf_of(node) for node in nodes}) == 1
-        assert not set(nodes) & set(cloud.wait_for_nodes(box, other))
-        text = hosts.run_on_host(box.pids[LOGIN], ["scontrol", "-o", "-d", "show", "nodes"])
-        snapshot = scontrol.parse_snapshot(text)
+        assert not set(nodes) & set(cloud_nodes.wait_for_nodes(box, other))
+        text = namespaces.run_on_host(box.pids[LOGIN], ["scontrol", "-o", "-d", "show", "nodes"])
+        snapshot = scontrol_parser.parse_snapshot(text)
         assert len(snapshot.nodes) == 600
         assert all(snapshot.node_by_name[node].cpus_unallocated == 0 for node in nodes)
-        cloud.power_down_job(box, one, nodes)
-        cloud.wait_for_idle_nodes(box, nodes)
-        assert cloud.job_state(box, one) == ("", "")
+        cloud_nodes.power_down_job(box, one, nodes)
+        cloud_nodes.wait_for_idle_nodes(box, nodes)
+        assert cloud_nodes.job_state(box, one) == ("", "")
     finally:
         sandbox.sandbox_down(spec.name)

@@ -18,9 +18,9 @@ from typing import Any
 
 import pytest
 
-from slurmdl.doctor.examine import CHECKS
+from slurmdl.doctor.runner import CHECKS
 from slurmdl.errors import SandboxError
-from slurmdl.sandbox import hosts
+from slurmdl.sandbox import namespaces
 from slurmdl.sandbox.spec import LOGIN
 
 SPANK = Path(__file__).parents[2] / "spank"
@@ -83,12 +83,12 @@ class Site:
     def over(self, path: str, source: Path, *names: str) -> Iterator[None]:
         """Another file or directory in the place of `path` on some hosts, the login host by default."""
         for host in names or (LOGIN,):
-            hosts.run_on_host(self.cluster.box.pids[host], ["mount", "--bind", str(source), path])
+            namespaces.run_on_host(self.cluster.box.pids[host], ["mount", "--bind", str(source), path])
         try:
             yield
         finally:
             for host in names or (LOGIN,):
-                hosts.run_on_host(self.cluster.box.pids[host], ["umount", "-l", path])
+                namespaces.run_on_host(self.cluster.box.pids[host], ["umount", "-l", path])
 
     @contextmanager
     def text(self, file: Path, text: str) -> Iterator[None]:
@@ -132,7 +132,7 @@ def site(new_sandbox: Callable[..., Any]) -> Site:
     site.score()
     shutil.copy(build(SPANK.parent / "build/spank"), site.slurm)
     for host in (LOGIN, *cluster.topology.nodes):
-        hosts.run_on_host(cluster.box.pids[host], ["mount", "--bind", str(site.here), "/etc/slurmdl"])
+        namespaces.run_on_host(cluster.box.pids[host], ["mount", "--bind", str(site.here), "/etc/slurmdl"])
     return site
 
 

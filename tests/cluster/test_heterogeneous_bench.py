@@ -12,7 +12,7 @@ from benchmarks.heterogeneous import placement_savings
 from benchmarks.heterogeneous.placement_methods import DEFAULT, LEAF, NEGATIVE_CONTROL, PLACED, Job
 from benchmarks.heterogeneous.trainer_jobs import SETTINGS, Jobs
 from slurmdl.errors import SandboxError
-from slurmdl.sandbox import cluster
+from slurmdl.sandbox import lifecycle
 from slurmdl.sandbox.spec import SandboxSpec, round_robin_topology
 
 SIX = round_robin_topology(6, 2)
@@ -22,13 +22,13 @@ SIX = round_robin_topology(6, 2)
 def jobs() -> Iterator[Jobs]:
     name = f"unequal-{os.getpid()}"
     try:
-        sandbox = cluster.sandbox_up(SandboxSpec(name, SIX, zone_features=False, slurm_conf_lines=SETTINGS))
+        sandbox = lifecycle.sandbox_up(SandboxSpec(name, SIX, zone_features=False, slurm_conf_lines=SETTINGS))
     except SandboxError as error:
         if os.environ.get("SLURMDL_REQUIRE_CLUSTER") == "1":
             raise
         pytest.skip(f"no real Slurm cluster: {error}")
     yield Jobs(sandbox)
-    cluster.sandbox_down(name)
+    lifecycle.sandbox_down(name)
 
 
 @pytest.mark.nightly

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from slurmdl.network.samples import LinkSample, format_sample_lines
+from slurmdl.links.samples import LinkSample, format_sample_lines
 
 #: sends a file as it stands, from any port, and prints the answer
 SEND = """
@@ -25,7 +25,7 @@ with socket.create_connection(("login", 6840)) as connection:
 #: writes a file of samples with a credential of the user who runs it before them
 SIGN = """
 import sys
-from slurmdl.network import munge
+from slurmdl.links import munge
 data = open(sys.argv[1], "rb").read()
 open(sys.argv[2], "wb").write(munge.credential(data).encode() + b"\\n" + data)
 """
@@ -117,8 +117,8 @@ def test_with_munge_nothing_else_is_believed(site):
         assert "munge: " in sent(site, other, host="n1")
         other.write_bytes(b"MUNGE:" + b"A" * 10**5 + b":\n" + samples)
         assert "shows no munge credential" in sent(site, other, host="n1")
-        low = "import socket; from slurmdl.network import munge, outbox; munge._LIBRARY = 'libnone.so'; " \
-              "from slurmdl.network.samples import LinkSample; import time; " \
+        low = "import socket; from slurmdl.links import munge, outbox; munge._LIBRARY = 'libnone.so'; " \
+              "from slurmdl.links.samples import LinkSample; import time; " \
               "outbox.send(('login', 6840), [LinkSample('node', 'n2', time.time(), 'probe', 1e8)], '/run/spool')"
         done = site.run(["python3", "-c", low], host="n2", as_root=True)
         assert "shows no munge credential" in done.stderr

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.placement import concurrent_submitters, quality, sbatch_overhead
 from slurmdl.errors import SandboxError
-from slurmdl.sandbox import cluster as sandbox_cluster
+from slurmdl.sandbox import lifecycle as sandbox_cluster
 from slurmdl.sandbox.spec import SandboxSpec, round_robin_topology
 from slurmdl.topology import example
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from jobs import own_lines, ranks
 
-from slurmdl.network.samples import LinkSample, parse_sample_lines
+from slurmdl.links.samples import LinkSample, parse_sample_lines
 
 
 def samples(text: str) -> dict[str, LinkSample]:
@@ -115,7 +115,7 @@ def test_the_secret_of_a_probe_stays_with_its_own_tasks(cluster):
         "for i in $(seq 50); do cat /proc/[0-9]*/cmdline 2>/dev/null; scontrol show job; scontrol show step; "
         "sleep 0.05; done | tr '\\0' '\\n'\nwait\ncat env-$SLURM_JOB_ID\n")
     text = cluster.output(cluster.submit(["sbatch", "--output=out-%j", str(script)], directory=script.parent))
-    assert "slurmdl.network.probe.task" in text
+    assert "slurmdl.links.probe.tcp_task" in text
     assert "SLURM_PROCID=1" in text
     assert "PROBE_SECRET" not in text
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from slurmdl.sandbox import cluster as sandbox
-from slurmdl.sandbox import quota
+from slurmdl.sandbox import cpu_quota
+from slurmdl.sandbox import lifecycle as sandbox
 from slurmdl.sandbox.spec import SandboxSpec, round_robin_topology
 
 
@@ -240,35 +240,35 @@ def controlled(monkeypatch) -> Path:
                 with contextlib.suppress(OSError):
                     control.write_text(f"+{controller}")
                     control.write_text(f"-{controller}")
-                    monkeypatch.setattr(quota, "_CONTROLLER", controller)
+                    monkeypatch.setattr(cpu_quota, "_CONTROLLER", controller)
                     return Path(root)
     pytest.skip("no controller of cgroup v2 is free")
 
 
 def enabled(root: Path) -> bool:
-    return quota._CONTROLLER in (root / "cgroup.subtree_control").read_text().split()
+    return cpu_quota._CONTROLLER in (root / "cgroup.subtree_control").read_text().split()
 
 
 def with_group(root: Path, name: str) -> None:
-    with quota._group_lock(root):
-        quota._enable_controller(root)
+    with cpu_quota._group_lock(root):
+        cpu_quota._enable_controller(root)
         (root / f"slurmdl-sandbox.{name}.n1").mkdir()
 
 
 def test_a_controller_is_disabled_by_the_last_sandbox_that_uses_it(controlled):
     names = [f"{word}-{os.getpid()}" for word in ("one", "two")]
     try:
-        assert quota.cpu_quotas(names[0]) == {}
-        quota.remove_quotas(names[0])
+        assert cpu_quota.cpu_quotas(names[0]) == {}
+        cpu_quota.remove_quotas(names[0])
         assert not enabled(controlled)  # who only looks changes nothing
         for name in names:
             with_group(controlled, name)
         assert enabled(controlled)
-        quota.remove_quotas(names[0])
+        cpu_quota.remove_quotas(names[0])
         assert enabled(controlled)
     finally:
         for name in names:
-            quota.remove_quotas(name)
+            cpu_quota.remove_quotas(name)
     assert not enabled(controlled)
     assert list(controlled.glob("slurmdl-sandbox*")) == []
 
@@ -277,21 +277,21 @@ def test_a_controller_that_others_enabled_or_use_stays_enabled(controlled):
     name, control = f"kept-{os.getpid()}", controlled / "cgroup.subtree_control"
     other = controlled / f"other-{os.getpid()}"
     try:
-        control.write_text(f"+{quota._CONTROLLER}")
+        control.write_text(f"+{cpu_quota._CONTROLLER}")
         with_group(controlled, name)
-        quota.remove_quotas(name)
+        cpu_quota.remove_quotas(name)
         assert enabled(controlled)
-        control.write_text(f"-{quota._CONTROLLER}")
+        control.write_text(f"-{cpu_quota._CONTROLLER}")
         with_group(controlled, name)
         other.mkdir()
-        (other / "cgroup.subtree_control").write_text(f"+{quota._CONTROLLER}")
-        quota.remove_quotas(name)
+        (other / "cgroup.subtree_control").write_text(f"+{cpu_quota._CONTROLLER}")
+        cpu_quota.remove_quotas(name)
         assert enabled(controlled)
     finally:
-        quota.remove_quotas(name)
+        cpu_quota.remove_quotas(name)
         with contextlib.suppress(OSError):
             other.rmdir()
-        control.write_text(f"-{quota._CONTROLLER}")
+        control.write_text(f"-{cpu_quota._CONTROLLER}")
     assert list(controlled.glob("slurmdl-sandbox*")) == []
 
 

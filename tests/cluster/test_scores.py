@@ -8,7 +8,7 @@ from pathlib import Path
 
 from jobs import MAPPED, occupy, own_lines, ranks
 
-from slurmdl.network.model import LinkScore, LinkScores
+from slurmdl.links.link_scores import LinkScore, LinkScores
 
 SLOW, LOSSY = LinkScore(1.25e8, 4e-5), LinkScore(1.25e9, 4e-5, 0.02)
 

@@ -157,8 +157,8 @@ for i in 1 2 3 4 5 6 7 8 9 10; do journalctl -u slurmdl-ingest | grep -q listeni
 systemctl start slurmdl-collect && echo collected
 cat >/send.py <<X
 import time
-from slurmdl.network import outbox
-from slurmdl.network.samples import LinkSample
+from slurmdl.links import outbox
+from slurmdl.links.samples import LinkSample
 outbox.send(("127.0.0.1", 6840), [LinkSample("node", "n1", time.time(), "probe", 1e8)], "/tmp/spool")
 X
 for unit in user node; do

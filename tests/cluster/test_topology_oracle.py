@@ -17,10 +17,10 @@ import oracle_files
 import pytest
 
 from slurmdl.errors import InputError
-from slurmdl.topology import conf
-from slurmdl.topology.build import ZoneDecl
-from slurmdl.topology.hostlist import MAX_NAMES, expand_hostlist, fold_hostlist
-from slurmdl.topology.model import Topology
+from slurmdl.slurm.hostlist import MAX_NAMES, expand_hostlist, fold_hostlist
+from slurmdl.topology import topology_conf
+from slurmdl.topology.source import ZoneDecl
+from slurmdl.topology.topology import Topology
 
 FILES = int(os.environ.get("SLURMDL_ORACLE_FILES", "300"))
 HOSTLISTS = int(os.environ.get("SLURMDL_ORACLE_HOSTLISTS", "2000"))
@@ -56,7 +56,7 @@ def _oracle() -> None:
 
 def ours(path: Path) -> Topology | InputError:
     try:
-        return conf.parse_topology_conf(str(path))
+        return topology_conf.parse_topology_conf(str(path))
     except InputError as error:
         assert error.file, f"no file in {error}"
         assert len(str(error).splitlines()) == 1, str(error)

@@ -15,18 +15,18 @@ from pathlib import Path
 
 import atheris
 
-with atheris.instrument_imports(include=["slurmdl.topology", "slurmdl.network", "slurmdl.train.trainer.data",
-                                         "slurmdl.train.trainer.config", "slurmdl.train.trainer.options"]):
+with atheris.instrument_imports(include=["slurmdl.topology", "slurmdl.links", "slurmdl.train.trainer.data",
+                                         "slurmdl.train.trainer.yaml_options", "slurmdl.train.trainer.options"]):
     from slurmdl.errors import InputError, UsageError
-    from slurmdl.network import exposition, hygiene, prometheus, table
-    from slurmdl.network import read as scores
-    from slurmdl.network.model import LinkScores
-    from slurmdl.network.samples import LinkSample, format_sample_lines, parse_sample_lines
-    from slurmdl.topology import check, conf, hostlist, read, scontrol, write
-    from slurmdl.topology.model import Topology
-    from slurmdl.topology.topologies import TopologySet
-    from slurmdl.train.trainer.data.cifar import read_cifar as read_cifar
-    from slurmdl.train.trainer.data.idx import read_idx as read_idx
+    from slurmdl.links import aggregate, link_table, prometheus_exporter, prometheus_query
+    from slurmdl.links import score_files as scores
+    from slurmdl.links.link_scores import LinkScores
+    from slurmdl.links.samples import LinkSample, format_sample_lines, parse_sample_lines
+    from slurmdl.slurm import hostlist
+    from slurmdl.topology import check, load, scontrol_topology, topology_conf, write
+    from slurmdl.topology.topology import Topology, TopologySet
+    from slurmdl.train.trainer.data.file_readers import read_cifar as read_cifar
+    from slurmdl.train.trainer.data.file_readers import read_idx as read_idx
     from slurmdl.train.trainer.options import parse_train_options
 
 _DIRECTORY = tempfile.TemporaryDirectory()
@@ -37,7 +37,7 @@ def _file(name: str) -> Callable[[bytes], TopologySet]:
 
     def reader(data: bytes) -> TopologySet:
         path.write_bytes(data)
-        return read.load_topology_file(str(path))
+        return load.load_topology_file(str(path))
 
     return reader
 
@@ -47,7 +47,7 @@ def _check(data: bytes) -> None:
     path = Path(_DIRECTORY.name, "checked.conf")
     path.write_bytes(data)
     faults: list[InputError] = []
-    for finding in check.check_source(conf.declare_topology_conf(str(path), faults.append), ["n1", "n2"]):
+    for finding in check.check_source(topology_conf.declare_topology_conf(str(path), faults.append), ["n1", "n2"]):
         assert "\n" not in finding.text
     assert all("\n" not in str(fault) for fault in faults)
 
@@ -92,9 +92,9 @@ def _scores(data: bytes) -> None:
     found = scores.parse_scores(data[1:].decode(errors="replace"), NOW, is_csv=data[:1] == b"c")
     assert LinkScores.from_json(json.loads(json.dumps(found.to_json()))) == found
     scores.parse_scores(found.to_text(), max(NOW, found.time))
-    text = exposition.exposition_text(found)
+    text = prometheus_exporter.exposition_text(found)
     assert len(text.splitlines()) == text.count("\n")
-    for row in table.link_rows(found, Topology.flat(())):
+    for row in link_table.link_rows(found, Topology.flat(())):
         assert 0 < row.slowdown < float("inf"), row
 
 
@@ -104,20 +104,20 @@ def _samples(data: bytes) -> None:
     good = [each for each in found if isinstance(each, LinkSample)]
     assert all("\n" not in str(each) for each in found if isinstance(each, InputError))
     assert list(parse_sample_lines(format_sample_lines(good).splitlines())) == good
-    made = hygiene.aggregate_scores(good, NOW)
+    made = aggregate.aggregate_scores(good, NOW)
     assert LinkScores.from_json(made.scores.to_json()) == made.scores
     assert sum(made.rejected.values()) + sum(score.samples for links in (
         made.scores.nodes, made.scores.inter_leaf) for score in links.values()) <= len(set(good))
 
 
 def _prometheus(data: bytes) -> None:
-    for sample in prometheus.parse_instant_vector(data, "loss", "instance"):
+    for sample in prometheus_query.parse_instant_vector(data, "loss", "instance"):
         assert 0 <= sample.loss <= 1 and sample.name
 
 
 READERS: dict[str, Callable[[bytes], TopologySet | None]] = {
     "conf": _file("topology.conf"), "yaml": _file("topology.yaml"), "json": _file("topology.json"),
-    "scontrol": lambda data: scontrol.parse_scontrol_topologies(data.decode(errors="replace")), "hostlist": _hostlist,
+    "scontrol": lambda data: scontrol_topology.parse_scontrol_topologies(data.decode(errors="replace")), "hostlist": _hostlist,
     "check": _check, "idx": _idx, "cifar": _cifar, "train": _train, "scores": _scores, "samples": _samples,
     "prometheus": _prometheus,
 }

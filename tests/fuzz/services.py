@@ -29,12 +29,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from slurmdl.network.model import LinkScore, LinkScores
-from slurmdl.network.probe.channel import Deadline
-from slurmdl.network.probe.measure import measure_pair
-from slurmdl.network.probe.pair import ProbeConfig
-from slurmdl.network.probe.wire import ControlChannel, ProbeSocket
-from slurmdl.network.samples import LinkSample, format_sample_lines
+from slurmdl.links.link_scores import LinkScore, LinkScores
+from slurmdl.links.probe.channel import Deadline
+from slurmdl.links.probe.measure import measure_pair
+from slurmdl.links.probe.measurement import ProbeConfig
+from slurmdl.links.probe.protocol import ControlChannel, ProbeSocket
+from slurmdl.links.samples import LinkSample, format_sample_lines
 
 PEERS, MOST_MEMORY_KB, MOST_FILES = 24, 600_000, 600
 SHORT = ProbeConfig(

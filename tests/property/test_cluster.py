@@ -9,8 +9,8 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurmdl.cluster import scontrol
-from slurmdl.cluster.model import ClusterSnapshot
+from slurmdl.cluster import scontrol_parser
+from slurmdl.cluster.snapshot import ClusterSnapshot
 
 KEYS = ("CPUAlloc", "CPUEfctv", "CPUTot", "ActiveFeatures", "Gres", "GresUsed", "RealMemory", "AllocMem",
         "MemSpecLimit", "State", "Weight", "Partitions", "OS", "Reason", "Comment", "Extra", "XState")
@@ -41,12 +41,12 @@ def first(line: str, key: str) -> str:
 
 @given(st.lists(st.one_of(lines(), st.sampled_from(RECORDED)), max_size=6))
 def test_each_node_is_what_its_own_first_line_says(drawn: list[str]) -> None:
-    snapshot = scontrol.parse_snapshot("".join(f"{line}\n" for line in drawn))
+    snapshot = scontrol_parser.parse_snapshot("".join(f"{line}\n" for line in drawn))
     own = {first(line, "NodeName"): line for line in reversed(drawn)}
     assert set(snapshot.names) == set(own)
     for node in snapshot.nodes:
         line = own[node.name]
-        assert scontrol.parse_snapshot(line).nodes == (node,)
+        assert scontrol_parser.parse_snapshot(line).nodes == (node,)
         count = {key: min(2 ** 40, int(match[0])) if (match := re.match("[0-9]{1,15}", first(line, key))) else 0
                  for key in KEYS}
         cpus = count["CPUEfctv"] or count["CPUTot"]
@@ -63,7 +63,7 @@ def test_each_node_is_what_its_own_first_line_says(drawn: list[str]) -> None:
 
 @given(st.lists(lines(), max_size=6))
 def test_a_snapshot_comes_back_from_its_json(drawn: list[str]) -> None:
-    snapshot = scontrol.parse_snapshot("\n".join(drawn))
+    snapshot = scontrol_parser.parse_snapshot("\n".join(drawn))
     found = ClusterSnapshot.from_json(json.loads(json.dumps(snapshot.to_json())))
     assert found.nodes == snapshot.nodes
     assert ClusterSnapshot.from_nodes(snapshot.nodes).nodes == snapshot.nodes

@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from placing import cluster, node, two_level
 
-from slurmdl.network import capacity, exposition, hygiene, read, table
-from slurmdl.network.model import LinkScore, LinkScores, MetricWeights, inter_leaf_name
-from slurmdl.network.samples import SOURCES, LinkSample, format_sample_lines, parse_sample_lines
+from slurmdl.job_request import DlOptions, JobRequest
+from slurmdl.links import aggregate, capacity, link_table, prometheus_exporter, score_files
+from slurmdl.links.link_scores import LinkScore, LinkScores, MetricWeights, inter_leaf_name
+from slurmdl.links.samples import SOURCES, LinkSample, format_sample_lines, parse_sample_lines
 from slurmdl.placement.place import place_job
-from slurmdl.request import DlOptions, JobRequest
 
 NOW = 1.8e9
 FOUR = two_level(("n1", "n2"), ("n3", "n4"))
@@ -54,12 +54,12 @@ def samples(draw: st.DrawFn) -> LinkSample:
 @given(snapshots())
 def test_scores_round_trip_as_json_and_nearly_as_text(found: LinkScores) -> None:
     assert LinkScores.from_json(json.loads(json.dumps(found.to_json()))) == found
-    told = read.parse_scores(found.to_text(), NOW)
+    told = score_files.parse_scores(found.to_text(), NOW)
     assert (set(told.nodes), set(told.zones), set(told.inter_leaf)) == (
         set(found.nodes), set(found.zones), set(found.inter_leaf))
     for name, score in found.nodes.items():
         assert np.isclose(told.nodes[name].throughput or 0, score.throughput or 0, rtol=1e-5)
-    assert exposition.exposition_text(found).endswith("\n")
+    assert prometheus_exporter.exposition_text(found).endswith("\n")
 
 
 @bounded
@@ -72,7 +72,7 @@ def test_figures_are_finite_and_no_score_stops_a_placement(found: LinkScores) ->
     placed = place_job(JobRequest(nodes=(3, 3), dl=DlOptions(strategy="ps", ps=1)), cluster(*map(node, FOUR.nodes)), FOUR,
                    found)
     assert len(placed.nodes) == 3
-    assert all(row.slowdown > 0 for row in table.link_rows(found, FOUR))
+    assert all(row.slowdown > 0 for row in link_table.link_rows(found, FOUR))
 
 
 @bounded
@@ -90,14 +90,14 @@ def test_the_older_a_score_the_nearer_it_is_to_the_default(score: LinkScore, hal
 @bounded
 @given(st.lists(samples(), max_size=20), st.none() | snapshots())
 def test_any_samples_make_valid_scores(given_: list[LinkSample], previous: LinkScores | None) -> None:
-    made = hygiene.aggregate_scores(given_, NOW, previous)
+    made = aggregate.aggregate_scores(given_, NOW, previous)
     assert LinkScores.from_json(json.loads(json.dumps(made.scores.to_json()))) == made.scores
     kept = [*made.scores.nodes.values(), *made.scores.inter_leaf.values()]
     counted = len({sample for sample in given_ if sample.kind != "zone"})
     assert sum(score.samples for score in kept) <= counted
-    assert all(score.age <= hygiene.DEFAULT_RULES.window for score in kept)
+    assert all(score.age <= aggregate.DEFAULT_RULES.window for score in kept)
     # once more, from what was published: nothing moves
-    again = hygiene.aggregate_scores(given_, NOW, made.scores).scores
+    again = aggregate.aggregate_scores(given_, NOW, made.scores).scores
     assert {name: score.throughput for name, score in again.nodes.items()} == {
         name: score.throughput for name, score in made.scores.nodes.items()}
 

@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 from placing import cluster, cost_of, node, two_level
 
 from slurmdl.errors import PlacementError
-from slurmdl.network.model import LinkScore, LinkScores
+from slurmdl.job_request import DlOptions, JobRequest
+from slurmdl.links.link_scores import LinkScore, LinkScores
 from slurmdl.placement.place import place_job
-from slurmdl.placement.ranks.rankmap import best_rank_map
+from slurmdl.placement.ranks.rank_orders import best_rank_map
 from slurmdl.placement.traffic import Traffic
 from slurmdl.plan import COMM_PATTERNS, STRATEGIES
-from slurmdl.request import DlOptions, JobRequest
-from slurmdl.topology.hostlist import expand_hostlist, fold_hostlist
-from slurmdl.topology.model import Topology
+from slurmdl.slurm.hostlist import expand_hostlist, fold_hostlist
+from slurmdl.topology.topology import Topology
 
 bounded = settings(max_examples=80, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 

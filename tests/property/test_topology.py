@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slurmdl.errors import InputError
-from slurmdl.topology import hostlist, read, scontrol, write
-from slurmdl.topology.build import ZoneDecl, build_topology
-from slurmdl.topology.model import Topology
-from slurmdl.topology.topologies import TopologySet
+from slurmdl.slurm import hostlist
+from slurmdl.topology import load, scontrol_topology, write
+from slurmdl.topology.source import ZoneDecl, build_topology
+from slurmdl.topology.topology import Topology, TopologySet
 
 bounded = settings(max_examples=150, deadline=None, derandomize=True)
 
@@ -76,7 +76,7 @@ def _read(text: bytes, name: str) -> None:
         path = Path(directory) / name
         path.write_bytes(text)
         try:
-            found = read.load_topology_file(str(path))
+            found = load.load_topology_file(str(path))
         except InputError as error:
             assert len(str(error).splitlines()) == 1
             assert directory in str(error)  # the file, or one that it includes
@@ -113,7 +113,7 @@ def test_any_json_is_a_topology_or_an_input_error(data: object) -> None:
 @given(texts)
 def test_any_answer_of_the_controller_is_a_topology_or_an_input_error(text: bytes) -> None:
     try:
-        found = scontrol.parse_scontrol_topologies(text.decode(errors="replace"))
+        found = scontrol_topology.parse_scontrol_topologies(text.decode(errors="replace"))
     except InputError as error:
         assert len(str(error).splitlines()) == 1
         return

@@ -9,13 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slurmdl.errors import InputError
-from slurmdl.topology import conf, read, write
+from slurmdl.slurm.hostlist import expand_hostlist
+from slurmdl.topology import load, topology_conf, write
 from slurmdl.topology.check import check_source
-from slurmdl.topology.contents import TopologySource
 from slurmdl.topology.diff import diff_sets, diff_topologies
-from slurmdl.topology.hostlist import expand_hostlist
-from slurmdl.topology.model import Topology
-from slurmdl.topology.topologies import TopologySet
+from slurmdl.topology.source import TopologySource
+from slurmdl.topology.topology import Topology, TopologySet
 
 bounded = settings(max_examples=80, deadline=None, derandomize=True)
 SIDES = ("one", "other")
@@ -55,7 +54,7 @@ def contents(draw: st.DrawFn, name: str = "default") -> TopologySource:
     with TemporaryDirectory() as directory:
         path = Path(directory) / "topology.conf"
         path.write_text("\n".join(lines) + "\n")
-        found = conf.declare_topology_conf(str(path))
+        found = topology_conf.declare_topology_conf(str(path))
     return TopologySource(found.zones, found.kind, "x", name, (), found.block_sizes)
 
 
@@ -63,7 +62,7 @@ def reread(text: str, name: str) -> TopologySet:
     with TemporaryDirectory() as directory:
         path = Path(directory) / name
         path.write_text(text, encoding="utf-8")
-        return read.load_topologies(str(path))
+        return load.load_topologies(str(path))
 
 
 @bounded
@@ -123,12 +122,12 @@ def test_check_finds_an_error_wherever_the_reader_refuses(lines: list[str]) -> N
         Path(path).write_text("\n".join(lines) + "\n")
         faults: list[InputError] = []
         try:
-            found = check_source(conf.declare_topology_conf(path, faults.append), [f"n{i}" for i in range(1, 6)])
+            found = check_source(topology_conf.declare_topology_conf(path, faults.append), [f"n{i}" for i in range(1, 6)])
         except InputError as fault:
             faults.append(fault)
             found = []
         try:
-            read.load_topologies(path)
+            load.load_topologies(path)
             refused = ""
         except InputError as fault:
             refused = str(fault)

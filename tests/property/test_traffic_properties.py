@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from placing import SCORES, matrix, two_level
 from test_placement import link_scores, topologies
 
-from slurmdl.launch import dialects
-from slurmdl.launch.dialects import RankMapInput
-from slurmdl.network.model import LinkScores
-from slurmdl.placement.cost import network_links, predict_cost
-from slurmdl.placement.ranks import mapper
-from slurmdl.placement.ranks.rankmap import RankOrders, best_rank_map, depth_first, largest_first, leaf_order
+from slurmdl.launch import rankmap_formats
+from slurmdl.launch.rankmap_formats import RankMapInput
+from slurmdl.links.link_scores import LinkScores
+from slurmdl.placement.iteration_cost import network_links, predict_cost
+from slurmdl.placement.ranks import rank_swaps
+from slurmdl.placement.ranks.rank_orders import RankOrders, best_rank_map, depth_first, largest_first, leaf_order
 from slurmdl.placement.traffic import Traffic
 from slurmdl.plan import COMM_PATTERNS, Plan
 
@@ -135,10 +135,10 @@ def test_swaps_keep_account_of_every_link(data: st.DataObject) -> None:
     flow = np.stack([data.draw(sparse(len(place))) for _ in range(2)])
     for phase in flow:
         np.fill_diagonal(phase, 0)
-    search = mapper._SwapSearch(flow, network, place)
-    for power in mapper.NORM_POWERS:
+    search = rank_swaps._SwapSearch(flow, network, place)
+    for power in rank_swaps.NORM_POWERS:
         assert search.descend(power, 400) > 0, "swaps come to an end"
-    fresh = mapper._SwapSearch(flow, network, search.node_of_rank)
+    fresh = rank_swaps._SwapSearch(flow, network, search.node_of_rank)
     for name in ("sent", "received", "out", "into"):
         assert np.allclose(getattr(search, name), getattr(fresh, name), atol=1e-6)
     assert Counter(search.node_of_rank.tolist()) == Counter(place.tolist())
@@ -149,8 +149,8 @@ def test_swaps_come_to_an_end_where_phases_differ_much() -> None:
     topology = two_level(["n0", "n1", "n2", "n3", "n4", "n5"], ["n6", "n7"])
     network = network_links(sorted(topology.nodes), topology, SCORES)
     flow = np.stack([matrix(phase, 8) for phase in Traffic("gossip", 1e8, pattern="base").phases(8)])
-    search = mapper._SwapSearch(flow, network, np.arange(8))
-    for power in mapper.NORM_POWERS:
+    search = rank_swaps._SwapSearch(flow, network, np.arange(8))
+    for power in rank_swaps.NORM_POWERS:
         assert search.descend(power, 100) > 0
 
 
@@ -188,6 +188,6 @@ def test_every_launchers_text_leads_back_to_the_map(data: st.DataObject) -> None
     extra = data.draw(st.lists(st.sampled_from(nodes), max_size=12))
     order = tuple(data.draw(st.permutations(nodes + extra)))
     tasks = RankMapInput(Plan("allreduce", order, ("worker",) * len(order), {}), nodes, data.draw(st.integers(1, 4)))
-    for form, (_, read) in dialects.FORMATS.items():
+    for form, (_, read) in rankmap_formats.FORMATS.items():
         if form != "torchrun":
-            assert tuple(read(dialects.format_rank_map(form, tasks), tasks)) == order
+            assert tuple(read(rankmap_formats.format_rank_map(form, tasks), tasks)) == order

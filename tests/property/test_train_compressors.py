@@ -7,10 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slurmdl.train.compressors import COMPRESSORS
-from slurmdl.train.compressors.compressor import SCALE_BLOCK, FloatArray
-from slurmdl.train.compressors.topk import TopK
-from slurmdl.train.method import COMPRESSION_NAMES as NAMES
+from slurmdl.train.compressors import COMPRESSORS, SCALE_BLOCK, FloatArray, TopK
+from slurmdl.train.strategy_config import COMPRESSION_NAMES as NAMES
 
 bounded = settings(max_examples=60, deadline=None, derandomize=True)
 

@@ -10,10 +10,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurmdl.train.library.balance import LoadBalancer
-from slurmdl.train.library.deal import MAX_SHARE_FACTOR, BatchSlice, GlobalBatches, LockstepSampler, apportion
-from slurmdl.train.library.leases import GuidedScheduler
-from slurmdl.train.triggers.period import PeriodTrigger
+from slurmdl.train.library.load_balance import GuidedScheduler, LoadBalancer
+from slurmdl.train.library.sampling import MAX_SHARE_FACTOR, BatchSlice, GlobalBatches, LockstepSampler, apportion
+from slurmdl.train.triggers import PeriodTrigger
 
 speeds_of = st.floats(0.01, 1000)
 

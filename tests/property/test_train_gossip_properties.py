@@ -9,8 +9,8 @@ from training import Drawn, lost, noise, play
 
 from slurmdl.errors import InvalidRunError
 from slurmdl.plan import COMM_PATTERNS
-from slurmdl.train.combine import check_compatibility
-from slurmdl.train.method import COMPRESSION_NAMES, TRIGGER_NAMES, StrategyConfig
+from slurmdl.train.compatibility import check_compatibility
+from slurmdl.train.strategy_config import COMPRESSION_NAMES, TRIGGER_NAMES, StrategyConfig
 
 bounded = settings(max_examples=50, deadline=None, derandomize=True,
                    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])

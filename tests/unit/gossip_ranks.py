@@ -12,7 +12,7 @@ import numpy as np
 from mpi4py import MPI
 from training import live, noise
 
-from slurmdl.train.method import StrategyConfig
+from slurmdl.train.strategy_config import StrategyConfig
 from slurmdl.train.transports.mpi import MpiTransport
 
 STEPS, SIZE = 40, 20_000

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from slurmdl.train import init
-from slurmdl.train.method import StrategyConfig
+from slurmdl.train.strategy_config import StrategyConfig
 
 torch.set_num_threads(1)
 folder, case = Path(sys.argv[1]), json.loads(sys.argv[2])

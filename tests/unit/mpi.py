@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from slurmdl.mpi import LOOPBACK_TCP_ENV, OVERSUBSCRIBE_ENV
+from slurmdl.mpi_library import LOOPBACK_TCP_ENV, OVERSUBSCRIBE_ENV
 
 #: an Open MPI that has ULFM, beside Debian's own (`make openmpi`)
 WITH_ULFM = Path(__file__).resolve().parents[2] / "build/openmpi"

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from slurmdl.train.courier import CommThread
-from slurmdl.train.messages import MeteredP2P
-from slurmdl.train.method import StrategyConfig
+from slurmdl.train.comm_thread import CommThread
+from slurmdl.train.p2p import MeteredP2P
 from slurmdl.train.strategies import STRATEGIES, StrategyContext
+from slurmdl.train.strategy_config import StrategyConfig
 from slurmdl.train.transports.mpi import MpiTransport
 
 SIZE, SERVERS, RATE = 60_000, 2, 1e-3

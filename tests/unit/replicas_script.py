@@ -6,11 +6,11 @@ import zlib
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from slurmdl import buckets
+from slurmdl import comm_layout
 from slurmdl.train import init
 
 way = sys.argv[1]
-buckets.MAX_BUCKET_ELEMENTS = 3  # several in this small model
+comm_layout.MAX_BUCKET_ELEMENTS = 3  # several in this small model
 run = init()
 torch.manual_seed(1)
 first, second = torch.nn.Linear(4, 4), torch.nn.Linear(4, 2)

@@ -11,12 +11,12 @@ import numpy as np
 from mpi4py import MPI
 from stub_models import PlainParameters
 
-from slurmdl.train.courier import CommThread
-from slurmdl.train.messages import MeteredP2P
-from slurmdl.train.method import StrategyConfig
-from slurmdl.train.runtime import World
+from slurmdl.train.comm_thread import CommThread
+from slurmdl.train.p2p import MeteredP2P
 from slurmdl.train.strategies import STRATEGIES, StrategyContext
+from slurmdl.train.strategy_config import StrategyConfig
 from slurmdl.train.transports.mpi import MpiTransport
+from slurmdl.train.world import World
 
 SIZE, STEPS = 301, 24
 comm = MPI.COMM_WORLD

@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 
 from slurmdl.train.library.run import init
-from slurmdl.train.messages import MeteredP2P
-from slurmdl.train.runtime import init_mpi
-from slurmdl.train.trainer import optimizers, simulation
+from slurmdl.train.p2p import MeteredP2P
+from slurmdl.train.trainer import optimizers, virtual_run
 from slurmdl.train.trainer.data import load_dataset
 from slurmdl.train.trainer.options import parse_train_options
-from slurmdl.train.trainer.task import ImageClassification
+from slurmdl.train.trainer.workloads import ImageClassification
 from slurmdl.train.transports.transport import Transport
+from slurmdl.train.world import init_mpi
 
 RANKS = 4
 COMMON = ("--steps", "40", "--model", "mlp:16", "--seed", "3", "--simulate", str(RANKS), "--zones", "A:1x2,B:2x1",
@@ -86,12 +86,12 @@ def one(case: str, transport: Transport, environ: dict[str, str]) -> dict[str, A
 def simulated(case: str) -> list[dict[str, Any]]:
     """What `one` gives on each virtual rank."""
     options = parse_train_options([*COMMON, *CASES[case]], {})
-    return list(simulation.run_virtual(options, lambda transport, environ: one(case, transport, environ)))
+    return list(virtual_run.run_virtual(options, lambda transport, environ: one(case, transport, environ)))
 
 
 if __name__ == "__main__":
     over_mpi = init_mpi()
-    nodes, zones = simulation.rank_places(parse_train_options(COMMON, {}))
-    its = simulation.rank_environ(nodes[over_mpi.rank], zones[over_mpi.rank])
+    nodes, zones = virtual_run.rank_places(parse_train_options(COMMON, {}))
+    its = virtual_run.rank_environ(nodes[over_mpi.rank], zones[over_mpi.rank])
     found = {case: one(case, over_mpi, its) for case in CASES}
     Path(sys.argv[1], str(over_mpi.rank)).write_bytes(pickle.dumps(found))

@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 from placing import SCORES, cluster, node, two_level
 
-from slurmdl.cluster.model import ClusterSnapshot, Partition
+from slurmdl.cluster.snapshot import ClusterSnapshot, Partition
 from slurmdl.errors import PlacementError, UsageError
-from slurmdl.network.model import LinkScore, LinkScores
-from slurmdl.placement.choice.quota import fill_largest_first, water_fill
-from slurmdl.placement.nodes.eligible import eligible_tasks
+from slurmdl.job_request import DlOptions, JobRequest
+from slurmdl.links.link_scores import LinkScore, LinkScores
+from slurmdl.placement.algorithms.apportion import fill_largest_first, water_fill
+from slurmdl.placement.eligibility import eligible_tasks
+from slurmdl.placement.job_size import JobSize, resolve_job_size
 from slurmdl.placement.place import place_job
-from slurmdl.placement.shape import JobSize, resolve_job_size
-from slurmdl.request import DlOptions, JobRequest
-from slurmdl.topology.build import ZoneDecl, build_topology
-from slurmdl.topology.model import Topology
+from slurmdl.topology.source import ZoneDecl, build_topology
+from slurmdl.topology.topology import Topology
 
 EIGHT = two_level(["n1", "n3", "n5", "n7"], ["n2", "n4", "n6", "n8"])
 IDLE = cluster(*(node(f"n{i}") for i in range(1, 9)))

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from slurmdl import process
-from slurmdl.cluster import pyslurm, read, scontrol
-from slurmdl.cluster.pyslurm_child import version_mismatch_reason
+from slurmdl.cluster import load, pyslurm_backend, scontrol_parser
+from slurmdl.cluster.pyslurm_worker import version_mismatch_reason
 from slurmdl.config import Config
 from slurmdl.errors import UnavailableError
-from slurmdl.launch import survey
+from slurmdl.launch import cluster_state
+from slurmdl.slurm import process
 
 PACKAGE = Path(__file__).parents[2] / "slurmdl"
 #: a PySlurm whose controller has one node in one partition
@@ -52,8 +52,8 @@ def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], 
 
 def test_what_both_tell_is_one_snapshot(library: Callable[[str], None], tmp_path: Path) -> None:
     library(WORKING)
-    found, zones = read.query_cluster("pyslurm")
-    expected = scontrol.parse_snapshot(
+    found, zones = load.query_cluster("pyslurm")
+    expected = scontrol_parser.parse_snapshot(
         "NodeName=n1 CPUAlloc=1 CPUEfctv=4 CPUTot=4 ActiveFeatures=a,b RealMemory=1000 State=MIXED+DRAIN Weight=0 "
         f"Partitions=main\n{PARTITION}\nReservationName=r Nodes=n[1-2] State=INACTIVE\nDefMemPerCPU = 100\n")
     assert found.to_json() == expected.to_json()
@@ -62,7 +62,7 @@ def test_what_both_tell_is_one_snapshot(library: Callable[[str], None], tmp_path
 
 def test_generic_resources_and_zones_are_asked_of_scontrol(library: Callable[[str], None], tmp_path: Path) -> None:
     library(WORKING.replace("gres_types=[]", "gres_types=['gpu']"))
-    read.query_cluster("pyslurm", with_topology=True)
+    load.query_cluster("pyslurm", with_topology=True)
     assert (tmp_path / "asked").read_text() == "show nodes\nshow partitions\nshow topoconf\nshow topology\n"
 
 
@@ -78,7 +78,7 @@ def test_generic_resources_and_zones_are_asked_of_scontrol(library: Callable[[st
 def test_a_pyslurm_that_cannot_be_used(library: Callable[[str], None], text: str, says: str) -> None:
     library(text)
     with pytest.raises(UnavailableError, match=f"^PySlurm: {says}") as caught:
-        survey.load_cluster_state(Config(cluster_backend="pyslurm"), "auto")
+        cluster_state.load_cluster_state(Config(cluster_backend="pyslurm"), "auto")
     assert "\n" not in str(caught.value)
 
 
@@ -86,14 +86,14 @@ def test_one_that_hangs(library: Callable[[str], None], monkeypatch: pytest.Monk
     library("import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nwhile True: time.sleep(9)")
     monkeypatch.setattr(process, "ask", functools.partial(process.run_command, timeout=0.5))
     with pytest.raises(UnavailableError, match=r"^PySlurm: no answer within 0\.5 s$"):
-        pyslurm.fetch_with_pyslurm()
+        pyslurm_backend.fetch_with_pyslurm()
 
 
 def test_without_scontrol_there_is_nothing(library: Callable[[str], None], tmp_path: Path) -> None:
     library(WORKING)
     (tmp_path / "scontrol").write_text("#!/bin/sh\necho 'Unable to contact slurm controller' >&2\nexit 1\n")
     with pytest.raises(UnavailableError, match="scontrol: Unable to contact"):
-        pyslurm.fetch_with_pyslurm()
+        pyslurm_backend.fetch_with_pyslurm()
 
 
 @pytest.mark.parametrize(("own", "controller", "fits"), [
@@ -106,13 +106,13 @@ def test_releases_that_fit(own: str, controller: str, fits: bool) -> None:
 
 def test_what_the_user_does_not_see() -> None:
     nodes = (("both", "IDLE", "main,hidden"), ("hid", "IDLE", "hidden"), ("none", "IDLE", ""), ("on", "IDLE", "main"))
-    told = scontrol.parse_snapshot("".join(f"NodeName={name} CPUTot={i} State={state} Partitions={partitions}\n"
+    told = scontrol_parser.parse_snapshot("".join(f"NodeName={name} CPUTot={i} State={state} Partitions={partitions}\n"
                                   for i, (name, state, partitions) in enumerate(nodes))
                           + "PartitionName=main State=UP\nPartitionName=hidden State=UP\n")
-    seen = scontrol.parse_snapshot(
+    seen = scontrol_parser.parse_snapshot(
         "NodeName=both Gres=gpu:a100:1(S:0),gpu:a100:1(S:1),tmp:2K State=IDLE GresUsed=gpu:a100:1(IDX:0)\n"
         "NodeName=on Gres=gpu:a100:2 State=IDLE GresUsed=gpu:a100:0\nPartitionName=main State=UP Topology=leaves\n")
-    found = pyslurm._merge_snapshots(told, seen)
+    found = pyslurm_backend._merge_snapshots(told, seen)
     assert [(node.name, node.cpus, node.partitions, node.gres) for node in found.nodes] == [
         ("both", 0, ("main",), {"gpu:a100": 2, "tmp": 2048}), ("none", 2, (), {}),
         ("on", 3, ("main",), {"gpu:a100": 2})]

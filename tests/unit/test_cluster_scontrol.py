@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from slurmdl.cluster import read, scontrol
-from slurmdl.cluster.model import ClusterSnapshot
+from slurmdl.cluster import load, scontrol_parser
+from slurmdl.cluster.snapshot import ClusterSnapshot
 from slurmdl.errors import InputError, UnavailableError
 
 DATA = Path(__file__).parent / "data"
@@ -16,7 +16,7 @@ REAL = (DATA / "scontrol-22.05.8.txt").read_text()
 
 
 def test_real_output() -> None:
-    snapshot = scontrol.parse_snapshot(REAL)
+    snapshot = scontrol_parser.parse_snapshot(REAL)
     assert list(snapshot.names) == [f"n{i}" for i in range(1, 10)]
     n1, n2, n5, n9 = (snapshot.node_by_name[name] for name in ("n1", "n2", "n5", "n9"))
     assert (n1.cpus, n1.cpus_unallocated, n1.memory, n1.memory_unallocated) == (4, 2, 2000, 1500)
@@ -35,7 +35,7 @@ def test_real_output() -> None:
     ("IDLE+NOT_RESPONDING", ("IDLE", "NOT_RESPONDING"), False), ("ALLOCATED@", ("ALLOCATED",), True),
 ])
 def test_states(state: str, expected: tuple[str, ...], responding: bool) -> None:
-    node = scontrol.parse_snapshot(f"NodeName=n1 CPUTot=2 State={state} Reason=was State=IDLE before").nodes[0]
+    node = scontrol_parser.parse_snapshot(f"NodeName=n1 CPUTot=2 State={state} Reason=was State=IDLE before").nodes[0]
     assert (node.state, node.responding) == (expected, responding)
 
 
@@ -45,11 +45,11 @@ def test_states(state: str, expected: tuple[str, ...], responding: bool) -> None
     ("gpu:a100:2(IDX:0,2-3)", {"gpu:a100": 2}), ("lustre:no_consume:1", {"lustre": 1}),
 ])
 def test_gres(gres: str, expected: dict[str, int]) -> None:
-    assert scontrol.parse_snapshot(f"NodeName=n1 Gres={gres} State=IDLE").nodes[0].gres == expected
+    assert scontrol_parser.parse_snapshot(f"NodeName=n1 Gres={gres} State=IDLE").nodes[0].gres == expected
 
 
 def test_reserved_memory_and_cpus_are_not_free() -> None:
-    node = scontrol.parse_snapshot("NodeName=n1 CPUAlloc=1 CPUEfctv=6 CPUTot=8 RealMemory=8000 AllocMem=1000 State=MIXED "
+    node = scontrol_parser.parse_snapshot("NodeName=n1 CPUAlloc=1 CPUEfctv=6 CPUTot=8 RealMemory=8000 AllocMem=1000 State=MIXED "
                           "MemSpecLimit=500").nodes[0]
     assert (node.cpus, node.cpus_unallocated, node.memory, node.memory_unallocated) == (6, 5, 7500, 6500)
 
@@ -62,7 +62,7 @@ def test_reserved_memory_and_cpus_are_not_free() -> None:
 ])
 def test_default_memory(partition: str, config: str, expected: tuple[int | None, int | None]) -> None:
     text = f"PartitionName=main State=UP {partition} MaxMemPerNode=UNLIMITED\nscontrol: show config\n{config}\n"
-    found = scontrol.parse_snapshot(text).partitions[0]
+    found = scontrol_parser.parse_snapshot(text).partitions[0]
     assert (found.memory_per_cpu, found.memory_per_node) == expected
 
 
@@ -72,7 +72,7 @@ def test_default_memory(partition: str, config: str, expected: tuple[int | None,
 ])
 def test_partitions_of_whole_nodes(text: str, expected: str) -> None:
     """Slurm 22.05 words it in the first way, 26.05 in the second."""
-    assert scontrol.parse_snapshot(f"PartitionName=main {text} State=UP\n").partitions[0].oversubscribe == expected
+    assert scontrol_parser.parse_snapshot(f"PartitionName=main {text} State=UP\n").partitions[0].oversubscribe == expected
 
 
 def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
@@ -85,14 +85,14 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
 def test_a_failing_part_does_not_lose_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program(tmp_path, monkeypatch, f"grep -v -e ^PartitionName -e ^SwitchName {DATA}/scontrol-22.05.8.txt\n"
                                    "echo 'slurm_load_partitions error: Access/permission denied' >&2\nexit 1")
-    snapshot, zones = read.query_cluster("auto", with_topology=True)
+    snapshot, zones = load.query_cluster("auto", with_topology=True)
     assert len(snapshot.nodes) == 9
     assert (snapshot.partitions, zones) == ((), "")
 
 
 def test_zones_come_with_the_same_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program(tmp_path, monkeypatch, f"cat > {tmp_path}/stdin; cat {DATA}/scontrol-22.05.8.txt")
-    assert read.query_cluster("auto", with_topology=True)[1].count("SwitchName=") == 3
+    assert load.query_cluster("auto", with_topology=True)[1].count("SwitchName=") == 3
     wanted = ("nodes", "partitions", "reservations", "config", "topoconf", "topology")
     assert (tmp_path / "stdin").read_text() == "".join(f"show {what}\n" for what in wanted)
 
@@ -104,21 +104,21 @@ def test_zones_come_with_the_same_call(tmp_path: Path, monkeypatch: pytest.Monke
 def test_no_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, says: str) -> None:
     program(tmp_path, monkeypatch, text)
     with pytest.raises(UnavailableError, match=says):
-        read.query_cluster("auto")
+        load.query_cluster("auto")
 
 
 def test_no_scontrol(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UnavailableError, match="scontrol"):
-        read.query_cluster("auto")
+        load.query_cluster("auto")
 
 
 def test_json_and_back(tmp_path: Path) -> None:
-    snapshot = scontrol.parse_snapshot(REAL)
+    snapshot = scontrol_parser.parse_snapshot(REAL)
     path = tmp_path / "cluster.json"
     path.write_text(json.dumps(snapshot.to_json()))
-    for found in (read.load_cluster_file(str(path)), ClusterSnapshot.from_json(json.loads(path.read_text())),
-                  read.load_cluster_file(str(DATA / "scontrol-22.05.8.txt"))):
+    for found in (load.load_cluster_file(str(path)), ClusterSnapshot.from_json(json.loads(path.read_text())),
+                  load.load_cluster_file(str(DATA / "scontrol-22.05.8.txt"))):
         assert (found.nodes, found.partitions, found.reservations) == (snapshot.nodes, snapshot.partitions, ())
 
 
@@ -127,7 +127,7 @@ def test_malformed_file(tmp_path: Path, text: str) -> None:
     path = tmp_path / "cluster"
     path.write_text(text)
     with pytest.raises(InputError) as caught:
-        read.load_cluster_file(str(path))
+        load.load_cluster_file(str(path))
     assert str(path) in str(caught.value)
 
 
@@ -165,18 +165,18 @@ def test_text_that_does_not_tell_enough_is_refused(tmp_path: Path, text: str, sa
     path = tmp_path / "nodes.txt"
     path.write_text(text)
     with pytest.raises(InputError) as caught:
-        read.load_cluster_file(str(path))
+        load.load_cluster_file(str(path))
     assert says in str(caught.value)
     assert str(caught.value).startswith(str(path))
 
 
 def test_numbers_and_hostlists_out_of_bounds() -> None:
     """What people may write into a file for `slurmdl place --cluster`: bounded, never a traceback."""
-    huge = scontrol.parse_snapshot(
+    huge = scontrol_parser.parse_snapshot(
         f"NodeName=n1 CPUTot={'9' * 5000} RealMemory=-5 State= Gres=gpu:{'9' * 40}\n").nodes[0]
     assert (huge.cpus, huge.memory, huge.state, huge.gres) == (2 ** 40, 0, ("UNKNOWN",), {"gpu:" + "9" * 40: 1})
     with pytest.raises(InputError, match="65536"):
-        scontrol.parse_snapshot("NodeName=n1 State=IDLE\nReservationName=r Nodes=n[1-1000000] State=ACTIVE\n")
+        scontrol_parser.parse_snapshot("NodeName=n1 State=IDLE\nReservationName=r Nodes=n[1-1000000] State=ACTIVE\n")
 
 
 def test_reservations() -> None:
@@ -184,11 +184,11 @@ def test_reservations() -> None:
             "Nodes=n[1-2] NodeCnt=2 Flags=SPEC_NODES Users=root State=ACTIVE BurstBuffer=(null)\n"
             "ReservationName=r2 StartTime=2026-11-21T16:57:41 Nodes=n3 NodeCnt=1 Flags=MAINT State=INACTIVE\n"
             "ReservationName=licences Nodes=(null) NodeCnt=0 Licenses=a:1 State=ACTIVE\n")
-    found = scontrol.parse_snapshot(f"NodeName=n1 State=IDLE\n{text}").reservations
+    found = scontrol_parser.parse_snapshot(f"NodeName=n1 State=IDLE\n{text}").reservations
     assert [(r.name, r.nodes, r.active) for r in found] == [
         ("r1", ("n1", "n2"), True), ("r2", ("n3",), False), ("licences", (), True)]
 
 
 def test_without_reservations_the_zones_are_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program(tmp_path, monkeypatch, "echo NodeName=n1 State=IDLE; echo No reservations in the system")
-    assert read.query_cluster("auto", with_topology=True)[1] == ""
+    assert load.query_cluster("auto", with_topology=True)[1] == ""

@@ -7,11 +7,11 @@ import pytest
 from placing import SCORES, cost_of, two_level
 
 from slurmdl.errors import PlacementError
-from slurmdl.network.model import LinkScore, LinkScores
-from slurmdl.placement.cost import network_links
+from slurmdl.links.link_scores import LinkScore, LinkScores
+from slurmdl.placement.iteration_cost import network_links
 from slurmdl.placement.traffic import Traffic
-from slurmdl.topology.build import ZoneDecl, build_topology
-from slurmdl.topology.model import Topology
+from slurmdl.topology.source import ZoneDecl, build_topology
+from slurmdl.topology.topology import Topology
 
 N = 1200.0
 TOPOLOGY = two_level(["a1", "a2"], ["b1", "b2"])

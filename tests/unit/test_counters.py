@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from slurmdl.cli.scores import collect
+from slurmdl.cli.links import counters
 from slurmdl.errors import InputError, UnavailableError, UsageError
-from slurmdl.network import counters, outbox
-from slurmdl.network.counters import CounterReading
-from slurmdl.network.samples import LinkSample, parse_sample_lines
+from slurmdl.links import counters, sender
+from slurmdl.links.counters import CounterReading
+from slurmdl.links.samples import LinkSample, parse_sample_lines
 
 SNMP = """\
 Ip: Forwarding DefaultTTL
@@ -165,22 +165,22 @@ def test_what_the_collector_does_not_take_goes_with_the_next(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as gone:
         closed = gone.getsockname()
     with pytest.raises(UnavailableError, match="the samples wait in"):
-        outbox.send_samples(closed, [SAMPLE], spool)
+        sender.send_samples(closed, [SAMPLE], spool)
     with pytest.raises(UnavailableError, match="refused"):
-        outbox.send_samples(collector(b"refused\n", []), [SAMPLE._replace(time=6.0)], spool)
-    outbox.send_samples(collector(b"stored 3\n", received), [SAMPLE._replace(time=7.0)], spool)
+        sender.send_samples(collector(b"refused\n", []), [SAMPLE._replace(time=6.0)], spool)
+    sender.send_samples(collector(b"stored 3\n", received), [SAMPLE._replace(time=7.0)], spool)
     assert [sample.time for sample in parse_sample_lines(received[0].decode().splitlines())] == [5.0, 6.0, 7.0]
     assert os.listdir(spool) == []
     with pytest.raises(UnavailableError, match=r"Connection refused$"):  # nothing waits, and nothing is kept
-        outbox.send_samples(closed, [], spool)
+        sender.send_samples(closed, [], spool)
     assert os.listdir(spool) == []
 
 
 def test_a_spool_is_bounded_and_holds_whole_files(tmp_path):
-    for number in range(outbox.MAX_SPOOL_FILES + 5):
-        outbox.spool_samples(str(tmp_path), [SAMPLE._replace(time=1000.0 + number)])
+    for number in range(sender.MAX_SPOOL_FILES + 5):
+        sender.spool_samples(str(tmp_path), [SAMPLE._replace(time=1000.0 + number)])
     names = sorted(os.listdir(tmp_path))
-    assert len(names) == outbox.MAX_SPOOL_FILES
+    assert len(names) == sender.MAX_SPOOL_FILES
     assert names[0].startswith("1005.")
     assert all(name.endswith(".jsonl") for name in names)
 
@@ -189,22 +189,22 @@ def test_a_spool_is_bounded_and_holds_whole_files(tmp_path):
 
 def test_the_command_is_silent_whatever_happens(tmp_path, capsys):
     state = tmp_path / "state"
-    assert collect.run([f"--state={state}", "--node=n1"]) == 0
+    assert counters.run([f"--state={state}", "--node=n1"]) == 0
     assert (state / "counters.json").exists()
     assert not stat.S_IMODE((state / "counters.json").stat().st_mode) & 0o022
     blocked = tmp_path / "file"
     blocked.touch()
-    assert collect.run([f"--state={blocked}/x"]) == 0
-    assert collect.run([f"--state={state}", "--to=127.0.0.1:1"]) == 0
+    assert counters.run([f"--state={blocked}/x"]) == 0
+    assert counters.run([f"--state={state}", "--to=127.0.0.1:1"]) == 0
     assert capsys.readouterr() == ("", "")
-    assert collect.run(["--to=nowhere"]) == 0
-    assert collect.run(["--no-such-option"]) == 0
+    assert counters.run(["--to=nowhere"]) == 0
+    assert counters.run(["--no-such-option"]) == 0
     out, said = capsys.readouterr()
     assert (out, len(said.splitlines())) == ("", 2)
     with pytest.raises(UsageError):
-        collect.run(["--to=nowhere", "--strict"])
+        counters.run(["--to=nowhere", "--strict"])
     with pytest.raises(UnavailableError):
-        collect.run([f"--state={blocked}/x", "--strict"])
+        counters.run([f"--state={blocked}/x", "--strict"])
 
 
 def test_the_command_imports_little(tmp_path):

@@ -8,8 +8,8 @@ import sys
 import pytest
 
 from slurmdl.errors import PlacementError, UsageError
-from slurmdl.launch import dialects, srun
-from slurmdl.launch.dialects import RankMapInput
+from slurmdl.launch import rankmap_formats, srun
+from slurmdl.launch.rankmap_formats import RankMapInput
 from slurmdl.plan import Plan
 
 #: servers on n2 and n1, workers by zone; n1 has two runs of ranks
@@ -18,13 +18,13 @@ NODES = ["n1", "n2", "n3", "n4"]
 EVEN = Plan("allreduce", ("n3", "n3", "n1", "n1", "n2", "n2"), ("worker",) * 6, {})
 
 
-@pytest.mark.parametrize("form", [form for form in dialects.FORMATS if form not in ("torchrun", "shell")])
+@pytest.mark.parametrize("form", [form for form in rankmap_formats.FORMATS if form not in ("torchrun", "shell")])
 def test_text(form, golden):
-    golden(f"launchers/{form}.txt", dialects.format_rank_map(form, RankMapInput(PLAN, NODES)))
+    golden(f"launchers/{form}.txt", rankmap_formats.format_rank_map(form, RankMapInput(PLAN, NODES)))
 
 
 def test_text_of_torchrun(golden):
-    golden("launchers/torchrun.txt", dialects.format_rank_map("torchrun",
+    golden("launchers/torchrun.txt", rankmap_formats.format_rank_map("torchrun",
            RankMapInput(EVEN, NODES[:3], master_port=12345)))
 
 
@@ -33,7 +33,7 @@ def test_text_of_the_shell(golden):
                  "SLURMDL_PORT": "1"}
     golden(
     "launchers/shell.txt",
-    dialects.format_rank_map(
+    rankmap_formats.format_rank_map(
         "shell",
         RankMapInput(
             PLAN,
@@ -44,7 +44,7 @@ def test_text_of_the_shell(golden):
 
 def test_a_shell_reads_what_was_meant_and_nothing_of_a_map_before():
     variables = {"SLURMDL_PLAN": "$(echo executed) `echo executed` '\"\n;"}
-    text = dialects.format_rank_map("shell", RankMapInput(PLAN, NODES, job_id=7, task_variables=variables))
+    text = rankmap_formats.format_rank_map("shell", RankMapInput(PLAN, NODES, job_id=7, task_variables=variables))
     before = {"SLURMDL_MAP_PS_RANKS": "0", "SLURMDL_MAP_JOB": "6"}
     names = ("JOB", "NODES", "PS_RANKS", "PLAN")
     show = "; ".join(f'printf "%s\\0" "${{SLURMDL_MAP_{name}-unset}}"' for name in names)
@@ -57,18 +57,18 @@ def test_a_map_that_is_too_long_for_a_variable():
     nodes = tuple(f"a-rather-long-name-of-a-node-{i}" for i in range(4000))
     plan = Plan("allreduce", nodes, ("worker",) * len(nodes), {})
     with pytest.raises(PlacementError, match="SLURMDL_MAP_NODES is longer"):
-        dialects.format_rank_map("shell", RankMapInput(plan, nodes))
+        rankmap_formats.format_rank_map("shell", RankMapInput(plan, nodes))
 
 
 def test_tasks_of_several_cpus_do_not_share_them():
-    text = dialects.format_rank_map("openmpi-rankfile", RankMapInput(PLAN, NODES, cpus_per_task=2))
+    text = rankmap_formats.format_rank_map("openmpi-rankfile", RankMapInput(PLAN, NODES, cpus_per_task=2))
     assert text.splitlines()[:3] == ["rank 0=n2 slot=0-1", "rank 1=n1 slot=0-1", "rank 2=n1 slot=2-3"]
     assert text.splitlines()[5] == "rank 5=n2 slot=2-3"
 
 
 def test_the_rank_order_names_the_rank_of_each_slot():
     """intro_mpi(3): ranks that are listed first are placed on the first node. Slots: n1 n1 | n2 n2 | n3 n3."""
-    assert dialects.format_rank_map("mpich-rank-order", RankMapInput(EVEN, NODES[:3])) == "2,3\n4,5\n0,1\n"
+    assert rankmap_formats.format_rank_map("mpich-rank-order", RankMapInput(EVEN, NODES[:3])) == "2,3\n4,5\n0,1\n"
 
 
 @pytest.mark.parametrize(("nodes", "message"), [
@@ -76,14 +76,14 @@ def test_the_rank_order_names_the_rank_of_each_slot():
 def test_what_torchrun_cannot_express(nodes, message):
     plan = Plan("allreduce", nodes, ("worker",) * len(nodes), {})
     with pytest.raises(PlacementError, match=message):
-        dialects.format_rank_map("torchrun", RankMapInput(plan, NODES[:2]))
+        rankmap_formats.format_rank_map("torchrun", RankMapInput(plan, NODES[:2]))
 
 
 def test_a_text_that_does_not_lead_back_to_the_map_is_not_handed_out(monkeypatch):
-    write, read = dialects.FORMATS["hydra-hostfile"]
-    monkeypatch.setitem(dialects.FORMATS, "hydra-hostfile", (lambda tasks: write(tasks).replace("n4:1\n", ""), read))
+    write, read = rankmap_formats.FORMATS["hydra-hostfile"]
+    monkeypatch.setitem(rankmap_formats.FORMATS, "hydra-hostfile", (lambda tasks: write(tasks).replace("n4:1\n", ""), read))
     with pytest.raises(PlacementError, match="would not put every rank"):
-        dialects.format_rank_map("hydra-hostfile", RankMapInput(PLAN, NODES))
+        rankmap_formats.format_rank_map("hydra-hostfile", RankMapInput(PLAN, NODES))
 
 
 @pytest.mark.parametrize("words", [["--print-map=rankfile"], ["--print-map"], ["--print-map="]])

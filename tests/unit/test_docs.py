@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from slurmdl import config
+from slurmdl.cli.links.counters import state_dir
+from slurmdl.cli.links.ingest import DEFAULT_DATABASE
 from slurmdl.cli.main import COMMANDS, main
-from slurmdl.cli.scores.collect import state_dir
-from slurmdl.cli.scores.ingest import DEFAULT_DATABASE
 from slurmdl.dl_options import OPTIONS
 from slurmdl.errors import EXIT_STATUS_MEANINGS
-from slurmdl.network.live import user_probe_file
-from slurmdl.train.method import ENV_PREFIX, StrategyConfig
+from slurmdl.links.score_sources import user_probe_file
+from slurmdl.train.strategy_config import ENV_PREFIX, StrategyConfig
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()

@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 
 from slurmdl import config
-from slurmdl.doctor import commands, plugstack, probe, settings
-from slurmdl.doctor.examine import CHECKS, Check, run_checks
+from slurmdl.doctor import command_checks, config_checks, node_facts
 from slurmdl.doctor.finding import Finding, failure, ok, warning
+from slurmdl.doctor.runner import CHECKS, Check, run_checks
 from slurmdl.doctor.site import Site
 from slurmdl.errors import InputError, UnavailableError
+from slurmdl.slurm import plugstack
 
 
 def doctor(*words: str, **environ: str) -> subprocess.CompletedProcess[str]:
@@ -120,33 +121,33 @@ def test_an_owner_of_scores_who_does_not_exist(monkeypatch):
     Site, "config", config.Config(
         link_scores=config.LinkScoresConfig(
             trusted_owner="no-such-user")))
-    found = settings.check_link_scores(Site())
+    found = config_checks.check_link_scores(Site())
     assert (found.severity, found.text.partition(",")[0]) == (
         "fail", "scores.owner: no user has the name 'no-such-user' here")
     for owner in ("", "root", "0", "4294967294"):
         monkeypatch.setattr(Site, "config", config.Config(link_scores=config.LinkScoresConfig(trusted_owner=owner)))
-        assert settings.check_link_scores(Site()).severity == "OK"
+        assert config_checks.check_link_scores(Site()).severity == "OK"
 
 
 def test_clocks_are_judged_between_two_moments():
-    asked = probe.TimedResult(100.0, None, 103.0)
+    asked = node_facts.TimedResult(100.0, None, 103.0)
     for told, coarse, apart in ((100, 0, 0), (103, 0, 0), (105, 0, 2), (96, 0, -4), (96, 1, -3), (99, 1, 0)):
-        assert commands._min_clock_offset(told, coarse, asked) == apart
-    assert commands._controller_time("Configuration data as of 2026-11-21T19:42:31\nA = b\n") > 1.7e9
+        assert command_checks._min_clock_offset(told, coarse, asked) == apart
+    assert command_checks._controller_time("Configuration data as of 2026-11-21T19:42:31\nA = b\n") > 1.7e9
     with pytest.raises(InputError, match="no time in its first line"):
-        commands._controller_time("slurm_load_ctl_conf error: x\n")
+        command_checks._controller_time("slurm_load_ctl_conf error: x\n")
 
 
 def test_probe_of_a_node(tmp_path):
     """The script by itself: what it finds missing is told, and no value breaks a line."""
-    script, plugin = Path(probe.__file__).with_name("probe.sh").read_text(), tmp_path / "slurmdl.so"
+    script, plugin = Path(node_facts.__file__).with_name("probe.sh").read_text(), tmp_path / "slurmdl.so"
     plugin.write_text("x")
     done = subprocess.run(["sh", "-c", script, "sh", str(plugin), str(tmp_path / "none")], capture_output=True,
                           env={"PATH": "/usr/bin:/bin", "SLURMD_NODENAME": "n1", "PMIX_RANK": "0"}, text=True,
                           check=True, timeout=20)
     facts = dict(line.split("\t")[1:] for line in done.stdout.splitlines())
     assert {line.split("\t")[0] for line in done.stdout.splitlines()} == {"n1"}
-    assert facts["plugin"] == probe.file_checksum(str(plugin)) != "missing" == probe.file_checksum("/nowhere")
+    assert facts["plugin"] == node_facts.file_checksum(str(plugin)) != "missing" == node_facts.file_checksum("/nowhere")
     assert "No such file" in facts["shared"]
     assert facts["pmi"] == "0"
     assert float(facts["clock"]) > 1.7e9
@@ -159,6 +160,6 @@ def test_no_configuration_is_not_called_the_same(here, said, tmp_path, monkeypat
     if here:
         (tmp_path / "slurmdl.yaml").write_text("links: {}\n")
     site = Site()
-    told = {node: {"site": probe.file_checksum(config.SITE_CONFIG_FILE)} for node in ("n1", "n2")}
-    site.__dict__["reports"] = probe.timed_call(lambda: told)
-    assert settings.check_node_configuration(site) == ok(f"{config.SITE_CONFIG_FILE} {said}")
+    told = {node: {"site": node_facts.file_checksum(config.SITE_CONFIG_FILE)} for node in ("n1", "n2")}
+    site.__dict__["reports"] = node_facts.timed_call(lambda: told)
+    assert config_checks.check_node_configuration(site) == ok(f"{config.SITE_CONFIG_FILE} {said}")

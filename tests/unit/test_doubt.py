@@ -9,17 +9,17 @@ from pathlib import Path
 import pytest
 from placing import cluster, node
 
-from slurmdl.cluster.model import Reservation
-from slurmdl.launch import doubt
+from slurmdl.cluster.snapshot import Reservation
+from slurmdl.job_request import JobRequest
+from slurmdl.launch import sbatch_test_only
 from slurmdl.launch.submission import SubmitCommand
-from slurmdl.request import JobRequest
 
 ANSWER = "sbatch: Job 250 to start at {} using 2 processors on nodes n[1-2] in partition main\n"
 
 
 @pytest.mark.parametrize("answer", [ANSWER, ANSWER.replace("using", "a using")], ids=["22.05", "26.05"])
 def test_the_answer(answer: str) -> None:
-    start = doubt.parse_test_only("sbatch: Warning: first\n" + answer.format("2026-11-21T15:57:42"))
+    start = sbatch_test_only.parse_test_only("sbatch: Warning: first\n" + answer.format("2026-11-21T15:57:42"))
     assert start is not None
     assert start.nodes == ("n1", "n2")
     assert time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(start.timestamp)) == "2026-11-21T15:57:42"
@@ -30,7 +30,7 @@ def test_the_answer(answer: str) -> None:
     ANSWER.format("9999999-01-01T00:00:00"), "Job 1 to start at 2026-11-21T15:57:42 using 2 processors on nodes n[1-",
 ])
 def test_any_other_answer_is_none(text: str) -> None:
-    assert doubt.parse_test_only(text) is None
+    assert sbatch_test_only.parse_test_only(text) is None
 
 
 @pytest.mark.parametrize(("request_", "says"), [
@@ -40,10 +40,10 @@ def test_any_other_answer_is_none(text: str) -> None:
 def test_doubts(request_: JobRequest, says: str) -> None:
     seen = replace(cluster(node("n1"), node("n2")),
                    reservations=(Reservation("now", ("n1",)), Reservation("later", ("n2",), active=False)))
-    found = doubt.unpredictable_start_reason(request_, seen, ("n1",))
+    found = sbatch_test_only.unpredictable_start_reason(request_, seen, ("n1",))
     assert (says in found) and bool(says) == bool(found)
     if not request_.reservation:
-        assert doubt.unpredictable_start_reason(request_, seen, ("n1", "n2"))
+        assert sbatch_test_only.unpredictable_start_reason(request_, seen, ("n1", "n2"))
 
 
 def asked(tmp_path: Path, shell: str) -> str:
@@ -55,7 +55,7 @@ def asked(tmp_path: Path, shell: str) -> str:
     "--nodelist=n[1-2]"),
     {"PATH": "/usr/bin:/bin"},
      stdin=b"#!/bin/sh\n\xff")
-    return doubt.not_starting_reason(command, ("n1", "n2"))
+    return sbatch_test_only.not_starting_reason(command, ("n1", "n2"))
 
 
 @pytest.mark.parametrize(("seconds", "nodes", "says"), [

@@ -7,11 +7,15 @@ from dataclasses import replace
 import pytest
 from placing import cluster, node
 
-from slurmdl.cluster.model import ClusterSnapshot, Partition, Reservation
+from slurmdl.cluster.snapshot import ClusterSnapshot, Partition, Reservation
 from slurmdl.errors import PlacementError
-from slurmdl.placement.nodes.constraint import constraint_alternatives, satisfies_features
-from slurmdl.placement.nodes.eligible import candidate_partitions, eligible_tasks
-from slurmdl.request import JobRequest
+from slurmdl.job_request import JobRequest
+from slurmdl.placement.eligibility import (
+    candidate_partitions,
+    constraint_alternatives,
+    eligible_tasks,
+    satisfies_features,
+)
 
 #: nodes with these features, one letter each, besides z, in the order of the answers below
 FEATURES = ("", "a", "b", "ab", "c", "ac", "bc", "abc")

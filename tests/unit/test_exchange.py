@@ -9,12 +9,12 @@ import pytest
 from placing import cluster, node, two_level
 
 from slurmdl.dl_options import DlOptions
-from slurmdl.network.model import LinkScore, LinkScores
+from slurmdl.job_request import JobRequest
+from slurmdl.links.link_scores import LinkScore, LinkScores
 from slurmdl.placement.place import place_job
-from slurmdl.placement.ranks.rankmap import best_rank_map
+from slurmdl.placement.ranks.rank_orders import best_rank_map
 from slurmdl.placement.traffic import Traffic
-from slurmdl.request import JobRequest
-from slurmdl.topology.model import Topology
+from slurmdl.topology.topology import Topology
 
 
 def unequal(seed: int) -> tuple[Topology, LinkScores]:
@@ -50,7 +50,7 @@ def test_small_jobs_are_near_the_best_of_all_choices(strategy: str, pattern: str
 
 def test_a_choice_stays_in_its_tree() -> None:
     """Two trees that no switch joins: the better nodes of the other one are out of reach."""
-    from slurmdl.topology.build import ZoneDecl, build_topology
+    from slurmdl.topology.source import ZoneDecl, build_topology
 
     topology = build_topology([ZoneDecl("a", nodes=("a1", "a2", "a3")),
                               ZoneDecl("b", nodes=("b1",))], kind="tree", source="")

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from slurmdl import dl_options, sbatch_options
+from slurmdl import dl_options
 from slurmdl.cli import place
 from slurmdl.errors import UsageError
+from slurmdl.slurm import sbatch_options
 
 TOPOLOGY = Path(__file__).parents[2] / "topology"
 
@@ -28,7 +29,7 @@ def test_options_without_a_value():
 
 
 def test_what_is_passed_over_decides_no_placement():
-    from slurmdl.request import build_request
+    from slurmdl.job_request import build_request
 
     plain = build_request({}, dl_options.DlOptions())
     for name in table("PASSED_OVER"):

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurmdl.getopt import HasArg, parse_command_line
+from slurmdl.slurm.getopt import HasArg, parse_command_line
 
 SHORT = {"n": "ntasks", "N": "nodes", "l": "label", "u": "unbuffered", "K": "kill-on-bad-exit"}
 LONG: dict[str, HasArg] = {"ntasks": "yes", "ntasks-per-node": "yes", "nodes": "yes", "nodelist": "yes",

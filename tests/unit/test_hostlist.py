@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurmdl.errors import InputError
-from slurmdl.topology.hostlist import expand_hostlist, fold_hostlist, ranged_string
+from slurmdl.slurm.hostlist import expand_hostlist, fold_hostlist, ranged_string
 
 GOOD = ["n1", "n[1-3],m2,n2", "n[3,1-2]", "n[08-11,3]", "n[001-1000]", "[1-010]", "a b", "x,,y", "a[01-2]",
         "a[1-2]b[3-4]", "a[1-2]b[3-4]c[5-6]", "a[1-2]b[1-2]c[1-2]d[1-2]", "n[9-11],login", "rack-1.n[1-2][3-4]"]

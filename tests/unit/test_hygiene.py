@@ -7,10 +7,10 @@ import math
 import pytest
 
 from slurmdl.errors import InputError
-from slurmdl.network import hygiene
-from slurmdl.network.hygiene import AggregationRules
-from slurmdl.network.model import LinkScore, LinkScores
-from slurmdl.network.samples import LinkSample, format_sample_lines, parse_sample_lines
+from slurmdl.links import aggregate
+from slurmdl.links.aggregate import AggregationRules
+from slurmdl.links.link_scores import LinkScore, LinkScores
+from slurmdl.links.samples import LinkSample, format_sample_lines, parse_sample_lines
 
 NOW = 1.8e9
 
@@ -22,9 +22,9 @@ def probes(*speeds: float, name: str = "n1", every: float = 10.0, **more: float)
 
 
 def score(samples: list[LinkSample], previous: LinkScore | None = None,
-          rules: AggregationRules = hygiene.DEFAULT_RULES) -> LinkScore:
+          rules: AggregationRules = aggregate.DEFAULT_RULES) -> LinkScore:
     before = LinkScores(nodes={"n1": previous}) if previous else None
-    return hygiene.aggregate_scores(samples, NOW, before, rules).scores.nodes["n1"]
+    return aggregate.aggregate_scores(samples, NOW, before, rules).scores.nodes["n1"]
 
 
 def test_one_wild_sample_changes_nothing() -> None:
@@ -98,7 +98,7 @@ def test_samples_that_cannot_be_are_counted_and_the_rest_is_kept() -> None:
     old = LinkSample("node", "n3", NOW - 1e6, "probe", throughput=1e9)
     empty = LinkSample("node", "n4", NOW, "probe")
     absurd = LinkSample("node", "n5", NOW, "probe", delay=1e-3, delay_tail=1e-5)
-    made = hygiene.aggregate_scores([*probes(1e9), future, old, empty, absurd], NOW)
+    made = aggregate.aggregate_scores([*probes(1e9), future, old, empty, absurd], NOW)
     assert made.rejected == {"in the future": 1, "too old": 1, "without a figure": 1, "absurd": 1}
     assert list(made.scores.nodes) == ["n1"]
 
@@ -137,7 +137,7 @@ def test_lines_round_trip_and_bad_ones_cost_only_themselves() -> None:
 
 
 def test_a_dead_link_is_slow_not_infinitely_slow() -> None:
-    assert score(probes(0.0, 0.0, 0.0)).throughput == hygiene.MIN_THROUGHPUT
+    assert score(probes(0.0, 0.0, 0.0)).throughput == aggregate.MIN_THROUGHPUT
 
 
 def test_counters_bound_a_link_that_was_not_probed_and_do_not_outvote_a_probe() -> None:
@@ -149,18 +149,18 @@ def test_counters_bound_a_link_that_was_not_probed_and_do_not_outvote_a_probe() 
 
 
 def test_a_link_without_samples_has_no_score_but_a_prior_that_was_measured() -> None:
-    made = hygiene.aggregate_scores([sample for i in range(5)
+    made = aggregate.aggregate_scores([sample for i in range(5)
                                     for sample in probes(3e9, name=f"m{i}", delay=2e-4)], NOW).scores
     assert "n1" not in made.nodes
     assert (made.default_node_bandwidth, made.default_latency) == (3e9, 1e-4)
-    few = hygiene.aggregate_scores(probes(3e9), NOW).scores
+    few = aggregate.aggregate_scores(probes(3e9), NOW).scores
     assert few.default_node_bandwidth == LinkScores().default_node_bandwidth
 
 
 def test_uplinks_by_the_best_way_over_them() -> None:
     ways = {"a|b": 1e8, "a|c": 1.2e9, "b|c": 1e8, "b|d": 1e8}
     samples = [LinkSample("trunk", name, NOW, "probe", throughput=speed, delay=2e-4) for name, speed in ways.items()]
-    zones = hygiene.aggregate_scores(samples, NOW).scores.zones
+    zones = aggregate.aggregate_scores(samples, NOW).scores.zones
     # one fast way shows that a and c are fast; how fast, the nodes that measured cannot say
     assert {name: score.throughput for name, score in zones.items()} == {"a": None, "b": 1e8, "c": None, "d": 1e8}
     assert {score.rtt for score in zones.values()} == {1e-4}
@@ -170,7 +170,7 @@ def test_a_zone_that_was_measured_itself_keeps_its_own_score() -> None:
     def zone(speed: float, source: str) -> float | None:
         samples = [LinkSample("trunk", "a|b", NOW, "probe", throughput=1e8),
                    LinkSample("zone", "a", NOW, source, throughput=speed)]
-        return hygiene.aggregate_scores(samples, NOW).scores.zones["a"].throughput
+        return aggregate.aggregate_scores(samples, NOW).scores.zones["a"].throughput
 
     assert zone(5e9, "file") == 5e9
     assert zone(2e8, "probe") == 2e8
@@ -182,22 +182,22 @@ def test_the_same_sample_twice_counts_once() -> None:
 
 
 def test_scores_grow_older() -> None:
-    made = hygiene.aggregate_scores(probes(1e9), NOW).scores
-    assert hygiene.with_current_ages(made, NOW + 60).nodes["n1"].age == 60
-    assert hygiene.with_current_ages(made, NOW - 60).nodes["n1"].age == 0
+    made = aggregate.aggregate_scores(probes(1e9), NOW).scores
+    assert aggregate.with_current_ages(made, NOW + 60).nodes["n1"].age == 60
+    assert aggregate.with_current_ages(made, NOW - 60).nodes["n1"].age == 0
 
 
 def test_the_margin_widens_with_the_noise_that_samples_tell_of() -> None:
     def margin(noise: float | None, count: int = 1, nodes: int = 9) -> float:
         each = [probes(*[1e9] * count, name=f"n{i}") for i in range(nodes)]
         told = [sample._replace(noise=noise) for samples in each for sample in samples]
-        return hygiene.aggregate_scores(told, NOW).scores.tolerance
+        return aggregate.aggregate_scores(told, NOW).scores.tolerance
 
     assert margin(None) == margin(0.0) == margin(0.02) == margin(0.1, nodes=2) == 0.25
     assert 0.25 < margin(0.1, count=5) < margin(0.1) < margin(0.15)
-    assert margin(50.0) == hygiene.MAX_TOLERANCE  # what is at less than half counts, however noisy the probes
+    assert margin(50.0) == aggregate.MAX_TOLERANCE  # what is at less than half counts, however noisy the probes
 
 
 def test_a_few_noisy_nodes_widen_nothing() -> None:
     told = [LinkSample("node", f"n{i}", NOW, "probe", throughput=1e9, noise=1.0 if i < 3 else 0.01) for i in range(9)]
-    assert hygiene.aggregate_scores(told, NOW).scores.tolerance == 0.25
+    assert aggregate.aggregate_scores(told, NOW).scores.tolerance == 0.25

@@ -75,7 +75,7 @@ def test_placement_is_pure():
                  for alias in node.names} | {(node.module or "").split(".")[0] for node in ast.walk(tree)
                                              if isinstance(node, ast.ImportFrom)}
         assert not names & {"os", "sys", "io", "subprocess", "socket", "time", "datetime", "random", "pathlib"}, path
-        assert "slurmdl.process" not in imports(path), path
+        assert "slurmdl.slurm.process" not in imports(path), path
         calls = {ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
         assert not calls & {"open", "print", "input"}, path
         assert not {call for call in calls if "random" in call and not call.endswith("default_rng")}, path
@@ -93,7 +93,7 @@ def test_the_package_does_not_import_its_benchmarks():
 
 
 def test_one_module_starts_query_programs():
-    """Launch and its readers reach Slurm through slurmdl.process alone."""
+    """Launch and its readers reach Slurm through slurmdl.slurm.process alone."""
     for room in ("cli", "doctor", "launch", "simulate", "placement", "topology", "cluster", "network", "slurm"):
         for path in (PACKAGE / room).rglob("*.py"):
             assert "subprocess" not in path.read_text(), path
@@ -134,7 +134,7 @@ def test_a_placed_submission_imports_no_training(slurm, tmp_path):
     (tmp_path / "topology.conf").write_text(topology)
     modules = loaded(submits("-N2", "--wrap=true"), tmp_path, **slurm)
     assert "numpy" in modules  # the topology was read
-    assert not modules & {*HEAVY, "slurmdl.cluster.pyslurm"}
+    assert not modules & {*HEAVY, "slurmdl.cluster.pyslurm_backend"}
 
 
 def test_configuration_reads_yaml_only_where_there_is_a_file(slurm, tmp_path):

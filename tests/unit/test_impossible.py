@@ -8,9 +8,9 @@ import pytest
 from placing import SCORES, cluster, node, two_level
 
 from slurmdl.errors import PlacementError
+from slurmdl.job_request import DlOptions, JobRequest
 from slurmdl.placement.place import place_job
-from slurmdl.request import DlOptions, JobRequest
-from slurmdl.topology.model import Topology
+from slurmdl.topology.topology import Topology
 
 NODES = cluster(*(node(f"n{i}") for i in range(1, 5)))
 TOPOLOGY = replace(two_level(["n1", "n2"], ["n3", "n4"]), source="/etc/slurm/topology.conf")

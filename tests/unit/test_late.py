@@ -11,13 +11,14 @@ from hypothesis import strategies as st
 from placing import SCORES, two_level
 
 from slurmdl.errors import InputError, PlacementError
-from slurmdl.launch import allocation, late
-from slurmdl.launch.mark import RequestedSize
-from slurmdl.network.model import LinkScore, LinkScores
-from slurmdl.placement.keep import select_subset
-from slurmdl.placement.ranks.rankmap import best_rank_map
+from slurmdl.job_request import DlOptions, JobRequest
+from slurmdl.launch import late_binding
+from slurmdl.launch.submission_record import RequestedSize
+from slurmdl.links.link_scores import LinkScore, LinkScores
+from slurmdl.placement.place import select_subset
+from slurmdl.placement.ranks.rank_orders import best_rank_map
 from slurmdl.placement.traffic import Traffic
-from slurmdl.request import DlOptions, JobRequest
+from slurmdl.slurm import allocation
 
 EIGHT = two_level(["n1", "n3", "n5", "n7"], ["n2", "n4", "n6", "n8"])
 ENVIRON = {"HOME": "/", "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-3,5]", "SLURM_NODELIST": "n[1-3,5]",
@@ -62,16 +63,16 @@ def test_no_other_nodes_that_keep_the_batch_host_are_much_better(names, stays, s
 
 
 def test_of_the_controllers_record():
-    assert late.JobNodes.from_scontrol(RECORD) == late.JobNodes(("n1", "n2", "n3", "n5"), "n1")
+    assert late_binding.JobNodes.from_scontrol(RECORD) == late_binding.JobNodes(("n1", "n2", "n3", "n5"), "n1")
     with pytest.raises(InputError, match="NodeList"):
-        late.JobNodes.from_scontrol("slurm_load_jobs error: Invalid job id specified")
+        late_binding.JobNodes.from_scontrol("slurm_load_jobs error: Invalid job id specified")
 
 
 @pytest.mark.parametrize(("asked", "tasks", "per_node"), [
     (RequestedSize(3), None, None), (RequestedSize(3, 5), "5", None), (RequestedSize(3, None, 2), None, "2"), (RequestedSize(3, 6, 2), "6", "2")])
 def test_environment(asked, tasks, per_node):
     kept = allocation.read_allocation(ENVIRON).restricted_to(("n1", "n2", "n5"))
-    found = late.environ_with_nodes(late.environ_with_requested_size(ENVIRON, asked), kept)
+    found = late_binding.environ_with_nodes(late_binding.environ_with_requested_size(ENVIRON, asked), kept)
     assert allocation.read_allocation(found) == allocation.Allocation(7, ("n1", "n2", "n5"), (2, 2, 4))
     assert found["SLURM_NNODES"] == found["SLURM_JOB_NUM_NODES"] == "3" and found["HOME"] == "/"
     assert (found.get("SLURM_NTASKS"), found.get("SLURM_NPROCS")) == (tasks, tasks)
@@ -103,7 +104,7 @@ def scontrol(tmp_path: Path, monkeypatch, batch: str = "n1") -> Path:
 def test_when_a_job_is_reduced(tmp_path, monkeypatch, asked, dry_run, resized):
     log = scontrol(tmp_path, monkeypatch)
     said: list[str] = []
-    found = late.shrink_job(ENVIRON, RequestedSize(asked), lambda held: ("n1", "n3", "n5"), lambda job: False, said.append,
+    found = late_binding.shrink_job(ENVIRON, RequestedSize(asked), lambda held: ("n1", "n3", "n5"), lambda job: False, said.append,
                       dry_run=dry_run)
     assert log.read_text() == resized and not said
     assert found["SLURM_JOB_NODELIST"] == ("n[1,3,5]" if asked == 3 else "n[1-3,5]")
@@ -114,12 +115,12 @@ def test_nodes_are_kept_without_which_the_tasks_do_not_fit(tmp_path, monkeypatch
     log = scontrol(tmp_path, monkeypatch)
     said: list[str] = []
     environ = {**ENVIRON, "SLURM_JOB_CPUS_PER_NODE": "2,1(x3)"}
-    found = late.shrink_job(environ, RequestedSize(3, 5), lambda held: ("n1", "n3", "n5"), lambda job: False, said.append,
+    found = late_binding.shrink_job(environ, RequestedSize(3, 5), lambda held: ("n1", "n3", "n5"), lambda job: False, said.append,
                       dry_run=False)
     assert log.read_text() == "" and found["SLURM_JOB_NODELIST"] == "n[1-3,5]"
     assert said == ["the job keeps its 4 nodes, and the step has all of them: 5 tasks do not fit the 4 CPUs that it "
                     "has on 3 of them"]
-    late.shrink_job({**environ, "SLURM_JOB_CPUS_PER_NODE": "2(x2),1(x2)"}, RequestedSize(3, 5), lambda held: ("n1", "n2", "n5"),
+    late_binding.shrink_job({**environ, "SLURM_JOB_CPUS_PER_NODE": "2(x2),1(x2)"}, RequestedSize(3, 5), lambda held: ("n1", "n2", "n5"),
               lambda job: False, said.append, dry_run=False)
     assert log.read_text() == "update JobId=7 NodeList=n1,n2,n5\n"
 
@@ -128,9 +129,9 @@ def test_without_zones_the_first_nodes_are_kept(tmp_path, monkeypatch):
     log = scontrol(tmp_path, monkeypatch, batch="n5")
     said: list[str] = []
 
-    def choose(held: late.JobNodes) -> tuple[str, ...]:
+    def choose(held: late_binding.JobNodes) -> tuple[str, ...]:
         raise PlacementError("the topology has no zones")
 
-    late.shrink_job(ENVIRON, RequestedSize(3), choose, lambda job: False, said.append, dry_run=False)
+    late_binding.shrink_job(ENVIRON, RequestedSize(3), choose, lambda job: False, said.append, dry_run=False)
     assert log.read_text() == "update JobId=7 NodeList=n5,n1,n2\n"
     assert said == ["the topology has no zones; the first 3 nodes of the job are kept"]

@@ -6,12 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurmdl import getopt
 from slurmdl.errors import PlacementError
-from slurmdl.launch import srun_options
-from slurmdl.launch.allocation import Allocation
-from slurmdl.launch.layout import StepLayout, compute_step_layout, parse_step_request
-from slurmdl.placement.shape import block_distribution
+from slurmdl.placement.job_size import block_distribution
+from slurmdl.slurm import getopt, srun_options
+from slurmdl.slurm.allocation import Allocation
+from slurmdl.slurm.step_layout import StepLayout, compute_step_layout, parse_step_request
 
 EVEN = Allocation(1, ("n1", "n2", "n3", "n4"), (4, 4, 4, 4), (1, 1, 1, 1))
 UNEVEN = Allocation(1, ("n1", "n2", "n3"), (4, 2, 1), (4, 2, 1))

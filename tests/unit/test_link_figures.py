@@ -9,14 +9,14 @@ import pytest
 from placing import cluster, node, two_level
 
 from slurmdl import units
+from slurmdl.job_request import DlOptions, JobRequest
 from slurmdl.launch import srun
-from slurmdl.launch.step import StepCommand
-from slurmdl.network import capacity, figure
-from slurmdl.network.model import LinkScore, LinkScores, MetricWeights
+from slurmdl.launch.step_command import StepCommand
+from slurmdl.links import capacity
+from slurmdl.links.link_scores import LinkScore, LinkScores, MetricWeights
 from slurmdl.placement.explain import explain_placement
 from slurmdl.placement.place import place_job
 from slurmdl.plan import Plan
-from slurmdl.request import DlOptions, JobRequest
 
 TCP, RDMA = np.array([False]), np.array([True])
 FOUR = two_level(("n1", "n2", "n3", "n4"), ("n5", "n6", "n7", "n8"))
@@ -27,43 +27,43 @@ def test_tcp_by_the_formula() -> None:
     # Padhye et al., equation 32: b = 2, MSS 1448, RTT 0.1 s, T0 = 0.204 s, p = 0.01
     by_acks = 0.1 * (2 * 2 * 0.01 / 3) ** 0.5
     by_timeouts = 0.204 * 3 * (3 * 2 * 0.01 / 8) ** 0.5 * 0.01 * (1 + 32 * 0.0001)
-    assert figure.padhye_throughput(np.array([0.01]), np.array(
+    assert capacity.padhye_throughput(np.array([0.01]), np.array(
         [0.1])) == pytest.approx([1448 / (by_acks + by_timeouts)])
 
 
 def test_without_loss_tcp_bounds_nothing() -> None:
-    assert np.isinf(figure.padhye_throughput(np.zeros(1), np.array([1e-4])))
-    assert figure.usable_throughput(np.array([7e8]), np.zeros(1), np.array([1e-4]), TCP) == [7e8]
+    assert np.isinf(capacity.padhye_throughput(np.zeros(1), np.array([1e-4])))
+    assert capacity.usable_throughput(np.array([7e8]), np.zeros(1), np.array([1e-4]), TCP) == [7e8]
 
 
 def test_losses_of_rdma_show_in_its_throughput_alone() -> None:
     loss, round_trip = np.array([0.3]), np.array([1e-5])
-    assert figure.usable_throughput(np.array([1e9]), loss, round_trip, RDMA) == [1e9]
-    assert figure.usable_throughput(np.array([1e9]), loss, round_trip, TCP) < 1e6
-    assert figure.expected_rto_stall(loss, round_trip, RDMA) == [0.0]
+    assert capacity.usable_throughput(np.array([1e9]), loss, round_trip, RDMA) == [1e9]
+    assert capacity.usable_throughput(np.array([1e9]), loss, round_trip, TCP) < 1e6
+    assert capacity.expected_rto_stall(loss, round_trip, RDMA) == [0.0]
 
 
 @pytest.mark.parametrize("loss", [1e-4, 0.01, 0.2, 0.5, 1.0])
 def test_the_worse_the_loss_the_worse_the_figures(loss: float) -> None:
     round_trip = np.array([1e-3])
     worse, better = (np.array([loss * share]) for share in (1.0, 0.7))
-    assert 0 < figure.padhye_throughput(worse, round_trip) < figure.padhye_throughput(better, round_trip)
-    assert np.isfinite(figure.expected_rto_stall(worse, round_trip, TCP))
-    assert figure.expected_rto_stall(worse, round_trip, TCP) >= figure.expected_rto_stall(better, round_trip, TCP) > 0
+    assert 0 < capacity.padhye_throughput(worse, round_trip) < capacity.padhye_throughput(better, round_trip)
+    assert np.isfinite(capacity.expected_rto_stall(worse, round_trip, TCP))
+    assert capacity.expected_rto_stall(worse, round_trip, TCP) >= capacity.expected_rto_stall(better, round_trip, TCP) > 0
 
 
 def test_a_lost_tail_waits_for_the_timeout() -> None:
     # 200 ms, then 400 ms, 800 ms: 0.02 * 0.2 + 0.02^2 * 0.4 + ...
     expected = sum(0.02 ** (k + 1) * 0.2 * 2**k for k in range(40))
-    assert figure.expected_rto_stall(np.array([0.02]), np.array([1e-4]), TCP) == pytest.approx([expected])
+    assert capacity.expected_rto_stall(np.array([0.02]), np.array([1e-4]), TCP) == pytest.approx([expected])
 
 
 def test_noise_below_the_margin_is_no_difference() -> None:
     usual = np.full(4, 100.0)
-    assert (figure.quantize(np.array([81.0, 124.0, 100.0, 99.0]), usual, 0.25) == usual).all()
-    assert (figure.quantize(np.array([10.0]), usual[:1], 0.25) < 15).all()
+    assert (capacity.quantize(np.array([81.0, 124.0, 100.0, 99.0]), usual, 0.25) == usual).all()
+    assert (capacity.quantize(np.array([10.0]), usual[:1], 0.25) < 15).all()
     exact = np.array([81.0])
-    assert figure.quantize(exact, usual[:1], 0.0) is exact
+    assert capacity.quantize(exact, usual[:1], 0.0) is exact
 
 
 def test_a_link_that_was_never_measured_has_its_default() -> None:

@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 
 from slurmdl.errors import InputError
-from slurmdl.launch import matrices
-from slurmdl.request import DlOptions
+from slurmdl.job_request import DlOptions
+from slurmdl.launch import traffic_file
 
 EYE = np.array([[0.0, 3], [1, 0]])
 
 
 def read(path: Path) -> list[list[list[float]]]:
-    return [matrix.tolist() for matrix in matrices.load_traffic_matrices(DlOptions(comm_pattern=str(path)))]
+    return [matrix.tolist() for matrix in traffic_file.load_traffic_matrices(DlOptions(comm_pattern=str(path)))]
 
 
 def npz(path: Path, **arrays: np.ndarray) -> Path:
@@ -43,11 +43,11 @@ def test_csv(tmp_path):
 def test_a_name_is_a_pattern_first(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "ring").write_text("0,1\n1,0\n")
-    assert matrices.load_traffic_matrices(
+    assert traffic_file.load_traffic_matrices(
     DlOptions(
-        comm_pattern="ring")) == () == matrices.load_traffic_matrices(
+        comm_pattern="ring")) == () == traffic_file.load_traffic_matrices(
             DlOptions())
-    assert len(matrices.load_traffic_matrices(DlOptions(comm_pattern="./ring"))) == 1
+    assert len(traffic_file.load_traffic_matrices(DlOptions(comm_pattern="./ring"))) == 1
 
 
 def header(shape: str) -> bytes:
@@ -108,7 +108,7 @@ def test_what_is_wrong_is_said_in_one_line(name, tmp_path):
 def test_a_text_above_the_bound_is_not_read(tmp_path, monkeypatch):
     path = tmp_path / "matrix.csv"
     path.write_text("0,1\n1,0\n")
-    monkeypatch.setattr(matrices, "MAX_BYTES", 7)
+    monkeypatch.setattr(traffic_file, "MAX_BYTES", 7)
     with pytest.raises(InputError, match="has 8 bytes; valid: at most 7"):
         read(path)
 

@@ -14,8 +14,8 @@ import pytest
 
 from slurmdl.cli.main import main
 from slurmdl.errors import InputError
-from slurmdl.output import escape_nonprintable
-from slurmdl.topology import read
+from slurmdl.text import escape_nonprintable
+from slurmdl.topology import load
 
 PACKAGE = Path(__file__).parents[2] / "slurmdl"
 #: a color, a window title, CSI of one character, delete, text from right to left, a line that goes back
@@ -140,7 +140,7 @@ def test_findings_of_the_doctor() -> None:
 def test_a_name_has_one_line(name: str, text: str) -> None:
     Path(name).write_text(text)
     with pytest.raises(InputError, match="line break"):
-        read.load_topology(name)
+        load.load_topology(name)
 
 
 def test_only_what_programs_read_is_printed_raw() -> None:

@@ -13,11 +13,11 @@ import pytest
 from placing import cluster, node, two_level
 
 from slurmdl.cli.main import main
-from slurmdl.network.model import LinkScores
+from slurmdl.job_request import DlOptions, JobRequest
+from slurmdl.links.link_scores import LinkScores
 from slurmdl.placement.explain import explain_placement
 from slurmdl.placement.place import place_job
-from slurmdl.placement.svg import draw_placement
-from slurmdl.request import DlOptions, JobRequest
+from slurmdl.placement.placement_svg import draw_placement
 
 ROOT = Path(__file__).parents[2]
 FILES = ["--topology=topology/topology.conf", "--cluster=topology/cluster.json", "--scores=topology/scores.json"]

@@ -9,10 +9,10 @@ import pytest
 from placing import SCORES, cluster, node, two_level
 
 from slurmdl.errors import PlacementError
-from slurmdl.network.model import LinkScore, LinkScores
+from slurmdl.job_request import DlOptions, JobRequest
+from slurmdl.links.link_scores import LinkScore, LinkScores
 from slurmdl.placement.place import place_job
-from slurmdl.request import DlOptions, JobRequest
-from slurmdl.topology.build import ZoneDecl, build_topology
+from slurmdl.topology.source import ZoneDecl, build_topology
 
 FOUR = two_level(*([f"n{4 * z + i:02d}" for i in range(4)] for z in range(4)))
 IDLE = cluster(*(node(name) for name in FOUR.nodes))

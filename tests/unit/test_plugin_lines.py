@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from slurmdl.errors import UsageError
-from slurmdl.launch import mark, sbatch, submission
+from slurmdl.launch import sbatch, submission, submission_record
 
 
 def read(text: str, *argv: str, plugin: bool = True, **environ: str) -> submission.Submission:
@@ -42,7 +42,7 @@ def test_the_job_finds_what_was_typed_and_not_what_the_plugin_reads_in_the_scrip
     command = sbatch.build_submit_command("/bin/sbatch", job, sbatch.Decision(), {})
     given = {name: value for name, value in command.env.items() if name.startswith("SLURMDL_OPT_")}
     assert given == {"SLURMDL_OPT_PS": "3"}
-    marked = mark.parse_record(command.env[mark.ENV_VARIABLE])
+    marked = submission_record.parse_record(command.env[submission_record.ENV_VARIABLE])
     in_job = {**given, "SLURMDL_OPT_PLACE": "spread", "SLURMDL_OPT_STRATEGY": "gossip"}
     assert marked.options.ps == 3 and marked.options.place == "spread"
     assert marked.environ_without_inputs(in_job) == {"SLURMDL_OPT_STRATEGY": "gossip"}
@@ -50,4 +50,4 @@ def test_the_job_finds_what_was_typed_and_not_what_the_plugin_reads_in_the_scrip
 
 def test_without_such_lines_the_environment_stays():
     command = sbatch.build_submit_command("/bin/sbatch", read("#DL --dl-ps=2", "--dl-ps=3"), sbatch.Decision(), {})
-    assert set(command.env) == {mark.ENV_VARIABLE}
+    assert set(command.env) == {submission_record.ENV_VARIABLE}

@@ -10,10 +10,10 @@ from statistics import median, pstdev
 import pytest
 
 from slurmdl.errors import InputError
-from slurmdl.network.probe.fit import estimate_links, estimate_own_link
-from slurmdl.network.probe.pair import PairMeasurement, ProbeConfig
-from slurmdl.network.probe.rounds import round_robin_schedule
-from slurmdl.network.probe.wire import steady_state_rate
+from slurmdl.links.probe.link_estimator import estimate_links, estimate_own_link
+from slurmdl.links.probe.measurement import PairMeasurement, ProbeConfig
+from slurmdl.links.probe.protocol import steady_state_rate
+from slurmdl.links.probe.schedule import round_robin_schedule
 
 
 @pytest.mark.parametrize("sizes", [[2], [3], [4], [7, 1], [8, 8], [5, 6, 7], [1, 1, 1], [40] * 9])

@@ -12,12 +12,12 @@ from collections.abc import Callable
 import pytest
 
 from slurmdl.cli.address import parse_networks
-from slurmdl.network.probe.channel import AuthenticatedChannel, Deadline
-from slurmdl.network.probe.measure import measure_pair
-from slurmdl.network.probe.pair import ProbeConfig
-from slurmdl.network.probe.patrol import probe_peers, ring_peers
-from slurmdl.network.probe.reflector import Reflector
-from slurmdl.network.probe.wire import ControlChannel, Pacer, PacketTrainReceiver, ProbeSocket, TokenBucket
+from slurmdl.links.probe.channel import AuthenticatedChannel, Deadline
+from slurmdl.links.probe.measure import measure_pair
+from slurmdl.links.probe.measurement import ProbeConfig
+from slurmdl.links.probe.peer_prober import probe_peers, ring_peers
+from slurmdl.links.probe.protocol import ControlChannel, Pacer, PacketTrainReceiver, ProbeSocket, TokenBucket
+from slurmdl.links.probe.reflector import Reflector
 from slurmdl.sandbox.spec import round_robin_topology
 
 SHORT = ProbeConfig(rtt_probes=20, rtt_seconds=0.05, loss_probes=200, loss_probe_rate=5000, stream_bytes=2_000_000, stream_seconds=0.1,
@@ -95,7 +95,7 @@ def test_connections_that_prove_nothing_take_no_place(reflector):
 
 
 def test_who_sends_a_byte_now_and_then_is_left(reflector, monkeypatch):
-    monkeypatch.setattr("slurmdl.network.probe.reflector.HANDSHAKE_S", 0.3)
+    monkeypatch.setattr("slurmdl.links.probe.reflector.HANDSHAKE_S", 0.3)
     served = reflector()
     with socket.create_connection(("127.0.0.1", served.port)) as slow, pytest.raises(OSError):
         for _ in range(200):
@@ -228,7 +228,7 @@ def assert_answers(served: Reflector, secret: bytes = b"") -> None:
 
 @pytest.mark.parametrize("behaves", ["wants to be waited for", "sends what is not of the train"])
 def test_a_train_that_never_ends_is_left(reflector, monkeypatch, behaves):
-    monkeypatch.setattr("slurmdl.network.probe.reflector._MAX_SECONDS", 0.5)
+    monkeypatch.setattr("slurmdl.links.probe.reflector._MAX_SECONDS", 0.5)
     served, done = reflector(sessions=1), threading.Event()
     with socket.create_connection(("127.0.0.1", served.port)) as rude:
         control, own = ControlChannel(rude, b"", Deadline(5), is_client=True), ProbeSocket("127.0.0.1")

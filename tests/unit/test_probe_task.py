@@ -17,7 +17,7 @@ from dataclasses import replace
 import pytest
 from test_probe_peers import SHORT
 
-from slurmdl.network.probe import task
+from slurmdl.links.probe import tcp_task
 
 NODES = ("127.0.0.1", "127.0.0.2", "127.0.0.3")
 ROUNDS = (((0, 1),), ((1, 2),), ((0, 2),))
@@ -30,16 +30,16 @@ def probe() -> Iterator[Callable[..., list[dict[str, object]]]]:
 
     def start(number: int, secret: str) -> subprocess.Popen[str]:
         env = {**os.environ, "SLURM_STEP_NODELIST": ",".join(NODES), "SLURMD_NODENAME": NODES[number],
-               "SLURM_PROCID": str(number), task.SECRET_VARIABLE: secret}
+               "SLURM_PROCID": str(number), tcp_task.SECRET_VARIABLE: secret}
         # fewer open files than connections that the leader lets wait
         children.append(subprocess.Popen(
-            ["sh", "-c", f"ulimit -Sn 64; exec {sys.executable} -m slurmdl.network.probe.task"], env=env, text=True,
+            ["sh", "-c", f"ulimit -Sn 64; exec {sys.executable} -m slurmdl.links.probe.tcp_task"], env=env, text=True,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE))
         return children[-1]
 
     def run(secret: str, meanwhile: Callable[[], None] = lambda: None) -> list[dict[str, object]]:
         leader = start(0, secret)
-        work = task.ProbeSchedule(NODES, ROUNDS, replace(SHORT, deadline=5.0), budget_s=30.0)
+        work = tcp_task.ProbeSchedule(NODES, ROUNDS, replace(SHORT, deadline=5.0), budget_s=30.0)
         leader.stdin.write(json.dumps(work.to_json()))
         leader.stdin.close()
         meanwhile()
@@ -57,7 +57,7 @@ def probe() -> Iterator[Callable[..., list[dict[str, object]]]]:
 def complete(said: list[dict[str, object]]) -> bool:
     """Whether every pair was measured, with all its figures."""
     pairs = [line for line in said if "first" in line]
-    return said[-1] == task.END_MESSAGE and [(p["first"], p["second"]) for p in pairs] == [
+    return said[-1] == tcp_task.END_MESSAGE and [(p["first"], p["second"]) for p in pairs] == [
         (NODES[a], NODES[b]) for rounds in ROUNDS for a, b in rounds] and all(
         {"forward", "backward", "delay", "loss"} <= set(pair) for pair in pairs)
 
@@ -94,7 +94,7 @@ def test_the_leader_is_not_held_up_by_connections_without_the_secret(probe):
     made: list[socket.socket] = []
 
     def disturb() -> None:
-        made.extend(connections(task.leader_ports(secret.encode())[0], 100))
+        made.extend(connections(tcp_task.leader_ports(secret.encode())[0], 100))
         for connection in made[::2]:
             threading.Thread(target=drip, args=(connection,), daemon=True).start()
         for connection in made[1::4]:
@@ -113,7 +113,7 @@ def test_the_leader_is_not_held_up_by_connections_without_the_secret(probe):
 def test_a_program_that_has_the_leaders_port_learns_nothing_and_joins_nobody(probe):
     """Another user who guessed it: the leader takes the next port, and the tasks find it there."""
     secret, heard = secrets.token_hex(), []
-    first, second = task.leader_ports(secret.encode())[:2]
+    first, second = tcp_task.leader_ports(secret.encode())[:2]
     done = threading.Event()
 
     def greedy(server: socket.socket) -> None:
@@ -145,4 +145,4 @@ def test_a_program_that_has_the_leaders_port_learns_nothing_and_joins_nobody(pro
 
 
 def test_nobody_can_tell_the_ports_without_the_secret():
-    assert len({port for number in range(50) for port in task.leader_ports(b"%d" % number)}) > 190
+    assert len({port for number in range(50) for port in tcp_task.leader_ports(b"%d" % number)}) > 190

@@ -10,11 +10,11 @@ import pytest
 from placing import SCORES, three_level, two_level
 
 from slurmdl.errors import PlacementError
-from slurmdl.network.model import LinkScore, LinkScores
-from slurmdl.placement.ranks.rankmap import best_rank_map
+from slurmdl.links.link_scores import LinkScore, LinkScores
+from slurmdl.placement.ranks.rank_orders import best_rank_map
 from slurmdl.placement.traffic import Traffic
-from slurmdl.topology.build import ZoneDecl, build_topology
-from slurmdl.topology.model import Topology
+from slurmdl.topology.source import ZoneDecl, build_topology
+from slurmdl.topology.topology import Topology
 
 ALTERNATING = two_level(["n1", "n3", "n5", "n7"], ["n2", "n4", "n6", "n8"])
 ALL = [(f"n{i}", 1) for i in range(1, 9)]

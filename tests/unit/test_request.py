@@ -7,8 +7,8 @@ import pytest
 
 from slurmdl import config, dl_options
 from slurmdl.errors import InputError, UsageError
+from slurmdl.job_request import DlOptions, build_request
 from slurmdl.launch import submission
-from slurmdl.request import DlOptions, build_request
 
 
 def read(*argv, script="#!/bin/sh\ntrue\n", environ=None, defaults=None):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from slurmdl.errors import UsageError
-from slurmdl.sandbox import delay, ways
+from slurmdl.sandbox import qdisc, veth_links
 from slurmdl.sandbox.spec import SandboxSpec, parse_duration, parse_fraction, round_robin_topology
 
 
@@ -33,23 +33,23 @@ def test_what_is_no_share(text):
 
 
 def test_netem_holds_before_the_bucket_limits():
-    lines = delay.netem_lines("eth0", 0.01, "tbf rate 8000bit burst 70000 limit 280000")
+    lines = qdisc.netem_lines("eth0", 0.01, "tbf rate 8000bit burst 70000 limit 280000")
     assert lines == ["qdisc replace dev eth0 root handle 1: netem delay 10000us limit 100000",
                      "qdisc replace dev eth0 parent 1:1 tbf rate 8000bit burst 70000 limit 280000"]
-    assert len(delay.netem_lines("eth0", 0.01, "")) == 1
+    assert len(qdisc.netem_lines("eth0", 0.01, "")) == 1
 
 
 @pytest.mark.parametrize("pair", ["zoneA:zoneZ", "zoneA|zoneA", "zoneA:", "zoneA:core", ":"])
 def test_what_is_no_way_between_zones(pair):
     with pytest.raises(UsageError, match=r"leaf zone|two different zones"):
-        ways.find_inter_leaf(SandboxSpec("any", round_robin_topology(4, 2)), pair)
+        veth_links.find_inter_leaf(SandboxSpec("any", round_robin_topology(4, 2)), pair)
 
 
 @pytest.mark.parametrize("pair", ["zoneB:zoneA", "zoneA|zoneB"])
 def test_a_way_has_one_name(pair):
-    ends = ways.find_inter_leaf(SandboxSpec("any", round_robin_topology(4, 2)), pair)
-    assert ends and ways.inter_leaf_label(ends) == "zoneA|zoneB"
+    ends = veth_links.find_inter_leaf(SandboxSpec("any", round_robin_topology(4, 2)), pair)
+    assert ends and veth_links.inter_leaf_label(ends) == "zoneA|zoneB"
 
 
 def test_a_node_is_no_way():
-    assert ways.find_inter_leaf(SandboxSpec("any", round_robin_topology(4, 2)), "n1") is None
+    assert veth_links.find_inter_leaf(SandboxSpec("any", round_robin_topology(4, 2)), "n1") is None

@@ -13,13 +13,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from slurmdl.cluster.model import ClusterSnapshot, Node, Partition
+from slurmdl.cluster.snapshot import ClusterSnapshot, Node, Partition
 from slurmdl.errors import InputError, UnavailableError
-from slurmdl.launch import mark, sbatch, submission
-from slurmdl.launch.survey import ClusterState
-from slurmdl.network.model import LinkScores
-from slurmdl.request import DlOptions
-from slurmdl.topology import scontrol
+from slurmdl.job_request import DlOptions
+from slurmdl.launch import sbatch, submission, submission_record
+from slurmdl.launch.cluster_state import ClusterState
+from slurmdl.links.link_scores import LinkScores
+from slurmdl.topology import scontrol_topology
 
 SCRIPT = b"#!/bin/sh\n#SBATCH -N 2 --ntasks-per-node=2\nslurmdl srun true\n"
 
@@ -35,7 +35,7 @@ def cluster(zones: int = 3, busy: str = "", features: bool = True) -> ClusterSta
                   for name in names)
     text = "\n".join([*lines, f"SwitchName=top Switches=z[1-{zones}]"])
     return ClusterState(ClusterSnapshot.from_nodes(nodes, (Partition("main", True),)),
-                        scontrol.parse_show_topology(text), LinkScores())
+                        scontrol_topology.parse_show_topology(text), LinkScores())
 
 
 def read(*argv: str, script: bytes = SCRIPT) -> submission.Submission:
@@ -108,7 +108,7 @@ def test_features_are_looked_up_once_for_all_zones(monkeypatch):
     text = "\n".join([f"SwitchName=z{i} Nodes=n{i}" for i in range(60)] + ["SwitchName=top Switches=z[0-59]"])
     nodes = [Node(name, ("IDLE",), features=(f"z{i}", "big")) for i, name in enumerate(names)]
     looked_at = []
-    seen = ClusterState(ClusterSnapshot.from_nodes(nodes), scontrol.parse_show_topology(text), LinkScores())
+    seen = ClusterState(ClusterSnapshot.from_nodes(nodes), scontrol_topology.parse_show_topology(text), LinkScores())
     path = type(seen.topology).path_of
     monkeypatch.setattr(type(seen.topology), "path", lambda self, node: looked_at.append(node) or path(self, node))
     assert sbatch._zone_features(seen, [f"z{i}" for i in range(60)]) == tuple(f"z{i}" for i in range(60))
@@ -124,7 +124,7 @@ def test_features_of_zones_are_those_that_exactly_their_nodes_carry(seed):
     nodes = [Node(str(name), ("IDLE",), features=tuple(f for f in "abcd" if random.random() < 0.5) + ("z0",) * (
         str(name) in names[:4])) for name in random.permutation(known)]
     lines = ("SwitchName=z0 Nodes=n[0-3]", "SwitchName=z1 Nodes=n[4-7]", "SwitchName=top Switches=z[0-1]")
-    topology = scontrol.parse_show_topology("\n".join(lines))
+    topology = scontrol_topology.parse_show_topology("\n".join(lines))
     seen = ClusterState(ClusterSnapshot.from_nodes(nodes), topology, LinkScores())
     for zone, members in (("z0", names[:4]), ("z1", names[4:7]), ("top", names[:7])):
         exact = [f for f in ("a", "b", "c", "d", "z0") if {n.name for n in nodes if f in n.features} == set(members)]
@@ -162,7 +162,7 @@ def test_late_asks_for_a_range(argv, options):
     command = sbatch.build_submit_command("/bin/sbatch", job, decision, {})
     least = int(options[0].partition("=")[2].partition("-")[0])
     tasks = int(argv[1]) if argv[:1] == ["-n"] else None
-    assert mark.parse_record(command.env[mark.ENV_VARIABLE]).requested_size == mark.RequestedSize(least, tasks, 2)
+    assert submission_record.parse_record(command.env[submission_record.ENV_VARIABLE]).requested_size == submission_record.RequestedSize(least, tasks, 2)
 
 
 @pytest.mark.parametrize(("argv", "reason"), [
@@ -207,31 +207,31 @@ class TestMark:
     DL = DlOptions("ps", 2, zone=("a", "b"), model_bytes=4e8, strict=True)
 
     def test_round_trip(self):
-        made = mark.new_record(self.DL, {"SLURM_JOB_ID": "12"})
-        assert mark.read_record({"SLURMDL_REQUEST": made.to_env_value(),
+        made = submission_record.new_record(self.DL, {"SLURM_JOB_ID": "12"})
+        assert submission_record.read_record({"SLURMDL_REQUEST": made.to_env_value(),
                                 "SLURM_SUBMIT_HOST": os.uname().nodename}) == made
         assert made.submitter_job == "12"
 
     def test_a_job_that_another_host_submitted_has_none(self):
-        text = mark.new_record(self.DL, {}).to_env_value()
-        assert mark.read_record({"SLURMDL_REQUEST": text, "SLURM_SUBMIT_HOST": "another"}) is None
-        assert mark.read_record({}) is None
+        text = submission_record.new_record(self.DL, {}).to_env_value()
+        assert submission_record.read_record({"SLURMDL_REQUEST": text, "SLURM_SUBMIT_HOST": "another"}) is None
+        assert submission_record.read_record({}) is None
 
     @pytest.mark.parametrize("text", ["{", "[]", "{}", '{"version":9}', '{"version":1,"dl":{"ps":"x"}}'])
     def test_malformed(self, text):
         with pytest.raises(InputError, match=r"SLURMDL_REQUEST|--dl-"):
-            mark.read_record({"SLURMDL_REQUEST": text})
+            submission_record.read_record({"SLURMDL_REQUEST": text})
 
     def test_what_the_submission_saw_is_no_news_to_the_job(self):
-        made = mark.new_record(self.DL, {"SLURMDL_OPT_STRATEGY": "gossip", "SLURMDL_OPT_PS": "1", "HOME": "/"})
+        made = submission_record.new_record(self.DL, {"SLURMDL_OPT_STRATEGY": "gossip", "SLURMDL_OPT_PS": "1", "HOME": "/"})
         inside = {"SLURMDL_OPT_STRATEGY": "gossip", "SLURMDL_OPT_PS": "3", "SLURMDL_OPT_STRICT": "1", "HOME": "/x"}
         assert made.environ_without_inputs(inside) == {"SLURMDL_OPT_PS": "3", "SLURMDL_OPT_STRICT": "1", "HOME": "/x"}
 
     def test_a_submission_inherits_no_outputs(self):
         task = {"SLURMDL_PLAN": "x", "SLURMDL_ROLE": "ps", "RANK": "1", "SLURMDL_SET": " RANK"}
         own = {"SLURMDL_OPT_PS": "2", "SLURMDL_DEBUG": "1", "HOME": "/", "SLURM_JOB_ID": "3", "MASTER_ADDR": "mine"}
-        assert mark.environ_without_inherited(task | own) == own
-        assert mark.environ_without_inherited({"RANK": "1", "MASTER_ADDR": "mine"}) == {
+        assert submission_record.environ_without_inherited(task | own) == own
+        assert submission_record.environ_without_inherited({"RANK": "1", "MASTER_ADDR": "mine"}) == {
                                               "RANK": "1", "MASTER_ADDR": "mine"}
 
 

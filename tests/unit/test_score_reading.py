@@ -19,11 +19,11 @@ import pytest
 from slurmdl import config
 from slurmdl.config import Config, LinkScoresConfig
 from slurmdl.errors import InputError
-from slurmdl.launch import survey
-from slurmdl.network import hygiene, prometheus, read
-from slurmdl.network.live import load_from_sources, user_probe_file
-from slurmdl.network.model import LinkScore, LinkScores
-from slurmdl.network.samples import LinkSample, format_sample_lines
+from slurmdl.launch import cluster_state
+from slurmdl.links import aggregate, prometheus_query, score_files
+from slurmdl.links.link_scores import LinkScore, LinkScores
+from slurmdl.links.samples import LinkSample, format_sample_lines
+from slurmdl.links.score_sources import load_from_sources, user_probe_file
 
 NOW = 1.8e9
 ONE = LinkScores(nodes={"n1": LinkScore(1e8, 1e-4, 0.01, 5.0, 3, 2e-4, False, "probe")},
@@ -32,9 +32,9 @@ ONE = LinkScores(nodes={"n1": LinkScore(1e8, 1e-4, 0.01, 5.0, 3, 2e-4, False, "p
 
 def test_json_round_trips() -> None:
     assert LinkScores.from_json(json.loads(json.dumps(ONE.to_json()))) == ONE
-    assert read.parse_scores(ONE.to_text(), NOW) == ONE
-    assert read.parse_scores("{}", NOW) == LinkScores()
-    assert read.parse_scores(ONE.to_text(), NOW + 60).nodes["n1"].age == 65
+    assert score_files.parse_scores(ONE.to_text(), NOW) == ONE
+    assert score_files.parse_scores("{}", NOW) == LinkScores()
+    assert score_files.parse_scores(ONE.to_text(), NOW + 60).nodes["n1"].age == 65
 
 
 @pytest.mark.parametrize(("text", "says"), [
@@ -67,17 +67,17 @@ def test_json_round_trips() -> None:
 ])
 def test_what_is_malformed_is_named(text: str, says: str) -> None:
     with pytest.raises(InputError, match=says) as error:
-        read.parse_scores(text, NOW)
+        score_files.parse_scores(text, NOW)
     assert len(str(error.value).splitlines()) == 1 and len(str(error.value)) < 700
 
 
 def test_csv() -> None:
     text = ("kind,name,throughput,delay,loss,age,samples\nnode,n1,1e8,0.0001,0.01,5,3\nzone,z1,,0.001,,,\n"
             'trunk,"a|b",5e8,,,,\n')
-    found = read.parse_scores(text, NOW, is_csv=True)
+    found = score_files.parse_scores(text, NOW, is_csv=True)
     assert found.nodes == {"n1": LinkScore(1e8, 1e-4, 0.01, 5.0, 3)}
     assert (found.zones, found.inter_leaf) == ({"z1": LinkScore(rtt=1e-3)}, {"a|b": LinkScore(5e8)})
-    assert read.parse_scores("name,loss\nn1,0.5\n", NOW, is_csv=True).nodes == {"n1": LinkScore(loss=0.5)}
+    assert score_files.parse_scores("name,loss\nn1,0.5\n", NOW, is_csv=True).nodes == {"n1": LinkScore(loss=0.5)}
 
 
 @pytest.mark.parametrize(("text", "says"), [
@@ -90,13 +90,13 @@ def test_csv() -> None:
 ])
 def test_csv_that_is_malformed_is_named(text: str, says: str) -> None:
     with pytest.raises(InputError, match=says):
-        read.parse_scores(text, NOW, is_csv=True)
+        score_files.parse_scores(text, NOW, is_csv=True)
 
 
 def test_samples_are_read_as_scores() -> None:
     text = format_sample_lines([LinkSample("node", "n1", NOW - i, "probe", throughput=1e8) for i in range(3)])
     told: list[str] = []
-    found = read.parse_scores(text + "half a li", NOW, on_reject=told.append)
+    found = score_files.parse_scores(text + "half a li", NOW, on_reject=told.append)
     assert (found.nodes["n1"].throughput, found.nodes["n1"].samples) == (1e8, 3)
     assert told == ["line 4: 'half a li': is not JSON (JSONDecodeError)"]
 
@@ -152,7 +152,7 @@ def drips(handler: BaseHTTPRequestHandler, query: str) -> None:
 def floods(handler: BaseHTTPRequestHandler, query: str) -> None:
     handler.send_response(200)
     handler.end_headers()
-    for _ in range(prometheus.MAX_ANSWER_BYTES // 2**20 + 2):
+    for _ in range(prometheus_query.MAX_ANSWER_BYTES // 2**20 + 2):
         handler.wfile.write(b" " * 2**20)
 
 
@@ -199,7 +199,7 @@ def test_shipped_queries_are_asked_where_none_are_given(site: Path) -> None:
 
     with server(reply) as url:
         found = load_from_sources(Config(), url, os.environ)
-    assert asked == list(prometheus.DEFAULT_QUERIES.values())
+    assert asked == list(prometheus_query.DEFAULT_QUERIES.values())
     assert found.scores.nodes["n1"].source == "counters"  # an interface's speed is no measurement
 
 
@@ -209,11 +209,11 @@ def test_shipped_queries_are_asked_where_none_are_given(site: Path) -> None:
 def test_the_label_names_the_node(instance: str, node: str) -> None:
     text = json.dumps({"status": "success", "data": {"resultType": "vector", "result": [
         {"metric": {"instance": instance}, "value": [1.0, "0.5"]}]}}).encode()
-    assert [sample.name for sample in prometheus.parse_instant_vector(text, "loss", "instance")] == [node]
+    assert [sample.name for sample in prometheus_query.parse_instant_vector(text, "loss", "instance")] == [node]
 
 
 def test_values_that_no_link_has_are_passed_over() -> None:
-    found = prometheus.parse_instant_vector(
+    found = prometheus_query.parse_instant_vector(
     answer(
         n1=float("nan"),
         n2=-1,
@@ -239,7 +239,7 @@ def test_a_server_that_does_not_help_costs_a_second_at_most_and_one_line(site: P
     said: list[str] = []
     with server(reply) as url:
         began = time.monotonic()
-        found = survey.load_link_scores(Config(link_scores=LinkScoresConfig(prometheus_url=url)), "auto", said.append)
+        found = cluster_state.load_link_scores(Config(link_scores=LinkScoresConfig(prometheus_url=url)), "auto", said.append)
         took = time.monotonic() - began
     assert found.link_count == 0
     assert len(said) == 1 and len(said[0].splitlines()) == 1
@@ -280,10 +280,10 @@ def test_stale_scores_are_not_read_and_one_says_so(site: Path) -> None:
     old = LinkScores(nodes={"n1": LinkScore(1e8)}, time=time.time() - 1000)
     given = Config(link_scores=LinkScoresConfig(file=write(site / "scores.json", old.to_text()), max_age=900))
     said: list[str] = []
-    assert survey.load_link_scores(given, "auto", said.append).link_count == 0
+    assert cluster_state.load_link_scores(given, "auto", said.append).link_count == 0
     assert len(said) == 1 and "stale, the newest score is 100" in said[0]
     with pytest.raises(InputError, match="stale"):
-        survey.load_link_scores(given, "auto", said.append, strict=True)
+        cluster_state.load_link_scores(given, "auto", said.append, strict=True)
 
 
 def test_scores_that_are_old_in_part_are_read_in_part(site: Path) -> None:
@@ -303,7 +303,7 @@ def test_a_file_that_does_not_help_is_one_line(site: Path, make: Callable[[Path]
         (site / "scores.json").chmod(0o644)
     said: list[str] = []
     for wanted in ("auto", str(site / "scores.json")):
-        found = survey.load_link_scores(
+        found = cluster_state.load_link_scores(
     Config(
         link_scores=LinkScoresConfig(
             file=str(
@@ -317,9 +317,9 @@ def test_a_file_that_does_not_help_is_one_line(site: Path, make: Callable[[Path]
 
 def test_a_file_system_that_hangs_costs_a_second_at_most(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The reading itself hangs, as in a call of a file system whose server is gone."""
-    from slurmdl.network import trust
+    from slurmdl import file_trust
 
-    monkeypatch.setattr(trust, "trusted_text", lambda *_: time.sleep(5))
+    monkeypatch.setattr(file_trust, "trusted_text", lambda *_: time.sleep(5))
     found = load_from_sources(Config(), str(site / "scores.json"), os.environ)
     assert found.warnings == (f"{site}/scores.json: no answer within 0.9 s",)
 
@@ -363,10 +363,10 @@ def test_the_configuration_of_scores(site: Path) -> None:
 
 
 def test_rules_of_the_configuration_hold(site: Path) -> None:
-    rules = hygiene.AggregationRules(60, 30, 0.1)
+    rules = aggregate.AggregationRules(60, 30, 0.1)
     text = format_sample_lines([LinkSample("node", "n1", NOW - 61, "probe", loss=0.1),
                      LinkSample("node", "n2", NOW - 59, "probe", loss=0.1)])
-    found = read.parse_scores(text, NOW, rules=rules)
+    found = score_files.parse_scores(text, NOW, rules=rules)
     assert (list(found.nodes), found.tolerance) == (["n2"], 0.1)
 
 
@@ -389,6 +389,6 @@ def test_a_file_that_was_named_and_holds_nothing_is_said(site: Path) -> None:
 def test_one_absurd_score_costs_only_itself(site: Path, name: str, text: str, says: str) -> None:
     said: list[str] = []
     text = text.replace("NOW", str(time.time()))
-    found = survey.load_link_scores(Config(), write(site / name, text), said.append)
+    found = cluster_state.load_link_scores(Config(), write(site / name, text), said.append)
     assert list(found.nodes) == ["n2"] and found.nodes["n2"].loss == 0.1
     assert len(said) == 1 and says in said[0] and said[0].endswith("the other scores decide")

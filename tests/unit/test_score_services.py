@@ -25,13 +25,14 @@ import pytest
 from slurmdl.cli.address import parse_networks
 from slurmdl.cli.main import main
 from slurmdl.errors import UnavailableError
-from slurmdl.network import exposition, outbox
-from slurmdl.network.access import ConnectionSlots, RateLimitedLog
-from slurmdl.network.model import LinkScore, LinkScores
-from slurmdl.network.probe.measure import measure_pair
-from slurmdl.network.probe.pair import ProbeConfig
-from slurmdl.network.samples import LinkSample, format_sample_lines
-from slurmdl.network.store import SampleStore
+from slurmdl.links import prometheus_exporter
+from slurmdl.links import sender as sender_module
+from slurmdl.links.link_scores import LinkScore, LinkScores
+from slurmdl.links.probe.measure import measure_pair
+from slurmdl.links.probe.measurement import ProbeConfig
+from slurmdl.links.sample_store import SampleStore
+from slurmdl.links.samples import LinkSample, format_sample_lines
+from slurmdl.links.tcp_server import ConnectionSlots, RateLimitedLog
 
 PROMETHEUS_LINE = re.compile(r'[a-zA-Z_:][\w:]*(\{[a-z]+="([^"\\\n]|\\["\\n])*"(,[a-z]+="([^"\\\n]|\\["\\n])*")*\})? '
                              r"-?[\d.]+(e[+-]?\d+)?")
@@ -304,7 +305,7 @@ def test_scores_over_http(site: Path) -> None:
     url = f"http://127.0.0.1:{service.port}"
     try:
         with urllib.request.urlopen(f"{url}/metrics", timeout=30) as found:
-            assert found.headers["Content-Type"] == exposition.CONTENT_TYPE
+            assert found.headers["Content-Type"] == prometheus_exporter.CONTENT_TYPE
             text = found.read().decode()
         assert 'slurmdl_link_loss_ratio{kind="node",link="n1"} 0.01\n' in text
         with pytest.raises(urllib.error.HTTPError, match="404"):
@@ -337,7 +338,7 @@ def test_no_client_can_take_all_places_of_the_export(site: Path) -> None:
 
 def test_every_line_of_the_text_is_of_the_format() -> None:
     odd = {'a"b\\c': LinkScore(1e9, 1e-4, 0.5, 3.0, 2, 2e-4), "n": LinkScore()}
-    text = exposition.exposition_text(
+    text = prometheus_exporter.exposition_text(
     LinkScores(
         nodes=odd, zones={
             "z": LinkScore(1.0)}, inter_leaf={
@@ -382,17 +383,17 @@ def test_networks_of_both_protocols():
 def test_a_spool_that_another_process_empties_does_not_stop_the_sender(inlet: Service, site: Path) -> None:
     """A link that leads nowhere is a file that was removed between the look into the spool and its opening."""
     spool = site / "spool"
-    outbox.spool_samples(str(spool), samples(1))
+    sender_module.spool_samples(str(spool), samples(1))
     (spool / "0.jsonl").symlink_to(site / "gone")
-    outbox.send_samples(("127.0.0.1", inlet.port), samples(1), str(spool))
+    sender_module.send_samples(("127.0.0.1", inlet.port), samples(1), str(spool))
     assert os.listdir(spool) == ["0.jsonl"]
     shutil.rmtree(spool)
-    outbox.send_samples(("127.0.0.1", inlet.port), samples(1), str(spool))
+    sender_module.send_samples(("127.0.0.1", inlet.port), samples(1), str(spool))
     assert os.listdir(spool) == []
     spool.rmdir()
     spool.write_text("no directory")
     with pytest.raises(UnavailableError, match="samples cannot be put there"):
-        outbox.send_samples(("127.0.0.1", inlet.port), samples(1), str(spool))
+        sender_module.send_samples(("127.0.0.1", inlet.port), samples(1), str(spool))
 
 
 def test_a_collector_that_is_not_there_is_said_also_with_nothing_to_send(site: Path,

@@ -12,9 +12,9 @@ import pytest
 from placing import two_level
 
 from slurmdl.cli.main import main
-from slurmdl.network import heat, table
-from slurmdl.network.model import LinkScore, LinkScores
-from slurmdl.topology.model import Topology
+from slurmdl.links import heatmap, link_table
+from slurmdl.links.link_scores import LinkScore, LinkScores
+from slurmdl.topology.topology import Topology
 
 SIX = two_level(("n1", "n2"), ("n3", "n4"), ("n5", "n6"))
 SCORES = LinkScores(nodes={"n1": LinkScore(1.25e9, 4e-5), "n2": LinkScore(1.25e8, 4e-5), "n5": LinkScore(loss=0.02)},
@@ -22,7 +22,7 @@ SCORES = LinkScores(nodes={"n1": LinkScore(1.25e9, 4e-5), "n2": LinkScore(1.25e8
 
 
 def test_rows_begin_with_the_worst_and_an_unmeasured_link_is_usual() -> None:
-    rows = table.link_rows(SCORES, SIX)
+    rows = link_table.link_rows(SCORES, SIX)
     assert [(row.kind, row.name) for row in rows] == [
         ("node", "n5"), ("zone", "z2"), ("node", "n2"), ("trunk", "z0|z1"), ("node", "n1")]
     assert [row.zone for row in rows] == ["z2", "root", "z0", "", "z0"]
@@ -32,32 +32,32 @@ def test_rows_begin_with_the_worst_and_an_unmeasured_link_is_usual() -> None:
 
 
 def test_heat_of_the_ways_and_inside_the_zones() -> None:
-    found = heat.build_heatmap(SCORES, SIX)
+    found = heatmap.build_heatmap(SCORES, SIX)
     assert found.zones == ("z0", "z1", "z2")
     assert found.slowdowns[0, 1] == found.slowdowns[1, 0] == pytest.approx(2, rel=0.1)
     assert found.slowdowns[0, 2] == found.slowdowns[1, 2] > 10  # by the uplink of z2
     assert found.slowdowns[0, 0] > 9 and np.isnan(found.slowdowns[1, 1]) and found.slowdowns[2, 2] > 5
-    assert heat.heatmap_text(found).splitlines()[1:] == ["z0  9 2 9", "z1  2 · 9", "z2  9 9 9"]
+    assert heatmap.heatmap_text(found).splitlines()[1:] == ["z0  9 2 9", "z1  2 · 9", "z2  9 9 9"]
 
 
 def test_without_a_topology_the_ways_name_the_zones() -> None:
-    found = heat.build_heatmap(SCORES, Topology.flat(()))
+    found = heatmap.build_heatmap(SCORES, Topology.flat(()))
     assert found.zones == ("z0", "z1") and found.slowdowns[0, 1] == pytest.approx(2, rel=0.1)
-    assert heat.build_heatmap(LinkScores(), Topology.flat(())).zones == ()
+    assert heatmap.build_heatmap(LinkScores(), Topology.flat(())).zones == ()
 
 
 def test_of_many_zones_the_worst_are_shown() -> None:
     many = two_level(*([f"n{i}"] for i in range(120)))
-    found = heat.build_heatmap(LinkScores(nodes={"n77": LinkScore(1e6)}), many)
-    assert "z77" in heat.heatmap_text(found) and f"the worst {heat.MAX_TEXT_ZONES} of 120" in heat.heatmap_text(found)
-    assert len(heat.heatmap_text(found).splitlines()) == heat.MAX_TEXT_ZONES + 1
-    picture = heat.heatmap_svg(found)
+    found = heatmap.build_heatmap(LinkScores(nodes={"n77": LinkScore(1e6)}), many)
+    assert "z77" in heatmap.heatmap_text(found) and f"the worst {heatmap.MAX_TEXT_ZONES} of 120" in heatmap.heatmap_text(found)
+    assert len(heatmap.heatmap_text(found).splitlines()) == heatmap.MAX_TEXT_ZONES + 1
+    picture = heatmap.heatmap_svg(found)
     ElementTree.fromstring(picture)
-    assert "inside z77, the worst node" in picture and f"the worst {heat.MAX_SVG_ZONES} of 120" in picture
+    assert "inside z77, the worst node" in picture and f"the worst {heatmap.MAX_SVG_ZONES} of 120" in picture
 
 
 def test_the_picture(golden: object) -> None:
-    picture = heat.heatmap_svg(heat.build_heatmap(SCORES, SIX))
+    picture = heatmap.heatmap_svg(heatmap.build_heatmap(SCORES, SIX))
     ElementTree.fromstring(picture)
     golden("scores/heat.svg", picture)  # type: ignore[operator]
 
@@ -106,4 +106,4 @@ def test_show_of_a_file_that_is_not_there(site: Path, capsys: pytest.CaptureFixt
 @pytest.mark.parametrize(("seconds", "says"), [(0, "0 s"), (59.4, "59 s"), (200, "3 min"), (7200, "2 h"),
                                                (2e5, "2 d")])
 def test_ages_as_people_say_them(seconds: float, says: str) -> None:
-    assert table.format_age(seconds) == says
+    assert link_table.format_age(seconds) == says

@@ -15,10 +15,10 @@ import pytest
 
 from slurmdl.cli.main import main
 from slurmdl.errors import InputError, UnavailableError
-from slurmdl.network import store
-from slurmdl.network.model import LinkScores
-from slurmdl.network.samples import LinkSample, format_sample_lines
-from slurmdl.network.store import SampleStore, publish_file
+from slurmdl.links import sample_store
+from slurmdl.links.link_scores import LinkScores
+from slurmdl.links.sample_store import SampleStore, publish_file
+from slurmdl.links.samples import LinkSample, format_sample_lines
 
 NOW = 1.8e9
 
@@ -58,7 +58,7 @@ def test_a_clock_that_jumps_ahead_forgets_nothing(tmp_path: Path) -> None:
 
 
 def test_a_locked_history_is_said_and_nothing_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store, "LOCK_TIMEOUT", 0.1)
+    monkeypatch.setattr(sample_store, "LOCK_TIMEOUT", 0.1)
     path = str(tmp_path / "h.db")
     with SampleStore.open(path) as history:
         history.add(samples(3))
@@ -120,7 +120,7 @@ def test_what_is_no_history_is_left_as_it_is(tmp_path: Path) -> None:
 def test_a_process_that_is_killed_loses_nothing_that_it_stored(tmp_path: Path) -> None:
     """It tells the number of what is stored after each commit, and is killed in the midst of one."""
     path = str(tmp_path / "h.db")
-    code = ("import sys\nfrom slurmdl.network.samples import LinkSample\nfrom slurmdl.network.store import Store\n"
+    code = ("import sys\nfrom slurmdl.links.samples import LinkSample\nfrom slurmdl.links.sample_store import Store\n"
             "with Store.open(sys.argv[1]) as history:\n    i = 0\n    while True:\n"
             "        history.add([LinkSample('node', 'n', 1e9 + i + k, 'probe', loss=0.0) for k in range(50)])\n"
             "        i += 50\n        print(i, flush=True)\n")
@@ -140,7 +140,7 @@ def test_a_process_that_is_killed_loses_nothing_that_it_stored(tmp_path: Path) -
 
 def test_readers_see_the_old_or_the_new_file_only(tmp_path: Path) -> None:
     path = tmp_path / "scores.json"
-    code = ("import sys\nfrom slurmdl.network.store import publish\ni = 0\n"
+    code = ("import sys\nfrom slurmdl.links.sample_store import publish\ni = 0\n"
             "while True:\n    publish(sys.argv[1], str(i % 10) * 100_000)\n    i += 1\n")
     publish_file(str(path), "0" * 100_000)
     child = subprocess.Popen([sys.executable, "-c", code, str(path)])

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from slurmdl import file_trust
 from slurmdl.errors import InputError
-from slurmdl.network import trust
 
 #: a user of no machine, and one more
 OTHER, SITE = 64001, 64002
@@ -32,7 +32,7 @@ def place(tmp_path: Path) -> Path:
 
 def seen_by(user: int, path: Path, owner: str = "") -> str:
     """What a process of another user says of the file: "read", or the error."""
-    code = ("import os, sys; from slurmdl.network.trust import trusted_text; from slurmdl.errors import InputError\n"
+    code = ("import os, sys; from slurmdl.file_trust import trusted_text; from slurmdl.errors import InputError\n"
             "os.setgroups([]); os.setgid(int(sys.argv[1])); os.setuid(int(sys.argv[1]))\n"
             "try:\n    trusted_text(sys.argv[2], sys.argv[3]); print('read')\n"
             "except InputError as error:\n    print(error)")
@@ -127,7 +127,7 @@ def test_a_file_that_was_replaced_after_it_was_opened_is_the_one_that_is_judged(
     opened = os.open(forged, os.O_RDONLY)
     os.replace(place / "scores.json", forged)
     with pytest.raises(InputError, match=f"user {OTHER} owns it"):
-        trust.read_trusted_text(f"/proc/self/fd/{opened}")
+        file_trust.read_trusted_text(f"/proc/self/fd/{opened}")
     os.close(opened)
 
 
@@ -152,7 +152,7 @@ def test_samples_on_standard_input_are_those_of_whoever_made_the_pipe(place: Pat
         os.chown(place / "input", maker, maker)
         (place / "input").chmod(0o644)
         stdin = os.open(place / "input", os.O_RDONLY)
-    code = "import sys; from slurmdl.network import trust; print(trust.trusted_lines('-', sys.argv[1]))"
+    code = "import sys; from slurmdl.links import trust; print(trust.trusted_lines('-', sys.argv[1]))"
     done = subprocess.run([sys.executable, "-c", code, owner], stdin=stdin, capture_output=True, text=True,
                           check=False, timeout=60)
     os.close(stdin)
@@ -167,18 +167,18 @@ def test_what_is_no_file_is_refused_at_once(tmp_path: Path) -> None:
     for path, says in ((tmp_path, "cannot be read"), (tmp_path / "pipe", "no regular file"),
                        (tmp_path / "missing", "cannot be read"), (Path("/dev/zero"), "no regular file")):
         with pytest.raises(InputError, match=says):
-            trust.read_trusted_text(str(path))
+            file_trust.read_trusted_text(str(path))
     with pytest.raises(InputError, match="NUL"):
-        trust.read_trusted_text("a\0b")
+        file_trust.read_trusted_text("a\0b")
 
 
 def test_what_is_too_large_or_no_text_is_refused(tmp_path: Path) -> None:
     large = tmp_path / "large"
     with large.open("wb") as file:
-        file.truncate(trust.MAX_FILE_BYTES + 1)
+        file.truncate(file_trust.MAX_FILE_BYTES + 1)
     large.chmod(0o600)
     with pytest.raises(InputError, match="more than"):
-        trust.read_trusted_text(str(large))
+        file_trust.read_trusted_text(str(large))
     large.write_bytes(b"\xff\xfe")
     with pytest.raises(InputError, match="UTF-8"):
-        trust.read_trusted_text(str(large))
+        file_trust.read_trusted_text(str(large))

@@ -13,22 +13,21 @@ from hypothesis import strategies as st
 from placing import two_level
 from simulating import needs_simgrid
 
-from slurmdl import buckets
+from slurmdl import comm_layout
 from slurmdl.cli.main import main
-from slurmdl.graphs import GRAPHS
-from slurmdl.network.model import LinkScore, LinkScores
-from slurmdl.placement.cost import NetworkLinks, network_links
+from slurmdl.gossip_graphs import GRAPHS
+from slurmdl.links.link_scores import LinkScore, LinkScores
+from slurmdl.placement.iteration_cost import NetworkLinks, network_links
 from slurmdl.simulate import predict as predicting
 from slurmdl.simulate.compare import SimulatedJob
-from slurmdl.simulate.flows import MERGE_ABOVE, flow_phases
-from slurmdl.simulate.network import SimulatedNetwork
+from slurmdl.simulate.network_flows import MERGE_ABOVE, SimulatedNetwork, flow_phases
 from slurmdl.simulate.predict import Prediction, predict_step, step_end_times, zones_of_ranks
-from slurmdl.simulate.training import FORWARD_SHARE, PACKED_ELEMENT_BYTES, SHARD_BLOCK, TrainingWorkload
+from slurmdl.simulate.workload import FORWARD_SHARE, PACKED_ELEMENT_BYTES, SHARD_BLOCK, TrainingWorkload
 from slurmdl.topology import example
-from slurmdl.topology.model import Topology
+from slurmdl.topology.topology import Topology
 from slurmdl.train.compressors import COMPRESSORS
-from slurmdl.train.strategies import servers
-from slurmdl.train.trainer import task
+from slurmdl.train.strategies import parameter_server
+from slurmdl.train.trainer import workloads
 
 #: bytes/s of a node's link and of an uplink, and seconds of each link
 NODE, UPLINK, DELAY = 1e6, 5e5, 1e-3
@@ -79,8 +78,8 @@ def test_closed_forms(detail: str) -> None:
     assert seconds(pair, "a", "d") == pytest.approx(0.5 + SIZE / UPLINK + far)
     # each of n ranks sends 2 (n - 1) / n of each bucket, in turns
     ring = TrainingWorkload("allreduce", PARAMETERS)
-    turns = 2 * sum(1 if detail == "messages" and start < buckets.DIRECT_ELEMENTS else 2
-                    for start in buckets.bucket_starts(PARAMETERS))
+    turns = 2 * sum(1 if detail == "messages" and start < comm_layout.DIRECT_ELEMENTS else 2
+                    for start in comm_layout.bucket_starts(PARAMETERS))
     assert seconds(ring, "a", "b", "c") == pytest.approx(4 / 3 * SIZE / NODE + turns * near, rel=1e-4)
     # one server pulls and pushes the model to each of three workers
     server = TrainingWorkload("ps", PARAMETERS, 1, compute_seconds=1.0)
@@ -148,7 +147,7 @@ def test_nodes_that_are_alike_stand_for_each_other(monkeypatch: pytest.MonkeyPat
     training = TrainingWorkload("ps", 4_000_000, 4)
     assert MERGE_ABOVE > 4 * 60
     alone = predict_step(training, nodes, place, granularity="flows")
-    monkeypatch.setattr("slurmdl.simulate.flows.MANY", 1)
+    monkeypatch.setattr("slurmdl.simulate.network_flows.MANY", 1)
     its = SimulatedNetwork(nodes)
     taken = flow_phases(training, nodes, its, place, zones_of_ranks(nodes, place), 1)
     assert max(len(phase.size) for phase in taken) <= 4 * 8
@@ -197,20 +196,20 @@ def test_placed_is_never_slower_than_random(strategy: str) -> None:
 def test_sizes_are_those_of_the_trainer() -> None:
     for name, its in COMPRESSORS.items():
         assert PACKED_ELEMENT_BYTES[name] * (1 << 20) == its.packed_bytes(1 << 20), name
-    assert (SHARD_BLOCK, FORWARD_SHARE) == (servers.SHARD_BLOCK, task.FORWARD_SHARE)
+    assert (SHARD_BLOCK, FORWARD_SHARE) == (parameter_server.SHARD_BLOCK, workloads.FORWARD_SHARE)
     for size, count in ((1_000, 3), (25_000_000, 16), (7 * SHARD_BLOCK + 5, 7)):
-        found = [part.stop - part.start for part in servers.split_by_speed(size, [1.0] * count)]
+        found = [part.stop - part.start for part in parameter_server.split_by_speed(size, [1.0] * count)]
         assert TrainingWorkload("ps", size, count).shard_sizes() == found
 
 
 @given(st.integers(1, 30_000_000))
 def test_buckets_grow_and_one_ends_where_those_end_that_are_exchanged_at_once(size: int) -> None:
-    edges = [*buckets.bucket_starts(size), size]
+    edges = [*comm_layout.bucket_starts(size), size]
     lengths = np.diff(edges)
-    assert edges[0] == 0 and (lengths > 0).all() and lengths.max() <= 1.5 * buckets.MAX_BUCKET_ELEMENTS
-    assert lengths[0] <= min(size, buckets.FIRST_BUCKET_ELEMENTS)
-    assert lengths[0] >= min(size, buckets.FIRST_BUCKET_ELEMENTS, max(buckets._MIN_FIRST_BUCKET_ELEMENTS, size / 2))
-    assert size <= buckets.DIRECT_ELEMENTS or buckets.DIRECT_ELEMENTS in edges
+    assert edges[0] == 0 and (lengths > 0).all() and lengths.max() <= 1.5 * comm_layout.MAX_BUCKET_ELEMENTS
+    assert lengths[0] <= min(size, comm_layout.FIRST_BUCKET_ELEMENTS)
+    assert lengths[0] >= min(size, comm_layout.FIRST_BUCKET_ELEMENTS, max(comm_layout._MIN_FIRST_BUCKET_ELEMENTS, size / 2))
+    assert size <= comm_layout.DIRECT_ELEMENTS or comm_layout.DIRECT_ELEMENTS in edges
 
 
 def test_buckets_cover_the_model_from_its_end() -> None:

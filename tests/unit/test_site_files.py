@@ -14,8 +14,8 @@ import pytest
 import yaml
 
 from slurmdl import config, dl_options
+from slurmdl.cli.links import COMMANDS as SCORE_COMMANDS
 from slurmdl.cli.main import COMMANDS
-from slurmdl.cli.score import COMMANDS as SCORE_COMMANDS
 from slurmdl.errors import EXIT_STATUS_MEANINGS, InputError
 
 ROOT = Path(__file__).parents[2]

@@ -13,11 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from placing import SCORES, two_level
 
-from slurmdl import dl_options, getopt, plan
+from slurmdl import dl_options, plan
 from slurmdl.dl_options import DlOptions
 from slurmdl.errors import InputError, PlacementError, UnavailableError, UsageError
-from slurmdl.launch import layout, srun, srun_options, step
+from slurmdl.launch import srun, step_command
 from slurmdl.plan import Plan
+from slurmdl.slurm import getopt, srun_options, step_layout
 
 PLAN = Plan("ps", ("n2", "n1", "n1", "n3", "n2", "n4"), ("ps", "worker", "worker", "worker", "ps", "worker"),
             {"n1": ("core", "zoneA"), "n3": ("core", "zoneA"), "n2": ("core", "zoneB"), "n4": ("core", "zoneB")})
@@ -28,7 +29,7 @@ def parse(*words: str) -> getopt.CommandLine:
                                      **srun_options.LONG_OPTIONS, **dl_options.LONG_OPTIONS, "launcher": "yes"})
 
 
-def shown(made: step.StepCommand) -> str:
+def shown(made: step_command.StepCommand) -> str:
     """Command line, one word a line, and the files; variables by name only, as their text is tested by running it."""
     lines = made.argv_with_files(lambda file: file.name)
     files = [f"--- {file.name}\n{file.text}" for file in made.inline_files()]
@@ -38,25 +39,25 @@ def shown(made: step.StepCommand) -> str:
 def test_command_line_of_srun(golden):
     line = parse("-lun", "6", "--dl-ps=2", "-N4", "--ntasks-per-node=2", "-c", "2", "-w", "n[1-4]", "--mem", "1G",
                  "--mpi=pmix", "program", "a  b", "-n", "")
-    made = step.srun_command(line, PLAN, [], step.task_variables(PLAN), {"SLURM_JOB_NAME": "mine"})
+    made = step_command.srun_command(line, PLAN, [], step_command.task_variables(PLAN), {"SLURM_JOB_NAME": "mine"})
     golden("srun/options.txt", shown(made))
 
 
 def test_command_line_of_several_programs(golden, tmp_path):
     path = tmp_path / "programs"
     path.write_text("# a comment\n0,2-3 first %t 'quoted  text'\n  4 second \\\n  * of the line before\n\n* third\n")
-    made = step.srun_command(parse("-n6", "--multi-prog", str(path), "more"), PLAN, ["--mpi=pmix"], {}, {})
+    made = step_command.srun_command(parse("-n6", "--multi-prog", str(path), "more"), PLAN, ["--mpi=pmix"], {}, {})
     golden("srun/multi_prog.txt", shown(made))
 
 
 def test_command_line_of_mpirun(golden):
     line = parse("-n", "6", "--launcher=mpirun", "program", "argument")
-    golden("srun/mpirun.txt", shown(step.mpirun_command(line, PLAN, step.task_variables(PLAN), {})))
+    golden("srun/mpirun.txt", shown(step_command.mpirun_command(line, PLAN, step_command.task_variables(PLAN), {})))
 
 
 def test_command_line_of_an_mpirun_with_ulfm():
     line = parse("-n", "6", "--launcher=mpirun", "program", "argument")
-    words = [list(step.mpirun_command(line, PLAN, {}, {}, ulfm).argv) for ulfm in (False, True)]
+    words = [list(step_command.mpirun_command(line, PLAN, {}, {}, ulfm).argv) for ulfm in (False, True)]
     at = words[1].index("--with-ft")
     assert words[1][at:at + 2] == ["--with-ft", "ulfm"]
     assert words[1][:at] + words[1][at + 2:] == words[0]
@@ -78,44 +79,44 @@ def program(path: Path, text: str) -> None:
 
 def test_options_that_mpirun_has_not():
     with pytest.raises(PlacementError, match="--label"):
-        step.mpirun_command(parse("--label", "program"), PLAN, {}, {})
+        step_command.mpirun_command(parse("--label", "program"), PLAN, {}, {})
 
 
 def test_the_step_is_named_for_the_program_unless_the_user_names_it():
-    assert "--job-name=program" in step.srun_command(parse("/bin/program"), PLAN, [], {}, {}).argv
-    assert step.srun_command(parse("-J", "mine", "program"), PLAN, [], {}, {}).argv[:3] == ("srun", "-J", "mine")
+    assert "--job-name=program" in step_command.srun_command(parse("/bin/program"), PLAN, [], {}, {}).argv
+    assert step_command.srun_command(parse("-J", "mine", "program"), PLAN, [], {}, {}).argv[:3] == ("srun", "-J", "mine")
 
 
 def test_a_missing_file_of_programs():
     with pytest.raises(PlacementError, match="no-such-file"):
-        step.srun_command(parse("--multi-prog", "no-such-file"), PLAN, [], {}, {})
+        step_command.srun_command(parse("--multi-prog", "no-such-file"), PLAN, [], {}, {})
 
 
 def test_a_program_of_the_working_directory(tmp_path, monkeypatch):
     (tmp_path / "program").touch()
     monkeypatch.chdir(tmp_path)
-    assert step.srun_command(parse("program"), PLAN, [], {}, {"PATH": "/nowhere"}
+    assert step_command.srun_command(parse("program"), PLAN, [], {}, {"PATH": "/nowhere"}
                              ).argv[-1] == str(tmp_path / "program")
-    assert step.srun_command(parse("sh"), PLAN, [], {}, {"PATH": "/bin"}).argv[-1] == "sh"
+    assert step_command.srun_command(parse("sh"), PLAN, [], {}, {"PATH": "/bin"}).argv[-1] == "sh"
 
 
 def test_a_long_plan_is_a_file(tmp_path):
     nodes = tuple(f"{os.urandom(6).hex()}" for _ in range(12_000))
     large = Plan("gossip", nodes, ("worker",) * len(nodes), dict.fromkeys(nodes, ("leaf",)))
-    long = step.StepCommand(("srun",), step.task_variables(large))
+    long = step_command.StepCommand(("srun",), step_command.task_variables(large))
     assert long.environ_set["SLURMDL_ZONE_RANKS"] == "leaf:0-11999;"
-    kept = step.with_plan_file(long, str(tmp_path / "plans"))
+    kept = step_command.with_plan_file(long, str(tmp_path / "plans"))
     assert kept.environ_set["SLURMDL_PLAN"] == f"file:{kept.plan_file}"
     assert plan.plan_from_environ(kept.environ_set) == large
-    assert step.with_plan_file(kept, "/nowhere") == kept
+    assert step_command.with_plan_file(kept, "/nowhere") == kept
     (tmp_path / "file").touch()
     with pytest.raises(PlacementError, match="plan_dir"):
-        step.with_plan_file(long, str(tmp_path / "file"))
+        step_command.with_plan_file(long, str(tmp_path / "file"))
 
 
 @given(st.sets(st.integers(0, 60)))
 def test_fold(ranks):
-    text = step.fold_ranks(sorted(ranks))
+    text = step_command.fold_ranks(sorted(ranks))
     back = [i for part in text.split(",") if part
             for i in range(int(part.split("-")[0]), int(part.split("-")[-1]) + 1)]
     assert back == sorted(ranks)
@@ -128,12 +129,12 @@ SHELLS = [shell for shell in (("/bin/sh",), ("/bin/dash",), ("/bin/bash", "--pos
 def task(shell, words: list[str], rank: int, environ: dict[str, str] | None = None) -> subprocess.CompletedProcess:
     """Run the tasks' shell as srun would run it for one rank of PLAN."""
     node = sorted(set(PLAN.nodes)).index(PLAN.nodes[rank])
-    made = step.srun_command(parse("-n6", *words), PLAN, [], step.task_variables(PLAN),
+    made = step_command.srun_command(parse("-n6", *words), PLAN, [], step_command.task_variables(PLAN),
                      {"SLURM_JOB_NAME": "mine"})
     told = {"PATH": os.environ["PATH"], "SLURM_PROCID": str(rank), "SLURM_NODEID": str(node),
             "SLURM_LOCALID": str(PLAN.nodes[:rank].count(PLAN.nodes[rank])), "SLURM_STEP_ID": "3",
             "SLURM_STEP_TASKS_PER_NODE": "2(x2),1(x2)", "SLURM_DISTRIBUTION": "arbitrary", "SLURM_JOB_NAME": "sh"}
-    return subprocess.run([*shell, *step.TASK_SHELL[1:], *words], env={**told, **made.environ_set, **(environ or {})},
+    return subprocess.run([*shell, *step_command.TASK_SHELL[1:], *words], env={**told, **made.environ_set, **(environ or {})},
                           capture_output=True, text=True, check=False, timeout=20)
 
 
@@ -161,9 +162,9 @@ def test_variables_of_the_user_stay_and_ours_are_known():
     done = task(("/bin/sh",), ["env"], 3, {"RANK": "7", "MASTER_ADDR": ""})
     found = dict(line.split("=", 1) for line in done.stdout.splitlines())
     assert (found["RANK"], found["MASTER_ADDR"], found["WORLD_SIZE"]) == ("7", "", "6")
-    ours = step.inherited_variables(found)
+    ours = step_command.inherited_variables(found)
     assert "WORLD_SIZE" in ours and "RANK" not in ours and "MASTER_ADDR" not in ours
-    inner = step.StepCommand((), environ_unset=ours).apply_to_environ(found)
+    inner = step_command.StepCommand((), environ_unset=ours).apply_to_environ(found)
     assert not [name for name in inner if name.startswith("SLURMDL_")] and inner["RANK"] == "7"
 
 
@@ -180,8 +181,8 @@ def test_the_program_gets_its_words_and_gives_its_status(shell):
 
 def test_bash_where_names_are_none_for_the_shell():
     odd = {"BASH_FUNC_f%%": "() { :; }"}
-    assert step.TASK_SHELL[0] in step.srun_command(parse("p"), PLAN, [], {}, {"PLAIN_1": ""}).argv
-    assert ("/bin/bash" in step.srun_command(parse("p"), PLAN, [], {}, odd).argv) == Path("/bin/bash").exists()
+    assert step_command.TASK_SHELL[0] in step_command.srun_command(parse("p"), PLAN, [], {}, {"PLAIN_1": ""}).argv
+    assert ("/bin/bash" in step_command.srun_command(parse("p"), PLAN, [], {}, odd).argv) == Path("/bin/bash").exists()
 
 
 CONFIG = """Configuration data as of 2026-01-05T10:00:00
@@ -267,13 +268,13 @@ def test_an_mpirun_that_has_lost_a_node_has_failed(tmp_path, text, status):
 
 
 def test_the_plan_tells_what_a_byte_costs_between_zones():
-    laid = layout.StepLayout((("n1", 2), ("n2", 1)))
+    laid = step_layout.StepLayout((("n1", 2), ("n2", 1)))
     made, _ = srun._build_plan(laid, two_level(["n1"], ["n2"]), SCORES, DlOptions())
     assert made.costs == {"z0|z0": 1e-3, "z0|z1": 0.02, "z1|z1": 1e-3}
 
 
 def test_the_plan_tells_the_pattern_but_no_file():
-    laid, topology = layout.StepLayout((("n1", 2), ("n2", 1))), two_level(["n1"], ["n2"])
+    laid, topology = step_layout.StepLayout((("n1", 2), ("n2", 1))), two_level(["n1"], ["n2"])
     asked = DlOptions("gossip", comm_pattern="exponential")
     assert srun._build_plan(laid, topology, SCORES, asked)[0].comm_pattern == "exponential"
     assert srun._build_plan(laid, topology, SCORES, DlOptions())[0].comm_pattern == ""
@@ -282,7 +283,7 @@ def test_the_plan_tells_the_pattern_but_no_file():
 def test_the_plan_of_matrices_names_no_pattern(tmp_path):
     file = tmp_path / "flow.csv"
     file.write_text("0,1,0\n0,0,1\n1,0,0\n")
-    laid = layout.StepLayout((("n1", 2), ("n2", 1)))
+    laid = step_layout.StepLayout((("n1", 2), ("n2", 1)))
     made, _ = srun._build_plan(laid, two_level(["n1"], ["n2"]), SCORES, DlOptions("gossip", comm_pattern=str(file)))
     assert made.comm_pattern == ""
 

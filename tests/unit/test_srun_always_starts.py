@@ -21,10 +21,11 @@ from types import CodeType, FrameType
 import pytest
 
 import slurmdl
-from slurmdl import config, dl_options, plan, process
+from slurmdl import config, dl_options, plan
 from slurmdl.errors import InputError
-from slurmdl.launch import mark, srun, step
-from slurmdl.placement.ranks import rankmap
+from slurmdl.launch import srun, step_command, submission_record
+from slurmdl.placement.ranks import rank_orders
+from slurmdl.slurm import process
 
 PACKAGE = os.path.dirname(slurmdl.__file__)
 NODES = 4
@@ -114,7 +115,7 @@ def test_whatever_a_configuration_file_holds_the_step_starts(job, text):
 
 def test_options_of_the_submission_hold_where_the_configuration_is_broken(job):
     job.configuration.write_text("planned: 1\n")
-    strict = mark.new_record(dl_options.DlOptions(strict=True), {}).to_env_value()
+    strict = submission_record.new_record(dl_options.DlOptions(strict=True), {}).to_env_value()
     done = job.start(*WORDS, SLURMDL_REQUEST=strict)
     assert (done.returncode, done.stdout) == (65, "")
 
@@ -135,7 +136,7 @@ def test_the_mpi_is_chosen_without_a_map(job):
 
 def test_an_environment_that_is_too_long_with_a_map_is_not_too_long_without(job, monkeypatch):
     """The kernel takes no variable of more than 128 KiB."""
-    monkeypatch.setattr(step, "task_variables", lambda _: {"SLURMDL_ZONE_RANKS": "x" * 2**18})
+    monkeypatch.setattr(step_command, "task_variables", lambda _: {"SLURMDL_ZONE_RANKS": "x" * 2**18})
     become = process.exec_program
 
     def record(argv: list[str], environ: dict[str, str]) -> None:
@@ -259,12 +260,12 @@ def test_a_port_that_is_in_use_is_not_chosen(monkeypatch, family, address):
         taken = server.getsockname()[1]
         drawn = [taken - 10_000, taken - 10_000, 21_999]
         monkeypatch.setattr(secrets, "randbelow", lambda below: drawn.pop(0) if below == 22_000 else 0)
-        assert step.pick_free_port() == 31_999
+        assert step_command.pick_free_port() == 31_999
 
 
 def test_the_port_does_not_follow_from_the_job():
     chosen = plan.Plan("gossip", ("n1",), ("worker",), {})
-    ports = {int(step.task_variables(chosen)["SLURMDL_PORT"]) for _ in range(50)}
+    ports = {int(step_command.task_variables(chosen)["SLURMDL_PORT"]) for _ in range(50)}
     assert len(ports) > 40
     assert all(10_000 <= port < 32_768 for port in ports)
 
@@ -286,7 +287,7 @@ class Calls:
         if event != "call" or not frame.f_code.co_filename.startswith(PACKAGE):
             return
         self.inside = (
-    self.inside or frame.f_code is mark.read_record.__code__) and frame.f_code is not srun._exec_step.__code__
+    self.inside or frame.f_code is submission_record.read_record.__code__) and frame.f_code is not srun._exec_step.__code__
         if not self.inside or frame.f_back is None:
             return
         site = frame.f_back.f_code, frame.f_back.f_lineno, frame.f_code
@@ -317,13 +318,13 @@ def started(monkeypatch) -> Callable[[list[str], dict[str, str]], None]:
     return become
 
 
-LATE = mark.SubmissionRecord(
+LATE = submission_record.SubmissionRecord(
     dl_options.DlOptions(),
     "",
     1,
     os.uname().nodename.partition(".")[0],
     {},
-    mark.RequestedSize(
+    submission_record.RequestedSize(
         NODES - 1))
 JOBS = {"mapped": {}, "with fewer nodes than it has": {"SLURMDL_REQUEST": LATE.to_env_value(), "SLURM_NTASKS": "3"}}
 
@@ -342,7 +343,7 @@ def test_a_fault_at_any_call_costs_the_map_and_not_the_step(job, started, capfd,
     assert isinstance(whole, Started), whole
     assert "--distribution=arbitrary" in whole.args[0]
     assert len(path.sites) > 100
-    assert {each.__code__ for each in (mark.read_record, config.load_config, rankmap.best_rank_map, step.srun_command)} <= {
+    assert {each.__code__ for each in (submission_record.read_record, config.load_config, rank_orders.best_rank_map, step_command.srun_command)} <= {
         called for _, _, called in path.sites}
     capfd.readouterr()
     for fault, site in zip(itertools.cycle(FAULTS), path.sites, strict=False):

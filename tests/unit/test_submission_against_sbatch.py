@@ -9,8 +9,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from slurmdl import sbatch_options
 from slurmdl.launch import submission
+from slurmdl.slurm import sbatch_options
 
 pytestmark = pytest.mark.skipif(shutil.which("sbatch") is None, reason="needs the program sbatch (slurm-client)")
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from slurmdl import process
 from slurmdl.cli.main import main
-from slurmdl.launch import mark, sbatch
+from slurmdl.launch import sbatch, submission_record
+from slurmdl.slurm import process
 
 PACKAGE = str(Path(sbatch.__file__).parents[1])
 SCRIPT = "#!/bin/sh\n#SBATCH -N 2\n#DL --dl-strategy=gossip\nslurmdl srun true\n"
@@ -149,7 +149,7 @@ def test_whatever_a_configuration_file_holds_the_job_is_submitted(text, site, ca
     file.write_text(text)
     found = submitted("-J", "x", "--dl-ps=1", "job.sh")
     assert found.argv == [f"{site}/sbatch", "-J", "x", "job.sh"]
-    marked = mark.parse_record(found.env[mark.ENV_VARIABLE])
+    marked = submission_record.parse_record(found.env[submission_record.ENV_VARIABLE])
     assert (marked.options.strategy, marked.options.ps) == ("ps", 1), "the job is told what its user asked for"
     said = capsys.readouterr().err
     assert said.count("\n") == 1 and len(said) < 1000
@@ -182,7 +182,7 @@ def test_a_later_configuration_sets_aside_what_does_not_go_with_it(site):
 @pytest.mark.parametrize("inherited", ["[" * 100_000, '{"version":1,"pid":Infinity,"dl":{},'
                                                                 '"submitter":"","host":""}'])
 def test_an_inherited_mark_of_any_form_refuses_nothing(inherited, site, monkeypatch):
-    monkeypatch.setenv(mark.ENV_VARIABLE, inherited)
+    monkeypatch.setenv(submission_record.ENV_VARIABLE, inherited)
     assert "--prefer" in submitted("--dl-place=pack", "job.sh").argv[1]
 
 
@@ -222,7 +222,7 @@ def test_directives_of_any_length_are_submitted(lines, added, said, strategy, si
     assert added or words == "<-J><x><job.sh>"
     assert said in done.stderr and bool(done.stderr) == bool(said) and len(done.stderr) < 10_000
     text = (site / "mark").read_text()
-    assert (mark.parse_record(text).options.strategy if text else None) == strategy
+    assert (submission_record.parse_record(text).options.strategy if text else None) == strategy
 
 
 @pytest.mark.parametrize("shell", ['"$@" <&-', '"$@" >&-', '"$@" 2>&-', '"$@" 2>/dev/full', '"$@" <&- >&- 2>&-'])

@@ -9,7 +9,7 @@ import pytest
 
 from slurmdl.config import Config
 from slurmdl.errors import InputError, UnavailableError
-from slurmdl.launch import srun, survey
+from slurmdl.launch import cluster_state, srun
 
 DATA = Path(__file__).parent / "data"
 
@@ -34,7 +34,7 @@ def test_topology_of_the_partition(cluster: Path, from_file: bool, partitions: t
                                    expected: str) -> None:
     if from_file:
         shutil.copy(DATA / "topology-26.05.5.yaml", cluster / "topology.yaml")
-    seen = survey.load_cluster_state(Config(), "auto", partitions)
+    seen = cluster_state.load_cluster_state(Config(), "auto", partitions)
     assert seen.topology.name == expected
     assert seen.topology.source == (str(cluster / "topology.yaml") if from_file else "scontrol show topoconf")
     assert len(seen.cluster.nodes) == 10
@@ -52,11 +52,11 @@ def test_a_step_takes_the_zones_of_its_partition(cluster: Path, partition: str, 
 def test_a_topology_that_is_not_there(cluster: Path) -> None:
     (cluster / "topology.yaml").write_text("topology: other\nflat: true\n")
     with pytest.raises(InputError, match="no topology is named 'blocks'; valid: other"):
-        survey.load_cluster_state(Config(), "auto", ("blocks",))
+        cluster_state.load_cluster_state(Config(), "auto", ("blocks",))
 
 
 def test_no_topology_at_all(cluster: Path) -> None:
     text = (cluster / "answer").read_text()
     (cluster / "answer").write_text(text[:text.index("scontrol: show topoconf")])
     with pytest.raises(UnavailableError, match="no topology"):
-        survey.load_cluster_state(Config(), "auto")
+        cluster_state.load_cluster_state(Config(), "auto")

@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 
 from slurmdl.errors import InputError
-from slurmdl.topology import conf, scontrol
-from slurmdl.topology.model import Topology
+from slurmdl.topology import scontrol_topology, topology_conf
+from slurmdl.topology.topology import Topology
 
 
 def parsed(tmp_path: Path, blocks: int, sizes: str = "", nodes: int = 4) -> Topology:
     lines = [f"BlockName=b{i} Nodes=n[{i * nodes}-{i * nodes + nodes - 1}]" for i in range(1, blocks + 1)]
     path = tmp_path / "topology.conf"
     path.write_text("\n".join([*lines, f"BlockSizes={sizes}" if sizes else "", ""]))
-    return conf.parse_topology_conf(str(path))
+    return topology_conf.parse_topology_conf(str(path))
 
 
 @pytest.mark.parametrize(("blocks", "sizes", "aggregates"), [
@@ -45,7 +45,7 @@ def test_aggregates_of_neighbours(tmp_path: Path, blocks: int, sizes: str, aggre
 def test_the_order_of_the_lines_counts(tmp_path: Path) -> None:
     path = tmp_path / "topology.conf"
     path.write_text("BlockName=b3 Nodes=c\nBlockName=b1 Nodes=a\nBlockName=b2 Nodes=b\nBlockSizes=1,2\n")
-    assert conf.parse_topology_conf(str(path)).path_of("c") == ("b[3,1]", "b3")
+    assert topology_conf.parse_topology_conf(str(path)).path_of("c") == ("b[3,1]", "b3")
 
 
 @pytest.mark.parametrize("sizes", ["4,12", "4,6", "8,4", "4,131073", f"1,{2**16}"])
@@ -59,16 +59,16 @@ def test_a_block_smaller_than_the_base_is_refused_an_empty_one_is_not(tmp_path: 
     path = tmp_path / "topology.conf"
     path.write_text('BlockName=b1 Nodes=n[1-2]\nBlockName=b2 Nodes=""\nBlockName=b3 Nodes=n3\nBlockSizes=2\n')
     with pytest.raises(InputError, match="'b3' has 1 nodes; a block has at least the 2 of BlockSizes") as caught:
-        conf.parse_topology_conf(str(path))
+        topology_conf.parse_topology_conf(str(path))
     assert caught.value.line == 3
     path.write_text('BlockName=b1 Nodes=""\nBlockName=b2 Nodes=n[1-2]\nBlockName=b3 Nodes=n3\n')
     with pytest.raises(InputError, match="the 2 of the first block"):
-        conf.parse_topology_conf(str(path))
+        topology_conf.parse_topology_conf(str(path))
 
 
 def test_the_controller_says_the_same_as_the_file(tmp_path: Path) -> None:
     filed = parsed(tmp_path, 4, "4,8")
-    told = scontrol.parse_show_topology("".join(
+    told = scontrol_topology.parse_show_topology("".join(
         [f"BlockName=b{i} BlockIndex={i - 1} Nodes=n[{i * 4}-{i * 4 + 3}] BlockSize=4\n" for i in range(1, 5)]
         + ["AggregatedBlock=b[1-2] BlockIndex=4 Nodes=n[4-11] BlockSize=8\n",
            "AggregatedBlock=b[3-4] BlockIndex=5 Nodes=n[12-19] BlockSize=8\n"]))
@@ -78,6 +78,6 @@ def test_the_controller_says_the_same_as_the_file(tmp_path: Path) -> None:
 def test_rings(tmp_path: Path) -> None:
     path = tmp_path / "topology.conf"
     path.write_text("RingName=r0 Nodes=n[1-4]\nRingName=r1 Nodes=n[5-8]\n")
-    topology = conf.parse_topology_conf(str(path))
+    topology = topology_conf.parse_topology_conf(str(path))
     assert (topology.kind, topology.zones, topology.level.tolist()) == ("ring", ("r0", "r1"), [0, 0])
     assert "each ring is taken as one zone" in topology.notes[0]

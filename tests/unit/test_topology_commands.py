@@ -10,10 +10,10 @@ from xml.etree import ElementTree
 import pytest
 
 from slurmdl.cli.main import main
-from slurmdl.topology import read
-from slurmdl.topology.drawing import svg_document
-from slurmdl.topology.model import Topology
-from slurmdl.topology.svg import MAX_DOTS, draw_topology
+from slurmdl.topology import load
+from slurmdl.topology.svg_layout import svg_document
+from slurmdl.topology.topology import Topology
+from slurmdl.topology.topology_svg import MAX_DOTS, draw_topology
 from slurmdl.topology.write import checked_hostlist
 
 EXAMPLES = Path(__file__).parents[2] / "topology"
@@ -117,7 +117,7 @@ def test_picture_of_the_example(golden: Golden) -> None:
 
 @pytest.mark.parametrize(("file", "names"), [("leaves.conf", 10_000), ("odd.conf", 13)])
 def test_pictures_tell_every_zone_and_node(file: str, names: int) -> None:
-    found = read.load_topology(file)
+    found = load.load_topology(file)
     root = ElementTree.fromstring(draw_topology(found))
     titles = [element.text or "" for element in root.iter("{http://www.w3.org/2000/svg}title")]
     assert set(found.nodes) <= set(titles)
@@ -140,8 +140,8 @@ def test_a_long_heading_takes_more_lines_and_moves_what_is_below() -> None:
 
 
 def test_a_node_without_a_zone_is_shown_and_drawn() -> None:
-    flat = read.load_topology("two.yaml", "none")
-    data = {**read.load_topology("topology.conf").to_json(), "nodes": ["n1", "lost"], "leaf": [0, -1]}
+    flat = load.load_topology("two.yaml", "none")
+    data = {**load.load_topology("topology.conf").to_json(), "nodes": ["n1", "lost"], "leaf": [0, -1]}
     assert "no zone" in draw_topology(Topology.from_json(data))
     assert "lost" in draw_topology(Topology.from_json(data))
     ElementTree.fromstring(draw_topology(flat))
@@ -150,7 +150,7 @@ def test_a_node_without_a_zone_is_shown_and_drawn() -> None:
 def test_a_picture_of_very_many_nodes_has_their_numbers() -> None:
     count = MAX_DOTS + 1
     Path("many.conf").write_text(f"SwitchName=s1 Nodes=n[1-{count}]\n")
-    assert f">{count} nodes<" in draw_topology(read.load_topology("many.conf"))
+    assert f">{count} nodes<" in draw_topology(load.load_topology("many.conf"))
 
 
 @pytest.mark.parametrize(("words", "status"), [
@@ -222,7 +222,7 @@ def test_convert(words: list[str], golden_name: str, capsys: pytest.CaptureFixtu
     golden(f"topology/convert-{golden_name}", text)
     golden(f"topology/convert-{golden_name}.lost.txt", said)
     Path(golden_name).write_text(text)
-    before, after = read.load_topology(words[0]), read.load_topology(golden_name)
+    before, after = load.load_topology(words[0]), load.load_topology(golden_name)
     assert {**before.to_json(), "source": "", "name": "", "notes": 0} == \
         {**after.to_json(), "source": "", "name": "", "notes": 0}
 
@@ -230,7 +230,7 @@ def test_convert(words: list[str], golden_name: str, capsys: pytest.CaptureFixtu
 def test_what_no_file_can_hold_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     topology("convert", "two.yaml", "--name=none", "--to=conf", status=65)
     assert "flat cannot stand in a topology.conf; valid: tree, block, ring" in capsys.readouterr().err
-    data = {**read.load_topology("topology.conf").to_json(), "zones": ["a b", "zoneB", "core"]}
+    data = {**load.load_topology("topology.conf").to_json(), "zones": ["a b", "zoneB", "core"]}
     Path("odd.json").write_text(json.dumps(data))
     topology("convert", "odd.json", "--to=yaml", "--output=out.yaml", status=65)
     assert "'a b' cannot stand in a hostlist" in capsys.readouterr().err

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from slurmdl.errors import InputError
-from slurmdl.topology import conf, read, scontrol, tree
-from slurmdl.topology.model import Topology
+from slurmdl.topology import load, scontrol_topology, text_tree, topology_conf
+from slurmdl.topology.topology import Topology
 
 DATA = Path(__file__).parent / "data"
 EXAMPLE = Path(__file__).parents[2] / "topology" / "topology.conf"
@@ -17,11 +17,11 @@ EXAMPLE = Path(__file__).parents[2] / "topology" / "topology.conf"
 def parsed(tmp_path: Path, text: str) -> Topology:
     path = tmp_path / "topology.conf"
     path.write_text(text)
-    return conf.parse_topology_conf(str(path))
+    return topology_conf.parse_topology_conf(str(path))
 
 
 def test_the_example() -> None:
-    topology = conf.parse_topology_conf(str(EXAMPLE))
+    topology = topology_conf.parse_topology_conf(str(EXAMPLE))
     assert topology.zones == ("zoneA", "zoneB", "core")
     assert topology.level.tolist() == [0, 0, 1]
     assert topology.path_of("n3") == ("core", "zoneA")
@@ -119,7 +119,7 @@ def test_refused_as_a_whole(tmp_path: Path, text: str, says: str) -> None:
 
 
 def test_the_controller_says_the_same_as_the_file(tmp_path: Path) -> None:
-    told = scontrol.parse_show_topology((DATA / "scontrol-22.05.8.txt").read_text())
+    told = scontrol_topology.parse_show_topology((DATA / "scontrol-22.05.8.txt").read_text())
     filed = parsed(tmp_path, "SwitchName=zoneA Nodes=n[1,3,5,7] LinkSpeed=10\nSwitchName=zoneB Nodes=n[2,4,6,8,9]\n"
                              "SwitchName=core Switches=zoneA,zoneB\n")
     assert {**told.to_json(), "source": ""} == {**filed.to_json(), "source": ""}
@@ -127,28 +127,28 @@ def test_the_controller_says_the_same_as_the_file(tmp_path: Path) -> None:
 
 def test_no_zone_from_the_controller() -> None:
     with pytest.raises(InputError, match="no zone"):
-        scontrol.parse_show_topology("scontrol: show topology\nscontrol: \n")
+        scontrol_topology.parse_show_topology("scontrol: show topology\nscontrol: \n")
 
 
 def test_found_beside_slurm_conf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_CONF", str(tmp_path / "slurm.conf"))
-    assert read.load_slurm_topology_file() is None
+    assert load.load_slurm_topology_file() is None
     (tmp_path / "topology.conf").write_text("SwitchName=s1 Nodes=n1\n")
-    found = read.load_slurm_topology_file()
+    found = load.load_slurm_topology_file()
     assert found is not None
     assert found.get().zones == ("s1",)
     (tmp_path / "topology.yaml").write_text("topology: new\ntree: {switches: [{switch: s2, nodes: n2}]}\n")
-    found = read.load_slurm_topology_file()
+    found = load.load_slurm_topology_file()
     assert found is not None
     assert (found.default, found.get("new").zones) == ("new", ("s2",))
 
 
 def test_json_and_back(tmp_path: Path) -> None:
-    topology = conf.parse_topology_conf(str(EXAMPLE))
+    topology = topology_conf.parse_topology_conf(str(EXAMPLE))
     again = Topology.from_json(topology.to_json())
     assert again.to_json() == topology.to_json()
 
 
 def test_text_tree() -> None:
-    assert tree.format_tree(conf.parse_topology_conf(str(EXAMPLE))).splitlines()[1:] == [
+    assert text_tree.format_tree(topology_conf.parse_topology_conf(str(EXAMPLE))).splitlines()[1:] == [
         "core     8 nodes", "  zoneA  4 nodes  n[1,3,5,7]", "  zoneB  4 nodes  n[2,4,6,8]"]

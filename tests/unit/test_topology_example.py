@@ -10,7 +10,7 @@ import pytest
 
 from slurmdl.cli.main import main
 from slurmdl.errors import UsageError
-from slurmdl.topology import example, read
+from slurmdl.topology import example, load
 
 FOLDER = Path(__file__).parents[2] / "topology"
 MARK = "# made by: slurmdl topology example "
@@ -32,7 +32,7 @@ def test_the_files_are_what_the_generator_prints(path: Path, capsys: pytest.Capt
     ("10000-nodes.conf", [500, 1], 10_000),
 ])
 def test_shapes(name: str, zones: list[int], nodes: int) -> None:
-    topology = read.load_topology(str(FOLDER / name))
+    topology = load.load_topology(str(FOLDER / name))
     assert np.bincount(topology.level).tolist() == zones
     assert (len(topology.nodes), len(set(topology.nodes))) == (nodes, nodes)
     assert topology.notes == ()
@@ -42,7 +42,7 @@ def test_shapes(name: str, zones: list[int], nodes: int) -> None:
 
 
 def test_two_topologies_in_one_file() -> None:
-    several = read.load_topologies(str(FOLDER / "several.yaml"))
+    several = load.load_topologies(str(FOLDER / "several.yaml"))
     assert (several.names, several.default) == (("fabric", "nvlink"), "fabric")
     fabric, nvlink = several.topologies
     assert fabric.nodes == nvlink.nodes
@@ -63,7 +63,7 @@ def test_every_form_reads_as_the_same(form: str, tmp_path: Path, capsys: pytest.
         assert main(["topology", "example", *shape, "--to", form]) == 0
         path = tmp_path / f"topology.{form}"
         path.write_text(capsys.readouterr().out)
-        made[shape[0]] = {**read.load_topology(str(path)).to_json(), "source": ""}
+        made[shape[0]] = {**load.load_topology(str(path)).to_json(), "source": ""}
     assert made["1x2x5x40"] == {**example.tree_topology((1, 2, 5, 40)).to_json(), "source": ""}
     assert made["6x24"] == {**example.block_topology((6, 24), (4, 8)).to_json(), "source": ""}
 

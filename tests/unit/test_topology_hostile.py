@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from slurmdl.errors import InputError
-from slurmdl.topology import scontrol
+from slurmdl.topology import scontrol_topology
 
 SECONDS, MEMORY = 2, 2**30
 
@@ -161,7 +161,7 @@ def test_what_is_no_file_of_text(tmp_path: Path, make: Callable[[Path], object],
 def test_numbers_of_the_controller_that_are_none(size: str) -> None:
     text = f"BlockName=b1 Nodes=n[1-2] BlockSize={size}\nBlockName=b2 Nodes=n[3-4] BlockSize=2 LinkSpeed={size}\n"
     try:
-        assert scontrol.parse_show_topology(text).zones[:2] == ("b1", "b2")
+        assert scontrol_topology.parse_show_topology(text).zones[:2] == ("b1", "b2")
     except InputError as error:
         assert "BlockSizes" in str(error)
 

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from slurmdl.errors import InputError, UnavailableError
 from slurmdl.topology import write
-from slurmdl.topology.build import ZoneDecl, build_topology
-from slurmdl.topology.model import MAX_LEVELS, Topology
-from slurmdl.topology.topologies import TopologySet
+from slurmdl.topology.source import ZoneDecl, build_topology
+from slurmdl.topology.topology import MAX_LEVELS, Topology, TopologySet
 
 
 @st.composite

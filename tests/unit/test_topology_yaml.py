@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from slurmdl.errors import InputError
-from slurmdl.topology import read, scontrol
-from slurmdl.topology.topologies import TopologySet
+from slurmdl.topology import load, scontrol_topology
+from slurmdl.topology.topology import TopologySet
 
 TREE = "topology: t\ntree: {switches: [{switch: s1, nodes: 'n[1-2]'}]}\n"
 
@@ -16,7 +16,7 @@ TREE = "topology: t\ntree: {switches: [{switch: s1, nodes: 'n[1-2]'}]}\n"
 def parsed(tmp_path: Path, text: str) -> TopologySet:
     path = tmp_path / "topology.yaml"
     path.write_text(text)
-    return read.load_topology_file(str(path))
+    return load.load_topology_file(str(path))
 
 
 def test_several_topologies(tmp_path: Path) -> None:
@@ -153,7 +153,7 @@ def test_the_controllers_own_dump() -> None:
     """The answer to `show topoconf` among those to other commands."""
     dump = "---\n- topology: a\n  cluster_default: false\n  flat: true\n" + "".join(
         f"  {line}" if i else f"- {line}" for i, line in enumerate(TREE.splitlines(keepends=True)))
-    told = scontrol.parse_scontrol_topologies(
+    told = scontrol_topology.parse_scontrol_topologies(
         f"scontrol: show topoconf\n{dump}scontrol: show topology\nSwitchName=x Nodes=n1\n")
     assert (told.names, told.get("t").zones, told.topologies[0].source) == (
         ("a", "t"), ("s1",), "scontrol show topoconf")
@@ -161,12 +161,12 @@ def test_the_controllers_own_dump() -> None:
 
 def test_a_dump_in_which_all_is_empty() -> None:
     """As 26.05.5 gives it where its file is topology.conf; `show topology` knows the zones."""
-    told = scontrol.parse_scontrol_topologies("scontrol: show topoconf\n%YAML 1.1\n---\n- topology: default\n"
+    told = scontrol_topology.parse_scontrol_topologies("scontrol: show topoconf\n%YAML 1.1\n---\n- topology: default\n"
                               "  cluster_default: false\n  block: {}\n  flat: {}\n  tree: {}\n...\n"
                               "scontrol: show topology\nSwitchName=x Level=0 LinkSpeed=1 Nodes=n[1-2]\n")
     assert (told.names, told.get().nodes, told.get().source) == (("default",), ("n1", "n2"), "scontrol show topology")
 
 
 def test_releases_without_show_topoconf() -> None:
-    told = scontrol.parse_scontrol_topologies("SwitchName=x Level=0 LinkSpeed=1 Nodes=n[1-2]\n")
+    told = scontrol_topology.parse_scontrol_topologies("SwitchName=x Level=0 LinkSpeed=1 Nodes=n[1-2]\n")
     assert (told.names, told.get().nodes, told.get().source) == (("default",), ("n1", "n2"), "scontrol show topology")

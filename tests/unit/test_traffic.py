@@ -7,13 +7,13 @@ import pytest
 from placing import SCORES, two_level
 
 from slurmdl.errors import PlacementError
-from slurmdl.network.model import LinkScores
-from slurmdl.placement.cost import network_links, predict_cost
-from slurmdl.placement.model import Cost
+from slurmdl.links.link_scores import LinkScores
+from slurmdl.placement.iteration_cost import network_links, predict_cost
+from slurmdl.placement.result import Cost
 from slurmdl.placement.traffic import Traffic
 from slurmdl.plan import COMM_PATTERNS
-from slurmdl.topology.build import ZoneDecl, build_topology
-from slurmdl.topology.model import Topology
+from slurmdl.topology.source import ZoneDecl, build_topology
+from slurmdl.topology.topology import Topology
 
 N = 1200.0
 

@@ -16,11 +16,11 @@ from training import noise, play, whole
 from virtual_ranks import flat
 
 from slurmdl.errors import InvalidRunError, TrainError, UsageError
-from slurmdl.train import combine, init
-from slurmdl.train.library.balance import MIN_STEPS_BETWEEN_CHANGES, ThroughputEstimator, WorkShares
-from slurmdl.train.library.deal import GlobalBatches
+from slurmdl.train import compatibility, init
+from slurmdl.train.library.load_balance import MIN_STEPS_BETWEEN_CHANGES, ThroughputEstimator, WorkShares
 from slurmdl.train.library.run import Run
-from slurmdl.train.method import StrategyConfig
+from slurmdl.train.library.sampling import GlobalBatches
+from slurmdl.train.strategy_config import StrategyConfig
 from slurmdl.train.trainer.options import Straggler, parse_train_options
 from slurmdl.train.trainer.trainer import train
 from slurmdl.train.transports import virtual
@@ -244,7 +244,7 @@ def test_a_loader_deals_every_sample_once_and_goes_on_from_a_position(method: St
     (StrategyConfig("gossip", "base", shared_memory=True, period=4, load_balance="steps"), "--balance steps: with --shared")])
 def test_what_cannot_be_balanced_is_refused(method: StrategyConfig, text: str) -> None:
     with pytest.raises(InvalidRunError) as refused:
-        combine.check_compatibility(method)
+        compatibility.check_compatibility(method)
     assert str(refused.value).startswith(text)
     assert "valid: " in str(refused.value)
 

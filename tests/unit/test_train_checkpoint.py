@@ -13,15 +13,15 @@ import pytest
 import torch
 from training import evenly
 
-from slurmdl import wholefile
+from slurmdl import files
 from slurmdl.errors import InvalidRunError, Preempted, TrainError
 from slurmdl.train import init
-from slurmdl.train.library import checkpoint, halt
+from slurmdl.train.library import checkpoint, checkpoint_coordinator
 from slurmdl.train.library.checkpoint import CheckpointDir, CorruptCheckpointError, Manifest
-from slurmdl.train.library.deal import GlobalBatches
 from slurmdl.train.library.run import Run
-from slurmdl.train.method import StrategyConfig
-from slurmdl.train.strategies.pieces import assemble_shard
+from slurmdl.train.library.sampling import GlobalBatches
+from slurmdl.train.strategies.shard_backup import assemble_shard
+from slurmdl.train.strategy_config import StrategyConfig
 from slurmdl.train.trainer.options import parse_train_options
 from slurmdl.train.trainer.trainer import train
 from slurmdl.train.transports import virtual
@@ -99,14 +99,14 @@ def test_told_to_stop_in_any_step(every: int, words: str, tmp_path: Path, monkey
     def signalled(run: Run, loss: float) -> None:
         record(run, loss)
         if run.step == 17 and run.rank == 2:
-            halt._on_signal(signal.SIGTERM, None)
+            checkpoint_coordinator._on_signal(signal.SIGTERM, None)
 
-    monkeypatch.setattr(halt, "_came", 0)
+    monkeypatch.setattr(checkpoint_coordinator, "_came", 0)
     monkeypatch.setattr(Run, "record", signalled)
     with pytest.raises(Preempted, match=rf"checkpoint of step \d+ in {tmp_path}; the same command goes on from it$"):
         figures(words, checkpoint=tmp_path, **further)
     monkeypatch.setattr(Run, "record", record)
-    monkeypatch.setattr(halt, "_came", 0)
+    monkeypatch.setattr(checkpoint_coordinator, "_came", 0)
     assert 17 <= CheckpointDir(str(tmp_path)).list_numbers()[0] < 40
     resumed = figures(words, checkpoint=tmp_path, **further)
     if words in SYNCHRONOUS.values():
@@ -120,21 +120,21 @@ def test_told_to_stop_in_any_step(every: int, words: str, tmp_path: Path, monkey
 def test_told_to_stop_again_and_again_while_checkpoints_are_made(words: str, tmp_path: Path,
                                                                  monkeypatch: pytest.MonkeyPatch) -> None:
     """As scancel does with each rank, and a user who is impatient: what is under way is not begun anew."""
-    write, begin, begun = CheckpointDir.write_rank_file, halt.CheckpointCoordinator._start_query, list[bool]()
+    write, begin, begun = CheckpointDir.write_rank_file, checkpoint_coordinator.CheckpointCoordinator._start_query, list[bool]()
 
     def then_signalled(folder: CheckpointDir, number: int, *its: Any) -> Any:
         if number >= 17:
-            halt._on_signal(signal.SIGTERM, None)
+            checkpoint_coordinator._on_signal(signal.SIGTERM, None)
         return write(folder, number, *its)
 
-    def counted(its: halt.CheckpointCoordinator, *under_way: int) -> None:
+    def counted(its: checkpoint_coordinator.CheckpointCoordinator, *under_way: int) -> None:
         # a promise that was not kept yet is one to a call that is under way
         begun.append(not its._query_open and bool(its._replies) and its._promised_step is not None)
         begin(its, *under_way)
 
-    monkeypatch.setattr(halt, "_came", 0)
+    monkeypatch.setattr(checkpoint_coordinator, "_came", 0)
     monkeypatch.setattr(CheckpointDir, "write", then_signalled)
-    monkeypatch.setattr(halt.CheckpointCoordinator, "_begin", counted)
+    monkeypatch.setattr(checkpoint_coordinator.CheckpointCoordinator, "_begin", counted)
     with pytest.raises(Preempted, match=rf"checkpoint of step \d+ in {tmp_path}; the same command goes on from it$"):
         figures(words, compute="replay:0.2", slow="3=4", checkpoint=tmp_path, checkpoint_every=1)
     assert begun
@@ -145,15 +145,15 @@ def test_told_to_stop_again_and_again_while_checkpoints_are_made(words: str, tmp
 def test_told_to_stop_after_a_periodic_checkpoint_was_decided(words: str, tmp_path: Path,
                                                               monkeypatch: pytest.MonkeyPatch) -> None:
     """The request comes too late for the checkpoint that is about to be made: the run stops at one more."""
-    decide, decided = halt.CheckpointCoordinator._decide, list[int]()
+    decide, decided = checkpoint_coordinator.CheckpointCoordinator._decide, list[int]()
 
-    def then_asked(its: halt.CheckpointCoordinator) -> None:
+    def then_asked(its: checkpoint_coordinator.CheckpointCoordinator) -> None:
         decide(its)
         decided.append(max(its._replies.values()))
         if len(decided) == 2:
-            its._on_message(its._workers[-1], halt._STOP_REQUEST, 0, False)
+            its._on_message(its._workers[-1], checkpoint_coordinator._STOP_REQUEST, 0, False)
 
-    monkeypatch.setattr(halt.CheckpointCoordinator, "_decide", then_asked)
+    monkeypatch.setattr(checkpoint_coordinator.CheckpointCoordinator, "_decide", then_asked)
     with pytest.raises(Preempted, match=rf"checkpoint of step \d+ in {tmp_path}; the same command goes on from it$"):
         figures(words, compute="replay:0.2", slow="3=4", checkpoint=tmp_path, checkpoint_every=8)
     assert len(decided) == 3
@@ -261,7 +261,7 @@ def test_a_spoilt_checkpoint_is_skipped(tmp_path: Path, capsys: pytest.CaptureFi
 
 
 def test_the_time_of_checkpoints_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sync = wholefile.fsync_dir
+    sync = files.fsync_dir
 
     def slow(folder: str) -> None:
         sync(folder)
@@ -271,7 +271,7 @@ def test_the_time_of_checkpoints_is_counted(tmp_path: Path, monkeypatch: pytest.
     make = virtual.VirtualTransport.__init__
     monkeypatch.setattr(virtual.VirtualTransport, "__init__", lambda self, *words: (virtual_ranks.append(self),
                                                                            make(self, *words))[1])
-    monkeypatch.setattr(wholefile, "sync", slow)
+    monkeypatch.setattr(files, "sync", slow)
     found = figures("--strategy allreduce", 1, 20, checkpoint=tmp_path, checkpoint_every=10)
     # three folders are brought to the disk for each checkpoint: of the part, of the manifest, and the whole
     assert found["checkpoint_seconds"] == pytest.approx(6.0)

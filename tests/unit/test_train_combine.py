@@ -11,8 +11,8 @@ from training import lost, noise, play
 
 from slurmdl.errors import InvalidRunError
 from slurmdl.plan import COMM_PATTERNS
-from slurmdl.train import combine
-from slurmdl.train.method import COMPRESSION_NAMES, TRIGGER_NAMES, StrategyConfig
+from slurmdl.train import compatibility
+from slurmdl.train.strategy_config import COMPRESSION_NAMES, TRIGGER_NAMES, StrategyConfig
 
 EVERY = [StrategyConfig(strategy, traffic, compression=compress, trigger=trigger, asynchronous=asynchronous, uses_mpi_allreduce=library)
          for strategy, patterns in COMM_PATTERNS.items() for traffic, compress, trigger, asynchronous, library in
@@ -21,7 +21,7 @@ EVERY = [StrategyConfig(strategy, traffic, compression=compress, trigger=trigger
 
 def legal(method: StrategyConfig) -> bool:
     try:
-        combine.check_compatibility(method)
+        compatibility.check_compatibility(method)
     except InvalidRunError as refusal:
         text = str(refusal)
         assert text.startswith("--") and "valid: " in text and "\n" not in text
@@ -33,7 +33,7 @@ def legal(method: StrategyConfig) -> bool:
 def test_what_is_legal_is_what_the_rows_say_and_runs(strategy: str) -> None:
     found = {method for method in EVERY if method.strategy == strategy and legal(method)}
     listed = {StrategyConfig(strategy, traffic, compression=compress, trigger=trigger, asynchronous=waits_not, uses_mpi_allreduce=library)
-              for row in combine.COMBINATIONS if strategy in row.strategies
+              for row in compatibility.COMBINATIONS if strategy in row.strategies
               for traffic, compress, trigger in itertools.product(row.comm_patterns, row.compressions, row.triggers)
               for waits_not in (False, True) if row.asynchronous in (None, waits_not)
               for library in (False, True) if row.uses_mpi_allreduce in (None, library)}
@@ -70,10 +70,10 @@ def test_what_is_legal_is_what_the_rows_say_and_runs(strategy: str) -> None:
     (StrategyConfig("ps", "shards", compression="fp16"), "--compress fp16: gradients are sent as they are")])
 def test_what_is_refused_is_told_in_one_sentence_with_what_is_valid(method: StrategyConfig, text: str) -> None:
     with pytest.raises(InvalidRunError) as refused:
-        combine.check_compatibility(method)
+        compatibility.check_compatibility(method)
     assert str(refused.value).startswith(text)
 
 
 def test_the_table_of_the_manual_is_the_one_of_the_code() -> None:
     manual = Path(__file__).parents[2] / "docs" / "train.md"
-    assert combine.to_markdown() in manual.read_text()
+    assert compatibility.to_markdown() in manual.read_text()

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from slurmdl.train.courier import MAX_POLL_SECONDS, CommThread
+from slurmdl.train.comm_thread import MAX_POLL_SECONDS, CommThread
 
 
 def test_what_is_attended_to_goes_on_between_errands_and_ends() -> None:

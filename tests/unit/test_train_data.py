@@ -12,7 +12,7 @@ import pytest
 from slurmdl.errors import InputError, UsageError
 from slurmdl.train.trainer.data import load_dataset
 from slurmdl.train.trainer.data.dataset import LabeledImages, split_and_normalize
-from slurmdl.train.trainer.data.shares import partition_indices
+from slurmdl.train.trainer.data.partition import partition_indices
 
 #: bytes of an image of CIFAR
 IMAGE = 3 * 32 * 32

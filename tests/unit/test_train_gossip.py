@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from training import Drawn, lost, noise, play, spread
 
-from slurmdl.train.method import StrategyConfig
-from slurmdl.train.mixing.graphs import GRAPHS, GossipGroup
+from slurmdl.train.mixing.weighted_graph import GRAPHS, GossipGroup
+from slurmdl.train.strategy_config import StrategyConfig
 
 COUNTS = (1, 2, 3, 5, 8, 13, 17)
 ZONES = tuple("abbacabcddeabcbda")

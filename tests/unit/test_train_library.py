@@ -14,11 +14,11 @@ from virtual_ranks import flat, library
 
 from slurmdl.errors import SlurmdlError, TrainError
 from slurmdl.train import init
-from slurmdl.train.library.deal import GlobalBatches
 from slurmdl.train.library.run import Run
-from slurmdl.train.method import StrategyConfig
-from slurmdl.train.runtime import InvalidRunError
+from slurmdl.train.library.sampling import GlobalBatches
+from slurmdl.train.strategy_config import StrategyConfig
 from slurmdl.train.transports import virtual
+from slurmdl.train.world import InvalidRunError
 
 SAMPLES, BATCH, EPOCHS = 100, 7, 2
 torch.set_num_threads(1)
@@ -207,7 +207,7 @@ def test_gradients_are_the_mean_when_backward_returns() -> None:
 
 def test_sums_begin_while_the_backward_pass_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """A rank alone, whose sums need no message, with a communication thread as MPI has it."""
-    monkeypatch.setattr("slurmdl.buckets.LONGEST", 16)
+    monkeypatch.setattr("slurmdl.comm_layout.LONGEST", 16)
     monkeypatch.setattr(virtual.VirtualTransport, "threaded", True)
 
     def program(run: Run) -> list[int]:

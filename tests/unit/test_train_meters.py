@@ -21,12 +21,11 @@ from stub_models import NoOpOptimizer
 
 from slurmdl.errors import SlurmdlError
 from slurmdl.train import init
-from slurmdl.train.courier import CommThread
+from slurmdl.train.comm_thread import CommThread
 from slurmdl.train.library.run import Run
-from slurmdl.train.messages import LOCALITY_LEVELS, MeteredP2P
-from slurmdl.train.method import StrategyConfig
-from slurmdl.train.mixing import moved as moves
-from slurmdl.train.mixing.moved import DriftEstimator, sample_coordinates
+from slurmdl.train.mixing import drift_estimator as moves
+from slurmdl.train.mixing.drift_estimator import DriftEstimator, sample_coordinates
+from slurmdl.train.p2p import LOCALITY_LEVELS, MeteredP2P
 from slurmdl.train.report.meters import (
     MAX_POINTS,
     MAX_SAMPLES,
@@ -38,6 +37,7 @@ from slurmdl.train.report.meters import (
 )
 from slurmdl.train.report.plot import write_plot
 from slurmdl.train.strategies import STRATEGIES, StrategyContext
+from slurmdl.train.strategy_config import StrategyConfig
 from slurmdl.train.transports import virtual
 
 #: seconds of the work of a step, by phase

@@ -14,7 +14,7 @@ from torch import nn
 from slurmdl.errors import InvalidRunError
 from slurmdl.train import init
 from slurmdl.train.library.run import Run
-from slurmdl.train.method import StrategyConfig
+from slurmdl.train.strategy_config import StrategyConfig
 from slurmdl.train.trainer.options import parse_train_options
 from slurmdl.train.trainer.trainer import train
 from slurmdl.train.transports import virtual

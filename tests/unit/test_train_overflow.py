@@ -15,10 +15,10 @@ from virtual_ranks import flat, library, trains
 
 from slurmdl.errors import TrainError
 from slurmdl.train import init
-from slurmdl.train.library.deal import GlobalBatches
 from slurmdl.train.library.replica import Replica
 from slurmdl.train.library.run import Run
-from slurmdl.train.method import StrategyConfig
+from slurmdl.train.library.sampling import GlobalBatches
+from slurmdl.train.strategy_config import StrategyConfig
 from slurmdl.train.transports import virtual
 
 SAMPLES, BATCH = 60, 4

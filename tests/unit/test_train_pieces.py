@@ -13,12 +13,12 @@ from mpi import python
 
 from slurmdl.errors import InputError, UnavailableError, UsageError
 from slurmdl.plan import Plan, decode_plan, encode_plan
-from slurmdl.train import runtime
+from slurmdl.train import world as world_module
 from slurmdl.train.library.replica import Replica
-from slurmdl.train.messages import split_offsets
-from slurmdl.train.method import StrategyConfig
+from slurmdl.train.p2p import split_offsets
 from slurmdl.train.report.meters import PHASES, RankReport, StepMeter, summarize
 from slurmdl.train.strategies import STRATEGIES
+from slurmdl.train.strategy_config import StrategyConfig
 from slurmdl.train.trainer import models
 from slurmdl.train.trainer.data import ImageDataset, load_dataset
 from slurmdl.train.trainer.options import Options, parse_train_options
@@ -140,12 +140,12 @@ def test_options_default_to_those_of_the_class() -> None:
                                                           ("core", "leafA"))])
 def test_zone_path_of_a_task(address: str, pattern: str, path: tuple[str, ...]) -> None:
     environ = {"SLURM_TOPOLOGY_ADDR": address, "SLURM_TOPOLOGY_ADDR_PATTERN": pattern}
-    assert runtime.zone_path(environ) == path
-    assert runtime.zone_path({}) == ()
+    assert world_module.zone_path(environ) == path
+    assert world_module.zone_path({}) == ()
 
 
 def test_levels_of_messages() -> None:
-    world = runtime.World(SimpleNamespace(rank=0), StrategyConfig("gossip", "random"), ("n1", "n1", "n2", "n3", "n4"),
+    world = world_module.World(SimpleNamespace(rank=0), StrategyConfig("gossip", "random"), ("n1", "n1", "n2", "n3", "n4"),
                           ("A", "A", "A", "B", ""), ("worker",) * 5, {})
     assert world.locality_levels() == ("node", "node", "zone", "across", "across")
     assert str(world).startswith("0 n1 (A worker), 1 n1 (A worker)")
@@ -153,16 +153,16 @@ def test_levels_of_messages() -> None:
 
 def test_roles() -> None:
     plan = Plan("ps", ("a", "b", "c"), ("worker", "ps", "worker"), {})
-    assert runtime._assign_roles("ps", None, plan, 3) == plan.roles
-    assert runtime._assign_roles("ps", 1, plan, 3) == plan.roles
-    assert runtime._assign_roles("ps", 2, plan, 3) == ("ps", "ps", "worker")
-    assert runtime._assign_roles("ps", None, None, 3) == ("ps", "worker", "worker")
-    assert runtime._assign_roles("gossip", None, plan, 3) == ("worker",) * 3
+    assert world_module._assign_roles("ps", None, plan, 3) == plan.roles
+    assert world_module._assign_roles("ps", 1, plan, 3) == plan.roles
+    assert world_module._assign_roles("ps", 2, plan, 3) == ("ps", "ps", "worker")
+    assert world_module._assign_roles("ps", None, None, 3) == ("ps", "worker", "worker")
+    assert world_module._assign_roles("gossip", None, plan, 3) == ("worker",) * 3
     for strategy, ps, size in (("ps", 3, 3), ("ps", 0, 3), ("ps", None, 1), ("gossip", 1, 3)):
-        with pytest.raises(runtime.InvalidRunError):
-            runtime._assign_roles(strategy, ps, None, size)
-    with pytest.raises(runtime.InvalidRunError, match="allreduce, gossip, adaptive-gossip"):
-        runtime._assign_roles("none", None, None, 3)
+        with pytest.raises(world_module.InvalidRunError):
+            world_module._assign_roles(strategy, ps, None, size)
+    with pytest.raises(world_module.InvalidRunError, match="allreduce, gossip, adaptive-gossip"):
+        world_module._assign_roles("none", None, None, 3)
 
 
 def test_experimental_options_have_their_own_heading(capsys: pytest.CaptureFixture[str]) -> None:
@@ -177,13 +177,13 @@ def test_experimental_options_have_their_own_heading(capsys: pytest.CaptureFixtu
 def test_traffic_of_option_plan_and_strategy() -> None:
     nodes, roles = ("a", "b", "c", "d"), ("worker",) * 4
     plan = Plan("gossip", nodes, roles, {}, comm_pattern="base")
-    assert runtime._choose_comm_pattern(StrategyConfig("gossip"), plan) == "base"
-    assert runtime._choose_comm_pattern(StrategyConfig("gossip", "exponential"), plan) == "exponential"
-    assert runtime._choose_comm_pattern(StrategyConfig("allreduce"), plan) == "ring"
-    assert runtime._choose_comm_pattern(StrategyConfig("gossip"), Plan("gossip", nodes, roles, {})) == "random"
-    assert runtime._choose_comm_pattern(StrategyConfig("allreduce", "hierarchical"), None) == "hierarchical"
-    with pytest.raises(runtime.InvalidRunError, match="--traffic base: strategy allreduce has ring, hierarchical"):
-        runtime._choose_comm_pattern(StrategyConfig("allreduce", "base"), None)
+    assert world_module._choose_comm_pattern(StrategyConfig("gossip"), plan) == "base"
+    assert world_module._choose_comm_pattern(StrategyConfig("gossip", "exponential"), plan) == "exponential"
+    assert world_module._choose_comm_pattern(StrategyConfig("allreduce"), plan) == "ring"
+    assert world_module._choose_comm_pattern(StrategyConfig("gossip"), Plan("gossip", nodes, roles, {})) == "random"
+    assert world_module._choose_comm_pattern(StrategyConfig("allreduce", "hierarchical"), None) == "hierarchical"
+    with pytest.raises(world_module.InvalidRunError, match="--traffic base: strategy allreduce has ring, hierarchical"):
+        world_module._choose_comm_pattern(StrategyConfig("allreduce", "base"), None)
 
 
 @pytest.mark.parametrize(("method", "planned", "zones", "found"), [
@@ -197,7 +197,7 @@ def test_traffic_of_option_plan_and_strategy() -> None:
 def test_allreduce_between_known_zones_is_hierarchical_where_nobody_asks_for_a_ring(
         method: StrategyConfig, planned: str, zones: tuple[str, ...], found: str) -> None:
     plan = Plan(method.strategy or "", ("a", "b", "c", "d"), ("worker",) * 4, {}, comm_pattern=planned)
-    assert runtime._choose_comm_pattern(method, plan, zones) == found
+    assert world_module._choose_comm_pattern(method, plan, zones) == found
 
 
 def test_plans_with_and_without_traffic() -> None:
@@ -251,6 +251,6 @@ def test_train_imports_nothing_else_of_slurmdl() -> None:
     code = ("import sys; from slurmdl.train.trainer import trainer; print(*sorted(m for m in sys.modules if "
             "m.startswith('slurmdl.') and not m.startswith('slurmdl.train')), 'sklearn' in sys.modules)")
     done = python("-c", code)
-    assert done.stdout.split() == ["slurmdl.buckets", "slurmdl.errors", "slurmdl.graphs", "slurmdl.mpi",
-                                   "slurmdl.output", "slurmdl.plan", "slurmdl.units", "slurmdl.wholefile",
-                                   "slurmdl.yamlfile", "False"], done.stderr
+    assert done.stdout.split() == ["slurmdl.comm_layout", "slurmdl.errors", "slurmdl.gossip_graphs", "slurmdl.mpi_library",
+                                   "slurmdl.text", "slurmdl.plan", "slurmdl.units", "slurmdl.files",
+                                   "slurmdl.yaml_input", "False"], done.stderr

@@ -17,12 +17,12 @@ import torch
 from mpi import mpirun, needs_mpi
 
 from slurmdl.train import init
-from slurmdl.train.courier import CommThread
-from slurmdl.train.messages import MeteredP2P
-from slurmdl.train.method import StrategyConfig
-from slurmdl.train.strategies import STRATEGIES, StrategyContext, spares
-from slurmdl.train.strategies.servers import (
+from slurmdl.train.comm_thread import CommThread
+from slurmdl.train.p2p import MeteredP2P
+from slurmdl.train.strategies import STRATEGIES, StrategyContext, shard_backup
+from slurmdl.train.strategies.parameter_server import (
     SHARD_BLOCK,
+    AsyncPSServer,
     SyncPSServer,
     assign_shards,
     mean_into,
@@ -30,8 +30,8 @@ from slurmdl.train.strategies.servers import (
     split_by_speed,
     traffic_locality,
 )
-from slurmdl.train.strategies.spares import ShardAssignment, promote_backup
-from slurmdl.train.strategies.stale import AsyncPSServer
+from slurmdl.train.strategies.shard_backup import ShardAssignment, promote_backup
+from slurmdl.train.strategy_config import StrategyConfig
 from slurmdl.train.transports import virtual
 from slurmdl.train.transports.virtual import VirtualTransport
 
@@ -180,17 +180,17 @@ def test_workers_with_unequal_numbers_of_steps_end_with_one_model(method: Strate
 def test_servers_hold_copies_of_each_other_that_go_on_as_they_do(method: StrategyConfig,
                                                                 monkeypatch: pytest.MonkeyPatch) -> None:
     every, steps, servers, workers = 5, 13, 3, 2
-    monkeypatch.setattr("slurmdl.train.strategies.servers.EVERY", every)
-    monkeypatch.setattr("slurmdl.train.strategies.stale.EVERY", every)
+    monkeypatch.setattr("slurmdl.train.strategies.parameter_server.EVERY", every)
+    monkeypatch.setattr("slurmdl.train.strategies.parameter_server.EVERY", every)
     copied: dict[int, dict[int, Any]] = {rank: {} for rank in range(servers)}
-    before = spares.ShardBackups.exchange_if_due
+    before = shard_backup.ShardBackups.exchange_if_due
 
     def after(its: Any, updates: int) -> None:
         own, = its._own
         copied[its._its.messages.rank][updates] = (its._its.parameters[own.part].copy(), own.update.state().copy())
         before(its, updates)
 
-    monkeypatch.setattr(spares.ShardBackups, "after", after)
+    monkeypatch.setattr(shard_backup.ShardBackups, "after", after)
     ran = played(method, servers, [[1.0] * steps, [1.7] * steps], lambda worker, model: 0.1 * model + worker)
     due = 10 if isinstance(ran[0][1], SyncPSServer) else 20
     parts = split_by_speed(SIZE, [1.0] * servers)
@@ -248,7 +248,7 @@ def test_a_server_of_two_shards_does_as_two_servers_do(method: StrategyConfig) -
 def test_copies_are_counted() -> None:
     """Two servers, each with half of the model and of the momentum; one exchange in a hundred steps."""
     ran = played(StrategyConfig("ps", "shards"), 2, [[1.0] * 100], lambda worker, model: model)
-    pulled, header = 100 * SIZE // 2 * 4, spares._HEADER_DTYPE.itemsize
+    pulled, header = 100 * SIZE // 2 * 4, shard_backup._HEADER_DTYPE.itemsize
     for _, strategy, _ in ran[:2]:
         assert sum(strategy._its.messages.sent.values()) == pulled + header + 2 * (SIZE // 2) * 4
 
@@ -311,7 +311,7 @@ def test_one_worker_without_waiting_is_one_process() -> None:
 
 def test_the_state_of_an_optimizer_travels() -> None:
     """A shard rebuilt from its copy goes on as the lost one, with Adam's two moments and its count of steps."""
-    from slurmdl.train.library import shards as optimizers
+    from slurmdl.train.library import shard_optimizer as optimizers
     from slurmdl.train.library.replica import Replica
 
     def made() -> tuple[Replica, Any]:

@@ -16,8 +16,8 @@ from virtual_ranks import flat, library, trains
 from slurmdl.errors import TrainError
 from slurmdl.train.library.replica import Replica
 from slurmdl.train.library.run import Run
-from slurmdl.train.method import StrategyConfig
-from slurmdl.train.runtime import InvalidRunError
+from slurmdl.train.strategy_config import StrategyConfig
+from slurmdl.train.world import InvalidRunError
 
 torch.set_num_threads(1)
 torch.manual_seed(5)

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from mpi import mpirun, needs_mpi, python
 
-from slurmdl.mpi import open_mpi_major
+from slurmdl.mpi_library import open_mpi_major
 from slurmdl.plan import Plan, encode_plan
-from slurmdl.train.method import StrategyConfig
-from slurmdl.train.runtime import World
+from slurmdl.train.strategy_config import StrategyConfig
+from slurmdl.train.world import World
 
 TRAIN = ("-m", "slurmdl.train")
 #: four nodes whose names alternate between two leaves, as Slurm tells each of its tasks
@@ -130,7 +130,7 @@ def test_open_mpi_sends_a_chunk_by_tcp_before_it_is_asked_for(environ: dict[str,
 import time
 import numpy as np
 from slurmdl.train import runtime
-from slurmdl.train.messages import CHUNK
+from slurmdl.train.p2p import CHUNK
 transport, chunk, word = runtime.connect(), np.ones(CHUNK["zone"], np.uint8), np.zeros(1, np.uint8)
 if transport.rank == 0:
     leaves, end = transport.send(1, chunk, 1), time.monotonic() + 3

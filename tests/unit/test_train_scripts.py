@@ -10,7 +10,7 @@ import torch
 from mpi import mpirun, needs_mpi, python
 from training import whole
 
-from slurmdl.train.library.deal import GlobalBatches
+from slurmdl.train.library.sampling import GlobalBatches
 
 SCRIPT = str(Path(__file__).with_name("library_script.py"))
 EXAMPLE = str(Path(__file__).parents[2] / "examples" / "library.py")

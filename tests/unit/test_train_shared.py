@@ -16,14 +16,14 @@ from mpi import mpirun, needs_mpi
 from stub_models import PlainParameters
 
 from slurmdl.train import init
-from slurmdl.train.courier import CommThread
+from slurmdl.train.comm_thread import CommThread
 from slurmdl.train.library import run as library
 from slurmdl.train.library.replica import Replica
-from slurmdl.train.messages import MeteredP2P
-from slurmdl.train.method import StrategyConfig
-from slurmdl.train.runtime import World
+from slurmdl.train.p2p import MeteredP2P
 from slurmdl.train.strategies import STRATEGIES, StrategyContext
+from slurmdl.train.strategy_config import StrategyConfig
 from slurmdl.train.transports.virtual import VirtualTransport, run_virtual_ranks
+from slurmdl.train.world import World
 
 SIZE = 301
 

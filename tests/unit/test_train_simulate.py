@@ -16,7 +16,7 @@ from simulated_ranks import CASES, RANKS, simulated
 from slurmdl.errors import InvalidRunError, TrainError, UsageError
 from slurmdl.train.trainer.options import parse_train_options
 from slurmdl.train.trainer.trainer import train
-from slurmdl.train.transports.links import Link, QueueingNetwork
+from slurmdl.train.transports.link_queues import Link, QueueingNetwork
 
 PROGRAM = Path(__file__).with_name("simulated_ranks.py")
 

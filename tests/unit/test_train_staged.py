@@ -14,7 +14,7 @@ from torch import nn
 from slurmdl.train import init
 from slurmdl.train.library.replica import Replica
 from slurmdl.train.library.run import Run
-from slurmdl.train.method import StrategyConfig
+from slurmdl.train.strategy_config import StrategyConfig
 from slurmdl.train.transports import virtual
 
 SAMPLES, BATCH = 128, 4
@@ -143,7 +143,7 @@ def test_only_what_an_exchange_needs_is_copied(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_bucket_of_gradients_is_copied_when_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a rank with a communication thread: each element once, and not at the end alone."""
-    monkeypatch.setattr("slurmdl.buckets.LONGEST", 16)
+    monkeypatch.setattr("slurmdl.comm_layout.LONGEST", 16)
     monkeypatch.setattr(virtual.VirtualTransport, "threaded", True)
     staged(monkeypatch, lambda number: True)
     copy, copies, ready = Replica._copy, list[tuple[int, int]](), list[str]()

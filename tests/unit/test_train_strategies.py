@@ -11,7 +11,7 @@ import pytest
 from mpi import mpirun, needs_mpi
 
 from slurmdl.placement.traffic import Traffic
-from slurmdl.train.messages import split_offsets
+from slurmdl.train.p2p import split_offsets
 
 STEPS, FLOAT = 12, 4
 pytestmark = needs_mpi

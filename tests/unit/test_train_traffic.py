@@ -16,9 +16,9 @@ from placing import matrix
 
 from slurmdl.placement.traffic import Traffic
 from slurmdl.plan import COMM_PATTERNS, group_ranks
-from slurmdl.train.messages import MeteredP2P
-from slurmdl.train.mixing.graphs import GRAPHS, GossipGroup, spectral_gap
-from slurmdl.train.mixing.sums import AllreduceOp
+from slurmdl.train.mixing.collectives import AllreduceOp
+from slurmdl.train.mixing.weighted_graph import GRAPHS, GossipGroup, spectral_gap
+from slurmdl.train.p2p import MeteredP2P
 
 FloatArray = npt.NDArray[np.float32]
 EVERY = [(name, count) for name in GRAPHS for count in range(1, 18)]

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from slurmdl import units
 from slurmdl.dl_options import DlOptions
-from slurmdl.network.model import LinkScore, LinkScores
-from slurmdl.placement import assumed
-from slurmdl.topology.build import ZoneDecl, build_topology
-from slurmdl.topology.model import Topology
+from slurmdl.links.link_scores import LinkScore, LinkScores
+from slurmdl.placement import score_report
+from slurmdl.topology.source import ZoneDecl, build_topology
+from slurmdl.topology.topology import Topology
 
 
 @pytest.mark.parametrize(("form", "value", "text"), [
@@ -58,7 +58,7 @@ def tree(**speeds: int) -> Topology:
      "measured"),
 ])
 def test_assumptions(dl, topology, scores, text):
-    assert assumed.format_assumptions(dl, topology, scores) == text
+    assert score_report.format_assumptions(dl, topology, scores) == text
 
 
 @pytest.mark.parametrize("seconds, text", [(-1, "0 s"), (0.4, "0 s"), (59.6, "1 min"), (125, "2 min 5 s"),

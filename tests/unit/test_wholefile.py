@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from slurmdl import wholefile
+from slurmdl import files
 from slurmdl.train.library import checkpoint
 
 
@@ -18,7 +18,7 @@ def test_no_file_that_another_has_put_beside_it_is_written_to(tmp_path: Path, li
     other.write_text("theirs")
     link(other, tmp_path / f".scores.json.{os.getpid()}")
     link(other, tmp_path / "part.tmp")
-    wholefile.write_atomic(str(tmp_path / "scores.json"), "mine")
+    files.write_atomic(str(tmp_path / "scores.json"), "mine")
     checkpoint._write_atomic(str(tmp_path / "part"), lambda file: file.write(b"mine"))
     assert other.read_text() == "theirs"
     for name in ("scores.json", "part"):
@@ -30,5 +30,5 @@ def test_no_file_that_another_has_put_beside_it_is_written_to(tmp_path: Path, li
 def test_nothing_is_left_of_an_attempt_that_fails(tmp_path: Path) -> None:
     (tmp_path / "scores.json").mkdir()
     with pytest.raises(OSError):
-        wholefile.write_atomic(str(tmp_path / "scores.json"), "mine")
+        files.write_atomic(str(tmp_path / "scores.json"), "mine")
     assert [path.name for path in tmp_path.iterdir()] == ["scores.json"]

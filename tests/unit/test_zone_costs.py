@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from slurmdl.launch.zone_costs import MAX_ZONES, compute_zone_costs
-from slurmdl.network.model import LinkScore, LinkScores
-from slurmdl.placement.cost import network_links
-from slurmdl.topology.build import ZoneDecl, build_topology
-from slurmdl.topology.model import Topology
+from slurmdl.launch.plan_builder import MAX_ZONES, compute_zone_costs
+from slurmdl.links.link_scores import LinkScore, LinkScores
+from slurmdl.placement.iteration_cost import network_links
+from slurmdl.topology.source import ZoneDecl, build_topology
+from slurmdl.topology.topology import Topology
 
 
 def test_the_slowest_link_of_the_way_counts() -> None:

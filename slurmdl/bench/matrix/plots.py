@@ -10,7 +10,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from slurmdl.bench.matrix.report import ReportRow
-from slurmdl.train.messages import LOCALITY_LEVELS
+from slurmdl.train.p2p import LOCALITY_LEVELS
 from slurmdl.train.report.meters import PHASES
 
 #: largest number of bars in a plot

@@ -16,7 +16,7 @@ from slurmdl.bench.matrix import submit
 from slurmdl.bench.matrix.spec import Cell, Spec
 from slurmdl.bench.matrix.submit import CellResult
 from slurmdl.errors import UnavailableError
-from slurmdl.train.messages import LOCALITY_LEVELS
+from slurmdl.train.p2p import LOCALITY_LEVELS
 from slurmdl.train.report.meters import PHASES
 
 #: largest relative difference between the sum of the phases and the step time

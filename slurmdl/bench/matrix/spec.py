@@ -33,7 +33,7 @@ from dataclasses import asdict, dataclass, field, fields
 from itertools import product
 from typing import Any
 
-from slurmdl import yamlfile
+from slurmdl import yaml_input
 from slurmdl.bench.frameworks import FRAMEWORKS, load
 from slurmdl.dl_options import PLACE_CHOICES
 from slurmdl.errors import InputError, UsageError, sort_by_similarity
@@ -116,7 +116,7 @@ def read(path: str) -> Spec:
     ------
     InputError : unreadable file, invalid YAML, unknown key, or invalid value.
     """
-    data = yamlfile.check_keys(yamlfile.load_yaml_file(path) or {}, [entry.name for entry in fields(Spec)], path, "")
+    data = yaml_input.check_keys(yaml_input.load_yaml_file(path) or {}, [entry.name for entry in fields(Spec)], path, "")
     default = Spec()
     try:
         spec = Spec(**{key: _value(key, value, getattr(default, key)) for key, value in data.items()})
@@ -148,7 +148,7 @@ def _value(key: str, value: Any, default: Any) -> Any:
 
 def _check(spec: Spec) -> None:
     from slurmdl.train.trainer.data import DATASETS
-    from slurmdl.train.trainer.data.synthetic import parse_synthetic_arguments
+    from slurmdl.train.trainer.data.generated import parse_synthetic_arguments
     from slurmdl.train.trainer.models import MODELS
 
     def one_of(key: str, given: Sequence[str], valid: Sequence[str]) -> None:

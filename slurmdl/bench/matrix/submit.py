@@ -16,12 +16,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from slurmdl import process, wholefile
+from slurmdl import files
 from slurmdl.bench.matrix.progress import Progress
 from slurmdl.bench.matrix.spec import Cell, Spec
 from slurmdl.errors import InputError, UnavailableError, print_stderr
-from slurmdl.launch import release, srun
+from slurmdl.launch import revert_binding, srun
 from slurmdl.plan import STRATEGIES
+from slurmdl.slurm import process
 
 #: polling interval of jobs in seconds
 POLL_S = 1.0
@@ -93,7 +94,7 @@ def run(spec: Spec, folder: Path, retry_failed: bool = False,
             result = _one(spec, cell, repeat, folder, progress.job)
         if result.status == "missing":
             missing[cell.framework] = result.reason
-        wholefile.write_atomic(str(folder / f"{cell.name}.{repeat}.result"), json.dumps(asdict(result)))
+        files.write_atomic(str(folder / f"{cell.name}.{repeat}.result"), json.dumps(asdict(result)))
         progress.end(number, str(cell), result.status, result.reason, jobs_from(index + 1))
 
 
@@ -103,7 +104,7 @@ def prepare(spec: Spec, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         file = folder / "spec.json"
         if not file.exists():
-            wholefile.write_atomic(str(file), json.dumps(spec.to_json(), indent=1))
+            files.write_atomic(str(file), json.dumps(spec.to_json(), indent=1))
     except OSError as error:
         raise UnavailableError(f"{folder}: cannot be written ({error.strerror})") from error
     its = read_spec(folder)
@@ -154,12 +155,12 @@ def _start(spec: Spec, cell: Cell, repeat: int, folder: Path, watch: Watch) -> C
     work = {"framework": cell.framework, "strategy": cell.strategy, "model": cell.model,
             "data": spec.models[cell.model], "seed": spec.seed + repeat, **{key: getattr(spec, key) for key in (
                 "batch", "lr", "emulate_compute", "warmup_steps", "steps", "evaluate_every")}}
-    wholefile.write_atomic(str(base.with_name(f"{base.name}.work")), json.dumps(work))
-    wholefile.write_atomic(str(base.with_name(f"{base.name}.sh")), script(spec, cell, str(base)))
+    files.write_atomic(str(base.with_name(f"{base.name}.work")), json.dumps(work))
+    files.write_atomic(str(base.with_name(f"{base.name}.sh")), script(spec, cell, str(base)))
     answer = process.run_command([*submit_command(cell), "--parsable", *spec.sbatch,
                                  f"{base}.sh"], timeout=COMMAND_TIMEOUT_S)
     # a site's cli_filter may print lines before sbatch's own
-    numbers = [release.parse_job_id(line.encode(), is_parsable=True) for line in answer.stdout.splitlines()]
+    numbers = [revert_binding.parse_job_id(line.encode(), is_parsable=True) for line in answer.stdout.splitlines()]
     number = next(filter(None, numbers), "")
     if answer.returncode or not number:
         return CellResult(cell, repeat, "refused", answer.first_error or f"exit status {answer.returncode}")

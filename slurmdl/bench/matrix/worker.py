@@ -17,14 +17,14 @@ import traceback
 from collections.abc import Mapping
 from typing import Any
 
-from slurmdl import wholefile
+from slurmdl import files
 from slurmdl.bench import frameworks
 from slurmdl.bench.cpu_idle import CpuIdleMeter
 from slurmdl.bench.frameworks import Framework, TrainingSession
 from slurmdl.bench.tcp_bytes import TcpBytesSent
 from slurmdl.errors import SlurmdlError, TrainError
-from slurmdl.train import runtime
-from slurmdl.train.library import ending
+from slurmdl.train import world
+from slurmdl.train.library import shutdown
 from slurmdl.train.report.meters import PHASES
 
 #: steps under PyTorch's profiler, after the timed ones
@@ -34,7 +34,7 @@ _COMM_PREFIXES = ("gloo:", "nccl:", "mpi:")
 
 
 def main() -> None:
-    ending.install_excepthook()
+    shutdown.install_excepthook()
     work_file, result = sys.argv[1:]
     with open(work_file, encoding="utf-8") as file:
         work = json.load(file)
@@ -50,7 +50,7 @@ def main() -> None:
     if figures is not None:
         _write(result, figures)
     # PyTorch's gloo threads can abort a shutdown of the interpreter (pytorch#190489)
-    ending.exit_process(0)
+    shutdown.exit_process(0)
 
 
 def measure(framework: Framework, work: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -60,14 +60,14 @@ def measure(framework: Framework, work: Mapping[str, Any]) -> dict[str, Any] | N
     from slurmdl.train.trainer import optimizers
     from slurmdl.train.trainer.data import load_dataset
     from slurmdl.train.trainer.options import parse_train_options
-    from slurmdl.train.trainer.task import ImageClassification
+    from slurmdl.train.trainer.workloads import ImageClassification
 
     torch.set_num_threads(max(1, int(os.environ.get("SLURM_CPUS_PER_TASK", "1"))))
     words = [f"--{key}={work[key]}" for key in ("model", "data", "batch", "lr", "seed") if work[key]]
     if work["emulate_compute"]:
         words.append(f"--compute=replay:{work['emulate_compute']}")
     options = parse_train_options(words, {})
-    transport = runtime.init_mpi()
+    transport = world.init_mpi()
     rank, size = transport.rank, transport.size
     task = ImageClassification(options, load_dataset(options.data, options.seed))
     optimizer = optimizers.build_optimizer(options.optimizer, task.module.parameters(), options.lr, options.momentum,
@@ -101,7 +101,7 @@ def measure(framework: Framework, work: Mapping[str, Any]) -> dict[str, Any] | N
         overlapped = max(0.0, session.overlapped_comm() - overlapped_before) / work["steps"]
     communication = _profiled_comm(timer) if session.phase_seconds is None else None
     further = session.close()
-    return {"rank": rank, "node": runtime.node_name(), "zone": (runtime.zone_path() or ("",))[-1],
+    return {"rank": rank, "node": world.node_name(), "zone": (world.zone_path() or ("",))[-1],
             "local_addresses": sorted(sent.local_addresses), "sent": by_peer, "parameters": parameters,
             "steps": steps,
             "accuracy_curve": accuracy_curve, "communication": communication, "overlapped_comm": overlapped,
@@ -160,7 +160,7 @@ def _profiled_comm(timer: StepTimer) -> float:
     with profile(activities=[ProfilerActivity.CPU]) as profiler:
         for _ in range(PROFILED_STEPS):
             timer.step()
-    spans = sorted((event.time_range.setup, event.time_range.end) for event in profiler.events()
+    spans = sorted((event.time_range.start, event.time_range.end) for event in profiler.events()
                    if event.name.startswith(_COMM_PREFIXES))
     covered, reached = 0.0, float("-inf")
     for start, end in spans:
@@ -176,7 +176,7 @@ def _memory() -> int:
 
 
 def _write(result: str, figures: Mapping[str, Any]) -> None:
-    wholefile.write_atomic(f"{result}.{figures.get('rank', 0)}.json", json.dumps(figures))
+    files.write_atomic(f"{result}.{figures.get('rank', 0)}.json", json.dumps(figures))
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
-from slurmdl import wholefile
+from slurmdl import files
 from slurmdl.errors import TrainError
 
 #: checkpoints that stay
@@ -128,7 +128,7 @@ class CheckpointDir:
                "parts": {part.name: [part.size_bytes, part.crc32] for part in manifest.rank_files.values()}}
         text = json.dumps({**its, "checksum": _json_crc32(its)}, indent=1).encode()
         _write_atomic(os.path.join(folder, _MANIFEST), lambda file: file.write(text))
-        wholefile.fsync_dir(self.path)
+        files.fsync_dir(self.path)
         self.mark_verified(manifest.number)
         for number in self.list_numbers():
             if number not in self._valid:
@@ -260,7 +260,7 @@ def _write_atomic(path: str, write: Callable[[Any], Any]) -> _ChecksumFile:
             write(checked)
             checked.flush()
         os.replace(there, path)
-        wholefile.fsync_dir(os.path.dirname(path))
+        files.fsync_dir(os.path.dirname(path))
     except OSError as error:
         with suppress(OSError):
             os.unlink(there)

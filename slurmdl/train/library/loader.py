@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from slurmdl.errors import TrainError
-from slurmdl.train.library.deal import BatchSlice, GlobalBatches, SliceSampler
+from slurmdl.train.library.sampling import BatchSlice, GlobalBatches, SliceSampler
 
 IntArray = npt.NDArray[np.int64]
 

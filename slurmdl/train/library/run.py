@@ -26,24 +26,25 @@ from contextlib import contextmanager
 from typing import Any, NoReturn
 
 from slurmdl.errors import InvalidOptionsError, Preempted, TrainError, UsageError, print_stderr
-from slurmdl.train import method, runtime
-from slurmdl.train.courier import CommThread
-from slurmdl.train.library import agreement, ending, halt, replica_check, shards
-from slurmdl.train.library.deal import BatchSlice, GlobalBatches
+from slurmdl.train import strategy_config
+from slurmdl.train import world as world_module
+from slurmdl.train.comm_thread import CommThread
+from slurmdl.train.library import checkpoint_coordinator, consistency, replica_check, shard_optimizer, shutdown
+from slurmdl.train.library.checkpointer import Checkpointer
+from slurmdl.train.library.failure_recovery import FailureRecovery
+from slurmdl.train.library.load_balance import WorkAssignment
 from slurmdl.train.library.loader import DataSource, Loader, LoaderCallbacks, make_data_source
 from slurmdl.train.library.replica import Replica
 from slurmdl.train.library.replica_check import ReplicaCheck
-from slurmdl.train.library.saver import Checkpointer
-from slurmdl.train.library.share import WorkAssignment
-from slurmdl.train.library.steps import StepHooks
-from slurmdl.train.library.survivors import FailureRecovery
-from slurmdl.train.messages import MeteredP2P
-from slurmdl.train.method import StrategyConfig
-from slurmdl.train.mixing.graphs import GRAPHS, GossipGroup, spectral_gap
+from slurmdl.train.library.sampling import BatchSlice, GlobalBatches
+from slurmdl.train.library.step_hooks import StepHooks
+from slurmdl.train.mixing.weighted_graph import GRAPHS, GossipGroup, spectral_gap
+from slurmdl.train.p2p import MeteredP2P
 from slurmdl.train.report import plot as pictures
 from slurmdl.train.report.meters import RankReport, StepMeter, format_summary, summarize
 from slurmdl.train.strategies import STRATEGIES, Strategy, StrategyContext
-from slurmdl.train.strategies.shared import node_leaders
+from slurmdl.train.strategies.shared_memory_gossip import node_leaders
+from slurmdl.train.strategy_config import StrategyConfig
 from slurmdl.train.trace import Trace
 from slurmdl.train.transports.transport import Transport
 
@@ -53,12 +54,12 @@ DEFAULT_CHECKPOINT_EVERY = 500
 EvaluateFn = Callable[[], tuple[float, float] | None]
 
 #: variables that name a folder for traces, and a file for a picture
-TRACE_DIR_VARIABLE, PLOT_VARIABLE = method.ENV_PREFIX + "TRACE", method.ENV_PREFIX + "PLOT"
+TRACE_DIR_VARIABLE, PLOT_VARIABLE = strategy_config.ENV_PREFIX + "TRACE", strategy_config.ENV_PREFIX + "PLOT"
 #: and for checkpoints: their folder, and the steps from one to the next
-CHECKPOINT_DIR_VARIABLE, CHECKPOINT_EVERY_VARIABLE = method.ENV_PREFIX + \
-    "CHECKPOINT", method.ENV_PREFIX + "CHECKPOINT_EVERY"
+CHECKPOINT_DIR_VARIABLE, CHECKPOINT_EVERY_VARIABLE = strategy_config.ENV_PREFIX + \
+    "CHECKPOINT", strategy_config.ENV_PREFIX + "CHECKPOINT_EVERY"
 #: and the steps from one comparison of replicas to the next
-CHECK_EVERY_VARIABLE = method.ENV_PREFIX + "CHECK_EVERY"
+CHECK_EVERY_VARIABLE = strategy_config.ENV_PREFIX + "CHECK_EVERY"
 
 
 def init(config: StrategyConfig | None = None, *, seed: int = 1, backward_passes_per_step: int = 1, must_match: Mapping[str, object] | None = None,
@@ -93,19 +94,19 @@ def init(config: StrategyConfig | None = None, *, seed: int = 1, backward_passes
         raise TrainError(f"passes={backward_passes_per_step}: not valid; valid: 1 or more")
     own = transport is None
     if own:
-        ending.install_excepthook()
-    found = runtime.init_mpi(environ) if transport is None else transport
+        shutdown.install_excepthook()
+    found = world_module.init_mpi(environ) if transport is None else transport
     folder = checkpoint_dir or environ.get(CHECKPOINT_DIR_VARIABLE, "")
     every = checkpoint_every if checkpoint_every is not None else _steps_from_environ(
         environ, CHECKPOINT_EVERY_VARIABLE, DEFAULT_CHECKPOINT_EVERY)
     compared = check_every if check_every is not None else _steps_from_environ(
         environ, CHECK_EVERY_VARIABLE, replica_check.DEFAULT_CHECK_EVERY)
     if folder and own:
-        halt.install_signal_handlers()
+        checkpoint_coordinator.install_signal_handlers()
     its = {"seed": seed, "passes": backward_passes_per_step}
-    world = runtime.create_world(config or method.resolve({}, environ), found, environ, {
+    world = world_module.create_world(config or strategy_config.resolve({}, environ), found, environ, {
         **(must_match or {}), **its, "checkpoint": folder, "checkpoint_every": every, "check_every": compared})
-    run = agreement.call_on_all(world, lambda: Run(world, seed, backward_passes_per_step, compared, trace_dir or environ.get(TRACE_DIR_VARIABLE, ""),
+    run = consistency.call_on_all(world, lambda: Run(world, seed, backward_passes_per_step, compared, trace_dir or environ.get(TRACE_DIR_VARIABLE, ""),
                                               plot_file or environ.get(PLOT_VARIABLE, ""), own))
     if folder:
         _require_common_steps(world)
@@ -115,7 +116,7 @@ def init(config: StrategyConfig | None = None, *, seed: int = 1, backward_passes
     return run
 
 
-def _require_common_steps(world: runtime.World) -> None:
+def _require_common_steps(world: world_module.World) -> None:
     """Refuse checkpoints of workers that have no step in common at which to make one."""
     method = world.config
     if method.load_balance == "steps" or (method.load_balance == "batch" and method.asynchronous):
@@ -161,7 +162,7 @@ class Run:
     model: Any
     optimizer: Any
 
-    def __init__(self, world: runtime.World, seed: int, backward_passes: int, check_every: int, trace_dir: str, plot_file: str,
+    def __init__(self, world: world_module.World, seed: int, backward_passes: int, check_every: int, trace_dir: str, plot_file: str,
                  owns_process: bool) -> None:
         self.world, self._owns_process = world, owns_process
         self.p2p = MeteredP2P(world.transport, world.locality_levels())
@@ -218,7 +219,7 @@ class Run:
         """What becomes of the run where a rank is lost, in words."""
         transport = self.world.transport
         if not transport.recovery_name:
-            return f"all ranks end ({runtime.no_recovery_reason()})"
+            return f"all ranks end ({world_module.no_recovery_reason()})"
         needed = self._all_ranks_needed_reason(self.strategy)
         return f"all ranks end ({needed})" if needed else f"the others go on ({transport.recovery_name})"
 
@@ -265,7 +266,7 @@ class Run:
         if self.is_server:
             self.serve()
             self.close()
-            ending.exit_process(0)
+            shutdown.exit_process(0)
         return model, optimizer
 
     def attach(self, model: Any, optimizer: Any) -> None:
@@ -283,13 +284,13 @@ class Run:
             raise TrainError("wrap() was called before; one model and one optimizer belong to a run "
                              "(torch.nn.ModuleDict holds several models)")
         world = self.world
-        description = agreement.call_on_all(world, lambda: agreement.model_signature(model, optimizer))
-        agreement.check_same_on_ranks(world, description)
-        chosen = agreement.call_on_all(world, lambda: agreement.trained_parameter_ids(model, optimizer))
-        self.replica = agreement.call_on_all(world, lambda: Replica(model, chosen))
-        agreement.broadcast_if_different(world, self.p2p, self.replica.parameters)
+        description = consistency.call_on_all(world, lambda: consistency.model_signature(model, optimizer))
+        consistency.check_same_on_ranks(world, description)
+        chosen = consistency.call_on_all(world, lambda: consistency.trained_parameter_ids(model, optimizer))
+        self.replica = consistency.call_on_all(world, lambda: Replica(model, chosen))
+        consistency.broadcast_if_different(world, self.p2p, self.replica.parameters)
         self.replica.copy_to_device()
-        agreement.broadcast_untrained(world, self.p2p, model, self.replica.tensors)
+        consistency.broadcast_untrained(world, self.p2p, model, self.replica.tensors)
         self.model, self.optimizer = model, optimizer
         if self.checkpointer:
             self.checkpointer.load_latest(description)
@@ -300,11 +301,11 @@ class Run:
                 "worker"), world.ranks_with_role("ps"), self.replica.parameters,
             self.replica.gradients, self.replica.sizes, world.config, self.seed, world.nodes, world.zones,
             world.costs, lambda: float(optimizer.param_groups[0]["lr"]),
-            lambda part: shards.make_shard_optimizer(
-    optimizer, self.replica, part), lambda: shards.hyperparameters(optimizer),
-            shards.lr_indices(optimizer), model_weights=lambda: self._work_assignment.model_weights, relocate_parameters=self.replica.relocate_parameters,
+            lambda part: shard_optimizer.make_shard_optimizer(
+    optimizer, self.replica, part), lambda: shard_optimizer.hyperparameters(optimizer),
+            shard_optimizer.lr_indices(optimizer), model_weights=lambda: self._work_assignment.model_weights, relocate_parameters=self.replica.relocate_parameters,
             device_copies=self.replica)
-        strategy = agreement.call_on_all(world, lambda: STRATEGIES[world.strategy](setting))
+        strategy = consistency.call_on_all(world, lambda: STRATEGIES[world.strategy](setting))
         self.recovery = FailureRecovery(world, self.replica, setting, strategy, self._all_ranks_needed_reason(strategy),
                                    self.checkpointer is not None)
         self._replica_check = ReplicaCheck(self, self._check_every)
@@ -340,7 +341,7 @@ class Run:
         loader = self.loader_from_source(found, batch_size, shuffle)
         if not self.is_server:
             mark = (found.num_samples, batch_size, found.fingerprint, found.prefetch * self.is_load_balanced)
-            self._call(lambda: agreement.check_same_on_workers(self.world, self.p2p, "data", mark))
+            self._call(lambda: consistency.check_same_on_workers(self.world, self.p2p, "data", mark))
         return loader
 
     def loader_from_source(self, data_source: DataSource, batch_size: int, shuffle: bool = True) -> Loader:
@@ -454,7 +455,7 @@ class Run:
                     self.replica.copy_to_device()
                     self._score_before_averaging = evaluate()
                 share = weights[self.rank] / sum(filter(None, weights))
-                self.consensus_distance = do(lambda: agreement.average_models(
+                self.consensus_distance = do(lambda: consistency.average_models(
                     self.p2p, self.world.alive_with_role("worker"), self.replica.parameters, share))
 
     def summary(self, score: tuple[float, float] | None = None) -> dict[str, Any] | None:
@@ -528,7 +529,7 @@ class Run:
         transport = self.world.transport
         self.comm_thread.close()
         transport.barrier()
-        ends, words = transport.broadcast(ending.requeue_job() if self.rank == 0 else None)
+        ends, words = transport.broadcast(shutdown.requeue_job() if self.rank == 0 else None)
         raise Preempted(
     f"train: told to stop: checkpoint of step {number} in {self.checkpointer.path}; {words}",
      ends)

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from slurmdl.train.courier import CommThread
-from slurmdl.train.kept import Stateful
-from slurmdl.train.messages import LOCALITY_LEVELS
+from slurmdl.train.comm_thread import CommThread
+from slurmdl.train.p2p import LOCALITY_LEVELS
+from slurmdl.train.stateful import Stateful
 from slurmdl.train.trace import Trace
 
 #: what a rank's time is spent on. Communication is that of the training thread, in mixing models and in waiting for

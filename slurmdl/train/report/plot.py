@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from slurmdl import wholefile
+from slurmdl import files
 from slurmdl.errors import TrainError, UnavailableError
 from slurmdl.train.report.meters import StepMeter
 
@@ -25,7 +25,7 @@ def check_plot_file(path: str) -> None:
     if path.rpartition(".")[2] not in kinds:
         raise TrainError(f"--plot {path}: its ending is none of {', '.join(kinds)}")
     try:
-        wholefile.check_writable(path)
+        files.check_writable(path)
     except OSError as error:
         raise TrainError(f"--plot {os.path.abspath(path)}: cannot be written ({error.strerror})") from error
 

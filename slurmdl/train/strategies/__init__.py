@@ -7,7 +7,7 @@ from collections.abc import Callable
 from slurmdl.train.strategies.allreduce import Allreduce
 from slurmdl.train.strategies.gossip import make_gossip
 from slurmdl.train.strategies.local_sgd import LocalSGD
-from slurmdl.train.strategies.ps import make_parameter_server
+from slurmdl.train.strategies.parameter_server import make_parameter_server
 from slurmdl.train.strategies.strategy import Strategy, StrategyContext
 
 __all__ = ["STRATEGIES", "Strategy", "StrategyContext"]

@@ -10,11 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from slurmdl import buckets
+from slurmdl import comm_layout
 from slurmdl.plan import group_ranks
-from slurmdl.train.messages import MeteredP2P
-from slurmdl.train.mixing.pipeline import CollectivePipeline
-from slurmdl.train.mixing.sums import AllreduceOp
+from slurmdl.train.mixing.collectives import AllreduceOp, CollectivePipeline
+from slurmdl.train.p2p import MeteredP2P
 from slurmdl.train.strategies.strategy import FloatArray, Strategy, StrategyContext
 
 #: buckets whose sums are under way at the same time: one inside the zones on its way out, one between them, one
@@ -47,7 +46,7 @@ class Allreduce(Strategy):
         method, messages = ctx.config, ctx.p2p
         # in rank-map order a ring enters each zone once
         groups = group_ranks(ctx.workers, ctx.zones) if method.comm_pattern == "hierarchical" else [ctx.workers]
-        self._bucket_starts = buckets.bucket_starts(ctx.gradients.size)
+        self._bucket_starts = comm_layout.bucket_starts(ctx.gradients.size)
         self._bucket_slices = [slice(*edge) for edge in pairwise([*self._bucket_starts, ctx.gradients.size])]
         parts = [ctx.gradients[part] for part in self._bucket_slices]
         wire = np.float16 if method.compression == "fp16" else np.float32
@@ -57,8 +56,8 @@ class Allreduce(Strategy):
         else:
             tags = [FIRST_BUCKET_TAG + number % NUM_BUCKET_TAGS for number in range(len(parts) - 1)]
             own = next((group for group in groups if messages.rank in group), ())
-            meet = buckets.uses_direct_exchange([ctx.nodes[rank] for rank in own], [ctx.zones[rank] for rank in own])
-            self._bucket_reducers = [partial(self._start_allreduce, AllreduceOp(messages, groups, part, wire, meet and start < buckets.DIRECT_ELEMENTS),
+            meet = comm_layout.uses_direct_exchange([ctx.nodes[rank] for rank in own], [ctx.zones[rank] for rank in own])
+            self._bucket_reducers = [partial(self._start_allreduce, AllreduceOp(messages, groups, part, wire, meet and start < comm_layout.DIRECT_ELEMENTS),
                                    count, tag)
                            for part, start, tag in zip(parts, self._bucket_starts, [*tags, 0], strict=True)]
         self._pipeline = CollectivePipeline(messages)

@@ -6,11 +6,11 @@ import numpy as np
 import numpy.typing as npt
 
 from slurmdl.plan import group_ranks
-from slurmdl.train.mixing.edges import GossipEdge, make_mixer
-from slurmdl.train.mixing.graphs import GRAPHS, GossipGroup, WeightedGraph
-from slurmdl.train.mixing.sums import AllreduceOp
-from slurmdl.train.strategies.push import PushSum
-from slurmdl.train.strategies.shared import SharedMemoryGossip
+from slurmdl.train.mixing.collectives import AllreduceOp
+from slurmdl.train.mixing.mixers import GossipEdge, make_mixer
+from slurmdl.train.mixing.weighted_graph import GRAPHS, GossipGroup, WeightedGraph
+from slurmdl.train.strategies.push_sum import PushSum
+from slurmdl.train.strategies.shared_memory_gossip import SharedMemoryGossip
 from slurmdl.train.strategies.strategy import Strategy, StrategyContext
 from slurmdl.train.strategies.triggered import TriggeredStrategy
 from slurmdl.train.triggers import CommCost
@@ -24,7 +24,7 @@ def make_gossip(ctx: StrategyContext) -> Strategy:
 
 
 class Gossip(TriggeredStrategy):
-    """A weighted mean of two models in every exchange; the graph says of whose (slurmdl.graphs). Keeps the sum.
+    """A weighted mean of two models in every exchange; the graph says of whose (slurmdl.gossip_graphs). Keeps the sum.
 
     Where a trigger looks at the models, the two of a pair tell each other by one byte whether they want to exchange,
     and do so if either wants.

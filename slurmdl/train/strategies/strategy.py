@@ -10,11 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from slurmdl.errors import TrainError
-from slurmdl.train.courier import CommThread
-from slurmdl.train.kept import Stateful
-from slurmdl.train.messages import MeteredP2P
-from slurmdl.train.method import StrategyConfig
-from slurmdl.train.strategies.pieces import ShardState
+from slurmdl.train.comm_thread import CommThread
+from slurmdl.train.p2p import MeteredP2P
+from slurmdl.train.stateful import Stateful
+from slurmdl.train.strategies.shard_backup import ShardState
+from slurmdl.train.strategy_config import StrategyConfig
 
 FloatArray = npt.NDArray[np.float32]
 Hyperparameters = npt.NDArray[np.float64]

@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from slurmdl.errors import UsageError
-from slurmdl.train import method
-from slurmdl.train.messages import LOCALITY_LEVELS
-from slurmdl.train.trainer import config
+from slurmdl.train import strategy_config as strategy_config_module
+from slurmdl.train.p2p import LOCALITY_LEVELS
+from slurmdl.train.trainer import yaml_options
 from slurmdl.train.trainer.data import DATASETS
 from slurmdl.train.trainer.models import MODELS
 from slurmdl.train.trainer.optimizers import LR_SCHEDULES, OPTIMIZERS
-from slurmdl.train.transports.links import Link
+from slurmdl.train.transports.link_queues import Link
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Options:
     log_every : steps between two lines of the log.
     """
 
-    strategy_config: method.StrategyConfig = field(default_factory=method.StrategyConfig)
+    strategy_config: strategy_config_module.StrategyConfig = field(default_factory=strategy_config_module.StrategyConfig)
     steps: int | None = None
     epochs: int | None = None
     batch_size: int = 32
@@ -118,8 +118,8 @@ class _Parser(argparse.ArgumentParser):
         raise UsageError(f"train: {message} (slurmdl train --help lists the options)")
 
 
-_positive_int, _nonnegative_int = method.whole(1), method.whole(0)
-_nonnegative_float, _fraction, _dirichlet_alpha = (method.number(
+_positive_int, _nonnegative_int = strategy_config_module.whole(1), strategy_config_module.whole(0)
+_nonnegative_float, _fraction, _dirichlet_alpha = (strategy_config_module.number(
     *bounds) for bounds in ((0.0, math.inf), (0.0, 1.0), (1e-6, math.inf)))
 
 
@@ -160,7 +160,7 @@ def _parse_stragglers(text: str) -> tuple[Straggler, ...]:
         begin, end = int(words[3] or 0), int(words[4]) if words[4] else math.inf
         if end <= begin:
             raise argparse.ArgumentTypeError(f"{words[0]!r} ends before it begins")
-        return Straggler(int(words[1]), method.number(1e-3, 1e6)(words[2]), begin, end)
+        return Straggler(int(words[1]), strategy_config_module.number(1e-3, 1e6)(words[2]), begin, end)
 
     return _parse_list(text, r"(\d+)=([\d.]+)(?:@(\d+)(?:-(\d+))?)?",
                  "RANK=FACTOR[@STEP[-STEP]],..., e.g. 3=4 or 3=4@100-200", one)
@@ -176,7 +176,7 @@ def _parse_virtual_links(text: str) -> tuple[tuple[str, Link], ...]:
     return _parse_list(text, rf"({'|'.join(LOCALITY_LEVELS)})=([\d.]+)([kMG]?)(?::(.+))?",
                  f"LEVEL=RATE or LEVEL=RATE:DELAY,... in bit/s and s, LEVEL one of {', '.join(LOCALITY_LEVELS)}, e.g. "
                  "across=100M:0.001",
-                 lambda words: (words[1], Link(method.number(1e-9, 1e15)(words[2]) * scale[words[3]] / 8,
+                 lambda words: (words[1], Link(strategy_config_module.number(1e-9, 1e15)(words[2]) * scale[words[3]] / 8,
                                                _nonnegative_float(words[4] or "0"))))
 
 
@@ -195,7 +195,7 @@ def parse_train_options(argv: Sequence[str], environ: Mapping[str, str] = os.env
                      description="Train a network with MPI: one replica per rank, kept together by a strategy.")
     add = parser.add_argument
     add("--config", metavar="FILE", help="YAML file with any of these options, e.g. lr: 0.1")
-    method.add_strategy_options(parser)
+    strategy_config_module.add_strategy_options(parser)
     add("--steps", type=_positive_int, metavar="N", help="steps to train (default: 200)")
     add("--epochs", type=_positive_int, metavar="N", help="passes over the data, where --steps is not given")
     add("--batch", type=_positive_int, metavar="N", help="images per worker and step (default: %(default)s)")
@@ -238,10 +238,10 @@ def parse_train_options(argv: Sequence[str], environ: Mapping[str, str] = os.env
     parser.set_defaults(**{name: value for name, value in vars(default).items() if name != "method"})
     file = parser.parse_args(argv).config
     if file:
-        parser.set_defaults(**config.read_options(file, parser))
+        parser.set_defaults(**yaml_options.read_options(file, parser))
     found = vars(parser.parse_args(argv))
     del found["config"]
-    asked = method.resolve(found, environ)
+    asked = strategy_config_module.resolve(found, environ)
     return _check_combination(Options(strategy_config=asked, **
                               {name: value for name, value in found.items() if not hasattr(asked, name)}))
 

@@ -11,19 +11,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from slurmdl import wholefile
+from slurmdl import files
 from slurmdl.errors import InvalidOptionsError, TrainError, UnavailableError, warn
-from slurmdl.output import print_escaped
-from slurmdl.train.library import agreement, halt
+from slurmdl.text import print_escaped
+from slurmdl.train.library import checkpoint_coordinator, consistency
 from slurmdl.train.library.run import CHECKPOINT_DIR_VARIABLE, Run, init
 from slurmdl.train.report import meters
-from slurmdl.train.runtime import init_mpi
-from slurmdl.train.trainer import optimizers, simulation
+from slurmdl.train.trainer import optimizers, virtual_run
 from slurmdl.train.trainer.data import ImageDataset, load_dataset
 from slurmdl.train.trainer.options import Options
 from slurmdl.train.trainer.progress import Progress, open_for_writing
-from slurmdl.train.trainer.task import ImageClassification, SyntheticWorkload
+from slurmdl.train.trainer.workloads import ImageClassification, SyntheticWorkload
 from slurmdl.train.transports.transport import Transport
+from slurmdl.train.world import init_mpi
 
 FloatArray = npt.NDArray[np.float32]
 
@@ -51,12 +51,12 @@ def train(options: Options) -> dict[str, Any] | None:
     SlurmdlError : the run cannot start or cannot go on.
     """
     if options.checkpoint_dir or os.environ.get(CHECKPOINT_DIR_VARIABLE):
-        halt.install_signal_handlers()  # before torch is imported, which takes seconds
+        checkpoint_coordinator.install_signal_handlers()  # before torch is imported, which takes seconds
     _load_torch()
     if options.virtual_ranks:
         data = _load_dataset(options)
         models: dict[int, FloatArray] = {}
-        return simulation.run_virtual(options, lambda transport, environ: train_rank(
+        return virtual_run.run_virtual(options, lambda transport, environ: train_rank(
             options, data, environ, transport, models))[0]
     transport = init_mpi()  # before the data, so that a rank that cannot read them ends the others
     return train_rank(options, _load_dataset(options), os.environ, transport)
@@ -95,7 +95,7 @@ def train_rank(options: Options, data: ImageDataset | None, environ: Mapping[str
         task = SyntheticWorkload(_emulated_parameters(options), seconds, compute, options.seed)
     else:
         task = ImageClassification(options, data)
-        agreement.check_same_on_ranks(run.world, [("data", f"{options.data} {zlib.crc32(data.train_x):x}")])
+        consistency.check_same_on_ranks(run.world, [("data", f"{options.data} {zlib.crc32(data.train_x):x}")])
     optimizer = optimizers.build_optimizer(options.optimizer, task.module.parameters(), options.lr, options.momentum,
                                  options.weight_decay)
     an_epoch = task.steps_per_epoch(run.worker_count)
@@ -196,7 +196,7 @@ def _emulated_seconds(options: Options) -> float:
     """Of a step's computation, where it is waited for; 0 where it takes as long as it takes."""
     if options.emulate_compute:
         return options.emulate_compute.seconds
-    return simulation.DEFAULT_COMPUTE_SECONDS if options.virtual_ranks else 0.0
+    return virtual_run.DEFAULT_COMPUTE_SECONDS if options.virtual_ranks else 0.0
 
 
 def _emulated_parameters(options: Options) -> int:
@@ -229,6 +229,6 @@ def _step_metrics(step: int, global_step: int, meter: meters.StepMeter) -> dict[
 def _check_summary_file(path: str) -> None:
     """Say now, not after the training, that a file cannot be written."""
     try:
-        wholefile.check_writable(path)
+        files.check_writable(path)
     except OSError as error:
         raise TrainError(f"--summary {os.path.abspath(path)}: cannot be written ({error.strerror})") from error

@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from slurmdl.errors import UsageError
-from slurmdl.train.trainer.data.cifar import load_cifar
 from slurmdl.train.trainer.data.dataset import ImageDataset, LabeledImages, split_and_normalize
-from slurmdl.train.trainer.data.digits import load_digit_images, make_digits_rgb32
-from slurmdl.train.trainer.data.folder import load_image_folder
-from slurmdl.train.trainer.data.idx import load_idx
-from slurmdl.train.trainer.data.synthetic import make_synthetic_images
+from slurmdl.train.trainer.data.file_readers import load_cifar, load_idx, load_image_folder
+from slurmdl.train.trainer.data.generated import load_digit_images, make_digits_rgb32, make_synthetic_images
 
 __all__ = ["DATASETS", "ImageDataset", "load_dataset"]
 

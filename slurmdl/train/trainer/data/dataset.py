@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from slurmdl.errors import UsageError
-from slurmdl.train.trainer.data.shares import label_skew, partition_indices
+from slurmdl.train.trainer.data.partition import label_skew, partition_indices
 
 FloatArray = npt.NDArray[np.float32]
 IntArray = npt.NDArray[np.int64]

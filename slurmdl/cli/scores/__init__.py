@@ -1,1 +1,0 @@
-"""The subcommands of `slurmdl score`, one file each."""

@@ -1,0 +1,78 @@
+"""How many nodes a job takes, and how many tasks each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from slurmdl.errors import PlacementError
+from slurmdl.job_request import JobRequest
+
+
+@dataclass(frozen=True)
+class JobSize:
+    """The nodes and tasks of a job.
+
+    Attributes
+    ----------
+    nodes, tasks : counts.
+    """
+
+    nodes: int
+    tasks: int
+
+    @property
+    def max_tasks_per_node(self) -> int:
+        return -(-self.tasks // self.nodes)
+
+    def tasks_on_node(self, index: int) -> int:
+        """Tasks of the i-th node: even, the first ones take what is left, as Slurm deals them out."""
+        return self.tasks // self.nodes + (index < self.tasks % self.nodes)
+
+
+def resolve_job_size(request: JobRequest) -> JobSize:
+    """The shape of the job, where the request settles it.
+
+    Raises
+    ------
+    PlacementError : the node count is left to Slurm, or the counts contradict each other.
+    """
+    per_node, tasks = request.ntasks_per_node, request.ntasks
+    if request.nodes is not None:
+        least, most = request.nodes
+        if least != most:
+            raise PlacementError(f"the node count is not certain (-N {least}-{'' if most is None else most})")
+        nodes = least
+    elif tasks is not None and per_node:
+        nodes = -(-tasks // per_node)
+    elif (tasks or 1) == 1:
+        nodes = 1
+    else:
+        raise PlacementError(f"the node count is not certain (-n {tasks} without -N or --ntasks-per-node)")
+    if tasks is None:
+        tasks = nodes * (per_node or 1)
+    if not 0 < nodes <= tasks:
+        raise PlacementError(f"{tasks} tasks do not fill {nodes} nodes")
+    if per_node and tasks > nodes * per_node:
+        raise PlacementError(f"{tasks} tasks do not fit on {nodes} nodes with {per_node} tasks each")
+    return JobSize(nodes, tasks)
+
+
+def block_distribution(max_tasks: Sequence[int], ntasks: int) -> list[int]:
+    """Tasks per node: one to each node in turn while it has room, regardless of room when all are full.
+
+    Slurm's default (block) distribution counts so, then numbers the tasks node by node.
+    """
+    tasks = [0] * len(max_tasks)
+    dealt = turn = 0
+    full = False
+    while dealt < ntasks:
+        more = False
+        for i, r in enumerate(max_tasks):
+            if dealt < ntasks and (turn < r or full):
+                tasks[i] += 1
+                dealt += 1
+                more = more or turn + 1 < r
+        full = full or not more
+        turn += 1
+    return tasks

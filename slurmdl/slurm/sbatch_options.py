@@ -1,0 +1,155 @@
+"""The options of sbatch: which take a value, which variable sets them, and how a script gives them.
+
+The tables hold what the man page sbatch(1) of Slurm 22.05 to 26.05 and `sbatch --help` list. They serve to
+find where the options end and what placement depends on; nothing is refused for standing outside them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from slurmdl.dl_options import is_flag_set
+from slurmdl.errors import UsageError
+from slurmdl.slurm.getopt import HasArg
+
+_REQUIRED_ARG = """account acctg-freq array autocomplete batch bb bbf begin chdir cluster cluster-constraint clusters
+    comment constraint container container-id context core-spec cores-per-socket cpu-freq cpus-per-gpu
+    cpus-per-task deadline delay-boot dependency distribution error exclude export export-file extra
+    extra-node-info gid gpu-bind gpu-freq gpus gpus-per-node gpus-per-socket gpus-per-task gres gres-flags hint
+    input job-name kill-on-invalid-dep licenses mail-type mail-user mcs-label mem mem-bind mem-per-cpu
+    mem-per-gpu mem-update mincpus network nodefile nodelist nodes ntasks ntasks-per-core ntasks-per-gpu
+    ntasks-per-node ntasks-per-socket ntasks-per-tres open-mode output partition power prefer priority profile
+    qos reservation resources runtime segment signal sockets-per-node switches tasks-per-node thread-spec
+    threads-per-core time time-min tmp tres-bind tres-per-task uid wait-all-nodes wckey wrap"""
+_OPTIONAL_ARG = "exclusive get-user-env nice no-kill oom-kill-step propagate requeue resv-ports"
+_NO_ARG = """consolidate-segments contiguous external help hold ignore-pbs no-requeue overcommit oversubscribe
+    parsable quiet reboot spread-job spread-segments stepmgr test-only usage use-min-nodes verbose version wait"""
+
+#: long name -> whether it takes a value
+LONG_OPTIONS: dict[str, HasArg] = {
+    **dict.fromkeys(_REQUIRED_ARG.split(), "yes"),
+    **dict.fromkeys(_OPTIONAL_ARG.split(), "optional"),
+    **dict.fromkeys(_NO_ARG.split(), "no"),
+}
+
+#: letter -> long name
+SHORT_OPTIONS = {
+    "A": "account", "a": "array", "b": "begin", "B": "extra-node-info", "C": "constraint", "c": "cpus-per-task",
+    "D": "chdir", "d": "dependency", "e": "error", "F": "nodefile", "G": "gpus", "H": "hold", "h": "help",
+    "i": "input", "J": "job-name", "k": "no-kill", "L": "licenses", "M": "clusters", "m": "distribution",
+    "N": "nodes", "n": "ntasks", "O": "overcommit", "o": "output", "p": "partition", "Q": "quiet", "q": "qos",
+    "S": "core-spec", "s": "oversubscribe", "t": "time", "V": "version", "v": "verbose", "W": "wait",
+    "w": "nodelist", "x": "exclude",
+}
+
+#: names that mean the same option
+SYNONYMS = {"tasks-per-node": "ntasks-per-node", "cluster": "clusters"}
+
+#: the variables that sbatch reads and placement depends on; the later of two for one option wins
+ENV_VARIABLES = {
+    "SBATCH_IGNORE_PBS": "ignore-pbs", "SBATCH_ARRAY_INX": "array", "SBATCH_CLUSTERS": "clusters",
+    "SLURM_CLUSTERS": "clusters", "SBATCH_CONSTRAINT": "constraint", "SBATCH_CORE_SPEC": "core-spec",
+    "SBATCH_CPUS_PER_GPU": "cpus-per-gpu", "SBATCH_DISTRIBUTION": "distribution", "SBATCH_EXCLUSIVE": "exclusive",
+    "SBATCH_EXPORT": "export", "SBATCH_GRES": "gres", "SBATCH_GPUS": "gpus",
+    "SBATCH_GPUS_PER_NODE": "gpus-per-node", "SBATCH_GPUS_PER_SOCKET": "gpus-per-socket",
+    "SBATCH_GPUS_PER_TASK": "gpus-per-task", "SLURM_HINT": "hint", "SBATCH_HINT": "hint",
+    "SBATCH_MEM_PER_CPU": "mem-per-cpu", "SBATCH_MEM_PER_GPU": "mem-per-gpu", "SBATCH_MEM_PER_NODE": "mem",
+    "SBATCH_NO_REQUEUE": "no-requeue", "SBATCH_PARTITION": "partition", "SBATCH_REQ_SWITCH": "switches",
+    "SBATCH_REQUEUE": "requeue", "SBATCH_RESERVATION": "reservation", "SBATCH_SEGMENT_SIZE": "segment",
+    "SBATCH_SPREAD_JOB": "spread-job", "SBATCH_THREAD_SPEC": "thread-spec",
+    "SBATCH_THREADS_PER_CORE": "threads-per-core", "SBATCH_TRES_PER_TASK": "tres-per-task",
+}
+
+
+def sbatch_settings_from_environ(environ: Mapping[str, str]) -> dict[str, str | None]:
+    """What the environment sets: long name -> value, "" for a flag, None for one that it takes back."""
+    settings: dict[str, str | None] = {}
+    for variable, name in ENV_VARIABLES.items():
+        value = environ.get(variable)
+        if value is not None:
+            flag = LONG_OPTIONS[name] == "no" or name == "requeue"
+            settings.pop(name, None)  # the order is that of the last word on each
+            settings[name] = value if not flag else "" if is_flag_set(value) else None
+    return settings
+
+
+@dataclass(frozen=True)
+class Directive:
+    """The words of one `#SBATCH` or `#DL` line; `line` counts from 1.
+
+    A line for another scheduler (`#PBS`, `#BSUB`), which sbatch translates, has its keyword and no words.
+    """
+
+    keyword: str
+    args: tuple[str, ...]
+    line: int
+
+
+def script_header(body: bytes) -> tuple[list[str], bool]:
+    """The lines of a batch script above its first command, and whether there is a command."""
+    lines = body.decode(errors="surrogateescape").split("\n")
+    commands = (i for i, line in enumerate(lines) if line.strip() and not line.lstrip().startswith("#"))
+    end = next(commands, None)
+    return lines[:end], end is not None
+
+
+def script_directives(body: bytes, file: str) -> Iterator[Directive]:
+    """The directive lines of a batch script, up to its first line that is neither blank nor a comment.
+
+    A `#SBATCH` keyword begins its line and needs no blank after it, as sbatch reads it; `#DL` needs one, so
+    that a comment like `#DLang` stays a comment.
+
+    Raises
+    ------
+    UsageError : a quote in a `#DL` line is not closed.
+    """
+    for number, raw in enumerate(script_header(body)[0], start=1):
+        if raw.startswith("#SBATCH"):
+            yield Directive("#SBATCH", tuple(_split_directive(raw[len("#SBATCH"):])), number)
+        elif raw.startswith("#SLURM"):
+            yield Directive("#SBATCH", tuple(_split_directive(raw[len("#SLURM"):])), number)
+        elif raw.startswith("#DL") and raw[3:4] in ("", " ", "\t", "\r"):
+            try:
+                yield Directive("#DL", tuple(_split_directive(raw[3:], strict=True)), number)
+            except ValueError as error:
+                raise UsageError(f"{file}:{number}: {raw[:100]!r}: {error}") from error
+        elif raw.startswith(("#PBS", "#BSUB")):
+            yield Directive(raw.split(maxsplit=1)[0], (), number)
+
+
+def _split_directive(text: str, strict: bool = False) -> Iterator[str]:
+    """Split a directive as sbatch does: blanks, either quote, a backslash before any character, `#` ends it."""
+    if not any(special in text for special in "\\\"'#"):
+        yield from text.split()
+        return
+    word: list[str] = []
+    quote, escaped, begun = "", False, False
+    for letter in text:
+        if escaped:
+            word.append(letter)
+            escaped = False
+        elif letter == "\\":
+            escaped = begun = True
+        elif quote:
+            if letter == quote:
+                quote = ""
+            else:
+                word.append(letter)
+        elif letter in "\"'":
+            quote, begun = letter, True
+        elif letter == "#":
+            break
+        elif letter.isspace():
+            if begun and not word:  # sbatch takes an empty word for the end of the line
+                return
+            if begun:
+                yield "".join(word)
+            word, begun = [], False
+        else:
+            word.append(letter)
+            begun = True
+    if quote and strict:
+        raise ValueError(f"the quote {quote} is not closed")
+    if word:
+        yield "".join(word)

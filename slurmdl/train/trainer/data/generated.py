@@ -1,0 +1,104 @@
+"""Handwritten digits, as scikit-learn ships them, small and as a harder task of the shape of CIFAR-10."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from pathlib import Path
+
+import numpy as np
+
+from slurmdl.errors import UnavailableError, UsageError
+from slurmdl.train.trainer.data.dataset import LabeledImages
+
+
+def load_digit_images(arguments: str = "", seed: int = 1) -> LabeledImages:
+    """Handwritten digits, 1,797 images of 8 x 8.
+
+    The file is read directly: importing scikit-learn costs seconds of start-up on every rank.
+
+    Raises
+    ------
+    UnavailableError : scikit-learn is not installed.
+
+    References
+    ----------
+    E. Alpaydin, C. Kaynak: Optical Recognition of Handwritten Digits. UCI, 1998. doi:10.24432/C50P49
+    """
+    if arguments:
+        raise UsageError(f"train: --data digits:{arguments}: digits has no arguments")
+    spec = importlib.util.find_spec("sklearn")
+    if spec is None or not spec.submodule_search_locations:
+        raise UnavailableError("the data set digits needs the package scikit-learn: pip install 'slurmdl[train]'")
+    file = Path(spec.submodule_search_locations[0], "datasets", "data", "digits.csv.gz")
+    if file.exists():
+        table = np.loadtxt(file, delimiter=",", dtype=np.float32)
+    else:
+        from sklearn.datasets import load_digits
+        bunch = load_digits()
+        table = np.column_stack([bunch.data, bunch.target]).astype(np.float32)
+    return LabeledImages(table[:, :-1].reshape(-1, 1, 8, 8), table[:, - \
+                         1].astype(np.int64), 10, normalize_per_pixel=True)
+
+
+def make_digits_rgb32(arguments: str = "", seed: int = 1) -> LabeledImages:
+    """The digits as 3 x 32 x 32: each twice as large, in a random colour, on a random spot of a noisy ground.
+
+    The pictures are the same for every seed; only their split depends on it.
+    """
+    if arguments:
+        raise UsageError(f"train: --data cifar-shaped:{arguments}: cifar-shaped has no arguments")
+    small = load_digit_images()
+    random = np.random.default_rng(0)
+    count = len(small.labels)
+    images = NOISE_STD * random.standard_normal((count, 3, 32, 32)).astype(np.float32)
+    large = small.images.repeat(2, 2).repeat(2, 3) / 16
+    colours = random.uniform(0.3, 1.0, (count, 3, 1, 1)) * random.choice([-1, 1], (count, 1, 1, 1))
+    for image, digit, colour, (down, right) in zip(
+            images, large, colours, random.integers(0, 2 * MAX_SHIFT + 1, (count, 2)) + 8 - MAX_SHIFT, strict=True):
+        image[:, down:down + 16, right:right + 16] += digit * colour
+    return LabeledImages(images, small.labels, 10)
+
+
+#: of the pictures of `cifar_shaped`: deviation of the ground's noise, and pixels by which a digit is off the middle
+NOISE_STD, MAX_SHIFT = 0.3, 2
+
+
+# MERGED: Made-up images of any shape.
+
+#: images where their number is not said, and most elements of all of them (4 GiB of float32)
+DEFAULT_COUNT, MAX_ELEMENTS = 2000, 1 << 30
+
+
+def make_synthetic_images(arguments: str, seed: int) -> LabeledImages:
+    """A random prototype for each class, and noise of four times its size on every image.
+
+    `arguments` are SHAPE:CLASSES or SHAPE:CLASSES:COUNT, e.g. 3x32x32:10 or 64:10:5000.
+    """
+    shape, classes, count = parse_synthetic_arguments(arguments)
+    random = np.random.default_rng((seed, 2))
+    labels = random.permutation(np.arange(count) % classes)
+    images = 4 * random.standard_normal((count, *shape), np.float32)
+    images += random.standard_normal((classes, *shape), np.float32)[labels]
+    return LabeledImages(images, labels, classes)
+
+
+def parse_synthetic_arguments(arguments: str) -> tuple[tuple[int, ...], int, int]:
+    """Shape of an image, number of classes and of images; UsageError where there can be no such data."""
+    sizes, *numbers = arguments.split(":")
+    try:
+        shape = tuple(int(size) for size in sizes.split("x"))
+        classes, count = [int(number) for number in [*numbers, str(DEFAULT_COUNT)]][:2]
+        valid = len(numbers) in (1, 2) and len(shape) in (1, 3) and min(shape) > 0 and classes > 1
+    except ValueError:
+        valid = False
+    if not valid:
+        raise UsageError(f"train: --data synthetic:{arguments}: SHAPE:CLASSES[:COUNT] expected, e.g. "
+                         "synthetic:3x32x32:10 or synthetic:64:10:5000")
+    if count < classes:
+        raise UsageError(f"train: --data synthetic:{arguments}: {count} images for {classes} classes; valid: one of "
+                         "each class, or more")
+    if count * math.prod(shape) > MAX_ELEMENTS:
+        raise UsageError(f"train: --data synthetic:{arguments}: {count} images of this shape take more than "
+                         f"{4 * MAX_ELEMENTS >> 30} GiB")
+    return shape, classes, count

@@ -1,0 +1,305 @@
+"""What a rank knows of its surroundings: the other ranks, their nodes, zones and roles."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import socket
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+
+from slurmdl import plan as plans
+from slurmdl.errors import InvalidOptionsError, SlurmdlError, UnavailableError, warn
+from slurmdl.errors import InvalidRunError as InvalidRunError
+from slurmdl.mpi_library import EAGER_LIMIT_VARIABLE, MESSAGE_OVERHEAD_BYTES, open_mpi_major, wait_until_ready
+from slurmdl.train.compatibility import check_compatibility
+from slurmdl.train.p2p import CHUNK_BYTES
+from slurmdl.train.strategies import STRATEGIES
+from slurmdl.train.strategy_config import StrategyConfig
+from slurmdl.train.transports.mpi import MpiTransport
+from slurmdl.train.transports.transport import Transport
+from slurmdl.train.transports.ulfm import UlfmTransport, has_failed_ranks, ulfm_enabled
+
+#: ranks whose places are shown one by one
+MAX_LISTED_RANKS = 16
+
+#: variables that launchers of MPI programs give to each rank begin with one of these
+_MPI_LAUNCHER_PREFIXES = ("OMPI_COMM_WORLD_", "PMIX_", "PMI_", "MPI_LOCALRANKID", "MV2_COMM_WORLD_", "PALS_", "ALPS_")
+#: seconds in which the first rank reports what all ranks find wrong
+_REPORT_GRACE_SECONDS = 2.0
+
+
+@dataclass(frozen=True)
+class World:
+    """All ranks of a run, as each of them sees it.
+
+    Attributes
+    ----------
+    transport : between all ranks; its rank is this one.
+    method : how the replicas are kept together; its strategy, a key of STRATEGIES, and its traffic are set.
+    nodes, zones, roles : entry i belongs to rank i; the leaf zone is "" where none is known.
+    costs : as plan.Plan has them, {} where there is no plan.
+    """
+
+    transport: Transport
+    config: StrategyConfig
+    nodes: tuple[str, ...]
+    zones: tuple[str, ...]
+    roles: tuple[str, ...]
+    costs: Mapping[str, float]
+
+    @property
+    def rank(self) -> int:
+        return self.transport.rank
+
+    @property
+    def strategy(self) -> str:
+        return self.config.strategy or ""
+
+    @property
+    def comm_pattern(self) -> str:
+        """Who sends what to whom, one of plan.PATTERNS[strategy]."""
+        return self.config.comm_pattern or ""
+
+    def ranks_with_role(self, role: str) -> tuple[int, ...]:
+        return tuple(rank for rank, its in enumerate(self.roles) if its == role)
+
+    def alive_with_role(self, role: str) -> tuple[int, ...]:
+        """Those of `ranks` that are not lost."""
+        return tuple(rank for rank in self.transport.alive_ranks if self.roles[rank] == role)
+
+    def locality_levels(self) -> tuple[str, ...]:
+        """Entry i: how far a message to rank i goes (messages.LEVELS). Nodes without a zone share one."""
+        def level(peer: int) -> str:
+            if self.nodes[peer] == self.nodes[self.rank]:
+                return "node"
+            return "zone" if self.zones[peer] == self.zones[self.rank] else "across"
+        return tuple(level(peer) for peer in range(len(self.nodes)))
+
+    def __str__(self) -> str:
+        """Who is where; of many ranks those that follow each other in a zone together."""
+        places = [(f"{zone} {role}".strip(), node) for node, zone, role in zip(self.nodes, self.zones, self.roles,
+                                                                               strict=True)]
+        if len(places) <= MAX_LISTED_RANKS:
+            return ", ".join(f"{rank} {node} ({what})" for rank, (what, node) in enumerate(places))
+        found, begin = [], 0
+        for what, group in groupby(places, key=lambda place: place[0]):
+            on = [node for _, node in group]
+            where = on[0] if len(set(on)) == 1 else f"{len(set(on))} nodes from {on[0]} to {on[-1]}"
+            found.append(f"{begin} to {begin + len(on) - 1} on {where} ({what})")
+            begin += len(on)
+        return ", ".join(found)
+
+
+def is_rank_zero(environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether the launcher started this process as rank 0; known without MPI."""
+    names = ["OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID"]
+    if torchrun_world_size(environ) > 1:
+        names.insert(0 if _is_torchrun(environ) else 3, "RANK")
+    for name in names:
+        if name in environ:
+            return environ[name] == "0"
+    return True
+
+
+def torchrun_world_size(environ: Mapping[str, str] = os.environ) -> int:
+    """How many ranks there are by the variables of torchrun and the like; 1 where they are not set."""
+    size = environ.get("WORLD_SIZE", "")
+    return int(size) if size.isdecimal() and "RANK" in environ else 1
+
+
+def node_name(environ: Mapping[str, str] = os.environ) -> str:
+    """Slurm's name of this node, else its host name without the domain."""
+    return environ.get("SLURMD_NODENAME") or socket.gethostname().partition(".")[0]
+
+
+def zone_path(environ: Mapping[str, str] = os.environ) -> tuple[str, ...]:
+    """Zones of this node, root first, from the address that Slurm gives to each task; () where there is none.
+
+    `SLURM_TOPOLOGY_ADDR` is e.g. `core.leafA.n1` under the pattern `switch.switch.node` (srun(1), OUTPUT
+    ENVIRONMENT VARIABLES); levels that a branch of the tree lacks are empty.
+    """
+    kinds = environ.get("SLURM_TOPOLOGY_ADDR_PATTERN", "").split(".")
+    names = environ.get("SLURM_TOPOLOGY_ADDR", "").split(".", len(kinds) - 1)
+    return tuple(name for kind, name in zip(kinds, names, strict=False) if kind != "node" and name)
+
+
+def slurm_task_count(environ: Mapping[str, str] = os.environ) -> int:
+    """How many tasks Slurm says that this step has; 1 outside of Slurm."""
+    for name in ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"):
+        if environ.get(name, "").isdigit():
+            return int(environ[name])
+    return 1
+
+
+def init_mpi(environ: Mapping[str, str] = os.environ) -> Transport:
+    """MPI between all ranks.
+
+    Where it is started here, Open MPI sends chunks over TCP without asking first, if the environment does not say
+    how long a message may be that it sends so.
+
+    Raises
+    ------
+    UnavailableError : no MPI.
+    Refused : every task is alone in an MPI world of its own, as under srun with a PMI that this MPI lacks, or under
+        torchrun.
+    """
+    try:
+        import mpi4py
+        mpi4py.rc.initialize = mpi4py.rc.finalize = False
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        raise UnavailableError(f"no MPI: {error} (needed: an MPI library, pip install 'slurmdl[train]')") from error
+    tasks = slurm_task_count(environ)
+    if not MPI.Is_initialized():
+        _check_launcher(environ)
+        if tasks > 1 and is_rank_zero(environ) and _lacks_pmix(MPI.Get_library_version(), environ):
+            warn(f"train: Slurm started {tasks} tasks without PMIx, which Open MPI needs in most builds; if MPI "
+                 "cannot start, use `slurmdl srun`, or `srun --mpi=pmix`")
+        os.environ.setdefault(EAGER_LIMIT_VARIABLE, str(max(CHUNK_BYTES.values()) + MESSAGE_OVERHEAD_BYTES))
+        MPI.Init_thread()
+        atexit.register(finalize_mpi)
+        wait_until_ready(MPI)
+    if MPI.COMM_WORLD.Get_size() == 1 and tasks > 1:
+        raise InvalidRunError(f"MPI has 1 rank where Slurm has {tasks} tasks: srun and this MPI do not share a PMI; "
+                      "start it with `slurmdl srun`, or `srun --mpi=pmix` (`srun --mpi=list` shows what is there), "
+                      "or where Slurm has none that fits, `slurmdl srun --launcher=mpirun`")
+    if MPI.COMM_WORLD.Get_size() == 1 and torchrun_world_size(environ) > 1:
+        raise _launcher_error(environ)
+    return (UlfmTransport if ulfm_enabled(environ) else MpiTransport)(MPI.COMM_WORLD)
+
+
+def _check_launcher(environ: Mapping[str, str]) -> None:
+    """Refuse a process that other launchers than those of MPI have started as one of several.
+
+    MPI would take each such process for a program of one rank, or several processes for the same rank, and end or
+    wait in its initialisation.
+    """
+    by_mpi = any(name.startswith(_MPI_LAUNCHER_PREFIXES) for name in environ)
+    shared = _is_torchrun(environ) and environ.get("LOCAL_WORLD_SIZE", "1") != "1"
+    if torchrun_world_size(environ) > 1 and (shared or not by_mpi):
+        if not is_rank_zero(environ):
+            # the launcher ends all ranks as soon as one has ended, and the first one reports
+            time.sleep(_REPORT_GRACE_SECONDS)
+        raise _launcher_error(environ)
+
+
+def _is_torchrun(environ: Mapping[str, str]) -> bool:
+    return "TORCHELASTIC_RUN_ID" in environ
+
+
+def _launcher_error(environ: Mapping[str, str]) -> InvalidRunError:
+    count = torchrun_world_size(environ)
+    culprit = f"torchrun started {count} processes" if _is_torchrun(environ) else f"WORLD_SIZE={count}"
+    return InvalidRunError(f"{culprit}: ranks of slurmdl need an MPI launcher; valid: `slurmdl srun python SCRIPT`, "
+                   f"`srun --mpi=pmix python SCRIPT` or `mpirun -n {count} python SCRIPT`")
+
+
+def no_recovery_reason(environ: Mapping[str, str] = os.environ) -> str:
+    """Why ranks cannot go on without one that is lost."""
+    mpi = sys.modules.get("mpi4py.MPI")
+    if not mpi:
+        return "no MPI"
+    name = mpi.Get_library_version().partition(",")[0].replace(" v", " ")
+    if open_mpi_major(mpi) >= 5:
+        return f"{name} was started without ULFM: slurmdl srun --launcher=mpirun, or mpirun --with-ft ulfm"
+    why = f"no ULFM in {name}"
+    if environ.get("PMIX_NAMESPACE", "").startswith("slurm."):
+        why += "; srun ends them only with --kill-on-bad-exit, which `slurmdl srun` sets for `slurmdl train`"
+    return why
+
+
+def finalize_mpi() -> None:
+    """End MPI, where this process has started it. Where a rank is lost it is left as it is: MPI may wait for it."""
+    mpi = sys.modules.get("mpi4py.MPI")
+    if mpi and mpi.Is_initialized() and not mpi.Is_finalized() and not (
+        ulfm_enabled() and has_failed_ranks(mpi.COMM_WORLD)):
+        mpi.Finalize()
+
+
+def _lacks_pmix(library: str, environ: Mapping[str, str]) -> bool:
+    """Whether Open MPI was started by neither PMIx nor its own mpirun: most builds then end in MPI_Init."""
+    return library.startswith("Open MPI") and not environ.keys() & {"PMIX_NAMESPACE", "OMPI_COMM_WORLD_SIZE"}
+
+
+def create_world(config: StrategyConfig, transport: Transport, environ: Mapping[str, str] = os.environ,
+         must_match: Mapping[str, object] | None = None) -> World:
+    """Meet the other ranks and agree on nodes, zones, strategy, roles and traffic.
+
+    The plan of the step serves where it is for this number of ranks on these nodes; else it is left aside with
+    one line on stderr, and zones come from the tasks themselves. The method asked for wins over the plan.
+
+    Parameters
+    ----------
+    alike : further options, by name, that all ranks must have alike.
+
+    Raises
+    ------
+    BadOptions : ranks with different options, a strategy, roles or a traffic that cannot be, or what does not go
+        together (see combine).
+    """
+    tasks = transport.allgather((node_name(environ), zone_path(environ), {**vars(config), **(must_match or {})}))
+    first = tasks[0][2]
+    for rank, (_, _, theirs) in enumerate(tasks):
+        for name, value in theirs.items():
+            if value != first[name]:
+                raise InvalidOptionsError(f"rank {rank} has --{name.replace('_', '-')} {value} but rank 0 has {first[name]}: "
+                                 "all ranks need the same options")
+    nodes = tuple(node for node, _, _ in tasks)
+    plan = transport.broadcast(_usable_plan(nodes, environ) if transport.rank == 0 else None)
+    if plan:
+        zones = tuple(plan.zone(rank) for rank in range(len(nodes)))
+    else:
+        zones = tuple(path[-1] if path else "" for _, path, _ in tasks)
+    strategy = config.strategy or (plan.strategy if plan else "allreduce")
+    roles = _assign_roles(strategy, config.ps, plan, len(nodes))
+    config = replace(config, strategy=strategy)
+    config = replace(config, traffic=_choose_comm_pattern(config, plan, zones))
+    check_compatibility(config)
+    return World(transport, config, nodes, zones, roles, plan.costs if plan else {})
+
+
+def _usable_plan(nodes: tuple[str, ...], environ: Mapping[str, str]) -> plans.Plan | None:
+    try:
+        plan = plans.plan_from_environ(environ)
+    except SlurmdlError as error:
+        warn(f"train: the plan is left aside: {error}")
+        return None
+    if plan and plan.nodes != nodes:
+        warn(f"train: the plan is left aside: it is for {len(plan)} ranks on {','.join(plan.nodes)}, "
+             f"these are {len(nodes)} on {','.join(nodes)}")
+        return None
+    return plan
+
+
+def _assign_roles(strategy: str, ps: int | None, plan: plans.Plan | None, size: int) -> tuple[str, ...]:
+    """Role of every rank. The plan's, where its count of servers is the one asked for; else servers come first."""
+    if strategy not in STRATEGIES:
+        raise InvalidOptionsError(f"strategy {strategy!r} is not one of {', '.join(STRATEGIES)}")
+    if strategy != "ps":
+        if ps:
+            raise InvalidOptionsError(f"--ps {ps}: strategy {strategy} has no parameter servers; --strategy ps has")
+        return ("worker",) * size
+    planned = plan.roles.count("ps") if plan else 0
+    servers = ps if ps is not None else planned or 1
+    if not 0 < servers < size:
+        raise InvalidOptionsError(
+            f"{servers} parameter servers in {size} ranks: at least 1 server and 1 worker are needed")
+    if plan and servers == planned:
+        return plan.roles
+    return ("ps",) * servers + ("worker",) * (size - servers)
+
+
+def _choose_comm_pattern(config: StrategyConfig, plan: plans.Plan | None, zones: Sequence[str] = ()) -> str:
+    """The pattern asked for, else the one of a plan for this strategy, else the usual one."""
+    strategy = config.strategy or ""
+    valid = plans.COMM_PATTERNS[strategy]
+    planned = plan.comm_pattern if plan and plan.strategy == strategy else ""
+    several = len(set(zones)) > 1 and all(zones) and not config.uses_mpi_allreduce
+    traffic = config.comm_pattern or planned or plans.default_pattern(strategy, multiple_zones=several)
+    if traffic not in valid:
+        raise InvalidOptionsError(f"--traffic {traffic}: strategy {strategy} has {', '.join(valid)}")
+    return traffic
