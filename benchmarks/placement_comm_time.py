@@ -20,7 +20,7 @@ from slurmdl.train.comm_thread import CommThread
 from slurmdl.train.p2p import MeteredP2P
 from slurmdl.train.report.meters import StepMeter
 from slurmdl.train.strategies import STRATEGIES, StrategyContext
-from slurmdl.train.strategies.shard_backup import ShardState
+from slurmdl.train.strategies.strategy import ShardState
 from slurmdl.train.strategy_config import StrategyConfig
 from slurmdl.train.transports.transport import Transport
 
@@ -81,19 +81,19 @@ class PlainParameters:
 class NoOpOptimizer:
     """An optimizer that changes nothing; see strategies.strategy.Update."""
 
-    def __call__(self, numbers: Any) -> None:
+    def __call__(self, hyperparameters: Any) -> None:
         """Ignore the gradients."""
 
-    def state(self) -> npt.NDArray[np.uint8]:
+    def state_bytes(self) -> npt.NDArray[np.uint8]:
         return np.empty(0, np.uint8)
 
-    def restore(self, state: npt.NDArray[np.uint8]) -> None:
+    def load_state_bytes(self, state: npt.NDArray[np.uint8]) -> None:
         """Ignore the state."""
 
-    def pieces(self) -> list[ShardState]:
+    def shard_states(self) -> list[ShardState]:
         return []
 
-    def fill(self, pieces: Sequence[ShardState]) -> None:
+    def load_shard_states(self, states: Sequence[ShardState]) -> None:
         """Ignore the pieces."""
 
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from slurmdl.errors import InputError
 
-VERSION = 1
+VERSION = 2
 #: longest value of SLURMDL_PLAN, bytes (the kernel allows 128 KiB for one string)
 MAX_ENV_BYTES = 96 * 1024
 
@@ -107,7 +107,7 @@ class Plan:
                        roles=tuple(map(str, data["roles"])),
                        zones={str(node): tuple(map(str, path)) for node, path in data["zones"].items()},
                        costs={str(pair): float(cost) for pair, cost in data.get("costs", {}).items()},
-                       traffic=str(data.get("traffic", "")))
+                       comm_pattern=str(data.get("comm_pattern", "")))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise InputError(f"plan: malformed ({type(error).__name__}: {error})") from error
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from slurmdl.train.strategies.shard_backup import ShardState
+from slurmdl.train.strategies.strategy import ShardState
 
 
 class PlainParameters:

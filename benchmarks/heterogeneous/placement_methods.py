@@ -52,13 +52,13 @@ class Run:
     Attributes
     ----------
     order : node of each rank.
-    bytes_across_nodes, bytes_across_zones : in a step, all ranks together, as they metered them.
+    inter_node_bytes, inter_zone_bytes : in a step, all ranks together, as they metered them.
     seconds : of a step, the slowest worker's median.
     """
 
     order: tuple[str, ...]
-    bytes_across_nodes: float
-    bytes_across_zones: float
+    inter_node_bytes: float
+    inter_zone_bytes: float
     seconds: float
     result: Result
 

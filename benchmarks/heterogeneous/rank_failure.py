@@ -183,7 +183,7 @@ def main() -> None:
     folder, work = Path(sys.argv[1]), json.loads(sys.argv[2])
     run = init(StrategyConfig(**work["method"]), seed=work["seed"])
     (folder / f"pid-{run.rank}").write_text(str(os.getpid()))
-    run.world.transport.meet()
+    run.world.transport.barrier()
     task = SyntheticWorkload(SIZE, lambda samples: SECONDS, time.sleep, work["seed"])
     # the gradients stay the same: the rate is small, so that numbers do not grow
     model, opt = run.wrap(task.module, torch.optim.SGD(task.module.parameters(), lr=1e-4))
@@ -191,17 +191,17 @@ def main() -> None:
     for step in range(STEPS):
         if step == AT and run.rank == RANKS - 1:
             struck = _strike(int((folder / f"pid-{work['rank']}").read_text()), work["kill"])
-        made = run.recovery.exchanges[0]
+        made = run.recovery.exchange_counts[0]
         opt.zero_grad()
         model().backward()
         opt.step()
         # who waits for nobody goes on where a push is left out
-        ends.append((time.monotonic(), run.world.method.asynchronous or run.recovery.exchanges[0] > made))
-        if run.recovery.lost and not missed:
-            missed = max(1, run.recovery.lost[0]["step"] - step)
+        ends.append((time.monotonic(), run.world.config.asynchronous or run.recovery.exchange_counts[0] > made))
+        if run.recovery.failed_ranks and not missed:
+            missed = max(1, run.recovery.failed_ranks[0]["step"] - step)
     run.finish()
     (folder / f"told-{run.rank}").write_text(json.dumps(
-        {"struck": struck, "ends": ends, "lost": run.recovery.lost, "missed": missed}))
+        {"struck": struck, "ends": ends, "lost": run.recovery.failed_ranks, "missed": missed}))
 
 
 def _strike(process: int, kill: bool) -> float:

@@ -35,7 +35,7 @@ def rows(seed: int = 0, repeats: int = REPEATS) -> Iterator[Row]:
         for number in range(-1, repeats):
             before = counters.read_counters()
             Path(folder, "counters.json").write_text(
-                json.dumps(before._replace(sent=max(0, before.segments_sent - _SENT)).to_json()))
+                json.dumps(before._replace(segments_sent=max(0, before.segments_sent - _SENT)).to_json()))
             first, second = _start(["-c", "pass"], folder), _start(words, folder)
             if number >= 0:  # the first one compiles
                 bare.append(first)

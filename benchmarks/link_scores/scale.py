@@ -132,7 +132,7 @@ def probe(fabric: Fabric, seed: int, noise: float = NOISE, sweeps: int = SWEEPS)
 
 def flagged(names: tuple[str, ...], scores: LinkScores) -> npt.NDArray[np.bool_]:
     """Return the nodes that placement rates lower than unmeasured nodes; shape (nodes,)."""
-    usual = replace(scores, nodes={}, zones={}, trunks={})
+    usual = replace(scores, nodes={}, zones={}, inter_leaf={})
     (speed, delay), (best, least) = capacity.node_links(names, scores), capacity.node_links(names, usual)
     return np.asarray((speed < best * (1 - 1e-9)) | (delay > least * (1 + 1e-9)))
 

@@ -135,7 +135,7 @@ class _TrainingBenchmark:
                   BOTH: self._placed(self._written(self.scores, "all"))}
         for figure in FIGURES:
             known = replace(self.scores, nodes={k: _only(v, figure) for k, v in self.scores.nodes.items()},
-                            zones={}, trunks={})
+                            zones={}, inter_leaf={})
             orders[f"{figure} alone"] = self._placed(self._written(known, figure))
         orders[SHUFFLED] = self._placed(self._written(wrong, "wrong"))
         slurms = sorted(self._granted())

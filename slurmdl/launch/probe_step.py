@@ -153,4 +153,4 @@ def with_probed_scores(scores: LinkScores, nodes: Sequence[str], topology: Topol
         on_warning(f"--dl-probe: {error}; the map is made without")
         return scores
     return replace(scores, nodes={**scores.nodes, **fresh.nodes}, zones={**scores.zones, **fresh.zones},
-                   trunks={**scores.inter_leaf, **fresh.inter_leaf}, margin=max(scores.tolerance, fresh.tolerance))
+                   inter_leaf={**scores.inter_leaf, **fresh.inter_leaf}, tolerance=max(scores.tolerance, fresh.tolerance))

@@ -273,7 +273,7 @@ def decide_binding(job: Submission, state: ClusterState, program: str = "") -> D
         decision = _choose_binding(job, state, program)
     except PlacementError as error:
         decision = Decision(reason=str(error))
-    return replace(decision, argv=(*limit, *decision.binding_options))
+    return replace(decision, binding_options=(*limit, *decision.binding_options))
 
 
 def _zone_limit_options(job: Submission, state: ClusterState) -> tuple[str, ...]:

@@ -181,7 +181,7 @@ def with_plan_file(command: StepCommand, directory: str) -> StepCommand:
     except OSError as error:
         raise PlacementError(f"{os.path.abspath(directory)}: the plan cannot be written ({error.strerror}); set "
                              "plan_dir in slurmdl.yaml to a directory that all nodes share") from error
-    return replace(command, set={**command.environ_set, "SLURMDL_PLAN": f"file:{path}"}, plan_file=path)
+    return replace(command, environ_set={**command.environ_set, "SLURMDL_PLAN": f"file:{path}"}, plan_file=path)
 
 
 def pick_free_port() -> int:

@@ -76,7 +76,7 @@ class Submission:
     options_end: int
     settings: Mapping[str, str]
     script: Script | None
-    job_request: JobRequest
+    request: JobRequest
     layers: tuple[Mapping[str, str], ...] = ()
     plugin_environ: Mapping[str, str] = field(default_factory=dict)
     directive_environ: Mapping[str, str] = field(default_factory=dict)

@@ -73,7 +73,7 @@ def new_record(dl: DlOptions, environ: Mapping[str, str],
     dl = replace(dl, zone=())  # steps choose no zones, and a list of them may be longer than a variable can be
     if dl.comm_pattern and not is_comm_pattern(dl.comm_pattern):
         # the job may start in another directory (--chdir)
-        dl = replace(dl, traffic=os.path.abspath(dl.comm_pattern))
+        dl = replace(dl, comm_pattern=os.path.abspath(dl.comm_pattern))
     return SubmissionRecord(dl, environ.get("SLURM_JOB_ID", ""), os.getpid(),
                             _short_hostname(os.uname().nodename), inputs, requested_size)
 

@@ -90,7 +90,7 @@ def aggregate_scores(samples: Iterable[LinkSample], now: float, previous: LinkSc
             refused[why] += 1
         else:
             found[sample.kind].setdefault(sample.name, []).append(sample)
-    rules = replace(rules, margin=noise_tolerance(found["node"], rules.tolerance))
+    rules = replace(rules, tolerance=noise_tolerance(found["node"], rules.tolerance))
     before = {"node": previous.nodes, "zone": previous.zones, "trunk": previous.inter_leaf}
     nodes, zones, trunks = ({name: _aggregate_link(found[kind][name], now, before[kind].get(name), rules)
                              for name in sorted(found[kind])} for kind in ("node", "zone", "trunk"))
@@ -98,11 +98,11 @@ def aggregate_scores(samples: Iterable[LinkSample], now: float, previous: LinkSc
     speeds = [score.throughput for score in nodes.values() if score.throughput is not None]
     if len(speeds) >= MIN_NODES:
         usual = previous.default_node_bandwidth if previous.link_count else 0.0
-        made = replace(made, node_default=_with_deadband(float(np.median(speeds)), usual, rules.deadband))
+        made = replace(made, default_node_bandwidth=_with_deadband(float(np.median(speeds)), usual, rules.deadband))
     delays = [score.rtt / 2 for score in nodes.values() if score.rtt]
     if len(delays) >= MIN_NODES:
         usual = previous.default_latency if previous.link_count else 0.0
-        made = replace(made, delay_default=_with_deadband(float(np.median(delays)), usual, rules.deadband))
+        made = replace(made, default_latency=_with_deadband(float(np.median(delays)), usual, rules.deadband))
     measured = {name: _drop_node_limited(score, _node_limited_threshold(made)) for name, score in zones.items()}
     return AggregatedScores(replace(made, zones={**infer_uplinks(made), **measured}), refused)
 
@@ -146,8 +146,8 @@ def _infer_uplink(paths: Sequence[LinkScore], threshold: float) -> LinkScore:
     best = min(paths, key=lambda way: way.loss)
     speed = max((way.throughput for way in paths if way.throughput is not None), default=None)
     return replace(_drop_node_limited(replace(best, throughput=speed), threshold),
-                   delay=min((way.rtt for way in paths if way.rtt), default=0.0) / 2,
-                   delay_tail=min((way.rtt_p99 for way in paths if way.rtt_p99), default=0.0) / 2,
+                   rtt=min((way.rtt for way in paths if way.rtt), default=0.0) / 2,
+                   rtt_p99=min((way.rtt_p99 for way in paths if way.rtt_p99), default=0.0) / 2,
                    age=min(way.age for way in paths), samples=sum(way.samples for way in paths))
 
 
@@ -259,4 +259,4 @@ def with_current_ages(scores: LinkScores, now: float) -> LinkScores:
         return {name: replace(score, age=score.age + later) for name, score in links.items()}
 
     return replace(scores, nodes=aged(scores.nodes), zones=aged(
-        scores.zones), trunks=aged(scores.inter_leaf), time=now)
+        scores.zones), inter_leaf=aged(scores.inter_leaf), time=now)

@@ -111,7 +111,6 @@ def _find_measured(names: Sequence[str], table: ScoreArrays) -> tuple[npt.NDArra
 
 # MERGED: What loss, delay and throughput of a link do to a transfer: one figure in bytes/s, one in seconds per message.
 
-FloatArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
 
 #: bytes of payload in a segment, on Ethernet with 1500 bytes

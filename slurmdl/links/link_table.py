@@ -69,8 +69,8 @@ def slowdowns(kind: str, names: Sequence[str], scores: LinkScores, topology: Top
                 names, np.full(len(names), known.default_node_bandwidth), known)
         return np.asarray(MESSAGE_BYTES / carried + 2 * delay)
 
-    exact = replace(scores, margin=0.0)
-    return np.asarray(seconds(exact) / seconds(replace(exact, nodes={}, zones={}, trunks={})))
+    exact = replace(scores, tolerance=0.0)
+    return np.asarray(seconds(exact) / seconds(replace(exact, nodes={}, zones={}, inter_leaf={})))
 
 
 def _uplink_capacity(names: Sequence[str], scores: LinkScores, topology: Topology) -> tuple[FloatArray, FloatArray]:

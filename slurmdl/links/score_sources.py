@@ -150,7 +150,7 @@ def _drop_expired(scores: LinkScores, max_age: float) -> LinkScores:
     def young(links: Mapping[str, LinkScore]) -> dict[str, LinkScore]:
         return {name: score for name, score in links.items() if score.age <= max_age}
 
-    return replace(scores, nodes=young(scores.nodes), zones=young(scores.zones), trunks=young(scores.inter_leaf))
+    return replace(scores, nodes=young(scores.nodes), zones=young(scores.zones), inter_leaf=young(scores.inter_leaf))
 
 
 def newest_age(scores: LinkScores) -> float:
@@ -166,8 +166,8 @@ def _merge_sources(defaults: LinkScores, loaded: Sequence[LinkScores]) -> LinkSc
     """
     assumed = {name: value for each in reversed(loaded) for name, value in _declared_defaults(each).items()}
     margin = max((each.tolerance for each in loaded if each.link_count), default=0.0)
-    return replace(defaults, **assumed, margin=margin, nodes=_merge_links([each.nodes for each in loaded]),
-                   zones=_merge_links([each.zones for each in loaded]), trunks=_merge_links([each.inter_leaf for each in loaded]))
+    return replace(defaults, **assumed, tolerance=margin, nodes=_merge_links([each.nodes for each in loaded]),
+                   zones=_merge_links([each.zones for each in loaded]), inter_leaf=_merge_links([each.inter_leaf for each in loaded]))
 
 
 def _declared_defaults(scores: LinkScores) -> dict[str, Any]:
@@ -185,7 +185,7 @@ def _merge_links(links: Sequence[Mapping[str, LinkScore]]) -> dict[str, LinkScor
         young, *others = sorted((each[name] for each in links if name in each),
                                 key=lambda score: (score.source == "counters", score.age))
         for other in others:
-            young = replace(young, throughput=young.throughput or other.throughput, delay=young.rtt or other.rtt,
-                            delay_tail=young.rtt_p99 or other.rtt_p99, loss=young.loss or other.loss)
+            young = replace(young, throughput=young.throughput or other.throughput, rtt=young.rtt or other.rtt,
+                            rtt_p99=young.rtt_p99 or other.rtt_p99, loss=young.loss or other.loss)
         found[name] = young
     return found

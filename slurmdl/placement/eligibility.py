@@ -94,8 +94,8 @@ def _eligible_tasks(request: JobRequest, cluster: ClusterSnapshot,
         if known.name == partition:
             exclusive = exclusive or known.oversubscribe == "EXCLUSIVE"
             if request.memory_per_cpu_mb is None and request.memory_per_node_mb is None:
-                request = replace(request, memory_per_cpu=known.memory_per_cpu,
-                                  memory_per_node=known.memory_per_node)
+                request = replace(request, memory_per_cpu_mb=known.memory_per_cpu,
+                                  memory_per_node_mb=known.memory_per_node)
     reserved = _reserved_nodes(request, cluster)
     refusals = _Rejections(cluster)
     refusals.reject_profiles([_profile_rejection_reason(kind, partition, constraint,

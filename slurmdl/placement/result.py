@@ -16,8 +16,8 @@ class Cost:
     Attributes
     ----------
     seconds : summed over the phases, the most loaded link of each.
-    bytes_across_nodes : all phases; messages between tasks of one node are not among them.
-    bytes_across_zones : all phases; messages between ranks of different leaf zones.
+    inter_node_bytes : all phases; messages between tasks of one node are not among them.
+    inter_zone_bytes : all phases; messages between ranks of different leaf zones.
     busiest : name of the link that bounds the cost, "" where nothing is sent.
     bytes_across_levels : the same for the zones of each level, leaf zones first: entry k counts what leaves the
         highest zones of level k or below. () where the nodes have no zones.

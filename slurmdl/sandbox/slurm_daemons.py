@@ -74,7 +74,7 @@ def write_config_files(spec: SandboxSpec, root: Path, user: JobUser) -> None:
     for directory in ("slurm", "openmpi", "slurmdl"):
         (etc / directory).mkdir(parents=True)
     (slurm / "slurm.conf").write_text(_slurm_conf(spec, root, address))
-    without_speeds = replace(spec.topology, kind="tree", speed=np.full(len(spec.topology.zones), np.nan))
+    without_speeds = replace(spec.topology, kind="tree", uplink_bandwidth=np.full(len(spec.topology.zones), np.nan))
     (slurm / "topology.conf").write_text(write.format_topology_conf(without_speeds))
     if spec.zone_rate:  # which may be slower than a LinkSpeed can say
         (etc / "slurmdl/slurmdl.yaml").write_text(f"links: {{zone: {spec.zone_rate / 8:f}}}\n")

@@ -155,7 +155,7 @@ class LinkShape:
     """What a link is like, each way: bits/s (0: unshaped), seconds that packets are held, share of them lost."""
 
     rate: float
-    qdisc: float = 0.0
+    delay: float = 0.0
     loss: float = 0.0
 
 

@@ -37,7 +37,7 @@ class Prediction:
     ----------
     seconds : of a step, mean over the steps, of the slowest worker.
     communication : share of them in which it does not compute, 0 to 1.
-    bytes_across_zones : sent from one leaf zone to another, mean over the steps, all ranks together.
+    inter_zone_bytes : sent from one leaf zone to another, mean over the steps, all ranks together.
     steps : that were simulated.
     detail : "messages" or "flows".
     """

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 from slurmdl.errors import InvalidOptionsError
 from slurmdl.train.compressors import COMPRESSORS
 from slurmdl.train.stateful import Stateful
-from slurmdl.train.triggers import CommCost
 
 #: how far log theta goes for an exchange too many
 GAIN = 0.2
@@ -99,3 +99,21 @@ class CommBudget(Stateful):
                       self._cost.per_decision) / max(self._cost.per_exchange, 1.0)
             self._log_factor += GAIN * (exchanged - min(1.0, max(self._min_exchange_rate, wanted)))
             self._log_factor = min(MAX_LOG_FACTOR, max(-MAX_LOG_FACTOR, self._log_factor))
+
+
+@dataclass(frozen=True)
+class CommCost:
+    """Bytes that a rank sends.
+
+    Attributes
+    ----------
+    exchange : in one exchange.
+    check : in one step in which an exchange is agreed on, whether one comes of it or not.
+    once : besides all that in the whole run, as in the final average.
+    each : besides all that in each step, in the mean, as in global averages.
+    """
+
+    per_exchange: float
+    per_decision: float = 0.0
+    one_off: float = 0.0
+    per_step: float = 0.0

@@ -79,32 +79,6 @@ class Fp16:
 
 # MERGED: Half a byte for each element.
 
-class Int4(StochasticQuantizer):
-    max_level = 7
-
-    def packed_bytes(self, length: int) -> int:
-        return 2 * num_blocks(length) + (length + 1) // 2
-
-    def _pack_levels(self, levels: npt.NDArray[np.int8]) -> ByteArray:
-        # two levels in a byte, the first in its upper half, each moved to 1 .. 15
-        moved = np.zeros(levels.size + levels.size % 2, np.uint8)
-        moved[:levels.size] = levels + 8
-        return moved[::2] << np.uint8(4) | moved[1::2]
-
-    def _unpack_levels(self, packed: ByteArray, length: int) -> npt.NDArray[np.int8]:
-        moved = np.empty(2 * packed.size, np.int8)
-        moved[::2], moved[1::2] = packed >> 4, packed & 15
-        return moved[:length] - np.int8(8)
-
-
-# MERGED: A byte for each element.
-
-class Int8(StochasticQuantizer):
-    max_level = 127
-
-
-# MERGED: Whole numbers of few bits times a scale for each block, rounded at random so that the mean is right.
-
 class StochasticQuantizer:
     """Base of int8 and int4: the error of an element is below the scale of its block, its mean 0.
 
@@ -148,6 +122,34 @@ class StochasticQuantizer:
 
     def _unpack_levels(self, packed: ByteArray, length: int) -> npt.NDArray[np.int8]:
         return packed.view(np.int8)
+
+
+class Int4(StochasticQuantizer):
+    max_level = 7
+
+    def packed_bytes(self, length: int) -> int:
+        return 2 * num_blocks(length) + (length + 1) // 2
+
+    def _pack_levels(self, levels: npt.NDArray[np.int8]) -> ByteArray:
+        # two levels in a byte, the first in its upper half, each moved to 1 .. 15
+        moved = np.zeros(levels.size + levels.size % 2, np.uint8)
+        moved[:levels.size] = levels + 8
+        return moved[::2] << np.uint8(4) | moved[1::2]
+
+    def _unpack_levels(self, packed: ByteArray, length: int) -> npt.NDArray[np.int8]:
+        moved = np.empty(2 * packed.size, np.int8)
+        moved[::2], moved[1::2] = packed >> 4, packed & 15
+        return moved[:length] - np.int8(8)
+
+
+# MERGED: A byte for each element.
+
+class Int8(StochasticQuantizer):
+    max_level = 127
+
+
+# MERGED: Whole numbers of few bits times a scale for each block, rounded at random so that the mean is right.
+
 
 
 # MERGED: No compression: fp32 as it is.

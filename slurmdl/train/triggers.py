@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from slurmdl.train.comm_budget import MAX_INTERVAL, CommBudget, affordable_rate, affordable_warmup
+from slurmdl.train.comm_budget import MAX_INTERVAL, CommBudget, CommCost, affordable_rate, affordable_warmup
 from slurmdl.train.mixing.drift_estimator import DriftEstimator
 from slurmdl.train.stateful import Stateful
 from slurmdl.train.strategy_config import StrategyConfig
@@ -41,6 +40,31 @@ def decision_interval(config: StrategyConfig, num_parameters: int) -> int:
     often = config.comm_budget is not None and affordable_rate(
     config.comm_budget, config.compression, num_parameters) > 1 / DECISION_INTERVAL
     return BUDGETED_DECISION_INTERVAL if often else DECISION_INTERVAL
+
+
+class Trigger(Protocol):
+    """Says after which steps an exchange is due, and how urgent it is for this rank.
+
+    The ranks look at their models some steps before, so that what they tell each other travels meanwhile.
+    """
+
+    def next_due(self, step: int) -> int:
+        """The first step after step `number`, -1 for the start, in which an exchange is due; alike on all ranks."""
+
+    def is_unconditional(self, step: int) -> bool:
+        """Whether all ranks exchange in a step that is due, whatever their models are; alike on all ranks."""
+
+    def decision_step(self, due_step: int) -> int:
+        """The step in which ranks look at their models for an exchange in step `due`, later than the one before."""
+
+    def urgency(self, due_step: int) -> float:
+        """How much this rank asks for an exchange in step `due`, by its model now; from 1 on it wants one."""
+
+    def observe(self, step: int, exchanged: bool) -> None:
+        """What has come of a step that was due."""
+
+    def reset_reference(self, step: int) -> None:
+        """All models were made alike in step `number`, besides the exchanges."""
 
 
 class DriftTrigger(Stateful, Trigger):
@@ -142,47 +166,8 @@ class PeriodTrigger(Stateful, Trigger):
 
 # MERGED: What every trigger offers: when the replicas exchange.
 
-@dataclass(frozen=True)
-class CommCost:
-    """Bytes that a rank sends.
-
-    Attributes
-    ----------
-    exchange : in one exchange.
-    check : in one step in which an exchange is agreed on, whether one comes of it or not.
-    once : besides all that in the whole run, as in the final average.
-    each : besides all that in each step, in the mean, as in global averages.
-    """
-
-    per_exchange: float
-    per_decision: float = 0.0
-    one_off: float = 0.0
-    per_step: float = 0.0
 
 
-class Trigger(Protocol):
-    """Says after which steps an exchange is due, and how urgent it is for this rank.
-
-    The ranks look at their models some steps before, so that what they tell each other travels meanwhile.
-    """
-
-    def next_due(self, step: int) -> int:
-        """The first step after step `number`, -1 for the start, in which an exchange is due; alike on all ranks."""
-
-    def is_unconditional(self, step: int) -> bool:
-        """Whether all ranks exchange in a step that is due, whatever their models are; alike on all ranks."""
-
-    def decision_step(self, due_step: int) -> int:
-        """The step in which ranks look at their models for an exchange in step `due`, later than the one before."""
-
-    def urgency(self, due_step: int) -> float:
-        """How much this rank asks for an exchange in step `due`, by its model now; from 1 on it wants one."""
-
-    def observe(self, step: int, exchanged: bool) -> None:
-        """What has come of a step that was due."""
-
-    def reset_reference(self, step: int) -> None:
-        """All models were made alike in step `number`, besides the exchanges."""
 
 
 # MERGED: When the replicas exchange.

@@ -257,7 +257,7 @@ def create_world(config: StrategyConfig, transport: Transport, environ: Mapping[
     strategy = config.strategy or (plan.strategy if plan else "allreduce")
     roles = _assign_roles(strategy, config.ps, plan, len(nodes))
     config = replace(config, strategy=strategy)
-    config = replace(config, traffic=_choose_comm_pattern(config, plan, zones))
+    config = replace(config, comm_pattern=_choose_comm_pattern(config, plan, zones))
     check_compatibility(config)
     return World(transport, config, nodes, zones, roles, plan.costs if plan else {})
 

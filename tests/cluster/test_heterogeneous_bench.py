@@ -41,11 +41,11 @@ def test_a_job_runs_each_way_on_the_nodes_that_are_free(jobs: Jobs, monkeypatch:
     assert sorted(found.runs[PLACED][0].order[:2]) == ["n2", "n4"]
     assert sorted(found.runs[NEGATIVE_CONTROL][0].order) == ["n2", "n2", "n4", "n4"]
     for variant, (run, model) in found.runs.items():
-        assert run.bytes_across_zones == 0
+        assert run.inter_zone_bytes == 0
         assert run.seconds > 0
         assert 0 <= run.result.idle <= 1
         assert model == found.costs[variant]
-    assert found.runs[PLACED][0].bytes_across_nodes < found.runs[DEFAULT][0].bytes_across_nodes
+    assert found.runs[PLACED][0].inter_node_bytes < found.runs[DEFAULT][0].inter_node_bytes
     assert jobs.granted(6, 1) == SIX.nodes, "the other job has ended"
 
 

@@ -243,7 +243,7 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     found = json.loads(capsys.readouterr().out)
     assert list(found["ways"]) == ["placed", "leaf order", "random"]
     for its in found["ways"].values():
-        assert set(its) == {"seconds", "communication", "bytes_across_zones", "steps", "detail"}
+        assert set(its) == {"seconds", "communication", "inter_zone_bytes", "steps", "detail"}
     assert main([*words[:2], "--nodes", "n[1-4]", "--ntasks-per-node=2", "--traffic", "hierarchical"]) == 0
     assert "8 ranks on 4 of 8 nodes" in capsys.readouterr().out
 

@@ -32,4 +32,4 @@ def setup(transport: Transport, strategy: str, module: Any, optimizer: Any) -> T
         close()
         return None
     return TrainingSession(module, optimizer, phase_seconds=lambda: dict(run.meter.phases),
-                           overlapped_comm=lambda: run.meter.hidden, close=close)
+                           overlapped_comm=lambda: run.meter.overlapped_comm, close=close)

@@ -81,7 +81,7 @@ def run(argv: list[str]) -> int:
         def cycle() -> None:
             # in a thread and by a connection of its own: senders do not wait for it
             with SampleStore.open(options.history) as own:
-                _ingest_and_publish(replace(collector, store=own, refused=Counter()), options.spool)
+                _ingest_and_publish(replace(collector, store=own, rejected=Counter()), options.spool)
 
         listener = receiver_module.SampleReceiver(
     collector.store_batches, warn, allowed, _accepted_uids(

@@ -191,4 +191,4 @@ def _make_sample(kind: str, name: str, pair: PairMeasurement, time: float,
                  source: str, throughput_rse: float | None = None) -> LinkSample:
     # the shares in tails are another sum, whose noise may put one below the share in medians
     tail = None if pair.rtt_p99 is None else max(pair.rtt_p99, pair.rtt or 0.0)
-    return LinkSample(kind, name, time, source, pair.throughput, pair.rtt, tail, pair.loss, noise=throughput_rse)
+    return LinkSample(kind, name, time, source, pair.throughput, pair.rtt, tail, pair.loss, throughput_rse=throughput_rse)

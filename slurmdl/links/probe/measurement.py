@@ -39,8 +39,8 @@ class ProbeConfig:
         share = seconds / self.expected_s
         if share >= 1:
             more = (seconds - self.expected_s) * self.loss_probe_rate
-            return replace(self, datagrams=min(MAX_LOSS_PROBES, self.loss_probes + int(more)),
-                           deadline=self.timeout_s + seconds)
+            return replace(self, loss_probes=min(MAX_LOSS_PROBES, self.loss_probes + int(more)),
+                           timeout_s=self.timeout_s + seconds)
         return ProbeConfig(max(5, int(self.rtt_probes * share)), self.rtt_seconds * share,
                       max(50, int(self.loss_probes * share)), self.loss_probe_rate, max(10**
                           6, int(self.stream_bytes * share)),

@@ -14,12 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from slurmdl.placement.algorithms.apportion import take_nodes
-from slurmdl.placement.algorithms.bottleneck import LatencyCap, latency_caps
-from slurmdl.placement.algorithms.lower_bound import min_serving_seconds
-from slurmdl.placement.algorithms.ps_search import PsSearch
-from slurmdl.placement.algorithms.zone_candidates import NodeChoice, ZoneCandidate, has_two_roles, make_choice
-from slurmdl.placement.arrays import sorted_unique
-from slurmdl.placement.candidate_nodes import BoolArray, CandidateNodes, FloatArray, IntArray, subset
+from slurmdl.placement.algorithms.bottleneck import LatencyCap, relevant_latency_caps
+from slurmdl.placement.algorithms.zone_candidates import NodeChoice, ZoneCandidate, make_choice
+from slurmdl.placement.candidate_nodes import BoolArray, CandidateNodes, FloatArray, IntArray
 from slurmdl.placement.job_size import JobSize
 from slurmdl.placement.traffic import Phase
 
@@ -164,42 +161,11 @@ def nodes_within_latency(pool: CandidateNodes, cap: LatencyCap) -> npt.NDArray[n
 
 # MERGED: Choices for traffic from all of one role to all of another, or of all to all: the time depends on the counts.
 
-#: most limits of delay that are tried
-MAX_RELEVANT_CAPS = 64
-#: a share of the time that delays must make up to be looked at
-MIN_LATENCY_FRACTION = 1e-4
-#: most leaves over which the servers are split
-MAX_SERVER_LEAVES = 16
-#: most zones in which a choice is made, for peers and for servers
-MAX_ALL_TO_ALL_ZONES, MAX_PS_ZONES = 6, 12
 
 
-def relevant_latency_caps(pool: CandidateNodes, seconds: float, rounds: float) -> list[LatencyCap]:
-    """Limits of delay that may matter beside so much time, the tightest first."""
-    found = list(latency_caps(pool))
-    longest = float(found[-1].path_latency(pool).max())
-    if 2 * rounds * longest < MIN_LATENCY_FRACTION * seconds:
-        return found[-1:]
-    return [found[i] for i in sorted_unique(np.linspace(0, len(found) - 1, MAX_RELEVANT_CAPS).astype(int))]
 
-
-def count_based_choices(pool: CandidateNodes, job: JobSize, zone_candidates: Sequence[ZoneCandidate],
-            phases: Sequence[Phase], max_slowdown: float) -> Iterator[tuple[ZoneCandidate, NodeChoice]]:
-    """The choice of the least time in each of the most promising zones.
-
-    Parameters
-    ----------
-    almost : choices that take more than so many times the least time are left out.
-    """
-    if job.nodes == 1:
-        return
-    found = ps_choices(pool, job, zone_candidates, phases) if has_two_roles(
-        phases) else all_to_all_choices(pool, job, zone_candidates, phases)
-    ways = list(found)
-    least = min((seconds for seconds, _, _ in ways), default=0.0)
-    for seconds, start, choice in ways:
-        if seconds <= max_slowdown * least:
-            yield start, choice
+#: zones that are compared with all their nodes
+MAX_ALL_TO_ALL_ZONES = 6
 
 
 @dataclass(frozen=True, eq=False)
@@ -288,53 +254,5 @@ def merge_phases(phases: Sequence[Phase]) -> Phase:
     return Phase(everyone, everyone, size, all_pairs=True)
 
 
-def ps_choices(pool: CandidateNodes, job: JobSize, zone_candidates: Sequence[ZoneCandidate],
-            phases: Sequence[Phase]) -> Iterator[tuple[float, ZoneCandidate, NodeChoice]]:
-    rounds, times = sum(phase.rounds for phase in phases), len(phases)
-    ps = min(len(phases[0].source), len(phases[0].target)) if phases[0].target[0] < phases[0].source[0] else \
-        len(phases[0].source)
-    best, served = np.inf, min_serving_seconds(pool, job, phases)
-    # any choice keeps the time of all traffic over the slowest link
-    high = float(phases[0].bytes_per_pair) * len(phases[0].source) * len(phases[0].target) / min(
-        float(pool.node_capacity.min()), float(pool.zone_capacity.min()))
-    ranked = {start.zone: entry for start, entry in rank_zones_all_to_all(
-        pool, job, zone_candidates, merge_phases(phases), rounds, False)}
-    for start in sorted(zone_candidates, key=lambda start: (
-        start.zone not in ranked, start.min_seconds))[:MAX_PS_ZONES]:
-        if start.min_seconds > best * (1 + 1e-6):
-            continue
-        found: tuple[float, IntArray] | None = None
-        for limit in relevant_latency_caps(pool, start.min_seconds, rounds):
-            latency = 2 * rounds * float(limit.path_latency(pool)[start.zone])
-            low = max(start.min_seconds, served) / times
-            bound = (best - latency) / times
-            if bound <= low:
-                continue
-            inside = pool.nodes_below(start.zone).start + np.flatnonzero(limit.allowed_nodes(pool, start.zone))
-            if len(inside) < job.nodes:
-                continue
-            inside = limit_leaves(pool, inside, ranked.get(start.zone), start, job)
-            below = subset(pool, inside, start.zone)
-            search = PsSearch(below, job, ps, float(phases[0].bytes_per_pair))
-            deal = search.best_split(low, min(high, bound))
-            if deal is not None:
-                best = times * deal.seconds + latency
-                found = best, inside[search.select_nodes(deal)]
-        if found is not None:
-            yield found[0], start, make_choice(pool, start.zone, found[1])
 
 
-def limit_leaves(pool: CandidateNodes, nodes: IntArray, estimate: AllToAllEstimate | None, candidate: ZoneCandidate,
-                job: JobSize) -> IntArray:
-    """The nodes of the leaves that would serve peers best, and of the largest."""
-    room = np.bincount(pool.leaf[nodes], minlength=len(pool.topology_zone_index))
-    if (room > 0).sum() <= MAX_SERVER_LEAVES:
-        return nodes
-    kept = np.zeros(len(room), bool)
-    if estimate is not None:
-        quota, _ = estimate.model.node_counts_for_time(estimate.high, candidate.zone)
-        kept |= quota > 0
-    order = np.argsort(-room, kind="stable")
-    fewest = int(np.searchsorted(np.cumsum(room[order]), job.nodes) + 1)
-    kept[order[:fewest + 2]] = True
-    return nodes[kept[pool.leaf[nodes]]]

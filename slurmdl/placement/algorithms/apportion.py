@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from slurmdl.placement.algorithms.zone_candidates import NodeChoice
+from slurmdl.placement.algorithms.bottleneck import path_widths
+from slurmdl.placement.algorithms.zone_candidates import NodeChoice, ZoneCandidate, make_choice
 from slurmdl.placement.arrays import run_starts
 from slurmdl.placement.candidate_nodes import CandidateNodes, IntArray
 from slurmdl.placement.job_size import JobSize
@@ -100,3 +101,27 @@ def uneven_choices(pool: CandidateNodes, job: JobSize) -> Iterator[NodeChoice]:
             if pool.max_tasks[roomiest].sum() >= job.tasks:
                 found += 1
                 yield NodeChoice(int(zone), roomiest, len(nodes) - job.nodes)
+
+
+def even_choices(pool: CandidateNodes, candidate: ZoneCandidate, wanted: int, place: str) -> Iterator[NodeChoice]:
+    """Ways to choose `wanted` nodes below one zone.
+
+    `pack` tries the fewest leaves evenly, the same filled one after the other, and all leaves evenly; `balance`
+    the fewest leaves evenly; `spread` all leaves evenly.
+    """
+    nodes = pool.nodes_below(candidate.zone)
+    if place == "spread":
+        # over all leaves, whatever their uplinks, but not to nodes whose own links would slow down all others
+        fits = (pool.node_capacity[nodes] >= candidate.min_capacity) & (
+            pool.node_latency[nodes] <= candidate.latency_cap.node_s)
+    else:
+        fits = (
+    path_widths(
+        pool,
+        candidate.zone) >= candidate.min_capacity) & candidate.latency_cap.allowed_nodes(
+            pool,
+             candidate.zone)
+    inside = nodes.start + np.flatnonzero(fits)
+    for quota in zone_quotas(np.bincount(pool.leaf[inside], minlength=len(
+        pool.topology_zone_index)), pool.tie_break, wanted, place):
+        yield make_choice(pool, candidate.zone, take_nodes(pool, inside, quota))

@@ -101,3 +101,18 @@ def kth_widest_paths(pool: CandidateNodes, wanted: int, cap: LatencyCap) -> Floa
             width[at] = np.minimum(width[at], passing)
             here[at] = pool.parent[zones]
     return found
+
+#: most limits of delay that are tried
+MAX_RELEVANT_CAPS = 64
+
+#: a share of the time that delays must make up to be looked at
+MIN_LATENCY_FRACTION = 1e-4
+
+
+def relevant_latency_caps(pool: CandidateNodes, seconds: float, rounds: float) -> list[LatencyCap]:
+    """Limits of delay that may matter beside so much time, the tightest first."""
+    found = list(latency_caps(pool))
+    longest = float(found[-1].path_latency(pool).max())
+    if 2 * rounds * longest < MIN_LATENCY_FRACTION * seconds:
+        return found[-1:]
+    return [found[i] for i in sorted_unique(np.linspace(0, len(found) - 1, MAX_RELEVANT_CAPS).astype(int))]

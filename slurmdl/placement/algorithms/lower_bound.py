@@ -7,7 +7,6 @@ as if servers and workers did not have to come out even. Where neither holds the
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -15,6 +14,7 @@ import numpy as np
 
 from slurmdl.placement.algorithms.all_to_all import TIME_STEPS, AllToAllModel, nodes_within_latency
 from slurmdl.placement.algorithms.bottleneck import LatencyCap, kth_widest_paths, latency_caps
+from slurmdl.placement.algorithms.ps_search import min_serving_seconds
 from slurmdl.placement.algorithms.zone_candidates import (
     depends_on_counts,
     has_two_roles,
@@ -88,28 +88,6 @@ def compute_lower_bound(pool: CandidateNodes, job: JobSize,
         LowerBound(found, basis)
 
 
-def min_serving_seconds(pool: CandidateNodes, job: JobSize, phases: Sequence[Phase]) -> float:
-    """Seconds after which the links of the nodes can serve so many workers, wherever these nodes are.
-
-    A node with s servers among its t tasks carries max(s (W - t + s), (t - s) (P - s)) shares of the model each way.
-    """
-    capacity = np.sort(pool.node_capacity)[::-1][:job.nodes]
-    servers, workers = len(phases[0].source), len(phases[0].target)
-    loads = []
-    for tasks in {job.tasks // job.nodes, job.max_tasks_per_node}:
-        mine = np.arange(min(tasks, servers) + 1.0)
-        load = np.maximum(mine * (workers - tasks + mine), (tasks - mine) * (servers - mine))
-        # with more servers than this the load may fall again: what counts is how many fit, by the time
-        loads.append(np.minimum.accumulate(load[::-1])[::-1] * float(phases[0].bytes_per_pair))
-    least = np.array([min(load[i] for load in loads if i < len(load)) for i in range(max(map(len, loads)))])
-    times = sorted_unique(least[1:, None] / sorted_unique(capacity)) if len(least) > 1 else np.zeros(0)
-
-    def served(time: float) -> bool:
-        held = np.searchsorted(least, time * capacity * (1 + 1e-9), side="right") - 1
-        return bool(held.clip(0).sum() >= servers)
-
-    first = bisect_left(times.tolist(), True, key=served)
-    return float(times[first]) * len(phases) if first < len(times) else 0.0
 
 
 def _min_latency(pool: CandidateNodes) -> FloatArray:

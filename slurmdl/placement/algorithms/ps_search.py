@@ -10,16 +10,21 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
+from slurmdl.placement.algorithms.all_to_all import AllToAllEstimate, merge_phases, rank_zones_all_to_all
 from slurmdl.placement.algorithms.apportion import fill_largest_first
+from slurmdl.placement.algorithms.bottleneck import relevant_latency_caps
+from slurmdl.placement.algorithms.zone_candidates import NodeChoice, ZoneCandidate, make_choice
 from slurmdl.placement.arrays import sorted_unique
-from slurmdl.placement.candidate_nodes import BoolArray, CandidateNodes, FloatArray, IntArray
+from slurmdl.placement.candidate_nodes import BoolArray, CandidateNodes, FloatArray, IntArray, subset
 from slurmdl.placement.job_size import JobSize
+from slurmdl.placement.traffic import Phase
 
 #: most splits of the servers that are tried one by one; above that some are, and moves from the best of them
 MAX_SPLITS = 20_000
@@ -250,3 +255,85 @@ class PsSearch:
             others = others[~np.isin(others, hosts)][:wanted - len(hosts)]
             taken += [hosts, others]
         return np.sort(np.concatenate(taken))
+
+
+def min_serving_seconds(pool: CandidateNodes, job: JobSize, phases: Sequence[Phase]) -> float:
+    """Seconds after which the links of the nodes can serve so many workers, wherever these nodes are.
+
+    A node with s servers among its t tasks carries max(s (W - t + s), (t - s) (P - s)) shares of the model each way.
+    """
+    capacity = np.sort(pool.node_capacity)[::-1][:job.nodes]
+    servers, workers = len(phases[0].source), len(phases[0].target)
+    loads = []
+    for tasks in {job.tasks // job.nodes, job.max_tasks_per_node}:
+        mine = np.arange(min(tasks, servers) + 1.0)
+        load = np.maximum(mine * (workers - tasks + mine), (tasks - mine) * (servers - mine))
+        # with more servers than this the load may fall again: what counts is how many fit, by the time
+        loads.append(np.minimum.accumulate(load[::-1])[::-1] * float(phases[0].bytes_per_pair))
+    least = np.array([min(load[i] for load in loads if i < len(load)) for i in range(max(map(len, loads)))])
+    times = sorted_unique(least[1:, None] / sorted_unique(capacity)) if len(least) > 1 else np.zeros(0)
+
+    def served(time: float) -> bool:
+        held = np.searchsorted(least, time * capacity * (1 + 1e-9), side="right") - 1
+        return bool(held.clip(0).sum() >= servers)
+
+    first = bisect_left(times.tolist(), True, key=served)
+    return float(times[first]) * len(phases) if first < len(times) else 0.0
+
+#: most leaves over which the servers are split
+MAX_SERVER_LEAVES = 16
+
+#: most zones in which a choice is made, for peers and for servers
+MAX_PS_ZONES = 12
+
+
+def ps_choices(pool: CandidateNodes, job: JobSize, zone_candidates: Sequence[ZoneCandidate],
+            phases: Sequence[Phase]) -> Iterator[tuple[float, ZoneCandidate, NodeChoice]]:
+    rounds, times = sum(phase.rounds for phase in phases), len(phases)
+    ps = min(len(phases[0].source), len(phases[0].target)) if phases[0].target[0] < phases[0].source[0] else \
+        len(phases[0].source)
+    best, served = np.inf, min_serving_seconds(pool, job, phases)
+    # any choice keeps the time of all traffic over the slowest link
+    high = float(phases[0].bytes_per_pair) * len(phases[0].source) * len(phases[0].target) / min(
+        float(pool.node_capacity.min()), float(pool.zone_capacity.min()))
+    ranked = {start.zone: entry for start, entry in rank_zones_all_to_all(
+        pool, job, zone_candidates, merge_phases(phases), rounds, False)}
+    for start in sorted(zone_candidates, key=lambda start: (
+        start.zone not in ranked, start.min_seconds))[:MAX_PS_ZONES]:
+        if start.min_seconds > best * (1 + 1e-6):
+            continue
+        found: tuple[float, IntArray] | None = None
+        for limit in relevant_latency_caps(pool, start.min_seconds, rounds):
+            latency = 2 * rounds * float(limit.path_latency(pool)[start.zone])
+            low = max(start.min_seconds, served) / times
+            bound = (best - latency) / times
+            if bound <= low:
+                continue
+            inside = pool.nodes_below(start.zone).start + np.flatnonzero(limit.allowed_nodes(pool, start.zone))
+            if len(inside) < job.nodes:
+                continue
+            inside = limit_leaves(pool, inside, ranked.get(start.zone), start, job)
+            below = subset(pool, inside, start.zone)
+            search = PsSearch(below, job, ps, float(phases[0].bytes_per_pair))
+            deal = search.best_split(low, min(high, bound))
+            if deal is not None:
+                best = times * deal.seconds + latency
+                found = best, inside[search.select_nodes(deal)]
+        if found is not None:
+            yield found[0], start, make_choice(pool, start.zone, found[1])
+
+
+def limit_leaves(pool: CandidateNodes, nodes: IntArray, estimate: AllToAllEstimate | None, candidate: ZoneCandidate,
+                job: JobSize) -> IntArray:
+    """The nodes of the leaves that would serve peers best, and of the largest."""
+    room = np.bincount(pool.leaf[nodes], minlength=len(pool.topology_zone_index))
+    if (room > 0).sum() <= MAX_SERVER_LEAVES:
+        return nodes
+    kept = np.zeros(len(room), bool)
+    if estimate is not None:
+        quota, _ = estimate.model.node_counts_for_time(estimate.high, candidate.zone)
+        kept |= quota > 0
+    order = np.argsort(-room, kind="stable")
+    fewest = int(np.searchsorted(np.cumsum(room[order]), job.nodes) + 1)
+    kept[order[:fewest + 2]] = True
+    return nodes[kept[pool.leaf[nodes]]]

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from slurmdl.placement.algorithms.apportion import take_nodes, zone_quotas
-from slurmdl.placement.algorithms.bottleneck import LatencyCap, kth_widest_paths, latency_caps, path_widths
+from slurmdl.placement.algorithms.bottleneck import LatencyCap, kth_widest_paths, latency_caps
 from slurmdl.placement.arrays import sorted_unique
 from slurmdl.placement.candidate_nodes import CandidateNodes, FloatArray, IntArray, round_mantissa
 from slurmdl.placement.job_size import JobSize
@@ -144,25 +143,3 @@ def min_node_load(phases: Sequence[Phase], job: JobSize) -> float:
     return total
 
 
-def even_choices(pool: CandidateNodes, candidate: ZoneCandidate, wanted: int, place: str) -> Iterator[NodeChoice]:
-    """Ways to choose `wanted` nodes below one zone.
-
-    `pack` tries the fewest leaves evenly, the same filled one after the other, and all leaves evenly; `balance`
-    the fewest leaves evenly; `spread` all leaves evenly.
-    """
-    nodes = pool.nodes_below(candidate.zone)
-    if place == "spread":
-        # over all leaves, whatever their uplinks, but not to nodes whose own links would slow down all others
-        fits = (pool.node_capacity[nodes] >= candidate.min_capacity) & (
-            pool.node_latency[nodes] <= candidate.latency_cap.node_s)
-    else:
-        fits = (
-    path_widths(
-        pool,
-        candidate.zone) >= candidate.min_capacity) & candidate.latency_cap.allowed_nodes(
-            pool,
-             candidate.zone)
-    inside = nodes.start + np.flatnonzero(fits)
-    for quota in zone_quotas(np.bincount(pool.leaf[inside], minlength=len(
-        pool.topology_zone_index)), pool.tie_break, wanted, place):
-        yield make_choice(pool, candidate.zone, take_nodes(pool, inside, quota))

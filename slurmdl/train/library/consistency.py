@@ -16,7 +16,7 @@ from slurmdl.train.p2p import MeteredP2P
 from slurmdl.train.world import InvalidRunError, World
 
 FloatArray = npt.NDArray[np.float32]
-T = TypeVar("Thing")
+T = TypeVar("T")
 
 
 def call_on_all(world: World, function: Callable[[], T]) -> T:

@@ -12,7 +12,8 @@ import numpy.typing as npt
 
 from slurmdl.errors import TrainError
 from slurmdl.train.library.replica import Replica
-from slurmdl.train.strategies.shard_backup import ShardState, assemble_shard
+from slurmdl.train.strategies.shard_backup import assemble_shard
+from slurmdl.train.strategies.strategy import ShardState
 
 Numbers = npt.NDArray[np.float64]
 Bytes = npt.NDArray[np.uint8]

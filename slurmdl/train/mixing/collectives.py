@@ -191,7 +191,7 @@ class AllreduceOp:
         yield from ring_reduce_scatter(messages, self._inter_group, wire, tag)
         if divisor != 1:  # on each rank its shard alone
             for ring in self._inter_group:
-                shard = ring.part(0)
+                shard = ring.chunk(0)
                 shard /= np.float32(divisor)
         yield from ring_allgather(messages, self._inter_group, wire, tag)
         yield from self._allgather_phase(messages, self._intra_group, wire, tag)

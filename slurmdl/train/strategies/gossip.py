@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from slurmdl.plan import group_ranks
+from slurmdl.train.comm_budget import CommCost
 from slurmdl.train.mixing.collectives import AllreduceOp
 from slurmdl.train.mixing.mixers import GossipEdge, make_mixer
 from slurmdl.train.mixing.weighted_graph import GRAPHS, GossipGroup, WeightedGraph
@@ -13,7 +14,6 @@ from slurmdl.train.strategies.push_sum import PushSum
 from slurmdl.train.strategies.shared_memory_gossip import SharedMemoryGossip
 from slurmdl.train.strategies.strategy import Strategy, StrategyContext
 from slurmdl.train.strategies.triggered import TriggeredStrategy
-from slurmdl.train.triggers import CommCost
 
 
 def make_gossip(ctx: StrategyContext) -> Strategy:

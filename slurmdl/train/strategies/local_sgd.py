@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from slurmdl.train.comm_budget import CommCost
 from slurmdl.train.compressors import COMPRESSORS
 from slurmdl.train.mixing.collectives import bruck_allgather
 from slurmdl.train.strategies.mean_reducers import make_mean_reducer
 from slurmdl.train.strategies.strategy import StrategyContext
 from slurmdl.train.strategies.triggered import TriggeredStrategy
-from slurmdl.train.triggers import CommCost
 
 
 class LocalSGD(TriggeredStrategy):

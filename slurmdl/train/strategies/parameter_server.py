@@ -16,12 +16,11 @@ from slurmdl.train.strategies.shard_backup import (
     OwnedShard,
     ShardAssignment,
     ShardBackups,
-    ShardState,
     assemble_shard,
     next_alive,
     promote_backup,
 )
-from slurmdl.train.strategies.strategy import FloatArray, Strategy, StrategyContext
+from slurmdl.train.strategies.strategy import FloatArray, ShardState, Strategy, StrategyContext
 
 
 def make_parameter_server(ctx: StrategyContext) -> Strategy:

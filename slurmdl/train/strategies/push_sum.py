@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from slurmdl.train.comm_budget import CommCost
 from slurmdl.train.compressors import COMPRESSORS
 from slurmdl.train.mixing.collectives import AllreduceOp
 from slurmdl.train.mixing.weighted_graph import GRAPHS, GossipGroup
 from slurmdl.train.strategies.strategy import Strategy, StrategyContext
-from slurmdl.train.triggers import TRIGGERS, CommCost
+from slurmdl.train.triggers import TRIGGERS
 
 #: of messages that carry a model
 _PUSH_TAG = 1

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from slurmdl.train.strategies.strategy import ShardOptimizer, StrategyContext
-
-#: begin and end in the parameters, and by name tensors of that length, or what holds for all of it
-ShardState = tuple[int, int, Mapping[str, Any]]
+from slurmdl.train.strategies.strategy import ShardOptimizer, ShardState, StrategyContext
 
 
 def assemble_shard(states: Sequence[ShardState], part: slice) -> dict[str, Any]:

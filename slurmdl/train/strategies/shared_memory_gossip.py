@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 
 from slurmdl.plan import group_ranks
+from slurmdl.train.comm_budget import CommCost
 from slurmdl.train.mixing.weighted_graph import GRAPHS, GossipGroup, WeightedGraph
 from slurmdl.train.strategies.strategy import DeviceCopies, Strategy, StrategyContext
 from slurmdl.train.transports.window import ModelWindow, mix_pair, weighted_mean
-from slurmdl.train.triggers import TRIGGERS, CommCost
+from slurmdl.train.triggers import TRIGGERS
 
 
 def node_leaders(workers: Sequence[int], nodes: Sequence[str], zones: Sequence[str]) -> tuple[int, ...]:
@@ -80,10 +81,10 @@ class SharedMemoryGossip(Strategy):
         if rank in leading and not self._single_node:
             nodes = [group for leader in leading for group in groups if leader in group]
             its = replace(ctx, workers=leading,
-                          weights=lambda: tuple(sum(self._relative_weights_of(group)) for group in nodes))
+                          model_weights=lambda: tuple(sum(self._relative_weights_of(group)) for group in nodes))
             if not method.asynchronous:
                 self._window.common[:] = ctx.parameters
-                its = replace(its, parameters=self._window.common, copies=DeviceCopies())
+                its = replace(its, parameters=self._window.common, device_copies=DeviceCopies())
             self._inter_node = make_inter_node(its)
 
     def after_optimizer_step(self, step: int) -> None:

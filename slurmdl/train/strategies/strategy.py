@@ -13,7 +13,6 @@ from slurmdl.errors import TrainError
 from slurmdl.train.comm_thread import CommThread
 from slurmdl.train.p2p import MeteredP2P
 from slurmdl.train.stateful import Stateful
-from slurmdl.train.strategies.shard_backup import ShardState
 from slurmdl.train.strategy_config import StrategyConfig
 
 FloatArray = npt.NDArray[np.float32]
@@ -215,3 +214,6 @@ class Strategy(Stateful):
 
     def finish(self) -> None:
         """After the last step: end what is still under way, so that nothing is lost and nobody waits."""
+
+#: begin and end in the parameters, and by name tensors of that length, or what holds for all of it
+ShardState = tuple[int, int, Mapping[str, Any]]

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from concurrent.futures import Future
 from typing import Any
 
+from slurmdl.train.comm_budget import CommCost
 from slurmdl.train.strategies.strategy import Strategy, StrategyContext
-from slurmdl.train.triggers import TRIGGERS, CommCost
+from slurmdl.train.triggers import TRIGGERS
 
 
 class TriggeredStrategy(Strategy):
