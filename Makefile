@@ -48,7 +48,7 @@ demo: install
 
 # the cluster tests are skipped where there can be no sandbox; a Docker engine that runs takes them then
 test: install openmpi
-	$(AS_ROOT) $(BIN)/pytest -p no:cacheprovider -n $(WORKERS) --dist loadfile $(TESTS)
+	$(AS_ROOT) $(BIN)/pytest -p no:cacheprovider -n $(WORKERS) --dist loadfile --durations=40 --durations-min=3 $(TESTS)
 	@case "$(or $(TESTS),tests/cluster)" in *tests/cluster*) \
 		if $(AS_ROOT) $(BIN)/slurmdl sandbox up --name probe --nodes 2 >/dev/null 2>&1; then \
 			$(AS_ROOT) $(BIN)/slurmdl sandbox down --name probe; \
