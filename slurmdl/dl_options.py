@@ -10,6 +10,7 @@ from typing import Any
 from slurmdl.errors import InputError, UsageError, sort_by_similarity
 from slurmdl.plan import COMM_PATTERNS, STRATEGIES
 from slurmdl.slurm import getopt
+from slurmdl.slurm.sbatch_options import is_flag_set
 
 PLACE_CHOICES = ("pack", "balance", "spread")
 PROBE_CHOICES = ("0", "0.5", "1", "2")
@@ -174,9 +175,6 @@ def help_text() -> str:
                       *lines, ""])
 
 
-def is_flag_set(value: str) -> bool:
-    """Whether a variable switches a flag on: empty, "yes" or a number that is not 0 (sbatch(1))."""
-    return value in ("", "yes") or re.fullmatch(r"[+-]?0*[1-9][0-9]*", value) is not None
 
 
 def is_comm_pattern(name: str | None) -> bool:

@@ -10,9 +10,9 @@ from slurmdl.doctor import node_facts
 from slurmdl.doctor.command_checks import release_series
 from slurmdl.doctor.finding import Finding, failure, ok, warning
 from slurmdl.doctor.site import Site
-from slurmdl.launch.srun import detect_pmi
 from slurmdl.placement.eligibility import is_in_service
 from slurmdl.slurm.hostlist import fold_hostlist
+from slurmdl.slurm.pmi import detect_pmi
 
 
 def check_nodes(site: Site) -> Finding:

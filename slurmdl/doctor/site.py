@@ -15,7 +15,7 @@ from slurmdl.slurm import plugstack, process
 
 if TYPE_CHECKING:
     from slurmdl.cluster.snapshot import ClusterSnapshot
-    from slurmdl.launch.srun import SlurmConfig
+    from slurmdl.slurm.slurm_conf import SlurmConfig
     from slurmdl.topology.topology import TopologySet
 
 
@@ -48,7 +48,7 @@ class Site:
 
     @cached_property
     def slurm_config(self) -> SlurmConfig:
-        from slurmdl.launch.srun import SlurmConfig
+        from slurmdl.slurm.slurm_conf import SlurmConfig
 
         return SlurmConfig.from_scontrol(self.slurm_config_text.value)
 
@@ -98,7 +98,7 @@ class Site:
     @cached_property
     def facts(self) -> node_facts.TimedResult[node_facts.NodeFacts]:
         """What each of the nodes that are reached told, and between which moments."""
-        from slurmdl.launch.srun import detect_pmi
+        from slurmdl.slurm.pmi import detect_pmi
 
         wanted = detect_pmi(self.environ)
         mpi = wanted if wanted and self.slurm_config.has_pmi_plugin(wanted) else "none"

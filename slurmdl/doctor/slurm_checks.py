@@ -12,7 +12,7 @@ from slurmdl.doctor.finding import Finding, failure, ok, warning
 from slurmdl.doctor.site import Site
 from slurmdl.errors import InputError
 from slurmdl.files import read_text_limited
-from slurmdl.launch.srun import detect_pmi
+from slurmdl.slurm.pmi import detect_pmi
 from slurmdl.slurm.slurm_conf import topology_file_path
 from slurmdl.topology import check, diff, load
 from slurmdl.topology.text_tree import pluralize
@@ -94,7 +94,7 @@ def check_plugin(site: Site) -> Finding:
     if why:
         return failure(f"{line.path}: {why}, and slurmstepd loads it as root",
                        f"chown root: {line.path}; chmod 755 {line.path}; look who changed it")
-    offered = set(re.findall(r"--(dl-[a-z0-9-]+)", site.sbatch_help.stdout)) - {"dl-map"}
+    offered = set(re.findall(r"--(dl-[a-z0-9-]+)", site.sbatch_help.stdout)) - {"dl-rank-map"}
     other = offered ^ dl_options.SPANK_OPTIONS.keys()
     if other:
         return failure(f"{line.path}: is of another release of slurmdl ("

@@ -31,7 +31,7 @@ def load_cluster_state(config: Config, source: str, partitions: Sequence[str] = 
 
     Parameters
     ----------
-    scores : the value of --dl-scores.
+    scores : the value of --dl-link-scores.
     partitions : those that the job names; the first decides which of several topologies holds.
     say, strict : see `link_scores`.
 
@@ -64,13 +64,13 @@ def load_cluster_state(config: Config, source: str, partitions: Sequence[str] = 
 
 def load_link_scores(config: Config, source: str, on_warning: Callable[[
                      str], None] = warn, strict: bool = False) -> LinkScores:
-    """What is known of the links, from the sources that --dl-scores names, in at most a second.
+    """What is known of the links, from the sources that --dl-link-scores names, in at most a second.
 
     Scores that cannot be used are no fault: without them the topology decides, and one line says why.
 
     Parameters
     ----------
-    scores : the value of --dl-scores.
+    scores : the value of --dl-link-scores.
     say : takes that line.
     strict : scores that cannot be used are an error.
 

@@ -1,4 +1,4 @@
-"""`--dl-bind=late`: ask for some nodes more than the job needs, and drop the worst from inside the job.
+"""`--dl-node-binding=late`: ask for some nodes more than the job needs, and drop the worst from inside the job.
 
 The submission asks for a range, `--nodes=N-(N+k)`: Slurm gives what is free, from N nodes on, so the job waits no
 longer than for N (Slurm 22.05 tries the largest number first). Inside the job the first `slurmdl srun` knows the
@@ -46,7 +46,7 @@ def overallocation_options(request: JobRequest) -> tuple[tuple[str, ...], Reques
     """
     nodes, most = request.nodes or (0, None)
     if not nodes or nodes != most:
-        raise PlacementError("--dl-bind=late: the number of nodes is not given (-N)")
+        raise PlacementError("--dl-node-binding=late: the number of nodes is not given (-N)")
     asked = RequestedSize(nodes, request.ntasks, request.ntasks_per_node)
     larger = _overallocated_count(nodes)
     options = [f"--nodes={nodes}-{larger}"]

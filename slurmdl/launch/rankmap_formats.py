@@ -3,7 +3,7 @@
 Each text is read back before it is handed out: it must give every rank the node of the plan, rank 0 that of the
 master among them.
 
-`shell` is for the plugin of slurmdl in Slurm: what `srun --dl-map` reads, for `eval` in a job script.
+`shell` is for the plugin of slurmdl in Slurm: what `srun --dl-rank-map` reads, for `eval` in a job script.
 
 Sources: srun(1), SLURM_HOSTFILE; mpirun(1) of Open MPI, --rankfile and --map-by seq; intro_mpi(3) of HPE Cray MPI,
 MPICH_RANK_REORDER_METHOD; Intel MPI Library Developer Reference, -machinefile; MPICH, Using the Hydra Process
@@ -69,7 +69,7 @@ def format_rank_map(format_name: str, map_input: RankMapInput) -> str:
     write, read = FORMATS[format_name]
     text = write(map_input)
     if tuple(read(text, map_input)) != map_input.plan.nodes:
-        raise PlacementError(f"--print-map={format_name}: the text would not put every rank on its node")
+        raise PlacementError(f"--print-rank-map={format_name}: the text would not put every rank on its node")
     return text
 
 
@@ -130,10 +130,10 @@ def _format_torchrun(map_input: RankMapInput) -> str:
     runs = map_input.node_runs()
     counts = sorted({count for _, count in runs})
     if len(runs) > len(set(map_input.plan.nodes)):
-        raise PlacementError("--print-map=torchrun: the ranks of a node do not stand together; valid: every other "
+        raise PlacementError("--print-rank-map=torchrun: the ranks of a node do not stand together; valid: every other "
                              "format")
     if len(counts) > 1:
-        raise PlacementError(f"--print-map=torchrun: nodes with {counts[0]} and with {counts[-1]} tasks; "
+        raise PlacementError(f"--print-rank-map=torchrun: nodes with {counts[0]} and with {counts[-1]} tasks; "
                              "valid: the same number on each")
     return "".join(f"{node} --nnodes={len(runs)} --node_rank={number} --nproc_per_node={count} "
                    f"--master_addr={runs[0][0]} --master_port={map_input.master_port}\n"
@@ -148,19 +148,19 @@ def _parse_torchrun(text: str, map_input: RankMapInput) -> list[str]:
 #: longest value of one variable, with its name before it (execve(2), MAX_ARG_STRLEN)
 _MAX_VARIABLE_BYTES = 128 * 1024
 #: variable of a map -> that of the step's tasks which it becomes
-_TASK_VARIABLE_OF_MAP = {"SLURMDL_MAP_PS_RANKS": "SLURMDL_PS_RANKS", "SLURMDL_MAP_ZONE_RANKS": "SLURMDL_ZONE_RANKS",
-           "SLURMDL_MAP_PLAN": "SLURMDL_PLAN"}
+_TASK_VARIABLE_OF_MAP = {"SLURMDL_RANKMAP_PS_RANKS": "SLURMDL_PS_RANKS", "SLURMDL_RANKMAP_ZONE_RANKS": "SLURMDL_ZONE_RANKS",
+           "SLURMDL_RANKMAP_PLAN": "SLURMDL_PLAN"}
 
 
 def _format_shell(map_input: RankMapInput) -> str:
     """Exports of one map; what it does not have is unset, so that nothing of a map before stays."""
     nodes = ",".join(node if count == 1 else f"{node}(x{count})" for node, count in map_input.node_runs())
-    values = {"SLURMDL_MAP_JOB": str(map_input.job_id), "SLURMDL_MAP_NODES": nodes}
+    values = {"SLURMDL_RANKMAP_JOB": str(map_input.job_id), "SLURMDL_RANKMAP_NODES": nodes}
     values.update({name: map_input.task_variables[of] for name,
      of in _TASK_VARIABLE_OF_MAP.items() if of in map_input.task_variables})
     for name, value in values.items():
         if len(name) + len(value) + 2 > _MAX_VARIABLE_BYTES:
-            raise PlacementError(f"--print-map=shell: {name} is longer than a variable can be; valid: every other "
+            raise PlacementError(f"--print-rank-map=shell: {name} is longer than a variable can be; valid: every other "
                                  "format")
     lines = [f"export {name}={shlex.quote(value)}\n" for name, value in values.items()]
     return "".join([*lines, *(f"unset {name}\n" for name in _TASK_VARIABLE_OF_MAP if name not in values)])
@@ -168,7 +168,7 @@ def _format_shell(map_input: RankMapInput) -> str:
 
 def _parse_shell(text: str, map_input: RankMapInput) -> list[str]:
     values = dict(word.split("=", 1) for word in shlex.split(text) if "=" in word)
-    pairs = re.findall(r"([^,(]+)(?:\(x([0-9]+)\))?(?:,|$)", values["SLURMDL_MAP_NODES"])
+    pairs = re.findall(r"([^,(]+)(?:\(x([0-9]+)\))?(?:,|$)", values["SLURMDL_RANKMAP_NODES"])
     return [node for node, count in pairs for _ in range(int(count or 1))]
 
 

@@ -128,7 +128,7 @@ class SubmissionAttempt:
             self._update_job(job)
         if self.dl.node_binding == "off":
             if self.dl.zone:
-                raise PlacementError("--dl-bind=off")
+                raise PlacementError("--dl-node-binding=off")
             return
         if job.request.unplaceable_reason and not self.dl.zone:
             raise PlacementError(job.request.unplaceable_reason)
@@ -347,9 +347,9 @@ def _choose_binding(job: Submission, state: ClusterState, program: str) -> Decis
 def _late_decision(job: Submission, placement: Placement) -> Decision:
     """A few nodes more than the job needs, the worst of which `slurmdl srun` drops."""
     if job.request.unmodelled_reason:
-        raise PlacementError(f"--dl-bind=late: {job.request.unmodelled_reason}")
+        raise PlacementError(f"--dl-node-binding=late: {job.request.unmodelled_reason}")
     if not job.maps_ranks:
-        raise PlacementError("--dl-bind=late: the script has no `slurmdl srun` that could drop nodes")
+        raise PlacementError("--dl-node-binding=late: the script has no `slurmdl srun` that could drop nodes")
     from slurmdl.launch import late_binding
 
     options, asked = late_binding.overallocation_options(job.request)
@@ -408,7 +408,7 @@ def _zone_option(job: Submission, state: ClusterState, placement: Placement) -> 
     if both:
         return f"--constraint={both}"
     if state.topology.kind != "tree":
-        raise PlacementError("--dl-bind=zone: the nodes carry no features that name the zones, and --switches "
+        raise PlacementError("--dl-node-binding=zone: the nodes carry no features that name the zones, and --switches "
                              "is for trees only")
     return f"--switches={len(placement.nodes_per_zone)}"
 
@@ -530,7 +530,7 @@ def decision_summary(dl: dl_options.DlOptions, decision: Decision) -> str:
         where = f" in {_format_zones(dl, ', ')}" if decision.binding_options else ""
         return f"{options}Slurm chooses the nodes{where}: {decision.reason}"
     if decision.placement is None:
-        return "Slurm chooses the nodes: --dl-bind=off"
+        return "Slurm chooses the nodes: --dl-node-binding=off"
     return f"{options}{decision.placement.reason}"
 
 

@@ -7,7 +7,6 @@ What cannot be mapped runs as the user wrote it, with one line on stderr that sa
 from __future__ import annotations
 
 import os
-import re
 import shlex
 import shutil
 import time
@@ -21,7 +20,6 @@ from typing import TYPE_CHECKING, NoReturn
 from slurmdl import config, dl_options, units
 from slurmdl.dl_options import DlOptions
 from slurmdl.errors import (
-    InputError,
     PlacementError,
     SlurmdlError,
     UnavailableError,
@@ -33,6 +31,8 @@ from slurmdl.launch import cluster_state, late_binding, rankmap_formats, step_co
 from slurmdl.launch.step_command import InlineFile, StepCommand
 from slurmdl.slurm import allocation, getopt, process, srun_options
 from slurmdl.slurm import step_layout as step_layout_module
+from slurmdl.slurm.pmi import _mpirun_has_ulfm, mpi_type_option
+from slurmdl.slurm.slurm_conf import SlurmConfig
 from slurmdl.text import print_escaped
 
 if TYPE_CHECKING:
@@ -50,63 +50,13 @@ _LONG_OPTIONS: dict[str, getopt.HasArg] = {**srun_options.LONG_OPTIONS, **
     dl_options.LONG_OPTIONS, **dict.fromkeys(srun_options.WRAPPER_OPTIONS, "yes")}
 
 
-@dataclass(frozen=True)
-class SlurmConfig:
-    """What the controller's configuration says that decides how srun behaves.
-
-    Attributes
-    ----------
-    version : (major, minor), e.g. (22, 5).
-    packs : tasks fill a node before the next one (CR_Pack_Nodes).
-    mpi : MpiDefault.
-    plugins : directories of Slurm's plugins.
-    zones : whether its topology plugin has zones.
-    """
-
-    version: tuple[int, int]
-    pack_nodes: bool
-    mpi_default: str
-    plugin_dirs: tuple[str, ...]
-    has_topology: bool
-
-    @classmethod
-    def query(cls) -> SlurmConfig:
-        """From the controller itself.
-
-        Raises
-        ------
-        UnavailableError : it does not answer.
-        InputError : as `parse`.
-        """
-        return cls.from_scontrol(process.check_output(["scontrol", "show", "config"]))
-
-    @classmethod
-    def from_scontrol(cls, text: str) -> SlurmConfig:
-        """From the output of `scontrol show config`; InputError where that has no version."""
-        keys = process.parse_key_values(text)
-        numbers = keys.get("SLURM_VERSION", "").split(".")
-        if len(numbers) < 2 or not (numbers[0].isdigit() and numbers[1].isdigit()):
-            raise InputError("scontrol show config: no SLURM_VERSION in its answer")
-        return cls((int(numbers[0]), int(numbers[1])), "PACK_NODES" in keys.get("SelectTypeParameters", "").upper(),
-                   keys.get("MpiDefault", ""), tuple(keys.get("PluginDir", "").split(":")),
-                   keys.get("TopologyPlugin", "") not in ("topology/none", "topology/default", "topology/flat"))
-
-    def has_pmi_plugin(self, name: str) -> bool:
-        """Whether Slurm has the plugin of a PMI here, as mpi_pmix.so."""
-        return any(os.path.exists(f"{folder}/mpi_{name}.so") for folder in self.plugin_dirs)
-
-    def srun_cpus_per_task(self, environ: Mapping[str, str]) -> int | None:
-        """What srun takes from the environment: SRUN_CPUS_PER_TASK up to 23.02, SLURM_CPUS_PER_TASK since 23.11."""
-        name = "SLURM_CPUS_PER_TASK" if self.version >= (23, 11) else "SRUN_CPUS_PER_TASK"
-        value = environ.get(name, "")
-        return int(value) if value.isdigit() and int(value) else None
 
 
 @dataclass(frozen=True)
 class MappedStep:
     """A step that is mapped, with what the explanation tells of it, and why it has no zones ("" where it has).
 
-    `text` is the map as --print-map wants it, "" where it is not asked for; `heard` are lines on the scores that
+    `text` is the map as --print-rank-map wants it, "" where it is not asked for; `heard` are lines on the scores that
     mattered; `assumed` says on what the predictions rest.
     """
 
@@ -123,7 +73,7 @@ class MappedStep:
 def run_srun(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     """Replace this process by srun (or mpirun), so that signals and the exit status are its own.
 
-    Returns only after a dry run, and after --print-map, which starts nothing.
+    Returns only after a dry run, and after --print-rank-map, which starts nothing.
 
     Raises
     ------
@@ -136,10 +86,10 @@ def run_srun(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     launcher = line.last_value("launcher") or "srun"
     if launcher not in LAUNCHERS:
         raise UsageError(f"--launcher: {launcher!r} is not valid; valid: {', '.join(LAUNCHERS)}")
-    form = line.last_value("print-map")
-    if line.has_option("print-map") and form not in rankmap_formats.FORMATS:
+    form = line.last_value("print-rank-map")
+    if line.has_option("print-rank-map") and form not in rankmap_formats.FORMATS:
         valid = sort_by_similarity(form or "", list(rankmap_formats.FORMATS))
-        raise UsageError(f"--print-map: {form or ''!r} is not valid; valid: {', '.join(valid)}")
+        raise UsageError(f"--print-rank-map: {form or ''!r} is not valid; valid: {', '.join(valid)}")
     if not environ.get("SLURM_JOB_ID"):
         allocation.read_allocation(environ)
     words, unset = _args_for_srun(argv, line), step_command.inherited_variables(environ)
@@ -265,13 +215,13 @@ def _map_step(line: getopt.CommandLine, dl: DlOptions, site_config: config.Confi
     heard = _score_report_lines(rank_map, given.nodes, topology, scores) if dl.explain and scores.link_count else ()
     assumptions = _assumptions_text(dl, topology, scores) if dl.explain else ""
     variables: Mapping[str, str] = step_command.task_variables(plan)
-    form = line.last_value("print-map")
+    form = line.last_value("print-rank-map")
     if form:
         if form == "shell":
             variables = step_command.with_plan_file(
     StepCommand((), variables), site_config.plan_dir or DEFAULT_PLAN_DIR).environ_set
         tasks = rankmap_formats.RankMapInput(plan, [node for node, _ in laid.node_tasks], request.cpus_per_task or 1,
-                               int(variables["SLURMDL_PORT"]), given.job_id, variables)
+                               int(variables["SLURMDL_MASTER_PORT"]), given.job_id, variables)
         return MappedStep(StepCommand(()), rankmap_formats.format_rank_map(form, tasks), plan, rank_map, topology.source, complaint, heard,
                       assumptions)
     if launcher == "mpirun":
@@ -283,10 +233,6 @@ def _map_step(line: getopt.CommandLine, dl: DlOptions, site_config: config.Confi
     return MappedStep(made, "", plan, rank_map, topology.source, complaint, heard, assumptions)
 
 
-def _mpirun_has_ulfm(environ: Mapping[str, str]) -> bool:
-    """Whether the mpirun in PATH is Open MPI's from 5.0 on, whose ranks may go on without one that is lost."""
-    told = re.match(r"mpi\w+ \(Open MPI\) (\d+)", process.run_command(["mpirun", "--version"], env=environ).stdout)
-    return told is not None and int(told[1]) >= 5
 
 
 def _load_scores(dl: DlOptions, site_config: config.Config, nodes: Sequence[str], topology: Topology,
@@ -405,12 +351,6 @@ def _build_plan(step_layout: step_layout_module.StepLayout, topology: Topology,
     return Plan(dl.strategy, found.nodes, found.roles, zones, costs, traffic), found
 
 
-def detect_pmi(environ: Mapping[str, str]) -> str:
-    """The PMI by which the MPI in PATH learns its ranks from srun, "" where there is none or it is not known."""
-    found = shutil.which("mpirun", path=environ.get("PATH"))
-    launcher = os.path.basename(os.path.realpath(found)) if found else ""
-    return "pmix" if launcher in ("orterun", "prterun", "mpirun.openmpi", "prte") else \
-        "pmi2" if launcher in ("mpiexec.hydra", "mpirun.mpich", "mpiexec.mpich") else ""
 
 
 def added_options(line: getopt.CommandLine, get_slurm_config: Callable[[
@@ -419,23 +359,6 @@ def added_options(line: getopt.CommandLine, get_slurm_config: Callable[[
     return [*mpi_type_option(line, get_slurm_config, environ), *_kill_on_bad_exit_option(line, environ)]
 
 
-def mpi_type_option(line: getopt.CommandLine, get_slurm_config: Callable[[
-                    ], SlurmConfig], environ: Mapping[str, str]) -> list[str]:
-    """--mpi for the MPI that PATH has; the wrong one starts every task as a world of its own.
-
-    The user's --mpi and SLURM_MPI_TYPE win, and so does the cluster's default where it is the right one.
-    """
-    wanted = "" if line.has_option("mpi") or "SLURM_MPI_TYPE" in environ else detect_pmi(environ)
-    if not wanted:
-        return []
-    try:
-        controller = get_slurm_config()
-        needed = controller.has_pmi_plugin(wanted) and not controller.mpi_default.startswith(wanted)
-    except SlurmdlError:
-        # srun lists its plugins without the controller
-        listed = process.run_command(["srun", "--mpi=list"], env=environ)
-        needed = wanted in re.findall(r"\w+", listed.stdout + listed.stderr)
-    return [f"--mpi={wanted}"] if needed else []
 
 
 def _kill_on_bad_exit_option(line: getopt.CommandLine, environ: Mapping[str, str]) -> list[str]:
@@ -459,7 +382,7 @@ def is_trainer(args: Sequence[str]) -> bool:
 def _conflicting_master_addr(plan: Plan, environ: Mapping[str, str]) -> str:
     """The user's own MASTER_ADDR where it names another node of the job than that of rank 0, "" else."""
     master = environ.get("MASTER_ADDR", "")
-    if "MASTER_ADDR" in environ.get("SLURMDL_SET", "").split():
+    if "MASTER_ADDR" in environ.get("SLURMDL_EXPORTED", "").split():
         return ""
     name = master.partition(".")[0]
     others = {node.partition(".")[0] for node in allocation.read_allocation(

@@ -21,7 +21,7 @@ from slurmdl.slurm import srun_options
 from slurmdl.slurm.getopt import CommandLine
 
 #: what the program of a task is put behind; the text itself is in the environment
-TASK_SHELL = ("/bin/sh", "-c", 'eval "$SLURMDL_TASK"', "slurmdl")
+TASK_SHELL = ("/bin/sh", "-c", 'eval "$SLURMDL_TASK_SCRIPT"', "slurmdl")
 #: bash, called as sh, hands on variables whose names are none for the shell (exported functions); dash drops them
 TASK_SHELL_BASH = ("/bin/bash", "--posix", "-c", *TASK_SHELL[2:])
 
@@ -32,8 +32,8 @@ _MAX_PORT_DRAWS = 100
 NODE_LOST_MESSAGE = "has lost communication with a remote daemon"
 
 #: what the launcher and the tasks' shell set; a step started from inside a task starts without them
-STEP_VARIABLES = ("SLURMDL_PLAN", "SLURMDL_TASK", "SLURMDL_PS_RANKS", "SLURMDL_ZONE_RANKS", "SLURMDL_SIZE", "SLURMDL_MASTER",
-           "SLURMDL_PORT", "SLURMDL_JOB_NAME", "SLURMDL_ROLE", "SLURMDL_ROLE_RANK", "SLURMDL_ZONE", "SLURMDL_SET")
+STEP_VARIABLES = ("SLURMDL_PLAN", "SLURMDL_TASK_SCRIPT", "SLURMDL_PS_RANKS", "SLURMDL_ZONE_RANKS", "SLURMDL_WORLD_SIZE", "SLURMDL_MASTER_ADDR",
+           "SLURMDL_MASTER_PORT", "SLURMDL_JOB_NAME", "SLURMDL_ROLE", "SLURMDL_ROLE_RANK", "SLURMDL_ZONE", "SLURMDL_EXPORTED")
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class StepCommand:
 
 def inherited_variables(environ: Mapping[str, str]) -> tuple[str, ...]:
     """Variables that an enclosing mapped task has from us; those that the user set are not among them."""
-    return (*STEP_VARIABLES, *environ.get("SLURMDL_SET", "").split())
+    return (*STEP_VARIABLES, *environ.get("SLURMDL_EXPORTED", "").split())
 
 
 def srun_command(line: CommandLine, plan: Plan, extra_options: Sequence[str], variables: Mapping[str, str],
@@ -94,7 +94,7 @@ def srun_command(line: CommandLine, plan: Plan, extra_options: Sequence[str], va
     """
     own = {o.name for o in line.options if o.name.startswith("dl-")} | srun_options.WRAPPER_OPTIONS
     words = [*line.args_except(srun_options.LAYOUT_OPTIONS | own), *extra_options]
-    variables = {**variables, "SLURMDL_TASK": _task_script("task_srun.sh")}
+    variables = {**variables, "SLURMDL_TASK_SCRIPT": _task_script("task_srun.sh")}
     per_node = line.last_value("tasks-per-node") or line.last_value("ntasks-per-node")
     if per_node:
         variables["SLURM_NTASKS_PER_NODE"] = per_node  # srun hands it on to the tasks; the host file has the layout
@@ -129,7 +129,7 @@ def mpirun_command(line: CommandLine, plan: Plan, variables: Mapping[str, str], 
         if option.name not in valid and not option.name.startswith("dl-"):
             raise PlacementError(f"{option.args[0]}: mpirun has no such option; valid with --launcher=mpirun: "
                                  f"{', '.join(sorted('--' + name for name in valid))}")
-    variables = {**variables, "SLURMDL_TASK": _task_script("task_mpirun.sh")}
+    variables = {**variables, "SLURMDL_TASK_SCRIPT": _task_script("task_mpirun.sh")}
     # without --noprefix Open MPI puts the directory of its mpirun before the user's PATH
     words: list[str | InlineFile] = ["mpirun", "--noprefix", "-np", str(len(plan)), "--hostfile",
                                  InlineFile("", "HOSTFILE", hostfile_text(plan)), "--map-by", "seq",
@@ -148,11 +148,11 @@ def task_variables(plan: Plan) -> dict[str, str]:
             zones.setdefault(plan.leaf_zone(rank), []).append(rank)
     return {
         "SLURMDL_PLAN": plans.encode_plan(plan),
-        "SLURMDL_SIZE": str(len(plan)),
+        "SLURMDL_WORLD_SIZE": str(len(plan)),
         "SLURMDL_PS_RANKS": fold_ranks(rank for rank, role in enumerate(plan.roles) if role == "ps"),
         "SLURMDL_ZONE_RANKS": "".join(f"{zone}:{fold_ranks(ranks)};" for zone, ranks in zones.items()),
-        "SLURMDL_MASTER": plan.nodes[0],
-        "SLURMDL_PORT": str(pick_free_port()),
+        "SLURMDL_MASTER_ADDR": plan.nodes[0],
+        "SLURMDL_MASTER_PORT": str(pick_free_port()),
     }
 
 

@@ -299,4 +299,4 @@ def _resolve_script_path(name: str, chdir: str | None) -> str:
 
 def applies_rank_map(text: str) -> bool:
     """Whether a script starts its tasks so that a rank map is applied."""
-    return re.search(r"\bslurmdl(\s+|['\"],?\s*['\"])srun\b|--dl-map\b", text) is not None
+    return re.search(r"\bslurmdl(\s+|['\"],?\s*['\"])srun\b|--dl-rank-map\b", text) is not None

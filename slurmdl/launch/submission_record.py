@@ -1,4 +1,4 @@
-"""SLURMDL_REQUEST: how a submission tells the job what was asked for, and that a choice was made already.
+"""SLURMDL_SUBMISSION: how a submission tells the job what was asked for, and that a choice was made already.
 
 Slurm keeps every variable whose name begins with SLURM under `--export=NONE`, and from 23.11 on under
 `--export=NIL`, which older releases take for a list; under a list of names it keeps only those that begin with
@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field, replace
 from slurmdl.dl_options import DlOptions, is_comm_pattern
 from slurmdl.errors import InputError
 
-ENV_VARIABLE = "SLURMDL_REQUEST"
+ENV_VARIABLE = "SLURMDL_SUBMISSION"
 FORMAT_VERSION = 1
 
 _OPTION_PREFIX = "SLURMDL_OPT_"
@@ -43,7 +43,7 @@ class SubmissionRecord:
     pid : process that submitted; sbatch has the same or is its child.
     host : where it ran, without domain.
     inputs : the SLURMDL_OPT_* variables of the submission, which `dl` holds already.
-    asked : what was asked for, where the submission asked for more nodes (--dl-bind=late).
+    asked : what was asked for, where the submission asked for more nodes (--dl-node-binding=late).
     """
 
     options: DlOptions
@@ -54,7 +54,7 @@ class SubmissionRecord:
     requested_size: RequestedSize | None = None
 
     def to_env_value(self) -> str:
-        """The value of SLURMDL_REQUEST."""
+        """The value of SLURMDL_SUBMISSION."""
         late = {"asked": asdict(self.requested_size)} if self.requested_size else {}
         return json.dumps({"version": FORMAT_VERSION, "submitter": self.submitter_job, "pid": self.pid,
                            "host": self.host, "inputs": dict(self.inputs), "dl": self.options.to_json(), **late},
@@ -79,7 +79,7 @@ def new_record(dl: DlOptions, environ: Mapping[str, str],
 
 
 def parse_record(text: str) -> SubmissionRecord:
-    """The mark behind a value of SLURMDL_REQUEST. InputError where it is malformed or of another version."""
+    """The mark behind a value of SLURMDL_SUBMISSION. InputError where it is malformed or of another version."""
     try:
         data = json.loads(text)
         if data["version"] != FORMAT_VERSION:
@@ -121,5 +121,5 @@ def _short_hostname(host: str) -> str:
 def environ_without_inherited(environ: Mapping[str, str]) -> dict[str, str]:
     """The environment without what an outer job or step was given by slurmdl: a submission decides anew."""
     inherited = {name for name in environ if name.startswith("SLURMDL_") and not name.startswith(_INPUT_PREFIXES)}
-    inherited.update(environ.get("SLURMDL_SET", "").split())  # RANK and its like, where the task had none before
+    inherited.update(environ.get("SLURMDL_EXPORTED", "").split())  # RANK and its like, where the task had none before
     return {name: value for name, value in environ.items() if name not in inherited}

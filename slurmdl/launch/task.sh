@@ -32,20 +32,20 @@ while [ -n "$_dl_zones" ]; do
     [ -n "$_dl_at" ] && SLURMDL_ZONE=${_dl_zone%%:*} _dl_zones=
 done
 
-# SLURMDL_SET names what is ours, so that a launch from inside this task does not take it for the user's
-SLURMDL_SET=
-[ -n "${RANK+set}" ] || RANK=$_dl_rank SLURMDL_SET="$SLURMDL_SET RANK"
-[ -n "${WORLD_SIZE+set}" ] || WORLD_SIZE=$SLURMDL_SIZE SLURMDL_SET="$SLURMDL_SET WORLD_SIZE"
-[ -n "${LOCAL_RANK+set}" ] || LOCAL_RANK=$_dl_local_rank SLURMDL_SET="$SLURMDL_SET LOCAL_RANK"
-[ -n "${LOCAL_WORLD_SIZE+set}" ] || LOCAL_WORLD_SIZE=$_dl_local_size SLURMDL_SET="$SLURMDL_SET LOCAL_WORLD_SIZE"
-[ -n "${MASTER_ADDR+set}" ] || MASTER_ADDR=$SLURMDL_MASTER SLURMDL_SET="$SLURMDL_SET MASTER_ADDR"
-[ -n "${MASTER_PORT+set}" ] || MASTER_PORT=$SLURMDL_PORT SLURMDL_SET="$SLURMDL_SET MASTER_PORT"
-export SLURMDL_ROLE SLURMDL_ROLE_RANK SLURMDL_ZONE SLURMDL_SET
+# SLURMDL_EXPORTED names what is ours, so that a launch from inside this task does not take it for the user's
+SLURMDL_EXPORTED=
+[ -n "${RANK+set}" ] || RANK=$_dl_rank SLURMDL_EXPORTED="$SLURMDL_EXPORTED RANK"
+[ -n "${WORLD_SIZE+set}" ] || WORLD_SIZE=$SLURMDL_WORLD_SIZE SLURMDL_EXPORTED="$SLURMDL_EXPORTED WORLD_SIZE"
+[ -n "${LOCAL_RANK+set}" ] || LOCAL_RANK=$_dl_local_rank SLURMDL_EXPORTED="$SLURMDL_EXPORTED LOCAL_RANK"
+[ -n "${LOCAL_WORLD_SIZE+set}" ] || LOCAL_WORLD_SIZE=$_dl_local_size SLURMDL_EXPORTED="$SLURMDL_EXPORTED LOCAL_WORLD_SIZE"
+[ -n "${MASTER_ADDR+set}" ] || MASTER_ADDR=$SLURMDL_MASTER_ADDR SLURMDL_EXPORTED="$SLURMDL_EXPORTED MASTER_ADDR"
+[ -n "${MASTER_PORT+set}" ] || MASTER_PORT=$SLURMDL_MASTER_PORT SLURMDL_EXPORTED="$SLURMDL_EXPORTED MASTER_PORT"
+export SLURMDL_ROLE SLURMDL_ROLE_RANK SLURMDL_ZONE SLURMDL_EXPORTED
 export RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT
 
 unset -f _dl_position
 unset _dl_rank _dl_local_rank _dl_local_size _dl_at _dl_before _dl_list _dl_part _dl_low _dl_high _dl_zone _dl_zones
-unset SLURMDL_TASK
+unset SLURMDL_TASK_SCRIPT
 # where there is no such program the status is that of srun: the number of execve's error
 case $1 in
     */*) [ -x "$1" ] ;;

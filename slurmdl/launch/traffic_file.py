@@ -1,4 +1,4 @@
-"""The user's own traffic: the file that --dl-traffic names."""
+"""The user's own traffic: the file that --dl-comm-pattern names."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _EXPECTED_FORMAT = "valid: matrices of one row and one column for each rank, in 
 
 
 def load_traffic_matrices(dl: DlOptions) -> tuple[Matrix, ...]:
-    """The matrices that --dl-traffic names; () where it names a pattern of the strategy, or nothing.
+    """The matrices that --dl-comm-pattern names; () where it names a pattern of the strategy, or nothing.
 
     Returns
     -------

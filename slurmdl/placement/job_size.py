@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from slurmdl.errors import PlacementError
@@ -58,21 +57,3 @@ def resolve_job_size(request: JobRequest) -> JobSize:
     return JobSize(nodes, tasks)
 
 
-def block_distribution(max_tasks: Sequence[int], ntasks: int) -> list[int]:
-    """Tasks per node: one to each node in turn while it has room, regardless of room when all are full.
-
-    Slurm's default (block) distribution counts so, then numbers the tasks node by node.
-    """
-    tasks = [0] * len(max_tasks)
-    dealt = turn = 0
-    full = False
-    while dealt < ntasks:
-        more = False
-        for i, r in enumerate(max_tasks):
-            if dealt < ntasks and (turn < r or full):
-                tasks[i] += 1
-                dealt += 1
-                more = more or turn + 1 < r
-        full = full or not more
-        turn += 1
-    return tasks

@@ -27,10 +27,11 @@ from slurmdl.placement.algorithms.zone_candidates import (
 )
 from slurmdl.placement.candidate_nodes import CandidateNodes, IntArray
 from slurmdl.placement.candidate_nodes import build_candidate_nodes as pool_of
-from slurmdl.placement.job_size import JobSize, block_distribution
+from slurmdl.placement.job_size import JobSize
 from slurmdl.placement.ranks.rank_orders import RankOrders
 from slurmdl.placement.result import Candidate, Placement, format_zone_counts
 from slurmdl.placement.traffic import Phase, Traffic
+from slurmdl.slurm.step_layout import block_distribution
 from slurmdl.topology.topology import Topology
 
 

@@ -129,10 +129,6 @@ def start_command(argv: Sequence[str], *, stdin: str = "") -> Callable[[], Comma
     return result
 
 
-def parse_key_values(text: str) -> dict[str, str]:
-    """Key -> value of the lines `KEY = VALUE`, as `scontrol show config` has them."""
-    return {key.strip(): value.strip() for key, equals, value in
-            (line.partition("=") for line in text.splitlines()) if equals}
 
 
 def stream_lines(argv: Sequence[str], *, stdin: str, timeout: float,

@@ -6,10 +6,10 @@ find where the options end and what placement depends on; nothing is refused for
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from slurmdl.dl_options import is_flag_set
 from slurmdl.errors import UsageError
 from slurmdl.slurm.getopt import HasArg
 
@@ -153,3 +153,8 @@ def _split_directive(text: str, strict: bool = False) -> Iterator[str]:
         raise ValueError(f"the quote {quote} is not closed")
     if word:
         yield "".join(word)
+
+
+def is_flag_set(value: str) -> bool:
+    """Whether a variable switches a flag on: empty, "yes" or a number that is not 0 (sbatch(1))."""
+    return value in ("", "yes") or re.fullmatch(r"[+-]?0*[1-9][0-9]*", value) is not None

@@ -41,7 +41,7 @@ LONG_OPTIONS: dict[str, HasArg] = {
 PASSTHROUGH = frozenset({"help", "usage", "version", "test-only", "autocomplete"})
 
 #: what is ours and none of srun's, beside --dl-*
-WRAPPER_OPTIONS = frozenset({"launcher", "print-map"})
+WRAPPER_OPTIONS = frozenset({"launcher", "print-rank-map"})
 
 #: these decide the layout; the hostfile takes their place
 LAYOUT_OPTIONS = frozenset({"ntasks", "nodes", "ntasks-per-node",

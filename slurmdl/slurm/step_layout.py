@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from slurmdl.errors import InputError, PlacementError
-from slurmdl.placement.job_size import block_distribution
 from slurmdl.slurm import hostlist, srun_options
 from slurmdl.slurm.allocation import Allocation
 from slurmdl.slurm.getopt import CommandLine
@@ -199,3 +198,23 @@ def _check_task_limit(allocation: Allocation, request: StepRequest, step_nodes: 
     if not even or ("GPUS" in request.task_limiting_option.upper() and len(set(allocation.tasks_per_node)) > 1):
         raise PlacementError(
             f"{request.task_limiting_option} may bound the tasks of a node in a way that is not known here")
+
+
+def block_distribution(max_tasks: Sequence[int], ntasks: int) -> list[int]:
+    """Tasks per node: one to each node in turn while it has room, regardless of room when all are full.
+
+    Slurm's default (block) distribution counts so, then numbers the tasks node by node.
+    """
+    tasks = [0] * len(max_tasks)
+    dealt = turn = 0
+    full = False
+    while dealt < ntasks:
+        more = False
+        for i, r in enumerate(max_tasks):
+            if dealt < ntasks and (turn < r or full):
+                tasks[i] += 1
+                dealt += 1
+                more = more or turn + 1 < r
+        full = full or not more
+        turn += 1
+    return tasks

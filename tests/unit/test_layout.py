@@ -7,10 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurmdl.errors import PlacementError
-from slurmdl.placement.job_size import block_distribution
 from slurmdl.slurm import getopt, srun_options
 from slurmdl.slurm.allocation import Allocation
-from slurmdl.slurm.step_layout import StepLayout, compute_step_layout, parse_step_request
+from slurmdl.slurm.step_layout import StepLayout, block_distribution, compute_step_layout, parse_step_request
 
 EVEN = Allocation(1, ("n1", "n2", "n3", "n4"), (4, 4, 4, 4), (1, 1, 1, 1))
 UNEVEN = Allocation(1, ("n1", "n2", "n3"), (4, 2, 1), (4, 2, 1))
