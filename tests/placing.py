@@ -41,7 +41,7 @@ def cluster(*nodes: Node) -> ClusterSnapshot:
 
 
 def node(name: str, state: str = "IDLE", **more: object) -> Node:
-    given: dict[str, object] = {"cpus": 4, "cpus_free": 4, "memory": 1000, "memory_free": 1000,
+    given: dict[str, object] = {"cpus": 4, "cpus_unallocated": 4, "memory": 1000, "memory_unallocated": 1000,
                                 "partitions": ("main",), **more}
     return Node(name, tuple(state.split("+")), **given)  # type: ignore[arg-type]
 

@@ -16,7 +16,7 @@ from slurmdl.errors import InputError
 IntArray = npt.NDArray[np.int64]
 
 #: what a node has of each, in numbers: the arrays of a snapshot and the fields of a node
-NODE_ARRAYS = ("cpus", "cpus_free", "memory", "memory_free", "weight")
+NODE_ARRAYS = ("cpus", "cpus_unallocated", "memory", "memory_unallocated", "weight")
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,7 @@ def small(seed: int) -> bool:
 
 @pytest.mark.parametrize("seed", [seed for seed in range(300) if small(seed)][:16])
 @pytest.mark.parametrize(("least", "key"), [
-    ("seconds", lambda cost: cost.key[:1]), ("bytes", lambda cost: cost.key[1:])], ids=["seconds", "bytes"])
+    ("seconds", lambda cost: cost.sort_key[:1]), ("bytes", lambda cost: cost.sort_key[1:])], ids=["seconds", "bytes"])
 def test_the_solver_against_brute_force(seed: int, least: exact_solver.Objective,
                                         key: Callable[[Cost], tuple[float, ...]]) -> None:
     given = case(seed)

@@ -111,7 +111,7 @@ def test_a_choice_takes_free_nodes_of_one_tree_and_repeats(data: st.DataObject) 
     topology = data.draw(topologies())
     scores = data.draw(link_scores(topology))
     states = [data.draw(st.sampled_from(["IDLE", "ALLOCATED", "DOWN", "IDLE+DRAIN"])) for _ in topology.nodes]
-    snapshot = cluster(*(node(name, state, cpus_free=4 * (state == "IDLE"), memory_free=1000 * (state == "IDLE"))
+    snapshot = cluster(*(node(name, state, cpus_unallocated=4 * (state == "IDLE"), memory_unallocated=1000 * (state == "IDLE"))
                          for name, state in zip(sorted(topology.nodes), states, strict=True)))
     free = sum(state == "IDLE" for state in states)
     usable = free + sum(state == "ALLOCATED" for state in states)

@@ -139,7 +139,7 @@ def test_swaps_keep_account_of_every_link(data: st.DataObject) -> None:
     for power in rank_swaps.NORM_POWERS:
         assert search.descend(power, 400) > 0, "swaps come to an end"
     fresh = rank_swaps._SwapSearch(flow, network, search.node_of_rank)
-    for name in ("sent", "received", "out", "into"):
+    for name in ("sent", "received", "outbound", "inbound"):
         assert np.allclose(getattr(search, name), getattr(fresh, name), atol=1e-6)
     assert Counter(search.node_of_rank.tolist()) == Counter(place.tolist())
 

@@ -26,7 +26,7 @@ IDLE = cluster(*(node(f"n{i}") for i in range(1, 9)))
 
 def busy(*names: str) -> ClusterSnapshot:
     """The eight nodes, these of them full."""
-    return cluster(*(replace(n, state=("ALLOCATED",), cpus_free=0, memory_free=0) if n.name in names else n
+    return cluster(*(replace(n, state=("ALLOCATED",), cpus_unallocated=0, memory_unallocated=0) if n.name in names else n
                      for n in IDLE.nodes))
 
 
@@ -138,13 +138,13 @@ def test_states(state: str, now: int, once: int) -> None:
 def test_what_fits(request_: JobRequest, expected: list[int]) -> None:
     snapshot = cluster(
         node("n1", features=("fast",)),
-        node("n2", "MIXED", cpus_free=2, memory_free=500, gres={"gpu:a100": 2}, gres_used={"gpu:a100": 1}),
+        node("n2", "MIXED", cpus_unallocated=2, memory_unallocated=500, gres={"gpu:a100": 2}, gres_used={"gpu:a100": 1}),
         node("n3", features=("big",), gres={"gpu:a100": 2}))
     assert eligible_tasks(request_, snapshot, "main").tasks_now.tolist() == expected
 
 
 def test_default_memory_of_the_partition() -> None:
-    nodes = (node("n1", "MIXED", cpus_free=2, memory_free=500),)
+    nodes = (node("n1", "MIXED", cpus_unallocated=2, memory_unallocated=500),)
     for known, expected in ((Partition("main"), 0), (Partition("main", memory_per_cpu=250), 2),
                             (Partition("main", memory_per_cpu=300), 1), (Partition("main", memory_per_node=600), 0)):
         assert eligible_tasks(JobRequest(), ClusterSnapshot.from_nodes(

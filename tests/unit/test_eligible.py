@@ -83,7 +83,7 @@ def test_partitions_come_in_the_order_in_which_slurm_tries_them() -> None:
 
 def test_each_node_is_refused_once() -> None:
     found = eligible_tasks(JobRequest(constraint="fast", exclude=("n1", "gone"), cpus_per_task=3), cluster(
-        node("n1", "DOWN"), node("n2", features=("fast",), cpus=2, cpus_free=2), node("n3", features=("fast",)),
-        node("n4", "MIXED", features=("fast",), cpus_free=2)), "main")
+        node("n1", "DOWN"), node("n2", features=("fast",), cpus=2, cpus_unallocated=2), node("n3", features=("fast",)),
+        node("n4", "MIXED", features=("fast",), cpus_unallocated=2)), "main")
     assert found.tasks_now.tolist() == [0, 0, 1, 0]
     assert found.rejection_counts == {"without the features": 1, "too small": 1, "busy": 1}

@@ -20,7 +20,7 @@ from slurmdl.placement.place import place_job
 from slurmdl.placement.placement_svg import draw_placement
 
 ROOT = Path(__file__).parents[2]
-FILES = ["--topology=topology/topology.conf", "--cluster=topology/cluster.json", "--scores=topology/scores.json"]
+FILES = ["--topology=topology/topology.conf", "--cluster=examples/cluster.json", "--scores=examples/link-scores.json"]
 
 CASES = {
     "one-zone": ["-N", "3"],
@@ -34,7 +34,7 @@ CASES = {
 @pytest.fixture(autouse=True)
 def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """No configuration of the user, no cluster, and paths as a user in the project's directory types them."""
-    for name in ("SLURM_CONF", "SLURM_JOB_ID", "SLURMDL_REQUEST"):
+    for name in ("SLURM_CONF", "SLURM_JOB_ID", "SLURMDL_SUBMISSION"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
@@ -153,7 +153,7 @@ def test_a_link_speed_of_another_unit_is_not_used(tmp_path: Path, capsys: pytest
     told = {}
     for name, text in (("plain", plain), ("odd", plain.replace("Nodes=", "LinkSpeed=2 Nodes="))):
         (tmp_path / f"{name}.conf").write_text(text)
-        assert main(["place", f"--topology={tmp_path}/{name}.conf", "--cluster=topology/cluster.json", "-N6"]) == 0
+        assert main(["place", f"--topology={tmp_path}/{name}.conf", "--cluster=examples/cluster.json", "-N6"]) == 0
         told[name] = capsys.readouterr().out.splitlines()
     assert [line for line in told["odd"] if line not in told["plain"]] == [
         "note       LinkSpeed of 2 zones (2) is not used: it is taken for Mbit/s; plausible: 1,000 to 9,999,999, or "

@@ -31,7 +31,7 @@ def test_a_seed_settles_choices_among_equals_and_nothing_else() -> None:
 
 
 def test_nodes_with_less_room_than_an_even_share_serve_beside_roomier_ones() -> None:
-    small = cluster(*(node(name, cpus=room, cpus_free=room, memory=10, memory_free=10)
+    small = cluster(*(node(name, cpus=room, cpus_unallocated=room, memory=10, memory_unallocated=10)
                       for name, room in zip(FOUR.nodes, [3, 1] + [1] * 14, strict=True)))
     found = place_job(JobRequest(nodes=(2, 2), ntasks=4, memory_per_node_mb=1), small, FOUR, SCORES)
     assert found.rank_map is not None
@@ -76,7 +76,7 @@ def test_a_degraded_node_loses_to_a_clean_one_of_its_zone(worse: LinkScore) -> N
 
 def test_a_large_hierarchical_job_takes_more_zones_where_rounds_cost_more_than_bytes() -> None:
     topology = two_level([f"a{i:03d}" for i in range(256)], *([f"b{z}{i:02d}" for i in range(64)] for z in range(4)))
-    idle = cluster(*(node(name, cpus=16, cpus_free=16) for name in topology.nodes))
+    idle = cluster(*(node(name, cpus=16, cpus_unallocated=16) for name in topology.nodes))
     scores = LinkScores(default_node_bandwidth=1e10, default_zone_bandwidth=(1e10,), default_latency=1e-3)
     requests = [JobRequest(nodes=(256, 256), ntasks_per_node=16, dl=DlOptions(comm_pattern="hierarchical", zone=zone))
                 for zone in ((), ("z0",))]
