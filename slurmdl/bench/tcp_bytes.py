@@ -33,23 +33,23 @@ class TcpBytesSent:
 
     def bytes(self) -> dict[str, int]:
         """Return peer -> bytes, of the connections that are open now."""
-        found: dict[str, int] = {}
+        sent: dict[str, int] = {}
         for (inode, peer), count in self._now().items():
             grown = count - self._before.get((inode, peer), 0)
             if grown:
-                found[peer] = found.get(peer, 0) + grown
-        return found
+                sent[peer] = sent.get(peer, 0) + grown
+        return sent
 
     def _now(self) -> dict[tuple[int, str], int]:
         """Return (inode of the socket, peer) -> bytes."""
-        found = {}
+        acknowledged = {}
         for number in os.listdir("/proc/self/fd"):
             with suppress(OSError), _duplicate(int(number)) as (sock, inode):  # not a TCP socket
                 info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
                 if len(info) >= _ACKED + 8:
-                    found[inode, _host(sock.getpeername())] = struct.unpack_from("=Q", info, _ACKED)[0]
+                    acknowledged[inode, _host(sock.getpeername())] = struct.unpack_from("=Q", info, _ACKED)[0]
                     self.local_addresses.add(_host(sock.getsockname()))
-        return found
+        return acknowledged
 
 
 def _host(address: Any) -> str:
@@ -73,21 +73,21 @@ def _duplicate(number: int) -> Iterator[tuple[socket.socket, int]]:
 
 
 def by_locality(ranks: Sequence[Mapping[str, Any]]) -> dict[str, int]:
-    """Sum the bytes of all ranks by locality, as messages.LEVELS.
+    """Sum the bytes of all ranks by locality, as p2p.LOCALITY_LEVELS.
 
     Parameters
     ----------
     ranks : for each "node", "zone" ("" if unknown), and "local_addresses" and "sent" of its `TcpBytesSent`.
     """
     home = {address: rank for rank in ranks for address in rank["local_addresses"] if address not in _LOCAL}
-    found = {"node": 0, "zone": 0, "across": 0}
+    by_level = {"node": 0, "zone": 0, "across": 0}
     for rank in ranks:
         for peer, count in rank["sent"].items():
             other = home.get(peer)
             if peer in _LOCAL or (other and other["node"] == rank["node"]):
-                found["node"] += count
+                by_level["node"] += count
             elif other and other["zone"] == rank["zone"]:
-                found["zone"] += count
+                by_level["zone"] += count
             else:
-                found["across"] += count
-    return found
+                by_level["across"] += count
+    return by_level

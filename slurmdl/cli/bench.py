@@ -34,11 +34,11 @@ def run(argv: list[str]) -> int:
 
 def _run(spec: str, results: str | None, retry_failed: bool) -> int:
     from slurmdl.bench.matrix import submit
-    from slurmdl.bench.matrix.spec import read
+    from slurmdl.bench.matrix.spec import read_matrix_spec
 
     directory = Path(results or Path(spec).with_suffix(""))
     try:
-        submit.run(read(spec), directory, retry_failed)
+        submit.run(read_matrix_spec(spec), directory, retry_failed)
     except KeyboardInterrupt:
         warn(f"bench run: interrupted; `slurmdl bench run {spec} --results {directory}` continues")
         raise

@@ -15,7 +15,7 @@ import pytest
 from slurmdl.bench import frameworks, tcp_bytes
 from slurmdl.bench.matrix import report, submit
 from slurmdl.bench.matrix.progress import Progress
-from slurmdl.bench.matrix.spec import Cell, Spec, read
+from slurmdl.bench.matrix.spec import Cell, Spec, read_matrix_spec
 from slurmdl.bench.matrix.submit import CellResult
 from slurmdl.cli.main import main
 from slurmdl.errors import InputError, UsageError
@@ -24,7 +24,7 @@ from slurmdl.errors import InputError, UsageError
 def spec(tmp_path: Path, text: str) -> Spec:
     file = tmp_path / "spec.yaml"
     file.write_text(text)
-    return read(str(file))
+    return read_matrix_spec(str(file))
 
 
 def test_a_spec_and_its_cells(tmp_path: Path) -> None:
@@ -52,7 +52,7 @@ def test_a_spec_and_its_cells(tmp_path: Path) -> None:
     ("target_accuracy: 0.9", "target_accuracy: 0.9 with evaluate_every 0"),
     ("- nodes", "must hold keys with values"), ("nodes: [1", "is not YAML"),
     ("models: {cnn: 3}", "models: {'cnn': 3}"),
-    ("emulate_compute: -1", "valid: 0 or more"), ("strategies: [gosip]", "'gosip' is not valid; valid: gossip"),
+    ("emulate_compute: -1", "expected 0 or more"), ("strategies: [gosip]", "'gosip' is not valid; valid: gossip"),
     ("models: {cnn: digit}", "models: cnn: 'digit' is not valid; valid: digits"),
     ("models: {cnn: 'synthetic:3x8x8:10:5'}", "5 images for 10 classes; valid: one of each class, or more"),
     ("launcher: mpiexec", "launcher: 'mpiexec' is not valid; valid: ")])
@@ -203,7 +203,7 @@ def test_what_is_done_is_not_run_again(tmp_path: Path, monkeypatch: pytest.Monke
         status = {"horovod": "missing", "ddp": "failed"}.get(cell.framework, "done")
         return CellResult(cell, repeat, status, ranks=(rank(0),))
 
-    monkeypatch.setattr(submit, "_one", one)
+    monkeypatch.setattr(submit, "_run_cell", one)
     asked = Spec(frameworks=("slurmdl", "ddp", "horovod"), nodes=(1,), placements=("slurm",), repeats=2)
     said: list[str] = []
     submit.run(asked, tmp_path, report_progress=said.append)
@@ -248,7 +248,7 @@ def test_the_job_number_is_found_among_the_lines_of_a_site(tmp_path: Path, monke
 
     site = "echo Quota: 3 jobs pending; echo '12;east'"
     monkeypatch.setattr(submit, "submit_command", lambda cell: ["sh", "-c", site])
-    monkeypatch.setattr(submit, "_end", end)
+    monkeypatch.setattr(submit, "_wait_for_end", end)
     asked = Spec(nodes=(1,), placements=("slurm",), repeats=1, frameworks=("ddp",))
     submit.run(asked, tmp_path, report_progress=lambda line: None)
     assert watched == ["12"]

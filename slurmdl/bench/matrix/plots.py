@@ -17,62 +17,62 @@ from slurmdl.train.report.meters import PHASES
 MAX_BARS = 40
 
 
-def draw(folder: Path, made: Sequence[ReportRow]) -> Iterator[Path]:
+def draw(folder: Path, lines: Sequence[ReportRow]) -> Iterator[Path]:
     """Write the plots that have data; yield their files."""
-    made = [line for line in made if line.jobs]
-    for name, kind, of in (
-            ("scaling", _scaling, [line for line in made if line.efficiency is not None]),
-            ("phases", _phases, made[:MAX_BARS]),
-            ("bytes", _bytes, [line for line in made if any(line.median_job.bytes.values())][:MAX_BARS]),
+    lines = [line for line in lines if line.jobs]
+    for name, draw_lines, selected in (
+            ("scaling", _scaling, [line for line in lines if line.efficiency is not None]),
+            ("phases", _phases, lines[:MAX_BARS]),
+            ("bytes", _bytes, [line for line in lines if any(line.median_job.bytes.values())][:MAX_BARS]),
             ("accuracy", _accuracy,
-             [line for line in made if line.median_job.seconds_to_accuracy is not None][:MAX_BARS])):
-        if of:
-            figure = Figure(figsize=(9, 4 if name == "scaling" else 1.5 + 0.3 * len(of)), layout="constrained")
-            kind(figure.subplots(), of)
+             [line for line in lines if line.median_job.seconds_to_accuracy is not None][:MAX_BARS])):
+        if selected:
+            figure = Figure(figsize=(9, 4 if name == "scaling" else 1.5 + 0.3 * len(selected)), layout="constrained")
+            draw_lines(figure.subplots(), selected)
             file = folder / f"{name}.svg"
             figure.savefig(file)
             yield file
 
 
-def _scaling(axes: Any, made: Sequence[ReportRow]) -> None:
+def _scaling(axes: Any, lines: Sequence[ReportRow]) -> None:
     series: dict[Any, list[ReportRow]] = {}
-    for line in made:
+    for line in lines:
         series.setdefault(replace(line.cell, nodes=0), []).append(line)
-    for cell, of in series.items():
-        of = sorted(of, key=lambda line: line.cell.nodes)
-        axes.plot([line.cell.nodes for line in of], [line.images for line in of], marker="o", linewidth=1,
+    for cell, selected in series.items():
+        selected = sorted(selected, key=lambda line: line.cell.nodes)
+        axes.plot([line.cell.nodes for line in selected], [line.images for line in selected], marker="o", linewidth=1,
                   label=f"{cell.framework} {cell.strategy}, {cell.model}, {cell.placement}")
     axes.set(xlabel="nodes", ylabel="images/s", xscale="log", yscale="log")
-    nodes = sorted({line.cell.nodes for line in made})
+    nodes = sorted({line.cell.nodes for line in lines})
     axes.xaxis.minorticks_off()
     axes.set_xticks(nodes, [str(count) for count in nodes])
     axes.grid(alpha=0.3, which="both")
     axes.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1, 1))
 
 
-def _phases(axes: Any, made: Sequence[ReportRow]) -> None:
-    _stacked(axes, made, PHASES, lambda line, phase: line.median_job.phases[phase], "seconds per step")
+def _phases(axes: Any, lines: Sequence[ReportRow]) -> None:
+    _stacked(axes, lines, PHASES, lambda line, phase: line.median_job.phases[phase], "seconds per step")
 
 
-def _bytes(axes: Any, made: Sequence[ReportRow]) -> None:
-    _stacked(axes, made, LOCALITY_LEVELS, lambda line, level: line.median_job.bytes[level] / 1e6,
+def _bytes(axes: Any, lines: Sequence[ReportRow]) -> None:
+    _stacked(axes, lines, LOCALITY_LEVELS, lambda line, level: line.median_job.bytes[level] / 1e6,
              "MB per step, all ranks")
 
 
-def _accuracy(axes: Any, made: Sequence[ReportRow]) -> None:
-    _stacked(axes, made, ("training",), lambda line, _: line.median_job.seconds_to_accuracy or 0.0,
+def _accuracy(axes: Any, lines: Sequence[ReportRow]) -> None:
+    _stacked(axes, lines, ("training",), lambda line, _: line.median_job.seconds_to_accuracy or 0.0,
              "time to accuracy (s)")
 
 
-def _stacked(axes: Any, made: Sequence[ReportRow], parts: Sequence[str], value: Callable[[ReportRow, str], float],
+def _stacked(axes: Any, lines: Sequence[ReportRow], parts: Sequence[str], value: Callable[[ReportRow, str], float],
              label: str) -> None:
     """Draw a stacked bar for each row, the first row at the top."""
-    left = [0.0] * len(made)
+    left = [0.0] * len(lines)
     for part in parts:
-        width = [value(line, part) for line in made]
-        axes.barh(range(len(made)), width, left=left, label=part, height=0.7)
+        width = [value(line, part) for line in lines]
+        axes.barh(range(len(lines)), width, left=left, label=part, height=0.7)
         left = [begin + more for begin, more in zip(left, width, strict=True)]
-    axes.set_yticks(range(len(made)), [str(line.cell) for line in made], fontsize=7)
+    axes.set_yticks(range(len(lines)), [str(line.cell) for line in lines], fontsize=7)
     axes.invert_yaxis()
     axes.set_xlabel(label)
     axes.grid(axis="x", alpha=0.3)

@@ -62,31 +62,32 @@ def job_figures(result: CellResult, spec: Spec) -> JobFigures:
     If the framework does not measure how long a worker waits for the others, the waiting time is the difference to
     the computation time of the slowest worker in the same step, at most the worker's communication time.
     """
-    steps = [its["steps"] for its in result.ranks]
-    walls = [max(its["wall"] for its in same) for same in zip(*steps, strict=True)]
+    steps = [rank["steps"] for rank in result.ranks]
+    walls = [max(step["wall"] for step in same) for same in zip(*steps, strict=True)]
     metered = result.ranks[0]["communication"] is None
-    phases = {phase: fmean(its[phase] for of in steps for its in of) for phase in PHASES}
+    phases = {phase: fmean(step[phase] for rank_steps in steps for step in rank_steps) for phase in PHASES}
     overlapped_comm = None if result.ranks[0]["overlapped_comm"] is None else fmean(
         rank["overlapped_comm"] for rank in result.ranks)
     if not metered:
-        stood = []
+        waited = []
         for same in zip(*steps, strict=True):
-            computed = [its["data"] + its["forward"] + its["backward"] for its in same]
-            stood += [min(its["communication"], max(computed) - own) for its, own in zip(same, computed, strict=True)]
-        overlapped_comm = max(0.0, fmean(its["communication"] for its in result.ranks) - phases["communication"])
-        phases["waiting"] += fmean(stood)
-        phases["communication"] -= fmean(stood)
-    counted = next((its["bytes"] for its in result.ranks if its["bytes"]), None)
-    sent, made = (counted, spec.warmup_steps + spec.steps) if counted else (tcp_bytes.by_locality(result.ranks),
-                                                                            spec.steps)
+            computed = [step["data"] + step["forward"] + step["backward"] for step in same]
+            waited += [min(step["communication"], max(computed) - own)
+                       for step, own in zip(same, computed, strict=True)]
+        overlapped_comm = max(0.0, fmean(rank["communication"] for rank in result.ranks) - phases["communication"])
+        phases["waiting"] += fmean(waited)
+        phases["communication"] -= fmean(waited)
+    counted = next((rank["bytes"] for rank in result.ranks if rank["bytes"]), None)
+    sent, step_count = (counted, spec.warmup_steps + spec.steps) if counted else \
+        (tcp_bytes.by_locality(result.ranks), spec.steps)
     seconds_to_accuracy = [
         next((seconds for seconds, accuracy in rank["accuracy_curve"] if accuracy >= spec.target_accuracy), None)
         for rank in result.ranks if rank["accuracy_curve"]]
     return JobFigures(
         len(steps) * spec.batch / median(walls), median(walls), phases, overlapped_comm,
-        sum(phases.values()) / fmean(its["wall"] for of in steps for its in of),
-        {level: sent[level] / made for level in LOCALITY_LEVELS},
-        max(its["memory"] for its in result.ranks), min(its["cpu_idle"] for its in result.ranks),
+        sum(phases.values()) / fmean(step["wall"] for rank_steps in steps for step in rank_steps),
+        {level: sent[level] / step_count for level in LOCALITY_LEVELS},
+        max(rank["memory"] for rank in result.ranks), min(rank["cpu_idle"] for rank in result.ranks),
         seconds_to_accuracy[0] if seconds_to_accuracy and spec.target_accuracy else None)
 
 
@@ -102,22 +103,22 @@ class ReportRow:
 
     @property
     def images(self) -> float:
-        return median(its.images for its in self.jobs)
+        return median(job.images for job in self.jobs)
 
     @property
     def median_job(self) -> JobFigures:
         """The job with the median images per second."""
-        return sorted(self.jobs, key=lambda its: its.images)[len(self.jobs) // 2]
+        return sorted(self.jobs, key=lambda job: job.images)[len(self.jobs) // 2]
 
 
 def report_rows(folder: Path) -> list[ReportRow]:
     """Return one row for each cell of a results directory, in the order of the spec."""
     spec = submit.read_spec(folder)
-    found: dict[Cell, list[CellResult]] = {}
+    by_cell: dict[Cell, list[CellResult]] = {}
     for result in submit.cell_results(folder):
-        found.setdefault(result.cell, []).append(result)
-    made = [_make_row(cell, found.get(cell, []), spec) for cell in spec.cells()]
-    return [replace(line, efficiency=_efficiency(line, made)) for line in made]
+        by_cell.setdefault(result.cell, []).append(result)
+    lines = [_make_row(cell, by_cell.get(cell, []), spec) for cell in spec.cells()]
+    return [replace(line, efficiency=_efficiency(line, lines)) for line in lines]
 
 
 def _make_row(cell: Cell, cell_results: Sequence[CellResult], spec: Spec) -> ReportRow:
@@ -128,9 +129,9 @@ def _make_row(cell: Cell, cell_results: Sequence[CellResult], spec: Spec) -> Rep
     if others:
         status = others[0] if not done else f"{len(others)} of {len(cell_results)} {others[0]}"
     marks = [word for word, true in (
-        ("CPU-bound", done and median(its.cpu_idle for its in done) < CPU_BOUND_IDLE),
-        (f"phases sum to {median(its.phase_sum_ratio for its in done):.0%} of the step" if done else "",
-         done and abs(median(its.phase_sum_ratio for its in done) - 1) > PHASE_SUM_TOLERANCE)) if true]
+        ("CPU-bound", done and median(job.cpu_idle for job in done) < CPU_BOUND_IDLE),
+        (f"phases sum to {median(job.phase_sum_ratio for job in done):.0%} of the step" if done else "",
+         done and abs(median(job.phase_sum_ratio for job in done) - 1) > PHASE_SUM_TOLERANCE)) if true]
     return ReportRow(cell, status, done, marks=tuple(marks))
 
 
@@ -143,31 +144,31 @@ def _efficiency(line: ReportRow, others: Sequence[ReportRow]) -> float | None:
     return line.images / line.cell.nodes / (least.images / least.cell.nodes)
 
 
-def rows(made: Sequence[ReportRow]) -> Iterator[dict[str, Any]]:
+def rows(lines: Sequence[ReportRow]) -> Iterator[dict[str, Any]]:
     """Yield the values of each row by column; None for no value."""
-    for line in made:
+    for line in lines:
         row: dict[str, Any] = {**dict.fromkeys(COLUMNS), "framework": line.cell.framework,
                                "strategy": line.cell.strategy, "model": line.cell.model, "nodes": line.cell.nodes,
                                "placement": line.cell.placement, "repeats": len(line.jobs),
                                "status": "; ".join([line.status, *line.marks])}
         if line.jobs:
-            its, rates = line.median_job, [job.images for job in line.jobs]
+            job, rates = line.median_job, [repeat.images for repeat in line.jobs]
             row |= {"images/s": line.images, "spread": max(rates) - min(rates), "efficiency": line.efficiency,
-                    "s/step": its.seconds, **its.phases, "overlapped comm": its.overlapped_comm, "memory": its.memory,
-                    "CPU idle": its.cpu_idle, "time to accuracy (s)": its.seconds_to_accuracy,
-                    **{BYTES_COLUMNS[level]: value for level, value in its.bytes.items()}}
+                    "s/step": job.seconds, **job.phases, "overlapped comm": job.overlapped_comm, "memory": job.memory,
+                    "CPU idle": job.cpu_idle, "time to accuracy (s)": job.seconds_to_accuracy,
+                    **{BYTES_COLUMNS[level]: value for level, value in job.bytes.items()}}
         yield row
 
 
-def markdown(made: Sequence[ReportRow], spec: Spec) -> str:
+def markdown(lines: Sequence[ReportRow], spec: Spec) -> str:
     """Format the table, its settings, and the meaning of its columns."""
-    shown = [column for column in COLUMNS if any(row[column] is not None for row in rows(made))]
+    shown = [column for column in COLUMNS if any(row[column] is not None for row in rows(lines))]
     text = [f"# {' / '.join(spec.models)}: {' / '.join(spec.frameworks)}", "",
             f"{spec.tasks_per_node} task{'s' * (spec.tasks_per_node > 1)} on each node, batches of {spec.batch}, "
             f"{spec.steps} steps after {spec.warmup_steps}, repeats {spec.repeats}, seed {spec.seed}"
             + (f", computation {spec.emulate_compute}" if spec.emulate_compute else "") + ".", "",
             "| " + " | ".join(shown) + " |", "|" + " --- |" * len(shown)]
-    text += ["| " + " | ".join(_shown(column, row[column]) for column in shown) + " |" for row in rows(made)]
+    text += ["| " + " | ".join(_shown(column, row[column]) for column in shown) + " |" for row in rows(lines)]
     text += ["",
              "images/s: median of the repeats; spread: largest minus smallest. All other columns are of the median "
              "repeat. efficiency: images/s per node, relative to the fewest nodes. The phases are seconds of a step, "
@@ -193,14 +194,14 @@ def _shown(column: str, value: Any) -> str:
 
 def write(folder: Path) -> list[Path]:
     """Write the table as Markdown and CSV; return the files."""
-    made, spec = report_rows(folder), submit.read_spec(folder)
+    lines, spec = report_rows(folder), submit.read_spec(folder)
     table, values = folder / "report.md", folder / "report.csv"
     text = io.StringIO()
     writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
     writer.writeheader()
-    writer.writerows(rows(made))
+    writer.writerows(rows(lines))
     try:
-        table.write_text(markdown(made, spec))
+        table.write_text(markdown(lines, spec))
         values.write_text(text.getvalue())
         return [table, values]
     except OSError as error:

@@ -91,8 +91,8 @@ class Spec:
     sbatch: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(json.dumps(asdict(self)))
-        return found
+        data: dict[str, Any] = json.loads(json.dumps(asdict(self)))
+        return data
 
     def cells(self) -> list[Cell]:
         """All combinations; those with the same model, nodes and placement are adjacent."""
@@ -109,14 +109,15 @@ class Spec:
                 yield cell, repeat
 
 
-def read(path: str) -> Spec:
+def read_matrix_spec(path: str) -> Spec:
     """Read a spec from a file.
 
     Raises
     ------
     InputError : unreadable file, invalid YAML, unknown key, or invalid value.
     """
-    data = yaml_input.check_keys(yaml_input.load_yaml_file(path) or {}, [entry.name for entry in fields(Spec)], path, "")
+    keys = [entry.name for entry in fields(Spec)]
+    data = yaml_input.check_keys(yaml_input.load_yaml_file(path) or {}, keys, path, "")
     default = Spec()
     try:
         spec = Spec(**{key: _value(key, value, getattr(default, key)) for key, value in data.items()})
@@ -130,13 +131,13 @@ def _value(key: str, value: Any, default: Any) -> Any:
     """Convert a value to the type of the default; a single value becomes a list."""
     if isinstance(default, tuple):
         kind = int if key == "nodes" else str
-        found = value if isinstance(value, list) else [value]
-        return tuple(_value(key, each, kind()) for each in found)
+        values = value if isinstance(value, list) else [value]
+        return tuple(_value(key, entry, kind()) for entry in values)
     if isinstance(default, dict):
         names = dict.fromkeys([value] if isinstance(value, str) else value, "digits") \
             if isinstance(value, (str, list)) else value
         if not isinstance(names, dict) or not all(isinstance(word, str) for pair in names.items() for word in pair):
-            raise UsageError(f"{key}: {value!r} is not valid; valid: MODEL: DATA, or a list of models")
+            raise UsageError(f"{key}: {value!r} expected MODEL: DATA, or a list of models")
         return names
     if isinstance(default, float) and isinstance(value, int) and not isinstance(value, bool):
         value = float(value)
@@ -170,7 +171,7 @@ def _check(spec: Spec) -> None:
                        ("repeats", 1),
                        ("time_limit_minutes", 1), ("evaluate_every", 0), ("emulate_compute", 0)):
         if getattr(spec, key) < least:
-            raise UsageError(f"{key}: {getattr(spec, key)} is not valid; valid: {least} or more")
+            raise UsageError(f"{key}: {getattr(spec, key)}: expected {least} or more")
     if any(nodes < 1 for nodes in spec.nodes):
         raise UsageError(f"nodes: {min(spec.nodes)} is not valid; valid: 1 or more")
     for key in ("frameworks", "strategies", "models", "nodes", "placements"):

@@ -20,16 +20,16 @@ from slurmdl import files
 from slurmdl.bench.matrix.progress import Progress
 from slurmdl.bench.matrix.spec import Cell, Spec
 from slurmdl.errors import InputError, UnavailableError, print_stderr
-from slurmdl.launch import revert_binding, srun
+from slurmdl.launch import revert_binding
 from slurmdl.plan import STRATEGIES
-from slurmdl.slurm import process
+from slurmdl.slurm import pmi, process
 
 #: polling interval of jobs in seconds
 POLL_S = 1.0
 #: timeout of Slurm's commands in seconds
 COMMAND_TIMEOUT_S = 60.0
 #: attempts to run a job that fails: MPI libraries sometimes crash in MPI_Init
-STARTS = 3
+MAX_ATTEMPTS = 3
 #: state of a job -> status of its cell
 ENDED = {"OUT_OF_MEMORY": "out of memory", "TIMEOUT": "time limit", "DEADLINE": "time limit",
          "CANCELLED": "cancelled", "PREEMPTED": "cancelled", "REFUSED": "refused"}
@@ -75,12 +75,12 @@ def run(spec: Spec, folder: Path, retry_failed: bool = False,
     """
     prepare(spec, folder)
     todo = [*spec.order()]
-    found = {(result.cell, result.repeat): result for result in cell_results(folder)}
-    # a framework that one job did not find is not tried again
-    missing = {cell.framework: its.reason for (cell, _), its in found.items()
-               if its.status == "missing" and not retry_failed}
+    results = {(result.cell, result.repeat): result for result in cell_results(folder)}
+    # a framework that is not installed is not tried again
+    missing = {result.cell.framework: result.reason for result in results.values()
+               if result.status == "missing" and not retry_failed}
     left = [(number, cell, repeat) for number, (cell, repeat) in enumerate(todo, 1)
-            if (cell, repeat) not in found or (retry_failed and found[cell, repeat].status != "done")]
+            if (cell, repeat) not in results or (retry_failed and results[cell, repeat].status != "done")]
 
     def jobs_from(index: int) -> int:
         return sum(cell.framework not in missing for _, cell, _ in left[index:])
@@ -91,7 +91,7 @@ def run(spec: Spec, folder: Path, retry_failed: bool = False,
             result = CellResult(cell, repeat, "missing", missing[cell.framework])
         else:
             progress.start(number)
-            result = _one(spec, cell, repeat, folder, progress.job)
+            result = _run_cell(spec, cell, repeat, folder, progress.job)
         if result.status == "missing":
             missing[cell.framework] = result.reason
         files.write_atomic(str(folder / f"{cell.name}.{repeat}.result"), json.dumps(asdict(result)))
@@ -107,10 +107,10 @@ def prepare(spec: Spec, folder: Path) -> None:
             files.write_atomic(str(file), json.dumps(spec.to_json(), indent=1))
     except OSError as error:
         raise UnavailableError(f"{folder}: cannot be written ({error.strerror})") from error
-    its = read_spec(folder)
-    differs = [key for key, value in spec.to_json().items() if its.to_json().get(key) != value]
-    if differs:
-        raise InputError(f"results of another spec (different {', '.join(differs)}); use another directory, or "
+    existing = read_spec(folder).to_json()
+    different = [key for key, value in spec.to_json().items() if existing.get(key) != value]
+    if different:
+        raise InputError(f"results of another spec (different {', '.join(different)}); use another directory, or "
                          "the original spec", str(folder))
 
 
@@ -138,16 +138,16 @@ def cell_results(folder: Path) -> Iterator[CellResult]:
             continue
 
 
-def _one(spec: Spec, cell: Cell, repeat: int, folder: Path, watch: Watch) -> CellResult:
+def _run_cell(spec: Spec, cell: Cell, repeat: int, folder: Path, watch: Watch) -> CellResult:
     """Run a cell as a job and wait for its end."""
-    for start in range(STARTS):
-        result = _start(spec, cell, repeat, folder, watch)
-        if result.status != "failed" or start + 1 == STARTS:
+    for attempt in range(MAX_ATTEMPTS):
+        result = _run_job(spec, cell, repeat, folder, watch)
+        if result.status != "failed" or attempt + 1 == MAX_ATTEMPTS:
             break
     return result
 
 
-def _start(spec: Spec, cell: Cell, repeat: int, folder: Path, watch: Watch) -> CellResult:
+def _run_job(spec: Spec, cell: Cell, repeat: int, folder: Path, watch: Watch) -> CellResult:
     base = folder.resolve() / f"{cell.name}.{repeat}"
     for file in folder.glob(f"{cell.name}.{repeat}.*.json"):
         file.unlink()
@@ -165,13 +165,13 @@ def _start(spec: Spec, cell: Cell, repeat: int, folder: Path, watch: Watch) -> C
     if answer.returncode or not number:
         return CellResult(cell, repeat, "refused", answer.first_error or f"exit status {answer.returncode}")
     try:
-        state, reason = _end(number, watch)
+        state, reason = _wait_for_end(number, watch)
     except BaseException:  # also KeyboardInterrupt: leave no job behind
         process.run_command(["scancel", number], timeout=COMMAND_TIMEOUT_S)
         raise
     if state == "COMPLETED":
         ranks = sorted((json.loads(file.read_text()) for file in folder.glob(f"{cell.name}.{repeat}.*.json")),
-                       key=lambda its: int(its.get("rank", 0)))
+                       key=lambda rank: int(rank.get("rank", 0)))
         if ranks and "missing" in ranks[0]:
             return CellResult(cell, repeat, "missing", ranks[0]["missing"])
         if ranks:
@@ -192,25 +192,25 @@ def submit_command(cell: Cell) -> list[str]:
 def script(spec: Spec, cell: Cell, base: str) -> str:
     """Return the job script of a cell; `base` is the path of its files without suffix."""
     python = shlex.quote(sys.executable)
-    mpi = f"--mpi={srun.detect_pmi(os.environ) or 'pmix'}"
+    mpi = f"--mpi={pmi.detect_pmi(os.environ) or 'pmix'}"
     plain, option = ("mpirun", "--launcher=mpirun") if spec.launcher == "mpirun" else (f"srun -K {mpi}", f"-K {mpi}")
-    start = plain if cell.placement == "slurm" else f"{python} -m slurmdl srun {option}"
-    ours = [f"export SLURMDL_TRAIN_STRATEGY={cell.strategy}"] if cell.framework == "slurmdl" else []
+    launch = plain if cell.placement == "slurm" else f"{python} -m slurmdl srun {option}"
+    exports = [f"export SLURMDL_TRAIN_STRATEGY={cell.strategy}"] if cell.framework == "slurmdl" else []
     if cell.strategy == "ps":
-        ours.append(f"export SLURMDL_TRAIN_PS={spec.ps}")
+        exports.append(f"export SLURMDL_TRAIN_PS={spec.ps}")
     return "\n".join([
         "#!/bin/sh",
         f"#SBATCH -J slurmdl-bench -N {cell.nodes} --ntasks-per-node={spec.tasks_per_node}",
-        f"#SBATCH -t {spec.time_limit_minutes} --no-requeue -o {base}.log", *ours,
-        f"exec {start} {python} -m slurmdl.bench.matrix.worker {shlex.quote(base)}.work "
+        f"#SBATCH -t {spec.time_limit_minutes} --no-requeue -o {base}.log", *exports,
+        f"exec {launch} {python} -m slurmdl.bench.matrix.worker {shlex.quote(base)}.work "
         f"{shlex.quote(base)}", ""])
 
 
-def _end(number: str, watch: Watch) -> tuple[str, str]:
+def _wait_for_end(number: str, watch: Watch) -> tuple[str, str]:
     """Wait for the end of a job; return its last state, and why it can never start or ""."""
     while True:
-        state, _, reason = process.run_command(["squeue", "-h", "-j", number, "-o", "%T %r"],
-                                       timeout=COMMAND_TIMEOUT_S).stdout.strip().partition(" ")
+        queue = process.run_command(["squeue", "-h", "-j", number, "-o", "%T %r"], timeout=COMMAND_TIMEOUT_S).stdout
+        state, _, reason = queue.strip().partition(" ")
         if state == "PENDING" and reason.partition(",")[0] in _NEVER:
             process.run_command(["scancel", number], timeout=COMMAND_TIMEOUT_S)
             return "REFUSED", f"it can never start ({reason})"
@@ -218,9 +218,9 @@ def _end(number: str, watch: Watch) -> tuple[str, str]:
             break
         watch(number, state, reason)
         time.sleep(POLL_S)
-    told = process.run_command(["scontrol", "show", "job", "-o", number], timeout=COMMAND_TIMEOUT_S).stdout
-    found = re.search(r"\bJobState=(\S+)", told)
-    return (found[1] if found else state or "unknown"), ""
+    job = process.run_command(["scontrol", "show", "job", "-o", number], timeout=COMMAND_TIMEOUT_S).stdout
+    match = re.search(r"\bJobState=(\S+)", job)
+    return (match[1] if match else state or "unknown"), ""
 
 
 def _last_log_line(log: Path) -> str:
@@ -229,6 +229,6 @@ def _last_log_line(log: Path) -> str:
         lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
     except OSError:
         return ""
-    ours = [line for line in lines if line.startswith("slurmdl: ")]
-    theirs = [line for line in lines if not line.startswith(("srun: ", "slurmstepd"))]
-    return (ours or theirs or lines or [""])[-1][:300]
+    slurmdl_lines = [line for line in lines if line.startswith("slurmdl: ")]
+    program_lines = [line for line in lines if not line.startswith(("srun: ", "slurmstepd"))]
+    return (slurmdl_lines or program_lines or lines or [""])[-1][:300]

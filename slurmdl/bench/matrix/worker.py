@@ -93,9 +93,9 @@ def measure(framework: Framework, work: Mapping[str, Any]) -> dict[str, Any] | N
             accuracy_curve.append((passed_s, task.evaluate()[1]))
     cpu_idle, by_peer = cpu_meter.idle_share(), sent.bytes()
     if session.phase_seconds is None:
-        for its in steps:
-            its["communication"] += max(0.0, its["backward"] - backward_without_comm)
-            its["backward"] = min(its["backward"], backward_without_comm)
+        for step in steps:
+            step["communication"] += max(0.0, step["backward"] - backward_without_comm)
+            step["backward"] = min(step["backward"], backward_without_comm)
     overlapped = None
     if session.overlapped_comm:
         overlapped = max(0.0, session.overlapped_comm() - overlapped_before) / work["steps"]
@@ -116,15 +116,15 @@ class StepTimer:
 
     def backward_without_comm(self, steps: int) -> float:
         """Return the median seconds of backward passes without communication; their gradients are discarded."""
-        found = []
+        durations = []
         for _ in range(steps):
             with self._session.no_sync():
                 loss = self._task.loss(next(self._batches))
-                begun = time.perf_counter()
+                start = time.perf_counter()
                 loss.backward()
-                found.append(time.perf_counter() - begun)
+                durations.append(time.perf_counter() - start)
         self._session.optimizer.zero_grad()
-        return statistics.median(found)
+        return statistics.median(durations)
 
     def step(self) -> dict[str, float]:
         """Make a step; return its seconds (`wall`) and those of its phases."""
@@ -144,13 +144,13 @@ class StepTimer:
         session.after_step()
         ended = now()
         if session.phase_seconds:
-            found = {phase: seconds - before.get(phase, 0.0) for phase, seconds in session.phase_seconds().items()}
+            phases = {phase: seconds - before.get(phase, 0.0) for phase, seconds in session.phase_seconds().items()}
         else:
-            found = {**dict.fromkeys(PHASES, 0.0), "forward": forward - zeroed, "backward": backward - forward,
+            phases = {**dict.fromkeys(PHASES, 0.0), "forward": forward - zeroed, "backward": backward - forward,
                      "optimizer": stepped - backward, "communication": ended - stepped}
-        found["data"] += fetched - begun
-        found["optimizer"] += zeroed - fetched
-        return {**found, "wall": ended - begun}
+        phases["data"] += fetched - begun
+        phases["optimizer"] += zeroed - fetched
+        return {**phases, "wall": ended - begun}
 
 
 def _profiled_comm(timer: StepTimer) -> float:
