@@ -16,15 +16,15 @@
 # make fuzz       ten minutes of coverage-guided fuzzing of the readers of topologies
 # make plugin     the SPANK plugin, build/spank/slurmdl.so (spank/README.md)
 # make fuzz-plugin  libFuzzer on each parser of the plugin for SECONDS, side by side, and the plugin as clang builds it
-# make plugin-releases  the plugin built for and run with other releases of Slurm, in roots of other Debians
+# make test-plugin-releases  the plugin built for and run with other releases of Slurm, in roots of other Debians
 # make pyslurm    PySlurm built for the Slurm of Debian forky, and held against scontrol on a cluster of it
 # make packages   deb packages for the release of Slurm that is here, into build/packages
 # make rpms       the same as rpms, from a spec that rpmlint has looked at
-# make site-flow  install, enable, submit, upgrade, disable and remove them, in a Debian of their own
+# make test-packages  install, enable, submit, upgrade, disable and remove them, in a Debian of their own
 # make memcheck-plugin  every callback of the plugin in every context under valgrind
 # make compose-test  the cluster tests on the containerized cluster (docs/compose.md), DEBIAN=trixie and TESTS for others
 # make test-matrix   the same with each release of Slurm; prints what is supported where
-# make oracle     thousands of random topology.conf files and hostlists against slurmctld and scontrol
+# make test-oracle     thousands of random topology.conf files and hostlists against slurmctld and scontrol
 # make nightly      what takes longer than CI may
 
 PYTHON ?= $(or $(wildcard /usr/bin/python3),python3)
@@ -38,8 +38,8 @@ WORKERS ?= 2
 BENCHES := bench-demo bench-topology bench-placement bench-model bench-spank bench-strategies bench-scores \
 	bench-heterogeneous bench-simulate bench-paper
 
-.PHONY: demo test lint results install openmpi system nightly fuzz oracle plugin fuzz-plugin memcheck-plugin plugin-releases pyslurm clean \
-	packages rpms site-flow \
+.PHONY: demo test lint results install openmpi system-deps nightly fuzz oracle plugin fuzz-plugin memcheck-plugin test-plugin-releases pyslurm clean \
+	packages rpms test-packages \
 	compose compose-test test-matrix \
 	$(BENCHES)
 
@@ -71,7 +71,7 @@ bench-topology: install
 
 bench-placement: install
 	@mkdir -p results
-	-@tools/install-debian scotch
+	-@tools/install-debian-deps scotch
 	$(AS_ROOT) $(BIN)/python -m benchmarks.placement --results results/placement.json
 
 bench-model: install
@@ -80,7 +80,7 @@ bench-model: install
 
 bench-spank: install plugin
 	@mkdir -p results
-	$(MAKE) -C spank timed
+	$(MAKE) -C spank timing
 	$(AS_ROOT) $(BIN)/python -m benchmarks.spank_overhead --results results/spank.json
 
 bench-strategies: install
@@ -116,33 +116,33 @@ bench-paper: install
 fuzz: install
 	SLURMDL_FUZZ_SECONDS=100 $(BIN)/pytest -p no:cacheprovider -s tests/fuzz
 
-oracle: install
+test-oracle: install
 	$(AS_ROOT) env SLURMDL_ORACLE_FILES=5000 SLURMDL_ORACLE_HOSTLISTS=20000 SLURMDL_ORACLE_SEED=$$(date +%j) \
 		$(BIN)/pytest -p no:cacheprovider -s tests/cluster/test_topology_oracle.py
 
-plugin: system
+plugin: system-deps
 	$(MAKE) -C spank
 
-fuzz-plugin: system
-	@tools/install-debian clang libclang-rt-dev
+fuzz-plugin: system-deps
+	@tools/install-debian-deps clang libclang-rt-dev
 	$(MAKE) -C spank CC=clang build=../build/clang
 	$(MAKE) -C spank -j fuzz
 
-plugin-releases: install
-	-@tools/install-debian debootstrap
-	$(AS_ROOT) tools/plugin-releases
+test-plugin-releases: install
+	-@tools/install-debian-deps debootstrap
+	$(AS_ROOT) tools/test-plugin-releases
 	$(AS_ROOT) $(BIN)/pytest -p no:cacheprovider tests/cluster/test_spank_releases.py
 
 pyslurm: install
-	-@tools/install-debian debootstrap
-	$(AS_ROOT) tools/pyslurm-root
+	-@tools/install-debian-deps debootstrap
+	$(AS_ROOT) tools/build-pyslurm
 	$(AS_ROOT) env SLURMDL_NIGHTLY=1 $(BIN)/pytest -p no:cacheprovider -s tests/cluster/test_pyslurm.py
 
 # the Docker engine and compose, from Debian's packages where none are; tools/with-docker starts it where none runs
 compose: install
-	@command -v dockerd >/dev/null || docker info >/dev/null 2>&1 || tools/install-debian docker.io
-	@docker compose version >/dev/null 2>&1 || command -v docker-compose >/dev/null || tools/install-debian docker-compose
-	-@tools/install-debian debootstrap
+	@command -v dockerd >/dev/null || docker info >/dev/null 2>&1 || tools/install-debian-deps docker.io
+	@docker compose version >/dev/null 2>&1 || command -v docker-compose >/dev/null || tools/install-debian-deps docker-compose
+	-@tools/install-debian-deps debootstrap
 
 DEBIAN ?= trixie
 compose-test: compose
@@ -151,28 +151,28 @@ compose-test: compose
 test-matrix: compose
 	$(AS_ROOT) tools/with-docker $(BIN)/python tests/cluster/matrix
 
-packages: system
-	@tools/install-debian debhelper dh-python pybuild-plugin-pyproject python3-all python3-networkx python3-numpy \
+packages: system-deps
+	@tools/install-debian-deps debhelper dh-python pybuild-plugin-pyproject python3-all python3-networkx python3-numpy \
 		python3-setuptools python3-wheel python3-yaml
-	tools/package deb
+	tools/build-packages deb
 
-rpms: system
-	@tools/install-debian rpm rpmlint python3-networkx python3-numpy python3-setuptools python3-wheel python3-yaml
+rpms: system-deps
+	@tools/install-debian-deps rpm rpmlint python3-networkx python3-numpy python3-setuptools python3-wheel python3-yaml
 	rpmlint packaging/rpm/slurmdl.spec
-	tools/package rpm
+	tools/build-packages rpm
 
-site-flow: install packages
-	-@tools/install-debian debootstrap systemd-container
-	$(AS_ROOT) tools/debian-root bookworm slurmctld slurmd slurm-client munge systemd iproute2 procps libslurm38 \
+test-packages: install packages
+	-@tools/install-debian-deps debootstrap systemd-container
+	$(AS_ROOT) tools/debian-chroot bookworm slurmctld slurmd slurm-client munge systemd iproute2 procps libslurm38 \
 		python3-networkx python3-numpy python3-yaml
 	$(AS_ROOT) env SLURMDL_PACKAGES=build/packages $(BIN)/pytest -p no:cacheprovider tests/cluster/test_site_flow.py
 
-memcheck-plugin: system
-	@tools/install-debian valgrind
+memcheck-plugin: system-deps
+	@tools/install-debian-deps valgrind
 	$(MAKE) -C spank memcheck
 
 nightly: export SLURMDL_NIGHTLY = 1
-nightly: lint test $(BENCHES) fuzz oracle memcheck-plugin plugin-releases pyslurm site-flow rpms test-matrix
+nightly: lint test $(BENCHES) fuzz test-oracle memcheck-plugin test-plugin-releases pyslurm test-packages rpms test-matrix
 	$(MAKE) fuzz-plugin SECONDS=600
 
 # an Open MPI with ULFM beside Debian's: the tests and the benchmark of lost ranks need one, others do without
@@ -183,10 +183,10 @@ build/openmpi/installed: | install
 
 install: system .venv/installed
 
-system:
-	@tools/install-debian
+system-deps:
+	@tools/install-debian-deps
 
-.venv/installed: requirements.txt pyproject.toml | system
+.venv/installed: requirements.txt pyproject.toml | system-deps
 	@echo "installing Python packages into .venv"
 	@$(PYTHON) -m venv .venv
 	@$(BIN)/pip install --quiet --disable-pip-version-check -r requirements.txt

@@ -38,12 +38,12 @@ SLEEP = 5000
 VARIABLES = 150
 BUILD = Path(__file__).parents[1] / "build/spank"
 
-_TASK = "echo $(date +%s%N) ${SLURMDL_ROLE--} ${MASTER_ADDR--} ${SLURMDL_NS-}"
+_TASK = "echo $(date +%s%N) ${SLURMDL_ROLE--} ${MASTER_ADDR--} ${SLURMDL_SPANK_NS-}"
 #: runs in an allocation: a step for each line of options, then when it began, its nanoseconds, status and output;
 #: with --overlap and --mem=0 no step waits until the one before is put away
 _DRIVER = """
 import os, subprocess, sys, time
-os.environ["SLURMDL_MAP_JOB"] = os.environ["SLURM_JOB_ID"]
+os.environ["SLURMDL_RANKMAP_JOB"] = os.environ["SLURM_JOB_ID"]
 for line in sys.stdin:
     at, began = time.time_ns(), time.perf_counter_ns()
     done = subprocess.run(["srun", "-n1", "--overlap", "--mem=0", *line.split(), "sh", "-c", sys.argv[1]],
@@ -76,7 +76,7 @@ class Steps:
                                  directory=str(self.sandbox.shared)),
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
             env={**foreign, **{f"SOME_VARIABLE_{i}": "some/path:" * 5 for i in range(VARIABLES)},
-                 "SLURMDL_OPT_STRATEGY": "gossip", "SLURMDL_MAP_NODES": "n1"})
+                 "SLURMDL_OPT_STRATEGY": "gossip", "SLURMDL_RANKMAP_NODES": "n1"})
 
     def __enter__(self) -> Steps:
         return self
@@ -151,7 +151,7 @@ def measure(bare: Steps, plugged: Steps, clocked: Steps, timed: Path, repeats: i
     after = (bare.memory(), plugged.memory())
     for _ in range(repeats // 2):
         inside.append(clocked.step())
-        mapped.append(clocked.step("--dl-map"))
+        mapped.append(clocked.step("--dl-rank-map"))
     clocked.plugstack(f"optional {timed} {SLEEP}\n")
     slow = [(bare.step(), clocked.step()) for _ in range(CONTROLS)]
 
@@ -167,7 +167,7 @@ def measure(bare: Steps, plugged: Steps, clocked: Steps, timed: Path, repeats: i
         high = [float(np.percentile(values, 99)) for values in (more, less, one, other)]
         yield make_row(f"{what}, added to the 99th percentile, beside that between two halves of those without",
                        [high[0] - high[1]], "s", baseline=abs(high[2] - high[3]))
-    for what, steps in (("", inside), (", with --dl-map", mapped)):
+    for what, steps in (("", inside), (", with --dl-rank-map", mapped)):
         for where, seconds in (("srun", [step.client for step in steps]),
                                ("slurmstepd", [step.remote for step in steps]),
                                ("both", [step.client + step.remote for step in steps])):

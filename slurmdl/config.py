@@ -1,30 +1,30 @@
-"""slurmdl.yaml: what a site or a user sets once. First /etc/slurmdl, then the user's own, key by key.
+"""slurmdl.yaml: settings of the site (/etc/slurmdl) and of the user, merged key by key; the user's file wins.
 
 The keys, all optional::
 
-    options:              # defaults of the --dl-* options, weaker than #DL lines, SLURMDL_OPT_* and options
+    options:              # defaults of the --dl-* options; weaker than #DL lines, SLURMDL_OPT_* and options
       strategy: gossip
-      bind: auto
-    links:                # assumed where nothing is measured
-      node: 1.25e9        # bytes/s of a node's link
-      zone: [1.25e10]     # bytes/s of a zone's uplink, by level, leaf first; the last serves all above
-      delay: 2.0e-5       # seconds that a message takes at each level crossed
-    scores:               # of links, see docs/scores.md
-      file: /shared/slurmdl/scores.json    # what the collector publishes
-      owner: slurmdl      # the user that may write it, beside root
-      max_age: 900        # seconds after which scores are not read any more
-      half_life: 300      # seconds after which a score counts half as much as what is assumed; 0: for no decay
-      margin: 0.25        # links whose measured figures differ by less count as equal
-      scoring: physical   # or weighted, by
-      weights: {throughput: 1, delay: 1, loss: 1}
+      node-binding: auto
+    link_defaults:        # assumed for links that were not measured
+      node_bandwidth: 1.25e9      # bytes/s of a node's link
+      zone_bandwidth: [1.25e10]   # bytes/s of a zone's uplink by level, leaf first; the last value holds for all above
+      latency: 2.0e-5     # seconds per message and level crossed
+    link_scores:          # see docs/links.md
+      file: /shared/slurmdl/scores.json    # published by the collector
+      trusted_owner: slurmdl      # user that may write the file, in addition to root
+      max_age: 900        # seconds after which scores are ignored
+      half_life: 300      # seconds after which a score weighs half as much as the assumed value; 0: no decay
+      tolerance: 0.25     # links whose measured values differ by less count as equal
+      cost_model: tcp     # or weighted, by
+      weights: {throughput: 1, rtt: 1, loss: 1}
       prometheus:
         url: http://prometheus:9090
-        label: instance   # that names the node
-        queries: {throughput: ..., delay: ..., loss: ...}    # PromQL; node_exporter's metrics where not given
-    plan_dir: /home/shared/slurmdl    # a directory that all nodes share, for plans too long for the environment
-    cluster_backend: auto     # who reads nodes, partitions and reservations: auto (scontrol), scontrol, pyslurm
+        node_label: instance      # label that holds the node's name
+        queries: {throughput: ..., rtt: ..., loss: ...}    # PromQL; default: queries of node_exporter's metrics
+    plan_dir: /home/shared/slurmdl    # shared directory for plans too long for the environment
+    cluster_backend: auto     # reader of nodes, partitions and reservations: auto (scontrol), scontrol, pyslurm
 
-Without a file nothing is read and no YAML reader is imported.
+PyYAML is imported only if a file exists.
 """
 
 from __future__ import annotations
@@ -39,29 +39,29 @@ from slurmdl.errors import InputError, SlurmdlError, UsageError
 
 SITE_CONFIG_FILE = "/etc/slurmdl/slurmdl.yaml"
 DEFAULT_SCORES_FILE = "/var/lib/slurmdl/scores.json"
-COST_MODELS = ("physical", "weighted")
-#: who may read nodes, partitions and reservations (cluster.read.from_controller)
+COST_MODELS = ("tcp", "weighted")
+#: readers of nodes, partitions and reservations (cluster.load.query_cluster)
 CLUSTER_BACKENDS = ("auto", "scontrol", "pyslurm")
-#: what is measured of a link, by the names of the weights and of the queries
-METRICS = ("throughput", "delay", "loss")
+#: measured properties of a link; keys of `weights` and `queries`
+METRICS = ("throughput", "rtt", "loss")
 
 
 @dataclass(frozen=True)
 class LinkScoresConfig:
-    """Where scores of links are found, whom to trust with them, and how they count.
+    """Sources of link scores, trust in them, and the model that turns them into link costs.
 
     Attributes
     ----------
-    file : what the collector publishes.
-    owner : name or number of the user that may write it beside root, "" for no other.
-    max_age : seconds after which scores are not read any more.
-    half_life : seconds after which a score counts half as much as what is assumed of its link; 0 for no decay.
-    margin : fraction; links whose figures differ by less count as equal.
-    scoring : "physical" or "weighted".
-    weights : figure -> its weight, where scoring is weighted.
-    url : of a Prometheus server, "" for none.
-    label : of its answers, that names the node.
-    queries : figure -> PromQL, for those that are not the shipped ones.
+    file : snapshot published by the collector.
+    trusted_owner : name or uid of the user that may write the file in addition to root, or "".
+    max_age : seconds after which scores are ignored.
+    half_life : seconds after which a score weighs half as much as the assumed value; 0 for no decay.
+    tolerance : fraction; links whose values differ by less count as equal.
+    cost_model : one of COST_MODELS.
+    weights : metric -> weight, for cost_model "weighted".
+    prometheus_url : base URL of the Prometheus server, or "".
+    prometheus_node_label : label that holds the node's name.
+    prometheus_queries : metric -> PromQL, overriding the default queries.
     """
 
     file: str = DEFAULT_SCORES_FILE
@@ -69,7 +69,7 @@ class LinkScoresConfig:
     max_age: float = 900.0
     half_life: float = 300.0
     tolerance: float = 0.25
-    cost_model: str = "physical"
+    cost_model: str = "tcp"
     weights: Mapping[str, float] = field(default_factory=dict)
     prometheus_url: str = ""
     prometheus_node_label: str = "instance"
@@ -78,17 +78,16 @@ class LinkScoresConfig:
 
 @dataclass(frozen=True)
 class Config:
-    """What the files set; the defaults where they are silent.
+    """Merged settings of the configuration files.
 
     Attributes
     ----------
-    options : settings of --dl-* options, field -> value as text (see dl_options.merge).
-    node_speed : bytes/s of a node's link; None for the default of network.model.LinkScores.
-    zone_speed : bytes/s of a zone's uplink by level, () for that default.
-    delay : seconds, None for that default.
-    plan_dir : directory that all nodes share, None where not given.
-    scores : see Scores.
-    cluster_backend : one of BACKENDS.
+    options : settings of --dl-* options, field -> value as text (see dl_options.merge_layers).
+    node_bandwidth : bytes/s of a node's link; None for the default of LinkScores.
+    zone_bandwidth : bytes/s of a zone's uplink by level; () for that default.
+    latency : seconds per level; None for that default.
+    plan_dir : directory shared by all nodes, or None.
+    cluster_backend : one of CLUSTER_BACKENDS.
     """
 
     options: Mapping[str, str] = field(default_factory=dict)
@@ -101,17 +100,17 @@ class Config:
 
 
 def config_paths(environ: Mapping[str, str]) -> tuple[str, str]:
-    """The site's file and the user's file (XDG Base Directory Specification)."""
+    """Paths of the site's file and of the user's file (XDG Base Directory Specification)."""
     base = environ.get("XDG_CONFIG_HOME") or os.path.join(environ.get("HOME") or os.path.expanduser("~"), ".config")
     return SITE_CONFIG_FILE, os.path.join(base, "slurmdl", "slurmdl.yaml")
 
 
 def load_config(paths: Sequence[str] | None = None) -> Config:
-    """Read the files that exist, the later before the earlier.
+    """Read the files that exist; a later file overrides an earlier one.
 
     Raises
     ------
-    InputError : a file cannot be read, is not YAML, or holds an unknown key or a value that is not valid.
+    InputError : a file is unreadable or not YAML, or has an unknown key or an invalid value.
     """
     config = Config()
     for path in config_paths(os.environ) if paths is None else paths:
@@ -120,118 +119,116 @@ def load_config(paths: Sequence[str] | None = None) -> Config:
                 config = _merge_config(config, _read_config_file(path), path)
             except SlurmdlError:
                 raise
-            except Exception as error:  # a file that is wrong in a way that no check below knows
+            except Exception as error:  # malformed in a way that no check below covers
                 raise InputError(f"cannot be used ({type(error).__name__}: {error})", path) from error
     return config
 
 
 def _read_config_file(path: str) -> dict[str, Any]:
-    if not os.path.isfile(path):  # the writer of a pipe may never come
-        raise InputError("is not a regular file", path)
+    if not os.path.isfile(path):  # opening a pipe without a writer blocks
+        raise InputError("not a regular file", path)
     data = yaml_input.load_yaml_file(path)
-    return yaml_input.check_keys(data or {}, ("options", "links", "plan_dir", "scores", "cluster_backend"), path, "")
+    keys = ("options", "link_defaults", "link_scores", "plan_dir", "cluster_backend")
+    return yaml_input.check_keys(data or {}, keys, path, "")
 
 
 def _merge_config(base: Config, data: dict[str, Any], path: str) -> Config:
-    links = yaml_input.check_keys(data.get("links") or {}, ("node", "zone", "delay"), path, "links.")
-    zone = links.get("zone", base.zone_bandwidth)
+    links = yaml_input.check_keys(data.get("link_defaults") or {}, ("node_bandwidth", "zone_bandwidth", "latency"), path,
+                                  "link_defaults.")
+    numbers: dict[str, Any] = {key: _checked_number(links[key], f"link_defaults.{key}", path)
+                               for key in ("node_bandwidth", "latency") if key in links}
+    if "zone_bandwidth" in links:
+        levels = links["zone_bandwidth"]
+        numbers["zone_bandwidth"] = tuple(_checked_number(level, "link_defaults.zone_bandwidth", path)
+                                          for level in (levels if isinstance(levels, list) else [levels]))
     plan_dir = data.get("plan_dir")
-    return Config(
-        options=_parse_options(base.options, data.get("options") or {}, path),
-        node_bandwidth=_checked_number(links["node"], "links.node", path) if "node" in links else base.node_bandwidth,
-        zone_bandwidth=tuple(_checked_number(speed, "links.zone", path)
-                         for speed in (zone if isinstance(zone, (list, tuple)) else [zone])),
-        latency=_checked_number(links["delay"], "links.delay", path) if "delay" in links else base.latency,
+    return replace(
+        base, **numbers, options=_parse_options(base.options, data.get("options") or {}, path),
         plan_dir=base.plan_dir if plan_dir is None else
         _checked_text(plan_dir, "plan_dir", path, os.path.isabs, "an absolute path"),
-        link_scores=_parse_link_scores(base.link_scores, data.get("scores") or {}, path),
-        cluster_backend=_checked_text(data.get("cluster_backend", base.cluster_backend), "cluster_backend", path,
-                              CLUSTER_BACKENDS.__contains__, ", ".join(CLUSTER_BACKENDS)))
+        link_scores=_parse_link_scores(base.link_scores, data.get("link_scores") or {}, path),
+        cluster_backend=_checked_choice(data.get("cluster_backend", base.cluster_backend), "cluster_backend", path,
+                                        CLUSTER_BACKENDS))
 
 
 def _parse_link_scores(base: LinkScoresConfig, data: Any, path: str) -> LinkScoresConfig:
-    keys = ("file", "owner", "max_age", "half_life", "margin", "scoring", "weights", "prometheus")
-    data = yaml_input.check_keys(data, keys, path, "scores.")
-    found: dict[str, Any] = {}
+    prefix = "link_scores."
+    keys = ("file", "trusted_owner", "max_age", "half_life", "tolerance", "cost_model", "weights", "prometheus")
+    data = yaml_input.check_keys(data, keys, path, prefix)
+    changes: dict[str, Any] = {}
     if "file" in data:
-        found["file"] = _checked_text(data["file"], "scores.file", path, os.path.isabs, "an absolute path")
-    if "owner" in data:
-        owner = str(data["owner"]) if isinstance(data["owner"], int) else data["owner"]
-        found["owner"] = _checked_text(owner, "scores.owner", path, str.strip, "a user's name or number")
-    for key, zero in (("max_age", False), ("half_life", True), ("margin", True)):
+        changes["file"] = _checked_text(data["file"], f"{prefix}file", path, os.path.isabs, "an absolute path")
+    if "trusted_owner" in data:
+        owner = str(data["trusted_owner"]) if isinstance(data["trusted_owner"], int) else data["trusted_owner"]
+        changes["trusted_owner"] = _checked_text(owner, f"{prefix}trusted_owner", path, str.strip, "a user name or uid")
+    for key, allow_zero in (("max_age", False), ("half_life", True), ("tolerance", True)):
         if key in data:
-            found[key] = _checked_number(data[key], f"scores.{key}", path, zero)
-    if "scoring" in data:
-        found["scoring"] = _checked_text(
-    data["scoring"],
-    "scores.scoring",
-    path,
-    COST_MODELS.__contains__,
-     ", ".join(COST_MODELS))
+            changes[key] = _checked_number(data[key], f"{prefix}{key}", path, allow_zero)
+    if "cost_model" in data:
+        changes["cost_model"] = _checked_choice(data["cost_model"], f"{prefix}cost_model", path, COST_MODELS)
     if "weights" in data:
-        weights = yaml_input.check_keys(data["weights"], METRICS, path, "scores.weights.")
-        found["weights"] = {**base.weights, **{key: _checked_number(value, f"scores.weights.{key}", path, allow_zero=True)
-                                                for key, value in weights.items()}}
-        if not any(found["weights"].get(key, 1.0) for key in METRICS):
-            raise InputError("scores.weights: all are 0; valid: one at least above 0", path)
-    prometheus = yaml_input.check_keys(
-    data.get("prometheus") or {},
-    ("url",
-    "label",
-    "queries"),
-    path,
-     "scores.prometheus.")
-    if "url" in prometheus:
-        found["url"] = _checked_text(prometheus["url"], "scores.prometheus.url", path,
-                             lambda url: url.startswith(("http://", "https://")), "http://HOST[:PORT]")
-    if "label" in prometheus:
-        found["label"] = _checked_text(
-    prometheus["label"],
-    "scores.prometheus.label",
-    path,
-    str.isidentifier,
-     "a label")
-    if "queries" in prometheus:
-        queries = yaml_input.check_keys(prometheus["queries"], METRICS, path, "scores.prometheus.queries.")
-        found["queries"] = {**base.prometheus_queries, **{
-            key: _checked_text(value, f"scores.prometheus.queries.{key}", path, str.strip, "PromQL")
+        weights = yaml_input.check_keys(data["weights"], METRICS, path, f"{prefix}weights.")
+        changes["weights"] = {**base.weights, **{key: _checked_number(value, f"{prefix}weights.{key}", path, allow_zero=True)
+                                                 for key, value in weights.items()}}
+        if not any(changes["weights"].get(key, 1.0) for key in METRICS):
+            raise InputError(f"{prefix}weights: all are 0; expected at least one greater than 0", path)
+    return replace(base, **changes, **_parse_prometheus(base, data.get("prometheus") or {}, path))
+
+
+def _parse_prometheus(base: LinkScoresConfig, data: Any, path: str) -> dict[str, Any]:
+    """Fields of LinkScoresConfig that `link_scores.prometheus` sets."""
+    prefix = "link_scores.prometheus."
+    data = yaml_input.check_keys(data, ("url", "node_label", "queries"), path, prefix)
+    changes: dict[str, Any] = {}
+    if "url" in data:
+        changes["prometheus_url"] = _checked_text(data["url"], f"{prefix}url", path,
+                                                  lambda url: url.startswith(("http://", "https://")), "http://HOST[:PORT]")
+    if "node_label" in data:
+        changes["prometheus_node_label"] = _checked_text(data["node_label"], f"{prefix}node_label", path,
+                                                         str.isidentifier, "a label name")
+    if "queries" in data:
+        queries = yaml_input.check_keys(data["queries"], METRICS, path, f"{prefix}queries.")
+        changes["prometheus_queries"] = {**base.prometheus_queries, **{
+            key: _checked_text(value, f"{prefix}queries.{key}", path, str.strip, "a PromQL query")
             for key, value in queries.items()}}
-    return replace(base, **found)
-
-
-def _checked_text(value: Any, name: str, path: str, is_valid: Callable[[str], object], expected: str) -> str:
-    if not isinstance(value, str) or "\0" in value or not is_valid(value):
-        raise InputError(f"{name}: {yaml_input.short_repr(value)} is not valid; valid: {expected}", path)
-    return value
+    return changes
 
 
 def _parse_options(base: Mapping[str, str], data: Any, path: str) -> dict[str, str]:
-    named = {option.name: option for option in dl_options.OPTIONS}
-    found = {}
-    for name, value in yaml_input.check_keys(data, tuple(named), path, "options.").items():
-        option = named[name]
+    options = {option.name: option for option in dl_options.OPTIONS}
+    settings = {}
+    for name, value in yaml_input.check_keys(data, tuple(options), path, "options.").items():
+        option = options[name]
         if option.kind == "flag":
             if value is True:
-                found[option.field] = ""
+                settings[option.field] = ""
             elif value is not False:
-                raise InputError(
-    f"options.{name}: {yaml_input.short_repr(value)} is not valid; valid: true, false", path)
+                raise _invalid_value(f"options.{name}", value, "true or false", path)
             continue
         parts = value if isinstance(value, list) else [value]
         if any(isinstance(part, (list, dict, set)) for part in parts):
-            raise InputError(
-    f"options.{name}: {yaml_input.short_repr(value)} is not valid; valid: {option.values}", path)
-        # YAML takes a bare `off` for False: the options know it as a word
+            raise _invalid_value(f"options.{name}", value, option.values, path)
+        # YAML reads a bare `off` as False
         text = "off" if value is False else ",".join(map(str, parts))
         try:
             option.parse(text, f"options.{name}")
         except UsageError as error:
             raise InputError(str(error), path) from error
-        found[option.field] = text
+        settings[option.field] = text
     try:
-        return dl_options.overlay_settings(base, found)
+        return dl_options.overlay_settings(base, settings)
     except UsageError as error:
         raise InputError(f"options: {error}", path) from error
+
+
+def _checked_text(value: Any, name: str, path: str, is_valid: Callable[[str], object], expected: str) -> str:
+    if not isinstance(value, str) or "\0" in value or not is_valid(value):
+        raise _invalid_value(name, value, expected, path)
+    return value
+
+
+def _checked_choice(value: Any, name: str, path: str, choices: Sequence[str]) -> str:
+    return _checked_text(value, name, path, choices.__contains__, ", ".join(choices))
 
 
 def _checked_number(value: Any, name: str, path: str, allow_zero: bool = False) -> float:
@@ -240,6 +237,9 @@ def _checked_number(value: Any, name: str, path: str, allow_zero: bool = False) 
     except (TypeError, ValueError, OverflowError):
         number = -1.0
     if isinstance(value, bool) or not 0 <= number < float("inf") or (not number and not allow_zero):
-        raise InputError(f"{name}: {yaml_input.short_repr(value)} is not valid; valid: a number "
-                         f"{'from' if allow_zero else 'above'} 0", path)
+        raise _invalid_value(name, value, "a number, 0 or more" if allow_zero else "a number greater than 0", path)
     return number
+
+
+def _invalid_value(name: str, value: Any, expected: str, path: str) -> InputError:
+    return InputError(f"{name}: invalid value {yaml_input.short_repr(value)}; expected {expected}", path)

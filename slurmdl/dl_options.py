@@ -1,4 +1,4 @@
-"""The --dl-* options: one table, and how command line, `#DL` lines, environment and configuration fill it."""
+"""The --dl-* options: their table, and parsing from command line, `#DL` lines, environment and configuration."""
 
 from __future__ import annotations
 
@@ -11,29 +11,30 @@ from slurmdl.errors import InputError, UsageError, sort_by_similarity
 from slurmdl.plan import COMM_PATTERNS, STRATEGIES
 from slurmdl.slurm import getopt
 from slurmdl.slurm.sbatch_options import is_flag_set
+from slurmdl.units import parse_bytes
 
 PLACE_CHOICES = ("pack", "balance", "spread")
 PROBE_CHOICES = ("0", "0.5", "1", "2")
-NODE_BINDING_CHOICES = ("auto", "pin", "zone", "late", "off")
+NODE_BINDING_CHOICES = ("auto", "nodelist", "zone", "late", "off")
 RANK0_CHOICES = ("first", "any")
 
 
 @dataclass(frozen=True)
 class DlOptions:
-    """The --dl-* options after precedence (script < environment < command line).
+    """Values of the --dl-* options after precedence (script < environment < command line).
 
     Attributes
     ----------
     strategy : one of plan.STRATEGIES.
     ps : number of parameter servers (0 unless the strategy is ps).
-    place : one of PLACES.
-    bind : one of BINDS.
+    place : one of PLACE_CHOICES.
+    node_binding : one of NODE_BINDING_CHOICES.
     zone : zones that the job may use; () for any.
-    rank0 : one of RANK0.
-    model_bytes : bytes that one replica of the parameters takes.
-    traffic : one of plan.PATTERNS[strategy], "" for the first of them, else a file of matrices.
-    scores : "auto", "off", a file, or the URL of a Prometheus server.
-    probe : seconds, one of PROBES.
+    rank0 : one of RANK0_CHOICES.
+    model_bytes : size of one replica of the parameters.
+    comm_pattern : one of plan.COMM_PATTERNS[strategy], "" for the first of them, or a file of matrices.
+    link_scores : "auto", "off", a file, or the URL of a Prometheus server.
+    probe : seconds, one of PROBE_CHOICES.
     """
 
     strategy: str = "allreduce"
@@ -55,36 +56,36 @@ class DlOptions:
 
     @classmethod
     def from_json(cls, data: Any) -> DlOptions:
-        """The inverse of `to_json`; fields that another version wrote are passed over.
+        """Inverse of `to_json`.
 
         Raises
         ------
-        InputError : it is no object, or a field has another type than here.
+        InputError : `data` is not an object, or has an unknown field or a value of the wrong type.
         """
         if not isinstance(data, dict):
             raise InputError(f"--dl-* options: expected an object, found {type(data).__name__}")
+        names = [field.name for field in fields(cls)]
         values: dict[str, Any] = {}
-        for known in fields(cls):
-            if known.name in data:
-                value = data[known.name]
-                default = getattr(cls, known.name)
-                value = tuple(map(str, value)) if isinstance(value, list) else value
-                kinds = (int, float) if isinstance(default, float) else (type(default),)
-                if not isinstance(value, kinds):
-                    raise InputError(f"--dl-* options: {known.name}={value!r} is not valid")
-                values[known.name] = value
+        for name, value in data.items():
+            if name not in names:
+                raise InputError(f"--dl-* options: unknown field {name!r}; expected {', '.join(names)}")
+            default = getattr(cls, name)
+            value = tuple(map(str, value)) if isinstance(value, list) else value
+            if not isinstance(value, (int, float) if isinstance(default, float) else type(default)):
+                raise InputError(f"--dl-* options: {name}: invalid value {value!r}")
+            values[name] = value
         return cls(**values)
 
 
 @dataclass(frozen=True)
 class DlOption:
-    """One --dl-* option: the same on the command line, in `#DL` lines, in SLURMDL_OPT_* and in slurmdl.yaml.
+    """One --dl-* option, as on the command line, in `#DL` lines, in SLURMDL_OPT_* and in slurmdl.yaml.
 
     Attributes
     ----------
     name : without the prefix, e.g. "model-bytes".
     kind : "choice", "count", "bytes", "names", "text" or "flag".
-    values : how the help shows the value, "" for a flag; for a choice the valid ones with | between.
+    values : value as shown in the help, "" for a flag; for a choice the valid values separated by |.
     """
 
     name: str
@@ -101,73 +102,66 @@ class DlOption:
         return f"SLURMDL_OPT_{self.field.upper()}"
 
     def parse(self, value: str, source: str) -> Any:
-        """The value of `DlOptions.<field>`; UsageError names `source` and what is valid."""
+        """Convert to the value of `DlOptions.<field>`; UsageError names `source` and the expected values."""
         if self.kind == "flag":
             return is_flag_set(value)
-        if self.kind == "choice":
-            valid = self.values.split("|")
-            if value not in valid:
-                raise UsageError(
-                    f"{source}: {value!r} is not valid; valid: {', '.join(sort_by_similarity(value, valid))}")
-            return value
-        if self.kind == "count":
-            if not re.fullmatch(r"[0-9]{1,9}", value):
-                raise UsageError(f"{source}: {value!r} is not valid; valid: a whole number, 0 or more")
-            return int(value)
         if self.kind == "bytes":
             return parse_bytes(value, source)
-        if self.kind == "names":
-            names = tuple(dict.fromkeys(name for name in value.split(",") if name))
-            if not names:
-                raise UsageError(f"{source}: {value!r} is not valid; valid: names with commas between")
-            return names
-        if not value:
-            raise UsageError(f"{source}: an empty value is not valid; valid: {self.values}")
-        return value
+        if self.kind == "count" and re.fullmatch(r"[0-9]{1,9}", value):
+            return int(value)
+        if self.kind == "names" and value.strip(","):
+            return tuple(dict.fromkeys(name for name in value.split(",") if name))
+        if self.kind == "text" and value or self.kind == "choice" and value in self.values.split("|"):
+            return value
+        expected = {"count": "a whole number, 0 or more", "names": "names separated by commas",
+                    "choice": ", ".join(sort_by_similarity(value, self.values.split("|")))}.get(self.kind, self.values)
+        raise UsageError(f"{source}: invalid value {value!r}; expected {expected}")
 
 
 #: every --dl-* option; the only list of them
 OPTIONS = (
-    DlOption("strategy", "choice", "|".join(STRATEGIES), "how the replicas of the model are kept together"),
-    DlOption("ps", "count", "N", "number of parameter servers among the tasks (strategy ps; 1 where not given)"),
-    DlOption("place", "choice", "|".join(PLACE_CHOICES), "fill a zone after the other, level them, or spread wide"),
-    DlOption("bind", "choice", "|".join(NODE_BINDING_CHOICES), "how hard the choice of nodes binds Slurm"),
-    DlOption("zone", "names", "NAME,...", "the only zones whose nodes the job may use"),
-    DlOption("rank0", "choice", "|".join(RANK0_CHOICES), "keep rank 0 on the first node of the job, where scripts look for "
-             "it, or let it be on any"),
-    DlOption("model-bytes", "bytes", "N", "bytes of one replica of the parameters, e.g. 400M"),
-    DlOption("traffic", "text", "PATTERN|FILE", "what the ranks send: ring or hierarchical; random, "
-             "exponential, base, zones or links (gossip); shards (ps); or a file of matrices, .npz or CSV"),
-    DlOption("scores", "text", "auto|off|FILE|URL", "link scores: JSON, CSV, or a Prometheus server"),
-    DlOption("probe", "choice", "|".join(PROBE_CHOICES), "seconds to probe the links of the job's own nodes before ranks "
-             "are mapped"),
-    DlOption("explain", "flag", "", "say on stderr what was chosen and why"),
-    DlOption("dry-run", "flag", "", "print what would be submitted, submit nothing"),
-    DlOption("strict", "flag", "", "fail where no choice can be made, instead of submitting without one"),
+    DlOption("strategy", "choice", "|".join(STRATEGIES), "training strategy: how replicas are kept in sync"),
+    DlOption("ps", "count", "N", "number of parameter servers among the tasks (default with strategy ps: 1)"),
+    DlOption("place", "choice", "|".join(PLACE_CHOICES), "fill one zone after another, balance the zones, or spread over "
+             "as many as possible"),
+    DlOption("node-binding", "choice", "|".join(NODE_BINDING_CHOICES), "how strictly Slurm is bound to the chosen nodes"),
+    DlOption("zone", "names", "NAME,...", "restrict the job to the nodes of these zones"),
+    DlOption("rank0", "choice", "|".join(RANK0_CHOICES), "keep rank 0 on the job's first node, where scripts expect it, or "
+             "allow any node"),
+    DlOption("model-bytes", "bytes", "N", "size of one replica of the parameters, e.g. 400M"),
+    DlOption("comm-pattern", "text", "PATTERN|FILE", "communication pattern of the ranks: ring or hierarchical; "
+             "random-matching, one-peer-exponential, base-2, zone-aware or link-aware (gossip); shards (ps); or a file of "
+             "traffic matrices, .npz or CSV"),
+    DlOption("link-scores", "text", "auto|off|FILE|URL", "source of link scores: JSON, CSV, or a Prometheus server"),
+    DlOption("probe", "choice", "|".join(PROBE_CHOICES), "seconds to probe the links of the job's nodes before ranks are "
+             "mapped"),
+    DlOption("explain", "flag", "", "print the decision and its reasons on stderr"),
+    DlOption("dry-run", "flag", "", "print the command instead of submitting"),
+    DlOption("strict", "flag", "", "fail if no choice can be made, instead of submitting without one"),
 )
 
-#: what the wrapper says or shows instead of submitting, and has no meaning to sbatch itself
+#: options of the wrapper alone: they replace the submission or change messages
 WRAPPER_ONLY = ("explain", "dry-run")
 
 _BY_NAME = {f"dl-{option.name}": option for option in OPTIONS}
 _BY_FIELD = {option.field: option for option in OPTIONS}
 
-#: long name -> whether it takes a value, for getopt.parse
+#: long name -> whether it takes an argument, for getopt.parse_command_line
 LONG_OPTIONS: dict[str, getopt.HasArg] = {
-    name: "no" if option.kind == "flag" else "yes" for name, option in _BY_NAME.items()}
-#: those that sbatch, salloc and srun have by the plugin
+    name: "no" if option.kind == "flag" else "required" for name, option in _BY_NAME.items()}
+#: options that the SPANK plugin adds to sbatch, salloc and srun
 SPANK_OPTIONS: dict[str, getopt.HasArg] = {
-    name: takes for name, takes in LONG_OPTIONS.items() if _BY_NAME[name].name not in WRAPPER_ONLY}
+    name: has_arg for name, has_arg in LONG_OPTIONS.items() if _BY_NAME[name].name not in WRAPPER_ONLY}
 
 
 def to_environ(settings: Mapping[str, str]) -> dict[str, str]:
-    """Settings as the variables SLURMDL_OPT_* by which the plugin hands them to the job."""
+    """Settings as SLURMDL_OPT_* variables, in which the plugin passes them to the job."""
     return {_BY_FIELD[field].env_variable: value for field, value in settings.items()
             if _BY_FIELD[field].name not in WRAPPER_ONLY}
 
 
 def help_text() -> str:
-    """The options with their values and what they do, as `slurmdl sbatch --help` shows them."""
+    """Help on the options, as in `slurmdl sbatch --help`."""
     heads = [f"--dl-{option.name}{'=' * bool(option.values)}{option.values}" for option in OPTIONS]
     lines = [f"  {head}\n{'':30}{option.help}" if len(head) > 26 else f"  {head:28}{option.help}"
              for head, option in zip(heads, OPTIONS, strict=True)]
@@ -175,46 +169,31 @@ def help_text() -> str:
                       *lines, ""])
 
 
-
-
 def is_comm_pattern(name: str | None) -> bool:
-    """Whether it is the name of a pattern of any strategy, and no file."""
+    """Whether `name` is a pattern of any strategy, not a file."""
     return any(name in patterns for patterns in COMM_PATTERNS.values())
 
 
-def parse_bytes(value: str, source: str) -> float:
-    """The number of bytes behind `400M` and the like; UsageError names `source`."""
-    match = re.fullmatch(r"([0-9.]+(?:[eE][+-]?[0-9]+)?)([kKMGT]i?)?B?", value)
-    try:
-        number = float(match[1]) if match else 0.0
-    except ValueError:
-        number = 0.0
-    if not match or not 0 < number < float("inf"):
-        raise UsageError(f"{source}: {value!r} is not valid; valid: bytes above 0, e.g. 1e8, 400M, 1.5Gi")
-    prefix = match[2] or ""
-    return float(number * (1024 if prefix.endswith("i") else 1000) ** " KMGT".index((prefix[:1] or " ").upper()))
-
-
 def collect_settings(options: Iterable[getopt.Option], location: str = "") -> dict[str, str]:
-    """Check the --dl-* options among `options`: field -> value as text ("" for a flag).
+    """Check the --dl-* options among `options` and return field -> value as text ("" for a flag).
 
     Parameters
     ----------
-    where : put before each message, e.g. "job.sh:3: ".
+    location : prefix of messages, e.g. "job.sh:3: ".
 
     Raises
     ------
-    UsageError : an unknown --dl-* option, or a value that is missing, not valid, or one too many.
+    UsageError : an unknown --dl-* option, or a missing, invalid or superfluous value.
     """
-    found = {}
+    settings = {}
     for option in options:
-        known = _BY_NAME.get(option.name)
-        if known is not None:
-            found[known.field] = _checked_value(known, option, location)
+        dl_option = _BY_NAME.get(option.name)
+        if dl_option is not None:
+            settings[dl_option.field] = _checked_value(dl_option, option, location)
         elif option.name.startswith("dl-"):
             written = option.args[0].partition("=")[0]
-            raise UsageError(f"{location}unknown option {written}; valid: {_similar_options(written)}")
-    return found
+            raise UsageError(f"{location}unknown option {written}; expected {_similar_options(written)}")
+    return settings
 
 
 def _checked_value(dl_option: DlOption, option: getopt.Option, location: str) -> str:
@@ -227,39 +206,39 @@ def _checked_value(dl_option: DlOption, option: getopt.Option, location: str) ->
 
 
 def misplaced_option_warning(operands: Sequence[str], operand_kind: str) -> str:
-    """A remark on --dl-* options behind the first operand, which is a script or a program; "" if there are none.
+    """A warning about the first --dl-* option after the script or program; "" if there is none.
 
     Parameters
     ----------
-    what : "script" or "program".
+    operand_kind : "script" or "program".
     """
-    behind = [word.partition("=")[0] for word in operands[1:] if word.startswith("--dl-")]
-    return f"{behind[0]} is passed to the {operand_kind} {operands[0]}: it stands behind it" if behind else ""
+    misplaced = [arg.partition("=")[0] for arg in operands[1:] if arg.startswith("--dl-")]
+    return (f"{misplaced[0]} follows the {operand_kind} {operands[0]} and is passed to it; "
+            f"expected before the {operand_kind}") if misplaced else ""
 
 
 def parse_directive(args: Sequence[str], location: str) -> dict[str, str]:
-    """The settings of one `#DL` line. UsageError as in `settings`, or for a word that is no --dl-* option."""
+    """Settings of one `#DL` line. UsageError as in `collect_settings`, or if an argument is not a --dl-* option."""
     line = getopt.parse_command_line(args, {}, LONG_OPTIONS)
-    strangers = [o.args[0] for o in line.options if not o.name.startswith("dl-")] + list(line.operands)
-    if strangers:
-        raise UsageError(
-            f"{location}{strangers[0]!r} is not valid after #DL; valid: {_similar_options(strangers[0])}")
+    unknown = [o.args[0] for o in line.options if not o.name.startswith("dl-")] + list(line.operands)
+    if unknown:
+        raise UsageError(f"{location}{unknown[0]!r} is invalid after #DL; expected {_similar_options(unknown[0])}")
     return collect_settings(line.options, location)
 
 
 def dl_settings_from_environ(environ: Mapping[str, str]) -> dict[str, str]:
-    """The settings that SLURMDL_OPT_* make. UsageError for an unknown variable or a value that is not valid."""
+    """Settings of the SLURMDL_OPT_* variables. UsageError for an unknown variable or an invalid value."""
     variables = {option.env_variable: option for option in OPTIONS}
-    found = {}
+    settings = {}
     for name, value in environ.items():
         if name.startswith("SLURMDL_OPT_"):
             option = variables.get(name)
             if option is None:
-                raise UsageError(
-                    f"unknown variable {name}; valid: {', '.join(sort_by_similarity(name, list(variables)))}")
+                similar = ", ".join(sort_by_similarity(name, list(variables)))
+                raise UsageError(f"unknown variable {name}; expected {similar}")
             if option.parse(value, name) is not False:
-                found[option.field] = value
-    return found
+                settings[option.field] = value
+    return settings
 
 
 def _similar_options(written: str) -> str:
@@ -267,37 +246,38 @@ def _similar_options(written: str) -> str:
 
 
 def overlay_settings(base: Mapping[str, str], layer: Mapping[str, str]) -> dict[str, str]:
-    """The settings of a layer over those below it.
+    """Settings of `base` overridden by those of `layer`.
 
-    A layer that names a strategy sets aside what layers below say of another one, its parameter servers and the
-    pattern of its traffic, and one that asks for parameter servers alone asks for the strategy ps.
+    A layer that names a strategy drops the parameter servers and the pattern of another strategy from `base`.
+    A layer that sets parameter servers without a strategy selects the strategy ps.
 
     Raises
     ------
-    UsageError : the layer asks for parameter servers beside another strategy.
+    UsageError : the layer sets parameter servers with another strategy.
     """
     merged = dict(base)
     strategy, servers = layer.get("strategy"), layer.get("ps")
     if servers not in (None, "0") and strategy not in (None, "ps"):
         raise UsageError(f"--dl-ps={servers}: the strategy {strategy} has no parameter servers; "
-                         "valid: --dl-strategy=ps")
+                         "expected --dl-strategy=ps")
     if strategy not in (None, "ps"):
         merged.pop("ps", None)
     merged.update(layer)
     if servers not in (None, "0"):
         merged["strategy"] = "ps"
-    valid = COMM_PATTERNS[merged.get("strategy", DlOptions.strategy)]
-    if "traffic" not in layer and merged.get("traffic") not in valid and is_comm_pattern(merged.get("traffic")):
-        del merged["traffic"]
+    pattern = merged.get("comm_pattern")
+    if "comm_pattern" not in layer and is_comm_pattern(pattern) \
+            and pattern not in COMM_PATTERNS[merged.get("strategy", DlOptions.strategy)]:
+        del merged["comm_pattern"]
     return merged
 
 
 def merge_layers(*layers: Mapping[str, str]) -> DlOptions:
-    """The options from layers of settings, the weakest first (see `overlay`).
+    """Options from layers of settings, the weakest first (see `overlay_settings`).
 
     Raises
     ------
-    UsageError : a value is not valid, or one layer asks for parameter servers beside another strategy.
+    UsageError : a value is invalid, or a layer sets parameter servers with another strategy.
     """
     merged: dict[str, str] = {}
     for layer in layers:

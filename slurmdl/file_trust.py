@@ -32,7 +32,7 @@ def read_trusted_text(path: str, trusted_users: str = "") -> str:
     InputError : it cannot be read, is no regular file, is not UTF-8, is too large, or others could have written it.
     """
     try:
-        return _read_trusted_bytes(path, trusted_users, "scores.owner").decode()
+        return _read_trusted_bytes(path, trusted_users, "link_scores.trusted_owner").decode()
     except UnicodeDecodeError as error:
         raise InputError("is not text in UTF-8", file=path) from error
 

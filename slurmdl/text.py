@@ -1,20 +1,37 @@
-"""What is written to terminals: names, options and messages of others may hold escape sequences."""
+"""Text for terminals and messages: escaping, truncation, plurals and samples of lists."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import TextIO
 
 
 def escape_nonprintable(text: str) -> str:
-    r"""`text` as one line; characters that a terminal obeys or hides are written as in Python's source, e.g. \x1b.
-
-    These are control characters (line breaks included), marks that turn the direction of text, and others that
-    have no picture.
-    """
+    r"""`text` on one line, with non-printable characters (control, bidirectional) escaped as in Python, e.g. \x1b."""
     return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def print_escaped(text: str, file: TextIO | None = None) -> None:
-    """Print lines of text for people, on stdout or `file`. What programs read is printed as it is."""
+    """Print lines for people on stdout or `file`, non-printable characters escaped."""
     print("\n".join(map(escape_nonprintable, text.split("\n"))), file=file or sys.stdout, flush=True)
+
+
+def pluralize(count: int, noun: str) -> str:
+    """`1 zone`, `10,000 nodes`."""
+    return f"{count:,} {noun}{'s' * (count != 1)}"
+
+
+def truncate(text: str, max_chars: int, ellipsis: str = "...") -> str:
+    """The start of `text`, ending in `ellipsis` if it is longer than `max_chars`."""
+    return text if len(text) <= max_chars else text[:max_chars - len(ellipsis)].rstrip() + ellipsis
+
+
+def truncate_middle(text: str, max_chars: int) -> str:
+    """`text` without its middle if it is longer than `max_chars`."""
+    return text if len(text) <= max_chars else f"{text[:max_chars // 2]}...{text[-max_chars // 2:]}"
+
+
+def sample_names(names: Sequence[str], max_names: int = 6) -> str:
+    """The first names, with `, ...` if there are more; "none" for no names."""
+    return ", ".join(names[:max_names]) + (", ..." if len(names) > max_names else "") or "none"

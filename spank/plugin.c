@@ -1,13 +1,13 @@
-/* Which callback does what in which context. Every callback but that of an option returns 0, whatever happens: a
- * plugin that fails on a node drains it, and one that fails in srun or sbatch costs the user a start. */
-#include "glue.h"
+/* Callbacks by context. All but the option callback always return 0: a failure in slurmstepd would drain the node, one
+ * in srun or sbatch would fail the job. */
+#include "plugin.h"
 
 #include <stdio.h>
 
 SPANK_PLUGIN(slurmdl, 1)
 
-/* In sbatch, salloc and srun (remote is 0), and in slurmstepd (remote is 1). A value that is not valid ends the
- * submission, and changes nothing remotely, where it was checked already. */
+/* In sbatch, salloc and srun (remote is 0), and in slurmstepd (remote is 1). An invalid value fails the submission;
+ * slurmstepd ignores it. */
 static int option(int index, const char *value, int remote)
 {
 	if (!remote)
@@ -21,14 +21,14 @@ static void offer(spank_t spank, int index, const char *name, const char *values
 	char help[256];
 	snprintf(help, sizeof(help), "[slurmdl] %s", usage);
 	struct spank_option each = {(char *)name, *values ? (char *)values : NULL, help, *values != '\0', index, option};
-	/* Slurm copies it */
+	/* Slurm copies the structure */
 	spank_err_t error = spank_option_register(spank, &each);
 	if (error)
 		slurm_error("slurmdl: --%s: %s", name, spank_strerror(error));
 }
 
-/* In every process that loads the plugin: in sbatch, salloc and srun before they read their options, in slurmstepd
- * as root before the job's user is known, in slurmd, and before a prolog. */
+/* In every process that loads the plugin: in sbatch, salloc and srun before they parse options, in slurmstepd as root
+ * before the job's user is known, in slurmd, and before a prolog. */
 int slurm_spank_init(spank_t spank, int ac, char **av)
 {
 	(void)ac;
@@ -39,7 +39,7 @@ int slurm_spank_init(spank_t spank, int ac, char **av)
 	for (int i = 0; i < DL_OPTIONS; i++)
 		offer(spank, i, dl_options[i].name, dl_options[i].values, dl_options[i].usage);
 	if (context != S_CTX_ALLOCATOR)
-		offer(spank, DL_OPT_MAP, "dl-map", "", "start the tasks in the order of the job's rank map");
+		offer(spank, DL_OPT_RANK_MAP, "dl-rank-map", "", "start the tasks in the order of the job's rank map");
 	if (context == S_CTX_REMOTE)
 		dl_remote_init();
 	else
@@ -47,18 +47,18 @@ int slurm_spank_init(spank_t spank, int ac, char **av)
 	return 0;
 }
 
-/* In sbatch, salloc and srun after they have read their options; in slurmstepd before the user's identity is taken. */
+/* In sbatch, salloc and srun after they parsed options; in slurmstepd before it switches to the user. */
 int slurm_spank_init_post_opt(spank_t spank, int ac, char **av)
 {
 	(void)spank;
 	(void)ac;
 	(void)av;
 	if (spank_context() == S_CTX_LOCAL)
-		dl_map_done();
+		dl_rank_map_done();
 	return 0;
 }
 
-/* In a child of slurmstepd, once for each task, as the job's user, just before it becomes the task's program. */
+/* In a child of slurmstepd, once per task, as the job's user, just before it executes the task's program. */
 int slurm_spank_task_init(spank_t spank, int ac, char **av)
 {
 	(void)ac;

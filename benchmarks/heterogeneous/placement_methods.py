@@ -15,8 +15,8 @@ PLACED, LEAF, DEFAULT = "placed", "Slurm's nodes, leaf order", "Slurm's default"
 VARIANTS = (PLACED, LEAF, DEFAULT)
 NEGATIVE_CONTROL = "random nodes and ranks"
 #: kind of job -> strategy and traffic
-KINDS = {"PS": ("ps", "shards"), "allreduce": ("allreduce", "ring"), "gossip, drawn partners": ("gossip", "random"),
-         "gossip, base graph": ("gossip", "base")}
+KINDS = {"PS": ("ps", "shards"), "allreduce": ("allreduce", "ring"), "gossip, drawn partners": ("gossip", "random-matching"),
+         "gossip, base graph": ("gossip", "base-2")}
 #: elements of the model, and seconds of a step's computation, slept
 PARAMETERS, COMPUTE = 100_000, 0.01
 
@@ -64,9 +64,9 @@ class Run:
 
     @classmethod
     def of(cls, result: Result) -> Run:
-        its, sent = result.summary, result.summary["bytes"]
-        return cls(tuple(place["node"] for place in its["map"]), (sent["zone"] + sent["across"]) / its["steps"],
-                   sent["across"] / its["steps"], its["seconds_per_step"], result)
+        its, sent = result.summary, result.summary["bytes_sent"]
+        return cls(tuple(place["node"] for place in its["rank_map"]), (sent["intra_zone"] + sent["inter_zone"]) / its["steps"],
+                   sent["inter_zone"] / its["steps"], its["seconds_per_step"], result)
 
 
 def run(jobs: Jobs, job: Job, variant: str, order: Sequence[str], steps: int) -> Run:
@@ -78,12 +78,12 @@ def run(jobs: Jobs, job: Job, variant: str, order: Sequence[str], steps: int) ->
     """
     strategy, traffic = KINDS[job.kind]
     train = (f"--strategy {strategy} --traffic {traffic} --steps {steps} --log-every {steps} "
-             f"--compute replay:{COMPUTE}:{job.parameters}")
+             f"--emulate-compute {COMPUTE}:{job.parameters}")
     if variant == PLACED:
         ps = f" --dl-ps={job.ps}" if job.ps else ""
         return Run.of(jobs.train(
             job.nodes, job.each, train, start="exec slurmdl srun -K", submit=["slurmdl", "sbatch"],
-            lines=f"#DL --dl-strategy={strategy} --dl-traffic={traffic} --dl-model-bytes={4 * job.parameters}{ps}\n"))
+            lines=f"#DL --dl-strategy={strategy} --dl-comm-pattern={traffic} --dl-model-bytes={4 * job.parameters}{ps}\n"))
     train += f" --ps {job.ps}" if job.ps else ""
     if variant == DEFAULT:
         return Run.of(jobs.train(job.nodes, job.each, train))

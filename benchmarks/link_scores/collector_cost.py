@@ -1,4 +1,4 @@
-"""Cost of `slurmdl score collect` on a node: paired starts of the collector and of an idle interpreter.
+"""Cost of `slurmdl links counters` on a node: paired starts of the collector and of an idle interpreter.
 
 Each start finds a last reading with 2,000 fewer segments, so that it writes a sample to a spool, as on a node whose
 jobs send. It starts like the installed program: without the finder of an editable install, and with compiled
@@ -29,7 +29,7 @@ _SENT = 2000
 
 def rows(seed: int = 0, repeats: int = REPEATS) -> Iterator[Row]:
     """Yield CPU time beyond that of the interpreter's start, and peak memory; `seed` has no effect."""
-    with tempfile.TemporaryDirectory(prefix="slurmdl-collect-") as folder:
+    with tempfile.TemporaryDirectory(prefix="slurmdl-counters-") as folder:
         words = ["-c", _PROGRAM.format(root=str(Path(slurmdl.__file__).parents[1]), state=folder)]
         bare, ours = [], []
         for number in range(-1, repeats):

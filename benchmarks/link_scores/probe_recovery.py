@@ -1,6 +1,6 @@
 """Accuracy of probes on shaped links: random settings of one node's link on a sandbox.
 
-A setting is a rate, and a delay and a loss in each direction. An ordinary user runs `slurmdl score probe` PROBES
+A setting is a rate, and a delay and a loss in each direction. An ordinary user runs `slurmdl links probe` PROBES
 times; the median counts, as in a score. The expected delay is the shaped delay plus that of the unshaped link. The
 negative control compares the measurements with another setting.
 

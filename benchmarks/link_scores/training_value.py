@@ -105,7 +105,7 @@ class _TrainingBenchmark:
         try:
             if other:
                 self._wait_for(other)
-            job = self._call(["slurmdl", "sbatch", "--parsable", f"--dl-scores={path}", "--dl-bind=pin", f"-N{size}",
+            job = self._call(["slurmdl", "sbatch", "--parsable", f"--dl-link-scores={path}", "--dl-node-binding=nodelist", f"-N{size}",
                               "--exclusive", "-o/dev/null", "--wrap", "sleep 60"]).strip()
             return self._wait_for(job)
         finally:
@@ -160,11 +160,11 @@ class _TrainingBenchmark:
     def _placed(self, scores: str, topology: str = "") -> list[str]:
         """Return the node of each rank that `slurmdl place` chooses."""
         given = [f"--topology={topology}"] if topology else []
-        text = self._call(["slurmdl", "place", "--json", f"--dl-scores={scores}", *given, f"-N{RANKS}",
+        text = self._call(["slurmdl", "place", "--json", f"--dl-link-scores={scores}", *given, f"-N{RANKS}",
                            "--ntasks-per-node=1", "--dl-strategy=allreduce"])
         placement = json.loads(text)["placement"]
         if placement is None:
-            raise SandboxError(f"slurmdl place --dl-scores={scores}: nothing chosen: {text[:200]}")
+            raise SandboxError(f"slurmdl place --dl-link-scores={scores}: nothing chosen: {text[:200]}")
         return list(placement["map"]["nodes"])
 
     def _written(self, scores: LinkScores, name: str) -> str:

@@ -1,6 +1,6 @@
 """Zones first, then link scores: the value of each, and no loss where Slurm's choice is already optimal.
 
-Lee et al.: Electronics 12 (2023), 3021. It is the source of the weighted score (`scoring: weighted`). None of its
+Lee et al.: Electronics 12 (2023), 3021. It is the source of the weighted score (`cost_model: weighted`). None of its
 values is quoted here, because they were measured on another system and against another scheduler.
 
 The first half is the part `training-value` of `benchmarks.link_scores`: one job on a cluster with two degraded nodes,

@@ -79,7 +79,7 @@ class Job:
         if variant == "thrown away":
             both = 'slurmdl place "$@" >/dev/null 2>&1; shift; exec sbatch "$@"'
             return ["sh", "-c", both, "sh", strategy, *options]
-        bind = ["--dl-bind=pin"] if variant == "control" else []
+        bind = ["--dl-node-binding=nodelist"] if variant == "control" else []
         return ["slurmdl", "sbatch", *bind, strategy, *options]
 
 

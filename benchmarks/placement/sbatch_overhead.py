@@ -44,7 +44,7 @@ class Case:
 
 
 SMALL_CASES = (
-    Case("nothing placed, --dl-bind=off", 0.060, ("-N2",), ("--dl-bind=off",)),
+    Case("nothing placed, --dl-node-binding=off", 0.060, ("-N2",), ("--dl-node-binding=off",)),
     Case("nothing placed, a job array", 0.060, ("-N2", "--array=1-2")),
     Case("placed on 8 nodes, zone preferred", 0.250, ("-N2",)),
 )

@@ -35,7 +35,7 @@ Shows what `slurmdl sbatch` would choose for the same words, and why; submits no
   --topology FILE  zones from a topology.conf, topology.yaml or JSON instead of the cluster's
   --cluster FILE   nodes and partitions from JSON, or from the text of
                    `scontrol -d show nodes` and `show partitions`, instead of the cluster's
-  --scores FILE    link scores, as --dl-scores=FILE
+  --scores FILE    link scores, as --dl-link-scores=FILE
   --seed N         settles the choice among equal nodes, so that many who ask at once do not all get the same
                    ones; 0, the default: the first of them
 
@@ -91,7 +91,7 @@ def _split_own_options(argv: Sequence[str]) -> tuple[dict[str, str], list[str]]:
     own = (*flags, *_FILE_OPTIONS, "seed")
     table: dict[str, getopt.HasArg] = {**sbatch_options.LONG_OPTIONS, **dl_options.LONG_OPTIONS}
     table.update(dict.fromkeys(flags, "no"))
-    table.update(dict.fromkeys((*_FILE_OPTIONS, "seed"), "yes"))
+    table.update(dict.fromkeys((*_FILE_OPTIONS, "seed"), "required"))
     line = getopt.parse_command_line(argv, sbatch_options.SHORT_OPTIONS, table)
     for option in line.options:
         if not option.is_known and (meant := _similar_option(option.args[0], own)):
@@ -144,7 +144,7 @@ def _make_decision(job: Submission, state: ClusterState, query_slurm: bool) -> D
 
     dl = job.request.dl
     if dl.node_binding == "off":
-        return Decision(reason=zone_not_applied_reason(dl, "--dl-bind=off"), failed=bool(dl.zone))
+        return Decision(reason=zone_not_applied_reason(dl, "--dl-node-binding=off"), failed=bool(dl.zone))
     decision = decide_binding(job, state, _find_sbatch_if_any() if query_slurm else "")
     if decision.reason and dl.strict:
         raise PlacementError(decision.reason)

@@ -83,7 +83,7 @@ def run(argv: list[str]) -> int:
     if options.command == "status":
         return _print_status(box, options.json)
     if options.command == "link":
-        from slurmdl.sandbox.spec import parse_duration, parse_fraction
+        from slurmdl.units import parse_duration, parse_fraction
 
         means = box.shape_link(options.target,
                                 rate=None if options.rate is None else _parse_rate_or_zero(options.rate),
@@ -92,7 +92,7 @@ def run(argv: list[str]) -> int:
         print_escaped(f"{options.target}: {means}")
         return 0
     if options.command == "cpu":
-        from slurmdl.sandbox.spec import parse_fraction
+        from slurmdl.units import parse_fraction
 
         share = parse_fraction(options.share)
         box.limit_cpu(options.node, share)
@@ -108,12 +108,13 @@ def run(argv: list[str]) -> int:
 
 
 def _parse_rate_or_zero(text: str) -> float:
-    from slurmdl.sandbox.spec import parse_bit_rate
+    from slurmdl.units import parse_bit_rate
     return 0.0 if text == "0" else parse_bit_rate(text)
 
 
 def _build_spec(options: argparse.Namespace) -> SandboxSpec:
-    from slurmdl.sandbox.spec import SandboxSpec, parse_bit_rate, round_robin_topology
+    from slurmdl.sandbox.spec import SandboxSpec, round_robin_topology
+    from slurmdl.units import parse_bit_rate
 
     if options.topology:
         from slurmdl.topology import load

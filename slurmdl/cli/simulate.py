@@ -43,7 +43,7 @@ def build_parser() -> argparse.ArgumentParser:
                                                         "adaptive-gossip int4)")
     cluster = top.add_argument_group("the cluster")
     cluster.add_argument("--topology", metavar="FILE", help="zones from a file instead of the cluster's")
-    cluster.add_argument("--dl-scores", "--scores", default="auto", metavar="auto|off|FILE|URL", dest="scores",
+    cluster.add_argument("--dl-link-scores", "--scores", default="auto", metavar="auto|off|FILE|URL", dest="scores",
                          help="link scores (default: %(default)s)")
     cluster.add_argument("--busy", type=float, default=0.0, metavar="SHARE",
                          help="of the nodes that other jobs hold, 0 to 0.95 (default: %(default)g)")
@@ -117,7 +117,7 @@ def _build_workload(options: argparse.Namespace) -> TrainingWorkload:
     from slurmdl.simulate.workload import TrainingWorkload
 
     adaptive = options.strategy == "adaptive-gossip"
-    drawn = options.traffic == "random"
+    drawn = options.traffic == "random-matching"
     period = options.period if options.period is not None else 8 if adaptive else 1
     compress = options.compress or (("fp16" if drawn else "int4") if adaptive else "none")
     servers = options.ps if options.ps is not None else int(options.strategy == "ps")

@@ -97,7 +97,7 @@ def _show(options: argparse.Namespace) -> int:
 def _check(options: argparse.Namespace) -> int:
     from slurmdl.topology import load
     from slurmdl.topology.check import check_source, finding_from_error, sort_findings
-    from slurmdl.topology.text_tree import pluralize
+    from slurmdl.text import pluralize
 
     faults: list[InputError] = []
     try:
@@ -130,7 +130,7 @@ def _check(options: argparse.Namespace) -> int:
 
 def _diff(options: argparse.Namespace) -> int:
     from slurmdl.topology import diff, load
-    from slurmdl.topology.text_tree import pluralize
+    from slurmdl.text import pluralize
 
     one = load.load_topology_file(options.file) if options.file else load.load_slurm_topology_file()
     if one is None:

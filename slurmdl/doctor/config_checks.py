@@ -15,7 +15,7 @@ from slurmdl.errors import InputError, SlurmdlError
 from slurmdl.links import prometheus_query, score_files
 from slurmdl.links.score_sources import SOURCES_TIMEOUT_S, newest_age
 from slurmdl.slurm.hostlist import fold_hostlist
-from slurmdl.topology.text_tree import pluralize
+from slurmdl.text import pluralize
 
 
 def check_configuration(site: Site) -> Finding:
@@ -76,19 +76,19 @@ def check_node_plan_dir(site: Site) -> Finding:
 def check_link_scores(site: Site) -> Finding:
     given = site.config.link_scores
     if given.trusted_owner and not file_trust.resolve_uids(given.trusted_owner):
-        return failure(f"scores.owner: no user has the name {given.trusted_owner!r} here, so only scores of root are used",
-                       "create this user (slurmdl's packages do: systemd-sysusers), or correct scores.owner in "
+        return failure(f"link_scores.trusted_owner: no user has the name {given.trusted_owner!r} here, so only scores of root are used",
+                       "create this user (slurmdl's packages do: systemd-sysusers), or correct link_scores.trusted_owner in "
                        "slurmdl.yaml")
     if not os.path.exists(given.file):
         if given.file == config.LinkScoresConfig.file:
             return ok(f"none at {given.file}: the topology alone decides")
         return failure(f"{given.file}: there is no such file",
-                       "start the collector (systemctl start slurmdl-ingest), or set scores.file to what it writes")
+                       "start the collector (systemctl start slurmdl-ingest), or set link_scores.file to what it writes")
     try:
         file_trust.read_trusted_text(given.file, given.trusted_owner)
     except InputError as error:
         return failure(str(error), f"chown {given.trusted_owner or 'root'}: {given.file}; chmod 644 {given.file}; "
-                                   "or name its owner as scores.owner, if jobs may be steered by that user")
+                                   "or name its owner as link_scores.trusted_owner, if jobs may be steered by that user")
     try:
         found = score_files.load_scores(given.file, time.time(), given.trusted_owner)
     except InputError as error:
@@ -97,7 +97,7 @@ def check_link_scores(site: Site) -> Finding:
         return warning(f"{given.file}: holds no score", "see whether nodes send any: journalctl -u slurmdl-ingest")
     age = newest_age(found)
     if age > given.max_age:
-        return warning(f"{given.file}: the newest score is {age:.0f} s old (scores.max_age: {given.max_age:g})",
+        return warning(f"{given.file}: the newest score is {age:.0f} s old (link_scores.max_age: {given.max_age:g})",
                        "see why nothing new comes: systemctl status slurmdl-ingest")
     return ok(f"{given.file}: the newest score is {age:.0f} s old")
 
@@ -114,8 +114,8 @@ def check_prometheus(site: Site) -> Finding:
      time.monotonic() + SOURCES_TIMEOUT_S)
     except SlurmdlError as error:
         return failure(f"{given.prometheus_url}: {error}",
-                       "start it, or mend or remove scores.prometheus in slurmdl.yaml")
+                       "start it, or mend or remove link_scores.prometheus in slurmdl.yaml")
     if not found:
         return failure(f"{given.prometheus_url}: no answer names a node by its label {given.prometheus_node_label!r}",
-                       "set scores.prometheus.label to the label that holds the node's name")
+                       "set link_scores.prometheus.node_label to the label that holds the node's name")
     return ok(f"{given.prometheus_url}: {len(found)} figures")

@@ -15,7 +15,7 @@ from slurmdl.files import read_text_limited
 from slurmdl.slurm.pmi import detect_pmi
 from slurmdl.slurm.slurm_conf import topology_file_path
 from slurmdl.topology import check, diff, load
-from slurmdl.topology.text_tree import pluralize
+from slurmdl.text import pluralize
 
 _MAX_SHOWN_DIFFERENCES = 2
 

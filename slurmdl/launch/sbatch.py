@@ -314,7 +314,7 @@ def _choose_binding(job: Submission, state: ClusterState, program: str) -> Decis
     if not placement.nodes:
         return Decision(reason=placement.reason or "no nodes fit")
     bind = job.request.dl.node_binding
-    if bind == "pin":
+    if bind == "nodelist":
         return Decision((_nodelist_option(placement),), placement)
     if bind == "zone":
         return Decision((_zone_option(job, state, placement),), placement)

@@ -1,9 +1,8 @@
-"""From samples to scores: what is recent counts most, noise changes nothing, and what is absurd is left out.
+"""Aggregate link samples into scores: age-weighted medians with hysteresis; implausible samples are rejected.
 
-Each figure of a link is the weighted median of its samples of the last minutes, an older one counting half as much
-after each half-life; loss, which is mostly nothing and now and then much, is a mean without the highest tenth. A
-figure that was published before stays until the samples leave it by a margin, and one gets better only where most of
-them say so: a choice must not turn with the noise.
+A metric of a link is the weighted median of its samples in the window; weights halve after each half-life. Loss,
+which is mostly 0 and sometimes high, is the mean without the highest tenth. A published value changes only if the
+samples leave it by the deadband, and improves only if most samples agree, so placements do not follow noise.
 """
 
 from __future__ import annotations
@@ -14,23 +13,22 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from slurmdl.links.capacity import SLOW_PATH_FRACTION
+from slurmdl.links.capacity import SLOW_PATH_FRACTION, one_way_latency
 from slurmdl.links.link_scores import LinkScore, LinkScores
-from slurmdl.links.samples import LinkSample
+from slurmdl.links.samples import LINK_KINDS, LinkSample
 
-#: seconds that the clock of a node may be ahead of the collector's
+#: seconds by which the clock of a node may be ahead of the collector's
 MAX_CLOCK_SKEW_S = 60.0
-#: bytes/s that stand for a link that carries nothing
+#: bytes/s of a link that carries nothing
 MIN_THROUGHPUT = 1.0
-#: how much a sample of the source counts; retransmissions tell of all the links that a node's traffic took
+#: weight of samples by source (default 1); retransmissions concern all links that a node's traffic crosses
 SOURCE_WEIGHTS = {"counters": 0.25}
-#: least number of measured nodes whose median stands for those that were not measured
+#: measured nodes from which on their median replaces the default of unmeasured nodes
 MIN_NODES = 3
-#: fractions of loss that count as equal
+#: loss difference below which losses count as equal
 LOSS_TOLERANCE = 2e-3
-
-#: standard errors that a figure of a good link is off by at most, and the margin beyond which noise widens none: what
-#: is at less than half of the usual figure is degraded, however noisy the probes
+#: standard errors that count as noise, and the bound of the resulting tolerance: a link below half of the baseline
+#: counts as degraded however noisy the probes are
 NOISE_SIGMAS, MAX_TOLERANCE = 4.5, 1.0
 
 #: (value, weight) of each sample
@@ -39,15 +37,14 @@ WeightedValues = Sequence[tuple[float, float]]
 
 @dataclass(frozen=True)
 class AggregationRules:
-    """How samples become scores.
+    """Parameters of the aggregation.
 
     Attributes
     ----------
-    window : seconds after which a sample is forgotten.
+    window : seconds after which a sample is ignored.
     half_life : seconds after which a sample counts half as much; 0 for no decay.
-    margin : fraction below which figures of two links count as equal, more where the probes say of themselves that
-        they are noisier (`widened`); half of it is what a figure must leave the published one by, so that those on
-        the edge do not come and go.
+    tolerance : relative difference below which metrics of two links count as equal; `noise_tolerance` may raise it.
+        Half of it is the deadband around a published value.
     """
 
     window: float = 900.0
@@ -59,152 +56,147 @@ class AggregationRules:
         return self.tolerance / 2
 
 
-#: the usual ones
 DEFAULT_RULES = AggregationRules()
 
 
 @dataclass(frozen=True)
 class AggregatedScores:
-    """Scores, and what was left out of them: reason -> number of samples."""
+    """Scores, and the number of rejected samples by reason."""
 
     scores: LinkScores
     rejected: Counter[str] = field(default_factory=Counter)
 
 
 def aggregate_scores(samples: Iterable[LinkSample], now: float, previous: LinkScores | None = None,
-           rules: AggregationRules = DEFAULT_RULES) -> AggregatedScores:
-    """The scores that these samples make.
+                     rules: AggregationRules = DEFAULT_RULES) -> AggregatedScores:
+    """Aggregate samples into scores.
 
     Parameters
     ----------
-    samples : in any order; one that is given twice counts once.
+    samples : in any order; duplicates count once.
     now : seconds since the epoch.
-    previous : what was published before; None for nothing.
+    previous : last published scores, or None.
     """
     previous = previous or LinkScores()
-    refused: Counter[str] = Counter()
-    found: dict[str, dict[str, list[LinkSample]]] = {"node": {}, "zone": {}, "trunk": {}}
+    rejected: Counter[str] = Counter()
+    by_link: dict[str, dict[str, list[LinkSample]]] = {kind: {} for kind in LINK_KINDS}
     for sample in set(samples):
-        why = _rejection_reason(sample, now, rules)
-        if why:
-            refused[why] += 1
+        if reason := _rejection_reason(sample, now, rules):
+            rejected[reason] += 1
         else:
-            found[sample.kind].setdefault(sample.name, []).append(sample)
-    rules = replace(rules, tolerance=noise_tolerance(found["node"], rules.tolerance))
-    before = {"node": previous.nodes, "zone": previous.zones, "trunk": previous.inter_leaf}
-    nodes, zones, trunks = ({name: _aggregate_link(found[kind][name], now, before[kind].get(name), rules)
-                             for name in sorted(found[kind])} for kind in ("node", "zone", "trunk"))
-    made = LinkScores(nodes=nodes, zones=zones, inter_leaf=trunks, time=now, tolerance=rules.tolerance)
-    speeds = [score.throughput for score in nodes.values() if score.throughput is not None]
-    if len(speeds) >= MIN_NODES:
-        usual = previous.default_node_bandwidth if previous.link_count else 0.0
-        made = replace(made, default_node_bandwidth=_with_deadband(float(np.median(speeds)), usual, rules.deadband))
-    delays = [score.rtt / 2 for score in nodes.values() if score.rtt]
-    if len(delays) >= MIN_NODES:
-        usual = previous.default_latency if previous.link_count else 0.0
-        made = replace(made, default_latency=_with_deadband(float(np.median(delays)), usual, rules.deadband))
-    measured = {name: _drop_node_limited(score, _node_limited_threshold(made)) for name, score in zones.items()}
-    return AggregatedScores(replace(made, zones={**infer_uplinks(made), **measured}), refused)
+            by_link[sample.kind].setdefault(sample.name, []).append(sample)
+    rules = replace(rules, tolerance=noise_tolerance(by_link["node"], rules.tolerance))
+    previous_links = {"node": previous.nodes, "zone": previous.zones, "inter_leaf": previous.inter_leaf}
+    nodes, zones, inter_leaf = (
+        {name: _aggregate_link(by_link[kind][name], now, previous_links[kind].get(name), rules)
+         for name in sorted(by_link[kind])} for kind in LINK_KINDS)
+    scores = LinkScores(nodes=nodes, zones=zones, inter_leaf=inter_leaf, time=now, tolerance=rules.tolerance)
+    throughputs = [score.throughput for score in nodes.values() if score.throughput is not None]
+    if len(throughputs) >= MIN_NODES:
+        old = previous.default_node_bandwidth if previous.link_count else 0.0
+        scores = replace(scores, default_node_bandwidth=_with_deadband(float(np.median(throughputs)), old,
+                                                                       rules.deadband))
+    latencies = [one_way_latency(score.rtt) for score in nodes.values() if score.rtt]
+    if len(latencies) >= MIN_NODES:
+        old = previous.default_latency if previous.link_count else 0.0
+        scores = replace(scores, default_latency=_with_deadband(float(np.median(latencies)), old, rules.deadband))
+    measured = {name: _drop_node_limited(score, _node_limited_threshold(scores)) for name, score in zones.items()}
+    return AggregatedScores(replace(scores, zones={**infer_uplinks(scores), **measured}), rejected)
 
 
 def noise_tolerance(samples_by_node: Mapping[str, Sequence[LinkSample]], tolerance: float) -> float:
-    """The margin, or more where the nodes' figures are noisier than that.
+    """Raise the tolerance if the throughput samples of the nodes are noisier than that.
 
-    Each sample tells its standard error s, and the median of n of them has s (pi / 2 / n)^(1/2). It is the median of
-    the nodes that counts, so a few bad ones change nothing.
+    If one sample has the standard error s, the median of n samples has s * (pi / 2 / n)^(1/2). The median over the
+    nodes counts, so a few bad nodes have no effect.
     """
     errors = []
     for samples in samples_by_node.values():
-        told = [sample.throughput_rse for sample in samples if sample.throughput_rse is not None]
-        if told:
-            errors.append(float(np.median(told)) * min(1.0, np.sqrt(np.pi / 2 / len(told))))
+        node_errors = [sample.throughput_rse for sample in samples if sample.throughput_rse is not None]
+        if node_errors:
+            errors.append(float(np.median(node_errors)) * min(1.0, np.sqrt(np.pi / 2 / len(node_errors))))
     if len(errors) < MIN_NODES:
         return tolerance
     return max(tolerance, min(MAX_TOLERANCE, float(np.expm1(NOISE_SIGMAS * np.median(errors)))))
 
 
 def infer_uplinks(scores: LinkScores) -> dict[str, LinkScore]:
-    """What the ways between leaf zones say of the uplinks of these zones, for those with a trunk that was measured.
+    """Infer uplink scores of leaf zones from the inter-leaf paths that start there.
 
-    A way is as fast as the slower of two uplinks, and its delay is that of both; so an uplink is as good as the best
-    way over it. The nodes that measured it bound what it can show: one that is no slower than a node's link says
-    nothing of the uplink's throughput.
+    The throughput of a path is the minimum, its RTT the sum over both uplinks, so an uplink is as good as its best
+    path. A path no slower than the measuring nodes gives only a lower bound of the uplink's throughput, which is
+    dropped.
     """
-    ways: dict[str, list[LinkScore]] = {}
+    paths_by_zone: dict[str, list[LinkScore]] = {}
     for name, score in scores.inter_leaf.items():
         for zone in name.split("|"):
-            ways.setdefault(zone, []).append(score)
-    return {zone: _infer_uplink(each, _node_limited_threshold(scores)) for zone, each in sorted(ways.items())}
+            paths_by_zone.setdefault(zone, []).append(score)
+    return {zone: _infer_uplink(paths, _node_limited_threshold(scores)) for zone, paths in sorted(paths_by_zone.items())}
 
 
 def _node_limited_threshold(scores: LinkScores) -> float:
-    """Bytes/s from which a way between zones counts as no slower than the nodes that measured it."""
+    """Bytes/s from which an inter-leaf path counts as no slower than the nodes that measured it."""
     return scores.default_node_bandwidth * min(1 - SLOW_PATH_FRACTION, 1 / (1 + scores.tolerance))
 
 
 def _infer_uplink(paths: Sequence[LinkScore], threshold: float) -> LinkScore:
-    best = min(paths, key=lambda way: way.loss)
-    speed = max((way.throughput for way in paths if way.throughput is not None), default=None)
-    return replace(_drop_node_limited(replace(best, throughput=speed), threshold),
-                   rtt=min((way.rtt for way in paths if way.rtt), default=0.0) / 2,
-                   rtt_p99=min((way.rtt_p99 for way in paths if way.rtt_p99), default=0.0) / 2,
-                   age=min(way.age for way in paths), samples=sum(way.samples for way in paths))
+    best = min(paths, key=lambda path: path.loss)
+    throughput = max((path.throughput for path in paths if path.throughput is not None), default=None)
+    return replace(_drop_node_limited(replace(best, throughput=throughput), threshold),
+                   rtt=min((path.rtt for path in paths if path.rtt), default=0.0) / 2,  # split over both uplinks
+                   rtt_p99=min((path.rtt_p99 for path in paths if path.rtt_p99), default=0.0) / 2,
+                   age=min(path.age for path in paths), samples=sum(path.samples for path in paths))
 
 
 def _drop_node_limited(score: LinkScore, threshold: float) -> LinkScore:
-    """The score of an uplink that pairs of nodes measured: one that is no slower than a node's link shows nothing of
-    its own throughput."""
-    paired = score.source in (
-    "probe",
-    "serve",
-     "job") and score.throughput is not None and score.throughput >= threshold
-    return replace(score, throughput=None) if paired else score
+    """Drop a throughput that pairs of nodes measured over an uplink and that their own links limited."""
+    is_limited = score.source in ("probe", "serve", "job") and score.throughput is not None \
+        and score.throughput >= threshold
+    return replace(score, throughput=None) if is_limited else score
 
 
 def _rejection_reason(sample: LinkSample, now: float, rules: AggregationRules) -> str:
-    """Why a sample is left out, "" where it is not."""
     if sample.time > now + MAX_CLOCK_SKEW_S:
         return "in the future"
     if now - sample.time > rules.window:
         return "too old"
     if sample.throughput is None and sample.rtt is None and sample.loss is None:
-        return "without a figure"
+        return "without a metric"
     if sample.rtt is not None and sample.rtt_p99 is not None and sample.rtt_p99 < sample.rtt:
-        return "absurd"
+        return "rtt_p99 below rtt"
     return ""
 
 
 def _aggregate_link(samples: Sequence[LinkSample], now: float,
                     previous: LinkScore | None, rules: AggregationRules) -> LinkScore:
-    def values(of: Callable[[LinkSample], float | None], counters: bool = True) -> WeightedValues:
+    def weighted_values(metric: Callable[[LinkSample], float | None], counters: bool = True) -> WeightedValues:
         return sorted((value, _sample_weight(sample, now, rules)) for sample in samples
-                      if (counters or sample.source != "counters") and (value := of(sample)) is not None)
+                      if (counters or sample.source != "counters") and (value := metric(sample)) is not None)
 
-    active = values(lambda sample: sample.throughput, counters=False)
-    # what an interface calls its speed is no measurement: it only bounds
-    bound = max((sample.throughput for sample in samples if sample.source == "counters" and sample.throughput),
-                default=None)
-    speeds = active or ([(bound, 1.0)] if bound else [])
-    delays, losses = values(lambda sample: sample.rtt), values(lambda sample: sample.loss)
-    tails = values(lambda sample: sample.rtt_p99) or delays
+    throughputs = weighted_values(lambda sample: sample.throughput, counters=False)
+    # the nominal speed of an interface is no measurement, only an upper bound
+    nominal = max((sample.throughput for sample in samples if sample.source == "counters" and sample.throughput),
+                  default=None)
+    if not throughputs and nominal:
+        throughputs = [(nominal, 1.0)]
+    rtts, losses = weighted_values(lambda sample: sample.rtt), weighted_values(lambda sample: sample.loss)
+    tails = weighted_values(lambda sample: sample.rtt_p99) or rtts
     newest = max(sample.time for sample in samples)
     best = max(samples, key=lambda sample: (sample.source != "counters", sample.time, sample.source))
-    old = previous or LinkScore(samples=1)
+    old = previous or LinkScore()
     throughput = None
-    if speeds:
-        # the lower quartile must be better, too
-        middle, low = _weighted_quantile(speeds, 0.5), _weighted_quantile(speeds, 0.25)
+    if throughputs:
+        # the lower quartile must improve, too
+        middle, low = _weighted_quantile(throughputs, 0.5), _weighted_quantile(throughputs, 0.25)
         throughput = max(MIN_THROUGHPUT, -_with_hysteresis(-middle, -low, -(old.throughput or 0.0), rules.deadband))
-    delay = _with_hysteresis(
-    _weighted_quantile(
-        delays, 0.5), _weighted_quantile(
-            delays, 0.75), old.rtt, rules.deadband) if delays else 0.0
+    rtt = _with_hysteresis(_weighted_quantile(rtts, 0.5), _weighted_quantile(rtts, 0.75), old.rtt,
+                           rules.deadband) if rtts else 0.0
     loss = _trimmed_mean(losses) if losses else 0.0
     if previous is not None and abs(loss - previous.loss) < max(LOSS_TOLERANCE, rules.deadband * previous.loss):
         loss = previous.loss
-    return LinkScore(throughput=throughput, rtt=delay, loss=loss, age=max(0.0, now - newest),
-                     samples=len(samples), rtt_p99=max(delay, _weighted_quantile(tails, 0.99)) if tails else 0.0,
-                     rdma=best.rdma, source=best.source)
+    return LinkScore(throughput=throughput, rtt=rtt, loss=loss, age=max(0.0, now - newest), samples=len(samples),
+                     rtt_p99=max(rtt, _weighted_quantile(tails, 0.99)) if tails else 0.0, rdma=best.rdma,
+                     source=best.source)
 
 
 def _sample_weight(sample: LinkSample, now: float, rules: AggregationRules) -> float:
@@ -214,18 +206,17 @@ def _sample_weight(sample: LinkSample, now: float, rules: AggregationRules) -> f
 
 
 def _with_hysteresis(median: float, worse_quartile: float, previous: float, tolerance: float) -> float:
-    """The figure to publish, where less is better: the one before unless the samples leave it by the margin.
+    """Value to publish, if less is better: the previous one unless the samples leave it by the tolerance.
 
     Parameters
     ----------
-    now : median of the samples.
-    worse_now : what a quarter of them are worse than.
-    before : what was published; 0 for nothing.
+    worse_quartile : value that a quarter of the samples exceed.
+    previous : published value; 0 if there is none.
     """
     if not previous:
         return median
-    room = tolerance * abs(previous)
-    return median if median > previous + room or worse_quartile < previous - room else previous
+    deadband = tolerance * abs(previous)
+    return median if median > previous + deadband or worse_quartile < previous - deadband else previous
 
 
 def _with_deadband(current: float, previous: float, tolerance: float) -> float:
@@ -233,30 +224,30 @@ def _with_deadband(current: float, previous: float, tolerance: float) -> float:
 
 
 def _weighted_quantile(values: WeightedValues, fraction: float) -> float:
-    """The least value that so much of the weight does not exceed."""
-    wanted, seen = fraction * sum(weight for _, weight in values), 0.0
+    """Smallest value whose cumulative weight reaches the fraction of the total weight; values are sorted."""
+    target, cumulative = fraction * sum(weight for _, weight in values), 0.0
     for value, weight in values:
-        seen += weight
-        if seen >= wanted - 1e-12:
+        cumulative += weight
+        if cumulative >= target - 1e-12:
             return value
     return values[-1][0]
 
 
 def _trimmed_mean(values: WeightedValues) -> float:
-    """Weighted mean of what does not exceed nine tenths of the weight, of all where they are few."""
-    most = _weighted_quantile(values, 0.9) if len(values) >= 5 else values[-1][0]
-    kept = [(value, weight) for value, weight in values if value <= most]
+    """Weighted mean up to the 0.9 quantile; of all values if there are fewer than 5."""
+    bound = _weighted_quantile(values, 0.9) if len(values) >= 5 else values[-1][0]
+    kept = [(value, weight) for value, weight in values if value <= bound]
     return sum(value * weight for value, weight in kept) / sum(weight for _, weight in kept)
 
 
 def with_current_ages(scores: LinkScores, now: float) -> LinkScores:
-    """The scores with the ages that they have now, where they say when they were made."""
-    later = max(0.0, now - scores.time) if scores.time else 0.0
-    if not later:
+    """Add the time since `scores.time`, if it is set, to all ages."""
+    elapsed = max(0.0, now - scores.time) if scores.time else 0.0
+    if not elapsed:
         return scores
 
-    def aged(links: Mapping[str, LinkScore]) -> dict[str, LinkScore]:
-        return {name: replace(score, age=score.age + later) for name, score in links.items()}
+    def with_age(links: Mapping[str, LinkScore]) -> dict[str, LinkScore]:
+        return {name: replace(score, age=score.age + elapsed) for name, score in links.items()}
 
-    return replace(scores, nodes=aged(scores.nodes), zones=aged(
-        scores.zones), inter_leaf=aged(scores.inter_leaf), time=now)
+    return replace(scores, nodes=with_age(scores.nodes), zones=with_age(scores.zones),
+                   inter_leaf=with_age(scores.inter_leaf), time=now)

@@ -1,9 +1,10 @@
-"""Capacity and delay of links: what was measured, else what the topology declares, else a default.
+"""Capacity and latency of links: measured, else declared by the topology, else a default.
 
-A link that was measured carries what its loss, delay and throughput allow (figure.carried), and each message over it
-waits half its round trip and what its lost tails cost (figure.stall). With weights (Lee et al., Electronics 2023,
-12(14):3021) it carries the share of its default that its weighted score says. What is older counts less beside the
-default: half after each half-life. Differences below the margin are no differences: noise must not scatter a job.
+TCP cost model: a link carries what its throughput, loss and RTT allow (`usable_throughput`), and each message waits
+for the one-way latency plus the expected retransmission stall (`expected_rto_stall`). Weighted cost model (Lee et
+al., Electronics 2023, 12(14):3021): a link carries its default times its `weighted_score`. Scores decay towards the
+defaults by half after each half-life. Differences below the tolerance are rounded away (`quantize`), so noise does
+not scatter a job.
 """
 
 from __future__ import annotations
@@ -15,93 +16,107 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from slurmdl.links.link_scores import LinkScores, MetricWeights, ScoreArrays
+from slurmdl.links.link_scores import FloatArray, LinkScores, MetricWeights, ScoreArrays
 
-FloatArray = npt.NDArray[np.float64]
+BoolArray = npt.NDArray[np.bool_]
 
-#: how many times the links of its nodes a zone's uplink is taken to fall short, where nothing is known of it; but
-#: it is never taken for slower than one of them
+#: default ratio of the node links below a zone to its uplink; the uplink is never below one node link
 OVERSUBSCRIPTION = 2.0
-#: share of its link that a node must miss on a way between zones before the way is called slow: the nodes that
-#: measure a way bound what they can show of it
+#: fraction of its link's bandwidth that a node must lose on an inter-leaf path before the path counts as slow
 SLOW_PATH_FRACTION = 0.25
-#: seconds one way by which probes through the kernel, and those past it, may be off whatever the margin
+#: one-way seconds below which latency differences are measurement error, through the kernel and with RDMA
 TCP_LATENCY_RESOLUTION_S, RDMA_LATENCY_RESOLUTION_S = 25e-6, 1e-6
-#: seconds, shorter than any message: where neither a measurement nor a default says anything
+#: lower bound of RTTs and latencies in s, shorter than any message takes
 _MIN_TIME_S = 1e-6
+
+#: payload bytes of a segment on Ethernet with an MTU of 1500
+MSS_BYTES = 1448.0
+#: segments per delayed acknowledgement
+SEGMENTS_PER_ACK = 2.0
+#: minimum retransmission timeout in s, Linux's TCP_RTO_MIN (RFC 6298 recommends 1 s)
+MIN_RTO_S = 0.2
+#: seconds after two RTTs at which a tail loss probe is sent, two ticks of Linux's timer
+TLP_SLACK_S = 4e-3
+#: loss above which the formulas do not hold
+MAX_LOSS = 0.9
+
+
+def one_way_latency(rtt: float) -> float:
+    """One-way latency of a link with this RTT."""
+    return rtt / 2
 
 
 def node_links(nodes: Sequence[str], scores: LinkScores) -> tuple[FloatArray, FloatArray]:
-    """Capacity (bytes/s) and one-way delay (s) of the link of each node to its leaf, each of shape (nodes,)."""
+    """Capacity (bytes/s) and one-way latency (s) of each node's link to its leaf zone, both of shape (nodes,)."""
     return _apply_scores(nodes, np.full(len(nodes), float(scores.default_node_bandwidth)), scores.node_table, scores)
 
 
 def zone_uplinks(zones: Sequence[str], level: npt.NDArray[np.integer[Any]], node_count: npt.NDArray[np.integer[Any]],
                  declared_bandwidth: FloatArray, scores: LinkScores) -> tuple[FloatArray, FloatArray]:
-    """Capacity (bytes/s) and one-way delay (s) of the uplink of each zone, each of shape (zones,).
+    """Capacity (bytes/s) and one-way latency (s) of the uplink of each zone, both of shape (zones,).
 
     Parameters
     ----------
     level : shape (zones,), height of each zone, 0 = leaf.
-    size : shape (zones,), nodes of the topology below each zone.
-    speed : shape (zones,), bytes/s that the topology declares, NaN where it declares none.
+    node_count : shape (zones,), nodes of the topology below each zone.
+    declared_bandwidth : shape (zones,), bytes/s in the topology, NaN if not declared.
     """
     if scores.default_zone_bandwidth:
-        defaults = np.array(scores.default_zone_bandwidth, float)[
-                            np.minimum(level, len(scores.default_zone_bandwidth) - 1)]
+        by_level = np.array(scores.default_zone_bandwidth, float)
+        defaults = by_level[np.minimum(level, len(by_level) - 1)]
     else:
         defaults = scores.default_node_bandwidth * np.maximum(node_count / OVERSUBSCRIPTION, 1.0)
-    return _apply_scores(zones, np.where(np.isnan(declared_bandwidth), defaults,
-                         declared_bandwidth), scores.zone_table, scores)
+    prior = np.where(np.isnan(declared_bandwidth), defaults, declared_bandwidth)
+    return _apply_scores(zones, prior, scores.zone_table, scores)
 
 
 def inter_leaf_paths(names: Sequence[str], default_capacity: FloatArray,
                      scores: LinkScores) -> tuple[FloatArray, FloatArray]:
-    """Capacity (bytes/s) and one-way delay (s) of the ways between leaf zones, each of shape (names,).
+    """Capacity (bytes/s) and one-way latency (s) of inter-leaf paths, both of shape (names,).
 
     Parameters
     ----------
-    names : as model.trunk makes them.
-    assumed : bytes/s of those that were not measured.
+    names : from link_scores.inter_leaf_name.
+    default_capacity : bytes/s of paths that were not measured.
     """
     return _apply_scores(names, default_capacity.copy(), scores.inter_leaf_table, scores)
 
 
 def _apply_scores(names: Sequence[str], capacity: FloatArray, table: ScoreArrays,
-              scores: LinkScores) -> tuple[FloatArray, FloatArray]:
-    """Capacity and delay: what is measured of these links, for all others what is assumed (and given here)."""
-    delay = np.full(len(names), float(scores.default_latency))
+                  scores: LinkScores) -> tuple[FloatArray, FloatArray]:
+    """Replace the default capacities (in place) and latencies of the measured links."""
+    latency = np.full(len(names), float(scores.default_latency))
     known, row = _find_measured(names, table)
     if not len(known):
-        return capacity, delay
-    prior, loss, rdma = capacity[known], table.loss[row], table.rdma[row]
-    round_trip = np.where(np.isnan(table.rtt[row]), 2 * scores.default_latency, table.rtt[row])
+        return capacity, latency
+    prior, default, loss, rdma = capacity[known], latency[known], table.loss[row], table.rdma[row]
+    link_rtt = np.where(np.isnan(table.rtt[row]), 2 * scores.default_latency, table.rtt[row])
     throughput = np.where(np.isnan(table.throughput[row]), prior, table.throughput[row])
-    # the other end has a link, too
-    whole = np.maximum(round_trip + 2 * scores.default_latency, _MIN_TIME_S)
+    # the RTT of a path includes the link of the other end
+    path_rtt = np.maximum(link_rtt + 2 * scores.default_latency, _MIN_TIME_S)
     if scores.weights is None:
-        carried = usable_throughput(throughput, loss, whole, rdma)
-        waits = round_trip / 2 + expected_rto_stall(loss, whole, rdma)
+        measured = usable_throughput(throughput, loss, path_rtt, rdma)
+        wait = link_rtt / 2 + expected_rto_stall(loss, path_rtt, rdma)  # one way, and the whole stall
     else:
-        good = np.full(len(known), max(4 * scores.default_latency, _MIN_TIME_S))
-        carried = prior * weighted_score(throughput, loss, whole, prior, good, scores.weights)
-        waits = delay[known]
+        good_rtt = np.full(len(known), max(4 * scores.default_latency, _MIN_TIME_S))  # over two default links
+        measured = prior * weighted_score(throughput, loss, path_rtt, prior, good_rtt, scores.weights)
+        wait = default
     if scores.half_life is not None:
         trust = 0.5 ** (table.age[row] / scores.half_life)
-        # figures of links span orders of magnitude: the mean of their logarithms
-        carried = prior * (carried / prior) ** trust
-        waits = delay[known] + trust * (waits - delay[known])
-    capacity[known] = quantize(carried, prior, scores.tolerance)
+        # bandwidths span orders of magnitude: average the logarithms
+        measured = prior * (measured / prior) ** trust
+        wait = default + trust * (wait - default)
+    capacity[known] = quantize(measured, prior, scores.tolerance)
     if scores.tolerance:
-        usual = np.maximum(delay[known], _MIN_TIME_S)
-        unclear = np.abs(waits - usual) <= np.where(rdma, RDMA_LATENCY_RESOLUTION_S, TCP_LATENCY_RESOLUTION_S)
-        waits = np.where(unclear, usual, quantize(np.maximum(waits, _MIN_TIME_S), usual, scores.tolerance))
-    delay[known] = waits
-    return capacity, delay
+        baseline = np.maximum(default, _MIN_TIME_S)
+        is_equal = np.abs(wait - baseline) <= np.where(rdma, RDMA_LATENCY_RESOLUTION_S, TCP_LATENCY_RESOLUTION_S)
+        wait = np.where(is_equal, baseline, quantize(np.maximum(wait, _MIN_TIME_S), baseline, scores.tolerance))
+    latency[known] = wait
+    return capacity, latency
 
 
 def _find_measured(names: Sequence[str], table: ScoreArrays) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Which of the names are measured, and their rows in the table."""
+    """Indices of the names that are in the table, and their rows there."""
     if not table.index:
         return np.zeros(0, np.int64), np.zeros(0, np.int64)
     row = np.fromiter(map(table.index.get, names, repeat(-1)), np.int64, len(names))
@@ -109,41 +124,24 @@ def _find_measured(names: Sequence[str], table: ScoreArrays) -> tuple[npt.NDArra
     return known, row[known]
 
 
-# MERGED: What loss, delay and throughput of a link do to a transfer: one figure in bytes/s, one in seconds per message.
-
-BoolArray = npt.NDArray[np.bool_]
-
-#: bytes of payload in a segment, on Ethernet with 1500 bytes
-MSS_BYTES = 1448.0
-#: segments that one acknowledgement answers
-SEGMENTS_PER_ACK = 2.0
-#: least retransmission timeout in seconds, Linux's TCP_RTO_MIN; RFC 6298 would have 1 s
-MIN_RTO_S = 0.2
-#: seconds beyond two round trips after which the loss of a flight's end is probed, two ticks of Linux's timer
-TLP_SLACK_S = 4e-3
-#: loss above which no formula holds; so much stands for a link that carries hardly anything
-MAX_LOSS = 0.9
-
-
 def usable_throughput(throughput: FloatArray, loss: FloatArray, rtt: FloatArray, rdma: BoolArray) -> FloatArray:
-    """Bytes/s that a link carries: what was measured, or less where TCP cannot fill it at that loss.
+    """Bytes/s that a link carries: the measured throughput, or less if TCP cannot reach it at this loss.
 
     Parameters
     ----------
-    throughput : bytes/s, measured.
+    throughput : measured bytes/s.
     loss : fraction of packets lost.
-    round_trip : seconds, above 0.
-    rdma : links without TCP: their losses are repaired by the adapter and show in the throughput alone.
+    rtt : seconds, above 0.
+    rdma : links without TCP, whose adapters repair losses, which are part of the throughput then.
     """
     return np.asarray(np.where(rdma, throughput, np.minimum(throughput, padhye_throughput(loss, rtt))))
 
 
 def padhye_throughput(loss: FloatArray, rtt: FloatArray) -> FloatArray:
-    """Bytes/s of one TCP connection that only losses bound; infinity without loss. Padhye et al., equation 32.
+    """Bytes/s of a TCP connection that only loss limits; infinity without loss. Padhye et al., equation 32.
 
-    Their T0 is the time that passes where no duplicate acknowledgements tell of a loss. Inside a bulk transfer
-    that is a tail loss probe's (RFC 8985), not the retransmission timeout's; what the latter does to the end of a
-    message is in `stall`.
+    T0 is the time until a loss is detected without duplicate acknowledgements. Inside a bulk transfer this is the
+    tail loss probe's (RFC 8985), not the retransmission timeout, which `expected_rto_stall` covers.
     """
     p = np.minimum(loss, MAX_LOSS)
     timeout = 2 * rtt + TLP_SLACK_S
@@ -154,23 +152,23 @@ def padhye_throughput(loss: FloatArray, rtt: FloatArray) -> FloatArray:
 
 
 def expected_rto_stall(loss: FloatArray, rtt: FloatArray, rdma: BoolArray) -> FloatArray:
-    """Seconds that a message is expected to wait for a retransmission timeout, since its last packet was lost.
+    """Expected seconds that a message waits for retransmission timeouts because its last packet was lost.
 
-    A lost timeout's retransmission doubles the timeout (RFC 6298), which adds up to p / (1 - 2p), here bounded.
+    Each lost retransmission doubles the timeout (RFC 6298), which sums to p / (1 - 2p); p is bounded.
     """
     p = np.minimum(loss, MAX_LOSS / 2)
     return np.asarray(np.where(rdma, 0.0, p / (1 - 2 * p) * np.maximum(MIN_RTO_S, 2 * rtt)))
 
 
-def weighted_score(throughput: FloatArray, loss: FloatArray, rtt: FloatArray, good_throughput: FloatArray, good_rtt: FloatArray,
-             weights: MetricWeights) -> FloatArray:
-    """Score of a link from above 0 to 1 by a weighted sum of its figures, each beside that of a good link.
+def weighted_score(throughput: FloatArray, loss: FloatArray, rtt: FloatArray, good_throughput: FloatArray,
+                   good_rtt: FloatArray, weights: MetricWeights) -> FloatArray:
+    """Score of a link in (0, 1]: weighted mean of its metrics relative to a good link.
 
     Parameters
     ----------
-    throughput, loss, round_trip : as in `carried`.
-    best : bytes/s of a good link.
-    least : seconds, round trip of a good link.
+    throughput, loss, rtt : as in `usable_throughput`.
+    good_throughput : bytes/s of a good link.
+    good_rtt : RTT of a good link in s.
     """
     total = weights.throughput + weights.rtt + weights.loss
     score = (weights.throughput * np.minimum(throughput / good_throughput, 1.0)
@@ -179,14 +177,12 @@ def weighted_score(throughput: FloatArray, loss: FloatArray, rtt: FloatArray, go
 
 
 def quantize(value: FloatArray, baseline: FloatArray, tolerance: float) -> FloatArray:
-    """The value, in steps of so many times the usual one that noise below the margin makes no difference.
-
-    What lies within the margin of the usual value is the usual value.
+    """Round the ratio of value to baseline in log space; values within the tolerance become the baseline.
 
     Parameters
     ----------
-    value, usual : above 0.
-    margin : a fraction of the value, 0 for none.
+    value, baseline : above 0.
+    tolerance : relative difference, 0 for no rounding.
     """
     if tolerance <= 0:
         return value

@@ -1,4 +1,4 @@
-"""The collector: samples go into the store, and the scores made of the recent ones are published."""
+"""The collector: store link samples and publish the scores aggregated from the recent ones."""
 
 from __future__ import annotations
 
@@ -16,27 +16,26 @@ from slurmdl.links.link_scores import LinkScores
 from slurmdl.links.sample_store import SampleStore, publish_file
 from slurmdl.links.samples import LinkSample, parse_sample_lines
 from slurmdl.links.score_files import parse_scores
+from slurmdl.links.sender import SPOOL_SUFFIX
 
-#: what a file in the spool must end in to be taken; it is put there by renaming
-SPOOL_SUFFIX = ".jsonl"
-#: what is added to the name of a file that was refused as a whole or in part, and how many of these are kept
-REJECTED_SUFFIX, MAX_REJECTED_FILES = ".refused", 100
-#: reasons for which samples are refused that are told apart
+#: suffix of spool files that were rejected as a whole or in part, and how many of them are kept
+REJECTED_SUFFIX, MAX_REJECTED_FILES = ".rejected", 100
+#: distinct reasons of rejections that are counted separately
 MAX_REJECTION_REASONS = 100
 
 
 @dataclass
 class Collector:
-    """What takes samples, and tells what it made of them.
+    """State of one collector.
 
     Attributes
     ----------
-    store : open history.
-    snapshot : file for readers on a shared file system.
-    textfile : Prometheus text beside it, "" for none.
-    owner : users whose files in the spool are trusted, see trust.
-    known : names of nodes and zones; samples of others are refused. None where the topology is not known.
-    refused : reason -> number of samples since the last report.
+    store : open database.
+    snapshot_path : file of scores for readers on a shared file system.
+    textfile_path : file of Prometheus text, "" for none.
+    trusted_users : whose spool files are accepted (see file_trust).
+    known_names : names of nodes and zones; samples of other links are rejected. None if the topology is unknown.
+    rejected : reason -> number of samples since the last report.
     """
 
     store: SampleStore
@@ -46,107 +45,104 @@ class Collector:
     trusted_users: str = ""
     known_names: frozenset[str] | None = None
     rejected: Counter[str] = field(default_factory=Counter)
-    #: files of the spool that were refused and could not be renamed
+    #: rejected spool files that could not be renamed
     _unmovable_files: set[str] = field(default_factory=set)
 
     def parse_samples(self, lines: Iterable[str], now: float) -> list[LinkSample]:
-        """The samples that can be stored; the others are counted by why they cannot."""
-        good = []
-        for found in parse_sample_lines(lines):
-            why = f"line {str(found).lstrip(':')}" if isinstance(found, InputError) else self._unknown_name_reason(found) or (
-                f"{found.name}: {found.time - now:.0f} s in the future" if found.time > now + aggregate.MAX_CLOCK_SKEW_S else "")
-            if isinstance(found, InputError) or why:
-                self._count_rejection(why)
+        """Return the valid samples and count the others by reason."""
+        valid = []
+        for sample in parse_sample_lines(lines):
+            if isinstance(sample, InputError):
+                self._count_rejection(f"line {str(sample).lstrip(':')}")
+            elif reason := self._unknown_name_reason(sample):
+                self._count_rejection(reason)
+            elif sample.time > now + aggregate.MAX_CLOCK_SKEW_S:
+                self._count_rejection(f"{sample.name}: {sample.time - now:.0f} s in the future")
             else:
-                good.append(found)
-        return good
+                valid.append(sample)
+        return valid
 
     def _count_rejection(self, reason: str) -> None:
-        """Count it; of very many reasons only the number."""
-        self.rejected[reason if reason in self.rejected or len(
-            self.rejected) < MAX_REJECTION_REASONS else "other reasons"] += 1
+        is_counted = reason in self.rejected or len(self.rejected) < MAX_REJECTION_REASONS
+        self.rejected[reason if is_counted else "other reasons"] += 1
 
     def _unknown_name_reason(self, sample: LinkSample) -> str:
-        names = sample.name.split("|") if sample.kind == "trunk" else [sample.name]
-        lost = [name for name in names if self.known_names is not None and name not in self.known_names]
-        return f"unknown {sample.kind} {sample.name}" if lost else ""
+        names = sample.name.split("|") if sample.kind == "inter_leaf" else [sample.name]
+        is_known = self.known_names is None or self.known_names.issuperset(names)
+        return "" if is_known else f"unknown {sample.kind} {sample.name}"
 
     def store_samples(self, samples: Iterable[LinkSample]) -> None:
-        """Store samples. UnavailableError where that is not possible: then none of them is stored."""
+        """Store all samples; UnavailableError if that fails, and none is stored."""
         self.store.add(samples)
 
     def store_batches(self, batches: Sequence[Sequence[str]]) -> list[int]:
-        """Store what is good in the lines of several senders; returns for each how many samples that were."""
-        good = [self.parse_samples(lines, time()) for lines in batches]
-        self.store_samples(sample for samples in good for sample in samples)
-        return [len(samples) for samples in good]
+        """Store the valid samples in the lines of several senders; return their number for each sender."""
+        samples = [self.parse_samples(lines, time()) for lines in batches]
+        self.store_samples(sample for batch in samples for sample in batch)
+        return [len(batch) for batch in samples]
 
     def ingest_spool(self, spool_dir: str) -> None:
-        """Store the samples in a directory, and then remove their files.
+        """Store the samples in a spool directory, then remove their files.
 
-        A file that is not to be trusted, or of which a line was refused, is renamed instead: its name ends in ASIDE,
-        so that it is read and reported once and an admin can look at it.
+        An untrusted file, or a file with a rejected line, is renamed with REJECTED_SUFFIX instead: it is reported
+        once and kept for inspection.
 
         Raises
         ------
-        UnavailableError : the directory cannot be read, or nothing can be stored; then all files stay.
+        UnavailableError : the directory cannot be read, or samples cannot be stored; then all files are kept.
         """
         now, samples = time(), []
-        taken: list[str] = []
-        aside: list[str] = []
+        ingested: list[str] = []
+        rejected: list[str] = []
         try:
-            names = sorted(os.listdir(spool_dir))
+            paths = {name: os.path.join(spool_dir, name) for name in sorted(os.listdir(spool_dir))}
         except OSError as error:
-            raise UnavailableError(f"--spool {spool_dir}: cannot be read ({error.strerror})") from error
-        there = {name: os.path.join(spool_dir, name) for name in names}
-        self._unmovable_files.intersection_update(there.values())
-        for name, path in there.items():
+            raise UnavailableError(f"--spool-dir {spool_dir}: cannot be read ({error.strerror})") from error
+        self._unmovable_files.intersection_update(paths.values())
+        for name, path in paths.items():
             if name.endswith(SPOOL_SUFFIX) and not name.startswith(".") and path not in self._unmovable_files:
-                refused = sum(self.rejected.values())
+                rejections = self.rejected.total()
                 try:
                     samples += self.parse_samples(file_trust.read_trusted_lines(path, self.trusted_users), now)
                 except InputError as error:
                     self._count_rejection(str(error))
-                (taken if sum(self.rejected.values()) == refused else aside).append(path)
+                (ingested if self.rejected.total() == rejections else rejected).append(path)
         self.store_samples(samples)
-        for path in taken:
+        for path in ingested:
             with suppress(OSError):
                 os.unlink(path)
-        for path in aside:
+        for path in rejected:
             try:
                 os.rename(path, path + REJECTED_SUFFIX)
             except OSError:
-                self._unmovable_files.add(path)  # a directory in which this user may only read
-        old = sorted((name for name in names if name.endswith(SPOOL_SUFFIX + REJECTED_SUFFIX)), reverse=True)
-        for name in old[max(0, MAX_REJECTED_FILES - len(aside)):]:
+                self._unmovable_files.add(path)  # a directory that this user may only read
+        old = [path for name, path in reversed(paths.items()) if name.endswith(SPOOL_SUFFIX + REJECTED_SUFFIX)]
+        for path in old[max(0, MAX_REJECTED_FILES - len(rejected)):]:
             with suppress(OSError):
-                os.unlink(there[name])
+                os.unlink(path)
 
     def publish_scores(self) -> LinkScores:
-        """Make scores of the recent samples and put them in their places; forget the oldest samples."""
+        """Aggregate the recent samples, publish the scores and prune the database."""
         now = time()
-        made = aggregate.aggregate_scores(
-    self.store.samples_since(
-        now - self.rules.window),
-        now,
-        self._load_previous_scores(now),
-         self.rules)
-        publish_file(self.snapshot_path, made.scores.to_text())
+        samples = self.store.samples_since(now - self.rules.window)
+        scores = aggregate.aggregate_scores(samples, now, self._load_previous_scores(now), self.rules).scores
+        publish_file(self.snapshot_path, scores.to_text())
         if self.textfile_path:
-            publish_file(self.textfile_path, prometheus_exporter.exposition_text(made.scores))
+            publish_file(self.textfile_path, prometheus_exporter.exposition_text(scores))
         self.store.prune(now)
-        return made.scores
+        return scores
 
     def _load_previous_scores(self, now: float) -> LinkScores | None:
-        """What was published before; a file that is not there or is broken is none."""
+        """Scores of the last snapshot; None if it is missing or not valid."""
         try:
             return parse_scores(file_trust.read_trusted_text(self.snapshot_path, self.trusted_users), now)
         except InputError:
             return None
 
     def rejection_summary(self) -> str:
-        """What happened since the last report, "" for nothing refused."""
-        refused, self.rejected = self.rejected, Counter()
-        first = "; ".join(f"{why} ({count})" if count > 1 else why for why, count in refused.most_common(2))
-        more = f"; and {len(refused) - 2} other reasons" if len(refused) > 2 else ""
-        return f"{sum(refused.values())} refused: {first}{more}" if refused else ""
+        """Rejections since the last call, or "" if there are none."""
+        rejected, self.rejected = self.rejected, Counter()
+        reasons = "; ".join(f"{reason} ({count})" if count > 1 else reason
+                            for reason, count in rejected.most_common(2))
+        more = f"; and {len(rejected) - 2} other reasons" if len(rejected) > 2 else ""
+        return f"{rejected.total()} rejected: {reasons}{more}" if rejected else ""

@@ -1,11 +1,10 @@
-"""What the kernel has counted of this node's links, busy or not: interfaces, TCP's retransmissions, RDMA ports.
+"""Kernel counters of this node's links: interface speeds, TCP retransmissions, RDMA ports.
 
-Two readings make a sample: what was retransmitted between them, of what was sent, is the loss on the ways that the
-node's traffic took (DSACKs, RFC 2883, tell which retransmissions were needless), and an RDMA port counts what it lost
-itself. Nothing here measures throughput: the speed at which an interface of real hardware runs is what the link can
-carry at most, and is worth knowing where it came up slower than it should.
+Two readings give a sample. Its loss is the fraction of segments retransmitted in between, less the spurious ones
+(DSACKs, RFC 2883), or the fraction that the RDMA ports report as lost. Throughput is not measured: the speed of a
+physical interface is an upper bound, which reveals links that came up too slow.
 
-Read every minute on every node, so only the standard library is imported, and little of it.
+Runs every minute on every node, so it imports only a few modules of the standard library.
 """
 
 from __future__ import annotations
@@ -17,16 +16,15 @@ from typing import Any, NamedTuple
 from slurmdl.errors import InputError
 from slurmdl.links.samples import LinkSample
 
-#: segments (packets of an RDMA port) that must have been sent before the share that got lost says anything
+#: segments (packets of RDMA ports) below which a loss fraction is meaningless
 MIN_SEGMENTS = 1000
-#: seconds after which fewer are no longer added up
+#: seconds after which a reading is replaced even if fewer segments were sent
 MAX_INTERVAL_S = 3600.0
-#: bytes/s per Mbit/s, and per Gbit/s
 _BYTES_PER_MEGABIT, _BYTES_PER_GIGABIT = 125_000.0, 125_000_000.0
 
 
 class RdmaPort(NamedTuple):
-    """An RDMA port: packets in and out, those lost, and bytes/s of its link (0 where not known)."""
+    """Counters of an RDMA port: packets sent and received, packets lost, bytes/s of its link (0 if unknown)."""
 
     packets: int
     packets_lost: int
@@ -34,15 +32,15 @@ class RdmaPort(NamedTuple):
 
 
 class CounterReading(NamedTuple):
-    """What was counted up to one moment.
+    """All counters at one time.
 
     Attributes
     ----------
-    boot : names the run of the kernel, whose counters began at 0.
-    time : seconds since it began, by a clock that nobody sets.
-    sent, again, needless : TCP segments sent, sent again, and sent again though they had arrived.
-    speed : bytes/s of the fastest interface of real hardware that is up, 0 for none that tells.
-    ports : RDMA ports that are up.
+    boot_id : of the running kernel; counters start at 0 at boot.
+    uptime_s : seconds since boot, monotonic.
+    segments_sent, segments_retransmitted, spurious_retransmits : TCP segments.
+    bandwidth : bytes/s of the fastest physical interface that is up, 0 if unknown.
+    rdma_ports : active RDMA ports by name.
     """
 
     boot_id: str
@@ -54,88 +52,94 @@ class CounterReading(NamedTuple):
     rdma_ports: dict[str, RdmaPort]
 
     def to_json(self) -> dict[str, Any]:
-        return {**self._asdict(), "ports": {name: list(port) for name, port in self.rdma_ports.items()}}
+        return {**self._asdict(), "rdma_ports": {name: list(port) for name, port in self.rdma_ports.items()}}
 
     @classmethod
     def from_json(cls, data: Any) -> CounterReading:
-        """The inverse of `to_json`; InputError where it does not fit."""
+        """Inverse of `to_json`; InputError if the data is not valid."""
         try:
             ports = {str(name): RdmaPort(int(port[0]), int(port[1]), float(port[2]))
-                     for name, port in data["ports"].items()}
-            return cls(str(data["boot"]), float(data["time"]), int(data["sent"]), int(data["again"]),
-                       int(data["needless"]), float(data["speed"]), ports)
+                     for name, port in data["rdma_ports"].items()}
+            return cls(str(data["boot_id"]), float(data["uptime_s"]), int(data["segments_sent"]),
+                       int(data["segments_retransmitted"]), int(data["spurious_retransmits"]),
+                       float(data["bandwidth"]), ports)
         except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
-            raise InputError(f"reading of counters: malformed ({error})") from error
+            raise InputError(f"counter reading: malformed ({error})") from error
 
 
 def read_counters(root: str = "/", interface: str = "") -> CounterReading:
-    """The counters now.
+    """Read the current counters.
 
     Parameters
     ----------
-    root : where /sys and /proc are.
-    interface : the one whose speed counts, "" for the fastest.
+    root : directory with /sys and /proc.
+    interface : the interface whose speed is read, "" for the fastest.
 
     Raises
     ------
-    InputError : the kernel does not tell what TCP has sent.
+    InputError : the kernel reports no TCP segments.
     """
     tcp = _read_proc_table(os.path.join(root, "proc/net/snmp")).get("Tcp", {})
     extended = _read_proc_table(os.path.join(root, "proc/net/netstat")).get("TcpExt", {})
     if "OutSegs" not in tcp or "RetransSegs" not in tcp:
-        raise InputError("no OutSegs and RetransSegs of Tcp in it", file=os.path.join(root, "proc/net/snmp"))
+        raise InputError("OutSegs or RetransSegs of Tcp is missing", file=os.path.join(root, "proc/net/snmp"))
     uptime = _read_text(os.path.join(root, "proc/uptime")).split()
-    return CounterReading(_read_text(os.path.join(root, "proc/sys/kernel/random/boot_id")), float(uptime[0]) if uptime else 0.0,
-                   tcp["OutSegs"], tcp["RetransSegs"], extended.get("TCPDSACKRecv", 0),
-                   _interface_bandwidth(os.path.join(root, "sys/class/net"), interface),
-                   _read_rdma_ports(os.path.join(root, "sys/class/infiniband")))
+    return CounterReading(_read_text(os.path.join(root, "proc/sys/kernel/random/boot_id")),
+                          float(uptime[0]) if uptime else 0.0, tcp["OutSegs"], tcp["RetransSegs"],
+                          extended.get("TCPDSACKRecv", 0),
+                          _interface_bandwidth(os.path.join(root, "sys/class/net"), interface),
+                          _read_rdma_ports(os.path.join(root, "sys/class/infiniband")))
 
 
 def sample_from_counters(previous: CounterReading | None, current: CounterReading,
                          node: str, timestamp: float) -> LinkSample | None:
-    """What two readings say of a node's link; None where they say nothing.
+    """Sample of a node's link from two readings; None if neither loss nor bandwidth is known.
 
-    Counters that went backwards (another boot, a driver that was loaded anew, a wrap) say nothing. Where the node
-    has RDMA ports, they count and TCP does not, whose way is another one.
+    Counters that decrease (reboot, reloaded driver, wrap) give no loss. If the node has RDMA ports, TCP counters are
+    ignored: TCP uses another path.
 
     Parameters
     ----------
-    before : None where there was no earlier reading.
-    time : seconds since the epoch.
+    previous : None for the first reading.
+    timestamp : seconds since the epoch.
     """
-    same = previous is not None and previous.boot_id == current.boot_id and previous.uptime_s <= current.uptime_s
+    has_previous = previous is not None and previous.boot_id == current.boot_id \
+        and previous.uptime_s <= current.uptime_s
+    loss: float | None = None
     if current.rdma_ports:
-        speed = max(port.bandwidth for port in current.rdma_ports.values())
-        old = previous.rdma_ports if previous is not None and same else {}
-        both = [(old[name], port) for name, port in current.rdma_ports.items() if name in old]
-        loss = _loss_ratio(sum(port.packets_lost - was.packets_lost for was, port in both),
-                      sum(port.packets - was.packets for was, port in both)) \
-            if all(port.packets_lost >= was.packets_lost and port.packets >= was.packets for was, port in both) else None
+        bandwidth = max(port.bandwidth for port in current.rdma_ports.values())
+        old_ports = previous.rdma_ports if previous is not None and has_previous else {}
+        pairs = [(old_ports[name], port) for name, port in current.rdma_ports.items() if name in old_ports]
+        if all(port.packets_lost >= old.packets_lost and port.packets >= old.packets for old, port in pairs):
+            loss = _loss_ratio(sum(port.packets_lost - old.packets_lost for old, port in pairs),
+                               sum(port.packets - old.packets for old, port in pairs))
     else:
-        speed, loss = current.bandwidth, None
-        if previous is not None and same:
-            sent, again = current.segments_sent - previous.segments_sent, current.segments_retransmitted - previous.segments_retransmitted
-            needless = current.spurious_retransmits - previous.spurious_retransmits
-            loss = _loss_ratio(again - min(again, needless), sent) if min(sent, again, needless) >= 0 else None
-    if loss is None and not speed:
+        bandwidth = current.bandwidth
+        if previous is not None and has_previous:
+            sent = current.segments_sent - previous.segments_sent
+            retransmitted = current.segments_retransmitted - previous.segments_retransmitted
+            spurious = current.spurious_retransmits - previous.spurious_retransmits
+            if min(sent, retransmitted, spurious) >= 0:
+                loss = _loss_ratio(retransmitted - min(retransmitted, spurious), sent)
+    if loss is None and not bandwidth:
         return None
-    return LinkSample("node", node, timestamp, "counters", speed or None, loss=loss, rdma=bool(current.rdma_ports))
+    return LinkSample("node", node, timestamp, "counters", bandwidth or None, loss=loss, rdma=bool(current.rdma_ports))
 
 
 def should_replace(previous: CounterReading | None, current: CounterReading) -> bool:
-    """Whether the new reading takes the place of the old one, from which too little was sent until now to tell."""
-    if previous is None or previous.boot_id != current.boot_id or not 0 <= current.uptime_s - previous.uptime_s <= MAX_INTERVAL_S:
+    """Whether the current reading replaces the previous one as the base; not if too few segments were sent since."""
+    if previous is None or previous.boot_id != current.boot_id \
+            or not 0 <= current.uptime_s - previous.uptime_s <= MAX_INTERVAL_S:
         return True
     if current.rdma_ports:
-        sent = sum(port.packets for port in current.rdma_ports.values()) - \
-                   sum(port.packets for port in previous.rdma_ports.values())
+        old, new = (sum(port.packets for port in reading.rdma_ports.values()) for reading in (previous, current))
     else:
-        sent = current.segments_sent - previous.segments_sent
-    return not 0 <= sent < MIN_SEGMENTS
+        old, new = previous.segments_sent, current.segments_sent
+    return not 0 <= new - old < MIN_SEGMENTS
 
 
 def load_reading(path: str) -> CounterReading | None:
-    """The reading in a file; None where there is none, or none that can be read."""
+    """Reading in a file; None if the file is missing or not valid."""
     try:
         with open(path, encoding="utf-8") as file:
             return CounterReading.from_json(json.load(file))
@@ -151,7 +155,7 @@ def _read_text(path: str) -> str:
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             return file.read().strip()
-    except OSError:  # a link that is down has no speed to read (EINVAL)
+    except OSError:  # EINVAL for the speed of a link that is down
         return ""
 
 
@@ -161,16 +165,16 @@ def _read_int(path: str) -> int:
 
 
 def _read_proc_table(path: str) -> dict[str, dict[str, int]]:
-    """/proc/net/snmp and netstat: of each protocol a line of names, then one of numbers."""
-    found: dict[str, dict[str, int]] = {}
+    """Parse /proc/net/snmp or netstat: for each protocol a line of names, then a line of numbers."""
+    table: dict[str, dict[str, int]] = {}
     lines = _read_text(path).splitlines()
     for names, values in zip(lines[::2], lines[1::2], strict=False):
         protocol, *keys = names.split()
         numbers = values.split()
         if numbers[:1] == [protocol]:
-            found[protocol.rstrip(":")] = {key: int(value) for key, value in zip(keys, numbers[1:], strict=False)
+            table[protocol.rstrip(":")] = {key: int(value) for key, value in zip(keys, numbers[1:], strict=False)
                                            if value.lstrip("-").isdigit()}
-    return found
+    return table
 
 
 def _list_dir(path: str) -> list[str]:
@@ -180,29 +184,28 @@ def _list_dir(path: str) -> list[str]:
         return []
 
 
-def _interface_bandwidth(folder: str, interface: str) -> float:
-    """Of interfaces with a device behind them: bridges, bonds and virtual pairs tell a speed that is made up."""
+def _interface_bandwidth(class_dir: str, interface: str) -> float:
+    """Bytes/s of the fastest interface with a device; bridges, bonds and veth report arbitrary speeds."""
     speeds = [0]
-    for name in [interface] if interface else _list_dir(folder):
-        if os.path.exists(os.path.join(folder, name, "device")):
-            speeds.append(_read_int(os.path.join(folder, name, "speed")))
+    for name in [interface] if interface else _list_dir(class_dir):
+        if os.path.exists(os.path.join(class_dir, name, "device")):
+            speeds.append(_read_int(os.path.join(class_dir, name, "speed")))
     return max(speeds) * _BYTES_PER_MEGABIT
 
 
-def _read_rdma_ports(folder: str) -> dict[str, RdmaPort]:
-    found = {}
-    for device in _list_dir(folder):
-        for number in _list_dir(os.path.join(folder, device, "ports")):
-            port = os.path.join(folder, device, "ports", number)
-            if "ACTIVE" not in _read_text(os.path.join(port, "state")):
+def _read_rdma_ports(class_dir: str) -> dict[str, RdmaPort]:
+    ports = {}
+    for device in _list_dir(class_dir):
+        for number in _list_dir(os.path.join(class_dir, device, "ports")):
+            port_dir = os.path.join(class_dir, device, "ports", number)
+            if "ACTIVE" not in _read_text(os.path.join(port_dir, "state")):
                 continue
-            counters = os.path.join(port, "counters")
-
-            def total(*names: str, where: str = counters) -> int:
-                return sum(_read_int(os.path.join(where, name)) for name in names)
-
-            rate = _read_text(os.path.join(port, "rate")).split()  # such as: 100 Gb/sec (4X EDR)
-            speed = float(rate[0]) * _BYTES_PER_GIGABIT if rate and rate[0].replace(".", "", 1).isdigit() else 0.0
-            found[f"{device}/{number}"] = RdmaPort(total("port_rcv_packets", "port_xmit_packets"),
-                                               total("port_rcv_errors", "port_xmit_discards"), speed)
-    return found
+            count = {name: _read_int(os.path.join(port_dir, "counters", name)) for name in (
+                "port_rcv_packets", "port_xmit_packets", "port_rcv_errors", "port_xmit_discards")}
+            rate = _read_text(os.path.join(port_dir, "rate")).split()  # such as "100 Gb/sec (4X EDR)"
+            is_number = bool(rate) and rate[0].replace(".", "", 1).isdigit()
+            ports[f"{device}/{number}"] = RdmaPort(
+                count["port_rcv_packets"] + count["port_xmit_packets"],
+                count["port_rcv_errors"] + count["port_xmit_discards"],
+                float(rate[0]) * _BYTES_PER_GIGABIT if is_number else 0.0)
+    return ports

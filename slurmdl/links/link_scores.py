@@ -1,4 +1,4 @@
-"""What is known of the links now, and what is assumed where nothing is known."""
+"""Link scores: the current state of measured links, and default values for all others."""
 
 from __future__ import annotations
 
@@ -13,26 +13,25 @@ import numpy as np
 import numpy.typing as npt
 
 from slurmdl.errors import InputError
-from slurmdl.links.samples import MAX_BANDWIDTH, SOURCES, is_link_name, short_repr
+from slurmdl.links.samples import KIND_OF_KEY, MAX_BANDWIDTH, SOURCES, is_link_name, link_name_form, short_repr
 
 FloatArray = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class LinkScore:
-    """The state of one link.
+    """State of one link.
 
     Attributes
     ----------
-    throughput : bytes/s; None where it was not measured.
-    delay : seconds, round trip, median; 0 where it was not measured.
+    throughput : bytes/s; None if not measured.
+    rtt : median round-trip time in s; 0 if not measured.
     loss : fraction of packets lost, 0 to 1.
     age : seconds since the newest sample.
-    samples : how many samples stand behind it.
-    delay_tail : seconds, round trip, 99th percentile; 0 where it was not measured.
-    rdma : whether it is of an RDMA fabric, where no TCP answers losses.
-    source : where it was measured last, one of samples.SOURCES, "counters" only where nothing else is known; ""
-        where that is not said.
+    samples : number of samples.
+    rtt_p99 : 99th percentile of the round-trip time in s; 0 if not measured.
+    rdma : whether the link belongs to an RDMA fabric, whose losses TCP does not repair.
+    source : of the newest sample, one of samples.SOURCES ("counters" only if no other source exists); "" if unknown.
     """
 
     throughput: float | None = None
@@ -46,54 +45,52 @@ class LinkScore:
 
     @classmethod
     def from_json(cls, name: str, data: Any) -> LinkScore:
-        """The score of the link of that name; InputError names what does not fit."""
+        """Parse the score of the link `name`; InputError if it is not valid."""
         if not isinstance(data, dict):
-            raise InputError(f"{name}: an object expected, not {type(data).__name__}")
-        for key in data:
-            if key not in _VALID_RANGES:
-                raise InputError(f"{name}: unknown key {key!r}; valid: {', '.join(_VALID_RANGES)}")
+            raise InputError(f"{name}: expected an object, not {type(data).__name__}")
         for key, value in data.items():
-            valid, fits = _VALID_RANGES[key]
-            if not fits(value):
-                raise InputError(f"{name}: {key} {short_repr(value)} is not valid; valid: {valid}")
+            if key not in _VALID_RANGES:
+                raise InputError(f"{name}: unknown key {key!r}; expected {', '.join(_VALID_RANGES)}")
+            expected, is_valid = _VALID_RANGES[key]
+            if not is_valid(value):
+                raise InputError(f"{name}: {key} {short_repr(value)}: expected {expected}")
         return cls(**data)
 
 
-def _range_check(low: float, high: float, above: bool = False) -> Callable[[Any], bool]:
-    """Whether a value is a number of the range."""
-    def fits(value: Any) -> bool:
+def _range_check(low: float, high: float, exclude_low: bool = False) -> Callable[[Any], bool]:
+    def is_in_range(value: Any) -> bool:
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
             return False
-        return not above or value > low
+        return not exclude_low or value > low
 
-    return fits
+    return is_in_range
 
 
-#: seconds that no round trip takes, and seconds after which a measurement is history
 _MAX_RTT_S, _MAX_AGE_S = 60.0, 1e10
 
-_is_bandwidth = _range_check(0, MAX_BANDWIDTH, above=True)
+_is_bandwidth = _range_check(0, MAX_BANDWIDTH, exclude_low=True)
 _RTT_RANGE = f"a number from 0 to {_MAX_RTT_S:g}", _range_check(0, _MAX_RTT_S)
-#: key of a score -> what is valid in words, and whether a value is
+#: key of a score -> expected values, and the check of a value
 _VALID_RANGES: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
-    "throughput": (f"a number above 0, up to {MAX_BANDWIDTH:g}, or null", lambda value: value is None or _is_bandwidth(value)),
-    "delay": _RTT_RANGE, "delay_tail": _RTT_RANGE,
+    "throughput": (f"a number above 0, up to {MAX_BANDWIDTH:g}, or null",
+                   lambda value: value is None or _is_bandwidth(value)),
+    "rtt": _RTT_RANGE, "rtt_p99": _RTT_RANGE,
     "loss": ("a number from 0 to 1", _range_check(0, 1)),
     "age": (f"a number from 0 to {_MAX_AGE_S:g}", _range_check(0, _MAX_AGE_S)),
-    "samples": ("a whole number from 1", lambda value: type(value) is int and 1 <= value < 2**53),
-    "rdma": ("true, false", lambda value: isinstance(value, bool)),
+    "samples": ("an integer from 1", lambda value: type(value) is int and 1 <= value < 2**53),
+    "rdma": ("true or false", lambda value: isinstance(value, bool)),
     "source": (", ".join(SOURCES), lambda value: isinstance(value, str) and value in ("", *SOURCES)),
 }
 
 
 def raise_rejection(reason: str) -> None:
-    """What readers do with a score that is not valid where nothing else is wanted: InputError."""
+    """Default handler of invalid scores: raise InputError."""
     raise InputError(reason)
 
 
 @dataclass(frozen=True)
 class MetricWeights:
-    """How much each figure counts in the weighted sum (see figure.weighted)."""
+    """Weight of each metric in `capacity.weighted_score`."""
 
     throughput: float = 1.0
     rtt: float = 1.0
@@ -102,15 +99,13 @@ class MetricWeights:
 
 @dataclass(frozen=True, eq=False)
 class ScoreArrays:
-    """The scores of links of one kind as arrays, each of shape (links,).
+    """Scores of all links of one kind as arrays of shape (links,).
 
     Attributes
     ----------
-    index : name of the link -> its place in the arrays.
-    throughput : bytes/s, NaN where it was not measured.
-    delay : seconds, round trip, NaN where it was not measured.
-    loss, age : as in LinkScore.
-    rdma : whether no TCP answers its losses.
+    index : link name -> array index.
+    throughput, rtt : as in LinkScore, NaN if not measured.
+    loss, age, rdma : as in LinkScore.
     """
 
     index: Mapping[str, int]
@@ -124,30 +119,28 @@ class ScoreArrays:
     def from_scores(cls, scores: Mapping[str, LinkScore]) -> ScoreArrays:
         rows = [(math.nan if score.throughput is None else score.throughput, score.rtt or math.nan, score.loss,
                  score.age, score.rdma) for score in scores.values()]
-        throughput, delay, loss, age, rdma = np.array(rows, float).reshape(-1, 5).T
-        return cls(dict(zip(scores, range(len(scores)), strict=True)), throughput, delay, loss, age, rdma > 0)
+        throughput, rtt, loss, age, rdma = np.array(rows, float).reshape(-1, 5).T
+        return cls({name: i for i, name in enumerate(scores)}, throughput, rtt, loss, age, rdma > 0)
 
 
 @dataclass(frozen=True)
 class LinkScores:
-    """Scores of the links of nodes (node <-> its leaf), of zones (zone <-> the zone above), and of the ways between
-    pairs of leaf zones.
+    """Scores of node links (node to leaf zone), zone uplinks (zone to parent zone) and inter-leaf paths.
 
-    A link that is missing here has `LinkSpeed` of the topology, else the default of its level.
+    A link without a score has the `LinkSpeed` of the topology, else the default of its level.
 
     Attributes
     ----------
-    nodes, zones : name -> LinkScore; empty where nothing was measured.
-    trunks : "leafA|leafB", the names sorted -> LinkScore of the way from one leaf zone to the other.
-    node_default : bytes/s of a node's link.
-    zone_default : bytes/s of a zone's uplink, by level (index 0 = leaf); the last entry serves all above. ()
-        where nothing is set: half of what the nodes below can send together, a 2:1 oversubscribed tree.
-    delay_default : seconds that one message takes at each level crossed.
-    time : seconds since the epoch when the ages were right; 0 where they are right now.
+    nodes, zones : name -> LinkScore.
+    inter_leaf : "leafA|leafB", names sorted -> LinkScore of the path between the two leaf zones.
+    default_node_bandwidth : bytes/s of a node's link.
+    default_zone_bandwidth : bytes/s of a zone's uplink by level (index 0 = leaf); the last entry holds for all higher
+        levels. () for half of the sum of the node links below each zone (2:1 oversubscription).
+    default_latency : one-way seconds per message at each level crossed.
+    time : seconds since the epoch at which the ages were right; 0 for now.
     half_life : seconds after which a score counts half as much as the default of its link; None for no decay.
-    margin : fraction; links whose figures differ by less count as equal, since they are that noisy. 0 for the exact
-        figures.
-    weights : of the weighted sum; None where the figures count by what they do to a transfer (see capacity).
+    tolerance : relative difference below which metrics count as equal, since measurements are that noisy.
+    weights : of the weighted cost model; None for the TCP cost model (see capacity).
     """
 
     nodes: Mapping[str, LinkScore] = field(default_factory=dict)
@@ -182,73 +175,73 @@ class LinkScores:
         return asdict(self)
 
     def to_text(self) -> str:
-        """The scores as a file of JSON, a link on a line, to six digits; what a score does not say is left out."""
-        def block(links: Mapping[str, LinkScore]) -> str:
-            said = {name: {key: float(f"{value:.6g}") if isinstance(value, float) else value
-                           for key, value in vars(score).items()
-                           if key == "samples" or value != getattr(LinkScore, key)} for name, score in links.items()}
-            return "{\n" + ",\n".join(f"  {json.dumps(name)}: {json.dumps(said[name])}" for name in said) + "}"
+        """JSON text with one link per line and six significant digits; default values are left out."""
+        def format_links(links: Mapping[str, LinkScore]) -> str:
+            compact = {name: {key: float(f"{value:.6g}") if isinstance(value, float) else value
+                              for key, value in vars(score).items()
+                              if key == "samples" or value != getattr(LinkScore, key)} for name, score in links.items()}
+            return "{\n" + ",\n".join(f"  {json.dumps(name)}: {json.dumps(score)}"
+                                      for name, score in compact.items()) + "}"
 
-        links = {"nodes": self.nodes, "zones": self.zones, "trunks": self.inter_leaf}
-        rest = {key: value for key, value in self.to_json().items() if key not in links}
-        return "{" + ",\n".join([f"{json.dumps(key)}: {json.dumps(value)}" for key, value in rest.items()]
-                                + [f"{json.dumps(key)}: {block(each)}" for key, each in links.items()]) + "}\n"
+        settings = [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in self.to_json().items()
+                    if key not in KIND_OF_KEY]
+        links = [f"{json.dumps(key)}: {format_links(getattr(self, key))}" for key in KIND_OF_KEY]
+        return "{" + ",\n".join([*settings, *links]) + "}\n"
 
     @classmethod
     def from_json(cls, data: Any, on_reject: Callable[[str], None] = raise_rejection) -> LinkScores:
-        """The inverse of `to_json`; every key may be absent. InputError names what does not fit.
+        """Inverse of `to_json`; every key is optional. InputError if the data is not valid.
 
         Parameters
         ----------
-        refuse : called with what is wrong with the score of a link; where it returns, the rest is kept.
+        on_reject : called with the reason for each invalid score; if it returns, the other scores are kept.
         """
         if not isinstance(data, dict):
-            raise InputError(f"an object expected, not {type(data).__name__}")
+            raise InputError(f"expected an object, not {type(data).__name__}")
         known = {entry.name for entry in fields(cls)}
         for key in data:
             if key not in known:
-                raise InputError(f"unknown key {key!r}; valid: {', '.join(sorted(known))}")
-        found: dict[str, Any] = {key: _parse_links(key, data[key], on_reject) for key in ("nodes", "zones", "trunks")
-                                 if key in data}
-        for key in ("node_default", "delay_default", "time", "half_life", "margin"):
+                raise InputError(f"unknown key {key!r}; expected {', '.join(sorted(known))}")
+        values: dict[str, Any] = {key: _parse_links(key, data[key], on_reject) for key in KIND_OF_KEY if key in data}
+        for key in ("default_node_bandwidth", "default_latency", "time", "half_life", "tolerance"):
             if key in data:
-                found[key] = _parse_number(key, data[key], allow_zero=key in ("delay_default", "time", "margin"),
-                                     allow_none=key == "half_life")
-        if "zone_default" in data:
-            if not isinstance(data["zone_default"], (list, tuple)):
-                raise InputError("zone_default: a list expected")
-            found["zone_default"] = tuple(_parse_number("zone_default", each) for each in data["zone_default"])
+                values[key] = _parse_number(key, data[key], allow_zero=key in ("default_latency", "time", "tolerance"),
+                                            allow_none=key == "half_life")
+        if "default_zone_bandwidth" in data:
+            bandwidths = data["default_zone_bandwidth"]
+            if not isinstance(bandwidths, (list, tuple)):
+                raise InputError("default_zone_bandwidth: expected a list")
+            values["default_zone_bandwidth"] = tuple(_parse_number("default_zone_bandwidth", each)
+                                                     for each in bandwidths)
         if data.get("weights") is not None:
-            found["weights"] = _parse_weights(data["weights"])
-        return cls(**found)
+            values["weights"] = _parse_weights(data["weights"])
+        return cls(**values)
 
 
 def inter_leaf_name(left: str, right: str) -> str:
-    """Name of the way between two leaf zones."""
+    """Name of the path between two leaf zones."""
     return "|".join(sorted((left, right)))
 
 
 def _parse_links(key: str, data: Any, on_reject: Callable[[str], None]) -> dict[str, LinkScore]:
     if not isinstance(data, dict):
-        raise InputError(f"{key}: an object expected, not {type(data).__name__}")
-    found = {}
+        raise InputError(f"{key}: expected an object, not {type(data).__name__}")
+    kind, scores = KIND_OF_KEY[key], {}
     for name, score in data.items():
         try:
-            if not is_link_name(name, key[:-1]):
-                raise InputError(f"{key}: {short_repr(name)} is not valid; valid: a {key[:-1]}'s name"
-                                 + (", as A|B in sorted order" if key == "trunks" else ""))
-            found[name] = LinkScore.from_json(name, score)
+            if not is_link_name(name, kind):
+                raise InputError(f"{key}: {short_repr(name)}: expected {link_name_form(kind)}")
+            scores[name] = LinkScore.from_json(name, score)
         except InputError as error:
             on_reject(str(error))
-    return found
+    return scores
 
 
 def _parse_number(key: str, value: Any, allow_zero: bool = False, allow_none: bool = False) -> float | None:
     if allow_none and value is None:
         return None
-    if not _range_check(0, MAX_BANDWIDTH, above=not allow_zero)(value):
-        raise InputError(f"{key} {short_repr(value)} is not valid; valid: a number "
-                         f"{'from' if allow_zero else 'above'} 0")
+    if not _range_check(0, MAX_BANDWIDTH, exclude_low=not allow_zero)(value):
+        raise InputError(f"{key} {short_repr(value)}: expected a number {'from' if allow_zero else 'above'} 0")
     return float(value)
 
 

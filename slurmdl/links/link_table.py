@@ -1,4 +1,4 @@
-"""The scores of links as rows, the worst first, and as text."""
+"""Tables of link scores, worst links first."""
 
 from __future__ import annotations
 
@@ -7,16 +7,13 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from slurmdl import units
 from slurmdl.links import capacity
-from slurmdl.links.link_scores import LinkScore, LinkScores
+from slurmdl.links.link_scores import FloatArray, LinkScore, LinkScores
 from slurmdl.topology.topology import Topology
 
-FloatArray = npt.NDArray[np.float64]
-
-#: bytes of the message by whose time links are compared
+#: size of the message whose transfer time compares links
 MESSAGE_BYTES = 1e6
 
 
@@ -26,9 +23,9 @@ class LinkRow:
 
     Attributes
     ----------
-    kind : "node", "zone" or "trunk".
-    zone : leaf zone of a node, zone above a zone, "" where there is none.
-    times : how many times as long a message of MESSAGE bytes takes over it as over one of which nothing is known.
+    kind : one of samples.LINK_KINDS.
+    zone : leaf zone of a node, parent of a zone, "" if there is none.
+    slowdown : transfer time of MESSAGE_BYTES relative to a link without a score.
     """
 
     kind: str
@@ -38,68 +35,63 @@ class LinkRow:
     score: LinkScore
 
     def to_json(self) -> dict[str, Any]:
-        return {**asdict(self.score), "kind": self.kind, "name": self.name, "zone": self.zone, "times": self.slowdown}
+        return {**asdict(self.score), "kind": self.kind, "name": self.name, "zone": self.zone,
+                "slowdown": self.slowdown}
 
 
 def link_rows(scores: LinkScores, topology: Topology) -> list[LinkRow]:
-    """All links with a score, the worst first."""
-    found = []
-    for kind, links, above in (("node", scores.nodes, topology.leaf_of), ("zone", scores.zones, _parent_zone_lookup(topology)),
-                               ("trunk", scores.inter_leaf, lambda name: "")):
-        factor = slowdowns(kind, tuple(links), scores, topology)
-        found += [LinkRow(kind, name, above(name), float(f"{times_:.4g}"), links[name])
-                  for name, times_ in zip(links, factor.tolist(), strict=True)]
-    return sorted(found, key=lambda row: (-row.slowdown, row.kind, row.name))
+    """Rows of all links with a score, worst first."""
+    parent: Mapping[str, str] = {zone: topology.zones[index] if index >= 0 else ""
+                                 for zone, index in zip(topology.zones, topology.parent.tolist(), strict=True)}
+    rows = []
+    for kind, links, zone_of in (("node", scores.nodes, topology.leaf_of),
+                                 ("zone", scores.zones, lambda name: parent.get(name, "")),
+                                 ("inter_leaf", scores.inter_leaf, lambda name: "")):
+        factors = slowdowns(kind, tuple(links), scores, topology)
+        rows += [LinkRow(kind, name, zone_of(name), float(f"{factor:.4g}"), links[name])
+                 for name, factor in zip(links, factors.tolist(), strict=True)]
+    return sorted(rows, key=lambda row: (-row.slowdown, row.kind, row.name))
 
 
 def slowdowns(kind: str, names: Sequence[str], scores: LinkScores, topology: Topology) -> FloatArray:
-    """How many times as long a message takes over these links as over those that were not measured; 1 for these.
-
-    Returns
-    -------
-    shape (names,).
-    """
-    def seconds(known: LinkScores) -> FloatArray:
+    """Transfer times of a message over these links relative to links without a score, shape (names,)."""
+    def transfer_seconds(assumed: LinkScores) -> FloatArray:
         if kind == "node":
-            carried, delay = capacity.node_links(names, known)
+            bandwidth, latency = capacity.node_links(names, assumed)
         elif kind == "zone":
-            carried, delay = _uplink_capacity(names, known, topology)
+            bandwidth, latency = _uplink_capacity(names, assumed, topology)
         else:
-            carried, delay = capacity.inter_leaf_paths(
-                names, np.full(len(names), known.default_node_bandwidth), known)
-        return np.asarray(MESSAGE_BYTES / carried + 2 * delay)
+            defaults = np.full(len(names), assumed.default_node_bandwidth)
+            bandwidth, latency = capacity.inter_leaf_paths(names, defaults, assumed)
+        return np.asarray(MESSAGE_BYTES / bandwidth + 2 * latency)  # the links of sender and receiver, one way each
 
     exact = replace(scores, tolerance=0.0)
-    return np.asarray(seconds(exact) / seconds(replace(exact, nodes={}, zones={}, inter_leaf={})))
+    unmeasured = replace(exact, nodes={}, zones={}, inter_leaf={})
+    return np.asarray(transfer_seconds(exact) / transfer_seconds(unmeasured))
 
 
 def _uplink_capacity(names: Sequence[str], scores: LinkScores, topology: Topology) -> tuple[FloatArray, FloatArray]:
     index = np.array([topology.zone_index.get(name, -1) for name in names], np.int64)
     known = index >= 0
-    level, size, speed = np.zeros(len(names), np.int64), np.ones(len(names), np.int64), np.full(len(names), np.nan)
-    level[known], size[known], speed[known] = (each[index[known]]
-                                               for each in (topology.level, topology.node_count, topology.uplink_bandwidth))
-    return capacity.zone_uplinks(names, level, size, speed, scores)
-
-
-def _parent_zone_lookup(topology: Topology) -> Any:
-    parent: Mapping[str, str] = {zone: topology.zones[above] if above >= 0 else ""
-                                 for zone, above in zip(topology.zones, topology.parent.tolist(), strict=True)}
-    return lambda name: parent.get(name, "")
+    level, node_count = np.zeros(len(names), np.int64), np.ones(len(names), np.int64)
+    bandwidth = np.full(len(names), np.nan)
+    level[known], node_count[known] = topology.level[index[known]], topology.node_count[index[known]]
+    bandwidth[known] = topology.uplink_bandwidth[index[known]]
+    return capacity.zone_uplinks(names, level, node_count, bandwidth, scores)
 
 
 def format_link_table(rows: Sequence[LinkRow], max_rows: int) -> str:
-    """A table of the first rows, at most `height` of them."""
+    """Text table of the first `max_rows` rows."""
     if not rows:
         return "no link has a score"
-    head = ("link", "", "zone", "time", "throughput", "round trip", "p99", "loss", "age", "samples", "source")
-    lines = [head, *(_row_cells(row) for row in rows[:max_rows])]
-    width = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    shown = ["  ".join(cell.ljust(w) if i < 3 else cell.rjust(w)
-                       for i, (cell, w) in enumerate(zip(line, width, strict=True))).rstrip() for line in lines]
+    header = ("link", "kind", "zone", "slowdown", "throughput", "rtt", "p99", "loss", "age", "samples", "source")
+    cells = [header, *(_row_cells(row) for row in rows[:max_rows])]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    lines = ["  ".join(cell.ljust(width) if i < 3 else cell.rjust(width)
+                       for i, (cell, width) in enumerate(zip(row, widths, strict=True))).rstrip() for row in cells]
     if len(rows) > max_rows:
-        shown.append(f"and {len(rows) - max_rows} more, none of them worse (--all shows them)")
-    return "\n".join(shown)
+        lines.append(f"and {len(rows) - max_rows} more, none slower (--all shows them)")
+    return "\n".join(lines)
 
 
 def _row_cells(row: LinkRow) -> tuple[str, ...]:
@@ -112,7 +104,7 @@ def _row_cells(row: LinkRow) -> tuple[str, ...]:
 
 
 def format_age(seconds: float) -> str:
-    """As people say it: 12 s, 3 min, 5 h, 2 d."""
+    """Age in its largest unit: "12 s", "3 min", "5 h", "2 d"."""
     for unit, size in (("s", 60), ("min", 60), ("h", 24)):
         if seconds < size:
             return f"{seconds:.0f} {unit}"

@@ -1,7 +1,7 @@
-"""Munge credentials of samples: they prove on another host of the cluster which user sent which samples.
+"""MUNGE credentials that prove to the collector which user of the cluster sent which samples.
 
-MUNGE (https://dun.github.io/munge) is what Slurm itself authenticates with. Its daemon writes the user's number into
-the credential; one is valid for five minutes, and each host accepts it once.
+MUNGE (https://dun.github.io/munge) is Slurm's authentication service. Its daemon puts the uid into the credential,
+which is valid for five minutes and accepted once per host.
 """
 
 from __future__ import annotations
@@ -13,58 +13,58 @@ from hashlib import sha256
 
 from slurmdl.errors import InputError, UnavailableError
 
-#: of which release the library is, by the name that all of them have had since 2007
+#: soname of all releases since 2007
 _LIBRARY = "libmunge.so.2"
-#: munge.h: statuses of a credential that is not valid; other errors are of the library, the daemon or its socket
+#: munge.h: status codes of an invalid credential; other errors concern the library, the daemon or its socket
 _MIN_CREDENTIAL_STATUS, _MAX_CREDENTIAL_STATUS = 8, 18
-#: keeps a credential that was made for something else from being taken for one of samples
+#: prevents credentials made for other purposes from being accepted
 _PAYLOAD_PREFIX = b"slurmdl samples sha256:"
 
 
 def create_credential(data: bytes) -> str:
-    """A credential of this process's user for the samples that are sent with it.
+    """Create a credential of the calling user for the encoded samples.
 
     Raises
     ------
-    UnavailableError : munge is not on this host, or its daemon does not answer.
+    UnavailableError : MUNGE is not installed, or its daemon does not answer.
     """
-    library, made = _load_library(), ctypes.c_char_p()
+    library, credential = _load_library(), ctypes.c_char_p()
     payload = _payload(data)
-    status = library.munge_encode(ctypes.byref(made), None, payload, len(payload))
+    status = library.munge_encode(ctypes.byref(credential), None, payload, len(payload))
     try:
         if status:
             raise UnavailableError(f"munge: {_error_text(status)}")
-        return (made.value or b"").decode()
+        return (credential.value or b"").decode()
     finally:
-        _free(made)
+        _free(credential)
 
 
 def verify_credential(credential: str, data: bytes) -> int:
-    """The number of the user who made a credential for these samples.
+    """Return the uid of the user who created the credential for these samples.
 
     Raises
     ------
-    InputError : the credential is forged, too old, was shown before, or is not of these samples.
-    UnavailableError : munge is not on this host, or its daemon does not answer.
+    InputError : the credential is forged, expired, replayed or for other samples.
+    UnavailableError : MUNGE is not installed, or its daemon does not answer.
     """
-    library, payload = _load_library(), ctypes.c_void_p()
-    size, user, group = ctypes.c_int(), ctypes.c_uint32(), ctypes.c_uint32()
-    status = library.munge_decode(credential.encode(), None, ctypes.byref(payload), ctypes.byref(size), ctypes.byref(user),
-                                  ctypes.byref(group))
+    library, buffer = _load_library(), ctypes.c_void_p()
+    size, uid, gid = ctypes.c_int(), ctypes.c_uint32(), ctypes.c_uint32()
+    status = library.munge_decode(credential.encode(), None, ctypes.byref(buffer), ctypes.byref(size),
+                                  ctypes.byref(uid), ctypes.byref(gid))
     try:
         if status:
             kind = InputError if _MIN_CREDENTIAL_STATUS <= status <= _MAX_CREDENTIAL_STATUS else UnavailableError
             raise kind(f"munge: {_error_text(status)}")
-        found = ctypes.string_at(payload, size.value) if payload and size.value > 0 else b""
+        payload = ctypes.string_at(buffer, size.value) if buffer and size.value > 0 else b""
     finally:
-        _free(payload)
-    if not hmac.compare_digest(found, _payload(data)):
-        raise InputError("munge: the credential is not of these samples")
-    return user.value
+        _free(buffer)
+    if not hmac.compare_digest(payload, _payload(data)):
+        raise InputError("munge: the credential is for other samples")
+    return uid.value
 
 
 def is_munge_available() -> bool:
-    """Whether munge's daemon answers on this host."""
+    """Whether MUNGE's daemon answers on this host."""
     try:
         verify_credential(create_credential(b""), b"")
     except (InputError, UnavailableError):
@@ -81,7 +81,7 @@ def _load_library() -> ctypes.CDLL:
     try:
         return ctypes.CDLL(_LIBRARY)
     except OSError as error:
-        raise UnavailableError(f"munge: {_LIBRARY} is not on this host") from error
+        raise UnavailableError(f"munge: {_LIBRARY} is not installed on this host") from error
 
 
 def _error_text(status: int) -> str:

@@ -1,7 +1,7 @@
-"""Scores as Prometheus text, for node_exporter's textfile collector or over HTTP.
+"""Link scores as Prometheus text, for node_exporter's textfile collector or over HTTP.
 
-The format is the text exposition format 0.0.4 (https://prometheus.io/docs/instrumenting/exposition_formats/), the
-names follow https://prometheus.io/docs/practices/naming/: base units, the unit last.
+Text exposition format 0.0.4 (https://prometheus.io/docs/instrumenting/exposition_formats/); metric names follow
+https://prometheus.io/docs/practices/naming/.
 """
 
 from __future__ import annotations
@@ -20,56 +20,57 @@ from slurmdl.errors import SlurmdlError, warn
 from slurmdl.links.link_scores import LinkScore, LinkScores
 from slurmdl.links.tcp_server import ConnectionSlots, RateLimitedLog, create_listener, parse_peer_address
 
-#: clients at once, and seconds that each may take
 MAX_CLIENTS, CLIENT_TIMEOUT_S = 64, 10.0
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
-#: metric -> (help, its value for a score made at a time, None where it was not measured)
+#: metric -> (help, value of a score made at a time, or None if it was not measured)
 _METRICS: Mapping[str, tuple[str, Callable[[LinkScore, float], float | None]]] = {
     "slurmdl_link_throughput_bytes_per_second": (
-        "What the link carries, median of the recent samples.", lambda score, _: score.throughput),
-    "slurmdl_link_round_trip_seconds": (
-        "Round trip over the link, median of the recent samples.", lambda score, _: score.rtt or None),
-    "slurmdl_link_round_trip_tail_seconds": (
-        "Round trip over the link, 99th percentile.", lambda score, _: score.rtt_p99 or None),
-    "slurmdl_link_loss_ratio": ("Packets lost on the link, of all.", lambda score, _: score.loss),
-    "slurmdl_link_samples": ("Samples behind the score.", lambda score, _: score.samples),
+        "Throughput of the link, median of the recent samples.", lambda score, _: score.throughput),
+    "slurmdl_link_rtt_seconds": (
+        "Round-trip time over the link, median of the recent samples.", lambda score, _: score.rtt or None),
+    "slurmdl_link_rtt_p99_seconds": (
+        "Round-trip time over the link, 99th percentile.", lambda score, _: score.rtt_p99 or None),
+    "slurmdl_link_loss_ratio": ("Fraction of packets lost on the link.", lambda score, _: score.loss),
+    "slurmdl_link_samples": ("Samples of the score.", lambda score, _: score.samples),
     "slurmdl_link_sampled_timestamp_seconds": (
-        "When the newest sample was taken, since the epoch.", lambda score, time: time - score.age),
+        "Time of the newest sample since the epoch.", lambda score, time: time - score.age),
 }
 
 
 def exposition_text(scores: LinkScores) -> str:
-    """All scores, a time series for each figure of each link; what was not measured has none."""
-    kinds = (("node", scores.nodes), ("zone", scores.zones), ("trunk", scores.inter_leaf))
+    """All scores as text, one time series per metric and link; values that were not measured are left out."""
+    kinds = (("node", scores.nodes), ("zone", scores.zones), ("inter_leaf", scores.inter_leaf))
     lines = []
-    for metric, (meaning, value_of) in _METRICS.items():
-        lines += [f"# HELP {metric} {meaning}", f"# TYPE {metric} gauge"]
+    for metric, (help_text, value_of) in _METRICS.items():
+        lines += [f"# HELP {metric} {help_text}", f"# TYPE {metric} gauge"]
         for kind, links in kinds:
             for name, score in sorted(links.items()):
                 value = value_of(score, scores.time)
                 if value is not None:
                     lines.append(f'{metric}{{kind="{kind}",link="{_escape_label(name)}"}} {value!r}')
     metric = "slurmdl_scores_timestamp_seconds"
-    lines += [f"# HELP {metric} When the scores were made, since the epoch.", f"# TYPE {metric} gauge",
+    lines += [f"# HELP {metric} Time at which the scores were made, since the epoch.", f"# TYPE {metric} gauge",
               f"{metric} {scores.time!r}"]
     return "\n".join(lines) + "\n"
 
 
 def _escape_label(label: str) -> str:
-    return re.sub(r'[\\"\n]', lambda found: {"\n": r"\n"}.get(found[0], "\\" + found[0]), label)
+    return re.sub(r'[\\"\n]', lambda match: {"\n": r"\n"}.get(match[0], "\\" + match[0]), label)
 
 
 def metrics_server(address: tuple[str, int], get_scores: Callable[[], LinkScores]) -> ThreadingHTTPServer:
-    """An HTTP server, not yet running, whose /metrics is `text(read())`; 503 where the scores cannot be read.
+    """Create an HTTP server for /metrics; it answers 503 if the scores cannot be read.
 
-    OSError where the address cannot be taken.
+    Raises
+    ------
+    OSError : the address cannot be bound.
     """
     return _MetricsServer(create_listener(*address), partial(_MetricsHandler, get_scores))
 
 
 class _MetricsServer(ThreadingHTTPServer):
-    """A thread for each of a bounded number of clients, each with a bounded time; none of them can end it."""
+    """One thread per client; the number of clients and the time of each are bounded."""
 
     daemon_threads = True
 
@@ -80,29 +81,29 @@ class _MetricsServer(ThreadingHTTPServer):
         self._slots, self._log = ConnectionSlots(MAX_CLIENTS), RateLimitedLog(warn)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        def end() -> None:
+        def on_evict() -> None:
             with suppress(OSError):
                 request.shutdown(socket.SHUT_RDWR)
 
-        if not self._slots.acquire(parse_peer_address(client_address[0]), end):
+        if not self._slots.acquire(parse_peer_address(client_address[0]), on_evict):
             self.shutdown_request(request)
             return
         try:
             super().process_request_thread(request, client_address)
         finally:
-            self._slots.release(end)
+            self._slots.release(on_evict)
 
     def service_actions(self) -> None:
         self._slots.evict_older_than(CLIENT_TIMEOUT_S)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         error = sys.exc_info()[1]
-        if not isinstance(error, OSError):  # a client that goes away is no news
+        if not isinstance(error, OSError):  # disconnected clients are not logged
             self._log("error", f"internal error: {type(error).__name__}: {error}")
 
 
 class _MetricsHandler(BaseHTTPRequestHandler):
-    """One request; a client that says nothing is let go."""
+    """Handler of one request."""
 
     timeout = 5
 
@@ -126,4 +127,4 @@ class _MetricsHandler(BaseHTTPRequestHandler):
         self.wfile.write(data)
 
     def log_message(self, *_: object) -> None:
-        """Scrapes are not news."""
+        """Scrapes are not logged."""

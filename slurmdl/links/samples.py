@@ -1,6 +1,6 @@
-"""Samples of links: what was measured once, as the collector stores it and as everything that measures writes it.
+"""Link samples: single measurements of one link, in the form in which they are sent, spooled and stored.
 
-Samples travel as JSON lines, one object each; a key that is not known of a link is absent.
+Samples travel as JSON lines, one object each; unknown values are left out.
 """
 
 from __future__ import annotations
@@ -11,13 +11,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from slurmdl.errors import InputError
 
-#: a node's link to its leaf; a zone's uplink; the way between two leaf zones
-LINK_KINDS = ("node", "zone", "trunk")
-#: bytes/s that no link has, and seconds since the epoch that nobody lives to see
+#: link of a node to its leaf zone, uplink of a zone, path between two leaf zones
+LINK_KINDS = ("node", "zone", "inter_leaf")
+#: key of the scores of one kind of link in files -> the kind
+KIND_OF_KEY = {"nodes": "node", "zones": "zone", "inter_leaf": "inter_leaf"}
+#: upper bounds of valid values: bytes/s, seconds since the epoch
 MAX_BANDWIDTH, MAX_TIMESTAMP = 1e15, 1e12
-#: characters of a link's name; Slurm has at most 255 for a node
+#: characters of a link's name; Slurm allows 255 for a node
 MAX_NAME_CHARS = 600
-#: standard error, as a fraction, beyond which a figure says nothing
+#: relative standard error above which a throughput is meaningless
 MAX_RSE = 100.0
 SOURCES = ("probe", "serve", "job", "counters", "prometheus", "file")
 
@@ -35,47 +37,45 @@ class _LinkSampleFields(NamedTuple):
     throughput_rse: float | None = None
 
 
-# no dataclass: that would take a node longer to import than its counters to read
+# a named tuple: importing dataclasses takes longer than `links counters` takes to read the counters
 class LinkSample(_LinkSampleFields):
-    """One measurement of one link.
+    """One measurement of one link; InputError if a field is not valid.
 
     Attributes
     ----------
-    kind : one of KINDS.
-    name : of the node or zone; of a trunk the names of its two leaf zones, sorted, joined with "|".
+    kind : one of LINK_KINDS.
+    name : of the node or zone; for "inter_leaf" the sorted names of both leaf zones, joined with "|".
     time : seconds since the epoch.
     source : one of SOURCES.
-    throughput : bytes/s that the link carries; None where it was not measured.
-    delay, delay_tail : round trip in s, median and 99th percentile.
+    throughput : bytes/s.
+    rtt, rtt_p99 : round-trip time in s, median and 99th percentile.
     loss : fraction of packets lost, 0 to 1.
-    rdma : whether it is of an RDMA fabric, where no TCP stands behind the figures.
-    noise : standard error of the throughput as a fraction of it, where the measurement can tell.
+    rdma : whether the link belongs to an RDMA fabric, whose losses TCP does not repair.
+    throughput_rse : relative standard error of the throughput.
     """
 
     __slots__ = ()
 
-    if not TYPE_CHECKING:  # where the fields tell what there is to give
+    if not TYPE_CHECKING:  # the type checker takes the signature from the fields
         def __new__(cls, *values: Any, **named: Any) -> LinkSample:
-            made = super().__new__(cls, *values, **named)
-            made._check()
-            return made
+            sample = super().__new__(cls, *values, **named)
+            sample._validate()
+            return sample
 
     def _validate(self) -> None:
-        """The one place where a sample's fields are checked: what passes can be stored, sorted and printed."""
         kind, name = self.kind, self.name
         if kind not in LINK_KINDS:
-            raise InputError(f"sample: kind {short_repr(kind)} is not valid; valid: {', '.join(LINK_KINDS)}")
+            raise InputError(f"sample: kind {short_repr(kind)}: expected one of {', '.join(LINK_KINDS)}")
         if not is_link_name(name, kind):
-            raise InputError(f"sample: name {short_repr(name)} is not valid; valid: a {kind}'s name"
-                             + (", as A|B in sorted order" if kind == "trunk" else ""))
+            raise InputError(f"sample: name {short_repr(name)}: expected {link_name_form(kind)}")
         if self.source not in SOURCES:
-            raise InputError(f"sample of {name}: source {short_repr(self.source)} is not valid; "
-                             f"valid: {', '.join(SOURCES)}")
+            raise InputError(f"sample of {name}: source {short_repr(self.source)}: "
+                             f"expected one of {', '.join(SOURCES)}")
         if not isinstance(self.rdma, bool):
-            raise InputError(f"sample of {name}: rdma {short_repr(self.rdma)} is not valid; valid: true, false")
+            raise InputError(f"sample of {name}: rdma {short_repr(self.rdma)}: expected true or false")
         _check_number("time", self.time, name, 0, MAX_TIMESTAMP)
-        for key, low, high in (("throughput", 0, MAX_BANDWIDTH), ("delay", 0, 60), ("delay_tail", 0, 60), ("loss", 0, 1),
-                               ("noise", 0, MAX_RSE)):
+        for key, low, high in (("throughput", 0, MAX_BANDWIDTH), ("rtt", 0, 60), ("rtt_p99", 0, 60), ("loss", 0, 1),
+                               ("throughput_rse", 0, MAX_RSE)):
             value = getattr(self, key)
             if value is not None:
                 _check_number(key, value, name, low, high)
@@ -85,30 +85,29 @@ class LinkSample(_LinkSampleFields):
 
     @classmethod
     def from_json(cls, data: Any) -> LinkSample:
-        """The inverse of `to_json`; InputError names what does not fit."""
+        """Inverse of `to_json`; InputError if the data is not valid."""
         if not isinstance(data, dict):
-            raise InputError(f"sample: {short_repr(data)} is not valid; valid: a JSON object")
+            raise InputError(f"sample: {short_repr(data)}: expected a JSON object")
         for key in data:
             if key not in cls._fields:
-                raise InputError(f"sample: unknown key {short_repr(key)}; valid: {', '.join(cls._fields)}")
+                raise InputError(f"sample: unknown key {short_repr(key)}; expected {', '.join(cls._fields)}")
         for key in cls._fields[:_REQUIRED_COUNT]:
             if key not in data:
                 raise InputError(f"sample: {key} is missing")
         return cls(**data)
 
 
-#: how many of the fields, the first ones, have no default
+#: number of leading fields without a default
 _REQUIRED_COUNT = len(LinkSample._fields) - len(LinkSample._field_defaults)
 
 
 def _check_number(key: str, value: Any, name: str, low: float, high: float) -> None:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
-        raise InputError(f"sample of {name}: {key} {short_repr(value)} is not valid; "
-                         f"valid: a number from {low:g} to {high:g}")
+        raise InputError(f"sample of {name}: {key} {short_repr(value)}: expected a number from {low:g} to {high:g}")
 
 
 def short_repr(value: Any) -> str:
-    """A value of a JSON text in a few characters. What it contains, if anything, is not looked at."""
+    """Shortened repr of a JSON value; lists and objects are not expanded."""
     if isinstance(value, (list, dict)):
         return "[...]" if isinstance(value, list) else "{...}"
     text = repr(value)
@@ -116,25 +115,30 @@ def short_repr(value: Any) -> str:
 
 
 def is_link_name(name: Any, kind: str) -> bool:
-    """Whether it can be the name of a link of that kind."""
+    """Whether `name` is a valid name of a link of that kind."""
     return isinstance(name, str) and name.isprintable() and 0 < len(name) <= MAX_NAME_CHARS \
-        and (kind != "trunk" or is_inter_leaf_name(name))
+        and (kind != "inter_leaf" or is_inter_leaf_name(name))
+
+
+def link_name_form(kind: str) -> str:
+    """Description of a valid link name, for error messages."""
+    return "two leaf zone names A|B in sorted order" if kind == "inter_leaf" else f"a {kind} name"
 
 
 def is_inter_leaf_name(name: str) -> bool:
-    """Whether it names a way between two leaf zones."""
+    """Whether `name` is the name of a path between two leaf zones."""
     parts = name.split("|")
     return len(parts) == 2 and all(parts) and parts == sorted(parts)
 
 
 def reject_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object, for json.loads; InputError where a key stands in it twice."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        seen: set[str] = set()
-        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
-        raise InputError(f"{short_repr(twice)} stands there twice")
-    return found
+    """`object_pairs_hook` of json.loads that raises InputError if a key is repeated."""
+    result = dict(pairs)
+    if len(result) < len(pairs):
+        keys = [key for key, _ in pairs]
+        duplicate = next(key for i, key in enumerate(keys) if key in keys[:i])
+        raise InputError(f"{short_repr(duplicate)}: duplicate key")
+    return result
 
 
 def format_sample_lines(samples: Iterable[LinkSample]) -> str:
@@ -142,7 +146,7 @@ def format_sample_lines(samples: Iterable[LinkSample]) -> str:
 
 
 def parse_sample_lines(lines: Iterable[str]) -> Iterator[LinkSample | InputError]:
-    """Each line's sample; an InputError, not raised, for a line that holds none, so that the rest is kept."""
+    """Yield the sample of each line; for an invalid line yield, not raise, an InputError."""
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue

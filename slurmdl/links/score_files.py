@@ -1,4 +1,4 @@
-"""Readers of files of link scores: JSON, CSV, and JSON lines of samples."""
+"""Readers of link score files: JSON, CSV, and JSON lines of samples."""
 
 from __future__ import annotations
 
@@ -10,27 +10,33 @@ from typing import Any
 
 from slurmdl import file_trust
 from slurmdl.errors import InputError
-from slurmdl.links import aggregate
+from slurmdl.links.aggregate import (
+    DEFAULT_RULES,
+    MAX_CLOCK_SKEW_S,
+    AggregationRules,
+    aggregate_scores,
+    with_current_ages,
+)
 from slurmdl.links.link_scores import LinkScore, LinkScores, raise_rejection
-from slurmdl.links.samples import LINK_KINDS, is_link_name, parse_sample_lines, reject_duplicate_keys
+from slurmdl.links.samples import LINK_KINDS, is_link_name, link_name_form, parse_sample_lines, reject_duplicate_keys
 
-#: column of a CSV file -> how its text becomes the value of LinkScore
-_CSV_COLUMNS = {"throughput": float, "delay": float, "delay_tail": float, "loss": float, "age": float, "samples": int}
+#: metric column of a CSV file -> type of its values
+_CSV_COLUMNS = {"throughput": float, "rtt": float, "rtt_p99": float, "loss": float, "age": float, "samples": int}
 
 
-def load_scores(path: str, now: float, trusted_users: str = "", rules: aggregate.AggregationRules = aggregate.DEFAULT_RULES,
-              on_reject: Callable[[str], None] = raise_rejection) -> LinkScores:
-    """The scores in a file that can be trusted (see trust.trusted_text), with the ages that they have now.
+def load_scores(path: str, now: float, trusted_users: str = "", rules: AggregationRules = DEFAULT_RULES,
+                on_reject: Callable[[str], None] = raise_rejection) -> LinkScores:
+    """Read the scores in a trusted file (see file_trust.read_trusted_text), with current ages.
 
     Parameters
     ----------
     now : seconds since the epoch.
-    owner : user whose files are trusted beside root's and the reader's own.
-    refuse : called with what is wrong with a score or sample; where it returns, the rest is kept.
+    trusted_users : owners that are trusted in addition to root and the reader.
+    on_reject : called with the reason for each invalid score or sample; if it returns, the others are kept.
 
     Raises
     ------
-    InputError : with the file, where it cannot be read or trusted, or does not hold scores.
+    InputError : the file cannot be read, is not trusted, or holds no scores.
     """
     text = file_trust.read_trusted_text(path, trusted_users)
     try:
@@ -39,31 +45,31 @@ def load_scores(path: str, now: float, trusted_users: str = "", rules: aggregate
         raise InputError(str(error), file=path) from error
 
 
-def parse_scores(text: str, now: float, is_csv: bool = False, rules: aggregate.AggregationRules = aggregate.DEFAULT_RULES,
-              on_reject: Callable[[str], None] = raise_rejection) -> LinkScores:
-    """The scores in a text: CSV, one JSON object as `LinkScores.to_json` makes it, or samples as JSON lines."""
+def parse_scores(text: str, now: float, is_csv: bool = False, rules: AggregationRules = DEFAULT_RULES,
+                 on_reject: Callable[[str], None] = raise_rejection) -> LinkScores:
+    """Parse CSV, one JSON object of `LinkScores.to_json`, or samples as JSON lines."""
     if is_csv:
         return _parse_csv(text, on_reject)
-    first = text.lstrip()[:1]
-    if first == "{" and '"kind"' in text.lstrip().partition("\n")[0]:
+    first_line = text.lstrip().partition("\n")[0]
+    if first_line.startswith("{") and '"kind"' in first_line:
         return _aggregate_sample_lines(text, now, rules, on_reject)
-    found = LinkScores.from_json(_parse_json(text), on_reject)
-    if found.time > now + aggregate.MAX_CLOCK_SKEW_S:
-        raise InputError(f"the scores were made {found.time - now:.0f} s in the future")
-    return aggregate.with_current_ages(found, now)
+    scores = LinkScores.from_json(_parse_json(text), on_reject)
+    if scores.time > now + MAX_CLOCK_SKEW_S:
+        raise InputError(f"link scores: time is {scores.time - now:.0f} s in the future")
+    return with_current_ages(scores, now)
 
 
-def _aggregate_sample_lines(text: str, now: float, rules: aggregate.AggregationRules,
+def _aggregate_sample_lines(text: str, now: float, rules: AggregationRules,
                             on_reject: Callable[[str], None]) -> LinkScores:
-    """What is malformed is passed over, as long as something is left."""
-    found = list(parse_sample_lines(text.splitlines()))
-    faults = [each for each in found if isinstance(each, InputError)]
-    samples = [each for each in found if not isinstance(each, InputError)]
-    if faults and not samples:
-        raise faults[0]
-    for fault in faults:
-        on_reject(f"line {str(fault).lstrip(':')}")
-    return aggregate.aggregate_scores(samples, now, rules=rules).scores
+    """Aggregate the valid lines; InputError if there are only invalid ones."""
+    results = list(parse_sample_lines(text.splitlines()))
+    errors = [each for each in results if isinstance(each, InputError)]
+    samples = [each for each in results if not isinstance(each, InputError)]
+    if errors and not samples:
+        raise errors[0]
+    for error in errors:
+        on_reject(f"line {str(error).lstrip(':')}")
+    return aggregate_scores(samples, now, rules=rules).scores
 
 
 def _parse_json(text: str) -> Any:
@@ -74,39 +80,41 @@ def _parse_json(text: str) -> Any:
 
 
 def _parse_csv(text: str, on_reject: Callable[[str], None]) -> LinkScores:
-    """A header with `name`, and any of `kind` (node where it is absent) and the figures of LinkScore."""
-    found: dict[str, dict[str, LinkScore]] = {kind: {} for kind in LINK_KINDS}
+    """Parse a table with the column `name`, and optionally `kind` (default: node) and metrics of LinkScore."""
+    scores: dict[str, dict[str, LinkScore]] = {kind: {} for kind in LINK_KINDS}
     try:
         rows = csv.DictReader(io.StringIO(text), strict=True, skipinitialspace=True)
-        header = rows.fieldnames or ()
-        valid = ("kind", "name", *_CSV_COLUMNS)
+        header, valid = rows.fieldnames or (), ("kind", "name", *_CSV_COLUMNS)
         for column in header:
             if column not in valid:
-                raise InputError(f"unknown column {column!r}; valid: {', '.join(valid)}")
+                raise InputError(f"unknown column {column!r}; expected {', '.join(valid)}")
         if "name" not in header or len(set(header)) < len(header):
-            raise InputError(f"the first line must name the columns, each once, `name` among them; valid: "
+            raise InputError(f"first line: expected column names, each once, including name; valid: "
                              f"{', '.join(valid)}")
         for row in rows:
             try:
                 kind, name, score = _parse_csv_row(row, len(header))
-                if name in found[kind]:
-                    raise InputError(f"{kind} {name!r} stands there twice")
-                found[kind][name] = score
+                if name in scores[kind]:
+                    raise InputError(f"{kind} {name!r}: duplicate row")
+                scores[kind][name] = score
             except InputError as error:
                 on_reject(f"line {rows.line_num}: {error}")
     except csv.Error as error:
         raise InputError(f"is not CSV ({error})") from error
-    return LinkScores(nodes=found["node"], zones=found["zone"], inter_leaf=found["trunk"])
+    return LinkScores(nodes=scores["node"], zones=scores["zone"], inter_leaf=scores["inter_leaf"])
 
 
 def _parse_csv_row(row: Mapping[str | Any, str | Any], columns: int) -> tuple[str, str, LinkScore]:
-    """Kind, name and score of one row; InputError where it has none."""
+    """Kind, name and score of one row; InputError if it is not valid."""
     if None in row or None in row.values():
-        raise InputError(f"{columns} columns expected")
+        raise InputError(f"expected {columns} columns")
     kind, name = row.get("kind") or "node", row["name"]
-    if kind not in LINK_KINDS or not is_link_name(name, kind):
-        raise InputError(f"{kind} {name!r} is not valid; valid: {', '.join(LINK_KINDS)} with a name")
-    return kind, name, LinkScore.from_json(name, {key: _parse_number(value, read) for key, read in _CSV_COLUMNS.items()
+    if kind not in LINK_KINDS:
+        raise InputError(f"kind {kind!r}: expected one of {', '.join(LINK_KINDS)}")
+    if not is_link_name(name, kind):
+        raise InputError(f"name {name!r}: expected {link_name_form(kind)}")
+    return kind, name, LinkScore.from_json(name, {key: _parse_number(value, convert)
+                                                  for key, convert in _CSV_COLUMNS.items()
                                                   if (value := row.get(key) or "").strip()})
 
 
@@ -114,4 +122,4 @@ def _parse_number(text: str, convert: type[int] | type[float]) -> float:
     try:
         return convert(text)
     except ValueError as error:
-        raise InputError(f"{text[:40]!r} is no number") from error
+        raise InputError(f"{text[:40]!r}: expected a number") from error

@@ -1,7 +1,7 @@
-"""The scores that a choice is made from: the site's, the user's own and a Prometheus server's, or those of one file.
+"""Sources of link scores: the collector's file, the user's own probes and a Prometheus server, or one given source.
 
-Scores are a help and never a need: whatever is missing, stale, malformed, not to be trusted or slow leaves a remark
-and costs at most a second.
+Link scores are optional: a source that is missing, stale, malformed, untrusted or slow gives a warning, and all
+sources together take at most a second.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ from slurmdl.errors import InputError, SlurmdlError, UnavailableError
 from slurmdl.links import aggregate, score_files
 from slurmdl.links.link_scores import LinkScore, LinkScores, MetricWeights
 
-#: seconds for all sources together
+#: for all sources together
 SOURCES_TIMEOUT_S = 0.9
-#: values of --dl-scores that are neither a file nor a URL
+#: values of --dl-link-scores that are neither a file nor a URL
 KEYWORDS = ("auto", "off")
 
 
 @dataclass(frozen=True)
 class LoadedScores:
-    """Scores, and why some that were asked for are not among them."""
+    """Link scores, and warnings about sources that are missing in them."""
 
     scores: LinkScores
     warnings: tuple[str, ...] = ()
 
 
-#: reads one source; what is wrong with the score of a single link is told to the function that it is given
+#: reads one source; the argument is called with the reason for each rejected score
 ScoreReader = Callable[[Callable[[str], None]], LinkScores]
 
 
 @dataclass
 class _SourceReader:
-    """One source that is read beside the others; it is daemonic, so that a hung file system holds nobody."""
+    """One source, read in a daemon thread, so that a hung file system cannot block the process."""
 
     name: str
     read_scores: ScoreReader
@@ -62,95 +62,92 @@ class _SourceReader:
 
 
 def user_probe_file(environ: Mapping[str, str]) -> str:
-    """Where a user's own probes are kept, as JSON lines of samples (XDG Base Directory Specification)."""
+    """File of the user's own probe samples, JSON lines (XDG Base Directory Specification)."""
     base = environ.get("XDG_STATE_HOME") or os.path.join(environ.get("HOME") or os.path.expanduser("~"),
                                                          ".local", "state")
     return os.path.join(base, "slurmdl", "probe.jsonl")
 
 
 def load_from_sources(config: Config, source: str, environ: Mapping[str, str]) -> LoadedScores:
-    """Read what --dl-scores names, in at most a second.
+    """Read the link scores that --dl-link-scores names, in at most a second.
 
     Parameters
     ----------
-    wanted : "off", "auto", a file (JSON, CSV, or JSON lines of samples) or the URL of a Prometheus server.
+    source : "off", "auto", a file (JSON, CSV, or JSON lines of samples) or the URL of a Prometheus server.
     """
-    usual = _defaults(config)
+    defaults = _defaults(config)
     if source == "off":
-        return LoadedScores(usual)
-    deadline = monotonic() + SOURCES_TIMEOUT_S
-    readings = [
-    _SourceReader(
-        name,
-        reader) for name,
-        reader in _list_sources(
-            config,
-            source,
-            environ,
-            time(),
-             deadline)]
-    found, remarks = [], []
-    for reading in readings:
-        reading.thread.join(max(0.0, deadline - monotonic()))
-        if reading.error is not None:
-            remarks.append(str(reading.error))
-        elif reading.scores is None:
-            remarks.append(f"{reading.name}: no answer within {SOURCES_TIMEOUT_S:g} s")
+        return LoadedScores(defaults)
+    deadline, max_age = monotonic() + SOURCES_TIMEOUT_S, config.link_scores.max_age
+    readers = [_SourceReader(name, reader) for name, reader in _list_sources(config, source, environ, time(), deadline)]
+    loaded, warnings = [], []
+    for reader in readers:
+        reader.thread.join(max(0.0, deadline - monotonic()))
+        if reader.error is not None:
+            warnings.append(str(reader.error))
+        elif reader.scores is None:
+            warnings.append(f"{reader.name}: no answer within {SOURCES_TIMEOUT_S:g} s")
         else:
-            if reading.rejected:
-                remarks.append(f"{reading.name}: {len(reading.rejected)} refused, the first: {reading.rejected[0]}")
-            fresh = _drop_expired(reading.scores, config.link_scores.max_age)
-            if reading.scores.link_count and not fresh.link_count:
-                remarks.append(f"{reading.name}: stale, the newest score is {newest_age(reading.scores):.0f} s old "
-                               f"(scores.max_age: {config.link_scores.max_age:g})")
-            elif not (fresh.link_count or reading.rejected or _declared_defaults(fresh)) and source not in KEYWORDS:
-                remarks.append(f"{reading.name}: holds no score of the last {config.link_scores.max_age:g} s")
-            found.append(fresh)
-    return LoadedScores(_merge_sources(usual, found), tuple(remarks))
+            if reader.rejected:
+                warnings.append(f"{reader.name}: {len(reader.rejected)} rejected, the first: {reader.rejected[0]}")
+            fresh = _drop_expired(reader.scores, max_age)
+            if reader.scores.link_count and not fresh.link_count:
+                warnings.append(f"{reader.name}: stale, the newest score is {newest_age(reader.scores):.0f} s old "
+                                f"(link_scores.max_age: {max_age:g})")
+            elif not (fresh.link_count or reader.rejected or _declared_defaults(fresh)) and source not in KEYWORDS:
+                warnings.append(f"{reader.name}: no score of the last {max_age:g} s")
+            loaded.append(fresh)
+    return LoadedScores(_merge_sources(defaults, loaded), tuple(warnings))
 
 
 def _defaults(config: Config) -> LinkScores:
-    """No scores; what the configuration assumes of all links, and how scores count."""
-    default, given = LinkScores(), config.link_scores
+    """Configured defaults of links without a score, and the cost model."""
+    default, settings = LinkScores(), config.link_scores
     return LinkScores(default_node_bandwidth=config.node_bandwidth or default.default_node_bandwidth,
                       default_zone_bandwidth=config.zone_bandwidth or default.default_zone_bandwidth,
                       default_latency=config.latency or default.default_latency,
-                      half_life=given.half_life or None,
-                      weights=MetricWeights(**given.weights) if given.cost_model == "weighted" else None)
+                      half_life=settings.half_life or None,
+                      weights=MetricWeights(**settings.weights) if settings.cost_model == "weighted" else None)
 
 
 def _list_sources(config: Config, source: str, environ: Mapping[str, str], now: float,
-             deadline: float) -> list[tuple[str, ScoreReader]]:
-    given = config.link_scores
-    rules = aggregate.AggregationRules(given.max_age, given.half_life, given.tolerance)
+                  deadline: float) -> list[tuple[str, ScoreReader]]:
+    settings = config.link_scores
+    rules = aggregate.AggregationRules(settings.max_age, settings.half_life, settings.tolerance)
 
-    def asked(url: str, _: Callable[[str], None]) -> LinkScores:
-        from slurmdl.links import prometheus_query  # what it stands on takes longer to import than files to read
+    def query_prometheus(url: str, _: Callable[[str], None]) -> LinkScores:
+        from slurmdl.links import prometheus_query  # its imports take longer than reading files
 
-        found = prometheus_query.query_samples(url, given.prometheus_queries, given.prometheus_node_label, deadline)
-        if not found:
-            raise UnavailableError(f"prometheus: no answer names a node by its label {given.prometheus_node_label!r}")
-        return aggregate.aggregate_scores(found, now, rules=rules).scores
+        label = settings.prometheus_node_label
+        samples = prometheus_query.query_samples(url, settings.prometheus_queries, label, deadline)
+        if not samples:
+            raise UnavailableError(f"prometheus: no result has a node name in the label {label!r}")
+        return aggregate.aggregate_scores(samples, now, rules=rules).scores
 
-    def file(path: str, refuse: Callable[[str], None]) -> LinkScores:
-        return score_files.load_scores(path, now, given.trusted_owner, rules, refuse)
+    def load_file(path: str, on_reject: Callable[[str], None]) -> LinkScores:
+        return score_files.load_scores(path, now, settings.trusted_owner, rules, on_reject)
 
-    def perhaps(path: str, refuse: Callable[[str], None]) -> LinkScores:
-        return file(path, refuse) if os.path.exists(path) else LinkScores()
+    def load_if_exists(path: str, on_reject: Callable[[str], None]) -> LinkScores:
+        return load_file(path, on_reject) if os.path.exists(path) else LinkScores()
 
     if source not in KEYWORDS:
-        return [(source, partial(asked if source.startswith(("http://", "https://")) else file, source))]
-    found: list[tuple[str, ScoreReader]] = [
-        (given.file, partial(file if given.file != type(given).file else perhaps, given.file)),
-        (user_probe_file(environ), partial(perhaps, user_probe_file(environ)))]
-    return [*found, (given.prometheus_url, partial(asked, given.prometheus_url))] if given.prometheus_url else found
+        is_url = source.startswith(("http://", "https://"))
+        return [(source, partial(query_prometheus if is_url else load_file, source))]
+    is_configured = settings.file != type(settings).file
+    sources: list[tuple[str, ScoreReader]] = [
+        (settings.file, partial(load_file if is_configured else load_if_exists, settings.file)),
+        (user_probe_file(environ), partial(load_if_exists, user_probe_file(environ)))]
+    if settings.prometheus_url:
+        sources.append((settings.prometheus_url, partial(query_prometheus, settings.prometheus_url)))
+    return sources
 
 
 def _drop_expired(scores: LinkScores, max_age: float) -> LinkScores:
-    def young(links: Mapping[str, LinkScore]) -> dict[str, LinkScore]:
+    def recent(links: Mapping[str, LinkScore]) -> dict[str, LinkScore]:
         return {name: score for name, score in links.items() if score.age <= max_age}
 
-    return replace(scores, nodes=young(scores.nodes), zones=young(scores.zones), inter_leaf=young(scores.inter_leaf))
+    return replace(scores, nodes=recent(scores.nodes), zones=recent(scores.zones),
+                   inter_leaf=recent(scores.inter_leaf))
 
 
 def newest_age(scores: LinkScores) -> float:
@@ -158,34 +155,33 @@ def newest_age(scores: LinkScores) -> float:
 
 
 def _merge_sources(defaults: LinkScores, loaded: Sequence[LinkScores]) -> LinkScores:
-    """All scores together: of two of one link the younger one counts, and the other fills in what it lacks; one of
-    mere counters comes last.
+    """Merge the scores of all sources; per link the youngest wins and missing metrics come from the others.
 
-    What is assumed of links that were not measured is what the first source says of it, else the configuration.
-    Scores that were made of samples say how noisy they are; what is written by hand counts as it stands.
+    Scores of counters alone come last. Defaults come from the first source that declares them, else from the
+    configuration. The tolerance comes from sources that were aggregated from samples.
     """
-    assumed = {name: value for each in reversed(loaded) for name, value in _declared_defaults(each).items()}
-    margin = max((each.tolerance for each in loaded if each.link_count), default=0.0)
-    return replace(defaults, **assumed, tolerance=margin, nodes=_merge_links([each.nodes for each in loaded]),
-                   zones=_merge_links([each.zones for each in loaded]), inter_leaf=_merge_links([each.inter_leaf for each in loaded]))
+    declared = {name: value for each in reversed(loaded) for name, value in _declared_defaults(each).items()}
+    tolerance = max((each.tolerance for each in loaded if each.link_count), default=0.0)
+    return replace(defaults, **declared, tolerance=tolerance, nodes=_merge_links([each.nodes for each in loaded]),
+                   zones=_merge_links([each.zones for each in loaded]),
+                   inter_leaf=_merge_links([each.inter_leaf for each in loaded]))
 
 
 def _declared_defaults(scores: LinkScores) -> dict[str, Any]:
-    """What a source itself says of links that were not measured."""
+    """Defaults that a source declares itself."""
     default = LinkScores()
-    return {name: getattr(scores, name) for name in ("node_default", "zone_default", "delay_default")
+    return {name: getattr(scores, name)
+            for name in ("default_node_bandwidth", "default_zone_bandwidth", "default_latency")
             if getattr(scores, name) != getattr(default, name)}
 
 
 def _merge_links(links: Sequence[Mapping[str, LinkScore]]) -> dict[str, LinkScore]:
-    if len(links) < 2:
-        return dict(links[0]) if links else {}
-    found: dict[str, LinkScore] = {}
+    merged: dict[str, LinkScore] = {}
     for name in dict.fromkeys(name for each in links for name in each):
-        young, *others = sorted((each[name] for each in links if name in each),
+        score, *others = sorted((each[name] for each in links if name in each),
                                 key=lambda score: (score.source == "counters", score.age))
         for other in others:
-            young = replace(young, throughput=young.throughput or other.throughput, rtt=young.rtt or other.rtt,
-                            rtt_p99=young.rtt_p99 or other.rtt_p99, loss=young.loss or other.loss)
-        found[name] = young
-    return found
+            score = replace(score, throughput=score.throughput or other.throughput, rtt=score.rtt or other.rtt,
+                            rtt_p99=score.rtt_p99 or other.rtt_p99, loss=score.loss or other.loss)
+        merged[name] = score
+    return merged

@@ -1,7 +1,6 @@
-"""The way of samples from a node to the collector: over TCP, or into a directory from which it takes them.
+"""Transfer of samples from a node to the collector, over TCP or through a spool directory.
 
-What cannot be sent now waits in a spool and goes with the next ones. A file of the spool gets its name by a rename,
-so nobody sees half of one.
+Samples that cannot be sent stay in the spool until the next call. Spool files appear by an atomic rename.
 """
 
 from __future__ import annotations
@@ -18,22 +17,21 @@ from slurmdl.links.samples import LinkSample, format_sample_lines
 if TYPE_CHECKING:
     import socket
 
-#: what a file of samples ends in once it is whole
+#: suffix of complete spool files
 SPOOL_SUFFIX = ".jsonl"
-#: seconds that sending may take
 SEND_TIMEOUT_S = 2.0
-#: files that wait in a spool, at most: the oldest go first
+#: files in a spool; older ones are deleted
 MAX_SPOOL_FILES = 100
-#: bytes of one sending
+#: size of one transfer
 _MAX_SEND_BYTES = 500_000
 
 
 def spool_samples(spool_dir: str, samples: Sequence[LinkSample]) -> None:
-    """Put samples into a directory, as a file of their own.
+    """Write samples to a new file in the spool directory.
 
     Raises
     ------
-    UnavailableError : the directory cannot be made or written.
+    UnavailableError : the directory cannot be created or written.
     """
     if not samples:
         return
@@ -44,17 +42,17 @@ def spool_samples(spool_dir: str, samples: Sequence[LinkSample]) -> None:
         for old in _spooled_files(spool_dir)[:-MAX_SPOOL_FILES]:
             _remove(os.path.join(spool_dir, old))
     except OSError as error:
-        raise UnavailableError(f"{spool_dir}: samples cannot be put there ({error.strerror})") from error
+        raise UnavailableError(f"{spool_dir}: samples cannot be written ({error.strerror})") from error
 
 
 def send_samples(address: tuple[str, int], samples: Sequence[LinkSample], spool_dir: str) -> None:
-    """Send what waits in the spool, and these samples; what the collector does not take stays in the spool.
+    """Send the spooled samples and these ones; samples that the collector does not store stay in the spool.
 
-    With nothing to send the collector is asked all the same, so that a mistake in the set-up is found at once.
+    Connects even if there are no samples, so that configuration errors are reported at once.
 
     Raises
     ------
-    UnavailableError : the collector is not reached, refuses or does not answer in time.
+    UnavailableError : the collector is not reachable, rejects the samples or does not answer in time.
     """
     spool_samples(spool_dir, samples)
     names, text = [], b""
@@ -63,7 +61,7 @@ def send_samples(address: tuple[str, int], samples: Sequence[LinkSample], spool_
             with open(os.path.join(spool_dir, name), "rb") as file:
                 data = file.read()
         except FileNotFoundError:
-            continue  # another process has sent it
+            continue  # sent by another process
         except OSError as error:
             raise UnavailableError(f"{spool_dir}/{name}: cannot be read ({error.strerror})") from error
         if text and len(text) + len(data) > _MAX_SEND_BYTES:
@@ -73,7 +71,7 @@ def send_samples(address: tuple[str, int], samples: Sequence[LinkSample], spool_
     import socket
 
     collector = f"collector {address[0]}:{address[1]}"
-    kept = f"; the samples wait in {spool_dir}" if names else ""
+    kept = f"; samples are kept in {spool_dir}" if names else ""
     try:
         with _connect_privileged(address) as connection:
             connection.sendall(_credential_line(text) + text)
@@ -88,7 +86,7 @@ def send_samples(address: tuple[str, int], samples: Sequence[LinkSample], spool_
 
 
 def _credential_line(text: bytes) -> bytes:
-    """The line that proves who sends this, where munge is on this host; else the port has to do."""
+    """Line with a MUNGE credential for the text; empty if MUNGE is not available."""
     from slurmdl.links import munge
 
     try:
@@ -98,18 +96,16 @@ def _credential_line(text: bytes) -> bytes:
 
 
 def _remove(path: str) -> None:
-    """Remove a file of the spool, unless another process has."""
     try:
         os.unlink(path)
     except FileNotFoundError:
-        pass
+        pass  # removed by another process
     except OSError as error:
         raise UnavailableError(f"{path}: cannot be removed ({error.strerror})") from error
 
 
 def _connect_privileged(address: tuple[str, int]) -> socket.socket:
-    """From a port below 1024 where this may take one (root, or CAP_NET_BIND_SERVICE): by that the collector knows
-    that no user of the node sends."""
+    """Connect from a port below 1024 if permitted (root or CAP_NET_BIND_SERVICE), as proof to the collector."""
     import socket
 
     for port in (*range(1023, 1007, -1), 0):
@@ -118,7 +114,7 @@ def _connect_privileged(address: tuple[str, int]) -> socket.socket:
         except OSError as error:
             if port == 0 or error.errno not in (errno.EACCES, errno.EADDRINUSE, errno.EADDRNOTAVAIL):
                 raise
-    raise AssertionError("the last port is any")
+    raise AssertionError("port 0 is always available")
 
 
 def _spooled_files(spool_dir: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""Peers of a service: where it listens, who may connect, how many at once, and how often one is told of them."""
+"""Building blocks of TCP services: listener, peer addresses, connection slots and rate-limited logs."""
 
 from __future__ import annotations
 
@@ -12,31 +12,29 @@ from dataclasses import dataclass, field
 IPNetwork = ipaddress.IPv4Network | ipaddress.IPv6Network
 IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 
-#: the machine itself
 LOOPBACK: tuple[IPNetwork, ...] = (ipaddress.ip_network("127.0.0.0/8"), ipaddress.ip_network("::1/128"))
-#: connections that the kernel keeps while none is accepted
 _ACCEPT_BACKLOG = 1024
 
 
 def create_listener(host: str, port: int) -> socket.socket:
-    """A TCP socket that listens at an address; OSError where that is not possible.
+    """Create a listening TCP socket; OSError if the address cannot be bound.
 
     Parameters
     ----------
-    host : "" for all of this machine, by IPv4 and IPv6.
+    host : "" for all addresses of this host, IPv4 and IPv6.
     port : 0 for any.
     """
     if not host and socket.has_dualstack_ipv6():
         return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=_ACCEPT_BACKLOG)
-    found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    family, _, _, _, where = found[0]
-    return socket.create_server(where[:2], family=family, backlog=_ACCEPT_BACKLOG)
+    infos = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    family, _, _, _, address = infos[0]
+    return socket.create_server(address[:2], family=family, backlog=_ACCEPT_BACKLOG)
 
 
 def parse_peer_address(host: str) -> IPAddress:
-    """The address that accept(2) gave: without a zone, and as IPv4 where it is an IPv4 address in IPv6's form."""
-    given = ipaddress.ip_address(host.partition("%")[0])
-    return getattr(given, "ipv4_mapped", None) or given
+    """Address from accept(2), without its scope; IPv4-mapped IPv6 addresses become IPv4."""
+    address = ipaddress.ip_address(host.partition("%")[0])
+    return getattr(address, "ipv4_mapped", None) or address
 
 
 def is_in_networks(address: IPAddress, networks: Sequence[IPNetwork]) -> bool:
@@ -45,90 +43,80 @@ def is_in_networks(address: IPAddress, networks: Sequence[IPNetwork]) -> bool:
 
 
 class ConnectionSlots:
-    """A bounded number of places for the connections of peers, shared fairly among their addresses.
+    """Bounded number of connections, shared fairly among peer addresses.
 
-    A peer may take all of them while nobody else comes. Once all are taken, a peer that comes gets the oldest place
-    of the peer that has most, unless it would then have as many itself.
-
-    Parameters
-    ----------
-    most : how many places there are.
+    One peer may use all slots. If all are in use, a new peer evicts the oldest connection of the peer with the most
+    connections, unless it would then have as many itself.
     """
 
     def __init__(self, max_connections: int) -> None:
         self._max_connections, self._in_use, self._lock = max_connections, 0, threading.Lock()
-        #: peer -> when each of its places was taken, and what ends the connection, the oldest first
+        #: peer -> start time and eviction callback of each connection, oldest first
         self._slots_by_peer: dict[str, list[tuple[float, Callable[[], object]]]] = {}
 
     def acquire(self, address: IPAddress, on_evict: Callable[[], object]) -> bool:
-        """Take a place, if there is one.
+        """Take a slot; return whether one is available.
 
         Parameters
         ----------
-        end : called, possibly by another thread, to end this connection for the sake of another one; it need not
-            leave its place then.
+        on_evict : ends the connection when it is evicted, possibly in another thread; `release` is optional then.
         """
-        # whoever is on this machine may send from any address of it
-        peer, last = "loopback" if address.is_loopback else str(address), None
+        # a local process can send from any loopback address
+        peer, evicted = "loopback" if address.is_loopback else str(address), None
         with self._lock:
             if self._in_use >= self._max_connections:
                 busiest = max(self._slots_by_peer, key=lambda each: len(self._slots_by_peer[each]))
                 if len(self._slots_by_peer[busiest]) <= len(self._slots_by_peer.get(peer, ())) + 1:
                     return False
-                _, last = self._slots_by_peer[busiest].pop(0)
+                _, evicted = self._slots_by_peer[busiest].pop(0)
                 self._in_use -= 1
             self._slots_by_peer.setdefault(peer, []).append((time.monotonic(), on_evict))
             self._in_use += 1
-        if last is not None:
-            last()
+        if evicted is not None:
+            evicted()
         return True
 
     def release(self, on_evict: Callable[[], object]) -> None:
-        """Give the place back that was taken with this `end`, where it was not taken away."""
+        """Return the slot that was acquired with this callback, if it was not evicted."""
         with self._lock:
-            for peer, held in self._slots_by_peer.items():
-                for place in held:
-                    if place[1] == on_evict:
-                        held.remove(place)
+            for peer, slots in self._slots_by_peer.items():
+                for slot in slots:
+                    if slot[1] == on_evict:
+                        slots.remove(slot)
                         self._in_use -= 1
-                        if not held:
+                        if not slots:
                             del self._slots_by_peer[peer]
                         return
 
     def evict_older_than(self, seconds: float) -> None:
-        """End the connections that have lasted for longer than that; they leave their places themselves."""
-        past = time.monotonic() - seconds
+        """End all connections older than `seconds`; their owners release the slots."""
+        oldest_start = time.monotonic() - seconds
         with self._lock:
-            ends = [end for held in self._slots_by_peer.values() for since, end in held if since < past]
-        for end in ends:
-            end()
+            expired = [on_evict for slots in self._slots_by_peer.values()
+                       for start, on_evict in slots if start < oldest_start]
+        for on_evict in expired:
+            on_evict()
 
 
 @dataclass
 class RateLimitedLog:
-    """Lines about events that others cause: of each kind at most one in some seconds, with the number of the others.
-
-    Attributes
-    ----------
-    say : called with one line.
-    seconds : between two lines of a kind.
-    """
+    """Log of events caused by peers: at most one line per kind and interval, with the number of suppressed events."""
 
     emit: Callable[[str], None]
     interval_s: float = 10.0
-    #: kind -> when its next line may come, how many events wait for it, and the last one's text
+    #: kind -> earliest time of its next line, number of pending events, text of the last one
     _pending_by_kind: dict[str, tuple[float, int, str]] = field(default_factory=dict)
 
     def __call__(self, kind: str, text: str) -> None:
-        """Tell of an event, now or later."""
-        due, waiting, _ = self._pending_by_kind.get(kind, (0.0, 0, ""))
-        self._pending_by_kind[kind] = due, waiting + 1, text
+        """Log an event now or in a later `flush`."""
+        due, count, _ = self._pending_by_kind.get(kind, (0.0, 0, ""))
+        self._pending_by_kind[kind] = due, count + 1, text
         self.flush()
 
     def flush(self, force: bool = False) -> None:
-        """Tell what waits and is due."""
+        """Emit the pending events that are due."""
         now = time.monotonic()
-        for kind, (due, waiting, text) in self._pending_by_kind.items():
-            if waiting and (now >= due or force):
+        for kind, (due, count, text) in self._pending_by_kind.items():
+            if count and (now >= due or force):
                 self._pending_by_kind[kind] = now + self.interval_s, 0, ""
-                self.emit(text if waiting == 1 else f"{text} (and {waiting - 1} more of the kind)")
+                self.emit(text if count == 1 else f"{text} (and {count - 1} more of this kind)")

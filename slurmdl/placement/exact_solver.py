@@ -80,7 +80,7 @@ def solve_exactly(request: JobRequest, cluster: ClusterSnapshot, topology: Topol
     phases = traffic.phases(job.tasks)
     if any(np.ndim(phase.bytes_per_pair) for phase in phases) or not (
         len(phases) < 2 or all(p.all_pairs for p in phases)):
-        raise PlacementError(f"--dl-traffic={request.dl.comm_pattern}: no exact answer is known for this pattern")
+        raise PlacementError(f"--dl-comm-pattern={request.dl.comm_pattern}: no exact answer is known for this pattern")
     best: ExactPlacement | None = None
     for partition in candidate_partitions(request, cluster) or (None,):
         room = eligible_tasks(request, cluster, partition).tasks_now

@@ -19,6 +19,7 @@ from slurmdl.placement.ranks.rank_orders import best_rank_map
 from slurmdl.placement.result import Placement
 from slurmdl.placement.search import PlacementSearch
 from slurmdl.placement.traffic import Traffic
+from slurmdl.text import sample_names
 from slurmdl.topology.topology import Topology
 
 
@@ -128,13 +129,9 @@ def check_feasible(job: JobSize, cluster: ClusterSnapshot, topology: Topology) -
         raise PlacementError("the topology has no zones")
     if cluster.names != topology.nodes and topology.node_index.keys().isdisjoint(cluster.names):
         raise PlacementError(f"{topology.source or 'the topology'} has none of the cluster's nodes: "
-                             f"the cluster's are {_first_names(cluster.names)}, the topology's {_first_names(topology.nodes)}")
+                             f"the cluster's are {sample_names(cluster.names, 3)}, the topology's {sample_names(topology.nodes, 3)}")
     if job.nodes > len(cluster.names):
         raise PlacementError(f"{job.nodes} nodes are asked for, the cluster has {len(cluster.names)}")
     cpus = int(cluster.cpus.sum())
     if job.tasks > cpus:
         raise PlacementError(f"{job.tasks} tasks are asked for, the cluster has {cpus} CPUs")
-
-
-def _first_names(names: tuple[str, ...]) -> str:
-    return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "") or "none"

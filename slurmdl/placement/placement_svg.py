@@ -8,7 +8,8 @@ from xml.sax.saxutils import escape
 from slurmdl.cluster.snapshot import ClusterSnapshot
 from slurmdl.placement.eligibility import is_idle
 from slurmdl.placement.result import Placement
-from slurmdl.topology.svg_layout import Box, Grid, Size, layout_boxes, svg_document, svg_text, truncate
+from slurmdl.text import truncate
+from slurmdl.topology.svg_layout import Box, Grid, Size, layout_boxes, svg_document, svg_text
 from slurmdl.topology.topology import Topology
 
 #: most nodes that are drawn with their names; above that each node is a dot
@@ -79,7 +80,7 @@ class _Drawing:
         ranks = [] if self.shows_names else sorted(rank for node in members for rank in self.ranks.get(node, ()))
         if ranks:
             left = 24 + 9 * len(name)
-            yield svg_text(box.x + left, box.y + 20, truncate(_rank_label(ranks), int((box.width - left) / 7)), fill="#475569",
+            yield svg_text(box.x + left, box.y + 20, truncate(_rank_label(ranks), int((box.width - left) / 7), "…"), fill="#475569",
                        size=12)
         for i, node in enumerate(members):
             x, y = self.grid.cell_position(i)
@@ -97,9 +98,9 @@ class _Drawing:
                    f'<title>{title}</title></rect>')
         if self.shows_names:
             ink = "white" if ranks else "#334155"
-            yield svg_text(x + 8, y + 20, truncate(node, 9), fill=ink, weight="bold")
+            yield svg_text(x + 8, y + 20, truncate(node, 9, "…"), fill=ink, weight="bold")
             if ranks:
-                yield svg_text(x + 8, y + 40, truncate(_rank_label(ranks), 11), fill=ink, size=12)
+                yield svg_text(x + 8, y + 40, truncate(_rank_label(ranks), 11, "…"), fill=ink, size=12)
 
     def _draw_legend(self, x: float, y: float) -> Iterator[str]:
         for kind, meaning in _LEGEND.items():

@@ -71,17 +71,18 @@ class Traffic:
     @property
     def pattern_name(self) -> str:
         """Of the pattern."""
-        return self.pattern or COMM_PATTERNS[self.strategy][0]
+        name = self.pattern or COMM_PATTERNS[self.strategy][0]
+        return "ring" if name == "mpi-allreduce" else name
 
     @property
     def is_zone_dependent(self) -> bool:
         """Whether the phases depend on the zones of the ranks."""
-        return self.pattern_name in ("hierarchical", "zones") and not self.matrices
+        return self.pattern_name in ("hierarchical", "zone-aware") and not self.matrices
 
     @property
     def needs_search(self) -> bool:
         """Whether no rule gives the best order of the ranks, so that one is searched."""
-        return bool(self.matrices) or self.pattern_name in ("exponential", "base")
+        return bool(self.matrices) or self.pattern_name in ("one-peer-exponential", "base-2")
 
     @property
     def is_count_based(self) -> bool:
@@ -109,7 +110,7 @@ class Traffic:
         valid = COMM_PATTERNS[self.strategy]
         pattern = self.pattern_name
         if pattern not in valid:
-            raise PlacementError(f"--dl-traffic={pattern}: not valid with {self.strategy}; valid: {', '.join(valid)}")
+            raise PlacementError(f"--dl-comm-pattern={pattern}: not valid with {self.strategy}; valid: {', '.join(valid)}")
         if ranks < 2:
             return []
         zone_of_rank = np.zeros(ranks, np.int64) if zone_of_rank is None else zone_of_rank
@@ -123,7 +124,7 @@ class Traffic:
 
     def _matrix_phase(self, matrix: FloatArray, ranks: int) -> Phase:
         if matrix.shape != (ranks, ranks):
-            raise PlacementError(f"--dl-traffic={self.pattern}: a matrix of {' x '.join(map(str, matrix.shape))}, "
+            raise PlacementError(f"--dl-comm-pattern={self.pattern}: a matrix of {' x '.join(map(str, matrix.shape))}, "
                                  f"but there are {ranks} ranks; valid: {ranks} x {ranks}")
         source, target = np.nonzero(matrix)
         other = source != target
@@ -213,7 +214,7 @@ def _gossip_phases(pattern: str, zone_of_rank: IntArray, model_bytes: float) -> 
     """Each round of the graph is a phase, for its share of the iterations.
 
     Where partners are drawn, all others are equally likely, and one of an odd number rests. How much drawn partners
-    keep to quick links (`links`) is known only while training: this is what they send at worst.
+    keep to quick links (`link-aware`) is known only while training: this is what they send at worst.
     """
     ranks = len(zone_of_rank)
     graph = GRAPHS[pattern]

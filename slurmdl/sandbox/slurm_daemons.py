@@ -77,7 +77,7 @@ def write_config_files(spec: SandboxSpec, root: Path, user: JobUser) -> None:
     without_speeds = replace(spec.topology, kind="tree", uplink_bandwidth=np.full(len(spec.topology.zones), np.nan))
     (slurm / "topology.conf").write_text(write.format_topology_conf(without_speeds))
     if spec.zone_rate:  # which may be slower than a LinkSpeed can say
-        (etc / "slurmdl/slurmdl.yaml").write_text(f"links: {{zone: {spec.zone_rate / 8:f}}}\n")
+        (etc / "slurmdl/slurmdl.yaml").write_text(f"link_defaults: {{zone_bandwidth: {spec.zone_rate / 8:f}}}\n")
     (slurm / "cgroup.conf").write_text("CgroupAutomount=no\n")
     if spec.plugstack:
         (slurm / "plugstack.conf").write_text(spec.plugstack)

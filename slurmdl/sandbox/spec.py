@@ -10,14 +10,10 @@ from typing import Any
 import numpy as np
 
 from slurmdl.errors import UsageError
+from slurmdl.text import sample_names
 from slurmdl.topology.topology import Topology
 
 _NAME_PATTERN = re.compile(r"[a-z][a-z0-9-]{0,20}")
-_RATE_PATTERN = re.compile(r"(\d+(?:\.\d+)?)(k|m|g)?(?:bit)?", re.IGNORECASE)
-_DURATION_PATTERN = re.compile(r"(\d+(?:\.\d+)?)(us|ms|s)?")
-_SECONDS_PER_UNIT = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
-_FRACTION_PATTERN = re.compile(r"(\d+(?:\.\d+)?)(%)?")
-_RATE_FACTORS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9}
 
 #: the head host: login node, controller, and the router above the roots of the zone tree
 LOGIN = "login"
@@ -45,33 +41,6 @@ def round_robin_topology(nodes: int, zones: int) -> Topology:
         level=np.array([0] * zones + [1] * len(above), np.int32),
         uplink_bandwidth=np.full(zones + len(above), np.nan),
         nodes=tuple(names), leaf=np.array([i % zones for i in range(nodes)], np.int32), source="sandbox")
-
-
-def parse_bit_rate(text: str) -> float:
-    """Bits/s of `50mbit`, `1g`, `200kbit` or a plain number; UsageError for anything else or zero."""
-    match = _RATE_PATTERN.fullmatch(text.strip())
-    rate = float(match[1]) * _RATE_FACTORS[(match[2] or "").lower()] if match else 0.0
-    if rate < 8e3:
-        raise UsageError(f"rate {text!r}: a number of at least 8kbit expected, such as 50mbit, 1gbit or 200000")
-    return rate
-
-
-def parse_duration(text: str) -> float:
-    """Seconds of `10ms`, `250us`, `1s` or a plain number, up to 10 s; UsageError for anything else."""
-    match = _DURATION_PATTERN.fullmatch(text.strip())
-    seconds = float(match[1]) * _SECONDS_PER_UNIT[match[2] or "s"] if match else -1.0
-    if not 0 <= seconds <= 10:
-        raise UsageError(f"time {text!r}: a number from 0 to 10s expected, such as 10ms, 250us or 0.01")
-    return seconds
-
-
-def parse_fraction(text: str) -> float:
-    """A share below 1 of `2%` or `0.02`; UsageError for anything else."""
-    match = _FRACTION_PATTERN.fullmatch(text.strip())
-    share = float(match[1]) / (100 if match[2] else 1) if match else -1.0
-    if not 0 <= share < 1:
-        raise UsageError(f"share {text!r}: at least 0 and below 1 expected, such as 0.02 or 2%")
-    return share
 
 
 @dataclass(frozen=True)
@@ -128,7 +97,7 @@ class SandboxSpec:
             raise UsageError(f"{min(both)} is both a node and a zone: their names must differ")
         unknown = set(self.features) - {"", *self.topology.nodes}
         if unknown:
-            raise UsageError(f"--features: no node {min(unknown)!r} (nodes: {_sample_names(self.topology.nodes)})")
+            raise UsageError(f"--features: no node {min(unknown)!r} (nodes: {sample_names(self.topology.nodes)})")
 
     @property
     def node_hosts(self) -> tuple[str, ...]:
@@ -157,7 +126,3 @@ def check_name(name: str) -> None:
     """UsageError unless `name` can name a sandbox."""
     if not _NAME_PATTERN.fullmatch(name):
         raise UsageError(f"--name {name!r}: a lower-case letter, then up to 20 of a-z, 0-9 and - expected")
-
-
-def _sample_names(names: Sequence[str]) -> str:
-    return ", ".join(names[:6]) + (", ..." if len(names) > 6 else "")

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-HasArg = Literal["no", "yes", "optional"]
+HasArg = Literal["no", "required", "optional"]
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ def _long_option(arg: str, next_arg: str | None, index: int, long_options: Mappi
     value = attached if equals else None
     if name is None:
         return Option(written, value, (arg,), index, is_known=False)
-    if long_options[name] != "yes" or equals:
+    if long_options[name] != "required" or equals:
         return Option(name, value, (arg,), index)
     if next_arg is None:
         return Option(name, None, (arg,), index, is_complete=False)

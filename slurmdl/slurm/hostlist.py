@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterable, Iterator
 
 from slurmdl.errors import InputError
+from slurmdl.text import truncate
 
 #: longest single range, as in Slurm (MAX_RANGE)
 MAX_RANGE = 65_536
@@ -121,12 +122,12 @@ def _expand_group(text: str, word: str, max_names: int) -> list[str]:
         part = _RANGE.fullmatch(match[0])
         if not part:
             raise _hostlist_error(
-    word, f"{_truncate(match[0])!r} is no range; valid are N and LOW-HIGH, e.g. [01-03,7]")
+    word, f"{truncate(match[0], 60)!r} is no range; valid are N and LOW-HIGH, e.g. [01-03,7]")
         low = part[1]
         high = part[2] or low
         # bounds with many digits are refused before they are made numbers
         if len(low) > 18 or len(high) > 18 or not 0 <= int(high) - int(low) < MAX_RANGE:
-            raise _hostlist_error(word, f"{_truncate(match[0])!r}: the low bound comes first, and a range has at most "
+            raise _hostlist_error(word, f"{truncate(match[0], 60)!r}: the low bound comes first, and a range has at most "
                                f"{MAX_RANGE} names")
         width = len(low)
         numbers += [str(number).zfill(width) for number in range(int(low), int(high) + 1)]
@@ -136,8 +137,4 @@ def _expand_group(text: str, word: str, max_names: int) -> list[str]:
 
 
 def _hostlist_error(word: str, message: str) -> InputError:
-    return InputError(f"hostlist {_truncate(word)!r}: {message}")
-
-
-def _truncate(text: str) -> str:
-    return text if len(text) <= 60 else text[:57] + "..."
+    return InputError(f"hostlist {truncate(word, 60)!r}: {message}")

@@ -1,4 +1,4 @@
-"""TODO."""
+"""Process management interface (PMI) of the MPI in PATH, and srun's --mpi option for it."""
 
 from __future__ import annotations
 
@@ -7,41 +7,42 @@ import re
 import shutil
 from collections.abc import Callable, Mapping
 
-from slurmdl.errors import (
-    SlurmdlError,
-)
-from slurmdl.slurm import getopt, process
+from slurmdl.errors import SlurmdlError
+from slurmdl.slurm import process
+from slurmdl.slurm.getopt import CommandLine
 from slurmdl.slurm.slurm_conf import SlurmConfig
 
-
-def _mpirun_has_ulfm(environ: Mapping[str, str]) -> bool:
-    """Whether the mpirun in PATH is Open MPI's from 5.0 on, whose ranks may go on without one that is lost."""
-    told = re.match(r"mpi\w+ \(Open MPI\) (\d+)", process.run_command(["mpirun", "--version"], env=environ).stdout)
-    return told is not None and int(told[1]) >= 5
+#: name of mpirun's file -> PMI
+_PMI_BY_MPIRUN = {**dict.fromkeys(("orterun", "prterun", "mpirun.openmpi", "prte"), "pmix"),
+                  **dict.fromkeys(("mpiexec.hydra", "mpirun.mpich", "mpiexec.mpich"), "pmi2")}
 
 
 def detect_pmi(environ: Mapping[str, str]) -> str:
-    """The PMI by which the MPI in PATH learns its ranks from srun, "" where there is none or it is not known."""
-    found = shutil.which("mpirun", path=environ.get("PATH"))
-    launcher = os.path.basename(os.path.realpath(found)) if found else ""
-    return "pmix" if launcher in ("orterun", "prterun", "mpirun.openmpi", "prte") else \
-        "pmi2" if launcher in ("mpiexec.hydra", "mpirun.mpich", "mpiexec.mpich") else ""
+    """Return the PMI of the MPI in PATH: "pmix", "pmi2", or "" if there is no known MPI."""
+    mpirun = shutil.which("mpirun", path=environ.get("PATH"))
+    return _PMI_BY_MPIRUN.get(os.path.basename(os.path.realpath(mpirun)), "") if mpirun else ""
 
 
-def mpi_type_option(line: getopt.CommandLine, get_slurm_config: Callable[[
-                    ], SlurmConfig], environ: Mapping[str, str]) -> list[str]:
-    """--mpi for the MPI that PATH has; the wrong one starts every task as a world of its own.
+def mpi_type_option(line: CommandLine, get_slurm_config: Callable[[], SlurmConfig],
+                    environ: Mapping[str, str]) -> list[str]:
+    """Return srun's --mpi option for the MPI in PATH; with a wrong type every task is an MPI world of its own.
 
-    The user's --mpi and SLURM_MPI_TYPE win, and so does the cluster's default where it is the right one.
+    The list is empty if the user chooses (--mpi, SLURM_MPI_TYPE) or the cluster's default is right.
     """
-    wanted = "" if line.has_option("mpi") or "SLURM_MPI_TYPE" in environ else detect_pmi(environ)
-    if not wanted:
+    pmi = "" if line.has_option("mpi") or "SLURM_MPI_TYPE" in environ else detect_pmi(environ)
+    if not pmi:
         return []
     try:
-        controller = get_slurm_config()
-        needed = controller.has_pmi_plugin(wanted) and not controller.mpi_default.startswith(wanted)
+        slurm_config = get_slurm_config()
+        is_needed = slurm_config.has_pmi_plugin(pmi) and not slurm_config.mpi_default.startswith(pmi)
     except SlurmdlError:
         # srun lists its plugins without the controller
-        listed = process.run_command(["srun", "--mpi=list"], env=environ)
-        needed = wanted in re.findall(r"\w+", listed.stdout + listed.stderr)
-    return [f"--mpi={wanted}"] if needed else []
+        result = process.run_command(["srun", "--mpi=list"], env=environ)
+        is_needed = pmi in re.findall(r"\w+", result.stdout + result.stderr)
+    return [f"--mpi={pmi}"] if is_needed else []
+
+
+def mpirun_has_ulfm(environ: Mapping[str, str]) -> bool:
+    """Whether the mpirun in PATH is Open MPI 5.0 or newer, whose ranks can continue after the loss of a rank."""
+    version = re.match(r"mpi\w+ \(Open MPI\) (\d+)", process.run_command(["mpirun", "--version"], env=environ).stdout)
+    return version is not None and int(version[1]) >= 5

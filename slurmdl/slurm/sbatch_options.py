@@ -28,7 +28,7 @@ _NO_ARG = """consolidate-segments contiguous external help hold ignore-pbs no-re
 
 #: long name -> whether it takes a value
 LONG_OPTIONS: dict[str, HasArg] = {
-    **dict.fromkeys(_REQUIRED_ARG.split(), "yes"),
+    **dict.fromkeys(_REQUIRED_ARG.split(), "required"),
     **dict.fromkeys(_OPTIONAL_ARG.split(), "optional"),
     **dict.fromkeys(_NO_ARG.split(), "no"),
 }

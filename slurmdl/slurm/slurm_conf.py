@@ -1,14 +1,12 @@
-"""Paths of the configuration files that Slurm's commands read."""
+"""Slurm's configuration: the paths of its files, and the controller's answer to `scontrol show config`."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from slurmdl.errors import (
-    InputError,
-)
+from slurmdl.errors import InputError, SlurmdlError
 from slurmdl.slurm import process
 
 DEFAULT_SLURM_CONF = "/etc/slurm/slurm.conf"
@@ -30,22 +28,22 @@ def topology_file_path(slurm_conf: str | None = None) -> str | None:
 
 
 def parse_key_values(text: str) -> dict[str, str]:
-    """Key -> value of the lines `KEY = VALUE`, as `scontrol show config` has them."""
+    """Parse lines `KEY = VALUE`, the format of `scontrol show config`."""
     return {key.strip(): value.strip() for key, equals, value in
             (line.partition("=") for line in text.splitlines()) if equals}
 
 
 @dataclass(frozen=True)
 class SlurmConfig:
-    """What the controller's configuration says that decides how srun behaves.
+    """The controller's settings that decide how srun behaves.
 
     Attributes
     ----------
     version : (major, minor), e.g. (22, 5).
-    packs : tasks fill a node before the next one (CR_Pack_Nodes).
-    mpi : MpiDefault.
-    plugins : directories of Slurm's plugins.
-    zones : whether its topology plugin has zones.
+    pack_nodes : tasks fill one node after the other (CR_Pack_Nodes).
+    mpi_default : MpiDefault.
+    plugin_dirs : PluginDir.
+    has_topology : TopologyPlugin has zones.
     """
 
     version: tuple[int, int]
@@ -56,32 +54,44 @@ class SlurmConfig:
 
     @classmethod
     def query(cls) -> SlurmConfig:
-        """From the controller itself.
-
-        Raises
-        ------
-        UnavailableError : it does not answer.
-        InputError : as `parse`.
-        """
+        """Query the controller. Raises UnavailableError, or InputError as `from_scontrol`."""
         return cls.from_scontrol(process.check_output(["scontrol", "show", "config"]))
 
     @classmethod
     def from_scontrol(cls, text: str) -> SlurmConfig:
-        """From the output of `scontrol show config`; InputError where that has no version."""
-        keys = process.parse_key_values(text)
-        numbers = keys.get("SLURM_VERSION", "").split(".")
-        if len(numbers) < 2 or not (numbers[0].isdigit() and numbers[1].isdigit()):
-            raise InputError("scontrol show config: no SLURM_VERSION in its answer")
-        return cls((int(numbers[0]), int(numbers[1])), "PACK_NODES" in keys.get("SelectTypeParameters", "").upper(),
-                   keys.get("MpiDefault", ""), tuple(keys.get("PluginDir", "").split(":")),
-                   keys.get("TopologyPlugin", "") not in ("topology/none", "topology/default", "topology/flat"))
+        """Parse the output of `scontrol show config`; InputError if it has no version."""
+        settings = parse_key_values(text)
+        version = settings.get("SLURM_VERSION", "").split(".")
+        if len(version) < 2 or not (version[0].isdigit() and version[1].isdigit()):
+            raise InputError("scontrol show config: no SLURM_VERSION in the output")
+        return cls((int(version[0]), int(version[1])),
+                   "PACK_NODES" in settings.get("SelectTypeParameters", "").upper(),
+                   settings.get("MpiDefault", ""), tuple(settings.get("PluginDir", "").split(":")),
+                   settings.get("TopologyPlugin", "") not in ("topology/none", "topology/default", "topology/flat"))
 
-    def has_pmi_plugin(self, name: str) -> bool:
-        """Whether Slurm has the plugin of a PMI here, as mpi_pmix.so."""
-        return any(os.path.exists(f"{folder}/mpi_{name}.so") for folder in self.plugin_dirs)
+    def has_pmi_plugin(self, pmi: str) -> bool:
+        """Whether a plugin directory on this node has the plugin of a PMI, for example mpi_pmix.so."""
+        return any(os.path.exists(f"{directory}/mpi_{pmi}.so") for directory in self.plugin_dirs)
 
     def srun_cpus_per_task(self, environ: Mapping[str, str]) -> int | None:
-        """What srun takes from the environment: SRUN_CPUS_PER_TASK up to 23.02, SLURM_CPUS_PER_TASK since 23.11."""
+        """The variable that srun reads: SRUN_CPUS_PER_TASK up to 23.02, SLURM_CPUS_PER_TASK from 23.11 on."""
         name = "SLURM_CPUS_PER_TASK" if self.version >= (23, 11) else "SRUN_CPUS_PER_TASK"
         value = environ.get(name, "")
         return int(value) if value.isdigit() and int(value) else None
+
+
+def make_cached_query() -> Callable[[], SlurmConfig]:
+    """Return a function that queries the configuration once; later calls return or raise the first result."""
+    result: list[SlurmConfig | SlurmdlError] = []
+
+    def query() -> SlurmConfig:
+        if not result:
+            try:
+                result.append(SlurmConfig.query())
+            except SlurmdlError as error:
+                result.append(error)
+        if isinstance(result[0], SlurmdlError):
+            raise result[0]
+        return result[0]
+
+    return query

@@ -35,7 +35,7 @@ _REQUIRED_ARG = """accel-bind account acctg-freq autocomplete bb bbf bcast-exclu
 #: long name -> whether it takes a value
 LONG_OPTIONS: dict[str, HasArg] = {
     **dict.fromkeys(_NO_ARG.split(), "no"), **dict.fromkeys(_OPTIONAL_ARG.split(), "optional"),
-    **dict.fromkeys(_REQUIRED_ARG.split(), "yes")}
+    **dict.fromkeys(_REQUIRED_ARG.split(), "required")}
 
 #: with these srun starts no step of its own choosing: it is called as it is
 PASSTHROUGH = frozenset({"help", "usage", "version", "test-only", "autocomplete"})

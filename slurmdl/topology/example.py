@@ -1,95 +1,77 @@
-"""Topologies of any shape, for examples and measurements."""
+"""Synthetic topologies of any shape, for examples and benchmarks."""
 
 from __future__ import annotations
 
 import itertools
-import re
 from collections.abc import Sequence
 
 from slurmdl.errors import UsageError
 from slurmdl.slurm.hostlist import MAX_NAMES
-from slurmdl.topology import source as block
 from slurmdl.topology.source import TopologySource, ZoneDecl
 from slurmdl.topology.topology import MAX_LEVELS, Topology
 
-#: names of zones by their level; higher ones are numbered
-_LEVEL_NAMES = ("leaf", "group", "core")
+_LEVEL_NAMES = ("leaf", "group", "core")  # higher levels are numbered
 
 
 def parse_shape(shape: str) -> tuple[int, ...]:
-    """`1x23x394x4992` -> (1, 23, 394, 4992): zones of each level from the roots down, then nodes.
+    """Parse `1x23x394x4992` -> (1, 23, 394, 4992): zones per level from the roots down, then nodes.
 
     Raises
     ------
-    UsageError : no numbers, fewer of a level than of the level above, too many.
+    UsageError : not numbers, a level with fewer zones than the level above, or too many.
     """
     parts = shape.split("x")
     if not all(part.isascii() and part.isdigit() and len(part) < 9 for part in parts) or len(parts) < 2:
-        raise UsageError(f"shape {shape!r}: valid are numbers of zones, level by level from the roots down, then of "
-                         "nodes, e.g. 1x2x8 for 8 nodes on 2 leaves below 1 root")
-    found = tuple(map(int, parts))
-    if found[0] < 1 or list(found) != sorted(found):
-        raise UsageError(f"shape {shape!r}: each number must be at least 1 and at least the one before it")
-    if sum(found) > MAX_NAMES or len(found) > MAX_LEVELS:
-        raise UsageError(f"shape {shape!r}: at most {MAX_NAMES} names and {MAX_LEVELS - 1} levels")
-    return found
-
-
-def parse_block_sizes(text: str) -> tuple[int, ...]:
-    """`18,72` -> (18, 72), BlockSizes in nodes.
-
-    Raises
-    ------
-    UsageError : no numbers, or they are no powers of two apart.
-    """
-    if not re.fullmatch(r"[1-9][0-9]{0,8}(,[1-9][0-9]{0,8})*", text):
-        raise UsageError(f"block sizes {text!r}: valid are numbers of nodes, e.g. 18,72")
-    found = tuple(map(int, text.split(",")))
-    try:
-        block.level_multiples(found)
-    except ValueError as error:
-        raise UsageError(str(error)) from error
-    return found
+        raise UsageError(f"shape {shape!r}: expected zones per level from the roots down, then nodes, e.g. 1x2x8 "
+                         "for 1 root, 2 leaves and 8 nodes")
+    counts = tuple(map(int, parts))
+    if counts[0] < 1 or list(counts) != sorted(counts):
+        raise UsageError(f"shape {shape!r}: expected numbers from 1 upward, none less than the one before")
+    if sum(counts) > MAX_NAMES or len(counts) > MAX_LEVELS:
+        raise UsageError(f"shape {shape!r}: expected at most {MAX_NAMES} names and {MAX_LEVELS - 1} levels")
+    return counts
 
 
 def tree_topology(counts: Sequence[int]) -> Topology:
-    """A tree with so many zones of each level, from the roots down, and so many nodes, dealt out evenly.
+    """Return a tree with the given number of zones per level, from the roots down, and an even share of the nodes.
 
-    Where a number does not divide, the first zones of the level above have one more.
+    If a count does not divide, the first zones of the level above have one more child.
     """
     *zones, nodes = counts
-    below = _numbered_names("n", nodes)
+    children = _numbered_names("n", nodes)
     declared: list[ZoneDecl] = []
     for level, number in enumerate(reversed(zones)):
         names = _numbered_names(_LEVEL_NAMES[level] if level < len(_LEVEL_NAMES) else f"core{level}", number)
-        here = [ZoneDecl(name, () if not level else share, share if not level else ())
-                for name, share in zip(names, _split_evenly(below, number), strict=True)]
-        declared += here
-        below = names
+        zones_at_level = [ZoneDecl(name, () if not level else share, share if not level else ())
+                for name, share in zip(names, _split_evenly(children, number), strict=True)]
+        declared += zones_at_level
+        children = names
     return TopologySource(tuple(declared), "tree", "example").to_topology()
 
 
 def block_topology(counts: Sequence[int], sizes: Sequence[int] = ()) -> Topology:
-    """Blocks, dealt out evenly; `counts` is the number of blocks and that of nodes, `sizes` the BlockSizes.
+    """Return blocks with an even share of the nodes.
+
+    Parameters
+    ----------
+    counts : number of blocks and number of nodes.
+    sizes : BlockSizes in nodes.
 
     Raises
     ------
-    UsageError : `counts` has more than two numbers.
-    InputError : the sizes do not fit the blocks (see `sizes`).
+    UsageError : `counts` does not have two numbers.
+    InputError : the sizes do not fit the blocks.
     """
     if len(counts) != 2:
-        raise UsageError("blocks have no levels: valid is BLOCKSxNODES, e.g. 40x720")
+        raise UsageError("blocks have no levels; expected BLOCKSxNODES, e.g. 40x720")
     shares = _split_evenly(_numbered_names("n", counts[1]), counts[0])
-    declared = [
-    ZoneDecl(
-        name, (), share) for name, share in zip(
-            _numbered_names(
-                "block", counts[0]), shares, strict=True)]
-    return TopologySource(tuple(declared), "block", "example", block_sizes=tuple(sizes)).to_topology()
+    blocks = [ZoneDecl(name, (), share)
+              for name, share in zip(_numbered_names("block", counts[0]), shares, strict=True)]
+    return TopologySource(tuple(blocks), "block", "example", block_sizes=tuple(sizes)).to_topology()
 
 
 def _numbered_names(prefix: str, count: int) -> list[str]:
-    """Numbered from 1, all of the same width; a single zone has no number."""
+    """Return names numbered from 1, all of one width; a single name has no number."""
     width = len(str(count))
     return [f"{prefix}{i:0{width}}" for i in range(1, count + 1)] if count > 1 else [prefix]
 

@@ -1,4 +1,4 @@
-"""Where the zones are read: an explicit file, else beside slurm.conf, else from the controller."""
+"""Load the zones: from an explicit file, else the file next to slurm.conf, else the controller."""
 
 from __future__ import annotations
 
@@ -12,58 +12,54 @@ from slurmdl.topology import scontrol_topology, topology_conf
 from slurmdl.topology.source import OnError, TopologySource
 from slurmdl.topology.topology import Topology, TopologySet
 
-#: bytes; JSON names every node and is read faster than the other formats
-MAX_JSON_BYTES = 16 * 2**20
+MAX_JSON_BYTES = 16 * 2**20  # JSON names every node
 _YAML_SUFFIXES = (".yaml", ".yml")
 
 
 def load_topology(file: str | None = None, name: str | None = None) -> Topology:
-    """One topology of those that `read_all` finds: the one of that name, else the default.
+    """Return one topology: the one of that name, else the default.
 
     Raises
     ------
-    InputError, UnavailableError : as `read_all`; InputError where there is none of that name.
+    InputError, UnavailableError : as `load_topologies`; InputError if there is no such topology.
     """
     return load_topologies(file).get(name)
 
 
 def load_topologies(file: str | None = None) -> TopologySet:
-    """The topologies of `file`, else of the file beside slurm.conf, else of one bounded call of scontrol.
+    """Return the topologies of `file`, else of the file next to slurm.conf, else of the controller.
 
     Raises
     ------
-    InputError : the file or the answer is malformed, or there is no zone in it.
+    InputError : the file or the output of scontrol is malformed, or has no zone.
     UnavailableError : there is no file, and scontrol is missing, hangs or fails.
     """
     if file is not None:
         return load_topology_file(file)
-    found = load_slurm_topology_file()
-    if found is not None:
-        return found
-    return query_topologies()
+    return load_slurm_topology_file() or query_topologies()
 
 
 def query_topologies() -> TopologySet:
-    """The topologies as the controller holds them, from one bounded call of scontrol.
+    """Query the topologies of the controller.
 
     Raises
     ------
     UnavailableError : scontrol is missing, hangs or fails.
-    InputError : its answer is malformed, or holds no zone.
+    InputError : its output is malformed, or has no zone.
     """
-    answer = process.run_command(["scontrol", "-o"], stdin="show topoconf\nshow topology\n")
-    text = "".join(f"{line}\n" for line in answer.stdout.splitlines() if not line.startswith("scontrol:"))
+    result = process.run_command(["scontrol", "-o"], stdin="show topoconf\nshow topology\n")
+    text = "".join(f"{line}\n" for line in result.stdout.splitlines() if not line.startswith("scontrol:"))
     if not text.strip():
-        raise UnavailableError(f"scontrol show topology: {answer.first_error or 'no answer'}")
+        raise UnavailableError(f"scontrol show topology: {result.first_error or 'no result'}")
     return scontrol_topology.parse_scontrol_topologies(text)
 
 
 def load_sources(file: str | None, on_error: OnError) -> list[TopologySource]:
-    """What the source that `read_all` would take declares, with its faults to `on_fault` where reading can go on.
+    """Return the declarations of the source that `load_topologies` uses; pass recoverable errors to `on_error`.
 
     Raises
     ------
-    InputError, UnavailableError : as `read_all`, where reading cannot go on.
+    InputError, UnavailableError : as `load_topologies`, if reading cannot continue.
     """
     path = file if file is not None else topology_file_path()
     if path is None or path.endswith(".json"):
@@ -76,10 +72,9 @@ def load_sources(file: str | None, on_error: OnError) -> list[TopologySource]:
 
 
 def load_topology_file(path: str) -> TopologySet:
-    """The topologies in a topology.conf, a topology.yaml, or a JSON file as `to_json` writes it."""
+    """Return the topologies in a topology.conf, a topology.yaml, or a JSON file of `to_json`."""
     if path.endswith(_YAML_SUFFIXES):
-        # PyYAML is imported only where there is a file for it
-        from slurmdl.topology import topology_yaml
+        from slurmdl.topology import topology_yaml  # lazy: imports PyYAML
 
         return topology_yaml.load_topology_yaml(path)
     if not path.endswith(".json"):
@@ -93,6 +88,6 @@ def load_topology_file(path: str) -> TopologySet:
 
 
 def load_slurm_topology_file(slurm_conf: str | None = None) -> TopologySet | None:
-    """The topologies in the directory of slurm.conf, None where there is no file of them."""
+    """Return the topologies of the file next to slurm.conf, or None if there is no such file."""
     path = topology_file_path(slurm_conf)
     return None if path is None else load_topology_file(path)

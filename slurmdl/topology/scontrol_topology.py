@@ -1,4 +1,4 @@
-"""Reader of what the controller says: `scontrol show topology` (every version) and `show topoconf` (25.05+)."""
+"""Reader of `scontrol show topology` (all versions) and `scontrol show topoconf` (25.05 and newer)."""
 
 from __future__ import annotations
 
@@ -6,27 +6,26 @@ import re
 
 from slurmdl.errors import InputError
 from slurmdl.slurm import hostlist
-from slurmdl.topology import source
-from slurmdl.topology.source import ZoneDecl, build_topology
+from slurmdl.topology.source import ZoneDecl, aggregate_blocks, build_topology, level_multiples
 from slurmdl.topology.topology import Topology, TopologySet
 
 SOURCE_LABEL = "scontrol show topology"
 
 _PAIR = re.compile(r"(\w+)=(\S*)")
 _KINDS = {"SwitchName": "tree", "BlockName": "block", "RingName": "ring", "TorusName": "torus3d"}
-#: the YAML of `show topoconf` begins with its first topology, and ends where another answer or a prompt begins
+#: the YAML of `show topoconf` ends before the next output or prompt
 _YAML_BEGIN = re.compile(r"""(-\s+)?["']?topology["']?\s*:""")
-#: where the file is topology.conf, 26.05 shows one topology in which all kinds are empty
+#: with a topology.conf, 26.05 shows one topology in which all kinds are empty
 _YAML_EMPTY = re.compile(r"-?\s*(topology|cluster_default):|\s*\w+: \{\}$")
 _YAML_END = re.compile(r"scontrol:|\w+\s*=|\.\.\.|[a-zA-Z ]+\.?$")
 
 
 def parse_scontrol_topologies(text: str) -> TopologySet:
-    """The topologies in the output of `scontrol show topoconf` and `scontrol show topology`, of either or of both.
+    """Return the topologies in the output of `show topoconf`, `show topology`, or both.
 
     Raises
     ------
-    InputError : no zone is in the text, or it is malformed.
+    InputError : the text has no zone, or it is malformed.
     """
     lines = text.split("\n")
     begin = next((i for i, line in enumerate(lines) if _YAML_BEGIN.match(line)), None)
@@ -41,19 +40,18 @@ def parse_scontrol_topologies(text: str) -> TopologySet:
 
 
 def parse_show_topology(text: str) -> Topology:
-    """The topology in the output of `scontrol show topology`, with or without -o.
+    """Return the topology in the output of `scontrol show topology`, with or without -o.
 
-    Here a switch above the leaves has both Switches and Nodes; its Nodes repeat those of its leaves. Aggregates
-    of blocks follow from the blocks and their sizes. Lines that declare no zone (prompts, messages) are passed
-    over.
+    A switch above the leaves has both Switches and Nodes here; its Nodes repeat those of its leaves. Aggregates of
+    blocks follow from the blocks and their sizes. Other lines (prompts, messages) are ignored.
 
     Raises
     ------
-    InputError : no zone is in the text, or a zone below another is missing.
+    InputError : the text has no zone, or a child zone is missing.
     """
-    found: dict[str, list[ZoneDecl]] = {kind: [] for kind in _KINDS.values()}
+    zones_by_kind: dict[str, list[ZoneDecl]] = {kind: [] for kind in _KINDS.values()}
     sizes: dict[int, None] = {}
-    room = hostlist.MAX_NAMES
+    names_left = hostlist.MAX_NAMES
     for number, line in enumerate(text.split("\n"), 1):
         pairs = dict(_PAIR.findall(line))
         key = next((key for key in _KINDS if pairs.get(key)), None)
@@ -62,20 +60,20 @@ def parse_show_topology(text: str) -> Topology:
             sizes[size] = None
         if key is None or "PlacementDims" in pairs:
             continue
-        children, nodes = (hostlist.expand_hostlist(pairs.get(name) or pairs.get(name.lower()) or "", room)
+        children, nodes = (hostlist.expand_hostlist(pairs.get(name) or pairs.get(name.lower()) or "", names_left)
                            for name in ("Switches", "Nodes"))
         if not children:
-            room -= 1 + len(nodes)  # those of zones above repeat them
-        found[_KINDS[key]].append(ZoneDecl(pairs[key], tuple(children), tuple(nodes),
+            names_left -= 1 + len(nodes)  # the nodes of higher zones repeat these
+        zones_by_kind[_KINDS[key]].append(ZoneDecl(pairs[key], tuple(children), tuple(nodes),
                                            _parse_number(pairs.get("LinkSpeed", "")), SOURCE_LABEL, number, line))
-    kind = next((kind for kind, zones in found.items() if zones), None)
+    kind = next((kind for kind, zones in zones_by_kind.items() if zones), None)
     if kind is None:
-        raise InputError(f"{SOURCE_LABEL}: lists no zone (TopologyPlugin may be topology/flat or none)")
-    zones = found[kind]
+        raise InputError(f"{SOURCE_LABEL}: no zone; TopologyPlugin may be topology/flat or unset")
+    zones = zones_by_kind[kind]
     if kind == "block":
         try:
-            # where no aggregate is listed there is none, as there is one block only or one size
-            zones = [*zones, *source.aggregate_blocks(zones, source.level_multiples([*sizes]) if sizes else ())]
+            # no listed aggregate means none: one block only, or one size
+            zones = [*zones, *aggregate_blocks(zones, level_multiples([*sizes]) if sizes else ())]
         except ValueError as error:
             raise InputError(f"{SOURCE_LABEL}: {error}") from error
     return build_topology(zones, kind=kind, source=SOURCE_LABEL, block_sizes=tuple(sizes))

@@ -119,10 +119,6 @@ def svg_text(x: float, y: float, content: str, *, fill: str = "#0f172a",
             f'{escape(content)}</text>')
 
 
-def truncate(text: str, length: int) -> str:
-    return text if len(text) <= length else text[:length - 1] + "…"
-
-
 def svg_document(heading: str, width: float, height: float, elements: Sequence[str]) -> str:
     """The SVG document of these elements, on white, below a heading.
 

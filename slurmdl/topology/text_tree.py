@@ -8,6 +8,7 @@ import numpy as np
 
 from slurmdl import units
 from slurmdl.slurm.hostlist import fold_hostlist
+from slurmdl.text import pluralize, truncate
 from slurmdl.topology.topology import Topology
 
 #: levels that are folded one by one until the tree fits; what is higher is folded at once
@@ -138,14 +139,4 @@ def _describe_zones(topology: Topology, zones: Sequence[int], below: Sequence[in
 def _format_range(counts: Sequence[int], noun: str) -> str:
     low, high = min(counts), max(counts)
     return pluralize(high, noun) if low == high else f"{low} to {pluralize(high, noun)}"
-
-
-def pluralize(number: int, noun: str) -> str:
-    """`1 zone`, `10,000 nodes`."""
-    return f"{number:,} {noun}{'s' * (number != 1)}"
-
-
-def truncate(text: str, width: int) -> str:
-    """The begin of a line that is too long, with dots at its end."""
-    return text if len(text) <= width else text[:width - 3].rstrip() + "..."
 

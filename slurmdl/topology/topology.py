@@ -1,4 +1,4 @@
-"""The one canonical form of a cluster's zones, whatever it was read from."""
+"""Topology: a forest of zones with nodes at its leaves. TopologySet: the topologies of one cluster."""
 
 from __future__ import annotations
 
@@ -17,11 +17,9 @@ if TYPE_CHECKING:
 
 
 IntArray = npt.NDArray[np.int32]
-#: results and arguments of the queries below
 Indices = npt.NDArray[np.int64]
 
-#: most levels of zones; real networks have three to five, and paths from a node to its root stay short
-MAX_LEVELS = 64
+MAX_LEVELS = 64  # real networks have three to five
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,17 +28,17 @@ class Topology:
 
     Attributes
     ----------
-    zones : names of the zones, in the order of the source (Slurm's leaf order follows it).
-    parent : shape (zones,), index of the zone above, -1 for a root.
+    zones : zone names in source order (Slurm's leaf order follows it).
+    parent : shape (zones,), index of the parent zone, -1 for a root.
     level : shape (zones,), height: 0 = leaf switch or base block.
-    speed : shape (zones,), bytes/s of the zone's uplink (`LinkSpeed`), NaN where not given.
-    nodes : names of the nodes, in the order of the source.
+    uplink_bandwidth : shape (zones,), bytes/s of the zone's uplink (`LinkSpeed`), NaN if not given.
+    nodes : node names in source order.
     leaf : shape (nodes,), index of each node's leaf zone, -1 for none.
     kind : "tree", "block", "ring", "torus3d" or "flat".
-    source : where it was read, for messages.
-    name : its name where a source holds several; partitions refer to it.
-    notes : remarks of the reader, one sentence each: what was simplified or passed over.
-    block_sizes : nodes of a base block and of each level of aggregates; () where the source gives none.
+    source : file or command that it was read from, for messages.
+    name : name that partitions refer to.
+    notes : messages of the reader, one sentence each: simplifications and ignored fields.
+    block_sizes : nodes of a base block and of each aggregate level; () if not given.
     """
 
     zones: tuple[str, ...]
@@ -58,7 +56,7 @@ class Topology:
     @classmethod
     def flat(cls, nodes: Sequence[str], source: str = "no topology", name: str = "default",
              notes: tuple[str, ...] = ()) -> Topology:
-        """A topology with no zones: every node stands alone beside the others."""
+        """Return a topology without zones."""
         none = np.zeros(0, np.int32)
         return cls((), none, none, np.zeros(0), tuple(nodes), np.full(len(nodes), -1, np.int32), "flat", source, name,
                    notes)
@@ -73,35 +71,35 @@ class Topology:
 
     @cached_property
     def node_count(self) -> Indices:
-        """Nodes below each zone, at any depth; shape (zones,)."""
+        """Number of nodes below each zone, at any depth; shape (zones,)."""
         total = np.bincount(self.leaf[self.leaf >= 0], minlength=len(self.zones)).astype(np.int64)
         for level in range(int(self.level.max(initial=0))):
-            here = np.flatnonzero((self.level == level) & (self.parent >= 0))
-            np.add.at(total, self.parent[here], total[here])
+            children = np.flatnonzero((self.level == level) & (self.parent >= 0))
+            np.add.at(total, self.parent[children], total[children])
         return total
 
     @cached_property
     def node_begin(self) -> Indices:
-        """Where each zone's nodes begin in `order`; shape (zones,). Zones below one zone lie side by side."""
-        # sorted by parent, the sizes of the earlier siblings add up to the offset inside the parent
+        """Offset of each zone's nodes in `node_order`; shape (zones,). Zones below one zone are contiguous."""
+        # sorted by parent: the sizes of the earlier siblings sum to the offset inside the parent
         siblings = np.argsort(self.parent, kind="stable")
         before = np.cumsum(self.node_count[siblings]) - self.node_count[siblings]
-        above = self.parent[siblings]
-        first = np.searchsorted(above, above)
+        parents = self.parent[siblings]
+        first = np.searchsorted(parents, parents)
         begin = np.empty(len(self.zones), np.int64)
         begin[siblings] = before - before[first]
-        # nodes that a zone holds itself come before those of the zones below it
-        own = np.bincount(self.leaf[self.leaf >= 0], minlength=len(self.zones))
+        # a zone's direct nodes precede the nodes of its child zones
+        direct = np.bincount(self.leaf[self.leaf >= 0], minlength=len(self.zones))
         for level in range(int(self.level.max(initial=0)), -1, -1):
-            here = np.flatnonzero((self.level == level) & (self.parent >= 0))
-            begin[here] += begin[self.parent[here]] + own[self.parent[here]]
+            zones_at_level = np.flatnonzero((self.level == level) & (self.parent >= 0))
+            begin[zones_at_level] += begin[self.parent[zones_at_level]] + direct[self.parent[zones_at_level]]
         return begin
 
     @cached_property
     def node_order(self) -> Indices:
-        """Indices of the nodes such that the nodes of any zone stand together; shape (nodes,).
+        """Node indices ordered such that the nodes of any zone are contiguous; nodes without a zone come last.
 
-        Nodes without a zone stand last. See `members`.
+        Shape (nodes,).
         """
         position = np.full(len(self.nodes), len(self.nodes), np.int64)
         has_zone = self.leaf >= 0
@@ -109,43 +107,30 @@ class Topology:
         return np.argsort(position, kind="stable")
 
     def indices_below(self, zone: int) -> Indices:
-        """Indices of the nodes below a zone, at any depth; in a leaf they keep the order of the source."""
+        """Return the indices of the nodes below a zone, at any depth; leaves keep the source order."""
         begin = int(self.node_begin[zone])
         return self.node_order[begin:begin + int(self.node_count[zone])]
 
     def mask_below(self, zone: int) -> npt.NDArray[np.bool_]:
-        """Which nodes lie below a zone, at any depth; shape (nodes,)."""
+        """Return a mask of the nodes below a zone, at any depth; shape (nodes,)."""
         inside = np.zeros(len(self.nodes), bool)
         inside[self.indices_below(zone)] = True
         return inside
 
     def sum_below(self, values: Indices) -> Indices:
-        """Sums of a number per node over the nodes below each zone, all levels at once.
-
-        Parameters
-        ----------
-        values : shape (nodes,).
-
-        Returns
-        -------
-        shape (zones,).
-        """
+        """Sum a per-node value, shape (nodes,), over the nodes below each zone; return shape (zones,)."""
         total = np.concatenate([[0], np.cumsum(values[self.node_order])])
         return np.asarray(total[self.node_begin + self.node_count] - total[self.node_begin])
 
     def lowest_common_zone(self, left: Indices, right: Indices) -> Indices:
-        """Lowest zone that holds both nodes of each pair.
+        """Return the lowest zone that holds both nodes of each pair, or -1 if none does.
 
         Parameters
         ----------
-        one, other : indices of nodes, of the same shape.
-
-        Returns
-        -------
-        indices of zones in that shape, -1 where no zone holds both.
+        left, right : node indices of the same shape, which is also the shape of the result.
         """
         a, b = self.leaf[left].astype(np.int64), self.leaf[right].astype(np.int64)
-        # the lower of two zones cannot hold the other, so it is the one to raise; -1 is above all
+        # raise the lower zone of each pair: it cannot hold the other one; -1 is above all
         height = np.append(self.level, MAX_LEVELS)
         above = np.append(self.parent, -1)
         while (apart := a != b).any():
@@ -154,11 +139,11 @@ class Topology:
         return a
 
     def ancestors(self, nodes: Indices) -> Indices:
-        """The zones above each node, its leaf first, then -1; shape (nodes, greatest depth among them).
+        """Return the zones above each node, leaf first, padded with -1; shape (nodes, maximum depth).
 
         Parameters
         ----------
-        nodes : shape (nodes,), indices; -1 for a node that the topology does not know.
+        nodes : shape (nodes,), indices; -1 for a node that the topology does not contain.
         """
         parent = np.append(self.parent, -1)
         current = np.append(self.leaf, -1)[nodes].astype(np.int64)
@@ -169,12 +154,12 @@ class Topology:
         return np.stack(columns, axis=1) if columns else np.full((len(nodes), 0), -1, np.int64)
 
     def path_of(self, node: str) -> tuple[str, ...]:
-        """Zone path of a node, root first, leaf last; () for a node that is unknown or has no zone."""
+        """Return the zone path of a node, root first; () for a node that is unknown or in no zone."""
         i = self.node_index.get(node)
         return self.zone_path(int(self.leaf[i])) if i is not None else ()
 
     def zone_path(self, zone: int) -> tuple[str, ...]:
-        """Names from the root down to a zone, which is the last; () for -1."""
+        """Return the zone names from the root down to a zone, inclusive; () for -1."""
         path = self._zone_path_cache.get(zone)
         if path is None:
             path = self._zone_path_cache[zone] = (*self.zone_path(int(self.parent[zone])), self.zones[zone])
@@ -182,19 +167,18 @@ class Topology:
 
     @cached_property
     def _zone_path_cache(self) -> dict[int, tuple[str, ...]]:
-        """Those that were asked for: the nodes of a leaf share one."""
         return {-1: ()}
 
     def leaf_of(self, node: str) -> str:
-        """Leaf zone of a node, "" where it has none."""
+        """Return the leaf zone of a node, or "" if it has none."""
         path = self.path_of(node)
         return path[-1] if path else ""
 
     def to_networkx(self) -> networkx.DiGraph[tuple[str, str]]:
-        """A networkx view, edges from a zone to the zones and nodes below it.
+        """Return a networkx view with edges from each zone to its child zones and nodes.
 
-        Its nodes are pairs ("zone", name) and ("node", name), since a zone may be named as a node is; zones have
-        the attributes `level` and, where it is known, `speed` (bytes/s).
+        Its nodes are pairs ("zone", name) and ("node", name), as a zone and a node may share a name. Zones have the
+        attributes `level` and, if known, `uplink_bandwidth` (bytes/s).
 
         Raises
         ------
@@ -204,11 +188,11 @@ class Topology:
             import networkx
         except ImportError as error:
             raise UnavailableError(
-                "the graph of a topology needs the package networkx: pip install 'slurmdl[graph]'") from error
+                "networkx is not installed; needed for topology graphs: pip install 'slurmdl[graph]'") from error
 
         graph: networkx.DiGraph[tuple[str, str]] = networkx.DiGraph(name=self.name)
         for zone, level, speed in zip(self.zones, self.level.tolist(), self.uplink_bandwidth.tolist(), strict=True):
-            graph.add_node(("zone", zone), level=level, **({} if np.isnan(speed) else {"speed": speed}))
+            graph.add_node(("zone", zone), level=level, **({} if np.isnan(speed) else {"uplink_bandwidth": speed}))
         graph.add_nodes_from(("node", node) for node in self.nodes)
         graph.add_edges_from((("zone", self.zones[parent]), ("zone", zone))
                              for zone, parent in zip(self.zones, self.parent.tolist(), strict=True) if parent >= 0)
@@ -220,16 +204,16 @@ class Topology:
         return {"name": self.name, "kind": self.kind, "source": self.source, "notes": list(self.notes),
                 "block_sizes": list(self.block_sizes),
                 "zones": list(self.zones), "parent": self.parent.tolist(), "level": self.level.tolist(),
-                "speed": [None if np.isnan(s) else float(s) for s in self.uplink_bandwidth],
+                "uplink_bandwidth": [None if np.isnan(b) else float(b) for b in self.uplink_bandwidth],
                 "nodes": list(self.nodes), "leaf": self.leaf.tolist()}
 
     @classmethod
     def from_json(cls, data: Any) -> Topology:
-        """The inverse of `to_json`; InputError where a field is missing, of another shape or out of range."""
+        """Return the inverse of `to_json`; raise InputError if a field is missing, misshapen or out of range."""
         try:
-            speed = np.array([np.nan if s is None else float(s) for s in data["speed"]], float)
+            bandwidth = np.array([np.nan if b is None else float(b) for b in data["uplink_bandwidth"]], float)
             self = cls(tuple(map(str, data["zones"])), np.array(data["parent"], np.int32),
-                       np.array(data["level"], np.int32), speed, tuple(map(str, data["nodes"])),
+                       np.array(data["level"], np.int32), bandwidth, tuple(map(str, data["nodes"])),
                        np.array(data["leaf"], np.int32), str(data["kind"]), str(data.get("source", "")),
                        str(data.get("name", "default")), tuple(map(str, data.get("notes", ()))),
                        tuple(map(int, data.get("block_sizes", ()))))
@@ -237,35 +221,34 @@ class Topology:
             raise InputError(f"topology JSON: malformed ({type(error).__name__}: {error})") from error
         count = len(self.zones)
         for name, array, length in (("parent", self.parent, count), ("level", self.level, count),
-                                    ("speed", self.uplink_bandwidth, count), ("leaf", self.leaf, len(self.nodes))):
+                                    ("uplink_bandwidth", self.uplink_bandwidth, count),
+                                    ("leaf", self.leaf, len(self.nodes))):
             if array.shape != (length,):
                 raise InputError(f"topology JSON: {name} has {array.size} entries, expected {length}")
         for name, array in (("parent", self.parent), ("leaf", self.leaf)):
             if array.size and (array.min() < -1 or array.max() >= count):
-                raise InputError(f"topology JSON: {name} points outside 0..{count - 1}")
-        for what, names in (("zone", self.zones), ("node", self.nodes)):
+                raise InputError(f"topology JSON: {name} has an index out of range; expected -1 to {count - 1}")
+        for noun, names in (("zone", self.zones), ("node", self.nodes)):
             if len(set(names)) < len(names):
-                raise InputError(f"topology JSON: a {what} is named twice")
+                raise InputError(f"topology JSON: duplicate {noun} name")
             if any("\n" in name for name in names):
-                raise InputError(f"topology JSON: the name of a {what} has a line break; valid: names of one line")
+                raise InputError(f"topology JSON: a {noun} name contains a line break")
         if count and (self.level.min() < 0 or self.level.max() >= MAX_LEVELS):
-            raise InputError(f"topology JSON: level must be in 0..{MAX_LEVELS - 1}")
+            raise InputError(f"topology JSON: level out of range; expected 0 to {MAX_LEVELS - 1}")
         inner = self.parent >= 0
         if (self.level[self.parent[inner]] <= self.level[inner]).any():
-            raise InputError("topology JSON: a zone must have a higher level than the zones below it")
+            raise InputError("topology JSON: a zone is not above its child zones; expected a higher level")
         return self
 
 
-# MERGED: Several topologies of one cluster, of which each partition uses one.
-
 @dataclass(frozen=True, eq=False)
 class TopologySet:
-    """The topologies that one source declares.
+    """The topologies that one source declares; each partition uses one.
 
     Attributes
     ----------
-    each : at least one, in the order of the source, with distinct names.
-    default : name of the one that holds where a partition names none.
+    topologies : at least one, in source order, with distinct names.
+    default : name of the topology of partitions that name none.
     """
 
     topologies: tuple[Topology, ...]
@@ -273,7 +256,6 @@ class TopologySet:
 
     @classmethod
     def single(cls, topology: Topology) -> TopologySet:
-        """A source with a single topology."""
         return cls((topology,), topology.name)
 
     @cached_property
@@ -281,17 +263,17 @@ class TopologySet:
         return tuple(topology.name for topology in self.topologies)
 
     def get(self, name: str | None = None) -> Topology:
-        """The topology of a name, as a partition's `Topology=` gives it; None or "" stands for the default.
+        """Return the topology of a name, as in a partition's `Topology=`; None or "" is the default.
 
         Raises
         ------
-        InputError : there is none of that name.
+        InputError : there is no such topology.
         """
         wanted = name or self.default
         for topology in self.topologies:
             if topology.name == wanted:
                 return topology
-        raise InputError(f"no topology is named {wanted!r}; valid: {', '.join(self.names)}",
+        raise InputError(f"topology {wanted!r} does not exist; expected one of {', '.join(self.names)}",
                          file=self.topologies[0].source or None)
 
     def to_json(self) -> dict[str, Any]:
@@ -299,19 +281,20 @@ class TopologySet:
 
     @classmethod
     def from_json(cls, data: Any) -> TopologySet:
-        """The inverse of `to_json`; the JSON of a single Topology is taken, too.
+        """Return the inverse of `to_json`; also accept the JSON of a single Topology.
 
         Raises
         ------
-        InputError : a field is missing or malformed, a name stands twice, or the default does not exist.
+        InputError : a field is missing or malformed, a name is duplicate, or the default does not exist.
         """
         if not isinstance(data, dict) or "topologies" not in data:
             return cls.single(Topology.from_json(data))
         if not isinstance(data["topologies"], list) or not data["topologies"]:
-            raise InputError("topology JSON: topologies must be a list of at least one")
+            raise InputError("topology JSON: topologies: expected a list that is not empty")
         self = cls(tuple(map(Topology.from_json, data["topologies"])), str(data.get("default", "")))
         if len(set(self.names)) < len(self.names):
-            raise InputError("topology JSON: a topology is named twice")
+            raise InputError("topology JSON: duplicate topology name")
         if self.default not in self.names:
-            raise InputError(f"topology JSON: default is {self.default!r}; valid: {', '.join(self.names)}")
+            raise InputError(f"topology JSON: default {self.default!r} does not exist; expected one of "
+                             f"{', '.join(self.names)}")
         return self

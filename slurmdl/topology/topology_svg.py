@@ -6,7 +6,8 @@ import math
 from collections.abc import Iterator, Sequence
 from xml.sax.saxutils import escape
 
-from slurmdl.topology.svg_layout import Box, Grid, Size, Spacing, layout_boxes, svg_document, svg_text, truncate
+from slurmdl.text import truncate
+from slurmdl.topology.svg_layout import Box, Grid, Size, Spacing, layout_boxes, svg_document, svg_text
 from slurmdl.topology.text_tree import children_by_zone, nodes_by_leaf, summarize_topology
 from slurmdl.topology.topology import Topology
 
@@ -67,7 +68,7 @@ class _Drawing:
         yield f"<g><title>{escape(name)}{f', {len(nodes)} nodes' if nodes else ''}</title>"
         yield box.outline(self.spacing.padding / 2, dashed)
         room = int((box.width - self.spacing.padding) / (0.6 * self.font_size))
-        yield svg_text(box.x + self.spacing.padding, box.y + (20 if self.shows_names else 13), truncate(name, room), size=self.font_size,
+        yield svg_text(box.x + self.spacing.padding, box.y + (20 if self.shows_names else 13), truncate(name, room, "…"), size=self.font_size,
                    weight="bold")
         yield "</g>"
         if not self.shows_dots:
@@ -84,7 +85,7 @@ class _Drawing:
                f'rx="{4 if self.shows_names else 1}" fill="{"#dbeafe" if self.shows_names else "#3b82f6"}">'
                f"<title>{escape(node)}</title></rect>")
         if self.shows_names:
-            yield svg_text(x + 8, y + 21, truncate(node, 9), fill="#334155")
+            yield svg_text(x + 8, y + 21, truncate(node, 9, "…"), fill="#334155")
 
 
 def _landscape_width(sizes: Sequence[Size]) -> float:

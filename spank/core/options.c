@@ -35,14 +35,14 @@ bool dl_is_set(const char *value)
 	return length && !value[length] && strspn(value, "0") < length;
 }
 
-const char *dl_shown(const char *text, size_t length, char room[DL_SHOWN])
+const char *dl_printable(const char *text, size_t length, char buf[DL_PRINTABLE])
 {
-	bool cut = length > DL_SHOWN - 4;
-	size_t end = cut ? DL_SHOWN - 4 : length;
+	bool cut = length > DL_PRINTABLE - 4;
+	size_t end = cut ? DL_PRINTABLE - 4 : length;
 	for (size_t i = 0; i < end; i++)
-		room[i] = text[i] >= ' ' && text[i] < 127 ? text[i] : '?';
-	strcpy(room + end, cut ? "..." : "");
-	return room;
+		buf[i] = text[i] >= ' ' && text[i] < 127 ? text[i] : '?';
+	strcpy(buf + end, cut ? "..." : "");
+	return buf;
 }
 
 static bool is_choice(const char *values, const char *value)
@@ -59,7 +59,7 @@ static bool is_choice(const char *values, const char *value)
 	return false;
 }
 
-/* A decimal number above 0 and finite, then k, K, M, G or T, then i, then B; all but the number may lack. */
+/* A finite decimal number above 0, optionally followed by k, K, M, G or T, by i, and by B. */
 static bool is_bytes(const char *value)
 {
 	const char *at = value + strspn(value, "0123456789.");
@@ -72,7 +72,7 @@ static bool is_bytes(const char *value)
 			return false;
 		at = exponent + length;
 	}
-	/* the point is a point in every locale of the user's */
+	/* decimal point in every locale */
 	locale_t c = newlocale(LC_ALL_MASK, "C", (locale_t)0);
 	if (!c)
 		return false;
@@ -87,42 +87,42 @@ static bool is_bytes(const char *value)
 	return !*at;
 }
 
-static void list_choices(const char *values, char *room, size_t size)
+static void list_choices(const char *values, char *buf, size_t size)
 {
 	size_t at = 0;
 	for (; *values && at + 3 < size; values++) {
-		room[at++] = *values == '|' ? ',' : *values;
+		buf[at++] = *values == '|' ? ',' : *values;
 		if (*values == '|')
-			room[at++] = ' ';
+			buf[at++] = ' ';
 	}
-	room[at] = '\0';
+	buf[at] = '\0';
 }
 
 bool dl_option_check(const struct dl_option *option, const char *value, const char *source, char message[DL_MESSAGE])
 {
 	bool valid = true;
 	unsigned number;
-	const char *rule = option->values;
-	char choices[128], shown[DL_SHOWN];
+	const char *expected = option->values;
+	char choices[128], shown[DL_PRINTABLE];
 	size_t length = strnlen(value, DL_VALUE_MAX + 1);
 
 	switch (option->kind) {
 	case DL_CHOICE:
 		valid = is_choice(option->values, value);
 		list_choices(option->values, choices, sizeof(choices));
-		rule = choices;
+		expected = choices;
 		break;
 	case DL_COUNT:
 		valid = dl_number(value, &number);
-		rule = "a whole number, 0 or more";
+		expected = "a whole number, 0 or more";
 		break;
 	case DL_BYTES:
 		valid = length <= DL_VALUE_MAX && is_bytes(value);
-		rule = "bytes above 0, e.g. 1e8, 400M, 1.5Gi";
+		expected = "bytes greater than 0, e.g. 1e8, 400M, 1.5Gi";
 		break;
 	case DL_NAMES:
 		valid = value[strspn(value, ",")] != '\0';
-		rule = "names with commas between";
+		expected = "names separated by commas";
 		break;
 	case DL_TEXT:
 		valid = *value != '\0';
@@ -132,12 +132,10 @@ bool dl_option_check(const struct dl_option *option, const char *value, const ch
 	}
 	if (length > DL_VALUE_MAX) {
 		valid = false;
-		rule = "a shorter value";
+		expected = "a shorter value";
 	}
-	if (!valid && !length)
-		snprintf(message, DL_MESSAGE, "%s: an empty value is not valid; valid: %s", source, rule);
-	else if (!valid)
-		snprintf(message, DL_MESSAGE, "%s: '%s' is not valid; valid: %s", source,
-			 dl_shown(value, length, shown), rule);
+	if (!valid)
+		snprintf(message, DL_MESSAGE, "%s: invalid value '%s'; expected %s", source,
+			 dl_printable(value, length, shown), expected);
 	return valid;
 }

@@ -1,4 +1,4 @@
-/* The --dl-* options of sbatch, srun and salloc, and which of their values are valid. */
+/* The --dl-* options of sbatch, srun and salloc, and checks of their values. */
 #ifndef SLURMDL_OPTIONS_H
 #define SLURMDL_OPTIONS_H
 
@@ -9,10 +9,10 @@ enum dl_kind { DL_CHOICE, DL_COUNT, DL_BYTES, DL_NAMES, DL_TEXT, DL_FLAG };
 
 struct dl_option {
 	const char *name;     /* "dl-model-bytes" */
-	const char *variable; /* the twin in the environment, "SLURMDL_OPT_MODEL_BYTES" */
-	const char *slurms;   /* the variable in which Slurm hands the option on to the steps of a job */
+	const char *variable; /* environment variable, "SLURMDL_OPT_MODEL_BYTES" */
+	const char *spank_variable;   /* variable in which Slurm passes the option to the steps of a job */
 	enum dl_kind kind;
-	const char *values; /* as the help shows them, "" for a flag; for a choice the valid ones with | between */
+	const char *values; /* as in the help, "" for a flag; for a choice the valid values separated by | */
 	const char *usage;
 };
 
@@ -25,21 +25,21 @@ enum dl_option_index {
 
 extern const struct dl_option dl_options[DL_OPTIONS];
 
-/* longest valid value, and the room that a message takes */
+/* length of the longest valid value; size of a message */
 #define DL_VALUE_MAX 4096
 #define DL_MESSAGE 512
 
-/* Whether a value is valid; where not, message says in one line why, and what is. source is how the user gave it. */
+/* Check a value; if it is invalid, write one line to message. source is the option or variable as the user wrote it. */
 bool dl_option_check(const struct dl_option *option, const char *value, const char *source, char message[DL_MESSAGE]);
 
-/* Whether a variable switches a flag on: empty, "yes" or a number that is not 0 (sbatch(1)). */
+/* Whether a variable sets a flag: empty, "yes" or a number other than 0 (sbatch(1)). */
 bool dl_is_set(const char *value);
 
 /* A whole number of at most nine digits. */
 bool dl_number(const char *text, unsigned *number);
 
-/* text for a message: printable, and cut where it is long */
-#define DL_SHOWN 64
-const char *dl_shown(const char *text, size_t length, char room[DL_SHOWN]);
+/* text for a message: printable and truncated */
+#define DL_PRINTABLE 64
+const char *dl_printable(const char *text, size_t length, char buf[DL_PRINTABLE]);
 
 #endif

@@ -11,13 +11,13 @@ const char *dl_error_text(enum dl_error error)
 	case DL_TOO_LONG:
 		return "too long";
 	case DL_BAD_NUMBER:
-		return "a number was expected";
+		return "expected a number";
 	case DL_BAD_ORDER:
-		return "the ranks do not ascend";
+		return "ranks not ascending";
 	case DL_BAD_RANK:
-		return "a rank that the step has not";
+		return "rank outside the step";
 	case DL_BAD_NAME:
-		return "a name was expected";
+		return "expected a name";
 	case DL_BAD_ITEM:
 		return "malformed";
 	}

@@ -42,15 +42,15 @@ static void options(void)
 		{DL_OPT_MODEL_BYTES, "0x10", false}, {DL_OPT_MODEL_BYTES, "inf", false}, {DL_OPT_MODEL_BYTES, "nan", false},
 		{DL_OPT_MODEL_BYTES, "1m", false}, {DL_OPT_MODEL_BYTES, "1i", false}, {DL_OPT_MODEL_BYTES, "1BB", false},
 		{DL_OPT_MODEL_BYTES, "-1", false}, {DL_OPT_MODEL_BYTES, "", false},
-		{DL_OPT_SCORES, "any text\n", true}, {DL_OPT_SCORES, "", false}, {DL_OPT_STRICT, "whatever", true},
+		{DL_OPT_LINK_SCORES, "any text\n", true}, {DL_OPT_LINK_SCORES, "", false}, {DL_OPT_STRICT, "whatever", true},
 	};
 	char message[DL_MESSAGE];
 	for (size_t i = 0; i < sizeof(cases) / sizeof(*cases); i++)
 		CHECK(dl_option_check(&dl_options[cases[i].option], cases[i].value, "x", message) == cases[i].valid,
 		      "%s=%s", dl_options[cases[i].option].name, cases[i].value);
 
-	dl_option_check(&dl_options[DL_OPT_BIND], "\033[31mx\n", "--dl-bind", message);
-	CHECK(!strcmp(message, "--dl-bind: '?[31mx?' is not valid; valid: auto, pin, zone, late, off"), "%s", message);
+	dl_option_check(&dl_options[DL_OPT_NODE_BINDING], "\033[31mx\n", "--dl-node-binding", message);
+	CHECK(!strcmp(message, "--dl-node-binding: invalid value '?[31mx?'; expected auto, nodelist, zone, late, off"), "%s", message);
 
 	static char longest[DL_VALUE_MAX + 2];
 	memset(longest, '1', sizeof(longest) - 1);
@@ -58,7 +58,7 @@ static void options(void)
 		CHECK(dl_options[i].kind == DL_FLAG || !dl_option_check(&dl_options[i], longest, "x", message), "%s",
 		      dl_options[i].name);
 	longest[DL_VALUE_MAX] = '\0';
-	CHECK(dl_option_check(&dl_options[DL_OPT_SCORES], longest, "x", message), "%s", message);
+	CHECK(dl_option_check(&dl_options[DL_OPT_LINK_SCORES], longest, "x", message), "%s", message);
 
 	static const char *const on[] = {"", "yes", "1", "007", "-1", "+2"}, *const off[] = {"0", "no", "00", "x", "Yes", "1x"};
 	for (int i = 0; i < 6; i++) {
@@ -172,24 +172,24 @@ static struct dl_task mapped(void)
 
 static void tasks(void)
 {
-	struct dl_told told;
+	struct dl_task_env env;
 	struct dl_task task = mapped();
-	dl_tell(&task, &told);
-	CHECK(told.mapped && !strcmp(told.role, "worker") && told.role_rank == 2 && !strcmp(told.zone, "B") &&
-		      !strcmp(told.master, "n3") && told.port == 10149 && !told.doubt[0],
-	      "%d %s %u %s %s %u %s", told.mapped, told.role, told.role_rank, told.zone, told.master, told.port, told.doubt);
+	dl_task_env_fill(&task, &env);
+	CHECK(env.mapped && !strcmp(env.role, "worker") && env.role_rank == 2 && !strcmp(env.zone, "B") &&
+		      !strcmp(env.master, "n3") && env.port == 10149 && !env.warning[0],
+	      "%d %s %u %s %s %u %s", env.mapped, env.role, env.role_rank, env.zone, env.master, env.port, env.warning);
 	task.rank = 3, task.nodes = NULL, task.ps_ranks = "0,3", task.step = 0;
-	dl_tell(&task, &told);
-	CHECK(!strcmp(told.role, "ps") && told.role_rank == 1 && told.port == 10149 && !told.doubt[0], "%s %u %s", told.role,
-	      told.role_rank, told.doubt);
+	dl_task_env_fill(&task, &env);
+	CHECK(!strcmp(env.role, "ps") && env.role_rank == 1 && env.port == 10149 && !env.warning[0], "%s %u %s", env.role,
+	      env.role_rank, env.warning);
 	task.ps_ranks = NULL;
-	dl_tell(&task, &told);
-	CHECK(!strcmp(told.role, "worker") && told.role_rank == 3, "%s %u", told.role, told.role_rank);
+	dl_task_env_fill(&task, &env);
+	CHECK(!strcmp(env.role, "worker") && env.role_rank == 3, "%s %u", env.role, env.role_rank);
 
 	task.strategy = "ps", task.rank = 0, task.zone_ranks = NULL; /* what the map leaves out follows as without one */
-	dl_tell(&task, &told);
-	CHECK(told.mapped && !strcmp(told.role, "ps") && !strcmp(told.zone, "B") && !told.doubt[0], "%s %s %s", told.role,
-	      told.zone, told.doubt);
+	dl_task_env_fill(&task, &env);
+	CHECK(env.mapped && !strcmp(env.role, "ps") && !strcmp(env.zone, "B") && !env.warning[0], "%s %s %s", env.role,
+	      env.zone, env.warning);
 
 	struct dl_task wrong[10];
 	for (int i = 0; i < 10; i++)
@@ -205,24 +205,24 @@ static void tasks(void)
 	wrong[8].distribution = "block";
 	wrong[9].map_size = "7";
 	for (int i = 0; i < 10; i++) {
-		dl_tell(&wrong[i], &told);
-		CHECK(!told.mapped && told.doubt[0] && !told.local, "case %d: %s", i, told.doubt);
-		CHECK(!strcmp(told.role, "worker") && told.role_rank == 4 && !strcmp(told.zone, "B") && !told.master[0],
-		      "case %d: %s %u %s %s", i, told.role, told.role_rank, told.zone, told.master);
+		dl_task_env_fill(&wrong[i], &env);
+		CHECK(!env.mapped && env.warning[0] && !env.node_specific, "case %d: %s", i, env.warning);
+		CHECK(!strcmp(env.role, "worker") && env.role_rank == 4 && !strcmp(env.zone, "B") && !env.master[0],
+		      "case %d: %s %u %s %s", i, env.role, env.role_rank, env.zone, env.master);
 	}
 
 	task = mapped();
 	task.node = "n9", task.address = NULL;
-	dl_tell(&task, &told);
-	CHECK(told.mapped && told.local && !strcmp(told.doubt, "rank 4 is on n9, and on n2 in the map"), "%s", told.doubt);
+	dl_task_env_fill(&task, &env);
+	CHECK(env.mapped && env.node_specific && !strcmp(env.warning, "rank 4 is on n9, but on n2 in the map"), "%s", env.warning);
 	task = mapped();
 	task.address = "core.xB.n2";
-	dl_tell(&task, &told);
-	CHECK(told.mapped && told.local && !strcmp(told.doubt, "rank 4 is in core.xB, and in zone B in the map"), "%s",
-	      told.doubt);
+	dl_task_env_fill(&task, &env);
+	CHECK(env.mapped && env.node_specific && !strcmp(env.warning, "rank 4 is in core.xB, but in zone B in the map"), "%s",
+	      env.warning);
 	task.address = "n2"; /* a cluster without zones */
-	dl_tell(&task, &told);
-	CHECK(told.mapped && !told.doubt[0], "%s", told.doubt);
+	dl_task_env_fill(&task, &env);
+	CHECK(env.mapped && !env.warning[0], "%s", env.warning);
 }
 
 static void roles_without_a_map(void)
@@ -240,13 +240,13 @@ static void roles_without_a_map(void)
 	for (size_t i = 0; i < sizeof(cases) / sizeof(*cases); i++) {
 		struct dl_task task = {.rank = cases[i].rank, .size = 4, .strategy = cases[i].strategy,
 				       .servers = cases[i].servers, .node = "n1", .address = "core.A.n1"};
-		struct dl_told told;
-		dl_tell(&task, &told);
-		CHECK(!told.role == !cases[i].role && (!told.role || !strcmp(told.role, cases[i].role)), "case %zu: %s", i,
-		      told.role ? told.role : "none");
-		CHECK(told.role_rank == cases[i].role_rank, "case %zu: %u", i, told.role_rank);
-		CHECK(!cases[i].role == !!told.doubt[0], "case %zu: %s", i, told.doubt);
-		CHECK(!strcmp(told.zone, "A") && !told.mapped, "case %zu: %s", i, told.zone);
+		struct dl_task_env env;
+		dl_task_env_fill(&task, &env);
+		CHECK(!env.role == !cases[i].role && (!env.role || !strcmp(env.role, cases[i].role)), "case %zu: %s", i,
+		      env.role ? env.role : "none");
+		CHECK(env.role_rank == cases[i].role_rank, "case %zu: %u", i, env.role_rank);
+		CHECK(!cases[i].role == !!env.warning[0], "case %zu: %s", i, env.warning);
+		CHECK(!strcmp(env.zone, "A") && !env.mapped, "case %zu: %s", i, env.zone);
 	}
 }
 

@@ -75,11 +75,11 @@ static __attribute__((unused)) void fuzz_task(const char *text)
 				       .servers = field[1], .map_size = "4", .ps_ranks = field[2], .zone_ranks = field[3],
 				       .master = field[4], .port = field[5], .nodes = field[6], .node = field[7],
 				       .address = field[8], .distribution = field[9] ? "block" : "arbitrary"};
-		struct dl_told told;
-		dl_tell(&task, &told);
-		must(!told.role || told.role_rank < 4);
-		must(!told.mapped || (told.master[0] && told.port < 65536));
-		must(told.mapped || !told.master[0]);
+		struct dl_task_env env;
+		dl_task_env_fill(&task, &env);
+		must(!env.role || env.role_rank < 4);
+		must(!env.mapped || (env.master[0] && env.port < 65536));
+		must(env.mapped || !env.master[0]);
 	}
 }
 

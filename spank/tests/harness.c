@@ -229,9 +229,9 @@ static const char *value(void)
 }
 
 static const char *const names[] = {
-	"SLURMDL_SIZE", "SLURMDL_PS_RANKS", "SLURMDL_ZONE_RANKS", "SLURMDL_MASTER", "SLURMDL_PORT", "SLURMDL_PLAN", "SLURMDL_SET",
-	"SLURMDL_TASK", "SLURMDL_MAP_JOB", "SLURMDL_MAP_NODES", "SLURMDL_MAP_PS_RANKS", "SLURMDL_MAP_ZONE_RANKS",
-	"SLURMDL_MAP_PLAN", "SLURMD_NODENAME", "SLURM_TOPOLOGY_ADDR", "SLURM_DISTRIBUTION", "SLURM_JOB_ID", "SLURM_JOB_NODELIST",
+	"SLURMDL_WORLD_SIZE", "SLURMDL_PS_RANKS", "SLURMDL_ZONE_RANKS", "SLURMDL_MASTER_ADDR", "SLURMDL_MASTER_PORT", "SLURMDL_PLAN", "SLURMDL_EXPORTED",
+	"SLURMDL_TASK_SCRIPT", "SLURMDL_RANKMAP_JOB", "SLURMDL_RANKMAP_NODES", "SLURMDL_RANKMAP_PS_RANKS", "SLURMDL_RANKMAP_ZONE_RANKS",
+	"SLURMDL_RANKMAP_PLAN", "SLURMD_NODENAME", "SLURM_TOPOLOGY_ADDR", "SLURM_DISTRIBUTION", "SLURM_JOB_ID", "SLURM_JOB_NODELIST",
 	"SLURM_ARRAY_TASK_ID", "SLURM_HOSTFILE", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR",
 	"MASTER_PORT", "SLURMDL_ROLE",
 };
@@ -241,10 +241,10 @@ static const char *const names[] = {
 static const struct {
 	const char *name, *value;
 } right[] = {
-	{"SLURMDL_SIZE", "4"}, {"SLURMDL_PS_RANKS", "0,2"}, {"SLURMDL_ZONE_RANKS", "leafA:0-1;leafB:2-3;"},
-	{"SLURMDL_MASTER", "n1"}, {"SLURMDL_PORT", "10149"}, {"SLURM_DISTRIBUTION", "arbitrary"}, {"SLURMD_NODENAME", "n1"},
-	{"SLURM_TOPOLOGY_ADDR", "core.leafA.n1"}, {"SLURMDL_MAP_NODES", "n1,n2(x2),n1"}, {"SLURMDL_MAP_JOB", "71"},
-	{"SLURM_JOB_ID", "71"}, {"SLURM_JOB_NODELIST", "n1,n2,n3"}, {"SLURMDL_MAP_PS_RANKS", "0,2"},
+	{"SLURMDL_WORLD_SIZE", "4"}, {"SLURMDL_PS_RANKS", "0,2"}, {"SLURMDL_ZONE_RANKS", "leafA:0-1;leafB:2-3;"},
+	{"SLURMDL_MASTER_ADDR", "n1"}, {"SLURMDL_MASTER_PORT", "10149"}, {"SLURM_DISTRIBUTION", "arbitrary"}, {"SLURMD_NODENAME", "n1"},
+	{"SLURM_TOPOLOGY_ADDR", "core.leafA.n1"}, {"SLURMDL_RANKMAP_NODES", "n1,n2(x2),n1"}, {"SLURMDL_RANKMAP_JOB", "71"},
+	{"SLURM_JOB_ID", "71"}, {"SLURM_JOB_NODELIST", "n1,n2,n3"}, {"SLURMDL_RANKMAP_PS_RANKS", "0,2"},
 };
 
 static void draw_environment(void (*to)(const char *, const char *))
@@ -257,7 +257,7 @@ static void draw_environment(void (*to)(const char *, const char *))
 	for (uint32_t i = draw(3); i; i--)
 		to(dl_options[draw(DL_OPTIONS)].variable, value());
 	if (!draw(4))
-		to(dl_options[draw(DL_OPTIONS)].slurms, value());
+		to(dl_options[draw(DL_OPTIONS)].spank_variable, value());
 }
 
 static void set_own(const char *name, const char *to)
@@ -269,14 +269,14 @@ static void set_own(const char *name, const char *to)
 
 static void check_task(bool hands_off)
 {
-	const char *role = get("SLURMDL_ROLE"), *index = get("SLURMDL_ROLE_RANK"), *ours = get("SLURMDL_SET");
+	const char *role = get("SLURMDL_ROLE"), *index = get("SLURMDL_ROLE_RANK"), *ours = get("SLURMDL_EXPORTED");
 	if (hands_off)
 		return;
 	must(ours && get("SLURMDL_ZONE") && get("RANK") && get("WORLD_SIZE") && get("LOCAL_RANK"), "a task without its variables");
 	must(!role == !index && (!role || (uint32_t)atol(index) < handle.size), "a rank that the role has not");
 	must(!role || !strcmp(role, "ps") || !strcmp(role, "worker"), "a role that is none");
 	must(!strstr(ours, "MASTER_ADDR") || *get("MASTER_ADDR"), "an empty address is given as ours");
-	must(!strstr(ours, "MASTER_ADDR") || get("SLURMDL_SIZE"), "an address without a map");
+	must(!strstr(ours, "MASTER_ADDR") || get("SLURMDL_WORLD_SIZE"), "an address without a map");
 	must(!strstr(ours, " RANK") || (uint32_t)atol(get("RANK")) == handle.rank, "a wrong rank");
 }
 
@@ -297,7 +297,7 @@ static void in_a_client(void)
 		unsetenv(names[i]);
 	for (int i = 0; i < DL_OPTIONS; i++) {
 		unsetenv(dl_options[i].variable);
-		unsetenv(dl_options[i].slurms);
+		unsetenv(dl_options[i].spank_variable);
 	}
 }
 
@@ -318,14 +318,14 @@ static void in_slurmstepd(void)
 	handle.step = steps[draw(sizeof(steps) / sizeof(*steps))];
 	handle.unavailable = !draw(20);
 	draw_environment(put);
-	char *task = get("SLURMDL_TASK") ? text(get("SLURMDL_TASK")) : NULL;
-	bool asked = get("SLURMDL_SET") != NULL;
+	char *task = get("SLURMDL_TASK_SCRIPT") ? text(get("SLURMDL_TASK_SCRIPT")) : NULL;
+	bool asked = get("SLURMDL_EXPORTED") != NULL;
 	for (int i = 0; i < DL_OPTIONS; i++)
 		asked = asked || get(dl_options[i].variable);
 	int before = lines;
 	must(slurm_spank_task_init(&handle, 0, NULL) == 0, "slurm_spank_task_init fails");
 	must(lines <= before + 1, "more than one warning");
-	if (asked || get("SLURMDL_SET"))
+	if (asked || get("SLURMDL_EXPORTED"))
 		check_task(handle.unavailable || task || handle.step > SLURM_MAX_NORMAL_STEP_ID || handle.size == 0);
 	free(task);
 	for (int i = 0; handle.env[i]; i++) {

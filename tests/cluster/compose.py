@@ -144,7 +144,7 @@ class ComposeCluster(Cluster):
             if (key not in keys or key in chosen) and not key.endswith("LogFile"):
                 lines.append(line)
         (self.etc / "slurm.conf").write_text("\n".join(lines) + "\n")
-        if self._release == "bookworm":  # its Slurm cannot do without, as compose/host knows
+        if self._release == "bookworm":  # its Slurm cannot do without, as compose/entrypoint knows
             (self.etc / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
         else:
             shutil.copy(ROOT / "compose/slurm/cgroup.conf", self.etc)
@@ -200,13 +200,13 @@ class ComposeCluster(Cluster):
             pytest.skip("on compose, the links of nodes are not shaped")
         given = {"rate": rate, "delay": delay, "loss": loss}
         words = [f"--{key}={value:f}" for key, value in given.items() if value is not None]
-        self.run(["links", name, *words], host="router", as_root=True, directory=Path("/")).check_returncode()
+        self.run(["shape-links", name, *words], host="router", as_root=True, directory=Path("/")).check_returncode()
 
     def controller_log(self) -> str:
         pytest.skip("on compose, slurmctld (24.11) logs nothing more once it has been told to read its files anew")
 
     def bytes_between_zones(self) -> int:
-        text = self.run(["links"], host="router", as_root=True, directory=Path("/")).stdout
+        text = self.run(["shape-links"], host="router", as_root=True, directory=Path("/")).stdout
         return sum(map(int, re.findall(r"(\d+) bytes out", text)))
 
 

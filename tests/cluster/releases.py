@@ -172,6 +172,6 @@ def missing(suite: str, target: str = "plugin-releases") -> str:
 
 
 def root_of(suite: str) -> Path:
-    """Where tools/debian-root puts the root of a Debian."""
+    """Where tools/debian-chroot puts the root of a Debian."""
     cache = os.environ.get("XDG_CACHE_HOME") or Path(os.environ.get("HOME", "/root")) / ".cache"
     return Path(cache) / "slurmdl/debian" / suite

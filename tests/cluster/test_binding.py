@@ -110,7 +110,7 @@ def test_pin_waits_for_its_nodes(new_cluster):
     cluster = new_cluster()
     occupy(cluster, "n2", "n4")
     script = cluster.script(MAPPED)
-    done = cluster.run(overtaken(cluster, "n1,n3", script, "--dl-bind=pin", "-N3"), directory=script.parent)
+    done = cluster.run(overtaken(cluster, "n1,n3", script, "--dl-node-binding=nodelist", "-N3"), directory=script.parent)
     job = int(done.stdout.split()[-1])
     chosen = asked_for(cluster, job)
     assert set(chosen) & {"n1", "n3"}
@@ -123,9 +123,9 @@ def test_pin_waits_for_its_nodes(new_cluster):
 def test_zone_binds_to_the_zone(new_cluster, features, option):
     cluster = new_cluster(zone_features=features)
     occupy(cluster, "n1", "n3")
-    assert option in argv_of(cluster, "--dl-bind=zone", "-N3")
+    assert option in argv_of(cluster, "--dl-node-binding=zone", "-N3")
     script = cluster.script(MAPPED)
-    job = cluster.submit(["slurmdl", "sbatch", "--dl-bind=zone", "-N3", str(script)], directory=script.parent)
+    job = cluster.submit(["slurmdl", "sbatch", "--dl-node-binding=zone", "-N3", str(script)], directory=script.parent)
     assert {zone(node) for node in ranks(cluster.output(job))} == {"zoneB"}
 
 
@@ -165,14 +165,14 @@ def test_a_named_zone_that_cannot_be_a_limit(cluster):
 
 
 def test_off_adds_nothing(cluster):
-    assert argv_of(cluster, "--dl-bind=off", "-N3").split()[1:3] == ["/usr/bin/sbatch", "-N3"]
-    assert "--" not in argv_of(cluster, "--dl-bind=off", "-N3")
+    assert argv_of(cluster, "--dl-node-binding=off", "-N3").split()[1:3] == ["/usr/bin/sbatch", "-N3"]
+    assert "--" not in argv_of(cluster, "--dl-node-binding=off", "-N3")
 
 
 @pytest.mark.parametrize("words", [["-n4"], ["-N2-3"], ["-N2-"], ["-N2", "--array=1-2"], ["-N1", ":", "-N1"]])
-@pytest.mark.parametrize("bind", ["auto", "pin", "late"])
+@pytest.mark.parametrize("bind", ["auto", "nodelist", "late"])
 def test_nothing_is_pinned_where_the_nodes_are_not_certain(cluster, words, bind):
-    line = argv_of(cluster, f"--dl-bind={bind}", "--no-requeue", *words)
+    line = argv_of(cluster, f"--dl-node-binding={bind}", "--no-requeue", *words)
     assert not [option for option in ("--nodelist", "--prefer", "--nodes") if option in line]
 
 
@@ -187,7 +187,7 @@ def test_late_drops_the_worst_node_and_gives_it_back(cluster, words, tasks):
     script = cluster.script(LATE + HOLD)
     scores = script.parent / "scores.json"
     scores.write_text(json.dumps({"nodes": {"n3": {"throughput": 1e6}}}))
-    done = cluster.run(["slurmdl", "sbatch", "--parsable", "--dl-bind=late", f"--dl-scores={scores}", *words,
+    done = cluster.run(["slurmdl", "sbatch", "--parsable", "--dl-node-binding=late", f"--dl-link-scores={scores}", *words,
                         "-o", "log", str(script)], directory=script.parent)
     assert done.stderr == ""
     job, log = int(done.stdout), script.parent / "log"
@@ -212,7 +212,7 @@ def test_late_waits_no_longer_than_the_job_without(cluster):
     """Exactly as many nodes are free as the job needs: it starts on these."""
     occupy(cluster, "n2", "n4", "n6", "n7", "n8")
     script = cluster.script(MAPPED)
-    job = cluster.submit(["slurmdl", "sbatch", "--dl-bind=late", "-N3", str(script)], directory=script.parent)
+    job = cluster.submit(["slurmdl", "sbatch", "--dl-node-binding=late", "-N3", str(script)], directory=script.parent)
     assert sorted(ranks(cluster.output(job))) == ["n1", "n3", "n5"]
 
 
@@ -225,7 +225,7 @@ def test_late_where_the_job_cannot_shrink(new_cluster, settings, before):
     cluster = new_cluster(settings=settings)
     script = cluster.script(before + MAPPED + "scontrol show job $SLURM_JOB_ID | grep NumNodes\n"
                                               "kill %1 2>/dev/null; exit 0\n")
-    job = cluster.submit(["slurmdl", "sbatch", "--dl-bind=late", "-N3", str(script)], directory=script.parent)
+    job = cluster.submit(["slurmdl", "sbatch", "--dl-node-binding=late", "-N3", str(script)], directory=script.parent)
     text = cluster.output(job)
     assert sorted(ranks(text)) == ["n1", "n3", "n5"]
     assert "NumNodes=4" in text
@@ -237,7 +237,7 @@ def test_late_where_the_job_cannot_shrink(new_cluster, settings, before):
 def test_a_requeued_job_starts_elsewhere_when_its_node_died(new_cluster, bind):
     cluster = new_cluster(settings=("AuthInfo=cred_expire=5",))
     script = cluster.script("echo run $SLURM_RESTART_COUNT\n" + MAPPED + '[ "$SLURM_RESTART_COUNT" ] || sleep 300\n')
-    job = cluster.submit(["slurmdl", "sbatch", f"--dl-bind={bind}", "--open-mode=append", "--requeue", "-N3", "-o",
+    job = cluster.submit(["slurmdl", "sbatch", f"--dl-node-binding={bind}", "--open-mode=append", "--requeue", "-N3", "-o",
                           "log", str(script)], directory=script.parent)
     deadline = time.monotonic() + 20
     log = script.parent / "log"

@@ -14,10 +14,10 @@ JOB = """\
 #SBATCH -N3 --ntasks-per-node=1 --requeue --open-mode=append -o log {more}
 pace={pace}
 [ "$SLURM_RESTART_COUNT" ] && pace=0.005
-slurmdl srun python -m slurmdl.train --strategy {strategy} --steps 150 --compute replay:$pace {keep} --summary summary
+slurmdl srun python -m slurmdl.train --strategy {strategy} --steps 150 --emulate-compute $pace {keep} --summary summary
 echo status $?
 """
-KEEP = "--checkpoint kept --checkpoint-every 10"
+KEEP = "--checkpoint-dir kept --checkpoint-every 10"
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +40,7 @@ def await_checkpoint(folder: Path) -> None:
 
 def outcome(folder: Path) -> dict[str, Any]:
     summary = json.loads((folder / "summary").read_text())
-    return {name: summary[name] for name in ("checksum", "accuracy", "steps", "fired")}
+    return {name: summary[name] for name in ("parameters_crc32", "test_accuracy", "steps", "exchanges")}
 
 
 @pytest.mark.parametrize("strategy", ["allreduce", *(pytest.param(name, marks=pytest.mark.nightly)

@@ -58,7 +58,7 @@ class Site:
 
     def configure(self, **changed: object) -> None:
         """/etc/slurmdl/slurmdl.yaml of all hosts."""
-        config = {"plan_dir": str(self.plans), "scores": {"file": "/etc/slurmdl/scores.json"}, **changed}
+        config = {"plan_dir": str(self.plans), "link_scores": {"file": "/etc/slurmdl/scores.json"}, **changed}
         (self.here / "slurmdl.yaml").write_text(json.dumps(config))
 
     def score(self, age: float = 10.0) -> None:
@@ -123,7 +123,7 @@ class Site:
 @pytest.fixture(scope="module")
 def site(new_sandbox: Callable[..., Any]) -> Site:
     cluster = new_sandbox(nodes=4, plugstack="optional /etc/slurm/slurmdl.so\n", settings=("CliFilterPlugins=lua",),
-                          files={"cli_filter.lua": (SPANK.parent / "topology/cli_filter.lua").read_text()})
+                          files={"cli_filter.lua": (SPANK.parent / "etc/cli_filter.lua").read_text()})
     site = Site(cluster, cluster.box.root / "site")
     site.here.mkdir()
     site.plans.mkdir()
@@ -335,17 +335,17 @@ CASES = {
     "scores open to others": Case(lambda site: site.mode(site.scores, 0o666), "scores", "fail",
                                   "others may write it", "chmod 644"),
     "scores malformed": Case(lambda site: site.text(site.scores, "{"), "scores", "fail", "JSON", "slurmdl-ingest"),
-    "scores missing": Case(lambda site: site.configured(scores={"file": "/etc/slurmdl/none.json"}), "scores", "fail",
+    "scores missing": Case(lambda site: site.configured(link_scores={"file": "/etc/slurmdl/none.json"}), "scores", "fail",
                            "no such file", "slurmdl-ingest"),
     "owner of scores does not exist": Case(
-        lambda site: site.configured(scores={"file": "/etc/slurmdl/scores.json", "owner": "slurmdlx"}),
+        lambda site: site.configured(link_scores={"file": "/etc/slurmdl/scores.json", "trusted_owner": "slurmdlx"}),
         "scores", "fail", "no user has the name 'slurmdlx'", "systemd-sysusers"),
-    "scores stale": Case(lambda site: site.configured(scores={"file": "/etc/slurmdl/scores.json", "max_age": 1}),
+    "scores stale": Case(lambda site: site.configured(link_scores={"file": "/etc/slurmdl/scores.json", "max_age": 1}),
                          "scores", "warn", "max_age: 1", "systemctl status"),
     "Prometheus away": Case(
-        lambda site: site.configured(scores={"file": "/etc/slurmdl/scores.json",
+        lambda site: site.configured(link_scores={"file": "/etc/slurmdl/scores.json",
                                              "prometheus": {"url": "http://127.0.0.1:9"}}),
-        "prometheus", "fail", "127.0.0.1:9", "scores.prometheus"),
+        "prometheus", "fail", "127.0.0.1:9", "link_scores.prometheus"),
     "plan_dir missing": Case(lambda site: site.configured(plan_dir="/nowhere"), "plan_dir", "fail", "/nowhere",
                              "install -d -m 1777"),
     "plan_dir of others": Case(lambda site: site.mode(site.plans, 0o755), "plan_dir", "fail", "Permission denied",

@@ -20,8 +20,8 @@ pytestmark = pytest.mark.nightly
 #: goes on from its checkpoint where it starts again
 TRAIN = """\
 #SBATCH -N6 --ntasks-per-node=1 --requeue --open-mode=append -o log
-slurmdl srun {launcher} {run} --strategy {strategy} --compute replay:0.05:20000 --steps 200 \\
-    --log-every 10 --checkpoint kept --checkpoint-every 20 --summary summary.json
+slurmdl srun {launcher} {run} --strategy {strategy} --emulate-compute 0.05:20000 --steps 200 \\
+    --log-every 10 --checkpoint-dir kept --checkpoint-every 20 --summary summary.json
 status=$?
 echo "status $status"
 [ $status = 0 ] || scontrol requeue $SLURM_JOB_ID

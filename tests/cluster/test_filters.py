@@ -53,14 +53,14 @@ def test_plain_sbatch_gets_the_choice_of_the_wrapper(filtered):
         job = cluster.submit(["sbatch", "-N2", *words, "--wrap=scontrol show hostnames; sleep 1"])
         assert set(cluster.output(job).split()) <= nodes
     cluster.cancel_all()
-    pinned = ["--dl-bind=pin", "-N4", "--dl-zone=zoneB", "--hold", "--wrap=true"]
+    pinned = ["--dl-node-binding=nodelist", "-N4", "--dl-zone=zoneB", "--hold", "--wrap=true"]
     expected = cluster.run(["slurmdl", "sbatch", "--dl-dry-run", *pinned]).stdout
     record = asked_for(cluster, *pinned)
     assert record["ReqNodeList"] == "n[2,4,6,8]" and "--nodelist=n[2,4,6,8]" in expected
-    script = "#!/bin/sh\n#SBATCH -N2 --dl-zone=zoneA --dl-bind=zone\ntrue\n"
+    script = "#!/bin/sh\n#SBATCH -N2 --dl-zone=zoneA --dl-node-binding=zone\ntrue\n"
     record = asked_for(cluster, stdin=script)
     assert record["Features"] == "zoneA" and record["said"] == "" and record["ExcNodeList"] == "n[2,4,6,8]"
-    record = asked_for(cluster, "--dl-bind=zone", stdin=script, SLURMDL_OPT_ZONE="zoneB")
+    record = asked_for(cluster, "--dl-node-binding=zone", stdin=script, SLURMDL_OPT_ZONE="zoneB")
     assert record["Features"] == "zoneB" and record["ExcNodeList"] == "n[1,3,5,7]"
     # a limit for what Slurm chooses itself, too
     assert asked_for(cluster, "-N2", "--hold", "--dl-zone=zoneB", "--wrap=true")["ExcNodeList"] == "n[1,3,5,7]"
@@ -69,13 +69,13 @@ def test_plain_sbatch_gets_the_choice_of_the_wrapper(filtered):
 def test_jobs_that_are_submitted_as_they_are_written(filtered):
     cluster = filtered()
     wrap = "--wrap=true"
-    pin = ["-N2", "--dl-bind=pin"]
+    pin = ["-N2", "--dl-node-binding=nodelist"]
     cases: list[tuple[list[str], dict[str, str], str]] = [
-        (["-N2"], {}, ""), (["-N2", "--dl-ps=1", "--dl-bind=off"], {}, ""),
-        (pin, {"SLURMDL_REQUEST": "{}"}, ""), (pin, {"SLURM_JOB_ID": "1"}, ""),
+        (["-N2"], {}, ""), (["-N2", "--dl-ps=1", "--dl-node-binding=off"], {}, ""),
+        (pin, {"SLURMDL_SUBMISSION": "{}"}, ""), (pin, {"SLURM_JOB_ID": "1"}, ""),
         ([*pin, "--array=1-2"], {}, "job array"), ([*pin, "--contiguous"], {}, "--contiguous"),
         ([*pin, "--switches=1"], {}, "--switches"),
-        (["-N2", "--dl-bind=late"], {}, "slurmdl srun"), (["-N2", "--dl-ps=1"], {}, "--hold")]
+        (["-N2", "--dl-node-binding=late"], {}, "slurmdl srun"), (["-N2", "--dl-ps=1"], {}, "--hold")]
     assert bound(asked_for(cluster, "--hold", *pin, wrap)) != FREE
     for words, environ, said in cases:
         record = asked_for(cluster, "--hold", *words, wrap, **environ)
@@ -83,10 +83,10 @@ def test_jobs_that_are_submitted_as_they_are_written(filtered):
         lines = own(record["said"])
         assert (said in lines[0] if said else not lines), (words, record["said"])
     # heterogeneous jobs, by the command line and by the script, as a file and from standard input
-    script = cluster.script("#SBATCH -N1 --dl-bind=pin\n#SBATCH hetjob\n#SBATCH -N1\ntrue")
+    script = cluster.script("#SBATCH -N1 --dl-node-binding=nodelist\n#SBATCH hetjob\n#SBATCH -N1\ntrue")
     assert bound(asked_for(cluster, "--hold", str(script))) == FREE
     plain = cluster.script("true")
-    assert bound(asked_for(cluster, "--hold", "-N1", "--dl-bind=pin", ":", "-N1", str(plain))) == FREE
+    assert bound(asked_for(cluster, "--hold", "-N1", "--dl-node-binding=nodelist", ":", "-N1", str(plain))) == FREE
     done = cluster.run(["sh", "-c", f"sbatch --hold <{script}"])
     assert cluster.job(done.stdout.split()[-1])["ReqNodeList"] == "(null)"
     strict = cluster.run(["sbatch", *pin, "--array=1-2", "--dl-strict", wrap])
@@ -97,13 +97,13 @@ def test_jobs_that_are_submitted_as_they_are_written(filtered):
 SAID = [
     (["--dl-zone=nowhere"], False, "--dl-zone=nowhere: no such zone; valid: "),
     (["--dl-zone=zoneA,nowhere", "--dl-strict"], False, "--dl-zone=nowhere: no such zone; valid: "),
-    (["--dl-bind=late"], True, "--dl-bind=late"),
-    (["--dl-zone=zoneA", "--dl-bind=off"], True, "submitted as written: --dl-zone=zoneA is not applied"),
-    (["--dl-bind=pin", "--array=1-2"], True, "job array"),
-    (["--dl-bind=pin", "--array=1-2", "--dl-strict"], False, "job array"),
-    (["--dl-traffic=/no/such/file"], True, "submitted as written: /no/such/file: "),
-    (["--dl-scores=/no/such/file"], True, "scores: /no/such/file"),
-    (["--dl-zone=zoneB", "--hold"], True, "Slurm chooses the nodes in zoneB: "), (["--dl-bind=pin"], True, "")]
+    (["--dl-node-binding=late"], True, "--dl-node-binding=late"),
+    (["--dl-zone=zoneA", "--dl-node-binding=off"], True, "submitted as written: --dl-zone=zoneA is not applied"),
+    (["--dl-node-binding=nodelist", "--array=1-2"], True, "job array"),
+    (["--dl-node-binding=nodelist", "--array=1-2", "--dl-strict"], False, "job array"),
+    (["--dl-comm-pattern=/no/such/file"], True, "submitted as written: /no/such/file: "),
+    (["--dl-link-scores=/no/such/file"], True, "scores: /no/such/file"),
+    (["--dl-zone=zoneB", "--hold"], True, "Slurm chooses the nodes in zoneB: "), (["--dl-node-binding=nodelist"], True, "")]
 
 
 def test_the_filter_says_and_does_what_the_wrapper_says_and_does(filtered):
@@ -138,14 +138,14 @@ HOSTILE = ("'$(touch /tmp/executed)'", "$(touch /tmp/executed)`touch /tmp/execut
 def test_nothing_that_users_write_is_executed(filtered):
     cluster = filtered()
     for value in HOSTILE:
-        for option in ("dl-zone", "dl-traffic", "constraint", "partition", "exclude", "dependency", "account"):
+        for option in ("dl-zone", "dl-comm-pattern", "constraint", "partition", "exclude", "dependency", "account"):
             cluster.run(["sbatch", "-N2", "--dl-place=pack", f"--{option}={value}", "--wrap=true"])
         cluster.run(["sbatch", "-N2", "--dl-place=pack", value, value, "--dl-x"])
     assert cluster.run(["test", "-e", "/tmp/executed"]).returncode == 1
     directory = cluster.directory()
     script = directory / "a'$(touch executed)'"
     script.write_text("#!/bin/sh\ntrue\n")
-    pin = ["sbatch", "-N2", "--dl-bind=pin", f"--account={HOSTILE[-1]}", "-J", HOSTILE[-1], script.name]
+    pin = ["sbatch", "-N2", "--dl-node-binding=nodelist", f"--account={HOSTILE[-1]}", "-J", HOSTILE[-1], script.name]
     assert cluster.job(cluster.submit(pin, directory=directory))["ReqNodeList"].startswith("n[")
     assert not (directory / "executed").exists()
     assert cluster.run(["test", "-e", "/tmp/executed"]).returncode == 1
@@ -200,7 +200,7 @@ def test_the_controllers_side(new_cluster, plugin):  # noqa: F811
     text = with_line(text, 'SLURMDL = "slurmdl"', f'SLURMDL = "{program}"')
     cluster = new_cluster(plugstack=f"optional {PLUGIN}\n", files={"job_submit.lua": text},
                           settings=("JobSubmitPlugins=lua", *AT_ONCE))
-    pin = ["-N2", "--hold", "--dl-bind=pin", "--dl-zone=zoneB", "--wrap=true"]
+    pin = ["-N2", "--hold", "--dl-node-binding=nodelist", "--dl-zone=zoneB", "--wrap=true"]
     assert bound(asked_for(cluster, *pin)) == FREE  # no survey
     write = f"(scontrol -o -d show nodes; scontrol -o show partitions) > {survey}.new; mv {survey}.new {survey}"
     cluster.run(["sh", "-c", write], as_root=True).check_returncode()

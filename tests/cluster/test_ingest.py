@@ -38,7 +38,7 @@ def site(new_sandbox):
 
 @contextmanager
 def collector(site, *options: str) -> Iterator[Path]:
-    """`slurmdl score ingest` on the login host, as root; the directory in which it publishes."""
+    """`slurmdl links ingest` on the login host, as root; the directory in which it publishes."""
     place = site.directory("collector")
     child = subprocess.Popen(
         site.box.command(["sh", "-c", f'echo $$ >{place}/pid; exec "$@"', "sh", "slurmdl", "score", "ingest",

@@ -10,7 +10,7 @@ import time
 import pytest
 from jobs import MAPPED, occupy, own_lines, ranks, zone, zone_changes
 
-SHOW = 'for i; do echo "arg <$i>"; done\necho "mark $SLURMDL_REQUEST"\n'
+SHOW = 'for i; do echo "arg <$i>"; done\necho "mark $SLURMDL_SUBMISSION"\n'
 
 
 def blank(text: str) -> str:
@@ -186,7 +186,7 @@ def test_the_choice_reaches_the_job_whatever_is_exported(cluster, export):
 
 
 def test_a_submission_from_inside_a_job_decides_anew(cluster):
-    inner = cluster.script('echo "inner $SLURMDL_REQUEST"\nslurmdl srun sh -c \'echo role $SLURMDL_ROLE\'\n')
+    inner = cluster.script('echo "inner $SLURMDL_SUBMISSION"\nslurmdl srun sh -c \'echo role $SLURMDL_ROLE\'\n')
     outer = cluster.script(
         "#DL --dl-strategy=ps --dl-ps=1\n"
         f"slurmdl sbatch --wait -N2 -o inner.log {inner}\n"
@@ -304,7 +304,7 @@ def test_no_slurm_and_no_python_traceback(cluster):
 
 
 @pytest.mark.parametrize("text", ["plan_dir: 2024-13-01", "[" * 2000, "options: {zone: nowhere}",
-                                  "links: {node: \0}"])
+                                  "link_defaults: {node_bandwidth: \0}"])
 def test_whatever_the_configuration_holds_the_job_is_submitted(cluster, text):
     script = cluster.script(f"#SBATCH -N2\n{MAPPED}")
     config = script.parent / "slurmdl"

@@ -22,7 +22,7 @@ needs_ulfm = pytest.mark.skipif(not (OPEN_MPI / "bin/mpirun").exists(),
 JOB = """\
 #SBATCH -N4 --ntasks-per-node=1 --no-kill --no-requeue
 {variables}
-slurmdl srun {launcher} python -m slurmdl.train --strategy {strategy} --compute replay:0.02:20000 --steps {steps} \\
+slurmdl srun {launcher} python -m slurmdl.train --strategy {strategy} --emulate-compute 0.02:20000 --steps {steps} \\
     --log-every 10 --summary summary.json
 echo "status $?"
 """
@@ -35,8 +35,8 @@ export OMPI_MCA_btl_tcp_if_include=eth0 PRTE_MCA_prte_if_include=eth0"""
 KEPT = """\
 #SBATCH -N3 --ntasks-per-node=1 --no-kill --requeue --open-mode=append
 {variables}
-slurmdl srun {launcher} python -m slurmdl.train --strategy allreduce --compute replay:0.05:20000 --steps 150 \\
-    --log-every 10 --checkpoint kept --checkpoint-every 20 --summary summary.json
+slurmdl srun {launcher} python -m slurmdl.train --strategy allreduce --emulate-compute 0.05:20000 --steps 150 \\
+    --log-every 10 --checkpoint-dir kept --checkpoint-every 20 --summary summary.json
 status=$?
 echo "status $status"
 {after}
@@ -95,7 +95,7 @@ def test_gossip_goes_on_without_a_killed_rank(new_sandbox):
     assert "status 0" in training.text()
     summary = training.summary()
     assert summary["steps"] == STEPS
-    assert [(lost["rank"], lost["node"]) for lost in summary["lost"]] == [(3, training.nodes[3])]
+    assert [(lost["rank"], lost["node"]) for lost in summary["failed_ranks"]] == [(3, training.nodes[3])]
 
 
 @needs_ulfm
@@ -109,7 +109,7 @@ def test_a_rank_that_stands_still_for_20_s_is_not_lost(new_sandbox):
     training.box.wait(training.job)
     assert "goes on without" not in training.text()
     assert "status 0" in training.text()
-    assert training.summary()["lost"] == []
+    assert training.summary()["failed_ranks"] == []
 
 
 @needs_ulfm
@@ -171,7 +171,7 @@ def test_a_lost_node_ends_all(new_sandbox, way):
 def test_plain_srun_lets_the_others_wait_unless_it_is_told_to_end_them(new_sandbox):
     """What Slurm 22.05 does with a killed rank of a step with --mpi=pmix: nothing. `slurmdl srun` asks it to."""
     box = new_sandbox(nodes=2)
-    words = "python -m slurmdl.train --strategy gossip --compute replay:0.02:20000 --steps 400 --log-every 10"
+    words = "python -m slurmdl.train --strategy gossip --emulate-compute 0.02:20000 --steps 400 --log-every 10"
     for option, ends in (("", False), ("-K", True)):
         script = box.script(f"#SBATCH -N2 --ntasks-per-node=1\nsrun --mpi=pmix {option} {words}\necho status $?\n")
         training = Training(box, script)

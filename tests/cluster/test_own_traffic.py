@@ -22,7 +22,7 @@ def test_ranks_that_talk_get_one_zone(cluster):
     script = cluster.script(PROGRAM)
     words = ["slurmdl", "sbatch", "-N8", "-D", "elsewhere", "--output", f"{directory}/slurm-%j.out"]
     plain, mapped = (zones(cluster.output(cluster.submit([*words, *more, str(script)], directory=directory)))
-                     for more in ([], ["--dl-traffic=traffic.csv"]))
+                     for more in ([], ["--dl-comm-pattern=traffic.csv"]))
     assert len(set(plain[:4])) == len(set(plain[4:])) == 1, "a ring"
     assert len(set(mapped[::2])) == len(set(mapped[1::2])) == 1 and mapped[0] != mapped[1]
 
@@ -30,7 +30,7 @@ def test_ranks_that_talk_get_one_zone(cluster):
 def test_gossip_on_the_base_graph(cluster):
     script = cluster.script(f"{PROGRAM} 2>&1")
     found = zones(cluster.output(cluster.submit(
-        ["slurmdl", "sbatch", "-N8", "--dl-strategy=gossip", "--dl-traffic=base", str(script)])))
+        ["slurmdl", "sbatch", "-N8", "--dl-strategy=gossip", "--dl-comm-pattern=base-2", str(script)])))
     bits = [bit for bit in (1, 2, 4) if any(found[rank] != found[rank ^ bit] for rank in range(8))]
     assert len(bits) == 1, "one of the three distances crosses the zones"
 
@@ -42,7 +42,7 @@ def test_a_wrong_file_costs_no_start(cluster, text, complaint):
     directory = cluster.directory()
     cluster.run(["sh", "-c", f"echo '{text}' > traffic.csv"], directory=directory)
     script = cluster.script("srun hostname")
-    words = ["slurmdl", "sbatch", "-N8", "--dl-traffic=traffic.csv"]
+    words = ["slurmdl", "sbatch", "-N8", "--dl-comm-pattern=traffic.csv"]
     done = cluster.run([*words, str(script)], directory=directory)
     first, *others = done.stderr.splitlines()
     assert done.returncode == 0 and done.stdout.startswith("Submitted batch job ")

@@ -56,12 +56,12 @@ def test_a_job_is_mapped_by_its_own_probe(shaped):
     script = "#!/bin/sh\n#SBATCH -N3 --ntasks-per-node=1 -w n3,n5,n7\nslurmdl srun --dl-strategy=ps --dl-ps=1 " \
              "--dl-rank0=any {probe} sh -c 'echo rank $SLURM_PROCID $SLURMD_NODENAME $SLURMDL_ROLE'\n"
     place = {}
-    for probe in ("--dl-probe=2", "--dl-scores=off"):
+    for probe in ("--dl-probe=2", "--dl-link-scores=off"):
         job = shaped.submit(["sbatch", "--output=out-%j", str(shaped.script(script.format(probe=probe)))])
         text = shaped.output(job)
         place[probe] = next(line.split()[2] for line in text.splitlines() if line.endswith(" ps"))
         assert "slurmdl:" not in text
-    assert place["--dl-scores=off"] == "n3"
+    assert place["--dl-link-scores=off"] == "n3"
     assert place["--dl-probe=2"] in ("n5", "n7")
 
 
@@ -69,7 +69,7 @@ def test_a_job_that_asked_for_more_drops_what_its_own_probe_found_and_tells(shap
     """One probe serves both: which node goes, and how the ranks lie on the others."""
     script = shaped.script("slurmdl srun --dl-probe=2 --dl-explain --dl-model-bytes=100M sh -c "
                            "'echo rank $SLURM_PROCID $SLURMD_NODENAME $SLURMDL_ROLE'\n")
-    job = shaped.submit(["slurmdl", "sbatch", "--dl-bind=late", "--dl-scores=off", "-N3", "-x", "n2,n4,n6,n8",
+    job = shaped.submit(["slurmdl", "sbatch", "--dl-node-binding=late", "--dl-link-scores=off", "-N3", "-x", "n2,n4,n6,n8",
                          "--output=out-%j", str(script)], directory=script.parent)
     text = shaped.output(job)
     assert set(ranks(text)) == {"n1", "n5", "n7"}, text
@@ -174,7 +174,7 @@ def test_a_busy_cluster_is_covered(new_cluster):
                       f"--node={node}", f"--spool={spool}") for node in served]
     services += [start(node, "python3", "-c", RECEIVE_ALL) for node in counted[:2]]
     try:
-        collect = "slurmdl score collect --strict --node=$0 --spool=$1 --state=/run/slurmdl"
+        collect = "slurmdl links counters --strict --node=$0 --spool=$1 --state=/run/slurmdl"
         runs = [start(node, "sh", "-ec", f'{collect}; python3 -c "$2" {target}; {collect}', node, str(spool), SEND)
                 for node, target in zip(counted, [counted[1], *[counted[0]] * 9], strict=True)]
         assert [run.wait(90) for run in runs] == [0] * 10

@@ -1,6 +1,6 @@
 """PySlurm as the reader, beside scontrol, on a real controller: field by field the same, and how long each takes.
 
-Slurm and PySlurm are those that `tools/pyslurm-root` puts into a root of another Debian.
+Slurm and PySlurm are those that `tools/build-pyslurm` puts into a root of another Debian.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class PySlurmCluster(RootCluster):
     """A cluster on which slurmdl and PySlurm can be imported."""
 
     def __init__(self, here: Path, nodes: int, **lines: Any) -> None:
-        done = subprocess.run([ROOT / "tools/pyslurm-root", SUITE], check=True, timeout=1500, stdout=subprocess.PIPE,
+        done = subprocess.run([ROOT / "tools/build-pyslurm", SUITE], check=True, timeout=1500, stdout=subprocess.PIPE,
                               text=True)
         super().__init__(root_of(SUITE), here, nodes, None, **lines)
         shutil.copytree(ROOT / "slurmdl", self.shared / "python/slurmdl")

@@ -24,7 +24,7 @@ def scores_file(cluster, *bad: str, age: float = 0.0, kind: LinkScore = SLOW) ->
 
 def test_a_job_gets_clean_nodes_while_there_are_enough(cluster):
     script, file = cluster.script(MAPPED), scores_file(cluster, "n1", "n4", kind=LOSSY)
-    job = cluster.submit(["slurmdl", "sbatch", "-N3", "--dl-bind=pin", f"--dl-scores={file}", str(script)],
+    job = cluster.submit(["slurmdl", "sbatch", "-N3", "--dl-node-binding=nodelist", f"--dl-link-scores={file}", str(script)],
                          directory=script.parent)
     nodes = set(ranks(cluster.output(job)))
     assert nodes in ({"n3", "n5", "n7"}, {"n2", "n6", "n8"})
@@ -33,7 +33,7 @@ def test_a_job_gets_clean_nodes_while_there_are_enough(cluster):
 def test_a_degraded_node_is_used_when_the_others_are_not_enough(cluster):
     occupy(cluster, "n2", "n4", "n6", "n8")
     script, file = cluster.script(MAPPED), scores_file(cluster, "n1")
-    words = ["slurmdl", "sbatch", "--dl-bind=pin", f"--dl-scores={file}"]
+    words = ["slurmdl", "sbatch", "--dl-node-binding=nodelist", f"--dl-link-scores={file}"]
     three = cluster.submit([*words, "-N3", str(script)], directory=script.parent)
     assert set(ranks(cluster.output(three))) == {"n3", "n5", "n7"}
     four = cluster.submit([*words, "-N4", str(script)], directory=script.parent)
@@ -42,7 +42,7 @@ def test_a_degraded_node_is_used_when_the_others_are_not_enough(cluster):
 
 def test_the_explanation_says_which_scores_mattered(cluster):
     file = scores_file(cluster, "n1", age=60)
-    words = ["slurmdl", "place", "-N3", f"--dl-scores={file}", "--dl-zone=zoneA"]
+    words = ["slurmdl", "place", "-N3", f"--dl-link-scores={file}", "--dl-zone=zoneA"]
     told = cluster.run(words)
     assert told.returncode == 0, told.stderr
     assert "n1  left out: " in told.stdout and "1 min old" in told.stdout
@@ -58,11 +58,11 @@ def test_scores_that_cannot_be_used_leave_the_topology_and_one_line(cluster):
     cluster.run(["chmod", "666", str(forged)]).check_returncode()
     for file, why in ((stale, "stale"), (broken, "is not JSON"), (forged, "others may write it"),
                       (script.parent / "missing", "No such file")):
-        done = cluster.run(["slurmdl", "place", "-N3", f"--dl-scores={file}"])
+        done = cluster.run(["slurmdl", "place", "-N3", f"--dl-link-scores={file}"])
         assert done.returncode == 0 and "choice     none" not in done.stdout
         assert len(own_lines(done.stderr)) == 1 and why in done.stderr
         assert done.stderr.endswith("the topology alone decides\n")
-    words = ["slurmdl", "sbatch", "--parsable", "-N3", "--dl-scores=http://127.0.0.1:9"]
+    words = ["slurmdl", "sbatch", "--parsable", "-N3", "--dl-link-scores=http://127.0.0.1:9"]
     strict = cluster.run([*words, "--dl-strict", str(script)], directory=script.parent)
     assert strict.returncode == 65 and "refused" in strict.stderr and not strict.stdout
     done = cluster.run([*words, str(script)], directory=script.parent)
@@ -74,7 +74,7 @@ def test_scores_that_cannot_be_used_leave_the_topology_and_one_line(cluster):
 def test_what_another_user_wrote_is_not_read(cluster):
     file = scores_file(cluster, "n1")
     cluster.run(["chown", "64001", str(file)], as_root=True).check_returncode()
-    told = cluster.run(["slurmdl", "place", "-N3", f"--dl-scores={file}"])
+    told = cluster.run(["slurmdl", "place", "-N3", f"--dl-link-scores={file}"])
     assert told.returncode == 0 and "left out" not in told.stdout
     assert "user 64001 owns it" in told.stderr and told.stderr.count("\n") == 1
 
@@ -85,6 +85,6 @@ def test_the_map_of_a_step_follows_the_scores(cluster):
     script = cluster.script("slurmdl srun --dl-strategy=ps --dl-ps=1 --dl-rank0=any sh -c "
                             "'echo rank $SLURM_PROCID $SLURMD_NODENAME $SLURMDL_ROLE'\n")
     job = cluster.submit(["sbatch", "-N3", "-w", "n1,n3,n5", str(script)], directory=script.parent,
-                         env={"SLURMDL_OPT_SCORES": str(file)})
+                         env={"SLURMDL_OPT_LINK_SCORES": str(file)})
     servers = [line.split()[2] for line in cluster.output(job).splitlines() if line.endswith(" ps")]
     assert servers == ["n3"]

@@ -24,7 +24,7 @@ apt-get update -qq
 apt-get install -y -qq --no-install-recommends git build-essential debhelper dh-python libslurm-dev \
     pybuild-plugin-pyproject python3-all >/dev/null
 git config --global --add safe.directory '*'
-/checkout/tools/package deb /packages
+/checkout/tools/build-packages deb /packages
 cd /packages
 apt-get download -qq $(dpkg-query -W -f='${Depends}' libslurm-dev | grep -o 'libslurm[0-9][0-9a-z]*' | head -n 1)
 chmod a+r *

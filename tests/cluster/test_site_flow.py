@@ -1,6 +1,6 @@
 """A site's whole way with the packages: install, enable, submit, upgrade, disable, remove; and no trace is left.
 
-In the root of a Debian with its own Slurm, where nothing of the checkout is seen. `make site-flow` makes that root
+In the root of a Debian with its own Slurm, where nothing of the checkout is seen. `make test-packages` makes that root
 and the packages, and names these by SLURMDL_PACKAGES; without them this is skipped.
 """
 
@@ -24,9 +24,9 @@ PACKAGES = Path(os.environ.get("SLURMDL_PACKAGES", "/nowhere"))
 BOOKS = ("var/lib/dpkg", "var/log", "var/cache", "var/lib/apt", "tmp", "run", "etc/ld.so.cache", "root")
 #: written by whoever makes users; groups and users stand there, the order of the lines may change
 USERS = ("etc/passwd", "etc/group", "etc/shadow", "etc/gshadow")
-UNITS = ("slurmdl-ingest.service", "slurmdl-serve.service", "slurmdl-collect.timer")
+UNITS = ("slurmdl-ingest.service", "slurmdl-agent.service", "slurmdl-counters.timer")
 
-_why = missing(SUITE) or ("" if list(PACKAGES.glob("*.deb")) else "no packages: make site-flow makes them")
+_why = missing(SUITE) or ("" if list(PACKAGES.glob("*.deb")) else "no packages: make test-packages makes them")
 pytestmark = pytest.mark.skipif(bool(_why), reason=_why or "-")
 
 
@@ -109,18 +109,18 @@ def test_the_whole_way(root, tmp_path):
         samples = "\n".join(json.dumps({"kind": "node", "name": f"n{i}", "time": 0, "throughput": 1e8,
                                         "source": "probe"}) for i in range(1, 5))
         script = ("install -d -o slurmdl -g slurmdl /var/lib/slurmdl; "
-                  "exec setpriv --reuid=slurmdl --regid=slurmdl --clear-groups slurmdl score ingest -")
+                  "exec setpriv --reuid=slurmdl --regid=slurmdl --clear-groups slurmdl links ingest -")
         now = cluster.run(["date", "+%s"]).stdout.strip()
         done = cluster.run(["sh", "-c", script], as_root=True, stdin=samples.replace('"time": 0', f'"time": {now}'))
         assert done.returncode == 0, done.stderr
         own = root / "etc/slurmdl/slurmdl.yaml"
         shipped = own.read_text()
-        own.write_text("scores: {owner: slurmdl}\n")
+        own.write_text("link_scores: {trusted_owner: slurmdl}\n")
         assert "newest score" in doctor(cluster)["scores"]
 
         # an upgrade keeps what the site has written
         install(root)
-        assert own.read_text() == "scores: {owner: slurmdl}\n" != shipped
+        assert own.read_text() == "link_scores: {trusted_owner: slurmdl}\n" != shipped
         doctor(cluster)
 
         # disabled
@@ -148,13 +148,13 @@ def test_the_whole_way(root, tmp_path):
 _TRIAL = """\
 exec >/trial.log 2>&1
 cat >/etc/default/slurmdl <<X
-SLURMDL_INGEST="--listen :6840 --allow 127.0.0.0/8 --every 1"
-SLURMDL_COLLECT="--to 127.0.0.1:6840 --strict"
-SLURMDL_SERVE="--allow 127.0.0.0/8 --peers 0"
+SLURMDL_INGEST_OPTS="--listen :6840 --allow 127.0.0.0/8 --every 1"
+SLURMDL_COUNTERS_OPTS="--to 127.0.0.1:6840 --strict"
+SLURMDL_AGENT_OPTS="--allow 127.0.0.0/8 --peers 0"
 X
-systemctl enable --now slurmdl-ingest slurmdl-serve slurmdl-collect.timer
+systemctl enable --now slurmdl-ingest slurmdl-agent slurmdl-counters.timer
 for i in 1 2 3 4 5 6 7 8 9 10; do journalctl -u slurmdl-ingest | grep -q listening && break; sleep 1; done
-systemctl start slurmdl-collect && echo collected
+systemctl start slurmdl-counters && echo collected
 cat >/send.py <<X
 import time
 from slurmdl.links import outbox
@@ -170,7 +170,7 @@ systemctl daemon-reload
 systemctl start user || echo refused
 systemctl start node && echo stored
 sleep 2
-systemctl is-active slurmdl-ingest slurmdl-serve slurmdl-collect.timer
+systemctl is-active slurmdl-ingest slurmdl-agent slurmdl-counters.timer
 ps -eo user:20,args | grep -o '^[a-z0-9]* .*[s]core [a-z]*' | cut -d' ' -f1
 cp /var/lib/slurmdl/scores.json /published.json
 dpkg --purge slurmdl slurmdl-spank >/purge.log 2>&1 && echo purged

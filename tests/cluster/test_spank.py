@@ -15,14 +15,14 @@ from slurmdl.dl_options import OPTIONS, WRAPPER_ONLY
 PLUGIN = Path(__file__).parents[2] / "build/spank/slurmdl.so"
 NAMES = ("SLURM_PROCID", "SLURMD_NODENAME", "SLURMDL_ROLE", "SLURMDL_ROLE_RANK", "SLURMDL_ZONE", "RANK", "WORLD_SIZE",
          "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "SLURMDL_PLAN", "SLURM_DISTRIBUTION",
-         "SLURM_HOSTFILE", "SLURMDL_SET")
+         "SLURM_HOSTFILE", "SLURMDL_EXPORTED")
 #: what a task has of NAMES, one line a task
 TASK = "echo " + " ".join(f"${{{name}:--}}" for name in NAMES)
 STEP = f"srun sh -c '{TASK}'"
 #: a map of six tasks on four nodes, for a script
 MAP = """
-export SLURMDL_MAP_JOB=$SLURM_JOB_ID SLURMDL_MAP_NODES='n3(x2),n1,n4,n2(x2)' SLURMDL_MAP_PLAN=plan
-export SLURMDL_MAP_PS_RANKS=0,3 SLURMDL_MAP_ZONE_RANKS='zoneA:0-2;zoneB:3-5;'
+export SLURMDL_RANKMAP_JOB=$SLURM_JOB_ID SLURMDL_RANKMAP_NODES='n3(x2),n1,n4,n2(x2)' SLURMDL_RANKMAP_PLAN=plan
+export SLURMDL_RANKMAP_PS_RANKS=0,3 SLURMDL_RANKMAP_ZONE_RANKS='zoneA:0-2;zoneB:3-5;'
 """
 MAPPED = ["n3", "n3", "n1", "n4", "n2", "n2"]
 PLAIN = ["n1", "n1", "n2", "n3", "n3", "n4"]
@@ -118,12 +118,12 @@ def test_tasks_find_their_variables(plugged):
     script = cluster.script(f"""
 echo "@ mine"; RANK=mine srun --dl-ps=1 sh -c '{TASK}'
 echo "@ nothing"; env -u SLURMDL_OPT_PS srun sh -c '{TASK}'
-echo "@ batch"; env | grep -c -e ^RANK= -e ^SLURMDL_ROLE -e ^SLURMDL_SET= || true
+echo "@ batch"; env | grep -c -e ^RANK= -e ^SLURMDL_ROLE -e ^SLURMDL_EXPORTED= || true
 """)
     found = sections(cluster.output(cluster.submit(["sbatch", "-N4", str(script)])))
     assert set(column(found["mine"], "RANK")) == {"mine"}
-    assert set(column(found["mine"], "SLURMDL_SET")) == {"WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE"}
-    ours = ("SLURMDL_ROLE", "RANK", "SLURMDL_SET")
+    assert set(column(found["mine"], "SLURMDL_EXPORTED")) == {"WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE"}
+    ours = ("SLURMDL_ROLE", "RANK", "SLURMDL_EXPORTED")
     assert {task[name] for task in tasks(found["nothing"]) for name in ours} == {"-"}
     assert found["batch"].split() == ["0"]
 
@@ -131,7 +131,7 @@ echo "@ batch"; env | grep -c -e ^RANK= -e ^SLURMDL_ROLE -e ^SLURMDL_SET= || tru
 def test_a_step_inside_a_task_gets_its_own(plugged):
     cluster = plugged()
     inner = cluster.script(f"srun --overlap --mem=0 -n4 sh -c '{TASK}'", "inner.sh")
-    outer = cluster.script(f"{MAP}\nsrun --mem=0 --dl-map sh -c '[ $SLURM_PROCID != 2 ] || {inner}'")
+    outer = cluster.script(f"{MAP}\nsrun --mem=0 --dl-rank-map sh -c '[ $SLURM_PROCID != 2 ] || {inner}'")
     text = cluster.output(cluster.submit(["sbatch", "-N4", "-n6", "--dl-ps=1", str(outer)]))
     assert column(text, "RANK") == ["0", "1", "2", "3"] and set(column(text, "WORLD_SIZE")) == {"4"}
     assert roles(text) == ["ps0", "worker0", "worker1", "worker2"]
@@ -153,7 +153,7 @@ def test_the_wrapper_beside_the_plugin(plugged):
     script = cluster.script(f"#DL --dl-ps=2\nslurmdl srun sh -c '{TASK}'")
     text = cluster.output(cluster.submit(["slurmdl", "sbatch", "-N4", str(script)]))
     assert roles(text) == ["ps0", "ps1", "worker0", "worker1"] and column(text, "RANK") == ["0", "1", "2", "3"]
-    assert all("RANK" in task["SLURMDL_SET"].split() and task["MASTER_ADDR"] != "-" for task in tasks(text))
+    assert all("RANK" in task["SLURMDL_EXPORTED"].split() and task["MASTER_ADDR"] != "-" for task in tasks(text))
     # with the plugin lines of sbatch are good under the wrapper, too; what is typed is stronger for both
     lines = cluster.script(f"#SBATCH --dl-ps=1 --dl-model-bytes=1M\n{STEP}\necho '@ mapped'\n"
                            f"slurmdl srun sh -c '{TASK}'")
@@ -171,8 +171,8 @@ def test_the_wrapper_beside_the_plugin(plugged):
 def bad_values() -> list[tuple[str, str, str]]:
     """option, value, and what the message must name."""
     return [("strategy", "gosip", "adaptive-gossip"), ("ps", "two", "whole number"), ("ps", "-1", "whole number"),
-            ("place", "", "balance"), ("bind", "hard", "late"), ("zone", ",", "names with commas"),
-            ("model-bytes", "0", "400M"), ("scores", "", "FILE"), ("traffic", "", "PATTERN")]
+            ("place", "", "balance"), ("node-binding", "hard", "late"), ("zone", ",", "names with commas"),
+            ("model-bytes", "0", "400M"), ("link-scores", "", "FILE"), ("comm-pattern", "", "PATTERN")]
 
 
 def test_values_that_are_not_valid_end_the_submission(plugged, bad_values):
@@ -193,9 +193,9 @@ def test_values_that_are_not_valid_end_the_submission(plugged, bad_values):
     refused(cluster.run(["srun", word, "hostname"]), valid, option)
     refused(cluster.run(["salloc", word, "hostname"]), valid, option)
     # a map is of a step: sbatch and salloc have no such option
-    assert cluster.run(["sbatch", "--dl-map", "--wrap=true"]).returncode != 0
-    assert cluster.run(["sbatch", str(cluster.script("#SBATCH --dl-map\ntrue"))]).returncode != 0
-    assert cluster.run(["salloc", "--dl-map", "true"]).returncode != 0
+    assert cluster.run(["sbatch", "--dl-rank-map", "--wrap=true"]).returncode != 0
+    assert cluster.run(["sbatch", str(cluster.script("#SBATCH --dl-rank-map\ntrue"))]).returncode != 0
+    assert cluster.run(["salloc", "--dl-rank-map", "true"]).returncode != 0
     assert cluster.run(["squeue", "-h"]).stdout == ""
 
 
@@ -203,18 +203,18 @@ def test_help(plugged):
     cluster, options = plugged(), len(OPTIONS) - len(WRAPPER_ONLY)
     for command, maps in (("sbatch", 0), ("salloc", 0), ("srun", 1)):
         text = cluster.run([command, "--help"]).stdout
-        assert text.count("[slurmdl]") == options + maps and ("--dl-map" in text) == bool(maps)
+        assert text.count("[slurmdl]") == options + maps and ("--dl-rank-map" in text) == bool(maps)
 
 
 def test_a_map_is_applied_to_its_step_and_to_no_other(plugged):
     cluster = plugged()
     script = cluster.script(f"""{MAP}
 echo "@ before"; {STEP}
-echo "@ mapped"; srun --dl-map sh -c '{TASK}'
+echo "@ mapped"; srun --dl-rank-map sh -c '{TASK}'
 echo "@ after"; {STEP}
-echo "@ counted"; srun --dl-map -n6 sh -c '{TASK}'
-echo "@ few"; srun --export=SLURMDL_MAP_JOB --dl-map /bin/sh -c '{TASK}'
-echo "@ inherited"; SLURM_SPANK__SLURM_SPANK_OPTION_slurmdl_dl_map= _SLURM_SPANK_OPTION_slurmdl_dl_map= {STEP}
+echo "@ counted"; srun --dl-rank-map -n6 sh -c '{TASK}'
+echo "@ few"; srun --export=SLURMDL_RANKMAP_JOB --dl-rank-map /bin/sh -c '{TASK}'
+echo "@ inherited"; SLURM_SPANK__SLURM_SPANK_OPTION_slurmdl_dl_rank_map= _SLURM_SPANK_OPTION_slurmdl_dl_rank_map= {STEP}
 """)
     found = sections(cluster.output(cluster.submit(["sbatch", "-N4", "-n6", "--dl-ps=2", str(script)])))
     for title in ("before", "after", "inherited"):
@@ -243,15 +243,15 @@ def test_the_map_that_slurmdl_prints(plugged):
     cluster = plugged()
     step = f"sh -c '{TASK}'"
     script = cluster.script(f"""
-echo "@ plugin 0"; eval "$(slurmdl srun --print-map=shell -n 6 true)"; srun --dl-map -n 6 {step}
+echo "@ plugin 0"; eval "$(slurmdl srun --print-rank-map=shell -n 6 true)"; srun --dl-rank-map -n 6 {step}
 echo "@ slurmdl 1"; slurmdl srun -n 6 {step}
-echo "@ plugin 2"; eval "$(slurmdl srun --print-map=shell --dl-strategy=gossip)"; srun --dl-map {step}
+echo "@ plugin 2"; eval "$(slurmdl srun --print-rank-map=shell --dl-strategy=gossip)"; srun --dl-rank-map {step}
 echo "@ slurmdl 3"; slurmdl srun --dl-strategy=gossip {step}
-unset SLURMDL_MAP_NODES; eval "$(slurmdl srun --print-map=shell -n 99 2>&-)"
-echo "@ none"; srun --dl-map {step} 2>&1
+unset SLURMDL_RANKMAP_NODES; eval "$(slurmdl srun --print-rank-map=shell -n 99 2>&-)"
+echo "@ none"; srun --dl-rank-map {step} 2>&1
 """)
     found = sections(cluster.output(cluster.submit(["sbatch", "-N4", "-n6", "--dl-ps=2", str(script)])))
-    same = set(NAMES) - {"MASTER_PORT", "SLURMDL_SET"}
+    same = set(NAMES) - {"MASTER_PORT", "SLURMDL_EXPORTED"}
     for one, other in (("plugin 0", "slurmdl 1"), ("plugin 2", "slurmdl 3")):
         for name in sorted(same):
             assert column(found[one], name) == column(found[other], name), name
@@ -265,30 +265,30 @@ echo "@ none"; srun --dl-map {step} 2>&1
 
 #: what is wrong with a map -> the change to the script, and what the one line says
 WRONG_MAPS = {
-    "another job": ("SLURMDL_MAP_JOB=99", "another job"),
-    "no map": ("unset SLURMDL_MAP_NODES", "no map"),
-    "foreign host": ("SLURMDL_MAP_NODES='n9(x2),n1,n4,n2(x2)'", "not of the job"),
-    "host list": ("SLURMDL_MAP_NODES='n[1-4],n1,n2'", "malformed"),
-    "line end": ("SLURMDL_MAP_NODES=\"n1\n/etc/passwd\"", "malformed"),
-    "substitution": ("SLURMDL_MAP_NODES='$(touch /tmp/executed)'", "malformed"),
-    "too long": ("SLURMDL_MAP_NODES=$(printf 'n1,%.0s' $(seq 30000))", "malformed"),
-    "empty": ("SLURMDL_MAP_NODES=", "malformed"),
+    "another job": ("SLURMDL_RANKMAP_JOB=99", "another job"),
+    "no map": ("unset SLURMDL_RANKMAP_NODES", "no map"),
+    "foreign host": ("SLURMDL_RANKMAP_NODES='n9(x2),n1,n4,n2(x2)'", "not of the job"),
+    "host list": ("SLURMDL_RANKMAP_NODES='n[1-4],n1,n2'", "malformed"),
+    "line end": ("SLURMDL_RANKMAP_NODES=\"n1\n/etc/passwd\"", "malformed"),
+    "substitution": ("SLURMDL_RANKMAP_NODES='$(touch /tmp/executed)'", "malformed"),
+    "too long": ("SLURMDL_RANKMAP_NODES=$(printf 'n1,%.0s' $(seq 30000))", "malformed"),
+    "empty": ("SLURMDL_RANKMAP_NODES=", "malformed"),
 }
 
 
 def test_a_map_that_does_not_hold_is_not_applied(plugged):
     cluster = plugged()
-    lines = [f"echo '@ {title}'; ( {change}; srun --dl-map sh -c '{TASK}' ) 2>&1"
+    lines = [f"echo '@ {title}'; ( {change}; srun --dl-rank-map sh -c '{TASK}' ) 2>&1"
              for title, (change, _) in WRONG_MAPS.items()]
-    strict = [f"echo '@ {words}'; ( SLURMDL_MAP_JOB=99; srun {words} sh -c '{TASK}'; echo status $? ) 2>&1"
-              for words in ("--dl-strict --dl-map", "--dl-map --dl-strict")]
+    strict = [f"echo '@ {words}'; ( SLURMDL_RANKMAP_JOB=99; srun {words} sh -c '{TASK}'; echo status $? ) 2>&1"
+              for words in ("--dl-strict --dl-rank-map", "--dl-rank-map --dl-strict")]
     script = cluster.script("\n".join([MAP, *lines, *strict]))
     found = sections(cluster.output(cluster.submit(["sbatch", "-N4", "-n6", str(script)])))
     for title, (_, said) in WRONG_MAPS.items():
         assert column(found[title], "SLURMD_NODENAME") == PLAIN, title
         assert set(column(found[title], "MASTER_ADDR")) == {"-"}
         assert len(own(found[title])) == 1 and said in own(found[title])[0], (title, own(found[title]))
-    for words in ("--dl-strict --dl-map", "--dl-map --dl-strict"):
+    for words in ("--dl-strict --dl-rank-map", "--dl-rank-map --dl-strict"):
         assert tasks(found[words]) == [] and "status 0" not in found[words] and "status " in found[words]
         assert "another job" in own(found[words])[0]
     nothing_is_broken(cluster)
@@ -297,11 +297,11 @@ def test_a_map_that_does_not_hold_is_not_applied(plugged):
 def test_a_map_that_the_step_does_not_follow_is_warned_of_once(plugged):
     cluster = plugged()
     script = cluster.script(f"""{MAP}
-echo "@ fewer"; srun --dl-map -n5 sh -c '{TASK}' 2>&1
-echo "@ nodelist"; srun --dl-map -w n[1-4] sh -c '{TASK}' 2>&1
-echo "@ more"; srun --dl-map -O -n7 sh -c '{TASK}' 2>&1 || true
-echo "@ servers"; SLURMDL_MAP_PS_RANKS=0,x srun --dl-map sh -c '{TASK}' 2>&1
-echo "@ zones"; SLURMDL_MAP_ZONE_RANKS='zoneB:0-1;zoneA:2;zoneB:3-5' srun --dl-map sh -c '{TASK}' 2>&1
+echo "@ fewer"; srun --dl-rank-map -n5 sh -c '{TASK}' 2>&1
+echo "@ nodelist"; srun --dl-rank-map -w n[1-4] sh -c '{TASK}' 2>&1
+echo "@ more"; srun --dl-rank-map -O -n7 sh -c '{TASK}' 2>&1 || true
+echo "@ servers"; SLURMDL_RANKMAP_PS_RANKS=0,x srun --dl-rank-map sh -c '{TASK}' 2>&1
+echo "@ zones"; SLURMDL_RANKMAP_ZONE_RANKS='zoneB:0-1;zoneA:2;zoneB:3-5' srun --dl-rank-map sh -c '{TASK}' 2>&1
 echo "@ after"; {STEP}
 """)
     found = sections(cluster.output(cluster.submit(["sbatch", "-N4", "-n6", "--dl-ps=1", str(script)])))
@@ -324,7 +324,7 @@ def hide(cluster, host: str) -> None:
 def test_missing_on_a_node(plugged):
     cluster = plugged()
     hide(cluster, "n2")
-    script = cluster.script(f"{STEP}\n{MAP}\necho '@ mapped'; srun --dl-map -n6 --overcommit sh -c '{TASK}' 2>&1")
+    script = cluster.script(f"{STEP}\n{MAP}\necho '@ mapped'; srun --dl-rank-map -n6 --overcommit sh -c '{TASK}' 2>&1")
     text = cluster.output(cluster.submit(["sbatch", "-N4", "--dl-ps=1", str(script)]))
     mapped = sections(text)["mapped"]
     assert column(text.replace(mapped, ""), "SLURMDL_ROLE") == ["ps", "-", "worker", "worker"]
@@ -352,9 +352,9 @@ def test_missing_on_the_login_node(plugged):
 def test_hostile_node_names_and_a_plugstack_that_nobody_may_read(plugged):
     cluster = plugged()
     hostile = ["n1,$(touch /tmp/executed)", "n[1-", "n[0-99999999]", "'; touch /tmp/executed #", "%s%n%s", "x" * 5000]
-    lines = [f"export SLURM_JOB_NODELIST={shlex.quote(value)}; srun --dl-map true 2>&1 || true" for value in hostile]
+    lines = [f"export SLURM_JOB_NODELIST={shlex.quote(value)}; srun --dl-rank-map true 2>&1 || true" for value in hostile]
     lines += [f"export SLURM_TOPOLOGY_ADDR={shlex.quote(value)}; srun --dl-ps=1 true || true" for value in hostile]
-    names = [f"export SLURMDL_MAP_NODES={shlex.quote(value)}; srun --dl-map true 2>&1" for value in hostile]
+    names = [f"export SLURMDL_RANKMAP_NODES={shlex.quote(value)}; srun --dl-rank-map true 2>&1" for value in hostile]
     script = cluster.script("\n".join([MAP, *(f"( {line} )" for line in lines + names), "echo @ last", STEP]))
     text = cluster.output(cluster.submit(["sbatch", "-N4", "-n6", "--dl-ps=1", str(script)]))
     assert roles(sections(text)["last"])[:2] == ["ps0", "worker0"] and len(tasks(text)) == 6
@@ -401,7 +401,7 @@ def test_a_plugin_that_slurm_cannot_load(new_cluster, plugin, broken):
 def test_hostile_names_and_a_huge_environment(plugged):
     cluster = plugged()
     name = "a'b\"c;$(touch /tmp/executed)`touch /tmp/executed`\nd"
-    huge = {"SLURMDL_MAP_NODES": "n" * 120_000, "SLURMDL_PS_RANKS": "9" * 120_000, "SLURMDL_SET": " RANK" * 20_000}
+    huge = {"SLURMDL_RANKMAP_NODES": "n" * 120_000, "SLURMDL_PS_RANKS": "9" * 120_000, "SLURMDL_EXPORTED": " RANK" * 20_000}
     script = cluster.script(STEP)
     text = cluster.output(cluster.submit(["sbatch", "-N4", "-J", name, "--dl-ps=1", str(script)], env=huge))
     assert roles(text) == ["ps0", "worker0", "worker1", "worker2"]

@@ -23,7 +23,7 @@ from test_spank import (  # noqa: F401
     test_values_that_are_not_valid_end_the_submission,
 )
 
-TOOL = Path(__file__).parents[2] / "tools/plugin-releases"
+TOOL = Path(__file__).parents[2] / "tools/test-plugin-releases"
 #: the order in which the nodes of a job get its tasks: 26.05 goes from zone to zone
 ORDER = {"24.11": ["n1", "n2", "n3", "n4"], "26.05": ["n1", "n3", "n2", "n4"]}
 

@@ -263,8 +263,8 @@ for MASTER_ADDR in n4 n4.cluster n2 n1 10.0.0.4; do
 done
 unset MASTER_ADDR
 echo @
-for form in slurm-hostfile intel-machinefile torchrun; do slurmdl srun --print-map=$form | head -n 1; done
-slurmdl srun --print-map=slurm-hostfile --dl-rank0=any | head -n 1
+for form in slurm-hostfile intel-machinefile torchrun; do slurmdl srun --print-rank-map=$form | head -n 1; done
+slurmdl srun --print-rank-map=slurm-hostfile --dl-rank0=any | head -n 1
 """)
     text = cluster.output(cluster.submit(["sbatch", "-w", "n[2-7]", "-N", "6", str(script)]))
     lines, _, printed = text.partition("@\n")
@@ -290,7 +290,7 @@ def test_options_of_the_submission_reach_the_step(cluster):
 #DL --dl-strategy=ps --dl-ps=1
 slurmdl srun sh -c 'echo $SLURMDL_ROLE'
 slurmdl srun --dl-strategy=gossip sh -c 'echo $SLURMDL_ROLE'
-SLURMDL_REQUEST='{' slurmdl srun sh -c 'echo ${SLURMDL_ROLE:-none}' 2> complaint
+SLURMDL_SUBMISSION='{' slurmdl srun sh -c 'echo ${SLURMDL_ROLE:-none}' 2> complaint
 grep ^slurmdl: complaint
 """)
     directory = cluster.directory()
@@ -298,7 +298,7 @@ grep ^slurmdl: complaint
     *roles, complaint = cluster.output(job).splitlines()
     assert Counter(roles[:8]) == {"ps": 3, "worker": 5}
     assert roles[8:] == ["worker"] * 8 + ["none"] * 8
-    assert complaint.startswith("slurmdl: SLURMDL_REQUEST is malformed")
+    assert complaint.startswith("slurmdl: SLURMDL_SUBMISSION is malformed")
 
 
 def test_a_hanging_controller_delays_the_step_by_seconds_only(cluster):
@@ -362,13 +362,13 @@ def test_printed_maps_start_every_rank_on_its_node(cluster):
     script = cluster.script(f"""
 options='--dl-ps=2 -n 10'
 slurmdl srun $options {task} > mapped
-for form in {' '.join(forms)}; do slurmdl srun $options --print-map=$form > ${{form#*-}} || echo failed; done
+for form in {' '.join(forms)}; do slurmdl srun $options --print-rank-map=$form > ${{form#*-}} || echo failed; done
 SLURM_HOSTFILE=$PWD/hostfile srun -n 10 -m arbitrary {task} > 0
 mpirun -np 10 --rankfile rankfile {mpi_task} > 1
 mpirun -np 10 --hostfile seq --map-by seq --bind-to none {mpi_task} > 2
-slurmdl srun -n 16 --print-map=torchrun > torchrun
+slurmdl srun -n 16 --print-rank-map=torchrun > torchrun
 slurmdl srun -n 16 sh -c 'echo $RANK $(hostname) $MASTER_ADDR' > even
-slurmdl srun -n 10 --print-map=torchrun; echo $?
+slurmdl srun -n 10 --print-rank-map=torchrun; echo $?
 """)
     directory = cluster.directory()
     job = cluster.submit(["sbatch", "-N", "8", "--exclusive", str(script)], directory=directory)

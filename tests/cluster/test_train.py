@@ -33,7 +33,7 @@ def test_it_learns_and_its_meter_agrees_with_the_routers(cluster, strategy, more
 
 def test_hierarchical_allreduce_crosses_the_zones_as_modelled(cluster):
     """The plan brings the pattern to the trainer: 2 N (Z - 1) / Z over each of Z = 2 uplinks and step."""
-    script = cluster.script(JOB.format(strategy="allreduce", more="#DL --dl-traffic=hierarchical", steps=40,
+    script = cluster.script(JOB.format(strategy="allreduce", more="#DL --dl-comm-pattern=hierarchical", steps=40,
                                        launcher=cluster.launcher))
     before = cluster.bytes_between_zones()
     job = cluster.submit(["slurmdl", "sbatch", str(script)], directory=script.parent)

@@ -30,7 +30,7 @@ def test_text_of_torchrun(golden):
 
 def test_text_of_the_shell(golden):
     variables = {"SLURMDL_PS_RANKS": "", "SLURMDL_ZONE_RANKS": "a'b:0-6;", "SLURMDL_PLAN": "file:/a b/plan",
-                 "SLURMDL_PORT": "1"}
+                 "SLURMDL_MASTER_PORT": "1"}
     golden(
     "launchers/shell.txt",
     rankmap_formats.format_rank_map(
@@ -45,9 +45,9 @@ def test_text_of_the_shell(golden):
 def test_a_shell_reads_what_was_meant_and_nothing_of_a_map_before():
     variables = {"SLURMDL_PLAN": "$(echo executed) `echo executed` '\"\n;"}
     text = rankmap_formats.format_rank_map("shell", RankMapInput(PLAN, NODES, job_id=7, task_variables=variables))
-    before = {"SLURMDL_MAP_PS_RANKS": "0", "SLURMDL_MAP_JOB": "6"}
+    before = {"SLURMDL_RANKMAP_PS_RANKS": "0", "SLURMDL_RANKMAP_JOB": "6"}
     names = ("JOB", "NODES", "PS_RANKS", "PLAN")
-    show = "; ".join(f'printf "%s\\0" "${{SLURMDL_MAP_{name}-unset}}"' for name in names)
+    show = "; ".join(f'printf "%s\\0" "${{SLURMDL_RANKMAP_{name}-unset}}"' for name in names)
     done = subprocess.run(["sh", "-c", f'eval "$1"; {show}', "sh", text], env=before, capture_output=True, text=True,
                           check=True)
     assert done.stdout.split("\0") == ["7", "n2,n1(x2),n3(x2),n2,n4", "unset", variables["SLURMDL_PLAN"], ""]
@@ -56,7 +56,7 @@ def test_a_shell_reads_what_was_meant_and_nothing_of_a_map_before():
 def test_a_map_that_is_too_long_for_a_variable():
     nodes = tuple(f"a-rather-long-name-of-a-node-{i}" for i in range(4000))
     plan = Plan("allreduce", nodes, ("worker",) * len(nodes), {})
-    with pytest.raises(PlacementError, match="SLURMDL_MAP_NODES is longer"):
+    with pytest.raises(PlacementError, match="SLURMDL_RANKMAP_NODES is longer"):
         rankmap_formats.format_rank_map("shell", RankMapInput(plan, nodes))
 
 
@@ -86,14 +86,14 @@ def test_a_text_that_does_not_lead_back_to_the_map_is_not_handed_out(monkeypatch
         rankmap_formats.format_rank_map("hydra-hostfile", RankMapInput(PLAN, NODES))
 
 
-@pytest.mark.parametrize("words", [["--print-map=rankfile"], ["--print-map"], ["--print-map="]])
+@pytest.mark.parametrize("words", [["--print-rank-map=rankfile"], ["--print-rank-map"], ["--print-rank-map="]])
 def test_an_unknown_format(words):
     with pytest.raises(UsageError, match=r"valid: .*openmpi-rankfile"):
         srun.run_srun(words, {"SLURM_JOB_ID": "1"})
 
 
 def test_where_stderr_is_closed_nothing_of_ours_goes_to_stdout():
-    """A script evaluates what --print-map=shell prints."""
-    done = subprocess.run(["sh", "-c", 'exec "$0" -m slurmdl srun --print-map=shell 2>&-', sys.executable],
+    """A script evaluates what --print-rank-map=shell prints."""
+    done = subprocess.run(["sh", "-c", 'exec "$0" -m slurmdl srun --print-rank-map=shell 2>&-', sys.executable],
                           env={}, stdout=subprocess.PIPE, text=True, check=False)
     assert (done.returncode, done.stdout) == (64, "")

@@ -25,7 +25,7 @@ PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("spank/*.md")]
 #: what is built, run or installed; tests have variables of their own
 CODE = ("slurmdl/**/*.py", "benchmarks/**/*.py", "slurmdl/**/*.sh", "spank/*.[ch]", "spank/core/*", "tools/*",
         "packaging/*",
-        "packaging/systemd/*", "topology/*.lua", "Makefile", ".ci/run")
+        "packaging/systemd/*", "etc/*.lua", "Makefile", ".ci/run")
 
 
 def code() -> Iterator[str]:
@@ -112,7 +112,7 @@ def test_contributing_names_every_room_and_no_other():
 
 def test_the_picture_in_the_readme_is_what_place_draws(tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
-    words = "place --topology topology/topology.conf --cluster topology/cluster.json"
+    words = "place --topology topology/topology.conf --cluster examples/cluster.json"
     assert words in README
-    assert main([*words.split(), "--dl-scores=off", f"--svg={tmp_path}/picture.svg", "examples/ps.sh"]) == 0
+    assert main([*words.split(), "--dl-link-scores=off", f"--svg={tmp_path}/picture.svg", "examples/ps.sh"]) == 0
     assert (tmp_path / "picture.svg").read_text() == (ROOT / "docs/placement.svg").read_text()

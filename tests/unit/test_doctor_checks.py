@@ -123,7 +123,7 @@ def test_an_owner_of_scores_who_does_not_exist(monkeypatch):
             trusted_owner="no-such-user")))
     found = config_checks.check_link_scores(Site())
     assert (found.severity, found.text.partition(",")[0]) == (
-        "fail", "scores.owner: no user has the name 'no-such-user' here")
+        "fail", "link_scores.trusted_owner: no user has the name 'no-such-user' here")
     for owner in ("", "root", "0", "4294967294"):
         monkeypatch.setattr(Site, "config", config.Config(link_scores=config.LinkScoresConfig(trusted_owner=owner)))
         assert config_checks.check_link_scores(Site()).severity == "OK"
@@ -158,7 +158,7 @@ def test_probe_of_a_node(tmp_path):
 def test_no_configuration_is_not_called_the_same(here, said, tmp_path, monkeypatch):
     monkeypatch.setattr(config, "SITE_FILE", str(tmp_path / "slurmdl.yaml"))
     if here:
-        (tmp_path / "slurmdl.yaml").write_text("links: {}\n")
+        (tmp_path / "slurmdl.yaml").write_text("link_defaults: {}\n")
     site = Site()
     told = {node: {"site": node_facts.file_checksum(config.SITE_CONFIG_FILE)} for node in ("n1", "n2")}
     site.__dict__["reports"] = node_facts.timed_call(lambda: told)

@@ -1,4 +1,4 @@
-"""What topology/cli_filter.lua knows of sbatch's options and of our choices is what slurmdl knows."""
+"""What etc/cli_filter.lua knows of sbatch's options and of our choices is what slurmdl knows."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_the_options_that_the_controllers_side_hands_on():
     found = re.search(r"^local OPTIONS = \{(.*?)\}", text, re.MULTILINE)
     assert found
     names = {f"SLURMDL_OPT_{name}" for name in re.findall(r'"(\w+)"', found[1])}
-    files = {"SLURMDL_OPT_TRAFFIC", "SLURMDL_OPT_SCORES"}
+    files = {"SLURMDL_OPT_COMM_PATTERN", "SLURMDL_OPT_LINK_SCORES"}
     # those that name files are none that SlurmUser may read, and it never refuses a job
     known = {option.env_variable for option in dl_options.OPTIONS if f"dl-{option.name}" in dl_options.SPANK_OPTIONS}
     assert names == known - files - {"SLURMDL_OPT_STRICT"}
@@ -50,4 +50,4 @@ def test_the_options_that_the_controllers_side_hands_on():
 @pytest.mark.parametrize("seed", ["", "-1", "x", "1.5", str(2**33)])
 def test_a_seed_that_is_none(seed):
     with pytest.raises(UsageError, match=r"--seed: .* valid: 0 to"):
-        place.run([f"--seed={seed}", "-N2", "--topology=topology/topology.conf", "--cluster=topology/cluster.json"])
+        place.run([f"--seed={seed}", "-N2", "--topology=topology/topology.conf", "--cluster=examples/cluster.json"])

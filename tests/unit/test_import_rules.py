@@ -122,7 +122,7 @@ def slurm(tmp_path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("code", [
-    "import slurmdl", "from slurmdl.cli.main import main\nmain(['--help'])", submits("--dl-bind=off", "--wrap=true"),
+    "import slurmdl", "from slurmdl.cli.main import main\nmain(['--help'])", submits("--dl-node-binding=off", "--wrap=true"),
     submits("--array=1-2", "-N2", "--wrap=true"),
 ])
 def test_where_nothing_is_placed_nothing_heavy_is_imported(code, slurm, tmp_path):

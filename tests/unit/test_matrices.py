@@ -1,4 +1,4 @@
-"""The file of --dl-traffic: what it may hold, and the line that says what is wrong."""
+"""The file of --dl-comm-pattern: what it may hold, and the line that says what is wrong."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ RAW = {
     ("attend.py", "f'slurmdl: {argv[0]}: {error.strerror}'"),
     ("attend.py", "f'slurmdl: {name} {fails}, and has ended all tasks; its own exit status is 0'"),
     ("cli/main.py", "_help()"), ("cli/main.py", "f'slurmdl {__version__}'"), ("cli/place.py", "HELP"),
-    ("cli/score.py", "'\\n'.join(['usage: slurmdl score COMMAND [options]', '', *lines, '', '`slurmdl score COMMAND "
+    ("cli/score.py", "'\\n'.join(['usage: slurmdl links COMMAND [options]', '', *lines, '', '`slurmdl links COMMAND "
                      "--help` says more.'])"),
     ("cli/scores/export.py", "text"), ("cli/scores/probe.py", "to_lines(samples)"), ("cli/srun.py", "HELP"),
     ("cli/srun.py", "f'  --dl-{option.name}{value}\\n                          {option.help}'"),
@@ -54,7 +54,7 @@ def slurmdl(*words: str, **environ: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(autouse=True)
 def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name in ("SLURM_CONF", "SLURM_JOB_ID", "SLURMDL_REQUEST"):
+    for name in ("SLURM_CONF", "SLURM_JOB_ID", "SLURMDL_SUBMISSION"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))

@@ -28,9 +28,9 @@ def test_precedence_script_environment_command_line():
 
 
 def test_every_option_in_every_layer():
-    values = {"strategy": "ps", "ps": "3", "place": "spread", "bind": "pin", "zone": "a,b", "model_bytes": "1.5G",
-              "traffic": "shards", "scores": "off", "probe": "0.5", "rank0": "any"}
-    expected = DlOptions(strategy="ps", ps=3, place="spread", node_binding="pin", zone=("a", "b"), model_bytes=1.5e9,
+    values = {"strategy": "ps", "ps": "3", "place": "spread", "node_binding": "nodelist", "zone": "a,b", "model_bytes": "1.5G",
+              "comm_pattern": "shards", "link_scores": "off", "probe": "0.5", "rank0": "any"}
+    expected = DlOptions(strategy="ps", ps=3, place="spread", node_binding="nodelist", zone=("a", "b"), model_bytes=1.5e9,
                          comm_pattern="shards", link_scores="off", probe="0.5", rank0="any")
     words = [f"--dl-{name.replace('_', '-')}={value}" for name, value in values.items()]
     assert dl(*words) == expected
@@ -46,12 +46,12 @@ def test_flags_in_the_environment_follow_sbatch(value, on):
 
 
 def test_the_pattern_of_another_strategy_is_set_aside():
-    environ = {"SLURMDL_OPT_STRATEGY": "gossip", "SLURMDL_OPT_TRAFFIC": "base"}
-    assert dl(environ=environ) == DlOptions("gossip", comm_pattern="base")
-    assert dl("--dl-strategy=adaptive-gossip", environ=environ).comm_pattern == "base"
+    environ = {"SLURMDL_OPT_STRATEGY": "gossip", "SLURMDL_OPT_COMM_PATTERN": "base-2"}
+    assert dl(environ=environ) == DlOptions("gossip", comm_pattern="base-2")
+    assert dl("--dl-strategy=adaptive-gossip", environ=environ).comm_pattern == "base-2"
     assert dl("--dl-strategy=allreduce", environ=environ) == DlOptions("allreduce")
     assert dl("--dl-ps=2", environ=environ) == DlOptions("ps", ps=2)
-    assert dl("--dl-strategy=ps", environ={"SLURMDL_OPT_TRAFFIC": "f.npz"}
+    assert dl("--dl-strategy=ps", environ={"SLURMDL_OPT_COMM_PATTERN": "f.npz"}
               ).comm_pattern == "f.npz", "a file serves any"
 
 
@@ -66,7 +66,7 @@ def test_servers_and_strategy():
 @pytest.mark.parametrize(("argv", "message"), [
     (["--dl-strategi=ps"], r"unknown option --dl-strategi; valid: --dl-strategy, .*--dl-strict"),
     (["--dl-s=ps"], "unknown option --dl-s;"),
-    (["--dl-bind=piin"], "--dl-bind: 'piin' is not valid; valid: pin, auto, zone, late, off"),
+    (["--dl-node-binding=piin"], "--dl-node-binding: 'piin' is not valid; valid: pin, auto, zone, late, off"),
     (["--dl-ps=-1"], "--dl-ps: '-1' is not valid; valid: a whole number"),
     (["--dl-ps"], "--dl-ps needs a value: N"),
     (["--dl-strict=1"], "--dl-strict takes no value"),
@@ -214,8 +214,8 @@ class TestConfig:
 
     def test_later_file_wins_key_by_key(self, tmp_path):
         found = self.load(tmp_path, "options: {strategy: ps, bind: off}\nlinks: {node: 1e9, zone: [1.0e8, 2.0e8]}\n",
-                          "options: {bind: auto, strict: true, zone: [a, b]}\nlinks: {delay: 1.0e-4}\nplan_dir: /x\n")
-        assert found.options == {"strategy": "ps", "bind": "auto", "strict": "", "zone": "a,b"}
+                          "options: {node-binding: auto, strict: true, zone: [a, b]}\nlinks: {delay: 1.0e-4}\nplan_dir: /x\n")
+        assert found.options == {"strategy": "ps", "node_binding": "auto", "strict": "", "zone": "a,b"}
         assert (
     found.node_bandwidth,
     found.zone_bandwidth,
@@ -229,14 +229,14 @@ class TestConfig:
         assert dl(defaults=found.options) == DlOptions("ps", 1, zone=("a", "b"), strict=True)
 
     @pytest.mark.parametrize(("text", "message"), [
-        ("option: {}\n", r"0.yaml: unknown key option; valid: options, "),
-        ("options: {bnd: off}\n", r"unknown key options.bnd; valid: options.bind, "),
-        ("options: {bind: of}\n", r"options.bind: 'of' is not valid; valid: off, "),
-        ("links: {node: fast}\n", r"links.node: 'fast' is not valid; valid: a number above 0"),
-        ("plan_dir: here\n", "valid: an absolute path"),
-        ("cluster_backend: slurm\n", "cluster_backend: 'slurm' is not valid; valid: auto, scontrol, pyslurm"),
+        ("option: {}\n", r"0.yaml: unknown key option; expected options, "),
+        ("options: {node-bindng: off}\n", r"unknown key options.node-bindng; expected options.node-binding, "),
+        ("options: {node-binding: of}\n", r"options.node-binding: invalid value 'of'; expected off, "),
+        ("link_defaults: {node_bandwidth: fast}\n", r"link_defaults.node_bandwidth: invalid value 'fast'; expected a number greater than 0"),
+        ("plan_dir: here\n", "expected an absolute path"),
+        ("cluster_backend: slurm\n", "cluster_backend: invalid value 'slurm'; expected auto, scontrol, pyslurm"),
         ("a: [1\nb: 2\n", r"0.yaml:2: is not YAML"),
-        ("- 1\n", "must hold keys"),
+        ("- 1\n", "expected a mapping"),
     ])
     def test_what_is_wrong_is_named(self, tmp_path, text, message):
         with pytest.raises(InputError, match=message):

@@ -6,7 +6,8 @@ import pytest
 
 from slurmdl.errors import UsageError
 from slurmdl.sandbox import qdisc, veth_links
-from slurmdl.sandbox.spec import SandboxSpec, parse_duration, parse_fraction, round_robin_topology
+from slurmdl.sandbox.spec import SandboxSpec, round_robin_topology
+from slurmdl.units import parse_duration, parse_fraction
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("10ms", 0.01), ("250us", 2.5e-4), ("0.5s", 0.5), ("0.01", 0.01),
@@ -28,7 +29,7 @@ def test_shares(text, share):
 
 @pytest.mark.parametrize("text", ["", "1", "100%", "-0.1", "2 %", "inf", "%"])
 def test_what_is_no_share(text):
-    with pytest.raises(UsageError, match=r"share .*2%"):
+    with pytest.raises(UsageError, match=r"fraction .*2%"):
         parse_fraction(text)
 
 

@@ -58,12 +58,12 @@ def read(*argv: str, script: bytes = SCRIPT) -> submission.Submission:
     ([], cluster(features=False), [], "can name it, and for a node list the job may be requeued (--no-requeue)"),
     (["--no-requeue"], cluster(features=False), ["--nodelist=n[1,4]"], ""),
     (["--no-requeue", "-Q"], cluster(features=False), [], "-Q hides the job's number"),
-    (["--dl-bind=pin"], cluster(), ["--nodelist=n[1,4]"], ""),
-    (["--dl-bind=pin"], cluster(busy="n1,n2,n3,n4,n5,n6,n7,n8"), ["--nodelist=n[1,4]"], ""),
-    (["--dl-bind=zone"], cluster(), ["--constraint=z1"], ""),
-    (["--dl-bind=zone", "-C", "big"], cluster(), ["--constraint=big&z1"], ""),
-    (["--dl-bind=zone", "--dl-zone=z2,z3"], cluster(), ["--exclude=n[1,4,7]", "--constraint=z2|z3"], ""),
-    (["--dl-bind=zone"], cluster(features=False), ["--switches=1"], ""),
+    (["--dl-node-binding=nodelist"], cluster(), ["--nodelist=n[1,4]"], ""),
+    (["--dl-node-binding=nodelist"], cluster(busy="n1,n2,n3,n4,n5,n6,n7,n8"), ["--nodelist=n[1,4]"], ""),
+    (["--dl-node-binding=zone"], cluster(), ["--constraint=z1"], ""),
+    (["--dl-node-binding=zone", "-C", "big"], cluster(), ["--constraint=big&z1"], ""),
+    (["--dl-node-binding=zone", "--dl-zone=z2,z3"], cluster(), ["--exclude=n[1,4,7]", "--constraint=z2|z3"], ""),
+    (["--dl-node-binding=zone"], cluster(features=False), ["--switches=1"], ""),
 ])
 def test_how_hard_a_choice_binds(argv, seen, options, reason):
     decision = sbatch.decide_binding(read(*argv), seen)
@@ -87,9 +87,9 @@ Z3 = "--exclude=n[1-2,4-5,7-8]"
     (["--dl-zone=z3", "--array=1-2"], cluster(), [Z3], "job array"),
     (["--dl-zone=z3", "--contiguous"], cluster(), [Z3], "--contiguous"),
     (["--dl-zone=z3", "--hold"], cluster(), [Z3], "--hold"),
-    (["--dl-zone=z3", "--dl-bind=pin"], cluster(), [Z3, "--nodelist=n[3,6]"], ""),
-    (["--dl-zone=z3", "--dl-bind=zone"], cluster(features=False), [Z3, "--switches=1"], ""),
-    (["--dl-zone=z3", "--dl-bind=late"], cluster(), [Z3, "--nodes=2-3"], ""),
+    (["--dl-zone=z3", "--dl-node-binding=nodelist"], cluster(), [Z3, "--nodelist=n[3,6]"], ""),
+    (["--dl-zone=z3", "--dl-node-binding=zone"], cluster(features=False), [Z3, "--switches=1"], ""),
+    (["--dl-zone=z3", "--dl-node-binding=late"], cluster(), [Z3, "--nodes=2-3"], ""),
     (["--dl-zone=z3", "-w", "n1"], cluster(), [], "--dl-zone=z3 is not applied: -w is given"),
     (["--dl-zone=z3", "-M", "other"], cluster(), [], "--dl-zone=z3 is not applied: -M is given"),
     (["--dl-zone=z3", "-m", "arbitrary"], cluster(), [], "is not applied: --distribution=arbitrary"),
@@ -138,7 +138,7 @@ def test_only_an_automatic_choice_is_taken_back():
     assert sbatch.decide_binding(read(), cluster()).revert_field == "Prefer"
     assert not sbatch.decide_binding(read("--no-requeue", "--test-only"), plain).revert_field
     assert not sbatch.decide_binding(read("-Q"), cluster()).revert_field
-    assert not sbatch.decide_binding(read("--dl-bind=pin"), plain).revert_field
+    assert not sbatch.decide_binding(read("--dl-node-binding=nodelist"), plain).revert_field
 
 
 def test_a_job_is_not_pinned_from_inside_of_another(monkeypatch):
@@ -156,7 +156,7 @@ def test_a_job_is_not_pinned_from_inside_of_another(monkeypatch):
     (["--hold"], ["--nodes=2-3"]),
 ])
 def test_late_asks_for_a_range(argv, options):
-    job = read("--dl-bind=late", *argv)
+    job = read("--dl-node-binding=late", *argv)
     decision = sbatch.decide_binding(job, cluster())
     assert list(decision.binding_options) == options
     command = sbatch.build_submit_command("/bin/sbatch", job, decision, {})
@@ -170,7 +170,7 @@ def test_late_asks_for_a_range(argv, options):
     (["--array=1-2"], "array"),
 ])
 def test_late_where_it_cannot_be(argv, reason):
-    decision = sbatch.decide_binding(read("--dl-bind=late", *argv), cluster())
+    decision = sbatch.decide_binding(read("--dl-node-binding=late", *argv), cluster())
     assert decision.binding_options == () and re.search(reason, decision.reason)
 
 
@@ -193,8 +193,8 @@ def test_the_command_of_a_dry_run(name, golden, tmp_path, monkeypatch):
             "export": ["--export=A,B=c d", "--", "job.sh"],
             "ps": ["--dl-strategy=ps", "--dl-ps=2", "--dl-model-bytes=400M", "-N3", "job.sh"]}[name]
     job = read(*argv)
-    environ = {"HOME": "/home/me", "SLURM_JOB_ID": "7", "SLURMDL_REQUEST": "{}", "SLURMDL_PLAN": "x",
-               "RANK": "3", "SLURMDL_SET": " RANK", "SLURMDL_OPT_PLACE": "pack", "MASTER_ADDR": "n9"}
+    environ = {"HOME": "/home/me", "SLURM_JOB_ID": "7", "SLURMDL_SUBMISSION": "{}", "SLURMDL_PLAN": "x",
+               "RANK": "3", "SLURMDL_EXPORTED": " RANK", "SLURMDL_OPT_PLACE": "pack", "MASTER_ADDR": "n9"}
     decision = sbatch.decide_binding(job, cluster())
     text = sbatch.format_dry_run(
     job, decision, sbatch.build_submit_command(
@@ -208,19 +208,19 @@ class TestMark:
 
     def test_round_trip(self):
         made = submission_record.new_record(self.DL, {"SLURM_JOB_ID": "12"})
-        assert submission_record.read_record({"SLURMDL_REQUEST": made.to_env_value(),
+        assert submission_record.read_record({"SLURMDL_SUBMISSION": made.to_env_value(),
                                 "SLURM_SUBMIT_HOST": os.uname().nodename}) == made
         assert made.submitter_job == "12"
 
     def test_a_job_that_another_host_submitted_has_none(self):
         text = submission_record.new_record(self.DL, {}).to_env_value()
-        assert submission_record.read_record({"SLURMDL_REQUEST": text, "SLURM_SUBMIT_HOST": "another"}) is None
+        assert submission_record.read_record({"SLURMDL_SUBMISSION": text, "SLURM_SUBMIT_HOST": "another"}) is None
         assert submission_record.read_record({}) is None
 
     @pytest.mark.parametrize("text", ["{", "[]", "{}", '{"version":9}', '{"version":1,"dl":{"ps":"x"}}'])
     def test_malformed(self, text):
-        with pytest.raises(InputError, match=r"SLURMDL_REQUEST|--dl-"):
-            submission_record.read_record({"SLURMDL_REQUEST": text})
+        with pytest.raises(InputError, match=r"SLURMDL_SUBMISSION|--dl-"):
+            submission_record.read_record({"SLURMDL_SUBMISSION": text})
 
     def test_what_the_submission_saw_is_no_news_to_the_job(self):
         made = submission_record.new_record(self.DL, {"SLURMDL_OPT_STRATEGY": "gossip", "SLURMDL_OPT_PS": "1", "HOME": "/"})
@@ -228,7 +228,7 @@ class TestMark:
         assert made.environ_without_inputs(inside) == {"SLURMDL_OPT_PS": "3", "SLURMDL_OPT_STRICT": "1", "HOME": "/x"}
 
     def test_a_submission_inherits_no_outputs(self):
-        task = {"SLURMDL_PLAN": "x", "SLURMDL_ROLE": "ps", "RANK": "1", "SLURMDL_SET": " RANK"}
+        task = {"SLURMDL_PLAN": "x", "SLURMDL_ROLE": "ps", "RANK": "1", "SLURMDL_EXPORTED": " RANK"}
         own = {"SLURMDL_OPT_PS": "2", "SLURMDL_DEBUG": "1", "HOME": "/", "SLURM_JOB_ID": "3", "MASTER_ADDR": "mine"}
         assert submission_record.environ_without_inherited(task | own) == own
         assert submission_record.environ_without_inherited({"RANK": "1", "MASTER_ADDR": "mine"}) == {
@@ -236,16 +236,16 @@ class TestMark:
 
 
 @pytest.mark.parametrize(("export", "added"), [
-    (None, None), ("ALL", None), ("NONE", None), ("A,ALL", None), ("A,B=c", "--export=A,B=c,SLURMDL_REQUEST"),
+    (None, None), ("ALL", None), ("NONE", None), ("A,ALL", None), ("A,B=c", "--export=A,B=c,SLURMDL_SUBMISSION"),
 ])
 def test_the_mark_is_named_where_a_list_is_exported(export, added):
     job = read(*([f"--export={export}"] if export else []), "--wrap=true")
     command = sbatch.build_submit_command("/bin/sbatch", job, sbatch.Decision(), {})
-    assert [word for word in command.argv if "SLURMDL_REQUEST" in word] == ([added] if added else [])
+    assert [word for word in command.argv if "SLURMDL_SUBMISSION" in word] == ([added] if added else [])
 
 
 @pytest.mark.parametrize(("text", "applies"), [
-    ("slurmdl srun ./a", True), ("exec slurmdl   srun a", True), ("srun --dl-map a", True), ("srun a", False),
+    ("slurmdl srun ./a", True), ("exec slurmdl   srun a", True), ("srun --dl-rank-map a", True), ("srun a", False),
     ("myslurmdl srun", False), ("slurmdl place", False),
 ])
 def test_hint_only_where_no_rank_map_is_applied(text, applies):
@@ -285,7 +285,7 @@ def slurmdl(tmp_path: Path, *argv: str, **more):
 def test_an_sbatch_that_calls_us_is_told_apart(tmp_path):
     """A site's or a user's own sbatch that is a script around slurmdl: one line, no endless loop."""
     program(tmp_path / "bin", f'exec {sys.executable} -m slurmdl sbatch "$@"')
-    done = slurmdl(tmp_path, "--dl-bind=off", "--wrap=true")
+    done = slurmdl(tmp_path, "--dl-node-binding=off", "--wrap=true")
     assert done.returncode == 69
     assert b"calls slurmdl, which calls it again" in done.stderr
 
@@ -293,7 +293,7 @@ def test_an_sbatch_that_calls_us_is_told_apart(tmp_path):
 def test_arguments_input_output_and_status_are_handed_through(tmp_path):
     program(tmp_path / "bin", 'for i; do printf "<%s>" "$i"; done; cat; printf "\\000\\377"; echo e >&2; exit 7')
     script = b"#!/bin/sh\nslurmdl srun\n\xff\x00 end"
-    done = slurmdl(tmp_path, "--dl-bind=off", "-J", "a  b", input=script)
+    done = slurmdl(tmp_path, "--dl-node-binding=off", "-J", "a  b", input=script)
     assert done.returncode == 7
     assert done.stdout == b"<-J><a  b>" + script + b"\x00\xff"
     assert done.stderr == b"e\n"

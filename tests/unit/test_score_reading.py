@@ -1,4 +1,4 @@
-"""--dl-scores: files and Prometheus, and all the ways in which neither helps. Nothing of it may cost a choice."""
+"""--dl-link-scores: files and Prometheus, and all the ways in which neither helps. Nothing of it may cost a choice."""
 
 from __future__ import annotations
 
@@ -337,14 +337,14 @@ def test_where_nothing_is_configured_nothing_is_said(site: Path, monkeypatch: py
 
 
 @pytest.mark.parametrize(("text", "says"), [
-    ("scores: {fil: x}", "unknown key scores.fil; valid: scores.file"), ("scores: {file: x}", "an absolute path"),
-    ("scores: {max_age: 0}", "above 0"), ("scores: {half_life: -1}", "from 0"), ("scores: {margin: x}", "from 0"),
-    ("scores: {scoring: best}", "physical, weighted"), ("scores: {weights: {speed: 1}}", "valid: scores.weights."),
-    ("scores: {weights: {loss: 0, delay: 0, throughput: 0}}", "one at least above 0"),
-    ("scores: 5", "must hold keys"),
-    ("scores: {prometheus: {url: ftp://x}}", "http://HOST"), ("scores: {prometheus: {label: 'a b'}}", "a label"),
-    ("scores: {prometheus: {queries: {speed: x}}}", "queries.throughput"), ("scores: {owner: ''}", "a user's name"),
-    ("scores: {prometheus: {queries: {loss: 5}}}", "PromQL"),
+    ("link_scores: {fil: x}", "unknown key link_scores.fil; expected link_scores.file"), ("link_scores: {file: x}", "an absolute path"),
+    ("link_scores: {max_age: 0}", "greater than 0"), ("link_scores: {half_life: -1}", "0 or more"), ("link_scores: {tolerance: x}", "0 or more"),
+    ("link_scores: {cost_model: best}", "tcp, weighted"), ("link_scores: {weights: {speed: 1}}", "expected link_scores.weights."),
+    ("link_scores: {weights: {loss: 0, rtt: 0, throughput: 0}}", "at least one greater than 0"),
+    ("link_scores: 5", "must hold keys"),
+    ("link_scores: {prometheus: {url: ftp://x}}", "http://HOST"), ("link_scores: {prometheus: {node_label: 'a b'}}", "a label"),
+    ("link_scores: {prometheus: {queries: {speed: x}}}", "queries.throughput"), ("link_scores: {trusted_owner: ''}", "a user name"),
+    ("link_scores: {prometheus: {queries: {loss: 5}}}", "PromQL"),
 ])
 def test_the_configuration_of_scores_is_checked(site: Path, text: str, says: str) -> None:
     with pytest.raises(InputError, match=says):
@@ -352,12 +352,12 @@ def test_the_configuration_of_scores_is_checked(site: Path, text: str, says: str
 
 
 def test_the_configuration_of_scores(site: Path) -> None:
-    text = ("scores: {file: /x/s.json, owner: 17, max_age: 60, half_life: 0, margin: 0.1, scoring: weighted, "
-            "weights: {loss: 2}, prometheus: {url: 'http://p', label: node, queries: {delay: q}}}")
-    own = write(site / "own.yaml", "scores: {weights: {delay: 3}}")
+    text = ("link_scores: {file: /x/s.json, trusted_owner: 17, max_age: 60, half_life: 0, tolerance: 0.1, cost_model: weighted, "
+            "weights: {loss: 2}, prometheus: {url: 'http://p', node_label: node, queries: {rtt: q}}}")
+    own = write(site / "own.yaml", "link_scores: {weights: {rtt: 3}}")
     found = config.load_config([write(site / "slurmdl.yaml", text), own])
-    assert found.link_scores == LinkScoresConfig("/x/s.json", "17", 60, 0, 0.1, "weighted", {"loss": 2, "delay": 3}, "http://p",
-                                  "node", {"delay": "q"})
+    assert found.link_scores == LinkScoresConfig("/x/s.json", "17", 60, 0, 0.1, "weighted", {"loss": 2, "rtt": 3}, "http://p",
+                                  "node", {"rtt": "q"})
     weights = load_from_sources(found, "off", os.environ).scores.weights
     assert weights is not None and (weights.loss, weights.rtt, weights.throughput) == (2, 3, 1)
 

@@ -45,7 +45,7 @@ def site(tmp_path: Path) -> Path:
 
 
 class Service:
-    """`slurmdl score ...` until it is ended; `port` is where it listens."""
+    """`slurmdl links ...` until it is ended; `port` is where it listens."""
 
     def __init__(self, site: Path, *words: str) -> None:
         environ = {**os.environ, "SLURM_CONF": str(site / "slurm.conf"), "XDG_CONFIG_HOME": str(site / "xdg")}

@@ -19,7 +19,7 @@ from slurmdl.cli.main import COMMANDS
 from slurmdl.errors import EXIT_STATUS_MEANINGS, InputError
 
 ROOT = Path(__file__).parents[2]
-EXAMPLE = ROOT / "topology/slurmdl.yaml"
+EXAMPLE = ROOT / "etc/slurmdl.yaml"
 UNITS = sorted((ROOT / "packaging/systemd").iterdir())
 
 
@@ -30,7 +30,7 @@ def run(*argv: object) -> subprocess.CompletedProcess[str]:
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     into = tmp_path_factory.mktemp("site")
-    done = run(sys.executable, ROOT / "tools/site-files", into)
+    done = run(sys.executable, ROOT / "tools/gen-manpages", into)
     assert done.returncode == 0, done.stderr
     return into
 
@@ -48,7 +48,7 @@ def test_man_pages_name_all_that_the_parsers_know(written):
     for status, meaning in EXIT_STATUS_MEANINGS.items():
         assert f".TP\n{status}\n{meaning.replace('-', '-')}" in page
     plugin = (written / "slurmdl-spank.8").read_text().replace(r"\-", "-")
-    assert set(re.findall(r"\\fB--(dl-[a-z0-9-]+)", plugin)) == {*dl_options.SPANK_OPTIONS, "dl-map"}
+    assert set(re.findall(r"\\fB--(dl-[a-z0-9-]+)", plugin)) == {*dl_options.SPANK_OPTIONS, "dl-rank-map"}
     assert "prometheus:" in (written / "slurmdl.yaml.5").read_text()
 
 
@@ -86,7 +86,7 @@ def valid_keys(path: Path, prefix: tuple[str, ...] = ()) -> Iterator[tuple[str, 
 
 def test_the_example_has_every_key_and_no_other(tmp_path):
     keys = set(valid_keys(tmp_path / "unknown.yaml"))
-    assert ("scores", "prometheus", "queries", "loss") in keys and ("options", "bind") in keys
+    assert ("link_scores", "prometheus", "queries", "loss") in keys and ("options", "node-binding") in keys
 
     def paths(data: object, above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
         for key, value in data.items() if isinstance(data, dict) else ():
@@ -106,7 +106,7 @@ def test_the_example_shows_the_defaults(tmp_path):
     for each in fields(config.LinkScoresConfig):
         if each.name not in examples:
             assert getattr(found.link_scores, each.name) == getattr(config.LinkScoresConfig(), each.name), each.name
-    options = {name: value for name, value in found.options.items() if name not in ("zone", "traffic")}
+    options = {name: value for name, value in found.options.items() if name not in ("zone", "comm_pattern")}
     assert dl_options.merge_layers(options) == dl_options.DlOptions()
 
 
@@ -124,10 +124,10 @@ def test_completion_of_bash(written):
     assert complete("score", "in") == ["ingest"]
     assert complete("topology", "check", "--off") == ["--offline"]
     assert complete("doctor", "--n") == ["--nodes"]
-    assert complete("--dl-bind", "=", "p", program="dlsbatch") == ["pin"]
+    assert complete("--dl-node-binding", "=", "n", program="dlsbatch") == ["nodelist"]
     assert complete("sbatch", "--dl-strategy", "=") == list(dl_options.STRATEGIES)
     assert complete("--dl-z", program="dlsbatch") == ["--dl-zone="]
-    assert complete("sbatch", "--dl-bind=off", "job") == []
+    assert complete("sbatch", "--dl-node-binding=off", "job") == []
 
 
 @pytest.mark.parametrize("unit", UNITS, ids=lambda path: path.name)
@@ -151,7 +151,7 @@ def test_installed_and_taken_away(tmp_path):
     found = {f"/{path.relative_to(root)}" for path in root.rglob("*") if not path.is_dir()} - {"/etc/passwd"}
     assert found == set(run(*make, "list").stdout.split())
     text = "".join(path.read_text() for path in (root / "etc/systemd/system").iterdir())
-    assert "ExecStart=/opt/site/bin/slurmdl score ingest" in text and "@bin" not in text
+    assert "ExecStart=/opt/site/bin/slurmdl links ingest" in text and "@bin" not in text
     assert (root / "etc/slurmdl/slurmdl.yaml").read_text() == EXAMPLE.read_text()
     if shutil.which("systemd-analyze"):
         units = tmp_path / "units"
@@ -184,7 +184,7 @@ def test_units_go_where_systemd_looks(prefix):
 
 def test_a_purge_removes_what_the_package_made(tmp_path):
     """The script that dpkg runs, in a tree of its own: sandboxes and files of the site stay."""
-    made = ["slurmdl/samples.db", "slurmdl-collect/last", "private/slurmdl-serve/spool/x"]
+    made = ["slurmdl/samples.db", "slurmdl-counters/last", "private/slurmdl-agent/spool/x"]
     others = ["slurmdl-sandbox/demo/log", "slurmdl-site/notes", "private/other/x"]
     for name in (*made, *others):
         file = tmp_path / "var/lib" / name
@@ -205,7 +205,7 @@ def test_a_purge_removes_what_the_package_made(tmp_path):
 def test_packages_are_built_from_the_same_files_without_git(tmp_path):
     if not (ROOT / ".git").exists():
         pytest.skip("this is no checkout")
-    known = run(ROOT / "tools/package", "files")
+    known = run(ROOT / "tools/build-packages", "files")
     assert (known.returncode, known.stderr) == (0, "")
     tree = tmp_path / "slurmdl-0.1.0"
     tree.mkdir()
@@ -215,7 +215,7 @@ def test_packages_are_built_from_the_same_files_without_git(tmp_path):
     for built in ("build/packages/x.deb", ".venv/bin/python", "slurmdl/__pycache__/x.pyc", "slurmdl.egg-info/x"):
         (tree / built).parent.mkdir(parents=True, exist_ok=True)
         (tree / built).touch()
-    without = run(tree / "tools/package", "files")
+    without = run(tree / "tools/build-packages", "files")
     assert (without.returncode, without.stderr) == (0, "")
     hidden = {name for name in known.stdout.split("\0") if name.startswith(".")}  # of git and of editors
     assert set(without.stdout.split("\0")) == set(known.stdout.split("\0")) - hidden

@@ -79,7 +79,7 @@ def test_its_own_checks(built):
 
 
 def test_the_table_of_options_is_current():
-    done = subprocess.run([sys.executable, ROOT / "tools/spank-options", "--check"], capture_output=True, text=True,
+    done = subprocess.run([sys.executable, ROOT / "tools/gen-spank-options", "--check"], capture_output=True, text=True,
                           check=False, timeout=60)
     assert done.returncode == 0, done.stderr
 
@@ -126,7 +126,7 @@ def plans(draw: st.DrawFn) -> Plan:
 
 def by_shell(variables: dict[str, str], size: int) -> list[str]:
     """What the shell before each task makes of the same variables."""
-    body = (ROOT / "slurmdl/launch/task.sh").read_text().partition("# SLURMDL_SET names")[0]
+    body = (ROOT / "slurmdl/launch/task.sh").read_text().partition("# SLURMDL_EXPORTED names")[0]
     text = f"""_dl_rank=0
 while [ $_dl_rank -lt {size} ]; do
 {body}

@@ -150,10 +150,10 @@ def test_variables_of_each_task(shell, rank):
     assert (found["RANK"], found["WORLD_SIZE"]) == (str(rank), "6")
     assert found["LOCAL_RANK"] == str(PLAN.nodes[:rank].count(node))
     assert found["LOCAL_WORLD_SIZE"] == str(PLAN.nodes.count(node))
-    assert found["MASTER_ADDR"] == "n2" and found["MASTER_PORT"] == found["SLURMDL_PORT"]
+    assert found["MASTER_ADDR"] == "n2" and found["MASTER_PORT"] == found["SLURMDL_MASTER_PORT"]
     assert found["SLURM_JOB_NAME"] == "mine" and found["at"] == "mine"
     assert plan.decode_plan(found["SLURMDL_PLAN"]) == PLAN
-    left = [name for name in found if name.startswith("_dl") or name in ("SLURMDL_TASK", "SLURM_DISTRIBUTION")]
+    left = [name for name in found if name.startswith("_dl") or name in ("SLURMDL_TASK_SCRIPT", "SLURM_DISTRIBUTION")]
     assert not left
     assert done.stderr == ""
 
@@ -275,8 +275,8 @@ def test_the_plan_tells_what_a_byte_costs_between_zones():
 
 def test_the_plan_tells_the_pattern_but_no_file():
     laid, topology = step_layout.StepLayout((("n1", 2), ("n2", 1))), two_level(["n1"], ["n2"])
-    asked = DlOptions("gossip", comm_pattern="exponential")
-    assert srun._build_plan(laid, topology, SCORES, asked)[0].comm_pattern == "exponential"
+    asked = DlOptions("gossip", comm_pattern="one-peer-exponential")
+    assert srun._build_plan(laid, topology, SCORES, asked)[0].comm_pattern == "one-peer-exponential"
     assert srun._build_plan(laid, topology, SCORES, DlOptions())[0].comm_pattern == ""
 
 

@@ -99,7 +99,7 @@ PLAIN = [*WORDS, "plan none"]
 
 @pytest.mark.parametrize("text", [
     "plan_dir: 2024-13-01\n", "[" * 20_000, "a: " * 3, "planned: 1\n", "\x00", "options: {strategy: gossip, ps: 2}\n",
-    "options: {ps: 99}\n", "scores: {file: 7}\n"])
+    "options: {ps: 99}\n", "link_scores: {file: 7}\n"])
 def test_whatever_a_configuration_file_holds_the_step_starts(job, text):
     job.configuration.write_text(text)
     done = job.start(*WORDS)
@@ -116,7 +116,7 @@ def test_whatever_a_configuration_file_holds_the_step_starts(job, text):
 def test_options_of_the_submission_hold_where_the_configuration_is_broken(job):
     job.configuration.write_text("planned: 1\n")
     strict = submission_record.new_record(dl_options.DlOptions(strict=True), {}).to_env_value()
-    done = job.start(*WORDS, SLURMDL_REQUEST=strict)
+    done = job.start(*WORDS, SLURMDL_SUBMISSION=strict)
     assert (done.returncode, done.stdout) == (65, "")
 
 
@@ -265,7 +265,7 @@ def test_a_port_that_is_in_use_is_not_chosen(monkeypatch, family, address):
 
 def test_the_port_does_not_follow_from_the_job():
     chosen = plan.Plan("gossip", ("n1",), ("worker",), {})
-    ports = {int(step_command.task_variables(chosen)["SLURMDL_PORT"]) for _ in range(50)}
+    ports = {int(step_command.task_variables(chosen)["SLURMDL_MASTER_PORT"]) for _ in range(50)}
     assert len(ports) > 40
     assert all(10_000 <= port < 32_768 for port in ports)
 
@@ -326,7 +326,7 @@ LATE = submission_record.SubmissionRecord(
     {},
     submission_record.RequestedSize(
         NODES - 1))
-JOBS = {"mapped": {}, "with fewer nodes than it has": {"SLURMDL_REQUEST": LATE.to_env_value(), "SLURM_NTASKS": "3"}}
+JOBS = {"mapped": {}, "with fewer nodes than it has": {"SLURMDL_SUBMISSION": LATE.to_env_value(), "SLURM_NTASKS": "3"}}
 
 
 @pytest.mark.parametrize("variables", JOBS.values(), ids=JOBS)

@@ -130,17 +130,17 @@ def test_a_fault_in_any_call_leaves_the_users_own_words(site, capsys, monkeypatc
 #: what a slurmdl.yaml may hold, and what is said of it
 BROKEN = {
     "plan_dir: 2024-13-01": ":1: is not YAML ('2024-13-01': month must be in 1..12)", "[" * 5000: "nested too deeply",
-    "links: {node: !!int ''}": ":1: is not YAML", "a: !!bool perhaps": ":1: is not YAML",
-    "links: {node: " + "9" * 5000 + "}": ":1: is not YAML", "options: {zone: nowhere}": "no such zone",
-    "options: {strategy: gossip, ps: 2}": "has no parameter servers", "options: {ps: [[1]]}": "valid: N",
-    "scores: {file: \"/a\\0b\"}": "valid: an absolute path", "plan_dir: [a]": "plan_dir: ['a'] is not valid",
+    "link_defaults: {node_bandwidth: !!int ''}": ":1: is not YAML", "a: !!bool perhaps": ":1: is not YAML",
+    "link_defaults: {node_bandwidth: " + "9" * 5000 + "}": ":1: is not YAML", "options: {zone: nowhere}": "no such zone",
+    "options: {strategy: gossip, ps: 2}": "has no parameter servers", "options: {ps: [[1]]}": "expected N",
+    "link_scores: {file: \"/a\\0b\"}": "expected an absolute path", "plan_dir: [a]": "plan_dir: invalid value ['a']",
     "x" * 100_000: "is too large", "\0": "is not YAML", "a: &a [*a]": "unknown key a",
-    "plan_dir: /a\nlinks: [x]": "links must hold keys",
-    "links: {node: 0x" + "f" * 9000 + "}": "valid: a number",
-    "&a0 [x]\n": "the file must hold keys"}
+    "plan_dir: /a\nlinks: [x]": "link_defaults: expected a mapping",
+    "link_defaults: {node_bandwidth: 0x" + "f" * 9000 + "}": "expected a number",
+    "&a0 [x]\n": "expected a mapping"}
 #: 9 to the power of 30 words, by aliases
 BROKEN["\n".join(["plan_dir:", "- &a0 [x]", *(f"- &a{i + 1} [{', '.join([f'*a{i}'] * 9)}]" for i in range(30))])] = \
-    "valid: an absolute path"
+    "expected an absolute path"
 
 
 @pytest.mark.parametrize("text", BROKEN, ids=range(len(BROKEN)))
@@ -199,7 +199,7 @@ def test_a_number_of_nodes_of_any_length_is_left_to_sbatch(site):
 def run(site: Path, *words: str, shell: str = 'exec "$@"', says: str = "") -> subprocess.CompletedProcess[str]:
     """The whole command, with an sbatch that leaves its words and the mark in files."""
     (site / "sbatch").write_text(f'#!/bin/sh\nprintf "<%s>" "$@" >{site}/words\n'
-                                 f'printf "%s" "$SLURMDL_REQUEST" >{site}/mark\n'
+                                 f'printf "%s" "$SLURMDL_SUBMISSION" >{site}/mark\n'
                                  f"printf '{says}'\n")
     argv = ["sh", "-c", shell, "sh", sys.executable, "-m", "slurmdl", "sbatch", *words]
     return subprocess.run(argv, capture_output=True, text=True, timeout=120, check=False)
@@ -207,8 +207,8 @@ def run(site: Path, *words: str, shell: str = 'exec "$@"', says: str = "") -> su
 
 @pytest.mark.parametrize(("lines", "added", "said", "strategy"), [
     ("#DL --dl-zone=" + ",".join(["z1"] * 100_000), "<--exclude=n[4-6]>", "", "gossip"),
-    (f"#DL --dl-traffic=/{'x' * 320_000}", "", "File name too long", None),
-    (f"#DL --dl-scores=/{'x' * 320_000}", "", "Argument list too long", None),
+    (f"#DL --dl-comm-pattern=/{'x' * 320_000}", "", "File name too long", None),
+    (f"#DL --dl-link-scores=/{'x' * 320_000}", "", "Argument list too long", None),
     ("#DL --dl-ps=1 --dl-strategy=ps\n" * 1_400_000, "", "they go on beyond 1048576 bytes", "allreduce"),
     (f"#SBATCH --comment={'x' * 2_000_000}", "", "they go on beyond 1048576 bytes", "allreduce"),
 ], ids=["zones", "traffic", "scores", "lines", "line"])
@@ -263,7 +263,7 @@ def test_where_sbatch_names_no_job_none_is_changed(says, site):
 
 def test_an_option_behind_the_script_is_the_scripts_and_one_line_says_so(site, capsys):
     (site / "config/slurmdl/slurmdl.yaml").unlink()
-    words = ["--dl-bind=off", "job.sh", "--dl-explain", "--dl-ps=1", "-N9"]
+    words = ["--dl-node-binding=off", "job.sh", "--dl-explain", "--dl-ps=1", "-N9"]
     assert submitted(*words).argv[1:] == words[1:]
     assert capsys.readouterr().err == "slurmdl: --dl-explain is passed to the script job.sh: it stands behind it\n"
     assert submitted("-Q", *words).argv[1:] == ["-Q", *words[1:]]

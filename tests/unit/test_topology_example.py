@@ -42,7 +42,7 @@ def test_shapes(name: str, zones: list[int], nodes: int) -> None:
 
 
 def test_two_topologies_in_one_file() -> None:
-    several = load.load_topologies(str(FOLDER / "several.yaml"))
+    several = load.load_topologies(str(FOLDER / "multiple-topologies.yaml"))
     assert (several.names, several.default) == (("fabric", "nvlink"), "fabric")
     fabric, nvlink = several.topologies
     assert fabric.nodes == nvlink.nodes

@@ -22,14 +22,14 @@ def run(argv: list[str]) -> int:
     if command in ("--help", "-h"):
         width = max(map(len, COMMANDS))
         lines = [f"  {name:{width}}  {line}" for name, line in COMMANDS.items()]
-        print("\n".join(["usage: slurmdl score COMMAND [options]", "", *lines, "",
-                         "`slurmdl score COMMAND --help` says more."]))
+        print("\n".join(["usage: slurmdl links COMMAND [options]", "", *lines, "",
+                         "`slurmdl links COMMAND --help` says more."]))
         return 0
     if command not in COMMANDS:
         valid = ", ".join(sort_by_similarity(command, list(COMMANDS)))
-        raise UsageError(f"slurmdl score: unknown command {command!r}; valid: {valid}")
+        raise UsageError(f"slurmdl links: unknown command {command!r}; valid: {valid}")
     status: int = import_module(f"slurmdl.cli.links.{command}").run(argv[1:])
     return status
 
 
-# MERGED: The subcommands of `slurmdl score`, one file each.
+# MERGED: The subcommands of `slurmdl links`, one file each.

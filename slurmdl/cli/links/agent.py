@@ -19,7 +19,7 @@ DEFAULT_PORT = 6819
 
 
 def run(argv: list[str]) -> int:
-    parser = CliParser(prog="slurmdl score serve", description=__doc__)
+    parser = CliParser(prog="slurmdl links agent", description=__doc__)
     parser.add_argument(
     "--listen",
     default=f":{DEFAULT_PORT}",
@@ -36,12 +36,12 @@ def run(argv: list[str]) -> int:
                         help="in which all of them have their turn (default: %(default)g)")
     parser.add_argument("--topology", metavar="FILE", help="zones, instead of the cluster's own")
     parser.add_argument("--node", metavar="NAME", help="this node's name in Slurm (default: its host name)")
-    parser.add_argument("--to", metavar="HOST:PORT", help="the collector, `slurmdl score ingest --listen`")
+    parser.add_argument("--to", metavar="HOST:PORT", help="the collector, `slurmdl links ingest --listen`")
     parser.add_argument("--spool", metavar="DIR",
                         help="where samples go, or with --to wait for the collector (default: beside the state)")
     options = parser.parse_args(argv)
     if options.peers < 0 or options.sessions < 1 or not 1 <= options.every <= 86400:
-        raise UsageError("slurmdl score serve: --peers from 0, --sessions from 1, --every 1 to 86400 expected")
+        raise UsageError("slurmdl links agent: --peers from 0, --sessions from 1, --every 1 to 86400 expected")
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with suppress(KeyboardInterrupt):
         _run_agent(options)
@@ -49,7 +49,7 @@ def run(argv: list[str]) -> int:
 
 
 def _run_agent(options: argparse.Namespace) -> None:
-    from slurmdl import dl_options
+    from slurmdl import units
     from slurmdl.cli.links.counters import slurm_node_name, state_dir
     from slurmdl.links import sender
     from slurmdl.links.probe.peer_prober import probe_peers, ring_peers
@@ -57,7 +57,7 @@ def _run_agent(options: argparse.Namespace) -> None:
     from slurmdl.topology import load
 
     host, port = parse_address(options.listen, "--listen")
-    allow, rate = parse_networks(options.allow, "--allow"), dl_options.parse_bytes(options.rate, "--rate")
+    allow, rate = parse_networks(options.allow, "--allow"), units.parse_bytes(options.rate, "--rate")
     where = parse_address(options.to, "--to") if options.to else None
     spool = options.spool or os.path.join(state_dir(), "spool")
     node = options.node or slurm_node_name()

@@ -17,7 +17,7 @@ from slurmdl.errors import SlurmdlError, UnavailableError, UsageError, warn
 
 #: option -> its value and its line in the help
 OPTIONS = {
-    "to": ("HOST:PORT", "the collector, `slurmdl score ingest --listen`"),
+    "to": ("HOST:PORT", "the collector, `slurmdl links ingest --listen`"),
     "spool": ("DIR", "where samples go, or with --to wait for the collector (default: beside the state)"),
     "state": ("DIR", "of the last reading (default: /var/lib/slurmdl for root)"),
     "node": ("NAME", "this node's name in Slurm (default: its host name)"),
@@ -55,7 +55,7 @@ def _parse_fast(argv: Sequence[str]) -> dict[str, str]:
 def _parse_with_argparse(argv: Sequence[str]) -> dict[str, str]:
     from slurmdl.cli.arguments import CliParser
 
-    parser = CliParser(prog="slurmdl score collect", description=__doc__)
+    parser = CliParser(prog="slurmdl links counters", description=__doc__)
     for name, (value, text) in OPTIONS.items():
         parser.add_argument(f"--{name}", default="", metavar=value, help=text)
     parser.add_argument("--strict", action="store_const", const="", default="",

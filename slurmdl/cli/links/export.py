@@ -14,8 +14,8 @@ from slurmdl.links.sample_store import publish_file
 
 
 def run(argv: list[str]) -> int:
-    parser = CliParser(prog="slurmdl score export", description=__doc__)
-    parser.add_argument("--scores", metavar="FILE", help="the snapshot (default: scores.file of slurmdl.yaml)")
+    parser = CliParser(prog="slurmdl links export", description=__doc__)
+    parser.add_argument("--scores", metavar="FILE", help="the snapshot (default: link_scores.file of slurmdl.yaml)")
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--textfile", metavar="FILE", help="written at once, so that nobody reads half of it")
     where.add_argument("--listen", metavar="HOST:PORT", help="serve http://HOST:PORT/metrics until it is ended")

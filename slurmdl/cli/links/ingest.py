@@ -1,7 +1,7 @@
 """store samples and publish the scores made of them
 
 Takes samples as JSON lines, from files, a spool directory and the network, keeps them in a history on a local disk,
-and publishes a snapshot for `--dl-scores=auto`. Runs once, and with --listen or --every until it is ended.
+and publishes a snapshot for `--dl-link-scores=auto`. Runs once, and with --listen or --every until it is ended.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ DEFAULT_INTERVAL_S = 30.0
 
 
 def run(argv: list[str]) -> int:
-    parser = CliParser(prog="slurmdl score ingest", description=__doc__)
+    parser = CliParser(prog="slurmdl links ingest", description=__doc__)
     parser.add_argument("files", nargs="*", metavar="FILE", help="samples as JSON lines; - for stdin")
     parser.add_argument(
     "--history",
     default=DEFAULT_DATABASE,
     metavar="FILE",
      help="on a local disk (default: %(default)s)")
-    parser.add_argument("--publish", metavar="FILE", help="the snapshot (default: scores.file of slurmdl.yaml)")
+    parser.add_argument("--publish", metavar="FILE", help="the snapshot (default: link_scores.file of slurmdl.yaml)")
     parser.add_argument("--textfile", default="", metavar="FILE", help="Prometheus text, too")
     parser.add_argument("--spool", metavar="DIR", help="take its *.jsonl and remove them once they are stored")
-    parser.add_argument("--listen", metavar="HOST:PORT", help="take samples over TCP (`slurmdl score collect --to`)")
+    parser.add_argument("--listen", metavar="HOST:PORT", help="take samples over TCP (`slurmdl links counters --to`)")
     parser.add_argument("--allow", metavar="NET,...",
                         help="addresses and networks that may send, e.g. 10.0.0.0/8,fd00::/8 (default: this host)")
     proof = parser.add_mutually_exclusive_group()
@@ -53,7 +53,7 @@ def run(argv: list[str]) -> int:
                             "user, or a port below 1024 (default: munge if it answers on this host)")
     proof.add_argument("--any-port", action="store_true", help="senders need not prove anything")
     parser.add_argument("--users", metavar="NAME,...",
-                        help="users whose samples are taken, beside root, SlurmUser, scores.owner and the user who "
+                        help="users whose samples are taken, beside root, SlurmUser, link_scores.trusted_owner and the user who "
                              "runs this")
     parser.add_argument("--every", type=float, metavar="SECONDS",
                         help=f"stay, and publish so often (default with --listen: {DEFAULT_INTERVAL_S:g})")

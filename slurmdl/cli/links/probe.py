@@ -24,7 +24,7 @@ SAMPLE_RETENTION_S = 3600.0
 
 def run(argv: list[str]) -> int:
     own, further = (argv[:argv.index("--")], argv[argv.index("--") + 1:]) if "--" in argv else (argv, [])
-    parser = CliParser(prog="slurmdl score probe", description=__doc__,
+    parser = CliParser(prog="slurmdl links probe", description=__doc__,
                     epilog="Options of srun may follow after --, e.g. `-- --partition=debug`.")
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--nodes", metavar="LIST", help="a hostlist, e.g. n[1-8] (default in a job: all of its nodes)")
@@ -64,7 +64,7 @@ def _run_probe(options: argparse.Namespace, srun_args: list[str]) -> int:
 
     nodes = _select_nodes(options)
     if len(nodes) < 2:
-        raise UsageError(f"slurmdl score probe: {len(nodes)} node{'s' * (len(nodes) != 1)}; valid: at least two")
+        raise UsageError(f"slurmdl links probe: {len(nodes)} node{'s' * (len(nodes) != 1)}; valid: at least two")
     topology = _load_topology_or_flat(nodes)
     probe = probe_step.ProbeStep(nodes, topology, replace(ProbeConfig(), rate_limit=options.rate_limit), options.budget,
                           transport=options.transport, interface=options.interface,
@@ -100,7 +100,7 @@ def _select_nodes(options: argparse.Namespace) -> tuple[str, ...]:
         return tuple(idle)
     if "SLURM_JOB_NODELIST" in os.environ:
         return tuple(hostlist.expand_hostlist(os.environ["SLURM_JOB_NODELIST"]))
-    raise UsageError("slurmdl score probe: which nodes? valid: --nodes LIST, --all, or neither inside a job")
+    raise UsageError("slurmdl links probe: which nodes? valid: --nodes LIST, --all, or neither inside a job")
 
 
 def _load_topology_or_flat(nodes: tuple[str, ...]) -> Topology:
@@ -147,6 +147,6 @@ def _parse_duration(text: str) -> float:
 
 
 def _parse_byte_rate(text: str) -> float:
-    from slurmdl import dl_options
+    from slurmdl.units import parse_bytes
 
-    return dl_options.parse_bytes(text, "--rate-limit")
+    return parse_bytes(text, "--rate-limit")

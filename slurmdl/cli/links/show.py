@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 
 def run(argv: list[str]) -> int:
-    parser = CliParser(prog="slurmdl score show", description=__doc__)
+    parser = CliParser(prog="slurmdl links show", description=__doc__)
     parser.add_argument("--scores", default="auto", metavar="auto|FILE|URL",
-                        help="what to show, as --dl-scores takes it (default: %(default)s)")
+                        help="what to show, as --dl-link-scores takes it (default: %(default)s)")
     parser.add_argument("--topology", metavar="FILE", help="zones of the heat map, instead of the cluster's")
     parser.add_argument("--all", action="store_true", help="every link; else as many as a screen holds")
     parser.add_argument("--json", action="store_true", help="the scores as JSON, worst links first")

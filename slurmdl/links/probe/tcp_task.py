@@ -319,7 +319,7 @@ def main() -> int:
     nodes = hostlist.expand_hostlist(os.environ.get("SLURM_STEP_NODELIST", ""))
     node, secret = os.environ.get("SLURMD_NODENAME", ""), os.environ.pop(SECRET_VARIABLE, "").encode()
     if not nodes or not secret:
-        raise UnavailableError("the probe's task runs in a step that `slurmdl score probe` starts")
+        raise UnavailableError("the probe's task runs in a step that `slurmdl links probe` starts")
     ports = leader_ports(secret)
     if os.environ.get("SLURM_PROCID") != "0":
         run_follower(nodes[0], ports, secret, node)

@@ -25,12 +25,12 @@ static void role(char **field)
 	struct dl_task task = {.size = (uint32_t)atol(field[1]), .rank = (uint32_t)atol(field[2]), .mapped = true,
 			       .map_size = field[1], .ps_ranks = field[3], .zone_ranks = field[4], .master = "m", .port = "1",
 			       .distribution = "arbitrary"};
-	struct dl_told told;
-	dl_tell(&task, &told);
-	if (told.mapped)
-		printf("%s %u %s\n", told.role, told.role_rank, told.zone);
+	struct dl_task_env env;
+	dl_task_env_fill(&task, &env);
+	if (env.mapped)
+		printf("%s %u %s\n", env.role, env.role_rank, env.zone);
 	else
-		puts(told.doubt);
+		puts(env.warning);
 }
 
 int main(void)

@@ -1,7 +1,7 @@
-/* srun --dl-map: gives its step the map of the job, which is in the environment. */
+/* srun --dl-rank-map: apply the job's map, passed in the environment, to the step. */
 #define _GNU_SOURCE
 #include "core/task.h"
-#include "glue.h"
+#include "plugin.h"
 
 #include <errno.h>
 #include <netinet/in.h>
@@ -17,31 +17,31 @@
 /* hostlist_t, and since Slurm 23.11 a pointer to it */
 typedef __typeof__(slurm_hostlist_create("")) hostlist;
 
-/* the map as a file in memory, while srun reads its options */
+/* the map as an in-memory file while srun parses its options */
 static int hostfile = -1;
-static bool refused;
+static bool map_rejected;
 
-/* The host file is of this step alone: its tasks may start steps of their own. */
-void dl_map_done(void)
+/* The host file is for this step alone: its tasks may start other steps. */
+void dl_rank_map_done(void)
 {
 	if (hostfile >= 0) {
 		close(hostfile);
 		unsetenv("SLURM_HOSTFILE");
 	}
 	hostfile = -1;
-	refused = false;
+	map_rejected = false;
 }
 
-/* NULL, or why the job's map cannot be applied. */
+/* NULL, or the reason why the job's map cannot be applied. */
 static const char *map_of_job(const char *nodes, uint32_t *size)
 {
-	const char *stamp = getenv("SLURMDL_MAP_JOB"), *job = getenv("SLURM_JOB_ID");
+	const char *map_job = getenv("SLURMDL_RANKMAP_JOB"), *job = getenv("SLURM_JOB_ID");
 	if (!nodes)
-		return "the job has no map (SLURMDL_MAP_NODES)";
-	if (!job || !stamp || strcmp(job, stamp))
-		return "SLURMDL_MAP_NODES is the map of another job";
+		return "the job has no map (SLURMDL_RANKMAP_NODES)";
+	if (!job || !map_job || strcmp(job, map_job))
+		return "SLURMDL_RANKMAP_NODES is the map of another job";
 	if (dl_count_nodes(nodes, size))
-		return "SLURMDL_MAP_NODES is malformed: NODE,NODE(xTASKS),... was expected";
+		return "SLURMDL_RANKMAP_NODES is malformed; expected NODE,NODE(xTASKS),...";
 	hostlist given = slurm_hostlist_create(getenv("SLURM_JOB_NODELIST"));
 	const char *why = given ? NULL : "SLURM_JOB_NODELIST is not set";
 	while (*nodes && !why) {
@@ -52,13 +52,13 @@ static const char *map_of_job(const char *nodes, uint32_t *size)
 		memcpy(name, node.at, node.length);
 		name[node.length] = '\0';
 		if (slurm_hostlist_find(given, name) < 0)
-			why = "SLURMDL_MAP_NODES names a node that is not of the job";
+			why = "SLURMDL_RANKMAP_NODES names a node outside the job";
 	}
 	slurm_hostlist_destroy(given);
 	return why;
 }
 
-static void hand_on(const char *to, const char *from)
+static void copy_env(const char *to, const char *from)
 {
 	const char *value = getenv(from);
 	if (value)
@@ -67,7 +67,7 @@ static void hand_on(const char *to, const char *from)
 		unsetenv(to);
 }
 
-/* Line i is the node of rank i. NULL, or why there is no such file. */
+/* Write the host file; line i is the node of rank i. Returns NULL or the reason of a failure. */
 static const char *write_hostfile(const char *nodes)
 {
 	hostfile = memfd_create("slurmdl-hostfile", MFD_CLOEXEC);
@@ -76,7 +76,7 @@ static const char *write_hostfile(const char *nodes)
 	if (!file) {
 		if (copy >= 0)
 			close(copy);
-		return "no host file can be made";
+		return "cannot create a host file";
 	}
 	while (*nodes) {
 		struct dl_span node;
@@ -95,7 +95,7 @@ static void export_number(const char *name, uint32_t value)
 	setenv(name, text, 1);
 }
 
-/* False where another program has this address of this host. */
+/* False if another program listens on this address. */
 static bool is_free(const void *address, socklen_t length)
 {
 	int server = socket(((const struct sockaddr *)address)->sa_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
@@ -105,9 +105,8 @@ static bool is_free(const void *address, socklen_t length)
 	return !taken;
 }
 
-/* A port for rank 0: one that is free here, as srun most often runs on the host of rank 0. It is drawn at random, so
- * that nobody can occupy it beforehand, below the ports that Linux gives out by itself (32768) and above those of
- * services. */
+/* A port for rank 0 that is free on this host, where rank 0 usually runs. Random, so that it cannot be occupied in
+ * advance; below Linux's ephemeral ports (32768) and above those of services. */
 static uint32_t draw_port(void)
 {
 	uint32_t port = 0;
@@ -124,8 +123,8 @@ static uint32_t draw_port(void)
 	return port;
 }
 
-/* srun takes a host file from SLURM_HOSTFILE, which it reads after its options, where neither -w nor -F is given
- * (srun(1)). The step's variables are those that `slurmdl srun` gives. */
+/* srun reads SLURM_HOSTFILE after its options, unless -w or -F is given (srun(1)). The step's variables are those of
+ * `slurmdl srun`. */
 static void export_map(const char *nodes, uint32_t size)
 {
 	struct dl_span first;
@@ -135,22 +134,22 @@ static void export_map(const char *nodes, uint32_t size)
 	setenv("SLURM_HOSTFILE", text, 1);
 	dl_node_of(nodes, 0, &first);
 	snprintf(text, sizeof(text), "%.*s", (int)first.length, first.at);
-	setenv("SLURMDL_MASTER", text, 1);
-	export_number("SLURMDL_PORT", draw_port());
-	export_number("SLURMDL_SIZE", size);
-	hand_on("SLURMDL_PS_RANKS", "SLURMDL_MAP_PS_RANKS");
-	hand_on("SLURMDL_ZONE_RANKS", "SLURMDL_MAP_ZONE_RANKS");
-	hand_on("SLURMDL_PLAN", "SLURMDL_MAP_PLAN");
+	setenv("SLURMDL_MASTER_ADDR", text, 1);
+	export_number("SLURMDL_MASTER_PORT", draw_port());
+	export_number("SLURMDL_WORLD_SIZE", size);
+	copy_env("SLURMDL_PS_RANKS", "SLURMDL_RANKMAP_PS_RANKS");
+	copy_env("SLURMDL_ZONE_RANKS", "SLURMDL_RANKMAP_ZONE_RANKS");
+	copy_env("SLURMDL_PLAN", "SLURMDL_RANKMAP_PLAN");
 }
 
-int dl_map_apply(void)
+int dl_rank_map_apply(void)
 {
-	const char *nodes = getenv("SLURMDL_MAP_NODES");
+	const char *nodes = getenv("SLURMDL_RANKMAP_NODES");
 	const char *strict = getenv(dl_options[DL_OPT_STRICT].variable);
 	uint32_t size = 0;
 
-	unsetenv("SLURMDL_SIZE"); /* that of a step around this one */
-	dl_map_done();
+	unsetenv("SLURMDL_WORLD_SIZE"); /* set by an enclosing step */
+	dl_rank_map_done();
 	const char *why = map_of_job(nodes, &size);
 	if (!why)
 		why = write_hostfile(nodes);
@@ -158,16 +157,16 @@ int dl_map_apply(void)
 		export_map(nodes, size);
 		return 0;
 	}
-	dl_map_done();
-	refused = true;
+	dl_rank_map_done();
+	map_rejected = true;
 	bool fails = strict && dl_is_set(strict);
-	slurm_spank_log("slurmdl: --dl-map: %s%s", why, fails ? "" : "; the step runs in srun's own order");
+	slurm_spank_log("slurmdl: --dl-rank-map: %s%s", why, fails ? "" : "; the step runs in srun's own order");
 	return fails ? -1 : 0;
 }
 
-int dl_map_strict(void)
+int dl_rank_map_strict(void)
 {
-	if (refused)
-		slurm_error("slurmdl: --dl-strict: --dl-map cannot be applied");
-	return refused ? -1 : 0;
+	if (map_rejected)
+		slurm_error("slurmdl: --dl-strict: --dl-rank-map cannot be applied");
+	return map_rejected ? -1 : 0;
 }

@@ -1,13 +1,13 @@
--- Slurm's job_submit.lua with slurmdl, for sites that cannot have topology/cli_filter.lua. Beside slurm.conf of the
+-- Slurm's job_submit.lua with slurmdl, for sites that cannot have etc/cli_filter.lua. Beside slurm.conf of the
 -- controller, with JobSubmitPlugins=lua. Prefer the other one: this one knows less, and the controller waits for it.
 --
 --  * Here the controller cannot be asked: it holds its locks meanwhile. slurmdl reads what a timer has written,
 --        scontrol -o -d show nodes; scontrol -o show partitions   > SURVEY, by way of a file that is then renamed
 --    and TOPOLOGY. Of a survey older than MAX_AGE nothing is made.
---  * Only a preferred zone, the limit of --dl-zone, or what --dl-bind=pin or zone asks for, is set; a node list for
---    --dl-bind=auto is not, as nothing could take it back here. A preference that no longer fits costs a pass of the backfill scheduler.
+--  * Only a preferred zone, the limit of --dl-zone, or what --dl-node-binding=nodelist or zone asks for, is set; a node list for
+--    --dl-node-binding=auto is not, as nothing could take it back here. A preference that no longer fits costs a pass of the backfill scheduler.
 --  * It sees the batch jobs whose environment has SLURMDL_OPT_* (the plugin's options among them), not what is under
---    --export=NONE, and no files: --dl-traffic=FILE and --dl-scores=FILE are the user's, and this runs as SlurmUser.
+--    --export=NONE, and no files: --dl-comm-pattern=FILE and --dl-link-scores=FILE are the user's, and this runs as SlurmUser.
 --  * Jobs that ask for more than counts, memory, a partition, features or nodes to leave out are left alone.
 --
 -- It never refuses a job, and changes none where slurmdl is missing, late or not understood.
@@ -18,7 +18,7 @@ local TOPOLOGY = "/etc/slurm/topology.conf"
 local MAX_AGE = 15  -- seconds
 local SECONDS = "1" -- that the controller may wait
 
-local OPTIONS = {"STRATEGY", "PS", "PLACE", "BIND", "ZONE", "RANK0", "MODEL_BYTES", "PROBE"}
+local OPTIONS = {"STRATEGY", "PS", "PLACE", "NODE_BINDING", "ZONE", "RANK0", "MODEL_BYTES", "PROBE"}
 -- what the choice does not look at, or the user chooses
 local OTHERS = {"req_nodes", "prefer", "array_inx", "dependency", "reservation", "licenses", "burst_buffer", "network",
 	"tres_per_job", "tres_per_node", "tres_per_socket", "tres_per_task", "cpus_per_tres", "mem_per_tres"}
@@ -36,7 +36,7 @@ end
 
 local function question(job)
 	local env = job.script and job.environment
-	if not env or env.SLURMDL_REQUEST or env.SLURM_JOB_ID or env.SLURMDL_OPT_TRAFFIC or env.SLURMDL_OPT_SCORES then
+	if not env or env.SLURMDL_SUBMISSION or env.SLURM_JOB_ID or env.SLURMDL_OPT_COMM_PATTERN or env.SLURMDL_OPT_LINK_SCORES then
 		return nil
 	end
 	for _, name in ipairs(OTHERS) do
@@ -62,7 +62,7 @@ local function question(job)
 	if is_set(job.min_mem_per_node) then line[#line + 1] = string.format("--mem=%d", job.min_mem_per_node) end
 	if is_set(job.min_mem_per_cpu) then line[#line + 1] = string.format("--mem-per-cpu=%d", job.min_mem_per_cpu) end
 	if job.shared == 0 then line[#line + 1] = "--exclusive" end
-	return any and table.concat(line, " "), env.SLURMDL_OPT_BIND
+	return any and table.concat(line, " "), env.SLURMDL_OPT_NODE_BINDING
 end
 
 local function choose(job)
@@ -81,7 +81,7 @@ local function choose(job)
 			job.exc_nodes = value
 		elseif name == "prefer" then
 			job.prefer = value
-		elseif name == "nodelist" and bind == "pin" then
+		elseif name == "nodelist" and bind == "nodelist" then
 			job.req_nodes = value
 		elseif name == "constraint" and bind == "zone" then
 			job.features = value

@@ -174,12 +174,12 @@ end
 local function asked(options, offset)
 	local dl = type(options.spank) == "table" and options.spank.slurmdl
 	-- `slurmdl sbatch` has made a choice, and a job inside of another is submitted as it is written
-	if options.type ~= "sbatch" or type(dl) ~= "table" or os.getenv("SLURMDL_REQUEST") or os.getenv("SLURM_JOB_ID") then
+	if options.type ~= "sbatch" or type(dl) ~= "table" or os.getenv("SLURMDL_SUBMISSION") or os.getenv("SLURM_JOB_ID") then
 		return nil
 	end
 	local any = false
 	for _, value in pairs(dl) do any = any or value ~= "unset" end
-	local off = dl["dl-bind"] == "off" and (dl["dl-zone"] or "unset") == "unset"
+	local off = dl["dl-node-binding"] == "off" and (dl["dl-zone"] or "unset") == "unset"
 	if not any or off or offset ~= 0 or heterogeneous() then return nil end
 	return dl
 end

@@ -1,7 +1,7 @@
-/* The plugin with a clock around its callbacks, for `python -m benchmarks.spank_overhead`: each task finds in SLURMDL_NS how many
+/* The plugin with a clock around its callbacks, for `python -m benchmarks.spank_overhead`: each task finds in SLURMDL_SPANK_NS how many
  * nanoseconds they took for it in srun and in slurmstepd. An argument in plugstack.conf makes a control that must
  * lose: so many microseconds each task sleeps. */
-#include "../glue.h"
+#include "../plugin.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -56,7 +56,7 @@ int slurm_spank_init_post_opt(spank_t spank, int ac, char **av)
 	int status = timed(plain_init_post_opt, spank, ac, av);
 	if (spank_context() == S_CTX_LOCAL) {
 		snprintf(text, sizeof(text), "%llu", spent);
-		setenv("SLURMDL_NS_SRUN", text, 1);
+		setenv("SLURMDL_SPANK_NS_SRUN", text, 1);
 	}
 	return status;
 }
@@ -73,8 +73,8 @@ int slurm_spank_task_init(spank_t spank, int ac, char **av)
 	char text[64];
 	const char *srun;
 	int status = timed(sleep_and_init, spank, ac, av);
-	srun = dl_find(spank, "SLURMDL_NS_SRUN");
+	srun = dl_getenv(spank, "SLURMDL_SPANK_NS_SRUN");
 	snprintf(text, sizeof(text), "%s %llu", srun ? srun : "0", spent);
-	spank_setenv(spank, "SLURMDL_NS", text, 1);
+	spank_setenv(spank, "SLURMDL_SPANK_NS", text, 1);
 	return status;
 }

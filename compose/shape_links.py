@@ -24,7 +24,7 @@ from pathlib import Path
 from slurmdl.errors import UsageError
 from slurmdl.sandbox import delay_relay
 from slurmdl.sandbox.qdisc import MTU, tbf_args
-from slurmdl.sandbox.spec import parse_bit_rate, parse_duration, parse_fraction
+from slurmdl.units import parse_bit_rate, parse_duration, parse_fraction
 
 STATE = Path("/run/links.json")
 #: the networks 1 to 4 hold the nodes, 0 the other hosts
