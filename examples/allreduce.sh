@@ -1,14 +1,14 @@
 #!/bin/bash
-# Six workers, one to a node, that average their gradients at every step. Submit with
+# Six workers, one per node, average their gradients in every step. Submit with
 #
 #     slurmdl sbatch examples/allreduce.sh
 #
-# Slurm reads the #SBATCH lines, slurmdl the #DL lines; with plain sbatch the job runs too, unplaced.
+# Slurm reads the #SBATCH lines, slurmdl the #DL lines. With plain sbatch the job also runs, without placement.
 #SBATCH --job-name=allreduce
 #SBATCH --nodes=6
 #SBATCH --ntasks=6
 #SBATCH --time=10
 #DL --dl-strategy=allreduce
 
-# the ranks of the ring follow the zones of the nodes that Slurm gave
+# orders the ranks of the ring by the zones of the allocated nodes
 slurmdl srun python -m slurmdl.train --steps 200 --seed 1

@@ -1,9 +1,8 @@
-"""A plain PyTorch DistributedDataParallel script, as it is: it knows nothing of slurmdl.
+"""A plain PyTorch DistributedDataParallel script. It does not use slurmdl.
 
-    slurmdl srun python examples/ddp.py          (inside a job, one task per replica)
+    slurmdl srun python examples/ddp.py      (inside a job, one task per replica)
 
-`slurmdl srun` places the ranks and gives each task RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, which is all that
-torch.distributed asks for.
+`slurmdl srun` maps the ranks and sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT for torch.distributed.
 """
 
 import os
@@ -39,12 +38,12 @@ for epoch in range(20):
 print(f"rank {rank} of {dist.get_world_size()} on {os.environ.get('SLURMD_NODENAME', 'this node')}", flush=True)
 if rank == 0:
     with torch.no_grad():
-        right = (model(images[1437:]).argmax(1) == labels[1437:]).float().mean().item()
-    print(f"accuracy {right:.1%}", flush=True)
+        accuracy = (model(images[1437:]).argmax(1) == labels[1437:]).float().mean().item()
+    print(f"accuracy {accuracy:.1%}", flush=True)
 
-# no rank ends while another may still need it, as the store of rank 0
+# no rank exits while another may still need it, such as the store of rank 0
 dist.barrier()
 dist.destroy_process_group()
-# PyTorch's gloo threads survive destroy_process_group() in a DDP script. A thread that drops a tensor while the
-# interpreter shuts down aborts the process, rarely and on busy machines (pytorch#190489): skip that shutdown.
+# PyTorch's gloo threads survive destroy_process_group(). A thread that drops a tensor during interpreter shutdown
+# aborts the process, rarely and on busy machines (pytorch#190489): skip the shutdown.
 os._exit(0)

@@ -54,7 +54,7 @@ def test_mpi4py_runs_as_it_is(cluster, more):
 @pytest.mark.parametrize("strategy", ["gossip", "ps"])
 def test_the_library_takes_strategy_and_zones_from_the_job(cluster, strategy):
     """Four nodes fit into a zone, and are placed there."""
-    text = output(cluster, "library.py", strategy)
+    text = output(cluster, "wrap_script.py", strategy)
     assert accuracy(text) > 85, text
     shown = " ".join(text.split())
     assert f"strategy {strategy}" in shown

@@ -13,7 +13,7 @@ from training import whole
 from slurmdl.train.library.sampling import GlobalBatches
 
 SCRIPT = str(Path(__file__).with_name("library_script.py"))
-EXAMPLE = str(Path(__file__).parents[2] / "examples" / "library.py")
+EXAMPLE = str(Path(__file__).parents[2] / "examples" / "wrap_script.py")
 pytestmark = needs_mpi
 
 
@@ -25,8 +25,8 @@ def told(text: str) -> list[str]:
 @pytest.mark.parametrize("strategy", ["gossip", "ps", "allreduce"])
 def test_the_strategy_is_chosen_from_outside(strategy: str, tmp_path: Path) -> None:
     """All workers end with the same model; a server ends in wrap(), with status 0."""
-    done = mpirun(3, SCRIPT, "none", environ={"SLURMDL_TRAIN_STRATEGY": strategy, "SLURMDL_TRAIN_LIBRARY": "yes" if
-                                              strategy == "allreduce" else "", "SLURMDL_TRAIN_TRACE": str(tmp_path)})
+    done = mpirun(3, SCRIPT, "none", environ={"SLURMDL_TRAIN_STRATEGY": strategy, "SLURMDL_TRAIN_COMM_PATTERN": "mpi-allreduce" if
+                                              strategy == "allreduce" else "", "SLURMDL_TRAIN_TRACE_DIR": str(tmp_path)})
     assert done.returncode == 0, done.stderr
     workers = sorted(line for line in done.stdout.splitlines() if line.startswith("worker"))
     steps = 10 if strategy == "ps" else 7
@@ -39,7 +39,7 @@ def test_the_strategy_is_chosen_from_outside(strategy: str, tmp_path: Path) -> N
         assert {event["pid"] for event in events} == {rank}
         names = [event["name"] for event in events if event["ph"] == "X"]
         assert names.count("backward") == (0 if strategy == "ps" and rank == 0 else steps)
-        assert "errand" in names
+        assert "comm op" in names
 
 
 def test_sums_that_overlap_with_the_backward_pass() -> None:

@@ -1,11 +1,11 @@
-"""Train a small network on handwritten digits with any strategy, from a plain PyTorch script.
+"""Train a small network on handwritten digits with any strategy, from a PyTorch script.
 
-    mpirun -n 2 python examples/library.py
-    SLURMDL_TRAIN_STRATEGY=gossip mpirun -n 4 python examples/library.py
-    slurmdl srun python examples/library.py          (inside a job: the strategy is that of `#DL --dl-strategy`)
+    mpirun -n 2 python examples/wrap_script.py
+    SLURMDL_TRAIN_STRATEGY=gossip mpirun -n 4 python examples/wrap_script.py
+    slurmdl srun python examples/wrap_script.py      (inside a job; `#DL --dl-strategy` sets the strategy)
 
-Beside plain PyTorch stand four lines: init, wrap, loader and finish. With SLURMDL_TRAIN_CHECKPOINT=FOLDER it goes on
-where it was when it is started again.
+Only four lines differ from plain PyTorch: init, wrap, loader and finish. With SLURMDL_TRAIN_CHECKPOINT_DIR=DIR a
+restarted script resumes from its last checkpoint.
 """
 
 import torch
@@ -23,7 +23,7 @@ training, test = slice(0, 1437), slice(1437, None)
 torch.manual_seed(1)
 model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10))
 opt = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9)
-model, opt = run.wrap(model, opt)  # parameter servers, where there are some, stay in here
+model, opt = run.wrap(model, opt)  # parameter servers serve in here and do not return
 
 loader = run.loader((images[training], labels[training]), batch_size=32)
 for epoch in range(loader.epoch, 20):
@@ -36,5 +36,5 @@ for epoch in range(loader.epoch, 20):
 
 run.finish()  # all workers now hold the same model
 with torch.no_grad():
-    right = (model(images[test]).argmax(1) == labels[test]).float().mean().item()
-run.print(f"accuracy {right:.1%}")
+    accuracy = (model(images[test]).argmax(1) == labels[test]).float().mean().item()
+run.print(f"accuracy {accuracy:.1%}")
