@@ -71,12 +71,13 @@ def outcome(words: tuple[str, ...]) -> Outcome:
     clock, course = 0.0, []
     for step in steps:
         clock += step["seconds"]
-        if "accuracy" in step:
-            course.append((clock, 100 * step["accuracy_of_mean"], 100 * step["accuracy"]))
-    own = found["accuracy"] if found["accuracy_before"] is None else found["accuracy_before"]
-    total = found["compute_seconds"] + found["comm_seconds"]
-    return Outcome(100 * found["accuracy"], 100 * own, sum(found["bytes"].values()),
-                   found["comm_seconds"] / total if total else 0.0, tuple(course))
+        if "test_accuracy" in step:
+            course.append((clock, 100 * step["test_accuracy_averaged_model"], 100 * step["test_accuracy"]))
+    own = found["test_accuracy_local_mean"]
+    own = found["test_accuracy"] if own is None else own
+    total = found["compute_seconds"] + found["exposed_comm_seconds"]
+    return Outcome(100 * found["test_accuracy"], 100 * own, sum(found["bytes_sent"].values()),
+                   found["exposed_comm_seconds"] / total if total else 0.0, tuple(course))
 
 
 def _hush() -> None:

@@ -1,43 +1,33 @@
-"""What a run measured: time, loss and drift of every step of every rank, bytes by level, and the summary of them."""
+"""Measurements of a run: time, loss and drift of each step, bytes by locality level, and the summary of all ranks."""
 
 from __future__ import annotations
 
 import random
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from slurmdl.train.comm_thread import CommThread
 from slurmdl.train.p2p import LOCALITY_LEVELS
 from slurmdl.train.stateful import Stateful
 from slurmdl.train.trace import Trace
 
-#: what a rank's time is spent on. Communication is that of the training thread, in mixing models and in waiting for
-#: what the communication thread has not ended in time; waiting is the part of it in which the first chunk of the
-#: expected message was not there, since the other rank was not so far
-PHASES = ("data", "forward", "backward", "communication", "waiting", "optimizer")
+#: phases of the training thread. `communication` is model mixing and waiting for the communication thread;
+#: `peer_wait` is the part of it before the first chunk of the next message has arrived
+PHASES = ("data", "forward", "backward", "communication", "peer_wait", "optimizer")
 
-
-#: values from which a median is taken, and points of a curve
+#: size of the sample for a median, and points of a curve
 MAX_SAMPLES, MAX_POINTS = 512, 400
 
-#: workers whose figures a table shows one by one, and the ratio of such figures from which on it shows them
+#: workers that the table lists one by one, and the max/min ratio above which it shows per-worker values
 MAX_LISTED_WORKERS, UNEVEN_RATIO = 16, 1.05
 
 
 class Series(Stateful):
-    """A figure of each step, of which only sums are held.
-
-    Attributes
-    ----------
-    count, total, last : number, sum and last one of the values.
-    """
+    """Count, sum and last value of a per-step quantity."""
 
     state_fields: tuple[str, ...] = ("count", "total", "last")
 
@@ -52,9 +42,9 @@ class Series(Stateful):
 
 
 class SampledSeries(Series):
-    """As Series, with the median: of all values up to SAMPLES, of more values that of SAMPLES drawn at random."""
+    """Series with a median, taken from a random sample of MAX_SAMPLES if there are more values."""
 
-    state_fields = ("_drawn",)
+    state_fields = ("_reservoir",)
 
     def __init__(self) -> None:
         super().__init__()
@@ -62,35 +52,34 @@ class SampledSeries(Series):
         self._rng = random.Random(1)
 
     def add(self, value: float) -> None:
-        # each value is among the drawn ones with the same probability (Vitter's algorithm R)
-        place = self.count if self.count < MAX_SAMPLES else self._rng.randrange(self.count + 1)
-        if place < MAX_SAMPLES:
-            self._reservoir[place] = value
+        # reservoir sampling (Vitter's algorithm R)
+        index = self.count if self.count < MAX_SAMPLES else self._rng.randrange(self.count + 1)
+        if index < MAX_SAMPLES:
+            self._reservoir[index] = value
         super().add(value)
 
     @property
     def median(self) -> float:
-        """0 without values."""
+        """The median, or 0 without values."""
         return float(np.median(self._reservoir[:self.count])) if self.count else 0.0
 
 
 class Curve(Series):
-    """As Series, with at most POINTS points of its curve against steps and time.
+    """Series with at most MAX_POINTS points against step and time.
 
-    A point is the mean over a window of values. When there are POINTS of them, each two become one, and windows are
-    twice as wide from then on.
+    A point is the mean over a window of values. When all points are used, pairs are merged and the window doubles.
     """
 
-    state_fields = ("_points", "_used", "_width")
+    state_fields = ("_points", "_num_points", "_window")
 
     def __init__(self) -> None:
         super().__init__()
-        #: step, time and value: mean over the window; the last row in use is that of a window that is not full
+        #: window means of step, seconds and value; the window of the last row may be incomplete
         self._points = np.zeros((MAX_POINTS, 3))
         self._num_points, self._window = 0, 1
 
     def add_at(self, step: int, seconds: float, value: float) -> None:
-        """Add the value of a step that ended after so many seconds."""
+        """Add the value of a step that ended after `seconds`."""
         filled = self.count % self._window
         if not filled and self._num_points == MAX_POINTS:
             self._points[:MAX_POINTS // 2] = self._points.reshape(-1, 2, 3).mean(axis=1)
@@ -109,22 +98,23 @@ class Curve(Series):
 
 
 class StepMeter(Stateful):
-    """Time of the steps of one rank, in seconds, in memory that does not grow with their number.
+    """Step times of one rank in seconds, in constant memory.
 
     Attributes
     ----------
-    wall : the whole step.
-    comm : communication and waiting that were not hidden behind computation; the rest of `wall` is computation.
-    loss : of the rank's own batch, where the script tells it; empty on a server.
-    drift : of the model since the last exchange, where the strategy looks at it.
-    phases : the sum over all steps, one of PHASES each.
-    hidden : for which errands of communication were carried out and the training thread did something else.
-    between : from the end of a step to the beginning of the next, as for evaluation; without checkpoints.
-    checkpoint : for checkpoints: agreeing on them, writing them, and waiting until all have done so.
-    samples : of the rank's own batch; 0 where that is not known.
+    wall : of each step.
+    exposed_comm : communication and waiting that computation did not hide, of each step.
+    loss : of the rank's own batch, if the script reports it; empty on a server.
+    drift : of the model since the last exchange, if the strategy measures it.
+    phases : phase -> sum over all steps.
+    overlapped_comm : communication during which the training thread was busy otherwise.
+    between_steps : from the end of a step to the start of the next, for example evaluation; without checkpoints.
+    checkpoint : agreement on checkpoints, writing them, and waiting for the other ranks.
+    samples : of the rank's own batch; 0 if unknown.
     """
 
-    state_fields = ("wall", "comm", "loss", "drift", "phases", "hidden", "between", "checkpoint", "samples")
+    state_fields = ("wall", "exposed_comm", "loss", "drift", "phases", "overlapped_comm", "between_steps",
+                    "checkpoint", "samples")
 
     def __init__(self) -> None:
         self.wall, self.exposed_comm, self.samples = SampledSeries(), Series(), Series()
@@ -133,36 +123,27 @@ class StepMeter(Stateful):
         self.overlapped_comm = self.between_steps = self.checkpoint = 0.0
 
     def add_loss(self, loss: float) -> None:
-        """Of the step that is under way or just over."""
+        """Add the loss of the current or just completed step."""
         self.loss.add_at(max(self.wall.count, 1), self.wall.total, loss)
 
     def add_drift(self, drift: float) -> None:
-        """Of the step that is under way."""
+        """Add the drift of the current step."""
         self.drift.add_at(self.wall.count + 1, self.wall.total, drift)
 
     @property
     def totals(self) -> StepTotals:
         return StepTotals(self.wall.count, self.wall.total, self.wall.median, self.exposed_comm.total,
-                      self.loss.last if self.loss.count else None, int(
-                          self.samples.total), self.phases, self.overlapped_comm,
-                      self.between_steps, self.checkpoint)
-
-    @contextmanager
-    def time_step(self, comm_thread: CommThread, now: Callable[[], float] = time.perf_counter) -> Iterator[None]:
-        """Time what stands in the `with` block as one step, of computation and communication alone."""
-        before, start = comm_thread.blocked_seconds, now()
-        yield
-        self.wall.add(now() - start)
-        self.exposed_comm.add(comm_thread.blocked_seconds - before)
+                          self.loss.last if self.loss.count else None, int(self.samples.total), self.phases,
+                          self.overlapped_comm, self.between_steps, self.checkpoint)
 
 
 class PhaseTimer:
-    """Shares out the time of the training thread among the phases, into a Meter.
+    """Attribute the training thread's time to phases of a StepMeter.
 
     Parameters
     ----------
     now : the rank's clock, in s.
-    waited : how long it has waited so far for a peer's first chunk, in s, as far as the training thread stood still.
+    peer_wait_clock : time for which the training thread has waited for first chunks so far, in s.
     """
 
     def __init__(self, meter: StepMeter, now: Callable[[], float], peer_wait_clock: Callable[[], float],
@@ -174,73 +155,71 @@ class PhaseTimer:
 
     @property
     def is_between_steps(self) -> bool:
-        """Whether no step is under way."""
+        """Whether no step is in progress."""
         return not self._phase
 
     def enter(self, phase: str) -> None:
-        """From now on it is this phase, one of PHASES, and a step is under way."""
+        """Enter a phase, one of PHASES; starts a step if none is in progress."""
         if phase == self._phase:
             return
-        moment = self._now()
+        now = self._now()
         if self._phase:
-            self._add_phase_time(moment)
+            self._add_phase_time(now)
         else:
             if not self._is_first_step:
-                self._meter.between_steps += moment - self._phase_start
+                self._meter.between_steps += now - self._phase_start
             self._is_first_step = False
-            self._step_start, self._step_comm = moment, 0.0
+            self._step_start, self._step_comm = now, 0.0
             self._peer_wait_at_start = self._peer_wait_clock()
-        self._phase, self._phase_start = phase, moment
+        self._phase, self._phase_start = phase, now
 
     def discard_empty_step(self) -> None:
-        """If a step has only just begun it is none, since there were no more data."""
+        """Discard a step that has just started, because no data were left."""
         if self._phase_start == self._step_start:
-            moment = self._now()
-            self._meter.between_steps += moment - self._phase_start
-            self._phase, self._phase_start = "", moment
+            now = self._now()
+            self._meter.between_steps += now - self._phase_start
+            self._phase, self._phase_start = "", now
 
     def add_checkpoint(self, start: float) -> None:
-        """From `start` until now, between two steps, a checkpoint was made."""
-        moment = self._now()
+        """Attribute the time from `start` until now, between two steps, to a checkpoint."""
+        now = self._now()
         if not self._is_first_step:
             self._meter.between_steps += start - self._phase_start
-        self._meter.checkpoint += moment - start
-        self._phase_start = moment
+        self._meter.checkpoint += now - start
+        self._phase_start = now
         if self._trace:
-            self._trace.add("checkpoint", start, moment)
+            self._trace.add("checkpoint", start, now)
 
     def end_step(self) -> None:
-        """The step is over; the next one begins with the next phase."""
-        moment, meter = self._now(), self._meter
-        self._add_phase_time(moment)
-        waited = min(self._peer_wait_clock() - self._peer_wait_at_start, self._step_comm)
-        meter.phases["communication"] -= waited
-        meter.phases["waiting"] += waited
-        meter.wall.add(moment - self._step_start)
+        """End the step; the next phase starts another one."""
+        now, meter = self._now(), self._meter
+        self._add_phase_time(now)
+        peer_wait = min(self._peer_wait_clock() - self._peer_wait_at_start, self._step_comm)
+        meter.phases["communication"] -= peer_wait
+        meter.phases["peer_wait"] += peer_wait
+        meter.wall.add(now - self._step_start)
         meter.exposed_comm.add(self._step_comm)
-        self._phase, self._phase_start = "", moment
+        self._phase, self._phase_start = "", now
 
-    def _add_phase_time(self, moment: float) -> None:
-        took = moment - self._phase_start
-        self._meter.phases[self._phase] += took
+    def _add_phase_time(self, now: float) -> None:
+        duration = now - self._phase_start
+        self._meter.phases[self._phase] += duration
         if self._phase == "communication":
-            self._step_comm += took
+            self._step_comm += duration
         if self._trace:
-            self._trace.add(self._phase, self._phase_start, moment)
+            self._trace.add(self._phase, self._phase_start, now)
 
 
 @dataclass(frozen=True)
 class StepTotals:
-    """What a Meter comes to.
+    """Totals of a StepMeter; times in s.
 
     Attributes
     ----------
-    steps : how many.
-    wall, median : their sum and their median, in s.
-    comm : of all steps, in s.
-    loss : the last one, None where none was told.
-    samples : of all steps.
-    phases, hidden, between, checkpoint : as a Meter has them.
+    steps : their number.
+    wall, median : sum and median of the step times.
+    loss : the last one, or None.
+    exposed_comm, samples, phases, overlapped_comm, between_steps, checkpoint : sums, see StepMeter.
     """
 
     steps: int
@@ -257,17 +236,17 @@ class StepTotals:
 
 @dataclass(frozen=True)
 class RankReport:
-    """What one rank hands in at the end.
+    """One rank's results at the end of a run.
 
     Attributes
     ----------
-    sent : level -> payload bytes sent by this rank.
-    consensus : distance of this rank's model from the mean of all, relative to the mean's norm.
-    score : (loss, accuracy) of the final model on the test images, from the rank that evaluated it, else None.
-    before : the same of this rank's own model, before the final average.
-    fired, skipped : exchanges made, and exchanges that a trigger held back.
-    batch : samples per step; 0 on a server, and where it is not known.
-    checksum : CRC-32 of the parameters; on a server of what it has of them.
+    bytes_sent : locality level -> payload bytes sent by this rank.
+    consensus_distance : of this rank's model from the mean of all, relative to the mean's norm.
+    score : (loss, accuracy) of the final model on the test images, on the rank that evaluated it, else None.
+    score_before_averaging : the same of this rank's own model, before the final average.
+    exchanges, exchanges_skipped : exchanges made, and exchanges skipped by a trigger.
+    batch_size : samples per step; 0 on a server, or if unknown.
+    parameters_crc32 : CRC-32 of the parameters, or of the shards of a server.
     """
 
     totals: StepTotals
@@ -282,111 +261,113 @@ class RankReport:
 
 
 def summarize(reports: Sequence[RankReport | None], roles: Sequence[str]) -> dict[str, Any]:
-    """The figures of a run from the reports of all ranks, in rank order, None for those that are lost.
+    """Summarize the reports of all ranks, in rank order, None for failed ranks.
 
     Returns
     -------
-    batch : samples per worker and step, 0 where it is not known.
-    steps : number of steps, of the worker that made most.
-    steps_per_worker, batch_per_worker, seconds_per_worker : of each worker, in rank order: steps, samples in a step
-        in the mean, and the sum over the steps.
-    samples_per_second : samples of all workers in all steps / `seconds`.
-    seconds : the slowest worker's sum over the steps.
-    seconds_per_step : the slowest worker's median over the steps.
-    images_per_second : images of all workers in one step / seconds_per_step.
-    compute_seconds, comm_seconds : of the whole run, mean over the workers.
+    batch_size : samples per worker and step, 0 if unknown.
+    steps : of the worker with most steps.
+    steps_per_worker, batch_size_per_worker, seconds_per_worker : of each worker, in rank order: steps, mean samples
+        of a step, and sum of the step times.
+    samples_per_second : samples of all workers in all steps / train_seconds.
+    train_seconds : the slowest worker's sum of step times.
+    seconds_per_step : the slowest worker's median step time.
+    samples_per_second_median_step : samples of all workers in one step / seconds_per_step.
+    compute_seconds, exposed_comm_seconds : of the whole run, mean over the workers.
     phases : phase -> seconds of the whole run, mean over the workers.
-    hidden_seconds : of communication behind computation, mean over the workers.
-    between_seconds : between the steps, mean over the workers.
-    checkpoint_seconds : for checkpoints, between the steps, too; mean over the workers.
-    bytes : level -> payload bytes sent, all ranks, all steps, the final average included.
-    fired, skipped : exchanges of a worker, mean over the workers.
-    train_loss : of the workers' batches in the last step, mean; None where no loss was told.
-    loss, accuracy : of the final model on the test images; None where there are none.
-    accuracy_before, accuracy_worst : of the workers' own models before the final average: mean, and worst.
-    consensus : the farthest worker's distance from the mean model before the final average, relative to it.
-    checksum : CRC-32 of the final parameters, in hexadecimal.
+    overlapped_comm_seconds : communication hidden by computation, mean over the workers.
+    between_steps_seconds, checkpoint_seconds : mean over the workers.
+    bytes_sent : locality level -> payload bytes of all ranks and steps, with the final average.
+    exchanges, exchanges_skipped : of a worker, mean over the workers.
+    train_loss : mean of the workers' batches in the last step; None if no loss was reported.
+    test_loss, test_accuracy : of the final model on the test images; None without them.
+    test_accuracy_local_mean, test_accuracy_local_worst : of the workers' own models, before the final average.
+    consensus_distance : the largest distance of a worker's model from the mean before the final average, relative.
+    parameters_crc32 : CRC-32 of the final parameters, in hexadecimal.
     """
     workers = [report for report, role in zip(reports, roles, strict=True) if report and role == "worker"]
-    living = [report for report in reports if report]
+    alive = [report for report in reports if report]
     totals = [report.totals for report in workers]
-    wall, comm, steps = ([getattr(its, name) for its in totals] for name in ("wall", "comm", "steps"))
-    slowest = max(its.median for its in totals)
-    loss, accuracy = next((report.score for report in living if report.score), (None, None))
-    losses = [its.loss for its in totals if its.loss is not None]
-    before = [report.score_before_averaging[1] for report in workers if report.score_before_averaging]
-    batch = max(report.batch_size for report in workers)
-    return {"batch": batch, "steps": max(steps), "seconds": max(wall), "steps_per_worker": steps,
-            "seconds_per_worker": wall,
-            "batch_per_worker": [its.samples / max(its.steps, 1) for its in totals],
-            "samples_per_second": sum(its.samples for its in totals) / max(wall) if max(wall) else 0.0,
+    wall = [total.wall for total in totals]
+    exposed_comm = float(np.mean([total.exposed_comm for total in totals]))
+    slowest = max(total.median for total in totals)
+    test_loss, test_accuracy = next((report.score for report in alive if report.score), (None, None))
+    losses = [total.loss for total in totals if total.loss is not None]
+    local = [report.score_before_averaging[1] for report in workers if report.score_before_averaging]
+    batch_size = max(report.batch_size for report in workers)
+    return {"batch_size": batch_size, "steps": max(total.steps for total in totals), "train_seconds": max(wall),
+            "steps_per_worker": [total.steps for total in totals], "seconds_per_worker": wall,
+            "batch_size_per_worker": [total.samples / max(total.steps, 1) for total in totals],
+            "samples_per_second": sum(total.samples for total in totals) / max(wall) if max(wall) else 0.0,
             "seconds_per_step": slowest,
-            "images_per_second": len(workers) * batch / slowest if slowest else 0.0,
-            "compute_seconds": float(np.mean(wall) - np.mean(comm)), "comm_seconds": float(np.mean(comm)),
-            "phases": {phase: float(np.mean([its.phases[phase] for its in totals])) for phase in PHASES},
-            "hidden_seconds": max(0.0, float(np.mean([its.overlapped_comm for its in totals]))),
-            "between_seconds": float(np.mean([its.between_steps for its in totals])),
-            "checkpoint_seconds": float(np.mean([its.checkpoint for its in totals])),
-            "bytes": {level: sum(report.bytes_sent[level] for report in living) for level in LOCALITY_LEVELS},
-            "fired": float(np.mean([report.exchanges for report in workers])),
-            "skipped": float(np.mean([report.exchanges_skipped for report in workers])),
-            "train_loss": float(np.mean(losses)) if losses else None, "loss": loss, "accuracy": accuracy,
-            "accuracy_before": float(np.mean(before)) if before else None,
-            "accuracy_worst": min(before) if before else None,
-            "consensus": max(report.consensus_distance for report in workers), "checksum": f"{workers[0].parameters_crc32:08x}"}
+            "samples_per_second_median_step": len(workers) * batch_size / slowest if slowest else 0.0,
+            "compute_seconds": float(np.mean(wall)) - exposed_comm, "exposed_comm_seconds": exposed_comm,
+            "phases": {phase: float(np.mean([total.phases[phase] for total in totals])) for phase in PHASES},
+            "overlapped_comm_seconds": max(0.0, float(np.mean([total.overlapped_comm for total in totals]))),
+            "between_steps_seconds": float(np.mean([total.between_steps for total in totals])),
+            "checkpoint_seconds": float(np.mean([total.checkpoint for total in totals])),
+            "bytes_sent": {level: sum(report.bytes_sent[level] for report in alive) for level in LOCALITY_LEVELS},
+            "exchanges": float(np.mean([report.exchanges for report in workers])),
+            "exchanges_skipped": float(np.mean([report.exchanges_skipped for report in workers])),
+            "train_loss": float(np.mean(losses)) if losses else None,
+            "test_loss": test_loss, "test_accuracy": test_accuracy,
+            "test_accuracy_local_mean": float(np.mean(local)) if local else None,
+            "test_accuracy_local_worst": min(local) if local else None,
+            "consensus_distance": max(report.consensus_distance for report in workers),
+            "parameters_crc32": f"{workers[0].parameters_crc32:08x}"}
 
 
 def format_summary(summary: dict[str, Any]) -> str:
-    """The summary as text, one figure a line; figures that the run does not have are left out."""
+    """Format the summary as a table, one value a line, without absent values."""
     s = summary
-    total = s["comm_seconds"] + s["compute_seconds"]
-    roles = Counter(place["role"] for place in s["map"])
+    total = s["exposed_comm_seconds"] + s["compute_seconds"]
+    roles = Counter(rank["role"] for rank in s["rank_map"])
     model = f"{s['model']}, " if "model" in s else ""
-    sent, full = sum(s["bytes"].values()), 4 * s["parameters"] * s["workers"] * s["steps"]
-    timed = s["phases"] if any(s["phases"].values()) else {"compute": s["compute_seconds"],
-                                                           "communication": s["comm_seconds"]}
+    sent, full = sum(s["bytes_sent"].values()), 4 * s["parameters"] * s["num_workers"] * s["steps"]
+    phases = s["phases"] if any(s["phases"].values()) else {"compute": s["compute_seconds"],
+                                                            "communication": s["exposed_comm_seconds"]}
 
-    def shown(seconds: float) -> str:
+    def share(seconds: float) -> str:
         return f"{seconds:.2f} s ({seconds / total if total else 0:.0%})"
 
-    def given(name: str, key: str, form: str) -> list[tuple[str, str]]:
-        return [] if s[key] is None else [(name, format(s[key], form))]
+    def optional(label: str, key: str, spec: str) -> list[tuple[str, str]]:
+        return [] if s[key] is None else [(label, format(s[key], spec))]
 
-    def each(name: str, key: str, form: str) -> list[tuple[str, str]]:
-        """Of each worker, where they differ by more than what is left over at the end of an epoch."""
+    def per_worker(label: str, key: str, spec: str) -> list[tuple[str, str]]:
+        """Values of each worker, if they differ by more than the remainder of an epoch."""
         if max(s[key]) <= UNEVEN_RATIO * min(s[key]):
             return []
         if len(s[key]) > MAX_LISTED_WORKERS:
-            return [(name, f"{min(s[key]):{form}} to {max(s[key]):{form}}")]
-        return [(name, ", ".join(format(value, form) for value in s[key]))]
+            return [(label, f"{min(s[key]):{spec}} to {max(s[key]):{spec}}")]
+        return [(label, ", ".join(format(value, spec) for value in s[key]))]
 
-    uneven = [*each("  of each worker", "steps_per_worker", "d"),
-              *each("batch, each worker", "batch_per_worker", ".1f")]
-    rows = [("strategy", f"{s['strategy']}, {s['traffic']}"),
-            *given("spectral gap", "spectral_gap", ".3f"),
-            ("ranks", f"{s['ranks']} ({', '.join(f'{count} {role}' for role, count in sorted(roles.items()))})"),
-            ("nodes", f"{s['nodes']}"),
-            ("zones", f"{s['zones'] or 'none known'}"),
+    uneven = [*per_worker("  of each worker", "steps_per_worker", "d"),
+              *per_worker("batch size, each", "batch_size_per_worker", ".1f")]
+    rate = s["samples_per_second" if uneven else "samples_per_second_median_step"]
+    rows = [("strategy", f"{s['strategy']}, {s['comm_pattern']}"),
+            *optional("spectral gap", "spectral_gap", ".3f"),
+            ("ranks", f"{s['world_size']} ({', '.join(f'{count} {role}' for role, count in sorted(roles.items()))})"),
+            ("nodes", f"{s['num_nodes']}"),
+            ("zones", f"{s['num_zones'] or 'unknown'}"),
             ("model", f"{model}{s['parameters']:,} parameters"),
-            ("steps", f"{s['steps']}" + (f" of {s['batch']} images per worker" if s["batch"] else "")),
+            ("steps", f"{s['steps']}" + (f" of {s['batch_size']} samples per worker" if s["batch_size"] else "")),
             *uneven,
             ("seconds/step", f"{s['seconds_per_step']:.4f}"),
-            *([("images/s", f"{s['samples_per_second' if uneven else 'images_per_second']:,.0f}")] if s["batch"]
-              else []),
-            *((phase, shown(seconds)) for phase, seconds in timed.items()),
-            *([("  hidden", f"{s['hidden_seconds']:.2f} s of communication went on behind computation")]
-              if s["hidden_seconds"] >= 0.005 else []),
-            ("between steps", f"{s['between_seconds']:.2f} s"),
+            *([("samples/s", f"{rate:,.0f}")] if s["batch_size"] else []),
+            *((phase, share(seconds)) for phase, seconds in phases.items()),
+            *([("  overlapped", f"{s['overlapped_comm_seconds']:.2f} s of communication during computation")]
+              if s["overlapped_comm_seconds"] >= 0.005 else []),
+            ("between steps", f"{s['between_steps_seconds']:.2f} s"),
             *([("checkpoints", f"{s['checkpoint_seconds']:.2f} s")] if s["checkpoint_seconds"] else []),
-            *((f"bytes, {level}", f"{s['bytes'][level]:,}") for level in LOCALITY_LEVELS),
-            *([("bytes, all", f"{sent:,}, {sent / full:.2%} of fp32 gossip at every step")] if full else []),
-            *([("aggregation", "{:.0%} within nodes, {:.0%} within zones".format(*s["aggregation"]))]
-              if s["aggregation"] else []),
-            ("exchanges", f"{s['fired']:.0f} made, {s['skipped']:.0f} skipped"),
-            *given("test loss", "loss", ".4f"),
-            *given("accuracy", "accuracy", ".2%"),
-            *given("  before the average", "accuracy_before", ".2%"),
-            *given("  of the worst rank", "accuracy_worst", ".2%"),
-            ("consensus", f"{s['consensus']:.2e}"),
-            ("checksum", s["checksum"])]
-    return "\n".join(f"{name:<22}{value}" for name, value in rows)
+            *((f"bytes, {level.replace('_', '-')}", f"{s['bytes_sent'][level]:,}") for level in LOCALITY_LEVELS),
+            *([("bytes, total", f"{sent:,}, {sent / full:.2%} of fp32 gossip in every step")] if full else []),
+            *([("server traffic", "{:.0%} within nodes, {:.0%} within zones".format(*s["ps_locality"]))]
+              if s["ps_locality"] else []),
+            ("exchanges", f"{s['exchanges']:.0f} made, {s['exchanges_skipped']:.0f} skipped"),
+            *optional("test loss", "test_loss", ".4f"),
+            *optional("test accuracy", "test_accuracy", ".2%"),
+            *optional("  local models, mean", "test_accuracy_local_mean", ".2%"),
+            *optional("  local models, worst", "test_accuracy_local_worst", ".2%"),
+            ("consensus distance", f"{s['consensus_distance']:.2e}"),
+            ("parameters CRC-32", s["parameters_crc32"])]
+    return "\n".join(f"{label:<22}{value}" for label, value in rows)

@@ -1,4 +1,4 @@
-"""What stands behind a model's name."""
+"""Networks of the built-in trainer. A new one is one builder and one line in MODELS."""
 
 from __future__ import annotations
 
@@ -8,38 +8,59 @@ from typing import Any
 
 from slurmdl.errors import UsageError
 
-#: width, or number of layers
+#: largest width or number of layers
 MAX_ARGUMENT = 1_000_000
+#: image height from which ResNets halve the image twice before the first block, as for ImageNet
+IMAGENET_MIN_HEIGHT = 64
+#: channels of VGG's convolutions between two poolings
+_VGG_STAGES = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512))
+#: width of VGG's hidden linear layers, and largest height of their input
+_VGG_HIDDEN, _VGG_MAX_POOL = 4096, 7
 
 
 def parse_ints(model: str, arguments: str, default: Sequence[int], expected: str) -> list[int]:
-    """Positive whole numbers, separated by commas; `what` says in words which are expected."""
+    """Parse comma-separated positive integers; `expected` describes them."""
     if not arguments:
         return list(default)
-    found = [int(word) if word.strip().isdecimal() and len(word) < 10 else 0 for word in arguments.split(",")]
-    if not 1 <= min(found) <= max(found) <= MAX_ARGUMENT:
-        raise UsageError(f"train: --model {model}:{arguments}: {expected} expected")
-    return found
+    values = [int(word) if word.strip().isdecimal() and len(word) < 10 else 0 for word in arguments.split(",")]
+    if not 1 <= min(values) <= max(values) <= MAX_ARGUMENT:
+        raise UsageError(f"train: --model {model}:{arguments}: expected {expected}")
+    return values
+
+
+def require_no_arguments(model: str, arguments: str) -> None:
+    if arguments:
+        raise UsageError(f"train: --model {model}:{arguments}: {model} takes no arguments")
 
 
 def require_image_shape(model: str, shape: tuple[int, ...]) -> tuple[int, int, int]:
-    """A shape of (channels, height, width), or a UsageError for a model that needs images."""
+    """Return (channels, height, width); UsageError for other shapes."""
     if len(shape) != 3:
-        raise UsageError(f"train: --model {model} needs images of channels x height x width; "
-                         f"the data's have shape {'x'.join(map(str, shape))}; mlp takes any")
+        raise UsageError(f"train: --model {model}: expected images of channels x height x width, the data have shape "
+                         f"{'x'.join(map(str, shape))}; mlp takes any")
     return shape[0], shape[1], shape[2]
 
 
-# MERGED: A small convolutional network.
+def mlp(arguments: str, shape: tuple[int, ...], classes: int) -> Any:
+    """Linear layers with ReLU; `arguments` are the hidden widths, e.g. "256,128", "" for none."""
+    from torch import nn
+
+    widths = parse_ints("mlp", arguments, (), "widths of hidden layers, e.g. mlp:256,128")
+    layers: list[Any] = [nn.Flatten()] if len(shape) > 1 else []
+    features = math.prod(shape)
+    for inputs, outputs in zip([features, *widths], widths, strict=False):
+        layers += [nn.Linear(inputs, outputs), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Linear(widths[-1] if widths else features, classes))
+
 
 def cnn(arguments: str, shape: tuple[int, ...], classes: int) -> Any:
-    """3 x 3 convolutions with ReLU, each but the first after a halving of the image; then the mean over 2 x 2 fields.
+    """3 x 3 convolutions with ReLU and pooling in between, then an average pooling to 2 x 2.
 
     `arguments` are the channels of the convolutions, by default 32,64,64.
     """
     from torch import nn
 
-    channels = parse_ints("cnn", arguments, (32, 64, 64), "channels of the convolutions, e.g. cnn:32,64,")
+    channels = parse_ints("cnn", arguments, (32, 64, 64), "channels of the convolutions, e.g. cnn:32,64")
     inputs, _, _ = require_image_shape("cnn", shape)
     layers: list[Any] = []
     for outputs in channels:
@@ -49,35 +70,15 @@ def cnn(arguments: str, shape: tuple[int, ...], classes: int) -> Any:
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(4 * inputs, classes))
 
 
-# MERGED: Multi-layer perceptron.
-
-def mlp(arguments: str, shape: tuple[int, ...], classes: int) -> Any:
-    """Linear layers with ReLU; `arguments` are the widths of the hidden ones, e.g. "256,128"; "" for none."""
-    from torch import nn
-
-    widths = parse_ints("mlp", arguments, (), "widths of hidden layers, e.g. mlp:256,128,")
-    layers: list[Any] = [nn.Flatten()] if len(shape) > 1 else []
-    features = math.prod(shape)
-    for inputs, outputs in zip([features, *widths], widths, strict=False):
-        layers += [nn.Linear(inputs, outputs), nn.ReLU()]
-    return nn.Sequential(*layers, nn.Linear(widths[-1] if widths else features, classes))
-
-
-# MERGED: Residual networks with batch normalisation.
-
-#: images from this height on are halved twice before the first block, as those of ImageNet
-IMAGENET_MIN_HEIGHT = 64
-
-
 def resnet18(arguments: str, shape: tuple[int, ...], classes: int) -> Any:
-    """18 layers: two blocks of two convolutions at each of four sizes; 11,689,512 parameters for 1000 classes."""
+    """ResNet-18: two blocks of two convolutions in each of four stages; 11,689,512 parameters for 1000 classes."""
     return _resnet("resnet18", arguments, shape, classes, (2, 2, 2, 2), _basic_block, 1)
 
 
 def resnet50(arguments: str, shape: tuple[int, ...], classes: int) -> Any:
-    """50 layers: 3, 4, 6 and 3 blocks of three convolutions; 25,557,032 parameters for 1000 classes.
+    """ResNet-50: 3, 4, 6 and 3 blocks of three convolutions; 25,557,032 parameters for 1000 classes.
 
-    A block halves the image in its 3 x 3 convolution, as most libraries have it; the paper has it in the first 1 x 1.
+    Blocks downsample in the 3 x 3 convolution, as in most libraries; in the paper, in the first 1 x 1.
     """
     return _resnet("resnet50", arguments, shape, classes, (3, 4, 6, 3), _bottleneck_block, 4)
 
@@ -86,8 +87,7 @@ def _resnet(name: str, arguments: str, shape: tuple[int, ...], classes: int, dep
             block: Any, expansion: int) -> Any:
     from torch import nn
 
-    if arguments:
-        raise UsageError(f"train: --model {name}:{arguments}: {name} has no arguments")
+    require_no_arguments(name, arguments)
     channels, height, _ = require_image_shape(name, shape)
     large = height >= IMAGENET_MIN_HEIGHT
     layers = [*_conv_batchnorm(channels, 64, 7 if large else 3, 2 if large else 1), nn.ReLU()]
@@ -95,15 +95,15 @@ def _resnet(name: str, arguments: str, shape: tuple[int, ...], classes: int, dep
     inputs = 64
     for stage, depth in enumerate(depths):
         width = 64 << stage
-        for number in range(depth):
-            stride = 2 if stage and not number else 1
+        for index in range(depth):
+            stride = 2 if stage and not index else 1
             layers += [_residual_block(block(inputs, width, stride), inputs, width * expansion, stride), nn.ReLU()]
             inputs = width * expansion
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, classes))
 
 
 def _conv_batchnorm(inputs: int, outputs: int, size: int, stride: int) -> list[Any]:
-    """A convolution, which needs no bias, and its normalisation; the first weights as He et al. (2015) have them."""
+    """A convolution without bias and its batch normalization, initialized as in He et al. (2015)."""
     from torch import nn
 
     convolution = nn.Conv2d(inputs, outputs, size, stride, padding=size // 2, bias=False)
@@ -125,29 +125,52 @@ def _bottleneck_block(inputs: int, width: int, stride: int) -> list[Any]:
 
 
 def _residual_block(body: list[Any], inputs: int, outputs: int, stride: int) -> Any:
-    """The sum of what the layers make of their input and of that input itself, resized where need be."""
+    """The sum of the body and a shortcut, which is projected if the shapes differ."""
     from torch import nn
 
     class Residual(nn.Module):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
             self.body = nn.Sequential(*body)
-            same = stride == 1 and inputs == outputs
-            self.short = nn.Sequential(*[] if same else _conv_batchnorm(inputs, outputs, 1, stride))
+            same_shape = stride == 1 and inputs == outputs
+            self.shortcut = nn.Sequential(*[] if same_shape else _conv_batchnorm(inputs, outputs, 1, stride))
 
         def forward(self, images: Any) -> Any:
-            return self.body(images) + self.short(images)
+            return self.body(images) + self.shortcut(images)
 
     return Residual()
 
 
-# MERGED: A small transformer that reads an image patch by patch.
+def vgg16(arguments: str, shape: tuple[int, ...], classes: int) -> Any:
+    """VGG-16, configuration D; 138,357,544 parameters for images of 3 x 224 x 224 and 1000 classes."""
+    from torch import nn
+
+    require_no_arguments("vgg16", arguments)
+    channels, *sides = require_image_shape("vgg16", shape)
+    min_side = 1 << len(_VGG_STAGES)
+    if min(sides) < min_side:
+        raise UsageError(f"train: --model vgg16: expected images of {min_side} x {min_side} or more, the data have "
+                         f"{sides[0]} x {sides[1]}")
+    layers: list[Any] = []
+    for stage in _VGG_STAGES:
+        for width in stage:
+            layers += [nn.Conv2d(channels, width, 3, padding=1), nn.ReLU()]
+            channels = width
+        layers.append(nn.MaxPool2d(2))
+    pooled = [min(side // min_side, _VGG_MAX_POOL) for side in sides]
+    layers += [nn.AdaptiveAvgPool2d(pooled), nn.Flatten()]
+    features = channels * pooled[0] * pooled[1]
+    for _ in range(2):
+        layers += [nn.Linear(features, _VGG_HIDDEN), nn.ReLU(), nn.Dropout()]
+        features = _VGG_HIDDEN
+    return nn.Sequential(*layers, nn.Linear(features, classes))
+
 
 def transformer(arguments: str, shape: tuple[int, ...], classes: int) -> Any:
-    """Encoder layers over square patches of an image, and the mean of what they make of them.
+    """Transformer encoder over square image patches, with mean pooling and without dropout.
 
-    `arguments` are the width, the number of layers, and of heads, by default 64,2,4. A patch's side is an eighth of
-    the image's. There is no dropout, so that nothing is random but the first parameters.
+    `arguments` are width, number of layers and number of heads, by default 64,2,4. The side of a patch is an eighth
+    of the image's.
 
     References
     ----------
@@ -156,80 +179,43 @@ def transformer(arguments: str, shape: tuple[int, ...], classes: int) -> Any:
     import torch
     from torch import nn
 
-    channels, height, across = require_image_shape("transformer", shape)
-    found = parse_ints("transformer", arguments, (64, 2, 4), "WIDTH,LAYERS,HEADS, e.g. transformer:64,2,4,")
-    if len(found) != 3 or found[0] % found[2]:
-        raise UsageError(f"train: --model transformer:{arguments}: WIDTH,LAYERS,HEADS expected, and a width that the "
-                         "heads divide, e.g. transformer:64,2,4")
-    width, layers, heads = found
-    side = max(min(height, across) // 8, 1)
+    channels, image_height, image_width = require_image_shape("transformer", shape)
+    values = parse_ints("transformer", arguments, (64, 2, 4), "WIDTH,LAYERS,HEADS, e.g. transformer:64,2,4")
+    if len(values) != 3 or values[0] % values[2]:
+        raise UsageError(f"train: --model transformer:{arguments}: expected WIDTH,LAYERS,HEADS, with a multiple of "
+                         "HEADS as WIDTH, e.g. transformer:64,2,4")
+    width, layers, heads = values
+    side = max(min(image_height, image_width) // 8, 1)
 
-    class Places(nn.Module):  # type: ignore[misc]
-        """Adds what is learnt of each patch's place."""
+    class PositionEmbedding(nn.Module):  # type: ignore[misc]
+        """Flatten the patches and add a learned embedding of their positions."""
 
         def __init__(self) -> None:
             super().__init__()
-            self.places = nn.Parameter(0.02 * torch.randn((height // side) * (across // side), width))
+            self.positions = nn.Parameter(0.02 * torch.randn((image_height // side) * (image_width // side), width))
 
         def forward(self, patches: Any) -> Any:
-            return patches.flatten(2).transpose(1, 2) + self.places
+            return patches.flatten(2).transpose(1, 2) + self.positions
 
-    class Mean(nn.Module):  # type: ignore[misc]
+    class MeanPool(nn.Module):  # type: ignore[misc]
         def forward(self, patches: Any) -> Any:
             return patches.mean(1)
 
-    # layers made one by one: those of TransformerEncoder are copies of one, with equal first parameters
+    # one by one: nn.TransformerEncoder would copy one layer, with equal initial parameters
     encoder = [nn.TransformerEncoderLayer(width, heads, 4 * width, dropout=0.0, activation="gelu", batch_first=True,
                                           norm_first=True) for _ in range(layers)]
-    return nn.Sequential(nn.Conv2d(channels, width, side, side), Places(), *encoder, nn.LayerNorm(width), Mean(),
-                         nn.Linear(width, classes))
+    return nn.Sequential(nn.Conv2d(channels, width, side, side), PositionEmbedding(), *encoder, nn.LayerNorm(width),
+                         MeanPool(), nn.Linear(width, classes))
 
 
-# MERGED: Plain deep convolutional networks: many parameters for little computation.
-
-#: channels of the convolutions between two halvings of the image
-_VGG_STAGES = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512))
-#: width of the hidden layers behind them, and largest height of what these see of the image
-_VGG_HIDDEN, _VGG_MAX_POOL = 4096, 7
-
-
-def vgg16(arguments: str, shape: tuple[int, ...], classes: int) -> Any:
-    """16 layers, configuration D; 138,357,544 parameters for images of 3 x 224 x 224 and 1000 classes."""
-    from torch import nn
-
-    if arguments:
-        raise UsageError(f"train: --model vgg16:{arguments}: vgg16 has no arguments")
-    channels, *sides = require_image_shape("vgg16", shape)
-    least = 1 << len(_VGG_STAGES)
-    if min(sides) < least:
-        raise UsageError(f"train: --model vgg16 needs images of at least {least} x {least}; the data's have "
-                         f"{sides[0]} x {sides[1]}")
-    layers: list[Any] = []
-    for stage in _VGG_STAGES:
-        for width in stage:
-            layers += [nn.Conv2d(channels, width, 3, padding=1), nn.ReLU()]
-            channels = width
-        layers.append(nn.MaxPool2d(2))
-    seen = [min(side // least, _VGG_MAX_POOL) for side in sides]
-    layers += [nn.AdaptiveAvgPool2d(seen), nn.Flatten()]
-    features = channels * seen[0] * seen[1]
-    for _ in range(2):
-        layers += [nn.Linear(features, _VGG_HIDDEN), nn.ReLU(), nn.Dropout()]
-        features = _VGG_HIDDEN
-    return nn.Sequential(*layers, nn.Linear(features, classes))
-
-
-# MERGED: The networks of the built-in trainer. A new one is one file here and one line in MODELS.
-
-#: name -> builder(arguments, shape, classes): the torch module for images of a shape; `arguments` is what follows
-#: the name, "" where nothing does
+#: name -> builder(arguments, shape, classes) of a torch module; `arguments` is the text after NAME:, or ""
 MODELS: dict[str, Callable[[str, tuple[int, ...], int], Any]] = {
     "mlp": mlp, "cnn": cnn, "resnet18": resnet18, "resnet50": resnet50, "vgg16": vgg16,
     "transformer": transformer}
 
 
 def build_model(spec: str, shape: Sequence[int], classes: int, seed: int) -> Any:
-    """The torch module that NAME:ARGUMENTS stands for; the same seed gives the same parameters on every rank.
+    """Build the torch module NAME:ARGUMENTS; the same seed gives the same parameters on every rank.
 
     Parameters
     ----------
@@ -237,7 +223,7 @@ def build_model(spec: str, shape: Sequence[int], classes: int, seed: int) -> Any
 
     Raises
     ------
-    UsageError : unknown name, or arguments or a shape that the model does not know.
+    UsageError : unknown name, or invalid arguments, or an unsupported shape.
     """
     import torch
 

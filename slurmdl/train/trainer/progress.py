@@ -1,4 +1,4 @@
-"""What a run shows while it goes on: a bar or lines, a file of figures, TensorBoard."""
+"""Progress of a run: bar or log lines, metrics file, TensorBoard."""
 
 from __future__ import annotations
 
@@ -18,99 +18,99 @@ _BAR_WIDTH = 30
 
 
 class Progress:
-    """Of the first worker: a bar on a terminal's stderr, lines on a stdout that is a file or a pipe.
+    """Progress of the first worker: a bar if stderr is a terminal, else lines on stdout.
 
     Parameters
     ----------
     steps : of the run.
-    every : steps between two lines.
+    log_every : steps between two lines.
     metrics : file for one JSON object per step, "" for none.
-    tensorboard : folder for TensorBoard's files, "" for none.
-    done : steps that an earlier start has made, whose figures stay in the file.
-    now : clock for the time left, in seconds.
+    tensorboard_dir : directory for TensorBoard files, "" for none.
+    completed_steps : steps before a restart, whose metrics stay in the file.
+    now : clock for the remaining time, in s.
 
     Raises
     ------
     TrainError : a file cannot be written.
     """
 
-    def __init__(self, steps: int, log_every: int, metrics: str = "", tensorboard: str = "",
-                 completed_steps: int = 0, terminal: TextIO | None = None, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, steps: int, log_every: int, metrics: str = "", tensorboard_dir: str = "",
+                 completed_steps: int = 0, terminal: TextIO | None = None,
+                 now: Callable[[], float] = time.monotonic) -> None:
         self._steps, self._log_every = steps, log_every
         self._now, self._start_s, self._first_step = now, now(), completed_steps
         self._terminal = terminal or (sys.stderr if sys.stderr and sys.stderr.isatty() else None)
         self._metrics = _open_metrics(metrics, completed_steps) if metrics else None
-        self._tensorboard = _open_tensorboard(tensorboard) if tensorboard else None
+        self._tensorboard = _open_tensorboard(tensorboard_dir) if tensorboard_dir else None
         self._recent: list[dict[str, float]] = []
 
     def log_step(self, metrics: dict[str, float]) -> None:
-        """Show the figures of a step: `step` (from 1), `loss`, `seconds` and whatever else is known of it; `done`,
-        where a worker makes other steps than the run has.
+        """Log a step's metrics: `step` (from 1), `loss`, `seconds`, and others.
+
+        `global_step` is present if it can differ from the worker's `step`.
         """
-        done = int(metrics["step"])
-        of_run = min(int(metrics.get("done", done)), self._steps)
+        step = int(metrics["step"])
+        global_step = min(int(metrics.get("global_step", step)), self._steps)
         if self._metrics:
             print(json.dumps(metrics), file=self._metrics)
         if self._tensorboard:
             for name, value in metrics.items():
                 if name != "step":
-                    self._tensorboard.add_scalar(name, value, done)
+                    self._tensorboard.add_scalar(name, value, step)
         self._recent.append(metrics)
         if self._terminal:
-            self._draw_bar(done, of_run)
-        if done % self._log_every == 0:
+            self._draw_bar(step, global_step)
+        if step % self._log_every == 0:
             if self._metrics:
                 self._metrics.flush()
             if not self._terminal:
-                print(self._status_line(done, of_run), flush=True)
+                print(self._status_line(step, global_step), flush=True)
             self._recent.clear()
 
-    def _status_line(self, step: int, global_step: int) -> str:
-        def mean(name: str) -> float:
-            return sum(figures[name] for figures in self._recent) / len(self._recent)
-
-        line = f"step {step} of {self._steps}: loss {mean('loss'):.4f}, {mean('seconds'):.4f} s/step"
-        if mean("seconds"):
-            line += f", communication {mean('comm_seconds') / mean('seconds'):.0%}"
-        scores = [figures["accuracy"] for figures in self._recent if "accuracy" in figures]
-        line += f", accuracy {scores[-1]:.2%}" if scores else ""
-        left = f", {units.format_coarse_duration(self._remaining_s(global_step))} left"
-        return line + left * (global_step < self._steps)
-
-    def _remaining_s(self, global_step: int) -> float:
-        """Seconds to the last step if the steps to come take as long as those of this start: evaluations, checkpoints
-        and this output included.
-        """
-        made = global_step - self._first_step
-        return (self._now() - self._start_s) / made * (self._steps - global_step) if made > 0 else 0.0
-
-    def _draw_bar(self, step: int, global_step: int) -> None:
-        assert self._terminal
-        full = _BAR_WIDTH * global_step // self._steps
-        end = "\n" if global_step == self._steps else ""
-        bar = f"[{'#' * full}{'.' * (_BAR_WIDTH - full)}]"
-        print(f"\r{bar} {self._status_line(step, global_step)}\x1b[K", end=end, file=self._terminal, flush=True)
-
     def close(self) -> None:
-        """Write out what is left."""
+        """Flush and close the files."""
         for file in (self._metrics, self._tensorboard):
             if file:
                 file.close()
 
+    def _status_line(self, step: int, global_step: int) -> str:
+        def mean(name: str) -> float:
+            return sum(metrics[name] for metrics in self._recent) / len(self._recent)
+
+        line = f"step {step} of {self._steps}: loss {mean('loss'):.4f}, {mean('seconds'):.4f} s/step"
+        if mean("seconds"):
+            line += f", communication {mean('exposed_comm_seconds') / mean('seconds'):.0%}"
+        accuracies = [metrics["test_accuracy"] for metrics in self._recent if "test_accuracy" in metrics]
+        line += f", accuracy {accuracies[-1]:.2%}" if accuracies else ""
+        remaining = f", {units.format_coarse_duration(self._remaining_s(global_step))} left"
+        return line + remaining * (global_step < self._steps)
+
+    def _remaining_s(self, global_step: int) -> float:
+        """Estimate the remaining seconds from the mean time per step since the start, evaluations included."""
+        completed = global_step - self._first_step
+        return (self._now() - self._start_s) / completed * (self._steps - global_step) if completed > 0 else 0.0
+
+    def _draw_bar(self, step: int, global_step: int) -> None:
+        assert self._terminal
+        filled = _BAR_WIDTH * global_step // self._steps
+        end = "\n" if global_step == self._steps else ""
+        bar = f"[{'#' * filled}{'.' * (_BAR_WIDTH - filled)}]"
+        print(f"\r{bar} {self._status_line(step, global_step)}\x1b[K", end=end, file=self._terminal, flush=True)
+
 
 def _open_metrics(path: str, completed_steps: int) -> TextIO:
-    """A file of figures, in which those of the first `done` steps stay."""
-    kept: list[str] = []
+    """Open a metrics file and keep the lines of the completed steps."""
+    kept_lines: list[str] = []
     if completed_steps and os.path.exists(path):
-        with open(path, encoding="utf-8", errors="replace") as before:
-            kept = list(islice(before, completed_steps))
+        with open(path, encoding="utf-8", errors="replace") as existing:
+            kept_lines = list(islice(existing, completed_steps))
     file = open_for_writing(path)
-    file.writelines(line for line in kept if line.endswith("\n"))
+    file.writelines(line for line in kept_lines if line.endswith("\n"))
     return file
 
 
 def open_for_writing(path: str) -> TextIO:
-    """A text file opened anew, or a TrainError that says why not."""
+    """Open a text file for writing; TrainError if that fails."""
     try:
         return open(path, "w", encoding="utf-8")
     except OSError as error:
@@ -121,6 +121,6 @@ def _open_tensorboard(directory: str) -> Any:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
-        warn("train: --tensorboard is left aside: it needs the package tensorboard (pip install tensorboard)")
+        warn("train: --tensorboard-dir ignored: needs the package tensorboard (pip install tensorboard)")
         return None
     return SummaryWriter(directory)

@@ -1,4 +1,4 @@
-"""The built-in trainer, top to bottom."""
+"""The built-in trainer: train a network as one rank of an MPI program, or on virtual ranks."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from slurmdl import files
 from slurmdl.errors import InvalidOptionsError, TrainError, UnavailableError, warn
 from slurmdl.text import print_escaped
 from slurmdl.train.library import checkpoint_coordinator, consistency
-from slurmdl.train.library.run import CHECKPOINT_DIR_VARIABLE, Run, init
+from slurmdl.train.library.run import Run, init
 from slurmdl.train.report import meters
+from slurmdl.train.strategy_config import CHECKPOINT_DIR_VARIABLE
 from slurmdl.train.trainer import optimizers, virtual_run
 from slurmdl.train.trainer.data import ImageDataset, load_dataset
 from slurmdl.train.trainer.options import Options
@@ -27,31 +28,29 @@ from slurmdl.train.world import init_mpi
 
 FloatArray = npt.NDArray[np.float32]
 
-#: seconds in which the virtual ranks that are as far as the first one finish their step before all are evaluated
+#: virtual seconds for which the first rank waits before an evaluation, so that equally fast ranks end their step
 SYNC_SECONDS = 1e-9
-
-#: difference of the workers' labels (Data.label_skew) that is warned of; up to 0.2 is chance
+#: label skew (partition.label_skew) above which the trainer warns; up to 0.2 is chance
 SKEW_WARNING = 0.3
-
-#: steps where neither --steps nor --epochs is given
+#: steps without --steps and --epochs
 DEFAULT_STEPS = 200
 
 
 def train(options: Options) -> dict[str, Any] | None:
-    """Train as `options` say, as one rank of an MPI program or with virtual ranks.
+    """Train with these options, as one rank of an MPI program or with virtual ranks.
 
-    The log is on the first worker's and rank 0's stdout.
+    Rank 0 and the first worker log to stdout.
 
     Returns
     -------
-    The summary of the run (meters.summarise) on rank 0, None on the others.
+    The summary of the run (meters.summarize) on rank 0, None on the others.
 
     Raises
     ------
-    SlurmdlError : the run cannot start or cannot go on.
+    SlurmdlError : the run cannot start or cannot continue.
     """
     if options.checkpoint_dir or os.environ.get(CHECKPOINT_DIR_VARIABLE):
-        checkpoint_coordinator.install_signal_handlers()  # before torch is imported, which takes seconds
+        checkpoint_coordinator.install_signal_handlers()  # before the import of torch, which takes seconds
     _load_torch()
     if options.virtual_ranks:
         data = _load_dataset(options)
@@ -63,88 +62,89 @@ def train(options: Options) -> dict[str, Any] | None:
 
 
 def train_rank(options: Options, data: ImageDataset | None, environ: Mapping[str, str], transport: Transport,
-             models: dict[int, FloatArray] | None = None) -> dict[str, Any] | None:
-    """One rank's part in a run.
+               models: dict[int, FloatArray] | None = None) -> dict[str, Any] | None:
+    """Train as one rank of a run; returns as `train`.
 
     Parameters
     ----------
-    models : where virtual workers find each other's parameters, so that their mean can be evaluated on the way; None
-        where ranks do not share their memory.
+    data : None for a synthetic workload.
+    models : worker -> parameters, shared by virtual workers to evaluate the averaged model; None over MPI.
     """
-    run = init(options.strategy_config, seed=options.seed, must_match=options.must_match(), resume_must_match=options.resume_must_match(), trace_dir=options.trace_dir,
-               plot_file=options.plot, checkpoint_dir=options.checkpoint_dir, checkpoint_every=options.checkpoint_every,
+    run = init(options.strategy_config, seed=options.seed, must_match=options.must_match(),
+               resume_must_match=options.resume_must_match(), trace_dir=options.trace_dir, plot_file=options.plot,
+               checkpoint_dir=options.checkpoint_dir, checkpoint_every=options.checkpoint_every,
                check_every=options.check_every, environ=environ, transport=transport)
-    beyond = [slow.rank for slow in options.straggler if slow.rank >= len(run.world.nodes)]
-    if beyond:
-        raise InvalidOptionsError(f"--slow {beyond[0]}=: no such rank; valid: 0 to {len(run.world.nodes) - 1}")
+    size = len(run.world.nodes)
+    for straggler in options.straggler:
+        if straggler.rank >= size:
+            raise InvalidOptionsError(f"--straggler {straggler.rank}=: no such rank; expected 0 to {size - 1}")
     if run.rank == 0:
         if options.summary:
             _check_summary_file(options.summary)
         print_escaped(f"ranks: {run.world}")
-    compute = run.world.transport.emulate_compute
-    takes = _emulated_seconds(options)
+    emulate_compute = run.world.transport.emulate_compute
+    emulated_seconds = _emulated_seconds(options)
 
-    def seconds(images: int) -> float:
-        """Of this rank's computation of a step."""
-        factor = next((slow.factor for slow in options.straggler
-                       if slow.rank == run.rank and slow.begin <= run.global_step < slow.end), 1.0)
-        return takes * factor * images / options.batch_size
+    def compute_seconds(images: int) -> float:
+        """Seconds of this rank's computation of a step."""
+        factor = next((straggler.factor for straggler in options.straggler if straggler.rank == run.rank
+                       and straggler.begin <= run.global_step < straggler.end), 1.0)
+        return emulated_seconds * factor * images / options.batch_size
 
-    task: ImageClassification | SyntheticWorkload
+    workload: ImageClassification | SyntheticWorkload
     if data is None:
-        task = SyntheticWorkload(_emulated_parameters(options), seconds, compute, options.seed)
+        workload = SyntheticWorkload(_emulated_parameters(options), compute_seconds, emulate_compute, options.seed)
     else:
-        task = ImageClassification(options, data)
+        workload = ImageClassification(options, data)
         consistency.check_same_on_ranks(run.world, [("data", f"{options.data} {zlib.crc32(data.train_x):x}")])
-    optimizer = optimizers.build_optimizer(options.optimizer, task.module.parameters(), options.lr, options.momentum,
-                                 options.weight_decay)
-    an_epoch = task.steps_per_epoch(run.worker_count)
-    steps = options.steps or (options.epochs or 0) * an_epoch or DEFAULT_STEPS
-    schedule = optimizers.build_lr_scheduler(optimizer, options.lr_schedule, steps, lambda: run.global_step)
+    optimizer = optimizers.build_optimizer(options.optimizer, workload.module.parameters(), options.lr,
+                                           options.momentum, options.weight_decay)
+    steps = options.steps or (options.epochs or 0) * workload.steps_per_epoch(run.worker_count) or DEFAULT_STEPS
+    scheduler = optimizers.build_lr_scheduler(optimizer, options.lr_schedule, steps, lambda: run.global_step)
 
-    run.attach(task.module, optimizer)
-    run.register_for_checkpointing("schedule", schedule)
-    if takes and isinstance(task, ImageClassification):
-        task.install_compute_emulation(seconds, compute)
-    meter, run.batch_size = run.meter, options.batch_size
-    score, skew = None, task.label_skew(run.worker_count)
+    run.attach(workload.module, optimizer)
+    run.register_for_checkpointing("lr_scheduler", scheduler)
+    if emulated_seconds and isinstance(workload, ImageClassification):
+        workload.install_compute_emulation(compute_seconds, emulate_compute)
+    run.batch_size = options.batch_size
+    score, skew = None, workload.label_skew(run.worker_count)
     if run.worker_rank is None:
         run.serve()
         run.finish()
     else:
-        run.register_for_checkpointing("data", task)
+        run.register_for_checkpointing("data", workload)
         progress = Progress(steps, options.log_every, options.metrics, options.tensorboard_dir, run.step) \
             if run.is_main else None
         if run.is_main:
-            print_escaped(f"if a rank is lost: {run.failure_policy}")
+            print_escaped(f"if a rank fails: {run.failure_policy}")
             _warn_label_skew(run, skew)
         if models is not None:
             models[run.worker_rank] = run.replica.parameters
-        loader = run.loader_from_source(task.data_source, options.batch_size) if task.data_source else None
+        loader = run.loader_from_source(workload.data_source, options.batch_size) if workload.data_source else None
         batches = loader.batches_until(steps) if loader else _own_batches(
-            run, task.batches(run.worker_rank, run.worker_count), steps)
-        for number, batch in enumerate(batches, run.step + 1):
+            run, workload.batches(run.worker_rank, run.worker_count), steps)
+        for step, batch in enumerate(batches, run.step + 1):
             optimizer.zero_grad()
-            loss = task.loss(batch)
+            loss = workload.loss(batch)
             loss.backward()
             optimizer.step()
-            schedule.step()
+            scheduler.step()
             run.log_loss(float(loss.detach()))
             if run.is_main and progress is None:
-                progress = Progress(steps, options.log_every)  # the files went with the first worker
+                progress = Progress(steps, options.log_every)  # the first worker failed, and its files are incomplete
             if progress:
-                figures = _step_metrics(number, run.global_step, meter)
-                if options.evaluate_every and number % options.evaluate_every == 0:
+                metrics = _step_metrics(step, run.global_step, run.meter)
+                if options.evaluate_every and step % options.evaluate_every == 0:
                     if models is not None:
-                        compute(SYNC_SECONDS)
-                    figures |= _evaluation_metrics(task, run.replica.parameters, models)
-                progress.log_step(figures)
+                        emulate_compute(SYNC_SECONDS)
+                    metrics |= _evaluation_metrics(workload, run.replica.parameters, models)
+                progress.log_step(metrics)
         if progress:
             progress.close()
-        run.finish(task.evaluate)
+        run.finish(workload.evaluate)
         if run.is_main and not run.strategy.identical_at_end:
-            task.recompute_batchnorm(run.worker_rank, run.worker_count)
-        score = task.evaluate() if run.is_main else None
+            workload.recompute_batchnorm(run.worker_rank, run.worker_count)
+        score = workload.evaluate() if run.is_main else None
 
     summary = run.summary(score)
     if summary is None:
@@ -159,41 +159,25 @@ def train_rank(options: Options, data: ImageDataset | None, environ: Mapping[str
     return summary
 
 
-def _evaluation_metrics(workload: ImageClassification | SyntheticWorkload, own_model: FloatArray,
-              models: Mapping[int, FloatArray] | None) -> dict[str, float]:
-    """Figures on the test images of the task's module, whose parameters are `mine`, and of the mean of `models`."""
-    score = workload.evaluate()
-    if score is None:
-        return {}
-    figures = {"test_loss": score[0], "accuracy": score[1]}
-    if models:
-        kept = own_model.copy()
-        own_model[:] = np.mean(list(models.values()), axis=0)
-        score = workload.evaluate()
-        own_model[:] = kept
-        figures |= {"accuracy_of_mean": score[1]} if score else {}
-    return figures
-
-
 def _load_torch() -> None:
-    """Import torch with one thread per rank: ranks share a node's cores."""
+    """Import torch with one thread per rank, because ranks share a node's cores."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     try:
         import torch
     except ImportError as error:
-        raise UnavailableError(f"no PyTorch: {error} (pip install 'slurmdl[train]')") from error
+        raise UnavailableError(f"PyTorch: {error} (pip install 'slurmdl[train]')") from error
     torch.set_num_threads(1)
 
 
 def _load_dataset(options: Options) -> ImageDataset | None:
-    """The data set; None for a stand-in, which needs none."""
-    if options.emulate_compute and options.emulate_compute.parameters:
+    """Load the data set; None for a synthetic workload."""
+    if _emulated_parameters(options):
         return None
     return load_dataset(options.data, options.seed, options.fold, options.dirichlet_alpha)
 
 
 def _emulated_seconds(options: Options) -> float:
-    """Of a step's computation, where it is waited for; 0 where it takes as long as it takes."""
+    """Emulated seconds of a step's computation; 0 for real computation."""
     if options.emulate_compute:
         return options.emulate_compute.seconds
     return virtual_run.DEFAULT_COMPUTE_SECONDS if options.virtual_ranks else 0.0
@@ -203,16 +187,23 @@ def _emulated_parameters(options: Options) -> int:
     return (options.emulate_compute.parameters if options.emulate_compute else None) or 0
 
 
+def _check_summary_file(path: str) -> None:
+    """Report before the training that the file cannot be written."""
+    try:
+        files.check_writable(path)
+    except OSError as error:
+        raise TrainError(f"--summary {os.path.abspath(path)}: cannot be written ({error.strerror})") from error
+
+
 def _warn_label_skew(run: Run, skew: float) -> None:
     if skew > SKEW_WARNING and not run.strategy.averages_gradients and not run.world.config.quasi_global_momentum:
         gossip = run.world.strategy in ("gossip", "adaptive-gossip")
-        warn(f"train: the workers' labels differ by {skew:.2f} (0: alike, 1: none in common), so that models which "
-             "are not averaged in every step stray; "
-             f"valid: {'--quasi-global, ' * gossip}a shorter --period, allreduce")
+        warn(f"train: label skew of the workers is {skew:.2f} (0: same distribution, 1: disjoint labels), so models "
+             f"diverge between averages; use {'--quasi-global-momentum, ' * gossip}a shorter --period, or allreduce")
 
 
 def _own_batches(run: Run, batches: Iterator[Any], steps: int) -> Iterator[Any]:
-    """Batches of images that are this worker's own, for so many steps."""
+    """Yield batches of the worker's own images up to step `steps`."""
     for _ in range(run.step, steps):
         with run.data_phase():
             batch = next(batches)
@@ -220,15 +211,24 @@ def _own_batches(run: Run, batches: Iterator[Any], steps: int) -> Iterator[Any]:
 
 
 def _step_metrics(step: int, global_step: int, meter: meters.StepMeter) -> dict[str, float]:
-    """Of the step that the meter has just seen."""
+    """Metrics of the last step of the meter."""
     wall, comm = meter.wall.last, meter.exposed_comm.last
-    return {"step": step, "done": global_step, "loss": meter.loss.last, "seconds": wall, "compute_seconds": wall - comm,
-            "comm_seconds": comm, "images_per_second": meter.samples.last / wall if wall else 0.0}
+    return {"step": step, "global_step": global_step, "loss": meter.loss.last, "seconds": wall,
+            "compute_seconds": wall - comm, "exposed_comm_seconds": comm,
+            "samples_per_second": meter.samples.last / wall if wall else 0.0}
 
 
-def _check_summary_file(path: str) -> None:
-    """Say now, not after the training, that a file cannot be written."""
-    try:
-        files.check_writable(path)
-    except OSError as error:
-        raise TrainError(f"--summary {os.path.abspath(path)}: cannot be written ({error.strerror})") from error
+def _evaluation_metrics(workload: ImageClassification | SyntheticWorkload, parameters: FloatArray,
+                        models: Mapping[int, FloatArray] | None) -> dict[str, float]:
+    """Test metrics of the workload's module, whose flat parameters are given, and of the mean of `models`."""
+    score = workload.evaluate()
+    if score is None:
+        return {}
+    metrics = {"test_loss": score[0], "test_accuracy": score[1]}
+    if models:
+        saved = parameters.copy()
+        parameters[:] = np.mean(list(models.values()), axis=0)
+        score = workload.evaluate()
+        parameters[:] = saved
+        metrics |= {"test_accuracy_averaged_model": score[1]} if score else {}
+    return metrics

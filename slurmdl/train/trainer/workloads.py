@@ -1,4 +1,4 @@
-"""What a run of the built-in trainer trains: a network on images, or a stand-in that only takes its time."""
+"""Workloads of the built-in trainer: image classification, or synthetic gradients with emulated computation."""
 
 from __future__ import annotations
 
@@ -12,70 +12,70 @@ from slurmdl.train.trainer import models
 from slurmdl.train.trainer.data import ImageDataset
 from slurmdl.train.trainer.options import Options
 
-#: share of the forward pass in the time of both
+#: share of the forward pass in the time of forward and backward pass
 FORWARD_SHARE = 1 / 3
 
 
 class ImageClassification:
-    """A network that tells images apart.
+    """Image classification with a network of `models`.
 
     Attributes
     ----------
     module : the torch module.
     """
 
-    #: batches on which the statistics of normalisation are estimated anew
+    #: batches for the statistics of batch normalization
     BATCHNORM_BATCHES = 50
 
     def __init__(self, options: Options, data: ImageDataset) -> None:
         self.module = models.build_model(options.model, data.shape, data.classes, options.seed)
         self._data, self._batch_size, self._seed = data, options.batch_size, options.seed
-        #: images that all workers together have taken, each of its own
+        #: by all workers together, if each has its own images
         self._samples_seen = 0
 
-    def install_compute_emulation(
-        self, compute_seconds: Callable[[int], float], emulate_compute: Callable[[float], None]) -> None:
-        """From now on let so much time go by in each training step with so many images, as if it were computed."""
-        def forward(module: Any, images: Any, scores: Any) -> None:
+    def install_compute_emulation(self, compute_seconds: Callable[[int], float],
+                                  emulate_compute: Callable[[float], None]) -> None:
+        """Emulate additional computation of `compute_seconds(images)` in each training step."""
+        def on_forward(module: Any, images: Any, scores: Any) -> None:
             if scores.requires_grad:
-                takes = compute_seconds(len(scores))
-                emulate_compute(takes * FORWARD_SHARE)
-                scores.register_hook(lambda slope: emulate_compute(takes * (1 - FORWARD_SHARE)))
+                seconds = compute_seconds(len(scores))
+                emulate_compute(seconds * FORWARD_SHARE)
+                scores.register_hook(lambda gradient: emulate_compute(seconds * (1 - FORWARD_SHARE)))
 
-        self.module.register_forward_hook(forward)
+        self.module.register_forward_hook(on_forward)
 
     def steps_per_epoch(self, worker_count: int) -> int:
-        """Steps in which each worker sees all of its images, or all workers together all."""
-        own = self._data.steps_per_epoch(worker_count, self._batch_size)
-        return own if self._data.dirichlet_alpha else GlobalBatches(
+        """Steps of a pass over each worker's own images, or over all images if they are not partitioned."""
+        own_steps = self._data.steps_per_epoch(worker_count, self._batch_size)
+        return own_steps if self._data.dirichlet_alpha else GlobalBatches(
             len(self._data.train_y), worker_count, self._batch_size, True, self._seed).steps_per_epoch
 
     def label_skew(self, worker_count: int) -> float:
-        """How much the labels of the workers' own images differ, 0 to 1; 0 where all images are dealt out to all."""
+        """Label skew of the workers' own images, see `partition.label_skew`; 0 if they are not partitioned."""
         return self._data.label_skew(worker_count, self._seed) if self._data.dirichlet_alpha else 0.0
 
     @property
     def data_source(self) -> DataSource | None:
-        """What is dealt out to all workers; None where each has images of its own."""
-        def batches(indices: Iterator[IntArray]) -> Iterator[Any]:
+        """The images, to be assigned to the workers; None if each worker has its own."""
+        def make_batches(indices: Iterator[IntArray]) -> Iterator[Any]:
             return ((self._data.train_x[index], self._data.train_y[index]) for index in indices)
 
-        return None if self._data.dirichlet_alpha else DataSource(len(self._data.train_y), 0, batches)
+        return None if self._data.dirichlet_alpha else DataSource(len(self._data.train_y), 0, make_batches)
 
     def batches(self, worker_rank: int, worker_count: int) -> Iterator[Any]:
-        """Endless batches of one worker's share, from those on that all have seen."""
-        whole = worker_count * self._batch_size
+        """Yield endless batches of a worker's own images, after those already seen."""
+        global_batch_size = worker_count * self._batch_size
         for batch in self._data.batches(worker_rank, worker_count, self._batch_size,
-                                        self._seed, self._samples_seen // whole):
-            self._samples_seen += whole
+                                        self._seed, self._samples_seen // global_batch_size):
+            self._samples_seen += global_batch_size
             yield batch
 
     def state_dict(self) -> dict[str, int]:
-        """How far the training has come in its data; `batches` go on from there."""
-        return {"seen": self._samples_seen}
+        """The position in the data, from which `batches` continues."""
+        return {"samples_seen": self._samples_seen}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        self._samples_seen = state["seen"]
+        self._samples_seen = state["samples_seen"]
 
     def loss(self, batch: Any) -> Any:
         """Mean cross-entropy of a batch, as a tensor."""
@@ -85,39 +85,37 @@ class ImageClassification:
         return torch.nn.functional.cross_entropy(self.module(torch.from_numpy(images)), torch.from_numpy(labels))
 
     def recompute_batchnorm(self, worker_rank: int, worker_count: int) -> None:
-        """Estimate the statistics of batch normalisation anew, which an average of models lacks."""
+        """Recompute the statistics of batch normalization, which an averaged model lacks."""
         import torch
 
         batches = self.batches(worker_rank, worker_count)
-
         torch.optim.swa_utils.update_bn(
             (torch.from_numpy(next(batches)[0]) for _ in range(self.BATCHNORM_BATCHES)), self.module)
 
     def evaluate(self) -> tuple[float, float]:
-        """(mean cross-entropy, share of the images that are told rightly) on the test images."""
+        """Return (mean cross-entropy, accuracy) on the test images."""
         import torch
 
-        part, total, right = 500, 0.0, 0
+        chunk, loss, correct = 500, 0.0, 0
         self.module.eval()
         with torch.no_grad():
-            for start in range(0, len(self._data.test_y), part):
-                scores = self.module(torch.from_numpy(self._data.test_x[start:start + part]))
-                target = torch.from_numpy(self._data.test_y[start:start + part])
-                total += float(torch.nn.functional.cross_entropy(scores, target, reduction="sum"))
-                right += int((scores.argmax(1) == target).sum())
+            for start in range(0, len(self._data.test_y), chunk):
+                scores = self.module(torch.from_numpy(self._data.test_x[start:start + chunk]))
+                target = torch.from_numpy(self._data.test_y[start:start + chunk])
+                loss += float(torch.nn.functional.cross_entropy(scores, target, reduction="sum"))
+                correct += int((scores.argmax(1) == target).sum())
         self.module.train()
-        return total / len(self._data.test_y), right / len(self._data.test_y)
+        return loss / len(self._data.test_y), correct / len(self._data.test_y)
 
 
 class SyntheticWorkload:
-    """Parameters in equal layers whose gradients are ready one after the other while time goes by.
+    """Equal layers of parameters with constant random gradients, ready one after the other in emulated time.
 
-    The gradients are random numbers, the same in each step, so that the model moves on. A batch is a number of
-    samples.
+    A batch is a number of samples.
 
     Parameters
     ----------
-    seconds : of a step with so many samples.
+    compute_seconds : seconds of a step with so many samples.
 
     Attributes
     ----------
@@ -127,38 +125,38 @@ class SyntheticWorkload:
     LAYERS = 16
     NUM_SAMPLES = 1 << 18
 
-    def __init__(self, num_parameters: int, compute_seconds: Callable[[
-                 int], float], emulate_compute: Callable[[float], None], seed: int) -> None:
+    def __init__(self, num_parameters: int, compute_seconds: Callable[[int], float],
+                 emulate_compute: Callable[[float], None], seed: int) -> None:
         import torch
 
-        def takes() -> float:
-            return compute_seconds(self._batch_size)
+        def layer_seconds(share: float) -> float:
+            return compute_seconds(self._batch_size) * share / SyntheticWorkload.LAYERS
 
-        edges = [num_parameters * layer // self.LAYERS for layer in range(self.LAYERS + 1)]
+        offsets = [num_parameters * layer // self.LAYERS for layer in range(self.LAYERS + 1)]
         torch.manual_seed(seed)
-        slopes = [torch.randn(end - start) for start, end in pairwise(edges)]
+        gradients = [torch.randn(end - start) for start, end in pairwise(offsets)]
 
         class Layer(torch.autograd.Function):  # type: ignore[misc]
             @staticmethod
-            def forward(context: Any, signal: Any, weights: Any, slope: Any) -> Any:
-                context.slope = slope
-                emulate_compute(takes() * FORWARD_SHARE / SyntheticWorkload.LAYERS)
+            def forward(context: Any, signal: Any, weights: Any, gradient: Any) -> Any:
+                context.gradient = gradient
+                emulate_compute(layer_seconds(FORWARD_SHARE))
                 return signal.clone()
 
             @staticmethod
             def backward(context: Any, error: Any) -> Any:
-                emulate_compute(takes() * (1 - FORWARD_SHARE) / SyntheticWorkload.LAYERS)
-                return error, context.slope, None
+                emulate_compute(layer_seconds(1 - FORWARD_SHARE))
+                return error, context.gradient, None
 
         class Layers(torch.nn.Module):  # type: ignore[misc]
             def __init__(self) -> None:
                 super().__init__()
-                self.weights = torch.nn.ParameterList(torch.randn_like(slope) for slope in slopes)
+                self.weights = torch.nn.ParameterList(torch.randn_like(gradient) for gradient in gradients)
 
             def forward(self) -> Any:
                 signal = torch.zeros(1)
-                for weights, slope in zip(self.weights, slopes, strict=True):
-                    signal = Layer.apply(signal, weights, slope)
+                for weights, gradient in zip(self.weights, gradients, strict=True):
+                    signal = Layer.apply(signal, weights, gradient)
                 return signal.sum()
 
         self.module = Layers()
@@ -168,31 +166,27 @@ class SyntheticWorkload:
         return 1
 
     def label_skew(self, worker_count: int) -> float:
-        """None has labels."""
         return 0.0
 
     @property
     def data_source(self) -> DataSource:
-        """Nothing but how many there are."""
         return DataSource(self.NUM_SAMPLES, 0, lambda indices: map(len, indices))
 
     def batches(self, worker_rank: int, worker_count: int) -> Iterator[int]:
-        """Nothing is any worker's own."""
         return iter(())
 
     def state_dict(self) -> dict[str, int]:
-        """Nothing: all its batches are the same."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Nothing."""
+        """Do nothing: the workload has no state."""
 
     def loss(self, batch: int) -> Any:
         self._batch_size = batch
         return self.module()
 
     def recompute_batchnorm(self, worker_rank: int, worker_count: int) -> None:
-        """Nothing: it has no statistics."""
+        """Do nothing: the workload has no batch normalization."""
 
     def evaluate(self) -> None:
-        """Nothing to tell apart."""
+        """Return None: the workload has no test images."""

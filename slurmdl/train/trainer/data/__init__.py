@@ -1,4 +1,4 @@
-"""Data sets. A new one is one file here and one line in DATA."""
+"""Data sets. A new one is one reader and one line in DATASETS."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from slurmdl.train.trainer.data.generated import load_digit_images, make_digits_
 
 __all__ = ["DATASETS", "ImageDataset", "load_dataset"]
 
-#: name -> reader(arguments, seed); `arguments` is what follows the name, "" where nothing does
+#: name -> reader(arguments, seed); `arguments` is the text after NAME:, or ""
 DATASETS: dict[str, Callable[[str, int], LabeledImages]] = {
-    "digits": load_digit_images, "cifar-shaped": make_digits_rgb32, "synthetic": make_synthetic_images, "idx": load_idx, "cifar": load_cifar,
-    "folder": load_image_folder}
+    "digits": load_digit_images, "digits-rgb32": make_digits_rgb32, "synthetic": make_synthetic_images,
+    "idx": load_idx, "cifar": load_cifar, "folder": load_image_folder}
 
 
-def load_dataset(spec: str, seed: int, fold: tuple[int, int] |
-                 None = None, dirichlet_alpha: float | None = None) -> ImageDataset:
-    """The data set that NAME:ARGUMENTS stands for, divided by the seed as `dataset.divide` says.
+def load_dataset(spec: str, seed: int, fold: tuple[int, int] | None = None,
+                 dirichlet_alpha: float | None = None) -> ImageDataset:
+    """Load the data set NAME:ARGUMENTS and split it, see `dataset.split_and_normalize`.
 
     Raises
     ------
-    UsageError : unknown name, or arguments that the reader does not know.
-    InputError : a file that is not what it should be.
+    UsageError : unknown name, or invalid arguments.
+    InputError : an invalid file.
     """
     name, _, arguments = spec.partition(":")
     if name not in DATASETS:

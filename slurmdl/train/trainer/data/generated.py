@@ -1,4 +1,4 @@
-"""Handwritten digits, as scikit-learn ships them, small and as a harder task of the shape of CIFAR-10."""
+"""Data sets without a download: scikit-learn's digits, digits drawn as 3 x 32 x 32, and synthetic images."""
 
 from __future__ import annotations
 
@@ -11,11 +11,16 @@ import numpy as np
 from slurmdl.errors import UnavailableError, UsageError
 from slurmdl.train.trainer.data.dataset import LabeledImages
 
+#: of `digits-rgb32`: deviation of the background noise, and maximum offset of a digit from the center in pixels
+NOISE_STD, MAX_SHIFT = 0.3, 2
+#: default number of synthetic images, and most elements of all of them (4 GiB of float32)
+DEFAULT_COUNT, MAX_ELEMENTS = 2000, 1 << 30
+
 
 def load_digit_images(arguments: str = "", seed: int = 1) -> LabeledImages:
     """Handwritten digits, 1,797 images of 8 x 8.
 
-    The file is read directly: importing scikit-learn costs seconds of start-up on every rank.
+    The file is read directly, because importing scikit-learn takes seconds on every rank.
 
     Raises
     ------
@@ -25,11 +30,10 @@ def load_digit_images(arguments: str = "", seed: int = 1) -> LabeledImages:
     ----------
     E. Alpaydin, C. Kaynak: Optical Recognition of Handwritten Digits. UCI, 1998. doi:10.24432/C50P49
     """
-    if arguments:
-        raise UsageError(f"train: --data digits:{arguments}: digits has no arguments")
+    _require_no_arguments("digits", arguments)
     spec = importlib.util.find_spec("sklearn")
     if spec is None or not spec.submodule_search_locations:
-        raise UnavailableError("the data set digits needs the package scikit-learn: pip install 'slurmdl[train]'")
+        raise UnavailableError("--data digits: needs the package scikit-learn: pip install 'slurmdl[train]'")
     file = Path(spec.submodule_search_locations[0], "datasets", "data", "digits.csv.gz")
     if file.exists():
         table = np.loadtxt(file, delimiter=",", dtype=np.float32)
@@ -37,41 +41,35 @@ def load_digit_images(arguments: str = "", seed: int = 1) -> LabeledImages:
         from sklearn.datasets import load_digits
         bunch = load_digits()
         table = np.column_stack([bunch.data, bunch.target]).astype(np.float32)
-    return LabeledImages(table[:, :-1].reshape(-1, 1, 8, 8), table[:, - \
-                         1].astype(np.int64), 10, normalize_per_pixel=True)
+    return LabeledImages(table[:, :-1].reshape(-1, 1, 8, 8), table[:, -1].astype(np.int64), 10,
+                         normalize_per_pixel=True)
 
 
 def make_digits_rgb32(arguments: str = "", seed: int = 1) -> LabeledImages:
-    """The digits as 3 x 32 x 32: each twice as large, in a random colour, on a random spot of a noisy ground.
+    """The digits as 3 x 32 x 32: at twice the size, in a random color and position, on a noisy background.
 
-    The pictures are the same for every seed; only their split depends on it.
+    The images are the same for every seed; only their split depends on it.
     """
-    if arguments:
-        raise UsageError(f"train: --data cifar-shaped:{arguments}: cifar-shaped has no arguments")
-    small = load_digit_images()
+    _require_no_arguments("digits-rgb32", arguments)
+    digits = load_digit_images()
     random = np.random.default_rng(0)
-    count = len(small.labels)
+    count = len(digits.labels)
     images = NOISE_STD * random.standard_normal((count, 3, 32, 32)).astype(np.float32)
-    large = small.images.repeat(2, 2).repeat(2, 3) / 16
-    colours = random.uniform(0.3, 1.0, (count, 3, 1, 1)) * random.choice([-1, 1], (count, 1, 1, 1))
-    for image, digit, colour, (down, right) in zip(
-            images, large, colours, random.integers(0, 2 * MAX_SHIFT + 1, (count, 2)) + 8 - MAX_SHIFT, strict=True):
-        image[:, down:down + 16, right:right + 16] += digit * colour
-    return LabeledImages(images, small.labels, 10)
+    enlarged = digits.images.repeat(2, 2).repeat(2, 3) / 16
+    colors = random.uniform(0.3, 1.0, (count, 3, 1, 1)) * random.choice([-1, 1], (count, 1, 1, 1))
+    offsets = random.integers(0, 2 * MAX_SHIFT + 1, (count, 2)) + 8 - MAX_SHIFT
+    for image, digit, color, (top, left) in zip(images, enlarged, colors, offsets, strict=True):
+        image[:, top:top + 16, left:left + 16] += digit * color
+    return LabeledImages(images, digits.labels, 10)
 
 
-#: of the pictures of `cifar_shaped`: deviation of the ground's noise, and pixels by which a digit is off the middle
-NOISE_STD, MAX_SHIFT = 0.3, 2
-
-
-# MERGED: Made-up images of any shape.
-
-#: images where their number is not said, and most elements of all of them (4 GiB of float32)
-DEFAULT_COUNT, MAX_ELEMENTS = 2000, 1 << 30
+def _require_no_arguments(name: str, arguments: str) -> None:
+    if arguments:
+        raise UsageError(f"train: --data {name}:{arguments}: {name} takes no arguments")
 
 
 def make_synthetic_images(arguments: str, seed: int) -> LabeledImages:
-    """A random prototype for each class, and noise of four times its size on every image.
+    """A random prototype for each class, plus noise of four times its deviation.
 
     `arguments` are SHAPE:CLASSES or SHAPE:CLASSES:COUNT, e.g. 3x32x32:10 or 64:10:5000.
     """
@@ -84,7 +82,7 @@ def make_synthetic_images(arguments: str, seed: int) -> LabeledImages:
 
 
 def parse_synthetic_arguments(arguments: str) -> tuple[tuple[int, ...], int, int]:
-    """Shape of an image, number of classes and of images; UsageError where there can be no such data."""
+    """Parse image shape, number of classes and number of images; UsageError if they are invalid."""
     sizes, *numbers = arguments.split(":")
     try:
         shape = tuple(int(size) for size in sizes.split("x"))
@@ -93,11 +91,11 @@ def parse_synthetic_arguments(arguments: str) -> tuple[tuple[int, ...], int, int
     except ValueError:
         valid = False
     if not valid:
-        raise UsageError(f"train: --data synthetic:{arguments}: SHAPE:CLASSES[:COUNT] expected, e.g. "
+        raise UsageError(f"train: --data synthetic:{arguments}: expected SHAPE:CLASSES[:COUNT], e.g. "
                          "synthetic:3x32x32:10 or synthetic:64:10:5000")
     if count < classes:
-        raise UsageError(f"train: --data synthetic:{arguments}: {count} images for {classes} classes; valid: one of "
-                         "each class, or more")
+        raise UsageError(f"train: --data synthetic:{arguments}: {count} images for {classes} classes; expected one "
+                         "of each class or more")
     if count * math.prod(shape) > MAX_ELEMENTS:
         raise UsageError(f"train: --data synthetic:{arguments}: {count} images of this shape take more than "
                          f"{4 * MAX_ELEMENTS >> 30} GiB")

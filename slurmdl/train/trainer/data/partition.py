@@ -1,4 +1,4 @@
-"""Which images are whose."""
+"""Partition of the training images among the workers."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import numpy.typing as npt
 IntArray = npt.NDArray[np.int64]
 
 
-def partition_indices(labels: IntArray, worker_count: int,
-                      dirichlet_alpha: float | None, seed: int) -> list[IntArray]:
-    """Indices of each worker's images; all shares have the same size, and no image is in two.
+def partition_indices(labels: IntArray, worker_count: int, dirichlet_alpha: float | None,
+                      seed: int) -> list[IntArray]:
+    """Indices of each worker's images: disjoint partitions of equal size.
 
     Parameters
     ----------
-    skew : None deals the images out one by one. A number alpha draws, for each worker, the shares of the labels from
-        a Dirichlet distribution, alpha each where all labels are equally frequent; the smaller alpha, the fewer
-        labels has a worker. Where a label runs out, the others stand in.
+    dirichlet_alpha : None assigns the images round-robin. A number alpha draws each worker's label distribution from
+        a Dirichlet distribution, with parameter alpha for each label if all are equally frequent; a smaller alpha
+        gives a worker fewer labels. If a label is exhausted, the others replace it.
 
     References
     ----------
@@ -27,30 +27,26 @@ def partition_indices(labels: IntArray, worker_count: int,
     if dirichlet_alpha is None:
         return [np.arange(worker, size * worker_count, worker_count) for worker in range(worker_count)]
     random = np.random.default_rng((seed, 1))
-    stock = [random.permutation(np.flatnonzero(labels == label)) for label in range(int(labels.max()) + 1)]
+    remaining = [random.permutation(np.flatnonzero(labels == label)) for label in range(int(labels.max()) + 1)]
     frequency = np.bincount(labels) / len(labels)
-    found = []
+    partitions = []
     for _ in range(worker_count):
-        left = np.array([len(its) for its in stock])
-        wanted = np.zeros(len(stock), np.int64)
-        # a label may have frequency 0; a tiny parameter instead never draws it
-        liking = random.dirichlet(np.maximum(dirichlet_alpha * len(stock) * frequency, 1e-9))
-        while wanted.sum() < size:
-            some = np.where(left > wanted, np.maximum(liking, 1e-12), 0)
-            more = random.multinomial(size - wanted.sum(), some / some.sum())
-            wanted = np.minimum(wanted + more, left)
-        found.append(np.concatenate([its[:count] for its, count in zip(stock, wanted, strict=True)]))
-        stock = [its[count:] for its, count in zip(stock, wanted, strict=True)]
-    return found
+        available = np.array([len(indices) for indices in remaining])
+        counts = np.zeros(len(remaining), np.int64)
+        # a label may have frequency 0; a tiny parameter never draws it
+        preference = random.dirichlet(np.maximum(dirichlet_alpha * len(remaining) * frequency, 1e-9))
+        while counts.sum() < size:
+            weights = np.where(available > counts, np.maximum(preference, 1e-12), 0)
+            counts += random.multinomial(size - counts.sum(), weights / weights.sum())
+            counts = np.minimum(counts, available)
+        partitions.append(np.concatenate([indices[:count] for indices, count in zip(remaining, counts, strict=True)]))
+        remaining = [indices[count:] for indices, count in zip(remaining, counts, strict=True)]
+    return partitions
 
 
 def label_skew(labels: IntArray, partitions: list[IntArray]) -> float:
-    """How much the workers' labels differ, from 0 (all have the same) to below 1: what part of its images a worker
-    would have to swap for others to have each label as often as all together, in the mean over the workers.
-
-    This is the total variation distance between the distribution of a worker's labels and that of all.
-    """
+    """Mean total variation distance between a worker's label distribution and the overall one, 0 to below 1."""
     count = int(labels.max()) + 1
-    whole = np.bincount(labels[np.concatenate(partitions)], minlength=count) / sum(map(len, partitions))
-    each = [np.bincount(labels[share], minlength=count) / len(share) for share in partitions]
-    return float(np.mean([np.abs(its - whole).sum() / 2 for its in each]))
+    overall = np.bincount(labels[np.concatenate(partitions)], minlength=count) / sum(map(len, partitions))
+    distributions = [np.bincount(labels[indices], minlength=count) / len(indices) for indices in partitions]
+    return float(np.mean([np.abs(distribution - overall).sum() / 2 for distribution in distributions]))
