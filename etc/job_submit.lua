@@ -1,28 +1,31 @@
--- Slurm's job_submit.lua with slurmdl, for sites that cannot have etc/cli_filter.lua. Beside slurm.conf of the
--- controller, with JobSubmitPlugins=lua. Prefer the other one: this one knows less, and the controller waits for it.
+-- job_submit.lua of Slurm with slurmdl, for sites that cannot use etc/cli_filter.lua. Install it next to the controller's
+-- slurm.conf, with JobSubmitPlugins=lua. Prefer cli_filter.lua: this script has less information and blocks the controller.
 --
---  * Here the controller cannot be asked: it holds its locks meanwhile. slurmdl reads what a timer has written,
---        scontrol -o -d show nodes; scontrol -o show partitions   > SURVEY, by way of a file that is then renamed
---    and TOPOLOGY. Of a survey older than MAX_AGE nothing is made.
---  * Only a preferred zone, the limit of --dl-zone, or what --dl-node-binding=nodelist or zone asks for, is set; a node list for
---    --dl-node-binding=auto is not, as nothing could take it back here. A preference that no longer fits costs a pass of the backfill scheduler.
---  * It sees the batch jobs whose environment has SLURMDL_OPT_* (the plugin's options among them), not what is under
---    --export=NONE, and no files: --dl-comm-pattern=FILE and --dl-link-scores=FILE are the user's, and this runs as SlurmUser.
---  * Jobs that ask for more than counts, memory, a partition, features or nodes to leave out are left alone.
+--  * The controller holds its locks meanwhile and cannot be queried. slurmdl reads TOPOLOGY and a snapshot that a timer
+--    writes to a temporary file and renames to SNAPSHOT:
+--        scontrol -o -d show nodes; scontrol -o show partitions
+--    A snapshot older than MAX_AGE seconds is ignored.
+--  * It sets a preferred zone, the zones of --dl-zone, or the binding of --dl-node-binding=nodelist or zone. It sets no
+--    node list for --dl-node-binding=auto, because it could not revert it. A preference that no longer fits costs one
+--    pass of the backfill scheduler.
+--  * It handles batch jobs with SLURMDL_OPT_* in their environment (set by users or by the plugin), which excludes
+--    --export=NONE. --dl-comm-pattern and --dl-link-scores are not applied: they may name the user's files, and this
+--    script runs as SlurmUser.
+--  * Jobs that request more than counts, memory, a partition, features or excluded nodes are not changed.
 --
--- It never refuses a job, and changes none where slurmdl is missing, late or not understood.
+-- It never rejects a job, and changes none if slurmdl is missing, slow or fails.
 
 local SLURMDL = "slurmdl"
-local SURVEY = "/run/slurmdl/survey"
+local SNAPSHOT = "/run/slurmdl/snapshot"
 local TOPOLOGY = "/etc/slurm/topology.conf"
-local MAX_AGE = 15  -- seconds
-local SECONDS = "1" -- that the controller may wait
+local MAX_AGE = 15    -- seconds
+local TIMEOUT_S = "1" -- the controller waits
 
 local OPTIONS = {"STRATEGY", "PS", "PLACE", "NODE_BINDING", "ZONE", "RANK0", "MODEL_BYTES", "PROBE"}
--- what the choice does not look at, or the user chooses
-local OTHERS = {"req_nodes", "prefer", "array_inx", "dependency", "reservation", "licenses", "burst_buffer", "network",
+-- fields that the choice does not model, or by which the user chooses nodes
+local UNMODELLED_FIELDS = {"req_nodes", "prefer", "array_inx", "dependency", "reservation", "licenses", "burst_buffer", "network",
 	"tres_per_job", "tres_per_node", "tres_per_socket", "tres_per_task", "cpus_per_tres", "mem_per_tres"}
--- what of the job its place depends on, and the option of sbatch that says so
+-- fields that the choice depends on, and the corresponding options of sbatch
 local COUNTS = {num_tasks = "ntasks", ntasks_per_node = "ntasks-per-node", cpus_per_task = "cpus-per-task"}
 local TEXTS = {partition = "partition", features = "constraint", exc_nodes = "exclude"}
 
@@ -34,16 +37,16 @@ local function is_set(number)
 	return type(number) == "number" and number > 0 and number ~= slurm.NO_VAL and number ~= slurm.NO_VAL16
 end
 
-local function question(job)
+local function place_command(job)
 	local env = job.script and job.environment
 	if not env or env.SLURMDL_SUBMISSION or env.SLURM_JOB_ID or env.SLURMDL_OPT_COMM_PATTERN or env.SLURMDL_OPT_LINK_SCORES then
 		return nil
 	end
-	for _, name in ipairs(OTHERS) do
+	for _, name in ipairs(UNMODELLED_FIELDS) do
 		if job[name] and job[name] ~= "" then return nil end
 	end
 	if is_set(job.begin_time) or not is_set(job.min_nodes) or job.min_nodes ~= job.max_nodes then return nil end
-	local line = {"place", "--json", "--wrap=:", "--cluster=" .. quote(SURVEY), "--topology=" .. quote(TOPOLOGY),
+	local line = {"place", "--json", "--wrap=:", "--cluster=" .. quote(SNAPSHOT), "--topology=" .. quote(TOPOLOGY),
 		string.format("--nodes=%d", job.min_nodes)}
 	local any = false
 	for _, name in ipairs(OPTIONS) do
@@ -66,12 +69,12 @@ local function question(job)
 end
 
 local function choose(job)
-	local line, bind = question(job)
-	if not line or bind == "off" then return end
-	-- the age is the shell's to tell; `find` names the survey where it is young
-	local young = string.format("[ -n \"$(find %s -newermt '-%d seconds')\" ]", quote(SURVEY), MAX_AGE)
-	local command = young .. " && exec env -i PATH=\"$PATH\" HOME=/ " .. quote(SLURMDL) .. " " .. line
-	local pipe = io.popen("cd / && exec timeout -k 1 " .. SECONDS .. " sh -c " .. quote(command) ..
+	local line, node_binding = place_command(job)
+	if not line or node_binding == "off" then return end
+	-- `find` prints the snapshot if it is new enough
+	local is_new = string.format("[ -n \"$(find %s -newermt '-%d seconds')\" ]", quote(SNAPSHOT), MAX_AGE)
+	local command = is_new .. " && exec env -i PATH=\"$PATH\" HOME=/ " .. quote(SLURMDL) .. " " .. line
+	local pipe = io.popen("cd / && exec timeout -k 1 " .. TIMEOUT_S .. " sh -c " .. quote(command) ..
 		" </dev/null 2>/dev/null")
 	local answer = pipe and pipe:read(1000000) or ""
 	if pipe then pipe:close() end
@@ -81,19 +84,19 @@ local function choose(job)
 			job.exc_nodes = value
 		elseif name == "prefer" then
 			job.prefer = value
-		elseif name == "nodelist" and bind == "nodelist" then
+		elseif name == "nodelist" and node_binding == "nodelist" then
 			job.req_nodes = value
-		elseif name == "constraint" and bind == "zone" then
+		elseif name == "constraint" and node_binding == "zone" then
 			job.features = value
-		elseif name == "switches" and bind == "zone" and tonumber(value) then
+		elseif name == "switches" and node_binding == "zone" and tonumber(value) then
 			job.req_switch = tonumber(value)
 		end
 	end
 end
 
 function slurm_job_submit(job_desc, part_list, submit_uid)
-	local fine, why = pcall(choose, job_desc)
-	if not fine then slurm.log_info("%s", "slurmdl: " .. tostring(why)) end
+	local fine, reason = pcall(choose, job_desc)
+	if not fine then slurm.log_info("%s", "slurmdl: " .. tostring(reason)) end
 	return slurm.SUCCESS
 end
 

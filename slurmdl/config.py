@@ -126,7 +126,7 @@ def load_config(paths: Sequence[str] | None = None) -> Config:
 
 def _read_config_file(path: str) -> dict[str, Any]:
     if not os.path.isfile(path):  # opening a pipe without a writer blocks
-        raise InputError("not a regular file", path)
+        raise InputError("is not a regular file", path)
     data = yaml_input.load_yaml_file(path)
     keys = ("options", "link_defaults", "link_scores", "plan_dir", "cluster_backend")
     return yaml_input.check_keys(data or {}, keys, path, "")

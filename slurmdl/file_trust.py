@@ -1,7 +1,7 @@
-"""Whose scores are believed: the reader's own, root's, and those of the user that the site names.
+"""Trust in files of scores and samples: owned by root, the reader, or a user that the site names.
 
-Scores steer the jobs of everybody, so a file that another user could have written or replaced is not read. It is
-judged after it was opened, so that it cannot be exchanged between look and use.
+Link scores influence the jobs of all users, so a file that another user could have written or replaced is rejected.
+The check follows the open, so that the file cannot be exchanged in between.
 """
 
 from __future__ import annotations
@@ -13,41 +13,41 @@ from typing import BinaryIO
 
 from slurmdl.errors import InputError
 
-#: bytes; scores of 100,000 nodes have 15 MB
+#: scores of 100,000 nodes have 15 MB
 MAX_FILE_BYTES = 64 * 2**20
 
 
 def read_trusted_text(path: str, trusted_users: str = "") -> str:
-    """The text of a file of scores.
+    """Text of a file of scores.
 
-    Its owner, and that of every directory on the way to it, must be root, the reader, or `owner`; nobody else may
-    write there. In a directory with the sticky bit others may write, since they cannot replace what is not theirs.
+    The file and all its parent directories must be owned by, and writable only by, root, the reader or
+    `trusted_users`. Directories with the sticky bit may be writable by others.
 
     Parameters
     ----------
-    owner : names or numbers of users with commas between, "" for no other.
+    trusted_users : names or uids separated by commas, or "".
 
     Raises
     ------
-    InputError : it cannot be read, is no regular file, is not UTF-8, is too large, or others could have written it.
+    InputError : the file is unreadable, not a regular file, not UTF-8, too large, or not trusted.
     """
     try:
         return _read_trusted_bytes(path, trusted_users, "link_scores.trusted_owner").decode()
     except UnicodeDecodeError as error:
-        raise InputError("is not text in UTF-8", file=path) from error
+        raise InputError("is not UTF-8 text", file=path) from error
 
 
 def _read_trusted_bytes(path: str, trusted_users: str, valid_owner: str) -> bytes:
     try:
-        # a pipe without a writer would hang in open
+        # without O_NONBLOCK, opening a pipe without a writer blocks
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):
-                raise InputError("is no regular file", file=path)
-            where = os.path.realpath(f"/proc/self/fd/{file.fileno()}")
-            if why := untrusted_reason(where, status, {0, os.geteuid()} | resolve_uids(trusted_users)):
-                raise InputError(f"is ignored: {why}; valid: owned by root, yourself or {valid_owner}, and writable by "
-                                 "its owner alone", file=path)
+                raise InputError("is not a regular file", file=path)
+            real_path = os.path.realpath(f"/proc/self/fd/{file.fileno()}")
+            if reason := untrusted_reason(real_path, status, {0, os.geteuid()} | resolve_uids(trusted_users)):
+                raise InputError(f"is ignored: {reason}; expected owned by root, yourself or {valid_owner}, and writable only "
+                                 "by its owner", file=path)
             return _read_limited(file, path)
     except OSError as error:
         raise InputError(f"cannot be read ({error.strerror})", file=path) from error
@@ -56,19 +56,19 @@ def _read_trusted_bytes(path: str, trusted_users: str, valid_owner: str) -> byte
 
 
 def read_trusted_lines(path: str, trusted_users: str = "") -> list[str]:
-    """The lines of a file of samples, or of standard input, with bytes that are not UTF-8 as lone surrogates.
+    """Lines of a file of samples or of standard input; bytes that are not UTF-8 become lone surrogates.
 
     Parameters
     ----------
-    path : "-" for standard input. It must have been made, as a pipe or a file, by root, the reader, or `owner`: the
-        pipe of `one | other` belongs to the user whose shell started both.
+    path : "-" for standard input, a pipe or file that must be owned by root, the reader or `trusted_users`. The pipe
+        of `left | right` belongs to the user whose shell started both.
 
     Raises
     ------
-    InputError : as trusted_text.
+    InputError : as in `read_trusted_text`.
     """
-    data = _read_trusted_stdin(trusted_users) if path == "-" else _read_trusted_bytes(path,
-                               trusted_users, "one of --users")
+    data = _read_trusted_stdin(trusted_users) if path == "-" else \
+        _read_trusted_bytes(path, trusted_users, "one of --users")
     return data.decode(errors="surrogateescape").splitlines()
 
 
@@ -78,11 +78,11 @@ def _read_trusted_stdin(trusted_users: str) -> bytes:
         with open(os.dup(0), "rb") as file:
             status = os.fstat(file.fileno())
             if status.st_uid not in {0, os.geteuid()} | resolve_uids(trusted_users):
-                raise InputError(f"is ignored: user {status.st_uid} owns it; valid: owned by root, yourself or one "
-                                 "of --users", file=name)
+                raise InputError(f"is ignored: user {status.st_uid} owns it; expected owned by root, yourself or one of "
+                                 "--users", file=name)
             if (stat.S_ISREG(status.st_mode) or stat.S_ISFIFO(status.st_mode)) and _is_writable_by_others(status):
-                raise InputError(f"is ignored: others may write it (mode {stat.S_IMODE(status.st_mode):o}); valid: "
-                                 "writable by its owner alone", file=name)
+                raise InputError(f"is ignored: others may write it (mode {stat.S_IMODE(status.st_mode):o}); expected "
+                                 "writable only by its owner", file=name)
             return _read_limited(file, name)
     except OSError as error:
         raise InputError(f"cannot be read ({error.strerror})", file=name) from error
@@ -91,18 +91,17 @@ def _read_trusted_stdin(trusted_users: str) -> bytes:
 def _read_limited(file: BinaryIO, name: str) -> bytes:
     data = file.read(MAX_FILE_BYTES + 1)
     if len(data) > MAX_FILE_BYTES:
-        raise InputError(f"has more than {MAX_FILE_BYTES} bytes", file=name)
+        raise InputError(f"is larger than {MAX_FILE_BYTES} bytes", file=name)
     return data
 
 
 def untrusted_reason(real_path: str, status: os.stat_result, trusted_uids: Collection[int]) -> str:
-    """Why others than `users` could have written a file, or put it in its place; "" where they could not.
+    """Reason why a user outside `trusted_uids` could have written or replaced a file; "" if none could.
 
     Parameters
     ----------
-    where : its path without symbolic links.
-    status : of the file itself.
-    users : numbers of those who may.
+    real_path : path without symbolic links.
+    status : os.fstat of the file.
     """
     if status.st_uid not in trusted_uids:
         return f"user {status.st_uid} owns it"
@@ -121,7 +120,7 @@ def untrusted_reason(real_path: str, status: os.stat_result, trusted_uids: Colle
 
 
 def _is_writable_by_others(status: os.stat_result) -> bool:
-    """Whether another than its owner may write; a group that is the owner's alone is the owner."""
+    """Whether users other than the owner may write; the owner's private group does not count."""
     if status.st_mode & stat.S_IWGRP and status.st_mode & stat.S_IWOTH == 0:
         import grp
         import pwd
@@ -135,16 +134,16 @@ def _is_writable_by_others(status: os.stat_result) -> bool:
 
 
 def resolve_uids(users: str) -> set[int]:
-    """The users' numbers, of names or numbers with commas between; none for a name that the machine does not know."""
-    found = set()
+    """The uids of names or numbers separated by commas; unknown names are skipped."""
+    uids = set()
     for user in users.split(","):
         if user.isascii() and user.isdecimal():
-            found.add(int(user))
+            uids.add(int(user))
         elif user:
             import pwd
 
             try:
-                found.add(pwd.getpwnam(user).pw_uid)
+                uids.add(pwd.getpwnam(user).pw_uid)
             except KeyError:
                 continue
-    return found
+    return uids

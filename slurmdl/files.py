@@ -1,4 +1,4 @@
-"""Files that readers see as a whole or not at all, and what is known of them before they are written."""
+"""Files: atomic writes, checks of writability, and reads of bounded size."""
 
 from __future__ import annotations
 
@@ -10,20 +10,23 @@ from contextlib import suppress
 
 from slurmdl.errors import InputError
 
+#: a topology of 100,000 nodes on separate lines has 3 MB; reading must take less than a second
+MAX_TEXT_BYTES = 4 * 2**20
+
 
 def check_writable(path: str) -> None:
-    """Say before long work, not after it, that a file cannot be written. Nothing is left of the attempt.
+    """Check that a file can be written, without creating it.
 
     Raises
     ------
-    OSError : a folder has that name, or the folder it lies in is not there, or is not for this user to write to.
+    OSError : the path is a directory, or its directory does not exist or is not writable.
     """
-    folder = os.path.dirname(path) or "."
+    directory = os.path.dirname(path) or "."
     if os.path.isdir(path):
         reason = errno.EISDIR
-    elif not os.path.isdir(folder):
-        reason = errno.ENOTDIR if os.path.exists(folder) else errno.ENOENT
-    elif not os.access(path if os.path.exists(path) else folder, os.W_OK):
+    elif not os.path.isdir(directory):
+        reason = errno.ENOTDIR if os.path.exists(directory) else errno.ENOENT
+    elif not os.access(path if os.path.exists(path) else directory, os.W_OK):
         reason = errno.EACCES
     else:
         return
@@ -31,37 +34,37 @@ def check_writable(path: str) -> None:
 
 
 def write_atomic(path: str, text: str, *, durable: bool = False) -> None:
-    """Put a file in its place at once, from a new file of a random name beside it that nobody else has made.
+    """Replace a file atomically, through a new temporary file in the same directory.
 
     Parameters
     ----------
-    durable : readable by all whatever the umask says, and on the disk when this returns, also after a power failure.
+    durable : sync the file to disk, and make it readable by all regardless of the umask.
 
     Raises
     ------
-    OSError : it cannot be written; the old one stays, and nothing beside it.
+    OSError : it cannot be written; the old file is unchanged and the temporary file removed.
     """
-    folder, name = os.path.split(os.path.abspath(path))
-    part = os.path.join(folder, f".{name}.{secrets.token_hex(8)}")
+    directory, name = os.path.split(os.path.abspath(path))
+    temporary = os.path.join(directory, f".{name}.{secrets.token_hex(8)}")
     try:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        with open(os.open(part, flags, 0o666), "w", encoding="utf-8") as file:
+        with open(os.open(temporary, flags, 0o666), "w", encoding="utf-8") as file:
             file.write(text)
             if durable:
                 os.fchmod(file.fileno(), 0o644)
                 file.flush()
                 os.fsync(file.fileno())
-        os.replace(part, path)
+        os.replace(temporary, path)
     except BaseException:
         with suppress(OSError):
-            os.unlink(part)
+            os.unlink(temporary)
         raise
     if durable:
-        fsync_dir(folder)
+        fsync_dir(directory)
 
 
 def fsync_dir(directory: str) -> None:
-    """Bring the names in a folder to the disk."""
+    """Sync the entries of a directory to disk."""
     handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(handle)
@@ -69,37 +72,31 @@ def fsync_dir(directory: str) -> None:
         os.close(handle)
 
 
-# MERGED: The text of a file, bounded in size: a reader of a topology never waits for more than it can use.
-
-#: bytes; a file of 100,000 nodes, each on a line of its own, has 3 MB, and reading must not take a second
-MAX_TEXT_BYTES = 4 * 2**20
-
-
 def read_text_limited(path: str, max_bytes: int = MAX_TEXT_BYTES) -> str:
-    """The text of a regular file.
+    """Text of a regular file.
 
     Raises
     ------
-    InputError : it cannot be read, is no regular file, has more than `limit` bytes, or is not text in UTF-8.
+    InputError : the file is unreadable, not a regular file, larger than `max_bytes`, or not UTF-8 text.
     """
     try:
-        # a pipe without a writer would hang in open
+        # without O_NONBLOCK, opening a pipe without a writer blocks
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):
-                raise InputError("is no regular file", file=path)
-            # what grows while it is read, or tells no size, is bounded as well
+                raise InputError("is not a regular file", file=path)
+            # also bounds files that grow, or report no size
             data = file.read(max_bytes + 1) if status.st_size <= max_bytes else b""
             if status.st_size > max_bytes or len(data) > max_bytes:
-                raise InputError(f"has more than {max_bytes} bytes", file=path)
+                raise InputError(f"is larger than {max_bytes} bytes", file=path)
     except OSError as error:
         raise InputError(f"cannot be read ({error.strerror})", file=path) from error
     except ValueError as error:
         raise InputError("cannot be read (its name holds a NUL byte)", file=path.replace("\0", "?")) from error
-    zero = data.find(b"\0")
-    if zero >= 0:
-        raise InputError("holds a NUL byte; it must be text", file=path, line=data.count(b"\n", 0, zero) + 1)
+    nul = data.find(b"\0")
+    if nul >= 0:
+        raise InputError("contains a NUL byte; expected text", file=path, line=data.count(b"\n", 0, nul) + 1)
     try:
         return data.decode()
     except UnicodeDecodeError as error:
-        raise InputError("is not text in UTF-8", file=path, line=data.count(b"\n", 0, error.start) + 1) from error
+        raise InputError("is not UTF-8 text", file=path, line=data.count(b"\n", 0, error.start) + 1) from error

@@ -1,4 +1,4 @@
-"""Files in YAML: what is wrong with one is one line, with the file and the line."""
+"""YAML input files; errors are one line with file and line number."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from typing import Any
 
 from slurmdl.errors import InputError, SlurmdlError, sort_by_similarity
 
-#: bytes of the largest file that is read: PyYAML takes about a second for them
+#: PyYAML needs about a second for a file of this size
 MAX_YAML_BYTES = 65536
 
 
 def load_yaml_file(path: str, parse: Callable[[str], Any] | None = None) -> Any:
-    """What a file holds.
+    """Data of a YAML file.
 
     Parameters
     ----------
-    parse : makes it of the file's text; None for plain YAML data.
+    parse : converts the file's text; None for plain YAML data.
 
     Raises
     ------
-    InputError : the file cannot be read, is too large, or is not YAML; whatever else is wrong with what it holds.
+    InputError : the file is unreadable, too large, not YAML, or rejected by `parse`.
     """
     import yaml
 
@@ -28,7 +28,7 @@ def load_yaml_file(path: str, parse: Callable[[str], Any] | None = None) -> Any:
         with open(path, "rb") as file:
             content = file.read(MAX_YAML_BYTES + 1)
         if len(content) > MAX_YAML_BYTES:
-            raise InputError(f"is too large; valid: at most {MAX_YAML_BYTES} bytes", path)
+            raise InputError(f"is too large; expected at most {MAX_YAML_BYTES} bytes", path)
         return (parse or _load_yaml)(content.decode("utf-8"))
     except SlurmdlError:
         raise
@@ -43,11 +43,11 @@ def load_yaml_file(path: str, parse: Callable[[str], Any] | None = None) -> Any:
     except RecursionError as error:
         raise InputError("is nested too deeply", path) from error
     except Exception as error:
-        raise InputError(f"cannot be understood ({type(error).__name__}: {error})", path) from error
+        raise InputError(f"cannot be parsed ({type(error).__name__}: {error})", path) from error
 
 
 def _load_yaml(text: str) -> Any:
-    """yaml.safe_load, with the line of a value that PyYAML cannot convert: the month 13, an empty !!int."""
+    """yaml.safe_load that reports the line of values PyYAML cannot convert, e.g. the month 13 or an empty !!int."""
     import yaml
 
     class Loader(yaml.SafeLoader):
@@ -64,29 +64,29 @@ def _load_yaml(text: str) -> Any:
 
 
 def short_repr(value: Any) -> str:
-    """A value of a file in a message, shortened: with aliases a small file can hold a value of any size."""
+    """Shortened repr of a value; with aliases a small file can hold a value of any size."""
     import reprlib
 
-    short = reprlib.Repr()
-    short.maxlevel, short.maxstring, short.maxlong, short.maxother = 2, 100, 100, 100
+    shortener = reprlib.Repr()
+    shortener.maxlevel, shortener.maxstring, shortener.maxlong, shortener.maxother = 2, 100, 100, 100
     try:
-        return short.repr(value)
-    except ValueError:  # Python writes no numbers of more than 4300 digits
-        return "a number of too many digits"
+        return shortener.repr(value)
+    except ValueError:  # Python formats numbers of up to 4300 digits
+        return "a number with too many digits"
 
 
 def check_keys(data: Any, valid: Sequence[str], path: str, prefix: str) -> dict[str, Any]:
-    """A mapping of a file that holds none but these keys; `prefix` is where it stands in the file, e.g. "links.".
+    """Check that `data` is a mapping with no keys but `valid`; `prefix` is its key in the file, e.g. "options.".
 
     Raises
     ------
-    InputError : it is no mapping, or has another key.
+    InputError : it is not a mapping, or has an unknown key.
     """
     if not isinstance(data, dict):
-        raise InputError(f"{prefix.rstrip('.') or 'the file'} must hold keys with values, "
-                         f"not {type(data).__name__}", path)
+        location = f"{prefix.rstrip('.')}: " if prefix else ""
+        raise InputError(f"{location}expected a mapping, found {type(data).__name__}", path)
     for key in data:
         if key not in valid:
-            near = sort_by_similarity(str(key)[:100], valid)
-            raise InputError(f"unknown key {prefix}{key}; valid: {', '.join(prefix + name for name in near)}", path)
+            similar = ", ".join(prefix + name for name in sort_by_similarity(str(key)[:100], valid))
+            raise InputError(f"unknown key {prefix}{key}; expected {similar}", path)
     return data

@@ -77,7 +77,7 @@ def run(jobs: Jobs, job: Job, variant: str, order: Sequence[str], steps: int) ->
     order : the node of each rank, as LEAF and CONTROL have it; the others find out by themselves.
     """
     strategy, traffic = KINDS[job.kind]
-    train = (f"--strategy {strategy} --traffic {traffic} --steps {steps} --log-every {steps} "
+    train = (f"--strategy {strategy} --comm-pattern {traffic} --steps {steps} --log-every {steps} "
              f"--emulate-compute {COMPUTE}:{job.parameters}")
     if variant == PLACED:
         ps = f" --dl-ps={job.ps}" if job.ps else ""

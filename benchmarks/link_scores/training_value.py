@@ -179,7 +179,7 @@ class _TrainingBenchmark:
         train = ["salloc", "-Q", f"-N{RANKS}", f"-w{hostlist.fold_hostlist(sorted(nodes))}",
                  "env", f"SLURM_HOSTFILE={hostfile}", "srun", "--mpi=pmix", "-K", "-n", str(RANKS), "-m", "arbitrary",
                  "python", "-m", "slurmdl.train",
-                 "--strategy", "allreduce", "--traffic", "ring", "--model", MODEL, "--steps", str(STEPS),
+                 "--strategy", "allreduce", "--comm-pattern", "ring", "--model", MODEL, "--steps", str(STEPS),
                  "--log-every", str(STEPS), "--metrics", str(metrics)]
         for start in range(_STARTS):
             metrics.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""What commands share: the parser of those that have options of their own only, and the files that they write."""
+"""Argument parser and output files of the commands that do not wrap a Slurm command."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from slurmdl.errors import UsageError
 
 
 def check_output_file(path: str, option: str) -> None:
-    """Before long work: UsageError where the file that an option names cannot be written."""
+    """Check before long work that the file of an option can be written; UsageError otherwise."""
     try:
         files.check_writable(path)
     except OSError as error:
@@ -19,7 +19,7 @@ def check_output_file(path: str, option: str) -> None:
 
 
 def write_output_file(path: str, option: str, text: str) -> None:
-    """Write the file that an option names; UsageError where that is not possible."""
+    """Write the file of an option; UsageError on failure."""
     try:
         with open(path, "w", encoding="utf-8") as file:
             file.write(text)
@@ -32,7 +32,7 @@ def _unwritable_error(path: str, option: str, error: OSError) -> UsageError:
 
 
 class _TerminalWidthFormatter(argparse.HelpFormatter):
-    """As wide as the terminal. argparse asks shutil for that, at each option, and shutil loads all compressors."""
+    """Formatter with the terminal's width, without importing shutil and its compression modules as argparse does."""
 
     def __init__(self, prog: str) -> None:
         try:
@@ -49,4 +49,4 @@ class CliParser(argparse.ArgumentParser):
         super().__init__(**{"formatter_class": _TerminalWidthFormatter, **options})
 
     def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{self.prog}: {message} (`{self.prog} --help` lists what is valid)")
+        raise UsageError(f"{self.prog}: {message} (`{self.prog} --help` lists the options)")

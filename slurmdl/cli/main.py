@@ -1,8 +1,10 @@
-"""The program `slurmdl`: finds the command that was named and imports only that."""
+"""The program `slurmdl`: import and run the module of one command."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
+from importlib import import_module
 
 from slurmdl import __version__
 from slurmdl.errors import UsageError, report_error, sort_by_similarity
@@ -11,50 +13,49 @@ from slurmdl.errors import UsageError, report_error, sort_by_similarity
 COMMANDS = {
     "sbatch": "place a job and submit it with sbatch (also installed as dlsbatch)",
     "srun": "inside a job: run a program with its ranks placed",
-    "place": "show which nodes and ranks a job would get, and why",
-    "score": "measure, store and look at the state of links",
+    "place": "show the nodes and ranks that a job would get, and the reasons",
+    "links": "measure, store and show the state of the cluster's links",
     "topology": "show and check the zones of the cluster",
     "train": "the built-in trainer, an MPI program",
     "bench": "compare frameworks, strategies, models and placements in jobs on your own cluster",
-    "simulate": "predict step times of placements on clusters of any size, by SimGrid",
-    "doctor": "what of the site's set-up works, what does not, and the mend",
+    "simulate": "predict step times of placements on clusters of any size with SimGrid",
+    "doctor": "check the site's setup and suggest fixes",
     "sandbox": "a real Slurm cluster on this machine",
 }
+
+#: command -> module and function, if not slurmdl.cli.COMMAND and run
+_ENTRY_POINTS = {"sbatch": ("slurmdl.launch.sbatch", "run_sbatch"), "train": ("slurmdl.train.__main__", "main")}
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command line (without the program's name) and return its exit status."""
-    words = sys.argv[1:] if argv is None else argv
+    args = sys.argv[1:] if argv is None else argv
     try:
-        return _dispatch(words)
+        if args[:1] in (["--version"], ["-V"]):
+            print(f"slurmdl {__version__}")
+            return 0
+        return dispatch("slurmdl", COMMANDS, args)
     except (Exception, KeyboardInterrupt) as error:
         return report_error(error)
 
 
 def dlsbatch() -> int:
-    """The program `dlsbatch`: `slurmdl sbatch` under a name of its own."""
+    """The program `dlsbatch`: short for `slurmdl sbatch`."""
     return main(["sbatch", *sys.argv[1:]])
 
 
-def _dispatch(args: list[str]) -> int:
+def dispatch(program: str, commands: Mapping[str, str], args: list[str], package: str = "slurmdl.cli") -> int:
+    """Run the command `args[0]` of `program`, or print the list of its commands; return the exit status."""
     command = args[0] if args else "--help"
     if command in ("--help", "-h", "help"):
-        print(_usage_text())
+        width = max(map(len, commands))
+        print("\n".join([f"usage: {program} COMMAND [options]", "", *(f"  {name:{width}}  {line}" for name, line in
+                                                                     commands.items()),
+                         "", f"`{program} COMMAND --help` lists its options; `slurmdl --version` prints the version."]))
         return 0
-    if command in ("--version", "-V"):
-        print(f"slurmdl {__version__}")
-        return 0
-    if command not in COMMANDS:
-        raise UsageError(
-            f"unknown command {command!r}; valid: {', '.join(sort_by_similarity(command, list(COMMANDS)))}")
-    from importlib import import_module
-
-    status: int = import_module(f"slurmdl.cli.{command}").run(args[1:])
+    if command not in commands:
+        similar = ", ".join(sort_by_similarity(command, list(commands)))
+        raise UsageError(f"{program}: unknown command {command!r}; expected {similar}")
+    module, function = _ENTRY_POINTS.get(command, (f"{package}.{command}", "run"))
+    status: int = getattr(import_module(module), function)(args[1:])
     return status
-
-
-def _usage_text() -> str:
-    width = max(map(len, COMMANDS))
-    lines = [f"  {name:{width}}  {line}" for name, line in COMMANDS.items()]
-    return "\n".join(["usage: slurmdl COMMAND [options]", "", *lines, "",
-                      "`slurmdl COMMAND --help` says more; `slurmdl --version` prints the version."])

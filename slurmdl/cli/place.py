@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from slurmdl.dl_options import DlOptions
     from slurmdl.job_request import JobRequest
     from slurmdl.launch.cluster_state import ClusterState
-    from slurmdl.launch.sbatch import Decision
+    from slurmdl.launch.binding import Decision
     from slurmdl.launch.submission import Submission
     from slurmdl.placement.exact_solver import ExactPlacement
     from slurmdl.placement.result import Placement
@@ -140,7 +140,8 @@ def _load_state(config: Config, own_options: dict[str, str], request: JobRequest
 
 
 def _make_decision(job: Submission, state: ClusterState, query_slurm: bool) -> Decision:
-    from slurmdl.launch.sbatch import Decision, decide_binding, zone_not_applied_reason
+    from slurmdl.launch.binding import Decision, zone_not_applied_reason
+    from slurmdl.launch.sbatch import decide_binding
 
     dl = job.request.dl
     if dl.node_binding == "off":
@@ -199,11 +200,9 @@ def _format_exact(exact: ExactPlacement | str, placement: Placement) -> str:
 
 
 def _format_json(dl: DlOptions, decision: Decision, state: ClusterState, exact: ExactPlacement | str | None) -> str:
-    from slurmdl.launch.sbatch import decision_summary
-
     found: dict[str, Any] = {"placement": decision.placement.to_json() if decision.placement else None,
-                             "binding": list(decision.binding_options), "releases": decision.revert_field, "reason": decision.reason,
-                             "line": " ".join(decision_summary(dl, decision).split()) if decision.reason else ""}
+                             "binding": list(decision.binding_options), "revert_field": decision.revert_field, "reason": decision.reason,
+                             "line": " ".join(decision.summary(dl).split()) if decision.reason else ""}
     if decision.placement and state.scores.link_count:
         from slurmdl.placement.score_report import decisive_scores
 

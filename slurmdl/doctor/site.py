@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from slurmdl import config
 from slurmdl.doctor import node_facts
 from slurmdl.errors import UsageError
-from slurmdl.slurm import plugstack, process
+from slurmdl.slurm import plugstack, process, slurm_conf
 
 if TYPE_CHECKING:
     from slurmdl.cluster.snapshot import ClusterSnapshot
@@ -44,7 +44,7 @@ class Site:
     @cached_property
     def slurm_config_values(self) -> dict[str, str]:
         """The same by its keys."""
-        return process.parse_key_values(self.slurm_config_text.value)
+        return slurm_conf.parse_key_values(self.slurm_config_text.value)
 
     @cached_property
     def slurm_config(self) -> SlurmConfig:

@@ -1,4 +1,4 @@
-"""One call of sbatch as it was typed: its words, its script, and the request that both make."""
+"""One call of sbatch: its arguments, its script, the resulting job request, and the command that submits it."""
 
 from __future__ import annotations
 
@@ -7,28 +7,33 @@ import re
 import stat
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, NamedTuple
 
 from slurmdl import dl_options, job_request
 from slurmdl.dl_options import DlOptions
-from slurmdl.errors import UsageError
+from slurmdl.errors import UnavailableError, UsageError
 from slurmdl.job_request import JobRequest
-from slurmdl.slurm import getopt, sbatch_options
+from slurmdl.launch import submission_record
+from slurmdl.slurm import getopt, process, sbatch_options
+
+if TYPE_CHECKING:
+    from slurmdl.launch.binding import Decision
 
 _LONG_OPTIONS = {**sbatch_options.LONG_OPTIONS, **dl_options.LONG_OPTIONS}
-#: what a #SBATCH line may have where Slurm has the plugin
+#: options of a #SBATCH line if Slurm has the plugin
 _SCRIPT_OPTIONS = {**sbatch_options.LONG_OPTIONS, **dl_options.SPANK_OPTIONS}
 
-#: of two options that set the same, the later one counts, and to take one back takes back both
+#: pairs of options for the same setting: the later one counts, and unsetting one unsets both
 _COUNTERPART = {"nodelist": "nodefile", "nodefile": "nodelist", "requeue": "no-requeue", "no-requeue": "requeue",
-             "exclusive": "oversubscribe", "oversubscribe": "exclusive"}
+                "exclusive": "oversubscribe", "oversubscribe": "exclusive"}
 
-#: ways to ask for memory: what stands in the script or on the command line sets aside what the environment asks for
+#: memory options: one in the script or on the command line overrides all of the environment
 _MEMORY_OPTIONS = frozenset(("mem", "mem-per-cpu", "mem-per-gpu"))
 
-#: bytes of a script that are read for its directives; sbatch takes scripts of 4 MB (slurm.conf(5), max_script_size)
+#: bytes of a script that are read for directives; sbatch accepts scripts of 4 MB (slurm.conf(5), max_script_size)
 MAX_SCRIPT_HEAD_BYTES = 1 << 20
 
-#: how messages call a script without a name
+#: name of a script from standard input in messages
 STDIN_NAME = "standard input"
 
 _HETEROGENEOUS_REASON = "a heterogeneous job chooses nodes per component"
@@ -36,9 +41,9 @@ _HETEROGENEOUS_REASON = "a heterogeneous job chooses nodes per component"
 
 @dataclass(frozen=True)
 class Script:
-    """A batch script: its name for messages, its bytes, and whether they came from standard input.
+    """A batch script: its name in messages, its bytes, and whether they came from standard input.
 
-    Of a file that is longer than MAX_HEAD, `body` holds the beginning.
+    If the script is longer than MAX_SCRIPT_HEAD_BYTES, `body` holds its beginning.
     """
 
     name: str
@@ -47,29 +52,30 @@ class Script:
 
     @property
     def is_long(self) -> bool:
-        """Whether it goes on behind its `head`."""
+        """Whether the script continues after `head`."""
         return len(self.body) > MAX_SCRIPT_HEAD_BYTES
 
     @property
     def head(self) -> bytes:
-        """Its first lines, up to MAX_HEAD bytes."""
+        """The first complete lines, up to MAX_SCRIPT_HEAD_BYTES."""
         return self.body[:MAX_SCRIPT_HEAD_BYTES].rpartition(b"\n")[0] if self.is_long else self.body
 
 
 @dataclass(frozen=True)
 class Submission:
-    """What is to be submitted.
+    """A parsed call of sbatch.
 
     Attributes
     ----------
-    argv : the user's words without the --dl-* options.
-    end : index in argv where sbatch's options end and further ones can be put.
-    settings : long name of an option of sbatch -> its value, "" for a flag, after precedence.
-    script : None with --wrap, and where the script cannot be read.
-    request : what placement needs of all this.
-    layers : the user's own --dl-* settings by source, the weakest first.
-    told : the variables SLURMDL_OPT_* that tell the plugin of what was typed, where it reads the script, too.
-    plugged : those that it makes of the #SBATCH lines.
+    argv : the user's arguments without the --dl-* options.
+    options_end : index in argv after sbatch's options; further options are inserted there.
+    settings : long name of an sbatch option -> value, "" for a flag, after precedence.
+    script : None with --wrap, and if the script cannot be read.
+    request : the input of placement.
+    layers : the user's --dl-* settings by source, the weakest first.
+    plugin_environ : SLURMDL_OPT_* variables that pass command-line options to the plugin, if the plugin reads the
+        script.
+    directive_environ : SLURMDL_OPT_* variables that the plugin makes of #SBATCH lines.
     """
 
     argv: tuple[str, ...]
@@ -87,35 +93,35 @@ class Submission:
 
     @property
     def names_zones(self) -> bool:
-        """Whether the user has named zones, and not only the site."""
+        """Whether the user has named zones, not only the site."""
         return any("zone" in layer for layer in self.layers)
 
     @property
     def maps_ranks(self) -> bool | None:
-        """Whether the job starts its tasks so that a rank map is applied; None where that is not known."""
-        program = self.settings.get("wrap", "")
+        """Whether the job starts its tasks by a rank map; None if unknown."""
+        text = self.settings.get("wrap", "")
         if self.script:
-            program += self.script.head.decode(errors="replace")
-        if applies_rank_map(program):
+            text += self.script.head.decode(errors="replace")
+        if applies_rank_map(text):
             return True
-        return None if not program or (self.script and self.script.is_long) else False
+        return None if not text or (self.script and self.script.is_long) else False
 
     def with_defaults(self, defaults: Mapping[str, str]) -> Submission:
-        """The same with settings of --dl-* options that are weaker than the user's own.
-
-        Raises
-        ------
-        UsageError : a default is not valid.
-        """
+        """Add --dl-* settings that are weaker than the user's own. UsageError for an invalid default."""
         dl = dl_options.merge_layers(defaults, *self.layers)
         return replace(self, request=replace(self.request, dl=dl))
 
 
 @dataclass(frozen=True)
 class ParsedArgv:
-    """argv, split. `line` holds no `:` of heterogeneous jobs, but its indexes count in argv.
+    """Arguments split into options and operands.
 
-    `operands` is the index in argv of the script, or the length of argv.
+    Attributes
+    ----------
+    argv : all arguments.
+    command_line : without the `:` of heterogeneous jobs; its indexes refer to argv.
+    operand_index : index in argv of the script, or the length of argv.
+    is_heterogeneous : argv has a `:`.
     """
 
     argv: tuple[str, ...]
@@ -125,12 +131,12 @@ class ParsedArgv:
 
     @classmethod
     def from_argv(cls, argv: Sequence[str]) -> ParsedArgv:
-        places = [i for i, word in enumerate(argv) if word != ":"]
-        line = getopt.parse_command_line([argv[i] for i in places], sbatch_options.SHORT_OPTIONS, _LONG_OPTIONS)
-        moved = tuple(getopt.Option(o.name, o.value, o.args, places[o.index], o.is_known, o.is_complete)
-                      for o in line.options)
-        operands = places[-len(line.operands)] if line.operands else len(argv)
-        return cls(tuple(argv), getopt.CommandLine(moved, line.operands), operands, len(places) < len(argv))
+        indexes = [i for i, arg in enumerate(argv) if arg != ":"]
+        line = getopt.parse_command_line([argv[i] for i in indexes], sbatch_options.SHORT_OPTIONS, _LONG_OPTIONS)
+        options = tuple(getopt.Option(o.name, o.value, o.args, indexes[o.index], o.is_known, o.is_complete)
+                        for o in line.options)
+        operand_index = indexes[-len(line.operands)] if line.operands else len(argv)
+        return cls(tuple(argv), getopt.CommandLine(options, line.operands), operand_index, len(indexes) < len(argv))
 
     @property
     def reads_stdin(self) -> bool:
@@ -142,20 +148,20 @@ class ParsedArgv:
         return any(self.command_line.has_option(name) for name in ("help", "usage", "version"))
 
     def sbatch_args(self) -> tuple[tuple[str, ...], int]:
-        """The words for sbatch, and the index among them where the options end."""
-        ours = {i for option in self.command_line.options if option.name.startswith("dl-")
-                for i in range(option.index, option.index + len(option.args))}
+        """The arguments for sbatch, and the index after their last option."""
+        removed = {i for option in self.command_line.options if option.name.startswith("dl-")
+                   for i in range(option.index, option.index + len(option.args))}
         last = self.command_line.options[-1] if self.command_line.options else None
         end = last.index + len(last.args) if last else 0
         if self.argv[end:end + 1] != ("--",):
             end = self.operand_index
-        return (tuple(word for i, word in enumerate(self.argv) if i not in ours),
-                sum(i not in ours for i in range(end)))
+        return (tuple(arg for i, arg in enumerate(self.argv) if i not in removed),
+                sum(i not in removed for i in range(end)))
 
 
 @dataclass(frozen=True)
 class SubmitCommand:
-    """The one command that submits: what a dry run prints, and what is run otherwise."""
+    """The command that submits a job; a dry run prints it."""
 
     argv: tuple[str, ...]
     env: Mapping[str, str]
@@ -164,45 +170,49 @@ class SubmitCommand:
 
 
 def parse_submission(argv: Sequence[str], environ: Mapping[str, str], defaults: Mapping[str, str], *,
-         stdin: bytes | None = b"", has_plugin: Callable[[], bool] = lambda: True) -> Submission:
-    """Read one call of sbatch: script before environment before command line, the last counts.
+                     stdin: bytes | None = b"", has_plugin: Callable[[], bool] = lambda: True) -> Submission:
+    """Parse a call of sbatch; precedence: script < environment < command line.
 
     Parameters
     ----------
-    argv : the words after `sbatch`.
-    defaults : settings of --dl-* options that are weaker than all others.
-    stdin : what a script without a name holds, None where it could not be read.
-    has_plugin : whether sbatch knows --dl-* in #SBATCH lines; asked only where there are some.
+    argv : arguments of `sbatch`.
+    defaults : the weakest --dl-* settings.
+    stdin : content of a script without a name, or None if it cannot be read.
+    has_plugin : whether sbatch has --dl-* in #SBATCH lines; called only if there are such lines.
 
     Raises
     ------
-    UsageError : an unknown --dl-* option, a value that is not valid, or a `#DL` line with an open quote.
+    UsageError : an unknown --dl-* option, an invalid value, or a `#DL` line with an open quote.
     """
-    words = ParsedArgv.from_argv(argv)
-    typed = dl_options.collect_settings(words.command_line.options)
-    script = _read_script(words.command_line, stdin)
-    given, directed, plugged, doubt = _parse_directives(script, has_plugin) if script else ({}, {}, {}, "")
-    typed_settings = _collect_sbatch_settings(words.command_line.options)
-    exported = sbatch_options.sbatch_settings_from_environ(environ)
-    settings = _overlay_sbatch_settings(_overlay_sbatch_settings(given, exported), typed_settings)
+    parsed_argv = ParsedArgv.from_argv(argv)
+    line = parsed_argv.command_line
+    cli_dl = dl_options.collect_settings(line.options)
+    script = _read_script(line, stdin)
+    directives = _parse_directives(script, has_plugin) if script else _Directives()
+    cli_settings = _collect_sbatch_settings(line.options)
+    env_settings = sbatch_options.sbatch_settings_from_environ(environ)
+    settings = _overlay_sbatch_settings(_overlay_sbatch_settings(directives.sbatch, env_settings), cli_settings)
     memory = _MEMORY_OPTIONS & settings.keys()
-    from_outside = memory & (exported.keys() - typed_settings.keys())
-    if from_outside != memory:
-        settings = {name: value for name, value in settings.items() if name not in from_outside}
-    layers = (plugged, directed, dl_options.dl_settings_from_environ(environ), typed)
-    unpinnable = _unplaceable_reason(words, settings, script, environ) or doubt
-    passed, end = words.sbatch_args()
-    return Submission(passed, end, settings, script, job_request.build_request(settings, DlOptions(), unpinnable), layers,
-                      dl_options.to_environ(typed) if plugged else {}, dl_options.to_environ(plugged)).with_defaults(defaults)
+    env_memory = memory & (env_settings.keys() - cli_settings.keys())
+    if env_memory != memory:
+        settings = {name: value for name, value in settings.items() if name not in env_memory}
+    layers = (directives.plugin, directives.dl, dl_options.dl_settings_from_environ(environ), cli_dl)
+    reason = _unplaceable_reason(parsed_argv, settings, script, environ) or directives.unknown_reason
+    sbatch_args, options_end = parsed_argv.sbatch_args()
+    request = job_request.build_request(settings, DlOptions(), reason)
+    submission = Submission(sbatch_args, options_end, settings, script, request, layers,
+                            dl_options.to_environ(cli_dl) if directives.plugin else {},
+                            dl_options.to_environ(directives.plugin))
+    return submission.with_defaults(defaults)
 
 
 def _collect_sbatch_settings(options: Iterable[getopt.Option]) -> dict[str, str]:
-    found: dict[str, str] = {}
+    settings: dict[str, str] = {}
     for option in options:
         if option.is_known and not option.name.startswith("dl-"):
             name = sbatch_options.SYNONYMS.get(option.name, option.name)
-            found = _overlay_sbatch_settings(found, {name: option.value or ""})
-    return found
+            settings = _overlay_sbatch_settings(settings, {name: option.value or ""})
+    return settings
 
 
 def _overlay_sbatch_settings(base: Mapping[str, str], layer: Mapping[str, str | None]) -> dict[str, str]:
@@ -215,52 +225,65 @@ def _overlay_sbatch_settings(base: Mapping[str, str], layer: Mapping[str, str | 
     return merged
 
 
-def _parse_directives(script: Script, has_plugin: Callable[[], bool]) -> tuple[dict[str, str], dict[str, str],
-                                                                          dict[str, str], str]:
-    """sbatch's settings, the --dl-* settings of #DL lines and those of #SBATCH lines, and what of the directives is
-    not understood ("" for nothing)."""
-    words: list[str] = []
-    directed: dict[str, str] = {}
-    components, translated, first = 1, "", ""
+class _Directives(NamedTuple):
+    """The settings in the directives of a script.
+
+    `sbatch` and `plugin` come from #SBATCH lines, `dl` from #DL lines; `unknown_reason` says which directive is not
+    understood, or is "".
+    """
+
+    sbatch: Mapping[str, str] = {}
+    dl: Mapping[str, str] = {}
+    plugin: Mapping[str, str] = {}
+    unknown_reason: str = ""
+
+
+def _parse_directives(script: Script, has_plugin: Callable[[], bool]) -> _Directives:
+    """Parse the directives of a script. UsageError as `parse_submission`."""
     if script.is_long and not sbatch_options.script_header(script.head)[1]:
-        return {}, {}, {}, f"the directives of {script.name} are not read: they go on beyond {MAX_SCRIPT_HEAD_BYTES} bytes"
+        return _Directives(unknown_reason=f"the directives of {script.name} are not read: they go on beyond "
+                                          f"{MAX_SCRIPT_HEAD_BYTES} bytes")
+    args: list[str] = []
+    dl: dict[str, str] = {}
+    components, translated_reason, first_dl_location = 1, "", ""
     for directive in sbatch_options.script_directives(script.head, script.name):
-        where = f"{script.name}:{directive.line}: "
+        location = f"{script.name}:{directive.line}: "
         if directive.keyword == "#DL":
-            directed.update(dl_options.parse_directive(directive.args, where))
+            dl.update(dl_options.parse_directive(directive.args, location))
         elif directive.keyword != "#SBATCH":
-            translated = translated or f"{where}{directive.keyword} lines are translated by sbatch"
+            translated_reason = translated_reason or f"{location}{directive.keyword} lines are translated by sbatch"
         else:
-            if any(word.startswith("--dl-") for word in directive.args):
-                first = first or where
+            if any(arg.startswith("--dl-") for arg in directive.args):
+                first_dl_location = first_dl_location or location
             components += directive.args[:1] in (("hetjob",), ("packjob",))
-            words += directive.args
-    line = getopt.parse_command_line(words, sbatch_options.SHORT_OPTIONS, _SCRIPT_OPTIONS)
-    ours = [option for option in line.options if option.name.startswith("dl-")]
-    stranger = next((option for option in ours if option.name not in dl_options.SPANK_OPTIONS), None)
-    if stranger or (ours and not has_plugin()):
-        word = (stranger or ours[0]).args[0]
-        why = "is no option of sbatch" if stranger else "in a #SBATCH line needs the plugin of slurmdl in Slurm"
-        raise UsageError(f"{first}{word!r} {why}; valid: #DL {word}")
-    plugged = dl_options.collect_settings(ours, first)
+            args += directive.args
+    line = getopt.parse_command_line(args, sbatch_options.SHORT_OPTIONS, _SCRIPT_OPTIONS)
+    dl_opts = [option for option in line.options if option.name.startswith("dl-")]
+    unknown = next((option for option in dl_opts if option.name not in dl_options.SPANK_OPTIONS), None)
+    if unknown or (dl_opts and not has_plugin()):
+        arg = (unknown or dl_opts[0]).args[0]
+        problem = "is no option of sbatch" if unknown else "in a #SBATCH line needs the plugin of slurmdl in Slurm"
+        raise UsageError(f"{first_dl_location}{arg!r} {problem}; valid: #DL {arg}")
+    plugin = dl_options.collect_settings(dl_opts, first_dl_location)
     if components > 1:
-        return {}, directed, plugged, _HETEROGENEOUS_REASON
+        return _Directives({}, dl, plugin, _HETEROGENEOUS_REASON)
     settings = _collect_sbatch_settings(line.options)
     if "ignore-pbs" in settings:
-        translated = ""
-    return settings, directed, plugged, translated or _unknown_option_reason(line)
+        translated_reason = ""
+    return _Directives(settings, dl, plugin, translated_reason or _unknown_option_reason(line))
 
 
-def _unplaceable_reason(parsed_argv: ParsedArgv,
-                        settings: Mapping[str, str], script: Script | None, environ: Mapping[str, str]) -> str:
+def _unplaceable_reason(parsed_argv: ParsedArgv, settings: Mapping[str, str], script: Script | None,
+                        environ: Mapping[str, str]) -> str:
     if parsed_argv.is_heterogeneous:
         return _HETEROGENEOUS_REASON
     if "SLURM_HOSTFILE" in environ and not {"nodelist", "nodefile"} & settings.keys():
         return "SLURM_HOSTFILE brings its own node list"
-    doubt = _unknown_option_reason(parsed_argv.command_line)
-    if not doubt and script is None and "wrap" not in settings:
-        doubt = f"the script {parsed_argv.command_line.operands[0] if parsed_argv.command_line.operands else STDIN_NAME} cannot be read"
-    return doubt
+    reason = _unknown_option_reason(parsed_argv.command_line)
+    if not reason and script is None and "wrap" not in settings:
+        operands = parsed_argv.command_line.operands
+        reason = f"the script {operands[0] if operands else STDIN_NAME} cannot be read"
+    return reason
 
 
 def _unknown_option_reason(line: getopt.CommandLine) -> str:
@@ -288,15 +311,45 @@ def _read_script(line: getopt.CommandLine, stdin: bytes | None) -> Script | None
 
 
 def _resolve_script_path(name: str, chdir: str | None) -> str:
-    """Where sbatch finds a script (sbatch(1), SCRIPT PATH RESOLUTION)."""
-    here = os.path.join(chdir or "", name)
-    if name.startswith((".", "/")) or os.path.exists(here):
-        return here
+    """The path at which sbatch finds a script (sbatch(1), SCRIPT PATH RESOLUTION)."""
+    local = os.path.join(chdir or "", name)
+    if name.startswith((".", "/")) or os.path.exists(local):
+        return local
     import shutil
 
-    return shutil.which(name, mode=os.R_OK) or here
+    return shutil.which(name, mode=os.R_OK) or local
 
 
 def applies_rank_map(text: str) -> bool:
-    """Whether a script starts its tasks so that a rank map is applied."""
+    """Whether a script starts its tasks by a rank map."""
     return re.search(r"\bslurmdl(\s+|['\"],?\s*['\"])srun\b|--dl-rank-map\b", text) is not None
+
+
+def build_submit_command(program: str, job: Submission, decision: Decision,
+                         environ: Mapping[str, str]) -> SubmitCommand:
+    """Build the command that submits: the user's arguments, the binding after their options, and the record."""
+    added = list(decision.binding_options)
+    if not _export_keeps_record(program, job.settings.get("export", "ALL")):
+        added.append(f"--export={job.settings['export']},{submission_record.ENV_VARIABLE}")
+    # for the plugin the environment has precedence over the script, as the command line has
+    env = {**submission_record.environ_without_inherited(environ), **job.plugin_environ}
+    removed = tuple(sorted(set(environ) - set(env) - {submission_record.ENV_VARIABLE}))
+    inputs = {**job.directive_environ, **environ, **job.plugin_environ}
+    env[submission_record.ENV_VARIABLE] = submission_record.new_record(
+        job.request.dl, inputs, decision.requested_size).to_env_value()
+    stdin = job.script.body if job.script and job.script.from_stdin else None
+    argv = (program, *job.argv[:job.options_end], *added, *job.argv[job.options_end:])
+    return SubmitCommand(argv, env, removed, stdin)
+
+
+def _export_keeps_record(program: str, export: str) -> bool:
+    """Whether the job receives the submission record with this value of --export (see submission_record)."""
+    names = export.upper().split(",")
+    if names == ["NIL"]:
+        # with a name after NIL newer releases would load the user's login environment, which NIL avoids
+        try:
+            version = re.search(r"([0-9]+)\.([0-9]+)", process.check_output([program, "--version"]))
+        except UnavailableError:
+            return True
+        return version is None or (int(version[1]), int(version[2])) >= (23, 11)
+    return "ALL" in names or names == ["NONE"]

@@ -1,8 +1,8 @@
-"""SLURMDL_SUBMISSION: how a submission tells the job what was asked for, and that a choice was made already.
+"""SLURMDL_SUBMISSION: passes the --dl-* options of a submission to its job, and marks that nodes are chosen already.
 
-Slurm keeps every variable whose name begins with SLURM under `--export=NONE`, and from 23.11 on under
-`--export=NIL`, which older releases take for a list; under a list of names it keeps only those that begin with
-`SLURM_`, so there our name is added (env.c and sbatch.c of Slurm 22.05 to 25.11).
+With `--export=NONE` Slurm keeps every variable whose name begins with SLURM; from 23.11 on also with `--export=NIL`,
+which older releases take for a list. With a list of names it keeps only names that begin with `SLURM_`, so the list
+must name the variable (env.c and sbatch.c of Slurm 22.05 to 25.11).
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from slurmdl.dl_options import DlOptions, is_comm_pattern
 from slurmdl.errors import InputError
 
 ENV_VARIABLE = "SLURMDL_SUBMISSION"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
 _OPTION_PREFIX = "SLURMDL_OPT_"
-#: what is the user's own among the variables that begin with SLURMDL_
+#: prefixes of SLURMDL_* variables that users set
 _INPUT_PREFIXES = (_OPTION_PREFIX, "SLURMDL_DEBUG")
 
 
 @dataclass(frozen=True)
 class RequestedSize:
-    """What the user asked for, where the submission asked for more nodes: counts, None where not given."""
+    """The size that the user requested, if the submission requested more nodes; None for a count not given."""
 
     nodes: int
     tasks: int | None = None
@@ -34,16 +34,16 @@ class RequestedSize:
 
 @dataclass(frozen=True)
 class SubmissionRecord:
-    """What one submission decided.
+    """The record of one submission.
 
     Attributes
     ----------
-    dl : the --dl-* options after precedence, without the zones.
-    submitter : SLURM_JOB_ID of the job that the submission ran in, "" where it ran in none.
-    pid : process that submitted; sbatch has the same or is its child.
-    host : where it ran, without domain.
-    inputs : the SLURMDL_OPT_* variables of the submission, which `dl` holds already.
-    asked : what was asked for, where the submission asked for more nodes (--dl-node-binding=late).
+    options : the --dl-* options after precedence, without the zones.
+    submitter_job : SLURM_JOB_ID of the job in which the submission ran, or "".
+    pid : process that submitted; sbatch is this process or its child.
+    host : host of that process, without domain.
+    inputs : the SLURMDL_OPT_* variables of the submission; `options` includes them.
+    requested_size : the user's size, if the submission requested more nodes (--dl-node-binding=late).
     """
 
     options: DlOptions
@@ -55,22 +55,26 @@ class SubmissionRecord:
 
     def to_env_value(self) -> str:
         """The value of SLURMDL_SUBMISSION."""
-        late = {"asked": asdict(self.requested_size)} if self.requested_size else {}
-        return json.dumps({"version": FORMAT_VERSION, "submitter": self.submitter_job, "pid": self.pid,
-                           "host": self.host, "inputs": dict(self.inputs), "dl": self.options.to_json(), **late},
-                          separators=(",", ":"))
+        data = {"version": FORMAT_VERSION, "submitter_job": self.submitter_job, "pid": self.pid, "host": self.host,
+                "inputs": dict(self.inputs), "options": self.options.to_json()}
+        if self.requested_size:
+            data["requested_size"] = asdict(self.requested_size)
+        return json.dumps(data, separators=(",", ":"))
 
     def environ_without_inputs(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """The environment without the inputs that the submission saw: what the job inherited must not win over
-        the submission's own command line once more, what its script has set since does."""
+        """The environment without unchanged inputs of the submission.
+
+        An inherited variable must not override the submission's command line; a variable that the script has
+        changed does.
+        """
         return {name: value for name, value in environ.items() if self.inputs.get(name) != value}
 
 
 def new_record(dl: DlOptions, environ: Mapping[str, str],
                requested_size: RequestedSize | None = None) -> SubmissionRecord:
-    """The mark of a submission by this process."""
+    """The record of a submission by this process."""
     inputs = {name: value for name, value in environ.items() if name.startswith(_OPTION_PREFIX)}
-    dl = replace(dl, zone=())  # steps choose no zones, and a list of them may be longer than a variable can be
+    dl = replace(dl, zone=())  # steps choose no zones, and a list of zones may exceed the size of a variable
     if dl.comm_pattern and not is_comm_pattern(dl.comm_pattern):
         # the job may start in another directory (--chdir)
         dl = replace(dl, comm_pattern=os.path.abspath(dl.comm_pattern))
@@ -79,37 +83,38 @@ def new_record(dl: DlOptions, environ: Mapping[str, str],
 
 
 def parse_record(text: str) -> SubmissionRecord:
-    """The mark behind a value of SLURMDL_SUBMISSION. InputError where it is malformed or of another version."""
+    """Parse a value of SLURMDL_SUBMISSION. InputError if it is malformed or of another version."""
     try:
         data = json.loads(text)
         if data["version"] != FORMAT_VERSION:
-            raise InputError(f"{ENV_VARIABLE}: version {data['version']!r} is not {FORMAT_VERSION}")
-        return SubmissionRecord(DlOptions.from_json(data["dl"]), str(data["submitter"]), int(data["pid"]), str(data["host"]),
-                    dict(data["inputs"]), RequestedSize(**data["asked"]) if "asked" in data else None)
+            raise InputError(f"{ENV_VARIABLE}: version {data['version']!r}; expected {FORMAT_VERSION}")
+        size = RequestedSize(**data["requested_size"]) if "requested_size" in data else None
+        return SubmissionRecord(DlOptions.from_json(data["options"]), str(data["submitter_job"]), int(data["pid"]),
+                                str(data["host"]), dict(data["inputs"]), size)
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise InputError(f"{ENV_VARIABLE} is malformed ({type(error).__name__}: {error})") from error
 
 
 def read_record(environ: Mapping[str, str]) -> SubmissionRecord | None:
-    """The mark of the submission of this job, None where it has none. InputError where it is malformed.
+    """The record of this job's submission, or None. InputError if it is malformed.
 
-    A job that was submitted by plain sbatch from inside of another finds the mark of that one; it is told by
-    the host that submitted, which sbatch gives to the job.
+    A job that plain sbatch submitted inside another job inherits the record of that job. The submitting host,
+    which sbatch passes to the job, tells the two apart.
     """
     text = environ.get(ENV_VARIABLE)
     if not text:
         return None
-    mark = parse_record(text)
-    return mark if _short_hostname(environ.get("SLURM_SUBMIT_HOST", mark.host)) == mark.host else None
+    record = parse_record(text)
+    return record if _short_hostname(environ.get("SLURM_SUBMIT_HOST", record.host)) == record.host else None
 
 
 def is_recursive_call(environ: Mapping[str, str]) -> bool:
-    """Whether this process was started, through sbatch, by a submission of ours."""
+    """Whether a submission by slurmdl has started this process through sbatch."""
     try:
         outer = parse_record(environ[ENV_VARIABLE])
     except (KeyError, InputError):
         return False
-    # inside of a job the process that submitted it is gone, and its number may be anyone's
+    # in a job the submitting process has exited, and its process ID may be reused
     return (outer.submitter_job, outer.host) == (environ.get("SLURM_JOB_ID", ""), _short_hostname(os.uname().nodename)) \
         and outer.pid in (os.getpid(), os.getppid())
 
@@ -119,7 +124,7 @@ def _short_hostname(host: str) -> str:
 
 
 def environ_without_inherited(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment without what an outer job or step was given by slurmdl: a submission decides anew."""
+    """The environment without the variables that slurmdl set for an outer job or step."""
     inherited = {name for name in environ if name.startswith("SLURMDL_") and not name.startswith(_INPUT_PREFIXES)}
-    inherited.update(environ.get("SLURMDL_EXPORTED", "").split())  # RANK and its like, where the task had none before
+    inherited.update(environ.get("SLURMDL_EXPORTED", "").split())  # RANK and the like, if the user set none
     return {name: value for name, value in environ.items() if name not in inherited}

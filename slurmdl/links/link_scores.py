@@ -205,8 +205,8 @@ class LinkScores:
         values: dict[str, Any] = {key: _parse_links(key, data[key], on_reject) for key in KIND_OF_KEY if key in data}
         for key in ("default_node_bandwidth", "default_latency", "time", "half_life", "tolerance"):
             if key in data:
-                values[key] = _parse_number(key, data[key], allow_zero=key in ("default_latency", "time", "tolerance"),
-                                            allow_none=key == "half_life")
+                allow_zero = key in ("default_latency", "time", "tolerance")
+                values[key] = _parse_number(key, data[key], allow_zero, allow_none=key == "half_life")
         if "default_zone_bandwidth" in data:
             bandwidths = data["default_zone_bandwidth"]
             if not isinstance(bandwidths, (list, tuple)):

@@ -58,8 +58,8 @@ class SampleStore:
                         connection.execute(_SCHEMA)
                         connection.execute(f"PRAGMA user_version = {_SCHEMA_VERSION}")
             if (version := store._schema_version()) != _SCHEMA_VERSION:
-                raise InputError(f"has schema version {version}; expected {_SCHEMA_VERSION} (remove the file to start "
-                                 "a new one)", file=path)
+                raise InputError(f"has schema version {version}; expected {_SCHEMA_VERSION} (remove the file to "
+                                 "start a new one)", file=path)
             yield store
 
     def add(self, samples: Iterable[LinkSample]) -> int:

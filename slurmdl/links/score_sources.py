@@ -79,7 +79,8 @@ def load_from_sources(config: Config, source: str, environ: Mapping[str, str]) -
     if source == "off":
         return LoadedScores(defaults)
     deadline, max_age = monotonic() + SOURCES_TIMEOUT_S, config.link_scores.max_age
-    readers = [_SourceReader(name, reader) for name, reader in _list_sources(config, source, environ, time(), deadline)]
+    readers = [_SourceReader(name, read_scores)
+               for name, read_scores in _list_sources(config, source, environ, time(), deadline)]
     loaded, warnings = [], []
     for reader in readers:
         reader.thread.join(max(0.0, deadline - monotonic()))

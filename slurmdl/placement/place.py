@@ -1,4 +1,4 @@
-"""The one decision: nodes and rank map for a job, from values alone."""
+"""Placement of a job: nodes and rank map, computed from values alone."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 
 from slurmdl.cluster.snapshot import ClusterSnapshot, Node
 from slurmdl.errors import PlacementError
 from slurmdl.job_request import JobRequest
 from slurmdl.links import capacity
 from slurmdl.links.link_scores import LinkScores
-from slurmdl.placement.eligibility import EligibleTasks, candidate_partitions, eligible_tasks
+from slurmdl.placement.algorithms.problem import SearchProblem
+from slurmdl.placement.arrays import FloatArray
+from slurmdl.placement.eligibility import candidate_partitions, eligible_tasks
 from slurmdl.placement.job_size import JobSize, resolve_job_size
 from slurmdl.placement.ranks.rank_orders import best_rank_map
 from slurmdl.placement.result import Placement
@@ -24,12 +25,12 @@ from slurmdl.topology.topology import Topology
 
 
 def place_job(request: JobRequest, cluster: ClusterSnapshot, topology: Topology, scores: LinkScores,
-          matrices: tuple[npt.NDArray[np.float64], ...] = ()) -> Placement:
-    """The nodes that serve the job best, and the rank map that it gets on exactly these.
+              matrices: tuple[FloatArray, ...] = ()) -> Placement:
+    """Choose the nodes of a job and its rank map on them.
 
-    Every choice that may win is scored with its own rank map; the least cost wins, then the fewest zones, then
-    the least Slurm weight, then the tightest fit. Where too few nodes are free now, the choice is made among the
-    nodes that fit once they are idle, and `free_now` is false.
+    Each choice that may win is evaluated with its own rank map. The least cost wins, then the fewest zones, the least
+    Slurm weight, and the fewest unused nodes. If too few nodes are free now, the choice is among the nodes that fit
+    when idle, and `free_now` is false.
 
     Parameters
     ----------
@@ -37,8 +38,8 @@ def place_job(request: JobRequest, cluster: ClusterSnapshot, topology: Topology,
 
     Raises
     ------
-    PlacementError : no choice is possible or it would be a guess; the text says why.
-    UsageError : a zone of --dl-zone does not exist.
+    PlacementError : no choice is possible or determined by the request; the text gives the reason.
+    UsageError : unknown zone in --dl-zone.
     """
     if request.unplaceable_reason:
         raise PlacementError(request.unplaceable_reason)
@@ -46,40 +47,50 @@ def place_job(request: JobRequest, cluster: ClusterSnapshot, topology: Topology,
         raise PlacementError("-w is given: the nodes are chosen already")
     job, traffic = resolve_job_size(request), Traffic.from_options(request.dl, matrices)
     check_feasible(job, cluster, topology)
-    instance = PlacementSearch(request, cluster, topology, scores, job, traffic, traffic.phases(job.tasks))
-    refusal = ""
+    problem = SearchProblem(job, traffic.phases(job.tasks), request.dl.place, traffic.is_zone_dependent)
+    search = PlacementSearch(request, cluster, topology, scores, problem, traffic)
+    reason = ""
     for free_now in (True, False):
         for partition in candidate_partitions(request, cluster) or (None,):
-            found = eligible_tasks(request, cluster, partition)
+            eligible = eligible_tasks(request, cluster, partition)
             try:
-                return instance.best_placement(found.tasks_now if free_now else found.tasks_when_idle, free_now)
+                return search.best_placement(eligible.tasks_now if free_now else eligible.tasks_when_idle, free_now)
             except PlacementError as error:
-                refusal = _with_rejections(error, found)
-    raise PlacementError(refusal)
+                rejected = ", ".join(f"{count} {why}" for why, count in eligible.rejection_counts.items())
+                reason = f"{error}; rejected: {rejected}" if rejected else str(error)
+    raise PlacementError(reason)
 
 
-def _with_rejections(error: PlacementError, eligible: EligibleTasks) -> str:
-    refused = ", ".join(f"{count} {why}" for why, count in eligible.rejection_counts.items())
-    return f"{error}{f'; refused: {refused}' if refused else ''}"
+def check_feasible(job: JobSize, cluster: ClusterSnapshot, topology: Topology) -> None:
+    """Check whether any choice of nodes is possible.
+
+    Raises
+    ------
+    PlacementError : no zones, the topology of another cluster, or more nodes or tasks than the cluster has.
+    """
+    if not topology.zones:
+        raise PlacementError("the topology has no zones")
+    if cluster.names != topology.nodes and topology.node_index.keys().isdisjoint(cluster.names):
+        raise PlacementError(f"{topology.source or 'the topology'} has none of the cluster's nodes: the cluster has "
+                             f"{sample_names(cluster.names, 3)}, the topology has {sample_names(topology.nodes, 3)}")
+    if job.nodes > len(cluster.names):
+        raise PlacementError(f"{job.nodes} nodes requested; the cluster has {len(cluster.names)}")
+    cpus = int(cluster.cpus.sum())
+    if job.tasks > cpus:
+        raise PlacementError(f"{job.tasks} tasks requested; the cluster has {cpus} CPUs")
 
 
+def select_subset(allocated: Sequence[str], request: JobRequest, required_node: str, topology: Topology,
+                  scores: LinkScores, matrices: tuple[FloatArray, ...] = ()) -> tuple[str, ...]:
+    """Select the nodes to keep from an allocation, by the same search as `place_job`.
 
-
-
-
-# MERGED: Which nodes of an allocation to keep, where it has more than the job was asked to run on.
-
-def select_subset(allocated: Sequence[str], request: JobRequest, required_node: str, topology: Topology, scores: LinkScores,
-         matrices: tuple[npt.NDArray[np.float64], ...] = ()) -> tuple[str, ...]:
-    """The nodes of an allocation that serve the job best, by the one decision that also places jobs.
-
-    Where that leaves out the node that has to stay, it takes the place of the kept node whose loss costs least.
+    If the selection lacks the required node, that node replaces the selected node whose loss costs least.
 
     Parameters
     ----------
-    allocated : the nodes to choose from, in Slurm's order; each can take its share of the tasks.
-    request : its number of nodes is the number to keep; of the rest only tasks and the --dl-* options count.
-    stays : one of the nodes, e.g. that of the batch script.
+    allocated : nodes to choose from, in Slurm's order; each can take its share of the tasks.
+    request : gives the number of nodes to keep, the tasks and the --dl-* options.
+    required_node : one of the nodes, e.g. the node of the batch script.
 
     Raises
     ------
@@ -87,51 +98,30 @@ def select_subset(allocated: Sequence[str], request: JobRequest, required_node: 
     """
     nodes, _ = request.nodes or (1, None)
     tasks = request.ntasks or nodes * (request.ntasks_per_node or 1)
-    each = -(-tasks // nodes)
-    asked = JobRequest(replace(request.dl, zone=()), request.nodes, tasks)
-    free = ClusterSnapshot.from_nodes([Node(name, ("IDLE",), cpus=each, cpus_unallocated=each) for name in allocated])
-    best = place_job(asked, free, topology, scores, matrices).nodes
-    if required_node in best:
-        return best
-    traffic = Traffic.from_options(request.dl, matrices)
-    slots = [tasks // nodes + (i < tasks % nodes) for i in range(nodes)]
+    tasks_per_node = -(-tasks // nodes)
+    cluster = ClusterSnapshot.from_nodes([Node(name, ("IDLE",), cpus=tasks_per_node, cpus_unallocated=tasks_per_node)
+                                          for name in allocated])
+    selected = place_job(JobRequest(replace(request.dl, zone=()), request.nodes, tasks), cluster, topology, scores,
+                         matrices).nodes
+    if required_node in selected:
+        return selected
+    job, traffic = JobSize(nodes, tasks), Traffic.from_options(request.dl, matrices)
 
-    def cost(kept: tuple[str, ...]) -> tuple[float, ...]:
-        return best_rank_map(list(zip(kept, slots, strict=True)), topology, scores, traffic,
-                        request.dl.rank0).cost.sort_key
+    def cost_key(kept: tuple[str, ...]) -> tuple[float, ...]:
+        slots = [(name, job.tasks_on_node(i)) for i, name in enumerate(kept)]
+        return best_rank_map(slots, topology, scores, traffic, request.dl.rank0).cost.sort_key
 
-    ways = [tuple(name for name in allocated if name == required_node or (name in best and name != lost))
-            for lost in _worst_node_per_leaf(best, topology, scores)]
-    return min(ways, key=cost)
+    alternatives = [tuple(name for name in allocated if name == required_node or (name in selected and name != lost))
+                    for lost in _worst_node_per_leaf(selected, topology, scores)]
+    return min(alternatives, key=cost_key)
 
 
 def _worst_node_per_leaf(nodes: Sequence[str], topology: Topology, scores: LinkScores) -> Iterator[str]:
-    """Of each leaf zone the node with the slowest link, or the latest of equal ones: they differ in nothing else."""
-    speed, delay = capacity.node_links(nodes, scores)
+    """The node of each leaf zone with the slowest link, of equal ones with the highest latency."""
+    bandwidth, latency = capacity.node_links(nodes, scores)
     seen = set()
-    for i in np.lexsort((-delay, speed)):
+    for i in np.lexsort((-latency, bandwidth)):
         zone = topology.path_of(nodes[i])
         if zone not in seen:
             seen.add(zone)
             yield nodes[i]
-
-
-# MERGED: What no choice of nodes can mend, told before anything is computed.
-
-def check_feasible(job: JobSize, cluster: ClusterSnapshot, topology: Topology) -> None:
-    """Nothing where a choice is thinkable.
-
-    Raises
-    ------
-    PlacementError : the topology has no zones or is that of another cluster; more nodes or tasks than there are.
-    """
-    if not topology.zones:
-        raise PlacementError("the topology has no zones")
-    if cluster.names != topology.nodes and topology.node_index.keys().isdisjoint(cluster.names):
-        raise PlacementError(f"{topology.source or 'the topology'} has none of the cluster's nodes: "
-                             f"the cluster's are {sample_names(cluster.names, 3)}, the topology's {sample_names(topology.nodes, 3)}")
-    if job.nodes > len(cluster.names):
-        raise PlacementError(f"{job.nodes} nodes are asked for, the cluster has {len(cluster.names)}")
-    cpus = int(cluster.cpus.sum())
-    if job.tasks > cpus:
-        raise PlacementError(f"{job.tasks} tasks are asked for, the cluster has {cpus} CPUs")

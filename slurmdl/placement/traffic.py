@@ -1,4 +1,4 @@
-"""What one iteration of each strategy sends from rank to rank, as a list of phases.
+"""Traffic of one iteration of each strategy from rank to rank, as a list of phases.
 
 Ring allreduce: Patarasu and Yuan, Bandwidth optimal all-reduce algorithms for clusters of workstations, 2009.
 Hierarchical allreduce: Cho et al., BlueConnect: decomposing all-reduce for deep learning, MLSys 2019.
@@ -12,28 +12,24 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from slurmdl.dl_options import DlOptions
 from slurmdl.errors import PlacementError
 from slurmdl.gossip_graphs import GRAPHS, GossipGroup
+from slurmdl.placement.arrays import FloatArray, IntArray, new_indices
 from slurmdl.plan import COMM_PATTERNS
-
-FloatArray = npt.NDArray[np.float64]
-IntArray = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
 class Phase:
-    """Messages that are under way at the same time.
+    """Messages that are in flight at the same time.
 
     Attributes
     ----------
-    source, target : ranks. Where `crossed` is false, source[i] sends to target[i]; where it is true, every
-        source sends to every target other than itself: no n x n matrix is needed for dense traffic.
-    size : bytes that each pair sends; where not crossed it may have shape (pairs,).
-    rounds : how many times in the phase a message waits for the one before it; a fraction where the phase
-        belongs to only a share of the iterations.
+    source, target : ranks; source[i] sends to target[i]. With `all_pairs` every source sends to every other target,
+        so dense traffic needs no n x n matrix.
+    bytes_per_pair : number, or without `all_pairs` also an array of shape (pairs,).
+    rounds : sequential message rounds; a fraction if the phase occurs in that fraction of the iterations.
     """
 
     source: IntArray
@@ -42,19 +38,24 @@ class Phase:
     rounds: float = 1
     all_pairs: bool = False
 
+    @property
+    def has_two_roles(self) -> bool:
+        """Whether all ranks of one role send to all ranks of another one."""
+        return self.all_pairs and bool(self.source[0] != self.target[0])
+
 
 @dataclass(frozen=True, eq=False)
 class Traffic:
-    """What the ranks of one job send, whatever their number.
+    """Traffic of a job with any number of ranks.
 
     Attributes
     ----------
     strategy : one of plan.STRATEGIES.
     model_bytes : bytes of one replica of the parameters (and of its gradient).
-    ps : with strategy `ps` the ranks below it are the parameter servers, else 0.
-    pattern : one of plan.PATTERNS[strategy], "" for the first of them; with matrices their file.
-    matrices : the user's own phases instead of a pattern, each of shape (ranks, ranks): entry [i, j] is the
-        bytes that rank i sends to rank j per iteration. What a rank sends to itself does not count.
+    ps : number of parameter servers, which are the first ranks; 0 unless the strategy is `ps`.
+    pattern : one of plan.COMM_PATTERNS[strategy], "" for the first one; with matrices their file.
+    matrices : the user's own phases instead of a pattern, each of shape (ranks, ranks): entry [i, j] is the number
+        of bytes that rank i sends to rank j per iteration; the diagonal is ignored.
     """
 
     strategy: str
@@ -65,12 +66,12 @@ class Traffic:
 
     @classmethod
     def from_options(cls, dl: DlOptions, matrices: tuple[FloatArray, ...] = ()) -> Traffic:
-        """The traffic that the --dl-* options ask for."""
+        """Traffic of the --dl-* options."""
         return cls(dl.strategy, dl.model_bytes, dl.ps, dl.comm_pattern, matrices)
 
     @property
     def pattern_name(self) -> str:
-        """Of the pattern."""
+        """Name of the pattern."""
         name = self.pattern or COMM_PATTERNS[self.strategy][0]
         return "ring" if name == "mpi-allreduce" else name
 
@@ -81,36 +82,37 @@ class Traffic:
 
     @property
     def needs_search(self) -> bool:
-        """Whether no rule gives the best order of the ranks, so that one is searched."""
+        """Whether no rule gives the best rank order, so that it is searched."""
         return bool(self.matrices) or self.pattern_name in ("one-peer-exponential", "base-2")
 
     @property
     def is_count_based(self) -> bool:
-        """Whether the time depends only on how many ranks, or servers and workers, are below each link."""
+        """Whether the time depends only on the numbers of servers and workers (or ranks) below each link."""
         return not self.needs_search and not self.is_zone_dependent
 
     def phases(self, ranks: int, zone_of_rank: IntArray | None = None) -> list[Phase]:
-        """The traffic of one iteration of so many ranks.
+        """Phases of one iteration.
 
         Parameters
         ----------
-        zone : shape (ranks,), the leaf zone of each rank; None where all are in one.
+        zone_of_rank : shape (ranks,), leaf zone of each rank; None if all ranks are in one zone.
 
         Raises
         ------
-        PlacementError : strategy `ps` without a server or without a worker, a pattern that the strategy does not
-            have or that is not made for this number of ranks, or matrices of another number of ranks.
+        PlacementError : strategy `ps` without a server or worker, a pattern of another strategy, or matrices for
+            another number of ranks.
         """
         if self.strategy == "ps" and not 0 < self.ps < ranks:
             raise PlacementError(
                 f"--dl-ps={self.ps}: {ranks} tasks can hold 1 to {ranks - 1} parameter servers"
-                if ranks > 1 else "a parameter server needs a worker beside it: 2 tasks at least")
+                if ranks > 1 else "--dl-strategy=ps: expected at least 2 tasks, a parameter server and a worker")
         if self.matrices:
             return [self._matrix_phase(matrix, ranks) for matrix in self.matrices]
         valid = COMM_PATTERNS[self.strategy]
         pattern = self.pattern_name
         if pattern not in valid:
-            raise PlacementError(f"--dl-comm-pattern={pattern}: not valid with {self.strategy}; valid: {', '.join(valid)}")
+            raise PlacementError(f"--dl-comm-pattern={pattern}: not valid with {self.strategy}; "
+                                 f"expected {', '.join(valid)}")
         if ranks < 2:
             return []
         zone_of_rank = np.zeros(ranks, np.int64) if zone_of_rank is None else zone_of_rank
@@ -124,104 +126,102 @@ class Traffic:
 
     def _matrix_phase(self, matrix: FloatArray, ranks: int) -> Phase:
         if matrix.shape != (ranks, ranks):
-            raise PlacementError(f"--dl-comm-pattern={self.pattern}: a matrix of {' x '.join(map(str, matrix.shape))}, "
-                                 f"but there are {ranks} ranks; valid: {ranks} x {ranks}")
+            shape = " x ".join(map(str, matrix.shape))
+            raise PlacementError(f"--dl-comm-pattern={self.pattern}: a matrix of {shape} for {ranks} ranks; "
+                                 f"expected {ranks} x {ranks}")
         source, target = np.nonzero(matrix)
-        other = source != target
-        source, target = source[other], target[other]
+        off_diagonal = source != target
+        source, target = source[off_diagonal], target[off_diagonal]
         return Phase(source, target, matrix[source, target])
 
 
 def _ps_phases(ranks: int, ps: int, model_bytes: float) -> Iterator[Phase]:
-    """Every worker pulls a share of the model from each server, then pushes a share of its gradient to each."""
+    """Every worker pulls a shard of the model from each server, then pushes a shard of its gradient to each."""
     servers, workers = np.arange(ps), np.arange(ps, ranks)
     yield Phase(servers, workers, model_bytes / ps, all_pairs=True)
     yield Phase(workers, servers, model_bytes / ps, all_pairs=True)
 
 
 def _ring_phases(ranks: int, model_bytes: float) -> Iterator[Phase]:
-    """Reduce-scatter and allgather: n - 1 rounds each of 1/n of the model, to the next rank in the ring."""
-    everyone = np.arange(ranks)
-    yield Phase(everyone, np.roll(everyone, -1), 2 * model_bytes * (ranks - 1) / ranks, rounds=2 * (ranks - 1))
+    """Reduce-scatter and allgather: n - 1 rounds each, with 1/n of the model to the next rank."""
+    all_ranks = np.arange(ranks)
+    yield Phase(all_ranks, np.roll(all_ranks, -1), 2 * model_bytes * (ranks - 1) / ranks, rounds=2 * (ranks - 1))
 
 
 def _hierarchical_phases(zone_of_rank: IntArray, model_bytes: float) -> Iterator[Phase]:
     """Reduce-scatter in each zone, ring allreduce of every shard between the zones, allgather in each zone.
 
-    The zones stand in the ring in the order of their lowest ranks. Where the next zone has another number of
-    ranks, its shards are of another size, and a rank exchanges with all whose shards overlap its own: over
-    each uplink and direction go 2 N (Z - 1) / Z bytes in any case.
+    The zones form a ring in the order of their lowest ranks. Zones of different sizes have shards of different
+    sizes: a rank exchanges with all ranks of the next zone whose shards overlap its own. Each uplink carries
+    2 N (Z - 1) / Z bytes per direction in any case.
     """
-    _, first, zone_of, size = np.unique(zone_of_rank, return_index=True, return_inverse=True, return_counts=True)
+    _, first_rank, zone, sizes = np.unique(zone_of_rank, return_index=True, return_inverse=True, return_counts=True)
     # number the zones by their lowest rank
-    turn = np.argsort(first, kind="stable")
-    number = np.empty_like(turn)
-    number[turn] = np.arange(len(turn))
-    zone_of, size = number[zone_of], size[turn]
-    by_zone = np.argsort(zone_of, kind="stable")
-    begin = np.cumsum(size) - size
-    inside = np.arange(len(zone_of_rank)) - begin[zone_of[by_zone]]
-    follower = by_zone[begin[zone_of[by_zone]] + (inside + 1) % size[zone_of[by_zone]]]
-    shared = (1 - 1 / size)[zone_of[by_zone]] * model_bytes
-    alone = by_zone == follower
-    within = Phase(by_zone[~alone], follower[~alone], shared[~alone], rounds=int(size.max()) - 1)
+    order = np.argsort(first_rank, kind="stable")
+    zone, sizes = new_indices(order, len(order))[zone], sizes[order]
+    by_zone = np.argsort(zone, kind="stable")
+    zone = zone[by_zone]
+    begin = np.cumsum(sizes) - sizes
+    position = np.arange(len(zone)) - begin[zone]
+    next_in_zone = by_zone[begin[zone] + (position + 1) % sizes[zone]]
+    size = (1 - 1 / sizes)[zone] * model_bytes
+    sends = by_zone != next_in_zone
+    within = Phase(by_zone[sends], next_in_zone[sends], size[sends], rounds=int(sizes.max()) - 1)
     if len(within.source):
         yield within
-    zones = len(size)
+    zones = len(sizes)
     if zones > 1:
-        source, target, share = _shard_overlaps(size)
-        yield Phase(by_zone[source], by_zone[target], 2 * model_bytes * (zones - 1) / zones * share,
+        source, target, fraction = _shard_overlaps(sizes)
+        yield Phase(by_zone[source], by_zone[target], 2 * model_bytes * (zones - 1) / zones * fraction,
                     rounds=2 * (zones - 1))
     if len(within.source):
         yield within
 
 
 def _shard_overlaps(shard_counts: IntArray) -> tuple[IntArray, IntArray, FloatArray]:
-    """Which shards of each zone overlap which of the next one, and how much of the model each pair shares.
+    """Pairs of overlapping shards of each zone and the next one, and their common fractions of the model.
 
     Parameters
     ----------
-    size : shape (zones,), shards of each zone, which lie one after the other in the model.
+    shard_counts : shape (zones,), number of equal, consecutive shards of each zone.
 
     Returns
     -------
-    indices of the shards, zone by zone, and the shared parts of the model; each of shape (pairs,).
+    shard indices, numbered zone by zone, and fractions; each of shape (pairs,).
     """
     zones = np.arange(len(shard_counts))
-    after = np.roll(zones, -1)
+    next_zone = np.roll(zones, -1)
+    next_counts = shard_counts[next_zone]
     begin = np.cumsum(shard_counts) - shard_counts
-    # shard borders of both zones on one scale: the model is size * size-of-the-next units long
-    own, other = np.repeat(zones, shard_counts), np.repeat(zones, shard_counts[after])
-    borders = np.concatenate([(np.arange(len(own)) - begin[own]) * shard_counts[after][own],
-                              (np.arange(len(other)) -
-    np.repeat(np.cumsum(shard_counts[after]) -
-     shard_counts[after], shard_counts[after]))
-                              * shard_counts[other]])
-    group = np.concatenate([own, other])
-    order = np.lexsort((borders, group))
-    group, borders = group[order], borders[order]
-    new = np.ones(len(group), bool)
-    new[1:] = (group[1:] != group[:-1]) | (borders[1:] != borders[:-1])
-    group, borders = group[new], borders[new]
-    total = (shard_counts * shard_counts[after])[group]
-    end = np.append(borders[1:], 0)
-    end[np.append(group[1:] != group[:-1], True)] = total[np.append(group[1:] != group[:-1], True)]
-    return (begin[group] + borders // shard_counts[after][group], begin[after][group] + borders // shard_counts[group],
+    # shard borders of both zones on one scale: the model has count * next count units
+    zone_of_shard, zone_of_next = np.repeat(zones, shard_counts), np.repeat(zones, next_counts)
+    shard = np.arange(len(zone_of_shard)) - begin[zone_of_shard]
+    next_shard = np.arange(len(zone_of_next)) - np.repeat(np.cumsum(next_counts) - next_counts, next_counts)
+    borders = np.concatenate([shard * next_counts[zone_of_shard], next_shard * shard_counts[zone_of_next]])
+    zone = np.concatenate([zone_of_shard, zone_of_next])
+    order = np.lexsort((borders, zone))
+    zone, borders = zone[order], borders[order]
+    is_new = np.ones(len(zone), bool)
+    is_new[1:] = (zone[1:] != zone[:-1]) | (borders[1:] != borders[:-1])
+    zone, borders = zone[is_new], borders[is_new]
+    total = (shard_counts * next_counts)[zone]
+    is_last = np.append(zone[1:] != zone[:-1], True)
+    end = np.where(is_last, total, np.append(borders[1:], 0))
+    return (begin[zone] + borders // next_counts[zone], begin[next_zone][zone] + borders // shard_counts[zone],
             (end - borders) / total)
 
 
 def _gossip_phases(pattern: str, zone_of_rank: IntArray, model_bytes: float) -> Iterator[Phase]:
-    """Each round of the graph is a phase, for its share of the iterations.
+    """Each round of the graph is a phase that occurs in a fraction of the iterations.
 
-    Where partners are drawn, all others are equally likely, and one of an odd number rests. How much drawn partners
-    keep to quick links (`link-aware`) is known only while training: this is what they send at worst.
+    With random partners all other ranks are equally likely, and one of an odd number rests. How often `link-aware`
+    partners keep to fast links is known only during training, so this is the worst case.
     """
     ranks = len(zone_of_rank)
-    graph = GRAPHS[pattern]
-    everyone = np.arange(ranks)
-    turns = graph(GossipGroup(tuple(map(str, zone_of_rank.tolist())))).weighted_rounds()
-    for turn, share in turns:
-        awake = turn.target != everyone
-        yield Phase(everyone[awake], turn.target[awake], model_bytes * share, rounds=share)
-    if not turns:
-        yield Phase(everyone, everyone, model_bytes / (ranks - 1 + ranks % 2), all_pairs=True)
+    all_ranks = np.arange(ranks)
+    rounds = GRAPHS[pattern](GossipGroup(tuple(map(str, zone_of_rank.tolist())))).weighted_rounds()
+    for graph_round, fraction in rounds:
+        sends = graph_round.target != all_ranks
+        yield Phase(all_ranks[sends], graph_round.target[sends], model_bytes * fraction, rounds=fraction)
+    if not rounds:
+        yield Phase(all_ranks, all_ranks, model_bytes / (ranks - 1 + ranks % 2), all_pairs=True)

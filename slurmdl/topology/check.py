@@ -80,7 +80,7 @@ def sort_findings(findings: Iterable[TopologyFinding]) -> list[TopologyFinding]:
     return sorted(findings, key=lambda finding: (get_args(Severity).index(finding.severity), finding.line))
 
 
-def _finding_at(severity: Severity, zone: ZoneDecl, message: str) -> TopologyFinding:
+def _finding(severity: Severity, zone: ZoneDecl, message: str) -> TopologyFinding:
     return TopologyFinding(severity, str(zone.error(message)) if zone.file else message, zone.line or 0)
 
 
@@ -89,11 +89,11 @@ def _bad_names(zones: Sequence[ZoneDecl]) -> Iterator[TopologyFinding]:
     for zone in zones:
         if zone.name in first:
             location = f" (first in line {first[zone.name].line})" if first[zone.name].line else ""
-            yield _finding_at("error", zone, f"zone {zone.name!r} is declared twice{location}; expected unique names")
+            yield _finding("error", zone, f"zone {zone.name!r} is declared twice{location}; expected unique names")
         first.setdefault(zone.name, zone)
         if len(zone.name) > _MAX_NAME_LENGTH:
-            yield _finding_at("error", zone, f"name of {len(zone.name)} characters; expected at most "
-                                             f"{_MAX_NAME_LENGTH} (Slurm 24.11 and newer)")
+            yield _finding("error", zone, f"name of {len(zone.name)} characters; expected at most "
+                                          f"{_MAX_NAME_LENGTH} (Slurm 24.11 and newer)")
 
 
 def _undeclared_children(zones: Sequence[ZoneDecl], known: dict[str, ZoneDecl]) -> Iterator[TopologyFinding]:
@@ -101,9 +101,9 @@ def _undeclared_children(zones: Sequence[ZoneDecl], known: dict[str, ZoneDecl]) 
         missing = [child for child in dict.fromkeys(zone.children) if child not in known]
         if missing:
             verb = "are" if len(missing) > 1 else "is"
-            yield _finding_at("error", zone, f"{_format_names(missing)} below {zone.name!r} {verb} not declared")
+            yield _finding("error", zone, f"{_format_names(missing)} below {zone.name!r} {verb} not declared")
         if zone.name in zone.children:
-            yield _finding_at("error", zone, f"zone {zone.name!r} is below itself")
+            yield _finding("error", zone, f"zone {zone.name!r} is below itself")
 
 
 def _cycles(zones: Sequence[ZoneDecl], known: dict[str, ZoneDecl]) -> Iterator[TopologyFinding]:
@@ -125,7 +125,7 @@ def _cycles(zones: Sequence[ZoneDecl], known: dict[str, ZoneDecl]) -> Iterator[T
         remaining = {name: parents[name] & child_counts.keys() for name, count in child_counts.items() if count}
     if remaining:
         zone = next(zone for zone in zones if zone.name in remaining)
-        yield _finding_at("error", zone, f"{_format_names(remaining)} are above each other; expected a forest of zones")
+        yield _finding("error", zone, f"{_format_names(remaining)} form a cycle; expected a forest of zones")
 
 
 def _level_passes(zones: Sequence[ZoneDecl], known: dict[str, ZoneDecl]) -> Iterator[TopologyFinding]:
@@ -142,8 +142,8 @@ def _level_passes(zones: Sequence[ZoneDecl], known: dict[str, ZoneDecl]) -> Iter
         if not unresolved or len(unresolved) == len(pending):
             return
         pending = unresolved
-    yield _finding_at("error", pending[0], f"Slurm does not find the level of {pending[0].name!r} in {_MAX_PASSES} "
-                                           "passes over the file; declare switches after their child switches")
+    yield _finding("error", pending[0], f"Slurm does not find the level of {pending[0].name!r} in {_MAX_PASSES} "
+                                        "passes over the file; declare switches after their child switches")
 
 
 def _node_findings(source: TopologySource) -> Iterator[TopologyFinding]:
@@ -151,7 +151,7 @@ def _node_findings(source: TopologySource) -> Iterator[TopologyFinding]:
         yield TopologyFinding("error", f"{source.source}: no zone has a node; Slurm before 25.05 rejects it")
     for zone in source.zones:
         if source.kind == "ring" and len(set(zone.nodes)) > _MAX_RING_NODES:
-            yield _finding_at("error", zone, f"ring of {len(set(zone.nodes))} nodes; expected at most {_MAX_RING_NODES}")
+            yield _finding("error", zone, f"ring of {len(set(zone.nodes))} nodes; expected at most {_MAX_RING_NODES}")
 
 
 def _duplicate_nodes(zones: Sequence[ZoneDecl]) -> Iterator[TopologyFinding]:
@@ -163,7 +163,7 @@ def _duplicate_nodes(zones: Sequence[ZoneDecl]) -> Iterator[TopologyFinding]:
             if first_zone is not zone:
                 duplicates.setdefault(first_zone.name, []).append(node)
         for name, nodes in duplicates.items():
-            yield _finding_at("warning", zone, f"{_format_names(nodes)}: also in zone {name!r}; slurmdl uses that zone only")
+            yield _finding("warning", zone, f"{_format_names(nodes)}: also in zone {name!r}, the only one used")
 
 
 def _multiple_parents(zones: Sequence[ZoneDecl], known: dict[str, ZoneDecl]) -> Iterator[TopologyFinding]:
@@ -172,8 +172,8 @@ def _multiple_parents(zones: Sequence[ZoneDecl], known: dict[str, ZoneDecl]) -> 
         for child in dict.fromkeys(zone.children):
             first_parent = first.setdefault(child, zone)
             if child in known and first_parent is not zone:
-                yield _finding_at("warning", zone, f"zone {child!r}: also below {first_parent.name!r}; slurmdl uses that "
-                                                   "parent only")
+                yield _finding("warning", zone, f"zone {child!r}: also below {first_parent.name!r}, the only "
+                                                "parent used")
 
 
 def _multiple_roots(source: TopologySource, known: dict[str, ZoneDecl]) -> Iterator[TopologyFinding]:
@@ -195,11 +195,11 @@ def _compare_with_cluster(zones: Sequence[ZoneDecl],
     unknown = [(zone, names) for zone in zones
                if (names := [node for node in dict.fromkeys(zone.nodes) if node not in known])]
     for zone, names in unknown[:_MAX_UNKNOWN_NODE_FINDINGS]:
-        yield _finding_at("warning", zone, f"{_format_names(names)}: unknown to the cluster")
+        yield _finding("warning", zone, f"{_format_names(names)}: unknown to the cluster")
     further = [name for _, names in unknown[_MAX_UNKNOWN_NODE_FINDINGS:] for name in names]
     if further:
-        yield TopologyFinding("warning", f"{pluralize(len(further), 'node')} of further zones unknown to the cluster: "
-                                         f"{_format_names(further)}")
+        yield TopologyFinding("warning", f"{_format_names(further)}: {pluralize(len(further), 'node')} of further zones, "
+                                         "unknown to the cluster")
     zoneless = [node for node in cluster_nodes if node not in in_zones]
     if zoneless:
         yield TopologyFinding("warning", f"{pluralize(len(zoneless), 'node')} of the cluster without a zone: "
@@ -216,7 +216,7 @@ def _irregular_shape(zones: Sequence[ZoneDecl], known: dict[str, ZoneDecl]) -> I
         uneven = [zone.name for zone in leaves
                   if not median_size / _MAX_SIZE_FACTOR <= len(zone.nodes) <= median_size * _MAX_SIZE_FACTOR]
         if uneven:
-            yield TopologyFinding("note", f"{_format_names(uneven)}: size far from the median of {median_size:g} nodes")
+            yield TopologyFinding("note", f"{_format_names(uneven)}: size far from the median, {median_size:g} nodes")
     parent = {child: zone.name for zone in reversed(zones) for child in zone.children}
     leaves_by_depth: dict[int, list[str]] = {}
     for zone in leaves:
@@ -235,11 +235,11 @@ def _irregular_shape(zones: Sequence[ZoneDecl], known: dict[str, ZoneDecl]) -> I
 def _link_speed_findings(zones: Sequence[ZoneDecl]) -> Iterator[TopologyFinding]:
     used = [zone for zone in zones if not math.isnan(zone.uplink_bandwidth)]
     if used:
-        yield _finding_at("note", used[0], f"LinkSpeed of {pluralize(len(used), 'zone')}: ignored by Slurm, used by "
-                                           "slurmdl as Mbit/s of the uplink")
+        yield _finding("note", used[0], f"LinkSpeed of {pluralize(len(used), 'zone')}: ignored by Slurm, used by "
+                                        "slurmdl as Mbit/s of the uplink")
     unused = [zone for zone in zones if zone.has_link_speed and math.isnan(zone.uplink_bandwidth)]
     if unused:
-        yield _finding_at("warning", unused[0], unused_link_speeds_note(unused))
+        yield _finding("warning", unused[0], unused_link_speeds_note(unused))
 
 
 def _format_names(names: Iterable[str]) -> str:

@@ -1,7 +1,7 @@
 """Zones as node features for slurm.conf(5): a job can request a zone, and slurmdl can prefer one.
 
-A node may be on one NodeName line only (slurmctld ends with "Duplicated NodeName"), so the existing lines are rewritten
-and split by zone.
+A node may be on one NodeName line only (slurmctld ends with "Duplicated NodeName"), so the existing lines are
+rewritten and split by zone.
 """
 
 from __future__ import annotations

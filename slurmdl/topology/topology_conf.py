@@ -191,7 +191,7 @@ def logical_lines(path: str) -> Iterator[LogicalLine]:
             raise line.error(f"{included} includes itself")
         file_count, bytes_left = file_count + 1, bytes_left - len(text)
         if file_count > _MAX_INCLUDED_FILES or bytes_left < 0:
-            raise line.error(f"too many includes; expected at most {_MAX_INCLUDED_FILES} files, {MAX_TEXT_BYTES} bytes")
+            raise line.error(f"too much included; at most {_MAX_INCLUDED_FILES} files, {MAX_TEXT_BYTES} bytes")
         text = read_text_limited(included, bytes_left)
         stack.append((included, _split_logical_lines(included, text)))
 

@@ -1,4 +1,4 @@
-"""A picture of the zones: each a box around those below it, nodes as cells with names, or as dots."""
+"""Topology as SVG: nested boxes of zones, with nodes as named cells or dots."""
 
 from __future__ import annotations
 
@@ -11,65 +11,57 @@ from slurmdl.topology.svg_layout import Box, Grid, Size, Spacing, layout_boxes, 
 from slurmdl.topology.text_tree import children_by_zone, nodes_by_leaf, summarize_topology
 from slurmdl.topology.topology import Topology
 
-#: most nodes that are drawn with their names; above that each is a dot
-MAX_NAMED_NODES = 64
-#: most nodes that are drawn one by one; above that a zone shows their number
-MAX_DOTS = 20_000
-#: pixels after which named boxes go on in the next row
-MAX_ROW_WIDTH = 1280
-#: width by height that rows of boxes are laid out for
+MAX_NAMED_NODES = 64  # with more nodes, each is a dot
+MAX_DOTS = 20_000  # with more nodes, each leaf zone shows its node count
+MAX_ROW_WIDTH = 1280  # pixels
 _ASPECT_RATIO = 1.6
 
 
 def draw_topology(topology: Topology) -> str:
-    """The SVG document. Boxes and dots carry their names as tooltips.
-
-    Up to MAX_NAMED nodes have their names in them; up to MAX_DOTS each node is a dot; above that each leaf zone
-    shows its number of nodes.
-    """
+    """Return the SVG document; boxes and dots carry their names as tooltips."""
     return _Drawing(topology).render()
 
 
 class _Drawing:
-    """Sizes and marks for this number of nodes, then the elements."""
+    """Dimensions for the node count, and the elements."""
 
     def __init__(self, topology: Topology) -> None:
-        self.topology, self.child_zones, self.leaf_nodes = topology, children_by_zone(
-            topology), nodes_by_leaf(topology)
+        self.topology = topology
+        self.child_zones, self.leaf_nodes = children_by_zone(topology), nodes_by_leaf(topology)
         count, largest = len(topology.nodes), max(map(len, self.leaf_nodes.values()), default=1)
         self.shows_names, self.shows_dots = count <= MAX_NAMED_NODES, count <= MAX_DOTS
         columns = math.ceil(math.sqrt(_ASPECT_RATIO * largest))
         self.grid = Grid(4, 76, 32) if self.shows_names else Grid(columns, 6, 6, 2)
         self.spacing, self.font_size = (Spacing(), 13) if self.shows_names else (Spacing(6, 6, 18), 9)
-        if -1 in self.leaf_nodes:  # nodes without a zone: one more box, which has no name
+        if -1 in self.leaf_nodes:  # nodes without a zone get an extra box
             self.child_zones.setdefault(-1, []).append(len(topology.zones))
             self.leaf_nodes[len(topology.zones)] = self.leaf_nodes.pop(-1)
 
     def render(self) -> str:
         boxes = layout_boxes(self.child_zones, self._leaf_size, 24, 56, spacing=self.spacing,
-                       row_width=(lambda sizes: MAX_ROW_WIDTH) if self.shows_names else _landscape_width)
+                             row_width=(lambda sizes: MAX_ROW_WIDTH) if self.shows_names else _landscape_width)
         width = max([box.right + 24 for box in boxes] + [480.0])
         bottom = max([box.bottom for box in boxes] + [56.0])
         return svg_document(summarize_topology(self.topology), width, bottom + 24,
-                        [element for box in boxes for element in self._draw_zone(box)])
+                            [element for box in boxes for element in self._draw_zone(box)])
 
     def _zone_name(self, zone: int) -> str:
         return self.topology.zones[zone] if zone < len(self.topology.zones) else "no zone"
 
     def _leaf_size(self, leaf: int) -> Size:
         width, height = self.grid.size(len(self.leaf_nodes.get(leaf, ())) if self.shows_dots else 1)
-        name = min(len(self._zone_name(leaf)), 24)
-        return max(width, 0.65 * self.font_size * name) + 2 * \
-                   self.spacing.padding, height + self.spacing.header + self.spacing.padding
+        name_length = min(len(self._zone_name(leaf)), 24)
+        return (max(width, 0.65 * self.font_size * name_length) + 2 * self.spacing.padding,
+                height + self.spacing.header + self.spacing.padding)
 
     def _draw_zone(self, box: Box) -> Iterator[str]:
         name, nodes = self._zone_name(box.zone), self.leaf_nodes.get(box.zone, [])
         dashed = ' stroke-dasharray="4"' if box.zone >= len(self.topology.zones) else ""
         yield f"<g><title>{escape(name)}{f', {len(nodes)} nodes' if nodes else ''}</title>"
         yield box.outline(self.spacing.padding / 2, dashed)
-        room = int((box.width - self.spacing.padding) / (0.6 * self.font_size))
-        yield svg_text(box.x + self.spacing.padding, box.y + (20 if self.shows_names else 13), truncate(name, room, "…"), size=self.font_size,
-                   weight="bold")
+        max_chars = int((box.width - self.spacing.padding) / (0.6 * self.font_size))
+        yield svg_text(box.x + self.spacing.padding, box.y + (20 if self.shows_names else 13),
+                       truncate(name, max_chars, "…"), size=self.font_size, weight="bold")
         yield "</g>"
         if not self.shows_dots:
             nodes = [f"{len(nodes)} nodes"] if nodes else []
@@ -89,5 +81,5 @@ class _Drawing:
 
 
 def _landscape_width(sizes: Sequence[Size]) -> float:
-    """Pixels of a row such that rows of these boxes together are wider than high."""
+    """Return a row width such that the rows of these boxes are wider than high."""
     return max([width for width, _ in sizes] + [math.sqrt(_ASPECT_RATIO * sum((w + 6) * (h + 6) for w, h in sizes))])

@@ -1,4 +1,4 @@
-"""Writers of topology.conf and topology.yaml, and what each of the two cannot say."""
+"""Writers of topology.conf, topology.yaml and JSON, and the information that each format cannot represent."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from slurmdl.slurm.hostlist import fold_hostlist, ranged_string
 from slurmdl.topology.source import TopologySource, to_link_speed
 from slurmdl.topology.topology import Topology, TopologySet
 
-#: names that both formats and Slurm's hostlists can hold
+#: names that both formats and Slurm's hostlists can represent
 _NAME = re.compile(r"[^\s,\[\]{}\"'#\\=]+")
-#: what needs no quotes in YAML
+#: scalars that need no quotes in YAML
 _PLAIN_SCALAR = re.compile(r"[A-Za-z][A-Za-z0-9_.,\-\[\]]*")
 _YAML_KEYWORDS = ("y", "yes", "t", "true", "on", "n", "no", "f", "false", "off", "null")
 _CONF_KEYS = {"tree": "SwitchName", "block": "BlockName", "ring": "RingName"}
@@ -23,49 +23,50 @@ _YAML_KEYS = {"tree": ("switches", "switch"), "block": ("blocks", "block"), "rin
 
 
 def checked_hostlist(names: Sequence[str]) -> str:
-    """A hostlist that expands to these names in this order, repeats included: n3,n1,n2,login -> n[3,1-2],login.
+    """Return a hostlist of these names in this order, repeats included: n3,n1,n2,login -> n[3,1-2],login.
 
-    Only the digits at the end of a name are folded: Slurm 22.05 refuses a suffix after the last bracket.
+    Only trailing digits are folded: Slurm 22.05 rejects a suffix after the last bracket.
 
     Raises
     ------
-    InputError : a name that no hostlist can hold.
+    InputError : a name is not valid in a hostlist.
     """
     for name in names:
         if not _NAME.fullmatch(name):
-            raise InputError(f"{name!r} cannot stand in a hostlist; valid is all but blanks , [ ] {{ }} \" ' # = \\")
+            raise InputError(f"{name!r}: not valid in a hostlist; blanks and , [ ] {{ }} \" ' # = \\ are invalid")
     return ranged_string(names)
 
 
 def format_topology(topologies: TopologySet, name: str | None, format_name: str) -> str:
-    """The text of a file.
+    """Return the text of a file.
 
     Parameters
     ----------
-    name : the only topology that is written; None for all where the form can hold several, else the default.
-    form : "conf", "yaml" or "json".
+    name : the only topology to write; None for all if the format holds several, else the default.
+    format_name : "conf", "yaml" or "json".
 
     Raises
     ------
-    InputError : the form cannot hold the topology, or there is none of that name.
+    InputError : the format cannot represent the topology, or there is none of that name.
     """
     if name or format_name == "conf":
         topologies = TopologySet.single(topologies.get(name))
     if format_name == "conf":
         return format_topology_conf(topologies.topologies[0])
-    return format_topology_yaml(topologies) if format_name == "yaml" else json.dumps(
-        topologies.to_json(), indent=1) + "\n"
+    if format_name == "yaml":
+        return format_topology_yaml(topologies)
+    return json.dumps(topologies.to_json(), indent=1) + "\n"
 
 
 def format_topology_conf(topology: Topology) -> str:
-    """The text of a topology.conf that reads as this topology.
+    """Return the text of a topology.conf of this topology.
 
     Raises
     ------
-    InputError : a kind that topology.conf does not know, or a name that it cannot hold.
+    InputError : topology.conf cannot represent the kind, or a name.
     """
     if topology.kind not in _CONF_KEYS:
-        raise InputError(f"{topology.source}: {topology.kind} cannot stand in a topology.conf; valid: "
+        raise InputError(f"{topology.source}: {topology.kind}: not valid in a topology.conf; expected "
                          f"{', '.join(_CONF_KEYS)}")
     lines = []
     for zone in TopologySource.from_topology(topology).zones:
@@ -83,11 +84,11 @@ def format_topology_conf(topology: Topology) -> str:
 
 
 def format_topology_yaml(topologies: TopologySet) -> str:
-    """The text of a topology.yaml that reads as these topologies.
+    """Return the text of a topology.yaml of these topologies.
 
     Raises
     ------
-    InputError : a torus3d, whose layout is not known, or a name that the file cannot hold.
+    InputError : a torus3d, whose layout is unknown, or a name that is not valid in the file.
     """
     lines = ["---"]
     for topology in topologies.topologies:
@@ -97,8 +98,8 @@ def format_topology_yaml(topologies: TopologySet) -> str:
             lines.append("  flat: true")
             continue
         if topology.kind not in _YAML_KEYS:
-            raise InputError(f"{topology.source}: topology {topology.name!r}: the layout of a {topology.kind} is not "
-                             f"read, so it cannot be written; valid: {', '.join(_YAML_KEYS)}, flat")
+            raise InputError(f"{topology.source}: topology {topology.name!r}: the layout of a {topology.kind} is "
+                             f"unknown; expected {', '.join(_YAML_KEYS)}, flat")
         items, key = _YAML_KEYS[topology.kind]
         lines.append(f"  {topology.kind}:")
         if topology.block_sizes:
@@ -114,34 +115,35 @@ def format_topology_yaml(topologies: TopologySet) -> str:
 
 
 def conversion_losses(topologies: TopologySet, name: str | None, format_name: str) -> list[str]:
-    """What the form cannot say of these topologies, and what their source did not give, one sentence each.
+    """Return the information that the format cannot represent or the source did not give, one sentence each.
 
     Parameters
     ----------
-    name, form : as in `text`.
+    name, format_name : as in `format_topology`.
     """
     if format_name == "json":
         return []
     chosen = [topologies.get(name)] if name or format_name == "conf" else list(topologies.topologies)
-    said = [f"topology {topology.name} is left out: a topology.conf holds one; --name chooses it"
-            for topology in topologies.topologies if format_name == "conf" and topology not in chosen]
+    losses = [f"topology {topology.name} is omitted: a topology.conf holds one; select it with --name"
+              for topology in topologies.topologies if format_name == "conf" and topology not in chosen]
     if format_name == "conf" and chosen[0].name != "default":
-        said.append(f"the name {chosen[0].name}: topology.conf has no names of topologies")
+        losses.append(f"the name {chosen[0].name}: topology.conf has no topology names")
     for topology in chosen:
-        count = int(np.isfinite(topology.uplink_bandwidth).sum())
-        if format_name == "yaml" and count:
-            said.append(f"LinkSpeed of {count} zones of {topology.name}: topology.yaml has no such field")
-        odd = sum(speed == speed and to_link_speed(speed) is None for speed in topology.uplink_bandwidth.tolist())
-        if format_name == "conf" and odd:
-            said.append(f"speeds of {odd} zones of {topology.name}: slurmdl would not take them from a LinkSpeed")
-        alone = [topology.nodes[i] for i in np.flatnonzero(topology.leaf < 0)]
-        if alone:
-            said.append(f"nodes without a zone: {fold_hostlist(alone)}")
-        said += [note for note in topology.notes if "passed over" in note]
-    return said
+        speed_count = int(np.isfinite(topology.uplink_bandwidth).sum())
+        if format_name == "yaml" and speed_count:
+            losses.append(f"LinkSpeed of {speed_count} zones of {topology.name}: topology.yaml has no such field")
+        implausible = sum(speed == speed and to_link_speed(speed) is None
+                          for speed in topology.uplink_bandwidth.tolist())
+        if format_name == "conf" and implausible:
+            losses.append(f"speeds of {implausible} zones of {topology.name}: not plausible as LinkSpeed")
+        zoneless = [topology.nodes[i] for i in np.flatnonzero(topology.leaf < 0)]
+        if zoneless:
+            losses.append(f"nodes without a zone: {fold_hostlist(zoneless)}")
+        losses += [note for note in topology.notes if "is ignored" in note]
+    return losses
 
 
 def _yaml_scalar(text: str) -> str:
-    """A YAML scalar that every loader takes for this string."""
-    return text if _PLAIN_SCALAR.fullmatch(text) and text.lower(
-    ) not in _YAML_KEYWORDS else json.dumps(text, ensure_ascii=False)
+    """Return a YAML scalar that every loader reads as this string."""
+    is_plain = _PLAIN_SCALAR.fullmatch(text) and text.lower() not in _YAML_KEYWORDS
+    return text if is_plain else json.dumps(text, ensure_ascii=False)

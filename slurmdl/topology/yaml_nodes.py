@@ -1,7 +1,7 @@
-"""YAML as Slurm loads it: every scalar stays a string, and each value knows its line.
+"""YAML as Slurm loads it: every scalar stays a string; each value keeps its line number.
 
-The usual loaders turn `0012` into 10 and `on` into True; Slurm does not (src/plugins/serializer/yaml). Aliases
-are an error there and here, so no document grows while it is read.
+The usual loaders turn `0012` into 10 and `on` into True; Slurm does not (src/plugins/serializer/yaml). Aliases are an
+error in Slurm and here, so documents cannot expand.
 """
 
 from __future__ import annotations
@@ -12,16 +12,14 @@ import yaml
 
 from slurmdl.errors import InputError
 
-#: nested lists and maps; Slurm's own files have six
-_MAX_DEPTH = 16
-#: lists, maps and scalars of one document; 100,000 nodes on leaves of 20 make 35,000
-_MAX_YAML_NODES = 300_000
+_MAX_DEPTH = 16  # Slurm's own files have six levels
+_MAX_YAML_NODES = 300_000  # 100,000 cluster nodes on leaves of 20 make 35,000
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 @dataclass
 class YamlNode:
-    """A value with its place: a string, a list, or a map with strings as keys."""
+    """A string, a list, or a map with string keys, with its location."""
 
     value: str | list[YamlNode] | dict[str, YamlNode]
     file: str
@@ -31,47 +29,47 @@ class YamlNode:
         return InputError(message, self.file, self.line, _excerpt(self))
 
     def as_string(self) -> str:
-        """The string; InputError where it is a list or a map."""
+        """Return the string; InputError for a list or a map."""
         if not isinstance(self.value, str):
-            raise self.error("one value is expected here, not a list or a map")
+            raise self.error("expected one value, not a list or a map")
         return self.value
 
     def as_list(self) -> list[YamlNode]:
-        """The entries of a list; an empty string counts as an empty list."""
+        """Return the entries of a list; an empty string is an empty list."""
         if self.value == "":
             return []
         if not isinstance(self.value, list):
-            raise self.error("a list is expected here, entries that begin with `- `")
+            raise self.error("expected a list: entries that begin with `- `")
         return self.value
 
     def as_map(self) -> dict[str, YamlNode]:
-        """The fields of a map; an empty string counts as an empty map."""
+        """Return the fields of a map; an empty string is an empty map."""
         if self.value == "":
             return {}
         if not isinstance(self.value, dict):
-            raise self.error("a map is expected here, lines of the form `key: value`")
+            raise self.error("expected a map: lines of the form `key: value`")
         return self.value
 
 
 def parse_yaml_nodes(text: str, source: str) -> YamlNode:
-    """The one document in a text; an empty text is an empty list.
+    """Parse a text of one document; an empty text is an empty list.
 
     Raises
     ------
-    InputError : with `source` and line, where it is no YAML, has an alias or a second document, a key that is no
-        string, or is deeper or larger than a topology can be.
+    InputError : with `source` and line, for invalid YAML, an alias, a second document, a key that is not a string, or
+        too many values or levels.
     """
     try:
         return _build_tree(text, source)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
-        what = getattr(error, "problem", None) or str(error)
-        raise InputError(f"is not YAML ({what})", source, mark.line + 1 if mark else None) from error
+        problem = getattr(error, "problem", None) or str(error)
+        raise InputError(f"is not YAML ({problem})", source, mark.line + 1 if mark else None) from error
 
 
 def _build_tree(text: str, source: str) -> YamlNode:
     documents: list[YamlNode] = []
-    # open lists and maps; beside each map the key whose value comes next
+    # open lists and maps, each with the pending key of a map
     stack: list[tuple[YamlNode, list[str]]] = []
     count = 0
     for event in yaml.parse(text, Loader=_LOADER):
@@ -82,7 +80,7 @@ def _build_tree(text: str, source: str) -> YamlNode:
             continue
         line = event.start_mark.line + 1
         if isinstance(event, yaml.AliasEvent):
-            raise InputError("aliases are not valid here, as Slurm refuses them; write the value out", source, line,
+            raise InputError("aliases are not valid, as in Slurm; expected the value itself", source, line,
                              f"*{event.anchor}")
         value: str | list[YamlNode] | dict[str, YamlNode] = \
             event.value if isinstance(event, yaml.ScalarEvent) else \
@@ -90,7 +88,7 @@ def _build_tree(text: str, source: str) -> YamlNode:
         entry = YamlNode(value, source, line)
         count += 1
         if count > _MAX_YAML_NODES or len(stack) > _MAX_DEPTH:
-            raise InputError(f"holds more than {_MAX_YAML_NODES} values" if count > _MAX_YAML_NODES else
+            raise InputError(f"has more than {_MAX_YAML_NODES} values" if count > _MAX_YAML_NODES else
                              f"is nested deeper than {_MAX_DEPTH} lists and maps", source, entry.line)
         _attach(entry, stack, documents)
         if not isinstance(entry.value, str):
@@ -99,22 +97,22 @@ def _build_tree(text: str, source: str) -> YamlNode:
 
 
 def _attach(entry: YamlNode, stack: list[tuple[YamlNode, list[str]]], documents: list[YamlNode]) -> None:
-    """Put a value where it belongs: into the open list or map, or as the document."""
+    """Append a value to the open list or map, or make it the document."""
     if not stack:
         if documents:
-            raise entry.error("a second document begins here; valid is one")
+            raise entry.error("second document; expected one")
         documents.append(entry)
         return
-    above, key = stack[-1]
-    if isinstance(above.value, list):
-        above.value.append(entry)
+    container, key = stack[-1]
+    if isinstance(container.value, list):
+        container.value.append(entry)
     elif not key:
         if not isinstance(entry.value, str):
-            raise entry.error("a key must be a string")
+            raise entry.error("expected a string as key")
         key.append(entry.value)
     else:
-        assert isinstance(above.value, dict)
-        above.value[key.pop()] = entry  # of a key that stands twice the last wins, as in Slurm
+        assert isinstance(container.value, dict)
+        container.value[key.pop()] = entry  # the last of duplicate keys wins, as in Slurm
 
 
 def _excerpt(entry: YamlNode) -> str:

@@ -355,7 +355,7 @@ CASES = {
     "plan_dir not shared": Case(lambda site: site.configured(plan_dir="/tmp"), "nodes' plan_dir", "fail", "n[1-4]",
                                 "mount"),
     "unknown key": Case(lambda site: site.configured(plan_dri="/tmp"), "configuration", "fail",
-                        "unknown key plan_dri; valid: plan_dir", "slurmdl.yaml(5)"),
+                        "unknown key plan_dri; expected plan_dir", "slurmdl.yaml(5)"),
     "slurmdl.yaml open to others": Case(lambda site: site.mode(site.here / "slurmdl.yaml", 0o666), "configuration",
                                         "fail", "others may write it", "chmod 644"),
     "clock apart": Case(lambda site: contextlib.nullcontext(), "clock", "fail", "the controller: ", "chrony"),

@@ -1,4 +1,4 @@
-"""The filters of topology/ in a real Slurm: plain `sbatch --dl-*` gets the nodes that the wrapper would."""
+"""The Lua scripts of etc/ in a real Slurm: plain `sbatch --dl-*` gets the nodes that `slurmdl sbatch` chooses."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from jobs import AT_ONCE, occupy
 from test_spank import PLUGIN, own, plugin  # noqa: F401
 
-TOPOLOGY = Path(__file__).parents[2] / "topology"
+ETC = Path(__file__).parents[2] / "etc"
 
 
 def with_line(text: str, old: str, new: str) -> str:
@@ -21,22 +21,22 @@ def with_line(text: str, old: str, new: str) -> str:
 
 @pytest.fixture
 def filtered(new_cluster, plugin) -> Callable[..., object]:  # noqa: F811
-    """A cluster with the plugin and the filter, which waits longer for slurmdl: this machine may be busy."""
+    """A cluster with the plugin and cli_filter.lua, whose timeout is longer for a busy machine."""
     def make(seconds: str = "30", program: str = "slurmdl", **options):
-        text = with_line((TOPOLOGY / "cli_filter.lua").read_text(), 'SECONDS = "2"', f'SECONDS = "{seconds}"')
+        text = with_line((ETC / "cli_filter.lua").read_text(), 'TIMEOUT_S = "2"', f'TIMEOUT_S = "{seconds}"')
         text = with_line(text, 'SLURMDL = "slurmdl"', f"SLURMDL = {json.dumps(program)}")
         return new_cluster(plugstack=f"optional {PLUGIN}\n", files={"cli_filter.lua": text},
                            settings=("CliFilterPlugins=lua", *AT_ONCE), **options)
     return make
 
 
-def asked_for(cluster, *words: str, stdin: str = "", **environ: str) -> dict[str, str]:
-    """What the controller was asked for; the job does not start."""
+def submitted_record(cluster, *words: str, stdin: str = "", **environ: str) -> dict[str, str]:
+    """Fields of FREE of a submitted job, which does not start, and the messages of sbatch ("stderr")."""
     done = cluster.run(["sbatch", *words], env=environ, stdin=stdin)
     assert done.returncode == 0, done.stderr
     record = cluster.job(done.stdout.split()[-1])
     cluster.cancel_all()
-    return {"said": done.stderr, **{name: record.get(name, "(null)") for name in FREE}}
+    return {"stderr": done.stderr, **{name: record.get(name, "(null)") for name in FREE}}
 
 
 FREE = {"ReqNodeList": "(null)", "ExcNodeList": "(null)", "Prefer": "(null)", "Features": "(null)"}
@@ -46,7 +46,7 @@ def bound(record: dict[str, str]) -> dict[str, str]:
     return {name: record[name] for name in FREE}
 
 
-def test_plain_sbatch_gets_the_choice_of_the_wrapper(filtered):
+def test_plain_sbatch_chooses_the_nodes_of_slurmdl_sbatch(filtered):
     cluster = filtered()
     occupy(cluster, "n2", "n4")  # Slurm itself takes the smaller rest, that of zoneB
     for words, nodes in ((["--dl-zone=zoneA"], {"n1", "n3", "n5", "n7"}), ([], {"n6", "n8"})):
@@ -55,18 +55,18 @@ def test_plain_sbatch_gets_the_choice_of_the_wrapper(filtered):
     cluster.cancel_all()
     pinned = ["--dl-node-binding=nodelist", "-N4", "--dl-zone=zoneB", "--hold", "--wrap=true"]
     expected = cluster.run(["slurmdl", "sbatch", "--dl-dry-run", *pinned]).stdout
-    record = asked_for(cluster, *pinned)
+    record = submitted_record(cluster, *pinned)
     assert record["ReqNodeList"] == "n[2,4,6,8]" and "--nodelist=n[2,4,6,8]" in expected
     script = "#!/bin/sh\n#SBATCH -N2 --dl-zone=zoneA --dl-node-binding=zone\ntrue\n"
-    record = asked_for(cluster, stdin=script)
-    assert record["Features"] == "zoneA" and record["said"] == "" and record["ExcNodeList"] == "n[2,4,6,8]"
-    record = asked_for(cluster, "--dl-node-binding=zone", stdin=script, SLURMDL_OPT_ZONE="zoneB")
+    record = submitted_record(cluster, stdin=script)
+    assert record["Features"] == "zoneA" and record["stderr"] == "" and record["ExcNodeList"] == "n[2,4,6,8]"
+    record = submitted_record(cluster, "--dl-node-binding=zone", stdin=script, SLURMDL_OPT_ZONE="zoneB")
     assert record["Features"] == "zoneB" and record["ExcNodeList"] == "n[1,3,5,7]"
-    # a limit for what Slurm chooses itself, too
-    assert asked_for(cluster, "-N2", "--hold", "--dl-zone=zoneB", "--wrap=true")["ExcNodeList"] == "n[1,3,5,7]"
+    # the zone also limits nodes that Slurm chooses
+    assert submitted_record(cluster, "-N2", "--hold", "--dl-zone=zoneB", "--wrap=true")["ExcNodeList"] == "n[1,3,5,7]"
 
 
-def test_jobs_that_are_submitted_as_they_are_written(filtered):
+def test_jobs_without_a_choice_are_submitted_as_written(filtered):
     cluster = filtered()
     wrap = "--wrap=true"
     pin = ["-N2", "--dl-node-binding=nodelist"]
@@ -76,25 +76,25 @@ def test_jobs_that_are_submitted_as_they_are_written(filtered):
         ([*pin, "--array=1-2"], {}, "job array"), ([*pin, "--contiguous"], {}, "--contiguous"),
         ([*pin, "--switches=1"], {}, "--switches"),
         (["-N2", "--dl-node-binding=late"], {}, "slurmdl srun"), (["-N2", "--dl-ps=1"], {}, "--hold")]
-    assert bound(asked_for(cluster, "--hold", *pin, wrap)) != FREE
+    assert bound(submitted_record(cluster, "--hold", *pin, wrap)) != FREE
     for words, environ, said in cases:
-        record = asked_for(cluster, "--hold", *words, wrap, **environ)
+        record = submitted_record(cluster, "--hold", *words, wrap, **environ)
         assert bound(record) == FREE, words
-        lines = own(record["said"])
-        assert (said in lines[0] if said else not lines), (words, record["said"])
+        lines = own(record["stderr"])
+        assert (said in lines[0] if said else not lines), (words, record["stderr"])
     # heterogeneous jobs, by the command line and by the script, as a file and from standard input
     script = cluster.script("#SBATCH -N1 --dl-node-binding=nodelist\n#SBATCH hetjob\n#SBATCH -N1\ntrue")
-    assert bound(asked_for(cluster, "--hold", str(script))) == FREE
+    assert bound(submitted_record(cluster, "--hold", str(script))) == FREE
     plain = cluster.script("true")
-    assert bound(asked_for(cluster, "--hold", "-N1", "--dl-node-binding=nodelist", ":", "-N1", str(plain))) == FREE
+    assert bound(submitted_record(cluster, "--hold", "-N1", "--dl-node-binding=nodelist", ":", "-N1", str(plain))) == FREE
     done = cluster.run(["sh", "-c", f"sbatch --hold <{script}"])
     assert cluster.job(done.stdout.split()[-1])["ReqNodeList"] == "(null)"
     strict = cluster.run(["sbatch", *pin, "--array=1-2", "--dl-strict", wrap])
     assert strict.returncode != 0 and strict.stdout == "" and len(own(strict.stderr)) == 1
 
 
-#: what is wrong with each, or is not applied, and whether the job is submitted
-SAID = [
+#: options, whether the job is submitted, part of the message
+MESSAGES = [
     (["--dl-zone=nowhere"], False, "--dl-zone=nowhere: no such zone; valid: "),
     (["--dl-zone=zoneA,nowhere", "--dl-strict"], False, "--dl-zone=nowhere: no such zone; valid: "),
     (["--dl-node-binding=late"], True, "--dl-node-binding=late"),
@@ -106,36 +106,36 @@ SAID = [
     (["--dl-zone=zoneB", "--hold"], True, "Slurm chooses the nodes in zoneB: "), (["--dl-node-binding=nodelist"], True, "")]
 
 
-def test_the_filter_says_and_does_what_the_wrapper_says_and_does(filtered):
-    """One behaviour and one message; only the remark on the script is the wrapper's alone."""
+def test_filter_and_wrapper_have_the_same_effect_and_message(filtered):
+    """Only the wrapper has a warning about the script."""
     cluster = filtered()
-    for words, submits, says in SAID:
+    for words, submits, message in MESSAGES:
         both = [cluster.run([*command, "-N2", *words, "--wrap=srun true"])
                 for command in (["sbatch"], ["slurmdl", "sbatch"])]
         assert [done.returncode == 0 for done in both] == [submits, submits], (words, [done.stderr for done in both])
         lines = [[line for line in own(done.stderr) if "its ranks will not be mapped" not in line] for done in both]
-        assert lines[0] == lines[1] and len(lines[0]) == bool(says), (words, lines)
-        assert says in "".join(lines[0])
+        assert lines[0] == lines[1] and len(lines[0]) == bool(message), (words, lines)
+        assert message in "".join(lines[0])
         cluster.cancel_all()
 
 
-def test_a_broken_configuration_is_told_and_the_job_submitted(filtered):
+def test_broken_configuration_is_reported_and_the_job_submitted(filtered):
     cluster = filtered(nodes=2)
     directory = cluster.directory()
     (directory / "slurmdl").mkdir()
     (directory / "slurmdl/slurmdl.yaml").write_text("plan_dir: 2024-13-01")
-    record = asked_for(cluster, "--hold", "-N2", "--dl-ps=1", "--wrap=true", XDG_CONFIG_HOME=str(directory))
+    record = submitted_record(cluster, "--hold", "-N2", "--dl-ps=1", "--wrap=true", XDG_CONFIG_HOME=str(directory))
     assert bound(record) == FREE
-    [line] = own(record["said"])
+    [line] = own(record["stderr"])
     assert line.startswith("slurmdl: submitted as written: ") and "slurmdl.yaml:1: is not YAML" in line
 
 
-#: out of single quotes and evaluated; and all that a shell could stumble over
+#: escapes from single quotes, command substitutions, and other shell syntax
 HOSTILE = ("'$(touch /tmp/executed)'", "$(touch /tmp/executed)`touch /tmp/executed`",
            "'; touch /tmp/executed; $(touch /tmp/executed) \" | & \\' \n touch /tmp/executed #")
 
 
-def test_nothing_that_users_write_is_executed(filtered):
+def test_user_input_is_not_executed(filtered):
     cluster = filtered()
     for value in HOSTILE:
         for option in ("dl-zone", "dl-comm-pattern", "constraint", "partition", "exclude", "dependency", "account"):
@@ -151,7 +151,7 @@ def test_nothing_that_users_write_is_executed(filtered):
     assert cluster.run(["test", "-e", "/tmp/executed"]).returncode == 1
 
 
-#: what stands in the place of slurmdl -> its text, None where it is missing
+#: replacement of slurmdl -> its script, None for a missing program
 IMPOSTORS = {
     "missing": None, "silent": "exit 0", "failing": "echo '{\"binding\": [\"--nodelist=n2\"]' ; exit 1",
     "hanging": "trap '' TERM; sleep 600", "endless": "exec yes '\"binding\": ['",
@@ -163,36 +163,36 @@ IMPOSTORS = {
     "killed": "kill -9 $$", "status": "printf 'slurmdl: no\\nstatus 64\\n'; exit 70"}
 
 
-def test_whatever_slurmdl_does_the_job_is_submitted(filtered):
+def test_job_is_submitted_if_slurmdl_fails(filtered):
     directory = "/tmp/impostor"
     cluster = filtered(seconds="1", program=f"{directory}/slurmdl", nodes=2)
     cluster.run(["mkdir", directory]).check_returncode()
     for title, text in IMPOSTORS.items():
         make = f"cat > {directory}/slurmdl; chmod 755 {directory}/slurmdl" if text else "true"
         cluster.run(["sh", "-c", make], stdin=f"#!/bin/sh\n{text}\n").check_returncode()
-        record = asked_for(cluster, "--hold", "-N2", "--dl-ps=1", "--wrap=true")
+        record = submitted_record(cluster, "--hold", "-N2", "--dl-ps=1", "--wrap=true")
         assert bound(record) == FREE, title
-        assert len(own(record["said"])) == 1, (title, record["said"])
+        assert len(own(record["stderr"])) == 1, (title, record["stderr"])
     assert cluster.run(["test", "-e", "/tmp/executed"]).returncode == 1
     assert cluster.run(["pgrep", "-f", "sleep 600"]).returncode == 1
 
 
-@pytest.mark.parametrize(("releases", "stays"), [("Prefer", "(null)"), ("", "zoneA")])
-def test_a_choice_is_taken_back_where_the_job_does_not_start_with_it(filtered, releases, stays):
+@pytest.mark.parametrize(("revert_field", "prefer"), [("Prefer", "(null)"), ("", "zoneA")])
+def test_choice_is_reverted_if_the_job_does_not_start(filtered, revert_field, prefer):
     cluster = filtered(nodes=4, program="/tmp/slurmdl")
-    answer = json.dumps({"binding": ["--prefer=zoneA"], "releases": releases})
+    answer = json.dumps({"binding": ["--prefer=zoneA"], "revert_field": revert_field})
     cluster.run(["sh", "-c", "cat > /tmp/slurmdl; chmod 755 /tmp/slurmdl"],
                 stdin=f"#!/bin/sh\necho '{answer}'\n").check_returncode()
     occupy(cluster, "n1", "n3")
-    # exclusive jobs on all nodes: what is pending shows what it asks for
+    # exclusive jobs on all nodes keep the job pending
     occupy(cluster, "n2", "n4")
-    assert asked_for(cluster, "-N2", "--dl-ps=1", "--wrap=true")["Prefer"] == stays
+    assert submitted_record(cluster, "-N2", "--dl-ps=1", "--wrap=true")["Prefer"] == prefer
 
 
-def test_the_controllers_side(new_cluster, plugin):  # noqa: F811
-    survey = Path("/etc/slurm/survey")
-    text = with_line((TOPOLOGY / "job_submit.lua").read_text(), '"/run/slurmdl/survey"', f'"{survey}"')
-    text = with_line(text, 'SECONDS = "1"', 'SECONDS = "8"')
+def test_job_submit_on_the_controller(new_cluster, plugin):  # noqa: F811
+    snapshot = Path("/etc/slurm/snapshot")
+    text = with_line((ETC / "job_submit.lua").read_text(), '"/run/slurmdl/snapshot"', f'"{snapshot}"')
+    text = with_line(text, 'TIMEOUT_S = "1"', 'TIMEOUT_S = "8"')
     text = with_line(text, "MAX_AGE = 15 ", "MAX_AGE = 100 ")
     # the controller's PATH is that of its service
     program = Path(subprocess.run(["sh", "-c", "command -v slurmdl || echo .venv/bin/slurmdl"], capture_output=True,
@@ -201,14 +201,14 @@ def test_the_controllers_side(new_cluster, plugin):  # noqa: F811
     cluster = new_cluster(plugstack=f"optional {PLUGIN}\n", files={"job_submit.lua": text},
                           settings=("JobSubmitPlugins=lua", *AT_ONCE))
     pin = ["-N2", "--hold", "--dl-node-binding=nodelist", "--dl-zone=zoneB", "--wrap=true"]
-    assert bound(asked_for(cluster, *pin)) == FREE  # no survey
-    write = f"(scontrol -o -d show nodes; scontrol -o show partitions) > {survey}.new; mv {survey}.new {survey}"
+    assert bound(submitted_record(cluster, *pin)) == FREE  # no snapshot
+    write = f"(scontrol -o -d show nodes; scontrol -o show partitions) > {snapshot}.new; mv {snapshot}.new {snapshot}"
     cluster.run(["sh", "-c", write], as_root=True).check_returncode()
-    record = asked_for(cluster, *pin[:1], *pin[2:])
+    record = submitted_record(cluster, *pin[:1], *pin[2:])
     assert (record["ReqNodeList"], record["ExcNodeList"]) == ("n[2,4]", "n[1,3,5,7]")
-    assert bound(asked_for(cluster, "-N2", "--hold", "--wrap=true")) == FREE
+    assert bound(submitted_record(cluster, "-N2", "--hold", "--wrap=true")) == FREE
     for value in HOSTILE:
-        assert bound(asked_for(cluster, "-N2", f"--dl-zone={value}", "--wrap=true")) == FREE
+        assert bound(submitted_record(cluster, "-N2", f"--dl-zone={value}", "--wrap=true")) == FREE
     assert cluster.run(["test", "-e", "/tmp/executed"]).returncode == 1
-    cluster.run(["touch", "-d", "-200 seconds", str(survey)], as_root=True).check_returncode()
-    assert bound(asked_for(cluster, *pin[:1], *pin[2:])) == FREE  # too old
+    cluster.run(["touch", "-d", "-200 seconds", str(snapshot)], as_root=True).check_returncode()
+    assert bound(submitted_record(cluster, *pin[:1], *pin[2:])) == FREE  # too old

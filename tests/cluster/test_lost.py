@@ -88,7 +88,7 @@ class Training:
 @needs_ulfm
 def test_gossip_goes_on_without_a_killed_rank(new_sandbox):
     training = Training.started(new_sandbox(nodes=4), "mpirun 5", "gossip")
-    assert "if a rank is lost: the others go on (ULFM)" in training.text()
+    assert "if a rank fails: the others go on (ULFM)" in training.text()
     os.kill(training.process(training.nodes[3]), signal.SIGKILL)
     training.wait_for(f"slurmdl: train: ULFM: goes on without rank 3 on {training.nodes[3]}, from step ", 20)
     training.box.wait(training.job)
@@ -115,7 +115,7 @@ def test_a_rank_that_stands_still_for_20_s_is_not_lost(new_sandbox):
 @needs_ulfm
 def test_allreduce_ends_at_once(new_sandbox):
     training = Training.started(new_sandbox(nodes=4), "mpirun 5", "allreduce")
-    assert "if a rank is lost: all ranks end (allreduce needs them all)" in training.text()
+    assert "if a rank fails: all ranks end (allreduce needs them all)" in training.text()
     os.kill(training.process(training.nodes[1]), signal.SIGKILL)
     training.wait_for("status 76", 20)
     own = [line for line in training.text().splitlines() if "allreduce needs them all" in line]
@@ -126,7 +126,7 @@ def test_allreduce_ends_at_once(new_sandbox):
 @pytest.mark.parametrize("way", ["srun", pytest.param("mpirun 4", marks=pytest.mark.nightly)])
 def test_without_ulfm_a_killed_rank_ends_all(new_sandbox, way):
     training = Training.started(new_sandbox(nodes=4), way, "gossip")
-    assert "if a rank is lost: all ranks end (no ULFM in Open MPI" in training.text()
+    assert "if a rank fails: all ranks end (no ULFM in Open MPI" in training.text()
     os.kill(training.process(training.nodes[3]), signal.SIGKILL)
     training.wait_for("status ", 30)
     assert "status 0" not in training.text()

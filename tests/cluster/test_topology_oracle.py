@@ -35,13 +35,13 @@ _SUFFIX = re.compile(r"\][^\[\],\s]+(?=[,\s]|$)|\][^\[,\s]*\](?=[,\s]|$)")
 
 #: Where we refuse what Slurm takes, on purpose: it takes these for names that no host has. Our message, why.
 STRICTER = {
-    "is not text in UTF-8": "Slurm reads bytes",
-    "holds a NUL byte": "to Slurm a line ends there, and what follows is lost without a word",
+    "is not UTF-8 text": "Slurm reads bytes",
+    "contains a NUL byte": "to Slurm a line ends there, and what follows is lost without a word",
     "needs a name": 'SwitchName="" is a switch that nothing can refer to',
     "brackets must close": "22.05 takes n[1- for a host of that name, newer releases refuse it",
     "-' is no range": "as above, of n[1-]",
     "'Include' is no KEY=VALUE": "22.05 passes over an Include without a file",
-    "is no regular file": "what a device or a directory holds is no topology",
+    "is not a regular file": "what a device or a directory holds is no topology",
     "Is a directory": "as above",
     "functions such as": "n{1} is resolved by the controller of newer releases only",
 }

@@ -43,14 +43,14 @@ def test_a_spec_and_its_cells(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text, words", [
-    ("framework: [ddp]", "unknown key framework; valid: frameworks"), ("nodes: [0]", "nodes: 0 is not valid"),
+    ("framework: [ddp]", "unknown key framework; expected frameworks"), ("nodes: [0]", "nodes: 0 is not valid"),
     ("nodes: two", "nodes: 'two' is not valid; valid: a whole number"),
     ("frameworks: [dpp]", "'dpp' is not valid; valid: ddp"),
     ("models: [vgg]", "models: 'vgg' is not valid; valid: vgg16"), ("placements: [near]", "placements: 'near'"),
     ("nodes: []", "nodes: nothing is in the list"), ("nodes: [2, 2]", "nodes: something is twice"),
     ("steps: true", "steps: True is not valid"),
     ("target_accuracy: 0.9", "target_accuracy: 0.9 with evaluate_every 0"),
-    ("- nodes", "must hold keys with values"), ("nodes: [1", "is not YAML"),
+    ("- nodes", "expected a mapping"), ("nodes: [1", "is not YAML"),
     ("models: {cnn: 3}", "models: {'cnn': 3}"),
     ("emulate_compute: -1", "expected 0 or more"), ("strategies: [gosip]", "'gosip' is not valid; valid: gossip"),
     ("models: {cnn: digit}", "models: cnn: 'digit' is not valid; valid: digits"),
@@ -95,7 +95,7 @@ def test_adapters_of_ones_own(tmp_path: Path) -> None:
         assert frameworks.load(name).STRATEGIES
 
 
-SPEC = Spec(frameworks=("slurmdl", "ddp"), nodes=(1, 2), placements=("slurm",), repeats=2, batch=10, warmup_steps=1,
+SPEC = Spec(frameworks=("slurmdl", "ddp"), nodes=(1, 2), placements=("slurm",), repeats=2, batch_size=10, warmup_steps=1,
             steps=2, target_accuracy=0.5, evaluate_every=1)
 OURS, DDP = (Cell(name, "allreduce", "cnn", 2, "slurm") for name in ("slurmdl", "ddp"))
 
@@ -104,11 +104,11 @@ def rank(number: int, forward: float = 1.0, metered: bool = True, **more: Any) -
     """A rank whose steps take 4 s."""
     waiting = 0.5 if metered else 0.0
     step = {"data": 0.0, "forward": forward, "backward": 1.0, "communication": 2.5 - forward - waiting,
-            "waiting": waiting, "optimizer": 0.5, "wall": 4.0}
+            "peer_wait": waiting, "optimizer": 0.5, "wall": 4.0}
     return {"rank": number, "node": f"n{number}", "parameters": 7, "steps": [step] * 2, "memory": 100 + number,
             "accuracy_curve": [[4.0, 0.4], [8.0, 0.6]], "communication": None if metered else 2.0, "cpu_idle": 0.5,
             "overlapped_comm": 0.25 if metered else None,
-            "bytes": {"node": 0, "zone": 30, "across": 60} if metered and not number else None,
+            "bytes_sent": {"intra_node": 0, "intra_zone": 30, "inter_zone": 60} if metered and not number else None,
             "zone": "A", "local_addresses": [f"10.0.0.{number}"], "sent": {"10.0.0.0": 40}
             if number else {"10.0.0.9": 6}, **more}
 
@@ -116,7 +116,7 @@ def rank(number: int, forward: float = 1.0, metered: bool = True, **more: Any) -
 def test_figures_of_a_runtime_that_meters_itself() -> None:
     its = report.job_figures(CellResult(OURS, 0, "done", ranks=(rank(0), rank(1))), SPEC)
     assert (its.images, its.seconds) == (2 * 10 / 4, 4.0)
-    assert its.phases["waiting"] == 0.5
+    assert its.phases["peer_wait"] == 0.5
     assert (its.overlapped_comm, its.memory, its.seconds_to_accuracy) == (0.25, 101, 8.0)
     assert its.bytes == {"node": 0, "zone": 10, "across": 20}
     assert its.phase_sum_ratio == pytest.approx(4 / 4)
@@ -125,7 +125,7 @@ def test_figures_of_a_runtime_that_meters_itself() -> None:
 def test_figures_of_others_tell_waiting_for_the_slowest_and_what_was_hidden() -> None:
     """One computes for a second longer than the other, which stands still meanwhile."""
     its = report.job_figures(CellResult(DDP, 0, "done", ranks=(rank(0, 1.0, False), rank(1, 2.0, False))), SPEC)
-    assert its.phases["waiting"] == pytest.approx((1.0 + 0.0) / 2)
+    assert its.phases["peer_wait"] == pytest.approx((1.0 + 0.0) / 2)
     assert its.phases["communication"] == pytest.approx((1.5 + 0.5) / 2 - 0.5)
     assert its.overlapped_comm == pytest.approx(2.0 - 1.0)
     assert its.bytes == {"node": 0, "zone": 20, "across": 3}

@@ -1,4 +1,4 @@
-"""The tables of the documentation say what the code does, and its links lead somewhere."""
+"""Documentation against code: tables are complete and correct, links resolve."""
 
 from __future__ import annotations
 
@@ -22,50 +22,74 @@ ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
 REFERENCE = (ROOT / "docs/reference.md").read_text()
 PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("spank/*.md")]
-#: what is built, run or installed; tests have variables of their own
+#: built, run or installed files; tests have variables of their own
 CODE = ("slurmdl/**/*.py", "benchmarks/**/*.py", "slurmdl/**/*.sh", "spank/*.[ch]", "spank/core/*", "tools/*",
-        "packaging/*",
-        "packaging/systemd/*", "etc/*.lua", "Makefile", ".ci/run")
+        "packaging/*", "packaging/systemd/*", "etc/*.lua", "Makefile", ".ci/run")
 
 
 def code() -> Iterator[str]:
     for pattern in CODE:
-        found = [path.read_text() for path in ROOT.glob(pattern) if path.is_file()]
-        assert found, pattern
-        yield from found
+        texts = [path.read_text() for path in ROOT.glob(pattern) if path.is_file()]
+        assert texts, pattern
+        yield from texts
 
 
 def variables(text: str) -> set[str]:
-    """Names of slurmdl's variables; the guards of C's headers are none, nor is what only begins a name."""
+    """Names of slurmdl's environment variables; no include guards of C, no prefixes of names."""
     return {name for name in re.findall(r"\bSLURMDL_[A-Z_]*[A-Z]\b", text)
             if not name.endswith("_H") and name != "SLURMDL_OPT"}
 
 
-def test_every_option_is_in_the_table():
+def anchors(page: Path) -> set[str]:
+    headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_readme_has_every_placement_option():
     for option in OPTIONS:
         values = option.values.replace("|", ", ")
         row = f"| `--dl-{option.name}{'=' + values if values else ''}` | {option.help} |"
         assert row in README, row
-    assert set(re.findall(r"--dl-[a-z0-9-]+", README)) <= {f"--dl-{option.name}" for option in OPTIONS}
 
 
-def test_every_exit_status_is_in_the_table():
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_placement_options_of_the_pages_exist(page):
+    known = {f"--dl-{option.name}" for option in OPTIONS} | {"--dl-rank-map"}
+    assert set(re.findall(r"--dl-[a-z0-9-]*[a-z0-9]", page.read_text())) <= known
+
+
+def test_reference_has_every_exit_status():
     table = REFERENCE.partition("| exit status | meaning |\n")[2].partition("\n\n")[0]
     assert table.splitlines()[1:] == [f"| {status} | {meaning} |" for status, meaning in EXIT_STATUS_MEANINGS.items()]
 
 
-def test_every_command_is_in_the_table():
+def test_readme_has_every_command():
     for command in COMMANDS:
         assert f"| `slurmdl {command}" in README
 
 
-def test_every_variable_is_in_the_tables():
+@pytest.mark.parametrize(("page", "command"), [
+    ("train", "train"), ("simulate", "simulate"), ("admin", "doctor"),
+    *(("links", f"links {command}") for command in ("probe", "counters", "agent", "ingest", "export", "show")),
+    *(("topology", f"topology {command}") for command in ("show", "check", "diff", "convert", "features", "example")),
+])
+def test_pages_have_every_option_of_the_command(page, command, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main([*command.split(), "--help"])
+    assert ended.value.code == 0
+    options = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", capsys.readouterr().out)) - {"--help"}
+    text = (ROOT / f"docs/{page}.md").read_text()
+    assert {option for option in options if not re.search(rf"{option}(?![\w-])", text)} == set()
+
+
+def test_reference_has_every_variable():
     families = {option.env_variable for option in OPTIONS} | {
-        f"{ENV_PREFIX}{'ASYNC' if knob.name == 'asynchronous' else knob.name.upper()}" for knob in fields(StrategyConfig)}
+        f"{ENV_PREFIX}{'ASYNC' if field.name == 'asynchronous' else field.name.upper()}"
+        for field in fields(StrategyConfig)}
     assert set().union(*map(variables, code())) - families == variables(REFERENCE) - families
 
 
-def test_every_file_is_in_the_table(monkeypatch):
+def test_reference_has_every_file(monkeypatch):
     monkeypatch.setattr("os.geteuid", lambda: 1000)
     home = {"HOME": "~"}
     monkeypatch.setenv("HOME", "/home/user")
@@ -79,40 +103,48 @@ def test_every_file_is_in_the_table(monkeypatch):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_links_lead_somewhere(page):
+def test_links_resolve(page):
     for text, target in re.findall(r"\[([^\]]+)\]\(([^)\s]+)\)", page.read_text()):
         path, _, heading = target.partition("#")
         if path.startswith(("http:", "https:")):
             continue
-        there = page.parent / path if path else page
-        assert there.exists(), f"[{text}]({target})"
+        linked = page.parent / path if path else page
+        assert linked.exists(), f"[{text}]({target})"
         if heading:
-            heads = re.findall(r"^#+ (.+)$", there.read_text(), re.MULTILINE)
-            anchors = {re.sub(r"[^\w -]", "", head.lower()).replace(" ", "-") for head in heads}
-            assert heading in anchors, f"[{text}]({target})"
+            assert heading in anchors(linked), f"[{text}]({target})"
 
 
-def test_every_page_is_in_the_index():
+def test_readme_has_every_page():
     for page in (ROOT / "docs").glob("*.md"):
         assert f"](docs/{page.name})" in README, page.name
 
 
-def test_contributing_names_every_room_and_no_other():
+def test_contributing_has_every_package_and_existing_paths():
     text = (ROOT / "CONTRIBUTING.md").read_text()
-    for above in (ROOT / "slurmdl", ROOT / "slurmdl/train"):
-        table = text.partition(f"| room of `{above.relative_to(ROOT)}/` | holds |")[2].partition("\n\n")[0]
-        rooms = {path.parent.name for path in above.glob("*/__init__.py")}
-        firsts = re.findall(r"^\|([^|]*)\|", table, re.MULTILINE)
-        named = {name for first in firsts for name in re.findall(r"`([^`]+)`", first)}
-        assert {name for name in named if not name.endswith(".py")} == rooms
-        assert all((above / name).exists() for name in named)
+    for parent in (ROOT / "slurmdl", ROOT / "slurmdl/train"):
+        table = text.partition(f"| package of `{parent.relative_to(ROOT)}/` | contents |")[2].partition("\n\n")[0]
+        packages = {path.parent.name for path in parent.glob("*/__init__.py")}
+        first_cells = re.findall(r"^\|([^|]*)\|", table, re.MULTILINE)
+        named = {name for cell in first_cells for name in re.findall(r"`([^`]+)`", cell)}
+        assert {name for name in named if not name.endswith(".py")} == packages
+        assert all((parent / name).exists() for name in named)
+    modules = re.findall(r"`([\w./-]+\.py)`", text.partition("| shared module | contents |")[2].partition("\n\n")[0])
+    assert modules and [name for name in modules if not (ROOT / "slurmdl" / name).exists()] == []
     paths = re.findall(r"`((?:slurmdl|benchmarks|docs|tests|tools)/[\w./-]*)`", text)
     assert paths and [path for path in paths if not (ROOT / path).exists()] == []
 
 
-def test_the_picture_in_the_readme_is_what_place_draws(tmp_path, monkeypatch):
+def test_make_targets_of_the_pages_exist():
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for page in PAGES:
+        named = re.findall(r"(?<![\w-])make ([a-z][a-z-]*)(?=[\s`,)])", "\n".join(
+            re.findall(r"`[^`\n]+`|^make .*$", page.read_text(), re.MULTILINE)))
+        assert {name for name in named if name not in targets} == set(), page
+
+
+def test_picture_in_readme_is_drawn_by_place(tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
-    words = "place --topology topology/topology.conf --cluster examples/cluster.json"
-    assert words in README
-    assert main([*words.split(), "--dl-link-scores=off", f"--svg={tmp_path}/picture.svg", "examples/ps.sh"]) == 0
+    command = "place --topology topology/topology.conf --cluster examples/cluster.json"
+    assert command in README
+    assert main([*command.split(), "--dl-link-scores=off", f"--svg={tmp_path}/picture.svg", "examples/ps.sh"]) == 0
     assert (tmp_path / "picture.svg").read_text() == (ROOT / "docs/placement.svg").read_text()

@@ -1,4 +1,4 @@
-"""What etc/cli_filter.lua knows of sbatch's options and of our choices is what slurmdl knows."""
+"""Tables of etc/*.lua agree with those of slurmdl."""
 
 from __future__ import annotations
 
@@ -12,42 +12,42 @@ from slurmdl.cli import place
 from slurmdl.errors import UsageError
 from slurmdl.slurm import sbatch_options
 
-TOPOLOGY = Path(__file__).parents[2] / "topology"
+ETC = Path(__file__).parents[2] / "etc"
 
 
 def table(name: str) -> set[str]:
-    text = (TOPOLOGY / "cli_filter.lua").read_text()
-    found = re.search(rf"^local {name} = words (?:\[\[(.*?)\]\]|\"(.*?)\")$", text, re.DOTALL | re.MULTILINE)
-    assert found, name
-    return set((found[1] or found[2]).split())
+    text = (ETC / "cli_filter.lua").read_text()
+    match = re.search(rf"^local {name} = words (?:\[\[(.*?)\]\]|\"(.*?)\")$", text, re.DOTALL | re.MULTILINE)
+    assert match, name
+    return set((match[1] or match[2]).split())
 
 
-def test_options_without_a_value():
-    assert table("FLAGS") == {name for name, takes in sbatch_options.LONG_OPTIONS.items() if takes == "no"}
-    assert table("OPTIONAL") == {name for name, takes in sbatch_options.LONG_OPTIONS.items() if takes == "optional"}
-    assert table("PASSED_OVER") <= set(sbatch_options.LONG_OPTIONS)
+def test_tables_of_option_values_match_sbatch():
+    assert table("FLAGS") == {name for name, has_arg in sbatch_options.LONG_OPTIONS.items() if has_arg == "no"}
+    assert table("OPTIONAL") == {name for name, has_arg in sbatch_options.LONG_OPTIONS.items() if has_arg == "optional"}
+    assert table("IGNORED_OPTIONS") <= set(sbatch_options.LONG_OPTIONS)
 
 
-def test_what_is_passed_over_decides_no_placement():
+def test_ignored_options_do_not_change_the_request():
     from slurmdl.job_request import build_request
 
     plain = build_request({}, dl_options.DlOptions())
-    for name in table("PASSED_OVER"):
+    for name in table("IGNORED_OPTIONS"):
         assert build_request({name: "1"}, dl_options.DlOptions()) == plain, name
 
 
-def test_the_options_that_the_controllers_side_hands_on():
-    text = (TOPOLOGY / "job_submit.lua").read_text()
-    found = re.search(r"^local OPTIONS = \{(.*?)\}", text, re.MULTILINE)
-    assert found
-    names = {f"SLURMDL_OPT_{name}" for name in re.findall(r'"(\w+)"', found[1])}
+def test_job_submit_passes_all_options_without_files():
+    text = (ETC / "job_submit.lua").read_text()
+    match = re.search(r"^local OPTIONS = \{(.*?)\}", text, re.MULTILINE)
+    assert match
+    names = {f"SLURMDL_OPT_{name}" for name in re.findall(r'"(\w+)"', match[1])}
     files = {"SLURMDL_OPT_COMM_PATTERN", "SLURMDL_OPT_LINK_SCORES"}
-    # those that name files are none that SlurmUser may read, and it never refuses a job
+    # job_submit.lua runs as SlurmUser, which cannot read users' files, and never rejects a job
     known = {option.env_variable for option in dl_options.OPTIONS if f"dl-{option.name}" in dl_options.SPANK_OPTIONS}
     assert names == known - files - {"SLURMDL_OPT_STRICT"}
 
 
 @pytest.mark.parametrize("seed", ["", "-1", "x", "1.5", str(2**33)])
-def test_a_seed_that_is_none(seed):
+def test_invalid_seed_raises_usage_error(seed):
     with pytest.raises(UsageError, match=r"--seed: .* valid: 0 to"):
         place.run([f"--seed={seed}", "-N2", "--topology=topology/topology.conf", "--cluster=examples/cluster.json"])

@@ -1,4 +1,4 @@
-"""Command lines are read as getopt_long reads them."""
+"""Parsing of command lines compared with getopt_long(3) and Python's getopt."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from slurmdl.slurm.getopt import HasArg, parse_command_line
 
 SHORT = {"n": "ntasks", "N": "nodes", "l": "label", "u": "unbuffered", "K": "kill-on-bad-exit"}
-LONG: dict[str, HasArg] = {"ntasks": "yes", "ntasks-per-node": "yes", "nodes": "yes", "nodelist": "yes",
+LONG: dict[str, HasArg] = {"ntasks": "required", "ntasks-per-node": "required", "nodes": "required", "nodelist": "required",
                           "label": "no", "unbuffered": "no", "kill-on-bad-exit": "optional"}
 
 
@@ -33,7 +33,7 @@ def read(*argv: str) -> list[tuple[str, str | None]]:
     (["--kill-on-bad-exit", "p"], [("kill-on-bad-exit", None)], ["p"]),
     ([], [], []),
 ])
-def test_forms(argv: list[str], options: list[tuple[str, str | None]], operands: list[str]) -> None:
+def test_option_forms(argv: list[str], options: list[tuple[str, str | None]], operands: list[str]) -> None:
     line = parse_command_line(argv, SHORT, LONG)
     assert [(o.name, o.value) for o in line.options] == options
     assert list(line.operands) == operands
@@ -48,12 +48,12 @@ def test_unknown_and_ambiguous_options_are_kept() -> None:
     assert line.operands == ("prog",)
 
 
-def test_missing_value() -> None:
+def test_missing_value_is_incomplete() -> None:
     assert not parse_command_line(["--ntasks"], SHORT, LONG).options[0].is_complete
     assert not parse_command_line(["-ln"], SHORT, LONG).options[1].is_complete
 
 
-def test_without_drops_out_of_a_cluster() -> None:
+def test_args_except_removes_options_from_a_cluster() -> None:
     line = parse_command_line(["-lun4", "-N", "2", "--nodes=3", "-u", "prog"], SHORT, LONG)
     assert line.args_except(["nodes", "ntasks"]) == ("-l", "-u", "-u")
     assert line.last_value("nodes") == "3" and line.has_option("ntasks") and not line.has_option("nodelist")
@@ -64,22 +64,22 @@ words = st.lists(st.sampled_from(["-n", "4", "-l", "-lu", "-un3", "--label", "--
 
 
 @given(words)
-def test_agrees_with_pythons_getopt(argv: list[str]) -> None:
-    """Python's getopt is an independent reading of the same convention (without optional values)."""
+def test_agrees_with_python_getopt(argv: list[str]) -> None:
+    """Python's getopt implements the same convention, without optional values."""
     try:
         options, operands = reference.getopt(argv, "n:N:lu", ["ntasks=", "nodes=", "label", "unbuffered"])
     except reference.GetoptError:
         return
-    full = {"-n": "ntasks", "-N": "nodes", "-l": "label", "-u": "unbuffered"}
-    long: dict[str, HasArg] = {"ntasks": "yes", "nodes": "yes", "label": "no", "unbuffered": "no"}
+    full_names = {"-n": "ntasks", "-N": "nodes", "-l": "label", "-u": "unbuffered"}
+    long: dict[str, HasArg] = {"ntasks": "required", "nodes": "required", "label": "no", "unbuffered": "no"}
     line = parse_command_line(argv, SHORT, long)
     assert [(o.name, o.value or "") for o in line.options] == \
-        [(full.get(name, name.removeprefix("--")), value) for name, value in options]
+        [(full_names.get(name, name.removeprefix("--")), value) for name, value in options]
     assert list(line.operands) == operands
 
 
 @given(words)
-def test_options_spelled_alone_read_the_same(argv: list[str]) -> None:
+def test_separate_spelling_parses_the_same(argv: list[str]) -> None:
     line = parse_command_line(argv, SHORT, LONG)
     again = parse_command_line([*line.args_except(()), "--", *line.operands], SHORT, LONG)
     if all(o.is_complete for o in line.options):

@@ -1,4 +1,4 @@
-"""Who may import whom, and what is imported only when it is needed."""
+"""Import rules: allowed dependencies between subpackages, and modules that are imported only on demand."""
 
 import ast
 import os
@@ -9,66 +9,65 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parents[2] / "slurmdl"
-#: room -> the rooms that it may import beside itself and the shared modules
-ROOMS = {
-    "cli": {"doctor", "launch", "placement", "topology", "cluster", "network", "train", "sandbox", "bench",
+#: subpackage -> subpackages that it may import, apart from itself, FOUNDATION and the shared modules
+ALLOWED = {
+    "cli": {"doctor", "launch", "placement", "topology", "cluster", "links", "train", "sandbox", "bench",
             "simulate"},
-    "doctor": {"launch", "placement", "topology", "cluster", "network"},
-    "launch": {"placement", "topology", "cluster", "network"},
-    "placement": {"topology", "cluster", "network"},
-    "simulate": {"placement", "topology", "cluster", "network"},
+    "doctor": {"launch", "placement", "topology", "cluster", "links"},
+    "launch": {"placement", "topology", "cluster", "links"},
+    "placement": {"topology", "cluster", "links"},
+    "simulate": {"placement", "topology", "cluster", "links"},
     "topology": set(),
     "cluster": {"topology"},
-    "network": {"topology"},
+    "links": {"topology"},
     "train": set(),
     "slurm": set(),
 }
-#: packages that every other one may import
+#: subpackages that every other one may import
 FOUNDATION = {"slurm"}
+#: shared modules that training may import
+TRAIN_SHARED = {"plan", "gossip_graphs", "comm_layout", "mpi_library", "errors", "yaml_input", "files", "text", "units"}
 HEAVY = ("torch", "mpi4py", "networkx", "matplotlib")
 
 
 def imports(path: Path) -> set[str]:
-    """Modules of slurmdl that a file imports, anywhere in it; TYPE_CHECKING blocks count, too."""
-    found = set()
+    """Modules of slurmdl that a file imports, including TYPE_CHECKING blocks and imports in functions."""
+    modules = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            modules |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
-            found |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
-    return {name for name in found if name.split(".")[0] == "slurmdl"}
+            modules |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+    return {name for name in modules if name.split(".")[0] == "slurmdl"}
 
 
-def rooms(path: Path) -> set[str]:
+def imported_packages(path: Path) -> set[str]:
     parts = {name.split(".")[1] for name in imports(path) if name.count(".")}
     return {part for part in parts if (PACKAGE / part).is_dir()}
 
 
-@pytest.mark.parametrize("room", ROOMS)
-def test_arrows_point_one_way(room):
-    for path in (PACKAGE / room).rglob("*.py"):
-        stray = rooms(path) - ROOMS[room] - {room} - FOUNDATION
+@pytest.mark.parametrize("package", ALLOWED)
+def test_subpackage_imports_only_allowed_subpackages(package):
+    for path in (PACKAGE / package).rglob("*.py"):
+        stray = imported_packages(path) - ALLOWED[package] - {package} - FOUNDATION
         assert not stray, f"{path.relative_to(PACKAGE)} imports {', '.join(sorted(stray))}"
 
 
-def test_training_knows_only_a_few_shared_modules():
-    """The graphs of gossip are shared with placement, which models what training sends; a job requeues itself."""
+def test_training_imports_few_shared_modules():
     for path in (PACKAGE / "train").rglob("*.py"):
         shared = {name.split(".")[1] for name in imports(path) if name.count(".")} - {"train"}
         shared = {name for name in shared if (PACKAGE / f"{name}.py").exists()}
-        assert shared <= {"plan", "graphs", "errors", "yamlfile", "process", "wholefile", "mpi", "buckets", "output",
-                          "units"}, path
+        assert shared <= TRAIN_SHARED, path
 
 
-def test_shared_modules_stand_on_the_ground():
-    """Modules that every room may use import no room, but for the reader of hostlists."""
+def test_shared_modules_import_no_subpackage_but_the_foundation():
     for path in PACKAGE.glob("*.py"):
-        allowed = {"topology"} if path.name == "request.py" else {"cli"} if path.name == "__main__.py" else set()
-        assert rooms(path) <= allowed, path
+        allowed = {"cli"} if path.name == "__main__.py" else FOUNDATION
+        assert imported_packages(path) <= allowed, path
 
 
 def test_placement_is_pure():
-    """It starts no process, opens no file, has no clock and no random number without a seed."""
+    """No process, file, clock, or unseeded random number."""
     for path in (PACKAGE / "placement").rglob("*.py"):
         tree = ast.parse(path.read_text())
         names = {alias.name.split(".")[0] for node in ast.walk(tree) if isinstance(node, ast.Import)
@@ -92,15 +91,14 @@ def test_the_package_does_not_import_its_benchmarks():
         assert "benchmarks" not in modules, path
 
 
-def test_one_module_starts_query_programs():
-    """Launch and its readers reach Slurm through slurmdl.slurm.process alone."""
-    for room in ("cli", "doctor", "launch", "simulate", "placement", "topology", "cluster", "network", "slurm"):
-        for path in (PACKAGE / room).rglob("*.py"):
-            assert "subprocess" not in path.read_text(), path
+def test_only_slurm_process_imports_subprocess():
+    for package in ("cli", "doctor", "launch", "simulate", "placement", "topology", "cluster", "links", "slurm"):
+        for path in (PACKAGE / package).rglob("*.py"):
+            assert path == PACKAGE / "slurm/process.py" or "subprocess" not in path.read_text(), path
 
 
 def loaded(code: str, directory: Path, **environ: str) -> set[str]:
-    """Names in sys.modules at the end of a piece of code that runs in a Python of its own."""
+    """Names in sys.modules after `code` ran in a new interpreter."""
     script = f"import sys\nsys.argv = ['slurmdl']\n{code}\nprint('modules', *sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60,
                           cwd=directory, env={**os.environ, **environ})
@@ -108,13 +106,13 @@ def loaded(code: str, directory: Path, **environ: str) -> set[str]:
     return set(line.split())
 
 
-def submits(*words: str) -> str:
+def dry_run(*words: str) -> str:
     return f"from slurmdl.cli.main import main\nassert main(['sbatch', '--dl-dry-run', *{words!r}]) == 0"
 
 
 @pytest.fixture
 def slurm(tmp_path) -> dict[str, str]:
-    """An environment with an sbatch on PATH and no cluster behind it."""
+    """Environment with an sbatch on PATH that reaches no cluster."""
     (tmp_path / "sbatch").write_text("#!/bin/sh\nexit 1\n")
     (tmp_path / "sbatch").chmod(0o755)
     return {"PATH": str(tmp_path), "SLURM_CONF": str(tmp_path / "slurm.conf"),
@@ -122,22 +120,22 @@ def slurm(tmp_path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("code", [
-    "import slurmdl", "from slurmdl.cli.main import main\nmain(['--help'])", submits("--dl-node-binding=off", "--wrap=true"),
-    submits("--array=1-2", "-N2", "--wrap=true"),
+    "import slurmdl", "from slurmdl.cli.main import main\nmain(['--help'])", dry_run("--dl-node-binding=off", "--wrap=true"),
+    dry_run("--array=1-2", "-N2", "--wrap=true"),
 ])
-def test_where_nothing_is_placed_nothing_heavy_is_imported(code, slurm, tmp_path):
+def test_submission_without_placement_imports_nothing_heavy(code, slurm, tmp_path):
     assert not loaded(code, tmp_path, **slurm) & {*HEAVY, "numpy", "yaml", "argparse", "subprocess"}
 
 
-def test_a_placed_submission_imports_no_training(slurm, tmp_path):
+def test_submission_with_placement_imports_no_training_package(slurm, tmp_path):
     topology = (PACKAGE.parent / "topology" / "topology.conf").read_text()
     (tmp_path / "topology.conf").write_text(topology)
-    modules = loaded(submits("-N2", "--wrap=true"), tmp_path, **slurm)
+    modules = loaded(dry_run("-N2", "--wrap=true"), tmp_path, **slurm)
     assert "numpy" in modules  # the topology was read
     assert not modules & {*HEAVY, "slurmdl.cluster.pyslurm_backend"}
 
 
-def test_configuration_reads_yaml_only_where_there_is_a_file(slurm, tmp_path):
+def test_configuration_file_is_read_with_yaml(slurm, tmp_path):
     (tmp_path / "xdg" / "slurmdl").mkdir(parents=True)
-    (tmp_path / "xdg" / "slurmdl" / "slurmdl.yaml").write_text("options: {bind: off}\n")
-    assert "yaml" in loaded(submits("-N2", "--wrap=true"), tmp_path, **slurm)
+    (tmp_path / "xdg" / "slurmdl" / "slurmdl.yaml").write_text("options: {node-binding: off}\n")
+    assert "yaml" in loaded(dry_run("-N2", "--wrap=true"), tmp_path, **slurm)

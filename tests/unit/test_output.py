@@ -135,7 +135,7 @@ def test_findings_of_the_doctor() -> None:
     ("zones.yaml", json.dumps([{"topology": "t", "cluster_default": True, "tree": {"switches": [
         {"switch": "a\nslurmdl: all is well", "nodes": "n[1-2]"}]}}])),
     ("zones.json", json.dumps({"name": "t", "kind": "tree", "zones": ["a\nb"], "parent": [-1], "level": [0],
-                               "speed": [None], "nodes": ["n1"], "leaf": [0]})),
+                               "uplink_bandwidth": [None], "nodes": ["n1"], "leaf": [0]})),
 ])
 def test_a_name_has_one_line(name: str, text: str) -> None:
     Path(name).write_text(text)

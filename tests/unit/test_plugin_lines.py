@@ -1,11 +1,12 @@
-"""`#SBATCH --dl-*` lines under `slurmdl sbatch`: what they mean where Slurm has the plugin, and where it has not."""
+"""`#SBATCH --dl-*` lines in scripts submitted by `slurmdl sbatch`, with and without the plugin."""
 
 from __future__ import annotations
 
 import pytest
 
 from slurmdl.errors import UsageError
-from slurmdl.launch import sbatch, submission, submission_record
+from slurmdl.launch import submission, submission_record
+from slurmdl.launch.binding import Decision
 
 
 def read(text: str, *argv: str, plugin: bool = True, **environ: str) -> submission.Submission:
@@ -13,7 +14,7 @@ def read(text: str, *argv: str, plugin: bool = True, **environ: str) -> submissi
         argv, environ, {}, stdin=f"#!/bin/sh\n{text}\n".encode(), has_plugin=lambda: plugin)
 
 
-def test_script_then_environment_then_command_line():
+def test_precedence_script_environment_command_line():
     job = read("#SBATCH -N2 --dl-ps 2 --dl-model-bytes=1M\n#DL --dl-model-bytes=2M")
     assert (job.request.dl.strategy, job.request.dl.ps, job.request.nodes) == ("ps", 2, (2, 2))
     assert job.request.dl.model_bytes == 2e6
@@ -27,27 +28,27 @@ def test_script_then_environment_then_command_line():
     ("#SBATCH --dl-explain", True, r"2: '--dl-explain' is no option of sbatch; valid: #DL --dl-explain"),
     ("#SBATCH --dl-pss=2", True, "'--dl-pss=2' is no option of sbatch"),
     ("#SBATCH --dl-ps=two", True, "whole number")])
-def test_what_sbatch_would_refuse(line, plugin, message):
+def test_lines_that_sbatch_rejects_raise_usage_error(line, plugin, message):
     with pytest.raises(UsageError, match=message):
         read(line, plugin=plugin)
 
 
-def test_sbatch_is_not_asked_for_scripts_without_such_lines():
+def test_plugin_is_not_queried_without_such_lines():
     assert read("#SBATCH -N2 -J --dl-ps\n#DL --dl-ps=1", plugin=False).request.dl.ps == 1
 
 
-def test_the_job_finds_what_was_typed_and_not_what_the_plugin_reads_in_the_script():
-    """The plugin sees no typed options of the wrapper, which takes them away: it is told in the environment."""
+def test_environment_has_typed_options_only():
+    """The wrapper removes typed options from the command line and passes them to the plugin in the environment."""
     job = read("#SBATCH --dl-ps=2 --dl-place=spread", "--dl-ps=3", "--dl-explain")
-    command = sbatch.build_submit_command("/bin/sbatch", job, sbatch.Decision(), {})
-    given = {name: value for name, value in command.env.items() if name.startswith("SLURMDL_OPT_")}
-    assert given == {"SLURMDL_OPT_PS": "3"}
-    marked = submission_record.parse_record(command.env[submission_record.ENV_VARIABLE])
-    in_job = {**given, "SLURMDL_OPT_PLACE": "spread", "SLURMDL_OPT_STRATEGY": "gossip"}
-    assert marked.options.ps == 3 and marked.options.place == "spread"
-    assert marked.environ_without_inputs(in_job) == {"SLURMDL_OPT_STRATEGY": "gossip"}
+    command = submission.build_submit_command("/bin/sbatch", job, Decision(), {})
+    exported = {name: value for name, value in command.env.items() if name.startswith("SLURMDL_OPT_")}
+    assert exported == {"SLURMDL_OPT_PS": "3"}
+    record = submission_record.parse_record(command.env[submission_record.ENV_VARIABLE])
+    in_job = {**exported, "SLURMDL_OPT_PLACE": "spread", "SLURMDL_OPT_STRATEGY": "gossip"}
+    assert record.options.ps == 3 and record.options.place == "spread"
+    assert record.environ_without_inputs(in_job) == {"SLURMDL_OPT_STRATEGY": "gossip"}
 
 
-def test_without_such_lines_the_environment_stays():
-    command = sbatch.build_submit_command("/bin/sbatch", read("#DL --dl-ps=2", "--dl-ps=3"), sbatch.Decision(), {})
+def test_without_such_lines_the_environment_has_only_the_record():
+    command = submission.build_submit_command("/bin/sbatch", read("#DL --dl-ps=2", "--dl-ps=3"), Decision(), {})
     assert set(command.env) == {submission_record.ENV_VARIABLE}

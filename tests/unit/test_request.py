@@ -1,5 +1,4 @@
-"""From sbatch's options, `#DL` lines, variables and slurmdl.yaml to a JobRequest."""
-
+"""JobRequest from sbatch options, `#DL` lines, variables and slurmdl.yaml; loading of slurmdl.yaml."""
 
 import os
 
@@ -45,59 +44,59 @@ def test_flags_in_the_environment_follow_sbatch(value, on):
     assert dl(environ={"SLURMDL_OPT_STRICT": value}).strict is on
 
 
-def test_the_pattern_of_another_strategy_is_set_aside():
+def test_pattern_of_another_strategy_is_dropped():
     environ = {"SLURMDL_OPT_STRATEGY": "gossip", "SLURMDL_OPT_COMM_PATTERN": "base-2"}
     assert dl(environ=environ) == DlOptions("gossip", comm_pattern="base-2")
     assert dl("--dl-strategy=adaptive-gossip", environ=environ).comm_pattern == "base-2"
     assert dl("--dl-strategy=allreduce", environ=environ) == DlOptions("allreduce")
     assert dl("--dl-ps=2", environ=environ) == DlOptions("ps", ps=2)
     assert dl("--dl-strategy=ps", environ={"SLURMDL_OPT_COMM_PATTERN": "f.npz"}
-              ).comm_pattern == "f.npz", "a file serves any"
+              ).comm_pattern == "f.npz", "a file is valid for any strategy"
 
 
-def test_servers_and_strategy():
+def test_servers_select_the_strategy_ps():
     assert dl("--dl-ps=2") == DlOptions(strategy="ps", ps=2)
     assert dl("--dl-strategy=ps").ps == 1
     assert dl("--dl-strategy=gossip", environ={"SLURMDL_OPT_PS": "2"}) == DlOptions(strategy="gossip")
-    with pytest.raises(UsageError, match="valid: --dl-strategy=ps"):
+    with pytest.raises(UsageError, match="expected --dl-strategy=ps"):
         dl("--dl-ps=2", "--dl-strategy=gossip")
 
 
 @pytest.mark.parametrize(("argv", "message"), [
-    (["--dl-strategi=ps"], r"unknown option --dl-strategi; valid: --dl-strategy, .*--dl-strict"),
+    (["--dl-strategi=ps"], r"unknown option --dl-strategi; expected --dl-strategy, .*--dl-strict"),
     (["--dl-s=ps"], "unknown option --dl-s;"),
-    (["--dl-node-binding=piin"], "--dl-node-binding: 'piin' is not valid; valid: pin, auto, zone, late, off"),
-    (["--dl-ps=-1"], "--dl-ps: '-1' is not valid; valid: a whole number"),
+    (["--dl-node-binding=nodlist"], "--dl-node-binding: invalid value 'nodlist'; expected nodelist, auto, zone, late, off"),
+    (["--dl-ps=-1"], "--dl-ps: invalid value '-1'; expected a whole number"),
     (["--dl-ps"], "--dl-ps needs a value: N"),
     (["--dl-strict=1"], "--dl-strict takes no value"),
-    (["--dl-model-bytes=0"], "valid: bytes above 0"),
-    (["--dl-model-bytes=1..2"], "valid: bytes above 0"),
-    (["--dl-zone=,"], "valid: names with commas"),
+    (["--dl-model-bytes=0"], "expected bytes greater than 0"),
+    (["--dl-model-bytes=1..2"], "expected bytes greater than 0"),
+    (["--dl-zone=,"], "expected names separated by commas"),
 ])
-def test_wrong_options_name_the_valid_ones(argv, message):
+def test_invalid_options_raise_usage_error_with_valid_ones(argv, message):
     with pytest.raises(UsageError, match=message):
         read(*argv)
 
 
 @pytest.mark.parametrize(("script", "error", "message"), [
-    ("#!/bin/sh\n\n#DL --dl-nothing\n", UsageError, "standard input:3: unknown option --dl-nothing; valid:"),
-    ("#!/bin/sh\n#DL strategy=ps\n", UsageError, "standard input:2: 'strategy=ps' is not valid after #DL"),
-    ("#!/bin/sh\n#DL -N 2\n", UsageError, "standard input:2: '-N' is not valid after #DL"),
+    ("#!/bin/sh\n\n#DL --dl-nothing\n", UsageError, "standard input:3: unknown option --dl-nothing; expected"),
+    ("#!/bin/sh\n#DL strategy=ps\n", UsageError, "standard input:2: 'strategy=ps' is invalid after #DL"),
+    ("#!/bin/sh\n#DL -N 2\n", UsageError, "standard input:2: '-N' is invalid after #DL"),
     ("#!/bin/sh\n#DL --dl-ps=2 --dl-place='x\n", UsageError, "standard input:2: .*quote ' is not closed"),
     ("#!/bin/sh\n#SBATCH -N 2 --dl-dry-run\n", UsageError,
      "standard input:2: '--dl-dry-run' is no option of sbatch; .*DL"),
 ])
-def test_wrong_directives_name_the_line(script, error, message):
+def test_invalid_directives_raise_usage_error_with_the_line(script, error, message):
     with pytest.raises(error, match=message):
         read(script=script)
 
 
-def test_an_unknown_variable_is_named():
-    with pytest.raises(UsageError, match="unknown variable SLURMDL_OPT_STRATEGI; valid: SLURMDL_OPT_STRATEGY,"):
+def test_unknown_variable_raises_usage_error_with_similar_ones():
+    with pytest.raises(UsageError, match="unknown variable SLURMDL_OPT_STRATEGI; expected SLURMDL_OPT_STRATEGY,"):
         read(environ={"SLURMDL_OPT_STRATEGI": "ps"})
 
 
-def test_directives_end_with_the_first_command_and_comments_stay_comments():
+def test_directives_end_at_the_first_command_and_comments_are_ignored():
     script = "#!/bin/sh\n#DLang\n# DL --dl-ps=9\n #DL --dl-ps=9\n\n#DL\t--dl-ps=2 # why\nx=1\n#DL --dl-ps=5\n"
     assert dl(script=script).ps == 2
 
@@ -107,7 +106,7 @@ def test_bytes(text, number):
     assert dl(f"--dl-model-bytes={text}").model_bytes == number
 
 
-def test_placement_sees_what_it_depends_on():
+def test_request_holds_placement_inputs():
     job = read("-N", "2-4", "-n8", "--ntasks-per-node=4", "-c", "2", "--mem=2G", "-p", "a,b", "-C", "x&y", "-x",
                "n[1-2],n4", "--gres=gpu:a100:2,tmp:1", "--exclusive", "--no-requeue").request
     assert (job.nodes, job.ntasks, job.ntasks_per_node, job.cpus_per_task) == ((2, 4), 8, 4, 2)
@@ -144,31 +143,31 @@ def test_memory_units(settings, megabytes):
     (["-x", "n[1-1000000]"], "a range has at most 65536 names"),
     (["-w", ",".join(f"n{i}x[1-50000]" for i in range(20))], "more than 262144 names in all"),
 ])
-def test_what_is_never_pinned_says_why(argv, why):
+def test_unplaceable_options_give_a_reason(argv, why):
     assert why in read(*argv).request.unplaceable_reason
 
 
 @pytest.mark.parametrize("script", ["#SBATCH -N 1\n#SBATCH hetjob\n#SBATCH -N 2\n", "#SBATCH packjob\n",
                                     "#PBS -l nodes=4\n"])
-def test_scripts_that_are_never_pinned(script):
+def test_unplaceable_scripts_give_a_reason(script):
     assert read(script="#!/bin/sh\n" + script).request.unplaceable_reason
 
 
-def test_ignored_pbs_lines_do_not_matter():
+def test_ignored_pbs_lines_have_no_effect():
     assert not read(
     "--ignore-pbs",
      script="#!/bin/sh\n#SBATCH --ignore-pbs\n#PBS -l nodes=4\n").request.unplaceable_reason
 
 
 @pytest.mark.parametrize("argv", [["-H"], ["-d", "afterok:1"], ["-b", "now+1hour"]])
-def test_what_may_start_later_is_uncertain(argv):
+def test_delayed_start_options_give_a_start_unknown_reason(argv):
     request = read(*argv).request
     assert request.start_unknown_reason
     assert not request.unplaceable_reason
 
 
 @pytest.mark.parametrize("argv", [["--reservation=r,s"], ["--tmp=1G"], ["--gpus=4"], ["--hint=nomultithread"]])
-def test_what_only_slurm_knows(argv):
+def test_unmodelled_options_give_a_reason(argv):
     request = read(*argv).request
     assert request.unmodelled_reason
     assert not request.start_unknown_reason
@@ -180,7 +179,7 @@ def test_one_reservation_is_modelled():
     assert (request.reservation, request.unmodelled_reason) == ("r", "")
 
 
-def test_words_pass_on_as_they_are():
+def test_arguments_pass_unchanged():
     argv = ["-vN2", "--dl-ps", "2", "--comment", "--dl-ps", "-J=x", "--dl-strict", "--", "/no/script",
             "--dl-ps=9", ":"]
     job = read(*argv)
@@ -188,12 +187,12 @@ def test_words_pass_on_as_they_are():
     assert job.argv[job.options_end:] == ("--", "/no/script", "--dl-ps=9", ":")
 
 
-def test_a_pipe_is_left_to_sbatch(tmp_path):
+def test_script_in_a_pipe_is_unplaceable(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     assert "cannot be read" in read(str(tmp_path / "pipe")).request.unplaceable_reason
 
 
-def test_script_is_found_where_sbatch_finds_it(tmp_path, monkeypatch):
+def test_script_is_searched_as_by_sbatch(tmp_path, monkeypatch):
     (tmp_path / "bin").mkdir()
     for place in ("bin", "."):
         (tmp_path / place / f"job{place.strip('.')}").write_text(f"#!/bin/sh\n#DL --dl-zone={place}\n")
@@ -212,20 +211,14 @@ class TestConfig:
             path.write_text(text)
         return config.load_config([*map(str, paths), str(tmp_path / "absent")])
 
-    def test_later_file_wins_key_by_key(self, tmp_path):
-        found = self.load(tmp_path, "options: {strategy: ps, bind: off}\nlinks: {node: 1e9, zone: [1.0e8, 2.0e8]}\n",
-                          "options: {node-binding: auto, strict: true, zone: [a, b]}\nlinks: {delay: 1.0e-4}\nplan_dir: /x\n")
+    def test_later_file_overrides_key_by_key(self, tmp_path):
+        found = self.load(tmp_path, "options: {strategy: ps, node-binding: off}\n"
+                          "link_defaults: {node_bandwidth: 1e9, zone_bandwidth: [1.0e8, 2.0e8]}\n",
+                          "options: {node-binding: auto, strict: true, zone: [a, b]}\n"
+                          "link_defaults: {latency: 1.0e-4}\nplan_dir: /x\n")
         assert found.options == {"strategy": "ps", "node_binding": "auto", "strict": "", "zone": "a,b"}
-        assert (
-    found.node_bandwidth,
-    found.zone_bandwidth,
-    found.latency,
-    found.plan_dir) == (
-        1e9,
-        (1e8,
-        2e8),
-        1e-4,
-         "/x")
+        assert (found.node_bandwidth, found.zone_bandwidth, found.latency) == (1e9, (1e8, 2e8), 1e-4)
+        assert found.plan_dir == "/x"
         assert dl(defaults=found.options) == DlOptions("ps", 1, zone=("a", "b"), strict=True)
 
     @pytest.mark.parametrize(("text", "message"), [
@@ -238,6 +231,6 @@ class TestConfig:
         ("a: [1\nb: 2\n", r"0.yaml:2: is not YAML"),
         ("- 1\n", "expected a mapping"),
     ])
-    def test_what_is_wrong_is_named(self, tmp_path, text, message):
+    def test_invalid_files_raise_input_error(self, tmp_path, text, message):
         with pytest.raises(InputError, match=message):
             self.load(tmp_path, text)

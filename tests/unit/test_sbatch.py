@@ -16,7 +16,8 @@ import pytest
 from slurmdl.cluster.snapshot import ClusterSnapshot, Node, Partition
 from slurmdl.errors import InputError, UnavailableError
 from slurmdl.job_request import DlOptions
-from slurmdl.launch import sbatch, submission, submission_record
+from slurmdl.launch import binding, sbatch, submission, submission_record
+from slurmdl.launch.binding import Decision
 from slurmdl.launch.cluster_state import ClusterState
 from slurmdl.links.link_scores import LinkScores
 from slurmdl.topology import scontrol_topology
@@ -47,7 +48,7 @@ def read(*argv: str, script: bytes = SCRIPT) -> submission.Submission:
     ([], cluster(busy="n1,n4"), ["--prefer=z2"], ""),
     (["-C", "big"], cluster(), ["--prefer=big&z1"], ""),
     (["-C", "[small|big]", "--no-requeue"], cluster(), ["--nodelist=n[1,4]"], ""),
-    (["--hint=nomultithread", "--no-requeue"], cluster(), [], "--hint is not modelled, and Slurm is not asked"),
+    (["--hint=nomultithread", "--no-requeue"], cluster(), [], "--hint is not modelled, and Slurm is not queried"),
     (["-C", "(big)&z2"], cluster(), [], "no feature of the nodes can name it"),
     (["-N", "5"], cluster(), ["--prefer=z1|z2"], ""),
     (["-N", "9"], cluster(), [], "every zone is needed, and for a node list the job may be requeued"),
@@ -110,8 +111,8 @@ def test_features_are_looked_up_once_for_all_zones(monkeypatch):
     looked_at = []
     seen = ClusterState(ClusterSnapshot.from_nodes(nodes), scontrol_topology.parse_show_topology(text), LinkScores())
     path = type(seen.topology).path_of
-    monkeypatch.setattr(type(seen.topology), "path", lambda self, node: looked_at.append(node) or path(self, node))
-    assert sbatch._zone_features(seen, [f"z{i}" for i in range(60)]) == tuple(f"z{i}" for i in range(60))
+    monkeypatch.setattr(type(seen.topology), "path_of", lambda self, node: looked_at.append(node) or path(self, node))
+    assert binding._zone_features(seen, [f"z{i}" for i in range(60)]) == tuple(f"z{i}" for i in range(60))
     assert len(looked_at) <= len(names)
 
 
@@ -129,7 +130,7 @@ def test_features_of_zones_are_those_that_exactly_their_nodes_carry(seed):
     for zone, members in (("z0", names[:4]), ("z1", names[4:7]), ("top", names[:7])):
         exact = [f for f in ("a", "b", "c", "d", "z0") if {n.name for n in nodes if f in n.features} == set(members)]
         expected = ("z0",) if zone == "z0" else tuple(exact[:1])
-        assert sbatch._zone_features(seen, [zone]) == expected
+        assert binding._zone_features(seen, [zone]) == expected
 
 
 def test_only_an_automatic_choice_is_taken_back():
@@ -159,7 +160,7 @@ def test_late_asks_for_a_range(argv, options):
     job = read("--dl-node-binding=late", *argv)
     decision = sbatch.decide_binding(job, cluster())
     assert list(decision.binding_options) == options
-    command = sbatch.build_submit_command("/bin/sbatch", job, decision, {})
+    command = submission.build_submit_command("/bin/sbatch", job, decision, {})
     least = int(options[0].partition("=")[2].partition("-")[0])
     tasks = int(argv[1]) if argv[:1] == ["-n"] else None
     assert submission_record.parse_record(command.env[submission_record.ENV_VARIABLE]).requested_size == submission_record.RequestedSize(least, tasks, 2)
@@ -197,7 +198,7 @@ def test_the_command_of_a_dry_run(name, golden, tmp_path, monkeypatch):
                "RANK": "3", "SLURMDL_EXPORTED": " RANK", "SLURMDL_OPT_PLACE": "pack", "MASTER_ADDR": "n9"}
     decision = sbatch.decide_binding(job, cluster())
     text = sbatch.format_dry_run(
-    job, decision, sbatch.build_submit_command(
+    job, decision, submission.build_submit_command(
         "/usr/bin/sbatch", job, decision, environ))
     text = re.sub(r'"pid":\d+,"host":"[^"]*"', '"pid":PID,"host":"HOST"', text)
     golden(f"sbatch/{name}.txt", text + "\n")
@@ -217,7 +218,7 @@ class TestMark:
         assert submission_record.read_record({"SLURMDL_SUBMISSION": text, "SLURM_SUBMIT_HOST": "another"}) is None
         assert submission_record.read_record({}) is None
 
-    @pytest.mark.parametrize("text", ["{", "[]", "{}", '{"version":9}', '{"version":1,"dl":{"ps":"x"}}'])
+    @pytest.mark.parametrize("text", ["{", "[]", "{}", '{"version":9}', '{"version":2,"options":{"ps":"x"}}'])
     def test_malformed(self, text):
         with pytest.raises(InputError, match=r"SLURMDL_SUBMISSION|--dl-"):
             submission_record.read_record({"SLURMDL_SUBMISSION": text})
@@ -240,7 +241,7 @@ class TestMark:
 ])
 def test_the_mark_is_named_where_a_list_is_exported(export, added):
     job = read(*([f"--export={export}"] if export else []), "--wrap=true")
-    command = sbatch.build_submit_command("/bin/sbatch", job, sbatch.Decision(), {})
+    command = submission.build_submit_command("/bin/sbatch", job, Decision(), {})
     assert [word for word in command.argv if "SLURMDL_SUBMISSION" in word] == ([added] if added else [])
 
 
@@ -310,8 +311,8 @@ def test_nothing_of_ours_is_said_with_quiet(tmp_path):
 
 RELAY = """
 import sys
-from slurmdl import process
-sys.exit(process.relay(["/bin/sh", "-c", {script!r}], {{"PATH": "/usr/bin:/bin"}}, b"in\\n",
+from slurmdl.slurm import process
+sys.exit(process.run_passthrough(["/bin/sh", "-c", {script!r}], {{"PATH": "/usr/bin:/bin"}}, b"in\\n",
                        lambda line: print("first", line, file=sys.stderr, flush=True)))
 """
 

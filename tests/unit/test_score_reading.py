@@ -341,7 +341,7 @@ def test_where_nothing_is_configured_nothing_is_said(site: Path, monkeypatch: py
     ("link_scores: {max_age: 0}", "greater than 0"), ("link_scores: {half_life: -1}", "0 or more"), ("link_scores: {tolerance: x}", "0 or more"),
     ("link_scores: {cost_model: best}", "tcp, weighted"), ("link_scores: {weights: {speed: 1}}", "expected link_scores.weights."),
     ("link_scores: {weights: {loss: 0, rtt: 0, throughput: 0}}", "at least one greater than 0"),
-    ("link_scores: 5", "must hold keys"),
+    ("link_scores: 5", "expected a mapping"),
     ("link_scores: {prometheus: {url: ftp://x}}", "http://HOST"), ("link_scores: {prometheus: {node_label: 'a b'}}", "a label"),
     ("link_scores: {prometheus: {queries: {speed: x}}}", "queries.throughput"), ("link_scores: {trusted_owner: ''}", "a user name"),
     ("link_scores: {prometheus: {queries: {loss: 5}}}", "PromQL"),

@@ -275,7 +275,7 @@ def test_probe_results_of_others_are_refused_unless_they_are_named(site: Path,
     os.chown(site / "a.jsonl", 64001, 64001)
     assert ingest(site, str(site / "a.jsonl")) == 65
     told = capsys.readouterr().err
-    assert told.count("\n") == 1 and "a.jsonl: is ignored: user 64001 owns it; valid: " in told and "--users" in told
+    assert told.count("\n") == 1 and "a.jsonl: is ignored: user 64001 owns it; expected " in told and "--users" in told
     assert not (site / "scores.json").exists()
     for words in (["--users", "64001"], ["--users", "daemon,64001"]):
         assert ingest(site, str(site / "a.jsonl"), *words) == 0

@@ -1,4 +1,4 @@
-"""What a site installs: current, complete, and gone again without a trace."""
+"""Files that a site installs: current, complete, and removed completely."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from slurmdl import config, dl_options
-from slurmdl.cli.links import COMMANDS as SCORE_COMMANDS
+from slurmdl.cli.links import COMMANDS as LINKS_COMMANDS
 from slurmdl.cli.main import COMMANDS
 from slurmdl.errors import EXIT_STATUS_MEANINGS, InputError
 
@@ -35,12 +35,12 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return into
 
 
-def test_man_pages_name_all_that_the_parsers_know(written):
+def test_man_pages_list_all_commands_options_and_statuses(written):
     page = (written / "slurmdl.1").read_text().replace(r"\-", "-")
     bold = set(re.findall(r"\\fB(.*?)\\fR", page))
     assert bold >= COMMANDS.keys()
     assert {name.partition("=")[0] for name in bold} >= {f"--{name}" for name in dl_options.LONG_OPTIONS}
-    for command in ("doctor", "topology check", "topology convert", "score ingest", "score show", "sandbox up"):
+    for command in ("doctor", "topology check", "topology convert", "links ingest", "links show", "sandbox up"):
         section = page.partition(f".SH {command.upper()}\n")[2].partition("\n.SH ")[0]
         usage = run(sys.executable, "-m", "slurmdl", *command.split(), "--help").stdout
         options = set(re.findall(r"^  (?:-\w(?: \w+)?, )?(--[a-z-]+)", usage, re.MULTILINE)) - {"--help"}
@@ -52,7 +52,7 @@ def test_man_pages_name_all_that_the_parsers_know(written):
     assert "prometheus:" in (written / "slurmdl.yaml.5").read_text()
 
 
-def test_man_pages_are_sound(written):
+def test_man_pages_have_no_groff_warnings(written):
     if not shutil.which("groff"):
         pytest.skip("groff is missing")
     for page in written.glob("*.[1-8]"):
@@ -62,13 +62,13 @@ def test_man_pages_are_sound(written):
 
 
 def uncommented() -> str:
-    """The example with all keys in force: prose has one blank behind its #, keys have none, or those that indent."""
+    """The example with all keys uncommented: prose has one blank after #, keys have none or an indent."""
     lines = [line for line in EXAMPLE.read_text().splitlines() if not re.match(r"# \S|#$", line)]
     return "\n".join(line.removeprefix("#") for line in lines)
 
 
 def valid_keys(path: Path, prefix: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """The keys that config knows, as its own errors list them."""
+    """Keys that config accepts, from its error messages."""
     data: object = {"no-such-key": 1}
     for key in reversed(prefix):
         data = {key: data}
@@ -76,7 +76,7 @@ def valid_keys(path: Path, prefix: tuple[str, ...] = ()) -> Iterator[tuple[str, 
     try:
         config.load_config([str(path)])
     except InputError as error:
-        listed = re.search(r"unknown key \S+; valid: (.*)", str(error))
+        listed = re.search(r"unknown key \S+; expected (.*)", str(error))
         if listed:
             for name in listed[1].split(", "):
                 key = (*prefix, name.rpartition(".")[2])
@@ -84,7 +84,7 @@ def valid_keys(path: Path, prefix: tuple[str, ...] = ()) -> Iterator[tuple[str, 
                 yield from valid_keys(path, key)
 
 
-def test_the_example_has_every_key_and_no_other(tmp_path):
+def test_example_has_exactly_the_valid_keys(tmp_path):
     keys = set(valid_keys(tmp_path / "unknown.yaml"))
     assert ("link_scores", "prometheus", "queries", "loss") in keys and ("options", "node-binding") in keys
 
@@ -96,13 +96,13 @@ def test_the_example_has_every_key_and_no_other(tmp_path):
     assert set(paths(yaml.safe_load(uncommented()))) == keys
 
 
-def test_the_example_shows_the_defaults(tmp_path):
+def test_example_shows_the_defaults(tmp_path):
     assert config.load_config([str(EXAMPLE)]) == config.Config()
     file = tmp_path / "slurmdl.yaml"
     file.write_text(uncommented())
     found = config.load_config([str(file)])
-    #: what has no value of its own as a default
-    examples = {"owner", "url", "queries", "weights"}
+    #: fields without a default value
+    examples = {"trusted_owner", "prometheus_url", "prometheus_queries", "weights"}
     for each in fields(config.LinkScoresConfig):
         if each.name not in examples:
             assert getattr(found.link_scores, each.name) == getattr(config.LinkScoresConfig(), each.name), each.name
@@ -110,7 +110,7 @@ def test_the_example_shows_the_defaults(tmp_path):
     assert dl_options.merge_layers(options) == dl_options.DlOptions()
 
 
-def test_completion_of_bash(written):
+def test_bash_completion(written):
     if not shutil.which("bash"):
         pytest.skip("bash is missing")
 
@@ -120,8 +120,8 @@ def test_completion_of_bash(written):
                   f'COMP_CWORD={len(words)}; _slurmdl {program}; printf "%s\\n" "${{COMPREPLY[@]}}"')
         return run("bash", "-c", script).stdout.split()
 
-    assert complete("s") == ["sbatch", "srun", "score", "simulate", "sandbox"]
-    assert complete("score", "in") == ["ingest"]
+    assert complete("s") == ["sbatch", "srun", "simulate", "sandbox"]
+    assert complete("links", "in") == ["ingest"]
     assert complete("topology", "check", "--off") == ["--offline"]
     assert complete("doctor", "--n") == ["--nodes"]
     assert complete("--dl-node-binding", "=", "n", program="dlsbatch") == ["nodelist"]
@@ -131,14 +131,14 @@ def test_completion_of_bash(written):
 
 
 @pytest.mark.parametrize("unit", UNITS, ids=lambda path: path.name)
-def test_units_start_commands_that_exist(unit):
+def test_units_start_existing_commands(unit):
     text = unit.read_text()
     started = re.findall(r"^ExecStart=(\S+) (\S+) (\S+)", text, re.MULTILINE)
-    assert all(words[:2] == ("@bindir@/slurmdl", "score") and words[2] in SCORE_COMMANDS for words in started)
+    assert all(words[:2] == ("@bindir@/slurmdl", "links") and words[2] in LINKS_COMMANDS for words in started)
     assert bool(started) == (unit.suffix == ".service")
 
 
-def test_installed_and_taken_away(tmp_path):
+def test_uninstall_removes_all_installed_files(tmp_path):
     root = tmp_path / "root"
     kept = root / "etc/passwd"
     kept.parent.mkdir(parents=True)
@@ -165,14 +165,14 @@ def test_installed_and_taken_away(tmp_path):
     own.write_text("plan_dir: /shared\n")
     assert run(*make, "install").returncode == 0
     assert run(*make, "uninstall").returncode == 0
-    assert own.read_text() == "plan_dir: /shared\n"  # what the site has written stays
+    assert own.read_text() == "plan_dir: /shared\n"  # the site's changes stay
     assert run(*make, "purge").returncode == 0
     assert [path for path in root.rglob("*") if not path.is_dir()] == [kept]
     assert not (root / "etc/slurmdl").exists() and not list(root.rglob("slurmdl/*"))
 
 
 @pytest.mark.parametrize("prefix", ["/usr", "/usr/local", "/opt/slurmdl", "/home/site/slurmdl"])
-def test_units_go_where_systemd_looks(prefix):
+def test_units_are_installed_in_the_unit_path(prefix):
     looked = ["/etc/systemd/system", "/usr/local/lib/systemd/system", "/usr/lib/systemd/system"]
     if shutil.which("systemd-analyze"):
         looked = run("systemd-analyze", "--system", "unit-paths").stdout.split()
@@ -182,8 +182,8 @@ def test_units_go_where_systemd_looks(prefix):
     assert {str(unit.parent) for unit in units} <= set(looked)
 
 
-def test_a_purge_removes_what_the_package_made(tmp_path):
-    """The script that dpkg runs, in a tree of its own: sandboxes and files of the site stay."""
+def test_purge_removes_only_files_of_the_package(tmp_path):
+    """dpkg's postrm script on a temporary tree; files of sandboxes and of the site stay."""
     made = ["slurmdl/samples.db", "slurmdl-counters/last", "private/slurmdl-agent/spool/x"]
     others = ["slurmdl-sandbox/demo/log", "slurmdl-site/notes", "private/other/x"]
     for name in (*made, *others):
@@ -202,9 +202,9 @@ def test_a_purge_removes_what_the_package_made(tmp_path):
     assert removal.replace(f"{tmp_path}/var/lib", "/var/lib") in spec  # rpm removes the same
 
 
-def test_packages_are_built_from_the_same_files_without_git(tmp_path):
+def test_packages_contain_the_same_files_without_git(tmp_path):
     if not (ROOT / ".git").exists():
-        pytest.skip("this is no checkout")
+        pytest.skip("not a git checkout")
     known = run(ROOT / "tools/build-packages", "files")
     assert (known.returncode, known.stderr) == (0, "")
     tree = tmp_path / "slurmdl-0.1.0"
@@ -221,7 +221,7 @@ def test_packages_are_built_from_the_same_files_without_git(tmp_path):
     assert set(without.stdout.split("\0")) == set(known.stdout.split("\0")) - hidden
 
 
-def test_the_plugin_is_installed_and_taken_away(tmp_path):
+def test_plugin_uninstall_removes_its_directory(tmp_path):
     if not Path("/usr/include/slurm/spank.h").exists():
         pytest.skip("libslurm-dev is missing")
     make = ["make", "-s", "-C", ROOT / "spank", f"DESTDIR={tmp_path}", "prefix=/usr", "libdir=/usr/lib/x"]

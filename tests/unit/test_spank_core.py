@@ -140,7 +140,7 @@ done"""
 @settings(bounded, max_examples=100)
 @given(plans())
 def test_roles_and_zones_are_those_of_the_plan_and_of_the_shell(ask, plan):
-    variables = step_command.task_variables(plan)
+    variables = step_command.task_variables(plan, 12345)
     found = [ask("role", len(plan), rank, variables["SLURMDL_PS_RANKS"], variables["SLURMDL_ZONE_RANKS"])
              for rank in range(len(plan))]
     assert found == [f"{plan.roles[rank]} {plan.roles[:rank].count(plan.roles[rank])} {plan.zone(rank)}"

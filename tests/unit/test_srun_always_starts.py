@@ -23,7 +23,7 @@ import pytest
 import slurmdl
 from slurmdl import config, dl_options, plan
 from slurmdl.errors import InputError
-from slurmdl.launch import srun, step_command, submission_record
+from slurmdl.launch import srun, step_command, submission_record, task_command
 from slurmdl.placement.ranks import rank_orders
 from slurmdl.slurm import process
 
@@ -136,7 +136,7 @@ def test_the_mpi_is_chosen_without_a_map(job):
 
 def test_an_environment_that_is_too_long_with_a_map_is_not_too_long_without(job, monkeypatch):
     """The kernel takes no variable of more than 128 KiB."""
-    monkeypatch.setattr(step_command, "task_variables", lambda _: {"SLURMDL_ZONE_RANKS": "x" * 2**18})
+    monkeypatch.setattr(step_command, "task_variables", lambda *_: {"SLURMDL_ZONE_RANKS": "x" * 2**18})
     become = process.exec_program
 
     def record(argv: list[str], environ: dict[str, str]) -> None:
@@ -144,7 +144,7 @@ def test_an_environment_that_is_too_long_with_a_map_is_not_too_long_without(job,
             become(argv, environ)
         raise Started(argv, environ)
 
-    monkeypatch.setattr(process, "become", record)
+    monkeypatch.setattr(process, "exec_program", record)
     with pytest.raises(Started) as started:
         srun.run_srun(WORDS, dict(os.environ))
     assert started.value.args[0] == [str(job.bin / "srun"), *WORDS]
@@ -260,12 +260,12 @@ def test_a_port_that_is_in_use_is_not_chosen(monkeypatch, family, address):
         taken = server.getsockname()[1]
         drawn = [taken - 10_000, taken - 10_000, 21_999]
         monkeypatch.setattr(secrets, "randbelow", lambda below: drawn.pop(0) if below == 22_000 else 0)
-        assert step_command.pick_free_port() == 31_999
+        assert task_command.pick_free_port() == 31_999
 
 
 def test_the_port_does_not_follow_from_the_job():
     chosen = plan.Plan("gossip", ("n1",), ("worker",), {})
-    ports = {int(step_command.task_variables(chosen)["SLURMDL_MASTER_PORT"]) for _ in range(50)}
+    ports = {int(task_command.pick_free_port()) for _ in range(50)}
     assert len(ports) > 40
     assert all(10_000 <= port < 32_768 for port in ports)
 
@@ -314,7 +314,7 @@ def started(monkeypatch) -> Callable[[list[str], dict[str, str]], None]:
     def become(argv: list[str], environ: dict[str, str]) -> None:
         raise Started(argv, environ)
 
-    monkeypatch.setattr(process, "become", become)
+    monkeypatch.setattr(process, "exec_program", become)
     return become
 
 

@@ -57,8 +57,8 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     def start(argv: Sequence[str], env: Mapping[str, str], stdin: bytes | None = None, *_: object) -> None:
         raise Submitted(argv, env, stdin)
 
-    monkeypatch.setattr(process, "become", start)
-    monkeypatch.setattr(process, "relay", start)
+    monkeypatch.setattr(process, "exec_program", start)
+    monkeypatch.setattr(process, "run_passthrough", start)
     return tmp_path
 
 
@@ -179,8 +179,8 @@ def test_a_later_configuration_sets_aside_what_does_not_go_with_it(site):
     assert config.load_config([str(site / "first"), str(site / "second")]).options == {"strategy": "gossip"}
 
 
-@pytest.mark.parametrize("inherited", ["[" * 100_000, '{"version":1,"pid":Infinity,"dl":{},'
-                                                                '"submitter":"","host":""}'])
+@pytest.mark.parametrize("inherited", ["[" * 100_000, '{"version":2,"pid":Infinity,"options":{},'
+                                       '"submitter_job":"","host":""}'])
 def test_an_inherited_mark_of_any_form_refuses_nothing(inherited, site, monkeypatch):
     monkeypatch.setenv(submission_record.ENV_VARIABLE, inherited)
     assert "--prefer" in submitted("--dl-place=pack", "job.sh").argv[1]

@@ -1,4 +1,4 @@
-"""Files that are put in their place at once, in folders to which others may write."""
+"""Atomic writes in directories that other users may write."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from slurmdl.train.library import checkpoint
 
 
 @pytest.mark.parametrize("link", [os.symlink, os.link])
-def test_no_file_that_another_has_put_beside_it_is_written_to(tmp_path: Path, link) -> None:
-    """A hard link would stay another user's file under the new name."""
+def test_write_atomic_does_not_follow_links_of_others(tmp_path: Path, link) -> None:
+    """A hard link would keep the other user's file under the new name."""
     other = tmp_path / "other"
     other.write_text("theirs")
     link(other, tmp_path / f".scores.json.{os.getpid()}")
@@ -22,12 +22,12 @@ def test_no_file_that_another_has_put_beside_it_is_written_to(tmp_path: Path, li
     checkpoint._write_atomic(str(tmp_path / "part"), lambda file: file.write(b"mine"))
     assert other.read_text() == "theirs"
     for name in ("scores.json", "part"):
-        found = tmp_path / name
-        assert found.read_text() == "mine"
-        assert not found.is_symlink() and not found.samefile(other)
+        written = tmp_path / name
+        assert written.read_text() == "mine"
+        assert not written.is_symlink() and not written.samefile(other)
 
 
-def test_nothing_is_left_of_an_attempt_that_fails(tmp_path: Path) -> None:
+def test_failed_write_leaves_no_temporary_file(tmp_path: Path) -> None:
     (tmp_path / "scores.json").mkdir()
     with pytest.raises(OSError):
         files.write_atomic(str(tmp_path / "scores.json"), "mine")

@@ -48,11 +48,11 @@ def run(argv: list[str]) -> int:
 
 def _mpi_type_options(srun_args: list[str]) -> list[str]:
     """--mpi for the MPI that PATH has, where none is given, as `slurmdl srun` chooses it."""
-    from slurmdl.launch import srun
-    from slurmdl.slurm import getopt, srun_options
+    from slurmdl.slurm import getopt, pmi, srun_options
+    from slurmdl.slurm.slurm_conf import SlurmConfig
 
     line = getopt.parse_command_line(srun_args, srun_options.SHORT_OPTIONS, srun_options.LONG_OPTIONS)
-    return srun.mpi_type_option(line, srun.SlurmConfig.query, os.environ)
+    return pmi.mpi_type_option(line, SlurmConfig.query, os.environ)
 
 
 def _run_probe(options: argparse.Namespace, srun_args: list[str]) -> int:

@@ -1,3 +1,3 @@
-"""Measuring links: rounds.py says who probes whom, measure.py and reflector.py are the two sides of a pair, wire.py
-what they send, channel.py proves who sent it, task.py runs them as a Slurm step, and fit.py makes links of what the
-pairs measured."""
+"""Active probes of links: `schedule` pairs the nodes, `measure` and `reflector` are the two sides of a probe,
+`protocol` and `channel` the messages between them, `tcp_task` and `mpi_task` the tasks of the Slurm step, and
+`link_estimator` derives links from pairs."""

@@ -1,9 +1,8 @@
-"""A TCP connection between two programs that know a secret: lines of JSON, each with a code that proves who sent it.
+"""Authenticated TCP channel between two programs with a shared secret; messages are lines of JSON with an HMAC.
 
-Each side first sends a random nonce. From the secret and both nonces follows a key for each direction, and every line
-carries the HMAC-SHA256 of its number on the connection and of its text. The secret itself is never sent. A line that
-somebody else sent, changed, left out, repeated, or recorded on another connection is refused. Nothing is encrypted.
-With an empty secret everybody who speaks the protocol is accepted.
+Each side first sends a random nonce. Secret and nonces give one key per direction; each line carries the HMAC-SHA256
+of its sequence number and text. Forged, changed, dropped, repeated and replayed lines are rejected. The secret is not
+transmitted and nothing is encrypted. An empty secret accepts any peer that speaks the protocol.
 """
 
 from __future__ import annotations
@@ -15,27 +14,26 @@ import socket
 import time
 from typing import Any
 
-#: bytes of a line, at most
 _MAX_LINE_BYTES = 4096
-#: seconds that the other side may take to prove that it knows the secret
+#: seconds in which a peer must authenticate
 HANDSHAKE_S = 4.0
-#: bytes of the tag that each datagram of a session carries
+#: bytes of the tag in each datagram of a session
 TAG_BYTES = 8
 _NONCE_BYTES = 16
 
 
 class PeerError(OSError):
-    """The other side does not answer in time, or says what it should not."""
+    """The peer does not answer in time, or sends an invalid message."""
 
 
 class Deadline:
-    """A moment by which all must be done, by a clock that does not jump."""
+    """A point in time on the monotonic clock."""
 
     def __init__(self, seconds: float) -> None:
         self._end = time.monotonic() + seconds
 
     def remaining_s(self) -> float:
-        """Seconds that are left; Timeout where none are."""
+        """Remaining seconds; PeerError if there are none."""
         seconds = self._end - time.monotonic()
         if seconds <= 0:
             raise PeerError("no answer in time")
@@ -43,13 +41,13 @@ class Deadline:
 
 
 class AuthenticatedChannel:
-    """One side of such a connection.
+    """One side of the connection.
 
     Parameters
     ----------
-    secret : that the other side must know, too.
-    asks : whether this side made the connection.
-    deadline : of each blocking operation; None for no limit.
+    secret : shared with the peer.
+    is_client : whether this side opened the connection.
+    deadline : of blocking operations; None for no limit.
     """
 
     def __init__(self, connection: socket.socket, secret: bytes, *, is_client: bool,
@@ -58,20 +56,20 @@ class AuthenticatedChannel:
         self._secret, self._is_client = secret, is_client
         self._nonce = secrets.token_hex(_NONCE_BYTES).encode()
         self._buffer = b""
-        self._keys: tuple[bytes, bytes] | None = None  # for what is sent, and for what is received
+        self._keys: tuple[bytes, bytes] | None = None  # for sent and for received messages
         self._messages_sent = self._messages_received = 0
         self.tag = b""
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connection.sendall(self._nonce + b"\n")  # the first bytes always find room
+        connection.sendall(self._nonce + b"\n")  # fits into the empty send buffer
 
     def read_message(self) -> dict[str, Any]:
-        """The next message; Timeout where it does not come in time, or the sender does not know the secret."""
+        """Wait for the next message; PeerError if it is late or not authentic."""
         while (message := self.next_message()) is None:
             self._receive_before_deadline()
         return message
 
     def write_message(self, **message: Any) -> None:
-        """Send a message, for which the nonce of the other side must have come."""
+        """Send a message; waits for the peer's nonce first."""
         while self._keys is None and not self._derive_keys():
             self._receive_before_deadline()
         assert self._keys is not None
@@ -81,7 +79,7 @@ class AuthenticatedChannel:
         self._messages_sent += 1
 
     def next_message(self) -> dict[str, Any] | None:
-        """The next message, if it has been received completely; Timeout where it is not valid."""
+        """Next message if it is complete, else None; PeerError if it is not valid."""
         if self._keys is None and not self._derive_keys():
             return None
         assert self._keys is not None
@@ -90,21 +88,21 @@ class AuthenticatedChannel:
             return None
         code, _, text = line.partition(b" ")
         if not hmac.compare_digest(code, self._hmac_hex(self._keys[1], self._messages_received, text)):
-            raise PeerError("the peer does not know the secret")
+            raise PeerError("the peer does not have the secret")
         self._messages_received += 1
         try:
             message = json.loads(text)
         except (ValueError, RecursionError) as error:
-            raise PeerError("the peer speaks another language") from error
+            raise PeerError("malformed message from the peer: expected JSON") from error
         if not isinstance(message, dict):
-            raise PeerError("the peer speaks another language")
+            raise PeerError("malformed message from the peer: expected a JSON object")
         return message
 
     def receive_bytes(self) -> None:
-        """Read once from the connection; Timeout where it has ended."""
+        """Read once from the connection; PeerError if it was closed."""
         data = self.socket.recv(_MAX_LINE_BYTES)
         if not data:
-            raise PeerError("the peer has gone")
+            raise PeerError("the peer closed the connection")
         self._buffer += data
 
     def _receive_before_deadline(self) -> None:
@@ -117,23 +115,23 @@ class AuthenticatedChannel:
     def _pop_line(self) -> bytes | None:
         line, end, rest = self._buffer.partition(b"\n")
         if len(line) > _MAX_LINE_BYTES:
-            raise PeerError("the peer sends a line that is too long")
+            raise PeerError(f"malformed message from the peer: line of more than {_MAX_LINE_BYTES} bytes")
         if not end:
             return None
         self._buffer = rest
         return line
 
     def _derive_keys(self) -> bool:
-        """Derive the keys if the nonce of the other side has come."""
-        theirs = self._pop_line()
-        if theirs is None:
+        """Derive the keys if the peer's nonce is complete; return whether it is."""
+        nonce = self._pop_line()
+        if nonce is None:
             return False
-        if len(theirs) != 2 * _NONCE_BYTES:
-            raise PeerError("the peer speaks another language")
-        nonces = (self._nonce + theirs) if self._is_client else (theirs + self._nonce)
-        asker, answerer, datagrams = (hmac.digest(self._secret, purpose + nonces, "sha256")
-                                      for purpose in (b"asker ", b"answerer ", b"datagrams "))
-        self._keys = (asker, answerer) if self._is_client else (answerer, asker)
+        if len(nonce) != 2 * _NONCE_BYTES:
+            raise PeerError("malformed message from the peer: expected a nonce")
+        nonces = (self._nonce + nonce) if self._is_client else (nonce + self._nonce)
+        client, server, datagrams = (hmac.digest(self._secret, purpose + nonces, "sha256")
+                                     for purpose in (b"client ", b"server ", b"datagrams "))
+        self._keys = (client, server) if self._is_client else (server, client)
         self.tag = datagrams[:TAG_BYTES]
         return True
 
@@ -143,5 +141,5 @@ class AuthenticatedChannel:
 
 
 def derive_secret(secret: bytes, purpose: str) -> bytes:
-    """A secret for one purpose, which tells nothing of the one it comes from."""
+    """Derive a secret for one purpose; the original cannot be recovered from it."""
     return hmac.digest(secret, f"purpose {purpose}".encode(), "sha256")

@@ -1,4 +1,4 @@
-"""What one pair may cost, and what it measured. Standard library only: every node of a probe imports it."""
+"""Cost and result of probing one pair of nodes. Standard library only: every node of a probe imports it."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from typing import Any
 from slurmdl.errors import InputError
 from slurmdl.links.samples import MAX_BANDWIDTH
 
-#: enough to know a loss of 3 % to a tenth of a point, over three peers
+#: enough to measure a loss of 3 % to 0.1 points over three peers
 MAX_LOSS_PROBES = 10_000
 
 
 @dataclass(frozen=True)
 class ProbeConfig:
-    """How much one pair of nodes may cost.
+    """Cost of probing one pair of nodes.
 
     Attributes
     ----------
-    echoes : round trips, one at a time, within `echo_seconds`.
-    datagrams : small ones, sent for the loss at `datagram_rate` a second, and echoed.
-    size, seconds : bytes and seconds of one stream, whichever is first; one each way.
-    rate_limit : bytes/s that a stream does not exceed, 0 for none.
-    deadline : seconds for all of it.
+    rtt_probes : sequential RTT measurements, within `rtt_seconds`.
+    loss_probes : small datagrams, sent at `loss_probe_rate` per second and echoed.
+    stream_bytes, stream_seconds : limits of one stream; there is one per direction.
+    rate_limit : bytes/s of a stream, 0 for no limit.
+    timeout_s : of the whole probe.
     """
 
     rtt_probes: int = 100
@@ -35,32 +35,32 @@ class ProbeConfig:
     timeout_s: float = 5.0
 
     def scaled_to(self, seconds: float) -> ProbeConfig:
-        """So that a pair takes about so many seconds: less of all where they are few, else more datagrams."""
-        share = seconds / self.expected_s
-        if share >= 1:
+        """Scale all costs down to about `seconds` per pair, or fill them up with more loss probes."""
+        scale = seconds / self.expected_s
+        if scale >= 1:
             more = (seconds - self.expected_s) * self.loss_probe_rate
             return replace(self, loss_probes=min(MAX_LOSS_PROBES, self.loss_probes + int(more)),
                            timeout_s=self.timeout_s + seconds)
-        return ProbeConfig(max(5, int(self.rtt_probes * share)), self.rtt_seconds * share,
-                      max(50, int(self.loss_probes * share)), self.loss_probe_rate, max(10**
-                          6, int(self.stream_bytes * share)),
-                      self.stream_seconds * share, self.rate_limit, min(self.timeout_s, 3 * seconds + 0.5))
+        return replace(self, rtt_probes=max(5, int(self.rtt_probes * scale)), rtt_seconds=self.rtt_seconds * scale,
+                       loss_probes=max(50, int(self.loss_probes * scale)),
+                       stream_bytes=max(10**6, int(self.stream_bytes * scale)),
+                       stream_seconds=self.stream_seconds * scale, timeout_s=min(self.timeout_s, 3 * seconds + 0.5))
 
     @property
     def expected_s(self) -> float:
-        """Seconds that a pair takes on links that are as they should be."""
+        """Seconds per pair on healthy links."""
         return self.rtt_seconds + self.loss_probes / self.loss_probe_rate + 2 * self.stream_seconds
 
 
 @dataclass(frozen=True)
 class PairMeasurement:
-    """What two nodes measured of the way between them; None for what they did not.
+    """Measurement of the path between two nodes; None for values that are unknown.
 
     Attributes
     ----------
-    forward, backward : bytes/s from the first to the second, and back.
-    delay, delay_tail : round trip in s, median and 99th percentile.
-    loss : fraction of datagrams lost, one way, the mean of both.
+    forward, backward : bytes/s from the first node to the second, and back.
+    rtt, rtt_p99 : round-trip time in s, median and 99th percentile.
+    loss : fraction of datagrams lost one way, mean of both directions.
     """
 
     first: str
@@ -73,21 +73,20 @@ class PairMeasurement:
 
     @property
     def throughput(self) -> float | None:
-        """Bytes/s of the worse direction."""
-        known = [value for value in (self.forward, self.backward) if value is not None]
-        return min(known, default=None)
+        """Bytes/s of the slower direction."""
+        return min((value for value in (self.forward, self.backward) if value is not None), default=None)
 
     def to_json(self) -> dict[str, Any]:
         return {key: value for key, value in asdict(self).items() if value is not None}
 
     @classmethod
     def from_json(cls, data: Any) -> PairMeasurement:
-        """The inverse of `to_json`; InputError where it does not fit."""
+        """Inverse of `to_json`; InputError if the data is not valid."""
         try:
             pair = cls(**data)
-            figures = [v for k, v in asdict(pair).items() if k not in ("first", "second") and v is not None]
-            if not all(type(v) in (int, float) and 0 <= v < MAX_BANDWIDTH for v in figures):
-                raise TypeError(f"figures from 0 to {MAX_BANDWIDTH:g} expected")
         except TypeError as error:
             raise InputError(f"pair: malformed ({error})") from error
+        values = [v for k, v in asdict(pair).items() if k not in ("first", "second") and v is not None]
+        if not all(type(v) in (int, float) and 0 <= v < MAX_BANDWIDTH for v in values):
+            raise InputError(f"pair: malformed; expected numbers from 0 to {MAX_BANDWIDTH:g}")
         return pair

@@ -1,7 +1,8 @@
-"""What the two sides of a probe send each other: messages and streams of chunks over TCP, datagrams over UDP."""
+"""Data that the two sides of a probe exchange: messages and streams over TCP, datagrams over UDP; rate limits."""
 
 from __future__ import annotations
 
+import errno
 import math
 import socket
 import struct
@@ -12,28 +13,29 @@ from collections.abc import Callable
 from slurmdl.links.probe.channel import TAG_BYTES, AuthenticatedChannel, Deadline, PeerError
 from slurmdl.links.tcp_server import parse_peer_address
 
-#: a stream is a row of these; the first byte of the last one is 0
+#: a stream consists of chunks; the first byte of the last one is 0
 CHUNK_BYTES = 16_384
 _TCP_NOTSENT_LOWAT = 25  # linux/tcp.h
+_IP_MTU, _IPV6_MTU = 14, 24  # linux/in.h, linux/in6.h
 _SO_TIMESTAMPNS, _SO_RXQ_OVFL = 35, 40  # asm-generic/socket.h
-#: bytes of the socket's buffer that are asked for; the kernel gives what net.core.rmem_max allows
+#: requested buffer size; the kernel limits it to net.core.rmem_max
 _RECEIVE_BUFFER_BYTES = 4 * 2**20
-#: seconds by which two clocks may differ over a train: readers are held up, too
+#: seconds by which two clocks may differ over a packet train before its rate is discarded
 _MAX_CLOCK_JUMP_S = 0.25
 
 
 class ControlChannel(AuthenticatedChannel):
-    """The connection of a probe: messages and streams, each operation bounded by a deadline."""
+    """Connection of a probe: messages and streams with deadlines."""
 
     deadline: Deadline
 
     def __init__(self, connection: socket.socket, secret: bytes, deadline: Deadline, *, is_client: bool) -> None:
-        # what waits in the socket is sent after the time is over, so little waits there
+        # queued data is still sent after the deadline: keep the queue short
         connection.setsockopt(socket.IPPROTO_TCP, _TCP_NOTSENT_LOWAT, 4 * CHUNK_BYTES)
         super().__init__(connection, secret, is_client=is_client, deadline=deadline)
 
     def send_stream(self, size: int, seconds: float, pace: Callable[[int], None]) -> None:
-        """Send `size` bytes, or for `seconds`; `spend` may wait before each chunk."""
+        """Send `size` bytes, or for `seconds`; `pace` may wait before each chunk."""
         chunk, last = b"\1" + bytes(CHUNK_BYTES - 1), bytes(CHUNK_BYTES)
         end = time.monotonic() + seconds
         for _ in range(max(1, size // CHUNK_BYTES)):
@@ -45,50 +47,47 @@ class ControlChannel(AuthenticatedChannel):
         self.socket.sendall(last)
 
     def receive_stream(self, max_bytes: float = math.inf) -> float:
-        """Take a stream of at most so many bytes, and return its bytes/s once it runs.
-
-        It starts slowly (RFC 5681), and a token bucket that is full lets its first bytes pass: see `steady_rate`.
-        """
+        """Receive a stream of at most `max_bytes`, and return its `steady_state_rate` in bytes/s."""
         chunk, marks = memoryview(bytearray(CHUNK_BYTES)), [(time.monotonic(), 0)]
-        got, more = len(self._buffer), True
-        chunk[:got], self._buffer = self._buffer[:CHUNK_BYTES], b""
-        while more:
-            while got < CHUNK_BYTES:
+        received, is_last = len(self._buffer), False
+        chunk[:received], self._buffer = self._buffer[:CHUNK_BYTES], b""
+        while not is_last:
+            while received < CHUNK_BYTES:
                 self.socket.settimeout(self.deadline.remaining_s())
-                count = self.socket.recv_into(chunk[got:])
+                count = self.socket.recv_into(chunk[received:])
                 if not count:
-                    raise PeerError("the peer has gone")
-                got += count
-            more, got = chunk[0] == 1, 0
+                    raise PeerError("the peer closed the connection")
+                received += count
+            is_last, received = chunk[0] != 1, 0
             if marks[-1][1] > max_bytes:
-                raise PeerError("the peer sends more than it said")
+                raise PeerError("the peer sends more than it announced")
             marks.append((time.monotonic(), marks[-1][1] + CHUNK_BYTES))
         return steady_state_rate(marks)
 
 
 def steady_state_rate(marks: list[tuple[float, int]]) -> float:
-    """Bytes/s from (seconds, bytes so far): from the first quarter on, or from the half on where that is more.
+    """Rate in bytes/s of a stream, given (time in s, bytes so far).
 
-    A stream of so few marks that nothing is left of it counts as a whole.
+    The larger of the rates after the first quarter and after the first half: slow start (RFC 5681) makes the start
+    slow, a full token bucket makes it fast. A stream too short for that counts as a whole.
     """
     end, total = marks[-1]
 
-    def from_share(share: float) -> float:
-        start, before = next(mark for mark in marks if mark[1] >= share * total)
+    def rate_after(fraction: float) -> float:
+        start, before = next(mark for mark in marks if mark[1] >= fraction * total)
         return (total - before) / (end - start) if end > start else 0.0
 
-    return max(from_share(0.25), from_share(0.5)) or from_share(0.0)
+    return max(rate_after(0.25), rate_after(0.5)) or rate_after(0.0)
 
 
 class ProbeSocket:
-    """A UDP socket that knows one peer only, tells when a datagram came, and what its own buffer dropped.
+    """UDP socket for one peer, with kernel timestamps and a count of receive buffer overflows.
 
-    The last bytes of each datagram are the tag of the session. Others, which may have come from anywhere before the
-    socket was connected, are left out.
+    Each datagram ends with the tag of the session; datagrams without it are dropped.
 
     Attributes
     ----------
-    overflow : datagrams that came, but found the buffer full: the network did not lose them.
+    overflow : datagrams that were dropped by the full receive buffer, not by the network.
     """
 
     def __init__(self, address: str) -> None:
@@ -102,7 +101,7 @@ class ProbeSocket:
         self.overflow, self._tag = 0, b""
 
     def connect(self, peer: tuple[str, int], tag: bytes) -> None:
-        """Send to this address and port, and receive from there alone."""
+        """Set the only peer (address, port), and the tag of the session."""
         self.socket.connect((str(parse_peer_address(peer[0])), peer[1]))
         self._tag = tag
 
@@ -112,7 +111,7 @@ class ProbeSocket:
         return port
 
     def receive(self, timeout_s: float) -> tuple[bytes, float] | None:
-        """A datagram and the kernel's time of its arrival in s; None where none comes within `wait` seconds."""
+        """Next datagram and the kernel's arrival time in s; None after `timeout_s`."""
         end = time.monotonic() + timeout_s
         while True:
             self.socket.settimeout(max(0.0, end - time.monotonic()))
@@ -123,39 +122,39 @@ class ProbeSocket:
             if data.endswith(self._tag):
                 break
             if time.monotonic() > end:
-                return None  # a peer that goes on sending others holds nobody up
-        stamp = time.time()
+                return None  # untagged datagrams do not extend the timeout
+        timestamp = time.time()
         for _, kind, value in ancillary:
             if kind == _SO_TIMESTAMPNS:
                 seconds, nanoseconds = struct.unpack("qq", value[:16])
-                stamp = seconds + nanoseconds * 1e-9
+                timestamp = seconds + nanoseconds * 1e-9
             elif kind == _SO_RXQ_OVFL:
                 self.overflow = struct.unpack("I", value[:4])[0]
-        return data, stamp
+        return data, timestamp
 
     def send(self, data: bytes) -> None:
-        """Send with the tag as the last bytes, or lose: a full queue on the way is no error."""
+        """Send `data` with the tag in its last bytes; a full queue counts as loss, not as an error."""
         self.socket.settimeout(0.2)
         try:
             self.socket.send(data[:-TAG_BYTES] + self._tag)
         except (TimeoutError, BlockingIOError, ConnectionRefusedError):
             return
         except OSError as error:
-            if error.errno != 105:  # ENOBUFS
+            if error.errno != errno.ENOBUFS:
                 raise
 
     def max_payload(self) -> int:
-        """Bytes of a datagram that the way carries whole, as far as this host knows."""
-        if self._family == socket.AF_INET6:  # IPV6_MTU; headers of IP and UDP
-            return max(512, self.socket.getsockopt(socket.IPPROTO_IPV6, 24) - 48)
-        return max(512, self.socket.getsockopt(socket.IPPROTO_IP, 14) - 28)  # IP_MTU
+        """Largest datagram in bytes that this host knows to fit the path's MTU."""
+        if self._family == socket.AF_INET6:
+            return max(512, self.socket.getsockopt(socket.IPPROTO_IPV6, _IPV6_MTU) - 48)
+        return max(512, self.socket.getsockopt(socket.IPPROTO_IP, _IP_MTU) - 28)
 
     def close(self) -> None:
         self.socket.close()
 
 
 class PacketTrainReceiver:
-    """The datagrams of a train: how fast they come, where nothing waits for what was lost."""
+    """Throughput of a packet train, which, unlike a TCP stream, does not slow down after losses."""
 
     def __init__(self, probe_socket: ProbeSocket) -> None:
         self._probe_socket, self._overflow_before = probe_socket, probe_socket.overflow
@@ -171,9 +170,9 @@ class PacketTrainReceiver:
         return bool(self._marks)
 
     def throughput(self) -> float:
-        """Bytes/s from the first quarter on, which a token bucket may have let pass; 0 where too few came.
+        """Bytes/s after the first quarter, which a token bucket may have let pass; 0 if it is unknown.
 
-        The kernel's stamps are of the clock of the day: where that jumped meanwhile, there is no rate, either.
+        It is unknown if fewer than 16 datagrams arrived, or if the wall clock of the kernel's timestamps jumped.
         """
         if len(self._marks) < 16:
             return 0.0
@@ -187,14 +186,14 @@ class PacketTrainReceiver:
 
 
 class TokenBucket:
-    """Bytes that may be moved: `rate` a second on average (0: no limit), and ten seconds' worth of them at once."""
+    """Token bucket of `rate` bytes/s (0: no limit) with a burst of ten seconds."""
 
     def __init__(self, rate: float) -> None:
         self._rate = rate or math.inf
         self._tokens, self._last_refill, self._lock = 10 * self._rate, time.monotonic(), threading.Lock()
 
     def try_consume(self, size: int) -> bool:
-        """Whether so many may be moved now; then they count as moved."""
+        """Consume `size` bytes if they are available; return whether they were."""
         if self._rate == math.inf:
             return True
         with self._lock:
@@ -208,13 +207,13 @@ class TokenBucket:
 
 
 class Pacer:
-    """Waits so that no more than `rate` bytes/s are sent (0: no limit), with a tenth of a second's worth at once."""
+    """Delays a sender to `rate` bytes/s (0: no limit) with a burst of a tenth of a second."""
 
     def __init__(self, rate: float) -> None:
         self._rate, self._started, self._sent = rate or math.inf, time.monotonic(), 0
 
     def wait_to_send(self, size: int) -> None:
-        ahead = self._sent / self._rate - (time.monotonic() - self._started) - 0.1
-        if ahead > 0:
-            time.sleep(ahead)
+        ahead_s = self._sent / self._rate - (time.monotonic() - self._started) - 0.1
+        if ahead_s > 0:
+            time.sleep(ahead_s)
         self._sent += size

@@ -1,8 +1,8 @@
-"""Who probes whom, and when: rounds of disjoint pairs, so that no probe disturbs another.
+"""Schedule of the probes: rounds of disjoint pairs, so that no probe disturbs another.
 
-Inside a zone each node meets a few others, and a few pairs of nodes measure the way between two zones: O(nodes +
-zones^2) probes. Both are rounds of a tournament, drawn up by the circle method: with n players (n even), round r
-pairs i with the player at r - i modulo n - 1, and whoever would meet himself meets the last one.
+Each node is paired with a few others of its zone, and a few pairs of nodes measure the path between two zones:
+O(nodes + zones^2) probes. Both are round-robin tournaments by the circle method: with n players (n even), round r
+pairs i with r - i modulo n - 1; the player paired with itself gets the last player.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 
-#: how many others each node meets in its zone, and how many pairs of nodes meet for two zones
+#: default number of rounds inside zones, and of node pairs per pair of zones
 ROUNDS_IN_ZONE, PAIRS_PER_ZONE_PAIR = 4, 2
 
 ProbeRound = list[tuple[int, int]]
@@ -18,48 +18,45 @@ ProbeRound = list[tuple[int, int]]
 
 def round_robin_schedule(leaf: Sequence[int], seed: int = 0, *, rounds_in_zone: int = ROUNDS_IN_ZONE,
                          pairs_per_zone_pair: int = PAIRS_PER_ZONE_PAIR) -> Iterator[ProbeRound]:
-    """The rounds, those inside the zones first; in each, no node is in two pairs, no zone in two of those between.
+    """Yield rounds of node index pairs, those inside zones first. A round has at most one pair per node, and at most
+    one inter-zone pair per zone.
 
     Parameters
     ----------
-    leaf : the leaf zone of each node; nodes of the same number are in one, nodes in none have one number, too.
-    inside : rounds inside the zones; a zone of few nodes has no more than it needs for each pair to meet.
-    between : pairs of nodes for two zones.
-
-    Yields
-    ------
-    pairs of indices of nodes.
+    leaf : leaf zone of each node as a number; nodes without a zone share one.
+    rounds_in_zone : rounds inside zones; small zones need fewer.
+    pairs_per_zone_pair : node pairs that measure the path between two zones.
     """
-    draw = random.Random(seed)
+    rng = random.Random(seed)
     zones: dict[int, list[int]] = {}
     for node, zone in enumerate(leaf):
         zones.setdefault(zone, []).append(node)
     members = list(zones.values())
     for nodes in members:
-        draw.shuffle(nodes)
-    played = [_sample_rounds(len(nodes), rounds_in_zone, draw) for nodes in members]
-    for number in range(max(map(len, played), default=0)):
-        yield [(nodes[i], nodes[j]) for nodes, drawn in zip(members, played, strict=True) if number < len(drawn)
-               for i, j in _round_pairs(len(nodes), drawn[number])]
-    turn = [0] * len(members)
+        rng.shuffle(nodes)
+    rounds = [_sample_rounds(len(nodes), rounds_in_zone, rng) for nodes in members]
+    for i in range(max(map(len, rounds), default=0)):
+        yield [(nodes[a], nodes[b]) for nodes, numbers in zip(members, rounds, strict=True) if i < len(numbers)
+               for a, b in _round_pairs(len(nodes), numbers[i])]
+    used = [0] * len(members)  # pairs so far, per zone
     for _ in range(pairs_per_zone_pair):
-        for number in _sample_rounds(len(members), len(members), draw):
-            games = []
+        for number in _sample_rounds(len(members), len(members), rng):
+            pairs = []
             for a, b in _round_pairs(len(members), number):
-                games.append((members[a][turn[a] % len(members[a])], members[b][turn[b] % len(members[b])]))
-                turn[a] += 1
-                turn[b] += 1
-            yield games
+                pairs.append((members[a][used[a] % len(members[a])], members[b][used[b] % len(members[b])]))
+                used[a] += 1
+                used[b] += 1
+            yield pairs
 
 
 def _sample_rounds(players: int, max_rounds: int, rng: random.Random) -> list[int]:
-    """Numbers of at most `most` rounds of a tournament, in random order; none where nobody can meet."""
+    """Numbers of at most `max_rounds` rounds of a tournament in random order; none for less than two players."""
     total = players - 1 + players % 2 if players > 1 else 0
     return rng.sample(range(total), min(max_rounds, total))
 
 
 def _round_pairs(players: int, round_number: int) -> Iterator[tuple[int, int]]:
-    """The pairs of one round; with an odd number of players one has a rest."""
+    """Pairs of one round; with an odd number of players one of them is idle."""
     circle = players - 1 + players % 2
     for i in range(circle):
         j = (round_number - i) % circle

@@ -1,10 +1,10 @@
-"""`python -m slurmdl.links.probe.tcp_task`: one task a node of the step that probes; the first one leads.
+"""`python -m slurmdl.links.probe.tcp_task`: the task of a probe step, one per node; task 0 is the leader.
 
-The leader reads the rounds from its standard input (srun hands it to task 0 alone, `--input=0`), tells in each round
-who probes whom, and writes each pair to its standard output as soon as it is known, and a last line once all is done.
-What it says and what the tasks answer goes over TCP, so nodes need share neither a file nor an MPI. A secret in the
-step's environment, which only its user and root can read, authenticates each message between the tasks (channel.py),
-and tells them where the leader listens. Who does not come, hangs or goes away costs its own pairs only.
+The leader reads the schedule from stdin (`srun --input=0`), tells the followers whom to probe in each round, and
+writes each measurement to stdout, then END_MESSAGE. Leader and followers talk over TCP, so neither MPI nor a shared
+file system is needed. A secret in the step's environment, readable by its user and root alone, authenticates their
+messages (see channel) and determines the leader's ports. A task that is missing, hangs or exits loses its own pairs
+only.
 """
 
 from __future__ import annotations
@@ -30,28 +30,29 @@ from slurmdl.links.probe.measurement import PairMeasurement, ProbeConfig
 from slurmdl.links.probe.reflector import Reflector
 from slurmdl.slurm import hostlist
 
-#: variable with the secret, in hexadecimal digits, by which the tasks of one probe authenticate each other
+#: environment variable with the secret of the probe, in hexadecimal
 SECRET_VARIABLE = "SLURMDL_PROBE_SECRET"
-#: the last line of the leader
+#: last line of the leader's output
 END_MESSAGE = {"end": True}
-#: seconds that tasks may take to start, and a pair beyond its own deadline
+#: seconds in which tasks must start, and grace period of a pair after its own timeout
 _START_TIMEOUT_S, _GRACE_S = 15.0, 0.5
-#: a node whose probes failed so often is left alone
+#: failed probes after which a node is skipped
 _MAX_FAILURES = 2
-#: connections beyond one of each node that may not have proved yet that they know the secret
+#: unauthenticated connections, in addition to one per node
 _MAX_EXTRA_CONNECTIONS = 64
-#: range of the leader's ports, and how many of them it may try
+#: range of the leader's ports, and number of ports that it may try
 _PORT_COUNT, _FIRST_PORT, _PORT_CANDIDATES = 20_000, 30_000, 4
 
 
 @dataclass(frozen=True)
 class ProbeSchedule:
-    """What the leader is to do.
+    """Input of the leader.
 
     Attributes
     ----------
-    nodes : their names; the rounds are pairs of indices of them.
-    budget : seconds within which the last round must have begun to end.
+    nodes : names.
+    rounds : pairs of indices of nodes.
+    budget_s : seconds for all rounds; a round that would not fit is not started.
     interface : to probe over, "" for that of the route to the leader.
     """
 
@@ -67,20 +68,20 @@ class ProbeSchedule:
     @classmethod
     def from_json(cls, data: Any) -> ProbeSchedule:
         rounds = tuple(tuple((int(a), int(b)) for a, b in pairs) for pairs in data["rounds"])
-        return cls(tuple(data["nodes"]), rounds, ProbeConfig(
-            **data["effort"]), float(data["budget"]), data["interface"])
+        return cls(tuple(data["nodes"]), rounds, ProbeConfig(**data["config"]), float(data["budget_s"]),
+                   data["interface"])
 
 
 @dataclass
 class _Follower:
-    """A task as the leader sees it.
+    """A follower, as the leader knows it.
 
     Attributes
     ----------
-    name : its node; "" until it has proved that it knows the secret.
-    address, port : where it answers probes.
-    until : when it must have proved itself.
-    asked : number of the probe that it has not answered yet.
+    join_deadline : by which it must authenticate.
+    name : its node; "" until it is authenticated.
+    address, port : of its reflector.
+    pending_probe : id of the probe that it has not answered yet.
     """
 
     channel: AuthenticatedChannel
@@ -92,82 +93,79 @@ class _Follower:
 
 
 def send_note(text: str) -> None:
-    """A remark for the user, who reads it from whoever started the step."""
+    """Write a note for the user, which the launcher of the step shows."""
     print(json.dumps({"note": text}), flush=True)
 
 
 class _Leader:
-    """Runs the rounds over the members that have come."""
+    """Runs the schedule on the followers that have joined."""
 
     def __init__(self, server: socket.socket, secret: bytes) -> None:
         self._server, self._secret = server, secret
         self._followers: dict[str, _Follower] = {}
-        self._unauthenticated: dict[socket.socket, _Follower] = {}  # the oldest first
-        self._joined: set[str] = set()  # nodes whose task has come, even if it has gone since
+        self._unauthenticated: dict[socket.socket, _Follower] = {}  # oldest first
+        self._joined: set[str] = set()  # nodes whose task has joined, even if it has exited since
         self._selector = selectors.DefaultSelector()
 
     def gather_followers(self, schedule: ProbeSchedule, timeout_s: float) -> None:
-        """Wait until a task of every node has come, and say who has not.
+        """Wait until the tasks of all nodes have joined, and report the missing ones.
 
-        All who connect are heard at the same time, so nobody holds up others. Who does not prove in time that it
-        knows the secret is refused; where too many have not done so yet, the oldest one is.
+        Connections are handled concurrently. A connection that does not authenticate in time is closed; if there are
+        too many of them, the oldest is closed first.
         """
-        end, refused = time.monotonic() + timeout_s, 0
+        end, rejected = time.monotonic() + timeout_s, 0
+        max_unauthenticated = len(schedule.nodes) + _MAX_EXTRA_CONNECTIONS
         self._server.setblocking(False)
         self._selector.register(self._server, selectors.EVENT_READ)
-        while len(self._joined) < len(schedule.nodes) and (left := end - time.monotonic()) > 0:
-            for key, _ in self._selector.select(min(left, 0.2)):
-                member: _Follower | None = key.data
-                if member is None:
+        while len(self._joined) < len(schedule.nodes) and (remaining_s := end - time.monotonic()) > 0:
+            for key, _ in self._selector.select(min(remaining_s, 0.2)):
+                follower: _Follower | None = key.data
+                if follower is None:
                     self._accept()
-                elif not self._handle_join(member, schedule):
-                    if member is self._followers.get(member.name):
-                        self._remove_follower(member)
+                elif not self._handle_join(follower, schedule):
+                    if follower is self._followers.get(follower.name):
+                        self._remove_follower(follower)
                     else:
-                        refused += self._reject(member)
+                        rejected += self._reject(follower)
             while (oldest := next(iter(self._unauthenticated.values()), None)) is not None and (
-                    oldest.join_deadline < time.monotonic() or len(self._unauthenticated) > len(schedule.nodes) + _MAX_EXTRA_CONNECTIONS):
-                refused += self._reject(oldest)
+                    oldest.join_deadline < time.monotonic() or len(self._unauthenticated) > max_unauthenticated):
+                rejected += self._reject(oldest)
         for key in list(self._selector.get_map().values()):
             if key.data is not None and self._followers.get(key.data.name) is not key.data:
-                refused += self._reject(key.data)
+                rejected += self._reject(key.data)
         self._selector.unregister(self._server)
         self._server.close()
-        here = next((other.channel.socket.getsockname()[0] for other in self._followers.values()
-                     if not other.address.startswith("127.")), "")
-        for beside in self._followers.values():
-            if beside.address.startswith("127.") and here:
-                beside.address = here  # the task beside this one: others reach it where they reach this one
+        # the follower on this host connects over loopback: peers reach it at the leader's address
+        own_address = next((follower.channel.socket.getsockname()[0] for follower in self._followers.values()
+                            if not follower.address.startswith("127.")), "")
+        for local in self._followers.values():
+            if local.address.startswith("127.") and own_address:
+                local.address = own_address
         missing = [node for node in schedule.nodes if node not in self._joined]
         if missing:
-            send_note(f"no task came from {hostlist.fold_hostlist(missing)}; its links are not measured")
-        if refused:
-            send_note(f"{refused} connection{'s' * (refused > 1)} of other programs to this probe refused")
+            send_note(f"no task started on {hostlist.fold_hostlist(missing)}; its links are not measured")
+        if rejected:
+            send_note(f"{rejected} unauthenticated connection{'s' * (rejected > 1)} to this probe rejected")
 
     def _accept(self) -> None:
         with suppress(OSError):
             connection, _ = self._server.accept()
-            connection.setblocking(False)  # what is written is short; who does not read it is left out
-            member = _Follower(
-    AuthenticatedChannel(
-        connection,
-        self._secret,
-        is_client=False),
-        time.monotonic() +
-         HANDSHAKE_S)
-            self._unauthenticated[connection] = member
-            self._selector.register(connection, selectors.EVENT_READ, member)
+            connection.setblocking(False)  # messages are short: a peer that does not read them is dropped
+            follower = _Follower(AuthenticatedChannel(connection, self._secret, is_client=False),
+                                 time.monotonic() + HANDSHAKE_S)
+            self._unauthenticated[connection] = follower
+            self._selector.register(connection, selectors.EVENT_READ, follower)
 
     def _handle_join(self, follower: _Follower, schedule: ProbeSchedule) -> bool:
-        """Take what a task that joins has sent; whether it may go on."""
-        line = follower.channel
+        """Handle the messages of a joining task; return False if it must be dropped."""
+        channel = follower.channel
         try:
-            line.receive_bytes()
-            while (message := line.next_message()) is not None:
+            channel.receive_bytes()
+            while (message := channel.next_message()) is not None:
                 if not follower.name:
                     follower.name = schedule.nodes[schedule.nodes.index(message["node"])]
-                    del self._unauthenticated[line.socket]
-                    line.write_message(effort=asdict(schedule.config), interface=schedule.interface)
+                    del self._unauthenticated[channel.socket]
+                    channel.write_message(config=asdict(schedule.config), interface=schedule.interface)
                 else:
                     follower.address, follower.port = str(message["address"]), int(message["port"])
                     self._followers[follower.name] = follower
@@ -177,117 +175,115 @@ class _Leader:
         return True
 
     def _reject(self, follower: _Follower) -> bool:
-        """End a connection; whether it was one of a program that had not proved that it knows the secret."""
+        """Close a connection; return whether it was unauthenticated."""
         self._selector.unregister(follower.channel.socket)
         follower.channel.socket.close()
         return self._unauthenticated.pop(follower.channel.socket, None) is not None
 
     def run_schedule(self, schedule: ProbeSchedule) -> Iterator[PairMeasurement]:
-        """The pairs of all rounds for which there is time, as they come."""
-        end, number = time.monotonic() + schedule.budget_s, 0
-        failed: Counter[str] = Counter()
+        """Run the rounds within the budget and yield the measurements as they arrive."""
+        end, probe_id = time.monotonic() + schedule.budget_s, 0
+        failures: Counter[str] = Counter()
         for count, pairs in enumerate(schedule.rounds):
             if time.monotonic() + schedule.config.expected_s > end:
-                send_note(f"the time is over after {count} of {len(schedule.rounds)} rounds")
+                send_note(f"out of time after {count} of {len(schedule.rounds)} rounds")
                 break
-            asked: dict[int, tuple[str, str]] = {}
+            pending: dict[int, tuple[str, str]] = {}
             for first, second in ((schedule.nodes[a], schedule.nodes[b]) for a, b in pairs):
-                number += 1
-                if max(failed[first], failed[second]) < _MAX_FAILURES and self._request_probe(first, second, number):
-                    asked[number] = (first, second)
-            until = time.monotonic() + schedule.config.timeout_s + _GRACE_S
-            while asked and time.monotonic() < until:
-                for name, answer in self._receive_answers(until - time.monotonic()):
-                    names = asked.pop(answer.get("probe", -1), None)
+                probe_id += 1
+                if max(failures[first], failures[second]) < _MAX_FAILURES \
+                        and self._request_probe(first, second, probe_id):
+                    pending[probe_id] = (first, second)
+            round_end = time.monotonic() + schedule.config.timeout_s + _GRACE_S
+            while pending and time.monotonic() < round_end:
+                for name, answer in self._receive_answers(round_end - time.monotonic()):
+                    names = pending.pop(answer.get("probe", -1), None)
                     if names is None:
                         continue
                     if "pair" in answer:
                         yield PairMeasurement.from_json(answer["pair"])
                     else:
-                        failed.update(names)
+                        failures.update(names)
                         send_note(f"{name} with {answer.get('peer')}: {answer.get('error')}")
-                asked = {key: names for key, names in asked.items() if names[0] in self._followers}
-            for first, second in asked.values():
-                failed[first] += 1
+                pending = {key: names for key, names in pending.items() if names[0] in self._followers}
+            for first, second in pending.values():
+                failures[first] += 1
                 send_note(f"{first} with {second}: no answer in time")
-        for member in self._followers.values():
-            try:
-                member.channel.write_message(end=True)
-            except OSError:
-                continue
+        for follower in self._followers.values():
+            with suppress(OSError):
+                follower.channel.write_message(end=True)
 
     def _request_probe(self, first: str, second: str, probe_id: int) -> bool:
-        """Whether the first could be told to probe the second; one that still hangs in a probe is left alone."""
-        member, peer = self._followers.get(first), self._followers.get(second)
-        if member is None or peer is None or member.pending_probe is not None:
+        """Ask the first node to probe the second; return False if one is gone or the first is still probing."""
+        follower, peer = self._followers.get(first), self._followers.get(second)
+        if follower is None or peer is None or follower.pending_probe is not None:
             return False
         try:
-            member.channel.write_message(probe=probe_id, peer=peer.name, address=(peer.address, peer.port))
+            follower.channel.write_message(probe=probe_id, peer=peer.name, address=(peer.address, peer.port))
         except OSError:
-            self._remove_follower(member)
+            self._remove_follower(follower)
             return False
-        member.pending_probe = probe_id
+        follower.pending_probe = probe_id
         return True
 
     def _receive_answers(self, timeout_s: float) -> Iterator[tuple[str, dict[str, Any]]]:
         for key, _ in self._selector.select(timeout_s):
-            member: _Follower = key.data
+            follower: _Follower = key.data
             try:
-                member.channel.receive_bytes()
-                while (answer := member.channel.next_message()) is not None:
-                    if answer.get("probe") == member.pending_probe:
-                        member.pending_probe = None
-                    yield member.name, answer
+                follower.channel.receive_bytes()
+                while (answer := follower.channel.next_message()) is not None:
+                    if answer.get("probe") == follower.pending_probe:
+                        follower.pending_probe = None
+                    yield follower.name, answer
             except OSError:
-                self._remove_follower(member)
+                self._remove_follower(follower)
 
     def _remove_follower(self, follower: _Follower) -> None:
-        send_note(f"{follower.name} has gone")
+        send_note(f"{follower.name}: connection lost")
         self._selector.unregister(follower.channel.socket)
         follower.channel.socket.close()
         self._followers.pop(follower.name, None)
 
 
 def interface_address(interface: str) -> str:
-    """IPv4 address of an interface (netdevice(7)); UnavailableError where it has none."""
+    """IPv4 address of an interface (netdevice(7)); UnavailableError if it has none."""
     import fcntl
     import struct
 
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asker:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as query_socket:
         try:
-            answer = fcntl.ioctl(asker, 0x8915, struct.pack("256s", interface.encode()[:15]))  # SIOCGIFADDR
+            ifreq = fcntl.ioctl(query_socket, 0x8915, struct.pack("256s", interface.encode()[:15]))  # SIOCGIFADDR
         except OSError as error:
             raise UnavailableError(f"--interface {interface}: {error.strerror}") from error
-    return socket.inet_ntoa(answer[20:24])
+    return socket.inet_ntoa(ifreq[20:24])
 
 
 def run_follower(host: str, ports: list[int], secret: bytes, node: str) -> None:
-    """One task: probe whom the leader names, and answer those who probe this node, until the leader ends it."""
-    line, told = _connect_to_leader(host, ports, secret, node)
-    effort, interface = ProbeConfig(**told["effort"]), str(told["interface"])
+    """Run one task: probe the peers that the leader names, and answer probes, until the leader ends it."""
+    channel, welcome = _connect_to_leader(host, ports, secret, node)
+    config, interface = ProbeConfig(**welcome["config"]), str(welcome["interface"])
     source = interface_address(interface) if interface else ""
     reflector = Reflector(source, secret=derive_secret(secret, node))
-    line.write_message(port=reflector.port, address=source or line.socket.getsockname()[0])
+    channel.write_message(port=reflector.port, address=source or channel.socket.getsockname()[0])
     while True:
-        order = line.read_message()
-        if "probe" not in order:
+        request = channel.read_message()
+        if "probe" not in request:
             return
-        peer, (address, port) = order["peer"], order["address"]
+        peer, (address, port) = request["peer"], request["address"]
         try:
-            pair = measure_pair(
-    (node, peer), (address, port), effort, secret=derive_secret(
-        secret, peer), source=source)
+            pair = measure_pair((node, peer), (address, port), config, secret=derive_secret(secret, peer),
+                                source=source)
         except OSError as error:
-            line.write_message(probe=order["probe"], peer=peer, error=str(error))
+            channel.write_message(probe=request["probe"], peer=peer, error=str(error))
         else:
-            line.write_message(probe=order["probe"], pair=pair.to_json())
+            channel.write_message(probe=request["probe"], pair=pair.to_json())
 
 
 def _connect_to_leader(host: str, ports: list[int], secret: bytes,
                        node: str) -> tuple[AuthenticatedChannel, dict[str, Any]]:
-    """The connection to the leader, which may not listen yet, at one of its ports, and its first message.
+    """Connect to the leader, which may not listen yet, on one of its ports; return its first message, too.
 
-    Another program may listen at the other ports; it learns nothing, and costs no more than the handshake.
+    Other programs may listen on these ports: they fail the handshake.
     """
     end = time.monotonic() + _START_TIMEOUT_S
     while True:
@@ -295,22 +291,22 @@ def _connect_to_leader(host: str, ports: list[int], secret: bytes,
             connection = None
             try:
                 connection = socket.create_connection((host, port), timeout=1.0)
-                line = AuthenticatedChannel(connection, secret, is_client=True, deadline=Deadline(HANDSHAKE_S))
-                line.write_message(node=node)
-                told = line.read_message()
+                channel = AuthenticatedChannel(connection, secret, is_client=True, deadline=Deadline(HANDSHAKE_S))
+                channel.write_message(node=node)
+                welcome = channel.read_message()
             except OSError as error:
                 if connection is not None:
                     connection.close()
                 if time.monotonic() > end:
-                    raise UnavailableError(f"probe: the leader on {host} is not reached ({error})") from error
+                    raise UnavailableError(f"probe: cannot connect to the leader on {host} ({error})") from error
             else:
-                line.deadline = None  # its orders come when they are due
-                return line, told
+                channel.deadline = None  # requests may come late
+                return channel, welcome
         time.sleep(0.05)
 
 
 def leader_ports(secret: bytes) -> list[int]:
-    """Where the leader may listen, which nobody can tell who does not know the secret."""
+    """Candidate ports of the leader, which cannot be guessed without the secret."""
     return [_FIRST_PORT + int.from_bytes(derive_secret(secret, f"port {number}")[:4], "big") % _PORT_COUNT
             for number in range(_PORT_CANDIDATES)]
 
@@ -319,47 +315,42 @@ def main() -> int:
     nodes = hostlist.expand_hostlist(os.environ.get("SLURM_STEP_NODELIST", ""))
     node, secret = os.environ.get("SLURMD_NODENAME", ""), os.environ.pop(SECRET_VARIABLE, "").encode()
     if not nodes or not secret:
-        raise UnavailableError("the probe's task runs in a step that `slurmdl links probe` starts")
+        raise UnavailableError("probe task: must run in a step that `slurmdl links probe` starts")
     ports = leader_ports(secret)
     if os.environ.get("SLURM_PROCID") != "0":
         run_follower(nodes[0], ports, secret, node)
         return 0
-    work = read_schedule()
-    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a connection of each task, and of others
+    schedule = read_schedule()
+    max_files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max_files, max_files))  # one connection per task, and others
     server = _create_leader_listener(ports)
-    own = threading.Thread(
-    target=run_follower, args=(
-        "localhost", [
-            server.getsockname()[1]], secret, node), daemon=True)
-    own.start()
+    threading.Thread(target=run_follower, args=("localhost", [server.getsockname()[1]], secret, node),
+                     daemon=True).start()
     leader = _Leader(server, secret)
-    leader.gather_followers(work, min(_START_TIMEOUT_S, work.budget_s))
-    for pair in leader.run_schedule(work):
+    leader.gather_followers(schedule, min(_START_TIMEOUT_S, schedule.budget_s))
+    for pair in leader.run_schedule(schedule):
         print(json.dumps(pair.to_json()), flush=True)
     print(json.dumps(END_MESSAGE), flush=True)
     return 0
 
 
 def read_schedule() -> ProbeSchedule:
-    """What is to be done, from standard input; InputError where it is malformed."""
+    """Read the schedule from stdin; InputError if it is malformed."""
     try:
         return ProbeSchedule.from_json(json.load(sys.stdin))
     except (ValueError, KeyError, TypeError) as error:
-        raise InputError(f"probe: the rounds on stdin are malformed ({error})") from error
+        raise InputError(f"probe: malformed schedule on stdin ({error})") from error
 
 
 def _create_leader_listener(ports: list[int]) -> socket.socket:
     for port in ports:
-        try:
+        with suppress(OSError):
             return socket.create_server(("", port), backlog=4096)
-        except OSError:
-            continue
     raise UnavailableError(f"probe: none of the ports {', '.join(map(str, ports))} is free")
 
 
 def run_task(task: Callable[[], int]) -> NoReturn:
-    """Run a task, and tell whoever started the step why it fails, where it does."""
+    """Run a task and exit; report an error as a note."""
     try:
         sys.exit(task())
     except (SlurmdlError, OSError) as error:

@@ -1,0 +1,107 @@
+"""The command line of `slurmdl srun`: srun's options, slurmdl's options and the program."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import dropwhile
+
+from slurmdl import dl_options
+from slurmdl.dl_options import DlOptions
+from slurmdl.errors import UsageError, sort_by_similarity
+from slurmdl.launch.rankmap_formats import FORMATS
+from slurmdl.launch.submission_record import SubmissionRecord
+from slurmdl.slurm import getopt, srun_options
+
+LAUNCHERS = ("srun", "mpirun")
+_LONG_OPTIONS: dict[str, getopt.HasArg] = {**srun_options.LONG_OPTIONS, **dl_options.LONG_OPTIONS,
+                                           **dict.fromkeys(srun_options.WRAPPER_OPTIONS, "required")}
+
+
+@dataclass(frozen=True)
+class SrunArgs:
+    """A parsed command line.
+
+    Attributes
+    ----------
+    line : all options and the program.
+    srun_argv : the arguments without slurmdl's options.
+    launcher : one of LAUNCHERS.
+    map_format : one of rankmap_formats.FORMATS if only the rank map is printed, else "".
+    settings : the --dl-* options, checked.
+    """
+
+    line: getopt.CommandLine
+    srun_argv: tuple[str, ...]
+    launcher: str
+    map_format: str
+    settings: Mapping[str, str]
+
+    @property
+    def calls_plain_srun(self) -> bool:
+        """Whether srun starts no step, or there is no program: srun handles both itself."""
+        passthrough = any(self.line.has_option(name) for name in srun_options.PASSTHROUGH)
+        return passthrough or self.line.last_value("mpi") == "list" or not (self.line.operands or self.map_format)
+
+    @property
+    def needs_map(self) -> bool:
+        """Whether a plain srun cannot replace the mapped step."""
+        return self.launcher != "srun" or bool(self.map_format)
+
+    def merge_options(self, environ: Mapping[str, str], record: SubmissionRecord | None = None,
+                      site_options: Mapping[str, str] | None = None) -> DlOptions:
+        """Merge the --dl-* options: site < submission < environment < command line.
+
+        Raises
+        ------
+        UsageError : a variable or a value is not valid.
+        """
+        changed = record.environ_without_inputs(environ) if record else environ
+        return dl_options.merge_layers(site_options or {}, _step_settings(record.options) if record else {},
+                                       dl_options.dl_settings_from_environ(changed), self.settings)
+
+    def kill_on_bad_exit_option(self, environ: Mapping[str, str]) -> list[str]:
+        """--kill-on-bad-exit for the built-in trainer, whose ranks would wait forever for a killed rank.
+
+        Other programs may continue without a task. The user's own option has precedence.
+        """
+        is_chosen = self.line.has_option("kill-on-bad-exit") or "SLURM_KILL_BAD_EXIT" in environ
+        return ["--kill-on-bad-exit=1"] if is_trainer(self.line.operands) and not is_chosen else []
+
+
+def parse_srun_argv(argv: Sequence[str]) -> SrunArgs:
+    """Parse the command line. UsageError for an unknown --dl-* option, launcher, format or value."""
+    line = getopt.parse_command_line(argv, srun_options.SHORT_OPTIONS, _LONG_OPTIONS)
+    settings = dl_options.collect_settings(line.options)
+    launcher = line.last_value("launcher") or "srun"
+    if launcher not in LAUNCHERS:
+        raise UsageError(f"--launcher: {launcher!r} is not valid; valid: {', '.join(LAUNCHERS)}")
+    map_format = line.last_value("print-rank-map") or ""
+    if line.has_option("print-rank-map") and map_format not in FORMATS:
+        valid = sort_by_similarity(map_format, list(FORMATS))
+        raise UsageError(f"--print-rank-map: {map_format!r} is not valid; valid: {', '.join(valid)}")
+    removed = {option.index + i for option in line.options
+               if option.name.startswith("dl-") or option.name in srun_options.WRAPPER_OPTIONS
+               for i in range(len(option.args))}
+    return SrunArgs(line, tuple(arg for i, arg in enumerate(argv) if i not in removed), launcher, map_format, settings)
+
+
+def _step_settings(dl: DlOptions) -> dict[str, str]:
+    """The settings of a submission that also apply to its steps."""
+    settings = {"strategy": dl.strategy, "ps": str(dl.ps), "model_bytes": str(dl.model_bytes),
+                "link_scores": dl.link_scores, "probe": dl.probe, "rank0": dl.rank0}
+    if dl.comm_pattern:
+        settings["comm_pattern"] = dl.comm_pattern
+    return settings | {name: "" for name, is_set in (("explain", dl.explain), ("strict", dl.strict)) if is_set}
+
+
+def is_trainer(args: Sequence[str]) -> bool:
+    """Whether a command line is `slurmdl train` or `python -m slurmdl.train`, with any options of Python."""
+    if not args:
+        return False
+    program, *operands = [os.path.basename(args[0]), *args[1:]]
+    if program.startswith("python"):
+        operands = list(dropwhile(lambda arg: arg.startswith("-") and arg != "-m", operands))
+        return operands[:2] == ["-m", "slurmdl.train"] or operands[:3] == ["-m", "slurmdl", "train"]
+    return program == "slurmdl" and operands[:1] == ["train"]

@@ -1,0 +1,173 @@
+"""Gather all inputs of a step's plan: everything that queries Slurm or reads files, once."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from slurmdl import config
+from slurmdl.dl_options import DlOptions
+from slurmdl.errors import PlacementError, SlurmdlError, UnavailableError
+from slurmdl.job_request import JobRequest
+from slurmdl.launch import cluster_state, late_binding, task_command, traffic_file
+from slurmdl.launch.srun_args import SrunArgs
+from slurmdl.launch.submission_record import SubmissionRecord
+from slurmdl.launch.task_command import TaskCommand
+from slurmdl.links.link_scores import LinkScores
+from slurmdl.slurm import allocation, jobs, pmi, process, slurm_conf, step_layout
+from slurmdl.slurm.slurm_conf import SlurmConfig
+from slurmdl.slurm.step_layout import StepLayout
+from slurmdl.topology.topology import Topology
+
+if TYPE_CHECKING:
+    from slurmdl.launch.traffic_file import Matrix
+
+
+@dataclass(frozen=True)
+class StepContext:
+    """The inputs of a step's plan.
+
+    Attributes
+    ----------
+    args, dl, environ : command line, merged --dl-* options, environment of the job.
+    job_id, job_nodes : the allocation, nodes in Slurm's order.
+    layout : tasks per node of the step.
+    cpus_per_task : 1 if not given.
+    topology : the zones; flat if there are none, for `no_zones_reason`.
+    link_scores, traffic_matrices : what the rank map depends on.
+    master_port : port for rank 0.
+    task : command of each task; None if only the rank map is printed.
+    extra_options : options for srun besides the user's own.
+    has_ulfm : mpirun supports ranks that continue after the loss of a rank.
+    """
+
+    args: SrunArgs
+    dl: DlOptions
+    environ: Mapping[str, str]
+    job_id: int
+    job_nodes: tuple[str, ...]
+    layout: StepLayout
+    cpus_per_task: int
+    topology: Topology
+    no_zones_reason: str
+    link_scores: LinkScores
+    traffic_matrices: tuple[Matrix, ...]
+    master_port: int
+    task: TaskCommand | None = None
+    extra_options: tuple[str, ...] = ()
+    has_ulfm: bool = False
+
+
+def gather_context(args: SrunArgs, dl: DlOptions, site_config: config.Config,
+                   get_slurm_config: Callable[[], SlurmConfig], environ: Mapping[str, str],
+                   on_warning: Callable[[str], None], link_scores: LinkScores | None = None) -> StepContext:
+    """Gather the inputs of the plan.
+
+    Parameters
+    ----------
+    link_scores : scores that are known already; None loads them, and probes the links with --dl-probe.
+
+    Raises
+    ------
+    PlacementError : the layout of the step is not known in advance.
+    UnavailableError : Slurm does not answer, or mpirun is missing.
+    InputError : an input file is malformed.
+    """
+    job = allocation.read_allocation(environ)
+    slurm_config = get_slurm_config()
+    if slurm_config.pack_nodes:
+        raise PlacementError("SelectTypeParameters has CR_Pack_Nodes: its layout is not mapped")
+    request = step_layout.parse_step_request(args.line, environ, slurm_config.srun_cpus_per_task(environ))
+    layout = step_layout.compute_step_layout(job, request)
+    if layout.only_if_alone and jobs.other_steps_run(job.job_id):
+        raise PlacementError("other steps of the job run: Slurm decides which nodes and CPUs are left")
+    topology, no_zones_reason = load_job_topology(slurm_config, job.nodes, environ.get("SLURM_JOB_PARTITION", ""),
+                                                  dl.strict)
+    if link_scores is None:
+        link_scores = _load_link_scores(dl, site_config, job.nodes, topology, environ, on_warning)
+    context = StepContext(args, dl, environ, job.job_id, job.nodes, layout, request.cpus_per_task or 1, topology,
+                          no_zones_reason, link_scores, traffic_file.load_traffic_matrices(dl),
+                          task_command.pick_free_port())
+    if args.map_format:
+        return context
+    task = task_command.build_task_command(args.line, args.launcher, environ)
+    if args.launcher == "mpirun":
+        if shutil.which("mpirun", path=environ.get("PATH")) is None:
+            raise UnavailableError("--launcher=mpirun: mpirun is not in PATH")
+        return replace(context, task=task, has_ulfm=pmi.mpirun_has_ulfm(environ))
+    extra_options = (*pmi.mpi_type_option(args.line, get_slurm_config, environ),
+                     *args.kill_on_bad_exit_option(environ))
+    return replace(context, task=task, extra_options=extra_options)
+
+
+def load_job_topology(slurm_config: SlurmConfig, nodes: Sequence[str], partition: str,
+                      strict: bool) -> tuple[Topology, str]:
+    """Load the topology of the job's partition; if that fails, return a flat one and the reason.
+
+    Roles and task variables are useful without zones, too. With `strict` the failure is raised.
+    """
+    from slurmdl.topology import load
+
+    try:
+        # TopologyPlugin refers to topology.conf; a topology.yaml (25.05 and newer) applies regardless of it
+        file = slurm_conf.topology_file_path()
+        has_yaml = slurm_config.version >= (25, 5) if file is None else file.endswith(".yaml")
+        if not (slurm_config.has_topology or has_yaml):
+            raise UnavailableError("the cluster's topology has no zones")
+        topologies = load.load_topologies()
+        name = _partition_topology(partition) if len(topologies.topologies) > 1 else ""
+        return topologies.get(name), ""
+    except SlurmdlError as error:
+        if strict:
+            raise
+        return Topology.flat(nodes), str(error)
+
+
+def _partition_topology(partition: str) -> str:
+    """Name of the topology that a partition uses, "" for the default."""
+    from slurmdl.cluster import scontrol_parser
+
+    return scontrol_parser.parse_snapshot(process.check_output(
+        ["scontrol", "-o", "show", "partition", partition])).topology_of([partition])
+
+
+def _load_link_scores(dl: DlOptions, site_config: config.Config, nodes: Sequence[str], topology: Topology,
+                      environ: Mapping[str, str], on_warning: Callable[[str], None]) -> LinkScores:
+    """Load the link scores; with --dl-probe measure the links of the job's nodes."""
+    scores = cluster_state.load_link_scores(site_config, dl.link_scores, on_warning, dl.strict)
+    if dl.probe == "0":
+        return scores
+    from slurmdl.launch import probe_step
+
+    return probe_step.with_probed_scores(scores, nodes, topology, float(dl.probe), environ, on_warning)
+
+
+def shrink_late_bound_job(record: SubmissionRecord, dl: DlOptions, site_config: config.Config,
+                          get_slurm_config: Callable[[], SlurmConfig], environ: Mapping[str, str],
+                          on_warning: Callable[[str], None]) -> tuple[dict[str, str], LinkScores | None]:
+    """Reduce a job submitted with --dl-node-binding=late to the best of its nodes.
+
+    Returns
+    -------
+    the environment of the reduced job, and the link scores used; None if no nodes had to be chosen.
+    """
+    size = record.requested_size
+    assert size is not None
+    scores: LinkScores | None = None
+
+    def choose_nodes(job: jobs.JobNodes) -> Sequence[str]:
+        nonlocal scores
+        from slurmdl.placement.place import select_subset
+
+        topology, _ = load_job_topology(get_slurm_config(), job.nodes, environ.get("SLURM_JOB_PARTITION", ""),
+                                        dl.strict)
+        request = JobRequest(replace(dl, place=record.options.place), (size.nodes, size.nodes), size.tasks,
+                             size.tasks_per_node)
+        scores = _load_link_scores(dl, site_config, job.nodes, topology, environ, on_warning)
+        return select_subset(job.nodes, request, job.batch_host, topology, scores,
+                             traffic_file.load_traffic_matrices(dl))
+
+    shrunk = late_binding.shrink_job(environ, size, choose_nodes, on_warning, dry_run=dl.dry_run)
+    return shrunk, scores
