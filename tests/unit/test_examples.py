@@ -1,4 +1,4 @@
-"""The example scripts, where they need no cluster."""
+"""Example scripts that need no cluster."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 EXAMPLE = Path(__file__).parents[2] / "examples/ddp.py"
 
-#: runs the script named by its argument; in its last step gloo's threads hardly get the CPU
+#: runs the script of its argument; in the last step gloo's threads get almost no CPU time
 STARVED = """
 import os, runpy, sys
 import torch
@@ -36,13 +36,13 @@ runpy.run_path(sys.argv[1], run_name="__main__")
 
 
 @pytest.mark.nightly
-def test_ddp_exits_when_the_threads_of_gloo_are_late() -> None:
-    """Without the exit of the example one process in three or more aborts here (pytorch#190489)."""
+def test_ddp_exits_cleanly_if_gloo_threads_are_starved() -> None:
+    """Without the example's os._exit at least one process in three aborts here (pytorch#190489)."""
     cpu = min(os.sched_getaffinity(0))
     for _ in range(5):
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        with socket.socket() as listener:
+            listener.bind(("127.0.0.1", 0))
+            port = listener.getsockname()[1]
         ranks = [subprocess.Popen(
             [sys.executable, "-c", STARVED, str(EXAMPLE)], text=True,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
