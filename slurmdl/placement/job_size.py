@@ -1,4 +1,4 @@
-"""How many nodes a job takes, and how many tasks each."""
+"""Number of nodes and tasks of a job."""
 
 from __future__ import annotations
 
@@ -10,12 +10,7 @@ from slurmdl.job_request import JobRequest
 
 @dataclass(frozen=True)
 class JobSize:
-    """The nodes and tasks of a job.
-
-    Attributes
-    ----------
-    nodes, tasks : counts.
-    """
+    """Number of nodes and tasks of a job."""
 
     nodes: int
     tasks: int
@@ -25,23 +20,23 @@ class JobSize:
         return -(-self.tasks // self.nodes)
 
     def tasks_on_node(self, index: int) -> int:
-        """Tasks of the i-th node: even, the first ones take what is left, as Slurm deals them out."""
+        """Tasks of the i-th node in Slurm's even split: the first nodes take the remainder."""
         return self.tasks // self.nodes + (index < self.tasks % self.nodes)
 
 
 def resolve_job_size(request: JobRequest) -> JobSize:
-    """The shape of the job, where the request settles it.
+    """Size of the job, if the request determines it.
 
     Raises
     ------
-    PlacementError : the node count is left to Slurm, or the counts contradict each other.
+    PlacementError : Slurm would choose the node count, or the counts contradict each other.
     """
     per_node, tasks = request.ntasks_per_node, request.ntasks
     if request.nodes is not None:
-        least, most = request.nodes
-        if least != most:
-            raise PlacementError(f"the node count is not certain (-N {least}-{'' if most is None else most})")
-        nodes = least
+        min_nodes, max_nodes = request.nodes
+        if min_nodes != max_nodes:
+            raise PlacementError(f"the node count is not certain (-N {min_nodes}-{max_nodes or ''})")
+        nodes = min_nodes
     elif tasks is not None and per_node:
         nodes = -(-tasks // per_node)
     elif (tasks or 1) == 1:
@@ -55,5 +50,3 @@ def resolve_job_size(request: JobRequest) -> JobSize:
     if per_node and tasks > nodes * per_node:
         raise PlacementError(f"{tasks} tasks do not fit on {nodes} nodes with {per_node} tasks each")
     return JobSize(nodes, tasks)
-
-

@@ -1,1 +1,1 @@
-"""Which of the nodes shall serve a job, and a bound on how good any choice can be."""
+"""Search algorithms for the nodes of a job, and lower bounds on the time of any choice."""

@@ -1,127 +1,118 @@
-"""How many nodes of each zone, from the room that each has."""
+"""Choices by node quotas per leaf zone: even, largest first, or uneven by the tasks that nodes can take."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from slurmdl.placement.algorithms.bottleneck import path_widths
-from slurmdl.placement.algorithms.zone_candidates import NodeChoice, ZoneCandidate, make_choice
-from slurmdl.placement.arrays import run_starts
-from slurmdl.placement.candidate_nodes import CandidateNodes, IntArray
+from slurmdl.placement.algorithms.problem import NodeChoice, Proposal, SearchProblem, make_choice
+from slurmdl.placement.algorithms.zone_candidates import ZoneCandidate
+from slurmdl.placement.arrays import IntArray, run_starts
+from slurmdl.placement.candidate_nodes import CandidateNodes
 from slurmdl.placement.job_size import JobSize
 
-
-def zone_quotas(free_nodes: IntArray, tie_break: IntArray, wanted: int, place: str) -> Iterator[IntArray]:
-    """Nodes per zone, from the room of each: shape (zones,) as `room`; `turn` is the order of equal zones."""
-    leaves = np.flatnonzero(free_nodes)
-    leaves = leaves[np.argsort(tie_break[leaves], kind="stable")]
-    sizes = free_nodes[leaves]
-    found: list[IntArray] = []
-    if place == "spread" or len(leaves) == 1:
-        found.append(water_fill(sizes, wanted))
-    else:
-        fullest = np.argsort(-sizes, kind="stable")
-        fewest = int(np.searchsorted(np.cumsum(sizes[fullest]), wanted) + 1)
-        chosen = np.zeros_like(sizes)
-        chosen[fullest[:fewest]] = sizes[fullest[:fewest]]
-        found.append(water_fill(chosen, wanted))
-        if place == "pack":
-            found += [fill_largest_first(sizes, wanted), water_fill(sizes, wanted)]
-    seen = set()
-    for quota in found:
-        if quota.tobytes() not in seen:
-            seen.add(quota.tobytes())
-            total = np.zeros_like(free_nodes)
-            total[leaves] = quota
-            yield total
+MAX_UNEVEN_ZONES = 4  # zones with an uneven choice
 
 
-def take_nodes(pool: CandidateNodes, nodes: IntArray, quota: IntArray) -> IntArray:
-    """Of the given nodes the first ones in each leaf.
+def even_choices(pool: CandidateNodes, problem: SearchProblem,
+                 candidates: Sequence[ZoneCandidate]) -> Iterator[Proposal]:
+    """Choices with even quotas in each zone.
 
-    Parameters
-    ----------
-    nodes : indices in the pool, ascending.
-    quota : shape (zones,), how many of each leaf.
+    "pack" tries the fewest leaves evenly, the largest leaves first, and all leaves evenly; "balance" tries the
+    fewest leaves evenly; "spread" all leaves evenly.
     """
-    leaf = pool.leaf[nodes]
-    begin = run_starts(leaf)
-    turn = np.arange(len(nodes)) - np.repeat(begin, np.diff(np.append(begin, len(nodes))))
-    return nodes[turn < quota[leaf]]
-
-
-def fill_largest_first(available: IntArray, wanted: int) -> IntArray:
-    """Full zones in descending order, and for the rest the zone that it fits best."""
-    quota, left = np.zeros_like(available), wanted
-    for zone in np.argsort(-available, kind="stable"):
-        if left <= available[zone]:
-            open_zones = np.flatnonzero((quota == 0) & (available >= left))
-            quota[open_zones[available[open_zones].argmin()]] = left
-            break
-        quota[zone] = available[zone]
-        left -= int(available[zone])
-    return quota
-
-
-def water_fill(available: IntArray, wanted: int) -> IntArray:
-    """As even as the room allows: the level of water that `wanted` units reach."""
-    quota, left = np.zeros_like(available), wanted
-    while left > 0:
-        open_zones = np.flatnonzero(quota < available)
-        step = left // len(open_zones)
-        if step == 0:
-            # the last units go to the roomiest zones
-            last = open_zones[np.argsort(quota[open_zones] - available[open_zones], kind="stable")[:left]]
-            quota[last] += 1
-            break
-        taken = np.minimum(step, available[open_zones] - quota[open_zones])
-        quota[open_zones] += taken
-        left -= int(taken.sum())
-    return quota
-
-
-# MERGED: Nodes for a job that no zone can serve with an even share of its tasks on every node.
-
-#: most zones that are looked at
-MAX_UNEVEN_ZONES = 4
+    for candidate in candidates:
+        zone, nodes, cap = candidate.zone, pool.nodes_below(candidate.zone), candidate.latency_cap
+        if problem.place == "spread":
+            # all leaves, whatever their uplinks, without nodes whose links would slow down all others
+            fits = ((pool.node_capacity[nodes] >= candidate.min_capacity) & (pool.node_latency[nodes] <= cap.node_s))
+        else:
+            fits = (path_widths(pool, zone) >= candidate.min_capacity) & cap.allowed_nodes(pool, zone)
+        fitting = nodes.start + np.flatnonzero(fits)
+        available = np.bincount(pool.leaf[fitting], minlength=pool.zone_count)
+        for quotas in zone_quotas(available, pool.tie_break, problem.job.nodes, problem.place):
+            yield Proposal(make_choice(pool, zone, take_nodes(pool, fitting, quotas)), candidate.min_seconds)
 
 
 def uneven_choices(pool: CandidateNodes, job: JobSize) -> Iterator[NodeChoice]:
-    """The roomiest nodes of each of the lowest and smallest zones where these hold all tasks.
+    """The nodes with the largest `max_tasks` of each of the lowest and smallest zones, if they hold all tasks.
 
-    Slurm takes any nodes with room for the tasks together where `-n` is given without --ntasks-per-node.
+    With `-n` and no --ntasks-per-node Slurm takes any nodes that together hold the tasks.
     """
     found = 0
     for zone in np.lexsort((pool.node_count, pool.level)):
         if pool.node_count[zone] >= job.nodes and found < MAX_UNEVEN_ZONES:
             nodes = np.arange(int(pool.node_begin[zone]), int(pool.node_end[zone]))
-            roomiest = nodes[np.argsort(-pool.max_tasks[nodes], kind="stable")][:job.nodes]
-            if pool.max_tasks[roomiest].sum() >= job.tasks:
+            largest = nodes[np.argsort(-pool.max_tasks[nodes], kind="stable")][:job.nodes]
+            if pool.max_tasks[largest].sum() >= job.tasks:
                 found += 1
-                yield NodeChoice(int(zone), roomiest, len(nodes) - job.nodes)
+                yield NodeChoice(int(zone), largest, len(nodes) - job.nodes)
 
 
-def even_choices(pool: CandidateNodes, candidate: ZoneCandidate, wanted: int, place: str) -> Iterator[NodeChoice]:
-    """Ways to choose `wanted` nodes below one zone.
-
-    `pack` tries the fewest leaves evenly, the same filled one after the other, and all leaves evenly; `balance`
-    the fewest leaves evenly; `spread` all leaves evenly.
-    """
-    nodes = pool.nodes_below(candidate.zone)
-    if place == "spread":
-        # over all leaves, whatever their uplinks, but not to nodes whose own links would slow down all others
-        fits = (pool.node_capacity[nodes] >= candidate.min_capacity) & (
-            pool.node_latency[nodes] <= candidate.latency_cap.node_s)
+def zone_quotas(available: IntArray, tie_break: IntArray, wanted: int, place: str) -> Iterator[IntArray]:
+    """Distinct quotas per zone; all arrays of shape (zones,), `tie_break` orders equal zones."""
+    leaves = np.flatnonzero(available)
+    leaves = leaves[np.argsort(tie_break[leaves], kind="stable")]
+    sizes = available[leaves]
+    if place == "spread" or len(leaves) == 1:
+        leaf_quotas = [water_fill(sizes, wanted)]
     else:
-        fits = (
-    path_widths(
-        pool,
-        candidate.zone) >= candidate.min_capacity) & candidate.latency_cap.allowed_nodes(
-            pool,
-             candidate.zone)
-    inside = nodes.start + np.flatnonzero(fits)
-    for quota in zone_quotas(np.bincount(pool.leaf[inside], minlength=len(
-        pool.topology_zone_index)), pool.tie_break, wanted, place):
-        yield make_choice(pool, candidate.zone, take_nodes(pool, inside, quota))
+        by_size = np.argsort(-sizes, kind="stable")
+        fewest = int(np.searchsorted(np.cumsum(sizes[by_size]), wanted) + 1)
+        largest = np.zeros_like(sizes)
+        largest[by_size[:fewest]] = sizes[by_size[:fewest]]
+        leaf_quotas = [water_fill(largest, wanted)]
+        if place == "pack":
+            leaf_quotas += [fill_largest_first(sizes, wanted), water_fill(sizes, wanted)]
+    seen = set()
+    for quota in leaf_quotas:
+        if quota.tobytes() not in seen:
+            seen.add(quota.tobytes())
+            quotas = np.zeros_like(available)
+            quotas[leaves] = quota
+            yield quotas
+
+
+def take_nodes(pool: CandidateNodes, nodes: IntArray, quotas: IntArray) -> IntArray:
+    """The first nodes of each leaf, up to its quota.
+
+    Parameters
+    ----------
+    nodes : pool indices to take from, ascending.
+    quotas : shape (zones,), nodes per leaf.
+    """
+    leaf = pool.leaf[nodes]
+    begin = run_starts(leaf)
+    position = np.arange(len(nodes)) - np.repeat(begin, np.diff(np.append(begin, len(nodes))))
+    return nodes[position < quotas[leaf]]
+
+
+def fill_largest_first(available: IntArray, wanted: int) -> IntArray:
+    """Quotas that fill the zones in descending order of size, and put the remainder where it fits best."""
+    quotas, remaining = np.zeros_like(available), wanted
+    for zone in np.argsort(-available, kind="stable"):
+        if remaining <= available[zone]:
+            open_zones = np.flatnonzero((quotas == 0) & (available >= remaining))
+            quotas[open_zones[available[open_zones].argmin()]] = remaining
+            break
+        quotas[zone] = available[zone]
+        remaining -= int(available[zone])
+    return quotas
+
+
+def water_fill(available: IntArray, wanted: int) -> IntArray:
+    """Quotas as even as the sizes allow; the remainder goes to the zones with most free nodes."""
+    quotas, remaining = np.zeros_like(available), wanted
+    while remaining > 0:
+        open_zones = np.flatnonzero(quotas < available)
+        step = remaining // len(open_zones)
+        if step == 0:
+            by_free = open_zones[np.argsort(quotas[open_zones] - available[open_zones], kind="stable")]
+            quotas[by_free[:remaining]] += 1
+            break
+        taken = np.minimum(step, available[open_zones] - quotas[open_zones])
+        quotas[open_zones] += taken
+        remaining -= int(taken.sum())
+    return quotas

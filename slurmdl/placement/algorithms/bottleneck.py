@@ -1,8 +1,8 @@
-"""How good the worst link can be: for each zone the best bottleneck of so many of its nodes.
+"""Bottleneck paths: for each zone the k-th widest path from its nodes to it.
 
-A link that is used at all carries at least what one node sends or receives. So the nodes with the k best paths
-to a zone are the best k for traffic that loads every used link alike, as a ring does (the bottleneck, or
-widest-path, criterion: Pollack, The maximum capacity through a network, 1960), and bound all other traffic.
+Each used link carries at least the bytes of one node. If every used link carries the same load, as in a ring, the
+nodes with the k widest paths are optimal; for other traffic they give a bound (widest-path criterion: Pollack, The
+maximum capacity through a network, 1960).
 """
 
 from __future__ import annotations
@@ -13,61 +13,79 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from slurmdl.placement.arrays import run_starts, sorted_unique
-from slurmdl.placement.candidate_nodes import BoolArray, CandidateNodes, FloatArray, IntArray
+from slurmdl.placement.arrays import BoolArray, FloatArray, IntArray, run_starts, sorted_unique
+from slurmdl.placement.candidate_nodes import CandidateNodes
 
-#: most limits of delay that are tried, and most of their product with the nodes
-MAX_LATENCY_CAPS, MAX_CAP_NODE_PRODUCT = 512, 1_000_000
+MAX_LATENCY_CAPS = 512  # caps that are tried
+MAX_CAP_NODE_PRODUCT = 1_000_000  # caps times nodes
+MAX_RELEVANT_CAPS = 64  # caps that are tried by searches with a step per cap
+MIN_LATENCY_FRACTION = 1e-4  # smaller fractions of the time are ignored
 
 
 @dataclass(frozen=True)
 class LatencyCap:
-    """The longest delays that links may have.
+    """Upper bounds on the latency of links.
 
     Attributes
     ----------
-    node : seconds, of the links of nodes.
-    zone : seconds, of the uplinks of zones, by level.
+    node_s : seconds, for node links.
+    uplinks_s : seconds, for the zone uplinks of each level.
     """
 
     node_s: float
     uplinks_s: tuple[float, ...]
 
     def path_latency(self, pool: CandidateNodes) -> FloatArray:
-        """Seconds of one way within each zone, where the longest of these delays occur; shape (zones,)."""
+        """One-way seconds to the top of each zone if every link has the maximum latency; shape (zones,)."""
         up = np.append(0.0, np.cumsum(self.uplinks_s))
         return np.asarray(self.node_s + up[np.minimum(pool.level, len(self.uplinks_s))])
 
+    def max_uplink_latency(self, level: IntArray) -> FloatArray:
+        """Seconds, for uplinks of these levels; infinite above the highest level with uplinks."""
+        return np.append(np.array(self.uplinks_s), np.inf)[np.minimum(level, len(self.uplinks_s))]
+
     def allowed_nodes(self, pool: CandidateNodes, top: int) -> BoolArray:
-        """Which of the nodes below a zone have only such links on their way to it; shape (nodes below it,)."""
+        """Mask of the nodes below zone `top` whose path to it keeps the cap; shape (nodes below it,)."""
         nodes = pool.nodes_below(top)
-        inside = pool.node_latency[nodes] <= self.node_s
+        allowed = pool.node_latency[nodes] <= self.node_s
         for zones in pool.ancestors[nodes].T:
             below = (zones >= 0) & (pool.level[zones] < pool.level[top])
-            inside &= ~below | (pool.zone_latency[zones] <= np.array([*self.uplinks_s, np.inf])[pool.level[zones]])
-        return np.asarray(inside)
+            allowed &= ~below | (pool.zone_latency[zones] <= self.max_uplink_latency(pool.level[zones]))
+        return np.asarray(allowed)
+
+
+UNCAPPED = LatencyCap(np.inf, ())
 
 
 def latency_caps(pool: CandidateNodes) -> Iterator[LatencyCap]:
-    """Limits of delay to try, the tightest first: all that differ where they are few, else some quantiles.
+    """Latency caps to try, the tightest first: all combinations of latencies, or quantiles if these are too many.
 
-    Nothing but the last one, which allows everything, where all links of a level have the same delay.
+    If all links of a level have the same latency, the only cap allows all links.
     """
     per_level = [pool.zone_latency[(pool.level == level) & (pool.parent >= 0)]
                  for level in range(int(pool.level.max(initial=0)))]
-    values = [sorted_unique(delays) for delays in (pool.node_latency, *per_level)]
-    values = [delays if len(delays) else np.zeros(1) for delays in values]
-    most = max(2, min(MAX_LATENCY_CAPS, MAX_CAP_NODE_PRODUCT // max(1, len(pool.snapshot_index))))
-    count = int(np.prod([len(delays) for delays in values], dtype=float) > most) and \
-        max(2, int(most ** (1 / max(1, sum(len(delays) > 1 for delays in values)))))
-    kept = [delays[sorted_unique(np.linspace(0, len(delays) - 1, count).astype(int))] if count else delays
-            for delays in values]
-    found = [LatencyCap(each[0], each[1:]) for each in itertools.product(*(delays.tolist() for delays in kept))]
-    yield from sorted(found, key=lambda limit: limit.node_s + sum(limit.uplinks_s))
+    values = [sorted_unique(latencies) for latencies in (pool.node_latency, *per_level)]
+    values = [latencies if len(latencies) else np.zeros(1) for latencies in values]
+    max_caps = max(2, min(MAX_LATENCY_CAPS, MAX_CAP_NODE_PRODUCT // max(1, len(pool.snapshot_index))))
+    if np.prod([len(latencies) for latencies in values], dtype=float) > max_caps:
+        quantiles = max(2, int(max_caps ** (1 / max(1, sum(len(latencies) > 1 for latencies in values)))))
+        values = [latencies[sorted_unique(np.linspace(0, len(latencies) - 1, quantiles).astype(int))]
+                  for latencies in values]
+    caps = [LatencyCap(node_s, tuple(uplinks_s))
+            for node_s, *uplinks_s in itertools.product(*(latencies.tolist() for latencies in values))]
+    yield from sorted(caps, key=lambda cap: cap.node_s + sum(cap.uplinks_s))
+
+
+def relevant_latency_caps(pool: CandidateNodes, seconds: float, rounds: float) -> list[LatencyCap]:
+    """Latency caps that may matter for an iteration of at least `seconds`, the tightest first."""
+    caps = list(latency_caps(pool))
+    if 2 * rounds * float(caps[-1].path_latency(pool).max()) < MIN_LATENCY_FRACTION * seconds:
+        return caps[-1:]
+    return [caps[i] for i in sorted_unique(np.linspace(0, len(caps) - 1, MAX_RELEVANT_CAPS).astype(int))]
 
 
 def path_widths(pool: CandidateNodes, top: int) -> FloatArray:
-    """Capacity of the narrowest link from each node below a zone up to it; shape (nodes below it,)."""
+    """Bytes/s of the narrowest link between each node below zone `top` and that zone; shape (nodes below it,)."""
     nodes = pool.nodes_below(top)
     width = pool.node_capacity[nodes].copy()
     for zones in pool.ancestors[nodes].T:
@@ -76,43 +94,27 @@ def path_widths(pool: CandidateNodes, top: int) -> FloatArray:
     return width
 
 
-def kth_widest_paths(pool: CandidateNodes, wanted: int, cap: LatencyCap) -> FloatArray:
-    """For each zone the k-th widest path of its nodes to it, k = `wanted`, by links of such delays.
+def kth_widest_paths(pool: CandidateNodes, k: int, cap: LatencyCap) -> FloatArray:
+    """Bytes/s of the k-th widest path from the nodes of each zone to it, over links that keep the cap.
 
     Returns
     -------
-    shape (zones,), bytes/s; 0 where too few nodes are left.
+    shape (zones,); 0 if fewer than k nodes have such a path.
     """
-    found = np.zeros(len(pool.topology_zone_index))
+    widths = np.zeros(pool.zone_count)
     width = np.where(pool.node_latency <= cap.node_s, pool.node_capacity, 0.0)
-    here: IntArray = pool.leaf.copy() if len(pool.snapshot_index) else pool.snapshot_index
+    zone: IntArray = pool.leaf.copy() if len(pool.snapshot_index) else pool.snapshot_index
     for level in range(int(pool.level.max(initial=-1)) + 1):
-        at = np.flatnonzero((here >= 0) & (pool.level[here] == level))
-        if len(at):
-            zones = here[at]
+        nodes = np.flatnonzero((zone >= 0) & (pool.level[zone] == level))
+        if len(nodes):
+            zones = zone[nodes]
             begin = run_starts(zones)
-            # the nodes of a zone stand together; where all are alike there is nothing to sort
-            alike = width[at].min() == width[at].max()
-            order = at if alike else at[np.lexsort((-width[at], zones))]
-            enough = np.diff(np.append(begin, len(at))) >= wanted
-            found[zones[begin[enough]]] = width[order][begin[enough] + wanted - 1]
-            longest = cap.uplinks_s[level] if level < len(cap.uplinks_s) else np.inf
-            passing = np.where(pool.zone_latency[zones] <= longest, pool.zone_capacity[zones], 0.0)
-            width[at] = np.minimum(width[at], passing)
-            here[at] = pool.parent[zones]
-    return found
-
-#: most limits of delay that are tried
-MAX_RELEVANT_CAPS = 64
-
-#: a share of the time that delays must make up to be looked at
-MIN_LATENCY_FRACTION = 1e-4
-
-
-def relevant_latency_caps(pool: CandidateNodes, seconds: float, rounds: float) -> list[LatencyCap]:
-    """Limits of delay that may matter beside so much time, the tightest first."""
-    found = list(latency_caps(pool))
-    longest = float(found[-1].path_latency(pool).max())
-    if 2 * rounds * longest < MIN_LATENCY_FRACTION * seconds:
-        return found[-1:]
-    return [found[i] for i in sorted_unique(np.linspace(0, len(found) - 1, MAX_RELEVANT_CAPS).astype(int))]
+            # the nodes of a zone are contiguous: equal widths need no sorting
+            is_uniform = width[nodes].min() == width[nodes].max()
+            order = nodes if is_uniform else nodes[np.lexsort((-width[nodes], zones))]
+            has_enough = np.diff(np.append(begin, len(nodes))) >= k
+            widths[zones[begin[has_enough]]] = width[order][begin[has_enough] + k - 1]
+            allowed = pool.zone_latency[zones] <= cap.max_uplink_latency(np.array([level]))
+            width[nodes] = np.minimum(width[nodes], np.where(allowed, pool.zone_capacity[zones], 0.0))
+            zone[nodes] = pool.parent[zones]
+    return widths

@@ -1,180 +1,159 @@
-"""A time that no placement of a job on these nodes can undercut.
+"""Lower bound on the time of any placement of a job on a pool.
 
-Each bound drops a part of the problem and keeps the rest: a ring loads every link in use alike, so the k-th widest
-path of each zone is its optimum; for counted traffic, what each zone can hold within a time is added up the zones,
-as if servers and workers did not have to come out even. Where neither holds there is no bound.
+Each bound relaxes a part of the problem. A ring loads all used links alike, so the k-th widest path of each zone is
+its optimum. For count-based traffic, the tasks that each zone can hold within a time are summed up the zones, without
+the condition that the totals of servers and workers match.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
-from slurmdl.placement.algorithms.all_to_all import TIME_STEPS, AllToAllModel, nodes_within_latency
-from slurmdl.placement.algorithms.bottleneck import LatencyCap, kth_widest_paths, latency_caps
+from slurmdl.placement.algorithms.all_to_all import TIME_STEPS, AllToAllModel
+from slurmdl.placement.algorithms.bottleneck import MAX_LATENCY_CAPS, UNCAPPED, kth_widest_paths, latency_caps
+from slurmdl.placement.algorithms.problem import SearchProblem, min_node_bytes
 from slurmdl.placement.algorithms.ps_search import min_serving_seconds
-from slurmdl.placement.algorithms.zone_candidates import (
-    depends_on_counts,
-    has_two_roles,
-    min_node_link_seconds,
-    min_node_load,
-)
-from slurmdl.placement.arrays import sorted_unique
-from slurmdl.placement.candidate_nodes import BoolArray, CandidateNodes, FloatArray, IntArray
-from slurmdl.placement.job_size import JobSize
-from slurmdl.placement.traffic import Phase
+from slurmdl.placement.algorithms.zone_candidates import min_node_link_seconds
+from slurmdl.placement.arrays import BoolArray, FloatArray, IntArray, sorted_unique, transfer_seconds
+from slurmdl.placement.candidate_nodes import CandidateNodes
 
-#: how often the interval of times is divided again
-LOWER_BOUND_ROUNDS = 3
-#: more limits of delay than this are some of many: then only the shortest delay of each level counts
-MAX_LATENCY_CAPS = 512
+LOWER_BOUND_ROUNDS = 3  # subdivisions of the time interval
+
+Feasibility = Callable[[FloatArray], BoolArray]
+"""Whether each zone can hold the job: (times,) -> (times, zones)."""
 
 
 @dataclass(frozen=True)
 class LowerBound:
-    """Seconds that the job takes at least, and why."""
+    """Lower bound in seconds, and the constraint that gives it."""
 
     seconds: float
     reason: str
 
 
-def compute_lower_bound(pool: CandidateNodes, job: JobSize,
-                        phases: Sequence[Phase], upper_bound_s: float) -> LowerBound | None:
-    """The best bound that is known for this traffic, None where none is.
+def compute_lower_bound(pool: CandidateNodes, problem: SearchProblem, upper_bound_s: float) -> LowerBound | None:
+    """Best lower bound known for this traffic; None if there is none.
 
     Parameters
     ----------
-    placed : seconds of a placement that was found; the bound is sought up to these.
+    upper_bound_s : seconds of a placement; the search ends there.
     """
+    job, phases = problem.job, problem.phases
     if job.nodes == 1 or not phases:
         return LowerBound(0.0, "one node sends nothing")
-    ring = len(phases) == 1 and not phases[0].all_pairs and not np.ndim(phases[0].bytes_per_pair)
-    if not ring and not depends_on_counts(phases):
+    is_ring = len(phases) == 1 and not phases[0].all_pairs and not np.ndim(phases[0].bytes_per_pair)
+    if not is_ring and not problem.depends_on_counts:
         return None
-    latency = 2 * sum(phase.rounds for phase in phases) * _min_latency(pool)
-    volume = min_node_load(phases, job)
-    if has_two_roles(phases):
-        by_nodes, by_servers = min_node_link_seconds(pool, job, volume), min_serving_seconds(pool, job, phases)
+    latency = 2 * problem.rounds * _min_latency(pool)
+    if problem.has_two_roles:
+        by_nodes, by_servers = min_node_link_seconds(pool, problem), min_serving_seconds(pool, problem)
         seconds = np.maximum(by_nodes, by_servers) + latency
-        basis = "the best links of nodes for the servers" if by_servers > by_nodes.min(initial=np.inf) else \
+        reason = "the best links of nodes for the servers" if by_servers > by_nodes.min(initial=np.inf) else \
             f"the {job.nodes} best links of nodes"
     else:
-        widest = kth_widest_paths(pool, job.nodes, LatencyCap(np.inf, ()))
-        seconds = np.divide(volume, widest, out=np.full(len(widest), np.inf), where=widest > 0) + latency
-        basis = f"the {job.nodes} best links and the uplinks on their way"
-    if ring:
-        seconds = np.maximum(seconds, _ring_seconds_with_latency(pool, job, phases[0]))
-    found = float(seconds.min(initial=np.inf))
-    if ring or found >= upper_bound_s * (1 - 1e-9):
-        return LowerBound(found, basis)
-    holds = _ps_feasibility(pool, job, phases) if has_two_roles(
-        phases) else _all_to_all_feasibility(pool, job, phases)
-    if holds is None:
-        return LowerBound(found, basis)
-    by_level = [
-    _min_feasible_seconds(
-        pool,
-        holds,
-        level,
-        seconds,
-        latency,
-        upper_bound_s,
-        len(phases)) for level in sorted_unique(
-            pool.level)]
+        seconds = transfer_seconds(problem.min_node_bytes, kth_widest_paths(pool, job.nodes, UNCAPPED)) + latency
+        reason = f"the {job.nodes} best links and the uplinks on their paths"
+    if is_ring:
+        seconds = np.maximum(seconds, _ring_seconds_with_latency(pool, problem))
+    bound = LowerBound(float(seconds.min(initial=np.inf)), reason)
+    if is_ring or bound.seconds >= upper_bound_s * (1 - 1e-9):
+        return bound
+    can_hold_job = _ps_feasibility(pool, problem) if problem.has_two_roles else _all_to_all_feasibility(pool, problem)
+    if can_hold_job is None:
+        return bound
+    by_level = []
+    for level in sorted_unique(pool.level):
+        zones = pool.level == level
+        wait, least = float(latency[zones].min()), float(seconds[zones].min())
+        transfer = _min_feasible_seconds(can_hold_job, zones, (least - wait) / len(phases),
+                                         (upper_bound_s - wait) / len(phases))
+        by_level.append(transfer * len(phases) + wait)
     better = min(by_level, default=np.inf)
-    return LowerBound(max(found, better), "what each zone can hold within the time") if better > found else \
-        LowerBound(found, basis)
-
-
+    return LowerBound(better, "what each zone can hold within the time") if better > bound.seconds else bound
 
 
 def _min_latency(pool: CandidateNodes) -> FloatArray:
-    """The shortest way within each zone: a node's link, and an uplink of every level that all nodes pass."""
-    total = np.full(len(pool.topology_zone_index), float(pool.node_latency.min(initial=np.inf)))
-    whole = bool((pool.level[pool.leaf] == 0).all()) and all(
+    """Least one-way latency to the top of each zone: a node link, and an uplink of every level all nodes pass."""
+    total = np.full(pool.zone_count, float(pool.node_latency.min(initial=np.inf)))
+    is_complete = bool((pool.level[pool.leaf] == 0).all()) and all(
         (pool.level[pool.parent[level.zones]] == pool.level[level.zones] + 1).all() for level in pool.levels)
-    for level in pool.levels if whole else ():
+    for level in pool.levels if is_complete else ():
         height = int(pool.level[level.zones[0]])
         total[pool.level > height] += float(pool.zone_latency[level.zones].min())
     return total
 
 
-def _ring_seconds_with_latency(pool: CandidateNodes, job: JobSize, phase: Phase) -> FloatArray:
-    """The least time of a ring in each zone over all limits of delay; 0 where these are too many to try."""
-    tried = list(latency_caps(pool))
-    count = [len(sorted_unique(pool.node_latency))] + [len(sorted_unique(pool.zone_latency[level.zones]))
-                                                 for level in pool.levels]
-    full = np.prod(count, dtype=float) == len(tried) <= MAX_LATENCY_CAPS
-    if not full or (pool.level[pool.leaf] != 0).any():
-        return np.zeros(len(pool.topology_zone_index))
-    best = np.full(len(pool.topology_zone_index), np.inf)
-    for limit in tried:
-        widest = kth_widest_paths(pool, job.nodes, limit)
-        time = np.divide(float(phase.bytes_per_pair), widest, out=np.full(len(widest), np.inf), where=widest > 0)
-        best = np.minimum(best, time + 2 * phase.rounds * limit.path_latency(pool) * (time < np.inf))
+def _ring_seconds_with_latency(pool: CandidateNodes, problem: SearchProblem) -> FloatArray:
+    """Least time of a ring in each zone over all latency caps; 0 if there are too many."""
+    phase, caps = problem.phases[0], list(latency_caps(pool))
+    latencies = [pool.node_latency, *(pool.zone_latency[level.zones] for level in pool.levels)]
+    combinations = np.prod([len(sorted_unique(of_level)) for of_level in latencies], dtype=float)
+    is_complete = combinations == len(caps) <= MAX_LATENCY_CAPS
+    if not is_complete or (pool.level[pool.leaf] != 0).any():
+        return np.zeros(pool.zone_count)
+    best = np.full(pool.zone_count, np.inf)
+    for cap in caps:
+        time = transfer_seconds(float(phase.bytes_per_pair), kth_widest_paths(pool, problem.job.nodes, cap))
+        best = np.minimum(best, time + 2 * phase.rounds * cap.path_latency(pool) * (time < np.inf))
     return np.where(best < np.inf, best, 0.0)
 
 
-def _min_feasible_seconds(pool: CandidateNodes, can_hold_job: Callable[[FloatArray], BoolArray], level: int, seconds: FloatArray,
-           latency: FloatArray, upper_bound_s: float, phase_count: int) -> float:
-    """The longest time tried in which no zone of a level can hold the job, delays included."""
-    here = pool.level == level
-    shortest = float(latency[here].min())
-    low = (float(seconds[here].min()) - shortest) / phase_count
-    high = (upper_bound_s - shortest) / phase_count
+def _min_feasible_seconds(can_hold_job: Feasibility, zones: BoolArray, low: float, high: float) -> float:
+    """Longest evaluated time between `low` and `high` in which none of the zones can hold the job."""
     if not 0 < low < high:
-        return low * phase_count + shortest
+        return low
     for _ in range(LOWER_BOUND_ROUNDS):
         times = np.geomspace(low, high, TIME_STEPS)
-        fits = can_hold_job(times)[:, here].any(axis=1)
+        fits = can_hold_job(times)[:, zones].any(axis=1)
         if not fits.any():
-            return upper_bound_s
+            return high
         first = int(fits.argmax())
         low, high = float(times[max(first - 1, 0)]), float(times[first])
         if first == 0:
             break
-    return low * phase_count + shortest
+    return low
 
 
-def _all_to_all_feasibility(pool: CandidateNodes, job: JobSize,
-                            phases: Sequence[Phase]) -> Callable[[FloatArray], BoolArray] | None:
-    """What zones hold of ranks that all send to each other; with the same number of tasks on every node."""
-    if len(phases) > 1 or job.tasks % job.nodes:
+def _all_to_all_feasibility(pool: CandidateNodes, problem: SearchProblem) -> Feasibility | None:
+    """Feasibility of all-to-all traffic; None unless all nodes have the same number of tasks."""
+    if len(problem.phases) > 1 or problem.job.tasks % problem.job.nodes:
         return None
-    every = LatencyCap(np.inf, ())
-    return AllToAllModel(pool, job, phases[0], every, nodes_within_latency(pool, every)).can_hold_job
+    return AllToAllModel(pool, problem.job, problem.phases[0], UNCAPPED).can_hold_job
 
 
-def _ps_feasibility(pool: CandidateNodes, job: JobSize, phases: Sequence[Phase]) -> Callable[[FloatArray], BoolArray]:
-    """What zones hold at most of servers and workers together, each mix of the two by itself."""
-    servers, workers = len(phases[0].source), len(phases[0].target)
-    size, load = float(phases[0].bytes_per_pair), min_node_load(phases[:1], job)
-    mine = np.arange(servers + 1.0)
+def _ps_feasibility(pool: CandidateNodes, problem: SearchProblem) -> Feasibility:
+    """Feasibility of servers and workers, with the best mix of the two in each zone."""
+    job, phase = problem.job, problem.phases[0]
+    all_servers, all_workers = len(phase.source), len(phase.target)
+    size, min_bytes = float(phase.bytes_per_pair), min_node_bytes(phase, job)
+    servers = np.arange(all_servers + 1.0)
 
-    def most(room: IntArray, carries: FloatArray) -> IntArray:
-        """Tasks that fit behind links which carry so many shares, with so much room: two arrays of one shape."""
+    def max_tasks(available: IntArray, shards: FloatArray) -> IntArray:
+        """Tasks that fit into `available` slots below a link that carries `shards`; all arrays of one shape."""
         with np.errstate(divide="ignore"):
-            others = np.minimum(workers, np.floor(carries[:, None] / (servers - mine)))
-            others = np.minimum(others, room[:, None] - mine)
-            needed = np.where(mine > 0, np.maximum(workers - carries[:, None] / mine, 0.0), 0.0)
-        return np.asarray(np.where(others >= np.ceil(needed - 1e-9), mine + others, 0.0).max(axis=1), np.int64)
+            workers = np.minimum(all_workers, np.floor(shards[:, None] / (all_servers - servers)))
+            workers = np.minimum(workers, available[:, None] - servers)
+            min_workers = np.where(servers > 0, np.maximum(all_workers - shards[:, None] / servers, 0.0), 0.0)
+        fits = workers >= np.ceil(min_workers - 1e-9)
+        return np.asarray(np.where(fits, servers + workers, 0.0).max(axis=1), np.int64)
 
-    def holds(times: FloatArray) -> BoolArray:
-        inside = pool.sum_per_leaf(pool.node_capacity >= load / times[:, None] * (1 - 1e-9)) * job.max_tasks_per_node
+    def can_hold_job(times: FloatArray) -> BoolArray:
+        is_fast_enough = pool.node_capacity >= min_bytes / times[:, None] * (1 - 1e-9)
+        tasks = pool.sum_per_leaf(is_fast_enough) * job.max_tasks_per_node
         for level in pool.levels:
-            # many zones are alike in room and uplink: each kind is worked out once
+            # many zones have equal sizes and uplinks: each distinct pair is computed once
             capacity = sorted_unique(pool.zone_capacity[level.zones])
-            kind = np.searchsorted(capacity, pool.zone_capacity[level.zones])
-            turn = np.arange(len(times))[:, None] * len(capacity) + kind
-            below = np.minimum(inside[:, level.zones], job.tasks)
-            each = turn * (job.tasks + 1) + below
-            kinds = sorted_unique(each)
-            turn, room = np.divmod(kinds, job.tasks + 1)
-            carries = times[turn // len(capacity)] * capacity[turn % len(capacity)] / size * (1 + 1e-9)
-            held = most(room, carries)[np.searchsorted(kinds, each)]
-            inside[:, level.parents] += np.add.reduceat(held, level.child_begin, axis=1)
-        return np.asarray(inside >= job.tasks)
+            capacity_index = np.searchsorted(capacity, pool.zone_capacity[level.zones])
+            link = np.arange(len(times))[:, None] * len(capacity) + capacity_index
+            keys = link * (job.tasks + 1) + np.minimum(tasks[:, level.zones], job.tasks)
+            distinct = sorted_unique(keys)
+            link, available = np.divmod(distinct, job.tasks + 1)
+            shards = times[link // len(capacity)] * capacity[link % len(capacity)] / size * (1 + 1e-9)
+            held = max_tasks(available, shards)[np.searchsorted(distinct, keys)]
+            tasks[:, level.parents] += np.add.reduceat(held, level.child_begin, axis=1)
+        return np.asarray(tasks >= job.tasks)
 
-    return holds
+    return can_hold_job

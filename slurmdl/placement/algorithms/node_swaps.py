@@ -1,4 +1,4 @@
-"""Choices that differ from one by a single node: for traffic whose time is not told by counts per zone."""
+"""Choices that differ from another one by a single node, for traffic whose time depends on more than node counts."""
 
 from __future__ import annotations
 
@@ -6,36 +6,35 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from slurmdl.placement.algorithms.zone_candidates import NodeChoice, make_choice
-from slurmdl.placement.arrays import run_starts
-from slurmdl.placement.candidate_nodes import CandidateNodes, IntArray
+from slurmdl.placement.algorithms.problem import NodeChoice, make_choice
+from slurmdl.placement.arrays import IntArray, run_starts
+from slurmdl.placement.candidate_nodes import CandidateNodes
 
 
 def single_node_swaps(pool: CandidateNodes, choice: NodeChoice) -> Iterator[NodeChoice]:
-    """One node of the choice for one of the same tree that is not in it.
+    """Choices with one node swapped for an unused node of the same tree; leaves in use come first.
 
-    Of each leaf the last node that is in gives way, and the first one that is out comes in: the others of a leaf are
-    no better. Leaves that are in use come first.
+    Only the last used and the first unused node of each leaf are swapped: its other nodes are no better.
     """
-    used = np.zeros(len(pool.snapshot_index), bool)
-    used[choice.nodes] = True
+    is_used = np.zeros(len(pool.snapshot_index), bool)
+    is_used[choice.nodes] = True
     root = choice.zone
     while pool.parent[root] >= 0:
         root = int(pool.parent[root])
-    free = ~used
-    free[:pool.node_begin[root]] = free[pool.node_end[root]:] = False
-    inside, outside = np.flatnonzero(used), np.flatnonzero(free)
-    leaving = inside[np.append(run_starts(pool.leaf[inside])[1:], len(inside)) - 1]
-    coming = outside[run_starts(pool.leaf[outside])] if len(outside) else outside
-    near = np.isin(pool.leaf[coming], pool.leaf[inside])
-    for new in np.concatenate([coming[near], coming[~near]]):
-        for old in leaving:
-            nodes = np.append(inside[inside != old], new)
+    is_free = ~is_used
+    is_free[:pool.node_begin[root]] = is_free[pool.node_end[root]:] = False
+    used, free = np.flatnonzero(is_used), np.flatnonzero(is_free)
+    removable = used[np.append(run_starts(pool.leaf[used])[1:], len(used)) - 1]
+    addable = free[run_starts(pool.leaf[free])] if len(free) else free
+    is_near = np.isin(pool.leaf[addable], pool.leaf[used])
+    for added in np.concatenate([addable[is_near], addable[~is_near]]):
+        for removed in removable:
+            nodes = np.append(used[used != removed], added)
             yield make_choice(pool, _smallest_common_zone(pool, nodes), nodes)
 
 
 def _smallest_common_zone(pool: CandidateNodes, nodes: IntArray) -> int:
-    """The smallest zone that holds all these nodes, which are in one tree."""
+    """Smallest zone that holds all these nodes of one tree."""
     first, last, zone = int(nodes.min()), int(nodes.max()), int(pool.leaf[nodes[0]])
     while not pool.node_begin[zone] <= first <= last < pool.node_end[zone]:
         zone = int(pool.parent[zone])

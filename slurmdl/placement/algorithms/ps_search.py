@@ -1,9 +1,9 @@
-"""Nodes for parameter servers and their workers: how many of both below each zone.
+"""Choices for parameter servers and their workers: how many of both below each zone.
 
-A link with s of P servers and w of W workers on one side carries max(s (W - w), w (P - s)) shares of the model
-each way. Once it is settled how many servers each leaf zone has, a time T leaves each zone an interval of
-workers, and intervals add up: one pass up the zones says whether the job fits. So the splits of the servers over
-the leaves are searched, all at once for one T, and T is halved between what fits and what does not.
+With s of P servers and w of W workers on one side, a link carries max(s (W - w), w (P - s)) shards each way. If the
+servers of each leaf zone are fixed, a time T gives each zone an interval of node counts, and intervals add up: one
+pass up the zones tells whether the job fits. So the splits of the servers over the leaves are searched, all at once
+for one T, by bisection over T.
 """
 
 from __future__ import annotations
@@ -14,34 +14,108 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
-from slurmdl.placement.algorithms.all_to_all import AllToAllEstimate, merge_phases, rank_zones_all_to_all
+from slurmdl.placement.algorithms.all_to_all import AllToAllEstimate, rank_zones_all_to_all
 from slurmdl.placement.algorithms.apportion import fill_largest_first
 from slurmdl.placement.algorithms.bottleneck import relevant_latency_caps
-from slurmdl.placement.algorithms.zone_candidates import NodeChoice, ZoneCandidate, make_choice
-from slurmdl.placement.arrays import sorted_unique
-from slurmdl.placement.candidate_nodes import BoolArray, CandidateNodes, FloatArray, IntArray, subset
+from slurmdl.placement.algorithms.problem import Proposal, SearchProblem, make_choice
+from slurmdl.placement.algorithms.zone_candidates import ZoneCandidate
+from slurmdl.placement.arrays import BoolArray, FloatArray, IntArray, sorted_unique
+from slurmdl.placement.candidate_nodes import CandidateNodes, subset
 from slurmdl.placement.job_size import JobSize
-from slurmdl.placement.traffic import Phase
 
-#: most splits of the servers that are tried one by one; above that some are, and moves from the best of them
-MAX_SPLITS = 20_000
-#: most rounds of moves, and most zones that give, and that take, a server in a round
-MAX_MOVE_ROUNDS, MAX_MOVE_LEAVES = 8, 6
-#: two times that are closer than this are the same
-TIME_TOLERANCE = 1e-5
+MAX_PS_ZONES = 12  # zones in which a choice is made
+MAX_SERVER_LEAVES = 16  # leaves over which the servers are split
+MAX_SPLITS = 20_000  # splits that are all evaluated; with more, a local search is used
+MAX_MOVE_ROUNDS = 8  # rounds of the local search
+MAX_MOVE_LEAVES = 6  # leaves that give a server in a round, and leaves that take one
+TIME_TOLERANCE = 1e-5  # relative precision of times
+
+
+def ps_choices(pool: CandidateNodes, problem: SearchProblem,
+               candidates: Sequence[ZoneCandidate]) -> Iterator[Proposal]:
+    """The choice with the least estimated time in each zone, if it is better than those before."""
+    job, phases, phase = problem.job, problem.phases, problem.phases[0]
+    ranks = len(phase.source), len(phase.target)
+    servers = min(ranks) if phase.target[0] < phase.source[0] else ranks[0]
+    size = float(phase.bytes_per_pair)
+    best, served = np.inf, min_serving_seconds(pool, problem)
+    # no choice takes longer than all traffic over the slowest link
+    max_time = size * ranks[0] * ranks[1] / min(float(pool.node_capacity.min()), float(pool.zone_capacity.min()))
+    estimates = {candidate.zone: estimate
+                 for candidate, estimate in rank_zones_all_to_all(pool, problem, candidates, refine=False)}
+    for candidate in sorted(candidates, key=lambda candidate: (
+            candidate.zone not in estimates, candidate.min_seconds))[:MAX_PS_ZONES]:
+        if candidate.min_seconds > best * (1 + 1e-6):
+            continue
+        zone, min_seconds = candidate.zone, candidate.min_seconds
+        choice = None
+        for cap in relevant_latency_caps(pool, min_seconds, problem.rounds):
+            latency = 2 * problem.rounds * float(cap.path_latency(pool)[zone])
+            low, high = max(min_seconds, served) / len(phases), (best - latency) / len(phases)
+            nodes = pool.nodes_below(zone).start + np.flatnonzero(cap.allowed_nodes(pool, zone))
+            if high <= low or len(nodes) < job.nodes:
+                continue
+            nodes = limit_leaves(pool, nodes, job, zone, estimates.get(zone))
+            search = PsSearch(subset(pool, nodes, zone), job, servers, size)
+            split = search.best_split(low, min(max_time, high))
+            if split is not None:
+                best = len(phases) * split.seconds + latency
+                choice = make_choice(pool, zone, nodes[search.select_nodes(split)])
+        if choice is not None:
+            yield Proposal(choice, min_seconds, best)
+
+
+def limit_leaves(pool: CandidateNodes, nodes: IntArray, job: JobSize, zone: int,
+                 estimate: AllToAllEstimate | None) -> IntArray:
+    """The nodes of the leaves that are best for all-to-all traffic, and of the largest leaves."""
+    leaf_sizes = np.bincount(pool.leaf[nodes], minlength=pool.zone_count)
+    if (leaf_sizes > 0).sum() <= MAX_SERVER_LEAVES:
+        return nodes
+    kept = np.zeros(len(leaf_sizes), bool)
+    if estimate is not None:
+        kept |= estimate.model.node_counts_for_time(estimate.high, zone)[0] > 0
+    by_size = np.argsort(-leaf_sizes, kind="stable")
+    fewest = int(np.searchsorted(np.cumsum(leaf_sizes[by_size]), job.nodes) + 1)
+    kept[by_size[:fewest + 2]] = True
+    return nodes[kept[pool.leaf[nodes]]]
+
+
+def min_serving_seconds(pool: CandidateNodes, problem: SearchProblem) -> float:
+    """Lower bound: seconds in which the best node links can serve all workers, in any zones.
+
+    A node with s servers among its t tasks carries max(s (W - t + s), (t - s) (P - s)) shards each way.
+    """
+    job, phase = problem.job, problem.phases[0]
+    capacity = np.sort(pool.node_capacity)[::-1][:job.nodes]
+    all_servers, all_workers = len(phase.source), len(phase.target)
+    loads = []
+    for tasks in {job.tasks // job.nodes, job.max_tasks_per_node}:
+        servers = np.arange(min(tasks, all_servers) + 1.0)
+        load = np.maximum(servers * (all_workers - tasks + servers), (tasks - servers) * (all_servers - servers))
+        # the load may fall with more servers: the bound needs the largest number that fits in a time
+        loads.append(np.minimum.accumulate(load[::-1])[::-1] * float(phase.bytes_per_pair))
+    min_load = np.array([min(load[i] for load in loads if i < len(load)) for i in range(max(map(len, loads)))])
+    times = sorted_unique(min_load[1:, None] / sorted_unique(capacity)) if len(min_load) > 1 else np.zeros(0)
+
+    def can_serve(time: float) -> bool:
+        servers = np.searchsorted(min_load, time * capacity * (1 + 1e-9), side="right") - 1
+        return bool(servers.clip(0).sum() >= all_servers)
+
+    first = bisect_left(times.tolist(), True, key=can_serve)
+    return float(times[first]) * len(problem.phases) if first < len(times) else 0.0
 
 
 @dataclass(frozen=True, eq=False)
 class ServerSplit:
-    """Where the servers and the nodes of a job go; arrays of shape (leaves,), in the order of `Pool.leaves`.
+    """Servers and nodes per leaf; arrays of shape (leaves,), in the order of `CandidateNodes.leaves`.
 
     Attributes
     ----------
     seconds : time of one phase.
-    servers, nodes : counts per leaf.
     """
 
     seconds: float
@@ -49,105 +123,73 @@ class ServerSplit:
     nodes: IntArray
 
 
+class NodeCountBounds(NamedTuple):
+    """Bounds on the number of nodes below each zone, each of shape (splits, zones); empty if fewest > most."""
+
+    fewest: IntArray
+    most: IntArray
+
+
 class PsSearch:
-    """One job on the nodes of one pool, which has one root."""
+    """Search for the server split of a job on a pool with one root."""
 
     def __init__(self, pool: CandidateNodes, job: JobSize, ps: int, bytes_per_pair: float) -> None:
         self.pool, self.job, self.ps, self.bytes_per_pair = pool, job, ps, bytes_per_pair
         self.tasks_per_node = job.tasks / job.nodes
         self.workers = job.tasks - ps
         self.leaf_sizes = np.diff(np.append(pool.leaf_begin, len(pool.snapshot_index)))
-        most = min(ps, math.ceil(self.tasks_per_node))
-        held = np.arange(most + 1.0)
-        #: bytes over the link of a node with so many servers; one with servers alone may be fuller than `each`
-        self.bytes_by_servers = bytes_per_pair * np.maximum(held * (self.workers - np.maximum(self.tasks_per_node - held, 0)),
-                                      np.maximum(self.tasks_per_node - held, 0) * (ps - held))
+        self.max_leaf_servers = self.leaf_sizes * math.ceil(self.tasks_per_node)
+        servers = np.arange(min(ps, math.ceil(self.tasks_per_node)) + 1.0)
+        workers = np.maximum(self.tasks_per_node - servers, 0)
+        # bytes over the link of a node by its number of servers
+        self.bytes_by_servers = bytes_per_pair * np.maximum(servers * (self.workers - workers),
+                                                            workers * (ps - servers))
 
     @cached_property
     def node_capacities(self) -> FloatArray:
-        """Capacities of the nodes' links that differ, ascending."""
+        """Distinct capacities of the node links, ascending."""
         return sorted_unique(self.pool.node_capacity)
 
     @cached_property
     def nodes_with_capacity(self) -> IntArray:
-        """Shape (capacities + 1, leaves): nodes of each leaf with at least that capacity."""
-        found = [np.add.reduceat(self.pool.node_capacity >= capacity, self.pool.leaf_begin, dtype=np.int64)
-                 for capacity in self.node_capacities]
-        return np.stack([*found, np.zeros_like(self.leaf_sizes)])
+        """Number of nodes of each leaf with at least each capacity, then 0; shape (capacities + 1, leaves)."""
+        counts = [np.add.reduceat(self.pool.node_capacity >= capacity, self.pool.leaf_begin, dtype=np.int64)
+                  for capacity in self.node_capacities]
+        return np.stack([*counts, np.zeros_like(self.leaf_sizes)])
 
-    def sum_below(self, values: IntArray) -> IntArray:
-        """Sums over the leaves below each zone: (ways, leaves) -> (ways, zones)."""
-        total = np.zeros((len(values), len(self.pool.topology_zone_index)), np.int64)
-        total[:, self.pool.leaves] = values
-        for level in self.pool.levels:
-            total[:, level.parents] += np.add.reduceat(total[:, level.zones], level.child_begin, axis=1)
-        return total
-
-    def node_count_bounds(self, seconds: float, servers: IntArray) -> tuple[IntArray, IntArray]:
-        """Fewest and most nodes below each zone; no node count fits where the first exceeds the second.
-
-        Parameters
-        ----------
-        servers : shape (ways, zones), below each zone.
-
-        Returns
-        -------
-        two arrays of shape (ways, zones).
-        """
-        pool, split = self.pool, servers[:, self.pool.leaves]
-        wide = self.nodes_with_capacity[np.searchsorted(
-            self.node_capacities, self.bytes_by_servers / seconds * (1 - 1e-9))]
-        stacked = np.minimum(-(-split // self.leaf_sizes), len(self.bytes_by_servers) - 1)
-        leaf = np.arange(split.shape[1])
-        fit = wide[stacked, leaf]
-        hosts = -(-split // np.maximum(stacked, 1))
-        # a server's node needs the wider link as a rule; where it does not, workers leave narrow links to servers
-        most = wide[0] + np.where(self.bytes_by_servers[stacked] < self.bytes_by_servers[0],
-                                  np.minimum(hosts, fit - wide[0]), 0)
-        most = np.where(fit >= hosts, most, -1)
-        fewest = np.zeros_like(servers)
-        upper = np.zeros_like(servers)
-        fewest[:, pool.leaves], upper[:, pool.leaves] = np.maximum(
-            hosts, -(-split // math.ceil(self.tasks_per_node))), most
-        carries = seconds * pool.zone_capacity / self.bytes_per_pair * (1 + 1e-9)
-        inner = pool.parent >= 0
-        with np.errstate(divide="ignore", invalid="ignore"):
-            least = np.where(servers > 0, self.workers - carries / servers, 0.0)
-            largest = np.where(servers < self.ps, carries / (self.ps - servers), np.inf)
-        low = np.ceil((np.maximum(least, 0.0) + servers) / self.tasks_per_node - 1e-9)
-        high = np.floor((np.minimum(largest, self.workers) + servers) / self.tasks_per_node + 1e-9)
-        low, high = np.where(inner & (servers > 0), low, 0).astype(np.int64), np.where(inner, high, self.job.nodes)
-        high = high.astype(np.int64)
-        empty = np.zeros_like(servers, bool)
-        for level in pool.levels:
-            zones = level.zones
-            fewest[:, zones] = np.maximum(fewest[:, zones], low[:, zones])
-            upper[:, zones] = np.minimum(upper[:, zones], high[:, zones])
-            empty[:, zones] |= fewest[:, zones] > upper[:, zones]
-            fewest[:, level.parents] += np.add.reduceat(fewest[:, zones], level.child_begin, axis=1)
-            upper[:, level.parents] += np.add.reduceat(upper[:, zones], level.child_begin, axis=1)
-            empty[:, level.parents] |= np.logical_or.reduceat(empty[:, zones], level.child_begin, axis=1)
-        upper[empty] = -1
-        return fewest, upper
-
-    def fits_in_time(self, seconds: float, servers: IntArray) -> BoolArray:
-        """Which of the ways fit into this time; shape (ways,)."""
-        fewest, most = self.node_count_bounds(seconds, servers)
-        root = int(self.pool.level.argmax())
-        return np.asarray((fewest[:, root] <= self.job.nodes) & (self.job.nodes <= most[:, root]))
+    def best_split(self, low: float, high: float) -> ServerSplit | None:
+        """Split with the least time found; None if it exceeds `high`."""
+        if math.comb(self.ps + len(self.leaf_sizes) - 1, self.ps) <= MAX_SPLITS:
+            best = self.min_time(self.all_splits(), low, high)
+        else:
+            initial = sorted({tuple(split.tolist()) for split in self.initial_splits()})
+            best = self.min_time(np.array(initial), low, high)
+            for _ in range(MAX_MOVE_ROUNDS if best else 0):
+                assert best is not None
+                neighbors, limit = self.neighbor_splits(best[1][0]), best[0] / (1 + 10 * TIME_TOLERANCE)
+                better = self.min_time(neighbors, low, limit) if len(neighbors) else None
+                if better is None:
+                    break
+                best = better
+        if best is None:
+            return None
+        seconds, splits = best
+        # fewer leaves with servers mean fewer bytes between zones
+        split = splits[(splits > 0).sum(axis=1).argmin()]
+        return ServerSplit(seconds, split, self.split_nodes(seconds, split))
 
     def min_time(self, splits: IntArray, low: float, high: float) -> tuple[float, IntArray] | None:
-        """The least time in which one of the splits fits, and those that do then; None where none fits in `high`.
+        """The least time in which any split fits, and all splits that fit in it; None if none fits in `high`.
 
         Parameters
         ----------
-        splits : shape (ways, leaves), servers of each leaf.
-        low : a time that no split undercuts.
+        splits : shape (splits, leaves), servers per leaf.
+        low : lower bound for all splits.
         """
         if high < low:
             return None
         servers = self.sum_below(splits)
-        # most large jobs need no more than the links of their nodes
+        # most large jobs are limited by the node links only
         fits = self.fits_in_time(low * (1 + TIME_TOLERANCE), servers)
         if fits.any():
             return min(low * (1 + TIME_TOLERANCE), high), splits[fits]
@@ -164,176 +206,123 @@ class PsSearch:
                 low = middle
         return high, splits
 
-    def best_split(self, low: float, high: float) -> ServerSplit | None:
-        """The deal of the least time that is found, None where that exceeds `high`."""
-        if math.comb(self.ps + len(self.leaf_sizes) - 1, self.ps) <= MAX_SPLITS:
-            found = self.min_time(self.all_splits(), low, high)
-        else:
-            found = self.min_time(np.array(sorted({tuple(split.tolist())
-                                  for split in self.initial_splits()})), low, high)
-            for _ in range(MAX_MOVE_ROUNDS if found else 0):
-                assert found is not None
-                moves = self.neighbor_splits(found[1][0])
-                better = self.min_time(moves, low, found[0] / (1 + 10 * TIME_TOLERANCE)) if len(moves) else None
-                if better is None:
-                    break
-                found = better
-        if found is None:
-            return None
-        seconds, splits = found
-        # few leaves with servers, so that fewer bytes cross
-        split = splits[(splits > 0).sum(axis=1).argmin()]
-        return ServerSplit(seconds, split, self.split_nodes(seconds, split))
+    def sum_below(self, values: IntArray) -> IntArray:
+        """Sum over the leaves below each zone: (splits, leaves) -> (splits, zones)."""
+        total = np.zeros((len(values), self.pool.zone_count), np.int64)
+        total[:, self.pool.leaves] = values
+        for level in self.pool.levels:
+            total[:, level.parents] += np.add.reduceat(total[:, level.zones], level.child_begin, axis=1)
+        return total
+
+    def fits_in_time(self, seconds: float, servers: IntArray) -> BoolArray:
+        """Mask of the splits that fit in this time: servers below each zone (splits, zones) -> (splits,)."""
+        bounds = self.node_count_bounds(seconds, servers)
+        root = int(self.pool.level.argmax())
+        return np.asarray((bounds.fewest[:, root] <= self.job.nodes) & (self.job.nodes <= bounds.most[:, root]))
+
+    def node_count_bounds(self, seconds: float, servers: IntArray) -> NodeCountBounds:
+        """Bounds for this time and these servers below each zone, (splits, zones)."""
+        pool, split = self.pool, servers[:, self.pool.leaves]
+        fast_enough = self.nodes_with_capacity[np.searchsorted(
+            self.node_capacities, self.bytes_by_servers / seconds * (1 - 1e-9))]
+        servers_per_host = np.minimum(-(-split // self.leaf_sizes), len(self.bytes_by_servers) - 1)
+        possible_hosts = fast_enough[servers_per_host, np.arange(split.shape[1])]
+        hosts = -(-split // np.maximum(servers_per_host, 1))
+        # if a server's node can have a slower link than a worker's, workers leave slow links to servers
+        is_lighter = self.bytes_by_servers[servers_per_host] < self.bytes_by_servers[0]
+        leaf_most = fast_enough[0] + np.where(is_lighter, np.minimum(hosts, possible_hosts - fast_enough[0]), 0)
+        fewest, most = np.zeros_like(servers), np.zeros_like(servers)
+        fewest[:, pool.leaves] = np.maximum(hosts, -(-split // math.ceil(self.tasks_per_node)))
+        most[:, pool.leaves] = np.where(possible_hosts >= hosts, leaf_most, -1)
+
+        shards = seconds * pool.zone_capacity / self.bytes_per_pair * (1 + 1e-9)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            min_workers = np.where(servers > 0, self.workers - shards / servers, 0.0)
+            max_workers = np.where(servers < self.ps, shards / (self.ps - servers), np.inf)
+        low = np.ceil((np.maximum(min_workers, 0.0) + servers) / self.tasks_per_node - 1e-9)
+        high = np.floor((np.minimum(max_workers, self.workers) + servers) / self.tasks_per_node + 1e-9)
+        has_parent = pool.parent >= 0
+        low = np.where(has_parent & (servers > 0), low, 0).astype(np.int64)
+        high = np.where(has_parent, high, self.job.nodes).astype(np.int64)
+
+        is_empty = np.zeros_like(servers, bool)
+        for level in pool.levels:
+            zones = level.zones
+            fewest[:, zones] = np.maximum(fewest[:, zones], low[:, zones])
+            most[:, zones] = np.minimum(most[:, zones], high[:, zones])
+            is_empty[:, zones] |= fewest[:, zones] > most[:, zones]
+            fewest[:, level.parents] += np.add.reduceat(fewest[:, zones], level.child_begin, axis=1)
+            most[:, level.parents] += np.add.reduceat(most[:, zones], level.child_begin, axis=1)
+            is_empty[:, level.parents] |= np.logical_or.reduceat(is_empty[:, zones], level.child_begin, axis=1)
+        most[is_empty] = -1
+        return NodeCountBounds(fewest, most)
 
     def all_splits(self) -> IntArray:
-        """All splits that the room allows."""
+        """All splits of the servers over the leaves; shape (splits, leaves)."""
         leaves = len(self.leaf_sizes)
-        ways = list(itertools.combinations(range(self.ps + leaves - 1), leaves - 1))
-        bars = np.array(ways, np.int64).reshape(len(ways), leaves - 1)
+        combinations = list(itertools.combinations(range(self.ps + leaves - 1), leaves - 1))
+        bars = np.array(combinations, np.int64).reshape(len(combinations), leaves - 1)
         edges = np.column_stack([np.full(len(bars), -1), bars, np.full(len(bars), self.ps + leaves - 1)])
         splits = np.diff(edges, axis=1) - 1
-        return splits[(splits <= self.leaf_sizes * math.ceil(self.tasks_per_node)).all(axis=1)]
+        return splits[(splits <= self.max_leaf_servers).all(axis=1)]
 
     def initial_splits(self) -> Iterator[IntArray]:
-        """All servers in one of the largest leaves, or in proportion to the room of the largest ones."""
-        room = self.leaf_sizes * math.ceil(self.tasks_per_node)
-        order = np.argsort(-self.leaf_sizes, kind="stable")
-        for leaf in order[:MAX_MOVE_LEAVES]:
-            one = np.zeros_like(room)
-            one[leaf] = min(self.ps, int(room[leaf]))
-            rest = np.where(one > 0, 0, room)
-            yield one + fill_largest_first(rest, self.ps - int(one.sum()))
-        fewest = int(np.searchsorted(np.cumsum(self.leaf_sizes[order]), self.job.nodes) + 1)
-        for count in sorted({min(len(order), c) for c in (2, 3, 4, fewest, fewest + 1, 2 * fewest, len(order))}):
-            exact = np.zeros(len(room))
-            exact[order[:count]] = self.ps * self.leaf_sizes[order[:count]] / self.leaf_sizes[order[:count]].sum()
-            split = np.minimum(exact.astype(np.int64), room)
+        """Splits with all servers in one of the largest leaves, or in proportion to the largest leaves."""
+        limit = self.max_leaf_servers
+        by_size = np.argsort(-self.leaf_sizes, kind="stable")
+        for leaf in by_size[:MAX_MOVE_LEAVES]:
+            split = np.zeros_like(limit)
+            split[leaf] = min(self.ps, int(limit[leaf]))
+            yield split + fill_largest_first(np.where(split > 0, 0, limit), self.ps - int(split.sum()))
+        fewest = int(np.searchsorted(np.cumsum(self.leaf_sizes[by_size]), self.job.nodes) + 1)
+        for count in sorted({min(len(by_size), c) for c in (2, 3, 4, fewest, fewest + 1, 2 * fewest, len(by_size))}):
+            exact = np.zeros(len(limit))
+            sizes = self.leaf_sizes[by_size[:count]]
+            exact[by_size[:count]] = self.ps * sizes / sizes.sum()
+            split = np.minimum(exact.astype(np.int64), limit)
             for leaf in np.argsort(split - exact, kind="stable")[:self.ps - int(split.sum())]:
                 split[leaf] += 1
-            if split.sum() == self.ps and (split <= room).all():
+            if split.sum() == self.ps and (split <= limit).all():
                 yield split
 
     def neighbor_splits(self, split: IntArray) -> IntArray:
-        """The splits after a move of one server between two leaves; shape (ways, leaves)."""
-        givers = [leaf for leaf in np.argsort(-split, kind="stable")[:MAX_MOVE_LEAVES] if split[leaf]]
-        least = [leaf for leaf in np.argsort(split, kind="stable")[::-1] if split[leaf]][-MAX_MOVE_LEAVES:]
-        open_ = np.flatnonzero(split < self.leaf_sizes * math.ceil(self.tasks_per_node))
-        takers = open_[np.argsort(split[open_] - self.leaf_sizes[open_], kind="stable")[:MAX_MOVE_LEAVES]]
-        pairs = [(giver, taker) for giver in {*givers, *least} for taker in takers if giver != taker]
-        found = np.repeat(split[None], len(pairs), axis=0)
-        for row, (giver, taker) in zip(found, pairs, strict=True):
-            row[giver] -= 1
-            row[taker] += 1
-        return found
+        """Splits that differ by a move of one server between two leaves; shape (splits, leaves)."""
+        most = [leaf for leaf in np.argsort(-split, kind="stable")[:MAX_MOVE_LEAVES] if split[leaf]]
+        fewest = [leaf for leaf in np.argsort(split, kind="stable")[::-1] if split[leaf]][-MAX_MOVE_LEAVES:]
+        open_leaves = np.flatnonzero(split < self.max_leaf_servers)
+        by_free = open_leaves[np.argsort(split[open_leaves] - self.leaf_sizes[open_leaves], kind="stable")]
+        moves = [(source, target) for source in {*most, *fewest} for target in by_free[:MAX_MOVE_LEAVES]
+                 if source != target]
+        neighbors = np.repeat(split[None], len(moves), axis=0)
+        for row, (source, target) in zip(neighbors, moves, strict=True):
+            row[source] -= 1
+            row[target] += 1
+        return neighbors
 
     def split_nodes(self, seconds: float, split: IntArray) -> IntArray:
-        """Nodes of each leaf: no fewer than they need, the rest first where servers are, then in the largest."""
+        """Nodes per leaf: as few as needed, the remainder first with the servers, then in the largest leaves."""
         servers = self.sum_below(split[None])
-        fewest, most = (bounds[0] for bounds in self.node_count_bounds(seconds, servers))
-        count = fewest.copy()
-        root = int(self.pool.level.argmax())
-        count[root] = self.job.nodes
+        fewest, most = (bound[0] for bound in self.node_count_bounds(seconds, servers))
+        counts = fewest.copy()
+        counts[int(self.pool.level.argmax())] = self.job.nodes
         for zone in np.argsort(-self.pool.level, kind="stable"):
-            below = np.flatnonzero(self.pool.parent == zone)
-            left = int(count[zone] - fewest[below].sum())
-            for child in below[np.lexsort((-most[below], -servers[0, below]))] if len(below) else []:
-                more = min(left, int(most[child] - fewest[child]))
-                count[child] = fewest[child] + more
-                left -= more
-        return np.asarray(count[self.pool.leaves])
+            children = np.flatnonzero(self.pool.parent == zone)
+            remaining = int(counts[zone] - fewest[children].sum())
+            for child in children[np.lexsort((-most[children], -servers[0, children]))] if len(children) else []:
+                extra = min(remaining, int(most[child] - fewest[child]))
+                counts[child] = fewest[child] + extra
+                remaining -= extra
+        return np.asarray(counts[self.pool.leaves])
 
     def select_nodes(self, split: ServerSplit) -> IntArray:
-        """Indices in the pool of the nodes: the widest links for the servers, for workers what is wide enough."""
-        taken = []
-        for begin, room, servers, wanted in zip(self.pool.leaf_begin, self.leaf_sizes, split.servers, split.nodes,
+        """Pool indices of the nodes: servers get the widest links, workers the first that are fast enough."""
+        selected = []
+        for begin, size, servers, wanted in zip(self.pool.leaf_begin, self.leaf_sizes, split.servers, split.nodes,
                                                 strict=True):
-            nodes = np.arange(begin, begin + room)
+            nodes = np.arange(begin, begin + size)
             capacity = self.pool.node_capacity[nodes]
             hosts = nodes[np.argsort(-capacity, kind="stable")[:min(int(servers), int(wanted))]]
-            narrow = capacity < self.bytes_by_servers[0] / split.seconds * (1 - 1e-9)
-            others = nodes[np.lexsort((nodes, np.where(narrow, -capacity, -np.inf)))]
-            others = others[~np.isin(others, hosts)][:wanted - len(hosts)]
-            taken += [hosts, others]
-        return np.sort(np.concatenate(taken))
-
-
-def min_serving_seconds(pool: CandidateNodes, job: JobSize, phases: Sequence[Phase]) -> float:
-    """Seconds after which the links of the nodes can serve so many workers, wherever these nodes are.
-
-    A node with s servers among its t tasks carries max(s (W - t + s), (t - s) (P - s)) shares of the model each way.
-    """
-    capacity = np.sort(pool.node_capacity)[::-1][:job.nodes]
-    servers, workers = len(phases[0].source), len(phases[0].target)
-    loads = []
-    for tasks in {job.tasks // job.nodes, job.max_tasks_per_node}:
-        mine = np.arange(min(tasks, servers) + 1.0)
-        load = np.maximum(mine * (workers - tasks + mine), (tasks - mine) * (servers - mine))
-        # with more servers than this the load may fall again: what counts is how many fit, by the time
-        loads.append(np.minimum.accumulate(load[::-1])[::-1] * float(phases[0].bytes_per_pair))
-    least = np.array([min(load[i] for load in loads if i < len(load)) for i in range(max(map(len, loads)))])
-    times = sorted_unique(least[1:, None] / sorted_unique(capacity)) if len(least) > 1 else np.zeros(0)
-
-    def served(time: float) -> bool:
-        held = np.searchsorted(least, time * capacity * (1 + 1e-9), side="right") - 1
-        return bool(held.clip(0).sum() >= servers)
-
-    first = bisect_left(times.tolist(), True, key=served)
-    return float(times[first]) * len(phases) if first < len(times) else 0.0
-
-#: most leaves over which the servers are split
-MAX_SERVER_LEAVES = 16
-
-#: most zones in which a choice is made, for peers and for servers
-MAX_PS_ZONES = 12
-
-
-def ps_choices(pool: CandidateNodes, job: JobSize, zone_candidates: Sequence[ZoneCandidate],
-            phases: Sequence[Phase]) -> Iterator[tuple[float, ZoneCandidate, NodeChoice]]:
-    rounds, times = sum(phase.rounds for phase in phases), len(phases)
-    ps = min(len(phases[0].source), len(phases[0].target)) if phases[0].target[0] < phases[0].source[0] else \
-        len(phases[0].source)
-    best, served = np.inf, min_serving_seconds(pool, job, phases)
-    # any choice keeps the time of all traffic over the slowest link
-    high = float(phases[0].bytes_per_pair) * len(phases[0].source) * len(phases[0].target) / min(
-        float(pool.node_capacity.min()), float(pool.zone_capacity.min()))
-    ranked = {start.zone: entry for start, entry in rank_zones_all_to_all(
-        pool, job, zone_candidates, merge_phases(phases), rounds, False)}
-    for start in sorted(zone_candidates, key=lambda start: (
-        start.zone not in ranked, start.min_seconds))[:MAX_PS_ZONES]:
-        if start.min_seconds > best * (1 + 1e-6):
-            continue
-        found: tuple[float, IntArray] | None = None
-        for limit in relevant_latency_caps(pool, start.min_seconds, rounds):
-            latency = 2 * rounds * float(limit.path_latency(pool)[start.zone])
-            low = max(start.min_seconds, served) / times
-            bound = (best - latency) / times
-            if bound <= low:
-                continue
-            inside = pool.nodes_below(start.zone).start + np.flatnonzero(limit.allowed_nodes(pool, start.zone))
-            if len(inside) < job.nodes:
-                continue
-            inside = limit_leaves(pool, inside, ranked.get(start.zone), start, job)
-            below = subset(pool, inside, start.zone)
-            search = PsSearch(below, job, ps, float(phases[0].bytes_per_pair))
-            deal = search.best_split(low, min(high, bound))
-            if deal is not None:
-                best = times * deal.seconds + latency
-                found = best, inside[search.select_nodes(deal)]
-        if found is not None:
-            yield found[0], start, make_choice(pool, start.zone, found[1])
-
-
-def limit_leaves(pool: CandidateNodes, nodes: IntArray, estimate: AllToAllEstimate | None, candidate: ZoneCandidate,
-                job: JobSize) -> IntArray:
-    """The nodes of the leaves that would serve peers best, and of the largest."""
-    room = np.bincount(pool.leaf[nodes], minlength=len(pool.topology_zone_index))
-    if (room > 0).sum() <= MAX_SERVER_LEAVES:
-        return nodes
-    kept = np.zeros(len(room), bool)
-    if estimate is not None:
-        quota, _ = estimate.model.node_counts_for_time(estimate.high, candidate.zone)
-        kept |= quota > 0
-    order = np.argsort(-room, kind="stable")
-    fewest = int(np.searchsorted(np.cumsum(room[order]), job.nodes) + 1)
-    kept[order[:fewest + 2]] = True
-    return nodes[kept[pool.leaf[nodes]]]
+            is_slow = capacity < self.bytes_by_servers[0] / split.seconds * (1 - 1e-9)
+            workers = nodes[np.lexsort((nodes, np.where(is_slow, -capacity, -np.inf)))]
+            selected += [hosts, workers[~np.isin(workers, hosts)][:wanted - len(hosts)]]
+        return np.sort(np.concatenate(selected))

@@ -18,8 +18,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from slurmdl.placement.arrays import sorted_unique
-from slurmdl.placement.candidate_nodes import round_mantissa
+from slurmdl.placement.arrays import round_mantissa, sorted_unique
 from slurmdl.placement.iteration_cost import FloatArray, IntArray, NetworkLinks, ps_split_costs
 from slurmdl.placement.traffic import Phase
 

@@ -1,1 +1,0 @@
-"""Which nodes can serve a job, and the arrays over them."""
