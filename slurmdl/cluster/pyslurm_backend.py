@@ -23,6 +23,7 @@ from slurmdl.cluster.snapshot import NODE_ARRAYS, ClusterSnapshot, NodeProfile
 from slurmdl.errors import UnavailableError
 from slurmdl.slurm import process
 from slurmdl.slurm.scontrol import start_scontrol_show
+from slurmdl.slurm.slurm_conf import parse_key_values
 
 #: finds the modules where this process found them; a directory of the user's is no place to import from
 _WORKER_CODE = "import sys; sys.path[:] = sys.argv[1:]; from slurmdl.cluster import pyslurm_child; pyslurm_child.main()"
@@ -36,7 +37,7 @@ def fetch_with_pyslurm(with_topology: bool = False) -> tuple[ClusterSnapshot, st
     UnavailableError : PySlurm is missing, of another release than the controller, hangs or fails; so of scontrol.
     """
     told = _run_worker()
-    gres = process.parse_key_values(told)["GresTypes"]
+    gres = parse_key_values(told)["GresTypes"]
     answer = start_scontrol_show(("nodes", "partitions") if gres else ("partitions",), with_topology)()
     snapshot = _merge_snapshots(scontrol_parser.parse_snapshot(told), scontrol_parser.parse_snapshot(answer.stdout))
     if not snapshot.names:

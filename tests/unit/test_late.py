@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from placing import SCORES, two_level
 
+from slurmdl.dl_options import DlOptions
 from slurmdl.errors import InputError, PlacementError
-from slurmdl.job_request import DlOptions, JobRequest
+from slurmdl.job_request import JobRequest
 from slurmdl.launch import late_binding
 from slurmdl.launch.submission_record import RequestedSize
 from slurmdl.links.link_scores import LinkScore, LinkScores
@@ -19,6 +20,7 @@ from slurmdl.placement.place import select_subset
 from slurmdl.placement.ranks.rank_orders import best_rank_map
 from slurmdl.placement.traffic import Traffic
 from slurmdl.slurm import allocation
+from slurmdl.slurm.jobs import JobNodes
 
 EIGHT = two_level(["n1", "n3", "n5", "n7"], ["n2", "n4", "n6", "n8"])
 ENVIRON = {"HOME": "/", "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-3,5]", "SLURM_NODELIST": "n[1-3,5]",
@@ -63,9 +65,9 @@ def test_no_other_nodes_that_keep_the_batch_host_are_much_better(names, stays, s
 
 
 def test_of_the_controllers_record():
-    assert late_binding.JobNodes.from_scontrol(RECORD) == late_binding.JobNodes(("n1", "n2", "n3", "n5"), "n1")
+    assert JobNodes.from_scontrol(RECORD) == JobNodes(("n1", "n2", "n3", "n5"), "n1")
     with pytest.raises(InputError, match="NodeList"):
-        late_binding.JobNodes.from_scontrol("slurm_load_jobs error: Invalid job id specified")
+        JobNodes.from_scontrol("slurm_load_jobs error: Invalid job id specified")
 
 
 @pytest.mark.parametrize(("asked", "tasks", "per_node"), [
@@ -90,6 +92,8 @@ def scontrol(tmp_path: Path, monkeypatch, batch: str = "n1") -> Path:
     record = RECORD.strip().replace("BatchHost=n1", f"BatchHost={batch}")
     program.write_text(f"#!/bin/sh\ncase $* in *show*) echo '{record}';; *) echo $* >> {log};; esac\n")
     program.chmod(0o755)
+    (tmp_path / "squeue").write_text("#!/bin/sh\n")
+    (tmp_path / "squeue").chmod(0o755)
     log.touch()
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     return log
@@ -104,8 +108,8 @@ def scontrol(tmp_path: Path, monkeypatch, batch: str = "n1") -> Path:
 def test_when_a_job_is_reduced(tmp_path, monkeypatch, asked, dry_run, resized):
     log = scontrol(tmp_path, monkeypatch)
     said: list[str] = []
-    found = late_binding.shrink_job(ENVIRON, RequestedSize(asked), lambda held: ("n1", "n3", "n5"), lambda job: False, said.append,
-                      dry_run=dry_run)
+    found = late_binding.shrink_job(ENVIRON, RequestedSize(asked), lambda held: ("n1", "n3", "n5"), said.append,
+                                    dry_run=dry_run)
     assert log.read_text() == resized and not said
     assert found["SLURM_JOB_NODELIST"] == ("n[1,3,5]" if asked == 3 else "n[1-3,5]")
 
@@ -115,13 +119,13 @@ def test_nodes_are_kept_without_which_the_tasks_do_not_fit(tmp_path, monkeypatch
     log = scontrol(tmp_path, monkeypatch)
     said: list[str] = []
     environ = {**ENVIRON, "SLURM_JOB_CPUS_PER_NODE": "2,1(x3)"}
-    found = late_binding.shrink_job(environ, RequestedSize(3, 5), lambda held: ("n1", "n3", "n5"), lambda job: False, said.append,
-                      dry_run=False)
+    found = late_binding.shrink_job(environ, RequestedSize(3, 5), lambda held: ("n1", "n3", "n5"), said.append,
+                                    dry_run=False)
     assert log.read_text() == "" and found["SLURM_JOB_NODELIST"] == "n[1-3,5]"
     assert said == ["the job keeps its 4 nodes, and the step has all of them: 5 tasks do not fit the 4 CPUs that it "
                     "has on 3 of them"]
     late_binding.shrink_job({**environ, "SLURM_JOB_CPUS_PER_NODE": "2(x2),1(x2)"}, RequestedSize(3, 5), lambda held: ("n1", "n2", "n5"),
-              lambda job: False, said.append, dry_run=False)
+              said.append, dry_run=False)
     assert log.read_text() == "update JobId=7 NodeList=n1,n2,n5\n"
 
 
@@ -129,9 +133,9 @@ def test_without_zones_the_first_nodes_are_kept(tmp_path, monkeypatch):
     log = scontrol(tmp_path, monkeypatch, batch="n5")
     said: list[str] = []
 
-    def choose(held: late_binding.JobNodes) -> tuple[str, ...]:
+    def choose(held: JobNodes) -> tuple[str, ...]:
         raise PlacementError("the topology has no zones")
 
-    late_binding.shrink_job(ENVIRON, RequestedSize(3), choose, lambda job: False, said.append, dry_run=False)
+    late_binding.shrink_job(ENVIRON, RequestedSize(3), choose, said.append, dry_run=False)
     assert log.read_text() == "update JobId=7 NodeList=n5,n1,n2\n"
     assert said == ["the topology has no zones; the first 3 nodes of the job are kept"]

@@ -9,9 +9,10 @@ import pytest
 from placing import cluster, node, two_level
 
 from slurmdl import units
-from slurmdl.job_request import DlOptions, JobRequest
-from slurmdl.launch import srun
+from slurmdl.dl_options import DlOptions
+from slurmdl.job_request import JobRequest
 from slurmdl.launch.step_command import StepCommand
+from slurmdl.launch.step_plan import StepPlan, explanation_lines
 from slurmdl.links import capacity
 from slurmdl.links.link_scores import LinkScore, LinkScores, MetricWeights
 from slurmdl.placement.explain import explain_placement
@@ -144,9 +145,9 @@ def test_what_rank_0_on_the_first_node_costs_is_told(capsys: pytest.CaptureFixtu
     assert seconds > less and line in explain_placement(found, FOUR, IDLE, scores, request.dl)
     assert "rank 0 stays" not in explain_placement(free, FOUR, IDLE, scores, request.dl)
     plan = Plan("ps", found.rank_map.nodes, found.rank_map.roles, {})
-    srun._print_explanation(srun.MappedStep(StepCommand(()), "", plan, found.rank_map, "a file"))
+    lines = explanation_lines(StepPlan(StepCommand(()), plan, found.rank_map, "a file"))
     said = "rank 0 stays on n1, the first node: with --dl-rank0=any an iteration takes"
-    assert f"slurmdl: {said} {units.format_duration(less)}" in capsys.readouterr().err.splitlines()
+    assert f"{said} {units.format_duration(less)}" in lines
 
 
 def test_a_zone_behind_a_slow_uplink_is_left_out() -> None:

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from slurmdl.dl_options import DlOptions
 from slurmdl.errors import InputError
-from slurmdl.job_request import DlOptions
 from slurmdl.launch import traffic_file
 
 EYE = np.array([[0.0, 3], [1, 0]])

@@ -35,8 +35,8 @@ WAYS = {"attended": "", "overheard": "lost a node"}
 def attended(fails: str, *argv: str) -> list[str]:
     """A command line that becomes the parent of a program."""
     # the placement's arrays bring threads, which must not take the signals
-    return [sys.executable, "-c", "import os, numpy; from slurmdl import attend; "
-            f"attend.attend({['/usr/bin/env', *argv]!r}, os.environ, fails={fails!r})"]
+    return [sys.executable, "-c", "import os, numpy; from slurmdl.launch import supervisor; "
+            f"supervisor.exec_supervised({['/usr/bin/env', *argv]!r}, os.environ, failure_message={fails!r})"]
 
 
 def read_until(file: int, words: bytes, text: bytes = b"") -> bytes:
@@ -110,11 +110,11 @@ def test_a_failed_program_keeps_its_own_status():
     assert (done.returncode, done.stderr) == (9, "lost a node\n")
 
 
-@pytest.mark.parametrize("call", ["process.become", "attend.attend"])
+@pytest.mark.parametrize("call", ["process.exec_program", "supervisor.exec_supervised"])
 def test_programs_start_with_the_signals_that_a_shell_gives_them(call):
     """Python ignores SIGPIPE, and what is ignored stays ignored in the programs that it starts."""
     grep = ["/bin/grep", "^Sig[BI]", "/proc/self/status"]
-    script = f"import os; from slurmdl import attend, process; {call}({grep!r}, os.environ)"
+    script = f"import os; from slurmdl.launch import supervisor; from slurmdl.slurm import process; {call}({grep!r}, os.environ)"
     found = [subprocess.run(argv, capture_output=True, text=True, check=True, timeout=30).stdout.split()
              for argv in ([sys.executable, "-c", script], grep)]
     # posix_spawn of the C library ignores its own two signals, 32 and 33

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from slurmdl.cluster.snapshot import ClusterSnapshot, Node, Partition
+from slurmdl.dl_options import DlOptions
 from slurmdl.errors import InputError, UnavailableError
-from slurmdl.job_request import DlOptions
 from slurmdl.launch import binding, sbatch, submission, submission_record
 from slurmdl.launch.binding import Decision
 from slurmdl.launch.cluster_state import ClusterState
@@ -94,7 +94,7 @@ Z3 = "--exclude=n[1-2,4-5,7-8]"
     (["--dl-zone=z3", "-w", "n1"], cluster(), [], "--dl-zone=z3 is not applied: -w is given"),
     (["--dl-zone=z3", "-M", "other"], cluster(), [], "--dl-zone=z3 is not applied: -M is given"),
     (["--dl-zone=z3", "-m", "arbitrary"], cluster(), [], "is not applied: --distribution=arbitrary"),
-    (["--dl-zone=z3", "-x", "./nodes"], cluster(), [], "is not applied: the node list file ./nodes is not read"),
+    (["--dl-zone=z3", "-x", "./nodes"], cluster(), [], "is not applied: the node list file ./nodes is not supported"),
     (["--dl-zone=z3", "-N1", ":", "-N1"], cluster(), [], "is not applied: a heterogeneous job"),
 ])
 def test_a_named_zone_is_a_limit_whatever_else_is_decided(argv, seen, options, reason):

@@ -9,7 +9,8 @@ import pytest
 
 from slurmdl.config import Config
 from slurmdl.errors import InputError, UnavailableError
-from slurmdl.launch import cluster_state, srun
+from slurmdl.launch import cluster_state, step_context
+from slurmdl.slurm.slurm_conf import SlurmConfig
 
 DATA = Path(__file__).parent / "data"
 
@@ -44,8 +45,8 @@ def test_topology_of_the_partition(cluster: Path, from_file: bool, partitions: t
     ("main", ("spine", "leaf01")), ("flat", ()), ("blocks", ("b[1-4]", "b[1-2]", "b2")),
 ])
 def test_a_step_takes_the_zones_of_its_partition(cluster: Path, partition: str, expected: tuple[str, ...]) -> None:
-    controller = srun.SlurmConfig((26, 5), False, "none", (), True)
-    topology, complaint = srun._load_zones(controller, ["n3"], partition, True)
+    controller = SlurmConfig((26, 5), False, "none", (), True)
+    topology, complaint = step_context.load_job_topology(controller, ["n3"], partition, True)
     assert (topology.path_of("n3"), complaint) == (expected, "")
 
 

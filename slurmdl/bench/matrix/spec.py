@@ -10,7 +10,7 @@ The keys, all optional::
     launcher: srun                 # or mpirun (Open MPI), if Slurm has no matching PMI
     tasks_per_node: 1
     ps: 1                          # parameter servers of the strategy ps, among the tasks
-    batch: 32                      # samples of a worker in a step
+    batch_size: 32                 # samples of a worker in a step
     lr: 0.05
     emulate_compute: 0             # seconds that each step sleeps in place of its computation; 0: compute
     warmup_steps: 3                # untimed steps before the timed ones
@@ -37,7 +37,7 @@ from slurmdl import yaml_input
 from slurmdl.bench.frameworks import FRAMEWORKS, load
 from slurmdl.dl_options import PLACE_CHOICES
 from slurmdl.errors import InputError, UsageError, sort_by_similarity
-from slurmdl.launch.srun import LAUNCHERS
+from slurmdl.launch.srun_args import LAUNCHERS
 from slurmdl.plan import STRATEGIES
 
 #: placements; `slurmdl` is `slurmdl sbatch` with the default of --dl-place
@@ -78,7 +78,7 @@ class Spec:
     launcher: str = "srun"
     tasks_per_node: int = 1
     ps: int = 1
-    batch: int = 32
+    batch_size: int = 32
     lr: float = 0.05
     emulate_compute: float = 0.0
     warmup_steps: int = 3
@@ -167,7 +167,7 @@ def _check(spec: Spec) -> None:
             parse_synthetic_arguments(arguments)
     one_of("placements", spec.placements, PLACEMENTS)
     one_of("launcher", [spec.launcher], LAUNCHERS)
-    for key, least in (("tasks_per_node", 1), ("ps", 1), ("batch", 1), ("warmup_steps", 1), ("steps", 1),
+    for key, least in (("tasks_per_node", 1), ("ps", 1), ("batch_size", 1), ("warmup_steps", 1), ("steps", 1),
                        ("repeats", 1),
                        ("time_limit_minutes", 1), ("evaluate_every", 0), ("emulate_compute", 0)):
         if getattr(spec, key) < least:

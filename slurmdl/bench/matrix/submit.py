@@ -20,9 +20,8 @@ from slurmdl import files
 from slurmdl.bench.matrix.progress import Progress
 from slurmdl.bench.matrix.spec import Cell, Spec
 from slurmdl.errors import InputError, UnavailableError, print_stderr
-from slurmdl.launch import revert_binding
 from slurmdl.plan import STRATEGIES
-from slurmdl.slurm import pmi, process
+from slurmdl.slurm import jobs, pmi, process
 
 #: polling interval of jobs in seconds
 POLL_S = 1.0
@@ -154,13 +153,13 @@ def _run_job(spec: Spec, cell: Cell, repeat: int, folder: Path, watch: Watch) ->
     log = base.with_name(f"{base.name}.log")
     work = {"framework": cell.framework, "strategy": cell.strategy, "model": cell.model,
             "data": spec.models[cell.model], "seed": spec.seed + repeat, **{key: getattr(spec, key) for key in (
-                "batch", "lr", "emulate_compute", "warmup_steps", "steps", "evaluate_every")}}
+                "batch_size", "lr", "emulate_compute", "warmup_steps", "steps", "evaluate_every")}}
     files.write_atomic(str(base.with_name(f"{base.name}.work")), json.dumps(work))
     files.write_atomic(str(base.with_name(f"{base.name}.sh")), script(spec, cell, str(base)))
     answer = process.run_command([*submit_command(cell), "--parsable", *spec.sbatch,
                                  f"{base}.sh"], timeout=COMMAND_TIMEOUT_S)
     # a site's cli_filter may print lines before sbatch's own
-    numbers = [revert_binding.parse_job_id(line.encode(), is_parsable=True) for line in answer.stdout.splitlines()]
+    numbers = [jobs.parse_job_id(line.encode(), is_parsable=True) for line in answer.stdout.splitlines()]
     number = next(filter(None, numbers), "")
     if answer.returncode or not number:
         return CellResult(cell, repeat, "refused", answer.first_error or f"exit status {answer.returncode}")

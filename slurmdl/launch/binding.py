@@ -1,0 +1,296 @@
+"""Decide how a job is bound to the nodes chosen for it.
+
+Pure but for traffic matrices: the start check of `sbatch --test-only` is a parameter.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from slurmdl.dl_options import DlOptions
+from slurmdl.errors import PlacementError, UsageError
+from slurmdl.launch.submission import Submission
+from slurmdl.launch.submission_record import RequestedSize
+
+if TYPE_CHECKING:
+    from slurmdl.launch.cluster_state import ClusterState
+    from slurmdl.placement.result import Placement
+    from slurmdl.topology.topology import Topology
+
+#: longest option, bytes (execve(2), MAX_ARG_STRLEN)
+MAX_OPTION_BYTES = 128 * 1024 - 1
+#: zones of --dl-zone in a message
+_MAX_SHOWN_ZONES = 8
+
+
+@dataclass(frozen=True)
+class Decision:
+    """How a job is bound to the nodes chosen for it.
+
+    Attributes
+    ----------
+    binding_options : options for sbatch, placed after the user's options.
+    placement : the chosen nodes, or None.
+    reason : why Slurm chooses the nodes; "" if the choice is binding or none was requested.
+    failed : something is missing or broken, or --dl-zone is not applied; otherwise the reason is a normal outcome.
+    explanation : the text of --dl-explain.
+    revert_field : job field to clear if the job does not start at once (see revert_binding), or "".
+    requested_size : what the user requested, if the options request more nodes.
+    """
+
+    binding_options: tuple[str, ...] = ()
+    placement: Placement | None = None
+    reason: str = ""
+    failed: bool = False
+    explanation: str = ""
+    revert_field: str = ""
+    requested_size: RequestedSize | None = None
+
+    def summary(self, dl: DlOptions) -> str:
+        """One line for users."""
+        if self.failed:
+            return f"submitted as written: {self.reason}"
+        options = f"{' '.join(self.binding_options)}: " if self.binding_options else ""
+        if self.reason:
+            zones = f" in {_format_zones(dl, ', ')}" if self.binding_options else ""
+            return f"{options}Slurm chooses the nodes{zones}: {self.reason}"
+        if self.placement is None:
+            return "Slurm chooses the nodes: --dl-node-binding=off"
+        return f"{options}{self.placement.reason}"
+
+
+#: from a decision and nodes: why the job would not start now on exactly these nodes, or ""
+NotStartingReason = Callable[[Decision, Sequence[str]], str]
+
+
+def decide_binding(job: Submission, state: ClusterState, *, inside_job: bool = False,
+                   not_starting_reason: NotStartingReason | None = None) -> Decision:
+    """Choose nodes for a job, and how strictly the choice binds Slurm.
+
+    The zones of --dl-zone apply in any case: all other nodes are excluded.
+
+    Parameters
+    ----------
+    inside_job : the submission runs in a job.
+    not_starting_reason : queries Slurm; None if Slurm cannot be queried.
+
+    Raises
+    ------
+    InputError : a file of matrices is malformed.
+    UsageError : the user named an unknown zone.
+    PlacementError : the site named an unknown zone.
+    """
+    dl = job.request.dl
+    if dl.zone and job.request.unrestrictable_reason:
+        return Decision(reason=zone_not_applied_reason(dl, job.request.unrestrictable_reason), failed=True)
+    try:
+        zone_options = _zone_limit_options(job, state) if dl.zone else ()
+    except UsageError as error:
+        if job.names_zones:
+            raise
+        raise PlacementError(f"slurmdl.yaml: {error}") from error  # a site's setting never rejects a job
+    if any(len(option) > MAX_OPTION_BYTES for option in zone_options):
+        return Decision(reason=zone_not_applied_reason(dl, "the list of excluded nodes is too long for sbatch"),
+                        failed=True)
+    try:
+        decision = _choose_binding(job, state, inside_job, not_starting_reason)
+    except PlacementError as error:
+        decision = Decision(reason=str(error))
+    return replace(decision, binding_options=(*zone_options, *decision.binding_options))
+
+
+def zone_not_applied_reason(dl: DlOptions, reason: str) -> str:
+    """Add to a reason that the zones of --dl-zone are not applied, if the user named zones."""
+    return f"--dl-zone={_format_zones(dl, ',')} is not applied: {reason}" if dl.zone else reason
+
+
+def _format_zones(dl: DlOptions, separator: str) -> str:
+    return separator.join(dl.zone[:_MAX_SHOWN_ZONES] + ("...",) * (len(dl.zone) > _MAX_SHOWN_ZONES))
+
+
+def _zone_limit_options(job: Submission, state: ClusterState) -> tuple[str, ...]:
+    """The option that excludes all nodes outside the zones of --dl-zone, if there are any.
+
+    Excluding nodes leaves the user's own --constraint unchanged.
+    """
+    from slurmdl.placement.candidate_nodes import snapshot_nodes_in_zones
+    from slurmdl.slurm.hostlist import fold_hostlist
+
+    is_inside = snapshot_nodes_in_zones(state.cluster, state.topology, job.request.dl.zone)
+    outside = [name for name, inside in zip(state.cluster.names, is_inside.tolist(), strict=True) if not inside]
+    return (f"--exclude={fold_hostlist([*outside, *job.request.exclude])}",) if outside else ()
+
+
+def _choose_binding(job: Submission, state: ClusterState, inside_job: bool,
+                    not_starting_reason: NotStartingReason | None) -> Decision:
+    """Choose nodes, and how strictly the choice binds Slurm.
+
+    `auto` never delays a start. It prefers the zone; else it gives the node list if the job can neither be requeued
+    nor vary in its number of nodes; else nothing. It binds only if the nodes are free now. If placement does not
+    model all that the job requests, Slurm must confirm that the job starts on these nodes now.
+
+    Raises
+    ------
+    PlacementError, InputError : no nodes can be chosen.
+    """
+    from slurmdl.launch import sbatch_test_only, traffic_file
+    from slurmdl.placement.place import place_job
+
+    request = job.request
+    placement = place_job(request, state.cluster, state.topology, state.scores,
+                          traffic_file.load_traffic_matrices(request.dl))
+    if not placement.nodes:
+        return Decision(reason=placement.reason or "no nodes fit")
+    if request.dl.node_binding == "nodelist":
+        return Decision((_nodelist_option(placement),), placement)
+    if request.dl.node_binding == "zone":
+        return Decision((_zone_option(job, state, placement),), placement)
+    if request.dl.node_binding == "late":
+        return _late_decision(job, placement)
+    if request.start_unknown_reason:
+        return Decision((), placement, f"{request.start_unknown_reason}, so the nodes that are free now bind nothing")
+    if not placement.free_now:
+        return Decision((), placement, f"{_placement_zones_text(placement)} would fit, but not now")
+    decision = _automatic_decision(job, state, placement, inside_job)
+    if not decision.binding_options:
+        return decision
+    unknown = sbatch_test_only.unpredictable_start_reason(request, state.cluster, placement.nodes)
+    if not unknown:
+        return decision
+    on_these_nodes = Decision((_nodelist_option(placement),), placement)
+    failure = not_starting_reason(on_these_nodes, placement.nodes) if not_starting_reason else "Slurm is not queried"
+    return Decision((), placement, f"{unknown}, and {failure}") if failure else decision
+
+
+def _late_decision(job: Submission, placement: Placement) -> Decision:
+    """Request a few nodes more than the job needs; `slurmdl srun` drops the worst ones."""
+    if job.request.unmodelled_reason:
+        raise PlacementError(f"--dl-node-binding=late: {job.request.unmodelled_reason}")
+    if not job.maps_ranks:
+        raise PlacementError("--dl-node-binding=late: the script has no `slurmdl srun` that could drop nodes")
+    from slurmdl.launch import late_binding
+
+    options, requested_size = late_binding.overallocation_options(job.request)
+    return Decision(options, placement, requested_size=requested_size)
+
+
+def _automatic_decision(job: Submission, state: ClusterState, placement: Placement, inside_job: bool) -> Decision:
+    """The least strict binding of a job to nodes that are free now."""
+    request, zones = job.request, job.request.dl.zone
+    if zones and set(placement.nodes_per_zone) == _leaf_zones(state.topology, zones) != _leaf_zones(state.topology):
+        # the excluded nodes leave Slurm only these zones
+        return Decision((), placement)
+    prints_job_id = not job.quiet and "test-only" not in job.settings
+    feature = _preferred_features(job, state, placement)
+    if feature:
+        return Decision((f"--prefer={feature}",), placement, revert_field="Prefer" if prints_job_id else "")
+    # inside a job: the process that reverts the binding later would end with that job
+    is_fixed_size = request.nodes is not None and request.nodes[0] == request.nodes[1]
+    if is_fixed_size and not request.requeue and not job.quiet and not inside_job:
+        return Decision((_nodelist_option(placement),), placement,
+                        revert_field="ReqNodeList" if prints_job_id else "")
+    return Decision((), placement, f"{_no_preference_reason(state, placement)}, and for a node list "
+                                   f"{_no_nodelist_reason(job, is_fixed_size, inside_job)}")
+
+
+def _no_preference_reason(state: ClusterState, placement: Placement) -> str:
+    if set(placement.nodes_per_zone) == _leaf_zones(state.topology):
+        return "every zone is needed"
+    return f"{_placement_zones_text(placement)} would fit, but no feature of the nodes can name it"
+
+
+def _no_nodelist_reason(job: Submission, is_fixed_size: bool, inside_job: bool) -> str:
+    if not is_fixed_size:
+        return "the number of nodes is not given (-N)"
+    if job.request.requeue:
+        return "the job may be requeued (--no-requeue)"
+    return "this is inside of a job" if inside_job else "-Q hides the job's number"
+
+
+def _placement_zones_text(placement: Placement) -> str:
+    from slurmdl.placement.result import MAX_NAMED_ZONES
+
+    names = list(placement.nodes_per_zone)
+    return " + ".join(names) if len(names) <= MAX_NAMED_ZONES else f"{len(names)} zones"
+
+
+def _nodelist_option(placement: Placement) -> str:
+    from slurmdl.slurm.hostlist import fold_hostlist
+
+    return f"--nodelist={fold_hostlist(placement.nodes)}"
+
+
+def _zone_option(job: Submission, state: ClusterState, placement: Placement) -> str:
+    features = _zone_features(state, job.request.dl.zone or tuple(placement.nodes_per_zone))
+    constraint = _join_constraint(job.request.constraint, features) if features else None
+    if constraint:
+        return f"--constraint={constraint}"
+    if state.topology.kind != "tree":
+        raise PlacementError("--dl-node-binding=zone: the nodes carry no features that name the zones, and --switches "
+                             "is for trees only")
+    return f"--switches={len(placement.nodes_per_zone)}"
+
+
+def _preferred_features(job: Submission, state: ClusterState, placement: Placement) -> str | None:
+    """The value of --prefer for the placement's zones; None if features cannot name them or all zones are used."""
+    if set(placement.nodes_per_zone) == _leaf_zones(state.topology):
+        return None
+    features = _zone_features(state, tuple(placement.nodes_per_zone))
+    return _join_constraint(job.request.constraint, features) if features else None
+
+
+def _leaf_zones(topology: Topology, zones: Sequence[str] = ()) -> set[str]:
+    """Zones with nodes of their own among the named zones and their descendants; all if none is named."""
+    from slurmdl.placement.candidate_nodes import nodes_in_zones
+
+    return {topology.zones[leaf] for leaf in set(topology.leaf[nodes_in_zones(topology, zones)].tolist())}
+
+
+def _zone_features(state: ClusterState, zones: Iterable[str]) -> tuple[str, ...]:
+    """For each zone a feature of exactly its nodes, preferably the zone's name; () if a zone has none."""
+    import numpy as np
+
+    from slurmdl.placement.candidate_nodes import topology_index
+
+    cluster, topology = state.cluster, state.topology
+    index = topology_index(cluster, topology)
+    # snapshot index of each node of the topology, -1 for nodes that the snapshot lacks
+    snapshot_index = np.full(len(topology.nodes) + 1, -1, np.int64)
+    snapshot_index[index] = np.arange(len(index))
+    order = np.argsort(cluster.profile_index, kind="stable")
+    ends = np.cumsum(np.bincount(cluster.profile_index, minlength=len(cluster.profiles)))
+    nodes_of_profile = np.split(order, ends[:-1])
+    profiles_with: dict[str, list[int]] = {}
+    for number, profile in enumerate(cluster.profiles):
+        for feature in set(profile.features):
+            profiles_with.setdefault(feature, []).append(number)
+    node_count = {feature: int(sum(len(nodes_of_profile[number]) for number in numbers))
+                  for feature, numbers in profiles_with.items()}
+    features = []
+    for zone in zones:
+        nodes = snapshot_index[topology.indices_below(topology.zone_index[zone])]
+        nodes = np.sort(nodes[nodes >= 0])
+        # a feature of all nodes is a feature of the first one
+        candidates = cluster.profiles[cluster.profile_index[nodes[0]]].features if len(nodes) else ()
+        exact = [name for name in candidates if node_count[name] == len(nodes) and np.array_equal(
+            np.sort(np.concatenate([nodes_of_profile[number] for number in profiles_with[name]])), nodes)]
+        if not exact:
+            return ()
+        features.append(min(exact, key=lambda name: (name != zone, name)))
+    return tuple(features)
+
+
+def _join_constraint(constraint: str | None, features: Sequence[str]) -> str | None:
+    """The user's constraint and one of `features`; None if the two cannot be joined.
+
+    --prefer replaces --constraint while Slurm tries it (sbatch(1)), so it must hold both. Only names joined by `&`
+    are supported: brackets, counts and alternatives do not nest in every release.
+    """
+    if not constraint:
+        return "|".join(features)
+    if len(features) == 1 and re.fullmatch(r"[\w.:=+-]+(&[\w.:=+-]+)*", constraint):
+        return f"{constraint}&{features[0]}"
+    return None
