@@ -315,5 +315,6 @@ def _hop_distances(count: int) -> list[int]:
 
 
 #: pattern, one of plan.PATTERNS -> its graph
-GRAPHS: dict[str, type[Graph]] = {"random": RandomMatching, "exponential": OnePeerExponential, "base": Base2Graph, "zones": ZoneAware,
-                                  "links": LinkAware}
+GRAPHS: dict[str, type[Graph]] = {
+    "random-matching": RandomMatching, "one-peer-exponential": OnePeerExponential, "base-2": Base2Graph,
+    "zone-aware": ZoneAware, "link-aware": LinkAware}

@@ -1,7 +1,7 @@
-"""What reaches the tasks: the one versioned schema between launch (writes) and train (reads).
+"""Versioned schema of the rank map that launch writes and train reads.
 
-A plan travels in the step's environment as SLURMDL_PLAN: JSON, deflated, base64; where that is longer
-than 96 KiB it is a file in a shared directory, and the variable holds `file:PATH`.
+A plan is passed in the step's environment as SLURMDL_PLAN: deflated JSON in base64. If that exceeds 96 KiB, it is a
+file in a shared directory, and the variable holds `file:PATH`.
 """
 
 from __future__ import annotations
@@ -26,23 +26,21 @@ MAX_ENV_BYTES = 96 * 1024
 
 ROLES = ("ps", "worker")
 STRATEGIES = ("allreduce", "gossip", "adaptive-gossip", "local-sgd", "ps")
-#: strategy -> names of the patterns of its traffic, the default first
-COMM_PATTERNS = {"allreduce": ("ring", "hierarchical"), "ps": ("shards",),
-            "gossip": ("random", "exponential", "base", "zones", "links"),
-            "adaptive-gossip": ("base", "random", "exponential", "zones", "links"),
-            "local-sgd": ("ring", "hierarchical")}
+#: strategy -> its communication patterns, the default first
+COMM_PATTERNS = {
+    "allreduce": ("ring", "hierarchical", "mpi-allreduce"), "ps": ("shards",),
+    "gossip": ("random-matching", "one-peer-exponential", "base-2", "zone-aware", "link-aware"),
+    "adaptive-gossip": ("base-2", "random-matching", "one-peer-exponential", "zone-aware", "link-aware"),
+    "local-sgd": ("ring", "hierarchical")}
 
 
 def default_pattern(strategy: str, multiple_zones: bool) -> str:
-    """The pattern of a training's traffic where nobody asks for one, and no plan has one.
-
-    Allreduce between zones that are known is hierarchical: less goes between them than round a ring.
-    """
+    """Default communication pattern; hierarchical for allreduce between known zones, which sends less between them."""
     return "hierarchical" if strategy == "allreduce" and multiple_zones else COMM_PATTERNS[strategy][0]
 
 
 def group_ranks(ranks: Sequence[int], labels: Sequence[str]) -> list[list[int]]:
-    """The ranks in groups of one zone, in the order of their first ranks; entry i of `zones` is that of rank i."""
+    """Group ranks by label, e.g. zone or node, in order of first occurrence; entry i of `labels` belongs to rank i."""
     groups: dict[str, list[int]] = {}
     for rank in ranks:
         groups.setdefault(labels[rank], []).append(rank)
@@ -51,17 +49,15 @@ def group_ranks(ranks: Sequence[int], labels: Sequence[str]) -> list[list[int]]:
 
 @dataclass(frozen=True)
 class Plan:
-    """The rank map of one step with its roles and zones.
+    """Rank map of one step with its roles and zones.
 
     Attributes
     ----------
     strategy : one of STRATEGIES.
-    nodes : entry i is the node of rank i.
-    roles : entry i is the role of rank i, one of ROLES.
+    nodes, roles : entry i belongs to rank i; a role is one of ROLES.
     zones : node -> zone path, root first, leaf last; () for a node without a zone.
     costs : "leafA|leafB" (names sorted) -> seconds per byte between two leaf zones, "leaf|leaf" inside one.
-    traffic : the pattern for which the ranks are mapped, one of PATTERNS[strategy]; "" where they are mapped for
-        none of them, but for matrices of the user's own.
+    comm_pattern : one of COMM_PATTERNS[strategy]; "" if the ranks are mapped for traffic matrices of the user.
     """
 
     strategy: str
@@ -81,13 +77,13 @@ class Plan:
             raise InputError(f"plan: strategy {self.strategy!r} is not one of {', '.join(STRATEGIES)}")
         if self.comm_pattern not in ("", *COMM_PATTERNS[self.strategy]):
             raise InputError(
-                f"plan: traffic {self.comm_pattern!r} is not one of {', '.join(COMM_PATTERNS[self.strategy])}")
+                f"plan: comm_pattern {self.comm_pattern!r} is not one of {', '.join(COMM_PATTERNS[self.strategy])}")
 
     def __len__(self) -> int:
         return len(self.nodes)
 
     def leaf_zone(self, rank: int) -> str:
-        """Leaf zone of a rank, "" where the node has none."""
+        """Leaf zone of a rank, or "" if its node has none."""
         path = self.zones.get(self.nodes[rank], ())
         return path[-1] if path else ""
 
@@ -96,11 +92,11 @@ class Plan:
 
     @classmethod
     def from_json(cls, data: Any) -> Plan:
-        """Read the parsed JSON of a plan; InputError names what is missing or of another version."""
+        """Build a plan from parsed JSON; raise InputError if it is malformed or of another version."""
         if not isinstance(data, dict):
             raise InputError(f"plan: expected an object, found {type(data).__name__}")
         if data.get("version") != VERSION:
-            raise InputError(f"plan: version {data.get('version')!r} is not {VERSION}")
+            raise InputError(f"plan: version {data.get('version')!r}; expected {VERSION}")
         try:
             return cls(strategy=str(data["strategy"]),
                        nodes=tuple(map(str, data["nodes"])),
@@ -113,13 +109,13 @@ class Plan:
 
 
 def encode_plan(plan: Plan) -> str:
-    """The text of SLURMDL_PLAN (its length is not bounded here; see MAX_ENV_BYTES)."""
+    """Encode a plan as text for SLURMDL_PLAN; it may exceed MAX_ENV_BYTES."""
     text = json.dumps(plan.to_json(), separators=(",", ":"))
     return base64.b64encode(zlib.compress(text.encode(), 9)).decode()
 
 
 def decode_plan(text: str) -> Plan:
-    """The plan behind a value of SLURMDL_PLAN. InputError where it is not one."""
+    """Decode a value of SLURMDL_PLAN; raise InputError if it is invalid."""
     if text.startswith("file:"):
         text = _read_plan_file(text[len("file:"):])
     try:
@@ -130,32 +126,28 @@ def decode_plan(text: str) -> Plan:
 
 
 def write_plan_file(text: str, directory: str) -> str:
-    """Keep the text of a plan in a new file that its owner alone can read, and return its path.
+    """Write an encoded plan to a new file with mode 0600 and return its path; raise OSError if that fails.
 
-    Others may write to the directory: the name is drawn at random, and no link of theirs is followed.
-
-    Raises
-    ------
-    OSError : it cannot be written.
+    The directory may be writable by others: the name is random, and symbolic links are not followed.
     """
     directory = os.path.abspath(directory)
     os.makedirs(directory, mode=0o700, exist_ok=True)
     status = os.lstat(directory)
     if stat.S_ISLNK(status.st_mode) and status.st_uid not in (0, os.geteuid()):
         raise OSError(errno.ELOOP, "a symbolic link of another user", directory)
-    folder = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    directory_fd = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         name = f"plan-{secrets.token_hex(8)}"
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        with open(os.open(name, flags, 0o600, dir_fd=folder), "w", encoding="utf-8") as file:
+        with open(os.open(name, flags, 0o600, dir_fd=directory_fd), "w", encoding="utf-8") as file:
             file.write(text)
     finally:
-        os.close(folder)
+        os.close(directory_fd)
     return os.path.join(directory, name)
 
 
 def _read_plan_file(path: str) -> str:
-    """The text of a plan's file. InputError where it is not a regular file of this user's own."""
+    """Read a plan file; raise InputError if it is not a regular file of this user."""
     try:
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         with open(os.open(path, flags), encoding="utf-8") as file:
@@ -170,6 +162,6 @@ def _read_plan_file(path: str) -> str:
 
 
 def plan_from_environ(environ: Mapping[str, str] = os.environ) -> Plan | None:
-    """The plan of this step, or None where the step has none."""
+    """Plan of this step, or None if there is none."""
     text = environ.get("SLURMDL_PLAN")
     return decode_plan(text) if text else None

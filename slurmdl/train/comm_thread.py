@@ -43,7 +43,7 @@ class CommThread:
         self._pollers: tuple[Callable[[], bool], ...] = ()
         self._failure: BaseException | None = None
         self._ops: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="courier", daemon=True) if threaded else None
+        self._thread = threading.Thread(target=self._run, name="comm-thread", daemon=True) if threaded else None
         if self._thread:
             self._thread.start()
 
@@ -142,5 +142,5 @@ class CommThread:
         end = self._clock()
         self.busy_seconds += end - start
         if self._trace:
-            self._trace.add("errand", start, end, COMM_ROW)
+            self._trace.add("comm op", start, end, COMM_ROW)
         tell(came)  # last of all: who waits for it goes on, and may read what was counted

@@ -23,13 +23,13 @@ FloatArray = npt.NDArray[np.float32]
 CommCoroutine = Iterator[tuple[Sequence[Any], bool]]
 
 #: how far a message goes: within the node, to another node of the zone, to another zone
-LOCALITY_LEVELS = ("node", "zone", "across")
+LOCALITY_LEVELS = ("intra_node", "intra_zone", "inter_zone")
 
 #: bytes in one chunk of a streamed message, by how far it goes: so few that the work on one hides behind the way of
 #: the next, so many that a message's own cost does not count. Open MPI is told to send as many at once
 #: (runtime.connect). Between zones they are fewer, and below its own limit of 64 KiB: on slow links that several
 #: pairs share gossip is quicker so
-CHUNK_BYTES = {"node": 1 << 20, "zone": 1 << 20, "across": 60_000}
+CHUNK_BYTES = {"intra_node": 1 << 20, "intra_zone": 1 << 20, "inter_zone": 60_000}
 #: bytes of an array that is sent before the other rank is known to be there; see `invited`
 EAGER_MAX_BYTES = 60_000
 

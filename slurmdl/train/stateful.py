@@ -40,7 +40,7 @@ class Stateful:
 
     def _field_names(self) -> Iterator[str]:
         for kind in type(self).__mro__:
-            yield from vars(kind).get("kept", ())
+            yield from vars(kind).get("state_fields", ())
 
 
 def _to_plain(value: Any) -> Any:

@@ -1,7 +1,7 @@
-"""How replicas are kept together: every choice that a user has, in one table.
+"""How replicas are synchronized: one table of all choices.
 
-Each field is an option of `slurmdl train` (`--comm-budget`) and, for scripts of the user's own, a variable of the
-environment (`SLURMDL_TRAIN_COMM_BUDGET`).
+Each field is an option of `slurmdl train` (`--comm-budget`) and an environment variable for training scripts
+(`SLURMDL_TRAIN_COMM_BUDGET`).
 """
 
 from __future__ import annotations
@@ -16,47 +16,52 @@ from slurmdl.errors import UsageError
 from slurmdl.plan import COMM_PATTERNS
 
 ENV_PREFIX = "SLURMDL_TRAIN_"
-#: variables of that prefix that are not part of the method
-NON_STRATEGY_VARIABLES = (f"{ENV_PREFIX}TRACE", f"{ENV_PREFIX}PLOT", f"{ENV_PREFIX}CHECKPOINT", f"{ENV_PREFIX}CHECKPOINT_EVERY",
-          f"{ENV_PREFIX}CHECK_EVERY")
+TRACE_DIR_VARIABLE = f"{ENV_PREFIX}TRACE_DIR"
+PLOT_VARIABLE = f"{ENV_PREFIX}PLOT"
+CHECKPOINT_DIR_VARIABLE = f"{ENV_PREFIX}CHECKPOINT_DIR"
+CHECKPOINT_EVERY_VARIABLE = f"{ENV_PREFIX}CHECKPOINT_EVERY"
+CHECK_EVERY_VARIABLE = f"{ENV_PREFIX}CHECK_EVERY"
+#: variables with the prefix that are no fields of StrategyConfig
+NON_STRATEGY_VARIABLES = (TRACE_DIR_VARIABLE, PLOT_VARIABLE, CHECKPOINT_DIR_VARIABLE, CHECKPOINT_EVERY_VARIABLE,
+                          CHECK_EVERY_VARIABLE)
 COMPRESSION_NAMES = ("none", "fp16", "int8", "int4", "sign", "topk")
 TRIGGER_NAMES = ("period", "drift")
-LOAD_BALANCE_MODES = ("off", "batch", "steps")
+LOAD_BALANCE_MODES = ("off", "batch-size", "local-steps")
 
 
-def whole(least: int) -> Callable[[str], int]:
-    """Make a reader of whole numbers for argparse."""
-    def read(text: str) -> int:
+def int_parser(minimum: int) -> Callable[[str], int]:
+    """Make an argparse type for integers of at least `minimum`."""
+    def parse(text: str) -> int:
         try:
             value = int(text)
         except ValueError:
-            value = least - 1
-        if value < least:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of {least} or more")
+            value = minimum - 1
+        if value < minimum:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of {minimum} or more")
         return value
-    return read
+    return parse
 
 
-def number(low: float, high: float, percent: bool = False) -> Callable[[str], float]:
-    """Make a reader of numbers from `low` to below `high` for argparse; with `percent`, 1% is read as 0.01."""
-    def read(text: str) -> float:
-        word, scale = (text[:-1], 100.0) if percent and text.endswith("%") else (text, 1.0)
+def float_parser(low: float, high: float, percent: bool = False) -> Callable[[str], float]:
+    """Make an argparse type for numbers in [low, high); with `percent`, 1% is read as 0.01."""
+    def parse(text: str) -> float:
+        digits, scale = (text[:-1], 100.0) if percent and text.endswith("%") else (text, 1.0)
         try:
-            value = float(word) / scale
+            value = float(digits) / scale
         except ValueError:
             value = float("nan")
         if not low <= value < high:
             raise argparse.ArgumentTypeError(f"{text!r} is not a number from {low:g} to below {high:g}")
         return value
-    return read
+    return parse
 
 
 def _choice_parser(*valid: str) -> Callable[[str], str]:
-    def read(text: str) -> str:
+    def parse(text: str) -> str:
         if text not in valid:
             raise argparse.ArgumentTypeError(f"{text!r} is not one of {', '.join(valid)}")
         return text
-    return read
+    return parse
 
 
 def _parse_switch(text: str) -> bool:
@@ -69,109 +74,121 @@ def _parse_switch(text: str) -> bool:
 def _option(parse: Callable[[str], Any], default: Any, metavar: str,
             help_text: str, experimental: bool = False) -> Any:
     return field(default=default,
-                 metadata={"read": parse, "metavar": metavar, "help": help_text, "experimental": experimental})
+                 metadata={"parse": parse, "metavar": metavar, "help": help_text, "experimental": experimental})
 
 
 @dataclass(frozen=True)
 class StrategyConfig:
-    """One way of keeping replicas together; None where nothing was asked."""
+    """A synchronization strategy and its settings; None for settings that were not given."""
 
     strategy: str | None = _option(_choice_parser(*COMM_PATTERNS), None, "NAME",
-                                 f"{', '.join(COMM_PATTERNS)} (default: the plan's, else allreduce)")
-    comm_pattern: str | None = _option(str, None, "NAME",
-                                "who sends what to whom: " + "; ".join(f"{', '.join(names)} ({strategy})" for
-                                strategy, names in COMM_PATTERNS.items()) + " (default: the plan's, else the first; of "
-                                "allreduce between known zones hierarchical)")
-    ps: int | None = _option(whole(0), None, "N", "parameter servers (default: the plan's, else 1 with ps)")
-    uses_mpi_allreduce: bool = _option(_parse_switch, False, "", "allreduce by the MPI library's own call, which follows no zones",
-                          experimental=True)
+                                   f"{', '.join(COMM_PATTERNS)} (default: the plan's, else allreduce)")
+    comm_pattern: str | None = _option(
+        str, None, "NAME", "communication pattern: " + "; ".join(
+            f"{', '.join(names)} ({strategy})" for strategy, names in COMM_PATTERNS.items())
+        + " (default: the plan's, else the first; for allreduce across known zones hierarchical)")
+    ps: int | None = _option(int_parser(0), None, "N", "parameter servers (default: the plan's, else 1 with ps)")
     compression: str = _option(_choice_parser(*COMPRESSION_NAMES), "none", "NAME",
-                               f"of what is sent: {', '.join(COMPRESSION_NAMES)}")
-    trigger: str | None = _option(_choice_parser(*TRIGGER_NAMES), None, "NAME",
-                                "when to exchange: every --period steps, or when the model has drifted by "
-                                "--threshold (default: period; with adaptive-gossip, --threshold or --comm-budget: "
-                                "drift)")
-    period: int | None = _option(whole(1), None, "STEPS",
-                               "steps from exchange to exchange (default: 1; local-sgd: 32)")
-    drift_threshold: float | None = _option(number(0, float("inf")), None, "X",
-                                    "drift that makes a rank exchange, relative to its model, at the first learning "
-                                    "rate; it is scaled with the rate (default: 0.05)")
-    comm_budget: float | None = _option(number(0, 1, percent=True), None, "SHARE",
-                                      "bytes, as a share of those of fp32 gossip at every step, e.g. 1%%; sets the "
-                                      "threshold by itself")
-    trigger_warmup: int | None = _option(whole(0), None, "STEPS",
-                                "drift: first steps, with an exchange in each, however small it is (default: 30, "
-                                "with --comm-budget as far as that pays for them)", experimental=True)
-    max_interval: int | None = _option(whole(1), None, "STEPS",
-                                "drift: longest time without an exchange (default: 64, with --comm-budget less where "
-                                "exchanges are often)", experimental=True)
-    asynchronous: bool = _option(_parse_switch, False, "", "wait for nobody (gossip, ps)")
+                               f"compression of messages: {', '.join(COMPRESSION_NAMES)}")
+    trigger: str | None = _option(
+        _choice_parser(*TRIGGER_NAMES), None, "NAME",
+        "when to exchange: every --period steps, or when the model has drifted by --drift-threshold (default: period; "
+        "with adaptive-gossip, --drift-threshold or --comm-budget: drift)")
+    period: int | None = _option(int_parser(1), None, "STEPS", "steps between exchanges (default: 1; local-sgd: 32)")
+    drift_threshold: float | None = _option(
+        float_parser(0, float("inf")), None, "X",
+        "drift that triggers an exchange, relative to the model's norm, at the first learning rate; scaled with the "
+        "learning rate (default: 0.05)")
+    comm_budget: float | None = _option(
+        float_parser(0, 1, percent=True), None, "SHARE",
+        "bytes as a share of the bytes of fp32 gossip at every step, e.g. 1%%; sets the drift threshold automatically")
+    trigger_warmup: int | None = _option(
+        int_parser(0), None, "STEPS",
+        "drift: exchange in each of the first STEPS steps (default: 30; with --comm-budget as many as it pays for)",
+        experimental=True)
+    max_interval: int | None = _option(
+        int_parser(1), None, "STEPS",
+        "drift: maximum steps between exchanges (default: 64; with --comm-budget less if exchanges are frequent)",
+        experimental=True)
+    asynchronous: bool = _option(_parse_switch, False, "", "asynchronous exchanges (gossip, ps)")
     shared_memory: bool = _option(_parse_switch, False, "",
-                                "gossip inside a node through shared memory, and one leader per node outside")
-    global_average_every: int = _option(whole(0), 0, "STEPS", "gossip: an average over all ranks now and then (0: never)",
-                              experimental=True)
+                                  "gossip through shared memory inside a node, one leader per node outside")
+    global_average_every: int = _option(int_parser(0), 0, "STEPS",
+                                        "gossip: steps between averages over all ranks (0: never)", experimental=True)
     quasi_global_momentum: bool = _option(_parse_switch, False, "",
-                               "gossip: the momentum of SGD is of the way that a model goes with the mixing, not of "
-                               "its own gradients alone, against skewed data", experimental=True)
-    max_staleness: int | None = _option(whole(0), None, "STEPS",
-                                  "ps: how far the fastest worker may be ahead of the slowest (default: 0, in step)")
-    load_balance: str = _option(_choice_parser(*LOAD_BALANCE_MODES), "off", "WHAT",
-                         "what faster ranks get more of, as their speed is measured: samples in a batch, or steps; "
-                         f"{', '.join(LOAD_BALANCE_MODES)}")
-    outer_lr: float = _option(number(0, 10), 0.7, "X", "local-sgd: step along the mean change")
-    outer_momentum: float = _option(number(0, 1), 0.5, "X", "local-sgd: momentum of the mean change")
+                                          "gossip: quasi-global momentum (Lin et al. 2021), for non-IID data",
+                                          experimental=True)
+    max_staleness: int | None = _option(
+        int_parser(0), None, "STEPS",
+        "ps: maximum lead of the fastest worker over the slowest, in steps (default: 0, synchronous)")
+    load_balance: str = _option(_choice_parser(*LOAD_BALANCE_MODES), "off", "MODE",
+                                "larger batches, or more local steps, for faster ranks: "
+                                f"{', '.join(LOAD_BALANCE_MODES)}")
+    outer_lr: float = _option(float_parser(0, 10), 0.7, "X", "local-sgd: outer learning rate")
+    outer_momentum: float = _option(float_parser(0, 1), 0.5, "X", "local-sgd: outer momentum")
 
     @property
     def trigger_name(self) -> str:
-        """The trigger, one of TRIGGERS: the one asked for, else the one that the rest of the method speaks of."""
+        """The trigger asked for, else the one implied by the other fields; one of TRIGGER_NAMES."""
         drifts = self.strategy == "adaptive-gossip" or self.drift_threshold is not None or self.comm_budget is not None
         return self.trigger or ("drift" if drifts else "period")
 
     @property
     def exchange_period(self) -> int:
-        """Steps from exchange to exchange with the trigger `period`."""
+        """Steps between exchanges with the trigger `period`."""
         return self.period or (32 if self.strategy == "local-sgd" else 1)
+
+    @property
+    def uses_mpi_allreduce(self) -> bool:
+        """Whether the MPI library's own allreduce is called."""
+        return self.comm_pattern == "mpi-allreduce"
+
+
+def option_name(field_name: str) -> str:
+    """Option of a field, e.g. `--comm-pattern`."""
+    return "--" + ("async" if field_name == "asynchronous" else field_name.replace("_", "-"))
 
 
 def add_strategy_options(parser: argparse.ArgumentParser) -> None:
     """Add an option for each field to a parser, experimental ones in their own group; absent ones stay None."""
     experimental = parser.add_argument_group(
-        "Experimental", "These options, and --traffic links, may change or be removed in any release.")
-    for knob in fields(StrategyConfig):
-        add = (experimental if knob.metadata["experimental"] else parser).add_argument
-        name = "--" + ("async" if knob.name == "asynchronous" else knob.name.replace("_", "-"))
-        shown = "" if knob.default in (None, False) else f" (default: {knob.default})"
-        if knob.metadata["read"] is _parse_switch:
-            add(name, dest=knob.name, action="store_true", default=None, help=knob.metadata["help"])
+        "Experimental",
+        "These options, and --comm-pattern link-aware and mpi-allreduce, may change or be removed in any release.")
+    for entry in fields(StrategyConfig):
+        settings = entry.metadata
+        add = (experimental if settings["experimental"] else parser).add_argument
+        default = "" if entry.default in (None, False) else f" (default: {entry.default})"
+        if settings["parse"] is _parse_switch:
+            add(option_name(entry.name), dest=entry.name, action="store_true", default=None, help=settings["help"])
         else:
-            add(name, dest=knob.name, type=knob.metadata["read"], metavar=knob.metadata["metavar"],
-                help=knob.metadata["help"] + shown)
+            add(option_name(entry.name), dest=entry.name, type=settings["parse"], metavar=settings["metavar"],
+                help=settings["help"] + default)
 
 
 def resolve(options: Mapping[str, Any], environ: Mapping[str, str]) -> StrategyConfig:
-    """The method that options and variables ask for; an option wins.
+    """Build the configuration from options and environment variables; options win.
 
     Parameters
     ----------
-    given : field -> value, None where nothing was given; other keys are left aside.
+    options : field -> value, None if not given; other keys are ignored.
 
     Raises
     ------
-    UsageError : an unknown variable, or one whose value is not valid.
+    UsageError : an unknown variable, or a variable with an invalid value.
     """
-    found: dict[str, Any] = {}
-    valid = {ENV_PREFIX + ("ASYNC" if knob.name == "asynchronous" else knob.name.upper()): knob
-             for knob in fields(StrategyConfig)}
-    for name in sorted(environ.keys() - valid.keys() - set(NON_STRATEGY_VARIABLES)):
+    values: dict[str, Any] = {}
+    variables = {ENV_PREFIX + option_name(entry.name)[2:].replace("-", "_").upper(): entry
+                 for entry in fields(StrategyConfig)}
+    for name in sorted(environ.keys() - variables.keys() - set(NON_STRATEGY_VARIABLES)):
         if name.startswith(ENV_PREFIX):
-            near = difflib.get_close_matches(name, valid, 1, 0) or list(valid)
-            raise UsageError(f"{name}: no such variable; valid: {near[0]} (docs/reference.md lists all)")
-    for variable, knob in valid.items():
-        if options.get(knob.name) is not None:
-            found[knob.name] = options[knob.name]
+            closest = difflib.get_close_matches(name, variables, 1, 0) or list(variables)
+            raise UsageError(f"{name}: no such variable; valid: {closest[0]} (docs/reference.md lists all)")
+    for variable, entry in variables.items():
+        if options.get(entry.name) is not None:
+            values[entry.name] = options[entry.name]
         elif environ.get(variable):
             try:
-                found[knob.name] = knob.metadata["read"](environ[variable])
+                values[entry.name] = entry.metadata["parse"](environ[variable])
             except argparse.ArgumentTypeError as error:
                 raise UsageError(f"{variable}: {error}") from error
-    return StrategyConfig(**found)
+    return StrategyConfig(**values)

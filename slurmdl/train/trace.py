@@ -34,7 +34,7 @@ class Trace:
         about: list[dict[str, Any]] = [
             {"name": "process_name", "ph": "M", "pid": rank, "args": {"name": f"rank {rank}, {node}"}},
             *({"name": "thread_name", "ph": "M", "pid": rank, "tid": row, "args": {"name": name}}
-              for row, name in ((TRAINING_ROW, "training"), (COMM_ROW, "messages")))]
+              for row, name in ((TRAINING_ROW, "training"), (COMM_ROW, "communication")))]
         begin = b'{"traceEvents": [\n' + b",\n".join(json.dumps(event).encode() for event in about)
         #: where the next event is written
         self._offset = len(begin)

@@ -1,4 +1,4 @@
-"""What a rank knows of its surroundings: the other ranks, their nodes, zones and roles."""
+"""The world of a rank: MPI startup, and the nodes, zones and roles of all ranks."""
 
 from __future__ import annotations
 
@@ -12,36 +12,35 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 
 from slurmdl import plan as plans
-from slurmdl.errors import InvalidOptionsError, SlurmdlError, UnavailableError, warn
-from slurmdl.errors import InvalidRunError as InvalidRunError
+from slurmdl.errors import InvalidOptionsError, InvalidRunError, SlurmdlError, UnavailableError, warn
 from slurmdl.mpi_library import EAGER_LIMIT_VARIABLE, MESSAGE_OVERHEAD_BYTES, open_mpi_major, wait_until_ready
 from slurmdl.train.compatibility import check_compatibility
 from slurmdl.train.p2p import CHUNK_BYTES
 from slurmdl.train.strategies import STRATEGIES
-from slurmdl.train.strategy_config import StrategyConfig
+from slurmdl.train.strategy_config import StrategyConfig, option_name
 from slurmdl.train.transports.mpi import MpiTransport
 from slurmdl.train.transports.transport import Transport
 from slurmdl.train.transports.ulfm import UlfmTransport, has_failed_ranks, ulfm_enabled
 
-#: ranks whose places are shown one by one
+#: ranks that are listed one by one
 MAX_LISTED_RANKS = 16
 
-#: variables that launchers of MPI programs give to each rank begin with one of these
+#: prefixes of the environment variables of MPI launchers
 _MPI_LAUNCHER_PREFIXES = ("OMPI_COMM_WORLD_", "PMIX_", "PMI_", "MPI_LOCALRANKID", "MV2_COMM_WORLD_", "PALS_", "ALPS_")
-#: seconds in which the first rank reports what all ranks find wrong
+#: seconds that rank 0 has for a report before other ranks fail
 _REPORT_GRACE_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
 class World:
-    """All ranks of a run, as each of them sees it.
+    """All ranks of a run.
 
     Attributes
     ----------
     transport : between all ranks; its rank is this one.
-    method : how the replicas are kept together; its strategy, a key of STRATEGIES, and its traffic are set.
-    nodes, zones, roles : entry i belongs to rank i; the leaf zone is "" where none is known.
-    costs : as plan.Plan has them, {} where there is no plan.
+    config : with `strategy` (a key of STRATEGIES) and `comm_pattern` set.
+    nodes, zones, roles : entry i belongs to rank i; a zone is the leaf zone, "" if unknown.
+    costs : see plan.Plan; {} without a plan.
     """
 
     transport: Transport
@@ -61,41 +60,41 @@ class World:
 
     @property
     def comm_pattern(self) -> str:
-        """Who sends what to whom, one of plan.PATTERNS[strategy]."""
+        """One of plan.COMM_PATTERNS[strategy]."""
         return self.config.comm_pattern or ""
 
     def ranks_with_role(self, role: str) -> tuple[int, ...]:
-        return tuple(rank for rank, its in enumerate(self.roles) if its == role)
+        return tuple(rank for rank, rank_role in enumerate(self.roles) if rank_role == role)
 
     def alive_with_role(self, role: str) -> tuple[int, ...]:
-        """Those of `ranks` that are not lost."""
+        """`ranks_with_role` without failed ranks."""
         return tuple(rank for rank in self.transport.alive_ranks if self.roles[rank] == role)
 
     def locality_levels(self) -> tuple[str, ...]:
-        """Entry i: how far a message to rank i goes (messages.LEVELS). Nodes without a zone share one."""
+        """Locality level (p2p.LOCALITY_LEVELS) of a message to rank i as entry i; nodes without a zone share one."""
         def level(peer: int) -> str:
             if self.nodes[peer] == self.nodes[self.rank]:
-                return "node"
-            return "zone" if self.zones[peer] == self.zones[self.rank] else "across"
+                return "intra_node"
+            return "intra_zone" if self.zones[peer] == self.zones[self.rank] else "inter_zone"
         return tuple(level(peer) for peer in range(len(self.nodes)))
 
     def __str__(self) -> str:
-        """Who is where; of many ranks those that follow each other in a zone together."""
-        places = [(f"{zone} {role}".strip(), node) for node, zone, role in zip(self.nodes, self.zones, self.roles,
-                                                                               strict=True)]
+        """Nodes, zones and roles; of many ranks, consecutive ranks of one zone and role are grouped."""
+        places = [(f"{zone} {role}".strip(), node)
+                  for node, zone, role in zip(self.nodes, self.zones, self.roles, strict=True)]
         if len(places) <= MAX_LISTED_RANKS:
-            return ", ".join(f"{rank} {node} ({what})" for rank, (what, node) in enumerate(places))
-        found, begin = [], 0
-        for what, group in groupby(places, key=lambda place: place[0]):
-            on = [node for _, node in group]
-            where = on[0] if len(set(on)) == 1 else f"{len(set(on))} nodes from {on[0]} to {on[-1]}"
-            found.append(f"{begin} to {begin + len(on) - 1} on {where} ({what})")
-            begin += len(on)
-        return ", ".join(found)
+            return ", ".join(f"{rank} {node} ({label})" for rank, (label, node) in enumerate(places))
+        parts, start = [], 0
+        for label, group in groupby(places, key=lambda place: place[0]):
+            nodes = [node for _, node in group]
+            span = nodes[0] if len(set(nodes)) == 1 else f"{len(set(nodes))} nodes from {nodes[0]} to {nodes[-1]}"
+            parts.append(f"{start} to {start + len(nodes) - 1} on {span} ({label})")
+            start += len(nodes)
+        return ", ".join(parts)
 
 
 def is_rank_zero(environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether the launcher started this process as rank 0; known without MPI."""
+    """Whether the launcher started this process as rank 0, judged by the environment."""
     names = ["OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID"]
     if torchrun_world_size(environ) > 1:
         names.insert(0 if _is_torchrun(environ) else 3, "RANK")
@@ -106,21 +105,21 @@ def is_rank_zero(environ: Mapping[str, str] = os.environ) -> bool:
 
 
 def torchrun_world_size(environ: Mapping[str, str] = os.environ) -> int:
-    """How many ranks there are by the variables of torchrun and the like; 1 where they are not set."""
+    """Number of ranks according to the variables of torchrun; 1 if they are not set."""
     size = environ.get("WORLD_SIZE", "")
     return int(size) if size.isdecimal() and "RANK" in environ else 1
 
 
 def node_name(environ: Mapping[str, str] = os.environ) -> str:
-    """Slurm's name of this node, else its host name without the domain."""
+    """Slurm's name of this node, else the short host name."""
     return environ.get("SLURMD_NODENAME") or socket.gethostname().partition(".")[0]
 
 
 def zone_path(environ: Mapping[str, str] = os.environ) -> tuple[str, ...]:
-    """Zones of this node, root first, from the address that Slurm gives to each task; () where there is none.
+    """Zones of this node, root first, from SLURM_TOPOLOGY_ADDR; () if it is not set.
 
-    `SLURM_TOPOLOGY_ADDR` is e.g. `core.leafA.n1` under the pattern `switch.switch.node` (srun(1), OUTPUT
-    ENVIRONMENT VARIABLES); levels that a branch of the tree lacks are empty.
+    The address is e.g. `core.leafA.n1` with the pattern `switch.switch.node` (srun(1), OUTPUT ENVIRONMENT
+    VARIABLES); levels that a branch of the tree lacks are empty.
     """
     kinds = environ.get("SLURM_TOPOLOGY_ADDR_PATTERN", "").split(".")
     names = environ.get("SLURM_TOPOLOGY_ADDR", "").split(".", len(kinds) - 1)
@@ -128,7 +127,7 @@ def zone_path(environ: Mapping[str, str] = os.environ) -> tuple[str, ...]:
 
 
 def slurm_task_count(environ: Mapping[str, str] = os.environ) -> int:
-    """How many tasks Slurm says that this step has; 1 outside of Slurm."""
+    """Number of tasks of this step; 1 outside of Slurm."""
     for name in ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"):
         if environ.get(name, "").isdigit():
             return int(environ[name])
@@ -136,16 +135,15 @@ def slurm_task_count(environ: Mapping[str, str] = os.environ) -> int:
 
 
 def init_mpi(environ: Mapping[str, str] = os.environ) -> Transport:
-    """MPI between all ranks.
+    """Initialize MPI if necessary and return its transport.
 
-    Where it is started here, Open MPI sends chunks over TCP without asking first, if the environment does not say
-    how long a message may be that it sends so.
+    If Open MPI is initialized here and the environment does not set its TCP eager limit, the limit is raised so that
+    chunks are sent eagerly.
 
     Raises
     ------
     UnavailableError : no MPI.
-    Refused : every task is alone in an MPI world of its own, as under srun with a PMI that this MPI lacks, or under
-        torchrun.
+    InvalidRunError : every task has an MPI world of its own, e.g. under torchrun or an unsupported PMI of srun.
     """
     try:
         import mpi4py
@@ -164,25 +162,24 @@ def init_mpi(environ: Mapping[str, str] = os.environ) -> Transport:
         atexit.register(finalize_mpi)
         wait_until_ready(MPI)
     if MPI.COMM_WORLD.Get_size() == 1 and tasks > 1:
-        raise InvalidRunError(f"MPI has 1 rank where Slurm has {tasks} tasks: srun and this MPI do not share a PMI; "
-                      "start it with `slurmdl srun`, or `srun --mpi=pmix` (`srun --mpi=list` shows what is there), "
-                      "or where Slurm has none that fits, `slurmdl srun --launcher=mpirun`")
+        raise InvalidRunError(f"MPI has 1 rank where Slurm has {tasks} tasks: srun and this MPI do not share a PMI; use "
+                              "`slurmdl srun`, or `srun --mpi=pmix` (`srun --mpi=list` lists the plugins), or if "
+                              "Slurm has no suitable PMI, `slurmdl srun --launcher=mpirun`")
     if MPI.COMM_WORLD.Get_size() == 1 and torchrun_world_size(environ) > 1:
         raise _launcher_error(environ)
     return (UlfmTransport if ulfm_enabled(environ) else MpiTransport)(MPI.COMM_WORLD)
 
 
 def _check_launcher(environ: Mapping[str, str]) -> None:
-    """Refuse a process that other launchers than those of MPI have started as one of several.
+    """Reject one of several processes started by a launcher other than MPI's.
 
-    MPI would take each such process for a program of one rank, or several processes for the same rank, and end or
-    wait in its initialisation.
+    MPI would treat each process as a world of one rank, or fail or hang in MPI_Init.
     """
     by_mpi = any(name.startswith(_MPI_LAUNCHER_PREFIXES) for name in environ)
     shared = _is_torchrun(environ) and environ.get("LOCAL_WORLD_SIZE", "1") != "1"
     if torchrun_world_size(environ) > 1 and (shared or not by_mpi):
         if not is_rank_zero(environ):
-            # the launcher ends all ranks as soon as one has ended, and the first one reports
+            # the launcher kills all ranks when one exits; rank 0 reports
             time.sleep(_REPORT_GRACE_SECONDS)
         raise _launcher_error(environ)
 
@@ -199,59 +196,58 @@ def _launcher_error(environ: Mapping[str, str]) -> InvalidRunError:
 
 
 def no_recovery_reason(environ: Mapping[str, str] = os.environ) -> str:
-    """Why ranks cannot go on without one that is lost."""
+    """Reason why the run cannot continue after a rank failure."""
     mpi = sys.modules.get("mpi4py.MPI")
     if not mpi:
         return "no MPI"
     name = mpi.Get_library_version().partition(",")[0].replace(" v", " ")
     if open_mpi_major(mpi) >= 5:
         return f"{name} was started without ULFM: slurmdl srun --launcher=mpirun, or mpirun --with-ft ulfm"
-    why = f"no ULFM in {name}"
+    reason = f"no ULFM in {name}"
     if environ.get("PMIX_NAMESPACE", "").startswith("slurm."):
-        why += "; srun ends them only with --kill-on-bad-exit, which `slurmdl srun` sets for `slurmdl train`"
-    return why
+        reason += "; srun ends them only with --kill-on-bad-exit, which `slurmdl srun` sets for `slurmdl train`"
+    return reason
 
 
 def finalize_mpi() -> None:
-    """End MPI, where this process has started it. Where a rank is lost it is left as it is: MPI may wait for it."""
+    """Finalize MPI if it is initialized and no rank has failed; MPI_Finalize may wait for failed ranks."""
     mpi = sys.modules.get("mpi4py.MPI")
     if mpi and mpi.Is_initialized() and not mpi.Is_finalized() and not (
-        ulfm_enabled() and has_failed_ranks(mpi.COMM_WORLD)):
+            ulfm_enabled() and has_failed_ranks(mpi.COMM_WORLD)):
         mpi.Finalize()
 
 
 def _lacks_pmix(library: str, environ: Mapping[str, str]) -> bool:
-    """Whether Open MPI was started by neither PMIx nor its own mpirun: most builds then end in MPI_Init."""
+    """Whether Open MPI was started by neither PMIx nor its own mpirun; most builds then fail in MPI_Init."""
     return library.startswith("Open MPI") and not environ.keys() & {"PMIX_NAMESPACE", "OMPI_COMM_WORLD_SIZE"}
 
 
 def create_world(config: StrategyConfig, transport: Transport, environ: Mapping[str, str] = os.environ,
-         must_match: Mapping[str, object] | None = None) -> World:
-    """Meet the other ranks and agree on nodes, zones, strategy, roles and traffic.
+                 must_match: Mapping[str, object] | None = None) -> World:
+    """Gather the ranks' nodes, zones and options, and choose strategy, roles and communication pattern. Collective.
 
-    The plan of the step serves where it is for this number of ranks on these nodes; else it is left aside with
-    one line on stderr, and zones come from the tasks themselves. The method asked for wins over the plan.
+    The step's plan is used if it matches the ranks and nodes; otherwise it is ignored with a warning, and zones come
+    from the tasks' environment. `config` takes precedence over the plan.
 
     Parameters
     ----------
-    alike : further options, by name, that all ranks must have alike.
+    must_match : further options, by name, that must be the same on all ranks.
 
     Raises
     ------
-    BadOptions : ranks with different options, a strategy, roles or a traffic that cannot be, or what does not go
-        together (see combine).
+    InvalidOptionsError : options that differ between ranks, or an invalid combination (see compatibility).
     """
     tasks = transport.allgather((node_name(environ), zone_path(environ), {**vars(config), **(must_match or {})}))
     first = tasks[0][2]
-    for rank, (_, _, theirs) in enumerate(tasks):
-        for name, value in theirs.items():
+    for rank, (_, _, options) in enumerate(tasks):
+        for name, value in options.items():
             if value != first[name]:
-                raise InvalidOptionsError(f"rank {rank} has --{name.replace('_', '-')} {value} but rank 0 has {first[name]}: "
-                                 "all ranks need the same options")
+                raise InvalidOptionsError(f"rank {rank} has {option_name(name)} {value} but rank 0 has {first[name]}: "
+                                          "all ranks need the same options")
     nodes = tuple(node for node, _, _ in tasks)
     plan = transport.broadcast(_usable_plan(nodes, environ) if transport.rank == 0 else None)
     if plan:
-        zones = tuple(plan.zone(rank) for rank in range(len(nodes)))
+        zones = tuple(plan.leaf_zone(rank) for rank in range(len(nodes)))
     else:
         zones = tuple(path[-1] if path else "" for _, path, _ in tasks)
     strategy = config.strategy or (plan.strategy if plan else "allreduce")
@@ -266,17 +262,17 @@ def _usable_plan(nodes: tuple[str, ...], environ: Mapping[str, str]) -> plans.Pl
     try:
         plan = plans.plan_from_environ(environ)
     except SlurmdlError as error:
-        warn(f"train: the plan is left aside: {error}")
+        warn(f"train: the plan is ignored: {error}")
         return None
     if plan and plan.nodes != nodes:
-        warn(f"train: the plan is left aside: it is for {len(plan)} ranks on {','.join(plan.nodes)}, "
+        warn(f"train: the plan is ignored: it is for {len(plan)} ranks on {','.join(plan.nodes)}, "
              f"these are {len(nodes)} on {','.join(nodes)}")
         return None
     return plan
 
 
 def _assign_roles(strategy: str, ps: int | None, plan: plans.Plan | None, size: int) -> tuple[str, ...]:
-    """Role of every rank. The plan's, where its count of servers is the one asked for; else servers come first."""
+    """Role of every rank: the plan's if its number of servers matches, else servers first."""
     if strategy not in STRATEGIES:
         raise InvalidOptionsError(f"strategy {strategy!r} is not one of {', '.join(STRATEGIES)}")
     if strategy != "ps":
@@ -294,12 +290,12 @@ def _assign_roles(strategy: str, ps: int | None, plan: plans.Plan | None, size: 
 
 
 def _choose_comm_pattern(config: StrategyConfig, plan: plans.Plan | None, zones: Sequence[str] = ()) -> str:
-    """The pattern asked for, else the one of a plan for this strategy, else the usual one."""
+    """Communication pattern: configured, else planned for this strategy, else the default."""
     strategy = config.strategy or ""
     valid = plans.COMM_PATTERNS[strategy]
     planned = plan.comm_pattern if plan and plan.strategy == strategy else ""
-    several = len(set(zones)) > 1 and all(zones) and not config.uses_mpi_allreduce
-    traffic = config.comm_pattern or planned or plans.default_pattern(strategy, multiple_zones=several)
-    if traffic not in valid:
-        raise InvalidOptionsError(f"--traffic {traffic}: strategy {strategy} has {', '.join(valid)}")
-    return traffic
+    multiple_zones = len(set(zones)) > 1 and all(zones)
+    pattern = config.comm_pattern or planned or plans.default_pattern(strategy, multiple_zones)
+    if pattern not in valid:
+        raise InvalidOptionsError(f"--comm-pattern {pattern}: strategy {strategy} has {', '.join(valid)}")
+    return pattern

@@ -23,7 +23,7 @@ folder, case = Path(sys.argv[1]), json.loads(sys.argv[2])
 lost = {int(rank): step for rank, step in case["lost"].items()}
 run = init(StrategyConfig(**case["method"]))
 (folder / f"pid-{run.rank}").write_text(str(os.getpid()))
-run.world.transport.meet()
+run.world.transport.barrier()
 #: it is never lost itself
 killer = max(set(run.world.ranks("worker")) - set(lost))
 torch.manual_seed(1)

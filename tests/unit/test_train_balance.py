@@ -79,9 +79,9 @@ def trained(run: Run, model: Any, opt: Any) -> Any:
     return flat(model), sizes
 
 
-@pytest.mark.parametrize("method, workers", [(StrategyConfig("allreduce", load_balance="batch"), 4),
-                                             (StrategyConfig("allreduce", uses_mpi_allreduce=True, load_balance="batch"), 3),
-                                             (StrategyConfig("ps", ps=2, load_balance="batch"), 4)], ids=["sum", "library", "ps"])
+@pytest.mark.parametrize("method, workers", [(StrategyConfig("allreduce", load_balance="batch-size"), 4),
+                                             (StrategyConfig("allreduce", comm_pattern="mpi-allreduce", load_balance="batch-size"), 3),
+                                             (StrategyConfig("ps", ps=2, load_balance="batch-size"), 4)], ids=["sum", "library", "ps"])
 def test_batches_by_speed_are_equal_to_the_whole_batch(method: StrategyConfig, workers: int) -> None:
     model, opt = net()
     first = flat(model)
@@ -141,8 +141,8 @@ def test_what_a_step_takes_in_any_case_is_taken_in_by_the_second_change() -> Non
 WEIGHTS = (0.25, 1.25, 1.5, 1.0)
 
 
-@pytest.mark.parametrize("traffic, compress", [("random", "none"), ("base", "int4"), ("exponential", "none"),
-                                               ("base", "fp16"), ("zones", "none")])
+@pytest.mark.parametrize("traffic, compress", [("random-matching", "none"), ("base-2", "int4"), ("one-peer-exponential", "none"),
+                                               ("base-2", "fp16"), ("zone-aware", "none")])
 def test_gossip_keeps_the_weighted_sum(traffic: str, compress: str) -> None:
     played = play(StrategyConfig("gossip", traffic, compression=compress), 4, 60, weights=WEIGHTS, zones="aabb")
     first, last = (sum(weight * np.float64(getattr(its, name)) for weight, its in zip(WEIGHTS, played, strict=True))
@@ -152,7 +152,7 @@ def test_gossip_keeps_the_weighted_sum(traffic: str, compress: str) -> None:
 
 
 def test_pushed_models_of_other_weights_keep_the_weighted_sum() -> None:
-    played = play(StrategyConfig("gossip", "random", asynchronous=True), 4, 40, weights=WEIGHTS, update=noise(0.1),
+    played = play(StrategyConfig("gossip", "random-matching", asynchronous=True), 4, 40, weights=WEIGHTS, update=noise(0.1),
                   seconds=lambda rank: 1e-3)
     before = sum(weight * np.float64(its.first) + its.added for weight, its in zip(WEIGHTS, played, strict=True))
     after = sum(its.strategy.model_weight * np.float64(its.last) for its in played)
@@ -165,7 +165,7 @@ def test_a_slow_rank_does_not_gather_all_the_weight() -> None:
     """Of one that is 4 times slower the others keep more than half."""
     held = []
     for steps in range(30, 40):
-        played = play(StrategyConfig("gossip", "random", asynchronous=True), 8, steps, update=noise(0.1),
+        played = play(StrategyConfig("gossip", "random-matching", asynchronous=True), 8, steps, update=noise(0.1),
                       seconds=lambda rank: 4.0 if rank == 0 else 1.0)
         held.append(sum(its.strategy.model_weight for its in played[1:]))
     assert np.mean(held) > 4
@@ -180,12 +180,12 @@ def test_local_sgd_takes_the_weighted_mean(compress: str) -> None:
         assert np.abs(its.last - mean).max() < (1e-5 if compress == "none" else 0.05)
 
 
-METHODS = [StrategyConfig("allreduce", load_balance="batch"), StrategyConfig("gossip", "base", load_balance="batch"),
+METHODS = [StrategyConfig("allreduce", load_balance="batch-size"), StrategyConfig("gossip", "base-2", load_balance="batch-size"),
            StrategyConfig(
-    "gossip", "base", period=5, load_balance="steps"), StrategyConfig(
-        "local-sgd", period=8, load_balance="steps"),
-           StrategyConfig("gossip", "random", asynchronous=True, load_balance="steps"),
-           StrategyConfig("gossip", "random", asynchronous=True, load_balance="batch")]
+    "gossip", "base-2", period=5, load_balance="local-steps"), StrategyConfig(
+        "local-sgd", period=8, load_balance="local-steps"),
+           StrategyConfig("gossip", "random-matching", asynchronous=True, load_balance="local-steps"),
+           StrategyConfig("gossip", "random-matching", asynchronous=True, load_balance="batch-size")]
 
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda its: f"{its.strategy}-{its.balance}-{its.asynchronous}")
@@ -234,14 +234,14 @@ def test_a_loader_deals_every_sample_once_and_goes_on_from_a_position(method: St
 
 
 @pytest.mark.parametrize("method, text", [
-    (StrategyConfig("allreduce", "ring", load_balance="steps"), "--balance steps: each step takes all workers, so that none can "
-     "make more of them; asked for with allreduce --traffic ring --trigger period --compress none; valid: --balance "
+    (StrategyConfig("allreduce", "ring", load_balance="local-steps"), "--load-balance local-steps: each step takes all workers, so that none can "
+     "make more of them; asked for with allreduce --comm-pattern ring --trigger period --compression none; valid: --load-balance "
      "off, batch"),
-    (StrategyConfig("ps", "shards", load_balance="steps"), "--balance steps: each step takes all workers"),
-    (StrategyConfig("ps", "shards", max_staleness=2, load_balance="steps"), "--balance steps: each step takes all workers"),
-    (StrategyConfig("gossip", "base", load_balance="steps"),
-     "--balance steps: with an exchange after every step there are none"),
-    (StrategyConfig("gossip", "base", shared_memory=True, period=4, load_balance="steps"), "--balance steps: with --shared")])
+    (StrategyConfig("ps", "shards", load_balance="local-steps"), "--load-balance local-steps: each step takes all workers"),
+    (StrategyConfig("ps", "shards", max_staleness=2, load_balance="local-steps"), "--load-balance local-steps: each step takes all workers"),
+    (StrategyConfig("gossip", "base-2", load_balance="local-steps"),
+     "--load-balance local-steps: with an exchange after every step there are none"),
+    (StrategyConfig("gossip", "base-2", shared_memory=True, period=4, load_balance="local-steps"), "--load-balance local-steps: with --shared")])
 def test_what_cannot_be_balanced_is_refused(method: StrategyConfig, text: str) -> None:
     with pytest.raises(InvalidRunError) as refused:
         compatibility.check_compatibility(method)
@@ -259,43 +259,43 @@ def two_loaders(run: Run, model: Any, opt: Any) -> None:
 
 
 @pytest.mark.parametrize("program, options, words", [
-    (no_batch, {}, "step 1: --balance batch shares out the batches of run.loader"),
-    (two_loaders, {}, r"--balance batch: one run.loader\(\) deals out all samples"),
-    (no_batch, {"passes": 2}, "--balance batch: with passes=2 several batches make a step")])
+    (no_batch, {}, "step 1: --load-balance batch-size shares out the batches of run.loader"),
+    (two_loaders, {}, r"--load-balance batch-size: one run.loader\(\) deals out all samples"),
+    (no_batch, {"backward_passes_per_step": 2}, "--load-balance batch-size: not valid with backward_passes_per_step=2")])
 def test_scripts_that_cannot_be_balanced(program: Callable[[Run, Any, Any], None], options: dict[str, int],
                                          words: str) -> None:
     with pytest.raises(TrainError, match=words):
-        library(2, StrategyConfig("allreduce", load_balance="batch"), program, **options)
+        library(2, StrategyConfig("allreduce", load_balance="batch-size"), program, **options)
 
 
 def test_checkpoints_need_a_common_step(tmp_path: Path) -> None:
-    with pytest.raises(InvalidRunError, match="--checkpoint: with --balance steps --async what is dealt to one worker"):
+    with pytest.raises(InvalidRunError, match="--checkpoint-dir: with --load-balance local-steps --async what is dealt to one worker"):
         library(
     2,
     StrategyConfig(
         "gossip",
         asynchronous=True,
-        load_balance="steps"),
+        load_balance="local-steps"),
         no_batch,
-         checkpoint=str(tmp_path))
+         checkpoint_dir=str(tmp_path))
 
 
 def test_skewed_data_cannot_be_balanced() -> None:
-    with pytest.raises(UsageError, match="--balance batch: with --skew each worker has images of its own"):
-        parse_train_options(["--balance", "batch", "--skew", "0.3"], {})
+    with pytest.raises(UsageError, match="--load-balance batch-size: with --dirichlet-alpha each worker has images of its own"):
+        parse_train_options(["--load-balance", "batch-size", "--dirichlet-alpha", "0.3"], {})
 
 
 def test_ranks_slow_for_a_while() -> None:
-    options = parse_train_options(["--simulate", "4", "--slow", "3=4@100-200,1=2@50,0=1.5"], {})
+    options = parse_train_options(["--virtual-ranks", "4", "--straggler", "3=4@100-200,1=2@50,0=1.5"], {})
     assert options.straggler == (Straggler(3, 4.0, 100, 200), Straggler(1, 2.0, 50), Straggler(0, 1.5))
     for text in ("3=4@", "3=4@-5", "3=4@5-5", "3=4@9-5", "3@4", "1=2,1=3@4"):
-        with pytest.raises(UsageError, match="--slow"):
-            parse_train_options(["--simulate", "4", "--slow", text], {})
+        with pytest.raises(UsageError, match="--straggler"):
+            parse_train_options(["--virtual-ranks", "4", "--straggler", text], {})
 
 
 def simulated(*arguments: str, slow: str = "5=4") -> dict[str, Any]:
-    found = train(parse_train_options(["--simulate", "8", "--zones", "A:2x2,B:2x2", "--steps", "240", "--model", "mlp:32",
-                         "--batch", "16", *(["--slow", slow] if slow else []), *arguments], {}))
+    found = train(parse_train_options(["--virtual-ranks", "8", "--virtual-zones", "A:2x2,B:2x2", "--steps", "240", "--model", "mlp:32",
+                         "--batch-size", "16", *(["--straggler", slow] if slow else []), *arguments], {}))
     assert found is not None
     return found
 
@@ -303,19 +303,19 @@ def simulated(*arguments: str, slow: str = "5=4") -> dict[str, Any]:
 def kinds() -> Iterator[Any]:
     """Heterogeneous gossip, and the others."""
     for where in ("messages", "shared", "both"):
-        for way in ("--balance batch", "--async --balance steps", "--async --balance batch"):
-            zones = {"messages": "", "shared": "--zones A:1x8", "both": "--zones A:2x2,B:1x4"}[where]
+        for way in ("--load-balance batch-size", "--async --load-balance local-steps", "--async --load-balance batch-size"):
+            zones = {"messages": "", "shared": "--virtual-zones A:1x8", "both": "--virtual-zones A:2x2,B:1x4"}[where]
             memory = "" if where == "messages" else "--shared-memory"
             yield pytest.param(f"--strategy gossip {memory} {zones} {way}",
                                id=f"{where}-{way.replace('--', '').replace(' ', '-')}",
                                marks=pytest.mark.nightly if where == "shared" else ())
     for name, text in (
-            ("period", "gossip --period 8 --balance steps"), ("local", "local-sgd --period 8 --balance steps"),
-            ("local-batch", "local-sgd --period 8 --balance batch"), ("allreduce", "allreduce --balance batch"),
-            ("drift", "adaptive-gossip --warm-up 10 --balance steps"),
-            ("ps", "ps --ps 1 --balance batch"),
-            ("ps-stale", "ps --ps 1 --staleness 2 --balance batch"),
-            ("ps-async", "ps --ps 1 --async --balance steps")):
+            ("period", "gossip --period 8 --load-balance local-steps"), ("local", "local-sgd --period 8 --load-balance local-steps"),
+            ("local-batch", "local-sgd --period 8 --load-balance batch-size"), ("allreduce", "allreduce --load-balance batch-size"),
+            ("drift", "adaptive-gossip --trigger-warmup 10 --load-balance local-steps"),
+            ("ps", "ps --ps 1 --load-balance batch-size"),
+            ("ps-stale", "ps --ps 1 --max-staleness 2 --load-balance batch-size"),
+            ("ps-async", "ps --ps 1 --async --load-balance local-steps")):
         late = name in ("period", "local-batch", "ps")
         yield pytest.param(f"--strategy {text}", id=name, marks=pytest.mark.nightly if late else ())
 
@@ -325,45 +325,45 @@ def test_a_balanced_run_is_as_good_and_nearly_as_quick_as_its_ranks_are(words: s
     """On the clock of the simulation, against the sum of the ranks' speeds."""
     found = simulated(*words.split())
     equal = simulated(*words.replace("batch", "off").replace("steps", "off").split(), slow="")
-    workers = found["workers"]
+    workers = found["num_workers"]
     at_once = (workers - 0.75) * 16 / 0.01
     # rounds of 4 steps, as with drift, leave little to shift
     assert found["samples_per_second"] > (0.65 if "adaptive" in words else 0.8) * at_once
-    assert found["accuracy"] > equal["accuracy"] - 0.03
-    total = [sum(np.multiply(its["steps_per_worker"], its["batch_per_worker"])) for its in (found, equal)]
+    assert found["test_accuracy"] > equal["test_accuracy"] - 0.03
+    total = [sum(np.multiply(its["steps_per_worker"], its["batch_size_per_worker"])) for its in (found, equal)]
     assert total[0] == pytest.approx(total[1], rel=1e-3)
-    slow = 5 - found["ps"]  # its place among the workers
-    uneven = found["steps_per_worker" if "steps" in words else "batch_per_worker"]
+    slow = 5 - found["num_servers"]  # its place among the workers
+    uneven = found["steps_per_worker" if "steps" in words else "batch_size_per_worker"]
     assert uneven[slow] < 0.5 * np.median(uneven)
 
 
 def test_a_rank_that_is_slow_only_for_a_while_gets_its_share_back() -> None:
-    found = simulated("--strategy", "allreduce", "--balance", "batch", slow="5=4@40-80")
-    for_ever = simulated("--strategy", "allreduce", "--balance", "batch")
-    assert for_ever["batch_per_worker"][5] < 6 < 11 < found["batch_per_worker"][5] < 15
+    found = simulated("--strategy", "allreduce", "--load-balance", "batch-size", slow="5=4@40-80")
+    for_ever = simulated("--strategy", "allreduce", "--load-balance", "batch-size")
+    assert for_ever["batch_size_per_worker"][5] < 6 < 11 < found["batch_size_per_worker"][5] < 15
 
 
 @needs_mpi
 @pytest.mark.parametrize("words", [
-    "allreduce --balance batch", "gossip --async --balance steps",
+    "allreduce --load-balance batch-size", "gossip --async --load-balance local-steps",
     *(pytest.param(words, marks=pytest.mark.nightly) for words in (
-        "gossip --async --balance batch", "gossip --shared-memory --async --balance steps",
-        "local-sgd --period 8 --balance steps", "ps --async --balance steps"))])
+        "gossip --async --load-balance batch-size", "gossip --shared-memory --async --load-balance local-steps",
+        "local-sgd --period 8 --load-balance local-steps", "ps --async --load-balance local-steps"))])
 def test_a_slowed_rank_over_mpi_gets_less(words: str, tmp_path: Path) -> None:
     steps, batch, file = 60, 16, tmp_path / "summary"
-    done = mpirun(4, "-m", "slurmdl.train", "--strategy", *words.split(), "--steps", str(steps), "--batch",
-                  str(batch), "--compute", "replay:0.01", "--slow", "2=5", "--model", "mlp:16",
+    done = mpirun(4, "-m", "slurmdl.train", "--strategy", *words.split(), "--steps", str(steps), "--batch-size",
+                  str(batch), "--emulate-compute", "0.01", "--straggler", "2=5", "--model", "mlp:16",
                   "--summary", str(file))
     assert done.returncode == 0, done.stderr
     assert not [line for line in done.stderr.splitlines() if line.startswith("slurmdl:")]
     summary = json.loads(file.read_text())
-    slow = 2 - summary["ps"]
-    what = "steps_per_worker" if "steps" in words else "batch_per_worker"
+    slow = 2 - summary["num_servers"]
+    what = "steps_per_worker" if "steps" in words else "batch_size_per_worker"
     assert summary[what][slow] == min(summary[what])
     assert summary[what][slow] < 0.8 * max(summary[what])
     assert ("of each worker" if "steps" in words else "batch, each worker") in done.stdout
     # 60 steps are two epochs of 23 (or, of three workers, 30) steps and a part of a third
-    taken = round(sum(np.multiply(summary["steps_per_worker"], summary["batch_per_worker"])))
-    epochs, rest = divmod(steps, GlobalBatches(1437, summary["workers"], batch, True, 1).steps_per_epoch)
-    assert taken == epochs * 1437 + rest * summary["workers"] * batch
-    assert summary["accuracy"] > 0.8
+    taken = round(sum(np.multiply(summary["steps_per_worker"], summary["batch_size_per_worker"])))
+    epochs, rest = divmod(steps, GlobalBatches(1437, summary["num_workers"], batch, True, 1).steps_per_epoch)
+    assert taken == epochs * 1437 + rest * summary["num_workers"] * batch
+    assert summary["test_accuracy"] > 0.8

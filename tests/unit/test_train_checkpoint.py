@@ -28,14 +28,14 @@ from slurmdl.train.transports import virtual
 
 SYNCHRONOUS = {
     "allreduce": "--strategy allreduce --optimizer adam --lr 0.003",
-    "random": "--strategy gossip --global-every 7", "base": "--strategy gossip --traffic base",
-    "copies": "--strategy adaptive-gossip --traffic base --compress int4 --threshold 0.02 --warm-up 5",
-    "budget": "--strategy adaptive-gossip --comm-budget 5% --warm-up 5 --compress sign --traffic base",
-    "shared": "--strategy gossip --shared-memory --zones A:1x2,B:1x2",
-    "quasi-global": "--strategy gossip --traffic exponential --quasi-global",
-    "quasi-global, shared": "--strategy gossip --quasi-global --shared-memory --zones A:1x2,B:1x2",
-    "local-sgd": "--strategy local-sgd --compress int8 --period 8",
-    "drift": "--strategy local-sgd --trigger drift --warm-up 4",
+    "random": "--strategy gossip --global-average-every 7", "base": "--strategy gossip --comm-pattern base-2",
+    "copies": "--strategy adaptive-gossip --comm-pattern base-2 --compression int4 --drift-threshold 0.02 --trigger-warmup 5",
+    "budget": "--strategy adaptive-gossip --comm-budget 5% --trigger-warmup 5 --compression sign --comm-pattern base-2",
+    "shared": "--strategy gossip --shared-memory --virtual-zones A:1x2,B:1x2",
+    "quasi-global": "--strategy gossip --comm-pattern one-peer-exponential --quasi-global-momentum",
+    "quasi-global, shared": "--strategy gossip --quasi-global-momentum --shared-memory --virtual-zones A:1x2,B:1x2",
+    "local-sgd": "--strategy local-sgd --compression int8 --period 8",
+    "drift": "--strategy local-sgd --trigger drift --trigger-warmup 4",
     "ps": "--strategy ps --ps 2 --optimizer adam --lr 0.003"}
 
 
@@ -47,14 +47,15 @@ def one_thread() -> None:
 def figures(words: str, ranks: int = 4, steps: int = 40, **further: object) -> dict[str, Any]:
     """The summary of a simulated run; further options by name."""
     more = [word for name, value in further.items() for word in (f"--{name.replace('_', '-')}", str(value))]
-    common = ["--simulate", str(ranks), "--steps", str(steps), "--model", "mlp:16", "--batch", "16", "--skew", "0.3"]
+    common = ["--virtual-ranks", str(ranks), "--steps", str(steps), "--model", "mlp:16", "--batch-size", "16", "--dirichlet-alpha", "0.3"]
     found = train(parse_train_options([*words.split(), *common, *more], {}))
     assert found is not None
     return found
 
 
 def outcome(summary: dict[str, Any]) -> dict[str, Any]:
-    names = ("checksum", "loss", "accuracy", "fired", "skipped", "steps", "train_loss", "consensus")
+    names = ("parameters_crc32", "test_loss", "test_accuracy", "exchanges", "exchanges_skipped", "steps", "train_loss",
+             "consensus_distance")
     return {name: summary[name] for name in names}
 
 
@@ -63,36 +64,36 @@ def test_a_run_that_goes_on_ends_bit_for_bit_as_an_unbroken_one(case: str, tmp_p
     """From a step in the middle of whatever the strategy is about, an agreement under way included."""
     words, kept = SYNCHRONOUS[case], tmp_path / "kept"
     unbroken = figures(words, lr_schedule="cosine")
-    figures(words, lr_schedule="cosine", checkpoint=kept, checkpoint_every=19)
+    figures(words, lr_schedule="cosine", checkpoint_dir=kept, checkpoint_every=19)
     (kept / "step-00000038/manifest.json").unlink()
-    resumed = figures(words, lr_schedule="cosine", checkpoint=kept, checkpoint_every=19)
+    resumed = figures(words, lr_schedule="cosine", checkpoint_dir=kept, checkpoint_every=19)
     assert outcome(resumed) == outcome(unbroken)
     # a server is told of a checkpoint by a header of its own
-    assert case == "ps" or resumed["bytes"] == unbroken["bytes"]
+    assert case == "ps" or resumed["bytes_sent"] == unbroken["bytes_sent"]
 
 
 @pytest.mark.parametrize("words", [
-    "--strategy gossip --async", "--strategy ps --async", "--strategy ps --ps 2 --staleness 2",
-    "--strategy gossip --async --shared-memory --zones A:1x2,B:1x2"])
+    "--strategy gossip --async", "--strategy ps --async", "--strategy ps --ps 2 --max-staleness 2",
+    "--strategy gossip --async --shared-memory --virtual-zones A:1x2,B:1x2"])
 def test_a_run_without_common_steps_goes_on(words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    further = {"slow": "3=3", "checkpoint": tmp_path, "checkpoint_every": 4, "compute": "replay:0.2"}
+    further = {"straggler": "3=3", "checkpoint_dir": tmp_path, "checkpoint_every": 4, "emulate_compute": "0.2"}
     figures(words, **further)
     newest = CheckpointDir(str(tmp_path)).list_numbers()[0]
     (tmp_path / f"step-{newest:08d}/manifest.json").unlink()
     resumed = figures(words, **further)
     assert "goes on after step" in capsys.readouterr().err
     assert resumed["steps"] == 40
-    assert resumed["accuracy"] > 0.4
+    assert resumed["test_accuracy"] > 0.4
 
 
 @pytest.mark.parametrize("words", [
     SYNCHRONOUS["base"], SYNCHRONOUS["copies"], SYNCHRONOUS["shared"], SYNCHRONOUS["drift"], SYNCHRONOUS["ps"],
-    "--strategy gossip --async", "--strategy ps --staleness 2"])
+    "--strategy gossip --async", "--strategy ps --max-staleness 2"])
 @pytest.mark.parametrize("every", [0, 1])
 def test_told_to_stop_in_any_step(every: int, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranks of unequal speed, which are in different steps when the signal comes, agree on one; also where each step
     ends with a checkpoint, in the midst of which the signal may come."""
-    further = {"compute": "replay:0.2", "slow": "3=4", "checkpoint_every": every}
+    further = {"emulate_compute": "0.2", "straggler": "3=4", "checkpoint_every": every}
     unbroken = figures(words, **further)
     record = Run.log_loss
 
@@ -101,14 +102,14 @@ def test_told_to_stop_in_any_step(every: int, words: str, tmp_path: Path, monkey
         if run.step == 17 and run.rank == 2:
             checkpoint_coordinator._on_signal(signal.SIGTERM, None)
 
-    monkeypatch.setattr(checkpoint_coordinator, "_came", 0)
-    monkeypatch.setattr(Run, "record", signalled)
+    monkeypatch.setattr(checkpoint_coordinator, "_signals_received", 0)
+    monkeypatch.setattr(Run, "log_loss", signalled)
     with pytest.raises(Preempted, match=rf"checkpoint of step \d+ in {tmp_path}; the same command goes on from it$"):
-        figures(words, checkpoint=tmp_path, **further)
-    monkeypatch.setattr(Run, "record", record)
-    monkeypatch.setattr(checkpoint_coordinator, "_came", 0)
+        figures(words, checkpoint_dir=tmp_path, **further)
+    monkeypatch.setattr(Run, "log_loss", record)
+    monkeypatch.setattr(checkpoint_coordinator, "_signals_received", 0)
     assert 17 <= CheckpointDir(str(tmp_path)).list_numbers()[0] < 40
-    resumed = figures(words, checkpoint=tmp_path, **further)
+    resumed = figures(words, checkpoint_dir=tmp_path, **further)
     if words in SYNCHRONOUS.values():
         assert outcome(resumed) == outcome(unbroken)
     else:
@@ -116,7 +117,7 @@ def test_told_to_stop_in_any_step(every: int, words: str, tmp_path: Path, monkey
 
 
 @pytest.mark.parametrize("words", [
-    SYNCHRONOUS["base"], SYNCHRONOUS["ps"], "--strategy gossip --async", "--strategy ps --staleness 2"])
+    SYNCHRONOUS["base"], SYNCHRONOUS["ps"], "--strategy gossip --async", "--strategy ps --max-staleness 2"])
 def test_told_to_stop_again_and_again_while_checkpoints_are_made(words: str, tmp_path: Path,
                                                                  monkeypatch: pytest.MonkeyPatch) -> None:
     """As scancel does with each rank, and a user who is impatient: what is under way is not begun anew."""
@@ -132,16 +133,16 @@ def test_told_to_stop_again_and_again_while_checkpoints_are_made(words: str, tmp
         begun.append(not its._query_open and bool(its._replies) and its._promised_step is not None)
         begin(its, *under_way)
 
-    monkeypatch.setattr(checkpoint_coordinator, "_came", 0)
-    monkeypatch.setattr(CheckpointDir, "write", then_signalled)
-    monkeypatch.setattr(checkpoint_coordinator.CheckpointCoordinator, "_begin", counted)
+    monkeypatch.setattr(checkpoint_coordinator, "_signals_received", 0)
+    monkeypatch.setattr(CheckpointDir, "write_rank_file", then_signalled)
+    monkeypatch.setattr(checkpoint_coordinator.CheckpointCoordinator, "_start_query", counted)
     with pytest.raises(Preempted, match=rf"checkpoint of step \d+ in {tmp_path}; the same command goes on from it$"):
-        figures(words, compute="replay:0.2", slow="3=4", checkpoint=tmp_path, checkpoint_every=1)
+        figures(words, emulate_compute="0.2", straggler="3=4", checkpoint_dir=tmp_path, checkpoint_every=1)
     assert begun
     assert not any(begun)
 
 
-@pytest.mark.parametrize("words", ["--strategy gossip --async", "--strategy ps --staleness 2"])
+@pytest.mark.parametrize("words", ["--strategy gossip --async", "--strategy ps --max-staleness 2"])
 def test_told_to_stop_after_a_periodic_checkpoint_was_decided(words: str, tmp_path: Path,
                                                               monkeypatch: pytest.MonkeyPatch) -> None:
     """The request comes too late for the checkpoint that is about to be made: the run stops at one more."""
@@ -155,7 +156,7 @@ def test_told_to_stop_after_a_periodic_checkpoint_was_decided(words: str, tmp_pa
 
     monkeypatch.setattr(checkpoint_coordinator.CheckpointCoordinator, "_decide", then_asked)
     with pytest.raises(Preempted, match=rf"checkpoint of step \d+ in {tmp_path}; the same command goes on from it$"):
-        figures(words, compute="replay:0.2", slow="3=4", checkpoint=tmp_path, checkpoint_every=8)
+        figures(words, emulate_compute="0.2", straggler="3=4", checkpoint_dir=tmp_path, checkpoint_every=8)
     assert len(decided) == 3
     assert CheckpointDir(str(tmp_path)).list_numbers()[0] == decided[-1]
 
@@ -163,22 +164,22 @@ def test_told_to_stop_after_a_periodic_checkpoint_was_decided(words: str, tmp_pa
 @pytest.mark.parametrize("words, before, after", [
     ("--strategy allreduce", 4, 3), ("--strategy gossip", 4, 3),
     ("--strategy local-sgd --period 5", 3, 5), ("--strategy ps --ps 1", 3, 4),
-    ("--strategy gossip --shared-memory --zones A:1x2,B:1x2", 4, 4)])
+    ("--strategy gossip --shared-memory --virtual-zones A:1x2,B:1x2", 4, 4)])
 def test_ranks_of_another_number_go_on_from_the_mean(words: str, before: int, after: int, tmp_path: Path) -> None:
     """Without another step they end with the mean that the others would have ended with; then they train on."""
-    at_end = figures(words, before, 20, checkpoint=tmp_path / "kept", checkpoint_every=20)
+    at_end = figures(words, before, 20, checkpoint_dir=tmp_path / "kept", checkpoint_every=20)
     words = words.replace("A:1x2,B:1x2", "A:1x3,B:1x1")
-    taken = figures(words, after, 20, checkpoint=tmp_path / "kept")
-    assert taken["loss"] == pytest.approx(at_end["loss"], rel=1e-5)
-    further = figures(words, after, 60, checkpoint=tmp_path / "kept")
-    assert further["loss"] < 0.8 * at_end["loss"]
+    taken = figures(words, after, 20, checkpoint_dir=tmp_path / "kept")
+    assert taken["test_loss"] == pytest.approx(at_end["test_loss"], rel=1e-5)
+    further = figures(words, after, 60, checkpoint_dir=tmp_path / "kept")
+    assert further["test_loss"] < 0.8 * at_end["test_loss"]
 
 
 def test_workers_that_push_go_on_from_the_weighted_mean(tmp_path: Path) -> None:
-    further = {"checkpoint": tmp_path, "checkpoint_every": 10, "compute": "replay:0.2"}
+    further = {"checkpoint_dir": tmp_path, "checkpoint_every": 10, "emulate_compute": "0.2"}
     before = figures("--strategy gossip --async", 3, **further)
     after = figures("--strategy gossip --async", 4, 80, **further)
-    assert after["loss"] < 0.9 * before["loss"]
+    assert after["test_loss"] < 0.9 * before["test_loss"]
 
 
 @pytest.mark.parametrize("servers", [1, 2, 4])
@@ -186,29 +187,29 @@ def test_shards_are_cut_anew_for_servers_of_another_number(servers: int, tmp_pat
     """With the state of the optimizer: four workers in step go on as if nothing had been."""
     words = "--strategy ps --optimizer adam --lr 0.003 --ps"
     unbroken = figures(f"{words} 3", 7)
-    figures(f"{words} 3", 7, 20, checkpoint=tmp_path / "kept", checkpoint_every=20)
-    resumed = figures(f"{words} {servers}", 4 + servers, checkpoint=tmp_path / "kept")
-    assert resumed["loss"] == pytest.approx(unbroken["loss"], rel=1e-5)
+    figures(f"{words} 3", 7, 20, checkpoint_dir=tmp_path / "kept", checkpoint_every=20)
+    resumed = figures(f"{words} {servers}", 4 + servers, checkpoint_dir=tmp_path / "kept")
+    assert resumed["test_loss"] == pytest.approx(unbroken["test_loss"], rel=1e-5)
 
 
 @pytest.mark.parametrize("words, ranks, further, why", [
     ("--strategy gossip", 2, {}, "--strategy allreduce, this one has gossip; valid: the same, or another folder"),
     ("--strategy allreduce", 2, {"lr": 0.01}, "lr of parameter group 0 0.05, this one has 0.01; valid"),
-    ("--strategy allreduce", 2, {"batch": 8}, "--batch 16, this one has 8; valid"),
+    ("--strategy allreduce", 2, {"batch_size": 8}, "--batch-size 16, this one has 8; valid"),
     ("--strategy allreduce", 2, {"model": "mlp:8"}, "--model mlp:16, this one has mlp:8; valid")])
 def test_a_checkpoint_of_another_run_is_refused(words: str, ranks: int, further: dict[str, Any], why: str,
                                                 tmp_path: Path) -> None:
-    figures("--strategy allreduce", 2, 5, checkpoint=tmp_path, checkpoint_every=5)
-    with pytest.raises(InvalidRunError, match=f"^--checkpoint {tmp_path}: is of a run with {why}"):
-        figures(words, ranks, 5, **{"checkpoint": tmp_path, **further})
+    figures("--strategy allreduce", 2, 5, checkpoint_dir=tmp_path, checkpoint_every=5)
+    with pytest.raises(InvalidRunError, match=f"^--checkpoint-dir {tmp_path}: is of a run with {why}"):
+        figures(words, ranks, 5, **{"checkpoint_dir": tmp_path, **further})
 
 
 def test_ranks_of_another_number_are_refused_where_each_is_on_its_own(tmp_path: Path) -> None:
     words = "--strategy ps --async"
     why = "is of 2 workers and 1 servers, these are 1 workers and 1 servers: each worker has"
-    figures(words, 3, 20, checkpoint=tmp_path, checkpoint_every=5, compute="replay:0.2")
-    with pytest.raises(InvalidRunError, match=f"^--checkpoint {tmp_path}: {why}"):
-        figures(words, 2, 20, checkpoint=tmp_path)
+    figures(words, 3, 20, checkpoint_dir=tmp_path, checkpoint_every=5, emulate_compute="0.2")
+    with pytest.raises(InvalidRunError, match=f"^--checkpoint-dir {tmp_path}: {why}"):
+        figures(words, 2, 20, checkpoint_dir=tmp_path)
 
 
 def written(folder: CheckpointDir, number: int, ranks: int = 2) -> None:
@@ -248,15 +249,15 @@ def test_what_is_spoilt_is_found_to_be(spoil: str, tmp_path: Path) -> None:
 
 def test_a_spoilt_checkpoint_is_skipped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     unbroken = figures("--strategy gossip")
-    figures("--strategy gossip", checkpoint=tmp_path, checkpoint_every=15)
+    figures("--strategy gossip", checkpoint_dir=tmp_path, checkpoint_every=15)
     part = tmp_path / "step-00000030/worker-2.pt"
     part.write_bytes(part.read_bytes()[:-100])
     capsys.readouterr()
-    resumed = figures("--strategy gossip", checkpoint=tmp_path, checkpoint_every=15)
+    resumed = figures("--strategy gossip", checkpoint_dir=tmp_path, checkpoint_every=15)
     said = capsys.readouterr().err.splitlines()
     assert said[0].startswith(f"slurmdl: train: a checkpoint is skipped: {part}: corrupt: ")
     assert said[1:2] == [f"slurmdl: train: goes on after step 15 from {tmp_path}/step-00000015"]
-    assert resumed["checksum"] == unbroken["checksum"]
+    assert resumed["parameters_crc32"] == unbroken["parameters_crc32"]
     assert CheckpointDir(str(tmp_path)).list_numbers() == [30, 15], "the spoilt one was written anew"
 
 
@@ -271,17 +272,17 @@ def test_the_time_of_checkpoints_is_counted(tmp_path: Path, monkeypatch: pytest.
     make = virtual.VirtualTransport.__init__
     monkeypatch.setattr(virtual.VirtualTransport, "__init__", lambda self, *words: (virtual_ranks.append(self),
                                                                            make(self, *words))[1])
-    monkeypatch.setattr(files, "sync", slow)
-    found = figures("--strategy allreduce", 1, 20, checkpoint=tmp_path, checkpoint_every=10)
+    monkeypatch.setattr(files, "fsync_dir", slow)
+    found = figures("--strategy allreduce", 1, 20, checkpoint_dir=tmp_path, checkpoint_every=10)
     # three folders are brought to the disk for each checkpoint: of the part, of the manifest, and the whole
     assert found["checkpoint_seconds"] == pytest.approx(6.0)
-    assert found["between_seconds"] < 0.1
+    assert found["between_steps_seconds"] < 0.1
 
 
 def test_the_figures_of_each_step_stay_in_the_file(tmp_path: Path) -> None:
     metrics = tmp_path / "metrics"
-    figures("--strategy allreduce", 2, 20, checkpoint=tmp_path / "kept", checkpoint_every=8, metrics=metrics)
-    figures("--strategy allreduce", 2, 30, checkpoint=tmp_path / "kept", checkpoint_every=8, metrics=metrics)
+    figures("--strategy allreduce", 2, 20, checkpoint_dir=tmp_path / "kept", checkpoint_every=8, metrics=metrics)
+    figures("--strategy allreduce", 2, 30, checkpoint_dir=tmp_path / "kept", checkpoint_every=8, metrics=metrics)
     assert [json.loads(line)["step"] for line in metrics.read_text().splitlines()] == list(range(1, 31))
 
 
@@ -339,13 +340,13 @@ def test_what_cannot_be_kept_is_refused_at_once(state: Any, why: str, tmp_path: 
     def program(run: Run, model: Any, opt: Any) -> None:
         run.wrap(model, opt)
         run.register_for_checkpointing("thing", Thing() if state else object())
-    with pytest.raises(TrainError, match=rf"^keep\('thing'\): .*{why}"):
+    with pytest.raises(TrainError, match=rf"^register_for_checkpointing\('thing'\): .*{why}"):
         script(tmp_path, program)
 
 
 def test_a_folder_that_not_all_ranks_see_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoint, "PATIENCE", 0.2)
-    monkeypatch.setattr(CheckpointDir, "announce", lambda self: (str(tmp_path / "elsewhere"), ""))
+    monkeypatch.setattr(checkpoint, "VISIBILITY_TIMEOUT_SECONDS", 0.2)
+    monkeypatch.setattr(CheckpointDir, "create_probe", lambda self: (str(tmp_path / "elsewhere"), ""))
     monkeypatch.setattr("os.unlink", lambda path: None)
     with pytest.raises(InvalidRunError, match=r"rank 0 on .* does not see there.*; valid: a folder that all ranks share"):
         script(tmp_path / "kept", lambda run, model, opt: run.wrap(model, opt))
@@ -353,5 +354,5 @@ def test_a_folder_that_not_all_ranks_see_is_refused(tmp_path: Path, monkeypatch:
 
 def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(InvalidRunError, match=r"^--checkpoint .*/file/kept: Not a directory; valid: a folder that all ranks"):
+    with pytest.raises(InvalidRunError, match=r"^--checkpoint-dir .*/file/kept: Not a directory; valid: a folder that all ranks"):
         script(tmp_path / "file" / "kept", lambda run, model, opt: run.wrap(model, opt))

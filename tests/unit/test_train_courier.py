@@ -25,7 +25,7 @@ def test_what_is_attended_to_goes_on_between_errands_and_ends() -> None:
     before = courier.call(lambda: len(calls))
     assert courier.call(lambda: len(calls)) == before
     courier.close()
-    assert set(calls) == {"courier"}
+    assert set(calls) == {"comm-thread"}
 
 
 def test_looks_become_seldom_while_nothing_comes_and_not_while_something_is_under_way() -> None:

@@ -12,13 +12,12 @@ from torch import nn
 from training import evenly, whole
 from virtual_ranks import flat, library
 
-from slurmdl.errors import SlurmdlError, TrainError
+from slurmdl.errors import InvalidRunError, SlurmdlError, TrainError
 from slurmdl.train import init
 from slurmdl.train.library.run import Run
 from slurmdl.train.library.sampling import GlobalBatches
 from slurmdl.train.strategy_config import StrategyConfig
 from slurmdl.train.transports import virtual
-from slurmdl.train.world import InvalidRunError
 
 SAMPLES, BATCH, EPOCHS = 100, 7, 2
 torch.set_num_threads(1)
@@ -113,7 +112,7 @@ def one_process(optimizer: str, workers: int) -> Any:
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("method, ranks", [
     (StrategyConfig("allreduce"), 1), (StrategyConfig("allreduce"),
-     3), (StrategyConfig("allreduce", uses_mpi_allreduce=True), 4),
+     3), (StrategyConfig("allreduce", "mpi-allreduce"), 4),
     (StrategyConfig("ps", ps=1), 3), (StrategyConfig("ps", ps=2), 5),
     (StrategyConfig("ps", ps=3), 4)], ids=named)
 def test_equal_to_one_process(optimizer: str, method: StrategyConfig, ranks: int) -> None:
@@ -207,8 +206,8 @@ def test_gradients_are_the_mean_when_backward_returns() -> None:
 
 def test_sums_begin_while_the_backward_pass_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """A rank alone, whose sums need no message, with a communication thread as MPI has it."""
-    monkeypatch.setattr("slurmdl.comm_layout.LONGEST", 16)
-    monkeypatch.setattr(virtual.VirtualTransport, "threaded", True)
+    monkeypatch.setattr("slurmdl.comm_layout.MAX_BUCKET_ELEMENTS", 16)
+    monkeypatch.setattr(virtual.VirtualTransport, "supports_comm_thread", True)
 
     def program(run: Run) -> list[int]:
         model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(4)))
@@ -220,7 +219,7 @@ def test_sums_begin_while_the_backward_pass_goes_on(monkeypatch: pytest.MonkeyPa
             ready.append(start)
             tell(start)
 
-        monkeypatch.setattr(run.strategy, "ready", listen)
+        monkeypatch.setattr(run.strategy, "on_gradients_ready", listen)
         model(torch.ones(1, 4)).sum().backward()
         return ready
     assert library(1, StrategyConfig("allreduce"), program) == [[76, 60, 56, 40, 36, 20, 16, 0, 0]]

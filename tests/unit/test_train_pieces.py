@@ -11,7 +11,7 @@ import pytest
 import torch
 from mpi import python
 
-from slurmdl.errors import InputError, UnavailableError, UsageError
+from slurmdl.errors import InputError, InvalidRunError, UnavailableError, UsageError
 from slurmdl.plan import Plan, decode_plan, encode_plan
 from slurmdl.train import world as world_module
 from slurmdl.train.library.replica import Replica
@@ -120,7 +120,7 @@ def test_unknown_models(spec: str) -> None:
 
 @pytest.mark.parametrize("argv, culprit", [
     (["--strategy", "gosip"], "'gosip' is not one of allreduce, ps, gossip, adaptive-gossip, local-sgd"),
-    (["--ps", "-1"], "--ps: '-1'"), (["--steps", "0"], "--steps: '0'"), (["--batch", "x"], "--batch: 'x'"),
+    (["--ps", "-1"], "--ps: '-1'"), (["--steps", "0"], "--steps: '0'"), (["--batch-size", "x"], "--batch-size: 'x'"),
     (["--lr", "nan"], "--lr: 'nan'"), (["--momentum", "1"], "--momentum: '1'"), (["--data", "mnist"], "'mnist'"),
     (["--step", "3"], "--step"), (["more"], "more")])
 def test_wrong_options(argv: list[str], culprit: str) -> None:
@@ -145,9 +145,9 @@ def test_zone_path_of_a_task(address: str, pattern: str, path: tuple[str, ...]) 
 
 
 def test_levels_of_messages() -> None:
-    world = world_module.World(SimpleNamespace(rank=0), StrategyConfig("gossip", "random"), ("n1", "n1", "n2", "n3", "n4"),
+    world = world_module.World(SimpleNamespace(rank=0), StrategyConfig("gossip", "random-matching"), ("n1", "n1", "n2", "n3", "n4"),
                           ("A", "A", "A", "B", ""), ("worker",) * 5, {})
-    assert world.locality_levels() == ("node", "node", "zone", "across", "across")
+    assert world.locality_levels() == ("intra_node", "intra_node", "intra_zone", "inter_zone", "inter_zone")
     assert str(world).startswith("0 n1 (A worker), 1 n1 (A worker)")
 
 
@@ -159,9 +159,9 @@ def test_roles() -> None:
     assert world_module._assign_roles("ps", None, None, 3) == ("ps", "worker", "worker")
     assert world_module._assign_roles("gossip", None, plan, 3) == ("worker",) * 3
     for strategy, ps, size in (("ps", 3, 3), ("ps", 0, 3), ("ps", None, 1), ("gossip", 1, 3)):
-        with pytest.raises(world_module.InvalidRunError):
+        with pytest.raises(InvalidRunError):
             world_module._assign_roles(strategy, ps, None, size)
-    with pytest.raises(world_module.InvalidRunError, match="allreduce, gossip, adaptive-gossip"):
+    with pytest.raises(InvalidRunError, match="allreduce, gossip, adaptive-gossip"):
         world_module._assign_roles("none", None, None, 3)
 
 
@@ -170,20 +170,20 @@ def test_experimental_options_have_their_own_heading(capsys: pytest.CaptureFixtu
         parse_train_options(["--help"], {})
     _, _, group = capsys.readouterr().out.partition("Experimental:\n")
     assert re.findall(r"^  (--[\w-]+)", group, re.MULTILINE) == [
-        "--library", "--warm-up", "--silence", "--global-every", "--quasi-global"]
-    assert "--traffic links" in group
+        "--library", "--trigger-warmup", "--max-interval", "--global-average-every", "--quasi-global-momentum"]
+    assert "--comm-pattern link-aware" in group
 
 
 def test_traffic_of_option_plan_and_strategy() -> None:
     nodes, roles = ("a", "b", "c", "d"), ("worker",) * 4
-    plan = Plan("gossip", nodes, roles, {}, comm_pattern="base")
-    assert world_module._choose_comm_pattern(StrategyConfig("gossip"), plan) == "base"
-    assert world_module._choose_comm_pattern(StrategyConfig("gossip", "exponential"), plan) == "exponential"
+    plan = Plan("gossip", nodes, roles, {}, comm_pattern="base-2")
+    assert world_module._choose_comm_pattern(StrategyConfig("gossip"), plan) == "base-2"
+    assert world_module._choose_comm_pattern(StrategyConfig("gossip", "one-peer-exponential"), plan) == "one-peer-exponential"
     assert world_module._choose_comm_pattern(StrategyConfig("allreduce"), plan) == "ring"
-    assert world_module._choose_comm_pattern(StrategyConfig("gossip"), Plan("gossip", nodes, roles, {})) == "random"
+    assert world_module._choose_comm_pattern(StrategyConfig("gossip"), Plan("gossip", nodes, roles, {})) == "random-matching"
     assert world_module._choose_comm_pattern(StrategyConfig("allreduce", "hierarchical"), None) == "hierarchical"
-    with pytest.raises(world_module.InvalidRunError, match="--traffic base: strategy allreduce has ring, hierarchical"):
-        world_module._choose_comm_pattern(StrategyConfig("allreduce", "base"), None)
+    with pytest.raises(InvalidRunError, match="--comm-pattern base-2: strategy allreduce has ring, hierarchical, mpi-allreduce"):
+        world_module._choose_comm_pattern(StrategyConfig("allreduce", "base-2"), None)
 
 
 @pytest.mark.parametrize(("method", "planned", "zones", "found"), [
@@ -192,7 +192,7 @@ def test_traffic_of_option_plan_and_strategy() -> None:
     (StrategyConfig("allreduce"), "", ("A", "A", "B", ""), "ring"),
     (StrategyConfig("allreduce"), "ring", ("A", "A", "B", "B"), "ring"),
     (StrategyConfig("allreduce", "ring"), "", ("A", "A", "B", "B"), "ring"),
-    (StrategyConfig("allreduce", uses_mpi_allreduce=True), "", ("A", "A", "B", "B"), "ring"),
+    (StrategyConfig("allreduce", "mpi-allreduce"), "", ("A", "A", "B", "B"), "mpi-allreduce"),
     (StrategyConfig("local-sgd"), "", ("A", "A", "B", "B"), "ring")])
 def test_allreduce_between_known_zones_is_hierarchical_where_nobody_asks_for_a_ring(
         method: StrategyConfig, planned: str, zones: tuple[str, ...], found: str) -> None:
@@ -201,7 +201,7 @@ def test_allreduce_between_known_zones_is_hierarchical_where_nobody_asks_for_a_r
 
 
 def test_plans_with_and_without_traffic() -> None:
-    plan = Plan("gossip", ("a", "b"), ("worker",) * 2, {"a": ("core", "leaf")}, comm_pattern="exponential")
+    plan = Plan("gossip", ("a", "b"), ("worker",) * 2, {"a": ("core", "leaf")}, comm_pattern="one-peer-exponential")
     assert decode_plan(encode_plan(plan)) == plan
     older = plan.to_json()
     del older["traffic"]
@@ -211,7 +211,7 @@ def test_plans_with_and_without_traffic() -> None:
 
 
 def test_summary_figures() -> None:
-    server = RankReport(StepMeter().totals, {"node": 1, "zone": 2, "across": 3})
+    server = RankReport(StepMeter().totals, {"intra_node": 1, "intra_zone": 2, "inter_zone": 3})
     times = dict.fromkeys(PHASES, 1.5)
     meter = StepMeter()
     for wall, loss, samples in ((2.0, 9.0, 8), (2.0, 8.0, 8), (5.0, 7.0, 2)):
@@ -220,16 +220,20 @@ def test_summary_figures() -> None:
         meter.add_loss(loss)
         meter.samples.add(samples)
     meter.phases, meter.between_steps, meter.checkpoint = times, 0.5, 0.75
-    worker = RankReport(meter.totals, {"node": 10, "zone": 20, "across": 30}, 0.5, (0.25, 0.75), (0.5, 0.5), 2, 1, 8,
+    worker = RankReport(meter.totals, {"intra_node": 10, "intra_zone": 20, "inter_zone": 30}, 0.5, (0.25, 0.75), (0.5, 0.5), 2, 1, 8,
                     0xabc)
     summary = summarize([server, worker], ["ps", "worker"])
-    assert summary == {"steps": 3, "seconds": 9.0, "seconds_per_step": 2.0, "images_per_second": 4.0, "batch": 8,
-                       "compute_seconds": 6.0, "comm_seconds": 3.0, "bytes": {"node": 11, "zone": 22, "across": 33},
-                       "phases": times, "hidden_seconds": 0.0, "between_seconds": 0.5, "fired": 2, "skipped": 1,
-                       "steps_per_worker": [3], "batch_per_worker": [6.0], "samples_per_second": 2.0,
+    assert summary == {"steps": 3, "train_seconds": 9.0, "seconds_per_step": 2.0,
+                       "samples_per_second_median_step": 4.0, "batch_size": 8,
+                       "compute_seconds": 6.0, "exposed_comm_seconds": 3.0,
+                       "bytes_sent": {"intra_node": 11, "intra_zone": 22, "inter_zone": 33},
+                       "phases": times, "overlapped_comm_seconds": 0.0, "between_steps_seconds": 0.5, "exchanges": 2,
+                       "exchanges_skipped": 1,
+                       "steps_per_worker": [3], "batch_size_per_worker": [6.0], "samples_per_second": 2.0,
                        "seconds_per_worker": [9.0],
-                       "train_loss": 7.0, "loss": 0.25, "accuracy": 0.75, "accuracy_before": 0.5,
-                       "accuracy_worst": 0.5, "consensus": 0.5, "checkpoint_seconds": 0.75, "checksum": "00000abc"}
+                       "train_loss": 7.0, "test_loss": 0.25, "test_accuracy": 0.75, "test_accuracy_local_mean": 0.5,
+                       "test_accuracy_local_worst": 0.5, "consensus_distance": 0.5, "checkpoint_seconds": 0.75,
+                       "parameters_crc32": "00000abc"}
 
 
 @pytest.mark.parametrize("size, parts", [(10, 3), (2, 5), (0, 2)])

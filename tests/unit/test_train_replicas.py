@@ -13,11 +13,10 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 from virtual_ranks import flat, library, trains
 
-from slurmdl.errors import TrainError
+from slurmdl.errors import InvalidRunError, TrainError
 from slurmdl.train.library.replica import Replica
 from slurmdl.train.library.run import Run
 from slurmdl.train.strategy_config import StrategyConfig
-from slurmdl.train.world import InvalidRunError
 
 torch.set_num_threads(1)
 torch.manual_seed(5)
@@ -137,7 +136,7 @@ def test_further_passes_where_buffers_are_copies(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("passes", [1, 2, 3])
 def test_further_passes_than_said_give_the_same(passes: int) -> None:
     """Where the number is right gradients are exchanged once a step."""
-    found = ranks(2, StrategyConfig("allreduce"), trained(by_halves), passes=passes)
+    found = ranks(2, StrategyConfig("allreduce"), trained(by_halves), backward_passes_per_step=passes)
     assert torch.allclose(found[0][0], alone(by_halves, 2), rtol=0, atol=2e-6)
     assert found[0][1] == 5 * (4 - passes)
 

@@ -26,7 +26,7 @@ torch.set_num_threads(1)
 METHODS = {
     "allreduce": StrategyConfig("allreduce"), "ps": StrategyConfig("ps", ps=2), "ps --async": StrategyConfig("ps", asynchronous=True),
     "gossip": StrategyConfig("gossip", period=3), "global": StrategyConfig("gossip", period=4, global_average_every=5),
-    "drift": StrategyConfig("adaptive-gossip", "base", compression="int4", drift_threshold=0.01, trigger_warmup=2),
+    "drift": StrategyConfig("adaptive-gossip", "base-2", compression="int4", drift_threshold=0.01, trigger_warmup=2),
     "quasi-global": StrategyConfig("gossip", quasi_global_momentum=True), "push": StrategyConfig("gossip", asynchronous=True, compression="fp16"),
     "shared": StrategyConfig("gossip", shared_memory=True, period=2),
     "shared --async": StrategyConfig("gossip", shared_memory=True, asynchronous=True),
@@ -89,7 +89,7 @@ def test_the_same_models_with_checkpoints(case: str, tmp_path: Path, monkeypatch
     """Which read what is on the host: on a server it is newer than what is on the device."""
     def run(folder: str) -> Any:
         return virtual.run_virtual_ranks(4, lambda transport: trained(
-            transport, METHODS[case], checkpoint=str(tmp_path / folder), checkpoint_every=5))
+            transport, METHODS[case], checkpoint_dir=str(tmp_path / folder), checkpoint_every=5))
     expected = run("one")
     staged(monkeypatch, lambda number: True)
     found = run("other")
@@ -127,7 +127,7 @@ def test_only_what_an_exchange_needs_is_copied(monkeypatch: pytest.MonkeyPatch) 
     there, back = (False, SIZE), (True, SIZE)
     assert steps(StrategyConfig("local-sgd"), 40) == [[there, back]
                  if number == 32 else [] for number in range(2, 41)]
-    assert steps(StrategyConfig("gossip", "base", period=4), 12) == [
+    assert steps(StrategyConfig("gossip", "base-2", period=4), 12) == [
         [there, back] if number % 4 == 0 else [] for number in range(2, 13)]
     assert steps(StrategyConfig("allreduce"), 4) == [[there, back]] * 3, "gradients alone"
     looks = steps(
@@ -143,8 +143,8 @@ def test_only_what_an_exchange_needs_is_copied(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_bucket_of_gradients_is_copied_when_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a rank with a communication thread: each element once, and not at the end alone."""
-    monkeypatch.setattr("slurmdl.comm_layout.LONGEST", 16)
-    monkeypatch.setattr(virtual.VirtualTransport, "threaded", True)
+    monkeypatch.setattr("slurmdl.comm_layout.MAX_BUCKET_ELEMENTS", 16)
+    monkeypatch.setattr(virtual.VirtualTransport, "supports_comm_thread", True)
     staged(monkeypatch, lambda number: True)
     copy, copies, ready = Replica._copy, list[tuple[int, int]](), list[str]()
     monkeypatch.setattr(Replica, "_copy", lambda its, target, source: (

@@ -37,7 +37,7 @@ def test_a_signal_on_any_rank_stops_all_and_the_same_command_goes_on(strategy: s
     environ = {"SLURMDL_TRAIN_STRATEGY": strategy, "SLURMDL_TRAIN_CHECKPOINT_EVERY": "0"}
     unbroken = mpirun(3, SCRIPT, environ=environ, timeout=LONG)
     assert unbroken.returncode == 0, unbroken.stderr
-    environ["SLURMDL_TRAIN_CHECKPOINT"] = str(tmp_path / "kept")
+    environ["SLURMDL_TRAIN_CHECKPOINT_DIR"] = str(tmp_path / "kept")
     stopped = mpirun(3, SCRIPT, "2@7", "0@8", environ=environ, timeout=LONG)
     assert stopped.returncode == 77, stopped.stderr
     assert ended(stopped.stdout) == []
@@ -55,13 +55,13 @@ def test_a_signal_on_any_rank_stops_all_and_the_same_command_goes_on(strategy: s
     ("--strategy", "gossip", "--async"),
     *(pytest.param(words, marks=NIGHTLY) for words in (
         ("--strategy", "ps", "--async"), ("--strategy", "gossip", "--shared-memory"),
-        ("--strategy", "ps", "--staleness", "2"), ("--strategy", "gossip", "--shared-memory", "--async"),
-        ("--strategy", "adaptive-gossip", "--traffic", "base", "--compress", "int4", "--warm-up", "5")))],
+        ("--strategy", "ps", "--max-staleness", "2"), ("--strategy", "gossip", "--shared-memory", "--async"),
+        ("--strategy", "adaptive-gossip", "--comm-pattern", "base-2", "--compression", "int4", "--trigger-warmup", "5")))],
     ids=lambda words: "".join(words[1:]).replace("--", "-"))
 def test_the_trainer_stops_and_goes_on(arguments: tuple[str, ...], tmp_path: Path) -> None:
     """One rank alone is signalled while it computes or waits; a slow rank is waited for."""
-    words = ("-m", "slurmdl.train", *arguments, "--steps", "80", "--model", "mlp:16", "--compute", "replay:0.02",
-             "--slow", "1=2", "--checkpoint", str(tmp_path / "kept"), "--checkpoint-every", "30",
+    words = ("-m", "slurmdl.train", *arguments, "--steps", "80", "--model", "mlp:16", "--emulate-compute", "0.02",
+             "--straggler", "1=2", "--checkpoint-dir", str(tmp_path / "kept"), "--checkpoint-every", "30",
              "--summary", str(tmp_path / "summary"))
     once = f"[ $R = 2 ] && [ ! -e {tmp_path}/kept/step-00000030 ] && (until ls {tmp_path}/kept/*/manifest.json; " \
            "do sleep 0.05; done; kill -TERM $$) >/dev/null 2>&1 &"
@@ -77,8 +77,8 @@ def test_the_trainer_stops_and_goes_on(arguments: tuple[str, ...], tmp_path: Pat
 
 def test_killed_at_any_moment(tmp_path: Path) -> None:
     """A checkpoint in each step, so that most kills strike in the midst of one."""
-    words = ["-m", "slurmdl.train", "--simulate", "2", "--strategy", "gossip", "--steps", "60", "--model", "mlp:64"]
-    keeps = [*words, "--checkpoint", str(tmp_path / "kept"), "--checkpoint-every", "1"]
+    words = ["-m", "slurmdl.train", "--virtual-ranks", "2", "--strategy", "gossip", "--steps", "60", "--model", "mlp:64"]
+    keeps = [*words, "--checkpoint-dir", str(tmp_path / "kept"), "--checkpoint-every", "1"]
     unbroken = python(*words, "--summary", str(tmp_path / "unbroken"), timeout=LONG)
     assert unbroken.returncode == 0, unbroken.stderr
     draw = random.Random(5)
@@ -98,15 +98,15 @@ def test_killed_at_any_moment(tmp_path: Path) -> None:
     done = python(*keeps, "--summary", str(tmp_path / "summary"), timeout=LONG)
     assert done.returncode == 0, done.stderr
     one, other = (json.loads((tmp_path / name).read_text()) for name in ("unbroken", "summary"))
-    assert {name: one[name] for name in ("checksum", "bytes", "steps", "accuracy")} == {
-        name: other[name] for name in ("checksum", "bytes", "steps", "accuracy")}
+    assert {name: one[name] for name in ("parameters_crc32", "bytes_sent", "steps", "test_accuracy")} == {
+        name: other[name] for name in ("parameters_crc32", "bytes_sent", "steps", "test_accuracy")}
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount")
 def test_a_full_disk_leaves_the_older_checkpoints_and_the_training_goes_on(tmp_path: Path) -> None:
     """A checkpoint takes some 320 KB here, and the disk has room for two."""
-    words = f"{sys.executable} -m slurmdl.train --simulate 2 --strategy gossip --model mlp:256 " \
-            f"--checkpoint-every 10 --checkpoint {tmp_path}/disk --steps"
+    words = f"{sys.executable} -m slurmdl.train --virtual-ranks 2 --strategy gossip --model mlp:256 " \
+            f"--checkpoint-every 10 --checkpoint-dir {tmp_path}/disk --steps"
     script = f"mkdir {tmp_path}/disk; mount -t tmpfs -o size=800k tmpfs {tmp_path}/disk || exit 99; {words} 40 " \
              f"&& ls {tmp_path}/disk && {words} 45"
     done = subprocess.run(["unshare", "-m", "sh", "-c", script], capture_output=True, text=True, timeout=LONG,

@@ -36,7 +36,7 @@ MAX_KEPT = 2
 #: seconds for which a rank waits to see what another has written
 VISIBILITY_TIMEOUT_SECONDS = 5.0
 _MANIFEST = "manifest.json"
-_FORMAT = 2
+_FORMAT = 3
 
 
 class CorruptCheckpointError(TrainError):
@@ -123,9 +123,9 @@ class CheckpointDir:
         OSError : it cannot be written; no checkpoint is removed then.
         """
         folder = self.path_of(manifest.number)
-        its = {"format": _FORMAT, "number": manifest.number, "run": dict(manifest.run_identity),
-               "layout": dict(manifest.rank_layout),
-               "parts": {part.name: [part.size_bytes, part.crc32] for part in manifest.rank_files.values()}}
+        its = {"format": _FORMAT, "number": manifest.number, "run_identity": dict(manifest.run_identity),
+               "rank_layout": dict(manifest.rank_layout),
+               "rank_files": {part.name: [part.size_bytes, part.crc32] for part in manifest.rank_files.values()}}
         text = json.dumps({**its, "checksum": _json_crc32(its)}, indent=1).encode()
         _write_atomic(os.path.join(folder, _MANIFEST), lambda file: file.write(text))
         files.fsync_dir(self.path)
@@ -175,8 +175,8 @@ class CheckpointDir:
             raise CorruptCheckpointError(f"{path}: {error.strerror}") from error
         except (ValueError, KeyError, AttributeError) as error:
             raise CorruptCheckpointError(f"{path}: corrupt") from error
-        return Manifest(number, its["run"], its["layout"],
-                        {name: RankFile(name, *rest) for name, rest in its["parts"].items()})
+        return Manifest(number, its["run_identity"], its["rank_layout"],
+                        {name: RankFile(name, *rest) for name, rest in its["rank_files"].items()})
 
     def read_rank_file(self, manifest: Manifest, name: str) -> Any:
         """A part, once its checksum is found to be right; tensors are on the host.
@@ -215,7 +215,7 @@ def check_loadable(name: str, state: Any) -> None:
         torch.load(file, weights_only=True)
     except pickle.UnpicklingError as error:
         kind = re.search(r"GLOBAL (\S+)", str(error))
-        raise TrainError(f"keep({name!r}): its state holds {kind[1] if kind else 'an object'}; valid: numbers, "
+        raise TrainError(f"register_for_checkpointing({name!r}): its state holds {kind[1] if kind else 'an object'}; valid: numbers, "
                          "words, tensors, and lists, tuples and dicts of them") from error
 
 

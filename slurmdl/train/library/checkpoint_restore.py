@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from slurmdl.errors import warn
+from slurmdl.errors import InvalidRunError, warn
 from slurmdl.train.library import consistency
 from slurmdl.train.library.checkpoint import CheckpointDir, CorruptCheckpointError, Manifest
 from slurmdl.train.strategies import Strategy
 from slurmdl.train.strategies.parameter_server import PSServerBase
-from slurmdl.train.world import InvalidRunError, World
+from slurmdl.train.world import World
 
 if TYPE_CHECKING:
     from slurmdl.train.library.run import Run
@@ -111,7 +111,7 @@ class CheckpointRestorer:
                 warn(f"train: a checkpoint is skipped: {fault}")
         if world.rank == 0 and numbers:
             warn(f"train: goes on after step {self.loaded.number} from {self._checkpoint_dir.path_of(self.loaded.number)}"
-                 if self.loaded else f"train: --checkpoint {self._checkpoint_dir.path}: no whole checkpoint; begins anew")
+                 if self.loaded else f"train: --checkpoint-dir {self._checkpoint_dir.path}: no whole checkpoint; begins anew")
         if self.loaded and not self._run.is_server:
             self._restore_model(self.loaded)
 
@@ -125,7 +125,7 @@ class CheckpointRestorer:
         if transport.rank == 0 and mark:
             os.unlink(mark)
         if faults:
-            raise InvalidRunError(f"--checkpoint {folder.path}: {faults[0]}; valid: a folder that all ranks share and may "
+            raise InvalidRunError(f"--checkpoint-dir {folder.path}: {faults[0]}; valid: a folder that all ranks share and may "
                           "write to")
 
     def _open_manifest(self, number: int) -> tuple[Manifest | None, str]:
@@ -140,11 +140,11 @@ class CheckpointRestorer:
         for name in (*self._run_identity, *(manifest.run_identity.keys() - self._run_identity.keys())):
             its, theirs = self._run_identity.get(name, "nothing"), manifest.run_identity.get(name, "nothing")
             if its != theirs:
-                raise InvalidRunError(f"--checkpoint {self._checkpoint_dir.path}: is of a run with {name} {theirs}, this one has "
+                raise InvalidRunError(f"--checkpoint-dir {self._checkpoint_dir.path}: is of a run with {name} {theirs}, this one has "
                               f"{its}; valid: the same, or another folder to begin anew")
         mine, unfit = rank_layout(self._world), _not_resizable_reason(self._world)
         if dict(manifest.rank_layout) != mine and unfit:
-            raise InvalidRunError(f"--checkpoint {self._checkpoint_dir.path}: is of {_format_layout(manifest.rank_layout)}, these are "
+            raise InvalidRunError(f"--checkpoint-dir {self._checkpoint_dir.path}: is of {_format_layout(manifest.rank_layout)}, these are "
                           f"{_format_layout(mine)}: {unfit}; valid: as many, or another folder to begin anew")
 
     def _load(self, manifest: Manifest) -> LoadedCheckpoint:
@@ -166,7 +166,7 @@ class CheckpointRestorer:
 
         replica, optimizer, model = self._run.replica, self._run.optimizer, self._run.model
         if loaded.all_workers:
-            weights = [part["strategy"]["weight"] for part in loaded.all_workers]
+            weights = [part["strategy"]["model_weight"] for part in loaded.all_workers]
             share = [weight / sum(weights) for weight in weights]
             replica.parameters[:] = _weighted_mean([part["model"] for part in loaded.all_workers], share).numpy()
             optimizer.load_state_dict(_weighted_mean([part["optimizer"] for part in loaded.all_workers], share))
@@ -178,7 +178,7 @@ class CheckpointRestorer:
         replica.copy_to_device()
         with torch.no_grad():
             for name, tensor in consistency.untrained_tensors(model, replica.tensors).items():
-                tensor.copy_(loaded.own_or_first["rest"][name])
+                tensor.copy_(loaded.own_or_first["untrained"][name])
 
     def restore_strategy(self, strategy: Strategy) -> DeferredState | None:
         """Let a strategy go on as the one whose checkpoint was found; what is left of it then."""
@@ -192,19 +192,19 @@ class CheckpointRestorer:
                 manifest = self._checkpoint_dir.read_manifest(found.number)
                 its = [self._checkpoint_dir.read_rank_file(
                     manifest, f"server-{index}") for index in range(manifest.rank_layout["servers"])]
-            strategy.load_shard_states([piece for part in its for piece in part["pieces"]["shard"]],
-                          [piece for part in its for piece in part["pieces"]["optimizer"]])
+            strategy.load_shard_states([piece for part in its for piece in part["shards"]["shard"]],
+                          [piece for part in its for piece in part["shards"]["optimizer"]])
         if found.own:
             strategy.load_state_dict(found.own["strategy"])
-            run.p2p.bytes_sent.update(found.own["sent"])
+            run.p2p.bytes_sent.update(found.own["bytes_sent"])
             run.meter.load_state_dict(found.own["meter"])
         else:
             strategy.resume_from_average({} if run.is_server else found.first_worker["strategy"], found.number)
         run.resume_at(found.number if run.is_server else found.own_or_first["step"])
         if run.is_server:
             return DeferredState(found.number, {}, (), (), None)
-        return DeferredState(found.number, found.own_or_first["things"], found.own_or_first["loaders"],
-                    found.first_worker["optimizer"]["param_groups"], found.own["random"] if found.own else None)
+        return DeferredState(found.number, found.own_or_first["registered"], found.own_or_first["loaders"],
+                    found.first_worker["optimizer"]["param_groups"], found.own["rng"] if found.own else None)
 
 
 def rank_layout(world: World) -> dict[str, Any]:
@@ -243,7 +243,7 @@ def _not_resizable_reason(world: World) -> str:
 
 
 def _covers(part: Mapping[str, Any], owned: slice) -> bool:
-    (start, stop, _), = part["pieces"]["shard"]
+    (start, stop, _), = part["shards"]["shard"]
     return bool(start == owned.start and stop == owned.stop)
 
 

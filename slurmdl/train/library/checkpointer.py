@@ -73,9 +73,9 @@ class Checkpointer:
     def register(self, name: str, obj: Any) -> None:
         """See Run.keep."""
         if name in self._registered or self._coordinator is None:
-            raise TrainError(f"keep({name!r}): valid: after run.wrap(), each name once")
+            raise TrainError(f"register_for_checkpointing({name!r}): valid: after run.wrap(), each name once")
         if not (hasattr(obj, "state_dict") and hasattr(obj, "load_state_dict")):
-            raise TrainError(f"keep({name!r}): a {type(obj).__name__} has no state_dict() and load_state_dict()")
+            raise TrainError(f"register_for_checkpointing({name!r}): a {type(obj).__name__} has no state_dict() and load_state_dict()")
         checkpoint.check_loadable(name, obj.state_dict())
         self._registered[name] = obj
         if self._deferred and name in self._deferred.registered:
@@ -154,20 +154,20 @@ class Checkpointer:
     def _rank_state(self) -> dict[str, Any]:
         """What this rank writes down."""
         run, strategy = self._run, self._run.strategy
-        content = {"strategy": strategy.state_dict(), "sent": dict(
+        content = {"strategy": strategy.state_dict(), "bytes_sent": dict(
             run.p2p.bytes_sent), "meter": run.meter.state_dict()}
         if isinstance(strategy, PSServerBase):
-            return {**content, "pieces": strategy.shard_states()}
+            return {**content, "shards": strategy.shard_states()}
         import torch
 
         alone = run.is_main or models_differ(self._world)
         return {**content, "step": run.step,
                 "model": torch.from_numpy(run.replica.parameters) if alone else None,
                 "optimizer": run.optimizer.state_dict() if alone else None,
-                "rest": consistency.untrained_tensors(run.model, run.replica.tensors),
+                "untrained": consistency.untrained_tensors(run.model, run.replica.tensors),
                 "loaders": [loader.state_dict() for loader in run.loaders],
-                "things": {name: thing.state_dict() for name, thing in self._registered.items()},
-                "random": get_rng_state()}
+                "registered": {name: thing.state_dict() for name, thing in self._registered.items()},
+                "rng": get_rng_state()}
 
 
 # MERGED: Where the generators of random numbers stand that scripts use without making them.

@@ -9,11 +9,11 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from slurmdl.errors import InvalidOptionsError, SlurmdlError, TrainError, UsageError
+from slurmdl.errors import InvalidOptionsError, InvalidRunError, SlurmdlError, TrainError, UsageError
 from slurmdl.train.library import shard_optimizer
 from slurmdl.train.mixing.collectives import AllreduceOp
 from slurmdl.train.p2p import MeteredP2P
-from slurmdl.train.world import InvalidRunError, World
+from slurmdl.train.world import World
 
 FloatArray = npt.NDArray[np.float32]
 T = TypeVar("T")

@@ -400,12 +400,12 @@ class WorkAssignment:
         ahead : batches that are fetched before they are asked for.
         """
         run, method = self._run, self._run.world.config
-        worker, by_steps = run.worker_rank or 0, method.load_balance == "steps"
+        worker, by_steps = run.worker_rank or 0, method.load_balance == "local-steps"
         if not run.is_load_balanced or run.is_server:
             return LockstepSampler(global_batches, worker, False, even_rounds(
                 run.worker_count), lambda: run.global_step)
         if not run.attached or self._balancer or self._dynamic_sampler:
-            raise TrainError(f"--balance {method.load_balance}: one run.loader() deals out all samples; valid: one, after "
+            raise TrainError(f"--load-balance {method.load_balance}: one run.loader() deals out all samples; valid: one, after "
                              "run.wrap()")
         courier, workers, messages = run.comm_thread, run.world.ranks_with_role("worker"), run.p2p
         if method.asynchronous:

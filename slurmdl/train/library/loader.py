@@ -92,7 +92,7 @@ class Loader:
     def state_dict(self) -> dict[str, int]:
         """The position: the epoch, and its `cursor`, the samples of it that are dealt to all workers so far.
 
-        With --balance steps it is exact for all workers where an exchange is over, and without waiting (--async) on
+        With --load-balance local-steps it is exact for all workers where an exchange is over, and without waiting (--async) on
         the first worker alone.
         """
         return dict(zip(("epoch", "cursor"), self._position, strict=True))

@@ -38,7 +38,7 @@ class QuasiGlobalMomentum:
         groups = optimizer.param_groups
         if not isinstance(optimizer, torch.optim.SGD) or any(
                 not group["momentum"] or group["maximize"] for group in groups):
-            raise TrainError("--quasi-global: it takes the place of the momentum of an SGD that minimises, and there "
+            raise TrainError("--quasi-global-momentum: it takes the place of the momentum of an SGD that minimises, and there "
                              "is none; valid: torch.optim.SGD(..., momentum=0.9)")
         group_of = {id(tensor): group for group in groups for tensor in group["params"]}
         self._replica, self._groups = replica, groups

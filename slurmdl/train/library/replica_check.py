@@ -124,7 +124,7 @@ class ReplicaCheck:
     def _warn_same_batches(self) -> None:
         if self._run.is_main and not self._warned_of_batches:
             warn("train: all workers train with the same samples; valid: batches of run.loader(), or a DataLoader "
-                 "with sampler=DistributedSampler(dataset, run.workers, run.worker)")
+                 "with sampler=DistributedSampler(dataset, run.worker_count, run.worker_rank)")
         self._warned_of_batches = True
 
     def _hook_other_optimizers(self) -> Any:

@@ -44,7 +44,14 @@ from slurmdl.train.report import plot as pictures
 from slurmdl.train.report.meters import RankReport, StepMeter, format_summary, summarize
 from slurmdl.train.strategies import STRATEGIES, Strategy, StrategyContext
 from slurmdl.train.strategies.shared_memory_gossip import node_leaders
-from slurmdl.train.strategy_config import StrategyConfig
+from slurmdl.train.strategy_config import (
+    CHECK_EVERY_VARIABLE,
+    CHECKPOINT_DIR_VARIABLE,
+    CHECKPOINT_EVERY_VARIABLE,
+    PLOT_VARIABLE,
+    TRACE_DIR_VARIABLE,
+    StrategyConfig,
+)
 from slurmdl.train.trace import Trace
 from slurmdl.train.transports.transport import Transport
 
@@ -52,14 +59,6 @@ from slurmdl.train.transports.transport import Transport
 DEFAULT_CHECKPOINT_EVERY = 500
 
 EvaluateFn = Callable[[], tuple[float, float] | None]
-
-#: variables that name a folder for traces, and a file for a picture
-TRACE_DIR_VARIABLE, PLOT_VARIABLE = strategy_config.ENV_PREFIX + "TRACE", strategy_config.ENV_PREFIX + "PLOT"
-#: and for checkpoints: their folder, and the steps from one to the next
-CHECKPOINT_DIR_VARIABLE, CHECKPOINT_EVERY_VARIABLE = strategy_config.ENV_PREFIX + \
-    "CHECKPOINT", strategy_config.ENV_PREFIX + "CHECKPOINT_EVERY"
-#: and the steps from one comparison of replicas to the next
-CHECK_EVERY_VARIABLE = strategy_config.ENV_PREFIX + "CHECK_EVERY"
 
 
 def init(config: StrategyConfig | None = None, *, seed: int = 1, backward_passes_per_step: int = 1, must_match: Mapping[str, object] | None = None,
@@ -91,7 +90,7 @@ def init(config: StrategyConfig | None = None, *, seed: int = 1, backward_passes
     SlurmdlError : the run cannot start; one line says why.
     """
     if backward_passes_per_step < 1:
-        raise TrainError(f"passes={backward_passes_per_step}: not valid; valid: 1 or more")
+        raise TrainError(f"backward_passes_per_step={backward_passes_per_step}: expected 1 or more")
     own = transport is None
     if own:
         shutdown.install_excepthook()
@@ -103,9 +102,9 @@ def init(config: StrategyConfig | None = None, *, seed: int = 1, backward_passes
         environ, CHECK_EVERY_VARIABLE, replica_check.DEFAULT_CHECK_EVERY)
     if folder and own:
         checkpoint_coordinator.install_signal_handlers()
-    its = {"seed": seed, "passes": backward_passes_per_step}
+    its = {"seed": seed, "backward_passes_per_step": backward_passes_per_step}
     world = world_module.create_world(config or strategy_config.resolve({}, environ), found, environ, {
-        **(must_match or {}), **its, "checkpoint": folder, "checkpoint_every": every, "check_every": compared})
+        **(must_match or {}), **its, "checkpoint_dir": folder, "checkpoint_every": every, "check_every": compared})
     run = consistency.call_on_all(world, lambda: Run(world, seed, backward_passes_per_step, compared, trace_dir or environ.get(TRACE_DIR_VARIABLE, ""),
                                               plot_file or environ.get(PLOT_VARIABLE, ""), own))
     if folder:
@@ -119,10 +118,10 @@ def init(config: StrategyConfig | None = None, *, seed: int = 1, backward_passes
 def _require_common_steps(world: world_module.World) -> None:
     """Refuse checkpoints of workers that have no step in common at which to make one."""
     method = world.config
-    if method.load_balance == "steps" or (method.load_balance == "batch" and method.asynchronous):
-        how = f"{method.load_balance}{' --async' * method.asynchronous}"
-        raise InvalidOptionsError(f"--checkpoint: with --balance {how} what is dealt to one worker depends on the "
-                              "others' speeds; valid: --balance off, or batch without --async")
+    if method.load_balance == "local-steps" or (method.load_balance == "batch-size" and method.asynchronous):
+        mode = f"{method.load_balance}{' --async' * method.asynchronous}"
+        raise InvalidOptionsError(f"--checkpoint-dir: not valid with --load-balance {mode}, which assigns samples by "
+                                  "the workers' speeds; valid: --load-balance off, or batch-size without --async")
 
 
 def _steps_from_environ(environ: Mapping[str, str], variable: str, default: int) -> int:
@@ -180,8 +179,8 @@ class Run:
         self._score_before_averaging: tuple[float, float] | None = None
         self._work_assignment = WorkAssignment(self)
         if world.config.load_balance != "off" and backward_passes > 1:
-            raise TrainError(f"--balance {world.config.load_balance}: with passes={backward_passes} several batches make a step, "
-                             "which cannot be shared out; valid: passes=1, or --balance off")
+            raise TrainError(f"--load-balance {world.config.load_balance}: not valid with backward_passes_per_step="
+                             f"{backward_passes}; valid: backward_passes_per_step=1, or --load-balance off")
         self._served_strategy: Strategy | None = None
         self.attached = self.finished = self._closed = False
 
@@ -228,7 +227,7 @@ class Run:
         if self.checkpointer:
             return "a checkpoint is of all ranks"
         if self.is_load_balanced:
-            return f"--balance {self.world.config.load_balance} needs them all"
+            return f"--load-balance {self.world.config.load_balance} needs them all"
         return "" if strategy.survives_rank_failure else f"{self.world.strategy} needs them all"
 
     @property
@@ -244,10 +243,10 @@ class Run:
     @property
     def global_step(self) -> int:
         """Steps that the workers have made in the mean, by which a learning rate should go; other than `step` where
-        a worker makes more or fewer of them than others (--balance steps).
+        a worker makes more or fewer of them than others (--load-balance local-steps).
         """
         method = self.world.config
-        by_share = method.load_balance == "steps" or (self.is_load_balanced and method.asynchronous)
+        by_share = method.load_balance == "local-steps" or (self.is_load_balanced and method.asynchronous)
         return self._work_assignment.global_step if by_share else self.step
 
     def wrap(self, model: Any, optimizer: Any) -> tuple[Any, Any]:
@@ -576,7 +575,9 @@ def _summary_header(run: Run) -> dict[str, Any]:
         play = node_leaders(workers, world.nodes, world.zones) if world.config.shared_memory else workers
         gap = spectral_gap(world.comm_pattern, GossipGroup(
             [world.zones[rank] for rank in play], run.seed, world.costs))
-    return {"strategy": world.strategy, "traffic": world.comm_pattern, "spectral_gap": gap, "ranks": len(world.nodes),
-            "workers": len(workers), "ps": len(world.nodes) - len(workers), "nodes": len(set(world.nodes)),
-            "zones": len(set(world.zones) - {""}), "map": places, "parameters": run.replica.parameters.size,
-            "aggregation": run.strategy.ps_locality, "seed": run.seed, "lost": run.recovery.failed_ranks}
+    return {"strategy": world.strategy, "comm_pattern": world.comm_pattern, "spectral_gap": gap,
+            "world_size": len(world.nodes),
+            "num_workers": len(workers), "num_servers": len(world.nodes) - len(workers),
+            "num_nodes": len(set(world.nodes)),
+            "num_zones": len(set(world.zones) - {""}), "rank_map": places, "parameters": run.replica.parameters.size,
+            "ps_locality": run.strategy.ps_locality, "seed": run.seed, "failed_ranks": run.recovery.failed_ranks}

@@ -10,10 +10,18 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, NoReturn
 
-from slurmdl.errors import Preempted, SlurmdlError, TrainError, UnavailableError, UsageError, report_error
+from slurmdl.errors import (
+    InvalidRunError,
+    Preempted,
+    SlurmdlError,
+    TrainError,
+    UnavailableError,
+    UsageError,
+    report_error,
+)
 from slurmdl.train.library import checkpoint_coordinator
 from slurmdl.train.transports.transport import RankFailedError
-from slurmdl.train.world import InvalidRunError, finalize_mpi, is_rank_zero, node_name
+from slurmdl.train.world import finalize_mpi, is_rank_zero, node_name
 
 #: seconds for which a rank leaves it to the first one to end all, where a rank is lost
 _FIRST_RANK_GRACE_SECONDS = 1.0

@@ -196,11 +196,11 @@ class StepHooks:
                              "parameter group until it is to be trained")
         if run.checkpointer and self.last_checkpoint_check < self.completed:
             raise TrainError(f"step {self.completed + 1}: checkpoints are made where a batch is asked for; valid: batches "
-                             "of run.loader(), or `with run.fetching():` around what makes them")
+                             "of run.loader(), or `with run.data_phase():` around what makes them")
         if run.is_load_balanced and not self._work_assignment.current_slice:
-            raise TrainError(f"step {self.completed + 1}: --balance {run.world.config.load_balance} shares out the batches of "
+            raise TrainError(f"step {self.completed + 1}: --load-balance {run.world.config.load_balance} shares out the batches of "
                              "run.loader(), and this one is none; valid: a batch of it for each step, or "
-                             "--balance off")
+                             "--load-balance off")
         run.replica.mark_changed()
         self._apply_grad_scaler(optimizer)
         if not self._gradient_tracker.done:

@@ -1,0 +1,81 @@
+"""Valid combinations of options: the table, its error messages, and a run of each."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from training import lost, noise, play
+
+from slurmdl.errors import InvalidRunError
+from slurmdl.plan import COMM_PATTERNS
+from slurmdl.train import compatibility
+from slurmdl.train.strategy_config import COMPRESSION_NAMES, TRIGGER_NAMES, StrategyConfig
+
+ALL_CONFIGS = [StrategyConfig(strategy, pattern, compression=compression, trigger=trigger, asynchronous=asynchronous)
+               for strategy, patterns in COMM_PATTERNS.items() for pattern, compression, trigger, asynchronous in
+               itertools.product(patterns, COMPRESSION_NAMES, TRIGGER_NAMES, (False, True))]
+
+
+def is_valid(config: StrategyConfig) -> bool:
+    try:
+        compatibility.check_compatibility(config)
+    except InvalidRunError as error:
+        message = str(error)
+        assert message.startswith("--") and "valid: " in message and "\n" not in message
+        return False
+    return True
+
+
+@pytest.mark.parametrize("strategy", COMM_PATTERNS)
+def test_valid_configs_match_table_and_run(strategy: str) -> None:
+    accepted = {config for config in ALL_CONFIGS if config.strategy == strategy and is_valid(config)}
+    listed = {StrategyConfig(strategy, pattern, compression=compression, trigger=trigger, asynchronous=asynchronous)
+              for row in compatibility.COMBINATIONS if strategy in row.strategies
+              for pattern, compression, trigger in itertools.product(row.comm_patterns, row.compressions, row.triggers)
+              for asynchronous in (False, True) if row.asynchronous in (None, asynchronous)}
+    assert accepted == listed
+    if strategy in ("allreduce", "ps"):
+        return
+    for config in accepted:
+        workers = play(replace(config, trigger_warmup=3, period=2 if config.trigger == "period" else None), 4, 12,
+                       update=noise(0.1), zones="aabb")
+        assert sum(worker.strategy.exchanges for worker in workers) > 0, config
+        if "gossip" in strategy:
+            assert lost(workers) < 1e-5, config
+
+
+@pytest.mark.parametrize("config, option, facts", [
+    (StrategyConfig("gossip", "random-matching", compression="int4"), "--compression int4",
+     ("random partners", "gossip --comm-pattern random-matching --trigger period", "valid: --compression none, fp16; "
+      "or --comm-pattern one-peer-exponential; or --comm-pattern base-2, zone-aware")),
+    (StrategyConfig("gossip", "base-2", compression="int4", asynchronous=True), "--compression int4",
+     ("whole models", "gossip --comm-pattern base-2 --trigger period --async",
+      "valid: --compression none, fp16; or no --async")),
+    (StrategyConfig("adaptive-gossip", "one-peer-exponential"), "--trigger drift", ("receives from another",)),
+    (StrategyConfig("allreduce", "hierarchical", compression="int8"), "--compression int8", ("partial sum",)),
+    (StrategyConfig("allreduce", "mpi-allreduce", compression="fp16"), "--compression fp16",
+     ("fp32", "valid: --compression none; or --comm-pattern ring, hierarchical")),
+    (StrategyConfig("local-sgd", "hierarchical", compression="int8"), "--compression int8", ("within and between zones",)),
+    (StrategyConfig("local-sgd", "ring", shared_memory=True), "--shared-memory", ("only gossip",)),
+    (StrategyConfig("gossip", "base-2", period=3, comm_budget=0.1), "--period", ("strategy gossip, trigger drift",)),
+    (StrategyConfig("gossip", "base-2", trigger="period", drift_threshold=0.1), "--drift-threshold", ("trigger drift",)),
+    (StrategyConfig("gossip", "base-2", global_average_every=3, asynchronous=True), "--global-average-every",
+     ("without --async",)),
+    (StrategyConfig("allreduce", "ring", period=4), "--period", ("strategy allreduce",)),
+    (StrategyConfig("local-sgd", "ring", max_staleness=2), "--max-staleness", ("strategy local-sgd", "valid with strategy ps")),
+    (StrategyConfig("ps", "shards", compression="fp16"), "--compression fp16", ("uncompressed",))])
+def test_conflict_message_names_option_reason_and_valid_choices(config: StrategyConfig, option: str,
+                                                                facts: tuple[str, ...]) -> None:
+    with pytest.raises(InvalidRunError) as error:
+        compatibility.check_compatibility(config)
+    message = str(error.value)
+    assert message.startswith(f"{option}: ")
+    assert [fact for fact in facts if fact not in message] == []
+
+
+def test_manual_table_matches_code() -> None:
+    manual = Path(__file__).parents[2] / "docs" / "train.md"
+    assert compatibility.to_markdown() in manual.read_text()
