@@ -25,7 +25,7 @@ SEEDS = {
 WORDS = ["SwitchName=", "Switches=", "Nodes=", "LinkSpeed=", "BlockName=", "BlockSizes=", "RingName=", "Include ",
          "topology: ", "tree:", "switches:", "- switch: ", "nodes: ", "children: ", "block_sizes:", "blocks:",
          "flat: true", "torus3d:", "toruses:", "regions:", "cluster_default: ", "n[1-4]", "[0-65535]",
-         "AggregatedBlock=", "&a", "*a", '"zones":', '"parent":', '"level":', '"speed":', '"leaf":',
+         "AggregatedBlock=", "&a", "*a", '"zones":', '"parent":', '"level":', '"uplink_bandwidth":', '"leaf":',
          '"topologies":', '"default":']
 SCORE_WORDS = ['"nodes":', '"zones":', '"trunks":', '"throughput":', '"delay":', '"delay_tail":', '"loss":', '"age":',
                '"samples":', '"rdma":', '"source":', '"time":', '"kind":', '"name":', '"half_life":', '"margin":',
@@ -51,10 +51,10 @@ def test_reader(reader: str, tmp_path: Path) -> None:
         if seed.stat().st_size < 20_000:
             shutil.copy(seed, corpus)
     (corpus / "word").write_text("n[1-3],m2")
-    (corpus / "json").write_text('{"kind": "tree", "zones": ["s"], "parent": [-1], "level": [0], "speed": [null], '
+    (corpus / "json").write_text('{"kind": "tree", "zones": ["s"], "parent": [-1], "level": [0], "uplink_bandwidth": [null], '
                                  '"nodes": ["n1"], "leaf": [0]}')
     (corpus / "train").write_text("lr: 0.1\nasync: true\nsimulate: 4\nzones: [A:2, B:2x1]\nlinks: across=1G:0.1\n"
-                                  "compute: replay:1\nslow: 1=2\nfold: 1/5\nstrategy: gossip\n")
+                                  "compute: 1\nslow: 1=2\nfold: 1/5\nstrategy: gossip\n")
     of_scores = reader in ("scores", "samples", "prometheus")
     for name, text in SCORES.items() if of_scores else ():
         (corpus / name).write_text(text)

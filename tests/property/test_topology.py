@@ -103,7 +103,7 @@ def test_any_file_is_a_topology_or_an_input_error(text: bytes, name: str) -> Non
 @bounded
 @given(st.recursive(st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=5)),
                     lambda inner: st.one_of(st.lists(inner, max_size=4), st.dictionaries(st.sampled_from(
-                        ["zones", "parent", "level", "speed", "nodes", "leaf", "kind", "name", "notes", "block_sizes",
+                        ["zones", "parent", "level", "uplink_bandwidth", "nodes", "leaf", "kind", "name", "notes", "block_sizes",
                          "topologies", "default"]), inner, max_size=12)), max_leaves=25))
 def test_any_json_is_a_topology_or_an_input_error(data: object) -> None:
     _read(json.dumps(data).encode(), "topology.json")

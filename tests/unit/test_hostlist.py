@@ -1,4 +1,4 @@
-"""Hostlists: Slurm's grammar and order, with `scontrol show hostnames` as the oracle where it is installed."""
+"""Hostlists: Slurm's grammar and order, with `scontrol show hostnames` as the oracle if installed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ GOOD = ["n1", "n[1-3],m2,n2", "n[3,1-2]", "n[08-11,3]", "n[001-1000]", "[1-010]"
 
 
 @pytest.mark.parametrize("text", GOOD)
-def test_as_scontrol_expands(text: str, tmp_path: Path) -> None:
+def test_expansion_equals_scontrol(text: str, tmp_path: Path) -> None:
     if not shutil.which("scontrol"):
         pytest.skip("scontrol is not installed")
     conf = tmp_path / "slurm.conf"
@@ -42,20 +42,20 @@ def test_empty(text: str) -> None:
     assert expand_hostlist(text) == []
 
 
-@pytest.mark.parametrize(("text", "says"), [
+@pytest.mark.parametrize(("text", "expected"), [
     ("b[3-1]", "low bound"), ("n[1,,2]", "no range"), ("n[]", "no range"), ("n[0-8:2]", "no range"),
     ("n[a-c]", "no range"), ("n[1-2", "close"), ("n1]", "close"), ("n[1-[2]]", "close"), ("n[1-70000]", "at most"),
     ("switch{s1}", "controller"), ("block{b[1-2]}", "controller"),
     ("n[1-" + "9" * 40 + "]", "at most"), ("a[0-65535]b[0-65535]", "more than"),
 ])
-def test_refused(text: str, says: str) -> None:
+def test_invalid_hostlist_is_rejected(text: str, expected: str) -> None:
     with pytest.raises(InputError) as caught:
         expand_hostlist(text)
-    assert says in str(caught.value)
+    assert expected in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
-def test_groups_are_never_looked_up() -> None:
+def test_node_groups_are_not_expanded() -> None:
     assert expand_hostlist("@compute") == ["@compute"]
     assert fold_hostlist(["@compute", "n2", "n1"]) == "@compute,n[1-2]"
 
@@ -75,14 +75,14 @@ def test_ranged_expands_to_the_same(names: list[str]) -> None:
     assert expand_hostlist(ranged_string(names)) == names
 
 
-def test_the_limit_counts_all_names() -> None:
+def test_max_names_counts_all_names() -> None:
     assert len(expand_hostlist("n[1-5],m[1-5]", 10)) == 10
     for text in ("n[1-5],m[1-6]", "n[1-6]m[1-2]", "a,b,c,d,e,f,g,h,i,j,k", "n[1,2,3,4,5,6,7,8,9,10,11]"):
         with pytest.raises(InputError, match="more than"):
             expand_hostlist(text, 10)
 
 
-def test_fold_gives_back_the_same_names() -> None:
+def test_fold_expands_to_same_names() -> None:
     names = [f"n{i:03d}" for i in range(1, 40)] + ["a1b2", "a1b3", "login"]
     assert sorted(expand_hostlist(fold_hostlist(names))) == sorted(names)
     assert fold_hostlist([]) == ""
@@ -91,6 +91,6 @@ def test_fold_gives_back_the_same_names() -> None:
 @pytest.mark.parametrize(("names", "expected"), [
     ("n10 n2 n1 n3 n1", "n[1-3,10]"), ("n2-ib n1-ib", "n1-ib,n2-ib"), ("a2b1 a1b2 a1b1", "a1b[1-2],a2b1"),
     ("n9 n10 n11 n08 n09", "n[9,08-11]"), ("login n1", "login,n1")])
-def test_fold_sorts_as_slurm_does(names: str, expected: str) -> None:
-    """Suffixes stay out of brackets, since Slurm 22.05 refuses them there."""
+def test_fold_sorts_like_slurm(names: str, expected: str) -> None:
+    """Suffixes stay outside brackets: Slurm 22.05 rejects them there."""
     assert fold_hostlist(names.split()) == expected

@@ -1,4 +1,4 @@
-"""Blocks: sizes, aggregates of neighbours, and what the controller says of them."""
+"""Blocks: sizes, aggregates of neighbors, and the controller's output."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ def parsed(tmp_path: Path, blocks: int, sizes: str = "", nodes: int = 4) -> Topo
     (1, "4,8", []),
     (2, "4", []),
     (2, "4,8", ["b[1-2]"]),
-    (3, "4,8", ["b[1-2]"]),                    # b3 would be alone
+    (3, "4,8", ["b[1-2]"]),                    # no aggregate of b3 only
     (4, "4,16", ["b[1-4]"]),
     (5, "4,16", ["b[1-4]"]),
-    (6, "4,16", ["b[1-4]", "b[5-6]"]),         # a last aggregate may be short
-    (6, "4,8,16", ["b[1-2]", "b[3-4]", "b[5-6]", "b[1-4]"]),  # b[5-6] stands already
+    (6, "4,16", ["b[1-4]", "b[5-6]"]),         # the last aggregate may be incomplete
+    (6, "4,8,16", ["b[1-2]", "b[3-4]", "b[5-6]", "b[1-4]"]),  # b[5-6] exists already
     (7, "4,8,16", ["b[1-2]", "b[3-4]", "b[5-6]", "b[1-4]", "b[5-7]"]),
     (3, "4,16,8", ["b[1-2]", "b[1-3]"]),
     (2, '"2, 4"', ["b[1-2]"]),                   # a block may be larger than the base size
     (5, "", ["b[1-2]", "b[3-4]", "b[1-4]", "b[1-5]"]),
 ])
-def test_aggregates_of_neighbours(tmp_path: Path, blocks: int, sizes: str, aggregates: list[str]) -> None:
+def test_aggregates_of_neighbors(tmp_path: Path, blocks: int, sizes: str, aggregates: list[str]) -> None:
     topology = parsed(tmp_path, blocks, sizes)
     assert list(topology.zones[blocks:]) == aggregates
     assert topology.level[:blocks].tolist() == [0] * blocks
@@ -42,42 +42,42 @@ def test_aggregates_of_neighbours(tmp_path: Path, blocks: int, sizes: str, aggre
         assert topology.level[zone] > 0
 
 
-def test_the_order_of_the_lines_counts(tmp_path: Path) -> None:
+def test_aggregates_follow_line_order(tmp_path: Path) -> None:
     path = tmp_path / "topology.conf"
     path.write_text("BlockName=b3 Nodes=c\nBlockName=b1 Nodes=a\nBlockName=b2 Nodes=b\nBlockSizes=1,2\n")
     assert topology_conf.parse_topology_conf(str(path)).path_of("c") == ("b[3,1]", "b3")
 
 
 @pytest.mark.parametrize("sizes", ["4,12", "4,6", "8,4", "4,131073", f"1,{2**16}"])
-def test_sizes_that_are_no_power_of_two_apart(tmp_path: Path, sizes: str) -> None:
+def test_block_sizes_not_power_of_two_apart_are_rejected(tmp_path: Path, sizes: str) -> None:
     with pytest.raises(InputError, match="power of two") as caught:
         parsed(tmp_path, 2, sizes)
     assert caught.value.line == 3
 
 
-def test_a_block_smaller_than_the_base_is_refused_an_empty_one_is_not(tmp_path: Path) -> None:
+def test_undersized_block_is_rejected_but_empty_is_valid(tmp_path: Path) -> None:
     path = tmp_path / "topology.conf"
     path.write_text('BlockName=b1 Nodes=n[1-2]\nBlockName=b2 Nodes=""\nBlockName=b3 Nodes=n3\nBlockSizes=2\n')
-    with pytest.raises(InputError, match="'b3' has 1 nodes; a block has at least the 2 of BlockSizes") as caught:
+    with pytest.raises(InputError, match="'b3' has 1 nodes; expected at least 2, as in BlockSizes") as caught:
         topology_conf.parse_topology_conf(str(path))
     assert caught.value.line == 3
     path.write_text('BlockName=b1 Nodes=""\nBlockName=b2 Nodes=n[1-2]\nBlockName=b3 Nodes=n3\n')
-    with pytest.raises(InputError, match="the 2 of the first block"):
+    with pytest.raises(InputError, match="at least 2, as in the first block"):
         topology_conf.parse_topology_conf(str(path))
 
 
-def test_the_controller_says_the_same_as_the_file(tmp_path: Path) -> None:
-    filed = parsed(tmp_path, 4, "4,8")
-    told = scontrol_topology.parse_show_topology("".join(
+def test_controller_output_equals_file(tmp_path: Path) -> None:
+    from_file = parsed(tmp_path, 4, "4,8")
+    from_controller = scontrol_topology.parse_show_topology("".join(
         [f"BlockName=b{i} BlockIndex={i - 1} Nodes=n[{i * 4}-{i * 4 + 3}] BlockSize=4\n" for i in range(1, 5)]
         + ["AggregatedBlock=b[1-2] BlockIndex=4 Nodes=n[4-11] BlockSize=8\n",
            "AggregatedBlock=b[3-4] BlockIndex=5 Nodes=n[12-19] BlockSize=8\n"]))
-    assert {**told.to_json(), "source": ""} == {**filed.to_json(), "source": ""}
+    assert {**from_controller.to_json(), "source": ""} == {**from_file.to_json(), "source": ""}
 
 
-def test_rings(tmp_path: Path) -> None:
+def test_each_ring_is_one_zone(tmp_path: Path) -> None:
     path = tmp_path / "topology.conf"
     path.write_text("RingName=r0 Nodes=n[1-4]\nRingName=r1 Nodes=n[5-8]\n")
     topology = topology_conf.parse_topology_conf(str(path))
     assert (topology.kind, topology.zones, topology.level.tolist()) == ("ring", ("r0", "r1"), [0, 0])
-    assert "each ring is taken as one zone" in topology.notes[0]
+    assert "each ring is one zone" in topology.notes[0]

@@ -1,4 +1,4 @@
-"""`slurmdl topology` away from a cluster: trees, pictures, findings, differences, conversions, features."""
+"""`slurmdl topology` without a cluster: trees, SVG, findings, differences, conversions, features."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from slurmdl.topology.topology import Topology
 from slurmdl.topology.topology_svg import MAX_DOTS, draw_topology
 from slurmdl.topology.write import checked_hostlist
 
-EXAMPLES = Path(__file__).parents[2] / "topology"
+ROOT = Path(__file__).parents[2]
 Golden = Callable[[str, str], None]
 
 FILES = {
@@ -52,12 +52,12 @@ FILES = {
 
 
 @pytest.fixture(autouse=True)
-def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The files above and the example in the current directory, no cluster, a terminal of the usual size."""
+def no_cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Provide the files above and the examples in the current directory, no cluster, a default terminal."""
     for name, text in FILES.items():
         (tmp_path / name).write_text(text)
-    for name in ("topology.conf", "cluster.json"):
-        (tmp_path / name).write_text((EXAMPLES / name).read_text())
+    for path in (ROOT / "topology/topology.conf", ROOT / "examples/cluster.json"):
+        (tmp_path / path.name).write_text(path.read_text())
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SLURM_CONF", str(tmp_path / "elsewhere" / "slurm.conf"))
     monkeypatch.setenv("PATH", "")
@@ -65,8 +65,8 @@ def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-def topology(*words: str, status: int = 0) -> None:
-    assert main(["topology", *words]) == status
+def topology(*args: str, status: int = 0) -> None:
+    assert main(["topology", *args]) == status
 
 
 @pytest.mark.parametrize("file", ["topology.conf", "leaves.conf", "groups.conf", "odd.conf", "two.yaml"])
@@ -78,22 +78,22 @@ def test_show(file: str, capsys: pytest.CaptureFixture[str], golden: Golden) -> 
     golden(f"topology/show-{file}.txt", out)
 
 
-def test_the_documentation_shows_what_is_printed(capsys: pytest.CaptureFixture[str],
+def test_documentation_shows_output_of_show(capsys: pytest.CaptureFixture[str],
                                                  monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(EXAMPLES.parent)
+    monkeypatch.chdir(ROOT)
     topology("show", "topology/leonardo.conf")
     assert capsys.readouterr().out in Path("docs/topology.md").read_text()
 
 
 @pytest.mark.parametrize(("lines", "expected"), [(60, 54), (24, 11), (8, 7), (5, 4)])
-def test_show_folds_no_more_than_it_must(lines: int, expected: int, capsys: pytest.CaptureFixture[str],
+def test_show_folds_no_more_than_needed(lines: int, expected: int, capsys: pytest.CaptureFixture[str],
                                          monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LINES", str(lines))
     topology("show", "groups.conf")
     assert len(capsys.readouterr().out.splitlines()) == expected
 
 
-def test_show_all_cuts_and_folds_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_show_all_neither_truncates_nor_folds(capsys: pytest.CaptureFixture[str]) -> None:
     topology("show", "leaves.conf", "--all")
     out = capsys.readouterr().out.splitlines()
     assert len(out) == 502
@@ -101,34 +101,34 @@ def test_show_all_cuts_and_folds_nothing(capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_show_one_of_several_as_json(capsys: pytest.CaptureFixture[str]) -> None:
-    topology("show", "--topology=two.yaml", "--json", "--name=wires")
+    topology("show", "two.yaml", "--json", "--name=wires")
     assert Topology.from_json(json.loads(capsys.readouterr().out)).zones == ("s1", "top")
     topology("show", "two.yaml", "--json")
     (Path("all.json")).write_text(capsys.readouterr().out)
     topology("diff", "two.yaml", "all.json")
 
 
-def test_picture_of_the_example(golden: Golden) -> None:
+def test_svg_of_example(golden: Golden) -> None:
     topology("show", "topology.conf", "--svg=out.svg")
-    picture = Path("out.svg").read_text()
-    ElementTree.fromstring(picture)
-    golden("topology/example.svg", picture)
+    svg = Path("out.svg").read_text()
+    ElementTree.fromstring(svg)
+    golden("topology/example.svg", svg)
 
 
 @pytest.mark.parametrize(("file", "names"), [("leaves.conf", 10_000), ("odd.conf", 13)])
-def test_pictures_tell_every_zone_and_node(file: str, names: int) -> None:
-    found = load.load_topology(file)
-    root = ElementTree.fromstring(draw_topology(found))
+def test_svg_has_title_of_every_zone_and_node(file: str, names: int) -> None:
+    drawn = load.load_topology(file)
+    root = ElementTree.fromstring(draw_topology(drawn))
     titles = [element.text or "" for element in root.iter("{http://www.w3.org/2000/svg}title")]
-    assert set(found.nodes) <= set(titles)
-    assert len(set(found.nodes)) == names
-    assert {title.split(",")[0] for title in titles} >= set(found.zones)
+    assert set(drawn.nodes) <= set(titles)
+    assert len(set(drawn.nodes)) == names
+    assert {title.split(",")[0] for title in titles} >= set(drawn.zones)
     assert 0.5 < float(root.attrib["width"]) / float(root.attrib["height"]) < 4
 
 
-def test_a_long_heading_takes_more_lines_and_moves_what_is_below() -> None:
-    short, long = (ElementTree.fromstring(svg_document(words, 480, 200, ['<rect id="below"/>']))
-                   for words in ("one line", "no choice: " + "a reason that is too long for a line, " * 4))
+def test_svg_long_heading_wraps_and_moves_elements() -> None:
+    short, long = (ElementTree.fromstring(svg_document(heading, 480, 200, ['<rect id="below"/>']))
+                   for heading in ("one line", "no choice: " + "a reason that is too long for a line, " * 4))
     name = "{http://www.w3.org/2000/svg}"
     lines = [element.text or "" for element in long.iter(f"{name}text")]
     assert len(lines) > 2 and all(len(line) * 9.5 <= 480 - 36 for line in lines)
@@ -139,7 +139,7 @@ def test_a_long_heading_takes_more_lines_and_moves_what_is_below() -> None:
     assert next(iter(short.iter(f"{name}g")), None) is None
 
 
-def test_a_node_without_a_zone_is_shown_and_drawn() -> None:
+def test_svg_shows_node_without_zone() -> None:
     flat = load.load_topology("two.yaml", "none")
     data = {**load.load_topology("topology.conf").to_json(), "nodes": ["n1", "lost"], "leaf": [0, -1]}
     assert "no zone" in draw_topology(Topology.from_json(data))
@@ -147,18 +147,18 @@ def test_a_node_without_a_zone_is_shown_and_drawn() -> None:
     ElementTree.fromstring(draw_topology(flat))
 
 
-def test_a_picture_of_very_many_nodes_has_their_numbers() -> None:
+def test_svg_of_many_nodes_shows_node_counts() -> None:
     count = MAX_DOTS + 1
     Path("many.conf").write_text(f"SwitchName=s1 Nodes=n[1-{count}]\n")
     assert f">{count} nodes<" in draw_topology(load.load_topology("many.conf"))
 
 
-@pytest.mark.parametrize(("words", "status"), [
+@pytest.mark.parametrize(("args", "status"), [
     (["bad.conf"], 65), (["bad.yaml"], 65), (["deep.conf"], 65), (["odd.conf"], 0), (["two.yaml"], 0),
     (["two.yaml", "--name=racks"], 0), (["missing.conf"], 65)])
-def test_check(words: list[str], status: int, capsys: pytest.CaptureFixture[str], golden: Golden) -> None:
-    topology("check", *words, "--offline", status=status)
-    golden(f"topology/check-{'-'.join(words).replace('--name=', '')}.txt", capsys.readouterr().out)
+def test_check(args: list[str], status: int, capsys: pytest.CaptureFixture[str], golden: Golden) -> None:
+    topology("check", *args, "--offline", status=status)
+    golden(f"topology/check-{'-'.join(args).replace('--name=', '')}.txt", capsys.readouterr().out)
 
 
 def test_check_against_the_nodes_of_the_cluster(capsys: pytest.CaptureFixture[str], golden: Golden) -> None:
@@ -169,17 +169,17 @@ def test_check_against_the_nodes_of_the_cluster(capsys: pytest.CaptureFixture[st
     topology("check", "warned.conf", "--cluster=cluster.json", "--strict", status=65)
 
 
-def test_check_of_a_file_of_another_cluster_stays_short(capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_against_other_cluster_stays_short(capsys: pytest.CaptureFixture[str]) -> None:
     topology("check", "leaves.conf", "--cluster=cluster.json")
     out = capsys.readouterr().out
     assert "leaves.conf:20: 'SwitchName=zone019 Nodes=n[00380-00399]': n[00380-00399]: unknown" in out
-    assert "warning: 9,600 nodes of further zones unknown to the cluster: n[00400-09999]\n" in out
+    assert "warning: n[00400-09999]: 9,600 nodes of further zones, unknown to the cluster\n" in out
     assert len(out.splitlines()) == 23
 
 
-def test_check_says_where_it_could_not_compare(capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_reports_missing_cluster(capsys: pytest.CaptureFixture[str]) -> None:
     topology("check", "topology.conf")
-    assert "not compared with the nodes of the cluster (scontrol: No such file" in capsys.readouterr().out
+    assert "not compared with the cluster (scontrol: No such file" in capsys.readouterr().out
 
 
 def test_diff_of_two_files(capsys: pytest.CaptureFixture[str], golden: Golden) -> None:
@@ -195,7 +195,7 @@ def test_diff_of_blocks_and_of_several(capsys: pytest.CaptureFixture[str]) -> No
     Path("a.conf").write_text("BlockName=b1 Nodes=n[1-2]\nBlockName=b2 Nodes=n[3-4]\nBlockSizes=2\n")
     Path("b.conf").write_text("BlockName=b2 Nodes=n[3-4]\nBlockName=b1 Nodes=n[1-2]\nBlockSizes=2\n")
     topology("diff", "a.conf", "b.conf", status=1)
-    assert capsys.readouterr().out.startswith("order of the blocks: number 1 is b1 in a.conf, b2 in b.conf\n")
+    assert capsys.readouterr().out.startswith("order of blocks: number 1 is b1 in a.conf, b2 in b.conf\n")
     Path("one.yaml").write_text(FILES["two.yaml"].replace("wires", "cables").replace("n[3-4]", "n[3,5]"))
     topology("diff", "two.yaml", "one.yaml", status=1)
     out = capsys.readouterr().out
@@ -213,27 +213,27 @@ def test_diff_of_speeds(capsys: pytest.CaptureFixture[str]) -> None:
         "zone s1: 50 Gbit/s in a.conf, 100 Gbit/s in b.conf", "1 difference between a.conf and b.conf"]
 
 
-@pytest.mark.parametrize(("words", "golden_name"), [
-    (["groups.conf", "--to=conf"], "groups.conf"), (["odd.conf", "--to=yaml"], "odd.yaml"),
-    (["two.yaml", "--to=yaml"], "two.yaml"), (["two.yaml", "--to=conf"], "two.conf")])
-def test_convert(words: list[str], golden_name: str, capsys: pytest.CaptureFixture[str], golden: Golden) -> None:
-    topology("convert", *words)
-    text, said = capsys.readouterr()
+@pytest.mark.parametrize(("args", "golden_name"), [
+    (["groups.conf", "--format=conf"], "groups.conf"), (["odd.conf", "--format=yaml"], "odd.yaml"),
+    (["two.yaml", "--format=yaml"], "two.yaml"), (["two.yaml", "--format=conf"], "two.conf")])
+def test_convert(args: list[str], golden_name: str, capsys: pytest.CaptureFixture[str], golden: Golden) -> None:
+    topology("convert", *args)
+    text, losses = capsys.readouterr()
     golden(f"topology/convert-{golden_name}", text)
-    golden(f"topology/convert-{golden_name}.lost.txt", said)
+    golden(f"topology/convert-{golden_name}.lost.txt", losses)
     Path(golden_name).write_text(text)
-    before, after = load.load_topology(words[0]), load.load_topology(golden_name)
+    before, after = load.load_topology(args[0]), load.load_topology(golden_name)
     assert {**before.to_json(), "source": "", "name": "", "notes": 0} == \
         {**after.to_json(), "source": "", "name": "", "notes": 0}
 
 
-def test_what_no_file_can_hold_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
-    topology("convert", "two.yaml", "--name=none", "--to=conf", status=65)
-    assert "flat cannot stand in a topology.conf; valid: tree, block, ring" in capsys.readouterr().err
+def test_convert_rejects_unrepresentable_topology(capsys: pytest.CaptureFixture[str]) -> None:
+    topology("convert", "two.yaml", "--name=none", "--format=conf", status=65)
+    assert "flat: not valid in a topology.conf; expected tree, block, ring" in capsys.readouterr().err
     data = {**load.load_topology("topology.conf").to_json(), "zones": ["a b", "zoneB", "core"]}
     Path("odd.json").write_text(json.dumps(data))
-    topology("convert", "odd.json", "--to=yaml", "--output=out.yaml", status=65)
-    assert "'a b' cannot stand in a hostlist" in capsys.readouterr().err
+    topology("convert", "odd.json", "--format=yaml", "--output=out.yaml", status=65)
+    assert "'a b': not valid in a hostlist" in capsys.readouterr().err
     assert not Path("out.yaml").exists()
 
 
@@ -251,11 +251,11 @@ def test_features_in_the_lines_of_slurm_conf(capsys: pytest.CaptureFixture[str],
     golden("topology/features.conf", capsys.readouterr().out)
 
 
-def test_features_of_every_level_and_without_slurm_conf(capsys: pytest.CaptureFixture[str]) -> None:
+def test_features_of_all_levels_and_without_slurm_conf(capsys: pytest.CaptureFixture[str]) -> None:
     cluster = json.loads(Path("cluster.json").read_text())
     cluster["nodes"][0]["features"] = ["big"]
     Path("cluster.json").write_text(json.dumps(cluster))
-    topology("features", "topology.conf", "--cluster=cluster.json", "--every-level")
+    topology("features", "topology.conf", "--cluster=cluster.json", "--all-levels")
     assert capsys.readouterr().out.splitlines()[1:] == [
         "NodeName=n1 Features=big,zoneA,core", "NodeName=n[3,5,7] Features=zoneA,core",
         "NodeName=n[2,4,6,8] Features=zoneB,core"]
@@ -263,34 +263,34 @@ def test_features_of_every_level_and_without_slurm_conf(capsys: pytest.CaptureFi
     assert capsys.readouterr().out.splitlines()[0] == "scontrol update NodeName=n1 AvailableFeatures=big,zoneA"
 
 
-@pytest.mark.parametrize(("words", "status", "says"), [
-    (["show", "missing"], 65, "cannot be read"), (["show", "a", "--topology=b"], 64, "give one of them"),
-    (["show", "two.yaml", "--name=three"], 65, "valid: wires, racks, none"),
+@pytest.mark.parametrize(("args", "status", "expected"), [
+    (["show", "missing"], 65, "cannot be read"),
+    (["show", "two.yaml", "--name=three"], 65, "expected one of wires, racks, none"),
     (["show", "topology.conf", "--svg=/nowhere/a.svg"], 64, "cannot be written"), (["show"], 69, "scontrol"),
-    (["diff"], 64, "name a FILE"), (["diff", "topology.conf"], 69, "scontrol"),
+    (["diff"], 64, "expected FILE"), (["diff", "topology.conf"], 69, "scontrol"),
     (["diff", "bad.conf"], 65, "bad.conf:3"),
-    (["convert", "topology.conf"], 64, "--to"), (["convert", "topology.conf", "--to=xml"], 64, "conf"),
+    (["convert", "topology.conf"], 64, "--format"), (["convert", "topology.conf", "--format=xml"], 64, "conf"),
     (["features", "topology.conf"], 69, "scontrol"),
     (["features", "topology.conf", "--slurm-conf=x"], 65, "x: cannot"),
-    (["check", "two.yaml", "--name=three", "--offline"], 64, "valid: wires, racks, none"),
+    (["check", "two.yaml", "--name=three", "--offline"], 64, "expected one of wires, racks, none"),
     (["check", "topology.conf", "--cluster=missing"], 65, "missing: cannot be read"), (["lint"], 64, "valid"),
 ])
-def test_bad_input(words: list[str], status: int, says: str, capsys: pytest.CaptureFixture[str]) -> None:
-    topology(*words, status=status)
+def test_invalid_input_is_rejected(args: list[str], status: int, expected: str, capsys: pytest.CaptureFixture[str]) -> None:
+    topology(*args, status=status)
     captured = capsys.readouterr()
-    assert says in captured.err
+    assert expected in captured.err
     assert captured.err.count("\n") == 1
     assert captured.out == ""
 
 
-def test_lists_of_different_lengths_in_slurm_conf(capsys: pytest.CaptureFixture[str]) -> None:
+def test_features_reject_lists_of_different_lengths(capsys: pytest.CaptureFixture[str]) -> None:
     Path("slurm.conf").write_text("# nodes\nNodeName=n[1-4] NodeAddr=10.0.0.[1-3]\n")
     topology("features", "topology.conf", "--slurm-conf=slurm.conf", status=65)
     assert "slurm.conf:2: 'NodeName=n[1-4] NodeAddr=10.0.0.[1-3]': NodeAddr has 3 values for 4 nodes" in \
         capsys.readouterr().err
 
 
-def test_a_zone_that_cannot_be_a_feature(capsys: pytest.CaptureFixture[str]) -> None:
+def test_features_reject_invalid_zone_name(capsys: pytest.CaptureFixture[str]) -> None:
     Path("odd.conf").write_text("SwitchName=a&b Nodes=n1\n")
     topology("features", "odd.conf", "--slurm-conf=slurm.conf", status=65)
-    assert "'a&b' cannot be the name of a feature" in capsys.readouterr().err
+    assert "'a&b': not a valid feature" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""topology.conf: what Slurm reads, and what it refuses."""
+"""topology.conf: valid and rejected input."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_lexical_rules(tmp_path: Path) -> None:
     assert all(speed != speed for speed in topology.uplink_bandwidth.tolist()[1:])
 
 
-def test_levels_of_an_uneven_tree_with_a_forward_reference(tmp_path: Path) -> None:
+def test_levels_of_uneven_tree_with_forward_reference(tmp_path: Path) -> None:
     topology = parsed(tmp_path, "SwitchName=root Switches=mid,leaf0\nSwitchName=mid Switches=leaf[1-2]\n"
                                 "SwitchName=leaf0 Nodes=a\nSwitchName=leaf1 Nodes=b\nSwitchName=leaf2 Nodes=c\n")
     assert topology.level.tolist() == [2, 1, 0, 0, 0]
@@ -62,14 +62,14 @@ def test_several_roots_and_an_empty_leaf(tmp_path: Path) -> None:
     topology = parsed(tmp_path, "SwitchName=s1 Nodes=a\nSwitchName=s2 Nodes=b\nSwitchName=s3\n")
     assert topology.parent.tolist() == [-1, -1, -1]
     assert topology.node_count.tolist() == [1, 1, 0]
-    assert topology.notes == (f"{tmp_path}/topology.conf:3: s3 is empty, which Slurm before 25.05 refuses",)
+    assert topology.notes == (f"{tmp_path}/topology.conf:3: s3 is empty; Slurm before 25.05 rejects it",)
 
 
-def test_includes_that_multiply_are_refused(tmp_path: Path) -> None:
+def test_multiplying_includes_are_rejected(tmp_path: Path) -> None:
     for i in range(20):
         (tmp_path / f"{i}.conf").write_text(f"Include {i + 1}.conf\n" * 2)
     (tmp_path / "20.conf").write_text("# the end\n")
-    with pytest.raises(InputError, match="more than 1024 files"):
+    with pytest.raises(InputError, match="at most 1024 files"):
         parsed(tmp_path, "Include 0.conf\n")
 
 
@@ -85,20 +85,20 @@ def test_blocks(tmp_path: Path) -> None:
     ("SwitchName=a Switches=b\nSwitchName=b Switches=a\n", 1, "above itself"),
     ("SwitchName=a Switches=a\n", 1, "above itself"),
     ("SwitchName=s1 Nodes=n1\nSwitchName=s2 Nodes=n2 Switches=s1\n", 2, "both Nodes and Switches"),
-    ("\n\nSwitchName=s1 Node=n1\n", 3, "valid: SwitchName"),
+    ("\n\nSwitchName=s1 Node=n1\n", 3, "expected one of SwitchName"),
     ("SwitchName=s1 Nodes=n1 fast\n", 1, "KEY=VALUE"),
     ("SwitchName=s1 Nodes=n[1-\n", 1, "bracket"),
     ("SwitchName=s1 Nodes=n[5-1]\n", 1, "low bound"),
     ("SwitchName=s1 Nodes=switch{x}\n", 1, "controller"),
-    ("SwitchName=s1 Nodes=n1 LinkSpeed=fast\n", 1, "whole number"),
-    ("SwitchName=\"\" Nodes=n1\n", 1, "needs a name"),
-    ("Nodes=n1\n", 1, "begins with"),
-    ("BlockName=b1\n", 1, "needs Nodes"),
+    ("SwitchName=s1 Nodes=n1 LinkSpeed=fast\n", 1, "integer"),
+    ("SwitchName=\"\" Nodes=n1\n", 1, "expected a name"),
+    ("Nodes=n1\n", 1, "first key"),
+    ("BlockName=b1\n", 1, "without Nodes"),
     ("BlockName=b1 Nodes=n1\nBlockSizes=some\n", 2, "numbers of nodes"),
-    ("BlockName=b1 Nodes=n1 LinkSpeed=3\n", 1, "does not belong"),
+    ("BlockName=b1 Nodes=n1 LinkSpeed=3\n", 1, "not valid for BlockName"),
     ("# a\nSwitchName=s1 \\\n  Nodes=n1 Bogus=2\n", 2, "unknown key"),
 ])
-def test_refused_with_file_line_and_text(tmp_path: Path, text: str, line: int, says: str) -> None:
+def test_rejected_line_names_file_line_and_text(tmp_path: Path, text: str, line: int, says: str) -> None:
     with pytest.raises(InputError) as caught:
         parsed(tmp_path, text)
     message = str(caught.value)
@@ -110,43 +110,43 @@ def test_refused_with_file_line_and_text(tmp_path: Path, text: str, line: int, s
 
 @pytest.mark.parametrize(("text", "says"), [
     ("", "declares no zone"), ("# nothing\n", "declares no zone"),
-    ("SwitchName=s1 Nodes=n1\nBlockName=b1 Nodes=n1\n", "either a tree, blocks or rings"),
+    ("SwitchName=s1 Nodes=n1\nBlockName=b1 Nodes=n1\n", "SwitchName and BlockName; expected a tree, blocks or rings"),
     ("Include topology.conf\n", "includes itself"), ("Include missing.conf\n", "cannot be read"),
 ])
-def test_refused_as_a_whole(tmp_path: Path, text: str, says: str) -> None:
+def test_rejected_file(tmp_path: Path, text: str, says: str) -> None:
     with pytest.raises(InputError, match=says):
         parsed(tmp_path, text)
 
 
-def test_the_controller_says_the_same_as_the_file(tmp_path: Path) -> None:
-    told = scontrol_topology.parse_show_topology((DATA / "scontrol-22.05.8.txt").read_text())
-    filed = parsed(tmp_path, "SwitchName=zoneA Nodes=n[1,3,5,7] LinkSpeed=10\nSwitchName=zoneB Nodes=n[2,4,6,8,9]\n"
-                             "SwitchName=core Switches=zoneA,zoneB\n")
-    assert {**told.to_json(), "source": ""} == {**filed.to_json(), "source": ""}
+def test_controller_output_equals_file(tmp_path: Path) -> None:
+    from_controller = scontrol_topology.parse_show_topology((DATA / "scontrol-22.05.8.txt").read_text())
+    from_file = parsed(tmp_path, "SwitchName=zoneA Nodes=n[1,3,5,7] LinkSpeed=10\nSwitchName=zoneB Nodes=n[2,4,6,8,9]\n"
+                                 "SwitchName=core Switches=zoneA,zoneB\n")
+    assert {**from_controller.to_json(), "source": ""} == {**from_file.to_json(), "source": ""}
 
 
-def test_no_zone_from_the_controller() -> None:
+def test_controller_output_without_zone_is_rejected() -> None:
     with pytest.raises(InputError, match="no zone"):
         scontrol_topology.parse_show_topology("scontrol: show topology\nscontrol: \n")
 
 
-def test_found_beside_slurm_conf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_next_to_slurm_conf_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_CONF", str(tmp_path / "slurm.conf"))
     assert load.load_slurm_topology_file() is None
     (tmp_path / "topology.conf").write_text("SwitchName=s1 Nodes=n1\n")
-    found = load.load_slurm_topology_file()
-    assert found is not None
-    assert found.get().zones == ("s1",)
+    topologies = load.load_slurm_topology_file()
+    assert topologies is not None
+    assert topologies.get().zones == ("s1",)
     (tmp_path / "topology.yaml").write_text("topology: new\ntree: {switches: [{switch: s2, nodes: n2}]}\n")
-    found = load.load_slurm_topology_file()
-    assert found is not None
-    assert (found.default, found.get("new").zones) == ("new", ("s2",))
+    topologies = load.load_slurm_topology_file()
+    assert topologies is not None
+    assert (topologies.default, topologies.get("new").zones) == ("new", ("s2",))
 
 
-def test_json_and_back(tmp_path: Path) -> None:
+def test_json_round_trip(tmp_path: Path) -> None:
     topology = topology_conf.parse_topology_conf(str(EXAMPLE))
-    again = Topology.from_json(topology.to_json())
-    assert again.to_json() == topology.to_json()
+    restored = Topology.from_json(topology.to_json())
+    assert restored.to_json() == topology.to_json()
 
 
 def test_text_tree() -> None:

@@ -1,4 +1,4 @@
-"""Files that harm: each is refused in one line that names it, within 2 s of CPU and 1 GB with the start of Python."""
+"""Hostile files: each is rejected in one line that names it, within 2 s of CPU and 1 GB including Python's start."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from slurmdl.topology import scontrol_topology
 SECONDS, MEMORY = 2, 2**30
 
 
-def refused(path: Path, *command: str, name: str | None = None) -> str:
-    """The one line that the command says of a file, by default `slurmdl topology show`."""
+def rejection(path: Path, *command: str, name: str | None = None) -> str:
+    """Return the one-line error of a command on a file; the default is `slurmdl topology show`."""
     def limit() -> None:
         resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
 
-    argv = [sys.executable, "-m", "slurmdl", *(command or ("topology", "show", "--topology", str(path)))]
-    if os.geteuid() == 0:  # root without the right to read everything: an ordinary user, as far as files go
+    argv = [sys.executable, "-m", "slurmdl", *(command or ("topology", "show", str(path)))]
+    if os.geteuid() == 0:  # drop root's right to read all files
         argv = ["setpriv", "--bounding-set=-dac_override,-dac_read_search", *argv]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=60, preexec_fn=limit, check=False,
                           stdin=subprocess.DEVNULL, env={**os.environ, "OPENBLAS_NUM_THREADS": "1"})
@@ -47,16 +47,16 @@ def _laughs() -> str:
     return "\n".join(lines)
 
 
-@pytest.mark.parametrize(("text", "line", "says"), [
+@pytest.mark.parametrize(("text", "line", "expected"), [
     ("SwitchName=a Switches=b\nSwitchName=b Switches=a\n", 1, "above itself"),
-    (S1 + "SwitchName=t Switches=s1,s9\n", 2, "SwitchName=s9 is needed"),
+    (S1 + "SwitchName=t Switches=s1,s9\n", 2, "expected a line SwitchName=s9"),
     (S1 + S1, 2, "declared twice"),
     (S1 + "SwitchName=t Switches=s1 Nodes=n2\n", 2, "both Nodes and Switches"),
     ("SwitchName=s1 Nodes=a[0-65535]b[0-65535]\n", 1, "names"),
     (f"SwitchName=s1 Nodes={WIDE}\n", 1, "names"),
     ("".join(f"SwitchName=s{i} Nodes=n{i}[0-65535]\n" for i in range(100)), None, "names"),
     ("".join(f"SwitchName=s{i} Nodes=n[0-65535]\n" for i in range(1000)), None, "names"),
-    (S1 + "SwitchName=t Switches=s[0-65535]\n", 2, "is needed"),
+    (S1 + "SwitchName=t Switches=s[0-65535]\n", 2, "expected a line"),
     ("SwitchName=s1 Nodes=n[1-" + "9" * 1_000_000 + "]\n", 1, "range"),
     ("SwitchName=s1 Nodes=" + "[" * 1_000_000 + "\n", 1, "brackets"),
     ("SwitchName=s1 Nodes=" + "a[1]" * 300_000 + "[\n", 1, "brackets"),
@@ -74,21 +74,21 @@ def _laughs() -> str:
     ('"' * 2_000_000, 1, "KEY=VALUE"),
     ("SwitchName=s1 " + "Nodes=n1 " * 200_000 + "Nodes\n", 1, "KEY=VALUE"),
     ("\x85".join(["SwitchName=s1 Nodes=n1"] * 3) + "\nx\n", 2, "KEY=VALUE"),
-    ("".join(f"SwitchName=s{i} Switches=s{i + 1}\n" for i in range(50_000)), 50_000, "is needed"),
+    ("".join(f"SwitchName=s{i} Switches=s{i + 1}\n" for i in range(50_000)), 50_000, "expected a line"),
     ("".join(f"SwitchName=s{i} Switches=s{(i + 1) % 50_000}\n" for i in range(50_000)), 1, "above itself"),
     ("BlockName=b1 Nodes=n[1-4]\nBlockSizes=" + "9" * 1_000_000 + "\n", 2, "BlockSizes"),
     ("BlockName=b1 Nodes=n[1-4]\nBlockSizes=4,6\n", 2, "power of two"),
 ])
-def test_conf(tmp_path: Path, text: str, line: int | None, says: str) -> None:
+def test_conf(tmp_path: Path, text: str, line: int | None, expected: str) -> None:
     path = tmp_path / "topology.conf"
     path.write_text(text)
-    message = refused(path)
-    assert says in message
+    message = rejection(path)
+    assert expected in message
     if line is not None:
         assert f"topology.conf:{line}:" in message
 
 
-@pytest.mark.parametrize(("text", "line", "says"), [
+@pytest.mark.parametrize(("text", "line", "expected"), [
     (_laughs(), 2, "aliases"),
     ("- topology: t\n  tree:\n    switches:\n    - switch: s1\n      nodes: [n1, n2]\n", 5, "not a list or a map"),
     ("- topology: t\n  tree:\n    switches:\n    - switch: s1\n      nodes: {n1: n2}\n", 5, "not a list or a map"),
@@ -103,11 +103,11 @@ def test_conf(tmp_path: Path, text: str, line: int | None, says: str) -> None:
     ("%YAML 9.9\n---\n- a\n", 1, ""), ("a" * 4_000_000, 1, ""), ("'" + "\n" * 4_000_000, None, "YAML"),
     ("", None, "declares no topology"), ("- topology: \x1a\n", None, "YAML"),
 ])
-def test_yaml(tmp_path: Path, text: str, line: int | None, says: str) -> None:
+def test_yaml(tmp_path: Path, text: str, line: int | None, expected: str) -> None:
     path = tmp_path / "topology.yaml"
     path.write_text(text)
-    message = refused(path)
-    assert says in message
+    message = rejection(path)
+    assert expected in message
     if line is not None:
         assert f"topology.yaml:{line}:" in message
 
@@ -115,23 +115,23 @@ def test_yaml(tmp_path: Path, text: str, line: int | None, says: str) -> None:
 @pytest.mark.parametrize("text", [
     "[" * 1_000_000, '{"a":' * 1_000_000, "{}", "[]", "null", "3", '"a"', "1e999", "9" * 1_000_000, "NaN", "",
     json.dumps({"topologies": [], "default": "x"}), json.dumps({"topologies": {"a": 1}}),
-    json.dumps({"kind": "tree", "zones": ["s"], "parent": [2**40], "level": [0], "speed": [None],
+    json.dumps({"kind": "tree", "zones": ["s"], "parent": [2**40], "level": [0], "uplink_bandwidth": [None],
                 "nodes": [], "leaf": []}),
-    json.dumps({"kind": "tree", "zones": ["s"], "parent": [0], "level": [0], "speed": [None],
+    json.dumps({"kind": "tree", "zones": ["s"], "parent": [0], "level": [0], "uplink_bandwidth": [None],
                 "nodes": ["n"], "leaf": [0]}),
-    json.dumps({"kind": "tree", "zones": ["a", "b"], "parent": [1, 0], "level": [0, 1], "speed": [None] * 2,
-                "nodes": ["n"], "leaf": [0]}),
-    json.dumps({"kind": "tree", "zones": ["a", "a"], "parent": [-1, -1], "level": [0, 0], "speed": [None] * 2,
-                "nodes": ["n"], "leaf": [0]}),
-    json.dumps({"kind": "tree", "zones": ["s"], "parent": [-1], "level": [0], "speed": [None], "nodes": ["n", "n"],
-                "leaf": [0, 0]}),
-    json.dumps({"kind": "tree", "zones": "s", "parent": [-1], "level": [-7], "speed": [{}],
+    json.dumps({"kind": "tree", "zones": ["a", "b"], "parent": [1, 0], "level": [0, 1],
+                "uplink_bandwidth": [None] * 2, "nodes": ["n"], "leaf": [0]}),
+    json.dumps({"kind": "tree", "zones": ["a", "a"], "parent": [-1, -1], "level": [0, 0],
+                "uplink_bandwidth": [None] * 2, "nodes": ["n"], "leaf": [0]}),
+    json.dumps({"kind": "tree", "zones": ["s"], "parent": [-1], "level": [0], "uplink_bandwidth": [None],
+                "nodes": ["n", "n"], "leaf": [0, 0]}),
+    json.dumps({"kind": "tree", "zones": "s", "parent": [-1], "level": [-7], "uplink_bandwidth": [{}],
                 "nodes": "n", "leaf": [0]}),
 ])
 def test_json(tmp_path: Path, text: str) -> None:
     path = tmp_path / "topology.json"
     path.write_text(text)
-    refused(path)
+    rejection(path)
 
 
 def _sparse(path: Path) -> None:
@@ -144,21 +144,21 @@ def _unreadable(path: Path) -> None:
     path.chmod(0)
 
 
-@pytest.mark.parametrize(("make", "says"), [
-    (_sparse, "more than"), (lambda path: path.write_bytes(b"\0" * 2**20), "NUL"),
-    (_unreadable, "Permission denied"), (lambda path: path.mkdir(), ""), (os.mkfifo, "no regular file"),
+@pytest.mark.parametrize(("make", "expected"), [
+    (_sparse, "larger than"), (lambda path: path.write_bytes(b"\0" * 2**20), "NUL"),
+    (_unreadable, "Permission denied"), (lambda path: path.mkdir(), ""), (os.mkfifo, "not a regular file"),
     (lambda path: path.symlink_to(path), "cannot be read"),
-    (lambda path: path.symlink_to("/dev/zero"), "no regular file"), (lambda path: None, "No such file"),
+    (lambda path: path.symlink_to("/dev/zero"), "not a regular file"), (lambda path: None, "No such file"),
     (lambda path: path.write_bytes(b"\xff\xfe" * 1000), "UTF-8"),
 ], ids=["gigabyte", "zeros", "unreadable", "directory", "pipe", "loop of links", "/dev/zero", "missing", "no text"])
 @pytest.mark.parametrize("name", ["topology.conf", "topology.yaml", "topology.json"])
-def test_what_is_no_file_of_text(tmp_path: Path, make: Callable[[Path], object], says: str, name: str) -> None:
+def test_not_a_text_file(tmp_path: Path, make: Callable[[Path], object], expected: str, name: str) -> None:
     make(tmp_path / name)
-    assert says in refused(tmp_path / name)
+    assert expected in rejection(tmp_path / name)
 
 
 @pytest.mark.parametrize("size", ["0", "\u00b2", "9" * 5000])
-def test_numbers_of_the_controller_that_are_none(size: str) -> None:
+def test_invalid_block_sizes_of_the_controller(size: str) -> None:
     text = f"BlockName=b1 Nodes=n[1-2] BlockSize={size}\nBlockName=b2 Nodes=n[3-4] BlockSize=2 LinkSpeed={size}\n"
     try:
         assert scontrol_topology.parse_show_topology(text).zones[:2] == ("b1", "b2")
@@ -170,13 +170,13 @@ def test_includes(tmp_path: Path) -> None:
     path = tmp_path / "topology.conf"
     path.write_text("Include a.conf\n")
     (tmp_path / "a.conf").write_text("Include topology.conf\n")
-    assert "includes itself" in refused(path)
-    # each file includes the next one twice: a million files to read
+    assert "includes itself" in rejection(path)
+    # each file includes the next one twice: a million reads
     for i in range(20):
         (tmp_path / f"i{i}.conf").write_text(f"Include i{i + 1}.conf\nInclude i{i + 1}.conf\n")
     (tmp_path / "i20.conf").write_text("# end\n")
     path.write_text("Include i0.conf\n")
-    refused(path, name="conf")
+    rejection(path, name="conf")
     path.write_text("Include gigabyte.conf\n")
     _sparse(tmp_path / "gigabyte.conf")
-    assert "more than" in refused(path, name="gigabyte.conf")
+    assert "larger than" in rejection(path, name="gigabyte.conf")

@@ -1,4 +1,4 @@
-"""The canonical form: members, sums, lowest common zones, paths and the graph, against plain loops."""
+"""The canonical form: node order, sums, lowest common zones, paths and the graph, compared with plain loops."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from slurmdl.topology.topology import MAX_LEVELS, Topology, TopologySet
 
 @st.composite
 def forests(draw: st.DrawFn) -> Topology:
-    """Uneven forests in any order of lines, some leaves empty, some nodes without a zone."""
+    """Uneven forests in random line order, with empty leaves and nodes without a zone."""
     count = draw(st.integers(1, 12))
-    above = [draw(st.integers(-1, i - 1)) for i in range(count)]  # zone 0 is a root
+    parents = [draw(st.integers(-1, i - 1)) for i in range(count)]  # zone 0 is a root
     numbered = iter(range(100))
     zones = []
     for i in range(count):
-        below = tuple(f"z{j}" for j in range(count) if above[j] == i)
-        nodes = () if below else tuple(f"n{next(numbered)}" for _ in range(draw(st.integers(0, 3))))
-        zones.append(ZoneDecl(f"z{i}", below, nodes))
+        children = tuple(f"z{j}" for j in range(count) if parents[j] == i)
+        nodes = () if children else tuple(f"n{next(numbered)}" for _ in range(draw(st.integers(0, 3))))
+        zones.append(ZoneDecl(f"z{i}", children, nodes))
     built = build_topology(draw(st.permutations(zones)), kind="tree", source="drawn")
-    alone = draw(st.integers(0, 2))
+    zoneless = draw(st.integers(0, 2))
     return Topology(built.zones, built.parent, built.level, built.uplink_bandwidth,
-                    (*built.nodes, *(f"alone{i}" for i in range(alone))),
-                    np.append(built.leaf, np.full(alone, -1, np.int32)))
+                    (*built.nodes, *(f"zoneless{i}" for i in range(zoneless))),
+                    np.append(built.leaf, np.full(zoneless, -1, np.int32)))
 
 
 def names_below(topology: Topology, zone: str) -> set[str]:
@@ -39,7 +39,7 @@ def names_below(topology: Topology, zone: str) -> set[str]:
 
 
 @given(forests())
-def test_members_and_sums(topology: Topology) -> None:
+def test_node_order_and_sums_match_paths(topology: Topology) -> None:
     values = np.arange(1, len(topology.nodes) + 1)
     assert sorted(topology.node_order.tolist()) == list(range(len(topology.nodes)))
     for i, zone in enumerate(topology.zones):
@@ -54,14 +54,14 @@ def test_members_and_sums(topology: Topology) -> None:
 
 @given(forests())
 def test_lowest_common_zone(topology: Topology) -> None:
-    one, other = (pairs.ravel() for pairs in np.indices((len(topology.nodes),) * 2))
-    for i, j, zone in zip(one, other, topology.lowest_common_zone(one, other), strict=True):
+    left, right = (pairs.ravel() for pairs in np.indices((len(topology.nodes),) * 2))
+    for i, j, zone in zip(left, right, topology.lowest_common_zone(left, right), strict=True):
         common = [name for name in topology.path_of(topology.nodes[i]) if name in topology.path_of(topology.nodes[j])]
         assert (topology.zones[zone] if zone >= 0 else None) == (common[-1] if common else None)
 
 
 @given(forests())
-def test_zones_above_and_graph(topology: Topology) -> None:
+def test_ancestors_and_graph_match_paths(topology: Topology) -> None:
     above = topology.ancestors(np.append(np.arange(len(topology.nodes)), -1))
     graph = topology.to_networkx()
     assert networkx.is_forest(graph)
@@ -73,18 +73,18 @@ def test_zones_above_and_graph(topology: Topology) -> None:
 
 
 @given(forests())
-def test_json_and_back(topology: Topology) -> None:
+def test_json_round_trip(topology: Topology) -> None:
     assert Topology.from_json(topology.to_json()).to_json() == topology.to_json()
 
 
-def test_common_keeps_the_shape_of_its_arguments() -> None:
+def test_lowest_common_zone_keeps_argument_shape() -> None:
     topology = build_topology([ZoneDecl("a", nodes=("n1", "n2")),
                               ZoneDecl("b", nodes=("n3",))], kind="tree", source="")
     pairs = topology.lowest_common_zone(np.array([[0, 0], [1, 2]]), np.array([[1, 2], [1, 2]]))
     assert pairs.tolist() == [[0, -1], [0, 1]]
 
 
-def test_without_zones() -> None:
+def test_flat_topology_queries() -> None:
     flat = Topology.flat(["n1", "n2"])
     assert flat.lowest_common_zone(np.array([0]), np.array([1])).tolist() == [-1]
     assert flat.ancestors(np.array([0, -1])).shape == (2, 0)
@@ -92,85 +92,85 @@ def test_without_zones() -> None:
     assert sorted(flat.to_networkx()) == [("node", "n1"), ("node", "n2")]
 
 
-def test_the_graph_keeps_levels_and_speeds_and_equal_names_apart() -> None:
+def test_graph_attributes_and_equal_zone_and_node_names() -> None:
     topology = build_topology([ZoneDecl("x", nodes=("x",), link_speed=8000),
                               ZoneDecl("top", ("x",))], kind="tree", source="")
     graph = topology.to_networkx()
-    assert graph.nodes["zone", "x"] == {"level": 0, "speed": 1e9}
+    assert graph.nodes["zone", "x"] == {"level": 0, "uplink_bandwidth": 1e9}
     assert graph.nodes["zone", "top"] == {"level": 1}
     assert set(graph.edges) == {(("zone", "top"), ("zone", "x")), (("zone", "x"), ("node", "x"))}
 
 
-def test_the_graph_without_networkx_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_graph_without_networkx_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "networkx", None)
-    with pytest.raises(UnavailableError, match=r"networkx: pip install 'slurmdl\[graph\]'$"):
+    with pytest.raises(UnavailableError, match=r"networkx.*pip install 'slurmdl\[graph\]'$"):
         Topology.flat(["n1"]).to_networkx()
 
 
-def test_a_redundant_parent_does_not_hide_the_zone_between() -> None:
-    topology = build_topology([ZoneDecl("root", ("mid", "leaf")), ZoneDecl("mid", ("leaf",)), ZoneDecl("leaf", nodes=("n1",))],
-                     kind="tree", source="")
+def test_redundant_parent_does_not_hide_zone_between() -> None:
+    topology = build_topology([ZoneDecl("root", ("mid", "leaf")), ZoneDecl("mid", ("leaf",)),
+                               ZoneDecl("leaf", nodes=("n1",))], kind="tree", source="")
     assert topology.path_of("n1") == ("root", "mid", "leaf")
 
 
-def test_the_levels_are_bounded() -> None:
+def test_too_many_levels_are_rejected() -> None:
     chain = [ZoneDecl("z0", nodes=("n",)), *(ZoneDecl(f"z{i}", (f"z{i - 1}",)) for i in range(1, MAX_LEVELS))]
     assert len(build_topology(chain, kind="tree", source="").path_of("n")) == MAX_LEVELS
     with pytest.raises(InputError, match="levels of zones"):
         build_topology([*chain, ZoneDecl("top", (chain[-1].name,))], kind="tree", source="")
 
 
-@pytest.mark.parametrize(("change", "says"), [
-    ({"parent": [-1, 1]}, "higher level"), ({"parent": [1, 0]}, "higher level"), ({"level": [0, 99]}, "level must"),
-    ({"level": [-1, 1]}, "level must"), ({"zones": ["a", "a"]}, "named twice"),
-    ({"nodes": ["n", "n"]}, "named twice"), ({"leaf": [0, 7]}, "outside"), ({"leaf": [0]}, "entries"),
-    ({"speed": [None]}, "entries"),
+@pytest.mark.parametrize(("change", "expected"), [
+    ({"parent": [-1, 1]}, "higher level"), ({"parent": [1, 0]}, "higher level"), ({"level": [0, 99]}, "level out of range"),
+    ({"level": [-1, 1]}, "level out of range"), ({"zones": ["a", "a"]}, "duplicate zone"),
+    ({"nodes": ["n", "n"]}, "duplicate node"), ({"leaf": [0, 7]}, "out of range"), ({"leaf": [0]}, "entries"),
+    ({"uplink_bandwidth": [None]}, "entries"),
     ({"level": "high"}, "malformed"), ({"notes": 3}, "malformed"), ({"parent": [2**40, 1]}, "malformed"),
 ])
-def test_malformed_json(change: dict[str, object], says: str) -> None:
-    good = {"kind": "tree", "zones": ["a", "b"], "parent": [1, -1], "level": [0, 1], "speed": [None, None],
+def test_malformed_json_is_rejected(change: dict[str, object], expected: str) -> None:
+    good = {"kind": "tree", "zones": ["a", "b"], "parent": [1, -1], "level": [0, 1], "uplink_bandwidth": [None, None],
             "nodes": ["n", "m"], "leaf": [0, 0]}
     Topology.from_json(good)
-    with pytest.raises(InputError, match=says):
+    with pytest.raises(InputError, match=expected):
         Topology.from_json({**good, **change})
 
 
-def test_several_topologies() -> None:
-    one, two = (build_topology([ZoneDecl(zone, nodes=("n1",))], kind="tree", source="t.yaml", name=name)
+def test_topology_set() -> None:
+    old, new = (build_topology([ZoneDecl(zone, nodes=("n1",))], kind="tree", source="t.yaml", name=name)
                 for zone, name in (("s1", "old"), ("b1", "new")))
-    several = TopologySet((one, two), "new")
-    assert (several.names, several.get(), several.get(""), several.get("old")) == (("old", "new"), two, two, one)
-    with pytest.raises(InputError, match="no topology is named 'none'; valid: old, new"):
+    several = TopologySet((old, new), "new")
+    assert (several.names, several.get(), several.get(""), several.get("old")) == (("old", "new"), new, new, old)
+    with pytest.raises(InputError, match="'none' does not exist; expected one of old, new"):
         several.get("none")
-    again = TopologySet.from_json(several.to_json())
-    assert again.to_json() == several.to_json()
-    assert TopologySet.from_json(one.to_json()).default == "old"
+    restored = TopologySet.from_json(several.to_json())
+    assert restored.to_json() == several.to_json()
+    assert TopologySet.from_json(old.to_json()).default == "old"
 
 
-@pytest.mark.parametrize(("change", "says"), [
-    ({"topologies": []}, "at least one"), ({"topologies": {}}, "list"), ({"default": "x"}, "valid: default"),
-    ({"topologies": [Topology.flat(()).to_json()] * 2}, "named twice"), ({"topologies": [7]}, "malformed"),
+@pytest.mark.parametrize(("change", "expected"), [
+    ({"topologies": []}, "not empty"), ({"topologies": {}}, "list"), ({"default": "x"}, "expected one of default"),
+    ({"topologies": [Topology.flat(()).to_json()] * 2}, "duplicate topology"), ({"topologies": [7]}, "malformed"),
 ])
-def test_malformed_json_of_several(change: dict[str, object], says: str) -> None:
+def test_malformed_json_of_topology_set_is_rejected(change: dict[str, object], expected: str) -> None:
     good = TopologySet.single(Topology.flat(())).to_json()
-    with pytest.raises(InputError, match=says):
+    with pytest.raises(InputError, match=expected):
         TopologySet.from_json({**good, **change})
 
 
 @pytest.mark.parametrize(("link_speed", "speed"), [
     (None, None), (0, None), (1, None), (2, None), (999, None), (1000, 1.25e8), (100_000, 1.25e10),
     (9_999_999, 1.249999875e12), (10_000_000, None), (0xFFFFFFFF, None)])
-def test_a_link_speed_that_no_uplink_has_is_not_used(link_speed: int | None, speed: float | None) -> None:
-    """Slurm leaves the unit open: 2 may stand for anything, so it is no prediction's base, and a note says so."""
+def test_implausible_link_speed_is_not_used(link_speed: int | None, speed: float | None) -> None:
+    """Slurm leaves the unit open, so small numbers are not used as bandwidth, and a note names them."""
     topology = build_topology([ZoneDecl("x", nodes=("n1",), link_speed=link_speed)], kind="tree", source="")
-    assert topology.to_json()["speed"] == [speed]
-    said = [] if speed or link_speed in (None, 0, 1) else [f"LinkSpeed of 1 zone ({link_speed:,}) is not used"]
-    assert [note.partition(":")[0] for note in topology.notes] == said
+    assert topology.to_json()["uplink_bandwidth"] == [speed]
+    notes = [] if speed or link_speed in (None, 0, 1) else [f"LinkSpeed of 1 zone ({link_speed:,}) is not used"]
+    assert [note.partition(";")[0] for note in topology.notes] == notes
 
 
-def test_speeds_that_a_link_speed_cannot_say_are_lost_in_a_topology_conf() -> None:
+def test_implausible_speed_is_lost_in_topology_conf() -> None:
     slow = build_topology([ZoneDecl("x", nodes=("n1",))], kind="tree", source="")
-    slow = Topology.from_json({**slow.to_json(), "speed": [6.25e6]})
+    slow = Topology.from_json({**slow.to_json(), "uplink_bandwidth": [6.25e6]})
     assert "LinkSpeed" not in write.format_topology_conf(slow)
-    assert [said.partition(":")[0] for said in write.conversion_losses(TopologySet.single(slow), None, "conf")] == [
+    assert [loss.partition(":")[0] for loss in write.conversion_losses(TopologySet.single(slow), None, "conf")] == [
         "speeds of 1 zones of default"]

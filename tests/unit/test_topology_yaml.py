@@ -1,4 +1,4 @@
-"""topology.yaml: what Slurm 25.05 and newer read, what they refuse, and the controller's own dump of it."""
+"""topology.yaml of Slurm 25.05 and newer: valid and rejected input, and the controller's dump of it."""
 
 from __future__ import annotations
 
@@ -78,8 +78,8 @@ def test_unknown_fields_are_noted(tmp_path: Path) -> None:
                                 "    speed: 9\n").get()
     assert topology.nodes == ("n1",)
     assert [note.split(";")[0] for note in topology.notes] == [
-        f"{tmp_path}/topology.yaml:2: unknown field 'rail' of a topology is passed over",
-        f"{tmp_path}/topology.yaml:7: unknown field 'speed' of a switch is passed over"]
+        f"{tmp_path}/topology.yaml:2: unknown field 'rail' of a topology is ignored",
+        f"{tmp_path}/topology.yaml:7: unknown field 'speed' of a switch is ignored"]
 
 
 def test_empty_maps_of_unused_kinds(tmp_path: Path) -> None:
@@ -98,75 +98,75 @@ def test_rings_and_tori_are_one_zone_each(tmp_path: Path, text: str, nodes: tupl
     assert "one zone" in topology.notes[0]
 
 
-@pytest.mark.parametrize(("text", "line", "says"), [
+@pytest.mark.parametrize(("text", "line", "expected"), [
     ("- &a\n  topology: t\n  flat: true\n- *a\n", 4, "aliases"),
     ("topology: t\ntree:\n  switches:\n  - switch: s1\n    nodes: [n1, n2]\n", 5, "hostlist as one string"),
     ("topology: t\ntree:\n  switches:\n  - switch: s1\n    nodes: {a: 1}\n", 5, "hostlist as one string"),
     ("topology: t\ntree:\n  switches:\n  - switch: s1\n    nodes: n[3-1]\n", 5, "low bound"),
-    ("topology: t\ntree:\n  switches:\n  - nodes: n1\n", 4, "needs a name"),
+    ("topology: t\ntree:\n  switches:\n  - nodes: n1\n", 4, "no name"),
     ("topology: t\ntree:\n  switches:\n  - switch: a\n    nodes: n1\n    children: b\n", 4, "both nodes and"),
     ("topology: t\ntree:\n  switches:\n  - switch: a\n    children: b\n", 4, "not declared"),
     ("topology: t\ntree:\n  switches:\n  - {switch: a, nodes: n}\n  - {switch: a, nodes: m}\n", 5, "twice"),
     ("topology: t\ntree:\n  switches:\n  - {switch: a, children: b}\n  - {switch: b, children: a}\n", 4,
      "above itself"),
-    ("topology: t\ntree: {switch: a}\n", 2, "needs a list `switches`"),
-    ("topology: t\ntree: {switches: {switch: a}}\n", 2, "list is expected"),
-    ("topology: t\ntree: [a]\n", 2, "map is expected"),
+    ("topology: t\ntree: {switch: a}\n", 2, "expected a list `switches`"),
+    ("topology: t\ntree: {switches: {switch: a}}\n", 2, "expected a list"),
+    ("topology: t\ntree: [a]\n", 2, "expected a map"),
     ("topology: t\n", 1, "exactly one of"),
     ("topology: t\nflat: true\ntree: {switches: [{switch: a, nodes: n}]}\n", 1, "tree and flat"),
-    ("tree: {switches: []}\n", 1, "needs a name"),
-    ("topology: t\nflat: perhaps\n", 2, "valid are y, yes"),
+    ("tree: {switches: []}\n", 1, "without a name"),
+    ("topology: t\nflat: perhaps\n", 2, "expected one of y, yes"),
     ("- topology: t\n  flat: true\n- topology: t\n  flat: true\n", 3, "declared twice"),
     ("topology: t\nblock:\n  block_sizes: [4, 12]\n  blocks: [{block: b, nodes: 'n[1-4]'}]\n", 3, "power of two"),
     ("topology: t\nblock:\n  block_sizes: [x]\n  blocks: [{block: b, nodes: 'n[1-4]'}]\n", 3, "numbers of nodes"),
-    ("topology: t\nblock:\n  block_sizes: [4]\n  blocks:\n  - {block: b, nodes: 'n[1-3]'}\n", 5, "at least the 4"),
-    ("? [a]\n: b\n", 1, "key must be a string"),
+    ("topology: t\nblock:\n  block_sizes: [4]\n  blocks:\n  - {block: b, nodes: 'n[1-3]'}\n", 5, "at least 4"),
+    ("? [a]\n: b\n", 1, "string as key"),
     ("topology: t\nflat: true\n---\ntopology: u\n", 4, "second document"),
     ("topology: t\n flat: true\n", 2, "is not YAML"),
     ("a: [1\n", 2, "is not YAML"),
     ("[" * 100, 1, "nested deeper"),
-    ("just words\n", 1, "map is expected"),
+    ("just words\n", 1, "expected a map"),
 ])
-def test_refused_with_file_and_line(tmp_path: Path, text: str, line: int, says: str) -> None:
+def test_rejected_input_names_file_and_line(tmp_path: Path, text: str, line: int, expected: str) -> None:
     with pytest.raises(InputError) as caught:
         parsed(tmp_path, text)
     message = str(caught.value)
     assert message.startswith(f"{tmp_path}/topology.yaml:{line}: ")
-    assert says in message
+    assert expected in message
     assert "\n" not in message
 
 
-@pytest.mark.parametrize(("text", "says"), [("", "declares no topology"), ("[]\n", "declares no topology"),
+@pytest.mark.parametrize(("text", "expected"), [("", "declares no topology"), ("[]\n", "declares no topology"),
                                             ("# nothing\n", "declares no topology")])
-def test_empty(tmp_path: Path, text: str, says: str) -> None:
-    with pytest.raises(InputError, match=says):
+def test_empty_file_is_rejected(tmp_path: Path, text: str, expected: str) -> None:
+    with pytest.raises(InputError, match=expected):
         parsed(tmp_path, text)
 
 
-def test_many_names_in_small_pieces_are_refused(tmp_path: Path) -> None:
+def test_too_many_names_in_total_are_rejected(tmp_path: Path) -> None:
     switches = "".join(f"  - {{switch: s{i}, nodes: 'a{i}x[0-65535]'}}\n" for i in range(5))
     with pytest.raises(InputError, match="more than 262144 names"):
         parsed(tmp_path, f"topology: t\ntree:\n  switches:\n{switches}")
 
 
-def test_the_controllers_own_dump() -> None:
-    """The answer to `show topoconf` among those to other commands."""
+def test_controller_dump() -> None:
+    """The output of `show topoconf` among that of other commands."""
     dump = "---\n- topology: a\n  cluster_default: false\n  flat: true\n" + "".join(
         f"  {line}" if i else f"- {line}" for i, line in enumerate(TREE.splitlines(keepends=True)))
-    told = scontrol_topology.parse_scontrol_topologies(
+    topologies = scontrol_topology.parse_scontrol_topologies(
         f"scontrol: show topoconf\n{dump}scontrol: show topology\nSwitchName=x Nodes=n1\n")
-    assert (told.names, told.get("t").zones, told.topologies[0].source) == (
+    assert (topologies.names, topologies.get("t").zones, topologies.topologies[0].source) == (
         ("a", "t"), ("s1",), "scontrol show topoconf")
 
 
-def test_a_dump_in_which_all_is_empty() -> None:
-    """As 26.05.5 gives it where its file is topology.conf; `show topology` knows the zones."""
-    told = scontrol_topology.parse_scontrol_topologies("scontrol: show topoconf\n%YAML 1.1\n---\n- topology: default\n"
+def test_controller_dump_of_empty_kinds() -> None:
+    """26.05.5 prints it with a topology.conf; `show topology` has the zones."""
+    topologies = scontrol_topology.parse_scontrol_topologies("scontrol: show topoconf\n%YAML 1.1\n---\n- topology: default\n"
                               "  cluster_default: false\n  block: {}\n  flat: {}\n  tree: {}\n...\n"
                               "scontrol: show topology\nSwitchName=x Level=0 LinkSpeed=1 Nodes=n[1-2]\n")
-    assert (told.names, told.get().nodes, told.get().source) == (("default",), ("n1", "n2"), "scontrol show topology")
+    assert (topologies.names, topologies.get().nodes, topologies.get().source) == (("default",), ("n1", "n2"), "scontrol show topology")
 
 
-def test_releases_without_show_topoconf() -> None:
-    told = scontrol_topology.parse_scontrol_topologies("SwitchName=x Level=0 LinkSpeed=1 Nodes=n[1-2]\n")
-    assert (told.names, told.get().nodes, told.get().source) == (("default",), ("n1", "n2"), "scontrol show topology")
+def test_output_without_show_topoconf() -> None:
+    topologies = scontrol_topology.parse_scontrol_topologies("SwitchName=x Level=0 LinkSpeed=1 Nodes=n[1-2]\n")
+    assert (topologies.names, topologies.get().nodes, topologies.get().source) == (("default",), ("n1", "n2"), "scontrol show topology")
