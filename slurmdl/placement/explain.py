@@ -13,7 +13,7 @@ from slurmdl.cluster.snapshot import ClusterSnapshot
 from slurmdl.dl_options import DlOptions
 from slurmdl.links.link_scores import LinkScores
 from slurmdl.placement import score_report
-from slurmdl.placement.candidate_nodes import IntArray
+from slurmdl.placement.arrays import IntArray
 from slurmdl.placement.eligibility import is_idle
 from slurmdl.placement.result import Cost, Placement, RankMap, format_zone_counts
 from slurmdl.slurm.hostlist import fold_hostlist
@@ -29,7 +29,7 @@ MAX_LIST_LINES = 12
 
 _ORDER_LABELS = {"roles": "by role", "depth-first": "depth-first", "leaf": "leaf order", "alphabetical": "alphabetical",
            "largest-first": "largest first", "bisection": "by bisection", "swaps": "after swaps",
-           "around": "detoured", "zones exchanged": "rearranged",
+           "detour": "detoured", "zones-swapped": "rearranged",
            "rotated": "rotated", "renumbered": "renumbered"}
 
 

@@ -1,4 +1,4 @@
-"""The cost of a rank map: per phase the busiest link, summed over the phases."""
+"""Predicted cost of a rank map: for each phase the time of the bottleneck link, summed over the phases."""
 
 from __future__ import annotations
 
@@ -7,30 +7,25 @@ from dataclasses import dataclass
 from itertools import repeat
 
 import numpy as np
-import numpy.typing as npt
 
 from slurmdl.links import capacity
 from slurmdl.links.link_scores import LinkScores
-from slurmdl.placement.arrays import sorted_unique
+from slurmdl.placement.arrays import FloatArray, IntArray, new_indices, sorted_unique
 from slurmdl.placement.result import Cost
 from slurmdl.placement.traffic import Phase
 from slurmdl.topology.topology import MAX_LEVELS, Topology
 
-FloatArray = npt.NDArray[np.float64]
-IntArray = npt.NDArray[np.int64]
-
 
 @dataclass(frozen=True, eq=False)
 class SlowInterLeafPaths:
-    """Ways between pairs of leaf zones that were found slower or later than the links on them. All others are as good
-    as these.
+    """Measured paths between leaf zones that are slower than their links; all other paths are as fast as their links.
 
     Attributes
     ----------
-    names : as in LinkScores.trunks.
-    ends : shape (trunks, 2), indices in `Links.zones`.
-    capacity : shape (trunks,), bytes/s.
-    delay : shape (trunks,), seconds, one way.
+    names : as in LinkScores.inter_leaf.
+    leaf_pairs : shape (paths, 2), indices in `NetworkLinks.zones`.
+    capacity : shape (paths,), bytes/s.
+    latency : shape (paths,), seconds, one-way.
     """
 
     names: tuple[str, ...]
@@ -41,20 +36,20 @@ class SlowInterLeafPaths:
 
 @dataclass(frozen=True, eq=False)
 class NetworkLinks:
-    """The links that a set of nodes can load: the link of each node, and the uplinks of the zones above them.
+    """Links that a set of nodes can load: the link of each node, and the uplinks of the zones above them.
 
     Attributes
     ----------
-    nodes : shape (nodes,), names.
-    zones : shape (zones,), names of the zones above these nodes only, in the order of the topology.
-    leaf : shape (nodes,), index of each node's leaf in `zones`, -1 for none.
-    above : shape (nodes, depth), the zones above each node from the leaf upwards, -1 where there are no more.
-    node_capacity, zone_capacity : bytes/s, the same in both directions.
-    node_delay, zone_delay : seconds, one way.
-    zone_level : shape (zones,), height of each zone.
-    group : shape (nodes, levels), for each level the highest zone above the node that is not higher; the leaf at
-        least, -1 for none. Nodes of one group have no uplink of that level or below between them.
-    trunks : slow ways between pairs of these zones.
+    nodes : names, shape (nodes,).
+    zones : names of the zones above these nodes, in topology order; shape (zones,).
+    leaf : shape (nodes,), index of each node's leaf in `zones`, or -1.
+    ancestors : shape (nodes, depth), zones above each node from the leaf upwards, padded with -1.
+    node_capacity, zone_capacity : bytes/s in each direction.
+    node_latency, zone_latency : seconds, one-way.
+    zone_level : shape (zones,).
+    level_group : shape (nodes, levels), for each level the highest ancestor up to that level, at least the leaf, or
+        -1. No path within a group uses an uplink of that level or below.
+    slow_paths : slow paths between these zones.
     """
 
     nodes: tuple[str, ...]
@@ -70,136 +65,124 @@ class NetworkLinks:
     slow_paths: SlowInterLeafPaths
 
     def link_name(self, link: int) -> str:
-        """Name of a link, counted through nodes, zones and trunks."""
-        for names in (self.nodes, self.zones, self.slow_paths.names):
-            if link < len(names):
-                return names[link]
-            link -= len(names)
-        raise IndexError(link)
+        """Name of a link; links are numbered through nodes, zones and slow paths."""
+        return (*self.nodes, *self.zones, *self.slow_paths.names)[link]
 
 
 def network_links(nodes: Sequence[str], topology: Topology, scores: LinkScores) -> NetworkLinks:
-    """The links of these nodes, which must be distinct; a node that the topology does not know has no zone."""
-    index = topology.node_index
-    position = np.fromiter(map(index.get, nodes, repeat(-1)), np.int64, len(nodes))
-    above = topology.ancestors(position)
-    leaf = above[:, 0] if above.shape[1] else position * 0 - 1
+    """Links of these distinct nodes; a node that is not in the topology has no zone."""
+    index = np.fromiter(map(topology.node_index.get, nodes, repeat(-1)), np.int64, len(nodes))
+    ancestors = topology.ancestors(index)
+    leaf = ancestors[:, 0] if ancestors.shape[1] else index * 0 - 1
     is_used = np.zeros(len(topology.zones) + 1, bool)
-    is_used[above] = True
+    is_used[ancestors] = True
     used = np.flatnonzero(is_used[:-1])
-    renumber = np.full(len(topology.zones) + 1, -1, np.int64)
-    renumber[used] = np.arange(len(used))
+    new_index = new_indices(used, len(topology.zones))
+    ancestors, leaf = new_index[ancestors], new_index[leaf]
     zones = tuple(topology.zones[i] for i in used.tolist())
     level = topology.level[used].astype(np.int64)
-    node_capacity, node_delay = capacity.node_links(nodes, scores)
-    zone_capacity, zone_delay = capacity.zone_uplinks(zones, level, topology.node_count[used], topology.uplink_bandwidth[used],
-                                                      scores)
-    above = renumber[above]
-    return NetworkLinks(tuple(nodes), zones, renumber[leaf], above, node_capacity, zone_capacity, node_delay, zone_delay,
-                 level, _level_groups(above, level), _find_slow_paths(zones, zone_capacity, zone_delay, scores))
+    node_capacity, node_latency = capacity.node_links(nodes, scores)
+    zone_capacity, zone_latency = capacity.zone_uplinks(zones, level, topology.node_count[used],
+                                                        topology.uplink_bandwidth[used], scores)
+    slow_paths = _find_slow_paths(zones, zone_capacity, zone_latency, scores)
+    return NetworkLinks(tuple(nodes), zones, leaf, ancestors, node_capacity, zone_capacity, node_latency,
+                        zone_latency, level, _level_groups(ancestors, level), slow_paths)
 
 
-def _find_slow_paths(zones: Sequence[str], capacities: FloatArray,
-                     latencies: FloatArray, scores: LinkScores) -> SlowInterLeafPaths:
-    """Those of the measured ways that are slower than the links on them, or later.
-
-    Parameters
-    ----------
-    capacities, delays : of the uplinks of these zones.
-    """
-    place = {zone: i for i, zone in enumerate(zones)} if scores.inter_leaf else {}
-    names = [name for name in scores.inter_leaf if all(zone in place for zone in name.split("|"))]
-    ends = np.array([[place[zone] for zone in name.split("|")] for name in names], np.int64).reshape(-1, 2)
-    # the nodes that measured a way bound what they can show of it
-    usual = np.minimum(capacities[ends].min(axis=1, initial=np.inf), scores.default_node_bandwidth)
-    speed, delay = capacity.inter_leaf_paths(names, usual, scores)
-    apart = (speed < usual * (1 - capacity.SLOW_PATH_FRACTION)) | (delay > 2 * \
-             latencies[ends].sum(axis=1) + 2 * capacity.TCP_LATENCY_RESOLUTION_S)
-    kept = np.flatnonzero(apart)
-    return SlowInterLeafPaths(tuple(names[i] for i in kept.tolist()), ends[kept], speed[kept], delay[kept])
+def _find_slow_paths(zones: Sequence[str], capacities: FloatArray, latencies: FloatArray,
+                     scores: LinkScores) -> SlowInterLeafPaths:
+    """Measured paths with less bandwidth or more latency than the uplinks of these zones."""
+    index = {zone: i for i, zone in enumerate(zones)} if scores.inter_leaf else {}
+    names = [name for name in scores.inter_leaf if all(zone in index for zone in name.split("|"))]
+    pairs = np.array([[index[zone] for zone in name.split("|")] for name in names], np.int64).reshape(-1, 2)
+    # the nodes that measured a path bound its measured bandwidth
+    expected = np.minimum(capacities[pairs].min(axis=1, initial=np.inf), scores.default_node_bandwidth)
+    bandwidth, latency = capacity.inter_leaf_paths(names, expected, scores)
+    max_latency = 2 * latencies[pairs].sum(axis=1) + 2 * capacity.TCP_LATENCY_RESOLUTION_S
+    slow = np.flatnonzero((bandwidth < expected * (1 - capacity.SLOW_PATH_FRACTION)) | (latency > max_latency))
+    return SlowInterLeafPaths(tuple(names[i] for i in slow.tolist()), pairs[slow], bandwidth[slow], latency[slow])
 
 
 def _level_groups(ancestors: IntArray, level: IntArray) -> IntArray:
-    """`Links.group`."""
+    """Compute `NetworkLinks.level_group`."""
     if not len(level):
         return np.zeros((len(ancestors), 0), np.int64)
     height = np.append(level, MAX_LEVELS)[ancestors]
-    # the entries of a row get higher from left to right
-    entry = np.stack([(height <= k).sum(axis=1) - 1 for k in range(int(level.max()) + 1)], axis=1)
-    return np.asarray(np.take_along_axis(ancestors, entry.clip(min=0), axis=1))
+    # heights ascend within a row
+    column = np.stack([(height <= k).sum(axis=1) - 1 for k in range(int(level.max()) + 1)], axis=1)
+    return np.asarray(np.take_along_axis(ancestors, column.clip(min=0), axis=1))
 
 
 def predict_cost(phases: Sequence[Phase], links: NetworkLinks, node_of_rank: IntArray) -> Cost:
     """Predicted cost of one iteration.
 
-    A phase takes as long as its busiest link or trunk, each direction by itself, and the delay of its rounds.
-    Messages inside a node cost nothing.
+    A phase takes the time of its busiest link or slow path in its busier direction, plus the latency of its rounds.
+    Messages inside a node are free.
 
     Parameters
     ----------
-    place : shape (ranks,), entry i is the index in `links.nodes` of the node of rank i.
+    node_of_rank : shape (ranks,), indices in `links.nodes`.
     """
-    seconds = across_nodes = sent = 0.0
-    across = np.zeros(links.level_group.shape[1])
-    slowest, busiest = 0.0, -1
+    seconds = inter_node = total = 0.0
+    by_level = np.zeros(links.level_group.shape[1])
+    max_time, bottleneck = 0.0, -1
     for phase in phases:
         load = _phase_load(phase, links, node_of_rank)
         times = _link_times(links, load)
-        worst = int(times.argmax())
-        if times[worst] > slowest:
-            slowest, busiest = float(times[worst]), worst
+        slowest = int(times.argmax())
+        if times[slowest] > max_time:
+            max_time, bottleneck = float(times[slowest]), slowest
         seconds += float(_phase_seconds(phase, links, times))
-        across_nodes += float(load.node_out.sum())
-        across += load.inter_group
-        sent += _total_bytes(phase)
-    across_zones = float(across[0]) if len(across) else 0.0
-    return Cost(seconds, across_nodes, across_zones,
-                links.link_name(busiest) if busiest >= 0 else "",
-                tuple(across.tolist()), _fraction(sent - across_nodes, sent), _fraction(sent - across_zones, sent),
-                int((np.bincount(links.leaf[node_of_rank] + 1, minlength=1)[1:] > 0).sum()))
+        inter_node += float(load.node_out.sum())
+        by_level += load.inter_group
+        total += _total_bytes(phase)
+    inter_zone = float(by_level[0]) if len(by_level) else 0.0
+    leaf_zones = np.bincount(links.leaf[node_of_rank] + 1, minlength=1)[1:] > 0
+    return Cost(seconds, inter_node, inter_zone, links.link_name(bottleneck) if bottleneck >= 0 else "",
+                tuple(by_level.tolist()), _fraction(total - inter_node, total), _fraction(total - inter_zone, total),
+                int(leaf_zones.sum()))
+
+
+def ps_split_costs(phases: Sequence[Phase], links: NetworkLinks, servers: IntArray, workers: IntArray) -> FloatArray:
+    """Costs of many assignments of servers and workers at once.
+
+    Parameters
+    ----------
+    phases : phases between all servers and all workers; servers have the lower ranks.
+    servers, workers : shape (assignments, nodes), tasks of each role on each node.
+
+    Returns
+    -------
+    shape (assignments, 3): seconds, bytes between zones, bytes between nodes, as in `predict_cost`.
+    """
+    total = np.zeros((len(servers), 3))
+    for phase in phases:
+        counts = (servers, workers) if phase.source[0] < phase.target[0] else (workers, servers)
+        load = _all_pairs_load(phase, links, links.level_group[:, :1], *counts)
+        inter_zone = load.inter_group[..., 0] if load.inter_group.shape[-1] else np.zeros(len(servers))
+        seconds = _phase_seconds(phase, links, _link_times(links, load))
+        total += np.stack([seconds, inter_zone, load.node_out.sum(axis=-1)], axis=-1)
+    return total
 
 
 def _total_bytes(phase: Phase) -> float:
-    """Bytes of all messages of a phase, those inside a node included."""
+    """Bytes of all messages of a phase, including messages inside a node."""
     if not phase.all_pairs:
         return float(np.broadcast_to(phase.bytes_per_pair, phase.source.shape).sum(
             where=phase.source != phase.target))
-    return float(phase.bytes_per_pair) * (len(phase.source) * len(phase.target)
-                                - len(np.intersect1d(phase.source, phase.target, assume_unique=True)))
+    to_self = len(np.intersect1d(phase.source, phase.target, assume_unique=True))
+    return float(phase.bytes_per_pair) * (len(phase.source) * len(phase.target) - to_self)
 
 
 def _fraction(part: float, whole: float) -> float:
     return min(max(part / whole, 0.0), 1.0) if whole else 1.0
 
 
-def ps_split_costs(phases: Sequence[Phase], links: NetworkLinks, servers: IntArray, workers: IntArray) -> FloatArray:
-    """Costs of many ways to deal out two roles at once, where each phase goes from one role to all of the other.
-
-    Parameters
-    ----------
-    phases : crossed phases; the ranks of the servers come before those of the workers.
-    servers, workers : shape (ways, nodes), tasks of each role on each node.
-
-    Returns
-    -------
-    shape (ways, 3): seconds, bytes across zones, bytes across nodes, as `cost` gives them.
-    """
-    total = np.zeros((len(servers), 3))
-    for phase in phases:
-        down = phase.source[0] < phase.target[0]
-        load = _all_pairs_load(phase, links, links.level_group[:, :1],
-                               *((servers, workers) if down else (workers, servers)))
-        across_zones = load.inter_group[..., 0] if load.inter_group.shape[-1] else np.zeros(len(servers))
-        seconds = _phase_seconds(phase, links, _link_times(links, load))
-        total += np.stack([seconds, across_zones, load.node_out.sum(axis=-1)], axis=-1)
-    return total
-
-
 @dataclass(frozen=True, eq=False)
 class _LinkLoad:
-    """Bytes over each link, by direction, and bytes between the groups of each level (`Links.group`).
+    """Bytes over each link by direction, and bytes between the groups of each level (`NetworkLinks.level_group`).
 
-    The arrays may have leading axes, one entry for each of several ways to place the ranks.
+    The arrays may have leading axes for several assignments of the ranks.
     """
 
     node_out: FloatArray
@@ -211,29 +194,29 @@ class _LinkLoad:
 
 
 def _link_times(links: NetworkLinks, load: _LinkLoad) -> FloatArray:
-    """Seconds that each link is busy; shape (..., nodes + zones + trunks)."""
+    """Busy seconds of each link; shape (..., nodes + zones + slow paths)."""
     return np.concatenate([np.maximum(load.node_out, load.node_in) / links.node_capacity,
                            np.maximum(load.zone_out, load.zone_in) / links.zone_capacity,
                            load.inter_leaf / links.slow_paths.capacity], axis=-1)
 
 
 def _phase_seconds(phase: Phase, links: NetworkLinks, times: FloatArray) -> FloatArray:
-    """The busiest link, and for each round the delay of the slowest loaded link of each level, up and down.
+    """Time of the busiest link, and for each round the highest latency of a loaded link of each level, up and down.
 
     Parameters
     ----------
-    times : as `_times` gives them.
+    times : as `_link_times` returns them.
     """
     nodes, zones = len(links.nodes), len(links.nodes) + len(links.zones)
-    node_time, zone_time, trunk_time = times[..., :nodes], times[..., nodes:zones], times[..., zones:]
-    node = np.where(node_time > 0, links.node_latency, 0.0).max(axis=-1, initial=0.0)
-    delay = node
+    node_time, zone_time, path_time = times[..., :nodes], times[..., nodes:zones], times[..., zones:]
+    node_latency = np.where(node_time > 0, links.node_latency, 0.0).max(axis=-1, initial=0.0)
+    latency = node_latency
     for level in sorted_unique(links.zone_level):
-        loaded = (zone_time > 0) & (links.zone_level == level)
-        delay = delay + np.where(loaded, links.zone_latency, 0.0).max(axis=-1, initial=0.0)
-    way = np.where(trunk_time > 0, links.slow_paths.latency, 0.0).max(axis=-1, initial=0.0)
-    delay = np.maximum(delay, node + way / 2)
-    return np.asarray(times.max(axis=-1, initial=0.0) + phase.rounds * 2 * delay, float)
+        is_loaded = (zone_time > 0) & (links.zone_level == level)
+        latency = latency + np.where(is_loaded, links.zone_latency, 0.0).max(axis=-1, initial=0.0)
+    path_latency = np.where(path_time > 0, links.slow_paths.latency, 0.0).max(axis=-1, initial=0.0)
+    latency = np.maximum(latency, node_latency + path_latency / 2)
+    return np.asarray(times.max(axis=-1, initial=0.0) + phase.rounds * 2 * latency, float)
 
 
 def _phase_load(phase: Phase, links: NetworkLinks, node_of_rank: IntArray) -> _LinkLoad:
@@ -242,80 +225,82 @@ def _phase_load(phase: Phase, links: NetworkLinks, node_of_rank: IntArray) -> _L
         return _pairwise_load(phase, links, source, target)
     nodes = len(links.nodes)
     return _all_pairs_load(phase, links, links.level_group, np.bincount(source, minlength=nodes),
-                    np.bincount(target, minlength=nodes))
+                           np.bincount(target, minlength=nodes))
 
 
-def _all_pairs_load(phase: Phase, links: NetworkLinks, groups: IntArray,
-                    source_counts: IntArray, target_counts: IntArray) -> _LinkLoad:
-    """Every source to every target: the load of a link depends only on how many of each are below it.
+def _all_pairs_load(phase: Phase, links: NetworkLinks, groups: IntArray, source_counts: IntArray,
+                    target_counts: IntArray) -> _LinkLoad:
+    """Load of a phase from every source to every target; it depends only on their numbers below each link.
 
     Parameters
     ----------
-    groups : columns of `links.group` between which bytes are counted.
-    sources, targets : shape (..., nodes), how many are on each node.
+    groups : columns of `links.level_group` to count the bytes between.
+    source_counts, target_counts : shape (..., nodes).
     """
-    all_sources, all_targets = (count.sum(axis=-1, keepdims=True) for count in (source_counts, target_counts))
+    all_sources, all_targets = (counts.sum(axis=-1, keepdims=True) for counts in (source_counts, target_counts))
 
-    def both_ways(sources_below: FloatArray, targets_below: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Bytes out of and into parts that hold so many of each."""
-        return (phase.bytes_per_pair * sources_below * (all_targets - targets_below),
-                phase.bytes_per_pair * targets_below * (all_sources - sources_below))
+    def both_directions(sources: FloatArray, targets: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Bytes out of and into parts with these numbers of sources and targets."""
+        return (phase.bytes_per_pair * sources * (all_targets - targets),
+                phase.bytes_per_pair * targets * (all_sources - sources))
 
-    node_out, node_in = both_ways(source_counts.astype(float), target_counts.astype(float))
+    def both_sums(groups: IntArray, length: int) -> tuple[FloatArray, FloatArray]:
+        return _sum_by_group(groups, source_counts, length), _sum_by_group(groups, target_counts, length)
+
+    node_out, node_in = both_directions(source_counts.astype(float), target_counts.astype(float))
     zones = len(links.zones)
-    zone_sources, zone_targets = (_sum_by_group(links.ancestors, count, zones)
-                                  for count in (source_counts, target_counts))
-    zone_out, zone_in = both_ways(zone_sources, zone_targets)
-    one, other = links.slow_paths.leaf_pairs.T
-    trunk = phase.bytes_per_pair * np.maximum(zone_sources[..., one] * zone_targets[..., other],
-                                    zone_sources[..., other] * zone_targets[..., one])
-    across = []
-    for column in groups.T:
-        leaving, _ = both_ways(*(_sum_by_group(column[:, None] + 1, count, zones + 1)
-                               for count in (source_counts, target_counts)))
-        across.append(leaving.sum(axis=-1))
-    return _LinkLoad(node_out, node_in, zone_out, zone_in, trunk,
-                 np.stack(across, axis=-1) if across else np.zeros((*source_counts.shape[:-1], 0)))
+    sources, targets = both_sums(links.ancestors, zones)
+    zone_out, zone_in = both_directions(sources, targets)
+    left, right = links.slow_paths.leaf_pairs.T
+    inter_leaf = phase.bytes_per_pair * np.maximum(sources[..., left] * targets[..., right],
+                                                   sources[..., right] * targets[..., left])
+    inter_group = np.zeros((*source_counts.shape[:-1], groups.shape[1]))
+    for k, group in enumerate(groups.T):
+        inter_group[..., k] = both_directions(*both_sums(group[:, None] + 1, zones + 1))[0].sum(axis=-1)
+    return _LinkLoad(node_out, node_in, zone_out, zone_in, inter_leaf, inter_group)
 
 
-def _sum_by_group(groups: IntArray, count: IntArray, length: int) -> FloatArray:
+def _sum_by_group(groups: IntArray, counts: IntArray, length: int) -> FloatArray:
     """Sum of the nodes' counts in each group.
 
     Parameters
     ----------
-    groups : shape (nodes, groups of a node), -1 for none.
-    count : shape (..., nodes).
+    groups : shape (nodes, groups of a node), padded with -1.
+    counts : shape (..., nodes).
     length : number of groups.
     """
-    rows = count.reshape(-1, count.shape[-1])
-    first = length * np.arange(len(rows))[:, None]
+    rows = counts.reshape(-1, counts.shape[-1])
+    offset = length * np.arange(len(rows))[:, None]
     total = np.zeros(length * len(rows))
-    for column in groups.T:
-        inside = column >= 0
-        total += np.bincount((first + column[inside]).ravel(), rows[:, inside].ravel(), len(total))
-    return total.reshape(*count.shape[:-1], length)
+    for group in groups.T:
+        inside = group >= 0
+        total += np.bincount((offset + group[inside]).ravel(), rows[:, inside].ravel(), len(total))
+    return total.reshape(*counts.shape[:-1], length)
 
 
 def _pairwise_load(phase: Phase, links: NetworkLinks, source: IntArray, target: IntArray) -> _LinkLoad:
-    apart = source != target
-    size = np.broadcast_to(phase.bytes_per_pair, apart.shape)[apart].astype(float)
-    source, target = source[apart], target[apart]
+    is_remote = source != target
+    size = np.broadcast_to(phase.bytes_per_pair, is_remote.shape)[is_remote].astype(float)
+    source, target = source[is_remote], target[is_remote]
     nodes, zones = len(links.nodes), len(links.zones)
-    here, there = links.ancestors[source], links.ancestors[target]
-    across = [size.sum(where=group[source] != group[target]) for group in links.level_group.T]
-    return _LinkLoad(_sum_by_index(source, size, nodes), _sum_by_index(target, size, nodes), _bytes_leaving_zones(here, there, size, zones),
-                 _bytes_leaving_zones(there, here, size, zones), _inter_leaf_load(links, source, target, size), np.array(across))
+    source_zones, target_zones = links.ancestors[source], links.ancestors[target]
+    inter_group = [size.sum(where=group[source] != group[target]) for group in links.level_group.T]
+    return _LinkLoad(_sum_by_index(source, size, nodes), _sum_by_index(target, size, nodes),
+                     _bytes_leaving_zones(source_zones, target_zones, size, zones),
+                     _bytes_leaving_zones(target_zones, source_zones, size, zones),
+                     _inter_leaf_load(links, source, target, size), np.array(inter_group))
 
 
 def _inter_leaf_load(links: NetworkLinks, source: IntArray, target: IntArray, size: FloatArray) -> FloatArray:
-    """Bytes over each trunk in its busier direction."""
-    one, other = links.slow_paths.leaf_pairs.T
-    if not len(one):
+    """Bytes over each slow path in its busier direction."""
+    left, right = links.slow_paths.leaf_pairs.T
+    if not len(left):
         return np.zeros(0)
-    here, there, zones = links.leaf[source], links.leaf[target], len(links.zones)
-    known = (here >= 0) & (there >= 0)
-    total = _sum_by_index(here[known] * zones + there[known], size[known], zones * zones).reshape(zones, zones)
-    return np.asarray(np.maximum(total[one, other], total[other, one]))
+    source_leaf, target_leaf, zones = links.leaf[source], links.leaf[target], len(links.zones)
+    known = (source_leaf >= 0) & (target_leaf >= 0)
+    total = _sum_by_index(source_leaf[known] * zones + target_leaf[known], size[known], zones * zones)
+    total = total.reshape(zones, zones)
+    return np.asarray(np.maximum(total[left, right], total[right, left]))
 
 
 def _sum_by_index(index: IntArray, size: FloatArray, length: int) -> FloatArray:
@@ -323,9 +308,9 @@ def _sum_by_index(index: IntArray, size: FloatArray, length: int) -> FloatArray:
 
 
 def _bytes_leaving_zones(source_zones: IntArray, target_zones: IntArray, size: FloatArray, zones: int) -> FloatArray:
-    """Bytes that leave each zone: those of pairs with the zone above `here` and not above `there`."""
+    """Bytes that leave each zone: messages with the zone above the source but not above the target."""
     total = np.zeros(zones)
     for column in source_zones.T:
-        left = (column >= 0) & ~(target_zones == column[:, None]).any(axis=1)
-        total += _sum_by_index(column[left], size[left], zones)
+        leaves = (column >= 0) & ~(target_zones == column[:, None]).any(axis=1)
+        total += _sum_by_index(column[leaves], size[leaves], zones)
     return total

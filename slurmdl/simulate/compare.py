@@ -10,10 +10,12 @@ import numpy.typing as npt
 
 from slurmdl import units
 from slurmdl.cluster.snapshot import ClusterSnapshot, Node, Partition
+from slurmdl.dl_options import DlOptions
 from slurmdl.errors import UsageError
-from slurmdl.job_request import DlOptions, JobRequest
+from slurmdl.job_request import JobRequest
 from slurmdl.links.link_scores import LinkScores
-from slurmdl.placement.iteration_cost import IntArray, NetworkLinks, network_links
+from slurmdl.placement.arrays import IntArray
+from slurmdl.placement.iteration_cost import NetworkLinks, network_links
 from slurmdl.placement.job_size import JobSize
 from slurmdl.placement.place import place_job
 from slurmdl.placement.ranks.rank_orders import best_rank_map, leaf_order

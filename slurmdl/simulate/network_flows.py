@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from slurmdl.placement.iteration_cost import FloatArray, IntArray, NetworkLinks
+from slurmdl.placement.arrays import FloatArray, IntArray
+from slurmdl.placement.iteration_cost import NetworkLinks
 from slurmdl.simulate.workload import FLOAT32_BYTES, TrainingWorkload
 
 #: flows of a phase from which on nodes that are alike are taken together

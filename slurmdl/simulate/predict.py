@@ -13,7 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from slurmdl.errors import UnavailableError, UsageError
-from slurmdl.placement.iteration_cost import FloatArray, IntArray, NetworkLinks
+from slurmdl.placement.arrays import FloatArray, IntArray
+from slurmdl.placement.iteration_cost import NetworkLinks
 from slurmdl.simulate.message_programs import message_count, rank_programs
 from slurmdl.simulate.network_flows import FlowPhase, SimulatedNetwork, flow_phases
 from slurmdl.simulate.workload import TrainingWorkload

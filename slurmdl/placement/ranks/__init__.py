@@ -1,1 +1,1 @@
-"""The order of the tasks over nodes that are given, and which of them are parameter servers."""
+"""Rank maps: order of the tasks on given nodes, and the parameter servers among them."""

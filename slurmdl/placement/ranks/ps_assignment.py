@@ -1,12 +1,11 @@
-"""Which nodes hold the parameter servers.
+"""Assignment of the parameter servers to given nodes.
 
-The cost of synchronous parameter-server traffic depends only on how many servers and workers stand below each
-link, and on given nodes the number of servers settles that of the workers. The time of a link then falls and rises
-again with its servers, so a time T leaves each zone an interval of servers, and intervals add up: the least T is
-found by bisection. Among the splits that keep it, bytes between zones are a separable convex function, which one
-server after the other where it costs least minimises (Federgruen and Groenevelt, The greedy procedure for resource
-allocation problems, 1986). Inside a zone the servers go to the best links, one to a node as long as there are nodes.
-Where there are few ways they are all tried.
+The cost of synchronous parameter-server traffic depends only on the numbers of servers and workers below each link,
+and on given nodes the servers determine the workers. The time of a link falls and rises again with its servers, so a
+time T gives each zone an interval of servers, and intervals add up: the least T is found by bisection. Among the
+splits within T, bytes between zones are a separable convex function; adding servers one by one at the least cost
+minimizes it (Federgruen and Groenevelt, The greedy procedure for resource allocation problems, 1986). Inside a zone
+the servers get the best links, one per node while there are nodes. A small number of assignments is enumerated.
 """
 
 from __future__ import annotations
@@ -15,39 +14,39 @@ import itertools
 import math
 from bisect import bisect_left
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
-from slurmdl.placement.arrays import round_mantissa, sorted_unique
-from slurmdl.placement.iteration_cost import FloatArray, IntArray, NetworkLinks, ps_split_costs
+from slurmdl.placement.arrays import FloatArray, IntArray, round_mantissa, sorted_unique
+from slurmdl.placement.iteration_cost import NetworkLinks, ps_split_costs
 from slurmdl.placement.traffic import Phase
 
-#: most ways over the nodes that are all tried
-MAX_ASSIGNMENTS = 2000
-#: most moves of a server between two nodes that are tried in a round, and most rounds
-MAX_MOVES, MAX_ROUNDS = 256, 16
+MAX_ASSIGNMENTS = 2000  # assignments that are all evaluated
+MAX_MOVES = 256  # moves of a server between two nodes in a round
+MAX_ROUNDS = 16  # rounds of moves
 
 
 def assign_servers(network: NetworkLinks, tasks: IntArray, phases: Sequence[Phase], ps: int,
-                     required_node: int | None = None) -> IntArray:
-    """How many of each node's tasks are parameter servers.
+                   required_node: int | None = None) -> IntArray:
+    """Number of parameter servers among the tasks of each node.
 
     Parameters
     ----------
     tasks : shape (nodes,), tasks per node.
-    traffic : phases whose ranks below `ps` are the servers.
-    first : a node with a task that holds a server, None where every node may do without.
+    phases : phases between servers (ranks below `ps`) and workers.
+    required_node : a node with a task that must hold a server, if any.
 
     Returns
     -------
     shape (nodes,), sum `ps`, at most `tasks`.
     """
-    ways = _ServerAssignments(network, tasks, phases, ps, required_node)
+    assignments = _ServerAssignments(network, tasks, phases, ps, required_node)
     if math.comb(len(tasks) + ps - 1, ps) <= MAX_ASSIGNMENTS:
-        return ways.best_of(ways.all_assignments())
+        return assignments.best_of(assignments.all_assignments())
     servers = _LeafServerSplit(network, tasks, ps, required_node).node_servers()
     for _ in range(MAX_ROUNDS if ps * len(tasks) <= MAX_MOVES else 0):
-        better = ways.best_of(ways.neighbor_assignments(servers))
+        better = assignments.best_of(assignments.neighbor_assignments(servers))
         if (better == servers).all():
             break
         servers = better
@@ -55,49 +54,62 @@ def assign_servers(network: NetworkLinks, tasks: IntArray, phases: Sequence[Phas
 
 
 class _ServerAssignments:
-    """Ways to deal out the servers of one job over the nodes, compared by their whole cost."""
+    """Assignments of the servers of one job to its nodes, compared by their full cost."""
 
-    def __init__(self, network: NetworkLinks, tasks: IntArray,
-                 phases: Sequence[Phase], ps: int, required_node: int | None) -> None:
+    def __init__(self, network: NetworkLinks, tasks: IntArray, phases: Sequence[Phase], ps: int,
+                 required_node: int | None) -> None:
         self.network, self.tasks, self.phases, self.ps, self.required_node = network, tasks, phases, ps, required_node
 
     def best_of(self, servers: IntArray) -> IntArray:
-        """The best of these ways, the first one where several are: (ways, nodes) -> (nodes,).
-
-        The cost decides, then how many servers share a node with another.
-        """
+        """First assignment with the least cost, then the fewest servers on shared nodes: (n, nodes) -> (nodes,)."""
         costs = ps_split_costs(self.phases, self.network, servers, self.tasks - servers)
         crowded = (servers - 1).clip(min=0).sum(axis=1)
         keys = round_mantissa(np.column_stack([costs, crowded]))
         return np.asarray(servers[np.lexsort(keys.T[::-1])[0]])
 
     def all_assignments(self) -> IntArray:
-        """All ways; shape (ways, nodes)."""
-        # those on the best links come first, so that they win a tie
+        """All assignments, those on the best links first; shape (assignments, nodes)."""
         order = np.argsort(-self.network.node_capacity, kind="stable")
         hosts = order[np.array(list(itertools.combinations_with_replacement(range(len(order)), self.ps)), np.int64)]
-        ways = np.zeros((len(hosts), len(order)), np.int64)
-        np.add.at(ways, (np.arange(len(hosts))[:, None], hosts), 1)
-        return self.with_required_server(ways[(ways <= self.tasks).all(axis=1)])
+        assignments = np.zeros((len(hosts), len(order)), np.int64)
+        np.add.at(assignments, (np.arange(len(hosts))[:, None], hosts), 1)
+        return self._with_required_server(assignments[(assignments <= self.tasks).all(axis=1)])
 
     def neighbor_assignments(self, servers: IntArray) -> IntArray:
-        """The servers as they are, and after each move of one between two nodes; shape (ways, nodes)."""
-        givers, takers = np.flatnonzero(servers), np.flatnonzero(servers < self.tasks)
-        giver, taker = (ends.ravel() for ends in np.meshgrid(givers, takers, indexing="ij"))
-        giver, taker = giver[giver != taker], taker[giver != taker]
-        ways = np.repeat(servers[None], len(giver) + 1, axis=0)
-        row = 1 + np.arange(len(giver))
-        ways[row, giver] -= 1
-        ways[row, taker] += 1
-        return self.with_required_server(ways)
+        """The assignment itself, and each move of one server to another node; shape (assignments, nodes)."""
+        sources, targets = np.flatnonzero(servers), np.flatnonzero(servers < self.tasks)
+        source, target = (ends.ravel() for ends in np.meshgrid(sources, targets, indexing="ij"))
+        source, target = source[source != target], target[source != target]
+        assignments = np.repeat(servers[None], len(source) + 1, axis=0)
+        row = 1 + np.arange(len(source))
+        assignments[row, source] -= 1
+        assignments[row, target] += 1
+        return self._with_required_server(assignments)
 
-    def with_required_server(self, assignments: IntArray) -> IntArray:
-        """Those with a server on the node that must hold one."""
+    def _with_required_server(self, assignments: IntArray) -> IntArray:
         return assignments if self.required_node is None else assignments[assignments[:, self.required_node] > 0]
 
 
+class _Bounds(NamedTuple):
+    """Bounds on the number of servers: per leaf, and of zones as (leaves, fewest, most)."""
+
+    fewest: IntArray
+    most: IntArray
+    zones: list[tuple[IntArray, int, int]]
+
+
 class _LeafServerSplit:
-    """Servers per leaf zone, on nodes that are given; nodes without a zone are each a leaf of their own."""
+    """Split of the servers over the leaf zones of given nodes; each node without a zone is a leaf of its own.
+
+    Attributes
+    ----------
+    leaf_tasks, leaf_sizes : tasks and nodes of each leaf.
+    nodes_by_leaf : nodes sorted by leaf.
+    position_in_leaf : shape (nodes,).
+    required_leaf : leaf that must hold a server, if any.
+    host_order : node of each task, sorted by leaf, in the order in which they become servers.
+    pair_leaf, pair_zone : pairs of a leaf and a zone above it; nodes without a zone have no uplink.
+    """
 
     def __init__(self, network: NetworkLinks, tasks: IntArray, ps: int, required_node: int | None) -> None:
         self.network, self.tasks, self.ps = network, tasks, ps
@@ -105,120 +117,118 @@ class _LeafServerSplit:
         leaf = np.where(network.leaf >= 0, network.leaf, len(network.zones) + np.arange(len(tasks)))
         leaf = np.searchsorted(sorted_unique(leaf), leaf)
         self.leaf_tasks = np.bincount(leaf, tasks).astype(np.int64)
-        #: nodes leaf by leaf, how many each leaf has, and which of them each node is
         self.nodes_by_leaf, self.leaf_sizes = np.argsort(leaf, kind="stable"), np.bincount(leaf)
         self.position_in_leaf = np.empty_like(leaf)
         self.position_in_leaf[self.nodes_by_leaf] = _concatenated_ranges(self.leaf_sizes)
-        #: the leaf that must hold a server, None for none
         self.required_leaf = None if required_node is None else int(leaf[required_node])
-        # one host for each task, leaf by leaf, in the order in which they take servers
-        node = np.repeat(np.arange(len(tasks)), tasks)
-        later = (node != required_node) | (_concatenated_ranges(tasks) > 0)
-        self.host_order = node[np.lexsort((node, -network.node_capacity[node],
-                                          _concatenated_ranges(tasks), later, leaf[node]))]
-        # the leaves below each zone: those of lone nodes have no uplink of their own
-        above = network.ancestors[self.nodes_by_leaf[np.cumsum(self.leaf_sizes) - self.leaf_sizes]]
-        self.pair_leaf, column = np.nonzero(above >= 0)
-        self.pair_zone = above[self.pair_leaf, column]
+        node, position = np.repeat(np.arange(len(tasks)), tasks), _concatenated_ranges(tasks)
+        is_optional = (node != required_node) | (position > 0)
+        self.host_order = node[np.lexsort((node, -network.node_capacity[node], position, is_optional, leaf[node]))]
+        ancestors = network.ancestors[self.nodes_by_leaf[np.cumsum(self.leaf_sizes) - self.leaf_sizes]]
+        self.pair_leaf, column = np.nonzero(ancestors >= 0)
+        self.pair_zone = ancestors[self.pair_leaf, column]
+
+    def node_servers(self) -> IntArray:
+        """Servers per node: least time, then fewest bytes between zones."""
+        times = round_mantissa(self.leaf_times())
+        zone_times = []
+        for zone in np.flatnonzero(np.bincount(self.pair_zone) > 1):
+            leaves = self.pair_leaf[self.pair_zone == zone]
+            load = self.link_load(np.arange(self.ps + 1), int(self.leaf_tasks[leaves].sum()))
+            zone_times.append((leaves, round_mantissa(load / self.network.zone_capacity[zone])))
+        zone_times.sort(key=lambda entry: len(entry[0]))
+        # the least time is the time of a link
+        possible = sorted_unique(np.concatenate([times[np.isfinite(times)], *(time for _, time in zone_times)]))
+        least = bisect_left(possible, True, key=lambda time: self.server_bounds(times, zone_times, time) is not None)
+        bounds = self.server_bounds(times, zone_times, possible[least])
+        assert bounds is not None
+        split = self.min_inter_leaf_split(bounds)
+        is_server = _concatenated_ranges(self.leaf_tasks) < np.repeat(split, self.leaf_tasks)
+        return np.bincount(self.host_order[is_server], minlength=len(self.tasks))
 
     def link_load(self, servers: IntArray, tasks: IntArray | int) -> FloatArray:
-        """Shares of the model over a link with so many servers among so many tasks on one side."""
+        """Shards over a link, in its busier direction, with these servers among these tasks on one side."""
         workers = tasks - servers
-        busier = np.maximum(servers * (self.workers - workers), workers * (self.ps - servers))
-        return np.asarray(busier, float)
+        return np.asarray(np.maximum(servers * (self.workers - workers), workers * (self.ps - servers)), float)
+
+    def leaf_times(self) -> FloatArray:
+        """Time of each leaf's links by its servers, infinite if they do not fit; shape (leaves, servers + 1)."""
+        times = np.full((len(self.leaf_tasks), self.ps + 1), np.inf)
+        size_class = self.leaf_sizes * (self.leaf_tasks.max() + 1) + self.leaf_tasks
+        for value in sorted_unique(size_class):
+            leaves = np.flatnonzero(size_class == value)
+            max_servers = min(self.ps, int(self.leaf_tasks[leaves[0]]))
+            times[leaves, :max_servers + 1] = self.node_times(leaves, max_servers)
+        has_one_leaf = np.bincount(self.pair_zone)[self.pair_zone] == 1
+        leaf, zone = self.pair_leaf[has_one_leaf], self.pair_zone[has_one_leaf]
+        load = self.link_load(np.arange(self.ps + 1), self.leaf_tasks[leaf, None])
+        np.maximum.at(times, leaf, load / self.network.zone_capacity[zone, None])
+        if self.required_leaf is not None:
+            times[self.required_leaf, 0] = np.inf
+        return times
 
     def node_times(self, leaves: IntArray, max_servers: int) -> FloatArray:
-        """Time of the busiest node with 0, 1, ..., `most` servers in each leaf, all with as many nodes and as much
-        room; shape (leaves, servers + 1).
-        """
+        """Time of the busiest node by servers of the leaf, for leaves of one size; shape (leaves, servers + 1)."""
         node = (np.cumsum(self.leaf_sizes) - self.leaf_sizes)[leaves, None] + np.arange(self.leaf_sizes[leaves[0]])
         host = (np.cumsum(self.leaf_tasks) - self.leaf_tasks)[leaves, None] + np.arange(max_servers)
         nodes, hosts = self.nodes_by_leaf[node][:, None], self.position_in_leaf[self.host_order[host]]
-        held = np.zeros((len(leaves), max_servers + 1, nodes.shape[-1]), np.int64)
-        held[np.arange(len(leaves))[:, None], np.arange(1, max_servers + 1), hosts] = 1
-        times = self.link_load(held.cumsum(axis=1), self.tasks[nodes]) / self.network.node_capacity[nodes]
+        added = np.zeros((len(leaves), max_servers + 1, nodes.shape[-1]), np.int64)
+        added[np.arange(len(leaves))[:, None], np.arange(1, max_servers + 1), hosts] = 1
+        times = self.link_load(added.cumsum(axis=1), self.tasks[nodes]) / self.network.node_capacity[nodes]
         return np.asarray(times.max(axis=2), float)
 
-    def leaf_times(self) -> FloatArray:
-        """Time of each leaf's links by its servers, infinite where it has no room; shape (leaves, servers + 1)."""
-        found = np.full((len(self.leaf_tasks), self.ps + 1), np.inf)
-        alike = self.leaf_sizes * (self.leaf_tasks.max() + 1) + self.leaf_tasks
-        for kind in sorted_unique(alike):
-            leaves = np.flatnonzero(alike == kind)
-            most = min(self.ps, int(self.leaf_tasks[leaves[0]]))
-            found[leaves, :most + 1] = self.node_times(leaves, most)
-        alone = np.bincount(self.pair_zone)[self.pair_zone] == 1
-        leaf, zone = self.pair_leaf[alone], self.pair_zone[alone]
-        own = self.link_load(np.arange(self.ps + 1),
-                             self.leaf_tasks[leaf, None]) / self.network.zone_capacity[zone, None]
-        np.maximum.at(found, leaf, own)
-        if self.required_leaf is not None:
-            found[self.required_leaf, 0] = np.inf
-        return found
+    def server_bounds(self, times: FloatArray, zone_times: list[tuple[IntArray, FloatArray]],
+                      max_time: float) -> _Bounds | None:
+        """Bounds within a time; None if the servers do not fit.
 
-    def node_servers(self) -> IntArray:
-        """Servers per node: the least time, then the fewest bytes between zones."""
-        times = round_mantissa(self.leaf_times())
-        count = np.arange(self.ps + 1)
-        upper = []
-        for zone in np.flatnonzero(np.bincount(self.pair_zone) > 1):
-            members = self.pair_leaf[self.pair_zone == zone]
-            time = self.link_load(count, int(self.leaf_tasks[members].sum())) / self.network.zone_capacity[zone]
-            upper.append((members, round_mantissa(time)))
-        upper.sort(key=lambda entry: len(entry[0]))
-        # the least time is that of a link
-        tried = sorted_unique(np.concatenate([times[np.isfinite(times)], *(time for _, time in upper)]))
-        least = bisect_left(tried, True, key=lambda time: self.server_bounds(times, upper, time) is not None)
-        best = self.server_bounds(times, upper, tried[least])
-        assert best is not None
-        split = self.min_inter_leaf_split(*best)
-        return np.bincount(self.host_order[_concatenated_ranges(self.leaf_tasks) <
-                           np.repeat(split, self.leaf_tasks)], minlength=len(self.tasks))
-
-    def server_bounds(self, times: FloatArray, upper: list[tuple[IntArray, FloatArray]],
-               max_time: float) -> tuple[IntArray, IntArray, list[tuple[IntArray, int, int]]] | None:
-        """Fewest and most servers of each leaf, and of each zone above, within a time; None where none fit."""
+        Parameters
+        ----------
+        times : as `leaf_times` returns them.
+        zone_times : (leaves, time by servers) of the zones above several leaves, the smallest zones first.
+        """
         fits = times <= max_time
         if not fits.any(axis=1).all():
             return None
-        low, high = fits.argmax(axis=1), self.ps - fits[:, ::-1].argmax(axis=1)
+        fewest, most = fits.argmax(axis=1), self.ps - fits[:, ::-1].argmax(axis=1)
         zones: list[tuple[IntArray, int, int]] = []
-        fewest, largest = low.copy(), high.copy()
-        for members, time in upper:
+        # the bounds of a finished zone are stored at its first leaf, with 0 at the others
+        low, high = fewest.copy(), most.copy()
+        for leaves, time in zone_times:
             allowed = np.flatnonzero(time <= max_time)
-            # sums over the members stand at the first of each zone that is counted already
-            least, top = int(fewest[members].sum()), int(largest[members].sum())
-            if not len(allowed) or max(least, allowed[0]) > min(top, allowed[-1]):
+            if not len(allowed):
                 return None
-            zones.append((members, max(least, int(allowed[0])), min(top, int(allowed[-1]))))
-            fewest[members], largest[members] = 0, 0
-            fewest[members[0]], largest[members[0]] = zones[-1][1:]
-        if not fewest.sum() <= self.ps <= largest.sum():
-            return None
-        return low, high, zones
+            zone_low = max(int(low[leaves].sum()), int(allowed[0]))
+            zone_high = min(int(high[leaves].sum()), int(allowed[-1]))
+            if zone_low > zone_high:
+                return None
+            zones.append((leaves, zone_low, zone_high))
+            low[leaves], high[leaves] = 0, 0
+            low[leaves[0]], high[leaves[0]] = zone_low, zone_high
+        return _Bounds(fewest, most, zones) if low.sum() <= self.ps <= high.sum() else None
 
-    def min_inter_leaf_split(self, low: IntArray, high: IntArray, zones: list[tuple[IntArray, int, int]]) -> IntArray:
-        """One server after the other where it adds the fewest bytes between leaves, within all bounds."""
-        split = low.copy()
-        full = [(members, top) for members, _, top in zones if top < high[members].sum()]
+    def min_inter_leaf_split(self, bounds: _Bounds) -> IntArray:
+        """Servers per leaf within the bounds, added one by one where they add the fewest bytes between leaves."""
+        split = bounds.fewest.copy()
+        limits = [(leaves, most) for leaves, _, most in bounds.zones if most < bounds.most[leaves].sum()]
 
-        def add(members: IntArray, wanted: int) -> None:
-            open_ = np.zeros(len(split), bool)
-            open_[members] = True
-            for _ in range(wanted):
-                free = open_ & (split < high)
-                for inside, top in full:
-                    if split[inside].sum() >= top:
-                        free[inside] = False
-                # bytes of a leaf are s (W - w) + w (P - s) with w = room - s
-                split[np.where(free, 4 * split - 2 * self.leaf_tasks, np.iinfo(np.int64).max).argmin()] += 1
+        def add_servers(leaves: IntArray, count: int) -> None:
+            is_open = np.zeros(len(split), bool)
+            is_open[leaves] = True
+            for _ in range(count):
+                is_free = is_open & (split < bounds.most)
+                for zone_leaves, most in limits:
+                    if split[zone_leaves].sum() >= most:
+                        is_free[zone_leaves] = False
+                # bytes of a leaf: s (W - w) + w (P - s) with w = tasks - s
+                added_bytes = np.where(is_free, 4 * split - 2 * self.leaf_tasks, np.iinfo(np.int64).max)
+                split[added_bytes.argmin()] += 1
 
-        for members, least, _ in zones:
-            add(members, least - int(split[members].sum()))
-        add(np.arange(len(split)), self.ps - int(split.sum()))
+        for leaves, fewest, _ in bounds.zones:
+            add_servers(leaves, fewest - int(split[leaves].sum()))
+        add_servers(np.arange(len(split)), self.ps - int(split.sum()))
         return split
 
 
-def _concatenated_ranges(count: IntArray) -> IntArray:
-    """0, 1, ... up to each count, one after the other: (3, 1) -> (0, 1, 2, 0)."""
-    return np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
+def _concatenated_ranges(counts: IntArray) -> IntArray:
+    """0, 1, ... below each count: (3, 1) -> (0, 1, 2, 0)."""
+    return np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)

@@ -1,8 +1,8 @@
-"""Ranks onto the zone tree so that those that send each other much are close: recursive bisection.
+"""Recursive bisection: map ranks to the zone tree so that ranks with much traffic are close.
 
-The slots stand in depth-first order. They are cut at the border of zones that is highest and nearest to their
-middle, the ranks are split accordingly, and both halves are cut again, down to the nodes. A split follows the
-Fiedler vector of the ranks' traffic and is then improved by swaps.
+The depth-first list of slots is cut at the highest zone border nearest to its middle. The ranks are split
+accordingly, and both halves are cut again, down to the nodes. A split follows the Fiedler vector of the traffic and
+is improved by swaps.
 
 Pothen, Simon, Liou: Partitioning sparse matrices with eigenvectors of graphs, SIAM J. Matrix Anal. Appl. 11, 1990.
 Kernighan, Lin: An efficient heuristic procedure for partitioning graphs, Bell System Technical Journal 49, 1970.
@@ -11,72 +11,67 @@ Kernighan, Lin: An efficient heuristic procedure for partitioning graphs, Bell S
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
-from slurmdl.placement.iteration_cost import FloatArray, IntArray, NetworkLinks
+from slurmdl.placement.arrays import BoolArray, FloatArray, IntArray
+from slurmdl.placement.iteration_cost import NetworkLinks
 
-#: most ranks whose eigenvectors are computed exactly
-MAX_EXACT_RANKS = 384
-#: steps of the iteration that approximates them where there are more
-LANCZOS_STEPS = 64
-#: eigenvectors of which each is tried for a split
-FIEDLER_VECTORS = 2
-#: swaps without a gain after which a pass of improvement ends
-MAX_GAINLESS_SWAPS = 16
-#: most passes of improvement
-MAX_PASSES = 4
-#: ranks of each half that a swap is chosen from
-MAX_SWAP_CANDIDATES = 6
+MAX_EXACT_RANKS = 384  # ranks whose eigenvectors are computed exactly
+LANCZOS_STEPS = 64  # steps of the approximation for more ranks
+FIEDLER_VECTORS = 2  # eigenvectors that are tried for a split
+MAX_GAINLESS_SWAPS = 16  # swaps without a gain that end an improvement pass
+MAX_PASSES = 4  # improvement passes
+MAX_SWAP_CANDIDATES = 6  # ranks of each half among which a swap is chosen
 
 
 def bisection_order(flow: FloatArray, links: NetworkLinks, slots: IntArray) -> IntArray:
-    """The rank of each slot.
+    """Rank of each slot.
 
     Parameters
     ----------
-    flow : shape (ranks, ranks), symmetric, bytes between two ranks; the diagonal is 0.
-    slots : shape (ranks,), the node of each slot, in depth-first order.
+    flow : shape (ranks, ranks), symmetric, bytes between two ranks; zero diagonal.
+    slots : shape (ranks,), node of each slot in depth-first order.
     """
     height = _border_heights(links, slots)
-    ranks = np.arange(len(slots))
-    parts = [(0, len(slots))]
-    while parts:
-        begin, end = parts.pop()
+    order = np.arange(len(slots))
+    ranges = [(0, len(slots))]
+    while ranges:
+        begin, end = ranges.pop()
         inner = height[begin:end - 1]
         if not len(inner) or inner.max() < 0:
             continue
         borders = np.flatnonzero(inner == inner.max()) + 1
         cut = int(borders[np.abs(borders - len(inner) / 2).argmin()])
-        here = ranks[begin:end]
-        ranks[begin:end] = here[_split_ranks(flow[np.ix_(here, here)], cut)]
-        parts += [(begin, begin + cut), (begin + cut, end)]
-    return ranks
+        ranks = order[begin:end]
+        order[begin:end] = ranks[_split_ranks(flow[np.ix_(ranks, ranks)], cut)]
+        ranges += [(begin, begin + cut), (begin + cut, end)]
+    return order
 
 
 def _border_heights(links: NetworkLinks, slots: IntArray) -> IntArray:
-    """Height of the border between each slot and the next: -1 inside a node, else how many levels of zones end."""
-    here, after = slots[:-1], slots[1:]
-    ending = (links.level_group[here] != links.level_group[after]).sum(axis=1)
-    return np.where(here == after, -1, ending)
+    """Number of zone levels that end between each slot and the next; -1 inside a node."""
+    current, following = slots[:-1], slots[1:]
+    ending = (links.level_group[current] != links.level_group[following]).sum(axis=1)
+    return np.where(current == following, -1, ending)
 
 
 def _split_ranks(flow: FloatArray, cut: int) -> IntArray:
-    """An order of the ranks of which the first `cut` belong together, and the others."""
-    ways = []
-    for line in np.argsort(_fiedler_vectors(flow), axis=1, kind="stable"):
-        # either end of the line can be the first part
-        for first in (line[:cut], line[len(line) - cut:])[:1 if 2 * cut == len(line) else 2]:
-            other = np.ones(len(flow), bool)
-            other[first] = False
-            _kernighan_lin(flow, other)
-            ways.append((float(flow[np.ix_(~other, other)].sum()), np.argsort(other, kind="stable")))
-    return min(ways, key=lambda way: way[0])[1]
+    """Order of the ranks whose first `cut` ranks send the least to the others."""
+    splits = []
+    for order in np.argsort(_fiedler_vectors(flow), axis=1, kind="stable"):
+        # either end of the order can be the first part
+        for first in (order[:cut], order[len(order) - cut:])[:1 if 2 * cut == len(order) else 2]:
+            is_second = np.ones(len(flow), bool)
+            is_second[first] = False
+            _kernighan_lin(flow, is_second)
+            cut_bytes = float(flow[np.ix_(~is_second, is_second)].sum())
+            splits.append((cut_bytes, np.argsort(is_second, kind="stable")))
+    return min(splits, key=lambda split: split[0])[1]
 
 
 def _fiedler_vectors(flow: FloatArray) -> FloatArray:
-    """Eigenvectors of the smallest eigenvalues of the Laplacian of the flow but the first; shape (VECTORS, ranks).
+    """Eigenvectors of the smallest nonzero eigenvalues of the Laplacian; shape (FIEDLER_VECTORS, ranks).
 
-    Where the traffic has symmetries, as in a grid, these eigenvalues are alike, and any of the vectors may be best.
+    If the traffic is symmetric, e.g. a grid, these eigenvalues are equal, and any of the vectors may be best.
     """
     ranks = len(flow)
     degree = flow.sum(axis=1)
@@ -84,7 +79,7 @@ def _fiedler_vectors(flow: FloatArray) -> FloatArray:
         laplacian = -flow
         laplacian[np.diag_indices(ranks)] = degree
         return np.asarray(np.linalg.eigh(laplacian)[1][:, 1:1 + FIEDLER_VECTORS].T)
-    # Lanczos, orthogonal to the constant vector, all directions kept
+    # Lanczos iteration, orthogonal to the constant vector, with full reorthogonalization
     generator = np.random.default_rng(0)
     basis = np.empty((LANCZOS_STEPS, ranks))
     projected = np.zeros((LANCZOS_STEPS, LANCZOS_STEPS))
@@ -102,39 +97,39 @@ def _fiedler_vectors(flow: FloatArray) -> FloatArray:
     return np.asarray(np.linalg.eigh(projected)[1][:, :FIEDLER_VECTORS].T @ basis)
 
 
-def _kernighan_lin(flow: FloatArray, in_second_half: npt.NDArray[np.bool_]) -> None:
-    """Swap ranks between the halves, in passes that go on past losses and keep their best moment."""
+def _kernighan_lin(flow: FloatArray, is_second: BoolArray) -> None:
+    """Swap ranks between the halves in place; each pass continues past losses and keeps its best state."""
     ranks = len(flow)
-    ends = min(MAX_SWAP_CANDIDATES, int(in_second_half.sum()), int((~in_second_half).sum()))
+    candidates = min(MAX_SWAP_CANDIDATES, int(is_second.sum()), int((~is_second).sum()))
     for _ in range(MAX_PASSES):
-        sign = np.where(in_second_half, -1.0, 1.0)
-        # what is gained if a rank alone changed sides: its flow to the other half less that to its own
+        sign = np.where(is_second, -1.0, 1.0)
+        # gain if a rank changes sides alone: its flow to the other half minus its flow to its own half
         gain = -sign * (flow @ sign)
-        free = np.ones(ranks, bool)
+        is_free = np.ones(ranks, bool)
         swaps: list[tuple[int, int]] = []
         total = best = 0.0
         kept = 0
         while len(swaps) - kept < MAX_GAINLESS_SWAPS:
-            one, two = np.flatnonzero(free & ~in_second_half), np.flatnonzero(free & in_second_half)
-            if not len(one) or not len(two):
+            sides = np.flatnonzero(is_free & ~is_second), np.flatnonzero(is_free & is_second)
+            if not len(sides[0]) or not len(sides[1]):
                 break
-            one, two = (_largest_gains(gain, side, ends) for side in (one, two))
-            pairs = gain[one][:, None] + gain[two] - 2 * flow[np.ix_(one, two)]
-            row, column = divmod(int(pairs.argmax()), pairs.shape[1])
-            a, b = int(one[row]), int(two[column])
-            total += float(pairs[row, column])
-            gain += 2 * sign * (flow[a] - flow[b])
-            free[[a, b]] = False
-            swaps.append((a, b))
+            first, second = (_largest_gains(gain, side, candidates) for side in sides)
+            pair_gain = gain[first][:, None] + gain[second] - 2 * flow[np.ix_(first, second)]
+            row, column = divmod(int(pair_gain.argmax()), pair_gain.shape[1])
+            i, j = int(first[row]), int(second[column])
+            total += float(pair_gain[row, column])
+            gain += 2 * sign * (flow[i] - flow[j])
+            is_free[[i, j]] = False
+            swaps.append((i, j))
             if total > best * (1 + 1e-12) + 1e-12:
                 best, kept = total, len(swaps)
-        for a, b in swaps[:kept]:
-            in_second_half[a], in_second_half[b] = True, False
+        for i, j in swaps[:kept]:
+            is_second[i], is_second[j] = True, False
         if not kept:
             break
 
 
-def _largest_gains(gain: FloatArray, among: IntArray, count: int) -> IntArray:
-    if len(among) <= count:
-        return among
-    return np.asarray(among[np.argpartition(-gain[among], count - 1)[:count]])
+def _largest_gains(gain: FloatArray, ranks: IntArray, count: int) -> IntArray:
+    if len(ranks) <= count:
+        return ranks
+    return np.asarray(ranks[np.argpartition(-gain[ranks], count - 1)[:count]])
