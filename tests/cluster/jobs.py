@@ -8,6 +8,19 @@ import re
 import time
 from pathlib import Path
 
+#: an MPI program of the user's own: one line on each rank, with the sum over all ranks
+MPI_PROGRAM = """\
+import sys
+import numpy as np
+from mpi4py import MPI
+from slurmdl.mpi_library import wait_until_ready
+wait_until_ready(MPI)  # else a rank of Open MPI 4 may crash on an early message, and the others wait for it forever
+comm = MPI.COMM_WORLD
+total = np.zeros(1)
+comm.Allreduce(np.array([comm.Get_rank() + 1.0]), total)
+sys.stdout.write(f"rank {comm.Get_rank()} of {comm.Get_size()} total {total[0]}\\n")  # a line in one piece
+"""
+
 #: a script whose ranks tell where they are
 MAPPED = "slurmdl srun sh -c 'echo rank $SLURM_PROCID $SLURMD_NODENAME $SLURMDL_ROLE'\n"
 

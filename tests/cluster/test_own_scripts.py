@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from jobs import MPI_PROGRAM
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 JOB = """\
@@ -14,22 +15,11 @@ JOB = """\
 export OMP_NUM_THREADS=1
 slurmdl srun {more} python {program}
 """
-MPI = """\
-import sys
-import numpy as np
-from mpi4py import MPI
-comm = MPI.COMM_WORLD
-total = np.zeros(1)
-comm.Allreduce(np.array([comm.Get_rank() + 1.0]), total)
-sys.stdout.write(f"rank {comm.Get_rank()} of {comm.Get_size()} total {total[0]}\\n")  # a line in one piece
-"""
-
-
 def output(cluster, program: str, strategy: str = "allreduce", more: str = "") -> str:
     script = cluster.script(JOB.format(strategy=strategy, program=program, more=more or cluster.launcher))
     for example in EXAMPLES.glob("*.py"):
         shutil.copy(example, script.parent)
-    (script.parent / "plain_mpi.py").write_text(MPI)
+    (script.parent / "plain_mpi.py").write_text(MPI_PROGRAM)
     job = cluster.submit(["slurmdl", "sbatch", str(script)], directory=script.parent)
     return cluster.output(job, timeout=180)
 

@@ -8,6 +8,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
+from jobs import MPI_PROGRAM
 
 REFERENCE = Path(__file__).parents[2] / "docs/reference.md"
 
@@ -64,19 +65,6 @@ def test_variables_are_plain_sruns_but_for_those_that_are_listed(cluster):
     assert {known for known in names if not any(fnmatch(name, known) for name in seen)} == set(), "listed in vain"
 
 
-MPI = """\
-import sys
-import numpy as np
-from mpi4py import MPI
-from slurmdl.mpi_library import wait_until_ready
-wait_until_ready(MPI)  # else a rank of Open MPI 4 may crash on an early message, and the others wait for it forever
-comm = MPI.COMM_WORLD
-total = np.zeros(1)
-comm.Allreduce(np.array([comm.Get_rank() + 1.0]), total)
-sys.stdout.write(f"rank {comm.Get_rank()} of {comm.Get_size()} total {total[0]}\\n")  # a line in one piece
-"""
-
-
 def ranks(size: int) -> Counter[str]:
     return Counter(f"rank {rank} of {size} total {size * (size + 1) / 2}" for rank in range(size))
 
@@ -91,7 +79,7 @@ def mpi(cluster):
     if cluster.launcher:
         pytest.skip("Slurm has no PMIx here")
     directory = cluster.directory()
-    (directory / "plain_mpi.py").write_text(MPI)
+    (directory / "plain_mpi.py").write_text(MPI_PROGRAM)
     return cluster, directory
 
 
