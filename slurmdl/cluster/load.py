@@ -1,4 +1,4 @@
-"""Read a snapshot of the cluster: from the controller, with the backend that the site chose, or from a file."""
+"""Load a cluster snapshot: from the controller with the configured backend, or from a file."""
 
 from __future__ import annotations
 
@@ -14,17 +14,16 @@ if TYPE_CHECKING:
 
 
 def query_cluster(backend: str, with_topology: bool = False) -> tuple[ClusterSnapshot, str]:
-    """As `start`, waiting for the answer."""
+    """Call `start_cluster_query` and wait for its result."""
     return start_cluster_query(backend, with_topology)()
 
 
 def start_cluster_query(backend: str, with_topology: bool = False) -> Callable[[], tuple[ClusterSnapshot, str]]:
-    """Query nodes, partitions, reservations and defaults; return at once.
+    """Start a query of nodes, partitions, reservations and defaults; do not wait.
 
-    scontrol runs while this process imports NumPy, which takes as long: at 10,000 nodes a submission is 30 ms shorter
-    (`benchmarks.placement --only sbatch-overhead`). `auto` is scontrol also when PySlurm is installed: one call gives
-    zones and generic resources as well, it is quicker at 8 and at 10,000 nodes (docs/admin.md has the figures), and
-    it works with every release of Slurm, while PySlurm must be built for each.
+    scontrol runs while this process imports NumPy, which takes as long: 30 ms less per submission at 10,000 nodes
+    (`benchmarks.placement --only sbatch-overhead`). `auto` is scontrol even if PySlurm is installed: one call also
+    returns zones and generic resources, it is faster (docs/admin.md), and it works with every Slurm release.
 
     Parameters
     ----------
@@ -33,9 +32,8 @@ def start_cluster_query(backend: str, with_topology: bool = False) -> Callable[[
 
     Returns
     -------
-    a function that waits for the answer. It returns the snapshot and the text of `scontrol show topoconf` and
-    `show topology` ("" if not requested or not available). It raises UnavailableError if the backend is missing,
-    hangs, fails or lists no node.
+    a function that waits and returns the snapshot and the text of `scontrol show topoconf` and `show topology` ("" if
+    not requested or not available). It raises UnavailableError if the backend is missing, hangs, fails or has no node.
     """
     if backend == "pyslurm":
         from slurmdl.cluster import pyslurm_backend
@@ -46,21 +44,21 @@ def start_cluster_query(backend: str, with_topology: bool = False) -> Callable[[
     def result() -> tuple[ClusterSnapshot, str]:
         from slurmdl.cluster import scontrol_parser
 
-        answer = wait()
-        snapshot = scontrol_parser.parse_snapshot(answer.stdout)
+        output = wait()
+        snapshot = scontrol_parser.parse_snapshot(output.stdout)
         if not snapshot.names:
-            raise UnavailableError(f"scontrol: {answer.first_error or 'gives no node'}")
-        return snapshot, scontrol_parser.topology_text(answer.stdout) if with_topology else ""
+            raise UnavailableError(f"scontrol: {output.first_error or 'no node in its output'}")
+        return snapshot, scontrol_parser.topology_text(output.stdout) if with_topology else ""
 
     return result
 
 
 def load_cluster_file(path: str) -> ClusterSnapshot:
-    """The snapshot in a file: JSON as `ClusterSnapshot.to_json` writes it, or text of `scontrol -d` (see `parse`).
+    """Load a snapshot file: JSON of `ClusterSnapshot.to_json`, or output of `scontrol -d` (see `parse_snapshot`).
 
     Raises
     ------
-    InputError : with the file, if it cannot be read, holds no node, or does not show how many GPUs are used.
+    InputError : with the file, if it cannot be read, has no node, or lacks the numbers of used GPUs.
     """
     from slurmdl.cluster import scontrol_parser
     from slurmdl.cluster.snapshot import ClusterSnapshot
@@ -68,18 +66,18 @@ def load_cluster_file(path: str) -> ClusterSnapshot:
     try:
         with open(path, encoding="utf-8") as file:
             text = file.read()
-        snapshot = ClusterSnapshot.from_json(json.loads(text)) if text.lstrip().startswith("{") else \
-            scontrol_parser.parse_snapshot(text)
+        is_json = text.lstrip().startswith("{")
+        snapshot = ClusterSnapshot.from_json(json.loads(text)) if is_json else scontrol_parser.parse_snapshot(text)
     except OSError as error:
         raise InputError(f"cannot be read ({error.strerror})", file=path) from error
     except InputError as error:
         raise InputError(str(error), file=path) from error
     except ValueError as error:
-        raise InputError(f"is neither JSON nor text of scontrol ({error})", file=path) from error
+        raise InputError(f"is neither JSON nor output of scontrol ({error})", file=path) from error
     if not snapshot.names:
-        raise InputError("holds no node; valid is JSON with nodes, or the text of "
+        raise InputError("has no node; expected JSON with nodes, or the output of "
                          "`scontrol -d show nodes` and `show partitions`", file=path)
-    if not text.lstrip().startswith("{") and "GresUsed=" not in text and any(kind.gres for kind in snapshot.profiles):
-        raise InputError("shows generic resources, but not how many are used; valid is the text of "
-                         "`scontrol -d show nodes`, with the option -d", file=path)
+    if not is_json and "GresUsed=" not in text and any(profile.gres for profile in snapshot.profiles):
+        raise InputError("lacks the numbers of used generic resources; expected the output of "
+                         "`scontrol -d show nodes`, with -d", file=path)
     return snapshot

@@ -1,12 +1,12 @@
-"""PySlurm in the place of scontrol, where `cluster_backend` of slurmdl.yaml asks for it.
+"""PySlurm backend, for `cluster_backend: pyslurm` of slurmdl.yaml.
 
-PySlurm reads libslurm's structures, which change with every release of Slurm: built for another one it crashes or
-reads nonsense. Its calls hold the interpreter for as long as the controller lets them wait, and libslurm ends a
-process whose slurm.conf it does not like. So it is imported in a process of its own, bounded in time as scontrol is.
+PySlurm reads libslurm's structures, which change with every Slurm release: built for another release it crashes or
+reads wrong data. Its calls hold the GIL while the controller is silent, and libslurm exits the process on an invalid
+slurm.conf. So it runs in a separate process with a timeout.
 
-Its API (25.11) lacks three things, which one call of scontrol beside it adds: the topology that a partition uses;
-which partitions the user sees, and with them which nodes, since it always asks for the hidden ones, too; and generic
-resources, of which it tells neither what is allocated nor, where a kind stands several times, how many there are.
+Its API (25.11) lacks three things, which one call of scontrol adds: the topology of a partition; the partitions, and
+thus nodes, that the user may see, as it always requests hidden ones too; and generic resources, for which it has no
+allocated counts and, for repeated kinds, no totals.
 """
 
 from __future__ import annotations
@@ -25,60 +25,64 @@ from slurmdl.slurm import process
 from slurmdl.slurm.scontrol import start_scontrol_show
 from slurmdl.slurm.slurm_conf import parse_key_values
 
-#: finds the modules where this process found them; a directory of the user's is no place to import from
-_WORKER_CODE = "import sys; sys.path[:] = sys.argv[1:]; from slurmdl.cluster import pyslurm_child; pyslurm_child.main()"
+#: uses the import path of this process, without the current directory
+_WORKER_CODE = ("import sys; sys.path[:] = sys.argv[1:]; "
+                "from slurmdl.cluster import pyslurm_worker; pyslurm_worker.main()")
 
 
 def fetch_with_pyslurm(with_topology: bool = False) -> tuple[ClusterSnapshot, str]:
-    """As `read.start` with scontrol: the same snapshot field by field, and the same text of the zones.
+    """Return the same snapshot and topology text as `load.start_cluster_query` with scontrol.
 
     Raises
     ------
-    UnavailableError : PySlurm is missing, of another release than the controller, hangs or fails; so of scontrol.
+    UnavailableError : PySlurm or scontrol is missing, hangs or fails, or PySlurm is of another release.
     """
-    told = _run_worker()
-    gres = parse_key_values(told)["GresTypes"]
-    answer = start_scontrol_show(("nodes", "partitions") if gres else ("partitions",), with_topology)()
-    snapshot = _merge_snapshots(scontrol_parser.parse_snapshot(told), scontrol_parser.parse_snapshot(answer.stdout))
+    records = _run_worker()
+    gres = parse_key_values(records)["GresTypes"]
+    result = start_scontrol_show(("nodes", "partitions") if gres else ("partitions",), with_topology)()
+    snapshot = _merge_snapshots(*map(scontrol_parser.parse_snapshot, (records, result.stdout)))
     if not snapshot.names:
-        raise UnavailableError(f"scontrol: {answer.first_error or 'shows no partition with nodes'}")
-    return snapshot, scontrol_parser.topology_text(answer.stdout) if with_topology else ""
+        raise UnavailableError(f"scontrol: {result.first_error or 'no partition with nodes in its output'}")
+    return snapshot, scontrol_parser.topology_text(result.stdout) if with_topology else ""
 
 
 def _run_worker() -> str:
-    answer = process.run_command([sys.executable, "-c", _WORKER_CODE, *sys.path], name="PySlurm")
-    if answer.returncode:
-        said = answer.stderr.strip().splitlines() or [f"ended with status {answer.returncode}"]
-        raise UnavailableError(f"PySlurm: {said[-1]}")
-    return answer.stdout
+    result = process.run_command([sys.executable, "-c", _WORKER_CODE, *sys.path], name="PySlurm")
+    if result.returncode:
+        messages = result.stderr.strip().splitlines() or [f"exit status {result.returncode}"]
+        raise UnavailableError(f"PySlurm: {messages[-1]}")
+    return result.stdout
 
 
 def _merge_snapshots(pyslurm_snapshot: ClusterSnapshot, scontrol_snapshot: ClusterSnapshot) -> ClusterSnapshot:
-    """What PySlurm told, as far as scontrol shows it to the user, with what only scontrol tells.
+    """Restrict PySlurm's snapshot to what scontrol shows the user, and add topologies and generic resources.
 
-    A node is shown where one of its partitions is, or where it is in none (slurmctld's pack_all_nodes).
-
-    Parameters
-    ----------
-    seen : the partitions that scontrol shows; its nodes, where generic resources are wanted.
+    A node is visible if one of its partitions is, or if it is in none (slurmctld's pack_all_nodes).
     """
     topologies = {partition.name: partition.topology for partition in scontrol_snapshot.partitions}
-    resources = dict(zip(scontrol_snapshot.names, scontrol_snapshot.profile_index.tolist(), strict=True))
-    shown = np.array([not kind.partitions or any(name in topologies for name in kind.partitions)
-                      for kind in pyslurm_snapshot.profiles], bool)[pyslurm_snapshot.profile_index]
-    names = tuple(compress(pyslurm_snapshot.names, shown.tolist()))
-    of_pair: dict[tuple[int, int], int] = {}
-    kind = [of_pair.setdefault((own, resources.get(name, -1)), len(of_pair))
-            for name, own in zip(names, pyslurm_snapshot.profile_index[shown].tolist(), strict=True)]
-    kinds = tuple(_merge_profiles(pyslurm_snapshot.profiles[own], scontrol_snapshot.profiles[other] if other >= 0 else None, topologies)
-                  for own, other in of_pair)
+    gres_profiles = dict(zip(scontrol_snapshot.names, scontrol_snapshot.profile_index.tolist(), strict=True))
+    visible = np.array([not profile.partitions or any(name in topologies for name in profile.partitions)
+                        for profile in pyslurm_snapshot.profiles], bool)[pyslurm_snapshot.profile_index]
+    names = tuple(compress(pyslurm_snapshot.names, visible.tolist()))
+    index_of_pair: dict[tuple[int, int], int] = {}
+    profile_index = [
+        index_of_pair.setdefault((profile, gres_profiles.get(name, -1)), len(index_of_pair))
+        for name, profile in zip(names, pyslurm_snapshot.profile_index[visible].tolist(), strict=True)]
+    profiles = tuple(_merge_profiles(pyslurm_snapshot.profiles[left],
+                                     scontrol_snapshot.profiles[right] if right >= 0 else None, topologies)
+                     for left, right in index_of_pair)
     return ClusterSnapshot(
-        names, np.array(kind, np.int32), kinds, **{name: getattr(pyslurm_snapshot, name)[shown] for name in NODE_ARRAYS},
-        partitions=tuple(replace(partition, topology=topologies[partition.name]) for partition in pyslurm_snapshot.partitions
-                         if partition.name in topologies), reservations=pyslurm_snapshot.reservations)
+        names, np.array(profile_index, np.int32), profiles,
+        **{name: getattr(pyslurm_snapshot, name)[visible] for name in NODE_ARRAYS},
+        partitions=tuple(replace(partition, topology=topologies[partition.name])
+                         for partition in pyslurm_snapshot.partitions if partition.name in topologies),
+        reservations=pyslurm_snapshot.reservations)
 
 
-def _merge_profiles(pyslurm_profile: NodeProfile, scontrol_profile: NodeProfile |
-                    None, visible_partitions: Collection[str]) -> NodeProfile:
-    return replace(pyslurm_profile, partitions=tuple(name for name in pyslurm_profile.partitions if name in visible_partitions),
-                   gres=scontrol_profile.gres if scontrol_profile else (), gres_used=scontrol_profile.gres_used if scontrol_profile else ())
+def _merge_profiles(pyslurm_profile: NodeProfile, scontrol_profile: NodeProfile | None,
+                    visible_partitions: Collection[str]) -> NodeProfile:
+    return replace(
+        pyslurm_profile,
+        partitions=tuple(name for name in pyslurm_profile.partitions if name in visible_partitions),
+        gres=scontrol_profile.gres if scontrol_profile else (),
+        gres_used=scontrol_profile.gres_used if scontrol_profile else ())

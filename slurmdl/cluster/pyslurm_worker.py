@@ -1,8 +1,8 @@
-"""What runs in the process of its own that `pyslurm.fetch` starts: the cluster as PySlurm sees it, on stdout.
+"""Worker process of `pyslurm_backend`: print the cluster as PySlurm reads it.
 
-One record a line in the form of `scontrol -o -d show nodes`, `show partitions`, `show reservations` and `show
-config`, with what slurmdl reads of them, so that one parser reads both. It imports nothing else of slurmdl, to start
-fast. What goes wrong is the last line on stderr, with exit status 1.
+One record per line in the form of `scontrol -o -d show nodes`, `partitions`, `reservations` and `config`, so that one
+parser reads both. It imports nothing else of slurmdl, for a fast start. An error is the last line on stderr, with
+exit status 1.
 """
 
 from __future__ import annotations
@@ -13,57 +13,58 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-#: release whose attributes are read below
+#: first release with the attributes below
 MIN_RELEASE = (25, 11)
 
 #: key of scontrol -> attribute of PySlurm
 _NODE_ATTRIBUTES = {"CPUAlloc": "allocated_cpus", "CPUEfctv": "effective_cpus", "CPUTot": "total_cpus",
-         "ActiveFeatures": "active_features", "RealMemory": "real_memory", "AllocMem": "allocated_memory",
-         "State": "state", "MemSpecLimit": "memory_reserved_for_system", "Weight": "weight",
-         "Partitions": "partitions"}
+                    "ActiveFeatures": "active_features", "RealMemory": "real_memory", "AllocMem": "allocated_memory",
+                    "State": "state", "MemSpecLimit": "memory_reserved_for_system", "Weight": "weight",
+                    "Partitions": "partitions"}
 _PARTITION_ATTRIBUTES = {"Default": "is_default", "OverSubscribe": "oversubscribe", "PriorityTier": "priority_tier",
-              "State": "state", "DefMemPerCPU": "default_memory_per_cpu", "DefMemPerNode": "default_memory_per_node"}
+                         "State": "state", "DefMemPerCPU": "default_memory_per_cpu",
+                         "DefMemPerNode": "default_memory_per_node"}
 _CONFIG_ATTRIBUTES = {"DefMemPerCPU": "default_memory_per_cpu", "DefMemPerNode": "default_memory_per_node",
-           "GresTypes": "gres_types"}
+                      "GresTypes": "gres_types"}
 
 
 def main() -> None:
-    answer = os.fdopen(os.dup(1), "w", encoding="utf-8", errors="surrogateescape")
-    os.dup2(2, 1)  # what libslurm or PySlurm may print is not of the answer
+    output = os.fdopen(os.dup(1), "w", encoding="utf-8", errors="surrogateescape")
+    os.dup2(2, 1)  # messages of libslurm and PySlurm go to stderr
     try:
         import pyslurm
     except ImportError as error:
-        sys.exit(f"{error}; valid: the PySlurm of the controller's release for {sys.executable}, or cluster_backend: "
-                 "scontrol")
+        sys.exit(f"{error}; expected the PySlurm of the controller's release for {sys.executable}, or "
+                 "cluster_backend: scontrol")
     try:
         config = pyslurm.slurmctld.Config.load()
-        if why := version_mismatch_reason(pyslurm.__version__, config.version):
-            sys.exit(why)
-        answer.writelines(_record_lines(pyslurm, config))
-        answer.close()
+        if reason := version_mismatch_reason(pyslurm.__version__, config.version):
+            sys.exit(reason)
+        output.writelines(_record_lines(pyslurm, config))
+        output.close()
     except Exception as error:
         sys.exit(f"{type(error).__name__}: {error}")
-    os._exit(0)  # libslurm's own threads and the freeing of each node one by one are not waited for
+    os._exit(0)  # do not wait for libslurm's threads and the freeing of each node
 
 
 def version_mismatch_reason(pyslurm_version: str, controller_version: str) -> str:
-    """Why a release of PySlurm cannot read from a controller of a release of Slurm, "" where it can.
+    """Return why this PySlurm cannot read from a controller of that Slurm release, or "".
 
-    PySlurm X.Y is built for Slurm X.Y, whose structures it reads as they are in memory. No command is newer than its
-    controller, so where PySlurm and the controller are of one release, the library between them is, too.
+    PySlurm X.Y reads the memory structures of Slurm X.Y. No command is newer than its controller: if PySlurm and the
+    controller are of one release, libslurm is, too.
     """
     own_release, release = _parse_release(pyslurm_version), _parse_release(controller_version)
     if own_release < MIN_RELEASE:
-        return (f"release {pyslurm_version} is not valid; valid: {'.'.join(map(str, MIN_RELEASE))} and newer, or cluster_backend: "
-                "scontrol")
+        return (f"release {pyslurm_version}: too old; expected {'.'.join(map(str, MIN_RELEASE))} or newer, or "
+                "cluster_backend: scontrol")
     if own_release != release:
-        return (f"release {pyslurm_version} does not fit a controller of Slurm {controller_version}; valid: "
+        return (f"release {pyslurm_version} does not fit a controller of Slurm {controller_version}; expected "
                 f"{'.'.join(map(str, release))}.*, or cluster_backend: scontrol")
     return ""
 
 
 def _parse_release(version: str) -> tuple[int, ...]:
-    """26.05.5 and 26.5.0 -> (26, 5); () for what is no version."""
+    """Parse 26.05.5 or 26.5.0 -> (26, 5); () if the text is no version."""
     return tuple(map(int, re.findall(r"\d+", version)[:2]))
 
 
@@ -72,9 +73,9 @@ def _record_lines(pyslurm: Any, config: Any) -> Iterator[str]:
         yield f"NodeName={node.name} {_format_pairs(node, _NODE_ATTRIBUTES)}\n"
     for partition in pyslurm.Partitions.load().values():
         yield f"PartitionName={partition.name} {_format_pairs(partition, _PARTITION_ATTRIBUTES)}\n"
-    for held in pyslurm.Reservations.load().values():
-        yield (f"ReservationName={held.name} Nodes={_format_value(held.nodes)} "
-               f"State={'ACTIVE' if held.is_active else 'INACTIVE'}\n")
+    for reservation in pyslurm.Reservations.load().values():
+        yield (f"ReservationName={reservation.name} Nodes={_format_value(reservation.nodes)} "
+               f"State={'ACTIVE' if reservation.is_active else 'INACTIVE'}\n")
     for key, attribute in _CONFIG_ATTRIBUTES.items():
         yield f"{key} = {_format_value(getattr(config, attribute))}\n"
 
@@ -86,5 +87,5 @@ def _format_pairs(item: Any, attributes: Mapping[str, str]) -> str:
 def _format_value(value: Any) -> str:
     if isinstance(value, bool):
         return "YES" if value else "NO"
-    # PySlurm has None for a number that is 0
+    # PySlurm returns None for 0
     return "" if value is None else ",".join(value) if isinstance(value, list) else str(value)

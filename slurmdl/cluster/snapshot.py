@@ -1,4 +1,4 @@
-"""Which nodes exist, what they have and what of it is free: one snapshot of the controller's view."""
+"""Cluster snapshot: nodes, their resources and what is unallocated, partitions, reservations."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ import numpy.typing as npt
 from slurmdl.errors import InputError
 
 IntArray = npt.NDArray[np.int64]
+Record = TypeVar("Record")
 
-#: what a node has of each, in numbers: the arrays of a snapshot and the fields of a node
+#: numeric fields of Node, which are arrays of ClusterSnapshot
 NODE_ARRAYS = ("cpus", "cpus_unallocated", "memory", "memory_unallocated", "weight")
+_MAX_NUMBER = 2 ** 40  # sums stay below 2**63
 
 
 @dataclass(frozen=True)
@@ -26,13 +28,11 @@ class Node:
     Attributes
     ----------
     state : Slurm's base state and flags, upper case, without suffix marks, e.g. ("IDLE",), ("MIXED", "DRAIN").
-    responding : False where the state carries the mark `*`.
-    cpus, cpus_free : CPUs that jobs can be given, and those not allocated now.
-    memory, memory_free : MB configured, and MB not allocated now (never the free RAM).
+    responding : False if the state has the mark `*`.
+    cpus, cpus_unallocated : CPUs for jobs, and those not allocated now.
+    memory, memory_unallocated : MB configured, and MB not allocated now (not the free RAM).
     features : active features.
-    partitions : partitions that the node is in.
-    gres : generic resources, name or name:type -> count configured.
-    gres_used : the same, allocated now.
+    gres, gres_used : generic resources, name or name:type -> count configured, count allocated now.
     weight : Slurm's node weight; lower is preferred.
     """
 
@@ -52,10 +52,7 @@ class Node:
 
 @dataclass(frozen=True)
 class NodeProfile:
-    """What many nodes have in common, so that it is looked at once; the fields are those of Node.
-
-    Generic resources are pairs of name and count.
-    """
+    """Fields of Node that many nodes share; generic resources are pairs of name and count."""
 
     state: tuple[str, ...]
     responding: bool = True
@@ -71,10 +68,10 @@ class Partition:
 
     Attributes
     ----------
-    memory_per_cpu, memory_per_node : MB that a job gets which names none (DefMemPerCPU, DefMemPerNode of the
-        partition, else of the cluster); None where neither is known, which may stand for the whole node.
-    topology : name of the topology that it uses (25.05 and newer), "" for the cluster's default.
-    priority : PriorityTier; of several partitions Slurm tries the highest first.
+    memory_per_cpu, memory_per_node : default MB of a job (DefMemPerCPU, DefMemPerNode of the partition, else of the
+        cluster); None if unknown, which may mean the whole node.
+    topology : name of its topology (25.05 and newer), "" for the cluster's default.
+    priority : PriorityTier; Slurm tries the partition with the highest one first.
     """
 
     name: str
@@ -89,13 +86,7 @@ class Partition:
 
 @dataclass(frozen=True)
 class Reservation:
-    """One reservation as `scontrol show reservations` gives it.
-
-    Attributes
-    ----------
-    nodes : names of the nodes that it holds.
-    active : whether it holds them now.
-    """
+    """One reservation as `scontrol show reservations` gives it; it holds `nodes` now if `active`."""
 
     name: str
     nodes: tuple[str, ...] = ()
@@ -108,10 +99,10 @@ class ClusterSnapshot:
 
     Attributes
     ----------
-    names : distinct names of the nodes, in Slurm's order.
-    kind : shape (nodes,), index of each node in `kinds`.
-    kinds : what the nodes have in common.
-    cpus, cpus_free, memory, memory_free, weight : shape (nodes,), as in Node.
+    names : unique node names, in Slurm's order.
+    profile_index : shape (nodes,), index of each node in `profiles`.
+    profiles : shared fields of the nodes.
+    cpus, cpus_unallocated, memory, memory_unallocated, weight : shape (nodes,), as in Node.
     """
 
     names: tuple[str, ...]
@@ -127,24 +118,23 @@ class ClusterSnapshot:
 
     @classmethod
     def from_nodes(cls, nodes: Iterable[Node], partitions: Sequence[Partition] = (),
-           reservations: Sequence[Reservation] = ()) -> ClusterSnapshot:
-        """The snapshot of nodes that are given one by one."""
+                   reservations: Sequence[Reservation] = ()) -> ClusterSnapshot:
         nodes = tuple(nodes)
-        kinds: dict[NodeProfile, int] = {}
-        kind = [kinds.setdefault(_node_profile(node), len(kinds)) for node in nodes]
-        numbers = {name: np.array([getattr(node, name) for node in nodes], np.int64) for name in NODE_ARRAYS}
-        return cls(tuple(node.name for node in nodes), np.array(kind, np.int32), tuple(kinds), **numbers,
+        profiles: dict[NodeProfile, int] = {}
+        profile_index = [profiles.setdefault(_node_profile(node), len(profiles)) for node in nodes]
+        arrays = {name: np.array([getattr(node, name) for node in nodes], np.int64) for name in NODE_ARRAYS}
+        return cls(tuple(node.name for node in nodes), np.array(profile_index, np.int32), tuple(profiles), **arrays,
                    partitions=tuple(partitions), reservations=tuple(reservations))
 
     @cached_property
     def nodes(self) -> tuple[Node, ...]:
-        """The nodes one by one: for a few, or for many where time does not matter."""
+        """The nodes as objects; slow for many nodes."""
         columns = [getattr(self, name).tolist() for name in NODE_ARRAYS]
-        shared = [{"state": kind.state, "responding": kind.responding, "features": kind.features,
-                   "partitions": kind.partitions, "gres": dict(kind.gres), "gres_used": dict(kind.gres_used)}
-                  for kind in self.profiles]
-        return tuple(Node(name, **shared[kind], **dict(zip(NODE_ARRAYS, numbers, strict=True)))
-                     for name, kind, *numbers in zip(self.names, self.profile_index.tolist(), *columns, strict=True))
+        shared = [{"state": profile.state, "responding": profile.responding, "features": profile.features,
+                   "partitions": profile.partitions, "gres": dict(profile.gres), "gres_used": dict(profile.gres_used)}
+                  for profile in self.profiles]
+        return tuple(Node(name, **shared[profile], **dict(zip(NODE_ARRAYS, numbers, strict=True)))
+                     for name, profile, *numbers in zip(self.names, self.profile_index.tolist(), *columns, strict=True))
 
     @cached_property
     def node_by_name(self) -> dict[str, Node]:
@@ -155,7 +145,7 @@ class ClusterSnapshot:
         return next((p.name for p in self.partitions if p.default), None)
 
     def topology_of(self, partitions: Sequence[str] = ()) -> str:
-        """Name of the topology that a job's first partition uses, else the default partition; "" for the default."""
+        """Return the topology name of a job's first partition, else of the default partition; "" for the default."""
         wanted = partitions[0] if partitions else self.default_partition
         return next((p.topology for p in self.partitions if p.name == wanted), "")
 
@@ -165,57 +155,49 @@ class ClusterSnapshot:
 
     @classmethod
     def from_json(cls, data: Any) -> ClusterSnapshot:
-        """The inverse of `to_json`; InputError names the field that does not fit."""
+        """Return the inverse of `to_json`; InputError names the invalid field."""
         if not isinstance(data, dict) or "nodes" not in data:
-            raise InputError("cluster JSON: an object with nodes is expected")
+            raise InputError("cluster JSON: expected an object with nodes")
         nodes = parse_records(Node, data, "nodes")
-        twice = next((name for name, count in Counter(node.name for node in nodes).items() if count > 1), None)
-        if twice is not None:
-            raise InputError(f"cluster JSON: node {twice} stands twice")
+        duplicate = next((name for name, count in Counter(node.name for node in nodes).items() if count > 1), None)
+        if duplicate is not None:
+            raise InputError(f"cluster JSON: duplicate node {duplicate}")
         return cls.from_nodes(nodes, parse_records(Partition, data, "partitions"),
                               parse_records(Reservation, data, "reservations"))
 
 
 def _node_profile(node: Node) -> NodeProfile:
     return NodeProfile(node.state, node.responding, node.features, node.partitions, tuple(node.gres.items()),
-                tuple(node.gres_used.items()))
-
-
-# MERGED: Records of a JSON file, checked field by field against the dataclass that they make.
-
-Record = TypeVar("Record")
-
-#: numbers stay far below what 64 bits hold, so that sums of them do, too
-_MAX_NUMBER = 2 ** 40
+                       tuple(node.gres_used.items()))
 
 
 def parse_records(record_type: type[Record], data: dict[str, Any], key: str) -> list[Record]:
-    """The list under a key, each entry as `make(**entry)`; an absent key is an empty list.
+    """Build `record_type(**entry)` from each entry of the list under a key; an absent key is an empty list.
 
     Raises
     ------
-    InputError : names the entry and the field that is unknown, missing or of another type, and what is valid.
+    InputError : names the entry and the field that is unknown, missing or of another type.
     """
     entries = data.get(key, [])
     if not isinstance(entries, list):
-        raise InputError(f"cluster JSON: {key}: a list is expected")
+        raise InputError(f"cluster JSON: {key}: expected a list")
     return [_parse_record(record_type, entry, f"{key}[{i}]") for i, entry in enumerate(entries)]
 
 
 def _parse_record(record_type: type[Record], entry: Any, location: str) -> Record:
     if not isinstance(entry, dict):
-        raise InputError(f"cluster JSON: {location}: an object is expected")
-    known = {field.name: field for field in fields(record_type)}  # type: ignore[arg-type]
+        raise InputError(f"cluster JSON: {location}: expected an object")
+    known = {declared.name: declared for declared in fields(record_type)}  # type: ignore[arg-type]
     values = {}
     for name, value in entry.items():
         if name not in known:
-            raise InputError(f"cluster JSON: {location}: unknown field {name!r}; valid: {', '.join(known)}")
-        holds, kind = _FIELD_TYPES[str(known[name].type)]
-        if not holds(value):
-            raise InputError(f"cluster JSON: {location}: {name}={value!r} is not valid; valid: {kind}")
+            raise InputError(f"cluster JSON: {location}: unknown field {name!r}; expected one of {', '.join(known)}")
+        is_valid, type_name = _FIELD_TYPES[str(known[name].type)]
+        if not is_valid(value):
+            raise InputError(f"cluster JSON: {location}: {name}={value!r}: expected {type_name}")
         values[name] = tuple(value) if isinstance(value, list) else value
-    for name, field in known.items():
-        if name not in values and field.default is MISSING and field.default_factory is MISSING:
+    for name, declared in known.items():
+        if name not in values and declared.default is MISSING and declared.default_factory is MISSING:
             raise InputError(f"cluster JSON: {location}: {name} is missing")
     return record_type(**values)
 
@@ -236,12 +218,12 @@ def _is_count_mapping(value: Any) -> bool:
     return isinstance(value, dict) and all(map(_is_count, value.values()))
 
 
-#: type of a field as it is written in its dataclass -> whether a value of JSON holds it, and its name for people
+#: annotation of a field -> predicate of valid JSON values, and a name for messages
 _FIELD_TYPES: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "str": (_is_text, "a text of one line"),
+    "str": (_is_text, "a string of one line"),
     "bool": (lambda value: isinstance(value, bool), "true or false"),
-    "int": (_is_count, "a whole number, 0 or more"),
-    "int | None": (lambda value: value is None or _is_count(value), "a whole number, 0 or more, or null"),
-    "tuple[str, ...]": (_is_text_list, "a list of texts"),
-    "Mapping[str, int]": (_is_count_mapping, "an object of whole numbers, 0 or more"),
+    "int": (_is_count, "an integer, 0 or more"),
+    "int | None": (lambda value: value is None or _is_count(value), "an integer, 0 or more, or null"),
+    "tuple[str, ...]": (_is_text_list, "a list of strings"),
+    "Mapping[str, int]": (_is_count_mapping, "an object of integers, 0 or more"),
 }

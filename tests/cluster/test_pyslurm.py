@@ -207,11 +207,11 @@ def test_jobs_and_reservations(rested: PySlurmCluster) -> None:
     try:
         seen = rested.snapshot()
         found = nodes(seen)
-        assert (found["n1"]["state"], found["n1"]["cpus_free"], found["n1"]["memory_free"]) == (["MIXED"], 3, 3000)
+        assert (found["n1"]["state"], found["n1"]["cpus_unallocated"], found["n1"]["memory_unallocated"]) == (["MIXED"], 3, 3000)
         assert found["n1"]["gres_used"] == {"gpu:a100": 1, "tmp": 100}
         assert sum(found["n2"]["gres_used"].values()) == 2
         assert "DRAIN" in found["n2"]["state"] and "DRAIN" in found["n4"]["state"]
-        assert found["n3"]["cpus_free"] == 0 and found["n3"]["state"][0] == "ALLOCATED"
+        assert found["n3"]["cpus_unallocated"] == 0 and found["n3"]["state"][0] == "ALLOCATED"
         assert [(held["name"], held["nodes"], held["active"]) for held in seen["reservations"]] == [
             ("now", ["n3", "n4"], True), ("later", ["d1", "d2", "n1"], False)]
     finally:

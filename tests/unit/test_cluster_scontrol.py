@@ -1,4 +1,4 @@
-"""The snapshot of the nodes from real output of scontrol, and from a scontrol that fails."""
+"""Cluster snapshots from real and failing output of scontrol, and from JSON."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ def test_gres(gres: str, expected: dict[str, int]) -> None:
     assert scontrol_parser.parse_snapshot(f"NodeName=n1 Gres={gres} State=IDLE").nodes[0].gres == expected
 
 
-def test_reserved_memory_and_cpus_are_not_free() -> None:
-    node = scontrol_parser.parse_snapshot("NodeName=n1 CPUAlloc=1 CPUEfctv=6 CPUTot=8 RealMemory=8000 AllocMem=1000 State=MIXED "
-                          "MemSpecLimit=500").nodes[0]
+def test_reserved_memory_and_cpus_are_not_unallocated() -> None:
+    node = scontrol_parser.parse_snapshot("NodeName=n1 CPUAlloc=1 CPUEfctv=6 CPUTot=8 RealMemory=8000 AllocMem=1000 "
+                                          "State=MIXED MemSpecLimit=500").nodes[0]
     assert (node.cpus, node.cpus_unallocated, node.memory, node.memory_unallocated) == (6, 5, 7500, 6500)
 
 
@@ -62,8 +62,8 @@ def test_reserved_memory_and_cpus_are_not_free() -> None:
 ])
 def test_default_memory(partition: str, config: str, expected: tuple[int | None, int | None]) -> None:
     text = f"PartitionName=main State=UP {partition} MaxMemPerNode=UNLIMITED\nscontrol: show config\n{config}\n"
-    found = scontrol_parser.parse_snapshot(text).partitions[0]
-    assert (found.memory_per_cpu, found.memory_per_node) == expected
+    parsed = scontrol_parser.parse_snapshot(text).partitions[0]
+    assert (parsed.memory_per_cpu, parsed.memory_per_node) == expected
 
 
 @pytest.mark.parametrize(("text", "expected"), [
@@ -71,59 +71,60 @@ def test_default_memory(partition: str, config: str, expected: tuple[int | None,
     ("Exclusive=NO GraceTime=0 OverSubscribe=YES:4", "YES:4"), ("ExclusiveUser=NO OverSubscribe=FORCE:2", "FORCE:2"),
 ])
 def test_partitions_of_whole_nodes(text: str, expected: str) -> None:
-    """Slurm 22.05 words it in the first way, 26.05 in the second."""
-    assert scontrol_parser.parse_snapshot(f"PartitionName=main {text} State=UP\n").partitions[0].oversubscribe == expected
+    """The first form is of Slurm 22.05, the second of 26.05."""
+    snapshot = scontrol_parser.parse_snapshot(f"PartitionName=main {text} State=UP\n")
+    assert snapshot.partitions[0].oversubscribe == expected
 
 
-def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+def write_scontrol(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     path = tmp_path / "scontrol"
     path.write_text(f"#!/bin/sh\n{text}\n")
     path.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
 
 
-def test_a_failing_part_does_not_lose_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    program(tmp_path, monkeypatch, f"grep -v -e ^PartitionName -e ^SwitchName {DATA}/scontrol-22.05.8.txt\n"
+def test_failing_part_keeps_other_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_scontrol(tmp_path, monkeypatch, f"grep -v -e ^PartitionName -e ^SwitchName {DATA}/scontrol-22.05.8.txt\n"
                                    "echo 'slurm_load_partitions error: Access/permission denied' >&2\nexit 1")
     snapshot, zones = load.query_cluster("auto", with_topology=True)
     assert len(snapshot.nodes) == 9
     assert (snapshot.partitions, zones) == ((), "")
 
 
-def test_zones_come_with_the_same_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    program(tmp_path, monkeypatch, f"cat > {tmp_path}/stdin; cat {DATA}/scontrol-22.05.8.txt")
+def test_zones_come_from_the_same_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_scontrol(tmp_path, monkeypatch, f"cat > {tmp_path}/stdin; cat {DATA}/scontrol-22.05.8.txt")
     assert load.query_cluster("auto", with_topology=True)[1].count("SwitchName=") == 3
     wanted = ("nodes", "partitions", "reservations", "config", "topoconf", "topology")
-    assert (tmp_path / "stdin").read_text() == "".join(f"show {what}\n" for what in wanted)
+    assert (tmp_path / "stdin").read_text() == "".join(f"show {entity}\n" for entity in wanted)
 
 
-@pytest.mark.parametrize(("text", "says"), [
+@pytest.mark.parametrize(("text", "expected"), [
     ("echo 'slurm_load_node error: Unable to contact slurm controller' >&2; exit 1", "Unable to contact"),
     ("echo No nodes in the system", "no node"),
 ])
-def test_no_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, says: str) -> None:
-    program(tmp_path, monkeypatch, text)
-    with pytest.raises(UnavailableError, match=says):
+def test_no_nodes_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, expected: str) -> None:
+    write_scontrol(tmp_path, monkeypatch, text)
+    with pytest.raises(UnavailableError, match=expected):
         load.query_cluster("auto")
 
 
-def test_no_scontrol(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_scontrol_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UnavailableError, match="scontrol"):
         load.query_cluster("auto")
 
 
-def test_json_and_back(tmp_path: Path) -> None:
+def test_json_round_trip(tmp_path: Path) -> None:
     snapshot = scontrol_parser.parse_snapshot(REAL)
     path = tmp_path / "cluster.json"
     path.write_text(json.dumps(snapshot.to_json()))
-    for found in (load.load_cluster_file(str(path)), ClusterSnapshot.from_json(json.loads(path.read_text())),
+    for loaded in (load.load_cluster_file(str(path)), ClusterSnapshot.from_json(json.loads(path.read_text())),
                   load.load_cluster_file(str(DATA / "scontrol-22.05.8.txt"))):
-        assert (found.nodes, found.partitions, found.reservations) == (snapshot.nodes, snapshot.partitions, ())
+        assert (loaded.nodes, loaded.partitions, loaded.reservations) == (snapshot.nodes, snapshot.partitions, ())
 
 
 @pytest.mark.parametrize("text", ["", "{", "{}", '{"nodes": [{"nmae": "n1"}]}', '{"nodes": []}', "nothing of use"])
-def test_malformed_file(tmp_path: Path, text: str) -> None:
+def test_malformed_file_is_rejected(tmp_path: Path, text: str) -> None:
     path = tmp_path / "cluster"
     path.write_text(text)
     with pytest.raises(InputError) as caught:
@@ -131,47 +132,47 @@ def test_malformed_file(tmp_path: Path, text: str) -> None:
     assert str(path) in str(caught.value)
 
 
-@pytest.mark.parametrize(("data", "says"), [
-    ({"nodes": {}}, "nodes: a list is expected"), ({"nodes": [1]}, "nodes[0]: an object is expected"),
-    ([], "an object with nodes is expected"), ({}, "an object with nodes is expected"),
+@pytest.mark.parametrize(("data", "expected"), [
+    ({"nodes": {}}, "nodes: expected a list"), ({"nodes": [1]}, "nodes[0]: expected an object"),
+    ([], "expected an object with nodes"), ({}, "expected an object with nodes"),
     ({"nodes": [{"name": "n1", "state": ["IDLE"]}, {"name": "n2"}]}, "nodes[1]: state is missing"),
-    ({"nodes": [{"nmae": "n1"}]}, "nodes[0]: unknown field 'nmae'; valid: name, state, responding"),
-    ({"nodes": [{"name": "n1", "state": "IDLE"}]}, "nodes[0]: state='IDLE' is not valid; valid: a list of texts"),
-    ({"nodes": [{"name": "n1", "state": ["IDLE"], "cpus": -1}]}, "cpus=-1 is not valid; valid: a whole number, 0"),
-    ({"nodes": [{"name": "n1", "state": ["IDLE"], "memory": 1e300}]}, "memory=1e+300 is not valid"),
-    ({"nodes": [{"name": "n1", "state": ["IDLE"], "weight": 10 ** 30}]}, "is not valid; valid: a whole number"),
-    ({"nodes": [{"name": "n1", "state": ["IDLE"], "cpus": True}]}, "cpus=True is not valid"),
-    ({"nodes": [{"name": "n1", "state": ["IDLE"], "gres": {"gpu": "2"}}]}, "valid: an object of whole numbers"),
-    ({"nodes": [{"name": ["n1"], "state": ["IDLE"]}]}, "name=['n1'] is not valid; valid: a text"),
-    ({"nodes": [{"name": "n1", "state": ["IDLE"]}] * 2}, "node n1 stands twice"),
-    ({"nodes": [], "partitions": [{"name": "a", "memory_per_cpu": "1"}]}, "partitions[0]: memory_per_cpu='1' is not"),
-    ({"nodes": [], "reservations": [{"name": "a", "nodes": [1]}]}, "reservations[0]: nodes=[1] is not valid"),
+    ({"nodes": [{"nmae": "n1"}]}, "nodes[0]: unknown field 'nmae'; expected one of name, state, responding"),
+    ({"nodes": [{"name": "n1", "state": "IDLE"}]}, "nodes[0]: state='IDLE': expected a list of strings"),
+    ({"nodes": [{"name": "n1", "state": ["IDLE"], "cpus": -1}]}, "cpus=-1: expected an integer, 0"),
+    ({"nodes": [{"name": "n1", "state": ["IDLE"], "memory": 1e300}]}, "memory=1e+300: expected"),
+    ({"nodes": [{"name": "n1", "state": ["IDLE"], "weight": 10 ** 30}]}, ": expected an integer"),
+    ({"nodes": [{"name": "n1", "state": ["IDLE"], "cpus": True}]}, "cpus=True: expected"),
+    ({"nodes": [{"name": "n1", "state": ["IDLE"], "gres": {"gpu": "2"}}]}, "expected an object of integers"),
+    ({"nodes": [{"name": ["n1"], "state": ["IDLE"]}]}, "name=['n1']: expected a string"),
+    ({"nodes": [{"name": "n1", "state": ["IDLE"]}] * 2}, "duplicate node n1"),
+    ({"nodes": [], "partitions": [{"name": "a", "memory_per_cpu": "1"}]}, "partitions[0]: memory_per_cpu='1': expected"),
+    ({"nodes": [], "reservations": [{"name": "a", "nodes": [1]}]}, "reservations[0]: nodes=[1]: expected"),
 ])
-def test_a_snapshot_of_the_wrong_shape(data: object, says: str) -> None:
+def test_json_with_invalid_field_is_rejected(data: object, expected: str) -> None:
     with pytest.raises(InputError) as caught:
         ClusterSnapshot.from_json(data)
-    assert says in str(caught.value)
+    assert expected in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(("text", "says"), [
-    (REAL[:REAL.index("NodeName=n2") + 100], "NodeName=n2: the record has no State"),
-    ("NodeName=n1 CPUTot=2 State=IDLE\nPartitionName=main\n", "PartitionName=main: the record has no State"),
-    ("NodeName=n1 Arch=x86_64\nCPUTot=2\nState=IDLE\n", "NodeName=n1: the record has no State"),
-    ("NodeName=n1 CPUTot=2 State=IDLE Gres=gpu:2\n", "with the option -d"),
+@pytest.mark.parametrize(("text", "expected"), [
+    (REAL[:REAL.index("NodeName=n2") + 100], "NodeName=n2: no State"),
+    ("NodeName=n1 CPUTot=2 State=IDLE\nPartitionName=main\n", "PartitionName=main: no State"),
+    ("NodeName=n1 Arch=x86_64\nCPUTot=2\nState=IDLE\n", "NodeName=n1: no State"),
+    ("NodeName=n1 CPUTot=2 State=IDLE Gres=gpu:2\n", "with -d"),
 ])
-def test_text_that_does_not_tell_enough_is_refused(tmp_path: Path, text: str, says: str) -> None:
-    """Cut off, its lines changed, or without the counts of GPUs in use."""
+def test_incomplete_text_is_rejected(tmp_path: Path, text: str, expected: str) -> None:
+    """Truncated text, split lines, or no counts of used GPUs."""
     path = tmp_path / "nodes.txt"
     path.write_text(text)
     with pytest.raises(InputError) as caught:
         load.load_cluster_file(str(path))
-    assert says in str(caught.value)
+    assert expected in str(caught.value)
     assert str(caught.value).startswith(str(path))
 
 
 def test_numbers_and_hostlists_out_of_bounds() -> None:
-    """What people may write into a file for `slurmdl place --cluster`: bounded, never a traceback."""
+    """Files for `slurmdl place --cluster` may hold any text: bounded, never a traceback."""
     huge = scontrol_parser.parse_snapshot(
         f"NodeName=n1 CPUTot={'9' * 5000} RealMemory=-5 State= Gres=gpu:{'9' * 40}\n").nodes[0]
     assert (huge.cpus, huge.memory, huge.state, huge.gres) == (2 ** 40, 0, ("UNKNOWN",), {"gpu:" + "9" * 40: 1})
@@ -184,11 +185,11 @@ def test_reservations() -> None:
             "Nodes=n[1-2] NodeCnt=2 Flags=SPEC_NODES Users=root State=ACTIVE BurstBuffer=(null)\n"
             "ReservationName=r2 StartTime=2026-11-21T16:57:41 Nodes=n3 NodeCnt=1 Flags=MAINT State=INACTIVE\n"
             "ReservationName=licences Nodes=(null) NodeCnt=0 Licenses=a:1 State=ACTIVE\n")
-    found = scontrol_parser.parse_snapshot(f"NodeName=n1 State=IDLE\n{text}").reservations
-    assert [(r.name, r.nodes, r.active) for r in found] == [
+    reservations = scontrol_parser.parse_snapshot(f"NodeName=n1 State=IDLE\n{text}").reservations
+    assert [(r.name, r.nodes, r.active) for r in reservations] == [
         ("r1", ("n1", "n2"), True), ("r2", ("n3",), False), ("licences", (), True)]
 
 
-def test_without_reservations_the_zones_are_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    program(tmp_path, monkeypatch, "echo NodeName=n1 State=IDLE; echo No reservations in the system")
+def test_no_reservations_line_is_not_topology(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_scontrol(tmp_path, monkeypatch, "echo NodeName=n1 State=IDLE; echo No reservations in the system")
     assert load.query_cluster("auto", with_topology=True)[1] == ""

@@ -65,8 +65,8 @@ def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     Path("zones.conf").write_text(f"SwitchName={ZONE} Nodes=n[1-4]\nSwitchName=zoneB Nodes=n[5-8]\n"
                                   f"SwitchName=core Switches={ZONE},zoneB\n", newline="")
     Path("twice.conf").write_text(f"SwitchName=zoneB Nodes=n[1-8]\nSwitchName={ZONE} Nodes=n1\n", newline="")
-    nodes = [{"name": f"n{i}", "state": ["IDLE"], "features": [BAD], "partitions": [BAD], "cpus": 2, "cpus_free": 2,
-              "memory": 4000, "memory_free": 4000} for i in range(1, 9)]
+    nodes = [{"name": f"n{i}", "state": ["IDLE"], "features": [BAD], "partitions": [BAD], "cpus": 2, "cpus_unallocated": 2,
+              "memory": 4000, "memory_unallocated": 4000} for i in range(1, 9)]
     Path("nodes.json").write_text(json.dumps({"nodes": nodes, "partitions": [{"name": BAD, "default": True}]}))
     Path("scores.json").write_text(json.dumps({"time": time.time(), "zones": {
         ZONE: {"throughput": 1e6, "age": 1.0, "samples": 3}}, "nodes": {
