@@ -1,11 +1,11 @@
-"""Command lines read as getopt_long(3) reads them for sbatch and srun, without ever refusing one.
+"""Parse the command lines of sbatch and srun as getopt_long(3) does, without rejecting any.
 
-The words that this parser does not know stay where they are: sbatch and srun judge them by themselves.
+Unknown arguments stay in place, for sbatch and srun to judge.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -14,17 +14,17 @@ HasArg = Literal["no", "required", "optional"]
 
 @dataclass(frozen=True)
 class Option:
-    """One option as it was given.
+    """One given option.
 
     Attributes
     ----------
-    name : the long name in full, whatever the spelling; as written (without dashes) where it is not known.
-    value : None where it has none, or where the value that it needs is missing.
-    words : the option spelled alone, e.g. ("-n", "4"); an option out of a cluster `-lun4` gives ("-n4",).
-    index : index in argv of the word that it begins in.
-    known : False for an option that is in no table, or an ambiguous abbreviation: whether it takes the
-        next word is not known, and it is read as if it did not.
-    complete : False where a value is needed and argv ends.
+    name : the full long name; as written (without dashes) if unknown.
+    value : None if the option has none, or a required value is missing.
+    args : the option spelled alone, e.g. ("-n", "4"); an option in a cluster `-lun4` gives ("-n4",).
+    index : index in argv of the argument in which it begins.
+    is_known : False for an option in no table and for an ambiguous abbreviation, which are read as if they took no
+        value from the next argument.
+    is_complete : False if a required value is missing at the end of argv.
     """
 
     name: str
@@ -37,52 +37,52 @@ class Option:
 
 @dataclass(frozen=True)
 class CommandLine:
-    """Options in the order given, and the operands: the program or script with its arguments."""
+    """Options in their order, and the operands: the program or script with its arguments."""
 
     options: tuple[Option, ...]
     operands: tuple[str, ...]
 
     def last_value(self, name: str) -> str | None:
-        """Value of the last `--name`, None where it was not given or has no value (use `has`)."""
+        """Value of the last `--name`; None if it is not given or has no value (see `has_option`)."""
         return next((option.value for option in reversed(self.options) if option.name == name), None)
 
     def has_option(self, name: str) -> bool:
         return any(option.name == name for option in self.options)
 
     def args_except(self, names: Iterable[str]) -> tuple[str, ...]:
-        """The words of all options but these, in the order given (no operands, no `--`)."""
-        dropped = frozenset(names)
-        return tuple(word for option in self.options if option.name not in dropped for word in option.args)
+        """Arguments of all options but `names`, in their order, without operands and `--`."""
+        excluded = frozenset(names)
+        return tuple(arg for option in self.options if option.name not in excluded for arg in option.args)
 
 
 def parse_command_line(argv: Sequence[str], short_options: Mapping[str, str],
                        long_options: Mapping[str, HasArg]) -> CommandLine:
-    """Split `argv` (without the program's own name) into options and operands.
+    """Split `argv` (without the program's name) into options and operands.
 
     Follows getopt_long with a leading `+`, as sbatch and srun call it: clusters (`-lun4`), `-n4`, `-n 4`,
-    `--name=value`, `--name value`, unique abbreviations of long names, optional values only when attached,
-    `--` ends the options, and so does the first word that is no option (`-` alone is none).
+    `--name=value`, `--name value`, unique abbreviations of long names, optional values only if attached. `--` and the
+    first argument that is no option (including `-`) end the options.
 
     Parameters
     ----------
-    short : letter -> long name.
-    long : long name -> whether it takes a value. An option with an optional value takes only an attached one.
+    short_options : letter -> long name.
+    long_options : long name -> whether it takes a value.
     """
     options: list[Option] = []
-    at = 0
-    while at < len(argv):
-        word = argv[at]
-        if word == "--":
-            at += 1
+    index = 0
+    while index < len(argv):
+        arg = argv[index]
+        if arg == "--":
+            index += 1
             break
-        if not word.startswith("-") or word == "-":
+        if not arg.startswith("-") or arg == "-":
             break
-        following = argv[at + 1] if at + 1 < len(argv) else None
-        read = [_long_option(word, following, at, long_options)] if word.startswith("--") else \
-            list(_short_options(word, following, at, short_options, long_options))
-        options += read
-        at += 1 + (len(read[-1].args) == 2)
-    return CommandLine(tuple(options), tuple(argv[at:]))
+        next_arg = argv[index + 1] if index + 1 < len(argv) else None
+        parsed = [_long_option(arg, next_arg, index, long_options)] if arg.startswith("--") else \
+            list(_short_options(arg, next_arg, index, short_options, long_options))
+        options += parsed
+        index += 1 + (len(parsed[-1].args) == 2)
+    return CommandLine(tuple(options), tuple(argv[index:]))
 
 
 def _long_option(arg: str, next_arg: str | None, index: int, long_options: Mapping[str, HasArg]) -> Option:
@@ -106,7 +106,7 @@ def _full_name(written: str, long_options: Mapping[str, HasArg]) -> str | None:
 
 
 def _short_options(arg: str, next_arg: str | None, index: int, short_options: Mapping[str, str],
-             long_options: Mapping[str, HasArg]) -> Iterable[Option]:
+                   long_options: Mapping[str, HasArg]) -> Iterator[Option]:
     for i, letter in enumerate(arg[1:], start=1):
         name, attached = short_options.get(letter), arg[i + 1:]
         if name is None:

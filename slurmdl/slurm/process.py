@@ -1,6 +1,6 @@
-"""The one module that starts other programs and waits for their answers, bounded in time.
+"""Run other programs: queries with a time limit, pass-through, and replacement of this process.
 
-Where this process only becomes another, `subprocess` is not needed, and not imported.
+No other module imports `subprocess`; here it is imported only when a child process is needed.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from slurmdl.errors import UnavailableError
 if TYPE_CHECKING:
     import subprocess
 
-#: seconds that a query of Slurm may take
+#: time limit of a query
 QUERY_TIMEOUT_S = 5.0
 
-#: Python ignores these from its start; other programs start with them as usual
+#: Python ignores these signals from its start; other programs need the default action
 _IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
-#: bytes of a line of a program's stdout that is listened to
+#: maximum length of a line that `run_passthrough` hands to its callback
 _MAX_LINE_BYTES = 4096
 
-#: variables that change the output of Slurm's own commands, unset before a query
+#: variables that change the output of Slurm's commands, unset for queries
 _FORMAT_VARIABLES = ("SINFO_FORMAT", "SQUEUE_FORMAT", "SLURM_TOPO_LEN", "SLURM_TIME_FORMAT",
                      "SLURM_JSON", "SLURM_YAML", "SLURM_BITSTR_LEN", "SLURM_CLUSTERS",
                      "SCONTROL_FUTURE", "SCONTROL_ALL")
@@ -35,7 +35,7 @@ _FORMAT_VARIABLES = ("SINFO_FORMAT", "SQUEUE_FORMAT", "SLURM_TOPO_LEN", "SLURM_T
 
 @dataclass(frozen=True)
 class CommandResult:
-    """What a query command gave back."""
+    """Exit status and output of a command; `command` is its name in messages."""
 
     command: str
     returncode: int
@@ -44,49 +44,42 @@ class CommandResult:
 
     @property
     def first_error(self) -> str:
-        """First line of its stderr, "" where it wrote none."""
+        """First non-empty line of stderr, or ""."""
         return next((line.strip() for line in self.stderr.splitlines() if line.strip()), "")
 
 
 def check_output(argv: Sequence[str], *, stdin: str = "", timeout: float = QUERY_TIMEOUT_S,
-          env: Mapping[str, str] | None = None) -> str:
-    """Run a query command and return its stdout.
-
-    Raises
-    ------
-    UnavailableError : as `ask`, and where the command fails (its last line of stderr is quoted).
-    """
-    answer = run_command(argv, stdin=stdin, timeout=timeout, env=env)
-    if answer.returncode:
-        lines = answer.stderr.strip().splitlines() or answer.stdout.splitlines()
+                 env: Mapping[str, str] | None = None) -> str:
+    """Run a query and return its stdout. UnavailableError as `run_command`, and if the exit status is not 0."""
+    result = run_command(argv, stdin=stdin, timeout=timeout, env=env)
+    if result.returncode:
+        lines = result.stderr.strip().splitlines() or result.stdout.splitlines()
         message = lines[-1] if lines else "no message"
-        raise UnavailableError(f"{answer.command}: exit status {answer.returncode}: {message}")
-    return answer.stdout
+        raise UnavailableError(f"{result.command}: exit status {result.returncode}: {message}")
+    return result.stdout
 
 
 def run_command(argv: Sequence[str], *, stdin: str = "", timeout: float = QUERY_TIMEOUT_S,
-        env: Mapping[str, str] | None = None, cwd: str | None = None, name: str = "") -> CommandResult:
-    """Run a query command and return all that it gave, whatever its exit status.
+                env: Mapping[str, str] | None = None, cwd: str | None = None, name: str = "") -> CommandResult:
+    """Run a query and return its result, whatever the exit status.
 
-    The command runs in a process group of its own, which is killed when `timeout` seconds are over, so
-    that a hanging controller costs no more than that.
+    The command runs in its own process group, which is killed after `timeout` seconds.
 
     Parameters
     ----------
-    directory : where it runs, None for the current one.
-    name : what errors call it, "" for the program's name.
+    name : name of the command in errors, "" for the program's name.
 
     Raises
     ------
-    UnavailableError : the program is missing or hangs.
+    UnavailableError : the program is missing or exceeds the time limit.
     """
     import subprocess
 
     name = name or os.path.basename(argv[0])
-    clean = {k: v for k, v in (os.environ if env is None else env).items() if k not in _FORMAT_VARIABLES}
+    clean_env = {k: v for k, v in (os.environ if env is None else env).items() if k not in _FORMAT_VARIABLES}
     try:
         child = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                                 env=clean, start_new_session=True, cwd=cwd)
+                                 env=clean_env, start_new_session=True, cwd=cwd)
     except OSError as error:
         raise UnavailableError(f"{name}: {error.strerror or error}") from error
     try:
@@ -99,24 +92,19 @@ def run_command(argv: Sequence[str], *, stdin: str = "", timeout: float = QUERY_
 
 
 def start_command(argv: Sequence[str], *, stdin: str = "") -> Callable[[], CommandResult]:
-    """Start a query command and return at once, so that this process can work while the command runs.
-
-    Returns
-    -------
-    a function that waits for the command; it returns and raises as `ask` does.
-    """
+    """Start a query and return at once; the returned function waits for the result, as `run_command`."""
     import threading
 
-    answers: list[CommandResult] = []
+    results: list[CommandResult] = []
     errors: list[Exception] = []
 
     def run() -> None:
         try:
-            answers.append(run_command(argv, stdin=stdin))
+            results.append(run_command(argv, stdin=stdin))
         except Exception as error:
             errors.append(error)
 
-    # a daemon: a process that fails meanwhile ends without waiting for the command
+    # a daemon thread: if this process fails meanwhile, it ends without waiting for the command
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
 
@@ -124,64 +112,60 @@ def start_command(argv: Sequence[str], *, stdin: str = "") -> Callable[[], Comma
         thread.join()
         if errors:
             raise errors[0]
-        return answers[0]
+        return results[0]
 
     return result
 
 
-
-
 def stream_lines(argv: Sequence[str], *, stdin: str, timeout: float,
-          env: Mapping[str, str]) -> Generator[str, None, None]:
-    """Run a program and yield the lines of its stdout as they come, until it ends or nobody wants more.
+                 env: Mapping[str, str]) -> Generator[str, None, None]:
+    """Run a program and yield the lines of its stdout as they arrive, until it ends or the generator is closed.
 
-    It runs in a process group of its own. One that still runs a second after the last line that was wanted, or when
-    the time is over, is ended.
+    It runs in its own process group. It is terminated after the time limit, or one second after the generator closes.
 
     Raises
     ------
-    UnavailableError : the program is missing, fails (its last line of stderr is quoted), or goes on for longer than
-        `timeout` seconds.
+    UnavailableError : the program is missing, fails (the last line of stderr is quoted) or exceeds the time limit.
     """
     import queue
     import subprocess
     import tempfile
     import threading
 
-    name, end = os.path.basename(argv[0]), time.monotonic() + timeout
-    with tempfile.TemporaryFile() as said:
+    name, deadline = os.path.basename(argv[0]), time.monotonic() + timeout
+    with tempfile.TemporaryFile() as stderr:
         try:
-            child = subprocess.Popen(argv, stdin=_memfd_containing(stdin.encode()), stdout=subprocess.PIPE, stderr=said,
-                                     env=dict(env), start_new_session=True)
+            child = subprocess.Popen(argv, stdin=_memfd_containing(stdin.encode()), stdout=subprocess.PIPE,
+                                     stderr=stderr, env=dict(env), start_new_session=True)
         except OSError as error:
             raise UnavailableError(f"{name}: {error.strerror or error}") from error
-        found: queue.Queue[bytes | None] = queue.Queue()
+        lines: queue.Queue[bytes | None] = queue.Queue()
 
         def read() -> None:
             for line in child.stdout or ():
-                found.put(line)
-            found.put(None)
+                lines.put(line)
+            lines.put(None)
 
         threading.Thread(target=read, daemon=True).start()
         try:
             while True:
                 try:
-                    line = found.get(timeout=max(0.0, end - time.monotonic()))
+                    line = lines.get(timeout=max(0.0, deadline - time.monotonic()))
                 except queue.Empty:
                     raise UnavailableError(f"{name}: not done within {timeout:g} s") from None
                 if line is None:
                     break
                 yield line.decode(errors="replace")
         finally:
-            _terminate(child, min(1.0, max(0.0, end - time.monotonic())))
+            _terminate(child, min(1.0, max(0.0, deadline - time.monotonic())))
         if child.returncode:
-            said.seek(0)
-            text = said.read().decode(errors="replace").strip().splitlines() or ["no message"]
+            stderr.seek(0)
+            text = stderr.read().decode(errors="replace").strip().splitlines() or ["no message"]
             raise UnavailableError(f"{name}: exit status {child.returncode}: {text[-1]}")
 
 
 def _terminate(child: subprocess.Popen[bytes], grace_s: float) -> None:
-    """Wait so many seconds for a program to end, then make it end: srun ends its tasks when it is told to."""
+    """Wait `grace_s` seconds, then send SIGTERM (srun then ends its tasks), then SIGKILL."""
     import subprocess
 
     for number in (0, signal.SIGTERM, signal.SIGKILL):
@@ -195,7 +179,7 @@ def _terminate(child: subprocess.Popen[bytes], grace_s: float) -> None:
 
 
 def run_detached_after(argv: Sequence[str], delay_s: float) -> None:
-    """Start a command after so many seconds, whatever becomes of this process and its terminal until then."""
+    """Start a command after a delay, even if this process and its terminal are gone by then."""
     import subprocess
 
     subprocess.Popen(["/bin/sh", "-c", 'sleep "$0"; exec "$@"', str(delay_s), *argv], cwd="/", start_new_session=True,
@@ -203,12 +187,12 @@ def run_detached_after(argv: Sequence[str], delay_s: float) -> None:
 
 
 def exec_program(argv: Sequence[str], env: Mapping[str, str], stdin: bytes | None = None) -> NoReturn:
-    """Replace this process by a program, so that signals, terminal and exit status are its own.
+    """Replace this process by a program, which then owns the signals, the terminal and the exit status.
 
     Parameters
     ----------
-    argv : the first word is the program's path; the program is told its name only, as a shell would tell it.
-    stdin : what it reads on its standard input; None leaves that as it is.
+    argv : the path of the program first; the program gets its name only, as from a shell.
+    stdin : content of standard input; None leaves standard input unchanged.
 
     Raises
     ------
@@ -228,11 +212,11 @@ def exec_program(argv: Sequence[str], env: Mapping[str, str], stdin: bytes | Non
 
 
 def run_passthrough(argv: Sequence[str], env: Mapping[str, str], stdin: bytes | None,
-          on_line: Callable[[bytes], bool]) -> int:
-    """Run a program to its end, hand its stdout through byte for byte, and return its exit status.
+                    on_line: Callable[[bytes], bool]) -> int:
+    """Run a program to its end, copy its stdout unchanged, and return its exit status.
 
-    Signals that end programs are passed on to it. `hears` is called with each line that has been handed through,
-    while the program goes on, until it returns True. Of a long line it gets the beginning.
+    Signals that end programs are forwarded. `on_line` gets each copied line while the program runs, long lines
+    truncated, until it returns True.
 
     Raises
     ------
@@ -240,25 +224,21 @@ def run_passthrough(argv: Sequence[str], env: Mapping[str, str], stdin: bytes | 
     """
     import subprocess
 
-    child = _popen_forwarding_signals(
-    argv,
-    env,
-    stdin=None if stdin is None else _memfd_containing(stdin),
-     stdout=subprocess.PIPE)
+    child = _popen_forwarding_signals(argv, env, stdin=None if stdin is None else _memfd_containing(stdin),
+                                      stdout=subprocess.PIPE)
     assert child.stdout is not None
-    rest, heard = b"", False
+    partial_line, is_done = b"", False
     while chunk := os.read(child.stdout.fileno(), 65536):
-        with suppress(OSError):  # closed or full: the program itself would go on, too
+        with suppress(OSError):  # closed or full: the program itself would continue, too
             _write_all(1, chunk)
-        if not heard:
-            *lines, rest = (rest + chunk).split(b"\n")
-            heard = any(on_line(line[:_MAX_LINE_BYTES]) for line in lines)
-            rest = rest[:_MAX_LINE_BYTES]
+        if not is_done:
+            *lines, partial_line = (partial_line + chunk).split(b"\n")
+            is_done = any(on_line(line[:_MAX_LINE_BYTES]) for line in lines)
+            partial_line = partial_line[:_MAX_LINE_BYTES]
     return _wait_for_exit(child)
 
 
 def _popen_forwarding_signals(argv: Sequence[str], env: Mapping[str, str], **streams: Any) -> subprocess.Popen[bytes]:
-    """A program that gets the signals that this process gets."""
     import subprocess
 
     try:
@@ -271,10 +251,10 @@ def _popen_forwarding_signals(argv: Sequence[str], env: Mapping[str, str], **str
 
 
 def _wait_for_exit(child: subprocess.Popen[bytes]) -> int:
-    """The exit status of a program when it has ended; this process ends by the signal by which it did."""
+    """Return the exit status; if a signal ended the program, end this process by the same signal."""
     status = child.wait()
     if status < 0:
-        if -status != signal.SIGKILL:  # which has no other action
+        if -status != signal.SIGKILL:  # its action cannot change
             signal.signal(-status, signal.SIG_DFL)
         os.kill(os.getpid(), -status)
     return status
@@ -294,7 +274,7 @@ def _write_all(fd: int, data: bytes) -> None:
 
 
 def flush_output() -> None:
-    """Write out what was said. What cannot be written (closed, a full disk) keeps no program from its start."""
+    """Flush stdout and stderr; a stream that cannot be written (closed, full disk) is no error."""
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):
             if stream is not None:

@@ -1,7 +1,7 @@
-"""The options of sbatch: which take a value, which variable sets them, and how a script gives them.
+"""Options of sbatch, the variables that set them, and the directives of batch scripts.
 
-The tables hold what the man page sbatch(1) of Slurm 22.05 to 26.05 and `sbatch --help` list. They serve to
-find where the options end and what placement depends on; nothing is refused for standing outside them.
+The tables hold the options of the man page sbatch(1) of Slurm 22.05 to 26.05 and of `sbatch --help`. They serve to
+find the end of the options and the settings that placement depends on; an option in no table is not rejected.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ SHORT_OPTIONS = {
     "w": "nodelist", "x": "exclude",
 }
 
-#: names that mean the same option
+#: other name of an option -> its name
 SYNONYMS = {"tasks-per-node": "ntasks-per-node", "cluster": "clusters"}
 
-#: the variables that sbatch reads and placement depends on; the later of two for one option wins
+#: variables of sbatch that placement depends on; the later of two for one option counts
 ENV_VARIABLES = {
     "SBATCH_IGNORE_PBS": "ignore-pbs", "SBATCH_ARRAY_INX": "array", "SBATCH_CLUSTERS": "clusters",
     "SLURM_CLUSTERS": "clusters", "SBATCH_CONSTRAINT": "constraint", "SBATCH_CORE_SPEC": "core-spec",
@@ -62,23 +62,28 @@ ENV_VARIABLES = {
 }
 
 
+def is_flag_set(value: str) -> bool:
+    """Whether a variable sets a flag: empty, "yes" or a number other than 0 (sbatch(1))."""
+    return value in ("", "yes") or re.fullmatch(r"[+-]?0*[1-9][0-9]*", value) is not None
+
+
 def sbatch_settings_from_environ(environ: Mapping[str, str]) -> dict[str, str | None]:
-    """What the environment sets: long name -> value, "" for a flag, None for one that it takes back."""
+    """Settings of the environment: long name -> value, "" for a flag, None for a flag that is unset."""
     settings: dict[str, str | None] = {}
     for variable, name in ENV_VARIABLES.items():
         value = environ.get(variable)
         if value is not None:
-            flag = LONG_OPTIONS[name] == "no" or name == "requeue"
-            settings.pop(name, None)  # the order is that of the last word on each
-            settings[name] = value if not flag else "" if is_flag_set(value) else None
+            is_flag = LONG_OPTIONS[name] == "no" or name == "requeue"
+            settings.pop(name, None)  # the last variable of an option decides its position
+            settings[name] = value if not is_flag else "" if is_flag_set(value) else None
     return settings
 
 
 @dataclass(frozen=True)
 class Directive:
-    """The words of one `#SBATCH` or `#DL` line; `line` counts from 1.
+    """The arguments of one `#SBATCH` or `#DL` line; `line` counts from 1.
 
-    A line for another scheduler (`#PBS`, `#BSUB`), which sbatch translates, has its keyword and no words.
+    A line for another scheduler (`#PBS`, `#BSUB`), which sbatch translates, has a keyword and no arguments.
     """
 
     keyword: str
@@ -87,7 +92,7 @@ class Directive:
 
 
 def script_header(body: bytes) -> tuple[list[str], bool]:
-    """The lines of a batch script above its first command, and whether there is a command."""
+    """The lines of a batch script before its first command, and whether there is a command."""
     lines = body.decode(errors="surrogateescape").split("\n")
     commands = (i for i, line in enumerate(lines) if line.strip() and not line.lstrip().startswith("#"))
     end = next(commands, None)
@@ -95,66 +100,59 @@ def script_header(body: bytes) -> tuple[list[str], bool]:
 
 
 def script_directives(body: bytes, file: str) -> Iterator[Directive]:
-    """The directive lines of a batch script, up to its first line that is neither blank nor a comment.
+    """Yield the directives of a batch script before its first command.
 
-    A `#SBATCH` keyword begins its line and needs no blank after it, as sbatch reads it; `#DL` needs one, so
-    that a comment like `#DLang` stays a comment.
+    As in sbatch, no blank is needed after `#SBATCH`. `#DL` needs one, so that `#DLang` stays a comment.
 
     Raises
     ------
     UsageError : a quote in a `#DL` line is not closed.
     """
-    for number, raw in enumerate(script_header(body)[0], start=1):
-        if raw.startswith("#SBATCH"):
-            yield Directive("#SBATCH", tuple(_split_directive(raw[len("#SBATCH"):])), number)
-        elif raw.startswith("#SLURM"):
-            yield Directive("#SBATCH", tuple(_split_directive(raw[len("#SLURM"):])), number)
-        elif raw.startswith("#DL") and raw[3:4] in ("", " ", "\t", "\r"):
+    for number, line in enumerate(script_header(body)[0], start=1):
+        if line.startswith(("#SBATCH", "#SLURM")):
+            keyword = "#SBATCH" if line.startswith("#SBATCH") else "#SLURM"
+            yield Directive("#SBATCH", tuple(_split_directive(line[len(keyword):])), number)
+        elif line.startswith("#DL") and line[3:4] in ("", " ", "\t", "\r"):
             try:
-                yield Directive("#DL", tuple(_split_directive(raw[3:], strict=True)), number)
+                yield Directive("#DL", tuple(_split_directive(line[3:], strict=True)), number)
             except ValueError as error:
-                raise UsageError(f"{file}:{number}: {raw[:100]!r}: {error}") from error
-        elif raw.startswith(("#PBS", "#BSUB")):
-            yield Directive(raw.split(maxsplit=1)[0], (), number)
+                raise UsageError(f"{file}:{number}: {line[:100]!r}: {error}") from error
+        elif line.startswith(("#PBS", "#BSUB")):
+            yield Directive(line.split(maxsplit=1)[0], (), number)
 
 
 def _split_directive(text: str, strict: bool = False) -> Iterator[str]:
-    """Split a directive as sbatch does: blanks, either quote, a backslash before any character, `#` ends it."""
+    """Split a directive as sbatch does: at blanks; with quotes, backslash before any character, `#` for the end."""
     if not any(special in text for special in "\\\"'#"):
         yield from text.split()
         return
-    word: list[str] = []
-    quote, escaped, begun = "", False, False
-    for letter in text:
-        if escaped:
-            word.append(letter)
-            escaped = False
-        elif letter == "\\":
-            escaped = begun = True
+    arg: list[str] = []
+    quote, is_escaped, has_arg = "", False, False
+    for char in text:
+        if is_escaped:
+            arg.append(char)
+            is_escaped = False
+        elif char == "\\":
+            is_escaped = has_arg = True
         elif quote:
-            if letter == quote:
+            if char == quote:
                 quote = ""
             else:
-                word.append(letter)
-        elif letter in "\"'":
-            quote, begun = letter, True
-        elif letter == "#":
+                arg.append(char)
+        elif char in "\"'":
+            quote, has_arg = char, True
+        elif char == "#":
             break
-        elif letter.isspace():
-            if begun and not word:  # sbatch takes an empty word for the end of the line
+        elif char.isspace():
+            if has_arg and not arg:  # for sbatch an empty argument ends the line
                 return
-            if begun:
-                yield "".join(word)
-            word, begun = [], False
+            if has_arg:
+                yield "".join(arg)
+            arg, has_arg = [], False
         else:
-            word.append(letter)
-            begun = True
+            arg.append(char)
+            has_arg = True
     if quote and strict:
         raise ValueError(f"the quote {quote} is not closed")
-    if word:
-        yield "".join(word)
-
-
-def is_flag_set(value: str) -> bool:
-    """Whether a variable switches a flag on: empty, "yes" or a number that is not 0 (sbatch(1))."""
-    return value in ("", "yes") or re.fullmatch(r"[+-]?0*[1-9][0-9]*", value) is not None
+    if arg:
+        yield "".join(arg)

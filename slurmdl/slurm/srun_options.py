@@ -1,4 +1,4 @@
-"""srun's options (srun(1), Slurm 22.05 to 26.05): which take a value, and what they mean for the layout."""
+"""Options of srun (srun(1), Slurm 22.05 to 26.05): whether they take a value, and their effect on the layout."""
 
 from __future__ import annotations
 
@@ -37,24 +37,23 @@ LONG_OPTIONS: dict[str, HasArg] = {
     **dict.fromkeys(_NO_ARG.split(), "no"), **dict.fromkeys(_OPTIONAL_ARG.split(), "optional"),
     **dict.fromkeys(_REQUIRED_ARG.split(), "required")}
 
-#: with these srun starts no step of its own choosing: it is called as it is
+#: with these options srun starts no step
 PASSTHROUGH = frozenset({"help", "usage", "version", "test-only", "autocomplete"})
 
-#: what is ours and none of srun's, beside --dl-*
+#: options of slurmdl besides --dl-*
 WRAPPER_OPTIONS = frozenset({"launcher", "print-rank-map"})
 
-#: these decide the layout; the hostfile takes their place
-LAYOUT_OPTIONS = frozenset({"ntasks", "nodes", "ntasks-per-node",
-                           "tasks-per-node", "relative", "nodelist", "exclude"})
+#: decide the layout; the host file replaces them
+LAYOUT_OPTIONS = frozenset({"ntasks", "nodes", "ntasks-per-node", "tasks-per-node", "relative", "nodelist",
+                            "exclude"})
 
-#: these are read for the layout, and stay
-LAYOUT_INPUTS = frozenset({"cpus-per-task", "exact", "exclusive", "overlap",
-                          "multi-prog", "mpi", "job-name", "chdir"})
+#: read for the layout and passed to srun
+LAYOUT_INPUTS = frozenset({"cpus-per-task", "exact", "exclusive", "overlap", "multi-prog", "mpi", "job-name", "chdir"})
 
-#: these may bound the tasks of a node by something other than its CPUs, and stay
+#: may limit the tasks of a node by something other than CPUs; passed to srun
 TASK_LIMITING = frozenset({"gpus-per-task", "gpus-per-node", "gres", "hint", "threads-per-core"})
 
-#: these change neither the nodes of a step nor the tasks on each
+#: change neither the nodes of a step nor the tasks per node
 _LAYOUT_NEUTRAL = """accel-bind account acctg-freq comment compress cpu-bind cpu_bind cpu-freq debugger-test
     disable-status epilog error export extra gpu-bind gpu-freq gres-flags ignore-signals immediate input
     kill-on-bad-exit label mem mem-bind mem-update msg-timeout network nice no-kill oom-kill-step open-mode output
@@ -63,12 +62,12 @@ _LAYOUT_NEUTRAL = """accel-bind account acctg-freq comment compress cpu-bind cpu
     wckey whole"""
 LAYOUT_NEUTRAL = frozenset(_LAYOUT_NEUTRAL.split())
 
-#: the environment's twins of options that cannot be mapped
+#: environment variables of options that cannot be mapped
 UNSUPPORTED_ENV = ("SLURM_HOSTFILE", "SLURM_DISTRIBUTION", "SLURM_OVERCOMMIT", "SLURM_NTASKS_PER_CORE",
-                      "SLURM_NTASKS_PER_SOCKET", "SLURM_NTASKS_PER_GPU", "SLURM_NTASKS_PER_TRES", "SLURM_SPREAD_JOB",
-                      "SLURM_USE_MIN_NODES", "SLURM_CONSTRAINT", "SLURM_BCAST")
+                   "SLURM_NTASKS_PER_SOCKET", "SLURM_NTASKS_PER_GPU", "SLURM_NTASKS_PER_TRES", "SLURM_SPREAD_JOB",
+                   "SLURM_USE_MIN_NODES", "SLURM_CONSTRAINT", "SLURM_BCAST")
 
-#: the environment's twins of options that may bound the tasks of a node
+#: environment variables of TASK_LIMITING
 TASK_LIMITING_ENV = ("SLURM_GPUS", "SLURM_GPUS_PER_NODE", "SLURM_GPUS_PER_TASK", "SLURM_GPUS_PER_SOCKET",
-                      "SLURM_CPUS_PER_GPU", "SLURM_MEM_PER_GPU", "SLURM_STEP_GRES", "SLURM_HINT",
-                      "SLURM_THREADS_PER_CORE")
+                     "SLURM_CPUS_PER_GPU", "SLURM_MEM_PER_GPU", "SLURM_STEP_GRES", "SLURM_HINT",
+                     "SLURM_THREADS_PER_CORE")
