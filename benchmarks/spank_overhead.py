@@ -114,10 +114,10 @@ def run(repeats: int = STEPS, results_file: str | None = None) -> None:
     """Measure `repeats` steps of each kind; print the rows and write them to `results_file`."""
     if repeats < 2 * BLOCKS:
         raise UsageError(f"--repeats {repeats}: at least {2 * BLOCKS} expected")
-    plain, timed = BUILD / "slurmdl.so", BUILD / "timed.so"
+    plain, timed = BUILD / "slurmdl.so", BUILD / "timing.so"
     missing = [str(path) for path in (plain, timed) if not path.exists()]
     if missing:
-        raise SandboxError(f"{missing[0]} is missing: make plugin, then make -C spank timed")
+        raise SandboxError(f"{missing[0]} is missing: make plugin, then make -C spank timing")
     rows = []
     with Steps("bare", "") as bare, Steps("plugged", f"optional {plain}\n") as plugged, \
             Steps("timed", f"optional {timed}\n") as clocked:

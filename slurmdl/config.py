@@ -7,7 +7,7 @@ The keys, all optional::
       node-binding: auto
     link_defaults:        # assumed for links that were not measured
       node_bandwidth: 1.25e9      # bytes/s of a node's link
-      zone_bandwidth: [1.25e10]   # bytes/s of a zone's uplink by level, leaf first; the last value holds for all above
+      zone_bandwidth: [1.25e10]   # bytes/s of a zone's uplink by level, leaf first; the last value repeats
       latency: 2.0e-5     # seconds per message and level crossed
     link_scores:          # see docs/links.md
       file: /shared/slurmdl/scores.json    # published by the collector
@@ -133,8 +133,8 @@ def _read_config_file(path: str) -> dict[str, Any]:
 
 
 def _merge_config(base: Config, data: dict[str, Any], path: str) -> Config:
-    links = yaml_input.check_keys(data.get("link_defaults") or {}, ("node_bandwidth", "zone_bandwidth", "latency"), path,
-                                  "link_defaults.")
+    links = yaml_input.check_keys(data.get("link_defaults") or {}, ("node_bandwidth", "zone_bandwidth", "latency"),
+                                  path, "link_defaults.")
     numbers: dict[str, Any] = {key: _checked_number(links[key], f"link_defaults.{key}", path)
                                for key in ("node_bandwidth", "latency") if key in links}
     if "zone_bandwidth" in links:
@@ -160,7 +160,8 @@ def _parse_link_scores(base: LinkScoresConfig, data: Any, path: str) -> LinkScor
         changes["file"] = _checked_text(data["file"], f"{prefix}file", path, os.path.isabs, "an absolute path")
     if "trusted_owner" in data:
         owner = str(data["trusted_owner"]) if isinstance(data["trusted_owner"], int) else data["trusted_owner"]
-        changes["trusted_owner"] = _checked_text(owner, f"{prefix}trusted_owner", path, str.strip, "a user name or uid")
+        changes["trusted_owner"] = _checked_text(owner, f"{prefix}trusted_owner", path, str.strip,
+                                                 "a user name or uid")
     for key, allow_zero in (("max_age", False), ("half_life", True), ("tolerance", True)):
         if key in data:
             changes[key] = _checked_number(data[key], f"{prefix}{key}", path, allow_zero)
@@ -168,8 +169,9 @@ def _parse_link_scores(base: LinkScoresConfig, data: Any, path: str) -> LinkScor
         changes["cost_model"] = _checked_choice(data["cost_model"], f"{prefix}cost_model", path, COST_MODELS)
     if "weights" in data:
         weights = yaml_input.check_keys(data["weights"], METRICS, path, f"{prefix}weights.")
-        changes["weights"] = {**base.weights, **{key: _checked_number(value, f"{prefix}weights.{key}", path, allow_zero=True)
-                                                 for key, value in weights.items()}}
+        changes["weights"] = {**base.weights, **{
+            key: _checked_number(value, f"{prefix}weights.{key}", path, allow_zero=True)
+            for key, value in weights.items()}}
         if not any(changes["weights"].get(key, 1.0) for key in METRICS):
             raise InputError(f"{prefix}weights: all are 0; expected at least one greater than 0", path)
     return replace(base, **changes, **_parse_prometheus(base, data.get("prometheus") or {}, path))
@@ -181,8 +183,8 @@ def _parse_prometheus(base: LinkScoresConfig, data: Any, path: str) -> dict[str,
     data = yaml_input.check_keys(data, ("url", "node_label", "queries"), path, prefix)
     changes: dict[str, Any] = {}
     if "url" in data:
-        changes["prometheus_url"] = _checked_text(data["url"], f"{prefix}url", path,
-                                                  lambda url: url.startswith(("http://", "https://")), "http://HOST[:PORT]")
+        changes["prometheus_url"] = _checked_text(
+            data["url"], f"{prefix}url", path, lambda url: url.startswith(("http://", "https://")), "http://HOST[:PORT]")
     if "node_label" in data:
         changes["prometheus_node_label"] = _checked_text(data["node_label"], f"{prefix}node_label", path,
                                                          str.isidentifier, "a label name")

@@ -111,10 +111,10 @@ class DlOption:
             return int(value)
         if self.kind == "names" and value.strip(","):
             return tuple(dict.fromkeys(name for name in value.split(",") if name))
-        if self.kind == "text" and value or self.kind == "choice" and value in self.values.split("|"):
+        if (self.kind == "text" and value) or (self.kind == "choice" and value in self.values.split("|")):
             return value
-        expected = {"count": "a whole number, 0 or more", "names": "names separated by commas",
-                    "choice": ", ".join(sort_by_similarity(value, self.values.split("|")))}.get(self.kind, self.values)
+        expected = {"count": "a whole number, 0 or more", "names": "names separated by commas", "text": self.values,
+                    "choice": ", ".join(sort_by_similarity(value, self.values.split("|")))}[self.kind]
         raise UsageError(f"{source}: invalid value {value!r}; expected {expected}")
 
 
@@ -122,19 +122,19 @@ class DlOption:
 OPTIONS = (
     DlOption("strategy", "choice", "|".join(STRATEGIES), "training strategy: how replicas are kept in sync"),
     DlOption("ps", "count", "N", "number of parameter servers among the tasks (default with strategy ps: 1)"),
-    DlOption("place", "choice", "|".join(PLACE_CHOICES), "fill one zone after another, balance the zones, or spread over "
-             "as many as possible"),
-    DlOption("node-binding", "choice", "|".join(NODE_BINDING_CHOICES), "how strictly Slurm is bound to the chosen nodes"),
+    DlOption("place", "choice", "|".join(PLACE_CHOICES), "fill one zone after another, balance the zones, or use as "
+             "many as possible"),
+    DlOption("node-binding", "choice", "|".join(NODE_BINDING_CHOICES), "how strictly the chosen nodes bind Slurm"),
     DlOption("zone", "names", "NAME,...", "restrict the job to the nodes of these zones"),
-    DlOption("rank0", "choice", "|".join(RANK0_CHOICES), "keep rank 0 on the job's first node, where scripts expect it, or "
-             "allow any node"),
+    DlOption("rank0", "choice", "|".join(RANK0_CHOICES), "keep rank 0 on the job's first node, where scripts "
+             "expect it, or allow any node"),
     DlOption("model-bytes", "bytes", "N", "size of one replica of the parameters, e.g. 400M"),
     DlOption("comm-pattern", "text", "PATTERN|FILE", "communication pattern of the ranks: ring or hierarchical; "
-             "random-matching, one-peer-exponential, base-2, zone-aware or link-aware (gossip); shards (ps); or a file of "
-             "traffic matrices, .npz or CSV"),
+             "random-matching, one-peer-exponential, base-2, zone-aware or link-aware (gossip); shards (ps); or a "
+             "file of traffic matrices, .npz or CSV"),
     DlOption("link-scores", "text", "auto|off|FILE|URL", "source of link scores: JSON, CSV, or a Prometheus server"),
-    DlOption("probe", "choice", "|".join(PROBE_CHOICES), "seconds to probe the links of the job's nodes before ranks are "
-             "mapped"),
+    DlOption("probe", "choice", "|".join(PROBE_CHOICES), "seconds to probe the links of the job's nodes before ranks "
+             "are mapped"),
     DlOption("explain", "flag", "", "print the decision and its reasons on stderr"),
     DlOption("dry-run", "flag", "", "print the command instead of submitting"),
     DlOption("strict", "flag", "", "fail if no choice can be made, instead of submitting without one"),

@@ -1,6 +1,6 @@
 """Exceptions, their exit statuses, and messages on stderr.
 
-Exit statuses of 64 and up (after sysexits.h) are used only if no sbatch or srun ran; otherwise its status is returned.
+Exit statuses of 64 and up (after sysexits.h) are used if no sbatch or srun ran; otherwise its status is returned.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ def warn(message: str) -> None:
 
 
 def report_error(error: BaseException) -> int:
-    """Print `error` as one line on stderr and return its exit status; with SLURMDL_DEBUG=1 print the traceback first."""
+    """Print `error` as one line on stderr, after the traceback with SLURMDL_DEBUG=1; return its exit status."""
     if os.environ.get("SLURMDL_DEBUG") == "1":
         import traceback
 

@@ -46,8 +46,8 @@ def _read_trusted_bytes(path: str, trusted_users: str, valid_owner: str) -> byte
                 raise InputError("is not a regular file", file=path)
             real_path = os.path.realpath(f"/proc/self/fd/{file.fileno()}")
             if reason := untrusted_reason(real_path, status, {0, os.geteuid()} | resolve_uids(trusted_users)):
-                raise InputError(f"is ignored: {reason}; expected owned by root, yourself or {valid_owner}, and writable only "
-                                 "by its owner", file=path)
+                raise InputError(f"is ignored: {reason}; expected owned by root, yourself or {valid_owner}, and "
+                                 "writable only by its owner", file=path)
             return _read_limited(file, path)
     except OSError as error:
         raise InputError(f"cannot be read ({error.strerror})", file=path) from error
@@ -78,8 +78,8 @@ def _read_trusted_stdin(trusted_users: str) -> bytes:
         with open(os.dup(0), "rb") as file:
             status = os.fstat(file.fileno())
             if status.st_uid not in {0, os.geteuid()} | resolve_uids(trusted_users):
-                raise InputError(f"is ignored: user {status.st_uid} owns it; expected owned by root, yourself or one of "
-                                 "--users", file=name)
+                raise InputError(f"is ignored: user {status.st_uid} owns it; expected owned by root, yourself or one "
+                                 "of --users", file=name)
             if (stat.S_ISREG(status.st_mode) or stat.S_ISFIFO(status.st_mode)) and _is_writable_by_others(status):
                 raise InputError(f"is ignored: others may write it (mode {stat.S_IMODE(status.st_mode):o}); expected "
                                  "writable only by its owner", file=name)

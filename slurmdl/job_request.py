@@ -1,4 +1,4 @@
-"""What the user asked for: sbatch's options as far as placement depends on them, and the --dl-* options."""
+"""The options of a submission that placement depends on: sbatch options and --dl-* options."""
 
 from __future__ import annotations
 
@@ -6,51 +6,46 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from slurmdl.dl_options import NODE_BINDING_CHOICES, PLACE_CHOICES, DlOptions
+from slurmdl.dl_options import DlOptions
 from slurmdl.errors import InputError
 
-__all__ = ["NODE_BINDING_CHOICES", "PLACE_CHOICES", "DlOptions", "JobRequest", "build_request"]
-
-#: options by which users choose nodes themselves, and options that take the job out of our sight
+#: options by which users choose nodes, or that send the job elsewhere -> spelling in messages
 _USER_NODE_OPTIONS = {"nodelist": "-w", "nodefile": "-F", "prefer": "--prefer", "switches": "--switches",
-               "contiguous": "--contiguous", "spread-job": "--spread-job", "segment": "--segment",
-               "clusters": "-M", "cluster-constraint": "--cluster-constraint", "external": "--external"}
-#: those of them that name the nodes, or lead to another cluster
+                      "contiguous": "--contiguous", "spread-job": "--spread-job", "segment": "--segment",
+                      "clusters": "-M", "cluster-constraint": "--cluster-constraint", "external": "--external"}
+#: options among them that name nodes or another cluster
 _NODE_NAMING_OPTIONS = ("nodelist", "nodefile", "clusters", "cluster-constraint", "external")
-#: options that say when the job may start
+#: options that may delay the start of the job
 _DELAYED_START_OPTIONS = ("hold", "dependency", "begin", "licenses", "bb", "bbf")
-#: options that ask for resources which placement does not model
+#: options that request resources that placement does not model
 _UNMODELLED_OPTIONS = ("sockets-per-node", "cores-per-socket", "threads-per-core", "extra-node-info",
-                 "hint", "mincpus", "tmp", "core-spec", "thread-spec", "ntasks-per-core", "ntasks-per-socket",
-                 "ntasks-per-gpu", "ntasks-per-tres", "cpus-per-gpu", "mem-per-gpu", "gpus-per-socket",
-                 "tres-per-task", "resources", "overcommit", "oversubscribe", "batch", "network", "reboot")
+                       "hint", "mincpus", "tmp", "core-spec", "thread-spec", "ntasks-per-core", "ntasks-per-socket",
+                       "ntasks-per-gpu", "ntasks-per-tres", "cpus-per-gpu", "mem-per-gpu", "gpus-per-socket",
+                       "tres-per-task", "resources", "overcommit", "oversubscribe", "batch", "network", "reboot")
 
 
 @dataclass(frozen=True)
 class JobRequest:
-    """One submission, as far as placement depends on it. None means: not given.
+    """Options of one submission that placement depends on; None for an option that was not given.
+
+    The *_reason fields are "" if they do not apply.
 
     Attributes
     ----------
-    nodes : (least, most) number of nodes; most is None for an open range.
-    ntasks, ntasks_per_node, cpus_per_task : counts.
-    memory_per_node, memory_per_cpu : MB; 0 = all of the node.
-    partitions : partitions named with -p, () for the default one.
-    constraint : the text of --constraint.
-    exclude, nodelist : hostlists, already expanded.
+    nodes : (min, max) number of nodes; max is None for an open range.
+    memory_per_node_mb, memory_per_cpu_mb : 0 for all of the node's memory.
+    partitions : partitions of -p, () for the default one.
+    constraint : expression of --constraint.
+    exclude, nodelist : expanded hostlists.
     gres_per_node : name or name:type -> count.
-    exclusive : the job wants whole nodes.
-    reservation : the text of --reservation, "" for none.
-    unpinnable : why no node choice can be made for it ("job array", "heterogeneous job", ...), "" else.
-    unrestrictable : why it cannot be kept out of nodes (the user names its nodes, or they are those of another
-        cluster, or what is asked for is not understood), "" where it can.
-    uncertain : why it is not known whether the job starts at once on nodes that are free (it is held, or waits for
-        another job), "" else.
-    not_modelled : what it asks for that placement does not look at, so that only Slurm knows whether it starts on
-        nodes that are free, "" for nothing.
-    requeue : the job may be requeued (Slurm's default).
-    seed : settles choices among equal nodes, so that many submitters who see the same cluster do not all choose
-        the same ones; 0 for the order of the snapshot.
+    exclusive : whether the job needs whole nodes.
+    unplaceable_reason : why no nodes can be chosen for it ("job array", "heterogeneous job", ...).
+    unrestrictable_reason : why it cannot be restricted to zones: the user names nodes or another cluster, or an
+        option is not understood.
+    start_unknown_reason : why it may not start at once on idle nodes: it is held, or depends on another job.
+    unmodelled_reason : request that placement does not model, so that only Slurm knows whether idle nodes satisfy it.
+    requeue : whether the job may be requeued (Slurm's default).
+    seed : breaks ties among equivalent nodes differently for concurrent submitters; 0 for the order of the snapshot.
     """
 
     dl: DlOptions = field(default_factory=DlOptions)
@@ -76,14 +71,14 @@ class JobRequest:
 
 
 def build_request(settings: Mapping[str, str], dl: DlOptions, unplaceable_reason: str = "") -> JobRequest:
-    """The request behind sbatch's options.
+    """Build the request from options of sbatch.
+
+    A value that sbatch would reject makes the request unplaceable; sbatch reports the error.
 
     Parameters
     ----------
-    settings : long name of an option of sbatch -> its value, "" for a flag, after precedence.
-    unpinnable : why no node choice can be made, where that is known already.
-
-    A value that sbatch itself would refuse makes the request unpinnable; the refusal is left to sbatch.
+    settings : long name of an sbatch option -> value, "" for a flag, after precedence.
+    unplaceable_reason : a reason that is already known, or "".
     """
     try:
         return JobRequest(
@@ -103,13 +98,13 @@ def build_request(settings: Mapping[str, str], dl: DlOptions, unplaceable_reason
             exclusive=settings.get("exclusive", "oversubscribe") != "oversubscribe",
             unplaceable_reason=unplaceable_reason or _unplaceable_reason(settings),
             unrestrictable_reason=unplaceable_reason or _user_choice_reason(settings, _NODE_NAMING_OPTIONS),
-            start_unknown_reason=next(
-    (f"--{name} decides when the job starts" for name in _DELAYED_START_OPTIONS if name in settings), ""),
+            start_unknown_reason=next((f"--{name} decides when the job starts" for name in _DELAYED_START_OPTIONS
+                                       if name in settings), ""),
             unmodelled_reason=_unmodelled_reason(settings),
             requeue="no-requeue" not in settings)
     except InputError as error:
-        return JobRequest(dl=dl, unplaceable_reason=unplaceable_reason or str(
-            error), unrestrictable_reason=unplaceable_reason or str(error))
+        reason = unplaceable_reason or str(error)
+        return JobRequest(dl=dl, unplaceable_reason=reason, unrestrictable_reason=reason)
 
 
 def _unplaceable_reason(settings: Mapping[str, str]) -> str:
@@ -119,38 +114,37 @@ def _unplaceable_reason(settings: Mapping[str, str]) -> str:
 
 
 def _user_choice_reason(settings: Mapping[str, str], options: Iterable[str]) -> str:
-    """Which of these options, or of the distributions, names nodes or bounds the choice of them; "" for none."""
+    """The first of `options`, or the distribution, by which the user restricts the choice of nodes; "" for none."""
     if "arbitrary" in settings.get("distribution", ""):
-        return "--distribution=arbitrary brings its own node list"
+        return "--distribution=arbitrary has its own node list"
     return next((f"{_USER_NODE_OPTIONS[name]} is given" for name in options if name in settings), "")
 
 
 def _unmodelled_reason(settings: Mapping[str, str]) -> str:
     if "," in settings.get("reservation", ""):
-        return "--reservation names several"
+        return "--reservation names several reservations"
     for name in _UNMODELLED_OPTIONS:
         if name in settings:
             return f"--{name} is not modelled"
     if ("gpus" in settings or "gpus-per-task" in settings) and not _collect_gres(settings):
-        return "GPUs per node are not known without --gpus-per-node"
+        return "the number of GPUs per node is unknown without --gpus-per-node"
     return ""
 
 
 def _parse_node_range(settings: Mapping[str, str]) -> tuple[int, int | None] | None:
-    """(least, most) of -N: `N`, `MIN-MAX` or `MIN-`, each with k (1024) or m (1024 x 1024) behind it.
-
-    As sbatch does, no more nodes than tasks.
-    """
+    """(min, max) of -N: `N`, `MIN-MAX` or `MIN-`, with suffixes k (1024) and m (1024^2); at most a node per task."""
     text = settings.get("nodes")
     if text is None:
         return None
     match = re.fullmatch(r"\s*([0-9]{1,15}[kK]?[mM]?)?\s*(-)?\s*([0-9]{1,15}[kK]?[mM]?)?\s*", text)
     if not match or not (match[1] or match[3]):
         raise InputError(f"--nodes={text} is not understood")
-    least = _parse_suffixed_count(match[1]) if match[1] else 1
-    most = (_parse_suffixed_count(match[3]) if match[3] else None) if match[2] else least
+    min_nodes = _parse_suffixed_count(match[1]) if match[1] else 1
+    max_nodes = (_parse_suffixed_count(match[3]) if match[3] else None) if match[2] else min_nodes
     tasks = _parse_count(settings, "ntasks")
-    return (min(least, tasks), min(most, tasks) if most else tasks) if tasks else (least, most)
+    if not tasks:
+        return min_nodes, max_nodes
+    return min(min_nodes, tasks), min(max_nodes, tasks) if max_nodes else tasks
 
 
 def _parse_suffixed_count(text: str) -> int:
@@ -182,31 +176,31 @@ def _expand_hosts(text: str) -> tuple[str, ...]:
     if not text:
         return ()
     if "/" in text:
-        raise InputError(f"the node list file {text} is not read")
+        raise InputError(f"the node list file {text} is not supported")
     from slurmdl.slurm import hostlist
 
     return tuple(hostlist.expand_hostlist(text))
 
 
 def _collect_gres(settings: Mapping[str, str]) -> dict[str, int]:
-    """Generic resources per node: name or name:type -> count, from --gres, --gpus-per-node and --gpus-per-task."""
-    wanted: dict[str, int] = {}
+    """Generic resources per node (name or name:type -> count) of --gres, --gpus-per-node and --gpus-per-task."""
+    counts: dict[str, int] = {}
     for item in filter(None, settings.get("gres", "").split(",")):
-        _add_gres(wanted, item.removeprefix("gres:").removeprefix("gres/"))
+        _add_gres(counts, item.removeprefix("gres:").removeprefix("gres/"))
     for item in filter(None, settings.get("gpus-per-node", "").split(",")):
-        _add_gres(wanted, f"gpu:{item}")
+        _add_gres(counts, f"gpu:{item}")
     tasks = _parse_count(settings, "ntasks-per-node")
     if tasks and "gpus-per-node" not in settings:
         for item in filter(None, settings.get("gpus-per-task", "").split(",")):
-            _add_gres(wanted, f"gpu:{item}", tasks)
-    return {name: count for name, count in wanted.items() if count}
+            _add_gres(counts, f"gpu:{item}", tasks)
+    return {name: count for name, count in counts.items() if count}
 
 
-def _add_gres(wanted: dict[str, int], item: str, multiplier: int = 1) -> None:
+def _add_gres(counts: dict[str, int], item: str, multiplier: int = 1) -> None:
     match = re.fullmatch(r"([A-Za-z_][\w.+-]*)(?::([A-Za-z_][\w.+-]*))?(?:[:=]([0-9]{1,9}))?", item)
     if item.lower() == "none":
         return
     if not match:
         raise InputError(f"the generic resource {item} is not understood")
     name = f"{match[1]}:{match[2]}" if match[2] else match[1]
-    wanted[name] = wanted.get(name, 0) + int(match[3] or 1) * multiplier
+    counts[name] = counts.get(name, 0) + int(match[3] or 1) * multiplier

@@ -1,4 +1,4 @@
-"""Quantities: formatted for people (three digits and a unit: "320 MB", "25.6 s", "10 Gbit/s") and parsed from options."""
+"""Quantities: formatted with three digits and a unit ("320 MB", "25.6 s", "10 Gbit/s"), and parsed from options."""
 
 from __future__ import annotations
 

@@ -28,8 +28,9 @@ import numpy as np
 from benchmarks.results import Row, make_row
 from slurmdl.cluster import scontrol_parser
 from slurmdl.cluster.snapshot import ClusterSnapshot
+from slurmdl.dl_options import DlOptions
 from slurmdl.errors import PlacementError, SandboxError
-from slurmdl.job_request import DlOptions, JobRequest
+from slurmdl.job_request import JobRequest
 from slurmdl.links.link_scores import LinkScores
 from slurmdl.placement.place import place_job
 from slurmdl.sandbox import cloud_nodes, namespaces

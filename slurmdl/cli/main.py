@@ -49,9 +49,9 @@ def dispatch(program: str, commands: Mapping[str, str], args: list[str], package
     command = args[0] if args else "--help"
     if command in ("--help", "-h", "help"):
         width = max(map(len, commands))
-        print("\n".join([f"usage: {program} COMMAND [options]", "", *(f"  {name:{width}}  {line}" for name, line in
-                                                                     commands.items()),
-                         "", f"`{program} COMMAND --help` lists its options; `slurmdl --version` prints the version."]))
+        lines = [f"  {name:{width}}  {line}" for name, line in commands.items()]
+        print("\n".join([f"usage: {program} COMMAND [options]", "", *lines, "",
+                         f"`{program} COMMAND --help` lists its options."]))
         return 0
     if command not in commands:
         similar = ", ".join(sort_by_similarity(command, list(commands)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-HELP = """usage: slurmdl srun [--dl-*] [--launcher=srun|mpirun] [--print-rank-map=FORMAT] [srun options] program [args]
+HELP = """usage: slurmdl srun [--dl-*] [--launcher=srun|mpirun] [--print-rank-map=FORMAT] [srun options] PROGRAM
 
 Inside a job or an salloc: orders the ranks of the step by the zones of the allocated nodes, then executes srun
 with all its options unchanged. srun determines tasks per node and CPUs per task.

@@ -1,4 +1,4 @@
-"""What compute nodes have of Slurm, slurmdl, the plugin and the PMI: as they told it themselves."""
+"""Checks of the compute nodes' Slurm, slurmdl, plugin and PMI, by the facts that they report."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from slurmdl.slurm.pmi import detect_pmi
 
 
 def check_nodes(site: Site) -> Finding:
-    reached = site.reachable_nodes
-    away = [site.cluster.node_by_name[node] for node in site.nodes if node not in reached]
-    silent = [node for node in reached if node not in site.facts.value] if reached else []
+    reachable = site.reachable_nodes
+    unreachable = [site.cluster.node_by_name[node] for node in site.nodes if node not in reachable]
+    silent = [node for node in reachable if node not in site.facts.value] if reachable else []
     if silent:
-        return failure(f"{fold_hostlist(silent)}: no task came to its end there", "see slurmd's log on these nodes")
-    out = [node for node in away if not is_in_service(node)]
-    if out:
-        states = sorted({"+".join(node.state) for node in out})
-        grade = warning if reached else failure
-        return grade(f"{_fold_names(out)}: not in service ({', '.join(states)}), not looked at",
-                     f"scontrol show node {out[0].name} says why")
-    if not reached:
-        return warning(f"{_fold_names(away)}: busy, not looked at", "look again when they are free, or at others",
+        return failure(f"{fold_hostlist(silent)}: no task completed there", "see the log of slurmd on these nodes")
+    not_in_service = [node for node in unreachable if not is_in_service(node)]
+    if not_in_service:
+        states = sorted({"+".join(node.state) for node in not_in_service})
+        result = warning if reachable else failure
+        return result(f"{_fold_names(not_in_service)}: not in service ({', '.join(states)}), skipped",
+                      f"see scontrol show node {not_in_service[0].name}")
+    if not reachable:
+        return warning(f"{_fold_names(unreachable)}: busy, skipped", "repeat when they are free, or with other nodes",
                        blocks_dependents=True)
-    return ok(f"tasks run on {fold_hostlist(reached)}" + \
-              (f"; {_fold_names(away)}: busy, not looked at" if away else ""))
+    return ok(f"tasks run on {fold_hostlist(reachable)}"
+              + (f"; {_fold_names(unreachable)}: busy, skipped" if unreachable else ""))
 
 
 def _fold_names(nodes: Sequence[Node]) -> str:
@@ -40,54 +40,57 @@ def _fold_names(nodes: Sequence[Node]) -> str:
 
 def check_node_release(site: Site) -> Finding:
     server = site.slurm_config_values["SLURM_VERSION"]
-    other = {node: text for node, text in site.fact("release").items()
-             if release_series(text.rpartition(" ")[2]) != release_series(server)}
-    if other:
-        return failure(f"{fold_hostlist(other)}: srun is not of Slurm {release_series(server)} ({next(iter(other.values()))})",
-                       f"install Slurm's commands of {release_series(server)} there: slurmdl srun calls srun on a node")
+    others = {node: text for node, text in site.fact("srun_version").items()
+              if release_series(text.rpartition(" ")[2]) != release_series(server)}
+    if others:
+        return failure(f"{fold_hostlist(others)}: srun is not of Slurm {release_series(server)} "
+                       f"({next(iter(others.values()))})",
+                       f"install the commands of Slurm {release_series(server)} there: slurmdl srun runs srun on a node")
     return ok(f"srun of Slurm {server} on {fold_hostlist(site.facts.value)}")
 
 
 def check_node_slurmdl(site: Site) -> Finding:
-    wanted = f"slurmdl {slurmdl.__version__}"
-    other = {node: text for node, text in site.fact("slurmdl").items() if text != wanted}
-    if other:
-        said = next(iter(other.values()))
-        return failure(f"{fold_hostlist(other)}: no {wanted} in PATH ({said or 'no answer'})",
-                       f"install slurmdl {slurmdl.__version__} there: slurmdl srun runs on a job's first node")
-    return ok(f"{wanted} on {fold_hostlist(site.facts.value)}")
+    expected = f"slurmdl {slurmdl.__version__}"
+    others = {node: text for node, text in site.fact("slurmdl").items() if text != expected}
+    if others:
+        text = next(iter(others.values()))
+        return failure(f"{fold_hostlist(others)}: no {expected} in PATH ({text or 'no output'})",
+                       f"install slurmdl {slurmdl.__version__} there: slurmdl srun runs on the first node of a job")
+    return ok(f"{expected} on {fold_hostlist(site.facts.value)}")
 
 
 def check_node_plugin(site: Site) -> Finding:
-    line, told = site.plugstack_line, site.fact("plugin")
+    line, checksums = site.plugstack_line, site.fact("plugin_checksum")
+    loaded = {node: options not in ("", "0") for node, options in site.fact("spank_options").items()}
     if line is None:
-        some = [node for node, options in site.fact("options").items() if options not in ("", "0")]
-        if some:
-            return failure(f"{fold_hostlist(some)}: the plugin is there, and not here",
-                           "install slurmdl-spank and its line of plugstack.conf here, too")
+        extra = [node for node, is_loaded in loaded.items() if is_loaded]
+        if extra:
+            return failure(f"{fold_hostlist(extra)}: the plugin is installed, but not on this host",
+                           "install slurmdl-spank and its line of plugstack.conf on this host, too")
         return ok("not installed")
-    here = node_facts.file_checksum(line.path)
-    broken = {node: fault for node, fault in site.fact("fault").items() if fault}
-    other = {node: mark for node, mark in told.items() if mark != here}
-    idle = [node for node, options in site.fact("options").items() if options in ("", "0")]
-    mend = f"install the slurmdl-spank of this host, and its plugstack.conf, on {fold_hostlist({*other, *idle, *broken})}"
-    if other:
-        missing = [node for node, mark in other.items() if mark == node_facts.MISSING_FILE]
+    expected = node_facts.file_checksum(line.path)
+    errors = {node: error for node, error in site.fact("srun_error").items() if error}
+    others = {node: checksum for node, checksum in checksums.items() if checksum != expected}
+    not_loaded = [node for node, is_loaded in loaded.items() if not is_loaded]
+    fix = ("install the slurmdl-spank of this host, and its plugstack.conf, on "
+           f"{fold_hostlist({*others, *not_loaded, *errors})}")
+    if others:
+        missing = [node for node, checksum in others.items() if checksum == node_facts.MISSING_FILE]
         text = f"{fold_hostlist(missing)}: {line.path} is missing" if missing else \
-            f"{fold_hostlist(other)}: {line.path} is not the one of this host"
-        return failure(f"{text}; tasks there may lack its variables", mend)
-    if broken or idle:
-        why = next(iter(broken.values()), "plugstack.conf does not name it")
-        return failure(f"{fold_hostlist(broken or idle)}: the plugin is not loaded ({why})", mend)
-    return ok(f"the same on {fold_hostlist(told)}")
+            f"{fold_hostlist(others)}: {line.path} differs from this host's"
+        return failure(f"{text}; tasks there may lack its variables", fix)
+    if errors or not_loaded:
+        reason = next(iter(errors.values()), "not in plugstack.conf")
+        return failure(f"{fold_hostlist(errors or not_loaded)}: the plugin is not loaded ({reason})", fix)
+    return ok(f"identical on {fold_hostlist(checksums)}")
 
 
 def check_node_mpi(site: Site) -> Finding:
-    wanted = detect_pmi(site.environ)
-    if not wanted:
+    pmi = detect_pmi(site.environ)
+    if not pmi:
         return ok("nothing to compare")
-    without = [node for node, rank in site.fact("pmi").items() if not rank]
+    without = fold_hostlist(node for node, rank in site.fact("pmi").items() if not rank)
     if without:
-        return failure(f"{fold_hostlist(without)}: a task gets no rank by --mpi={wanted}",
-                       f"install Slurm with {wanted} on {fold_hostlist(without)}; slurmd's log says what it lacks")
-    return ok(f"tasks get their ranks by {wanted}")
+        return failure(f"{without}: tasks get no rank from --mpi={pmi}",
+                       f"install Slurm with {pmi} on {without}; see the log of slurmd")
+    return ok(f"tasks get their ranks from {pmi}")

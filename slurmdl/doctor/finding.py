@@ -1,4 +1,4 @@
-"""What a check gives back."""
+"""Result of one check."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Severity = Literal["OK", "warn", "fail"]
-#: grade of the worst finding -> exit status, after the Monitoring Plugins Development Guidelines
+#: exit status by the worst severity (Monitoring Plugins Development Guidelines)
 SEVERITY_EXIT_STATUS: dict[Severity, int] = {"OK": 0, "warn": 1, "fail": 2}
 
 
@@ -16,11 +16,11 @@ class Finding:
 
     Attributes
     ----------
-    grade : "fail" where slurmdl, or a part of it that is set up, does not work; "warn" where it soon may not, or
-        serves less than it could.
-    text : the culprit, and what is the matter with it.
-    mend : what puts it right, "" where nothing has to be.
-    last : whether the checks that need this one have nothing to look at; so it is where it fails.
+    severity : "fail" if slurmdl, or a configured part of it, does not work; "warn" if it may soon fail or works less
+        well than it could.
+    text : culprit and problem.
+    fix : suggested fix, "" if none is needed.
+    blocks_dependents : whether checks that require this one are skipped; True for failures.
     """
 
     severity: Severity

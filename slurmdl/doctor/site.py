@@ -1,4 +1,4 @@
-"""What the checks look at, each thing looked up once and by the code that submissions go through."""
+"""Facts that several checks use, each queried once, with the code that submissions use."""
 
 from __future__ import annotations
 
@@ -21,13 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Site:
-    """The site as this host and its user see it.
-
-    Attributes
-    ----------
-    nodes : names of the compute nodes that are looked at, too.
-    environ : of the user.
-    """
+    """The site as this host and this user see it; `nodes` are the compute nodes to check."""
 
     nodes: tuple[str, ...] = ()
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
@@ -38,12 +32,11 @@ class Site:
 
     @cached_property
     def slurm_config_text(self) -> node_facts.TimedResult[str]:
-        """The controller's configuration, and between which moments it was asked for."""
+        """Output of `scontrol show config`, with the times of the query."""
         return node_facts.timed_call(lambda: process.check_output(["scontrol", "show", "config"], env=self.environ))
 
     @cached_property
     def slurm_config_values(self) -> dict[str, str]:
-        """The same by its keys."""
         return slurm_conf.parse_key_values(self.slurm_config_text.value)
 
     @cached_property
@@ -66,7 +59,6 @@ class Site:
 
     @cached_property
     def slurm_conf_dir(self) -> str:
-        """Where Slurm's configuration is on this host."""
         from slurmdl.slurm.slurm_conf import DEFAULT_SLURM_CONF
 
         return os.path.dirname(self.environ.get("SLURM_CONF") or self.slurm_config_values.get("SLURM_CONF")
@@ -74,38 +66,39 @@ class Site:
 
     @cached_property
     def sbatch_help(self) -> process.CommandResult:
-        """Of sbatch: to write it, all that a submission loads is loaded, and nothing is submitted."""
+        """Output of `sbatch --help`, which loads all plugins of a submission and submits nothing."""
         return process.run_command(["sbatch", "--help"], env=self.environ)
 
     @cached_property
     def plugstack_line(self) -> plugstack.PlugstackLine | None:
-        """The line of plugstack.conf that names the plugin, None where there is none."""
-        named = self.slurm_config_values.get("PlugStackConfig", "(null)")
-        file = os.path.join(self.slurm_conf_dir, "plugstack.conf") if named == "(null)" else named
+        """Line of plugstack.conf that names the plugin, or None."""
+        path = self.slurm_config_values.get("PlugStackConfig", "(null)")
+        file = os.path.join(self.slurm_conf_dir, "plugstack.conf") if path == "(null)" else path
         return plugstack.find_plugin_line(file, self.slurm_config.plugin_dirs)
 
     @cached_property
     def reachable_nodes(self) -> tuple[str, ...]:
-        """Those of `nodes` that a task can start on now. UsageError for one that the cluster does not have."""
+        """The nodes that a task can start on now; UsageError for an unknown node."""
         from slurmdl.placement.eligibility import is_in_service
 
-        strangers = [node for node in self.nodes if node not in self.cluster.node_by_name]
-        if strangers:
-            raise UsageError(f"{strangers[0]}: the cluster has no such node")
-        found = [self.cluster.node_by_name[node] for node in self.nodes]
-        return tuple(node.name for node in found if is_in_service(node) and node.cpus_unallocated)
+        unknown = [node for node in self.nodes if node not in self.cluster.node_by_name]
+        if unknown:
+            raise UsageError(f"{unknown[0]}: the cluster has no such node")
+        nodes = [self.cluster.node_by_name[name] for name in self.nodes]
+        return tuple(node.name for node in nodes if is_in_service(node) and node.cpus_unallocated)
 
     @cached_property
     def facts(self) -> node_facts.TimedResult[node_facts.NodeFacts]:
-        """What each of the nodes that are reached told, and between which moments."""
+        """Facts of the reachable nodes, with the times of the query."""
         from slurmdl.slurm.pmi import detect_pmi
 
-        wanted = detect_pmi(self.environ)
-        mpi = wanted if wanted and self.slurm_config.has_pmi_plugin(wanted) else "none"
-        asked = node_facts.FactsStep(node_facts.common_partition([self.cluster.node_by_name[node] for node in self.reachable_nodes]), self.reachable_nodes, mpi,
-                            self.plugstack_line.path if self.plugstack_line else "", self.config.plan_dir)
-        return node_facts.timed_call(lambda: node_facts.gather_facts(asked, self.environ))
+        pmi = detect_pmi(self.environ)
+        mpi = pmi if pmi and self.slurm_config.has_pmi_plugin(pmi) else "none"
+        nodes = [self.cluster.node_by_name[node] for node in self.reachable_nodes]
+        step = node_facts.FactsStep(node_facts.common_partition(nodes), self.reachable_nodes, mpi,
+                                    self.plugstack_line.path if self.plugstack_line else "", self.config.plan_dir)
+        return node_facts.timed_call(lambda: node_facts.gather_facts(step, self.environ))
 
     def fact(self, key: str) -> dict[str, str]:
-        """What each node said of one thing."""
+        """Return one fact by node."""
         return {node: facts.get(key, "") for node, facts in self.facts.value.items()}

@@ -131,7 +131,8 @@ def infer_uplinks(scores: LinkScores) -> dict[str, LinkScore]:
     for name, score in scores.inter_leaf.items():
         for zone in name.split("|"):
             paths_by_zone.setdefault(zone, []).append(score)
-    return {zone: _infer_uplink(paths, _node_limited_threshold(scores)) for zone, paths in sorted(paths_by_zone.items())}
+    threshold = _node_limited_threshold(scores)
+    return {zone: _infer_uplink(paths, threshold) for zone, paths in sorted(paths_by_zone.items())}
 
 
 def _node_limited_threshold(scores: LinkScores) -> float:

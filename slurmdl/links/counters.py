@@ -123,7 +123,8 @@ def sample_from_counters(previous: CounterReading | None, current: CounterReadin
                 loss = _loss_ratio(retransmitted - min(retransmitted, spurious), sent)
     if loss is None and not bandwidth:
         return None
-    return LinkSample("node", node, timestamp, "counters", bandwidth or None, loss=loss, rdma=bool(current.rdma_ports))
+    return LinkSample("node", node, timestamp, "counters", bandwidth or None, loss=loss,
+                      rdma=bool(current.rdma_ports))
 
 
 def should_replace(previous: CounterReading | None, current: CounterReading) -> bool:

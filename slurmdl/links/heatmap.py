@@ -10,7 +10,8 @@ import numpy as np
 
 from slurmdl.links import link_table
 from slurmdl.links.link_scores import FloatArray, LinkScores, inter_leaf_name
-from slurmdl.topology.svg_layout import svg_document, svg_text, truncate
+from slurmdl.text import truncate
+from slurmdl.topology.svg_layout import svg_document, svg_text
 from slurmdl.topology.topology import Topology
 
 #: zones shown in the terminal and in SVG; of more zones only the worst are shown
@@ -79,7 +80,7 @@ def heatmap_text(heatmap: Heatmap) -> str:
     for i, zone in enumerate(shown.zones):
         digits = (_NOT_MEASURED if np.isnan(value) else str(int(min(max(round(value), 1), 9)))
                   for value in shown.slowdowns[i])
-        lines.append(f"{truncate(zone, width):{width}}  {' '.join(digits)}")
+        lines.append(f"{truncate(zone, width, '…'):{width}}  {' '.join(digits)}")
     return "\n".join(lines)
 
 
@@ -106,7 +107,7 @@ def _legend_svg(x: float, y: float) -> Iterator[str]:
 
 def _cells_svg(heatmap: Heatmap, left: float, top: float) -> Iterator[str]:
     for i, zone in enumerate(heatmap.zones):
-        x, y, name = left + _CELL_SIZE * i, top + _CELL_SIZE * i, truncate(zone, MAX_NAME_CHARS)
+        x, y, name = left + _CELL_SIZE * i, top + _CELL_SIZE * i, truncate(zone, MAX_NAME_CHARS, "…")
         yield svg_text(24, y + 18, name, size=12)
         yield f'<g transform="translate({x + 18:g} {top - 6:g}) rotate(-60)">{svg_text(0, 0, name, size=12)}</g>'
         for j, column in enumerate(heatmap.zones):

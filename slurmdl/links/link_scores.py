@@ -179,7 +179,8 @@ class LinkScores:
         def format_links(links: Mapping[str, LinkScore]) -> str:
             compact = {name: {key: float(f"{value:.6g}") if isinstance(value, float) else value
                               for key, value in vars(score).items()
-                              if key == "samples" or value != getattr(LinkScore, key)} for name, score in links.items()}
+                              if key == "samples" or value != getattr(LinkScore, key)}
+                       for name, score in links.items()}
             return "{\n" + ",\n".join(f"  {json.dumps(name)}: {json.dumps(score)}"
                                       for name, score in compact.items()) + "}"
 

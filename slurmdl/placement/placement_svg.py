@@ -1,8 +1,9 @@
-"""A picture of a placement: zones as boxes, nodes as cells with their ranks and roles."""
+"""SVG of a placement: zones as boxes, nodes as cells with their ranks and roles."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 from xml.sax.saxutils import escape
 
 from slurmdl.cluster.snapshot import ClusterSnapshot
@@ -10,43 +11,38 @@ from slurmdl.placement.eligibility import is_idle
 from slurmdl.placement.result import Placement
 from slurmdl.text import truncate
 from slurmdl.topology.svg_layout import Box, Grid, Size, layout_boxes, svg_document, svg_text
+from slurmdl.topology.text_tree import nodes_by_leaf
 from slurmdl.topology.topology import Topology
 
-#: most nodes that are drawn with their names; above that each node is a dot
-MAX_NAMED_NODES = 64
-
-#: pixels after which zones go on in the next row
-MAX_ROW_WIDTH = 1280
+MAX_NAMED_NODES = 64  # nodes drawn with their names; more are drawn as dots
+MAX_ROW_WIDTH = 1280  # pixels of a row of zones
+MARGIN = 24  # pixels
+MIN_WIDTH = 760.0  # pixels, for the legend
 
 _COLORS = {"ps": "#c2410c", "worker": "#1d4ed8", "free": "#dbeafe", "busy": "#b6c2d1"}
 _LEGEND = {"ps": "parameter server", "worker": "worker", "free": "idle, not chosen", "busy": "in use or not usable"}
 
 
 def draw_placement(placement: Placement, topology: Topology, cluster: ClusterSnapshot) -> str:
-    """The SVG document: each zone a box around the zones and nodes below it, the chosen nodes in colour.
+    """SVG document with a box per zone and the chosen nodes in the colors of their roles.
 
-    A node with tasks of both roles has both colours. Up to MAX_NAMED nodes carry their names and ranks; above
-    that only the zones with chosen nodes are drawn, each with the ranks in it, and nodes are dots (a viewer shows
-    name and ranks of the one below the pointer).
+    Up to MAX_NAMED_NODES nodes show names and ranks. With more, only zones with chosen nodes are drawn, with their
+    ranks; nodes are dots with name and ranks as tooltips.
     """
     return _Drawing(placement, topology, cluster).render()
 
 
 class _Drawing:
-    """Layout from the leaves upwards, then the elements from the root downwards."""
+    """Drawing of a placement: layout from the leaves upwards, then the elements from the root downwards."""
 
     def __init__(self, placement: Placement, topology: Topology, cluster: ClusterSnapshot) -> None:
         self.placement, self.topology = placement, topology
-        used = set(placement.nodes_per_zone)
         self.shows_names = len(topology.nodes) <= MAX_NAMED_NODES
         self.grid = Grid(4, 76, 52) if self.shows_names else Grid(24, 8, 8, 3)
-        self.leaf_nodes: dict[int, list[str]] = {}
-        for node, leaf in zip(topology.nodes, topology.leaf.tolist(), strict=True):
-            if leaf >= 0 and (self.shows_names or topology.zones[leaf] in used):
-                self.leaf_nodes.setdefault(leaf, []).append(node)
+        self.leaf_nodes = {leaf: nodes for leaf, nodes in nodes_by_leaf(topology).items()
+                           if leaf >= 0 and (self.shows_names or topology.zones[leaf] in placement.nodes_per_zone)}
         self.child_zones: dict[int, list[int]] = {}
-        drawn = {zone for leaf in self.leaf_nodes for zone in self._zones_to_root(leaf)}
-        for zone in sorted(drawn):
+        for zone in sorted({zone for leaf in self.leaf_nodes for zone in self._zones_to_root(leaf)}):
             self.child_zones.setdefault(int(topology.parent[zone]), []).append(zone)
         self.idle_nodes = {node.name for node in cluster.nodes if is_idle(node)}
         self.ranks: dict[str, list[int]] = {}
@@ -62,27 +58,27 @@ class _Drawing:
             zone = int(self.topology.parent[zone])
 
     def render(self) -> str:
-        boxes = layout_boxes(self.child_zones, self._leaf_size, 24, 64, row_width=lambda sizes: MAX_ROW_WIDTH)
-        width = max([box.right + 24 for box in boxes] + [760.0])
+        boxes = layout_boxes(self.child_zones, self._leaf_size, MARGIN, 64, row_width=lambda sizes: MAX_ROW_WIDTH)
+        width = max([box.right + MARGIN for box in boxes] + [MIN_WIDTH])
         bottom = max([box.bottom for box in boxes] + [64.0])
-        chosen = f"{len(self.placement.nodes)} nodes" if self.placement.rank_map else "no choice"
-        return svg_document(f"{chosen}: {self.placement.reason}", width, bottom + 56, [
-            *(element for box in boxes for element in self._draw_zone(box)), *self._draw_legend(24, bottom + 34)])
+        heading = f"{len(self.placement.nodes)} nodes" if self.placement.rank_map else "no choice"
+        return svg_document(f"{heading}: {self.placement.reason}", width, bottom + 56, [
+            *(element for box in boxes for element in self._draw_zone(box)), *self._draw_legend(MARGIN, bottom + 34)])
 
     def _leaf_size(self, leaf: int) -> Size:
         width, height = self.grid.size(len(self.leaf_nodes.get(leaf, ())))
         return max(width, 9.0 * len(self.topology.zones[leaf])) + 24, height + 44
 
     def _draw_zone(self, box: Box) -> Iterator[str]:
-        name, members = self.topology.zones[box.zone], self.leaf_nodes.get(box.zone, ())
+        name, nodes = self.topology.zones[box.zone], self.leaf_nodes.get(box.zone, ())
         yield box.outline()
         yield svg_text(box.x + 12, box.y + 20, name, weight="bold")
-        ranks = [] if self.shows_names else sorted(rank for node in members for rank in self.ranks.get(node, ()))
+        ranks = [] if self.shows_names else sorted(rank for node in nodes for rank in self.ranks.get(node, ()))
         if ranks:
             left = 24 + 9 * len(name)
-            yield svg_text(box.x + left, box.y + 20, truncate(_rank_label(ranks), int((box.width - left) / 7), "…"), fill="#475569",
-                       size=12)
-        for i, node in enumerate(members):
+            label = truncate(_rank_label(ranks), int((box.width - left) / 7), "…")
+            yield svg_text(box.x + left, box.y + 20, label, fill="#475569", size=12)
+        for i, node in enumerate(nodes):
             x, y = self.grid.cell_position(i)
             yield from self._draw_node(node, box.x + 12 + x, box.y + 32 + y)
 
@@ -91,16 +87,16 @@ class _Drawing:
         kinds = sorted(self.roles.get(node, ())) or ["free" if node in self.idle_nodes else "busy"]
         title = escape(f"{node}: {_rank_label(ranks)} ({' and '.join(kinds)})" if ranks else node)
         width = self.grid.width / len(kinds)
+        # no rounded corners between two colors
+        radius = 0 if len(kinds) > 1 else 4 if self.shows_names else 1
         for i, kind in enumerate(kinds):
-            # the corners between two colours stay square
             yield (f'<rect x="{x + i * width:g}" y="{y:g}" width="{width:g}" height="{self.grid.height:g}" '
-                   f'rx="{0 if len(kinds) > 1 else 4 if self.shows_names else 1}" fill="{_COLORS[kind]}">'
-                   f'<title>{title}</title></rect>')
+                   f'rx="{radius}" fill="{_COLORS[kind]}"><title>{title}</title></rect>')
         if self.shows_names:
-            ink = "white" if ranks else "#334155"
-            yield svg_text(x + 8, y + 20, truncate(node, 9, "…"), fill=ink, weight="bold")
+            color = "white" if ranks else "#334155"
+            yield svg_text(x + 8, y + 20, truncate(node, 9, "…"), fill=color, weight="bold")
             if ranks:
-                yield svg_text(x + 8, y + 40, truncate(_rank_label(ranks), 11, "…"), fill=ink, size=12)
+                yield svg_text(x + 8, y + 40, truncate(_rank_label(ranks), 11, "…"), fill=color, size=12)
 
     def _draw_legend(self, x: float, y: float) -> Iterator[str]:
         for kind, meaning in _LEGEND.items():
@@ -110,15 +106,7 @@ class _Drawing:
 
 
 def _rank_label(ranks: Sequence[int]) -> str:
-    return f"{'ranks' if len(ranks) > 1 else 'rank'} {_format_spans(ranks)}"
-
-
-def _format_spans(ranks: Sequence[int]) -> str:
-    """1,2,3,7 -> 1-3,7."""
-    spans: list[list[int]] = []
-    for rank in ranks:
-        if spans and rank == spans[-1][1] + 1:
-            spans[-1][1] = rank
-        else:
-            spans.append([rank, rank])
-    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)
+    """`rank 5`, `ranks 1-3,7`; ranks ascend."""
+    runs = [[rank for _, rank in run] for _, run in groupby(enumerate(ranks), key=lambda entry: entry[1] - entry[0])]
+    spans = ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
+    return f"{'ranks' if len(ranks) > 1 else 'rank'} {spans}"

@@ -14,8 +14,8 @@ from typing import Literal, get_args
 
 from slurmdl.errors import InputError
 from slurmdl.slurm.hostlist import fold_hostlist
+from slurmdl.text import pluralize, truncate
 from slurmdl.topology.source import TREE_APPROXIMATION_NOTE, TopologySource, ZoneDecl, unused_link_speeds_note
-from slurmdl.topology.text_tree import pluralize, truncate
 
 #: passes in which Slurm must find the level of each switch; after them it ends with "not a tree"
 _MAX_PASSES = 21

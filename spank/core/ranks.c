@@ -29,7 +29,7 @@ bool dl_span_is(struct dl_span span, const char *text)
 	return strlen(text) == span.length && !memcmp(span.at, text, span.length);
 }
 
-/* The number at *at, which moves behind it. */
+/* Parse the number at *at and advance *at. */
 static enum dl_error number(const char **at, const char *end, uint32_t *value)
 {
 	const char *start = *at;
@@ -45,7 +45,7 @@ static enum dl_error number(const char **at, const char *end, uint32_t *value)
 enum dl_error dl_find_rank(struct dl_span list, uint32_t size, uint32_t rank, struct dl_position *position)
 {
 	const char *at = list.at, *end = list.at + list.length;
-	uint64_t lowest = 0; /* what the next rank must reach */
+	uint64_t lowest = 0; /* lower bound of the next rank */
 	*position = (struct dl_position){0};
 
 	if (list.length > DL_TEXT_MAX)
@@ -106,7 +106,7 @@ enum dl_error dl_zone_of(const char *text, uint32_t size, uint32_t rank, struct 
 	return DL_OK;
 }
 
-/* Characters of host names; a bracket would be a list to srun, and a line end another rank. */
+/* Characters of host names; srun would read brackets as a list and a newline as another rank. */
 static const char name_characters[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-";
 
 enum dl_error dl_next_nodes(const char **at, struct dl_span *node, uint32_t *repeats)

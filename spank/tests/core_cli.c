@@ -1,5 +1,5 @@
-/* The core on standard input, for the tests that compare it with Python. One request a line, fields with tabs between:
- * option NAME VALUE; role SIZE RANK PS_RANKS ZONE_RANKS; nodes RANK TEXT. One answer a line. */
+/* Command line of the core, for tests that compare it with Python. One request per line on standard input, fields
+ * separated by tabs: option NAME VALUE; role SIZE RANK PS_RANKS ZONE_RANKS; nodes RANK TEXT. One answer per line. */
 #define _GNU_SOURCE
 #include "../core/options.h"
 #include "../core/task.h"

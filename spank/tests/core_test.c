@@ -1,4 +1,4 @@
-/* The core, one line a case: what is expected, and what is found where it differs. */
+/* Unit tests of the core; a failed check prints the expression and the actual value. */
 #include "../core/options.h"
 #include "../core/task.h"
 
@@ -162,7 +162,7 @@ static void nodes(void)
 	}
 }
 
-/* a mapped task that is right; each case changes one field */
+/* a valid mapped task; each case changes one field */
 static struct dl_task mapped(void)
 {
 	return (struct dl_task){.rank = 4, .size = 6, .step = 1003, .mapped = true, .map_size = "6", .ps_ranks = "0,3",
@@ -186,7 +186,7 @@ static void tasks(void)
 	dl_task_env_fill(&task, &env);
 	CHECK(!strcmp(env.role, "worker") && env.role_rank == 3, "%s %u", env.role, env.role_rank);
 
-	task.strategy = "ps", task.rank = 0, task.zone_ranks = NULL; /* what the map leaves out follows as without one */
+	task.strategy = "ps", task.rank = 0, task.zone_ranks = NULL; /* values missing in the map are derived as without a map */
 	dl_task_env_fill(&task, &env);
 	CHECK(env.mapped && !strcmp(env.role, "ps") && !strcmp(env.zone, "B") && !env.warning[0], "%s %s %s", env.role,
 	      env.zone, env.warning);

@@ -1,4 +1,4 @@
-/* libFuzzer on one parser: -DPARSER=option, list, zones, nodes or task. What comes out is checked, too. */
+/* libFuzzer on one parser: -DPARSER=option, list, zones, nodes or task. The results are checked, too. */
 #define _GNU_SOURCE
 #include "../core/options.h"
 #include "../core/task.h"
@@ -14,7 +14,7 @@ static void must(bool condition)
 		abort();
 }
 
-/* the first byte chooses the option */
+/* the first byte selects the option */
 static __attribute__((unused)) void fuzz_option(const char *text)
 {
 	char message[DL_MESSAGE] = "";
@@ -59,7 +59,7 @@ static __attribute__((unused)) void fuzz_nodes(const char *text)
 	must(!dl_node_of(text, size, &node) && node.length == 0);
 }
 
-/* fields with line ends between, in the order of struct dl_task; an empty one is not in the environment */
+/* fields separated by newlines, in the order of struct dl_task; an empty field is an unset variable */
 static __attribute__((unused)) void fuzz_task(const char *text)
 {
 	char copy[4096], *rest = copy, *field[10] = {NULL};

@@ -1,6 +1,6 @@
-/* The whole plugin without Slurm: every callback in every context, many times, with options, environments and tasks that
- * a seed draws, valid and not. The functions of Slurm that it needs are stood in for here, as spank.h says they behave;
- * each call is checked for what must hold whatever comes in. The sanitizers and valgrind do the rest. */
+/* The whole plugin without Slurm: every callback in every context, many times, with valid and invalid options,
+ * environments and tasks drawn from a seed. Slurm's functions are mocked as specified in spank.h. Each call is checked
+ * against invariants, under sanitizers and valgrind. */
 #define _GNU_SOURCE
 #include "../core/options.h"
 #include "../core/task.h"
@@ -15,7 +15,7 @@
 
 extern char **environ;
 
-/* --- Slurm, stood in for --- */
+/* --- mock of Slurm --- */
 
 #define MAX_ENV 64
 
@@ -24,7 +24,7 @@ struct spank_handle {
 	uint32_t rank, size, local_size, node, step;
 	int local;
 	char *env[MAX_ENV];
-	bool unavailable; /* every item is refused, as outside of a task */
+	bool unavailable; /* spank_get_item fails, as outside a task */
 };
 
 static struct spank_handle handle;
@@ -132,7 +132,7 @@ spank_err_t spank_setenv(spank_t spank, const char *name, const char *value, int
 	must(spank->context == S_CTX_REMOTE && value != NULL, "spank_setenv outside of slurmstepd");
 	if (spank->env[place_of(name)] && !overwrite)
 		return ESPANK_ENV_EXISTS;
-	/* the value may be of the variable itself, which is freed */
+	/* the value may point into the variable that is freed */
 	char *copy = text(value);
 	put(name, copy);
 	free(copy);
@@ -179,7 +179,7 @@ void slurm_error(const char *format, ...)
 /* hostlist_t, and since Slurm 23.11 a pointer to it */
 typedef __typeof__(slurm_hostlist_create("")) hostlist;
 
-/* names with commas between are all that the harness hands in */
+/* the harness passes only names separated by commas */
 hostlist slurm_hostlist_create(const char *list)
 {
 	return list ? (hostlist)text(list) : NULL;
@@ -203,7 +203,7 @@ void slurm_hostlist_destroy(hostlist list)
 	free(list);
 }
 
-/* --- what is drawn --- */
+/* --- random inputs --- */
 
 static uint64_t state;
 
@@ -237,7 +237,7 @@ static const char *const names[] = {
 };
 #define NAMES (sizeof(names) / sizeof(*names))
 
-/* mostly a job that is right, so that what stands behind the checks is reached, too */
+/* mostly valid jobs, so that code after the checks is reached, too */
 static const struct {
 	const char *name, *value;
 } right[] = {
@@ -265,7 +265,7 @@ static void set_own(const char *name, const char *to)
 	setenv(name, to, 1);
 }
 
-/* --- what must hold --- */
+/* --- invariants --- */
 
 static void check_task(bool hands_off)
 {

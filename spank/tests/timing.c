@@ -1,6 +1,6 @@
-/* The plugin with a clock around its callbacks, for `python -m benchmarks.spank_overhead`: each task finds in SLURMDL_SPANK_NS how many
- * nanoseconds they took for it in srun and in slurmstepd. An argument in plugstack.conf makes a control that must
- * lose: so many microseconds each task sleeps. */
+/* The plugin with timed callbacks, for `python -m benchmarks.spank_overhead`: SLURMDL_SPANK_NS of each task holds the
+ * nanoseconds spent in srun and in slurmstepd. An argument in plugstack.conf adds a sleep of as many microseconds per
+ * task, as a control. */
 #include "../plugin.h"
 
 #include <stdio.h>

@@ -93,5 +93,5 @@ def test_every_form_that_scontrol_prints_gives_the_same_snapshot(cluster, reserv
     one, several = found["-o"], found[""]
     assert several.to_json() == one.to_json()
     assert several.node["n2"].state == ("IDLE", "DRAIN")
-    assert [several.node[f"n{i}"].cpus_free for i in (1, 3)] == [2, 1]
+    assert [several.node[f"n{i}"].cpus_unallocated for i in (1, 3)] == [2, 1]
     assert [(each.name, each.nodes) for each in several.reservations] == [("soon", ("n5", "n6"))]

@@ -86,7 +86,8 @@ def test_jobs_without_a_choice_are_submitted_as_written(filtered):
     script = cluster.script("#SBATCH -N1 --dl-node-binding=nodelist\n#SBATCH hetjob\n#SBATCH -N1\ntrue")
     assert bound(submitted_record(cluster, "--hold", str(script))) == FREE
     plain = cluster.script("true")
-    assert bound(submitted_record(cluster, "--hold", "-N1", "--dl-node-binding=nodelist", ":", "-N1", str(plain))) == FREE
+    assert bound(submitted_record(cluster, "--hold", "-N1", "--dl-node-binding=nodelist", ":", "-N1", str(plain))) \
+        == FREE
     done = cluster.run(["sh", "-c", f"sbatch --hold <{script}"])
     assert cluster.job(done.stdout.split()[-1])["ReqNodeList"] == "(null)"
     strict = cluster.run(["sbatch", *pin, "--array=1-2", "--dl-strict", wrap])
@@ -103,7 +104,8 @@ MESSAGES = [
     (["--dl-node-binding=nodelist", "--array=1-2", "--dl-strict"], False, "job array"),
     (["--dl-comm-pattern=/no/such/file"], True, "submitted as written: /no/such/file: "),
     (["--dl-link-scores=/no/such/file"], True, "scores: /no/such/file"),
-    (["--dl-zone=zoneB", "--hold"], True, "Slurm chooses the nodes in zoneB: "), (["--dl-node-binding=nodelist"], True, "")]
+    (["--dl-zone=zoneB", "--hold"], True, "Slurm chooses the nodes in zoneB: "),
+    (["--dl-node-binding=nodelist"], True, "")]
 
 
 def test_filter_and_wrapper_have_the_same_effect_and_message(filtered):

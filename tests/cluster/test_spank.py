@@ -171,7 +171,7 @@ def test_the_wrapper_beside_the_plugin(plugged):
 def bad_values() -> list[tuple[str, str, str]]:
     """option, value, and what the message must name."""
     return [("strategy", "gosip", "adaptive-gossip"), ("ps", "two", "whole number"), ("ps", "-1", "whole number"),
-            ("place", "", "balance"), ("node-binding", "hard", "late"), ("zone", ",", "names with commas"),
+            ("place", "", "balance"), ("node-binding", "hard", "late"), ("zone", ",", "names separated by commas"),
             ("model-bytes", "0", "400M"), ("link-scores", "", "FILE"), ("comm-pattern", "", "PATTERN")]
 
 
@@ -267,7 +267,7 @@ echo "@ none"; srun --dl-rank-map {step} 2>&1
 WRONG_MAPS = {
     "another job": ("SLURMDL_RANKMAP_JOB=99", "another job"),
     "no map": ("unset SLURMDL_RANKMAP_NODES", "no map"),
-    "foreign host": ("SLURMDL_RANKMAP_NODES='n9(x2),n1,n4,n2(x2)'", "not of the job"),
+    "foreign host": ("SLURMDL_RANKMAP_NODES='n9(x2),n1,n4,n2(x2)'", "outside the job"),
     "host list": ("SLURMDL_RANKMAP_NODES='n[1-4],n1,n2'", "malformed"),
     "line end": ("SLURMDL_RANKMAP_NODES=\"n1\n/etc/passwd\"", "malformed"),
     "substitution": ("SLURMDL_RANKMAP_NODES='$(touch /tmp/executed)'", "malformed"),
@@ -305,12 +305,12 @@ echo "@ zones"; SLURMDL_RANKMAP_ZONE_RANKS='zoneB:0-1;zoneA:2;zoneB:3-5' srun --
 echo "@ after"; {STEP}
 """)
     found = sections(cluster.output(cluster.submit(["sbatch", "-N4", "-n6", "--dl-ps=1", str(script)])))
-    for title, said in (("fewer", "of 6 tasks and the step has 5"), ("nodelist", "not followed"),
+    for title, said in (("fewer", "has 6 tasks, the step 5"), ("nodelist", "did not apply the map"),
                         ("servers", "PS_RANKS")):
         assert len(own(found[title])) == 1 and said in own(found[title])[0], found[title]
         assert set(column(found[title], "MASTER_ADDR")) == {"-"}
         assert roles(found[title])[:2] == ["ps0", "worker0"]
-    assert own(found["zones"]) == ["slurmdl: rank 0 is in core.zoneA, and in zone zoneB in the map"]
+    assert own(found["zones"]) == ["slurmdl: rank 0 is in core.zoneA, but in zone zoneB in the map"]
     assert set(column(found["zones"], "MASTER_ADDR")) == {"n3"}
     assert tasks(found["more"]) == [] and "Too few NodeNames" in found["more"]
     assert len(tasks(found["after"])) == 6

@@ -24,7 +24,8 @@ def table(name: str) -> set[str]:
 
 def test_tables_of_option_values_match_sbatch():
     assert table("FLAGS") == {name for name, has_arg in sbatch_options.LONG_OPTIONS.items() if has_arg == "no"}
-    assert table("OPTIONAL") == {name for name, has_arg in sbatch_options.LONG_OPTIONS.items() if has_arg == "optional"}
+    assert table("OPTIONAL") == {name for name, has_arg in sbatch_options.LONG_OPTIONS.items()
+                                 if has_arg == "optional"}
     assert table("IGNORED_OPTIONS") <= set(sbatch_options.LONG_OPTIONS)
 
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from slurmdl.slurm.getopt import HasArg, parse_command_line
 
 SHORT = {"n": "ntasks", "N": "nodes", "l": "label", "u": "unbuffered", "K": "kill-on-bad-exit"}
-LONG: dict[str, HasArg] = {"ntasks": "required", "ntasks-per-node": "required", "nodes": "required", "nodelist": "required",
-                          "label": "no", "unbuffered": "no", "kill-on-bad-exit": "optional"}
+LONG: dict[str, HasArg] = {**dict.fromkeys(("ntasks", "ntasks-per-node", "nodes", "nodelist"), "required"),
+                           "label": "no", "unbuffered": "no", "kill-on-bad-exit": "optional"}
 
 
 def read(*argv: str) -> list[tuple[str, str | None]]:

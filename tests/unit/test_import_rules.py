@@ -26,7 +26,8 @@ ALLOWED = {
 #: subpackages that every other one may import
 FOUNDATION = {"slurm"}
 #: shared modules that training may import
-TRAIN_SHARED = {"plan", "gossip_graphs", "comm_layout", "mpi_library", "errors", "yaml_input", "files", "text", "units"}
+TRAIN_SHARED = {"plan", "gossip_graphs", "comm_layout", "mpi_library", "errors", "yaml_input", "files", "text",
+                "units"}
 HEAVY = ("torch", "mpi4py", "networkx", "matplotlib")
 
 
@@ -120,7 +121,8 @@ def slurm(tmp_path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("code", [
-    "import slurmdl", "from slurmdl.cli.main import main\nmain(['--help'])", dry_run("--dl-node-binding=off", "--wrap=true"),
+    "import slurmdl", "from slurmdl.cli.main import main\nmain(['--help'])",
+    dry_run("--dl-node-binding=off", "--wrap=true"),
     dry_run("--array=1-2", "-N2", "--wrap=true"),
 ])
 def test_submission_without_placement_imports_nothing_heavy(code, slurm, tmp_path):

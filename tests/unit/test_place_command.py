@@ -13,7 +13,8 @@ import pytest
 from placing import cluster, node, two_level
 
 from slurmdl.cli.main import main
-from slurmdl.job_request import DlOptions, JobRequest
+from slurmdl.dl_options import DlOptions
+from slurmdl.job_request import JobRequest
 from slurmdl.links.link_scores import LinkScores
 from slurmdl.placement.explain import explain_placement
 from slurmdl.placement.place import place_job

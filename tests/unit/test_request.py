@@ -5,8 +5,9 @@ import os
 import pytest
 
 from slurmdl import config, dl_options
+from slurmdl.dl_options import DlOptions
 from slurmdl.errors import InputError, UsageError
-from slurmdl.job_request import DlOptions, build_request
+from slurmdl.job_request import build_request
 from slurmdl.launch import submission
 
 
@@ -27,10 +28,10 @@ def test_precedence_script_environment_command_line():
 
 
 def test_every_option_in_every_layer():
-    values = {"strategy": "ps", "ps": "3", "place": "spread", "node_binding": "nodelist", "zone": "a,b", "model_bytes": "1.5G",
-              "comm_pattern": "shards", "link_scores": "off", "probe": "0.5", "rank0": "any"}
-    expected = DlOptions(strategy="ps", ps=3, place="spread", node_binding="nodelist", zone=("a", "b"), model_bytes=1.5e9,
-                         comm_pattern="shards", link_scores="off", probe="0.5", rank0="any")
+    values = {"strategy": "ps", "ps": "3", "place": "spread", "node_binding": "nodelist", "zone": "a,b",
+              "model_bytes": "1.5G", "comm_pattern": "shards", "link_scores": "off", "probe": "0.5", "rank0": "any"}
+    expected = DlOptions(strategy="ps", ps=3, place="spread", node_binding="nodelist", zone=("a", "b"),
+                         model_bytes=1.5e9, comm_pattern="shards", link_scores="off", probe="0.5", rank0="any")
     words = [f"--dl-{name.replace('_', '-')}={value}" for name, value in values.items()]
     assert dl(*words) == expected
     assert dl(*(part for word in words for part in word.split("="))) == expected
@@ -65,7 +66,8 @@ def test_servers_select_the_strategy_ps():
 @pytest.mark.parametrize(("argv", "message"), [
     (["--dl-strategi=ps"], r"unknown option --dl-strategi; expected --dl-strategy, .*--dl-strict"),
     (["--dl-s=ps"], "unknown option --dl-s;"),
-    (["--dl-node-binding=nodlist"], "--dl-node-binding: invalid value 'nodlist'; expected nodelist, auto, zone, late, off"),
+    (["--dl-node-binding=nodlist"],
+     "--dl-node-binding: invalid value 'nodlist'; expected nodelist, auto, zone, late, off"),
     (["--dl-ps=-1"], "--dl-ps: invalid value '-1'; expected a whole number"),
     (["--dl-ps"], "--dl-ps needs a value: N"),
     (["--dl-strict=1"], "--dl-strict takes no value"),
@@ -225,7 +227,8 @@ class TestConfig:
         ("option: {}\n", r"0.yaml: unknown key option; expected options, "),
         ("options: {node-bindng: off}\n", r"unknown key options.node-bindng; expected options.node-binding, "),
         ("options: {node-binding: of}\n", r"options.node-binding: invalid value 'of'; expected off, "),
-        ("link_defaults: {node_bandwidth: fast}\n", r"link_defaults.node_bandwidth: invalid value 'fast'; expected a number greater than 0"),
+        ("link_defaults: {node_bandwidth: fast}\n",
+         r"link_defaults.node_bandwidth: invalid value 'fast'; expected a number greater than 0"),
         ("plan_dir: here\n", "expected an absolute path"),
         ("cluster_backend: slurm\n", "cluster_backend: invalid value 'slurm'; expected auto, scontrol, pyslurm"),
         ("a: [1\nb: 2\n", r"0.yaml:2: is not YAML"),

@@ -332,7 +332,7 @@ JOBS = {"mapped": {}, "with fewer nodes than it has": {"SLURMDL_SUBMISSION": LAT
 @pytest.mark.parametrize("variables", JOBS.values(), ids=JOBS)
 def test_a_fault_at_any_call_costs_the_map_and_not_the_step(job, started, capfd, monkeypatch, variables):
     """Under --dl-strict it is an error."""
-    job.configuration.write_text("options: {strategy: gossip, explain: true}\nscores: {max_age: 60}\n")
+    job.configuration.write_text("options: {strategy: gossip, explain: true}\nlink_scores: {max_age: 60}\n")
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     words = WORDS[2:] if variables else WORDS

@@ -45,7 +45,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "slurm.conf").write_text("")
     (tmp_path / "job.sh").write_text(SCRIPT)
     (tmp_path / "config/slurmdl").mkdir(parents=True)
-    (tmp_path / "config/slurmdl/slurmdl.yaml").write_text("options: {place: spread}\nlinks: {node: 1e9}\n")
+    (tmp_path / "config/slurmdl/slurmdl.yaml").write_text("options: {place: spread}\nlink_defaults: {node_bandwidth: 1e9}\n")
     for name in list(os.environ):
         if name.startswith(("SLURM", "SBATCH")):
             monkeypatch.delenv(name)
@@ -135,7 +135,7 @@ BROKEN = {
     "options: {strategy: gossip, ps: 2}": "has no parameter servers", "options: {ps: [[1]]}": "expected N",
     "link_scores: {file: \"/a\\0b\"}": "expected an absolute path", "plan_dir: [a]": "plan_dir: invalid value ['a']",
     "x" * 100_000: "is too large", "\0": "is not YAML", "a: &a [*a]": "unknown key a",
-    "plan_dir: /a\nlinks: [x]": "link_defaults: expected a mapping",
+    "plan_dir: /a\nlink_defaults: [x]": "link_defaults: expected a mapping",
     "link_defaults: {node_bandwidth: 0x" + "f" * 9000 + "}": "expected a number",
     "&a0 [x]\n": "expected a mapping"}
 #: 9 to the power of 30 words, by aliases

@@ -1,7 +1,7 @@
-"""read this node's own counters, and hand on what they say of its link
+"""sample this node's kernel counters
 
-Says nothing on stdout and exits with 0 whatever happens (unless --strict), so that it serves as Slurm's
-HealthCheckProgram, in a Prolog and in a systemd timer alike. A state file keeps the last reading.
+Writes nothing to stdout and exits with 0 even after errors (unless --strict), so it can run as Slurm's
+HealthCheckProgram, in a Prolog or from a systemd timer. A state file keeps the last reading.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ from slurmdl import files
 from slurmdl.cli.address import parse_address
 from slurmdl.errors import SlurmdlError, UnavailableError, UsageError, warn
 
-#: option -> its value and its line in the help
+#: option -> metavar and help
 OPTIONS = {
-    "to": ("HOST:PORT", "the collector, `slurmdl links ingest --listen`"),
-    "spool": ("DIR", "where samples go, or with --to wait for the collector (default: beside the state)"),
-    "state": ("DIR", "of the last reading (default: /var/lib/slurmdl for root)"),
-    "node": ("NAME", "this node's name in Slurm (default: its host name)"),
-    "interface": ("IF", "whose speed counts (default: the fastest)"),
+    "collector": ("HOST:PORT", "address of `slurmdl links ingest --listen`"),
+    "spool-dir": ("DIR", "directory for samples, with --collector for unsent ones (default: spool in the state "
+                         "directory)"),
+    "state-dir": ("DIR", "directory of the last reading (default: /var/lib/slurmdl for root)"),
+    "node-name": ("NAME", "name of this node in Slurm (default: its host name)"),
+    "interface": ("IF", "network interface whose speed is reported (default: the fastest)"),
 }
 
 
@@ -32,63 +33,63 @@ def run(argv: list[str]) -> int:
         if "--strict" in argv:
             raise
         if isinstance(error, UsageError):
-            warn(str(error))  # a mistake in the set-up is worth a line, but not a drained node
+            warn(str(error))  # report a wrong option, but do not drain the node
     return 0
 
 
 def _parse_fast(argv: Sequence[str]) -> dict[str, str]:
-    """The options by name, where all are spelled out; empty where argparse must look at them.
+    """Options by name; empty if argparse is needed for abbreviations, --help or errors.
 
-    argparse takes longer to import than the counters to read.
+    Importing argparse takes longer than reading the counters.
     """
-    found, words = {"strict": ""}, iter(argv)
-    for word in words:
-        name, equals, value = word.removeprefix("--").partition("=")
-        if word != "--strict" and (not word.startswith("--") or name not in OPTIONS):
+    options, args = {"strict": ""}, iter(argv)
+    for arg in args:
+        name, equals, value = arg.removeprefix("--").partition("=")
+        if arg != "--strict" and (not arg.startswith("--") or name not in OPTIONS):
             return {}
-        found[name] = value if equals or word == "--strict" else next(words, "-")
-        if found[name].startswith("-"):
+        options[name] = value if equals or arg == "--strict" else next(args, "-")
+        if options[name].startswith("-"):
             return {}
-    return found
+    return options
 
 
 def _parse_with_argparse(argv: Sequence[str]) -> dict[str, str]:
     from slurmdl.cli.arguments import CliParser
 
     parser = CliParser(prog="slurmdl links counters", description=__doc__)
-    for name, (value, text) in OPTIONS.items():
-        parser.add_argument(f"--{name}", default="", metavar=value, help=text)
+    for name, (metavar, text) in OPTIONS.items():
+        parser.add_argument(f"--{name}", dest=name, default="", metavar=metavar, help=text)
     parser.add_argument("--strict", action="store_const", const="", default="",
-                        help="exit with a status of its own where anything fails")
+                        help="exit with an error status if anything fails")
     return dict(vars(parser.parse_args(argv)))
 
 
-def _collect_sample(given: Mapping[str, str]) -> None:
+def _collect_sample(options: Mapping[str, str]) -> None:
     from slurmdl.links import counters, sender
 
-    options = {**dict.fromkeys(OPTIONS, ""), **given}
-    where = parse_address(options["to"], "--to") if options["to"] else None
-    state = options["state"] or state_dir()
-    now, path = counters.read_counters(interface=options["interface"]), os.path.join(state, "counters.json")
-    before = counters.load_reading(path)
-    sample = counters.sample_from_counters(before, now, options["node"] or slurm_node_name(), time.time())
-    if counters.should_replace(before, now):
-        _write_state(path, json.dumps(now.to_json()))
+    options = {**dict.fromkeys(OPTIONS, ""), **options}
+    collector = parse_address(options["collector"], "--collector") if options["collector"] else None
+    directory = options["state-dir"] or state_dir()
+    path = os.path.join(directory, "counters.json")
+    current, previous = counters.read_counters(interface=options["interface"]), counters.load_reading(path)
+    sample = counters.sample_from_counters(previous, current, options["node-name"] or slurm_node_name(), time.time())
+    if counters.should_replace(previous, current):
+        _write_state(path, json.dumps(current.to_json()))
     samples = [sample] if sample is not None else []
-    spool = options["spool"] or os.path.join(state, "spool")
-    if where is None:
-        sender.spool_samples(spool, samples)
+    spool_dir = options["spool-dir"] or os.path.join(directory, "spool")
+    if collector is None:
+        sender.spool_samples(spool_dir, samples)
     else:
-        sender.send_samples(where, samples, spool)
+        sender.send_samples(collector, samples, spool_dir)
 
 
 def slurm_node_name() -> str:
-    """The name that Slurm has for this node, as far as the environment tells it, else the host's."""
+    """Slurm's name of this node if the environment has it, else the host name."""
     return os.environ.get("SLURMD_NODENAME") or os.uname().nodename.partition(".")[0]
 
 
 def state_dir() -> str:
-    """Where this node keeps what it will want to know next time (XDG Base Directory Specification)."""
+    """Default state directory (XDG Base Directory Specification)."""
     if not os.geteuid():
         return "/var/lib/slurmdl"
     base = os.environ.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local", "state")

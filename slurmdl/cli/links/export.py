@@ -1,4 +1,4 @@
-"""the scores as Prometheus text: on stdout, as a file for node_exporter's textfile collector, or over HTTP"""
+"""export link scores as Prometheus text: to stdout, to a file for node_exporter's textfile collector, or over HTTP"""
 
 from __future__ import annotations
 
@@ -15,38 +15,38 @@ from slurmdl.links.sample_store import publish_file
 
 def run(argv: list[str]) -> int:
     parser = CliParser(prog="slurmdl links export", description=__doc__)
-    parser.add_argument("--scores", metavar="FILE", help="the snapshot (default: link_scores.file of slurmdl.yaml)")
-    where = parser.add_mutually_exclusive_group()
-    where.add_argument("--textfile", metavar="FILE", help="written at once, so that nobody reads half of it")
-    where.add_argument("--listen", metavar="HOST:PORT", help="serve http://HOST:PORT/metrics until it is ended")
+    parser.add_argument("--scores", metavar="FILE",
+                        help="file of link scores (default: link_scores.file of slurmdl.yaml)")
+    output = parser.add_mutually_exclusive_group()
+    output.add_argument("--textfile", metavar="FILE", help="file that is written atomically")
+    output.add_argument("--listen", metavar="HOST:PORT", help="serve http://HOST:PORT/metrics until terminated")
     options = parser.parse_args(argv)
-    given = config.load_config().link_scores
-    path = options.scores or given.file
+    settings = config.load_config().link_scores
+    path = options.scores or settings.file
+    last_warning = ""
 
-    told = ""
-
-    def scores() -> LinkScores:
-        nonlocal told
-        refused: list[str] = []
-        found = score_files.load_scores(path, time(), given.trusted_owner, on_reject=refused.append)
-        line = f"{path}: {len(refused)} refused, the first: {refused[0]}" if refused else ""
-        if line and line != told:
-            warn(line)
-        told = line
-        return found
+    def load_scores() -> LinkScores:
+        nonlocal last_warning
+        rejected: list[str] = []
+        scores = score_files.load_scores(path, time(), settings.trusted_owner, on_reject=rejected.append)
+        warning = f"{path}: {len(rejected)} rejected, the first: {rejected[0]}" if rejected else ""
+        if warning and warning != last_warning:
+            warn(warning)
+        last_warning = warning
+        return scores
 
     if not options.listen:
-        text = prometheus_exporter.exposition_text(scores())
+        text = prometheus_exporter.exposition_text(load_scores())
         if options.textfile:
             if not options.textfile.endswith(".prom"):
-                raise UsageError(f"--textfile {options.textfile}: node_exporter reads only names that end in .prom")
+                raise UsageError(f"--textfile {options.textfile}: expected a name ending in .prom (node_exporter reads "
+                                 "no others)")
             publish_file(options.textfile, text)
         else:
             print(text, end="")
         return 0
-    host, port = parse_address(options.listen, "--listen")
     try:
-        server = prometheus_exporter.metrics_server((host, port), scores)
+        server = prometheus_exporter.metrics_server(parse_address(options.listen, "--listen"), load_scores)
     except OSError as error:
         raise UnavailableError(f"--listen {options.listen}: cannot listen ({error.strerror})") from error
     warn(f"listening on port {server.server_address[1]}")

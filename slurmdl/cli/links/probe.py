@@ -1,4 +1,4 @@
-"""measure links by a short job, one task a node; inside a job, those of its own nodes"""
+"""measure links by a short job with one task per node, or inside a job on its own nodes"""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import argparse
 import os
 import re
 import time
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from slurmdl import config, files
@@ -18,41 +17,44 @@ if TYPE_CHECKING:
     from slurmdl.links.samples import LinkSample
     from slurmdl.topology.topology import Topology
 
-#: seconds that samples of earlier probes stay in the file
+#: age at which samples of earlier probes are removed from the file
 SAMPLE_RETENTION_S = 3600.0
 
 
 def run(argv: list[str]) -> int:
-    own, further = (argv[:argv.index("--")], argv[argv.index("--") + 1:]) if "--" in argv else (argv, [])
+    separator = argv.index("--") if "--" in argv else len(argv)
+    own_args, srun_args = argv[:separator], argv[separator + 1:]
     parser = CliParser(prog="slurmdl links probe", description=__doc__,
-                    epilog="Options of srun may follow after --, e.g. `-- --partition=debug`.")
-    which = parser.add_mutually_exclusive_group()
-    which.add_argument("--nodes", metavar="LIST", help="a hostlist, e.g. n[1-8] (default in a job: all of its nodes)")
-    which.add_argument("--all", action="store_true", help="all nodes that are idle now")
+                       epilog="Options after -- are passed to srun, e.g. `-- --partition=debug`.")
+    selection = parser.add_mutually_exclusive_group()
+    selection.add_argument("--nodes", metavar="LIST", help="hostlist, e.g. n[1-8] (default in a job: all its nodes)")
+    selection.add_argument("--all", action="store_true", help="all idle nodes")
     parser.add_argument("--budget", default="30s", type=_parse_duration, metavar="TIME",
-                        help="for all rounds together (default: %(default)s)")
+                        help="time for all rounds (default: %(default)s)")
     parser.add_argument("--rate-limit", default=0.0, type=_parse_byte_rate, metavar="RATE",
-                        help="of one stream, in bytes/s, e.g. 100M; what reaches it is not reported as throughput")
+                        help="bytes/s of one stream, e.g. 100M; throughput at the limit is not reported")
     parser.add_argument("--transport", default="tcp", choices=("tcp", "mpi"),
-                        help="what carries the probes; mpi takes the path of the training (default: %(default)s)")
+                        help="protocol of the probes; mpi uses the path of the training (default: %(default)s)")
     parser.add_argument("--interface", default="", metavar="IF",
-                        help="to probe over (tcp only; default: that by which the nodes reach each other's names)")
-    parser.add_argument("--out", metavar="FILE",
-                        help="where the samples go, as JSON lines; - for stdout (default: the user's own score file)")
-    options = parser.parse_args(own)
+                        help="network interface, tcp only (default: that of the route to the leader)")
+    parser.add_argument("--output", metavar="FILE",
+                        help="file for the samples as JSON lines, - for stdout (default: the user's own samples)")
+    options = parser.parse_args(own_args)
     if options.interface and options.transport == "mpi":
-        raise UsageError("--interface: with --transport=mpi the interface is MPI's choice (for Open MPI "
+        raise UsageError("--interface: not available with --transport=mpi; configure the MPI instead (for Open MPI "
                          "OMPI_MCA_btl_tcp_if_include)")
-    return _run_probe(options, [*further, *(_mpi_type_options(further) if options.transport == "mpi" else ())])
+    if options.transport == "mpi":
+        srun_args += _mpi_type_options(srun_args)
+    return _run_probe(options, srun_args)
 
 
 def _mpi_type_options(srun_args: list[str]) -> list[str]:
-    """--mpi for the MPI that PATH has, where none is given, as `slurmdl srun` chooses it."""
-    from slurmdl.slurm import getopt, pmi, srun_options
-    from slurmdl.slurm.slurm_conf import SlurmConfig
+    """--mpi for the MPI in PATH if srun_args have none, chosen as by `slurmdl srun`."""
+    from slurmdl.launch import srun
+    from slurmdl.slurm import getopt, srun_options
 
     line = getopt.parse_command_line(srun_args, srun_options.SHORT_OPTIONS, srun_options.LONG_OPTIONS)
-    return pmi.mpi_type_option(line, SlurmConfig.query, os.environ)
+    return list(srun.mpi_type_option(line, srun.SlurmConfig.query, os.environ))
 
 
 def _run_probe(options: argparse.Namespace, srun_args: list[str]) -> int:
@@ -64,18 +66,19 @@ def _run_probe(options: argparse.Namespace, srun_args: list[str]) -> int:
 
     nodes = _select_nodes(options)
     if len(nodes) < 2:
-        raise UsageError(f"slurmdl links probe: {len(nodes)} node{'s' * (len(nodes) != 1)}; valid: at least two")
+        raise UsageError(f"slurmdl links probe: {len(nodes)} node{'s' * (len(nodes) != 1)}; expected at least two")
     topology = _load_topology_or_flat(nodes)
-    probe = probe_step.ProbeStep(nodes, topology, replace(ProbeConfig(), rate_limit=options.rate_limit), options.budget,
-                          transport=options.transport, interface=options.interface,
-                          srun_args=(*(() if "SLURM_JOB_ID" in os.environ else ("--immediate=30",)), *srun_args))
-    samples = probe_step.run_probe_step(probe, os.environ, warn)
-    if options.out == "-":
+    immediate = () if "SLURM_JOB_ID" in os.environ else ("--immediate=30",)
+    step = probe_step.ProbeStep(nodes, topology, ProbeConfig(rate_limit=options.rate_limit), options.budget,
+                                transport=options.transport, interface=options.interface,
+                                srun_args=(*immediate, *srun_args))
+    samples = probe_step.run_probe_step(step, os.environ, warn)
+    if options.output == "-":
         print(format_sample_lines(samples), end="")
         return 0
     rows = link_table.link_rows(aggregate.aggregate_scores(samples, time.time()).scores, topology)
     print_escaped(link_table.format_link_table(rows, len(rows)))
-    _merge_into_file(options.out or user_probe_file(os.environ), samples)
+    _merge_into_file(options.output or user_probe_file(os.environ), samples)
     return 0
 
 
@@ -88,23 +91,23 @@ def _select_nodes(options: argparse.Namespace) -> tuple[str, ...]:
         from slurmdl.cluster.load import query_cluster
 
         idle: list[str] = []
-        others: dict[str, str] = {}
+        skipped: dict[str, str] = {}
         for node in query_cluster(config.load_config().cluster_backend)[0].nodes:
             if node.state == ("IDLE",) and node.responding:
                 idle.append(node.name)
             else:
-                others[node.name] = "+".join(node.state) if node.responding else "not responding"
-        if others:
-            warn(f"--all: {len(others)} of {len(idle) + len(others)} nodes are not idle and left out: "
-                 f"{hostlist.fold_hostlist(list(others))} ({', '.join(sorted(set(others.values())))})")
+                skipped[node.name] = "+".join(node.state) if node.responding else "not responding"
+        if skipped:
+            warn(f"--all: {len(skipped)} of {len(idle) + len(skipped)} nodes are not idle and skipped: "
+                 f"{hostlist.fold_hostlist(list(skipped))} ({', '.join(sorted(set(skipped.values())))})")
         return tuple(idle)
     if "SLURM_JOB_NODELIST" in os.environ:
         return tuple(hostlist.expand_hostlist(os.environ["SLURM_JOB_NODELIST"]))
-    raise UsageError("slurmdl links probe: which nodes? valid: --nodes LIST, --all, or neither inside a job")
+    raise UsageError("slurmdl links probe: no nodes; expected --nodes LIST or --all outside of a job")
 
 
 def _load_topology_or_flat(nodes: tuple[str, ...]) -> Topology:
-    """The cluster's zones; where they cannot be read all nodes count as one zone, and one line says so."""
+    """The cluster's topology; with a warning a single zone if it cannot be read."""
     from slurmdl.topology import load
     from slurmdl.topology.topology import Topology
 
@@ -116,23 +119,23 @@ def _load_topology_or_flat(nodes: tuple[str, ...]) -> Topology:
 
 
 def _merge_into_file(path: str, samples: list[LinkSample]) -> None:
-    """Write the samples, and those that earlier probes left there not long ago, by an atomic rename."""
+    """Atomically write the samples and those in the file that are younger than SAMPLE_RETENTION_S."""
     from slurmdl.links.samples import format_sample_lines, parse_sample_lines
 
-    earlier: list[LinkSample] = []
+    kept: list[LinkSample] = []
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
-            earlier = [s for s in parse_sample_lines(file) if not isinstance(
-                s, Exception) and s.time > time.time() - SAMPLE_RETENTION_S]
+            kept = [sample for sample in parse_sample_lines(file)
+                    if not isinstance(sample, Exception) and sample.time > time.time() - SAMPLE_RETENTION_S]
     except FileNotFoundError:
         pass
     except OSError as error:
-        raise UsageError(f"--out={path}: cannot be read ({error.strerror})") from error
+        raise UsageError(f"--output={path}: cannot be read ({error.strerror})") from error
     try:
         os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
-        files.write_atomic(path, format_sample_lines([*earlier, *samples]))
+        files.write_atomic(path, format_sample_lines([*kept, *samples]))
     except OSError as error:
-        raise UsageError(f"--out={path}: cannot be written ({error.strerror})") from error
+        raise UsageError(f"--output={path}: cannot be written ({error.strerror})") from error
 
 
 def _parse_duration(text: str) -> float:
@@ -142,11 +145,11 @@ def _parse_duration(text: str) -> float:
     except ValueError:
         seconds = 0.0
     if not 1 <= seconds <= 3600:
-        raise argparse.ArgumentTypeError(f"{text!r} is not valid; valid: 1s to 60m")
+        raise argparse.ArgumentTypeError(f"{text!r}: expected 1s to 60m")
     return seconds
 
 
 def _parse_byte_rate(text: str) -> float:
-    from slurmdl.units import parse_bytes
+    from slurmdl import dl_options
 
-    return parse_bytes(text, "--rate-limit")
+    return dl_options.parse_bytes(text, "--rate-limit")

@@ -1,4 +1,4 @@
-"""the scores as a table and a heat map, worst links first"""
+"""show link scores as a table and a heat map, worst links first"""
 
 from __future__ import annotations
 
@@ -20,47 +20,48 @@ if TYPE_CHECKING:
 def run(argv: list[str]) -> int:
     parser = CliParser(prog="slurmdl links show", description=__doc__)
     parser.add_argument("--scores", default="auto", metavar="auto|FILE|URL",
-                        help="what to show, as --dl-link-scores takes it (default: %(default)s)")
-    parser.add_argument("--topology", metavar="FILE", help="zones of the heat map, instead of the cluster's")
-    parser.add_argument("--all", action="store_true", help="every link; else as many as a screen holds")
-    parser.add_argument("--json", action="store_true", help="the scores as JSON, worst links first")
-    parser.add_argument("--svg", metavar="FILE", help="the heat map as a picture, too")
+                        help="source, as for --dl-link-scores (default: %(default)s)")
+    parser.add_argument("--topology", metavar="FILE", help="topology file (default: the cluster's topology)")
+    parser.add_argument("--all", action="store_true", help="all links (default: as many as fit the terminal)")
+    parser.add_argument("--json", action="store_true", help="JSON output, worst links first")
+    parser.add_argument("--svg", metavar="FILE", help="write the heat map as SVG, too")
     options = parser.parse_args(argv)
     from slurmdl.links import heatmap, link_table
     from slurmdl.links.score_sources import load_from_sources
     from slurmdl.placement import score_report
 
-    given = config.load_config()
-    found = load_from_sources(given, options.scores, os.environ)
-    for remark in found.warnings:
-        warn(f"scores: {remark}")
-    if not found.scores.link_count and options.scores != "auto":
+    settings = config.load_config()
+    loaded = load_from_sources(settings, options.scores, os.environ)
+    for warning in loaded.warnings:
+        warn(f"link scores: {warning}")
+    if not loaded.scores.link_count and options.scores != "auto":
         return InputError.exit_status
     topology = _load_topology_or_empty(options.topology)
-    rows = link_table.link_rows(found.scores, topology)
-    nodes, covered = len(topology.nodes), sum(name in found.scores.nodes for name in topology.nodes)
+    rows = link_table.link_rows(loaded.scores, topology)
+    node_count, scored = len(topology.nodes), sum(name in loaded.scores.nodes for name in topology.nodes)
     if options.json:
-        print(json.dumps({"links": [row.to_json() for row in rows], "time": time(), "nodes": nodes,
-                          "nodes_with_score": covered}, indent=1))
+        print(json.dumps({"links": [row.to_json() for row in rows], "time": time(), "nodes": node_count,
+                          "nodes_with_score": scored}, indent=1))
     else:
-        if nodes:
-            print_escaped(f"{covered} of {nodes} nodes ({covered / nodes:.1%}) have a score younger than "
-                 f"{link_table.format_age(given.link_scores.max_age)}\n")
-        height = len(rows) if options.all else max(8, shutil.get_terminal_size().lines - 4)
-        print_escaped(link_table.format_link_table(rows, height))
+        if node_count:
+            max_age = link_table.format_age(settings.link_scores.max_age)
+            print_escaped(f"{scored} of {node_count} nodes ({scored / node_count:.1%}) have a link score younger "
+                          f"than {max_age}\n")
+        max_rows = len(rows) if options.all else max(8, shutil.get_terminal_size().lines - 4)
+        print_escaped(link_table.format_link_table(rows, max_rows))
         if rows:
-            print_escaped(
-                f"x1: as over links that were not measured ({score_report.unmeasured_link_assumption(topology, found.scores)})")
-    warmth = heatmap.build_heatmap(found.scores, topology)
-    if warmth.zones and not options.json:
-        print_escaped(f"\n{heatmap.heatmap_text(warmth)}")
+            assumption = score_report.unmeasured_link_assumption(topology, loaded.scores)
+            print_escaped(f"x1: same as a link without a score ({assumption})")
+    matrix = heatmap.build_heatmap(loaded.scores, topology)
+    if matrix.zones and not options.json:
+        print_escaped(f"\n{heatmap.heatmap_text(matrix)}")
     if options.svg:
-        write_output_file(options.svg, "--svg", heatmap.heatmap_svg(warmth))
+        write_output_file(options.svg, "--svg", heatmap.heatmap_svg(matrix))
     return 0
 
 
 def _load_topology_or_empty(path: str | None) -> Topology:
-    """The cluster's zones, none where they cannot be read and nobody named a file of them."""
+    """The topology; with a warning an empty one if the cluster's cannot be read."""
     from slurmdl.topology import load
     from slurmdl.topology.topology import Topology
 

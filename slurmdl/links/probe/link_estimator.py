@@ -87,8 +87,9 @@ def estimate_own_link(pairs: Sequence[PairMeasurement], node: str, time: float,
     def half_min(values: list[float]) -> float:
         return min(values) / 2
 
-    link = PairMeasurement(node, "", best(lambda pair: pair.throughput, max), None, best(lambda pair: pair.rtt, half_min),
-                           best(lambda pair: pair.rtt_p99, half_min), best(lambda pair: pair.loss, min))
+    link = PairMeasurement(node, "", best(lambda pair: pair.throughput, max), None,
+                           best(lambda pair: pair.rtt, half_min), best(lambda pair: pair.rtt_p99, half_min),
+                           best(lambda pair: pair.loss, min))
     return _make_sample("node", node, link, time, source) if pairs else None
 
 
@@ -99,17 +100,19 @@ class _EndpointEstimates:
         throughputs = _known_values(pairs, lambda pair: pair.throughput)
         self.throughput = _min_rule_estimates(throughputs)
         spread = robust_spread(throughputs, self.throughput)
-        self.throughput_rse = {end: MEDIAN_SE_FACTOR * spread / math.sqrt(len(peers))
-                               for end, peers in _group_by_endpoint(throughputs).items()} if spread is not None else {}
+        self.throughput_rse = {} if spread is None else {
+            end: MEDIAN_SE_FACTOR * spread / math.sqrt(len(peers))
+            for end, peers in _group_by_endpoint(throughputs).items()}
         self.rtt = _sum_rule_estimates(_known_values(pairs, lambda pair: pair.rtt))
         self.rtt_p99 = _sum_rule_estimates(_known_values(pairs, lambda pair: pair.rtt_p99))
         self.log_loss = _sum_rule_estimates(_known_values(pairs, lambda pair: _loss_to_log(pair.loss)))
         self.names = list(dict.fromkeys(end for pair in pairs for end in (pair.first, pair.second)))
 
     def samples(self, kind: str, time: float, source: str) -> list[LinkSample]:
-        return [_make_sample(kind, name, PairMeasurement(name, "", self.throughput.get(name), None, self.rtt.get(name),
-                                                         self.rtt_p99.get(name), _log_to_loss(self.log_loss.get(name))),
-                             time, source, self.throughput_rse.get(name)) for name in self.names]
+        links = [PairMeasurement(name, "", self.throughput.get(name), None, self.rtt.get(name), self.rtt_p99.get(name),
+                                 _log_to_loss(self.log_loss.get(name))) for name in self.names]
+        return [_make_sample(kind, link.first, link, time, source, self.throughput_rse.get(link.first))
+                for link in links]
 
     def subtract_endpoints(self, pair: PairMeasurement) -> PairMeasurement:
         """The path without the links of its ends."""

@@ -146,7 +146,8 @@ def _packet_train_forward(control: ControlChannel, probe_socket: ProbeSocket, co
 def _packet_train_backward(control: ControlChannel, probe_socket: ProbeSocket, config: ProbeConfig) -> float:
     control.write_message(op="send_train", seconds=config.stream_seconds)
     train = PacketTrainReceiver(probe_socket)
-    while (datagram := probe_socket.receive(0.1 if train.has_started else max(0.3, config.stream_seconds))) is not None:
+    first_s = max(0.3, config.stream_seconds)
+    while (datagram := probe_socket.receive(0.1 if train.has_started else first_s)) is not None:
         train.add(*datagram)
     control.read_message()
     return train.throughput()
