@@ -39,8 +39,8 @@ def run(argv: list[str]) -> int:
         text = prometheus_exporter.exposition_text(load_scores())
         if options.textfile:
             if not options.textfile.endswith(".prom"):
-                raise UsageError(f"--textfile {options.textfile}: expected a name ending in .prom (node_exporter reads "
-                                 "no others)")
+                raise UsageError(f"--textfile {options.textfile}: expected a name ending in .prom (node_exporter "
+                                 "reads no others)")
             publish_file(options.textfile, text)
         else:
             print(text, end="")

@@ -109,8 +109,9 @@ class _EndpointEstimates:
         self.names = list(dict.fromkeys(end for pair in pairs for end in (pair.first, pair.second)))
 
     def samples(self, kind: str, time: float, source: str) -> list[LinkSample]:
-        links = [PairMeasurement(name, "", self.throughput.get(name), None, self.rtt.get(name), self.rtt_p99.get(name),
-                                 _log_to_loss(self.log_loss.get(name))) for name in self.names]
+        links = [PairMeasurement(name, "", self.throughput.get(name), None, self.rtt.get(name),
+                                 self.rtt_p99.get(name), _log_to_loss(self.log_loss.get(name)))
+                 for name in self.names]
         return [_make_sample(kind, link.first, link, time, source, self.throughput_rse.get(link.first))
                 for link in links]
 
