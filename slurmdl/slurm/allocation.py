@@ -1,4 +1,4 @@
-"""The nodes and CPUs that Slurm gave this job, as its environment tells them (sbatch(1), salloc(1))."""
+"""The allocation of this job, from its environment (sbatch(1), salloc(1))."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _COUNT_PATTERN = re.compile(r"([0-9]+)(?:\(x([0-9]+)\))?")
 
 @dataclass(frozen=True)
 class Allocation:
-    """What one job was given.
+    """Nodes, CPUs and tasks of a job.
 
     Attributes
     ----------
-    job : job id; of an array's task, its own.
+    job_id : of an array task, its own.
     nodes : in Slurm's order, that of SLURM_JOB_NODELIST.
-    cpus : CPUs of each node that belong to the job.
-    tasks : the job's own tasks on each node (SLURM_TASKS_PER_NODE), () where that does not cover the nodes.
+    cpus_per_node : CPUs of each node that belong to the job.
+    tasks_per_node : SLURM_TASKS_PER_NODE; () if that does not cover the nodes.
     """
 
     job_id: int
@@ -31,47 +31,47 @@ class Allocation:
     tasks_per_node: tuple[int, ...] = ()
 
     def restricted_to(self, nodes: Collection[str]) -> Allocation:
-        """The part of it on these nodes, whose tasks are not known."""
+        """The allocation on a part of its nodes, without task counts."""
         kept = [(node, cpus) for node, cpus in zip(self.nodes, self.cpus_per_node, strict=True) if node in nodes]
         return Allocation(self.job_id, tuple(node for node, _ in kept), tuple(cpus for _, cpus in kept))
 
 
 def fold_counts(counts: Iterable[int]) -> str:
-    """(2, 2, 2, 1) -> `2(x3),1`, the inverse of `unfold`."""
+    """(2, 2, 2, 1) -> `2(x3),1`, the inverse of `expand_counts`."""
     runs = [(count, len(list(run))) for count, run in groupby(counts)]
     return ",".join(f"{count}(x{length})" if length > 1 else f"{count}" for count, length in runs)
 
 
 def expand_counts(text: str) -> tuple[int, ...]:
-    """`2(x3),1` -> (2, 2, 2, 1). InputError where it is not of this form."""
+    """`2(x3),1` -> (2, 2, 2, 1). InputError for another form."""
     counts: list[int] = []
     for part in text.split(","):
         match = _COUNT_PATTERN.fullmatch(part)
         if not match:
-            raise InputError(f"{text!r}: {part!r} is not COUNT or COUNT(xREPEATS)")
+            raise InputError(f"{text!r}: invalid part {part!r}; expected COUNT or COUNT(xREPEATS)")
         counts += [int(match[1])] * int(match[2] or 1)
     return tuple(counts)
 
 
 def read_allocation(environ: Mapping[str, str]) -> Allocation:
-    """The allocation of the job that this process runs in.
+    """The allocation of the job in which this process runs.
 
     Raises
     ------
-    UsageError : there is no job around this process.
-    PlacementError : there is one, but the environment does not tell its nodes and their CPUs.
+    UsageError : this process runs in no job.
+    PlacementError : the environment does not hold the job's nodes and CPUs.
     """
-    job, nodelist = environ.get("SLURM_JOB_ID"), environ.get("SLURM_JOB_NODELIST")
-    if not job:
+    job_id, nodelist = environ.get("SLURM_JOB_ID"), environ.get("SLURM_JOB_NODELIST")
+    if not job_id:
         raise UsageError("srun: not inside a job (SLURM_JOB_ID is not set); call it from a job script or from salloc")
     cpus = environ.get("SLURM_JOB_CPUS_PER_NODE")
-    if not nodelist or not cpus or not job.isdigit():
-        raise PlacementError("SLURM_JOB_NODELIST and SLURM_JOB_CPUS_PER_NODE do not tell the nodes of the job")
+    if not nodelist or not cpus or not job_id.isdigit():
+        raise PlacementError("SLURM_JOB_NODELIST, SLURM_JOB_CPUS_PER_NODE: missing; expected the nodes of the job")
     try:
-        nodes, counts = tuple(hostlist.expand_hostlist(nodelist)), expand_counts(cpus)
-        tasks = expand_counts(environ.get("SLURM_TASKS_PER_NODE") or "0")
+        nodes, cpu_counts = tuple(hostlist.expand_hostlist(nodelist)), expand_counts(cpus)
+        task_counts = expand_counts(environ.get("SLURM_TASKS_PER_NODE") or "0")
     except InputError as error:
         raise PlacementError(str(error)) from error
-    if len(counts) != len(nodes):
+    if len(cpu_counts) != len(nodes):
         raise PlacementError(f"SLURM_JOB_CPUS_PER_NODE={cpus} does not fit the {len(nodes)} nodes of the job")
-    return Allocation(int(job), nodes, counts, tasks if len(tasks) == len(nodes) else ())
+    return Allocation(int(job_id), nodes, cpu_counts, task_counts if len(task_counts) == len(nodes) else ())

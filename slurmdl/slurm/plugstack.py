@@ -1,4 +1,4 @@
-"""Where plugstack.conf names the plugin (spank(8)), with the lines and words that Slurm finds in the file."""
+"""Find the plugin in plugstack.conf (spank(8)), reading lines and words as Slurm does."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from dataclasses import dataclass
 from slurmdl.errors import InputError
 
 _PLUGIN_FILE = "slurmdl.so"
-#: files that include each other end somewhere
+#: bounds files that include each other
 _MAX_INCLUDE_DEPTH = 8
-#: what Slurm reads at once, into 4096 bytes: a line, or a part of a longer line, which counts as a line
+#: a line as Slurm reads it, into 4096 bytes; a part of a longer line counts as a line
 _LINE_PATTERN = re.compile(rb"[^\n]{0,4094}\n|[^\n]{1,4095}")
-#: a carriage return is part of a word, and so are other blanks
+#: a carriage return and other blanks are part of a word
 _WORD_PATTERN = re.compile(r"[^ \t\n]+")
 
 
 @dataclass(frozen=True)
 class PlugstackLine:
-    """A line of plugstack.conf: where it stands, whether jobs fail without the plugin, and the plugin's file."""
+    """A plugin line of plugstack.conf: location, whether jobs fail without the plugin, path of the plugin."""
 
     location: str
     required: bool
@@ -29,11 +29,11 @@ class PlugstackLine:
 
 
 def find_plugin_line(file: str, plugin_dirs: Sequence[str], depth: int = _MAX_INCLUDE_DEPTH) -> PlugstackLine | None:
-    """The first line that names the plugin, in the file or in one that it includes; None where there is none.
+    """The first line that names the plugin, in the file or an included one, or None.
 
     Parameters
     ----------
-    plugins : Slurm's PluginDir, in which a plugin is looked for that is named without a directory.
+    plugin_dirs : Slurm's PluginDir, searched for a plugin without a directory.
 
     Raises
     ------
@@ -52,12 +52,11 @@ def find_plugin_line(file: str, plugin_dirs: Sequence[str], depth: int = _MAX_IN
             continue
         if words[0] == "include" and depth:
             pattern = os.path.join(os.path.dirname(file), words[1])
-            inner = next(filter(None, (find_plugin_line(each, plugin_dirs, depth - 1)
-                         for each in sorted(glob.glob(pattern)))), None)
-            if inner:
-                return inner
+            included = (find_plugin_line(path, plugin_dirs, depth - 1) for path in sorted(glob.glob(pattern)))
+            if line := next(filter(None, included), None):
+                return line
         elif words[0] != "include" and os.path.basename(words[1]).rstrip() == _PLUGIN_FILE:
-            found = (os.path.join(directory, words[1]) for directory in plugin_dirs)
-            path = words[1] if os.path.isabs(words[1]) else next(filter(os.path.exists, found), words[1])
+            candidates = (os.path.join(directory, words[1]) for directory in plugin_dirs)
+            path = words[1] if os.path.isabs(words[1]) else next(filter(os.path.exists, candidates), words[1])
             return PlugstackLine(f"{file}:{number}", words[0] == "required", path)
     return None

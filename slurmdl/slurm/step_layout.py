@@ -1,9 +1,9 @@
-"""The nodes of a step and the tasks on each that a plain `srun` with the same options would start.
+"""The layout of a step: the nodes and the tasks per node that a plain `srun` with the same options would use.
 
-Follows Slurm's own steps: srun settles the counts (_opt_verify and job_step_create_allocation in src/srun), the
-controller picks the nodes (_pick_step_nodes in src/slurmctld/step_mgr.c) and deals the tasks to them
-(_task_layout_block in src/common/slurm_step_layout.c). Where the outcome hangs on what is not known here (other
-steps, the release of Slurm), or where Slurm would refuse, there is no layout: PlacementError says why.
+Follows Slurm: srun determines the counts (_opt_verify and job_step_create_allocation in src/srun), the controller
+selects the nodes (_pick_step_nodes in src/slurmctld/step_mgr.c) and distributes the tasks (_task_layout_block in
+src/common/slurm_step_layout.c). If the result depends on unknown facts (other steps, Slurm's release), or Slurm
+would reject the step, PlacementError says why.
 """
 
 from __future__ import annotations
@@ -16,17 +16,20 @@ from slurmdl.slurm import hostlist, srun_options
 from slurmdl.slurm.allocation import Allocation
 from slurmdl.slurm.getopt import CommandLine
 
+_UNDERSTOOD = (srun_options.LAYOUT_OPTIONS | srun_options.LAYOUT_INPUTS | srun_options.TASK_LIMITING
+               | srun_options.LAYOUT_NEUTRAL)
+
 
 @dataclass(frozen=True)
 class StepRequest:
-    """What a step asks for, by options and by their twins in the environment. None means: not given.
+    """The request of a step, from options and their environment variables. None means: not given.
 
     Attributes
     ----------
     nodelist, exclude : node names.
-    exact : the step takes only the CPUs of its tasks; others may run beside it.
-    overlap : the step ignores what other steps use.
-    bounding : name of an option that may bound the tasks of a node by something other than its CPUs, "" else.
+    exact : the step takes only the CPUs of its tasks; other steps may share its nodes.
+    overlap : the step ignores the use by other steps.
+    task_limiting_option : an option that may limit the tasks of a node by something other than CPUs, or "".
     """
 
     ntasks: int | None = None
@@ -47,8 +50,8 @@ class StepLayout:
 
     Attributes
     ----------
-    slots : (node, number of tasks), every node once, in Slurm's order, no node without a task.
-    if_alone : it holds only while no other step of the job runs.
+    node_tasks : (node, number of tasks), in Slurm's order; every node has a task.
+    only_if_alone : valid only while no other step of the job runs.
     """
 
     node_tasks: tuple[tuple[str, int], ...]
@@ -60,52 +63,53 @@ class StepLayout:
 
 
 def parse_step_request(line: CommandLine, environ: Mapping[str, str], cpus_per_task: int | None) -> StepRequest:
-    """What the step asks for.
+    """Parse the request of a step.
 
     Parameters
     ----------
-    cpus_per_task : what srun takes from the environment where -c is not given; it differs between releases.
+    cpus_per_task : what srun reads from the environment if -c is not given (SlurmConfig.srun_cpus_per_task).
 
     Raises
     ------
     PlacementError : names the first option, variable or value that cannot be mapped.
     """
-    understood = srun_options.LAYOUT_OPTIONS | srun_options.LAYOUT_INPUTS | srun_options.TASK_LIMITING | srun_options.LAYOUT_NEUTRAL
     for option in line.options:
         if option.name.startswith("dl-") or option.name in srun_options.WRAPPER_OPTIONS:
             continue
-        if not option.is_known or not option.is_complete or option.name not in understood:
+        if not option.is_known or not option.is_complete or option.name not in _UNDERSTOOD:
             raise PlacementError(f"{option.args[0].partition('=')[0]}: steps with it are not mapped")
     for variable in srun_options.UNSUPPORTED_ENV:
         if variable in environ:
             raise PlacementError(f"{variable} is set: steps with it are not mapped")
     if environ.get("SLURM_HET_SIZE", "1") != "1" or ":" in line.operands:
         raise PlacementError("heterogeneous jobs and steps are not mapped")
-    bounding = next((f"--{o.name}" for o in line.options if o.name in srun_options.TASK_LIMITING), "") or \
-        next((variable for variable in srun_options.TASK_LIMITING_ENV if variable in environ), "")
+    limiting = [f"--{o.name}" for o in line.options if o.name in srun_options.TASK_LIMITING]
+    limiting += [variable for variable in srun_options.TASK_LIMITING_ENV if variable in environ]
+    per_node = ("tasks-per-node",) if line.has_option("tasks-per-node") else ("ntasks-per-node", "SLURM_NTASKS_PER_NODE")
+    if line.has_option("cpus-per-task"):
+        cpus_per_task = _parse_fixed_count(line, environ, "cpus-per-task")
     return StepRequest(
         ntasks=_parse_fixed_count(line, environ, "ntasks", "SLURM_NTASKS", "SLURM_NPROCS"),
         nodes=_parse_fixed_count(line, environ, "nodes", "SLURM_JOB_NUM_NODES", "SLURM_NNODES"),
-        ntasks_per_node=_parse_fixed_count(line, environ, "ntasks-per-node", "SLURM_NTASKS_PER_NODE")
-        if not line.has_option("tasks-per-node") else _parse_fixed_count(line, environ, "tasks-per-node"),
-        cpus_per_task=_parse_fixed_count(
-    line, environ, "cpus-per-task") if line.has_option("cpus-per-task") else cpus_per_task,
+        ntasks_per_node=_parse_fixed_count(line, environ, *per_node),
+        cpus_per_task=cpus_per_task,
         relative=_parse_fixed_count(line, environ, "relative", minimum=0),
         nodelist=_parse_node_names(line, "nodelist"), exclude=_parse_node_names(line, "exclude"),
-        exact=line.has_option("exact") or line.has_option(
-            "exclusive") or "SLURM_EXACT" in environ or "SLURM_EXCLUSIVE" in environ,
-        overlap=line.has_option("overlap") or "SLURM_OVERLAP" in environ, task_limiting_option=bounding)
+        exact=any(map(line.has_option, ("exact", "exclusive"))) or not environ.keys().isdisjoint(
+            ("SLURM_EXACT", "SLURM_EXCLUSIVE")),
+        overlap=line.has_option("overlap") or "SLURM_OVERLAP" in environ,
+        task_limiting_option=next(iter(limiting), ""))
 
 
-def _parse_fixed_count(line: CommandLine, environ: Mapping[str, str],
-                       name: str, *variables: str, minimum: int = 1) -> int | None:
-    given = line.last_value(name) if line.has_option(name) else next(
-        (environ[v] for v in variables if v in environ), None)
-    if given is None:
+def _parse_fixed_count(line: CommandLine, environ: Mapping[str, str], name: str, *variables: str,
+                       minimum: int = 1) -> int | None:
+    text = line.last_value(name) if line.has_option(name) else \
+        next((environ[variable] for variable in variables if variable in environ), None)
+    if text is None:
         return None
-    low, _, high = given.partition("-")
+    low, _, high = text.partition("-")
     if not low.isdigit() or (high and high != low) or int(low) < minimum:
-        raise PlacementError(f"--{name}={given}: only a fixed count is mapped")
+        raise PlacementError(f"--{name}={text}: only a fixed count is mapped")
     return int(low)
 
 
@@ -120,38 +124,36 @@ def _parse_node_names(line: CommandLine, name: str) -> tuple[str, ...]:
 
 
 def compute_step_layout(allocation: Allocation, request: StepRequest) -> StepLayout:
-    """The layout of the step; PlacementError where it is not certain, or where srun would refuse it."""
-    total = len(allocation.nodes)
-    count = total if request.nodes is None else request.nodes
+    """Compute the layout of a step; PlacementError if it is uncertain or srun would reject the step."""
+    total_nodes = len(allocation.nodes)
+    node_count = total_nodes if request.nodes is None else request.nodes
     ntasks = request.ntasks
     if ntasks is None:
         if request.ntasks_per_node:
-            ntasks = count * request.ntasks_per_node
-        elif request.cpus_per_task and count < total:
+            ntasks = node_count * request.ntasks_per_node
+        elif request.cpus_per_task and node_count < total_nodes:
             raise PlacementError("-c without -n on a part of the nodes is not mapped")
         elif request.cpus_per_task:
-            # srun fills the allocation where only the CPUs of a task are given (_set_ntasks)
-            ntasks = max(total, sum(cpus // request.cpus_per_task for cpus in allocation.cpus_per_node))
+            # with only CPUs per task given, srun fills the allocation (_set_ntasks)
+            ntasks = max(total_nodes, sum(cpus // request.cpus_per_task for cpus in allocation.cpus_per_node))
         else:
-            ntasks = count
-    count = min(count, ntasks)
-    chosen, if_alone = _select_step_nodes(allocation, request, count)
-    index = {node: i for i, node in enumerate(allocation.nodes)}
-    cpus = [allocation.cpus_per_node[index[node]] for node in chosen]
+            ntasks = node_count
+    nodes, only_if_alone = _select_step_nodes(allocation, request, min(node_count, ntasks))
+    cpus_of = dict(zip(allocation.nodes, allocation.cpus_per_node, strict=True))
+    cpus = [cpus_of[node] for node in nodes]
     tasks = _distribute_tasks(cpus, request, ntasks)
     if request.task_limiting_option:
-        _check_task_limit(allocation, request, chosen, cpus, tasks)
-    # a step that shares its nodes finds only the CPUs that others leave; one task on each node, or all
-    # CPUs taken, comes out the same in any case
-    used = ntasks * (request.cpus_per_task or 1)
-    shares = (request.exact or request.cpus_per_task is not None) and not request.overlap
-    if shares and ntasks > len(chosen) and used < sum(cpus):
-        if_alone = True
-    return StepLayout(tuple(zip(chosen, tasks, strict=True)), if_alone)
+        _check_task_limit(allocation, request, nodes, cpus, tasks)
+    # A step that shares its nodes gets only the CPUs that other steps leave. With one task per node, or with all
+    # CPUs in use, the layout is the same in any case.
+    shares_nodes = (request.exact or request.cpus_per_task is not None) and not request.overlap
+    if shares_nodes and ntasks > len(nodes) and ntasks * (request.cpus_per_task or 1) < sum(cpus):
+        only_if_alone = True
+    return StepLayout(tuple(zip(nodes, tasks, strict=True)), only_if_alone)
 
 
 def _select_step_nodes(allocation: Allocation, request: StepRequest, count: int) -> tuple[Sequence[str], bool]:
-    """The nodes of the step, in Slurm's order, and whether that holds only while no other step runs."""
+    """The nodes of the step in Slurm's order, and whether they are certain only while no other step runs."""
     nodes, total = allocation.nodes, len(allocation.nodes)
     foreign = set(request.nodelist) - set(nodes)
     if foreign:
@@ -163,58 +165,57 @@ def _select_step_nodes(allocation: Allocation, request: StepRequest, count: int)
         if end < total and len(set(allocation.cpus_per_node)) > 1:
             raise PlacementError("--relative on a part of unequal nodes: Slurm chooses among them")
         return nodes[request.relative:end], end < total
-    left = [node for node in nodes if node not in set(request.exclude)]
+    candidates = [node for node in nodes if node not in set(request.exclude)]
     if request.nodelist and count < total:
-        left = [node for node in left if node in set(request.nodelist)]
+        candidates = [node for node in candidates if node in set(request.nodelist)]
     if set(request.nodelist) & set(request.exclude):
         raise PlacementError("--nodelist and --exclude name the same node")
-    if count != len(left):
-        raise PlacementError(f"the step takes {count} of {len(left)} nodes: Slurm chooses among them")
-    return left, False
+    if count != len(candidates):
+        raise PlacementError(f"the step takes {count} of {len(candidates)} nodes: Slurm chooses among them")
+    return candidates, False
 
 
 def _distribute_tasks(cpus: Sequence[int], request: StepRequest, ntasks: int) -> list[int]:
     per_task = request.cpus_per_task or 1
-    room = [c // per_task for c in cpus]
-    if min(room) == 0 or sum(room) < ntasks:
+    max_tasks = [count // per_task for count in cpus]
+    if min(max_tasks) == 0 or sum(max_tasks) < ntasks:
         raise PlacementError(f"{ntasks} tasks of {per_task} CPUs do not fit the nodes' {sum(cpus)} CPUs")
-    tasks = block_distribution(room, ntasks)
+    tasks = block_distribution(max_tasks, ntasks)
     if request.ntasks_per_node:
-        # whether a contradicted --ntasks-per-node still caps the nodes differs between releases
-        capped = block_distribution([min(r, request.ntasks_per_node * per_task) for r in room], ntasks)
-        if tasks != capped:
+        # releases differ in whether a contradictory --ntasks-per-node still limits the nodes
+        limit = request.ntasks_per_node * per_task
+        if tasks != block_distribution([min(count, limit) for count in max_tasks], ntasks):
             raise PlacementError(f"--ntasks-per-node={request.ntasks_per_node} contradicts {ntasks} tasks "
                                  f"on {len(cpus)} nodes")
     return tasks
 
 
 def _check_task_limit(allocation: Allocation, request: StepRequest, step_nodes: Sequence[str], cpus: Sequence[int],
-                 tasks: Sequence[int]) -> None:
-    """A bound that is the same on all nodes moves no task of an even layout; the job's own layout has it in it."""
-    own = dict(zip(allocation.nodes, allocation.tasks_per_node, strict=False))
-    if [own.get(node) for node in step_nodes] == list(tasks):
+                      tasks: Sequence[int]) -> None:
+    """Reject an unknown limit, unless the layout is that of the job, or even on equal nodes."""
+    job_tasks = dict(zip(allocation.nodes, allocation.tasks_per_node, strict=False))
+    if [job_tasks.get(node) for node in step_nodes] == list(tasks):
         return
-    even = len(set(tasks)) == 1 and len(set(cpus)) == 1
-    if not even or ("GPUS" in request.task_limiting_option.upper() and len(set(allocation.tasks_per_node)) > 1):
-        raise PlacementError(
-            f"{request.task_limiting_option} may bound the tasks of a node in a way that is not known here")
+    is_even = len(set(tasks)) == 1 and len(set(cpus)) == 1
+    if not is_even or ("GPUS" in request.task_limiting_option.upper() and len(set(allocation.tasks_per_node)) > 1):
+        raise PlacementError(f"{request.task_limiting_option}: its limit on the tasks of a node is not known")
 
 
 def block_distribution(max_tasks: Sequence[int], ntasks: int) -> list[int]:
-    """Tasks per node: one to each node in turn while it has room, regardless of room when all are full.
+    """Tasks per node in Slurm's default (block) distribution, which then numbers the tasks node by node.
 
-    Slurm's default (block) distribution counts so, then numbers the tasks node by node.
+    Each round adds one task to every node below its maximum; when all nodes are full, to every node.
     """
     tasks = [0] * len(max_tasks)
-    dealt = turn = 0
-    full = False
-    while dealt < ntasks:
-        more = False
-        for i, r in enumerate(max_tasks):
-            if dealt < ntasks and (turn < r or full):
+    assigned = round_number = 0
+    is_full = False
+    while assigned < ntasks:
+        has_more = False
+        for i, limit in enumerate(max_tasks):
+            if assigned < ntasks and (round_number < limit or is_full):
                 tasks[i] += 1
-                dealt += 1
-                more = more or turn + 1 < r
-        full = full or not more
-        turn += 1
+                assigned += 1
+                has_more = has_more or round_number + 1 < limit
+        is_full = is_full or not has_more
+        round_number += 1
     return tasks

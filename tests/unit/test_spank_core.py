@@ -79,8 +79,8 @@ def test_unit_tests_of_the_core_pass(built):
 
 
 def test_table_of_options_is_current():
-    done = subprocess.run([sys.executable, ROOT / "tools/gen-spank-options", "--check"], capture_output=True, text=True,
-                          check=False, timeout=60)
+    done = subprocess.run([sys.executable, ROOT / "tools/gen-spank-options", "--check"], capture_output=True,
+                          text=True, check=False, timeout=60)
     assert done.returncode == 0, done.stderr
 
 

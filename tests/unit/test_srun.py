@@ -28,7 +28,7 @@ PLAN = Plan("ps", ("n2", "n1", "n1", "n3", "n2", "n4"), ("ps", "worker", "worker
 
 def parse(*words: str) -> getopt.CommandLine:
     return getopt.parse_command_line(words, srun_options.SHORT_OPTIONS, {
-                                     **srun_options.LONG_OPTIONS, **dl_options.LONG_OPTIONS, "launcher": "yes"})
+                                     **srun_options.LONG_OPTIONS, **dl_options.LONG_OPTIONS, "launcher": "required"})
 
 
 def srun_command(line: getopt.CommandLine, options: Sequence[str] = (), variables: Mapping[str, str] | None = None,

@@ -37,7 +37,7 @@ def words(draw) -> list[str]:
     name = draw(st.sampled_from(SHOWN))
     values = VALUES[name]
     value = draw(st.sampled_from(values)) if values else None
-    required = sbatch_options.LONG_OPTIONS[name] == "yes"
+    required = sbatch_options.LONG_OPTIONS[name] == "required"
     letter = LETTER.get(name)
     if letter and draw(st.booleans()):
         if value is None:
@@ -90,7 +90,7 @@ def understood(directory, argv, script, environ) -> dict[str, str] | None:
 
 def shown(found: dict[str, str]) -> dict[str, str]:
     """Our settings as sbatch prints them."""
-    out = {name: value if sbatch_options.LONG_OPTIONS[name] == "yes" or value else "set" for name, value in found.items()
+    out = {name: value if sbatch_options.LONG_OPTIONS[name] == "required" or value else "set" for name, value in found.items()
            if name in SHOWN}
     if out.pop("no-requeue", None):
         out["requeue"] = "no-requeue"
