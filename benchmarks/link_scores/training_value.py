@@ -42,7 +42,7 @@ NODE_RATE, ZONE_RATE = 2e8, 2e8
 SLOW, LOSSY = "n03", "n01"
 MODEL = "mlp:256,128"
 STEPS, WARM_UP, REPEATS, TRIALS = 12, 2, 3, 20
-PLAIN, LEAF, ZONE, SCORE, BOTH = "Slurm", "leaf order", "zone", "score", "zone + score"
+PLAIN, LEAF, ZONE, SCORE, BOTH = "Slurm", "leaf order", "zone", "links", "zone + score"
 SHUFFLED = "shuffled (control)"
 FIGURES = ("throughput", "delay", "loss")
 #: Open MPI 4.1.4 crashes now and then in MPI_Init, where a message comes before it is ready for it; without -K the
@@ -78,7 +78,7 @@ class _TrainingBenchmark:
         """Degrade two links and probe all links."""
         self.sandbox.shape_link(SLOW, rate=NODE_RATE / 10)
         self.sandbox.shape_link(LOSSY, delay=1e-2, loss=0.02)
-        text = self._call(["slurmdl", "score", "probe", "--all", "--budget=20s", "--out", "-"])
+        text = self._call(["slurmdl", "links", "probe", "--all", "--budget=20s", "--output", "-"])
         found = [sample for sample in parse_sample_lines(text.splitlines()) if isinstance(sample, LinkSample)]
         self.scores = aggregate.aggregate_scores(found, time.time()).scores
 
@@ -165,7 +165,7 @@ class _TrainingBenchmark:
         placement = json.loads(text)["placement"]
         if placement is None:
             raise SandboxError(f"slurmdl place --dl-link-scores={scores}: nothing chosen: {text[:200]}")
-        return list(placement["map"]["nodes"])
+        return list(placement["rank_map"]["nodes"])
 
     def _written(self, scores: LinkScores, name: str) -> str:
         path = self.folder / f"{name}.json"

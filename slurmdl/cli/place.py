@@ -17,101 +17,94 @@ if TYPE_CHECKING:
     from slurmdl.config import Config
     from slurmdl.dl_options import DlOptions
     from slurmdl.job_request import JobRequest
-    from slurmdl.launch.cluster_state import ClusterState
     from slurmdl.launch.binding import Decision
+    from slurmdl.launch.cluster_state import ClusterState
     from slurmdl.launch.submission import Submission
     from slurmdl.placement.exact_solver import ExactPlacement
-    from slurmdl.placement.result import Placement
 
 HELP = """\
 usage: slurmdl place [options] [--dl-*] [sbatch options] [script]
 
-Shows what `slurmdl sbatch` would choose for the same words, and why; submits nothing.
+Makes the same decision as `slurmdl sbatch` with the same arguments, explains it, and submits nothing.
 
-  --explain        the choice, what lost against it, the ranks, the cost (the default)
-  --json           the same as one JSON object
-  --exact          beside it the optimum of a small job by a solver (pip install 'slurmdl[exact]'), at most 10 s
-  --svg FILE       a picture of the zones, the nodes and the ranks, too
-  --topology FILE  zones from a topology.conf, topology.yaml or JSON instead of the cluster's
-  --cluster FILE   nodes and partitions from JSON, or from the text of
-                   `scontrol -d show nodes` and `show partitions`, instead of the cluster's
-  --scores FILE    link scores, as --dl-link-scores=FILE
-  --seed N         settles the choice among equal nodes, so that many who ask at once do not all get the same
-                   ones; 0, the default: the first of them
+  --explain           print the choice, the alternatives, the ranks and the costs (default)
+  --json              print the result as one JSON object
+  --exact             also print the optimum of a small job, found by a solver within 10 s
+                      (pip install 'slurmdl[exact]')
+  --svg FILE          also draw the zones, nodes and ranks
+  --topology FILE     read the zones from a topology.conf, topology.yaml or JSON file instead of the cluster
+  --cluster FILE      read nodes and partitions from JSON, or from the text of `scontrol -d show nodes` and
+                      `show partitions`, instead of the cluster
+  --link-scores FILE  read the link scores, as with --dl-link-scores=FILE
+  --seed N            choose differently among equal nodes, so that simultaneous submitters do not all get the
+                      same ones; 0 (default): the first ones
 
-Options stand before the script: what stands behind it are its own arguments. Without a script only the options
-count. Status 0 also where Slurm chooses the nodes, with --dl-strict then 75."""
+Options must come before the script; arguments after it belong to the script. Without a script only the options count.
+The exit status is 0 also if Slurm chooses the nodes; with --dl-strict it is then 75."""
 
-_FILE_OPTIONS = ("svg", "topology", "cluster", "scores")
-#: largest seed
-_MAX_SEED = 2**32
+MAX_SEED = 2**32
+_FILE_OPTIONS = ("svg", "topology", "cluster", "link-scores")
+_FLAGS = ("json", "explain", "exact", "help")
+_OWN_OPTIONS = (*_FLAGS, *_FILE_OPTIONS, "seed")
 
 
 def run(argv: list[str]) -> int:
-    """`slurmdl place`: see HELP."""
+    """Run `slurmdl place`; see HELP."""
     from slurmdl import config
     from slurmdl.launch import submission
 
-    own, words = _split_own_options(argv)
-    if "help" in own:
+    own_options, sbatch_args = _split_own_options(argv)
+    if "help" in own_options:
         print(HELP)
         return 0
     site = config.load_config()
-    job = submission.parse_submission(words, os.environ, site.options)
-    job = replace(job, request=replace(job.request, seed=_parse_seed(own.get("seed", "0"))))
-    seen = _load_state(site, own, job.request)
-    decision = _make_decision(job, seen, query_slurm=not {"cluster", "topology"} & own.keys())
-    if "svg" in own:
-        _write_svg(decision, seen, own["svg"])
-    exact = _solve_exactly(job.request, seen) if "exact" in own else None
-    print_escaped(
-    _format_json(
-        job.request.dl,
-        decision,
-        seen,
-        exact) if "json" in own else _format_text(
-            job.request,
-            decision,
-            seen,
-             exact))
+    job = submission.parse_submission(sbatch_args, os.environ, site.options)
+    job = replace(job, request=replace(job.request, seed=_parse_seed(own_options.get("seed", "0"))))
+    state = _load_state(site, own_options, job.request)
+    decision = _make_decision(job, state, query_slurm=not {"cluster", "topology"} & own_options.keys())
+    if "svg" in own_options:
+        _write_svg(decision, state, own_options["svg"])
+    exact = _solve_exactly(job.request, state) if "exact" in own_options else None
+    format_result = _format_json if "json" in own_options else _format_text
+    print_escaped(format_result(job.request.dl, decision, state, exact))
     return 0
 
 
 def _split_own_options(argv: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """This command's own options, and the words that are sbatch's.
+    """Split the arguments into this command's own options and sbatch's arguments.
 
     Raises
     ------
-    UsageError : an option without its file, a misspelled one, or one behind the script.
+    UsageError : an option without its file, a misspelled one, or one after the script.
     """
     from slurmdl import dl_options
     from slurmdl.slurm import getopt, sbatch_options
 
-    flags = ("json", "explain", "exact", "help")
-    own = (*flags, *_FILE_OPTIONS, "seed")
     table: dict[str, getopt.HasArg] = {**sbatch_options.LONG_OPTIONS, **dl_options.LONG_OPTIONS}
-    table.update(dict.fromkeys(flags, "no"))
-    table.update(dict.fromkeys((*_FILE_OPTIONS, "seed"), "required"))
+    table.update({option: "no" if option in _FLAGS else "required" for option in _OWN_OPTIONS})
     line = getopt.parse_command_line(argv, sbatch_options.SHORT_OPTIONS, table)
     for option in line.options:
-        if not option.is_known and (meant := _similar_option(option.args[0], own)):
-            raise UsageError(f"unknown option {option.args[0]}; valid: --{meant}")
-    for word in line.operands[1:]:
-        if meant := _similar_option(word, list(dl_options.LONG_OPTIONS) if word.startswith("--dl-") else own):
-            raise UsageError(f"{word.partition('=')[0]} behind {line.operands[0]} is an argument of the script; "
-                             f"valid: --{meant} before the script, and nothing behind it")
-    ours = [option for option in line.options if option.name in own]
-    for option in ours:
+        if not option.is_known and (meant := _similar_option(option.args[0], _OWN_OPTIONS)):
+            raise UsageError(f"{option.args[0]}: unknown option; expected --{meant}")
+    for arg in line.operands[1:]:
+        options = list(dl_options.LONG_OPTIONS) if arg.startswith("--dl-") else _OWN_OPTIONS
+        if meant := _similar_option(arg, options):
+            raise UsageError(f"{arg.partition('=')[0]} after {line.operands[0]} is an argument of the script; "
+                             f"expected --{meant} before the script")
+    own = [option for option in line.options if option.name in _OWN_OPTIONS]
+    for option in own:
         if option.name in _FILE_OPTIONS and not option.value:
-            raise UsageError(f"--{option.name} needs a file")
-    taken = {i for option in ours for i in range(option.index, option.index + len(option.args))}
-    return ({option.name: option.value or "" for option in ours},
-            [word for i, word in enumerate(argv) if i not in taken])
+            raise UsageError(f"--{option.name}: expected a file")
+    own_indices = {i for option in own for i in range(option.index, option.index + len(option.args))}
+    return ({option.name: option.value or "" for option in own},
+            [arg for i, arg in enumerate(argv) if i not in own_indices])
 
 
 def _similar_option(arg: str, names: Sequence[str]) -> str:
-    """The option that a word names, or nearly names; "" for none. What else there is can be an option of a newer
-    sbatch, or an argument of the script."""
+    """Option that an argument equals or resembles, or "".
+
+    Other arguments can be options of a newer sbatch, or arguments of the script.
+    """
     from difflib import get_close_matches
 
     if not arg.startswith("--"):
@@ -120,8 +113,8 @@ def _similar_option(arg: str, names: Sequence[str]) -> str:
 
 
 def _parse_seed(text: str) -> int:
-    if not text.isdecimal() or int(text) > _MAX_SEED:
-        raise UsageError(f"--seed: {text!r} is not valid; valid: 0 to {_MAX_SEED}")
+    if not text.isdecimal() or int(text) > MAX_SEED:
+        raise UsageError(f"--seed={text}: expected a number from 0 to {MAX_SEED}")
     return int(text)
 
 
@@ -130,13 +123,15 @@ def _load_state(config: Config, own_options: dict[str, str], request: JobRequest
     from slurmdl.launch import cluster_state
     from slurmdl.topology import load as topology
 
-    scores, strict = own_options.get("scores", request.dl.link_scores), request.dl.strict or "scores" in own_options
+    source = own_options.get("link-scores", request.dl.link_scores)
+    strict = request.dl.strict or "link-scores" in own_options
     if "cluster" not in own_options and "topology" not in own_options:
-        return cluster_state.load_cluster_state(config, scores, request.partitions, strict=strict)
+        return cluster_state.load_cluster_state(config, source, request.partitions, strict=strict)
     snapshot = cluster.load_cluster_file(own_options["cluster"]) if "cluster" in own_options else \
         cluster.query_cluster(config.cluster_backend)[0]
-    return cluster_state.ClusterState(snapshot, topology.load_topology(own_options.get("topology"), snapshot.topology_of(request.partitions)),
-                         cluster_state.load_link_scores(config, scores, strict=strict))
+    zones = topology.load_topology(own_options.get("topology"), snapshot.topology_of(request.partitions))
+    scores = cluster_state.load_link_scores(config, source, strict=strict)
+    return cluster_state.ClusterState(snapshot, zones, scores)
 
 
 def _make_decision(job: Submission, state: ClusterState, query_slurm: bool) -> Decision:
@@ -162,7 +157,7 @@ def _find_sbatch_if_any() -> str:
 
 
 def _solve_exactly(request: JobRequest, state: ClusterState) -> ExactPlacement | str:
-    """The solver's answer, or why it has none.
+    """Solution of the exact solver, or the reason why there is none.
 
     Raises
     ------
@@ -176,46 +171,45 @@ def _solve_exactly(request: JobRequest, state: ClusterState) -> ExactPlacement |
         return str(error)
 
 
-def _format_text(request: JobRequest, decision: Decision, state: ClusterState,
-                 exact: ExactPlacement | str | None) -> str:
+def _format_text(dl: DlOptions, decision: Decision, state: ClusterState, exact: ExactPlacement | str | None) -> str:
     from slurmdl.placement.explain import explain_placement
     from slurmdl.placement.result import Placement
 
+    placement = decision.placement or Placement(reason=decision.reason)
+    text = explain_placement(placement, state.topology, state.cluster, state.scores, dl)
+    if isinstance(exact, str):
+        text += f"\nexact      none: {exact}"
+    elif exact is not None:
+        proven = "proven optimal" if exact.proven else "the best found in time"
+        text += f"\nexact      {units.format_duration(exact.cost.seconds)}, {proven}"
+        if placement.rank_map and exact.cost.seconds:
+            ratio = placement.rank_map.cost.seconds / exact.cost.seconds
+            text += f"; this choice takes {ratio:.4g} times as long"
     binding = " ".join(decision.binding_options) or "none"
     if decision.reason:
         binding += f", Slurm chooses the nodes: {decision.reason}"
-    placement = decision.placement or Placement(reason=decision.reason)
-    solved = f"\nexact      {_format_exact(exact, placement)}" if exact is not None else ""
-    text = explain_placement(placement, state.topology, state.cluster, state.scores, request.dl)
-    return f"{text}{solved}\nbinding    {binding}"
-
-
-def _format_exact(exact: ExactPlacement | str, placement: Placement) -> str:
-    if isinstance(exact, str):
-        return f"none: {exact}"
-    found = f"{units.format_duration(exact.cost.seconds)}, {'proven' if exact.proven else 'the best that was found in time'}"
-    if not placement.rank_map or not exact.cost.seconds:
-        return found
-    return f"{found}; this choice takes {placement.rank_map.cost.seconds / exact.cost.seconds:.4g} times that"
+    return f"{text}\nbinding    {binding}"
 
 
 def _format_json(dl: DlOptions, decision: Decision, state: ClusterState, exact: ExactPlacement | str | None) -> str:
-    found: dict[str, Any] = {"placement": decision.placement.to_json() if decision.placement else None,
-                             "binding": list(decision.binding_options), "revert_field": decision.revert_field, "reason": decision.reason,
-                             "line": " ".join(decision.summary(dl).split()) if decision.reason else ""}
-    if decision.placement and state.scores.link_count:
-        from slurmdl.placement.score_report import decisive_scores
+    from slurmdl.placement.score_report import decisive_scores
 
-        found["scores"] = [each.to_json() for each in decisive_scores(decision.placement, state.topology, state.cluster,
-                                                               state.scores)]
+    placement = decision.placement
+    result: dict[str, Any] = {
+        "placement": placement.to_json() if placement else None, "binding": list(decision.binding_options),
+        "revert_field": decision.revert_field, "reason": decision.reason,
+        "line": " ".join(decision.summary(dl).split()) if decision.reason else ""}
+    if placement and state.scores.link_count:
+        result["scores"] = [score.to_json() for score in decisive_scores(
+            placement, state.topology, state.cluster, state.scores)]
     if exact is not None:
-        found["exact"] = {"reason": exact} if isinstance(exact, str) else asdict(exact)
-    return json.dumps(found, indent=2)
+        result["exact"] = {"reason": exact} if isinstance(exact, str) else asdict(exact)
+    return json.dumps(result, indent=2)
 
 
 def _write_svg(decision: Decision, state: ClusterState, path: str) -> None:
     from slurmdl.placement.placement_svg import draw_placement
     from slurmdl.placement.result import Placement
 
-    picture = draw_placement(decision.placement or Placement(reason=decision.reason), state.topology, state.cluster)
-    write_output_file(path, "--svg", picture)
+    svg = draw_placement(decision.placement or Placement(reason=decision.reason), state.topology, state.cluster)
+    write_output_file(path, "--svg", svg)

@@ -1,4 +1,4 @@
-"""Which nodes can serve a job, and how many of its tasks each can take now."""
+"""Nodes that can serve a job, and how many of its tasks each can take."""
 
 from __future__ import annotations
 
@@ -7,31 +7,35 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
-from slurmdl.cluster.snapshot import ClusterSnapshot, IntArray, Node, NodeProfile
+from slurmdl.cluster.snapshot import ClusterSnapshot, Node, NodeProfile
 from slurmdl.errors import PlacementError
 from slurmdl.job_request import JobRequest
+from slurmdl.placement.arrays import BoolArray, IntArray
 
-BoolArray = npt.NDArray[np.bool_]
-
-#: states and flags in which a node can start a job now, or (POWERED_DOWN, POWERING_UP) boots for it
+# states and flags in which a node can start a job now, or (POWERED_DOWN, POWERING_UP) boots for it
 _START_STATES = frozenset(["IDLE", "MIXED", "ALLOCATED", "CLOUD", "POWERED_DOWN", "POWERING_UP", "DYNAMIC_NORM"])
-#: flags that end by themselves: the node can serve the job, only not now
+# flags that end by themselves: the node can serve the job later
 _TRANSIENT_STATES = frozenset(["COMPLETING", "PLANNED", "POWERING_DOWN", "POWER_DOWN", "POWER_UP"])
-#: flags that a reservation sets, for jobs without it
+# flags of a reservation, for jobs outside it
 _RESERVATION_STATES = frozenset(["RESERVED", "MAINTENANCE"])
+
+# grammar of --constraint; groups do not nest
+_FEATURE = r"[\w.:/+=-]+"
+_TERM = rf"(?:{_FEATURE}|\({_FEATURE}(?:[&|]{_FEATURE})*\))"
+_EXPRESSION = re.compile(rf"{_TERM}(?:[&|]{_TERM})*")
+_MATCHING_OR = re.compile(rf"\[{_TERM}(?:\|{_TERM})*\]")  # all nodes of the job need the same term
+_OPERATOR_AND_TERM = re.compile(rf"([&|]?)({_TERM})")
 
 
 @dataclass(frozen=True, eq=False)
 class EligibleTasks:
-    """What the nodes of one partition can take.
+    """Tasks that the nodes of one partition can take.
 
     Attributes
     ----------
-    now : shape (nodes of the snapshot,), tasks that fit into what is free.
-    once_idle : the same, if nothing else ran on the node.
-    refused : why -> number of nodes that are refused for it.
+    tasks_now, tasks_when_idle : shape (nodes of the snapshot,), on the free resources, and on the whole node.
+    rejection_counts : reason -> number of rejected nodes.
     """
 
     tasks_now: IntArray
@@ -40,21 +44,23 @@ class EligibleTasks:
 
 
 def is_idle(node: Node) -> bool:
-    """Whether a whole node could start a job now."""
+    """Whether the whole node could start a job now."""
     return node.responding and "IDLE" in node.state and _START_STATES.issuperset(node.state)
 
 
 def is_in_service(node: Node) -> bool:
-    """Whether jobs start on a node, now or when it is free."""
+    """Whether the node starts jobs, now or when it is free."""
     return node.responding and (_START_STATES | _TRANSIENT_STATES).issuperset(node.state)
 
 
 def candidate_partitions(request: JobRequest, cluster: ClusterSnapshot) -> tuple[str, ...]:
-    """The partitions that the job may start in, as Slurm tries them; () where the snapshot knows none.
+    """Partitions that the job may start in, in the order in which Slurm tries them.
+
+    Without partitions in the snapshot, the requested ones are returned.
 
     Raises
     ------
-    PlacementError : an unknown partition, one that is not up, or no default.
+    PlacementError : a partition is unknown or not up, or there is no default.
     """
     if not cluster.partitions:
         return request.partitions
@@ -71,24 +77,24 @@ def candidate_partitions(request: JobRequest, cluster: ClusterSnapshot) -> tuple
 
 
 def eligible_tasks(request: JobRequest, cluster: ClusterSnapshot, partition: str | None) -> EligibleTasks:
-    """How many tasks of the job each node can take.
+    """Tasks of the job that each node can take.
 
-    Of several alternatives of the constraint it is the one that leaves most room now.
+    If the constraint has alternatives, the one with most tasks now counts.
 
     Raises
     ------
-    PlacementError : the constraint is richer than placement reads; a reservation is unknown or holds no nodes now.
+    PlacementError : unsupported constraint, or a reservation that is unknown or has no nodes now.
     """
     if not request.constraint:
         return _eligible_tasks(request, cluster, partition, "")
-    found = [_eligible_tasks(request, cluster, partition, text)
-                             for text in constraint_alternatives(request.constraint)]
-    return max(found, key=lambda each: (int(each.tasks_now.sum()), int(each.tasks_when_idle.sum())))
+    alternatives = [_eligible_tasks(request, cluster, partition, expression)
+                    for expression in constraint_alternatives(request.constraint)]
+    return max(alternatives, key=lambda tasks: (int(tasks.tasks_now.sum()), int(tasks.tasks_when_idle.sum())))
 
 
-def _eligible_tasks(request: JobRequest, cluster: ClusterSnapshot,
-                    partition: str | None, constraint: str) -> EligibleTasks:
-    """Each kind of node is looked at once; the numbers of the nodes are arrays."""
+def _eligible_tasks(request: JobRequest, cluster: ClusterSnapshot, partition: str | None,
+                    constraint: str) -> EligibleTasks:
+    """Eligible tasks for one constraint expression; each node profile is evaluated once."""
     exclusive = request.exclusive
     for known in cluster.partitions:
         if known.name == partition:
@@ -97,29 +103,32 @@ def _eligible_tasks(request: JobRequest, cluster: ClusterSnapshot,
                 request = replace(request, memory_per_cpu_mb=known.memory_per_cpu,
                                   memory_per_node_mb=known.memory_per_node)
     reserved = _reserved_nodes(request, cluster)
-    refusals = _Rejections(cluster)
-    refusals.reject_profiles([_profile_rejection_reason(kind, partition, constraint,
-                             reserved is not None) for kind in cluster.profiles])
-    refusals.reject_nodes("excluded", request.exclude)
+    rejections = _Rejections(cluster)
+    rejections.reject_profiles([_profile_rejection_reason(profile, partition, constraint, reserved is not None)
+                                for profile in cluster.profiles])
+    rejections.reject_where("excluded", rejections.node_mask(request.exclude))
     if reserved is not None:
-        refusals.reject_other_nodes("not in the reservation", reserved)
-    refusals.reject_nodes("reserved", {name for other in cluster.reservations if other.active
-                                   and other.name not in request.reservation.split(",") for name in other.nodes})
-    whole = _tasks_that_fit(request, cluster, cluster.cpus, cluster.memory, subtract_used=False)
-    once_idle = np.where(refusals.accepted(), whole, 0)
-    refusals.reject_where("too small", once_idle == 0)
-    starts = np.array([_START_STATES.issuperset(set(kind.state) - (_RESERVATION_STATES if reserved else set()))
-                       for kind in cluster.profiles], bool)[cluster.profile_index]
+        rejections.reject_where("not in the reservation", ~rejections.node_mask(reserved))
+    own_reservations = request.reservation.split(",")
+    rejections.reject_where("reserved", rejections.node_mask(
+        name for reservation in cluster.reservations
+        if reservation.active and reservation.name not in own_reservations for name in reservation.nodes))
+    on_whole_node = _tasks_that_fit(request, cluster, cluster.cpus, cluster.memory, subtract_used=False)
+    when_idle = np.where(rejections.accepted(), on_whole_node, 0)
+    rejections.reject_where("too small", when_idle == 0)
+    ignored = _RESERVATION_STATES if reserved else frozenset()
+    can_start = np.array([_START_STATES.issuperset(set(profile.state) - ignored) for profile in cluster.profiles],
+                         bool)[cluster.profile_index]
     if exclusive:
-        starts &= cluster.cpus_unallocated == cluster.cpus
+        can_start &= cluster.cpus_unallocated == cluster.cpus
     free = _tasks_that_fit(request, cluster, cluster.cpus_unallocated, cluster.memory_unallocated, subtract_used=True)
-    now = np.where(refusals.accepted() & starts, np.minimum(free, once_idle), 0)
-    refusals.reject_where("busy", now == 0)
-    return EligibleTasks(now, once_idle, refusals.counts())
+    now = np.where(rejections.accepted() & can_start, np.minimum(free, when_idle), 0)
+    rejections.reject_where("busy", now == 0)
+    return EligibleTasks(now, when_idle, rejections.counts())
 
 
 class _Rejections:
-    """Why each node is refused: of several reasons the first that was told."""
+    """Reason why each node is rejected; the first of several reasons counts."""
 
     def __init__(self, cluster: ClusterSnapshot) -> None:
         self.cluster = cluster
@@ -133,36 +142,30 @@ class _Rejections:
         self.reason_codes[rejected & self.accepted()] = self._reason_code(reason)
 
     def reject_profiles(self, reasons: Sequence[str]) -> None:
-        """One reason for each kind of node, "" for none."""
+        """Set the reason of each node profile, "" for none."""
         if reasons:
-            self.reason_codes = np.array([self._reason_code(reason)
-                                         for reason in reasons], np.int64)[self.cluster.profile_index]
-
-    def reject_nodes(self, reason: str, names: Iterable[str]) -> None:
-        self.reject_where(reason, self._node_mask(names))
-
-    def reject_other_nodes(self, reason: str, names: Iterable[str]) -> None:
-        self.reject_where(reason, ~self._node_mask(names))
+            codes = [self._reason_code(reason) for reason in reasons]
+            self.reason_codes = np.array(codes, np.int64)[self.cluster.profile_index]
 
     def counts(self) -> dict[str, int]:
-        count = np.bincount(self.reason_codes, minlength=len(self.reasons)).tolist()
-        return {reason: nodes for reason, nodes in zip(self.reasons, count, strict=True) if reason and nodes}
+        counts = np.bincount(self.reason_codes, minlength=len(self.reasons)).tolist()
+        return {reason: count for reason, count in zip(self.reasons, counts, strict=True) if reason and count}
+
+    def node_mask(self, names: Iterable[str]) -> BoolArray:
+        mask: BoolArray = np.zeros(len(self.cluster.names), bool)
+        named = frozenset(names)
+        if named:
+            mask[[i for i, name in enumerate(self.cluster.names) if name in named]] = True
+        return mask
 
     def _reason_code(self, reason: str) -> int:
         if reason not in self.reasons:
             self.reasons.append(reason)
         return self.reasons.index(reason)
 
-    def _node_mask(self, names: Iterable[str]) -> BoolArray:
-        named: BoolArray = np.zeros(len(self.cluster.names), bool)
-        wanted = frozenset(names)
-        if wanted:
-            named[[i for i, name in enumerate(self.cluster.names) if name in wanted]] = True
-        return named
-
 
 def _reserved_nodes(request: JobRequest, cluster: ClusterSnapshot) -> tuple[str, ...] | None:
-    """Nodes of the reservations that the job names and that hold them now; None where it names none."""
+    """Nodes of the active reservations that the job names; None if it names none."""
     if not request.reservation:
         return None
     known = {reservation.name: reservation for reservation in cluster.reservations}
@@ -183,14 +186,13 @@ def _profile_rejection_reason(profile: NodeProfile, partition: str | None, const
         return "without the features"
     if not profile.responding:
         return "not responding"
-    good = _START_STATES | _TRANSIENT_STATES | (_RESERVATION_STATES if reserved else frozenset())
-    bad = next((flag for flag in profile.state if flag not in good), None)
-    return bad.lower() if bad else ""
+    usable = _START_STATES | _TRANSIENT_STATES | (_RESERVATION_STATES if reserved else frozenset())
+    return next((flag.lower() for flag in profile.state if flag not in usable), "")
 
 
-def _tasks_that_fit(request: JobRequest, cluster: ClusterSnapshot, cpus: IntArray,
-                    memory: IntArray, subtract_used: bool) -> IntArray:
-    """Tasks that fit into so many CPUs and MB of each node, and into its generic resources, or those not in use."""
+def _tasks_that_fit(request: JobRequest, cluster: ClusterSnapshot, cpus: IntArray, memory: IntArray,
+                    subtract_used: bool) -> IntArray:
+    """Tasks that fit into these CPUs and MB of each node, and into its generic resources or the unused ones."""
     cpus_per_task = request.cpus_per_task or 1
     tasks = cpus // cpus_per_task
     if request.memory_per_cpu_mb:
@@ -198,40 +200,29 @@ def _tasks_that_fit(request: JobRequest, cluster: ClusterSnapshot, cpus: IntArra
     elif request.memory_per_node_mb:
         tasks = np.where(memory >= request.memory_per_node_mb, tasks, 0)
     else:
-        # --mem=0, or no --mem and no default that is known: the job takes, or may take, all of the node's memory
+        # --mem=0, or no --mem and an unknown default: the job may take all of the node's memory
         tasks = np.where(memory == cluster.memory, tasks, 0)
     if request.gres_per_node:
-        enough = [all(_gres_count(kind.gres, name) - (_gres_count(kind.gres_used, name) if subtract_used else 0) >= count
-                      for name, count in request.gres_per_node.items()) for kind in cluster.profiles]
-        tasks = np.where(np.array(enough, bool)[cluster.profile_index], tasks, 0)
+        has_gres = [all(_gres_count(node.gres, name) - subtract_used * _gres_count(node.gres_used, name) >= count
+                        for name, count in request.gres_per_node.items()) for node in cluster.profiles]
+        tasks = np.where(np.array(has_gres, bool)[cluster.profile_index], tasks, 0)
     return np.asarray(tasks, np.int64)
 
 
 def _gres_count(counts: Iterable[tuple[str, int]], name: str) -> int:
-    """Count of a generic resource; a name without a type stands for all types."""
+    """Count of a generic resource; a name without a type includes all types."""
     return sum(count for key, count in counts if key == name or key.startswith(f"{name}:"))
 
 
-# MERGED: The value of --constraint: which features a node needs (sbatch(1), -C).
-
-_FEATURE = r"[\w.:/+=-]+"
-#: a feature, or a group: groups do not nest
-_TERM = rf"(?:{_FEATURE}|\({_FEATURE}(?:[&|]{_FEATURE})*\))"
-_EXPRESSION = re.compile(rf"{_TERM}(?:[&|]{_TERM})*")
-#: one of these for all nodes of the job
-_MATCHING_OR = re.compile(rf"\[{_TERM}(?:\|{_TERM})*\]")
-_OPERATOR_AND_TERM = re.compile(rf"([&|]?)({_TERM})")
-
-
 def constraint_alternatives(text: str) -> tuple[str, ...]:
-    """Expressions of features of which all nodes of the job must fulfil the same one.
+    """Feature expressions of --constraint (sbatch(1), -C); all nodes of the job must satisfy the same one.
 
-    `[a|b]` has two, an expression without brackets one: itself. A comma is the same as `&`.
+    `[a|b]` has two, an expression without brackets only itself. A comma equals `&`.
 
     Raises
     ------
-    PlacementError : counts, other brackets, or what is no expression. Slurm 22.05 does not hold a node list against
-        them either: with -w it starts `[a*1&b*1]` on two nodes that have only a.
+    PlacementError : counts, other brackets, or a syntax error. Slurm 22.05 ignores such constraints for a node list:
+        with -w it starts `[a*1&b*1]` on two nodes that have only a.
     """
     text = text.strip().replace(",", "&")
     if _EXPRESSION.fullmatch(text):
@@ -242,12 +233,9 @@ def constraint_alternatives(text: str) -> tuple[str, ...]:
 
 
 def satisfies_features(features: Collection[str], expression: str) -> bool:
-    """Whether a node with these features fulfils one of the `alternatives`.
-
-    From the left to the right, `&` before `|` or not, as slurmctld reads it.
-    """
+    """Whether these features satisfy an expression, evaluated left to right without precedence, like slurmctld."""
     value = True
-    for join, term in _OPERATOR_AND_TERM.findall(expression):
-        here = satisfies_features(features, term[1:-1]) if term.startswith("(") else term in features
-        value = value or here if join == "|" else value and here
+    for operator, term in _OPERATOR_AND_TERM.findall(expression):
+        operand = satisfies_features(features, term[1:-1]) if term.startswith("(") else term in features
+        value = value or operand if operator == "|" else value and operand
     return value

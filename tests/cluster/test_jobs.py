@@ -277,7 +277,7 @@ def test_place_explains_the_same_choice_that_is_submitted(cluster):
     told = json.loads(cluster.run(["slurmdl", "place", "--json", str(script)]).stdout)
     job = cluster.submit(["slurmdl", "sbatch", str(script)], directory=script.parent)
     nodes = ranks(cluster.output(job))
-    assert {zone(node) for node in nodes} == set(told["placement"]["zones_used"])
+    assert {zone(node) for node in nodes} == set(told["placement"]["nodes_per_zone"])
     assert "zone" in cluster.run(["slurmdl", "place", "--explain", str(script)]).stdout
 
 

@@ -178,7 +178,7 @@ def test_a_ring_goes_round_a_slow_way() -> None:
     topology = two_level(("a1",), ("b1",), ("c1",), ("d1",))
     scores = LinkScores(inter_leaf={"z0|z1": LinkScore(1e8, 2e-4)})
     ranks = place_job(JobRequest(nodes=(4, 4)), cluster(*map(node, topology.nodes)), topology, scores).rank_map
-    assert ranks is not None and ranks.order == "around"
+    assert ranks is not None and ranks.order == "detour"
     order = [topology.leaf_of(name) for name in ranks.nodes]
     assert {"z0", "z1"} not in [{one, other} for one, other in zip(order, order[1:] + order[:1], strict=True)]
     assert ranks.cost.seconds < ranks.order_costs["depth-first"].seconds / 5
