@@ -1,4 +1,4 @@
-"""All that a placement is made from, looked up once: nodes and zones in one query of Slurm, and scores."""
+"""The inputs of placement, loaded once: nodes and zones by one query of Slurm, and link scores."""
 
 from __future__ import annotations
 
@@ -18,72 +18,70 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ClusterState:
-    """The cluster at one moment, and what is known or assumed of its links."""
+    """Nodes, zones and link scores of the cluster at one moment."""
 
     cluster: ClusterSnapshot
     topology: Topology
     scores: LinkScores
 
 
-def load_cluster_state(config: Config, source: str, partitions: Sequence[str] = (), on_warning: Callable[[str], None] = warn,
-         strict: bool = False) -> ClusterState:
-    """Look once.
+def load_cluster_state(config: Config, source: str, partitions: Sequence[str] = (),
+                       on_warning: Callable[[str], None] = warn, strict: bool = False) -> ClusterState:
+    """Load the state of the cluster.
 
     Parameters
     ----------
-    scores : the value of --dl-link-scores.
-    partitions : those that the job names; the first decides which of several topologies holds.
-    say, strict : see `link_scores`.
+    source, on_warning, strict : see `load_link_scores`.
+    partitions : of the job; the first one decides which of several topologies applies.
 
     Raises
     ------
-    UnavailableError : scontrol, or PySlurm in its place, is missing, hangs or fails, or there is no topology.
+    UnavailableError : scontrol (or PySlurm) is missing, hangs or fails, or there is no topology.
     InputError : the topology is malformed.
     """
     from slurmdl.cluster.load import start_cluster_query
     from slurmdl.slurm.slurm_conf import topology_file_path
 
-    # while the controller answers, import the modules that need the answer and read what does not
-    answer = start_cluster_query(config.cluster_backend, with_topology=topology_file_path() is None)
+    # while the query runs, import modules and read files
+    wait_for_cluster = start_cluster_query(config.cluster_backend, with_topology=topology_file_path() is None)
 
     import slurmdl.cluster.scontrol_parser
     import slurmdl.placement.place  # noqa: F401
-    from slurmdl.topology import load
-    from slurmdl.topology import scontrol_topology as zones
+    from slurmdl.topology import load, scontrol_topology
 
     topologies = load.load_slurm_topology_file()
-    links = load_link_scores(config, source, on_warning, strict)
-    cluster, text = answer()
+    scores = load_link_scores(config, source, on_warning, strict)
+    cluster, topology_text = wait_for_cluster()
     if topologies is None:
-        if not text.strip():
+        if not topology_text.strip():
             raise UnavailableError("no topology: neither a topology.yaml or topology.conf nor an answer of "
                                    "`scontrol show topology`")
-        topologies = zones.parse_scontrol_topologies(text)
-    return ClusterState(cluster, topologies.get(cluster.topology_of(partitions)), links)
+        topologies = scontrol_topology.parse_scontrol_topologies(topology_text)
+    return ClusterState(cluster, topologies.get(cluster.topology_of(partitions)), scores)
 
 
-def load_link_scores(config: Config, source: str, on_warning: Callable[[
-                     str], None] = warn, strict: bool = False) -> LinkScores:
-    """What is known of the links, from the sources that --dl-link-scores names, in at most a second.
+def load_link_scores(config: Config, source: str, on_warning: Callable[[str], None] = warn,
+                     strict: bool = False) -> LinkScores:
+    """Load link scores in at most one second.
 
-    Scores that cannot be used are no fault: without them the topology decides, and one line says why.
+    Unusable scores are no error: without them the topology decides, and a warning says why.
 
     Parameters
     ----------
-    scores : the value of --dl-link-scores.
-    say : takes that line.
-    strict : scores that cannot be used are an error.
+    source : value of --dl-link-scores.
+    on_warning : receives that warning.
+    strict : unusable scores are an error.
 
     Raises
     ------
-    InputError : strict, and scores that were asked for cannot be used.
+    InputError : `strict`, and requested scores are unusable.
     """
     from slurmdl.links.score_sources import load_from_sources
 
-    found = load_from_sources(config, source, os.environ)
-    if found.warnings and strict:
-        raise InputError(found.warnings[0])
-    if found.warnings:
-        rest = "the other scores decide" if found.scores.link_count else "the topology alone decides"
-        on_warning(f"scores: {'; '.join(found.warnings)}; {rest}")
-    return found.scores
+    loaded = load_from_sources(config, source, os.environ)
+    if loaded.warnings and strict:
+        raise InputError(loaded.warnings[0])
+    if loaded.warnings:
+        fallback = "the other scores decide" if loaded.scores.link_count else "the topology alone decides"
+        on_warning(f"scores: {'; '.join(loaded.warnings)}; {fallback}")
+    return loaded.scores

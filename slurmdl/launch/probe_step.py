@@ -1,4 +1,4 @@
-"""Start a probe of links as a Slurm step: on the nodes of this job, or as a job of its own."""
+"""Probe links by a Slurm step on the nodes of this job, or by a job of its own."""
 
 from __future__ import annotations
 
@@ -20,32 +20,31 @@ from slurmdl.links.samples import LinkSample
 from slurmdl.slurm import hostlist, process
 from slurmdl.topology.topology import Topology
 
-#: what carries the probes -> the module of its tasks
+#: transport of the probes -> module of the tasks
 TRANSPORTS = {"tcp": "slurmdl.links.probe.tcp_task", "mpi": "slurmdl.links.probe.mpi_task"}
-#: seconds that the step of --dl-probe may take to start, beside those that it probes
+#: time for the step of --dl-probe to start, in addition to the budget
 _START_TIMEOUT_S = 2.0
 #: variables of a job that would change the step
-_CONFLICTING_VARIABLES = ("SLURM_HOSTFILE", "SLURM_DISTRIBUTION", "SLURM_ARBITRARY_NODELIST", "SLURM_LABELIO", "SLURM_MULTI_PROG",
-            "SLURM_STDOUTMODE", "SLURM_STDINMODE", "SLURM_STDERRMODE", "SLURM_NTASKS_PER_NODE", "SLURM_CPUS_PER_TASK",
-            "SLURM_TRES_PER_TASK", "SLURM_MEM_PER_CPU", "SLURM_MEM_PER_NODE", "SLURM_MEM_PER_GPU", "SLURM_OVERCOMMIT")
+_CONFLICTING_VARIABLES = frozenset("""SLURM_HOSTFILE SLURM_DISTRIBUTION SLURM_ARBITRARY_NODELIST SLURM_LABELIO
+    SLURM_MULTI_PROG SLURM_STDOUTMODE SLURM_STDINMODE SLURM_STDERRMODE SLURM_NTASKS_PER_NODE SLURM_CPUS_PER_TASK
+    SLURM_TRES_PER_TASK SLURM_MEM_PER_CPU SLURM_MEM_PER_NODE SLURM_MEM_PER_GPU SLURM_OVERCOMMIT""".split())
 
 
 @dataclass(frozen=True)
 class ProbeStep:
-    """What is to be measured, and how.
+    """The settings of a probe.
 
     Attributes
     ----------
-    nodes : at least two.
-    topology : their zones.
-    effort : of one pair, which becomes more or less so that all rounds fit in the budget.
-    budget : seconds for all rounds.
-    start : seconds that the step may take to start.
+    nodes, topology : at least two nodes, and their zones.
+    config : of one pair; scaled so that all rounds fit in the budget.
+    budget_s : time for all rounds.
+    start_timeout_s : time for the step to start.
     transport : one of TRANSPORTS.
-    interface : to probe over, "" for that by which the nodes reach each other's names.
-    options : further ones for srun.
+    interface : to probe over; "" for the interface by which the nodes reach each other's names.
+    srun_args : further options for srun.
     source : of the samples.
-    inside, between : as `rounds`.
+    rounds_in_zone, pairs_per_zone_pair, seed : see `round_robin_schedule`.
     """
 
     nodes: tuple[str, ...]
@@ -66,30 +65,31 @@ class ProbeStep:
         return {node: leaf for node in self.nodes if (leaf := self.topology.leaf_of(node))}
 
     def schedule(self) -> tcp_task.ProbeSchedule:
-        """What the step is told."""
+        """The schedule for the tasks of the step."""
         leaf = self.leaf_by_node()
-        number = {name: i for i, name in enumerate(dict.fromkeys(leaf.values()))}
-        drawn = list(round_robin_schedule([number.get(leaf.get(node, ""), -1) for node in self.nodes], self.seed,
-                            rounds_in_zone=self.rounds_in_zone, pairs_per_zone_pair=self.pairs_per_zone_pair))
-        # the tasks need a moment to come, and a pair one more for what it waits for
-        effort = self.config.scaled_to(max(0.1, 0.6 * self.budget_s / max(1, len(drawn))))
-        return tcp_task.ProbeSchedule(self.nodes, tuple(map(tuple, drawn)), effort, self.budget_s, self.interface)
+        leaf_index = {name: i for i, name in enumerate(dict.fromkeys(leaf.values()))}
+        rounds = list(round_robin_schedule([leaf_index.get(leaf.get(node, ""), -1) for node in self.nodes], self.seed,
+                                           rounds_in_zone=self.rounds_in_zone,
+                                           pairs_per_zone_pair=self.pairs_per_zone_pair))
+        # the tasks need time to start, and a pair time for its replies
+        config = self.config.scaled_to(max(0.1, 0.6 * self.budget_s / max(1, len(rounds))))
+        return tcp_task.ProbeSchedule(self.nodes, tuple(map(tuple, rounds)), config, self.budget_s, self.interface)
 
     def srun_argv(self, in_job: bool) -> list[str]:
-        """srun's command line. In a job the step takes no CPU and no memory away from other steps."""
+        """srun's command line. In a job the step takes no CPU and no memory from other steps."""
         count = str(len(self.nodes))
-        line = ["srun", "--input=0", "--no-kill", "--kill-on-bad-exit=0", "--unbuffered", f"--nodes={count}",
+        argv = ["srun", "--input=0", "--no-kill", "--kill-on-bad-exit=0", "--unbuffered", f"--nodes={count}",
                 f"--ntasks={count}", "--ntasks-per-node=1", f"--nodelist={hostlist.fold_hostlist(self.nodes)}"]
-        line += ["--overlap", "--mem=0"] if in_job else ["--job-name=slurmdl-probe"]
-        line += ["--mpi=none"] if self.transport == "tcp" else []
-        return [*line, *self.srun_args, sys.executable, "-m", TRANSPORTS[self.transport]]
+        argv += ["--overlap", "--mem=0"] if in_job else ["--job-name=slurmdl-probe"]
+        argv += ["--mpi=none"] if self.transport == "tcp" else []
+        return [*argv, *self.srun_args, sys.executable, "-m", TRANSPORTS[self.transport]]
 
 
 def run_probe_step(probe: ProbeStep, environ: Mapping[str, str],
                    on_warning: Callable[[str], None]) -> list[LinkSample]:
-    """Run the step and return the samples of the links that it measured.
+    """Run the step and return the samples of the measured links.
 
-    Pairs that are known when the step breaks off are kept; why it broke off goes to `say`, as do the step's remarks.
+    If the step fails early, the pairs measured so far count; the error and the step's notes are warnings.
 
     Raises
     ------
@@ -97,60 +97,56 @@ def run_probe_step(probe: ProbeStep, environ: Mapping[str, str],
     """
     env = {name: value for name, value in environ.items() if name not in _CONFLICTING_VARIABLES}
     env[tcp_task.SECRET_VARIABLE] = secrets.token_hex()
-    found: list[PairMeasurement] = []
-    output = process.stream_lines(probe.srun_argv("SLURM_JOB_ID" in environ), stdin=json.dumps(probe.schedule().to_json()),
-                           timeout=probe.start_timeout_s + probe.budget_s, env=env)
-    remarks = []
+    measurements: list[PairMeasurement] = []
+    warnings = []
+    lines = process.stream_lines(probe.srun_argv("SLURM_JOB_ID" in environ), env=env,
+                                 stdin=json.dumps(probe.schedule().to_json()),
+                                 timeout=probe.start_timeout_s + probe.budget_s)
     try:
-        for line in output:
+        for line in lines:
             message = _parse_message(line)
             if message == tcp_task.END_MESSAGE:
                 break
             if "note" in message:
-                remarks.append(str(message["note"]))
+                warnings.append(str(message["note"]))
             else:
-                found.append(PairMeasurement.from_json(message))
+                measurements.append(PairMeasurement.from_json(message))
     except (UnavailableError, InputError) as error:
-        remarks.append(str(error))
+        warnings.append(str(error))
     finally:
-        output.close()
-    if not found:
-        raise UnavailableError(f"probe: no pair of nodes was measured ({remarks[0] if remarks else 'no answer'})")
-    for remark in dict.fromkeys(remarks):
-        on_warning(f"probe: {remark}")
-    return estimate_links(found, probe.leaf_by_node(), time.time(), probe.source)
+        lines.close()
+    if not measurements:
+        raise UnavailableError(f"probe: no pair of nodes was measured ({warnings[0] if warnings else 'no answer'})")
+    for warning in dict.fromkeys(warnings):
+        on_warning(f"probe: {warning}")
+    return estimate_links(measurements, probe.leaf_by_node(), time.time(), probe.source)
 
 
 def _parse_message(line: str) -> dict[str, object]:
     try:
         message = json.loads(line)
-    except ValueError as error:
-        raise InputError(f"the step wrote {line.strip()[:80]!r}") from error
+    except ValueError:
+        message = None
     if not isinstance(message, dict):
         raise InputError(f"the step wrote {line.strip()[:80]!r}")
     return message
 
 
 def with_probed_scores(scores: LinkScores, nodes: Sequence[str], topology: Topology, budget_s: float,
-              environ: Mapping[str, str], on_warning: Callable[[str], None]) -> LinkScores:
-    """The scores with those links measured anew that a probe of a job's own nodes reaches within `seconds`.
+                       environ: Mapping[str, str], on_warning: Callable[[str], None]) -> LinkScores:
+    """Replace the scores of the links that a probe of the job's nodes measures within `budget_s`.
 
-    A probe that fails, or does not start in time, leaves the scores as they are, and one line says so.
+    If the probe fails or does not start in time, the scores are unchanged, and a warning says so.
     """
     if len(nodes) < 2:
         return scores
-    probe = ProbeStep(
-    tuple(nodes),
-    topology,
-    budget_s=budget_s,
-    start_timeout_s=_START_TIMEOUT_S,
-    source="job",
-    rounds_in_zone=3,
-     pairs_per_zone_pair=1)
+    probe = ProbeStep(tuple(nodes), topology, budget_s=budget_s, start_timeout_s=_START_TIMEOUT_S, source="job",
+                      rounds_in_zone=3, pairs_per_zone_pair=1)
     try:
         fresh = aggregate.aggregate_scores(run_probe_step(probe, environ, lambda _: None), time.time()).scores
     except SlurmdlError as error:
         on_warning(f"--dl-probe: {error}; the map is made without")
         return scores
     return replace(scores, nodes={**scores.nodes, **fresh.nodes}, zones={**scores.zones, **fresh.zones},
-                   inter_leaf={**scores.inter_leaf, **fresh.inter_leaf}, tolerance=max(scores.tolerance, fresh.tolerance))
+                   inter_leaf={**scores.inter_leaf, **fresh.inter_leaf},
+                   tolerance=max(scores.tolerance, fresh.tolerance))

@@ -1,9 +1,8 @@
-"""A rank map in the words of other launchers, for those who start their tasks themselves.
+"""Rank maps in the formats of other launchers.
 
-Each text is read back before it is handed out: it must give every rank the node of the plan, rank 0 that of the
-master among them.
+Each text is parsed again before it is returned: it must put every rank on its node of the plan.
 
-`shell` is for the plugin of slurmdl in Slurm: what `srun --dl-rank-map` reads, for `eval` in a job script.
+The format `shell` is for slurmdl's Slurm plugin: the variables of `srun --dl-rank-map`, for `eval` in a job script.
 
 Sources: srun(1), SLURM_HOSTFILE; mpirun(1) of Open MPI, --rankfile and --map-by seq; intro_mpi(3) of HPE Cray MPI,
 MPICH_RANK_REORDER_METHOD; Intel MPI Library Developer Reference, -machinefile; MPICH, Using the Hydra Process
@@ -24,16 +23,14 @@ from slurmdl.plan import Plan
 
 @dataclass(frozen=True)
 class RankMapInput:
-    """A rank map, and what the launchers need beside it.
+    """A rank map and further inputs of the launchers.
 
     Attributes
     ----------
     plan : node and role of each rank.
-    nodes : distinct nodes in Slurm's order, in which launchers number the tasks by default.
-    cpus_per_task : CPUs of each task.
-    port : port on the node of rank 0, the master.
-    job : number of the job whose map it is.
-    variables : what the tasks are given, as step.task_variables makes it.
+    nodes : distinct nodes in Slurm's order, the default order of launchers.
+    master_port : port on the node of rank 0.
+    task_variables : result of step_command.task_variables.
     """
 
     plan: Plan
@@ -45,10 +42,10 @@ class RankMapInput:
 
     def ranks_by_node(self) -> dict[str, list[int]]:
         """Node -> its ranks, in the order of `nodes`."""
-        found: dict[str, list[int]] = {node: [] for node in self.nodes}
+        ranks: dict[str, list[int]] = {node: [] for node in self.nodes}
         for rank, node in enumerate(self.plan.nodes):
-            found[node].append(rank)
-        return found
+            ranks[node].append(rank)
+        return ranks
 
     def node_runs(self) -> list[tuple[str, int]]:
         """The node and the length of each run of ranks on one node."""
@@ -56,19 +53,10 @@ class RankMapInput:
 
 
 def format_rank_map(format_name: str, map_input: RankMapInput) -> str:
-    """The text for a launcher.
-
-    Parameters
-    ----------
-    form : one of FORMATS.
-
-    Raises
-    ------
-    PlacementError : the launcher cannot express this map.
-    """
-    write, read = FORMATS[format_name]
-    text = write(map_input)
-    if tuple(read(text, map_input)) != map_input.plan.nodes:
+    """The text for a launcher, in one of FORMATS; PlacementError if the format cannot express this map."""
+    format_text, parse_text = FORMATS[format_name]
+    text = format_text(map_input)
+    if tuple(parse_text(text, map_input)) != map_input.plan.nodes:
         raise PlacementError(f"--print-rank-map={format_name}: the text would not put every rank on its node")
     return text
 
@@ -87,36 +75,36 @@ def _parse_hostfile(text: str, map_input: RankMapInput) -> list[str]:
 
 
 def _format_rankfile(map_input: RankMapInput) -> str:
-    """The tasks of a node take its CPUs one after the other, `cpus_per_task` each."""
-    seen: dict[str, int] = {}
+    """Each task of a node gets the next `cpus_per_task` CPUs."""
+    next_cpu: dict[str, int] = {}
     lines = []
     for rank, node in enumerate(map_input.plan.nodes):
-        first = seen.get(node, 0)
-        seen[node] = first + map_input.cpus_per_task
+        first = next_cpu.get(node, 0)
         last = first + map_input.cpus_per_task - 1
+        next_cpu[node] = last + 1
         lines.append(f"rank {rank}={node} slot={first if first == last else f'{first}-{last}'}\n")
     return "".join(lines)
 
 
 def _parse_rankfile(text: str, map_input: RankMapInput) -> list[str]:
-    found = {int(rank): node for rank, node in re.findall(r"^rank (\d+)=(\S+) slot=", text, re.MULTILINE)}
-    return [found[rank] for rank in sorted(found)]
+    nodes = {int(rank): node for rank, node in re.findall(r"^rank (\d+)=(\S+) slot=", text, re.MULTILINE)}
+    return [nodes[rank] for rank in sorted(nodes)]
 
 
 def _format_rank_order(map_input: RankMapInput) -> str:
-    """The ranks of each node, node by node in the order in which Slurm starts the tasks."""
+    """The ranks of each node, in the order in which Slurm starts the tasks."""
     return "".join(",".join(map(str, ranks)) + "\n" for ranks in map_input.ranks_by_node().values())
 
 
 def _parse_rank_order(text: str, map_input: RankMapInput) -> list[str]:
     slots = [node for node, ranks in map_input.ranks_by_node().items() for _ in ranks]
     ranks = [int(rank) for rank in text.replace("\n", ",").split(",") if rank]
-    found = dict(zip(ranks, slots, strict=True))
-    return [found[rank] for rank in sorted(found)]
+    nodes = dict(zip(ranks, slots, strict=True))
+    return [nodes[rank] for rank in sorted(nodes)]
 
 
 def _format_machinefile(map_input: RankMapInput) -> str:
-    """NODE:COUNT for each run of ranks on one node; Hydra, which Intel MPI uses too, gives out ranks line by line."""
+    """NODE:COUNT for each run of ranks on one node; Hydra (also in Intel MPI) assigns ranks line by line."""
     return "".join(f"{node}:{count}\n" for node, count in map_input.node_runs())
 
 
@@ -126,15 +114,15 @@ def _parse_machinefile(text: str, map_input: RankMapInput) -> list[str]:
 
 
 def _format_torchrun(map_input: RankMapInput) -> str:
-    """For each node a line `NODE OPTIONS`: rank = node_rank * nproc_per_node + local rank."""
+    """A line `NODE OPTIONS` per node: rank = node_rank * nproc_per_node + local rank."""
     runs = map_input.node_runs()
     counts = sorted({count for _, count in runs})
     if len(runs) > len(set(map_input.plan.nodes)):
-        raise PlacementError("--print-rank-map=torchrun: the ranks of a node do not stand together; valid: every other "
+        raise PlacementError("--print-rank-map=torchrun: the ranks of a node are not consecutive; expected another "
                              "format")
     if len(counts) > 1:
         raise PlacementError(f"--print-rank-map=torchrun: nodes with {counts[0]} and with {counts[-1]} tasks; "
-                             "valid: the same number on each")
+                             "expected the same number on each")
     return "".join(f"{node} --nnodes={len(runs)} --node_rank={number} --nproc_per_node={count} "
                    f"--master_addr={runs[0][0]} --master_port={map_input.master_port}\n"
                    for number, (node, count) in enumerate(runs))
@@ -145,25 +133,25 @@ def _parse_torchrun(text: str, map_input: RankMapInput) -> list[str]:
     return [node for node, _, count in sorted(lines, key=lambda line: int(line[1])) for _ in range(int(count))]
 
 
-#: longest value of one variable, with its name before it (execve(2), MAX_ARG_STRLEN)
+#: maximum length of a variable with its name (execve(2), MAX_ARG_STRLEN)
 _MAX_VARIABLE_BYTES = 128 * 1024
-#: variable of a map -> that of the step's tasks which it becomes
-_TASK_VARIABLE_OF_MAP = {"SLURMDL_RANKMAP_PS_RANKS": "SLURMDL_PS_RANKS", "SLURMDL_RANKMAP_ZONE_RANKS": "SLURMDL_ZONE_RANKS",
-           "SLURMDL_RANKMAP_PLAN": "SLURMDL_PLAN"}
+#: variable of a rank map -> variable of the tasks
+_TASK_VARIABLES = {"SLURMDL_RANKMAP_PS_RANKS": "SLURMDL_PS_RANKS", "SLURMDL_RANKMAP_ZONE_RANKS": "SLURMDL_ZONE_RANKS",
+                   "SLURMDL_RANKMAP_PLAN": "SLURMDL_PLAN"}
 
 
 def _format_shell(map_input: RankMapInput) -> str:
-    """Exports of one map; what it does not have is unset, so that nothing of a map before stays."""
+    """Export the variables of the map, and unset those of a previous map."""
     nodes = ",".join(node if count == 1 else f"{node}(x{count})" for node, count in map_input.node_runs())
     values = {"SLURMDL_RANKMAP_JOB": str(map_input.job_id), "SLURMDL_RANKMAP_NODES": nodes}
-    values.update({name: map_input.task_variables[of] for name,
-     of in _TASK_VARIABLE_OF_MAP.items() if of in map_input.task_variables})
+    values.update({name: map_input.task_variables[task_name] for name, task_name in _TASK_VARIABLES.items()
+                   if task_name in map_input.task_variables})
     for name, value in values.items():
         if len(name) + len(value) + 2 > _MAX_VARIABLE_BYTES:
-            raise PlacementError(f"--print-rank-map=shell: {name} is longer than a variable can be; valid: every other "
-                                 "format")
+            raise PlacementError(f"--print-rank-map=shell: {name} is longer than a variable can be; expected "
+                                 "another format")
     lines = [f"export {name}={shlex.quote(value)}\n" for name, value in values.items()]
-    return "".join([*lines, *(f"unset {name}\n" for name in _TASK_VARIABLE_OF_MAP if name not in values)])
+    return "".join([*lines, *(f"unset {name}\n" for name in _TASK_VARIABLES if name not in values)])
 
 
 def _parse_shell(text: str, map_input: RankMapInput) -> list[str]:
@@ -172,7 +160,7 @@ def _parse_shell(text: str, map_input: RankMapInput) -> list[str]:
     return [node for node, count in pairs for _ in range(int(count or 1))]
 
 
-#: name -> how the text is written, and how the node of each rank is read from it
+#: name -> function that formats the text, function that parses the node of each rank from it
 FORMATS: Mapping[str, tuple[Callable[[RankMapInput], str], Callable[[str, RankMapInput], list[str]]]] = {
     "slurm-hostfile": (_format_hostfile, _parse_hostfile),
     "openmpi-rankfile": (_format_rankfile, _parse_rankfile),

@@ -1,4 +1,4 @@
-"""What placement does not model, and Slurm's own word on whether a job starts now on the nodes that were chosen."""
+"""Predict whether a job starts now on chosen nodes; `sbatch --test-only` decides what placement does not model."""
 
 from __future__ import annotations
 
@@ -16,62 +16,57 @@ if TYPE_CHECKING:
     from slurmdl.job_request import JobRequest
     from slurmdl.launch.submission import SubmitCommand
 
-#: seconds between the two clocks, and between the question and the answer, that still count as now
+#: a start within this time is now: offset of the clocks, and duration of the query
 _NOW_TOLERANCE_S = 5.0
 _START_PATTERN = re.compile(r"\bto start at (\S+) (?:a )?using \d+ processors on nodes (\S+)")
 
 
 @dataclass(frozen=True)
 class PredictedStart:
-    """When and where Slurm would start a job.
-
-    Attributes
-    ----------
-    at : seconds since the epoch.
-    nodes : as `sbatch --test-only` lists them, expanded.
-    """
+    """Time (seconds since the epoch) and nodes of a job's start."""
 
     timestamp: float
     nodes: tuple[str, ...]
 
 
 def unpredictable_start_reason(request: JobRequest, cluster: ClusterSnapshot, nodes: Sequence[str]) -> str:
-    """Why only Slurm knows whether the job starts now on these nodes, which are free; "" where it is known."""
+    """Why only Slurm knows whether the job starts now on these free nodes, or ""."""
     if request.unmodelled_reason:
         return request.unmodelled_reason
-    for known in cluster.reservations:
-        if not known.active and known.name != request.reservation and not set(known.nodes).isdisjoint(nodes):
-            return f"the reservation {known.name} will hold some of the nodes"
+    for reservation in cluster.reservations:
+        if not (reservation.active or reservation.name == request.reservation
+                or set(reservation.nodes).isdisjoint(nodes)):
+            return f"the reservation {reservation.name} will hold some of the nodes"
     return ""
 
 
 def not_starting_reason(command: SubmitCommand, nodes: Sequence[str]) -> str:
-    """Ask Slurm with `sbatch --test-only`: why the job does not start now on exactly these nodes, "" where it does.
+    """Query Slurm with `sbatch --test-only`: why the job does not start now on exactly these nodes, or "".
 
     Parameters
     ----------
     command : submits the job, bound to these nodes.
     """
-    program, *words = command.argv
+    program, *args = command.argv
     try:
-        answer = process.run_command([program, "--test-only", *words], env=command.env,
-                             stdin=(command.stdin or b"").decode(errors="replace"))
+        result = process.run_command([program, "--test-only", *args], env=command.env,
+                                     stdin=(command.stdin or b"").decode(errors="replace"))
     except UnavailableError as error:
         return str(error)
-    start = parse_test_only(answer.stderr)
+    start = parse_test_only(result.stderr)
     if start is None:
-        return f"Slurm says: {answer.first_error or 'nothing'}"
+        return f"Slurm says: {result.first_error or 'nothing'}"
     if set(start.nodes) != set(nodes):
         return f"Slurm would take {hostlist.fold_hostlist(start.nodes)}"
-    wait = start.timestamp - time.time()
-    return f"Slurm would start it there in {wait:.0f} s" if wait > _NOW_TOLERANCE_S else ""
+    wait_s = start.timestamp - time.time()
+    return f"Slurm would start it there in {wait_s:.0f} s" if wait_s > _NOW_TOLERANCE_S else ""
 
 
 def parse_test_only(text: str) -> PredictedStart | None:
-    """Of what `sbatch --test-only` writes to stderr the start that it tells, None where it tells of none."""
+    """Parse the stderr of `sbatch --test-only`; None if it predicts no start."""
     match = _START_PATTERN.search(text)
     try:
         return PredictedStart(time.mktime(time.strptime(match[1], "%Y-%m-%dT%H:%M:%S")),
-                     tuple(hostlist.expand_hostlist(match[2]))) if match else None
+                              tuple(hostlist.expand_hostlist(match[2]))) if match else None
     except (ValueError, OverflowError, InputError):
         return None

@@ -1,4 +1,4 @@
-"""The user's own traffic: the file that --dl-comm-pattern names."""
+"""Traffic matrices of the user: the file of --dl-comm-pattern."""
 
 from __future__ import annotations
 
@@ -17,100 +17,95 @@ if TYPE_CHECKING:
 
     Matrix = npt.NDArray[np.float64]
 
-#: most bytes of all numbers of a file, 8 a number, and of a text: one matrix of 5,792 ranks
+#: maximum bytes of all numbers of a file, 8 per number, and of a text file: one matrix of 5,792 ranks
 MAX_TRAFFIC_BYTES = 2**28
 
-_EXPECTED_FORMAT = "valid: matrices of one row and one column for each rank, in .npz or as CSV with a blank line between"
+_EXPECTED = ("expected matrices of one row and one column for each rank, in .npz or as CSV with a blank line between "
+             "matrices")
 
 
 def load_traffic_matrices(dl: DlOptions) -> tuple[Matrix, ...]:
-    """The matrices that --dl-comm-pattern names; () where it names a pattern of the strategy, or nothing.
+    """Load the matrices of --dl-comm-pattern; () if it names a pattern of the strategy, or is not given.
 
     Returns
     -------
-    one matrix a phase, each of the same shape (ranks, ranks): entry [i, j] is the bytes that rank i sends to
-    rank j per iteration.
+    one matrix per phase, all of the same shape (ranks, ranks): entry [i, j] is the bytes that rank i sends to rank j
+    per iteration.
 
     Raises
     ------
-    InputError : with the file: it cannot be read, is too large, or does not hold square matrices of one size
-        with finite numbers of 0 or more.
+    InputError : the file cannot be read, is too large, or does not hold square matrices of one size with finite
+        numbers of 0 or more.
     """
-    if not dl.comm_pattern or dl.comm_pattern in COMM_PATTERNS[dl.strategy]:
+    path, patterns = dl.comm_pattern, COMM_PATTERNS[dl.strategy]
+    if not path or path in patterns:
         return ()
     try:
-        status = os.stat(dl.comm_pattern)
+        status = os.stat(path)
         if not stat.S_ISREG(status.st_mode):
-            raise InputError("is no regular file", dl.comm_pattern)
+            raise InputError("is no regular file", path)
         if status.st_size > MAX_TRAFFIC_BYTES:
-            raise InputError(f"has {status.st_size} bytes; valid: at most {MAX_TRAFFIC_BYTES}", dl.comm_pattern)
-        found = _read_npz(dl.comm_pattern) if zipfile.is_zipfile(dl.comm_pattern) else _read_csv(dl.comm_pattern)
+            raise InputError(f"has {status.st_size} bytes; expected at most {MAX_TRAFFIC_BYTES}", path)
+        matrices = _read_npz(path) if zipfile.is_zipfile(path) else _read_csv(path)
     except OSError as error:
-        patterns = ", ".join(COMM_PATTERNS[dl.strategy])
-        raise InputError(f"cannot be read ({error.strerror}); valid with {dl.strategy}: {patterns}, or a file of "
-                         "matrices", dl.comm_pattern) from error
-    _check_matrices(found, dl.comm_pattern)
-    return tuple(found.values())
+        raise InputError(f"cannot be read ({error.strerror}); expected with {dl.strategy}: {', '.join(patterns)}, or "
+                         "a file of matrices", path) from error
+    _check_matrices(matrices, path)
+    return tuple(matrices.values())
 
 
 def _check_matrices(matrices: dict[str, Matrix], path: str) -> None:
     import numpy as np
 
     if not matrices:
-        raise InputError(f"holds no matrix; {_EXPECTED_FORMAT}", path)
-    first = next(iter(matrices.values()))
+        raise InputError(f"holds no matrix; {_EXPECTED}", path)
+    size = len(next(iter(matrices.values())))
     for name, matrix in matrices.items():
         rows, columns = matrix.shape
         if rows != columns:
-            raise InputError(f"{name} is not square ({rows} x {columns}); {_EXPECTED_FORMAT}", path)
-        if rows != len(first):
-            raise InputError(
-    f"{name} is {rows} x {rows}, the first one {len(first)} x {len(first)}; {_EXPECTED_FORMAT}", path)
-        wrong = ~(np.isfinite(matrix) & (matrix >= 0))
-        if wrong.any():
-            row, column = np.argwhere(wrong)[0].tolist()
-            raise InputError(f"{name}: entry [{row}, {column}] is {matrix[row, column]:g}; valid: bytes, 0 or more",
+            raise InputError(f"{name} is not square ({rows} x {columns}); {_EXPECTED}", path)
+        if rows != size:
+            raise InputError(f"{name} is {rows} x {rows}, the first one {size} x {size}; {_EXPECTED}", path)
+        is_wrong = ~(np.isfinite(matrix) & (matrix >= 0))
+        if is_wrong.any():
+            row, column = np.argwhere(is_wrong)[0].tolist()
+            raise InputError(f"{name}: entry [{row}, {column}] is {matrix[row, column]:g}; expected bytes, 0 or more",
                              path)
 
 
 def _read_npz(path: str) -> dict[str, Matrix]:
-    """The arrays in the order of their names. Nothing is unpacked before its size is known, and never a pickle."""
-    found = {}
-    left = MAX_TRAFFIC_BYTES
+    """Read the arrays in the order of their names. Sizes are checked before unpacking; pickles are rejected."""
+    matrices = {}
+    remaining_bytes = MAX_TRAFFIC_BYTES
     try:
         with zipfile.ZipFile(path) as archive:
-            for name in sorted(archive.namelist()):
-                array = name.removesuffix(".npy")
-                with archive.open(name) as member:
-                    left -= _matrix_bytes(member, array, path)
-                if left < 0:
+            for member_name in sorted(archive.namelist()):
+                name = member_name.removesuffix(".npy")
+                with archive.open(member_name) as member:
+                    remaining_bytes -= _matrix_bytes(member, name, path)
+                if remaining_bytes < 0:
                     raise InputError(f"holds more than {MAX_TRAFFIC_BYTES} bytes of numbers", path)
-                with archive.open(name) as member:
-                    found[array] = _read_array(member)
+                with archive.open(member_name) as member:
+                    matrices[name] = _read_array(member)
     except InputError:
         raise
     except Exception as error:
-        # what zipfile, its decompressors and numpy raise for damaged bytes has no other base
-        raise InputError(f"is not .npz ({error or type(error).__name__}); {_EXPECTED_FORMAT}", path) from error
-    return found
+        # exceptions of zipfile, its decompressors and numpy for damaged bytes have no narrower base
+        raise InputError(f"is not .npz ({error or type(error).__name__}); {_EXPECTED}", path) from error
+    return matrices
 
 
 def _matrix_bytes(member: IO[bytes], name: str, path: str) -> int:
-    """Bytes that an array will take as numbers of 8 bytes, from its header alone.
-
-    Raises
-    ------
-    InputError : it has no two dimensions, or holds no real numbers.
-    """
+    """Bytes of an array as 8-byte numbers, from its header; InputError unless it is a matrix of real numbers."""
     from numpy.lib import format as npy
 
     version = npy.read_magic(member)
-    header = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
-    shape, _, kind = header(member)
+    read_header = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+    shape, _, dtype = read_header(member)
     if len(shape) != 2 or not all(shape):
-        raise InputError(f"{name} has the shape {shape}; {_EXPECTED_FORMAT}", path)
-    if kind.kind not in "fiub" or kind.hasobject:
-        raise InputError(f"{name} holds {kind}, no numbers; {_EXPECTED_FORMAT}", path)
+        raise InputError(f"{name} has the shape {shape}; {_EXPECTED}", path)
+    if dtype.kind not in "fiub" or dtype.hasobject:
+        raise InputError(f"{name} holds {dtype}, no numbers; {_EXPECTED}", path)
     return int(8 * shape[0] * shape[1])
 
 
@@ -122,10 +117,10 @@ def _read_array(member: IO[bytes]) -> Matrix:
 
 
 def _read_csv(path: str) -> dict[str, Matrix]:
-    """The matrices, with a blank line or several between, by their numbers."""
+    """Read matrices separated by blank lines; the keys number them."""
     import numpy as np
 
-    found: dict[str, Matrix] = {}
+    matrices: dict[str, Matrix] = {}
     rows: list[Matrix] = []
     with open(path, encoding="utf-8", errors="replace") as file:
         for number, line in enumerate([*file, ""], 1):
@@ -133,12 +128,12 @@ def _read_csv(path: str) -> dict[str, Matrix]:
                 try:
                     rows.append(np.array(line.split(","), np.float64))
                 except ValueError as error:
-                    raise InputError(f"is no row of numbers with commas between; {_EXPECTED_FORMAT}", path, number,
+                    raise InputError(f"is no row of numbers separated by commas; {_EXPECTED}", path, number,
                                      line) from error
                 if len(rows[-1]) != len(rows[0]):
                     raise InputError(f"{len(rows[-1])} numbers, the first row of the matrix has {len(rows[0])}", path,
                                      number)
             elif rows:
-                found[f"matrix {len(found) + 1}"] = np.array(rows)
+                matrices[f"matrix {len(matrices) + 1}"] = np.array(rows)
                 rows = []
-    return found
+    return matrices

@@ -72,7 +72,7 @@ def test_the_rank_order_names_the_rank_of_each_slot():
 
 
 @pytest.mark.parametrize(("nodes", "message"), [
-    (("n1", "n2", "n1", "n2"), "do not stand together"), (("n1", "n1", "n2"), "nodes with 1 and with 2 tasks")])
+    (("n1", "n2", "n1", "n2"), "not consecutive"), (("n1", "n1", "n2"), "nodes with 1 and with 2 tasks")])
 def test_what_torchrun_cannot_express(nodes, message):
     plan = Plan("allreduce", nodes, ("worker",) * len(nodes), {})
     with pytest.raises(PlacementError, match=message):

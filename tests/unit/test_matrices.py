@@ -76,7 +76,7 @@ BAD = {
     "ragged": (lambda p: p.write_text("0,2\n1\n"), ":2: 1 numbers, the first row of the matrix has 2"),
     "words": (lambda p: p.write_text("0,2\nx,0\n"), ":2: 'x,0': is no row of numbers"),
     "binary": (lambda p: p.write_bytes(b"\xff\xfe\0\1"), "is no row of numbers"),
-    "nan": (lambda p: p.write_text("0,1\nnan,0\n"), r"entry \[1, 0\] is nan; valid: bytes, 0 or more"),
+    "nan": (lambda p: p.write_text("0,1\nnan,0\n"), r"entry \[1, 0\] is nan; expected bytes, 0 or more"),
     "infinite": (lambda p: p.write_text("0,1e999\n1,0\n"), r"entry \[0, 1\] is inf"),
     "negative": (lambda p: p.write_text("0,-1\n1,0\n"), r"entry \[0, 1\] is -1"),
     "two sizes": (lambda p: p.write_text("0,1\n1,0\n\n0\n"), "matrix 2 is 1 x 1, the first one 2 x 2"),
@@ -89,7 +89,7 @@ BAD = {
     "cut off": (lambda p: archive(p, a=header("(9, 9)")), "is not .npz"),
     "too large": (lambda p: archive(p, a=header("(99999, 99999)")), "holds more than 268435456 bytes"),
     "broken": (lambda p: p.write_bytes(npz(p, a=EYE).read_bytes().replace(b"\0\x08@", b"\1\x08@")), "is not .npz"),
-    "missing": (lambda p: None, "cannot be read .*; valid with allreduce: ring, hierarchical, .*or a file"),
+    "missing": (lambda p: None, "cannot be read .*; expected with allreduce: ring, hierarchical, .*or a file"),
     "directory": (lambda p: p.mkdir(), "is no regular file"),
     "pipe": (lambda p: os.mkfifo(p), "is no regular file"),
 }
@@ -109,7 +109,7 @@ def test_a_text_above_the_bound_is_not_read(tmp_path, monkeypatch):
     path = tmp_path / "matrix.csv"
     path.write_text("0,1\n1,0\n")
     monkeypatch.setattr(traffic_file, "MAX_TRAFFIC_BYTES", 7)
-    with pytest.raises(InputError, match="has 8 bytes; valid: at most 7"):
+    with pytest.raises(InputError, match="has 8 bytes; expected at most 7"):
         read(path)
 
 
