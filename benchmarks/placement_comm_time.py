@@ -18,7 +18,6 @@ from benchmarks import sandbox_mpi
 from slurmdl.plan import COMM_PATTERNS
 from slurmdl.train.comm_thread import CommThread
 from slurmdl.train.p2p import MeteredP2P
-from slurmdl.train.report.meters import StepMeter
 from slurmdl.train.strategies import STRATEGIES, StrategyContext
 from slurmdl.train.strategies.strategy import ShardState
 from slurmdl.train.strategy_config import StrategyConfig
@@ -42,7 +41,7 @@ def measure(transport: Transport, job: Mapping[str, Any], size: int) -> list[flo
     A mean, because gossip partners, and so the links in use, differ between steps.
     """
     ranks, blocks, steps = transport.size, job["blocks"], job["steps"]
-    levels = ["zone" if zone == job["zones"][transport.rank] else "across" for zone in job["zones"]]
+    levels = ["intra_zone" if zone == job["zones"][transport.rank] else "inter_zone" for zone in job["zones"]]
     messages, courier = MeteredP2P(transport, levels), CommThread(transport.supports_comm_thread)
     servers, workers = tuple(range(job["ps"])), tuple(range(job["ps"], ranks))
     gradients = np.full(size, 1e-3, np.float32)
@@ -51,16 +50,16 @@ def measure(transport: Transport, job: Mapping[str, Any], size: int) -> list[flo
     strategy = STRATEGIES[job["strategy"]](StrategyContext(
         messages, courier, workers, servers, parameters, gradients, (size,), method, SEED, job["nodes"],
         ("",) * ranks, {}, lambda: 0.01, lambda part: NoOpOptimizer()))
-    meter, seconds = StepMeter(), []
+    seconds = []
     courier.call(transport.barrier)
     for number in range(job["warm_up"] + blocks * steps):
-        with meter.time_step(courier):
-            if transport.rank in servers:
-                strategy.serve_step(number)
-            else:
-                strategy.before_optimizer_step(number)
-                strategy.after_optimizer_step(number)
-        seconds.append(meter.exposed_comm.last)
+        blocked_before = courier.blocked_seconds
+        if transport.rank in servers:
+            strategy.serve_step(number)
+        else:
+            strategy.before_optimizer_step(number)
+            strategy.after_optimizer_step(number)
+        seconds.append(courier.blocked_seconds - blocked_before)
     courier.close()
     communication = np.array(seconds[job["warm_up"]:]).reshape(blocks, steps).mean(axis=1)
     told = transport.allgather(communication if transport.rank in workers else np.zeros(blocks))

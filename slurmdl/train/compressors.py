@@ -1,4 +1,4 @@
-"""What every compressor offers, and the blocks that most of them cut vectors into."""
+"""Compressors of float32 vectors. A new one is one class and one line in COMPRESSORS."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ ByteArray = npt.NDArray[np.uint8]
 
 #: elements that share a scale
 SCALE_BLOCK = 256
-#: largest finite number of 16 bits
+#: largest finite float16
 FP16_MAX = np.float32(65504)
 
 
 class Compressor(Protocol):
-    """Turns a vector of fp32 into fewer bytes, and these into a vector near it.
+    """Lossy compression of a float32 vector.
 
     Attributes
     ----------
-    mixing : the largest share of a difference between compressed models that an edge of gossip takes in (gamma of
-        CHOCO-SGD, Koloskova et al. 2019, arXiv:1902.00340): the coarser the compressor, the smaller.
-    feedback : the share of what was left out that is put into the next vector.
-    whole : whether a model itself may go through it, and not only a difference of models.
+    consensus_step_size : largest share of a difference between compressed models that a gossip edge mixes in (gamma
+        of CHOCO-SGD, Koloskova et al. 2019, arXiv:1902.00340); smaller for coarser compressors.
+    feedback_decay : share of the compression error that is added to the next vector.
+    applies_to_models : whether it compresses models, and not only their differences.
     """
 
     consensus_step_size: float
@@ -32,36 +32,51 @@ class Compressor(Protocol):
     applies_to_models: bool
 
     def packed_bytes(self, length: int) -> int:
-        """Bytes of a packed vector of so many elements."""
+        """Bytes of a compressed vector of `length` elements."""
 
     def compress(self, vector: FloatArray, rng: np.random.Generator) -> ByteArray:
-        """The bytes of a contiguous vector, an array of their own; of shape (size(length),)."""
+        """Compress a contiguous vector into a new array of shape (packed_bytes(length),)."""
 
     def decompress(self, packed: ByteArray, out: FloatArray) -> None:
-        """Fill `out`, as long as the vector was, with what the bytes say."""
+        """Decompress into `out`, of the length of the vector."""
 
 
 def num_blocks(length: int) -> int:
-    """How many blocks a vector of so many elements has."""
+    """Number of scale blocks of a vector."""
     return -(-length // SCALE_BLOCK)
 
 
 def to_blocks(vector: FloatArray) -> FloatArray:
-    """The vector as blocks, shape (blocks, BLOCK); the last one is filled up with zeros."""
-    whole = np.zeros(num_blocks(vector.size) * SCALE_BLOCK, np.float32)
-    whole[:vector.size] = vector
-    return whole.reshape(-1, SCALE_BLOCK)
+    """Copy the vector into shape (blocks, SCALE_BLOCK), padded with zeros."""
+    padded = np.zeros(num_blocks(vector.size) * SCALE_BLOCK, np.float32)
+    padded[:vector.size] = vector
+    return padded.reshape(-1, SCALE_BLOCK)
 
 
 def to_fp16(values: FloatArray) -> npt.NDArray[np.float16]:
-    """The numbers in 16 bits; those beyond its range become the largest of it."""
+    """Convert to float16, clipped to its range."""
     return np.clip(values, -FP16_MAX, FP16_MAX).astype(np.float16)
 
 
-# MERGED: Half the bytes: IEEE 754 numbers of 16 bits, rounded to nearest.
+class NoCompression:
+    """float32 without change."""
+
+    consensus_step_size = 0.5
+    feedback_decay = 1.0
+    applies_to_models = True
+
+    def packed_bytes(self, length: int) -> int:
+        return 4 * length
+
+    def compress(self, vector: FloatArray, rng: np.random.Generator) -> ByteArray:
+        return vector.copy().view(np.uint8)
+
+    def decompress(self, packed: ByteArray, out: FloatArray) -> None:
+        out[:] = packed.view(np.float32)
+
 
 class Fp16:
-    """Relative error 2^-11 at most; below 2^-14 an absolute one of 2^-25; beyond 65,504 the number is cut off."""
+    """float16: relative error at most 2^-11, below 2^-14 absolute error 2^-25; clipped at 65,504."""
 
     consensus_step_size = 0.5
     feedback_decay = 1.0
@@ -77,12 +92,10 @@ class Fp16:
         out[:] = packed.view(np.float16)
 
 
-# MERGED: Half a byte for each element.
-
 class StochasticQuantizer:
-    """Base of int8 and int4: the error of an element is below the scale of its block, its mean 0.
+    """Integers times a scale per block, rounded stochastically: unbiased, with errors below the scale.
 
-    The scale is the block's largest magnitude over `most`, rounded up to 16 bits.
+    The scale is the block's largest magnitude over `max_level`, rounded up to float16.
 
     References
     ----------
@@ -93,22 +106,22 @@ class StochasticQuantizer:
     consensus_step_size = 0.5
     feedback_decay = 1.0
     applies_to_models = False
-    #: the largest level; levels go from -most to most
+    #: levels are -max_level to max_level
     max_level = 127
 
     def packed_bytes(self, length: int) -> int:
         return 2 * num_blocks(length) + length
 
     def compress(self, vector: FloatArray, rng: np.random.Generator) -> ByteArray:
-        found = to_blocks(vector)
-        wanted = np.abs(found).max(axis=1, initial=0) / np.float32(self.max_level)
-        scale = to_fp16(wanted)
-        low = (scale < wanted) & (wanted < FP16_MAX)
-        scale[low] = np.nextafter(scale[low], np.float16(np.inf))
-        found /= np.where(scale > 0, scale, 1).astype(np.float32)[:, None]
-        found += rng.random(found.shape, np.float32)
-        np.clip(np.floor(found, out=found), -self.max_level, self.max_level, out=found)
-        levels = found.reshape(-1)[:vector.size].astype(np.int8)
+        blocks = to_blocks(vector)
+        exact_scale = np.abs(blocks).max(axis=1, initial=0) / np.float32(self.max_level)
+        scale = to_fp16(exact_scale)
+        rounded_down = (scale < exact_scale) & (exact_scale < FP16_MAX)
+        scale[rounded_down] = np.nextafter(scale[rounded_down], np.float16(np.inf))
+        blocks /= np.where(scale > 0, scale, 1).astype(np.float32)[:, None]
+        blocks += rng.random(blocks.shape, np.float32)
+        np.clip(np.floor(blocks, out=blocks), -self.max_level, self.max_level, out=blocks)
+        levels = blocks.reshape(-1)[:vector.size].astype(np.int8)
         return np.concatenate([scale.view(np.uint8), self._pack_levels(levels)])
 
     def decompress(self, packed: ByteArray, out: FloatArray) -> None:
@@ -124,6 +137,10 @@ class StochasticQuantizer:
         return packed.view(np.int8)
 
 
+class Int8(StochasticQuantizer):
+    max_level = 127
+
+
 class Int4(StochasticQuantizer):
     max_level = 7
 
@@ -131,52 +148,23 @@ class Int4(StochasticQuantizer):
         return 2 * num_blocks(length) + (length + 1) // 2
 
     def _pack_levels(self, levels: npt.NDArray[np.int8]) -> ByteArray:
-        # two levels in a byte, the first in its upper half, each moved to 1 .. 15
-        moved = np.zeros(levels.size + levels.size % 2, np.uint8)
-        moved[:levels.size] = levels + 8
-        return moved[::2] << np.uint8(4) | moved[1::2]
+        # levels + 8 in pairs, the first in the upper half of a byte
+        shifted = np.zeros(levels.size + levels.size % 2, np.uint8)
+        shifted[:levels.size] = levels + 8
+        return shifted[::2] << np.uint8(4) | shifted[1::2]
 
     def _unpack_levels(self, packed: ByteArray, length: int) -> npt.NDArray[np.int8]:
-        moved = np.empty(2 * packed.size, np.int8)
-        moved[::2], moved[1::2] = packed >> 4, packed & 15
-        return moved[:length] - np.int8(8)
+        shifted = np.empty(2 * packed.size, np.int8)
+        shifted[::2], shifted[1::2] = packed >> 4, packed & 15
+        return shifted[:length] - np.int8(8)
 
-
-# MERGED: A byte for each element.
-
-class Int8(StochasticQuantizer):
-    max_level = 127
-
-
-# MERGED: Whole numbers of few bits times a scale for each block, rounded at random so that the mean is right.
-
-
-
-# MERGED: No compression: fp32 as it is.
-
-class NoCompression:
-    consensus_step_size = 0.5
-    feedback_decay = 1.0
-    applies_to_models = True
-
-    def packed_bytes(self, length: int) -> int:
-        return 4 * length
-
-    def compress(self, vector: FloatArray, rng: np.random.Generator) -> ByteArray:
-        return vector.copy().view(np.uint8)
-
-    def decompress(self, packed: ByteArray, out: FloatArray) -> None:
-        out[:] = packed.view(np.float32)
-
-
-# MERGED: One bit for each element.
 
 class Sign:
-    """The sign of each element times the mean magnitude of its block.
+    """Sign of each element times the mean magnitude of its block.
 
-    Of a block v of d elements it takes away |v|_1^2 / d of the square |v|_2^2, but for the rounding of the scale to
-    16 bits; what is left needs feeding back. Fed back in full, by the workers and by those who make the mean, it
-    swings ever further where the common model has momentum; nine tenths of it do not.
+    For a block v of d elements the error is |v|_2^2 - |v|_1^2 / d, apart from the rounding of the scale, so it needs
+    error feedback. Full feedback, by workers and shard owners, oscillates with outer momentum; a decay of 0.9 does
+    not.
 
     References
     ----------
@@ -192,10 +180,10 @@ class Sign:
         return 2 * num_blocks(length) + (length + 7) // 8
 
     def compress(self, vector: FloatArray, rng: np.random.Generator) -> ByteArray:
-        found = to_blocks(vector)
-        filled = np.full(len(found), SCALE_BLOCK, np.float32)
-        filled[-1:] = vector.size - SCALE_BLOCK * (len(found) - 1)
-        scale = to_fp16(np.abs(found).sum(axis=1) / filled)
+        blocks = to_blocks(vector)
+        sizes = np.full(len(blocks), SCALE_BLOCK, np.float32)
+        sizes[-1:] = vector.size - SCALE_BLOCK * (len(blocks) - 1)
+        scale = to_fp16(np.abs(blocks).sum(axis=1) / sizes)
         return np.concatenate([scale.view(np.uint8), np.packbits(vector >= 0)])
 
     def decompress(self, packed: ByteArray, out: FloatArray) -> None:
@@ -207,13 +195,11 @@ class Sign:
         out *= np.repeat(scale, SCALE_BLOCK)[:out.size]
 
 
-# MERGED: A tenth of the elements.
-
 class TopK:
-    """The KEPT elements of largest magnitude of each block, in 16 bits, each with its place in the block.
+    """The K elements of largest magnitude of each block, as float16 with their indices.
 
-    Leaves at most 1 - KEPT / BLOCK of the vector's square, but for the rounding to 16 bits; what is left needs
-    feeding back, though not in full (see sign).
+    The squared error is at most 1 - K / SCALE_BLOCK of the vector's square, apart from rounding, so it needs error
+    feedback, with decay as for Sign.
 
     References
     ----------
@@ -229,23 +215,19 @@ class TopK:
         return 3 * self.K * num_blocks(length)
 
     def compress(self, vector: FloatArray, rng: np.random.Generator) -> ByteArray:
-        found = to_blocks(vector)
-        places = np.argpartition(np.abs(found), SCALE_BLOCK - self.K, axis=1)[:, SCALE_BLOCK - self.K:]
-        values = to_fp16(np.take_along_axis(found, places, axis=1))
-        return np.concatenate([values.reshape(-1).view(np.uint8), places.reshape(-1).astype(np.uint8)])
+        blocks = to_blocks(vector)
+        indices = np.argpartition(np.abs(blocks), SCALE_BLOCK - self.K, axis=1)[:, SCALE_BLOCK - self.K:]
+        values = to_fp16(np.take_along_axis(blocks, indices, axis=1))
+        return np.concatenate([values.reshape(-1).view(np.uint8), indices.reshape(-1).astype(np.uint8)])
 
     def decompress(self, packed: ByteArray, out: FloatArray) -> None:
         count = num_blocks(out.size)
         values = packed[:2 * self.K * count].view(np.float16).reshape(count, self.K)
-        places = packed[2 * self.K * count:].reshape(count, self.K).astype(np.int64)
-        found = np.zeros((count, SCALE_BLOCK), np.float32)
-        np.put_along_axis(found, places, values.astype(np.float32), axis=1)
-        out[:] = found.reshape(-1)[:out.size]
+        indices = packed[2 * self.K * count:].reshape(count, self.K).astype(np.int64)
+        blocks = np.zeros((count, SCALE_BLOCK), np.float32)
+        np.put_along_axis(blocks, indices, values.astype(np.float32), axis=1)
+        out[:] = blocks.reshape(-1)[:out.size]
 
 
-# MERGED: How vectors are made shorter on the way.
-
-__all__ = ["COMPRESSORS", "Compressor"]
-
-COMPRESSORS: dict[str, Compressor] = {"none": NoCompression(), "fp16": Fp16(), "int8": Int8(), "int4": Int4(), "sign": Sign(),
-                                      "topk": TopK()}
+COMPRESSORS: dict[str, Compressor] = {"none": NoCompression(), "fp16": Fp16(), "int8": Int8(), "int4": Int4(),
+                                      "sign": Sign(), "topk": TopK()}

@@ -1,1 +1,1 @@
-"""How what several ranks hold becomes one: sums, means, weighted pairs, votes."""
+"""Mixing of models: sums, means, weighted pairs."""

@@ -1,4 +1,4 @@
-"""How far a model has moved."""
+"""Drift of a model from a reference."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from slurmdl.train.stateful import Stateful
 
 FloatArray = npt.NDArray[np.float32]
 
-#: coordinates that are looked at
+#: sampled coordinates
 MAX_COORDINATES = 4096
 
 
 class DriftEstimator(Stateful):
-    """How far a model has moved since it was last marked, estimated on SAMPLES coordinates.
+    """Drift of a model since the last reset, estimated on MAX_COORDINATES coordinates.
 
     Parameters
     ----------
@@ -25,7 +25,7 @@ class DriftEstimator(Stateful):
     sizes : elements of each of its tensors.
     """
 
-    state_fields = ("_since",)
+    state_fields = ("_reference",)
 
     def __init__(self, parameters: FloatArray, sizes: Sequence[int]) -> None:
         self._parameters = parameters
@@ -33,34 +33,35 @@ class DriftEstimator(Stateful):
         self.reset()
 
     def reset(self) -> None:
-        """Count from the model as it is now."""
+        """Make the current model the reference."""
         self._reference = self._parameters[self._indices]
 
     def relative_drift(self) -> float:
-        """|x - s| / |s|, x the model now and s the one that was marked."""
-        here = self._parameters[self._indices].astype(np.float64)
-        moved = float(np.dot(self._multiplicity, (here - self._reference) ** 2)) ** 0.5
+        """|x - s| / |s|, x the model and s the reference."""
+        current = self._parameters[self._indices].astype(np.float64)
+        drift = float(np.dot(self._multiplicity, (current - self._reference) ** 2)) ** 0.5
         norm = float(np.dot(self._multiplicity, self._reference.astype(np.float64) ** 2)) ** 0.5
-        return moved / norm if norm else math.inf if moved else 0.0
+        return drift / norm if norm else math.inf if drift else 0.0
 
 
 def sample_coordinates(sizes: Sequence[int]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
-    """Coordinates of all tensors, evenly spaced, and how many each of them stands for.
+    """Sample evenly spaced coordinates of all tensors.
 
     Parameters
     ----------
-    sizes : elements of each tensor, one after the other in a flat vector.
+    sizes : elements of each tensor, consecutive in a flat vector.
 
     Returns
     -------
-    both of shape (samples,): of each tensor its share of SAMPLES, one at least, or all where there are fewer.
+    Coordinates, and the number of elements that each represents, both of shape (samples,): in proportion to the
+    tensor's size, at least one, or all elements if they are at most MAX_COORDINATES.
     """
-    whole = sum(sizes)
-    places, stands_for = [np.empty(0, np.int64)], [np.empty(0)]
+    total = sum(sizes)
+    indices, multiplicity = [np.empty(0, np.int64)], [np.empty(0)]
     start = 0
     for size in sizes:
-        count = min(size, max(1, round(MAX_COORDINATES * size / whole))) if whole > MAX_COORDINATES else size
-        places.append(start + (2 * np.arange(count) + 1) * size // (2 * max(count, 1)))
-        stands_for.append(np.full(count, size / max(count, 1)))
+        count = min(size, max(1, round(MAX_COORDINATES * size / total))) if total > MAX_COORDINATES else size
+        indices.append(start + (2 * np.arange(count) + 1) * size // (2 * max(count, 1)))
+        multiplicity.append(np.full(count, size / max(count, 1)))
         start += size
-    return np.concatenate(places), np.concatenate(stands_for)
+    return np.concatenate(indices), np.concatenate(multiplicity)

@@ -1,4 +1,4 @@
-"""How two workers mix their models over an edge of a gossip graph: with whole models, or with differences."""
+"""Mixing of two models over an edge of a gossip graph: whole models, or compressed differences."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from slurmdl.train.compressors import COMPRESSORS, Compressor
 from slurmdl.train.stateful import Stateful
 
 FloatArray = npt.NDArray[np.float32]
-#: sends one array to a rank and receives another from a rank, and waits for both
+#: exchange(send_to, send_buffer, recv_from, recv_buffer), which returns when both are complete
 ExchangeFn = Callable[[int, npt.NDArray[np.generic], int, npt.NDArray[np.generic]], None]
 
 
 @dataclass(frozen=True)
 class GossipEdge:
-    """What this rank does in one step of a graph: ranks `to` and `source`, and the weight of what comes in."""
+    """This rank's exchange in one round: target and source rank, and weight of the received model."""
 
     send_to: int
     recv_from: int
@@ -28,12 +28,12 @@ class GossipEdge:
 
 
 class Mixer(Protocol):
-    """Moves a model towards another one over an edge; together all ranks keep the sum of their models.
+    """Moves a model towards another one over an edge; the sum of all models is preserved.
 
     Attributes
     ----------
-    size : bytes that a rank sends in one exchange.
-    most : the largest weight of an edge between models of one weight.
+    message_bytes : that a rank sends in one exchange.
+    max_weight : largest weight of an edge between models of equal weight.
     """
 
     message_bytes: int
@@ -44,11 +44,11 @@ class Mixer(Protocol):
 
 
 def make_mixer(compression: str, parameters: FloatArray, exchange: ExchangeFn) -> Mixer:
-    """What mixes models by a compressor, one of COMPRESSORS."""
+    """Make the mixer for a compressor, one of COMPRESSORS."""
     if compression == "none":
         return Fp32Mixer(parameters, exchange)
-    its = COMPRESSORS[compression]
-    return (Fp16Mixer if its.applies_to_models else ChocoMixer)(parameters, its, exchange)
+    compressor = COMPRESSORS[compression]
+    return (Fp16Mixer if compressor.applies_to_models else ChocoMixer)(parameters, compressor, exchange)
 
 
 class Fp32Mixer(Stateful, Mixer):
@@ -69,7 +69,7 @@ class Fp32Mixer(Stateful, Mixer):
 
 
 class Fp16Mixer(Stateful, Mixer):
-    """Whole models, each as its receiver sees it: x_i += w (C(x_j) - C(x_i))."""
+    """Whole models, compressed by C: x_i += w (C(x_j) - C(x_i))."""
 
     max_weight = 1.0
 
@@ -90,15 +90,15 @@ class Fp16Mixer(Stateful, Mixer):
 
 
 class ChocoMixer(Stateful, Mixer):
-    """Differences between a model and a public copy of it, which both ends of an edge keep.
+    """CHOCO-SGD: compressed differences to estimates of the models, which both ends of an edge keep.
 
-    q = C(x_i - y_ij), and both ends add q to the copy y_ij of x_i; then x_i += w (y_ji - y_ij), w the edge's weight,
-    which is to be at most the compressor's `mixing`. What C leaves out stays in the next difference. Messages carry
-    their number on the edge: if the ends mixed different versions, the sum would be lost.
+    q = C(x_i - y_ij); both ends add q to the estimate y_ij of x_i; then x_i += w (y_ji - y_ij), with a weight w of at
+    most the compressor's `consensus_step_size`. The compression error stays in the next difference. Messages are
+    numbered per edge, because different estimates at both ends would change the sum of the models.
 
     Parameters
     ----------
-    parameters : alike on all ranks when this is made: all copies begin with them.
+    parameters : equal on all ranks at construction, as the initial estimate.
 
     References
     ----------
@@ -106,7 +106,7 @@ class ChocoMixer(Stateful, Mixer):
     communication. ICML 2019. arXiv:1902.00340
     """
 
-    state_fields = ("_start", "_mine", "_theirs", "_sent", "_received")
+    state_fields = ("_initial_estimate", "_own_estimates", "_peer_estimates", "_sent_counts", "_received_counts")
     _HEADER_BYTES = 4
 
     def __init__(self, parameters: FloatArray, compressor: Compressor, exchange: ExchangeFn) -> None:
@@ -119,31 +119,29 @@ class ChocoMixer(Stateful, Mixer):
         self._sent_counts: dict[int, int] = {}
         self._received_counts: dict[int, int] = {}
         self._scratch = np.empty_like(parameters)
-        self._send_buffer, self._recv_buffer = np.empty(
-    self.message_bytes, np.uint8), np.empty(
-        self.message_bytes, np.uint8)
+        self._send_buffer = np.empty(self.message_bytes, np.uint8)
+        self._recv_buffer = np.empty(self.message_bytes, np.uint8)
 
     def mix(self, edge: GossipEdge, rng: np.random.Generator) -> None:
-        mine = self._own_estimates.setdefault(edge.send_to, self._initial_estimate)
-        theirs = self._peer_estimates.setdefault(edge.recv_from, self._initial_estimate)
-        np.subtract(self._parameters, mine, out=self._scratch)
-        number = self._sent_counts[edge.send_to] = self._sent_counts.get(edge.send_to, 0) + 1
-        self._send_buffer[:self._HEADER_BYTES].view(np.uint32)[0] = number
+        own_estimate = self._own_estimates.setdefault(edge.send_to, self._initial_estimate)
+        peer_estimate = self._peer_estimates.setdefault(edge.recv_from, self._initial_estimate)
+        np.subtract(self._parameters, own_estimate, out=self._scratch)
+        sent_count = self._sent_counts[edge.send_to] = self._sent_counts.get(edge.send_to, 0) + 1
+        self._send_buffer[:self._HEADER_BYTES].view(np.uint32)[0] = sent_count
         self._send_buffer[self._HEADER_BYTES:] = self._compressor.compress(self._scratch, rng)
         self._exchange(edge.send_to, self._send_buffer, edge.recv_from, self._recv_buffer)
-        came, expected = int(self._recv_buffer[:self._HEADER_BYTES].view(np.uint32)[
-                             0]), self._received_counts.get(edge.recv_from, 0) + 1
-        if came != expected:
-            raise TrainError(
-                f"message {came} of rank {edge.recv_from} came where its message {expected} was expected")
+        number = int(self._recv_buffer[:self._HEADER_BYTES].view(np.uint32)[0])
+        expected = self._received_counts.get(edge.recv_from, 0) + 1
+        if number != expected:
+            raise TrainError(f"message {number} of rank {edge.recv_from}: expected message {expected}")
         self._received_counts[edge.recv_from] = expected
-        mine = self._own_estimates[edge.send_to] = self._add_difference(mine, self._send_buffer)
-        theirs = self._peer_estimates[edge.recv_from] = self._add_difference(theirs, self._recv_buffer)
-        np.subtract(theirs, mine, out=self._scratch)
+        own_estimate = self._own_estimates[edge.send_to] = self._add_difference(own_estimate, self._send_buffer)
+        peer_estimate = self._peer_estimates[edge.recv_from] = self._add_difference(peer_estimate, self._recv_buffer)
+        np.subtract(peer_estimate, own_estimate, out=self._scratch)
         self._scratch *= np.float32(edge.weight)
         self._parameters += self._scratch
 
     def _add_difference(self, estimate: FloatArray, message: npt.NDArray[np.uint8]) -> FloatArray:
-        """The copy with a message added, in place but for the one that all edges share at first."""
+        """Add a message to an estimate, in place unless it is the shared initial one."""
         self._compressor.decompress(message[self._HEADER_BYTES:], self._scratch)
         return np.add(estimate, self._scratch, out=None if estimate is self._initial_estimate else estimate)

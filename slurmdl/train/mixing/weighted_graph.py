@@ -1,4 +1,4 @@
-"""What the graphs of gossip (slurmdl.gossip_graphs) do to models, of one weight and of several."""
+"""Gossip graphs (slurmdl.gossip_graphs) for weighted models, and their spectral gap."""
 
 from __future__ import annotations
 
@@ -10,33 +10,40 @@ from slurmdl.gossip_graphs import GRAPHS, GossipGroup, Graph, MixingRound
 
 __all__ = ["GRAPHS", "GossipGroup", "WeightedGraph", "spectral_gap"]
 
-#: rounds of a graph without a period that stand for all
+#: sampled rounds of a graph without a period
 SAMPLED_ROUNDS = 200
 
 
 class WeightedGraph:
-    """A graph for workers whose models stand for several: it keeps the weighted sum of the models.
+    """A graph for models with weights, which preserves the weighted sum of the models.
 
-    In each step as much weight as a worker sends of its model, it takes in of another. A pair whose share is 1/2 goes
-    to its weighted mean; round a longer cycle goes that share of the least weight.
+    In each round a worker receives as much weight as it sends. A pair with share 1/2 goes to its weighted mean; a
+    longer cycle exchanges that share of the smallest weight.
 
     Parameters
     ----------
-    weights : entry i is that of worker i's model, above 0.
-    most : the largest share of an edge between models of one weight; larger ones of the graph are cut.
+    weights : of the workers' models, above 0.
+    max_share : upper bound for shares of the graph, for models of equal weight.
     """
 
     def __init__(self, graph: Graph, weights: Sequence[float], max_share: float = 1.0) -> None:
-        self._graph, self._weights, self._max_share = graph, np.array(weights, float), max_share
-        self._rounds = [self._weighted_round(graph.round(step)) for step in range(graph.period)]
+        self._graph, self._max_share = graph, max_share
+        self._weights: tuple[float, ...] = ()
+        self.set_weights(weights)
+
+    def set_weights(self, weights: Sequence[float]) -> None:
+        """Recompute the rounds if the weights have changed."""
+        if self._weights != tuple(weights):
+            self._weights = tuple(weights)
+            self._rounds = [self._weighted_round(self._graph.round(step)) for step in range(self._graph.period)]
 
     def round(self, step: int) -> MixingRound:
-        """As Graph.round; weights of a round are equal along its cycles only where the models' are."""
+        """As Graph.round; weights along a cycle are equal only if those of the models are."""
         return self._rounds[step % len(self._rounds)] if self._rounds else self._weighted_round(
             self._graph.round(step))
 
     def _weighted_round(self, mixing_round: MixingRound) -> MixingRound:
-        own = self._weights
+        own = np.array(self._weights, float)
         share, other = np.minimum(mixing_round.weight, self._max_share), own[mixing_round.target]
         pairs = mixing_round.target[mixing_round.target] == np.arange(len(own))
         flow = np.where(pairs, np.minimum(2 * share * own * other / (own + other), np.minimum(own, other)),
@@ -45,17 +52,16 @@ class WeightedGraph:
 
 
 def spectral_gap(pattern: str, members: GossipGroup) -> float:
-    """The share of the models' distance from their mean that a step of a graph takes away, 0 to 1.
+    """Share of the models' distance from their mean that a round removes, 0 to 1.
 
-    For graphs with turns it is 1 - s^(1/k), s the largest singular value of the product of a period's k mixing
-    matrices besides that of the mean. For partners that are drawn it is 1 - s^(1/2), s the second eigenvalue of the
-    mean mixing matrix, whose steps shrink the squared distance by s in the mean (Boyd et al. 2006); where links
-    differ, that matrix is the mean of DRAWS steps.
+    For graphs of period k it is 1 - s^(1/k), s the second singular value of the product of the k mixing matrices. For
+    random graphs it is 1 - s^(1/2), s the second eigenvalue of the mean mixing matrix, by which rounds shrink the
+    squared distance on average (Boyd et al. 2006); for link-aware graphs it is estimated from SAMPLED_ROUNDS rounds.
     """
     count = len(members)
     graph = GRAPHS[pattern](members)
-    if pattern == "random" and count > 1:
-        # two workers are partners with probability 1 / (count - 1 + count % 2)
+    if pattern == "random-matching" and count > 1:
+        # two workers are matched with probability 1 / (count - 1 + count % 2)
         return float(1 - (1 - count / (count - 1 + count % 2) / 2) ** 0.5)
     if not graph.period:
         mean = sum((graph.round(step).matrix for step in range(SAMPLED_ROUNDS)),
@@ -63,6 +69,7 @@ def spectral_gap(pattern: str, members: GossipGroup) -> float:
         return float(1 - np.linalg.norm(mean - 1 / count, 2) ** 0.5)
     product = np.eye(count)
     for step in range(graph.period):
-        its = graph.round(step)
-        product = (1 - its.weight)[:, None] * product + its.weight[:, None] * product[its.source]
+        mixing_round = graph.round(step)
+        weight = mixing_round.weight[:, None]
+        product = (1 - weight) * product + weight * product[mixing_round.source]
     return float(1 - np.linalg.norm(product - 1 / count, 2) ** (1 / graph.period))

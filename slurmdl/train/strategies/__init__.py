@@ -1,4 +1,4 @@
-"""How replicas are kept together. A new strategy is one file here and one line in STRATEGIES."""
+"""Synchronization strategies. A new one is one class and one line in STRATEGIES."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from slurmdl.train.strategies.strategy import Strategy, StrategyContext
 
 __all__ = ["STRATEGIES", "Strategy", "StrategyContext"]
 
-#: name, one of plan.STRATEGIES -> what makes this rank's part in it from a Setting
+#: name, one of plan.STRATEGIES -> factory of this rank's part
 STRATEGIES: dict[str, Callable[[StrategyContext], Strategy]] = {
-    "allreduce": Allreduce, "gossip": make_gossip, "adaptive-gossip": make_gossip, "local-sgd": LocalSGD, "ps": make_parameter_server}
+    "allreduce": Allreduce, "gossip": make_gossip, "adaptive-gossip": make_gossip, "local-sgd": LocalSGD,
+    "ps": make_parameter_server}

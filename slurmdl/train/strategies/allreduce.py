@@ -1,4 +1,4 @@
-"""Allreduce: every worker updates with the mean of all gradients, so all replicas stay the same."""
+"""Allreduce: every worker updates with the mean gradient, so all replicas stay equal."""
 
 from __future__ import annotations
 
@@ -15,22 +15,21 @@ from slurmdl.plan import group_ranks
 from slurmdl.train.mixing.collectives import AllreduceOp, CollectivePipeline
 from slurmdl.train.p2p import MeteredP2P
 from slurmdl.train.strategies.strategy import FloatArray, Strategy, StrategyContext
+from slurmdl.train.tags import Tag
 
-#: buckets whose sums are under way at the same time: one inside the zones on its way out, one between them, one
-#: inside on its way back
+#: buckets in flight: one inside the zones before the exchange between them, one between them, one after it
 MAX_BUCKETS_IN_FLIGHT = 3
-#: tags of the buckets' messages, which no others have, and no two of DEPTH buckets the same. Those of the bucket that
-#: goes first in a step have 0, as all strategies' do: by it a worker that has ended learns that others go on
-FIRST_BUCKET_TAG, NUM_BUCKET_TAGS = 10, 100
+#: tags in use for buckets, more than are in flight. The last bucket of a step has Tag.STEP, by which a worker that
+#: has ended detects that others continue
+NUM_BUCKET_TAGS = 100
 
 
 class Allreduce(Strategy):
-    """Equal to one process on the workers' batches together; traffic `ring` or `hierarchical`, or a library's call.
+    """Equivalent to one process with the workers' batches; pattern `ring`, `hierarchical`, or MPI's own allreduce.
 
-    The gradients are summed in buckets, from the last, whose gradients are there first, to the first: in the same
-    order on all workers, whatever the order in which their gradients come in. Several are under way at the same time,
-    so that the links between zones are not idle while a bucket is summed inside. Compressed, they travel as fp16 and
-    are added in fp32; see sums.Sum for the error.
+    Gradients are summed in buckets from last to first, as the backward pass completes them, and in the same order on
+    all workers. Several buckets are in flight, so that links between zones are busy while others are summed inside
+    zones. With compression, buckets travel as fp16 and are added in fp32; see collectives.AllreduceOp for the error.
 
     References
     ----------
@@ -43,43 +42,41 @@ class Allreduce(Strategy):
 
     def __init__(self, ctx: StrategyContext) -> None:
         super().__init__(ctx)
-        method, messages = ctx.config, ctx.p2p
+        config, p2p, count = ctx.config, ctx.p2p, len(ctx.workers)
         # in rank-map order a ring enters each zone once
-        groups = group_ranks(ctx.workers, ctx.zones) if method.comm_pattern == "hierarchical" else [ctx.workers]
+        groups = group_ranks(ctx.workers, ctx.zones) if config.comm_pattern == "hierarchical" else [ctx.workers]
         self._bucket_starts = comm_layout.bucket_starts(ctx.gradients.size)
-        self._bucket_slices = [slice(*edge) for edge in pairwise([*self._bucket_starts, ctx.gradients.size])]
-        parts = [ctx.gradients[part] for part in self._bucket_slices]
-        wire = np.float16 if method.compression == "fp16" else np.float32
-        count = len(ctx.workers)
-        if method.uses_mpi_allreduce:
-            self._bucket_reducers = [partial(_mpi_allreduce_mean, messages, part, count) for part in parts]
+        self._bucket_slices = [slice(*bounds) for bounds in pairwise([*self._bucket_starts, ctx.gradients.size])]
+        buckets = [ctx.gradients[bucket_slice] for bucket_slice in self._bucket_slices]
+        if config.uses_mpi_allreduce:
+            self._bucket_reducers = [partial(_mpi_allreduce_mean, p2p, bucket, count) for bucket in buckets]
         else:
-            tags = [FIRST_BUCKET_TAG + number % NUM_BUCKET_TAGS for number in range(len(parts) - 1)]
-            own = next((group for group in groups if messages.rank in group), ())
-            meet = comm_layout.uses_direct_exchange([ctx.nodes[rank] for rank in own], [ctx.zones[rank] for rank in own])
-            self._bucket_reducers = [partial(self._start_allreduce, AllreduceOp(messages, groups, part, wire, meet and start < comm_layout.DIRECT_ELEMENTS),
-                                   count, tag)
-                           for part, start, tag in zip(parts, self._bucket_starts, [*tags, 0], strict=True)]
-        self._pipeline = CollectivePipeline(messages)
+            wire_dtype = np.float16 if config.compression == "fp16" else np.float32
+            group = next((group for group in groups if p2p.rank in group), ())
+            allows_direct = comm_layout.uses_direct_exchange([ctx.nodes[rank] for rank in group],
+                                                             [ctx.zones[rank] for rank in group])
+            tags = [Tag.FIRST_BUCKET + index % NUM_BUCKET_TAGS for index in range(len(buckets) - 1)]
+            self._bucket_reducers = [
+                partial(self._start_allreduce,
+                        AllreduceOp(p2p, groups, bucket, wire_dtype,
+                                    allows_direct and start < comm_layout.DIRECT_ELEMENTS), count, tag)
+                for bucket, start, tag in zip(buckets, self._bucket_starts, [*tags, Tag.STEP], strict=True)]
+        self._pipeline = CollectivePipeline(p2p)
         self._futures: list[Future[Any]] = []
 
     def on_gradients_ready(self, start: int) -> None:
         while len(self._futures) < len(self._bucket_reducers):
-            bucket = len(self._bucket_reducers) - 1 - len(self._futures)
-            if self._bucket_starts[bucket] < start:
+            index = len(self._bucket_reducers) - 1 - len(self._futures)
+            if self._bucket_starts[index] < start:
                 return
-            there = self._ctx.device_copies.copy_gradients_to_host(self._bucket_slices[bucket])
-            self._futures.append(
-    self._ctx.comm_thread.submit(
-        partial(
-            _reduce_when_copied,
-            there,
-             self._bucket_reducers[bucket])))
+            wait_for_copy = self._ctx.device_copies.copy_gradients_to_host(self._bucket_slices[index])
+            self._futures.append(self._ctx.comm_thread.submit(
+                partial(_reduce_when_copied, wait_for_copy, self._bucket_reducers[index])))
 
-    def _start_allreduce(self, bucket: AllreduceOp, divisor: int, tag: int) -> None:
-        """Begin to make the mean of a bucket, and carry on the others until the next one comes."""
+    def _start_allreduce(self, op: AllreduceOp, divisor: int, tag: int) -> None:
+        """Start a bucket's mean, and advance the others until the next bucket is queued."""
         self._pipeline.progress(MAX_BUCKETS_IN_FLIGHT - 1)
-        self._pipeline.add(bucket.coroutine(divisor, tag))
+        self._pipeline.add(op.coroutine(divisor, tag))
         self._pipeline.progress(should_stop=lambda: self._ctx.comm_thread.has_queued)
 
     def before_optimizer_step(self, step: int, skip_update: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""The mean of what all workers have, made shorter on the way."""
+"""Mean of a vector over all workers, exact by rings or compressed by shard owners."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy.typing as npt
 from slurmdl.plan import group_ranks
 from slurmdl.train.compressors import COMPRESSORS
 from slurmdl.train.mixing.collectives import AllreduceOp
-from slurmdl.train.p2p import MeteredP2P, split_offsets
+from slurmdl.train.p2p import split_offsets
 from slurmdl.train.stateful import Stateful
 from slurmdl.train.strategies.strategy import StrategyContext
 
@@ -20,13 +20,13 @@ FloatArray = npt.NDArray[np.float32]
 
 
 class MeanReducer(Protocol):
-    """The mean of a vector over all workers, bit for bit alike on all of them.
+    """Mean of a vector over all workers, bitwise equal on all of them.
 
     Attributes
     ----------
-    size : bytes that a rank sends for it.
-    counted : what of this rank's vector went into the mean.
-    mean : of what all ranks counted; what the compressor leaves out of it goes into the next one.
+    message_bytes : that a rank sends for one mean.
+    contribution : this rank's vector as it enters the mean.
+    mean : of the contributions; its own compression error is added to the next one.
     """
 
     message_bytes: float
@@ -34,16 +34,16 @@ class MeanReducer(Protocol):
     mean: FloatArray
 
     def reduce(self, vector: FloatArray, step: int, weights: Sequence[float]) -> None:
-        """Make the mean, weighted, 1 in the mean for the workers; an errand of the courier, on all of them."""
+        """Compute the mean, weighted by weights with mean 1; an op on all workers."""
 
 
 def make_mean_reducer(ctx: StrategyContext) -> MeanReducer:
-    """By rings where nothing is compressed, else by owners of shards."""
+    """Make a RingMean, or a CompressedMean if the configuration has compression."""
     return RingMean(ctx) if ctx.config.compression == "none" else CompressedMean(ctx)
 
 
 class RingMean(Stateful, MeanReducer):
-    """All of it in fp32: round the ring of ranks, or in and between the zones (`hierarchical`); see sums.Sum."""
+    """Mean in fp32 by one ring, or in and between the zones (`hierarchical`); see collectives.AllreduceOp."""
 
     def __init__(self, ctx: StrategyContext) -> None:
         self.contribution = self.mean = np.empty_like(ctx.parameters)
@@ -62,54 +62,52 @@ class RingMean(Stateful, MeanReducer):
 
 
 class CompressedMean(Stateful, MeanReducer):
-    """Each worker owns a shard: it receives all others' parts of it, compressed, and hands round their mean,
-    compressed again, with what was left out of the mean before.
+    """Compressed mean by shard owners.
+
+    Each worker owns a shard: it receives the others' compressed vectors for it, and sends their mean, compressed with
+    error feedback, around a ring.
     """
 
-    state_fields = ("_left_out",)
+    state_fields = ("_residual",)
 
     def __init__(self, ctx: StrategyContext) -> None:
-        self._p2p: MeteredP2P = ctx.p2p
+        self._p2p = ctx.p2p
         self._workers, self._worker_rank, self._seed = ctx.workers, ctx.worker_rank, ctx.seed
         self._compressor = COMPRESSORS[ctx.config.compression]
         self.contribution, self.mean = np.empty_like(ctx.parameters), np.empty_like(ctx.parameters)
-        edge = split_offsets(ctx.parameters.size, len(ctx.workers))
-        self._shards = [slice(begin, end) for begin, end in pairwise(edge)]
-        own = self._shards[self._worker_rank]
-        self._residual = np.zeros(own.stop - own.start, np.float32)
+        count, own = len(ctx.workers), self._worker_rank
+        self._shards = [slice(*bounds) for bounds in pairwise(split_offsets(ctx.parameters.size, count))]
+        self._residual = np.zeros(self._shards[own].stop - self._shards[own].start, np.float32)
         sizes = [self._compressor.packed_bytes(shard.stop - shard.start) for shard in self._shards]
-        self._received_parts = [np.empty(sizes[self._worker_rank], np.uint8) for _ in self._workers]
+        self._received_parts = [np.empty(sizes[own], np.uint8) for _ in self._workers]
         self._compressed_means = [np.empty(size, np.uint8) for size in sizes]
-        # all others' shards, and round the ring all but the one of the next rank
-        self.message_bytes = float(2 *
-    sum(sizes) -
-    sizes[self._worker_rank] -
-    sizes[(self._worker_rank +
-    1) %
-     len(sizes)])
+        # the shards of the others, and around the ring all but the next rank's
+        self.message_bytes = float(2 * sum(sizes) - sizes[own] - sizes[(own + 1) % count])
 
     def reduce(self, vector: FloatArray, step: int, weights: Sequence[float]) -> None:
         random = np.random.default_rng((self._seed, self._worker_rank, step))
-        compressor, place, count = self._compressor, self._worker_rank, len(self._workers)
+        compressor, own, workers = self._compressor, self._worker_rank, self._workers
+        count, own_shard = len(workers), self._shards[own]
         packed = [compressor.compress(vector[shard], random) for shard in self._shards]
         for part, shard in zip(packed, self._shards, strict=True):
             compressor.decompress(part, self.contribution[shard])
-        others = [other for other in range(count) if other != place]
-        self._p2p.exchange_chunked([(self._workers[other], packed[other]) for other in others],
-                            [(self._workers[other], self._received_parts[other]) for other in others])
-        total, part_of = np.float32(weights[place]) * \
-                                    self.contribution[self._shards[place]], np.empty_like(self._residual)
+        others = [other for other in range(count) if other != own]
+        self._p2p.exchange_chunked([(workers[other], packed[other]) for other in others],
+                                   [(workers[other], self._received_parts[other]) for other in others])
+        mean = np.float32(weights[own]) * self.contribution[own_shard]
+        decompressed = np.empty_like(self._residual)
         for other in others:
-            compressor.decompress(self._received_parts[other], part_of)
-            part_of *= np.float32(weights[other])
-            total += part_of
-        total /= np.float32(count)
-        total += np.float32(compressor.feedback_decay) * self._residual
-        self._compressed_means[place] = compressor.compress(total, random)
-        right, left = self._workers[(place + 1) % count], self._workers[place - 1]
+            compressor.decompress(self._received_parts[other], decompressed)
+            decompressed *= np.float32(weights[other])
+            mean += decompressed
+        mean /= np.float32(count)
+        mean += np.float32(compressor.feedback_decay) * self._residual
+        means = self._compressed_means
+        means[own] = compressor.compress(mean, random)
+        right, left = workers[(own + 1) % count], workers[own - 1]
         for turn in range(1, count):
-            self._p2p.exchange_chunked([(right, self._compressed_means[(place - turn + 1) % count])],
-                                [(left, self._compressed_means[(place - turn) % count])])
-        for its, shard in zip(self._compressed_means, self._shards, strict=True):
-            compressor.decompress(its, self.mean[shard])
-        np.subtract(total, self.mean[self._shards[place]], out=self._residual)
+            self._p2p.exchange_chunked([(right, means[(own - turn + 1) % count])],
+                                       [(left, means[(own - turn) % count])])
+        for part, shard in zip(means, self._shards, strict=True):
+            compressor.decompress(part, self.mean[shard])
+        np.subtract(mean, self.mean[own_shard], out=self._residual)

@@ -1,4 +1,4 @@
-"""Parameter servers: in step, within a bound of steps, or asynchronous."""
+"""Parameter servers: synchronous, with bounded staleness, or asynchronous."""
 
 from __future__ import annotations
 
@@ -21,31 +21,29 @@ from slurmdl.train.strategies.shard_backup import (
     promote_backup,
 )
 from slurmdl.train.strategies.strategy import FloatArray, ShardState, Strategy, StrategyContext
+from slurmdl.train.tags import Tag
+
+#: elements that are assigned to servers at a time (4 MB)
+SHARD_BLOCK = 1 << 20
+#: header[0] from this value on: request of checkpoint header[0] - CHECKPOINT_REQUEST
+CHECKPOINT_REQUEST = 2
+#: header[0]: the gradients that follow have overflowed, and are ignored
+SKIP_UPDATE = -1
 
 
 def make_parameter_server(ctx: StrategyContext) -> Strategy:
-    """This rank's part. Workers in step need no bound: each server waits for all of them anyway."""
+    """Make this rank's worker or server. Synchronous servers need no staleness bound."""
     serves = ctx.p2p.rank in ctx.servers
     if ctx.config.asynchronous or ctx.config.max_staleness:
         return AsyncPSServer(ctx) if serves else AsyncPSWorker(ctx)
     return SyncPSServer(ctx) if serves else PSWorker(ctx)
 
 
-# MERGED: Parameter servers in step: workers push gradients, each server updates its shard, workers pull it back.
-
-#: elements that are dealt out to servers at a time (4 MB)
-SHARD_BLOCK = 1 << 20
-#: from here on the first number of a worker's header is that of a checkpoint
-CHECKPOINT_REQUEST = 2
-#: in its place: the gradients that follow have overflowed, and are left out
-SKIP_UPDATE = -1
-
-
 def assign_shards(ctx: StrategyContext) -> list[slice]:
-    """The part of the parameters that each server holds, in their order.
+    """The slice of the parameters of each server, in order.
 
-    Contiguous blocks are dealt out by the speed of the servers' links to the workers, as the plan's costs tell it;
-    servers of one node share its link. Where nothing is known, all get as much.
+    Contiguous blocks, in proportion to the speed of the servers' links to the workers by the plan's costs; servers of
+    one node share its link. Equal sizes if costs are unknown.
     """
     nodes, zones = ctx.nodes, ctx.zones
     costs = [np.mean([ctx.costs.get("|".join(sorted((zones[server], zones[worker]))), np.nan)
@@ -53,50 +51,50 @@ def assign_shards(ctx: StrategyContext) -> list[slice]:
     if not ctx.costs or not np.all(np.isfinite(costs)):
         speed = np.ones(len(costs))
     else:
-        beside = [sum(nodes[other] == nodes[server] for other in ctx.servers) for server in ctx.servers]
-        speed = 1 / (np.maximum(costs, 1e-30) * beside)
+        servers_on_node = [sum(nodes[other] == nodes[server] for other in ctx.servers) for server in ctx.servers]
+        speed = 1 / (np.maximum(costs, 1e-30) * servers_on_node)
     return split_by_speed(ctx.parameters.size, speed.tolist())
 
 
 def split_by_speed(size: int, speeds: Sequence[float]) -> list[slice]:
-    """Parts of `size` elements in proportion to some speeds, of whole blocks where each has one."""
+    """Split `size` elements in proportion to speeds, at block boundaries if there is a block for each."""
     if len(set(speeds)) == 1:
-        edge = split_offsets(size, len(speeds))
+        offsets = split_offsets(size, len(speeds))
     else:
-        share = np.cumsum(speeds) / sum(speeds)
-        edge = [0, *np.rint(size * share).astype(int).tolist()]
+        offsets = [0, *np.rint(size * np.cumsum(speeds) / sum(speeds)).astype(int).tolist()]
     if size >= len(speeds) * SHARD_BLOCK:
-        edge = [round(border / SHARD_BLOCK) * SHARD_BLOCK for border in edge[:-1]] + [size]
-    return [slice(begin, end) for begin, end in pairwise(edge)]
+        offsets = [round(offset / SHARD_BLOCK) * SHARD_BLOCK for offset in offsets[:-1]] + [size]
+    return [slice(begin, end) for begin, end in pairwise(offsets)]
 
 
 def initial_assignment(ctx: StrategyContext) -> list[ShardAssignment]:
-    """The shards of the parameters with their servers, in their order."""
+    """All shards with their servers, in order."""
     return [ShardAssignment(server, part) for server, part in zip(ctx.servers, assign_shards(ctx), strict=True)]
 
 
 def reassign(assignments: Sequence[ShardAssignment], old_servers: Sequence[int],
              alive_servers: Sequence[int]) -> list[ShardAssignment]:
-    """The same shards where of the servers `before` only `servers` are left: those of a lost one go to the next."""
-    return [home if home.server in alive_servers else ShardAssignment(next_alive(home.server, old_servers, alive_servers), home.part)
-            for home in assignments]
+    """Assign the shards of failed servers to the next alive ones in the ring."""
+    return [shard if shard.server in alive_servers
+            else ShardAssignment(next_alive(shard.server, old_servers, alive_servers), shard.part)
+            for shard in assignments]
 
 
 def traffic_locality(ctx: StrategyContext, assignments: Sequence[ShardAssignment]) -> tuple[float, float]:
-    """Shares of the bytes between workers and servers that stay within nodes, and within leaf zones, 0 to 1."""
-    node = zone = 0
-    for home in assignments:
-        server, size = home.server, home.part.stop - home.part.start
+    """Shares of the bytes between workers and servers within nodes, and within leaf zones, 0 to 1."""
+    node_bytes = zone_bytes = 0
+    for shard in assignments:
+        server, size = shard.server, shard.part.stop - shard.part.start
         for worker in ctx.workers:
-            beside = ctx.nodes[server] == ctx.nodes[worker]
-            node += beside * size
-            zone += (beside or "" != ctx.zones[server] == ctx.zones[worker]) * size
-    whole = max(1, ctx.parameters.size * len(ctx.workers))
-    return node / whole, zone / whole
+            same_node = ctx.nodes[server] == ctx.nodes[worker]
+            node_bytes += same_node * size
+            zone_bytes += (same_node or "" != ctx.zones[server] == ctx.zones[worker]) * size
+    total = max(1, ctx.parameters.size * len(ctx.workers))
+    return node_bytes / total, zone_bytes / total
 
 
 def mean_into(vectors: Sequence[FloatArray], out: FloatArray) -> None:
-    """Write the mean of vectors into `out`, bit for bit as np.mean does, but without a copy of all of them."""
+    """Write the mean of vectors into `out`, bitwise as np.mean, but without a stacked copy."""
     out[:] = vectors[0]
     for vector in vectors[1:]:
         out += vector
@@ -104,20 +102,20 @@ def mean_into(vectors: Sequence[FloatArray], out: FloatArray) -> None:
 
 
 class PSWorker(Strategy):
-    """Sends each server its shard of the gradients and receives that shard of the parameters.
+    """Sends each server its shard of the gradients, and receives its shard of the parameters.
 
-    Before the gradients goes a header: 1, or SKIPS, and the numbers of the worker's optimizer, whose schedules so
-    reach the servers, or 0 where the worker has made its last step, or CALL and a number where the servers are to
-    make that checkpoint with the workers.
+    A header precedes the gradients: 1 or SKIP_UPDATE, and the hyperparameters of the worker's optimizer, so that
+    schedules reach the servers. The first value is 0 after the worker's last step, and CHECKPOINT_REQUEST plus the
+    checkpoint's number if the servers must write a checkpoint.
 
     Parameters
     ----------
-    homes : the shards; None for those of all servers of the setting.
+    assignments : the shards; None for those of all servers of the context.
     """
 
     updates_locally = False
     averages_gradients = identical_at_end = survives_rank_failure = True
-    tag = 0
+    tag = Tag.STEP
 
     def __init__(self, ctx: StrategyContext, assignments: Sequence[ShardAssignment] | None = None) -> None:
         super().__init__(ctx)
@@ -125,8 +123,8 @@ class PSWorker(Strategy):
         self.ps_locality = traffic_locality(ctx, self._assignments)
         self._header = np.zeros(1 + ctx.hyperparameters().size)
         self._header_sends = [(server, self._header) for server in ctx.servers]
-        self._gradient_sends = [(home.server, ctx.gradients[home.part]) for home in self._assignments]
-        self._parameter_receives = [(home.server, ctx.parameters[home.part]) for home in self._assignments]
+        self._gradient_sends = [(shard.server, ctx.gradients[shard.part]) for shard in self._assignments]
+        self._parameter_receives = [(shard.server, ctx.parameters[shard.part]) for shard in self._assignments]
 
     def shrink(self, ctx: StrategyContext) -> Strategy:
         return type(self)(ctx, reassign(self._assignments, self._ctx.servers, ctx.servers))
@@ -135,35 +133,32 @@ class PSWorker(Strategy):
         self._header[0], self._header[1:] = SKIP_UPDATE if skip_update else 1, self._ctx.hyperparameters()
         if not skip_update:
             self._ctx.device_copies.copy_gradients_to_host(slice(None))()
-        self._ctx.comm_thread.call(
-    lambda: self._ctx.p2p.exchange(
-        self._header_sends +
-        self._gradient_sends,
-        self._parameter_receives,
-         self.tag))
+        self._exchange(self._header_sends + self._gradient_sends, self._parameter_receives)
         self.exchanges += 1
 
     def quiesce(self, checkpoint_number: int) -> None:
         self._header[0] = CHECKPOINT_REQUEST + checkpoint_number
-        self._ctx.comm_thread.call(lambda: self._ctx.p2p.exchange(self._header_sends, [], self.tag))
+        self._exchange(self._header_sends, [])
 
     def finish(self) -> None:
         self._header[0] = 0
-        self._ctx.comm_thread.call(lambda: self._ctx.p2p.exchange(self._header_sends, []))
+        self._exchange(self._header_sends, [])
+
+    def _exchange(self, sends: Sequence[tuple[int, Any]], receives: Sequence[tuple[int, Any]]) -> None:
+        self._ctx.comm_thread.call(lambda: self._ctx.p2p.exchange(sends, receives, self.tag))
 
 
 class PSServerBase(Strategy):
-    """A server's shards of the parameters, and the state of the optimizer that belongs to them: one shard, but more
-    where others are lost.
+    """A server's shards of the parameters with their optimizers: one, or more after failures of other servers.
 
     Parameters
     ----------
-    homes : all shards; None for those of all servers of the setting.
-    own : this server's shards; None where it begins with that of the parameters as they are.
+    assignments : all shards; None for those of all servers of the context.
+    owned : this server's shards; None to start with the current parameters.
 
     Attributes
     ----------
-    spares : the copies that servers hold of each other.
+    backups : of other servers' shards.
     """
 
     updates_locally = False
@@ -173,58 +168,60 @@ class PSServerBase(Strategy):
                  owned: Sequence[OwnedShard] | None = None) -> None:
         super().__init__(ctx)
         self._assignments = assignments or initial_assignment(ctx)
-        mine = [home.part for home in self._assignments if home.server == ctx.p2p.rank]
-        self._owned = owned or [OwnedShard(part, ctx.make_shard_optimizer(part)) for part in mine]
+        self._owned = owned or [OwnedShard(shard.part, ctx.make_shard_optimizer(shard.part))
+                                for shard in self._assignments if shard.server == ctx.p2p.rank]
         self.ps_locality = traffic_locality(ctx, self._assignments)
         self.backups = ShardBackups(ctx, self._assignments, self._owned, self._backup_interval())
+        self._headers = {worker: np.ones(1 + ctx.hyperparameters().size) for worker in ctx.workers}
+        self._pushed_gradients = {worker: self._make_buffers() for worker in ctx.workers}
 
     def _backup_interval(self) -> int:
-        """Updates from one copy of the shards on another server to the next."""
+        """Updates between two backups of the shards."""
         return BACKUP_EVERY
 
-    def _receive_buffers(self) -> list[FloatArray]:
-        """Memory for what a worker pushes or pulls."""
+    def _make_buffers(self) -> list[FloatArray]:
+        """Buffers for a worker's gradients or parameters."""
         return [self._ctx.parameters[shard.part].copy() for shard in self._owned]
 
     def shrink(self, ctx: StrategyContext) -> Strategy:
-        homes = reassign(self._assignments, self._ctx.servers, ctx.servers)
-        kept = {shard.part.start: shard for shard in self._owned}
-        own = [kept.get(home.part.start) or self._recover_shard(home, ctx)
-               for home in homes if home.server == ctx.p2p.rank]
-        return type(self)(ctx, homes, own)
+        assignments = reassign(self._assignments, self._ctx.servers, ctx.servers)
+        owned_by_start = {shard.part.start: shard for shard in self._owned}
+        owned = [owned_by_start.get(shard.part.start) or self._recover_shard(shard, ctx)
+                 for shard in assignments if shard.server == ctx.p2p.rank]
+        return type(self)(ctx, assignments, owned)
 
     def _recover_shard(self, assignment: ShardAssignment, ctx: StrategyContext) -> OwnedShard:
-        spare = self.backups.held.get(assignment.part.start)
-        if spare is None:
-            lost = next(its.server for its in self._assignments if its.part == assignment.part)
-            raise TrainError(f"no copy of the shard of rank {lost} on {ctx.nodes[lost]}, which is lost; a server "
-                             f"gives the next one a copy every {BACKUP_EVERY} steps")
-        return OwnedShard(assignment.part, promote_backup(spare, ctx))
+        backup = self.backups.held.get(assignment.part.start)
+        if backup is None:
+            failed = next(shard.server for shard in self._assignments if shard.part == assignment.part)
+            raise TrainError(f"no backup of the shard of failed rank {failed} on {ctx.nodes[failed]}; servers make "
+                             f"backups every {BACKUP_EVERY} steps")
+        return OwnedShard(assignment.part, promote_backup(backup, ctx))
 
     @property
     def owned_slices(self) -> list[slice]:
-        """The parts of the parameters that it holds."""
+        """The slices of the parameters of this server."""
         return [shard.part for shard in self._owned]
 
     def shard_states(self) -> dict[str, list[ShardState]]:
-        """The shards, and what their optimizers remember."""
+        """States of the shards and of their optimizers."""
         import torch
 
         return {"shard": [(part.start, part.stop, {"parameters": torch.from_numpy(self._ctx.parameters[part])})
                           for part in self.owned_slices],
-                "optimizer": [piece for shard in self._owned for piece in shard.optimizer.shard_states()]}
+                "optimizer": [state for shard in self._owned for state in shard.optimizer.shard_states()]}
 
     def load_shard_states(self, shards: Sequence[ShardState], optimizer_states: Sequence[ShardState]) -> None:
-        """Take up shards of servers that may have been others, and what their optimizers remember."""
+        """Restore the shards from states of possibly other servers."""
         for shard in self._owned:
             self._ctx.parameters[shard.part] = assemble_shard(shards, shard.part)["parameters"].numpy()
             shard.optimizer.load_shard_states(optimizer_states)
 
 
 class SyncPSServer(PSServerBase):
-    """Updates its shard with the mean of what all workers push, in step with them; those that skip are left out.
+    """Updates its shard with the mean gradient of all workers, except those that skip the update.
 
-    Equal, all together, to one process on the workers' batches together.
+    Equivalent to one process with the workers' batches.
 
     References
     ----------
@@ -233,66 +230,48 @@ class SyncPSServer(PSServerBase):
 
     averages_gradients = True
 
-    def __init__(self, ctx: StrategyContext, assignments: Sequence[ShardAssignment] | None = None,
-                 owned: Sequence[OwnedShard] | None = None) -> None:
-        super().__init__(ctx, assignments, owned)
-        self._pushed_gradients = {worker: self._receive_buffers() for worker in ctx.workers}
-        self._headers = {worker: np.ones(1 + ctx.hyperparameters().size) for worker in ctx.workers}
-
     def serve_step(self, step: int) -> bool:
-        its = self._ctx
-        its.comm_thread.call(lambda: its.p2p.exchange([], list(self._headers.items())))
-        word = int(next(iter(self._headers.values()))[0])
-        if word >= CHECKPOINT_REQUEST:
-            self.requested_checkpoint = word - CHECKPOINT_REQUEST
+        ctx, headers, pushed = self._ctx, self._headers, self._pushed_gradients
+        ctx.comm_thread.call(lambda: ctx.p2p.exchange([], list(headers.items())))
+        code = int(next(iter(headers.values()))[0])
+        if code >= CHECKPOINT_REQUEST:
+            self.requested_checkpoint = code - CHECKPOINT_REQUEST
             return True
-        for worker in [worker for worker, header in self._headers.items() if not header[0]]:
-            del self._headers[worker], self._pushed_gradients[worker]
-        if not self._headers:
+        for worker in [worker for worker, header in headers.items() if not header[0]]:
+            del headers[worker], pushed[worker]
+        if not headers:
             return False
-        its.comm_thread.call(lambda: its.p2p.exchange(
-            [], [(worker, room) for worker, rooms in self._pushed_gradients.items() for room in rooms]))
-        numbers = next(iter(self._headers.values()))[1:]
-        pushed = [rooms for worker, rooms in self._pushed_gradients.items() if self._headers[worker]
-                                                                          [0] != SKIP_UPDATE]
-        for index, shard in enumerate(self._owned if pushed else ()):
-            mean_into([rooms[index] for rooms in pushed], its.gradients[shard.part])
-            shard.optimizer(numbers)
-        its.comm_thread.call(lambda: its.p2p.exchange(
-            [(worker, its.parameters[shard.part]) for worker in self._pushed_gradients for shard in self._owned], []))
+        ctx.comm_thread.call(lambda: ctx.p2p.exchange(
+            [], [(worker, buffer) for worker, buffers in pushed.items() for buffer in buffers]))
+        hyperparameters = next(iter(headers.values()))[1:]
+        valid = [buffers for worker, buffers in pushed.items() if headers[worker][0] != SKIP_UPDATE]
+        for index, shard in enumerate(self._owned if valid else ()):
+            mean_into([buffers[index] for buffers in valid], ctx.gradients[shard.part])
+            shard.optimizer(hyperparameters)
+        ctx.comm_thread.call(lambda: ctx.p2p.exchange(
+            [(worker, ctx.parameters[shard.part]) for worker in pushed for shard in self._owned], []))
         self.backups.exchange_if_due(step + 1)
         return True
 
 
-# MERGED: Parameter servers that serve whoever comes: workers differ in their steps, by a bound or without one.
-
-#: of messages between workers and servers
-_ASYNC_PS_TAG = 1
-
-
 class AsyncPSWorker(PSWorker):
-    """As Worker, but it is answered as soon as it may go on, and with the last model when all have ended."""
+    """As PSWorker, but the reply comes as soon as the worker may continue; at the end it is the final model."""
 
     averages_gradients = lockstep = False
     identical_at_end = True
-    tag = _ASYNC_PS_TAG
+    tag = Tag.ASYNC_PS
 
     def finish(self) -> None:
         self._header[0] = 0
-        self._ctx.comm_thread.call(
-    lambda: self._ctx.p2p.exchange(
-        self._header_sends,
-        self._parameter_receives,
-         _ASYNC_PS_TAG))
+        self._exchange(self._header_sends, self._parameter_receives)
 
 
 class AsyncPSServer(PSServerBase):
-    """Updates its shard with each gradient as it comes, and answers the worker as soon as it may go on.
+    """Updates its shard with each gradient on arrival, and replies as soon as the worker may continue.
 
-    A worker that has made c steps may begin the next one where c is not more than `staleness` above the steps of the
-    slowest that has not ended; asynchronous, it always may. Meanwhile others have made tau updates since the worker
-    pulled: its gradient goes into the optimizer with the learning rates eta / (1 + tau), so that n workers move the
-    model about as far as the mean of their gradients would.
+    A worker may start the next step if it is at most `max_staleness` steps ahead of the slowest active worker;
+    asynchronous workers always may. After tau updates by other workers since it pulled, its gradient is applied with
+    learning rates eta / (1 + tau), so that n workers move the model about as far as their mean gradient.
 
     References
     ----------
@@ -302,20 +281,15 @@ class AsyncPSServer(PSServerBase):
     """
 
     lockstep = False
-    state_fields: tuple[str, ...] = ("_made",)
+    state_fields: tuple[str, ...] = ("_updates",)
 
     def __init__(self, ctx: StrategyContext, assignments: Sequence[ShardAssignment] | None = None,
                  owned: Sequence[OwnedShard] | None = None) -> None:
         super().__init__(ctx, assignments, owned)
-        method = ctx.config
-        self._max_staleness = math.inf if method.asynchronous else method.max_staleness or 0
-        workers = ctx.workers
-        #: steps of each worker that has not ended, and updates before it has pulled
-        self._worker_steps, self._pulled_at = dict.fromkeys(workers, 0), dict.fromkeys(workers, 0)
-        self._headers = {worker: np.zeros(1 + ctx.hyperparameters().size) for worker in workers}
-        #: what each worker has pushed, and what is sent to it
-        self._pushed_gradients = {worker: self._receive_buffers() for worker in workers}
-        self._pulled_parameters = {worker: self._receive_buffers() for worker in workers}
+        self._max_staleness = math.inf if ctx.config.asynchronous else ctx.config.max_staleness or 0
+        #: steps of each active worker, and number of updates when it last pulled
+        self._worker_steps, self._pulled_at = dict.fromkeys(ctx.workers, 0), dict.fromkeys(ctx.workers, 0)
+        self._pulled_parameters = {worker: self._make_buffers() for worker in ctx.workers}
         self._receives: dict[int, list[Any]] = {}
         self._sends: dict[int, list[Any]] = {}
         self._waiting_workers: list[int] = []
@@ -325,61 +299,61 @@ class AsyncPSServer(PSServerBase):
         self._checkpoint_number = 0
 
     def state_dict(self) -> dict[str, Any]:
-        # by the workers' order: another allocation may give them other ranks
-        return {**super().state_dict(), "steps": list(self._worker_steps.values()),
-                        "pulled": list(self._pulled_at.values())}
+        # in the order of the workers, whose ranks may differ in another allocation
+        return {**super().state_dict(), "worker_steps": list(self._worker_steps.values()),
+                "pulled_at": list(self._pulled_at.values())}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
-        self._worker_steps = dict(zip(self._worker_steps, state["steps"], strict=True))
-        self._pulled_at = dict(zip(self._pulled_at, state["pulled"], strict=True))
+        self._worker_steps = dict(zip(self._worker_steps, state["worker_steps"], strict=True))
+        self._pulled_at = dict(zip(self._pulled_at, state["pulled_at"], strict=True))
 
     def _backup_interval(self) -> int:
         return BACKUP_EVERY * len(self._ctx.workers)
 
     def serve_step(self, step: int) -> bool:
-        courier = self._ctx.comm_thread
-        worker = courier.call(self._next_gradient)
+        comm_thread = self._ctx.comm_thread
+        worker = comm_thread.call(self._next_gradient)
         if worker is None and self._worker_steps:
             self.requested_checkpoint = self._checkpoint_number
             self._waiting_for_checkpoint.clear()
             return True
         if worker is None:
-            courier.call(self._send_final)
+            comm_thread.call(self._send_final)
             return False
         self._apply_gradient(worker)
         self.backups.exchange_if_due(self._updates)
-        courier.call(self._reply_allowed)
+        comm_thread.call(self._reply_allowed)
         return True
 
     def _next_gradient(self) -> int | None:
-        """The next worker whose gradient is there; None where all have ended, or wait for a checkpoint."""
+        """Wait for a worker's gradient; None if all workers have ended or wait for a checkpoint."""
         transport = self._ctx.p2p.transport
         while True:
             for worker, requests in self._receives.items():
                 if transport.testall(requests):
                     del self._receives[worker]
                     return worker
-            comes = transport.iprobe(_ASYNC_PS_TAG)
-            if comes is not None:
-                self._read_header(comes)
+            sender = transport.iprobe(Tag.ASYNC_PS)
+            if sender is not None:
+                self._read_header(sender)
             elif self._waiting_for_checkpoint == self._worker_steps.keys():
                 return None
             else:
-                transport.wait_any_or_message([requests[-1] for requests in self._receives.values()], _ASYNC_PS_TAG)
+                transport.wait_any_or_message([requests[-1] for requests in self._receives.values()], Tag.ASYNC_PS)
 
     def _read_header(self, worker: int) -> None:
-        """Read a worker's header, and expect its gradient or none any more."""
+        """Receive a worker's header, and start to receive its gradient if one follows."""
         transport, header = self._ctx.p2p.transport, self._headers[worker]
-        transport.waitall([transport.irecv(worker, header, _ASYNC_PS_TAG)])
+        transport.waitall([transport.irecv(worker, header, Tag.ASYNC_PS)])
         if header[0] >= CHECKPOINT_REQUEST:
-            # the others shall not wait for it, or they would never come to the checkpoint
+            # exclude it from the staleness bound, or the others would never reach the checkpoint
             self._checkpoint_number = int(header[0]) - CHECKPOINT_REQUEST
             self._waiting_for_checkpoint.add(worker)
             self._reply_allowed()
         elif header[0]:
-            self._receives[worker] = [transport.irecv(worker, room, _ASYNC_PS_TAG)
-                                                      for room in self._pushed_gradients[worker]]
+            self._receives[worker] = [transport.irecv(worker, buffer, Tag.ASYNC_PS)
+                                      for buffer in self._pushed_gradients[worker]]
         else:
             del self._worker_steps[worker]
             self._reply_allowed()
@@ -387,38 +361,38 @@ class AsyncPSServer(PSServerBase):
     def _apply_gradient(self, worker: int) -> None:
         if self._headers[worker][0] != SKIP_UPDATE:
             self._update_shards(worker)
-        # all servers count alike, whatever the order in which pushes come
+        # equal on all servers, whatever the order of pushes
         self._updates += 1
         self._worker_steps[worker] += 1
         self._waiting_workers.append(worker)
 
     def _update_shards(self, worker: int) -> None:
-        its, numbers = self._ctx, self._headers[worker][1:].copy()
-        numbers[list(its.lr_indices)] /= 1 + self._updates - self._pulled_at[worker]
+        ctx, hyperparameters = self._ctx, self._headers[worker][1:].copy()
+        hyperparameters[list(ctx.lr_indices)] /= 1 + self._updates - self._pulled_at[worker]
         for shard, gradient in zip(self._owned, self._pushed_gradients[worker], strict=True):
-            its.gradients[shard.part] = gradient
-            shard.optimizer(numbers)
+            ctx.gradients[shard.part] = gradient
+            shard.optimizer(hyperparameters)
 
     def _reply_allowed(self) -> None:
-        """Send the shard to those who may go on."""
-        slowest = min((made for worker, made in self._worker_steps.items()
-                      if worker not in self._waiting_for_checkpoint), default=0)
-        for worker in [its for its in self._waiting_workers if self._worker_steps[its] - \
-            slowest <= self._max_staleness]:
-            self._waiting_workers.remove(worker)
-            self._send_parameters(worker)
+        """Send the shards to the waiting workers that may continue."""
+        slowest = min((steps for worker, steps in self._worker_steps.items()
+                       if worker not in self._waiting_for_checkpoint), default=0)
+        for worker in list(self._waiting_workers):
+            if self._worker_steps[worker] - slowest <= self._max_staleness:
+                self._waiting_workers.remove(worker)
+                self._send_parameters(worker)
 
     def _send_parameters(self, worker: int) -> None:
-        # what it pulled before has arrived, or it would not have pushed
+        # complete: the worker has received them before it pushed
         self._ctx.p2p.transport.waitall(self._sends.pop(worker, []))
-        for shard, theirs in zip(self._owned, self._pulled_parameters[worker], strict=True):
-            theirs[:] = self._ctx.parameters[shard.part]
+        buffers = self._pulled_parameters[worker]
+        for shard, buffer in zip(self._owned, buffers, strict=True):
+            buffer[:] = self._ctx.parameters[shard.part]
         self._pulled_at[worker] = self._updates
-        self._sends[worker] = [self._ctx.p2p.isend(worker, theirs, _ASYNC_PS_TAG)
-                                                   for theirs in self._pulled_parameters[worker]]
+        self._sends[worker] = [self._ctx.p2p.isend(worker, buffer, Tag.ASYNC_PS) for buffer in buffers]
 
     def _send_final(self) -> None:
-        """All workers get the last model."""
+        """Send the final model to all workers."""
         for worker in self._ctx.workers:
             self._send_parameters(worker)
         self._ctx.p2p.transport.waitall([request for requests in self._sends.values() for request in requests])

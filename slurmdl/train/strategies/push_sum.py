@@ -1,4 +1,4 @@
-"""Asynchronous gossip: a worker pushes its model to another one, and nobody waits for anybody."""
+"""Asynchronous gossip: a worker pushes its model to another one without blocking."""
 
 from __future__ import annotations
 
@@ -11,34 +11,32 @@ from slurmdl.train.comm_budget import CommCost
 from slurmdl.train.compressors import COMPRESSORS
 from slurmdl.train.mixing.collectives import AllreduceOp
 from slurmdl.train.mixing.weighted_graph import GRAPHS, GossipGroup
-from slurmdl.train.strategies.strategy import Strategy, StrategyContext
+from slurmdl.train.strategies.strategy import FloatArray, Strategy, StrategyContext
+from slurmdl.train.tags import Tag
 from slurmdl.train.triggers import TRIGGERS
 
-#: of messages that carry a model
-_PUSH_TAG = 1
 _HEADER_BYTES = 8
-#: the part of its weight that a model gives away at most, and how many times as much as one that is to weigh more
+#: largest share of its weight that a model gives away, and bound of the ratio between target weights
 MAX_GIVEN_SHARE, MAX_WEIGHT_RATIO = 0.5, 4
-#: the power of its weight by which a light model gives away less
+#: power of its relative weight by which a light model gives away less
 LIGHT_MODEL_POWER = 3
-#: a model of less weight is not halved any more: others have hardly anything to gain from it
+#: weight below which a model is not pushed, because it would hardly change the receiver
 MIN_WEIGHT = 2.0 ** -20
 
 
 class PushSum(Strategy):
-    """Each model has a weight, 1 at first. A sender keeps one half and sends the model with the other; the receiver
-    takes the weighted mean of its own and of what came, and the sum of the weights. So the weighted sum of all
-    models, those under way included, stays what it is.
+    """Each model has a weight, initially 1. The sender keeps half of it and sends the model with the other half; the
+    receiver takes the weighted mean of both models, and the sum of the weights. This preserves the weighted sum of
+    all models, including those in flight.
 
-    What is sent to a slow worker lies there until its step is over. Were always halves sent, most of the weight would
-    lie there where one of eight is 4 times slower, and the others' steps count for little. So a model that weighs
-    less than it is to weigh gives away less: w^3 / 2 of its weight w. Where as much flows from each to the others,
-    a rank that sends r times as often weighs 1 / r^(1/4) as much. One that is to weigh more than others, since it
-    stands for several ranks or for larger batches, gives away less in that ratio, too; then, where all send as often,
-    weights are in the mean what they are to be.
+    Messages to a slow worker wait for the end of its step. If halves were always sent, most of the weight would
+    wait there with one of eight ranks 4 times slower. So a model below its target weight gives away w^3 / 2 of its
+    relative weight w. At equal flow in both directions, a rank that sends r times as often weighs 1 / r^(1/4) as
+    much. Models with larger target weights (larger nodes or batches) give away less in proportion, so that weights
+    match their targets on average if all ranks send equally often.
 
-    A push that would have to wait for the one before it is left out. Messages are received while the rank computes,
-    and mixed in between the optimizer's step and the next forward pass.
+    A push is skipped if the previous one is not complete. Messages are received during computation, and mixed in
+    between the optimizer step and the next forward pass.
 
     References
     ----------
@@ -49,27 +47,26 @@ class PushSum(Strategy):
 
     lockstep = False
     survives_rank_failure = True
-    state_fields: tuple[str, ...] = ("_trigger", "_due", "_turn")
+    state_fields: tuple[str, ...] = ("_trigger", "_due_step", "_exchange_index")
 
     def __init__(self, ctx: StrategyContext) -> None:
         super().__init__(ctx)
-        method, size = ctx.config, ctx.parameters.size
+        config, size, count = ctx.config, ctx.parameters.size, len(ctx.workers)
         zones = [ctx.zones[worker] for worker in ctx.workers]
-        self._graph = GRAPHS[method.comm_pattern or ""](GossipGroup(zones, ctx.seed, ctx.costs))
-        self._compressor = COMPRESSORS[method.compression]
-        message = _HEADER_BYTES + self._compressor.packed_bytes(size)
-        count = len(ctx.workers)
-        cost = CommCost(message, 0.0, 8.0 * (size + count) * (count - 1) / count)
-        self._trigger = TRIGGERS[method.trigger_name](method, ctx.parameters, ctx.sizes, ctx.learning_rate, cost)
+        self._graph = GRAPHS[config.comm_pattern or ""](GossipGroup(zones, ctx.seed, ctx.costs))
+        self._compressor = COMPRESSORS[config.compression]
+        message_bytes = _HEADER_BYTES + self._compressor.packed_bytes(size)
+        cost = CommCost(message_bytes, 0.0, 8.0 * (size + count) * (count - 1) / count)
+        self._trigger = TRIGGERS[config.trigger_name](config, ctx.parameters, ctx.sizes, ctx.learning_rate, cost)
         self._due_step = self._trigger.next_due(-1)
         self._exchange_index = 0
         self.model_weight = ctx.relative_weights[ctx.worker_rank]
-        self._send_buffer, self._recv_buffer = np.empty(message, np.uint8), np.empty(message, np.uint8)
-        #: one for each of the two threads
+        self._send_buffer, self._recv_buffer = np.empty(message_bytes, np.uint8), np.empty(message_bytes, np.uint8)
+        #: of the training thread and of the communication thread
         self._compression_error, self._decompressed = np.empty_like(ctx.parameters), np.empty_like(ctx.parameters)
-        #: weighted sum of what came, and its weight; the spare one is empty
-        self._inbox, self._spare_inbox, self._inbox_weight = np.zeros(
-            size, np.float32), np.zeros(size, np.float32), 0.0
+        #: weighted sum of the received models, and its weight; the spare inbox is all zeros
+        self._inbox, self._spare_inbox = np.zeros(size, np.float32), np.zeros(size, np.float32)
+        self._inbox_weight = 0.0
         self._send_request: Any = None
         self._recv_request: Any = None
         self._sent_counts = np.zeros(count, np.float32)
@@ -77,41 +74,41 @@ class PushSum(Strategy):
         ctx.comm_thread.add_poller(self._progress)
 
     def after_optimizer_step(self, step: int) -> None:
-        free, changed = self._merge_received()
+        can_send, changed = self._merge_received()
         if step == self._due_step:
-            changed |= self._push_if_due(step, free)
+            changed |= self._push_if_due(step, can_send)
         if changed:
             self._ctx.device_copies.copy_to_device()
 
     def _push_if_due(self, step: int, can_send: bool) -> bool:
-        """Push in a step that is due, where that is wanted and a push can leave at once; whether it has."""
-        trigger, its = self._trigger, self._ctx
-        its.device_copies.copy_to_host()
+        """Push in a due step if the trigger wants to and the push does not block; return whether it was sent."""
+        trigger, ctx = self._trigger, self._ctx
+        ctx.device_copies.copy_to_host()
         wanted = trigger.is_unconditional(step) or trigger.urgency(step) >= 1
-        to = int(self._graph.round(self._exchange_index).target[its.worker_rank])
+        target = int(self._graph.round(self._exchange_index).target[ctx.worker_rank])
         self._exchange_index += 1
-        going = wanted and can_send and to != its.worker_rank and self.model_weight >= MIN_WEIGHT
-        if going:
-            self._send_model(to)
-        self.exchanges += going
-        self.exchanges_skipped += not going and to != its.worker_rank
-        trigger.observe(step, going)
+        has_partner = target != ctx.worker_rank
+        pushed = wanted and can_send and has_partner and self.model_weight >= MIN_WEIGHT
+        if pushed:
+            self._send_model(target)
+        self.exchanges += pushed
+        self.exchanges_skipped += not pushed and has_partner
+        trigger.observe(step, pushed)
         self._due_step = trigger.next_due(step)
-        return going
+        return pushed
 
     def quiesce(self, checkpoint_number: int) -> None:
-        """Receive all that was sent to this rank: the ranks tell each other how much that is."""
-        its = self._ctx
-        arriving = self._sent_counts
-        its.comm_thread.call(AllreduceOp(its.p2p, [its.workers], arriving).run)
-        its.comm_thread.call(lambda: self._drain(int(arriving[its.worker_rank])))
+        """Receive all models sent to this rank, whose number the ranks exchange."""
+        ctx, counts = self._ctx, self._sent_counts
+        ctx.comm_thread.call(AllreduceOp(ctx.p2p, [ctx.workers], counts).run)
+        ctx.comm_thread.call(lambda: self._drain(int(counts[ctx.worker_rank])))
         self._merge_received()
         self._sent_counts.fill(0)
         self._received_count = 0
 
     def resume_from_average(self, state: Mapping[str, Any], step: int) -> None:
         super().resume_from_average(state, step)
-        self._exchange_index, self._due_step = state.get("_turn", 0), self._trigger.next_due(step - 1)
+        self._exchange_index, self._due_step = state.get("_exchange_index", 0), self._trigger.next_due(step - 1)
         self._trigger.reset_reference(step - 1)
 
     def finish(self) -> None:
@@ -119,57 +116,57 @@ class PushSum(Strategy):
         self._ctx.comm_thread.remove_poller(self._progress)
 
     def _send_model(self, target: int) -> None:
-        its, parameters = self._ctx, self._ctx.parameters
-        weights = its.relative_weights
-        its_own = weights[its.worker_rank]
-        part = MAX_GIVEN_SHARE * min(1.0, self.model_weight / its_own) ** LIGHT_MODEL_POWER * \
-                                     max(min(weights) / its_own, 1 / MAX_WEIGHT_RATIO)
-        self._send_buffer[:_HEADER_BYTES].view(np.float64)[0] = part * self.model_weight
-        self.model_weight -= part * self.model_weight
+        ctx, parameters = self._ctx, self._ctx.parameters
+        target_weights = ctx.relative_weights
+        own_target = target_weights[ctx.worker_rank]
+        share = (MAX_GIVEN_SHARE * min(1.0, self.model_weight / own_target) ** LIGHT_MODEL_POWER
+                 * max(min(target_weights) / own_target, 1 / MAX_WEIGHT_RATIO))
+        self._send_buffer[:_HEADER_BYTES].view(np.float64)[0] = share * self.model_weight
+        self.model_weight -= share * self.model_weight
         self._send_buffer[_HEADER_BYTES:] = self._compressor.compress(
-            parameters, np.random.default_rng((its.seed, its.worker_rank)))
-        # what the compressor leaves out stays here, with the weight that stays
+            parameters, np.random.default_rng((ctx.seed, ctx.worker_rank)))
+        # keep the compression error here, scaled to the remaining weight
         self._compressor.decompress(self._send_buffer[_HEADER_BYTES:], self._compression_error)
         np.subtract(parameters, self._compression_error, out=self._compression_error)
-        self._compression_error *= np.float32(part / (1 - part))
+        self._compression_error *= np.float32(share / (1 - share))
         parameters += self._compression_error
         self._sent_counts[target] += 1
-        its.comm_thread.submit(lambda: self._start_send(its.workers[target]))
+        ctx.comm_thread.submit(lambda: self._start_send(ctx.workers[target]))
 
     def _start_send(self, peer: int) -> None:
-        self._send_request = self._ctx.p2p.isend(peer, self._send_buffer, _PUSH_TAG)
+        self._send_request = self._ctx.p2p.isend(peer, self._send_buffer, Tag.PUSH)
 
     def _merge_received(self) -> tuple[bool, bool]:
-        """Mix in what came; whether a push can leave at once, and whether any came."""
-        box, weight, free = self._ctx.comm_thread.call(self._swap_inbox)
+        """Mix in the received models; return whether a push would not block, and whether there were any."""
+        received, weight, can_send = self._ctx.comm_thread.call(self._swap_inbox)
         if weight:
             self._ctx.device_copies.copy_to_host()
             parameters = self._ctx.parameters
             parameters *= np.float32(self.model_weight / (self.model_weight + weight))
-            box *= np.float32(1 / (self.model_weight + weight))
-            parameters += box
+            received *= np.float32(1 / (self.model_weight + weight))
+            parameters += received
             self.model_weight += weight
-            box.fill(0)
-        return bool(free), bool(weight)
+            received.fill(0)
+        return bool(can_send), bool(weight)
 
-    def _swap_inbox(self) -> tuple[Any, float, bool]:
-        """What came, its weight, and whether nothing is leaving; an errand."""
+    def _swap_inbox(self) -> tuple[FloatArray, float, bool]:
+        """Return the inbox, its weight, and whether no send is in flight; an op."""
         self._progress()
-        full, weight = self._inbox, self._inbox_weight
+        inbox, weight = self._inbox, self._inbox_weight
         if weight:
-            self._inbox, self._spare_inbox, self._inbox_weight = self._spare_inbox, full, 0.0
-        return full, weight, self._send_request is None
+            self._inbox, self._spare_inbox, self._inbox_weight = self._spare_inbox, inbox, 0.0
+        return inbox, weight, self._send_request is None
 
     def _progress(self) -> bool:
-        """Help messages on; an errand, or between errands. Whether any came, or is under way."""
+        """Advance messages, in an op or as a poller; return whether any moved or is in flight."""
         transport = self._ctx.p2p.transport
         moved = False
         if self._send_request is not None and transport.testall([self._send_request]):
             self._send_request, moved = None, True
         if self._recv_request is None:
-            peer = transport.iprobe(_PUSH_TAG)
+            peer = transport.iprobe(Tag.PUSH)
             if peer is not None:
-                self._recv_request, moved = transport.irecv(peer, self._recv_buffer, _PUSH_TAG), True
+                self._recv_request, moved = transport.irecv(peer, self._recv_buffer, Tag.PUSH), True
         if self._recv_request is not None and transport.testall([self._recv_request]):
             weight = float(self._recv_buffer[:_HEADER_BYTES].view(np.float64)[0])
             self._compressor.decompress(self._recv_buffer[_HEADER_BYTES:], self._decompressed)
@@ -181,6 +178,6 @@ class PushSum(Strategy):
         return moved or self._send_request is not None or self._recv_request is not None
 
     def _drain(self, expected: int) -> None:
-        """Nobody sends any more: what is under way arrives without a wait for anybody."""
+        """Advance messages until all expected ones are received; no rank sends more."""
         while self._received_count < expected or self._send_request is not None:
             self._progress()

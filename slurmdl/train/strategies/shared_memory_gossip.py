@@ -19,31 +19,30 @@ from slurmdl.train.triggers import TRIGGERS
 
 def node_leaders(workers: Sequence[int], nodes: Sequence[str], zones: Sequence[str]) -> tuple[int, ...]:
     """The first worker of each node, ordered by zone."""
-    first = [group[0] for group in group_ranks(workers, nodes)]
-    return tuple(leader for zone in group_ranks(first, zones) for leader in zone)
+    leaders = [group[0] for group in group_ranks(workers, nodes)]
+    return tuple(leader for zone_leaders in group_ranks(leaders, zones) for leader in zone_leaders)
 
 
 class SharedMemoryGossip(Strategy):
-    """Every step mixes models inside the nodes; where an exchange between nodes is due, leaders make it for all.
+    """Mixes models inside the nodes in every step; leaders make the due exchanges between nodes.
 
-    The models themselves are in shared memory until the end. In a step without an exchange, the ranks of a node play
-    the graph `base`: once both of a pair are there, each mixes one half of both models, in place, so that nothing is
-    copied. Where an exchange is due, each node's mean is made in shared memory, a part by each of its ranks; the
-    leaders, ordered by zone, play the strategy `between` with these means; and all ranks of the node go on with what
-    came of it. All this keeps the sum of the models, to the rounding of fp32; where they have weights, the weighted
-    sum, and a leader's is that of its node.
+    Synchronous: the models are in shared memory. In other steps, the ranks of a node use the graph `base-2`: both
+    ranks of a pair mix half of their two models each, in place. In a due step, the ranks compute their node's mean in
+    shared memory, a slice each; the leaders exchange these means by the inter-node strategy; and all ranks of the
+    node copy the result. This preserves the (weighted) sum of the models up to rounding; the weight of a leader is
+    its node's.
 
-    Asynchronous, a rank mixes in the newest whole copy of a model that a rank of its node has published, and the
-    leader plays `between` with its own model. Nobody waits, and the sum is not kept: one of two partners may mix in
-    what the other has left behind. A new model is always a weighted mean of models, so none leaves their range.
+    Asynchronous: a rank mixes in the newest complete version that a rank of its node has published, and the leader
+    uses the inter-node strategy with its own model. No rank blocks. The sum is not preserved, because a rank may mix
+    in an outdated model; but new models are weighted means of models, so none leaves their range.
 
     Parameters
     ----------
-    between : what makes the leader's part between nodes; its workers are the leaders.
+    make_inter_node : makes the leader's inter-node strategy, whose workers are the leaders.
 
     Attributes
     ----------
-    fired, skipped : exchanges between nodes; where there is one node, and asynchronous, those inside nodes, too.
+    exchanges, exchanges_skipped : exchanges between nodes; with a single node or asynchronous, also those inside.
 
     References
     ----------
@@ -52,7 +51,7 @@ class SharedMemoryGossip(Strategy):
     """
 
     survives_rank_failure = True
-    state_fields: tuple[str, ...] = ("_between", "_trigger", "_due", "_dues")
+    state_fields: tuple[str, ...] = ("_inter_node", "_trigger", "_due_step", "_due_count")
 
     def __init__(self, ctx: StrategyContext, make_inter_node: Callable[[StrategyContext], Strategy]) -> None:
         super().__init__(ctx)
@@ -60,116 +59,115 @@ class SharedMemoryGossip(Strategy):
         self._make_inter_node = make_inter_node
         rank, groups = ctx.p2p.rank, group_ranks(ctx.workers, ctx.nodes)
         self._node_workers = next(group for group in groups if rank in group)
-        leading = node_leaders(ctx.workers, ctx.nodes, ctx.zones)
-        self._base_graph, self._node_weights = GRAPHS["base"](GossipGroup(
-            [""] * len(self._node_workers))), (1.0,) * len(self._node_workers)
-        self._intra_node = WeightedGraph(self._base_graph, self._node_weights)
         self._node_index = self._node_workers.index(rank)
+        count = len(self._node_workers)
+        self._intra_node = WeightedGraph(GRAPHS["base-2"](GossipGroup([""] * count)), (1.0,) * count)
         self._relative_weights_of = ctx.relative_weights_of
-        share, size = ctx.p2p.transport.allocate_shared, ctx.parameters.size
-        self._window = ctx.comm_thread.call(lambda: ModelWindow(share, rank, self._node_workers, size))
+        allocate_shared, size = ctx.p2p.transport.allocate_shared, ctx.parameters.size
+        self._window: ModelWindow = ctx.comm_thread.call(
+            lambda: ModelWindow(allocate_shared, rank, self._node_workers, size))
         if not ctx.config.asynchronous:
-            ctx.relocate_parameters(self._window.model(rank))
-            ctx = self._ctx = replace(ctx, parameters=self._window.model(rank))
-        self._inter_node = None
-        self._single_node = len(leading) == 1
-        method = ctx.config
-        # what is sent is the leaders' alone; steps are due for all alike
-        self._trigger = TRIGGERS[method.trigger_name](
-            method, ctx.parameters, ctx.sizes, ctx.learning_rate, CommCost(0.0))
+            model = self._window.live_model(rank)
+            ctx.relocate_parameters(model)
+            ctx = self._ctx = replace(ctx, parameters=model)
+        config, leaders = ctx.config, node_leaders(ctx.workers, ctx.nodes, ctx.zones)
+        self._single_node = len(leaders) == 1
+        # the leaders account for the cost; due steps are equal on all ranks
+        self._trigger = TRIGGERS[config.trigger_name](
+            config, ctx.parameters, ctx.sizes, ctx.learning_rate, CommCost(0.0))
         self._due_step, self._due_count = self._trigger.next_due(-1), 0
-        if rank in leading and not self._single_node:
-            nodes = [group for leader in leading for group in groups if leader in group]
-            its = replace(ctx, workers=leading,
-                          model_weights=lambda: tuple(sum(self._relative_weights_of(group)) for group in nodes))
-            if not method.asynchronous:
-                self._window.common[:] = ctx.parameters
-                its = replace(its, parameters=self._window.common, device_copies=DeviceCopies())
-            self._inter_node = make_inter_node(its)
+        self._inter_node = None
+        if rank in leaders and not self._single_node:
+            leader_groups = [group for leader in leaders for group in groups if leader in group]
+            leader_ctx = replace(ctx, workers=leaders, model_weights=lambda: tuple(
+                sum(self._relative_weights_of(group)) for group in leader_groups))
+            if not config.asynchronous:
+                self._window.node_mean[:] = ctx.parameters
+                leader_ctx = replace(leader_ctx, parameters=self._window.node_mean, device_copies=DeviceCopies())
+            self._inter_node = make_inter_node(leader_ctx)
 
     def after_optimizer_step(self, step: int) -> None:
         self._ctx.device_copies.copy_to_host()
         if self._ctx.config.asynchronous:
             self._mix_async(step)
-        elif self._is_due(step) and not self._single_node:
+        elif self._needs_node_means(step) and not self._single_node:
             self._mix_inter_node(step)
         else:
             self._ctx.comm_thread.call(lambda: self._mix_intra_node(step))
         self._ctx.device_copies.copy_to_device()
 
-    def _is_due(self, step: int) -> bool:
-        """Whether the leaders need their nodes' means in this step: to exchange them, or to look at them."""
+    def _needs_node_means(self, step: int) -> bool:
+        """Whether leaders exchange or evaluate their nodes' means in this step."""
         trigger, due, every = self._trigger, self._due_step, self._ctx.config.global_average_every
         if step == due:
             self._due_count += 1
             self._due_step = trigger.next_due(step)
             return True
-        looks = not trigger.is_unconditional(due) and step == trigger.decision_step(due)
-        return looks or (bool(every) and (step + 1) % every == 0)
+        decides = not trigger.is_unconditional(due) and step == trigger.decision_step(due)
+        return decides or (bool(every) and (step + 1) % every == 0)
 
     def _mix_intra_node(self, step: int) -> None:
-        weights = self._relative_weights_of(self._node_workers)
-        if weights != self._node_weights:
-            self._intra_node, self._node_weights = WeightedGraph(self._base_graph, weights), weights
-        turn = self._intra_node.round(step)
-        other = turn.target[self._node_index]
-        rank, peer = self._ctx.p2p.rank, self._node_workers[other]
+        self._intra_node.set_weights(self._relative_weights_of(self._node_workers))
+        mixing_round = self._intra_node.round(step)
+        peer_index = mixing_round.target[self._node_index]
+        rank, peer = self._ctx.p2p.rank, self._node_workers[peer_index]
         if peer == rank:
             return
         with self._peers_ready([peer], step):
             size = self._ctx.parameters.size
             half = slice(0, size // 2) if rank < peer else slice(size // 2, size)
-            mix_pair(self._window.model(rank)[half], self._window.model(peer)[half],
-                     (float(turn.weight[self._node_index]), float(turn.weight[other])))
+            mix_pair(self._window.live_model(rank)[half], self._window.live_model(peer)[half],
+                     (float(mixing_round.weight[self._node_index]), float(mixing_round.weight[peer_index])))
         self._wait_flag([peer], "mixed", step)
         self.exchanges += self._single_node
 
     @contextmanager
     def _peers_ready(self, peers: Sequence[int], step: int) -> Iterator[None]:
-        """Around what reads and writes models of peers, all of which are in this step, too."""
-        self._window.tell("ready", step)
+        """Access the models of peers in the block, after they have reached this step."""
+        self._window.set_flag("ready", step)
         self._wait_flag(peers, "ready", step)
         yield
-        self._window.tell("mixed", step)
+        self._window.set_flag("mixed", step)
 
     def _wait_flag(self, peers: Sequence[int], flag: str, step: int) -> None:
         with self._ctx.p2p.timing_wait():
             for peer in peers:
-                self._window.wait(peer, flag, step)
+                self._window.wait_flag(peer, flag, step)
 
     def _mix_inter_node(self, step: int) -> None:
-        courier, window = self._ctx.comm_thread, self._window
-        courier.call(lambda: self._average_node_part(step))
+        comm_thread, window = self._ctx.comm_thread, self._window
+        comm_thread.call(lambda: self._average_node_slice(step))
         if self._inter_node:
-            courier.call(lambda: self._wait_flag(self._node_workers, "mixed", step))
+            comm_thread.call(lambda: self._wait_flag(self._node_workers, "mixed", step))
             self._inter_node.after_optimizer_step(step)
             self.exchanges = self._inter_node.exchanges
-            courier.call(lambda: window.tell("made", self.exchanges))
-            courier.call(lambda: window.tell("arrived", step))
+            comm_thread.call(lambda: window.set_flag("exchanges", self.exchanges))
+            comm_thread.call(lambda: window.set_flag("averaged", step))
         else:
-            courier.call(lambda: self._wait_flag(self._node_workers[:1], "arrived", step))
-            self.exchanges = courier.call(lambda: window.told(self._node_workers[0], "made"))
+            comm_thread.call(lambda: self._wait_flag(self._node_workers[:1], "averaged", step))
+            self.exchanges = comm_thread.call(lambda: window.get_flag(self._node_workers[0], "exchanges"))
         self.exchanges_skipped = self._due_count - self.exchanges
-        # it stays as it is until all are ready for another mean
-        self._ctx.parameters[:] = window.common
+        # unchanged until all ranks of the node are ready for another mean
+        self._ctx.parameters[:] = window.node_mean
 
-    def _average_node_part(self, step: int) -> None:
-        """This rank's part of the node's mean."""
+    def _average_node_slice(self, step: int) -> None:
+        """Compute this rank's slice of the node's mean."""
         size, count = self._ctx.parameters.size, len(self._node_workers)
         part = slice(size * self._node_index // count, size * (self._node_index + 1) // count)
         with self._peers_ready(self._node_workers, step):
-            weighted_mean([self._window.model(peer)[part] for peer in self._node_workers], self._window.common[part],
-                 self._relative_weights_of(self._node_workers))
+            weighted_mean([self._window.live_model(peer)[part] for peer in self._node_workers],
+                          self._window.node_mean[part], self._relative_weights_of(self._node_workers))
 
     def _mix_async(self, step: int) -> None:
-        if len(self._node_workers) > 1:
-            draw = np.random.default_rng((self._ctx.seed, self._ctx.p2p.rank, step))
-            peer = self._node_workers[self._node_index - int(draw.integers(1, len(self._node_workers)))]
-            own, its = self._relative_weights_of((self._ctx.p2p.rank, peer))
-            taken = self._ctx.comm_thread.call(lambda: self._window.blend(step, self._ctx.parameters, peer,
-                                                                    its / (own + its)))
-            self.exchanges += taken
-            self.exchanges_skipped += not taken
+        ctx, count = self._ctx, len(self._node_workers)
+        if count > 1:
+            random = np.random.default_rng((ctx.seed, ctx.p2p.rank, step))
+            peer = self._node_workers[self._node_index - int(random.integers(1, count))]
+            own_weight, peer_weight = self._relative_weights_of((ctx.p2p.rank, peer))
+            mixed = ctx.comm_thread.call(lambda: self._window.mix_newest(
+                step, ctx.parameters, peer, peer_weight / (own_weight + peer_weight)))
+            self.exchanges += mixed
+            self.exchanges_skipped += not mixed
         if self._inter_node:
             before = self._inter_node.exchanges, self._inter_node.exchanges_skipped
             self._inter_node.after_optimizer_step(step)
@@ -184,10 +182,10 @@ class SharedMemoryGossip(Strategy):
         super().resume_from_average(state, step)
         self._due_step = self._trigger.next_due(step - 1)
         if self._inter_node:
-            self._inter_node.resume_from_average(state["_between"] or {}, step)
+            self._inter_node.resume_from_average(state["_inter_node"] or {}, step)
 
     def abort(self) -> None:
-        """The window stays until the process ends, as it takes all of its ranks to give it back."""
+        """Leave the window open, because closing it would involve the failed rank."""
         self._leave_window()
 
     def shrink(self, ctx: StrategyContext) -> Strategy:

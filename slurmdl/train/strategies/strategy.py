@@ -1,4 +1,4 @@
-"""What a strategy is given, and what it does."""
+"""Interface of the strategies, and their context."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from slurmdl.train.strategy_config import StrategyConfig
 
 FloatArray = npt.NDArray[np.float32]
 Hyperparameters = npt.NDArray[np.float64]
+#: begin and end in the parameters, and by name: tensors of that length, or values for the whole slice
+ShardState = tuple[int, int, Mapping[str, Any]]
 
 
 def _cannot_relocate(memory: FloatArray) -> None:
@@ -24,69 +26,68 @@ def _cannot_relocate(memory: FloatArray) -> None:
 
 
 class ShardOptimizer(Protocol):
-    """An optimizer for a part of the parameters."""
+    """An optimizer for a slice of the parameters."""
 
     def __call__(self, hyperparameters: Hyperparameters, /) -> None:
-        """Turn the part's gradients into new parameters, with these `numbers` of a worker's optimizer."""
+        """Update the slice from its gradients, with the hyperparameters of a worker's optimizer."""
 
     def state_bytes(self) -> npt.NDArray[np.uint8]:
-        """What it remembers from step to step, as momentum."""
+        """Serialize its state, for example momentum."""
 
     def load_state_bytes(self, state: npt.NDArray[np.uint8]) -> None:
-        """Remember this instead."""
+        """Restore a serialized state."""
 
     def shard_states(self) -> list[ShardState]:
-        """The same, by the places in the parameters to which it belongs, so that it can be cut otherwise."""
+        """Its state by position in the parameters, so that it can be resharded."""
 
     def load_shard_states(self, states: Sequence[ShardState]) -> None:
-        """Remember what pieces say that cover the part."""
+        """Restore its state from states that cover the slice."""
 
 
 class DeviceCopies:
-    """Between the buffers that a strategy sees and the model's own, where it is on another device than the CPU.
+    """Copies between the host buffers of a strategy and a model on another device.
 
-    A strategy calls these where it needs them, so that only what an exchange needs is copied. Here the buffers are
-    the model's own, and nothing is to be done.
+    Strategies request copies explicitly, so that only what an exchange needs is copied. This implementation is for
+    models in host memory, and does nothing.
     """
 
     def copy_to_host(self) -> None:
-        """Before parameters are read: bring them up to date with the model's."""
+        """Copy the parameters to the host, before they are read."""
 
     def copy_to_device(self) -> None:
-        """After parameters have changed: bring the model's up to date with them."""
+        """Copy changed parameters to the device."""
 
     def copy_gradients_to_host(self, part: slice) -> Callable[[], None]:
-        """Begin to bring a part of the gradients up to date; what is returned waits until they are."""
+        """Start to copy a slice of the gradients to the host; return a function that waits for it."""
         return lambda: None
 
     def copy_gradients_to_device(self) -> None:
-        """After gradients have changed, before the optimizer uses them."""
+        """Copy changed gradients to the device, before the optimizer reads them."""
 
 
 @dataclass(frozen=True)
 class StrategyContext:
-    """This rank's part of a run.
+    """Context of a strategy on this rank.
 
     Attributes
     ----------
-    messages : of this rank; once the training runs, only the courier's errands use them.
-    courier : the communication thread.
+    p2p : this rank's messages; during the training only ops of the communication thread use them.
+    comm_thread : the communication thread.
     workers, servers : ranks by role, each in rank order.
-    parameters, gradients : shape (D,), the replica's flat buffers; parameters start alike on all ranks. Written to
-        by the training thread only, between the update and the next forward pass.
+    parameters, gradients : shape (D,), the replica's flat buffers; parameters are equal on all ranks at the start.
+        Only the training thread writes to them, between update and next forward pass.
     sizes : elements of each tensor, in the order of the buffers.
-    method : how the replicas are kept together; its strategy and traffic are set.
-    seed : the same on all ranks.
-    nodes, zones : entry i is the node and the leaf zone of rank i, "" where the zone is not known.
-    costs : "leafA|leafB" (names sorted) -> seconds per byte between two leaf zones, as plan.Plan has them.
-    rate : the optimizer's learning rate now.
-    updater : makes an optimizer of the user's kind for a part of the parameters. For servers.
-    numbers : the numbers of the optimizer now, as learning rates and betas, always as many.
-    rates : where among the numbers the learning rates stand.
-    weights : gives now, entry i, how many models that of worker i stands for; () where all stand for as many.
-    settle : moves the replica's parameters into other memory, of shape (D,), where they are from then on. For shared
-        memory.
-    copies : between the buffers and the model.
+    config : with strategy and communication pattern set.
+    seed : equal on all ranks.
+    nodes, zones : entry i is the node or leaf zone of rank i; zone "" if unknown.
+    costs : "leafA|leafB" (names sorted) -> seconds per byte between two leaf zones, see plan.Plan.
+    learning_rate : returns the optimizer's current learning rate.
+    make_shard_optimizer : makes an optimizer of the user's kind for a slice of the parameters, for servers.
+    hyperparameters : returns the optimizer's current hyperparameters, always equally many.
+    lr_indices : indices of the learning rates among the hyperparameters.
+    model_weights : returns the current weights of the workers' models; () if they are equal.
+    relocate_parameters : moves the replica's parameters into other memory of shape (D,), for shared memory.
+    device_copies : between the buffers and the model.
     """
 
     p2p: MeteredP2P
@@ -116,40 +117,38 @@ class StrategyContext:
 
     @property
     def relative_weights(self) -> tuple[float, ...]:
-        """The weights of the workers' models now, 1 in the mean."""
+        """Current weights of the workers' models, with mean 1."""
         count, weights = len(self.workers), self.model_weights()
         return tuple(weight * count / sum(weights) for weight in weights) or (1.0,) * count
 
     def relative_weights_of(self, ranks: Sequence[int]) -> tuple[float, ...]:
-        """Those of some of the workers, see `relative`."""
+        """The relative weights of some workers, by rank."""
         relative = self.relative_weights
         return tuple(relative[self.workers.index(rank)] for rank in ranks)
 
     @property
     def own_weight_share(self) -> float:
-        """What the mean of all models takes of this worker's now."""
+        """Current weight of this worker's model in the mean of all models."""
         return self.relative_weights[self.worker_rank] / len(self.workers)
 
 
 class Strategy(Stateful):
-    """One rank's part in a strategy; a new one overrides what it needs. Steps are counted from 0.
-
-    What decides how it goes on it names in `kept`.
+    """A synchronization strategy on one rank. Steps are counted from 0.
 
     Attributes
     ----------
-    updates : whether the worker's own optimizer updates the parameters; else servers do.
-    in_step : whether each step uses the mean of all workers' gradients, so that their models stay the same.
-    alike : whether the workers' models are the same once all have finished; else their mean is taken.
-    survives : whether it can go on without a rank that is lost (`without`).
-    overlaps : whether gradients are sent as they come in (`ready`); then `before_update` is called at the end of the
-        backward pass, else right before the optimizer's step.
-    weight : of this rank's model in the average of all at the end, relative to the others'.
-    meets : whether all workers make the same step at a checkpoint; else each is there with a step of its own.
-    called : on a server: the number of the checkpoint to which the workers have called it, None for none.
-    aggregation : share of the bytes between workers and servers within nodes, and within leaf zones; None where
-        there are no servers.
-    fired, skipped : exchanges made, and those left out: held back by a trigger, or so as not to wait.
+    updates_locally : whether the worker's own optimizer updates the parameters; otherwise servers do.
+    averages_gradients : whether each step uses the mean gradient of all workers, which keeps their models equal.
+    identical_at_end : whether all models are equal after `finish`; otherwise they are averaged.
+    survives_rank_failure : whether the other ranks can continue after a rank failure, see `shrink`.
+    overlaps_backward : whether gradients are sent during the backward pass (`on_gradients_ready`). If so,
+        `before_optimizer_step` is called at its end, otherwise right before the optimizer step.
+    model_weight : relative weight of this rank's model in the final average.
+    lockstep : whether all workers are at the same step at a checkpoint.
+    requested_checkpoint : on a server, the number of the checkpoint that the workers request, or None.
+    ps_locality : share of the bytes between workers and servers within nodes, and within leaf zones; None without
+        servers.
+    exchanges, exchanges_skipped : exchanges made, and exchanges skipped by a trigger or to avoid blocking.
     """
 
     updates_locally = True
@@ -160,7 +159,7 @@ class Strategy(Stateful):
     lockstep = True
     requested_checkpoint: int | None = None
     ps_locality: tuple[float, float] | None = None
-    state_fields: tuple[str, ...] = ("fired", "skipped", "weight")
+    state_fields: tuple[str, ...] = ("exchanges", "exchanges_skipped", "model_weight")
 
     def __init__(self, ctx: StrategyContext) -> None:
         self._ctx = ctx
@@ -168,52 +167,50 @@ class Strategy(Stateful):
         self.model_weight = 1.0
 
     def on_gradients_ready(self, start: int) -> None:
-        """The gradients from index `start` on are complete: the backward pass goes from the last to the first."""
+        """The gradients from index `start` on are ready; the backward pass goes from the last to the first."""
 
     def before_optimizer_step(self, step: int, skip_update: bool = False) -> None:
-        """All gradients of step `number` are there; the optimizer is about to use them.
+        """All gradients of the step are ready, and the optimizer is about to use them.
 
         Parameters
         ----------
-        skips : this worker leaves them unused, since they have overflowed; it takes part in the step all the same.
+        skip_update : this worker ignores its gradients, which have overflowed, but still takes part in the step.
         """
 
     def after_optimizer_step(self, step: int) -> None:
-        """The optimizer has turned the gradients of step `number` into new parameters."""
+        """The optimizer has updated the parameters in this step."""
 
     def next_exchange(self, step: int) -> int:
-        """The first step, from step `number` on, at whose end workers may exchange, alike on all of them."""
+        """The first step, from `step` on, in which workers may exchange; equal on all of them."""
         return step
 
     def serve_step(self, step: int) -> bool:
-        """A server's part in the workers' step `number`; False where all workers have ended."""
+        """Serve a step of the workers, on a server; return False when all workers have ended."""
         return False
 
     def quiesce(self, checkpoint_number: int) -> None:
-        """A checkpoint is made of which this is the number: end what is under way, so that `state` is all there is.
+        """Complete all communication in flight, so that `state_dict` is the whole state, before a checkpoint.
 
-        A call of all workers, between two steps; they bring the servers along.
+        Collective over the workers, between two steps; they involve the servers.
         """
 
     def resume_from_average(self, state: Mapping[str, Any], step: int) -> None:
-        """Go on after `number` steps from the mean of other workers' models, the first of which had this state."""
-        self.exchanges, self.exchanges_skipped = state.get("fired", 0), state.get("skipped", 0)
+        """Resume after `step` steps from an averaged model; `state` is the first worker's."""
+        self.exchanges, self.exchanges_skipped = state.get("exchanges", 0), state.get("exchanges_skipped", 0)
 
     def abort(self) -> None:
-        """A rank is lost: give up what is under way, and what is shared with other ranks, without their help."""
+        """Abandon communication in flight and shared resources after a rank failure, without other ranks."""
 
     def shrink(self, ctx: StrategyContext) -> Strategy:
-        """What goes on in this one's place after `leave`, with the workers and servers of `setting`; a call of all of
-        them. Its steps are counted from 0 again, and where models are mixed they are alike when it is called.
+        """Return the replacement after `abort`, for the surviving workers and servers of `ctx`. Collective.
+
+        Its steps are counted from 0. Strategies that mix models require equal models.
 
         Raises
         ------
-        TrainError : it cannot go on without these ranks.
+        TrainError : the strategy cannot continue without the failed ranks.
         """
         return type(self)(ctx)
 
     def finish(self) -> None:
-        """After the last step: end what is still under way, so that nothing is lost and nobody waits."""
-
-#: begin and end in the parameters, and by name tensors of that length, or what holds for all of it
-ShardState = tuple[int, int, Mapping[str, Any]]
+        """Complete all communication after the last step."""

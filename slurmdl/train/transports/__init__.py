@@ -1,1 +1,1 @@
-"""What carries messages between ranks. A new transport is one file here that keeps to `transport.Transport`."""
+"""Transports between ranks. A new one implements `transport.Transport`."""

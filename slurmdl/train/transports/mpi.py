@@ -1,4 +1,4 @@
-"""Messages by MPI, point to point."""
+"""Point-to-point messages by MPI."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import numpy as np
 from slurmdl.errors import TrainError
 from slurmdl.train.transports.window import MpiSharedMemory, SharedMemory
 
-#: seconds of polling before a wait begins to sleep, and the longest sleep. Polling for longer than the shortest sleep
-#: takes gains little where cores are free, and takes them from those that are waited for where they are not
+#: seconds of polling before a wait starts to sleep, about the cost of the shortest sleep, and the longest sleep.
+#: Longer polling gains little if cores are free, and takes them from the awaited ranks if not
 _SPIN_SECONDS, _MAX_SLEEP_SECONDS = 2e-5, 2e-4
 
 
 class MpiTransport:
-    """The ranks of an mpi4py communicator; see `transport.Transport`."""
+    """Ranks of an mpi4py communicator; see `transport.Transport`."""
 
     recovery_name = ""
 
@@ -30,7 +30,7 @@ class MpiTransport:
         self.size: int = comm.Get_size()
         self._poll_hook: Callable[[], None] | None = None
         self.alive_ranks = tuple(range(self.size))
-        #: of the living ranks in the communicator
+        #: alive rank -> its rank in the communicator
         self._comm_rank_of = {rank: rank for rank in self.alive_ranks}
         self.supports_comm_thread: bool = MPI.Query_thread() >= MPI.THREAD_SERIALIZED
 
@@ -54,31 +54,32 @@ class MpiTransport:
     def wait_any_or_message(self, requests: Sequence[Any], tag: int) -> None:
         requests = list(requests)
         self._poll_until(lambda: any(request.Test() for request in requests)
-                    or bool(self._comm.Iprobe(self._mpi.ANY_SOURCE, tag)))
+                         or bool(self._comm.Iprobe(self._mpi.ANY_SOURCE, tag)))
 
     def wait_any_group(self, groups: Sequence[Sequence[Any]], should_stop: Callable[[], bool]) -> int | None:
-        waiting, found = [list(group) for group in groups], None
+        request_lists, completed = [list(group) for group in groups], None
 
-        def one_is() -> bool:
-            nonlocal found
-            found = next((number for number, group in enumerate(waiting) if self._mpi.Request.Testall(group)), None)
-            return found is not None or should_stop()
+        def is_done() -> bool:
+            nonlocal completed
+            completed = next((index for index, requests in enumerate(request_lists)
+                              if self._mpi.Request.Testall(requests)), None)
+            return completed is not None or should_stop()
 
-        self._poll_until(one_is)
-        return found
+        self._poll_until(is_done)
+        return completed
 
     def _poll_until(self, condition: Callable[[], bool], on_poll: Callable[[], None] | None = None) -> None:
-        spin = time.perf_counter() + _SPIN_SECONDS
+        spin_end = time.perf_counter() + _SPIN_SECONDS
         pause = 2e-5
         while not condition():
-            if time.perf_counter() < spin:
+            if time.perf_counter() < spin_end:
                 os.sched_yield()
             else:
                 time.sleep(pause)
                 pause = min(2 * pause, _MAX_SLEEP_SECONDS)
-                for its in (on_poll, self._poll_hook):
-                    if its:
-                        its()
+                for callback in (on_poll, self._poll_hook):
+                    if callback:
+                        callback()
 
     def set_poll_hook(self, tag: int, hook: Callable[[], None]) -> None:
         self._poll_hook = hook
@@ -89,12 +90,11 @@ class MpiTransport:
 
     def allocate_shared(self, ranks: Sequence[int], num_bytes: int) -> SharedMemory:
         try:
-            places = [self._comm_rank_of[rank] for rank in ranks]
-            return MpiSharedMemory(self._comm.Create_group(
-                self._comm.Get_group().Incl(places)), ranks, num_bytes, self._poll_until)
+            group = self._comm.Get_group().Incl([self._comm_rank_of[rank] for rank in ranks])
+            return MpiSharedMemory(self._comm.Create_group(group), ranks, num_bytes, self._poll_until)
         except self._mpi.Exception as error:
-            raise TrainError(f"--shared-memory: ranks {', '.join(map(str, ranks))} cannot share {num_bytes:,} bytes each "
-                             f"(MPI: {error}); they must be on one node with room in /dev/shm") from error
+            raise TrainError(f"--shared-memory: ranks {', '.join(map(str, ranks))} cannot share {num_bytes:,} bytes "
+                             f"each (MPI: {error}); expected one node with enough space in /dev/shm") from error
 
     def now(self) -> float:
         return time.perf_counter()
@@ -109,21 +109,21 @@ class MpiTransport:
         return done
 
     def allgather(self, obj: Any) -> list[Any]:
-        return self._in_rank_order(self._comm.allgather(obj))
+        return self._by_rank(self._comm.allgather(obj))
 
     def gather(self, obj: Any) -> list[Any] | None:
-        found = self._comm.gather(obj)
-        return None if found is None else self._in_rank_order(found)
+        objects = self._comm.gather(obj)
+        return None if objects is None else self._by_rank(objects)
 
-    def _in_rank_order(self, values: Sequence[Any]) -> list[Any]:
-        """What the living give, in its place among all ranks."""
-        given = dict(zip(self.alive_ranks, values, strict=True))
-        return [given.get(rank) for rank in range(self.size)]
+    def _by_rank(self, values: Sequence[Any]) -> list[Any]:
+        """Values of the alive ranks in a list of all ranks, None for failed ranks."""
+        value_of = dict(zip(self.alive_ranks, values, strict=True))
+        return [value_of.get(rank) for rank in range(self.size)]
 
     def broadcast(self, obj: Any) -> Any:
         return self._comm.bcast(obj)
 
 
 def _as_mpi_buffer(array: Any) -> Any:
-    """The same memory as numbers that MPI knows: it has none of 16 bits with a fraction."""
+    """View float16, which has no MPI datatype, as uint16."""
     return array.view(np.uint16) if array.dtype == np.float16 else array

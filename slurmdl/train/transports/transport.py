@@ -1,4 +1,4 @@
-"""What every transport offers to the ranks of a run."""
+"""Interface of the transports."""
 
 from __future__ import annotations
 
@@ -10,30 +10,31 @@ from slurmdl.train.transports.window import SharedMemory
 
 
 class RankFailedError(TrainError):
-    """Ranks have ended before their time, and those that live have learnt of it.
+    """Ranks have failed, and the surviving ranks know.
 
     Attributes
     ----------
-    ranks : those known to be lost; the rank that says so may have learnt it from another, and know of none.
-    kept : whether a checkpoint is made of the run now and then, so that the job may be started again.
+    ranks : known failed ranks; () if this rank learned of the failure from another one.
+    resumable : whether the run writes checkpoints, so that the job can be restarted.
     """
 
     def __init__(self, ranks: Sequence[int], message: str = "", resumable: bool = False) -> None:
-        super().__init__(message or f"rank {', '.join(map(str, ranks)) or 'unknown'} is lost")
+        super().__init__(message or f"rank {', '.join(map(str, ranks)) or 'unknown'} has failed")
         self.ranks, self.resumable = tuple(ranks), resumable
 
 
 class Transport(Protocol):
-    """Messages between `size` ranks, seen from one of them. Arrays are contiguous numpy arrays of any type.
+    """Point-to-point messages between `size` ranks, as seen from one. Arrays are contiguous numpy arrays of any type.
 
-    Messages of one tag between the same two ranks arrive in the order in which they were sent. Where a rank may be
-    lost without the others, all that waits, asks, sends or receives may raise LostRank, until the others `agree`.
+    Messages with the same tag between two ranks arrive in order. If the transport supports recovery, any method may
+    raise RankFailedError after a rank failed, until the survivors call `agree`.
 
     Attributes
     ----------
-    living : ranks that are not lost, in their order. A rank keeps its number.
-    recovery : what the others can do where a rank is lost, in words; "" where that is nothing but to end.
-    threaded : whether a thread of its own may make all calls (MPI_THREAD_SERIALIZED or better). Never two at once.
+    alive_ranks : ranks that have not failed, in order. Ranks keep their numbers.
+    recovery_name : name of the recovery mechanism after rank failures; "" for none.
+    supports_comm_thread : whether a second thread may make all calls (MPI_THREAD_SERIALIZED or better), one at a
+        time.
     """
 
     rank: int
@@ -43,71 +44,69 @@ class Transport(Protocol):
     supports_comm_thread: bool
 
     def isend(self, peer: int, array: Any, tag: int = 0) -> Any:
-        """Begin to send an array, which must stay as it is until the returned request is done."""
+        """Start to send an array, which must not change until the returned request is complete."""
 
     def irecv(self, peer: int, array: Any, tag: int = 0) -> Any:
-        """Begin to receive into an array, exactly filled by the message; returns a request."""
+        """Start to receive a message of the array's size; return a request."""
 
     def iprobe(self, tag: int) -> int | None:
-        """A rank of which a message with this tag is waiting to be received, None where there is none."""
+        """Return a rank of which a message with this tag can be received, or None."""
 
     def testall(self, requests: Sequence[Any]) -> bool:
-        """Whether all these requests are done; helps them on."""
+        """Make progress, and return whether all requests are complete."""
 
     def waitall(self, requests: Sequence[Any]) -> None:
-        """Return when all these requests are done, asleep where it takes long."""
+        """Wait until all requests are complete; long waits sleep."""
 
     def wait_any_or_message(self, requests: Sequence[Any], tag: int) -> None:
-        """Return when one of these requests is done, or a message with this tag is waiting; asleep as in `wait`."""
+        """Wait until a request is complete or a message with this tag can be received; long waits sleep."""
 
     def wait_any_group(self, groups: Sequence[Sequence[Any]], should_stop: Callable[[], bool]) -> int | None:
-        """Index of the first group of requests that are all done, once there is one; asleep as in `wait`.
+        """Wait until all requests of a group are complete, and return its index; long waits sleep.
 
-        None where `stop`, which is asked again and again while this waits.
+        Return None if `should_stop`, which is polled, returns True first.
         """
 
     def set_poll_hook(self, tag: int, hook: Callable[[], None]) -> None:
-        """Call this from now on while this rank waits for something: again and again, or where a message with this
-        tag is there. For what others may ask at any time; it reads these messages, and waits for no others.
+        """Call `hook` during all waits, repeatedly or when a message with this tag has arrived.
+
+        The hook receives these messages, and must not wait for others.
         """
 
     def barrier(self, on_poll: Callable[[], None] | None = None) -> None:
-        """Wait for all ranks, asleep: where ranks outnumber cores, a barrier that spins starves the late ones.
+        """Wait for all ranks, sleeping: a spinning barrier starves late ranks if ranks outnumber cores.
 
-        While it waits it may call `watch` again and again, which raises where nobody will come.
+        `on_poll` may be called repeatedly, and raises if the barrier cannot complete.
         """
 
     def allocate_shared(self, ranks: Sequence[int], num_bytes: int) -> SharedMemory:
-        """Memory into which each of these ranks, all on one node, brings `size` bytes, all 0; a call of all of them.
+        """Allocate zeroed memory shared by ranks of one node, `num_bytes` each. Collective over these ranks.
 
         Raises
         ------
-        TrainError : there is not as much, or they are on different nodes.
+        TrainError : not enough memory, or ranks of different nodes.
         """
 
     def now(self) -> float:
         """Seconds on this rank's clock."""
 
     def emulate_compute(self, seconds: float) -> None:
-        """Spend time as a computation would, but asleep."""
+        """Spend time as a computation, but sleeping."""
 
     def allreduce(self, array: Any) -> None:
-        """Replace an array of float32 by its sum over all ranks, as the library sees fit."""
+        """Replace a float32 array by its sum over all ranks, with the library's own algorithm."""
 
     def agree(self, done: bool) -> bool:
-        """Whether all living ranks say that they are done and none is lost: the same answer on all; a call of all.
+        """Return on all alive ranks whether all are done and none has failed. Collective.
 
-        Where not, `living` are those that are left, and no message from before arrives any more.
+        If not, update `alive_ranks` and drop all messages sent before the call.
         """
 
     def allgather(self, obj: Any) -> list[Any]:
-        """What every rank gives, in rank order, None for those that are lost.
-
-        For a few bytes at start and end, never for training data.
-        """
+        """Gather small objects of all ranks, in rank order, None for failed ranks. Not for training data."""
 
     def gather(self, obj: Any) -> list[Any] | None:
-        """As `allgather`, for the first living rank alone; None on the others."""
+        """As `allgather`, on the first alive rank only; None on the others."""
 
     def broadcast(self, obj: Any) -> Any:
-        """What rank 0 gives."""
+        """Return the object of the first alive rank."""

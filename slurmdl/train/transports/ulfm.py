@@ -1,9 +1,9 @@
-"""Messages by an MPI with ULFM (user level failure mitigation): where a rank is lost, the others may go on.
+"""Messages by an MPI with ULFM (User-Level Failure Mitigation), which survives rank failures.
 
-A call that needs a lost rank raises an error, on the ranks that need it. One of them revokes the communicator, so
-that all others learn of it at their next call, whatever they wait for. Then the living agree on who they are, and go
-on in a communicator of their own: no message of the old one can be taken for one of the new. A rank that only stands
-still is not lost: that a process has ended is told by Open MPI's daemon beside it.
+A call that involves a failed rank raises an error. The first rank that notices revokes the communicator, so that the
+next call of every other rank fails, too. Then the survivors agree on the failed ranks and continue in a new
+communicator, which receives no message of the old one. Only the end of a process counts as failure, which Open MPI's
+daemon on the node reports; a stopped process does not.
 
 References
 ----------
@@ -22,12 +22,10 @@ from typing import Any
 import numpy as np
 
 from slurmdl.errors import TrainError
+from slurmdl.train.tags import Tag
 from slurmdl.train.transports.mpi import MpiTransport
 from slurmdl.train.transports.transport import RankFailedError
 from slurmdl.train.transports.window import SharedMemory
-
-#: a tag that no message has
-_UNUSED_TAG = 1000
 
 
 def ulfm_enabled(environ: Mapping[str, str] = os.environ) -> bool:
@@ -36,12 +34,12 @@ def ulfm_enabled(environ: Mapping[str, str] = os.environ) -> bool:
 
 
 def has_failed_ranks(comm: Any) -> bool:
-    """Whether a rank of a communicator is lost, or the others have given it up for that."""
+    """Whether a rank of a communicator has failed, or another rank has revoked it."""
     return bool(comm.Is_revoked() or comm.Get_failed().Get_size())
 
 
 class UlfmTransport(MpiTransport):
-    """The ranks of an mpi4py communicator whose errors are exceptions, as by default; see `transport.Transport`."""
+    """Ranks of an mpi4py communicator whose errors are exceptions (the default); see `transport.Transport`."""
 
     recovery_name = "ULFM"
 
@@ -55,25 +53,25 @@ class UlfmTransport(MpiTransport):
 
     def iprobe(self, tag: int) -> int | None:
         with self._translating_errors():
-            found = super().iprobe(tag)
-        if found is None:
+            source = super().iprobe(tag)
+        if source is None:
             self._check_alive()
-        return found
+        return source
 
     def testall(self, requests: Sequence[Any]) -> bool:
         with self._translating_errors():
             return super().testall(requests)
 
     def _poll_until(self, condition: Callable[[], bool], on_poll: Callable[[], None] | None = None) -> None:
-        def look() -> None:
-            # what is waited for need not come from the rank that is lost, and may be no message at all: MPI must be
-            # called to hear of it
-            self._comm.Iprobe(self._mpi.ANY_SOURCE, _UNUSED_TAG)
+        def check_failures() -> None:
+            # the condition need not involve the failed rank or MPI: MPI reports failures only when it is called
+            self._comm.Iprobe(self._mpi.ANY_SOURCE, Tag.UNUSED)
             self._check_alive()
             if on_poll:
                 on_poll()
+
         with self._translating_errors():
-            super()._poll_until(condition, look)
+            super()._poll_until(condition, check_failures)
 
     def allocate_shared(self, ranks: Sequence[int], num_bytes: int) -> SharedMemory:
         with self._translating_errors():
@@ -96,28 +94,28 @@ class UlfmTransport(MpiTransport):
             request = comm.Iagree(all_done)
             super()._poll_until(lambda: bool(request.Test()))
         except self._mpi.Exception:
-            # a rank is lost of which not all knew: all get this error
+            # raised on all ranks if a failure was not known to all
             all_done[0] = 0
         if all_done[0]:
             return True
         self._comm = comm.Shrink()
-        places = self._mpi.Group.Translate_ranks(self._comm.Get_group(), None, comm.Get_group())
-        self.alive_ranks = tuple(self.alive_ranks[place] for place in places)
-        self._comm_rank_of = {rank: place for place, rank in enumerate(self.alive_ranks)}
+        old_ranks = self._mpi.Group.Translate_ranks(self._comm.Get_group(), None, comm.Get_group())
+        self.alive_ranks = tuple(self.alive_ranks[old_rank] for old_rank in old_ranks)
+        self._comm_rank_of = {rank: comm_rank for comm_rank, rank in enumerate(self.alive_ranks)}
         return False
 
     def _check_alive(self) -> None:
-        """Raise LostRank where one is lost: a probe for any rank's message does not."""
+        """Raise RankFailedError if a rank has failed; probing for messages of any rank does not."""
         if has_failed_ranks(self._comm):
             raise self._rank_failed_error()
 
     def _rank_failed_error(self) -> RankFailedError:
-        places = self._mpi.Group.Translate_ranks(self._comm.Get_failed(), None, self._comm.Get_group())
-        return RankFailedError([self.alive_ranks[place] for place in places])
+        comm_ranks = self._mpi.Group.Translate_ranks(self._comm.Get_failed(), None, self._comm.Get_group())
+        return RankFailedError([self.alive_ranks[comm_rank] for comm_rank in comm_ranks])
 
     @contextmanager
     def _translating_errors(self) -> Iterator[None]:
-        """Around calls of MPI: an error that comes of the loss of a rank becomes a LostRank."""
+        """Translate errors caused by rank failures into RankFailedError."""
         try:
             yield
         except (self._mpi.Exception, TrainError) as error:

@@ -1,8 +1,7 @@
-"""Virtual ranks: a whole run in one process, always the same, on a clock of its own.
+"""Virtual ranks: all ranks of a run in one process, deterministic, on virtual clocks.
 
-Each rank is a thread, of which one runs at a time: the rank whose clock is behind all others goes on, the lowest rank
-where clocks are equal. It hands on where it waits, computes, or asks in vain. So strategies in which nobody waits for
-anybody can be repeated exactly, too.
+Each rank is a thread, and one runs at a time: the rank whose clock is earliest, or the lowest of several. It yields
+when it waits, computes, or polls without success. So asynchronous strategies are reproducible, too.
 """
 
 from __future__ import annotations
@@ -23,28 +22,28 @@ from slurmdl.errors import TrainError
 
 Result = TypeVar("Result")
 
-#: seconds on the clock that it costs to ask for a message that is not there
+#: virtual seconds of a poll without success
 POLL_COST_SECONDS = 1e-5
-#: times that a rank asks in vain, one after the other, before it is looked whether there is anything to come
+#: consecutive polls without success after which the scheduler checks for a livelock
 MAX_IDLE_POLLS = 10_000
 
 
 class NetworkModel(Protocol):
-    """How long messages take."""
+    """Times of messages."""
 
     def arrival(self, source: int, target: int, size: int, clock: float) -> tuple[float, float]:
-        """When a message of `size` bytes, sent at `clock`, has left its sender, and when it is there."""
+        """Return when a message of `size` bytes, sent at `clock`, has left its sender, and when it arrives."""
 
 
 @dataclass
 class Request:
-    """Something that a rank may wait for.
+    """An event that a rank can wait for.
 
     Attributes
     ----------
-    what : in words.
-    into : the array to be filled, None for a send.
-    done : time on the clock at which it is done; infinite as long as that is not known.
+    description : for error messages.
+    buffer : the array to fill, None for a send.
+    done_at : virtual time of completion; infinite while unknown.
     """
 
     description: str
@@ -57,11 +56,11 @@ class _RunAborted(BaseException):
 
 
 class VirtualTransport:
-    """One of the ranks of `run`; see `transport.Transport`.
+    """A virtual rank; see `transport.Transport`.
 
     Attributes
     ----------
-    clock : seconds since the start, as this rank sees it.
+    clock : the rank's virtual seconds since the start.
     """
 
     supports_comm_thread, recovery_name = False, ""
@@ -77,7 +76,7 @@ class VirtualTransport:
         self.pending_requests: Sequence[Request] = ()
         self._combine_times: Callable[[Iterable[float]], float] = max
         self._message_wait: tuple[int, Request] | None = None
-        #: an entry lets this rank go on; a queue in C wakes a thread sooner than a threading.Semaphore
+        #: an entry resumes this rank; SimpleQueue wakes a thread faster than threading.Semaphore
         self.wakeup: queue.SimpleQueue[None] = queue.SimpleQueue()
         self.has_ended = False
         self._idle_polls, self._last_arrival = 0, 0.0
@@ -87,24 +86,23 @@ class VirtualTransport:
         return self.clock
 
     def emulate_compute(self, seconds: float) -> None:
-        """Let time go by on the clock."""
+        """Advance the clock."""
         self._idle_polls = 0
         self.clock += seconds
         self._scheduler.yield_turn(self)
 
     def isend(self, peer: int, array: Any, tag: int = 0) -> Request:
         self._idle_polls = 0
-        left, there = self._scheduler.arrival(self.rank, peer, array.nbytes, self.clock)
-        self._scheduler.ranks[peer].deliver(self.rank, tag, array, there)
-        return Request(f"its message to rank {peer}", done_at=left)
+        sent_at, arrives_at = self._scheduler.arrival(self.rank, peer, array.nbytes, self.clock)
+        self._scheduler.ranks[peer].deliver(self.rank, tag, array, arrives_at)
+        return Request(f"its message to rank {peer}", done_at=sent_at)
 
     def deliver(self, source: int, tag: int, array: Any, arrives_at: float) -> None:
-        """Put a message of another rank where this one expects or will look for it."""
+        """Complete a posted receive, or put the message into the inbox."""
         self._last_arrival = max(self._last_arrival, arrives_at)
-        waiting = self._posted_receives[source, tag]
-        if waiting:
-            request = waiting.popleft()
-            _complete_receive(request, array, arrives_at)
+        receives = self._posted_receives[source, tag]
+        if receives:
+            _complete_receive(receives.popleft(), array, arrives_at)
         else:
             self._inbox[source, tag].append((arrives_at, array.copy()))
             if self._message_wait and self._message_wait[0] == tag:
@@ -112,18 +110,23 @@ class VirtualTransport:
 
     def irecv(self, peer: int, array: Any, tag: int = 0) -> Request:
         request = Request(f"a message of rank {peer} with tag {tag}", buffer=array)
-        mail = self._inbox[peer, tag]
-        if mail:
-            there, message = mail.popleft()
-            _complete_receive(request, message, there)
+        messages = self._inbox[peer, tag]
+        if messages:
+            arrives_at, message = messages.popleft()
+            _complete_receive(request, message, arrives_at)
         else:
             self._posted_receives[peer, tag].append(request)
         return request
 
+    def _first_arrivals(self, tag: int) -> list[tuple[float, int]]:
+        """Arrival time and source of the first message with a tag from each rank."""
+        return [(messages[0][0], source) for (source, message_tag), messages in self._inbox.items()
+                if message_tag == tag and messages]
+
     def iprobe(self, tag: int) -> int | None:
-        found = [(mail[0][0], source) for (source, its), mail in self._inbox.items() if its == tag and mail]
-        if found and min(found)[0] <= self.clock:
-            return min(found)[1]
+        arrivals = self._first_arrivals(tag)
+        if arrivals and min(arrivals)[0] <= self.clock:
+            return min(arrivals)[1]
         self._count_idle_poll()
         return None
 
@@ -134,35 +137,35 @@ class VirtualTransport:
         return False
 
     def _count_idle_poll(self) -> None:
-        """Let the others go on, if that can lead to anything."""
+        """Yield to the other ranks; raise if none can make progress."""
         self._idle_polls += 1
-        if self._idle_polls % MAX_IDLE_POLLS == 0 and all(its.is_idle() for its in self._scheduler.ranks):
-            raise TrainError("no rank goes on: " + "; ".join(map(str, self._scheduler.ranks)))
+        if self._idle_polls % MAX_IDLE_POLLS == 0 and all(rank.is_idle() for rank in self._scheduler.ranks):
+            raise TrainError("livelock: " + "; ".join(map(str, self._scheduler.ranks)))
         self.clock += POLL_COST_SECONDS
         self._scheduler.yield_turn(self)
 
     def is_idle(self) -> bool:
-        """Whether this rank does nothing but ask or wait for what is not on its way."""
-        asks = self._idle_polls >= MAX_IDLE_POLLS and self.clock > self._last_arrival
-        return self.has_ended or asks or self.next_event_time() == math.inf
+        """Whether this rank only polls or waits for events that are not in flight."""
+        polls = self._idle_polls >= MAX_IDLE_POLLS and self.clock > self._last_arrival
+        return self.has_ended or polls or self.next_event_time() == math.inf
 
     def waitall(self, requests: Sequence[Request]) -> None:
         self._block_until_done(requests, max)
 
     def wait_any_or_message(self, requests: Sequence[Request], tag: int) -> None:
-        there = [mail[0][0] for (_, its), mail in self._inbox.items() if its == tag and mail]
-        self._message_wait = tag, Request(f"any message with tag {tag}", done_at=min(there, default=math.inf))
+        arrival = min((time for time, _ in self._first_arrivals(tag)), default=math.inf)
+        self._message_wait = tag, Request(f"any message with tag {tag}", done_at=arrival)
         self._block_until_done([*requests, self._message_wait[1]], min)
         self._message_wait = None
 
     def wait_any_group(self, groups: Sequence[Sequence[Request]], should_stop: Callable[[], bool]) -> int | None:
-        def done(group: Sequence[Request]) -> float:
+        def done_time(group: Sequence[Request]) -> float:
             return max((request.done_at for request in group), default=self.clock)
 
         if not should_stop():
             self._block_until_done([request for group in groups for request in group],
-                                   lambda _: min(map(done, groups)))
-        return next((number for number, group in enumerate(groups) if done(group) <= self.clock), None)
+                                   lambda _: min(map(done_time, groups)))
+        return next((index for index, group in enumerate(groups) if done_time(group) <= self.clock), None)
 
     def _block_until_done(self, requests: Sequence[Request],
                           combine_times: Callable[[Iterable[float]], float]) -> None:
@@ -182,37 +185,32 @@ class VirtualTransport:
         self._poll_hook = tag, hook
 
     def next_event_time(self) -> float:
-        """When this rank can go on; infinite as long as that is not known."""
+        """Time at which this rank can continue; infinite while unknown."""
         if not self.pending_requests:
             return self.clock
-        return max(self.clock, min(self._done_time(self.pending_requests), self._hook_message_time()))
-
-    def _hook_message_time(self) -> float:
-        """When a message comes that is attended to while this rank waits; infinite where there is none."""
-        if not self._poll_hook:
-            return math.inf
-        return min((mail[0][0] for (_, tag), mail in self._inbox.items() if tag == self._poll_hook[0] and mail),
-                   default=math.inf)
+        hook_time = math.inf if not self._poll_hook else \
+            min((time for time, _ in self._first_arrivals(self._poll_hook[0])), default=math.inf)
+        return max(self.clock, min(self._done_time(self.pending_requests), hook_time))
 
     def __str__(self) -> str:
         if self.has_ended:
             return f"rank {self.rank} has ended"
         if not self.pending_requests:
-            return f"rank {self.rank} asks in vain"
+            return f"rank {self.rank} polls without success"
         return f"rank {self.rank} waits for " + \
-            next(its.description for its in self.pending_requests if its.done_at == math.inf)
+            next(request.description for request in self.pending_requests if request.done_at == math.inf)
 
     def barrier(self, on_poll: Callable[[], None] | None = None) -> None:
         self.allgather(None)
 
     def allocate_shared(self, ranks: Sequence[int], num_bytes: int) -> VirtualSharedMemory:
-        memory = self._scheduler.shared_segments.setdefault(tuple(ranks), _Segments())
-        memory.by_rank[self.rank] = np.zeros(num_bytes, np.uint8)
-        if len(memory.by_rank) == len(ranks):
+        segments = self._scheduler.shared_segments.setdefault(tuple(ranks), _Segments())
+        segments.by_rank[self.rank] = np.zeros(num_bytes, np.uint8)
+        if len(segments.by_rank) == len(ranks):
             del self._scheduler.shared_segments[tuple(ranks)]
-        its = VirtualSharedMemory(self, memory)
-        its.wait_until(lambda: len(memory.by_rank) == len(ranks), "the ranks that share memory")
-        return its
+        memory = VirtualSharedMemory(self, segments)
+        memory.wait_until(lambda: len(segments.by_rank) == len(ranks), "the ranks that share memory")
+        return memory
 
     def allreduce(self, array: Any) -> None:
         array[:] = np.sum(self.allgather(array), axis=0)
@@ -221,18 +219,18 @@ class VirtualTransport:
         return done
 
     def allgather(self, obj: Any) -> list[Any]:
-        gathering = self._scheduler.pending_allgathers[self._allgather_count]
+        pending = self._scheduler.pending_allgathers[self._allgather_count]
         self._allgather_count += 1
-        gathering.pickled[self.rank] = pickle.dumps(obj)
-        gathering.latest_clock = max(gathering.latest_clock, self.clock)
-        if len(gathering.pickled) == self.size:
-            gathering.all_arrived.done_at = gathering.latest_clock
-        self.waitall([gathering.all_arrived])
-        return [pickle.loads(gathering.pickled[rank]) for rank in range(self.size)]
+        pending.pickled[self.rank] = pickle.dumps(obj)
+        pending.latest_clock = max(pending.latest_clock, self.clock)
+        if len(pending.pickled) == self.size:
+            pending.all_arrived.done_at = pending.latest_clock
+        self.waitall([pending.all_arrived])
+        return [pickle.loads(pending.pickled[rank]) for rank in range(self.size)]
 
     def gather(self, obj: Any) -> list[Any] | None:
-        found = self.allgather(obj)
-        return found if self.rank == 0 else None
+        objects = self.allgather(obj)
+        return objects if self.rank == 0 else None
 
     def broadcast(self, obj: Any) -> Any:
         return self.allgather(obj if self.rank == 0 else None)[0]
@@ -240,14 +238,13 @@ class VirtualTransport:
 
 def _complete_receive(request: Request, message: Any, arrives_at: float) -> None:
     if message.nbytes != request.buffer.nbytes:
-        raise TrainError(
-            f"{request.description} has {message.nbytes} bytes where {request.buffer.nbytes} were expected")
+        raise TrainError(f"{request.description}: {message.nbytes} bytes; expected {request.buffer.nbytes}")
     request.buffer.reshape(-1).view(np.uint8)[:] = message.reshape(-1).view(np.uint8)
     request.done_at = arrives_at
 
 
 class VirtualSharedMemory:
-    """One rank's sight of memory that virtual ranks share; see `window.Memory`."""
+    """A virtual rank's view of shared memory; see `window.SharedMemory`."""
 
     def __init__(self, transport: VirtualTransport, segments: _Segments) -> None:
         self._transport, self._segments = transport, segments
@@ -257,9 +254,9 @@ class VirtualSharedMemory:
         return self._segments.by_rank[rank]
 
     def fence(self) -> None:
-        for request, true in [(request, true) for request, true in self._segments.waiters if true()]:
-            request.done_at = self._transport.clock
-            self._segments.waiters.remove((request, true))
+        for waiter in [waiter for waiter in self._segments.waiters if waiter[1]()]:
+            waiter[0].done_at = self._transport.clock
+            self._segments.waiters.remove(waiter)
 
     def wait_until(self, condition: Callable[[], bool], description: str) -> None:
         if not condition():
@@ -268,12 +265,12 @@ class VirtualSharedMemory:
             self._transport.waitall([request])
 
     def close(self) -> None:
-        """The parts go with those who hold them."""
+        """Do nothing: the segments are garbage-collected."""
 
 
 @dataclass
 class _Segments:
-    """The parts of the ranks, and what ranks wait for that do not yet see it there."""
+    """Segments of the ranks, and requests that wait for a condition on them."""
 
     by_rank: dict[int, npt.NDArray[np.uint8]] = field(default_factory=dict)
     waiters: list[tuple[Request, Callable[[], bool]]] = field(default_factory=list)
@@ -281,15 +278,15 @@ class _Segments:
 
 @dataclass
 class _PendingAllgather:
-    """What ranks have given so far, and a request that is done when all have."""
+    """Objects of the ranks so far, and a request that completes when all have arrived."""
 
     pickled: dict[int, bytes] = field(default_factory=dict)
     latest_clock: float = 0.0
-    all_arrived: Request = field(default_factory=lambda: Request("all ranks to meet"))
+    all_arrived: Request = field(default_factory=lambda: Request("an allgather of all ranks"))
 
 
 class _Scheduler:
-    """All ranks, and whose turn it is."""
+    """Runs one rank at a time."""
 
     def __init__(self, size: int, network: NetworkModel | None) -> None:
         self.size = size
@@ -303,79 +300,80 @@ class _Scheduler:
         return self._network.arrival(source, target, size, clock) if self._network else (clock, clock)
 
     def yield_turn(self, rank: VirtualTransport) -> None:
-        """Let that rank go on which can do so first, and return when it is `rank`'s turn again."""
+        """Resume the next rank, and return when it is this rank's turn again."""
         if not self.failure:
-            following = self._next_rank()
-            if following is not rank:
-                following.wakeup.put(None)
+            next_rank = self._next_rank()
+            if next_rank is not rank:
+                next_rank.wakeup.put(None)
                 rank.wakeup.get()
         if self.failure:
             raise _RunAborted
 
     def run_rank_thread(self, rank: VirtualTransport, program: Callable[[], None]) -> None:
-        """The life of a rank's thread."""
+        """Target of a rank's thread."""
         rank.wakeup.get()
         try:
             if not self.failure:
                 program()
             rank.has_ended = True
-            if not (self.failure or all(its.has_ended for its in self.ranks)):
+            if not (self.failure or all(other.has_ended for other in self.ranks)):
                 self._next_rank().wakeup.put(None)
         except BaseException as error:
             self.abort(error)
 
     def abort(self, error: BaseException) -> None:
-        """End all ranks, for the reason that was given first."""
+        """End all ranks; the first error counts."""
         if self.failure is None:
             self.failure = error
-            for its in self.ranks:
-                its.wakeup.put(None)
+            for rank in self.ranks:
+                rank.wakeup.put(None)
 
     def _next_rank(self) -> VirtualTransport:
-        going, soonest = None, math.inf
+        earliest, earliest_time = None, math.inf
         for rank in self.ranks:
-            ready = math.inf if rank.has_ended else rank.next_event_time()
-            if ready < soonest:
-                going, soonest = rank, ready
-        if going is None:
+            time = math.inf if rank.has_ended else rank.next_event_time()
+            if time < earliest_time:
+                earliest, earliest_time = rank, time
+        if earliest is None:
             raise TrainError("deadlock: " + "; ".join(map(str, self.ranks)))
-        return going
+        return earliest
 
 
 def run_virtual_ranks(count: int, program: Callable[[VirtualTransport], Result],
                       network: NetworkModel | None = None) -> list[Result]:
-    """What a program returns in each of `count` virtual ranks, in rank order.
+    """Run `program(transport)` in each of `count` virtual ranks; return the results in rank order.
 
     Parameters
     ----------
-    program : called once per rank, with its transport. What computes calls `Virtual.compute`; a rank that neither
-        computes nor waits keeps the others from going on.
-    network : how long messages take; None where they take no time.
+    program : calls Transport.emulate_compute for its computation; a rank that neither computes nor waits blocks the
+        others.
+    network : None if messages take no time.
 
     Raises
     ------
-    TrainError : no rank can go on; the message names what each of them waits for.
-    BaseException : what the first rank that failed has raised.
+    TrainError : a deadlock; the message names the event that each rank waits for.
+    BaseException : the error of the first rank that failed.
     """
-    stage = _Scheduler(count, network)
+    scheduler = _Scheduler(count, network)
     results: dict[int, Result] = {}
 
-    def begin(rank: VirtualTransport) -> threading.Thread:
-        def live() -> None:
+    def make_thread(rank: VirtualTransport) -> threading.Thread:
+        def run() -> None:
             results[rank.rank] = program(rank)
-        return threading.Thread(target=stage.run_rank_thread, args=(
-            rank, live), name=f"rank {rank.rank}", daemon=True)
 
-    threads = [begin(rank) for rank in stage.ranks]
+        return threading.Thread(target=scheduler.run_rank_thread, args=(rank, run), name=f"rank {rank.rank}",
+                                daemon=True)
+
+    threads = [make_thread(rank) for rank in scheduler.ranks]
     for thread in threads:
         thread.start()
-    stage.ranks[0].wakeup.put(None)
+    scheduler.ranks[0].wakeup.put(None)
     try:
         for thread in threads:
             thread.join()
     except BaseException as error:
-        stage.abort(error)
+        scheduler.abort(error)
         raise
-    if stage.failure:
-        raise stage.failure
+    if scheduler.failure:
+        raise scheduler.failure
     return [results[rank] for rank in range(count)]

@@ -1,0 +1,22 @@
+"""Message tags."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class Tag(IntEnum):
+    """Tags of messages that may be in flight at the same time."""
+
+    #: step messages of every strategy, and the last bucket of allreduce; a rank that has ended probes for it
+    STEP = 0
+    PUSH = 1
+    SHARD_BACKUP = 2
+    CHECKPOINT = 3
+    ASYNC_PS = 4
+    WORK_REQUEST = 5
+    WORK_GRANT = 6
+    #: first of the tags of allreduce buckets
+    FIRST_BUCKET = 10
+    #: never sent
+    UNUSED = 1000
