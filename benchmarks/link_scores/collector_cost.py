@@ -44,9 +44,9 @@ def rows(seed: int = 0, repeats: int = REPEATS) -> Iterator[Row]:
     usual = median(1e3 * seconds for seconds, _ in bare)
     more = [1e3 * (seconds - other) for (seconds, _), (other, _) in zip(ours, bare, strict=True)]
     memory = [size / 1e6 for _, size in ours]
-    yield make_row("processor time of score collect beyond the interpreter's start", more, "ms",
+    yield make_row("processor time of links counters beyond the interpreter's start", more, "ms",
                    baseline=usual, target=f"median at most {MILLISECONDS:g} ms", met=median(more) <= MILLISECONDS)
-    yield make_row("memory of score collect, at its most", memory, "MB",
+    yield make_row("memory of links counters, at its most", memory, "MB",
                    baseline=median(size / 1e6 for _, size in bare), target=f"at most {BYTES / 1e6:g} MB",
                    met=max(memory) <= BYTES / 1e6)
     yield make_row("samples in the spool after these runs", [made], "", target="at least one", met=made > 0)
@@ -57,7 +57,7 @@ _PROGRAM = """
 import sys
 sys.path.insert(0, {root!r})
 from slurmdl.cli.main import main
-sys.exit(main(["score", "collect", "--strict", "--state={state}"]))
+sys.exit(main(["links", "counters", "--strict", "--state-dir={state}"]))
 """
 
 #: a program of its own, since what a process had in memory before exec(2) counts as its own (getrusage(2))

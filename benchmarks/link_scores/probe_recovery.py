@@ -114,12 +114,12 @@ def probe(sandbox: lifecycle.Sandbox) -> LinkSample:
     # by name: `--all` leaves out nodes that still clear up after the probe before, which the scheduler waits for
     nodes = hostlist.fold_hostlist(sandbox.spec.topology.nodes)
     done = subprocess.run(
-        sandbox.command(["slurmdl", "score", "probe", f"--nodes={nodes}", f"--budget={BUDGET}s", "--out", "-"],
+        sandbox.command(["slurmdl", "links", "probe", f"--nodes={nodes}", f"--budget={BUDGET}s", "--output", "-"],
                         directory=str(sandbox.shared)), capture_output=True, text=True, timeout=120, check=False)
     found = [sample for sample in parse_sample_lines(done.stdout.splitlines())
              if isinstance(sample, LinkSample) and sample.name == NODE]
     if not found:
-        raise SandboxError(f"score probe: {' '.join(done.stderr.split())[-300:] or 'no sample of ' + NODE}")
+        raise SandboxError(f"links probe: {' '.join(done.stderr.split())[-300:] or 'no sample of ' + NODE}")
     return found[0]
 
 

@@ -27,8 +27,9 @@ from benchmarks.placement import graph_mappers
 from benchmarks.results import Row, make_row
 from slurmdl.cluster import scontrol_parser
 from slurmdl.cluster.snapshot import ClusterSnapshot, Node, Partition
+from slurmdl.dl_options import DlOptions
 from slurmdl.errors import PlacementError, SandboxError
-from slurmdl.job_request import DlOptions, JobRequest
+from slurmdl.job_request import JobRequest
 from slurmdl.links.link_scores import LinkScores
 from slurmdl.placement.iteration_cost import network_links, predict_cost
 from slurmdl.placement.place import place_job

@@ -39,7 +39,8 @@ import numpy
 from slurmdl.cluster.snapshot import ClusterSnapshot, Node, Partition
 from slurmdl.links.link_scores import LinkScores
 from slurmdl.placement.place import place
-from slurmdl.job_request import DlOptions, JobRequest
+from slurmdl.dl_options import DlOptions
+from slurmdl.job_request import JobRequest
 from slurmdl.topology import example
 nodes, leaves, ranks, per_node, share, strategy, seed = json.loads(sys.argv[1])
 topology = example.tree((1, leaves, nodes))

@@ -55,7 +55,7 @@ def dispatch(program: str, commands: Mapping[str, str], args: list[str], package
         return 0
     if command not in commands:
         similar = ", ".join(sort_by_similarity(command, list(commands)))
-        raise UsageError(f"{program}: unknown command {command!r}; expected {similar}")
+        raise UsageError(f"{program} {command}: unknown command; expected {similar}")
     module, function = _ENTRY_POINTS.get(command, (f"{package}.{command}", "run"))
     status: int = getattr(import_module(module), function)(args[1:])
     return status

@@ -45,7 +45,7 @@ def check_node_release(site: Site) -> Finding:
     if others:
         return failure(f"{fold_hostlist(others)}: srun is not of Slurm {release_series(server)} "
                        f"({next(iter(others.values()))})",
-                       f"install the commands of Slurm {release_series(server)} there: slurmdl srun runs srun on a node")
+                       f"install the commands of Slurm {release_series(server)} there: slurmdl srun runs srun there")
     return ok(f"srun of Slurm {server} on {fold_hostlist(site.facts.value)}")
 
 

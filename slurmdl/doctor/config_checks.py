@@ -1,4 +1,4 @@
-"""slurmdl.yaml, and what it names: the shared directory, the scores, a Prometheus server."""
+"""Checks of slurmdl.yaml and what it refers to: the shared directory, link scores, a Prometheus server."""
 
 from __future__ import annotations
 
@@ -19,26 +19,27 @@ from slurmdl.text import pluralize
 
 
 def check_configuration(site: Site) -> Finding:
-    found = [path for path in config.config_paths(site.environ) if os.path.exists(path)]
-    site.config  # noqa: B018 - raises what is wrong with it
+    paths = [path for path in config.config_paths(site.environ) if os.path.exists(path)]
+    site.config  # noqa: B018 - raises its errors
     if os.path.exists(config.SITE_CONFIG_FILE):
-        where = os.path.realpath(config.SITE_CONFIG_FILE)
-        why = file_trust.untrusted_reason(where, os.stat(where), {0})
-        if why:
-            return failure(f"{config.SITE_CONFIG_FILE}: {why}, and it decides for all users",
+        path = os.path.realpath(config.SITE_CONFIG_FILE)
+        reason = file_trust.untrusted_reason(path, os.stat(path), {0})
+        if reason:
+            return failure(f"{config.SITE_CONFIG_FILE}: {reason}, and it applies to all users",
                            f"chown root: {config.SITE_CONFIG_FILE}; chmod 644 {config.SITE_CONFIG_FILE}")
-    return ok(f"{' and '.join(found)}: valid" if found else f"no {config.SITE_CONFIG_FILE}: defaults hold")
+    return ok(f"{' and '.join(paths)}: valid" if paths else f"no {config.SITE_CONFIG_FILE}: defaults apply")
 
 
 def check_node_configuration(site: Site) -> Finding:
-    here = node_facts.file_checksum(config.SITE_CONFIG_FILE)
-    others = [node for node, mark in site.fact("site").items() if mark != here]
+    path = config.SITE_CONFIG_FILE
+    expected = node_facts.file_checksum(path)
+    others = fold_hostlist(node for node, checksum in site.fact("config_checksum").items() if checksum != expected)
     if others:
-        return failure(f"{fold_hostlist(others)}: {config.SITE_CONFIG_FILE} is not the one here; steps are mapped by it",
-                       f"copy {config.SITE_CONFIG_FILE} from here to {fold_hostlist(others)}")
+        return failure(f"{others}: {path} differs from this host's; it decides the rank map of steps",
+                       f"copy {path} from this host to {others}")
     nodes = fold_hostlist(site.facts.value)
-    return ok(f"{config.SITE_CONFIG_FILE} is on none of {nodes}, nor here" if here == node_facts.MISSING_FILE else
-              f"{config.SITE_CONFIG_FILE} is the same on {nodes}")
+    return ok(f"{path} is missing on {nodes} and on this host" if expected == node_facts.MISSING_FILE else
+              f"{path} is identical on {nodes}")
 
 
 def check_cluster_backend(site: Site) -> Finding:
@@ -49,15 +50,15 @@ def check_cluster_backend(site: Site) -> Finding:
 def check_plan_dir(site: Site) -> Finding:
     path = site.config.plan_dir
     if path is None:
-        return ok("not set: plans too long for the environment go to .slurmdl, where the job was submitted")
+        return ok("not set: plans too long for the environment go to .slurmdl in the submission directory")
     try:
         with tempfile.TemporaryFile(dir=path):
             mode = os.stat(path).st_mode
     except OSError as error:
-        return failure(f"{path}: no file can be written there ({error.strerror})",
+        return failure(f"{path}: not writable ({error.strerror})",
                        f"install -d -m 1777 {path}, on a file system that all nodes share")
     if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
-        return warning(f"{path}: every user may replace the plans of others (mode {stat.S_IMODE(mode):o})",
+        return warning(f"{path}: every user can replace others' plans (mode {stat.S_IMODE(mode):o})",
                        f"chmod +t {path}")
     return ok(path)
 
@@ -66,56 +67,55 @@ def check_node_plan_dir(site: Site) -> Finding:
     path = site.config.plan_dir
     if path is None:
         return ok("not set")
-    blind = [node for node, text in site.fact("shared").items() if text != node_facts.TOKEN_TEXT]
+    blind = fold_hostlist(node for node, text in site.fact("plan_dir_token").items() if text != node_facts.TOKEN_TEXT)
     if blind:
-        return failure(f"{path}: {fold_hostlist(blind)} do not see what is written there",
-                       f"mount the file system of {path} on {fold_hostlist(blind)}, or set plan_dir to one that all share")
-    return ok(f"{fold_hostlist(site.facts.value)} see what is written to {path}")
+        return failure(f"{path}: {blind} do not see files written on this host",
+                       f"mount the file system of {path} on {blind}, or set plan_dir to a shared directory")
+    return ok(f"{fold_hostlist(site.facts.value)} see files written to {path}")
 
 
 def check_link_scores(site: Site) -> Finding:
-    given = site.config.link_scores
-    if given.trusted_owner and not file_trust.resolve_uids(given.trusted_owner):
-        return failure(f"link_scores.trusted_owner: no user has the name {given.trusted_owner!r} here, so only scores of root are used",
-                       "create this user (slurmdl's packages do: systemd-sysusers), or correct link_scores.trusted_owner in "
-                       "slurmdl.yaml")
-    if not os.path.exists(given.file):
-        if given.file == config.LinkScoresConfig.file:
-            return ok(f"none at {given.file}: the topology alone decides")
-        return failure(f"{given.file}: there is no such file",
-                       "start the collector (systemctl start slurmdl-ingest), or set link_scores.file to what it writes")
+    scores_config = site.config.link_scores
+    file, owner = scores_config.file, scores_config.trusted_owner
+    if owner and not file_trust.resolve_uids(owner):
+        return failure(f"link_scores.trusted_owner: user {owner!r} does not exist, so only scores of root are used",
+                       "create this user (slurmdl's packages do: systemd-sysusers), or correct "
+                       "link_scores.trusted_owner in slurmdl.yaml")
+    if not os.path.exists(file):
+        if file == config.LinkScoresConfig.file:
+            return ok(f"none at {file}: only the topology is used")
+        return failure(f"{file}: no such file",
+                       "start the collector (systemctl start slurmdl-ingest), or set link_scores.file to its output")
     try:
-        file_trust.read_trusted_text(given.file, given.trusted_owner)
+        file_trust.read_trusted_text(file, owner)
     except InputError as error:
-        return failure(str(error), f"chown {given.trusted_owner or 'root'}: {given.file}; chmod 644 {given.file}; "
-                                   "or name its owner as link_scores.trusted_owner, if jobs may be steered by that user")
+        return failure(str(error), f"chown {owner or 'root'}: {file}; chmod 644 {file}; or set "
+                                   "link_scores.trusted_owner to its owner, if that user may influence jobs")
     try:
-        found = score_files.load_scores(given.file, time.time(), given.trusted_owner)
+        scores = score_files.load_scores(file, time.time(), owner)
     except InputError as error:
-        return failure(str(error), "let the collector write it anew: systemctl restart slurmdl-ingest")
-    if not found.link_count:
-        return warning(f"{given.file}: holds no score", "see whether nodes send any: journalctl -u slurmdl-ingest")
-    age = newest_age(found)
-    if age > given.max_age:
-        return warning(f"{given.file}: the newest score is {age:.0f} s old (link_scores.max_age: {given.max_age:g})",
-                       "see why nothing new comes: systemctl status slurmdl-ingest")
-    return ok(f"{given.file}: the newest score is {age:.0f} s old")
+        return failure(str(error), "let the collector rewrite it: systemctl restart slurmdl-ingest")
+    if not scores.link_count:
+        return warning(f"{file}: no link score", "check whether nodes send samples: journalctl -u slurmdl-ingest")
+    age = newest_age(scores)
+    text = f"{file}: the newest link score is {age:.0f} s old"
+    if age > scores_config.max_age:
+        return warning(f"{text} (link_scores.max_age: {scores_config.max_age:g})",
+                       "find out why no samples arrive: systemctl status slurmdl-ingest")
+    return ok(text)
 
 
 def check_prometheus(site: Site) -> Finding:
-    given = site.config.link_scores
-    if not given.prometheus_url:
+    scores_config = site.config.link_scores
+    url, label = scores_config.prometheus_url, scores_config.prometheus_node_label
+    if not url:
         return ok("not set")
     try:
-        found = prometheus_query.query_samples(
-    given.prometheus_url,
-    given.prometheus_queries,
-    given.prometheus_node_label,
-     time.monotonic() + SOURCES_TIMEOUT_S)
+        samples = prometheus_query.query_samples(url, scores_config.prometheus_queries, label,
+                                                 time.monotonic() + SOURCES_TIMEOUT_S)
     except SlurmdlError as error:
-        return failure(f"{given.prometheus_url}: {error}",
-                       "start it, or mend or remove link_scores.prometheus in slurmdl.yaml")
-    if not found:
-        return failure(f"{given.prometheus_url}: no answer names a node by its label {given.prometheus_node_label!r}",
-                       "set link_scores.prometheus.node_label to the label that holds the node's name")
-    return ok(f"{given.prometheus_url}: {len(found)} figures")
+        return failure(f"{url}: {error}", "start it, or correct or remove link_scores.prometheus in slurmdl.yaml")
+    if not samples:
+        return failure(f"{url}: no result has a node name in its label {label!r}",
+                       "set link_scores.prometheus.node_label to the label that holds the node name")
+    return ok(f"{url}: {pluralize(len(samples), 'sample')}")

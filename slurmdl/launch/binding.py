@@ -229,8 +229,8 @@ def _zone_option(job: Submission, state: ClusterState, placement: Placement) -> 
     if constraint:
         return f"--constraint={constraint}"
     if state.topology.kind != "tree":
-        raise PlacementError("--dl-node-binding=zone: the nodes carry no features that name the zones, and --switches "
-                             "is for trees only")
+        raise PlacementError("--dl-node-binding=zone: the nodes carry no features that name the zones, and "
+                             "--switches is for trees only")
     return f"--switches={len(placement.nodes_per_zone)}"
 
 

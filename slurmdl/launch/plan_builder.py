@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -26,7 +25,7 @@ MAX_ZONES = 64
 
 
 def build_plan(step_layout: StepLayout, topology: Topology, link_scores: LinkScores, dl: DlOptions,
-               traffic_matrices: Sequence[Matrix] = ()) -> tuple[Plan, RankMap]:
+               traffic_matrices: tuple[Matrix, ...] = ()) -> tuple[Plan, RankMap]:
     """Map the ranks of a step. PlacementError if no task would be left for a worker."""
     if dl.ps >= step_layout.ntasks:
         raise PlacementError(

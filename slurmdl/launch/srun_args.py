@@ -84,7 +84,8 @@ def parse_srun_argv(argv: Sequence[str]) -> SrunArgs:
     removed = {option.index + i for option in line.options
                if option.name.startswith("dl-") or option.name in srun_options.WRAPPER_OPTIONS
                for i in range(len(option.args))}
-    return SrunArgs(line, tuple(arg for i, arg in enumerate(argv) if i not in removed), launcher, map_format, settings)
+    srun_argv = tuple(arg for i, arg in enumerate(argv) if i not in removed)
+    return SrunArgs(line, srun_argv, launcher, map_format, settings)
 
 
 def _step_settings(dl: DlOptions) -> dict[str, str]:

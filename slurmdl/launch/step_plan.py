@@ -88,11 +88,11 @@ def _conflicting_master_addr(context: StepContext, plan: Plan) -> str:
 def explanation_lines(step: StepPlan) -> list[str]:
     """The explanation of --dl-explain: order, cost, ranks by node, decisive link scores."""
     plan, rank_map, cost = step.plan, step.rank_map, step.rank_map.cost
-    lines = [f"{len(plan)} tasks on {len(set(plan.nodes))} nodes, order {rank_map.order or 'alphabetical'}, zones from "
-             f"{step.topology_source}",
-             f"an iteration of {plan.strategy} ({step.assumptions}): {units.format_bytes(cost.inter_zone_bytes)} across "
-             f"zones, {units.format_bytes(cost.inter_node_bytes)} across nodes, {units.format_duration(cost.seconds)}, "
-             f"busiest: {cost.bottleneck_link or 'none'}"]
+    zone_bytes, node_bytes = units.format_bytes(cost.inter_zone_bytes), units.format_bytes(cost.inter_node_bytes)
+    lines = [f"{len(plan)} tasks on {len(set(plan.nodes))} nodes, order {rank_map.order or 'alphabetical'}, "
+             f"zones from {step.topology_source}",
+             f"an iteration of {plan.strategy} ({step.assumptions}): {zone_bytes} across zones, {node_bytes} across "
+             f"nodes, {units.format_duration(cost.seconds)}, busiest: {cost.bottleneck_link or 'none'}"]
     if rank_map.rank0_slowdown and rank_map.any_rank0_cost:
         lines.append(f"rank 0 stays on {plan.nodes[0]}, the first node: with --dl-rank0=any an iteration takes "
                      f"{units.format_duration(rank_map.any_rank0_cost.seconds)}")

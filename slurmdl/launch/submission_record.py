@@ -115,8 +115,8 @@ def is_recursive_call(environ: Mapping[str, str]) -> bool:
     except (KeyError, InputError):
         return False
     # in a job the submitting process has exited, and its process ID may be reused
-    return (outer.submitter_job, outer.host) == (environ.get("SLURM_JOB_ID", ""), _short_hostname(os.uname().nodename)) \
-        and outer.pid in (os.getpid(), os.getppid())
+    here = (environ.get("SLURM_JOB_ID", ""), _short_hostname(os.uname().nodename))
+    return (outer.submitter_job, outer.host) == here and outer.pid in (os.getpid(), os.getppid())
 
 
 def _short_hostname(host: str) -> str:

@@ -75,7 +75,8 @@ def _main(remove_file: str, failure_message: str, *argv: str) -> int:
             signal.signal(-status, signal.SIG_DFL)
         signal.raise_signal(-status)
     if has_failed and not status:
-        print(f"slurmdl: {name} {failure_message}, and has ended all tasks; its own exit status is 0", file=sys.stderr)
+        print(f"slurmdl: {name} {failure_message}, and has ended all tasks; its own exit status is 0",
+              file=sys.stderr)
         return 76
     return status
 

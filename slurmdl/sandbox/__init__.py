@@ -1,6 +1,6 @@
-"""A real Slurm cluster on one machine: every host a set of namespaces, every link shaped.
+"""A real Slurm cluster on one machine: each host is a set of namespaces, each link is shaped.
 
-spec.py says what to build, hosts.py makes and enters the hosts, fabric.py lays and shapes the links,
-slurm.py writes Slurm's files and starts its daemons, cluster.py puts them together (up, down, run). cloud.py is
-for clusters whose nodes are names only: they may have many thousands, and only the controller is real.
+spec.py describes a sandbox, namespaces.py starts and enters the hosts, veth_links.py creates and shapes the links,
+slurm_daemons.py writes Slurm's files and starts its daemons, lifecycle.py combines them. cloud_nodes.py is for large
+clusters of which only the controller is real.
 """

@@ -1,7 +1,6 @@
-"""Jobs on a sandbox whose nodes are a cloud: a real slurmctld chooses for them, and nothing runs.
+"""Jobs on a sandbox of cloud nodes: a real slurmctld chooses nodes, and nothing runs.
 
-A job there stays in CONFIGURING with its nodes until it is cancelled. It is the way to ask Slurm itself what it
-would choose, on clusters of any size.
+A job stays in CONFIGURING with its nodes until it is canceled: an oracle for Slurm's choice, at any cluster size.
 """
 
 from __future__ import annotations
@@ -16,30 +15,25 @@ from slurmdl.sandbox.lifecycle import Sandbox
 from slurmdl.sandbox.spec import LOGIN
 from slurmdl.slurm import hostlist
 
-#: nothing waits for more jobs before the controller looks at a new one (3 s by default, slurm.conf(5)), and a
-#: backfill pass and a look at the nodes that power down come every second
+#: the controller considers a new job at once (default: after 3 s, slurm.conf(5)); backfill and power-down passes run
+#: every second
 SLURM_CONF_LINES = ("SchedulerParameters=batch_sched_delay=0,sched_min_interval=0,bf_interval=1",
-            "SlurmctldParameters=power_save_interval=1")
+                    "SlurmctldParameters=power_save_interval=1")
 _JOB_SCRIPT = "#!/bin/sh\n"
 
 
 def submit_job(box: Sandbox, options: Sequence[str]) -> int:
-    """Submit a job as the ordinary user; returns its number. SandboxError quotes sbatch where it refuses it."""
-    done = subprocess.run(box.command(["sbatch", "--parsable", "--no-requeue", "--output=/dev/null", *options],
+    """Submit a job as the ordinary user and return its ID; SandboxError quotes sbatch's rejection."""
+    result = subprocess.run(box.command(["sbatch", "--parsable", "--no-requeue", "--output=/dev/null", *options],
                                       directory=str(box.shared)),
                           input=_JOB_SCRIPT, capture_output=True, text=True, timeout=60, check=False)
-    if done.returncode:
-        raise SandboxError(f"sbatch: {' '.join(done.stderr.split())[-300:]}")
-    return int(done.stdout.split(";")[0])
+    if result.returncode:
+        raise SandboxError(f"sbatch: {' '.join(result.stderr.split())[-300:]}")
+    return int(result.stdout.split(";")[0])
 
 
 def wait_for_nodes(box: Sandbox, job: int, timeout: float = 20.0) -> tuple[str, ...]:
-    """The nodes of a job once it has some, in Slurm's order.
-
-    Raises
-    ------
-    SandboxError : it still waits after `timeout` seconds.
-    """
+    """Wait until a job has nodes and return them in Slurm's order; SandboxError after `timeout` seconds."""
     deadline = time.monotonic() + timeout
     while True:
         state, names = job_state(box, job)
@@ -51,32 +45,32 @@ def wait_for_nodes(box: Sandbox, job: int, timeout: float = 20.0) -> tuple[str, 
 
 
 def job_state(box: Sandbox, job: int) -> tuple[str, str]:
-    """State of a job in squeue's short form ("" where it is gone), and its nodes as a hostlist."""
-    words = namespaces.run_on_host(box.pids[LOGIN], ["squeue", "-h", "-j", str(job), "-o", "%t %N"]).split()
-    return (words[0], words[1] if len(words) > 1 else "") if words else ("", "")
+    """Return the state of a job in squeue's short form ("" if it ended), and its nodes as a hostlist."""
+    fields = namespaces.run_on_host(box.pids[LOGIN], ["squeue", "-h", "-j", str(job), "-o", "%t %N"]).split()
+    return (fields[0], fields[1] if len(fields) > 1 else "") if fields else ("", "")
 
 
 def power_down_job(box: Sandbox, job: int, nodes: Sequence[str]) -> None:
-    """End a job that may not be requeued; the nodes that it has can be chosen again some seconds later.
+    """End a job that may not be requeued; its nodes are available again after some seconds.
 
-    Powering its nodes down ends it. To cancel it first would set them free for a moment, and the job that gets them
-    in it would be ended, too.
+    Powering down its nodes ends it. Canceling it first would free them for a moment, and end the job that gets
+    them.
     """
     if nodes:
         namespaces.run_on_host(box.pids[LOGIN], ["scontrol", "update", f"NodeName={hostlist.fold_hostlist(nodes)}",
-                                    "State=POWER_DOWN_FORCE"])
+                                                 "State=POWER_DOWN_FORCE"])
     else:
         namespaces.run_on_host(box.pids[LOGIN], ["scancel", str(job)])
 
 
 def wait_for_idle_nodes(box: Sandbox, nodes: Sequence[str], timeout: float = 20.0) -> None:
-    """Return when all these nodes can be chosen again; SandboxError names one that cannot."""
+    """Wait until all nodes are available again; SandboxError names one that is not."""
     deadline = time.monotonic() + timeout
     while True:
         states = box.node_states()
-        late = [node for node in nodes if states.get(node) != "idle~"]
-        if not late:
+        unavailable = [node for node in nodes if states.get(node) != "idle~"]
+        if not unavailable:
             return
         if time.monotonic() > deadline:
-            raise SandboxError(f"{late[0]} is {states.get(late[0])} after {timeout:g} s")
+            raise SandboxError(f"{unavailable[0]} is {states.get(unavailable[0])} after {timeout:g} s")
         time.sleep(0.1)

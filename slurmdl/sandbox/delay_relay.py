@@ -1,13 +1,12 @@
-"""Hold what crosses a link for a while: the delay of a sandbox's link where the kernel has no netem.
+"""Delay frames of a link in user space, if the kernel has no netem.
 
-A program of its own, started in the network namespace of a host: `python relay.py WIRE INNER SECONDS`. Frames that
-arrive at one interface leave the other SECONDS later, in their order, both ways. It needs root (packet(7)), and ends
-when one of the interfaces does.
+A separate program in the network namespace of a host: `python delay_relay.py PHYSICAL INNER SECONDS`. Frames that
+arrive at one interface leave the other one SECONDS later, in order, in both directions. It needs root (packet(7)),
+and ends with either interface.
 
-Frames keep the header in which the kernel notes what it has left undone in them (PACKET_VNET_HDR), so checksums and
-the cutting of large segments stay the kernel's, and one system call moves up to 64 KB. The delay counts from the
-kernel's own time stamp of the arrival, so that the time this process takes to wake up is part of it; so is the time
-it takes to send, as far as the last frames tell.
+Frames keep the kernel's offload header (PACKET_VNET_HDR): checksums and segmentation stay with the kernel, and one
+system call moves up to 64 KB. The delay counts from the kernel's arrival timestamp, so it includes the wake-up time
+of this process; the average time to send is compensated.
 """
 
 from __future__ import annotations
@@ -27,20 +26,17 @@ _SOL_PACKET, _VNET_HDR, _IGNORE_OUTGOING = 263, 15, 23  # linux/if_packet.h
 _SO_TIMESTAMPNS, _SO_SNDBUFFORCE, _SO_RCVBUFFORCE = 35, 32, 33
 _ETH_P_ALL = 3
 _PR_SET_TIMERSLACK = 29
-#: as much as a link may hold: the token bucket that follows decides what is lost, not a socket
-_BUFFER_BYTES = 256 * 2**20
+_BUFFER_BYTES = 256 * 2**20  # large: the following token bucket decides about loss
 _MAX_FRAME_BYTES = 2**17
-#: frames read from one side before the other has its turn
-_FRAMES_PER_READ = 64
-#: nanoseconds before a frame is due in which it is waited for awake: a virtual processor that halts takes about as
-#: long to come back
+_FRAMES_PER_READ = 64  # per interface, alternately
+#: busy wait before a frame is due: waking a halted virtual processor takes about as long
 _BUSY_WAIT_NS = 150_000
-#: the most nanoseconds by which frames leave early, and what the newest one counts of the mean that says so
+#: compensation of the send time: limit, and weight of the newest frame in its mean
 _MAX_EARLY_NS, _EARLY_EMA_WEIGHT = 50_000, 1 / 16
 
 
 class _RelayInterface:
-    """One interface, and what waits to leave through it: (when, in CLOCK_REALTIME nanoseconds; the frame)."""
+    """One interface and its outgoing queue: (due time in CLOCK_REALTIME nanoseconds, frame)."""
 
     def __init__(self, interface: str) -> None:
         self.socket = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
@@ -61,23 +57,23 @@ class _RelayInterface:
                 outgoing.append((seconds * 1_000_000_000 + nanoseconds + delay_ns, frame))
 
     def send_due(self, early_ns: int) -> int | None:
-        """Send what is due within `early` nanoseconds; how late the first one was out, None where none was due."""
-        late = None
+        """Send frames due within `early_ns`; return the lateness of the first one, or None."""
+        late_ns = None
         while self.queue and self.queue[0][0] - early_ns <= time.time_ns():
             due, frame = self.queue.popleft()
             try:
                 self.socket.send(frame)
             except OSError as error:
                 if error.errno not in (errno.ENOBUFS, errno.EAGAIN, errno.EMSGSIZE, errno.EINVAL):
-                    raise  # the link is gone; the others are frames that a full queue drops
-            if late is None:
-                late = time.time_ns() - due
-        return late
+                    raise  # interface removed; the other errors are frames dropped by a full queue
+            if late_ns is None:
+                late_ns = time.time_ns() - due
+        return late_ns
 
 
 def relay_frames(sides: tuple[_RelayInterface, _RelayInterface], delay_ns: int) -> None:
-    """Relay, each frame `delay` nanoseconds late, until an interface is gone (OSError)."""
-    early, most = 0.0, min(_MAX_EARLY_NS, delay_ns)
+    """Relay frames `delay_ns` late until an interface is removed (OSError)."""
+    early_ns, limit_ns = 0.0, min(_MAX_EARLY_NS, delay_ns)
     while True:
         heads = [side.queue[0][0] for side in sides if side.queue]
         wait = max(0, min(heads) - _BUSY_WAIT_NS - time.time_ns()) / 1e9 if heads else None
@@ -85,21 +81,21 @@ def relay_frames(sides: tuple[_RelayInterface, _RelayInterface], delay_ns: int) 
         for side, other in (sides, sides[::-1]):
             if side.socket in ready:
                 side.read_frames(delay_ns, other.queue)
-            late = other.send_due(int(early))
-            if late is not None:
-                early = min(max(early + _EARLY_EMA_WEIGHT * min(late, most), 0.0), float(most))
+            late_ns = other.send_due(int(early_ns))
+            if late_ns is not None:
+                early_ns = min(max(early_ns + _EARLY_EMA_WEIGHT * min(late_ns, limit_ns), 0.0), float(limit_ns))
 
 
 def main(physical: str, inner: str, seconds: str) -> None:
-    """Go on in the background once frames are seen, so that the caller's wait ends then."""
+    """Open the interfaces, then continue in the background, so that the caller returns when frames are captured."""
     sides = (_RelayInterface(physical), _RelayInterface(inner))
     if os.fork():
         os._exit(0)
     os.setsid()
-    nothing = os.open(os.devnull, os.O_RDWR)
+    devnull = os.open(os.devnull, os.O_RDWR)
     for descriptor in range(3):
-        os.dup2(nothing, descriptor)
-    # wake up to the microsecond, and before the programs whose messages are held
+        os.dup2(devnull, descriptor)
+    # wake up with microsecond precision, before the programs whose messages are delayed
     ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)
     with contextlib.suppress(OSError):
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))

@@ -1,4 +1,4 @@
-"""Bring a sandbox up, run commands on it, change it, take it down."""
+"""Life cycle of a sandbox: start it, run commands on it, reshape its links, remove it."""
 
 from __future__ import annotations
 
@@ -15,16 +15,18 @@ from typing import Any
 
 import slurmdl
 from slurmdl.errors import SandboxError, UsageError
+from slurmdl.links.link_scores import inter_leaf_name
 from slurmdl.sandbox import cpu_quota, namespaces, slurm_daemons, veth_links
 from slurmdl.sandbox.spec import LOGIN, SandboxSpec, check_name
+from slurmdl.text import sample_names
 
 _STATE_ROOT = Path("/var/lib/slurmdl-sandbox")
-#: the account that the sandbox makes up (on its hosts only) where root has no sudo user behind it
+#: account on the sandbox's hosts only, if root does not run under sudo
 _DEFAULT_USER = ("researcher", 20001)
 
 
 class Sandbox:
-    """A sandbox that is up. `up` and `find` make one."""
+    """A running sandbox, from `sandbox_up` or `find_sandbox`."""
 
     def __init__(self, spec: SandboxSpec, pids: dict[str, int], user: slurm_daemons.JobUser) -> None:
         self.spec, self.pids, self.user = spec, pids, user
@@ -32,107 +34,113 @@ class Sandbox:
 
     @property
     def shared(self) -> Path:
-        """The directory that all hosts share; every user may write to it."""
+        """The directory that all hosts share; all users may write to it."""
         return self.root / "shared"
 
     def command(self, argv: Sequence[str], host: str = LOGIN, *, as_root: bool = False,
                 directory: str | None = None) -> list[str]:
-        """The command line that runs `argv` on a host, as the ordinary user, in `directory`.
+        """Return the command line that runs `argv` on a host, as the ordinary user, in `directory` (default: the current).
 
-        Where the user may not enter the directory (default: the current one), the command starts in the shared
-        one; where the user may not write to it, the output of jobs goes to the shared one. Variables of an outer
-        Slurm are taken away.
+        If the user may not enter the directory, the command starts in the shared one. If the user may not write to it, job
+        output goes to the shared one. Variables of an outer Slurm are removed.
         """
         if host not in self.pids:
-            raise UsageError(f"sandbox {self.spec.name} has no host {host!r} (hosts: {', '.join(self.pids)})")
+            raise UsageError(f"sandbox {self.spec.name} has no host {host!r}; expected one of {sample_names(list(self.pids))}")
         user = slurm_daemons.JobUser("root", 0, 0, "/root") if as_root else self.user
-        foreign = [f"--unset={name}" for name in os.environ
+        unset = [f"--unset={name}" for name in os.environ
                    if name.startswith(("SLURM_", "SBATCH_", "SRUN_", "SUDO_"))]
         venv = os.path.join(sys.prefix, "bin")
         environ = [f"HOME={user.home}", f"USER={user.name}", f"LOGNAME={user.name}", "SHELL=/bin/bash",
                    f"PATH={venv}:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"]
         drop = [] if as_root else ["setpriv", f"--reuid={user.uid}", f"--regid={user.gid}", "--init-groups"]
-        # Slurm writes a job's output where it was submitted, and loses the job where it cannot
+        # a job fails if Slurm cannot write its output to the submission directory
         start = (f'cd -- "$1" 2>/dev/null || cd {self.shared} || exit 71; shift; '
                  f'[ -w . ] || export SBATCH_OUTPUT="${{SBATCH_OUTPUT-{self.shared}/slurm-%j.out}}"; exec "$@"')
         return namespaces.nsenter_command(self.pids[host], [
-            "env", *foreign, *environ, *drop, "sh", "-c", start, "sh", directory or os.getcwd(), *argv])
+            "env", *unset, *environ, *drop, "sh", "-c", start, "sh", directory or os.getcwd(), *argv])
 
     def node_states(self) -> dict[str, str]:
-        """State of every node as sinfo words it; empty while the controller does not answer."""
+        """Return the state of every node as in sinfo; empty if the controller does not answer."""
         return slurm_daemons.node_states(self.pids)
 
     def zone_byte_counters(self) -> dict[str, dict[str, int]]:
-        """Bytes between zones as the zones' routers counted them: zone -> {"out": bytes, "in": bytes}."""
+        """Return the inter-zone bytes that the routers counted: zone -> {"out": bytes, "in": bytes}."""
         return veth_links.zone_byte_counters(self.pids, self.spec.topology.zones)
 
     def inter_zone_bytes(self) -> int:
-        """Bytes that nodes have sent out of their zones so far, all zones together."""
+        """Return the bytes that nodes sent out of their zones, summed over zones."""
         return sum(counter["out"] for counter in self.zone_byte_counters().values())
 
     def shape_link(self, name: str, *, rate: float | None = None, delay: float | None = None,
-                    loss: float | None = None) -> str:
-        """Change a node's link, a zone's uplink, or the way between two leaf zones alone (`zoneA|zoneB`), each way,
-        and say by which means; None leaves it as it is.
+                   loss: float | None = None) -> str:
+        """Reshape a node's link, a zone's uplink, or only the path between two leaf zones (`zoneA|zoneB`).
+
+        The shape applies to each direction; None keeps a value.
 
         Parameters
         ----------
         rate : bits/s, 0 for unshaped.
-        delay : seconds that every packet is held.
-        loss : share of the packets between nodes that get lost.
+        delay : seconds per packet.
+        loss : fraction of lost packets between nodes.
+
+        Returns
+        -------
+        description of the mechanisms.
         """
         shapes, ends = self.link_shapes(), veth_links.find_inter_leaf(self.spec, name)
-        cable = None if ends else veth_links.find_link(self.spec, name)
-        name = veth_links.inter_leaf_label(ends) if ends else name
-        old = shapes.pop(name, veth_links.LinkShape(cable.rate) if cable else veth_links.UNSHAPED)
+        link = None if ends else veth_links.find_link(self.spec, name)
+        name = inter_leaf_name(*ends) if ends else name
+        old = shapes.pop(name, veth_links.LinkShape(link.rate) if link else veth_links.UNSHAPED)
         new = replace(old, **{key: value for key, value in (("rate", rate), ("delay", delay), ("loss", loss))
                               if value is not None})
-        if cable:
-            means = veth_links.set_link_shape(self.pids, cable, old, new, veth_links.restore_commands(self.spec, cable))
+        if link:
+            restore = veth_links.restore_commands(self.spec, link)
+            mechanisms = veth_links.set_link_shape(self.pids, link, old, new, restore)
         elif ends:
-            means = veth_links.set_inter_leaf_shape(self.spec, self.pids, ends, old, new)
-        if cable or new != veth_links.UNSHAPED:
+            mechanisms = veth_links.set_inter_leaf_shape(self.spec, self.pids, ends, old, new)
+        if link or new != veth_links.UNSHAPED:
             shapes[name] = new
-        (self.root / "links.json").write_text(json.dumps({k: vars(v) for k, v in shapes.items()}))
-        return means
+        (self.root / "links.json").write_text(json.dumps({name: vars(shape) for name, shape in shapes.items()}))
+        return mechanisms
 
     def link_shapes(self) -> dict[str, veth_links.LinkShape]:
-        """The links that were changed, by node, zone, or pair of zones."""
-        file = self.root / "links.json"
-        return {k: veth_links.LinkShape(**v) for k, v in json.loads(file.read_text()).items()} if file.exists() else {}
+        """Return the reshaped links by node, zone, or pair of zones."""
+        path = self.root / "links.json"
+        shapes = json.loads(path.read_text()) if path.exists() else {}
+        return {name: veth_links.LinkShape(**shape) for name, shape in shapes.items()}
 
     def limit_cpu(self, node: str, fraction: float) -> None:
-        """Let the processes of a node together have so much of a core, its jobs among them; 0 for no limit."""
+        """Limit all processes of a node, including its jobs, to a fraction of a core; 0 for no limit."""
         if node not in self.pids or node not in self.spec.node_hosts:
-            raise UsageError(
-                f"sandbox {self.spec.name} has no node {node!r} (nodes: {', '.join(self.spec.node_hosts)})")
+            raise UsageError(f"sandbox {self.spec.name} has no node {node!r}; expected one of "
+                             f"{sample_names(self.spec.node_hosts)}")
         cpu_quota.set_cpu_quota(self.spec.name, node, self.pids[node], fraction)
 
     def cpu_fractions(self) -> dict[str, float]:
-        """Node -> its part of a core, of the nodes that have a limit."""
+        """Return the fraction of a core by node, for nodes with a limit."""
         return cpu_quota.cpu_quotas(self.spec.name)
 
     def daemon_pid(self, host: str) -> int:
-        """Process id (seen from here) of slurmctld on the login host, of slurmd on a node."""
+        """Return the process id, as seen from the machine, of slurmctld on the login host or slurmd on a node."""
         daemon = "slurmctld" if host == LOGIN else "slurmd"
-        inside = os.stat(f"/proc/{self.pids[host]}/ns/pid")
+        namespace = os.stat(f"/proc/{self.pids[host]}/ns/pid")
         for entry in os.scandir("/proc"):
             with contextlib.suppress(OSError):
                 if (entry.name.isdigit() and Path(entry.path, "comm").read_text().strip() == daemon
-                        and os.stat(f"{entry.path}/ns/pid") == inside):
+                        and os.stat(f"{entry.path}/ns/pid") == namespace):
                     return int(entry.name)
         log = self.root / "log" / f"{daemon if host == LOGIN else host}.log"
-        last = log.read_text(errors="replace").splitlines()[-1:] if log.exists() else []
-        raise SandboxError(f"no {daemon} runs on {host} ({log} ends with {' '.join(last)!r})")
+        last_lines = log.read_text(errors="replace").splitlines()[-1:] if log.exists() else []
+        raise SandboxError(f"no {daemon} runs on {host} ({log} ends with {' '.join(last_lines)!r})")
 
     def start_daemon(self, host: str) -> None:
-        """Start the Slurm daemon of a host again after it was stopped."""
+        """Restart the stopped Slurm daemon of a host."""
         daemon = ["slurmctld"] if host == LOGIN else ["slurmd", "-N", host]
         namespaces.run_on_host(self.pids[host], daemon)
         cpu_quota.add_processes(self.spec.name, host, self.pids[host])
 
     def power_off(self, node: str) -> None:
-        """End a node as a loss of power would: all its processes at once, and its link."""
+        """Kill all processes of a node at once and remove its link, as a power failure does."""
         namespaces.stop_hosts(self.spec.name, [node])
         self.pids.pop(node, None)
 
@@ -141,23 +149,23 @@ class Sandbox:
 
 
 def sandbox_up(spec: SandboxSpec) -> Sandbox:
-    """Bring a sandbox up and return when Slurm calls all its nodes idle.
+    """Start a sandbox and return when all its nodes are idle.
 
-    What an earlier, broken start of the same name left is cleared first; a running one is an error.
+    Remains of a failed start of the same name are removed first; a running sandbox is an error.
 
     Raises
     ------
-    SandboxError : no root, a program is missing (with its package), the name is taken, a host or daemon fails.
+    SandboxError : not root, a program is missing (with its package), the name is in use, or a host or daemon fails.
     """
     _check_requirements()
     root = _STATE_ROOT / spec.name
     if (root / "ready").exists() and namespaces.running_hosts(spec.name):
-        raise SandboxError(f"sandbox {spec.name} is up already; `slurmdl sandbox down --name {spec.name}` ends it")
+        raise SandboxError(f"sandbox {spec.name} is already running; stop it with `slurmdl sandbox down --name {spec.name}`")
     sandbox_down(spec.name)
     user = _job_user(root)
-    shares = _bind_mounts(spec, user)
+    bind_mounts = _bind_mounts(spec, user)
     try:
-        stages = ["copied", *map(str, range(len(shares)))]
+        stages = ["copied", *map(str, range(len(bind_mounts)))]
         for directory in ("spool/ctld", "log", "shared/home", *(f"stage/{stage}" for stage in stages)):
             (root / directory).mkdir(parents=True)
         for node in spec.node_hosts:
@@ -167,8 +175,9 @@ def sandbox_up(spec: SandboxSpec) -> Sandbox:
             os.mkdir(user.home, 0o755)
             os.chown(user.home, user.uid, user.gid)
         slurm_daemons.write_config_files(spec, root, user)
-        private = f"{namespaces.host_mount_script(shares, str(root), user.may_enter)}\n{slurm_daemons.config_mount_script(root)}"
-        mounts = dict.fromkeys([LOGIN, *spec.node_hosts], private)
+        host_mounts = namespaces.host_mount_script(bind_mounts, str(root), user.may_enter)
+        script = f"{host_mounts}\n{slurm_daemons.config_mount_script(root)}"
+        mounts = dict.fromkeys([LOGIN, *spec.node_hosts], script)
         mounts |= {} if spec.cloud_nodes else dict.fromkeys(spec.topology.zones, "")
         pids = namespaces.start_hosts(spec.name, list(mounts), mounts)
         veth_links.create_links(spec, pids)
@@ -184,20 +193,20 @@ def sandbox_up(spec: SandboxSpec) -> Sandbox:
 
 
 def find_sandbox(name: str) -> Sandbox:
-    """The running sandbox of a name; SandboxError where there is none."""
+    """Return the running sandbox of a name; SandboxError if there is none."""
     check_name(name)
     _check_root()
     root, pids = _STATE_ROOT / name, namespaces.running_hosts(name)
     if not pids or not (root / "ready").exists():
         others = sorted(namespaces.running_sandboxes())
-        raise SandboxError(f"no sandbox {name} is up" + (f" (up: {', '.join(others)})" if others else "")
-                           + f"; `slurmdl sandbox up --name {name}` starts it")
+        raise SandboxError(f"no sandbox {name} is running" + (f" (running: {', '.join(others)})" if others else "")
+                           + f"; start it with `slurmdl sandbox up --name {name}`")
     state = json.loads((root / "state.json").read_text())
     return Sandbox(SandboxSpec.from_json(state["spec"]), pids, slurm_daemons.JobUser(**state["user"]))
 
 
 def sandbox_down(name: str) -> bool:
-    """End a sandbox, whole or half-made, and remove all that is left of it. False where there was nothing."""
+    """End a sandbox, even an incomplete one, and remove all its remains; False if there was none."""
     check_name(name)
     _check_root()
     root = _STATE_ROOT / name
@@ -213,7 +222,7 @@ def sandbox_down(name: str) -> bool:
 
 def _check_root() -> None:
     if os.geteuid():
-        raise SandboxError("the sandbox needs root to make network namespaces: run it with sudo")
+        raise SandboxError("the sandbox needs root to create network namespaces: run it with sudo")
 
 
 def _check_requirements() -> None:
@@ -224,11 +233,11 @@ def _check_requirements() -> None:
     missing = [program for program in slurm_daemons.REQUIRED_PROGRAMS if not shutil.which(program, path=path)]
     if missing:
         packages = sorted({slurm_daemons.REQUIRED_PROGRAMS[program] for program in missing})
-        raise SandboxError(f"missing: {', '.join(missing)}; on Debian: apt-get install {' '.join(packages)}")
+        raise SandboxError(f"missing programs: {', '.join(missing)}; on Debian: apt-get install {' '.join(packages)}")
 
 
 def _job_user(root: Path) -> slurm_daemons.JobUser:
-    """The user behind sudo, else an account that exists on the sandbox's hosts only."""
+    """Return the user of sudo, else an account that exists on the sandbox's hosts only."""
     uid = int(os.environ.get("SUDO_UID", "0") or 0)
     if uid:
         entry = pwd.getpwuid(uid)
@@ -238,17 +247,17 @@ def _job_user(root: Path) -> slurm_daemons.JobUser:
 
 
 def _bind_mounts(spec: SandboxSpec, user: slurm_daemons.JobUser) -> list[str]:
-    """Directories to keep visible: those asked for, this package, and the Python that runs it."""
+    """Return the directories to keep visible: the requested ones, this package, and its Python."""
     package = str(Path(slurmdl.__file__).resolve().parent.parent)
-    wanted = [*spec.bind_mounts, package, os.path.abspath(sys.prefix), os.path.abspath(sys.base_prefix)]
-    kept: list[str] = []
-    for path in (os.path.abspath(p) for p in wanted):
+    paths = [*spec.bind_mounts, package, os.path.abspath(sys.prefix), os.path.abspath(sys.base_prefix)]
+    mounts: list[str] = []
+    for path in map(os.path.abspath, paths):
         if not os.path.isdir(path):
-            raise SandboxError(f"--share {path}: not a directory")
-        if path == "/" or path.startswith("/usr") or any(path == k or path.startswith(k + "/") for k in kept):
+            raise SandboxError(f"--bind-mount={path}: not a directory")
+        if path == "/" or path.startswith("/usr") or any(f"{path}/".startswith(f"{mount}/") for mount in mounts):
             continue
-        kept = [k for k in kept if not k.startswith(path + "/")] + [path]
-    for path in kept:
+        mounts = [mount for mount in mounts if not mount.startswith(f"{path}/")] + [path]
+    for path in mounts:
         if not user.may_read(Path(path)):
-            raise SandboxError(f"{path}: {user.name} may not read it; `chmod o+rx {path}` lets the nodes see it")
-    return kept
+            raise SandboxError(f"{path}: not readable for {user.name}; run `chmod o+rx {path}`")
+    return mounts

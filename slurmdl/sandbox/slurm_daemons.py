@@ -1,4 +1,4 @@
-"""Slurm inside a sandbox: its files, its daemons, and when it is ready."""
+"""Slurm inside a sandbox: its files, its daemons, and waiting until it is ready."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ from slurmdl.errors import SandboxError
 from slurmdl.sandbox import namespaces, veth_links
 from slurmdl.sandbox.spec import LOGIN, SandboxSpec
 from slurmdl.slurm import hostlist
+from slurmdl.text import sample_names
 from slurmdl.topology import write
 
-#: program -> Debian package that has it
+#: program -> Debian package
 REQUIRED_PROGRAMS = {"slurmctld": "slurmctld", "slurmd": "slurmd", "scontrol": "slurm-client", "munged": "munge",
-            "ip": "iproute2", "tc": "iproute2", "nft": "nftables", "nsenter": "util-linux",
-            "unshare": "util-linux", "setpriv": "util-linux", "sysctl": "procps"}
+                     "ip": "iproute2", "tc": "iproute2", "nft": "nftables", "nsenter": "util-linux",
+                     "unshare": "util-linux", "setpriv": "util-linux", "sysctl": "procps"}
 
 _OPEN_MPI_MCA = """\
 # more ranks than cores: yield, and stay on the shaped interface
@@ -33,12 +34,11 @@ oob_tcp_if_include = eth0
 hwloc_base_binding_policy = none
 """
 
-
-#: Nodes of a cloud boot when they are allocated (ResumeProgram), and these never finish: nothing is sent to them,
-#: they stay with their job until it is cancelled, and serve again once they were powered down (`cloud.end`).
-_CLOUD_SETTINGS = {"ResumeProgram": "/bin/true", "SuspendProgram": "/bin/true", "SuspendTime": 2**30, "SuspendTimeout": 1,
-          "ResumeTimeout": 65000, "ResumeRate": 0, "SuspendRate": 0, "SlurmdTimeout": 0, "MaxJobCount": 100000,
-          "PrivateData": "cloud"}
+#: Cloud nodes boot when they are allocated (ResumeProgram), and these never finish booting: nothing is sent to them,
+#: they stay allocated until the job is canceled, and are available again after power-down (`power_down_job`).
+_CLOUD_SETTINGS = {"ResumeProgram": "/bin/true", "SuspendProgram": "/bin/true", "SuspendTime": 2**30,
+                   "SuspendTimeout": 1, "ResumeTimeout": 65000, "ResumeRate": 0, "SuspendRate": 0, "SlurmdTimeout": 0,
+                   "MaxJobCount": 100000, "PrivateData": "cloud"}
 
 
 @dataclass(frozen=True)
@@ -51,11 +51,11 @@ class JobUser:
     home: str
 
     def may_enter(self, directory: Path) -> bool:
-        """Whether the mode of a directory lets the user pass it."""
+        """Whether the directory's mode lets the user enter it."""
         return self._has_mode_bits(directory, 0o1)
 
     def may_read(self, directory: Path) -> bool:
-        """Whether the mode of a directory lets the user list and pass it."""
+        """Whether the directory's mode lets the user list and enter it."""
         return self._has_mode_bits(directory, 0o5)
 
     def _has_mode_bits(self, directory: Path, bits: int) -> bool:
@@ -68,7 +68,7 @@ class JobUser:
 
 
 def write_config_files(spec: SandboxSpec, root: Path, user: JobUser) -> None:
-    """Write all configuration files: Slurm's own to `root`/slurm, the others of /etc to `root`/etc."""
+    """Write Slurm's configuration files to `root`/slurm, and the other files of /etc to `root`/etc."""
     etc, slurm, address = root / "etc", root / "slurm", veth_links.host_addresses(spec)
     slurm.mkdir()
     for directory in ("slurm", "openmpi", "slurmdl"):
@@ -76,7 +76,7 @@ def write_config_files(spec: SandboxSpec, root: Path, user: JobUser) -> None:
     (slurm / "slurm.conf").write_text(_slurm_conf(spec, root, address))
     without_speeds = replace(spec.topology, kind="tree", uplink_bandwidth=np.full(len(spec.topology.zones), np.nan))
     (slurm / "topology.conf").write_text(write.format_topology_conf(without_speeds))
-    if spec.zone_rate:  # which may be slower than a LinkSpeed can say
+    if spec.zone_rate:  # may be below the smallest plausible LinkSpeed
         (etc / "slurmdl/slurmdl.yaml").write_text(f"link_defaults: {{zone_bandwidth: {spec.zone_rate / 8:f}}}\n")
     (slurm / "cgroup.conf").write_text("CgroupAutomount=no\n")
     if spec.plugstack:
@@ -84,17 +84,15 @@ def write_config_files(spec: SandboxSpec, root: Path, user: JobUser) -> None:
     for name, text in spec.config_files.items():
         (slurm / name).write_text(text)
     if spec.gres:
-        kinds = {kind.split(":")[0]: kind for kind in spec.gres.split(",")}
         lines = []
-        for name, kind in kinds.items():
-            parts = kind.split(":")
-            of_type = f" Type={parts[1]}" if len(parts) > 2 else ""
+        for name, *gres_type, count in (gres.split(":") for gres in spec.gres.split(",")):
             # a gpu needs one file each, or its node counts none of them
-            files = [slurm / f"{name}{i}" for i in range(int(parts[-1]))] if name == "gpu" else []
+            files = [slurm / f"{name}{i}" for i in range(int(count))] if name == "gpu" else []
             for file in files:
                 file.touch()
-            what = f"File=/etc/slurm/{name}[0-{len(files) - 1}]" if files else "Flags=CountOnly"
-            lines.append(f"Name={name}{of_type} Count={parts[-1]} {what}\n")
+            type_option = f" Type={gres_type[0]}" if gres_type else ""
+            option = f"File=/etc/slurm/{name}[0-{len(files) - 1}]" if files else "Flags=CountOnly"
+            lines.append(f"Name={name}{type_option} Count={count} {option}\n")
         (slurm / "gres.conf").write_text("".join(lines))
     (etc / "hosts").write_text("127.0.0.1 localhost\n" + "".join(f"{a} {h}\n" for h, a in address.items()))
     (etc / "openmpi/openmpi-mca-params.conf").write_text(_OPEN_MPI_MCA)
@@ -110,17 +108,17 @@ def write_config_files(spec: SandboxSpec, root: Path, user: JobUser) -> None:
 
 
 def config_mount_script(root: Path) -> str:
-    """Shell text that shows a host the cluster's files in its /etc, over those of the machine.
+    """Return shell text that mounts the cluster's files over the machine's /etc on a host.
 
-    An overlay, not a mount on each file: the machine may replace its /etc/passwd at any time (useradd(8) renames
-    a new one over it), and such a mount would then be gone.
+    It uses an overlay: the machine may replace /etc/passwd at any time (useradd(8) renames a new file over it), which
+    removes a mount on the single file.
     """
     etc, slurm = shlex.quote(f"{root}/etc"), shlex.quote(f"{root}/slurm")
     return f"mount -t overlay -o lowerdir={etc}:/etc overlay /etc\nmount --bind {slurm} /etc/slurm"
 
 
 def _slurm_conf(spec: SandboxSpec, root: Path, address: Mapping[str, str]) -> str:
-    chosen = {line.split("=", 1)[0].lower() for line in spec.slurm_conf_lines}
+    overridden = {line.split("=", 1)[0].lower() for line in spec.slurm_conf_lines}
     settings = {
         "ClusterName": spec.name,
         "SlurmctldHost": f"{LOGIN}({address[LOGIN]})",
@@ -139,7 +137,7 @@ def _slurm_conf(spec: SandboxSpec, root: Path, address: Mapping[str, str]) -> st
         "SelectType": "select/cons_tres",
         "SelectTypeParameters": "CR_CPU_Memory",
         "DefMemPerCPU": 100,
-        "SlurmdParameters": "config_overrides",  # nodes have the CPUs that the spec says, not the machine's
+        "SlurmdParameters": "config_overrides",  # CPUs of the spec, not of the machine
         "TopologyPlugin": "topology/tree",
         "ReturnToService": 2,
         "SlurmdTimeout": 15,
@@ -148,52 +146,52 @@ def _slurm_conf(spec: SandboxSpec, root: Path, address: Mapping[str, str]) -> st
         **(_CLOUD_SETTINGS if spec.cloud_nodes else {}),
         **({"GresTypes": ",".join(sorted({g.split(":")[0] for g in spec.gres.split(",")}))} if spec.gres else {}),
     }
-    lines = [f"{key}={value}" for key, value in settings.items() if key.lower() not in chosen]
+    lines = [f"{key}={value}" for key, value in settings.items() if key.lower() not in overridden]
     lines += spec.slurm_conf_lines
-    alike: dict[tuple[str, str], list[str]] = {}
+    nodes_by_settings: dict[tuple[str, str], list[str]] = {}
     for node in spec.topology.nodes:
-        # a name that no host has would let the controller wait seconds for the resolver: here nobody listens
-        where = f"NodeAddr={address[LOGIN]} State=CLOUD" if spec.cloud_nodes else f"NodeAddr={address[node]}"
-        alike.setdefault((where, spec.node_features(node)), []).append(node)
-    for (where, features), nodes in alike.items():
-        lines.append(f"NodeName={hostlist.fold_hostlist(nodes)} {where} CPUs={spec.cpus} RealMemory={spec.memory}"
+        # with an unknown host name the controller would wait seconds for the resolver
+        location = f"NodeAddr={address[LOGIN]} State=CLOUD" if spec.cloud_nodes else f"NodeAddr={address[node]}"
+        nodes_by_settings.setdefault((location, spec.node_features(node)), []).append(node)
+    for (location, features), nodes in nodes_by_settings.items():
+        lines.append(f"NodeName={hostlist.fold_hostlist(nodes)} {location} CPUs={spec.cpus} RealMemory={spec.memory}"
                      + (f" Features={features}" if features else "") + (f" Gres={spec.gres}" if spec.gres else ""))
     lines.append("PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP")
     return "\n".join(map(str, lines)) + "\n"
 
 
 def start_daemons(spec: SandboxSpec, root: Path, pids: Mapping[str, int]) -> None:
-    """Start munged on each host, slurmctld on the login host and a slurmd on each node."""
-    script = {
+    """Start munged on every host, slurmctld on the login host and slurmd on every node."""
+    scripts = {
         "munged": "mkdir -p -m 755 /run/munge && exec munged --force --key-file={root}/munge.key"
                   " --log-file=/run/munge/munged.log --seed-file=/run/munge/munged.seed --num-threads=2",
         "slurmctld": "exec slurmctld",
         "slurmd": "exec slurmd -N {host}",
     }
 
-    def begin(names: Sequence[str], daemon: str) -> None:
-        started = [(name, subprocess.Popen(
-            namespaces.nsenter_command(pids[name], ["sh", "-c", script[daemon].format(root=root, host=name)]),
+    def start(names: Sequence[str], daemon: str) -> None:
+        processes = [(name, subprocess.Popen(
+            namespaces.nsenter_command(pids[name], ["sh", "-c", scripts[daemon].format(root=root, host=name)]),
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
             text=True, env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"})) for name in names]
-        for name, child in started:
+        for name, process in processes:
             try:
-                _, text = child.communicate(timeout=20)
+                _, text = process.communicate(timeout=20)
             except subprocess.TimeoutExpired as error:
-                child.kill()
-                raise SandboxError(f"{daemon} on {name} does not come up within 20 s") from error
-            if child.returncode:
+                process.kill()
+                raise SandboxError(f"{daemon} on {name}: not started within 20 s") from error
+            if process.returncode:
                 raise SandboxError(f"{daemon} on {name}: {' '.join(text.split())[-300:] or 'failed'}")
 
-    begin([LOGIN, *spec.node_hosts], "munged")
-    begin([LOGIN], "slurmctld")
-    begin(spec.node_hosts, "slurmd")
+    start([LOGIN, *spec.node_hosts], "munged")
+    start([LOGIN], "slurmctld")
+    start(spec.node_hosts, "slurmd")
 
 
 def node_states(pids: Mapping[str, int]) -> dict[str, str]:
-    """Node -> state as sinfo words it ("idle", "down*", ...); empty while the controller does not answer."""
+    """Return node -> state as in sinfo ("idle", "down*", ...); empty if the controller does not answer."""
     try:
-        # by state: a line for each node (-N) would take sinfo a second for 10,000
+        # grouped by state: one line per node (-N) takes sinfo a second for 10,000 nodes
         text = namespaces.run_on_host(pids[LOGIN], ["sinfo", "-h", "-o", "%T %N"], timeout=5)
     except SandboxError:
         return {}
@@ -202,14 +200,14 @@ def node_states(pids: Mapping[str, int]) -> dict[str, str]:
 
 
 def wait_until_ready(pids: Mapping[str, int], timeout: float = 30.0) -> None:
-    """Return when the controller calls every node idle; SandboxError names those that are not."""
+    """Return when every node is idle; SandboxError names nodes that are not."""
     deadline = time.monotonic() + timeout
     while True:
         states = node_states(pids)
-        late = [node for node, state in states.items() if state.rstrip("~") != "idle"]
-        if states and not late:
+        not_idle = [node for node, state in states.items() if state.rstrip("~") != "idle"]
+        if states and not not_idle:
             return
         if time.monotonic() > deadline:
-            what = f"not idle: {', '.join(late[:8])}" if late else "the controller does not answer"
-            raise SandboxError(f"Slurm is not ready after {timeout:g} s ({what})")
+            reason = f"not idle: {sample_names(not_idle)}" if not_idle else "the controller does not answer"
+            raise SandboxError(f"Slurm is not ready after {timeout:g} s ({reason})")
         time.sleep(0.05)

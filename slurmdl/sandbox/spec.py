@@ -1,9 +1,8 @@
-"""What a sandbox is made of: its zones, its nodes, its links."""
+"""Description of a sandbox: its zones, nodes and links."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -15,31 +14,30 @@ from slurmdl.topology.topology import Topology
 
 _NAME_PATTERN = re.compile(r"[a-z][a-z0-9-]{0,20}")
 
-#: the head host: login node, controller, and the router above the roots of the zone tree
+#: host of the controller and of logins, and the router above the root zones
 LOGIN = "login"
-#: leaf i has the subnet 10.(i + 1).0.0/16
-MAX_LEAVES = 250
+MAX_LEAVES = 250  # leaf i has the subnet 10.(i + 1).0.0/16
 MAX_NODES = 256
 
 
 def round_robin_topology(nodes: int, zones: int) -> Topology:
-    """`nodes` nodes n1, n2, ... dealt in turn to `zones` leaf switches zoneA, zoneB, ... under one root.
+    """Return nodes n1, n2, ... assigned round-robin to leaf switches zoneA, zoneB, ... under one root.
 
-    The alphabetical order of the nodes is thus the worst order of ranks. One zone has no root above it.
+    The alphabetical node order is thus the worst rank order. A single zone has no root above it.
     """
     if not 1 <= nodes <= MAX_NODES:
-        raise UsageError(f"--nodes {nodes}: 1 to {MAX_NODES} expected")
+        raise UsageError(f"--nodes={nodes}: expected 1 to {MAX_NODES}")
     if not 1 <= zones <= min(nodes, 26):
-        raise UsageError(f"--zones {zones}: 1 to {min(nodes, 26)} expected (at most one zone a node, and 26)")
+        raise UsageError(f"--zones={zones}: expected 1 to {min(nodes, 26)} (at most 26, and one per node)")
     width = len(str(nodes))
     leaves = [f"zone{chr(ord('A') + i)}" for i in range(zones)]
     names = [f"n{i + 1:0{width}d}" for i in range(nodes)]
-    above = ["core"] if zones > 1 else []
+    roots = ["core"] if zones > 1 else []
     return Topology(
-        zones=(*leaves, *above),
-        parent=np.array([zones if above else -1] * zones + [-1] * len(above), np.int32),
-        level=np.array([0] * zones + [1] * len(above), np.int32),
-        uplink_bandwidth=np.full(zones + len(above), np.nan),
+        zones=(*leaves, *roots),
+        parent=np.array([zones if roots else -1] * zones + [-1] * len(roots), np.int32),
+        level=np.array([0] * zones + [1] * len(roots), np.int32),
+        uplink_bandwidth=np.full(zones + len(roots), np.nan),
         nodes=tuple(names), leaf=np.array([i % zones for i in range(nodes)], np.int32), source="sandbox")
 
 
@@ -49,16 +47,16 @@ class SandboxSpec:
 
     Attributes
     ----------
-    node_rate, zone_rate : bits/s of a node's link, and of the link between a zone and the zone above it.
-    cpus, memory : of each node; memory in MB.
-    zone_features : each node carries its leaf zone's name as a feature.
-    features : node -> further features; "" as the node stands for all nodes.
-    gres : Slurm's Gres text for every node, "" for none.
-    settings : further lines of slurm.conf.
-    plugstack : text of plugstack.conf, "" for no such file.
-    files : further files beside slurm.conf, name -> text.
-    shares : directories that stay visible under their own path on every host.
-    cloud : the nodes are names only, of any number: the controller allocates them, but no job ever runs on them.
+    node_rate, zone_rate : bits/s of a node's link and of a zone's uplink.
+    cpus, memory : per node; memory in MB.
+    zone_features : each node has its leaf zone as a feature.
+    features : node -> further features; "" for all nodes.
+    gres : Gres of every node in slurm.conf syntax, "" for none.
+    slurm_conf_lines : further lines of slurm.conf.
+    plugstack : text of plugstack.conf, "" for no file.
+    config_files : further files next to slurm.conf, name -> text.
+    bind_mounts : directories that every host sees under their own path.
+    cloud_nodes : the nodes are names only: the controller allocates them, but no job runs on them.
     """
 
     name: str
@@ -79,33 +77,34 @@ class SandboxSpec:
     def __post_init__(self) -> None:
         check_name(self.name)
         if not 1 <= self.cpus <= 1024:
-            raise UsageError(f"--cpus {self.cpus}: 1 to 1024 expected")
+            raise UsageError(f"--cpus={self.cpus}: expected 1 to 1024")
         if self.memory < 1:
-            raise UsageError(f"--memory {self.memory}: at least 1 (MB) expected")
+            raise UsageError(f"--memory={self.memory}: expected at least 1 (MB)")
         if len(self.topology.nodes) > MAX_NODES and not self.cloud_nodes:
-            raise UsageError(f"{len(self.topology.nodes)} nodes: a sandbox holds at most {MAX_NODES}")
+            raise UsageError(f"{len(self.topology.nodes)} nodes: expected at most {MAX_NODES}")
         if len(self.leaf_indices()) > MAX_LEAVES and not self.cloud_nodes:
-            raise UsageError(f"{len(self.leaf_indices())} leaf zones: a sandbox holds at most {MAX_LEAVES}")
-        homeless = [n for n, leaf in zip(self.topology.nodes, self.topology.leaf, strict=True) if leaf < 0]
-        if homeless:
-            raise UsageError(f"node {homeless[0]} is in no zone: every node of a sandbox needs one")
+            raise UsageError(f"{len(self.leaf_indices())} leaf zones: expected at most {MAX_LEAVES}")
+        zoneless = [n for n, leaf in zip(self.topology.nodes, self.topology.leaf, strict=True) if leaf < 0]
+        if zoneless:
+            raise UsageError(f"node {zoneless[0]}: in no zone; expected one")
         for host in (*self.topology.nodes, *self.topology.zones):
             if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,60}", host) or host == LOGIN:
-                raise UsageError(f"{host!r} cannot be the name of a host (letters, digits, . _ -; not {LOGIN!r})")
-        both = set(self.topology.nodes) & set(self.topology.zones)
-        if both:
-            raise UsageError(f"{min(both)} is both a node and a zone: their names must differ")
+                raise UsageError(f"{host!r}: invalid host name; expected letters, digits, . _ -, not {LOGIN!r}")
+        duplicates = set(self.topology.nodes) & set(self.topology.zones)
+        if duplicates:
+            raise UsageError(f"{min(duplicates)}: name of a node and of a zone; expected different names")
         unknown = set(self.features) - {"", *self.topology.nodes}
         if unknown:
-            raise UsageError(f"--features: no node {min(unknown)!r} (nodes: {sample_names(self.topology.nodes)})")
+            raise UsageError(f"--features: no node {min(unknown)!r}; expected one of "
+                             f"{sample_names(self.topology.nodes)}")
 
     @property
     def node_hosts(self) -> tuple[str, ...]:
-        """The nodes that are hosts of this machine."""
+        """The nodes that are hosts on this machine."""
         return () if self.cloud_nodes else self.topology.nodes
 
     def leaf_indices(self) -> list[int]:
-        """Indices of the zones that hold nodes, in the order of the topology."""
+        """Return the indices of the zones with nodes, in topology order."""
         return sorted({int(leaf) for leaf in self.topology.leaf})
 
     def node_features(self, node: str) -> str:
@@ -123,6 +122,6 @@ class SandboxSpec:
 
 
 def check_name(name: str) -> None:
-    """UsageError unless `name` can name a sandbox."""
+    """Raise UsageError if `name` is no valid name of a sandbox."""
     if not _NAME_PATTERN.fullmatch(name):
-        raise UsageError(f"--name {name!r}: a lower-case letter, then up to 20 of a-z, 0-9 and - expected")
+        raise UsageError(f"--name={name}: expected a lower-case letter, then up to 20 of a-z, 0-9 and -")

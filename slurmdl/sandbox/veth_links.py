@@ -1,8 +1,8 @@
-"""The links of a sandbox: every zone a host of its own that switches or routes, every link shaped.
+"""Links of a sandbox: each zone is a host that switches or routes, each link is shaped.
 
-A leaf zone is a bridge with its nodes; its uplink leads to the host of the zone above, which routes, and so
-on up to the login host, which joins the roots. What goes from zone to zone therefore crosses the uplinks,
-and each end of a link has a token bucket (tc-tbf(8)) on what it sends.
+A leaf zone is a bridge with its nodes; its uplink leads to the host of the parent zone, which routes, and so on up to
+the login host, which joins the root zones. Traffic between zones thus crosses their uplinks, and each end of a link
+has a token bucket (tc-tbf(8)) on outgoing packets. The path between two leaf zones can have a separate shape.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from slurmdl.errors import SandboxError, UsageError
-from slurmdl.links.link_scores import inter_leaf_name
 from slurmdl.sandbox import namespaces, qdisc
 from slurmdl.sandbox.qdisc import MTU, tbf_args
 from slurmdl.sandbox.spec import LOGIN, SandboxSpec
+from slurmdl.text import sample_names
 
 
 @dataclass(frozen=True)
 class VethLink:
-    """One cable: the host below and its interface, the host above and its interface, bits/s (0 = unshaped)."""
+    """One veth pair: the lower and upper host with their interfaces, bits/s (0 = unshaped)."""
 
     lower_host: str
     lower_interface: str
@@ -30,103 +30,18 @@ class VethLink:
     rate: float
 
 
-def leaf_subnet(spec: SandboxSpec, leaf: int) -> int:
-    """Second byte of the addresses in a leaf zone."""
-    return spec.leaf_indices().index(leaf) + 1
+@dataclass(frozen=True)
+class LinkShape:
+    """Shape of a link in each direction: bits/s (0: unshaped), delay in seconds, fraction of lost packets."""
+
+    rate: float
+    delay: float = 0.0
+    loss: float = 0.0
 
 
-def host_addresses(spec: SandboxSpec) -> dict[str, str]:
-    """Address of every node and of the login host."""
-    found = {LOGIN: "10.0.0.1"}
-    if spec.cloud_nodes:
-        return found
-    count: dict[int, int] = {}
-    for name, leaf in zip(spec.topology.nodes, spec.topology.leaf, strict=True):
-        count[int(leaf)] = count.get(int(leaf), 0) + 1
-        found[name] = f"10.{leaf_subnet(spec, int(leaf))}.0.{count[int(leaf)]}"
-    return found
-
-
-def all_links(spec: SandboxSpec) -> list[VethLink]:
-    """All cables, those of the nodes first. Interfaces downward are named d0, d1, ... in this order."""
-    topology, found = spec.topology, []
-    down: dict[str, int] = {}
-
-    def cable(below: str, below_if: str, above: str, rate: float) -> None:
-        down[above] = down.get(above, -1) + 1
-        found.append(VethLink(below, below_if, above, f"d{down[above]}", rate))
-
-    for name, leaf in zip(topology.nodes, topology.leaf, strict=True):
-        cable(name, "eth0", topology.zones[leaf], spec.node_rate)
-    for name, parent in zip(topology.zones, topology.parent, strict=True):
-        above, rate = (topology.zones[parent], spec.zone_rate) if parent >= 0 else (LOGIN, 0.0)
-        cable(name, "uplink", above, rate)
-    return found
-
-
-def create_links(spec: SandboxSpec, pids: dict[str, int]) -> None:
-    """Make all links, addresses, routes, shapes and counters. `pids` as `hosts.start` returns them."""
-    if spec.cloud_nodes:
-        namespaces.run_on_host(pids[LOGIN], ["ip", "address", "add", f"{host_addresses(spec)[LOGIN]}/32", "dev", "lo"])
-        return
-    cables = all_links(spec)
-    batch = "".join(
-        f"link add {c.lower_interface} mtu {MTU} netns {pids[c.lower_host]} type veth "
-        f"peer name {c.upper_interface} mtu {MTU} netns {pids[c.upper_host]}\n" for c in cables)
-    done = subprocess.run(["ip", "-batch", "-"], input=batch, text=True, capture_output=True, check=False)
-    if done.returncode:
-        raise SandboxError(f"ip link: {' '.join(done.stderr.split())[:300]}")
-    for host, lines in _address_commands(spec, cables).items():
-        namespaces.run_on_host(pids[host], ["ip", "-batch", "-"], stdin="\n".join(lines) + "\n")
-    for host in (LOGIN, *spec.topology.zones):
-        namespaces.run_on_host(pids[host], ["sysctl", "-qw", "net.ipv4.ip_forward=1"])
-    shapes: dict[str, list[str]] = {}
-    for c in cables:
-        if c.rate:
-            for host, interface in ((c.lower_host, c.lower_interface), (c.upper_host, c.upper_interface)):
-                shapes.setdefault(host, []).append(f"qdisc add dev {interface} root {tbf_args(c.rate)}")
-    for host, lines in shapes.items():
-        namespaces.run_on_host(pids[host], ["tc", "-batch", "-"], stdin="\n".join(lines) + "\n")
-    for zone in spec.topology.zones:
-        namespaces.run_on_host(pids[zone], ["nft", "-f", "-"], stdin=_COUNTER_RULES)
-
-
-def _address_commands(spec: SandboxSpec, veth_links: list[VethLink]) -> dict[str, list[str]]:
-    topology, address = spec.topology, host_addresses(spec)
-    batch: dict[str, list[str]] = {LOGIN: [f"address add {address[LOGIN]}/32 dev lo"]}
-    for leaf in spec.leaf_indices():
-        batch[topology.zones[leaf]] = ["link add br0 type bridge", f"link set br0 mtu {MTU} up",
-                                       f"address add 10.{leaf_subnet(spec, leaf)}.255.254/16 dev br0"]
-    below: dict[str, list[int]] = {}  # host -> leaves reached through it
-    for leaf in spec.leaf_indices():
-        zone = leaf
-        while zone >= 0:
-            below.setdefault(topology.zones[zone], []).append(leaf)
-            zone = int(topology.parent[zone])
-    for number, c in enumerate(veth_links):
-        lower, upper = batch.setdefault(c.lower_host, []), batch.setdefault(c.upper_host, [])
-        lower.append(f"link set {c.lower_interface} up")
-        upper.append(f"link set {c.upper_interface} up")
-        if c.lower_host in address:
-            gateway = leaf_subnet(spec, int(topology.leaf[topology.node_index[c.lower_host]]))
-            upper.append(f"link set {c.upper_interface} master br0")
-            lower += [f"address add {address[c.lower_host]}/16 dev {c.lower_interface}",
-                      f"route add default via 10.{gateway}.255.254"]
-        else:
-            ends = _uplink_addresses(number)
-            lower += [f"address add {ends[0]}/30 dev {c.lower_interface}", f"route add default via {ends[1]}"]
-            upper.append(f"address add {ends[1]}/30 dev {c.upper_interface}")
-            upper += [f"route add 10.{leaf_subnet(spec, leaf)}.0.0/16 via {ends[0]}" for leaf in below.get(c.lower_host, [])]
-    return batch
-
-
-def _uplink_addresses(number: int) -> tuple[str, str]:
-    """Addresses of the two ends of a cable between zones, the lower end's first."""
-    network = f"172.{16 + number // 8192}.{number // 32 % 256}"
-    return f"{network}.{number % 32 * 8 + 1}", f"{network}.{number % 32 * 8 + 2}"
-
-
-# Counted and lost are only packets between nodes: what Slurm's controller sends is neither.
+UNSHAPED = LinkShape(0.0)
+_SEPARATORS = "|:"  # between two zone names
+#: counters and losses apply to packets between nodes only, not to those of the controller
 _NODE_ADDRESSES = "10.1.0.0-10.255.255.255"
 _COUNTER_RULES = """
 table ip slurmdl {
@@ -141,75 +56,168 @@ table ip slurmdl {
 """
 
 
+def leaf_subnet(spec: SandboxSpec, leaf: int) -> int:
+    """Return the second byte of the addresses in a leaf zone."""
+    return spec.leaf_indices().index(leaf) + 1
+
+
+def host_addresses(spec: SandboxSpec) -> dict[str, str]:
+    """Return the addresses of all nodes and of the login host."""
+    addresses = {LOGIN: "10.0.0.1"}
+    if spec.cloud_nodes:
+        return addresses
+    count: dict[int, int] = {}
+    for name, leaf in zip(spec.topology.nodes, spec.topology.leaf, strict=True):
+        count[int(leaf)] = count.get(int(leaf), 0) + 1
+        addresses[name] = f"10.{leaf_subnet(spec, int(leaf))}.0.{count[int(leaf)]}"
+    return addresses
+
+
+def all_links(spec: SandboxSpec) -> list[VethLink]:
+    """Return all links, node links first. The upper interfaces of a host are named d0, d1, ... in this order."""
+    topology, links = spec.topology, list[VethLink]()
+    counts: dict[str, int] = {}
+
+    def add(lower: str, interface: str, upper: str, rate: float) -> None:
+        links.append(VethLink(lower, interface, upper, f"d{counts.setdefault(upper, 0)}", rate))
+        counts[upper] += 1
+
+    for name, leaf in zip(topology.nodes, topology.leaf, strict=True):
+        add(name, "eth0", topology.zones[leaf], spec.node_rate)
+    for name, parent in zip(topology.zones, topology.parent, strict=True):
+        upper, rate = (topology.zones[parent], spec.zone_rate) if parent >= 0 else (LOGIN, 0.0)
+        add(name, "uplink", upper, rate)
+    return links
+
+
+def create_links(spec: SandboxSpec, pids: dict[str, int]) -> None:
+    """Create all links, addresses, routes, shapes and counters; `pids` as from `start_hosts`."""
+    if spec.cloud_nodes:
+        namespaces.run_batch(pids[LOGIN], "ip", [f"address add {host_addresses(spec)[LOGIN]}/32 dev lo"])
+        return
+    links = all_links(spec)
+    batch = "".join(
+        f"link add {link.lower_interface} mtu {MTU} netns {pids[link.lower_host]} type veth "
+        f"peer name {link.upper_interface} mtu {MTU} netns {pids[link.upper_host]}\n" for link in links)
+    result = subprocess.run(["ip", "-batch", "-"], input=batch, text=True, capture_output=True, check=False)
+    if result.returncode:
+        raise SandboxError(f"ip link: {' '.join(result.stderr.split())[:300]}")
+    for host, lines in _address_commands(spec, links).items():
+        namespaces.run_batch(pids[host], "ip", lines)
+    for host in (LOGIN, *spec.topology.zones):
+        namespaces.run_on_host(pids[host], ["sysctl", "-qw", "net.ipv4.ip_forward=1"])
+    shapes: dict[str, list[str]] = {}
+    for link in links:
+        if link.rate:
+            for host, interface in _ends(link):
+                shapes.setdefault(host, []).append(f"qdisc add dev {interface} root {tbf_args(link.rate)}")
+    for host, lines in shapes.items():
+        namespaces.run_batch(pids[host], "tc", lines)
+    for zone in spec.topology.zones:
+        namespaces.run_on_host(pids[zone], ["nft", "-f", "-"], stdin=_COUNTER_RULES)
+
+
+def _ends(link: VethLink) -> tuple[tuple[str, str], tuple[str, str]]:
+    return (link.lower_host, link.lower_interface), (link.upper_host, link.upper_interface)
+
+
+def _address_commands(spec: SandboxSpec, links: list[VethLink]) -> dict[str, list[str]]:
+    topology, address = spec.topology, host_addresses(spec)
+    batch: dict[str, list[str]] = {LOGIN: [f"address add {address[LOGIN]}/32 dev lo"]}
+    for leaf in spec.leaf_indices():
+        batch[topology.zones[leaf]] = ["link add br0 type bridge", f"link set br0 mtu {MTU} up",
+                                       f"address add 10.{leaf_subnet(spec, leaf)}.255.254/16 dev br0"]
+    leaves_below: dict[str, list[int]] = {}
+    for leaf in spec.leaf_indices():
+        zone = leaf
+        while zone >= 0:
+            leaves_below.setdefault(topology.zones[zone], []).append(leaf)
+            zone = int(topology.parent[zone])
+    for number, link in enumerate(links):
+        lower, upper = batch.setdefault(link.lower_host, []), batch.setdefault(link.upper_host, [])
+        lower.append(f"link set {link.lower_interface} up")
+        upper.append(f"link set {link.upper_interface} up")
+        if link.lower_host in address:
+            gateway = leaf_subnet(spec, int(topology.leaf[topology.node_index[link.lower_host]]))
+            upper.append(f"link set {link.upper_interface} master br0")
+            lower += [f"address add {address[link.lower_host]}/16 dev {link.lower_interface}",
+                      f"route add default via 10.{gateway}.255.254"]
+        else:
+            ends = _uplink_addresses(number)
+            lower += [f"address add {ends[0]}/30 dev {link.lower_interface}", f"route add default via {ends[1]}"]
+            upper.append(f"address add {ends[1]}/30 dev {link.upper_interface}")
+            upper += [f"route add 10.{leaf_subnet(spec, leaf)}.0.0/16 via {ends[0]}"
+                      for leaf in leaves_below.get(link.lower_host, [])]
+    return batch
+
+
+def _uplink_addresses(number: int) -> tuple[str, str]:
+    """Return the addresses of the lower and upper end of a link between zones."""
+    network = f"172.{16 + number // 8192}.{number // 32 % 256}"
+    return f"{network}.{number % 32 * 8 + 1}", f"{network}.{number % 32 * 8 + 2}"
+
+
 def zone_byte_counters(pids: dict[str, int], zones: tuple[str, ...]) -> dict[str, dict[str, int]]:
-    """Bytes that nodes sent out of, and got into, each zone so far: zone -> {"out": bytes, "in": bytes}."""
-    found: dict[str, dict[str, int]] = {}
+    """Return the bytes that nodes sent out of and into each zone: zone -> {"out": bytes, "in": bytes}."""
+    counters: dict[str, dict[str, int]] = {}
     for zone in zones:
         rows = json.loads(namespaces.run_on_host(pids[zone], ["nft", "-j", "list", "counters"]))["nftables"]
-        found[zone] = {row["counter"]["name"]: int(row["counter"]["bytes"]) for row in rows if "counter" in row}
-    return found
-
-
-@dataclass(frozen=True)
-class LinkShape:
-    """What a link is like, each way: bits/s (0: unshaped), seconds that packets are held, share of them lost."""
-
-    rate: float
-    delay: float = 0.0
-    loss: float = 0.0
+        counters[zone] = {row["counter"]["name"]: int(row["counter"]["bytes"]) for row in rows if "counter" in row}
+    return counters
 
 
 def find_link(spec: SandboxSpec, name: str) -> VethLink:
-    """The link of a node, or the uplink of a zone; UsageError for any other name."""
-    cable = next((c for c in all_links(spec) if c.lower_host == name), None)
-    if cable is None:
-        raise UsageError(f"no node, zone or pair of zones {name!r} (nodes {', '.join(spec.topology.nodes[:8])}; "
-                         f"zones {', '.join(spec.topology.zones[:8])})")
-    return cable
+    """Return the link of a node, or the uplink of a zone; UsageError for any other name."""
+    link = next((link for link in all_links(spec) if link.lower_host == name), None)
+    if link is None:
+        raise UsageError(f"no node, zone or pair of zones {name!r}; nodes: {sample_names(spec.topology.nodes)}; "
+                         f"zones: {sample_names(spec.topology.zones)}")
+    return link
 
 
-def set_link_shape(pids: Mapping[str, int], link: VethLink, old: LinkShape,
-                   new: LinkShape, restore: Sequence[str]) -> str:
-    """Give a link another shape, and return the means by which it has it, in words.
+def set_link_shape(pids: Mapping[str, int], link: VethLink, old: LinkShape, new: LinkShape,
+                   restore: Sequence[str]) -> str:
+    """Reshape a link and return a description of the mechanisms.
 
-    Packets between nodes are lost where they arrive, after the segments of 64 KB that hosts hand to their interfaces
-    were cut to single frames, as on a cable; the controller's are spared.
+    Packets between nodes are dropped at the receiver, after 64 KB segments were split into frames, as on a real link;
+    packets of the controller are not dropped.
 
     Parameters
     ----------
-    restore : lines for `ip -batch` that give a new upper end what the cable's had (see `upper_end`).
+    restore : lines for `ip -batch` that restore the settings of the upper end (see `restore_commands`).
     """
-    ends = ((link.lower_host, link.lower_interface), (link.upper_host, link.upper_interface))
-    held, netem = link.upper_interface, False
+    upper, netem = link.upper_interface, False
     if new.delay or old.delay:
         netem = qdisc.has_netem(pids[link.upper_host])
         if not netem and old.delay != new.delay:
             if old.delay:
-                qdisc.remove_relay(pids[link.upper_host], held, restore)
+                qdisc.remove_relay(pids[link.upper_host], upper, restore)
             if new.delay:
-                qdisc.insert_relay(pids[link.upper_host], held, MTU, new.delay, restore)
-    wire = qdisc.physical_name(held) if new.delay and not netem else held
-    for host, interface in ((link.lower_host, link.lower_interface), (link.upper_host, wire)):
-        shape = tbf_args(new.rate, single_segments=bool(new.loss)) if new.rate else ""
-        lines = qdisc.netem_lines(interface, new.delay, shape) if new.delay and netem else \
-            [f"qdisc replace dev {interface} root {shape or 'noqueue'}"]
-        namespaces.run_on_host(pids[host], ["tc", "-batch", "-"], stdin="\n".join(lines) + "\n")
-        namespaces.run_on_host(pids[host], ["ip", "link", "set", interface, "gso_max_segs", "1" if new.loss else "65535"])
-    for host, interface in ends:
+                qdisc.insert_relay(pids[link.upper_host], upper, MTU, new.delay, restore)
+    physical = qdisc.physical_name(upper) if new.delay and not netem else upper
+    for host, interface in ((link.lower_host, link.lower_interface), (link.upper_host, physical)):
+        bucket = tbf_args(new.rate, single_segments=bool(new.loss)) if new.rate else ""
+        lines = qdisc.netem_lines(interface, new.delay, bucket) if new.delay and netem else \
+            [f"qdisc replace dev {interface} root {bucket or 'noqueue'}"]
+        namespaces.run_batch(pids[host], "tc", lines)
+        max_segments = "1" if new.loss else "65535"
+        namespaces.run_on_host(pids[host], ["ip", "link", "set", interface, "gso_max_segs", max_segments])
+    for host, interface in _ends(link):
         namespaces.run_on_host(pids[host], ["nft", "-f", "-"], stdin=_loss_rules(interface, new.loss))
-    words = [f"{new.rate / 1e6:g} Mbit/s (tbf)" if new.rate else "no limit of its rate"]
+    parts = [f"{new.rate / 1e6:g} Mbit/s (tbf)" if new.rate else "no rate limit"]
     if new.delay:
-        words.append(f"{new.delay * 1e3:g} ms each way ({'netem' if netem else qdisc.RELAY_DESCRIPTION})")
+        parts.append(f"{new.delay * 1e3:g} ms each way ({'netem' if netem else qdisc.RELAY_DESCRIPTION})")
     if new.loss:
-        words.append(f"{new.loss:.3%} lost each way (nftables; segmentation offloads are off)")
-    return ", ".join(words)
+        parts.append(f"{new.loss:.3%} lost each way (nftables; segmentation offloads are off)")
+    return ", ".join(parts)
 
 
 def restore_commands(spec: SandboxSpec, link: VethLink) -> list[str]:
-    """Lines for `ip -batch` that give the upper end of a cable its place in the host above."""
-    number = all_links(spec).index(link)
-    return [line for line in _address_commands(spec, all_links(spec))[link.upper_host]
-            if f" {link.upper_interface} " in f"{line} " or f"via {_uplink_addresses(number)[0]}" in line]
+    """Return lines for `ip -batch` that restore the settings of a link's upper end."""
+    links = all_links(spec)
+    lower_address = _uplink_addresses(links.index(link))[0]
+    return [line for line in _address_commands(spec, links)[link.upper_host]
+            if f" {link.upper_interface} " in f"{line} " or f"via {lower_address}" in line]
 
 
 def _loss_rules(interface: str, loss: float) -> str:
@@ -218,78 +226,64 @@ def _loss_rules(interface: str, loss: float) -> str:
     if not loss:
         return clear
     return (f"{clear}{table} {{\nchain lose {{ type filter hook ingress device \"{interface}\" priority 0;\n"
-            f"ip saddr {_NODE_ADDRESSES} ip daddr {_NODE_ADDRESSES} numgen random mod 1000000 < {round(loss * 1e6)} drop\n}}\n}}\n")
-
-
-# MERGED: The way between two leaf zones of a sandbox by itself: what else crosses their uplinks stays as it is.
-
-#: what may stand between the names of two zones
-_SEPARATORS = "|:"
-#: the shape of a way that was not changed
-UNSHAPED = LinkShape(0.0)
+            f"ip saddr {_NODE_ADDRESSES} ip daddr {_NODE_ADDRESSES} "
+            f"numgen random mod 1000000 < {round(loss * 1e6)} drop\n}}\n}}\n")
 
 
 def find_inter_leaf(spec: SandboxSpec, name: str) -> tuple[str, str] | None:
-    """The two zones of `zoneA|zoneB` or `zoneA:zoneB`, None for any name without a mark between.
+    """Return the zones of `zoneA|zoneB` or `zoneA:zoneB`, or None for a name without separator.
 
     Raises
     ------
     UsageError : one of them is no leaf zone, or both are the same.
     """
-    mark = next((each for each in _SEPARATORS if each in name), "")
-    if not mark:
+    separator = next((char for char in _SEPARATORS if char in name), "")
+    if not separator:
         return None
     leaves = [spec.topology.zones[leaf] for leaf in spec.leaf_indices()]
-    one, _, other = name.partition(mark)
-    for zone in (one, other):
+    left, _, right = name.partition(separator)
+    for zone in (left, right):
         if zone not in leaves:
-            raise UsageError(f"{name}: no leaf zone {zone!r} (leaf zones {', '.join(leaves[:8])})")
-    if one == other:
-        raise UsageError(f"{name}: two different zones expected")
-    return one, other
+            raise UsageError(f"{name}: no leaf zone {zone!r}; expected two of {sample_names(leaves)}")
+    if left == right:
+        raise UsageError(f"{name}: expected two different zones")
+    return left, right
 
 
-def inter_leaf_label(ends: tuple[str, str]) -> str:
-    """The name of a way, whichever of its zones is first."""
-    return inter_leaf_name(*ends)
+def set_inter_leaf_shape(spec: SandboxSpec, pids: Mapping[str, int], ends: tuple[str, str], old: LinkShape,
+                         new: LinkShape) -> str:
+    """Reshape the path between two leaf zones, and return a description of the mechanisms.
 
-
-def set_inter_leaf_shape(spec: SandboxSpec, pids: Mapping[str, int],
-                         ends: tuple[str, str], old: LinkShape, new: LinkShape) -> str:
-    """Give a way another shape, each way, and return the means in words, as `fabric.change` does.
-
-    `UNCHANGED` takes away all that it had for itself.
+    Other traffic on their uplinks is unaffected. `UNSHAPED` removes the separate shape.
     """
-    means = ""
-    for here, there in (ends, ends[::-1]):
-        cable, number = _detour_link(spec, here, there)
+    mechanisms = ""
+    for zone, other_zone in (ends, ends[::-1]):
+        link, number = _detour_link(spec, zone, other_zone)
         address = f"02:00:00:00:00:{number:02x}"
         if old == UNSHAPED:
-            _create_detour(pids[here], cable, number, address)
-        means = set_link_shape(pids, cable, old, new, [f"link set {cable.upper_interface} address {address}"])
+            _create_detour(pids[zone], link, number, address)
+        restore = [f"link set {link.upper_interface} address {address}"]
+        mechanisms = set_link_shape(pids, link, old, new, restore)
         if new == UNSHAPED:
-            _remove_detour(pids[here], cable, number)
-    return means
+            _remove_detour(pids[zone], link, number)
+    return mechanisms
 
 
 def _detour_link(spec: SandboxSpec, zone: str, other_zone: str) -> tuple[VethLink, int]:
-    """The cable at a zone that leads to another one, and its number there: that of the other zone's subnet."""
+    """Return the veth pair in a zone for packets to another one, and its number: that of the other zone's subnet."""
     number = leaf_subnet(spec, spec.topology.zone_index[other_zone])
     return VethLink(zone, f"to{number}", zone, f"from{number}", 0.0), number
 
 
 def _create_detour(pid: int, link: VethLink, number: int, address: str) -> None:
-    # the ends have one address, so that what leaves the one is meant for the other without anybody asking
-    to, end = link.lower_interface, link.upper_interface
-    _ip_batch(pid, [f"link add name {to} address {address} mtu {MTU} type veth "
-              f"peer name {end} address {address} mtu {MTU}",
-              f"link set {to} arp off up", f"link set {end} up", f"route add default dev {to} table {number}",
-              f"rule add iif br0 to 10.{number}.0.0/16 lookup {number}"])
+    # both ends have the same address, so no ARP is needed
+    lower, upper = link.lower_interface, link.upper_interface
+    namespaces.run_batch(pid, "ip", [
+        f"link add name {lower} address {address} mtu {MTU} type veth peer name {upper} address {address} mtu {MTU}",
+        f"link set {lower} arp off up", f"link set {upper} up", f"route add default dev {lower} table {number}",
+        f"rule add iif br0 to 10.{number}.0.0/16 lookup {number}"])
 
 
 def _remove_detour(pid: int, link: VethLink, number: int) -> None:
-    _ip_batch(pid, [f"rule del iif br0 to 10.{number}.0.0/16 lookup {number}", f"link del {link.lower_interface}"])
-
-
-def _ip_batch(pid: int, lines: list[str]) -> None:
-    namespaces.run_on_host(pid, ["ip", "-batch", "-"], stdin="\n".join(lines) + "\n")
+    namespaces.run_batch(pid, "ip", [f"rule del iif br0 to 10.{number}.0.0/16 lookup {number}",
+                                     f"link del {link.lower_interface}"])

@@ -1,4 +1,4 @@
-"""One job on the same cluster three ways: placed, as Slurm would, and at random."""
+"""Compare the placement policies for one job: placed by slurmdl, Slurm's leaf order, random."""
 
 from __future__ import annotations
 
@@ -10,11 +10,9 @@ import numpy.typing as npt
 
 from slurmdl import units
 from slurmdl.cluster.snapshot import ClusterSnapshot, Node, Partition
-from slurmdl.dl_options import DlOptions
 from slurmdl.errors import UsageError
-from slurmdl.job_request import JobRequest
+from slurmdl.job_request import DlOptions, JobRequest
 from slurmdl.links.link_scores import LinkScores
-from slurmdl.placement.arrays import IntArray
 from slurmdl.placement.iteration_cost import NetworkLinks, network_links
 from slurmdl.placement.job_size import JobSize
 from slurmdl.placement.place import place_job
@@ -24,20 +22,19 @@ from slurmdl.simulate.predict import Prediction, predict_step
 from slurmdl.simulate.workload import TrainingWorkload
 from slurmdl.topology.topology import Topology
 
-#: ways to choose nodes and ranks
 PLACEMENT_POLICIES = ("placed", "leaf order", "random")
 
 
 @dataclass(frozen=True)
 class SimulatedJob:
-    """A job and the cluster that it would run on.
+    """A job and its cluster.
 
     Attributes
     ----------
-    nodes, ranks : counts of the job; its nodes have as many ranks each, the first ones take what is left.
-    chosen : the nodes of the job; () where each way chooses its own.
-    busy : share of the nodes that other jobs hold, 0 to 1.
-    seed : of those jobs, and of the random placement.
+    node_count, rank_count : of the job; ranks are spread evenly over the nodes, the first nodes get the remainder.
+    fixed_nodes : nodes of the job; () to let each policy choose.
+    busy_share : share of the nodes that other jobs hold, 0 to 1.
+    seed : of the other jobs and of the random placement.
     """
 
     workload: TrainingWorkload
@@ -51,91 +48,82 @@ class SimulatedJob:
 
     def predict_policies(self, steps: int = 0, granularity: str = "auto",
                          policies: Sequence[str] = PLACEMENT_POLICIES) -> dict[str, Prediction]:
-        """What a step takes, by each way; steps and detail as of `predict`."""
+        """Predict the step of each policy; steps and granularity as in `predict_step`."""
         self.workload.check_supported(self.rank_count)
         free = self._free_nodes()
-        found = {}
-        for way in policies:
-            names, order = self._place(way, free)
-            network, ranks = self._links_and_rank_nodes(names, order)
-            found[way] = predict_step(self.workload, network, ranks, steps, granularity)
-        return found
+        predictions = {}
+        for policy in policies:
+            names, nodes_by_rank = self._place(policy, free)
+            index = {name: i for i, name in enumerate(names)}
+            predictions[policy] = predict_step(self.workload, self._links(names),
+                                               np.array([index[name] for name in nodes_by_rank], np.int64), steps,
+                                               granularity)
+        return predictions
+
+    def _links(self, names: Sequence[str]) -> NetworkLinks:
+        return network_links(names, self.topology, self.scores)
 
     def _free_nodes(self) -> npt.NDArray[np.bool_]:
-        """Which nodes the job can have; shape (nodes of the topology,).
+        """Nodes that are available to the job; shape (nodes of the topology,).
 
         Raises
         ------
-        UsageError : too few, or a node that the topology does not have.
+        UsageError : too few nodes are free, or a fixed node is not in the topology.
         """
         topology = self.topology
         unknown = [name for name in self.fixed_nodes if name not in topology.node_index]
         if unknown:
-            raise UsageError(f"--nodes: no node {unknown[0]} in {topology.source}; "
-                             f"valid: {', '.join(topology.nodes[:8])}{', ...' * (len(topology.nodes) > 8)}")
-        free = ~occupied_nodes(topology, self.busy_share,
-                               self.seed) if self.busy_share else np.ones(len(topology.nodes), bool)
+            raise UsageError(f"--nodes: {unknown[0]} is not in {topology.source}; expected "
+                             f"{', '.join(topology.nodes[:8])}{', ...' * (len(topology.nodes) > 8)}")
+        free = ~occupied_nodes(topology, self.busy_share, self.seed) if self.busy_share \
+            else np.ones(len(topology.nodes), bool)
         if free.sum() < self.node_count and not self.fixed_nodes:
-            rest = f" at --busy {self.busy_share:g}" if self.busy_share else ""
-            raise UsageError(f"-N {self.node_count}: {topology.source} has {free.sum()} free nodes{rest}; "
-                             f"valid: 1 to {free.sum()}")
+            condition = f" at --busy-share {self.busy_share:g}" if self.busy_share else ""
+            raise UsageError(f"-N {self.node_count}: {topology.source} has {free.sum()} free nodes{condition}; "
+                             f"expected 1 to {free.sum()}")
         return free
 
     def _place(self, policy: str, free: npt.NDArray[np.bool_]) -> tuple[Sequence[str], Sequence[str]]:
-        """The nodes of the job, and the node of each rank."""
-        topology, tasks = self.topology, [
-    JobSize(
-        self.node_count, self.rank_count).tasks_on_node(i) for i in range(
-            self.node_count)]
+        """Nodes of the job, and the node of each rank."""
+        job_size = JobSize(self.node_count, self.rank_count)
+        tasks = [job_size.tasks_on_node(i) for i in range(self.node_count)]
         if policy == "placed":
             return self._place_best(free, tasks)
+        all_names = self.topology.nodes
         if policy == "leaf order":
             names = self.fixed_nodes or tuple(
-    topology.nodes[i] for i in sorted(
-        best_fit_nodes(
-            topology, free, self.node_count)))
-            order = leaf_order(network_links(names, topology, self.scores))
-            return names, [names[i] for i in order.tolist() for _ in range(tasks[i])]
+                all_names[i] for i in sorted(best_fit_nodes(self.topology, free, self.node_count)))
+            return names, [names[i] for i in leaf_order(self._links(names)).tolist() for _ in range(tasks[i])]
         random = np.random.default_rng(self.seed)
-        names = self.fixed_nodes or tuple(topology.nodes[i] for i in random.choice(np.flatnonzero(free), self.node_count,
-                                                                              replace=False).tolist())
+        names = self.fixed_nodes or tuple(
+            all_names[i] for i in random.choice(np.flatnonzero(free), self.node_count, replace=False).tolist())
         slots = [name for name, count in zip(names, tasks, strict=True) for _ in range(count)]
         return names, [slots[i] for i in random.permutation(self.rank_count).tolist()]
 
     def _place_best(self, free: npt.NDArray[np.bool_], tasks: Sequence[int]) -> tuple[Sequence[str], Sequence[str]]:
         traffic = self.workload.placement_traffic
         if self.fixed_nodes:
-            found = best_rank_map(list(zip(self.fixed_nodes, tasks, strict=True)),
-                                  self.topology, self.scores, traffic)
-            return self.fixed_nodes, found.nodes
-        options = DlOptions(
-    traffic.strategy,
-    traffic.ps,
-    model_bytes=traffic.model_bytes,
-     comm_pattern=traffic.pattern)
+            slots = list(zip(self.fixed_nodes, tasks, strict=True))
+            rank_map = best_rank_map(slots, self.topology, self.scores, traffic)
+            return self.fixed_nodes, rank_map.nodes
+        options = DlOptions(traffic.strategy, traffic.ps, model_bytes=traffic.model_bytes,
+                            comm_pattern=traffic.pattern)
         request = JobRequest(options, (self.node_count, self.node_count), self.rank_count, exclusive=True)
-        most = max(tasks)
-        cluster = ClusterSnapshot.from_nodes((Node(name, ("IDLE",) if idle else ("ALLOCATED",), True, most, most * idle,
-                                           partitions=("main",))
-                                      for name, idle in zip(self.topology.nodes, free.tolist(), strict=True)),
-                                     (Partition("main", True),))
-        chosen = place_job(request, cluster, self.topology, self.scores)
-        assert chosen.rank_map is not None, "place gives a map or raises"
-        return chosen.nodes, chosen.rank_map.nodes
-
-    def _links_and_rank_nodes(self, names: Sequence[str],
-                              nodes_by_rank: Sequence[str]) -> tuple[NetworkLinks, IntArray]:
-        """The links of the nodes, and the place of each rank's node among them."""
-        index = {name: i for i, name in enumerate(names)}
-        return network_links(names, self.topology, self.scores), np.array(
-            [index[name] for name in nodes_by_rank], np.int64)
+        cpus = max(tasks)
+        nodes = (Node(name, ("IDLE",) if idle else ("ALLOCATED",), True, cpus, cpus * idle, partitions=("main",))
+                 for name, idle in zip(self.topology.nodes, free.tolist(), strict=True))
+        cluster = ClusterSnapshot.from_nodes(nodes, (Partition("main", True),))
+        placement = place_job(request, cluster, self.topology, self.scores)
+        assert placement.rank_map is not None, "place_job returns a rank map or raises"
+        return placement.nodes, placement.rank_map.nodes
 
 
 def format_predictions(predictions: dict[str, Prediction]) -> Iterator[str]:
-    """The predictions as lines of text."""
-    yield f"{'':12} {'step':>9} {'communication':>14} {'across zones':>13} {'times':>7}"
-    least = next(iter(predictions.values())).step_seconds
-    for way, its in predictions.items():
-        times = f"{its.step_seconds / least:7.3g}" if least else f"{'':7}"
-        yield (f"{way:12} {units.format_duration(its.step_seconds):>9} {its.exposed_comm_fraction:14.1%} "
-               f"{units.format_bytes(its.inter_zone_bytes):>13} {times}")
+    """Yield the lines of a text table."""
+    yield f"{'':12} {'step':>9} {'exposed comm':>14} {'inter-zone':>13} {'ratio':>7}"
+    baseline = next(iter(predictions.values())).step_seconds
+    for policy, prediction in predictions.items():
+        ratio = f"{prediction.step_seconds / baseline:7.3g}" if baseline else f"{'':7}"
+        inter_zone = units.format_bytes(prediction.inter_zone_bytes)
+        yield (f"{policy:12} {units.format_duration(prediction.step_seconds):>9} "
+               f"{prediction.exposed_comm_fraction:14.1%} {inter_zone:>13} {ratio}")

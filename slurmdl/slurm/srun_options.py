@@ -48,7 +48,8 @@ LAYOUT_OPTIONS = frozenset({"ntasks", "nodes", "ntasks-per-node", "tasks-per-nod
                             "exclude"})
 
 #: read for the layout and passed to srun
-LAYOUT_INPUTS = frozenset({"cpus-per-task", "exact", "exclusive", "overlap", "multi-prog", "mpi", "job-name", "chdir"})
+LAYOUT_INPUTS = frozenset({"cpus-per-task", "exact", "exclusive", "overlap", "multi-prog", "mpi", "job-name",
+                           "chdir"})
 
 #: may limit the tasks of a node by something other than CPUs; passed to srun
 TASK_LIMITING = frozenset({"gpus-per-task", "gpus-per-node", "gres", "hint", "threads-per-core"})

@@ -85,7 +85,8 @@ def parse_step_request(line: CommandLine, environ: Mapping[str, str], cpus_per_t
         raise PlacementError("heterogeneous jobs and steps are not mapped")
     limiting = [f"--{o.name}" for o in line.options if o.name in srun_options.TASK_LIMITING]
     limiting += [variable for variable in srun_options.TASK_LIMITING_ENV if variable in environ]
-    per_node = ("tasks-per-node",) if line.has_option("tasks-per-node") else ("ntasks-per-node", "SLURM_NTASKS_PER_NODE")
+    per_node = ("tasks-per-node",) if line.has_option("tasks-per-node") else \
+        ("ntasks-per-node", "SLURM_NTASKS_PER_NODE")
     if line.has_option("cpus-per-task"):
         cpus_per_task = _parse_fixed_count(line, environ, "cpus-per-task")
     return StepRequest(

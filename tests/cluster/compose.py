@@ -1,7 +1,7 @@
-"""The containerized cluster (docker-compose.yml) as the cluster tests use it.
+"""The containerized cluster (docker-compose.yml) for the cluster tests.
 
-There is one at a time, as its networks have fixed addresses: `configure` gives it other settings in the place of a
-new one. Its four networks are joined to the two zones that the tests know.
+Only one can exist, because its networks have fixed addresses; `configure` changes its settings instead of creating a
+new one. Its four networks form the two zones of the tests.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ZONES = "zoneA=1,3 zoneB=2,4"
 
 
 class ComposeCluster(Cluster):
-    """Eight nodes n1..n8 in containers, or fewer, in two zones of two networks each; `base` holds its files."""
+    """Up to eight nodes n1..n8 in containers, in two zones of two networks each; `base` is the directory of its files."""
 
     def __init__(self, base: Path) -> None:
         self.shared, self.user, self.etc = base / "shared", USER.name, base / "etc"
@@ -46,7 +46,7 @@ class ComposeCluster(Cluster):
         self.shared.chmod(0o1777)
 
     def up(self) -> None:
-        """Bring the containers up; RuntimeError in one sentence where they do not come."""
+        """Start the containers; RuntimeError on failure."""
         self._write(SandboxSpec("compose", round_robin_topology(8, 2)))
         done = subprocess.run([ROOT / "tests/cluster/base-image", self._release], capture_output=True, text=True,
                               check=False)
@@ -60,7 +60,7 @@ class ComposeCluster(Cluster):
         self._start = self.shared
         self._start = self.directory("start")
         self._is_common = True
-        # forky's Slurm comes without PMIx
+        # forky's Slurm has no PMIx
         if "pmix" not in self.run(["sh", "-c", "srun --mpi=list 2>&1"]).stdout:
             self.launcher = "--launcher=mpirun"
 
@@ -79,28 +79,28 @@ class ComposeCluster(Cluster):
     # --- other settings ---
 
     def common(self) -> ComposeCluster:
-        """The cluster as all tests share it."""
+        """The cluster with the shared default settings."""
         if not self._is_common:
             self.configure()
             self._is_common = True
         return self
 
     def configure(self, **options: object) -> ComposeCluster:
-        """Begin anew, with an empty state, as a sandbox with these options (fields of Spec; nodes, zones) would."""
+        """Restart with an empty state and the settings of a sandbox (fields of SandboxSpec; nodes, zones)."""
         fields = dict(options)
         nodes, zones = int(fields.pop("nodes", 8)), int(fields.pop("zones", 2))  # type: ignore[call-overload]
-        for name, why in (("plugstack", "the plugin is built for this machine's Slurm, not for the containers'"),
-                          ("cloud", "a cloud of nodes is the sandbox's"), ("shares", "hosts share one directory"),
+        for name, reason in (("plugstack", "the plugin is built for this machine's Slurm, not for the containers'"),
+                          ("cloud_nodes", "only the sandbox has cloud nodes"), ("bind_mounts", "hosts share one directory"),
                           ("node_rate", "the links of nodes are not shaped"),
                           ("zone_rate", "links start at 50 Mbit/s")):
             if fields.get(name):
-                pytest.skip(f"on compose, {why}")
+                pytest.skip(f"on compose, {reason}")
         if zones != 2 or nodes > 8:
             pytest.skip("compose has eight nodes, in two zones for tests")
         spec = SandboxSpec("compose", round_robin_topology(nodes, zones), **fields)  # type: ignore[arg-type]
         self._is_common = False
         _docker("kill", self._containers["slurmctld"], check=False)
-        if spec.gres != self._gres:  # slurmd takes other kinds of them only where it starts
+        if spec.gres != self._gres:  # slurmd reads generic resources only when it starts
             _docker("kill", *(self._containers[f"n{number}"] for number in range(1, 9)), check=False)
             self._gres = spec.gres
         for file in self._state.iterdir():
@@ -108,20 +108,20 @@ class ComposeCluster(Cluster):
         self._write(spec)
         _docker("start", *(self._containers[host] for host in ("slurmctld", *spec.topology.nodes)))
         self._wait_ready()
-        # told one by one, at the same time: `scontrol reconfigure` would start the controller anew once more
-        told = [subprocess.Popen(["docker", "exec", self._containers[node], "pkill", "-HUP", "-x", "slurmd"])
+        # in parallel; `scontrol reconfigure` would also restart the controller
+        signals = [subprocess.Popen(["docker", "exec", self._containers[node], "pkill", "-HUP", "-x", "slurmd"])
                 for node in spec.topology.nodes]
-        for each in told:
-            each.wait()
+        for process in signals:
+            process.wait()
         self._wait_ready(spec.topology.nodes)
         return self
 
     @property
     def box(self) -> NoReturn:
-        pytest.skip("on compose, there is no sandbox to look into")
+        pytest.skip("on compose, there is no sandbox")
 
     def _write(self, spec: SandboxSpec) -> None:
-        """Fill /etc/slurm: the sandbox's files, with what is of the containers (compose/slurm) over them."""
+        """Write /etc/slurm: the sandbox's files, overridden by those of the containers (compose/slurm)."""
         self.topology = spec.topology
         with tempfile.TemporaryDirectory() as scratch:
             slurm_daemons.write_config_files(spec, Path(scratch), USER)
@@ -129,28 +129,28 @@ class ComposeCluster(Cluster):
                 file.unlink()
             for file in (Path(scratch) / "slurm").iterdir():
                 shutil.copy(file, self.etc)
-        own = (ROOT / "compose/slurm/slurm.conf").read_text()
-        chosen = {setting.split("=")[0] for setting in spec.slurm_conf_lines}
-        keys = dict(re.findall(r"^(?!NodeName|PartitionName)(\w+)=(.*)$", own, re.MULTILINE))
-        addresses = dict(re.findall(r"^NodeName=(\w+) NodeAddr=(\S+)", own, re.MULTILINE))
-        lines = [f"{key}={value}" for key, value in keys.items() if key not in chosen]
-        # slurmd remembers jobs that have ended: no number is given twice
+        compose_conf = (ROOT / "compose/slurm/slurm.conf").read_text()
+        overridden = {setting.split("=")[0] for setting in spec.slurm_conf_lines}
+        keys = dict(re.findall(r"^(?!NodeName|PartitionName)(\w+)=(.*)$", compose_conf, re.MULTILINE))
+        addresses = dict(re.findall(r"^NodeName=(\w+) NodeAddr=(\S+)", compose_conf, re.MULTILINE))
+        lines = [f"{key}={value}" for key, value in keys.items() if key not in overridden]
+        # slurmd remembers finished jobs, so job ids must be unique
         self._first_job += 10_000
         lines.append(f"FirstJobId={self._first_job}")
         for line in (self.etc / "slurm.conf").read_text().splitlines():
             key, value = line.split("=", 1)
             if key == "NodeName":
                 line = re.sub("NodeAddr=[^ ]+", f"NodeAddr={addresses[value.split()[0]]}", line)
-            if (key not in keys or key in chosen) and not key.endswith("LogFile"):
+            if (key not in keys or key in overridden) and not key.endswith("LogFile"):
                 lines.append(line)
         (self.etc / "slurm.conf").write_text("\n".join(lines) + "\n")
-        if self._release == "bookworm":  # its Slurm cannot do without, as compose/entrypoint knows
+        if self._release == "bookworm":  # required by its Slurm, as in compose/entrypoint
             (self.etc / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
         else:
             shutil.copy(ROOT / "compose/slurm/cgroup.conf", self.etc)
 
     def _wait_ready(self, nodes: Sequence[str] = (), timeout: float = 60) -> None:
-        """Return when the controller answers, and can use these nodes."""
+        """Wait until the controller answers and these nodes are usable."""
         deadline = time.monotonic() + timeout
         while not (states := self._states()) or any(
                 states.get(node) not in ("idle", "mixed", "allocated", "completing") for node in nodes):
@@ -159,7 +159,7 @@ class ComposeCluster(Cluster):
             time.sleep(0.2)
 
     def _states(self) -> dict[str, str]:
-        # a controller that has only just started may not answer the first question, for which sinfo would wait 10 s
+        # a newly started controller may not answer the first query, for which sinfo would wait 10 s
         text = self.run(["timeout", "2", "sinfo", "-h", "-N", "-o", "%N %T"], as_root=True).stdout
         return dict(line.split() for line in text.splitlines())
 
@@ -167,15 +167,15 @@ class ComposeCluster(Cluster):
 
     @staticmethod
     def _daemon_host(host: str) -> str:
-        """The container whose daemon the tests know as a host's: the controller is no login host here."""
+        """Container with the daemon of a host; the controller is not on the login host here."""
         return "slurmctld" if host == LOGIN else host
 
     def run(self, argv: Sequence[str], *, host: str = LOGIN, as_root: bool = False, stdin: str = "",
             directory: Path | None = None, env: dict[str, str] | None = None,
             timeout: float = 60) -> subprocess.CompletedProcess[str]:
         user = "root" if as_root else self.user
-        given = [f"--env={key}={value}" for key, value in {"USER": user, "LOGNAME": user, **(env or {})}.items()]
-        line = ["docker", "exec", "-i", f"--user={user}", f"--workdir={directory or self._start}", *given,
+        env_options = [f"--env={key}={value}" for key, value in {"USER": user, "LOGNAME": user, **(env or {})}.items()]
+        line = ["docker", "exec", "-i", f"--user={user}", f"--workdir={directory or self._start}", *env_options,
                 self._containers[host], *argv]
         return subprocess.run(line, input=stdin, capture_output=True, text=True, timeout=timeout, check=False)
 
@@ -192,18 +192,18 @@ class ComposeCluster(Cluster):
 
     def power_off(self, node: str) -> None:
         self.stop_daemon(node)
-        self._is_common = False  # the next configuration starts it again
+        self._is_common = False  # the next configuration restarts it
 
     def change_link(self, name: str, *, rate: float | None = None, delay: float | None = None,
                     loss: float | None = None) -> None:
         if name not in self.topology.zones:
             pytest.skip("on compose, the links of nodes are not shaped")
-        given = {"rate": rate, "delay": delay, "loss": loss}
-        words = [f"--{key}={value:f}" for key, value in given.items() if value is not None]
-        self.run(["shape-links", name, *words], host="router", as_root=True, directory=Path("/")).check_returncode()
+        shape = {"rate": rate, "delay": delay, "loss": loss}
+        options = [f"--{key}={value:f}" for key, value in shape.items() if value is not None]
+        self.run(["shape-links", name, *options], host="router", as_root=True, directory=Path("/")).check_returncode()
 
     def controller_log(self) -> str:
-        pytest.skip("on compose, slurmctld (24.11) logs nothing more once it has been told to read its files anew")
+        pytest.skip("on compose, slurmctld (24.11) stops logging after it rereads its configuration")
 
     def bytes_between_zones(self) -> int:
         text = self.run(["shape-links"], host="router", as_root=True, directory=Path("/")).stdout
@@ -218,14 +218,14 @@ def _docker(*words: str, check: bool = True) -> str:
 
 
 def last_line(text: str) -> str:
-    """What a program said last; of errors that it named so, the first."""
+    """The first line with ERROR, or else the last line of a program's output."""
     lines = text.strip().splitlines() or ["failed"]
     return next((line for line in lines if line.startswith("ERROR")), lines[-1])
 
 
 @contextlib.contextmanager
 def up() -> Iterator[ComposeCluster]:
-    """The cluster, for the time of a test session; skips, in one sentence, where it cannot be had."""
+    """The cluster for a test session; skips the tests if it cannot be started."""
     with tempfile.TemporaryDirectory(prefix="slurmdl-compose-") as base:
         cluster = ComposeCluster(Path(base))
         try:

@@ -1,7 +1,7 @@
-"""A cluster of another release of Slurm: all of it on one host, in the root of the Debian that has the release.
+"""A cluster of another release of Slurm on one host, in a chroot of the Debian that has the release.
 
-The host is made of namespaces (network, mounts, processes, host name), as those of the sandbox are, and all ends with
-its first process. It holds munged, slurmctld and a slurmd for each node, each on a port of its own.
+The host consists of namespaces (network, mounts, processes, host name), as in the sandbox, which end with its first
+process. It runs munged, slurmctld and one slurmd per node, each on a separate port.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from slurmdl.topology import write
 
 USER, NUMBER = "dluser", 31415
 _PATH = "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
-#: Slurm resolves names only where an address beside 127.0.0.1 is there
+#: Slurm resolves names only if there is an address other than 127.0.0.1
 _ADDRESS = "10.9.9.9"
 _SLURM_CONF = """\
 ClusterName=other
@@ -47,7 +47,7 @@ TopologyPlugin=topology/tree
 ReturnToService=2
 KillWait=5
 """
-#: the nodes that have a slurmd, all alike, in one partition
+#: identical nodes, each with a slurmd, in one partition
 _NODES = """\
 NodeName=n[1-{nodes}] NodeHostname=login NodeAddr={address} Port=[17001-{last}] CPUs=2 RealMemory=4000
 PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
@@ -76,10 +76,10 @@ exec env -i --ignore-signal=CHLD sleep infinity
 
 
 class RootCluster(Cluster):
-    """`nodes` nodes n1, n2, ... in two zones, of the Slurm in `root`; `here` is a new directory for its files.
+    """`nodes` nodes n1, n2, ... in two zones, with the Slurm in `root`; `here` is a new directory for its files.
 
-    Slurm 22.05 does not know the default of `cgroup`, its cgroup.conf. `lines` are of slurm.conf, about nodes and
-    partitions; nodes that are none of n1, n2, ... have no slurmd. `files` are further ones beside it.
+    `cgroup` is the text of cgroup.conf, whose default Slurm 22.05 does not support. `lines` are the lines of
+    slurm.conf on nodes and partitions; nodes other than n1, n2, ... have no slurmd. `files` are additional files next to it.
     """
 
     def __init__(self, root: Path, here: Path, nodes: int, plugin: Path | None,
@@ -105,7 +105,7 @@ class RootCluster(Cluster):
         (here / "passwd").write_text((root / "etc/passwd").read_text()
                                      + f"{USER}:x:{NUMBER}:{NUMBER}::{self.shared}:/bin/sh\n")
         (here / "group").write_text((root / "etc/group").read_text() + f"{USER}:x:{NUMBER}:\n")
-        shadow = here / "shadow"  # su(1), by which slurmd asks for a user's environment, wants the user there
+        shadow = here / "shadow"  # required by su(1), with which slurmd loads a user's environment
         shadow.touch(0o600)
         shadow.write_text((root / "etc/shadow").read_text() + f"{USER}:*:20000::::::\n")
         key = here / "munge.key"
@@ -127,23 +127,23 @@ class RootCluster(Cluster):
         deadline = time.monotonic() + 60
         children = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children")
         while True:
-            said = (self._here / "make.log").read_text()
-            assert self._process.poll() is None, said
+            log = (self._here / "make.log").read_text()
+            assert self._process.poll() is None, log
             self._pid = int((children.read_text().split() or ["0"])[0])
             ready = self._pid and Path(f"/proc/{self._pid}/comm").read_text().strip() == "sleep"
             states = self.node_states() if ready else {}
             if ready and all(states.get(f"n{i + 1}") == "idle" for i in range(nodes)):
                 return
-            assert time.monotonic() < deadline, f"Slurm is not ready: {states or said}"
+            assert time.monotonic() < deadline, f"Slurm is not ready: {states or log}"
             time.sleep(0.1)
 
     def down(self) -> None:
-        """End the host and all that runs on it."""
+        """Stop the host and all its processes."""
         self._process.kill()
         self._process.wait()
 
     def node_states(self) -> dict[str, str]:
-        """State of every node as sinfo words it."""
+        """Node -> state in the terms of sinfo."""
         text = self.run(["sinfo", "-h", "-N", "-o", "%N %T"]).stdout
         return {line.split()[0]: line.split()[1] for line in text.splitlines()}
 
@@ -159,19 +159,19 @@ class RootCluster(Cluster):
                                    "SHELL": "/bin/sh", "LC_ALL": "C", **(env or {})})
 
     def _no(self, *_: object, **__: object) -> None:
-        raise NotImplementedError("all of this cluster is one host")
+        raise NotImplementedError("this cluster has only one host")
 
     stop_daemon = start_daemon = freeze_daemon = power_off = change_link = bytes_between_zones = controller_log = _no
 
 
-def missing(suite: str, target: str = "plugin-releases") -> str:
-    """Why there is no cluster of the Slurm of a Debian here, "" where there is one; `target` of make makes it."""
+def skip_reason(suite: str, target: str = "test-plugin-releases") -> str:
+    """Reason why there can be no cluster in a chroot of `suite`, or ""; make `target` creates the chroot."""
     if os.geteuid():
-        return "needs root, to make namespaces"
-    return "" if (root_of(suite) / ".slurmdl").exists() else f"no Debian {suite} here: make {target} makes it"
+        return "namespaces need root"
+    return "" if (root_of(suite) / ".slurmdl").exists() else f"no chroot of Debian {suite}: run make {target}"
 
 
 def root_of(suite: str) -> Path:
-    """Where tools/debian-chroot puts the root of a Debian."""
+    """Directory of the chroot that tools/debian-chroot creates."""
     cache = os.environ.get("XDG_CACHE_HOME") or Path(os.environ.get("HOME", "/root")) / ".cache"
     return Path(cache) / "slurmdl/debian" / suite

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from jobs import AT_ONCE, occupy
-from test_spank import PLUGIN, own, plugin  # noqa: F401
+from test_spank import PLUGIN, plugin, slurmdl_lines  # noqa: F401
 
 ETC = Path(__file__).parents[2] / "etc"
 
@@ -80,7 +80,7 @@ def test_jobs_without_a_choice_are_submitted_as_written(filtered):
     for words, environ, said in cases:
         record = submitted_record(cluster, "--hold", *words, wrap, **environ)
         assert bound(record) == FREE, words
-        lines = own(record["stderr"])
+        lines = slurmdl_lines(record["stderr"])
         assert (said in lines[0] if said else not lines), (words, record["stderr"])
     # heterogeneous jobs, by the command line and by the script, as a file and from standard input
     script = cluster.script("#SBATCH -N1 --dl-node-binding=nodelist\n#SBATCH hetjob\n#SBATCH -N1\ntrue")
@@ -91,7 +91,7 @@ def test_jobs_without_a_choice_are_submitted_as_written(filtered):
     done = cluster.run(["sh", "-c", f"sbatch --hold <{script}"])
     assert cluster.job(done.stdout.split()[-1])["ReqNodeList"] == "(null)"
     strict = cluster.run(["sbatch", *pin, "--array=1-2", "--dl-strict", wrap])
-    assert strict.returncode != 0 and strict.stdout == "" and len(own(strict.stderr)) == 1
+    assert strict.returncode != 0 and strict.stdout == "" and len(slurmdl_lines(strict.stderr)) == 1
 
 
 #: options, whether the job is submitted, part of the message
@@ -115,7 +115,8 @@ def test_filter_and_wrapper_have_the_same_effect_and_message(filtered):
         both = [cluster.run([*command, "-N2", *words, "--wrap=srun true"])
                 for command in (["sbatch"], ["slurmdl", "sbatch"])]
         assert [done.returncode == 0 for done in both] == [submits, submits], (words, [done.stderr for done in both])
-        lines = [[line for line in own(done.stderr) if "its ranks will not be mapped" not in line] for done in both]
+        lines = [[line for line in slurmdl_lines(done.stderr) if "its ranks will not be mapped" not in line]
+                 for done in both]
         assert lines[0] == lines[1] and len(lines[0]) == bool(message), (words, lines)
         assert message in "".join(lines[0])
         cluster.cancel_all()
@@ -128,7 +129,7 @@ def test_broken_configuration_is_reported_and_the_job_submitted(filtered):
     (directory / "slurmdl/slurmdl.yaml").write_text("plan_dir: 2024-13-01")
     record = submitted_record(cluster, "--hold", "-N2", "--dl-ps=1", "--wrap=true", XDG_CONFIG_HOME=str(directory))
     assert bound(record) == FREE
-    [line] = own(record["stderr"])
+    [line] = slurmdl_lines(record["stderr"])
     assert line.startswith("slurmdl: submitted as written: ") and "slurmdl.yaml:1: is not YAML" in line
 
 
@@ -174,7 +175,7 @@ def test_job_is_submitted_if_slurmdl_fails(filtered):
         cluster.run(["sh", "-c", make], stdin=f"#!/bin/sh\n{text}\n").check_returncode()
         record = submitted_record(cluster, "--hold", "-N2", "--dl-ps=1", "--wrap=true")
         assert bound(record) == FREE, title
-        assert len(own(record["stderr"])) == 1, (title, record["stderr"])
+        assert len(slurmdl_lines(record["stderr"])) == 1, (title, record["stderr"])
     assert cluster.run(["test", "-e", "/tmp/executed"]).returncode == 1
     assert cluster.run(["pgrep", "-f", "sleep 600"]).returncode == 1
 

@@ -41,9 +41,9 @@ def collector(site, *options: str) -> Iterator[Path]:
     """`slurmdl links ingest` on the login host, as root; the directory in which it publishes."""
     place = site.directory("collector")
     child = subprocess.Popen(
-        site.box.command(["sh", "-c", f'echo $$ >{place}/pid; exec "$@"', "sh", "slurmdl", "score", "ingest",
-                          "--listen=:6840", "--allow=10.0.0.0/8", "--every=1", f"--history={place}/samples.db",
-                          f"--publish={place}/scores.json", *options],
+        site.box.command(["sh", "-c", f'echo $$ >{place}/pid; exec "$@"', "sh", "slurmdl", "links", "ingest",
+                          "--listen=:6840", "--allow=10.0.0.0/8", "--interval=1", f"--database={place}/samples.db",
+                          f"--snapshot={place}/scores.json", *options],
                          as_root=True, directory="/"), stderr=subprocess.PIPE, text=True)
     try:
         told = child.stderr.readline()
@@ -79,9 +79,9 @@ def signed(site, path: Path, **who: object) -> Path:
 
 
 def collected(site, spool: Path, **who: object) -> subprocess.CompletedProcess[str]:
-    """What `score collect` makes of what waits in a spool."""
-    return site.run(["slurmdl", "score", "collect", "--strict", "--to=login:6840", f"--spool={spool}",
-                     f"--state={spool}"], host="n1", **who)
+    """What `links counters` makes of what waits in a spool."""
+    return site.run(["slurmdl", "links", "counters", "--strict", "--collector=login:6840", f"--spool-dir={spool}",
+                     f"--state-dir={spool}"], host="n1", **who)
 
 
 def test_with_munge_only_trusted_users_are_believed(site):
@@ -117,9 +117,9 @@ def test_with_munge_nothing_else_is_believed(site):
         assert "munge: " in sent(site, other, host="n1")
         other.write_bytes(b"MUNGE:" + b"A" * 10**5 + b":\n" + samples)
         assert "shows no munge credential" in sent(site, other, host="n1")
-        low = "import socket; from slurmdl.links import munge, outbox; munge._LIBRARY = 'libnone.so'; " \
+        low = "import socket; from slurmdl.links import munge, sender; munge._LIBRARY = 'libnone.so'; " \
               "from slurmdl.links.samples import LinkSample; import time; " \
-              "outbox.send(('login', 6840), [LinkSample('node', 'n2', time.time(), 'probe', 1e8)], '/run/spool')"
+              "sender.send_samples(('login', 6840), [LinkSample('node', 'n2', time.time(), 'probe', 1e8)], '/run/spool')"
         done = site.run(["python3", "-c", low], host="n2", as_root=True)
         assert "shows no munge credential" in done.stderr
         assert sent(site, signed(site, plain, as_root=True), host="n2") == "stored 1\n"
@@ -130,10 +130,10 @@ def test_with_munge_nothing_else_is_believed(site):
 def test_a_probe_is_believed_if_its_user_is(site):
     """What an ordinary user has measured decides for nobody else, until the admin names that user."""
     user, place = site.run(["id", "-un"]).stdout.strip(), site.directory("probe")
-    site.run(["slurmdl", "score", "probe", "--nodes=n[1-2]", "--budget=2s", f"--out={place}/probe.jsonl"],
+    site.run(["slurmdl", "links", "probe", "--nodes=n[1-2]", "--budget=2s", f"--output={place}/probe.jsonl"],
              directory=place).check_returncode()
-    words = ["slurmdl", "score", "ingest", f"{place}/probe.jsonl", f"--history={place}/samples.db",
-             f"--publish={place}/scores.json"]
+    words = ["slurmdl", "links", "ingest", f"{place}/probe.jsonl", f"--database={place}/samples.db",
+             f"--snapshot={place}/scores.json"]
     refused = site.run(words, as_root=True)
     assert refused.returncode == 65 and "probe.jsonl: is ignored: user " in refused.stderr
     assert not (place / "scores.json").exists()
@@ -153,6 +153,6 @@ def test_without_munge_the_port_decides(new_sandbox):
         assert done.returncode == 0, done.stderr
     assert "senders need a port below 1024" in (place / "told").read_text()
     assert list(json.loads((place / "scores.json").read_text())["nodes"]) == ["n2"]
-    done = site.run(["slurmdl", "score", "ingest", "--listen=:6840", "--auth=munge",
-                     f"--history={place}/samples.db"], as_root=True)
+    done = site.run(["slurmdl", "links", "ingest", "--listen=:6840", "--auth=munge",
+                     f"--database={place}/samples.db"], as_root=True)
     assert done.returncode == 69 and "munge does not answer" in done.stderr

@@ -35,7 +35,7 @@ def shaped(_shared_cluster):
 
 
 def test_a_probe_finds_which_link_is_slow_late_and_lossy(shaped):
-    done = shaped.run(["slurmdl", "score", "probe", "--all", "--budget=15s", "--out", "-"], timeout=90)
+    done = shaped.run(["slurmdl", "links", "probe", "--all", "--budget=15s", "--output", "-"], timeout=90)
     assert done.returncode == 0, done.stderr
     found = samples(done.stdout)
     assert {f"node n{i}" for i in range(1, 9)} | {"trunk zoneA|zoneB", "zone zoneA", "zone zoneB"} == set(found)
@@ -91,7 +91,7 @@ def test_another_user_on_the_leaders_node_changes_no_figure(cluster):
                                 stdout=subprocess.PIPE, text=True)
     try:
         assert attacker.stdout.readline() == "ready\n"
-        done = cluster.run(["slurmdl", "score", "probe", "--nodes=n1,n2,n4,n7,n8", "--budget=10s", "--out", "-"],
+        done = cluster.run(["slurmdl", "links", "probe", "--nodes=n1,n2,n4,n7,n8", "--budget=10s", "--output", "-"],
                            timeout=90)  # the others may have been shaped
     finally:
         told, _ = attacker.communicate("", timeout=30)
@@ -124,7 +124,7 @@ def test_nodes_that_do_not_answer_cost_their_own_pairs_only(new_cluster):
     """A task that hangs, and then a node that loses its power, both in the middle of a probe."""
     cluster = new_cluster(nodes=6, zones=1)
     probe = subprocess.Popen(
-        cluster.box.command(["slurmdl", "score", "probe", "--nodes=n[1-6]", "--budget=12s", "--out", "-"],
+        cluster.box.command(["slurmdl", "links", "probe", "--nodes=n[1-6]", "--budget=12s", "--output", "-"],
                             directory=str(cluster.directory())),
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     os.kill(task_on(cluster, "n6"), signal.SIGSTOP)
@@ -170,11 +170,11 @@ def test_a_busy_cluster_is_covered(new_cluster):
         return subprocess.Popen(cluster.box.command(list(argv), node, as_root=True, directory="/"),
                                 stdout=subprocess.DEVNULL)
 
-    services = [start(node, "slurmdl", "score", "serve", "--allow=10.0.0.0/8", "--every=12", "--peers=2",
-                      f"--node={node}", f"--spool={spool}") for node in served]
+    services = [start(node, "slurmdl", "links", "agent", "--allow=10.0.0.0/8", "--interval=12", "--peers=2",
+                      f"--node-name={node}", f"--spool-dir={spool}") for node in served]
     services += [start(node, "python3", "-c", RECEIVE_ALL) for node in counted[:2]]
     try:
-        collect = "slurmdl links counters --strict --node=$0 --spool=$1 --state=/run/slurmdl"
+        collect = "slurmdl links counters --strict --node-name=$0 --spool-dir=$1 --state-dir=/run/slurmdl"
         runs = [start(node, "sh", "-ec", f'{collect}; python3 -c "$2" {target}; {collect}', node, str(spool), SEND)
                 for node, target in zip(counted, [counted[1], *[counted[0]] * 9], strict=True)]
         assert [run.wait(90) for run in runs] == [0] * 10
@@ -185,9 +185,9 @@ def test_a_busy_cluster_is_covered(new_cluster):
         for service in services:
             service.kill()  # the way into the host; the service ends with the cluster
     published, history = cluster.shared / "scores.json", cluster.shared / "samples.db"
-    cluster.run(["slurmdl", "score", "ingest", f"--spool={spool}", f"--history={history}",
-                 f"--publish={published}"], as_root=True).check_returncode()
-    told = cluster.run(["slurmdl", "score", "show", f"--scores={published}"]).stdout
+    cluster.run(["slurmdl", "links", "ingest", f"--spool-dir={spool}", f"--database={history}",
+                 f"--snapshot={published}"], as_root=True).check_returncode()
+    told = cluster.run(["slurmdl", "links", "show", f"--scores={published}"]).stdout
     assert "20 of 20 nodes (100.0%) have a score younger than" in told, told
     scores = json.loads(published.read_text())["nodes"]
     assert scores["n04"]["loss"] > 0.01, scores
@@ -204,7 +204,7 @@ def with_loss(spool: Path) -> set[str]:
 def test_counters_are_silent_and_tell_of_retransmissions(shaped):
     """As a HealthCheckProgram runs it: root, no terminal; n6 loses one packet in twenty."""
     state = shaped.directory("state")
-    collect = ["slurmdl", "score", "collect", f"--state={state}", "--node=n6"]
+    collect = ["slurmdl", "links", "counters", f"--state-dir={state}", "--node-name=n6"]
     for _ in range(2):
         done = shaped.run(collect, host="n6", as_root=True)
         assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

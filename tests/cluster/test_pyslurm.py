@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from releases import RootCluster, missing, root_of
+from releases import RootCluster, root_of, skip_reason
 
 pytestmark = pytest.mark.nightly
 
@@ -139,7 +139,7 @@ class PySlurmCluster(RootCluster):
 
 @pytest.fixture(scope="module")
 def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    if why := missing(SUITE, "pyslurm"):
+    if why := skip_reason(SUITE, "pyslurm"):
         pytest.skip(why)
     return tmp_path_factory.mktemp("pyslurm")
 

@@ -53,7 +53,7 @@ def test_hosts_are_apart_and_share_one_directory(cluster):
 def test_what_a_host_keeps_of_its_services_is_its_own(cluster):
     """/var/lib is the machine's, but for what the host writes there, and the sandbox's directory."""
     before = set(os.listdir("/var/lib"))
-    collect = ["slurmdl", "score", "collect", "--node=n1", "--strict"]
+    collect = ["slurmdl", "links", "counters", "--node-name=n1", "--strict"]
     assert cluster.run(collect, host="n1", as_root=True).returncode == 0
     seen = cluster.run(["ls", "/var/lib", "/var/lib/slurmdl"], host="n1").stdout.split()
     assert before <= set(seen)

@@ -24,7 +24,8 @@ def scores_file(cluster, *bad: str, age: float = 0.0, kind: LinkScore = SLOW) ->
 
 def test_a_job_gets_clean_nodes_while_there_are_enough(cluster):
     script, file = cluster.script(MAPPED), scores_file(cluster, "n1", "n4", kind=LOSSY)
-    job = cluster.submit(["slurmdl", "sbatch", "-N3", "--dl-node-binding=nodelist", f"--dl-link-scores={file}", str(script)],
+    job = cluster.submit(["slurmdl", "sbatch", "-N3", "--dl-node-binding=nodelist", f"--dl-link-scores={file}",
+                          str(script)],
                          directory=script.parent)
     nodes = set(ranks(cluster.output(job)))
     assert nodes in ({"n3", "n5", "n7"}, {"n2", "n6", "n8"})

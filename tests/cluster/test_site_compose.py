@@ -1,7 +1,7 @@
-"""A site's way with the packages on several hosts: the containerized cluster's login host and all its nodes.
+"""The packages on several hosts: the containerized cluster's login host and all its nodes.
 
-They are built in a container of the release of Debian that the cluster has. What the images have of slurmdl is taken
-out first, so that nothing but the packages can be what works. On one machine: test_site_flow.py.
+The packages are built in a container of the cluster's Debian release. slurmdl is first removed from the containers,
+so that only the packages provide it. test_site_flow.py is the test on one host.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ cd /packages
 apt-get download -qq $(dpkg-query -W -f='${Depends}' libslurm-dev | grep -o 'libslurm[0-9][0-9a-z]*' | head -n 1)
 chmod a+r *
 """
-#: what `apt install ./slurmdl*.deb` would do: libslurm, too, which the hosts reach no mirror for
+#: equivalent of `apt install ./slurmdl*.deb`; includes libslurm, because the hosts reach no mirror
 INSTALL = "rm -f {0}/*dbgsym*; dpkg --install {0}/*.deb"
 REMOVE = "dpkg --purge slurmdl slurmdl-spank $(dpkg-query -W -f='${Package} ' 'libslurm[0-9]*')"
-#: all but what installing and removing any package changes
+#: all files, except those that every installation or removal changes
 LIST = "find / -xdev {} -o -print | sort".format(" -o ".join([
     *(f"-path {path} -prune" for path in ("/proc", "/sys", "/tmp", "/run", "/var/cache", "/var/log", "/var/lib/dpkg",
                                           "/var/lib/munge", "/var/spool/slurmd")),
@@ -41,41 +41,41 @@ LIST = "find / -xdev {} -o -print | sort".format(" -o ".join([
 
 @pytest.fixture
 def site(cluster) -> Iterator[ComposeCluster]:
-    """The cluster without slurmdl; at the end as it was."""
+    """The cluster without slurmdl, restored at the end."""
     if not isinstance(cluster, ComposeCluster):
-        pytest.skip("the packages' way on the machine's own Slurm is test_site_flow.py; this one is for compose")
+        pytest.skip("runs on the containerized cluster only; see test_site_flow.py for this machine's Slurm")
     try:
-        everywhere(cluster, "cd / && pip uninstall -q -y --break-system-packages --root-user-action=ignore slurmdl")
+        run_on_all(cluster, "cd / && pip uninstall -q -y --break-system-packages --root-user-action=ignore slurmdl")
         yield cluster
     finally:
         (cluster.etc / "plugstack.conf").unlink(missing_ok=True)
-        everywhere(cluster, f"{REMOVE} 2>/dev/null; cd / && pip install -q --no-deps "
+        run_on_all(cluster, f"{REMOVE} 2>/dev/null; cd / && pip install -q --no-deps "
                             "--no-build-isolation --no-index --break-system-packages --root-user-action=ignore /src")
 
 
 @pytest.fixture
 def packages(site):
-    """A folder that all hosts see, with the packages."""
-    into = site.shared / "packages"
-    into.mkdir(exist_ok=True)
+    """Directory with the packages, shared by all hosts."""
+    directory = site.shared / "packages"
+    directory.mkdir(exist_ok=True)
     release = os.environ.get("DEBIAN", "trixie")
     done = subprocess.run(
-        ["docker", "run", "--rm", "--network=host", f"--volume={ROOT}:/checkout:ro", f"--volume={into}:/packages",
-         "--entrypoint=/bin/sh", f"slurmdl-cluster:{release}", "-euc", BUILD],
+        ["docker", "run", "--rm", "--network=host", f"--volume={ROOT}:/checkout:ro",
+         f"--volume={directory}:/packages", "--entrypoint=/bin/sh", f"slurmdl-cluster:{release}", "-euc", BUILD],
         capture_output=True, text=True, timeout=900, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
-    yield into
-    shutil.rmtree(into)
+    yield directory
+    shutil.rmtree(directory)
 
 
-def everywhere(cluster: ComposeCluster, script: str) -> dict[str, str]:
-    """Run a shell's command as root on the login host and on all nodes; host -> what it printed."""
-    def one(host: str) -> str:
+def run_on_all(cluster: ComposeCluster, script: str) -> dict[str, str]:
+    """Run a shell command as root on the login host and all nodes; return host -> output."""
+    def run_on(host: str) -> str:
         done = cluster.run(["sh", "-c", script], host=host, as_root=True, timeout=300)
         assert done.returncode == 0, f"{host}: {done.stdout}{done.stderr}"
         return done.stdout
     with ThreadPoolExecutor(3) as pool:
-        return dict(zip(HOSTS, pool.map(one, HOSTS), strict=True))
+        return dict(zip(HOSTS, pool.map(run_on, HOSTS), strict=True))
 
 
 def roles(cluster: ComposeCluster, submit: Callable[[], int]) -> list[str]:
@@ -83,22 +83,22 @@ def roles(cluster: ComposeCluster, submit: Callable[[], int]) -> list[str]:
     return sorted(line for line in cluster.output(submit()).splitlines() if line[:1].isdigit())
 
 
-def test_install_enable_use_disable_remove(site, packages):
-    before = everywhere(site, LIST)
-    everywhere(site, INSTALL.format(packages))
+def test_packages_install_enable_use_disable_remove(site, packages):
+    before = run_on_all(site, LIST)
+    run_on_all(site, INSTALL.format(packages))
     expected = ["0 ps", "1 worker", "2 worker", "3 worker"]
-    tell = "sh -c 'echo $SLURM_PROCID $SLURMDL_ROLE'"
+    print_role = "sh -c 'echo $SLURM_PROCID $SLURMDL_ROLE'"
 
     # installed, not enabled
     assert "not installed" in doctor(site, all_ok=False)["plugin"]
     assert "unrecognized option" in refusal(site, "--dl-ps=1", "--wrap=true")
-    script = site.script(f"#DL --dl-ps=1\nslurmdl srun {tell}")
+    script = site.script(f"#DL --dl-ps=1\nslurmdl srun {print_role}")
     assert roles(site, lambda: site.submit(["slurmdl", "sbatch", "-N4", str(script)])) == expected
 
     # enabled: on all hosts, which share /etc/slurm
     (site.etc / "plugstack.conf").write_text("optional slurmdl.so\n")
     assert doctor(site, "--nodes=n[1-8]", all_ok=False)["nodes' plugin"] == "the same on n[1-8]"
-    assert roles(site, lambda: site.submit(["sbatch", "-N4", "--dl-ps=1", f"--wrap=srun {tell}"])) == expected
+    assert roles(site, lambda: site.submit(["sbatch", "-N4", "--dl-ps=1", f"--wrap=srun {print_role}"])) == expected
     script = site.script("#DL --dl-strategy=gossip\n"
                          f"slurmdl srun {site.launcher} slurmdl train --steps 4 --model mlp:8")
     assert "accuracy" in site.output(site.submit(["slurmdl", "sbatch", "-N4", str(script)]), timeout=180)
@@ -107,7 +107,7 @@ def test_install_enable_use_disable_remove(site, packages):
     (site.etc / "plugstack.conf").unlink()
     assert "unrecognized option" in refusal(site, "--dl-ps=1", "--wrap=true")
     assert roles(site, lambda: site.submit(["sbatch", "-N2", "--wrap=srun sh -c 'echo $SLURM_PROCID'"])) == ["0", "1"]
-    everywhere(site, REMOVE)
-    after = everywhere(site, LIST)
+    run_on_all(site, REMOVE)
+    after = run_on_all(site, LIST)
     for host in HOSTS:
         assert set(before[host].split("\n")) ^ set(after[host].split("\n")) == set(), host

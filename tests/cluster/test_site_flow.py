@@ -1,7 +1,7 @@
-"""A site's whole way with the packages: install, enable, submit, upgrade, disable, remove; and no trace is left.
+"""The packages on one host: install, enable, submit, upgrade, disable and remove, without leftovers.
 
-In the root of a Debian with its own Slurm, where nothing of the checkout is seen. `make test-packages` makes that root
-and the packages, and names these by SLURMDL_PACKAGES; without them this is skipped.
+Runs in a chroot of a Debian with its Slurm, isolated from the checkout. `make test-packages` creates the chroot and
+the packages, in the directory SLURMDL_PACKAGES; without them the tests are skipped.
 """
 
 from __future__ import annotations
@@ -16,40 +16,40 @@ from pathlib import Path
 
 import pytest
 from jobs import doctor, refusal
-from releases import RootCluster, missing, root_of
+from releases import RootCluster, root_of, skip_reason
 
 SUITE = "bookworm"
 PACKAGES = Path(os.environ.get("SLURMDL_PACKAGES", "/nowhere"))
-#: what installing and removing any package changes
-BOOKS = ("var/lib/dpkg", "var/log", "var/cache", "var/lib/apt", "tmp", "run", "etc/ld.so.cache", "root")
-#: written by whoever makes users; groups and users stand there, the order of the lines may change
+#: directories that every installation or removal changes
+PACKAGE_MANAGER = ("var/lib/dpkg", "var/log", "var/cache", "var/lib/apt", "tmp", "run", "etc/ld.so.cache", "root")
+#: files of users and groups; the order of their lines may change
 USERS = ("etc/passwd", "etc/group", "etc/shadow", "etc/gshadow")
 UNITS = ("slurmdl-ingest.service", "slurmdl-agent.service", "slurmdl-counters.timer")
 
-_why = missing(SUITE) or ("" if list(PACKAGES.glob("*.deb")) else "no packages: make test-packages makes them")
-pytestmark = pytest.mark.skipif(bool(_why), reason=_why or "-")
+_skip_reason = skip_reason(SUITE) or ("" if list(PACKAGES.glob("*.deb")) else "no packages: run make test-packages")
+pytestmark = pytest.mark.skipif(bool(_skip_reason), reason=_skip_reason or "-")
 
 
 def state(root: Path) -> dict[str, str]:
-    """Path -> what it is and holds, of all that is not a package manager's own book."""
-    found = {}
+    """Path -> type and content of all files, except those of the package manager."""
+    contents = {}
     for path in sorted(root.rglob("*")):
         name = str(path.relative_to(root))
-        if name.startswith(BOOKS) or name.endswith("-") or "__pycache__" in name:
+        if name.startswith(PACKAGE_MANAGER) or name.endswith("-") or "__pycache__" in name:
             continue
         if path.is_symlink():
-            found[name] = f"-> {os.readlink(path)}"
+            contents[name] = f"-> {os.readlink(path)}"
         elif path.is_dir():
-            found[name] = "directory"
+            contents[name] = "directory"
         elif path.is_file():
             data = path.read_bytes()
             data = b"\n".join(sorted(data.splitlines())) if name in USERS else data
-            found[name] = hashlib.sha256(data).hexdigest()
-    return found
+            contents[name] = hashlib.sha256(data).hexdigest()
+    return contents
 
 
 def inside(root: Path, *argv: str) -> str:
-    """Run a command as root in a root, in namespaces that end with it; its output."""
+    """Run a command as root in a chroot, in temporary namespaces; return its output."""
     done = subprocess.run(["unshare", "--mount", "--pid", "--fork", "--kill-child", f"--mount-proc={root}/proc",
                            "chroot", str(root), *argv], capture_output=True, text=True, timeout=300, check=False,
                           env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "DEBIAN_FRONTEND": "noninteractive",
@@ -60,10 +60,10 @@ def inside(root: Path, *argv: str) -> str:
 
 @pytest.fixture
 def root(tmp_path: Path) -> Iterator[Path]:
-    """A copy of the Debian, as a machine that was never told of slurmdl."""
+    """A copy of the chroot, without slurmdl."""
     copy = tmp_path / "debian"
     subprocess.run(["cp", "-a", "--reflink=auto", str(root_of(SUITE)), str(copy)], check=True, timeout=300)
-    (copy / "etc/hosts").touch()  # the cluster wants it there
+    (copy / "etc/hosts").touch()  # mount point of the cluster
     yield copy
     shutil.rmtree(copy)
 
@@ -75,24 +75,24 @@ def install(root: Path) -> None:
     inside(root, "dpkg", "--install", *(f"/var/cache/{name}" for name in names))
 
 
-def test_the_whole_way(root, tmp_path):
+def test_packages_from_install_to_purge(root, tmp_path):
     before = state(root)
     install(root)
-    once = state(root)
-    assert not {name for name in once.keys() - before.keys() if name.startswith("etc/slurm/")}
-    assert {name: once[name] for name in before if name not in USERS} == {
-        name: was for name, was in before.items() if name not in USERS}  # nothing that was there is touched
+    installed = state(root)
+    assert not {name for name in installed.keys() - before.keys() if name.startswith("etc/slurm/")}
+    assert {name: installed[name] for name in before if name not in USERS} == {
+        name: content for name, content in before.items() if name not in USERS}  # no existing file is changed
     assert "slurmdl" in (root / "etc/passwd").read_text()
     plugin = next(root.glob("usr/lib/*/slurm-wlm/slurmdl.so"))
-    assert not list((root / "etc/systemd").rglob("slurmdl*"))  # nothing is enabled
+    assert not list((root / "etc/systemd").rglob("slurmdl*"))  # no service is enabled
 
-    here = tmp_path / "site"
-    cluster = RootCluster(root, here, 4, plugin, "CgroupAutomount=no")
+    files = tmp_path / "site"
+    cluster = RootCluster(root, files, 4, plugin, "CgroupAutomount=no")
     try:
-        plugstack = here / "slurm/plugstack.conf"
-        (here / "slurm/slurmdl.so").unlink()
+        plugstack = files / "slurm/plugstack.conf"
+        (files / "slurm/slurmdl.so").unlink()
         plugstack.unlink()
-        # installed, not enabled: the wrapper works, plain sbatch knows nothing of it
+        # installed but not enabled: `slurmdl sbatch` works, plain sbatch has no --dl-* options
         assert "not installed" in doctor(cluster)["plugin"]
         assert "unrecognized option" in refusal(cluster, "--dl-ps=1", "--wrap=true")
         script = cluster.script("#DL --dl-ps=1\nslurmdl srun sh -c 'echo $SLURM_PROCID $SLURMDL_ROLE'")
@@ -105,7 +105,7 @@ def test_the_whole_way(root, tmp_path):
         job = cluster.submit(["sbatch", "-N4", "--dl-ps=1", "--wrap=srun sh -c 'echo $SLURM_PROCID $SLURMDL_ROLE'"])
         assert sorted(cluster.output(job).split("\n"))[1:] == ["0 ps", "1 worker", "2 worker", "3 worker"]
 
-        # the collector, as its unit starts it
+        # the collector, started as in its unit
         samples = "\n".join(json.dumps({"kind": "node", "name": f"n{i}", "time": 0, "throughput": 1e8,
                                         "source": "probe"}) for i in range(1, 5))
         script = ("install -d -o slurmdl -g slurmdl /var/lib/slurmdl; "
@@ -113,14 +113,14 @@ def test_the_whole_way(root, tmp_path):
         now = cluster.run(["date", "+%s"]).stdout.strip()
         done = cluster.run(["sh", "-c", script], as_root=True, stdin=samples.replace('"time": 0', f'"time": {now}'))
         assert done.returncode == 0, done.stderr
-        own = root / "etc/slurmdl/slurmdl.yaml"
-        shipped = own.read_text()
-        own.write_text("link_scores: {trusted_owner: slurmdl}\n")
+        site_config = root / "etc/slurmdl/slurmdl.yaml"
+        shipped = site_config.read_text()
+        site_config.write_text("link_scores: {trusted_owner: slurmdl}\n")
         assert "newest score" in doctor(cluster)["scores"]
 
-        # an upgrade keeps what the site has written
+        # an upgrade keeps the site's configuration
         install(root)
-        assert own.read_text() == "link_scores: {trusted_owner: slurmdl}\n" != shipped
+        assert site_config.read_text() == "link_scores: {trusted_owner: slurmdl}\n" != shipped
         doctor(cluster)
 
         # disabled
@@ -134,22 +134,22 @@ def test_the_whole_way(root, tmp_path):
     assert list((root / "etc/systemd").rglob("slurmdl*"))
     inside(root, "dpkg", "--remove", "slurmdl", "slurmdl-spank")
     assert not list((root / "etc/systemd").rglob("slurmdl*"))
-    assert not plugin.exists() and own.exists()  # a removal keeps the configuration
+    assert not plugin.exists() and site_config.exists()  # a removal keeps the configuration
     inside(root, "dpkg", "--purge", "slurmdl", "slurmdl-spank")
-    # where the cluster's files were mounted
-    for path in (root / str(here)[1:], *(root / str(here)[1:]).parents):
+    # remove the cluster's mount points
+    for path in (root / str(files)[1:], *(root / str(files)[1:]).parents):
         if path != root and path.is_dir() and not any(path.iterdir()):
             path.rmdir()
     after = state(root)
     assert {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)} == set()
 
 
-#: runs as a unit of the machine that boots; ends it
+#: runs in a unit of the booted container, and shuts it down
 _TRIAL = """\
 exec >/trial.log 2>&1
 cat >/etc/default/slurmdl <<X
-SLURMDL_INGEST_OPTS="--listen :6840 --allow 127.0.0.0/8 --every 1"
-SLURMDL_COUNTERS_OPTS="--to 127.0.0.1:6840 --strict"
+SLURMDL_INGEST_OPTS="--listen :6840 --allow 127.0.0.0/8 --interval 1"
+SLURMDL_COUNTERS_OPTS="--collector 127.0.0.1:6840 --strict"
 SLURMDL_AGENT_OPTS="--allow 127.0.0.0/8 --peers 0"
 X
 systemctl enable --now slurmdl-ingest slurmdl-agent slurmdl-counters.timer
@@ -157,9 +157,9 @@ for i in 1 2 3 4 5 6 7 8 9 10; do journalctl -u slurmdl-ingest | grep -q listeni
 systemctl start slurmdl-counters && echo collected
 cat >/send.py <<X
 import time
-from slurmdl.links import outbox
+from slurmdl.links import sender
 from slurmdl.links.samples import LinkSample
-outbox.send(("127.0.0.1", 6840), [LinkSample("node", "n1", time.time(), "probe", 1e8)], "/tmp/spool")
+sender.send_samples(("127.0.0.1", 6840), [LinkSample("node", "n1", time.time(), "probe", 1e8)], "/tmp/spool")
 X
 for unit in user node; do
     printf '%s\\n' '[Service]' Type=oneshot DynamicUser=yes 'ExecStart=/usr/bin/python3 /send.py' \\
@@ -171,7 +171,7 @@ systemctl start user || echo refused
 systemctl start node && echo stored
 sleep 2
 systemctl is-active slurmdl-ingest slurmdl-agent slurmdl-counters.timer
-ps -eo user:20,args | grep -o '^[a-z0-9]* .*[s]core [a-z]*' | cut -d' ' -f1
+ps -eo user:20,args | grep -o '^[a-z0-9]* .*[l]inks [a-z]*' | cut -d' ' -f1
 cp /var/lib/slurmdl/scores.json /published.json
 dpkg --purge slurmdl slurmdl-spank >/purge.log 2>&1 && echo purged
 systemctl list-units --all 'slurmdl*' | grep -c 'loaded active'

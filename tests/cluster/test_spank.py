@@ -1,4 +1,4 @@
-"""The plugin in a real Slurm: what tasks get, what is refused, and that nothing is lost where it is not there."""
+"""The plugin in a real Slurm: variables of tasks, rejected values, and jobs without the plugin."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ PLUGIN = Path(__file__).parents[2] / "build/spank/slurmdl.so"
 NAMES = ("SLURM_PROCID", "SLURMD_NODENAME", "SLURMDL_ROLE", "SLURMDL_ROLE_RANK", "SLURMDL_ZONE", "RANK", "WORLD_SIZE",
          "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "SLURMDL_PLAN", "SLURM_DISTRIBUTION",
          "SLURM_HOSTFILE", "SLURMDL_EXPORTED")
-#: what a task has of NAMES, one line a task
+#: prints the values of NAMES, one line per task
 TASK = "echo " + " ".join(f"${{{name}:--}}" for name in NAMES)
 STEP = f"srun sh -c '{TASK}'"
-#: a map of six tasks on four nodes, for a script
+#: script lines that export a map of six tasks on four nodes
 MAP = """
 export SLURMDL_RANKMAP_JOB=$SLURM_JOB_ID SLURMDL_RANKMAP_NODES='n3(x2),n1,n4,n2(x2)' SLURMDL_RANKMAP_PLAN=plan
 export SLURMDL_RANKMAP_PS_RANKS=0,3 SLURMDL_RANKMAP_ZONE_RANKS='zoneA:0-2;zoneB:3-5;'
@@ -39,17 +39,17 @@ def plugin() -> Path:
 
 @pytest.fixture
 def plugged(new_cluster, plugin) -> Callable[..., object]:
-    """A cluster of four nodes whose plugstack.conf names the plugin."""
+    """A cluster of four nodes with the plugin."""
     def make(**options):
         return new_cluster(nodes=4, plugstack=f"optional {plugin}\n", **options)
     return make
 
 
 def tasks(text: str) -> list[dict[str, str]]:
-    """What the tasks told, by rank."""
+    """Variables of the tasks in a job's output, by rank."""
     rows = [line.split(maxsplit=len(NAMES) - 1) for line in text.splitlines() if line[:1].isdigit()]
-    found = [dict(zip(NAMES, row, strict=True)) for row in rows if len(row) == len(NAMES)]
-    return sorted(found, key=lambda task: int(task["SLURM_PROCID"]))
+    variables = [dict(zip(NAMES, row, strict=True)) for row in rows if len(row) == len(NAMES)]
+    return sorted(variables, key=lambda task: int(task["SLURM_PROCID"]))
 
 
 def column(text: str, name: str) -> list[str]:
@@ -57,15 +57,15 @@ def column(text: str, name: str) -> list[str]:
 
 
 def sections(text: str) -> dict[str, str]:
-    """What stands under each line `@ title`."""
+    """Title -> text below each line `@ title`."""
     return {part.partition("\n")[0]: part.partition("\n")[2] for part in text.split("@ ")[1:]}
 
 
-def own(text: str) -> list[str]:
+def slurmdl_lines(text: str) -> list[str]:
     return [line for line in text.splitlines() if "slurmdl:" in line]
 
 
-def nothing_is_broken(cluster) -> None:
+def assert_nodes_are_up(cluster) -> None:
     assert set(cluster.box.node_states().values()) <= {"idle", "mixed", "allocated", "completing"}
 
 
@@ -73,18 +73,18 @@ def roles(text: str) -> list[str]:
     return [f"{task['SLURMDL_ROLE']}{task['SLURMDL_ROLE_RANK']}" for task in tasks(text)]
 
 
-def test_options_of_every_command_reach_the_tasks(plugged):
+def test_options_of_all_commands_reach_the_tasks(plugged):
     cluster = plugged()
 
     one, two = ["ps0", "worker0", "worker1", "worker2"], ["ps0", "ps1", "worker0", "worker1"]
     three, none = ["ps0", "ps1", "ps2", "worker0"], ["worker0", "worker1", "worker2", "worker3"]
-    #: words of sbatch, a #SBATCH line, SLURMDL_OPT_PS, how the script starts its step, the roles
+    #: options of sbatch, a #SBATCH line, SLURMDL_OPT_PS, start of the step, expected roles
     cases: list[tuple[str, str, str, str, list[str]]] = [
         ("--dl-strategy=ps", "", "", "srun", one), ("", "--dl-ps=2", "", "srun", two), ("", "", "2", "srun", two),
         # script < environment < command line
         ("", "--dl-ps=1", "2", "srun", two), ("--dl-ps=3", "--dl-ps=1", "2", "srun", three),
         ("--dl-strategy=gossip", "--dl-ps=1", "", "srun", none),
-        # under a list of names Slurm hands on only what begins with SLURM_
+        # with --export=NAMES Slurm also passes SLURM_* variables
         ("--export=PATH --dl-ps=2", "", "", "srun", two),
         ("--export=PATH --dl-strategy=gossip", "--dl-ps=1", "", "srun", none),
         ("--dl-ps=2", "", "", "SLURMDL_OPT_PS=1 srun", one), ("--dl-ps=2", "", "", "srun --dl-ps=3", three)]
@@ -104,7 +104,7 @@ def test_options_of_every_command_reach_the_tasks(plugged):
         "SLURMDL_OPT_MODEL_BYTES=1M", "SLURMDL_OPT_PLACE=spread", "SLURMDL_OPT_STRICT=", "SLURMDL_OPT_ZONE=zoneA"]
 
 
-def test_tasks_find_their_variables(plugged):
+def test_tasks_have_their_variables(plugged):
     cluster = plugged()
     text = cluster.output(cluster.submit(["sbatch", "-N4", "-n6", "--dl-ps=1", str(cluster.script(STEP))]))
     for rank, task in enumerate(tasks(text)):
@@ -114,7 +114,7 @@ def test_tasks_find_their_variables(plugged):
         assert task["LOCAL_RANK"] == str(PLAIN[:rank].count(PLAIN[rank]))
         assert {task[name] for name in ("MASTER_ADDR", "MASTER_PORT", "SLURMDL_PLAN")} == {"-"}
     assert len(tasks(text)) == 6
-    # the user's stay; where nothing is asked for there is nothing; batch scripts are no tasks
+    # user's values are kept; steps without options and batch scripts have no variables
     script = cluster.script(f"""
 echo "@ mine"; RANK=mine srun --dl-ps=1 sh -c '{TASK}'
 echo "@ nothing"; env -u SLURMDL_OPT_PS srun sh -c '{TASK}'
@@ -128,7 +128,7 @@ echo "@ batch"; env | grep -c -e ^RANK= -e ^SLURMDL_ROLE -e ^SLURMDL_EXPORTED= |
     assert found["batch"].split() == ["0"]
 
 
-def test_a_step_inside_a_task_gets_its_own(plugged):
+def test_nested_step_has_its_own_variables(plugged):
     cluster = plugged()
     inner = cluster.script(f"srun --overlap --mem=0 -n4 sh -c '{TASK}'", "inner.sh")
     outer = cluster.script(f"{MAP}\nsrun --mem=0 --dl-rank-map sh -c '[ $SLURM_PROCID != 2 ] || {inner}'")
@@ -138,61 +138,61 @@ def test_a_step_inside_a_task_gets_its_own(plugged):
     assert {task[name] for task in tasks(text) for name in ("MASTER_ADDR", "MASTER_PORT", "SLURMDL_PLAN")} == {"-"}
 
 
-def test_a_heterogeneous_step_is_one(plugged):
+def test_heterogeneous_step_has_global_ranks(plugged):
     cluster = plugged()
     component = f"sh -c '{TASK}'"
     script = cluster.script(f"srun --mem=0 -N2 -n2 {component} : -N1 -n1 {component}")
     text = cluster.output(cluster.submit(["sbatch", "-N4", "-n4", "--dl-ps=2", str(script)]))
     assert roles(text) == ["ps0", "ps1", "worker0"] and column(text, "RANK") == ["0", "1", "2"]
-    assert set(column(text, "WORLD_SIZE")) == {"3"} and own(text) == []
+    assert set(column(text, "WORLD_SIZE")) == {"3"} and slurmdl_lines(text) == []
 
 
-def test_the_wrapper_beside_the_plugin(plugged):
-    """`slurmdl srun` and the plugin do not count twice."""
+def test_slurmdl_srun_with_the_plugin(plugged):
+    """The plugin leaves steps of `slurmdl srun` alone."""
     cluster = plugged()
     script = cluster.script(f"#DL --dl-ps=2\nslurmdl srun sh -c '{TASK}'")
     text = cluster.output(cluster.submit(["slurmdl", "sbatch", "-N4", str(script)]))
     assert roles(text) == ["ps0", "ps1", "worker0", "worker1"] and column(text, "RANK") == ["0", "1", "2", "3"]
     assert all("RANK" in task["SLURMDL_EXPORTED"].split() and task["MASTER_ADDR"] != "-" for task in tasks(text))
-    # with the plugin lines of sbatch are good under the wrapper, too; what is typed is stronger for both
+    # with the plugin, #SBATCH lines are valid for slurmdl sbatch, too; the command line overrides both
     lines = cluster.script(f"#SBATCH --dl-ps=1 --dl-model-bytes=1M\n{STEP}\necho '@ mapped'\n"
                            f"slurmdl srun sh -c '{TASK}'")
     text = cluster.output(cluster.submit(["slurmdl", "sbatch", "-N4", "--dl-ps=2", str(lines)]))
     mapped = sections(text)["mapped"]
     assert roles(text.replace(mapped, "")) == roles(mapped) == ["ps0", "ps1", "worker0", "worker1"]
     refused = cluster.run(["slurmdl", "sbatch", "-N4", str(cluster.script("#SBATCH --dl-explain\ntrue"))])
-    assert refused.returncode == 64 and "#DL --dl-explain" in own(refused.stderr)[0]
+    assert refused.returncode == 64 and "#DL --dl-explain" in slurmdl_lines(refused.stderr)[0]
     plain = cluster.script("#SBATCH --dl-ps=2\nslurmdl srun sh -c 'echo $SLURMDL_ROLE'")
     text = cluster.output(cluster.submit(["sbatch", "-N4", str(plain)]))
     assert sorted(text.split()) == ["ps"] * 2 + ["worker"] * 2
 
 
 @pytest.fixture(scope="module")
-def bad_values() -> list[tuple[str, str, str]]:
-    """option, value, and what the message must name."""
+def invalid_values() -> list[tuple[str, str, str]]:
+    """Option, value, expected part of the message."""
     return [("strategy", "gosip", "adaptive-gossip"), ("ps", "two", "whole number"), ("ps", "-1", "whole number"),
             ("place", "", "balance"), ("node-binding", "hard", "late"), ("zone", ",", "names separated by commas"),
             ("model-bytes", "0", "400M"), ("link-scores", "", "FILE"), ("comm-pattern", "", "PATTERN")]
 
 
-def test_values_that_are_not_valid_end_the_submission(plugged, bad_values):
+def test_invalid_values_fail_the_submission(plugged, invalid_values):
     cluster = plugged()
 
-    def refused(done: subprocess.CompletedProcess[str], valid: str, option: str) -> None:
+    def assert_rejected(done: subprocess.CompletedProcess[str], valid: str, option: str) -> None:
         assert done.returncode != 0 and done.stdout == "", option
-        assert len(own(done.stderr)) == 1 and valid in own(done.stderr)[0], done.stderr
-        assert f"--dl-{option}" in own(done.stderr)[0]
+        assert len(slurmdl_lines(done.stderr)) == 1 and valid in slurmdl_lines(done.stderr)[0], done.stderr
+        assert f"--dl-{option}" in slurmdl_lines(done.stderr)[0]
 
-    for option, value, valid in bad_values:
+    for option, value, valid in invalid_values:
         word = f"--dl-{option}={value}"
-        refused(cluster.run(["sbatch", word, "--wrap=true"]), valid, option)
-    option, value, valid = bad_values[0]
+        assert_rejected(cluster.run(["sbatch", word, "--wrap=true"]), valid, option)
+    option, value, valid = invalid_values[0]
     word = f"--dl-{option}={value}"
-    refused(cluster.run(["sbatch", str(cluster.script(f"#SBATCH {word}\ntrue"))]), valid, option)
-    refused(cluster.run(["sbatch", "--wrap=true"], env={"SLURMDL_OPT_STRATEGY": value}), valid, option)
-    refused(cluster.run(["srun", word, "hostname"]), valid, option)
-    refused(cluster.run(["salloc", word, "hostname"]), valid, option)
-    # a map is of a step: sbatch and salloc have no such option
+    assert_rejected(cluster.run(["sbatch", str(cluster.script(f"#SBATCH {word}\ntrue"))]), valid, option)
+    assert_rejected(cluster.run(["sbatch", "--wrap=true"], env={"SLURMDL_OPT_STRATEGY": value}), valid, option)
+    assert_rejected(cluster.run(["srun", word, "hostname"]), valid, option)
+    assert_rejected(cluster.run(["salloc", word, "hostname"]), valid, option)
+    # a map belongs to a step: sbatch and salloc have no --dl-rank-map
     assert cluster.run(["sbatch", "--dl-rank-map", "--wrap=true"]).returncode != 0
     assert cluster.run(["sbatch", str(cluster.script("#SBATCH --dl-rank-map\ntrue"))]).returncode != 0
     assert cluster.run(["salloc", "--dl-rank-map", "true"]).returncode != 0
@@ -206,7 +206,7 @@ def test_help(plugged):
         assert text.count("[slurmdl]") == options + maps and ("--dl-rank-map" in text) == bool(maps)
 
 
-def test_a_map_is_applied_to_its_step_and_to_no_other(plugged):
+def test_map_applies_to_its_step_only(plugged):
     cluster = plugged()
     script = cluster.script(f"""{MAP}
 echo "@ before"; {STEP}
@@ -214,7 +214,8 @@ echo "@ mapped"; srun --dl-rank-map sh -c '{TASK}'
 echo "@ after"; {STEP}
 echo "@ counted"; srun --dl-rank-map -n6 sh -c '{TASK}'
 echo "@ few"; srun --export=SLURMDL_RANKMAP_JOB --dl-rank-map /bin/sh -c '{TASK}'
-echo "@ inherited"; SLURM_SPANK__SLURM_SPANK_OPTION_slurmdl_dl_rank_map= _SLURM_SPANK_OPTION_slurmdl_dl_rank_map= {STEP}
+echo "@ inherited"
+SLURM_SPANK__SLURM_SPANK_OPTION_slurmdl_dl_rank_map= _SLURM_SPANK_OPTION_slurmdl_dl_rank_map= {STEP}
 """)
     found = sections(cluster.output(cluster.submit(["sbatch", "-N4", "-n6", "--dl-ps=2", str(script)])))
     for title in ("before", "after", "inherited"):
@@ -223,23 +224,23 @@ echo "@ inherited"; SLURM_SPANK__SLURM_SPANK_OPTION_slurmdl_dl_rank_map= _SLURM_
         assert {task[name] for task in tasks(found[title]) for name in ("MASTER_ADDR", "SLURMDL_PLAN")} == {"-"}
     ports = set()
     for title in ("mapped", "counted", "few"):
-        told = tasks(found[title])
-        assert [task["SLURMD_NODENAME"] for task in told] == MAPPED
+        step_tasks = tasks(found[title])
+        assert [task["SLURMD_NODENAME"] for task in step_tasks] == MAPPED
         assert roles(found[title]) == ["ps0", "worker0", "worker1", "ps1", "worker2", "worker3"]
-        assert [task["SLURMDL_ZONE"] for task in told] == ["zoneA"] * 3 + ["zoneB"] * 3
-        assert {task["MASTER_ADDR"] for task in told} == {"n3"}
-        port, = {task["MASTER_PORT"] for task in told}
+        assert [task["SLURMDL_ZONE"] for task in step_tasks] == ["zoneA"] * 3 + ["zoneB"] * 3
+        assert {task["MASTER_ADDR"] for task in step_tasks} == {"n3"}
+        port, = {task["MASTER_PORT"] for task in step_tasks}
         assert 10_000 <= int(port) < 32_000
         ports.add(port)
-        assert {task["SLURMDL_PLAN"] for task in told} == {"plan"}
-        # a step that is started from a task has an order of its own
-        assert {task[name] for task in told for name in ("SLURM_DISTRIBUTION", "SLURM_HOSTFILE")} == {"-"}
-        assert own(found[title]) == []
-    assert len(ports) > 1, "a port is drawn for each step"
+        assert {task["SLURMDL_PLAN"] for task in step_tasks} == {"plan"}
+        # must not affect nested steps
+        assert {task[name] for task in step_tasks for name in ("SLURM_DISTRIBUTION", "SLURM_HOSTFILE")} == {"-"}
+        assert slurmdl_lines(found[title]) == []
+    assert len(ports) > 1, "each step has its own port"
 
 
-def test_the_map_that_slurmdl_prints(plugged):
-    """The order, the roles, the address of rank 0 and the plan are those of `slurmdl srun`."""
+def test_printed_map_matches_slurmdl_srun(plugged):
+    """Order, roles, address of rank 0 and plan match."""
     cluster = plugged()
     step = f"sh -c '{TASK}'"
     script = cluster.script(f"""
@@ -252,19 +253,20 @@ echo "@ none"; srun --dl-rank-map {step} 2>&1
 """)
     found = sections(cluster.output(cluster.submit(["sbatch", "-N4", "-n6", "--dl-ps=2", str(script)])))
     same = set(NAMES) - {"MASTER_PORT", "SLURMDL_EXPORTED"}
-    for one, other in (("plugin 0", "slurmdl 1"), ("plugin 2", "slurmdl 3")):
+    for with_plugin, with_wrapper in (("plugin 0", "slurmdl 1"), ("plugin 2", "slurmdl 3")):
         for name in sorted(same):
-            assert column(found[one], name) == column(found[other], name), name
-        for title in (one, other):
-            assert len(set(column(found[title], "MASTER_PORT"))) == 1, "the tasks of a step have one port"
-        assert {len(tasks(found[one])), len(tasks(found[other]))} == {6} and own(found[one]) == []
+            assert column(found[with_plugin], name) == column(found[with_wrapper], name), name
+        for title in (with_plugin, with_wrapper):
+            assert len(set(column(found[title], "MASTER_PORT"))) == 1, "all tasks of a step have the same port"
+        assert {len(tasks(found[with_plugin])), len(tasks(found[with_wrapper]))} == {6}
+        assert slurmdl_lines(found[with_plugin]) == []
     assert column(found["plugin 0"], "SLURMD_NODENAME") != PLAIN and "ps1" in roles(found["plugin 0"])
     assert set(column(found["plugin 2"], "SLURMDL_ROLE")) == {"worker"}
-    assert column(found["none"], "SLURMD_NODENAME") == PLAIN and "no map" in own(found["none"])[0]
+    assert column(found["none"], "SLURMD_NODENAME") == PLAIN and "no map" in slurmdl_lines(found["none"])[0]
 
 
-#: what is wrong with a map -> the change to the script, and what the one line says
-WRONG_MAPS = {
+#: kind of invalid map -> change to the script, expected part of the message
+INVALID_MAPS = {
     "another job": ("SLURMDL_RANKMAP_JOB=99", "another job"),
     "no map": ("unset SLURMDL_RANKMAP_NODES", "no map"),
     "foreign host": ("SLURMDL_RANKMAP_NODES='n9(x2),n1,n4,n2(x2)'", "outside the job"),
@@ -276,25 +278,26 @@ WRONG_MAPS = {
 }
 
 
-def test_a_map_that_does_not_hold_is_not_applied(plugged):
+def test_invalid_map_is_not_applied(plugged):
     cluster = plugged()
     lines = [f"echo '@ {title}'; ( {change}; srun --dl-rank-map sh -c '{TASK}' ) 2>&1"
-             for title, (change, _) in WRONG_MAPS.items()]
+             for title, (change, _) in INVALID_MAPS.items()]
     strict = [f"echo '@ {words}'; ( SLURMDL_RANKMAP_JOB=99; srun {words} sh -c '{TASK}'; echo status $? ) 2>&1"
               for words in ("--dl-strict --dl-rank-map", "--dl-rank-map --dl-strict")]
     script = cluster.script("\n".join([MAP, *lines, *strict]))
     found = sections(cluster.output(cluster.submit(["sbatch", "-N4", "-n6", str(script)])))
-    for title, (_, said) in WRONG_MAPS.items():
+    for title, (_, message) in INVALID_MAPS.items():
         assert column(found[title], "SLURMD_NODENAME") == PLAIN, title
         assert set(column(found[title], "MASTER_ADDR")) == {"-"}
-        assert len(own(found[title])) == 1 and said in own(found[title])[0], (title, own(found[title]))
+        lines = slurmdl_lines(found[title])
+        assert len(lines) == 1 and message in lines[0], (title, lines)
     for words in ("--dl-strict --dl-rank-map", "--dl-rank-map --dl-strict"):
         assert tasks(found[words]) == [] and "status 0" not in found[words] and "status " in found[words]
-        assert "another job" in own(found[words])[0]
-    nothing_is_broken(cluster)
+        assert "another job" in slurmdl_lines(found[words])[0]
+    assert_nodes_are_up(cluster)
 
 
-def test_a_map_that_the_step_does_not_follow_is_warned_of_once(plugged):
+def test_mismatched_map_warns_once(plugged):
     cluster = plugged()
     script = cluster.script(f"""{MAP}
 echo "@ fewer"; srun --dl-rank-map -n5 sh -c '{TASK}' 2>&1
@@ -305,36 +308,37 @@ echo "@ zones"; SLURMDL_RANKMAP_ZONE_RANKS='zoneB:0-1;zoneA:2;zoneB:3-5' srun --
 echo "@ after"; {STEP}
 """)
     found = sections(cluster.output(cluster.submit(["sbatch", "-N4", "-n6", "--dl-ps=1", str(script)])))
-    for title, said in (("fewer", "has 6 tasks, the step 5"), ("nodelist", "did not apply the map"),
+    for title, message in (("fewer", "has 6 tasks, the step 5"), ("nodelist", "did not apply the map"),
                         ("servers", "PS_RANKS")):
-        assert len(own(found[title])) == 1 and said in own(found[title])[0], found[title]
+        assert len(slurmdl_lines(found[title])) == 1 and message in slurmdl_lines(found[title])[0], found[title]
         assert set(column(found[title], "MASTER_ADDR")) == {"-"}
         assert roles(found[title])[:2] == ["ps0", "worker0"]
-    assert own(found["zones"]) == ["slurmdl: rank 0 is in core.zoneA, but in zone zoneB in the map"]
+    assert slurmdl_lines(found["zones"]) == ["slurmdl: rank 0 is in core.zoneA, but in zone zoneB in the map"]
     assert set(column(found["zones"], "MASTER_ADDR")) == {"n3"}
     assert tasks(found["more"]) == [] and "Too few NodeNames" in found["more"]
     assert len(tasks(found["after"])) == 6
 
 
 def hide(cluster, host: str) -> None:
-    """Take the plugin away from a host."""
+    """Hide the plugin on a host."""
     cluster.run(["mount", "-t", "tmpfs", "none", str(PLUGIN.parent)], host=host, as_root=True).check_returncode()
 
 
-def test_missing_on_a_node(plugged):
+def test_plugin_missing_on_a_node(plugged):
     cluster = plugged()
     hide(cluster, "n2")
-    script = cluster.script(f"{STEP}\n{MAP}\necho '@ mapped'; srun --dl-rank-map -n6 --overcommit sh -c '{TASK}' 2>&1")
+    script = cluster.script(f"{STEP}\n{MAP}\necho '@ mapped'\n"
+                            f"srun --dl-rank-map -n6 --overcommit sh -c '{TASK}' 2>&1")
     text = cluster.output(cluster.submit(["sbatch", "-N4", "--dl-ps=1", str(script)]))
     mapped = sections(text)["mapped"]
     assert column(text.replace(mapped, ""), "SLURMDL_ROLE") == ["ps", "-", "worker", "worker"]
-    # srun applies the order; only the tasks of that node lack their variables
-    assert column(mapped, "SLURMD_NODENAME") == MAPPED and own(mapped) == []
+    # srun applies the order; only tasks of that node lack variables
+    assert column(mapped, "SLURMD_NODENAME") == MAPPED and slurmdl_lines(mapped) == []
     assert column(mapped, "SLURMDL_ROLE") == ["ps", "worker", "worker", "ps", "-", "-"]
-    nothing_is_broken(cluster)
+    assert_nodes_are_up(cluster)
 
 
-def test_missing_on_the_login_node(plugged):
+def test_plugin_missing_on_the_login_node(plugged):
     cluster = plugged()
     hide(cluster, "login")
     done = cluster.run(["sbatch", "-N4", "--dl-ps=1", "--wrap=true"])
@@ -343,16 +347,17 @@ def test_missing_on_the_login_node(plugged):
     script = cluster.script("slurmdl srun sh -c 'echo $SLURMDL_ROLE'")
     text = cluster.output(cluster.submit(["slurmdl", "sbatch", "-N4", "--dl-ps=1", str(script)]))
     assert sorted(text.split()) == ["ps", "worker", "worker", "worker"]
-    # sbatch would refuse the line, too, but cannot say what to write
+    # sbatch would reject the line, too, but without a suggestion
     done = cluster.run(["slurmdl", "sbatch", str(cluster.script("#SBATCH --dl-ps=1\ntrue"))])
-    assert done.returncode == 64 and "#DL --dl-ps=1" in own(done.stderr)[0]
-    nothing_is_broken(cluster)
+    assert done.returncode == 64 and "#DL --dl-ps=1" in slurmdl_lines(done.stderr)[0]
+    assert_nodes_are_up(cluster)
 
 
-def test_hostile_node_names_and_a_plugstack_that_nobody_may_read(plugged):
+def test_hostile_node_names_and_unreadable_plugstack(plugged):
     cluster = plugged()
     hostile = ["n1,$(touch /tmp/executed)", "n[1-", "n[0-99999999]", "'; touch /tmp/executed #", "%s%n%s", "x" * 5000]
-    lines = [f"export SLURM_JOB_NODELIST={shlex.quote(value)}; srun --dl-rank-map true 2>&1 || true" for value in hostile]
+    lines = [f"export SLURM_JOB_NODELIST={shlex.quote(value)}; srun --dl-rank-map true 2>&1 || true"
+             for value in hostile]
     lines += [f"export SLURM_TOPOLOGY_ADDR={shlex.quote(value)}; srun --dl-ps=1 true || true" for value in hostile]
     names = [f"export SLURMDL_RANKMAP_NODES={shlex.quote(value)}; srun --dl-rank-map true 2>&1" for value in hostile]
     script = cluster.script("\n".join([MAP, *(f"( {line} )" for line in lines + names), "echo @ last", STEP]))
@@ -366,15 +371,15 @@ def test_hostile_node_names_and_a_plugstack_that_nobody_may_read(plugged):
     refused = cluster.run(["sbatch", "-N4", "--wrap=true"])
     assert refused.returncode != 0 and "plugstack.conf" in refused.stderr and refused.stdout == ""
     cluster.run(["chmod", "644", "/etc/slurm/plugstack.conf"], as_root=True).check_returncode()
-    # the job that was there is not lost, and no node is
+    # the running job and all nodes survive
     for job in (waits, cluster.submit(["sbatch", "-N4", "--dl-ps=1", str(cluster.script(STEP))])):
         assert roles(cluster.output(job)) == ["ps0", "worker0", "worker1", "worker2"]
-    nothing_is_broken(cluster)
+    assert_nodes_are_up(cluster)
 
 
 @pytest.mark.parametrize("broken", ["another release", "no plugin"])
-def test_a_plugin_that_slurm_cannot_load(new_cluster, plugin, broken):
-    """`optional` keeps the site running."""
+def test_plugin_that_slurm_cannot_load(new_cluster, plugin, broken):
+    """`optional` keeps jobs running."""
     directory = PLUGIN.parents[1] / f"spank-{os.getpid()}"
     directory.mkdir(exist_ok=True)
     path = directory / "slurmdl.so"
@@ -384,7 +389,7 @@ def test_a_plugin_that_slurm_cannot_load(new_cluster, plugin, broken):
             symbols = subprocess.run(["nm", "-D", plugin], capture_output=True, text=True, check=True).stdout
             at = int(next(line for line in symbols.splitlines() if line.endswith(" plugin_version")).split()[0], 16)
             release = int.from_bytes(data[at:at + 4], "little")
-            assert 22 <= release >> 16 < 40, "plugin_version stands elsewhere in the file"
+            assert 22 <= release >> 16 < 40, "plugin_version is elsewhere in the file"
             data[at:at + 4] = (release + 0x20000).to_bytes(4, "little")
         path.write_bytes(b"no plugin" if broken == "no plugin" else bytes(data))
         cluster = new_cluster(nodes=2, plugstack=f"optional {path}\n")
@@ -392,19 +397,20 @@ def test_a_plugin_that_slurm_cannot_load(new_cluster, plugin, broken):
         assert sorted(done.stdout.split()) == ["n1", "n2"] and done.returncode == 0
         assert "slurmdl.so" in done.stderr
         cluster.output(cluster.submit(["sbatch", "-N2", "--wrap=srun -N2 true"]))
-        nothing_is_broken(cluster)
+        assert_nodes_are_up(cluster)
     finally:
         path.unlink(missing_ok=True)
         directory.rmdir()
 
 
-def test_hostile_names_and_a_huge_environment(plugged):
+def test_hostile_job_name_and_huge_environment(plugged):
     cluster = plugged()
     name = "a'b\"c;$(touch /tmp/executed)`touch /tmp/executed`\nd"
-    huge = {"SLURMDL_RANKMAP_NODES": "n" * 120_000, "SLURMDL_PS_RANKS": "9" * 120_000, "SLURMDL_EXPORTED": " RANK" * 20_000}
+    huge = {"SLURMDL_RANKMAP_NODES": "n" * 120_000, "SLURMDL_PS_RANKS": "9" * 120_000,
+            "SLURMDL_EXPORTED": " RANK" * 20_000}
     script = cluster.script(STEP)
     text = cluster.output(cluster.submit(["sbatch", "-N4", "-J", name, "--dl-ps=1", str(script)], env=huge))
     assert roles(text) == ["ps0", "worker0", "worker1", "worker2"]
     for host in ("login", "n1", "n2", "n3", "n4"):
         assert cluster.run(["test", "-e", "/tmp/executed"], host=host).returncode == 1
-    nothing_is_broken(cluster)
+    assert_nodes_are_up(cluster)

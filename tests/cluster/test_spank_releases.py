@@ -1,4 +1,4 @@
-"""The plugin in other releases of Slurm: what test_spank holds against that of this machine, again."""
+"""The plugin in other releases of Slurm: tests of test_spank in chroots of other Debians."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from pathlib import Path
 
 import pytest
 import test_spank
-from releases import RootCluster, missing, root_of
+from releases import RootCluster, root_of, skip_reason
 from test_spank import (  # noqa: F401
-    bad_values,
-    test_a_heterogeneous_step_is_one,
-    test_a_map_is_applied_to_its_step_and_to_no_other,
-    test_a_map_that_does_not_hold_is_not_applied,
-    test_a_map_that_the_step_does_not_follow_is_warned_of_once,
-    test_a_step_inside_a_task_gets_its_own,
+    invalid_values,
     test_help,
-    test_hostile_names_and_a_huge_environment,
-    test_options_of_every_command_reach_the_tasks,
-    test_tasks_find_their_variables,
-    test_values_that_are_not_valid_end_the_submission,
+    test_heterogeneous_step_has_global_ranks,
+    test_hostile_job_name_and_huge_environment,
+    test_invalid_map_is_not_applied,
+    test_invalid_values_fail_the_submission,
+    test_map_applies_to_its_step_only,
+    test_mismatched_map_warns_once,
+    test_nested_step_has_its_own_variables,
+    test_options_of_all_commands_reach_the_tasks,
+    test_tasks_have_their_variables,
 )
 
 TOOL = Path(__file__).parents[2] / "tools/test-plugin-releases"
-#: the order in which the nodes of a job get its tasks: 26.05 goes from zone to zone
+#: order in which nodes get tasks: 26.05 fills one zone after another
 ORDER = {"24.11": ["n1", "n2", "n3", "n4"], "26.05": ["n1", "n3", "n2", "n4"]}
 
 
@@ -35,8 +35,8 @@ def slurm_release(cluster: RootCluster) -> str:
 @pytest.fixture(scope="module", params=["trixie", "forky"])
 def other_release(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RootCluster]:
     suite = request.param
-    if why := missing(suite):
-        pytest.skip(why)
+    if reason := skip_reason(suite):
+        pytest.skip(reason)
     subprocess.run([TOOL, suite], check=True, timeout=600)
     root = root_of(suite)
     cluster = RootCluster(root, tmp_path_factory.mktemp(suite) / "host", 4, root / "var/lib/slurmdl/gcc/slurmdl.so")
@@ -48,7 +48,7 @@ def other_release(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempP
 
 @pytest.fixture
 def plugged(other_release: RootCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., RootCluster]]:
-    """The cluster of test_spank's tests, here one for all, and empty of jobs."""
+    """The `plugged` fixture of test_spank, with one cluster for all tests, without jobs."""
     order = ORDER[slurm_release(other_release)]
     monkeypatch.setattr(test_spank, "PLAIN", sorted(test_spank.PLAIN, key=order.index))
     yield lambda: other_release

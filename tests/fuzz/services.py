@@ -1,4 +1,4 @@
-"""Fuzz `score ingest`, `serve` and `export` over TCP: whatever peers send, each goes on and serves a good peer.
+"""Fuzz `links ingest`, `agent` and `export` over TCP: whatever peers send, each goes on and serves a good peer.
 
     python tests/fuzz/services.py SECONDS [SEED]
 
@@ -126,7 +126,7 @@ def lines_of_samples(dice: random.Random) -> bytes:
     return "".join(sample(dice) for _ in range(dice.choice((1, 2, 20)))).encode(errors="surrogatepass")
 
 
-MAKE: dict[str, Callable[[random.Random], bytes]] = {"ingest": lines_of_samples, "serve": probe, "export": request}
+MAKE: dict[str, Callable[[random.Random], bytes]] = {"ingest": lines_of_samples, "agent": probe, "export": request}
 
 
 class Services:
@@ -140,18 +140,18 @@ class Services:
         with socket.create_server(("", 0)) as free:
             served: int = free.getsockname()[1]
         words = {
-            "ingest": ["--listen=:0", "--any-port", "--every=1", f"--history={place}/h.db", f"--spool={self.spool}",
-                       f"--publish={place}/scores.json"],
-            "serve": [f"--listen=:{served}", "--allow=127.0.0.0/8,::1", "--peers=0", "--sessions=8", "--rate=100M",
-                      f"--spool={place}/out"],
+            "ingest": ["--listen=:0", "--allow-unprivileged-ports", "--interval=1", f"--database={place}/h.db", f"--spool-dir={self.spool}",
+                       f"--snapshot={place}/scores.json"],
+            "agent": [f"--listen=:{served}", "--allow=127.0.0.0/8,::1", "--peers=0", "--max-sessions=8", "--rate-limit=100M",
+                      f"--spool-dir={place}/out"],
             "export": ["--listen=:0", f"--scores={place}/given.json"]}
         environ = {**os.environ, "SLURM_CONF": str(place / "slurm.conf"), "XDG_CONFIG_HOME": str(place / "xdg")}
         self.processes = {}
         for name, options in words.items():
             with (place / f"{name}.err").open("w") as said:
-                self.processes[name] = subprocess.Popen([sys.executable, "-m", "slurmdl", "score", name, *options],
+                self.processes[name] = subprocess.Popen([sys.executable, "-m", "slurmdl", "links", name, *options],
                                                         env=environ, stderr=said)
-        self.ports = {name: served if name == "serve" else self._port(name) for name in words}
+        self.ports = {name: served if name == "agent" else self._port(name) for name in words}
 
     def _port(self, name: str) -> int:
         while True:
@@ -186,7 +186,7 @@ class Services:
             if name == "export":
                 with urllib.request.urlopen(f"http://127.0.0.1:{self.ports[name]}/metrics", timeout=5) as answer:
                     return b'link="n7"' in answer.read()
-            if name == "serve":
+            if name == "agent":
                 return measure_pair(("a", "b"), ("127.0.0.1", self.ports[name]), SHORT).rtt is not None
             with socket.create_connection(("127.0.0.1", self.ports[name]), 5) as peer:
                 peer.sendall(format_sample_lines([LinkSample("node", "good", time.time(), "probe", 1e9)]).encode())
@@ -223,7 +223,7 @@ def attack(services: Services, dice: random.Random, end: float, sent: Counter[st
                     peer.close()
                 continue
             with socket.create_connection(where, 5) as peer:
-                if how == "whole" and name == "serve":
+                if how == "whole" and name == "agent":
                     session(dice, peer)
                     continue
                 data = mutated(dice, MAKE[name](dice))

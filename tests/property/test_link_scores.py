@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from placing import cluster, node, two_level
 
-from slurmdl.job_request import DlOptions, JobRequest
+from slurmdl.dl_options import DlOptions
+from slurmdl.job_request import JobRequest
 from slurmdl.links import aggregate, capacity, link_table, prometheus_exporter, score_files
 from slurmdl.links.link_scores import LinkScore, LinkScores, MetricWeights, inter_leaf_name
 from slurmdl.links.samples import SOURCES, LinkSample, format_sample_lines, parse_sample_lines

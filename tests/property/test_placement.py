@@ -10,8 +10,9 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from placing import cluster, cost_of, node, two_level
 
+from slurmdl.dl_options import DlOptions
 from slurmdl.errors import PlacementError
-from slurmdl.job_request import DlOptions, JobRequest
+from slurmdl.job_request import JobRequest
 from slurmdl.links.link_scores import LinkScore, LinkScores
 from slurmdl.placement.place import place_job
 from slurmdl.placement.ranks.rank_orders import best_rank_map

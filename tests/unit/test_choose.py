@@ -10,8 +10,9 @@ import pytest
 from placing import SCORES, cluster, node, two_level
 
 from slurmdl.cluster.snapshot import ClusterSnapshot, Partition
+from slurmdl.dl_options import DlOptions
 from slurmdl.errors import PlacementError, UsageError
-from slurmdl.job_request import DlOptions, JobRequest
+from slurmdl.job_request import JobRequest
 from slurmdl.links.link_scores import LinkScore, LinkScores
 from slurmdl.placement.algorithms.apportion import fill_largest_first, water_fill
 from slurmdl.placement.eligibility import eligible_tasks

@@ -189,26 +189,26 @@ def test_a_spool_is_bounded_and_holds_whole_files(tmp_path):
 
 def test_the_command_is_silent_whatever_happens(tmp_path, capsys):
     state = tmp_path / "state"
-    assert counters.run([f"--state={state}", "--node=n1"]) == 0
+    assert counters.run([f"--state-dir={state}", "--node-name=n1"]) == 0
     assert (state / "counters.json").exists()
     assert not stat.S_IMODE((state / "counters.json").stat().st_mode) & 0o022
     blocked = tmp_path / "file"
     blocked.touch()
-    assert counters.run([f"--state={blocked}/x"]) == 0
-    assert counters.run([f"--state={state}", "--to=127.0.0.1:1"]) == 0
+    assert counters.run([f"--state-dir={blocked}/x"]) == 0
+    assert counters.run([f"--state-dir={state}", "--collector=127.0.0.1:1"]) == 0
     assert capsys.readouterr() == ("", "")
-    assert counters.run(["--to=nowhere"]) == 0
+    assert counters.run(["--collector=nowhere"]) == 0
     assert counters.run(["--no-such-option"]) == 0
     out, said = capsys.readouterr()
     assert (out, len(said.splitlines())) == ("", 2)
     with pytest.raises(UsageError):
-        counters.run(["--to=nowhere", "--strict"])
+        counters.run(["--collector=nowhere", "--strict"])
     with pytest.raises(UnavailableError):
-        counters.run([f"--state={blocked}/x", "--strict"])
+        counters.run([f"--state-dir={blocked}/x", "--strict"])
 
 
 def test_the_command_imports_little(tmp_path):
-    code = (f"import sys; from slurmdl.cli.main import main; main(['score', 'collect', '--state={tmp_path}']);"
+    code = (f"import sys; from slurmdl.cli.main import main; main(['links', 'counters', '--state-dir={tmp_path}']);"
             "print(*sys.modules)")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     loaded = set(done.stdout.split())

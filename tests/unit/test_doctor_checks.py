@@ -1,4 +1,4 @@
-"""Parts of the doctor without a cluster: what it reads, how it is bounded, what it says where there is nothing."""
+"""Parts of the doctor without a cluster: plugstack.conf, timeouts, and results if nothing is installed."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from slurmdl.errors import InputError, UnavailableError
 from slurmdl.slurm import plugstack
 
 
-def doctor(*words: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "slurmdl", "doctor", *words], capture_output=True, text=True,
+def doctor(*args: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "slurmdl", "doctor", *args], capture_output=True, text=True,
                           timeout=60, check=False, env={"HOME": "/nowhere", **environ})
 
 
@@ -29,74 +29,72 @@ def test_without_slurm():
     assert (done.returncode, done.stderr) == (2, "")
     assert lines[0].endswith("0 warn, 1 fail")
     assert lines[1] == "fail  commands       sbatch, srun, scontrol, squeue: not found in PATH"
-    assert lines[2].lstrip().startswith("mend: install Slurm's commands")
-    assert lines[-1].startswith("not looked at: controller (needs commands), clock (needs controller)")
+    assert lines[2].lstrip().startswith("fix: install Slurm's commands")
+    assert lines[-1].startswith("skipped: controller (requires commands), clock (requires controller)")
 
 
-@pytest.mark.parametrize("words, said", [
+@pytest.mark.parametrize(("args", "culprit"), [
     (["--nodes=n[1-"], "n[1-"), (["--timeout=0"], "--timeout=0"), (["--timeout=x"], "--timeout"), (["now"], "now")])
-def test_wrong_usage_is_no_finding(words, said):
-    done = doctor(*words, PATH="/nowhere")
+def test_wrong_usage_is_no_finding(args, culprit):
+    done = doctor(*args, PATH="/nowhere")
     assert (done.returncode >= 64, done.stdout, len(done.stderr.splitlines())) == (True, "", 1)
-    assert said in done.stderr
+    assert culprit in done.stderr
 
 
-def test_a_check_that_hangs_is_left_behind(tmp_path):
+def test_hanging_check_is_abandoned(tmp_path):
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
 
-    def hangs(_: Site) -> Finding:
-        return ok(pipe.read_text())  # nobody writes
+    def hang(_: Site) -> Finding:
+        return ok(pipe.read_text())  # blocks
 
-    def away(_: Site) -> Finding:
+    def fail(_: Site) -> Finding:
         raise UnavailableError("x: away")
 
-    checks = (Check("one", hangs, fix="df"), Check("two", away, fix="bring it back"),
-              Check("three", hangs, ("two",)), Check("four", hangs, ("three",)),
+    checks = (Check("one", hang, fix="df"), Check("two", fail, fix="bring it back"),
+              Check("three", hang, ("two",)), Check("four", hang, ("three",)),
               Check("five", lambda _: warning("late", "hurry")),
               Check("six", lambda _: ok("fine"), ("five",)), Check("seven", lambda _: ok(""), on_nodes=True))
-    found = {check.name: finding for check, finding in run_checks(Site(), 60, 0.2, checks)}
-    assert found == {"one": failure("no answer within 0 s", "df"),
-                     "two": failure("x: away", "bring it back"), "three": "needs two", "four": "needs three",
+    results = {check.name: finding for check, finding in run_checks(Site(), 60, 0.2, checks)}
+    assert results == {"one": failure("no result within 0 s", "df"),
+                     "two": failure("x: away", "bring it back"), "three": "requires two", "four": "requires three",
                      "five": Finding("warn", "late", "hurry"), "six": ok("fine")}
     late = [finding for _, finding in run_checks(Site(), 0.1, 60, (checks[0], checks[4]))]
-    assert late == [failure("no answer within 0 s", "df"), "no time left"]
+    assert late == [failure("no result within 0 s", "df"), "no time left"]
     pipe.open("w").close()
 
 
-def test_checks_need_earlier_ones():
-    seen: set[str] = set()
+def test_checks_require_earlier_checks():
+    earlier: set[str] = set()
     for check in CHECKS:
-        assert seen.issuperset(check.requires), check.name
-        seen.add(check.name)
-    assert len(seen) == len(CHECKS)
+        assert earlier.issuperset(check.requires), check.name
+        earlier.add(check.name)
+    assert len(earlier) == len(CHECKS)
 
 
 def test_checks_are_documented():
     text = (Path(__file__).parents[2] / "docs/admin.md").read_text()
     rows = text.partition("| checked | by |")[2].partition("\n\n")[0].splitlines()[2:]
-    named = {word.strip().removeprefix("nodes' ") for row in rows for word in row.split("|")[1].split(",")}
-    assert {check.name.removeprefix("nodes' ") for check in CHECKS} == named
+    documented = {word.strip().removeprefix("node ") for row in rows for word in row.split("|")[1].split(",")}
+    assert {check.name.removeprefix("node ") for check in CHECKS} == documented
 
 
-def test_the_plugins_line(tmp_path):
+def test_plugin_line_of_plugstack(tmp_path):
     folder = tmp_path / "plugstack.conf.d"
     folder.mkdir()
     main, plugins = tmp_path / "plugstack.conf", tmp_path / "plugins"
     assert plugstack.find_plugin_line(str(main), []) is None
     main.write_text("# optional slurmdl.so\nrequired other.so a=b\ninclude plugstack.conf.d/*.conf\n")
     assert plugstack.find_plugin_line(str(main), []) is None
-    (folder / "a.conf").write_text(f"include {main}\n")  # a ring of files
-    (folder / "b.conf").write_text("\n  required\tslurmdl.so  # ours\n")
+    (folder / "a.conf").write_text(f"include {main}\n")  # a cycle of includes
+    (folder / "b.conf").write_text("\n  required\tslurmdl.so  # comment\n")
     (folder / "c.bak").write_text("optional /elsewhere/slurmdl.so\n")
-    assert plugstack.find_plugin_line(
-    str(main), [
-        str(plugins)]) == plugstack.PlugstackLine(
-            f"{folder}/b.conf:2", True, "slurmdl.so")
+    assert plugstack.find_plugin_line(str(main), [str(plugins)]) == \
+        plugstack.PlugstackLine(f"{folder}/b.conf:2", True, "slurmdl.so")
     plugins.mkdir()
     (plugins / "slurmdl.so").touch()
-    found = plugstack.find_plugin_line(str(main), ["/nowhere", str(plugins)])
-    assert found is not None and found.path == str(plugins / "slurmdl.so")
+    line = plugstack.find_plugin_line(str(main), ["/nowhere", str(plugins)])
+    assert line is not None and line.path == str(plugins / "slurmdl.so")
     (folder / "b.conf").unlink()
     (folder / "b.conf").mkdir()
     with pytest.raises(InputError, match=r"b\.conf: cannot be read"):
@@ -109,57 +107,55 @@ def test_the_plugins_line(tmp_path):
     (b"#" + b"x" * 9000 + b"\noptional slurmdl.so", 4), (b"\0\n\n\noptional slurmdl.so\0#", 4),
     (b"slurmdl.so optional\nplease slurmdl.so\n", None), (b"optional\x0cslurmdl.so\n", None),
 ])
-def test_the_plugins_line_is_counted_as_slurm_counts(tmp_path, text, number):
+def test_plugin_line_number_equals_slurm(tmp_path, text, number):
     file = tmp_path / "plugstack.conf"
     file.write_bytes(text)
-    found = plugstack.find_plugin_line(str(file), [])
-    assert (found and found.location) == (number and f"{file}:{number}")
+    line = plugstack.find_plugin_line(str(file), [])
+    assert (line and line.location) == (number and f"{file}:{number}")
 
 
-def test_an_owner_of_scores_who_does_not_exist(monkeypatch):
-    monkeypatch.setattr(
-    Site, "config", config.Config(
-        link_scores=config.LinkScoresConfig(
-            trusted_owner="no-such-user")))
-    found = config_checks.check_link_scores(Site())
-    assert (found.severity, found.text.partition(",")[0]) == (
-        "fail", "link_scores.trusted_owner: no user has the name 'no-such-user' here")
+def test_unknown_owner_of_link_scores(monkeypatch):
+    scores_config = config.LinkScoresConfig(trusted_owner="no-such-user")
+    monkeypatch.setattr(Site, "config", config.Config(link_scores=scores_config))
+    finding = config_checks.check_link_scores(Site())
+    assert (finding.severity, finding.text.partition(",")[0]) == (
+        "fail", "link_scores.trusted_owner: user 'no-such-user' does not exist")
     for owner in ("", "root", "0", "4294967294"):
         monkeypatch.setattr(Site, "config", config.Config(link_scores=config.LinkScoresConfig(trusted_owner=owner)))
         assert config_checks.check_link_scores(Site()).severity == "OK"
 
 
-def test_clocks_are_judged_between_two_moments():
-    asked = node_facts.TimedResult(100.0, None, 103.0)
-    for told, coarse, apart in ((100, 0, 0), (103, 0, 0), (105, 0, 2), (96, 0, -4), (96, 1, -3), (99, 1, 0)):
-        assert command_checks._min_clock_offset(told, coarse, asked) == apart
+def test_min_clock_offset():
+    timed = node_facts.TimedResult(100.0, None, 103.0)
+    for remote, resolution, offset in ((100, 0, 0), (103, 0, 0), (105, 0, 2), (96, 0, -4), (96, 1, -3), (99, 1, 0)):
+        assert command_checks._min_clock_offset(remote, resolution, timed) == offset
     assert command_checks._controller_time("Configuration data as of 2026-11-21T19:42:31\nA = b\n") > 1.7e9
-    with pytest.raises(InputError, match="no time in its first line"):
+    with pytest.raises(InputError, match="no time in the first line"):
         command_checks._controller_time("slurm_load_ctl_conf error: x\n")
 
 
-def test_probe_of_a_node(tmp_path):
-    """The script by itself: what it finds missing is told, and no value breaks a line."""
-    script, plugin = Path(node_facts.__file__).with_name("probe.sh").read_text(), tmp_path / "slurmdl.so"
+def test_node_facts_script(tmp_path):
+    """The script alone: missing files are reported, and no value breaks a line."""
+    script, plugin = Path(node_facts.__file__).with_name("node_facts.sh").read_text(), tmp_path / "slurmdl.so"
     plugin.write_text("x")
     done = subprocess.run(["sh", "-c", script, "sh", str(plugin), str(tmp_path / "none")], capture_output=True,
                           env={"PATH": "/usr/bin:/bin", "SLURMD_NODENAME": "n1", "PMIX_RANK": "0"}, text=True,
                           check=True, timeout=20)
     facts = dict(line.split("\t")[1:] for line in done.stdout.splitlines())
     assert {line.split("\t")[0] for line in done.stdout.splitlines()} == {"n1"}
-    assert facts["plugin"] == node_facts.file_checksum(str(plugin)) != "missing" == node_facts.file_checksum("/nowhere")
-    assert "No such file" in facts["shared"]
+    assert facts["plugin_checksum"] == node_facts.file_checksum(str(plugin)) != "missing" == node_facts.file_checksum("/nowhere")
+    assert "No such file" in facts["plan_dir_token"]
     assert facts["pmi"] == "0"
     assert float(facts["clock"]) > 1.7e9
 
 
-@pytest.mark.parametrize(("here", "said"), [
-    (False, "is on none of n[1-2], nor here"), (True, "is the same on n[1-2]")])
-def test_no_configuration_is_not_called_the_same(here, said, tmp_path, monkeypatch):
-    monkeypatch.setattr(config, "SITE_FILE", str(tmp_path / "slurmdl.yaml"))
-    if here:
+@pytest.mark.parametrize(("exists", "text"), [
+    (False, "is missing on n[1-2] and on this host"), (True, "is identical on n[1-2]")])
+def test_missing_configuration_is_not_called_identical(exists, text, tmp_path, monkeypatch):
+    monkeypatch.setattr(config, "SITE_CONFIG_FILE", str(tmp_path / "slurmdl.yaml"))
+    if exists:
         (tmp_path / "slurmdl.yaml").write_text("link_defaults: {}\n")
     site = Site()
-    told = {node: {"site": node_facts.file_checksum(config.SITE_CONFIG_FILE)} for node in ("n1", "n2")}
-    site.__dict__["reports"] = node_facts.timed_call(lambda: told)
-    assert config_checks.check_node_configuration(site) == ok(f"{config.SITE_CONFIG_FILE} {said}")
+    facts = {node: {"config_checksum": node_facts.file_checksum(config.SITE_CONFIG_FILE)} for node in ("n1", "n2")}
+    site.__dict__["facts"] = node_facts.timed_call(lambda: facts)
+    assert config_checks.check_node_configuration(site) == ok(f"{config.SITE_CONFIG_FILE} {text}")

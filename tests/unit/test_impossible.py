@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 from placing import SCORES, cluster, node, two_level
 
+from slurmdl.dl_options import DlOptions
 from slurmdl.errors import PlacementError
-from slurmdl.job_request import DlOptions, JobRequest
+from slurmdl.job_request import JobRequest
 from slurmdl.placement.place import place_job
 from slurmdl.topology.topology import Topology
 

@@ -18,37 +18,37 @@ from slurmdl.text import escape_nonprintable
 from slurmdl.topology import load
 
 PACKAGE = Path(__file__).parents[2] / "slurmdl"
-#: a color, a window title, CSI of one character, delete, text from right to left, a line that goes back
+#: color, window title, one-character CSI, delete, right-to-left text, carriage return
 BAD = "\x1b[31m\x1b]0;x\x07\x9b1m\x7f\u202e\u2066\rroot#"
-#: a name that topology.conf can hold: reset of the terminal, CSI of one character, text from right to left
+#: a name that topology.conf accepts: terminal reset, one-character CSI, delete, right-to-left text
 ZONE = "zoneA\x1bc\x9b1m\x7f\u202e"
-#: calls of print outside of the benchmarks and of the training: texts of our own, and what programs read
+#: calls of print, except in bench/ and train/, that do not escape their text: fixed texts, and output for programs
 RAW = {
-    # an interpreter of its own, which imports nothing; it names the program that slurmdl has found on PATH
-    ("attend.py", "f'slurmdl: {argv[0]}: {error.strerror}'"),
-    ("attend.py", "f'slurmdl: {name} {fails}, and has ended all tasks; its own exit status is 0'"),
-    ("cli/main.py", "_help()"), ("cli/main.py", "f'slurmdl {__version__}'"), ("cli/place.py", "HELP"),
-    ("cli/score.py", "'\\n'.join(['usage: slurmdl links COMMAND [options]', '', *lines, '', '`slurmdl links COMMAND "
-                     "--help` says more.'])"),
-    ("cli/scores/export.py", "text"), ("cli/scores/probe.py", "to_lines(samples)"), ("cli/srun.py", "HELP"),
-    ("cli/srun.py", "f'  --dl-{option.name}{value}\\n                          {option.help}'"),
-    ("cli/srun.py", '"\\nsrun\'s own options: srun --help"'),
-    ("cli/topology.py", "text"), ("cli/topology.py", "write.text(Topologies.one(made), None, options.to)"),
-    ("cli/topology.py", "'# what to put into the NodeName lines of slurm.conf; each node may stand on one such line "
-                        "only'"),
+    # an interpreter without imports of slurmdl; it names the program that was found on PATH
+    ("launch/supervisor.py", "f'slurmdl: {argv[0]}: {error.strerror}'"),
+    ("launch/supervisor.py", "f'slurmdl: {name} {failure_message}, and has ended all tasks; its own exit status is 0'"),
+    ("cli/main.py", "'\\n'.join([f'usage: {program} COMMAND [options]', '', *lines, '', f'`{program} COMMAND --help` "
+                    "lists its options.'])"),
+    ("cli/main.py", "f'slurmdl {__version__}'"), ("cli/place.py", "HELP"),
+    ("cli/srun.py", 'f"{HELP}\\n{dl_options.help_text()}\\nsrun\'s own options: srun --help"'),
+    ("cli/links/export.py", "text"), ("cli/links/probe.py", "format_sample_lines(samples)"),
+    ("cli/topology.py", "text"), ("cli/topology.py", "write.format_topology(TopologySet.single(topology), None, "
+                                                     "options.format)"),
+    ("cli/topology.py", "'# for the NodeName lines of slurm.conf; each node may be on one such line only'"),
     ("launch/sbatch.py", "f'usage: slurmdl sbatch [--dl-*] [sbatch options] script [args]\\n\\n"
                          "{dl_options.help_text()}'"),
-    ("launch/srun.py", "mapped.text"), ("output.py", "'\\n'.join(map(printable, text.split('\\n')))"),
+    ("launch/srun.py", "rankmap_formats.format_rank_map(args.map_format, map_input)"),
+    ("text.py", "'\\n'.join(map(escape_nonprintable, text.split('\\n')))"),
 }
 
 
-def commands(text: str) -> set[str]:
-    """The characters of a text that a terminal obeys, but for the end of a line."""
+def control_characters(text: str) -> set[str]:
+    """Non-printable characters of a text, except newlines."""
     return {c for c in text if not c.isprintable()} - {"\n"}
 
 
-def slurmdl(*words: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "slurmdl", *words], capture_output=True, text=True, check=False,
+def slurmdl(*args: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "slurmdl", *args], capture_output=True, text=True, check=False,
                           timeout=60, env={**os.environ, **environ}, stdin=subprocess.DEVNULL)
 
 
@@ -75,16 +75,16 @@ def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["zoneA", "Zürich", "日本", "a b"])
-def test_what_a_terminal_shows_stays(text: str) -> None:
+def test_printable_text_is_unchanged(text: str) -> None:
     assert escape_nonprintable(text) == text
 
 
-def test_what_a_terminal_obeys_is_written_out() -> None:
+def test_control_characters_are_escaped() -> None:
     assert escape_nonprintable("a\x1b[1m\x9b\x7f\u202e\n") == r"a\x1b[1m\x9b\x7f\u202e\n"
-    assert not commands(escape_nonprintable("".join(map(chr, range(0x3000)))))
+    assert not control_characters(escape_nonprintable("".join(map(chr, range(0x3000)))))
 
 
-PLACED = ["--topology=zones.conf", "--cluster=nodes.json", "--scores=scores.json"]
+PLACED = ["--topology=zones.conf", "--cluster=nodes.json", "--link-scores=scores.json"]
 
 
 @pytest.mark.parametrize("words", [
@@ -96,39 +96,39 @@ PLACED = ["--topology=zones.conf", "--cluster=nodes.json", "--scores=scores.json
     ["topology", "diff", "zones.conf", "twice.conf"], ["topology", "show", "zones.conf", f"--name={BAD}"],
     ["topology", "features", "zones.conf", "--cluster=nodes.json"],
     ["topology", "features", "zones.conf", "--cluster=nodes.json", "--scontrol"],
-    ["score", "show", "--scores=scores.json", "--topology=zones.conf"], ["score", "show", f"--scores={BAD}"],
-    ["score", BAD], [BAD], ["doctor", f"--nodes={BAD}"], ["simulate", "-N2", f"--topology={BAD}"],
+    ["links", "show", "--scores=scores.json", "--topology=zones.conf"], ["links", "show", f"--scores={BAD}"],
+    ["links", BAD], [BAD], ["doctor", f"--nodes={BAD}"], ["simulate", "-N2", f"--topology={BAD}"],
     ["sbatch", "--dl-dry-run", "-N2", f"job{BAD}.sh"], ["sbatch", "--dl-dry-run", "-N2", f"--wrap=echo {BAD}"],
     ["sbatch", "--dl-dry-run", f"--job-name={BAD}", "--wrap=true"], ["sbatch", f"--dl-zone={BAD}", "--wrap=true"],
     ["sbatch", "--dl-dry-run", "--dl-explain", "-N2", f"--comment={BAD}", "--wrap=true"],
     ["srun", "--dl-dry-run", f"--dl-{BAD}", "true"], ["srun", f"--dl-strategy={BAD}", "true"],
-], ids=lambda words: " ".join(words).translate({ord(c): "?" for c in commands(BAD)}))
+], ids=lambda words: " ".join(words).translate({ord(c): "?" for c in control_characters(BAD)}))
 def test_no_escape_reaches_the_terminal(words: list[str]) -> None:
     done = slurmdl(*words)
     assert done.stdout + done.stderr
-    assert not commands(done.stdout + done.stderr)
+    assert not control_characters(done.stdout + done.stderr)
     assert r"\x1b" in done.stdout + done.stderr
 
 
-def test_names_that_the_user_sees_are_written_out(capsys: pytest.CaptureFixture[str]) -> None:
+def test_zone_names_are_escaped(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["topology", "show", "zones.conf"]) == 0
     assert r"zoneA\x1bc\x9b1m\x7f\u202e  4 nodes" in capsys.readouterr().out
 
 
-def test_the_dry_run_of_a_step(tmp_path: Path) -> None:
-    """With names from Slurm's environment, in a process of its own."""
+def test_dry_run_of_a_step_is_escaped(tmp_path: Path) -> None:
+    """Node names come from Slurm's environment."""
     done = slurmdl("srun", "--dl-dry-run", "--dl-explain", "true", BAD, SLURM_JOB_ID="1", SLURM_NTASKS="2",
                    SLURM_JOB_NODELIST=f"n1,n{BAD}", SLURM_TASKS_PER_NODE="1(x2)", SLURM_CONF=f"{tmp_path}/none")
     assert done.stdout + done.stderr
-    assert not commands(done.stdout + done.stderr)
+    assert not control_characters(done.stdout + done.stderr)
 
 
-def test_findings_of_the_doctor() -> None:
+def test_doctor_findings_are_escaped() -> None:
     Path("config/slurmdl").mkdir(parents=True)
     Path("config/slurmdl/slurmdl.yaml").write_text(json.dumps({f"plan{BAD}": 1}))
     done = slurmdl("doctor", PATH="/nowhere")
     assert r"unknown key plan\x1b[31m" in done.stdout
-    assert not commands(done.stdout + done.stderr)
+    assert not control_characters(done.stdout + done.stderr)
 
 
 @pytest.mark.parametrize(("name", "text"), [
@@ -137,22 +137,22 @@ def test_findings_of_the_doctor() -> None:
     ("zones.json", json.dumps({"name": "t", "kind": "tree", "zones": ["a\nb"], "parent": [-1], "level": [0],
                                "uplink_bandwidth": [None], "nodes": ["n1"], "leaf": [0]})),
 ])
-def test_a_name_has_one_line(name: str, text: str) -> None:
+def test_name_with_line_break_raises_input_error(name: str, text: str) -> None:
     Path(name).write_text(text)
     with pytest.raises(InputError, match="line break"):
         load.load_topology(name)
 
 
-def test_only_what_programs_read_is_printed_raw() -> None:
-    """Whatever else is printed goes through `show`, `warn` or JSON in ASCII."""
-    found = set()
+def test_unescaped_prints_are_listed() -> None:
+    """All other output goes through `print_escaped`, `warn` or JSON in ASCII."""
+    calls = set()
     for path in PACKAGE.rglob("*.py"):
         name = str(path.relative_to(PACKAGE))
-        if name.startswith(("bench/", "train/", "cluster/pyslurm_child")):
+        if name.startswith(("bench/", "train/", "cluster/pyslurm_worker")):
             continue
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and ast.unparse(node.func) == "print":
-                what = ast.unparse(node.args[0])
-                if not what.startswith("json.dumps("):
-                    found.add((name, what))
-    assert found <= RAW, found - RAW
+                argument = ast.unparse(node.args[0])
+                if not argument.startswith("json.dumps("):
+                    calls.add((name, argument))
+    assert calls <= RAW, calls - RAW

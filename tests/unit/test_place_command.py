@@ -21,7 +21,7 @@ from slurmdl.placement.place import place_job
 from slurmdl.placement.placement_svg import draw_placement
 
 ROOT = Path(__file__).parents[2]
-FILES = ["--topology=topology/topology.conf", "--cluster=examples/cluster.json", "--scores=examples/link-scores.json"]
+FILES = ["--topology=topology/topology.conf", "--cluster=examples/cluster.json", "--link-scores=examples/link-scores.json"]
 
 CASES = {
     "one-zone": ["-N", "3"],
@@ -57,7 +57,7 @@ def test_json(case: str, capsys: pytest.CaptureFixture[str], golden: Callable[[s
 
 
 @pytest.mark.parametrize(("case", "says"), [
-    ("two-zones-ps", "3.33 s, proven; this choice takes 1 times that"), ("one-zone", "110 ms, proven"),
+    ("two-zones-ps", "3.33 s, proven optimal; this choice takes 1 times as long"), ("one-zone", "110 ms, proven optimal"),
     ("no-choice", "none: the node count is not certain"), ("not-free", "none: "),
 ])
 def test_the_exact_optimum_beside_it(case: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -82,12 +82,12 @@ def test_the_script_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     script.write_text("#!/bin/sh\n#SBATCH --nodes=2\n#DL --dl-zone=zoneB\nslurmdl srun true\n")
     assert main(["place", *FILES, "--json", str(script), "-e", "--epochs", "10", "json", "--strategy=ps"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert found["placement"]["zones_used"] == {"zoneB": 2}
+    assert found["placement"]["nodes_per_zone"] == {"zoneB": 2}
 
 
 @pytest.mark.parametrize(("argv", "status", "says"), [
     (["--topology"], 64, "needs a file"), (["--topology=missing", *FILES[1:]], 65, "cannot be read"),
-    ([*FILES[:1], "--cluster=README"], 65, "README"), ([*FILES[:2], "--scores=missing"], 65, "missing"),
+    ([*FILES[:1], "--cluster=README"], 65, "README"), ([*FILES[:2], "--link-scores=missing"], 65, "missing"),
     ([*FILES, "--dl-zone=zoneC"], 64, "valid: zoneA, zoneB, core"), ([*FILES, "--dl-place=tight"], 64, "valid: "),
     ([*FILES, "--dl-speed=1"], 64, "valid: "), ([*FILES, "-n", "6", "--dl-strict"], 75, "not certain"),
     ([*FILES, "-N2", "--svg=/nowhere/a.svg"], 64, "cannot be written"),
@@ -144,7 +144,7 @@ def test_a_seed_chooses_among_equal_nodes_only(capsys: pytest.CaptureFixture[str
     for seed in range(8):
         assert main(["place", *FILES, "--json", f"--seed={seed}", "-N2"]) == 0
         placement = json.loads(capsys.readouterr().out)["placement"]
-        found[tuple(placement["nodes"])] = placement["map"]["cost"]["seconds"]
+        found[tuple(placement["nodes"])] = placement["rank_map"]["cost"]["seconds"]
     assert len(found) > 1 and len(set(found.values())) == 1
 
 

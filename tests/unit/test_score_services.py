@@ -49,7 +49,7 @@ class Service:
 
     def __init__(self, site: Path, *words: str) -> None:
         environ = {**os.environ, "SLURM_CONF": str(site / "slurm.conf"), "XDG_CONFIG_HOME": str(site / "xdg")}
-        self.child = subprocess.Popen([sys.executable, "-m", "slurmdl", "score", *words], env=environ, text=True,
+        self.child = subprocess.Popen([sys.executable, "-m", "slurmdl", "links", *words], env=environ, text=True,
                                       stderr=subprocess.PIPE)
         assert self.child.stderr is not None
         told = self.child.stderr.readline()
@@ -91,8 +91,8 @@ def samples(count: int) -> list[LinkSample]:
 
 @pytest.fixture
 def inlet(site: Path) -> Iterator[Service]:
-    running = Service(site, "ingest", "--history", str(site / "h.db"), "--publish", str(site / "scores.json"),
-                      "--listen", "127.0.0.1:0", "--any-port")
+    running = Service(site, "ingest", "--database", str(site / "h.db"), "--snapshot", str(site / "scores.json"),
+                      "--listen", "127.0.0.1:0", "--allow-unprivileged-ports")
     yield running
     running.child.kill()
     running.child.wait()
@@ -166,7 +166,7 @@ def test_what_is_sent_is_bounded(inlet: Service) -> None:
 
 
 def test_senders_without_privileges_are_refused(site: Path) -> None:
-    service = Service(site, "ingest", "--history", str(site / "h.db"), "--publish", str(site / "scores.json"),
+    service = Service(site, "ingest", "--database", str(site / "h.db"), "--snapshot", str(site / "scores.json"),
                       "--listen", "127.0.0.1:0")
     try:
         assert "which any user may take" in service.send(format_sample_lines(samples(1)).encode())
@@ -178,8 +178,8 @@ def test_senders_without_privileges_are_refused(site: Path) -> None:
 
 
 def test_senders_of_other_networks_are_refused(site: Path) -> None:
-    service = Service(site, "ingest", "--history", str(site / "h.db"), "--publish", str(site / "scores.json"),
-                      "--listen", "127.0.0.1:0", "--any-port", "--allow", "10.0.0.0/8,fd00::/8")
+    service = Service(site, "ingest", "--database", str(site / "h.db"), "--snapshot", str(site / "scores.json"),
+                      "--listen", "127.0.0.1:0", "--allow-unprivileged-ports", "--allow", "10.0.0.0/8,fd00::/8")
     assert service.send(format_sample_lines(samples(1)).encode()
                         ) == "refused: 127.0.0.1 is in no network of --allow\n"
     service.end()
@@ -222,7 +222,7 @@ class Crowd:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to send from a port below 1024")
 def test_a_crowd_that_is_refused_takes_no_place_and_is_told_of_seldom(site: Path) -> None:
-    service = Service(site, "ingest", "--history", str(site / "h.db"), "--publish", str(site / "scores.json"),
+    service = Service(site, "ingest", "--database", str(site / "h.db"), "--snapshot", str(site / "scores.json"),
                       "--listen", "127.0.0.1:0", "--auth", "port")
     with Crowd(service.port, 300, idle=True) as crowd:
         for _ in range(5):
@@ -248,8 +248,8 @@ def other_address() -> str:
 def test_no_peer_can_take_all_places(site: Path) -> None:
     """300 connections of one host that say nothing, and another host that has something to say."""
     other = other_address()
-    service = Service(site, "ingest", "--history", str(site / "h.db"), "--publish", str(site / "scores.json"),
-                      "--listen", "0.0.0.0:0", "--any-port", "--allow", f"127.0.0.0/8,{other}")
+    service = Service(site, "ingest", "--database", str(site / "h.db"), "--snapshot", str(site / "scores.json"),
+                      "--listen", "0.0.0.0:0", "--allow-unprivileged-ports", "--allow", f"127.0.0.0/8,{other}")
     with Crowd(service.port, 300, idle=True):
         for _ in range(5):
             assert service.send(format_sample_lines(samples(1)).encode(), host=other) == "stored 1\n"
@@ -287,8 +287,8 @@ def test_a_log_tells_each_kind_seldom_and_counts_the_others() -> None:
 
 
 def test_senders_of_ipv6(site: Path) -> None:
-    service = Service(site, "ingest", "--history", str(site / "h.db"), "--publish", str(site / "scores.json"),
-                      "--listen", ":0", "--any-port", "--allow", "::1,fd00::/8")
+    service = Service(site, "ingest", "--database", str(site / "h.db"), "--snapshot", str(site / "scores.json"),
+                      "--listen", ":0", "--allow-unprivileged-ports", "--allow", "::1,fd00::/8")
     with socket.create_connection(("::1", service.port), 30) as sender:
         sender.sendall(format_sample_lines(samples(1)).encode())
         sender.shutdown(socket.SHUT_WR)
@@ -359,7 +359,7 @@ def test_every_line_of_the_text_is_of_the_format() -> None:
 def test_an_absurd_score_costs_the_export_only_itself(tmp_path, capsys):
     file = tmp_path / "scores.json"
     file.write_text('{"nodes": {"n1": {"throughput": -5}, "n2": {"throughput": 1e8}}}')
-    assert main(["score", "export", "--scores", str(file)]) == 0
+    assert main(["links", "export", "--scores", str(file)]) == 0
     out, said = capsys.readouterr()
     assert 'link="n2"' in out and 'link="n1"' not in out
     assert said.count("\n") == 1 and "1 refused, the first: n1: throughput" in said
@@ -369,7 +369,7 @@ def test_an_absurd_score_costs_the_export_only_itself(tmp_path, capsys):
 @pytest.mark.parametrize("allow", ["x", "10.0.0.0/99", "10.0.0.1/8", "fd00::/129", "10.0.0.0/8,", "", "10.0.0.0/8 "])
 def test_networks_are_read_alike_everywhere(command, allow, capsys, monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
-    assert main(["score", command, f"--allow={allow}"]) == 64
+    assert main(["links", command, f"--allow={allow}"]) == 64
     told = capsys.readouterr().err
     assert told.count("\n") == 1
     assert "valid: networks and addresses such as 10.0.0.0/8, 192.168.1.5 or fd00::/8" in told
@@ -401,7 +401,7 @@ def test_a_collector_that_is_not_there_is_said_also_with_nothing_to_send(site: P
     """The first run has nothing to compare with, and so no sample."""
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
-    words = ["score", "collect", "--to", f"127.0.0.1:{port}", "--state", str(site / "state"), "--interface", "none"]
+    words = ["links", "counters", "--collector", f"127.0.0.1:{port}", "--state-dir", str(site / "state"), "--interface", "none"]
     assert main([*words, "--strict"]) == 69
     assert capsys.readouterr().err == f"slurmdl: collector 127.0.0.1:{port}: Connection refused\n"
     assert main(words) == 0 and capsys.readouterr() == ("", "")
@@ -412,8 +412,8 @@ def test_idle_connections_keep_nobody_from_the_service_of_a_node(site: Path) -> 
     """They say nothing; and a host of another protocol of the internet is served as well."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    child = subprocess.Popen([sys.executable, "-m", "slurmdl", "score", "serve", f"--listen=:{port}", "--peers=0",
-                              "--allow=127.0.0.0/8,::1", f"--spool={site}"])
+    child = subprocess.Popen([sys.executable, "-m", "slurmdl", "links", "agent", f"--listen=:{port}", "--peers=0",
+                              "--allow=127.0.0.0/8,::1", f"--spool-dir={site}"])
     try:
         with contextlib.ExitStack() as idle:
             deadline = time.monotonic() + 30
@@ -449,8 +449,8 @@ def test_the_service_of_a_node_goes_on_when_its_spool_is_emptied(site: Path) -> 
         port = free.getsockname()[1]
     (spool / "0.jsonl").symlink_to(site / "gone")
     child = subprocess.Popen(
-        [sys.executable, "-m", "slurmdl", "score", "serve", f"--listen=:{port}", "--allow=127.0.0.0/8", "--every=1",
-         "--node=n1", f"--topology={site}/topology.conf", f"--spool={spool}", "--to=127.0.0.1:9"],
+        [sys.executable, "-m", "slurmdl", "links", "agent", f"--listen=:{port}", "--allow=127.0.0.0/8", "--interval=1",
+         "--node-name=n1", f"--topology={site}/topology.conf", f"--spool-dir={spool}", "--collector=127.0.0.1:9"],
         stderr=subprocess.PIPE, text=True)
     try:
         for _ in range(2):
@@ -461,8 +461,8 @@ def test_the_service_of_a_node_goes_on_when_its_spool_is_emptied(site: Path) -> 
     assert child.wait(30) == 0
 
 
-@pytest.mark.parametrize("words", [["--allow=10.0.0.0/8", "--rate=-1"], []])
+@pytest.mark.parametrize("words", [["--allow=10.0.0.0/8", "--rate-limit=-1"], []])
 def test_what_the_service_refuses_before_it_asks_anybody(words, capsys, monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
-    assert main(["score", "serve", *words]) == 64
+    assert main(["links", "agent", *words]) == 64
     assert capsys.readouterr().err.count("\n") == 1

@@ -75,7 +75,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def show(site: Path, *words: str) -> int:
-    return main(["score", "show", "--scores", str(site / "scores.json"), "--topology", str(site / "topology.conf"),
+    return main(["links", "show", "--scores", str(site / "scores.json"), "--topology", str(site / "topology.conf"),
                  *words])
 
 

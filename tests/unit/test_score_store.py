@@ -166,7 +166,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def ingest(site: Path, *words: str) -> int:
-    return main(["score", "ingest", "--history", str(site / "h.db"), "--publish", str(site / "scores.json"), *words])
+    return main(["links", "ingest", "--database", str(site / "h.db"), "--snapshot", str(site / "scores.json"), *words])
 
 
 def test_files_become_a_snapshot_and_what_is_malformed_is_said(site: Path,
@@ -190,7 +190,7 @@ def test_a_spool_is_emptied_once_its_samples_are_stored(site: Path, capsys: pyte
     for name in ("a.jsonl", "b.jsonl", ".half.jsonl", "other.txt"):
         (spool / name).write_text(format_sample_lines([samples(1, time.time())[0]._replace(name=name[0] * 2)]))
         (spool / name).chmod(0o644)
-    assert ingest(site, "--spool", str(spool)) == 0
+    assert ingest(site, "--spool-dir", str(spool)) == 0
     assert sorted(os.listdir(spool)) == [".half.jsonl", "other.txt"]
     found = LinkScores.from_json(json.loads((site / "scores.json").read_text()))
     assert sorted(found.nodes) == ["aa", "bb"]
@@ -212,14 +212,14 @@ def test_a_file_of_the_spool_that_is_refused_is_kept_aside_and_said_once(site: P
         (spool / f"{name}.jsonl").write_text(text)
     (spool / "open.jsonl").chmod(0o666)
     (spool / "folder.jsonl").mkdir()
-    assert ingest(site, "--spool", str(spool)) == 0
+    assert ingest(site, "--spool-dir", str(spool)) == 0
     told = capsys.readouterr().err
     assert told.count("\n") == 1 and "3 refused: " in told
     assert sorted(os.listdir(spool)) == ["folder.jsonl.refused", "half.jsonl.refused", "open.jsonl.refused"]
     assert (spool / "half.jsonl.refused").read_text().endswith(bad)
     found = LinkScores.from_json(json.loads((site / "scores.json").read_text()))
     assert sorted(found.nodes) == ["n0", "n1"]
-    assert ingest(site, "--spool", str(spool)) == 0 and not capsys.readouterr().err
+    assert ingest(site, "--spool-dir", str(spool)) == 0 and not capsys.readouterr().err
 
 
 def test_files_kept_aside_are_bounded(site: Path) -> None:
@@ -227,9 +227,9 @@ def test_files_kept_aside_are_bounded(site: Path) -> None:
     spool.mkdir()
     for i in range(110):
         (spool / f"{i:03}.jsonl").write_text("no sample\n")
-    assert ingest(site, "--spool", str(spool)) == 0
+    assert ingest(site, "--spool-dir", str(spool)) == 0
     (spool / "200.jsonl").write_text("no sample\n")
-    assert ingest(site, "--spool", str(spool)) == 0
+    assert ingest(site, "--spool-dir", str(spool)) == 0
     left = sorted(os.listdir(spool))
     assert len(left) == 100 and left[-1] == "200.jsonl.refused"
 
@@ -237,7 +237,7 @@ def test_files_kept_aside_are_bounded(site: Path) -> None:
 def test_scores_are_published_without_a_spool_that_is_not_there(site: Path,
                                                                 capsys: pytest.CaptureFixture[str]) -> None:
     (site / "a.jsonl").write_text(format_sample_lines(samples(2, time.time())))
-    assert ingest(site, "--spool", str(site / "none"), str(site / "a.jsonl")) == 69
+    assert ingest(site, "--spool-dir", str(site / "none"), str(site / "a.jsonl")) == 69
     assert "none: cannot be read (No such file" in capsys.readouterr().err
     assert len(json.loads((site / "scores.json").read_text())["nodes"]) == 2
 
@@ -287,7 +287,7 @@ def test_probe_results_of_others_are_refused_unless_they_are_named(site: Path,
 
 @pytest.mark.parametrize(("words", "says"), [
     (["--listen", "nowhere"], "not an address"), (["--listen", "::1:9"], "not an address"),
-    (["--listen", ":99999"], "not an address"), (["--every", "0"], "more than 0"),
+    (["--listen", ":99999"], "not an address"), (["--interval", "0"], "more than 0"),
     (["--allow", "10.0.0.0/99"], "valid: networks and addresses"), (["missing.jsonl"], "cannot be read"),
 ])
 def test_wrong_words_are_one_line(site: Path, capsys: pytest.CaptureFixture[str], words: list[str],

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-
-from slurmdl.errors import UsageError, sort_by_similarity
+from slurmdl.cli.main import dispatch
 
 #: subcommand (a module of this package) -> its line in the help; only the module that runs is imported, since
 #: `counters` runs every minute on every node
@@ -19,15 +17,4 @@ COMMANDS = {
 
 
 def run(argv: list[str]) -> int:
-    command = argv[0] if argv else "--help"
-    if command in ("--help", "-h"):
-        width = max(map(len, COMMANDS))
-        lines = [f"  {name:{width}}  {line}" for name, line in COMMANDS.items()]
-        print("\n".join(["usage: slurmdl links COMMAND [options]", "", *lines, "",
-                         "`slurmdl links COMMAND --help` describes the options."]))
-        return 0
-    if command not in COMMANDS:
-        valid = ", ".join(sort_by_similarity(command, list(COMMANDS)))
-        raise UsageError(f"slurmdl links: unknown command {command!r}; expected {valid}")
-    status: int = import_module(f"slurmdl.cli.links.{command}").run(argv[1:])
-    return status
+    return dispatch("slurmdl links", COMMANDS, argv, "slurmdl.cli.links")

@@ -11,6 +11,7 @@ import os
 import signal
 from contextlib import suppress
 
+from slurmdl import units
 from slurmdl.cli.address import parse_address, parse_networks
 from slurmdl.cli.arguments import CliParser
 from slurmdl.errors import SlurmdlError, UnavailableError, UsageError, warn
@@ -52,7 +53,6 @@ def run(argv: list[str]) -> int:
 
 
 def _run_agent(options: argparse.Namespace) -> None:
-    from slurmdl import dl_options
     from slurmdl.cli.links.counters import slurm_node_name, state_dir
     from slurmdl.links import sender
     from slurmdl.links.probe.peer_prober import probe_peers, ring_peers
@@ -61,7 +61,7 @@ def _run_agent(options: argparse.Namespace) -> None:
 
     host, port = parse_address(options.listen, "--listen")
     networks = parse_networks(options.allow, "--allow")
-    rate_limit = dl_options.parse_bytes(options.rate_limit, "--rate-limit")
+    rate_limit = units.parse_bytes(options.rate_limit, "--rate-limit")
     collector = parse_address(options.collector, "--collector") if options.collector else None
     spool_dir = options.spool_dir or os.path.join(state_dir(), "spool")
     node = options.node_name or slurm_node_name()

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 import time
 from typing import TYPE_CHECKING
 
-from slurmdl import config, files
+from slurmdl import config, files, units
 from slurmdl.cli.arguments import CliParser
 from slurmdl.errors import SlurmdlError, UsageError, warn
 from slurmdl.text import print_escaped
@@ -50,11 +49,10 @@ def run(argv: list[str]) -> int:
 
 def _mpi_type_options(srun_args: list[str]) -> list[str]:
     """--mpi for the MPI in PATH if srun_args have none, chosen as by `slurmdl srun`."""
-    from slurmdl.launch import srun
-    from slurmdl.slurm import getopt, srun_options
+    from slurmdl.slurm import getopt, pmi, slurm_conf, srun_options
 
     line = getopt.parse_command_line(srun_args, srun_options.SHORT_OPTIONS, srun_options.LONG_OPTIONS)
-    return list(srun.mpi_type_option(line, srun.SlurmConfig.query, os.environ))
+    return list(pmi.mpi_type_option(line, slurm_conf.SlurmConfig.query, os.environ))
 
 
 def _run_probe(options: argparse.Namespace, srun_args: list[str]) -> int:
@@ -139,17 +137,11 @@ def _merge_into_file(path: str, samples: list[LinkSample]) -> None:
 
 
 def _parse_duration(text: str) -> float:
-    match = re.fullmatch(r"([0-9.]+)(s|m)?", text)
     try:
-        seconds = float(match[1]) * (60 if match[2] == "m" else 1) if match else 0.0
-    except ValueError:
-        seconds = 0.0
-    if not 1 <= seconds <= 3600:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected 1s to 60m")
-    return seconds
+        return units.parse_duration(text, min_s=1, max_s=3600)
+    except UsageError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def _parse_byte_rate(text: str) -> float:
-    from slurmdl import dl_options
-
-    return dl_options.parse_bytes(text, "--rate-limit")
+    return units.parse_bytes(text, "--rate-limit")
