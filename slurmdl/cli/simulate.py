@@ -44,7 +44,7 @@ def build_parser() -> argparse.ArgumentParser:
                      help="none, fp16, int8, int4, sign or topk (default: none, adaptive-gossip int4)")
     cluster = parser.add_argument_group("cluster")
     cluster.add_argument("--topology", metavar="FILE", help="topology file (default: the cluster's topology)")
-    cluster.add_argument("--dl-link-scores", "--scores", default="auto", metavar="auto|off|FILE|URL", dest="scores",
+    cluster.add_argument("--dl-link-scores", default="auto", metavar="auto|off|FILE|URL", dest="scores",
                          help="link scores (default: %(default)s)")
     cluster.add_argument("--busy-share", type=float, default=0.0, metavar="SHARE",
                          help="share of the nodes that other jobs hold, 0 to 0.95 (default: %(default)g)")

@@ -39,13 +39,14 @@ class Sandbox:
 
     def command(self, argv: Sequence[str], host: str = LOGIN, *, as_root: bool = False,
                 directory: str | None = None) -> list[str]:
-        """Return the command line that runs `argv` on a host, as the ordinary user, in `directory` (default: the current).
+        """Return the command line that runs `argv` on a host as the ordinary user.
 
-        If the user may not enter the directory, the command starts in the shared one. If the user may not write to it, job
-        output goes to the shared one. Variables of an outer Slurm are removed.
+        It starts in `directory` (default: the current one), or in the shared one if the user may not enter it. If the
+        user may not write to it, job output goes to the shared one. Variables of an outer Slurm are removed.
         """
         if host not in self.pids:
-            raise UsageError(f"sandbox {self.spec.name} has no host {host!r}; expected one of {sample_names(list(self.pids))}")
+            raise UsageError(f"sandbox {self.spec.name} has no host {host!r}; expected one of "
+                             f"{', '.join(self.pids)}")
         user = slurm_daemons.JobUser("root", 0, 0, "/root") if as_root else self.user
         unset = [f"--unset={name}" for name in os.environ
                    if name.startswith(("SLURM_", "SBATCH_", "SRUN_", "SUDO_"))]
@@ -160,7 +161,7 @@ def sandbox_up(spec: SandboxSpec) -> Sandbox:
     _check_requirements()
     root = _STATE_ROOT / spec.name
     if (root / "ready").exists() and namespaces.running_hosts(spec.name):
-        raise SandboxError(f"sandbox {spec.name} is already running; stop it with `slurmdl sandbox down --name {spec.name}`")
+        raise SandboxError(f"sandbox {spec.name} is already running; end it: slurmdl sandbox down --name {spec.name}")
     sandbox_down(spec.name)
     user = _job_user(root)
     bind_mounts = _bind_mounts(spec, user)
@@ -200,7 +201,7 @@ def find_sandbox(name: str) -> Sandbox:
     if not pids or not (root / "ready").exists():
         others = sorted(namespaces.running_sandboxes())
         raise SandboxError(f"no sandbox {name} is running" + (f" (running: {', '.join(others)})" if others else "")
-                           + f"; start it with `slurmdl sandbox up --name {name}`")
+                           + f"; start it: slurmdl sandbox up --name {name}")
     state = json.loads((root / "state.json").read_text())
     return Sandbox(SandboxSpec.from_json(state["spec"]), pids, slurm_daemons.JobUser(**state["user"]))
 

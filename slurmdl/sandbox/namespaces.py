@@ -74,7 +74,8 @@ def start_hosts(sandbox: str, names: Sequence[str], mounts: Mapping[str, str],
             ["unshare", "--net", "--uts", "--mount", "--pid", "--fork", "--mount-proc", "--kill-child=KILL",
              "sh", "-euc", script],
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, cwd="/",
-            env={_HOST_VARIABLE: f"{sandbox}/{name}", "PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}, start_new_session=True)
+            env={_HOST_VARIABLE: f"{sandbox}/{name}", "PATH": "/usr/sbin:/usr/bin:/sbin:/bin"},
+            start_new_session=True)
     deadline = time.monotonic() + timeout
     while True:
         up = running_hosts(sandbox)
@@ -144,8 +145,8 @@ def host_mount_script(bind_mounts: Sequence[str], root: str, may_enter: Callable
 
     Parameters
     ----------
-    bind_mounts : directories that keep their path. If one is inside a private directory, or in one that the jobs' user
-        may not enter (a home of root, a `mktemp -d`), an empty directory covers that one, with the bind mount inside it.
+    bind_mounts : directories that keep their path. If one is inside a private directory, or in one that the user
+        may not enter (a home of root, a `mktemp -d`), an empty directory covers that one, with the bind mount inside.
     root : the sandbox's directory, shared by all hosts. Its `stage` has one entry per bind mount ("0", "1", ...) as a
         temporary mount point, and "copied".
     may_enter : whether the user may enter a directory.
@@ -173,6 +174,7 @@ def _overlay_script(bind_mounts: Sequence[str], stage: str) -> list[str]:
     mounts = [(shlex.quote(path), shlex.quote(path.removeprefix(_OVERLAY_DIR))) for path in bind_mounts
             if path.startswith(f"{_OVERLAY_DIR}/")]
     return [f"mount -t tmpfs -o mode=755 tmpfs {base}", f"mkdir {base}/upper {base}/work {base}/merged",
-            f"mount -t overlay -o lowerdir={_OVERLAY_DIR},upperdir={base}/upper,workdir={base}/work overlay {base}/merged",
+            f"mount -t overlay -o lowerdir={_OVERLAY_DIR},upperdir={base}/upper,workdir={base}/work overlay "
+            f"{base}/merged",
             *(f"mount --bind {path} {base}/merged{relative}" for path, relative in mounts),
             f"mount --move {base}/merged {_OVERLAY_DIR}"]

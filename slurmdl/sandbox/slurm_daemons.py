@@ -84,8 +84,8 @@ def write_config_files(spec: SandboxSpec, root: Path, user: JobUser) -> None:
     for name, text in spec.config_files.items():
         (slurm / name).write_text(text)
     if spec.gres:
-        lines = []
-        for name, *gres_type, count in (gres.split(":") for gres in spec.gres.split(",")):
+        lines, by_name = [], {gres.split(":")[0]: gres.split(":") for gres in spec.gres.split(",")}
+        for name, *gres_type, count in by_name.values():
             # a gpu needs one file each, or its node counts none of them
             files = [slurm / f"{name}{i}" for i in range(int(count))] if name == "gpu" else []
             for file in files:

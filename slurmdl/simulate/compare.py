@@ -10,8 +10,9 @@ import numpy.typing as npt
 
 from slurmdl import units
 from slurmdl.cluster.snapshot import ClusterSnapshot, Node, Partition
+from slurmdl.dl_options import DlOptions
 from slurmdl.errors import UsageError
-from slurmdl.job_request import DlOptions, JobRequest
+from slurmdl.job_request import JobRequest
 from slurmdl.links.link_scores import LinkScores
 from slurmdl.placement.iteration_cost import NetworkLinks, network_links
 from slurmdl.placement.job_size import JobSize

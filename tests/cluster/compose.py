@@ -31,7 +31,7 @@ ZONES = "zoneA=1,3 zoneB=2,4"
 
 
 class ComposeCluster(Cluster):
-    """Up to eight nodes n1..n8 in containers, in two zones of two networks each; `base` is the directory of its files."""
+    """Up to eight nodes n1..n8 in containers, in two zones of two networks each; `base` holds its files."""
 
     def __init__(self, base: Path) -> None:
         self.shared, self.user, self.etc = base / "shared", USER.name, base / "etc"
@@ -89,10 +89,11 @@ class ComposeCluster(Cluster):
         """Restart with an empty state and the settings of a sandbox (fields of SandboxSpec; nodes, zones)."""
         fields = dict(options)
         nodes, zones = int(fields.pop("nodes", 8)), int(fields.pop("zones", 2))  # type: ignore[call-overload]
-        for name, reason in (("plugstack", "the plugin is built for this machine's Slurm, not for the containers'"),
-                          ("cloud_nodes", "only the sandbox has cloud nodes"), ("bind_mounts", "hosts share one directory"),
-                          ("node_rate", "the links of nodes are not shaped"),
-                          ("zone_rate", "links start at 50 Mbit/s")):
+        for name, reason in (("plugstack", "the plugin is built for this machine's Slurm only"),
+                             ("cloud_nodes", "only the sandbox has cloud nodes"),
+                             ("bind_mounts", "hosts share one directory"),
+                             ("node_rate", "the links of nodes are not shaped"),
+                             ("zone_rate", "links start at 50 Mbit/s")):
             if fields.get(name):
                 pytest.skip(f"on compose, {reason}")
         if zones != 2 or nodes > 8:
@@ -174,7 +175,8 @@ class ComposeCluster(Cluster):
             directory: Path | None = None, env: dict[str, str] | None = None,
             timeout: float = 60) -> subprocess.CompletedProcess[str]:
         user = "root" if as_root else self.user
-        env_options = [f"--env={key}={value}" for key, value in {"USER": user, "LOGNAME": user, **(env or {})}.items()]
+        variables = {"USER": user, "LOGNAME": user, **(env or {})}
+        env_options = [f"--env={key}={value}" for key, value in variables.items()]
         line = ["docker", "exec", "-i", f"--user={user}", f"--workdir={directory or self._start}", *env_options,
                 self._containers[host], *argv]
         return subprocess.run(line, input=stdin, capture_output=True, text=True, timeout=timeout, check=False)

@@ -79,7 +79,7 @@ class RootCluster(Cluster):
     """`nodes` nodes n1, n2, ... in two zones, with the Slurm in `root`; `here` is a new directory for its files.
 
     `cgroup` is the text of cgroup.conf, whose default Slurm 22.05 does not support. `lines` are the lines of
-    slurm.conf on nodes and partitions; nodes other than n1, n2, ... have no slurmd. `files` are additional files next to it.
+    slurm.conf on nodes and partitions; nodes other than n1, n2, ... have no slurmd. `files` are additional files.
     """
 
     def __init__(self, root: Path, here: Path, nodes: int, plugin: Path | None,

@@ -55,9 +55,9 @@ def test_a_job_that_starts_again_ends_as_an_unbroken_one(cluster, strategy, how)
     assert cluster.run(argv).returncode == 0
     text = cluster.output(job, timeout=180)
     if how == "signal":  # else Slurm may be too quick for any word
-        assert "told to stop: checkpoint of step" in text
+        assert "stopped on request: checkpoint of step" in text
         assert f"job {job} is requeued" in text
-    assert text.count("goes on after step") == 1, text
+    assert text.count("resumed after step") == 1, text
     assert text.count("status 0") == 1, text
     assert "status 77" not in text
     assert outcome(folder) == outcome(there)
@@ -69,7 +69,7 @@ def test_the_time_limit_itself_stops_and_requeues(cluster):
     job, folder = started(cluster, "allreduce", 0.8, more="--time=1")
     text = cluster.run(["true"]).stdout
     deadline = time.monotonic() + 240
-    while "goes on after step" not in text:
+    while "resumed after step" not in text:
         assert time.monotonic() < deadline, text
         time.sleep(1)
         text = (folder / "log").read_text() if (folder / "log").exists() else ""
@@ -93,5 +93,5 @@ def test_a_job_that_may_not_be_requeued_ends_with_a_status_of_its_own(cluster):
     await_checkpoint(folder)
     assert cluster.run(["scancel", "--signal=TERM", str(job)]).returncode == 0
     text = cluster.output(job, timeout=60)
-    assert f"job {job} is not requeued: it may not be (sbatch --requeue)" in text
+    assert f"job {job} is not requeued: requeueing is not permitted (sbatch --requeue)" in text
     assert "status 77" in text

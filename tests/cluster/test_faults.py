@@ -99,7 +99,7 @@ def test_a_node_that_loses_power_costs_the_steps_since_the_last_checkpoint(clust
     cluster.power_off(trained_on(written(log))[2])
     cluster.wait(job, timeout=240)
     assert "status 0" in written(log), written(log)
-    assert len(re.findall(r"goes on after step \d+", written(log))) == 1
+    assert len(re.findall(r"resumed after step \d+", written(log))) == 1
     assert json.loads((log.parent / "summary.json").read_text())["steps"] == 200
 
 
@@ -116,7 +116,7 @@ def test_a_zone_that_is_cut_off_for_30_s_holds_training_up_and_nothing_is_lost(c
     cluster.wait(job, timeout=240)
     assert "status 0" in written(log), written(log)
     assert written(log).count("step ") > before
-    assert "goes on after step" not in written(log), "the job need not start again"
+    assert "resumed after step" not in written(log), "the job need not start again"
 
 
 def test_the_controller_starts_anew_while_a_job_is_submitted(cluster):
@@ -146,7 +146,7 @@ def test_a_controller_that_starts_anew_disturbs_no_training(cluster):
     cluster.start_daemon("login")
     cluster.wait(job, timeout=240)
     assert "status 0" in written(log), written(log)
-    assert "goes on after step" not in written(log)
+    assert "resumed after step" not in written(log)
 
 
 def test_a_clock_that_jumps_disturbs_no_training(cluster):
@@ -160,10 +160,10 @@ def test_a_clock_that_jumps_disturbs_no_training(cluster):
     clock.write_text("-3600")
     wait_for_words(log, "step 120 of")
     cluster.run(["scontrol", "requeue", str(job)]).check_returncode()
-    wait_for_words(log, "goes on after step")
+    wait_for_words(log, "resumed after step")
     cluster.wait(job, timeout=240)
     assert "status 0" in written(log), written(log)
-    [after] = re.findall(r"goes on after step (\d+)", written(log))
+    [after] = re.findall(r"resumed after step (\d+)", written(log))
     assert int(after) >= 100
     assert json.loads((log.parent / "summary.json").read_text())["steps"] == 200
 
@@ -183,7 +183,7 @@ def test_a_node_whose_clock_is_an_hour_off_loses_the_steps_since_the_last_checkp
     finally:
         clock.with_name(off).write_text("0")
     assert "status 0" in written(log), written(log)
-    assert len(re.findall(r"goes on after step \d+", written(log))) == 1
+    assert len(re.findall(r"resumed after step \d+", written(log))) == 1
     assert off not in trained_on(written(log)[written(log).rindex("ranks: "):])
     assert json.loads((log.parent / "summary.json").read_text())["steps"] == 200
 

@@ -88,9 +88,9 @@ class Training:
 @needs_ulfm
 def test_gossip_goes_on_without_a_killed_rank(new_sandbox):
     training = Training.started(new_sandbox(nodes=4), "mpirun 5", "gossip")
-    assert "if a rank fails: the others go on (ULFM)" in training.text()
+    assert "if a rank fails: the others continue (ULFM)" in training.text()
     os.kill(training.process(training.nodes[3]), signal.SIGKILL)
-    training.wait_for(f"slurmdl: train: ULFM: goes on without rank 3 on {training.nodes[3]}, from step ", 20)
+    training.wait_for(f"slurmdl: train: ULFM: continues without rank 3 on {training.nodes[3]}, from step ", 20)
     training.box.wait(training.job)
     assert "status 0" in training.text()
     summary = training.summary()
@@ -107,7 +107,7 @@ def test_a_rank_that_stands_still_for_20_s_is_not_lost(new_sandbox):
     time.sleep(20)
     os.kill(process, signal.SIGCONT)
     training.box.wait(training.job)
-    assert "goes on without" not in training.text()
+    assert "continues without" not in training.text()
     assert "status 0" in training.text()
     assert training.summary()["failed_ranks"] == []
 
@@ -115,10 +115,10 @@ def test_a_rank_that_stands_still_for_20_s_is_not_lost(new_sandbox):
 @needs_ulfm
 def test_allreduce_ends_at_once(new_sandbox):
     training = Training.started(new_sandbox(nodes=4), "mpirun 5", "allreduce")
-    assert "if a rank fails: all ranks end (allreduce needs them all)" in training.text()
+    assert "if a rank fails: all ranks end (allreduce needs all ranks)" in training.text()
     os.kill(training.process(training.nodes[1]), signal.SIGKILL)
     training.wait_for("status 76", 20)
-    own = [line for line in training.text().splitlines() if "allreduce needs them all" in line]
+    own = [line for line in training.text().splitlines() if "allreduce needs all ranks" in line]
     assert any(f"rank 1 on {training.nodes[1]} is lost" in line for line in own)
     assert training.summary() is None
 
@@ -143,12 +143,12 @@ def test_with_checkpoints_the_job_begins_again_without_a_killed_rank(new_sandbox
     training = Training(box, box.script(KEPT.format(launcher=launcher, variables=variables, after=after)))
     training.wait_for("step 40 of")
     os.kill(training.process(training.nodes[1]), signal.SIGKILL)
-    training.wait_for("goes on after step ", 60)
+    training.wait_for("resumed after step ", 60)
     training.wait_for("status 0", 60)
     training.box.wait(training.job)
     text = training.text()
     # the kill comes while the checkpoint of step 40 is made, or right after it
-    assert int(text.partition("goes on after step ")[2].split()[0]) in (20, 40)
+    assert int(text.partition("resumed after step ")[2].split()[0]) in (20, 40)
     assert ("a checkpoint is of all ranks" in text) == (way != "srun"), text
     assert training.summary()["steps"] == 150
 

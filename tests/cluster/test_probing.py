@@ -187,7 +187,7 @@ def test_a_busy_cluster_is_covered(new_cluster):
     published, history = cluster.shared / "scores.json", cluster.shared / "samples.db"
     cluster.run(["slurmdl", "links", "ingest", f"--spool-dir={spool}", f"--database={history}",
                  f"--snapshot={published}"], as_root=True).check_returncode()
-    told = cluster.run(["slurmdl", "links", "show", f"--scores={published}"]).stdout
+    told = cluster.run(["slurmdl", "links", "show", f"--link-scores={published}"]).stdout
     assert "20 of 20 nodes (100.0%) have a score younger than" in told, told
     scores = json.loads(published.read_text())["nodes"]
     assert scores["n04"]["loss"] > 0.01, scores

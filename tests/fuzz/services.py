@@ -144,7 +144,7 @@ class Services:
                        f"--snapshot={place}/scores.json"],
             "agent": [f"--listen=:{served}", "--allow=127.0.0.0/8,::1", "--peers=0", "--max-sessions=8", "--rate-limit=100M",
                       f"--spool-dir={place}/out"],
-            "export": ["--listen=:0", f"--scores={place}/given.json"]}
+            "export": ["--listen=:0", f"--link-scores={place}/given.json"]}
         environ = {**os.environ, "SLURM_CONF": str(place / "slurm.conf"), "XDG_CONFIG_HOME": str(place / "xdg")}
         self.processes = {}
         for name, options in words.items():

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from slurmdl.cli.links import counters
+from slurmdl.cli.links import counters as counters_command
 from slurmdl.errors import InputError, UnavailableError, UsageError
 from slurmdl.links import counters, sender
 from slurmdl.links.counters import CounterReading
@@ -126,11 +126,11 @@ def test_small_counts_add_up_until_they_say_something(tmp_path):
 
 
 def test_a_kernel_that_tells_nothing(tmp_path):
-    with pytest.raises(InputError, match="snmp: no OutSegs"):
+    with pytest.raises(InputError, match="snmp: OutSegs"):
         counters.read_counters(str(tmp_path))
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "{}", "[" * 100_000, '{"boot": "x"}', '{"boot":"","time":"x"}'])
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", "[" * 100_000, '{"boot_id": "x"}', '{"boot_id":"","uptime_s":"x"}'])
 def test_a_broken_state_is_none(tmp_path, text):
     (tmp_path / "state").write_text(text)
     assert counters.load_reading(str(tmp_path / "state")) is None
@@ -164,10 +164,10 @@ def test_what_the_collector_does_not_take_goes_with_the_next(tmp_path):
     spool, received = str(tmp_path / "spool"), []
     with socket.create_server(("127.0.0.1", 0)) as gone:
         closed = gone.getsockname()
-    with pytest.raises(UnavailableError, match="the samples wait in"):
+    with pytest.raises(UnavailableError, match="samples are kept in"):
         sender.send_samples(closed, [SAMPLE], spool)
-    with pytest.raises(UnavailableError, match="refused"):
-        sender.send_samples(collector(b"refused\n", []), [SAMPLE._replace(time=6.0)], spool)
+    with pytest.raises(UnavailableError, match="rejected"):
+        sender.send_samples(collector(b"rejected\n", []), [SAMPLE._replace(time=6.0)], spool)
     sender.send_samples(collector(b"stored 3\n", received), [SAMPLE._replace(time=7.0)], spool)
     assert [sample.time for sample in parse_sample_lines(received[0].decode().splitlines())] == [5.0, 6.0, 7.0]
     assert os.listdir(spool) == []
@@ -189,22 +189,22 @@ def test_a_spool_is_bounded_and_holds_whole_files(tmp_path):
 
 def test_the_command_is_silent_whatever_happens(tmp_path, capsys):
     state = tmp_path / "state"
-    assert counters.run([f"--state-dir={state}", "--node-name=n1"]) == 0
+    assert counters_command.run([f"--state-dir={state}", "--node-name=n1"]) == 0
     assert (state / "counters.json").exists()
     assert not stat.S_IMODE((state / "counters.json").stat().st_mode) & 0o022
     blocked = tmp_path / "file"
     blocked.touch()
-    assert counters.run([f"--state-dir={blocked}/x"]) == 0
-    assert counters.run([f"--state-dir={state}", "--collector=127.0.0.1:1"]) == 0
+    assert counters_command.run([f"--state-dir={blocked}/x"]) == 0
+    assert counters_command.run([f"--state-dir={state}", "--collector=127.0.0.1:1"]) == 0
     assert capsys.readouterr() == ("", "")
-    assert counters.run(["--collector=nowhere"]) == 0
-    assert counters.run(["--no-such-option"]) == 0
+    assert counters_command.run(["--collector=nowhere"]) == 0
+    assert counters_command.run(["--no-such-option"]) == 0
     out, said = capsys.readouterr()
     assert (out, len(said.splitlines())) == ("", 2)
     with pytest.raises(UsageError):
-        counters.run(["--collector=nowhere", "--strict"])
+        counters_command.run(["--collector=nowhere", "--strict"])
     with pytest.raises(UnavailableError):
-        counters.run([f"--state-dir={blocked}/x", "--strict"])
+        counters_command.run([f"--state-dir={blocked}/x", "--strict"])
 
 
 def test_the_command_imports_little(tmp_path):

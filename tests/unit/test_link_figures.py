@@ -190,7 +190,7 @@ def test_a_way_that_its_nodes_or_uplinks_bound_is_not_slow() -> None:
     request, idle = JobRequest(nodes=(4, 4)), cluster(*map(node, topology.nodes))
     for speed, uplinks in ((1.1e9, {}), (1.9e8, {"z0": LinkScore(2e8)})):
         without = LinkScores(zones=uplinks)
-        found = place_job(request, idle, topology, replace(without, trunks={"z0|z1": LinkScore(speed, 8e-5)}))
+        found = place_job(request, idle, topology, replace(without, inter_leaf={"z0|z1": LinkScore(speed, 8e-5)}))
         assert found.rank_map == place_job(request, idle, topology, without).rank_map
 
 
@@ -217,4 +217,4 @@ def test_noise_does_not_scatter_a_job() -> None:
     idle = cluster(*map(node, topology.nodes))
     request = JobRequest(nodes=(16, 16))
     assert len(place_job(request, idle, topology, noisy).nodes_per_zone) == 2
-    assert len(place_job(request, idle, topology, replace(noisy, margin=0.0)).nodes_per_zone) > 2
+    assert len(place_job(request, idle, topology, replace(noisy, tolerance=0.0)).nodes_per_zone) > 2

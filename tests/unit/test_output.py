@@ -96,7 +96,7 @@ PLACED = ["--topology=zones.conf", "--cluster=nodes.json", "--link-scores=scores
     ["topology", "diff", "zones.conf", "twice.conf"], ["topology", "show", "zones.conf", f"--name={BAD}"],
     ["topology", "features", "zones.conf", "--cluster=nodes.json"],
     ["topology", "features", "zones.conf", "--cluster=nodes.json", "--scontrol"],
-    ["links", "show", "--scores=scores.json", "--topology=zones.conf"], ["links", "show", f"--scores={BAD}"],
+    ["links", "show", "--link-scores=scores.json", "--topology=zones.conf"], ["links", "show", f"--link-scores={BAD}"],
     ["links", BAD], [BAD], ["doctor", f"--nodes={BAD}"], ["simulate", "-N2", f"--topology={BAD}"],
     ["sbatch", "--dl-dry-run", "-N2", f"job{BAD}.sh"], ["sbatch", "--dl-dry-run", "-N2", f"--wrap=echo {BAD}"],
     ["sbatch", "--dl-dry-run", f"--job-name={BAD}", "--wrap=true"], ["sbatch", f"--dl-zone={BAD}", "--wrap=true"],

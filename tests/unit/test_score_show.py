@@ -24,7 +24,7 @@ SCORES = LinkScores(nodes={"n1": LinkScore(1.25e9, 4e-5), "n2": LinkScore(1.25e8
 def test_rows_begin_with_the_worst_and_an_unmeasured_link_is_usual() -> None:
     rows = link_table.link_rows(SCORES, SIX)
     assert [(row.kind, row.name) for row in rows] == [
-        ("node", "n5"), ("zone", "z2"), ("node", "n2"), ("trunk", "z0|z1"), ("node", "n1")]
+        ("node", "n5"), ("zone", "z2"), ("node", "n2"), ("inter_leaf", "z0|z1"), ("node", "n1")]
     assert [row.zone for row in rows] == ["z2", "root", "z0", "", "z0"]
     # a MB at a tenth of 1.25e9 bytes/s, and 2 x 20 us
     assert rows[2].slowdown == pytest.approx((8e-3 + 4e-5) / (8e-4 + 4e-5), rel=1e-3)
@@ -53,7 +53,7 @@ def test_of_many_zones_the_worst_are_shown() -> None:
     assert len(heatmap.heatmap_text(found).splitlines()) == heatmap.MAX_TEXT_ZONES + 1
     picture = heatmap.heatmap_svg(found)
     ElementTree.fromstring(picture)
-    assert "inside z77, the worst node" in picture and f"the worst {heatmap.MAX_SVG_ZONES} of 120" in picture
+    assert "inside z77, worst node" in picture and f"the worst {heatmap.MAX_SVG_ZONES} of 120" in picture
 
 
 def test_the_picture(golden: object) -> None:
@@ -75,7 +75,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def show(site: Path, *words: str) -> int:
-    return main(["links", "show", "--scores", str(site / "scores.json"), "--topology", str(site / "topology.conf"),
+    return main(["links", "show", "--link-scores", str(site / "scores.json"), "--topology", str(site / "topology.conf"),
                  *words])
 
 
@@ -83,7 +83,7 @@ def test_show(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert show(site, "--svg", str(site / "heat.svg")) == 0
     told = capsys.readouterr()
     assert told.err == ""
-    assert "3 of 6 nodes (50.0%) have a score younger than 15 min" in told.out
+    assert "3 of 6 nodes (50.0%) have a link score younger than 15 min" in told.out
     assert told.out.index("n5 ") < told.out.index("z2    ") < told.out.index("n1 ")
     assert "2.00%" in told.out and "1 Gbit/s" in told.out and "z0  9 2 9" in told.out
     ElementTree.parse(site / "heat.svg")

@@ -24,12 +24,12 @@ NOW = 1.8e9
 
 
 def samples(count: int, now: float = NOW) -> list[LinkSample]:
-    return [LinkSample("node", f"n{i % 7}", now - i, "probe", throughput=1e9 + i, delay=1e-4, loss=0.0)
+    return [LinkSample("node", f"n{i % 7}", now - i, "probe", throughput=1e9 + i, rtt=1e-4, loss=0.0)
             for i in range(count)]
 
 
 def test_what_goes_in_comes_out(tmp_path: Path) -> None:
-    given = [*samples(20), LinkSample("trunk", "a|b", NOW, "serve", delay=1.0, delay_tail=2.0, rdma=True)]
+    given = [*samples(20), LinkSample("inter_leaf", "a|b", NOW, "serve", rtt=1.0, rtt_p99=2.0, rdma=True)]
     with SampleStore.open(str(tmp_path / "h.db")) as history:
         assert history.add(given) == 21
         assert history.add(given[5:]) == 0
@@ -58,13 +58,13 @@ def test_a_clock_that_jumps_ahead_forgets_nothing(tmp_path: Path) -> None:
 
 
 def test_a_locked_history_is_said_and_nothing_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sample_store, "LOCK_TIMEOUT", 0.1)
+    monkeypatch.setattr(sample_store, "LOCK_TIMEOUT_S", 0.1)
     path = str(tmp_path / "h.db")
     with SampleStore.open(path) as history:
         history.add(samples(3))
         other = sqlite3.connect(path, isolation_level=None)
         other.execute("BEGIN IMMEDIATE")
-        with pytest.raises(UnavailableError, match=r"h\.db: database is locked; what was stored before is kept"):
+        with pytest.raises(UnavailableError, match=r"h\.db: database is locked; stored samples are kept"):
             history.add(samples(10))
         other.execute("ROLLBACK")
         other.close()
@@ -110,7 +110,7 @@ def test_a_full_disk_refuses_what_is_new_and_keeps_what_is_there(small_disk: Pat
 def test_what_is_no_history_is_left_as_it_is(tmp_path: Path) -> None:
     path = tmp_path / "h.db"
     path.write_text("not a database, not at all" * 100)
-    with pytest.raises(InputError, match="valid: a history"), SampleStore.open(str(path)):
+    with pytest.raises(InputError, match="expected a database"), SampleStore.open(str(path)):
         pass
     assert path.read_text().startswith("not a database")
     with pytest.raises(UnavailableError), SampleStore.open(str(tmp_path / "no" / "h.db")):
@@ -120,8 +120,8 @@ def test_what_is_no_history_is_left_as_it_is(tmp_path: Path) -> None:
 def test_a_process_that_is_killed_loses_nothing_that_it_stored(tmp_path: Path) -> None:
     """It tells the number of what is stored after each commit, and is killed in the midst of one."""
     path = str(tmp_path / "h.db")
-    code = ("import sys\nfrom slurmdl.links.samples import LinkSample\nfrom slurmdl.links.sample_store import Store\n"
-            "with Store.open(sys.argv[1]) as history:\n    i = 0\n    while True:\n"
+    code = ("import sys\nfrom slurmdl.links.samples import LinkSample\nfrom slurmdl.links.sample_store import SampleStore\n"
+            "with SampleStore.open(sys.argv[1]) as history:\n    i = 0\n    while True:\n"
             "        history.add([LinkSample('node', 'n', 1e9 + i + k, 'probe', loss=0.0) for k in range(50)])\n"
             "        i += 50\n        print(i, flush=True)\n")
     child = subprocess.Popen([sys.executable, "-c", code, path], stdout=subprocess.PIPE, text=True)
@@ -140,8 +140,8 @@ def test_a_process_that_is_killed_loses_nothing_that_it_stored(tmp_path: Path) -
 
 def test_readers_see_the_old_or_the_new_file_only(tmp_path: Path) -> None:
     path = tmp_path / "scores.json"
-    code = ("import sys\nfrom slurmdl.links.sample_store import publish\ni = 0\n"
-            "while True:\n    publish(sys.argv[1], str(i % 10) * 100_000)\n    i += 1\n")
+    code = ("import sys\nfrom slurmdl.links.sample_store import publish_file\ni = 0\n"
+            "while True:\n    publish_file(sys.argv[1], str(i % 10) * 100_000)\n    i += 1\n")
     publish_file(str(path), "0" * 100_000)
     child = subprocess.Popen([sys.executable, "-c", code, str(path)])
     seen = set()
@@ -178,7 +178,7 @@ def test_files_become_a_snapshot_and_what_is_malformed_is_said(site: Path,
     told = capsys.readouterr()
     assert told.out == ""
     assert told.err.count("\n") == 1
-    assert "2 refused: line 8: sample of n1: loss -1 is not valid" in told.err and "line 9" in told.err
+    assert "2 rejected: line 8: sample of n1: loss -1: expected" in told.err and "line 9" in told.err
     found = LinkScores.from_json(json.loads((site / "scores.json").read_text()))
     assert sorted(found.nodes) == [f"n{i}" for i in range(7)]
     assert 'slurmdl_link_loss_ratio{kind="node",link="n3"} 0.0' in (site / "s.prom").read_text()
@@ -214,9 +214,9 @@ def test_a_file_of_the_spool_that_is_refused_is_kept_aside_and_said_once(site: P
     (spool / "folder.jsonl").mkdir()
     assert ingest(site, "--spool-dir", str(spool)) == 0
     told = capsys.readouterr().err
-    assert told.count("\n") == 1 and "3 refused: " in told
-    assert sorted(os.listdir(spool)) == ["folder.jsonl.refused", "half.jsonl.refused", "open.jsonl.refused"]
-    assert (spool / "half.jsonl.refused").read_text().endswith(bad)
+    assert told.count("\n") == 1 and "3 rejected: " in told
+    assert sorted(os.listdir(spool)) == ["folder.jsonl.rejected", "half.jsonl.rejected", "open.jsonl.rejected"]
+    assert (spool / "half.jsonl.rejected").read_text().endswith(bad)
     found = LinkScores.from_json(json.loads((site / "scores.json").read_text()))
     assert sorted(found.nodes) == ["n0", "n1"]
     assert ingest(site, "--spool-dir", str(spool)) == 0 and not capsys.readouterr().err
@@ -231,7 +231,7 @@ def test_files_kept_aside_are_bounded(site: Path) -> None:
     (spool / "200.jsonl").write_text("no sample\n")
     assert ingest(site, "--spool-dir", str(spool)) == 0
     left = sorted(os.listdir(spool))
-    assert len(left) == 100 and left[-1] == "200.jsonl.refused"
+    assert len(left) == 100 and left[-1] == "200.jsonl.rejected"
 
 
 def test_scores_are_published_without_a_spool_that_is_not_there(site: Path,
@@ -258,11 +258,11 @@ def test_a_row_that_an_earlier_version_let_in_is_passed_over(tmp_path: Path) -> 
 def test_nodes_that_the_cluster_does_not_have_are_refused(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (site / "topology.conf").write_text("SwitchName=a Nodes=n[0-2]\nSwitchName=b Nodes=n[3-5]\n"
                                         "SwitchName=r Switches=a,b\n")
-    more = [LinkSample("trunk", "a|b", time.time(), "probe", loss=0.0),
-            LinkSample("trunk", "a|x", time.time(), "probe", loss=0.0)]
+    more = [LinkSample("inter_leaf", "a|b", time.time(), "probe", loss=0.0),
+            LinkSample("inter_leaf", "a|x", time.time(), "probe", loss=0.0)]
     (site / "a.jsonl").write_text(format_sample_lines([*samples(7, time.time()), *more]))
     assert ingest(site, str(site / "a.jsonl")) == 0
-    assert "2 refused: unknown node n6; unknown trunk a|x" in capsys.readouterr().err
+    assert "2 rejected: unknown node n6; unknown inter_leaf a|x" in capsys.readouterr().err
     found = LinkScores.from_json(json.loads((site / "scores.json").read_text()))
     assert sorted(found.nodes) == [f"n{i}" for i in range(6)]
     assert list(found.inter_leaf) == ["a|b"]
@@ -282,7 +282,7 @@ def test_probe_results_of_others_are_refused_unless_they_are_named(site: Path,
     (site / "slurm.conf").write_text("ClusterName=c\nslurmuser = 64001(slurm) # who runs slurmctld\n")
     assert ingest(site, str(site / "a.jsonl")) == 0
     assert ingest(site, "--users", "no-such-user") == 64
-    assert "'no-such-user' is not a user of this host; valid: names or numbers" in capsys.readouterr().err
+    assert "'no-such-user' is no user of this host; expected comma-separated names" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("words", "says"), [

@@ -15,14 +15,14 @@ from slurmdl.links.sample_store import publish_file
 
 def run(argv: list[str]) -> int:
     parser = CliParser(prog="slurmdl links export", description=__doc__)
-    parser.add_argument("--scores", metavar="FILE",
+    parser.add_argument("--link-scores", metavar="FILE",
                         help="file of link scores (default: link_scores.file of slurmdl.yaml)")
     output = parser.add_mutually_exclusive_group()
     output.add_argument("--textfile", metavar="FILE", help="file that is written atomically")
     output.add_argument("--listen", metavar="HOST:PORT", help="serve http://HOST:PORT/metrics until terminated")
     options = parser.parse_args(argv)
     settings = config.load_config().link_scores
-    path = options.scores or settings.file
+    path = options.link_scores or settings.file
     last_warning = ""
 
     def load_scores() -> LinkScores:

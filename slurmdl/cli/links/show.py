@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def run(argv: list[str]) -> int:
     parser = CliParser(prog="slurmdl links show", description=__doc__)
-    parser.add_argument("--scores", default="auto", metavar="auto|FILE|URL",
+    parser.add_argument("--link-scores", default="auto", metavar="auto|FILE|URL",
                         help="source, as for --dl-link-scores (default: %(default)s)")
     parser.add_argument("--topology", metavar="FILE", help="topology file (default: the cluster's topology)")
     parser.add_argument("--all", action="store_true", help="all links (default: as many as fit the terminal)")
@@ -31,10 +31,10 @@ def run(argv: list[str]) -> int:
     from slurmdl.placement import score_report
 
     settings = config.load_config()
-    loaded = load_from_sources(settings, options.scores, os.environ)
+    loaded = load_from_sources(settings, options.link_scores, os.environ)
     for warning in loaded.warnings:
         warn(f"link scores: {warning}")
-    if not loaded.scores.link_count and options.scores != "auto":
+    if not loaded.scores.link_count and options.link_scores != "auto":
         return InputError.exit_status
     topology = _load_topology_or_empty(options.topology)
     rows = link_table.link_rows(loaded.scores, topology)
