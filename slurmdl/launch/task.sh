@@ -1,9 +1,9 @@
-# Runs in front of the program of each task: gives it the variables that differ per task, then becomes it.
-# POSIX sh, no process started, every name of its own begins with _dl_ and is taken away again.
-# Set before: _dl_rank, _dl_local_rank and _dl_local_size, from what the launcher tells each task.
+# Sets the variables that differ per task, then executes the task's program. POSIX sh, starts no process.
+# All names of its own begin with _dl_ and are unset at the end.
+# Input: _dl_rank, _dl_local_rank and _dl_local_size, from the launcher's variables.
 
-# position LIST: _dl_at = index of our rank in a folded list such as 0,4-5, empty where it is not in it;
-# _dl_before = how many of the list are lower
+# _dl_position LIST: _dl_at = index of the rank in a folded list such as 0,4-5, empty if it is not in the list;
+# _dl_before = number of lower ranks in the list
 _dl_position() {
     _dl_at= _dl_before=0 _dl_list=${1:+$1,}
     while [ -n "$_dl_list" ]; do
@@ -32,7 +32,7 @@ while [ -n "$_dl_zones" ]; do
     [ -n "$_dl_at" ] && SLURMDL_ZONE=${_dl_zone%%:*} _dl_zones=
 done
 
-# SLURMDL_EXPORTED names what is ours, so that a launch from inside this task does not take it for the user's
+# SLURMDL_EXPORTED names the variables set here, so that a launch inside this task does not take them for the user's
 SLURMDL_EXPORTED=
 [ -n "${RANK+set}" ] || RANK=$_dl_rank SLURMDL_EXPORTED="$SLURMDL_EXPORTED RANK"
 [ -n "${WORLD_SIZE+set}" ] || WORLD_SIZE=$SLURMDL_WORLD_SIZE SLURMDL_EXPORTED="$SLURMDL_EXPORTED WORLD_SIZE"
@@ -46,7 +46,7 @@ export RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT
 unset -f _dl_position
 unset _dl_rank _dl_local_rank _dl_local_size _dl_at _dl_before _dl_list _dl_part _dl_low _dl_high _dl_zone _dl_zones
 unset SLURMDL_TASK_SCRIPT
-# where there is no such program the status is that of srun: the number of execve's error
+# if the program is missing, the exit status is that of srun: the errno of execve
 case $1 in
     */*) [ -x "$1" ] ;;
     *) command -v "$1" >/dev/null ;;
