@@ -50,7 +50,7 @@ def build_parser() -> argparse.ArgumentParser:
     link.add_argument("target", metavar="NODE|ZONE|ZONE:ZONE")
     link.add_argument("--rate", metavar="RATE", help="bandwidth limit, e.g. 10mbit; 0 removes it")
     link.add_argument("--delay", metavar="TIME", help="delay per packet in each direction, e.g. 10ms")
-    link.add_argument("--loss", metavar="FRACTION", help="packet loss between nodes, each direction, e.g. 0.02 or 2%%")
+    link.add_argument("--loss", metavar="FRACTION", help="packet loss between nodes, each way, e.g. 0.02 or 2%%")
     cpu_limit = command("cpu-limit", "limit all processes of a node, including its jobs, to a fraction of a core")
     cpu_limit.add_argument("node", metavar="NODE")
     cpu_limit.add_argument("fraction", metavar="FRACTION", help="fraction of a core, e.g. 0.25 or 25%%; 0 removes it")

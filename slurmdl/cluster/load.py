@@ -33,7 +33,7 @@ def start_cluster_query(backend: str, with_topology: bool = False) -> Callable[[
     Returns
     -------
     a function that waits and returns the snapshot and the text of `scontrol show topoconf` and `show topology` ("" if
-    not requested or not available). It raises UnavailableError if the backend is missing, hangs, fails or has no node.
+    not requested or not available). UnavailableError if the backend is missing, hangs, fails or has no node.
     """
     if backend == "pyslurm":
         from slurmdl.cluster import pyslurm_backend

@@ -104,8 +104,9 @@ def _parse_fields(line: str) -> dict[str, str]:
 
 def _parse_profile(state: str, features: str, gres: str, gres_used: str, partitions: str) -> NodeProfile:
     parts = tuple(part.rstrip(_STATE_SUFFIXES) for part in state.split("+") if part) or ("UNKNOWN",)
-    return NodeProfile(parts, "*" not in state and "NOT_RESPONDING" not in parts, _split_list(features),
-                       _split_list(partitions), tuple(_parse_gres(gres).items()), tuple(_parse_gres(gres_used).items()))
+    responding = "*" not in state and "NOT_RESPONDING" not in parts
+    return NodeProfile(parts, responding, _split_list(features), _split_list(partitions),
+                       tuple(_parse_gres(gres).items()), tuple(_parse_gres(gres_used).items()))
 
 
 def _parse_reservation(fields: dict[str, str]) -> Reservation:

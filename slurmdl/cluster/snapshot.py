@@ -134,7 +134,8 @@ class ClusterSnapshot:
                    "partitions": profile.partitions, "gres": dict(profile.gres), "gres_used": dict(profile.gres_used)}
                   for profile in self.profiles]
         return tuple(Node(name, **shared[profile], **dict(zip(NODE_ARRAYS, numbers, strict=True)))
-                     for name, profile, *numbers in zip(self.names, self.profile_index.tolist(), *columns, strict=True))
+                     for name, profile, *numbers in zip(self.names, self.profile_index.tolist(), *columns,
+                                                        strict=True))
 
     @cached_property
     def node_by_name(self) -> dict[str, Node]:

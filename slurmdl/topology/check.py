@@ -198,8 +198,8 @@ def _compare_with_cluster(zones: Sequence[ZoneDecl],
         yield _finding("warning", zone, f"{_format_names(names)}: unknown to the cluster")
     further = [name for _, names in unknown[_MAX_UNKNOWN_NODE_FINDINGS:] for name in names]
     if further:
-        yield TopologyFinding("warning", f"{_format_names(further)}: {pluralize(len(further), 'node')} of further zones, "
-                                         "unknown to the cluster")
+        yield TopologyFinding("warning", f"{_format_names(further)}: {pluralize(len(further), 'node')} of further "
+                                         "zones, unknown to the cluster")
     zoneless = [node for node in cluster_nodes if node not in in_zones]
     if zoneless:
         yield TopologyFinding("warning", f"{pluralize(len(zoneless), 'node')} of the cluster without a zone: "
