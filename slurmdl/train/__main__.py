@@ -1,4 +1,4 @@
-"""`python -m slurmdl.train`, to be started once per rank by srun or mpirun."""
+"""`python -m slurmdl.train`, started once per rank by srun or mpirun."""
 
 from __future__ import annotations
 

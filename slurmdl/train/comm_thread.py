@@ -1,4 +1,4 @@
-"""The communication thread: messages go on while the training thread computes."""
+"""Communication thread: exchanges messages while the training thread computes."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from typing import Any
 
 from slurmdl.train.trace import COMM_ROW, Trace
 
-#: seconds from one look at what others may ask for to the next: the shortest and the longest
+#: polling interval in seconds; doubles while idle
 MIN_POLL_SECONDS, MAX_POLL_SECONDS = 2e-4, 2e-3
 
 
 class CommThread:
-    """Carries out errands, one after the other, in the order in which they are given.
+    """Run communication ops one at a time, in the order of submission.
 
-    After the start of the training it alone talks to the transport. Where the transport may not be called from
-    another thread, an errand is carried out at once, where it is given.
+    After startup only this thread calls the transport. If the transport is not thread-safe, `submit` runs the op in
+    the calling thread.
 
     Parameters
     ----------
-    threaded : see transports.Transport.
-    now : the clock of the training thread, in s.
-    waited : see Messages.waited.
-    trace : where errands are written down.
+    threaded : see Transport.supports_comm_thread.
+    clock : clock of the training thread, in s.
+    peer_wait_clock : see MeteredP2P.peer_wait_seconds.
+    trace : records each op.
 
     Attributes
     ----------
-    seconds : time for which the training thread has waited here, in s.
-    waiting : the part of it in which nothing was there yet of a message that was expected.
-    busy : time for which errands were carried out, in s, whether the training thread waited for them or not.
+    blocked_seconds : time that the training thread was blocked here.
+    peer_wait_seconds : part of it before the first chunk of an expected message arrived.
+    busy_seconds : total time of all ops.
     """
 
     def __init__(self, threaded: bool, clock: Callable[[], float] = time.perf_counter,
@@ -48,7 +48,7 @@ class CommThread:
             self._thread.start()
 
     def submit(self, op: Callable[[], Any]) -> Future[Any]:
-        """Begin an errand."""
+        """Schedule an op."""
         future: Future[Any] = Future()
         if self._thread:
             self._ops.put((op, future))
@@ -59,88 +59,87 @@ class CommThread:
 
     @property
     def has_queued(self) -> bool:
-        """Whether an errand waits for the one that is carried out now."""
+        """Whether an op is waiting for the running one."""
         return self._thread is not None and not self._ops.empty()
 
     def wait(self, future: Future[Any]) -> Any:
-        """The result of an errand, or what it raised."""
+        """Wait for an op; return its result or raise its exception."""
         with self._timing_blocked():
             return future.result()
 
     def call(self, op: Callable[[], Any]) -> Any:
-        """Carry out an errand and wait for it."""
+        """Submit an op and wait for it."""
         return self.wait(self.submit(op))
 
     def add_poller(self, poller: Callable[[], bool]) -> None:
-        """Call this, too, while there is nothing to do, again and again: for what others may ask for at any time.
+        """Call `poller` repeatedly while idle, to serve requests that may arrive at any time.
 
-        It returns whether something came, or is under way, and is called again soon; else the pause becomes longer
-        and longer, as each look takes some 20 us from those who compute.
+        It returns whether it handled a message or has one in flight. If not, the interval doubles, since each poll
+        takes some 20 us of computing time.
         """
         self._pollers = (*self._pollers, poller)
-        self.submit(lambda: None)  # a thread that waits for errands looks again
+        self.submit(lambda: None)  # wakes a thread that waits for ops without a timeout
 
     def remove_poller(self, poller: Callable[[], bool]) -> None:
-        """Call this no more."""
-        self._pollers = tuple(its for its in self._pollers if its != poller)
+        self._pollers = tuple(active for active in self._pollers if active != poller)
         self.submit(lambda: None)
 
     def reset(self) -> None:
-        """Attend to nothing more, and forget what that has raised, so that errands are carried out again."""
+        """Remove all pollers and clear a poller's exception, so that ops run again."""
         self._pollers = ()
-        self.submit(lambda: None).exception()  # the thread may still be in it
+        self.submit(lambda: None).exception()  # the thread may still be in a poller
         self._failure = None
 
     def close(self) -> None:
-        """Carry out what was given, and end the thread; what is given later is carried out at once."""
+        """Finish all submitted ops and stop the thread; later ops run in the calling thread."""
         if self._thread:
             self._ops.put(None)
             self._thread.join()
             self._thread = None
 
     def _run(self) -> None:
-        pause = 0.0
+        interval = 0.0
         while True:
             try:
-                given = self._ops.get(timeout=pause if self._pollers else None)
+                entry = self._ops.get(timeout=interval if self._pollers else None)
             except queue.Empty:
-                # an errand that comes in a pause ends it
-                pause = MIN_POLL_SECONDS if self._poll() else min(max(2 * pause, MIN_POLL_SECONDS), MAX_POLL_SECONDS)
+                interval = MIN_POLL_SECONDS if self._poll() else \
+                    min(max(2 * interval, MIN_POLL_SECONDS), MAX_POLL_SECONDS)
                 continue
-            if given is None:
+            if entry is None:
                 return
-            self._execute(*given)
-            pause = 0.0
+            self._execute(*entry)
+            interval = 0.0
 
     def _poll(self) -> bool:
-        """Call what there is to attend to; what it raises is raised by all errands that follow."""
+        """Call all pollers; all later ops raise the exception of a failed poller."""
         try:
-            return bool(sum(idle() for idle in self._pollers))
+            return bool(sum(poller() for poller in self._pollers))
         except BaseException as error:
             self._pollers, self._failure = (), error
             return False
 
     @contextmanager
     def _timing_blocked(self) -> Iterator[None]:
-        start, waited = self._clock(), self._peer_wait_clock()
+        start, peer_wait = self._clock(), self._peer_wait_clock()
         try:
             yield
         finally:
             self.blocked_seconds += self._clock() - start
-            self.peer_wait_seconds += self._peer_wait_clock() - waited
+            self.peer_wait_seconds += self._peer_wait_clock() - peer_wait
 
     def _execute(self, op: Callable[[], Any], future: Future[Any]) -> None:
         start = self._clock()
-        came: Any = None
-        tell: Callable[[Any], None] = future.set_result
+        outcome: Any = None
+        resolve: Callable[[Any], None] = future.set_result
         try:
             if self._failure:
                 raise self._failure
-            came = op()
+            outcome = op()
         except BaseException as error:
-            tell, came = future.set_exception, error
+            resolve, outcome = future.set_exception, error
         end = self._clock()
         self.busy_seconds += end - start
         if self._trace:
             self._trace.add("comm op", start, end, COMM_ROW)
-        tell(came)  # last of all: who waits for it goes on, and may read what was counted
+        resolve(outcome)  # last: the waiting thread may read the counters

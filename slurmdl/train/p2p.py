@@ -1,7 +1,6 @@
-"""Messages between ranks, point to point, with a meter of bytes by level and of waiting.
+"""Point-to-point messages between ranks, with meters of bytes by locality level and of waiting time.
 
-Training data moves by these messages alone, never by a library's collective, unless that was asked for: only so is
-it known which bytes crossed which link.
+Training data is exchanged by these messages alone, except with mpi-allreduce, so the bytes on each link are known.
 """
 
 from __future__ import annotations
@@ -18,32 +17,33 @@ from slurmdl.train.transports.transport import Transport
 
 FloatArray = npt.NDArray[np.float32]
 
-#: an algorithm of messages that can stop on its way: again and again it gives the requests that must be done before
-#: it can go on, and whether they are the first that come of an exchange, of which nothing may be there yet
+#: a communication algorithm as a coroutine: yields the requests that must complete before it can continue, and
+#: whether they are the first of an exchange, so that waiting for them counts as waiting for the peer
 CommCoroutine = Iterator[tuple[Sequence[Any], bool]]
 
-#: how far a message goes: within the node, to another node of the zone, to another zone
+#: distance of a message: same node, another node of the zone, another zone
 LOCALITY_LEVELS = ("intra_node", "intra_zone", "inter_zone")
 
-#: bytes in one chunk of a streamed message, by how far it goes: so few that the work on one hides behind the way of
-#: the next, so many that a message's own cost does not count. Open MPI is told to send as many at once
-#: (runtime.connect). Between zones they are fewer, and below its own limit of 64 KiB: on slow links that several
-#: pairs share gossip is quicker so
+#: bytes in one chunk of a streamed message, by locality level. Small enough that processing one chunk overlaps with
+#: the transfer of the next, large enough to hide the cost per message; Open MPI's eager limit is raised to it
+#: (world.init_mpi). Between zones below Open MPI's default limit of 64 KiB, which is faster on shared slow links
 CHUNK_BYTES = {"intra_node": 1 << 20, "intra_zone": 1 << 20, "inter_zone": 60_000}
-#: bytes of an array that is sent before the other rank is known to be there; see `invited`
+#: largest array that is sent before the receiver is known to be ready; see `rendezvous_handshake`
 EAGER_MAX_BYTES = 60_000
+
+Arrays = Sequence[tuple[int, npt.NDArray[Any]]]
 
 
 class MeteredP2P:
-    """The messages of one rank.
+    """Messages of one rank.
 
     Parameters
     ----------
-    levels : entry i is the level, one of LEVELS, of a message from this rank to rank i.
+    levels : entry i is the locality level of a message to rank i.
 
     Attributes
     ----------
-    sent : level -> payload bytes sent by this rank.
+    bytes_sent : locality level -> payload bytes sent by this rank.
     """
 
     def __init__(self, transport: Transport, levels: Sequence[str]) -> None:
@@ -54,66 +54,59 @@ class MeteredP2P:
         self._peer_wait, self._wait_start = 0.0, math.inf
 
     def peer_wait_seconds(self) -> float:
-        """How long, until now, nothing was there yet of what was expected next, in s."""
+        """Total time so far before the first chunk of an expected message arrived, in s."""
         return self._peer_wait + max(self.transport.now() - self._wait_start, 0.0)
 
     def exchange(self, sends: Sequence[tuple[int, Any]], receives: Sequence[tuple[int, Any]], tag: int = 0) -> None:
-        """Send and receive contiguous arrays (peer, array), all at once, and wait until all are done."""
-        requests = [self.transport.irecv(peer, array, tag) for peer, array in receives]
-        leaving = [self.isend(peer, array, tag) for peer, array in sends]
-        self._wait_first_chunk(requests[:1])
-        self.transport.waitall(requests + leaving)
+        """Send and receive contiguous arrays (peer, array) concurrently, and wait for completion."""
+        recv_requests = [self.transport.irecv(peer, array, tag) for peer, array in receives]
+        send_requests = [self.isend(peer, array, tag) for peer, array in sends]
+        self._wait_first_chunk(recv_requests[:1])
+        self.transport.waitall(recv_requests + send_requests)
 
-    def rendezvous_handshake(self, sends: Sequence[tuple[int, npt.NDArray[Any]]],
-                receives: Sequence[tuple[int, npt.NDArray[Any]]]) -> None:
-        """Before an exchange: wait until those who are to be sent more than UNINVITED bytes are there for it.
+    def rendezvous_handshake(self, sends: Arrays, receives: Arrays) -> None:
+        """Before an exchange: wait until the receivers of more than EAGER_MAX_BYTES are ready.
 
-        A message leaves when its sender is ready, and takes its share of the links from those that are still under
-        way, although nobody waits for it yet. All ranks of the exchange call this, with the same arrays.
+        An early message would take bandwidth from messages in flight. All ranks of the exchange call this with the
+        same arrays.
         """
-        nothing = np.empty(0, np.uint8)
-        self.exchange([(peer, nothing) for peer, array in receives if array.nbytes > EAGER_MAX_BYTES],
-                      [(peer, nothing) for peer, array in sends if array.nbytes > EAGER_MAX_BYTES])
+        empty = np.empty(0, np.uint8)
+        self.exchange([(peer, empty) for peer, array in receives if array.nbytes > EAGER_MAX_BYTES],
+                      [(peer, empty) for peer, array in sends if array.nbytes > EAGER_MAX_BYTES])
 
-    def post(self, sends: Sequence[tuple[int, npt.NDArray[Any]]], receives: Sequence[tuple[int, npt.NDArray[Any]]],
-             tag: int = 0) -> tuple[list[tuple[int, slice, Any]], list[Any]]:
-        """Begin to send and receive contiguous arrays (peer, array), all at once, in chunks.
+    def post(self, sends: Arrays, receives: Arrays, tag: int = 0) -> tuple[list[tuple[int, slice, Any]], list[Any]]:
+        """Start to send and receive contiguous arrays (peer, array) concurrently, in chunks.
 
-        Of several arrays between the same two ranks with the same tag both name them in the same order.
+        Two ranks list several arrays between them with the same tag in the same order.
 
         Returns
         -------
-        For each chunk to come, in its order, the index in `receives`, the slice and the request; and the requests of
-        what goes.
+        For each chunk to receive, in order, the index in `receives`, the slice and the request; and the send requests.
         """
-        arriving = [(index, part, self.transport.irecv(peer, array[part], tag))
-                    for index, (peer, array) in enumerate(receives) for part in self._chunk_slices(peer, array)]
-        leaving = [self.isend(peer, array[part], tag)
-                              for peer, array in sends for part in self._chunk_slices(peer, array)]
-        return arriving, leaving
+        recv_chunks = [(index, chunk, self.transport.irecv(peer, array[chunk], tag))
+                       for index, (peer, array) in enumerate(receives) for chunk in self._chunk_slices(peer, array)]
+        send_requests = [self.isend(peer, array[chunk], tag)
+                         for peer, array in sends for chunk in self._chunk_slices(peer, array)]
+        return recv_chunks, send_requests
 
-    def iter_chunks(self, sends: Sequence[tuple[int, npt.NDArray[Any]]],
-               receives: Sequence[tuple[int, npt.NDArray[Any]]]) -> Iterator[tuple[int, slice]]:
-        """Send and receive contiguous arrays (peer, array), all at once, in chunks.
+    def iter_chunks(self, sends: Arrays, receives: Arrays) -> Iterator[tuple[int, slice]]:
+        """Send and receive arrays as `post`; yield the index in `receives` and the slice of each received chunk.
 
-        Yields the index in `receives` and the slice of each chunk received, when it is there: what the caller does
-        with a chunk overlaps with the transfer of the next ones. For the order see `post`.
+        The caller's work on a chunk overlaps with the transfer of the next ones.
         """
-        arriving, leaving = self.post(sends, receives)
-        self._wait_first_chunk([request for _, _, request in arriving[:1]])
-        for index, part, request in arriving:
+        recv_chunks, send_requests = self.post(sends, receives)
+        self._wait_first_chunk([request for _, _, request in recv_chunks[:1]])
+        for index, chunk, request in recv_chunks:
             self.transport.waitall([request])
-            yield index, part
-        self.transport.waitall(leaving)
+            yield index, chunk
+        self.transport.waitall(send_requests)
 
-    def exchange_chunked(self, sends: Sequence[tuple[int, npt.NDArray[Any]]],
-             receives: Sequence[tuple[int, npt.NDArray[Any]]]) -> None:
-        """As `stream`, for those who need the arrays only when they are whole."""
+    def exchange_chunked(self, sends: Arrays, receives: Arrays) -> None:
+        """As `iter_chunks`, and wait for completion."""
         for _ in self.iter_chunks(sends, receives):
             pass
 
     def run_to_completion(self, coroutine: CommCoroutine) -> None:
-        """Carry on a flow to its end."""
         for requests, first in coroutine:
             if first:
                 self._wait_first_chunk(requests)
@@ -122,13 +115,13 @@ class MeteredP2P:
 
     @contextmanager
     def timing_wait(self) -> Iterator[None]:
-        """Around what only waits for another rank: counts as waited."""
-        self._wait_start = begun = self.transport.now()
+        """Count the time inside as waiting for a peer."""
+        self._wait_start = start = self.transport.now()
         try:
             yield
         finally:
             self._wait_start = math.inf
-            self._peer_wait += self.transport.now() - begun
+            self._peer_wait += self.transport.now() - start
 
     def _wait_first_chunk(self, requests: Sequence[Any]) -> None:
         if requests:
@@ -140,21 +133,21 @@ class MeteredP2P:
         return [slice(start, min(start + length, array.size)) for start in range(0, array.size, length)]
 
     def allreduce(self, vector: FloatArray) -> None:
-        """Replace a vector by its sum over all ranks, by the library's own call.
+        """Replace a vector by its sum over all ranks with the MPI library's allreduce.
 
-        What the library sends to whom it does not tell: counted is what a ring sends, which is the least there can
-        be, 2 (n - 1) / n of the vector to the next rank.
+        The library's traffic is unknown: counted is the lower bound, that of a ring, 2 (n - 1) / n of the vector to
+        the next rank.
         """
-        count = self.transport.size
+        size = self.transport.size
         self.transport.allreduce(vector)
-        self.bytes_sent[self._levels[(self.rank + 1) % count]] += 2 * vector.nbytes * (count - 1) // count
+        self.bytes_sent[self._levels[(self.rank + 1) % size]] += 2 * vector.nbytes * (size - 1) // size
 
     def isend(self, peer: int, array: Any, tag: int = 0) -> Any:
-        """Begin to send an array, as Transport.send, and count its bytes."""
+        """Start to send an array, as Transport.isend, and count its bytes."""
         self.bytes_sent[self._levels[peer]] += array.nbytes
         return self.transport.isend(peer, array, tag)
 
 
 def split_offsets(size: int, parts: int) -> list[int]:
-    """Where `parts` nearly equal parts of `size` elements begin; the last entry is `size`."""
+    """Starts of `parts` nearly equal parts of `size` elements; the last entry is `size`."""
     return [size * part // parts for part in range(parts + 1)]

@@ -1,8 +1,4 @@
-"""What a checkpoint holds of an object: the attributes that it names.
-
-Whatever decides how a run goes on is a number, an array or another such object; all else is made anew from the
-options. So a class says in one line what of it is to be kept.
-"""
+"""Objects whose checkpoint state is a declared list of attributes."""
 
 from __future__ import annotations
 
@@ -13,30 +9,30 @@ import numpy as np
 
 
 class Stateful:
-    """An object of which some attributes are kept.
+    """An object with checkpoint state.
 
     Attributes
     ----------
-    kept : names of attributes, besides those that the classes above this one name: numbers, arrays, dicts of these,
-        objects that are Kept themselves, or None.
+    state_fields : names of the saved attributes, in addition to those of base classes. Values are numbers, arrays,
+        dicts of these, Stateful objects, or None; all others are rebuilt from the options.
     """
 
     state_fields: tuple[str, ...] = ()
 
     def state_dict(self) -> dict[str, Any]:
-        """The attributes by name, as numbers, torch tensors and dicts; arrays are not copied."""
+        """Saved attributes by name, as numbers, torch tensors and dicts; arrays are not copied."""
         return {name: _to_plain(getattr(self, name)) for name in self._field_names()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take up a state, on an object that was made with the same options; arrays are filled in place."""
+        """Load a state into an object built with the same options; arrays are filled in place."""
         for name in self._field_names():
-            mine, its = getattr(self, name), state[name]
-            if isinstance(mine, Stateful):
-                mine.load_state_dict(its)
-            elif isinstance(mine, np.ndarray):
-                mine[...] = its.numpy()
+            current, saved = getattr(self, name), state[name]
+            if isinstance(current, Stateful):
+                current.load_state_dict(saved)
+            elif isinstance(current, np.ndarray):
+                current[...] = saved.numpy()
             else:
-                setattr(self, name, _from_plain(its))
+                setattr(self, name, _from_plain(saved))
 
     def _field_names(self) -> Iterator[str]:
         for kind in type(self).__mro__:
@@ -51,16 +47,15 @@ def _to_plain(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return torch.from_numpy(value)
     if isinstance(value, dict):
-        return {key: _to_plain(its) for key, its in value.items()}
+        return {key: _to_plain(item) for key, item in value.items()}
     return value
 
 
 def _from_plain(value: Any) -> Any:
-    """As `_plain`, the other way."""
     import torch
 
     if isinstance(value, torch.Tensor):
         return value.numpy().copy()
     if isinstance(value, dict):
-        return {key: _from_plain(its) for key, its in value.items()}
+        return {key: _from_plain(item) for key, item in value.items()}
     return value

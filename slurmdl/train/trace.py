@@ -1,4 +1,4 @@
-"""What one rank does when, as a trace that chrome://tracing and Perfetto show."""
+"""Traces of one rank's activities for chrome://tracing and Perfetto."""
 
 from __future__ import annotations
 
@@ -11,45 +11,40 @@ from typing import Any
 
 from slurmdl.errors import TrainError, warn
 
-#: rows of the trace: the training thread, and the communication thread's errands
+#: rows of the trace, one per thread
 TRAINING_ROW, COMM_ROW = 0, 1
-#: what makes the file a whole JSON document after each event; the next event is written over it
+#: completes the JSON document after each event; the next event overwrites it
 _JSON_END = b"\n]}\n"
 
 
 class Trace:
-    """The trace of one rank: `rank-N.json` in a folder, in the Trace Event Format (complete events, "X").
+    """Trace of one rank: `rank-N.json` in a directory, in the Trace Event Format (complete events, "X"). Thread-safe.
 
-    Each event is written when it is over, so that a rank that is killed leaves its trace, and no event is held in
-    memory. Both threads add events.
+    Each event is written when it ends, so the trace of a killed rank is valid JSON.
 
     Raises
     ------
-    TrainError : the folder cannot be made or written to.
+    TrainError : the directory cannot be created or written.
     """
 
     def __init__(self, trace_dir: str, rank: int, node: str) -> None:
         self._path, self._rank = os.path.join(trace_dir, f"rank-{rank}.json"), rank
         self._lock = threading.Lock()
-        about: list[dict[str, Any]] = [
+        metadata: list[dict[str, Any]] = [
             {"name": "process_name", "ph": "M", "pid": rank, "args": {"name": f"rank {rank}, {node}"}},
             *({"name": "thread_name", "ph": "M", "pid": rank, "tid": row, "args": {"name": name}}
               for row, name in ((TRAINING_ROW, "training"), (COMM_ROW, "communication")))]
-        begin = b'{"traceEvents": [\n' + b",\n".join(json.dumps(event).encode() for event in about)
-        #: where the next event is written
-        self._offset = len(begin)
+        header = b'{"traceEvents": [\n' + b",\n".join(json.dumps(event).encode() for event in metadata)
+        self._offset = len(header)  # of the next event
         try:
             os.makedirs(trace_dir, exist_ok=True)
             self._file: int | None = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
-            os.write(self._file, begin + _JSON_END)
+            os.write(self._file, header + _JSON_END)
         except OSError as error:
             raise TrainError(f"trace {self._path}: {error.strerror}") from error
 
     def add(self, name: str, start: float, end: float, row: int = TRAINING_ROW) -> None:
-        """Something that went on from `start` to `end`, in s on the rank's clock.
-
-        Where it cannot be written, as on a full disk, one line says so, and the training goes on without a trace.
-        """
+        """Add an event from `start` to `end`, in s on the rank's clock; on a write error, warn and stop tracing."""
         event = b",\n" + json.dumps({"name": name, "ph": "X", "ts": start * 1e6, "dur": (end - start) * 1e6,
                                      "pid": self._rank, "tid": row}).encode()
         with self._lock:
@@ -67,7 +62,6 @@ class Trace:
                 self._close()
 
     def close(self) -> None:
-        """No event follows."""
         with self._lock:
             self._close()
 

@@ -63,6 +63,30 @@ class World:
         """One of plan.COMM_PATTERNS[strategy]."""
         return self.config.comm_pattern or ""
 
+    @property
+    def worker_count(self) -> int:
+        return len(self.ranks_with_role("worker"))
+
+    @property
+    def worker_rank(self) -> int | None:
+        """Index of this rank among the workers, None for a server."""
+        return None if self.is_server else self.ranks_with_role("worker").index(self.rank)
+
+    @property
+    def is_server(self) -> bool:
+        """Whether this rank is a parameter server."""
+        return self.roles[self.rank] == "ps"
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this rank is the first alive worker, which logs, evaluates and saves."""
+        return self.rank == self.alive_with_role("worker")[0]
+
+    @property
+    def is_load_balanced(self) -> bool:
+        """Whether faster workers get more work."""
+        return self.config.load_balance != "off"
+
     def ranks_with_role(self, role: str) -> tuple[int, ...]:
         return tuple(rank for rank, rank_role in enumerate(self.roles) if rank_role == role)
 

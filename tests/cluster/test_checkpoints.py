@@ -23,7 +23,7 @@ KEEP = "--checkpoint-dir kept --checkpoint-every 10"
 @pytest.fixture(scope="module")
 def cluster(new_sandbox):
     """A requeued job may start again at once, not after two minutes."""
-    return new_sandbox(settings=("AuthInfo=cred_expire=5",))
+    return new_sandbox(slurm_conf_lines=("AuthInfo=cred_expire=5",))
 
 
 def started(cluster: Any, strategy: str, pace: float, keep: str = KEEP, more: str = "") -> tuple[int, Path]:

@@ -137,7 +137,7 @@ def test_without_ulfm_a_killed_rank_ends_all(new_sandbox, way):
                                  pytest.param("mpirun 5", marks=needs_ulfm)])
 def test_with_checkpoints_the_job_begins_again_without_a_killed_rank(new_sandbox, way):
     """Where ranks outlive another, one of them requeues the job; where Slurm ends them all, the script does."""
-    box = new_sandbox(nodes=3, settings=("AuthInfo=cred_expire=5",))
+    box = new_sandbox(nodes=3, slurm_conf_lines=("AuthInfo=cred_expire=5",))
     launcher, variables = WAYS[way]
     after = '[ "$status" = 0 ] || scontrol requeue "$SLURM_JOB_ID"' if way == "srun" else ""
     training = Training(box, box.script(KEPT.format(launcher=launcher, variables=variables, after=after)))

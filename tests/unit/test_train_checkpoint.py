@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from training import evenly
+from strategy_harness import even_slices
 
 from slurmdl import files
 from slurmdl.errors import InvalidRunError, Preempted, TrainError
@@ -81,7 +81,7 @@ def test_a_run_without_common_steps_goes_on(words: str, tmp_path: Path, capsys: 
     newest = CheckpointDir(str(tmp_path)).list_numbers()[0]
     (tmp_path / f"step-{newest:08d}/manifest.json").unlink()
     resumed = figures(words, **further)
-    assert "goes on after step" in capsys.readouterr().err
+    assert "resumed after step" in capsys.readouterr().err
     assert resumed["steps"] == 40
     assert resumed["test_accuracy"] > 0.4
 
@@ -104,7 +104,7 @@ def test_told_to_stop_in_any_step(every: int, words: str, tmp_path: Path, monkey
 
     monkeypatch.setattr(checkpoint_coordinator, "_signals_received", 0)
     monkeypatch.setattr(Run, "log_loss", signalled)
-    with pytest.raises(Preempted, match=rf"checkpoint of step \d+ in {tmp_path}; the same command goes on from it$"):
+    with pytest.raises(Preempted, match=rf"checkpoint of step \d+ in {tmp_path}; the same command resumes from it$"):
         figures(words, checkpoint_dir=tmp_path, **further)
     monkeypatch.setattr(Run, "log_loss", record)
     monkeypatch.setattr(checkpoint_coordinator, "_signals_received", 0)
@@ -136,7 +136,7 @@ def test_told_to_stop_again_and_again_while_checkpoints_are_made(words: str, tmp
     monkeypatch.setattr(checkpoint_coordinator, "_signals_received", 0)
     monkeypatch.setattr(CheckpointDir, "write_rank_file", then_signalled)
     monkeypatch.setattr(checkpoint_coordinator.CheckpointCoordinator, "_start_query", counted)
-    with pytest.raises(Preempted, match=rf"checkpoint of step \d+ in {tmp_path}; the same command goes on from it$"):
+    with pytest.raises(Preempted, match=rf"checkpoint of step \d+ in {tmp_path}; the same command resumes from it$"):
         figures(words, emulate_compute="0.2", straggler="3=4", checkpoint_dir=tmp_path, checkpoint_every=1)
     assert begun
     assert not any(begun)
@@ -155,7 +155,7 @@ def test_told_to_stop_after_a_periodic_checkpoint_was_decided(words: str, tmp_pa
             its._on_message(its._workers[-1], checkpoint_coordinator._STOP_REQUEST, 0, False)
 
     monkeypatch.setattr(checkpoint_coordinator.CheckpointCoordinator, "_decide", then_asked)
-    with pytest.raises(Preempted, match=rf"checkpoint of step \d+ in {tmp_path}; the same command goes on from it$"):
+    with pytest.raises(Preempted, match=rf"checkpoint of step \d+ in {tmp_path}; the same command resumes from it$"):
         figures(words, emulate_compute="0.2", straggler="3=4", checkpoint_dir=tmp_path, checkpoint_every=8)
     assert len(decided) == 3
     assert CheckpointDir(str(tmp_path)).list_numbers()[0] == decided[-1]
@@ -256,7 +256,7 @@ def test_a_spoilt_checkpoint_is_skipped(tmp_path: Path, capsys: pytest.CaptureFi
     resumed = figures("--strategy gossip", checkpoint_dir=tmp_path, checkpoint_every=15)
     said = capsys.readouterr().err.splitlines()
     assert said[0].startswith(f"slurmdl: train: a checkpoint is skipped: {part}: corrupt: ")
-    assert said[1:2] == [f"slurmdl: train: goes on after step 15 from {tmp_path}/step-00000015"]
+    assert said[1:2] == [f"slurmdl: train: resumed after step 15 from {tmp_path}/step-00000015"]
     assert resumed["parameters_crc32"] == unbroken["parameters_crc32"]
     assert CheckpointDir(str(tmp_path)).list_numbers() == [30, 15], "the spoilt one was written anew"
 
@@ -291,7 +291,7 @@ def test_the_figures_of_each_step_stay_in_the_file(tmp_path: Path) -> None:
 def test_what_is_left_of_an_epoch_goes_once_to_one_worker_each(count: int, cursor: int, workers: int) -> None:
     deal = GlobalBatches(count, workers, 7, True, 1)
     assert np.array_equal(deal.order(4), GlobalBatches(count, 3, 7, True, 1).order(4))
-    dealt = [place for worker in range(workers) for hand in evenly(deal, worker, cursor)
+    dealt = [place for worker in range(workers) for hand in even_slices(deal, worker, cursor)
              for place in range(hand.start, hand.stop)]
     assert sorted(dealt) == (list(range(cursor, count)) if count - cursor >= workers else [])
 

@@ -60,16 +60,16 @@ def test_those_that_live_go_on(tmp_path: Path, case: str) -> None:
         # another one may be some steps ahead of the one that kills, or behind it
         assert abs(entry["step"] - lost[entry["rank"]]) <= STEPS // 4
     said = [line for line in done.stderr.splitlines() if line.startswith("slurmdl:")]
-    assert all("train: ULFM: goes on without rank" in line for line in said)
+    assert all("train: ULFM: continues without rank" in line for line in said)
     assert 1 <= len(said) <= len(lost)
 
 
 @needs_ulfm
 @pytest.mark.parametrize(("method", "lost", "why"), [
-    ({"strategy": "allreduce"}, 1, "allreduce needs them all"),
-    pytest.param({"strategy": "local-sgd", "period": 4}, 0, "local-sgd needs them all", marks=pytest.mark.nightly),
+    ({"strategy": "allreduce"}, 1, "allreduce needs all ranks"),
+    pytest.param({"strategy": "local-sgd", "period": 4}, 0, "local-sgd needs all ranks", marks=pytest.mark.nightly),
     pytest.param({"strategy": "ps", "ps": 1}, 0, "no ps is left", marks=pytest.mark.nightly),
-    pytest.param({"strategy": "ps", "ps": 2}, 0, "no copy of the shard of rank 0", marks=pytest.mark.nightly),
+    pytest.param({"strategy": "ps", "ps": 2}, 0, "no backup of the shard of failed rank 0", marks=pytest.mark.nightly),
 ], ids=["allreduce", "local-sgd", "the only server", "a server before its first copy"])
 def test_all_end_at_once_where_they_cannot_go_on(tmp_path: Path, method: dict[str, Any], lost: int, why: str) -> None:
     done = start(tmp_path, method, 4, {lost: 40})

@@ -42,8 +42,8 @@ def test_a_signal_on_any_rank_stops_all_and_the_same_command_goes_on(strategy: s
     assert stopped.returncode == 77, stopped.stderr
     assert ended(stopped.stdout) == []
     line, = told(stopped.stderr)
-    assert line.startswith("slurmdl: train: told to stop: checkpoint of step "), line
-    assert line.endswith(f"in {tmp_path / 'kept'}; the same command goes on from it"), line
+    assert line.startswith("slurmdl: train: stopped on request: checkpoint of step "), line
+    assert line.endswith(f"in {tmp_path / 'kept'}; the same command resumes from it"), line
     resumed = mpirun(3, SCRIPT, environ=environ, timeout=LONG)
     assert resumed.returncode == 0, resumed.stderr
     assert ended(resumed.stdout) == ended(unbroken.stdout)
@@ -70,7 +70,7 @@ def test_the_trainer_stops_and_goes_on(arguments: tuple[str, ...], tmp_path: Pat
     resumed = mpirun(3, *words, timeout=LONG)
     assert resumed.returncode == 0, resumed.stderr
     first, = told(resumed.stderr)
-    assert first.startswith("slurmdl: train: goes on after step "), first
+    assert first.startswith("slurmdl: train: resumed after step "), first
     assert json.loads((tmp_path / "summary").read_text())["steps"] == 80
     assert len(list((tmp_path / "kept").glob("step-*/manifest.json"))) <= 2
 
@@ -93,7 +93,7 @@ def test_killed_at_any_moment(tmp_path: Path) -> None:
         time.sleep(0.01 * draw.random())
         run.send_signal(signal.SIGKILL)
         said = run.communicate()[1]
-        assert not steps or "goes on after step" in said
+        assert not steps or "resumed after step" in said
         steps = wanted
     done = python(*keeps, "--summary", str(tmp_path / "summary"), timeout=LONG)
     assert done.returncode == 0, done.stderr
@@ -118,6 +118,6 @@ def test_a_full_disk_leaves_the_older_checkpoints_and_the_training_goes_on(tmp_p
     for line, step in zip(said, (30, 40), strict=False):
         assert line.startswith(f"slurmdl: train: no checkpoint of step {step}: rank "), line
         assert line.endswith("No space left on device; that of step 20 stays"), line
-    assert "goes on after step 20" in said[2], said
+    assert "resumed after step 20" in said[2], said
     assert [line for line in done.stdout.splitlines() if line.startswith("step-")] == ["step-00000010",
                                                                                        "step-00000020"]

@@ -1,1 +1,1 @@
-"""The library for training scripts: `init`, and what stands behind `wrap` and `loader`."""
+"""The library for training scripts: `startup.init` and `run.Run`."""

@@ -1,9 +1,9 @@
-"""Signals that tell a run to stop, and how ranks agree on when: without any message as long as there is none.
+"""Signals that stop a run, and the agreement of ranks on a common checkpoint, without messages in normal operation.
 
-A rank that is signalled tells the first worker, which calls all workers. Each of them answers with the step that it
-has just ended, or will have ended next where it is found in the midst of one, and promises not to begin another
-before it hears the largest of these numbers: that is where all can stop. Ranks that wait for each other answer while
-they wait, so that nobody waits in vain. Workers without a common step stop where they are when they hear it.
+A signalled rank sends a request to the first worker, which queries all workers. Each replies with the step that it has
+just completed, or will have completed next if it is within one, and promises to start no further step before it
+receives the maximum of the replies: the step at which all can stop. Ranks that wait for each other reply while they
+wait, so this cannot deadlock. Workers without a common step stop when they receive the result.
 """
 
 from __future__ import annotations
@@ -17,24 +17,23 @@ from typing import Any
 import numpy as np
 
 from slurmdl.train.comm_thread import CommThread
+from slurmdl.train.tags import Tag
 from slurmdl.train.transports.transport import Transport
 
-#: what Slurm sends before a time limit (sbatch --signal), at it, and at preemption
+#: sent by Slurm before a time limit (sbatch --signal), at it, and at preemption
 PREEMPTION_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
-#: of messages about stopping
-TAG = 3
-#: a step that no run gets to: this worker has made its last one
+#: unreachable step number: this worker has made its last step
 _NEVER = 1 << 62
-#: words of messages, each with a number
+#: kinds of messages, each with a number
 _STOP_REQUEST, _STEP_QUERY, _STEP_REPLY, _STOP_STEP = range(4)
-#: seconds between two looks at messages while a rank computes
+#: seconds between two polls for messages while a rank computes
 _POLL_SECONDS = 0.1
 
 _signals_received = 0
 
 
 def install_signal_handlers() -> None:
-    """From now on SIGNALS do not end this process; a call of the main thread."""
+    """Record PREEMPTION_SIGNALS instead of exiting; call in the main thread."""
     for number in PREEMPTION_SIGNALS:
         signal.signal(number, _on_signal)
 
@@ -45,52 +44,51 @@ def _on_signal(number: int, frame: FrameType | None) -> None:
 
 
 class CheckpointCoordinator:
-    """One rank's part in agreeing on a checkpoint that does not come by itself.
+    """One rank's part in the agreement on a checkpoint.
 
     Parameters
     ----------
-    workers : ranks; the first of them calls the others.
-    step : steps that this worker has made.
-    together : whether all are to stop at the same step.
+    workers : ranks; the first one coordinates.
+    completed_steps : returns the steps that this worker has made.
+    lockstep : whether all stop at the same step.
     """
 
-    def __init__(self, transport: Transport, comm_thread: CommThread, workers: Sequence[int], completed_steps: Callable[[], int],
-                 lockstep: bool) -> None:
+    def __init__(self, transport: Transport, comm_thread: CommThread, workers: Sequence[int],
+                 completed_steps: Callable[[], int], lockstep: bool) -> None:
         self._transport, self._comm_thread, self._workers = transport, comm_thread, workers
         self._completed_steps, self._lockstep = completed_steps, lockstep
-        #: guards the promise: it is given by the communication thread, and kept by the training thread
+        #: guards the promise, which the communication thread gives and the training thread keeps
         self._lock = threading.Lock()
         self._promised_step: int | None = None
         self._agreed_step: int | None = None
         self._finished = self._polling = False
         self._signals_handled = 0
         self._stop_requested = self._stops_after = self._query_open = False
-        #: whether `due` has named the checkpoint that was called last
+        #: whether `due_checkpoint` has returned the last agreed checkpoint
         self._reported = False
         self._replies: dict[int, int] = {}
-        #: kept, since what is under way must stay as it is
         self._pending_sends: list[Any] = []
         self._last_poll = transport.now()
-        comm_thread.call(lambda: transport.set_poll_hook(TAG, self._poll))
+        comm_thread.call(lambda: transport.set_poll_hook(Tag.CHECKPOINT, self._poll))
 
     def request(self) -> None:
-        """Let all make a checkpoint soon, and go on; a call of the first worker."""
+        """Request a checkpoint of all ranks; called by the first worker."""
         self._comm_thread.call(self._start_query)
 
     def due_checkpoint(self, last: bool = False) -> tuple[int, bool] | None:
-        """Whether all make a checkpoint now, between two steps of this worker: its number, and whether they stop.
+        """Between two steps: number of the checkpoint that is due now, and whether the run stops after it.
 
         Parameters
         ----------
-        last : this worker has made its last step, so that it hears what is decided on with its promise, in any case.
+        last : whether this worker has made its last step, so it waits for any pending decision.
         """
         step, now = self._completed_steps(), self._transport.now()
-        at = _NEVER if last else step
-        if not self._is_holding(at) and self._agreed_step is None and now - self._last_poll < _POLL_SECONDS:
+        own_step = _NEVER if last else step
+        if not self._is_holding(own_step) and self._agreed_step is None and now - self._last_poll < _POLL_SECONDS:
             return None
         self._last_poll = now
         self._comm_thread.call(lambda: self._poll(0))
-        while self._is_holding(at):
+        while self._is_holding(own_step):
             self._comm_thread.call(self._wait_message)
         if self._agreed_step is None or (self._lockstep and step < self._agreed_step):
             return None
@@ -100,36 +98,35 @@ class CheckpointCoordinator:
         return None if number >= _NEVER else (number, self._stops_after)
 
     def checkpoint_done(self) -> None:
-        """All ranks have made a checkpoint. If `due` named it, the first worker may call the next one from now on.
+        """All ranks have written a checkpoint. If `due_checkpoint` returned it, the next query may start.
 
-        Not earlier: a rank that still has to act on the last call would drop its answer to the next one.
+        Not earlier: a rank that has yet to act on the last result would drop its reply to the next query.
         """
         if self._reported:
             self._reported = self._query_open = False
 
     def finish(self) -> None:
-        """This worker has made its last step: nobody waits for it any more."""
+        """This worker has made its last step and promises any step."""
         with self._lock:
             self._finished = True
 
     def _is_holding(self, step: int) -> bool:
-        """Whether this worker may not begin another step yet."""
+        """Whether this worker must not start another step yet."""
         with self._lock:
             return self._promised_step is not None and step >= self._promised_step and self._agreed_step is None
 
     def _wait_message(self) -> None:
-        """Wait for a message; an errand."""
-        self._polling = True  # or it would be read while it is waited for
-        self._transport.wait_any_or_message([], TAG)
+        self._polling = True  # or the poll hook would receive the message
+        self._transport.wait_any_or_message([], Tag.CHECKPOINT)
         self._polling = False
         self._poll(0)
 
     def _poll(self, in_step: int = 1) -> None:
-        """Answer what there is; an errand, or while an errand waits.
+        """Handle signals and messages; a comm op or poll hook.
 
         Parameters
         ----------
-        under_way : 0 where it is known that no step is under way, else 1.
+        in_step : 0 if the worker is known to be between two steps, else 1.
         """
         if self._polling:
             return
@@ -137,11 +134,11 @@ class CheckpointCoordinator:
         if self._signals_handled < _signals_received:
             self._signals_handled = _signals_received
             self._send(self._workers[0], _STOP_REQUEST, 0)
-        while (peer := self._transport.iprobe(TAG)) is not None:
+        while (peer := self._transport.iprobe(Tag.CHECKPOINT)) is not None:
             message = np.empty(3, np.int64)
-            self._transport.waitall([self._transport.irecv(peer, message, TAG)])
-            word, number, stops = message.tolist()
-            self._on_message(peer, word, number, bool(stops), in_step)
+            self._transport.waitall([self._transport.irecv(peer, message, Tag.CHECKPOINT)])
+            kind, number, stops = message.tolist()
+            self._on_message(peer, kind, number, bool(stops), in_step)
         if self._stop_requested:
             self._start_query(in_step)
         self._polling = False
@@ -151,7 +148,7 @@ class CheckpointCoordinator:
             self._on_message(peer, kind, number, self._stops_after)
         else:
             self._pending_sends.append(self._transport.isend(
-                peer, np.array([kind, number, self._stops_after], np.int64), TAG))
+                peer, np.array([kind, number, self._stops_after], np.int64), Tag.CHECKPOINT))
 
     def _on_message(self, peer: int, kind: int, number: int, stops: bool, in_step: int = 1) -> None:
         if kind == _STOP_REQUEST:
@@ -177,12 +174,12 @@ class CheckpointCoordinator:
             self._decide()
 
     def _decide(self) -> None:
-        # a request that comes later is not part of this decision, and waits for the next call
+        # a later request is not part of this decision and waits for the next query
         self._stops_after, self._stop_requested = self._stop_requested, False
-        until = max(self._replies.values())
+        agreed_step = max(self._replies.values())
         for worker in self._workers[1:]:
-            self._send(worker, _STOP_STEP, until)
-        self._agreed_step = until
+            self._send(worker, _STOP_STEP, agreed_step)
+        self._agreed_step = agreed_step
 
     def _promise(self, in_step: int) -> int:
         with self._lock:

@@ -1,4 +1,4 @@
-"""Finds the last whole checkpoint of a run, and lets a rank go on from it."""
+"""Restores a run from its newest complete checkpoint."""
 
 from __future__ import annotations
 
@@ -6,30 +6,28 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from slurmdl.errors import InvalidRunError, warn
 from slurmdl.train.library import consistency
 from slurmdl.train.library.checkpoint import CheckpointDir, CorruptCheckpointError, Manifest
+from slurmdl.train.library.context import RunContext, RunState
 from slurmdl.train.strategies import Strategy
 from slurmdl.train.strategies.parameter_server import PSServerBase
+from slurmdl.train.strategy_config import option_name
 from slurmdl.train.world import World
-
-if TYPE_CHECKING:
-    from slurmdl.train.library.run import Run
 
 
 @dataclass(frozen=True)
 class LoadedCheckpoint:
-    """A whole checkpoint, as far as this rank needs it.
+    """Parts of a checkpoint that this rank needs.
 
     Attributes
     ----------
-    number : of the checkpoint.
-    mine : this rank's part; None where there were ranks of another number.
-    first : the first worker's part; empty for a server.
-    others : all workers' parts, where their models' mean is to be taken; else empty.
-    servers : all servers' parts, where this is a server and has none of its own; else empty.
+    own : this rank's file; None if the number of ranks has changed.
+    first_worker : the first worker's file; empty for a server.
+    all_workers : all workers' files if their mean is needed; else empty.
+    all_servers : all servers' files for a server without a file of its own; else empty.
     """
 
     number: int
@@ -40,21 +38,20 @@ class LoadedCheckpoint:
 
     @property
     def own_or_first(self) -> Mapping[str, Any]:
-        """This rank's part, else the first worker's."""
         return self.own or self.first_worker
 
 
 @dataclass(frozen=True)
 class DeferredState:
-    """What is taken up only once the script asks for it.
+    """State that is restored when the script registers its owner.
 
     Attributes
     ----------
     number : of the checkpoint.
-    things : states of what the script keeps, by name.
-    loaders : positions, in the order in which loaders are made.
-    groups : of parameters of the optimizer, with their learning rates.
-    random : state of the generators of random numbers; None where there were ranks of another number.
+    registered : states of registered objects, by name.
+    loaders : positions, in order of creation.
+    param_groups : of the optimizer, with their learning rates.
+    rng : states of random number generators; None if the number of ranks has changed.
     """
 
     number: int
@@ -65,33 +62,33 @@ class DeferredState:
 
 
 class CheckpointRestorer:
-    """One rank's way from a checkpoint to where the run was.
+    """One rank's restoration from a checkpoint.
 
     Parameters
     ----------
-    name : of this rank's part.
-    about : what another run could not go on from, by name.
+    rank_file_name : name of this rank's file.
+    run_identity : see Manifest.
 
     Attributes
     ----------
-    found : the checkpoint from which the run goes on, None where it is a new one.
+    loaded : the checkpoint to resume from; None for a new run.
     """
 
-    def __init__(self, run: Run, checkpoint_dir: CheckpointDir,
-                 rank_file_name: str, run_identity: Mapping[str, str]) -> None:
-        self._run, self._world = run, run.world
+    def __init__(self, ctx: RunContext, state: RunState, checkpoint_dir: CheckpointDir, rank_file_name: str,
+                 run_identity: Mapping[str, str]) -> None:
+        self._ctx, self._state, self._world = ctx, state, ctx.world
         self._checkpoint_dir, self._rank_file_name, self._run_identity = checkpoint_dir, rank_file_name, run_identity
         self.loaded: LoadedCheckpoint | None = None
 
     def load_latest(self) -> None:
-        """Look for the last whole checkpoint and take up model and optimizer; a collective call of all ranks.
+        """Load the newest complete checkpoint, and restore model and optimizer. Collective.
 
         Raises
         ------
-        Refused : it is of another run, or of a number of ranks from which this one cannot go on; not all ranks see
-            the folder, or it cannot be written.
+        InvalidRunError : a checkpoint of another run or incompatible number of ranks; a directory that some rank
+            cannot see or write.
         """
-        world = self._world
+        world, path = self._world, self._checkpoint_dir.path
         self._check_shared_dir()
         numbers = world.transport.broadcast(self._checkpoint_dir.list_numbers())
         for number in numbers:
@@ -102,7 +99,7 @@ class CheckpointRestorer:
                     self.loaded = self._load(manifest)
                 except CorruptCheckpointError as error:
                     fault = str(error)
-            fault = next((its for its in world.transport.allgather(fault) if its), "")
+            fault = next(filter(None, world.transport.allgather(fault)), "")
             if not fault:
                 self._checkpoint_dir.mark_verified(number)
                 break
@@ -110,105 +107,110 @@ class CheckpointRestorer:
             if world.rank == 0:
                 warn(f"train: a checkpoint is skipped: {fault}")
         if world.rank == 0 and numbers:
-            warn(f"train: goes on after step {self.loaded.number} from {self._checkpoint_dir.path_of(self.loaded.number)}"
-                 if self.loaded else f"train: --checkpoint-dir {self._checkpoint_dir.path}: no whole checkpoint; begins anew")
-        if self.loaded and not self._run.is_server:
+            warn(f"train: resumed after step {self.loaded.number} from "
+                 f"{self._checkpoint_dir.path_of(self.loaded.number)}" if self.loaded
+                 else f"train: --checkpoint-dir {path}: no complete checkpoint; starting from the first step")
+        if self.loaded and not world.is_server:
             self._restore_model(self.loaded)
 
     def _check_shared_dir(self) -> None:
-        transport, folder = self._world.transport, self._checkpoint_dir
-        mark, fault = transport.broadcast(folder.create_probe() if transport.rank == 0 else None)
-        if not fault and not folder.sees_probe(mark):
-            fault = f"rank {transport.rank} on {self._world.nodes[transport.rank]} does not see there, or cannot " \
-                    f"write, what rank 0 on {self._world.nodes[0]} has written"
-        faults = [its for its in transport.allgather(fault) if its]
-        if transport.rank == 0 and mark:
-            os.unlink(mark)
+        transport, directory, nodes = self._world.transport, self._checkpoint_dir, self._world.nodes
+        probe, fault = transport.broadcast(directory.create_probe() if transport.rank == 0 else None)
+        if not fault and not directory.sees_probe(probe):
+            fault = f"rank {transport.rank} on {nodes[transport.rank]} cannot see or write files of rank 0 on {nodes[0]}"
+        faults = list(filter(None, transport.allgather(fault)))
+        if transport.rank == 0 and probe:
+            os.unlink(probe)
         if faults:
-            raise InvalidRunError(f"--checkpoint-dir {folder.path}: {faults[0]}; valid: a folder that all ranks share and may "
-                          "write to")
+            raise InvalidRunError(f"--checkpoint-dir {directory.path}: {faults[0]}; expected a writable directory that "
+                                  "all ranks share")
 
     def _open_manifest(self, number: int) -> tuple[Manifest | None, str]:
-        """A checkpoint's manifest, or why it cannot be used."""
+        """Manifest of a checkpoint, or None and the reason."""
         try:
             return self._checkpoint_dir.read_manifest(number), ""
         except CorruptCheckpointError as error:
             return None, str(error)
 
     def _check_same_run(self, manifest: Manifest) -> None:
-        """Refuse a checkpoint of another run."""
-        for name in (*self._run_identity, *(manifest.run_identity.keys() - self._run_identity.keys())):
-            its, theirs = self._run_identity.get(name, "nothing"), manifest.run_identity.get(name, "nothing")
-            if its != theirs:
-                raise InvalidRunError(f"--checkpoint-dir {self._checkpoint_dir.path}: is of a run with {name} {theirs}, this one has "
-                              f"{its}; valid: the same, or another folder to begin anew")
-        mine, unfit = rank_layout(self._world), _not_resizable_reason(self._world)
-        if dict(manifest.rank_layout) != mine and unfit:
-            raise InvalidRunError(f"--checkpoint-dir {self._checkpoint_dir.path}: is of {_format_layout(manifest.rank_layout)}, these are "
-                          f"{_format_layout(mine)}: {unfit}; valid: as many, or another folder to begin anew")
+        """Reject a checkpoint of another run."""
+        path, saved = self._checkpoint_dir.path, manifest.run_identity
+        for name in (*self._run_identity, *(saved.keys() - self._run_identity.keys())):
+            current, previous = self._run_identity.get(name, "nothing"), saved.get(name, "nothing")
+            if current != previous:
+                raise InvalidRunError(f"--checkpoint-dir {path}: written with {name} {previous}, this run has {current}; "
+                                      "use the same, or a new directory")
+        layout, reason = rank_layout(self._world), _not_resizable_reason(self._world)
+        if dict(manifest.rank_layout) != layout and reason:
+            raise InvalidRunError(
+                f"--checkpoint-dir {path}: written by {_format_layout(manifest.rank_layout)}, this run has "
+                f"{_format_layout(layout)}: {reason}; use the same number, or a new directory")
 
     def _load(self, manifest: Manifest) -> LoadedCheckpoint:
-        folder, run = self._checkpoint_dir, self._run
-        first = {} if run.is_server else folder.read_rank_file(manifest, "worker-0")
-        if dict(manifest.rank_layout) == rank_layout(self._world):
-            mine = first if self._rank_file_name == "worker-0" else folder.read_rank_file(
+        directory, is_server, layout = self._checkpoint_dir, self._world.is_server, manifest.rank_layout
+        first = {} if is_server else directory.read_rank_file(manifest, "worker-0")
+        if dict(layout) == rank_layout(self._world):
+            own = first if self._rank_file_name == "worker-0" else directory.read_rank_file(
                 manifest, self._rank_file_name)
-            return LoadedCheckpoint(manifest.number, mine, first, (), ())
-        counts = manifest.rank_layout
-        others = [] if run.is_server or not models_differ(self._world) else [
-            folder.read_rank_file(manifest, f"worker-{index}") for index in range(counts["workers"])]
-        servers = [folder.read_rank_file(manifest, f"server-{index}") for index in range(counts["servers"])] \
-            if run.is_server else []
-        return LoadedCheckpoint(manifest.number, None, first, others, servers)
+            return LoadedCheckpoint(manifest.number, own, first, (), ())
+        workers = [] if is_server or not models_differ(self._world) else [
+            directory.read_rank_file(manifest, f"worker-{index}") for index in range(layout["workers"])]
+        return LoadedCheckpoint(manifest.number, None, first, workers,
+                                self._server_files(manifest) if is_server else [])
+
+    def _server_files(self, manifest: Manifest) -> list[Mapping[str, Any]]:
+        return [self._checkpoint_dir.read_rank_file(manifest, f"server-{index}")
+                for index in range(manifest.rank_layout["servers"])]
 
     def _restore_model(self, loaded: LoadedCheckpoint) -> None:
         import torch
 
-        replica, optimizer, model = self._run.replica, self._run.optimizer, self._run.model
+        replica, optimizer, model = self._ctx.replica, self._ctx.optimizer, self._ctx.model
         if loaded.all_workers:
-            weights = [part["strategy"]["model_weight"] for part in loaded.all_workers]
-            share = [weight / sum(weights) for weight in weights]
-            replica.parameters[:] = _weighted_mean([part["model"] for part in loaded.all_workers], share).numpy()
-            optimizer.load_state_dict(_weighted_mean([part["optimizer"] for part in loaded.all_workers], share))
+            weights = [content["strategy"]["model_weight"] for content in loaded.all_workers]
+            shares = [weight / sum(weights) for weight in weights]
+            replica.parameters[:] = _weighted_mean([content["model"] for content in loaded.all_workers], shares).numpy()
+            optimizer.load_state_dict(_weighted_mean([content["optimizer"] for content in loaded.all_workers], shares))
         else:
-            # where all are alike the first worker alone has written them
-            whole = loaded.own_or_first if loaded.own_or_first["model"] is not None else loaded.first_worker
-            replica.parameters[:] = whole["model"].numpy()
-            optimizer.load_state_dict(whole["optimizer"])
+            # if all models are equal, only the first worker has saved them
+            content = loaded.own_or_first if loaded.own_or_first["model"] is not None else loaded.first_worker
+            replica.parameters[:] = content["model"].numpy()
+            optimizer.load_state_dict(content["optimizer"])
         replica.copy_to_device()
         with torch.no_grad():
-            for name, tensor in consistency.untrained_tensors(model, replica.tensors).items():
+            for name, tensor in consistency.untrained_tensors(model, replica.trained_ids).items():
                 tensor.copy_(loaded.own_or_first["untrained"][name])
 
     def restore_strategy(self, strategy: Strategy) -> DeferredState | None:
-        """Let a strategy go on as the one whose checkpoint was found; what is left of it then."""
-        run, found = self._run, self.loaded
-        if found is None:
+        """Restore the strategy and counters; return the state for later, None for a new run."""
+        ctx, loaded = self._ctx, self.loaded
+        if loaded is None:
             return None
+        is_server = ctx.world.is_server
         if isinstance(strategy, PSServerBase):
-            its = [found.own] if found.own and all(
-                _covers(found.own, part) for part in strategy.owned_slices) else found.all_servers
-            if found.own and not its:
-                manifest = self._checkpoint_dir.read_manifest(found.number)
-                its = [self._checkpoint_dir.read_rank_file(
-                    manifest, f"server-{index}") for index in range(manifest.rank_layout["servers"])]
-            strategy.load_shard_states([piece for part in its for piece in part["shards"]["shard"]],
-                          [piece for part in its for piece in part["shards"]["optimizer"]])
-        if found.own:
-            strategy.load_state_dict(found.own["strategy"])
-            run.p2p.bytes_sent.update(found.own["bytes_sent"])
-            run.meter.load_state_dict(found.own["meter"])
+            contents = loaded.all_servers
+            if loaded.own:
+                owns_all = all(_covers(loaded.own, part) for part in strategy.owned_slices)
+                contents = [loaded.own] if owns_all else self._server_files(
+                    self._checkpoint_dir.read_manifest(loaded.number))
+            strategy.load_shard_states([shard for content in contents for shard in content["shards"]["shard"]],
+                                       [shard for content in contents for shard in content["shards"]["optimizer"]])
+        if loaded.own:
+            strategy.load_state_dict(loaded.own["strategy"])
+            ctx.p2p.bytes_sent.update(loaded.own["bytes_sent"])
+            ctx.meter.load_state_dict(loaded.own["meter"])
         else:
-            strategy.resume_from_average({} if run.is_server else found.first_worker["strategy"], found.number)
-        run.resume_at(found.number if run.is_server else found.own_or_first["step"])
-        if run.is_server:
-            return DeferredState(found.number, {}, (), (), None)
-        return DeferredState(found.number, found.own_or_first["registered"], found.own_or_first["loaders"],
-                    found.first_worker["optimizer"]["param_groups"], found.own["rng"] if found.own else None)
+            strategy.resume_from_average({} if is_server else loaded.first_worker["strategy"], loaded.number)
+        self._state.resume_at(loaded.number if is_server else loaded.own_or_first["step"])
+        if is_server:
+            return DeferredState(loaded.number, {}, (), (), None)
+        return DeferredState(loaded.number, loaded.own_or_first["registered"], loaded.own_or_first["loaders"],
+                             loaded.first_worker["optimizer"]["param_groups"],
+                             loaded.own["rng"] if loaded.own else None)
 
 
 def rank_layout(world: World) -> dict[str, Any]:
-    """How many ranks there are of each role; in shared memory also which of them share a node."""
+    """Number of ranks per role; with shared memory also the grouping of workers by node."""
     workers = world.ranks_with_role("worker")
     nodes = [world.nodes[worker] for worker in workers]
     return {"workers": len(workers), "servers": len(world.ranks_with_role("ps")),
@@ -216,17 +218,15 @@ def rank_layout(world: World) -> dict[str, Any]:
 
 
 def models_differ(world: World) -> bool:
-    """Whether the workers have models of their own."""
-    method = world.config
-    in_step = method.strategy == "ps" and not (method.asynchronous or method.max_staleness)
-    return not in_step and method.strategy != "allreduce"
+    """Whether the workers' models differ during training."""
+    config = world.config
+    is_synchronous_ps = config.strategy == "ps" and not (config.asynchronous or config.max_staleness)
+    return not is_synchronous_ps and config.strategy != "allreduce"
 
 
 def config_fingerprint(world: World) -> dict[str, str]:
-    """The method's choices by their options; the number of servers may be another one."""
-    names = {"asynchronous": "--async"}
-    return {names.get(name, f"--{name.replace('_', '-')}"): str(value) for name, value in vars(world.config).items()
-            if name != "ps"}
+    """Option -> value of the strategy's configuration, without --ps, which may change."""
+    return {option_name(name): str(value) for name, value in vars(world.config).items() if name != "ps"}
 
 
 def _format_layout(layout: Mapping[str, Any]) -> str:
@@ -235,26 +235,26 @@ def _format_layout(layout: Mapping[str, Any]) -> str:
 
 
 def _not_resizable_reason(world: World) -> str:
-    """Why ranks of another number cannot go on from a checkpoint, "" where they can."""
-    method = world.config
-    if method.strategy == "ps" and (method.asynchronous or method.max_staleness):
+    """Reason why the number of ranks must not change, or ""."""
+    config = world.config
+    if config.strategy == "ps" and (config.asynchronous or config.max_staleness):
         return "each worker has pulled a model of its own"
     return ""
 
 
-def _covers(part: Mapping[str, Any], owned: slice) -> bool:
-    (start, stop, _), = part["shards"]["shard"]
+def _covers(content: Mapping[str, Any], owned: slice) -> bool:
+    (start, stop, _), = content["shards"]["shard"]
     return bool(start == owned.start and stop == owned.stop)
 
 
 def _weighted_mean(values: Sequence[Any], weights: Sequence[float]) -> Any:
-    """The weighted mean of tensors with a fraction, in whatever they stand; of all else the first."""
+    """Weighted mean of floating-point tensors in nested dicts; other values are those of the first."""
     import torch
 
-    one = values[0]
-    if isinstance(one, dict):
-        return {key: _weighted_mean([value[key] for value in values], weights) for key in one}
-    if isinstance(one, torch.Tensor) and one.is_floating_point():
+    first = values[0]
+    if isinstance(first, dict):
+        return {key: _weighted_mean([value[key] for value in values], weights) for key in first}
+    if isinstance(first, torch.Tensor) and first.is_floating_point():
         total = sum(weight * value.double() for weight, value in zip(weights, values, strict=True))
-        return total.to(one.dtype)
-    return one
+        return total.to(first.dtype)
+    return first

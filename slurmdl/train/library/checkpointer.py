@@ -1,10 +1,11 @@
-"""Makes the checkpoints of a run, when they are due or asked for."""
+"""Writes the checkpoints of a run, periodically and on request."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -19,175 +20,189 @@ from slurmdl.train.library.checkpoint_restore import (
     models_differ,
     rank_layout,
 )
-from slurmdl.train.strategies import Strategy
+from slurmdl.train.library.context import RunContext, RunState
+from slurmdl.train.library.failure_recovery import FailureRecovery
 from slurmdl.train.strategies.parameter_server import PSServerBase
 
-if TYPE_CHECKING:
-    from slurmdl.train.library.run import Run
+
+@dataclass(frozen=True)
+class CheckpointOptions:
+    """Options of checkpoints.
+
+    Attributes
+    ----------
+    path : directory shared by all ranks.
+    every : steps between checkpoints; 0 for checkpoints at signals only.
+    run_identity : further options, by name, that a resuming run must have.
+    """
+
+    path: str
+    every: int
+    run_identity: Mapping[str, object]
 
 
 class Checkpointer:
     """One rank's part in the checkpoints of a run.
 
-    Parameters
-    ----------
-    folder : which all ranks share.
-    every : steps from one checkpoint to the next; 0 for none but those that a signal asks for.
-    about : what another run could not go on from, by name, besides the method.
+    Call `load_latest`, then `restore_strategy`, before any other method.
     """
 
-    def __init__(self, run: Run, checkpoint_dir: str, every: int, run_identity: Mapping[str, object]) -> None:
-        self._run, self._world = run, run.world
-        self._checkpoint_dir, self._every = CheckpointDir(checkpoint_dir), every
-        self._run_identity = {**config_fingerprint(run.world), **{name: str(value)
-                                                   for name, value in run_identity.items()}}
+    def __init__(self, ctx: RunContext, state: RunState, options: CheckpointOptions) -> None:
+        self._ctx, self._state, self._world = ctx, state, ctx.world
+        self._checkpoint_dir, self._every = CheckpointDir(options.path), options.every
+        self._run_identity = config_fingerprint(ctx.world) | {
+            name: str(value) for name, value in options.run_identity.items()}
         self._registered: dict[str, Any] = {}
-        self._restorer: CheckpointRestorer | None = None
         self._deferred: DeferredState | None = None
         self._rng_restored = False
-        self._rank_file_name = f"worker-{run.worker_rank}" if run.worker_rank is not None else \
-            f"server-{run.world.ranks_with_role('ps').index(run.rank)}"
+        worker_rank = ctx.world.worker_rank
+        self._rank_file_name = f"worker-{worker_rank}" if worker_rank is not None else \
+            f"server-{ctx.world.ranks_with_role('ps').index(ctx.world.rank)}"
         self._last_number = 0
-        self._coordinator: CheckpointCoordinator | None = None
+        self._restorer: CheckpointRestorer
+        self._recovery: FailureRecovery
+        self._coordinator: CheckpointCoordinator
 
     def load_latest(self, signature: Sequence[tuple[str, str]]) -> None:
-        """Look for the last whole checkpoint; see Resume.find.
+        """Load the newest checkpoint, and restore model and optimizer; see CheckpointRestorer. Collective.
+
+        The communication thread is idle meanwhile, so the transport is called directly.
 
         Parameters
         ----------
-        about : (name, value) of what else another run could not go on from, as shapes of parameters.
+        signature : (name, value) of further properties that a resuming run must have, e.g. parameter shapes.
         """
         self._run_identity |= dict(signature)
-        self._restorer = CheckpointRestorer(self._run, self._checkpoint_dir, self._rank_file_name, self._run_identity)
+        self._restorer = CheckpointRestorer(self._ctx, self._state, self._checkpoint_dir, self._rank_file_name,
+                                            self._run_identity)
         self._restorer.load_latest()
 
-    def restore_strategy(self, strategy: Strategy) -> None:
-        """Let a strategy go on as the one whose checkpoint was found, and listen for signals from now on."""
-        run = self._run
-        if self._restorer:
-            self._deferred, self._restorer = self._restorer.restore_strategy(strategy), None
+    def restore_strategy(self, recovery: FailureRecovery) -> None:
+        """Restore the strategy from the loaded checkpoint, and handle signals from now on."""
+        self._recovery = recovery
+        self._deferred = self._restorer.restore_strategy(recovery.strategy)
+        self._restorer.loaded = None
         self._last_number = self._deferred.number if self._deferred else 0
-        self._coordinator = CheckpointCoordinator(self._world.transport, run.comm_thread, self._world.ranks_with_role("worker"), lambda: run.step,
-                          strategy.lockstep)
+        self._coordinator = CheckpointCoordinator(
+            self._world.transport, self._ctx.comm_thread, self._world.ranks_with_role("worker"),
+            lambda: self._state.step, recovery.strategy.lockstep)
 
     def register(self, name: str, obj: Any) -> None:
-        """See Run.keep."""
-        if name in self._registered or self._coordinator is None:
-            raise TrainError(f"register_for_checkpointing({name!r}): valid: after run.wrap(), each name once")
+        """See Run.register_for_checkpointing."""
+        call = f"register_for_checkpointing({name!r})"
+        if name in self._registered:
+            raise TrainError(f"{call}: the name is registered already; each name is valid once")
         if not (hasattr(obj, "state_dict") and hasattr(obj, "load_state_dict")):
-            raise TrainError(f"register_for_checkpointing({name!r}): a {type(obj).__name__} has no state_dict() and load_state_dict()")
+            raise TrainError(f"{call}: a {type(obj).__name__} has no state_dict() and load_state_dict()")
         checkpoint.check_loadable(name, obj.state_dict())
         self._registered[name] = obj
         if self._deferred and name in self._deferred.registered:
             obj.load_state_dict(self._deferred.registered[name])
-            # a schedule that was made after wrap() has begun with the first learning rate again
-            for group, saved in zip(self._run.optimizer.param_groups, self._deferred.param_groups, strict=True):
+            # a scheduler created after wrap() has reset the learning rate
+            for group, saved in zip(self._ctx.optimizer.param_groups, self._deferred.param_groups, strict=True):
                 group.update({key: value for key, value in saved.items() if key != "params"})
 
     def restore_loader(self, index: int) -> None:
-        """Let the loader of this index go on where it was."""
+        """Restore the position of a loader."""
         if self._deferred and index < len(self._deferred.loaders):
-            self._run.loaders[index].load_state_dict(self._deferred.loaders[index])
+            self._state.loaders[index].load_state_dict(self._deferred.loaders[index])
 
     def restore_rng(self) -> None:
-        """Let random numbers go on as they did; once."""
+        """Restore the random number generators, once."""
         if self._deferred and self._deferred.rng and not self._rng_restored:
             set_rng_state(self._deferred.rng)
         self._rng_restored = True
 
     def due_checkpoint(self, last: bool) -> tuple[int, bool] | None:
-        """The number of the checkpoint that is due now, between two steps, and whether all stop after it."""
-        assert self._coordinator
-        step, together = self._run.step, self._run.strategy.lockstep
-        passed = self._every and step - self._last_number >= self._every
-        if passed and not together and self._run.is_main:
+        """Between two steps: number of the checkpoint that is due now, and whether the run stops after it."""
+        step, lockstep = self._state.step, self._recovery.strategy.lockstep
+        is_periodic = self._every and step - self._last_number >= self._every
+        if is_periodic and not lockstep and self._world.is_main:
             self._coordinator.request()
-        told = self._coordinator.due_checkpoint(last)
-        if told:
-            return told
-        return (step, False) if together and self._every and step % self._every == 0 and step > self._last_number else None
+        agreed = self._coordinator.due_checkpoint(last)
+        if agreed:
+            return agreed
+        if lockstep and self._every and step % self._every == 0 and step > self._last_number:
+            return step, False
+        return None
 
     def save(self, number: int, stops: bool = False) -> bool:
-        """Write this checkpoint, with all other ranks, unless it is there already; whether all stop now."""
-        run, world, folder = self._run, self._world, self._checkpoint_dir
-        there = number == folder.newest_valid
-        self._last_number = max(number, run.step)
-        if not run.is_server:  # what a server has is newer than its model
-            run.replica.mark_changed()
-            run.replica.copy_to_host()
-        run.strategy.quiesce(number)
-        run.replica.copy_to_device()
-        part, fault = None, ""
+        """Write a checkpoint unless it exists; return whether the run stops now. Collective."""
+        ctx, world, directory, replica = self._ctx, self._world, self._checkpoint_dir, self._ctx.replica
+        exists = number == directory.newest_valid
+        self._last_number = max(number, self._state.step)
+        if not world.is_server:  # on a server the buffers are newer than its model
+            replica.mark_changed()
+            replica.copy_to_host()
+        self._recovery.strategy.quiesce(number)
+        replica.copy_to_device()
+        rank_file, fault = None, ""
         try:
-            part = None if there else folder.write_rank_file(number, self._rank_file_name, self._rank_state())
+            if not exists:
+                rank_file = directory.write_rank_file(number, self._rank_file_name, self._rank_state())
         except OSError as error:
             fault = f"rank {world.rank} on {world.nodes[world.rank]}: {error.filename}: {error.strerror}"
-        told = run.all_gather_object((part, fault, stops))
-        faults = [its for _, its, _ in told if its]
-        if world.rank == 0 and not there and not faults:
-            parts = {its.name: its for its, _, _ in told if its}
+        results = ctx.all_gather_object((rank_file, fault, stops))
+        faults = [fault for _, fault, _ in results if fault]
+        if world.rank == 0 and not exists and not faults:
+            rank_files = {entry.name: entry for entry, _, _ in results if entry}
             try:
-                folder.commit(Manifest(number, self._run_identity, rank_layout(world), parts))
+                directory.commit(Manifest(number, self._run_identity, rank_layout(world), rank_files))
             except OSError as error:
                 faults = [f"{error.filename}: {error.strerror}"]
         if world.rank == 0 and faults:
-            folder.remove(number)
-            stays = "no other is there" if folder.newest_valid is None else f"that of step {folder.newest_valid} stays"
-            warn(f"train: no checkpoint of step {number}: {faults[0]}; {stays}")
-        if run.all_gather_object(not faults)[0]:
-            folder.mark_verified(number)
-        if self._coordinator:
-            self._coordinator.checkpoint_done()
-        # without any checkpoint to go on from there is nothing to stop for
-        return folder.newest_valid is not None and any(its for _, _, its in told)
+            directory.remove(number)
+            previous = "there is no other" if directory.newest_valid is None else \
+                f"the newest is of step {directory.newest_valid}"
+            warn(f"train: no checkpoint of step {number}: {faults[0]}; {previous}")
+        if ctx.all_gather_object(not faults)[0]:
+            directory.mark_verified(number)
+        self._coordinator.checkpoint_done()
+        # without any checkpoint the run continues
+        return directory.newest_valid is not None and any(stops for _, _, stops in results)
 
     @property
     def path(self) -> str:
-        """Of the folder."""
         return self._checkpoint_dir.path
 
     def finish(self) -> None:
         """This worker has made its last step."""
-        if self._coordinator:
-            self._coordinator.finish()
+        self._coordinator.finish()
 
     def _rank_state(self) -> dict[str, Any]:
-        """What this rank writes down."""
-        run, strategy = self._run, self._run.strategy
-        content = {"strategy": strategy.state_dict(), "bytes_sent": dict(
-            run.p2p.bytes_sent), "meter": run.meter.state_dict()}
+        ctx, strategy = self._ctx, self._recovery.strategy
+        content = {"strategy": strategy.state_dict(), "bytes_sent": dict(ctx.p2p.bytes_sent),
+                   "meter": ctx.meter.state_dict()}
         if isinstance(strategy, PSServerBase):
             return {**content, "shards": strategy.shard_states()}
         import torch
 
-        alone = run.is_main or models_differ(self._world)
-        return {**content, "step": run.step,
-                "model": torch.from_numpy(run.replica.parameters) if alone else None,
-                "optimizer": run.optimizer.state_dict() if alone else None,
-                "untrained": consistency.untrained_tensors(run.model, run.replica.tensors),
-                "loaders": [loader.state_dict() for loader in run.loaders],
-                "registered": {name: thing.state_dict() for name, thing in self._registered.items()},
+        saves_model = self._world.is_main or models_differ(self._world)
+        return {**content, "step": self._state.step,
+                "model": torch.from_numpy(ctx.replica.parameters) if saves_model else None,
+                "optimizer": ctx.optimizer.state_dict() if saves_model else None,
+                "untrained": consistency.untrained_tensors(ctx.model, ctx.replica.trained_ids),
+                "loaders": [loader.state_dict() for loader in self._state.loaders],
+                "registered": {name: obj.state_dict() for name, obj in self._registered.items()},
                 "rng": get_rng_state()}
 
 
-# MERGED: Where the generators of random numbers stand that scripts use without making them.
-
 def get_rng_state() -> dict[str, Any]:
-    """Of all of them, as numbers, words and tensors; those of GPUs where there are some in use."""
+    """States of the global random number generators, as numbers, strings and tensors; of GPUs only if in use."""
     import torch
 
-    kind, keys, *rest = np.random.get_state()
+    kind, keys, *others = np.random.get_state()
     return {"python": random.getstate(), "torch": torch.get_rng_state(),
-            "numpy": (kind, torch.from_numpy(np.asarray(keys).astype(np.int64)), *rest),
+            "numpy": (kind, torch.from_numpy(np.asarray(keys).astype(np.int64)), *others),
             "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []}
 
 
 def set_rng_state(rng_state: Mapping[str, Any]) -> None:
-    """Let them go on from a state."""
+    """Restore the states of `get_rng_state`."""
     import torch
 
-    kind, keys, *rest = rng_state["numpy"]
-    np.random.set_state((kind, keys.numpy().astype(np.uint32), *rest))
+    kind, keys, *others = rng_state["numpy"]
+    np.random.set_state((kind, keys.numpy().astype(np.uint32), *others))
     random.setstate(rng_state["python"])
     torch.set_rng_state(rng_state["torch"])
     if rng_state["cuda"]:

@@ -1,4 +1,4 @@
-"""What ranks agree on: the same model at the start, the same data, one model at the end."""
+"""Consistency between ranks: collective checks, identical initial models, and the final average."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from slurmdl.errors import InvalidOptionsError, InvalidRunError, SlurmdlError, T
 from slurmdl.train.library import shard_optimizer
 from slurmdl.train.mixing.collectives import AllreduceOp
 from slurmdl.train.p2p import MeteredP2P
+from slurmdl.train.tags import Tag
 from slurmdl.train.world import World
 
 FloatArray = npt.NDArray[np.float32]
@@ -20,93 +21,96 @@ T = TypeVar("T")
 
 
 def call_on_all(world: World, function: Callable[[], T]) -> T:
-    """What `make` gives, where it gives something on all ranks; a collective call of all ranks.
+    """Run `function` on every rank and return its result; raise on all ranks if any fails. Collective.
 
     Raises
     ------
-    Refused : it raises on one rank or more; BadOptions when the first of them finds the options at fault.
+    InvalidRunError : it raises on some rank; InvalidOptionsError if the first such rank rejects options.
     """
-    found: list[T] = []
-    fault, refused = "", InvalidRunError
+    results: list[T] = []
+    message, error_type = "", InvalidRunError
     try:
-        found.append(function())
+        results.append(function())
     except (UsageError, InvalidOptionsError) as error:
-        fault, refused = str(error), InvalidOptionsError
+        message, error_type = str(error), InvalidOptionsError
     except SlurmdlError as error:
-        fault = str(error)
-    faults = world.transport.allgather((fault, refused))
-    for rank, (its, error_type) in enumerate(faults):
-        if its:
-            where = "" if len(set(faults)) == 1 else f"rank {rank} on {world.nodes[rank]}: "
-            raise error_type(f"{where}{its}")
-    return found[0]
+        message = str(error)
+    outcomes = world.transport.allgather((message, error_type))
+    for rank, (message, error_type) in enumerate(outcomes):
+        if message:
+            prefix = "" if len(set(outcomes)) == 1 else f"rank {rank} on {world.nodes[rank]}: "
+            raise error_type(f"{prefix}{message}")
+    return results[0]
 
 
 def check_same_on_ranks(world: World, items: Sequence[tuple[str, str]]) -> None:
-    """Refuse ranks that differ; a collective call of all ranks.
-
-    Parameters
-    ----------
-    mine : (name, what belongs to it), e.g. of each parameter, in the same order on all ranks.
+    """Reject ranks whose (name, value) items differ, e.g. parameter shapes. Collective.
 
     Raises
     ------
-    Refused : names the rank and the first thing in which it differs from rank 0.
+    InvalidRunError : names the rank and the first item that differs from rank 0.
     """
-    marks = world.transport.allgather(zlib.crc32(repr(items).encode()))
-    if len(set(marks)) == 1:
+    checksums = world.transport.allgather(zlib.crc32(repr(items).encode()))
+    if len(set(checksums)) == 1:
         return
     lists = world.transport.allgather(list(items))
-    for rank, theirs in enumerate(lists):
-        for index in range(max(len(theirs), len(lists[0]))):
-            first, other = (" ".join(its[index]) if index < len(its) else "nothing" for its in (lists[0], theirs))
+    for rank, own in enumerate(lists):
+        for index in range(max(len(own), len(lists[0]))):
+            first, other = (" ".join(entries[index]) if index < len(entries) else "nothing" for entries in (lists[0], own))
             if first != other:
                 raise InvalidRunError(f"rank {rank} on {world.nodes[rank]} has {other} where rank 0 has {first}: "
-                              "all ranks need the same model, optimizer and data")
+                                      "all ranks need the same model, optimizer and data")
 
 
-def check_same_on_workers(world: World, p2p: MeteredP2P, what: str, fingerprint: tuple[int, ...]) -> None:
-    """Refuse workers whose marks differ from the first worker's; by messages, since servers may be serving.
+def check_same_on_workers(world: World, p2p: MeteredP2P, subject: str, fingerprint: tuple[int, ...]) -> None:
+    """Reject workers whose fingerprint differs from the first worker's; by messages, since servers may be serving.
 
     Raises
     ------
-    TrainError : on the first worker that differs.
+    TrainError : on a worker that differs.
     """
     workers = world.ranks_with_role("worker")
-    mine = np.array(fingerprint, np.int64)
-    first = mine.copy()
+    own = np.array(fingerprint, np.int64)
+    first = own.copy()
     pipelined_broadcast(p2p, workers, first)
-    if not np.array_equal(mine, first):
-        raise TrainError(f"its {what} is not that of rank {workers[0]} on {world.nodes[workers[0]]}: "
+    if not np.array_equal(own, first):
+        raise TrainError(f"the {subject} differs from that of rank {workers[0]} on {world.nodes[workers[0]]}: "
                          "all workers need the same")
 
 
+def fail_if_others_continue(world: World, message: Callable[[int], str]) -> None:
+    """Raise TrainError if another worker has started a further step; `message` takes its rank. For barriers."""
+    peer = world.transport.iprobe(Tag.STEP)
+    if peer is not None:
+        raise TrainError(message(peer))
+
+
 def pipelined_broadcast(p2p: MeteredP2P, ranks: Sequence[int], vector: npt.NDArray[Any]) -> None:
-    """Replace the vector of all these ranks by that of the first of them; it goes from rank to rank in chunks."""
-    place = ranks.index(p2p.rank)
-    right = ranks[place + 1] if place + 1 < len(ranks) else None
-    if place == 0:
-        p2p.exchange_chunked([(right, vector)] if right is not None else [], [])
+    """Replace the vector of these ranks by that of the first; it passes from rank to rank in chunks."""
+    index = ranks.index(p2p.rank)
+    following = ranks[index + 1] if index + 1 < len(ranks) else None
+    if index == 0:
+        p2p.exchange_chunked([(following, vector)] if following is not None else [], [])
         return
-    leaving = []
-    for _, part in p2p.iter_chunks([], [(ranks[place - 1], vector)]):
-        if right is not None:
-            leaving.append(p2p.isend(right, vector[part]))
-    p2p.transport.waitall(leaving)
+    send_requests = []
+    for _, chunk in p2p.iter_chunks([], [(ranks[index - 1], vector)]):
+        if following is not None:
+            send_requests.append(p2p.isend(following, vector[chunk]))
+    p2p.transport.waitall(send_requests)
 
 
 def broadcast_if_different(world: World, p2p: MeteredP2P, vector: npt.NDArray[Any]) -> None:
-    """Give all ranks rank 0's vector where any differ; a collective call of all ranks."""
+    """Replace the vector of all ranks by rank 0's unless all are equal. Collective."""
     if len(set(world.transport.allgather(zlib.crc32(vector)))) > 1:
         pipelined_broadcast(p2p, range(len(world.nodes)), vector)
 
 
 def average_models(p2p: MeteredP2P, workers: Sequence[int], parameters: FloatArray, weight: float) -> float:
-    """Replace the workers' models by their mean; a call of all workers.
+    """Replace the workers' models by their weighted mean. Collective over the workers.
 
     Parameters
     ----------
-    share : of this rank's model in the mean; those of all workers are 1 together.
+    weight : of this rank's model; the weights of all workers add up to 1.
 
     Returns
     -------
@@ -120,43 +124,42 @@ def average_models(p2p: MeteredP2P, workers: Sequence[int], parameters: FloatArr
     return distance
 
 
-def broadcast_untrained(world: World, p2p: MeteredP2P, model: Any, trained_tensors: Sequence[Any]) -> None:
-    """Give parameters that are not trained, and buffers, rank 0's values; `chosen` are those that are trained."""
+def broadcast_untrained(world: World, p2p: MeteredP2P, model: Any, trained_ids: set[int]) -> None:
+    """Replace untrained parameters and buffers of all ranks by rank 0's. Collective."""
     import torch
 
-    others = list(untrained_tensors(model, trained_tensors).values())
-    if not others:
+    tensors = list(untrained_tensors(model, trained_ids).values())
+    if not tensors:
         return
-    blob = torch.cat([tensor.cpu().contiguous().reshape(-1).view(torch.uint8) for tensor in others])
-    broadcast_if_different(world, p2p, blob.numpy())
+    packed = torch.cat([tensor.cpu().contiguous().reshape(-1).view(torch.uint8) for tensor in tensors])
+    broadcast_if_different(world, p2p, packed.numpy())
     start = 0
     with torch.no_grad():
-        for tensor in others:
+        for tensor in tensors:
             end = start + tensor.numel() * tensor.element_size()
-            tensor.copy_(blob[start:end].clone().view(tensor.dtype).view(tensor.shape))
+            tensor.copy_(packed[start:end].clone().view(tensor.dtype).view(tensor.shape))
             start = end
 
 
-def untrained_tensors(model: Any, trained_tensors: Sequence[Any]) -> dict[str, Any]:
-    """Parameters that are not trained, and buffers, by name."""
-    its = {id(tensor) for tensor in trained_tensors}
+def untrained_tensors(model: Any, trained_ids: set[int]) -> dict[str, Any]:
+    """Untrained parameters and buffers, by name."""
     return {name: tensor.detach() for name, tensor in [*model.named_parameters(), *model.named_buffers()]
-            if id(tensor) not in its}
+            if id(tensor) not in trained_ids}
 
 
 def trained_parameter_ids(model: Any, optimizer: Any) -> set[int]:
-    """Ids of the parameters that are trained."""
-    its = {id(tensor) for tensor in model.parameters()}
+    """Ids of the trained parameters."""
+    model_ids = {id(tensor) for tensor in model.parameters()}
     for group in optimizer.param_groups:
         for tensor in group["params"]:
-            if id(tensor) not in its:
+            if id(tensor) not in model_ids:
                 raise TrainError(f"the optimizer trains a tensor of shape {tuple(tensor.shape)} that is no parameter "
                                  "of the model; valid: one model that holds all (torch.nn.ModuleList)")
     return {id(tensor) for group in optimizer.param_groups for tensor in group["params"] if tensor.requires_grad}
 
 
 def model_signature(model: Any, optimizer: Any) -> list[tuple[str, str]]:
-    """What all ranks must have alike, by name; devices may differ."""
+    """Properties of model and optimizer that must match on all ranks, by name; devices may differ."""
     import torch
 
     if not isinstance(model, torch.nn.Module) or not isinstance(optimizer, torch.optim.Optimizer):

@@ -1,4 +1,4 @@
-"""Follows the backward passes of a step: which gradients are there, and when all are."""
+"""Tracks the backward passes of a step: which gradients are complete, and when all are."""
 
 from __future__ import annotations
 
@@ -7,18 +7,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from slurmdl.errors import TrainError
+from slurmdl.train.library.context import RunState
 from slurmdl.train.library.replica import Replica
 
 
 @dataclass(frozen=True)
 class BackwardCallbacks:
-    """Whom a `Backward` tells.
+    """Callbacks of a GradientTracker.
 
     Attributes
     ----------
-    begun : a pass has given its first gradient.
-    ready : the gradients from this index of the buffer on are complete.
-    complete : the last expected pass of the step is over, or a further one.
+    on_start : a pass has produced its first gradient.
+    on_ready : gradients from this buffer index on are complete.
+    on_complete : the last expected pass of the step is over, or a further one.
     """
 
     on_start: Callable[[], None]
@@ -27,51 +28,49 @@ class BackwardCallbacks:
 
 
 class GradientTracker:
-    """The backward passes of one step.
+    """Backward passes of one step.
 
     Parameters
     ----------
-    passes : of each step, whose gradients add up. More may follow: each then ends with `complete`, too.
-    once : whether a pass may bring a gradient only once, since it may be on its way already.
+    backward_passes : passes per step, whose gradients add up; further ones end with `on_complete`, too.
+    forbid_repeats : whether a pass may produce each gradient only once, since it may be in flight already.
 
     Attributes
     ----------
-    step : number of the step, from 0.
-    over : whether `end` has brought in all gradients so far.
+    done : whether `collect_missing` has collected all gradients so far.
     """
 
-    def __init__(self, replica: Replica, backward_passes: int,
-                 forbid_repeats: bool, callbacks: BackwardCallbacks) -> None:
-        self._replica, self._backward_passes, self._forbid_repeats, self._callbacks = replica, backward_passes, forbid_repeats, callbacks
-        self.step = 0
+    def __init__(self, replica: Replica, state: RunState, backward_passes: int, forbid_repeats: bool,
+                 callbacks: BackwardCallbacks) -> None:
+        self._replica, self._state, self._backward_passes = replica, state, backward_passes
+        self._forbid_repeats, self._callbacks = forbid_repeats, callbacks
         self._weight_hooks: list[Any] = []
         self._reset()
         replica.register_gradient_hook(self._on_gradient)
 
     def _reset(self) -> None:
         self.done = False
-        #: the pass, from 1, that brought each gradient last
+        #: number, from 1, of the last pass that produced each gradient
         self._last_pass = [0] * len(self._replica.tensors)
         self._complete_from = len(self._last_pass)
         self._passes_done, self._in_pass = 0, False
 
     def next_step(self) -> None:
-        """The optimizer has made its step."""
-        self.step += 1
+        """Start tracking the next step."""
         self.set_gradient_weight(1.0)
         self._reset()
 
     def set_gradient_weight(self, weight: float) -> None:
-        """Count the gradients of the passes to come in this step `weight` times."""
+        """Scale the gradients of the following passes of this step."""
         for handle in self._weight_hooks:
             handle.remove()
         self._weight_hooks = self._replica.register_gradient_scale(weight) if weight != 1 else []
 
     def collect_missing(self) -> None:
-        """Bring in what the last pass has not: parameters that were not used, gradients that were set by hand."""
+        """Collect gradients that the last pass did not produce: unused parameters, and gradients set by hand."""
         latest = max(self._passes_done, 1)
-        for index, brought in enumerate(self._last_pass):
-            if brought < latest:
+        for index, last_pass in enumerate(self._last_pass):
+            if last_pass < latest:
                 self._replica.collect_gradient(index)
         self.done = True
 
@@ -81,8 +80,8 @@ class GradientTracker:
         self.done = False
         name, number = self._replica.names[index], self._passes_done + 1
         if self._last_pass[index] == number and self._forbid_repeats:
-            raise TrainError(f"step {self.step + 1}: one backward pass brings the gradient of {name} twice, as where "
-                             "several re-entrant checkpoints share a parameter; valid: "
+            raise TrainError(f"step {self._state.step + 1}: one backward pass produces the gradient of {name} twice, "
+                             "e.g. if re-entrant checkpoints share a parameter; valid: "
                              "torch.utils.checkpoint.checkpoint(..., use_reentrant=False)")
         self._last_pass[index] = number
         if self._forbid_repeats:
@@ -103,14 +102,14 @@ class GradientTracker:
         self._callbacks.on_start()
 
     def _on_pass_end(self) -> None:
-        following = _outer_pass_nodes()
-        if following:
-            def go_on(gradients: Any) -> None:
+        outer_nodes = _outer_pass_nodes()
+        if outer_nodes:
+            def requeue(gradients: Any) -> None:
                 handle.remove()
                 self._queue_end_callback()
 
-            # a re-entrant checkpoint makes a pass inside another one: that one's end counts
-            handle = following[0].register_prehook(go_on)
+            # a re-entrant checkpoint runs a pass inside another one, whose end counts
+            handle = outer_nodes[0].register_prehook(requeue)
             return
         self._in_pass = False
         self._passes_done += 1
@@ -118,17 +117,17 @@ class GradientTracker:
             self._callbacks.on_complete()
 
     def _queue_end_callback(self) -> None:
-        """Learn of the end of the pass that is under way; of several inside each other, of the innermost."""
+        """Call `_on_pass_end` at the end of the current pass, of the innermost if nested."""
         from torch.autograd import Variable
 
-        # as torch's own DistributedDataParallel learns of the end of a pass
+        # as torch's DistributedDataParallel does
         Variable._execution_engine.queue_callback(self._on_pass_end)
 
 
 def _outer_pass_nodes() -> list[Any]:
-    """At the end of a pass inside another one: nodes of that one's graph that are still to come; else none.
+    """At the end of a nested pass: pending graph nodes of the outer pass, else [].
 
-    None either before PyTorch 2.1, where gradients are exchanged at the end of each pass inside another one, too.
+    Always [] before PyTorch 2.1, where gradients are exchanged at the end of each nested pass, too.
     """
     import torch
 

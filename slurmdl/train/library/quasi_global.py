@@ -1,4 +1,4 @@
-"""Quasi-global momentum: of the way that a model goes with the mixing, not of its own gradients alone."""
+"""Quasi-global momentum for gossip with non-IID data."""
 
 from __future__ import annotations
 
@@ -12,19 +12,18 @@ from slurmdl.train.library.replica import Replica
 
 
 class QuasiGlobalMomentum:
-    """Takes the place of an SGD's own momentum where data are skewed, so that it does not pull models apart.
+    """Replaces the momentum of SGD by a momentum of the mixed model's path, so that non-IID data do not separate models.
 
     With x the model, g its gradient, eta and beta the optimizer's learning rate and momentum, step t is
 
-        x' = x_t - eta (g + beta m),  x_{t+1} = x' mixed with others',  m <- beta m + (1 - beta) (x_t - x_{t+1}) / eta
+        x' = x_t - eta (g + beta m),  x_{t+1} = mixed x',  m <- beta m + (1 - beta) (x_t - x_{t+1}) / eta
 
-    The optimizer stays as it is, but for its step is given g + beta m and no momentum. Where models are mixed after k
-    steps, the way that the mixing takes is that of k steps, and counts 1/k: as a whole it would throw each model
-    beyond the others'.
+    The optimizer receives g + beta m and no momentum. If models are mixed after k steps, the displacement by mixing
+    counts 1/k, otherwise models would overshoot.
 
     Raises
     ------
-    TrainError : an optimizer that has no such momentum.
+    TrainError : an optimizer without momentum.
 
     References
     ----------
@@ -38,34 +37,33 @@ class QuasiGlobalMomentum:
         groups = optimizer.param_groups
         if not isinstance(optimizer, torch.optim.SGD) or any(
                 not group["momentum"] or group["maximize"] for group in groups):
-            raise TrainError("--quasi-global-momentum: it takes the place of the momentum of an SGD that minimises, and there "
-                             "is none; valid: torch.optim.SGD(..., momentum=0.9)")
+            raise TrainError("--quasi-global-momentum: requires SGD with momentum that minimizes; valid: "
+                             "torch.optim.SGD(..., momentum=0.9)")
         group_of = {id(tensor): group for group in groups for tensor in group["params"]}
         self._replica, self._groups = replica, groups
         self._group_slices = [(replica.slice_of(index), group_of[id(tensor)])
-                               for index, tensor in enumerate(replica.tensors)]
+                              for index, tensor in enumerate(replica.tensors)]
         self._momentum, self._displacement = np.zeros_like(replica.parameters), np.empty_like(replica.parameters)
         self._after_step = np.empty_like(replica.parameters)
         self._betas: list[float] = []
-        #: steps since models were mixed
         self._steps_since_mixing = 0
 
     def before_optimizer_step(self) -> None:
-        """All gradients of a step are there; the optimizer is about to use them."""
+        """Call when all gradients of a step are complete."""
         replica = self._replica
         replica.copy_to_host()
         replica.copy_gradients_to_host(slice(None))()
         self._displacement[:] = replica.parameters
         for part, group in self._group_slices:
             replica.gradients[part] += np.float32(group["momentum"]) * self._momentum[part]
-        # schedules may change it from step to step
+        # LR schedulers may change it between steps
         self._betas = [group["momentum"] for group in self._groups]
         for group in self._groups:
             group["momentum"] = 0.0
         replica.copy_gradients_to_device()
 
     def after_optimizer_step(self) -> None:
-        """The optimizer has made its step, and `replica.parameters` are about to be mixed with others'."""
+        """Call after the optimizer step, before mixing."""
         for group, beta in zip(self._groups, self._betas, strict=True):
             group["momentum"] = beta
         self._replica.copy_to_host()
@@ -74,7 +72,7 @@ class QuasiGlobalMomentum:
         self._steps_since_mixing += 1
 
     def after_mixing(self) -> None:
-        """They are mixed, or stay as they are where no exchange was due."""
+        """Call after `replica.parameters` were mixed, or left unchanged if no exchange was due."""
         self._after_step -= self._replica.parameters
         if self._after_step.any():
             self._after_step *= np.float32(1 / self._steps_since_mixing)

@@ -1,4 +1,4 @@
-"""One rank's copy of the network, its trained parameters and their gradients laid out flat."""
+"""Replica of the model with flat buffers of trained parameters and their gradients."""
 
 from __future__ import annotations
 
@@ -20,24 +20,23 @@ FloatArray = npt.NDArray[np.float32]
 class Replica(DeviceCopies):
     """A torch module whose trained parameters are views of one flat buffer, and their gradients of another.
 
-    A strategy sends and changes the buffers in place: nothing is packed, copied or unpacked. Parameters on another
-    device than the CPU have their flat buffers there; what a strategy sees is a copy in pinned memory of the host,
-    which is brought up to date where a strategy asks for it, see strategies.strategy.Copies.
+    Strategies send and change the buffers in place, without packing. Parameters on another device have their flat
+    buffers there; strategies then see a copy in pinned host memory, updated on request (strategy.DeviceCopies).
 
     Parameters
     ----------
-    chosen : ids of the parameters that are trained; None for all.
-    staged : whether the strategies' buffers are copies; None: only where the parameters are not on the CPU.
+    trained_ids : ids of the trained parameters; None for all.
+    staged : whether the strategies' buffers are copies; None: only if the parameters are not on the CPU.
 
     Attributes
     ----------
-    parameters, gradients : shape (D,), float32, on the host; write to them only between two backward passes.
-    names, tensors, sizes : of each trained parameter, in the order of the buffers.
-    starts : index of the first element of each parameter in the buffers.
+    parameters, gradients : shape (D,), float32, on the host; write to them only between backward passes.
+    names, tensors, sizes, starts : of each trained parameter, in buffer order; `starts` are buffer indices.
+    trained_ids : ids of `tensors`.
 
     Raises
     ------
-    TrainError : parameters that cannot be laid out flat, named.
+    TrainError : parameters that are invalid for a flat buffer.
     """
 
     def __init__(self, module: Any, trained_ids: Collection[int] | None = None, staged: bool | None = None) -> None:
@@ -48,50 +47,51 @@ class Replica(DeviceCopies):
         _check_parameters(named)
         self.names = tuple(name for name, _ in named)
         self.tensors = tuple(tensor for _, tensor in named)
+        self.trained_ids = {id(tensor) for tensor in self.tensors}
         self.sizes = tuple(tensor.numel() for tensor in self.tensors)
         self.starts = tuple(sum(self.sizes[:index]) for index in range(len(self.sizes)))
-        # each keeps its memory format, as channels_last; one whose memory has gaps becomes contiguous
+        # tensors keep their memory format, e.g. channels_last; tensors with gaps become contiguous
         self._strides = tuple(torch.empty_like(tensor, device="meta").stride() for tensor in self.tensors)
         flat = torch.empty(sum(self.sizes), dtype=torch.float32, device=self.tensors[0].device)
-        slope = torch.zeros_like(flat)
+        flat_grad = torch.zeros_like(flat)
         for tensor, view in zip(self.tensors, self._parameter_views(flat), strict=True):
             view.copy_(tensor.detach())
         self._bind_views(flat)
-        self._flat_grad, self._grad_views = slope, self._parameter_views(slope)
+        self._flat_grad, self._grad_views = flat_grad, self._parameter_views(flat_grad)
         self.show_gradients()
-        #: whether `parameters` are as those on the device
         self._host_is_current = False
-        self._gradient_sums = slope.new_zeros(len(self.tensors))
+        self._gradient_sums = flat_grad.new_zeros(len(self.tensors))
         self._grad_accumulators: list[Any] = []
         self.staged = flat.device.type != "cpu" if staged is None else staged
-        self._host_flat, self._host_grad = (_pinned_copy(flat), _pinned_copy(slope)) if self.staged else (flat, slope)
+        self._host_flat, self._host_grad = (_pinned_copy(flat), _pinned_copy(flat_grad)) if self.staged \
+            else (flat, flat_grad)
         self.parameters: FloatArray = self._host_flat.numpy()
         self.gradients: FloatArray = self._host_grad.numpy()
 
     def relocate_parameters(self, memory: FloatArray) -> None:
-        """Move `parameters` into other memory, of shape (D,)."""
+        """Move `parameters` into the given memory, shape (D,)."""
         import torch
 
-        here = torch.from_numpy(memory)
-        here.copy_(self._host_flat)
-        self._host_flat, self.parameters = here, memory
+        flat = torch.from_numpy(memory)
+        flat.copy_(self._host_flat)
+        self._host_flat, self.parameters = flat, memory
         if not self.staged:
-            self._bind_views(here)
+            self._bind_views(flat)
 
     def _bind_views(self, flat: Any) -> None:
-        """Let the parameters be views of this buffer."""
+        """Make the parameters views of a buffer."""
         self._flat = flat
         for tensor, view in zip(self.tensors, self._parameter_views(flat), strict=True):
             tensor.data = view
         self._data_pointers = tuple(tensor.data_ptr() for tensor in self.tensors)
 
     def _parameter_views(self, flat: Any) -> list[Any]:
-        """The views of a buffer that belong to the parameters, in their shapes and memory formats."""
+        """Views of a buffer with the parameters' shapes and memory formats."""
         return [flat[self.slice_of(index)].as_strided(tensor.shape, strides)
                 for index, (tensor, strides) in enumerate(zip(self.tensors, self._strides, strict=True))]
 
     def mark_changed(self) -> None:
-        """The parameters may have changed on the device: by the optimizer, or by the script."""
+        """Note that the parameters may have changed on the device."""
         self._host_is_current = False
 
     def copy_to_host(self) -> None:
@@ -115,11 +115,11 @@ class Replica(DeviceCopies):
             self._copy(self._flat_grad, self._host_grad)
 
     def _copy(self, target: Any, source: Any) -> None:
-        """Copy between device and host; CUDA does it in the order of the device's work, and nobody waits."""
+        """Copy between device and host; asynchronous, in stream order, on CUDA."""
         target.copy_(source, non_blocking=self._flat.device.type == "cuda")
 
     def _copy_waiter(self) -> Callable[[], None]:
-        """What waits for the copies so far."""
+        """Return a function that waits for the copies so far."""
         import torch
 
         if self._flat.device.type != "cuda":
@@ -130,12 +130,12 @@ class Replica(DeviceCopies):
         return wait
 
     def register_gradient_hook(self, on_gradient: Callable[[int], None]) -> None:
-        """Call `gathered(index)` whenever a backward pass has completed the gradient of parameter `index`."""
+        """Call `on_gradient(index)` whenever a backward pass has completed the gradient of parameter `index`."""
         for index, tensor in enumerate(self.tensors):
             completed = partial(self._on_gradient, index, on_gradient)
             if hasattr(tensor, "register_post_accumulate_grad_hook"):
                 tensor.register_post_accumulate_grad_hook(completed)
-            else:  # PyTorch before 2.1: a node of the graph adds gradients up, and lives as long as it is held
+            else:  # PyTorch before 2.1: hook the AccumulateGrad node, which must be kept alive
                 self._grad_accumulators.append(tensor.expand_as(tensor).grad_fn.next_functions[0][0])
                 self._grad_accumulators[-1].register_hook(completed)
 
@@ -144,11 +144,7 @@ class Replica(DeviceCopies):
         on_gradient(index)
 
     def collect_gradient(self, index: int) -> None:
-        """Bring the gradient of one parameter into the flat buffer, if autograd or the user laid it elsewhere.
-
-        A parameter without a gradient, as `zero_grad` leaves it and a pass that does not use it, has a gradient of 0:
-        what one rank does not use another may.
-        """
+        """Copy the gradient of one parameter into the flat buffer if it is elsewhere; a missing gradient is 0."""
         tensor, view = self.tensors[index], self._grad_views[index]
         if tensor.grad is not view:
             if tensor.grad is None:
@@ -158,12 +154,12 @@ class Replica(DeviceCopies):
             tensor.grad = view
 
     def register_gradient_scale(self, factor: float) -> list[Any]:
-        """Multiply the gradients that backward passes bring, before they add up, until the handles are removed."""
+        """Scale the gradients of backward passes before accumulation, until the returned handles are removed."""
         return [tensor.register_hook(lambda gradient: gradient * factor) for tensor in self.tensors
                 if tensor.requires_grad]
 
     def checksum(self) -> int:
-        """Of the parameters on their device, at the speed of memory: the sum of their bits, as whole numbers."""
+        """Checksum of the parameters, computed on their device: the sum of their bits as integers."""
         import torch
 
         words, even = self._flat.view(torch.int32), self._flat.numel() // 2 * 2
@@ -176,51 +172,51 @@ class Replica(DeviceCopies):
 
     @property
     def version(self) -> int:
-        """Another number after each change of the parameters in place."""
+        """Counter that grows with each in-place change of the parameters."""
         return sum(tensor._version for tensor in self.tensors)
 
     def slice_of(self, index: int) -> slice:
-        """Where a parameter lies in the buffers."""
+        """Slice of a parameter in the buffers."""
         return slice(self.starts[index], self.starts[index] + self.sizes[index])
 
     def hide_gradients(self) -> None:
-        """Let the optimizer find no gradients, so that its step leaves all as it is."""
+        """Remove the gradients, so that the optimizer's step changes nothing."""
         for tensor in self.tensors:
             tensor.grad = None
 
     def show_gradients(self) -> None:
-        """The gradients are those of the flat buffer again."""
+        """Restore the gradients as views of the flat buffer."""
         for tensor, view in zip(self.tensors, self._grad_views, strict=True):
             tensor.grad = view
 
     def relocated_parameter(self) -> str:
-        """Name of a parameter that is no longer a view of the flat buffer, "" where all are."""
-        for name, tensor, place in zip(self.names, self.tensors, self._data_pointers, strict=True):
-            if tensor.data_ptr() != place:
+        """Name of a parameter that is no longer a view of the flat buffer, or ""."""
+        for name, tensor, pointer in zip(self.names, self.tensors, self._data_pointers, strict=True):
+            if tensor.data_ptr() != pointer:
                 return str(name)
         return ""
 
     def record_gradient_sum(self, index: int) -> None:
-        """Note whether the gradient of a parameter holds an infinity or no number; a GPU does it without a wait."""
+        """Record the sum of a gradient, to detect non-finite entries later without synchronizing a GPU now."""
         import torch
 
         torch.sum(self._flat_grad[self.slice_of(index)], 0, out=self._gradient_sums[index])
 
     def recorded_nonfinite_parameter(self) -> str:
-        """Name of the first parameter whose gradient was not finite when it was looked at, "" for none."""
+        """Name of the first parameter with a non-finite recorded gradient sum, or ""."""
         return next((name for name, total in zip(self.names, self._gradient_sums.tolist(), strict=True)
                      if not math.isfinite(total)), "")
 
     def nonfinite_parameter(self) -> str:
-        """Name of the first parameter whose gradient holds an infinity or no number now, "" for none."""
+        """Name of the first parameter with a non-finite gradient, or ""."""
         if math.isfinite(float(self._flat_grad.sum())):
             return ""
-        # some element is not finite, or their sum is beyond float32
+        # an element is not finite, or the sum overflows float32
         return next((name for index, name in enumerate(self.names)
                      if not bool(self._flat_grad[self.slice_of(index)].isfinite().all())), "")
 
     def unscale_gradients(self, scale: Any) -> None:
-        """Divide the gradients by a scale, as torch.amp.GradScaler does."""
+        """Divide the gradients by a scale, as torch.amp.GradScaler."""
         import torch
 
         factor = scale.double().reciprocal().float()
@@ -231,7 +227,7 @@ class Replica(DeviceCopies):
 
 
 def _no_wait() -> None:
-    """Nothing is to be waited for."""
+    pass
 
 
 def _check_parameters(named: list[tuple[str, Any]]) -> None:
@@ -246,15 +242,15 @@ def _check_parameters(named: list[tuple[str, Any]]) -> None:
     for name, tensor in named:
         if tensor.dtype != torch.float32:
             raise TrainError(f"parameter {name} is {str(tensor.dtype).removeprefix('torch.')}; valid: float32 "
-                             "(torch.autocast computes with less where that is wanted)")
-        other = owners.setdefault(tensor.data_ptr(), name) if tensor.numel() else name
-        if other != name:
-            raise TrainError(f"parameters {other} and {name} share their memory; to tie them, use one "
+                             "(use torch.autocast for lower precision)")
+        owner = owners.setdefault(tensor.data_ptr(), name) if tensor.numel() else name
+        if owner != name:
+            raise TrainError(f"parameters {owner} and {name} share their memory; to tie them, use one "
                              "torch.nn.Parameter in both places")
 
 
 def _pinned_copy(tensor: Any) -> Any:
-    """A copy on the host, in memory from which a GPU copies without a detour."""
+    """A copy on the host, in pinned memory for a GPU."""
     import torch
 
     return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.device.type == "cuda").copy_(tensor)

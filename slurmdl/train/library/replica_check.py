@@ -1,159 +1,153 @@
-"""Finds out on the way whether replicas that must be equal are, and whether workers train with the same samples."""
+"""Detects replicas that differ although they must be equal, and workers that train with the same samples."""
 
 from __future__ import annotations
 
 import threading
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from slurmdl.errors import InvalidRunError, TrainError, warn
+from slurmdl.errors import InvalidRunError, warn
+from slurmdl.train.library import consistency
+from slurmdl.train.library.context import RunContext, RunState
+from slurmdl.train.library.failure_recovery import FailureRecovery
 
-if TYPE_CHECKING:
-    from slurmdl.train.library.run import Run
-
-#: steps from one comparison of the replicas to the next where nothing is said
+#: default steps between comparisons of the replicas
 DEFAULT_CHECK_EVERY = 100
-#: batches of which each worker keeps a checksum
+#: batches whose checksums each worker keeps
 _COMPARED_BATCHES = 2
-#: ranks that a message names
+#: maximum ranks listed in a message
 _MAX_LISTED_RANKS = 4
 
 
 class ReplicaCheck:
     """One rank's part in the comparisons.
 
-    Replicas are compared where each worker's own optimizer applies the mean of all gradients: after `every` steps,
-    after 1, 2, 4, 8, ... of the first of them, and at the end of the run. Batches are those of the first steps, where
-    they are not dealt out by `run.loader`; with other strategies they are compared at the end of the run only.
+    Replicas are compared if each worker's own optimizer applies the mean of all gradients: every `every` steps, after
+    the steps 1, 2, 4, 8, ... below that, and at the end of the run. The batches of the first steps are compared unless
+    `run.loader` provides them; with other strategies only at the end of the run.
 
     Parameters
     ----------
-    every : steps from one comparison to the next; 0 for none.
+    every : steps between comparisons; 0 for none.
     """
 
-    def __init__(self, run: Run, every: int) -> None:
-        self._run, self._every = run, every if run.worker_count > 1 else 0
-        self._expects_equal = run.strategy.averages_gradients and run.strategy.updates_locally
+    def __init__(self, ctx: RunContext, state: RunState, recovery: FailureRecovery, every: int) -> None:
+        self._ctx, self._state, self._world = ctx, state, ctx.world
+        self._every = every if ctx.world.worker_count > 1 else 0
+        self._expects_equal = recovery.strategy.averages_gradients and recovery.strategy.updates_locally
         self._batch_crc32 = 0
         self._batch_checksums: list[int] = []
         self._step, self._version = 0, 0
         self._warned_of_batches = self._warned_of_optimizer = False
-        self._trained_ids = {id(tensor) for tensor in run.replica.tensors}
         self._thread, self._optimizer_hook = threading.current_thread(), self._hook_other_optimizers()
 
     def record_batch(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """The model is called with these, in a step of the training."""
+        """Record the arguments of a training call of the model."""
         if self._every and len(self._batch_checksums) < _COMPARED_BATCHES:
             for tensor in _iter_tensors([args, kwargs]):
                 self._batch_crc32 = zlib.crc32(_tensor_bytes(tensor), self._batch_crc32)
 
     def after_step(self, step: int) -> None:
-        """So many steps have been made; a call of all workers."""
+        """Compare if due after a number of completed steps. Collective over the workers."""
         if not self._every:
             return
         if len(self._batch_checksums) < _COMPARED_BATCHES:
             self._batch_checksums.append(self._batch_crc32)
             self._batch_crc32 = 0
         if self._expects_equal:
-            self._step, self._version = step, self._run.replica.version
+            self._step, self._version = step, self._ctx.replica.version
             if step % self._every == 0 or (step < self._every and step & (step - 1) == 0):
                 self._compare()
 
     def finish(self) -> None:
-        """After the last step of all; a call of all ranks."""
+        """Compare after the last step. Collective."""
         if self._every:
             self._compare()
 
     def close(self) -> None:
-        """No step can follow."""
         if self._optimizer_hook:
             self._optimizer_hook.remove()
             self._optimizer_hook = None
 
     def _compare(self) -> None:
-        run = self._run
-        # what the script has changed by hand after the last step is its own business
-        replica = run.replica.checksum() if self._expects_equal and run.replica.version == self._version else None
-        told = self._all_gather((replica, tuple(self._batch_checksums)))
-        workers = [told[rank] for rank in run.world.alive_with_role("worker")]
-        batches = {its for _, its in workers}
-        if len(batches) == 1 and len(self._batch_checksums) == _COMPARED_BATCHES and all(
-            self._batch_checksums) and len(workers) > 1:
+        replica = self._ctx.replica
+        # changes by the script after the last step are permitted
+        checksum = replica.checksum() if self._expects_equal and replica.version == self._version else None
+        results = self._all_gather((checksum, tuple(self._batch_checksums)))
+        workers = [results[rank] for rank in self._world.alive_with_role("worker")]
+        batches = {batch_checksums for _, batch_checksums in workers}
+        if len(workers) > 1 and len(batches) == 1 and len(self._batch_checksums) == _COMPARED_BATCHES \
+                and all(self._batch_checksums):
             self._warn_same_batches()
-        replicas = {its for its, _ in workers}
-        if len(replicas) > 1 and None not in replicas:
+        checksums = {checksum for checksum, _ in workers}
+        if len(checksums) > 1 and None not in checksums:
             self._report_difference()
 
     def _all_gather(self, obj: Any) -> list[Any]:
-        transport = self._run.world.transport
-
-        def errand() -> list[Any]:
-            transport.barrier(self._fail_if_others_continue)
-            return transport.allgather(obj)
-        return list(self._run.comm_thread.call(errand))
+        return self._ctx.all_gather_object(obj, self._fail_if_others_continue)
 
     def _fail_if_others_continue(self) -> None:
-        peer = self._run.world.transport.iprobe(0) if self._expects_equal and not self._run.finished else None
-        if peer is not None:
-            raise TrainError(f"step {self._step}: rank {peer} makes more backward passes before opt.step() than this "
-                             "rank; valid: as many on all ranks")
+        if self._expects_equal and not self._state.finished:
+            consistency.fail_if_others_continue(self._world, lambda peer: (
+                f"step {self._step}: rank {peer} makes more backward passes before opt.step() than this rank; valid: "
+                "the same number on all ranks"))
 
     def _report_difference(self) -> None:
-        """Refuse replicas that differ; where the ranks do not compute alike they may differ by rounding."""
-        run = self._run
-        told = self._all_gather((_numerics_description(run.replica.tensors[0].device), run.replica.checksums()))
-        nodes, (first, checksums) = run.world.nodes, told[0]
-        for rank, (arithmetic, _) in enumerate(told):
-            if arithmetic != first:
+        """Reject replicas that differ; only warn if the ranks' hardware or software may round differently."""
+        replica, nodes = self._ctx.replica, self._world.nodes
+        results = self._all_gather((_numerics_description(replica.tensors[0].device), replica.checksums()))
+        first_numerics, first_checksums = results[0]
+        for rank, (numerics, _) in enumerate(results):
+            if numerics != first_numerics:
                 self._expects_equal = False
-                if run.is_main:
-                    warn(f"train: step {self._step}: the replicas are not the same to the last bit, and are not "
-                         f"compared any more: rank {rank} on {nodes[rank]} has {arithmetic}, rank 0 {first}, which "
-                         "may round differently")
+                if self._world.is_main:
+                    warn(f"train: step {self._step}: the replicas are not bitwise equal, and are not compared any "
+                         f"more: rank {rank} on {nodes[rank]} has {numerics}, rank 0 {first_numerics}, which may round "
+                         "differently")
                 return
-        for index, name in enumerate(run.replica.names):
-            others = [rank for rank, (_, its) in enumerate(told) if its[index] != checksums[index]]
+        for index, name in enumerate(replica.names):
+            others = [rank for rank, (_, checksums) in enumerate(results) if checksums[index] != first_checksums[index]]
             if others:
-                shown = ", ".join(f"rank {rank} on {nodes[rank]}" for rank in others[:_MAX_LISTED_RANKS])
+                listed = ", ".join(f"rank {rank} on {nodes[rank]}" for rank in others[:_MAX_LISTED_RANKS])
                 more = f" and {len(others) - _MAX_LISTED_RANKS} more" if len(others) > _MAX_LISTED_RANKS else ""
                 raise InvalidRunError(f"step {self._step}: parameter {name} is not the same on all ranks: rank 0 on "
-                              f"{nodes[0]} differs from {shown}{more}; valid: parameters that change in opt.step() "
-                              "alone, or alike on all ranks (check_every=0 turns this comparison off)")
+                                      f"{nodes[0]} differs from {listed}{more}; valid: changes of parameters by "
+                                      "opt.step() only, or equal on all ranks (check_every=0 disables this check)")
 
     def _warn_same_batches(self) -> None:
-        if self._run.is_main and not self._warned_of_batches:
+        if self._world.is_main and not self._warned_of_batches:
             warn("train: all workers train with the same samples; valid: batches of run.loader(), or a DataLoader "
                  "with sampler=DistributedSampler(dataset, run.worker_count, run.worker_rank)")
         self._warned_of_batches = True
 
     def _hook_other_optimizers(self) -> Any:
-        """Say so where an optimizer trains parameters that are not kept together."""
-        if self._run.is_server or self._run.worker_count == 1:
+        """Warn if another optimizer trains parameters outside the replica."""
+        ctx, world = self._ctx, self._world
+        if world.is_server or world.worker_count == 1:
             return None
         try:
             from torch.optim.optimizer import register_optimizer_step_pre_hook
         except ImportError:  # PyTorch before 2.0
             return None
 
-        def stepped(optimizer: Any, arguments: Any, named: Any) -> None:
+        def before_step(optimizer: Any, arguments: Any, kwargs: Any) -> None:
             # virtual ranks are threads of one process
-            if optimizer is self._run.optimizer or self._warned_of_optimizer or \
-                    threading.current_thread() is not self._thread:
+            if optimizer is ctx.optimizer or self._warned_of_optimizer or threading.current_thread() is not self._thread:
                 return
             others = [tensor for group in optimizer.param_groups for tensor in group["params"]
-                      if id(tensor) not in self._trained_ids]
+                      if id(tensor) not in ctx.replica.trained_ids]
             if others:
                 self._warned_of_optimizer = True
-                if self._run.is_main:
-                    warn(f"train: {type(optimizer).__name__} trains {len(others)} parameters that run.wrap() was not "
-                         "given, so that each rank trains its own; valid: one model that holds all "
-                         "(torch.nn.ModuleList), and one optimizer of its parameters")
-        return register_optimizer_step_pre_hook(stepped)
+                if world.is_main:
+                    warn(f"train: {type(optimizer).__name__} trains {len(others)} parameters outside run.wrap(), which "
+                         "diverge between ranks; valid: one model that holds all (torch.nn.ModuleList), and one "
+                         "optimizer of its parameters")
+        return register_optimizer_step_pre_hook(before_step)
 
 
 def _iter_tensors(nested: Any) -> Iterator[Any]:
-    """All tensors in sequences and mappings."""
+    """All tensors in nested sequences and mappings."""
     import torch
 
     if isinstance(nested, torch.Tensor):
@@ -173,7 +167,7 @@ def _tensor_bytes(tensor: Any) -> Any:
 
 
 def _numerics_description(device: Any) -> str:
-    """On what the rounding of an update depends, in words."""
+    """Hardware and software that determine the rounding of an update."""
     import torch
 
     if device.type == "cuda":

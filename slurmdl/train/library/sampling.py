@@ -1,4 +1,4 @@
-"""Which samples of an epoch each worker takes, and in which of its steps."""
+"""Assignment of an epoch's samples to workers and their steps."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from slurmdl.train.p2p import split_offsets
 
 IntArray = npt.NDArray[np.int64]
 
-#: no worker takes more than so many times what it would take if all took as much
+#: maximum work of one worker, relative to an equal share
 MAX_SHARE_FACTOR = 4
 
 
 @dataclass(frozen=True)
 class BatchSlice:
-    """What one worker takes in one of its steps.
+    """Samples of one worker in one of its steps.
 
     Attributes
     ----------
-    start, stop : its places in the order of the epoch.
-    cursor : samples of the epoch that are dealt to all workers when this is.
-    steps : of the run that end with it, counted from 0 as in the mean over the workers.
-    weight : of its gradients in a mean over all workers.
-    weights : entry i is that of worker i's model in a mean of all, 1 in the mean; () where all weigh alike.
-    tells : whether the workers tell each other their speeds after it.
+    start, stop : range in the epoch's order.
+    cursor : samples of the epoch assigned to all workers up to this slice.
+    steps : run steps that end with it, counted from 0 as the mean over the workers.
+    gradient_weight : weight of its gradients in a mean over all workers.
+    model_weights : entry i is the weight of worker i's model in a mean, 1 on average; () if all are equal.
+    publishes_speed : whether the workers exchange their speeds after it.
     """
 
     start: int
@@ -43,31 +43,29 @@ class BatchSlice:
 
 
 class SliceSampler(Protocol):
-    """Deals out an epoch to one worker."""
+    """Assigns slices of an epoch to one worker."""
 
     def slices(self, epoch: int, cursor: int, until: int | None) -> Iterator[BatchSlice]:
-        """From `cursor` on; up to the run's step `until`, where that comes before the epoch's end."""
+        """Slices from `cursor` to the end of the epoch or to the run's step `until`."""
 
     def exhausted(self, until: int) -> bool:
-        """At the end of an epoch: whether the run has come to step `until`."""
+        """At the end of an epoch: whether the run has reached step `until`."""
 
 
 class GlobalBatches:
-    """An order of the samples for each epoch, and how much of it all workers take together in a step.
+    """Order of the samples of each epoch, and their number in each step of all workers together.
 
-    A step takes `batch` samples for each worker, but for the last one of an epoch, which takes what is left; where
-    that would be less than one sample each, the step before takes it.
+    A step has `batch_size` samples per worker, except the last step of an epoch, which has the remainder. If that is
+    less than one sample per worker, the previous step includes it.
 
     Parameters
     ----------
-    count : samples.
-    batch : samples per worker and step, in the mean over the workers.
-    shuffle : in an order drawn anew for each epoch from the seed, the same on all workers; else in the data's.
+    batch_size : samples per worker and step, as the mean over the workers.
+    shuffle : whether each epoch has a random order derived from the seed, the same on all workers.
 
     Attributes
     ----------
-    whole : samples of all workers in a step.
-    steps : in an epoch.
+    global_batch_size : samples of all workers in a step.
 
     Raises
     ------
@@ -82,64 +80,67 @@ class GlobalBatches:
         self.num_samples, self.worker_count, self.batch_size = num_samples, worker_count, batch_size
         self.global_batch_size = worker_count * batch_size
         self._shuffle, self._seed = shuffle, seed
-        self.steps_per_epoch = num_samples // self.global_batch_size + \
-            (num_samples % self.global_batch_size >= worker_count or num_samples < self.global_batch_size)
+        self.steps_per_epoch = num_samples // self.global_batch_size + (
+            num_samples % self.global_batch_size >= worker_count or num_samples < self.global_batch_size)
 
     def order(self, epoch: int) -> IntArray:
-        """Indices of the samples, in the order in which they are dealt."""
+        """Sample indices in the order of an epoch."""
         if not self._shuffle:
             return np.arange(self.num_samples)
         return np.random.default_rng((self._seed, epoch)).permutation(self.num_samples)
 
     def size_at(self, cursor: int) -> int:
-        """Samples of all workers in the step that begins when `cursor` samples of the epoch are dealt; 0 at its end.
+        """Samples of all workers in the step that starts at `cursor`; 0 at the end of the epoch.
 
-        Where fewer are left than there are workers, as can be after a restart with more of them, it is at its end.
+        The epoch is over if fewer samples than workers remain, which is possible after a restart with more workers.
         """
         left = self.num_samples - cursor
-        return self.global_batch_size if left >= self.global_batch_size + \
-            self.worker_count else left if left >= self.worker_count else 0
+        if left >= self.global_batch_size + self.worker_count:
+            return self.global_batch_size
+        return left if left >= self.worker_count else 0
 
 
 def apportion(total: int, weights: Sequence[float], minimum: int = 0, maximum: int | None = None) -> list[int]:
-    """Whole numbers in proportion to weights, each within bounds, whose sum is `total`.
+    """Split `total` into integers proportional to weights, each within bounds.
 
-    Each gets what is its due or one more, so that the greatest share per weight is as small as can be: where weights
-    are speeds, all are done soonest. The bounds must leave room for the sum.
+    Each is rounded up or down so that the largest share per weight is minimal: if weights are speeds, the finish time
+    is minimal. The bounds must permit the total.
     """
-    high = total if maximum is None else maximum
-    left, bound = dict(enumerate(weights)), dict[int, int]()
+    upper = total if maximum is None else maximum
+    unbound, bound = dict(enumerate(weights)), dict[int, int]()
     while True:
-        rest, whole = total - sum(bound.values()), fsum(left.values())
-        ideal = {place: rest * weight / whole if whole else rest / len(left) for place, weight in left.items()}
-        low = {place: minimum for place, its in ideal.items() if its < minimum}
-        over = {place: high for place, its in ideal.items() if its > high}
-        # of both kinds those give way that are farther out: the others may yet come within their bound
-        out = low if fsum(minimum - ideal[its] for its in low) >= fsum(ideal[its] - high for its in over) else over
-        if not out:
+        left, weight_sum = total - sum(bound.values()), fsum(unbound.values())
+        ideal = {index: left * weight / weight_sum if weight_sum else left / len(unbound)
+                 for index, weight in unbound.items()}
+        below = {index: minimum for index, value in ideal.items() if value < minimum}
+        above = {index: upper for index, value in ideal.items() if value > upper}
+        # bind the side that violates its bound more: the other side may return within its bound
+        violating = below if fsum(minimum - ideal[index] for index in below) >= \
+            fsum(ideal[index] - upper for index in above) else above
+        if not violating:
             break
-        bound |= out
-        left = {place: weight for place, weight in left.items() if place not in out}
-        if not left:
+        bound |= violating
+        unbound = {index: weight for index, weight in unbound.items() if index not in violating}
+        if not unbound:
             break
-    counts = bound | {place: int(its) for place, its in ideal.items() if place not in bound}
-    # one more for those who would be done with it first
-    first = sorted(left, key=lambda place: (counts[place] >= ideal[place],
-                                            (counts[place] + 1) / (left[place] or 1.0), place))
-    for place in first[:total - sum(counts.values())]:
-        counts[place] += 1
-    return [counts[place] for place in range(len(weights))]
+    counts = bound | {index: int(value) for index, value in ideal.items() if index not in bound}
+    # round up those who would finish first
+    order = sorted(unbound, key=lambda index: (counts[index] >= ideal[index],
+                                               (counts[index] + 1) / (unbound[index] or 1.0), index))
+    for index in order[:total - sum(counts.values())]:
+        counts[index] += 1
+    return [counts[index] for index in range(len(weights))]
 
 
 @dataclass(frozen=True)
 class BalanceRound:
-    """Steps up to an exchange, in which the workers' shares stay the same.
+    """Steps up to an exchange, with constant shares of the workers.
 
     Attributes
     ----------
-    length : steps, in the mean over the workers.
-    shares : entry i is that of worker i, 1 in the mean.
-    weights, tells : see Hand; the last step of a round tells.
+    length : steps, as the mean over the workers.
+    shares : entry i is the share of worker i, 1 on average.
+    model_weights, publishes_speed : see BatchSlice; speeds are published after the last step.
     """
 
     length: int
@@ -149,34 +150,35 @@ class BalanceRound:
 
 
 class LockstepSampler(SliceSampler):
-    """Deals out to workers that go along with each other: all know what each takes.
+    """Sampler for synchronous workers: each worker computes the slices of all.
 
     Parameters
     ----------
-    by_steps : whether shares are shares of the steps of a round, with batches alike; else of each step's samples.
-    rounds : (step, longest) -> the round that begins with a step of the run.
-    step : steps that the run has made.
+    by_steps : whether shares are numbers of steps in a round, with equal batches; else batch sizes.
+    next_round : (step, max_steps) -> the round that starts at a step of the run.
+    global_step : steps that the run has made.
     """
 
-    def __init__(self, global_batches: GlobalBatches, worker: int, by_steps: bool, next_round: Callable[[int, int], BalanceRound],
-                 global_step: Callable[[], int]) -> None:
+    def __init__(self, global_batches: GlobalBatches, worker: int, by_steps: bool,
+                 next_round: Callable[[int, int], BalanceRound], global_step: Callable[[], int]) -> None:
         self._global_batches, self._worker, self._by_steps = global_batches, worker, by_steps
         self._next_round, self._global_step = next_round, global_step
 
     def slices(self, epoch: int, cursor: int, until: int | None) -> Iterator[BatchSlice]:
         step = self._global_step()
         while self._global_batches.size_at(cursor) and step != until:
-            turn = self._next_round(step, self._global_batches.steps_per_epoch if until is None else until - step)
-            for hand in self._step_slices(
-                turn, step, cursor) if self._by_steps else self._batch_slices(turn, step, cursor):
-                yield hand
-            step, cursor = hand.steps.stop, hand.cursor
+            max_steps = self._global_batches.steps_per_epoch if until is None else until - step
+            balance_round = self._next_round(step, max_steps)
+            make_slices = self._step_slices if self._by_steps else self._batch_slices
+            for batch_slice in make_slices(balance_round, step, cursor):
+                yield batch_slice
+            step, cursor = batch_slice.steps.stop, batch_slice.cursor
 
     def exhausted(self, until: int) -> bool:
         return self._global_step() >= until
 
     def _step_sizes(self, balance_round: BalanceRound, cursor: int) -> list[int]:
-        """Samples of all workers in each step of a round, as far as the epoch goes."""
+        """Samples of all workers in each step of a round, up to the end of the epoch."""
         totals: list[int] = []
         while len(totals) < balance_round.length and self._global_batches.size_at(cursor):
             totals.append(self._global_batches.size_at(cursor))
@@ -189,11 +191,12 @@ class LockstepSampler(SliceSampler):
             edges = self._edges(total, balance_round.shares)
             start, stop = cursor + edges[self._worker], cursor + edges[self._worker + 1]
             cursor += total
-            yield BatchSlice(start, stop, cursor, range(step + number, step + number + 1), (stop - start) * count / total,
-                       balance_round.model_weights, balance_round.publishes_speed and number == len(totals) - 1)
+            yield BatchSlice(start, stop, cursor, range(step + number, step + number + 1),
+                             (stop - start) * count / total, balance_round.model_weights,
+                             balance_round.publishes_speed and number == len(totals) - 1)
 
     def _edges(self, total: int, shares: tuple[float, ...]) -> list[int]:
-        """Where the workers' samples of a step begin, and end."""
+        """Boundaries between the workers' samples of a step."""
         count = len(shares)
         if len(set(shares)) == 1:
             return split_offsets(total, count)
@@ -204,12 +207,12 @@ class LockstepSampler(SliceSampler):
         length = len(totals)
         counts = apportion(length * len(balance_round.shares), balance_round.shares, 1, MAX_SHARE_FACTOR * length)
         edges = _offsets(apportion(sum(totals), counts))
-        own, mine = counts[worker], edges[worker + 1] - edges[worker]
-        for number in range(own):
-            steps = range(step + length * number // own, step + length * (number + 1) // own)
-            start, stop = (cursor + edges[worker] + mine * each // own for each in (number, number + 1))
+        own_steps, own_samples = counts[worker], edges[worker + 1] - edges[worker]
+        for number in range(own_steps):
+            steps = range(step + length * number // own_steps, step + length * (number + 1) // own_steps)
+            start, stop = (cursor + edges[worker] + own_samples * each // own_steps for each in (number, number + 1))
             yield BatchSlice(start, stop, cursor + sum(totals[:steps.stop - step]), steps,
-                       publishes_speed=balance_round.publishes_speed and number == own - 1)
+                             publishes_speed=balance_round.publishes_speed and number == own_steps - 1)
 
 
 def _offsets(counts: Sequence[int]) -> list[int]:

@@ -15,7 +15,8 @@ from slurmdl import files
 from slurmdl.errors import InvalidOptionsError, TrainError, UnavailableError, warn
 from slurmdl.text import print_escaped
 from slurmdl.train.library import checkpoint_coordinator, consistency
-from slurmdl.train.library.run import Run, init
+from slurmdl.train.library.run import Run
+from slurmdl.train.library.startup import init
 from slurmdl.train.report import meters
 from slurmdl.train.strategy_config import CHECKPOINT_DIR_VARIABLE
 from slurmdl.train.trainer import optimizers, virtual_run
@@ -106,7 +107,7 @@ def train_rank(options: Options, data: ImageDataset | None, environ: Mapping[str
     run.register_for_checkpointing("lr_scheduler", scheduler)
     if emulated_seconds and isinstance(workload, ImageClassification):
         workload.install_compute_emulation(compute_seconds, emulate_compute)
-    run.batch_size = options.batch_size
+    run.state.batch_size = options.batch_size
     score, skew = None, workload.label_skew(run.worker_count)
     if run.worker_rank is None:
         run.serve()

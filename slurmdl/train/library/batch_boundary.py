@@ -1,0 +1,97 @@
+"""Boundary between two steps, when a batch is requested: checkpoints, restored positions and time accounting."""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+from slurmdl.errors import Preempted
+from slurmdl.train.library import shutdown
+from slurmdl.train.library.checkpointer import Checkpointer
+from slurmdl.train.library.context import RunContext, RunState
+from slurmdl.train.library.failure_recovery import FailureRecovery
+from slurmdl.train.library.load_balance import WorkAssignment
+from slurmdl.train.library.loader import LoaderCallbacks
+from slurmdl.train.library.replica_check import ReplicaCheck
+from slurmdl.train.library.sampling import BatchSlice
+from slurmdl.train.library.step_hooks import StepHooks
+
+
+class BatchBoundary:
+    """Callbacks of the loaders. Before `bind`, i.e. without a model, only the work assignment is updated."""
+
+    def __init__(self, state: RunState, work_assignment: WorkAssignment) -> None:
+        self._state, self._work_assignment = state, work_assignment
+        self._hooks: StepHooks | None = None
+        self._checkpointer: Checkpointer | None = None
+        self._ctx: RunContext
+        self._recovery: FailureRecovery
+        self._replica_check: ReplicaCheck
+
+    def bind(self, ctx: RunContext, recovery: FailureRecovery, hooks: StepHooks, replica_check: ReplicaCheck,
+             checkpointer: Checkpointer | None) -> None:
+        self._ctx, self._recovery, self._hooks = ctx, recovery, hooks
+        self._replica_check, self._checkpointer = replica_check, checkpointer
+
+    @property
+    def callbacks(self) -> LoaderCallbacks:
+        return LoaderCallbacks(self.on_fetch, self._on_batch, self._on_epoch_end, self._on_resume)
+
+    @property
+    def _active_hooks(self) -> StepHooks | None:
+        return None if self._state.finished else self._hooks
+
+    def on_fetch(self) -> None:
+        if self._active_hooks:
+            self.checkpoint_if_due()
+            self._active_hooks.timer.enter("data")
+            self._work_assignment.start_fetch()
+
+    def checkpoint_if_due(self, last: bool = False) -> None:
+        """Write a checkpoint between two steps if due; `last` after the last step."""
+        if not self._checkpointer or not self._hooks or self._ctx.world.is_server:
+            return
+        start, self._state.last_checkpoint_check = self._ctx.world.transport.now(), self._state.step
+        with self._recovery.recovering(self._state.step):
+            due = self._checkpointer.due_checkpoint(last)
+            if due:
+                stops = self._checkpointer.save(*due)
+                self._hooks.timer.add_checkpoint(start)
+                if stops:
+                    self._stop(self._checkpointer, due[0])
+
+    def serve_checkpoint(self, number: int) -> None:
+        """Write a checkpoint that the workers have requested from this server."""
+        if self._checkpointer and self._checkpointer.save(number):
+            self._stop(self._checkpointer, number)
+
+    def _stop(self, checkpointer: Checkpointer, number: int) -> NoReturn:
+        """End all ranks after a checkpoint."""
+        self._state.finished = self._state.closed = True
+        self._replica_check.close()
+        transport = self._ctx.world.transport
+        self._ctx.comm_thread.close()
+        transport.barrier()
+        job_ending, outcome = transport.broadcast(shutdown.requeue_job() if self._ctx.world.rank == 0 else None)
+        raise Preempted(f"train: stopped on request: checkpoint of step {number} in {checkpointer.path}; {outcome}",
+                        job_ending)
+
+    def _on_resume(self) -> None:
+        # the data are restored, so random numbers follow
+        if self._checkpointer:
+            self._checkpointer.restore_rng()
+
+    def _on_epoch_end(self) -> None:
+        if self._active_hooks:
+            self._active_hooks.timer.discard_empty_step()
+
+    def _on_batch(self, batch_slice: BatchSlice) -> None:
+        self.start_forward()
+        self._work_assignment.begin_step(batch_slice)
+        if self._hooks:
+            self._hooks.set_gradient_weight(batch_slice.gradient_weight)
+
+    def start_forward(self) -> None:
+        self._on_resume()
+        if self._active_hooks:
+            self._active_hooks.timer.enter("forward")
+            self._work_assignment.end_fetch()
