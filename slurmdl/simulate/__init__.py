@@ -1,1 +1,1 @@
-"""Step times of placements on clusters of any size, by SimGrid."""
+"""Simulated step times of placements on clusters of any size, with SimGrid."""

@@ -1,4 +1,4 @@
-"""What is trained, as far as its messages depend on it: sizes, periods and partners, as `slurmdl.train` has them."""
+"""Training workload of a simulation: message sizes, periods and partners as in `slurmdl.train`."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from slurmdl.plan import COMM_PATTERNS, default_pattern
 
 #: strategies that can be simulated
 STRATEGIES = ("allreduce", "gossip", "adaptive-gossip", "ps")
-#: bytes of an element of fp32, and of one as compressors send it: blocks of 256 share a scale of two bytes
 FLOAT32_BYTES = 4
-PACKED_ELEMENT_BYTES = {"none": 4.0, "fp16": 2.0, "int8": 1 + 2 / 256, "int4": 1 / 2 + 2 / 256, "sign": 1 / 8 + 2 / 256,
-              "topk": 3 * 26 / 256}
-#: elements that are dealt out to servers at a time
+#: compression -> bytes per element; blocks of 256 elements share a 2-byte scale
+PACKED_ELEMENT_BYTES = {"none": 4.0, "fp16": 2.0, "int8": 1 + 2 / 256, "int4": 1 / 2 + 2 / 256,
+                        "sign": 1 / 8 + 2 / 256, "topk": 3 * 26 / 256}
+#: elements of the units in which parameters are assigned to servers
 SHARD_BLOCK = 1 << 20
-#: share of the forward pass in a step's computation
+#: fraction of a step's computation that the forward pass takes
 FORWARD_SHARE = 1 / 3
-#: exchanges that are simulated where partners are drawn
+#: exchanges that are simulated if partners are random
 SAMPLED_EXCHANGES = 8
 
 
@@ -34,13 +34,13 @@ class TrainingWorkload:
     ----------
     strategy : one of STRATEGIES.
     parameters : elements of the model.
-    ps : with strategy `ps` the ranks below it are the parameter servers, else 0.
-    traffic : one of plan.PATTERNS[strategy], "" for what the trainer does where nobody asks for one.
-    compute : seconds of a step's computation on each worker.
-    overlap : allreduce sends the gradients that are there while the others are computed.
-    period : steps from one exchange of gossip to the next.
-    compress : one of COMPRESSED.
-    seed : of partners that are drawn.
+    ps : number of parameter servers, the first ranks; 0 unless the strategy is `ps`.
+    comm_pattern : one of plan.COMM_PATTERNS[strategy], "" for the default.
+    compute_seconds : computation of a step on each worker.
+    overlap : whether allreduce of gradients overlaps the backward pass.
+    period : steps per exchange of gossip.
+    compression : one of PACKED_ELEMENT_BYTES.
+    seed : of random partners.
     """
 
     strategy: str
@@ -55,7 +55,7 @@ class TrainingWorkload:
 
     @property
     def effective_pattern(self) -> str:
-        # inside one zone hierarchical is a ring
+        """`comm_pattern`, or the default; inside one zone hierarchical is a ring."""
         return self.comm_pattern or default_pattern(self.strategy, multiple_zones=True)
 
     @property
@@ -64,54 +64,55 @@ class TrainingWorkload:
 
     @property
     def placement_traffic(self) -> Traffic:
-        """What placement takes it for."""
+        """Traffic model for the placement."""
         return Traffic(self.strategy, self.wire_bytes(self.parameters), self.ps, self.comm_pattern)
 
     def check_supported(self, ranks: int) -> None:
-        """Whether so many ranks can train so.
+        """Check that the simulator supports the workload on so many ranks.
 
         Raises
         ------
-        UsageError : they cannot; the text names the option and what is valid.
+        UsageError : it does not; the text names the option and the valid values.
         """
         strategy, pattern = self.strategy, self.effective_pattern
         if strategy not in STRATEGIES:
-            raise UsageError(f"--strategy {strategy}: is not simulated; valid: {', '.join(STRATEGIES)}")
-        valid = [name for name in COMM_PATTERNS[strategy] if name != "links"]
-        if pattern not in valid:
-            raise UsageError(f"--traffic {pattern}: is not simulated with {strategy}; valid: {', '.join(valid)}")
+            raise UsageError(f"--strategy {strategy}: not supported; expected {', '.join(STRATEGIES)}")
+        patterns = [name for name in COMM_PATTERNS[strategy] if name != "link-aware"]
+        if pattern not in patterns:
+            raise UsageError(f"--comm-pattern {pattern}: not supported with {strategy}; "
+                             f"expected {', '.join(patterns)}")
         if strategy == "ps" and not 0 < self.ps < ranks:
-            raise UsageError(f"--ps {self.ps}: {ranks} ranks can hold 1 to {ranks - 1} parameter servers"
-                             if ranks > 1 else "--strategy ps: a server needs a worker beside it: 2 ranks at least")
+            raise UsageError(f"--ps {self.ps}: expected 1 to {ranks - 1} parameter servers for {ranks} ranks"
+                             if ranks > 1 else "--strategy ps: expected at least 2 ranks, a server and a worker")
         if strategy != "ps" and self.ps:
-            raise UsageError(f"--ps {self.ps}: {strategy} has no parameter servers; valid: --strategy ps")
+            raise UsageError(f"--ps {self.ps}: {strategy} has no parameter servers; use --strategy ps")
         if not self.is_gossip and self.period != 1:
-            raise UsageError(f"--period {self.period}: {strategy} exchanges in every step; "
-                             "valid with gossip and adaptive-gossip")
-        whole = ["none", "fp16"]
-        fitting = {"ps": ["none"], "allreduce": whole}.get(
-            strategy, whole if pattern == "random" else [*PACKED_ELEMENT_BYTES])
-        if self.compression not in fitting:
-            raise UsageError(f"--compress {self.compression}: is not for {strategy} with {pattern}; "
-                             f"valid: {', '.join(fitting)}")
+            raise UsageError(f"--period {self.period}: {strategy} exchanges in every step; use gossip or "
+                             "adaptive-gossip")
+        basic = ["none", "fp16"]
+        supported = {"ps": ["none"], "allreduce": basic}.get(
+            strategy, basic if pattern == "random-matching" else [*PACKED_ELEMENT_BYTES])
+        if self.compression not in supported:
+            raise UsageError(f"--compression {self.compression}: not supported for {strategy} with {pattern}; "
+                             f"expected {', '.join(supported)}")
 
     def wire_bytes(self, elements: float) -> float:
-        """Of a message of so many elements."""
+        """Bytes of a message of `elements`."""
         return elements * PACKED_ELEMENT_BYTES[self.compression]
 
     def gradient_buckets(self) -> list[tuple[int, int, float]]:
-        """What allreduce sums at a time, in its order: the first element, how many, and seconds after the begin of a
-        step when all their gradients are there. The last parameters come first, and the backward pass treats all
-        alike.
+        """Buckets of allreduce in their order: first element, number of elements, ready time in s after step start.
+
+        The backward pass takes equal time for all parameters and starts with the last ones.
         """
-        size, found = self.parameters, []
+        size, buckets = self.parameters, []
         for start, end in reversed([*pairwise([*bucket_starts(size), size])]):
-            passed = FORWARD_SHARE + (1 - FORWARD_SHARE) * (size - start) / size if self.overlap else 1.0
-            found.append((start, end - start, passed * self.compute_seconds))
-        return found
+            ready = FORWARD_SHARE + (1 - FORWARD_SHARE) * (size - start) / size if self.overlap else 1.0
+            buckets.append((start, end - start, ready * self.compute_seconds))
+        return buckets
 
     def shard_sizes(self) -> list[int]:
-        """Elements that each server holds: whole blocks where each server has one."""
+        """Elements of each server, in whole blocks if there is one per server."""
         size = self.parameters
         edges = [size * server // self.ps for server in range(self.ps + 1)]
         if size >= self.ps * SHARD_BLOCK:
@@ -119,9 +120,9 @@ class TrainingWorkload:
         return [end - begin for begin, end in pairwise(edges)]
 
     def make_graph(self, zones: Sequence[str]) -> Graph:
-        """Who gossips with whom; entry i of `zones` is the leaf zone of rank i."""
+        """Gossip graph; entry i of `zones` is the leaf zone of rank i."""
         return GRAPHS[self.effective_pattern](GossipGroup(zones, self.seed))
 
     def cycle_length(self, zones: Sequence[str]) -> int:
-        """Exchanges after which the messages begin again, or so many that their mean says enough."""
+        """Exchanges until the messages repeat, or a sample size if they do not."""
         return (self.make_graph(zones).period or SAMPLED_EXCHANGES) if self.is_gossip else 1

@@ -38,7 +38,7 @@ def test_a_probe_finds_which_link_is_slow_late_and_lossy(shaped):
     done = shaped.run(["slurmdl", "links", "probe", "--all", "--budget=15s", "--output", "-"], timeout=90)
     assert done.returncode == 0, done.stderr
     found = samples(done.stdout)
-    assert {f"node n{i}" for i in range(1, 9)} | {"trunk zoneA|zoneB", "zone zoneA", "zone zoneB"} == set(found)
+    assert {f"node n{i}" for i in range(1, 9)} | {"inter_leaf zoneA|zoneB", "zone zoneA", "zone zoneB"} == set(found)
     slow, late, lossy = (found.pop(f"node {node}") for node in ("n3", "n5", "n6"))
     clean = [sample for name, sample in found.items() if name.startswith("node")]
     assert 0.6 * 12.5e6 < slow.throughput < 1.3 * 12.5e6
@@ -48,7 +48,7 @@ def test_a_probe_finds_which_link_is_slow_late_and_lossy(shaped):
     assert max(sample.loss for sample in clean) < 0.01
     # a late peer may share an even number of ways with one that the machine held up for a moment
     assert sorted(sample.rtt for sample in clean)[-2] < late.rtt / 3
-    assert found["trunk zoneA|zoneB"].throughput < 1.3 * 50e6 / 8
+    assert found["inter_leaf zoneA|zoneB"].throughput < 1.3 * 50e6 / 8
 
 
 def test_a_job_is_mapped_by_its_own_probe(shaped):
@@ -103,7 +103,7 @@ def test_another_user_on_the_leaders_node_changes_no_figure(cluster):
     assert len(found) == 5, done.stderr
     assert min(sample.throughput for sample in found) > 1e7, found
     assert max(sample.loss for sample in found) < 0.05, found
-    assert all("connections of other programs to this probe refused" in line for line in done.stderr.splitlines()), \
+    assert all("unauthenticated connections to this probe rejected" in line for line in done.stderr.splitlines()), \
         done.stderr
 
 
@@ -188,7 +188,7 @@ def test_a_busy_cluster_is_covered(new_cluster):
     cluster.run(["slurmdl", "links", "ingest", f"--spool-dir={spool}", f"--database={history}",
                  f"--snapshot={published}"], as_root=True).check_returncode()
     told = cluster.run(["slurmdl", "links", "show", f"--link-scores={published}"]).stdout
-    assert "20 of 20 nodes (100.0%) have a score younger than" in told, told
+    assert "20 of 20 nodes (100.0%) have a link score younger than" in told, told
     scores = json.loads(published.read_text())["nodes"]
     assert scores["n04"]["loss"] > 0.01, scores
     assert scores["n02"].get("loss", 0.0) < 0.01, scores
@@ -274,7 +274,7 @@ def forge(connection, ports):
             say(port=1, address="")
             while (order := json.loads(orders.readline())) and "probe" in order:
                 say(probe=order["probe"], pair=dict(first=hello["node"], second=order["peer"], forward=1e6,
-                                                    backward=1e6, delay=1e-3, delay_tail=1e-3, loss=0.16))
+                                                    backward=1e6, rtt=1e-3, rtt_p99=1e-3, loss=0.16))
 
 def guard(server, ports):
     while True:

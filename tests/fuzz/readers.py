@@ -1,6 +1,6 @@
-"""Fuzz a reader: whatever the bytes are, it ends in a value that round-trips, or in an InputError of one line.
+"""Fuzz a reader: any bytes result in a value that round-trips, or in an InputError of one line.
 
-    python tests/fuzz/readers.py conf [options of libFuzzer] [corpus directory]
+    python tests/fuzz/readers.py conf [libFuzzer options] [corpus directory]
 
 atheris (https://github.com/google/atheris) drives libFuzzer with the coverage of the readers' Python code.
 """
@@ -15,7 +15,8 @@ from pathlib import Path
 
 import atheris
 
-with atheris.instrument_imports(include=["slurmdl.topology", "slurmdl.links", "slurmdl.train.trainer.data",
+with atheris.instrument_imports(include=["slurmdl.topology", "slurmdl.links", "slurmdl.slurm.hostlist",
+                                         "slurmdl.files", "slurmdl.train.trainer.data",
                                          "slurmdl.train.trainer.yaml_options", "slurmdl.train.trainer.options"]):
     from slurmdl.errors import InputError, UsageError
     from slurmdl.links import aggregate, link_table, prometheus_exporter, prometheus_query
@@ -25,8 +26,7 @@ with atheris.instrument_imports(include=["slurmdl.topology", "slurmdl.links", "s
     from slurmdl.slurm import hostlist
     from slurmdl.topology import check, load, scontrol_topology, topology_conf, write
     from slurmdl.topology.topology import Topology, TopologySet
-    from slurmdl.train.trainer.data.file_readers import read_cifar as read_cifar
-    from slurmdl.train.trainer.data.file_readers import read_idx as read_idx
+    from slurmdl.train.trainer.data.file_readers import read_cifar, read_idx
     from slurmdl.train.trainer.options import parse_train_options
 
 _DIRECTORY = tempfile.TemporaryDirectory()
@@ -43,13 +43,13 @@ def _file(name: str) -> Callable[[bytes], TopologySet]:
 
 
 def _check(data: bytes) -> None:
-    """The linter goes on after a fault, and so sees zones that the reader would have refused."""
+    """The linter continues after an error, and so sees zones that the reader rejects."""
     path = Path(_DIRECTORY.name, "checked.conf")
     path.write_bytes(data)
-    faults: list[InputError] = []
-    for finding in check.check_source(topology_conf.declare_topology_conf(str(path), faults.append), ["n1", "n2"]):
+    errors: list[InputError] = []
+    for finding in check.check_source(topology_conf.declare_topology_conf(str(path), errors.append), ["n1", "n2"]):
         assert "\n" not in finding.text
-    assert all("\n" not in str(fault) for fault in faults)
+    assert all("\n" not in str(error) for error in errors)
 
 
 def _hostlist(data: bytes) -> None:
@@ -66,7 +66,7 @@ def _idx(data: bytes) -> None:
 
 
 def _train(data: bytes) -> None:
-    """A file of the trainer's options; those that do not go together are refused in one line, too."""
+    """A file of trainer options; invalid combinations are rejected in one line, too."""
     path = Path(_DIRECTORY.name, "train.yaml")
     path.write_bytes(data)
     try:
@@ -76,38 +76,38 @@ def _train(data: bytes) -> None:
 
 
 def _cifar(data: bytes) -> None:
-    """Shorter files of shorter images, so that whole ones are found."""
+    """Files of smaller images, so that the fuzzer finds whole ones."""
     path = Path(_DIRECTORY.name, "train.bin")
     path.write_bytes(data)
     labels, images = read_cifar(str(path), 1, 10, image_shape=(3, 1, 1))
     assert len(labels) == len(images) == len(data) // 4
 
 
-#: the clock of the readers of scores, in the middle of what is valid
+#: current time for the readers of link scores, in the middle of the valid range
 NOW = 1.8e9
 
 
 def _scores(data: bytes) -> None:
-    """Files of scores; the first byte tells JSON or JSON lines from CSV. What is read can be told in every form."""
-    found = scores.parse_scores(data[1:].decode(errors="replace"), NOW, is_csv=data[:1] == b"c")
-    assert LinkScores.from_json(json.loads(json.dumps(found.to_json()))) == found
-    scores.parse_scores(found.to_text(), max(NOW, found.time))
-    text = prometheus_exporter.exposition_text(found)
+    """Link score files; the first byte selects CSV. Every format round-trips."""
+    link_scores = scores.parse_scores(data[1:].decode(errors="replace"), NOW, is_csv=data[:1] == b"c")
+    assert LinkScores.from_json(json.loads(json.dumps(link_scores.to_json()))) == link_scores
+    scores.parse_scores(link_scores.to_text(), max(NOW, link_scores.time))
+    text = prometheus_exporter.exposition_text(link_scores)
     assert len(text.splitlines()) == text.count("\n")
-    for row in link_table.link_rows(found, Topology.flat(())):
+    for row in link_table.link_rows(link_scores, Topology.flat(())):
         assert 0 < row.slowdown < float("inf"), row
 
 
 def _samples(data: bytes) -> None:
-    """JSON lines of samples: each is one sample or one error, and the scores of the good ones are finite."""
-    found = list(parse_sample_lines(data.decode(errors="replace").splitlines()))
-    good = [each for each in found if isinstance(each, LinkSample)]
-    assert all("\n" not in str(each) for each in found if isinstance(each, InputError))
-    assert list(parse_sample_lines(format_sample_lines(good).splitlines())) == good
-    made = aggregate.aggregate_scores(good, NOW)
-    assert LinkScores.from_json(made.scores.to_json()) == made.scores
-    assert sum(made.rejected.values()) + sum(score.samples for links in (
-        made.scores.nodes, made.scores.inter_leaf) for score in links.values()) <= len(set(good))
+    """JSON lines of samples: each is one sample or one error; scores of the valid ones are finite."""
+    results = list(parse_sample_lines(data.decode(errors="replace").splitlines()))
+    valid = [result for result in results if isinstance(result, LinkSample)]
+    assert all("\n" not in str(result) for result in results if isinstance(result, InputError))
+    assert list(parse_sample_lines(format_sample_lines(valid).splitlines())) == valid
+    aggregated = aggregate.aggregate_scores(valid, NOW)
+    assert LinkScores.from_json(aggregated.scores.to_json()) == aggregated.scores
+    assert sum(aggregated.rejected.values()) + sum(score.samples for links in (
+        aggregated.scores.nodes, aggregated.scores.inter_leaf) for score in links.values()) <= len(set(valid))
 
 
 def _prometheus(data: bytes) -> None:
@@ -117,26 +117,27 @@ def _prometheus(data: bytes) -> None:
 
 READERS: dict[str, Callable[[bytes], TopologySet | None]] = {
     "conf": _file("topology.conf"), "yaml": _file("topology.yaml"), "json": _file("topology.json"),
-    "scontrol": lambda data: scontrol_topology.parse_scontrol_topologies(data.decode(errors="replace")), "hostlist": _hostlist,
-    "check": _check, "idx": _idx, "cifar": _cifar, "train": _train, "scores": _scores, "samples": _samples,
+    "scontrol": lambda data: scontrol_topology.parse_scontrol_topologies(data.decode(errors="replace")),
+    "hostlist": _hostlist, "check": _check, "idx": _idx, "cifar": _cifar, "train": _train,
+    "scores": _scores, "samples": _samples,
     "prometheus": _prometheus,
 }
 
 
-def one(reader: Callable[[bytes], TopologySet | None], data: bytes) -> None:
+def fuzz_one(reader: Callable[[bytes], TopologySet | None], data: bytes) -> None:
     try:
-        found = reader(data)
+        topologies = reader(data)
     except InputError as error:
         assert len(str(error).splitlines()) == 1, str(error)
         return
-    if found is not None:
-        told = json.loads(json.dumps(found.to_json()))
-        assert TopologySet.from_json(told).to_json() == found.to_json()
-        for topology in found.topologies:
+    if topologies is not None:
+        as_json = json.loads(json.dumps(topologies.to_json()))
+        assert TopologySet.from_json(as_json).to_json() == topologies.to_json()
+        for topology in topologies.topologies:
             assert int(topology.node_count[topology.parent < 0].sum()) == int((topology.leaf >= 0).sum())
 
 
 if __name__ == "__main__":
     name = sys.argv.pop(1)
-    atheris.Setup(sys.argv, lambda data: one(READERS[name], data))
+    atheris.Setup(sys.argv, lambda data: fuzz_one(READERS[name], data))
     atheris.Fuzz()

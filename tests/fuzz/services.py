@@ -47,10 +47,10 @@ SHORT = ProbeConfig(
 VALUES = ("null", "true", "false", "-1", "0", "1", "1e400", "-1e400", "NaN", "Infinity", "9" * 30, "9" * 5000,
           "0." + "1" * 400, "[]", "[1]", "{}", '{"a": 1}', '""',
           '"x"', '"\\ud800"', '"\\u0000"', '"\\u001b[2J"', '"a|b"', '"b|a"',
-          "[" * 950 + "]" * 950, "[" * 50_000, '"' + "n" * 70_000 + '"', '"probe"', '"node"', '"trunk"', '"\\u202e"')
+          "[" * 950 + "]" * 950, "[" * 50_000, '"' + "n" * 70_000 + '"', '"probe"', '"node"', '"inter_leaf"', '"\\u202e"')
 ODD: tuple[Any, ...] = (None, True, -1, 0, 1e308, -1e308, float("inf"), float("nan"), 10**30, "", "x", [], {}, [[]])
-KEYS = ("kind", "name", "time", "source", "throughput", "delay", "delay_tail", "loss", "rdma", "noise", "", "cls",
-        "do", "size", "seconds", "udp", "end", "wait", "token")
+KEYS = ("kind", "name", "time", "source", "throughput", "rtt", "rtt_p99", "loss", "rdma", "throughput_rse", "", "cls",
+        "op", "size", "seconds", "udp", "end", "wait", "token")
 BYTES = (b"\0", b"\xff", b"\n", b"\r\n", b'"', b"{", b"}", b"[", b"\\", b"\xed\xa0\x80", b"MUNGE:",
          b"MUNGE:A:\n", b" ")
 
@@ -91,13 +91,13 @@ def session(dice: random.Random, peer: socket.socket) -> None:
         control.read_message()["udp"])), dice.choice(
             (control.tag, b"no tag")))
         for _ in range(dice.randrange(6)):
-            what = dice.choice(("echo", "take", "send", "train", "send train", dice.choice(ODD)))
-            control.write_message(do=what, size=dice.choice((10**5, *ODD)), seconds=dice.choice((0.1, *ODD)))
+            op = dice.choice(("echo", "receive_stream", "send_stream", "receive_train", "send_train", dice.choice(ODD)))
+            control.write_message(op=op, size=dice.choice((10**5, *ODD)), seconds=dice.choice((0.1, *ODD)))
             for _ in range(dice.randrange(20)):
                 datagrams.send(dice.randbytes(dice.choice((0, 1, 64, 1400))))
             if dice.random() < 0.3:
                 peer.sendall(dice.randbytes(dice.choice((1, 20_000))))
-            control.write_message(**{dice.choice(("end", "wait", "do")): dice.choice((True, 0.05, *ODD))})
+            control.write_message(**{dice.choice(("end", "wait", "op")): dice.choice((True, 0.05, *ODD))})
             if dice.random() < 0.5:
                 control.read_message()
     finally:
@@ -108,8 +108,9 @@ def probe(dice: random.Random) -> bytes:
     """Lines of the protocol of probes, in which some values are others."""
     lines = [b"%032x\n" % dice.getrandbits(128)]
     for _ in range(dice.randrange(6)):
-        what = dice.choice(('"echo"', '"take"', '"send"', '"train"', '"send train"', dice.choice(VALUES)))
-        lines.append(f'{{"token": "", "udp": {dice.choice(("9", *VALUES))}, "do": {what}, "size": '
+        op = dice.choice(('"echo"', '"receive_stream"', '"send_stream"', '"receive_train"', '"send_train"',
+                          dice.choice(VALUES)))
+        lines.append(f'{{"token": "", "udp": {dice.choice(("9", *VALUES))}, "op": {op}, "size": '
                      f'{dice.choice(("100000", *VALUES))}, "seconds": {dice.choice(("0.1", *VALUES))}}}\n'.encode())
     return b"".join(lines)
 
@@ -142,7 +143,8 @@ class Services:
         words = {
             "ingest": ["--listen=:0", "--allow-unprivileged-ports", "--interval=1", f"--database={place}/h.db", f"--spool-dir={self.spool}",
                        f"--snapshot={place}/scores.json"],
-            "agent": [f"--listen=:{served}", "--allow=127.0.0.0/8,::1", "--peers=0", "--max-sessions=8", "--rate-limit=100M",
+            "agent": [f"--listen=:{served}", "--allow=127.0.0.0/8,::1", "--peers=0", "--max-sessions=8",
+                      "--rate-limit=100M",
                       f"--spool-dir={place}/out"],
             "export": ["--listen=:0", f"--link-scores={place}/given.json"]}
         environ = {**os.environ, "SLURM_CONF": str(place / "slurm.conf"), "XDG_CONFIG_HOME": str(place / "xdg")}

@@ -27,17 +27,17 @@ WORDS = ["SwitchName=", "Switches=", "Nodes=", "LinkSpeed=", "BlockName=", "Bloc
          "flat: true", "torus3d:", "toruses:", "regions:", "cluster_default: ", "n[1-4]", "[0-65535]",
          "AggregatedBlock=", "&a", "*a", '"zones":', '"parent":', '"level":', '"uplink_bandwidth":', '"leaf":',
          '"topologies":', '"default":']
-SCORE_WORDS = ['"nodes":', '"zones":', '"trunks":', '"throughput":', '"delay":', '"delay_tail":', '"loss":', '"age":',
-               '"samples":', '"rdma":', '"source":', '"time":', '"kind":', '"name":', '"half_life":', '"margin":',
+SCORE_WORDS = ['"nodes":', '"zones":', '"inter_leaf":', '"throughput":', '"rtt":', '"rtt_p99":', '"loss":', '"age":',
+               '"samples":', '"rdma":', '"source":', '"time":', '"kind":', '"name":', '"half_life":', '"tolerance":',
                "1e8", '"status":"success"', '"data":', '"resultType":"vector"', '"result":', '"metric":',
-               '"instance":', '"value":', "NaN", "Infinity", "kind,name,throughput,delay,loss,age,samples",
-               "trunk,a|b,"]
+               '"instance":', '"value":', "NaN", "Infinity", "kind,name,throughput,rtt,loss,age,samples",
+               "inter_leaf,a|b,"]
 SCORES = {
-    "json": 'j{"nodes": {"n1": {"throughput": 1e8, "delay": 0.0001, "loss": 0.1}}, "trunks": {"a|b": {}}, '
+    "json": 'j{"nodes": {"n1": {"throughput": 1e8, "rtt": 0.0001, "loss": 0.1}}, "inter_leaf": {"a|b": {}}, '
             '"time": 1.7e9}',
-    "csv": "ckind,name,throughput,delay,loss,age,samples\nnode,n1,1e8,0.0001,0.01,5,3\ntrunk,a|b,,,,,\n",
+    "csv": "ckind,name,throughput,rtt,loss,age,samples\nnode,n1,1e8,0.0001,0.01,5,3\ninter_leaf,a|b,,,,,\n",
     "lines": 'j{"kind":"node","name":"n1","time":1.8e9,"source":"probe","throughput":1e8,"loss":0.1}\n',
-    "line": '{"kind":"trunk","name":"a|b","time":1799999990,"source":"serve","delay":1,"delay_tail":2,"rdma":true}\n',
+    "line": '{"kind":"inter_leaf","name":"a|b","time":1799999990,"source":"serve","rtt":1,"rtt_p99":2,"rdma":true}\n',
     "answer": '{"status":"success","data":{"resultType":"vector","result":[{"metric":{"instance":"n1:9100"},'
               '"value":[1.8e9,"0.5"]}]}}'}
 

@@ -45,7 +45,7 @@ def snapshots(draw: st.DrawFn) -> LinkScores:
 
 @st.composite
 def samples(draw: st.DrawFn) -> LinkSample:
-    kind, name = draw(st.sampled_from([("node", "n1"), ("node", "n2"), ("zone", "z0"), ("trunk", "z0|z1")]))
+    kind, name = draw(st.sampled_from([("node", "n1"), ("node", "n2"), ("zone", "z0"), ("inter_leaf", "z0|z1")]))
     return LinkSample(kind, name, NOW + draw(st.floats(-2000, 200)), draw(st.sampled_from(SOURCES)),
                       draw(st.none() | st.floats(0, 1e15)), draw(maybe), draw(maybe), draw(maybe),
                       draw(st.booleans()))

@@ -74,7 +74,7 @@ def test_each_link_is_told_apart():
         assert sample.rtt == pytest.approx(delay, abs=1e-9)
         assert sample.loss == pytest.approx(loss, abs=1e-9)
         assert (sample.time, sample.source) == (7.0, "probe")
-    trunk = found["trunk", "a|b"]
+    trunk = found["inter_leaf", "a|b"]
     assert (trunk.throughput, trunk.rtt, trunk.loss) == pytest.approx((5e7, 1e-4, 0.01))
     assert found["zone", "a"].throughput == pytest.approx(5e7)
     assert found["zone", "a"].rtt == pytest.approx(5e-5)
@@ -96,7 +96,7 @@ def test_nodes_alone_in_their_zones_have_their_ways():
     found = {(s.kind, s.name): s for s in estimate_links(pairs, {"x": "a", "y": "b"}, 0.0)}
     assert found["node", "x"].throughput == 1e8
     assert found["node", "x"].rtt == pytest.approx(5e-4)
-    assert found["trunk", "a|b"].rtt == 0.0
+    assert found["inter_leaf", "a|b"].rtt == 0.0
 
 
 def test_a_tail_is_never_below_the_median():
@@ -141,7 +141,7 @@ def test_one_node_alone_says_what_its_best_way_says():
 
 @pytest.mark.parametrize("data", [
     {}, [], None, {"first": "a"}, {"first": "a", "second": "b", "loss": -1},
-    {"first": "a", "second": "b", "delay": "x"},
+    {"first": "a", "second": "b", "rtt": "x"},
     {"first": "a", "second": "b", "forward": float("nan")}, {"first": "a", "second": "b", "forward": 1e16},
     {"first": "a", "second": "b", "speed": 1}])
 def test_a_pair_that_is_none(data):

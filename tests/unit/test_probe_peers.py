@@ -56,7 +56,7 @@ def test_a_limit_holds_and_is_not_taken_for_the_link(reflector):
     assert (pair.forward, pair.backward) == (None, None)
 
 
-@pytest.mark.parametrize("options", [{"secret": b"other"}, {"allow": (ipaddress.IPv4Network("192.0.2.0/24"),)}])
+@pytest.mark.parametrize("options", [{"secret": b"other"}, {"allowed_networks": (ipaddress.IPv4Network("192.0.2.0/24"),)}])
 def test_strangers_are_refused(reflector, options):
     with pytest.raises(OSError):
         measure_pair(("a", "b"), ("127.0.0.1", reflector(**options).port), SHORT, secret=b"word")
@@ -72,7 +72,7 @@ def session(served: Reflector, secret: bytes = b"", source: str = "127.0.0.1") -
 
 
 def test_sessions_are_bounded_and_one_host_has_half_of_them(reflector):
-    served = reflector(sessions=4)
+    served = reflector(max_sessions=4)
     held = [session(served), session(served)]
     with pytest.raises(OSError):
         session(served)
@@ -85,7 +85,7 @@ def test_sessions_are_bounded_and_one_host_has_half_of_them(reflector):
 
 
 def test_connections_that_prove_nothing_take_no_place(reflector):
-    served = reflector(sessions=1, secret=b"word")
+    served = reflector(max_sessions=1, secret=b"word")
     with contextlib.ExitStack() as stack:
         idle = [stack.enter_context(socket.create_connection(("127.0.0.1", served.port))) for _ in range(100)]
         assert_answers(served, b"word")
@@ -127,7 +127,7 @@ def recorded(served: Reflector, secret: bytes) -> bytes:
 
 def test_a_session_that_was_recorded_cannot_be_repeated(reflector):
     secret = b"a secret of the probe"
-    served = reflector(secret=secret, sessions=1)
+    served = reflector(secret=secret, max_sessions=1)
     sent = recorded(served, secret)
     assert secret not in sent
     assert secret.hex().encode() not in sent
@@ -209,7 +209,7 @@ def test_datagrams_of_others_do_not_count():
 
 def test_bytes_are_bounded(reflector):
     """What a second and a half of the allowance cannot pay is refused; what was measured until then stays."""
-    pair = measure_pair(("a", "b"), ("127.0.0.1", reflector(rate=150_000.0).port), SHORT)
+    pair = measure_pair(("a", "b"), ("127.0.0.1", reflector(rate_limit=150_000.0).port), SHORT)
     assert pair.rtt > 0
     assert (pair.forward, pair.backward) == (None, None)
 
@@ -228,13 +228,13 @@ def assert_answers(served: Reflector, secret: bytes = b"") -> None:
 
 @pytest.mark.parametrize("behaves", ["wants to be waited for", "sends what is not of the train"])
 def test_a_train_that_never_ends_is_left(reflector, monkeypatch, behaves):
-    monkeypatch.setattr("slurmdl.links.probe.reflector._MAX_SECONDS", 0.5)
-    served, done = reflector(sessions=1), threading.Event()
+    monkeypatch.setattr("slurmdl.links.probe.reflector._MAX_REQUEST_S", 0.5)
+    served, done = reflector(max_sessions=1), threading.Event()
     with socket.create_connection(("127.0.0.1", served.port)) as rude:
         control, own = ControlChannel(rude, b"", Deadline(5), is_client=True), ProbeSocket("127.0.0.1")
         control.write_message(udp=own.port)
         own.connect(("127.0.0.1", control.read_message()["udp"]), b"no tag")
-        control.write_message(do="train", size=1000)
+        control.write_message(op="receive_train", size=1000)
         control.write_message(wait=1e9)
 
         def flood() -> None:
@@ -279,8 +279,8 @@ def test_a_reflector_outlives_what_it_is_sent(reflector, line):
 
 
 @pytest.mark.parametrize("messages", [[{}], [{"udp": "x"}], [{"udp": 99999}], [{"udp": float("inf")}],
-                                      [{"udp": 9}, {"do": "dance"}], [{"udp": 9}, {"do": "send", "size": "all"}],
-                                      [{"udp": 9}, {"do": "take", "size": -5, "seconds": float("nan")}]])
+                                      [{"udp": 9}, {"op": "dance"}], [{"udp": 9}, {"op": "send_stream", "size": "all"}],
+                                      [{"udp": 9}, {"op": "receive_stream", "size": -5, "seconds": float("nan")}]])
 def test_a_reflector_outlives_what_its_peers_ask(reflector, messages):
     served = reflector()
     with socket.create_connection(("127.0.0.1", served.port)) as rude:
@@ -332,7 +332,7 @@ def boasts(connection: socket.socket) -> None:
         request = control.read_message()
         if "end" in request:
             control.write_message(received=20, overflow=0)
-        elif request["do"] == "take":
+        elif request["op"] == "receive_stream":
             control.receive_stream()
             control.write_message(rate=1e30)
 

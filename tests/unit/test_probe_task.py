@@ -39,7 +39,7 @@ def probe() -> Iterator[Callable[..., list[dict[str, object]]]]:
 
     def run(secret: str, meanwhile: Callable[[], None] = lambda: None) -> list[dict[str, object]]:
         leader = start(0, secret)
-        work = tcp_task.ProbeSchedule(NODES, ROUNDS, replace(SHORT, deadline=5.0), budget_s=30.0)
+        work = tcp_task.ProbeSchedule(NODES, ROUNDS, replace(SHORT, timeout_s=5.0), budget_s=30.0)
         leader.stdin.write(json.dumps(work.to_json()))
         leader.stdin.close()
         meanwhile()
@@ -59,7 +59,7 @@ def complete(said: list[dict[str, object]]) -> bool:
     pairs = [line for line in said if "first" in line]
     return said[-1] == tcp_task.END_MESSAGE and [(p["first"], p["second"]) for p in pairs] == [
         (NODES[a], NODES[b]) for rounds in ROUNDS for a, b in rounds] and all(
-        {"forward", "backward", "delay", "loss"} <= set(pair) for pair in pairs)
+        {"forward", "backward", "rtt", "loss"} <= set(pair) for pair in pairs)
 
 
 def test_all_pairs_are_measured_and_nothing_is_said(probe):
@@ -107,7 +107,7 @@ def test_the_leader_is_not_held_up_by_connections_without_the_secret(probe):
             connection.close()
     assert complete(said), said
     notes = [line["note"] for line in said if "note" in line]
-    assert notes == ["100 connections of other programs to this probe refused"], notes
+    assert notes == ["100 unauthenticated connections to this probe rejected"], notes
 
 
 def test_a_program_that_has_the_leaders_port_learns_nothing_and_joins_nobody(probe):
@@ -125,7 +125,7 @@ def test_a_program_that_has_the_leaders_port_learns_nothing_and_joins_nobody(pro
                 connection.sendall(b"0" * 32 + b"\n")
                 lines = connection.makefile("rb")
                 heard.append(lines.readline() + lines.readline())
-                connection.sendall(b"0" * 64 + b' {"effort": {}, "interface": ""}\n')
+                connection.sendall(b"0" * 64 + b' {"config": {}, "interface": ""}\n')
                 with socket.create_connection(("127.0.0.1", second)) as leader:
                     leader.sendall(heard[-1])
                     leader.recv(1)

@@ -293,7 +293,7 @@ def test_scores_that_are_old_in_part_are_read_in_part(site: Path) -> None:
 
 
 @pytest.mark.parametrize(("make", "why"), [
-    (lambda path: None, "No such file"), (lambda path: path.mkdir(), "directory"), (os.mkfifo, "no regular file"),
+    (lambda path: None, "No such file"), (lambda path: path.mkdir(), "directory"), (os.mkfifo, "not a regular file"),
     (lambda path: path.write_text("{"), "is not JSON"), (lambda path: path.write_bytes(b"\xff"), "UTF-8"),
     (lambda path: (path.write_text("{}"), path.chmod(0o666)), "others may write it")],
     ids=["missing", "directory", "pipe", "half", "binary", "open"])
@@ -319,7 +319,7 @@ def test_a_file_system_that_hangs_costs_a_second_at_most(site: Path, monkeypatch
     """The reading itself hangs, as in a call of a file system whose server is gone."""
     from slurmdl import file_trust
 
-    monkeypatch.setattr(file_trust, "trusted_text", lambda *_: time.sleep(5))
+    monkeypatch.setattr(file_trust, "read_trusted_text", lambda *_: time.sleep(5))
     found = load_from_sources(Config(), str(site / "scores.json"), os.environ)
     assert found.warnings == (f"{site}/scores.json: no answer within 0.9 s",)
 
@@ -373,18 +373,18 @@ def test_rules_of_the_configuration_hold(site: Path) -> None:
 def test_a_file_that_was_named_and_holds_nothing_is_said(site: Path) -> None:
     for text in ("{}", format_sample_lines([LinkSample("node", "n1", time.time() - 1e6, "probe", loss=0.1)])):
         found = load_from_sources(Config(), write(site / "scores.json", text), os.environ)
-        assert found.warnings == (f"{site}/scores.json: holds no score of the last 900 s",)
-    only_assumed = write(site / "scores.json", '{"zone_default": [1e9]}')
+        assert found.warnings == (f"{site}/scores.json: no score of the last 900 s",)
+    only_assumed = write(site / "scores.json", '{"default_zone_bandwidth": [1e9]}')
     found = load_from_sources(Config(), only_assumed, os.environ)
     assert (found.warnings, found.scores.default_zone_bandwidth) == ((), (1e9,))
 
 
 @pytest.mark.parametrize(("name", "text", "says"), [
-    ("s.json", '{"nodes": {"n1": {"throughput": -1}, "n2": {"loss": 0.1}, "": {}}, "trunks": {"b|a": {}}}',
-     "3 refused, the first: n1: throughput -1: expected"),
-    ("s.csv", "name,loss\nn1,7\nn2,0.1\nn3,x\nn2,0.2\n", "3 refused, the first: line 2: n1: loss 7.0 is not valid"),
+    ("s.json", '{"nodes": {"n1": {"throughput": -1}, "n2": {"loss": 0.1}, "": {}}, "inter_leaf": {"b|a": {}}}',
+     "3 rejected, the first: n1: throughput -1: expected"),
+    ("s.csv", "name,loss\nn1,7\nn2,0.1\nn3,x\nn2,0.2\n", "3 rejected, the first: line 2: n1: loss 7.0: expected"),
     ("s.jsonl", '{"kind":"node","name":"n2","time":NOW,"source":"probe","loss":0.1}\nhalf',
-     "1 refused, the first: line 2: 'half'"),
+     "1 rejected, the first: line 2: 'half'"),
 ])
 def test_one_absurd_score_costs_only_itself(site: Path, name: str, text: str, says: str) -> None:
     said: list[str] = []

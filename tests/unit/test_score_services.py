@@ -372,7 +372,7 @@ def test_networks_are_read_alike_everywhere(command, allow, capsys, monkeypatch)
     assert main(["links", command, f"--allow={allow}"]) == 64
     told = capsys.readouterr().err
     assert told.count("\n") == 1
-    assert "valid: networks and addresses such as 10.0.0.0/8, 192.168.1.5 or fd00::/8" in told
+    assert "expected networks and addresses"  in told
 
 
 def test_networks_of_both_protocols():

@@ -286,9 +286,9 @@ def test_probe_results_of_others_are_refused_unless_they_are_named(site: Path,
 
 
 @pytest.mark.parametrize(("words", "says"), [
-    (["--listen", "nowhere"], "not an address"), (["--listen", "::1:9"], "not an address"),
-    (["--listen", ":99999"], "not an address"), (["--interval", "0"], "more than 0"),
-    (["--allow", "10.0.0.0/99"], "valid: networks and addresses"), (["missing.jsonl"], "cannot be read"),
+    (["--listen", "nowhere"], "expected HOST:PORT"), (["--listen", "::1:9"], "expected HOST:PORT"),
+    (["--listen", ":99999"], "expected HOST:PORT"), (["--interval", "0"], "greater than 0"),
+    (["--allow", "10.0.0.0/99"], "expected networks and addresses"), (["missing.jsonl"], "cannot be read"),
 ])
 def test_wrong_words_are_one_line(site: Path, capsys: pytest.CaptureFixture[str], words: list[str],
                                   says: str) -> None:
@@ -297,13 +297,21 @@ def test_wrong_words_are_one_line(site: Path, capsys: pytest.CaptureFixture[str]
     assert says in told.err and told.err.count("\n") == 1
 
 
-def test_a_history_of_a_version_that_knew_no_noise(tmp_path: Path) -> None:
+def test_database_of_another_version_is_rejected_and_kept(tmp_path: Path) -> None:
     path = str(tmp_path / "h.db")
     with sqlite3.connect(path) as old:
         old.execute("CREATE TABLE samples (kind, name, time, source, throughput, delay, delay_tail, loss, rdma, "
                     "PRIMARY KEY (time, kind, name, source)) WITHOUT ROWID")
         old.execute("INSERT INTO samples VALUES ('node', 'n1', 1e9, 'probe', 5.0, NULL, NULL, NULL, 1)")
-    fresh = LinkSample("node", "n2", 2e9, "probe", throughput=1e9, noise=0.1)
-    with SampleStore.open(path) as history:
-        assert history.add([fresh]) == 1
-        assert history.samples_since(0) == [LinkSample("node", "n1", 1e9, "probe", throughput=5.0, rdma=True), fresh]
+    with pytest.raises(InputError, match="schema version 0; expected 2"), SampleStore.open(path):
+        pass
+    with sqlite3.connect(path) as old:
+        assert old.execute("SELECT count(*) FROM samples").fetchone() == (1,)
+
+
+def test_version_of_a_new_database_is_written(tmp_path: Path) -> None:
+    path = str(tmp_path / "h.db")
+    with SampleStore.open(path) as database, SampleStore.open(path) as second:
+        assert database.add(samples(1)) == 1 and second.add(samples(1)) == 0
+    with sqlite3.connect(path) as direct:
+        assert direct.execute("PRAGMA user_version").fetchone() == (2,)

@@ -32,9 +32,9 @@ def place(tmp_path: Path) -> Path:
 
 def seen_by(user: int, path: Path, owner: str = "") -> str:
     """What a process of another user says of the file: "read", or the error."""
-    code = ("import os, sys; from slurmdl.file_trust import trusted_text; from slurmdl.errors import InputError\n"
+    code = ("import os, sys; from slurmdl.file_trust import read_trusted_text; from slurmdl.errors import InputError\n"
             "os.setgroups([]); os.setgid(int(sys.argv[1])); os.setuid(int(sys.argv[1]))\n"
-            "try:\n    trusted_text(sys.argv[2], sys.argv[3]); print('read')\n"
+            "try:\n    read_trusted_text(sys.argv[2], sys.argv[3]); print('read')\n"
             "except InputError as error:\n    print(error)")
     done = subprocess.run([sys.executable, "-c", code, str(user), str(path), owner], capture_output=True, text=True,
                           check=True, timeout=60)
@@ -152,7 +152,7 @@ def test_samples_on_standard_input_are_those_of_whoever_made_the_pipe(place: Pat
         os.chown(place / "input", maker, maker)
         (place / "input").chmod(0o644)
         stdin = os.open(place / "input", os.O_RDONLY)
-    code = "import sys; from slurmdl.links import trust; print(trust.trusted_lines('-', sys.argv[1]))"
+    code = "import sys; from slurmdl import file_trust; print(file_trust.read_trusted_lines('-', sys.argv[1]))"
     done = subprocess.run([sys.executable, "-c", code, owner], stdin=stdin, capture_output=True, text=True,
                           check=False, timeout=60)
     os.close(stdin)
@@ -164,8 +164,8 @@ def test_samples_on_standard_input_are_those_of_whoever_made_the_pipe(place: Pat
 
 def test_what_is_no_file_is_refused_at_once(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    for path, says in ((tmp_path, "cannot be read"), (tmp_path / "pipe", "no regular file"),
-                       (tmp_path / "missing", "cannot be read"), (Path("/dev/zero"), "no regular file")):
+    for path, says in ((tmp_path, "cannot be read"), (tmp_path / "pipe", "not a regular file"),
+                       (tmp_path / "missing", "cannot be read"), (Path("/dev/zero"), "not a regular file")):
         with pytest.raises(InputError, match=says):
             file_trust.read_trusted_text(str(path))
     with pytest.raises(InputError, match="NUL"):
@@ -177,7 +177,7 @@ def test_what_is_too_large_or_no_text_is_refused(tmp_path: Path) -> None:
     with large.open("wb") as file:
         file.truncate(file_trust.MAX_FILE_BYTES + 1)
     large.chmod(0o600)
-    with pytest.raises(InputError, match="more than"):
+    with pytest.raises(InputError, match="is larger than"):
         file_trust.read_trusted_text(str(large))
     large.write_bytes(b"\xff\xfe")
     with pytest.raises(InputError, match="UTF-8"):

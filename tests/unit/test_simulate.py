@@ -73,7 +73,7 @@ def test_closed_forms(detail: str) -> None:
     def seconds(training: TrainingWorkload, *nodes: str) -> float:
         return step(training, *nodes, detail=detail).step_seconds
 
-    pair = TrainingWorkload("gossip", PARAMETERS, comm_pattern="base", compute_seconds=0.5)
+    pair = TrainingWorkload("gossip", PARAMETERS, comm_pattern="base-2", compute_seconds=0.5)
     assert seconds(pair, "a", "b") == pytest.approx(0.5 + SIZE / NODE + near)
     assert seconds(pair, "a", "d") == pytest.approx(0.5 + SIZE / UPLINK + far)
     # each of n ranks sends 2 (n - 1) / n of each bucket, in turns
@@ -90,17 +90,17 @@ def test_closed_forms(detail: str) -> None:
 def test_a_slow_way_between_two_zones() -> None:
     slow = LinkScores(default_node_bandwidth=NODE, default_zone_bandwidth=(UPLINK,), default_latency=DELAY,
                       inter_leaf={"z0|z1": LinkScore(1e5, rtt=0.2)})
-    plain = step(TrainingWorkload("gossip", PARAMETERS, comm_pattern="base"), "a", "d").step_seconds
-    found = step(TrainingWorkload("gossip", PARAMETERS, comm_pattern="base"), "a", "d", scores=slow)
+    plain = step(TrainingWorkload("gossip", PARAMETERS, comm_pattern="base-2"), "a", "d").step_seconds
+    found = step(TrainingWorkload("gossip", PARAMETERS, comm_pattern="base-2"), "a", "d", scores=slow)
     assert found.step_seconds > 4 * plain
-    assert found.step_seconds == pytest.approx(step(TrainingWorkload("gossip", PARAMETERS, comm_pattern="base"), "d", "a",
+    assert found.step_seconds == pytest.approx(step(TrainingWorkload("gossip", PARAMETERS, comm_pattern="base-2"), "d", "a",
                                                scores=slow).step_seconds)
 
 
 @needs_simgrid
 def test_ranks_on_one_node_and_nodes_without_a_zone() -> None:
     flat = network_links(("x", "y"), Topology.flat(("x", "y")), SCORES)
-    training = TrainingWorkload("gossip", PARAMETERS, comm_pattern="base")
+    training = TrainingWorkload("gossip", PARAMETERS, comm_pattern="base-2")
     for detail in ("messages", "flows"):
         assert predict_step(training, flat, np.array([0, 1]), granularity=detail).step_seconds == pytest.approx(SIZE / NODE
                                                                                                  + 2 * DELAY)
@@ -127,7 +127,7 @@ def test_allreduce_hides_what_it_sends_behind_the_backward_pass() -> None:
     "allreduce", 2_000_000, compute_seconds=0.5), TrainingWorkload(
         "allreduce", 2_000_000, comm_pattern="hierarchical"),
     TrainingWorkload(
-    "gossip", 500_000, comm_pattern="exponential", compute_seconds=0.1), TrainingWorkload(
+    "gossip", 500_000, comm_pattern="one-peer-exponential", compute_seconds=0.1), TrainingWorkload(
         "ps", 2_500_000, 2, compute_seconds=0.1),
     TrainingWorkload("adaptive-gossip", 500_000, compute_seconds=0.1, period=3, compression="int4"),
 ], ids=["ring", "hierarchical", "exponential", "ps", "adaptive"])
@@ -147,7 +147,7 @@ def test_nodes_that_are_alike_stand_for_each_other(monkeypatch: pytest.MonkeyPat
     training = TrainingWorkload("ps", 4_000_000, 4)
     assert MERGE_ABOVE > 4 * 60
     alone = predict_step(training, nodes, place, granularity="flows")
-    monkeypatch.setattr("slurmdl.simulate.network_flows.MANY", 1)
+    monkeypatch.setattr("slurmdl.simulate.network_flows.MERGE_ABOVE", 1)
     its = SimulatedNetwork(nodes)
     taken = flow_phases(training, nodes, its, place, zones_of_ranks(nodes, place), 1)
     assert max(len(phase.size) for phase in taken) <= 4 * 8
@@ -175,7 +175,7 @@ def test_the_same_seed_gives_the_same_answer_and_another_one_another() -> None:
 def test_placed_is_never_slower_than_random(strategy: str) -> None:
     topology = example.tree_topology((1, 2, 8, 96))
     training = TrainingWorkload(strategy, 4_000_000, 4 if strategy == "ps" else 0,
-                        comm_pattern="base" if "gossip" in strategy else "")
+                        comm_pattern="base-2" if "gossip" in strategy else "")
     for seed in range(2):
         case = SimulatedJob(
     training,
@@ -241,27 +241,27 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert [line.split()[0] for line in text.splitlines()[2:]] == ["placed", "leaf", "random"]
     assert main([*words, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert list(found["ways"]) == ["placed", "leaf order", "random"]
-    for its in found["ways"].values():
-        assert set(its) == {"seconds", "communication", "inter_zone_bytes", "steps", "detail"}
-    assert main([*words[:2], "--nodes", "n[1-4]", "--ntasks-per-node=2", "--traffic", "hierarchical"]) == 0
+    assert list(found["policies"]) == ["placed", "leaf order", "random"]
+    for its in found["policies"].values():
+        assert set(its) == {"step_seconds", "exposed_comm_fraction", "inter_zone_bytes", "steps", "granularity"}
+    assert main([*words[:2], "--nodes", "n[1-4]", "--ntasks-per-node=2", "--comm-pattern", "hierarchical"]) == 0
     assert "8 ranks on 4 of 8 nodes" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("words", "status", "says"), [
-    (["-N", "9"], 64, "-N 9: topology/topology.conf has 8 free nodes; valid: 1 to 8"),
-    (["-N", "4", "--ranks", "9"], 64, "--ranks 9: 4 nodes with --ntasks-per-node 1 hold 4 to 4"),
-    (["--nodes", "n[7-9]"], 64, "no node n9 in topology/topology.conf"), ([], 64, "-N or --nodes"),
+    (["-N", "9"], 64, "-N 9: topology/topology.conf has 8 free nodes; expected 1 to 8"),
+    (["-N", "4", "--ranks", "9"], 64, "--ranks 9: expected 4 to 4"),
+    (["--nodes", "n[7-9]"], 64, "n9 is not in topology/topology.conf"), ([], 64, "-N or --nodes"),
     (["-N", "4", "--topology", "nowhere.conf"], 65, "nowhere.conf"),
-    (["-N", "4", "--strategy", "local-sgd"], 64, "valid: allreduce, gossip, adaptive-gossip, ps"),
-    (["-N", "4", "--traffic", "links", "--strategy", "gossip"], 64, "--traffic links: is not simulated with gossip"),
-    (["-N", "4", "--strategy", "ps", "--ps", "4"], 64, "4 ranks can hold 1 to 3 parameter servers"),
+    (["-N", "4", "--strategy", "local-sgd"], 64, "expected allreduce, gossip, adaptive-gossip, ps"),
+    (["-N", "4", "--comm-pattern", "link-aware", "--strategy", "gossip"], 64, "--comm-pattern link-aware: not supported with gossip"),
+    (["-N", "4", "--strategy", "ps", "--ps", "4"], 64, "expected 1 to 3 parameter servers"),
     (["-N", "4", "--ps", "2"], 64, "allreduce has no parameter servers"),
-    (["-N", "4", "--strategy", "gossip", "--compress", "int4"], 64, "valid: none, fp16"),
+    (["-N", "4", "--strategy", "gossip", "--compression", "int4"], 64, "expected none, fp16"),
     (["-N", "4", "--period", "3"], 64, "--period 3: allreduce exchanges in every step"),
-    (["-N", "4", "--strategy", "gossip", "--period", "3", "--steps", "4"], 64, "valid: multiples of 3"),
-    (["-N", "4", "--parameters", "-3"], 64, "--parameters"), (["-N", "4", "--busy", "2"], 64, "--busy 2"),
-    (["-N", "8", "--busy", "0.6"], 64, "free nodes at --busy 0.6"), (["-N", "4", "--compute=nan"], 64, "--compute"),
+    (["-N", "4", "--strategy", "gossip", "--period", "3", "--steps", "4"], 64, "a multiple of --period 3"),
+    (["-N", "4", "--parameters", "-3"], 64, "--parameters"), (["-N", "4", "--busy-share", "2"], 64, "--busy-share 2"),
+    (["-N", "8", "--busy-share", "0.6"], 64, "free nodes at --busy-share 0.6"), (["-N", "4", "--compute-seconds=nan"], 64, "--compute-seconds"),
 ], ids=["nodes", "ranks", "unknown-node", "none", "file", "strategy", "links", "servers", "ps",
         "compress", "period", "steps", "parameters", "busy", "free", "compute"])
 def test_refusals(words: list[str], status: int, says: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -275,12 +275,12 @@ def test_without_simgrid_the_way_to_it_is_told(monkeypatch: pytest.MonkeyPatch, 
     bare = tmp_path / "python"
     bare.write_text(f'#!/bin/sh\nshift\nexec {sys.executable} -I -S "$@"\n')
     bare.chmod(0o755)
-    monkeypatch.setattr(predicting, "PYTHON", str(bare))
+    monkeypatch.setattr(predicting, "SIMGRID_PYTHON", str(bare))
     assert main(["simulate", FILE, "-N", "4"]) == 69
     assert f"has no SimGrid; install it: {predicting.INSTALL_COMMAND}" in capsys.readouterr().err
 
 
 def test_every_pattern_is_simulated_or_refused() -> None:
     for pattern in GRAPHS:
-        if pattern != "links":
+        if pattern != "link-aware":
             TrainingWorkload("gossip", 1_000, comm_pattern=pattern).check_supported(8)
