@@ -1,7 +1,7 @@
-"""The one way in which the cluster tests reach a cluster: submit, run on a host, stop a daemon, change a link.
+"""Access of the cluster tests to a cluster: submit jobs, run commands on a host, stop a daemon, reshape a link.
 
-`Cluster` is what a test may use; `SandboxCluster` gives it on the sandbox. Another kind of cluster takes the
-sandbox's place by another subclass. Every command runs as an ordinary user unless `as_root` says otherwise.
+`Cluster` is the interface of the tests; `SandboxCluster` implements it with the sandbox. Every command runs as an
+ordinary user unless `as_root` is set.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from slurmdl.errors import SandboxError
-from slurmdl.sandbox import lifecycle as sandbox
+from slurmdl.sandbox import lifecycle
 from slurmdl.sandbox.spec import LOGIN, SandboxSpec, round_robin_topology
 from slurmdl.topology.topology import Topology
 
@@ -30,8 +30,12 @@ FINAL = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEM
 class Cluster(ABC):
     """A real Slurm cluster.
 
-    Attributes: `topology`; `shared`, a directory that all hosts share; `user`, the name of the ordinary user; `etc`,
-    the directory that is /etc/slurm on the hosts; `launcher`, with which `slurmdl srun` starts MPI programs.
+    Attributes
+    ----------
+    shared : a directory that all hosts share.
+    user : name of the ordinary user.
+    etc : the directory of /etc/slurm on the hosts.
+    launcher : launcher of `slurmdl srun` for MPI programs.
     """
 
     topology: Topology
@@ -44,7 +48,7 @@ class Cluster(ABC):
     def run(self, argv: Sequence[str], *, host: str = LOGIN, as_root: bool = False, stdin: str = "",
             directory: Path | None = None, env: dict[str, str] | None = None,
             timeout: float = 60) -> subprocess.CompletedProcess[str]:
-        """Run a command on a host; stdout and stderr are kept apart."""
+        """Run a command on a host; stdout and stderr are separate."""
 
     @abstractmethod
     def stop_daemon(self, host: str) -> None:
@@ -52,60 +56,60 @@ class Cluster(ABC):
 
     @abstractmethod
     def start_daemon(self, host: str) -> None:
-        """Start it again, and wait until Slurm uses the host."""
+        """Restart it, and wait until Slurm uses the host."""
 
     @abstractmethod
     def freeze_daemon(self, host: str, frozen: bool) -> None:
-        """Let a daemon hang (SIGSTOP), or go on."""
+        """Stop a daemon (SIGSTOP), or continue it."""
 
     @abstractmethod
     def power_off(self, node: str) -> None:
-        """End a node as a loss of power would."""
+        """End a node as a power failure does."""
 
     @abstractmethod
     def change_link(self, name: str, *, rate: float | None = None, delay: float | None = None,
                     loss: float | None = None) -> None:
-        """Change a node's link or a zone's uplink, each way: bits/s, seconds, fraction of packets."""
+        """Reshape a node's link or a zone's uplink, each way: bits/s, seconds, fraction of packets."""
 
     @abstractmethod
     def bytes_between_zones(self) -> int:
-        """Bytes that nodes have sent across zones so far, as the routers counted them."""
+        """Bytes that nodes sent out of their zones, as the routers counted them."""
 
     @abstractmethod
     def controller_log(self) -> str:
-        """What slurmctld has logged so far."""
+        """The log of slurmctld."""
 
-    # --- what follows from the above, the same on every kind of cluster ---
+    # --- the same on every kind of cluster ---
 
     def directory(self, name: str = "job") -> Path:
-        """A new directory on the shared file system that belongs to the ordinary user."""
+        """Create a directory on the shared file system that belongs to the ordinary user."""
         path = self.shared / f"{name}-{next(_numbers)}"
         self.run(["mkdir", "-m", "755", str(path)]).check_returncode()
         return path
 
     def script(self, text: str, name: str = "job.sh") -> Path:
-        """A script in a new directory, with a first line of its own where `text` has none."""
+        """Write a script in a new directory; `#!/bin/sh` is added if missing."""
         path = self.directory() / name
         path.write_text(text if text.startswith("#!") else f"#!/bin/sh\n{text}")
         path.chmod(0o755)
         return path
 
     def submit(self, argv: Sequence[str], **keywords: object) -> int:
-        """Submit (argv as `["sbatch", ...]` or `["slurmdl", "sbatch", ...]`) and return the job id."""
-        done = self.run(argv, **keywords)  # type: ignore[arg-type]
-        assert done.returncode == 0, done.stderr
-        words = done.stdout.split()
-        job = int(words[3] if words[:3] == ["Submitted", "batch", "job"] else words[0].split(";")[0])
+        """Submit (argv `["sbatch", ...]` or `["slurmdl", "sbatch", ...]`) and return the job ID."""
+        result = self.run(argv, **keywords)  # type: ignore[arg-type]
+        assert result.returncode == 0, result.stderr
+        fields = result.stdout.split()
+        job = int(fields[3] if fields[:3] == ["Submitted", "batch", "job"] else fields[0].split(";")[0])
         self.__dict__.setdefault("submitted", {})[job] = (argv, keywords)
         return job
 
     def job(self, job: int | str) -> dict[str, str]:
-        """The controller's record of a job, as `scontrol show job` words it."""
+        """Return the record of `scontrol show job`."""
         text = self.run(["scontrol", "-o", "show", "job", str(job)]).stdout
         return dict(word.split("=", 1) for word in text.split() if "=" in word)
 
     def wait_for(self, job: int | str, states: set[str], timeout: float = 60) -> dict[str, str]:
-        """The record of a job once it is in one of `states`."""
+        """Wait until a job is in one of `states`; return its record."""
         deadline = time.monotonic() + timeout
         while (record := self.job(job)).get("JobState") not in states:
             assert time.monotonic() < deadline, f"job {job} is {record.get('JobState')} ({record.get('Reason')})"
@@ -113,14 +117,14 @@ class Cluster(ABC):
         return record
 
     def wait(self, job: int | str, timeout: float = 60) -> dict[str, str]:
-        """The record of a job once it has ended."""
+        """Wait until a job has ended; return its record."""
         return self.wait_for(job, FINAL, timeout)
 
     def output(self, job: int, timeout: float = 60) -> str:
-        """What a job that completed wrote (its standard output file, read on the login host).
+        """Wait until a job has completed; return its standard output.
 
-        A job in which MPI crashed is submitted again: Open MPI 4.1.4 does now and then in MPI_Init, where the first
-        message of another rank comes before it is ready.
+        A job in which MPI crashed is resubmitted: Open MPI 4.1.4 sometimes crashes in MPI_Init if the first message
+        of another rank arrives before it is ready.
         """
         for _ in range(3):
             record = self.wait(job, timeout)
@@ -133,7 +137,7 @@ class Cluster(ABC):
         return text
 
     def cancel_all(self) -> None:
-        """End all jobs and wait until every node is free again."""
+        """Cancel all jobs and wait until every node is free."""
         self.run(["sh", "-c", "squeue -h -o %A | sort -u | xargs -r scancel"], as_root=True)
         deadline = time.monotonic() + 30
         while self.run(["squeue", "-h"]).stdout.strip():
@@ -142,11 +146,11 @@ class Cluster(ABC):
 
 
 class SandboxCluster(Cluster):
-    def __init__(self, box: sandbox.Sandbox) -> None:
+    def __init__(self, box: lifecycle.Sandbox) -> None:
         self.box, self.topology, self.shared, self.user = box, box.spec.topology, box.shared, box.user.name
         self.etc = box.root / "slurm"
         self._start = self.shared
-        self._start = self.directory("start")  # not the home, which may be a real one
+        self._start = self.directory("start")  # not the home, which may be the user's real one
 
     def run(self, argv: Sequence[str], *, host: str = LOGIN, as_root: bool = False, stdin: str = "",
             directory: Path | None = None, env: dict[str, str] | None = None,
@@ -189,16 +193,12 @@ class SandboxCluster(Cluster):
 
 
 def _up(**options: object) -> SandboxCluster:
-    """A sandbox of 8 nodes in 2 zones, or as `options` (fields of Spec; nodes, zones) say."""
+    """Start a sandbox of 8 nodes in 2 zones; `options` are `nodes`, `zones` and fields of SandboxSpec."""
     nodes, zones = int(options.pop("nodes", 8)), int(options.pop("zones", 2))  # type: ignore[call-overload]
-    spec = SandboxSpec(
-    f"test-{os.getpid()}-{next(_numbers)}",
-    round_robin_topology(
-        nodes,
-        zones),
-         **options)  # type: ignore[arg-type]
+    spec = SandboxSpec(f"test-{os.getpid()}-{next(_numbers)}", round_robin_topology(nodes, zones),
+                       **options)  # type: ignore[arg-type]
     try:
-        return SandboxCluster(sandbox.sandbox_up(spec))
+        return SandboxCluster(lifecycle.sandbox_up(spec))
     except SandboxError as error:
         if os.environ.get("SLURMDL_REQUIRE_CLUSTER") == "1":
             raise
@@ -211,12 +211,12 @@ def _shared_cluster() -> Iterator[SandboxCluster]:
     try:
         yield cluster
     finally:
-        sandbox.sandbox_down(cluster.box.spec.name)
+        lifecycle.sandbox_down(cluster.box.spec.name)
 
 
 @pytest.fixture(scope="session")
 def _containers() -> Iterator[Cluster]:
-    import compose  # which builds on Cluster
+    import compose  # imports this module
 
     with compose.up() as cluster:
         yield cluster
@@ -224,38 +224,38 @@ def _containers() -> Iterator[Cluster]:
 
 @pytest.fixture
 def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
-    """The common cluster: 8 nodes n1..n8 with 2 CPUs, odd ones in zoneA, even ones in zoneB; empty of jobs."""
-    found: Cluster = (request.getfixturevalue("_containers").common() if in_containers(request.config)
-                      else request.getfixturevalue("_shared_cluster"))
-    yield found
-    found.cancel_all()
+    """The shared cluster: 8 nodes n1..n8 with 2 CPUs, odd ones in zoneA, even ones in zoneB; no jobs."""
+    shared: Cluster = (request.getfixturevalue("_containers").common() if in_containers(request.config)
+                       else request.getfixturevalue("_shared_cluster"))
+    yield shared
+    shared.cancel_all()
 
 
-def _makes() -> Iterator[Callable[..., SandboxCluster]]:
-    made: list[SandboxCluster] = []
+def _cluster_factory() -> Iterator[Callable[..., SandboxCluster]]:
+    clusters: list[SandboxCluster] = []
 
     def make(**options: object) -> SandboxCluster:
-        made.append(_up(**options))
-        return made[-1]
+        clusters.append(_up(**options))
+        return clusters[-1]
 
     yield make
-    for each in made:
-        sandbox.sandbox_down(each.box.spec.name)
+    for cluster in clusters:
+        lifecycle.sandbox_down(cluster.box.spec.name)
 
 
 @pytest.fixture
 def new_cluster(request: pytest.FixtureRequest) -> Iterator[Callable[..., Cluster]]:
-    """A function that brings up a cluster of this test's own, e.g. `new_cluster(zone_features=False)`."""
+    """A function that starts a cluster for this test only, e.g. `new_cluster(zone_features=False)`."""
     if in_containers(request.config):
         yield request.getfixturevalue("_containers").configure
     else:
-        yield from _makes()
+        yield from _cluster_factory()
 
 
 @pytest.fixture(scope="module")
 def new_sandbox() -> Iterator[Callable[..., SandboxCluster]]:
-    """The same for all tests of a module, as a sandbox, whose hosts can be broken from outside (`box.pids`)."""
-    yield from _makes()
+    """The same for all tests of a module, always a sandbox, which tests can break from outside (`box.pids`)."""
+    yield from _cluster_factory()
 
 
 def in_containers(config: pytest.Config) -> bool:
@@ -263,15 +263,15 @@ def in_containers(config: pytest.Config) -> bool:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    other = pytest.mark.skip(reason="on compose, only what asks for a cluster is tested")
+    skip = pytest.mark.skip(reason="not for compose: does not use a cluster fixture")
     for item in items:
         if Path(item.path).parent == Path(__file__).parent:
             item.add_marker("cluster")
             names = set(getattr(item, "fixturenames", ()))
             if in_containers(config) and ("new_sandbox" in names or not {"cluster", "new_cluster"} & names):
-                item.add_marker(other)
+                item.add_marker(skip)
 
 
 def lines_of(text: str) -> list[dict[str, str]]:
-    """The JSON objects, one a line, that tasks printed."""
+    """Parse the JSON objects, one per line, that tasks printed."""
     return [json.loads(line) for line in text.splitlines() if line.startswith("{")]

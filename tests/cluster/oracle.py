@@ -1,11 +1,10 @@
-"""Slurm as the oracle: a real slurmctld reads a topology.conf, and says whether and how.
+"""Slurm as the oracle: a real slurmctld reads a topology.conf, and accepts or rejects it.
 
-Each file is given to a slurmctld of its own, in namespaces of its own (network, mounts, processes), which end
-with it. That needs no munge, no slurmd and no host of the cluster, and takes about 50 ms.
+Each file gets its own slurmctld in its own namespaces (network, mounts, processes). This needs no munge, no slurmd
+and no host of the cluster, and takes about 50 ms.
 
-SLURMDL_ORACLE_ROOT names a directory with another Debian, where another release of Slurm is installed; then that
-one is asked: `debootstrap --variant=minbase trixie DIR`, then in it `apt-get install slurmctld slurm-client
-iproute2`.
+SLURMDL_ORACLE_ROOT selects a directory with another Debian and another Slurm release: `debootstrap
+--variant=minbase trixie DIR`, then in it `apt-get install slurmctld slurm-client iproute2`.
 """
 
 from __future__ import annotations
@@ -21,11 +20,11 @@ from pathlib import Path
 
 ROOT = os.environ.get("SLURMDL_ORACLE_ROOT", "")
 
-#: the nodes that the cluster has
+#: nodes of the cluster
 NODES = [f"n{i}" for i in range(1, 41)]
 
 _PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
-_AT = "/mnt"  # where Slurm sees the directory of a case
+_MOUNT_POINT = "/mnt"  # directory of a case for Slurm
 _SLURM_CONF = """\
 ClusterName=oracle
 SlurmctldHost=oracle(10.9.9.9)
@@ -45,8 +44,8 @@ NodeName=n[1-40] NodeAddr=10.9.9.9 State=CLOUD
 PartitionName=main Nodes=ALL
 """
 
-# Slurm resolves names only where an address beside 127.0.0.1 is there; 1AA1 is its port, 6817. For a file that is
-# not there 22.05 waits a minute before it gives up: nobody has to wait for that here.
+# Slurm resolves names only with an address other than 127.0.0.1; 1AA1 is its port, 6817. If a file is missing, 22.05
+# retries for a minute: end it at once.
 _SCRIPT = """\
 ulimit -c 0
 ip link set lo up && ip addr add 10.9.9.9/32 dev lo && hostname oracle
@@ -63,45 +62,45 @@ timeout 10 scontrol -o show topology 2>/mnt/error
 
 @dataclass(frozen=True)
 class Verdict:
-    """What slurmctld made of a file: whether it came up, what `scontrol -o show topology` said, and its log."""
+    """Whether slurmctld started with a file, the output of `scontrol -o show topology`, and its log."""
 
     accepted: bool
     text: str
     log: str
 
 
-def ask(directory: Path, files: Mapping[str, bytes], plugin: str = "tree") -> Verdict:
-    """The verdict on the topology.conf among `files`, which are laid into the new directory `directory`."""
+def verdict(directory: Path, files: Mapping[str, bytes], plugin: str = "tree") -> Verdict:
+    """Return the verdict on the topology.conf among `files`, which are written to the new directory `directory`."""
     directory.mkdir()
     (directory / "state").mkdir()
     (directory / "slurm.conf").write_text(_SLURM_CONF.format(plugin=plugin))
     for name, content in files.items():
         (directory / name).write_bytes(content)
-    enter = f"mount --bind {shlex.quote(str(directory))} {shlex.quote(ROOT + _AT)}\n"
+    enter = f"mount --bind {shlex.quote(str(directory))} {shlex.quote(ROOT + _MOUNT_POINT)}\n"
     enter += (f"mount -t proc proc {shlex.quote(ROOT)}/proc\nexec chroot {shlex.quote(ROOT)} " if ROOT else "exec ")
     done = subprocess.run(
         ["timeout", "-k1", "15", "unshare", "--net", "--mount", "--pid", "--uts", "--fork", "--kill-child=KILL",
          "--mount-proc", "sh", "-c", f"{enter}sh -c {shlex.quote(_SCRIPT)}"],
         capture_output=True, text=True, errors="replace", check=False, stdin=subprocess.DEVNULL,
-        env={"SLURM_CONF": f"{_AT}/slurm.conf", "PATH": _PATH})
+        env={"SLURM_CONF": f"{_MOUNT_POINT}/slurm.conf", "PATH": _PATH})
     log = (directory / "log").read_text(errors="replace") if (directory / "log").exists() else ""
-    up = "Running as primary controller" in log
-    # it says why it ends, dies of a signal, as 22.05 does of `Switches=,`, or hangs for ever, as 26.05 does of it
-    refused = "fatal: " in log or "retrying in" in log or done.returncode in (124, 134, 139)
-    assert up != refused, f"exit status {done.returncode}: {log[-2000:]}{done.stderr}"
-    return Verdict(up, done.stdout, log)
+    accepted = "Running as primary controller" in log
+    # a fatal error, a signal (22.05 with `Switches=,`), or a hang (26.05 with it)
+    rejected = "fatal: " in log or "retrying in" in log or done.returncode in (124, 134, 139)
+    assert accepted != rejected, f"exit status {done.returncode}: {log[-2000:]}{done.stderr}"
+    return Verdict(accepted, done.stdout, log)
 
 
-def ask_many(directory: Path, cases: Sequence[Mapping[str, bytes]], at_once: int = 4) -> list[Verdict]:
-    """The verdicts on many cases, in their order, several at once; case i is laid into `directory`/i."""
-    with ThreadPoolExecutor(at_once) as pool:
-        return list(pool.map(ask, (directory / str(i) for i in range(len(cases))), cases))
+def verdicts(directory: Path, cases: Sequence[Mapping[str, bytes]], max_workers: int = 4) -> list[Verdict]:
+    """Return the verdicts on many cases, in order; case i is in `directory`/i."""
+    with ThreadPoolExecutor(max_workers) as pool:
+        return list(pool.map(verdict, (directory / str(i) for i in range(len(cases))), cases))
 
 
-def hostnames(directory: Path, expressions: Sequence[str], at_once: int = 2) -> list[list[str] | None]:
-    """What `scontrol show hostnames` gives for each expression, None where it refuses it.
+def hostnames(directory: Path, expressions: Sequence[str], max_workers: int = 2) -> list[list[str] | None]:
+    """Return the output of `scontrol show hostnames` for each expression, None if it rejects it.
 
-    A complaint on stderr is a refusal: with three groups and more, a bad one is only complained about and left out.
+    Any message on stderr is a rejection: with three and more groups, an invalid one is only reported and skipped.
     """
     (directory / "slurm.conf").write_text("ClusterName=oracle\nSlurmctldHost=localhost\n")
     prefix = []
@@ -110,20 +109,20 @@ def hostnames(directory: Path, expressions: Sequence[str], at_once: int = 2) -> 
         prefix = ["chroot", ROOT]
     env = {"PATH": _PATH, "SLURM_CONF": "/tmp/slurm.conf" if ROOT else str(directory / "slurm.conf")}
 
-    def one(expression: str) -> list[str] | None:
+    def expand(expression: str) -> list[str] | None:
         try:
             done = subprocess.run([*prefix, "scontrol", "show", "hostnames", expression], capture_output=True,
                                   text=True, timeout=10, check=False, env=env, stdin=subprocess.DEVNULL)
-        except subprocess.TimeoutExpired:  # newer releases hang on a few that are damaged
+        except subprocess.TimeoutExpired:  # newer releases hang on some invalid ones
             return None
         return None if done.stderr else done.stdout.split("\n")[:-1]
 
-    with ThreadPoolExecutor(at_once) as pool:
-        return list(pool.map(one, expressions))
+    with ThreadPoolExecutor(max_workers) as pool:
+        return list(pool.map(expand, expressions))
 
 
-def missing() -> str:
-    """Why there is no oracle here, "" where there is one."""
+def unavailable_reason() -> str:
+    """Return why there is no oracle on this machine, or ""."""
     if os.geteuid():
-        return "needs root, to make namespaces"
+        return "needs root, to create namespaces"
     return "" if ROOT or shutil.which("slurmctld", path=_PATH) else "slurmctld is not installed"

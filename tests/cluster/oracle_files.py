@@ -1,4 +1,4 @@
-"""topology.conf files, valid and broken, for the oracle: written by hand, and random ones."""
+"""topology.conf files, valid and invalid, for the oracle: hand-written and random ones."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LINES = [
     "SwitchName=s2 Nodes=n2 LinkSpeed=-1 LinkSpeed=6000", "SwitchName=s2 Nodes=n2 LinkSpeed=09 LinkSpeed=6000",
     "SwitchName=s2\vNodes=n2",
     "SwitchName=s2 Nodes=n2 nodes=n3", "SwitchName=s2 Nodes=n2 SwitchName=s3", "Nodes=n2 SwitchName=s2", "Nodes=n2",
-    # values: quoted, empty, and what only looks like it
+    # values: quoted, empty, and similar ones
     'SwitchName=s2 Nodes="n2, n3"', 'SwitchName=s2 Nodes="n2"x', 'SwitchName=s2 Nodes="n2', 'SwitchName=s2 Nodes=n2"',
     'SwitchName=s2 Nodes="a b"c', "SwitchName=s2 Nodes='n2,n3'", 'SwitchName="s 2" Nodes=n2',
     'SwitchName="" Nodes=n2',
@@ -66,7 +66,7 @@ _LINES = [
     "SwitchName=e Nodes=,\nSwitchName=t Switches=e",
 ]
 
-BY_HAND: list[Mapping[str, bytes]] = [
+HAND_WRITTEN: list[Mapping[str, bytes]] = [
     *({"topology.conf": f"SwitchName=s1 Nodes=n[1-4] LinkSpeed={speed}\n".encode()} for speed in _SPEEDS),
     *({"topology.conf": f"{_S1}{line}\n".encode()} for line in _LINES),
     *({"topology.conf": f"{_S1}{line}".encode()} for line in _LINES if "\\" in line),
@@ -89,47 +89,48 @@ BY_HAND: list[Mapping[str, bytes]] = [
 ]
 
 
-def drawn(random: random.Random) -> Mapping[str, bytes]:
-    """A random forest over the nodes in random spelling, and in about half of the files something broken."""
+def random_files(random: random.Random) -> Mapping[str, bytes]:
+    """A random forest over the nodes in random spelling; about half of the files have an error."""
     lines = _forest(random)
     if random.random() < 0.3:
         random.shuffle(lines)
     for _ in range(random.choice((0, 0, 0, 1, 1, 2))):
-        _break(random, lines)
-    text = "".join(_spelled(random, line) for line in lines)
+        _add_error(random, lines)
+    text = "".join(_format_line(random, line) for line in lines)
     files = {}
     if random.random() < 0.2:
         cut = random.randrange(len(lines) + 1)
-        files["more.conf"] = "".join(_spelled(random, line) for line in lines[cut:]).encode()
-        text = "".join(_spelled(random, line) for line in lines[:cut]) + "Include more.conf\n"
-    if random.random() < 0.1 and text:  # a byte that somebody lost, doubled or mistyped
-        at = random.randrange(len(text))
-        text = text[:at] + random.choice(("", text[at] * 2, random.choice('=,[]-\\#" \t\nxN0'))) + text[at + 1:]
+        files["more.conf"] = "".join(_format_line(random, line) for line in lines[cut:]).encode()
+        text = "".join(_format_line(random, line) for line in lines[:cut]) + "Include more.conf\n"
+    if random.random() < 0.1 and text:  # one byte removed, doubled or changed
+        position = random.randrange(len(text))
+        replacement = random.choice(("", text[position] * 2, random.choice('=,[]-\\#" \t\nxN0')))
+        text = text[:position] + replacement + text[position + 1:]
     return {"topology.conf": text.encode(), **files}
 
 
 def _forest(random: random.Random) -> list[list[tuple[str, str]]]:
-    """Lines of pairs (key, value): leaves over some of the nodes, then levels of switches above."""
+    """Lines of pairs (key, value): leaves over some of the nodes, then levels of switches."""
     nodes = list(range(1, 41))
-    lines, tops, number = [], [], 0
+    lines, roots, number = [], [], 0
     while nodes and number < random.randint(1, 9):
         size = random.randint(1, 10)
-        mine, nodes = nodes[:size], nodes[size:]
+        members, nodes = nodes[:size], nodes[size:]
         if random.random() < 0.15:
-            mine = [*mine, random.randint(1, 44)]  # on two leaves, or not of the cluster
+            members = [*members, random.randint(1, 44)]  # on two leaves, or not in the cluster
         name = f"s{number}"
-        lines.append([("SwitchName", name), ("Nodes", _hostlist(random, "n", mine))])
-        tops.append(name)
+        lines.append([("SwitchName", name), ("Nodes", _hostlist(random, "n", members))])
+        roots.append(name)
         number += 1
-    while len(tops) > 1 and random.random() < 0.7:
-        count = random.randint(1, len(tops))
-        below, tops = tops[:count], tops[count:]
+    while len(roots) > 1 and random.random() < 0.7:
+        count = random.randint(1, len(roots))
+        children, roots = roots[:count], roots[count:]
         name = f"s{number}"
-        numbers = [int(child[1:]) for child in below]
+        numbers = [int(child[1:]) for child in children]
         if random.random() < 0.1:
             numbers.append(random.randrange(number))  # a redundant parent
         lines.append([("SwitchName", name), ("Switches", _hostlist(random, "s", numbers))])
-        tops.append(name)
+        roots.append(name)
         number += 1
     for line in lines:
         if random.random() < 0.3:
@@ -138,14 +139,14 @@ def _forest(random: random.Random) -> list[list[tuple[str, str]]]:
 
 
 def _hostlist(random: random.Random, prefix: str, numbers: list[int]) -> str:
-    """The names prefix + number, folded here and there, in no particular order."""
-    words, at = [], 0
-    while at < len(numbers):
-        end = at + 1
+    """The names prefix + number, partly folded, in random order."""
+    words, position = [], 0
+    while position < len(numbers):
+        end = position + 1
         while end < len(numbers) and numbers[end] == numbers[end - 1] + 1:
             end += 1
-        words.append(f"{numbers[at]}-{numbers[end - 1]}" if end - at > 1 else str(numbers[at]))
-        at = end
+        words.append(f"{numbers[position]}-{numbers[end - 1]}" if end - position > 1 else str(numbers[position]))
+        position = end
     random.shuffle(words)
     if random.random() < 0.5:
         return f"{prefix}[{','.join(words)}]"
@@ -153,42 +154,42 @@ def _hostlist(random: random.Random, prefix: str, numbers: list[int]) -> str:
                     for word in words)
 
 
-def _break(random: random.Random, lines: list[list[tuple[str, str]]]) -> None:
+def _add_error(random: random.Random, lines: list[list[tuple[str, str]]]) -> None:
     line = random.choice(lines)
     name = line[0][1]
-    what = random.randrange(12)
-    if what == 0:
+    kind = random.randrange(12)
+    if kind == 0:
         lines.append(list(line))  # twice
-    elif what == 1:
-        lines.remove(line) if len(lines) > 1 else None  # perhaps a child that is not declared
-    elif what == 2:
-        below = random.choice((name, f"{name},up", "nowhere", f"{name},{name}"))
-        lines.append([("SwitchName", "up"), ("Switches", below)])
-    elif what == 3:
+    elif kind == 1:
+        lines.remove(line) if len(lines) > 1 else None  # may leave an undeclared child
+    elif kind == 2:
+        children = random.choice((name, f"{name},up", "nowhere", f"{name},{name}"))
+        lines.append([("SwitchName", "up"), ("Switches", children)])
+    elif kind == 3:
         line.append(random.choice((("Nodes", "n9"), ("Switches", name), ("Color", "red"), ("SwitchName", "x"))))
-    elif what == 4:
+    elif kind == 4:
         value = random.choice(("", "n[", "n[3-1]", "n[1,,2]", "n[1-3", '"n1 n2"', "n[x]", ",", "n1,"))
         line[-1] = (line[-1][0], value)
-    elif what == 5:
+    elif kind == 5:
         line.append(("LinkSpeed", random.choice(_SPEEDS)))
-    elif what == 6:
+    elif kind == 6:
         lines.append([("SwitchName", "c1"), ("Switches", "c2")])
         lines.append([("SwitchName", "c2"), ("Switches", random.choice(("c1", name)))])
-    elif what == 7:
+    elif kind == 7:
         del line[random.randrange(len(line))]
         line or lines.remove(line)
-    elif what == 8:
+    elif kind == 8:
         line[0] = (random.choice(("Switch", "BlockSize", "SwitchName2", "swITchname")), name)
-    elif what == 9:
+    elif kind == 9:
         lines.append([("SwitchName", "empty"), ("Nodes", random.choice(("", '""', ",")))])
-    elif what == 10:
+    elif kind == 10:
         random.shuffle(line)
     else:
         line.append(("Nodes", "n[1-2]"))
 
 
-def _spelled(random: random.Random, line: list[tuple[str, str]]) -> str:
-    """A line of a file: case, blanks, quotes, comments and continuations as people and editors write them."""
+def _format_line(random: random.Random, line: list[tuple[str, str]]) -> str:
+    """A line of a file with random case, blanks, quotes, comments and continuations."""
     words = []
     for key, value in line:
         key = random.choice((key, key, key, key.lower(), key.upper()))
@@ -201,8 +202,8 @@ def _spelled(random: random.Random, line: list[tuple[str, str]]) -> str:
     return text + random.choice(("", "", "", " ", " # note", "#x \\", "\r", " \\\n")) + "\n"
 
 
-def hostlist(random: random.Random) -> str:
-    """A random hostlist: several words, groups, paddings and separators; about a third of them damaged."""
+def random_hostlist(random: random.Random) -> str:
+    """A random hostlist: words, groups, paddings and separators; about a third have an error."""
     words = []
     for _ in range(random.choice((1, 1, 1, 2, 3, 6))):
         word = random.choice(("n", "n", "rack-1.n", "", "a_b", "N", "n0", "zon\u00e4"))
@@ -215,9 +216,9 @@ def hostlist(random: random.Random) -> str:
     for word in words[1:]:
         text += random.choice((*",,,,,,,,,", ",,", " ", " ", "\t", ", ", "\n")) + word
     for _ in range(random.choice((0, 0, 0, 0, 1, 2))):
-        at = random.randrange(len(text) + 1)
-        text = text[:at] + random.choice(("", *"[],-:0 9x{@!")) + text[at + random.choice((0, 1)):]
-    return text.lstrip("-")  # to scontrol that would be an option
+        position = random.randrange(len(text) + 1)
+        text = text[:position] + random.choice(("", *"[],-:0 9x{@!")) + text[position + random.choice((0, 1)):]
+    return text.lstrip("-")  # else an option for scontrol
 
 
 def _ranges(random: random.Random) -> str:

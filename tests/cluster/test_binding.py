@@ -38,7 +38,7 @@ def argv_of(cluster, *words: str) -> str:
 
 
 def test_without_features_and_requeue_the_free_nodes_are_pinned(new_cluster):
-    cluster = new_cluster(zone_features=False, settings=AT_ONCE)
+    cluster = new_cluster(zone_features=False, slurm_conf_lines=AT_ONCE)
     occupy(cluster, "n2", "n4")
     script = cluster.script(MAPPED)
     requeued = cluster.submit(["slurmdl", "sbatch", "-N3", str(script)], directory=script.parent)
@@ -78,7 +78,7 @@ def test_a_lost_race_costs_no_start(new_cluster, features):
 
 def test_a_job_that_another_program_names_on_stdout_is_not_touched(new_cluster):
     """A site's sbatch tells of another job of the user, before and after Slurm's own line."""
-    cluster = new_cluster(settings=AT_ONCE)
+    cluster = new_cluster(slurm_conf_lines=AT_ONCE)
     held = cluster.submit(["sbatch", "--hold", "--prefer=zoneB", "-N2", "-o", "/dev/null", "--wrap", "true"])
     fake = cluster.directory("bin") / "sbatch"
     fake.write_text(f'#!/bin/sh\necho "Quota: {held} jobs pending"\n'
@@ -97,7 +97,7 @@ def test_a_job_that_another_program_names_on_stdout_is_not_touched(new_cluster):
 
 def test_nodes_lost_after_the_submission_cost_no_start(new_cluster):
     """A node goes down before the scheduler passes, which here takes it longer than usual."""
-    cluster = new_cluster(zone_features=False, settings=("SchedulerParameters=batch_sched_delay=7",))
+    cluster = new_cluster(zone_features=False, slurm_conf_lines=("SchedulerParameters=batch_sched_delay=7",))
     script = cluster.script(MAPPED)
     cluster.wait(cluster.submit(["sbatch", "-o", "/dev/null", "--wrap", "true"]))  # the scheduler has just passed
     job = cluster.submit(["slurmdl", "sbatch", "--no-requeue", "-N3", str(script)], directory=script.parent)
@@ -132,7 +132,7 @@ def test_zone_binds_to_the_zone(new_cluster, features, option):
 @pytest.mark.parametrize("features", [True, False])
 def test_a_zone_that_the_user_names_is_never_left(new_cluster, features):
     """Too few nodes of zoneA are free, and enough of zoneB: the job waits for zoneA, and so does each array task."""
-    cluster = new_cluster(zone_features=features, features={"": "any", "n8": "rare"}, settings=AT_ONCE)
+    cluster = new_cluster(zone_features=features, features={"": "any", "n8": "rare"}, slurm_conf_lines=AT_ONCE)
     occupy(cluster, "n1", "n3")
     script = cluster.script(MAPPED)
     submitted = [cluster.run(["slurmdl", "sbatch", "--parsable", "--dl-zone=zoneA", "-N3", "-o", "job-%j-%a.log",
@@ -222,7 +222,7 @@ def test_late_waits_no_longer_than_the_job_without(cluster):
 ])
 def test_late_where_the_job_cannot_shrink(new_cluster, settings, before):
     """The site forbids it, or another step runs: the job keeps all nodes, its steps run on the best of them."""
-    cluster = new_cluster(settings=settings)
+    cluster = new_cluster(slurm_conf_lines=settings)
     script = cluster.script(before + MAPPED + "scontrol show job $SLURM_JOB_ID | grep NumNodes\n"
                                               "kill %1 2>/dev/null; exit 0\n")
     job = cluster.submit(["slurmdl", "sbatch", "--dl-node-binding=late", "-N3", str(script)], directory=script.parent)
@@ -235,7 +235,7 @@ def test_late_where_the_job_cannot_shrink(new_cluster, settings, before):
 
 @pytest.mark.parametrize("bind", ["auto", "late"])
 def test_a_requeued_job_starts_elsewhere_when_its_node_died(new_cluster, bind):
-    cluster = new_cluster(settings=("AuthInfo=cred_expire=5",))
+    cluster = new_cluster(slurm_conf_lines=("AuthInfo=cred_expire=5",))
     script = cluster.script("echo run $SLURM_RESTART_COUNT\n" + MAPPED + '[ "$SLURM_RESTART_COUNT" ] || sleep 300\n')
     job = cluster.submit(["slurmdl", "sbatch", f"--dl-node-binding={bind}", "--open-mode=append", "--requeue", "-N3", "-o",
                           "log", str(script)], directory=script.parent)

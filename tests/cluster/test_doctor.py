@@ -1,4 +1,4 @@
-"""slurmdl doctor on a real cluster: all OK where all is well; of each fault one line, with its mend, and no other."""
+"""slurmdl doctor on a real cluster: all OK on a correct site; each fault causes one line with its fix."""
 
 from __future__ import annotations
 
@@ -25,12 +25,11 @@ from slurmdl.sandbox.spec import LOGIN
 
 SPANK = Path(__file__).parents[2] / "spank"
 NODES = "n[1-4]"
-#: a user that is neither root nor the one who looks
-STRANGER = 20777
+OTHER_UID = 20777  # neither root nor the user of the doctor
 
 
 def build(into: Path, include: Path | None = None) -> Path:
-    """The plugin, built with the headers of `include`."""
+    """Build the plugin with the headers of `include`."""
     words = ["make", "-s", "-C", str(SPANK), f"build={into}", *([f"SLURM_INCLUDE={include}"] if include else [])]
     subprocess.run(words, check=True, capture_output=True, timeout=120)
     return into / "slurmdl.so"
@@ -38,14 +37,14 @@ def build(into: Path, include: Path | None = None) -> Path:
 
 @dataclass
 class Site:
-    """A cluster whose site set-up is whole, and the means to break it."""
+    """A cluster with a correct site setup, and ways to break it."""
 
     cluster: Any  # conftest's SandboxCluster
     here: Path
 
     @property
     def slurm(self) -> Path:
-        """/etc/slurm of all hosts."""
+        """The directory of /etc/slurm on all hosts."""
         return self.cluster.box.root / "slurm"
 
     @property
@@ -57,17 +56,17 @@ class Site:
         return self.here / "scores.json"
 
     def configure(self, **changed: object) -> None:
-        """/etc/slurmdl/slurmdl.yaml of all hosts."""
+        """Write /etc/slurmdl/slurmdl.yaml of all hosts."""
         config = {"plan_dir": str(self.plans), "link_scores": {"file": "/etc/slurmdl/scores.json"}, **changed}
         (self.here / "slurmdl.yaml").write_text(json.dumps(config))
 
-    def score(self, age: float = 10.0) -> None:
-        """Scores that were made `age` seconds ago."""
+    def write_scores(self, age: float = 10.0) -> None:
+        """Write link scores of `age` seconds ago."""
         scores = {"nodes": {"n1": {"throughput": 1e8, "age": 0.0, "samples": 3}}, "time": time.time() - age}
         self.scores.write_text(json.dumps(scores))
 
-    def whole(self) -> None:
-        """Wait until the controller calls every node idle again, after what a case before did to some."""
+    def wait_until_idle(self) -> None:
+        """Wait until every node is idle again after the previous case."""
         deadline = time.monotonic() + 60
         while set(self.cluster.box.node_states().values()) != {"idle"}:
             assert time.monotonic() < deadline, self.cluster.box.node_states()
@@ -80,8 +79,8 @@ class Site:
                                  "slurmdl", "doctor", "--json", *with_nodes, *words])
 
     @contextmanager
-    def over(self, path: str, source: Path, *names: str) -> Iterator[None]:
-        """Another file or directory in the place of `path` on some hosts, the login host by default."""
+    def mounted(self, path: str, source: Path, *names: str) -> Iterator[None]:
+        """Mount another file or directory over `path` on some hosts (default: the login host)."""
         for host in names or (LOGIN,):
             namespaces.run_on_host(self.cluster.box.pids[host], ["mount", "--bind", str(source), path])
         try:
@@ -91,25 +90,24 @@ class Site:
                 namespaces.run_on_host(self.cluster.box.pids[host], ["umount", "-l", path])
 
     @contextmanager
-    def text(self, file: Path, text: str) -> Iterator[None]:
-        """Another text in a file."""
-        kept = file.read_text()
+    def with_text(self, file: Path, text: str) -> Iterator[None]:
+        original = file.read_text()
         file.write_text(text)
         try:
             yield
         finally:
-            file.write_text(kept)
+            file.write_text(original)
 
     @contextmanager
-    def mode(self, file: Path, mode: int, owner: int = 0) -> Iterator[None]:
-        kept = file.stat()
+    def with_mode(self, file: Path, mode: int, owner: int = 0) -> Iterator[None]:
+        status = file.stat()
         file.chmod(mode)
         os.chown(file, owner, 0)
         try:
             yield
         finally:
-            os.chown(file, kept.st_uid, kept.st_gid)
-            file.chmod(kept.st_mode & 0o7777)
+            os.chown(file, status.st_uid, status.st_gid)
+            file.chmod(status.st_mode & 0o7777)
 
     @contextmanager
     def configured(self, **changed: object) -> Iterator[None]:
@@ -122,25 +120,26 @@ class Site:
 
 @pytest.fixture(scope="module")
 def site(new_sandbox: Callable[..., Any]) -> Site:
-    cluster = new_sandbox(nodes=4, plugstack="optional /etc/slurm/slurmdl.so\n", settings=("CliFilterPlugins=lua",),
-                          files={"cli_filter.lua": (SPANK.parent / "etc/cli_filter.lua").read_text()})
+    cluster = new_sandbox(nodes=4, plugstack="optional /etc/slurm/slurmdl.so\n",
+                          slurm_conf_lines=("CliFilterPlugins=lua",),
+                          config_files={"cli_filter.lua": (SPANK.parent / "etc/cli_filter.lua").read_text()})
     site = Site(cluster, cluster.box.root / "site")
     site.here.mkdir()
     site.plans.mkdir()
     site.plans.chmod(0o1777)
     site.configure()
-    site.score()
+    site.write_scores()
     shutil.copy(build(SPANK.parent / "build/spank"), site.slurm)
     for host in (LOGIN, *cluster.topology.nodes):
         namespaces.run_on_host(cluster.box.pids[host], ["mount", "--bind", str(site.here), "/etc/slurmdl"])
     return site
 
 
-def test_a_site_that_is_whole(site):
+def test_correct_site_is_ok(site):
     done = site.doctor()
-    found = json.loads(done.stdout)
-    assert [each["grade"] for each in found["findings"]] == ["OK"] * len(CHECKS), done.stdout
-    assert (done.returncode, found["status"], found["not_looked_at"]) == (0, 0, {})
+    report = json.loads(done.stdout)
+    assert [each["severity"] for each in report["findings"]] == ["OK"] * len(CHECKS), done.stdout
+    assert (done.returncode, report["status"], report["skipped"]) == (0, 0, {})
     assert not list(site.plans.iterdir())
     text = site.cluster.run(["slurmdl", "doctor"])
     assert (text.returncode, text.stderr) == (0, "")
@@ -157,7 +156,7 @@ Break = Callable[[Site], AbstractContextManager[object]]
 def _hidden_command(site: Site) -> Iterator[None]:
     empty = site.here / "empty"
     empty.touch()
-    with site.over("/usr/bin/squeue", empty):
+    with site.mounted("/usr/bin/squeue", empty):
         yield
 
 
@@ -178,20 +177,20 @@ def _other_release(site: Site) -> Iterator[None]:
     lines = ["#define SLURM_VERSION_NUMBER 0x170b00" if "define SLURM_VERSION_NUMBER" in line else line
              for line in header.read_text().splitlines()]
     header.write_text("\n".join(lines) + "\n")
-    with site.over("/etc/slurm/slurmdl.so", build(site.here / "release", include)):
+    with site.mounted("/etc/slurm/slurmdl.so", build(site.here / "release", include)):
         yield
 
 
 @contextmanager
 def _other_options(site: Site) -> Iterator[None]:
-    """The plugin as a release of slurmdl would build it that calls an option otherwise."""
+    """The plugin of another slurmdl release, with another option name."""
     source = site.here / "spank"
     shutil.copytree(SPANK, source, dirs_exist_ok=True)
     table = source / "core/options.inc"
     table.write_text(table.read_text().replace('"dl-place"', '"dl-spot"'))
     subprocess.run(["make", "-s", "-C", str(source), f"build={source}/build"], check=True, capture_output=True,
                    timeout=120)
-    with site.over("/etc/slurm/slurmdl.so", source / "build/slurmdl.so"):
+    with site.mounted("/etc/slurm/slurmdl.so", source / "build/slurmdl.so"):
         yield
 
 
@@ -210,7 +209,7 @@ def _without_pmix(site: Site) -> Iterator[None]:
     plugins = Path(next(iter(Path("/usr/lib").glob("*/slurm-wlm"))))
     other = site.here / "plugins"
     shutil.copytree(plugins, other, ignore=shutil.ignore_patterns("mpi_pmix*"), symlinks=True, dirs_exist_ok=True)
-    with site.over(str(plugins), other):
+    with site.mounted(str(plugins), other):
         yield
 
 
@@ -224,7 +223,7 @@ def _drained(site: Site) -> Iterator[None]:
 
 
 def _clock(offset: str) -> dict[str, str]:
-    """The environment of a program whose clock is apart."""
+    """Environment of a program with a clock offset."""
     library = next(iter(Path("/usr/lib").glob("*/faketime/libfaketime.so.1")), None)
     if library is None:
         assert os.environ.get("SLURMDL_REQUIRE_CLUSTER") != "1", "libfaketime is missing"
@@ -238,7 +237,7 @@ def _node_clock(site: Site) -> Iterator[None]:
     words = " ".join(f"{name}={value}" for name, value in _clock("-30s").items())
     shifted = _other(site, "shifted", f'#!/bin/sh\n{words} exec {date} "$@"\n')
     shifted.chmod(0o755)
-    with site.over("/usr/bin/date", shifted, "n2"):
+    with site.mounted("/usr/bin/date", shifted, "n2"):
         yield
 
 
@@ -253,16 +252,16 @@ def _no_zone(site: Site) -> Iterator[None]:
 
 @contextmanager
 def _other_tree(site: Site) -> Iterator[None]:
-    """A node that was not told of a change."""
+    """A node that missed a change of the topology."""
     other = site.here / "other-slurm"
     shutil.copytree(site.slurm, other, dirs_exist_ok=True)
     text = (other / "topology.conf").read_text()
     (other / "topology.conf").write_text(text.replace("zoneB", "zoneX"))
-    with site.over("/etc/slurm", other, "n2"):
+    with site.mounted("/etc/slurm", other, "n2"):
         site.cluster.stop_daemon("n2")
         site.cluster.start_daemon("n2")
         yield
-    with contextlib.suppress(SandboxError):  # it may have ended by itself
+    with contextlib.suppress(SandboxError):  # it may have exited
         site.cluster.stop_daemon("n2")
     site.cluster.start_daemon("n2")
 
@@ -275,7 +274,7 @@ def _other(site: Site, name: str, text: str) -> Path:
 
 def _edited(site: Site, old: str, new: str) -> AbstractContextManager[None]:
     file = site.slurm / "topology.conf"
-    return site.text(file, file.read_text().replace(old, new))
+    return site.with_text(file, file.read_text().replace(old, new))
 
 
 @contextmanager
@@ -284,117 +283,126 @@ def _node_site(site: Site) -> Iterator[None]:
     shutil.copytree(site.here, other, ignore=shutil.ignore_patterns("other*", "spank", "plugins", "include"),
                     dirs_exist_ok=True)
     (other / "slurmdl.yaml").write_text("{}\n")
-    with site.over("/etc/slurmdl", other, "n2"):
+    with site.mounted("/etc/slurmdl", other, "n2"):
         yield
 
 
 @contextmanager
 def _other_slurmdl(site: Site) -> Iterator[None]:
-    with site.over(str(Path(sys.prefix) / "bin/slurmdl"), Path("/bin/true"), "n4"):
+    with site.mounted(str(Path(sys.prefix) / "bin/slurmdl"), Path("/bin/true"), "n4"):
         yield
 
 
 @dataclass(frozen=True)
 class Case:
-    """A fault: how it is made, the check that names it, its grade, words of its line and of the mend."""
+    """A fault: how to cause it, the check that reports it, its severity, facts of its text and of its fix."""
 
     broken: Break
     check: str
-    grade: str
+    severity: str
     text: str
-    mend: str
+    fix: str
     nodes: str = NODES
 
 
 CASES = {
     "command missing": Case(_hidden_command, "commands", "fail", "squeue", "slurm-client"),
-    "controller hangs": Case(_frozen, "controller", "fail", "no answer within 5 s", "slurmctld"),
-    "plugstack.conf unreadable": Case(lambda site: site.mode(site.slurm / "plugstack.conf", 0o600), "plugin", "fail",
-                                      "plugstack.conf: Permission denied", "chmod 644"),
-    "plugin missing": Case(lambda site: site.text(site.slurm / "plugstack.conf", "optional /nowhere/slurmdl.so\n"),
-                           "plugin", "fail", "No such file", "install slurmdl-spank for Slurm 22.05"),
+    "controller hangs": Case(_frozen, "controller", "fail", "within 5 s", "slurmctld"),
+    "plugstack.conf unreadable": Case(
+        lambda site: site.with_mode(site.slurm / "plugstack.conf", 0o600), "plugin", "fail",
+        "plugstack.conf: Permission denied", "chmod 644"),
+    "plugin missing": Case(
+        lambda site: site.with_text(site.slurm / "plugstack.conf", "optional /nowhere/slurmdl.so\n"), "plugin",
+        "fail", "No such file", "install slurmdl-spank for Slurm 22.05"),
     "plugin of another Slurm": Case(_other_release, "plugin", "fail", "(23.11.0)", "make -C spank install"),
     "plugin of another slurmdl": Case(_other_options, "plugin", "fail", "--dl-place, --dl-spot", "of one release"),
-    "plugin required": Case(lambda site: site.text(site.slurm / "plugstack.conf", "required /etc/slurm/slurmdl.so\n"),
-                            "plugin", "fail", "drained", "optional"),
-    "plugin open to others": Case(lambda site: site.mode(site.slurm / "slurmdl.so", 0o777), "plugin", "fail",
+    "plugin required": Case(
+        lambda site: site.with_text(site.slurm / "plugstack.conf", "required /etc/slurm/slurmdl.so\n"), "plugin",
+        "fail", "drained", "optional"),
+    "plugin open to others": Case(lambda site: site.with_mode(site.slurm / "slurmdl.so", 0o777), "plugin", "fail",
                                   "others may write it", "chmod 755"),
     "cli_filter.lua missing": Case(_no_filter, "cli_filter", "fail", "Unable to stat", "CliFilterPlugins", ""),
-    "cli_filter.lua malformed": Case(lambda site: site.text(site.slurm / "cli_filter.lua", "no lua"), "cli_filter",
-                                     "fail", "cli_filter/lua", "readable for all"),
-    "cli_filter.lua without the plugin": Case(lambda site: site.text(site.slurm / "plugstack.conf", ""), "plugin",
-                                              "warn", "cli_filter.lua asks slurmdl", "slurmdl-spank", ""),
+    "cli_filter.lua malformed": Case(
+        lambda site: site.with_text(site.slurm / "cli_filter.lua", "no lua"), "cli_filter", "fail",
+        "cli_filter/lua", "readable for all"),
+    "cli_filter.lua without the plugin": Case(
+        lambda site: site.with_text(site.slurm / "plugstack.conf", ""), "plugin", "warn",
+        "cli_filter.lua calls slurmdl", "slurmdl-spank", ""),
     "topology malformed": Case(lambda site: _edited(site, "SwitchName=core", "SwichName=core"), "topology", "fail",
                                "SwichName", "topology check"),
-    "topology not the controller's": Case(lambda site: _edited(site, "zoneA", "zoneX"), "controller's topology",
+    "topology not the controller's": Case(lambda site: _edited(site, "zoneA", "zoneX"), "controller topology",
                                           "fail", "zoneX", "scontrol reconfigure"),
     "node in no zone": Case(_no_zone, "topology", "warn", "n3", "topology check", "n[1-2,4]"),
     "MPI without its PMI": Case(_without_pmix, "MPI", "fail", "mpi_pmix.so", "srun --mpi=list"),
-    "scores of another user": Case(lambda site: site.mode(site.scores, 0o644, STRANGER), "scores", "fail",
-                                   f"user {STRANGER} owns it", "chown"),
-    "scores open to others": Case(lambda site: site.mode(site.scores, 0o666), "scores", "fail",
+    "scores of another user": Case(lambda site: site.with_mode(site.scores, 0o644, OTHER_UID), "link_scores", "fail",
+                                   f"user {OTHER_UID} owns it", "chown"),
+    "scores open to others": Case(lambda site: site.with_mode(site.scores, 0o666), "link_scores", "fail",
                                   "others may write it", "chmod 644"),
-    "scores malformed": Case(lambda site: site.text(site.scores, "{"), "scores", "fail", "JSON", "slurmdl-ingest"),
-    "scores missing": Case(lambda site: site.configured(link_scores={"file": "/etc/slurmdl/none.json"}), "scores", "fail",
-                           "no such file", "slurmdl-ingest"),
+    "scores malformed": Case(
+        lambda site: site.with_text(site.scores, "{"), "link_scores", "fail", "JSON", "slurmdl-ingest"),
+    "scores missing": Case(
+        lambda site: site.configured(link_scores={"file": "/etc/slurmdl/none.json"}), "link_scores", "fail",
+        "no such file", "slurmdl-ingest"),
     "owner of scores does not exist": Case(
         lambda site: site.configured(link_scores={"file": "/etc/slurmdl/scores.json", "trusted_owner": "slurmdlx"}),
-        "scores", "fail", "no user has the name 'slurmdlx'", "systemd-sysusers"),
+        "link_scores", "fail", "user 'slurmdlx' does not exist", "systemd-sysusers"),
     "scores stale": Case(lambda site: site.configured(link_scores={"file": "/etc/slurmdl/scores.json", "max_age": 1}),
-                         "scores", "warn", "max_age: 1", "systemctl status"),
+                         "link_scores", "warn", "max_age: 1", "systemctl status"),
     "Prometheus away": Case(
         lambda site: site.configured(link_scores={"file": "/etc/slurmdl/scores.json",
                                              "prometheus": {"url": "http://127.0.0.1:9"}}),
         "prometheus", "fail", "127.0.0.1:9", "link_scores.prometheus"),
     "plan_dir missing": Case(lambda site: site.configured(plan_dir="/nowhere"), "plan_dir", "fail", "/nowhere",
                              "install -d -m 1777"),
-    "plan_dir of others": Case(lambda site: site.mode(site.plans, 0o755), "plan_dir", "fail", "Permission denied",
-                               "install -d -m 1777"),
-    "plan_dir without the sticky bit": Case(lambda site: site.mode(site.plans, 0o777), "plan_dir", "warn", "replace",
-                                            "chmod +t"),
-    "plan_dir not shared": Case(lambda site: site.configured(plan_dir="/tmp"), "nodes' plan_dir", "fail", "n[1-4]",
+    "plan_dir of others": Case(
+        lambda site: site.with_mode(site.plans, 0o755), "plan_dir", "fail", "Permission denied",
+        "install -d -m 1777"),
+    "plan_dir without the sticky bit": Case(
+        lambda site: site.with_mode(site.plans, 0o777), "plan_dir", "warn", "replace", "chmod +t"),
+    "plan_dir not shared": Case(lambda site: site.configured(plan_dir="/tmp"), "node plan_dir", "fail", "n[1-4]",
                                 "mount"),
     "unknown key": Case(lambda site: site.configured(plan_dri="/tmp"), "configuration", "fail",
                         "unknown key plan_dri; expected plan_dir", "slurmdl.yaml(5)"),
-    "slurmdl.yaml open to others": Case(lambda site: site.mode(site.here / "slurmdl.yaml", 0o666), "configuration",
-                                        "fail", "others may write it", "chmod 644"),
+    "slurmdl.yaml open to others": Case(
+        lambda site: site.with_mode(site.here / "slurmdl.yaml", 0o666), "configuration", "fail",
+        "others may write it", "chmod 644"),
     "clock apart": Case(lambda site: contextlib.nullcontext(), "clock", "fail", "the controller: ", "chrony"),
-    "clock of a node apart": Case(_node_clock, "nodes' clocks", "warn", "n2: ", "chrony"),
+    "clock of a node apart": Case(_node_clock, "node clocks", "warn", "n2: ", "chrony"),
     "node drained": Case(_drained, "nodes", "warn", "n3: not in service (IDLE+DRAIN)", "scontrol show node n3"),
     "no such node": Case(lambda site: contextlib.nullcontext(), "nodes", "fail", "n9: the cluster has no such node",
                          "srun", "n[1-4,9]"),
-    "node without the plugin": Case(lambda site: site.over("/etc/slurm/plugstack.conf", Path("/dev/null"), "n2"),
-                                    "nodes' plugin", "fail", "n2", "install"),
+    "node without the plugin": Case(lambda site: site.mounted("/etc/slurm/plugstack.conf", Path("/dev/null"), "n2"),
+                                    "node plugin", "fail", "n2", "install"),
     "node with another plugin": Case(
-        lambda site: site.over("/etc/slurm/slurmdl.so", _other(site, "other.so", "other"), "n3"), "nodes' plugin",
-        "fail", "n3: /etc/slurm/slurmdl.so is not the one", "slurmdl-spank"),
-    "node with another slurmdl.yaml": Case(_node_site, "nodes' configuration", "fail", "n2", "copy"),
-    "node with another topology": Case(_other_tree, "nodes' topology", "fail", "zoneX", "same topology.conf"),
-    "node without slurmdl": Case(_other_slurmdl, "nodes' slurmdl", "fail", "n4", "install slurmdl"),
+        lambda site: site.mounted("/etc/slurm/slurmdl.so", _other(site, "other.so", "other"), "n3"), "node plugin",
+        "fail", "n3: /etc/slurm/slurmdl.so differs", "slurmdl-spank"),
+    "node with another slurmdl.yaml": Case(_node_site, "node configuration", "fail", "n2", "copy"),
+    "node with another topology": Case(_other_tree, "node topology", "fail", "zoneX", "same topology.conf"),
+    "node without slurmdl": Case(_other_slurmdl, "node slurmdl", "fail", "n4", "install slurmdl"),
 }
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_one_fault_makes_one_line(site, name):
+def test_each_fault_causes_one_line(site, name):
     case = CASES[name]
-    site.whole()
-    site.score()
+    site.wait_until_idle()
+    site.write_scores()
     with case.broken(site):
         done = site.doctor(case.nodes, env=_clock("+90s") if name == "clock apart" else None)
-    found = json.loads(done.stdout)
-    bad = [each for each in found["findings"] if each["grade"] != "OK"]
-    assert [(each["check"], each["grade"]) for each in bad] == [(case.check, case.grade)], done.stdout
-    assert case.text in bad[0]["text"]
-    assert case.mend in bad[0]["mend"]
-    assert done.returncode == found["status"] == {"warn": 1, "fail": 2}[case.grade]
+    report = json.loads(done.stdout)
+    problems = [each for each in report["findings"] if each["severity"] != "OK"]
+    assert [(each["check"], each["severity"]) for each in problems] == [(case.check, case.severity)], done.stdout
+    assert case.text in problems[0]["text"]
+    assert case.fix in problems[0]["fix"]
+    assert done.returncode == report["status"] == {"warn": 1, "fail": 2}[case.severity]
     assert done.stderr == ""
 
 
 @pytest.mark.parametrize("before", [
     "", "\n\n# a comment\n", "# form feed \f, new line \x85, separator \u2028 and carriage return \r in one line\n",
     f"# {'x' * 4000}\n", f"# {'x' * 5000}\n", "include /nowhere/*.conf\n\n"], ids=repr)
-def test_lines_of_plugstack_are_counted_as_slurm_counts(site, before):
-    with site.text(site.slurm / "plugstack.conf", f"{before}required /nowhere/slurmdl.so\n"):
+def test_plugstack_line_number_equals_slurm(site, before):
+    with site.with_text(site.slurm / "plugstack.conf", f"{before}required /nowhere/slurmdl.so\n"):
         slurm = site.cluster.run(["sbatch", "--help"]).stderr
         done = site.doctor("")
     number = re.search(r"plugstack.conf:(\d+): *Failed to load", slurm)[1]
@@ -402,7 +410,7 @@ def test_lines_of_plugstack_are_counted_as_slurm_counts(site, before):
     assert text["plugin"].startswith(f"/etc/slurm/plugstack.conf:{number}: ")
 
 
-def test_nodes_that_jobs_hold_are_left_alone(site):
+def test_busy_nodes_are_skipped(site):
     job = site.cluster.submit(["sbatch", "-w", "n1", "-n", "2", "--wrap=sleep 60"])
     site.cluster.wait_for(job, {"RUNNING"})
     try:
@@ -410,14 +418,14 @@ def test_nodes_that_jobs_hold_are_left_alone(site):
     finally:
         site.cluster.cancel_all()
     text = {each["check"]: each["text"] for each in json.loads(some.stdout)["findings"]}
-    assert (some.returncode, text["nodes"]) == (0, "tasks run on n2; n1: busy, not looked at")
-    bad = [each["text"] for each in json.loads(none.stdout)["findings"] if each["grade"] != "OK"]
-    assert (none.returncode, bad) == (1, ["n1: busy, not looked at"]), "a full cluster is no fault"
+    assert (some.returncode, text["nodes"]) == (0, "tasks run on n2; n1: busy, skipped")
+    problems = [each["text"] for each in json.loads(none.stdout)["findings"] if each["severity"] != "OK"]
+    assert (none.returncode, problems) == (1, ["n1: busy, skipped"]), "a full cluster is not a failure"
 
 
-def test_it_ends_in_time(site):
-    """A controller that hangs, and less time than it is given."""
+def test_doctor_ends_in_time(site):
+    """A hanging controller, and a timeout below the controller's."""
     with _frozen(site):
         done = site.doctor("", "--timeout=1")
-    assert [each["text"] for each in json.loads(done.stdout)["findings"] if each["grade"] == "fail"] == [
-        "no answer within 1 s"]
+    assert [each["text"] for each in json.loads(done.stdout)["findings"] if each["severity"] == "fail"] == [
+        "no result within 1 s"]

@@ -73,7 +73,7 @@ LD_PRELOAD=$1 CLOCK=$2 exec setpriv --reuid=$user --regid=$group --clear-groups 
 @pytest.fixture
 def cluster(new_cluster):
     """Links of its own, and a requeued job may start again at once."""
-    return new_cluster(settings=("AuthInfo=cred_expire=5", "SlurmdTimeout=10"))
+    return new_cluster(slurm_conf_lines=("AuthInfo=cred_expire=5", "SlurmdTimeout=10"))
 
 
 def started(cluster, strategy: str = "allreduce", run: str = "python -m slurmdl.train") -> tuple[int, Path]:

@@ -210,7 +210,7 @@ def test_a_wrong_option_of_ours_submits_nothing(cluster, option):
 
 
 def test_the_controller_is_stopped(new_cluster):
-    cluster = new_cluster(settings=("MessageTimeout=3",))
+    cluster = new_cluster(slurm_conf_lines=("MessageTimeout=3",))
     script = cluster.script(SHOW)
     cluster.stop_daemon("login")
     plain = cluster.run(["sbatch", "-N2", str(script)])
@@ -243,7 +243,7 @@ def test_a_hanging_controller_costs_five_seconds_and_no_job(cluster):
     ("TopologyPlugin=topology/none",),
 ])
 def test_a_site_that_hides_or_forbids(new_cluster, settings):
-    cluster = new_cluster(settings=settings)
+    cluster = new_cluster(slurm_conf_lines=settings)
     script = cluster.script(MAPPED)
     job = cluster.submit(["slurmdl", "sbatch", "-N4", str(script)], directory=script.parent)
     record = cluster.wait(job)

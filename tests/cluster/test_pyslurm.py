@@ -1,6 +1,6 @@
-"""PySlurm as the reader, beside scontrol, on a real controller: field by field the same, and how long each takes.
+"""Compare PySlurm with scontrol on a real controller: equal snapshots, and the time of each.
 
-Slurm and PySlurm are those that `tools/build-pyslurm` puts into a root of another Debian.
+`tools/build-pyslurm` installs Slurm and PySlurm in a root directory of another Debian.
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ pytestmark = pytest.mark.nightly
 
 ROOT = Path(__file__).parents[2]
 SUITE = "forky"
-#: four nodes that run jobs, and others of every kind that has no slurmd: down, of the cloud, of the future, in
-#: partitions that are hidden or of a group, and in none
+#: four nodes that run jobs, and others without slurmd: down, cloud, future, in hidden or group partitions, in none
 LINES = """\
 GresTypes=gpu,tmp,craynetwork
 ResumeProgram=/bin/true
@@ -72,7 +71,7 @@ TOPOLOGY = """\
   cluster_default: false
   flat: true
 """
-#: eight nodes that run slurmd, and as many of a cloud as a test wants
+#: eight nodes with slurmd, and any number of cloud nodes
 MANY = """\
 ResumeProgram=/bin/true
 SuspendProgram=/bin/true
@@ -85,25 +84,25 @@ PartitionName=other Nodes=n[1-4] MaxTime=INFINITE State=UP
 CLOUD = "NodeName=c[1-{}] NodeAddr={{address}} CPUs=64 RealMemory=256000 Feature=zoneB,fast State=CLOUD"
 BOTH = """\
 import json
-from slurmdl.cluster import read
-found = [read.from_controller(backend, True) for backend in ("scontrol", "pyslurm")]
-print(json.dumps([(snapshot.to_json(), zones) for snapshot, zones in found]))
+from slurmdl.cluster import load
+snapshots = [load.query_cluster(backend, True) for backend in ("scontrol", "pyslurm")]
+print(json.dumps([(snapshot.to_json(), zones) for snapshot, zones in snapshots]))
 """
 TIMED = """\
 import json, sys, time
-from slurmdl.cluster import read
+from slurmdl.cluster import load
 seconds = {"scontrol": [], "pyslurm": []}
 for i in range(int(sys.argv[1])):
     for backend in sorted(seconds, reverse=i % 2):
         began = time.perf_counter()
-        snapshot = read.from_controller(backend)[0]
+        snapshot = load.query_cluster(backend)[0]
         seconds[backend].append(time.perf_counter() - began)
 print(json.dumps([len(snapshot.names), seconds]))
 """
 
 
 class PySlurmCluster(RootCluster):
-    """A cluster on which slurmdl and PySlurm can be imported."""
+    """A cluster with slurmdl and PySlurm."""
 
     def __init__(self, here: Path, nodes: int, **lines: Any) -> None:
         done = subprocess.run([ROOT / "tools/build-pyslurm", SUITE], check=True, timeout=1500, stdout=subprocess.PIPE,
@@ -112,8 +111,8 @@ class PySlurmCluster(RootCluster):
         shutil.copytree(ROOT / "slurmdl", self.shared / "python/slurmdl")
         self._env = {"PYTHONPATH": f"{self.shared}/python:{done.stdout.strip()}"}
 
-    def python(self, code: str, *words: str, as_root: bool = False, status: int = 0) -> str:
-        done = self.run(["python3", "-c", code, *words], as_root=as_root, env=self._env, timeout=300)
+    def python(self, code: str, *args: str, as_root: bool = False, status: int = 0) -> str:
+        done = self.run(["python3", "-c", code, *args], as_root=as_root, env=self._env, timeout=300)
         assert done.returncode == status, done.stderr
         return done.stderr if status else done.stdout
 
@@ -122,25 +121,25 @@ class PySlurmCluster(RootCluster):
         assert done.returncode == 0, done.stderr
 
     def snapshot(self, as_root: bool = False) -> dict[str, Any]:
-        """What both readers give, the same; while states change, after another look."""
+        """Return the snapshot that both backends give; retry while states change."""
         for _ in range(5):
             scontrol, pyslurm = json.loads(self.python(BOTH, as_root=as_root))
             if scontrol == pyslurm:
                 break
             time.sleep(1)
-        apart = [(own, other) for key, records in scontrol[0].items()
-                 for own, other in itertools.zip_longest(pyslurm[0][key], records) if own != other]
-        assert not [(own, other) if None in (own, other) else
-                    {key: (own[key], other[key]) for key in ("name", *own) if own[key] != other[key]}
-                    for own, other in apart]
+        differences = [(left, right) for key, records in scontrol[0].items()
+                 for left, right in itertools.zip_longest(pyslurm[0][key], records) if left != right]
+        assert not [(left, right) if None in (left, right) else
+                    {key: (left[key], right[key]) for key in ("name", *left) if left[key] != right[key]}
+                    for left, right in differences]
         assert pyslurm[1] == scontrol[1] != ""
         return dict(pyslurm[0])
 
 
 @pytest.fixture(scope="module")
 def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    if why := skip_reason(SUITE, "pyslurm"):
-        pytest.skip(why)
+    if reason := skip_reason(SUITE, "pyslurm"):
+        pytest.skip(reason)
     return tmp_path_factory.mktemp("pyslurm")
 
 
@@ -155,8 +154,8 @@ def cluster(here: Path) -> Iterator[PySlurmCluster]:
 
 
 @pytest.fixture
-def rested(cluster: PySlurmCluster) -> Iterator[PySlurmCluster]:
-    """The same with no job, all nodes of it idle again."""
+def idle_cluster(cluster: PySlurmCluster) -> Iterator[PySlurmCluster]:
+    """The cluster without jobs; all nodes are idle again afterwards."""
     yield cluster
     cluster.cancel_all()
     cluster.run(["scontrol", "update", "NodeName=n2,n4", "State=RESUME"], as_root=True)
@@ -170,86 +169,87 @@ def names(records: Sequence[dict[str, Any]]) -> list[str]:
     return [record["name"] for record in records]
 
 
-def test_a_cluster_at_rest(rested: PySlurmCluster) -> None:
-    seen = rested.snapshot()
-    assert names(seen["nodes"]) == ["alone", "c1", "c2", "d1", "d2", "n1", "n2", "n3", "n4"]
-    assert names(seen["partitions"]) == ["main", "percpu", "pernode", "forced", "closed"]
-    found = nodes(seen)
-    assert (found["n1"]["gres"], found["n1"]["features"]) == ({"gpu:a100": 2, "tmp": 2048}, ["zoneA", "fast"])
-    assert found["n1"]["partitions"] == ["main", "percpu", "pernode"]
-    assert found["n2"]["gres"] == {"gpu:a100": 1, "gpu:h100": 1}
-    assert (found["n3"]["memory"], found["n3"]["weight"]) == (3500, 1000000)
-    assert (found["d1"]["state"], found["alone"]["partitions"]) == (["DOWN"], [])
-    percpu, pernode = seen["partitions"][1:3]
+def test_idle_cluster(idle_cluster: PySlurmCluster) -> None:
+    snapshot = idle_cluster.snapshot()
+    assert names(snapshot["nodes"]) == ["alone", "c1", "c2", "d1", "d2", "n1", "n2", "n3", "n4"]
+    assert names(snapshot["partitions"]) == ["main", "percpu", "pernode", "forced", "closed"]
+    by_name = nodes(snapshot)
+    assert (by_name["n1"]["gres"], by_name["n1"]["features"]) == ({"gpu:a100": 2, "tmp": 2048}, ["zoneA", "fast"])
+    assert by_name["n1"]["partitions"] == ["main", "percpu", "pernode"]
+    assert by_name["n2"]["gres"] == {"gpu:a100": 1, "gpu:h100": 1}
+    assert (by_name["n3"]["memory"], by_name["n3"]["weight"]) == (3500, 1000000)
+    assert (by_name["d1"]["state"], by_name["alone"]["partitions"]) == (["DOWN"], [])
+    percpu, pernode = snapshot["partitions"][1:3]
     assert (percpu["memory_per_cpu"], percpu["topology"], percpu["priority"]) == (500, "blocks", 10)
     assert (pernode["memory_per_node"], pernode["topology"], pernode["state"]) == (2000, "flat", "DRAIN")
-    assert [each["oversubscribe"] for each in seen["partitions"]] == ["NO", "YES:4", "EXCLUSIVE", "FORCE:2", "NO"]
-    assert [each["memory_per_cpu"] for each in seen["partitions"]] == [100, 500, None, 100, 100]
+    assert [each["oversubscribe"] for each in snapshot["partitions"]] == ["NO", "YES:4", "EXCLUSIVE", "FORCE:2", "NO"]
+    assert [each["memory_per_cpu"] for each in snapshot["partitions"]] == [100, 500, None, 100, 100]
 
 
-def test_root_sees_what_is_hidden(rested: PySlurmCluster) -> None:
-    seen = rested.snapshot(as_root=True)
-    assert {"hidden", "group"} <= set(names(seen["partitions"]))
-    assert {"h1", "g1"} <= set(names(seen["nodes"]))
-    assert nodes(seen)["n1"]["partitions"] == ["main", "percpu", "pernode", "hidden"]
+def test_root_sees_hidden_partitions(idle_cluster: PySlurmCluster) -> None:
+    snapshot = idle_cluster.snapshot(as_root=True)
+    assert {"hidden", "group"} <= set(names(snapshot["partitions"]))
+    assert {"h1", "g1"} <= set(names(snapshot["nodes"]))
+    assert nodes(snapshot)["n1"]["partitions"] == ["main", "percpu", "pernode", "hidden"]
 
 
-def test_jobs_and_reservations(rested: PySlurmCluster) -> None:
+def test_jobs_and_reservations(idle_cluster: PySlurmCluster) -> None:
     for options in (["-w", "n1", "--gres=gpu:a100:1,tmp:100", "-n1", "--mem=1000"], ["-w", "n2", "--gres=gpu:2"],
                     ["-w", "n3", "-n4", "--mem=300"]):
-        job = rested.submit(["sbatch", *options, "--wrap=sleep 300"])
-        rested.wait_for(job, {"RUNNING"})
-    rested.root("scontrol", "update", "NodeName=n2,n4", "State=DRAIN", "Reason=was State=IDLE before")
-    rested.root("scontrol", "create", "reservation", "ReservationName=now", "Users=root", "StartTime=now",
-                "Duration=60", "Nodes=n[3-4]", "Flags=IGNORE_JOBS")
-    rested.root("scontrol", "create", "reservation", "ReservationName=later", "Users=root", "StartTime=now+2hours",
-                "Duration=60", "Nodes=n1,d[1-2]", "Flags=IGNORE_JOBS,MAINT")
+        job = idle_cluster.submit(["sbatch", *options, "--wrap=sleep 300"])
+        idle_cluster.wait_for(job, {"RUNNING"})
+    idle_cluster.root("scontrol", "update", "NodeName=n2,n4", "State=DRAIN", "Reason=was State=IDLE before")
+    idle_cluster.root("scontrol", "create", "reservation", "ReservationName=now", "Users=root", "StartTime=now",
+                      "Duration=60", "Nodes=n[3-4]", "Flags=IGNORE_JOBS")
+    idle_cluster.root("scontrol", "create", "reservation", "ReservationName=later", "Users=root",
+                      "StartTime=now+2hours", "Duration=60", "Nodes=n1,d[1-2]", "Flags=IGNORE_JOBS,MAINT")
     try:
-        seen = rested.snapshot()
-        found = nodes(seen)
-        assert (found["n1"]["state"], found["n1"]["cpus_unallocated"], found["n1"]["memory_unallocated"]) == (["MIXED"], 3, 3000)
-        assert found["n1"]["gres_used"] == {"gpu:a100": 1, "tmp": 100}
-        assert sum(found["n2"]["gres_used"].values()) == 2
-        assert "DRAIN" in found["n2"]["state"] and "DRAIN" in found["n4"]["state"]
-        assert found["n3"]["cpus_unallocated"] == 0 and found["n3"]["state"][0] == "ALLOCATED"
-        assert [(held["name"], held["nodes"], held["active"]) for held in seen["reservations"]] == [
+        snapshot = idle_cluster.snapshot()
+        by_name = nodes(snapshot)
+        n1 = by_name["n1"]
+        assert (n1["state"], n1["cpus_unallocated"], n1["memory_unallocated"]) == (["MIXED"], 3, 3000)
+        assert by_name["n1"]["gres_used"] == {"gpu:a100": 1, "tmp": 100}
+        assert sum(by_name["n2"]["gres_used"].values()) == 2
+        assert "DRAIN" in by_name["n2"]["state"] and "DRAIN" in by_name["n4"]["state"]
+        assert by_name["n3"]["cpus_unallocated"] == 0 and by_name["n3"]["state"][0] == "ALLOCATED"
+        assert [(record["name"], record["nodes"], record["active"]) for record in snapshot["reservations"]] == [
             ("now", ["n3", "n4"], True), ("later", ["d1", "d2", "n1"], False)]
     finally:
-        rested.root("scontrol", "delete", "ReservationName=now")
-        rested.root("scontrol", "delete", "ReservationName=later")
+        idle_cluster.root("scontrol", "delete", "ReservationName=now")
+        idle_cluster.root("scontrol", "delete", "ReservationName=later")
 
 
-def test_a_controller_that_hangs_costs_as_much_as_with_scontrol(rested: PySlurmCluster) -> None:
-    code = "import sys; from slurmdl.cluster import read; read.from_controller(sys.argv[1])"
+def test_hanging_controller_times_out_with_both_backends(idle_cluster: PySlurmCluster) -> None:
+    code = "import sys; from slurmdl.cluster import load; load.query_cluster(sys.argv[1])"
     signal = ["sh", "-c", 'kill -"$0" "$(cat /run/slurmctld.pid)"']
-    rested.root(*signal, "STOP")
+    idle_cluster.root(*signal, "STOP")
     try:
         for backend, name in (("pyslurm", "PySlurm"), ("scontrol", "scontrol")):
             began = time.monotonic()
-            said = rested.python(code, backend, status=1)
-            assert f"UnavailableError: {name}: no answer within 5 s" in said
+            error = idle_cluster.python(code, backend, status=1)
+            assert f"UnavailableError: {name}: no answer within 5 s" in error
             assert time.monotonic() - began < 8
     finally:
-        rested.root(*signal, "CONT")
-    rested.snapshot()
+        idle_cluster.root(*signal, "CONT")
+    idle_cluster.snapshot()
 
 
-def test_slurm_conf_that_is_not_there(rested: PySlurmCluster) -> None:
-    said = rested.python("import os; os.environ['SLURM_CONF'] = '/nowhere'; from slurmdl.cluster import read; "
-                         "read.from_controller('pyslurm')", status=1)
-    assert "UnavailableError: PySlurm: " in said
+def test_missing_slurm_conf_is_reported(idle_cluster: PySlurmCluster) -> None:
+    error = idle_cluster.python("import os; os.environ['SLURM_CONF'] = '/nowhere'; from slurmdl.cluster import load; "
+                         "load.query_cluster('pyslurm')", status=1)
+    assert "UnavailableError: PySlurm: " in error
 
 
 @pytest.mark.parametrize(("count", "repeats"), [(8, 21), (10_000, 11)])
 def test_time(here: Path, count: int, repeats: int) -> None:
-    """What docs/admin.md says of both: pytest -s prints it."""
+    """Print the times in docs/admin.md (pytest -s)."""
     lines = MANY.format(cloud=CLOUD.format(count - 8) if count > 8 else "")
     cluster = PySlurmCluster(here / f"nodes{count}", 8, lines=lines)
     try:
-        found, seconds = json.loads(cluster.python(TIMED, str(repeats)))
+        node_count, seconds = json.loads(cluster.python(TIMED, str(repeats)))
     finally:
         cluster.down()
-    assert found == count
+    assert node_count == count
     median = {backend: 1e3 * statistics.median(each) for backend, each in seconds.items()}
     for backend, each in seconds.items():
         print(f"{count} nodes, {backend}: median {median[backend]:.0f} ms of {repeats}, "

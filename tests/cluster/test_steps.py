@@ -333,7 +333,7 @@ while [ -e go ]; do sleep 0.1; done
 
 def test_a_cluster_without_zones(new_cluster):
     """Roles and variables are there all the same; the order is that of the names."""
-    cluster = new_cluster(nodes=2, settings=("TopologyPlugin=topology/none",))
+    cluster = new_cluster(nodes=2, slurm_conf_lines=("TopologyPlugin=topology/none",))
     script = cluster.script("""
 slurmdl srun --dl-ps=1 sh -c 'echo $SLURM_PROCID $(hostname) $SLURMDL_ROLE' 2> complaint | sort
 cat complaint

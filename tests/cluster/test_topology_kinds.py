@@ -35,7 +35,7 @@ def since(new_cluster):
 
 
 def test_blocks(since):
-    cluster = since((23, 11), settings=("TopologyPlugin=topology/block",), files={"topology.conf": BLOCKS})
+    cluster = since((23, 11), slurm_conf_lines=("TopologyPlugin=topology/block",), config_files={"topology.conf": BLOCKS})
     shown = cluster.run(["slurmdl", "topology", "show"])
     assert shown.returncode == 0 and shown.stdout.startswith("block, "), shown.stderr
     assert cluster.run(["slurmdl", "topology", "diff"]).stdout.startswith("0 differences")
@@ -48,8 +48,8 @@ def test_blocks(since):
 
 def test_several_topologies(since):
     """Ranks follow the topology of the partition: zones in one, pairs in the other, whatever TopologyPlugin says."""
-    cluster = since((25, 5), files={"topology.yaml": SEVERAL},
-                    settings=("TopologyPlugin=topology/flat",
+    cluster = since((25, 5), config_files={"topology.yaml": SEVERAL},
+                    slurm_conf_lines=("TopologyPlugin=topology/flat",
                               "PartitionName=pairs Nodes=ALL MaxTime=INFINITE State=UP Topology=pairs"))
     script = cluster.script(MAPPED)
     job = cluster.submit(["slurmdl", "sbatch", "-N8", str(script)], directory=script.parent)
