@@ -163,7 +163,7 @@ test-packages: install packages
 	-@tools/install-debian-deps debootstrap systemd-container
 	$(AS_ROOT) tools/debian-chroot bookworm slurmctld slurmd slurm-client munge systemd iproute2 procps libslurm38 \
 		python3-networkx python3-numpy python3-yaml
-	$(AS_ROOT) env SLURMDL_PACKAGES=build/packages $(BIN)/pytest -p no:cacheprovider tests/cluster/test_site_flow.py
+	$(AS_ROOT) env SLURMDL_PACKAGES=build/packages $(BIN)/pytest -p no:cacheprovider tests/cluster/test_packages.py
 
 memcheck-plugin: system-deps
 	@tools/install-debian-deps valgrind

@@ -25,8 +25,8 @@ def filtered(new_cluster, plugin) -> Callable[..., object]:  # noqa: F811
     def make(seconds: str = "30", program: str = "slurmdl", **options):
         text = with_line((ETC / "cli_filter.lua").read_text(), 'TIMEOUT_S = "2"', f'TIMEOUT_S = "{seconds}"')
         text = with_line(text, 'SLURMDL = "slurmdl"', f"SLURMDL = {json.dumps(program)}")
-        return new_cluster(plugstack=f"optional {PLUGIN}\n", files={"cli_filter.lua": text},
-                           settings=("CliFilterPlugins=lua", *AT_ONCE), **options)
+        return new_cluster(plugstack=f"optional {PLUGIN}\n", config_files={"cli_filter.lua": text},
+                           slurm_conf_lines=("CliFilterPlugins=lua", *AT_ONCE), **options)
     return make
 
 
@@ -96,8 +96,8 @@ def test_jobs_without_a_choice_are_submitted_as_written(filtered):
 
 #: options, whether the job is submitted, part of the message
 MESSAGES = [
-    (["--dl-zone=nowhere"], False, "--dl-zone=nowhere: no such zone; valid: "),
-    (["--dl-zone=zoneA,nowhere", "--dl-strict"], False, "--dl-zone=nowhere: no such zone; valid: "),
+    (["--dl-zone=nowhere"], False, "--dl-zone=nowhere: no such zone; expected one of "),
+    (["--dl-zone=zoneA,nowhere", "--dl-strict"], False, "--dl-zone=nowhere: no such zone; expected one of "),
     (["--dl-node-binding=late"], True, "--dl-node-binding=late"),
     (["--dl-zone=zoneA", "--dl-node-binding=off"], True, "submitted as written: --dl-zone=zoneA is not applied"),
     (["--dl-node-binding=nodelist", "--array=1-2"], True, "job array"),
@@ -201,8 +201,8 @@ def test_job_submit_on_the_controller(new_cluster, plugin):  # noqa: F811
     program = Path(subprocess.run(["sh", "-c", "command -v slurmdl || echo .venv/bin/slurmdl"], capture_output=True,
                                   text=True, check=True).stdout.strip()).absolute()
     text = with_line(text, 'SLURMDL = "slurmdl"', f'SLURMDL = "{program}"')
-    cluster = new_cluster(plugstack=f"optional {PLUGIN}\n", files={"job_submit.lua": text},
-                          settings=("JobSubmitPlugins=lua", *AT_ONCE))
+    cluster = new_cluster(plugstack=f"optional {PLUGIN}\n", config_files={"job_submit.lua": text},
+                          slurm_conf_lines=("JobSubmitPlugins=lua", *AT_ONCE))
     pin = ["-N2", "--hold", "--dl-node-binding=nodelist", "--dl-zone=zoneB", "--wrap=true"]
     assert bound(submitted_record(cluster, *pin)) == FREE  # no snapshot
     write = f"(scontrol -o -d show nodes; scontrol -o show partitions) > {snapshot}.new; mv {snapshot}.new {snapshot}"

@@ -1,4 +1,4 @@
-"""Properties of rank maps, choices and hostlists on random instances."""
+"""Properties of rank maps, placements and hostlists on random instances."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from placing import cluster, cost_of, node, two_level
 
 from slurmdl.dl_options import DlOptions
-from slurmdl.errors import PlacementError
+from slurmdl.errors import InputError, PlacementError
 from slurmdl.job_request import JobRequest
 from slurmdl.links.link_scores import LinkScore, LinkScores
 from slurmdl.placement.place import place_job
@@ -26,7 +26,7 @@ bounded = settings(max_examples=80, deadline=None, derandomize=True, suppress_he
 
 @st.composite
 def topologies(draw: st.DrawFn, zones: int = 4, nodes: int = 4) -> Topology:
-    """Two levels; the names of the nodes are dealt over the leaves in a random order."""
+    """Two levels with the node names in random leaves."""
     sizes = draw(st.lists(st.integers(1, nodes), min_size=1, max_size=zones))
     names = draw(st.permutations([f"n{i:02d}" for i in range(sum(sizes))]))
     ends = list(itertools.accumulate(sizes))
@@ -35,15 +35,16 @@ def topologies(draw: st.DrawFn, zones: int = 4, nodes: int = 4) -> Topology:
 
 @st.composite
 def link_scores(draw: st.DrawFn, topology: Topology) -> LinkScores:
-    speeds = st.floats(1.0, 1000.0)
-    return LinkScores(nodes={name: LinkScore(draw(speeds)) for name in topology.nodes if draw(st.booleans())},
-                      zones={name: LinkScore(draw(speeds)) for name in topology.zones if draw(st.booleans())},
-                      default_node_bandwidth=1000.0, default_zone_bandwidth=(50.0,), default_latency=draw(st.sampled_from([0.0, 0.1])))
+    bandwidths = st.floats(1.0, 1000.0)
+    return LinkScores(nodes={name: LinkScore(draw(bandwidths)) for name in topology.nodes if draw(st.booleans())},
+                      zones={name: LinkScore(draw(bandwidths)) for name in topology.zones if draw(st.booleans())},
+                      default_node_bandwidth=1000.0, default_zone_bandwidth=(50.0,),
+                      default_latency=draw(st.sampled_from([0.0, 0.1])))
 
 
 @bounded
 @given(st.data())
-def test_a_rank_map_keeps_the_tasks_and_is_never_worse(data: st.DataObject) -> None:
+def test_rank_map_keeps_the_tasks_and_is_never_worse(data: st.DataObject) -> None:
     topology = data.draw(topologies())
     scores = data.draw(link_scores(topology))
     slots = [(name, data.draw(st.integers(1, 3))) for name in sorted(topology.nodes)]
@@ -51,19 +52,19 @@ def test_a_rank_map_keeps_the_tasks_and_is_never_worse(data: st.DataObject) -> N
     strategy = data.draw(st.sampled_from(STRATEGIES))
     assume(strategy != "ps" or tasks > 1)
     ps = data.draw(st.integers(1, min(4, tasks - 1))) if strategy == "ps" else 0
-    found = best_rank_map(slots, topology, scores, Traffic(strategy, 1000.0, ps), "any")
-    assert Counter(found.nodes) == dict(slots)
-    assert found.roles == ("ps",) * ps + ("worker",) * (tasks - ps)
-    plain = [name for name, count in slots for _ in range(count)]
-    by_leaf = sorted(plain, key=lambda name: topology.zone_index[topology.leaf_of(name)])
-    for order in (plain, by_leaf):
-        assert found.cost.sort_key <= cost_of(order, topology, scores, strategy, 1000.0, ps).sort_key
-    assert found.cost.sort_key == cost_of(found.nodes, topology, scores, strategy, 1000.0, ps).sort_key
+    rank_map = best_rank_map(slots, topology, scores, Traffic(strategy, 1000.0, ps), "any")
+    assert Counter(rank_map.nodes) == dict(slots)
+    assert rank_map.roles == ("ps",) * ps + ("worker",) * (tasks - ps)
+    in_slot_order = [name for name, count in slots for _ in range(count)]
+    by_leaf = sorted(in_slot_order, key=lambda name: topology.zone_index[topology.leaf_of(name)])
+    for order in (in_slot_order, by_leaf):
+        assert rank_map.cost.sort_key <= cost_of(order, topology, scores, strategy, 1000.0, ps).sort_key
+    assert rank_map.cost.sort_key == cost_of(rank_map.nodes, topology, scores, strategy, 1000.0, ps).sort_key
 
 
 @bounded
 @given(st.data())
-def test_servers_are_near_the_best_of_all_choices(data: st.DataObject) -> None:
+def test_servers_are_close_to_the_best_assignment(data: st.DataObject) -> None:
     topology = data.draw(topologies(zones=3, nodes=3))
     scores = data.draw(link_scores(topology))
     slots = [(name, data.draw(st.integers(1, 2))) for name in sorted(topology.nodes)]
@@ -73,15 +74,15 @@ def test_servers_are_near_the_best_of_all_choices(data: st.DataObject) -> None:
     orders = [[*servers, *(Counter(tasks) - Counter(servers)).elements()]
               for servers in set(itertools.combinations(tasks, ps))]
     for rank0, valid in (("any", orders), ("first", [order for order in orders if order[0] == tasks[0]])):
-        found = best_rank_map(slots, topology, scores, Traffic("ps", 1000.0, ps), rank0)
+        rank_map = best_rank_map(slots, topology, scores, Traffic("ps", 1000.0, ps), rank0)
         best = min(cost_of(order, topology, scores, "ps", 1000.0, ps).seconds for order in valid)
-        assert found.cost.seconds <= 1.15 * best + 1e-9
+        assert rank_map.cost.seconds <= 1.15 * best + 1e-9
 
 
 @bounded
 @given(st.data())
 def test_rank_0_is_on_the_first_node(data: st.DataObject) -> None:
-    """Whatever the traffic, and never at a lower cost than with rank 0 anywhere."""
+    """For all traffic, and never at a lower cost than with rank 0 on any node."""
     topology = data.draw(topologies())
     scores = data.draw(link_scores(topology))
     slots = [(name, data.draw(st.integers(1, 3))) for name in data.draw(st.permutations(sorted(topology.nodes)))]
@@ -94,25 +95,24 @@ def test_rank_0_is_on_the_first_node(data: st.DataObject) -> None:
     flow = np.array(data.draw(st.lists(st.sampled_from([0.0, 0.0, 1.0, 50.0]), min_size=tasks**2, max_size=tasks**2)))
     matrices = (flow.reshape(tasks, tasks),) if data.draw(st.booleans()) else ()
     traffic = Traffic(strategy, 1000.0, ps, "m.csv" if matrices else pattern, matrices)
-    found, anywhere = best_rank_map(
-    slots, topology, scores, traffic), best_rank_map(
-        slots, topology, scores, traffic, "any")
-    assert found.nodes[0] == slots[0][0]
-    assert Counter(found.nodes) == dict(slots)
-    assert found.any_rank0_cost == anywhere.cost == anywhere.any_rank0_cost
-    assert (found.rank0_slowdown > 0) == (found.cost.sort_key[0] > anywhere.cost.sort_key[0])
-    assert found.cost == found.order_costs[found.order]
+    rank_map, anywhere = (best_rank_map(slots, topology, scores, traffic, rank0) for rank0 in ("first", "any"))
+    assert rank_map.nodes[0] == slots[0][0]
+    assert Counter(rank_map.nodes) == dict(slots)
+    assert rank_map.any_rank0_cost == anywhere.cost == anywhere.any_rank0_cost
+    assert (rank_map.rank0_slowdown > 0) == (rank_map.cost.sort_key[0] > anywhere.cost.sort_key[0])
+    assert rank_map.cost == rank_map.order_costs[rank_map.order]
     if pattern == "ring" and not matrices:
-        assert found.cost.sort_key == anywhere.cost.sort_key
+        assert rank_map.cost.sort_key == anywhere.cost.sort_key
 
 
 @bounded
 @given(st.data())
-def test_a_choice_takes_free_nodes_of_one_tree_and_repeats(data: st.DataObject) -> None:
+def test_placement_uses_free_nodes_and_is_deterministic(data: st.DataObject) -> None:
     topology = data.draw(topologies())
     scores = data.draw(link_scores(topology))
     states = [data.draw(st.sampled_from(["IDLE", "ALLOCATED", "DOWN", "IDLE+DRAIN"])) for _ in topology.nodes]
-    snapshot = cluster(*(node(name, state, cpus_unallocated=4 * (state == "IDLE"), memory_unallocated=1000 * (state == "IDLE"))
+    snapshot = cluster(*(node(name, state, cpus_unallocated=4 * (state == "IDLE"),
+                              memory_unallocated=1000 * (state == "IDLE"))
                          for name, state in zip(sorted(topology.nodes), states, strict=True)))
     free = sum(state == "IDLE" for state in states)
     usable = free + sum(state == "ALLOCATED" for state in states)
@@ -120,25 +120,25 @@ def test_a_choice_takes_free_nodes_of_one_tree_and_repeats(data: st.DataObject) 
     request = JobRequest(nodes=(wanted, wanted), ntasks_per_node=2,
                          dl=DlOptions(place=data.draw(st.sampled_from(["pack", "balance", "spread"]))))
     try:
-        found = place_job(request, snapshot, topology, scores)
+        placement = place_job(request, snapshot, topology, scores)
     except PlacementError:
         assert usable < wanted
         return
-    assert len(set(found.nodes)) == wanted
-    assert found.free_now == (free >= wanted)
-    assert all(found.free_now <= (snapshot.node_by_name[name].state == ("IDLE",)) for name in found.nodes)
-    assert found.rank_map is not None
-    assert Counter(found.rank_map.nodes) == dict.fromkeys(found.nodes, 2)
-    assert sum(found.nodes_per_zone.values()) == wanted
-    assert place_job(request, snapshot, topology, scores) == found
-    if request.dl.place == "spread" or len(found.nodes_per_zone) == 1:
+    assert len(set(placement.nodes)) == wanted
+    assert placement.free_now == (free >= wanted)
+    assert all(placement.free_now <= (snapshot.node_by_name[name].state == ("IDLE",)) for name in placement.nodes)
+    assert placement.rank_map is not None
+    assert Counter(placement.rank_map.nodes) == dict.fromkeys(placement.nodes, 2)
+    assert sum(placement.nodes_per_zone.values()) == wanted
+    assert place_job(request, snapshot, topology, scores) == placement
+    if request.dl.place == "spread" or len(placement.nodes_per_zone) == 1:
         return
-    # several zones are taken only where no single one is as fast: a zone may hold a slow node
+    # several leaves are used only if no single one is as fast; a leaf may have a slow node
     idle = [name for name in snapshot.names if snapshot.node_by_name[name].state == ("IDLE",)]
     for zone in topology.zones[:-1]:
         for names in itertools.combinations([name for name in idle if topology.leaf_of(name) == zone], wanted):
             alone = best_rank_map([(name, 2) for name in names], topology, scores, Traffic("allreduce"))
-            assert found.rank_map.cost.seconds < alone.cost.seconds
+            assert placement.rank_map.cost.seconds < alone.cost.seconds
 
 
 @bounded
@@ -149,9 +149,7 @@ def test_fold_and_expand_are_inverse(names: list[str]) -> None:
 
 @bounded
 @given(st.text(alphabet="n[]0189-,:{} \t", max_size=24))
-def test_any_text_is_a_hostlist_or_an_error_of_one_line(text: str) -> None:
-    from slurmdl.errors import InputError
-
+def test_any_text_is_a_hostlist_or_a_one_line_error(text: str) -> None:
     try:
         names = expand_hostlist(text)
     except InputError as error:

@@ -1,4 +1,4 @@
-"""`slurmdl place` away from a cluster: its texts, JSON and pictures as golden files, and what bad input gets."""
+"""`slurmdl place` without a cluster: text, JSON and SVG as golden files, and errors of bad input."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from slurmdl.placement.place import place_job
 from slurmdl.placement.placement_svg import draw_placement
 
 ROOT = Path(__file__).parents[2]
-FILES = ["--topology=topology/topology.conf", "--cluster=examples/cluster.json", "--link-scores=examples/link-scores.json"]
+FILES = ["--topology=topology/topology.conf", "--cluster=examples/cluster.json",
+         "--link-scores=examples/link-scores.json"]
 
 CASES = {
     "one-zone": ["-N", "3"],
@@ -33,8 +34,8 @@ CASES = {
 
 
 @pytest.fixture(autouse=True)
-def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """No configuration of the user, no cluster, and paths as a user in the project's directory types them."""
+def isolated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No user configuration, no cluster, and paths relative to the project directory."""
     for name in ("SLURM_CONF", "SLURM_JOB_ID", "SLURMDL_SUBMISSION"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -56,63 +57,64 @@ def test_json(case: str, capsys: pytest.CaptureFixture[str], golden: Callable[[s
     golden(f"place/{case}.json", out)
 
 
-@pytest.mark.parametrize(("case", "says"), [
-    ("two-zones-ps", "3.33 s, proven optimal; this choice takes 1 times as long"), ("one-zone", "110 ms, proven optimal"),
-    ("no-choice", "none: the node count is not certain"), ("not-free", "none: "),
+@pytest.mark.parametrize(("case", "message"), [
+    ("two-zones-ps", "3.33 s, proven optimal; this choice takes 1 times as long"),
+    ("one-zone", "110 ms, proven optimal"), ("no-choice", "none: the node count is not certain"),
+    ("not-free", "none: "),
 ])
-def test_the_exact_optimum_beside_it(case: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_exact_optimum(case: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["place", *FILES, "--exact", *CASES[case]]) == 0
-    assert f"exact      {says}" in capsys.readouterr().out
+    assert f"exact      {message}" in capsys.readouterr().out
     assert main(["place", *FILES, "--exact", "--json", *CASES[case]]) == 0
-    found = json.loads(capsys.readouterr().out)["exact"]
-    assert found.get("proven") or found["reason"] in says or says.removeprefix("none: ") in found["reason"]
+    result = json.loads(capsys.readouterr().out)["exact"]
+    assert result.get("proven") or result["reason"] in message or message.removeprefix("none: ") in result["reason"]
 
 
 @pytest.mark.parametrize("case", ["two-zones-ps", "no-choice"])
-def test_picture(case: str, tmp_path: Path, golden: Callable[[str, str], None]) -> None:
-    path = tmp_path / "picture.svg"
+def test_svg(case: str, tmp_path: Path, golden: Callable[[str, str], None]) -> None:
+    path = tmp_path / "placement.svg"
     assert main(["place", *FILES, "--svg", str(path), *CASES[case]]) == 0
-    picture = path.read_text()
-    ElementTree.fromstring(picture)
-    golden(f"place/{case}.svg", picture)
+    svg = path.read_text()
+    ElementTree.fromstring(svg)
+    golden(f"place/{case}.svg", svg)
 
 
-def test_the_script_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_script_directives_are_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     script = tmp_path / "job.sh"
     script.write_text("#!/bin/sh\n#SBATCH --nodes=2\n#DL --dl-zone=zoneB\nslurmdl srun true\n")
     assert main(["place", *FILES, "--json", str(script), "-e", "--epochs", "10", "json", "--strategy=ps"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["placement"]["nodes_per_zone"] == {"zoneB": 2}
+    result = json.loads(capsys.readouterr().out)
+    assert result["placement"]["nodes_per_zone"] == {"zoneB": 2}
 
 
-@pytest.mark.parametrize(("argv", "status", "says"), [
-    (["--topology"], 64, "needs a file"), (["--topology=missing", *FILES[1:]], 65, "cannot be read"),
+@pytest.mark.parametrize(("argv", "status", "message"), [
+    (["--topology"], 64, "--topology: expected a file"), (["--topology=missing", *FILES[1:]], 65, "cannot be read"),
     ([*FILES[:1], "--cluster=README"], 65, "README"), ([*FILES[:2], "--link-scores=missing"], 65, "missing"),
-    ([*FILES, "--dl-zone=zoneC"], 64, "valid: zoneA, zoneB, core"), ([*FILES, "--dl-place=tight"], 64, "valid: "),
-    ([*FILES, "--dl-speed=1"], 64, "valid: "), ([*FILES, "-n", "6", "--dl-strict"], 75, "not certain"),
+    ([*FILES, "--dl-zone=zoneC"], 64, "zoneA, zoneB, core"), ([*FILES, "--dl-place=tight"], 64, "--dl-place"),
+    ([*FILES, "--dl-speed=1"], 64, "--dl-speed"), ([*FILES, "-n", "6", "--dl-strict"], 75, "not certain"),
     ([*FILES, "-N2", "--svg=/nowhere/a.svg"], 64, "cannot be written"),
 ])
-def test_bad_input(argv: list[str], status: int, says: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_input(argv: list[str], status: int, message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["place", *argv]) == status
     captured = capsys.readouterr()
-    assert says in captured.err
+    assert message in captured.err
     assert captured.err.count("\n") == 1
     assert captured.out == ""
 
 
-@pytest.mark.parametrize(("words", "says"), [
-    (["README.md", "--svg", "{out}"], "--svg behind README.md is an argument of the script; valid: --svg before"),
-    (["README.md", "a", "--json"], "--json behind"), (["README.md", "--cluster=x"], "--cluster behind"),
-    (["--", "README.md", "--dl-zone=zoneB"], "--dl-zone behind"), (["README.md", "--explian"], "--explain before"),
+@pytest.mark.parametrize(("args", "message"), [
+    (["README.md", "--svg", "{out}"], "--svg after README.md is an argument of the script; expected --svg before"),
+    (["README.md", "a", "--json"], "--json after"), (["README.md", "--cluster=x"], "--cluster after"),
+    (["--", "README.md", "--dl-zone=zoneB"], "--dl-zone after"), (["README.md", "--explian"], "--explain before"),
     (["README.md", "--dl-strateg=ps"], "--dl-strategy before"),
-    (["--explian", "README.md"], "unknown option --explian; valid: --explain"),
-    (["--tpology=x", "README.md"], "unknown option --tpology=x; valid: --topology"),
+    (["--explian", "README.md"], "--explian: unknown option; expected --explain"),
+    (["--tpology=x", "README.md"], "--tpology=x: unknown option; expected --topology"),
 ])
-def test_an_option_that_would_have_no_effect_is_refused(
-        words: list[str], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["place", *FILES, "-N3", *(word.format(out=tmp_path / "out") for word in words)]) == 64
+def test_option_without_effect_is_an_error(
+        args: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["place", *FILES, "-N3", *(arg.format(out=tmp_path / "out") for arg in args)]) == 64
     captured = capsys.readouterr()
-    assert says in captured.err and captured.err.count("\n") == 1
+    assert message in captured.err and captured.err.count("\n") == 1
     assert captured.out == "" and not (tmp_path / "out").exists()
 
 
@@ -121,42 +123,42 @@ def test_512_nodes_are_folded(golden: Callable[[str, str], None]) -> None:
     topology = two_level(*leaves)
     nodes = cluster(*(node(name, "IDLE" if i % 3 else "DOWN") for i, name in enumerate(sorted(topology.nodes))))
     request = JobRequest(nodes=(512, 512), ntasks_per_node=2, dl=DlOptions(strategy="ps", ps=16))
-    found = place_job(request, nodes, topology, LinkScores())
-    text = explain_placement(found, topology, nodes, LinkScores(), DlOptions())
+    placement = place_job(request, nodes, topology, LinkScores())
+    text = explain_placement(placement, topology, nodes, LinkScores(), DlOptions())
     assert len(text.splitlines()) < 40
     golden("place/512-nodes.txt", text + "\n")
-    picture = draw_placement(found, topology, nodes)
-    ElementTree.fromstring(picture)
-    golden("place/512-nodes.svg", picture)
+    svg = draw_placement(placement, topology, nodes)
+    ElementTree.fromstring(svg)
+    golden("place/512-nodes.svg", svg)
 
 
-def test_the_same_in_every_process() -> None:
-    words = ["place", *FILES, *CASES["two-zones-ps"]]
+def test_result_is_the_same_in_every_process() -> None:
+    argv = ["place", *FILES, *CASES["two-zones-ps"]]
     program = "import sys; from slurmdl.cli.main import main; sys.exit(main(sys.argv[1:]))"
-    runs = {subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True, timeout=60,
+    runs = {subprocess.run([sys.executable, "-c", program, *argv], capture_output=True, text=True, timeout=60,
                            env={"PATH": "/usr/bin:/bin", "HOME": "/nonexistent", "PYTHONHASHSEED": seed},
                            cwd=ROOT, check=True).stdout for seed in ("1", "2")}
     assert len(runs) == 1
 
 
-def test_a_seed_chooses_among_equal_nodes_only(capsys: pytest.CaptureFixture[str]) -> None:
-    found = {}
+def test_seed_chooses_among_equal_nodes_only(capsys: pytest.CaptureFixture[str]) -> None:
+    seconds = {}
     for seed in range(8):
         assert main(["place", *FILES, "--json", f"--seed={seed}", "-N2"]) == 0
         placement = json.loads(capsys.readouterr().out)["placement"]
-        found[tuple(placement["nodes"])] = placement["rank_map"]["cost"]["seconds"]
-    assert len(found) > 1 and len(set(found.values())) == 1
+        seconds[tuple(placement["nodes"])] = placement["rank_map"]["cost"]["seconds"]
+    assert len(seconds) > 1 and len(set(seconds.values())) == 1
 
 
-def test_a_link_speed_of_another_unit_is_not_used(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """LinkSpeed=2 for both leaves: the prediction is the one without it, and a line says why."""
+def test_implausible_link_speed_is_not_used(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """LinkSpeed=2 for both leaves: a note names it, and the prediction ignores it."""
     plain = (ROOT / "topology/topology.conf").read_text()
-    told = {}
+    lines = {}
     for name, text in (("plain", plain), ("odd", plain.replace("Nodes=", "LinkSpeed=2 Nodes="))):
         (tmp_path / f"{name}.conf").write_text(text)
         assert main(["place", f"--topology={tmp_path}/{name}.conf", "--cluster=examples/cluster.json", "-N6"]) == 0
-        told[name] = capsys.readouterr().out.splitlines()
-    assert [line for line in told["odd"] if line not in told["plain"]] == [
-        "note       LinkSpeed of 2 zones (2) is not used: it is taken for Mbit/s; plausible: 1,000 to 9,999,999, or "
-        "links.zone in slurmdl.yaml"]
-    assert [line for line in told["odd"] if not line.startswith("note")] == told["plain"]
+        lines[name] = capsys.readouterr().out.splitlines()
+    (note,) = (line for line in lines["odd"] if line not in lines["plain"])
+    assert note.startswith("note       LinkSpeed of 2 zones (2) is not used")
+    assert "Mbit/s" in note and "link_defaults.zone_bandwidth in slurmdl.yaml" in note
+    assert [line for line in lines["odd"] if not line.startswith("note")] == lines["plain"]

@@ -1,4 +1,4 @@
-"""Link options of a sandbox: valid and invalid durations, fractions and pairs of zones."""
+"""Link options of a sandbox: queueing disciplines and pairs of zones."""
 
 from __future__ import annotations
 
@@ -8,30 +8,6 @@ from slurmdl.errors import UsageError
 from slurmdl.links.link_scores import inter_leaf_name
 from slurmdl.sandbox import qdisc, veth_links
 from slurmdl.sandbox.spec import SandboxSpec, round_robin_topology
-from slurmdl.units import parse_duration, parse_fraction
-
-
-@pytest.mark.parametrize(("text", "seconds"), [("10ms", 0.01), ("250us", 2.5e-4), ("0.5s", 0.5), ("0.01", 0.01),
-                                               ("0", 0.0), ("10", 10.0)])
-def test_durations(text, seconds):
-    assert parse_duration(text) == pytest.approx(seconds)
-
-
-@pytest.mark.parametrize("text", ["", "-1ms", "1h", "11s", "ms", "nan", "1e3", "1 0ms"])
-def test_invalid_duration_is_rejected(text):
-    with pytest.raises(UsageError, match=r"time .*10ms"):
-        parse_duration(text)
-
-
-@pytest.mark.parametrize(("text", "fraction"), [("2%", 0.02), ("0.02", 0.02), ("0", 0.0), ("99.9%", 0.999)])
-def test_fractions(text, fraction):
-    assert parse_fraction(text) == pytest.approx(fraction)
-
-
-@pytest.mark.parametrize("text", ["", "1", "100%", "-0.1", "2 %", "inf", "%"])
-def test_invalid_fraction_is_rejected(text):
-    with pytest.raises(UsageError, match=r"fraction .*2%"):
-        parse_fraction(text)
 
 
 def test_netem_delay_precedes_token_bucket():

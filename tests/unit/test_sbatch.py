@@ -1,4 +1,4 @@
-"""How a job binds to its nodes, the command that submits it, and the mark that reaches it."""
+"""Binding of a job to nodes, the command that submits it, and its submission record."""
 
 
 import os
@@ -26,7 +26,7 @@ SCRIPT = b"#!/bin/sh\n#SBATCH -N 2 --ntasks-per-node=2\nslurmdl srun true\n"
 
 
 def cluster(zones: int = 3, busy: str = "", features: bool = True) -> ClusterState:
-    """Three nodes a zone, dealt in turn: n1 in z1, n2 in z2, ..."""
+    """Three nodes per zone, round robin: n1 in z1, n2 in z2, ..."""
     names = [f"n{i}" for i in range(1, 3 * zones + 1)]
     zone = {name: f"z{i % zones + 1}" for i, name in enumerate(names)}
     lines = [f"SwitchName={z} Nodes={','.join(n for n in names if zone[n] == z)}" for z in sorted(set(zone.values()))]
@@ -39,11 +39,11 @@ def cluster(zones: int = 3, busy: str = "", features: bool = True) -> ClusterSta
                         scontrol_topology.parse_show_topology(text), LinkScores())
 
 
-def read(*argv: str, script: bytes = SCRIPT) -> submission.Submission:
+def parse(*argv: str, script: bytes = SCRIPT) -> submission.Submission:
     return submission.parse_submission(argv, {}, {}, stdin=script)
 
 
-@pytest.mark.parametrize(("argv", "seen", "options", "reason"), [
+@pytest.mark.parametrize(("argv", "state", "options", "reason"), [
     ([], cluster(), ["--prefer=z1"], ""),
     ([], cluster(busy="n1,n4"), ["--prefer=z2"], ""),
     (["-C", "big"], cluster(), ["--prefer=big&z1"], ""),
@@ -66,8 +66,8 @@ def read(*argv: str, script: bytes = SCRIPT) -> submission.Submission:
     (["--dl-node-binding=zone", "--dl-zone=z2,z3"], cluster(), ["--exclude=n[1,4,7]", "--constraint=z2|z3"], ""),
     (["--dl-node-binding=zone"], cluster(features=False), ["--switches=1"], ""),
 ])
-def test_how_hard_a_choice_binds(argv, seen, options, reason):
-    decision = sbatch.decide_binding(read(*argv), seen)
+def test_binding_options_of_each_mode(argv, state, options, reason):
+    decision = sbatch.decide_binding(parse(*argv), state)
     assert list(decision.binding_options) == options
     assert reason in decision.reason
     assert bool(decision.reason) != bool(options)
@@ -76,7 +76,7 @@ def test_how_hard_a_choice_binds(argv, seen, options, reason):
 Z3 = "--exclude=n[1-2,4-5,7-8]"
 
 
-@pytest.mark.parametrize(("argv", "seen", "options", "reason"), [
+@pytest.mark.parametrize(("argv", "state", "options", "reason"), [
     (["--dl-zone=z3"], cluster(), [Z3], ""),
     (["--dl-zone=z3", "--no-requeue"], cluster(features=False), [Z3], ""),
     (["--dl-zone=z2,z3"], cluster(), ["--exclude=n[1,4,7]", "--prefer=z2"], ""),
@@ -97,54 +97,54 @@ Z3 = "--exclude=n[1-2,4-5,7-8]"
     (["--dl-zone=z3", "-x", "./nodes"], cluster(), [], "is not applied: the node list file ./nodes is not supported"),
     (["--dl-zone=z3", "-N1", ":", "-N1"], cluster(), [], "is not applied: a heterogeneous job"),
 ])
-def test_a_named_zone_is_a_limit_whatever_else_is_decided(argv, seen, options, reason):
-    decision = sbatch.decide_binding(read(*argv), seen)
+def test_named_zone_excludes_all_other_nodes(argv, state, options, reason):
+    decision = sbatch.decide_binding(parse(*argv), state)
     assert list(decision.binding_options) == options
     assert reason in decision.reason and bool(reason) == bool(decision.reason)
 
 
-def test_features_are_looked_up_once_for_all_zones(monkeypatch):
-    """Zones of one node each: the work grows with the nodes, not with the nodes times the zones."""
+def test_zone_features_looks_up_each_node_once(monkeypatch):
+    """With zones of one node each the work grows with the nodes, not with nodes times zones."""
     names = [f"n{i}" for i in range(60)]
     text = "\n".join([f"SwitchName=z{i} Nodes=n{i}" for i in range(60)] + ["SwitchName=top Switches=z[0-59]"])
     nodes = [Node(name, ("IDLE",), features=(f"z{i}", "big")) for i, name in enumerate(names)]
-    looked_at = []
-    seen = ClusterState(ClusterSnapshot.from_nodes(nodes), scontrol_topology.parse_show_topology(text), LinkScores())
-    path = type(seen.topology).path_of
-    monkeypatch.setattr(type(seen.topology), "path_of", lambda self, node: looked_at.append(node) or path(self, node))
-    assert binding._zone_features(seen, [f"z{i}" for i in range(60)]) == tuple(f"z{i}" for i in range(60))
-    assert len(looked_at) <= len(names)
+    queried = []
+    state = ClusterState(ClusterSnapshot.from_nodes(nodes), scontrol_topology.parse_show_topology(text), LinkScores())
+    path = type(state.topology).path_of
+    monkeypatch.setattr(type(state.topology), "path_of", lambda self, node: queried.append(node) or path(self, node))
+    assert binding._zone_features(state, [f"z{i}" for i in range(60)]) == tuple(f"z{i}" for i in range(60))
+    assert len(queried) <= len(names)
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_features_of_zones_are_those_that_exactly_their_nodes_carry(seed):
+def test_zone_features_are_features_of_exactly_the_nodes(seed):
     random = np.random.default_rng(seed)
     names = [f"n{i}" for i in range(8)]
-    # the cluster lacks a node of the topology, has one more, and lists its nodes in another order
-    known = [*names[:7], "alien"]
+    # the snapshot lacks a node of the topology, has another one, and has another order
+    snapshot_nodes = [*names[:7], "alien"]
     nodes = [Node(str(name), ("IDLE",), features=tuple(f for f in "abcd" if random.random() < 0.5) + ("z0",) * (
-        str(name) in names[:4])) for name in random.permutation(known)]
+        str(name) in names[:4])) for name in random.permutation(snapshot_nodes)]
     lines = ("SwitchName=z0 Nodes=n[0-3]", "SwitchName=z1 Nodes=n[4-7]", "SwitchName=top Switches=z[0-1]")
     topology = scontrol_topology.parse_show_topology("\n".join(lines))
-    seen = ClusterState(ClusterSnapshot.from_nodes(nodes), topology, LinkScores())
+    state = ClusterState(ClusterSnapshot.from_nodes(nodes), topology, LinkScores())
     for zone, members in (("z0", names[:4]), ("z1", names[4:7]), ("top", names[:7])):
         exact = [f for f in ("a", "b", "c", "d", "z0") if {n.name for n in nodes if f in n.features} == set(members)]
         expected = ("z0",) if zone == "z0" else tuple(exact[:1])
-        assert binding._zone_features(seen, [zone]) == expected
+        assert binding._zone_features(state, [zone]) == expected
 
 
-def test_only_an_automatic_choice_is_taken_back():
+def test_only_automatic_binding_is_reverted():
     plain = cluster(features=False)
-    assert sbatch.decide_binding(read("--no-requeue"), plain).revert_field == "ReqNodeList"
-    assert sbatch.decide_binding(read(), cluster()).revert_field == "Prefer"
-    assert not sbatch.decide_binding(read("--no-requeue", "--test-only"), plain).revert_field
-    assert not sbatch.decide_binding(read("-Q"), cluster()).revert_field
-    assert not sbatch.decide_binding(read("--dl-node-binding=nodelist"), plain).revert_field
+    assert sbatch.decide_binding(parse("--no-requeue"), plain).revert_field == "ReqNodeList"
+    assert sbatch.decide_binding(parse(), cluster()).revert_field == "Prefer"
+    assert not sbatch.decide_binding(parse("--no-requeue", "--test-only"), plain).revert_field
+    assert not sbatch.decide_binding(parse("-Q"), cluster()).revert_field
+    assert not sbatch.decide_binding(parse("--dl-node-binding=nodelist"), plain).revert_field
 
 
-def test_a_job_is_not_pinned_from_inside_of_another(monkeypatch):
+def test_no_nodelist_is_bound_inside_a_job(monkeypatch):
     monkeypatch.setenv("SLURM_JOB_ID", "7")
-    decision = sbatch.decide_binding(read("--no-requeue"), cluster(features=False))
+    decision = sbatch.decide_binding(parse("--no-requeue"), cluster(features=False))
     assert not decision.binding_options
     assert "inside of a job" in decision.reason
 
@@ -156,36 +156,37 @@ def test_a_job_is_not_pinned_from_inside_of_another(monkeypatch):
     (["-N", "9"], ["--nodes=9-11"]),
     (["--hold"], ["--nodes=2-3"]),
 ])
-def test_late_asks_for_a_range(argv, options):
-    job = read("--dl-node-binding=late", *argv)
+def test_late_binding_requests_a_node_range(argv, options):
+    job = parse("--dl-node-binding=late", *argv)
     decision = sbatch.decide_binding(job, cluster())
     assert list(decision.binding_options) == options
     command = submission.build_submit_command("/bin/sbatch", job, decision, {})
-    least = int(options[0].partition("=")[2].partition("-")[0])
+    min_nodes = int(options[0].partition("=")[2].partition("-")[0])
     tasks = int(argv[1]) if argv[:1] == ["-n"] else None
-    assert submission_record.parse_record(command.env[submission_record.ENV_VARIABLE]).requested_size == submission_record.RequestedSize(least, tasks, 2)
+    record = submission_record.parse_record(command.env[submission_record.ENV_VARIABLE])
+    assert record.requested_size == submission_record.RequestedSize(min_nodes, tasks, 2)
 
 
 @pytest.mark.parametrize(("argv", "reason"), [
     (["-N", "2-3"], "not certain"), (["--wrap=srun true"], "no `slurmdl srun`"), (["--tmp=1G"], "--tmp"),
     (["--array=1-2"], "array"),
 ])
-def test_late_where_it_cannot_be(argv, reason):
-    decision = sbatch.decide_binding(read("--dl-node-binding=late", *argv), cluster())
+def test_late_binding_is_rejected_with_a_reason(argv, reason):
+    decision = sbatch.decide_binding(parse("--dl-node-binding=late", *argv), cluster())
     assert decision.binding_options == () and re.search(reason, decision.reason)
 
 
-def test_a_zone_without_a_feature_of_its_own_is_not_preferred():
-    """A feature that one more node carries, or one node fewer, would let Slurm choose other nodes."""
-    seen = cluster()
-    nodes = list(seen.cluster.nodes)
+def test_zone_without_an_exact_feature_is_not_preferred():
+    """With a feature of one node more or fewer Slurm could choose other nodes."""
+    state = cluster()
+    nodes = list(state.cluster.nodes)
     nodes[1] = replace(nodes[1], features=("z1", "z2"))
-    shared = replace(seen, cluster=ClusterSnapshot.from_nodes(tuple(nodes), seen.cluster.partitions))
-    assert sbatch.decide_binding(read(), shared).binding_options == ()
+    shared = replace(state, cluster=ClusterSnapshot.from_nodes(tuple(nodes), state.cluster.partitions))
+    assert sbatch.decide_binding(parse(), shared).binding_options == ()
 
 
 @pytest.mark.parametrize("name", ["script", "wrap", "stdin", "export", "ps"])
-def test_the_command_of_a_dry_run(name, golden, tmp_path, monkeypatch):
+def test_dry_run_output(name, golden, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "job.sh").write_bytes(SCRIPT)
     argv = {"script": ["-vJ", "a b", "--dl-explain", "job.sh", "x  y", "--dl-ps=1"],
@@ -193,54 +194,55 @@ def test_the_command_of_a_dry_run(name, golden, tmp_path, monkeypatch):
             "stdin": ["--parsable"],
             "export": ["--export=A,B=c d", "--", "job.sh"],
             "ps": ["--dl-strategy=ps", "--dl-ps=2", "--dl-model-bytes=400M", "-N3", "job.sh"]}[name]
-    job = read(*argv)
+    job = parse(*argv)
     environ = {"HOME": "/home/me", "SLURM_JOB_ID": "7", "SLURMDL_SUBMISSION": "{}", "SLURMDL_PLAN": "x",
                "RANK": "3", "SLURMDL_EXPORTED": " RANK", "SLURMDL_OPT_PLACE": "pack", "MASTER_ADDR": "n9"}
     decision = sbatch.decide_binding(job, cluster())
-    text = sbatch.format_dry_run(
-    job, decision, submission.build_submit_command(
-        "/usr/bin/sbatch", job, decision, environ))
+    command = submission.build_submit_command("/usr/bin/sbatch", job, decision, environ)
+    text = sbatch.format_dry_run(job, decision, command)
     text = re.sub(r'"pid":\d+,"host":"[^"]*"', '"pid":PID,"host":"HOST"', text)
     golden(f"sbatch/{name}.txt", text + "\n")
 
 
-class TestMark:
+class TestSubmissionRecord:
     DL = DlOptions("ps", 2, zone=("a", "b"), model_bytes=4e8, strict=True)
 
     def test_round_trip(self):
-        made = submission_record.new_record(self.DL, {"SLURM_JOB_ID": "12"})
-        assert submission_record.read_record({"SLURMDL_SUBMISSION": made.to_env_value(),
-                                "SLURM_SUBMIT_HOST": os.uname().nodename}) == made
-        assert made.submitter_job == "12"
+        record = submission_record.new_record(self.DL, {"SLURM_JOB_ID": "12"})
+        environ = {"SLURMDL_SUBMISSION": record.to_env_value(), "SLURM_SUBMIT_HOST": os.uname().nodename}
+        assert submission_record.read_record(environ) == record
+        assert record.submitter_job == "12"
 
-    def test_a_job_that_another_host_submitted_has_none(self):
+    def test_record_of_another_host_is_ignored(self):
         text = submission_record.new_record(self.DL, {}).to_env_value()
         assert submission_record.read_record({"SLURMDL_SUBMISSION": text, "SLURM_SUBMIT_HOST": "another"}) is None
         assert submission_record.read_record({}) is None
 
     @pytest.mark.parametrize("text", ["{", "[]", "{}", '{"version":9}', '{"version":2,"options":{"ps":"x"}}'])
-    def test_malformed(self, text):
+    def test_malformed_record_is_an_input_error(self, text):
         with pytest.raises(InputError, match=r"SLURMDL_SUBMISSION|--dl-"):
             submission_record.read_record({"SLURMDL_SUBMISSION": text})
 
-    def test_what_the_submission_saw_is_no_news_to_the_job(self):
-        made = submission_record.new_record(self.DL, {"SLURMDL_OPT_STRATEGY": "gossip", "SLURMDL_OPT_PS": "1", "HOME": "/"})
+    def test_unchanged_inputs_are_removed(self):
+        record = submission_record.new_record(self.DL, {"SLURMDL_OPT_STRATEGY": "gossip", "SLURMDL_OPT_PS": "1",
+                                                        "HOME": "/"})
         inside = {"SLURMDL_OPT_STRATEGY": "gossip", "SLURMDL_OPT_PS": "3", "SLURMDL_OPT_STRICT": "1", "HOME": "/x"}
-        assert made.environ_without_inputs(inside) == {"SLURMDL_OPT_PS": "3", "SLURMDL_OPT_STRICT": "1", "HOME": "/x"}
+        assert record.environ_without_inputs(inside) == {
+            "SLURMDL_OPT_PS": "3", "SLURMDL_OPT_STRICT": "1", "HOME": "/x"}
 
-    def test_a_submission_inherits_no_outputs(self):
+    def test_submission_does_not_inherit_outputs(self):
         task = {"SLURMDL_PLAN": "x", "SLURMDL_ROLE": "ps", "RANK": "1", "SLURMDL_EXPORTED": " RANK"}
         own = {"SLURMDL_OPT_PS": "2", "SLURMDL_DEBUG": "1", "HOME": "/", "SLURM_JOB_ID": "3", "MASTER_ADDR": "mine"}
         assert submission_record.environ_without_inherited(task | own) == own
-        assert submission_record.environ_without_inherited({"RANK": "1", "MASTER_ADDR": "mine"}) == {
-                                              "RANK": "1", "MASTER_ADDR": "mine"}
+        users = {"RANK": "1", "MASTER_ADDR": "mine"}
+        assert submission_record.environ_without_inherited(users) == users
 
 
 @pytest.mark.parametrize(("export", "added"), [
     (None, None), ("ALL", None), ("NONE", None), ("A,ALL", None), ("A,B=c", "--export=A,B=c,SLURMDL_SUBMISSION"),
 ])
-def test_the_mark_is_named_where_a_list_is_exported(export, added):
-    job = read(*([f"--export={export}"] if export else []), "--wrap=true")
+def test_export_list_names_the_record(export, added):
+    job = parse(*([f"--export={export}"] if export else []), "--wrap=true")
     command = submission.build_submit_command("/bin/sbatch", job, Decision(), {})
     assert [word for word in command.argv if "SLURMDL_SUBMISSION" in word] == ([added] if added else [])
 
@@ -249,11 +251,11 @@ def test_the_mark_is_named_where_a_list_is_exported(export, added):
     ("slurmdl srun ./a", True), ("exec slurmdl   srun a", True), ("srun --dl-rank-map a", True), ("srun a", False),
     ("myslurmdl srun", False), ("slurmdl place", False),
 ])
-def test_hint_only_where_no_rank_map_is_applied(text, applies):
+def test_applies_rank_map(text, applies):
     assert submission.applies_rank_map(text) is applies
 
 
-def program(directory: Path, text: str) -> Path:
+def write_sbatch(directory: Path, text: str) -> Path:
     directory.mkdir(exist_ok=True)
     path = directory / "sbatch"
     path.write_text(f"#!/bin/sh\n{text}\n")
@@ -261,15 +263,15 @@ def program(directory: Path, text: str) -> Path:
     return path
 
 
-def test_sbatch_is_found_behind_our_own_name(tmp_path):
-    (tmp_path / "ours").mkdir()
-    (tmp_path / "ours" / "sbatch").symlink_to(Path(sys.executable).parent / "dlsbatch")
-    real = program(tmp_path / "slurm", "exit 0")
+def test_find_sbatch_skips_this_program(tmp_path):
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "sbatch").symlink_to(Path(sys.executable).parent / "dlsbatch")
+    real = write_sbatch(tmp_path / "slurm", "exit 0")
     (tmp_path / "empty").mkdir()
     code = "import os, sys; sys.argv[0] = sys.argv[1]; from slurmdl.launch.sbatch import find_sbatch as f; " \
            "print(f(os.environ))"
-    path = os.pathsep.join(str(tmp_path / name) for name in ("empty", "ours", "slurm"))
-    done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "ours" / "sbatch")], text=True, timeout=30,
+    path = os.pathsep.join(str(tmp_path / name) for name in ("empty", "own", "slurm"))
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "own" / "sbatch")], text=True, timeout=30,
                           env={"PATH": path}, capture_output=True, check=True)
     assert done.stdout.strip() == str(real)
     with pytest.raises(UnavailableError, match="not found on PATH"):
@@ -283,16 +285,16 @@ def slurmdl(tmp_path: Path, *argv: str, **more):
                           timeout=60, check=False, **more)
 
 
-def test_an_sbatch_that_calls_us_is_told_apart(tmp_path):
-    """A site's or a user's own sbatch that is a script around slurmdl: one line, no endless loop."""
-    program(tmp_path / "bin", f'exec {sys.executable} -m slurmdl sbatch "$@"')
+def test_recursive_sbatch_is_an_error(tmp_path):
+    """An sbatch that is a script around slurmdl causes one message, no endless loop."""
+    write_sbatch(tmp_path / "bin", f'exec {sys.executable} -m slurmdl sbatch "$@"')
     done = slurmdl(tmp_path, "--dl-node-binding=off", "--wrap=true")
     assert done.returncode == 69
     assert b"calls slurmdl, which calls it again" in done.stderr
 
 
-def test_arguments_input_output_and_status_are_handed_through(tmp_path):
-    program(tmp_path / "bin", 'for i; do printf "<%s>" "$i"; done; cat; printf "\\000\\377"; echo e >&2; exit 7')
+def test_arguments_streams_and_status_pass_through(tmp_path):
+    write_sbatch(tmp_path / "bin", 'for i; do printf "<%s>" "$i"; done; cat; printf "\\000\\377"; echo e >&2; exit 7')
     script = b"#!/bin/sh\nslurmdl srun\n\xff\x00 end"
     done = slurmdl(tmp_path, "--dl-node-binding=off", "-J", "a  b", input=script)
     assert done.returncode == 7
@@ -300,16 +302,16 @@ def test_arguments_input_output_and_status_are_handed_through(tmp_path):
     assert done.stderr == b"e\n"
 
 
-def test_nothing_of_ours_is_said_with_quiet(tmp_path):
-    program(tmp_path / "bin", "exit 1").rename(tmp_path / "bin" / "scontrol")
-    program(tmp_path / "bin", "exit 0")
+def test_quiet_suppresses_messages(tmp_path):
+    write_sbatch(tmp_path / "bin", "exit 1").rename(tmp_path / "bin" / "scontrol")
+    write_sbatch(tmp_path / "bin", "exit 0")
     assert slurmdl(tmp_path, "-Q", "--wrap=true").stderr == b""
     loud = slurmdl(tmp_path, "--wrap=true").stderr.decode().splitlines()
     assert [line.split(":")[1] for line in loud] == [" submitted as written", " the script has no `slurmdl srun`, so "
                                                     "its ranks will not be mapped"]
 
 
-RELAY = """
+RUN_PASSTHROUGH = """
 import sys
 from slurmdl.slurm import process
 sys.exit(process.run_passthrough(["/bin/sh", "-c", {script!r}], {{"PATH": "/usr/bin:/bin"}}, b"in\\n",
@@ -317,9 +319,9 @@ sys.exit(process.run_passthrough(["/bin/sh", "-c", {script!r}], {{"PATH": "/usr/
 """
 
 
-def test_relay_hands_bytes_through_and_tells_the_first_line_at_once():
+def test_run_passthrough_copies_bytes_and_calls_back_at_once():
     script = 'read x; echo "got $x"; sleep 1; printf "more\\377"; exit 3'
-    child = subprocess.Popen([sys.executable, "-c", RELAY.format(script=script)], stdout=subprocess.PIPE,
+    child = subprocess.Popen([sys.executable, "-c", RUN_PASSTHROUGH.format(script=script)], stdout=subprocess.PIPE,
                              stderr=subprocess.PIPE)
     assert child.stderr.readline() == b"first b'got in'\n"
     assert child.poll() is None
@@ -331,8 +333,8 @@ def test_relay_hands_bytes_through_and_tells_the_first_line_at_once():
     ("trap 'echo bye; exit 5' TERM; echo up; while :; do sleep 0.05; done", 5),
     ("echo up; exec sleep 30", -signal.SIGTERM),
 ])
-def test_relay_passes_signals_on(script, status):
-    child = subprocess.Popen([sys.executable, "-c", RELAY.format(script=script)], stdout=subprocess.PIPE,
+def test_run_passthrough_forwards_signals(script, status):
+    child = subprocess.Popen([sys.executable, "-c", RUN_PASSTHROUGH.format(script=script)], stdout=subprocess.PIPE,
                              stderr=subprocess.PIPE)
     child.stderr.readline()
     begin = time.monotonic()

@@ -1,9 +1,10 @@
-"""Nothing that goes wrong on the way from the user's words to sbatch keeps a job from being submitted."""
+"""No fault between the user's arguments and sbatch prevents the submission of a job."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,8 +21,8 @@ SCRIPT = "#!/bin/sh\n#SBATCH -N 2\n#DL --dl-strategy=gossip\nslurmdl srun true\n
 ZONES = "SwitchName=z1 Nodes=n[1-3]\nSwitchName=z2 Nodes=n[4-6]\nSwitchName=top Switches=z[1-2]\n"
 
 
-class Submitted(BaseException):
-    """Stands for the start of sbatch, behind which this process is no longer there."""
+class SubmitCalled(BaseException):
+    """Raised in place of the start of sbatch, after which this process would not exist."""
 
     def __init__(self, argv: Sequence[str], env: Mapping[str, str], stdin: bytes | None) -> None:
         super().__init__(argv)
@@ -29,16 +30,16 @@ class Submitted(BaseException):
 
 
 class Fault(Exception):
-    """Raised where no fault was expected."""
+    """An injected fault."""
 
 
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cluster of two zones, told by a scontrol that knows one answer, and a configuration of the user's own."""
+    """A cluster of two zones, as a fake scontrol reports it, and a configuration file of the user."""
     nodes = "".join(f"NodeName=n{i} CPUAlloc=0 CPUEfctv=4 CPUTot=4 ActiveFeatures=z{(i + 2) // 3} RealMemory=1000 "
                     f"AllocMem=0 State=IDLE Partitions=main\n" for i in range(1, 7))
     (tmp_path / "answer").write_text(f"{nodes}PartitionName=main Default=YES State=UP Nodes=n[1-6]\n")
-    for name, text in (("sbatch", "exit 0"), ("scontrol", f'echo "$*" >>{tmp_path}/asked; cat {tmp_path}/answer')):
+    for name, text in (("sbatch", "exit 0"), ("scontrol", f'echo "$*" >>{tmp_path}/queries; cat {tmp_path}/answer')):
         (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
         (tmp_path / name).chmod(0o755)
     (tmp_path / "topology.conf").write_text(ZONES)
@@ -55,40 +56,40 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
 
     def start(argv: Sequence[str], env: Mapping[str, str], stdin: bytes | None = None, *_: object) -> None:
-        raise Submitted(argv, env, stdin)
+        raise SubmitCalled(argv, env, stdin)
 
     monkeypatch.setattr(process, "exec_program", start)
     monkeypatch.setattr(process, "run_passthrough", start)
     return tmp_path
 
 
-def submitted(*words: str) -> Submitted:
-    with pytest.raises(Submitted) as raised:
+def submit(*words: str) -> SubmitCalled:
+    with pytest.raises(SubmitCalled) as raised:
         main(["sbatch", *words])
     return raised.value
 
 
 @contextlib.contextmanager
 def fault_at(number: int, calls: list[str]) -> Iterator[None]:
-    """The `number`-th call of a function of ours from another place than before raises a Fault.
+    """Raise a Fault in the `number`-th call of a slurmdl function from a new call site.
 
-    `calls` takes the functions that were called. It begins when the user's words have been split, which everything
-    rests on, and ends when sbatch is about to start.
+    `calls` collects the called functions. Tracing begins after the arguments are split, which every submission needs,
+    and ends when sbatch is about to start.
     """
-    finished = False
-    seen: set[tuple[object, object, int]] = set()
+    is_finished = False
+    known_sites: set[tuple[object, object, int]] = set()
 
     def trace(frame, event, argument):
-        nonlocal finished
+        nonlocal is_finished
         code, caller = frame.f_code, frame.f_back
-        finished = finished or code is sbatch.SubmissionAttempt.submit.__code__
-        if finished or event != "call" or not code.co_filename.startswith(PACKAGE):
+        is_finished = is_finished or code is sbatch.SubmissionAttempt.submit.__code__
+        if is_finished or event != "call" or not code.co_filename.startswith(PACKAGE):
             return
         if not calls and code is not sbatch.SubmissionAttempt.choose_binding.__code__:
             return
         place = (code, caller.f_code, caller.f_lineno)
-        if place not in seen:
-            seen.add(place)
+        if place not in known_sites:
+            known_sites.add(place)
             calls.append(f"{code.co_filename}:{code.co_name}")
             if len(calls) == number:
                 raise Fault(f"in {calls[-1]}")
@@ -103,31 +104,31 @@ def fault_at(number: int, calls: list[str]) -> Iterator[None]:
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # in a generator that is closed
-def test_a_fault_in_any_call_leaves_the_users_own_words(site, capsys, monkeypatch):
-    monkeypatch.setattr("time.time_ns", lambda: 0)  # which settles the choice of the zone, and so the way to it
+def test_fault_in_any_call_leaves_the_users_arguments(site, capsys, monkeypatch):
+    monkeypatch.setattr("time.time_ns", lambda: 0)  # decides the zone, and so the calls
     words = ["-J", "a  b", "--dl-explain", "--dl-place=pack", "job.sh", "--dl-x", "1"]
     own = [f"{site}/sbatch", "-J", "a  b", "job.sh", "--dl-x", "1"]
-    submitted(*words)  # imports the modules
+    submit(*words)  # imports the modules
     calls: list[str] = []
     with fault_at(0, calls):
-        bound = submitted(*words).argv
+        bound = submit(*words).argv
     assert [word[:8] for word in bound if word not in own] == ["--prefer"]
-    assert len(calls) > 300, "the whole way from the script to the explanation"
+    assert len(calls) > 300, "from the script to the explanation"
     capsys.readouterr()
     for number in range(1, len(calls) + 1):
         reached: list[str] = []
         with fault_at(number, reached):
-            found = submitted(*words)
-        said = capsys.readouterr().err
-        assert len(reached) >= number, "the fault was raised"
-        if f"Fault: in {reached[number - 1]}" in said:
-            assert found.argv == own, reached[number - 1]
-        else:  # where scores are read, a fault costs the scores
-            assert found.argv == bound, (reached[number - 1], said)
-        assert "Traceback" not in said
+            call = submit(*words)
+        stderr = capsys.readouterr().err
+        assert len(reached) >= number, "fault not raised"
+        if f"Fault: in {reached[number - 1]}" in stderr:
+            assert call.argv == own, reached[number - 1]
+        else:  # a fault while scores are loaded costs only the scores
+            assert call.argv == bound, (reached[number - 1], stderr)
+        assert "Traceback" not in stderr
 
 
-#: what a slurmdl.yaml may hold, and what is said of it
+#: content of slurmdl.yaml -> part of the message
 BROKEN = {
     "plan_dir: 2024-13-01": ":1: is not YAML ('2024-13-01': month must be in 1..12)", "[" * 5000: "nested too deeply",
     "link_defaults: {node_bandwidth: !!int ''}": ":1: is not YAML", "a: !!bool perhaps": ":1: is not YAML",
@@ -138,40 +139,40 @@ BROKEN = {
     "plan_dir: /a\nlink_defaults: [x]": "link_defaults: expected a mapping",
     "link_defaults: {node_bandwidth: 0x" + "f" * 9000 + "}": "expected a number",
     "&a0 [x]\n": "expected a mapping"}
-#: 9 to the power of 30 words, by aliases
+#: 9 to the power of 30 values, by aliases
 BROKEN["\n".join(["plan_dir:", "- &a0 [x]", *(f"- &a{i + 1} [{', '.join([f'*a{i}'] * 9)}]" for i in range(30))])] = \
     "expected an absolute path"
 
 
 @pytest.mark.parametrize("text", BROKEN, ids=range(len(BROKEN)))
-def test_whatever_a_configuration_file_holds_the_job_is_submitted(text, site, capsys):
+def test_broken_configuration_file_does_not_prevent_submission(text, site, capsys):
     file = site / "config/slurmdl/slurmdl.yaml"
     file.write_text(text)
-    found = submitted("-J", "x", "--dl-ps=1", "job.sh")
-    assert found.argv == [f"{site}/sbatch", "-J", "x", "job.sh"]
-    marked = submission_record.parse_record(found.env[submission_record.ENV_VARIABLE])
-    assert (marked.options.strategy, marked.options.ps) == ("ps", 1), "the job is told what its user asked for"
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1 and len(said) < 1000
-    assert said.startswith("slurmdl: submitted as written: ") and BROKEN[text] in said and "slurmdl.yaml" in said
+    call = submit("-J", "x", "--dl-ps=1", "job.sh")
+    assert call.argv == [f"{site}/sbatch", "-J", "x", "job.sh"]
+    record = submission_record.parse_record(call.env[submission_record.ENV_VARIABLE])
+    assert (record.options.strategy, record.options.ps) == ("ps", 1), "the job receives the user's options"
+    stderr = capsys.readouterr().err
+    assert stderr.count("\n") == 1 and len(stderr) < 1000
+    assert stderr.startswith("slurmdl: submitted as written: ") and BROKEN[text] in stderr and "slurmdl.yaml" in stderr
     assert main(["sbatch", "--dl-strict", "job.sh"]) in (65, 75)
     assert BROKEN[text] in capsys.readouterr().err
 
 
-def test_a_configuration_that_is_no_file(site, capsys):
+def test_configuration_that_is_no_regular_file_is_ignored(site, capsys):
     file = site / "config/slurmdl/slurmdl.yaml"
     file.unlink()
     os.mkfifo(file)
-    assert submitted("job.sh").argv == [f"{site}/sbatch", "job.sh"]
+    assert submit("job.sh").argv == [f"{site}/sbatch", "job.sh"]
     assert f"{file}: is not a regular file" in capsys.readouterr().err
 
 
-def test_a_zone_that_the_user_names_wrong_is_refused(site, capsys):
+def test_unknown_zone_of_the_user_is_a_usage_error(site, capsys):
     assert main(["sbatch", "--dl-zone=nowhere", "job.sh"]) == 64
-    assert "--dl-zone=nowhere: no such zone; valid: z1, z2, top" in capsys.readouterr().err
+    assert "--dl-zone=nowhere: no such zone; expected one of z1, z2, top" in capsys.readouterr().err
 
 
-def test_a_later_configuration_sets_aside_what_does_not_go_with_it(site):
+def test_later_configuration_overrides_conflicting_options(site):
     from slurmdl import config
 
     (site / "first").write_text("options: {ps: 2}\n")
@@ -181,90 +182,91 @@ def test_a_later_configuration_sets_aside_what_does_not_go_with_it(site):
 
 @pytest.mark.parametrize("inherited", ["[" * 100_000, '{"version":2,"pid":Infinity,"options":{},'
                                        '"submitter_job":"","host":""}'])
-def test_an_inherited_mark_of_any_form_refuses_nothing(inherited, site, monkeypatch):
+def test_malformed_inherited_record_does_not_prevent_submission(inherited, site, monkeypatch):
     monkeypatch.setenv(submission_record.ENV_VARIABLE, inherited)
-    assert "--prefer" in submitted("--dl-place=pack", "job.sh").argv[1]
+    assert "--prefer" in submit("--dl-place=pack", "job.sh").argv[1]
 
 
 @pytest.mark.parametrize(("name", "value"), [("SBATCH_REQUEUE", "+-5"), ("SBATCH_SPREAD_JOB", "\u00b2")])
-def test_a_variable_of_sbatch_of_any_form_refuses_nothing(name, value, site, monkeypatch):
+def test_malformed_sbatch_variable_does_not_prevent_submission(name, value, site, monkeypatch):
     monkeypatch.setenv(name, value)
-    assert submitted("job.sh").argv[-1] == "job.sh"
+    assert submit("job.sh").argv[-1] == "job.sh"
 
 
-def test_a_number_of_nodes_of_any_length_is_left_to_sbatch(site):
-    assert submitted(f"-N{'9' * 9000}", "job.sh").argv[1:] == [f"-N{'9' * 9000}", "job.sh"]
+def test_node_count_of_any_length_is_left_to_sbatch(site):
+    assert submit(f"-N{'9' * 9000}", "job.sh").argv[1:] == [f"-N{'9' * 9000}", "job.sh"]
 
 
-def run(site: Path, *words: str, shell: str = 'exec "$@"', says: str = "") -> subprocess.CompletedProcess[str]:
-    """The whole command, with an sbatch that leaves its words and the mark in files."""
-    (site / "sbatch").write_text(f'#!/bin/sh\nprintf "<%s>" "$@" >{site}/words\n'
-                                 f'printf "%s" "$SLURMDL_SUBMISSION" >{site}/mark\n'
-                                 f"printf '{says}'\n")
+def run(site: Path, *words: str, shell: str = 'exec "$@"', output: str = "") -> subprocess.CompletedProcess[str]:
+    """Run the whole command with an sbatch that writes its arguments and the record into files."""
+    (site / "sbatch").write_text(f'#!/bin/sh\nprintf "<%s>" "$@" >{site}/args\n'
+                                 f'printf "%s" "$SLURMDL_SUBMISSION" >{site}/record\n'
+                                 f"printf '{output}'\n")
     argv = ["sh", "-c", shell, "sh", sys.executable, "-m", "slurmdl", "sbatch", *words]
     return subprocess.run(argv, capture_output=True, text=True, timeout=120, check=False)
 
 
-@pytest.mark.parametrize(("lines", "added", "said", "strategy"), [
+@pytest.mark.parametrize(("lines", "added", "stderr", "strategy"), [
     ("#DL --dl-zone=" + ",".join(["z1"] * 100_000), "<--exclude=n[4-6]>", "", "gossip"),
     (f"#DL --dl-comm-pattern=/{'x' * 320_000}", "", "File name too long", None),
     (f"#DL --dl-link-scores=/{'x' * 320_000}", "", "Argument list too long", None),
     ("#DL --dl-ps=1 --dl-strategy=ps\n" * 1_400_000, "", "they go on beyond 1048576 bytes", "allreduce"),
     (f"#SBATCH --comment={'x' * 2_000_000}", "", "they go on beyond 1048576 bytes", "allreduce"),
 ], ids=["zones", "traffic", "scores", "lines", "line"])
-def test_directives_of_any_length_are_submitted(lines, added, said, strategy, site):
+def test_directives_of_any_length_are_submitted(lines, added, stderr, strategy, site):
     (site / "config/slurmdl/slurmdl.yaml").unlink()
     (site / "job.sh").write_text(SCRIPT.replace("slurmdl srun", f"{lines}\nslurmdl srun"))
     done = run(site, "-J", "x", "job.sh")
     assert (done.returncode, done.stdout) == (0, "")
-    words = (site / "words").read_text()
+    words = (site / "args").read_text()
     assert words.startswith("<-J><x>" + added) and words.endswith("<job.sh>")
     assert added or words == "<-J><x><job.sh>"
-    assert said in done.stderr and bool(done.stderr) == bool(said) and len(done.stderr) < 10_000
-    text = (site / "mark").read_text()
+    assert stderr in done.stderr and bool(done.stderr) == bool(stderr) and len(done.stderr) < 10_000
+    text = (site / "record").read_text()
     assert (submission_record.parse_record(text).options.strategy if text else None) == strategy
 
 
 @pytest.mark.parametrize("shell", ['"$@" <&-', '"$@" >&-', '"$@" 2>&-', '"$@" 2>/dev/full', '"$@" <&- >&- 2>&-'])
 @pytest.mark.parametrize("words", [["-n9", "--wrap=true"], ["--dl-place=pack", "--dl-explain", "-N2", "--wrap=true"]])
-def test_streams_that_are_closed_or_full_refuse_nothing(shell, words, site):
+def test_closed_or_full_streams_do_not_prevent_submission(shell, words, site):
     done = run(site, *words, shell=shell)
     assert (done.returncode, done.stdout) == (0, "")
-    assert "<--wrap=true>" in (site / "words").read_text()
-    assert ("--prefer=z" in (site / "words").read_text()) == ("-N2" in words)
+    assert "<--wrap=true>" in (site / "args").read_text()
+    assert ("--prefer=z" in (site / "args").read_text()) == ("-N2" in words)
 
 
-def test_a_script_that_cannot_be_read_is_left_to_sbatch(site):
+def test_unreadable_script_is_left_to_sbatch(site):
     done = run(site, "-N2", shell='"$@" <&-')
-    assert (done.returncode, (site / "words").read_text()) == (0, "<-N2>")
+    assert (done.returncode, (site / "args").read_text()) == (0, "<-N2>")
     assert "Slurm chooses the nodes: the script standard input cannot be read" in done.stderr
 
 
-@pytest.mark.parametrize(("says", "options"), [
+@pytest.mark.parametrize(("output", "options"), [
     ("Quota: 3 jobs pending\\nSubmitted batch job 71\\nJob 4 is next\\n", []),
     ("3\\nSubmitted batch job 71 on cluster one\\n5\\n", []),
     ("Quota: 3 jobs pending\\nsubmitted 4 of 5\\n71\\nQuota: 6\\n", ["--parsable"]),
     ("Quota: 3 jobs pending; 4\\n71;one\\n", ["--parsable"]),
-    ("Submitted batch job 3 of 9\\n not Submitted batch job 4\\n%05000d\\nSubmitted batch job 71\\n", []),
+    ("SubmitCalled batch job 3 of 9\\n not SubmitCalled batch job 4\\n%05000d\\nSubmitted batch job 71\\n", []),
 ])
-def test_only_the_job_that_sbatch_names_is_changed(says, options, site):
-    done = run(site, "--dl-place=pack", "-N2", *options, "--wrap=slurmdl srun true", says=says)
+def test_only_the_submitted_job_is_updated(output, options, site):
+    done = run(site, "--dl-place=pack", "-N2", *options, "--wrap=slurmdl srun true", output=output)
     assert done.returncode == 0
-    assert done.stdout == says.replace("\\n", "\n") % (0 if "%" in says else ())
-    asked = [line for line in (site / "asked").read_text().splitlines() if "ob" in line]
-    assert asked == ["-o show job 71", "update JobId=71 Prefer="]
+    assert done.stdout == output.replace("\\n", "\n") % (0 if "%" in output else ())
+    queries = [line for line in (site / "queries").read_text().splitlines() if "ob" in line]
+    assert queries == ["-o show job 71", "update JobId=71 Prefer="]
 
 
-@pytest.mark.parametrize("says", ["Quota: 3 jobs pending\\n", "3\\n", "Submitted batch job 3 jobs\\n", "3"])
-def test_where_sbatch_names_no_job_none_is_changed(says, site):
-    assert run(site, "--dl-place=pack", "-N2", "--wrap=true", says=says).stdout == says.replace("\\n", "\n")
-    assert " job " not in (site / "asked").read_text()
+@pytest.mark.parametrize("output", ["Quota: 3 jobs pending\\n", "3\\n", "SubmitCalled batch job 3 jobs\\n", "3"])
+def test_without_a_job_id_no_job_is_updated(output, site):
+    assert run(site, "--dl-place=pack", "-N2", "--wrap=true", output=output).stdout == output.replace("\\n", "\n")
+    assert " job " not in (site / "queries").read_text()
 
 
-def test_an_option_behind_the_script_is_the_scripts_and_one_line_says_so(site, capsys):
+def test_option_after_the_script_is_passed_to_it_with_a_warning(site, capsys):
     (site / "config/slurmdl/slurmdl.yaml").unlink()
     words = ["--dl-node-binding=off", "job.sh", "--dl-explain", "--dl-ps=1", "-N9"]
-    assert submitted(*words).argv[1:] == words[1:]
-    assert capsys.readouterr().err == "slurmdl: --dl-explain is passed to the script job.sh: it stands behind it\n"
-    assert submitted("-Q", *words).argv[1:] == ["-Q", *words[1:]]
+    assert submit(*words).argv[1:] == words[1:]
+    message = capsys.readouterr().err
+    assert re.match("slurmdl: --dl-explain .*script job.sh", message) and message.count("\n") == 1
+    assert submit("-Q", *words).argv[1:] == ["-Q", *words[1:]]
     assert capsys.readouterr().err == ""

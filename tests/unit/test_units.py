@@ -1,4 +1,4 @@
-"""Quantities for people, and what predictions say of their assumptions."""
+"""Formatting and parsing of quantities, and the assumptions of predictions."""
 
 from __future__ import annotations
 
@@ -10,39 +10,63 @@ from hypothesis import strategies as st
 
 from slurmdl import units
 from slurmdl.dl_options import DlOptions
+from slurmdl.errors import UsageError
 from slurmdl.links.link_scores import LinkScore, LinkScores
 from slurmdl.placement import score_report
 from slurmdl.topology.source import ZoneDecl, build_topology
 from slurmdl.topology.topology import Topology
 
 
-@pytest.mark.parametrize(("form", "value", "text"), [
-    (units.format_bytes, 0, "0 B"), (units.format_bytes, 999,
-     "999 B"), (units.format_bytes, 999.6, "1 kB"), (units.format_bytes, 320e6, "320 MB"),
-    (units.format_bytes, 1.2345e9, "1.23 GB"), (units.format_bytes, 5e15, "5,000 TB"),
-    (units.format_duration, 0, "0 s"), (units.format_duration,
-     25.6, "25.6 s"), (units.format_duration, 0.0652, "65.2 ms"),
-    (units.format_duration, 0.99996, "1 s"), (units.format_duration,
-     2e-5, "20 us"), (units.format_duration, 1e-8, "0.01 us"),
+@pytest.mark.parametrize(("function", "value", "text"), [
+    (units.format_bytes, 0, "0 B"), (units.format_bytes, 999, "999 B"), (units.format_bytes, 999.6, "1 kB"),
+    (units.format_bytes, 320e6, "320 MB"), (units.format_bytes, 1.2345e9, "1.23 GB"),
+    (units.format_bytes, 5e15, "5,000 TB"),
+    (units.format_duration, 0, "0 s"), (units.format_duration, 25.6, "25.6 s"),
+    (units.format_duration, 0.0652, "65.2 ms"), (units.format_duration, 0.99996, "1 s"),
+    (units.format_duration, 2e-5, "20 us"), (units.format_duration, 1e-8, "0.01 us"),
     (units.format_duration, 12345.6, "12,346 s"),
-    (units.format_bit_rate, 1.25e9, "10 Gbit/s"), (units.format_bit_rate,
-     6.25e6, "50 Mbit/s"), (units.format_bit_rate, 1, "8 bit/s"),
+    (units.format_bit_rate, 1.25e9, "10 Gbit/s"), (units.format_bit_rate, 6.25e6, "50 Mbit/s"),
+    (units.format_bit_rate, 1, "8 bit/s"),
 ])
-def test_three_digits_and_a_unit(form, value, text):
-    assert form(value) == text
+def test_format_has_three_digits_and_a_unit(function, value, text):
+    assert function(value) == text
 
 
 @given(st.floats(1e-6, 1e15))
-def test_the_text_is_the_value(value):
+def test_formatted_text_equals_the_value(value):
     factors = {"B": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12, "s": 1, "ms": 1e-3, "us": 1e-6}
-    for form in (units.format_bytes, units.format_duration):
-        number, unit = form(value).replace(",", "").split()
+    for function in (units.format_bytes, units.format_duration):
+        number, unit = function(value).replace(",", "").split()
         assert math.isclose(float(number) * factors[unit], value, rel_tol=5.1e-3)
 
 
-def tree(**speeds: int) -> Topology:
-    return build_topology([*(ZoneDecl(name, nodes=(f"n{name}",), link_speed=speed or None) for name, speed in speeds.items()),
-                  ZoneDecl("core", tuple(speeds))], kind="tree", source="")
+@pytest.mark.parametrize(("text", "seconds"), [("10ms", 0.01), ("250us", 2.5e-4), ("0.5s", 0.5), ("0.01", 0.01),
+                                               ("0", 0.0), ("10", 10.0)])
+def test_durations(text, seconds):
+    assert units.parse_duration(text) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize("text", ["", "-1ms", "1h", "11s", "ms", "nan", "1e3", "1 0ms"])
+def test_invalid_duration_is_rejected(text):
+    with pytest.raises(UsageError, match=r"time .*10ms"):
+        units.parse_duration(text)
+
+
+@pytest.mark.parametrize(("text", "fraction"), [("2%", 0.02), ("0.02", 0.02), ("0", 0.0), ("99.9%", 0.999)])
+def test_fractions(text, fraction):
+    assert units.parse_fraction(text) == pytest.approx(fraction)
+
+
+@pytest.mark.parametrize("text", ["", "1", "100%", "-0.1", "2 %", "inf", "%"])
+def test_invalid_fraction_is_rejected(text):
+    with pytest.raises(UsageError, match=r"fraction .*2%"):
+        units.parse_fraction(text)
+
+
+def tree(**link_speeds: int) -> Topology:
+    return build_topology([*(ZoneDecl(name, nodes=(f"n{name}",), link_speed=speed or None)
+                             for name, speed in link_speeds.items()),
+                  ZoneDecl("core", tuple(link_speeds))], kind="tree", source="")
 
 
 @pytest.mark.parametrize(("dl", "topology", "scores", "text"), [
@@ -57,7 +81,7 @@ def tree(**speeds: int) -> Topology:
      "traffic of sent.npz, links 10 Gbit/s (default), uplinks by LinkSpeed or 1/2 of their nodes, or as "
      "measured"),
 ])
-def test_assumptions(dl, topology, scores, text):
+def test_assumptions_of_predictions(dl, topology, scores, text):
     assert score_report.format_assumptions(dl, topology, scores) == text
 
 

@@ -1,7 +1,7 @@
 """The packages on several hosts: the containerized cluster's login host and all its nodes.
 
 The packages are built in a container of the cluster's Debian release. slurmdl is first removed from the containers,
-so that only the packages provide it. test_site_flow.py is the test on one host.
+so that only the packages provide it. test_packages.py is the test on one host.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ LIST = "find / -xdev {} -o -print | sort".format(" -o ".join([
 def site(cluster) -> Iterator[ComposeCluster]:
     """The cluster without slurmdl, restored at the end."""
     if not isinstance(cluster, ComposeCluster):
-        pytest.skip("runs on the containerized cluster only; see test_site_flow.py for this machine's Slurm")
+        pytest.skip("runs on the containerized cluster only; see test_packages.py for this machine's Slurm")
     try:
         run_on_all(cluster, "cd / && pip uninstall -q -y --break-system-packages --root-user-action=ignore slurmdl")
         yield cluster
