@@ -1,4 +1,4 @@
-"""The exact solver against brute force, and place() against the exact solver."""
+"""Exact solver compared with brute force, and `place_job` compared with the exact solver."""
 
 from __future__ import annotations
 
@@ -20,73 +20,76 @@ from slurmdl.placement.traffic import Traffic
 
 
 def brute_force(given: Case, key: Callable[[Cost], tuple[float, ...]]) -> tuple[float, ...]:
-    """Least key over all choices of nodes and of their servers; ranks zone by zone."""
+    """Least key over all choices of nodes and servers; ranks ordered by zone."""
     topology, request = given.topology, given.request
     job, ps = resolve_job_size(request), request.dl.ps
-    room = eligible_tasks(request, given.cluster, "main").tasks_now
-    names = [name for name, tasks in zip(given.cluster.names, room.tolist(), strict=True)
+    tasks_now = eligible_tasks(request, given.cluster, "main").tasks_now
+    names = [name for name, tasks in zip(given.cluster.names, tasks_now.tolist(), strict=True)
              if tasks >= job.max_tasks_per_node]
     phases = Traffic.from_options(request.dl).phases(job.tasks)
     best: tuple[float, ...] = (np.inf,)
     for nodes in itertools.combinations(sorted(names, key=topology.path_of), job.nodes):
         network = network_links(nodes, topology, given.scores)
-        each = [job.tasks // job.nodes] * job.nodes
-        for servers in itertools.product(*(range(min(ps, count) + 1) for count in each)):
+        tasks_per_node = job.tasks // job.nodes
+        for servers in itertools.product(range(min(ps, tasks_per_node) + 1), repeat=job.nodes):
             if sum(servers) == ps:
                 order = [i for i, count in enumerate(servers) for _ in range(count)]
-                order += [i for i, count in enumerate(servers) for _ in range(each[i] - count)]
+                order += [i for i, count in enumerate(servers) for _ in range(tasks_per_node - count)]
                 best = min(best, key(predict_cost(phases, network, np.array(order))))
     return best
 
 
-def small(seed: int) -> bool:
+def is_small(seed: int) -> bool:
     given = case(seed)
     return len(given.cluster.names) <= 11 and given.request.nodes is not None and given.request.nodes[0] <= 5 \
         and (given.request.ntasks_per_node or 1) * given.request.nodes[0] <= 10
 
 
-@pytest.mark.parametrize("seed", [seed for seed in range(300) if small(seed)][:16])
-@pytest.mark.parametrize(("least", "key"), [
+@pytest.mark.parametrize("seed", [seed for seed in range(300) if is_small(seed)][:16])
+@pytest.mark.parametrize(("objective", "key"), [
     ("seconds", lambda cost: cost.sort_key[:1]), ("bytes", lambda cost: cost.sort_key[1:])], ids=["seconds", "bytes"])
-def test_the_solver_against_brute_force(seed: int, least: exact_solver.Objective,
-                                        key: Callable[[Cost], tuple[float, ...]]) -> None:
+def test_solver_finds_the_brute_force_optimum(seed: int, objective: exact_solver.Objective,
+                                              key: Callable[[Cost], tuple[float, ...]]) -> None:
     given = case(seed)
-    found = exact_solver.solve_exactly(given.request, given.cluster, given.topology, given.scores, 20.0, least)
-    assert found.proven
-    assert key(found.cost) == pytest.approx(brute_force(given, key), rel=1e-6)
+    exact = exact_solver.solve_exactly(given.request, given.cluster, given.topology, given.scores, 20.0,
+                                       objective)
+    assert exact.proven
+    assert key(exact.cost) == pytest.approx(brute_force(given, key), rel=1e-6)
 
 
-def test_place_is_never_better_than_the_optimum_and_close_to_it() -> None:
-    found = [one for one in map(outcome, map(case, range(10_000, 10_060))) if one is not None]
-    counted = [one.placed / one.optimum for one in found if one.counts]
-    assert len(counted) >= 20
-    assert min(counted) >= 1 - 1e-6
-    assert np.median(counted) == pytest.approx(1.0, abs=1e-6)
-    assert max(counted) <= 1.25
+def test_placement_is_close_to_the_optimum() -> None:
+    outcomes = [result for result in map(outcome, map(case, range(10_000, 10_060))) if result is not None]
+    ratios = [result.placed / result.optimum for result in outcomes if result.counts]
+    assert len(ratios) >= 20
+    assert min(ratios) >= 1 - 1e-6
+    assert np.median(ratios) == pytest.approx(1.0, abs=1e-6)
+    assert max(ratios) <= 1.25
 
 
 @pytest.mark.parametrize("seed", range(30_000, 30_040))
-def test_no_choice_undercuts_the_bound(seed: int) -> None:
+def test_lower_bound_is_below_the_optimum(seed: int) -> None:
     given = case(seed)
     try:
-        found = place_job(given.request, given.cluster, given.topology, given.scores)
+        placement = place_job(given.request, given.cluster, given.topology, given.scores)
     except PlacementError:
         return
-    assert found.rank_map is not None and found.lower_bound is not None and found.optimality_gap is not None
+    assert placement.rank_map is not None
+    assert placement.lower_bound is not None and placement.optimality_gap is not None
     best = exact_solver.solve_exactly(given.request, given.cluster, given.topology, given.scores, 20.0).cost.seconds
-    assert found.lower_bound <= best * (1 + 1e-6)
-    assert best <= found.rank_map.cost.seconds * (1 + 1e-6)
+    assert placement.lower_bound <= best * (1 + 1e-6)
+    assert best <= placement.rank_map.cost.seconds * (1 + 1e-6)
     if given.request.dl.strategy == "allreduce":
-        assert found.lower_bound == pytest.approx(best, rel=1e-6)
+        assert placement.lower_bound == pytest.approx(best, rel=1e-6)
 
 
-def test_leaf_order_and_chance_lose() -> None:
-    found = [one for one in map(outcome, map(case, range(20_000, 20_012))) if one is not None and one.counts]
-    assert sum(one.leaf for one in found) > 1.1 * sum(one.placed for one in found)
-    assert sum(one.chance for one in found) > 1.1 * sum(one.placed for one in found)
+def test_leaf_order_and_random_choice_lose() -> None:
+    results = [result for result in map(outcome, map(case, range(20_000, 20_012))) if result and result.counts]
+    placed = sum(result.placed for result in results)
+    assert sum(result.leaf for result in results) > 1.1 * placed
+    assert sum(result.chance for result in results) > 1.1 * placed
 
 
-def test_rows_judge_every_target() -> None:
-    found = {row.metric: row for row in rows(3, clusters=4)}
-    assert sum(row.met is not None for row in found.values()) == 5
-    assert all(row.value >= 1 - 1e-6 for name, row in found.items() if "ratio" in name or "percentile" in name)
+def test_rows_check_every_target() -> None:
+    by_metric = {row.metric: row for row in rows(3, clusters=4)}
+    assert sum(row.met is not None for row in by_metric.values()) == 5
+    assert all(row.value >= 1 - 1e-6 for name, row in by_metric.items() if "ratio" in name or "percentile" in name)

@@ -46,7 +46,8 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "slurm.conf").write_text("")
     (tmp_path / "job.sh").write_text(SCRIPT)
     (tmp_path / "config/slurmdl").mkdir(parents=True)
-    (tmp_path / "config/slurmdl/slurmdl.yaml").write_text("options: {place: spread}\nlink_defaults: {node_bandwidth: 1e9}\n")
+    (tmp_path / "config/slurmdl/slurmdl.yaml").write_text(
+        "options: {place: spread}\nlink_defaults: {node_bandwidth: 1e9}\n")
     for name in list(os.environ):
         if name.startswith(("SLURM", "SBATCH")):
             monkeypatch.delenv(name)
@@ -132,7 +133,8 @@ def test_fault_in_any_call_leaves_the_users_arguments(site, capsys, monkeypatch)
 BROKEN = {
     "plan_dir: 2024-13-01": ":1: is not YAML ('2024-13-01': month must be in 1..12)", "[" * 5000: "nested too deeply",
     "link_defaults: {node_bandwidth: !!int ''}": ":1: is not YAML", "a: !!bool perhaps": ":1: is not YAML",
-    "link_defaults: {node_bandwidth: " + "9" * 5000 + "}": ":1: is not YAML", "options: {zone: nowhere}": "no such zone",
+    "link_defaults: {node_bandwidth: " + "9" * 5000 + "}": ":1: is not YAML",
+    "options: {zone: nowhere}": "no such zone",
     "options: {strategy: gossip, ps: 2}": "has no parameter servers", "options: {ps: [[1]]}": "expected N",
     "link_scores: {file: \"/a\\0b\"}": "expected an absolute path", "plan_dir: [a]": "plan_dir: invalid value ['a']",
     "x" * 100_000: "is too large", "\0": "is not YAML", "a: &a [*a]": "unknown key a",
@@ -154,7 +156,8 @@ def test_broken_configuration_file_does_not_prevent_submission(text, site, capsy
     assert (record.options.strategy, record.options.ps) == ("ps", 1), "the job receives the user's options"
     stderr = capsys.readouterr().err
     assert stderr.count("\n") == 1 and len(stderr) < 1000
-    assert stderr.startswith("slurmdl: submitted as written: ") and BROKEN[text] in stderr and "slurmdl.yaml" in stderr
+    assert stderr.startswith("slurmdl: submitted as written: ")
+    assert BROKEN[text] in stderr and "slurmdl.yaml" in stderr
     assert main(["sbatch", "--dl-strict", "job.sh"]) in (65, 75)
     assert BROKEN[text] in capsys.readouterr().err
 
@@ -246,7 +249,7 @@ def test_unreadable_script_is_left_to_sbatch(site):
     ("3\\nSubmitted batch job 71 on cluster one\\n5\\n", []),
     ("Quota: 3 jobs pending\\nsubmitted 4 of 5\\n71\\nQuota: 6\\n", ["--parsable"]),
     ("Quota: 3 jobs pending; 4\\n71;one\\n", ["--parsable"]),
-    ("SubmitCalled batch job 3 of 9\\n not SubmitCalled batch job 4\\n%05000d\\nSubmitted batch job 71\\n", []),
+    ("Submitted batch job 3 of 9\\n not Submitted batch job 4\\n%05000d\\nSubmitted batch job 71\\n", []),
 ])
 def test_only_the_submitted_job_is_updated(output, options, site):
     done = run(site, "--dl-place=pack", "-N2", *options, "--wrap=slurmdl srun true", output=output)
@@ -256,7 +259,7 @@ def test_only_the_submitted_job_is_updated(output, options, site):
     assert queries == ["-o show job 71", "update JobId=71 Prefer="]
 
 
-@pytest.mark.parametrize("output", ["Quota: 3 jobs pending\\n", "3\\n", "SubmitCalled batch job 3 jobs\\n", "3"])
+@pytest.mark.parametrize("output", ["Quota: 3 jobs pending\\n", "3\\n", "Submitted batch job 3 jobs\\n", "3"])
 def test_without_a_job_id_no_job_is_updated(output, site):
     assert run(site, "--dl-place=pack", "-N2", "--wrap=true", output=output).stdout == output.replace("\\n", "\n")
     assert " job " not in (site / "queries").read_text()

@@ -51,11 +51,11 @@ def compute_lower_bound(pool: CandidateNodes, problem: SearchProblem, upper_boun
     if problem.has_two_roles:
         by_nodes, by_servers = min_node_link_seconds(pool, problem), min_serving_seconds(pool, problem)
         seconds = np.maximum(by_nodes, by_servers) + latency
-        reason = "the best links of nodes for the servers" if by_servers > by_nodes.min(initial=np.inf) else \
-            f"the {job.nodes} best links of nodes"
+        reason = "the best node links for the servers" if by_servers > by_nodes.min(initial=np.inf) else \
+            f"the {job.nodes} best node links"
     else:
         seconds = transfer_seconds(problem.min_node_bytes, kth_widest_paths(pool, job.nodes, UNCAPPED)) + latency
-        reason = f"the {job.nodes} best links and the uplinks on their paths"
+        reason = f"the {job.nodes} best node links and the uplinks on their paths"
     if is_ring:
         seconds = np.maximum(seconds, _ring_seconds_with_latency(pool, problem))
     bound = LowerBound(float(seconds.min(initial=np.inf)), reason)
@@ -72,7 +72,7 @@ def compute_lower_bound(pool: CandidateNodes, problem: SearchProblem, upper_boun
                                          (upper_bound_s - wait) / len(phases))
         by_level.append(transfer * len(phases) + wait)
     better = min(by_level, default=np.inf)
-    return LowerBound(better, "what each zone can hold within the time") if better > bound.seconds else bound
+    return LowerBound(better, "tasks that each zone can hold in time") if better > bound.seconds else bound
 
 
 def _min_latency(pool: CandidateNodes) -> FloatArray:
