@@ -56,9 +56,7 @@ def start_cluster_query(backend: str, with_topology: bool = False) -> Callable[[
 def load_cluster_file(path: str) -> ClusterSnapshot:
     """Load a snapshot file: JSON of `ClusterSnapshot.to_json`, or output of `scontrol -d` (see `parse_snapshot`).
 
-    Raises
-    ------
-    InputError : with the file, if it cannot be read, has no node, or lacks the numbers of used GPUs.
+    Raises InputError: with the file, if it cannot be read, has no node, or lacks the numbers of used GPUs.
     """
     from slurmdl.cluster import scontrol_parser
     from slurmdl.cluster.snapshot import ClusterSnapshot

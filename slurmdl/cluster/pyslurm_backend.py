@@ -33,9 +33,7 @@ _WORKER_CODE = ("import sys; sys.path[:] = sys.argv[1:]; "
 def fetch_with_pyslurm(with_topology: bool = False) -> tuple[ClusterSnapshot, str]:
     """Return the same snapshot and topology text as `load.start_cluster_query` with scontrol.
 
-    Raises
-    ------
-    UnavailableError : PySlurm or scontrol is missing, hangs or fails, or PySlurm is of another release.
+    Raises UnavailableError: PySlurm or scontrol is missing, hangs or fails, or PySlurm is of another release.
     """
     records = _run_worker()
     gres = parse_key_values(records)["GresTypes"]

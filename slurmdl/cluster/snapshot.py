@@ -175,9 +175,7 @@ def _node_profile(node: Node) -> NodeProfile:
 def parse_records(record_type: type[Record], data: dict[str, Any], key: str) -> list[Record]:
     """Build `record_type(**entry)` from each entry of the list under a key; an absent key is an empty list.
 
-    Raises
-    ------
-    InputError : names the entry and the field that is unknown, missing or of another type.
+    Raises InputError: names the entry and the field that is unknown, missing or of another type.
     """
     entries = data.get(key, [])
     if not isinstance(entries, list):
@@ -211,20 +209,13 @@ def _is_count(value: Any) -> bool:
     return type(value) is int and 0 <= value <= _MAX_NUMBER
 
 
-def _is_text_list(value: Any) -> bool:
-    return isinstance(value, list) and all(map(_is_text, value))
-
-
-def _is_count_mapping(value: Any) -> bool:
-    return isinstance(value, dict) and all(map(_is_count, value.values()))
-
-
 #: annotation of a field -> predicate of valid JSON values, and a name for messages
 _FIELD_TYPES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "str": (_is_text, "a string of one line"),
     "bool": (lambda value: isinstance(value, bool), "true or false"),
     "int": (_is_count, "an integer, 0 or more"),
     "int | None": (lambda value: value is None or _is_count(value), "an integer, 0 or more, or null"),
-    "tuple[str, ...]": (_is_text_list, "a list of strings"),
-    "Mapping[str, int]": (_is_count_mapping, "an object of integers, 0 or more"),
+    "tuple[str, ...]": (lambda value: isinstance(value, list) and all(map(_is_text, value)), "a list of strings"),
+    "Mapping[str, int]": (lambda value: isinstance(value, dict) and all(map(_is_count, value.values())),
+                          "an object of integers, 0 or more"),
 }

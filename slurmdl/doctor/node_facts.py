@@ -68,11 +68,8 @@ def common_partition(nodes: Sequence[Node]) -> str:
 def gather_facts(step: FactsStep, environ: Mapping[str, str]) -> NodeFacts:
     """Run the step and return the nodes' facts.
 
-    Of the user's environment, tasks get PATH only, to find slurmdl.
-
-    Raises
-    ------
-    UnavailableError : no node reports within STEP_TIMEOUT_S; the last line of srun is the reason.
+    Of the user's environment, tasks get PATH only, to find slurmdl. Raises UnavailableError: no node reports within
+    STEP_TIMEOUT_S; the last line of srun is the reason.
     """
     with tempfile.TemporaryDirectory(dir=_writable_or_none(step.plan_dir), prefix=".slurmdl-doctor-") as directory:
         token = os.path.join(directory, "token") if step.plan_dir else ""

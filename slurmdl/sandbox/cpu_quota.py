@@ -26,9 +26,8 @@ _MARKER_GROUP = "slurmdl-sandbox-enabled-cpu"
 def set_cpu_quota(sandbox: str, host: str, pid: int, fraction: float) -> None:
     """Limit all processes of a host together to a fraction of a core; 0 removes the limit.
 
-    Raises
-    ------
-    SandboxError : no control group for the CPU, as in most containers, or a fraction below the kernel's minimum.
+    Raises SandboxError: no control group for the CPU, as in most containers, or a fraction below the kernel's
+    minimum.
     """
     root = _cgroup_root()
     group = root / f"{_GROUP_PREFIX}{sandbox}.{host}"

@@ -152,11 +152,8 @@ class Sandbox:
 def sandbox_up(spec: SandboxSpec) -> Sandbox:
     """Start a sandbox and return when all its nodes are idle.
 
-    Remains of a failed start of the same name are removed first; a running sandbox is an error.
-
-    Raises
-    ------
-    SandboxError : not root, a program is missing (with its package), the name is in use, or a host or daemon fails.
+    Remains of a failed start of the same name are removed first; a running sandbox is an error. Raises SandboxError:
+    not root, a program is missing (with its package), the name is in use, or a host or daemon fails.
     """
     _check_requirements()
     root = _STATE_ROOT / spec.name

@@ -233,9 +233,7 @@ def _loss_rules(interface: str, loss: float) -> str:
 def find_inter_leaf(spec: SandboxSpec, name: str) -> tuple[str, str] | None:
     """Return the zones of `zoneA|zoneB` or `zoneA:zoneB`, or None for a name without separator.
 
-    Raises
-    ------
-    UsageError : one of them is no leaf zone, or both are the same.
+    Raises UsageError: one of them is no leaf zone, or both are the same.
     """
     separator = next((char for char in _SEPARATORS if char in name), "")
     if not separator:

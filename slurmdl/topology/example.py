@@ -16,9 +16,7 @@ _LEVEL_NAMES = ("leaf", "group", "core")  # higher levels are numbered
 def parse_shape(shape: str) -> tuple[int, ...]:
     """Parse `1x23x394x4992` -> (1, 23, 394, 4992): zones per level from the roots down, then nodes.
 
-    Raises
-    ------
-    UsageError : not numbers, a level with fewer zones than the level above, or too many.
+    Raises UsageError: not numbers, a level with fewer zones than the level above, or too many.
     """
     parts = shape.split("x")
     if not all(part.isascii() and part.isdigit() and len(part) < 9 for part in parts) or len(parts) < 2:

@@ -24,11 +24,8 @@ _PER_NODE = ("nodeaddr", "nodehostname", "bcastaddr", "port")
 def zone_features(topology: Topology, all_levels: bool = False) -> dict[str, tuple[str, ...]]:
     """Return each node's zone names, its leaf first; with `all_levels` also the zones above.
 
-    Aggregated blocks whose names are not valid features are omitted.
-
-    Raises
-    ------
-    InputError : the name of a leaf zone is not a valid feature.
+    Aggregated blocks whose names are not valid features are omitted. Raises InputError: the name of a leaf zone is
+    not a valid feature.
     """
     features: dict[int, tuple[str, ...]] = {}
     for leaf in sorted({leaf for leaf in topology.leaf.tolist() if leaf >= 0}):
@@ -47,11 +44,8 @@ def zone_features(topology: Topology, all_levels: bool = False) -> dict[str, tup
 def rewrite_node_lines(path: str, features_by_node: Mapping[str, tuple[str, ...]]) -> Iterator[str]:
     """Yield the NodeName lines of a slurm.conf and of its includes, with the zone features added.
 
-    Lines of NodeName=DEFAULT and of nodes without a zone stay unchanged.
-
-    Raises
-    ------
-    InputError : the file cannot be read, or a line has lists of different lengths.
+    Lines of NodeName=DEFAULT and of nodes without a zone stay unchanged. Raises InputError: the file cannot be read,
+    or a line has lists of different lengths.
     """
     default: tuple[str, ...] = ()
     for line in logical_lines(path):

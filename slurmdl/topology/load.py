@@ -19,9 +19,7 @@ _YAML_SUFFIXES = (".yaml", ".yml")
 def load_topology(file: str | None = None, name: str | None = None) -> Topology:
     """Return one topology: the one of that name, else the default.
 
-    Raises
-    ------
-    InputError, UnavailableError : as `load_topologies`; InputError if there is no such topology.
+    Raises InputError, UnavailableError: as `load_topologies`; InputError if there is no such topology.
     """
     return load_topologies(file).get(name)
 
@@ -29,10 +27,8 @@ def load_topology(file: str | None = None, name: str | None = None) -> Topology:
 def load_topologies(file: str | None = None) -> TopologySet:
     """Return the topologies of `file`, else of the file next to slurm.conf, else of the controller.
 
-    Raises
-    ------
-    InputError : the file or the output of scontrol is malformed, or has no zone.
-    UnavailableError : there is no file, and scontrol is missing, hangs or fails.
+    Raises InputError: the file or the output of scontrol is malformed, or has no zone; UnavailableError: there is no
+    file, and scontrol is missing, hangs or fails.
     """
     if file is not None:
         return load_topology_file(file)
@@ -42,10 +38,7 @@ def load_topologies(file: str | None = None) -> TopologySet:
 def query_topologies() -> TopologySet:
     """Query the topologies of the controller.
 
-    Raises
-    ------
-    UnavailableError : scontrol is missing, hangs or fails.
-    InputError : its output is malformed, or has no zone.
+    Raises UnavailableError: scontrol is missing, hangs or fails; InputError: its output is malformed, or has no zone.
     """
     result = process.run_command(["scontrol", "-o"], stdin="show topoconf\nshow topology\n")
     text = "".join(f"{line}\n" for line in result.stdout.splitlines() if not line.startswith("scontrol:"))
@@ -57,9 +50,7 @@ def query_topologies() -> TopologySet:
 def load_sources(file: str | None, on_error: OnError) -> list[TopologySource]:
     """Return the declarations of the source that `load_topologies` uses; pass recoverable errors to `on_error`.
 
-    Raises
-    ------
-    InputError, UnavailableError : as `load_topologies`, if reading cannot continue.
+    Raises InputError, UnavailableError: as `load_topologies`, if reading cannot continue.
     """
     path = file if file is not None else topology_file_path()
     if path is None or path.endswith(".json"):

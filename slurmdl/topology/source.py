@@ -115,9 +115,7 @@ class TopologySource:
     def to_topology(self) -> Topology:
         """Return the canonical form.
 
-        Raises
-        ------
-        InputError : the zones are no forest, a name is duplicate or undeclared, or a block is too small.
+        Raises InputError: the zones are no forest, a name is duplicate or undeclared, or a block is too small.
         """
         if self.kind == "flat":
             return Topology.flat((), self.source, self.name, self.notes)
@@ -135,11 +133,8 @@ def build_topology(declared: Sequence[ZoneDecl], *, kind: str, source: str, name
                    notes: tuple[str, ...] = (), block_sizes: tuple[int, ...] = ()) -> Topology:
     """Return the canonical form of declared zones.
 
-    A node on two leaves belongs to the first one, a zone with several parents to the lowest, then the first.
-
-    Raises
-    ------
-    InputError : a duplicate name, an undeclared child, a zone above itself, or more than MAX_LEVELS levels.
+    A node on two leaves belongs to the first one, a zone with several parents to the lowest, then the first. Raises
+    InputError: a duplicate name, an undeclared child, a zone above itself, or more than MAX_LEVELS levels.
     """
     index: dict[str, int] = {}
     for i, zone in enumerate(declared):
@@ -208,9 +203,7 @@ def parse_block_sizes(text: str) -> tuple[int, ...]:
 def level_multiples(sizes: Sequence[int]) -> tuple[int, ...]:
     """Return the blocks per aggregate of each level for BlockSizes in nodes; the first size is the base block.
 
-    Raises
-    ------
-    ValueError : a size is not the first one times a power of two.
+    Raises ValueError: a size is not the first one times a power of two.
     """
     if not sizes:
         return _DEFAULT_MULTIPLES

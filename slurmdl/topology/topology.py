@@ -122,22 +122,6 @@ class Topology:
         total = np.concatenate([[0], np.cumsum(values[self.node_order])])
         return np.asarray(total[self.node_begin + self.node_count] - total[self.node_begin])
 
-    def lowest_common_zone(self, left: Indices, right: Indices) -> Indices:
-        """Return the lowest zone that holds both nodes of each pair, or -1 if none does.
-
-        Parameters
-        ----------
-        left, right : node indices of the same shape, which is also the shape of the result.
-        """
-        a, b = self.leaf[left].astype(np.int64), self.leaf[right].astype(np.int64)
-        # raise the lower zone of each pair: it cannot hold the other one; -1 is above all
-        height = np.append(self.level, MAX_LEVELS)
-        above = np.append(self.parent, -1)
-        while (apart := a != b).any():
-            raise_a, raise_b = apart & (height[a] <= height[b]), apart & (height[b] <= height[a])
-            a, b = np.where(raise_a, above[a], a), np.where(raise_b, above[b], b)
-        return a
-
     def ancestors(self, nodes: Indices) -> Indices:
         """Return the zones above each node, leaf first, padded with -1; shape (nodes, maximum depth).
 
@@ -178,11 +162,8 @@ class Topology:
         """Return a networkx view with edges from each zone to its child zones and nodes.
 
         Its nodes are pairs ("zone", name) and ("node", name), as a zone and a node may share a name. Zones have the
-        attributes `level` and, if known, `uplink_bandwidth` (bytes/s).
-
-        Raises
-        ------
-        UnavailableError : networkx is not installed.
+        attributes `level` and, if known, `uplink_bandwidth` (bytes/s). Raises UnavailableError: networkx is not
+        installed.
         """
         try:
             import networkx
@@ -265,9 +246,7 @@ class TopologySet:
     def get(self, name: str | None = None) -> Topology:
         """Return the topology of a name, as in a partition's `Topology=`; None or "" is the default.
 
-        Raises
-        ------
-        InputError : there is no such topology.
+        Raises InputError: there is no such topology.
         """
         wanted = name or self.default
         for topology in self.topologies:
@@ -283,9 +262,7 @@ class TopologySet:
     def from_json(cls, data: Any) -> TopologySet:
         """Return the inverse of `to_json`; also accept the JSON of a single Topology.
 
-        Raises
-        ------
-        InputError : a field is missing or malformed, a name is duplicate, or the default does not exist.
+        Raises InputError: a field is missing or malformed, a name is duplicate, or the default does not exist.
         """
         if not isinstance(data, dict) or "topologies" not in data:
             return cls.single(Topology.from_json(data))

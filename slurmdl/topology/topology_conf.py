@@ -67,9 +67,7 @@ def parse_topology_conf(path: str) -> Topology:
 def declare_topology_conf(path: str, on_error: OnError = raise_error) -> TopologySource:
     """Return the declarations of a topology.conf; skip a faulty line if `on_error` returns.
 
-    Raises
-    ------
-    InputError : from `on_error`, or if the file cannot be read or declares no zone.
+    Raises InputError: from `on_error`, or if the file cannot be read or declares no zone.
     """
     declared: dict[str, list[ZoneDecl]] = {key: [] for key in _KINDS}
     notes: list[str] = []
@@ -170,9 +168,7 @@ def _parse_pairs(line: LogicalLine) -> dict[str, str]:
 def logical_lines(path: str) -> Iterator[LogicalLine]:
     """Yield the non-blank logical lines of a file in slurm.conf format, including those of included files.
 
-    Raises
-    ------
-    InputError : a file cannot be read or includes itself, or there are too many files or bytes.
+    Raises InputError: a file cannot be read or includes itself, or there are too many files or bytes.
     """
     directory, bytes_left, file_count = os.path.dirname(path), MAX_TEXT_BYTES, 1
     text = read_text_limited(path, bytes_left)

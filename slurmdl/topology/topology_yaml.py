@@ -38,9 +38,7 @@ def declare_topology_yaml(text: str, source: str,
     """Return the declarations of a text and the name of the default topology; skip a faulty zone or topology if
     `on_error` returns.
 
-    Raises
-    ------
-    InputError : from `on_error`, or if the text is not YAML or declares no topology.
+    Raises InputError: from `on_error`, or if the text is not YAML or declares no topology.
     """
     root = parse_yaml_nodes(text, source)
     entries = root.as_list() if isinstance(root.value, list) else [root]

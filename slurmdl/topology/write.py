@@ -25,11 +25,8 @@ _YAML_KEYS = {"tree": ("switches", "switch"), "block": ("blocks", "block"), "rin
 def checked_hostlist(names: Sequence[str]) -> str:
     """Return a hostlist of these names in this order, repeats included: n3,n1,n2,login -> n[3,1-2],login.
 
-    Only trailing digits are folded: Slurm 22.05 rejects a suffix after the last bracket.
-
-    Raises
-    ------
-    InputError : a name is not valid in a hostlist.
+    Only trailing digits are folded: Slurm 22.05 rejects a suffix after the last bracket. Raises InputError: a name is
+    not valid in a hostlist.
     """
     for name in names:
         if not _NAME.fullmatch(name):
@@ -61,9 +58,7 @@ def format_topology(topologies: TopologySet, name: str | None, format_name: str)
 def format_topology_conf(topology: Topology) -> str:
     """Return the text of a topology.conf of this topology.
 
-    Raises
-    ------
-    InputError : topology.conf cannot represent the kind, or a name.
+    Raises InputError: topology.conf cannot represent the kind, or a name.
     """
     if topology.kind not in _CONF_KEYS:
         raise InputError(f"{topology.source}: {topology.kind}: not valid in a topology.conf; expected "
@@ -86,9 +81,7 @@ def format_topology_conf(topology: Topology) -> str:
 def format_topology_yaml(topologies: TopologySet) -> str:
     """Return the text of a topology.yaml of these topologies.
 
-    Raises
-    ------
-    InputError : a torus3d, whose layout is unknown, or a name that is not valid in the file.
+    Raises InputError: a torus3d, whose layout is unknown, or a name that is not valid in the file.
     """
     lines = ["---"]
     for topology in topologies.topologies:

@@ -54,10 +54,8 @@ class YamlNode:
 def parse_yaml_nodes(text: str, source: str) -> YamlNode:
     """Parse a text of one document; an empty text is an empty list.
 
-    Raises
-    ------
-    InputError : with `source` and line, for invalid YAML, an alias, a second document, a key that is not a string, or
-        too many values or levels.
+    Raises InputError: with `source` and line, for invalid YAML, an alias, a second document, a key that is not a
+    string, or too many values or levels.
     """
     try:
         return _build_tree(text, source)

@@ -1,4 +1,4 @@
-"""The canonical form: node order, sums, lowest common zones, paths and the graph, compared with plain loops."""
+"""The canonical form: node order, sums, paths and the graph, compared with plain loops."""
 
 from __future__ import annotations
 
@@ -53,14 +53,6 @@ def test_node_order_and_sums_match_paths(topology: Topology) -> None:
 
 
 @given(forests())
-def test_lowest_common_zone(topology: Topology) -> None:
-    left, right = (pairs.ravel() for pairs in np.indices((len(topology.nodes),) * 2))
-    for i, j, zone in zip(left, right, topology.lowest_common_zone(left, right), strict=True):
-        common = [name for name in topology.path_of(topology.nodes[i]) if name in topology.path_of(topology.nodes[j])]
-        assert (topology.zones[zone] if zone >= 0 else None) == (common[-1] if common else None)
-
-
-@given(forests())
 def test_ancestors_and_graph_match_paths(topology: Topology) -> None:
     above = topology.ancestors(np.append(np.arange(len(topology.nodes)), -1))
     graph = topology.to_networkx()
@@ -77,16 +69,8 @@ def test_json_round_trip(topology: Topology) -> None:
     assert Topology.from_json(topology.to_json()).to_json() == topology.to_json()
 
 
-def test_lowest_common_zone_keeps_argument_shape() -> None:
-    topology = build_topology([ZoneDecl("a", nodes=("n1", "n2")),
-                              ZoneDecl("b", nodes=("n3",))], kind="tree", source="")
-    pairs = topology.lowest_common_zone(np.array([[0, 0], [1, 2]]), np.array([[1, 2], [1, 2]]))
-    assert pairs.tolist() == [[0, -1], [0, 1]]
-
-
 def test_flat_topology_queries() -> None:
     flat = Topology.flat(["n1", "n2"])
-    assert flat.lowest_common_zone(np.array([0]), np.array([1])).tolist() == [-1]
     assert flat.ancestors(np.array([0, -1])).shape == (2, 0)
     assert flat.sum_below(np.array([1, 1])).tolist() == []
     assert sorted(flat.to_networkx()) == [("node", "n1"), ("node", "n2")]
@@ -121,10 +105,11 @@ def test_too_many_levels_are_rejected() -> None:
 
 
 @pytest.mark.parametrize(("change", "expected"), [
-    ({"parent": [-1, 1]}, "higher level"), ({"parent": [1, 0]}, "higher level"), ({"level": [0, 99]}, "level out of range"),
-    ({"level": [-1, 1]}, "level out of range"), ({"zones": ["a", "a"]}, "duplicate zone"),
-    ({"nodes": ["n", "n"]}, "duplicate node"), ({"leaf": [0, 7]}, "out of range"), ({"leaf": [0]}, "entries"),
-    ({"uplink_bandwidth": [None]}, "entries"),
+    ({"parent": [-1, 1]}, "higher level"), ({"parent": [1, 0]}, "higher level"),
+    ({"level": [0, 99]}, "level out of range"), ({"level": [-1, 1]}, "level out of range"),
+    ({"zones": ["a", "a"]}, "duplicate zone"), ({"nodes": ["n", "n"]}, "duplicate node"),
+    ({"leaf": [0, 7]}, "out of range"),
+    ({"leaf": [0]}, "entries"), ({"uplink_bandwidth": [None]}, "entries"),
     ({"level": "high"}, "malformed"), ({"notes": 3}, "malformed"), ({"parent": [2**40, 1]}, "malformed"),
 ])
 def test_malformed_json_is_rejected(change: dict[str, object], expected: str) -> None:
