@@ -1,4 +1,4 @@
-"""The tasks of a probe as real processes on the loopback, while other programs take part without the secret."""
+"""Tasks of a probe as processes on the loopback, with and without interference by other programs."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ ROUNDS = (((0, 1),), ((1, 2),), ((0, 2),))
 
 @pytest.fixture
 def probe() -> Iterator[Callable[..., list[dict[str, object]]]]:
-    """A function that runs a probe of NODES and returns what its leader wrote."""
+    """A function that runs a probe of NODES and returns the output of its leader."""
     children: list[subprocess.Popen[str]] = []
 
     def start(number: int, secret: str) -> subprocess.Popen[str]:
         env = {**os.environ, "SLURM_STEP_NODELIST": ",".join(NODES), "SLURMD_NODENAME": NODES[number],
                "SLURM_PROCID": str(number), tcp_task.SECRET_VARIABLE: secret}
-        # fewer open files than connections that the leader lets wait
+        # a soft limit below the number of connections: the leader must raise it
         children.append(subprocess.Popen(
             ["sh", "-c", f"ulimit -Sn 64; exec {sys.executable} -m slurmdl.links.probe.tcp_task"], env=env, text=True,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE))
@@ -39,8 +39,8 @@ def probe() -> Iterator[Callable[..., list[dict[str, object]]]]:
 
     def run(secret: str, meanwhile: Callable[[], None] = lambda: None) -> list[dict[str, object]]:
         leader = start(0, secret)
-        work = tcp_task.ProbeSchedule(NODES, ROUNDS, replace(SHORT, timeout_s=5.0), budget_s=30.0)
-        leader.stdin.write(json.dumps(work.to_json()))
+        schedule = tcp_task.ProbeSchedule(NODES, ROUNDS, replace(SHORT, timeout_s=5.0), budget_s=30.0)
+        leader.stdin.write(json.dumps(schedule.to_json()))
         leader.stdin.close()
         meanwhile()
         for number in (1, 2):
@@ -54,31 +54,31 @@ def probe() -> Iterator[Callable[..., list[dict[str, object]]]]:
         child.stdout.close()
 
 
-def complete(said: list[dict[str, object]]) -> bool:
-    """Whether every pair was measured, with all its figures."""
-    pairs = [line for line in said if "first" in line]
-    return said[-1] == tcp_task.END_MESSAGE and [(p["first"], p["second"]) for p in pairs] == [
+def complete(output: list[dict[str, object]]) -> bool:
+    """Whether every pair was measured, with all metrics."""
+    pairs = [line for line in output if "first" in line]
+    return output[-1] == tcp_task.END_MESSAGE and [(p["first"], p["second"]) for p in pairs] == [
         (NODES[a], NODES[b]) for rounds in ROUNDS for a, b in rounds] and all(
         {"forward", "backward", "rtt", "loss"} <= set(pair) for pair in pairs)
 
 
-def test_all_pairs_are_measured_and_nothing_is_said(probe):
-    said = probe(secrets.token_hex())
-    assert complete(said), said
-    assert not [line for line in said if "note" in line], said
+def test_probe_measures_all_pairs_without_notes(probe):
+    output = probe(secrets.token_hex())
+    assert complete(output), output
+    assert not [line for line in output if "note" in line], output
 
 
 def connections(port: int, count: int) -> list[socket.socket]:
-    """To the leader, as soon as it listens."""
-    made: list[socket.socket] = []
+    """Connect to the leader as soon as it listens."""
+    opened: list[socket.socket] = []
     deadline = time.monotonic() + 20
-    while len(made) < count:
+    while len(opened) < count:
         try:
-            made.append(socket.create_connection(("127.0.0.1", port)))
+            opened.append(socket.create_connection(("127.0.0.1", port)))
         except OSError:
             assert time.monotonic() < deadline
             time.sleep(0.02)
-    return made
+    return opened
 
 
 def drip(connection: socket.socket) -> None:
@@ -88,46 +88,46 @@ def drip(connection: socket.socket) -> None:
             time.sleep(0.2)
 
 
-def test_the_leader_is_not_held_up_by_connections_without_the_secret(probe):
-    """More than it lets wait, silent ones and such that send a byte now and then, before the first task comes."""
+def test_leader_is_not_blocked_by_unauthenticated_connections(probe):
+    """More connections than the leader keeps, idle or slow, before the first task joins."""
     secret = secrets.token_hex()
-    made: list[socket.socket] = []
+    opened: list[socket.socket] = []
 
     def disturb() -> None:
-        made.extend(connections(tcp_task.leader_ports(secret.encode())[0], 100))
-        for connection in made[::2]:
+        opened.extend(connections(tcp_task.leader_ports(secret.encode())[0], 100))
+        for connection in opened[::2]:
             threading.Thread(target=drip, args=(connection,), daemon=True).start()
-        for connection in made[1::4]:
+        for connection in opened[1::4]:
             connection.sendall(b'{"token": "", "node": "127.0.0.2"}\n')
 
     try:
-        said = probe(secret, disturb)
+        output = probe(secret, disturb)
     finally:
-        for connection in made:
+        for connection in opened:
             connection.close()
-    assert complete(said), said
-    notes = [line["note"] for line in said if "note" in line]
+    assert complete(output), output
+    notes = [line["note"] for line in output if "note" in line]
     assert notes == ["100 unauthenticated connections to this probe rejected"], notes
 
 
-def test_a_program_that_has_the_leaders_port_learns_nothing_and_joins_nobody(probe):
-    """Another user who guessed it: the leader takes the next port, and the tasks find it there."""
-    secret, heard = secrets.token_hex(), []
+def test_program_on_the_leader_port_gets_no_secret_and_cannot_join(probe):
+    """A program holds the leader's first port: the leader takes the next one, and the tasks find it there."""
+    secret, received = secrets.token_hex(), []
     first, second = tcp_task.leader_ports(secret.encode())[:2]
     done = threading.Event()
 
     def greedy(server: socket.socket) -> None:
-        """Take what the tasks say, answer as a leader would, and join under their names."""
+        """Record the messages of the tasks, answer like a leader, and replay them to the leader."""
         while not done.is_set():
             with contextlib.suppress(OSError):
                 connection = server.accept()[0]
                 connection.settimeout(1)
                 connection.sendall(b"0" * 32 + b"\n")
                 lines = connection.makefile("rb")
-                heard.append(lines.readline() + lines.readline())
+                received.append(lines.readline() + lines.readline())
                 connection.sendall(b"0" * 64 + b' {"config": {}, "interface": ""}\n')
                 with socket.create_connection(("127.0.0.1", second)) as leader:
-                    leader.sendall(heard[-1])
+                    leader.sendall(received[-1])
                     leader.recv(1)
 
     with socket.create_server(("127.0.0.1", first)) as server:
@@ -135,14 +135,14 @@ def test_a_program_that_has_the_leaders_port_learns_nothing_and_joins_nobody(pro
         thread = threading.Thread(target=greedy, args=(server,))
         thread.start()
         try:
-            said = probe(secret)
+            output = probe(secret)
         finally:
             done.set()
             thread.join()
-    assert complete(said), said
-    assert len(heard) >= 2
-    assert not any(secret.encode() in text or bytes.fromhex(secret) in text for text in heard)
+    assert complete(output), output
+    assert len(received) >= 2
+    assert not any(secret.encode() in text or bytes.fromhex(secret) in text for text in received)
 
 
-def test_nobody_can_tell_the_ports_without_the_secret():
+def test_leader_ports_depend_on_the_secret():
     assert len({port for number in range(50) for port in tcp_task.leader_ports(b"%d" % number)}) > 190

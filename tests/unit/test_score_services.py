@@ -1,4 +1,4 @@
-"""The services of the collector as real processes: samples over TCP, and scores over HTTP."""
+"""Link services as processes: samples over TCP, link scores over HTTP, the node agent."""
 
 from __future__ import annotations
 
@@ -45,17 +45,17 @@ def site(tmp_path: Path) -> Path:
 
 
 class Service:
-    """`slurmdl links ...` until it is ended; `port` is where it listens."""
+    """A running `slurmdl links ...` that listens on `port`."""
 
-    def __init__(self, site: Path, *words: str) -> None:
+    def __init__(self, site: Path, *args: str) -> None:
         environ = {**os.environ, "SLURM_CONF": str(site / "slurm.conf"), "XDG_CONFIG_HOME": str(site / "xdg")}
-        self.child = subprocess.Popen([sys.executable, "-m", "slurmdl", "links", *words], env=environ, text=True,
+        self.child = subprocess.Popen([sys.executable, "-m", "slurmdl", "links", *args], env=environ, text=True,
                                       stderr=subprocess.PIPE)
         assert self.child.stderr is not None
-        told = self.child.stderr.readline()
-        found = re.search(r"listening on port (\d+)", told)
-        assert found, told
-        self.port = int(found[1])
+        output = self.child.stderr.readline()
+        response = re.search(r"listening on port (\d+)", output)
+        assert response, output
+        self.port = int(response[1])
 
     def send(self, data: bytes, low_port: bool = False, host: str = "127.0.0.1") -> str:
         with socket.socket() as sock:
@@ -72,7 +72,7 @@ class Service:
                 sock.sendall(data)
                 sock.shutdown(socket.SHUT_WR)
             except OSError:
-                pass  # refused before all was sent
+                pass  # rejected before everything was sent
             try:
                 return sock.makefile().read()
             except ConnectionResetError:
@@ -81,8 +81,8 @@ class Service:
     def end(self) -> tuple[int, str]:
         self.child.send_signal(signal.SIGTERM)
         assert self.child.stderr is not None
-        rest = self.child.stderr.read()
-        return self.child.wait(30), rest
+        stderr = self.child.stderr.read()
+        return self.child.wait(30), stderr
 
 
 def samples(count: int) -> list[LinkSample]:
@@ -90,7 +90,7 @@ def samples(count: int) -> list[LinkSample]:
 
 
 @pytest.fixture
-def inlet(site: Path) -> Iterator[Service]:
+def receiver(site: Path) -> Iterator[Service]:
     running = Service(site, "ingest", "--database", str(site / "h.db"), "--snapshot", str(site / "scores.json"),
                       "--listen", "127.0.0.1:0", "--allow-unprivileged-ports")
     yield running
@@ -98,20 +98,21 @@ def inlet(site: Path) -> Iterator[Service]:
     running.child.wait()
 
 
-def test_what_senders_get_wrong_is_said(inlet: Service) -> None:
-    assert inlet.send(b'{"kind": "node", "name": "n1", "time": -1, "source": "probe"}\n') == "stored 0\n"
-    status, told = inlet.end()
-    assert status == 0 and "1 rejected: line 1: sample of n1: time -1: expected" in told
+def test_invalid_samples_are_reported_at_exit(receiver: Service) -> None:
+    assert receiver.send(b'{"kind": "node", "name": "n1", "time": -1, "source": "probe"}\n') == "stored 0\n"
+    status, output = receiver.end()
+    assert status == 0 and "1 rejected: line 1: sample of n1: time -1: expected" in output
 
 
 GOOD = '{"kind": "node", "name": "n1", "time": NOW, "source": "probe", "throughput": 1e9%s}\n'
-#: what a sender may put on a line: none of it is a sample, and none of it can be stored
+#: lines that are no valid samples
 BAD_LINES = [
     *(GOOD % f', "{key}": {value}' for key, value in (
         ("rdma", "99999999999999999999999"), ("rdma", "[1]"), ("rdma", "1"), ("rdma", '"yes"'), ("rdma", "null"),
         ("loss", "true"), ("loss", "-0.1"), ("loss", "NaN"), ("loss", "[0.1]"), ("loss", '"0.1"'), ("loss", "1.5"),
         ("rtt", "Infinity"), ("rtt", "{}"), ("rtt", "9" * 4000), ("rtt", "9" * 5000), ("throughput_rse", "1e400"),
-        ("throughput_rse", "[" * 900 + "]" * 900), ("throughput_rse", '{"a":' * 900 + "1" + "}" * 900), ("throughput_rse", "[" * 10**5),
+        ("throughput_rse", "[" * 900 + "]" * 900), ("throughput_rse", '{"a":' * 900 + "1" + "}" * 900),
+        ("throughput_rse", "[" * 10**5),
         ("throughput", "1e9"), ("color", "1"), ("x" * 10**5, "1"), ("cls", "1"), ("", "1"))),
     *(f'{{"kind": {kind}, "name": {name}, "time": {at}, "source": {source}, "throughput": 1e9}}\n'
       for kind, name, at, source in (
@@ -126,46 +127,46 @@ BAD_LINES = [
     "[]\n", "null\n", "7\n", '"{}"\n', "{}\n", "[" * 10**5 + "\n", "{", '{"kind": "node"}\n', "\x00\n", "\ufeff{}\n"]
 
 
-def test_no_line_that_is_sent_ends_the_service(inlet: Service, site: Path) -> None:
+def test_receiver_survives_invalid_lines(receiver: Service, site: Path) -> None:
     for line in BAD_LINES:
         line = line.replace("NOW", str(time.time()))
-        assert inlet.send(line.encode()) == "stored 0\n", line[:200]
-    assert inlet.send(b"\xff\xfe\n" + format_sample_lines(samples(1)).encode()) == "stored 1\n"
-    status, told = inlet.end()
-    assert status == 0 and f"{len(BAD_LINES) + 1} rejected: " in told and "Traceback" not in told, told
-    assert all(len(line) < 2500 and line.isprintable() for line in told.splitlines())
+        assert receiver.send(line.encode()) == "stored 0\n", line[:200]
+    assert receiver.send(b"\xff\xfe\n" + format_sample_lines(samples(1)).encode()) == "stored 1\n"
+    status, output = receiver.end()
+    assert status == 0 and f"{len(BAD_LINES) + 1} rejected: " in output and "Traceback" not in output, output
+    assert all(len(line) < 2500 and line.isprintable() for line in output.splitlines())
     assert list(json.loads((site / "scores.json").read_text())["nodes"]) == ["n0"]
 
 
-def test_samples_are_stored_before_the_sender_is_told(inlet: Service, site: Path) -> None:
-    assert inlet.send(format_sample_lines(samples(5)).encode() + b"no sample\n") == "stored 5\n"
-    inlet.child.kill()
-    inlet.child.wait()
+def test_samples_are_committed_before_the_answer(receiver: Service, site: Path) -> None:
+    assert receiver.send(format_sample_lines(samples(5)).encode() + b"no sample\n") == "stored 5\n"
+    receiver.child.kill()
+    receiver.child.wait()
     with SampleStore.open(str(site / "h.db")) as history:
         assert len(history.samples_since(0)) == 5
 
 
-def test_many_senders_at_once_and_one_who_says_nothing(inlet: Service, site: Path) -> None:
-    silent = socket.create_connection(("127.0.0.1", inlet.port))
-    senders = [socket.create_connection(("127.0.0.1", inlet.port)) for _ in range(40)]
+def test_concurrent_senders_are_stored_despite_a_silent_one(receiver: Service, site: Path) -> None:
+    silent = socket.create_connection(("127.0.0.1", receiver.port))
+    senders = [socket.create_connection(("127.0.0.1", receiver.port)) for _ in range(40)]
     for i, sender in enumerate(senders):
         sender.sendall(format_sample_lines([LinkSample("node", f"n{i}", time.time(), "probe", loss=0.0)]).encode())
         sender.shutdown(socket.SHUT_WR)
     assert [sender.makefile().read() for sender in senders] == ["stored 1\n"] * 40
     for sender in (*senders, silent):
         sender.close()
-    status, told = inlet.end()
-    assert (status, told) == (0, "")
+    status, output = receiver.end()
+    assert (status, output) == (0, "")
     assert len(LinkScores.from_json(json.loads((site / "scores.json").read_text())).nodes) == 40
 
 
-def test_what_is_sent_is_bounded(inlet: Service) -> None:
-    assert inlet.send(b"x" * (2**20 + 70_000)) == "rejected: more than 1048576 bytes\n"
-    assert inlet.send(b"") == "stored 0\n"
-    assert inlet.send(format_sample_lines(samples(1)).encode()) == "stored 1\n"
+def test_oversized_data_is_rejected(receiver: Service) -> None:
+    assert receiver.send(b"x" * (2**20 + 70_000)) == "rejected: more than 1048576 bytes\n"
+    assert receiver.send(b"") == "stored 0\n"
+    assert receiver.send(format_sample_lines(samples(1)).encode()) == "stored 1\n"
 
 
-def test_senders_without_privileges_are_refused(site: Path) -> None:
+def test_unprivileged_sender_is_rejected(site: Path) -> None:
     service = Service(site, "ingest", "--database", str(site / "h.db"), "--snapshot", str(site / "scores.json"),
                       "--listen", "127.0.0.1:0")
     try:
@@ -173,11 +174,11 @@ def test_senders_without_privileges_are_refused(site: Path) -> None:
         if os.geteuid() == 0:
             assert service.send(format_sample_lines(samples(1)).encode(), low_port=True) == "stored 1\n"
     finally:
-        status, told = service.end()
-    assert status == 0 and "is not privileged" in told
+        status, output = service.end()
+    assert status == 0 and "is not privileged" in output
 
 
-def test_senders_of_other_networks_are_refused(site: Path) -> None:
+def test_sender_of_other_network_is_rejected(site: Path) -> None:
     service = Service(site, "ingest", "--database", str(site / "h.db"), "--snapshot", str(site / "scores.json"),
                       "--listen", "127.0.0.1:0", "--allow-unprivileged-ports", "--allow", "10.0.0.0/8,fd00::/8")
     assert service.send(format_sample_lines(samples(1)).encode()
@@ -186,11 +187,11 @@ def test_senders_of_other_networks_are_refused(site: Path) -> None:
 
 
 class Crowd:
-    """Threads that connect again and again and never say anything, until they are told to stop.
+    """Threads that connect repeatedly and send nothing until they are stopped.
 
     Parameters
     ----------
-    idle : whether each keeps its connection; else it is closed at once.
+    idle : whether connections are kept open.
     """
 
     def __init__(self, port: int, threads: int, idle: bool) -> None:
@@ -211,82 +212,82 @@ class Crowd:
 
     def _run(self) -> None:
         while not self.done.is_set():
-            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 5) as own:
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 5) as connection:
                 self.connected += 1
-                own.settimeout(0.1)
+                connection.settimeout(0.1)
                 while self.idle and not self.done.is_set():
                     with contextlib.suppress(TimeoutError):
-                        if not own.recv(100):
+                        if not connection.recv(100):
                             break
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to send from a port below 1024")
-def test_a_crowd_that_is_refused_takes_no_place_and_is_told_of_seldom(site: Path) -> None:
+def test_rejected_crowd_takes_no_slots_and_few_log_lines(site: Path) -> None:
     service = Service(site, "ingest", "--database", str(site / "h.db"), "--snapshot", str(site / "scores.json"),
                       "--listen", "127.0.0.1:0", "--auth", "port")
     with Crowd(service.port, 300, idle=True) as crowd:
         for _ in range(5):
             assert service.send(format_sample_lines(samples(1)).encode(), low_port=True) == "stored 1\n"
-    status, told = service.end()
+    status, output = service.end()
     assert status == 0 and crowd.connected >= 300
-    lines = told.splitlines()
-    assert 1 <= len(lines) <= 6 and all("is not privileged" in line for line in lines), told[:3000]
+    lines = output.splitlines()
+    assert 1 <= len(lines) <= 6 and all("is not privileged" in line for line in lines), output[:3000]
     assert "more of this kind)" in lines[-1]
 
 
 def other_address() -> str:
-    """An address of this host that is not of the loopback."""
-    found = "127."
+    """An address of this host outside of the loopback."""
+    response = "127."
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as routed:
         routed.connect(("192.0.2.1", 9))
-        found = routed.getsockname()[0]
-    if found.startswith("127."):
-        pytest.skip("needs an address that is not of the loopback")
-    return found
+        response = routed.getsockname()[0]
+    if response.startswith("127."):
+        pytest.skip("needs an address outside of the loopback")
+    return response
 
 
-def test_no_peer_can_take_all_places(site: Path) -> None:
-    """300 connections of one host that say nothing, and another host that has something to say."""
+def test_one_peer_cannot_take_all_slots(site: Path) -> None:
+    """300 idle connections of one host; another host sends samples."""
     other = other_address()
     service = Service(site, "ingest", "--database", str(site / "h.db"), "--snapshot", str(site / "scores.json"),
                       "--listen", "0.0.0.0:0", "--allow-unprivileged-ports", "--allow", f"127.0.0.0/8,{other}")
     with Crowd(service.port, 300, idle=True):
         for _ in range(5):
             assert service.send(format_sample_lines(samples(1)).encode(), host=other) == "stored 1\n"
-    status, told = service.end()
-    assert status == 0 and "too many senders at the same time" in told
+    status, output = service.end()
+    assert status == 0 and "too many senders at the same time" in output
 
 
-def test_places_are_shared_among_addresses() -> None:
-    places, ended = ConnectionSlots(4), []
-    one, two, here, also_here = (ip_address(text) for text in ("10.0.0.1", "fd00::1", "127.0.0.1", "127.9.9.9"))
-    end = [partial(ended.append, i) for i in range(9)]
-    assert all(places.acquire(one, end[i]) for i in range(4))
-    assert not places.acquire(one, end[4]) and not ended
-    assert places.acquire(two, end[5]) and ended == [0]
-    assert places.acquire(here, end[6]) and ended == [0, 1]
-    assert not places.acquire(also_here, end[7]) and ended == [0, 1]  # this host has one, and would have as many
-    places.release(end[2])
-    assert places.acquire(also_here, end[7]) and ended == [0, 1]
-    places.release(end[0])  # who lost its place has none to leave
-    assert not places.acquire(one, end[8])
+def test_slots_are_shared_among_addresses() -> None:
+    slots, evicted = ConnectionSlots(4), []
+    one, two, local, also_local = (ip_address(text) for text in ("10.0.0.1", "fd00::1", "127.0.0.1", "127.9.9.9"))
+    end = [partial(evicted.append, i) for i in range(9)]
+    assert all(slots.acquire(one, end[i]) for i in range(4))
+    assert not slots.acquire(one, end[4]) and not evicted
+    assert slots.acquire(two, end[5]) and evicted == [0]
+    assert slots.acquire(local, end[6]) and evicted == [0, 1]
+    assert not slots.acquire(also_local, end[7]) and evicted == [0, 1]  # loopback addresses count as one peer
+    slots.release(end[2])
+    assert slots.acquire(also_local, end[7]) and evicted == [0, 1]
+    slots.release(end[0])  # an evicted connection has no slot to release
+    assert not slots.acquire(one, end[8])
 
 
-def test_a_log_tells_each_kind_seldom_and_counts_the_others() -> None:
-    said: list[str] = []
-    log = RateLimitedLog(said.append, interval_s=0.2)
+def test_log_is_rate_limited_per_kind_with_counts() -> None:
+    warnings: list[str] = []
+    log = RateLimitedLog(warnings.append, interval_s=0.2)
     for i in range(100):
         log("port", f"refused {i}")
     log("network", "stranger")
-    assert said == ["refused 0", "stranger"]
+    assert warnings == ["refused 0", "stranger"]
     time.sleep(0.25)
     log.flush()
-    assert said[2:] == ["refused 99 (and 98 more of this kind)"]
+    assert warnings[2:] == ["refused 99 (and 98 more of this kind)"]
     log.flush(force=True)
-    assert len(said) == 3
+    assert len(warnings) == 3
 
 
-def test_senders_of_ipv6(site: Path) -> None:
+def test_sender_over_ipv6(site: Path) -> None:
     service = Service(site, "ingest", "--database", str(site / "h.db"), "--snapshot", str(site / "scores.json"),
                       "--listen", ":0", "--allow-unprivileged-ports", "--allow", "::1,fd00::/8")
     with socket.create_connection(("::1", service.port), 30) as sender:
@@ -297,16 +298,16 @@ def test_senders_of_ipv6(site: Path) -> None:
     assert service.end()[0] == 0
 
 
-def test_scores_over_http(site: Path) -> None:
+def test_export_serves_metrics_over_http(site: Path) -> None:
     file = site / "scores.json"
     file.write_text(LinkScores(nodes={"n1": LinkScore(1e9, 1e-4, 0.01)}, time=time.time()).to_text())
     file.chmod(0o644)
     service = Service(site, "export", "--link-scores", str(file), "--listen", "127.0.0.1:0")
     url = f"http://127.0.0.1:{service.port}"
     try:
-        with urllib.request.urlopen(f"{url}/metrics", timeout=30) as found:
-            assert found.headers["Content-Type"] == prometheus_exporter.CONTENT_TYPE
-            text = found.read().decode()
+        with urllib.request.urlopen(f"{url}/metrics", timeout=30) as response:
+            assert response.headers["Content-Type"] == prometheus_exporter.CONTENT_TYPE
+            text = response.read().decode()
         assert 'slurmdl_link_loss_ratio{kind="node",link="n1"} 0.01\n' in text
         with pytest.raises(urllib.error.HTTPError, match="404"):
             urllib.request.urlopen(f"{url}/other", timeout=30)
@@ -318,8 +319,8 @@ def test_scores_over_http(site: Path) -> None:
         service.child.wait()
 
 
-def test_no_client_can_take_all_places_of_the_export(site: Path) -> None:
-    """A crowd of this host that asks for nothing; a client of another address is served."""
+def test_one_client_cannot_take_all_slots_of_the_export(site: Path) -> None:
+    """Idle connections of one address; a client of another address is served."""
     file = site / "scores.json"
     file.write_text(LinkScores(nodes={"n1": LinkScore(1e9)}, time=time.time()).to_text())
     file.chmod(0o644)
@@ -327,8 +328,9 @@ def test_no_client_can_take_all_places_of_the_export(site: Path) -> None:
     try:
         with Crowd(service.port, 200, idle=True):
             for _ in range(5):
-                with urllib.request.urlopen(f"http://{other_address()}:{service.port}/metrics", timeout=30) as found:
-                    assert b'link="n1"' in found.read()
+                url = f"http://{other_address()}:{service.port}/metrics"
+                with urllib.request.urlopen(url, timeout=30) as response:
+                    assert b'link="n1"' in response.read()
             threads = len(os.listdir(f"/proc/{service.child.pid}/task"))
     finally:
         service.child.kill()
@@ -336,13 +338,10 @@ def test_no_client_can_take_all_places_of_the_export(site: Path) -> None:
     assert threads < 150
 
 
-def test_every_line_of_the_text_is_of_the_format() -> None:
-    odd = {'a"b\\c': LinkScore(1e9, 1e-4, 0.5, 3.0, 2, 2e-4), "n": LinkScore()}
-    text = prometheus_exporter.exposition_text(
-    LinkScores(
-        nodes=odd, zones={
-            "z": LinkScore(1.0)}, inter_leaf={
-                "a|b": LinkScore()}, time=1e9))
+def test_exposition_lines_match_the_format() -> None:
+    unusual = {'a"b\\c': LinkScore(1e9, 1e-4, 0.5, 3.0, 2, 2e-4), "n": LinkScore()}
+    scores = LinkScores(nodes=unusual, zones={"z": LinkScore(1.0)}, inter_leaf={"a|b": LinkScore()}, time=1e9)
+    text = prometheus_exporter.exposition_text(scores)
     assert text.endswith("\n")
     declared: set[str] = set()
     for line in text.splitlines():
@@ -353,63 +352,64 @@ def test_every_line_of_the_text_is_of_the_format() -> None:
             assert line.partition("{")[0].split()[0] in declared
     assert r'link="a\"b\\c"' in text
     assert all(name.startswith("slurmdl_") for name in declared)
-    assert 'throughput_bytes_per_second{kind="node",link="n"}' not in text  # not measured, so no figure
+    assert 'throughput_bytes_per_second{kind="node",link="n"}' not in text  # not measured
 
 
-def test_an_absurd_score_costs_the_export_only_itself(tmp_path, capsys):
+def test_export_skips_invalid_scores_with_a_warning(tmp_path, capsys):
     file = tmp_path / "scores.json"
     file.write_text('{"nodes": {"n1": {"throughput": -5}, "n2": {"throughput": 1e8}}}')
     assert main(["links", "export", "--link-scores", str(file)]) == 0
-    out, said = capsys.readouterr()
+    out, warnings = capsys.readouterr()
     assert 'link="n2"' in out and 'link="n1"' not in out
-    assert said.count("\n") == 1 and "1 rejected, the first: n1: throughput" in said
+    assert warnings.count("\n") == 1 and "1 rejected, the first: n1: throughput" in warnings
 
 
 @pytest.mark.parametrize("command", ["agent", "ingest"])
 @pytest.mark.parametrize("allow", ["x", "10.0.0.0/99", "10.0.0.1/8", "fd00::/129", "10.0.0.0/8,", "", "10.0.0.0/8 "])
-def test_networks_are_read_alike_everywhere(command, allow, capsys, monkeypatch):
+def test_invalid_networks_are_reported_in_one_line(command, allow, capsys, monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
     assert main(["links", command, f"--allow={allow}"]) == 64
-    told = capsys.readouterr().err
-    assert told.count("\n") == 1
-    assert "expected networks and addresses"  in told
+    output = capsys.readouterr().err
+    assert output.count("\n") == 1
+    assert "expected networks and addresses"  in output
 
 
-def test_networks_of_both_protocols():
+def test_networks_of_ipv4_and_ipv6_are_parsed():
     assert [str(each) for each in parse_networks("10.0.0.0/8,192.168.1.5,fd00::/8,::1", "--allow")] == [
         "10.0.0.0/8", "192.168.1.5/32", "fd00::/8", "::1/128"]
 
 
-def test_a_spool_that_another_process_empties_does_not_stop_the_sender(inlet: Service, site: Path) -> None:
-    """A link that leads nowhere is a file that was removed between the look into the spool and its opening."""
+def test_sender_tolerates_a_concurrently_emptied_spool(receiver: Service, site: Path) -> None:
+    """A dangling symbolic link stands for a file that is removed between listing and opening."""
     spool = site / "spool"
     sender_module.spool_samples(str(spool), samples(1))
     (spool / "0.jsonl").symlink_to(site / "gone")
-    sender_module.send_samples(("127.0.0.1", inlet.port), samples(1), str(spool))
+    sender_module.send_samples(("127.0.0.1", receiver.port), samples(1), str(spool))
     assert os.listdir(spool) == ["0.jsonl"]
     shutil.rmtree(spool)
-    sender_module.send_samples(("127.0.0.1", inlet.port), samples(1), str(spool))
+    sender_module.send_samples(("127.0.0.1", receiver.port), samples(1), str(spool))
     assert os.listdir(spool) == []
     spool.rmdir()
     spool.write_text("no directory")
     with pytest.raises(UnavailableError, match="samples cannot be written"):
-        sender_module.send_samples(("127.0.0.1", inlet.port), samples(1), str(spool))
+        sender_module.send_samples(("127.0.0.1", receiver.port), samples(1), str(spool))
 
 
-def test_a_collector_that_is_not_there_is_said_also_with_nothing_to_send(site: Path,
+def test_unreachable_collector_is_reported_without_samples(site: Path,
                                                                          capsys: pytest.CaptureFixture[str]) -> None:
-    """The first run has nothing to compare with, and so no sample."""
+    """The first run has no previous reading, so there is no sample."""
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
-    words = ["links", "counters", "--collector", f"127.0.0.1:{port}", "--state-dir", str(site / "state"), "--interface", "none"]
-    assert main([*words, "--strict"]) == 69
+    args = ["links", "counters", "--collector", f"127.0.0.1:{port}", "--state-dir", str(site / "state"),
+            "--interface", "none"]
+    assert main([*args, "--strict"]) == 69
     assert capsys.readouterr().err == f"slurmdl: collector 127.0.0.1:{port}: Connection refused\n"
-    assert main(words) == 0 and capsys.readouterr() == ("", "")
+    assert main(args) == 0 and capsys.readouterr() == ("", "")
     assert not (site / "state" / "spool").exists()
 
 
-def test_idle_connections_keep_nobody_from_the_service_of_a_node(site: Path) -> None:
-    """They say nothing; and a host of another protocol of the internet is served as well."""
+def test_agent_answers_despite_idle_connections(site: Path) -> None:
+    """Over IPv4 and IPv6."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     child = subprocess.Popen([sys.executable, "-m", "slurmdl", "links", "agent", f"--listen=:{port}", "--peers=0",
@@ -427,21 +427,16 @@ def test_idle_connections_keep_nobody_from_the_service_of_a_node(site: Path) -> 
             for _ in range(60):
                 idle.enter_context(socket.create_connection(("127.0.0.1", port)))
             for host in ("127.0.0.1", "::1"):
-                effort = ProbeConfig(
-    rtt_probes=5,
-    rtt_seconds=0.02,
-    loss_probes=20,
-    stream_bytes=10**5,
-    stream_seconds=0.05,
-     timeout_s=4.0)
-                assert measure_pair(("a", "b"), (host, port), effort).rtt is not None
+                config = ProbeConfig(rtt_probes=5, rtt_seconds=0.02, loss_probes=20, stream_bytes=10**5,
+                                     stream_seconds=0.05, timeout_s=4.0)
+                assert measure_pair(("a", "b"), (host, port), config).rtt is not None
     finally:
         child.terminate()
     assert child.wait(30) == 0
 
 
-def test_the_service_of_a_node_goes_on_when_its_spool_is_emptied(site: Path) -> None:
-    """It probes the only other node of its zone, which is itself by another name; its collector is away."""
+def test_agent_continues_when_its_spool_is_removed(site: Path) -> None:
+    """Its only peer is itself by another name; the collector is unreachable."""
     (site / "topology.conf").write_text("SwitchName=s Nodes=n1,localhost\n")
     spool = site / "spool"
     spool.mkdir()
@@ -449,8 +444,9 @@ def test_the_service_of_a_node_goes_on_when_its_spool_is_emptied(site: Path) -> 
         port = free.getsockname()[1]
     (spool / "0.jsonl").symlink_to(site / "gone")
     child = subprocess.Popen(
-        [sys.executable, "-m", "slurmdl", "links", "agent", f"--listen=:{port}", "--allow=127.0.0.0/8", "--interval=1",
-         "--node-name=n1", f"--topology={site}/topology.conf", f"--spool-dir={spool}", "--collector=127.0.0.1:9"],
+        [sys.executable, "-m", "slurmdl", "links", "agent", f"--listen=:{port}", "--allow=127.0.0.0/8",
+         "--interval=1", "--node-name=n1", f"--topology={site}/topology.conf", f"--spool-dir={spool}",
+         "--collector=127.0.0.1:9"],
         stderr=subprocess.PIPE, text=True)
     try:
         for _ in range(2):
@@ -461,8 +457,8 @@ def test_the_service_of_a_node_goes_on_when_its_spool_is_emptied(site: Path) -> 
     assert child.wait(30) == 0
 
 
-@pytest.mark.parametrize("words", [["--allow=10.0.0.0/8", "--rate-limit=-1"], []])
-def test_what_the_service_refuses_before_it_asks_anybody(words, capsys, monkeypatch):
+@pytest.mark.parametrize("args", [["--allow=10.0.0.0/8", "--rate-limit=-1"], []])
+def test_agent_rejects_invalid_options_before_any_query(args, capsys, monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
-    assert main(["links", "agent", *words]) == 64
+    assert main(["links", "agent", *args]) == 64
     assert capsys.readouterr().err.count("\n") == 1

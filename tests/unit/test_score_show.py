@@ -1,4 +1,4 @@
-"""The table and the heat map, as they are printed and drawn."""
+"""Table and heat map of link scores."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SCORES = LinkScores(nodes={"n1": LinkScore(1.25e9, 4e-5), "n2": LinkScore(1.25e8
                     zones={"z2": LinkScore(1e8)}, inter_leaf={"z0|z1": LinkScore(6.25e8, 8e-5)}, time=1e9)
 
 
-def test_rows_begin_with_the_worst_and_an_unmeasured_link_is_usual() -> None:
+def test_rows_are_sorted_by_slowdown() -> None:
     rows = link_table.link_rows(SCORES, SIX)
     assert [(row.kind, row.name) for row in rows] == [
         ("node", "n5"), ("zone", "z2"), ("node", "n2"), ("inter_leaf", "z0|z1"), ("node", "n1")]
@@ -31,35 +31,36 @@ def test_rows_begin_with_the_worst_and_an_unmeasured_link_is_usual() -> None:
     assert rows[-1].slowdown == 1.0
 
 
-def test_heat_of_the_ways_and_inside_the_zones() -> None:
-    found = heatmap.build_heatmap(SCORES, SIX)
-    assert found.zones == ("z0", "z1", "z2")
-    assert found.slowdowns[0, 1] == found.slowdowns[1, 0] == pytest.approx(2, rel=0.1)
-    assert found.slowdowns[0, 2] == found.slowdowns[1, 2] > 10  # by the uplink of z2
-    assert found.slowdowns[0, 0] > 9 and np.isnan(found.slowdowns[1, 1]) and found.slowdowns[2, 2] > 5
-    assert heatmap.heatmap_text(found).splitlines()[1:] == ["z0  9 2 9", "z1  2 · 9", "z2  9 9 9"]
+def test_heatmap_has_paths_and_zones() -> None:
+    matrix = heatmap.build_heatmap(SCORES, SIX)
+    assert matrix.zones == ("z0", "z1", "z2")
+    assert matrix.slowdowns[0, 1] == matrix.slowdowns[1, 0] == pytest.approx(2, rel=0.1)
+    assert matrix.slowdowns[0, 2] == matrix.slowdowns[1, 2] > 10  # by the uplink of z2
+    assert matrix.slowdowns[0, 0] > 9 and np.isnan(matrix.slowdowns[1, 1]) and matrix.slowdowns[2, 2] > 5
+    assert heatmap.heatmap_text(matrix).splitlines()[1:] == ["z0  9 2 9", "z1  2 · 9", "z2  9 9 9"]
 
 
-def test_without_a_topology_the_ways_name_the_zones() -> None:
-    found = heatmap.build_heatmap(SCORES, Topology.flat(()))
-    assert found.zones == ("z0", "z1") and found.slowdowns[0, 1] == pytest.approx(2, rel=0.1)
+def test_heatmap_without_topology_has_the_zones_of_the_paths() -> None:
+    matrix = heatmap.build_heatmap(SCORES, Topology.flat(()))
+    assert matrix.zones == ("z0", "z1") and matrix.slowdowns[0, 1] == pytest.approx(2, rel=0.1)
     assert heatmap.build_heatmap(LinkScores(), Topology.flat(())).zones == ()
 
 
-def test_of_many_zones_the_worst_are_shown() -> None:
+def test_heatmap_shows_the_worst_of_many_zones() -> None:
     many = two_level(*([f"n{i}"] for i in range(120)))
-    found = heatmap.build_heatmap(LinkScores(nodes={"n77": LinkScore(1e6)}), many)
-    assert "z77" in heatmap.heatmap_text(found) and f"the worst {heatmap.MAX_TEXT_ZONES} of 120" in heatmap.heatmap_text(found)
-    assert len(heatmap.heatmap_text(found).splitlines()) == heatmap.MAX_TEXT_ZONES + 1
-    picture = heatmap.heatmap_svg(found)
-    ElementTree.fromstring(picture)
-    assert "inside z77, worst node" in picture and f"the worst {heatmap.MAX_SVG_ZONES} of 120" in picture
+    matrix = heatmap.build_heatmap(LinkScores(nodes={"n77": LinkScore(1e6)}), many)
+    text = heatmap.heatmap_text(matrix)
+    assert "z77" in text and f"the worst {heatmap.MAX_TEXT_ZONES} of 120" in text
+    assert len(text.splitlines()) == heatmap.MAX_TEXT_ZONES + 1
+    svg = heatmap.heatmap_svg(matrix)
+    ElementTree.fromstring(svg)
+    assert "inside z77, worst node" in svg and f"the worst {heatmap.MAX_SVG_ZONES} of 120" in svg
 
 
-def test_the_picture(golden: object) -> None:
-    picture = heatmap.heatmap_svg(heatmap.build_heatmap(SCORES, SIX))
-    ElementTree.fromstring(picture)
-    golden("scores/heat.svg", picture)  # type: ignore[operator]
+def test_heatmap_svg_matches_golden_file(golden: object) -> None:
+    svg = heatmap.heatmap_svg(heatmap.build_heatmap(SCORES, SIX))
+    ElementTree.fromstring(svg)
+    golden("scores/heat.svg", svg)  # type: ignore[operator]
 
 
 @pytest.fixture
@@ -74,36 +75,35 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def show(site: Path, *words: str) -> int:
-    return main(["links", "show", "--link-scores", str(site / "scores.json"), "--topology", str(site / "topology.conf"),
-                 *words])
+def show(site: Path, *args: str) -> int:
+    return main(["links", "show", f"--link-scores={site}/scores.json", f"--topology={site}/topology.conf", *args])
 
 
-def test_show(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_show_prints_table_and_heatmap(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert show(site, "--svg", str(site / "heat.svg")) == 0
-    told = capsys.readouterr()
-    assert told.err == ""
-    assert "3 of 6 nodes (50.0%) have a link score younger than 15 min" in told.out
-    assert told.out.index("n5 ") < told.out.index("z2    ") < told.out.index("n1 ")
-    assert "2.00%" in told.out and "1 Gbit/s" in told.out and "z0  9 2 9" in told.out
+    output = capsys.readouterr()
+    assert output.err == ""
+    assert "3 of 6 nodes (50.0%) have a link score younger than 15 min" in output.out
+    assert output.out.index("n5 ") < output.out.index("z2    ") < output.out.index("n1 ")
+    assert "2.00%" in output.out and "1 Gbit/s" in output.out and "z0  9 2 9" in output.out
     ElementTree.parse(site / "heat.svg")
 
 
-def test_show_as_json(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_show_json_lists_links_and_coverage(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert show(site, "--json") == 0
-    found = json.loads(capsys.readouterr().out)
-    assert [link["name"] for link in found["links"]] == ["n5", "z2", "n2", "z0|z1", "n1"]
-    assert (found["nodes"], found["nodes_with_score"]) == (6, 3)
+    matrix = json.loads(capsys.readouterr().out)
+    assert [link["name"] for link in matrix["links"]] == ["n5", "z2", "n2", "z0|z1", "n1"]
+    assert (matrix["nodes"], matrix["nodes_with_score"]) == (6, 3)
 
 
-def test_show_of_a_file_that_is_not_there(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_show_of_missing_file_fails_with_one_line(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (site / "scores.json").unlink()
     assert show(site) == 65
-    told = capsys.readouterr()
-    assert told.err.count("\n") == 1 and "No such file" in told.err
+    output = capsys.readouterr()
+    assert output.err.count("\n") == 1 and "No such file" in output.err
 
 
-@pytest.mark.parametrize(("seconds", "says"), [(0, "0 s"), (59.4, "59 s"), (200, "3 min"), (7200, "2 h"),
+@pytest.mark.parametrize(("seconds", "expected"), [(0, "0 s"), (59.4, "59 s"), (200, "3 min"), (7200, "2 h"),
                                                (2e5, "2 d")])
-def test_ages_as_people_say_them(seconds: float, says: str) -> None:
-    assert link_table.format_age(seconds) == says
+def test_format_age_uses_the_largest_unit(seconds: float, expected: str) -> None:
+    assert link_table.format_age(seconds) == expected

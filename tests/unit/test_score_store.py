@@ -1,4 +1,4 @@
-"""The history and what is published of it: full disks, locks, broken files, and processes that are killed."""
+"""The database and what is published of it: full disks, locks, broken files, and processes that are killed."""
 
 from __future__ import annotations
 
@@ -28,86 +28,86 @@ def samples(count: int, now: float = NOW) -> list[LinkSample]:
             for i in range(count)]
 
 
-def test_what_goes_in_comes_out(tmp_path: Path) -> None:
-    given = [*samples(20), LinkSample("inter_leaf", "a|b", NOW, "serve", rtt=1.0, rtt_p99=2.0, rdma=True)]
-    with SampleStore.open(str(tmp_path / "h.db")) as history:
-        assert history.add(given) == 21
-        assert history.add(given[5:]) == 0
-    with SampleStore.open(str(tmp_path / "h.db")) as history:
-        assert set(history.samples_since(0)) == set(given)
-        assert set(history.samples_since(NOW - 3)) == {sample for sample in given if sample.time >= NOW - 3}
+def test_stored_samples_are_returned(tmp_path: Path) -> None:
+    stored_samples = [*samples(20), LinkSample("inter_leaf", "a|b", NOW, "serve", rtt=1.0, rtt_p99=2.0, rdma=True)]
+    with SampleStore.open(str(tmp_path / "h.db")) as database:
+        assert database.add(stored_samples) == 21
+        assert database.add(stored_samples[5:]) == 0
+    with SampleStore.open(str(tmp_path / "h.db")) as database:
+        assert set(database.samples_since(0)) == set(stored_samples)
+        assert set(database.samples_since(NOW - 3)) == {sample for sample in stored_samples if sample.time >= NOW - 3}
 
 
-def test_age_and_rows_are_bounded_and_the_file_shrinks(tmp_path: Path) -> None:
+def test_prune_bounds_age_and_rows_and_shrinks_the_file(tmp_path: Path) -> None:
     path = tmp_path / "h.db"
-    with SampleStore.open(str(path)) as history:
-        history.add(samples(20_000))
-        assert history.prune(NOW, retention_s=10_000) == 9_999
-        assert len(history.samples_since(0)) == 10_001
-        assert history.prune(NOW, retention_s=1e9, max_rows=100) == 9_901
-        assert {sample.time for sample in history.samples_since(0)} == {NOW - i for i in range(100)}
+    with SampleStore.open(str(path)) as database:
+        database.add(samples(20_000))
+        assert database.prune(NOW, retention_s=10_000) == 9_999
+        assert len(database.samples_since(0)) == 10_001
+        assert database.prune(NOW, retention_s=1e9, max_rows=100) == 9_901
+        assert {sample.time for sample in database.samples_since(0)} == {NOW - i for i in range(100)}
     assert path.stat().st_size < 200_000
 
 
-def test_a_clock_that_jumps_ahead_forgets_nothing(tmp_path: Path) -> None:
-    with SampleStore.open(str(tmp_path / "h.db")) as history:
-        history.add(samples(10))
-        assert history.prune(NOW + 1e9, retention_s=100) == 0
-        assert history.prune(NOW, retention_s=5) == 4
-        assert len(history.samples_since(0)) == 6
+def test_prune_with_a_clock_ahead_deletes_nothing(tmp_path: Path) -> None:
+    with SampleStore.open(str(tmp_path / "h.db")) as database:
+        database.add(samples(10))
+        assert database.prune(NOW + 1e9, retention_s=100) == 0
+        assert database.prune(NOW, retention_s=5) == 4
+        assert len(database.samples_since(0)) == 6
 
 
-def test_a_locked_history_is_said_and_nothing_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_locked_database_is_an_error_and_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sample_store, "LOCK_TIMEOUT_S", 0.1)
     path = str(tmp_path / "h.db")
-    with SampleStore.open(path) as history:
-        history.add(samples(3))
+    with SampleStore.open(path) as database:
+        database.add(samples(3))
         other = sqlite3.connect(path, isolation_level=None)
         other.execute("BEGIN IMMEDIATE")
         with pytest.raises(UnavailableError, match=r"h\.db: database is locked; stored samples are kept"):
-            history.add(samples(10))
+            database.add(samples(10))
         other.execute("ROLLBACK")
         other.close()
-        assert len(history.samples_since(0)) == 3
-        assert history.add(samples(10)) == 7
+        assert len(database.samples_since(0)) == 3
+        assert database.add(samples(10)) == 7
 
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Path:
-    """A file system of 1 MB."""
+    """Mount point of a file system of 1 MB."""
     if os.geteuid() != 0:
         pytest.skip("needs root, to mount a small file system")
-    place = tmp_path / "small"
-    place.mkdir()
-    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m,mode=755", "none", str(place)], check=False,
-                          capture_output=True, text=True)
-    if done.returncode:
-        pytest.skip(f"cannot mount: {done.stderr.strip()}")
-    yield place  # type: ignore[misc]
-    subprocess.run(["umount", str(place)], check=True)
+    mount_point = tmp_path / "small"
+    mount_point.mkdir()
+    process = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m,mode=755", "none", str(mount_point)],
+                             check=False, capture_output=True, text=True)
+    if process.returncode:
+        pytest.skip(f"cannot mount: {process.stderr.strip()}")
+    yield mount_point  # type: ignore[misc]
+    subprocess.run(["umount", str(mount_point)], check=True)
 
 
-def test_a_full_disk_refuses_what_is_new_and_keeps_what_is_there(small_disk: Path) -> None:
+def test_full_disk_is_an_error_and_keeps_stored_samples(small_disk: Path) -> None:
     history_file, snapshot = small_disk / "h.db", small_disk / "scores.json"
     publish_file(str(snapshot), LinkScores(time=NOW).to_text())
     before = snapshot.read_text()
     stored: list[LinkSample] = []
-    with SampleStore.open(str(history_file)) as history:
+    with SampleStore.open(str(history_file)) as database:
         with pytest.raises(UnavailableError, match=r"full|I/O"):
             for i in range(100):
                 batch = samples(500, NOW + 1000 * i)
-                history.add(batch)
+                database.add(batch)
                 stored += batch
-        assert stored and set(history.samples_since(0)) == set(stored)
+        assert stored and set(database.samples_since(0)) == set(stored)
         with pytest.raises(UnavailableError, match="cannot be written"):
             publish_file(str(snapshot), "x" * 2**20)
         assert snapshot.read_text() == before
         assert not [name for name in os.listdir(small_disk) if name.startswith(".")]
-    with SampleStore.open(str(history_file)) as history:
-        assert set(history.samples_since(0)) == set(stored)
+    with SampleStore.open(str(history_file)) as database:
+        assert set(database.samples_since(0)) == set(stored)
 
 
-def test_what_is_no_history_is_left_as_it_is(tmp_path: Path) -> None:
+def test_file_that_is_no_database_is_rejected_and_kept(tmp_path: Path) -> None:
     path = tmp_path / "h.db"
     path.write_text("not a database, not at all" * 100)
     with pytest.raises(InputError, match="expected a database"), SampleStore.open(str(path)):
@@ -117,74 +117,75 @@ def test_what_is_no_history_is_left_as_it_is(tmp_path: Path) -> None:
         pass
 
 
-def test_a_process_that_is_killed_loses_nothing_that_it_stored(tmp_path: Path) -> None:
-    """It tells the number of what is stored after each commit, and is killed in the midst of one."""
+def test_killed_process_loses_no_committed_samples(tmp_path: Path) -> None:
+    """The child prints the number of stored samples after each commit."""
     path = str(tmp_path / "h.db")
-    code = ("import sys\nfrom slurmdl.links.samples import LinkSample\nfrom slurmdl.links.sample_store import SampleStore\n"
-            "with SampleStore.open(sys.argv[1]) as history:\n    i = 0\n    while True:\n"
-            "        history.add([LinkSample('node', 'n', 1e9 + i + k, 'probe', loss=0.0) for k in range(50)])\n"
+    code = ("import sys\nfrom slurmdl.links.samples import LinkSample\n"
+            "from slurmdl.links.sample_store import SampleStore\n"
+            "with SampleStore.open(sys.argv[1]) as database:\n    i = 0\n    while True:\n"
+            "        database.add([LinkSample('node', 'n', 1e9 + i + k, 'probe', loss=0.0) for k in range(50)])\n"
             "        i += 50\n        print(i, flush=True)\n")
     child = subprocess.Popen([sys.executable, "-c", code, path], stdout=subprocess.PIPE, text=True)
     assert child.stdout is not None
-    told = 0
+    output = 0
     for _ in range(20):
-        told = int(child.stdout.readline())
+        output = int(child.stdout.readline())
     child.send_signal(signal.SIGKILL)
-    rest = child.stdout.read().split()
+    remaining = child.stdout.read().split()
     child.wait()
-    told = int(rest[-1]) if rest else told
-    with SampleStore.open(path) as history:
-        kept = len(history.samples_since(0))
-    assert kept >= told and kept % 50 == 0
+    output = int(remaining[-1]) if remaining else output
+    with SampleStore.open(path) as database:
+        kept = len(database.samples_since(0))
+    assert kept >= output and kept % 50 == 0
 
 
-def test_readers_see_the_old_or_the_new_file_only(tmp_path: Path) -> None:
+def test_published_file_is_replaced_atomically(tmp_path: Path) -> None:
     path = tmp_path / "scores.json"
     code = ("import sys\nfrom slurmdl.links.sample_store import publish_file\ni = 0\n"
             "while True:\n    publish_file(sys.argv[1], str(i % 10) * 100_000)\n    i += 1\n")
     publish_file(str(path), "0" * 100_000)
     child = subprocess.Popen([sys.executable, "-c", code, str(path)])
-    seen = set()
-    until = time.monotonic() + 1.0
-    while time.monotonic() < until or (len(seen) < 3 and time.monotonic() < until + 30):
+    contents = set()
+    deadline = time.monotonic() + 1.0
+    while time.monotonic() < deadline or (len(contents) < 3 and time.monotonic() < deadline + 30):
         text = path.read_text()
         assert len(text) == 100_000 and len(set(text)) == 1
-        seen.add(text[0])
+        contents.add(text[0])
     child.kill()
     child.wait()
-    assert len(seen) >= 3
+    assert len(contents) >= 3
     assert path.stat().st_mode & 0o777 == 0o644
 
 
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A place for all files, and no configuration of this machine."""
+    """Directory for all files, without the configuration of this host."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "xdg"))
     monkeypatch.setenv("SLURM_CONF", str(tmp_path / "slurm.conf"))
     tmp_path.chmod(0o755)
     return tmp_path
 
 
-def ingest(site: Path, *words: str) -> int:
-    return main(["links", "ingest", "--database", str(site / "h.db"), "--snapshot", str(site / "scores.json"), *words])
+def ingest(site: Path, *args: str) -> int:
+    return main(["links", "ingest", "--database", str(site / "h.db"), "--snapshot", str(site / "scores.json"), *args])
 
 
-def test_files_become_a_snapshot_and_what_is_malformed_is_said(site: Path,
+def test_ingest_publishes_files_and_reports_malformed_samples(site: Path,
                                                                capsys: pytest.CaptureFixture[str]) -> None:
     text = format_sample_lines(samples(7, time.time()))
     (site / "a.jsonl").write_text(text + '{"kind": "node", "name": "n1", "time": 5, "source": "probe", "loss": -1}\n'
                                   + text.splitlines()[0][:30])
     assert ingest(site, "--textfile", str(site / "s.prom"), str(site / "a.jsonl")) == 0
-    told = capsys.readouterr()
-    assert told.out == ""
-    assert told.err.count("\n") == 1
-    assert "2 rejected: line 8: sample of n1: loss -1: expected" in told.err and "line 9" in told.err
-    found = LinkScores.from_json(json.loads((site / "scores.json").read_text()))
-    assert sorted(found.nodes) == [f"n{i}" for i in range(7)]
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert output.err.count("\n") == 1
+    assert "2 rejected: line 8: sample of n1: loss -1: expected" in output.err and "line 9" in output.err
+    scores = LinkScores.from_json(json.loads((site / "scores.json").read_text()))
+    assert sorted(scores.nodes) == [f"n{i}" for i in range(7)]
     assert 'slurmdl_link_loss_ratio{kind="node",link="n3"} 0.0' in (site / "s.prom").read_text()
 
 
-def test_a_spool_is_emptied_once_its_samples_are_stored(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ingested_spool_files_are_removed(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
     spool = site / "spool"
     spool.mkdir()
     for name in ("a.jsonl", "b.jsonl", ".half.jsonl", "other.txt"):
@@ -192,37 +193,32 @@ def test_a_spool_is_emptied_once_its_samples_are_stored(site: Path, capsys: pyte
         (spool / name).chmod(0o644)
     assert ingest(site, "--spool-dir", str(spool)) == 0
     assert sorted(os.listdir(spool)) == [".half.jsonl", "other.txt"]
-    found = LinkScores.from_json(json.loads((site / "scores.json").read_text()))
-    assert sorted(found.nodes) == ["aa", "bb"]
+    scores = LinkScores.from_json(json.loads((site / "scores.json").read_text()))
+    assert sorted(scores.nodes) == ["aa", "bb"]
     assert not capsys.readouterr().err
 
 
-def test_a_file_of_the_spool_that_is_refused_is_kept_aside_and_said_once(site: Path,
+def test_rejected_spool_files_are_renamed_and_reported_once(site: Path,
                                                                          capsys: pytest.CaptureFixture[str]) -> None:
-    """What is wrong with one file keeps the others from nothing, and nobody reads it again."""
     spool = site / "spool"
     spool.mkdir()
-    good, bad = format_sample_lines(
-    samples(
-        1, time.time())), format_sample_lines(
-            samples(
-                1, time.time())).replace(
-                    "}", ', "rdma": [1]}')
+    good = format_sample_lines(samples(1, time.time()))
+    bad = good.replace("}", ', "rdma": [1]}')
     for name, text in (("good", good), ("half", good.replace("n0", "n1") + bad), ("open", good.replace("n0", "n2"))):
         (spool / f"{name}.jsonl").write_text(text)
     (spool / "open.jsonl").chmod(0o666)
     (spool / "folder.jsonl").mkdir()
     assert ingest(site, "--spool-dir", str(spool)) == 0
-    told = capsys.readouterr().err
-    assert told.count("\n") == 1 and "3 rejected: " in told
+    output = capsys.readouterr().err
+    assert output.count("\n") == 1 and "3 rejected: " in output
     assert sorted(os.listdir(spool)) == ["folder.jsonl.rejected", "half.jsonl.rejected", "open.jsonl.rejected"]
     assert (spool / "half.jsonl.rejected").read_text().endswith(bad)
-    found = LinkScores.from_json(json.loads((site / "scores.json").read_text()))
-    assert sorted(found.nodes) == ["n0", "n1"]
+    scores = LinkScores.from_json(json.loads((site / "scores.json").read_text()))
+    assert sorted(scores.nodes) == ["n0", "n1"]
     assert ingest(site, "--spool-dir", str(spool)) == 0 and not capsys.readouterr().err
 
 
-def test_files_kept_aside_are_bounded(site: Path) -> None:
+def test_rejected_spool_files_are_bounded(site: Path) -> None:
     spool = site / "spool"
     spool.mkdir()
     for i in range(110):
@@ -230,11 +226,11 @@ def test_files_kept_aside_are_bounded(site: Path) -> None:
     assert ingest(site, "--spool-dir", str(spool)) == 0
     (spool / "200.jsonl").write_text("no sample\n")
     assert ingest(site, "--spool-dir", str(spool)) == 0
-    left = sorted(os.listdir(spool))
-    assert len(left) == 100 and left[-1] == "200.jsonl.rejected"
+    files = sorted(os.listdir(spool))
+    assert len(files) == 100 and files[-1] == "200.jsonl.rejected"
 
 
-def test_scores_are_published_without_a_spool_that_is_not_there(site: Path,
+def test_missing_spool_does_not_prevent_publication(site: Path,
                                                                 capsys: pytest.CaptureFixture[str]) -> None:
     (site / "a.jsonl").write_text(format_sample_lines(samples(2, time.time())))
     assert ingest(site, "--spool-dir", str(site / "none"), str(site / "a.jsonl")) == 69
@@ -242,59 +238,60 @@ def test_scores_are_published_without_a_spool_that_is_not_there(site: Path,
     assert len(json.loads((site / "scores.json").read_text())["nodes"]) == 2
 
 
-def test_a_row_that_an_earlier_version_let_in_is_passed_over(tmp_path: Path) -> None:
+def test_invalid_rows_are_skipped(tmp_path: Path) -> None:
     path = str(tmp_path / "h.db")
-    with SampleStore.open(path) as history:
-        history.add(samples(1))
+    with SampleStore.open(path) as database:
+        database.add(samples(1))
     with sqlite3.connect(path) as direct:
         direct.execute("INSERT INTO samples (kind, name, time, source, loss) VALUES ('node', 'n\x1b', ?, 'probe', 0)",
                        (NOW,))
         direct.execute("INSERT INTO samples (kind, name, time, source, loss) VALUES ('node', 'n8', ?, 'probe', 'x')",
                        (NOW,))
-    with SampleStore.open(path) as history:
-        assert [sample.name for sample in history.samples_since(0)] == ["n0"]
+    with SampleStore.open(path) as database:
+        assert [sample.name for sample in database.samples_since(0)] == ["n0"]
 
 
-def test_nodes_that_the_cluster_does_not_have_are_refused(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_samples_of_unknown_links_are_rejected(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (site / "topology.conf").write_text("SwitchName=a Nodes=n[0-2]\nSwitchName=b Nodes=n[3-5]\n"
                                         "SwitchName=r Switches=a,b\n")
-    more = [LinkSample("inter_leaf", "a|b", time.time(), "probe", loss=0.0),
+    inter_leaf = [LinkSample("inter_leaf", "a|b", time.time(), "probe", loss=0.0),
             LinkSample("inter_leaf", "a|x", time.time(), "probe", loss=0.0)]
-    (site / "a.jsonl").write_text(format_sample_lines([*samples(7, time.time()), *more]))
+    (site / "a.jsonl").write_text(format_sample_lines([*samples(7, time.time()), *inter_leaf]))
     assert ingest(site, str(site / "a.jsonl")) == 0
     assert "2 rejected: unknown node n6; unknown inter_leaf a|x" in capsys.readouterr().err
-    found = LinkScores.from_json(json.loads((site / "scores.json").read_text()))
-    assert sorted(found.nodes) == [f"n{i}" for i in range(6)]
-    assert list(found.inter_leaf) == ["a|b"]
+    scores = LinkScores.from_json(json.loads((site / "scores.json").read_text()))
+    assert sorted(scores.nodes) == [f"n{i}" for i in range(6)]
+    assert list(scores.inter_leaf) == ["a|b"]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give files away")
-def test_probe_results_of_others_are_refused_unless_they_are_named(site: Path,
+def test_samples_of_other_users_are_rejected_unless_trusted(site: Path,
                                                                    capsys: pytest.CaptureFixture[str]) -> None:
     (site / "a.jsonl").write_text(format_sample_lines(samples(2, time.time())))
     os.chown(site / "a.jsonl", 64001, 64001)
     assert ingest(site, str(site / "a.jsonl")) == 65
-    told = capsys.readouterr().err
-    assert told.count("\n") == 1 and "a.jsonl: is ignored: user 64001 owns it; expected " in told and "--users" in told
+    output = capsys.readouterr().err
+    assert output.count("\n") == 1 and "--users" in output
+    assert "a.jsonl: is ignored: user 64001 owns it; expected " in output
     assert not (site / "scores.json").exists()
-    for words in (["--users", "64001"], ["--users", "daemon,64001"]):
-        assert ingest(site, str(site / "a.jsonl"), *words) == 0
-    (site / "slurm.conf").write_text("ClusterName=c\nslurmuser = 64001(slurm) # who runs slurmctld\n")
+    for args in (["--users", "64001"], ["--users", "daemon,64001"]):
+        assert ingest(site, str(site / "a.jsonl"), *args) == 0
+    (site / "slurm.conf").write_text("ClusterName=c\nslurmuser = 64001(slurm) # user of slurmctld\n")
     assert ingest(site, str(site / "a.jsonl")) == 0
     assert ingest(site, "--users", "no-such-user") == 64
     assert "'no-such-user' is no user of this host; expected comma-separated names" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("words", "says"), [
+@pytest.mark.parametrize(("args", "message"), [
     (["--listen", "nowhere"], "expected HOST:PORT"), (["--listen", "::1:9"], "expected HOST:PORT"),
     (["--listen", ":99999"], "expected HOST:PORT"), (["--interval", "0"], "greater than 0"),
     (["--allow", "10.0.0.0/99"], "expected networks and addresses"), (["missing.jsonl"], "cannot be read"),
 ])
-def test_wrong_words_are_one_line(site: Path, capsys: pytest.CaptureFixture[str], words: list[str],
-                                  says: str) -> None:
-    assert ingest(site, *words) in (64, 65)
-    told = capsys.readouterr()
-    assert says in told.err and told.err.count("\n") == 1
+def test_invalid_argument_is_reported_in_one_line(site: Path, capsys: pytest.CaptureFixture[str], args: list[str],
+                                  message: str) -> None:
+    assert ingest(site, *args) in (64, 65)
+    output = capsys.readouterr()
+    assert message in output.err and output.err.count("\n") == 1
 
 
 def test_database_of_another_version_is_rejected_and_kept(tmp_path: Path) -> None:
