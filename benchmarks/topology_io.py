@@ -1,7 +1,7 @@
 """Time and memory to read and query topologies, by size; each read in a fresh process.
 
-The negative controls do the same work naively, on the smallest cluster only: one ClusterShell NodeSet for each node,
-pairwise comparison of zone paths, and counting each node up its path. They must be slower.
+The negative controls do the same work naively, on one cluster: one ClusterShell NodeSet per node, and counting each
+node up its path. They must be slower.
 """
 
 from __future__ import annotations
@@ -23,69 +23,52 @@ from slurmdl.topology import example, write
 from slurmdl.topology.topology import TopologySet
 
 SEED = 1
-#: nodes, on leaves of 20 below one root; each ten times the one before
+#: nodes, on leaves of 20 below one root
 SIZES = (1_000, 10_000, 100_000)
-#: nodes -> (seconds, MB) that reading topology.conf may take
+#: nodes -> maximum (seconds, MB) to read a topology.conf
 TARGETS = {10_000: (0.15, None), 100_000: (1.5, 500)}
-FORMS = ("conf", "yaml", "json")
-PAIRS = 1_000_000
-#: pairs that the naive control compares; its time is scaled to PAIRS
-PLAIN_PAIRS = 2_000
-PLAIN_NODES = 10_000
+FORMATS = ("conf", "yaml", "json")
+CONTROL_NODES = 10_000
 
 _READ = """\
 import json, resource, sys, time
 import numpy
-from slurmdl.topology import read
-began = time.perf_counter()
-topology = read.read(sys.argv[1])
-seconds = time.perf_counter() - began
+from slurmdl.topology import load
+start = time.perf_counter()
+topology = load.load_topology(sys.argv[1])
+seconds = time.perf_counter() - start
 peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
-pairs = numpy.random.default_rng(int(sys.argv[2])).integers(0, len(topology.nodes), (2, int(sys.argv[3])))
-began = time.perf_counter()
-topology.begin, topology.order
-offsets = time.perf_counter() - began
-began = time.perf_counter()
-topology.common(*pairs)
-common = time.perf_counter() - began
-began = time.perf_counter()
-topology.sums(numpy.ones(len(topology.nodes), int))
-sums = time.perf_counter() - began
-print(json.dumps({"read": seconds, "peak": peak, "offsets": offsets, "common": common, "sums": sums,
-                  "nodes": len(topology.nodes)}))
+start = time.perf_counter()
+topology.node_begin, topology.node_order
+offsets = time.perf_counter() - start
+start = time.perf_counter()
+topology.sum_below(numpy.ones(len(topology.nodes), int))
+sums = time.perf_counter() - start
+print(json.dumps({"read": seconds, "peak": peak, "offsets": offsets, "sums": sums}))
 """
 
-_PLAIN = """\
+_CONTROL = """\
 import json, sys, time
 import numpy
 from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet
-from slurmdl.topology import read
-began = time.perf_counter()
+from slurmdl.topology import load
+start = time.perf_counter()
 leaf = {}
 for line in open(sys.argv[1]):
     pairs = dict(word.split("=") for word in line.split())
     for node in NodeSet(pairs.get("Nodes", ""), resolver=RESOLVER_NOGROUP):
         leaf[str(NodeSet(node, resolver=RESOLVER_NOGROUP))] = pairs["SwitchName"]
-seconds = time.perf_counter() - began
-topology = read.read(sys.argv[1])
+seconds = time.perf_counter() - start
+topology = load.load_topology(sys.argv[1])
 assert leaf == {node: topology.leaf_of(node) for node in topology.nodes}
-wanted, compared = int(sys.argv[3]), int(sys.argv[4])
-one, other = numpy.random.default_rng(int(sys.argv[2])).integers(0, len(topology.nodes), (2, compared))
-began = time.perf_counter()
-common = []
-for i, j in zip(one, other):
-    shared = [zone for zone in topology.path(topology.nodes[i]) if zone in topology.path(topology.nodes[j])]
-    common.append(topology.zone_index[shared[-1]])
-pairs = (time.perf_counter() - began) * wanted / compared
-assert common == topology.common(one, other).tolist()
-began = time.perf_counter()
+start = time.perf_counter()
 count = dict.fromkeys(topology.zones, 0)
 for node in topology.nodes:
-    for zone in topology.path(node):
+    for zone in topology.path_of(node):
         count[zone] += 1
-sums = time.perf_counter() - began
-assert list(count.values()) == topology.sums(numpy.ones(len(topology.nodes), int)).tolist()
-print(json.dumps({"read": seconds, "common": pairs, "sums": sums}))
+sums = time.perf_counter() - start
+assert list(count.values()) == topology.sum_below(numpy.ones(len(topology.nodes), int)).tolist()
+print(json.dumps({"read": seconds, "sums": sums}))
 """
 
 
@@ -100,27 +83,25 @@ def run(repeats: int = 5, results_file: str | None = None) -> None:
         return rows[-1]
 
     with tempfile.TemporaryDirectory() as folder:
-        found = {(nodes, form): _samples(_READ, _file(folder, nodes, form), repeats)
-                 for nodes in SIZES for form in FORMS}
-        plain = _samples(_PLAIN, _file(folder, PLAIN_NODES, "conf"), repeats)
-    for form in FORMS:
+        samples = {(nodes, file_format): _samples(_READ, _file(folder, nodes, file_format), repeats)
+                   for nodes in SIZES for file_format in FORMATS}
+        control = _samples(_CONTROL, _file(folder, CONTROL_NODES, "conf"), repeats)
+    for file_format in FORMATS:
         for nodes in SIZES:
-            seconds, peak = TARGETS.get(nodes, (None, None)) if form == "conf" else (None, None)
-            here = found[nodes, form]
-            _evaluate(add, f"read {form}, {nodes} nodes", here["read"], "s", seconds)
-            _evaluate(add, f"peak memory, {form}, {nodes} nodes", here["peak"], "MB", peak)
-        growth = [np.median(found[SIZES[-1], form]["read"]) / np.median(found[SIZES[-2], form]["read"])]
-        add(f"growth of read {form}, {SIZES[-2]} to {SIZES[-1]} nodes", growth, "times", baseline=10.0)
-    for key, what in (("offsets", "offsets of members"), ("common", f"lowest common zones of {PAIRS} pairs"),
-                      ("sums", "sums over every zone")):
+            seconds, peak = TARGETS.get(nodes, (None, None)) if file_format == "conf" else (None, None)
+            by_metric = samples[nodes, file_format]
+            _evaluate(add, f"read {file_format}, {nodes} nodes", by_metric["read"], "s", seconds)
+            _evaluate(add, f"peak memory, {file_format}, {nodes} nodes", by_metric["peak"], "MB", peak)
+        large, small = (np.median(samples[nodes, file_format]["read"]) for nodes in (SIZES[-1], SIZES[-2]))
+        add(f"growth of read {file_format}, {SIZES[-2]} to {SIZES[-1]} nodes", [large / small], "times",
+            baseline=10.0)
+    for key, metric in (("offsets", "node offsets of zones"), ("sums", "sums over every zone")):
         for nodes in SIZES:
-            add(f"{what}, {nodes} nodes", found[nodes, "conf"][key], "s")
-    for key, what in (("read", "one NodeSet for each node"), ("common", f"paths compared for {PAIRS} pairs"),
-                      ("sums", "each node counted up its path")):
-        ours = float(np.median(found[PLAIN_NODES, "conf"][key]))
-        value = float(np.median(plain[key]))
-        add(f"control: {what}, {PLAIN_NODES} nodes", plain[key], "s", baseline=ours, target="above 2 x ours",
-            met=value > 2 * ours)
+            add(f"{metric}, {nodes} nodes", samples[nodes, "conf"][key], "s")
+    for key, metric in (("read", "one NodeSet per node"), ("sums", "each node counted up its path")):
+        baseline, value = (float(np.median(values[key])) for values in (samples[CONTROL_NODES, "conf"], control))
+        add(f"control: {metric}, {CONTROL_NODES} nodes", control[key], "s", baseline=baseline,
+            target="above 2 x baseline", met=value > 2 * baseline)
     if results_file:
         results.write(results_file, rows, seed=SEED, versions={"numpy": np.__version__},
                       command=f"python -m benchmarks.topology_io --repeats {repeats} --results {results_file}")
@@ -133,26 +114,23 @@ def _evaluate(add: Callable[..., Row], metric: str, samples: list[float], unit: 
         add(metric, samples, unit, target=f"at most {limit:g} {unit}", met=float(np.median(samples)) <= limit)
 
 
-def _file(folder: str, nodes: int, form: str) -> str:
-    path = Path(folder) / f"{nodes}.{form}"
+def _file(folder: str, nodes: int, file_format: str) -> str:
+    path = Path(folder) / f"{nodes}.{file_format}"
     if not path.exists():
-        path.write_text(
-    write.format_topology(
-        TopologySet.single(
-            example.tree_topology(
-                (1, nodes // 20, nodes))), None, form))
+        topology = example.tree_topology((1, nodes // 20, nodes))
+        path.write_text(write.format_topology(TopologySet.single(topology), None, file_format))
     return str(path)
 
 
 def _samples(program: str, path: str, repeats: int) -> dict[str, list[float]]:
     """Run the program on a file in fresh processes; return the samples of each metric."""
-    found: dict[str, list[float]] = {}
+    samples: dict[str, list[float]] = {}
     for _ in range(repeats):
-        done = subprocess.run([sys.executable, "-c", program, path, str(SEED), str(PAIRS), str(PLAIN_PAIRS)],
-                              capture_output=True, text=True, timeout=120, check=True)
-        for key, value in json.loads(done.stdout).items():
-            found.setdefault(key, []).append(value)
-    return found
+        result = subprocess.run([sys.executable, "-c", program, path], capture_output=True, text=True, timeout=120,
+                                check=True)
+        for key, value in json.loads(result.stdout).items():
+            samples.setdefault(key, []).append(value)
+    return samples
 
 
 def main(argv: list[str]) -> None:

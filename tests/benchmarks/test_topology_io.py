@@ -14,8 +14,7 @@ def test_one_repeat_on_small_clusters(tmp_path: Path, monkeypatch: pytest.Monkey
                                       capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(bench, "SIZES", (200, 2000))
     monkeypatch.setattr(bench, "TARGETS", {2000: (1e-9, None)})
-    monkeypatch.setattr(bench, "PLAIN_NODES", 2000)
-    monkeypatch.setattr(bench, "PAIRS", 10_000)
+    monkeypatch.setattr(bench, "CONTROL_NODES", 2000)
     file = tmp_path / "results.json"
     bench.main(["--repeats", "1", "--results", str(file)])
     document = json.loads(file.read_text())
@@ -23,7 +22,7 @@ def test_one_repeat_on_small_clusters(tmp_path: Path, monkeypatch: pytest.Monkey
     missed = rows["read conf, 2000 nodes"]
     assert (missed["met"], missed["repeats"], missed["unit"]) == (False, 1, "s")
     controls = [row for metric, row in rows.items() if metric.startswith("control: ")]
-    assert len(controls) == 3
+    assert len(controls) == 2
     assert all(row["baseline"] > 0 and row["met"] is (row["value"] > 2 * row["baseline"]) for row in controls)
     assert rows["growth of read yaml, 200 to 2000 nodes"]["value"] > 0
     assert capsys.readouterr().out.splitlines()[-1].startswith("met ")
