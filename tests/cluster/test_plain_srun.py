@@ -25,7 +25,7 @@ KINDS = ("srun", "srun", "slurmdl srun")
 
 def listed() -> set[str]:
     """The variables that docs/reference.md says differ."""
-    table = REFERENCE.read_text().partition("### Beside plain srun")[2].partition("\n| option |")[0]
+    table = REFERENCE.read_text().partition("### Differences from plain srun")[2].partition("\n| option |")[0]
     rows = re.findall(r"^\| (`.*?) \|", table, re.MULTILINE)
     return {name for row in rows for name in re.findall(r"`([^`]+)`", row)}
 
