@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from simulating import needs_simgrid
+from simgrid_marker import needs_simgrid
 
 from benchmarks import cost_model, simulator
 from benchmarks.simulator import scaling, validation

@@ -72,7 +72,7 @@ def test_loss_is_retransmissions_without_spurious_ones(tmp_path):
 
 @pytest.mark.parametrize(("first", "second"), [
     ({"sent": 1000}, {"sent": 1999, "again": 500}),                      # too few segments
-    ({"sent": 5000}, {"sent": 9000, "again": 100, "boot": "sample_of_two"}),       # reboot
+    ({"sent": 5000}, {"sent": 9000, "again": 100, "boot": "two"}),       # reboot
     ({"sent": 5000, "again": 90}, {"sent": 9000, "again": 10}),          # counter wrap
     ({"sent": 5000}, {"sent": 100}),
     ({"sent": 0, "uptime": 9e5}, {"sent": 9000, "uptime": 10}),          # uptime decreased

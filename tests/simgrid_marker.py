@@ -1,4 +1,4 @@
-"""Tests that need SimGrid."""
+"""Marker of tests that need SimGrid."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The database and what is published of it: full disks, locks, broken files, and processes that are killed."""
+"""The database of samples and published files: full disks, locks, invalid files, killed processes."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ def test_rounds_are_disjoint_and_cover_all_zone_pairs(sizes):
         nodes = [node for pair in pairs for node in pair]
         assert len(set(nodes)) == len(nodes)
         across = [zone for a, b in pairs for zone in (leaf[a], leaf[b]) if leaf[a] != leaf[b]]
-        assert len(set(across)) == len(across)  # at most left probe per uplink
+        assert len(set(across)) == len(across)  # at most one probe per uplink
         for a, b in pairs:
             peers_of[a].add(b)
             peers_of[b].add(a)
@@ -156,7 +156,7 @@ def test_scaled_config_takes_the_given_time():
 
 @pytest.mark.parametrize("noise", [0.02, 0.1, 0.2])
 def test_estimated_standard_error_matches_the_actual_error(noise):
-    """400 nodes of two speeds, left in 50 slow."""
+    """400 nodes of two speeds, one in 50 slow."""
     rng = random.Random(4)
     speed = {f"n{i}": (1e9 if i % 2 else 1e10) / (10 if i % 50 == 7 else 1) for i in range(400)}
     names = list(speed)

@@ -1,0 +1,381 @@
+"""Sources of link scores, files and Prometheus, and their failures, which must never prevent a placement."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+
+from slurmdl import config
+from slurmdl.config import Config, LinkScoresConfig
+from slurmdl.errors import InputError
+from slurmdl.launch import cluster_state
+from slurmdl.links import aggregate, prometheus_query, score_files
+from slurmdl.links.link_scores import LinkScore, LinkScores
+from slurmdl.links.samples import LinkSample, format_sample_lines
+from slurmdl.links.score_sources import load_from_sources, user_probe_file
+
+NOW = 1.8e9
+ONE = LinkScores(nodes={"n1": LinkScore(1e8, 1e-4, 0.01, 5.0, 3, 2e-4, False, "probe")},
+                 zones={"z1": LinkScore(rtt=1e-3)}, inter_leaf={"a|b": LinkScore(5e8)}, time=NOW)
+
+
+def test_scores_round_trip_as_json() -> None:
+    assert LinkScores.from_json(json.loads(json.dumps(ONE.to_json()))) == ONE
+    assert score_files.parse_scores(ONE.to_text(), NOW) == ONE
+    assert score_files.parse_scores("{}", NOW) == LinkScores()
+    assert score_files.parse_scores(ONE.to_text(), NOW + 60).nodes["n1"].age == 65
+
+
+@pytest.mark.parametrize(("text", "message"), [
+    ("", "is not JSON"), ("{", "is not JSON"), ("[]", "expected an object"), ("null", "expected an object"),
+    ("<html>", "is not JSON"), ("[" * 100_000, "is not JSON"),
+    ('{"nodes": {"a": {}, "a": {}}}', "'a': duplicate key"),
+    ('{"node": {}}', "unknown key 'node'; expected .*nodes"), ('{"nodes": []}', "nodes: expected an object"),
+    ('{"nodes": {"n": 5}}', "n: expected an object"), ('{"nodes": {"": {}}}', "a node name"),
+    ('{"nodes": {"n": {"speed": 1}}}', "unknown key 'speed'; expected throughput"),
+    ('{"nodes": {"n": {"throughput": 0}}}', "throughput 0: expected"),
+    ('{"nodes": {"n": {"throughput": -1}}}', "throughput -1: expected"),
+    ('{"nodes": {"n": {"throughput": true}}}', "True: expected"),
+    ('{"nodes": {"n": {"throughput": NaN}}}', "nan: expected"),
+    ('{"nodes": {"n": {"throughput": Infinity}}}', "inf: expected"),
+    ('{"nodes": {"n": {"throughput": 1%s}}}' % ("0" * 400), ": expected a number above 0"),
+    ('{"nodes": {"n": {"throughput": "1"}}}', "'1': expected"),
+    ('{"nodes": {"n": {"loss": 1.1}}}', "a number from 0 to 1"),
+    ('{"nodes": {"n": {"rtt": -1}}}', "a number from 0 to 60"),
+    ('{"nodes": {"n": {"age": -1}}}', "age -1: expected"),
+    ('{"nodes": {"n": {"samples": 1.5}}}', "an integer from 1"),
+    ('{"nodes": {"n": {"samples": 0}}}', "an integer from 1"),
+    ('{"nodes": {"n": {"rdma": 1}}}', "expected true or false"),
+    ('{"nodes": {"n": {"source": "rumour"}}}', "expected probe, serve"),
+    ('{"inter_leaf": {"b|a": {}}}', "in sorted order"), ('{"inter_leaf": {"a": {}}}', "in sorted order"),
+    ('{"inter_leaf": {"|": {}}}', "in sorted order"), ('{"default_zone_bandwidth": 5}', "expected a list"),
+    ('{"default_zone_bandwidth": [0]}', "default_zone_bandwidth 0: expected"),
+    ('{"default_node_bandwidth": null}', "default_node_bandwidth"),
+    ('{"weights": {"speed": 1}}', "weights"), ('{"weights": 5}', "weights"),
+    ('{"weights": {"loss": "1"}}', "weights"),
+    ('{"time": 1800000100}', "100 s in the future"),
+    ('{"kind": "node"', "is not JSON"), ('{"kind": "node", "name": "n"}', "time is missing"),
+])
+def test_malformed_json_is_reported(text: str, message: str) -> None:
+    with pytest.raises(InputError, match=message) as error:
+        score_files.parse_scores(text, NOW)
+    assert len(str(error.value).splitlines()) == 1 and len(str(error.value)) < 700
+
+
+def test_csv_is_parsed() -> None:
+    text = ("kind,name,throughput,rtt,loss,age,samples\nnode,n1,1e8,0.0001,0.01,5,3\nzone,z1,,0.001,,,\n"
+            'inter_leaf,"a|b",5e8,,,,\n')
+    loaded = score_files.parse_scores(text, NOW, is_csv=True)
+    assert loaded.nodes == {"n1": LinkScore(1e8, 1e-4, 0.01, 5.0, 3)}
+    assert (loaded.zones, loaded.inter_leaf) == ({"z1": LinkScore(rtt=1e-3)}, {"a|b": LinkScore(5e8)})
+    assert score_files.parse_scores("name,loss\nn1,0.5\n", NOW, is_csv=True).nodes == {"n1": LinkScore(loss=0.5)}
+
+
+@pytest.mark.parametrize(("text", "message"), [
+    ("", "including name"), ("loss\n1\n", "including name"), ("name,name\na,b\n", "each once"),
+    ("name,speed\nn,1\n", "unknown column 'speed'; expected kind, name"),
+    ("name,loss\nn1\n", "line 2: expected 2 columns"),
+    ("name,loss\nn1,0,0\n", "line 2: expected 2 columns"), ("name,loss\nn1,x\n", "line 2: 'x': expected a number"),
+    ("name,loss\nn1,nan\n", "loss nan: expected"), ("name,loss\nn1,0\nn1,0\n", "line 3: node 'n1': duplicate"),
+    ("kind,name\nlink,n\n", "line 2: kind 'link'"), ("kind,name\ninter_leaf,b|a\n", "in sorted order"),
+    ('name\n"n', "is not CSV"), ("name\na\0b\n", "line 2|is not CSV"),
+])
+def test_malformed_csv_is_reported(text: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        score_files.parse_scores(text, NOW, is_csv=True)
+
+
+def test_sample_lines_are_aggregated_into_scores() -> None:
+    text = format_sample_lines([LinkSample("node", "n1", NOW - i, "probe", throughput=1e8) for i in range(3)])
+    rejected: list[str] = []
+    loaded = score_files.parse_scores(text + "half a li", NOW, on_reject=rejected.append)
+    assert (loaded.nodes["n1"].throughput, loaded.nodes["n1"].samples) == (1e8, 3)
+    assert rejected == ["line 4: 'half a li': is not JSON (JSONDecodeError)"]
+
+
+def vector_response(**values: float) -> bytes:
+    return json.dumps({"status": "success", "data": {"resultType": "vector", "result": [
+        {"metric": {"instance": name.replace("_", ".")}, "value": [time.time(), str(value)]}
+        for name, value in values.items()]}}).encode()
+
+
+Reply = Callable[[BaseHTTPRequestHandler, str], None]
+
+
+@contextmanager
+def running_server(reply: Reply) -> Iterator[str]:
+    """Run a web server that answers with `reply`; yield its URL."""
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            with suppress(OSError):  # the client has disconnected
+                reply(self, parse_qs(urlsplit(self.path).query)["query"][0])
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    running = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    running.daemon_threads = True
+    thread = threading.Thread(target=running.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{running.server_address[1]}"
+    finally:
+        running.shutdown()
+        running.server_close()
+
+
+def responds(body: bytes, status: int = 200) -> Reply:
+    def reply(handler: BaseHTTPRequestHandler, query: str) -> None:
+        handler.send_response(status)
+        handler.end_headers()
+        handler.wfile.write(body)
+    return reply
+
+
+def sends_slowly(handler: BaseHTTPRequestHandler, query: str) -> None:
+    handler.send_response(200)
+    handler.end_headers()
+    for byte in vector_response(n1=1e8) * 60:
+        handler.wfile.write(bytes([byte]))
+        handler.wfile.flush()
+        time.sleep(0.01)
+
+
+def sends_too_much(handler: BaseHTTPRequestHandler, query: str) -> None:
+    handler.send_response(200)
+    handler.end_headers()
+    for _ in range(prometheus_query.MAX_ANSWER_BYTES // 2**20 + 2):
+        handler.wfile.write(b" " * 2**20)
+
+
+def hangs(handler: BaseHTTPRequestHandler, query: str) -> None:
+    time.sleep(60)
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A trusted directory, without the scores of this host."""
+    tmp_path.chmod(0o755)
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    return tmp_path
+
+
+def test_prometheus_metrics_are_read_by_node(site: Path) -> None:
+    def reply(handler: BaseHTTPRequestHandler, query: str) -> None:
+        responses = {"speed": vector_response(n1=2e8), "lost": vector_response(n1=0.02, n2=0.0),
+                     "rtt": vector_response(n1=1e-3)}
+        responds(responses[query])(handler, query)
+
+    with running_server(reply) as url:
+        queries = {"throughput": "speed", "loss": "lost", "rtt": "rtt"}
+        settings = Config(link_scores=LinkScoresConfig(prometheus_url=url, prometheus_queries=queries))
+        loaded = load_from_sources(settings, "auto", os.environ)
+    assert loaded.warnings == ()
+    score = loaded.scores.nodes["n1"]
+    assert (score.throughput, score.rtt, score.loss, score.source) == (2e8, 1e-3, 0.02, "prometheus")
+    assert loaded.scores.nodes["n2"].throughput is None
+
+
+def test_default_queries_are_sent_without_configuration(site: Path) -> None:
+    queries = []
+
+    def reply(handler: BaseHTTPRequestHandler, query: str) -> None:
+        queries.append(query)
+        responds(vector_response(n1=1.25e9) if "speed" in query else vector_response(n1=0.0))(handler, query)
+
+    with running_server(reply) as url:
+        loaded = load_from_sources(Config(), url, os.environ)
+    assert queries == list(prometheus_query.DEFAULT_QUERIES.values())
+    assert loaded.scores.nodes["n1"].source == "counters"  # the speed of an interface is no measurement
+
+
+@pytest.mark.parametrize(("instance", "node"), [
+    ("n1", "n1"), ("n1:9100", "n1"), ("n1.cluster.example:9100", "n1"), ("10.0.0.7:9100", "10.0.0.7"),
+    ("fe80::1", "fe80::1"), ("[fe80::1]:9100", "fe80::1")])
+def test_node_name_is_taken_from_the_label(instance: str, node: str) -> None:
+    text = json.dumps({"status": "success", "data": {"resultType": "vector", "result": [
+        {"metric": {"instance": instance}, "value": [1.0, "0.5"]}]}}).encode()
+    assert [sample.name for sample in prometheus_query.parse_instant_vector(text, "loss", "instance")] == [node]
+
+
+def test_implausible_prometheus_values_are_skipped() -> None:
+    text = vector_response(n1=float("nan"), n2=-1, n3=0.5, n4=float("inf"))
+    loaded = prometheus_query.parse_instant_vector(text, "loss", "instance")
+    assert [sample.name for sample in loaded] == ["n3"]
+
+
+@pytest.mark.parametrize(("reply", "reason"), [
+    (responds(b"<html><body>Log in</body></html>"), "not JSON"), (responds(b"", 500), "HTTP status 500"),
+    (responds(b"", 404), "HTTP status 404"), (responds(b"{}"), "malformed"), (responds(b"[]"), "malformed"),
+    (responds(b""), "not JSON"),
+    (responds(b'{"status": "error", "error": "parse error"}'), "malformed|parse error"),
+    (responds(b'{"status": "success", "data": {"resultType": "matrix", "result": []}}'), "matrix"),
+    (responds(b'{"status": "success", "data": {"resultType": "vector", "result": [5]}}'), "malformed"),
+    (responds(vector_response()), "no result has a node name"), (responds(b"[" * 10_000_000), "not JSON"),
+    (sends_too_much, "more than|not complete|no response|no answer"),
+    (sends_slowly, "not complete|no response|no answer"), (hangs, "no response|no answer"),
+], ids=["html", "500", "404", "empty-object", "list", "nothing", "error", "matrix", "odd", "no-node", "nested",
+        "sends_too_much", "sends_slowly", "hangs"])
+def test_bad_server_gives_one_warning_in_bounded_time(site: Path, reply: Reply, reason: str) -> None:
+    warnings: list[str] = []
+    with running_server(reply) as url:
+        start = time.monotonic()
+        settings = Config(link_scores=LinkScoresConfig(prometheus_url=url))
+        loaded = cluster_state.load_link_scores(settings, "auto", warnings.append)
+        elapsed = time.monotonic() - start
+    assert loaded.link_count == 0
+    assert len(warnings) == 1 and len(warnings[0].splitlines()) == 1
+    assert re.search(reason, warnings[0]) and warnings[0].endswith("the topology alone decides")
+    assert elapsed < 30  # below 1 s on an idle host; without the limit a minute or more
+
+
+def test_unreachable_server_gives_one_warning(site: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    for url in (f"http://127.0.0.1:{port}", "http://no-such-host.invalid:9090", "http://[::1"):
+        loaded = load_from_sources(Config(), url, os.environ)
+        assert loaded.scores.link_count == 0 and len(loaded.warnings) == 1, url
+
+
+def write(path: Path, text: str) -> str:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    path.chmod(0o644)
+    return str(path)
+
+
+def test_sources_are_merged_per_link(site: Path) -> None:
+    now = time.time()
+    snapshot = LinkScores(nodes={"n1": LinkScore(1e8, age=100.0, source="probe"), "n2": LinkScore(2e8, age=1.0)},
+                          default_node_bandwidth=3e9, time=now, tolerance=0.25)
+    write(Path(user_probe_file(os.environ)), format_sample_lines(
+        [LinkSample("node", "n1", now, "probe", rtt=1e-3)]))
+    settings = Config(link_scores=LinkScoresConfig(file=write(site / "scores.json", snapshot.to_text())))
+    loaded = load_from_sources(settings, "auto", os.environ).scores
+    assert (loaded.nodes["n1"].rtt, loaded.nodes["n1"].throughput) == (1e-3, 1e8)
+    assert loaded.nodes["n1"].age < 50 and loaded.nodes["n2"].throughput == 2e8
+    assert (loaded.default_node_bandwidth, loaded.tolerance, loaded.half_life) == (3e9, 0.25, 300.0)
+    assert load_from_sources(settings, "off", os.environ).scores.link_count == 0
+
+
+def test_stale_scores_are_ignored_with_a_warning(site: Path) -> None:
+    old = LinkScores(nodes={"n1": LinkScore(1e8)}, time=time.time() - 1000)
+    settings = Config(link_scores=LinkScoresConfig(file=write(site / "scores.json", old.to_text()), max_age=900))
+    warnings: list[str] = []
+    assert cluster_state.load_link_scores(settings, "auto", warnings.append).link_count == 0
+    assert len(warnings) == 1 and "stale, the newest score is 100" in warnings[0]
+    with pytest.raises(InputError, match="stale"):
+        cluster_state.load_link_scores(settings, "auto", warnings.append, strict=True)
+
+
+def test_expired_scores_are_dropped_individually(site: Path) -> None:
+    both = LinkScores(nodes={"n1": LinkScore(1e8, age=1000.0), "n2": LinkScore(1e8)}, time=time.time())
+    loaded = load_from_sources(Config(), write(site / "scores.json", both.to_text()), os.environ)
+    assert (list(loaded.scores.nodes), loaded.warnings) == (["n2"], ())
+
+
+@pytest.mark.parametrize(("create", "reason"), [
+    (lambda path: None, "No such file"), (lambda path: path.mkdir(), "directory"), (os.mkfifo, "not a regular file"),
+    (lambda path: path.write_text("{"), "is not JSON"), (lambda path: path.write_bytes(b"\xff"), "UTF-8"),
+    (lambda path: (path.write_text("{}"), path.chmod(0o666)), "others may write it")],
+    ids=["missing", "directory", "pipe", "half", "binary", "open"])
+def test_bad_file_gives_one_warning(site: Path, create: Callable[[Path], object], reason: str) -> None:
+    create(site / "scores.json")
+    if (site / "scores.json").is_file() and reason != "others may write it":
+        (site / "scores.json").chmod(0o644)
+    warnings: list[str] = []
+    for source in ("auto", str(site / "scores.json")):
+        settings = Config(link_scores=LinkScoresConfig(file=str(site / "scores.json")))
+        loaded = cluster_state.load_link_scores(settings, source, warnings.append)
+        assert loaded.link_count == 0
+    assert len(warnings) == 2 and all(reason in line and str(site) in line for line in warnings)
+
+
+def test_hung_file_system_times_out(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from slurmdl import file_trust
+
+    monkeypatch.setattr(file_trust, "read_trusted_text", lambda *_: time.sleep(5))
+    loaded = load_from_sources(Config(), str(site / "scores.json"), os.environ)
+    assert loaded.warnings == (f"{site}/scores.json: no answer within 0.9 s",)
+
+
+def test_missing_default_file_gives_no_warning(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LinkScoresConfig, "file", str(site / "none.json"))
+    settings = Config(link_scores=LinkScoresConfig(file=str(site / "none.json")))
+    assert load_from_sources(settings, "auto", os.environ).warnings == ()
+
+
+@pytest.mark.parametrize(("text", "message"), [
+    ("link_scores: {fil: x}", "unknown key link_scores.fil; expected link_scores.file"),
+    ("link_scores: {file: x}", "an absolute path"),
+    ("link_scores: {max_age: 0}", "greater than 0"), ("link_scores: {half_life: -1}", "0 or more"),
+    ("link_scores: {tolerance: x}", "0 or more"),
+    ("link_scores: {cost_model: best}", "tcp, weighted"),
+    ("link_scores: {weights: {speed: 1}}", "expected link_scores.weights."),
+    ("link_scores: {weights: {loss: 0, rtt: 0, throughput: 0}}", "at least one greater than 0"),
+    ("link_scores: 5", "expected a mapping"),
+    ("link_scores: {prometheus: {url: ftp://x}}", "http://HOST"),
+    ("link_scores: {prometheus: {node_label: 'a b'}}", "a label"),
+    ("link_scores: {prometheus: {queries: {speed: x}}}", "queries.throughput"),
+    ("link_scores: {trusted_owner: ''}", "a user name"),
+    ("link_scores: {prometheus: {queries: {loss: 5}}}", "PromQL"),
+])
+def test_invalid_score_configuration_is_rejected(site: Path, text: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        config.load_config([write(site / "slurmdl.yaml", text)])
+
+
+def test_score_configuration_is_merged(site: Path) -> None:
+    text = ("link_scores: {file: /x/s.json, trusted_owner: 17, max_age: 60, half_life: 0, tolerance: 0.1, "
+            "cost_model: weighted, weights: {loss: 2}, prometheus: {url: 'http://p', node_label: node, queries: {rtt: q}}}")
+    own = write(site / "own.yaml", "link_scores: {weights: {rtt: 3}}")
+    loaded = config.load_config([write(site / "slurmdl.yaml", text), own])
+    assert loaded.link_scores == LinkScoresConfig("/x/s.json", "17", 60, 0, 0.1, "weighted", {"loss": 2, "rtt": 3},
+                                                  "http://p", "node", {"rtt": "q"})
+    weights = load_from_sources(loaded, "off", os.environ).scores.weights
+    assert weights is not None and (weights.loss, weights.rtt, weights.throughput) == (2, 3, 1)
+
+
+def test_configured_rules_apply_to_samples(site: Path) -> None:
+    rules = aggregate.AggregationRules(60, 30, 0.1)
+    text = format_sample_lines([LinkSample("node", "n1", NOW - 61, "probe", loss=0.1),
+                     LinkSample("node", "n2", NOW - 59, "probe", loss=0.1)])
+    loaded = score_files.parse_scores(text, NOW, rules=rules)
+    assert (list(loaded.nodes), loaded.tolerance) == (["n2"], 0.1)
+
+
+def test_named_file_without_recent_scores_gives_a_warning(site: Path) -> None:
+    for text in ("{}", format_sample_lines([LinkSample("node", "n1", time.time() - 1e6, "probe", loss=0.1)])):
+        loaded = load_from_sources(Config(), write(site / "scores.json", text), os.environ)
+        assert loaded.warnings == (f"{site}/scores.json: no score of the last 900 s",)
+    defaults_only = write(site / "scores.json", '{"default_zone_bandwidth": [1e9]}')
+    loaded = load_from_sources(Config(), defaults_only, os.environ)
+    assert (loaded.warnings, loaded.scores.default_zone_bandwidth) == ((), (1e9,))
+
+
+@pytest.mark.parametrize(("name", "text", "message"), [
+    ("s.json", '{"nodes": {"n1": {"throughput": -1}, "n2": {"loss": 0.1}, "": {}}, "inter_leaf": {"b|a": {}}}',
+     "3 rejected, the first: n1: throughput -1: expected"),
+    ("s.csv", "name,loss\nn1,7\nn2,0.1\nn3,x\nn2,0.2\n", "3 rejected, the first: line 2: n1: loss 7.0: expected"),
+    ("s.jsonl", '{"kind":"node","name":"n2","time":NOW,"source":"probe","loss":0.1}\nhalf',
+     "1 rejected, the first: line 2: 'half'"),
+])
+def test_invalid_score_is_rejected_and_others_are_kept(site: Path, name: str, text: str, message: str) -> None:
+    warnings: list[str] = []
+    text = text.replace("NOW", str(time.time()))
+    loaded = cluster_state.load_link_scores(Config(), write(site / name, text), warnings.append)
+    assert list(loaded.nodes) == ["n2"] and loaded.nodes["n2"].loss == 0.1
+    assert len(warnings) == 1 and message in warnings[0] and warnings[0].endswith("the other scores decide")
