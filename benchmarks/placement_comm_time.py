@@ -67,18 +67,18 @@ def measure(transport: Transport, job: Mapping[str, Any], size: int) -> list[flo
 
 
 class PlainParameters:
-    """Parameters without a network; see strategies.strategy.Setting.settle."""
+    """Parameters without a network; see StrategyContext.relocate_parameters."""
 
     def __init__(self, parameters: npt.NDArray[np.float32]) -> None:
         self.parameters = parameters
 
-    def settle(self, memory: npt.NDArray[np.float32]) -> None:
+    def relocate_parameters(self, memory: npt.NDArray[np.float32]) -> None:
         memory[:] = self.parameters
         self.parameters = memory
 
 
 class NoOpOptimizer:
-    """An optimizer that changes nothing; see strategies.strategy.Update."""
+    """A ShardOptimizer that changes nothing."""
 
     def __call__(self, hyperparameters: Any) -> None:
         """Ignore the gradients."""
@@ -93,7 +93,7 @@ class NoOpOptimizer:
         return []
 
     def load_shard_states(self, states: Sequence[ShardState]) -> None:
-        """Ignore the pieces."""
+        """Ignore the states."""
 
 
 if __name__ == "__main__":

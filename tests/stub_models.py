@@ -1,4 +1,4 @@
-"""Stand-ins for a model and an optimizer in tests of messages alone."""
+"""Stubs of a model and an optimizer for tests of messages."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from slurmdl.train.strategies.strategy import ShardState
 
 
 class PlainParameters:
-    """Parameters without a network; see strategies.strategy.Setting.settle."""
+    """Relocatable parameters without a network; see StrategyContext.relocate_parameters."""
 
     def __init__(self, parameters: npt.NDArray[np.float32]) -> None:
         self.parameters = parameters
 
-    def settle(self, memory: npt.NDArray[np.float32]) -> None:
+    def relocate_parameters(self, memory: npt.NDArray[np.float32]) -> None:
         memory[:] = self.parameters
         self.parameters = memory
 
 
 class NoOpOptimizer:
-    """An optimizer that changes nothing; see strategies.strategy.Update."""
+    """A ShardOptimizer that changes nothing."""
 
-    def __call__(self, numbers: Any) -> None:
+    def __call__(self, hyperparameters: Any) -> None:
         """Ignore the gradients."""
 
-    def state(self) -> npt.NDArray[np.uint8]:
+    def state_bytes(self) -> npt.NDArray[np.uint8]:
         return np.empty(0, np.uint8)
 
-    def restore(self, state: npt.NDArray[np.uint8]) -> None:
+    def load_state_bytes(self, state: npt.NDArray[np.uint8]) -> None:
         """Ignore the state."""
 
-    def pieces(self) -> list[ShardState]:
+    def shard_states(self) -> list[ShardState]:
         return []
 
-    def fill(self, pieces: Sequence[ShardState]) -> None:
-        """Ignore the pieces."""
+    def load_shard_states(self, states: Sequence[ShardState]) -> None:
+        """Ignore the states."""

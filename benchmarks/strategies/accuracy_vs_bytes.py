@@ -17,22 +17,22 @@ from benchmarks.results import Row, make_row
 from benchmarks.virtual_runs import Outcome, outcomes
 
 # computation takes no time: nobody asks for times here, and ranks change over less often
-COMMON = ("--simulate", "8", "--model", "mlp:64", "--batch", "16", "--traffic", "base", "--compute", "replay:0")
+COMMON = ("--virtual-ranks", "8", "--model", "mlp:64", "--batch-size", "16", "--comm-pattern", "base-2", "--emulate-compute", "0")
 STEPS = 500
 FOLDS = 5
 SGD, ADAM = ("--lr", "0.05"), ("--optimizer", "adam", "--lr", "0.002")
 #: each rank has images of its own in any case: ranks that were dealt all of them in turn would train well alone
-SAME, SKEWED = ("--skew", "1000"), ("--skew", "0.3")
+SAME, SKEWED = ("--dirichlet-alpha", "1000"), ("--dirichlet-alpha", "0.3")
 #: what is trained: its name, and its options
 SITUATIONS = {"same data, SGD": (*SGD, *SAME), "skewed data, SGD": (*SGD, *SKEWED),
               "same data, Adam": (*ADAM, *SAME), "skewed data, Adam": (*ADAM, *SKEWED)}
 #: where a trigger may gain over a period: a learning rate that changes, once or in phases
 CHANGING = {f"skewed data, SGD, {words}": (*SGD, *SKEWED, "--lr-schedule", name) for name, words in (
-    ("step", "rate falls in steps"), ("cosine", "rate falls"), ("restarts", "rate falls four times"))}
+    ("step", "rate falls in steps"), ("cosine", "rate falls"), ("cosine-restarts", "rate falls four times"))}
 #: asynchronous gossip, the part `accuracy-vs-bytes-async`
 ASYNC_SITUATION = "skewed data, SGD, nobody waits, one rank 4 x slower"
-ASYNC_OPTIONS = (*SGD, *SKEWED, "--async", "--compute", "replay:0.005", "--slow", "0=4")
-COMPRESSORS = {"fp32": (), "int4": ("--compress", "int4"), "sign": ("--compress", "sign")}
+ASYNC_OPTIONS = (*SGD, *SKEWED, "--async", "--emulate-compute", "0.005", "--straggler", "0=4")
+COMPRESSORS = {"fp32": (), "int4": ("--compression", "int4"), "sign": ("--compression", "sign")}
 PERIODS = tuple(1 << power for power in range(8))
 THRESHOLDS = (0.05, 0.2)
 #: the trigger whose bytes are set beforehand; how, and with which compressor, was chosen on other seeds (1 to 5)
@@ -76,7 +76,7 @@ NO_EXCHANGE = Variant("fp32", 1 << 20)
 TARGET_VARIANT = Variant("sign", trigger=("--comm-budget", BUDGET))
 VARIANTS = (NO_EXCHANGE, *(Variant(compressor, period) for compressor in ("fp32", "int4") for period in PERIODS),
             *(Variant("sign", period) for period in PERIODS[:4]),
-            *(Variant(compressor, trigger=("--threshold", str(threshold))) for compressor in ("fp32", "int4")
+            *(Variant(compressor, trigger=("--drift-threshold", str(threshold))) for compressor in ("fp32", "int4")
               for threshold in THRESHOLDS), Variant("int4", trigger=TARGET_VARIANT.trigger), TARGET_VARIANT)
 
 

@@ -15,7 +15,7 @@ from benchmarks.results import Row, make_row
 from slurmdl.train.report.meters import PHASES, PhaseTimer, StepMeter
 
 #: of one rank that sends to nobody: what a step takes is its computation
-RUN = ("--simulate", "1", "--model", "mlp:64", "--batch", "16", "--steps", "1000")
+RUN = ("--virtual-ranks", "1", "--model", "mlp:64", "--batch-size", "16", "--steps", "1000")
 #: largest share of a step
 TARGET = 0.01
 #: s

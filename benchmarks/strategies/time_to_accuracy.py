@@ -18,8 +18,8 @@ from benchmarks.virtual_runs import Outcome, outcomes
 
 #: seconds of a step's computation, and the accuracy to be reached in %
 COMPUTE, GOAL = 0.005, 93.0
-COMMON = ("--simulate", "8", "--zones", "A:4,B:4", "--model", "mlp:256,128", "--batch", "16", "--lr", "0.05",
-          "--traffic", "base", "--steps", "300", "--evaluate-every", "5", "--compute", f"replay:{COMPUTE}")
+COMMON = ("--virtual-ranks", "8", "--virtual-zones", "A:4,B:4", "--model", "mlp:256,128", "--batch-size", "16", "--lr", "0.05",
+          "--comm-pattern", "base-2", "--steps", "300", "--evaluate-every", "5", "--emulate-compute", f"{COMPUTE}")
 #: rates between zones in bit/s, as they are called; within a zone it is the fastest of them
 RATES = {"100 Mbit/s": "100M", "1 Gbit/s": "1G", "10 Gbit/s": "10G"}
 DATA = {"same data": SAME, "skewed data": SKEWED}
@@ -29,8 +29,8 @@ NO_EXCHANGE = ("--strategy", "gossip", "--period", "1000000")
 #: for slow links; the other adaptive variant exchanges more at the start, for faster links
 TARGET_VARIANT = f"adaptive, {BYTES_VARIANT}"
 VARIANTS = {"every step": EVERY_STEP, TARGET_VARIANT: BYTES_VARIANT.options(),
-            "adaptive, int4, budget 5 %, warm-up 60": ("--strategy", "adaptive-gossip", "--compress", "int4",
-                                                       "--comm-budget", "5%", "--warm-up", "60"),
+            "adaptive, int4, budget 5 %, warm-up 60": ("--strategy", "adaptive-gossip", "--compression", "int4",
+                                                       "--comm-budget", "5%", "--trigger-warmup", "60"),
             **{str(variant): variant.options() for variant in (Variant("sign", 2), Variant("int4", 16))},
             "alone": NO_EXCHANGE}
 #: less time is promised where the share of communication is at least this
@@ -46,7 +46,7 @@ def rows(seed: int, quick: bool = False, published: float | None = None) -> Iter
     """
     seeds = range(seed, seed + (2 if quick else 5))
     cases = list(product(DATA, RATES, VARIANTS, seeds))
-    came = outcomes((*COMMON, *DATA[data], "--links", f"across={RATES[rate]}:0.0001,zone=10G:0.00005",
+    came = outcomes((*COMMON, *DATA[data], "--virtual-links", f"across={RATES[rate]}:0.0001,zone=10G:0.00005",
                      *VARIANTS[variant],
                      "--seed", str(its)) for data, rate, variant, its in cases)
     found: dict[tuple[str, str, str], list[Outcome]] = {}

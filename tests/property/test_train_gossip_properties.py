@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from training import Drawn, lost, noise, play
+from strategy_harness import RandomDelayNetwork, sum_error, noise, run_strategy
 
 from slurmdl.errors import InvalidRunError
 from slurmdl.plan import COMM_PATTERNS
@@ -31,13 +31,13 @@ def test_gossip_of_any_kind(data: st.DataObject) -> None:
     count = len(zones)
     choices = st.builds(
         StrategyConfig, st.sampled_from(["gossip", "adaptive-gossip"]), st.sampled_from(COMM_PATTERNS["gossip"]),
-        compress=st.sampled_from(COMPRESSION_NAMES), trigger=st.sampled_from(TRIGGER_NAMES), asynchronous=st.booleans(),
-        global_every=st.sampled_from([0, 0, 5]), warm_up=st.integers(0, 9), silence=st.integers(4, 20))
+        compression=st.sampled_from(COMPRESSION_NAMES), trigger=st.sampled_from(TRIGGER_NAMES), asynchronous=st.booleans(),
+        global_average_every=st.sampled_from([0, 0, 5]), trigger_warmup=st.integers(0, 9), max_interval=st.integers(4, 20))
     method = data.draw(choices.filter(legal))
-    network = Drawn(data.draw(st.integers(0, 99)), data.draw(st.sampled_from([0.01, 3.0])))
-    played = play(method, count, 25, zones=zones, network=network, update=noise(0.05), size=data.draw(
-        st.integers(3, 600)), seconds=lambda rank: 1.0 + rank % 3)
-    assert lost(played) < 1e-5
+    network = RandomDelayNetwork(data.draw(st.integers(0, 99)), data.draw(st.sampled_from([0.01, 3.0])))
+    played = run_strategy(method, count, 25, zones=zones, network=network, update=noise(0.05), size=data.draw(
+        st.integers(3, 600)), step_seconds=lambda rank: 1.0 + rank % 3)
+    assert sum_error(played) < 1e-5
     assert np.isclose(sum(its.strategy.model_weight for its in played), count)
     assert (sum(its.strategy.exchanges for its in played) > 0) == (count > 1)
 
@@ -49,14 +49,14 @@ def test_local_sgd_of_any_kind(data: st.DataObject) -> None:
     count = len(zones)
     choices = st.builds(
         StrategyConfig, st.just("local-sgd"), st.sampled_from(["ring", "hierarchical"]),
-        compress=st.sampled_from(COMPRESSION_NAMES), trigger=st.sampled_from(TRIGGER_NAMES), warm_up=st.integers(0, 9))
+        compression=st.sampled_from(COMPRESSION_NAMES), trigger=st.sampled_from(TRIGGER_NAMES), trigger_warmup=st.integers(0, 9))
     method = data.draw(choices.filter(legal))
     period = data.draw(st.integers(1, 9)) if method.trigger == "period" else None
-    played = play(StrategyConfig(**{**vars(method), "period": period}), count, 18, zones=zones, update=noise(0.05),
-                  network=Drawn(data.draw(st.integers(0, 99)), 3.0), size=data.draw(st.integers(1, 600)))
-    assert all(its.exchanges == played[0].exchanges for its in played)
-    if played[0].exchanges:
-        last = played[0].exchanges[-1]
-        common = [its.last - sum(noise(0.05)(rank, step, its.last) for step in range(last + 1, 18))
+    played = run_strategy(StrategyConfig(**{**vars(method), "period": period}), count, 18, zones=zones, update=noise(0.05),
+                  network=RandomDelayNetwork(data.draw(st.integers(0, 99)), 3.0), size=data.draw(st.integers(1, 600)))
+    assert all(its.exchange_steps == played[0].exchange_steps for its in played)
+    if played[0].exchange_steps:
+        last = played[0].exchange_steps[-1]
+        common = [its.final - sum(noise(0.05)(rank, step, its.final) for step in range(last + 1, 18))
                   for rank, its in enumerate(played)]
         assert np.ptp(common, axis=0).max() < 1e-5

@@ -1,4 +1,4 @@
-"""Gossip and local SGD by real messages of four ranks, beside virtual ones."""
+"""Gossip and local SGD over MPI, compared with virtual ranks."""
 
 from __future__ import annotations
 
@@ -8,39 +8,39 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gossip_ranks import FURTHER, METHODS, STEPS
 from mpi import mpirun, needs_mpi
-from training import play
+from mpi_programs.gossip import CONFIGS, STEPS, WORKER_OPTIONS
+from strategy_harness import run_strategy
 
 pytestmark = needs_mpi
 RANKS = 4
 
 
 @pytest.fixture(scope="module")
-def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    here, file = Path(__file__), tmp_path_factory.mktemp("gossip") / "played"
-    done = mpirun(RANKS, str(here.with_name("gossip_ranks.py")), str(file),
-                  environ={"PYTHONPATH": str(here.parents[1])})
+def logs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    program, file = Path(__file__).with_name("mpi_programs") / "gossip.py", tmp_path_factory.mktemp("gossip") / "logs"
+    done = mpirun(RANKS, str(program), str(file), environ={"PYTHONPATH": str(Path(__file__).parents[1])})
     assert done.returncode == 0, done.stderr
     return pickle.loads(file.read_bytes())
 
 
-@pytest.mark.parametrize("name", [name for name, method in METHODS.items() if not method.asynchronous])
-def test_real_and_virtual_ranks_of_one_seed_do_the_same(ran: dict[str, Any], name: str) -> None:
-    for real, virtual in zip(ran[name], play(METHODS[name], RANKS, STEPS, **FURTHER), strict=True):
-        assert real["exchanges"] == virtual.exchanges
-        assert 0 < real["fired"] <= STEPS
-        assert np.abs(real["last"] - virtual.last).max() < 1e-5
+@pytest.mark.parametrize("name", [name for name, config in CONFIGS.items() if not config.asynchronous])
+def test_strategy_mpi_equals_virtual_ranks(logs: dict[str, Any], name: str) -> None:
+    for real, virtual in zip(logs[name], run_strategy(CONFIGS[name], RANKS, STEPS, **WORKER_OPTIONS), strict=True):
+        assert real["exchange_steps"] == virtual.exchange_steps
+        assert 0 < real["exchanges"] <= STEPS
+        assert np.abs(real["final"] - virtual.final).max() < 1e-5
 
 
-@pytest.mark.parametrize("name", [name for name, method in METHODS.items() if "gossip" in (method.strategy or "")])
-def test_nothing_is_lost(ran: dict[str, Any], name: str) -> None:
-    before = sum(its["first"] + its["added"] for its in ran[name])
-    after = sum(its["last"] * its["weight"] for its in ran[name])
-    assert np.abs(before - after).max() < 1e-4
-    assert sum(its["weight"] for its in ran[name]) == pytest.approx(RANKS, rel=1e-12)
-    assert sum(its["fired"] for its in ran[name]) > 0
+@pytest.mark.parametrize("name", [name for name, config in CONFIGS.items() if "gossip" in (config.strategy or "")])
+def test_gossip_preserves_sum(logs: dict[str, Any], name: str) -> None:
+    expected = sum(log["initial"] + log["total_update"] for log in logs[name])
+    actual = sum(log["final"] * log["model_weight"] for log in logs[name])
+    assert np.abs(expected - actual).max() < 1e-4
+    assert sum(log["model_weight"] for log in logs[name]) == pytest.approx(RANKS, rel=1e-12)
+    assert sum(log["exchanges"] for log in logs[name]) > 0
 
 
-def test_no_step_makes_a_collective_call(ran: dict[str, Any]) -> None:
-    assert {name: its["collective"] for name, ranks in ran.items() for its in ranks} == {name: [] for name in ran}
+def test_gossip_makes_no_mpi_collective_call(logs: dict[str, Any]) -> None:
+    for name, ranks in logs.items():
+        assert [log["collectives"] for log in ranks] == [[]] * RANKS, name

@@ -1,4 +1,4 @@
-"""Gossip in the shared memory of nodes and between their leaders: what it keeps, what it equals, what it sends."""
+"""Gossip through shared memory in nodes and by messages between their leaders."""
 
 from __future__ import annotations
 
@@ -29,148 +29,155 @@ SIZE = 301
 
 
 @dataclass
-class Ran:
-    """Stacked models before and after, and of each rank the bytes sent and the exchanges of its strategy."""
+class GossipResult:
+    """Stacked models before and after, and bytes sent and exchanges of each rank."""
 
-    before: Any
-    after: Any
-    sent: list[dict[str, int]]
-    fired: list[int]
+    initial: Any
+    final: Any
+    bytes_sent: list[dict[str, int]]
+    exchanges: list[int]
 
     @property
     def sum_error(self) -> float:
-        return float(np.abs(self.before.sum(0) - self.after.sum(0)).max())
+        return float(np.abs(self.initial.sum(0) - self.final.sum(0)).max())
 
     @property
     def spread(self) -> float:
-        return float(np.ptp(self.after, axis=0).max() / max(np.ptp(self.before, axis=0).max(), 1e-6))
+        return float(np.ptp(self.final, axis=0).max() / max(np.ptp(self.initial, axis=0).max(), 1e-6))
 
 
-def mixed(nodes: str, method: StrategyConfig, steps: int, zones: Sequence[str] = (), move: float = 0.0) -> Ran:
-    """Models of ranks on these nodes, a letter each, after some steps.
+def run_gossip(nodes: str, config: StrategyConfig, steps: int, zones: Sequence[str] = (),
+               update: float = 0.0) -> GossipResult:
+    """Run gossip on ranks on nodes, a letter each.
 
-    They begin alike, the first update moves them far apart, and each step all alike by `move`.
+    Models are made different before the first step, and each step adds `update` to all of them.
     """
-    before = np.random.default_rng(5).standard_normal((len(nodes), SIZE)).astype(np.float32)
+    initial = np.random.default_rng(5).standard_normal((len(nodes), SIZE)).astype(np.float32)
 
     def program(transport: VirtualTransport) -> tuple[Any, dict[str, int], int]:
         rank = transport.rank
-        world = World(transport, method, tuple(nodes), tuple(zones) or ("",) * len(nodes),
+        world = World(transport, config, tuple(nodes), tuple(zones) or ("",) * len(nodes),
                       ("worker",) * len(nodes), {})
-        messages, model = MeteredP2P(transport, world.locality_levels()), PlainParameters(before[0].copy())
-        its = StrategyContext(messages, CommThread(False), tuple(range(len(nodes))), (), model.parameters, before[0].copy(),
-                      (SIZE,), method, 3, world.nodes, world.zones, {}, lambda: 0.1,
-                      lambda part: lambda numbers: None, relocate_parameters=model.settle)
-        strategy = STRATEGIES[method.strategy or ""](its)
-        model.parameters[:] = before[rank]
-        for number in range(steps):
-            model.parameters += np.float32(move)
-            strategy.after_optimizer_step(number)
+        p2p, model = MeteredP2P(transport, world.locality_levels()), PlainParameters(initial[0].copy())
+        ctx = StrategyContext(p2p, CommThread(False), tuple(range(len(nodes))), (), model.parameters,
+                              initial[0].copy(), (SIZE,), config, 3, world.nodes, world.zones, {}, lambda: 0.1,
+                              lambda part: lambda hyperparameters: None,
+                              relocate_parameters=model.relocate_parameters)
+        strategy = STRATEGIES[config.strategy or ""](ctx)
+        model.parameters[:] = initial[rank]
+        for step in range(steps):
+            model.parameters += np.float32(update)
+            strategy.after_optimizer_step(step)
             transport.emulate_compute(1e-3 * (1 + rank % 3))
         strategy.finish()
-        return model.parameters, messages.bytes_sent, strategy.exchanges
+        return model.parameters, p2p.bytes_sent, strategy.exchanges
 
-    after, sent, fired = zip(*run_virtual_ranks(len(nodes), program), strict=True)
-    return Ran(before, np.array(after), list(sent), list(fired))
+    final, bytes_sent, exchanges = zip(*run_virtual_ranks(len(nodes), program), strict=True)
+    return GossipResult(initial, np.array(final), list(bytes_sent), list(exchanges))
 
 
-def method(traffic: str = "base", **others: Any) -> StrategyConfig:
-    return StrategyConfig(others.pop("strategy", "gossip"), traffic, shared_memory=True, **others)
+def make_config(comm_pattern: str = "base-2", **fields: Any) -> StrategyConfig:
+    return StrategyConfig(fields.pop("strategy", "gossip"), comm_pattern, shared_memory=True, **fields)
 
 
 @pytest.mark.parametrize("count", range(1, 10))
-def test_one_node_reaches_the_exact_mean_without_a_message(count: int) -> None:
-    ran = mixed("a" * count, method(), 12)
-    assert ran.sum_error < 1e-5
-    assert ran.spread < 1e-5
-    assert all(sum(sent.values()) == 0 for sent in ran.sent)
+def test_single_node_reaches_exact_mean_without_messages(count: int) -> None:
+    result = run_gossip("a" * count, make_config(), 12)
+    assert result.sum_error < 1e-5
+    assert result.spread < 1e-5
+    assert all(sum(sent.values()) == 0 for sent in result.bytes_sent)
 
 
-@pytest.mark.parametrize("traffic", ["random", "exponential", "base", "zones", "links"])
+@pytest.mark.parametrize("comm_pattern", ["random-matching", "one-peer-exponential", "base-2", "zone-aware",
+                         "link-aware"])
 @pytest.mark.parametrize("nodes", ["aabb", "aabbccdd", "abab", "abcd"])
-def test_nodes_alike_keep_the_sum_and_draw_together(nodes: str, traffic: str) -> None:
+def test_equal_nodes_preserve_sum_and_reduce_spread(nodes: str, comm_pattern: str) -> None:
     zones = ["x" if node in "ab" else "y" for node in nodes]
-    ran = mixed(nodes, method(traffic), 16, zones)
-    assert ran.sum_error < 1e-5
-    assert ran.spread < (0.1 if traffic in ("random", "links") else 1e-5)
+    result = run_gossip(nodes, make_config(comm_pattern), 16, zones)
+    assert result.sum_error < 1e-5
+    assert result.spread < (0.1 if comm_pattern in ("random-matching", "link-aware") else 1e-5)
 
 
-@pytest.mark.parametrize("traffic", ["random", "exponential", "base", "zones", "links"])
+@pytest.mark.parametrize("comm_pattern", ["random-matching", "one-peer-exponential", "base-2", "zone-aware",
+                         "link-aware"])
 @pytest.mark.parametrize("nodes", ["aab", "aaabbc", "abbbbbbb", "aaabbcccccd"])
-def test_nodes_of_several_sizes_count_by_their_ranks(nodes: str, traffic: str) -> None:
-    ran = mixed(nodes, method(traffic), 90)
-    assert ran.sum_error < 2e-5
-    assert ran.spread < 0.1
+def test_unequal_nodes_are_weighted_by_ranks(nodes: str, comm_pattern: str) -> None:
+    result = run_gossip(nodes, make_config(comm_pattern), 90)
+    assert result.sum_error < 2e-5
+    assert result.spread < 0.1
 
 
-def test_two_nodes_of_unequal_size_meet_in_the_mean_of_their_ranks() -> None:
-    ran = mixed("aaab", method("base"), 1)
-    assert ran.after == pytest.approx(np.tile(ran.before.mean(0), (4, 1)), abs=1e-6)
+def test_two_unequal_nodes_reach_mean_of_their_ranks() -> None:
+    result = run_gossip("aaab", make_config("base-2"), 1)
+    assert result.final == pytest.approx(np.tile(result.initial.mean(0), (4, 1)), abs=1e-6)
 
 
-def test_leaders_alone_send() -> None:
-    """Each of two leaders sends its node's mean in every third step."""
-    ran = mixed("aaabbb", method(period=3), 12)
-    assert [sum(sent.values()) for sent in ran.sent] == [4 * SIZE * 4, 0, 0, 4 * SIZE * 4, 0, 0]
-    assert ran.fired == [4] * 6
-    assert ran.sum_error < 1e-5
+def test_only_leaders_send() -> None:
+    """Two leaders send their node's mean in every third step."""
+    result = run_gossip("aaabbb", make_config(period=3), 12)
+    assert [sum(sent.values()) for sent in result.bytes_sent] == [4 * SIZE * 4, 0, 0, 4 * SIZE * 4, 0, 0]
+    assert result.exchanges == [4] * 6
+    assert result.sum_error < 1e-5
 
 
-def test_zones_meet_in_every_fourth_exchange() -> None:
-    ran = mixed("aabbccdd", method("zones", period=2), 48, ["x"] * 4 + ["y"] * 4)
+def test_zone_aware_crosses_zones_in_every_fourth_exchange() -> None:
+    result = run_gossip("aabbccdd", make_config("zone-aware", period=2), 48, ["x"] * 4 + ["y"] * 4)
     model = 4 * SIZE
-    assert [(sent["zone"], sent["across"]) for sent in ran.sent[::2]] == [(18 * model, 6 * model)] * 4
+    assert [(sent["intra_zone"], sent["inter_zone"]) for sent in result.bytes_sent[::2]] == [(18 * model,
+                                                                                             6 * model)] * 4
 
 
-def test_a_drift_that_is_small_keeps_the_nodes_silent_and_their_ranks_together() -> None:
-    still = mixed("aabb", method(strategy="adaptive-gossip", warm_up=8, threshold=0.5, silence=1000), 60)
-    assert still.fired == [8] * 4
-    moved = mixed("aabb", method(strategy="adaptive-gossip", warm_up=8, threshold=0.5, silence=1000), 60, move=0.5)
-    assert moved.fired[0] > 8
-    assert len(set(moved.fired)) == 1
-    assert moved.sum_error == pytest.approx(4 * 60 * 0.5, rel=1e-3)
+def test_small_drift_triggers_no_exchange_between_nodes() -> None:
+    static = run_gossip("aabb", make_config(strategy="adaptive-gossip", trigger_warmup=8, drift_threshold=0.5,
+                        max_interval=1000), 60)
+    assert static.exchanges == [8] * 4
+    drifting = run_gossip("aabb", make_config(strategy="adaptive-gossip", trigger_warmup=8, drift_threshold=0.5,
+                          max_interval=1000), 60, update=0.5)
+    assert drifting.exchanges[0] > 8
+    assert len(set(drifting.exchanges)) == 1
+    assert drifting.sum_error == pytest.approx(4 * 60 * 0.5, rel=1e-3)
 
 
-def test_a_budget_is_the_leaders_and_all_come_to_what_it_makes_due() -> None:
-    """With `gossip`, too, which drifts only where a budget or a threshold is said."""
+def test_budget_of_leaders_gives_equal_exchanges_on_all_ranks() -> None:
+    """`gossip` has a drift trigger, too, if a budget is given."""
     for strategy in ("gossip", "adaptive-gossip"):
-        ran = mixed("aabb", method(strategy=strategy, comm_budget=0.1), 60)
-        assert ran.fired[0] >= 5
-        assert len(set(ran.fired)) == 1
-        assert ran.sum_error < 1e-5
+        result = run_gossip("aabb", make_config(strategy=strategy, comm_budget=0.1), 60)
+        assert result.exchanges[0] >= 5
+        assert len(set(result.exchanges)) == 1
+        assert result.sum_error < 1e-5
 
 
 @pytest.mark.parametrize("compress", ["fp16", "int8", "int4"])
-def test_compressed_between_nodes_keeps_the_sum(compress: str) -> None:
-    ran = mixed("aabbb", method(compress=compress), 60)
-    assert ran.sum_error < (0.05 if compress == "fp16" else 2e-4)
-    assert ran.spread < 0.1
+def test_compression_between_nodes_preserves_sum(compress: str) -> None:
+    result = run_gossip("aabbb", make_config(compression=compress), 60)
+    assert result.sum_error < (0.05 if compress == "fp16" else 2e-4)
+    assert result.spread < 0.1
 
 
-def test_an_average_over_all_counts_by_ranks() -> None:
-    ran = mixed("aaabcc", method(period=1000, global_every=4), 4)
-    assert ran.after == pytest.approx(np.tile(ran.before.mean(0), (6, 1)), abs=1e-6)
+def test_global_average_is_weighted_by_ranks() -> None:
+    result = run_gossip("aaabcc", make_config(period=1000, global_average_every=4), 4)
+    assert result.final == pytest.approx(np.tile(result.initial.mean(0), (6, 1)), abs=1e-6)
 
 
 @pytest.mark.parametrize("nodes", ["aaaa", "aabb", "aaab", "abcd"])
-def test_without_waiting_models_draw_together_within_their_range(nodes: str) -> None:
-    ran = mixed(nodes, method("random", asynchronous=True), 80)
-    assert ran.spread < 0.1
-    assert (ran.after <= ran.before.max(0) + 1e-5).all()
-    assert (ran.after >= ran.before.min(0) - 1e-5).all()
+def test_asynchronous_models_converge_within_initial_range(nodes: str) -> None:
+    result = run_gossip(nodes, make_config("random-matching", asynchronous=True), 80)
+    assert result.spread < 0.1
+    assert (result.final <= result.initial.max(0) + 1e-5).all()
+    assert (result.final >= result.initial.min(0) - 1e-5).all()
 
 
 @pytest.mark.parametrize("staged", [False, True])
-def test_a_network_in_shared_memory_is_trained_as_by_messages(staged: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And its parameters are its own again at the end; with copies on the host, as of a GPU's, too."""
+def test_network_in_shared_memory_equals_messages(staged: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The network owns its parameters again at the end; also with staged copies, as for a GPU."""
     monkeypatch.setattr(library, "Replica", partial(Replica, staged=staged))
 
-    def program(transport: VirtualTransport, method: StrategyConfig) -> Any:
-        run = init(method, environ={}, transport=transport)
+    def program(transport: VirtualTransport, config: StrategyConfig) -> Any:
+        run = init(config, environ={}, transport=transport)
         torch.manual_seed(1)
         model = torch.nn.Linear(5, 3)
         model, opt = run.wrap(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
-        assert run.replica.moved() == ""
+        assert run.replica.relocated_parameter() == ""
         inside = run.replica.parameters
         random = torch.Generator().manual_seed(2 + run.rank)
         for _ in range(7):
@@ -178,54 +185,54 @@ def test_a_network_in_shared_memory_is_trained_as_by_messages(staged: bool, monk
             model(torch.randn(4, 5, generator=random)).square().sum().backward()
             opt.step()
         run.finish()
-        assert np.shares_memory(inside, run.replica.parameters) is not method.shared_memory
+        assert np.shares_memory(inside, run.replica.parameters) is not config.shared_memory
         assert torch.cat([p.detach().reshape(-1) for p in model.parameters()]).tolist() == (
             run.replica.parameters.tolist())
         return run.replica.parameters, run.consensus_distance
-    shared = run_virtual_ranks(3, partial(program, method=method()))
-    sent = run_virtual_ranks(3, partial(program, method=replace(method(), shared_memory=False)))
-    for one, other in zip(shared, sent, strict=True):
-        assert one[0] == pytest.approx(other[0], abs=1e-6)
-        assert one[1] == pytest.approx(other[1], rel=1e-3)
-        assert one[1] > 0
+    shared = run_virtual_ranks(3, partial(program, config=make_config()))
+    messages = run_virtual_ranks(3, partial(program, config=replace(make_config(), shared_memory=False)))
+    for (model, distance), (expected_model, expected_distance) in zip(shared, messages, strict=True):
+        assert model == pytest.approx(expected_model, abs=1e-6)
+        assert distance == pytest.approx(expected_distance, rel=1e-3)
+        assert distance > 0
 
 
-def test_waiting_for_a_rank_of_the_node_counts_as_waiting() -> None:
-    """Every second rank comes a second late, where pairs mix and where a node makes its mean."""
+def test_waiting_for_node_peer_counts_as_peer_wait() -> None:
+    """Every second rank is a second late, in pairwise mixing and in node means."""
     def program(transport: VirtualTransport, nodes: str) -> tuple[float, float]:
-        world = World(transport, method(), tuple(nodes), ("",) * len(nodes), ("worker",) * len(nodes), {})
-        messages, model = MeteredP2P(transport, world.locality_levels()), PlainParameters(np.ones(SIZE, np.float32))
-        courier = CommThread(False, clock=transport.now, peer_wait_clock=messages.peer_wait_seconds)
+        world = World(transport, make_config(), tuple(nodes), ("",) * len(nodes), ("worker",) * len(nodes), {})
+        p2p, model = MeteredP2P(transport, world.locality_levels()), PlainParameters(np.ones(SIZE, np.float32))
+        comm_thread = CommThread(False, clock=transport.now, peer_wait_clock=p2p.peer_wait_seconds)
         strategy = STRATEGIES["gossip"](StrategyContext(
-            messages, courier, tuple(range(len(nodes))), (), model.parameters, model.parameters.copy(), (SIZE,),
-            method(), 3, world.nodes, world.zones, {}, lambda: 0.1, lambda part: lambda numbers: None,
-            relocate_parameters=model.settle))
-        before = courier.blocked_seconds, courier.peer_wait_seconds
+            p2p, comm_thread, tuple(range(len(nodes))), (), model.parameters, model.parameters.copy(), (SIZE,),
+            make_config(), 3, world.nodes, world.zones, {}, lambda: 0.1, lambda part: lambda hyperparameters: None,
+            relocate_parameters=model.relocate_parameters))
+        before = comm_thread.blocked_seconds, comm_thread.peer_wait_seconds
         transport.emulate_compute(float(transport.rank % 2))
         strategy.after_optimizer_step(0)
-        return courier.blocked_seconds - before[0], courier.peer_wait_seconds - before[1]
+        return comm_thread.blocked_seconds - before[0], comm_thread.peer_wait_seconds - before[1]
     for nodes in ("aa", "aabb"):
-        for rank, (took, waited) in enumerate(run_virtual_ranks(len(nodes), partial(program, nodes=nodes))):
-            assert took == waited == (0.0 if rank % 2 else 1.0)
+        for rank, (blocked, peer_wait) in enumerate(run_virtual_ranks(len(nodes), partial(program, nodes=nodes))):
+            assert blocked == peer_wait == (0.0 if rank % 2 else 1.0)
 
 
 @needs_mpi
 @pytest.mark.parametrize("ranks", [1, 4])
-def test_by_mpi_as_by_virtual_ranks(ranks: int) -> None:
-    """Nodes are pretended: two ranks each, with random delays."""
-    done = mpirun(ranks, str(Path(__file__).with_name("shared_ranks.py")),
+def test_shared_memory_gossip_over_mpi_equals_virtual_ranks(ranks: int) -> None:
+    """Two ranks per emulated node, with random delays."""
+    done = mpirun(ranks, str(Path(__file__).with_name("mpi_programs") / "shared_memory.py"),
                   environ={"PYTHONPATH": str(Path(__file__).parents[1])})
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert found["collective"] == []
-    for name, asked in (("every", method()), ("third", method(period=3)),
-                        ("drift", method(strategy="adaptive-gossip", warm_up=4, threshold=0.3))):
+    over_mpi = json.loads(done.stdout)
+    assert over_mpi["collectives"] == []
+    for name, config in (("every", make_config()), ("third", make_config(period=3)),
+                        ("drift", make_config(strategy="adaptive-gossip", trigger_warmup=4, drift_threshold=0.3))):
         nodes = "".join("ab"[rank // 2] for rank in range(ranks))
-        ran = mixed(nodes, asked, found["steps"])
-        assert np.array(found[name]["after"]) == pytest.approx(ran.after, abs=1e-5)
-        assert found[name]["sent"] == ran.sent
-    free = np.array(found["free"]["after"])
-    before = np.array(found["before"])
-    assert (free <= before.max(0) + 1e-5).all()
-    assert (free >= before.min(0) - 1e-5).all()
-    assert ranks == 1 or np.ptp(free, axis=0).max() < 0.1 * np.ptp(before, axis=0).max()
+        result = run_gossip(nodes, config, over_mpi["steps"])
+        assert np.array(over_mpi[name]["final"]) == pytest.approx(result.final, abs=1e-5)
+        assert over_mpi[name]["bytes_sent"] == result.bytes_sent
+    final = np.array(over_mpi["asynchronous"]["final"])
+    initial = np.array(over_mpi["initial"])
+    assert (final <= initial.max(0) + 1e-5).all()
+    assert (final >= initial.min(0) - 1e-5).all()
+    assert ranks == 1 or np.ptp(final, axis=0).max() < 0.1 * np.ptp(initial, axis=0).max()

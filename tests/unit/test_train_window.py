@@ -1,4 +1,4 @@
-"""Slots of models in shared memory: nobody sees halves of two versions, and what is waited for comes."""
+"""Model windows: sequence locks, flags, and mixing kernels."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from slurmdl.train.transports.window import _MIX_BLOCK, ModelWindow, mix_into, m
 
 @needs_mpi
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_no_version_is_read_in_halves(ranks: int) -> None:
-    done = mpirun(ranks, str(Path(__file__).with_name("window_ranks.py")))
+def test_window_has_no_torn_reads_over_mpi(ranks: int) -> None:
+    done = mpirun(ranks, str(Path(__file__).with_name("mpi_programs") / "model_window.py"))
     assert done.returncode == 0, done.stderr
-    for rank, found in enumerate(json.loads(done.stdout)):
-        assert found["in_step"]["wrong"] == 0
-        assert found["free"]["torn"] == 0
+    for rank, result in enumerate(json.loads(done.stdout)):
+        assert result["synchronous"]["wrong"] == 0
+        assert result["asynchronous"]["torn"] == 0
         if rank % 2:
-            assert found["free"]["seen"] > 10
+            assert result["asynchronous"]["read"] > 10
 
 
-def test_a_slot_that_is_being_written_is_left_for_the_whole_one() -> None:
-    """The stamps are set as a writer leaves them in the middle of its work."""
+def test_mix_newest_skips_incomplete_versions() -> None:
+    """Stamps are set as by an interrupted writer."""
     def program(transport: VirtualTransport) -> list[float]:
         window = ModelWindow(transport.allocate_shared, transport.rank, (0, 1), 4)
         if transport.rank == 0:
@@ -44,20 +44,20 @@ def test_a_slot_that_is_being_written_is_left_for_the_whole_one() -> None:
             transport.barrier()
             transport.barrier()
             return []
-        seen = []
+        values_read = []
         for version in range(3):
             transport.barrier()
             model = np.zeros(4, np.float32)
-            taken = window.mix_newest(version, model, 0, 1.0)
-            assert taken == (version < 2)
+            mixed = window.mix_newest(version, model, 0, 1.0)
+            assert mixed == (version < 2)
             assert (model == model[0]).all()
-            seen.append(float(model[0]))
+            values_read.append(float(model[0]))
             transport.barrier()
-        return seen
+        return values_read
     assert run_virtual_ranks(2, program)[1] == [2.0, 2.0, 0.0]
 
 
-def test_who_waits_goes_on_when_the_other_has_told() -> None:
+def test_wait_flag_returns_when_peer_sets_it() -> None:
     def program(transport: VirtualTransport) -> tuple[float, list[float]]:
         window = ModelWindow(transport.allocate_shared, transport.rank, (0, 1), 2)
         if transport.rank == 0:
@@ -71,7 +71,7 @@ def test_who_waits_goes_on_when_the_other_has_told() -> None:
     assert run_virtual_ranks(2, program)[0] == (5.0, [7.0, 7.0])
 
 
-def test_what_nobody_tells_is_a_deadlock_with_a_name() -> None:
+def test_wait_flag_never_set_is_a_named_deadlock() -> None:
     def program(transport: VirtualTransport) -> None:
         window = ModelWindow(transport.allocate_shared, transport.rank, (0, 1), 2)
         if transport.rank:
@@ -81,16 +81,17 @@ def test_what_nobody_tells_is_a_deadlock_with_a_name() -> None:
 
 
 @pytest.mark.parametrize("size", [0, 1, _MIX_BLOCK - 1, _MIX_BLOCK, 2 * _MIX_BLOCK + 3])
-def test_mixing(size: int) -> None:
+def test_mix_into_and_mix_pair(size: int) -> None:
     random = np.random.default_rng(size)
-    mine, theirs = random.standard_normal((2, size)).astype(np.float32)
-    wanted = 0.75 * mine + 0.25 * theirs
-    out = np.empty_like(mine)
-    mix_into(mine, theirs, 0.25, out)
-    assert out == pytest.approx(wanted, abs=1e-6)
-    mix_into(mine, theirs, 0.25, mine)
-    assert (mine == out).all()
-    one, other = random.standard_normal((2, size)).astype(np.float32)
-    wanted = 0.75 * one + 0.25 * other, 0.25 * one + 0.75 * other
-    mix_pair(one, other, (0.25, 0.25))
-    assert (one, other) == (pytest.approx(wanted[0], abs=1e-6), pytest.approx(wanted[1], abs=1e-6))
+    own, other = random.standard_normal((2, size)).astype(np.float32)
+    expected = 0.75 * own + 0.25 * other
+    out = np.empty_like(own)
+    mix_into(own, other, 0.25, out)
+    assert out == pytest.approx(expected, abs=1e-6)
+    mix_into(own, other, 0.25, own)
+    assert (own == out).all()
+    left, right = random.standard_normal((2, size)).astype(np.float32)
+    expected_left, expected_right = 0.75 * left + 0.25 * right, 0.25 * left + 0.75 * right
+    mix_pair(left, right, (0.25, 0.25))
+    assert left == pytest.approx(expected_left, abs=1e-6)
+    assert right == pytest.approx(expected_right, abs=1e-6)

@@ -75,16 +75,16 @@ def job_figures(result: CellResult, spec: Spec) -> JobFigures:
             waited += [min(step["communication"], max(computed) - own)
                        for step, own in zip(same, computed, strict=True)]
         overlapped_comm = max(0.0, fmean(rank["communication"] for rank in result.ranks) - phases["communication"])
-        phases["waiting"] += fmean(waited)
+        phases["peer_wait"] += fmean(waited)
         phases["communication"] -= fmean(waited)
-    counted = next((rank["bytes"] for rank in result.ranks if rank["bytes"]), None)
+    counted = next((rank["bytes_sent"] for rank in result.ranks if rank["bytes_sent"]), None)
     sent, step_count = (counted, spec.warmup_steps + spec.steps) if counted else \
         (tcp_bytes.by_locality(result.ranks), spec.steps)
     seconds_to_accuracy = [
         next((seconds for seconds, accuracy in rank["accuracy_curve"] if accuracy >= spec.target_accuracy), None)
         for rank in result.ranks if rank["accuracy_curve"]]
     return JobFigures(
-        len(steps) * spec.batch / median(walls), median(walls), phases, overlapped_comm,
+        len(steps) * spec.batch_size / median(walls), median(walls), phases, overlapped_comm,
         sum(phases.values()) / fmean(step["wall"] for rank_steps in steps for step in rank_steps),
         {level: sent[level] / step_count for level in LOCALITY_LEVELS},
         max(rank["memory"] for rank in result.ranks), min(rank["cpu_idle"] for rank in result.ranks),
@@ -164,7 +164,7 @@ def markdown(lines: Sequence[ReportRow], spec: Spec) -> str:
     """Format the table, its settings, and the meaning of its columns."""
     shown = [column for column in COLUMNS if any(row[column] is not None for row in rows(lines))]
     text = [f"# {' / '.join(spec.models)}: {' / '.join(spec.frameworks)}", "",
-            f"{spec.tasks_per_node} task{'s' * (spec.tasks_per_node > 1)} on each node, batches of {spec.batch}, "
+            f"{spec.tasks_per_node} task{'s' * (spec.tasks_per_node > 1)} on each node, batches of {spec.batch_size}, "
             f"{spec.steps} steps after {spec.warmup_steps}, repeats {spec.repeats}, seed {spec.seed}"
             + (f", computation {spec.emulate_compute}" if spec.emulate_compute else "") + ".", "",
             "| " + " | ".join(shown) + " |", "|" + " --- |" * len(shown)]
@@ -172,7 +172,7 @@ def markdown(lines: Sequence[ReportRow], spec: Spec) -> str:
     text += ["",
              "images/s: median of the repeats; spread: largest minus smallest. All other columns are of the median "
              "repeat. efficiency: images/s per node, relative to the fewest nodes. The phases are seconds of a step, "
-             "mean over the workers; communication and waiting are exposed, overlapped comm overlaps with "
+             "mean over the workers; communication and peer wait are exposed, overlapped comm overlaps with "
              "computation. Bytes are those of all ranks in a step; TCP bytes only, if the framework has no meter of "
              "its own.", ""]
     return "\n".join(text)

@@ -63,9 +63,9 @@ def measure(framework: Framework, work: Mapping[str, Any]) -> dict[str, Any] | N
     from slurmdl.train.trainer.workloads import ImageClassification
 
     torch.set_num_threads(max(1, int(os.environ.get("SLURM_CPUS_PER_TASK", "1"))))
-    words = [f"--{key}={work[key]}" for key in ("model", "data", "batch", "lr", "seed") if work[key]]
+    words = [f"--{key.replace('_', '-')}={work[key]}" for key in ("model", "data", "batch_size", "lr", "seed") if work[key]]
     if work["emulate_compute"]:
-        words.append(f"--compute=replay:{work['emulate_compute']}")
+        words.append(f"--emulate-compute={work['emulate_compute']}")
     options = parse_train_options(words, {})
     transport = world.init_mpi()
     rank, size = transport.rank, transport.size
@@ -105,7 +105,7 @@ def measure(framework: Framework, work: Mapping[str, Any]) -> dict[str, Any] | N
             "local_addresses": sorted(sent.local_addresses), "sent": by_peer, "parameters": parameters,
             "steps": steps,
             "accuracy_curve": accuracy_curve, "communication": communication, "overlapped_comm": overlapped,
-            "cpu_idle": cpu_idle, "memory": _memory(), "bytes": further.get("bytes"), "torch": torch.__version__}
+            "cpu_idle": cpu_idle, "memory": _memory(), "bytes_sent": further.get("bytes_sent"), "torch": torch.__version__}
 
 
 class StepTimer:

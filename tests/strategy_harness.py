@@ -1,0 +1,143 @@
+"""Run strategies with synthetic updates instead of gradients, on virtual ranks or over MPI."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from slurmdl.train.comm_thread import CommThread
+from slurmdl.train.library.load_balance import even_rounds
+from slurmdl.train.library.sampling import BatchSlice, GlobalBatches, LockstepSampler
+from slurmdl.train.p2p import MeteredP2P
+from slurmdl.train.strategies import STRATEGIES, Strategy, StrategyContext
+from slurmdl.train.strategy_config import StrategyConfig
+from slurmdl.train.transports.transport import Transport
+from slurmdl.train.transports.virtual import NetworkModel, run_virtual_ranks
+
+FloatArray = npt.NDArray[np.float32]
+#: update(worker, step, parameters) -> the change that the step's optimizer makes
+Update = Callable[[int, int, FloatArray], FloatArray]
+
+
+class RandomDelayNetwork:
+    """Messages take 0 to `max_delay` seconds, in order for each pair of ranks."""
+
+    def __init__(self, seed: int, max_delay: float) -> None:
+        self._random, self._max_delay = np.random.default_rng(seed), max_delay
+        self._last: dict[tuple[int, int], float] = {}
+
+    def arrival(self, source: int, target: int, size: int, clock: float) -> tuple[float, float]:
+        arrives_at = clock + self._max_delay * float(self._random.random())
+        arrives_at = self._last[source, target] = max(arrives_at, self._last.get((source, target), 0.0))
+        return arrives_at, arrives_at
+
+
+@dataclass
+class WorkerLog:
+    """Observations of one worker.
+
+    Attributes
+    ----------
+    initial, final : its parameters before and after all steps, `finish` included.
+    total_update : sum of its updates, each times the weight of its model.
+    bytes_per_step : bytes sent in each step.
+    exchange_steps : steps with an exchange.
+    """
+
+    strategy: Strategy
+    initial: FloatArray
+    final: FloatArray
+    total_update: npt.NDArray[np.float64]
+    bytes_per_step: list[int]
+    exchange_steps: list[int]
+
+
+def noise(scale: float) -> Update:
+    """Independent normal updates."""
+    def update(worker: int, step: int, parameters: FloatArray) -> FloatArray:
+        values = np.random.default_rng((worker, step)).standard_normal(parameters.size)
+        return (scale * values).astype(np.float32)
+    return update
+
+
+def zero_update(worker: int, step: int, parameters: FloatArray) -> FloatArray:
+    return np.zeros_like(parameters)
+
+
+def run_strategy(config: StrategyConfig, count: int, steps: int, *,
+                 network: NetworkModel | None = None, **worker_options: Any) -> list[WorkerLog]:
+    """Run a strategy on `count` virtual workers; `worker_options` as for `run_worker`."""
+    return run_virtual_ranks(count, lambda transport: run_worker(transport, config, steps, **worker_options), network)
+
+
+def run_worker(transport: Transport, config: StrategyConfig, steps: int, *, size: int = 300,
+               update: Update = zero_update, initial_spread: float = 1.0, zones: Sequence[str] | None = None,
+               seed: int = 5, learning_rate: Callable[[int], float] = lambda step: 0.1,
+               step_seconds: Callable[[int], float] = lambda rank: 1.0,
+               model_weights: tuple[float, ...] = ()) -> WorkerLog:
+    """Run one worker; all ranks of the transport are workers.
+
+    Parameters
+    ----------
+    initial_spread : scale of normal numbers added to each worker's model after the strategy is made.
+    learning_rate : of a step.
+    step_seconds : mean computing time of a rank's steps; actual times vary.
+    model_weights : see StrategyContext.
+    """
+    step, count, rank = 0, transport.size, transport.rank
+    initial = np.random.default_rng(seed).standard_normal(size).astype(np.float32)
+    p2p, comm_thread = MeteredP2P(transport, ("intra_zone",) * count), CommThread(transport.supports_comm_thread)
+    workers, leaves = tuple(range(count)), tuple(zones or ("",) * count)
+    ctx = StrategyContext(p2p, comm_thread, workers, (), initial.copy(), np.zeros_like(initial),
+                          (size // 3, 0, 1, size - size // 3 - 1), config, seed, leaves, leaves, {},
+                          lambda: learning_rate(step), lambda part: lambda hyperparameters: None,
+                          model_weights=lambda: model_weights)
+    strategy = STRATEGIES[config.strategy or ""](ctx)
+    parameters = ctx.parameters
+    random = np.random.default_rng((seed, rank))
+    parameters += np.float32(initial_spread) * random.standard_normal(size).astype(np.float32)
+    log = WorkerLog(strategy, parameters.copy(), parameters, np.zeros(size), [], [])
+    for step in range(steps):
+        transport.emulate_compute(step_seconds(rank) * float(random.exponential()))
+        change = update(rank, step, parameters)
+        parameters += change
+        log.total_update += strategy.model_weight * change
+        sent_before, exchanges_before = sum(p2p.bytes_sent.values()), strategy.exchanges
+        strategy.after_optimizer_step(step)
+        log.bytes_per_step.append(sum(p2p.bytes_sent.values()) - sent_before)
+        if strategy.exchanges > exchanges_before:
+            log.exchange_steps.append(step)
+    strategy.finish()
+    comm_thread.close()
+    return replace(log, final=parameters.copy())
+
+
+def even_slices(batches: GlobalBatches, worker: int, cursor: int = 0) -> Iterator[BatchSlice]:
+    """A worker's slices of an epoch from a position on, if all workers take equally much."""
+    sampler = LockstepSampler(batches, worker, False, even_rounds(batches.worker_count), lambda: 0)
+    return sampler.slices(0, cursor, None)
+
+
+def global_batches(batches: GlobalBatches, epoch: int) -> Iterator[npt.NDArray[np.int64]]:
+    """Indices of all workers' samples, step by step."""
+    order, cursor = batches.order(epoch), 0
+    while total := batches.size_at(cursor):
+        yield order[cursor:cursor + total]
+        cursor += total
+
+
+def sum_error(logs: Sequence[WorkerLog]) -> float:
+    """Relative error of the weighted sum of the models, compared with initial models plus updates."""
+    expected = sum(log.initial.astype(np.float64) + log.total_update for log in logs)
+    actual = sum(log.final.astype(np.float64) * log.strategy.model_weight for log in logs)
+    return float(np.abs(actual - expected).max() / np.abs(expected).max())
+
+
+def consensus_spread(models: Sequence[FloatArray]) -> float:
+    """The largest distance of a model from the mean of all."""
+    stacked = np.array(models, np.float64)
+    return float(np.linalg.norm(stacked - stacked.mean(0), axis=1).max())

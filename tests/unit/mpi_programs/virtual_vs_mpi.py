@@ -1,0 +1,89 @@
+"""Runs of synchronous strategies for test_train_simulate.py, over MPI as a program, or on virtual ranks.
+
+The program writes the results of all cases to one file per rank in the directory argv[1].
+"""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from slurmdl.train.library.run import init
+from slurmdl.train.p2p import MeteredP2P
+from slurmdl.train.trainer import optimizers, virtual_run
+from slurmdl.train.trainer.data import load_dataset
+from slurmdl.train.trainer.options import parse_train_options
+from slurmdl.train.trainer.workloads import ImageClassification
+from slurmdl.train.transports.transport import Transport
+from slurmdl.train.world import init_mpi
+
+RANKS = 4
+COMMON = ("--steps", "40", "--model", "mlp:16", "--seed", "3", "--virtual-ranks", str(RANKS),
+          "--virtual-zones", "A:1x2,B:2x1", "--lr-schedule", "cosine", "--batch-size", "16")
+CASES = {
+    "ring": "--strategy allreduce --comm-pattern ring",
+    "hierarchical": "--strategy allreduce --comm-pattern hierarchical --optimizer adam --lr 0.003",
+    "random": "--strategy gossip --dirichlet-alpha 0.3",
+    "base": "--strategy gossip --comm-pattern base-2",
+    "exponential": "--strategy gossip --comm-pattern one-peer-exponential --optimizer adamw --lr 0.003",
+    "ps": "--strategy ps --ps 2",
+    "adaptive": "--strategy adaptive-gossip --comm-pattern base-2 --compression int4 --drift-threshold 0.05 "
+                "--trigger-warmup 5",
+    "local-sgd": "--strategy local-sgd --compression int8 --period 8",
+    "local-sgd by drift": "--strategy local-sgd --trigger drift --trigger-warmup 4",
+}
+
+
+class LoggingP2P(MeteredP2P):
+    """Logs target, bytes and tag of all messages sent."""
+
+    log: list[tuple[int, int, int]]
+
+    def isend(self, peer: int, array: Any, tag: int = 0) -> Any:
+        self.log.append((peer, array.nbytes, tag))
+        return super().isend(peer, array, tag)
+
+
+def run_case(case: str, transport: Transport, environ: dict[str, str]) -> dict[str, Any]:
+    """Run a case on one rank; return its message log, bytes by locality level, and final parameters."""
+    options = parse_train_options([*COMMON, *CASES[case].split()], {})
+    run = init(options.strategy_config, seed=options.seed, environ=environ, transport=transport)
+    log: list[tuple[int, int, int]] = []
+    run.p2p.__class__ = LoggingP2P
+    run.p2p.log = log
+    data = load_dataset(options.data, options.seed, dirichlet_alpha=options.dirichlet_alpha)
+    workload = ImageClassification(options, data)
+    optimizer = optimizers.build_optimizer(options.optimizer, workload.module.parameters(), options.lr,
+                                           options.momentum, 0.0)
+    scheduler = optimizers.build_lr_scheduler(optimizer, options.lr_schedule, options.steps)
+    run.attach(workload.module, optimizer)
+    if run.worker_rank is None:
+        run.serve()
+    else:
+        batches = workload.batches(run.worker_rank, run.worker_count)
+        for _ in range(options.steps):
+            optimizer.zero_grad()
+            workload.loss(next(batches)).backward()
+            optimizer.step()
+            scheduler.step()
+    run.finish()
+    return {"log": log, "bytes_sent": dict(run.p2p.bytes_sent), "worker_rank": run.worker_rank,
+            "parameters": np.array(run.replica.parameters)}
+
+
+def run_virtual_case(case: str) -> list[dict[str, Any]]:
+    """Results of `run_case` on all virtual ranks."""
+    options = parse_train_options([*COMMON, *CASES[case].split()], {})
+    return list(virtual_run.run_virtual(options, lambda transport, environ: run_case(case, transport, environ)))
+
+
+if __name__ == "__main__":
+    transport = init_mpi()
+    nodes, zones = virtual_run.rank_places(parse_train_options(COMMON, {}))
+    environ = virtual_run.rank_environ(nodes[transport.rank], zones[transport.rank])
+    results = {case: run_case(case, transport, environ) for case in CASES}
+    Path(sys.argv[1], str(transport.rank)).write_bytes(pickle.dumps(results))
