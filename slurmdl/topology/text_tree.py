@@ -18,20 +18,20 @@ _MAX_NAME_WIDTH = 36
 
 def walk_zones(topology: Topology) -> Iterator[tuple[int, int]]:
     """Yield (zone index, depth), each zone before its child zones, in source order."""
-    below = children_by_zone(topology)
-    stack = [(zone, 0) for zone in reversed(below.get(-1, []))]
+    children = children_by_zone(topology)
+    stack = [(zone, 0) for zone in reversed(children.get(-1, []))]
     while stack:
         zone, depth = stack.pop()
         yield zone, depth
-        stack += [(child, depth + 1) for child in reversed(below.get(zone, []))]
+        stack += [(child, depth + 1) for child in reversed(children.get(zone, []))]
 
 
 def children_by_zone(topology: Topology) -> dict[int, list[int]]:
     """Return the child zones by zone index; -1 -> the roots."""
-    below: dict[int, list[int]] = {}
+    children: dict[int, list[int]] = {}
     for zone, parent in enumerate(topology.parent.tolist()):
-        below.setdefault(parent, []).append(zone)
-    return below
+        children.setdefault(parent, []).append(zone)
+    return children
 
 
 def nodes_by_leaf(topology: Topology) -> dict[int, list[str]]:

@@ -201,14 +201,14 @@ def _split_logical_lines(path: str, text: str) -> Iterator[LogicalLine]:
             continue
         if part.startswith("#") and not parts:
             continue
-        kept = _COMMENT.sub(r"\1", part) if "#" in part else part
-        stripped = kept.rstrip(_BLANKS)
+        content = _COMMENT.sub(r"\1", part) if "#" in part else part
+        stripped = content.rstrip(_BLANKS)
         if stripped.endswith("\\") and (len(stripped) - len(stripped.rstrip("\\"))) % 2:
-            kept = stripped[:-1]
+            content = stripped[:-1]
             if number < len(lines):
-                parts.append(kept)
+                parts.append(content)
                 continue
-        whole = "".join([*parts, kept])
+        line = "".join([*parts, content])
         begin, parts = number - len(parts), []
-        if whole.strip(_BLANKS):
-            yield LogicalLine(path, begin, re.sub(r"\\(.)", r"\1", whole) if "\\" in whole else whole)
+        if line.strip(_BLANKS):
+            yield LogicalLine(path, begin, re.sub(r"\\(.)", r"\1", line) if "\\" in line else line)

@@ -85,26 +85,28 @@ class _TopologyReader:
             raise self.entry.error(f"topology {name!r} has {' and '.join(used) or 'no kind'}; "
                                    f"expected exactly one of {', '.join(_KINDS)}")
         kind, body = used[0], self.top_fields[used[0]]
+        if kind in ("ring", "torus3d"):
+            self.notes.append(TREE_APPROXIMATION_NOTE.format("ring" if kind == "ring" else "torus"))
         zones: list[ZoneDecl] = []
-        sizes: tuple[int, ...] = ()
         if kind == "tree":
             zones = self.read_zones(body, kind, "switches", self.read_switch)
         elif kind == "block":
             zones = self.read_zones(body, kind, "blocks", lambda item: self.read_leaf(item, kind), ("block_sizes",))
-            sizes = _parse_block_sizes(body.as_map().get("block_sizes"))
         elif kind == "ring":
-            self.notes.append(TREE_APPROXIMATION_NOTE.format("ring"))
             zones = self.read_zones(body, kind, "rings", lambda item: self.read_leaf(item, kind))
         elif kind == "torus3d":
-            self.notes.append(TREE_APPROXIMATION_NOTE.format("torus"))
             zones = self.read_zones(body, kind, "toruses", self.read_torus)
+        sizes = _parse_block_sizes(body.as_map().get("block_sizes")) if kind == "block" else ()
         return TopologySource(tuple(zones), kind, self.source, name, tuple(self.notes), sizes)
 
     def read_zones(self, body: YamlNode, kind: str, key: str, read_zone: Callable[[YamlNode], ZoneDecl],
                    other_keys: tuple[str, ...] = ()) -> list[ZoneDecl]:
         """Read the zones of the list `key`."""
         zones = []
-        for item in _required_list(self.checked_fields(body, kind, (key, *other_keys)), key, body):
+        fields = self.checked_fields(body, kind, (key, *other_keys))
+        if key not in fields:
+            raise body.error(f"expected a list `{key}`")
+        for item in fields[key].as_list():
             try:
                 zones.append(read_zone(item))
             except InputError as error:
@@ -151,12 +153,6 @@ def _parse_bool(entry: YamlNode) -> bool:
     if word not in _TRUE_WORDS + _FALSE_WORDS:
         raise entry.error(f"not a boolean; expected one of {', '.join(_TRUE_WORDS + _FALSE_WORDS)}")
     return word in _TRUE_WORDS
-
-
-def _required_list(fields: dict[str, YamlNode], key: str, body: YamlNode) -> list[YamlNode]:
-    if key not in fields:
-        raise body.error(f"expected a list `{key}`")
-    return fields[key].as_list()
 
 
 def _parse_block_sizes(entry: YamlNode | None) -> tuple[int, ...]:
