@@ -340,7 +340,8 @@ def test_invalid_score_configuration_is_rejected(site: Path, text: str, message:
 
 def test_score_configuration_is_merged(site: Path) -> None:
     text = ("link_scores: {file: /x/s.json, trusted_owner: 17, max_age: 60, half_life: 0, tolerance: 0.1, "
-            "cost_model: weighted, weights: {loss: 2}, prometheus: {url: 'http://p', node_label: node, queries: {rtt: q}}}")
+            "cost_model: weighted, weights: {loss: 2}, "
+            "prometheus: {url: 'http://p', node_label: node, queries: {rtt: q}}}")
     own = write(site / "own.yaml", "link_scores: {weights: {rtt: 3}}")
     loaded = config.load_config([write(site / "slurmdl.yaml", text), own])
     assert loaded.link_scores == LinkScoresConfig("/x/s.json", "17", 60, 0, 0.1, "weighted", {"loss": 2, "rtt": 3},

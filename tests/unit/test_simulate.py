@@ -228,7 +228,8 @@ def test_command_prints_table_and_json(capsys: pytest.CaptureFixture[str]) -> No
     output = json.loads(capsys.readouterr().out)
     assert list(output["policies"]) == ["placed", "leaf order", "random"]
     for prediction in output["policies"].values():
-        assert set(prediction) == {"step_seconds", "exposed_comm_fraction", "inter_zone_bytes", "steps", "granularity"}
+        assert set(prediction) == {"step_seconds", "exposed_comm_fraction", "inter_zone_bytes", "steps",
+                                   "granularity"}
     assert main([*args[:2], "--nodes", "n[1-4]", "--ntasks-per-node=2", "--comm-pattern", "hierarchical"]) == 0
     assert "8 ranks on 4 of 8 nodes" in capsys.readouterr().out
 
