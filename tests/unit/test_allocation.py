@@ -1,4 +1,4 @@
-"""The allocation as the environment of a job tells it."""
+"""The allocation of a job, from its environment."""
 
 from __future__ import annotations
 
@@ -12,37 +12,37 @@ from slurmdl.slurm.allocation import expand_counts, read_allocation
 
 @pytest.mark.parametrize(("text", "counts"), [
     ("4", (4,)), ("2(x3)", (2, 2, 2)), ("2(x3),1", (2, 2, 2, 1)), ("16,8(x2),16", (16, 8, 8, 16))])
-def test_unfold(text, counts):
+def test_expand_counts(text, counts):
     assert expand_counts(text) == counts
 
 
 @pytest.mark.parametrize("text", ["", "x", "2(3)", "2(x3", "2(x3)1", "-1", "2,,1"])
-def test_unfold_refuses(text):
+def test_expand_counts_of_invalid_text_is_an_input_error(text):
     with pytest.raises(InputError, match="COUNT"):
         expand_counts(text)
 
 
 @given(st.lists(st.tuples(st.integers(0, 300), st.integers(1, 20)), min_size=1, max_size=8))
-def test_unfold_is_the_inverse_of_folding(runs):
-    text = ",".join(f"{count}(x{times})" if times > 1 else str(count) for count, times in runs)
-    assert expand_counts(text) == tuple(count for count, times in runs for _ in range(times))
+def test_expand_counts_of_folded_counts(runs):
+    text = ",".join(f"{count}(x{repeats})" if repeats > 1 else str(count) for count, repeats in runs)
+    assert expand_counts(text) == tuple(count for count, repeats in runs for _ in range(repeats))
 
 
 JOB = {"SLURM_JOB_ID": "71", "SLURM_JOB_NODELIST": "n[1-3],login", "SLURM_JOB_CPUS_PER_NODE": "2(x3),1",
        "SLURM_TASKS_PER_NODE": "1(x4)"}
 
 
-def test_read():
-    found = read_allocation(JOB)
-    assert found.job_id == 71 and found.nodes == ("n1", "n2", "n3", "login")
-    assert found.cpus_per_node == (2, 2, 2, 1) and found.tasks_per_node == (1, 1, 1, 1)
+def test_read_allocation():
+    allocation = read_allocation(JOB)
+    assert allocation.job_id == 71 and allocation.nodes == ("n1", "n2", "n3", "login")
+    assert allocation.cpus_per_node == (2, 2, 2, 1) and allocation.tasks_per_node == (1, 1, 1, 1)
 
 
-def test_tasks_of_an_enclosing_step_are_not_the_jobs():
+def test_task_counts_of_a_step_are_ignored():
     assert read_allocation({**JOB, "SLURM_TASKS_PER_NODE": "2"}).tasks_per_node == ()
 
 
-def test_outside_a_job():
+def test_outside_a_job_is_a_usage_error():
     with pytest.raises(UsageError, match="not inside a job"):
         read_allocation({})
 
@@ -50,6 +50,6 @@ def test_outside_a_job():
 @pytest.mark.parametrize("change", [{"SLURM_JOB_NODELIST": ""}, {"SLURM_JOB_CPUS_PER_NODE": ""},
                                     {"SLURM_JOB_CPUS_PER_NODE": "2(x3)"}, {"SLURM_JOB_NODELIST": "n[3-1]"},
                                     {"SLURM_TASKS_PER_NODE": "many"}, {"SLURM_JOB_ID": "1_2"}])
-def test_a_malformed_environment_is_not_mapped(change):
+def test_malformed_environment_is_a_placement_error(change):
     with pytest.raises(PlacementError):
         read_allocation({**JOB, **change})

@@ -31,7 +31,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (("flat",), "flat"), (("unknown",), "leaves"),
 ])
 @pytest.mark.parametrize("from_file", [False, True])
-def test_topology_of_the_partition(cluster: Path, from_file: bool, partitions: tuple[str, ...],
+def test_cluster_state_has_the_topology_of_the_partition(cluster: Path, from_file: bool, partitions: tuple[str, ...],
                                    expected: str) -> None:
     if from_file:
         shutil.copy(DATA / "topology-26.05.5.yaml", cluster / "topology.yaml")

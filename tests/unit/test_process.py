@@ -1,4 +1,4 @@
-"""Programs that slurmdl becomes, or attends to: their signals, their output as it comes, their exit status."""
+"""Programs that replace or are supervised by slurmdl: signals, output, exit status."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import time
 
 import pytest
 
-#: tells how often it is interrupted, once nothing more can be under way: SIGTERM ends it
+#: counts SIGINT; SIGTERM makes it print the count and exit
 COUNT = """
 import signal, sys, time
 count = 0
@@ -20,39 +20,40 @@ def interrupted(number, frame):
     global count
     count += 1
     print("interrupted", flush=True)
-def told(number, frame):
+def terminated(number, frame):
     print("count", count, flush=True)
     sys.exit(7)
 signal.signal(signal.SIGINT, interrupted)
-signal.signal(signal.SIGTERM, told)
+signal.signal(signal.SIGTERM, terminated)
 print("ready", flush=True)
 while True:
     time.sleep(60)
 """
-WAYS = {"attended": "", "overheard": "lost a node"}
+FAILURE_MESSAGES = {"supervised": "", "with failure message": "lost a node"}
 
 
-def attended(fails: str, *argv: str) -> list[str]:
-    """A command line that becomes the parent of a program."""
-    # the placement's arrays bring threads, which must not take the signals
+def supervised(failure_message: str, *argv: str) -> list[str]:
+    """A command line that supervises a program."""
+    # numpy starts threads, which must not take the signals
     return [sys.executable, "-c", "import os, numpy; from slurmdl.launch import supervisor; "
-            f"supervisor.exec_supervised({['/usr/bin/env', *argv]!r}, os.environ, failure_message={fails!r})"]
+            f"supervisor.exec_supervised({['/usr/bin/env', *argv]!r}, os.environ, "
+            f"failure_message={failure_message!r})"]
 
 
-def read_until(file: int, words: bytes, text: bytes = b"") -> bytes:
-    while words not in text:
-        assert select.select([file], [], [], 30)[0], f"{words!r} does not come: {text!r}"
+def read_until(file: int, expected: bytes, text: bytes = b"") -> bytes:
+    while expected not in text:
+        assert select.select([file], [], [], 30)[0], f"{expected!r} missing in {text!r}"
         text += os.read(file, 4096)
     return text
 
 
-@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
-def test_an_interrupt_from_the_terminal_reaches_the_program_once(way):
+@pytest.mark.parametrize("failure_message", FAILURE_MESSAGES.values(), ids=FAILURE_MESSAGES)
+def test_terminal_interrupt_reaches_the_program_once(failure_message):
     pid, terminal = pty.fork()
     if pid == 0:
-        os.execv(sys.executable, attended(way, sys.executable, "-c", COUNT))
+        os.execv(sys.executable, supervised(failure_message, sys.executable, "-c", COUNT))
     read_until(terminal, b"ready")
-    os.kill(pid, signal.SIGSTOP)  # two interrupts at a time would count as one
+    os.kill(pid, signal.SIGSTOP)  # two pending interrupts would count as one
     os.write(terminal, b"\x03")
     read_until(terminal, b"interrupted")
     os.kill(pid, signal.SIGCONT)
@@ -65,9 +66,9 @@ def test_an_interrupt_from_the_terminal_reaches_the_program_once(way):
     os.close(terminal)
 
 
-@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
-def test_a_signal_that_is_sent_to_it_alone_is_passed_on(way):
-    child = subprocess.Popen(attended(way, sys.executable, "-c", COUNT), stdout=subprocess.PIPE)
+@pytest.mark.parametrize("failure_message", FAILURE_MESSAGES.values(), ids=FAILURE_MESSAGES)
+def test_signal_to_the_supervisor_is_forwarded(failure_message):
+    child = subprocess.Popen(supervised(failure_message, sys.executable, "-c", COUNT), stdout=subprocess.PIPE)
     assert child.stdout.readline() == b"ready\n"
     child.send_signal(signal.SIGINT)
     assert child.stdout.readline() == b"interrupted\n"
@@ -76,16 +77,16 @@ def test_a_signal_that_is_sent_to_it_alone_is_passed_on(way):
     assert child.returncode == 7
 
 
-@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+@pytest.mark.parametrize("failure_message", FAILURE_MESSAGES.values(), ids=FAILURE_MESSAGES)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGUSR1])
-def test_it_ends_by_the_signal_by_which_the_program_ends(way, number):
-    done = subprocess.run(attended(way, "sh", "-c", f"kill -{int(number)} $$"), check=False, timeout=30)
+def test_supervisor_ends_by_the_signal_of_the_program(failure_message, number):
+    done = subprocess.run(supervised(failure_message, "sh", "-c", f"kill -{int(number)} $$"), check=False, timeout=30)
     assert done.returncode == -number
 
 
-def test_a_line_that_does_not_end_is_handed_through_at_once():
+def test_unfinished_line_is_copied_at_once():
     progress = "printf 'step 1 of 9\\r' >&2; read go; printf 'step 2' >&2; read go"
-    child = subprocess.Popen(attended("lost a node", "sh", "-c", progress), stdin=subprocess.PIPE,
+    child = subprocess.Popen(supervised("lost a node", "sh", "-c", progress), stdin=subprocess.PIPE,
                              stderr=subprocess.PIPE)
     for shown in (b"step 1 of 9\r", b"step 2"):
         assert read_until(child.stderr.fileno(), shown) == shown
@@ -95,29 +96,30 @@ def test_a_line_that_does_not_end_is_handed_through_at_once():
     assert child.returncode == 0
 
 
-@pytest.mark.parametrize(("said", "status"), [("lost a node", 76), ("lost a n", 0), ("a lost a node b", 76)])
-def test_words_are_heard_in_whatever_pieces_they_come(said, status):
+@pytest.mark.parametrize(("stderr", "status"), [("lost a node", 76), ("lost a n", 0), ("a lost a node b", 76)])
+def test_failure_message_in_pieces_is_found(stderr, status):
     slowly = 'for c in $0; do printf %s $c | tr _ " " >&2; sleep 0.01; done'
-    argv = attended("lost a node", "sh", "-c", slowly, " ".join(said.replace(" ", "_")))
+    argv = supervised("lost a node", "sh", "-c", slowly, " ".join(stderr.replace(" ", "_")))
     done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=30)
-    told = "slurmdl: env lost a node, and has ended all tasks; its own exit status is 0\n" if status else ""
-    assert (done.returncode, done.stdout, done.stderr) == (status, "", said + told)
+    message = "slurmdl: env lost a node, and has ended all tasks; its own exit status is 0\n" if status else ""
+    assert (done.returncode, done.stdout, done.stderr) == (status, "", stderr + message)
 
 
-def test_a_failed_program_keeps_its_own_status():
-    done = subprocess.run(attended("lost a node", "sh", "-c", "echo lost a node >&2; exit 9"), capture_output=True,
+def test_failed_program_keeps_its_exit_status():
+    done = subprocess.run(supervised("lost a node", "sh", "-c", "echo lost a node >&2; exit 9"), capture_output=True,
                           text=True, check=False, timeout=30)
     assert (done.returncode, done.stderr) == (9, "lost a node\n")
 
 
 @pytest.mark.parametrize("call", ["process.exec_program", "supervisor.exec_supervised"])
-def test_programs_start_with_the_signals_that_a_shell_gives_them(call):
-    """Python ignores SIGPIPE, and what is ignored stays ignored in the programs that it starts."""
+def test_programs_start_with_default_signal_actions(call):
+    """Python ignores SIGPIPE, and started programs inherit ignored signals."""
     grep = ["/bin/grep", "^Sig[BI]", "/proc/self/status"]
-    script = f"import os; from slurmdl.launch import supervisor; from slurmdl.slurm import process; {call}({grep!r}, os.environ)"
-    found = [subprocess.run(argv, capture_output=True, text=True, check=True, timeout=30).stdout.split()
-             for argv in ([sys.executable, "-c", script], grep)]
+    script = "import os; from slurmdl.launch import supervisor; from slurmdl.slurm import process; " \
+             f"{call}({grep!r}, os.environ)"
+    outputs = [subprocess.run(argv, capture_output=True, text=True, check=True, timeout=30).stdout.split()
+               for argv in ([sys.executable, "-c", script], grep)]
     # posix_spawn of the C library ignores its own two signals, 32 and 33
-    masks = [{words[0]: int(words[1], 16) & ~(3 << 31), words[2]: int(words[3], 16) & ~(3 << 31)} for words in found]
+    masks = [{words[i]: int(words[i + 1], 16) & ~(3 << 31) for i in (0, 2)} for words in outputs]
     assert masks[0] == masks[1]
     assert masks[0].keys() == {"SigBlk:", "SigIgn:"}

@@ -270,7 +270,8 @@ def test_kill_on_bad_exit_is_added_for_the_trainer_only(command, is_added):
 def test_mpirun_that_lost_a_node_exits_with_76(tmp_path, text, status):
     write_program(tmp_path / "mpirun", f"echo out; echo 'PRTE {text}' >&2; cat $1")
     call = "import os; from slurmdl.launch import srun, step_command as c; " \
-           "file = c.InlineFile('', 'HOSTFILE', 'n1\\n'); srun._exec_step(c.StepCommand(('mpirun', file), {}, (), c.NODE_LOST_MESSAGE), os.environ)"
+           "file = c.InlineFile('', 'HOSTFILE', 'n1\\n'); " \
+           "srun._exec_step(c.StepCommand(('mpirun', file), {}, (), c.NODE_LOST_MESSAGE), os.environ)"
     done = subprocess.run([sys.executable, "-c", call], capture_output=True, text=True, check=False, timeout=30,
                           env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"})
     assert (done.returncode, done.stdout) == (status, "out\nn1\n")

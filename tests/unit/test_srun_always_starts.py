@@ -1,6 +1,6 @@
-"""`slurmdl srun` starts the user's step whatever fails on the way, and leaves nothing behind.
+"""`slurmdl srun` starts the user's step whatever fails, and leaves no files.
 
-Slurm's commands are scripts here, so that every failure can be made; real steps run in tests/cluster.
+Slurm's commands are scripts here, so that every failure can be injected; real steps run in tests/cluster.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ TOPOLOGY = """SwitchName=zoneA Nodes=n[1,3]
 SwitchName=zoneB Nodes=n[2,4]
 SwitchName=core Switches=zone[A-B]
 """
-#: tells what it was started with
+#: prints its arguments and its plan
 SRUN = """#!/bin/sh
 printf '%s\\n' "$@"
 echo "plan ${SLURMDL_PLAN:-none}"
@@ -47,11 +47,11 @@ echo "plan ${SLURMDL_PLAN:-none}"
 [ -z "$SRUN_WAITS" ] || { echo up; exec sleep 60; }
 exit 3
 """
-WORDS = ["-n", str(NODES), "program", "a  b", ""]
+ARGS = ["-n", str(NODES), "program", "a  b", ""]
 
 
 class Job:
-    """A job on such a cluster, from inside."""
+    """The environment inside a job on that cluster."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, nodes: int = NODES) -> None:
         self.folder, self.bin = folder, folder / "bin"
@@ -78,10 +78,10 @@ class Job:
             monkeypatch.setenv(name, value)
         monkeypatch.chdir(folder)
 
-    plans: Path  # of `large`
+    plans: Path  # set by `large_job`
 
-    def start(self, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([sys.executable, "-m", "slurmdl", "srun", *words], capture_output=True, text=True,
+    def start(self, *args: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([sys.executable, "-m", "slurmdl", "srun", *args], capture_output=True, text=True,
                               env={**self.environ, **variables}, cwd=self.folder, timeout=60, check=False)
 
 
@@ -91,75 +91,75 @@ def job(tmp_path, monkeypatch) -> Job:
 
 
 class Started(Exception):
-    """In the place of the process that becomes srun."""
+    """Raised in place of the start of srun."""
 
 
-PLAIN = [*WORDS, "plan none"]
+PLAIN = [*ARGS, "plan none"]
 
 
 @pytest.mark.parametrize("text", [
     "plan_dir: 2024-13-01\n", "[" * 20_000, "a: " * 3, "planned: 1\n", "\x00", "options: {strategy: gossip, ps: 2}\n",
     "options: {ps: 99}\n", "link_scores: {file: 7}\n"])
-def test_whatever_a_configuration_file_holds_the_step_starts(job, text):
+def test_broken_configuration_file_does_not_prevent_the_step(job, text):
     job.configuration.write_text(text)
-    done = job.start(*WORDS)
+    done = job.start(*ARGS)
     assert done.stdout.splitlines() == PLAIN
     assert done.returncode == 3
     assert done.stderr.startswith("slurmdl: ")
     assert done.stderr.endswith("; the step runs in srun's own order\n")
     assert done.stderr.count("\n") == 1
-    strict = job.start("--dl-strict", *WORDS)
+    strict = job.start("--dl-strict", *ARGS)
     assert (strict.stdout, strict.stderr.count("\n")) == ("", 1)
     assert strict.returncode >= 64
 
 
-def test_options_of_the_submission_hold_where_the_configuration_is_broken(job):
+def test_options_of_the_submission_apply_despite_a_broken_configuration(job):
     job.configuration.write_text("planned: 1\n")
     strict = submission_record.new_record(dl_options.DlOptions(strict=True), {}).to_env_value()
-    done = job.start(*WORDS, SLURMDL_SUBMISSION=strict)
+    done = job.start(*ARGS, SLURMDL_SUBMISSION=strict)
     assert (done.returncode, done.stdout) == (65, "")
 
 
-def test_the_mpi_is_chosen_without_a_map(job):
+def test_mpi_type_is_chosen_for_an_unmapped_step(job):
     (job.bin / "orterun").write_text("#!/bin/sh\n")
     (job.bin / "orterun").chmod(0o755)
     (job.bin / "mpirun").symlink_to("orterun")
     (job.bin / "mpi_pmix.so").touch()
     (job.folder / "config").write_text(CONFIG.replace("/nowhere", str(job.bin)))
     job.configuration.write_text("planned: 1\n")
-    assert job.start(*WORDS).stdout.splitlines() == ["--mpi=pmix", *PLAIN]
-    assert job.start("-O", *WORDS).stdout.splitlines() == ["--mpi=pmix", "-O", *PLAIN]
-    assert job.start("-O", "--mpi=none", *WORDS).stdout.splitlines() == ["-O", "--mpi=none", *PLAIN]
+    assert job.start(*ARGS).stdout.splitlines() == ["--mpi=pmix", *PLAIN]
+    assert job.start("-O", *ARGS).stdout.splitlines() == ["--mpi=pmix", "-O", *PLAIN]
+    assert job.start("-O", "--mpi=none", *ARGS).stdout.splitlines() == ["-O", "--mpi=none", *PLAIN]
     assert job.start("-n4", "-O", "slurmdl", "train").stdout.splitlines() == [
         "--mpi=pmix", "--kill-on-bad-exit=1", "-n4", "-O", "slurmdl", "train", "plan none"]
 
 
-def test_an_environment_that_is_too_long_with_a_map_is_not_too_long_without(job, monkeypatch):
-    """The kernel takes no variable of more than 128 KiB."""
+def test_step_without_a_map_starts_if_the_environment_is_too_long_with_it(job, monkeypatch):
+    """The kernel rejects variables of more than 128 KiB."""
     monkeypatch.setattr(step_command, "task_variables", lambda *_: {"SLURMDL_ZONE_RANKS": "x" * 2**18})
-    become = process.exec_program
+    exec_program = process.exec_program
 
     def record(argv: list[str], environ: dict[str, str]) -> None:
         if "--distribution=arbitrary" in argv:
-            become(argv, environ)
+            exec_program(argv, environ)
         raise Started(argv, environ)
 
     monkeypatch.setattr(process, "exec_program", record)
     with pytest.raises(Started) as started:
-        srun.run_srun(WORDS, dict(os.environ))
-    assert started.value.args[0] == [str(job.bin / "srun"), *WORDS]
+        srun.run_srun(ARGS, dict(os.environ))
+    assert started.value.args[0] == [str(job.bin / "srun"), *ARGS]
 
 
-# --- a plan that is too long for a variable ---
+# --- plans that are too long for a variable ---
 
 @pytest.fixture
-def large(tmp_path, monkeypatch) -> Job:
-    """A job of many nodes that lie in zones by chance; everybody may write to its directory of plans."""
+def large_job(tmp_path, monkeypatch) -> Job:
+    """A job of many nodes in random zones; all users may write to its directory of plans."""
     job, nodes = Job(tmp_path, monkeypatch), 16_000
-    chance = random.Random(1)
+    rng = random.Random(1)
     zones: dict[int, list[str]] = {}
     for i in range(1, nodes + 1):
-        zones.setdefault(chance.randrange(64), []).append(f"n{i}")
+        zones.setdefault(rng.randrange(64), []).append(f"n{i}")
     leaves = [f"SwitchName=z{zone} Nodes={','.join(names)}\n" for zone, names in zones.items()]
     (tmp_path / "topology.conf").write_text("".join([*leaves, "SwitchName=core Switches=z[0-63]\n"]))
     job.environ |= {"SLURM_JOB_NODELIST": f"n[1-{nodes}]", "SLURM_NNODES": str(nodes),
@@ -175,66 +175,66 @@ def files(folder: Path) -> list[Path]:
     return sorted(folder.iterdir())
 
 
-def test_the_file_of_a_plan_is_the_users_own_and_goes_with_the_step(large):
-    copy = large.folder / "copy"
-    done = large.start("program", PLAN_COPY=str(copy))
+def test_plan_file_is_removed_with_the_step(large_job):
+    copy = large_job.folder / "copy"
+    done = large_job.start("program", PLAN_COPY=str(copy))
     assert (done.returncode, done.stderr) == (3, "")
     path = Path(done.stdout.splitlines()[-1].removeprefix("plan file:"))
-    assert path.parent == large.plans
+    assert path.parent == large_job.plans
     assert len(plan.decode_plan(f"file:{copy}")) == 16_000
-    assert files(large.plans) == []
+    assert files(large_job.plans) == []
 
 
-def test_no_link_at_the_place_of_a_plan_is_followed(large):
-    """Another user may write to the directory, and know number and process of the job."""
-    precious = large.folder / "precious"
+def test_link_at_the_path_of_a_plan_file_is_not_followed(large_job):
+    """Another user may write to the directory, and know the job ID and the process ID."""
+    precious = large_job.folder / "precious"
     precious.write_text("mine")
-    start = f'ln -s {precious} {large.plans}/plan-71-$$; exec "$@"'
+    start = f'ln -s {precious} {large_job.plans}/plan-71-$$; exec "$@"'
     done = subprocess.run(["sh", "-c", start, "sh", sys.executable, "-m", "slurmdl", "srun", "program"],
-                          capture_output=True, text=True, env=large.environ, timeout=60, check=False)
+                          capture_output=True, text=True, env=large_job.environ, timeout=60, check=False)
     assert done.returncode == 3
     assert "plan file:" in done.stdout
     assert precious.read_text() == "mine"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_the_file_of_a_plan_goes_with_a_step_that_is_ended(large, number):
+def test_plan_file_is_removed_when_a_signal_ends_the_step(large_job, number):
     child = subprocess.Popen([sys.executable, "-m", "slurmdl", "srun", "program"], stdout=subprocess.PIPE, text=True,
-                             env={**large.environ, "SRUN_WAITS": "1"})
-    words = list(iter(child.stdout.readline, "up\n"))
-    path, = files(large.plans)
-    assert f"plan file:{path}\n" in words
+                             env={**large_job.environ, "SRUN_WAITS": "1"})
+    args = list(iter(child.stdout.readline, "up\n"))
+    path, = files(large_job.plans)
+    assert f"plan file:{path}\n" in args
     found = path.stat()
     assert (stat.S_IMODE(found.st_mode), found.st_uid) == (0o600, os.geteuid())
     child.send_signal(number)
     child.communicate(timeout=30)
     assert child.returncode == -number
-    assert files(large.plans) == []
+    assert files(large_job.plans) == []
 
 
-def test_a_dry_run_writes_no_plan(large):
-    done = large.start("--dl-dry-run", "program")
+def test_dry_run_writes_no_plan_file(large_job):
+    done = large_job.start("--dl-dry-run", "program")
     assert "export SLURMDL_PLAN=file:PLAN\n" in done.stdout
-    assert files(large.plans) == []
+    assert files(large_job.plans) == []
 
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root makes files of other users")
 
 
 @needs_root
-def test_a_directory_that_is_a_link_of_another_user_is_not_used(large):
-    link = large.folder / "link"
-    link.symlink_to(large.plans)
+def test_plan_dir_that_is_a_link_of_another_user_is_rejected(large_job):
+    link = large_job.folder / "link"
+    link.symlink_to(large_job.plans)
     os.lchown(link, 12345, 12345)
-    large.configuration.write_text(f"plan_dir: {link}\n")
-    done = large.start("program")
+    large_job.configuration.write_text(f"plan_dir: {link}\n")
+    done = large_job.start("program")
     assert done.stdout.splitlines()[-1] == "plan none"
     assert done.stderr.startswith(f"slurmdl: {link}: the plan cannot be written (a symbolic link of another user)")
     assert done.stderr.endswith("; the step runs in srun's own order\n")
 
 
 @needs_root
-def test_a_plan_of_another_user_is_not_read(tmp_path):
+def test_plan_file_of_another_user_is_rejected(tmp_path):
     path = Path(plan.write_plan_file("text", str(tmp_path)))
     os.chown(path, 12345, 12345)
     with pytest.raises(InputError, match="not a regular file of this user"):
@@ -243,7 +243,7 @@ def test_a_plan_of_another_user_is_not_read(tmp_path):
 
 @pytest.mark.parametrize("make", [lambda path: os.mkfifo(path), lambda path: path.symlink_to("/dev/zero"),
                                   lambda path: path.mkdir(), lambda path: None])
-def test_what_is_no_file_is_not_read(tmp_path, make):
+def test_plan_that_is_no_regular_file_is_rejected(tmp_path, make):
     make(tmp_path / "plan")
     with pytest.raises(InputError, match="plan"):
         plan.decode_plan(f"file:{tmp_path}/plan")
@@ -253,7 +253,7 @@ def test_what_is_no_file_is_not_read(tmp_path, make):
 
 @pytest.mark.parametrize(("family", "address"), [(socket.AF_INET, "0.0.0.0"), (socket.AF_INET, "127.0.0.1"),
                                                  (socket.AF_INET6, "::1")])
-def test_a_port_that_is_in_use_is_not_chosen(monkeypatch, family, address):
+def test_port_in_use_is_not_picked(monkeypatch, family, address):
     with socket.socket(family) as server:
         server.bind((address, 0))
         server.listen()
@@ -263,8 +263,7 @@ def test_a_port_that_is_in_use_is_not_chosen(monkeypatch, family, address):
         assert task_command.pick_free_port() == 31_999
 
 
-def test_the_port_does_not_follow_from_the_job():
-    chosen = plan.Plan("gossip", ("n1",), ("worker",), {})
+def test_ports_are_random():
     ports = {int(task_command.pick_free_port()) for _ in range(50)}
     assert len(ports) > 40
     assert all(10_000 <= port < 32_768 for port in ports)
@@ -277,7 +276,7 @@ Site = tuple[CodeType, int, CodeType]
 
 
 class Calls:
-    """The calls of the package from the first use of what a submission and the configuration say to the decision."""
+    """The calls of the package from the reading of the submission record to the start of the step."""
 
     def __init__(self, fault: Exception | None = None, site: Site | None = None) -> None:
         self.sites: dict[Site, None] = {}
@@ -286,8 +285,10 @@ class Calls:
     def trace(self, frame: FrameType, event: str, argument: object) -> None:
         if event != "call" or not frame.f_code.co_filename.startswith(PACKAGE):
             return
-        self.inside = (
-    self.inside or frame.f_code is submission_record.read_record.__code__) and frame.f_code is not srun._exec_step.__code__
+        if frame.f_code is submission_record.read_record.__code__:
+            self.inside = True
+        elif frame.f_code is srun._exec_step.__code__:
+            self.inside = False
         if not self.inside or frame.f_back is None:
             return
         site = frame.f_back.f_code, frame.f_back.f_lineno, frame.f_code
@@ -297,11 +298,11 @@ class Calls:
             raise fault
 
 
-def run(calls: Calls, words: list[str]) -> Exception:
-    """What `srun.run` ends with."""
+def run(calls: Calls, args: list[str]) -> Exception:
+    """The exception with which `srun.run_srun` ends."""
     sys.settrace(calls.trace)
     try:
-        srun.run_srun(words, dict(os.environ))
+        srun.run_srun(args, dict(os.environ))
     except Exception as error:
         return error
     finally:
@@ -311,53 +312,48 @@ def run(calls: Calls, words: list[str]) -> Exception:
 
 @pytest.fixture
 def started(monkeypatch) -> Callable[[list[str], dict[str, str]], None]:
-    def become(argv: list[str], environ: dict[str, str]) -> None:
+    def raise_started(argv: list[str], environ: dict[str, str]) -> None:
         raise Started(argv, environ)
 
-    monkeypatch.setattr(process, "exec_program", become)
-    return become
+    monkeypatch.setattr(process, "exec_program", raise_started)
+    return raise_started
 
 
-LATE = submission_record.SubmissionRecord(
-    dl_options.DlOptions(),
-    "",
-    1,
-    os.uname().nodename.partition(".")[0],
-    {},
-    submission_record.RequestedSize(
-        NODES - 1))
-JOBS = {"mapped": {}, "with fewer nodes than it has": {"SLURMDL_SUBMISSION": LATE.to_env_value(), "SLURM_NTASKS": "3"}}
+LATE = submission_record.SubmissionRecord(dl_options.DlOptions(), "", 1, os.uname().nodename.partition(".")[0], {},
+                                          submission_record.RequestedSize(NODES - 1))
+JOBS = {"mapped": {}, "shrunk": {"SLURMDL_SUBMISSION": LATE.to_env_value(), "SLURM_NTASKS": "3"}}
 
 
 @pytest.mark.parametrize("variables", JOBS.values(), ids=JOBS)
-def test_a_fault_at_any_call_costs_the_map_and_not_the_step(job, started, capfd, monkeypatch, variables):
-    """Under --dl-strict it is an error."""
+def test_fault_in_any_call_costs_the_map_but_not_the_step(job, started, capfd, monkeypatch, variables):
+    """With --dl-strict the fault is an error."""
     job.configuration.write_text("options: {strategy: gossip, explain: true}\nlink_scores: {max_age: 60}\n")
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    words = WORDS[2:] if variables else WORDS
-    plain = [str(job.bin / "srun"), *words]
-    run(Calls(), words)  # imports, which come once
-    path = Calls()
-    whole = run(path, words)
-    assert isinstance(whole, Started), whole
-    assert "--distribution=arbitrary" in whole.args[0]
-    assert len(path.sites) > 100
-    assert {each.__code__ for each in (submission_record.read_record, config.load_config, rank_orders.best_rank_map, step_command.srun_command)} <= {
-        called for _, _, called in path.sites}
+    args = ARGS[2:] if variables else ARGS
+    plain = [str(job.bin / "srun"), *args]
+    run(Calls(), args)  # imports modules
+    calls = Calls()
+    result = run(calls, args)
+    assert isinstance(result, Started), result
+    assert "--distribution=arbitrary" in result.args[0]
+    assert len(calls.sites) > 100
+    expected = (submission_record.read_record, config.load_config, rank_orders.best_rank_map,
+                step_command.srun_command)
+    assert {function.__code__ for function in expected} <= {code for _, _, code in calls.sites}
     capfd.readouterr()
-    for fault, site in zip(itertools.cycle(FAULTS), path.sites, strict=False):
-        where = f"{site[2].co_qualname if sys.version_info >= (3, 11) else site[2].co_name}, called in line {site[1]}"
-        calls = Calls(fault, site)
-        found = run(calls, words)
-        assert calls.fault is None, f"{where}: not reached again"
-        assert isinstance(found, Started), f"{where}: {found!r}"
-        said = capfd.readouterr().err
-        if found.args[0] != plain:
-            assert "--distribution=arbitrary" in found.args[0], where
+    for fault, site in zip(itertools.cycle(FAULTS), calls.sites, strict=False):
+        place = f"{site[2].co_qualname if sys.version_info >= (3, 11) else site[2].co_name}, called in line {site[1]}"
+        faulty_calls = Calls(fault, site)
+        result = run(faulty_calls, args)
+        assert faulty_calls.fault is None, f"{place}: not reached again"
+        assert isinstance(result, Started), f"{place}: {result!r}"
+        stderr = capfd.readouterr().err
+        if result.args[0] != plain:
+            assert "--distribution=arbitrary" in result.args[0], place
             continue
-        assert "SLURMDL_PLAN" not in found.args[1]
-        assert "; the step runs in srun's own order" in said or site[2].co_name == "warn", where
-        strict = run(Calls(fault, site), ["--dl-strict", *words])
-        assert not isinstance(strict, Started), where
+        assert "SLURMDL_PLAN" not in result.args[1]
+        assert "; the step runs in srun's own order" in stderr or site[2].co_name == "warn", place
+        strict = run(Calls(fault, site), ["--dl-strict", *args])
+        assert not isinstance(strict, Started), place
         capfd.readouterr()

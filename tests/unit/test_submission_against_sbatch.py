@@ -1,5 +1,7 @@
-"""What sbatch itself understood of a submission is the oracle of our reader. No controller is needed for that:
-`sbatch -vv --test-only` prints the options that it took before it fails to reach one."""
+"""Parsed submissions compared with sbatch.
+
+No controller is needed: `sbatch -vv --test-only` prints its options before it fails to reach one.
+"""
 
 import os
 import shutil
@@ -32,8 +34,8 @@ SHOWN = tuple(VALUES)
 
 
 @st.composite
-def words(draw) -> list[str]:
-    """One option in one of the ways in which getopt_long takes it."""
+def args(draw) -> list[str]:
+    """One option in a random spelling of getopt_long."""
     name = draw(st.sampled_from(SHOWN))
     values = VALUES[name]
     value = draw(st.sampled_from(values)) if values else None
@@ -50,14 +52,14 @@ def words(draw) -> list[str]:
 
 
 def quoted(word: str) -> str:
-    # a blank is not escaped: before 24.05 that ends the word
+    # a blank is quoted: before 24.05 an escaped blank ends the argument
     return "".join("\\" + c if c in "\\\"'#" else "' '" if c == " " else c for c in word) if word else '""'
 
 
 @st.composite
 def scripts(draw) -> str:
     lines = ["#!/bin/sh"]
-    for group in draw(st.lists(st.lists(words(), max_size=2), max_size=4)):
+    for group in draw(st.lists(st.lists(args(), max_size=2), max_size=4)):
         lines.append("#SBATCH" + draw(st.sampled_from([" ", "\t ", ""]) if not group else st.just(" "))
                      + " ".join(quoted(word) for option in group for word in option)
                      + draw(st.sampled_from(["", " # -N 9", "  "])))
@@ -74,72 +76,72 @@ def unreachable(tmp_path_factory):
     return directory
 
 
-def understood(directory, argv, script, environ) -> dict[str, str] | None:
-    """The options as sbatch prints them, None where it refuses the words."""
+def query_sbatch(directory, argv, script, environ) -> dict[str, str] | None:
+    """The options that sbatch prints; None if it rejects them."""
     done = subprocess.run(["sbatch", "-vv", "--test-only", *argv], input=script, text=True, timeout=20, check=False,
                           capture_output=True, env={"PATH": os.environ["PATH"], "LC_ALL": "C", **environ,
                                                     "SLURM_CONF": f"{directory}/slurm.conf"})
     if "defined options" not in done.stderr:
         return None
     pairs = (line.removeprefix("sbatch: ").split(": ", 1) for line in done.stderr.splitlines() if " : " in line)
-    # both names of the one setting show what the later of them said
+    # both names of the setting show the value of the later one
     names = ((name.strip(), value) for name, value in pairs)
     return {"requeue" if name == "no-requeue" else name: value for name, value in names
             if name in SHOWN and value != "unset"}
 
 
-def shown(found: dict[str, str]) -> dict[str, str]:
-    """Our settings as sbatch prints them."""
-    out = {name: value if sbatch_options.LONG_OPTIONS[name] == "required" or value else "set" for name, value in found.items()
-           if name in SHOWN}
+def format_settings(job: submission.Submission) -> dict[str, str]:
+    """The parsed settings in the form of sbatch's output."""
+    out = {name: value if sbatch_options.LONG_OPTIONS[name] == "required" or value else "set"
+           for name, value in job.settings.items() if name in SHOWN}
     if out.pop("no-requeue", None):
         out["requeue"] = "no-requeue"
     elif "requeue" in out:
         out["requeue"] = "requeue"
-    if "exclusive" in found:
-        out["exclusive"] = found["exclusive"] or "exclusive"
+    if "exclusive" in job.settings:
+        out["exclusive"] = job.settings["exclusive"] or "exclusive"
     return out
 
 
 @settings(max_examples=150, deadline=None)
-@given(script=scripts(), options=st.lists(words(), max_size=4), arguments=st.sampled_from([[], ["-N", "9"]]),
+@given(script=scripts(), options=st.lists(args(), max_size=4), arguments=st.sampled_from([[], ["-N", "9"]]),
        environ=st.fixed_dictionaries({}, optional={k: st.sampled_from(v) for k, v in VARIABLES.items()}))
-def test_same_options_as_sbatch(unreachable, script, options, arguments, environ):
+def test_options_equal_those_of_sbatch(unreachable, script, options, arguments, environ):
     path = unreachable / "job.sh"
     path.write_text(script)
     argv = [word for option in options for word in option] + [str(path), *arguments]
-    theirs = understood(unreachable, argv, "", environ)
-    ours = submission.parse_submission(argv, environ, {})
-    assume(theirs is not None)  # what sbatch refuses it will refuse again
-    assert ours.argv == tuple(argv)
-    if ours.request.unplaceable_reason.endswith("is not understood"):
-        # an abbreviation that newer releases no longer take for this option: we stand aside
+    expected = query_sbatch(unreachable, argv, "", environ)
+    parsed = submission.parse_submission(argv, environ, {})
+    assume(expected is not None)  # sbatch rejects it also at the submission
+    assert parsed.argv == tuple(argv)
+    if parsed.request.unplaceable_reason.endswith("is not understood"):
+        # an abbreviation that is ambiguous in newer releases
         assert any(word.startswith("--spread") for word in [*argv, *script.split()])
         return
-    assert shown(dict(ours.settings)) == theirs
-    assert ours.argv[ours.options_end:] == (str(path), *arguments)
+    assert format_settings(parsed) == expected
+    assert parsed.argv[parsed.options_end:] == (str(path), *arguments)
 
 
 @pytest.mark.parametrize("argv", [["--ntasks-per-n", "2"], ["--mem-per-c=1G"], ["-Hc4"], ["-HN", "2-3"],
                                   ["--exclusi=user"], ["-N2", "--", "job.sh"], ["--tasks-per-node=3"], ["-k", "-N1"]])
-def test_spellings(unreachable, argv, tmp_path, monkeypatch):
+def test_spellings_equal_those_of_sbatch(unreachable, argv, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "job.sh").write_text("#!/bin/sh\ntrue\n")
-    words = argv if argv[-1] == "job.sh" else [*argv, "job.sh"]
-    theirs = understood(unreachable, words, "", {})
-    assert theirs
-    ours = submission.parse_submission(words, {}, {})
-    assert shown(dict(ours.settings)) == theirs
-    assert list(ours.argv[ours.options_end:]) == words[words.index("job.sh") - ("--" in words):]
+    args = argv if argv[-1] == "job.sh" else [*argv, "job.sh"]
+    expected = query_sbatch(unreachable, args, "", {})
+    assert expected
+    parsed = submission.parse_submission(args, {}, {})
+    assert format_settings(parsed) == expected
+    assert list(parsed.argv[parsed.options_end:]) == args[args.index("job.sh") - ("--" in args):]
 
 
 @pytest.mark.parametrize("argv", [["--wrap", "true"], ["--wrap=true", "-N2"], ["-N2", "--wra", "--", "-n4"]])
 def test_wrap_reads_no_script(unreachable, argv):
-    assert shown(dict(submission.parse_submission(argv, {}, {}).settings)) == understood(unreachable, argv, "", {})
+    assert format_settings(submission.parse_submission(argv, {}, {})) == query_sbatch(unreachable, argv, "", {})
 
 
 @pytest.mark.parametrize(("nodes", "tasks"), [("4", "2"), ("2-4", "3"), ("2-4", "1"), ("2-4", "4"), ("2", "8")])
-def test_no_more_nodes_than_tasks(unreachable, nodes, tasks):
+def test_node_range_is_limited_by_tasks(unreachable, nodes, tasks):
     argv = ["-N", nodes, "-n", tasks, "--wrap=true"]
-    least, _, most = understood(unreachable, argv, "", {})["nodes"].partition("-")
-    assert submission.parse_submission(argv, {}, {}).request.nodes == (int(least), int(most or least))
+    min_nodes, _, max_nodes = query_sbatch(unreachable, argv, "", {})["nodes"].partition("-")
+    assert submission.parse_submission(argv, {}, {}).request.nodes == (int(min_nodes), int(max_nodes or min_nodes))

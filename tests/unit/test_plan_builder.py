@@ -1,4 +1,4 @@
-"""Costs between zones, worked out by hand."""
+"""Zone costs, calculated by hand."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from slurmdl.topology.source import ZoneDecl, build_topology
 from slurmdl.topology.topology import Topology
 
 
-def test_the_slowest_link_of_the_way_counts() -> None:
-    topology = build_topology([ZoneDecl("a", nodes=("a1", "a2", "a3")), ZoneDecl("b", nodes=("b1",)),
-                      ZoneDecl("c", nodes=("c1",)), ZoneDecl("m", children=("a", "b")),
-                      ZoneDecl("r", children=("m", "c"))], kind="tree", source="")
+def test_slowest_link_of_the_path_decides() -> None:
+    zones = [ZoneDecl("a", nodes=("a1", "a2", "a3")), ZoneDecl("b", nodes=("b1",)), ZoneDecl("c", nodes=("c1",)),
+             ZoneDecl("m", children=("a", "b")), ZoneDecl("r", children=("m", "c"))]
+    topology = build_topology(zones, kind="tree", source="")
     scores = LinkScores(nodes={"a2": LinkScore(1.0), "c1": LinkScore(80.0)}, default_node_bandwidth=100.0,
                         zones={"b": LinkScore(10.0)}, default_zone_bandwidth=(50.0, 20.0))
     # a: its median node; a-b: b's uplink; a-c: the uplink of m, above a; b-c: b's
@@ -20,18 +20,18 @@ def test_the_slowest_link_of_the_way_counts() -> None:
         "a|a": 1 / 100, "a|b": 1 / 10, "a|c": 1 / 20, "b|b": 1 / 100, "b|c": 1 / 10, "c|c": 1 / 80}
 
 
-def test_a_way_that_was_found_slow_costs_what_was_found() -> None:
-    topology = build_topology([ZoneDecl("a", nodes=("a1",)), ZoneDecl("b", nodes=("b1",)), ZoneDecl("c", nodes=("c1",)),
-                      ZoneDecl("r", children=("a", "b", "c"))], kind="tree", source="")
+def test_slow_inter_leaf_path_has_its_measured_cost() -> None:
+    leaves = [ZoneDecl(name, nodes=(f"{name}1",)) for name in "abc"]
+    topology = build_topology([*leaves, ZoneDecl("r", children=("a", "b", "c"))], kind="tree", source="")
     scores = LinkScores(inter_leaf={"a|c": LinkScore(20.0), "a|b": LinkScore(90.0)}, default_node_bandwidth=100.0,
                         default_zone_bandwidth=(100.0,))
     assert compute_zone_costs(network_links(topology.nodes, topology, scores)) == {
         "a|a": 1 / 100, "a|b": 1 / 100, "a|c": 1 / 20, "b|b": 1 / 100, "b|c": 1 / 100, "c|c": 1 / 100}
 
 
-def test_no_costs_without_zones_and_for_very_many() -> None:
+def test_no_costs_without_zones_or_with_too_many() -> None:
     assert compute_zone_costs(network_links(["a", "b"], Topology.flat(["a", "b"]), LinkScores())) == {}
     many = build_topology([ZoneDecl(f"z{i}", nodes=(f"n{i}",)) for i in range(MAX_ZONES + 1)], kind="tree", source="")
     assert compute_zone_costs(network_links(many.nodes, many, LinkScores())) == {}
-    assert len(compute_zone_costs(network_links(many.nodes[1:],
-               many, LinkScores()))) == MAX_ZONES * (MAX_ZONES + 1) / 2
+    costs = compute_zone_costs(network_links(many.nodes[1:], many, LinkScores()))
+    assert len(costs) == MAX_ZONES * (MAX_ZONES + 1) / 2

@@ -1,4 +1,4 @@
-"""Tasks per node as plain srun would start them. What a real srun does is compared in tests/cluster/test_steps.py."""
+"""Tasks per node of a step. tests/cluster/test_steps.py compares with a real srun."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ EVEN = Allocation(1, ("n1", "n2", "n3", "n4"), (4, 4, 4, 4), (1, 1, 1, 1))
 UNEVEN = Allocation(1, ("n1", "n2", "n3"), (4, 2, 1), (4, 2, 1))
 
 
-def lay(options: str, given: Allocation = EVEN, environ: dict[str, str] | None = None,
+def compute_layout(options: str, allocation: Allocation = EVEN, environ: dict[str, str] | None = None,
         cpus_per_task: int | None = None) -> StepLayout:
     line = getopt.parse_command_line([*options.split(), "program"],
                                      srun_options.SHORT_OPTIONS, srun_options.LONG_OPTIONS)
-    # sbatch and salloc always tell the number of nodes
-    return compute_step_layout(given, parse_step_request(
-        line, {"SLURM_NNODES": str(len(given.nodes)), **(environ or {})}, cpus_per_task))
+    # sbatch and salloc always set the number of nodes
+    return compute_step_layout(allocation, parse_step_request(
+        line, {"SLURM_NNODES": str(len(allocation.nodes)), **(environ or {})}, cpus_per_task))
 
 
 def counts(*arguments, **keywords) -> list[int]:
-    return [count for _, count in lay(*arguments, **keywords).node_tasks]
+    return [count for _, count in compute_layout(*arguments, **keywords).node_tasks]
 
 
 @pytest.mark.parametrize(("options", "expected"), [
@@ -33,28 +33,28 @@ def counts(*arguments, **keywords) -> list[int]:
     ("-N 4 -n 5", [2, 1, 1, 1]), ("-N4-4", [1, 1, 1, 1]), ("--ntasks-per-node=3", [3, 3, 3, 3]),
     ("--tasks-per-node=2", [2, 2, 2, 2]), ("-c 2", [2, 2, 2, 2]), ("-c 3", [1, 1, 1, 1]), ("-c2 -n 5", [2, 1, 1, 1]),
     ("--label -u --exact -n 7 --mpi=pmix -K", [2, 2, 2, 1])])
-def test_even_nodes(options, expected):
+def test_tasks_on_equal_nodes(options, expected):
     assert counts(options) == expected
 
 
 @pytest.mark.parametrize(("options", "expected"), [
     ("", [1, 1, 1]), ("-n 4", [2, 1, 1]), ("-n 5", [2, 2, 1]), ("-n 6", [3, 2, 1]), ("-n 7", [4, 2, 1])])
-def test_uneven_nodes_fill_in_turn(options, expected):
-    assert counts(options, given=UNEVEN) == expected
+def test_tasks_on_unequal_nodes(options, expected):
+    assert counts(options, allocation=UNEVEN) == expected
 
 
 @pytest.mark.parametrize(("options", "nodes"), [
     ("-w n2,n4 -N 2", ["n2", "n4"]), ("-w n[2-3] -N2 -n 3", ["n2", "n3"]), ("-w n3", ["n1", "n2", "n3", "n4"]),
     ("-x n1 -N 3", ["n2", "n3", "n4"]), ("-r 1 -N 3", ["n2", "n3", "n4"]), ("-r 1 -N 2", ["n2", "n3"])])
-def test_nodes(options, nodes):
-    assert [node for node, _ in lay(options).node_tasks] == nodes
+def test_nodes_of_a_step(options, nodes):
+    assert [node for node, _ in compute_layout(options).node_tasks] == nodes
 
 
 @pytest.mark.parametrize(("options", "alone"), [
     ("-n 5", False), ("-n 5 --exact", True), ("-c 1 -n 5", True), ("-c 1 -n 4", False), ("-c 1 -n 16", False),
     ("-c 1 -n 5 --overlap", False), ("-r 1 -N 3", False), ("-r 1 -N 2", True)])
-def test_what_other_steps_can_change(options, alone):
-    assert lay(options).only_if_alone == alone
+def test_layouts_that_depend_on_other_steps(options, alone):
+    assert compute_layout(options).only_if_alone == alone
 
 
 @pytest.mark.parametrize(("options", "word"), [
@@ -65,20 +65,15 @@ def test_what_other_steps_can_change(options, alone):
     ("-m cyclic", "-m"), ("--distribution=block", "--distribution"), ("-O", "-O"), ("--het-group=1", "--het-group"),
     ("--bcast", "--bcast"), ("--no-such=1", "--no-such"), ("-F hosts", "-F"), ("--mem-per-cpu=1", "--mem-per-cpu"),
     ("--ntasks-per-core=1", "--ntasks-per-core"), ("-c 2 -N 2", "-c")])
-def test_what_is_not_mapped(options, word):
+def test_options_that_are_not_mapped(options, word):
     with pytest.raises(PlacementError, match=word):
-        lay(options)
+        compute_layout(options)
 
 
-def test_an_option_without_its_value_is_left_to_srun():
+def test_option_without_its_value_is_not_mapped():
     with pytest.raises(PlacementError, match="-n"):
         parse_step_request(
-    getopt.parse_command_line(
-        ["-n"],
-        srun_options.SHORT_OPTIONS,
-        srun_options.LONG_OPTIONS),
-        {},
-         None)
+            getopt.parse_command_line(["-n"], srun_options.SHORT_OPTIONS, srun_options.LONG_OPTIONS), {}, None)
 
 
 def test_heterogeneous_steps_are_not_mapped():
@@ -86,53 +81,52 @@ def test_heterogeneous_steps_are_not_mapped():
     with pytest.raises(PlacementError, match="heterogeneous"):
         parse_step_request(line, {}, None)
     with pytest.raises(PlacementError, match="heterogeneous"):
-        lay("", environ={"SLURM_HET_SIZE": "2"})
+        compute_layout("", environ={"SLURM_HET_SIZE": "2"})
 
 
 @pytest.mark.parametrize("variable", srun_options.UNSUPPORTED_ENV)
-def test_variables_that_are_not_mapped(variable):
+def test_unsupported_variables_are_not_mapped(variable):
     with pytest.raises(PlacementError, match=variable):
-        lay("", environ={variable: "1"})
+        compute_layout("", environ={variable: "1"})
 
 
-def test_the_environment_counts_as_options_do():
+def test_environment_counts_like_options():
     assert counts("", environ={"SLURM_NTASKS": "6"}) == [2, 2, 1, 1]
     assert counts("-n 5", environ={"SLURM_NTASKS": "6"}) == [2, 1, 1, 1]
     assert counts("", environ={"SLURM_NTASKS_PER_NODE": "2"}) == [2, 2, 2, 2]
     assert counts("", cpus_per_task=2) == [2, 2, 2, 2]
     assert counts("-c 1 -n 6", cpus_per_task=4) == [2, 2, 1, 1]
-    # without a number of nodes the step has no more than tasks
-    assert [n for n, _ in lay("-n 4", environ={"SLURM_NNODES": "4"}).node_tasks] == ["n1", "n2", "n3", "n4"]
+    layout = compute_layout("-n 4", environ={"SLURM_NNODES": "4"})
+    assert [node for node, _ in layout.node_tasks] == ["n1", "n2", "n3", "n4"]
 
 
-def test_a_contradicted_ntasks_per_node_is_mapped_where_it_changes_nothing():
+def test_contradictory_ntasks_per_node_is_mapped_if_it_changes_nothing():
     assert counts("-n 6 --ntasks-per-node=4") == [2, 2, 1, 1]
     with pytest.raises(PlacementError, match="contradicts"):
-        counts("-n 6 --ntasks-per-node=2", given=Allocation(1, ("n1", "n2"), (8, 1)))
+        counts("-n 6 --ntasks-per-node=2", allocation=Allocation(1, ("n1", "n2"), (8, 1)))
 
 
 @pytest.mark.parametrize("options", ["--gpus-per-task=1", "--gres=gpu:1", "--hint=nomultithread"])
-def test_other_bounds(options):
+def test_task_limiting_options_are_mapped_for_known_layouts(options):
     assert counts(f"{options} -n 8") == [2, 2, 2, 2]
-    assert counts(f"{options} -n 7", given=UNEVEN) == [4, 2, 1], "the job's own layout"
+    assert counts(f"{options} -n 7", allocation=UNEVEN) == [4, 2, 1], "the layout of the job"
     for n, allocation in ((6, EVEN), (5, UNEVEN)):
-        with pytest.raises(PlacementError, match="bound"):
-            counts(f"{options} -n {n}", given=allocation)
+        with pytest.raises(PlacementError, match=options.partition("=")[0]):
+            counts(f"{options} -n {n}", allocation=allocation)
 
 
-def test_gpus_that_a_job_has_unevenly():
-    given = Allocation(1, ("n1", "n2"), (8, 8), (3, 1))
-    assert counts("-n 4", given=given) == [2, 2]
+def test_gpus_on_unevenly_used_nodes_are_not_mapped():
+    allocation = Allocation(1, ("n1", "n2"), (8, 8), (3, 1))
+    assert counts("-n 4", allocation=allocation) == [2, 2]
     with pytest.raises(PlacementError, match="gpus-per-task"):
-        counts("--gpus-per-task=1 -n 4", given=given)
+        counts("--gpus-per-task=1 -n 4", allocation=allocation)
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=12), st.integers(1, 120))
-def test_deal(room, ntasks):
-    tasks = block_distribution(room, ntasks)
+def test_block_distribution_is_level(max_tasks, ntasks):
+    tasks = block_distribution(max_tasks, ntasks)
     assert sum(tasks) == ntasks
-    if ntasks <= sum(room):
-        assert all(t <= r for t, r in zip(tasks, room, strict=True))
-        # a node with room left has no fewer tasks than any other, but for the one of the last turn
-        level = max(tasks)
-        assert all(t >= level - 1 for t, r in zip(tasks, room, strict=True) if t < r)
+    if ntasks <= sum(max_tasks):
+        assert all(t <= r for t, r in zip(tasks, max_tasks, strict=True))
+        # a node that is not full has at most one task less than the fullest node
+        assert all(t >= max(tasks) - 1 for t, r in zip(tasks, max_tasks, strict=True) if t < r)

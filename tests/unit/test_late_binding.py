@@ -1,0 +1,141 @@
+"""The nodes that an overallocated job keeps, and the environment of its steps."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from placing import SCORES, two_level
+
+from slurmdl.dl_options import DlOptions
+from slurmdl.errors import InputError, PlacementError
+from slurmdl.job_request import JobRequest
+from slurmdl.launch import late_binding
+from slurmdl.launch.submission_record import RequestedSize
+from slurmdl.links.link_scores import LinkScore, LinkScores
+from slurmdl.placement.place import select_subset
+from slurmdl.placement.ranks.rank_orders import best_rank_map
+from slurmdl.placement.traffic import Traffic
+from slurmdl.slurm import allocation
+from slurmdl.slurm.jobs import JobNodes
+
+EIGHT = two_level(["n1", "n3", "n5", "n7"], ["n2", "n4", "n6", "n8"])
+ENVIRON = {"HOME": "/", "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-3,5]", "SLURM_NODELIST": "n[1-3,5]",
+           "SLURM_NNODES": "4", "SLURM_JOB_NUM_NODES": "4", "SLURM_JOB_CPUS_PER_NODE": "2(x3),4", "SLURM_NTASKS": "8",
+           "SLURM_NPROCS": "8", "SLURM_NTASKS_PER_NODE": "2", "SLURM_TASKS_PER_NODE": "2(x4)"}
+RECORD = "JobId=7 JobName=x JobState=RUNNING NodeList=n[1-3,5] BatchHost=n1 NumNodes=4 ReqNodeList=(null)\n"
+
+
+def build_request(nodes: int, tasks: int | None = None, **dl: object) -> JobRequest:
+    return JobRequest(DlOptions(**dl), (nodes, nodes), tasks)  # type: ignore[arg-type]
+
+
+def test_node_of_another_zone_is_dropped():
+    assert select_subset(["n1", "n2", "n3", "n5"], build_request(3), "n1", EIGHT, SCORES) == ("n1", "n3", "n5")
+
+
+def test_node_with_a_slow_link_is_dropped():
+    slow = LinkScores(nodes={"n3": LinkScore(10.0)}, default_node_bandwidth=1000.0, default_zone_bandwidth=(50.0,))
+    assert select_subset(["n1", "n3", "n5", "n7"], build_request(3), "n1", EIGHT, slow) == ("n1", "n5", "n7")
+
+
+def test_node_of_the_batch_script_is_kept():
+    assert select_subset(["n1", "n2", "n3", "n5"], build_request(3), "n2", EIGHT, SCORES).count("n2") == 1
+
+
+@given(st.lists(st.sampled_from(EIGHT.nodes), min_size=3, max_size=6, unique=True), st.integers(0, 5),
+       st.lists(st.sampled_from([100.0, 400.0, 1000.0]), min_size=8, max_size=8))
+def test_kept_nodes_are_the_best_with_the_batch_host(names, host_number, speeds):
+    """Compare with all subsets; a batch host outside the best choice is kept by one exchange."""
+    allocated = sorted(names)
+    host = allocated[host_number % len(allocated)]
+    scores = LinkScores(nodes={n: LinkScore(s) for n, s in zip(EIGHT.nodes, speeds, strict=True)},
+                        default_zone_bandwidth=(50.0,), default_latency=0.0)
+    kept = select_subset(allocated, build_request(len(allocated) - 1), host, EIGHT, scores)
+    assert host in kept and len(kept) == len(allocated) - 1 and list(kept) == [n for n in allocated if n in kept]
+
+    def seconds(nodes: tuple[str, ...]) -> float:
+        return best_rank_map([(n, 1) for n in nodes], EIGHT, scores, Traffic("allreduce")).cost.seconds
+
+    best = min(seconds(nodes) for nodes in itertools.combinations(allocated, len(kept)) if host in nodes)
+    assert seconds(kept) <= best * (1 + 1e-9)
+
+
+def test_job_nodes_from_scontrol():
+    assert JobNodes.from_scontrol(RECORD) == JobNodes(("n1", "n2", "n3", "n5"), "n1")
+    with pytest.raises(InputError, match="NodeList"):
+        JobNodes.from_scontrol("slurm_load_jobs error: Invalid job id specified")
+
+
+@pytest.mark.parametrize(("requested", "tasks", "per_node"), [
+    (RequestedSize(3), None, None), (RequestedSize(3, 5), "5", None), (RequestedSize(3, None, 2), None, "2"),
+    (RequestedSize(3, 6, 2), "6", "2")])
+def test_environment_of_a_shrunk_job(requested, tasks, per_node):
+    kept = allocation.read_allocation(ENVIRON).restricted_to(("n1", "n2", "n5"))
+    environ = late_binding.environ_with_nodes(late_binding.environ_with_requested_size(ENVIRON, requested), kept)
+    assert allocation.read_allocation(environ) == allocation.Allocation(7, ("n1", "n2", "n5"), (2, 2, 4))
+    assert environ["SLURM_NNODES"] == environ["SLURM_JOB_NUM_NODES"] == "3" and environ["HOME"] == "/"
+    assert (environ.get("SLURM_NTASKS"), environ.get("SLURM_NPROCS")) == (tasks, tasks)
+    assert environ.get("SLURM_NTASKS_PER_NODE") == per_node and "SLURM_TASKS_PER_NODE" not in environ
+
+
+@given(st.lists(st.integers(1, 4), min_size=1))
+def test_counts_fold_and_expand(counts):
+    assert allocation.expand_counts(allocation.fold_counts(counts)) == tuple(counts)
+
+
+def scontrol(tmp_path: Path, monkeypatch, batch: str = "n1") -> Path:
+    """Put an scontrol on PATH that shows the job; return the file in which it logs other calls."""
+    log, program = tmp_path / "log", tmp_path / "scontrol"
+    record = RECORD.strip().replace("BatchHost=n1", f"BatchHost={batch}")
+    program.write_text(f"#!/bin/sh\ncase $* in *show*) echo '{record}';; *) echo $* >> {log};; esac\n")
+    program.chmod(0o755)
+    (tmp_path / "squeue").write_text("#!/bin/sh\n")
+    (tmp_path / "squeue").chmod(0o755)
+    log.touch()
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    return log
+
+
+@pytest.mark.parametrize(("requested", "dry_run", "update"), [
+    (3, False, "update JobId=7 NodeList=n1,n3,n5\n"),
+    (3, True, ""),
+    (4, False, ""),  # no more nodes than needed
+    (2, False, ""),  # more than a job of two would have requested: another job that inherited the record
+])
+def test_job_is_shrunk_to_the_requested_nodes(tmp_path, monkeypatch, requested, dry_run, update):
+    log = scontrol(tmp_path, monkeypatch)
+    warnings: list[str] = []
+    environ = late_binding.shrink_job(ENVIRON, RequestedSize(requested), lambda job: ("n1", "n3", "n5"),
+                                      warnings.append, dry_run=dry_run)
+    assert log.read_text() == update and not warnings
+    assert environ["SLURM_JOB_NODELIST"] == ("n[1,3,5]" if requested == 3 else "n[1-3,5]")
+
+
+def test_job_keeps_nodes_that_its_tasks_need(tmp_path, monkeypatch):
+    """The CPUs that Slurm 24.11 allocates for 5 tasks on 3 to 4 nodes of 2 CPUs."""
+    log = scontrol(tmp_path, monkeypatch)
+    warnings: list[str] = []
+    environ, size = {**ENVIRON, "SLURM_JOB_CPUS_PER_NODE": "2,1(x3)"}, RequestedSize(3, 5)
+    shrunk = late_binding.shrink_job(environ, size, lambda job: ("n1", "n3", "n5"), warnings.append, dry_run=False)
+    assert log.read_text() == "" and shrunk["SLURM_JOB_NODELIST"] == "n[1-3,5]"
+    assert len(warnings) == 1 and re.search("keeps its 4 nodes.* 5 tasks .* 4 CPUs .* 3 of them", warnings[0])
+    environ = {**environ, "SLURM_JOB_CPUS_PER_NODE": "2(x2),1(x2)"}
+    late_binding.shrink_job(environ, size, lambda job: ("n1", "n2", "n5"), warnings.append, dry_run=False)
+    assert log.read_text() == "update JobId=7 NodeList=n1,n2,n5\n"
+
+
+def test_first_nodes_are_kept_if_none_can_be_chosen(tmp_path, monkeypatch):
+    log = scontrol(tmp_path, monkeypatch, batch="n5")
+    warnings: list[str] = []
+
+    def choose(job: JobNodes) -> tuple[str, ...]:
+        raise PlacementError("the topology has no zones")
+
+    late_binding.shrink_job(ENVIRON, RequestedSize(3), choose, warnings.append, dry_run=False)
+    assert log.read_text() == "update JobId=7 NodeList=n5,n1,n2\n"
+    assert warnings == ["the topology has no zones; the first 3 nodes of the job are kept"]
