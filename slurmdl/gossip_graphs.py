@@ -1,15 +1,18 @@
-"""Who averages with whom in gossip, for any number of workers; placement models what training sends.
+"""Gossip graphs for any number of workers, shared by training and placement.
 
-In every step of a graph each worker sends its model to one worker and takes in that of one: a permutation of the
-workers, with a weight. The matrix of the weights is doubly stochastic, so that the sum of all models stays what it
-is. A new graph is one class here, one line in GRAPHS, and its name in plan.PATTERNS.
+In each round every worker sends its model to one worker and receives that of one: a permutation with weights. The
+mixing matrix is doubly stochastic, so the sum of all models is preserved. A new graph is one class here, one entry of
+GRAPHS, and its name in plan.COMM_PATTERNS.
 """
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
+from itertools import cycle
 
 import numpy as np
 import numpy.typing as npt
@@ -20,13 +23,13 @@ FloatArray = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class GossipGroup:
-    """The workers that a graph is made for.
+    """Workers of a graph.
 
     Attributes
     ----------
     zones : entry i is the leaf zone of worker i.
-    seed : of partners that are drawn; the same on all workers, so that nothing need be agreed on.
-    costs : "leafA|leafB" (names sorted) -> seconds per byte between two leaf zones; {} where none are known.
+    seed : of random partners; the same on all workers.
+    costs : "leafA|leafB" (names sorted) -> seconds per byte between two leaf zones; {} if unknown.
     """
 
     zones: Sequence[str]
@@ -39,12 +42,12 @@ class GossipGroup:
 
 @dataclass(frozen=True, eq=False)
 class MixingRound:
-    """One step of a graph.
+    """One round of a graph.
 
     Attributes
     ----------
-    target : shape (count,): entry i is the worker that worker i sends to, and where it rests i itself.
-    weight : shape (count,): the share of what worker i takes in in its new model; equal along each cycle.
+    target : shape (count,): entry i is the receiver of worker i's model, i itself if it is idle.
+    weight : shape (count,): weight of the received model in worker i's new model; equal along each cycle.
     """
 
     target: IntArray
@@ -52,20 +55,19 @@ class MixingRound:
 
     @cached_property
     def source(self) -> IntArray:
-        """Shape (count,): entry i is the worker whose model worker i takes in."""
+        """Shape (count,): entry i is the sender to worker i."""
         return np.argsort(self.target)
 
     @property
     def matrix(self) -> FloatArray:
-        """Shape (count, count): what the step multiplies the stacked models with."""
-        everyone = np.arange(len(self.target))
-        mixed = np.diag(1 - self.weight)
-        mixed[everyone, self.source] += self.weight
-        return mixed
+        """Mixing matrix, shape (count, count)."""
+        matrix = np.diag(1 - self.weight)
+        matrix[np.arange(len(self.target)), self.source] += self.weight
+        return matrix
 
 
 def _pairwise_round(count: int, pairs: IntArray, weight: float | FloatArray = 0.5) -> MixingRound:
-    """Worker pairs[i, 0] and worker pairs[i, 1] exchange; all others rest."""
+    """Round in which the workers pairs[i, 0] and pairs[i, 1] exchange; all others are idle."""
     target, weights = np.arange(count), np.full(count, 0.5)
     target[pairs] = pairs[:, ::-1]
     weights[pairs] = np.reshape(weight, (-1, 1))
@@ -77,8 +79,8 @@ class Graph:
 
     Attributes
     ----------
-    paired : whether a worker takes in the model of the one that it sends to, in every step.
-    fixed : whether each worker meets the same few others again and again.
+    pairwise : whether each worker receives from the worker that it sends to, in every round.
+    static_neighbors : whether each worker has a fixed set of few neighbors.
     """
 
     pairwise = True
@@ -88,21 +90,21 @@ class Graph:
         self._rounds: tuple[MixingRound, ...] = (MixingRound(np.arange(len(members)), np.full(len(members), 0.5)),)
 
     def round(self, step: int) -> MixingRound:
-        """What is done in a step, counted from 0."""
+        """Round of a step, counted from 0."""
         return self._rounds[step % len(self._rounds)]
 
     @property
     def period(self) -> int:
-        """Steps after which the graph begins again; 0 where each step is drawn."""
+        """Steps after which the rounds repeat; 0 if they are random."""
         return len(self._rounds)
 
     def weighted_rounds(self) -> list[tuple[MixingRound, float]]:
-        """All different rounds, each with the share of the steps in which it is played; [] where they are drawn."""
-        return [(turn, 1 / len(self._rounds)) for turn in self._rounds]
+        """All different rounds, each with its share of the steps; [] if they are random."""
+        return [(entry, count / len(self._rounds)) for entry, count in Counter(self._rounds).items()]
 
 
 class RandomizedGraph(Graph):
-    """Base of graphs whose pairs are drawn anew in each step."""
+    """Base of graphs with random pairs in each step."""
 
     static_neighbors = False
 
@@ -118,7 +120,7 @@ class RandomizedGraph(Graph):
 
 
 class RandomMatching(RandomizedGraph):
-    """A random permutation paired off; the one left over of an odd count rests.
+    """Random matching; one worker of an odd number is idle.
 
     References
     ----------
@@ -132,9 +134,9 @@ class RandomMatching(RandomizedGraph):
 
 
 class OnePeerExponential(Graph):
-    """Each sends to the one at distance 1, 2, 4, ... by turns, one way round the circle of workers.
+    """One-peer exponential graph: send to distance 1, 2, 4, ... around a circle of workers, alternately.
 
-    Where the count is 2^k, k steps make all models the mean of those before; else they draw near to it.
+    Exact average after k rounds for 2^k workers; approximate for other numbers.
 
     References
     ----------
@@ -147,19 +149,19 @@ class OnePeerExponential(Graph):
     def __init__(self, members: GossipGroup) -> None:
         super().__init__(members)
         count = len(members)
-        everyone, half = np.arange(count), np.full(count, 0.5)
+        workers, half = np.arange(count), np.full(count, 0.5)
         if count > 1:
-            self._rounds = tuple(MixingRound((everyone + distance) % count, half)
+            self._rounds = tuple(MixingRound((workers + distance) % count, half)
                                  for distance in _hop_distances(count))
 
 
 class Base2Graph(Graph):
-    """Pairs by turns, whose weights make all models the mean of those before after a few steps, for any count.
+    """Base-(k+1) graph for k = 1: exact average after a few rounds of pairs, for any number of workers.
 
-    For a count of 2^a m, m odd: a steps of a hypercube between blocks of m workers, and where m > 1 further
-    2 floor(log2 m) + 1 inside the blocks. Inside a block, groups of 2^p workers, one for each bit of m, first reach
-    their own means. Then each group, the largest first, meets all that are in smaller ones, with the weight by
-    which its sum becomes its share of the whole, and spreads that in itself. The Base-(k+1) graph for k = 1.
+    For 2^a m workers, m odd: a hypercube rounds between blocks of m workers, and if m > 1 further 2 floor(log2 m) + 1
+    rounds inside the blocks. Inside a block, groups of 2^p workers, one per bit of m, first average among themselves.
+    Then each group, the largest first, exchanges with the members of all smaller ones, with the weight that makes its
+    sum its share of the total, and averages again.
 
     References
     ----------
@@ -174,27 +176,27 @@ class Base2Graph(Graph):
 
 @cache
 def _base2_rounds(count: int) -> tuple[MixingRound, ...]:
-    """The rounds of Base; () for a worker alone."""
+    """Rounds of Base2Graph; () for a single worker."""
     blocks = count & -count
     size = count // blocks
-    everyone = np.arange(count)
-    rounds = [MixingRound((everyone // size ^ distance) * size + everyone % size, np.full(count, 0.5))
+    workers = np.arange(count)
+    rounds = [MixingRound((workers // size ^ distance) * size + workers % size, np.full(count, 0.5))
               for distance in _hop_distances(blocks)]
     bits = [bit for bit in reversed(range(size.bit_length())) if size >> bit & 1]
-    start = [sum(1 << bit for bit in bits[:place]) for place in range(len(bits))]
+    starts = [sum(1 << bit for bit in bits[:index]) for index in range(len(bits))]
     inside: list[list[tuple[IntArray, float]]] = [[] for _ in range(2 * bits[0] + 1)] if size > 1 else []
-    for place, (first, bit) in enumerate(zip(start, bits, strict=True)):
-        met = bits[0] + place  # the step in which the group meets the smaller ones
-        own, rest = 1 << bit, size - first - (1 << bit)
+    for index, (first, bit) in enumerate(zip(starts, bits, strict=True)):
+        exchange = bits[0] + index  # round in which the group exchanges with the smaller ones
+        own, smaller_total = 1 << bit, size - first - (1 << bit)
         for turn in range(bit):
             lower = first + np.flatnonzero(~np.arange(own) >> turn & 1)
             halves = np.stack([lower, lower + (1 << turn)], axis=1), 0.5
             inside[turn].append(halves)
-            if rest:
-                inside[met + 1 + turn].append(halves)
-        if rest:
-            smaller = np.arange(rest) + first + own
-            inside[met].append((np.stack([smaller - own, smaller], axis=1), own / (own + rest)))
+            if smaller_total:
+                inside[exchange + 1 + turn].append(halves)
+        if smaller_total:
+            smaller = np.arange(smaller_total) + first + own
+            inside[exchange].append((np.stack([smaller - own, smaller], axis=1), own / (own + smaller_total)))
     for step in inside:
         pairs = np.concatenate([block + begin for block, _ in step for begin in range(0, count, size)])
         weights = np.concatenate([np.full(len(block) * blocks, weight) for block, weight in step])
@@ -203,70 +205,49 @@ def _base2_rounds(count: int) -> tuple[MixingRound, ...]:
 
 
 class ZoneAware(Graph):
-    """Three steps inside the leaf zones, then one between them, and so on.
+    """Alternates three rounds inside the leaf zones with one between them.
 
-    Inside a zone its workers play Base; between zones, the zones play it, and the i-th worker of one exchanges
-    with the i-th of the other, as far as both have one. Where there is one zone, or no two workers share one, only
-    the steps that can be are made.
+    Both follow Base2Graph, inside each zone and between zones; there the i-th workers of two zones exchange, if both
+    exist. With one zone, or one worker per zone, only one kind of round exists.
     """
 
-    #: one step in so many goes to another zone
+    #: period of rounds between zones
     INTER_ZONE_EVERY = 4
 
     def __init__(self, members: GossipGroup) -> None:
-        count = len(members)
+        super().__init__(members)
+        size = len(members)
         groups: dict[str, list[int]] = {}
         for worker, zone in enumerate(members.zones):
             groups.setdefault(zone, []).append(worker)
         zones = [np.array(group) for group in groups.values()]
-        near = max((len(_base2_rounds(len(own))) for own in zones), default=0)
-        self._intra_zone_rounds, self._inter_zone_rounds = [], []
-        for turn in range(near):
-            target, weight = np.arange(count), np.full(count, 0.5)
+        intra_zone, inter_zone = list[MixingRound](), list[MixingRound]()
+        for turn in range(max((len(_base2_rounds(len(own))) for own in zones), default=0)):
+            target, weight = np.arange(size), np.full(size, 0.5)
             for own in zones:
                 if len(own) > 1:
-                    plays = _base2_rounds(len(own))[turn % len(_base2_rounds(len(own)))]
-                    target[own], weight[own] = own[plays.target], plays.weight
-            self._intra_zone_rounds.append(MixingRound(target, weight))
-        for plays in _base2_rounds(len(zones)):
-            target, weight = np.arange(count), np.full(count, 0.5)
-            for own, other, share in zip(zones, plays.target.tolist(), plays.weight, strict=True):
-                meet = min(len(own), len(zones[other]))
-                target[own[:meet]], weight[own[:meet]] = zones[other][:meet], share
-            self._inter_zone_rounds.append(MixingRound(target, weight))
-        if not self._intra_zone_rounds and not self._inter_zone_rounds:
-            super().__init__(members)
-            self._intra_zone_rounds = list(self._rounds)
-
-    def round(self, step: int) -> MixingRound:
-        block, turn = divmod(step, self.INTER_ZONE_EVERY)
-        if not self._inter_zone_rounds or not self._intra_zone_rounds:
-            only = self._intra_zone_rounds or self._inter_zone_rounds
-            return only[step % len(only)]
-        if turn == self.INTER_ZONE_EVERY - 1:
-            return self._inter_zone_rounds[block % len(self._inter_zone_rounds)]
-        return self._intra_zone_rounds[(block * (self.INTER_ZONE_EVERY - 1) + turn) % len(self._intra_zone_rounds)]
-
-    @property
-    def period(self) -> int:
-        if not self._inter_zone_rounds or not self._intra_zone_rounds:
-            return len(self._intra_zone_rounds or self._inter_zone_rounds)
-        blocks = len(self._intra_zone_rounds) // np.gcd(len(self._intra_zone_rounds), self.INTER_ZONE_EVERY - 1)
-        return int(self.INTER_ZONE_EVERY * np.lcm(blocks, len(self._inter_zone_rounds)))
-
-    def weighted_rounds(self) -> list[tuple[MixingRound, float]]:
-        far = 1 / \
-            self.INTER_ZONE_EVERY if self._intra_zone_rounds and self._inter_zone_rounds else float(
-                not self._intra_zone_rounds)
-        return [*((turn, (1 - far) / len(self._intra_zone_rounds)) for turn in self._intra_zone_rounds),
-                *((turn, far / len(self._inter_zone_rounds)) for turn in self._inter_zone_rounds)]
+                    base2 = _base2_rounds(len(own))[turn % len(_base2_rounds(len(own)))]
+                    target[own], weight[own] = own[base2.target], base2.weight
+            intra_zone.append(MixingRound(target, weight))
+        for base2 in _base2_rounds(len(zones)):
+            target, weight = np.arange(size), np.full(size, 0.5)
+            for own, other, share in zip(zones, base2.target.tolist(), base2.weight, strict=True):
+                paired = min(len(own), len(zones[other]))
+                target[own[:paired]], weight[own[:paired]] = zones[other][:paired], share
+            inter_zone.append(MixingRound(target, weight))
+        if intra_zone and inter_zone:
+            every, near, far = self.INTER_ZONE_EVERY, cycle(intra_zone), cycle(inter_zone)
+            blocks = math.lcm(len(intra_zone) // math.gcd(len(intra_zone), every - 1), len(inter_zone))
+            self._rounds = tuple(next(far if turn == every - 1 else near) for _ in range(blocks) for turn in range(every))
+        else:
+            self._rounds = tuple(intra_zone or inter_zone) or self._rounds
 
 
 class LinkAware(RandomizedGraph):
-    """A random matching that prefers quick links; without known costs all links are alike.
+    """Random matching that prefers fast links; without costs all links are equal.
 
-    A pair is preferred by the inverse of the cost of its link, and a fifth of all preference is spread evenly, so
-    that slow links are used, too.
+    The preference of a pair is the inverse of its link's cost; UNIFORM_SHARE of it is uniform, so that slow links are
+    used, too.
 
     References
     ----------
@@ -274,14 +255,13 @@ class LinkAware(RandomizedGraph):
     heterogeneous networks. ICDE 2021. arXiv:2009.05766
     """
 
-    #: of all preference
     UNIFORM_SHARE = 0.2
 
     def __init__(self, members: GossipGroup) -> None:
         super().__init__(members)
         count = len(members)
         names, zone = np.unique(np.array(members.zones, dtype=str), return_inverse=True)
-        known = [members.costs.get("|".join(sorted((one, other))), np.nan) for one in names for other in names]
+        known = [members.costs.get("|".join(sorted((first, second))), np.nan) for first in names for second in names]
         cost = np.array(known, dtype=float).reshape(len(names), len(names))
         cost[~np.isfinite(cost)] = np.nanmean(cost) if np.isfinite(cost).any() else 1.0
         speed = 1 / np.maximum(cost, 1e-30)[np.ix_(zone, zone)]
@@ -293,14 +273,14 @@ class LinkAware(RandomizedGraph):
 
     def round(self, step: int) -> MixingRound:
         count = self._count
-        # with Gumbel noise the largest key is each pair's with the probability of its preference
+        # Gumbel trick: a pair has the largest key with the probability of its preference
         key = np.full((count, count), -np.inf)
         noise = np.random.default_rng((self._seed, step)).gumbel(size=len(self._log_preferences))
         key[self._upper_triangle] = self._log_preferences + noise
         key = np.maximum(key, key.T)
         pairs, free = [], np.arange(count)
         while len(free) > 1:
-            # pairs that prefer each other stand in any matching by falling keys
+            # mutual best pairs are part of the greedy matching
             best = free[key[np.ix_(free, free)].argmax(1)]
             mutual = np.zeros(count, np.int64)
             mutual[free] = best
@@ -314,7 +294,7 @@ def _hop_distances(count: int) -> list[int]:
     return [1 << bit for bit in range((count - 1).bit_length())]
 
 
-#: pattern, one of plan.PATTERNS -> its graph
+#: communication pattern -> its graph
 GRAPHS: dict[str, type[Graph]] = {
     "random-matching": RandomMatching, "one-peer-exponential": OnePeerExponential, "base-2": Base2Graph,
     "zone-aware": ZoneAware, "link-aware": LinkAware}

@@ -86,8 +86,8 @@ def test_every_sample_is_dealt_once_while_speeds_change(data: st.DataObject, wor
         assert all(hand.stop > hand.start for its in dealt for hand in its)
         if not by_steps:
             for same in zip(*dealt, strict=True):
-                assert math.isclose(sum(hand.weight for hand in same), workers)
-                assert max(hand.weight for hand in same) <= MAX_SHARE_FACTOR + workers / sum(
+                assert math.isclose(sum(hand.gradient_weight for hand in same), workers)
+                assert max(hand.gradient_weight for hand in same) <= MAX_SHARE_FACTOR + workers / sum(
                     hand.stop - hand.start for hand in same)
 
 

@@ -1,11 +1,11 @@
-"""Any number of workers, in any zones, with any legal choices: the sum stays, and nobody waits for ever."""
+"""Properties of gossip and local SGD with any number of workers, zones and valid options."""
 
 from __future__ import annotations
 
 import numpy as np
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from strategy_harness import RandomDelayNetwork, sum_error, noise, run_strategy
+from strategy_harness import RandomDelayNetwork, noise, run_strategy, sum_error
 
 from slurmdl.errors import InvalidRunError
 from slurmdl.plan import COMM_PATTERNS
@@ -16,9 +16,9 @@ bounded = settings(max_examples=50, deadline=None, derandomize=True,
                    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
 
 
-def legal(method: StrategyConfig) -> bool:
+def is_valid(config: StrategyConfig) -> bool:
     try:
-        check_compatibility(method)
+        check_compatibility(config)
     except InvalidRunError:
         return False
     return True
@@ -26,37 +26,40 @@ def legal(method: StrategyConfig) -> bool:
 
 @bounded
 @given(st.data())
-def test_gossip_of_any_kind(data: st.DataObject) -> None:
+def test_gossip_preserves_weighted_sum(data: st.DataObject) -> None:
     zones = data.draw(st.lists(st.sampled_from("abcd"), min_size=1, max_size=17))
     count = len(zones)
     choices = st.builds(
         StrategyConfig, st.sampled_from(["gossip", "adaptive-gossip"]), st.sampled_from(COMM_PATTERNS["gossip"]),
-        compression=st.sampled_from(COMPRESSION_NAMES), trigger=st.sampled_from(TRIGGER_NAMES), asynchronous=st.booleans(),
-        global_average_every=st.sampled_from([0, 0, 5]), trigger_warmup=st.integers(0, 9), max_interval=st.integers(4, 20))
-    method = data.draw(choices.filter(legal))
+        compression=st.sampled_from(COMPRESSION_NAMES), trigger=st.sampled_from(TRIGGER_NAMES),
+        asynchronous=st.booleans(), global_average_every=st.sampled_from([0, 0, 5]),
+        trigger_warmup=st.integers(0, 9), max_interval=st.integers(4, 20))
+    config = data.draw(choices.filter(is_valid))
     network = RandomDelayNetwork(data.draw(st.integers(0, 99)), data.draw(st.sampled_from([0.01, 3.0])))
-    played = run_strategy(method, count, 25, zones=zones, network=network, update=noise(0.05), size=data.draw(
+    logs = run_strategy(config, count, 25, zones=zones, network=network, update=noise(0.05), size=data.draw(
         st.integers(3, 600)), step_seconds=lambda rank: 1.0 + rank % 3)
-    assert sum_error(played) < 1e-5
-    assert np.isclose(sum(its.strategy.model_weight for its in played), count)
-    assert (sum(its.strategy.exchanges for its in played) > 0) == (count > 1)
+    assert sum_error(logs) < 1e-5
+    assert np.isclose(sum(log.strategy.model_weight for log in logs), count)
+    assert (sum(log.strategy.exchanges for log in logs) > 0) == (count > 1)
 
 
 @bounded
 @given(st.data())
-def test_local_sgd_of_any_kind(data: st.DataObject) -> None:
+def test_local_sgd_gives_equal_models(data: st.DataObject) -> None:
     zones = data.draw(st.lists(st.sampled_from("abcd"), min_size=1, max_size=17))
     count = len(zones)
     choices = st.builds(
         StrategyConfig, st.just("local-sgd"), st.sampled_from(["ring", "hierarchical"]),
-        compression=st.sampled_from(COMPRESSION_NAMES), trigger=st.sampled_from(TRIGGER_NAMES), trigger_warmup=st.integers(0, 9))
-    method = data.draw(choices.filter(legal))
-    period = data.draw(st.integers(1, 9)) if method.trigger == "period" else None
-    played = run_strategy(StrategyConfig(**{**vars(method), "period": period}), count, 18, zones=zones, update=noise(0.05),
+        compression=st.sampled_from(COMPRESSION_NAMES), trigger=st.sampled_from(TRIGGER_NAMES),
+        trigger_warmup=st.integers(0, 9))
+    config = data.draw(choices.filter(is_valid))
+    period = data.draw(st.integers(1, 9)) if config.trigger == "period" else None
+    logs = run_strategy(StrategyConfig(**{**vars(config), "period": period}), count, 18, zones=zones,
+                        update=noise(0.05),
                   network=RandomDelayNetwork(data.draw(st.integers(0, 99)), 3.0), size=data.draw(st.integers(1, 600)))
-    assert all(its.exchange_steps == played[0].exchange_steps for its in played)
-    if played[0].exchange_steps:
-        last = played[0].exchange_steps[-1]
-        common = [its.final - sum(noise(0.05)(rank, step, its.final) for step in range(last + 1, 18))
-                  for rank, its in enumerate(played)]
-        assert np.ptp(common, axis=0).max() < 1e-5
+    assert all(log.exchange_steps == logs[0].exchange_steps for log in logs)
+    if logs[0].exchange_steps:
+        last = logs[0].exchange_steps[-1]
+        averaged = [log.final - sum(noise(0.05)(rank, step, log.final) for step in range(last + 1, 18))
+                    for rank, log in enumerate(logs)]
+        assert np.ptp(averaged, axis=0).max() < 1e-5

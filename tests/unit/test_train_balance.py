@@ -12,7 +12,7 @@ import pytest
 import torch
 from mpi import mpirun, needs_mpi
 from torch import nn
-from training import noise, play, whole
+from strategy_harness import noise, run_strategy, global_batches
 from virtual_ranks import flat
 
 from slurmdl.errors import InvalidRunError, TrainError, UsageError
@@ -87,7 +87,7 @@ def test_batches_by_speed_are_equal_to_the_whole_batch(method: StrategyConfig, w
     first = flat(model)
     deal = GlobalBatches(SAMPLES, workers, BATCH, True, 1)
     for epoch in range(EPOCHS):
-        for index in whole(deal, epoch):
+        for index in global_batches(deal, epoch):
             step(model, opt, X[index], Y[index])
     assert (flat(model) - first).abs().max() > 1e-2, "the reference did not learn"
     found = [its for its in library(workers + (method.ps or 0), method, trained) if its]
@@ -144,18 +144,18 @@ WEIGHTS = (0.25, 1.25, 1.5, 1.0)
 @pytest.mark.parametrize("traffic, compress", [("random-matching", "none"), ("base-2", "int4"), ("one-peer-exponential", "none"),
                                                ("base-2", "fp16"), ("zone-aware", "none")])
 def test_gossip_keeps_the_weighted_sum(traffic: str, compress: str) -> None:
-    played = play(StrategyConfig("gossip", traffic, compression=compress), 4, 60, weights=WEIGHTS, zones="aabb")
+    played = run_strategy(StrategyConfig("gossip", traffic, compression=compress), 4, 60, model_weights=WEIGHTS, zones="aabb")
     first, last = (sum(weight * np.float64(getattr(its, name)) for weight, its in zip(WEIGHTS, played, strict=True))
-                   for name in ("first", "last"))
+                   for name in ("initial", "final"))
     assert np.abs(first - last).max() < 1e-3 * np.abs(first).max()
     assert [its.strategy.model_weight for its in played] == pytest.approx(WEIGHTS)
 
 
 def test_pushed_models_of_other_weights_keep_the_weighted_sum() -> None:
-    played = play(StrategyConfig("gossip", "random-matching", asynchronous=True), 4, 40, weights=WEIGHTS, update=noise(0.1),
-                  seconds=lambda rank: 1e-3)
-    before = sum(weight * np.float64(its.first) + its.added for weight, its in zip(WEIGHTS, played, strict=True))
-    after = sum(its.strategy.model_weight * np.float64(its.last) for its in played)
+    played = run_strategy(StrategyConfig("gossip", "random-matching", asynchronous=True), 4, 40, model_weights=WEIGHTS, update=noise(0.1),
+                  step_seconds=lambda rank: 1e-3)
+    before = sum(weight * np.float64(its.initial) + its.total_update for weight, its in zip(WEIGHTS, played, strict=True))
+    after = sum(its.strategy.model_weight * np.float64(its.final) for its in played)
     assert np.abs(after - before).max() < 1e-4
     assert sum(its.strategy.model_weight for its in played) == pytest.approx(sum(WEIGHTS))
     assert all(its.strategy.exchanges for its in played)
@@ -165,8 +165,8 @@ def test_a_slow_rank_does_not_gather_all_the_weight() -> None:
     """Of one that is 4 times slower the others keep more than half."""
     held = []
     for steps in range(30, 40):
-        played = play(StrategyConfig("gossip", "random-matching", asynchronous=True), 8, steps, update=noise(0.1),
-                      seconds=lambda rank: 4.0 if rank == 0 else 1.0)
+        played = run_strategy(StrategyConfig("gossip", "random-matching", asynchronous=True), 8, steps, update=noise(0.1),
+                      step_seconds=lambda rank: 4.0 if rank == 0 else 1.0)
         held.append(sum(its.strategy.model_weight for its in played[1:]))
     assert np.mean(held) > 4
 
@@ -174,10 +174,10 @@ def test_a_slow_rank_does_not_gather_all_the_weight() -> None:
 @pytest.mark.parametrize("compress", ["none", "int8"])
 def test_local_sgd_takes_the_weighted_mean(compress: str) -> None:
     method = StrategyConfig("local-sgd", "ring", compression=compress, period=5, outer_lr=1.0, outer_momentum=0.0)
-    played = play(method, 4, 5, weights=WEIGHTS)
-    mean = sum(weight * np.float64(its.first) for weight, its in zip(WEIGHTS, played, strict=True)) / 4
+    played = run_strategy(method, 4, 5, model_weights=WEIGHTS)
+    mean = sum(weight * np.float64(its.initial) for weight, its in zip(WEIGHTS, played, strict=True)) / 4
     for its in played:
-        assert np.abs(its.last - mean).max() < (1e-5 if compress == "none" else 0.05)
+        assert np.abs(its.final - mean).max() < (1e-5 if compress == "none" else 0.05)
 
 
 METHODS = [StrategyConfig("allreduce", load_balance="batch-size"), StrategyConfig("gossip", "base-2", load_balance="batch-size"),
@@ -188,7 +188,7 @@ METHODS = [StrategyConfig("allreduce", load_balance="batch-size"), StrategyConfi
            StrategyConfig("gossip", "random-matching", asynchronous=True, load_balance="batch-size")]
 
 
-@pytest.mark.parametrize("method", METHODS, ids=lambda its: f"{its.strategy}-{its.balance}-{its.asynchronous}")
+@pytest.mark.parametrize("method", METHODS, ids=lambda its: f"{its.strategy}-{its.load_balance}-{its.asynchronous}")
 @pytest.mark.parametrize("data", ["arrays", "dataset"])
 def test_a_loader_deals_every_sample_once_and_goes_on_from_a_position(method: StrategyConfig, data: str) -> None:
     """After a restart in the middle of an epoch with fewer workers what is left is dealt out."""
@@ -234,14 +234,14 @@ def test_a_loader_deals_every_sample_once_and_goes_on_from_a_position(method: St
 
 
 @pytest.mark.parametrize("method, text", [
-    (StrategyConfig("allreduce", "ring", load_balance="local-steps"), "--load-balance local-steps: each step takes all workers, so that none can "
-     "make more of them; asked for with allreduce --comm-pattern ring --trigger period --compression none; valid: --load-balance "
-     "off, batch"),
+    (StrategyConfig("allreduce", "ring", load_balance="local-steps"), "--load-balance local-steps: each step takes all workers, so none can "
+     "make more steps; asked for with allreduce --comm-pattern ring --trigger period --compression none; valid: --load-balance "
+     "off, batch-size"),
     (StrategyConfig("ps", "shards", load_balance="local-steps"), "--load-balance local-steps: each step takes all workers"),
     (StrategyConfig("ps", "shards", max_staleness=2, load_balance="local-steps"), "--load-balance local-steps: each step takes all workers"),
     (StrategyConfig("gossip", "base-2", load_balance="local-steps"),
-     "--load-balance local-steps: with an exchange after every step there are none"),
-    (StrategyConfig("gossip", "base-2", shared_memory=True, period=4, load_balance="local-steps"), "--load-balance local-steps: with --shared")])
+     "--load-balance local-steps: an exchange after every step leaves no steps"),
+    (StrategyConfig("gossip", "base-2", shared_memory=True, period=4, load_balance="local-steps"), "--load-balance local-steps: not valid with --shared-memory")])
 def test_what_cannot_be_balanced_is_refused(method: StrategyConfig, text: str) -> None:
     with pytest.raises(InvalidRunError) as refused:
         compatibility.check_compatibility(method)
@@ -259,8 +259,8 @@ def two_loaders(run: Run, model: Any, opt: Any) -> None:
 
 
 @pytest.mark.parametrize("program, options, words", [
-    (no_batch, {}, "step 1: --load-balance batch-size shares out the batches of run.loader"),
-    (two_loaders, {}, r"--load-balance batch-size: one run.loader\(\) deals out all samples"),
+    (no_batch, {}, "step 1: --load-balance batch-size requires a batch of run.loader"),
+    (two_loaders, {}, r"--load-balance batch-size: requires one run.loader\(\) for all samples"),
     (no_batch, {"backward_passes_per_step": 2}, "--load-balance batch-size: not valid with backward_passes_per_step=2")])
 def test_scripts_that_cannot_be_balanced(program: Callable[[Run, Any, Any], None], options: dict[str, int],
                                          words: str) -> None:
@@ -269,7 +269,7 @@ def test_scripts_that_cannot_be_balanced(program: Callable[[Run, Any, Any], None
 
 
 def test_checkpoints_need_a_common_step(tmp_path: Path) -> None:
-    with pytest.raises(InvalidRunError, match="--checkpoint-dir: with --load-balance local-steps --async what is dealt to one worker"):
+    with pytest.raises(InvalidRunError, match="--checkpoint-dir: not valid with --load-balance local-steps --async"):
         library(
     2,
     StrategyConfig(
@@ -281,7 +281,7 @@ def test_checkpoints_need_a_common_step(tmp_path: Path) -> None:
 
 
 def test_skewed_data_cannot_be_balanced() -> None:
-    with pytest.raises(UsageError, match="--load-balance batch-size: with --dirichlet-alpha each worker has images of its own"):
+    with pytest.raises(UsageError, match="--load-balance batch-size: not valid with --dirichlet-alpha"):
         parse_train_options(["--load-balance", "batch-size", "--dirichlet-alpha", "0.3"], {})
 
 
@@ -324,7 +324,7 @@ def kinds() -> Iterator[Any]:
 def test_a_balanced_run_is_as_good_and_nearly_as_quick_as_its_ranks_are(words: str) -> None:
     """On the clock of the simulation, against the sum of the ranks' speeds."""
     found = simulated(*words.split())
-    equal = simulated(*words.replace("batch", "off").replace("steps", "off").split(), slow="")
+    equal = simulated(*words.replace("batch-size", "off").replace("local-steps", "off").split(), slow="")
     workers = found["num_workers"]
     at_once = (workers - 0.75) * 16 / 0.01
     # rounds of 4 steps, as with drift, leave little to shift
@@ -361,7 +361,7 @@ def test_a_slowed_rank_over_mpi_gets_less(words: str, tmp_path: Path) -> None:
     what = "steps_per_worker" if "steps" in words else "batch_size_per_worker"
     assert summary[what][slow] == min(summary[what])
     assert summary[what][slow] < 0.8 * max(summary[what])
-    assert ("of each worker" if "steps" in words else "batch, each worker") in done.stdout
+    assert ("steps of each worker" if "steps" in words else "batch size of each worker") in done.stdout
     # 60 steps are two epochs of 23 (or, of three workers, 30) steps and a part of a third
     taken = round(sum(np.multiply(summary["steps_per_worker"], summary["batch_size_per_worker"])))
     epochs, rest = divmod(steps, GlobalBatches(1437, summary["num_workers"], batch, True, 1).steps_per_epoch)

@@ -193,20 +193,20 @@ def test_shards_are_cut_anew_for_servers_of_another_number(servers: int, tmp_pat
 
 
 @pytest.mark.parametrize("words, ranks, further, why", [
-    ("--strategy gossip", 2, {}, "--strategy allreduce, this one has gossip; valid: the same, or another folder"),
-    ("--strategy allreduce", 2, {"lr": 0.01}, "lr of parameter group 0 0.05, this one has 0.01; valid"),
-    ("--strategy allreduce", 2, {"batch_size": 8}, "--batch-size 16, this one has 8; valid"),
-    ("--strategy allreduce", 2, {"model": "mlp:8"}, "--model mlp:16, this one has mlp:8; valid")])
+    ("--strategy gossip", 2, {}, "--strategy allreduce, this run has gossip; use the same, or a new directory"),
+    ("--strategy allreduce", 2, {"lr": 0.01}, "lr of parameter group 0 0.05, this run has 0.01; use"),
+    ("--strategy allreduce", 2, {"batch_size": 8}, "--batch-size 16, this run has 8; use"),
+    ("--strategy allreduce", 2, {"model": "mlp:8"}, "--model mlp:16, this run has mlp:8; use")])
 def test_a_checkpoint_of_another_run_is_refused(words: str, ranks: int, further: dict[str, Any], why: str,
                                                 tmp_path: Path) -> None:
     figures("--strategy allreduce", 2, 5, checkpoint_dir=tmp_path, checkpoint_every=5)
-    with pytest.raises(InvalidRunError, match=f"^--checkpoint-dir {tmp_path}: is of a run with {why}"):
+    with pytest.raises(InvalidRunError, match=f"^--checkpoint-dir {tmp_path}: written with {why}"):
         figures(words, ranks, 5, **{"checkpoint_dir": tmp_path, **further})
 
 
 def test_ranks_of_another_number_are_refused_where_each_is_on_its_own(tmp_path: Path) -> None:
     words = "--strategy ps --async"
-    why = "is of 2 workers and 1 servers, these are 1 workers and 1 servers: each worker has"
+    why = "written by 2 workers and 1 servers, this run has 1 workers and 1 servers: each worker has"
     figures(words, 3, 20, checkpoint_dir=tmp_path, checkpoint_every=5, emulate_compute="0.2")
     with pytest.raises(InvalidRunError, match=f"^--checkpoint-dir {tmp_path}: {why}"):
         figures(words, 2, 20, checkpoint_dir=tmp_path)
@@ -323,7 +323,7 @@ def test_a_script_whose_steps_have_no_end_is_refused(tmp_path: Path) -> None:
         for _ in range(2):
             model(torch.ones(1, 3)).sum().backward()
             opt.step()
-    with pytest.raises(TrainError, match=r"^step 2: checkpoints are made where a batch is asked for; valid: batches"):
+    with pytest.raises(TrainError, match=r"^step 2: checkpoints are written when a batch is requested; valid: batches"):
         script(tmp_path, program)
 
 
@@ -348,11 +348,11 @@ def test_a_folder_that_not_all_ranks_see_is_refused(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(checkpoint, "VISIBILITY_TIMEOUT_SECONDS", 0.2)
     monkeypatch.setattr(CheckpointDir, "create_probe", lambda self: (str(tmp_path / "elsewhere"), ""))
     monkeypatch.setattr("os.unlink", lambda path: None)
-    with pytest.raises(InvalidRunError, match=r"rank 0 on .* does not see there.*; valid: a folder that all ranks share"):
+    with pytest.raises(InvalidRunError, match=r"rank 0 on .* cannot see or write files of rank 0 .*; expected a writable directory that all ranks share"):
         script(tmp_path / "kept", lambda run, model, opt: run.wrap(model, opt))
 
 
 def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(InvalidRunError, match=r"^--checkpoint-dir .*/file/kept: Not a directory; valid: a folder that all ranks"):
+    with pytest.raises(InvalidRunError, match=r"^--checkpoint-dir .*/file/kept: Not a directory; expected a writable directory that all ranks"):
         script(tmp_path / "file" / "kept", lambda run, model, opt: run.wrap(model, opt))

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from training import lost, noise, play
+from strategy_harness import sum_error, noise, run_strategy
 
 from slurmdl.errors import InvalidRunError
 from slurmdl.plan import COMM_PATTERNS
@@ -40,11 +40,11 @@ def test_valid_configs_match_table_and_run(strategy: str) -> None:
     if strategy in ("allreduce", "ps"):
         return
     for config in accepted:
-        workers = play(replace(config, trigger_warmup=3, period=2 if config.trigger == "period" else None), 4, 12,
+        workers = run_strategy(replace(config, trigger_warmup=3, period=2 if config.trigger == "period" else None), 4, 12,
                        update=noise(0.1), zones="aabb")
         assert sum(worker.strategy.exchanges for worker in workers) > 0, config
         if "gossip" in strategy:
-            assert lost(workers) < 1e-5, config
+            assert sum_error(workers) < 1e-5, config
 
 
 @pytest.mark.parametrize("config, option, facts", [

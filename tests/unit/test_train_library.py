@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from training import evenly, whole
+from strategy_harness import even_slices, global_batches
 from virtual_ranks import flat, library
 
 from slurmdl.errors import InvalidRunError, SlurmdlError, TrainError
@@ -97,7 +97,7 @@ def one_process(optimizer: str, workers: int) -> Any:
     epochs = iter(range(EPOCHS))
 
     def batches() -> Any:
-        for index in whole(deal, number):
+        for index in global_batches(deal, number):
             yield X[index], Y[index]
 
     def once() -> Any:
@@ -304,7 +304,7 @@ def grown(model: Any, opt: Any) -> None:
 
 @pytest.mark.parametrize("method", [StrategyConfig("allreduce"), StrategyConfig("gossip")], ids=named)
 @pytest.mark.parametrize("change, words", [
-    (moved, "step 1: parameter one.weight was laid elsewhere after run.wrap"),
+    (moved, "step 1: parameter one.weight was relocated after run.wrap"),
     (grown, "step 1: the optimizer got another group after run.wrap")])
 def test_changes_after_the_start(method: StrategyConfig, change: Callable[[Any, Any], None], words: str) -> None:
     def program(run: Run) -> None:
@@ -322,7 +322,7 @@ def broken(model: Any, opt: Any) -> None:
 
 
 @pytest.mark.parametrize("fault, words", [
-    (broken, r"step 2: the gradient of one.weight has entries that are infinite or no numbers"),
+    (broken, r"step 2: the gradient of one.weight has infinite or NaN entries"),
     (lambda model, opt: opt.step(lambda: None), r"opt.step\(closure\): not supported")])
 def test_faults_in_a_step(fault: Callable[[Any, Any], None], words: str) -> None:
     with pytest.raises(TrainError, match=words):
@@ -376,7 +376,7 @@ def test_a_worker_that_ends_early_ends_all(method: StrategyConfig) -> None:
                                                    (1437, 8, 32), (5, 1, 2), (17, 16, 1)])
 def test_every_sample_is_dealt_once(count: int, workers: int, batch: int) -> None:
     deal = GlobalBatches(count, workers, batch, True, 4)
-    hands = [list(evenly(deal, worker)) for worker in range(workers)]
+    hands = [list(even_slices(deal, worker)) for worker in range(workers)]
     assert {len(hand) for hand in hands} == {deal.steps_per_epoch}
     places = [place for hand in hands for its in hand for place in range(its.start, its.stop)]
     assert sorted(places) == list(range(count))
@@ -424,7 +424,7 @@ def test_a_server_does_not_end_a_process_of_others() -> None:
 
 
 @pytest.mark.parametrize("data, batch, words", [
-    (iter([1]), 2, "has no length"), ((np.zeros(4), np.zeros(5)), 2, "arrays of 4, 5 samples"),
+    (iter([1]), 2, "has no length or no samples by index"), ((np.zeros(4), np.zeros(5)), 2, "arrays of 4, 5 samples"),
     (np.zeros(1), 2, "1 samples for 2 workers"), (np.zeros(4), 0, "a batch of 0 samples")])
 def test_data_that_cannot_be_dealt_out(data: Any, batch: int, words: str) -> None:
     with pytest.raises(TrainError, match=words):
@@ -432,5 +432,5 @@ def test_data_that_cannot_be_dealt_out(data: Any, batch: int, words: str) -> Non
 
 
 def test_workers_with_other_data() -> None:
-    with pytest.raises(TrainError, match="its data is not that of rank 0"):
+    with pytest.raises(TrainError, match="the data differs from that of rank 0"):
         library(3, StrategyConfig("allreduce"), lambda run: run.loader(np.zeros(4 + (run.rank == 2)), 2))

@@ -170,8 +170,8 @@ def test_experimental_options_have_their_own_heading(capsys: pytest.CaptureFixtu
         parse_train_options(["--help"], {})
     _, _, group = capsys.readouterr().out.partition("Experimental:\n")
     assert re.findall(r"^  (--[\w-]+)", group, re.MULTILINE) == [
-        "--library", "--trigger-warmup", "--max-interval", "--global-average-every", "--quasi-global-momentum"]
-    assert "--comm-pattern link-aware" in group
+        "--trigger-warmup", "--max-interval", "--global-average-every", "--quasi-global-momentum"]
+    assert "--comm-pattern link-aware and mpi-allreduce" in " ".join(group.split())
 
 
 def test_traffic_of_option_plan_and_strategy() -> None:
@@ -203,11 +203,11 @@ def test_allreduce_between_known_zones_is_hierarchical_where_nobody_asks_for_a_r
 def test_plans_with_and_without_traffic() -> None:
     plan = Plan("gossip", ("a", "b"), ("worker",) * 2, {"a": ("core", "leaf")}, comm_pattern="one-peer-exponential")
     assert decode_plan(encode_plan(plan)) == plan
-    older = plan.to_json()
-    del older["traffic"]
-    assert Plan.from_json(older).comm_pattern == ""
-    with pytest.raises(InputError, match="traffic 'ring' is not one of random, exponential, base"):
-        Plan.from_json({**older, "traffic": "ring"})
+    content = plan.to_json()
+    del content["comm_pattern"]
+    assert Plan.from_json(content).comm_pattern == ""
+    with pytest.raises(InputError, match="comm_pattern 'ring' is not one of random-matching, one-peer-exponential, base-2"):
+        Plan.from_json({**content, "comm_pattern": "ring"})
 
 
 def test_summary_figures() -> None:

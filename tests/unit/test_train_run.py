@@ -189,7 +189,7 @@ def test_ranks_with_other_data_are_refused(tmp_path: Path) -> None:
     (("--metrics", "/nowhere/metrics"), "rank 0 on n0: /nowhere/metrics: No such file or directory"),
     (("--summary", "/nowhere/summary"), "rank 0 on n0: --summary /nowhere/summary: cannot be written (No such file"),
     (("--summary", "/etc"), "rank 0 on n0: --summary /etc: cannot be written (Is a directory)"),
-    (("--lr", "1e30"), "has entries that are infinite or no numbers; valid: a smaller learning rate")])
+    (("--lr", "1e30"), "has infinite or NaN entries; valid: a smaller learning rate")])
 def test_a_rank_that_fails_ends_the_others(arguments: tuple[str, ...], text: str) -> None:
     done = mpirun(3, *TRAIN, "--steps", "1000", *arguments, per_rank=ON_NODES, timeout=30)
     assert done.returncode == 76
