@@ -196,7 +196,7 @@ class ComposeCluster(Cluster):
         self.stop_daemon(node)
         self._is_common = False  # the next configuration restarts it
 
-    def change_link(self, name: str, *, rate: float | None = None, delay: float | None = None,
+    def shape_link(self, name: str, *, rate: float | None = None, delay: float | None = None,
                     loss: float | None = None) -> None:
         if name not in self.topology.zones:
             pytest.skip("on compose, the links of nodes are not shaped")
@@ -207,7 +207,7 @@ class ComposeCluster(Cluster):
     def controller_log(self) -> str:
         pytest.skip("on compose, slurmctld (24.11) stops logging after it rereads its configuration")
 
-    def bytes_between_zones(self) -> int:
+    def inter_zone_bytes(self) -> int:
         text = self.run(["shape-links"], host="router", as_root=True, directory=Path("/")).stdout
         return sum(map(int, re.findall(r"(\d+) bytes out", text)))
 

@@ -67,12 +67,12 @@ class Cluster(ABC):
         """End a node as a power failure does."""
 
     @abstractmethod
-    def change_link(self, name: str, *, rate: float | None = None, delay: float | None = None,
+    def shape_link(self, name: str, *, rate: float | None = None, delay: float | None = None,
                     loss: float | None = None) -> None:
         """Reshape a node's link or a zone's uplink, each way: bits/s, seconds, fraction of packets."""
 
     @abstractmethod
-    def bytes_between_zones(self) -> int:
+    def inter_zone_bytes(self) -> int:
         """Bytes that nodes sent out of their zones, as the routers counted them."""
 
     @abstractmethod
@@ -181,11 +181,11 @@ class SandboxCluster(Cluster):
     def power_off(self, node: str) -> None:
         self.box.power_off(node)
 
-    def change_link(self, name: str, *, rate: float | None = None, delay: float | None = None,
+    def shape_link(self, name: str, *, rate: float | None = None, delay: float | None = None,
                     loss: float | None = None) -> None:
         self.box.shape_link(name, rate=rate, delay=delay, loss=loss)
 
-    def bytes_between_zones(self) -> int:
+    def inter_zone_bytes(self) -> int:
         return self.box.inter_zone_bytes()
 
     def controller_log(self) -> str:

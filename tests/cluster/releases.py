@@ -161,7 +161,7 @@ class RootCluster(Cluster):
     def _no(self, *_: object, **__: object) -> None:
         raise NotImplementedError("this cluster has only one host")
 
-    stop_daemon = start_daemon = freeze_daemon = power_off = change_link = bytes_between_zones = controller_log = _no
+    stop_daemon = start_daemon = freeze_daemon = power_off = shape_link = inter_zone_bytes = controller_log = _no
 
 
 def skip_reason(suite: str, target: str = "test-plugin-releases") -> str:

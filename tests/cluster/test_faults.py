@@ -109,10 +109,10 @@ def test_a_zone_that_is_cut_off_for_30_s_holds_training_up_and_nothing_is_lost(c
     zones = {cluster.topology.zones[cluster.topology.leaf[cluster.topology.node_index[node]]]
              for node in trained_on(written(log))}
     assert len(zones) == 2, "else nothing is cut off"
-    cluster.change_link(min(zones), loss=0.999999)
+    cluster.shape_link(min(zones), loss=0.999999)
     time.sleep(30)
     before = written(log).count("step ")
-    cluster.change_link(min(zones), loss=0.0)
+    cluster.shape_link(min(zones), loss=0.0)
     cluster.wait(job, timeout=240)
     assert "status 0" in written(log), written(log)
     assert written(log).count("step ") > before

@@ -28,10 +28,10 @@ def shaped(_shared_cluster):
     """The common cluster with one slow, one late and one lossy link, made as it was again in the end."""
     changes = {"n3": {"rate": 1e8}, "n5": {"delay": 2e-3}, "n6": {"loss": 0.05}}
     for node, change in changes.items():
-        _shared_cluster.change_link(node, **change)
+        _shared_cluster.shape_link(node, **change)
     yield _shared_cluster
     for node in changes:
-        _shared_cluster.change_link(node, rate=1e9, delay=0.0, loss=0.0)
+        _shared_cluster.shape_link(node, rate=1e9, delay=0.0, loss=0.0)
 
 
 def test_a_probe_finds_which_link_is_slow_late_and_lossy(shaped):
@@ -160,7 +160,7 @@ def test_a_busy_cluster_is_covered(new_cluster):
     In one zone from the services on its nodes, in the other from counters: of what the nodes sent each other.
     """
     cluster = new_cluster(nodes=20)
-    cluster.change_link("n04", loss=0.05)
+    cluster.shape_link("n04", loss=0.05)
     counted, served = cluster.topology.nodes[0::2], cluster.topology.nodes[1::2]
     job = cluster.submit(["sbatch", "-N19", "--exclusive", "-o/dev/null", "--wrap", "sleep 300"])
     cluster.wait_for(job, {"RUNNING"})

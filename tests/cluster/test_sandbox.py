@@ -99,13 +99,13 @@ def transfer(cluster, source: str, target: str, count: int) -> float:
 
 def test_inter_zone_traffic_is_shaped_and_counted(new_cluster):
     cluster = new_cluster(nodes=4)
-    before = cluster.bytes_between_zones()
+    before = cluster.inter_zone_bytes()
     intra_zone = transfer(cluster, "n1", "n3", 20_000_000)
-    assert cluster.bytes_between_zones() - before < 20_000
+    assert cluster.inter_zone_bytes() - before < 20_000
     inter_zone = transfer(cluster, "n1", "n2", 4_000_000)
-    assert 4_000_000 <= cluster.bytes_between_zones() - before < 4_200_000
+    assert 4_000_000 <= cluster.inter_zone_bytes() - before < 4_200_000
     assert intra_zone > 5 * inter_zone
-    cluster.change_link("zoneB", rate=10e6)
+    cluster.shape_link("zoneB", rate=10e6)
     assert transfer(cluster, "n1", "n2", 1_000_000) < 0.5 * inter_zone
 
 

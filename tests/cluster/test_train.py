@@ -19,10 +19,10 @@ slurmdl srun {launcher} python -m slurmdl.train --strategy {strategy} --steps {s
     ("allreduce", "", 40), ("gossip", "", 80), ("ps", "#DL --dl-ps=2", 60)])
 def test_it_learns_and_its_meter_agrees_with_the_routers(cluster, strategy, more, steps):
     script = cluster.script(JOB.format(strategy=strategy, more=more, steps=steps, launcher=cluster.launcher))
-    before = cluster.bytes_between_zones()
+    before = cluster.inter_zone_bytes()
     job = cluster.submit(["slurmdl", "sbatch", str(script)], directory=script.parent)
     text = cluster.output(job, timeout=120)
-    crossed = cluster.bytes_between_zones() - before
+    crossed = cluster.inter_zone_bytes() - before
     summary = json.loads((script.parent / "summary.json").read_text())
     assert summary["accuracy"] >= 0.9, text
     assert summary["ranks"] == 6
@@ -35,10 +35,10 @@ def test_hierarchical_allreduce_crosses_the_zones_as_modelled(cluster):
     """The plan brings the pattern to the trainer: 2 N (Z - 1) / Z over each of Z = 2 uplinks and step."""
     script = cluster.script(JOB.format(strategy="allreduce", more="#DL --dl-comm-pattern=hierarchical", steps=40,
                                        launcher=cluster.launcher))
-    before = cluster.bytes_between_zones()
+    before = cluster.inter_zone_bytes()
     job = cluster.submit(["slurmdl", "sbatch", str(script)], directory=script.parent)
     text = cluster.output(job, timeout=120)
-    crossed = cluster.bytes_between_zones() - before
+    crossed = cluster.inter_zone_bytes() - before
     summary = json.loads((script.parent / "summary.json").read_text())
     assert (summary["traffic"], summary["zones"], summary["ranks"]) == ("hierarchical", 2, 6), text
     modelled = 40 * 2 * 4 * summary["parameters"]
